@@ -1,0 +1,1 @@
+//! The default backend of dev mode: volumes in the state import.

@@ -1,0 +1,1 @@
+//! An embedded Kubernetes API for development, tests and simulation; also a tower service.

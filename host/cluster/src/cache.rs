@@ -1,0 +1,215 @@
+//! The cache: one table per kind that some role reads, with the indexes that keep every look-up away from a scan.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    sync::Arc,
+};
+
+use cofferdam_domain::{
+    AccessModes, Claim, ClaimKey, Pod, PodKey, Quantity, StorageClass, Uid, Volume, VolumeMode, VolumeName,
+    VolumePhase,
+};
+
+use crate::{
+    hold::RestoreMark,
+    kind::Index,
+    table::{Seen, Table},
+};
+
+/// Everything that the roles read.
+#[derive(Debug, Default)]
+pub struct Cache {
+    /// PersistentVolumeClaims
+    pub claims: Table<Claim>,
+    /// PersistentVolumes
+    pub volumes: Table<Volume>,
+    /// StorageClasses
+    pub classes: Table<StorageClass>,
+    /// Pods
+    pub pods: Table<Pod>,
+    /// The mark of a restored cluster, where it stands.
+    pub restore_marks: Table<RestoreMark>,
+}
+
+/// Claims by uid, by class and by the volume that they name.
+#[derive(Debug, Default)]
+pub struct ClaimIndex {
+    by_uid: HashMap<Uid, ClaimKey>,
+    unbound_by_class: HashMap<Box<str>, BTreeSet<ClaimKey>>,
+    by_volume: HashMap<VolumeName, BTreeSet<ClaimKey>>,
+}
+
+impl Index<Claim> for ClaimIndex {
+    fn insert(&mut self, claim: &Claim) {
+        self.by_uid.insert(claim.meta.uid.clone(), claim.key.clone());
+        match &claim.volume {
+            Some(volume) => {
+                self.by_volume.entry(volume.clone()).or_default().insert(claim.key.clone());
+            }
+            None => {
+                self.unbound_by_class.entry(claim.class_name().into()).or_default().insert(claim.key.clone());
+            }
+        }
+    }
+
+    fn remove(&mut self, claim: &Claim) {
+        if self.by_uid.get(&claim.meta.uid) == Some(&claim.key) {
+            self.by_uid.remove(&claim.meta.uid);
+        }
+        match &claim.volume {
+            Some(volume) => remove_member(&mut self.by_volume, volume, &claim.key),
+            None => remove_member(&mut self.unbound_by_class, claim.class_name(), &claim.key),
+        }
+    }
+}
+
+/// What a claim and a volume must have in common before sizes are compared.
+type Shelf = (Box<str>, VolumeMode, Box<str>);
+
+/// Free volumes of one shelf: by the number of their access modes, the modes, then size and name.
+type Shelved = BTreeSet<(u32, AccessModes, Quantity, VolumeName)>;
+
+/// Volumes by the claim that they belong to or are reserved for, and the free ones in the order of the search.
+#[derive(Debug, Default)]
+pub struct VolumeIndex {
+    by_claim: HashMap<ClaimKey, BTreeSet<VolumeName>>,
+    free: HashMap<Shelf, Shelved>,
+}
+
+impl VolumeIndex {
+    fn place(volume: &Volume) -> Option<(Shelf, (u32, AccessModes, Quantity, VolumeName))> {
+        let free = volume.claim_ref.is_none() && volume.phase == VolumePhase::Available && !volume.meta.deleting;
+        let capacity = volume.capacity.filter(|_| free)?;
+        let shelf = (volume.class.clone(), volume.mode, volume.attributes_class.clone());
+        Some((shelf, (volume.access_modes.len(), volume.access_modes, capacity, volume.name.clone())))
+    }
+}
+
+impl Index<Volume> for VolumeIndex {
+    fn insert(&mut self, volume: &Volume) {
+        if let Some(claim) = &volume.claim_ref {
+            self.by_claim.entry(claim.key.clone()).or_default().insert(volume.name.clone());
+        }
+        if let Some((shelf, place)) = Self::place(volume) {
+            self.free.entry(shelf).or_default().insert(place);
+        }
+    }
+
+    fn remove(&mut self, volume: &Volume) {
+        if let Some(claim) = &volume.claim_ref {
+            remove_member(&mut self.by_claim, &claim.key, &volume.name);
+        }
+        if let Some((shelf, place)) = Self::place(volume)
+            && let Some(shelved) = self.free.get_mut(&shelf)
+        {
+            shelved.remove(&place);
+            if shelved.is_empty() {
+                self.free.remove(&shelf);
+            }
+        }
+    }
+}
+
+/// Pods by the claims that they use.
+#[derive(Debug, Default)]
+pub struct PodIndex {
+    by_claim: HashMap<ClaimKey, HashSet<PodKey>>,
+}
+
+impl PodIndex {
+    /// The claims that a pod uses, directly or through a generic ephemeral volume.
+    pub fn claims_of(pod: &Pod) -> impl Iterator<Item = ClaimKey> + '_ {
+        let all = pod.claims.iter().chain(&pod.ephemeral_claims);
+        all.map(|name| ClaimKey::new(pod.key.namespace.clone(), name.clone()))
+    }
+}
+
+impl Index<Pod> for PodIndex {
+    fn insert(&mut self, pod: &Pod) {
+        for claim in Self::claims_of(pod) {
+            self.by_claim.entry(claim).or_default().insert(pod.key.clone());
+        }
+    }
+
+    fn remove(&mut self, pod: &Pod) {
+        for claim in Self::claims_of(pod) {
+            if let Some(pods) = self.by_claim.get_mut(&claim) {
+                pods.remove(&pod.key);
+                if pods.is_empty() {
+                    self.by_claim.remove(&claim);
+                }
+            }
+        }
+    }
+}
+
+fn remove_member<K, Q, V>(map: &mut HashMap<K, BTreeSet<V>>, key: &Q, member: &V)
+where
+    K: std::borrow::Borrow<Q> + Eq + std::hash::Hash,
+    Q: Eq + std::hash::Hash + ?Sized,
+    V: Ord,
+{
+    if let Some(members) = map.get_mut(key) {
+        members.remove(member);
+        if members.is_empty() {
+            map.remove(key);
+        }
+    }
+}
+
+impl Cache {
+    /// The claim with this uid, wherever it is.
+    pub fn claim_by_uid(&self, uid: &Uid) -> Option<Arc<Claim>> {
+        self.claims.query(|index, claims| index.by_uid.get(uid).and_then(|key| claims.get(key)).cloned())
+    }
+
+    /// The class of that name; [`Seen::Absent`] for the empty name, which means "no class".
+    pub fn class(&self, name: &str) -> Seen<StorageClass> {
+        if name.is_empty() { Seen::Absent } else { self.classes.get(&name.into()) }
+    }
+
+    /// Claims that name no volume and have this class.
+    pub fn unbound_claims_of_class(&self, class: &str) -> Vec<ClaimKey> {
+        self.claims.query(|index, _| {
+            index.unbound_by_class.get(class).map(|keys| keys.iter().cloned().collect()).unwrap_or_default()
+        })
+    }
+
+    /// Claims whose `spec.volumeName` is this volume.
+    pub fn claims_naming(&self, volume: &VolumeName) -> Vec<ClaimKey> {
+        self.claims.query(|index, _| {
+            index.by_volume.get(volume).map(|keys| keys.iter().cloned().collect()).unwrap_or_default()
+        })
+    }
+
+    /// Volumes whose claimRef has this namespace and name, by name.
+    pub fn volumes_of_claim(&self, claim: &ClaimKey) -> Vec<Arc<Volume>> {
+        self.volumes.query(|index, volumes| {
+            let names = index.by_claim.get(claim).into_iter().flatten();
+            names.filter_map(|name| volumes.get(name).cloned()).collect()
+        })
+    }
+
+    /// The first free volume on the claim's shelf that `fits`, in Kubernetes' order: fewest access modes, then smallest, then
+    /// by name. Only volumes at least as large as `request` with every mode of `modes` are offered.
+    pub fn find_free_volume(
+        &self,
+        (class, mode, attributes_class): (&str, VolumeMode, &str),
+        modes: AccessModes,
+        request: Quantity,
+        mut fits: impl FnMut(&Volume) -> bool,
+    ) -> Option<Arc<Volume>> {
+        self.volumes.query(|index, volumes| {
+            let shelved = index.free.get(&(class.into(), mode, attributes_class.into()))?;
+            let offered = shelved.iter().filter(|(_, has, size, _)| has.contains(modes) && *size >= request);
+            offered.filter_map(|(.., name)| volumes.get(name)).find(|volume| fits(volume)).cloned()
+        })
+    }
+
+    /// Pods that use the claim.
+    pub fn pods_using(&self, claim: &ClaimKey) -> Vec<Arc<Pod>> {
+        self.pods.query(|index, pods| {
+            index.by_claim.get(claim).into_iter().flatten().filter_map(|key| pods.get(key).cloned()).collect()
+        })
+    }
+}

@@ -1,0 +1,573 @@
+//! From the API's JSON to domain values: only the fields that the roles use, everything else is skipped while reading.
+//!
+//! Kubernetes validates its own kinds, so an object that does not decode means a newer API, an aggregated one or a bug. It
+//! never fails a list: what is left of it (key, uid, version, reason) stays in the cache as opaque.
+
+use std::collections::BTreeMap;
+
+use cofferdam_domain::{
+    AccessMode, AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, ClaimRef, ObjectMeta, Pod, PodKey, Quantity,
+    ReclaimPolicy, Requirement, Selector, StorageClass, Uid, Volume, VolumeMode, VolumePhase,
+    claim::DataSource, ids::ResourceVersion, names, volume::CsiSource,
+};
+use serde::Deserialize;
+
+use crate::{
+    cache::{ClaimIndex, PodIndex, VolumeIndex},
+    kind::{Kind, Resource},
+    table::{Decoded, Opaque},
+};
+
+/// kubectl's copy of the last applied manifest: large, and no role decides on it.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+type Map = BTreeMap<Box<str>, Box<str>>;
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Meta {
+    name: Box<str>,
+    namespace: Box<str>,
+    uid: Option<Box<str>>,
+    resource_version: Option<Box<str>>,
+    deletion_timestamp: Option<Box<str>>,
+    deletion_grace_period_seconds: Option<i64>,
+    creation_timestamp: Option<Box<str>>,
+    finalizers: Option<Vec<Box<str>>>,
+    annotations: Option<Map>,
+    labels: Option<Map>,
+}
+
+impl Meta {
+    fn version(&self) -> Result<ResourceVersion, String> {
+        match self.resource_version.as_deref() {
+            None | Some("") => Ok(ResourceVersion::default()),
+            Some(text) => text.parse().map(ResourceVersion).map_err(|_| {
+                format!("metadata.resourceVersion is {text:?}: expected a decimal number of 64 bits")
+            }),
+        }
+    }
+
+    fn into_domain(self) -> Result<ObjectMeta, String> {
+        let version = self.version()?;
+        let created_ms = match self.creation_timestamp.as_deref() {
+            None => 0,
+            Some(text) => text
+                .parse::<jiff::Timestamp>()
+                .map_err(|_| format!("metadata.creationTimestamp is {text:?}: expected an RFC 3339 time"))?
+                .as_millisecond(),
+        };
+        let mut annotations = self.annotations.unwrap_or_default();
+        annotations.remove(LAST_APPLIED);
+        Ok(ObjectMeta {
+            uid: Uid::new(self.uid.unwrap_or_default()),
+            version,
+            deleting: self.deletion_timestamp.is_some(),
+            created_ms,
+            finalizers: self.finalizers.unwrap_or_default(),
+            annotations,
+            labels: self.labels.unwrap_or_default(),
+        })
+    }
+}
+
+/// Decodes one object, or says what is left of it.
+///
+/// # Errors
+/// The inner error keeps the key of an object whose metadata can be read; the outer one means that not even that can.
+pub fn object<K: Kind>(json: &str) -> Result<Decoded<K>, String> {
+    #[derive(Deserialize)]
+    struct Head {
+        metadata: Meta,
+    }
+    let reason = match K::decode(json) {
+        Ok(object) if object.version() != ResourceVersion::default() => return Ok(Ok(object)),
+        Ok(_) => "metadata.resourceVersion is absent".to_owned(),
+        Err(reason) => reason,
+    };
+    let kind = K::RESOURCE.kind;
+    let head: Head = serde_json::from_str(json).map_err(|_| format!("a {kind} cannot be read: {reason}"))?;
+    let version = head.metadata.version()?;
+    Ok(Err(Opaque {
+        key: K::key_of(&head.metadata.namespace, &head.metadata.name),
+        uid: Uid::new(head.metadata.uid.unwrap_or_default()),
+        version,
+        reason,
+    }))
+}
+
+fn read<'a, T: Deserialize<'a>>(json: &'a str) -> Result<T, String> {
+    serde_json::from_str(json).map_err(|error| error.to_string())
+}
+
+fn access_modes(field: &str, modes: Option<Vec<Box<str>>>) -> Result<AccessModes, String> {
+    modes
+        .unwrap_or_default()
+        .iter()
+        .map(|mode| {
+            AccessMode::parse(mode).ok_or_else(|| {
+                format!("{field} has {mode:?}: expected one of {}", AccessMode::ALL.map(AccessMode::as_str).join(", "))
+            })
+        })
+        .collect()
+}
+
+fn volume_mode(mode: Option<&str>) -> Result<VolumeMode, String> {
+    match mode {
+        None | Some("Filesystem") => Ok(VolumeMode::Filesystem),
+        Some("Block") => Ok(VolumeMode::Block),
+        Some(other) => Err(format!("spec.volumeMode is {other:?}: expected Filesystem or Block")),
+    }
+}
+
+/// A selector as the API serves it; the reason why it cannot be used is kept for the claim's event.
+fn selector(selector: LabelSelector) -> Result<Selector, String> {
+    let mut requirements: Vec<Requirement> = selector
+        .match_labels
+        .unwrap_or_default()
+        .into_iter()
+        .map(|(key, value)| Requirement::In(key, vec![value]))
+        .collect();
+    for Expression { key, operator, values } in selector.match_expressions.unwrap_or_default() {
+        let values = values.unwrap_or_default();
+        requirements.push(match (&*operator, values.is_empty()) {
+            ("In", false) => Requirement::In(key, values),
+            ("NotIn", false) => Requirement::NotIn(key, values),
+            ("Exists", true) => Requirement::Exists(key),
+            ("DoesNotExist", true) => Requirement::DoesNotExist(key),
+            _ => {
+                return Err(format!(
+                    "selector on {key:?} has operator {operator:?} with {} values: expected In or NotIn with values, \
+                     Exists or DoesNotExist without",
+                    values.len()
+                ));
+            }
+        });
+    }
+    Ok(Selector { requirements })
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct LabelSelector {
+    match_labels: Option<Map>,
+    match_expressions: Option<Vec<Expression>>,
+}
+
+#[derive(Deserialize)]
+struct Expression {
+    key: Box<str>,
+    operator: Box<str>,
+    values: Option<Vec<Box<str>>>,
+}
+
+/// Amounts arrive as text, or as a number where a client wrote one.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Amount {
+    Text(Box<str>),
+    Number(serde_json::Number),
+}
+
+impl Amount {
+    fn parse(&self) -> Result<Quantity, cofferdam_domain::QuantityError> {
+        match self {
+            Self::Text(text) => Quantity::parse(text),
+            Self::Number(number) => Quantity::parse(&number.to_string()),
+        }
+    }
+}
+
+#[derive(Deserialize, Default)]
+struct Amounts {
+    storage: Option<Amount>,
+}
+
+impl Kind for Claim {
+    type Key = ClaimKey;
+    type Index = ClaimIndex;
+    const RESOURCE: Resource = Resource {
+        group: "",
+        version: "v1",
+        kind: "PersistentVolumeClaim",
+        plural: "persistentvolumeclaims",
+        namespaced: true,
+    };
+
+    fn decode(json: &str) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Wire {
+            metadata: Meta,
+            #[serde(default)]
+            spec: Spec,
+            #[serde(default)]
+            status: Status,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Spec {
+            volume_name: Option<Box<str>>,
+            storage_class_name: Option<Box<str>>,
+            access_modes: Option<Vec<Box<str>>>,
+            volume_mode: Option<Box<str>>,
+            resources: Resources,
+            selector: Option<LabelSelector>,
+            volume_attributes_class_name: Option<Box<str>>,
+            data_source: Option<Source>,
+            data_source_ref: Option<Source>,
+        }
+        #[derive(Deserialize, Default)]
+        struct Resources {
+            requests: Option<Amounts>,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Source {
+            api_group: Option<Box<str>>,
+            kind: Box<str>,
+            name: Box<str>,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Status {
+            phase: Option<Box<str>>,
+            access_modes: Option<Vec<Box<str>>>,
+            capacity: Option<Amounts>,
+            current_volume_attributes_class_name: Option<Box<str>>,
+        }
+        let Wire { metadata, spec, status } = read(json)?;
+        let key = ClaimKey::new(metadata.namespace.clone(), metadata.name.clone());
+        let source = spec.data_source.or(spec.data_source_ref);
+        Ok(Self {
+            key,
+            meta: metadata.into_domain()?,
+            volume: spec.volume_name.filter(|name| !name.is_empty()).map(cofferdam_domain::VolumeName::new),
+            class: spec.storage_class_name,
+            access_modes: access_modes("spec.accessModes", spec.access_modes)?,
+            mode: volume_mode(spec.volume_mode.as_deref())?,
+            request: spec
+                .resources
+                .requests
+                .and_then(|requests| requests.storage)
+                .map_or_else(|| Quantity::parse(""), |amount| amount.parse()),
+            selector: spec.selector.map(selector),
+            attributes_class: spec.volume_attributes_class_name.unwrap_or_default(),
+            source: source.map(|s| DataSource {
+                group: s.api_group.unwrap_or_default(),
+                kind: s.kind,
+                name: s.name,
+            }),
+            phase: match status.phase.as_deref() {
+                Some("Bound") => ClaimPhase::Bound,
+                Some("Lost") => ClaimPhase::Lost,
+                None | Some(_) => ClaimPhase::Pending,
+            },
+            status_access_modes: access_modes("status.accessModes", status.access_modes)?,
+            status_capacity: status
+                .capacity
+                .and_then(|capacity| capacity.storage)
+                .and_then(|amount| amount.parse().ok()),
+            status_attributes_class: status.current_volume_attributes_class_name,
+        })
+    }
+
+    fn key_of(namespace: &str, name: &str) -> ClaimKey {
+        ClaimKey::new(namespace, name)
+    }
+
+    fn locate(key: &ClaimKey) -> (Option<&str>, &str) {
+        (Some(&key.namespace), &key.name)
+    }
+
+    fn key(&self) -> ClaimKey {
+        self.key.clone()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.meta
+    }
+}
+
+impl Kind for Volume {
+    type Key = cofferdam_domain::VolumeName;
+    type Index = VolumeIndex;
+    const RESOURCE: Resource = Resource {
+        group: "",
+        version: "v1",
+        kind: "PersistentVolume",
+        plural: "persistentvolumes",
+        namespaced: false,
+    };
+
+    fn decode(json: &str) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Wire {
+            metadata: Meta,
+            #[serde(default)]
+            spec: Spec,
+            #[serde(default)]
+            status: Status,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Spec {
+            capacity: Option<Amounts>,
+            access_modes: Option<Vec<Box<str>>>,
+            volume_mode: Option<Box<str>>,
+            storage_class_name: Option<Box<str>>,
+            volume_attributes_class_name: Option<Box<str>>,
+            persistent_volume_reclaim_policy: Option<Box<str>>,
+            claim_ref: Option<Reference>,
+            csi: Option<Csi>,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(default)]
+        struct Reference {
+            namespace: Box<str>,
+            name: Box<str>,
+            uid: Option<Box<str>>,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Csi {
+            driver: String,
+            volume_handle: String,
+            #[serde(default)]
+            volume_attributes: Option<BTreeMap<String, String>>,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(default)]
+        struct Status {
+            phase: Option<Box<str>>,
+        }
+        let Wire { metadata, spec, status } = read(json)?;
+        let name = metadata.name.clone();
+        let meta = metadata.into_domain()?;
+        let capacity = spec
+            .capacity
+            .and_then(|capacity| capacity.storage)
+            .map(|amount| amount.parse().map_err(|e| format!("spec.capacity.storage: {e}")))
+            .transpose()?;
+        let class = meta.annotation(names::CLASS_BETA).map(Into::into).or(spec.storage_class_name);
+        Ok(Self {
+            name: cofferdam_domain::VolumeName::new(name),
+            capacity,
+            access_modes: access_modes("spec.accessModes", spec.access_modes)?,
+            mode: volume_mode(spec.volume_mode.as_deref())?,
+            class: class.unwrap_or_default(),
+            attributes_class: spec.volume_attributes_class_name.unwrap_or_default(),
+            reclaim_policy: ReclaimPolicy::parse(spec.persistent_volume_reclaim_policy.as_deref().unwrap_or("Retain")),
+            claim_ref: spec.claim_ref.map(|r| ClaimRef {
+                key: ClaimKey::new(r.namespace, r.name),
+                uid: r.uid.filter(|uid| !uid.is_empty()).map(Uid::new),
+            }),
+            csi: spec.csi.map(|csi| CsiSource {
+                driver: csi.driver.into(),
+                handle: csi.volume_handle.into(),
+                attributes: csi.volume_attributes.unwrap_or_default(),
+            }),
+            phase: match status.phase.as_deref() {
+                Some("Available") => VolumePhase::Available,
+                Some("Bound") => VolumePhase::Bound,
+                Some("Released") => VolumePhase::Released,
+                Some("Failed") => VolumePhase::Failed,
+                None | Some(_) => VolumePhase::Pending,
+            },
+            meta,
+        })
+    }
+
+    fn key_of(_: &str, name: &str) -> Self::Key {
+        name.into()
+    }
+
+    fn locate(key: &Self::Key) -> (Option<&str>, &str) {
+        (None, key.as_str())
+    }
+
+    fn key(&self) -> Self::Key {
+        self.name.clone()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.meta
+    }
+}
+
+impl Kind for StorageClass {
+    type Key = cofferdam_domain::ClassName;
+    type Index = ();
+    const RESOURCE: Resource = Resource {
+        group: "storage.k8s.io",
+        version: "v1",
+        kind: "StorageClass",
+        plural: "storageclasses",
+        namespaced: false,
+    };
+
+    fn decode(json: &str) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Wire {
+            metadata: Meta,
+            provisioner: String,
+            parameters: Option<BTreeMap<String, String>>,
+            reclaim_policy: Option<Box<str>>,
+            mount_options: Option<Vec<String>>,
+            volume_binding_mode: Option<Box<str>>,
+            allowed_topologies: Option<Vec<Term>>,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Term {
+            match_label_expressions: Option<Vec<TermExpression>>,
+        }
+        #[derive(Deserialize)]
+        struct TermExpression {
+            key: String,
+            values: Vec<String>,
+        }
+        let wire: Wire = read(json)?;
+        let name = wire.metadata.name.clone();
+        let binding_mode = match wire.volume_binding_mode.as_deref() {
+            None => None,
+            Some("Immediate") => Some(BindingMode::Immediate),
+            Some("WaitForFirstConsumer") => Some(BindingMode::WaitForFirstConsumer),
+            Some(other) => {
+                return Err(format!(
+                    "volumeBindingMode is {other:?}: expected Immediate or WaitForFirstConsumer"
+                ));
+            }
+        };
+        Ok(Self {
+            name: cofferdam_domain::ClassName::new(name),
+            meta: wire.metadata.into_domain()?,
+            provisioner: wire.provisioner.into(),
+            parameters: wire.parameters.unwrap_or_default(),
+            reclaim_policy: ReclaimPolicy::parse(wire.reclaim_policy.as_deref().unwrap_or("Delete")),
+            mount_options: wire.mount_options.unwrap_or_default(),
+            binding_mode,
+            allowed_topologies: wire
+                .allowed_topologies
+                .unwrap_or_default()
+                .into_iter()
+                .map(|term| {
+                    let expressions = term.match_label_expressions.unwrap_or_default();
+                    expressions.into_iter().map(|e| (e.key, e.values)).collect()
+                })
+                .collect(),
+        })
+    }
+
+    fn key_of(_: &str, name: &str) -> Self::Key {
+        name.into()
+    }
+
+    fn locate(key: &Self::Key) -> (Option<&str>, &str) {
+        (None, key.as_str())
+    }
+
+    fn key(&self) -> Self::Key {
+        self.name.clone()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.meta
+    }
+}
+
+impl Kind for Pod {
+    type Key = PodKey;
+    type Index = PodIndex;
+    const RESOURCE: Resource =
+        Resource { group: "", version: "v1", kind: "Pod", plural: "pods", namespaced: true };
+
+    fn decode(json: &str) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Wire {
+            metadata: Meta,
+            #[serde(default)]
+            spec: Spec,
+            #[serde(default)]
+            status: Status,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Spec {
+            node_name: Option<Box<str>>,
+            volumes: Option<Vec<PodVolume>>,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct PodVolume {
+            name: Box<str>,
+            persistent_volume_claim: Option<ClaimSource>,
+            ephemeral: Option<serde::de::IgnoredAny>,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct ClaimSource {
+            claim_name: Box<str>,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Status {
+            phase: Option<Box<str>>,
+            container_statuses: Option<Vec<ContainerStatus>>,
+            init_container_statuses: Option<Vec<ContainerStatus>>,
+            ephemeral_container_statuses: Option<Vec<ContainerStatus>>,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(default)]
+        struct ContainerStatus {
+            state: ContainerState,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(default)]
+        struct ContainerState {
+            running: Option<serde::de::IgnoredAny>,
+        }
+        let Wire { metadata, spec, status } = read(json)?;
+        let running = [&status.container_statuses, &status.init_container_statuses, &status.ephemeral_container_statuses]
+            .into_iter()
+            .flatten()
+            .flatten()
+            .any(|status| status.state.running.is_some());
+        let deleting = metadata.deletion_timestamp.is_some();
+        let shut_down = deleting && metadata.deletion_grace_period_seconds == Some(0);
+        let mut claims = Vec::new();
+        let mut ephemeral_claims = Vec::new();
+        for volume in spec.volumes.unwrap_or_default() {
+            if let Some(source) = volume.persistent_volume_claim {
+                claims.push(source.claim_name);
+            } else if volume.ephemeral.is_some() {
+                ephemeral_claims.push(format!("{}-{}", metadata.name, volume.name).into());
+            }
+        }
+        Ok(Self {
+            key: PodKey { namespace: metadata.namespace.clone(), name: metadata.name.clone() },
+            meta: metadata.into_domain()?,
+            scheduled: spec.node_name.is_some_and(|node| !node.is_empty()),
+            terminated: matches!(status.phase.as_deref(), Some("Failed" | "Succeeded")) || (deleting && !running),
+            shut_down,
+            claims,
+            ephemeral_claims,
+        })
+    }
+
+    fn key_of(namespace: &str, name: &str) -> PodKey {
+        PodKey { namespace: namespace.into(), name: name.into() }
+    }
+
+    fn locate(key: &PodKey) -> (Option<&str>, &str) {
+        (Some(&key.namespace), &key.name)
+    }
+
+    fn key(&self) -> PodKey {
+        self.key.clone()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.meta
+    }
+}

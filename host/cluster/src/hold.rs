@@ -1,0 +1,114 @@
+//! Holding back deletions after the cluster was restored from a backup.
+//!
+//! A restored etcd makes live volumes look abandoned: claims that were made after the backup are gone, and a Delete volume
+//! whose claim is gone is a volume to delete. So once a list shows an older state than was seen before, a ConfigMap marks
+//! the namespace, and while it stands no role deletes anything at a driver, in this process or in the next one. An operator
+//! who has looked deletes the mark.
+
+use cofferdam_domain::{ObjectMeta, Uid};
+use http::Method;
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::{
+    cache::Cache,
+    kind::{Kind, Resource},
+    table::{Seen, Table},
+    watch::{Restored, Scope},
+    writer::{Cached, WriteError, Writer},
+};
+
+/// Name of the ConfigMap.
+pub const MARK: &str = "cofferdam-restored";
+
+/// The ConfigMap that holds deletions back, as far as it matters: it exists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RestoreMark {
+    name: Box<str>,
+    meta: ObjectMeta,
+}
+
+impl Kind for RestoreMark {
+    type Key = Box<str>;
+    type Index = ();
+    const RESOURCE: Resource =
+        Resource { group: "", version: "v1", kind: "ConfigMap", plural: "configmaps", namespaced: true };
+
+    fn decode(json: &str) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Wire {
+            metadata: Meta,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Meta {
+            name: Box<str>,
+            uid: Box<str>,
+            resource_version: String,
+        }
+        let Wire { metadata } = serde_json::from_str(json).map_err(|error| error.to_string())?;
+        let version = metadata.resource_version.parse().map_err(|_| {
+            format!("metadata.resourceVersion is {:?}: expected a number", metadata.resource_version)
+        })?;
+        let meta = ObjectMeta {
+            uid: Uid::new(metadata.uid),
+            version: cofferdam_domain::ResourceVersion(version),
+            ..ObjectMeta::default()
+        };
+        Ok(Self { name: metadata.name, meta })
+    }
+
+    fn key_of(_: &str, name: &str) -> Box<str> {
+        name.into()
+    }
+
+    fn locate(key: &Box<str>) -> (Option<&str>, &str) {
+        (None, key)
+    }
+
+    fn key(&self) -> Box<str> {
+        self.name.clone()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.meta
+    }
+}
+
+impl Cached for RestoreMark {
+    fn table(cache: &Cache) -> &Table<Self> {
+        &cache.restore_marks
+    }
+}
+
+/// What to watch for the mark.
+pub fn scope(namespace: &str) -> Scope {
+    Scope { namespace: Some(namespace.to_owned()), fields: Some(format!("metadata.name={MARK}")) }
+}
+
+/// Whether deletions are held back.
+pub fn is_held(cache: &Cache) -> bool {
+    !matches!(cache.restore_marks.get(&MARK.into()), Seen::Absent)
+}
+
+/// Marks the namespace. A mark that stands already is left as it is.
+///
+/// # Errors
+/// [`WriteError`]; the roles must not start before the mark stands.
+pub async fn mark(writer: &Writer, namespace: &str, restored: &Restored) -> Result<(), WriteError> {
+    let body = json!({
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": MARK, "namespace": namespace, "labels": {"app.kubernetes.io/managed-by": "cofferdam"}},
+        "data": {
+            "detected": restored.to_string(),
+            "meaning": "No volume is deleted while this ConfigMap exists. Check that volumes whose claims are missing may \
+                        go, then delete this ConfigMap.",
+        },
+    });
+    let path = RestoreMark::RESOURCE.collection(Some(namespace));
+    match writer.send_json(Method::POST, &path, "application/json", &body, MARK).await {
+        Ok(_) | Err(WriteError::AlreadyExists(_)) => Ok(()),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,603 @@
+//! The intent journal: what a driver was asked for, durable before it is asked.
+//!
+//! CreateVolume may have an effect that nobody hears of: the process dies, the answer is lost, the claim is deleted meanwhile.
+//! So the request is written down first, exactly as it will be sent, in ConfigMaps of the operator's namespace, keyed by the
+//! claim's uid. A retry sends the very same request; the entry goes when the PersistentVolume exists or the failure is final.
+//!
+//! One journal per driver, so that a driver that hangs fills only its own. Writes are committed in groups: at once when
+//! nothing is in flight, otherwise with everything that came meanwhile. Removals wait a moment for company.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use cofferdam_domain::{
+    ClaimKey, ClassName, DriverName, ReclaimPolicy, Uid, ids::ResourceVersion, storage::CreateVolume,
+};
+use http::Method;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::sync::{Notify, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    metrics::Metrics,
+    writer::{WriteError, Writer},
+};
+
+/// ConfigMaps per driver. With [`SHARD_ENTRIES`] it bounds how many volumes of one driver can be in an unknown state.
+const SHARDS: usize = 8;
+/// Intents per ConfigMap.
+const SHARD_ENTRIES: usize = 400;
+/// Bytes per ConfigMap: half of the API's limit of 1 MiB, for escaping can double what JSON within JSON takes.
+const SHARD_BYTES: usize = 512 << 10;
+/// How long a removal waits for a commit that goes anyway. Until then a restart finds the entry, sees the volume and drops it.
+const LINGER: Duration = Duration::from_millis(100);
+/// Pause before a removal is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+/// Tries of one commit against another writer of the same ConfigMap before it is left to the callers' back-off.
+const CONFLICTS: usize = 8;
+
+/// The class of an intent: what the volume's object needs of it, so that it can be written when the class is gone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IntentClass {
+    /// Name, as the claim has it.
+    pub name: ClassName,
+    /// `metadata.uid`
+    pub uid: Uid,
+    /// `reclaimPolicy`
+    pub reclaim_policy: ReclaimPolicy,
+    /// `mountOptions`
+    pub mount_options: Vec<String>,
+}
+
+/// A volume that a driver has been, or is about to be, asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Intent {
+    /// The claim's place.
+    pub claim: ClaimKey,
+    /// The claim's uid: the key of the entry.
+    pub uid: Uid,
+    /// The driver.
+    pub driver: DriverName,
+    /// The class at the time of the first request.
+    pub class: IntentClass,
+    /// The request, byte for byte.
+    pub request: CreateVolume,
+}
+
+/// Why an intent could not be recorded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum JournalError {
+    /// The API did not answer; the intent may stand in the journal.
+    #[error("the intent journal cannot be reached: {0}")]
+    Unavailable(String),
+    /// The API refuses the journal's ConfigMap.
+    #[error("the intent journal cannot be written: {0}")]
+    Refused(String),
+    /// The process is stopping.
+    #[error("the intent journal is closed")]
+    Closed,
+}
+
+type Recorded = oneshot::Sender<Result<Arc<Intent>, JournalError>>;
+
+enum Change {
+    Put { json: String, waiting: Vec<Recorded> },
+    Remove,
+}
+
+struct Entry {
+    intent: Arc<Intent>,
+    shard: usize,
+    size: usize,
+    durable: bool,
+}
+
+#[derive(Default)]
+struct Shard {
+    /// Version of the ConfigMap as last seen; absent when it must be read first.
+    version: Option<ResourceVersion>,
+    /// Whether a read showed that there is no ConfigMap.
+    missing: bool,
+    entries: usize,
+    bytes: usize,
+    changes: BTreeMap<Uid, Change>,
+}
+
+struct State {
+    entries: HashMap<Uid, Entry>,
+    shards: Vec<Shard>,
+    /// Uids that a read has shown and that nobody here wrote.
+    adopted: Vec<Uid>,
+    waiting: usize,
+    closed: bool,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    dirty: Notify,
+    room: Notify,
+    found: Notify,
+    writer: Writer,
+    namespace: String,
+    driver: DriverName,
+    metrics: Metrics,
+}
+
+/// One driver's journal; clones share it.
+#[derive(Clone)]
+pub struct Journal {
+    shared: Arc<Shared>,
+}
+
+impl Journal {
+    /// A journal for `driver` in ConfigMaps of `namespace`. [`Journal::load`] it before use, and [`Journal::run`] it.
+    pub fn new(writer: Writer, namespace: String, driver: DriverName, metrics: Metrics) -> Self {
+        let state = State {
+            entries: HashMap::new(),
+            shards: std::iter::repeat_with(Shard::default).take(SHARDS).collect(),
+            adopted: Vec::new(),
+            waiting: 0,
+            closed: false,
+        };
+        let shared = Shared {
+            state: Mutex::new(state),
+            dirty: Notify::new(),
+            room: Notify::new(),
+            found: Notify::new(),
+            writer,
+            namespace,
+            driver,
+            metrics,
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// The driver whose journal this is.
+    pub fn driver(&self) -> &DriverName {
+        &self.shared.driver
+    }
+
+    /// Reads every ConfigMap of the journal.
+    ///
+    /// # Errors
+    /// [`WriteError`] of the first read that fails.
+    pub async fn load(&self) -> Result<(), WriteError> {
+        for shard in 0..SHARDS {
+            self.read_shard(shard, &BTreeMap::new()).await?;
+        }
+        Ok(())
+    }
+
+    /// The recorded intent for a claim.
+    pub fn get(&self, uid: &Uid) -> Option<Arc<Intent>> {
+        self.lock().entries.get(uid).filter(|entry| entry.durable).map(|entry| Arc::clone(&entry.intent))
+    }
+
+    /// Uids of every recorded intent.
+    pub fn uids(&self) -> Vec<Uid> {
+        self.lock().entries.iter().filter(|(_, entry)| entry.durable).map(|(uid, _)| uid.clone()).collect()
+    }
+
+    /// Waits until a read has shown intents that another process wrote, and returns their uids.
+    pub async fn adopted(&self) -> Vec<Uid> {
+        loop {
+            let notified = self.shared.found.notified();
+            let adopted = std::mem::take(&mut self.lock().adopted);
+            if !adopted.is_empty() {
+                return adopted;
+            }
+            notified.await;
+        }
+    }
+
+    /// Makes an intent durable and returns it, or the one that already stands for the claim: that one may have been sent.
+    ///
+    /// Waits while the journal is full: back-pressure, because an intent that cannot be written down must not be acted on.
+    ///
+    /// # Errors
+    /// [`JournalError`]
+    pub async fn record(&self, intent: Intent) -> Result<Arc<Intent>, JournalError> {
+        let json = serde_json::to_string(&intent).map_err(|error| JournalError::Refused(error.to_string()))?;
+        let size = json.len() + intent.uid.as_str().len();
+        if size > SHARD_BYTES {
+            return Err(JournalError::Refused(format!(
+                "the request takes {size} bytes, more than the {SHARD_BYTES} that a journal page holds"
+            )));
+        }
+        let intent = Arc::new(intent);
+        let receiver = loop {
+            let room = self.shared.room.notified();
+            if let Some(receiver) = self.place(&intent, &json, size)? {
+                break receiver;
+            }
+            self.count_waiting(1);
+            room.await;
+            self.count_waiting(-1);
+        };
+        receiver.await.unwrap_or(Err(JournalError::Closed))
+    }
+
+    /// Drops a claim's intent with one of the next commits.
+    pub fn forget(&self, uid: &Uid) {
+        let mut state = self.lock();
+        let Some(entry) = state.entries.remove(uid) else { return };
+        if let Some(shard) = state.shards.get_mut(entry.shard) {
+            shard.entries = shard.entries.saturating_sub(1);
+            shard.bytes = shard.bytes.saturating_sub(entry.size);
+            shard.changes.insert(uid.clone(), Change::Remove);
+        }
+        drop(state);
+        self.shared.dirty.notify_one();
+        self.shared.room.notify_waiters();
+    }
+
+    /// Commits until `stop`, and then what is left.
+    pub async fn run(&self, stop: CancellationToken) {
+        let mut pause = None;
+        loop {
+            let dirty = self.shared.dirty.notified();
+            let (puts, removals) = self.pending();
+            if puts || (removals && pause.take().is_some_and(|due| tokio::time::Instant::now() >= due)) {
+                pause = None;
+                if !self.commit().await {
+                    pause = Some(tokio::time::Instant::now() + RETRY);
+                }
+                continue;
+            }
+            if removals && pause.is_none() {
+                pause = Some(tokio::time::Instant::now() + LINGER);
+            }
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                () = dirty => {}
+                () = sleep_until(pause) => {
+                    // Due now: the next turn commits.
+                    pause = Some(tokio::time::Instant::now());
+                }
+            }
+        }
+        self.lock().closed = true;
+        self.commit().await;
+    }
+
+    /// Queues a put and returns where its outcome arrives; `None` when there is no room.
+    #[expect(clippy::type_complexity, reason = "the receiving half of `Recorded`, named nowhere else")]
+    fn place(
+        &self,
+        intent: &Arc<Intent>,
+        json: &str,
+        size: usize,
+    ) -> Result<Option<oneshot::Receiver<Result<Arc<Intent>, JournalError>>>, JournalError> {
+        let (sender, receiver) = oneshot::channel();
+        let mut state = self.lock();
+        if state.closed {
+            return Err(JournalError::Closed);
+        }
+        if let Some(entry) = state.entries.get(&intent.uid) {
+            if entry.durable {
+                let _ = sender.send(Ok(Arc::clone(&entry.intent)));
+                return Ok(Some(receiver));
+            }
+            let shard = entry.shard;
+            if let Some(Change::Put { waiting, .. }) =
+                state.shards.get_mut(shard).and_then(|shard| shard.changes.get_mut(&intent.uid))
+            {
+                waiting.push(sender);
+                return Ok(Some(receiver));
+            }
+            // Its put is in flight: the caller comes again with the next room signal.
+            return Ok(None);
+        }
+        let Some((index, shard)) = state
+            .shards
+            .iter_mut()
+            .enumerate()
+            .find(|(_, shard)| shard.entries < SHARD_ENTRIES && shard.bytes + size <= SHARD_BYTES)
+        else {
+            return Ok(None);
+        };
+        shard.entries += 1;
+        shard.bytes += size;
+        shard.changes.insert(intent.uid.clone(), Change::Put { json: json.to_owned(), waiting: vec![sender] });
+        let entry = Entry { intent: Arc::clone(intent), shard: index, size, durable: false };
+        state.entries.insert(intent.uid.clone(), entry);
+        drop(state);
+        self.shared.dirty.notify_one();
+        Ok(Some(receiver))
+    }
+
+    /// Whether puts and whether removals wait.
+    fn pending(&self) -> (bool, bool) {
+        let state = self.lock();
+        let mut changes = state.shards.iter().flat_map(|shard| shard.changes.values());
+        let puts = changes.any(|change| matches!(change, Change::Put { .. }));
+        (puts, puts || state.shards.iter().any(|shard| !shard.changes.is_empty()))
+    }
+
+    /// Commits every shard that has changes; `false` when a removal must be tried again.
+    async fn commit(&self) -> bool {
+        let mut clean = true;
+        for index in 0..SHARDS {
+            clean &= self.commit_shard(index).await;
+        }
+        let state = self.lock();
+        let (entries, waiting) = (state.entries.len(), state.waiting);
+        drop(state);
+        self.shared.metrics.journal_size(entries, waiting);
+        clean
+    }
+
+    async fn commit_shard(&self, index: usize) -> bool {
+        let mut batch = self.take_changes(index);
+        for _ in 0..CONFLICTS {
+            if batch.is_empty() {
+                return true;
+            }
+            if !self.is_read(index)
+                && let Err(error) = self.read_shard(index, &batch).await
+            {
+                return self.give_back(index, batch, &error);
+            }
+            self.yield_to_standing(&mut batch);
+            if batch.is_empty() {
+                return true;
+            }
+            match self.write_shard(index, &batch).await {
+                Ok(()) => {
+                    self.settle(batch);
+                    return true;
+                }
+                Err(WriteError::Conflict(_) | WriteError::NotFound(_) | WriteError::AlreadyExists(_)) => {
+                    self.mark_unread(index);
+                }
+                Err(error) => return self.give_back(index, batch, &error),
+            }
+        }
+        let error = WriteError::Unavailable {
+            target: self.shard_name(index),
+            message: format!("another process kept writing it through {CONFLICTS} tries"),
+        };
+        self.give_back(index, batch, &error)
+    }
+
+    fn take_changes(&self, index: usize) -> BTreeMap<Uid, Change> {
+        self.lock().shards.get_mut(index).map(|shard| std::mem::take(&mut shard.changes)).unwrap_or_default()
+    }
+
+    fn is_read(&self, index: usize) -> bool {
+        self.lock().shards.get(index).is_some_and(|shard| shard.version.is_some() || shard.missing)
+    }
+
+    fn mark_unread(&self, index: usize) {
+        if let Some(shard) = self.lock().shards.get_mut(index) {
+            shard.version = None;
+            shard.missing = false;
+        }
+    }
+
+    /// A put whose claim another process has written an intent for meanwhile gives way to it.
+    fn yield_to_standing(&self, batch: &mut BTreeMap<Uid, Change>) {
+        let state = self.lock();
+        batch.retain(|uid, change| match (change, state.entries.get(uid)) {
+            (Change::Put { waiting, .. }, Some(entry)) if entry.durable => {
+                for sender in std::mem::take(waiting) {
+                    let _ = sender.send(Ok(Arc::clone(&entry.intent)));
+                }
+                false
+            }
+            _ => true,
+        });
+    }
+
+    async fn write_shard(&self, index: usize, batch: &BTreeMap<Uid, Change>) -> Result<(), WriteError> {
+        let name = self.shard_name(index);
+        let version = self.lock().shards.get(index).and_then(|shard| shard.version);
+        let data: serde_json::Map<String, Value> = batch
+            .iter()
+            .filter_map(|(uid, change)| match (change, version) {
+                (Change::Put { json, .. }, _) => Some((uid.as_str().to_owned(), json!(json))),
+                (Change::Remove, Some(_)) => Some((uid.as_str().to_owned(), Value::Null)),
+                // What does not exist needs no removal.
+                (Change::Remove, None) => None,
+            })
+            .collect();
+        if data.is_empty() {
+            return Ok(());
+        }
+        let collection = format!("/api/v1/namespaces/{}/configmaps", self.shared.namespace);
+        let answer = match version {
+            Some(version) => {
+                let body = json!({"metadata": {"resourceVersion": version.to_string()}, "data": data});
+                let path = format!("{collection}/{name}");
+                self.shared.writer.send_json_for_meta(Method::PATCH, &path, &body, &name).await
+            }
+            None => {
+                let body = json!({
+                    "apiVersion": "v1",
+                    "kind": "ConfigMap",
+                    "metadata": {
+                        "name": name,
+                        "namespace": self.shared.namespace,
+                        "labels": {"app.kubernetes.io/managed-by": "cofferdam", "cofferdam.dev/journal": "intents"},
+                    },
+                    "data": data,
+                });
+                self.shared.writer.send_json_for_meta(Method::POST, &collection, &body, &name).await
+            }
+        }?;
+        self.shared.metrics.journal_commit();
+        if let Some(shard) = self.lock().shards.get_mut(index) {
+            shard.version = Some(answer);
+            shard.missing = false;
+        }
+        Ok(())
+    }
+
+    fn settle(&self, batch: BTreeMap<Uid, Change>) {
+        let mut state = self.lock();
+        for (uid, change) in batch {
+            if let Change::Put { waiting, .. } = change
+                && let Some(entry) = state.entries.get_mut(&uid)
+            {
+                entry.durable = true;
+                for sender in waiting {
+                    let _ = sender.send(Ok(Arc::clone(&entry.intent)));
+                }
+            }
+        }
+        drop(state);
+        self.shared.room.notify_waiters();
+    }
+
+    /// After a failed commit: puts are answered, removals wait for the next try. Returns whether nothing is left to try.
+    fn give_back(&self, index: usize, batch: BTreeMap<Uid, Change>, error: &WriteError) -> bool {
+        let refused = match error {
+            WriteError::Refused { .. } => JournalError::Refused(error.to_string()),
+            _ => JournalError::Unavailable(error.to_string()),
+        };
+        // What was written, if anything, shows in the next read.
+        self.mark_unread(index);
+        let mut clean = true;
+        let mut state = self.lock();
+        for (uid, change) in batch {
+            match change {
+                Change::Put { waiting, .. } => {
+                    if let Some(entry) = state.entries.remove(&uid)
+                        && let Some(shard) = state.shards.get_mut(index)
+                    {
+                        shard.entries = shard.entries.saturating_sub(1);
+                        shard.bytes = shard.bytes.saturating_sub(entry.size);
+                    }
+                    for sender in waiting {
+                        let _ = sender.send(Err(refused.clone()));
+                    }
+                }
+                Change::Remove => {
+                    clean = false;
+                    if let Some(shard) = state.shards.get_mut(index) {
+                        shard.changes.entry(uid).or_insert(Change::Remove);
+                    }
+                }
+            }
+        }
+        drop(state);
+        tracing::warn!(driver = %self.shared.driver, %error, "a commit of the intent journal failed");
+        self.shared.room.notify_waiters();
+        clean
+    }
+
+    /// Reads a ConfigMap; entries whose removal is part of `batch` are as good as gone.
+    async fn read_shard(&self, index: usize, batch: &BTreeMap<Uid, Change>) -> Result<(), WriteError> {
+        #[derive(Deserialize)]
+        struct ConfigMap {
+            metadata: Meta,
+            #[serde(default)]
+            data: HashMap<String, String>,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Meta {
+            resource_version: String,
+        }
+        let name = self.shard_name(index);
+        let path = format!("/api/v1/namespaces/{}/configmaps/{name}", self.shared.namespace);
+        let answer = match self.shared.writer.read(&path, &name).await {
+            Ok(answer) => answer,
+            Err(WriteError::NotFound(_)) => {
+                if let Some(shard) = self.lock().shards.get_mut(index) {
+                    shard.missing = true;
+                }
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
+        let unreadable = |message: String| WriteError::Answer { target: name.clone(), message };
+        let map: ConfigMap = serde_json::from_str(&answer).map_err(|error| unreadable(error.to_string()))?;
+        let version = map.metadata.resource_version.parse().map(ResourceVersion).map_err(|_| {
+            unreadable(format!("resourceVersion is {:?}: expected a number", map.metadata.resource_version))
+        })?;
+        let intents = map.data.into_iter().filter_map(|(uid, json)| {
+            let intent = serde_json::from_str::<Intent>(&json).map_err(|error| error.to_string());
+            match intent.and_then(|intent| self.check(&uid, intent)) {
+                Ok(intent) => Some((json.len() + uid.len(), intent)),
+                Err(reason) => {
+                    // Never dropped: a newer build may have written it, and a volume may hang on it.
+                    tracing::error!(config_map = %name, entry = %uid, %reason, "an intent cannot be read; it stays");
+                    None
+                }
+            }
+        });
+        let leaving = |uid: &Uid| matches!(batch.get(uid), Some(Change::Remove));
+        self.adopt(index, version, intents.filter(|(_, intent)| !leaving(&intent.uid)).collect());
+        Ok(())
+    }
+
+    fn check(&self, uid: &str, intent: Intent) -> Result<Intent, String> {
+        if intent.uid.as_str() != uid {
+            return Err(format!("it is of claim {}, expected {uid}", intent.uid));
+        }
+        if intent.driver != self.shared.driver {
+            return Err(format!("it is of driver {}, expected {}", intent.driver, self.shared.driver));
+        }
+        Ok(intent)
+    }
+
+    fn adopt(&self, index: usize, version: ResourceVersion, intents: Vec<(usize, Intent)>) {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let Some(shard) = state.shards.get_mut(index) else { return };
+        shard.version = Some(version);
+        shard.missing = false;
+        for (size, intent) in intents {
+            let uid = intent.uid.clone();
+            if shard.changes.contains_key(&uid) && !state.entries.contains_key(&uid) {
+                continue;
+            }
+            match state.entries.get_mut(&uid) {
+                Some(entry) if entry.durable => continue,
+                Some(entry) => {
+                    entry.intent = Arc::new(intent);
+                    entry.durable = true;
+                }
+                None => {
+                    shard.entries += 1;
+                    shard.bytes += size;
+                    let entry = Entry { intent: Arc::new(intent), shard: index, size, durable: true };
+                    state.entries.insert(uid.clone(), entry);
+                }
+            }
+            state.adopted.push(uid);
+        }
+        drop(guard);
+        self.shared.found.notify_one();
+    }
+
+    fn shard_name(&self, index: usize) -> String {
+        format!("cofferdam-intents-{}-{index}", self.shared.driver)
+    }
+
+    fn count_waiting(&self, by: isize) {
+        let mut state = self.lock();
+        state.waiting = state.waiting.saturating_add_signed(by);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing under the lock can panic half-way through a change.
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn sleep_until(at: Option<tokio::time::Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests;

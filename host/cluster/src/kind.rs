@@ -1,0 +1,84 @@
+//! What a kind needs to be watched, cached and written: where its objects live and how they decode.
+
+use std::{fmt, hash::Hash};
+
+use cofferdam_domain::{ObjectMeta, ids::ResourceVersion};
+
+/// Where a kind lives in the API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Resource {
+    /// API group, empty for the core group.
+    pub group: &'static str,
+    /// Version, such as `v1`.
+    pub version: &'static str,
+    /// Kind, such as `PersistentVolume`.
+    pub kind: &'static str,
+    /// Path segment, such as `persistentvolumes`.
+    pub plural: &'static str,
+    /// Whether objects live in a namespace.
+    pub namespaced: bool,
+}
+
+impl Resource {
+    /// `group/version`, or the version alone for the core group.
+    pub fn api_version(&self) -> String {
+        if self.group.is_empty() { self.version.to_owned() } else { format!("{}/{}", self.group, self.version) }
+    }
+
+    /// Path of the collection, in one namespace or in all of them.
+    pub fn collection(&self, namespace: Option<&str>) -> String {
+        let root = if self.group.is_empty() { "/api".to_owned() } else { format!("/apis/{}", self.group) };
+        match namespace {
+            Some(namespace) if self.namespaced => {
+                format!("{root}/{}/namespaces/{namespace}/{}", self.version, self.plural)
+            }
+            _ => format!("{root}/{}/{}", self.version, self.plural),
+        }
+    }
+}
+
+/// A domain type that mirrors one Kubernetes kind.
+pub trait Kind: Clone + Send + Sync + 'static {
+    /// Namespace and name, or the name.
+    type Key: Clone + Eq + Ord + Hash + fmt::Debug + fmt::Display + Send + Sync + 'static;
+    /// What the cache finds objects by, beside their key.
+    type Index: Index<Self>;
+    /// Where the kind lives.
+    const RESOURCE: Resource;
+
+    /// Reads one object; fields that the roles do not use are skipped.
+    ///
+    /// # Errors
+    /// A sentence for people that names the field and the value.
+    fn decode(json: &str) -> Result<Self, String>;
+
+    /// The key that belongs to a namespace (empty for cluster-scoped kinds) and a name.
+    fn key_of(namespace: &str, name: &str) -> Self::Key;
+
+    /// Namespace, for kinds that have one, and name of a key.
+    fn locate(key: &Self::Key) -> (Option<&str>, &str);
+
+    /// The object's key.
+    fn key(&self) -> Self::Key;
+
+    /// The object's metadata.
+    fn meta(&self) -> &ObjectMeta;
+
+    /// The object's version.
+    fn version(&self) -> ResourceVersion {
+        self.meta().version
+    }
+}
+
+/// An index over the objects of a kind; it follows every change of the table that owns it.
+pub trait Index<K>: Default + Send + Sync + 'static {
+    /// Adds an object.
+    fn insert(&mut self, object: &K);
+    /// Removes an object that was added before, as it was then.
+    fn remove(&mut self, object: &K);
+}
+
+impl<K> Index<K> for () {
+    fn insert(&mut self, _: &K) {}
+    fn remove(&mut self, _: &K) {}
+}

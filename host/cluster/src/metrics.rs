@@ -1,0 +1,150 @@
+//! The cluster layer's metrics. Names of client-go and of its work queues are kept where the meaning is the same, so that
+//! dashboards survive.
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    registry::Registry,
+};
+
+/// Seconds; client-go's workqueue buckets, from 10 ns to 10 s.
+const QUEUE_BUCKETS: [f64; 10] = [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0];
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RequestLabels {
+    method: &'static str,
+    code: String,
+}
+
+/// Label of a queue.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct QueueLabels {
+    name: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct KindLabels {
+    kind: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OutcomeLabels {
+    outcome: &'static str,
+}
+
+/// Handles to every metric of the crate; clones share them.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    requests: Family<RequestLabels, Counter>,
+    relists: Family<KindLabels, Counter>,
+    undecodable: Family<KindLabels, Counter>,
+    events: Family<OutcomeLabels, Counter>,
+    journal_commits: Counter,
+    journal_entries: Gauge,
+    journal_waiting: Gauge,
+    /// 1 while deletions are held back after a detected restore.
+    pub deletions_held: Gauge,
+    depth: Family<QueueLabels, Gauge>,
+    adds: Family<QueueLabels, Counter>,
+    retries: Family<QueueLabels, Counter>,
+    wait: Family<QueueLabels, Histogram>,
+    work: Family<QueueLabels, Histogram>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let histogram: fn() -> Histogram = || Histogram::new(QUEUE_BUCKETS);
+        Self {
+            requests: Family::default(),
+            relists: Family::default(),
+            undecodable: Family::default(),
+            events: Family::default(),
+            journal_commits: Counter::default(),
+            journal_entries: Gauge::default(),
+            journal_waiting: Gauge::default(),
+            deletions_held: Gauge::default(),
+            depth: Family::default(),
+            adds: Family::default(),
+            retries: Family::default(),
+            wait: Family::new_with_constructor(histogram),
+            work: Family::new_with_constructor(histogram),
+        }
+    }
+}
+
+impl Metrics {
+    /// Metrics that a scrape of `registry` shows.
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        let m = metrics.clone();
+        registry.register("rest_client_requests", "Requests to the API by verb and HTTP code", m.requests);
+        registry.register("cofferdam_watch_relists", "Lists taken, the first one included", m.relists);
+        registry.register("cofferdam_undecodable_objects", "Objects that could not be decoded", m.undecodable);
+        registry.register("cofferdam_events", "Events sent, folded into an earlier one, or dropped", m.events);
+        registry.register("cofferdam_journal_commits", "Writes of the intent journal", m.journal_commits);
+        registry.register("cofferdam_journal_entries", "Intents in the journal", m.journal_entries);
+        registry.register("cofferdam_journal_waiting", "Claims that wait for the journal", m.journal_waiting);
+        registry.register(
+            "cofferdam_deletions_held",
+            "1 while deletions are held back because the cluster was restored from a backup",
+            m.deletions_held,
+        );
+        registry.register("workqueue_depth", "Keys that wait", m.depth);
+        registry.register("workqueue_adds", "Keys added", m.adds);
+        registry.register("workqueue_retries", "Keys put back after a failure", m.retries);
+        registry.register("workqueue_queue_duration_seconds", "Time from added to taken", m.wait);
+        registry.register("workqueue_work_duration_seconds", "Time from taken to done", m.work);
+        metrics
+    }
+
+    pub(crate) fn request(&self, method: &'static str, code: &str) {
+        self.requests.get_or_create(&RequestLabels { method, code: code.to_owned() }).inc();
+    }
+
+    pub(crate) fn relist(&self, kind: &'static str) {
+        self.relists.get_or_create(&KindLabels { kind }).inc();
+    }
+
+    pub(crate) fn undecodable(&self, kind: &'static str) {
+        self.undecodable.get_or_create(&KindLabels { kind }).inc();
+    }
+
+    pub(crate) fn event(&self, outcome: &'static str) {
+        self.events.get_or_create(&OutcomeLabels { outcome }).inc();
+    }
+
+    pub(crate) fn journal_commit(&self) {
+        self.journal_commits.inc();
+    }
+
+    pub(crate) fn journal_size(&self, entries: usize, waiting: usize) {
+        self.journal_entries.set(i64::try_from(entries).unwrap_or(i64::MAX));
+        self.journal_waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
+    }
+
+    /// Writes of the journal so far.
+    pub fn journal_commits(&self) -> u64 {
+        self.journal_commits.get()
+    }
+
+    pub(crate) fn queue(&self, name: &'static str) -> QueueMetrics {
+        let labels = QueueLabels { name };
+        QueueMetrics {
+            depth: self.depth.get_or_create(&labels).clone(),
+            adds: self.adds.get_or_create(&labels).clone(),
+            retries: self.retries.get_or_create(&labels).clone(),
+            wait: self.wait.get_or_create(&labels).clone(),
+            work: self.work.get_or_create(&labels).clone(),
+        }
+    }
+}
+
+/// Metrics of one queue.
+#[derive(Clone, Debug)]
+pub(crate) struct QueueMetrics {
+    pub(crate) depth: Gauge,
+    pub(crate) adds: Counter,
+    pub(crate) retries: Counter,
+    pub(crate) wait: Histogram,
+    pub(crate) work: Histogram,
+}

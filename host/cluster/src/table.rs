@@ -1,0 +1,312 @@
+//! One kind's part of the cache, and the rules by which it takes in lists, watch events and the answers of writes.
+//!
+//! | arrives | cached | effect |
+//! |---|---|---|
+//! | object | none | stored, unless a tombstone of the same uid, or a newer one of another, forbids it |
+//! | object | older or equal version | stored |
+//! | object | newer version | ignored |
+//! | deletion | same uid, or not newer | removed, tombstone left |
+//! | deletion | another uid that is newer | ignored |
+//! | list | not in it, not newer than it | removed |
+//! | list | not in it, newer than it (written through) | kept |
+//!
+//! So an echo that comes late can neither undo an answer nor revive what is gone.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    fmt,
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+};
+
+use cofferdam_domain::{Uid, ids::ResourceVersion};
+use tokio::sync::watch;
+
+use crate::kind::{Index, Kind};
+
+/// How many deletions are remembered. A late answer arrives within the client's time-out, in which far fewer objects of one
+/// kind go.
+const TOMBSTONES: usize = 4096;
+
+/// What the cache knows about a key.
+#[derive(Debug)]
+pub enum Seen<K> {
+    /// No such object.
+    Absent,
+    /// The object exists, but it could not be decoded: hands off. Its uid, as far as it could be read.
+    Opaque(Uid),
+    /// The object.
+    Known(Arc<K>),
+}
+
+impl<K> Clone for Seen<K> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Absent => Self::Absent,
+            Self::Opaque(uid) => Self::Opaque(uid.clone()),
+            Self::Known(object) => Self::Known(Arc::clone(object)),
+        }
+    }
+}
+
+impl<K> Seen<K> {
+    /// The object, when it exists and decodes.
+    pub fn known(self) -> Option<Arc<K>> {
+        match self {
+            Self::Known(object) => Some(object),
+            Self::Absent | Self::Opaque(_) => None,
+        }
+    }
+}
+
+/// A change of one object, as subscribers see it.
+pub struct Change<K: Kind> {
+    /// The object's key.
+    pub key: K::Key,
+    /// What was cached before.
+    pub old: Option<Arc<K>>,
+    /// What is cached now.
+    pub new: Option<Arc<K>>,
+}
+
+/// An object that could not be decoded, as far as it could be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opaque<Key> {
+    /// Its key.
+    pub key: Key,
+    /// Its uid.
+    pub uid: Uid,
+    /// Its version.
+    pub version: ResourceVersion,
+    /// Which field could not be read, and what it held.
+    pub reason: String,
+}
+
+/// A decoded object or what is left of one.
+pub type Decoded<K> = Result<K, Opaque<<K as Kind>::Key>>;
+
+struct Inner<K: Kind> {
+    objects: HashMap<K::Key, Arc<K>>,
+    opaque: HashMap<K::Key, Opaque<K::Key>>,
+    index: K::Index,
+    tombstones: HashMap<K::Key, (Uid, ResourceVersion)>,
+    graves: VecDeque<K::Key>,
+    highest: ResourceVersion,
+}
+
+type Subscriber<K> = Box<dyn Fn(&Change<K>) + Send + Sync>;
+
+/// The cached objects of one kind.
+pub struct Table<K: Kind> {
+    inner: RwLock<Inner<K>>,
+    subscribers: RwLock<Vec<Subscriber<K>>>,
+    synced: watch::Sender<bool>,
+}
+
+impl<K: Kind> fmt::Debug for Table<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Table").field("kind", &K::RESOURCE.kind).field("objects", &self.len()).finish()
+    }
+}
+
+impl<K: Kind> Default for Table<K> {
+    fn default() -> Self {
+        Self {
+            inner: RwLock::new(Inner {
+                objects: HashMap::new(),
+                opaque: HashMap::new(),
+                index: K::Index::default(),
+                tombstones: HashMap::new(),
+                graves: VecDeque::new(),
+                highest: ResourceVersion::default(),
+            }),
+            subscribers: RwLock::new(Vec::new()),
+            synced: watch::Sender::new(false),
+        }
+    }
+}
+
+impl<K: Kind> Table<K> {
+    /// Calls `subscriber` after every change, in the order of the changes of one object. It must be quick: it runs where the
+    /// change is made.
+    pub fn subscribe(&self, subscriber: impl Fn(&Change<K>) + Send + Sync + 'static) {
+        self.subscribers.write().unwrap_or_else(PoisonError::into_inner).push(Box::new(subscriber));
+    }
+
+    /// What is known about a key.
+    pub fn get(&self, key: &K::Key) -> Seen<K> {
+        let inner = self.read();
+        match (inner.objects.get(key), inner.opaque.get(key)) {
+            (Some(object), _) => Seen::Known(Arc::clone(object)),
+            (None, Some(opaque)) => Seen::Opaque(opaque.uid.clone()),
+            (None, None) => Seen::Absent,
+        }
+    }
+
+    /// Every object, in no order.
+    pub fn list(&self) -> Vec<Arc<K>> {
+        self.read().objects.values().cloned().collect()
+    }
+
+    /// How many objects are cached.
+    pub fn len(&self) -> usize {
+        let inner = self.read();
+        inner.objects.len() + inner.opaque.len()
+    }
+
+    /// Whether nothing is cached.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The highest version that a list, an event, a bookmark or an answer has shown.
+    pub fn highest(&self) -> ResourceVersion {
+        self.read().highest
+    }
+
+    /// Notes a version that came without an object.
+    pub fn saw(&self, version: ResourceVersion) {
+        let mut inner = self.write();
+        inner.highest = inner.highest.max(version);
+    }
+
+    /// Waits until a first list has been taken in.
+    pub async fn synced(&self) {
+        // The sender lives as long as the table: waiting cannot fail.
+        let _ = self.synced.subscribe().wait_for(|synced| *synced).await;
+    }
+
+    /// Asks the index; `find` gets the index and a way from a key to its object.
+    pub fn query<R>(&self, find: impl FnOnce(&K::Index, &HashMap<K::Key, Arc<K>>) -> R) -> R {
+        let inner = self.read();
+        find(&inner.index, &inner.objects)
+    }
+
+    /// Takes in an object from a watch or from the answer of a write. Returns whether it was new to the cache.
+    pub fn apply(&self, decoded: Decoded<K>) -> bool {
+        let change = self.write().apply(decoded);
+        self.notify(change)
+    }
+
+    /// Takes in a deletion. `version` is the version at which the object went, as far as it is known.
+    pub fn delete(&self, key: &K::Key, uid: &Uid, version: ResourceVersion) -> bool {
+        let change = self.write().delete(key, uid, version);
+        self.notify(change)
+    }
+
+    /// Takes in a most-recent list, which is authoritative except for what was written through after it.
+    pub fn replace(&self, items: Vec<Decoded<K>>, version: ResourceVersion) {
+        let mut changes = Vec::new();
+        {
+            let mut inner = self.write();
+            let listed: HashSet<K::Key> =
+                items.iter().map(|item| item.as_ref().map_or_else(|o| o.key.clone(), Kind::key)).collect();
+            let gone: Vec<(K::Key, Uid)> = inner
+                .objects
+                .iter()
+                .map(|(key, object)| (key, &object.meta().uid, object.version()))
+                .chain(inner.opaque.iter().map(|(key, opaque)| (key, &opaque.uid, opaque.version)))
+                .filter(|(key, _, cached)| !listed.contains(*key) && *cached <= version)
+                .map(|(key, uid, _)| (key.clone(), uid.clone()))
+                .collect();
+            changes.extend(gone.iter().filter_map(|(key, uid)| inner.delete(key, uid, version)));
+            changes.extend(items.into_iter().filter_map(|item| inner.apply(item)));
+            inner.highest = inner.highest.max(version);
+        }
+        for change in changes {
+            self.notify(Some(change));
+        }
+        self.synced.send_replace(true);
+    }
+
+    fn notify(&self, change: Option<Change<K>>) -> bool {
+        let Some(change) = change else { return false };
+        for subscriber in self.subscribers.read().unwrap_or_else(PoisonError::into_inner).iter() {
+            subscriber(&change);
+        }
+        true
+    }
+
+    // A panic while the lock was held cannot leave a half-made change that matters: every change is one map operation
+    // followed by the index's, and a relist repairs both.
+    fn read(&self) -> RwLockReadGuard<'_, Inner<K>> {
+        self.inner.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Inner<K>> {
+        self.inner.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<K: Kind> Inner<K> {
+    fn apply(&mut self, decoded: Decoded<K>) -> Option<Change<K>> {
+        let (key, uid, version) = match &decoded {
+            Ok(object) => (object.key(), object.meta().uid.clone(), object.version()),
+            Err(opaque) => (opaque.key.clone(), opaque.uid.clone(), opaque.version),
+        };
+        self.highest = self.highest.max(version);
+        if self.cached_version(&key).is_some_and(|cached| cached > version) {
+            return None;
+        }
+        if let Some((buried, at)) = self.tombstones.get(&key) {
+            if *buried == uid || *at >= version {
+                return None;
+            }
+            self.tombstones.remove(&key);
+        }
+        let old = self.take(&key);
+        match decoded {
+            Ok(object) => {
+                let unchanged = old.as_ref().is_some_and(|old| old.version() == version);
+                let object = Arc::new(object);
+                self.index.insert(&object);
+                self.objects.insert(key.clone(), Arc::clone(&object));
+                (!unchanged).then_some(Change { key, old, new: Some(object) })
+            }
+            Err(opaque) => {
+                self.opaque.insert(key.clone(), opaque);
+                // Not a deletion: whoever waits for the object to go must not be told that it went.
+                None
+            }
+        }
+    }
+
+    fn delete(&mut self, key: &K::Key, uid: &Uid, version: ResourceVersion) -> Option<Change<K>> {
+        self.highest = self.highest.max(version);
+        let cached = match (self.objects.get(key), self.opaque.get(key)) {
+            (Some(object), _) => Some((object.meta().uid.clone(), object.version())),
+            (None, Some(opaque)) => Some((opaque.uid.clone(), opaque.version)),
+            (None, None) => None,
+        };
+        if cached.is_some_and(|(cached_uid, at)| cached_uid != *uid && at > version) {
+            return None;
+        }
+        let old = self.take(key);
+        self.bury(key.clone(), uid.clone(), version);
+        old.map(|old| Change { key: key.clone(), old: Some(old), new: None })
+    }
+
+    fn take(&mut self, key: &K::Key) -> Option<Arc<K>> {
+        self.opaque.remove(key);
+        let old = self.objects.remove(key)?;
+        self.index.remove(&old);
+        Some(old)
+    }
+
+    fn cached_version(&self, key: &K::Key) -> Option<ResourceVersion> {
+        self.objects.get(key).map(|o| o.version()).or_else(|| self.opaque.get(key).map(|o| o.version))
+    }
+
+    fn bury(&mut self, key: K::Key, uid: Uid, version: ResourceVersion) {
+        if self.tombstones.insert(key.clone(), (uid, version)).is_none() {
+            self.graves.push_back(key);
+        }
+        while self.graves.len() > TOMBSTONES {
+            if let Some(oldest) = self.graves.pop_front() {
+                self.tombstones.remove(&oldest);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

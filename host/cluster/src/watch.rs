@@ -1,0 +1,373 @@
+//! List and watch of one kind into its table.
+//!
+//! Written here rather than with a ready-made watcher because three things need the bare protocol: an object that does not
+//! decode must not fail its list, a list version below the highest one seen means a restored cluster, and objects are read
+//! from the answer's bytes straight into slim domain values.
+
+use std::time::Duration;
+
+use bytes::BytesMut;
+use cofferdam_domain::ids::ResourceVersion;
+use form_urlencoded::Serializer;
+use http::{Request, StatusCode, header};
+use http_body_util::BodyExt;
+use kube::client::Body;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    decode,
+    events::{Event, EventSink, EventType, Subject},
+    kind::Kind,
+    metrics::Metrics,
+    queue::Backoff,
+    table::{Decoded, Table},
+    writer::{Cached, Writer},
+};
+
+/// Objects per page of a list: the page that the API server's own clients use.
+const PAGE: u32 = 500;
+/// How long a watch lives before it is opened anew. Below the API server's default minimum of 30 minutes, so that
+/// connections spread over its replicas again.
+const WATCH_SECONDS: u64 = 290;
+/// A watch that has not ended by itself this long after [`WATCH_SECONDS`] hangs on a dead connection.
+const DEAD_AFTER: Duration = Duration::from_secs(WATCH_SECONDS + 15);
+/// One page of a list must come within this time.
+const LIST_TIMEOUT: Duration = Duration::from_secs(60);
+/// The longest watch line that is read: the API's limit for an object is 1.5 MiB, twice, and room for escapes.
+const MAX_LINE: usize = 8 << 20;
+const BACKOFF: Backoff = Backoff { first: Duration::from_millis(500), most: Duration::from_secs(30) };
+
+/// The cluster's state is older than what was seen before: it was restored from a backup.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the cluster was restored: {kind} objects are at version {found}, but {seen} was seen before")]
+pub struct Restored {
+    /// Kind whose list told.
+    pub kind: &'static str,
+    /// Highest version seen before.
+    pub seen: ResourceVersion,
+    /// Version of the list.
+    pub found: ResourceVersion,
+}
+
+/// Which objects of a kind are watched.
+#[derive(Clone, Debug, Default)]
+pub struct Scope {
+    /// One namespace, or all of them.
+    pub namespace: Option<String>,
+    /// `fieldSelector`
+    pub fields: Option<String>,
+}
+
+/// Why a list or a watch ended.
+#[derive(Debug)]
+enum Ended {
+    /// In the normal way: open the next one.
+    Normally,
+    /// The version is too old (410): list anew.
+    Expired,
+    /// Something went wrong; wait, then go on.
+    Failed(String),
+}
+
+/// Keeps a kind's table equal to the cluster until `stop`.
+///
+/// # Errors
+/// [`Restored`], once; everything else is waited out.
+pub async fn follow<K: Cached>(
+    writer: &Writer,
+    events: &EventSink,
+    metrics: &Metrics,
+    scope: Scope,
+    stop: CancellationToken,
+) -> Result<(), Restored> {
+    let follower = Follower::<K> {
+        writer,
+        events,
+        metrics,
+        scope,
+        table: K::table(writer.cache()),
+    };
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => Ok(()),
+        restored = follower.run() => Err(restored),
+    }
+}
+
+struct Follower<'a, K: Kind> {
+    writer: &'a Writer,
+    events: &'a EventSink,
+    metrics: &'a Metrics,
+    scope: Scope,
+    table: &'a Table<K>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct ListMeta {
+    resource_version: String,
+    #[serde(rename = "continue")]
+    next: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Page<'a> {
+    metadata: ListMeta,
+    #[serde(borrow)]
+    items: Option<Vec<&'a RawValue>>,
+}
+
+#[derive(Deserialize)]
+struct WatchEvent<'a> {
+    #[serde(rename = "type")]
+    kind: &'a str,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+impl<K: Cached> Follower<'_, K> {
+    async fn run(&self) -> Restored {
+        let mut failures = 0;
+        loop {
+            let mut version = match self.list().await {
+                Ok(Ok(version)) => version,
+                Ok(Err(restored)) => return restored,
+                Err(message) => {
+                    failures += 1;
+                    self.pause(failures, "list", &message).await;
+                    continue;
+                }
+            };
+            failures = 0;
+            loop {
+                match self.watch(&mut version).await {
+                    Ended::Normally => failures = 0,
+                    Ended::Expired => break,
+                    Ended::Failed(message) => {
+                        failures += 1;
+                        self.pause(failures, "watch", &message).await;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn pause(&self, failures: u32, what: &str, message: &str) {
+        let pause = BACKOFF.pause(failures);
+        tracing::warn!(kind = K::RESOURCE.kind, "{what} failed, again in {pause:?}: {message}");
+        tokio::time::sleep(pause).await;
+    }
+
+    async fn list(&self) -> Result<Result<ResourceVersion, Restored>, String> {
+        // Taken before the request: what is written while the list travels must not look like a future.
+        let seen = self.table.highest();
+        let mut items: Vec<Decoded<K>> = Vec::new();
+        let mut next: Option<String> = None;
+        let mut version = None;
+        loop {
+            let mut query = Serializer::new(String::new());
+            query.append_pair("limit", &PAGE.to_string());
+            self.scope.fields.iter().for_each(|fields| {
+                query.append_pair("fieldSelector", fields);
+            });
+            next.iter().for_each(|token| {
+                query.append_pair("continue", token);
+            });
+            let collection = K::RESOURCE.collection(self.scope.namespace.as_deref());
+            let body = tokio::time::timeout(LIST_TIMEOUT, self.fetch(&format!("{collection}?{}", query.finish())))
+                .await
+                .map_err(|_| format!("no answer within {LIST_TIMEOUT:?}"))?;
+            let body = match body {
+                Ok(body) => body,
+                // A page token that expired: the list starts over, on a newer version.
+                Err((StatusCode::GONE, _)) if next.is_some() => {
+                    (items, next, version) = (Vec::new(), None, None);
+                    continue;
+                }
+                Err((_, message)) => return Err(message),
+            };
+            let page: Page<'_> = serde_json::from_slice(&body).map_err(|error| format!("unreadable list: {error}"))?;
+            let at = page.metadata.resource_version.parse().map(ResourceVersion).map_err(|_| {
+                format!("the list's resourceVersion is {:?}: expected a number", page.metadata.resource_version)
+            })?;
+            items.extend(page.items.into_iter().flatten().filter_map(|item| self.decode(item)));
+            // Later pages show the state of the first one.
+            let version = *version.get_or_insert(at);
+            next = page.metadata.next.filter(|token| !token.is_empty());
+            if next.is_some() {
+                continue;
+            }
+            if version < seen {
+                return Ok(Err(Restored { kind: K::RESOURCE.kind, seen, found: version }));
+            }
+            self.metrics.relist(K::RESOURCE.kind);
+            self.table.replace(items, version);
+            return Ok(Ok(version));
+        }
+    }
+
+    async fn fetch(&self, path: &str) -> Result<bytes::Bytes, (StatusCode, String)> {
+        let failed = |message: String| (StatusCode::SERVICE_UNAVAILABLE, message);
+        let response = self.open(path).await.map_err(failed)?;
+        let status = response.status();
+        let body = response.into_body().collect().await.map_err(|error| failed(error.to_string()))?.to_bytes();
+        if status.is_success() { Ok(body) } else { Err((status, status_message(status, &body))) }
+    }
+
+    async fn open(&self, path: &str) -> Result<http::Response<Body>, String> {
+        let request = Request::get(path).header(header::ACCEPT, "application/json");
+        let request = request.body(Body::empty()).map_err(|error| error.to_string())?;
+        self.writer.client().send(request).await.map_err(|error| error.to_string())
+    }
+
+    async fn watch(&self, version: &mut ResourceVersion) -> Ended {
+        match tokio::time::timeout(DEAD_AFTER, self.stream(version)).await {
+            Ok(ended) => ended,
+            Err(_) => Ended::Failed(format!("nothing ended the watch within {DEAD_AFTER:?}: dead connection")),
+        }
+    }
+
+    async fn stream(&self, version: &mut ResourceVersion) -> Ended {
+        let mut query = Serializer::new(String::new());
+        query.append_pair("watch", "true").append_pair("allowWatchBookmarks", "true");
+        query.append_pair("timeoutSeconds", &WATCH_SECONDS.to_string());
+        query.append_pair("resourceVersion", &version.to_string());
+        self.scope.fields.iter().for_each(|fields| {
+            query.append_pair("fieldSelector", fields);
+        });
+        let collection = K::RESOURCE.collection(self.scope.namespace.as_deref());
+        let response = match self.open(&format!("{collection}?{}", query.finish())).await {
+            Ok(response) => response,
+            Err(message) => return Ended::Failed(message),
+        };
+        let status = response.status();
+        let mut body = response.into_body();
+        if status == StatusCode::GONE {
+            return Ended::Expired;
+        }
+        if !status.is_success() {
+            let text = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+            return Ended::Failed(status_message(status, &text));
+        }
+        let mut buffer = BytesMut::new();
+        loop {
+            let frame = match body.frame().await {
+                None => return Ended::Normally,
+                Some(Err(error)) => return Ended::Failed(error.to_string()),
+                Some(Ok(frame)) => frame,
+            };
+            if let Ok(data) = frame.into_data() {
+                buffer.extend_from_slice(&data);
+            }
+            while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
+                let line = buffer.split_to(end + 1);
+                if let Err(ended) = self.take_in(&line, version) {
+                    return ended;
+                }
+            }
+            if buffer.len() > MAX_LINE {
+                return Ended::Failed(format!("a watch event is longer than {MAX_LINE} bytes"));
+            }
+        }
+    }
+
+    fn take_in(&self, line: &[u8], version: &mut ResourceVersion) -> Result<(), Ended> {
+        let event: WatchEvent<'_> = match serde_json::from_slice(line) {
+            Ok(event) => event,
+            Err(_) if line.trim_ascii().is_empty() => return Ok(()),
+            Err(error) => return Err(Ended::Failed(format!("unreadable watch event: {error}"))),
+        };
+        match event.kind {
+            "ADDED" | "MODIFIED" => {
+                if let Some(decoded) = self.decode(event.object) {
+                    *version = decoded.as_ref().map_or_else(|o| o.version, Kind::version).max(*version);
+                    self.table.apply(decoded);
+                }
+            }
+            "DELETED" => {
+                if let Some(decoded) = self.decode(event.object) {
+                    let (key, uid, at) = match &decoded {
+                        Ok(object) => (object.key(), &object.meta().uid, object.version()),
+                        Err(opaque) => (opaque.key.clone(), &opaque.uid, opaque.version),
+                    };
+                    *version = at.max(*version);
+                    self.table.delete(&key, uid, at);
+                }
+            }
+            "BOOKMARK" => {
+                if let Ok(at) = bookmark(event.object.get()) {
+                    *version = at.max(*version);
+                    self.table.saw(at);
+                }
+            }
+            "ERROR" => {
+                #[derive(Deserialize, Default)]
+                #[serde(default)]
+                struct Status {
+                    code: u16,
+                    message: String,
+                }
+                let status: Status = serde_json::from_str(event.object.get()).unwrap_or_default();
+                return Err(if status.code == StatusCode::GONE.as_u16() {
+                    Ended::Expired
+                } else {
+                    Ended::Failed(format!("{} ({})", status.message, status.code))
+                });
+            }
+            // A type that this build does not know carries nothing that it could use.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn decode(&self, item: &RawValue) -> Option<Decoded<K>> {
+        match decode::object::<K>(item.get()) {
+            Ok(Ok(object)) => Some(Ok(object)),
+            Ok(Err(opaque)) => {
+                self.metrics.undecodable(K::RESOURCE.kind);
+                let (namespace, name) = K::locate(&opaque.key);
+                tracing::warn!(kind = K::RESOURCE.kind, object = %opaque.key, "left alone: {}", opaque.reason);
+                self.events.publish(Event {
+                    subject: Subject {
+                        resource: K::RESOURCE,
+                        namespace: namespace.unwrap_or_default().into(),
+                        name: name.into(),
+                        uid: opaque.uid.clone(),
+                        version: opaque.version,
+                    },
+                    kind: EventType::Warning,
+                    reason: "Undecodable",
+                    note: format!("Cofferdam leaves this object alone: {}", opaque.reason),
+                    component: "cofferdam".into(),
+                });
+                Some(Err(opaque))
+            }
+            Err(reason) => {
+                self.metrics.undecodable(K::RESOURCE.kind);
+                tracing::warn!("{reason}");
+                None
+            }
+        }
+    }
+}
+
+fn bookmark(json: &str) -> Result<ResourceVersion, ()> {
+    #[derive(Deserialize)]
+    struct Bookmark {
+        metadata: ListMeta,
+    }
+    let bookmark: Bookmark = serde_json::from_str(json).map_err(|_| ())?;
+    bookmark.metadata.resource_version.parse().map(ResourceVersion).map_err(|_| ())
+}
+
+fn status_message(status: StatusCode, body: &[u8]) -> String {
+    #[derive(Deserialize, Default)]
+    #[serde(default)]
+    struct Status {
+        message: String,
+    }
+    let parsed: Status = serde_json::from_slice(body).unwrap_or_default();
+    format!("{} ({status})", parsed.message)
+}

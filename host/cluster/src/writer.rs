@@ -1,0 +1,479 @@
+//! Writes to the API: each one states what it depends on, and its answer goes through the cache.
+//!
+//! A decision over the whole object is a merge patch that carries the resourceVersion it was made on; a list member is a JSON
+//! patch that tests the uid and the element. There is no whole-object update: fields that this build does not know survive.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use cofferdam_domain::{Uid, ids::ResourceVersion};
+use http::{Method, Request, StatusCode, header};
+use http_body_util::BodyExt;
+use kube::client::Body;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::{
+    cache::Cache,
+    decode,
+    kind::{Kind, Resource},
+    metrics::Metrics,
+    table::Table,
+};
+
+/// How long one request may take before its outcome counts as unknown. The API server's own limit for non-watch requests
+/// is 60 s; half of it leaves room for a second try within a caller's patience.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// No answer to a request that this crate sends is larger: a list page of 500 objects stays below it.
+const MAX_ANSWER: usize = 64 << 20;
+
+const JSON: &str = "application/json";
+/// Asks for an answer without spec and status.
+const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+
+/// Why a request to the API failed.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// The object is not as the decision saw it (409 Conflict, or a JSON patch test that failed). Normal: read again,
+    /// decide again; neither an event nor an error log.
+    #[error("{0} has changed meanwhile")]
+    Conflict(String),
+    /// The object is gone.
+    #[error("{0} does not exist")]
+    NotFound(String),
+    /// An object of that name exists.
+    #[error("{0} already exists")]
+    AlreadyExists(String),
+    /// The API refuses: forbidden, invalid, too large. Trying again without a change does not help.
+    #[error("the API refuses {target}: {message} ({code})")]
+    Refused {
+        /// What was to be written.
+        target: String,
+        /// HTTP status.
+        code: u16,
+        /// The API's own words.
+        message: String,
+    },
+    /// No answer, or one that says "later": the request may or may not have had its effect.
+    #[error("the API did not answer for {target}: {message}")]
+    Unavailable {
+        /// What was to be written.
+        target: String,
+        /// What went wrong on the way.
+        message: String,
+    },
+    /// The answer cannot be read.
+    #[error("the API's answer for {target} cannot be read: {message}")]
+    Answer {
+        /// What was written.
+        target: String,
+        /// Which part of the answer.
+        message: String,
+    },
+}
+
+/// What a delete depends on.
+#[derive(Clone, Debug, Default)]
+pub struct Precondition {
+    /// The object must still be this one.
+    pub uid: Option<Uid>,
+    /// And at this version.
+    pub version: Option<ResourceVersion>,
+}
+
+/// A kind with a table in the cache.
+pub trait Cached: Kind {
+    /// Where the cache keeps the kind.
+    fn table(cache: &Cache) -> &Table<Self>;
+}
+
+macro_rules! cached {
+    ($($kind:ident => $field:ident),*) => {$(
+        impl Cached for cofferdam_domain::$kind {
+            fn table(cache: &Cache) -> &Table<Self> {
+                &cache.$field
+            }
+        }
+    )*};
+}
+cached!(Claim => claims, Volume => volumes, StorageClass => classes, Pod => pods);
+
+/// Part of an object that a patch addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The object without its status.
+    Object,
+    /// The status alone.
+    Status,
+}
+
+/// The client side of the API: writes with write-through, and the live reads that a decision needs now and then.
+#[derive(Clone)]
+pub struct Writer {
+    client: kube::Client,
+    cache: Arc<Cache>,
+    metrics: Metrics,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Status {
+    message: String,
+    reason: String,
+    details: Details,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Details {
+    causes: Vec<Cause>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Cause {
+    field: String,
+}
+
+impl Writer {
+    /// A writer over a client without retries of its own, whose answers go to `cache`.
+    pub fn new(client: kube::Client, cache: Arc<Cache>, metrics: Metrics) -> Self {
+        Self { client, cache, metrics }
+    }
+
+    /// The client, for watches.
+    pub fn client(&self) -> &kube::Client {
+        &self.client
+    }
+
+    /// The cache that answers go through.
+    pub fn cache(&self) -> &Arc<Cache> {
+        &self.cache
+    }
+
+    /// Creates an object from its JSON and caches the answer.
+    ///
+    /// # Errors
+    /// [`WriteError`]; `AlreadyExists` where the name is taken.
+    pub async fn create<K: Cached>(&self, namespace: Option<&str>, body: &Value) -> Result<K, WriteError> {
+        let name = body.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
+        let target = target(K::RESOURCE, namespace, name);
+        let path = K::RESOURCE.collection(namespace);
+        let answer = self.send_json(Method::POST, &path, "application/json", body, &target).await?;
+        self.take_in(&answer, &target)
+    }
+
+    /// Merge patch on an object as it was at `version`, and caches the answer.
+    ///
+    /// # Errors
+    /// [`WriteError`]; `Conflict` where the object is no longer at that version.
+    pub async fn merge<K: Cached>(
+        &self,
+        key: &K::Key,
+        part: Part,
+        version: ResourceVersion,
+        mut patch: Value,
+    ) -> Result<K, WriteError> {
+        let (namespace, name) = K::locate(key);
+        let target = target(K::RESOURCE, namespace, name);
+        if let Some(metadata) = patch
+            .as_object_mut()
+            .map(|patch| patch.entry("metadata").or_insert_with(|| json!({})))
+            .and_then(Value::as_object_mut)
+        {
+            metadata.insert("resourceVersion".to_owned(), json!(version.to_string()));
+        }
+        let path = object_path(K::RESOURCE, namespace, name, part);
+        let answer =
+            self.send_json(Method::PATCH, &path, "application/merge-patch+json", &patch, &target).await?;
+        self.take_in(&answer, &target)
+    }
+
+    /// JSON patch (RFC 6902) on an object of this uid, and caches the answer. `operations` test what they depend on.
+    ///
+    /// # Errors
+    /// [`WriteError`]; `Conflict` where a test fails.
+    pub async fn json_patch<K: Cached>(
+        &self,
+        key: &K::Key,
+        uid: &Uid,
+        mut operations: Vec<Value>,
+    ) -> Result<K, WriteError> {
+        let (namespace, name) = K::locate(key);
+        let target = target(K::RESOURCE, namespace, name);
+        operations.insert(0, json!({"op": "test", "path": "/metadata/uid", "value": uid}));
+        let path = object_path(K::RESOURCE, namespace, name, Part::Object);
+        let body = Value::Array(operations);
+        let answer =
+            self.send_json(Method::PATCH, &path, "application/json-patch+json", &body, &target).await?;
+        self.take_in(&answer, &target)
+    }
+
+    /// Removes a finalizer that stands at `index`, if it still does.
+    ///
+    /// # Errors
+    /// [`WriteError`]; `Conflict` where another finalizer stands there now.
+    pub async fn remove_finalizer<K: Cached>(
+        &self,
+        key: &K::Key,
+        uid: &Uid,
+        index: usize,
+        name: &str,
+    ) -> Result<K, WriteError> {
+        let path = format!("/metadata/finalizers/{index}");
+        let operations = vec![
+            json!({"op": "test", "path": path, "value": name}),
+            json!({"op": "remove", "path": path}),
+        ];
+        self.json_patch(key, uid, operations).await
+    }
+
+    /// Adds a finalizer to an object as it was at `version`.
+    ///
+    /// # Errors
+    /// [`WriteError`]; `Conflict` where the object is no longer at that version.
+    pub async fn add_finalizer<K: Cached>(&self, object: &K, name: &str) -> Result<K, WriteError> {
+        let meta = object.meta();
+        let mut finalizers: Vec<&str> = meta.finalizers.iter().map(AsRef::as_ref).collect();
+        finalizers.push(name);
+        let patch = json!({"metadata": {"finalizers": finalizers}});
+        self.merge(&object.key(), Part::Object, meta.version, patch).await
+    }
+
+    /// Deletes an object. An object with finalizers stays, marked; the cache has what the API answers.
+    ///
+    /// # Errors
+    /// [`WriteError`]; `Conflict` where a precondition fails, `NotFound` where it is gone already.
+    pub async fn delete<K: Cached>(&self, key: &K::Key, precondition: &Precondition) -> Result<(), WriteError> {
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Wire<'a> {
+            #[serde(skip_serializing_if = "Option::is_none")]
+            uid: Option<&'a Uid>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            resource_version: Option<String>,
+        }
+        let (namespace, name) = K::locate(key);
+        let target = target(K::RESOURCE, namespace, name);
+        let preconditions = Wire {
+            uid: precondition.uid.as_ref(),
+            resource_version: precondition.version.map(|v| v.to_string()),
+        };
+        let options = json!({"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions});
+        let path = object_path(K::RESOURCE, namespace, name, Part::Object);
+        let answer = self.send_json(Method::DELETE, &path, "application/json", &options, &target).await?;
+        // Gone at once, the API answers with a Status or with the object's last state; with finalizers, with the object.
+        match decode::object::<K>(&answer) {
+            Ok(Ok(object)) if object.meta().deleting && !object.meta().finalizers.is_empty() => {
+                K::table(&self.cache).apply(Ok(object));
+            }
+            Ok(_) | Err(_) => self.bury::<K>(key, precondition.uid.as_ref()),
+        }
+        Ok(())
+    }
+
+    /// Reads an object past the cache, for the few decisions that may not rest on a stale one, and caches it.
+    ///
+    /// # Errors
+    /// [`WriteError`], without `NotFound`: that is `None`.
+    pub async fn get<K: Cached>(&self, key: &K::Key) -> Result<Option<K>, WriteError> {
+        let (namespace, name) = K::locate(key);
+        let target = target(K::RESOURCE, namespace, name);
+        let path = object_path(K::RESOURCE, namespace, name, Part::Object);
+        match self.send(Method::GET, &path, None, Bytes::new(), JSON, &target).await {
+            Ok(answer) => self.take_in(&answer, &target).map(Some),
+            Err(WriteError::NotFound(_)) => {
+                if let Some(cached) = K::table(&self.cache).get(key).known() {
+                    K::table(&self.cache).delete(key, &cached.meta().uid, cached.version());
+                }
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// After a [`WriteError::Conflict`] or `NotFound`: brings the cache up to date for this key.
+    ///
+    /// # Errors
+    /// [`WriteError`] of the read.
+    pub async fn refresh<K: Cached>(&self, key: &K::Key) -> Result<(), WriteError> {
+        self.get::<K>(key).await.map(drop)
+    }
+
+    /// A request with a JSON body for objects that are not cached (events, the journal's ConfigMaps); returns the answer.
+    ///
+    /// # Errors
+    /// [`WriteError`]
+    pub async fn send_json(
+        &self,
+        method: Method,
+        path: &str,
+        content_type: &'static str,
+        body: &Value,
+        target: &str,
+    ) -> Result<String, WriteError> {
+        let body = Bytes::from(body.to_string());
+        self.send(method, path, Some(content_type), body, JSON, target).await
+    }
+
+    /// Like [`Writer::send_json`], for objects whose content the caller knows: only their new version comes back. A PATCH is
+    /// a merge patch.
+    ///
+    /// # Errors
+    /// [`WriteError`]
+    pub async fn send_json_for_meta(
+        &self,
+        method: Method,
+        path: &str,
+        body: &Value,
+        target: &str,
+    ) -> Result<ResourceVersion, WriteError> {
+        #[derive(Deserialize)]
+        struct Object {
+            metadata: Meta,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Meta {
+            resource_version: String,
+        }
+        let content_type =
+            if method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };
+        let body = Bytes::from(body.to_string());
+        let answer = self.send(method, path, Some(content_type), body, METADATA, target).await?;
+        let unreadable = |message| WriteError::Answer { target: target.to_owned(), message };
+        let object: Object = serde_json::from_str(&answer).map_err(|error| unreadable(error.to_string()))?;
+        let version = object.metadata.resource_version;
+        version.parse().map(ResourceVersion).map_err(|_| {
+            unreadable(format!("metadata.resourceVersion is {version:?}: expected a number"))
+        })
+    }
+
+    /// A read of something that is not cached; returns the answer.
+    ///
+    /// # Errors
+    /// [`WriteError`]
+    pub async fn read(&self, path: &str, target: &str) -> Result<String, WriteError> {
+        self.send(Method::GET, path, None, Bytes::new(), JSON, target).await
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        content_type: Option<&'static str>,
+        body: Bytes,
+        accept: &'static str,
+        target: &str,
+    ) -> Result<String, WriteError> {
+        let verb = verb(&method);
+        let unavailable = |message: String| WriteError::Unavailable { target: target.to_owned(), message };
+        let mut request = Request::builder().method(method).uri(path).header(header::ACCEPT, accept);
+        if let Some(content_type) = content_type {
+            request = request.header(header::CONTENT_TYPE, content_type);
+        }
+        let request = request.body(Body::from(body)).map_err(|error| WriteError::Refused {
+            target: target.to_owned(),
+            code: 0,
+            message: error.to_string(),
+        })?;
+        let exchange = async {
+            let response = self.client.send(request).await.map_err(|error| unavailable(chain(&error)))?;
+            let (head, body) = response.into_parts();
+            let body = http_body_util::Limited::new(body, MAX_ANSWER).collect().await;
+            let body = body.map_err(|error| unavailable(error.to_string()))?.to_bytes();
+            Ok((head.status, body))
+        };
+        let outcome = tokio::time::timeout(REQUEST_TIMEOUT, exchange).await;
+        let (status, body) = outcome
+            .unwrap_or_else(|_| Err(unavailable(format!("no answer within {REQUEST_TIMEOUT:?}"))))
+            .inspect_err(|_| self.metrics.request(verb, "none"))?;
+        self.metrics.request(verb, status.as_str());
+        if status.is_success() {
+            return String::from_utf8(body.into()).map_err(|error| WriteError::Answer {
+                target: target.to_owned(),
+                message: error.to_string(),
+            });
+        }
+        Err(refusal(status, &body, target))
+    }
+
+    fn take_in<K: Cached>(&self, answer: &str, target: &str) -> Result<K, WriteError> {
+        let unreadable = |message| WriteError::Answer { target: target.to_owned(), message };
+        let object = decode::object::<K>(answer).map_err(unreadable)?.map_err(|o| unreadable(o.reason))?;
+        if object.meta().deleting && object.meta().finalizers.is_empty() {
+            // The last finalizer of a deleted object went with this write, and the object with it.
+            K::table(&self.cache).delete(&object.key(), &object.meta().uid, object.version());
+        } else {
+            K::table(&self.cache).apply(Ok(object.clone()));
+        }
+        Ok(object)
+    }
+
+    fn bury<K: Cached>(&self, key: &K::Key, uid: Option<&Uid>) {
+        let table = K::table(&self.cache);
+        if let Some(cached) = table.get(key).known()
+            && uid.is_none_or(|uid| *uid == cached.meta().uid)
+        {
+            table.delete(key, &cached.meta().uid, cached.version());
+        }
+    }
+}
+
+fn object_path(resource: Resource, namespace: Option<&str>, name: &str, part: Part) -> String {
+    let collection = resource.collection(namespace);
+    match part {
+        Part::Object => format!("{collection}/{name}"),
+        Part::Status => format!("{collection}/{name}/status"),
+    }
+}
+
+fn target(resource: Resource, namespace: Option<&str>, name: &str) -> String {
+    match namespace {
+        Some(namespace) => format!("{} {namespace}/{name}", resource.kind),
+        None => format!("{} {name}", resource.kind),
+    }
+}
+
+const fn verb(method: &Method) -> &'static str {
+    match *method {
+        Method::POST => "create",
+        Method::PATCH => "patch",
+        Method::DELETE => "delete",
+        _ => "get",
+    }
+}
+
+/// An error with everything beneath it, on one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let cause = error.to_string();
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+        source = error.source();
+    }
+    text
+}
+
+fn refusal(status: StatusCode, body: &[u8], target: &str) -> WriteError {
+    let parsed: Status = serde_json::from_slice(body).unwrap_or_default();
+    let target = target.to_owned();
+    match (status, parsed.reason.as_str()) {
+        (StatusCode::CONFLICT, "AlreadyExists") => WriteError::AlreadyExists(target),
+        (StatusCode::CONFLICT, _) => WriteError::Conflict(target),
+        // A JSON patch whose test failed names no field; a validation error names at least one.
+        (StatusCode::UNPROCESSABLE_ENTITY, _) if parsed.details.causes.iter().all(|c| c.field.is_empty()) => {
+            WriteError::Conflict(target)
+        }
+        (StatusCode::NOT_FOUND, _) => WriteError::NotFound(target),
+        (StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS, _) => {
+            WriteError::Unavailable { target, message: parsed.message }
+        }
+        (status, _) if status.is_server_error() => WriteError::Unavailable { target, message: parsed.message },
+        (status, _) => WriteError::Refused { target, code: status.as_u16(), message: parsed.message },
+    }
+}

@@ -1,0 +1,139 @@
+//! The command line. Flags that name a setting stay text here: the configuration checks them, so that a value is judged by
+//! the same rule and in the same words wherever it comes from.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Kubernetes persistent storage from one binary; drivers are sandboxed WebAssembly components.
+#[derive(Debug, Parser)]
+#[command(name = "cofferdam", version, propagate_version = true, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run roles against a cluster
+    Run(ClusterFlags),
+    /// Run a Kubernetes API, a driver and every role in this process, for kubectl on this machine
+    Dev(DevFlags),
+    /// Print every effective setting and where it comes from
+    Config(ClusterFlags),
+    /// Print version, target and the contract with drivers
+    Version,
+}
+
+/// Settings of `run` and `config`.
+#[derive(Debug, Default, Args)]
+pub(crate) struct ClusterFlags {
+    #[command(flatten)]
+    pub(crate) process: ProcessFlags,
+
+    /// Kubeconfig file [default: $KUBECONFIG, the pod's service account, ~/.kube/config]
+    #[arg(long, value_name = "FILE", help_heading = "Cluster")]
+    pub(crate) kubeconfig: Option<String>,
+
+    /// Context of the kubeconfig [default: its current one]
+    #[arg(long, value_name = "NAME", help_heading = "Cluster")]
+    pub(crate) context: Option<String>,
+
+    /// Namespace of the intent journal [default: the pod's, the context's, "default"]
+    #[arg(long, value_name = "NAME", help_heading = "Cluster")]
+    pub(crate) namespace: Option<String>,
+}
+
+/// Settings of everything that runs roles.
+#[derive(Debug, Default, Args)]
+pub(crate) struct ProcessFlags {
+    /// TOML file with settings
+    #[arg(long, value_name = "FILE", env = "COFFERDAM_CONFIG")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Role to run; repeat it for more: provisioner, pv-controller, protection
+    #[arg(long, value_name = "ROLE")]
+    pub(crate) role: Vec<String>,
+
+    /// Driver component to load; repeat it for more. Its name in the configuration is NAME, or the file's without ending
+    #[arg(long, value_name = "[NAME=]FILE")]
+    pub(crate) backend: Vec<String>,
+
+    /// Address of /healthz, /readyz and /metrics, such as :8080 [default: none]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) http_endpoint: Option<String>,
+
+    /// How long running work may take to end after SIGTERM
+    #[arg(long, value_name = "DURATION")]
+    pub(crate) drain_timeout: Option<String>,
+
+    /// Directory of compiled components, or "off" [default: the user's cache directory]
+    #[arg(long, value_name = "DIRECTORY")]
+    pub(crate) compilation_cache: Option<String>,
+
+    /// What is logged: a level, or directives as in RUST_LOG
+    #[arg(long, value_name = "FILTER", help_heading = "Logging")]
+    pub(crate) log: Option<String>,
+
+    /// How it is logged: text or json
+    #[arg(long, value_name = "FORMAT", help_heading = "Logging")]
+    pub(crate) log_format: Option<String>,
+
+    /// Deadline of one driver call
+    #[arg(long, value_name = "DURATION", help_heading = "As in the Go sidecars")]
+    pub(crate) timeout: Option<String>,
+
+    /// First part of the name of a provisioned volume
+    #[arg(long, value_name = "PREFIX", help_heading = "As in the Go sidecars")]
+    pub(crate) volume_name_prefix: Option<String>,
+
+    /// First pause after a failure; it doubles with each
+    #[arg(long, value_name = "DURATION", help_heading = "As in the Go sidecars")]
+    pub(crate) retry_interval_start: Option<String>,
+
+    /// Longest pause after a failure
+    #[arg(long, value_name = "DURATION", help_heading = "As in the Go sidecars")]
+    pub(crate) retry_interval_max: Option<String>,
+
+    /// Claims, and as many volumes, that are worked on at once
+    #[arg(long, value_name = "NUMBER", help_heading = "As in the Go sidecars")]
+    pub(crate) worker_threads: Option<String>,
+
+    /// Filesystem type for classes that name none
+    #[arg(long, value_name = "TYPE", help_heading = "As in the Go sidecars")]
+    pub(crate) default_fstype: Option<String>,
+
+    /// Tell the driver the names of claim and volume
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        help_heading = "As in the Go sidecars"
+    )]
+    pub(crate) extra_create_metadata: Option<String>,
+}
+
+/// What only `dev` has.
+#[derive(Debug, Default, Args)]
+pub(crate) struct DevFlags {
+    #[command(flatten)]
+    pub(crate) process: ProcessFlags,
+
+    /// Apply a class and a claim, show the volume come and go, and exit: 0 when everything held, 1 otherwise
+    #[arg(long)]
+    pub(crate) demo: bool,
+
+    /// Keep running after a demo that held
+    #[arg(long, requires = "demo")]
+    pub(crate) stay: bool,
+
+    /// Where the kubeconfig goes [default: a new directory under $XDG_RUNTIME_DIR or the temporary directory]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kubeconfig_out: Option<PathBuf>,
+
+    /// Port of the API on 127.0.0.1 [default: a free one]
+    #[arg(long, value_name = "PORT", default_value_t = 0, hide_default_value = true)]
+    pub(crate) port: u16,
+}

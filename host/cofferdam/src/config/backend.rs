@@ -1,0 +1,54 @@
+//! A driver in the configuration.
+
+use std::{collections::BTreeMap, fmt, path::PathBuf};
+
+use serde::{Deserialize, Deserializer, de};
+
+/// `[backend.NAME]`: one component with what it is told and granted.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct BackendSection {
+    /// The component.
+    pub(crate) file: PathBuf,
+    /// What the component reads through its `settings` import.
+    #[serde(default)]
+    pub(crate) settings: BTreeMap<String, Setting>,
+}
+
+/// A value that a component reads; numbers and booleans reach it as text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Setting(pub(crate) String);
+
+impl<'de> Deserialize<'de> for Setting {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl de::Visitor<'_> for Visitor {
+            type Value = Setting;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text, a number or a boolean")
+            }
+
+            fn visit_str<E: de::Error>(self, value: &str) -> Result<Setting, E> {
+                Ok(Setting(value.to_owned()))
+            }
+
+            fn visit_bool<E: de::Error>(self, value: bool) -> Result<Setting, E> {
+                Ok(Setting(value.to_string()))
+            }
+
+            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Setting, E> {
+                Ok(Setting(value.to_string()))
+            }
+
+            fn visit_u64<E: de::Error>(self, value: u64) -> Result<Setting, E> {
+                Ok(Setting(value.to_string()))
+            }
+
+            fn visit_f64<E: de::Error>(self, value: f64) -> Result<Setting, E> {
+                Ok(Setting(value.to_string()))
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}

@@ -1,0 +1,92 @@
+//! What is wrong with a configuration, in one line: where it stands, the key, the value, what was expected.
+
+use std::path::PathBuf;
+
+use figment::error::{Actual, Kind};
+
+use super::source::Origin;
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigError {
+    #[error("cannot read configuration file {}: {source}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("configuration file {} has {size} bytes: expected at most {most}", path.display())]
+    TooLarge { path: PathBuf, size: u64, most: u64 },
+    #[error("{}:{line}: not TOML: {problem}", path.display())]
+    Syntax { path: PathBuf, line: usize, problem: String },
+    #[error("{origin}: unknown key {key}: expected one of {known}")]
+    UnknownKey { origin: Origin, key: String, known: String },
+    #[error("{origin}: {key}: {problem}")]
+    Value { origin: Origin, key: String, problem: String },
+    #[error("two backends are called {name}, {first} and {second}: expected a name each, as in --backend NAME=FILE")]
+    TwoBackends { name: String, first: String, second: String },
+    #[error("{origin}: backend name {name:?}: expected letters, digits, dashes and underscores")]
+    BackendName { origin: Origin, name: String },
+    #[error("{0}")]
+    Missing(String),
+}
+
+impl ConfigError {
+    /// Says in our words what figment found; `origin` knows who said a key's value.
+    pub(crate) fn from_figment(error: figment::Error, origin: impl Fn(&str) -> Origin) -> Self {
+        let mut path = error.path.clone();
+        match error.kind {
+            Kind::UnknownField(field, known) => {
+                path.push(field);
+                let key = path.join(".");
+                Self::UnknownKey { origin: origin(&key), key, known: known.join(", ") }
+            }
+            Kind::MissingField(field) => {
+                path.push(field.into_owned());
+                let key = path.join(".");
+                Self::Missing(format!("{key} is missing: expected it in {}", origin(&key)))
+            }
+            kind => {
+                let key = path.join(".");
+                Self::Value { origin: origin(&key), key, problem: problem(kind) }
+            }
+        }
+    }
+}
+
+fn problem(kind: Kind) -> String {
+    match kind {
+        Kind::Message(message) => message,
+        Kind::InvalidType(actual, expected) | Kind::InvalidValue(actual, expected) => {
+            format!("found {}, expected {expected}", found(&actual))
+        }
+        Kind::InvalidLength(length, expected) => format!("found {length} items, expected {expected}"),
+        Kind::UnknownVariant(variant, known) => {
+            format!("found {variant:?}, expected one of {}", known.join(", "))
+        }
+        Kind::UnknownField(field, _) => format!("unknown key {field}"),
+        Kind::MissingField(field) => format!("{field} is missing"),
+        Kind::DuplicateField(field) => format!("{field} stands there twice"),
+        Kind::ISizeOutOfRange(number) => format!("{number} is out of range"),
+        Kind::USizeOutOfRange(number) => format!("{number} is out of range"),
+        Kind::Unsupported(actual) => format!("found {}, which has no meaning here", found(&actual)),
+        Kind::UnsupportedKey(actual, expected) => format!("found the key {}, expected {expected}", found(&actual)),
+    }
+}
+
+fn found(actual: &Actual) -> String {
+    match actual {
+        Actual::Bool(value) => value.to_string(),
+        Actual::Unsigned(number) => format!("the number {number}"),
+        Actual::Signed(number) => format!("the number {number}"),
+        Actual::Float(number) => format!("the number {number}"),
+        Actual::Char(value) => format!("the text {:?}", value.to_string()),
+        Actual::Str(value) => format!("the text {value:?}"),
+        Actual::Bytes(_) => "bytes".to_owned(),
+        Actual::Unit | Actual::Option => "nothing".to_owned(),
+        Actual::Seq => "a list".to_owned(),
+        Actual::Map | Actual::StructVariant => "a table".to_owned(),
+        Actual::NewtypeStruct
+        | Actual::Enum
+        | Actual::UnitVariant
+        | Actual::NewtypeVariant
+        | Actual::TupleVariant => "something else".to_owned(),
+        Actual::Other(value) => value.clone(),
+    }
+}

@@ -1,0 +1,235 @@
+//! Configuration: flags over environment over file over defaults, and for every value who said it.
+
+mod backend;
+mod duration;
+mod error;
+mod keys;
+mod source;
+mod value;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt::Write as _,
+    path::{Path, PathBuf},
+};
+
+use figment::{Figment, value::Value};
+use serde::Deserialize;
+
+pub(crate) use backend::BackendSection;
+pub(crate) use duration::GoDuration;
+pub(crate) use error::ConfigError;
+pub(crate) use source::Origin;
+pub(crate) use value::{CompilationCache, Endpoint, LogFormat};
+
+use keys::{KEYS, Shape};
+use source::{Layer, Source};
+use value::{Filter, Label, Roles, Workers};
+
+use crate::cli::{ClusterFlags, ProcessFlags};
+
+/// Every setting, checked.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct Configuration {
+    #[serde(default)]
+    pub(crate) role: Roles,
+    #[serde(default)]
+    pub(crate) backend: BTreeMap<String, BackendSection>,
+    pub(crate) kubeconfig: Option<PathBuf>,
+    pub(crate) context: Option<String>,
+    pub(crate) namespace: Option<Label>,
+    pub(crate) http_endpoint: Option<Endpoint>,
+    pub(crate) timeout: GoDuration,
+    pub(crate) drain_timeout: GoDuration,
+    pub(crate) volume_name_prefix: String,
+    pub(crate) retry_interval_start: GoDuration,
+    pub(crate) retry_interval_max: GoDuration,
+    pub(crate) worker_threads: Workers,
+    pub(crate) default_fstype: Option<String>,
+    pub(crate) extra_create_metadata: bool,
+    #[serde(default)]
+    pub(crate) compilation_cache: CompilationCache,
+    pub(crate) log: Filter,
+    pub(crate) log_format: LogFormat,
+}
+
+/// A configuration and where its values come from.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    /// The settings.
+    pub(crate) configuration: Configuration,
+    origins: Origins,
+}
+
+#[derive(Debug)]
+struct Origins {
+    figment: Figment,
+    layers: Vec<Layer>,
+}
+
+/// What the command line says of each setting.
+type Given = Vec<(&'static str, Vec<String>)>;
+
+impl ProcessFlags {
+    fn given(&self) -> Given {
+        let one = |text: &Option<String>| text.iter().cloned().collect();
+        vec![
+            ("role", self.role.clone()),
+            ("backend", self.backend.clone()),
+            ("http-endpoint", one(&self.http_endpoint)),
+            ("timeout", one(&self.timeout)),
+            ("drain-timeout", one(&self.drain_timeout)),
+            ("volume-name-prefix", one(&self.volume_name_prefix)),
+            ("retry-interval-start", one(&self.retry_interval_start)),
+            ("retry-interval-max", one(&self.retry_interval_max)),
+            ("worker-threads", one(&self.worker_threads)),
+            ("default-fstype", one(&self.default_fstype)),
+            ("extra-create-metadata", one(&self.extra_create_metadata)),
+            ("compilation-cache", one(&self.compilation_cache)),
+            ("log", one(&self.log)),
+            ("log-format", one(&self.log_format)),
+        ]
+    }
+}
+
+impl Loaded {
+    /// The settings of `run` and `config`.
+    ///
+    /// # Errors
+    /// [`ConfigError`], one line.
+    pub(crate) fn for_cluster(
+        flags: &ClusterFlags,
+        environment: &HashMap<String, String>,
+    ) -> Result<Self, ConfigError> {
+        let mut given = flags.process.given();
+        let own = [("kubeconfig", &flags.kubeconfig), ("context", &flags.context), ("namespace", &flags.namespace)];
+        given.extend(own.map(|(name, text)| (name, text.iter().cloned().collect())));
+        Self::load(&given, environment, flags.process.config.as_deref(), &[])
+    }
+
+    /// The settings of `dev`: every role unless told otherwise, and a quiet log, for the timeline tells what happens.
+    ///
+    /// # Errors
+    /// [`ConfigError`], one line.
+    pub(crate) fn for_dev(
+        flags: &ProcessFlags,
+        environment: &HashMap<String, String>,
+    ) -> Result<Self, ConfigError> {
+        let instead = [("role", "provisioner,pv-controller,protection"), ("log", "warn")];
+        Self::load(&flags.given(), environment, flags.config.as_deref(), &instead)
+    }
+
+    fn load(
+        given: &Given,
+        environment: &HashMap<String, String>,
+        file: Option<&Path>,
+        instead: &[(&'static str, &'static str)],
+    ) -> Result<Self, ConfigError> {
+        let mut sources = vec![source::defaults(instead)?, source::rust_log(environment)];
+        if let Some(path) = file {
+            sources.push(source::file(path)?);
+        }
+        sources.push(source::environment(environment)?);
+        sources.push(source::flags(given)?);
+        let origins = Origins::of(sources);
+        let configuration: Configuration =
+            origins.figment.extract().map_err(|error| ConfigError::from_figment(error, |key| origins.of_key(key)))?;
+        let loaded = Self { configuration, origins };
+        loaded.check()?;
+        Ok(loaded)
+    }
+
+    /// What no single value can tell.
+    fn check(&self) -> Result<(), ConfigError> {
+        let Configuration { retry_interval_start, retry_interval_max, backend, .. } = &self.configuration;
+        if retry_interval_max < retry_interval_start {
+            return Err(self.refuse(
+                "retry-interval-max",
+                format!("found {retry_interval_max}, expected at least retry-interval-start, {retry_interval_start}"),
+            ));
+        }
+        for (name, section) in backend {
+            if !source::is_backend_name(name) {
+                let origin = self.origin(&format!("backend.{name}"));
+                return Err(ConfigError::BackendName { origin, name: name.clone() });
+            }
+            if section.file.as_os_str().is_empty() {
+                return Err(self.refuse(&format!("backend.{name}.file"), "is empty: expected a file".to_owned()));
+            }
+        }
+        Ok(())
+    }
+
+    fn refuse(&self, key: &str, problem: String) -> ConfigError {
+        ConfigError::Value { origin: self.origin(key), key: key.to_owned(), problem }
+    }
+
+    /// Who said a key's value.
+    pub(crate) fn origin(&self, key: &str) -> Origin {
+        self.origins.of_key(key)
+    }
+
+    /// Every effective value with its origin, one a line, in columns.
+    pub(crate) fn table(&self) -> String {
+        let mut rows: Vec<[String; 3]> = vec![["KEY", "VALUE", "FROM"].map(str::to_owned)];
+        for key in &KEYS {
+            match self.origins.figment.find_value(key.name) {
+                Ok(value) if key.shape == Shape::Backends => self.leaves(key.name, &value, &mut rows),
+                Ok(value) => self.row(key.name, &value, &mut rows),
+                Err(_) => rows.push([key.name.to_owned(), "(not set)".to_owned(), Origin::Default.to_string()]),
+            }
+        }
+        let width = |column: usize| {
+            rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or_default()
+        };
+        let (keys, values) = (width(0), width(1));
+        let mut table = String::new();
+        for [key, value, origin] in &rows {
+            // Writing to a string cannot fail.
+            let _ = writeln!(table, "{key:keys$}  {value:values$}  {origin}");
+        }
+        table
+    }
+
+    fn leaves(&self, key: &str, value: &Value, rows: &mut Vec<[String; 3]>) {
+        match value.as_dict() {
+            Some(table) if !table.is_empty() => {
+                for (name, value) in table {
+                    self.leaves(&format!("{key}.{name}"), value, rows);
+                }
+            }
+            Some(_) | None => self.row(key, value, rows),
+        }
+    }
+
+    fn row(&self, key: &str, value: &Value, rows: &mut Vec<[String; 3]>) {
+        rows.push([key.to_owned(), value::show(value), self.origin(key).to_string()]);
+    }
+}
+
+impl Origins {
+    fn of(sources: Vec<Source>) -> Self {
+        let layers = sources.iter().map(|source| source.layer.clone()).collect();
+        let figment = sources.into_iter().fold(Figment::new(), Figment::merge);
+        Self { figment, layers }
+    }
+
+    /// Looks at the closest key that somebody said: an error may be about a key inside of a value, or a missing one.
+    fn of_key(&self, key: &str) -> Origin {
+        let mut closest = key;
+        loop {
+            if let Some(metadata) = self.figment.find_metadata(closest) {
+                let layer = self.layers.iter().find(|layer| layer.name() == metadata.name);
+                return layer.map_or(Origin::Default, |layer| layer.origin(key));
+            }
+            match closest.rsplit_once('.') {
+                Some((parent, _)) => closest = parent,
+                None => return Origin::Default,
+            }
+        }
+    }
+}

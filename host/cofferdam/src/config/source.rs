@@ -1,0 +1,261 @@
+//! Where settings come from, as figment's providers: flags, environment, file, defaults.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use figment::{
+    Metadata, Profile, Provider,
+    value::{Dict, Map, Value},
+};
+use toml::{Spanned, de::{DeTable, DeValue}};
+
+use super::{
+    error::ConfigError,
+    keys::{KEYS, Key, Shape, variable},
+};
+
+/// The largest configuration file that is read: far more than any has, far less than would hurt.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// Who said a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A flag of this name.
+    Flag(String),
+    /// An environment variable of this name.
+    Variable(String),
+    /// A line of a file.
+    File(PathBuf, Option<usize>),
+    /// Nobody.
+    Default,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag(name) => write!(f, "flag --{name}"),
+            Self::Variable(name) => write!(f, "environment variable {name}"),
+            Self::File(path, Some(line)) => write!(f, "{}:{line}", path.display()),
+            Self::File(path, None) => write!(f, "{}", path.display()),
+            Self::Default => f.write_str("default"),
+        }
+    }
+}
+
+/// What kind of source a provider is.
+#[derive(Clone, Debug)]
+pub(crate) enum Layer {
+    /// The command line.
+    Flags,
+    /// `COFFERDAM_…`
+    Environment,
+    /// The file, with the line of every key in it.
+    File(Arc<Lines>),
+    /// `RUST_LOG`, which every program of this ecosystem knows.
+    RustLog,
+    /// The table of settings.
+    Defaults,
+}
+
+/// Lines of a file's keys.
+#[derive(Debug)]
+pub(crate) struct Lines {
+    path: PathBuf,
+    lines: BTreeMap<String, usize>,
+}
+
+/// Values of one source.
+#[derive(Clone, Debug)]
+pub(crate) struct Source {
+    /// What it is.
+    pub(crate) layer: Layer,
+    /// What it says.
+    pub(crate) values: Dict,
+}
+
+impl Layer {
+    /// The name under which figment keeps it.
+    pub(crate) const fn name(&self) -> &'static str {
+        match self {
+            Self::Flags => "flags",
+            Self::Environment => "environment",
+            Self::File(_) => "file",
+            Self::RustLog => "RUST_LOG",
+            Self::Defaults => "defaults",
+        }
+    }
+
+    /// Who, within this source, said the value of a key.
+    pub(crate) fn origin(&self, key: &str) -> Origin {
+        let root = key.split_once('.').map_or(key, |(root, _)| root);
+        match self {
+            Self::Flags => Origin::Flag(root.to_owned()),
+            Self::Environment => Origin::Variable(variable(root)),
+            Self::File(file) => Origin::File(file.path.clone(), file.line(key)),
+            Self::RustLog => Origin::Variable("RUST_LOG".to_owned()),
+            Self::Defaults => Origin::Default,
+        }
+    }
+}
+
+impl Lines {
+    /// The line of a key, or of the closest table around it.
+    fn line(&self, key: &str) -> Option<usize> {
+        let mut key = key;
+        loop {
+            if let Some(line) = self.lines.get(key) {
+                return Some(*line);
+            }
+            key = key.rsplit_once('.')?.0;
+        }
+    }
+}
+
+impl Provider for Source {
+    fn metadata(&self) -> Metadata {
+        Metadata::named(self.layer.name())
+    }
+
+    fn data(&self) -> Result<Map<Profile, Dict>, figment::Error> {
+        Ok(Profile::Default.collect(self.values.clone()))
+    }
+}
+
+/// Says what `text` stands for; text that does not fit stays text, and the setting's type refuses it by name.
+fn read(key: &Key, text: &str) -> Result<Value, ConfigError> {
+    Ok(match key.shape {
+        Shape::Text => Value::from(text),
+        Shape::Number => text.parse::<u64>().map_or_else(|_| Value::from(text), Value::from),
+        Shape::Bool => text.parse::<bool>().map_or_else(|_| Value::from(text), Value::from),
+        Shape::List => list(text.split(',')),
+        Shape::Backends => backends(text.split(','))?,
+    })
+}
+
+fn list<'a>(items: impl Iterator<Item = &'a str>) -> Value {
+    Value::from(items.map(str::trim).filter(|item| !item.is_empty()).map(Value::from).collect::<Vec<_>>())
+}
+
+/// Driver files as the table `backend`: `NAME=FILE`, or a file that is named as it is called.
+fn backends<'a>(files: impl Iterator<Item = &'a str>) -> Result<Value, ConfigError> {
+    let mut table: BTreeMap<String, &str> = BTreeMap::new();
+    for entry in files.map(str::trim).filter(|entry| !entry.is_empty()) {
+        let (name, file) = match entry.split_once('=') {
+            Some((name, file)) if is_backend_name(name) => (name.to_owned(), file),
+            _ => (backend_name(entry), entry),
+        };
+        if let Some(first) = table.insert(name.clone(), file) {
+            return Err(ConfigError::TwoBackends { name, first: first.to_owned(), second: file.to_owned() });
+        }
+    }
+    let entry = |(name, file): (String, &str)| {
+        (name, Value::from(Dict::from([("file".to_owned(), Value::from(file))])))
+    };
+    Ok(Value::from(table.into_iter().map(entry).collect::<Dict>()))
+}
+
+/// Whether a name can stand in the configuration: no dots, which separate keys.
+pub(crate) fn is_backend_name(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_')
+}
+
+/// The name of a driver that is given by its file alone.
+fn backend_name(file: &str) -> String {
+    let stem = Path::new(file).file_stem().unwrap_or_default().to_string_lossy();
+    let name: String =
+        stem.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' }).collect();
+    if name.is_empty() { "backend".to_owned() } else { name }
+}
+
+/// The command line: what was given of each key.
+pub(crate) fn flags(given: &[(&'static str, Vec<String>)]) -> Result<Source, ConfigError> {
+    let mut values = Dict::new();
+    for key in &KEYS {
+        let Some((_, texts)) = given.iter().find(|(name, texts)| *name == key.name && !texts.is_empty()) else {
+            continue;
+        };
+        let value = match (key.shape, texts.last()) {
+            (Shape::List, _) => list(texts.iter().flat_map(|text| text.split(','))),
+            (Shape::Backends, _) => backends(texts.iter().map(String::as_str))?,
+            (Shape::Text | Shape::Number | Shape::Bool, Some(text)) => read(key, text)?,
+            (Shape::Text | Shape::Number | Shape::Bool, None) => continue,
+        };
+        values.insert(key.name.to_owned(), value);
+    }
+    Ok(Source { layer: Layer::Flags, values })
+}
+
+/// The environment. Other variables with our prefix are none of ours: in a cluster, a Service that is called `cofferdam` puts
+/// `COFFERDAM_SERVICE_HOST` and more into every pod of its namespace.
+pub(crate) fn environment(variables: &HashMap<String, String>) -> Result<Source, ConfigError> {
+    let mut values = Dict::new();
+    for key in &KEYS {
+        if let Some(text) = variables.get(&key.variable()) {
+            values.insert(key.name.to_owned(), read(key, text)?);
+        }
+    }
+    Ok(Source { layer: Layer::Environment, values })
+}
+
+/// `RUST_LOG`, where it is set.
+pub(crate) fn rust_log(variables: &HashMap<String, String>) -> Source {
+    let text = variables.get("RUST_LOG").filter(|text| !text.is_empty());
+    let values = text.map(|text| ("log".to_owned(), Value::from(text.as_str()))).into_iter().collect();
+    Source { layer: Layer::RustLog, values }
+}
+
+/// The table of settings, with what a command holds instead.
+pub(crate) fn defaults(instead: &[(&'static str, &'static str)]) -> Result<Source, ConfigError> {
+    let mut values = Dict::new();
+    for key in &KEYS {
+        let instead = instead.iter().find(|(name, _)| *name == key.name).map(|(_, text)| *text);
+        if let Some(text) = instead.or(key.default) {
+            values.insert(key.name.to_owned(), read(key, text)?);
+        }
+    }
+    Ok(Source { layer: Layer::Defaults, values })
+}
+
+/// A TOML file.
+pub(crate) fn file(path: &Path) -> Result<Source, ConfigError> {
+    let unreadable = |source| ConfigError::Read { path: path.to_owned(), source };
+    let size = std::fs::metadata(path).map_err(unreadable)?.len();
+    if size > MAX_FILE_BYTES {
+        return Err(ConfigError::TooLarge { path: path.to_owned(), size, most: MAX_FILE_BYTES });
+    }
+    let text = std::fs::read_to_string(path).map_err(unreadable)?;
+    let broken = |error: &toml::de::Error| ConfigError::Syntax {
+        path: path.to_owned(),
+        line: line_of(&text, error.span()),
+        problem: error.message().replace('\n', ", "),
+    };
+    let values: Dict = toml::from_str(&text).map_err(|error| broken(&error))?;
+    let table = DeTable::parse(&text).map_err(|error| broken(&error))?;
+    let mut lines = BTreeMap::new();
+    collect_lines(&text, "", table.get_ref(), &mut lines);
+    Ok(Source { layer: Layer::File(Arc::new(Lines { path: path.to_owned(), lines })), values })
+}
+
+fn collect_lines(text: &str, prefix: &str, table: &DeTable<'_>, lines: &mut BTreeMap<String, usize>) {
+    for (name, value) in table {
+        let key = if prefix.is_empty() { name.get_ref().to_string() } else { format!("{prefix}.{}", name.get_ref()) };
+        lines.insert(key.clone(), line_of(text, Some(span(name))));
+        if let DeValue::Table(inner) = value.get_ref() {
+            collect_lines(text, &key, inner, lines);
+        }
+    }
+}
+
+fn span<T>(spanned: &Spanned<T>) -> Range<usize> {
+    spanned.span()
+}
+
+fn line_of(text: &str, span: Option<Range<usize>>) -> usize {
+    let start = span.map_or(0, |span| span.start);
+    1 + text.bytes().take(start).filter(|byte| *byte == b'\n').count()
+}

@@ -1,0 +1,222 @@
+//! Types of settings that check themselves.
+
+use std::{collections::BTreeSet, fmt, path::PathBuf, str::FromStr};
+
+use cofferdam_roles::{Role, UnknownRole};
+use figment::value::Value;
+use serde::{Deserialize, Deserializer, de};
+use tracing_subscriber::EnvFilter;
+
+/// Work that runs at once; more only adds memory, for the API and the driver are the limit long before.
+const MAX_WORKERS: u64 = 10_000;
+
+/// Longest name of a namespace (RFC 1123 label).
+const MAX_LABEL: usize = 63;
+
+/// Reads text with `FromStr`; its error names the value and what was expected.
+fn from_text<'de, T, D>(deserializer: D, expected: &'static str) -> Result<T, D::Error>
+where
+    T: FromStr<Err: fmt::Display>,
+    D: Deserializer<'de>,
+{
+    struct Visitor<T>(&'static str, std::marker::PhantomData<T>);
+    impl<T: FromStr<Err: fmt::Display>> de::Visitor<'_> for Visitor<T> {
+        type Value = T;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+            text.parse().map_err(E::custom)
+        }
+    }
+    deserializer.deserialize_str(Visitor(expected, std::marker::PhantomData))
+}
+
+/// The roles to run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Roles(pub(crate) BTreeSet<Role>);
+
+impl<'de> Deserialize<'de> for Roles {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> de::Visitor<'de> for Visitor {
+            type Value = Roles;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a list of roles, out of {}", Role::ALL.map(Role::as_str).join(", "))
+            }
+
+            fn visit_seq<A: de::SeqAccess<'de>>(self, mut items: A) -> Result<Roles, A::Error> {
+                let mut roles = BTreeSet::new();
+                while let Some(name) = items.next_element::<String>()? {
+                    roles.insert(name.parse().map_err(|error: UnknownRole| de::Error::custom(error))?);
+                }
+                Ok(Roles(roles))
+            }
+        }
+        deserializer.deserialize_seq(Visitor)
+    }
+}
+
+/// An address to listen on; without a host it is every address of the machine, as Go reads `:8080`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Endpoint {
+    /// Host, or nothing for every address.
+    pub(crate) host: Option<String>,
+    /// Port; 0 takes a free one.
+    pub(crate) port: u16,
+}
+
+impl FromStr for Endpoint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = || format!("{text:?} is not an address: expected [HOST]:PORT, such as :8080 or 127.0.0.1:8080");
+        let (host, port) = text.rsplit_once(':').ok_or_else(bad)?;
+        let port = port.parse().map_err(|_| bad())?;
+        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        let is_host = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | ':' | '-' | '_');
+        if !host.chars().all(is_host) {
+            return Err(bad());
+        }
+        Ok(Self { host: (!host.is_empty()).then(|| host.to_owned()), port })
+    }
+}
+
+impl<'de> Deserialize<'de> for Endpoint {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer, "an address such as \":8080\" or \"127.0.0.1:8080\"")
+    }
+}
+
+/// A DNS label: the name of a namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Label(pub(crate) String);
+
+impl FromStr for Label {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let inner = text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-');
+        if inner && !text.is_empty() && text.len() <= MAX_LABEL && !text.starts_with('-') && !text.ends_with('-') {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(format!(
+                "{text:?} is not a namespace: expected at most {MAX_LABEL} lower-case letters, digits and dashes, with \
+                 no dash at its ends"
+            ))
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Label {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer, "the name of a namespace")
+    }
+}
+
+/// Work that runs at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Workers(pub(crate) usize);
+
+impl<'de> Deserialize<'de> for Workers {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl de::Visitor<'_> for Visitor {
+            type Value = Workers;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a number from 1 to {MAX_WORKERS}")
+            }
+
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Workers, E> {
+                let refused = || E::invalid_value(de::Unexpected::Unsigned(number), &self);
+                let workers = usize::try_from(number).map_err(|_| refused())?;
+                if (1..=MAX_WORKERS).contains(&number) { Ok(Workers(workers)) } else { Err(refused()) }
+            }
+
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Workers, E> {
+                let unsigned = u64::try_from(number)
+                    .map_err(|_| E::invalid_value(de::Unexpected::Signed(number), &self))?;
+                self.visit_u64(unsigned)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+/// Where compiled components are kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum CompilationCache {
+    /// Where the user's caches are.
+    #[default]
+    User,
+    /// Nowhere.
+    Off,
+    /// In this directory.
+    Directory(PathBuf),
+}
+
+impl<'de> Deserialize<'de> for CompilationCache {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let path: PathBuf = from_text(deserializer, "a directory or \"off\"")?;
+        Ok(if path.as_os_str() == "off" { Self::Off } else { Self::Directory(path) })
+    }
+}
+
+/// How the log is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// What is logged: directives that the subscriber can read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Filter(pub(crate) String);
+
+impl FromStr for Filter {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match EnvFilter::try_new(text) {
+            Ok(_) => Ok(Self(text.to_owned())),
+            Err(error) => Err(format!(
+                "{text:?} is not a log filter ({error}): expected a level, or directives such as \
+                 info,cofferdam_roles=debug"
+            )),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Filter {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer, "a log filter such as \"info\"")
+    }
+}
+
+/// A value as `config` prints it.
+pub(crate) fn show(value: &Value) -> String {
+    match value {
+        Value::String(_, text) => text.clone(),
+        Value::Char(_, c) => c.to_string(),
+        Value::Bool(_, value) => value.to_string(),
+        Value::Num(_, number) => number
+            .to_u128()
+            .map(|n| n.to_string())
+            .or_else(|| number.to_i128().map(|n| n.to_string()))
+            .or_else(|| number.to_f64().map(|n| n.to_string()))
+            .unwrap_or_default(),
+        Value::Empty(..) => "(empty)".to_owned(),
+        Value::Dict(_, table) => {
+            let entries = table.iter().map(|(name, value)| format!("{name} = {}", show(value)));
+            format!("{{{}}}", entries.collect::<Vec<_>>().join(", "))
+        }
+        Value::Array(_, items) => items.iter().map(show).collect::<Vec<_>>().join(", "),
+    }
+}

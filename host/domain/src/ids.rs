@@ -1,0 +1,174 @@
+//! Identity: one newtype per thing that has a name, and the part of an object's metadata that every kind shares.
+
+use std::{collections::BTreeMap, fmt};
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! name {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(Box<str>);
+
+        impl $name {
+            /// Wraps a name as it stands in the API or on the wire; it is not validated here.
+            pub fn new(name: impl Into<Box<str>>) -> Self {
+                Self(name.into())
+            }
+
+            /// The name as text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:?}", self.0)
+            }
+        }
+
+        impl From<&str> for $name {
+            fn from(name: &str) -> Self {
+                Self(name.into())
+            }
+        }
+
+        impl From<String> for $name {
+            fn from(name: String) -> Self {
+                Self(name.into())
+            }
+        }
+    };
+}
+
+name!(
+    /// `metadata.uid`: the identity of one object over its life; a re-created object of the same name has another.
+    Uid
+);
+name!(
+    /// Name of a PersistentVolume.
+    VolumeName
+);
+name!(
+    /// The id that the driver gave to a volume (`spec.csi.volumeHandle`).
+    VolumeHandle
+);
+name!(
+    /// A driver's name, as a StorageClass' `provisioner` and a PV's `spec.csi.driver` spell it.
+    DriverName
+);
+name!(
+    /// Name of a StorageClass.
+    ClassName
+);
+name!(
+    /// Name of a Node.
+    NodeName
+);
+name!(
+    /// Name of a VolumeAttachment.
+    AttachmentName
+);
+name!(
+    /// Identity of the cluster: the uid of the namespace `kube-system`.
+    ClusterId
+);
+
+/// A PersistentVolumeClaim's place: namespace and name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ClaimKey {
+    /// `metadata.namespace`
+    pub namespace: Box<str>,
+    /// `metadata.name`
+    pub name: Box<str>,
+}
+
+impl ClaimKey {
+    /// A claim's place from its two parts.
+    pub fn new(namespace: impl Into<Box<str>>, name: impl Into<Box<str>>) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl fmt::Display for ClaimKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// A Pod's place: namespace and name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PodKey {
+    /// `metadata.namespace`
+    pub namespace: Box<str>,
+    /// `metadata.name`
+    pub name: Box<str>,
+}
+
+impl fmt::Display for PodKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// `metadata.resourceVersion`, comparable as Kubernetes 1.35 and later define it: a decimal number that grows with
+/// every write of the resource. 0 means that no version is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ResourceVersion(pub u64);
+
+impl fmt::Display for ResourceVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The metadata that the roles decide on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ObjectMeta {
+    /// `metadata.uid`
+    pub uid: Uid,
+    /// `metadata.resourceVersion`
+    pub version: ResourceVersion,
+    /// Whether `metadata.deletionTimestamp` is set.
+    pub deleting: bool,
+    /// `metadata.creationTimestamp` in milliseconds since the Unix epoch; 0 when absent.
+    pub created_ms: i64,
+    /// `metadata.finalizers`, in order: a JSON patch removes a member by its index.
+    pub finalizers: Vec<Box<str>>,
+    /// `metadata.annotations` without `kubectl.kubernetes.io/last-applied-configuration`.
+    pub annotations: BTreeMap<Box<str>, Box<str>>,
+    /// `metadata.labels`
+    pub labels: BTreeMap<Box<str>, Box<str>>,
+}
+
+impl Default for Uid {
+    fn default() -> Self {
+        Self::new("")
+    }
+}
+
+impl ObjectMeta {
+    /// Value of an annotation.
+    pub fn annotation(&self, key: &str) -> Option<&str> {
+        self.annotations.get(key).map(AsRef::as_ref)
+    }
+
+    /// Whether an annotation is present, whatever its value.
+    pub fn has_annotation(&self, key: &str) -> bool {
+        self.annotations.contains_key(key)
+    }
+
+    /// Index of a finalizer in the list.
+    pub fn finalizer(&self, name: &str) -> Option<usize> {
+        self.finalizers.iter().position(|f| &**f == name)
+    }
+}

@@ -1,0 +1,26 @@
+//! Types of the subject and the rules that roles share: claims, volumes, classes, storage requests and errors.
+//!
+//! This crate knows neither Kubernetes' wire format nor a client, a driver or a clock. Everything in it is plain data, so
+//! that rules over it can be tables.
+#![forbid(unsafe_code)]
+
+pub mod claim;
+pub mod class;
+pub mod ids;
+pub mod names;
+pub mod pod;
+pub mod quantity;
+pub mod selector;
+pub mod storage;
+pub mod volume;
+
+pub use claim::{Claim, ClaimPhase};
+pub use class::{BindingMode, StorageClass};
+pub use ids::{
+    AttachmentName, ClaimKey, ClassName, ClusterId, DriverName, NodeName, ObjectMeta, PodKey, ResourceVersion,
+    Uid, VolumeHandle, VolumeName,
+};
+pub use pod::Pod;
+pub use quantity::{Quantity, QuantityError};
+pub use selector::{Requirement, Selector};
+pub use volume::{AccessMode, AccessModes, ClaimRef, ReclaimPolicy, Volume, VolumeMode, VolumePhase};

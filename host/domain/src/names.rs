@@ -1,0 +1,47 @@
+//! Annotations, finalizers and parameters that Kubernetes and its sidecars share; each must match byte for byte.
+
+/// PVC: the claim once reached Bound; only presence counts.
+pub const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
+/// PV and PVC: this side of the pointer was written by the controller and may be undone by it; only presence counts.
+pub const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
+/// PV: name of the plugin or driver that made the volume.
+pub const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
+/// PV and PVC: CSI driver that took over from an in-tree plugin.
+pub const MIGRATED_TO: &str = "pv.kubernetes.io/migrated-to";
+/// PVC: driver that shall provision.
+pub const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
+/// PVC: as [`STORAGE_PROVISIONER`], still written beside it.
+pub const STORAGE_PROVISIONER_BETA: &str = "volume.beta.kubernetes.io/storage-provisioner";
+/// PVC: node that the scheduler chose.
+pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+/// PV and PVC: class, legacy form; wins over `spec.storageClassName` when present, even empty.
+pub const CLASS_BETA: &str = "volume.beta.kubernetes.io/storage-class";
+/// PV: capacity before a resize that has not reached the claim yet.
+pub const PRE_RESIZE_CAPACITY: &str = "volume.alpha.kubernetes.io/pre-resize-capacity";
+/// StorageClass: the default class.
+pub const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
+/// StorageClass: the default class, legacy form.
+pub const DEFAULT_CLASS_BETA: &str = "storageclass.beta.kubernetes.io/is-default-class";
+/// PV: name of the secret that DeleteVolume gets; empty means none, absent means ask the class.
+pub const DELETION_SECRET_NAME: &str = "volume.kubernetes.io/provisioner-deletion-secret-name";
+/// PV: namespace of the secret that DeleteVolume gets.
+pub const DELETION_SECRET_NAMESPACE: &str = "volume.kubernetes.io/provisioner-deletion-secret-namespace";
+
+/// Finalizer of a PV while it is Bound.
+pub const PV_PROTECTION: &str = "kubernetes.io/pv-protection";
+/// Finalizer of a PVC while a pod uses it.
+pub const PVC_PROTECTION: &str = "kubernetes.io/pvc-protection";
+/// Finalizer of a PV until the driver's volume is deleted.
+pub const PROVISIONER_FINALIZER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
+/// Finalizer of a PV whose volume an in-tree plugin deletes.
+pub const IN_TREE_FINALIZER: &str = "kubernetes.io/pv-controller";
+
+/// Provisioner name of classes for static volumes.
+pub const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
+/// Prefix of in-tree plugins' names.
+pub const IN_TREE_PREFIX: &str = "kubernetes.io/";
+
+/// Prefix of the class parameters that are read by the provisioner and never reach the driver.
+pub const RESERVED_PARAMETER_PREFIX: &str = "csi.storage.k8s.io/";
+/// Volume attribute that names the process which provisioned the volume.
+pub const PROVISIONER_IDENTITY: &str = "storage.kubernetes.io/csiProvisionerIdentity";

@@ -1,0 +1,1 @@
+//! The guests that the host's build compiles to WebAssembly, as bytes.

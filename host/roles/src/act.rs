@@ -1,0 +1,136 @@
+//! What every reconcile needs: the ports, and how a failed write ends a run.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use cofferdam_backend::Backend;
+use cofferdam_cluster::{
+    Cache, Event, EventSink, Journal, Kind, Subject, WriteError, Writer, queue::Outcome, writer::Cached,
+};
+use cofferdam_domain::{Claim, ClaimKey, ClusterId, DriverName, Volume, VolumeName};
+use tokio::time::Instant;
+
+use crate::{
+    observer::{Observer, Step, StepKind},
+    process::Settings,
+    pv_controller::rules::Note,
+    role::Role,
+};
+
+/// More effects than any flow has in a row. A run that gets there chases a world that changes as fast as it writes, and
+/// goes back to the end of the queue.
+pub(crate) const MAX_EFFECTS: usize = 16;
+
+/// A driver with what belongs to it.
+pub(crate) struct Driver {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) journal: Journal,
+    /// `spec.csi.volumeAttributes["storage.kubernetes.io/csiProvisionerIdentity"]` of what this process provisions.
+    pub(crate) identity: String,
+    /// `source.component` of events.
+    pub(crate) component: Box<str>,
+}
+
+/// The ports and facts of a process.
+pub(crate) struct Context {
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) writer: Writer,
+    pub(crate) events: EventSink,
+    pub(crate) observer: Arc<dyn Observer>,
+    pub(crate) settings: Settings,
+    pub(crate) cluster: ClusterId,
+    pub(crate) drivers: HashMap<DriverName, Driver>,
+}
+
+impl Context {
+    /// Whether the provisioner of this driver runs in this process.
+    pub(crate) fn provisions(&self, driver: &DriverName) -> bool {
+        self.settings.roles.contains(&Role::Provisioner) && self.drivers.contains_key(driver)
+    }
+
+    /// Sends a note as an event on an object.
+    pub(crate) fn note<K: Kind>(&self, object: &K, component: &str, note: Note) {
+        let Note { kind, reason, text } = note;
+        let event = Event { subject: Subject::of(object), kind, reason, note: text, component: component.into() };
+        self.events.publish(event);
+    }
+
+    /// How a run ends after a write that failed: a conflict reads again and decides again, everything else backs off.
+    pub(crate) async fn after_failure<K: Cached>(&self, key: &K::Key, error: &WriteError) -> Outcome {
+        match error {
+            WriteError::Conflict(_) | WriteError::NotFound(_) | WriteError::AlreadyExists(_) => {
+                match self.writer.refresh::<K>(key).await {
+                    Ok(()) => Outcome::Again,
+                    Err(error) => {
+                        tracing::debug!(%error, "reading again failed");
+                        Outcome::Retry
+                    }
+                }
+            }
+            WriteError::Refused { .. } | WriteError::Unavailable { .. } | WriteError::Answer { .. } => {
+                tracing::warn!(%error, "a write failed; it is tried again");
+                Outcome::Retry
+            }
+        }
+    }
+}
+
+/// Tells the observer of the steps for one object.
+#[derive(Clone)]
+pub(crate) struct Teller {
+    observer: Arc<dyn Observer>,
+    role: Role,
+    claim: Option<ClaimKey>,
+    volume: Option<VolumeName>,
+}
+
+impl Teller {
+    pub(crate) fn of_claim(context: &Context, role: Role, claim: &ClaimKey) -> Self {
+        Self { observer: Arc::clone(&context.observer), role, claim: Some(claim.clone()), volume: None }
+    }
+
+    pub(crate) fn of_volume(context: &Context, role: Role, volume: &Volume) -> Self {
+        let claim = volume.claim_ref.as_ref().map(|r| r.key.clone());
+        Self { observer: Arc::clone(&context.observer), role, claim, volume: Some(volume.name.clone()) }
+    }
+
+    pub(crate) fn tell(&self, kind: StepKind, text: impl Into<String>, took: Option<Duration>) {
+        let text = text.into();
+        match kind {
+            StepKind::Fails => tracing::info!(role = %self.role, claim = ?self.claim, volume = ?self.volume, "{text}"),
+            StepKind::Acts | StepKind::Waits | StepKind::Settled => {
+                tracing::debug!(role = %self.role, claim = ?self.claim, volume = ?self.volume, "{text}");
+            }
+        }
+        let (claim, volume) = (self.claim.clone(), self.volume.clone());
+        self.observer.step(Step { role: self.role, claim, volume, kind, text, took });
+    }
+
+    /// Performs one effect and tells how it went; `text` names it in the present tense. A conflict is not told: it is no
+    /// failure, and the decision is made again.
+    pub(crate) async fn act<T>(
+        &self,
+        text: &str,
+        effect: impl Future<Output = Result<T, WriteError>>,
+    ) -> Result<T, WriteError> {
+        let started = Instant::now();
+        let result = effect.await;
+        match &result {
+            Ok(_) => self.tell(StepKind::Acts, text, Some(started.elapsed())),
+            Err(WriteError::Conflict(_)) => {}
+            Err(error) => self.tell(StepKind::Fails, format!("{text}: {error}"), Some(started.elapsed())),
+        }
+        result
+    }
+}
+
+/// `claimRef` as binding writes it: with the claim's uid and version.
+pub(crate) fn claim_reference(claim: &Claim) -> serde_json::Value {
+    serde_json::json!({
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "namespace": claim.key.namespace,
+        "name": claim.key.name,
+        "uid": claim.meta.uid,
+        "resourceVersion": claim.meta.version.to_string(),
+    })
+}

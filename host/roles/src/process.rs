@@ -1,0 +1,359 @@
+//! One process: one cache, one set of watches, any set of roles over any set of drivers.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use cofferdam_backend::Backend;
+use cofferdam_cluster::{
+    Cache, Clock, EventSink, Journal, WriteError, Writer,
+    hold::{self, RestoreMark},
+    metrics::Metrics,
+    watch::{Restored, Scope, follow},
+};
+use cofferdam_domain::{Claim, ClusterId, DriverName, Pod, StorageClass, Volume};
+use prometheus_client::registry::Registry;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    act::{Context, Driver},
+    observer::Observer,
+    protection::reconcile::Protection,
+    provisioner::{metrics::ProvisionerMetrics, reconcile::Provisioner},
+    pv_controller::reconcile::PvController,
+    role::Role,
+};
+
+/// What an operator chooses.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The roles of this process.
+    pub roles: BTreeSet<Role>,
+    /// Namespace of the intent journal and of the mark that a restored cluster leaves.
+    pub namespace: String,
+    /// Name of this process in events and in volumes' provisioner identity: host name or pod name.
+    pub identity: String,
+    /// First part of a provisioned volume's name (`--volume-name-prefix`).
+    pub volume_name_prefix: String,
+    /// Deadline of one driver call (`--timeout`).
+    pub timeout: Duration,
+    /// Back-off of a claim or volume after a failure: first pause (`--retry-interval-start`).
+    pub retry_interval_start: Duration,
+    /// Back-off of a claim or volume after a failure: longest pause (`--retry-interval-max`).
+    pub retry_interval_max: Duration,
+    /// Claims, and as many volumes, that are worked on at once (`--worker-threads`).
+    pub worker_threads: usize,
+    /// Filesystem type for classes that name none (`--default-fstype`).
+    pub default_fs_type: Option<String>,
+    /// Adds the names of claim and volume to the driver's parameters (`--extra-create-metadata`).
+    pub extra_create_metadata: bool,
+}
+
+impl Default for Settings {
+    /// The sidecars' defaults where they have the flag, but for the deadline: theirs, 10 s, is too short for many arrays and
+    /// only makes noise, because a call that ran out of time is repeated anyway.
+    fn default() -> Self {
+        Self {
+            roles: Role::ALL.into(),
+            namespace: "default".to_owned(),
+            identity: "cofferdam".to_owned(),
+            volume_name_prefix: "pvc".to_owned(),
+            timeout: Duration::from_secs(60),
+            retry_interval_start: Duration::from_secs(1),
+            retry_interval_max: Duration::from_secs(300),
+            worker_threads: 100,
+            default_fs_type: None,
+            extra_create_metadata: false,
+        }
+    }
+}
+
+/// What a process stands on.
+pub struct Parts {
+    /// Client of the API, without retries of its own.
+    pub client: kube::Client,
+    /// The drivers, each of another name.
+    pub backends: Vec<Arc<dyn Backend>>,
+    /// The wall clock.
+    pub clock: Clock,
+    /// Hears of every step.
+    pub observer: Arc<dyn Observer>,
+}
+
+/// Why a process cannot start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// Two backends say that they are the same driver.
+    #[error("two backends have the driver name {0}: expected one backend per driver")]
+    TwoBackends(DriverName),
+    /// The provisioner has nothing to work with.
+    #[error("role {0} needs at least one backend: name one with --backend")]
+    NoBackend(Role),
+    /// `--volume-name-prefix` is empty or not of a volume's name.
+    #[error("volume name prefix {0:?} cannot start a volume's name: expected lower-case letters, digits and dashes, at most 63")]
+    Prefix(String),
+    /// A first read of the API failed.
+    #[error("cannot start: {0}")]
+    Start(#[source] WriteError),
+}
+
+/// One process.
+pub struct Process {
+    settings: Settings,
+    parts: Parts,
+    metrics: Metrics,
+    provisioner_metrics: ProvisionerMetrics,
+    ready: watch::Sender<bool>,
+    cache: Mutex<Arc<Cache>>,
+}
+
+/// Pause before the mark of a restored cluster is written again: nothing else may happen before it stands.
+const MARK_RETRY: Duration = Duration::from_secs(1);
+
+impl Process {
+    /// Checks settings and parts and registers the metrics. Does not touch the API.
+    ///
+    /// # Errors
+    /// [`ProcessError`] for settings that cannot work.
+    pub fn new(settings: Settings, parts: Parts, registry: &mut Registry) -> Result<Self, ProcessError> {
+        let mut drivers = BTreeSet::new();
+        for backend in &parts.backends {
+            let name = &backend.description().name;
+            if !drivers.insert(name.clone()) {
+                return Err(ProcessError::TwoBackends(name.clone()));
+            }
+        }
+        if settings.roles.contains(&Role::Provisioner) && drivers.is_empty() {
+            return Err(ProcessError::NoBackend(Role::Provisioner));
+        }
+        let prefix = &settings.volume_name_prefix;
+        let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        if prefix.is_empty() || prefix.len() > 63 || !prefix.chars().all(allowed) || prefix.starts_with('-') {
+            return Err(ProcessError::Prefix(prefix.clone()));
+        }
+        Ok(Self {
+            metrics: Metrics::register(registry),
+            provisioner_metrics: ProvisionerMetrics::register(registry),
+            ready: watch::Sender::new(false),
+            cache: Mutex::default(),
+            settings,
+            parts,
+        })
+    }
+
+    /// Whether the caches are filled and the roles run.
+    pub fn ready(&self) -> watch::Receiver<bool> {
+        self.ready.subscribe()
+    }
+
+    /// The cache of the current run.
+    pub fn cache(&self) -> Arc<Cache> {
+        Arc::clone(&self.cache.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Handles to the cluster layer's metrics.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Runs the roles until `stop`, then drains: no new work, what runs comes to its end, journal and events go out.
+    ///
+    /// After a restore of the cluster from a backup everything starts anew, with deletions held back.
+    ///
+    /// # Errors
+    /// [`ProcessError::Start`] where the API refuses the first reads.
+    pub async fn run(&self, stop: CancellationToken) -> Result<(), ProcessError> {
+        loop {
+            let restored = self.run_once(stop.clone()).await?;
+            self.ready.send_replace(false);
+            let Some(restored) = restored else { return Ok(()) };
+            tracing::error!("{restored}; deletions are held back until ConfigMap {} is deleted", hold::MARK);
+            let writer = Writer::new(self.parts.client.clone(), Arc::default(), self.metrics.clone());
+            while let Err(error) = hold::mark(&writer, &self.settings.namespace, &restored).await {
+                tracing::error!(%error, "ConfigMap {} cannot be written; nothing runs before it stands", hold::MARK);
+                tokio::select! {
+                    () = stop.cancelled() => return Ok(()),
+                    () = tokio::time::sleep(MARK_RETRY) => {}
+                }
+            }
+        }
+    }
+
+    /// One life of the cache; ends with `stop` or with the news of a restore.
+    async fn run_once(&self, stop: CancellationToken) -> Result<Option<Restored>, ProcessError> {
+        let cache = Arc::new(Cache::default());
+        *self.cache.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&cache);
+        let writer = Writer::new(self.parts.client.clone(), Arc::clone(&cache), self.metrics.clone());
+        let (events, event_loop) =
+            EventSink::new(writer.clone(), Arc::clone(&self.parts.clock), self.metrics.clone());
+        let cluster = cluster_id(&writer).await.map_err(ProcessError::Start)?;
+        let drivers = self.drivers(&writer).await?;
+        let journals: Vec<Journal> = drivers.values().map(|driver| driver.journal.clone()).collect();
+        let context = Arc::new(Context {
+            cache: Arc::clone(&cache),
+            writer: writer.clone(),
+            events: events.clone(),
+            observer: Arc::clone(&self.parts.observer),
+            settings: self.settings.clone(),
+            cluster,
+            drivers,
+        });
+        // Before the watches: what they find first wakes the roles.
+        let roles = Roles::new(&context, &self.metrics, &self.provisioner_metrics);
+        // Roles stop first; what they leave behind goes out after them.
+        let (working, flushing) = (stop.child_token(), CancellationToken::new());
+        let held = self.metrics.deletions_held.clone();
+        let marks = Arc::clone(&cache);
+        cache.restore_marks.subscribe(move |_| {
+            held.set(i64::from(hold::is_held(&marks)));
+        });
+        let watches = self.watches(&writer, &events, working.clone());
+        let work = async {
+            if self.synced(&cache, &working).await {
+                self.ready.send_replace(true);
+                roles.run(working.clone()).await;
+            }
+            self.ready.send_replace(false);
+            flushing.cancel();
+        };
+        let background = async {
+            let journals = futures::future::join_all(journals.iter().map(|journal| journal.run(flushing.clone())));
+            tokio::join!(journals, event_loop.run(flushing.clone()));
+        };
+        let (restored, (), ()) = tokio::join!(
+            async {
+                let restored = watches.await;
+                working.cancel();
+                restored
+            },
+            work,
+            background,
+        );
+        Ok(restored)
+    }
+
+    async fn drivers(&self, writer: &Writer) -> Result<HashMap<DriverName, Driver>, ProcessError> {
+        let mut drivers = HashMap::new();
+        for backend in &self.parts.backends {
+            let name = backend.description().name.clone();
+            let journal =
+                Journal::new(writer.clone(), self.settings.namespace.clone(), name.clone(), self.metrics.clone());
+            if self.settings.roles.contains(&Role::Provisioner) {
+                journal.load().await.map_err(ProcessError::Start)?;
+            }
+            let started = (self.parts.clock)().as_millisecond();
+            let driver = Driver {
+                backend: Arc::clone(backend),
+                journal,
+                identity: format!("{started}-{}-{name}", self.settings.identity),
+                component: format!("{name}_{}", self.settings.identity).into(),
+            };
+            drivers.insert(name, driver);
+        }
+        Ok(drivers)
+    }
+
+    /// Follows every kind that a role of this process reads, until `stop` or until one shows a restore.
+    async fn watches(&self, writer: &Writer, events: &EventSink, stop: CancellationToken) -> Option<Restored> {
+        let metrics = &self.metrics;
+        let everything = Scope::default;
+        let marks = hold::scope(&self.settings.namespace);
+        let needs = |role: Role| self.settings.roles.contains(&role);
+        let pods = async {
+            if needs(Role::Protection) {
+                follow::<Pod>(writer, events, metrics, everything(), stop.clone()).await
+            } else {
+                Ok(())
+            }
+        };
+        let marks = async {
+            if needs(Role::Provisioner) {
+                follow::<RestoreMark>(writer, events, metrics, marks, stop.clone()).await
+            } else {
+                Ok(())
+            }
+        };
+        let all = futures::future::try_join5(
+            follow::<Claim>(writer, events, metrics, everything(), stop.clone()),
+            follow::<Volume>(writer, events, metrics, everything(), stop.clone()),
+            follow::<StorageClass>(writer, events, metrics, everything(), stop.clone()),
+            pods,
+            marks,
+        );
+        all.await.err()
+    }
+
+    /// Waits for the first list of every kind; `false` when stopped before.
+    async fn synced(&self, cache: &Cache, stop: &CancellationToken) -> bool {
+        let all = async {
+            cache.claims.synced().await;
+            cache.volumes.synced().await;
+            cache.classes.synced().await;
+            if self.settings.roles.contains(&Role::Protection) {
+                cache.pods.synced().await;
+            }
+            if self.settings.roles.contains(&Role::Provisioner) {
+                cache.restore_marks.synced().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => false,
+            () = all => true,
+        }
+    }
+}
+
+/// The roles of a process.
+struct Roles {
+    pv_controller: Option<Arc<PvController>>,
+    provisioner: Option<Arc<Provisioner>>,
+    protection: Option<Arc<Protection>>,
+}
+
+impl Roles {
+    fn new(context: &Arc<Context>, metrics: &Metrics, provisioner: &ProvisionerMetrics) -> Self {
+        let has = |role: Role| context.settings.roles.contains(&role);
+        Self {
+            pv_controller: has(Role::PvController).then(|| PvController::new(Arc::clone(context), metrics)),
+            provisioner: has(Role::Provisioner)
+                .then(|| Provisioner::new(Arc::clone(context), metrics, provisioner.clone())),
+            protection: has(Role::Protection).then(|| Protection::new(Arc::clone(context), metrics)),
+        }
+    }
+
+    async fn run(&self, stop: CancellationToken) {
+        let (pv_controller, provisioner, protection) = (
+            self.pv_controller.iter().map(|role| role.run(stop.clone())),
+            self.provisioner.iter().map(|role| role.run(stop.clone())),
+            self.protection.iter().map(|role| role.run(stop.clone())),
+        );
+        tokio::join!(
+            futures::future::join_all(pv_controller),
+            futures::future::join_all(provisioner),
+            futures::future::join_all(protection),
+        );
+    }
+}
+
+/// The cluster's identity: the uid of the one namespace that every cluster has for all its life.
+async fn cluster_id(writer: &Writer) -> Result<ClusterId, WriteError> {
+    #[derive(serde::Deserialize)]
+    struct Namespace {
+        metadata: Meta,
+    }
+    #[derive(serde::Deserialize)]
+    struct Meta {
+        uid: String,
+    }
+    let target = "Namespace kube-system";
+    let answer = writer.read("/api/v1/namespaces/kube-system", target).await?;
+    let namespace: Namespace = serde_json::from_str(&answer).map_err(|error| WriteError::Answer {
+        target: target.to_owned(),
+        message: error.to_string(),
+    })?;
+    Ok(ClusterId::from(namespace.metadata.uid))
+}

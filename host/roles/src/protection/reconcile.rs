@@ -1,0 +1,118 @@
+//! Carries out what [`rules`](super::rules) decides.
+
+use std::{sync::Arc, time::Duration};
+
+use cofferdam_cluster::{
+    Change, Seen, WriteError,
+    cache::PodIndex,
+    metrics::Metrics,
+    queue::{Backoff, Outcome, Queue},
+    writer::Cached,
+};
+use cofferdam_domain::{Claim, ClaimKey, Pod, Volume, VolumeName, names};
+use tokio_util::sync::CancellationToken;
+
+use super::rules::{self, Verdict};
+use crate::{
+    act::{Context, MAX_EFFECTS, Teller},
+    role::Role,
+};
+
+/// client-go's per-item limits for a controller's queue, with a start that a person does not notice.
+const BACKOFF: Backoff = Backoff { first: Duration::from_millis(50), most: Duration::from_secs(1000) };
+/// Objects of each kind that are worked on at once; each takes one small write.
+const WORKERS: usize = 16;
+
+/// The role.
+pub(crate) struct Protection {
+    context: Arc<Context>,
+    claims: Queue<ClaimKey>,
+    volumes: Queue<VolumeName>,
+}
+
+impl Protection {
+    /// The role, woken by every change from now on.
+    pub(crate) fn new(context: Arc<Context>, metrics: &Metrics) -> Arc<Self> {
+        let role = Arc::new(Self {
+            claims: Queue::new("pvcprotection", BACKOFF, metrics),
+            volumes: Queue::new("pvprotection", BACKOFF, metrics),
+            context,
+        });
+        let claims = role.claims.clone();
+        role.context.cache.claims.subscribe(move |change| claims.add(change.key.clone()));
+        let volumes = role.volumes.clone();
+        role.context.cache.volumes.subscribe(move |change| volumes.add(change.key.clone()));
+        let claims = role.claims.clone();
+        role.context.cache.pods.subscribe(move |change: &Change<Pod>| {
+            for pod in [&change.old, &change.new].into_iter().flatten() {
+                PodIndex::claims_of(pod).for_each(|claim| claims.add(claim));
+            }
+        });
+        role
+    }
+
+    /// Works until `stop`.
+    pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
+        let (claims, volumes) = (Arc::clone(self), Arc::clone(self));
+        tokio::join!(
+            self.claims.run(WORKERS, stop.clone(), move |key| {
+                let me = Arc::clone(&claims);
+                async move { me.claim(&key).await }
+            }),
+            self.volumes.run(WORKERS, stop, move |name| {
+                let me = Arc::clone(&volumes);
+                async move { me.volume(&name).await }
+            }),
+        );
+    }
+
+    async fn claim(&self, key: &ClaimKey) -> Outcome {
+        for _ in 0..MAX_EFFECTS {
+            let Seen::Known(claim) = self.context.cache.claims.get(key) else { return Outcome::Done };
+            let teller = Teller::of_claim(&self.context, Role::Protection, key);
+            let verdict = rules::claim(&self.context.cache, &claim);
+            match self.perform(&teller, &*claim, verdict, names::PVC_PROTECTION).await {
+                None => return Outcome::Done,
+                Some(Ok(())) => {}
+                Some(Err(error)) => return self.context.after_failure::<Claim>(key, &error).await,
+            }
+        }
+        Outcome::Again
+    }
+
+    async fn volume(&self, name: &VolumeName) -> Outcome {
+        for _ in 0..MAX_EFFECTS {
+            let Seen::Known(volume) = self.context.cache.volumes.get(name) else { return Outcome::Done };
+            let teller = Teller::of_volume(&self.context, Role::Protection, &volume);
+            match self.perform(&teller, &*volume, rules::volume(&volume), names::PV_PROTECTION).await {
+                None => return Outcome::Done,
+                Some(Ok(())) => {}
+                Some(Err(error)) => return self.context.after_failure::<Volume>(name, &error).await,
+            }
+        }
+        Outcome::Again
+    }
+
+    async fn perform<K: Cached>(
+        &self,
+        teller: &Teller,
+        object: &K,
+        verdict: Verdict,
+        finalizer: &str,
+    ) -> Option<Result<(), WriteError>> {
+        let writer = &self.context.writer;
+        match verdict {
+            Verdict::Settled(_) => None,
+            Verdict::Add => {
+                let text = format!("puts {finalizer} on");
+                Some(teller.act(&text, writer.add_finalizer(object, finalizer)).await.map(drop))
+            }
+            Verdict::Remove(at) => {
+                let text = format!("takes {finalizer} off");
+                let key = object.key();
+                let write = writer.remove_finalizer::<K>(&key, &object.meta().uid, at, finalizer);
+                Some(teller.act(&text, write).await.map(drop))
+            }
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! When a protection finalizer goes. Source: kube-controller-manager's pv-protection (a volume is in use while its phase is
+//! Bound) and pvc-protection (a claim is in use while a scheduled pod refers to it, finished or not).
+
+use cofferdam_cluster::Cache;
+use cofferdam_domain::{Claim, ObjectMeta, Volume, VolumePhase, names};
+
+/// The next step for an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing; the text says why, for people.
+    Settled(&'static str),
+    /// Put the finalizer on.
+    Add,
+    /// Take the finalizer, at this place of the list, off.
+    Remove(usize),
+}
+
+/// Decides for a volume.
+pub fn volume(volume: &Volume) -> Verdict {
+    decide(&volume.meta, names::PV_PROTECTION, volume.phase == VolumePhase::Bound)
+}
+
+/// Decides for a claim.
+pub fn claim(cache: &Cache, claim: &Claim) -> Verdict {
+    // A pod without a node cannot start with a claim that is being deleted: it does not count.
+    let used = claim.meta.deleting
+        && cache.pods_using(&claim.key).iter().filter(|pod| pod.scheduled).any(|pod| {
+            pod.claims.contains(&claim.key.name)
+                || (pod.ephemeral_claims.contains(&claim.key.name) && !pod.shut_down)
+        });
+    decide(&claim.meta, names::PVC_PROTECTION, used)
+}
+
+fn decide(meta: &ObjectMeta, finalizer: &str, used: bool) -> Verdict {
+    match (meta.deleting, meta.finalizer(finalizer)) {
+        (true, Some(_)) if used => Verdict::Settled("it is in use"),
+        (true, Some(at)) => Verdict::Remove(at),
+        (true, None) => Verdict::Settled("it goes"),
+        (false, None) => Verdict::Add,
+        (false, Some(_)) => Verdict::Settled("it is protected"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+//! The PersistentVolume of a provisioned volume, as external-provisioner writes it.
+
+use cofferdam_cluster::Intent;
+use cofferdam_domain::{
+    AccessModes, Quantity, VolumeMode, names,
+    storage::{AccessType, CreatedVolume},
+};
+use serde_json::{Map, Value, json};
+
+/// Attribute under which an attachment travels to the node.
+pub const ATTACHMENT: &str = "cofferdam.dev/attachment";
+
+/// What the claim adds to the intent: it may be gone, then the request tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimShape {
+    /// `spec.accessModes`
+    pub access_modes: AccessModes,
+    /// `metadata.resourceVersion`, where the claim still exists.
+    pub version: Option<String>,
+}
+
+/// The object for a volume of `capacity` bytes that the driver made for an intent.
+///
+/// # Errors
+/// A message where the attachment cannot be written down.
+pub fn persistent_volume(
+    intent: &Intent,
+    created: &CreatedVolume,
+    capacity: u64,
+    identity: &str,
+    shape: &ClaimShape,
+) -> Result<Value, serde_json::Error> {
+    let mut attributes = Map::new();
+    attributes.insert(names::PROVISIONER_IDENTITY.to_owned(), json!(identity));
+    // The driver's own word wins, as it does in external-provisioner.
+    attributes.extend(created.context.iter().map(|(key, value)| (key.clone(), json!(value))));
+    if let Some(attachment) = &created.attachment {
+        attributes.insert(ATTACHMENT.to_owned(), json!(serde_json::to_string(attachment)?));
+    }
+    let access = intent.request.capabilities.first().map(|capability| &capability.access);
+    let (mode, fs_type) = match access {
+        Some(AccessType::Block) => (VolumeMode::Block, None),
+        Some(AccessType::Filesystem { fs_type, .. }) => (VolumeMode::Filesystem, fs_type.clone()),
+        None => (VolumeMode::Filesystem, None),
+    };
+    let mut csi = json!({
+        "driver": intent.driver,
+        "volumeHandle": created.handle,
+        "volumeAttributes": attributes,
+    });
+    let mut claim = json!({
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "namespace": intent.claim.namespace,
+        "name": intent.claim.name,
+        "uid": intent.uid,
+    });
+    insert(&mut csi, "fsType", fs_type.map(Value::from));
+    insert(&mut claim, "resourceVersion", shape.version.clone().map(Value::from));
+    let mut spec = json!({
+        "capacity": {"storage": Quantity::from_bytes(capacity).to_string()},
+        "accessModes": shape.access_modes.iter().map(|mode| mode.as_str()).collect::<Vec<_>>(),
+        "persistentVolumeReclaimPolicy": intent.class.reclaim_policy.as_str(),
+        "storageClassName": intent.class.name,
+        "volumeMode": match mode {
+            VolumeMode::Filesystem => "Filesystem",
+            VolumeMode::Block => "Block",
+        },
+        "claimRef": claim,
+        "csi": csi,
+    });
+    let mount_options = Some(&intent.class.mount_options).filter(|options| !options.is_empty());
+    insert(&mut spec, "mountOptions", mount_options.map(|options| json!(options)));
+    insert(&mut spec, "nodeAffinity", node_affinity(created));
+    Ok(json!({
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {
+            "name": intent.request.name,
+            "finalizers": [names::PROVISIONER_FINALIZER],
+            "annotations": {
+                names::PROVISIONED_BY: intent.driver,
+                // Present and empty: "no secret", where absent would mean "ask the class".
+                names::DELETION_SECRET_NAME: "",
+                names::DELETION_SECRET_NAMESPACE: "",
+            },
+        },
+        "spec": spec,
+    }))
+}
+
+/// One term per place where the volume can be reached.
+fn node_affinity(created: &CreatedVolume) -> Option<Value> {
+    let terms: Vec<Value> = created
+        .topology
+        .iter()
+        .filter(|segments| !segments.is_empty())
+        .map(|segments| {
+            let expressions: Vec<Value> = segments
+                .iter()
+                .map(|(key, value)| json!({"key": key, "operator": "In", "values": [value]}))
+                .collect();
+            json!({"matchExpressions": expressions})
+        })
+        .collect();
+    (!terms.is_empty()).then(|| json!({"required": {"nodeSelectorTerms": terms}}))
+}
+
+fn insert(object: &mut Value, key: &str, value: Option<Value>) {
+    if let (Some(object), Some(value)) = (object.as_object_mut(), value) {
+        object.insert(key.to_owned(), value);
+    }
+}

@@ -1,0 +1,507 @@
+//! Carries out what [`rules`](super::rules) decides: journal, driver call, object; one effect at a time.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use cofferdam_backend::Call;
+use cofferdam_cluster::{
+    Change, EventType, Intent, Precondition, Seen, WriteError, hold,
+    metrics::Metrics,
+    queue::{Backoff, Outcome, Queue},
+};
+use cofferdam_domain::{
+    Claim, DriverName, StorageClass, Uid, Volume, VolumeName, VolumePhase, names,
+    storage::{CreatedVolume, StorageError},
+};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    metrics::ProvisionerMetrics,
+    object::{self, ClaimShape},
+    rules::{self, ClaimVerdict, Created, Options, VolumeVerdict},
+};
+use crate::{
+    act::{Context, Driver, MAX_EFFECTS, Teller},
+    observer::StepKind,
+    pv_controller::rules::Note,
+    role::Role,
+};
+
+/// A claim that has no volume after this time gets the event that says that one is being made.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How many claims are remembered as infeasible; beyond it the oldest get a fresh try.
+const INFEASIBLE: usize = 10_000;
+
+/// The role.
+pub(crate) struct Provisioner {
+    context: Arc<Context>,
+    options: Options,
+    claims: Queue<Uid>,
+    volumes: Queue<VolumeName>,
+    /// Claims whose request the driver found invalid: the class at that time, and until when that is remembered.
+    infeasible: Mutex<HashMap<Uid, (Uid, Instant)>>,
+    metrics: ProvisionerMetrics,
+}
+
+impl Provisioner {
+    /// The role, woken by every change from now on.
+    pub(crate) fn new(context: Arc<Context>, metrics: &Metrics, own: ProvisionerMetrics) -> Arc<Self> {
+        let settings = &context.settings;
+        let backoff = Backoff { first: settings.retry_interval_start, most: settings.retry_interval_max };
+        let options = Options {
+            prefix: settings.volume_name_prefix.clone(),
+            default_fs_type: settings.default_fs_type.clone(),
+            extra_create_metadata: settings.extra_create_metadata,
+            cluster: context.cluster.clone(),
+            binder_here: settings.roles.contains(&Role::PvController),
+        };
+        let role = Arc::new(Self {
+            claims: Queue::new("provisioner_claims", backoff, metrics),
+            volumes: Queue::new("provisioner_volumes", backoff, metrics),
+            infeasible: Mutex::default(),
+            metrics: own,
+            options,
+            context,
+        });
+        let cache = Arc::clone(&role.context.cache);
+        let me = Arc::downgrade(&role);
+        cache.claims.subscribe(move |change| {
+            if let Some(me) = me.upgrade() {
+                me.claim_changed(change);
+            }
+        });
+        let me = Arc::downgrade(&role);
+        cache.volumes.subscribe(move |change| {
+            if let Some(me) = me.upgrade() {
+                me.volume_changed(change);
+            }
+        });
+        let me = Arc::downgrade(&role);
+        cache.classes.subscribe(move |change: &Change<StorageClass>| {
+            if let Some(me) = me.upgrade() {
+                for key in me.context.cache.unbound_claims_of_class(change.key.as_str()) {
+                    if let Some(claim) = me.context.cache.claims.get(&key).known() {
+                        me.claims.add(claim.meta.uid.clone());
+                    }
+                }
+            }
+        });
+        let me = Arc::downgrade(&role);
+        cache.restore_marks.subscribe(move |_| {
+            if let Some(me) = me.upgrade() {
+                me.context.cache.volumes.list().iter().for_each(|volume| me.volumes.add(volume.name.clone()));
+            }
+        });
+        role
+    }
+
+    /// Works until `stop`.
+    pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
+        for driver in self.context.drivers.values() {
+            driver.journal.uids().into_iter().for_each(|uid| self.claims.add(uid));
+        }
+        let workers = self.context.settings.worker_threads;
+        let (claims, volumes) = (Arc::clone(self), Arc::clone(self));
+        let journals = futures::future::join_all(self.context.drivers.values().map(|driver| async {
+            loop {
+                driver.journal.adopted().await.into_iter().for_each(|uid| self.claims.add(uid));
+            }
+        }));
+        let queues = async {
+            tokio::join!(
+                self.claims.run(workers, stop.clone(), move |uid| {
+                    let me = Arc::clone(&claims);
+                    async move { me.claim(&uid).await }
+                }),
+                self.volumes.run(workers, stop.clone(), move |name| {
+                    let me = Arc::clone(&volumes);
+                    async move { me.volume(&name).await }
+                }),
+            )
+        };
+        tokio::select! {
+            _ = queues => {}
+            _ = journals => {}
+        }
+    }
+
+    fn claim_changed(&self, change: &Change<Claim>) {
+        for claim in [&change.old, &change.new].into_iter().flatten() {
+            self.claims.add(claim.meta.uid.clone());
+        }
+        if let (Some(old), None) = (&change.old, &change.new) {
+            self.infeasible().remove(&old.meta.uid);
+        }
+    }
+
+    fn volume_changed(&self, change: &Change<Volume>) {
+        self.volumes.add(change.key.clone());
+        for volume in [&change.old, &change.new].into_iter().flatten() {
+            if let Some(uid) = volume.claim_ref.as_ref().and_then(|r| r.uid.clone()) {
+                self.claims.add(uid);
+            }
+        }
+    }
+
+    fn driver_of(&self, uid: &Uid) -> Option<(&Driver, Arc<Intent>)> {
+        self.context.drivers.values().find_map(|driver| Some((driver, driver.journal.get(uid)?)))
+    }
+
+    async fn claim(&self, uid: &Uid) -> Outcome {
+        for _ in 0..MAX_EFFECTS {
+            let recorded = self.driver_of(uid);
+            let intent = recorded.as_ref().map(|(_, intent)| intent);
+            let ours = |driver: &DriverName| self.context.drivers.contains_key(driver);
+            let infeasible = self.infeasible_class(uid);
+            let view = rules::View {
+                cache: &self.context.cache,
+                intent,
+                ours: &ours,
+                infeasible: infeasible.as_ref(),
+                options: &self.options,
+            };
+            match rules::claim(view, uid) {
+                ClaimVerdict::Ignore(_) => return Outcome::Done,
+                ClaimVerdict::Record(intent) => {
+                    if let Some(outcome) = self.record(*intent).await {
+                        return outcome;
+                    }
+                }
+                ClaimVerdict::Create(intent) => {
+                    let Some((driver, _)) = recorded else { return Outcome::Again };
+                    return self.create(driver, &intent).await;
+                }
+                ClaimVerdict::Forget => {
+                    if let Some((driver, _)) = recorded {
+                        driver.journal.forget(uid);
+                    }
+                    return Outcome::Done;
+                }
+                ClaimVerdict::Refuse { message, lasting } => return self.refuse(uid, message, lasting),
+                ClaimVerdict::LeaveToPopulator => {
+                    if let Some(claim) = self.context.cache.claim_by_uid(uid) {
+                        let text = "Assuming an external populator will provision the volume".to_owned();
+                        let note = Note { kind: EventType::Normal, reason: "Provisioning", text };
+                        self.context.note(&*claim, "external-provisioner", note);
+                    }
+                    return Outcome::Done;
+                }
+            }
+        }
+        Outcome::Again
+    }
+
+    /// Effect 1: the intent.
+    async fn record(&self, intent: Intent) -> Option<Outcome> {
+        let Some(driver) = self.context.drivers.get(&intent.driver) else { return Some(Outcome::Again) };
+        let teller = Teller::of_claim(&self.context, Role::Provisioner, &intent.claim);
+        let started = Instant::now();
+        let uid = intent.uid.clone();
+        match driver.journal.record(intent).await {
+            Ok(_) => {
+                teller.tell(StepKind::Acts, "writes the intent down", Some(started.elapsed()));
+                None
+            }
+            Err(error) => {
+                teller.tell(StepKind::Fails, error.to_string(), Some(started.elapsed()));
+                Some(self.refuse(&uid, error.to_string(), false))
+            }
+        }
+    }
+
+    /// Effect 2: the driver call, and what follows from its answer.
+    async fn create(&self, driver: &Driver, intent: &Arc<Intent>) -> Outcome {
+        let teller = Teller::of_claim(&self.context, Role::Provisioner, &intent.claim);
+        let started = Instant::now();
+        let answer = self.call_create(driver, intent, &teller).await;
+        let took = started.elapsed();
+        match rules::created(&self.context.cache, intent, answer) {
+            Created::Save(created, capacity) => self.save(driver, intent, created, capacity, &teller, started).await,
+            Created::Undo(created, message) => self.undo(driver, intent, &created, message, &teller).await,
+            Created::Failed { message, lasting } => {
+                teller.tell(StepKind::Fails, message.clone(), Some(took));
+                self.metrics.provision_failed(&intent.class.name);
+                driver.journal.forget(&intent.uid);
+                if lasting {
+                    self.remember_infeasible(&intent.uid, &intent.class.uid);
+                }
+                self.refuse(&intent.uid, message, lasting)
+            }
+            Created::Repeat(message) => {
+                teller.tell(StepKind::Fails, message.clone(), Some(took));
+                self.metrics.provision_failed(&intent.class.name);
+                self.refuse(&intent.uid, message, false)
+            }
+        }
+    }
+
+    async fn call_create(
+        &self,
+        driver: &Driver,
+        intent: &Intent,
+        teller: &Teller,
+    ) -> Result<CreatedVolume, StorageError> {
+        let call = Call { deadline: self.context.settings.timeout };
+        let mut answer = driver.backend.create_volume(call, intent.request.clone());
+        let answer = match tokio::time::timeout(PATIENCE, &mut answer).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                teller.tell(StepKind::Waits, "the driver is still at work", None);
+                if let Some(claim) = self.context.cache.claim_by_uid(&intent.uid) {
+                    let text = format!("External provisioner is provisioning volume for claim \"{}\"", intent.claim);
+                    let note = Note { kind: EventType::Normal, reason: "Provisioning", text };
+                    self.context.note(&*claim, &driver.component, note);
+                }
+                answer.await
+            }
+        };
+        if answer.is_ok() {
+            teller.tell(StepKind::Acts, format!("{} creates the volume", intent.driver), None);
+        }
+        answer
+    }
+
+    /// Effect 3: the object.
+    async fn save(
+        &self,
+        driver: &Driver,
+        intent: &Arc<Intent>,
+        created: CreatedVolume,
+        capacity: u64,
+        teller: &Teller,
+        started: Instant,
+    ) -> Outcome {
+        let claim = self.context.cache.claims.get(&intent.claim).known().filter(|c| c.meta.uid == intent.uid);
+        let shape = ClaimShape {
+            access_modes: claim.as_ref().map_or_else(|| rules::modes_of(&intent.request), |c| c.access_modes),
+            version: claim.as_ref().map(|c| c.meta.version.to_string()),
+        };
+        let body = match object::persistent_volume(intent, &created, capacity, &driver.identity, &shape) {
+            Ok(body) => body,
+            Err(error) => return self.refuse(&intent.uid, error.to_string(), false),
+        };
+        let write = self.context.writer.create::<Volume>(None, &body);
+        match teller.act(&format!("writes PersistentVolume {}", intent.request.name), write).await {
+            Ok(_) => {
+                driver.journal.forget(&intent.uid);
+                self.metrics.provisioned(&intent.class.name, started.elapsed());
+                if let Some(claim) = claim {
+                    let text = format!("Successfully provisioned volume {}", intent.request.name);
+                    let note = Note { kind: EventType::Normal, reason: "ProvisioningSucceeded", text };
+                    self.context.note(&*claim, &driver.component, note);
+                }
+                Outcome::Done
+            }
+            Err(WriteError::AlreadyExists(_)) => self.name_taken(driver, intent, &created, teller).await,
+            // The volume exists: it is never rolled back because its object cannot be written; the journal remembers it.
+            Err(error) => self.refuse(&intent.uid, error.to_string(), false),
+        }
+    }
+
+    /// An object of the volume's name exists: ours from before a crash, or a stranger's.
+    async fn name_taken(
+        &self,
+        driver: &Driver,
+        intent: &Arc<Intent>,
+        created: &CreatedVolume,
+        teller: &Teller,
+    ) -> Outcome {
+        let name = VolumeName::from(intent.request.name.as_str());
+        match self.context.writer.get::<Volume>(&name).await {
+            Ok(Some(volume)) if volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(&intent.uid) => {
+                driver.journal.forget(&intent.uid);
+                Outcome::Done
+            }
+            Ok(Some(volume)) if volume.csi.as_ref().is_some_and(|csi| csi.handle == created.handle) => {
+                let message = format!(
+                    "a PersistentVolume {name} exists already, uses the volume {} and is not of this claim",
+                    created.handle
+                );
+                self.refuse(&intent.uid, message, true)
+            }
+            Ok(Some(_)) => {
+                let message = format!("a PersistentVolume {name} exists already and is not of this claim");
+                self.undo(driver, intent, created, Some(message), teller).await
+            }
+            Ok(None) => Outcome::Again,
+            Err(error) => self.refuse(&intent.uid, error.to_string(), false),
+        }
+    }
+
+    /// Deletes by its id what nobody wants, then drops the intent.
+    async fn undo(
+        &self,
+        driver: &Driver,
+        intent: &Arc<Intent>,
+        created: &CreatedVolume,
+        message: Option<String>,
+        teller: &Teller,
+    ) -> Outcome {
+        if hold::is_held(&self.context.cache) {
+            // The intent stays, and with it the knowledge of the volume.
+            teller.tell(StepKind::Waits, "deletions are held back since the cluster was restored", None);
+            return Outcome::RetryAfter(self.context.settings.retry_interval_max);
+        }
+        let call = Call { deadline: self.context.settings.timeout };
+        let started = Instant::now();
+        match driver.backend.delete_volume(call, created.handle.clone()).await {
+            Ok(()) => {
+                let text = format!("{} deletes the volume that nobody wants any more", intent.driver);
+                teller.tell(StepKind::Acts, text, Some(started.elapsed()));
+                driver.journal.forget(&intent.uid);
+                match message {
+                    Some(message) => self.refuse(&intent.uid, message, false),
+                    None => Outcome::Done,
+                }
+            }
+            Err(error) => {
+                let text = format!("{} cannot delete the unwanted volume {}: {error}", intent.driver, created.handle);
+                teller.tell(StepKind::Fails, text.clone(), Some(started.elapsed()));
+                self.refuse(&intent.uid, message.unwrap_or(text), false)
+            }
+        }
+    }
+
+    /// Tells the claim, where it still exists, and chooses when to try again.
+    fn refuse(&self, uid: &Uid, message: String, lasting: bool) -> Outcome {
+        if let Some(claim) = self.context.cache.claim_by_uid(uid) {
+            let component = self.component_for(&claim);
+            let text = if lasting { format!("{message}; it is tried again after a change, or late") } else { message };
+            let note = Note { kind: EventType::Warning, reason: "ProvisioningFailed", text };
+            self.context.note(&*claim, &component, note);
+        }
+        if lasting { Outcome::RetryAfter(self.context.settings.retry_interval_max) } else { Outcome::Retry }
+    }
+
+    fn component_for(&self, claim: &Claim) -> Box<str> {
+        let class = self.context.cache.class(claim.class_name()).known();
+        let driver = class.and_then(|class| self.context.drivers.get(&class.provisioner));
+        driver.map_or_else(|| "external-provisioner".into(), |driver| driver.component.clone())
+    }
+
+    fn infeasible_class(&self, uid: &Uid) -> Option<Uid> {
+        let mut infeasible = self.infeasible();
+        match infeasible.get(uid) {
+            Some((class, until)) if Instant::now() < *until => Some(class.clone()),
+            Some(_) => {
+                infeasible.remove(uid);
+                None
+            }
+            None => None,
+        }
+    }
+
+    fn remember_infeasible(&self, uid: &Uid, class: &Uid) {
+        let mut infeasible = self.infeasible();
+        if infeasible.len() >= INFEASIBLE {
+            let oldest = infeasible.iter().min_by_key(|(_, (_, until))| *until).map(|(uid, _)| uid.clone());
+            oldest.and_then(|uid| infeasible.remove(&uid));
+        }
+        let until = Instant::now() + self.context.settings.retry_interval_max;
+        infeasible.insert(uid.clone(), (class.clone(), until));
+    }
+
+    fn infeasible(&self) -> MutexGuard<'_, HashMap<Uid, (Uid, Instant)>> {
+        self.infeasible.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn volume(&self, name: &VolumeName) -> Outcome {
+        let mut deleted = false;
+        for _ in 0..MAX_EFFECTS {
+            let Seen::Known(volume) = self.context.cache.volumes.get(name) else { return Outcome::Done };
+            let teller = Teller::of_volume(&self.context, Role::Provisioner, &volume);
+            let ours = |driver: &DriverName| self.context.drivers.contains_key(driver);
+            let writer = &self.context.writer;
+            let uid = &volume.meta.uid;
+            let finalizer = names::PROVISIONER_FINALIZER;
+            let result = match rules::volume(&ours, &volume, deleted, hold::is_held(&self.context.cache)) {
+                VolumeVerdict::Ignore(_) => return Outcome::Done,
+                VolumeVerdict::AddFinalizer => {
+                    teller.act("protects the volume's object", writer.add_finalizer(&*volume, finalizer)).await.map(drop)
+                }
+                VolumeVerdict::RemoveFinalizer(at) => {
+                    let write = writer.remove_finalizer::<Volume>(name, uid, at, finalizer);
+                    teller.act("releases the volume's object", write).await.map(drop)
+                }
+                VolumeVerdict::DeleteObject => {
+                    let precondition = Precondition { uid: Some(uid.clone()), version: None };
+                    teller.act("deletes the volume's object", writer.delete::<Volume>(name, &precondition)).await
+                }
+                VolumeVerdict::DeleteVolume => {
+                    if let Some(outcome) = self.delete(&volume, &teller).await {
+                        return outcome;
+                    }
+                    deleted = true;
+                    Ok(())
+                }
+                VolumeVerdict::Hold => return self.held(&volume, &teller),
+            };
+            if let Err(error) = result {
+                return self.context.after_failure::<Volume>(name, &error).await;
+            }
+        }
+        Outcome::Again
+    }
+
+    /// The one effect that cannot be taken back: before it, object and claim are read past the cache.
+    async fn delete(&self, volume: &Volume, teller: &Teller) -> Option<Outcome> {
+        let Some(csi) = &volume.csi else { return Some(Outcome::Done) };
+        let Some(driver) = self.context.drivers.get(&csi.driver) else { return Some(Outcome::Done) };
+        match self.still_released(volume).await {
+            Ok(true) => {}
+            Ok(false) => return Some(Outcome::Again),
+            Err(error) => return Some(self.context.after_failure::<Volume>(&volume.name, &error).await),
+        }
+        let call = Call { deadline: self.context.settings.timeout };
+        let started = Instant::now();
+        let class = volume.class.as_ref().into();
+        match driver.backend.delete_volume(call, csi.handle.clone()).await {
+            Ok(()) => {
+                self.metrics.deleted(&class, started.elapsed());
+                teller.tell(StepKind::Acts, format!("{} deletes the volume", csi.driver), Some(started.elapsed()));
+                None
+            }
+            Err(error) => {
+                self.metrics.delete_failed(&class);
+                let text = format!("{} cannot delete the volume: {error}", csi.driver);
+                teller.tell(StepKind::Fails, text, Some(started.elapsed()));
+                let note =
+                    Note { kind: EventType::Warning, reason: "VolumeFailedDelete", text: error.to_string() };
+                self.context.note(volume, &driver.component, note);
+                Some(Outcome::Retry)
+            }
+        }
+    }
+
+    async fn still_released(&self, volume: &Volume) -> Result<bool, WriteError> {
+        let Some(live) = self.context.writer.get::<Volume>(&volume.name).await? else { return Ok(false) };
+        let same = live.meta.uid == volume.meta.uid && live.phase == VolumePhase::Released;
+        if !same || live.reclaim_policy != volume.reclaim_policy {
+            return Ok(false);
+        }
+        let Some(claim_ref) = &live.claim_ref else { return Ok(false) };
+        let claim = self.context.writer.get::<Claim>(&claim_ref.key).await?;
+        // A claim of that uid that names another volume is the winner of a double provisioning; this one is the loser's.
+        Ok(claim.is_none_or(|claim| {
+            claim_ref.uid.as_ref() != Some(&claim.meta.uid) || claim.volume.is_some_and(|name| name != live.name)
+        }))
+    }
+
+    fn held(&self, volume: &Volume, teller: &Teller) -> Outcome {
+        let text = format!(
+            "The cluster was restored from a backup: the volume is not deleted while ConfigMap {}/{} exists",
+            self.context.settings.namespace,
+            hold::MARK
+        );
+        teller.tell(StepKind::Waits, text.clone(), None);
+        let note = Note { kind: EventType::Warning, reason: "DeletionHeld", text };
+        let component = volume.csi.as_ref().and_then(|csi| self.context.drivers.get(&csi.driver));
+        let component = component.map_or_else(|| "external-provisioner".into(), |driver| driver.component.clone());
+        self.context.note(volume, &component, note);
+        Outcome::Done
+    }
+}

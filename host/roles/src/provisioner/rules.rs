@@ -1,0 +1,392 @@
+//! What provisioning decides. Source: the decision order of external-provisioner ("should this claim be provisioned", "building
+//! the request", "result states"), and the intent journal: what was once asked for is asked for again, word for word, until the
+//! answer is final, whatever happened to the claim and its class meanwhile.
+
+use std::sync::Arc;
+
+use cofferdam_cluster::{Cache, Intent, IntentClass, Seen};
+use cofferdam_domain::{
+    AccessMode, AccessModes, Claim, ClusterId, DriverName, ReclaimPolicy, StorageClass, Uid, Volume, VolumeMode, VolumeName,
+    VolumePhase, names,
+    storage::{
+        AccessType, CapabilityMode, CapacityRange, CreateVolume, CreatedVolume, ErrorKind, Finality, Owner,
+        StorageError, VolumeCapability,
+    },
+};
+
+use super::parameters;
+use crate::pv_controller::rules::{self as binding, ClaimVerdict as Binding, World};
+
+/// What an operator chose, as far as a request depends on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// First part of the volume's name.
+    pub prefix: String,
+    /// Filesystem type for classes that name none.
+    pub default_fs_type: Option<String>,
+    /// Whether the names of claim and volume go to the driver as parameters.
+    pub extra_create_metadata: bool,
+    /// This cluster.
+    pub cluster: ClusterId,
+    /// Whether binding runs in this process: then no request annotation is needed.
+    pub binder_here: bool,
+}
+
+/// The world that a decision about a claim is about.
+#[derive(Clone, Copy)]
+pub struct View<'a> {
+    /// The cached objects.
+    pub cache: &'a Cache,
+    /// The claim's recorded intent.
+    pub intent: Option<&'a Arc<Intent>>,
+    /// Whether a driver is ours.
+    pub ours: &'a dyn Fn(&DriverName) -> bool,
+    /// Class of the claim when its request was last found to be invalid, while that is remembered.
+    pub infeasible: Option<&'a Uid>,
+    /// What the operator chose.
+    pub options: &'a Options,
+}
+
+/// What is to be done for a claim.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ClaimVerdict {
+    /// Nothing; the text says why, for people.
+    Ignore(&'static str),
+    /// Write this intent down, then ask again.
+    Record(Box<Intent>),
+    /// Send the recorded request, then ask [`created`] what follows.
+    Create(Arc<Intent>),
+    /// The volume's object exists: the intent has served.
+    Forget,
+    /// The claim cannot be provisioned as it stands. `lasting`: only a change helps.
+    Refuse {
+        /// For the event.
+        message: String,
+        /// Whether trying again soon is of no use.
+        lasting: bool,
+    },
+    /// Another component makes the volume; for the event.
+    LeaveToPopulator,
+}
+
+/// Name of the volume for a claim.
+pub fn volume_name(prefix: &str, claim: &Uid) -> VolumeName {
+    VolumeName::from(format!("{prefix}-{claim}"))
+}
+
+/// Decides the next step for the claim of this uid.
+pub fn claim(view: View<'_>, uid: &Uid) -> ClaimVerdict {
+    let claim = view.cache.claim_by_uid(uid);
+    if let Some(intent) = view.intent {
+        let name = VolumeName::from(intent.request.name.as_str());
+        return match view.cache.volumes.get(&name) {
+            Seen::Known(volume) if belongs_to(&volume, uid) => ClaimVerdict::Forget,
+            Seen::Opaque(_) => ClaimVerdict::Ignore("its volume's object cannot be read"),
+            // Nobody's, or a stranger's: what the driver made or may have made is still to be settled.
+            Seen::Absent | Seen::Known(_) => ClaimVerdict::Create(Arc::clone(intent)),
+        };
+    }
+    let Some(claim) = claim else { return ClaimVerdict::Ignore("the claim is gone") };
+    let name = volume_name(&view.options.prefix, uid);
+    match view.cache.volumes.get(&name) {
+        Seen::Absent => {}
+        Seen::Known(volume) if !belongs_to(&volume, uid) && claim.volume.is_none() => {
+            let message = format!("a PersistentVolume {name} exists already and is not of this claim");
+            return ClaimVerdict::Refuse { message, lasting: true };
+        }
+        Seen::Known(_) | Seen::Opaque(_) => return ClaimVerdict::Ignore("its volume exists"),
+    }
+    match class_to_provision(view, &claim) {
+        Ok(class) => match request(view.options, &claim, &class, &name) {
+            Ok(intent) => ClaimVerdict::Record(Box::new(intent)),
+            Err(verdict) => *verdict,
+        },
+        Err(verdict) => *verdict,
+    }
+}
+
+fn belongs_to(volume: &Volume, claim: &Uid) -> bool {
+    volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(claim)
+}
+
+/// The class by which the claim is ours to provision now.
+fn class_to_provision(view: View<'_>, claim: &Claim) -> Result<Arc<StorageClass>, Box<ClaimVerdict>> {
+    let ignore = |reason| Err(Box::new(ClaimVerdict::Ignore(reason)));
+    if claim.volume.is_some() || claim.is_bind_completed() {
+        return ignore("it has a volume");
+    }
+    if claim.meta.deleting {
+        return ignore("it is being deleted");
+    }
+    match claim.storage_provisioner() {
+        None if !view.options.binder_here => return ignore("nobody has asked for its volume yet"),
+        Some(driver) if !(view.ours)(&driver.into()) => return ignore("it is another driver's"),
+        None | Some(_) => {}
+    }
+    let class = match view.cache.class(claim.class_name()) {
+        Seen::Known(class) => class,
+        Seen::Opaque(_) => return ignore("its class cannot be read"),
+        Seen::Absent if view.options.binder_here => return ignore("its class does not exist"),
+        Seen::Absent => {
+            let message = format!("storageclass.storage.k8s.io {:?} not found", claim.class_name());
+            return Err(Box::new(ClaimVerdict::Refuse { message, lasting: false }));
+        }
+    };
+    if !(view.ours)(&class.provisioner) {
+        return ignore("it is another driver's");
+    }
+    if view.infeasible == Some(&class.meta.uid) {
+        return ignore("its request was found invalid a short while ago");
+    }
+    if view.options.binder_here {
+        // Without an annotation to wait for, the search for a volume that exists must have come to its end here.
+        let world = World { cache: view.cache, provisions: view.ours };
+        if !matches!(binding::claim(world, claim), Binding::Provision(..)) {
+            return ignore("binding is not at the point where a volume is needed");
+        }
+    } else if class.binding_mode == Some(cofferdam_domain::BindingMode::WaitForFirstConsumer)
+        && claim.selected_node().is_none()
+    {
+        return ignore("the scheduler has not chosen a node yet");
+    }
+    Ok(class)
+}
+
+/// The request for a claim, in external-provisioner's order of checks.
+fn request(
+    options: &Options,
+    claim: &Claim,
+    class: &StorageClass,
+    name: &VolumeName,
+) -> Result<Intent, Box<ClaimVerdict>> {
+    let refuse = |message: String| Box::new(ClaimVerdict::Refuse { message, lasting: true });
+    if let Some(source) = &claim.source {
+        return Err(match (&*source.group, &*source.kind) {
+            ("", "PersistentVolumeClaim") => refuse(format!("driver {} does not clone volumes", class.provisioner)),
+            ("snapshot.storage.k8s.io", "VolumeSnapshot") => {
+                refuse(format!("driver {} does not restore snapshots", class.provisioner))
+            }
+            _ => Box::new(ClaimVerdict::LeaveToPopulator),
+        });
+    }
+    if !claim.attributes_class.is_empty() {
+        return Err(refuse(format!("driver {} does not modify volumes", class.provisioner)));
+    }
+    if claim.selector.is_some() {
+        return Err(refuse("claim Selector is not supported".to_owned()));
+    }
+    let size = match &claim.request {
+        Err(error) => return Err(refuse(format!("spec.resources.requests.storage: {error}"))),
+        Ok(size) if size.is_zero() => {
+            return Err(refuse("spec.resources.requests.storage is 0: expected more than zero bytes".to_owned()));
+        }
+        Ok(size) => size.to_csi_bytes().ok_or_else(|| {
+            refuse(format!("spec.resources.requests.storage is {size}: expected at most {} bytes", i64::MAX))
+        })?,
+    };
+    let split = parameters::split(class).map_err(|error| refuse(error.to_string()))?;
+    let mut parameters = split.for_driver;
+    if options.extra_create_metadata {
+        let extra = [
+            ("pvc/name", &*claim.key.name),
+            ("pvc/namespace", &*claim.key.namespace),
+            ("pv/name", name.as_str()),
+        ];
+        parameters.extend(
+            extra.map(|(key, value)| (format!("{}{key}", names::RESERVED_PARAMETER_PREFIX), value.to_owned())),
+        );
+    }
+    let fs_type = split.fs_type.or_else(|| options.default_fs_type.clone());
+    let access = match claim.mode {
+        VolumeMode::Block => AccessType::Block,
+        VolumeMode::Filesystem => AccessType::Filesystem {
+            fs_type,
+            mount_flags: class.mount_options.clone(),
+            mount_group: None,
+        },
+    };
+    let capabilities = capability_modes(claim).map_err(refuse)?.into_iter();
+    Ok(Intent {
+        claim: claim.key.clone(),
+        uid: claim.meta.uid.clone(),
+        driver: class.provisioner.clone(),
+        class: IntentClass {
+            name: claim.class_name().into(),
+            uid: class.meta.uid.clone(),
+            reclaim_policy: class.reclaim_policy.clone(),
+            mount_options: class.mount_options.clone(),
+        },
+        request: CreateVolume {
+            name: name.as_str().to_owned(),
+            capacity: CapacityRange { required: Some(size), limit: None },
+            capabilities: capabilities.map(|mode| VolumeCapability { mode, access: access.clone() }).collect(),
+            parameters,
+            topology: None,
+            owner: Some(Owner {
+                cluster: options.cluster.clone(),
+                claim: claim.meta.uid.clone(),
+                volume: name.clone(),
+                reclaim_policy: class.reclaim_policy.clone(),
+            }),
+        },
+    })
+}
+
+/// Each of the claim's modes by itself, as external-provisioner maps them. What could never be attached is refused here:
+/// ReadWriteOncePod with anything else, and ReadOnlyMany with ReadWriteOnce.
+fn capability_modes(claim: &Claim) -> Result<Vec<CapabilityMode>, String> {
+    let modes: Vec<AccessMode> = claim.access_modes.iter().collect();
+    let has = |mode| modes.contains(&mode);
+    if modes.is_empty() {
+        return Err("spec.accessModes is empty: expected at least one".to_owned());
+    }
+    if has(AccessMode::ReadWriteOncePod) && modes.len() > 1 {
+        return Err("spec.accessModes has ReadWriteOncePod beside others: expected it alone".to_owned());
+    }
+    if has(AccessMode::ReadOnlyMany) && has(AccessMode::ReadWriteOnce) && !has(AccessMode::ReadWriteMany) {
+        return Err(
+            "spec.accessModes has ReadOnlyMany and ReadWriteOnce: no volume can be attached in both ways; expected one of \
+             them, or ReadWriteMany"
+                .to_owned(),
+        );
+    }
+    Ok(modes
+        .into_iter()
+        .map(|mode| match mode {
+            AccessMode::ReadWriteOnce | AccessMode::ReadWriteOncePod => CapabilityMode::SingleNodeWriter,
+            AccessMode::ReadOnlyMany => CapabilityMode::MultiNodeReaderOnly,
+            AccessMode::ReadWriteMany => CapabilityMode::MultiNodeMultiWriter,
+        })
+        .collect())
+}
+
+/// The access modes that a request was made for, where the claim is gone and cannot be asked.
+pub fn modes_of(request: &CreateVolume) -> AccessModes {
+    let modes = request.capabilities.iter().map(|capability| match capability.mode {
+        CapabilityMode::MultiNodeReaderOnly | CapabilityMode::SingleNodeReaderOnly => AccessMode::ReadOnlyMany,
+        CapabilityMode::MultiNodeMultiWriter | CapabilityMode::MultiNodeSingleWriter => AccessMode::ReadWriteMany,
+        CapabilityMode::SingleNodeSingleWriter => AccessMode::ReadWriteOncePod,
+        CapabilityMode::SingleNodeWriter | CapabilityMode::SingleNodeMultiWriter => AccessMode::ReadWriteOnce,
+    });
+    modes.collect()
+}
+
+/// What follows an answer of CreateVolume.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Created {
+    /// Write the volume's object: `capacity` bytes.
+    Save(CreatedVolume, u64),
+    /// Nobody wants the volume any more, or it is not what was asked for: delete it by its id, then drop the intent. The
+    /// message, where there is one, is for the claim's event.
+    Undo(CreatedVolume, Option<String>),
+    /// It failed for good: drop the intent, tell the claim. `lasting`: only a change helps.
+    Failed {
+        /// For the event.
+        message: String,
+        /// Whether trying again soon is of no use.
+        lasting: bool,
+    },
+    /// Nobody knows: the same request again later.
+    Repeat(String),
+}
+
+/// Decides what follows an answer. `cache` is looked at anew: the claim may have gone while the driver worked.
+pub fn created(cache: &Cache, intent: &Intent, answer: Result<CreatedVolume, StorageError>) -> Created {
+    match answer {
+        Ok(volume) => {
+            let required = intent.request.capacity.required.unwrap_or_default();
+            let capacity = volume.capacity.filter(|bytes| *bytes > 0).unwrap_or(required);
+            if capacity < required {
+                let message = format!(
+                    "created volume capacity {capacity} less than requested capacity {required}; the volume is deleted again"
+                );
+                Created::Undo(volume, Some(message))
+            } else if is_wanted(cache, intent) || intent.class.reclaim_policy != ReclaimPolicy::Delete {
+                // With Retain the volume is kept even when its claim is gone: its object shows it as Released.
+                Created::Save(volume, capacity)
+            } else {
+                Created::Undo(volume, None)
+            }
+        }
+        Err(error) => {
+            let message = format!("failed to provision volume with StorageClass {:?}: {error}", intent.class.name);
+            match error.finality {
+                Finality::Final => {
+                    Created::Failed { message, lasting: error.kind == ErrorKind::InvalidArgument }
+                }
+                Finality::InProgress | Finality::Unknown => Created::Repeat(message),
+            }
+        }
+    }
+}
+
+/// Whether the claim still needs the volume that was asked for.
+fn is_wanted(cache: &Cache, intent: &Intent) -> bool {
+    match cache.claims.get(&intent.claim) {
+        Seen::Known(claim) => {
+            let named = claim.volume.as_ref().is_none_or(|name| name.as_str() == intent.request.name);
+            claim.meta.uid == intent.uid && !claim.meta.deleting && named
+        }
+        // Exists: nothing is deleted that it may need.
+        Seen::Opaque(uid) => uid == intent.uid,
+        Seen::Absent => false,
+    }
+}
+
+/// The next effect for a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VolumeVerdict {
+    /// Nothing; the text says why, for people.
+    Ignore(&'static str),
+    /// Put our finalizer on: the object must outlive the driver's volume.
+    AddFinalizer,
+    /// Take our finalizer, at this place of the list, off.
+    RemoveFinalizer(usize),
+    /// Delete the volume at its driver.
+    DeleteVolume,
+    /// Delete the volume's object.
+    DeleteObject,
+    /// Deletions are held back since the cluster was restored.
+    Hold,
+}
+
+/// Decides the next step for a volume. `deleted`: whether the driver has said in this run that the volume is gone; `held`:
+/// whether deletions are held back.
+pub fn volume(ours: &dyn Fn(&DriverName) -> bool, volume: &Volume, deleted: bool, held: bool) -> VolumeVerdict {
+    let Some(csi) = volume.csi.as_ref().filter(|_| is_ours(ours, volume)) else {
+        return VolumeVerdict::Ignore("it is another driver's");
+    };
+    let finalizer = volume.meta.finalizer(names::PROVISIONER_FINALIZER);
+    let delete = volume.reclaim_policy == ReclaimPolicy::Delete;
+    if let (ReclaimPolicy::Retain | ReclaimPolicy::Recycle, Some(at)) = (&volume.reclaim_policy, finalizer) {
+        return VolumeVerdict::RemoveFinalizer(at);
+    }
+    if !delete || csi.handle.as_str().is_empty() {
+        return VolumeVerdict::Ignore("it stays when its claim goes");
+    }
+    let bound = volume.phase == VolumePhase::Bound;
+    if bound && finalizer.is_none() && !volume.meta.deleting {
+        return VolumeVerdict::AddFinalizer;
+    }
+    if volume.phase != VolumePhase::Released || (volume.meta.deleting && finalizer.is_none()) {
+        return VolumeVerdict::Ignore("it is in use or already dealt with");
+    }
+    match (deleted, volume.meta.deleting, finalizer) {
+        (false, ..) if held => VolumeVerdict::Hold,
+        (false, ..) => VolumeVerdict::DeleteVolume,
+        (true, false, _) => VolumeVerdict::DeleteObject,
+        (true, true, Some(at)) => VolumeVerdict::RemoveFinalizer(at),
+        (true, true, None) => VolumeVerdict::Ignore("it goes"),
+    }
+}
+
+/// Whether we made the volume, or, where nobody is named, whether its driver is ours.
+fn is_ours(ours: &dyn Fn(&DriverName) -> bool, volume: &Volume) -> bool {
+    match volume.meta.annotation(names::PROVISIONED_BY) {
+        Some(by) => ours(&by.into()),
+        None => volume.csi.as_ref().is_some_and(|csi| ours(&csi.driver)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,50 @@
+//! Names of the roles.
+
+use std::{fmt, str::FromStr};
+
+/// A role, as `--role` names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Role {
+    /// Claims to volumes, and released volumes to nothing (external-provisioner).
+    Provisioner,
+    /// Binding, phases, reclaim (PersistentVolumeController of kube-controller-manager).
+    PvController,
+    /// Releases the protection finalizers (pv- and pvc-protection of kube-controller-manager).
+    Protection,
+}
+
+/// A name that is no role.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown role {name:?}: expected one of {}", Role::ALL.map(Role::as_str).join(", "))]
+pub struct UnknownRole {
+    /// What was given.
+    pub name: String,
+}
+
+impl Role {
+    /// Every role.
+    pub const ALL: [Self; 3] = [Self::Provisioner, Self::PvController, Self::Protection];
+
+    /// The name.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Provisioner => "provisioner",
+            Self::PvController => "pv-controller",
+            Self::Protection => "protection",
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Role {
+    type Err = UnknownRole;
+
+    fn from_str(name: &str) -> Result<Self, UnknownRole> {
+        Self::ALL.into_iter().find(|role| role.as_str() == name).ok_or_else(|| UnknownRole { name: name.to_owned() })
+    }
+}
