@@ -65,6 +65,9 @@ pub struct Scope {
 enum Ended {
     /// In the normal way: open the next one.
     Normally,
+    /// In the normal way, but without a word, not even a bookmark: that is how a watch from a version behaves that the
+    /// cluster has not reached, so the list must tell.
+    Silently,
     /// The version is too old (410): list anew.
     Expired,
     /// Something went wrong; wait, then go on.
@@ -140,14 +143,18 @@ impl<K: Cached> Follower<'_, K> {
                     continue;
                 }
             };
-            failures = 0;
             loop {
                 match self.watch(&mut version).await {
                     Ended::Normally => failures = 0,
-                    Ended::Expired => break,
+                    Ended::Silently | Ended::Expired => break,
                     Ended::Failed(message) => {
                         failures += 1;
                         self.pause(failures, "watch", &message).await;
+                        if failures > 1 {
+                            // A broken connection heals by the next watch. What does not may be a restored cluster, whose
+                            // versions are below ours: only a list shows that.
+                            break;
+                        }
                     }
                 }
             }
@@ -167,16 +174,10 @@ impl<K: Cached> Follower<'_, K> {
         let mut next: Option<String> = None;
         let mut version = None;
         loop {
-            let mut query = Serializer::new(String::new());
-            query.append_pair("limit", &PAGE.to_string());
-            self.scope.fields.iter().for_each(|fields| {
-                query.append_pair("fieldSelector", fields);
-            });
-            next.iter().for_each(|token| {
-                query.append_pair("continue", token);
-            });
-            let collection = K::RESOURCE.collection(self.scope.namespace.as_deref());
-            let body = tokio::time::timeout(LIST_TIMEOUT, self.fetch(&format!("{collection}?{}", query.finish())))
+            let limit = PAGE.to_string();
+            let token = next.as_deref().map(|token| ("continue", token));
+            let path = self.path([("limit", limit.as_str())].into_iter().chain(token));
+            let body = tokio::time::timeout(LIST_TIMEOUT, self.fetch(&path))
                 .await
                 .map_err(|_| format!("no answer within {LIST_TIMEOUT:?}"))?;
             let body = match body {
@@ -208,6 +209,15 @@ impl<K: Cached> Follower<'_, K> {
         }
     }
 
+    /// The collection in this follower's scope, with a query.
+    fn path<'q>(&self, query: impl IntoIterator<Item = (&'q str, &'q str)>) -> String {
+        let mut serializer = Serializer::new(String::new());
+        serializer.extend_pairs(query);
+        serializer.extend_pairs(self.scope.fields.iter().map(|fields| ("fieldSelector", fields)));
+        let collection = K::RESOURCE.collection(self.scope.namespace.as_deref());
+        format!("{collection}?{}", serializer.finish())
+    }
+
     async fn fetch(&self, path: &str) -> Result<bytes::Bytes, (StatusCode, String)> {
         let failed = |message: String| (StatusCode::SERVICE_UNAVAILABLE, message);
         let response = self.open(path).await.map_err(failed)?;
@@ -230,15 +240,14 @@ impl<K: Cached> Follower<'_, K> {
     }
 
     async fn stream(&self, version: &mut ResourceVersion) -> Ended {
-        let mut query = Serializer::new(String::new());
-        query.append_pair("watch", "true").append_pair("allowWatchBookmarks", "true");
-        query.append_pair("timeoutSeconds", &WATCH_SECONDS.to_string());
-        query.append_pair("resourceVersion", &version.to_string());
-        self.scope.fields.iter().for_each(|fields| {
-            query.append_pair("fieldSelector", fields);
-        });
-        let collection = K::RESOURCE.collection(self.scope.namespace.as_deref());
-        let response = match self.open(&format!("{collection}?{}", query.finish())).await {
+        let (timeout, from) = (WATCH_SECONDS.to_string(), version.to_string());
+        let path = self.path([
+            ("watch", "true"),
+            ("allowWatchBookmarks", "true"),
+            ("timeoutSeconds", timeout.as_str()),
+            ("resourceVersion", from.as_str()),
+        ]);
+        let response = match self.open(&path).await {
             Ok(response) => response,
             Err(message) => return Ended::Failed(message),
         };
@@ -252,13 +261,16 @@ impl<K: Cached> Follower<'_, K> {
             return Ended::Failed(status_message(status, &text));
         }
         let mut buffer = BytesMut::new();
+        let mut silent = true;
         loop {
             let frame = match body.frame().await {
+                None if silent => return Ended::Silently,
                 None => return Ended::Normally,
                 Some(Err(error)) => return Ended::Failed(error.to_string()),
                 Some(Ok(frame)) => frame,
             };
             if let Ok(data) = frame.into_data() {
+                silent &= data.is_empty();
                 buffer.extend_from_slice(&data);
             }
             while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {

@@ -1,0 +1,168 @@
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{Backoff, Outcome, Queue};
+use crate::metrics::Metrics;
+
+const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), most: Duration::from_secs(5) };
+
+fn queue() -> Queue<u32> {
+    Queue::new("test", BACKOFF, &Metrics::default())
+}
+
+/// Runs a queue until `until` has passed; `work` sees the key and how often it ran before.
+async fn run(
+    queue: &Queue<u32>,
+    workers: usize,
+    until: Duration,
+    work: impl Fn(u32, usize) -> Outcome + Send + Sync + 'static,
+) -> Vec<(u32, u64)> {
+    let log: Arc<Mutex<Vec<(u32, u64)>>> = Arc::default();
+    let stop = CancellationToken::new();
+    let started = Instant::now();
+    let work = Arc::new(work);
+    let runs = Arc::clone(&log);
+    let running = queue.run(workers, stop.clone(), move |key| {
+        let (work, log) = (Arc::clone(&work), Arc::clone(&runs));
+        async move {
+            let before = log.lock().unwrap().iter().filter(|(k, _)| *k == key).count();
+            log.lock().unwrap().push((key, started.elapsed().as_secs()));
+            work(key, before)
+        }
+    });
+    tokio::join!(running, async {
+        tokio::time::sleep(until).await;
+        stop.cancel();
+    });
+    let log = log.lock().unwrap().clone();
+    log
+}
+
+#[tokio::test(start_paused = true)]
+async fn runs_a_key_once_however_often_it_was_added() {
+    let queue = queue();
+    [1, 2, 1, 1].into_iter().for_each(|key| queue.add(key));
+    let log = run(&queue, 4, Duration::from_secs(60), |_, _| Outcome::Done).await;
+    assert_eq!(log, [(1, 0), (2, 0)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn backs_off_per_key_up_to_the_longest_pause() {
+    let queue = queue();
+    queue.add(1);
+    queue.add(2);
+    let log = run(&queue, 4, Duration::from_secs(20), |key, _| match key {
+        1 => Outcome::Retry,
+        _ => Outcome::Done,
+    })
+    .await;
+    // 0, +1, +2, +4, +5, +5
+    assert_eq!(log, [(1, 0), (2, 0), (1, 1), (1, 3), (1, 7), (1, 12), (1, 17)]);
+    assert_eq!(queue.failures(&1), 6);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_success_forgets_the_failures_and_a_conflict_does_not() {
+    let queue = queue();
+    queue.add(1);
+    let log = run(&queue, 1, Duration::from_secs(60), |_, before| match before {
+        0 => Outcome::Retry,
+        1 => Outcome::Again,
+        2 => Outcome::Retry,
+        _ => Outcome::Done,
+    })
+    .await;
+    assert_eq!(log, [(1, 0), (1, 1), (1, 1), (1, 3)]);
+    assert_eq!(queue.failures(&1), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_overtakes_the_back_off() {
+    let queue = queue();
+    queue.add(1);
+    let adder = queue.clone();
+    let log = tokio::join!(
+        run(&queue, 1, Duration::from_secs(60), |_, before| match before {
+            0 => Outcome::RetryAfter(Duration::from_secs(30)),
+            _ => Outcome::Done,
+        }),
+        async move {
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            adder.add(1);
+        }
+    )
+    .0;
+    assert_eq!(log, [(1, 0), (1, 3)], "and the back-off's own turn is void");
+}
+
+#[tokio::test(start_paused = true)]
+async fn never_runs_a_key_twice_at_once_but_runs_it_again_when_it_changed_meanwhile() {
+    let queue = queue();
+    let running: Arc<Mutex<(u32, u32, u32)>> = Arc::default();
+    let stop = CancellationToken::new();
+    queue.add(1);
+    let (adder, state) = (queue.clone(), Arc::clone(&running));
+    let runs = queue.run(8, stop.clone(), move |_| {
+        let (adder, state) = (adder.clone(), Arc::clone(&state));
+        async move {
+            let first = {
+                let mut state = state.lock().unwrap();
+                state.0 += 1;
+                state.1 = state.1.max(state.0);
+                state.2 += 1;
+                state.2 == 1
+            };
+            if first {
+                adder.add(1);
+                adder.add(1);
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            state.lock().unwrap().0 -= 1;
+            Outcome::Done
+        }
+    });
+    tokio::join!(runs, async {
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        stop.cancel();
+    });
+    assert_eq!(*running.lock().unwrap(), (0, 1, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_is_a_failure_of_its_key_alone() {
+    let queue = queue();
+    queue.add(1);
+    queue.add(2);
+    let log = run(&queue, 2, Duration::from_secs(10), |key, before| {
+        assert!(key != 1 || before > 0, "the first run of key 1 breaks off");
+        Outcome::Done
+    })
+    .await;
+    assert_eq!(log, [(1, 0), (2, 0), (1, 1)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lets_what_runs_come_to_its_end_when_stopped() {
+    let queue = queue();
+    queue.add(1);
+    queue.add(2);
+    let stop = CancellationToken::new();
+    let ended: Arc<Mutex<Vec<u32>>> = Arc::default();
+    let (token, log) = (stop.clone(), Arc::clone(&ended));
+    let runs = queue.run(1, stop, move |key| {
+        let (token, log) = (token.clone(), Arc::clone(&log));
+        async move {
+            token.cancel();
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            log.lock().unwrap().push(key);
+            Outcome::Done
+        }
+    });
+    runs.await;
+    assert_eq!(*ended.lock().unwrap(), [1], "the first ends, the second never starts");
+}

@@ -1,0 +1,400 @@
+//! What provisioning decides, case by case.
+
+use std::sync::Arc;
+
+use cofferdam_cluster::{Cache, Intent, Kind, decode};
+use cofferdam_domain::{
+    Claim, ClassName, DriverName, StorageClass, Uid, Volume,
+    storage::{AccessType, CapabilityMode, CreatedVolume, ErrorKind, Finality, StorageError},
+};
+use serde_json::{Value, json};
+
+use super::{ClaimVerdict, Created, Options, View, VolumeVerdict, claim, created, volume};
+
+const UID: &str = "1234";
+
+fn options() -> Options {
+    Options {
+        prefix: "pvc".to_owned(),
+        default_fs_type: None,
+        extra_create_metadata: false,
+        cluster: "cluster".into(),
+        binder_here: true,
+    }
+}
+
+/// `base` with `change` merged over it, as a merge patch would.
+fn merged(mut base: Value, change: Value) -> Value {
+    fn merge(base: &mut Value, change: Value) {
+        match (base.as_object_mut(), change) {
+            (Some(base), Value::Object(change)) => {
+                for (key, value) in change {
+                    if value.is_null() {
+                        base.remove(&key);
+                    } else {
+                        merge(base.entry(key).or_insert(Value::Null), value);
+                    }
+                }
+            }
+            (_, change) => *base = change,
+        }
+    }
+    merge(&mut base, change);
+    base
+}
+
+fn claim_json() -> Value {
+    json!({
+        "metadata": {"namespace": "ns", "name": "c", "uid": UID, "resourceVersion": "5"},
+        "spec": {
+            "storageClassName": "gold",
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+        "status": {"phase": "Pending"},
+    })
+}
+
+fn class_json() -> Value {
+    json!({
+        "metadata": {"name": "gold", "uid": "class-uid", "resourceVersion": "3"},
+        "provisioner": "drv",
+        "parameters": {"tier": "fast"},
+        "reclaimPolicy": "Delete",
+        "volumeBindingMode": "Immediate",
+        "mountOptions": ["noatime"],
+    })
+}
+
+fn volume_json() -> Value {
+    json!({
+        "metadata": {
+            "name": "pvc-1234", "uid": "volume-uid", "resourceVersion": "7",
+            "finalizers": ["kubernetes.io/pv-protection", "external-provisioner.volume.kubernetes.io/finalizer"],
+            "annotations": {"pv.kubernetes.io/provisioned-by": "drv"},
+        },
+        "spec": {
+            "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
+            "persistentVolumeReclaimPolicy": "Delete", "storageClassName": "gold",
+            "claimRef": {"namespace": "ns", "name": "c", "uid": UID},
+            "csi": {"driver": "drv", "volumeHandle": "h"},
+        },
+        "status": {"phase": "Bound"},
+    })
+}
+
+fn read<K: Kind>(json: &Value) -> K {
+    decode::object(&json.to_string()).unwrap().unwrap()
+}
+
+struct World {
+    cache: Cache,
+    options: Options,
+    intent: Option<Arc<Intent>>,
+    infeasible: Option<Uid>,
+}
+
+impl World {
+    fn new(claim: Option<Value>, class: Option<Value>, volume: Option<Value>) -> Self {
+        let cache = Cache::default();
+        claim.iter().for_each(|json| assert!(cache.claims.apply(Ok(read(json)))));
+        class.iter().for_each(|json| assert!(cache.classes.apply(Ok(read(json)))));
+        volume.iter().for_each(|json| assert!(cache.volumes.apply(Ok(read(json)))));
+        Self { cache, options: options(), intent: None, infeasible: None }
+    }
+
+    fn decide(&self) -> ClaimVerdict {
+        let view = View {
+            cache: &self.cache,
+            intent: self.intent.as_ref(),
+            ours: &|driver: &DriverName| driver.as_str() == "drv",
+            infeasible: self.infeasible.as_ref(),
+            options: &self.options,
+        };
+        claim(view, &UID.into())
+    }
+}
+
+fn intent() -> Arc<Intent> {
+    match World::new(Some(claim_json()), Some(class_json()), None).decide() {
+        ClaimVerdict::Record(intent) => Arc::new(*intent),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn show(verdict: &ClaimVerdict) -> String {
+    match verdict {
+        ClaimVerdict::Ignore(_) => "ignore".to_owned(),
+        ClaimVerdict::Record(_) => "record".to_owned(),
+        ClaimVerdict::Create(_) => "create".to_owned(),
+        ClaimVerdict::Forget => "forget".to_owned(),
+        ClaimVerdict::Refuse { message, lasting } => format!("{} {message}", if *lasting { "refuse" } else { "retry" }),
+        ClaimVerdict::LeaveToPopulator => "populator".to_owned(),
+    }
+}
+
+#[test]
+fn the_request_is_what_claim_and_class_say() {
+    let intent = intent();
+    assert_eq!(intent.request.name, "pvc-1234");
+    assert_eq!(intent.request.capacity.required, Some(1 << 30));
+    assert_eq!(intent.request.capacity.limit, None);
+    assert_eq!(intent.request.parameters, [("tier".to_owned(), "fast".to_owned())].into());
+    let capability = &intent.request.capabilities[0];
+    assert_eq!(capability.mode, CapabilityMode::SingleNodeWriter);
+    let expected =
+        AccessType::Filesystem { fs_type: None, mount_flags: vec!["noatime".to_owned()], mount_group: None };
+    assert_eq!(capability.access, expected);
+    let owner = intent.request.owner.as_ref().unwrap();
+    assert_eq!((owner.cluster.as_str(), owner.claim.as_str(), owner.volume.as_str()), ("cluster", UID, "pvc-1234"));
+    assert_eq!((intent.class.name.as_str(), intent.class.uid.as_str()), ("gold", "class-uid"));
+    let json = serde_json::to_string(&*intent).unwrap();
+    assert_eq!(serde_json::from_str::<Intent>(&json).unwrap(), *intent, "a restart finds the very same request");
+}
+
+#[test]
+fn which_claims_are_provisioned() {
+    let asked = |driver: &str| json!({"metadata": {"annotations": {"volume.kubernetes.io/storage-provisioner": driver}}});
+    let cases: [(&str, Value, Value, &str); 19] = [
+        ("as it stands", json!({}), json!({}), "record"),
+        ("asked of us", asked("drv"), json!({}), "record"),
+        ("asked of another", asked("other"), json!({}), "ignore"),
+        ("another's class", json!({}), json!({"provisioner": "other"}), "ignore"),
+        ("names a volume", json!({"spec": {"volumeName": "v"}}), json!({}), "ignore"),
+        ("being deleted", json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), json!({}), "ignore"),
+        ("no class", json!({"spec": {"storageClassName": null}}), json!({}), "ignore"),
+        ("late binding", json!({}), json!({"volumeBindingMode": "WaitForFirstConsumer"}), "ignore"),
+        (
+            "late binding, node chosen",
+            json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "n"}}}),
+            json!({"volumeBindingMode": "WaitForFirstConsumer"}),
+            "record",
+        ),
+        ("selector", json!({"spec": {"selector": {"matchLabels": {"a": "b"}}}}), json!({}), "refuse claim Selector is not supported"),
+        (
+            "zero bytes",
+            json!({"spec": {"resources": {"requests": {"storage": "0"}}}}),
+            json!({}),
+            "refuse spec.resources.requests.storage is 0: expected more than zero bytes",
+        ),
+        (
+            "more than there is",
+            json!({"spec": {"resources": {"requests": {"storage": "1e99"}}}}),
+            json!({}),
+            "refuse spec.resources.requests.storage: quantity \"1e99\" is too large: expected at most 2^127 bytes",
+        ),
+        (
+            "more than CSI can say",
+            json!({"spec": {"resources": {"requests": {"storage": "8Ei"}}}}),
+            json!({}),
+            "refuse spec.resources.requests.storage is 8Ei: expected at most 9223372036854775807 bytes",
+        ),
+        (
+            "once and once only",
+            json!({"spec": {"accessModes": ["ReadWriteOncePod", "ReadWriteMany"]}}),
+            json!({}),
+            "refuse spec.accessModes has ReadWriteOncePod beside others: expected it alone",
+        ),
+        (
+            "clone",
+            json!({"spec": {"dataSource": {"kind": "PersistentVolumeClaim", "name": "x"}}}),
+            json!({}),
+            "refuse driver drv does not clone volumes",
+        ),
+        (
+            "restore",
+            json!({"spec": {"dataSource": {"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "x"}}}),
+            json!({}),
+            "refuse driver drv does not restore snapshots",
+        ),
+        (
+            "populator",
+            json!({"spec": {"dataSourceRef": {"apiGroup": "x.example", "kind": "Image", "name": "x"}}}),
+            json!({}),
+            "populator",
+        ),
+        ("modification", json!({"spec": {"volumeAttributesClassName": "fast"}}), json!({}), "refuse driver drv does not modify volumes"),
+        (
+            "unknown parameter",
+            json!({}),
+            json!({"parameters": {"csi.storage.k8s.io/nope": "x"}}),
+            "refuse StorageClass gold has the unknown parameter \"csi.storage.k8s.io/nope\": expected \
+             csi.storage.k8s.io/fstype, or a key without the prefix csi.storage.k8s.io/",
+        ),
+    ];
+    for (name, claim, class, expected) in cases {
+        let world = World::new(Some(merged(claim_json(), claim)), Some(merged(class_json(), class)), None);
+        assert_eq!(show(&world.decide()), expected, "{name}");
+    }
+}
+
+#[test]
+fn a_volume_that_could_be_bound_is_not_made_anew() {
+    let free = merged(
+        volume_json(),
+        json!({"metadata": {"name": "free"}, "spec": {"claimRef": null}, "status": {"phase": "Available"}}),
+    );
+    let world = World::new(Some(claim_json()), Some(class_json()), Some(free));
+    assert_eq!(show(&world.decide()), "ignore");
+}
+
+#[test]
+fn without_our_binder_the_request_annotation_is_waited_for() {
+    let mut world = World::new(Some(claim_json()), Some(class_json()), None);
+    world.options.binder_here = false;
+    assert_eq!(show(&world.decide()), "ignore");
+    let asked = json!({"metadata": {"annotations": {"volume.beta.kubernetes.io/storage-provisioner": "drv"}}});
+    let mut world = World::new(Some(merged(claim_json(), asked.clone())), Some(class_json()), None);
+    world.options.binder_here = false;
+    assert_eq!(show(&world.decide()), "record");
+    let mut world = World::new(Some(merged(claim_json(), asked)), None, None);
+    world.options.binder_here = false;
+    assert_eq!(show(&world.decide()), "retry storageclass.storage.k8s.io \"gold\" not found");
+}
+
+#[test]
+fn what_was_written_down_is_carried_through() {
+    let deleting = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
+    let cases: [(&str, Option<Value>, Option<Value>, Option<Value>, &str); 8] = [
+        ("as it was", Some(claim_json()), Some(class_json()), None, "create"),
+        ("class gone", Some(claim_json()), None, None, "create"),
+        ("class another", Some(claim_json()), Some(merged(class_json(), json!({"parameters": {"tier": "slow"}}))), None, "create"),
+        ("claim gone", None, Some(class_json()), None, "create"),
+        ("claim going", Some(merged(claim_json(), deleting)), Some(class_json()), None, "create"),
+        ("claim has another volume", Some(merged(claim_json(), json!({"spec": {"volumeName": "v"}}))), None, None, "create"),
+        ("its object exists", Some(claim_json()), Some(class_json()), Some(volume_json()), "forget"),
+        (
+            "a stranger's object of the name",
+            Some(claim_json()),
+            Some(class_json()),
+            Some(merged(volume_json(), json!({"spec": {"claimRef": null}}))),
+            "create",
+        ),
+    ];
+    let intent = intent();
+    for (name, claim, class, volume, expected) in cases {
+        let mut world = World::new(claim, class, volume);
+        world.intent = Some(Arc::clone(&intent));
+        let verdict = world.decide();
+        assert_eq!(show(&verdict), expected, "{name}");
+        if let ClaimVerdict::Create(replayed) = verdict {
+            assert_eq!(replayed, intent, "{name}: word for word");
+        }
+    }
+}
+
+#[test]
+fn an_invalid_request_waits_for_another_class() {
+    let mut world = World::new(Some(claim_json()), Some(class_json()), None);
+    world.infeasible = Some("class-uid".into());
+    assert_eq!(show(&world.decide()), "ignore");
+    world.infeasible = Some("class-uid-before".into());
+    assert_eq!(show(&world.decide()), "record");
+}
+
+#[test]
+fn a_strangers_object_of_the_name_stops_it() {
+    let stranger = merged(volume_json(), json!({"spec": {"claimRef": {"uid": "other"}}}));
+    let world = World::new(Some(claim_json()), Some(class_json()), Some(stranger));
+    assert_eq!(show(&world.decide()), "refuse a PersistentVolume pvc-1234 exists already and is not of this claim");
+}
+
+fn made(capacity: Option<u64>) -> Result<CreatedVolume, StorageError> {
+    Ok(CreatedVolume {
+        handle: "h".into(),
+        capacity,
+        context: Default::default(),
+        topology: Vec::new(),
+        attachment: None,
+    })
+}
+
+#[test]
+fn what_follows_an_answer() {
+    let failed = |kind, finality| {
+        Err(StorageError { kind, message: "no".to_owned(), retry_after_ms: None, finality })
+    };
+    let gib = 1 << 30;
+    let present = Some(claim_json());
+    let going = Some(merged(claim_json(), json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})));
+    let successor = Some(merged(claim_json(), json!({"metadata": {"uid": "9"}})));
+    let elsewhere = Some(merged(claim_json(), json!({"spec": {"volumeName": "v"}})));
+    let cases = [
+        ("as asked", present.clone(), "Delete", made(Some(gib)), "save 1073741824"),
+        ("size not told", present.clone(), "Delete", made(None), "save 1073741824"),
+        ("size zero", present.clone(), "Delete", made(Some(0)), "save 1073741824"),
+        ("larger", present.clone(), "Delete", made(Some(gib * 2)), "save 2147483648"),
+        ("smaller", present.clone(), "Delete", made(Some(gib - 1)), "undo told"),
+        ("claim gone", None, "Delete", made(None), "undo"),
+        ("claim going", going, "Delete", made(None), "undo"),
+        ("claim re-created", successor, "Delete", made(None), "undo"),
+        ("claim bound elsewhere", elsewhere, "Delete", made(None), "undo"),
+        ("claim gone, kept", None, "Retain", made(None), "save 1073741824"),
+        ("final", present.clone(), "Delete", failed(ErrorKind::ResourceExhausted, Finality::Final), "failed"),
+        ("invalid", present.clone(), "Delete", failed(ErrorKind::InvalidArgument, Finality::Final), "failed for good"),
+        ("in progress", present.clone(), "Delete", failed(ErrorKind::Aborted, Finality::InProgress), "repeat"),
+        ("unknown", present, "Delete", failed(ErrorKind::Unavailable, Finality::Unknown), "repeat"),
+        ("unknown, claim gone", None, "Delete", failed(ErrorKind::DeadlineExceeded, Finality::Unknown), "repeat"),
+    ];
+    for (name, claim, policy, answer, expected) in cases {
+        let world = World::new(claim, None, None);
+        let mut intent = (*intent()).clone();
+        intent.class.reclaim_policy = cofferdam_domain::ReclaimPolicy::parse(policy);
+        let shown = match created(&world.cache, &intent, answer) {
+            Created::Save(_, capacity) => format!("save {capacity}"),
+            Created::Undo(_, None) => "undo".to_owned(),
+            Created::Undo(_, Some(_)) => "undo told".to_owned(),
+            Created::Failed { lasting: false, .. } => "failed".to_owned(),
+            Created::Failed { lasting: true, .. } => "failed for good".to_owned(),
+            Created::Repeat(_) => "repeat".to_owned(),
+        };
+        assert_eq!(shown, expected, "{name}");
+    }
+}
+
+#[test]
+fn how_a_volume_goes() {
+    use VolumeVerdict::{AddFinalizer, DeleteObject, DeleteVolume, Hold, RemoveFinalizer};
+    let released = json!({"status": {"phase": "Released"}});
+    let going = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
+    let bare = json!({"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}});
+    let policy = |policy: &str| json!({"spec": {"persistentVolumeReclaimPolicy": policy}});
+    let both = |a: &Value, b: &Value| merged(a.clone(), b.clone());
+    // Change, deleted at the driver, held → verdict; none means "left alone".
+    let cases = [
+        ("bound", json!({}), false, false, None),
+        ("bound, static", bare.clone(), false, false, Some(AddFinalizer)),
+        ("bound, static, going", both(&bare, &going), false, false, None),
+        ("bound, now Retain", policy("Retain"), false, false, Some(RemoveFinalizer(1))),
+        ("released", released.clone(), false, false, Some(DeleteVolume)),
+        ("released, held", released.clone(), false, true, Some(Hold)),
+        ("released, Retain", both(&released, &policy("Retain")), false, false, Some(RemoveFinalizer(1))),
+        ("released, Retain, finalizer off", both(&both(&released, &policy("Retain")), &bare), false, false, None),
+        ("released, volume gone", released.clone(), true, false, Some(DeleteObject)),
+        ("released, volume gone, held since", released.clone(), true, true, Some(DeleteObject)),
+        ("released, going", both(&released, &going), false, false, Some(DeleteVolume)),
+        ("released, going, volume gone", both(&released, &going), true, false, Some(RemoveFinalizer(1))),
+        ("released, going, finalizer off", both(&both(&released, &going), &bare), false, false, None),
+        ("failed", json!({"status": {"phase": "Failed"}}), false, false, None),
+        ("available", json!({"status": {"phase": "Available"}, "spec": {"claimRef": null}}), false, false, None),
+        ("another's", both(&released, &json!({"metadata": {"annotations": {"pv.kubernetes.io/provisioned-by": "x"}}})), false, false, None),
+        ("static, ours by its driver", both(&released, &json!({"metadata": {"annotations": null}})), false, false, Some(DeleteVolume)),
+        ("in-tree", both(&released, &json!({"spec": {"csi": null}})), false, false, None),
+    ];
+    for (name, change, deleted, held, expected) in cases {
+        let json = merged(volume_json(), change);
+        let verdict = volume(&|driver| driver.as_str() == "drv", &read::<Volume>(&json), deleted, held);
+        match (verdict, expected) {
+            (VolumeVerdict::Ignore(_), None) => {}
+            (verdict, expected) => assert_eq!(Some(verdict), expected, "{name}"),
+        }
+    }
+}
+
+#[test]
+fn names_are_newtypes_over_what_the_api_has() {
+    let class: StorageClass = read(&class_json());
+    assert_eq!(class.name, ClassName::from("gold"));
+    let claim: Claim = read(&claim_json());
+    assert_eq!(claim.key.to_string(), "ns/c");
+}

@@ -1,0 +1,701 @@
+//! Kubernetes' own table-driven cases of binding, in short notation, and those of our deviations.
+//!
+//! A volume is `name size ref phase …`, a claim `size volume phase …`. ref: `-` none, `me` name and uid of the claim, `me/0` by
+//! name only, `me/x` another uid, `oth` another claim. Phases: A B R F P(ending) L(ost). `bc` bound-by-controller, `bd`
+//! bind-completed, `dp=x` provisioned-by, `sp=x` storage-provisioner, `sn=x` selected-node, `sc=x` class, `vac=x`, `K` Block,
+//! `del`/`rec`/`odd` reclaim policy (Retain otherwise), `csi` CSI source, `l=k:v` label, `sel=k:v` selector, `m=…` modes,
+//! `gone` deleting, `cap=x` status.capacity.
+
+use std::sync::Arc;
+
+use cofferdam_cluster::{Cache, EventType};
+use cofferdam_domain::{
+    AccessMode, AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, ClaimRef, DriverName, ObjectMeta, Quantity,
+    ReclaimPolicy, Requirement, Selector, StorageClass, Uid, Volume, VolumeMode, VolumePhase, names,
+    volume::CsiSource,
+};
+
+use super::{
+    AttributesClassWrite, CapacityWrite, ClaimEffect, ClaimVerdict, Note, VolumeEffect, VolumeVerdict, World, claim,
+    volume,
+};
+
+const ME: &str = "uid-me";
+
+fn key() -> ClaimKey {
+    ClaimKey::new("default", "me")
+}
+
+fn modes(text: &str) -> AccessModes {
+    text.split('+')
+        .map(|mode| match mode {
+            "RWO" => AccessMode::ReadWriteOnce,
+            "ROX" => AccessMode::ReadOnlyMany,
+            "RWX" => AccessMode::ReadWriteMany,
+            "RWOP" => AccessMode::ReadWriteOncePod,
+            other => panic!("mode {other}"),
+        })
+        .collect()
+}
+
+fn annotate(meta: &mut ObjectMeta, key: &str, value: &str) {
+    meta.annotations.insert(key.into(), value.into());
+}
+
+fn pair(text: &str) -> (Box<str>, Box<str>) {
+    let (key, value) = text.split_once(':').unwrap();
+    (key.into(), value.into())
+}
+
+fn pv(spec: &str) -> Volume {
+    let mut words = spec.split_whitespace();
+    let mut next = || words.next().unwrap();
+    let (name, size, reference, phase) = (next(), next(), next(), next());
+    let claim_ref = |name: &str, uid: Option<&str>| {
+        Some(ClaimRef { key: ClaimKey::new("default", name), uid: uid.map(Uid::from) })
+    };
+    let mut volume = Volume {
+        name: name.into(),
+        meta: ObjectMeta { version: 1.into_version(), uid: format!("uid-{name}").into(), ..ObjectMeta::default() },
+        capacity: Some(Quantity::parse(size).unwrap()),
+        access_modes: modes("RWO+ROX"),
+        mode: VolumeMode::Filesystem,
+        class: "".into(),
+        attributes_class: "".into(),
+        reclaim_policy: ReclaimPolicy::Retain,
+        claim_ref: match reference {
+            "-" => None,
+            "me" => claim_ref("me", Some(ME)),
+            "me/0" => claim_ref("me", None),
+            "me/x" => claim_ref("me", Some("uid-x")),
+            "oth" => claim_ref("other", Some("uid-other")),
+            other => panic!("ref {other}"),
+        },
+        csi: None,
+        phase: match phase {
+            "A" => VolumePhase::Available,
+            "B" => VolumePhase::Bound,
+            "R" => VolumePhase::Released,
+            "F" => VolumePhase::Failed,
+            "P" => VolumePhase::Pending,
+            other => panic!("phase {other}"),
+        },
+    };
+    for word in words {
+        let meta = &mut volume.meta;
+        match word.split_once('=').unwrap_or((word, "")) {
+            ("bc", _) => annotate(meta, names::BOUND_BY_CONTROLLER, "yes"),
+            ("dp", by) => annotate(meta, names::PROVISIONED_BY, by),
+            ("mt", to) => annotate(meta, names::MIGRATED_TO, to),
+            ("pre", size) => annotate(meta, names::PRE_RESIZE_CAPACITY, size),
+            ("sc", class) => volume.class = class.into(),
+            ("vac", class) => volume.attributes_class = class.into(),
+            ("K", _) => volume.mode = VolumeMode::Block,
+            ("del", _) => volume.reclaim_policy = ReclaimPolicy::Delete,
+            ("rec", _) => volume.reclaim_policy = ReclaimPolicy::Recycle,
+            ("odd", _) => volume.reclaim_policy = ReclaimPolicy::Other("Unknown".to_owned()),
+            ("csi", _) => {
+                volume.csi = Some(CsiSource {
+                    driver: "drv".into(),
+                    handle: "h".into(),
+                    attributes: Default::default(),
+                });
+            }
+            ("l", label) => drop(meta.labels.insert(pair(label).0, pair(label).1)),
+            ("m", list) => volume.access_modes = modes(list),
+            ("gone", _) => meta.deleting = true,
+            other => panic!("word {other:?}"),
+        }
+    }
+    volume
+}
+
+fn pvc(spec: &str) -> Claim {
+    let mut words = spec.split_whitespace();
+    let mut next = || words.next().unwrap();
+    let (size, volume, phase) = (next(), next(), next());
+    let size = Quantity::parse(size).unwrap();
+    let mut claim = Claim {
+        key: key(),
+        meta: ObjectMeta { version: 1.into_version(), uid: ME.into(), ..ObjectMeta::default() },
+        volume: (volume != "-").then(|| volume.into()),
+        class: None,
+        access_modes: modes("RWO+ROX"),
+        mode: VolumeMode::Filesystem,
+        request: Ok(size),
+        selector: None,
+        attributes_class: "".into(),
+        source: None,
+        phase: ClaimPhase::Pending,
+        status_access_modes: AccessModes::default(),
+        status_capacity: None,
+        status_attributes_class: None,
+    };
+    match phase {
+        "P" => {}
+        "L" => claim.phase = ClaimPhase::Lost,
+        "B" => {
+            claim.phase = ClaimPhase::Bound;
+            claim.status_access_modes = claim.access_modes;
+            claim.status_capacity = Some(size);
+        }
+        other => panic!("phase {other}"),
+    }
+    for word in words {
+        let meta = &mut claim.meta;
+        match word.split_once('=').unwrap_or((word, "")) {
+            ("bc", _) => annotate(meta, names::BOUND_BY_CONTROLLER, "yes"),
+            ("bd", _) => annotate(meta, names::BIND_COMPLETED, "yes"),
+            ("sp", by) => annotate(meta, names::STORAGE_PROVISIONER, by),
+            ("sn", node) => annotate(meta, names::SELECTED_NODE, node),
+            ("beta", class) => annotate(meta, names::CLASS_BETA, class),
+            ("sc", class) => claim.class = Some(class.into()),
+            ("vac", class) => claim.attributes_class = class.into(),
+            ("K", _) => claim.mode = VolumeMode::Block,
+            ("m", list) => claim.access_modes = modes(list),
+            ("sel", label) => {
+                let (key, value) = pair(label);
+                let requirements = vec![Requirement::In(key, vec![value])];
+                claim.selector = Some(Ok(Selector { requirements }));
+            }
+            ("badsel", _) => claim.selector = Some(Err("operator Near".to_owned())),
+            ("gone", _) => meta.deleting = true,
+            ("cap", size) => claim.status_capacity = Some(Quantity::parse(size).unwrap()),
+            other => panic!("word {other:?}"),
+        }
+    }
+    claim
+}
+
+trait IntoVersion {
+    fn into_version(self) -> cofferdam_domain::ResourceVersion;
+}
+
+impl IntoVersion for u64 {
+    fn into_version(self) -> cofferdam_domain::ResourceVersion {
+        cofferdam_domain::ResourceVersion(self)
+    }
+}
+
+fn class(spec: &str) -> StorageClass {
+    let mut words = spec.split_whitespace();
+    let (name, provisioner) = (words.next().unwrap(), words.next().unwrap());
+    let mut class = StorageClass {
+        name: name.into(),
+        meta: ObjectMeta { version: 1.into_version(), uid: format!("uid-{name}").into(), ..ObjectMeta::default() },
+        provisioner: provisioner.into(),
+        parameters: Default::default(),
+        reclaim_policy: ReclaimPolicy::Delete,
+        mount_options: Vec::new(),
+        binding_mode: Some(BindingMode::Immediate),
+        allowed_topologies: Vec::new(),
+    };
+    for word in words {
+        match word {
+            "wffc" => class.binding_mode = Some(BindingMode::WaitForFirstConsumer),
+            "unset" => class.binding_mode = None,
+            "default" => annotate(&mut class.meta, names::DEFAULT_CLASS, "true"),
+            newer => class.meta.created_ms = newer.parse().unwrap(),
+        }
+    }
+    class
+}
+
+/// What a volume has that binding changes.
+fn show_volume(volume: &Volume) -> String {
+    let reference = match &volume.claim_ref {
+        None => "-",
+        Some(r) if *r.key.name == *"other" => "oth",
+        Some(r) => match r.uid.as_ref().map(Uid::as_str) {
+            None => "me/0",
+            Some(ME) => "me",
+            Some(_) => "me/x",
+        },
+    };
+    let phase = match volume.phase {
+        VolumePhase::Available => "A",
+        VolumePhase::Bound => "B",
+        VolumePhase::Released => "R",
+        VolumePhase::Failed => "F",
+        VolumePhase::Pending => "P",
+    };
+    let bc = if volume.meta.has_annotation(names::BOUND_BY_CONTROLLER) { " bc" } else { "" };
+    format!("{} {reference} {phase}{bc}", volume.name)
+}
+
+/// What a claim has that binding changes.
+fn show_claim(claim: &Claim) -> String {
+    let phase = match claim.phase {
+        ClaimPhase::Pending => "P",
+        ClaimPhase::Bound => "B",
+        ClaimPhase::Lost => "L",
+    };
+    let mut text = format!("{} {phase}", claim.volume.as_ref().map_or("-", |volume| volume.as_str()));
+    for (key, short) in [(names::BOUND_BY_CONTROLLER, " bc"), (names::BIND_COMPLETED, " bd")] {
+        if claim.meta.has_annotation(key) {
+            text.push_str(short);
+        }
+    }
+    if let Some(by) = claim.meta.annotation(names::STORAGE_PROVISIONER) {
+        text.push_str(&format!(" sp={by}"));
+    }
+    if let Some(class) = &claim.class {
+        text.push_str(&format!(" sc={class}"));
+    }
+    if let Some(capacity) = claim.status_capacity {
+        text.push_str(&format!(" cap={capacity}"));
+    }
+    if let Some(class) = &claim.status_attributes_class {
+        text.push_str(&format!(" vac={class}"));
+    }
+    text
+}
+
+/// The API as the rules need it: it does what a verdict says.
+#[derive(Default)]
+struct Api {
+    cache: Cache,
+    version: u64,
+    events: Vec<String>,
+}
+
+impl Api {
+    fn new(classes: &[&str], volumes: &[&str], claims: &[&str]) -> Self {
+        let api = Self { version: 1, ..Self::default() };
+        classes.iter().for_each(|spec| assert!(api.cache.classes.apply(Ok(class(spec)))));
+        volumes.iter().for_each(|spec| assert!(api.cache.volumes.apply(Ok(pv(spec)))));
+        claims.iter().for_each(|spec| assert!(api.cache.claims.apply(Ok(pvc(spec)))));
+        api
+    }
+
+    fn put_volume(&mut self, volume: &Volume, change: impl FnOnce(&mut Volume)) {
+        let mut volume = volume.clone();
+        change(&mut volume);
+        self.version += 1;
+        volume.meta.version = self.version.into_version();
+        assert!(self.cache.volumes.apply(Ok(volume)));
+    }
+
+    fn put_claim(&mut self, claim: &Claim, change: impl FnOnce(&mut Claim)) {
+        let mut claim = claim.clone();
+        change(&mut claim);
+        self.version += 1;
+        claim.meta.version = self.version.into_version();
+        assert!(self.cache.claims.apply(Ok(claim)));
+    }
+
+    fn hear(&mut self, note: Note) {
+        let kind = if note.kind == EventType::Normal { "N" } else { "W" };
+        self.events.push(format!("{kind} {}", note.reason));
+    }
+
+    /// Follows the verdicts for the claim to their end, and returns that.
+    fn settle_claim(&mut self, here: &[&str]) -> String {
+        let provisions = |driver: &DriverName| here.contains(&driver.as_str());
+        for _ in 0..20 {
+            let Some(seen) = self.cache.claims.get(&key()).known() else { return "absent".to_owned() };
+            let verdict = claim(World { cache: &self.cache, provisions: &provisions }, &seen);
+            match verdict {
+                ClaimVerdict::Do(effect, note) => {
+                    self.perform(&seen, effect);
+                    note.into_iter().for_each(|note| self.hear(note));
+                }
+                ClaimVerdict::Settled(_) => return "settled".to_owned(),
+                ClaimVerdict::Wait(note) => {
+                    self.hear(note);
+                    return "waits".to_owned();
+                }
+                ClaimVerdict::Provision(class, driver) => return format!("provision {class} {driver}"),
+                ClaimVerdict::Fail(_, note) => {
+                    note.into_iter().for_each(|note| self.hear(note));
+                    return "fails".to_owned();
+                }
+            }
+        }
+        panic!("the claim never comes to rest");
+    }
+
+    fn perform(&mut self, claim: &Claim, effect: ClaimEffect) {
+        match effect {
+            ClaimEffect::AssignClass(name) => {
+                self.put_claim(claim, |claim| claim.class = Some(name.as_str().into()));
+            }
+            ClaimEffect::ReserveVolume { volume, by_controller } => self.put_volume(&volume, |volume| {
+                volume.claim_ref = Some(ClaimRef { key: key(), uid: Some(ME.into()) });
+                if by_controller {
+                    annotate(&mut volume.meta, names::BOUND_BY_CONTROLLER, "yes");
+                }
+            }),
+            ClaimEffect::MarkVolumeBound(volume) => {
+                self.put_volume(&volume, |volume| volume.phase = VolumePhase::Bound);
+            }
+            ClaimEffect::BindClaim { volume, by_controller, provisioner } => self.put_claim(claim, |claim| {
+                claim.volume = Some(volume);
+                annotate(&mut claim.meta, names::BIND_COMPLETED, "yes");
+                if by_controller {
+                    annotate(&mut claim.meta, names::BOUND_BY_CONTROLLER, "yes");
+                }
+                if let Some(driver) = provisioner {
+                    annotate(&mut claim.meta, names::STORAGE_PROVISIONER, driver.as_str());
+                }
+            }),
+            ClaimEffect::SetStatus(status) => self.put_claim(claim, |claim| {
+                claim.phase = status.phase;
+                claim.status_access_modes = status.access_modes.unwrap_or_default();
+                match status.capacity {
+                    CapacityWrite::Keep => {}
+                    CapacityWrite::Clear => claim.status_capacity = None,
+                    CapacityWrite::Set(capacity) => claim.status_capacity = Some(capacity),
+                }
+                match status.attributes_class {
+                    AttributesClassWrite::Keep => {}
+                    AttributesClassWrite::Clear => claim.status_attributes_class = None,
+                    AttributesClassWrite::Set(class) => claim.status_attributes_class = Some(class),
+                }
+            }),
+            ClaimEffect::RequestProvisioning(driver) => self.put_claim(claim, |claim| {
+                annotate(&mut claim.meta, names::STORAGE_PROVISIONER, driver.as_str());
+            }),
+        }
+    }
+
+    /// Follows the verdicts for a volume to their end; `live` is what the API has of the claim beside the cache.
+    fn settle_volume(&mut self, name: &str, live: Option<&str>) -> String {
+        let mut looked_up = false;
+        for _ in 0..20 {
+            let Some(seen) = self.cache.volumes.get(&name.into()).known() else { return "absent".to_owned() };
+            match volume(World { cache: &self.cache, provisions: &|_| false }, &seen, looked_up) {
+                VolumeVerdict::Do(VolumeEffect::LookUpClaim(key), _) => {
+                    looked_up = true;
+                    if let Some(live) = live {
+                        self.version += 1;
+                        let version = self.version.into_version();
+                        let mut claim = pvc(live);
+                        claim.meta.version = version;
+                        if let Some(old) = self.cache.claims.get(&key).known() {
+                            self.cache.claims.delete(&key, &old.meta.uid, old.meta.version);
+                        }
+                        self.cache.claims.apply(Ok(claim));
+                    }
+                }
+                VolumeVerdict::Do(VolumeEffect::SetPhase(phase, _), note) => {
+                    self.put_volume(&seen, |volume| volume.phase = phase);
+                    note.into_iter().for_each(|note| self.hear(note));
+                }
+                VolumeVerdict::Do(VolumeEffect::Unbind { whole }, _) => self.put_volume(&seen, |volume| {
+                    if whole {
+                        volume.claim_ref = None;
+                        volume.meta.annotations.remove(names::BOUND_BY_CONTROLLER);
+                    } else if let Some(reference) = &mut volume.claim_ref {
+                        reference.uid = None;
+                    }
+                }),
+                VolumeVerdict::WakeClaim(_) => return "wakes".to_owned(),
+                VolumeVerdict::Mismatch(_, on_volume, on_claim) => {
+                    self.hear(on_volume);
+                    self.hear(on_claim);
+                    return "mismatch".to_owned();
+                }
+                VolumeVerdict::Settled(_) => return "settled".to_owned(),
+            }
+        }
+        panic!("the volume never comes to rest");
+    }
+
+    fn show(&self) -> (Vec<String>, String) {
+        let mut volumes: Vec<String> = self.cache.volumes.list().iter().map(|v| show_volume(v)).collect();
+        volumes.sort();
+        let claim = self.cache.claims.get(&key()).known();
+        (volumes, claim.map_or_else(|| "gone".to_owned(), |claim| show_claim(&claim)))
+    }
+}
+
+/// Volumes, claim → end, volumes, claim, events.
+type ClaimCase =
+    (&'static str, &'static [&'static str], &'static str, &'static str, &'static [&'static str], &'static str, &'static [&'static str]);
+
+#[track_caller]
+fn check_claims(classes: &[&str], here: &[&str], cases: &[ClaimCase]) {
+    for (id, volumes, claim, end, volumes_after, claim_after, events) in cases {
+        let mut api = Api::new(classes, volumes, &[claim]);
+        assert_eq!(api.settle_claim(here), *end, "{id}");
+        let (volumes, claim) = api.show();
+        assert_eq!(volumes, *volumes_after, "{id}");
+        assert_eq!(claim, *claim_after, "{id}");
+        assert_eq!(api.events, *events, "{id}");
+    }
+}
+
+#[test]
+fn claims_without_a_volume() {
+    check_claims(
+        &["wait drv wffc"],
+        &[],
+        &[
+            ("1-1", &["v 1Gi - A"], "1Gi - P", "settled", &["v me B bc"], "v B bc bd cap=1Gi", &[]),
+            ("1-2", &["v 1Gi - A"], "10Gi - P", "waits", &["v - A"], "- P", &["N FailedBinding"]),
+            ("1-3", &["v 1Gi - A"], "10Gi - B", "waits", &["v - A"], "- P", &["N FailedBinding"]),
+            ("1-4", &["a 10Gi - A", "b 1Gi - A"], "1Gi - P", "settled", &["a - A", "b me B bc"], "b B bc bd cap=1Gi", &[]),
+            ("1-5", &["a 10Gi me/0 A", "b 1Gi - A"], "1Gi - P", "settled", &["a me B", "b - A"], "a B bc bd cap=10Gi", &[]),
+            ("1-6", &["a 10Gi me A", "b 1Gi - A"], "1Gi - P", "settled", &["a me B", "b - A"], "a B bc bd cap=10Gi", &[]),
+            ("1-7", &["v 10Gi me/x A"], "1Gi - P", "waits", &["v me/x A"], "- P", &["N FailedBinding"]),
+            ("1-8 died after write 1", &["v 1Gi me A bc"], "1Gi - P", "settled", &["v me B bc"], "v B bc bd cap=1Gi", &[]),
+            ("1-9 died after write 2", &["v 1Gi me B bc"], "1Gi - P", "settled", &["v me B bc"], "v B bc bd cap=1Gi", &[]),
+            ("1-10 died after write 3", &["v 1Gi me B bc"], "1Gi v P bc bd", "settled", &["v me B bc"], "v B bc bd cap=1Gi", &[]),
+            ("1-11", &["v 1Gi - A l=foo:true"], "1Gi - P sel=foo:true", "settled", &["v me B bc"], "v B bc bd cap=1Gi", &[]),
+            ("1-12", &["v 1Gi - A"], "1Gi - P sel=foo:true", "waits", &["v - A"], "- P", &["N FailedBinding"]),
+            ("1-13", &["v 1Gi - A sc=wait"], "1Gi - P sc=wait", "waits", &["v - A"], "- P sc=wait", &["N WaitForFirstConsumer"]),
+            ("1-14", &["v 1Gi me/0 A sc=wait"], "1Gi - P sc=wait", "settled", &["v me B"], "v B bc bd sc=wait cap=1Gi", &[]),
+            ("1-15", &["a 10Gi - A", "b 1Gi - A"], "1Gi a P", "settled", &["a me B bc", "b - A"], "a B bd cap=10Gi", &[]),
+            ("1-16", &["v 1Gi - A"], "1Gi v P m=RWX", "waits", &["v - A"], "v P", &["W VolumeMismatch"]),
+            ("1-17", &["a 1Gi - P", "b 1Gi - F", "c 1Gi - R"], "1Gi - P", "waits", &["a - P", "b - F", "c - R"], "- P", &["N FailedBinding"]),
+            ("1-18", &["v 1Gi me A sc=wait"], "1Gi - P sc=wait sn=node1", "settled", &["v me B"], "v B bc bd sc=wait cap=1Gi", &[]),
+            ("selector that cannot be used", &["v 1Gi - A"], "1Gi - P badsel", "fails", &["v - A"], "- P", &["W FailedBinding"]),
+            ("being deleted: not bound anew", &["v 1Gi - A"], "1Gi - P gone", "settled", &["v - A"], "- P", &[]),
+            ("volume being deleted", &["v 1Gi - A gone"], "1Gi - P", "waits", &["v - A"], "- P", &["N FailedBinding"]),
+        ],
+    );
+}
+
+#[test]
+fn claims_that_name_a_volume() {
+    check_claims(
+        &[],
+        &[],
+        &[
+            ("2-1", &[], "10Gi v P", "settled", &[], "v P", &[]),
+            ("2-2", &[], "10Gi v B", "settled", &[], "v P", &[]),
+            ("2-3", &["v 1Gi - A"], "1Gi v P", "settled", &["v me B bc"], "v B bd cap=1Gi", &[]),
+            ("2-4", &["v 1Gi me/0 A"], "1Gi v P", "settled", &["v me B"], "v B bd cap=1Gi", &[]),
+            ("2-5", &["v 1Gi me A"], "1Gi v P", "settled", &["v me B"], "v B bd cap=1Gi", &[]),
+            ("2-6", &["v 1Gi oth B"], "1Gi v B", "waits", &["v oth B"], "v P", &["W FailedBinding"]),
+            ("2-7", &["v 1Gi oth B"], "1Gi v B bc", "fails", &["v oth B"], "v B bc cap=1Gi", &["W FailedBinding"]),
+            ("2-8", &["v 1Gi - A"], "1Gi v P sel=foo:true", "settled", &["v me B bc"], "v B bd cap=1Gi", &[]),
+            ("2-9", &["v 1Gi - A"], "2Gi v B", "waits", &["v - A"], "v P", &["W VolumeMismatch"]),
+            ("2-10", &["v 1Gi - A sc=gold"], "1Gi v B", "waits", &["v - A"], "v P", &["W VolumeMismatch"]),
+            ("2-11", &["v 1Gi - A vac=gold"], "1Gi v B", "waits", &["v - A"], "v P", &["W VolumeMismatch"]),
+            ("2-12", &["v 1Gi - A vac=gold"], "1Gi v P vac=gold", "settled", &["v me B bc"], "v B bd cap=1Gi vac=gold", &[]),
+            ("being deleted", &["v 1Gi - A gone"], "1Gi v P", "waits", &["v - A"], "v P", &["W VolumeMismatch"]),
+        ],
+    );
+}
+
+#[test]
+fn claims_that_were_bound() {
+    check_claims(
+        &[],
+        &[],
+        &[
+            ("3-1", &[], "10Gi - B bc bd", "settled", &[], "- L bc bd", &["W ClaimLost"]),
+            ("3-2", &[], "10Gi v B bc bd", "settled", &[], "v L bc bd", &["W ClaimLost"]),
+            ("3-3", &["v 10Gi - A"], "10Gi v P bc bd", "settled", &["v me B bc"], "v B bc bd cap=10Gi", &[]),
+            ("3-4", &["v 10Gi me/x A"], "10Gi v P bc bd", "settled", &["v me/x A"], "v L bc bd", &["W ClaimMisbound"]),
+            ("3-5", &["v 10Gi me A"], "10Gi v P bd", "settled", &["v me B"], "v B bd cap=10Gi", &[]),
+            ("3-6", &["v 10Gi oth A"], "10Gi v P bd", "settled", &["v oth A"], "v L bd", &["W ClaimMisbound"]),
+            ("3-7", &["v 10Gi - A"], "10Gi v P bc bd sel=foo:true", "settled", &["v me B bc"], "v B bc bd cap=10Gi", &[]),
+            ("lost stays lost, told once", &[], "10Gi v L bc bd", "settled", &[], "v L bc bd", &[]),
+            ("lost, and its volume is back", &["v 10Gi me B"], "10Gi v L bc bd", "settled", &["v me B"], "v B bc bd cap=10Gi", &[]),
+            ("reserved by name after a restore", &["v 10Gi me/0 A"], "10Gi v B bc bd", "settled", &["v me/0 A"], "v L bc bd", &["W ClaimMisbound"]),
+            ("growth is the resizer's", &["v 20Gi me B"], "10Gi v B bc bd", "settled", &["v me B"], "v B bc bd cap=10Gi", &[]),
+        ],
+    );
+}
+
+#[test]
+fn classes_and_modes() {
+    check_claims(
+        &[],
+        &[],
+        &[
+            ("13-1", &["a 1Gi - A", "b 10Gi - A sc=gold"], "1Gi - P sc=gold", "settled", &["a - A", "b me B bc"], "b B bc bd sc=gold cap=10Gi", &[]),
+            ("13-2", &["a 1Gi - A sc=gold", "b 10Gi - A"], "1Gi - P", "settled", &["a - A", "b me B bc"], "b B bc bd cap=10Gi", &[]),
+            ("13-3", &["a 1Gi - A sc=silver", "b 10Gi - A sc=gold"], "1Gi - P sc=gold", "settled", &["a - A", "b me B bc"], "b B bc bd sc=gold cap=10Gi", &[]),
+            ("13-4", &["v 1Gi - A"], "1Gi - P sc=", "settled", &["v me B bc"], "v B bc bd sc= cap=1Gi", &[]),
+            ("14-1", &["v 10Gi - A K"], "10Gi - P K", "settled", &["v me B bc"], "v B bc bd cap=10Gi", &[]),
+            ("14-3", &["v 10Gi - A"], "10Gi - P K", "waits", &["v - A"], "- P", &["N FailedBinding"]),
+            ("14-4", &["v 10Gi - A K"], "10Gi - P", "waits", &["v - A"], "- P", &["N FailedBinding"]),
+            ("14-5", &["v 10Gi - A sc=gold"], "10Gi - P K sc=gold", "waits", &["v - A"], "- P sc=gold", &["W ProvisioningFailed"]),
+            ("14-5-1", &["v 10Gi - A sc=gold"], "10Gi - P sc=silver", "waits", &["v - A"], "- P sc=silver", &["W ProvisioningFailed"]),
+            ("14-5-2", &["v 10Gi - A sc=gold"], "10Gi v P sc=silver", "waits", &["v - A"], "v P sc=silver", &["W VolumeMismatch"]),
+            ("14-7", &["v 10Gi me/0 A K"], "10Gi - P K", "settled", &["v me B"], "v B bc bd cap=10Gi", &[]),
+            ("14-8", &["v 10Gi - A K"], "10Gi v P", "waits", &["v - A"], "v P", &["W VolumeMismatch"]),
+            ("14-8-1", &["v 10Gi me/0 A K"], "10Gi - P", "waits", &["v me/0 A"], "- P", &["N FailedBinding"]),
+        ],
+    );
+}
+
+#[test]
+fn claims_that_want_a_new_volume() {
+    check_claims(
+        &[
+            "ext drv",
+            "wait drv wffc",
+            "unset drv unset",
+            "intree kubernetes.io/no-provisioner",
+            "far elsewhere.example",
+        ],
+        &["drv"],
+        &[
+            ("ours: no request through the API", &[], "1Gi - P sc=ext", "provision ext drv", &[], "- P sc=ext", &[]),
+            ("another process's", &[], "1Gi - P sc=far", "provision far elsewhere.example", &[], "- P sp=elsewhere.example sc=far", &[]),
+            ("11-26 asked already", &[], "1Gi - P sc=far sp=elsewhere.example", "provision far elsewhere.example", &[], "- P sp=elsewhere.example sc=far", &[]),
+            ("15-6", &[], "1Gi - P sc=intree", "waits", &[], "- P sc=intree", &["W ProvisioningFailed"]),
+            ("15-7", &[], "1Gi - P beta=yes", "waits", &[], "- P", &["W ProvisioningFailed"]),
+            ("late binding, no node", &[], "1Gi - P sc=wait", "waits", &[], "- P sc=wait", &["N WaitForFirstConsumer"]),
+            ("late binding, node chosen", &[], "1Gi - P sc=wait sn=n", "provision wait drv", &[], "- P sc=wait", &[]),
+            ("class without mode", &[], "1Gi - P sc=unset", "fails", &[], "- P sc=unset", &[]),
+            ("status of a damaged claim is settled first", &[], "1Gi - B sc=ext", "provision ext drv", &[], "- P sc=ext", &[]),
+            ("being deleted: not provisioned", &[], "1Gi - P sc=ext gone", "settled", &[], "- P sc=ext", &[]),
+            ("12-4 the volume has come", &["pvc 1Gi me P sc=ext dp=drv csi del"], "1Gi - P sc=ext", "settled", &["pvc me B"], "pvc B bc bd sp=drv sc=ext cap=1Gi", &[]),
+            ("12-4 from a provisioner elsewhere", &["pvc 1Gi me A sc=far dp=elsewhere.example csi"], "1Gi - P sc=far sp=elsewhere.example", "settled", &["pvc me B"], "pvc B bc bd sp=elsewhere.example sc=far cap=1Gi", &[]),
+            ("a resize that has not reached the claim", &["v 2Gi - A pre=1Gi"], "2Gi - P", "settled", &["v me B bc"], "v B bc bd cap=1Gi", &[]),
+        ],
+    );
+}
+
+#[test]
+fn classes_for_claims_without_any() {
+    let both = ["gold drv default", "silver drv default"];
+    check_claims(&[], &["drv"], &[("15-1", &[], "1Gi - P", "waits", &[], "- P", &["N FailedBinding"])]);
+    check_claims(&both, &["drv"], &[("15-2", &[], "1Gi - P", "provision gold drv", &[], "- P sc=gold", &[])]);
+    check_claims(
+        &["gold drv default", "silver drv default 5"],
+        &["drv"],
+        &[("newest", &[], "1Gi - P", "provision silver drv", &[], "- P sc=silver", &[])],
+    );
+    check_claims(
+        &["gold drv default", "silver drv"],
+        &["drv"],
+        &[
+            ("15-3", &[], "1Gi test B sc=copper bc bd", "settled", &[], "test L bc bd sc=copper", &["W ClaimLost"]),
+            ("15-4", &[], "1Gi test B sc=copper", "settled", &[], "test P sc=copper", &[]),
+            ("15-5", &[], "1Gi - P", "provision gold drv", &[], "- P sc=gold", &[]),
+            ("a volume without class comes first", &["v 1Gi - A"], "1Gi - P", "settled", &["v me B bc"], "v B bc bd cap=1Gi", &[]),
+            ("no class by choice", &[], "1Gi - P sc=", "waits", &[], "- P sc=", &["N FailedBinding"]),
+        ],
+    );
+}
+
+#[test]
+fn volumes_follow_their_claims() {
+    /// Volume, cached claim, claim that only the API has → end, volume, events.
+    type Case = (&'static str, &'static str, Option<&'static str>, Option<&'static str>, &'static str, &'static str, &'static [&'static str]);
+    let cases: &[Case] = &[
+        ("4-1", "v 10Gi - A", None, None, "settled", "v - A", &[]),
+        ("10-1", "v 1Gi - P", None, None, "settled", "v - A", &[]),
+        ("4-2", "v 10Gi me/0 A", None, None, "settled", "v me/0 A", &[]),
+        ("4-3", "v 10Gi me B", None, None, "settled", "v me R", &[]),
+        ("4-4", "v 10Gi me/x B", Some("10Gi v B bd"), Some("10Gi v B bd"), "settled", "v me/x R", &[]),
+        ("4-5a", "v 10Gi me B bc", Some("10Gi - P"), None, "wakes", "v me B bc", &[]),
+        ("4-5b", "v 10Gi me B", Some("10Gi - P"), None, "wakes", "v me B", &[]),
+        ("4-6", "v 10Gi me A", Some("10Gi v B"), None, "settled", "v me B", &[]),
+        ("4-7", "v 10Gi me B bc", Some("10Gi o B"), None, "settled", "v - A", &[]),
+        ("4-8", "v 10Gi me B", Some("10Gi o B"), None, "settled", "v me/0 A", &[]),
+        ("4-9", "v 10Gi me A del", Some("10Gi v B"), None, "settled", "v me B", &[]),
+        ("4-10", "v 10Gi me A del", None, None, "settled", "v me F", &["W VolumeFailedDelete"]),
+        ("4-11", "v 10Gi me A del", None, Some("10Gi v B"), "settled", "v me B", &[]),
+        ("6-3", "v 1Gi me B rec", None, None, "settled", "v me F", &["W VolumeFailedRecycle"]),
+        ("6-10", "v 1Gi me B odd", None, None, "settled", "v me F", &["W VolumeUnknownReclaimPolicy"]),
+        ("8-10-1", "v 1Gi me B bc del csi dp=external.io/test", None, None, "settled", "v me R bc", &[]),
+        ("8-10-2", "v 1Gi me B bc del csi", None, None, "settled", "v me R bc", &[]),
+        ("8-10-3", "v 1Gi me B del dp=kubernetes.io/gce-pd mt=pd.csi.storage.gke.io", None, None, "settled", "v me R", &[]),
+        ("8-12 loser of a double provisioning", "v 1Gi me B del csi dp=external.io/test", Some("10Gi o B"), None, "settled", "v me R", &[]),
+        ("failed stays failed, told once", "v 1Gi me F odd", None, None, "settled", "v me F", &[]),
+        ("released, the claim is back and bound to it", "v 1Gi me R", Some("1Gi v B"), None, "settled", "v me B", &[]),
+        ("given back by hand", "v 1Gi - R", None, None, "settled", "v - A", &[]),
+        ("14-13", "v 1Gi me A bc", Some("1Gi - P K"), None, "mismatch", "v me A bc", &["W VolumeMismatch", "W VolumeMismatch"]),
+        ("14-13-1", "v 1Gi me A bc K", Some("1Gi - P"), None, "mismatch", "v me A bc", &["W VolumeMismatch", "W VolumeMismatch"]),
+        ("14-14", "v 1Gi me A bc K", Some("1Gi - P K"), None, "wakes", "v me A bc", &[]),
+    ];
+    for (id, spec, cached, live, end, after, events) in cases {
+        let mut api = Api::new(&[], &[spec], cached.as_slice());
+        assert_eq!(api.settle_volume("v", *live), *end, "{id}");
+        assert_eq!(api.show().0, [*after], "{id}");
+        assert_eq!(api.events, *events, "{id}");
+    }
+}
+
+#[test]
+fn two_binders_chose_two_volumes() {
+    let mut api = Api::new(&[], &["a 1Gi me B bc", "b 1Gi me B bc"], &["1Gi a B bc bd"]);
+    assert_eq!(api.settle_volume("b", None), "settled");
+    assert_eq!(api.settle_volume("a", None), "settled");
+    assert_eq!(api.settle_claim(&[]), "settled");
+    assert_eq!(api.show(), (vec!["a me B bc".to_owned(), "b - A".to_owned()], "a B bc bd cap=1Gi".to_owned()));
+}
+
+#[test]
+fn finds_the_smallest_volume_of_the_smallest_set_of_modes() {
+    let volumes = [
+        "gce-pd-1 1G me/x B", "gce-pd-5 5G - A", "gce-pd-10 10G - A", "gce-pd-20 20G me/x B", "nfs-1 1G - A m=RWO+ROX+RWX",
+        "nfs-5 5G - A m=RWO+ROX+RWX", "nfs-10 10G - A m=RWO+ROX+RWX", "gce-pd-2 20000G - A m=RWO l=should-exist:true",
+        "gce-pd-silver1 10000G - A m=RWO sc=silver l=should-exist:true", "gce-pd-silver2 100G - A m=RWO sc=silver",
+        "gce-pd-gold 50G - A m=RWO sc=gold", "local-pd-very-large 200E - A m=RWO+ROX+RWX sc=large",
+        "local-pd-extremely-large 800E - A m=RWO+ROX+RWX sc=large", "gce-pd-vac-silver1 100G - A vac=silver",
+    ];
+    let api = Api::new(&[], &volumes, &[]);
+    let cases = [
+        ("8G - P", Some("gce-pd-10")),
+        ("5G - P m=ROX+RWO+RWX", Some("nfs-5")),
+        ("1G - P", Some("gce-pd-5")),
+        ("999G - P", None),
+        ("999G - P sel=should-not-exist:true", None),
+        ("20000G - P sel=should-exist:true", None),
+        ("20000G - P m=RWO sel=should-exist:true", Some("gce-pd-2")),
+        ("1G - P vac=silver", Some("gce-pd-vac-silver1")),
+        ("1G - P vac=non-existing", None),
+        ("1G - P m=RWO sc=silver sel=should-exist:true", Some("gce-pd-silver1")),
+        ("1G - P m=RWO sc=silver", Some("gce-pd-silver2")),
+        ("1E - P m=RWO sc=large", Some("local-pd-very-large")),
+        ("800E - P m=RWO sc=large", Some("local-pd-extremely-large")),
+        ("950E - P m=RWO sc=large", None),
+    ];
+    for (spec, expected) in cases {
+        let found = super::find_volume(&api.cache, &pvc(spec), false).unwrap();
+        assert_eq!(found.as_ref().map(|volume| volume.name.as_str()), expected, "{spec}");
+        assert!(super::find_volume(&api.cache, &pvc(spec), true).unwrap().is_none(), "late binding: {spec}");
+    }
+}
+
+#[test]
+fn a_volume_reserved_for_the_claim_comes_first_if_it_fits() {
+    let cases = [
+        (vec!["a 1Gi oth A", "b 5Gi - A", "c 8Gi me/0 A"], Some("c")),
+        (vec!["a 1Gi - A", "b 1Mi me/0 A"], Some("a")),
+        (vec!["a 1Gi - A", "b 5Gi me/0 A m=ROX"], Some("a")),
+        // Kubernetes would take the free volume of the smaller set.
+        (vec!["a 1Gi - A m=RWO", "b 5Gi me/0 A m=RWO+ROX+RWX"], Some("b")),
+    ];
+    for (volumes, expected) in cases {
+        let api = Api::new(&[], &volumes, &[]);
+        let found = super::find_volume(&api.cache, &pvc("1Gi - P m=RWO"), false).unwrap();
+        assert_eq!(found.as_ref().map(|volume| volume.name.as_str()), expected, "{volumes:?}");
+    }
+}
+
+#[test]
+fn an_object_that_cannot_be_read_is_left_alone() {
+    let broken = |kind: &str| {
+        let spec = serde_json::json!({"accessModes": ["Sometimes"], "volumeName": "v"});
+        let metadata = serde_json::json!({"namespace": "default", "name": "me", "uid": ME, "resourceVersion": "1"});
+        serde_json::json!({"kind": kind, "metadata": metadata, "spec": spec}).to_string()
+    };
+    let mut api = Api::new(&[], &["v 1Gi me B del csi"], &[]);
+    api.cache.claims.apply(cofferdam_cluster::decode::object::<Claim>(&broken("PersistentVolumeClaim")).unwrap());
+    assert_eq!(api.settle_volume("v", None), "settled");
+    assert_eq!(api.show().0, ["v me B"], "not released: the claim exists");
+
+    let mut api = Api::new(&[], &[], &["1Gi me B bc bd"]);
+    api.cache.volumes.apply(cofferdam_cluster::decode::object::<Volume>(&broken("PersistentVolume")).unwrap());
+    assert_eq!(api.settle_claim(&[]), "settled");
+    assert_eq!(api.show().1, "me B bc bd cap=1Gi", "not lost: the volume exists");
+}
+
+#[test]
+fn verdicts_carry_their_reason() {
+    let api = Api::new(&[], &["v 1Gi - A"], &[]);
+    let claim = Arc::new(pvc("2Gi v P"));
+    let verdict = super::claim(World { cache: &api.cache, provisions: &|_| false }, &claim);
+    let ClaimVerdict::Wait(note) = verdict else { panic!("{verdict:?}") };
+    assert_eq!(note.text, "Cannot bind to requested volume \"v\": requested PV is too small");
+}

@@ -1,0 +1,81 @@
+//! Objects that scenarios are made of.
+
+use serde_json::{Value, json};
+
+/// Driver of every scenario.
+pub const DRIVER: &str = "sim.cofferdam.dev";
+
+/// A class of the scenario's driver.
+pub fn class(name: &str) -> Value {
+    json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
+        "provisioner": DRIVER, "parameters": {"tier": "fast"},
+    })
+}
+
+/// A claim of 1 GiB in the namespace `default`.
+pub fn claim(name: &str, class: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "storageClassName": class, "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}},
+        },
+    })
+}
+
+/// A static volume of the scenario's driver.
+pub fn volume(name: &str, class: &str, size: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
+        "spec": {
+            "storageClassName": class, "accessModes": ["ReadWriteOnce"], "capacity": {"storage": size},
+            "csi": {"driver": DRIVER, "volumeHandle": format!("static-{name}")},
+        },
+    })
+}
+
+/// A pod on a node that uses a claim.
+pub fn pod(name: &str, claim: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "nodeName": "node-1", "containers": [{"name": "main", "image": "busybox"}],
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}],
+        },
+    })
+}
+
+/// An object with members changed as by a merge patch.
+pub fn with(mut object: Value, change: &Value) -> Value {
+    fn merge(object: &mut Value, change: &Value) {
+        match (object.as_object_mut(), change) {
+            (Some(object), Value::Object(change)) => {
+                for (key, value) in change {
+                    if value.is_null() {
+                        object.remove(key);
+                    } else {
+                        merge(object.entry(key.clone()).or_insert(Value::Null), value);
+                    }
+                }
+            }
+            (_, change) => *object = change.clone(),
+        }
+    }
+    merge(&mut object, change);
+    object
+}
+
+/// Where an object of a kind lives in the API: the collection's path.
+pub fn collection(object: &Value) -> String {
+    let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+    let version = text("/apiVersion");
+    let root = if version.contains('/') { format!("/apis/{version}") } else { format!("/api/{version}") };
+    let plural = match text("/kind") {
+        "StorageClass" => "storageclasses".to_owned(),
+        kind => format!("{}s", kind.to_lowercase()),
+    };
+    match text("/metadata/namespace") {
+        "" => format!("{root}/{plural}"),
+        namespace => format!("{root}/namespaces/{namespace}/{plural}"),
+    }
+}

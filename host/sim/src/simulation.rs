@@ -1,0 +1,330 @@
+//! One run of a scenario: a cluster, an array, a user, and a process that may be killed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use cofferdam_apiserver::{ApiServer, ApiService, Options};
+use cofferdam_roles::{Parts, Process, Role, Settings, Silent};
+use futures::future::BoxFuture;
+use http::{Method, Request, StatusCode};
+use http_body_util::{BodyExt, Full};
+use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt as _;
+
+use crate::{
+    driver::{Fault, ScriptedDriver},
+    effects::{Effect, Effects, MortalApi},
+    objects::{DRIVER, collection},
+};
+
+/// Longer than every back-off of the roles together with the longest they remember anything: what has not happened by then
+/// does not happen.
+const SETTLE: Duration = Duration::from_secs(3600);
+/// 2026-01-01T00:00:00Z, when every simulation begins.
+const EPOCH: i64 = 1_767_225_600;
+
+/// Something that a user or an operator does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum UserAction {
+    /// Creates an object.
+    Create(Value),
+    /// Deletes the object at this path.
+    Delete(&'static str),
+    /// Merge-patches the object at this path.
+    Patch(&'static str, Value),
+    /// Remembers the state of the cluster.
+    Backup,
+    /// Puts the cluster back to the remembered state.
+    Restore,
+    /// Makes every watch fall behind: its version is too old.
+    Compact,
+    /// Waits until nothing happens any more.
+    Settle,
+    /// Waits this long.
+    Wait(Duration),
+}
+
+/// What is there at the end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// `name phase volume` of every claim, sorted.
+    pub claims: Vec<String>,
+    /// `name phase claim` of every volume, sorted; provisioned ones by the name of their claim.
+    pub volumes: Vec<String>,
+    /// Names of the array's volumes' owners: claims by name, sorted.
+    pub array: Vec<String>,
+    /// Intents that are still written down.
+    pub intents: usize,
+    /// `object type reason` of every event, sorted, each once.
+    pub events: Vec<String>,
+    /// Calls that reached the driver, with claims' names.
+    pub calls: Vec<String>,
+    /// What must never be: leaks, losses, breaches of the contract with drivers.
+    pub faults: Vec<String>,
+}
+
+/// The world of a scenario.
+pub struct Simulation {
+    api: ApiServer,
+    driver: ScriptedDriver,
+    roles: BTreeSet<Role>,
+    backup: Arc<Mutex<Option<cofferdam_apiserver::Snapshot>>>,
+    user: ApiService,
+    starts: AtomicU64,
+}
+
+struct Running {
+    effects: Arc<Effects>,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Simulation {
+    /// A fresh cluster and array. Create and delete calls meet these faults, one each, in this order.
+    pub fn new(roles: &[Role], create_faults: Vec<Fault>, delete_faults: Vec<Fault>) -> Self {
+        let started = tokio::time::Instant::now();
+        let now = move || {
+            let passed = i64::try_from(started.elapsed().as_secs()).unwrap_or(i64::MAX);
+            jiff::Timestamp::from_second(EPOCH.saturating_add(passed)).unwrap_or(jiff::Timestamp::MAX)
+        };
+        let api = ApiServer::new(Options { now: Arc::new(now), uid_seed: Some(1), ..Options::default() });
+        let user = api.service();
+        let users_api = user.clone();
+        let users = Arc::new(move |action: UserAction| -> BoxFuture<'static, ()> {
+            let api = users_api.clone();
+            Box::pin(async move {
+                let _ = act(&api, &action).await;
+            })
+        });
+        Self {
+            driver: ScriptedDriver::new(create_faults, delete_faults, users),
+            api,
+            roles: roles.iter().copied().collect(),
+            backup: Arc::default(),
+            user,
+            starts: AtomicU64::new(0),
+        }
+    }
+
+    /// Plays a scenario. A process that is to die after its `n`-th effect does, and another takes its place.
+    pub async fn play(&self, actions: &[UserAction], die_after: Option<usize>) -> (Outcome, Vec<Effect>) {
+        let first = self.start(die_after);
+        let effects = Arc::clone(&first.effects);
+        let running = Arc::new(tokio::sync::Mutex::new(first));
+        let undertaker = async {
+            effects.death().await;
+            let mut running = running.lock().await;
+            running.task.abort();
+            *running = self.start(None);
+            // One death is enough: the next process lives to the end.
+            std::future::pending::<()>().await;
+        };
+        let script = async {
+            for action in actions {
+                self.user(action).await;
+            }
+            tokio::time::sleep(SETTLE).await;
+        };
+        tokio::select! {
+            () = script => {}
+            () = undertaker => {}
+        }
+        let running = running.lock().await;
+        running.stop.cancel();
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        running.effects.kill();
+        (self.outcome().await, effects.log())
+    }
+
+    fn start(&self, die_after: Option<usize>) -> Running {
+        let effects = Effects::new(die_after);
+        let api = MortalApi { api: self.api.service(), effects: Arc::clone(&effects) };
+        let client = kube::Client::new(api, "default");
+        let backend = self.driver.for_process(DRIVER, Arc::clone(&effects));
+        let start = self.starts.fetch_add(1, Ordering::Relaxed);
+        let settings =
+            Settings { roles: self.roles.clone(), identity: format!("process-{start}"), ..Settings::default() };
+        let clock = Arc::new(|| jiff::Timestamp::from_second(EPOCH).unwrap_or(jiff::Timestamp::MAX));
+        let parts = Parts { client, backends: vec![backend], clock, observer: Arc::new(Silent) };
+        let stop = CancellationToken::new();
+        let token = stop.clone();
+        let process = Process::new(settings, parts, &mut Registry::default());
+        let task = tokio::spawn(async move {
+            let ended = match process {
+                Ok(process) => process.run(token).await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = ended {
+                report(&error.to_string());
+            }
+        });
+        Running { effects, stop, task }
+    }
+
+    async fn user(&self, action: &UserAction) {
+        match action {
+            UserAction::Settle => tokio::time::sleep(SETTLE).await,
+            UserAction::Wait(time) => tokio::time::sleep(*time).await,
+            UserAction::Compact => self.api.compact(),
+            UserAction::Backup => {
+                *self.backup.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.api.snapshot());
+            }
+            UserAction::Restore => {
+                if let Some(snapshot) = self.backup.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                    self.api.restore(snapshot);
+                }
+            }
+            UserAction::Create(_) | UserAction::Delete(_) | UserAction::Patch(..) => {
+                let _ = act(&self.user, action).await;
+            }
+        }
+    }
+
+    /// Looks at everything.
+    pub async fn outcome(&self) -> Outcome {
+        let claims = self.list("/api/v1/persistentvolumeclaims").await;
+        let volumes = self.list("/api/v1/persistentvolumes").await;
+        let array = self.driver.volumes();
+        let names: BTreeMap<String, String> = array
+            .values()
+            .filter_map(|volume| volume.request.owner.as_ref())
+            .map(|owner| (owner.claim.to_string(), owner.volume.to_string()))
+            .collect();
+        let mut faults = self.driver.violations();
+        faults.extend(leaks(&claims, &volumes, &array.keys().cloned().collect()));
+        let claim_of = |uid: &str| {
+            let claim = claims.iter().find(|claim| text(claim, "/metadata/uid") == uid);
+            claim.map_or_else(|| "gone".to_owned(), |claim| text(claim, "/metadata/name").to_owned())
+        };
+        let alias = |name: &str| match name.strip_prefix("pvc-") {
+            Some(uid) => format!("of-{}", claim_of(uid)),
+            None => name.to_owned(),
+        };
+        let shown = |object: &Value, of: &str| {
+            let line = format!("{} {} {of}", alias(text(object, "/metadata/name")), text(object, "/status/phase"));
+            line.trim_end().to_owned()
+        };
+        Outcome {
+            claims: sorted(claims.iter().map(|claim| shown(claim, &alias(text(claim, "/spec/volumeName"))))),
+            volumes: sorted(volumes.iter().map(|volume| shown(volume, text(volume, "/spec/claimRef/name")))),
+            array: sorted(names.keys().map(|uid| claim_of(uid))),
+            intents: self.intents().await,
+            events: self.events().await,
+            calls: self.driver.calls().iter().map(|call| rename(call, &claim_of)).collect(),
+            faults,
+        }
+    }
+
+    async fn intents(&self) -> usize {
+        let maps = self.list("/api/v1/namespaces/default/configmaps").await;
+        maps.iter().filter_map(|map| map.get("data")?.as_object()).map(serde_json::Map::len).sum::<usize>()
+            - usize::from(maps.iter().any(|map| text(map, "/metadata/name") == "cofferdam-restored")) * 2
+    }
+
+    async fn events(&self) -> Vec<String> {
+        let events = self.list("/api/v1/events").await;
+        let line = |event: &Value| {
+            let name = text(event, "/involvedObject/name");
+            let name = if name.starts_with("pvc-") { "volume" } else { name };
+            format!("{name} {} {}", text(event, "/type"), text(event, "/reason"))
+        };
+        let lines: BTreeSet<String> = events.iter().map(line).collect();
+        lines.into_iter().collect()
+    }
+
+    async fn list(&self, path: &str) -> Vec<Value> {
+        let (_, body) = call(&self.user, Method::GET, path, "", &Value::Null).await;
+        body.get("items").and_then(Value::as_array).cloned().unwrap_or_default()
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "a simulation's process has no other place to say why it ended")]
+fn report(message: &str) {
+    eprintln!("a simulated process ended: {message}");
+}
+
+fn rename(call: &str, claim_of: &dyn Fn(&str) -> String) -> String {
+    match call.split_once("pvc-") {
+        Some((verb, uid)) => format!("{} {}", verb.trim_end_matches("handle-").trim(), claim_of(uid)),
+        None => call.to_owned(),
+    }
+}
+
+fn sorted(lines: impl Iterator<Item = String>) -> Vec<String> {
+    let mut lines: Vec<String> = lines.collect();
+    lines.sort();
+    lines
+}
+
+fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// What must never be left over once everything has settled.
+fn leaks(claims: &[Value], volumes: &[Value], array: &BTreeSet<String>) -> Vec<String> {
+    let mut faults = Vec::new();
+    for name in array {
+        let has_object = volumes
+            .iter()
+            .any(|volume| text(volume, "/spec/csi/volumeHandle") == format!("handle-{name}"));
+        let has_claim = claims.iter().any(|claim| name.ends_with(text(claim, "/metadata/uid")));
+        if !has_object && !has_claim {
+            faults.push(format!("leaked: {name} has neither a PersistentVolume nor a claim"));
+        }
+    }
+    for volume in volumes {
+        if let Some(name) = text(volume, "/spec/csi/volumeHandle").strip_prefix("handle-")
+            && !array.contains(name)
+        {
+            faults.push(format!("lost: PersistentVolume {} has no volume", text(volume, "/metadata/name")));
+        }
+    }
+    for claim in claims.iter().filter(|claim| text(claim, "/status/phase") == "Bound") {
+        let name = text(claim, "/spec/volumeName");
+        let volume = volumes.iter().find(|volume| text(volume, "/metadata/name") == name);
+        if volume.map(|volume| text(volume, "/spec/claimRef/uid")) != Some(text(claim, "/metadata/uid")) {
+            faults.push(format!("broken: claim {} is Bound to {name}", text(claim, "/metadata/name")));
+        }
+    }
+    faults
+}
+
+async fn act(api: &ApiService, action: &UserAction) -> StatusCode {
+    let json = "application/json";
+    match action {
+        UserAction::Create(object) => call(api, Method::POST, &collection(object), json, object).await.0,
+        UserAction::Delete(path) => call(api, Method::DELETE, path, json, &json!({})).await.0,
+        UserAction::Patch(path, patch) => {
+            call(api, Method::PATCH, path, "application/merge-patch+json", patch).await.0
+        }
+        UserAction::Backup
+        | UserAction::Restore
+        | UserAction::Compact
+        | UserAction::Settle
+        | UserAction::Wait(_) => StatusCode::OK,
+    }
+}
+
+/// One request as a user makes it.
+pub async fn call(api: &ApiService, method: Method, path: &str, content_type: &str, body: &Value) -> (StatusCode, Value) {
+    let body = if body.is_null() { String::new() } else { body.to_string() };
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(http::header::CONTENT_TYPE, content_type)
+        .body(Full::new(bytes::Bytes::from(body)));
+    let Ok(request) = request else { return (StatusCode::BAD_REQUEST, Value::Null) };
+    let Ok(response) = api.clone().oneshot(request).await;
+    let status = response.status();
+    let bytes = response.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    (status, serde_json::from_slice(&bytes).unwrap_or(Value::Null))
+}
