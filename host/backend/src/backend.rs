@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use cofferdam_domain::{
     VolumeHandle,
-    storage::{CreateVolume, CreatedVolume, Description, Readiness, StorageError, ValidateVolume, Validation},
+    storage::{
+        CreateVolume, CreatedVolume, Description, Readiness, StorageError, ValidateVolume, Validation,
+    },
 };
 use futures::future::BoxFuture;
 

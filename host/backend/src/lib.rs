@@ -1,6 +1,35 @@
 //! Storage backends behind one trait: the WebAssembly engine, its limits and its capabilities.
+//!
+//! Roles see [`Backend`] only. A [`WasmBackend`] is a vendor's component: [`Engine::load`] reads it, refuses what it must not
+//! import, and asks it who it is; from then on every call is answered by a fresh instance that lives and dies with the call,
+//! under the limits of [`Limits`]. Whatever a guest does — trap, loop, hoard, flood, lie — ends as a
+//! [`StorageError`](cofferdam_domain::storage::StorageError) of that one call.
 #![forbid(unsafe_code)]
 
 pub mod backend;
+mod bindings;
+mod breaker;
+mod call;
+mod capabilities;
+mod checks;
+mod convert;
+mod engine;
+mod error;
+mod guard;
+mod inspect;
+mod instance;
+mod limits;
+mod loader;
+mod metrics;
+mod outcome;
+mod wasi;
+mod wasm;
 
 pub use backend::{Backend, Call};
+pub use engine::{CompiledCache, Engine, EngineOptions};
+pub use error::LoadError;
+pub use inspect::{Grant, Manifest};
+pub use limits::Limits;
+pub use loader::{BackendConfig, Digest, Source};
+pub use metrics::BackendMetrics;
+pub use wasm::WasmBackend;

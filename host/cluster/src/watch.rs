@@ -65,9 +65,9 @@ pub struct Scope {
 enum Ended {
     /// In the normal way: open the next one.
     Normally,
-    /// In the normal way, but without a word, not even a bookmark: that is how a watch from a version behaves that the
-    /// cluster has not reached, so the list must tell.
-    Silently,
+    /// Without a word, not even a bookmark, or with a bookmark from before where it began: that is how a watch from a
+    /// version behaves that the cluster has not reached, so the list must tell.
+    InDoubt,
     /// The version is too old (410): list anew.
     Expired,
     /// Something went wrong; wait, then go on.
@@ -146,7 +146,7 @@ impl<K: Cached> Follower<'_, K> {
             loop {
                 match self.watch(&mut version).await {
                     Ended::Normally => failures = 0,
-                    Ended::Silently | Ended::Expired => break,
+                    Ended::InDoubt | Ended::Expired => break,
                     Ended::Failed(message) => {
                         failures += 1;
                         self.pause(failures, "watch", &message).await;
@@ -264,7 +264,7 @@ impl<K: Cached> Follower<'_, K> {
         let mut silent = true;
         loop {
             let frame = match body.frame().await {
-                None if silent => return Ended::Silently,
+                None if silent => return Ended::InDoubt,
                 None => return Ended::Normally,
                 Some(Err(error)) => return Ended::Failed(error.to_string()),
                 Some(Ok(frame)) => frame,
@@ -310,6 +310,9 @@ impl<K: Cached> Follower<'_, K> {
             }
             "BOOKMARK" => {
                 if let Ok(at) = bookmark(event.object.get()) {
+                    if at < *version {
+                        return Err(Ended::InDoubt);
+                    }
                     *version = at.max(*version);
                     self.table.saw(at);
                 }

@@ -55,7 +55,7 @@ pub(crate) struct ProcessFlags {
     #[arg(long, value_name = "ROLE")]
     pub(crate) role: Vec<String>,
 
-    /// Driver component to load; repeat it for more. Its name in the configuration is NAME, or the file's without ending
+    /// Driver component to load; repeat it for more. NAME is what the configuration calls it [default: the file's name]
     #[arg(long, value_name = "[NAME=]FILE")]
     pub(crate) backend: Vec<String>,
 
@@ -63,7 +63,7 @@ pub(crate) struct ProcessFlags {
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) http_endpoint: Option<String>,
 
-    /// How long running work may take to end after SIGTERM
+    /// How long running work may take to end after SIGTERM [default: 30s]
     #[arg(long, value_name = "DURATION")]
     pub(crate) drain_timeout: Option<String>,
 
@@ -71,31 +71,31 @@ pub(crate) struct ProcessFlags {
     #[arg(long, value_name = "DIRECTORY")]
     pub(crate) compilation_cache: Option<String>,
 
-    /// What is logged: a level, or directives as in RUST_LOG
+    /// What is logged: a level, or directives as in RUST_LOG [default: info; in dev: warn]
     #[arg(long, value_name = "FILTER", help_heading = "Logging")]
     pub(crate) log: Option<String>,
 
-    /// How it is logged: text or json
+    /// How it is logged: text or json [default: text]
     #[arg(long, value_name = "FORMAT", help_heading = "Logging")]
     pub(crate) log_format: Option<String>,
 
-    /// Deadline of one driver call
+    /// Deadline of one driver call [default: 1m]
     #[arg(long, value_name = "DURATION", help_heading = "As in the Go sidecars")]
     pub(crate) timeout: Option<String>,
 
-    /// First part of the name of a provisioned volume
+    /// First part of the name of a provisioned volume [default: pvc]
     #[arg(long, value_name = "PREFIX", help_heading = "As in the Go sidecars")]
     pub(crate) volume_name_prefix: Option<String>,
 
-    /// First pause after a failure; it doubles with each
+    /// First pause after a failure; it doubles with each [default: 1s]
     #[arg(long, value_name = "DURATION", help_heading = "As in the Go sidecars")]
     pub(crate) retry_interval_start: Option<String>,
 
-    /// Longest pause after a failure
+    /// Longest pause after a failure [default: 5m]
     #[arg(long, value_name = "DURATION", help_heading = "As in the Go sidecars")]
     pub(crate) retry_interval_max: Option<String>,
 
-    /// Claims, and as many volumes, that are worked on at once
+    /// Claims, and as many volumes, that are worked on at once [default: 100]
     #[arg(long, value_name = "NUMBER", help_heading = "As in the Go sidecars")]
     pub(crate) worker_threads: Option<String>,
 

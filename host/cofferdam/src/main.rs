@@ -1,1 +1,88 @@
-fn main() {}
+//! Cofferdam: Kubernetes persistent storage from one binary.
+#![forbid(unsafe_code)]
+
+mod cli;
+mod client;
+mod config;
+mod dev;
+mod drivers;
+mod failure;
+mod logging;
+mod process_metrics;
+mod run;
+mod supervisor;
+mod telemetry;
+
+use std::{
+    collections::HashMap,
+    io::{self, Write as _},
+    process::ExitCode,
+};
+
+use clap::Parser as _;
+
+use cli::{Cli, Command};
+use config::Loaded;
+use failure::Failure;
+use supervisor::End;
+
+/// The roles wait for the API and for drivers, which have threads of their own.
+const WORKER_THREADS: usize = 2;
+/// What a shell says of a process that SIGINT ended.
+const FORCED: u8 = 130;
+
+fn main() -> ExitCode {
+    // Settings are UTF-8; a variable that is not cannot be one of ours.
+    let environment: HashMap<String, String> = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect();
+    match command(Cli::parse().command, &environment) {
+        Ok(End::Drained) => ExitCode::SUCCESS,
+        Ok(End::Forced) => ExitCode::from(FORCED),
+        Err(failure) => {
+            let line = client::one_line(&failure);
+            // Where stderr is closed there is nobody to tell.
+            let _ = writeln!(io::stderr(), "cofferdam: {line}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn command(command: Command, environment: &HashMap<String, String>) -> Result<End, Failure> {
+    match command {
+        Command::Run(flags) => block_on(run::run(&flags, environment)),
+        Command::Dev(flags) => block_on(dev::run(&flags, environment)),
+        Command::Config(flags) => print(&Loaded::for_cluster(&flags, environment)?.table()),
+        Command::Version => print(&version()),
+    }
+}
+
+fn version() -> String {
+    format!(
+        "cofferdam {} ({} {})\ncontract cofferdam:storage@0.1.0\n",
+        env!("CARGO_PKG_VERSION"),
+        std::env::consts::OS,
+        std::env::consts::ARCH,
+    )
+}
+
+fn block_on(work: impl Future<Output = Result<End, Failure>>) -> Result<End, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKER_THREADS)
+        .thread_name("cofferdam")
+        .enable_all()
+        .build()
+        .map_err(Failure::Runtime)?;
+    let end = runtime.block_on(work);
+    // A second signal does not wait for what still runs.
+    runtime.shutdown_background();
+    end
+}
+
+/// A reader that has seen enough, such as `head`, is no failure.
+fn print(text: &str) -> Result<End, Failure> {
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::Output(error)),
+        Ok(()) | Err(_) => Ok(End::Drained),
+    }
+}

@@ -1,1 +1,12 @@
-//! The guests that the host's build compiles to WebAssembly, as bytes.
+//! The guests of this repository, compiled to WebAssembly by this crate's build script, as bytes.
+//!
+//! One `cargo build` of the host therefore builds the guests too, and a change of a guest rebuilds what embeds it.
+#![forbid(unsafe_code)]
+
+/// The memory backend, the default of dev mode.
+pub const MEMORY: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_MEMORY"));
+
+/// A backend that traps, loops, hoards and floods on demand: which, its setting `on-describe`, `on-probe` or the name of
+/// the volume says.
+#[cfg(feature = "hostile")]
+pub const HOSTILE: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_HOSTILE"));

@@ -180,7 +180,7 @@ impl Simulation {
             }
             UserAction::Restore => {
                 if let Some(snapshot) = self.backup.lock().unwrap_or_else(PoisonError::into_inner).take() {
-                    self.api.restore(snapshot);
+                    self.api.restore(&snapshot);
                 }
             }
             UserAction::Create(_) | UserAction::Delete(_) | UserAction::Patch(..) => {

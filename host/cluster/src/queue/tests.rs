@@ -39,8 +39,7 @@ async fn run(
         tokio::time::sleep(until).await;
         stop.cancel();
     });
-    let log = log.lock().unwrap().clone();
-    log
+    Arc::try_unwrap(log).map_or_else(|log| log.lock().unwrap().clone(), |log| log.into_inner().unwrap())
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,3 +1,5 @@
+#![expect(clippy::type_complexity, reason = "a row of a table is spelled where the table is")]
+
 use std::sync::{Arc, Mutex};
 
 use cofferdam_domain::{Claim, ClaimKey, Uid, ids::ResourceVersion};

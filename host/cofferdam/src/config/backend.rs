@@ -1,18 +1,31 @@
 //! A driver in the configuration.
 
-use std::{collections::BTreeMap, fmt, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    path::PathBuf,
+};
 
+use cofferdam_backend::{Grant, Limits};
 use serde::{Deserialize, Deserializer, de};
 
+/// Name of the driver that the program carries, for dev mode.
+pub(crate) const MEMORY: &str = "memory";
+
 /// `[backend.NAME]`: one component with what it is told and granted.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct BackendSection {
-    /// The component.
-    pub(crate) file: PathBuf,
+    /// The component; absent only for the driver that the program carries.
+    pub(crate) file: Option<PathBuf>,
     /// What the component reads through its `settings` import.
     #[serde(default)]
     pub(crate) settings: BTreeMap<String, Setting>,
+    /// What the component may import; absent grants what every component may have.
+    pub(crate) grants: Option<BTreeSet<Grant>>,
+    /// What the component and one call of it may use.
+    #[serde(default)]
+    pub(crate) limits: Limits,
 }
 
 /// A value that a component reads; numbers and booleans reach it as text.

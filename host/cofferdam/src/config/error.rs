@@ -19,7 +19,9 @@ pub(crate) enum ConfigError {
     UnknownKey { origin: Origin, key: String, known: String },
     #[error("{origin}: {key}: {problem}")]
     Value { origin: Origin, key: String, problem: String },
-    #[error("two backends are called {name}, {first} and {second}: expected a name each, as in --backend NAME=FILE")]
+    #[error(
+        "two backends are called {name}, {first} and {second}: expected a name each, as in --backend NAME=FILE"
+    )]
     TwoBackends { name: String, first: String, second: String },
     #[error("{origin}: backend name {name:?}: expected letters, digits, dashes and underscores")]
     BackendName { origin: Origin, name: String },
@@ -30,22 +32,30 @@ pub(crate) enum ConfigError {
 impl ConfigError {
     /// Says in our words what figment found; `origin` knows who said a key's value.
     pub(crate) fn from_figment(error: figment::Error, origin: impl Fn(&str) -> Origin) -> Self {
-        let mut path = error.path.clone();
+        let mut path = error.path;
+        if let Kind::UnknownField(field, _) = &error.kind
+            && path.last() != Some(field)
+        {
+            path.push(field.clone());
+        }
+        if let Kind::MissingField(field) = &error.kind {
+            path.push(field.to_string());
+        }
+        let key = path.join(".");
+        let origin = origin(&key);
         match error.kind {
-            Kind::UnknownField(field, known) => {
-                path.push(field);
-                let key = path.join(".");
-                Self::UnknownKey { origin: origin(&key), key, known: known.join(", ") }
-            }
-            Kind::MissingField(field) => {
-                path.push(field.into_owned());
-                let key = path.join(".");
-                Self::Missing(format!("{key} is missing: expected it in {}", origin(&key)))
-            }
-            kind => {
-                let key = path.join(".");
-                Self::Value { origin: origin(&key), key, problem: problem(kind) }
-            }
+            Kind::UnknownField(_, known) => Self::UnknownKey { origin, key, known: known.join(", ") },
+            Kind::Message(message) => Self::Value { origin, key, problem: message },
+            kind @ (Kind::InvalidType(..)
+            | Kind::InvalidValue(..)
+            | Kind::InvalidLength(..)
+            | Kind::UnknownVariant(..)
+            | Kind::MissingField(_)
+            | Kind::DuplicateField(_)
+            | Kind::ISizeOutOfRange(_)
+            | Kind::USizeOutOfRange(_)
+            | Kind::Unsupported(_)
+            | Kind::UnsupportedKey(..)) => Self::Value { origin, key, problem: problem(kind) },
         }
     }
 }
@@ -60,13 +70,15 @@ fn problem(kind: Kind) -> String {
         Kind::UnknownVariant(variant, known) => {
             format!("found {variant:?}, expected one of {}", known.join(", "))
         }
-        Kind::UnknownField(field, _) => format!("unknown key {field}"),
-        Kind::MissingField(field) => format!("{field} is missing"),
-        Kind::DuplicateField(field) => format!("{field} stands there twice"),
+        Kind::UnknownField(..) => "is not known".to_owned(),
+        Kind::MissingField(_) => "is missing".to_owned(),
+        Kind::DuplicateField(_) => "stands there twice".to_owned(),
         Kind::ISizeOutOfRange(number) => format!("{number} is out of range"),
         Kind::USizeOutOfRange(number) => format!("{number} is out of range"),
         Kind::Unsupported(actual) => format!("found {}, which has no meaning here", found(&actual)),
-        Kind::UnsupportedKey(actual, expected) => format!("found the key {}, expected {expected}", found(&actual)),
+        Kind::UnsupportedKey(actual, expected) => {
+            format!("found the key {}, expected {expected}", found(&actual))
+        }
     }
 }
 

@@ -19,7 +19,7 @@ use std::{
 use figment::{Figment, value::Value};
 use serde::Deserialize;
 
-pub(crate) use backend::BackendSection;
+pub(crate) use backend::{BackendSection, MEMORY};
 pub(crate) use duration::GoDuration;
 pub(crate) use error::ConfigError;
 pub(crate) use source::Origin;
@@ -106,12 +106,18 @@ impl Loaded {
         environment: &HashMap<String, String>,
     ) -> Result<Self, ConfigError> {
         let mut given = flags.process.given();
-        let own = [("kubeconfig", &flags.kubeconfig), ("context", &flags.context), ("namespace", &flags.namespace)];
+        let own =
+            [("kubeconfig", &flags.kubeconfig), ("context", &flags.context), ("namespace", &flags.namespace)];
         given.extend(own.map(|(name, text)| (name, text.iter().cloned().collect())));
-        Self::load(&given, environment, flags.process.config.as_deref(), &[])
+        let loaded = Self::load(&given, environment, flags.process.config.as_deref(), &[])?;
+        match loaded.configuration.backend.iter().find(|(_, section)| section.file.is_none()) {
+            Some((name, _)) => Err(loaded.without_file(name)),
+            None => Ok(loaded),
+        }
     }
 
-    /// The settings of `dev`: every role unless told otherwise, and a quiet log, for the timeline tells what happens.
+    /// The settings of `dev`: every role unless told otherwise, the driver that the program carries unless there are others,
+    /// and a quiet log, for the timeline tells what happens.
     ///
     /// # Errors
     /// [`ConfigError`], one line.
@@ -120,7 +126,19 @@ impl Loaded {
         environment: &HashMap<String, String>,
     ) -> Result<Self, ConfigError> {
         let instead = [("role", "provisioner,pv-controller,protection"), ("log", "warn")];
-        Self::load(&flags.given(), environment, flags.config.as_deref(), &instead)
+        let mut loaded = Self::load(&flags.given(), environment, flags.config.as_deref(), &instead)?;
+        if loaded.configuration.backend.is_empty() {
+            loaded.configuration.backend.insert(MEMORY.to_owned(), BackendSection::default());
+        }
+        match loaded
+            .configuration
+            .backend
+            .iter()
+            .find(|(name, section)| section.file.is_none() && *name != MEMORY)
+        {
+            Some((name, _)) => Err(loaded.without_file(name)),
+            None => Ok(loaded),
+        }
     }
 
     fn load(
@@ -136,8 +154,10 @@ impl Loaded {
         sources.push(source::environment(environment)?);
         sources.push(source::flags(given)?);
         let origins = Origins::of(sources);
-        let configuration: Configuration =
-            origins.figment.extract().map_err(|error| ConfigError::from_figment(error, |key| origins.of_key(key)))?;
+        let configuration: Configuration = origins
+            .figment
+            .extract()
+            .map_err(|error| ConfigError::from_figment(error, |key| origins.of_key(key)))?;
         let loaded = Self { configuration, origins };
         loaded.check()?;
         Ok(loaded)
@@ -157,11 +177,18 @@ impl Loaded {
                 let origin = self.origin(&format!("backend.{name}"));
                 return Err(ConfigError::BackendName { origin, name: name.clone() });
             }
-            if section.file.as_os_str().is_empty() {
-                return Err(self.refuse(&format!("backend.{name}.file"), "is empty: expected a file".to_owned()));
+            if section.file.as_ref().is_some_and(|file| file.as_os_str().is_empty()) {
+                return Err(
+                    self.refuse(&format!("backend.{name}.file"), "is empty: expected a file".to_owned())
+                );
             }
         }
         Ok(())
+    }
+
+    fn without_file(&self, name: &str) -> ConfigError {
+        let key = format!("backend.{name}.file");
+        ConfigError::Missing(format!("{key} is missing: expected it in {}", self.origin(&key)))
     }
 
     fn refuse(&self, key: &str, problem: String) -> ConfigError {
@@ -180,11 +207,17 @@ impl Loaded {
             match self.origins.figment.find_value(key.name) {
                 Ok(value) if key.shape == Shape::Backends => self.leaves(key.name, &value, &mut rows),
                 Ok(value) => self.row(key.name, &value, &mut rows),
-                Err(_) => rows.push([key.name.to_owned(), "(not set)".to_owned(), Origin::Default.to_string()]),
+                Err(_) => {
+                    rows.push([key.name.to_owned(), "(not set)".to_owned(), Origin::Default.to_string()])
+                }
             }
         }
         let width = |column: usize| {
-            rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or_default()
+            rows.iter()
+                .filter_map(|row| row.get(column))
+                .map(|cell| cell.chars().count())
+                .max()
+                .unwrap_or_default()
         };
         let (keys, values) = (width(0), width(1));
         let mut table = String::new();

@@ -12,7 +12,10 @@ use figment::{
     Metadata, Profile, Provider,
     value::{Dict, Map, Value},
 };
-use toml::{Spanned, de::{DeTable, DeValue}};
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
 
 use super::{
     error::ConfigError,
@@ -176,7 +179,8 @@ fn backend_name(file: &str) -> String {
 pub(crate) fn flags(given: &[(&'static str, Vec<String>)]) -> Result<Source, ConfigError> {
     let mut values = Dict::new();
     for key in &KEYS {
-        let Some((_, texts)) = given.iter().find(|(name, texts)| *name == key.name && !texts.is_empty()) else {
+        let Some((_, texts)) = given.iter().find(|(name, texts)| *name == key.name && !texts.is_empty())
+        else {
             continue;
         };
         let value = match (key.shape, texts.last()) {
@@ -243,7 +247,11 @@ pub(crate) fn file(path: &Path) -> Result<Source, ConfigError> {
 
 fn collect_lines(text: &str, prefix: &str, table: &DeTable<'_>, lines: &mut BTreeMap<String, usize>) {
     for (name, value) in table {
-        let key = if prefix.is_empty() { name.get_ref().to_string() } else { format!("{prefix}.{}", name.get_ref()) };
+        let key = if prefix.is_empty() {
+            name.get_ref().to_string()
+        } else {
+            format!("{prefix}.{}", name.get_ref())
+        };
         lines.insert(key.clone(), line_of(text, Some(span(name))));
         if let DeValue::Table(inner) = value.get_ref() {
             collect_lines(text, &key, inner, lines);

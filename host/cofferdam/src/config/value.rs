@@ -73,7 +73,8 @@ impl FromStr for Endpoint {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let bad = || format!("{text:?} is not an address: expected [HOST]:PORT, such as :8080 or 127.0.0.1:8080");
+        let bad =
+            || format!("{text:?} is not an address: expected [HOST]:PORT, such as :8080 or 127.0.0.1:8080");
         let (host, port) = text.rsplit_once(':').ok_or_else(bad)?;
         let port = port.parse().map_err(|_| bad())?;
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
@@ -100,7 +101,12 @@ impl FromStr for Label {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let inner = text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-');
-        if inner && !text.is_empty() && text.len() <= MAX_LABEL && !text.starts_with('-') && !text.ends_with('-') {
+        if inner
+            && !text.is_empty()
+            && text.len() <= MAX_LABEL
+            && !text.starts_with('-')
+            && !text.ends_with('-')
+        {
             Ok(Self(text.to_owned()))
         } else {
             Err(format!(

@@ -1,3 +1,5 @@
+#![allow(clippy::type_complexity, reason = "a row of a table is spelled where the table is")]
+
 use std::collections::BTreeMap;
 
 use cofferdam_domain::{BindingMode, ObjectMeta, ReclaimPolicy, StorageClass};

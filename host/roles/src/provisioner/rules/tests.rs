@@ -1,4 +1,5 @@
 //! What provisioning decides, case by case.
+#![allow(clippy::type_complexity, reason = "a row of a table is spelled where the table is")]
 
 use std::sync::Arc;
 
@@ -116,10 +117,9 @@ impl World {
 }
 
 fn intent() -> Arc<Intent> {
-    match World::new(Some(claim_json()), Some(class_json()), None).decide() {
-        ClaimVerdict::Record(intent) => Arc::new(*intent),
-        other => panic!("{other:?}"),
-    }
+    let verdict = World::new(Some(claim_json()), Some(class_json()), None).decide();
+    let ClaimVerdict::Record(intent) = verdict else { panic!("{verdict:?}") };
+    Arc::new(*intent)
 }
 
 fn show(verdict: &ClaimVerdict) -> String {

@@ -5,6 +5,7 @@
 //! bind-completed, `dp=x` provisioned-by, `sp=x` storage-provisioner, `sn=x` selected-node, `sc=x` class, `vac=x`, `K` Block,
 //! `del`/`rec`/`odd` reclaim policy (Retain otherwise), `csi` CSI source, `l=k:v` label, `sel=k:v` selector, `m=…` modes,
 //! `gone` deleting, `cap=x` status.capacity.
+#![allow(clippy::type_complexity, reason = "a row of a table is spelled where the table is")]
 
 use std::sync::Arc;
 

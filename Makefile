@@ -1,0 +1,73 @@
+# Everything that a contributor or a build machine runs. From a fresh clone it needs rustup, make and a C compiler.
+
+CARGO ?= cargo
+TOOLS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/cofferdam/tools
+CARGO_DENY_VERSION := 0.20.2
+RUST_VERSION := $(shell sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
+WASM_TARGET := wasm32-wasip2
+
+DENY := $(TOOLS)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## show the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: toolchain ## build host and guests
+	$(CARGO) build --locked --workspace
+
+.PHONY: dev
+dev: toolchain ## build, show the demo, and keep a Kubernetes API with storage running for kubectl
+	$(CARGO) run --locked --package cofferdam -- dev --demo --stay
+
+.PHONY: demo
+demo: toolchain ## build and show the demo: exits 0 when everything held
+	$(CARGO) run --locked --package cofferdam -- dev --demo
+
+.PHONY: test
+test: toolchain ## run every test
+	$(CARGO) test --locked --workspace
+
+.PHONY: check
+check: fmt clippy deny doc ## formatting, lints, licences and dependencies, documentation
+
+.PHONY: fmt
+fmt: toolchain
+	$(CARGO) fmt --all --check
+
+.PHONY: clippy
+clippy: toolchain
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+
+.PHONY: deny
+deny: toolchain $(DENY)
+	$(DENY) --locked check licenses bans sources
+
+.PHONY: doc
+doc: toolchain
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --document-private-items
+
+.PHONY: bench
+bench: toolchain ## measure: a call into the sandbox, claims per second, start and memory of dev mode (an optimised build)
+	$(CARGO) bench --locked --package cofferdam-backend --bench create_call
+	$(CARGO) bench --locked --package cofferdam-sim --bench claims
+	$(CARGO) bench --locked --package cofferdam --bench dev
+
+.PHONY: install-tools
+install-tools: toolchain $(DENY) ## install what the other targets need, as they do by themselves
+
+# rustup installs nothing by itself where that is switched off, so the toolchain of rust-toolchain.toml is asked for by name.
+.PHONY: toolchain
+toolchain:
+	@if ! { $(CARGO) --version && $(CARGO) clippy --version && $(CARGO) fmt --version \
+		&& test -d "$$(rustc --print sysroot)/lib/rustlib/$(WASM_TARGET)"; } >/dev/null 2>&1; then \
+		echo "installing Rust $(RUST_VERSION) with clippy, rustfmt and $(WASM_TARGET)"; \
+		rustup toolchain install $(RUST_VERSION) --profile minimal \
+			--component clippy --component rustfmt --target $(WASM_TARGET); \
+	fi
+
+# Built in a directory of its own, so that neither its profile nor its target directory is ours.
+$(DENY):
+	$(CARGO) install --locked cargo-deny --version $(CARGO_DENY_VERSION) --root $(TOOLS)/cargo-deny-$(CARGO_DENY_VERSION)

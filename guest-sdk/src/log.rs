@@ -1,0 +1,32 @@
+//! Lines in the host's log.
+
+use std::fmt::Display;
+
+use crate::bindings::cofferdam::storage::log;
+pub use crate::bindings::cofferdam::storage::log::Level;
+
+/// Writes a line with fields.
+pub fn write(level: Level, message: impl Display, fields: &[(&str, &dyn Display)]) {
+    let fields: Vec<_> = fields.iter().map(|(key, value)| ((*key).to_owned(), value.to_string())).collect();
+    log::write(level, &message.to_string(), &fields);
+}
+
+/// Writes a line for the people who write the backend.
+pub fn debug(message: impl Display) {
+    write(Level::Debug, message, &[]);
+}
+
+/// Writes a line for the people who run the backend.
+pub fn info(message: impl Display) {
+    write(Level::Info, message, &[]);
+}
+
+/// Writes a line about something to look at.
+pub fn warn(message: impl Display) {
+    write(Level::Warn, message, &[]);
+}
+
+/// Writes a line about something that failed.
+pub fn error(message: impl Display) {
+    write(Level::Error, message, &[]);
+}

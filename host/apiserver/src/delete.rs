@@ -1,0 +1,367 @@
+//! Deletion: finalizers, graceful pods, namespaces with their contents, dependents of owners.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::Inner;
+use crate::descriptors::{self, Kind, Resource};
+use crate::meta;
+use crate::request::{Query, Target};
+use crate::status::Status;
+use crate::store::{self, Change, Object};
+use crate::write::RETRIES;
+
+const FOREGROUND: &str = "foregroundDeletion";
+
+/// A pod that names no grace period gets this many seconds.
+const POD_GRACE: i64 = 30;
+
+/// What happens to the objects that a deleted object owns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Propagation {
+    #[default]
+    Background,
+    Foreground,
+    Orphan,
+}
+
+/// What a DELETE request asks for.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct DeleteOptions {
+    dry_run: bool,
+    propagation: Propagation,
+    grace: Option<i64>,
+    uid: Option<String>,
+    version: Option<String>,
+}
+
+impl DeleteOptions {
+    /// Reads the body, or the query where there is none.
+    pub(crate) fn parse(query: &Query, body: &Value) -> Result<Self, Status> {
+        let member = |name: &str| {
+            let text = body.get(name).and_then(Value::as_str).unwrap_or_default();
+            if text.is_empty() { query.get(name).to_owned() } else { text.to_owned() }
+        };
+        let propagation = match member("propagationPolicy").as_str() {
+            "" | "Background" => Propagation::Background,
+            "Foreground" => Propagation::Foreground,
+            "Orphan" => Propagation::Orphan,
+            other => {
+                return Err(Status::bad_request(format!(
+                    "invalid propagationPolicy \"{other}\": expected Background, Foreground or Orphan"
+                )));
+            }
+        };
+        let dry_run = match meta::strings(body, "/dryRun").as_slice() {
+            [] => query.dry_run()?,
+            ["All"] => true,
+            [other, ..] => {
+                return Err(Status::bad_request(format!(
+                    "dryRun: Unsupported value: \"{other}\": supported values: \"All\""
+                )));
+            }
+        };
+        let grace = match body.get("gracePeriodSeconds") {
+            Some(seconds) => seconds.as_i64(),
+            None => query.number("gracePeriodSeconds")?.and_then(|seconds| i64::try_from(seconds).ok()),
+        };
+        let precondition = |name: &str| {
+            let text = meta::text(body, &format!("/preconditions/{name}"));
+            (!text.is_empty()).then(|| text.to_owned())
+        };
+        Ok(Self {
+            dry_run,
+            propagation,
+            grace,
+            uid: precondition("uid"),
+            version: precondition("resourceVersion"),
+        })
+    }
+}
+
+/// What became of an object that was to be deleted.
+#[derive(Debug)]
+pub(crate) enum Deleted {
+    /// It is gone; this was its last state.
+    Gone(Arc<Object>),
+    /// It stays until its finalizers, its grace period or its contents are gone.
+    Pending(Arc<Object>),
+}
+
+impl Inner {
+    /// Deletes one object.
+    pub(crate) fn delete(&self, target: &Target, options: &DeleteOptions) -> Result<Deleted, Status> {
+        let deleted = self.delete_one(target.resource, &target.namespace, target.name(), options)?;
+        if options.dry_run {
+            return Ok(deleted);
+        }
+        match &deleted {
+            Deleted::Gone(object) => self.settle(vec![Arc::clone(object)]),
+            Deleted::Pending(object) => {
+                if object.kind == Kind::Namespace {
+                    self.empty_namespace(object.name());
+                }
+                if meta::finalizers(&object.value).contains(&FOREGROUND) {
+                    self.collect_dependents(object, options.propagation);
+                    self.finish_foreground(object.kind, &target.namespace, target.name(), object.uid());
+                }
+            }
+        }
+        Ok(deleted)
+    }
+
+    fn delete_one(
+        &self,
+        resource: &'static Resource,
+        namespace: &str,
+        name: &str,
+        options: &DeleteOptions,
+    ) -> Result<Deleted, Status> {
+        let key = store::key(namespace, name);
+        for _ in 0..RETRIES {
+            let current =
+                self.store.get(resource.id, &key).ok_or_else(|| Status::not_found(resource, name))?;
+            check_preconditions(resource, &current, options)?;
+            if options.propagation == Propagation::Orphan && !options.dry_run {
+                self.orphan_dependents(current.uid());
+            }
+            let next = self.mark(&current, options);
+            if let Some(next) = &next
+                && *next == current.value
+            {
+                return Ok(Deleted::Pending(current));
+            }
+            if options.dry_run {
+                return Ok(Deleted::Pending(current));
+            }
+            let gone = next.is_none();
+            let change = next.map_or_else(|| Change::Remove(current.value.clone()), Change::Put);
+            match self.store.commit(resource.id, &key, Some(current.version), change) {
+                Ok(object) if gone => return Ok(Deleted::Gone(object)),
+                Ok(object) => return Ok(Deleted::Pending(object)),
+                Err(_) => {}
+            }
+        }
+        Err(Status::busy(resource, name))
+    }
+
+    /// The object marked as being deleted; `None` when nothing holds it.
+    fn mark(&self, current: &Object, options: &DeleteOptions) -> Option<Value> {
+        let now = (self.now)();
+        let mut next = current.value.clone();
+        let grace = grace(current, options);
+        let foreground = options.propagation == Propagation::Foreground
+            && !self.store.dependents(current.uid()).is_empty();
+        if foreground && !meta::finalizers(&next).contains(&FOREGROUND) && !meta::deleting(&next) {
+            meta::edit_meta(&mut next, |meta| {
+                if let Value::Array(list) = meta.entry("finalizers").or_insert_with(|| json!([])) {
+                    list.push(json!(FOREGROUND));
+                }
+            });
+        }
+        if self.may_go(current.kind, &next) && grace == 0 {
+            return None;
+        }
+        let already = meta::deleting(&next);
+        let shorter = next
+            .pointer("/metadata/deletionGracePeriodSeconds")
+            .and_then(Value::as_i64)
+            .is_some_and(|left| grace < left);
+        if already && !shorter {
+            return Some(next);
+        }
+        meta::edit_meta(&mut next, |meta| {
+            let until = now.checked_add(jiff::SignedDuration::from_secs(grace)).unwrap_or(now);
+            meta.insert("deletionTimestamp".to_owned(), meta::timestamp(until));
+            if current.kind != Kind::Namespace {
+                meta.insert("deletionGracePeriodSeconds".to_owned(), json!(grace));
+            }
+            if !already && let Some(generation) = meta.get("generation").and_then(Value::as_i64) {
+                meta.insert("generation".to_owned(), json!(generation + 1));
+            }
+        });
+        if current.kind == Kind::Namespace {
+            meta::edit(&mut next, "status", |status| status.insert("phase".to_owned(), json!("Terminating")));
+        }
+        Some(next)
+    }
+
+    /// Nothing holds an object that is being deleted.
+    pub(crate) fn may_go(&self, kind: Kind, value: &Value) -> bool {
+        if !meta::finalizers(value).is_empty() {
+            return false;
+        }
+        match kind {
+            Kind::Namespace => meta::deleting(value) && self.store.contents(meta::name(value)).is_empty(),
+            // A pod on a node is deleted by its kubelet, with a grace period of zero.
+            Kind::Pod => true,
+            Kind::Node
+            | Kind::PersistentVolume
+            | Kind::PersistentVolumeClaim
+            | Kind::Event
+            | Kind::Secret
+            | Kind::ConfigMap
+            | Kind::ServiceAccount
+            | Kind::StorageClass
+            | Kind::CsiDriver
+            | Kind::CsiNode
+            | Kind::CsiStorageCapacity
+            | Kind::VolumeAttachment
+            | Kind::VolumeAttributesClass
+            | Kind::Lease => true,
+        }
+    }
+
+    /// Follows removals: dependents go, owners that waited for them go, and namespaces that became empty.
+    pub(crate) fn settle(&self, removed: Vec<Arc<Object>>) {
+        let mut queue = removed;
+        while let Some(object) = queue.pop() {
+            queue.extend(self.collect_dependents(&object, Propagation::Background));
+            for owner in meta::list(&object.value, "/metadata/ownerReferences") {
+                if let Some((kind, key)) = owner_key(owner, meta::namespace(&object.value)) {
+                    queue.extend(self.finish(kind, &key, meta::text(owner, "/uid")));
+                }
+            }
+            let namespace = meta::namespace(&object.value);
+            if !namespace.is_empty() {
+                queue.extend(self.finish_namespace(namespace));
+            }
+        }
+    }
+
+    fn collect_dependents(&self, owner: &Object, propagation: Propagation) -> Vec<Arc<Object>> {
+        let options = DeleteOptions { propagation, ..DeleteOptions::default() };
+        let mut removed = Vec::new();
+        for dependent in self.store.dependents(owner.uid()) {
+            let others = meta::list(&dependent.value, "/metadata/ownerReferences")
+                .iter()
+                .filter(|reference| meta::text(reference, "/uid") != owner.uid());
+            let held = others.into_iter().any(|other| self.lives(other, &dependent));
+            if held {
+                continue;
+            }
+            let namespace = meta::namespace(&dependent.value);
+            match self.delete_one(dependent.kind.resource(), namespace, dependent.name(), &options) {
+                Ok(Deleted::Gone(object)) => removed.push(object),
+                // Pending ones go when their finalizers go; a missing one was deleted by somebody else.
+                Ok(Deleted::Pending(_)) | Err(_) => {}
+            }
+        }
+        removed
+    }
+
+    /// An owner of a kind that is not served counts as alive.
+    fn lives(&self, owner: &Value, dependent: &Object) -> bool {
+        match owner_key(owner, meta::namespace(&dependent.value)) {
+            Some((kind, key)) => {
+                self.store.get(kind, &key).is_some_and(|found| found.uid() == meta::text(owner, "/uid"))
+            }
+            None => true,
+        }
+    }
+
+    fn orphan_dependents(&self, uid: &str) {
+        for dependent in self.store.dependents(uid) {
+            let mut next = dependent.value.clone();
+            meta::edit_meta(&mut next, |meta| {
+                if let Some(Value::Array(owners)) = meta.get_mut("ownerReferences") {
+                    owners.retain(|owner| meta::text(owner, "/uid") != uid);
+                    if owners.is_empty() {
+                        meta.remove("ownerReferences");
+                    }
+                }
+            });
+            let key = store::key(meta::namespace(&dependent.value), dependent.name());
+            // A dependent that changed meanwhile is left: its writer has seen the owner go.
+            let _ = self.store.commit(dependent.kind, &key, Some(dependent.version), Change::Put(next));
+        }
+    }
+
+    fn finish_foreground(&self, kind: Kind, namespace: &str, name: &str, uid: &str) {
+        let removed = self.finish(kind, &store::key(namespace, name), uid);
+        self.settle(removed.into_iter().collect());
+    }
+
+    /// Lets an owner in foreground deletion go when nothing depends on it any more.
+    fn finish(&self, kind: Kind, key: &str, uid: &str) -> Option<Arc<Object>> {
+        let owner = self.store.get(kind, key)?;
+        let waits = meta::deleting(&owner.value)
+            && owner.uid() == uid
+            && meta::finalizers(&owner.value).contains(&FOREGROUND);
+        if !waits || !self.store.dependents(uid).is_empty() {
+            return None;
+        }
+        let mut next = owner.value.clone();
+        meta::edit_meta(&mut next, |meta| {
+            if let Some(Value::Array(list)) = meta.get_mut("finalizers") {
+                list.retain(|finalizer| finalizer != FOREGROUND);
+                if list.is_empty() {
+                    meta.remove("finalizers");
+                }
+            }
+        });
+        let gone = self.may_go(kind, &next);
+        let change = if gone { Change::Remove(owner.value.clone()) } else { Change::Put(next) };
+        let written = self.store.commit(kind, key, Some(owner.version), change).ok()?;
+        gone.then_some(written)
+    }
+
+    fn empty_namespace(&self, namespace: &str) {
+        let mut removed = Vec::new();
+        for object in self.store.contents(namespace) {
+            let options = DeleteOptions { grace: Some(0), ..DeleteOptions::default() };
+            let deleted = self.delete_one(object.kind.resource(), namespace, object.name(), &options);
+            if let Ok(Deleted::Gone(object)) = deleted {
+                removed.push(object);
+            }
+        }
+        removed.extend(self.finish_namespace(namespace));
+        self.settle(removed);
+    }
+
+    fn finish_namespace(&self, namespace: &str) -> Option<Arc<Object>> {
+        let found = self.store.get(Kind::Namespace, namespace)?;
+        if !meta::deleting(&found.value) || !self.may_go(Kind::Namespace, &found.value) {
+            return None;
+        }
+        let change = Change::Remove(found.value.clone());
+        self.store.commit(Kind::Namespace, namespace, Some(found.version), change).ok()
+    }
+}
+
+fn owner_key(owner: &Value, namespace: &str) -> Option<(Kind, String)> {
+    let group = meta::text(owner, "/apiVersion").rsplit_once('/').map_or("", |(group, _)| group);
+    let kind = meta::text(owner, "/kind");
+    let resource =
+        descriptors::RESOURCES.iter().find(|resource| resource.group == group && resource.kind == kind)?;
+    let namespace = if resource.namespaced { namespace } else { "" };
+    Some((resource.id, store::key(namespace, meta::text(owner, "/name"))))
+}
+
+/// Only a pod that runs on a node dies slowly.
+fn grace(current: &Object, options: &DeleteOptions) -> i64 {
+    let value = &current.value;
+    let finished = matches!(meta::text(value, "/status/phase"), "Succeeded" | "Failed");
+    if current.kind != Kind::Pod || meta::text(value, "/spec/nodeName").is_empty() || finished {
+        return 0;
+    }
+    let own = value.pointer("/spec/terminationGracePeriodSeconds").and_then(Value::as_i64);
+    options.grace.or(own).unwrap_or(POD_GRACE).max(0)
+}
+
+fn check_preconditions(resource: &Resource, current: &Object, options: &DeleteOptions) -> Result<(), Status> {
+    if let Some(uid) = options.uid.as_ref().filter(|uid| *uid != current.uid()) {
+        let why =
+            format!("Precondition failed: UID in precondition: {uid}, UID in object meta: {}", current.uid());
+        return Err(Status::conflict(resource, current.name(), &why));
+    }
+    let version = current.version.to_string();
+    if let Some(wanted) = options.version.as_ref().filter(|wanted| **wanted != version) {
+        let why = format!(
+            "Precondition failed: ResourceVersion in precondition: {wanted}, ResourceVersion in object meta: {version}"
+        );
+        return Err(Status::conflict(resource, current.name(), &why));
+    }
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! Documents that describe the server itself.
+
+use serde_json::{Value, json};
+
+use crate::descriptors::{GROUPS, Kind, RESOURCES, Resource, VERSION};
+
+const VERBS: [&str; 8] = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+const STATUS_VERBS: [&str; 3] = ["get", "patch", "update"];
+
+/// The release whose behaviour is followed.
+const RELEASE: &str = "v1.36.0";
+
+/// The release that is followed, and that this is not it.
+pub(crate) fn git_version() -> String {
+    format!("{RELEASE}+cofferdam.{}", env!("CARGO_PKG_VERSION"))
+}
+
+/// `/version`.
+pub(crate) fn version() -> Value {
+    json!({
+        "major": "1",
+        "minor": "36",
+        "gitVersion": git_version(),
+        "gitCommit": "",
+        "gitTreeState": "clean",
+        "buildDate": "1970-01-01T00:00:00Z",
+        "goVersion": "",
+        "compiler": "rustc",
+        "platform": format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH),
+    })
+}
+
+/// The document at a discovery path.
+pub(crate) fn document(path: &str) -> Option<Value> {
+    let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+    match parts.as_slice() {
+        ["api"] => Some(json!({
+            "kind": "APIVersions",
+            "versions": [VERSION],
+            "serverAddressByClientCIDRs": [],
+        })),
+        ["api", VERSION] => Some(resource_list("")),
+        ["apis"] => Some(json!({
+            "kind": "APIGroupList",
+            "apiVersion": "v1",
+            "groups": GROUPS.iter().map(|name| group(name)).collect::<Vec<_>>(),
+        })),
+        ["apis", name] if GROUPS.contains(name) => {
+            let mut document = group(name);
+            if let Value::Object(map) = &mut document {
+                map.insert("kind".to_owned(), json!("APIGroup"));
+                map.insert("apiVersion".to_owned(), json!("v1"));
+            }
+            Some(document)
+        }
+        ["apis", name, VERSION] if GROUPS.contains(name) => Some(resource_list(name)),
+        _ => None,
+    }
+}
+
+fn group(name: &str) -> Value {
+    let version = json!({"groupVersion": format!("{name}/{VERSION}"), "version": VERSION});
+    json!({"name": name, "versions": [version], "preferredVersion": version})
+}
+
+/// The resources of a group.
+pub(crate) fn of_group(group: &str) -> impl Iterator<Item = &'static Resource> {
+    RESOURCES.iter().filter(move |resource| resource.group == group)
+}
+
+fn resource_list(group: &str) -> Value {
+    let mut resources = Vec::new();
+    for resource in of_group(group) {
+        resources.push(json!({
+            "name": resource.plural,
+            "singularName": resource.singular,
+            "namespaced": resource.namespaced,
+            "kind": resource.kind,
+            "verbs": verbs(resource),
+            "shortNames": resource.short,
+            "categories": categories(resource),
+        }));
+        if resource.status {
+            resources.push(json!({
+                "name": format!("{}/status", resource.plural),
+                "singularName": "",
+                "namespaced": resource.namespaced,
+                "kind": resource.kind,
+                "verbs": STATUS_VERBS,
+            }));
+        }
+    }
+    let version = if group.is_empty() { VERSION.to_owned() } else { format!("{group}/{VERSION}") };
+    json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": resources})
+}
+
+fn verbs(resource: &Resource) -> Vec<&'static str> {
+    // Namespaces can be deleted one by one only.
+    let all = |verb: &&'static str| resource.id != Kind::Namespace || *verb != "deletecollection";
+    VERBS.into_iter().filter(all).collect()
+}
+
+/// `kubectl get all` shows workloads.
+fn categories(resource: &Resource) -> &'static [&'static str] {
+    if resource.id == Kind::Pod { &["all"] } else { &[] }
+}
+
+/// The aggregated document of `/api` or `/apis`.
+pub(crate) fn aggregated(path: &str) -> Option<Value> {
+    let groups: &[&str] = match path.trim_matches('/') {
+        "api" => &[""],
+        "apis" => &GROUPS,
+        _ => return None,
+    };
+    let items: Vec<Value> = groups
+        .iter()
+        .map(|group| {
+            let resources: Vec<Value> = of_group(group).map(aggregated_resource).collect();
+            let meta = if group.is_empty() { json!({}) } else { json!({"name": group}) };
+            json!({
+                "metadata": meta,
+                "versions": [{"version": VERSION, "freshness": "Current", "resources": resources}],
+            })
+        })
+        .collect();
+    Some(json!({
+        "kind": "APIGroupDiscoveryList",
+        "apiVersion": "apidiscovery.k8s.io/v2",
+        "metadata": {},
+        "items": items,
+    }))
+}
+
+fn aggregated_resource(resource: &'static Resource) -> Value {
+    let kind = json!({"group": resource.group, "version": VERSION, "kind": resource.kind});
+    let mut document = json!({
+        "resource": resource.plural,
+        "singularResource": resource.singular,
+        "responseKind": kind,
+        "scope": if resource.namespaced { "Namespaced" } else { "Cluster" },
+        "shortNames": resource.short,
+        "categories": categories(resource),
+        "verbs": verbs(resource),
+    });
+    if resource.status
+        && let Value::Object(map) = &mut document
+    {
+        let status = json!([{"subresource": "status", "responseKind": kind, "verbs": STATUS_VERBS}]);
+        map.insert("subresources".to_owned(), status);
+    }
+    document
+}

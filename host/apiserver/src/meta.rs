@@ -1,0 +1,112 @@
+//! Small helpers over objects held as JSON.
+
+use jiff::Timestamp;
+use serde_json::{Map, Value};
+
+/// The text at a JSON pointer; empty when absent.
+pub(crate) fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
+    value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// The name of an object.
+pub(crate) fn name(value: &Value) -> &str {
+    text(value, "/metadata/name")
+}
+
+/// The namespace of an object; empty for a cluster-wide one.
+pub(crate) fn namespace(value: &Value) -> &str {
+    text(value, "/metadata/namespace")
+}
+
+/// Edits a member object in place, making it when it is absent; an empty one goes.
+pub(crate) fn edit<R>(
+    value: &mut Value,
+    member: &str,
+    change: impl FnOnce(&mut Map<String, Value>) -> R,
+) -> R {
+    let mut child = match value.get_mut(member).map(Value::take) {
+        Some(Value::Object(map)) => map,
+        Some(Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_)) | None => {
+            Map::new()
+        }
+    };
+    let result = change(&mut child);
+    if let Value::Object(map) = value {
+        if child.is_empty() {
+            map.remove(member);
+        } else {
+            map.insert(member.to_owned(), Value::Object(child));
+        }
+    }
+    result
+}
+
+/// Edits `metadata`.
+pub(crate) fn edit_meta<R>(value: &mut Value, change: impl FnOnce(&mut Map<String, Value>) -> R) -> R {
+    edit(value, "metadata", change)
+}
+
+/// Replaces a member by that of another object, or removes it where the other has none.
+pub(crate) fn copy_member(to: &mut Value, from: &Value, member: &str) {
+    if let Value::Object(map) = to {
+        match from.get(member) {
+            Some(found) => map.insert(member.to_owned(), found.clone()),
+            None => map.remove(member),
+        };
+    }
+}
+
+/// Removes a member of the top level.
+pub(crate) fn remove(value: &mut Value, member: &str) -> Option<Value> {
+    value.as_object_mut().and_then(|map| map.remove(member))
+}
+
+/// Sets a member of the top level.
+pub(crate) fn set(value: &mut Value, member: &str, to: Value) {
+    if let Value::Object(map) = value {
+        map.insert(member.to_owned(), to);
+    }
+}
+
+/// The finalizers of an object.
+pub(crate) fn finalizers(value: &Value) -> Vec<&str> {
+    strings(value, "/metadata/finalizers")
+}
+
+/// The texts of a list.
+pub(crate) fn strings<'a>(value: &'a Value, pointer: &str) -> Vec<&'a str> {
+    list(value, pointer).iter().filter_map(Value::as_str).collect()
+}
+
+/// The members of a list; none when it is absent.
+pub(crate) fn list<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
+    value.pointer(pointer).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+/// The object is being deleted.
+pub(crate) fn deleting(value: &Value) -> bool {
+    value.pointer("/metadata/deletionTimestamp").is_some_and(|at| !at.is_null())
+}
+
+/// The uids of an object's owners.
+pub(crate) fn owners(value: &Value) -> impl Iterator<Item = &str> {
+    list(value, "/metadata/ownerReferences").iter().filter_map(|owner| owner.get("uid")?.as_str())
+}
+
+/// A time as Kubernetes writes it: RFC 3339 in whole seconds.
+pub(crate) fn timestamp(at: Timestamp) -> Value {
+    let seconds = Timestamp::from_second(at.as_second()).unwrap_or(at);
+    Value::String(seconds.to_string())
+}
+
+/// Drops members that are null, as a typed decoder does: for it they are absent.
+pub(crate) fn drop_nulls(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            map.retain(|_, member| !member.is_null());
+            map.values_mut().for_each(drop_nulls);
+        }
+        Value::Array(members) => members.iter_mut().for_each(drop_nulls),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}

@@ -1,0 +1,125 @@
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use super::parse;
+use crate::request::PatchType;
+
+fn patched(patch_type: PatchType, value: Value, patch: &Value) -> Value {
+    parse(patch_type, patch.to_string().as_bytes()).unwrap().apply(value).unwrap()
+}
+
+#[test]
+fn merge_patches_follow_rfc_7386() {
+    for (value, patch, expected) in [
+        (json!({"a": "b"}), json!({"a": "c"}), json!({"a": "c"})),
+        (json!({"a": "b"}), json!({"b": "c"}), json!({"a": "b", "b": "c"})),
+        (json!({"a": "b", "b": "c"}), json!({"a": null}), json!({"b": "c"})),
+        (json!({"a": ["b"]}), json!({"a": "c"}), json!({"a": "c"})),
+        (json!({"a": [{"b": "c"}]}), json!({"a": [1]}), json!({"a": [1]})),
+        (json!({"a": {"b": "c"}}), json!({"a": {"b": "d", "c": null}}), json!({"a": {"b": "d"}})),
+        (json!({}), json!({"a": {"bb": {"ccc": null}}}), json!({"a": {"bb": {}}})),
+    ] {
+        assert_eq!(patched(PatchType::Merge, value, &patch), expected, "{patch}");
+    }
+}
+
+#[test]
+fn strategic_patches_merge_lists_by_key() {
+    let pod = || {
+        json!({
+            "metadata": {"finalizers": ["a"], "labels": {"x": "1", "y": "2"}},
+            "spec": {
+                "containers": [
+                    {"name": "one", "image": "i1", "env": [{"name": "A", "value": "1"}]},
+                    {"name": "two", "image": "i2"},
+                ],
+                "tolerations": [{"key": "k"}],
+                "volumes": [{"name": "v", "emptyDir": {}}],
+            },
+        })
+    };
+    for (patch, pointer, expected) in [
+        (json!({"metadata": {"finalizers": ["b", "a"]}}), "/metadata/finalizers", json!(["a", "b"])),
+        (
+            json!({"metadata": {"$deleteFromPrimitiveList/finalizers": ["a"]}}),
+            "/metadata/finalizers",
+            json!([]),
+        ),
+        (json!({"metadata": {"labels": {"x": null}}}), "/metadata/labels", json!({"y": "2"})),
+        (
+            json!({"metadata": {"labels": {"$patch": "replace", "z": "3"}}}),
+            "/metadata/labels",
+            json!({"z": "3"}),
+        ),
+        (
+            json!({"spec": {"containers": [{"name": "two", "image": "new"}]}}),
+            "/spec/containers/1",
+            json!({"name": "two", "image": "new"}),
+        ),
+        (
+            json!({"spec": {"containers": [{"name": "one", "env": [{"name": "B", "value": "2"}]}]}}),
+            "/spec/containers/0/env",
+            json!([{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]),
+        ),
+        (
+            json!({"spec": {"containers": [{"name": "one", "$patch": "delete"}]}}),
+            "/spec/containers",
+            json!([{"name": "two", "image": "i2"}]),
+        ),
+        (
+            json!({"spec": {"containers": [{"$patch": "replace"}, {"name": "x"}]}}),
+            "/spec/containers",
+            json!([{"name": "x"}]),
+        ),
+        (json!({"spec": {"tolerations": [{"key": "n"}]}}), "/spec/tolerations", json!([{"key": "n"}])),
+        (
+            json!({"spec": {"volumes": [{"$retainKeys": ["name", "hostPath"], "name": "v", "hostPath": {"path": "/"}}]}}),
+            "/spec/volumes",
+            json!([{"name": "v", "hostPath": {"path": "/"}}]),
+        ),
+        (
+            json!({"spec": {
+                "$setElementOrder/containers": [{"name": "three"}, {"name": "two"}, {"name": "one"}],
+                "containers": [{"name": "three"}],
+            }}),
+            "/spec/containers",
+            json!([
+                {"name": "three"},
+                {"name": "two", "image": "i2"},
+                {"name": "one", "image": "i1", "env": [{"name": "A", "value": "1"}]},
+            ]),
+        ),
+    ] {
+        let result = patched(PatchType::Strategic, pod(), &patch);
+        assert_eq!(result.pointer(pointer), Some(&expected), "{patch}");
+    }
+}
+
+#[test]
+fn a_merge_key_is_demanded() {
+    let patch = json!({"spec": {"containers": [{"image": "x"}]}});
+    let patch = parse(PatchType::Strategic, patch.to_string().as_bytes()).unwrap();
+    let error = patch.apply(json!({})).unwrap_err();
+    assert!(error.message.contains("does not contain declared merge key: name"), "{}", error.message);
+}
+
+#[test]
+fn a_failed_json_patch_test_is_unprocessable() {
+    let patch = json!([{"op": "test", "path": "/metadata/uid", "value": "1"}]);
+    let patch = parse(PatchType::Json, patch.to_string().as_bytes()).unwrap();
+    let error = patch.apply(json!({"metadata": {"uid": "2"}})).unwrap_err();
+    assert_eq!((error.code, error.reason), (StatusCode::UNPROCESSABLE_ENTITY, "Invalid"));
+}
+
+#[test]
+fn malformed_patches_are_bad_requests() {
+    for (patch_type, body) in [
+        (PatchType::Json, "{}"),
+        (PatchType::Json, "[{\"op\":\"fly\"}]"),
+        (PatchType::Merge, "[]"),
+        (PatchType::Strategic, "{"),
+    ] {
+        let error = parse(patch_type, body.as_bytes()).unwrap_err();
+        assert_eq!(error.code, StatusCode::BAD_REQUEST, "{body}");
+    }
+}

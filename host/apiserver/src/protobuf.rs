@@ -1,0 +1,273 @@
+//! Request bodies in Kubernetes' protobuf, for what `kubectl create namespace|configmap|secret|serviceaccount` sends;
+//! everything else, and every answer, is JSON.
+
+use serde_json::{Map, Value};
+
+use crate::base64;
+use crate::descriptors::Kind;
+
+/// Precedes the envelope of every protobuf body.
+const MAGIC: &[u8] = b"k8s\0";
+
+/// What a numbered field becomes.
+#[derive(Clone, Copy)]
+enum Field {
+    Text(&'static str),
+    Texts(&'static str),
+    Flag(&'static str),
+    /// A map of texts.
+    TextMap(&'static str),
+    /// A map from text to bytes, shown as base64.
+    BytesMap(&'static str),
+    Message(&'static str, &'static [(u64, Field)]),
+    /// Only the server sets it, so what a client says is of no interest.
+    Ignored,
+}
+
+const META: Field = Field::Message(
+    "metadata",
+    &[
+        (1, Field::Text("name")),
+        (2, Field::Text("generateName")),
+        (3, Field::Text("namespace")),
+        (4, Field::Ignored),
+        (5, Field::Ignored),
+        (6, Field::Text("resourceVersion")),
+        (7, Field::Ignored),
+        (8, Field::Ignored),
+        (11, Field::TextMap("labels")),
+        (12, Field::TextMap("annotations")),
+        (14, Field::Texts("finalizers")),
+        (17, Field::Ignored),
+    ],
+);
+
+fn fields(kind: Kind) -> Option<&'static [(u64, Field)]> {
+    Some(match kind {
+        Kind::Namespace => {
+            &[(1, META), (2, Field::Message("spec", &[(1, Field::Texts("finalizers"))])), (3, Field::Ignored)]
+        }
+        Kind::ConfigMap => &[
+            (1, META),
+            (2, Field::TextMap("data")),
+            (3, Field::BytesMap("binaryData")),
+            (4, Field::Flag("immutable")),
+        ],
+        Kind::Secret => &[
+            (1, META),
+            (2, Field::BytesMap("data")),
+            (3, Field::Text("type")),
+            (4, Field::TextMap("stringData")),
+            (5, Field::Flag("immutable")),
+        ],
+        Kind::ServiceAccount => &[(1, META), (4, Field::Flag("automountServiceAccountToken"))],
+        Kind::Pod
+        | Kind::Node
+        | Kind::PersistentVolume
+        | Kind::PersistentVolumeClaim
+        | Kind::Event
+        | Kind::StorageClass
+        | Kind::CsiDriver
+        | Kind::CsiNode
+        | Kind::CsiStorageCapacity
+        | Kind::VolumeAttachment
+        | Kind::VolumeAttributesClass
+        | Kind::Lease => return None,
+    })
+}
+
+/// Whether bodies of this kind are understood in protobuf.
+pub(crate) fn is_known(kind: Kind) -> bool {
+    fields(kind).is_some()
+}
+
+/// Decodes an object of a known kind. `None`: malformed, or a field that is not understood.
+pub(crate) fn decode(kind: Kind, body: &[u8]) -> Option<Value> {
+    let envelope = message(
+        body.strip_prefix(MAGIC)?,
+        &[
+            (1, Field::Message("type", &[(1, Field::Text("apiVersion")), (2, Field::Text("kind"))])),
+            (3, Field::Ignored),
+            (4, Field::Ignored),
+        ],
+        // The object itself, kept aside.
+        2,
+    )?;
+    let (mut object, _) = message(envelope.1?, fields(kind)?, 0)?;
+    for (member, value) in envelope.0.get("type").and_then(Value::as_object).into_iter().flatten() {
+        object.insert(member.clone(), value.clone());
+    }
+    Some(Value::Object(object))
+}
+
+/// The values of a field on the wire that occur here.
+enum Wire<'a> {
+    Number(u64),
+    Bytes(&'a [u8]),
+}
+
+fn varint(input: &mut &[u8]) -> Option<u64> {
+    let mut number = 0_u64;
+    for shift in (0..64).step_by(7) {
+        let (byte, rest) = input.split_first()?;
+        *input = rest;
+        number |= u64::from(byte & 0x7f).checked_shl(shift)?;
+        if byte & 0x80 == 0 {
+            return Some(number);
+        }
+    }
+    None
+}
+
+fn next<'a>(input: &mut &'a [u8]) -> Option<(u64, Wire<'a>)> {
+    let tag = varint(input)?;
+    let wire = match tag & 7 {
+        0 => Wire::Number(varint(input)?),
+        2 => {
+            let length = usize::try_from(varint(input)?).ok()?;
+            let (bytes, rest) = input.split_at_checked(length)?;
+            *input = rest;
+            Wire::Bytes(bytes)
+        }
+        _ => return None,
+    };
+    Some((tag >> 3, wire))
+}
+
+/// The decoded members, and the bytes that were kept aside.
+type Message<'a> = (Map<String, Value>, Option<&'a [u8]>);
+
+/// Decodes a message; the bytes of the field `aside` are handed out as they are.
+fn message<'a>(mut input: &'a [u8], fields: &[(u64, Field)], aside: u64) -> Option<Message<'a>> {
+    let mut map = Map::new();
+    let mut kept = None;
+    while !input.is_empty() {
+        let (number, wire) = next(&mut input)?;
+        if let Wire::Bytes(bytes) = wire
+            && number == aside
+        {
+            kept = Some(bytes);
+            continue;
+        }
+        let (_, field) = fields.iter().find(|(known, _)| *known == number)?;
+        put(&mut map, *field, &wire)?;
+    }
+    Some((map, kept))
+}
+
+fn put(map: &mut Map<String, Value>, field: Field, wire: &Wire<'_>) -> Option<()> {
+    let bytes = match wire {
+        Wire::Bytes(bytes) => *bytes,
+        Wire::Number(number) => {
+            return match field {
+                Field::Flag(name) => {
+                    map.insert(name.to_owned(), Value::Bool(*number != 0));
+                    Some(())
+                }
+                Field::Ignored => Some(()),
+                Field::Text(_)
+                | Field::Texts(_)
+                | Field::TextMap(_)
+                | Field::BytesMap(_)
+                | Field::Message(..) => None,
+            };
+        }
+    };
+    match field {
+        Field::Text(name) => {
+            let text = std::str::from_utf8(bytes).ok()?;
+            // Absent and empty are the same here.
+            if !text.is_empty() {
+                map.insert(name.to_owned(), Value::from(text));
+            }
+        }
+        Field::Texts(name) => {
+            let list = map.entry(name).or_insert_with(|| Value::Array(Vec::new()));
+            list.as_array_mut()?.push(Value::from(std::str::from_utf8(bytes).ok()?));
+        }
+        Field::TextMap(name) => {
+            let (key, value) = entry(bytes)?;
+            let text = Value::from(std::str::from_utf8(value).ok()?);
+            insert(map, name, key, text)?;
+        }
+        Field::BytesMap(name) => {
+            let (key, value) = entry(bytes)?;
+            insert(map, name, key, Value::from(base64::encode(value)))?;
+        }
+        Field::Message(name, fields) => {
+            map.insert(name.to_owned(), Value::Object(message(bytes, fields, 0)?.0));
+        }
+        Field::Ignored => {}
+        Field::Flag(_) => return None,
+    }
+    Some(())
+}
+
+fn insert(map: &mut Map<String, Value>, name: &str, key: &str, value: Value) -> Option<()> {
+    let member = map.entry(name).or_insert_with(|| Value::Object(Map::new()));
+    member.as_object_mut()?.insert(key.to_owned(), value);
+    Some(())
+}
+
+/// A map entry: key 1, value 2.
+fn entry(mut input: &[u8]) -> Option<(&str, &[u8])> {
+    let (mut key, mut value): (&[u8], &[u8]) = (&[], &[]);
+    while !input.is_empty() {
+        match next(&mut input)? {
+            (1, Wire::Bytes(bytes)) => key = bytes,
+            (2, Wire::Bytes(bytes)) => value = bytes,
+            _ => return None,
+        }
+    }
+    Some((std::str::from_utf8(key).ok()?, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{Kind, decode};
+
+    fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+        [&[number << 3 | 2, u8::try_from(bytes.len()).unwrap()], bytes].concat()
+    }
+
+    fn envelope(object: &[u8]) -> Vec<u8> {
+        let types = [field(1, b"v1"), field(2, b"Secret")].concat();
+        [b"k8s\0".to_vec(), field(1, &types), field(2, object), field(3, b""), field(4, b"")].concat()
+    }
+
+    #[test]
+    fn a_secret_is_read() {
+        let label = [field(1, b"k"), field(2, b"v")].concat();
+        let meta = [field(1, b"s"), field(3, b""), field(8, &[]), field(11, &label)].concat();
+        let data = [field(1, b"key"), field(2, b"foobar")].concat();
+        let secret = [field(1, &meta), field(2, &data), field(3, b"Opaque"), vec![5 << 3, 1]].concat();
+        assert_eq!(
+            decode(Kind::Secret, &envelope(&secret)),
+            Some(json!({
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {"name": "s", "labels": {"k": "v"}},
+                "data": {"key": "Zm9vYmFy"},
+                "type": "Opaque",
+                "immutable": true,
+            }))
+        );
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused() {
+        for body in [
+            b"".to_vec(),
+            b"k8s\0".to_vec(),
+            b"{}".to_vec(),
+            envelope(&[0xff]),
+            envelope(&field(15, b"x")),
+            envelope(&[1 << 3 | 2, 200]),
+            envelope(&[0xff; 12]),
+        ] {
+            assert_eq!(decode(Kind::Secret, &body), None, "{body:?}");
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Resource quantities: `10Gi`, `500M`, `1e3`.
+
+/// Digits that a quantity may have; more cannot change the capped result and would only cost time.
+const MAX_DIGITS: usize = 64;
+
+const NANO: i128 = 1_000_000_000;
+
+/// Values beyond this are taken as this, as Kubernetes does it: the largest signed 64-bit number.
+const CAP: i128 = (i64::MAX as i128) * NANO;
+
+/// The value in units of 10⁻⁹, rounded away from zero and capped; `None` when the text is no quantity.
+pub(crate) fn parse(text: &str) -> Option<i128> {
+    let (negative, rest) = match text.as_bytes().first()? {
+        b'-' => (true, text.get(1..)?),
+        b'+' => (false, text.get(1..)?),
+        _ => (false, text),
+    };
+    let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+    let (number, suffix) = rest.split_at_checked(end)?;
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if fraction.contains('.') || (whole.is_empty() && fraction.is_empty()) || number.len() > MAX_DIGITS {
+        return None;
+    }
+    let (base, exponent) = scale(suffix)?;
+    let digits: String = format!("{whole}{fraction}");
+    let digits = digits.trim_start_matches('0');
+    let exponent = exponent + 9 - i32::try_from(fraction.len()).ok()?;
+    let value = match digits {
+        "" => 0,
+        digits => scaled(digits, base, exponent),
+    };
+    Some(if negative { -value } else { value })
+}
+
+/// A suffix as a power of 1024 and a power of ten.
+fn scale(suffix: &str) -> Option<(u32, i32)> {
+    Some(match suffix {
+        "" => (0, 0),
+        "n" => (0, -9),
+        "u" => (0, -6),
+        "m" => (0, -3),
+        "k" => (0, 3),
+        "M" => (0, 6),
+        "G" => (0, 9),
+        "T" => (0, 12),
+        "P" => (0, 15),
+        "E" => (0, 18),
+        "Ki" => (1, 0),
+        "Mi" => (2, 0),
+        "Gi" => (3, 0),
+        "Ti" => (4, 0),
+        "Pi" => (5, 0),
+        "Ei" => (6, 0),
+        other => (0, other.strip_prefix(['e', 'E'])?.parse::<i32>().ok()?.clamp(-1000, 1000)),
+    })
+}
+
+fn scaled(digits: &str, base: u32, exponent: i32) -> i128 {
+    let value = digits.parse::<i128>().ok().and_then(|value| value.checked_mul(1024_i128.checked_pow(base)?));
+    let Some(value) = value else {
+        // Too many digits for exact arithmetic: far above the cap, or far below one unit of a small exponent.
+        let magnitude = i32::try_from(digits.len()).unwrap_or(i32::MAX).saturating_add(exponent);
+        return if magnitude > 28 { CAP } else { 1 };
+    };
+    let power = |exponent: u32| 10_i128.checked_pow(exponent);
+    match u32::try_from(exponent) {
+        Ok(exponent) => power(exponent).and_then(|factor| value.checked_mul(factor)).unwrap_or(CAP).min(CAP),
+        Err(_) => match power(exponent.unsigned_abs()) {
+            Some(divisor) => value.div_euclid(divisor).min(CAP) + i128::from(value.rem_euclid(divisor) != 0),
+            None => 1,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CAP, NANO, parse};
+
+    #[test]
+    fn quantities_have_values() {
+        for (text, expected) in [
+            ("0", 0),
+            ("1", NANO),
+            ("-1", -NANO),
+            ("+1.5", NANO * 3 / 2),
+            (".5", NANO / 2),
+            ("1Ki", 1024 * NANO),
+            ("1.5Gi", 1_610_612_736 * NANO),
+            ("1k", 1000 * NANO),
+            ("1e3", 1000 * NANO),
+            ("1E3", 1000 * NANO),
+            ("1E", 1_000_000_000_000_000_000 * NANO),
+            ("100m", NANO / 10),
+            ("1n", 1),
+            ("0.1n", 1),
+            ("1e99", CAP),
+            ("100000Ei", CAP),
+            ("0e99", 0),
+        ] {
+            assert_eq!(parse(text), Some(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn nonsense_is_no_quantity() {
+        for text in ["", "Gi", "1gb", "1 Gi", "1.2.3", "--1", "1e", "ten", "1KI", "."] {
+            assert_eq!(parse(text), None, "{text}");
+        }
+    }
+}

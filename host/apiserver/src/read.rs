@@ -1,0 +1,368 @@
+//! Get, list and watch.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::Stream;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::Inner;
+use crate::descriptors::Kind;
+use crate::request::{Query, Target};
+use crate::selector::Selector;
+use crate::status::{FieldError, Status};
+use crate::store::{self, Event, EventType, HistoryError, Object};
+use crate::view::{ListMeta, Renderer, error_frame};
+
+/// How often a watcher that asked for bookmarks gets one, as the real server does it.
+const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
+
+/// A watch that names no time-out ends after this; the real server picks a time between 30 and 60 minutes.
+const WATCH_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
+const EXPIRED_TOKEN: &str = "The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter.";
+
+impl Inner {
+    /// One object.
+    pub(crate) fn get(&self, target: &Target, query: &Query) -> Result<Arc<Object>, Status> {
+        self.not_future(query.version()?)?;
+        self.find(target)
+    }
+
+    /// The object that a target names.
+    pub(crate) fn find(&self, target: &Target) -> Result<Arc<Object>, Status> {
+        self.store
+            .get(target.resource.id, &store::key(&target.namespace, target.name()))
+            .ok_or_else(|| Status::not_found(target.resource, target.name()))
+    }
+
+    fn not_future(&self, wanted: Option<u64>) -> Result<(), Status> {
+        let current = self.store.version();
+        match wanted {
+            Some(wanted) if wanted > current => Err(Status::future_version(wanted, current)),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// A list, or one page of it.
+    pub(crate) fn list(&self, target: &Target, query: &Query, renderer: &Renderer) -> Result<Bytes, Status> {
+        let kind = target.resource.id;
+        let selector = selector(kind, query)?;
+        let page = Page::parse(query)?;
+        self.not_future(page.at.or(page.not_older_than))?;
+        let prefix = prefix(target);
+        let listing = self.store.list(kind, &prefix, page.at).map_err(|_| {
+            if page.after.is_some() {
+                Status::expired(EXPIRED_TOKEN)
+            } else {
+                Status::expired("The resourceVersion for the provided list is too old.")
+            }
+        })?;
+        let skip = page.after.as_ref().map_or(0, |after| {
+            listing.objects.partition_point(|object| key_of(object).as_str() <= after.as_str())
+        });
+        let mut rest = listing.objects.get(skip..).unwrap_or_default().iter();
+        let Some(limit) = page.limit else {
+            let selected: Vec<&Object> =
+                rest.map(AsRef::as_ref).filter(|object| selector.matches(&object.value)).collect();
+            let meta = ListMeta { version: listing.version, next: None, remaining: None };
+            return Ok(renderer.list(&meta, selected.into_iter()));
+        };
+        let mut selected: Vec<&Object> = Vec::new();
+        let mut next = None;
+        let mut remaining = None;
+        while let Some(object) = rest.next() {
+            if selector.matches(&object.value) {
+                selected.push(object);
+            }
+            if selected.len() >= limit && rest.len() > 0 {
+                next = Some(format!("{}:{}", listing.version, key_of(object)));
+                // With a selector nobody has counted what would still be selected.
+                remaining = selector.is_empty().then_some(rest.len());
+                break;
+            }
+        }
+        let meta = ListMeta { version: listing.version, next, remaining };
+        Ok(renderer.list(&meta, selected.into_iter()))
+    }
+
+    /// A stream of watch frames.
+    pub(crate) fn watch(
+        self: &Arc<Self>,
+        target: &Target,
+        query: &Query,
+        renderer: Renderer,
+    ) -> Result<impl Stream<Item = Bytes> + Send + use<>, Status> {
+        let kind = target.resource.id;
+        let mut selector = selector(kind, query)?;
+        if let Some(name) = &target.name {
+            let fields = format!("metadata.name={name}");
+            selector = Selector::parse(kind, query.get("labelSelector"), &fields)?;
+        }
+        let start = WatchStart::parse(query)?;
+        // Subscribed before the first read, so no change falls between.
+        let (changed, epoch) = self.store.subscribe(kind);
+        let seconds = query.number("timeoutSeconds")?.filter(|seconds| *seconds > 0);
+        let timeout = seconds.map_or(WATCH_TIMEOUT, Duration::from_secs).min(WATCH_TIMEOUT * 2);
+        let now = Instant::now();
+        let mut watcher = Watcher {
+            inner: Arc::clone(self),
+            kind,
+            prefix: prefix(target),
+            selector,
+            renderer,
+            pending: VecDeque::new(),
+            cursor: 0,
+            epoch,
+            changed,
+            deadline: now + timeout,
+            bookmark: query.flag("allowWatchBookmarks").then_some(now + BOOKMARK_EVERY),
+            ended: false,
+        };
+        watcher.begin(start)?;
+        Ok(futures::stream::unfold(watcher, |mut watcher| async move {
+            watcher.next().await.map(|frame| (frame, watcher))
+        }))
+    }
+}
+
+fn key_of(object: &Object) -> String {
+    store::key(crate::meta::namespace(&object.value), object.name())
+}
+
+fn prefix(target: &Target) -> String {
+    if target.namespace.is_empty() { String::new() } else { format!("{}/", target.namespace) }
+}
+
+pub(crate) fn selector(kind: Kind, query: &Query) -> Result<Selector, Status> {
+    Selector::parse(kind, query.get("labelSelector"), query.get("fieldSelector"))
+}
+
+/// Which part of which version a list shows.
+#[derive(Debug, Default)]
+struct Page {
+    at: Option<u64>,
+    not_older_than: Option<u64>,
+    after: Option<String>,
+    limit: Option<usize>,
+}
+
+fn options(field: &str, detail: &str) -> Status {
+    Status::invalid_options(&[FieldError::forbidden(field, detail)])
+}
+
+impl Page {
+    fn parse(query: &Query) -> Result<Self, Status> {
+        let limit = query.number("limit")?.filter(|limit| *limit > 0);
+        let limit = limit.and_then(|limit| usize::try_from(limit).ok());
+        let version = query.version()?;
+        let matching = query.get("resourceVersionMatch");
+        let token = query.get("continue");
+        if !matching.is_empty() && version.is_none() {
+            return Err(options(
+                "resourceVersionMatch",
+                "resourceVersionMatch is forbidden unless resourceVersion is provided",
+            ));
+        }
+        if !token.is_empty() {
+            if version.is_some_and(|version| version != 0) {
+                return Err(Status::bad_request(
+                    "specifying resource version is not allowed when using continue",
+                ));
+            }
+            let (at, after) = token
+                .split_once(':')
+                .and_then(|(at, after)| Some((at.parse().ok()?, after.to_owned())))
+                .ok_or_else(|| Status::bad_request(format!("continue key is not valid: \"{token}\"")))?;
+            return Ok(Self { at: Some(at), not_older_than: None, after: Some(after), limit });
+        }
+        match matching {
+            // A limited list at a version is exact, as it always was.
+            "" if limit.is_some() && version.is_some_and(|version| version > 0) => {
+                Ok(Self { at: version, limit, ..Self::default() })
+            }
+            "" | "NotOlderThan" => Ok(Self { not_older_than: version, limit, ..Self::default() }),
+            "Exact" if version == Some(0) => Err(options(
+                "resourceVersionMatch",
+                "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
+            )),
+            "Exact" => Ok(Self { at: version, limit, ..Self::default() }),
+            other => Err(Status::invalid_options(&[FieldError::not_supported(
+                "resourceVersionMatch",
+                other,
+                &["Exact", "NotOlderThan", ""],
+            )])),
+        }
+    }
+}
+
+/// Where a watch starts.
+#[derive(Debug, Clone, Copy)]
+enum WatchStart {
+    /// Every object as ADDED, then changes. With a closing bookmark when the client streams its list.
+    State { at_least: u64, closing_bookmark: bool },
+    /// Changes from now on.
+    Now,
+    /// Changes after a version.
+    After(u64),
+}
+
+impl WatchStart {
+    fn parse(query: &Query) -> Result<Self, Status> {
+        let version = query.version()?;
+        let matching = query.get("resourceVersionMatch");
+        let initial = query.get("sendInitialEvents");
+        if initial.is_empty() {
+            if !matching.is_empty() {
+                return Err(options(
+                    "resourceVersionMatch",
+                    "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
+                ));
+            }
+            return Ok(match version {
+                None | Some(0) => Self::State { at_least: 0, closing_bookmark: false },
+                Some(version) => Self::After(version),
+            });
+        }
+        if matching != "NotOlderThan" {
+            return Err(options(
+                "resourceVersionMatch",
+                "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
+            ));
+        }
+        if query.flag("sendInitialEvents") {
+            let closing_bookmark = query.flag("allowWatchBookmarks");
+            return Ok(Self::State { at_least: version.unwrap_or(0), closing_bookmark });
+        }
+        Ok(match version {
+            None | Some(0) => Self::Now,
+            Some(version) => Self::After(version),
+        })
+    }
+}
+
+struct Watcher {
+    inner: Arc<Inner>,
+    kind: Kind,
+    prefix: String,
+    selector: Selector,
+    renderer: Renderer,
+    pending: VecDeque<Bytes>,
+    /// Every event up to this version has been looked at.
+    cursor: u64,
+    epoch: u64,
+    changed: watch::Receiver<u64>,
+    deadline: Instant,
+    bookmark: Option<Instant>,
+    ended: bool,
+}
+
+impl Watcher {
+    fn begin(&mut self, start: WatchStart) -> Result<(), Status> {
+        match start {
+            WatchStart::State { at_least, closing_bookmark } => {
+                self.inner.not_future(Some(at_least))?;
+                // The present state is always kept.
+                let Ok(listing) = self.inner.store.list(self.kind, &self.prefix, None) else { return Ok(()) };
+                self.cursor = listing.version;
+                for object in &listing.objects {
+                    if self.selector.matches(&object.value) {
+                        let frame = self.renderer.frame(EventType::Added, object);
+                        self.pending.push_back(frame);
+                    }
+                }
+                if closing_bookmark {
+                    self.pending.push_back(self.renderer.bookmark(self.cursor, true));
+                }
+            }
+            WatchStart::Now => self.cursor = self.inner.store.version(),
+            // A version of the future is not an error here: like the real server, the watch is silent until the
+            // counter has passed it.
+            WatchStart::After(version) => self.cursor = version,
+        }
+        Ok(())
+    }
+
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            if let Some(frame) = self.pending.pop_front() {
+                return Some(frame);
+            }
+            if self.ended {
+                return None;
+            }
+            self.changed.borrow_and_update();
+            self.read();
+            if !self.pending.is_empty() || self.ended {
+                continue;
+            }
+            let bookmark = self.bookmark.unwrap_or(self.deadline);
+            tokio::select! {
+                biased;
+                changed = self.changed.changed() => self.ended |= changed.is_err(),
+                () = tokio::time::sleep_until(bookmark.min(self.deadline)) => self.tick(),
+            }
+        }
+    }
+
+    fn tick(&mut self) {
+        let now = Instant::now();
+        if now >= self.deadline {
+            self.ended = true;
+        } else if self.bookmark.is_some() {
+            self.bookmark = Some(now + BOOKMARK_EVERY);
+            self.pending.push_back(self.renderer.bookmark(self.cursor, false));
+        }
+    }
+
+    fn read(&mut self) {
+        match self.inner.store.events(self.kind, self.cursor, self.epoch) {
+            Ok((events, complete)) => {
+                for event in &events {
+                    if let Some(frame) = self.frame(event) {
+                        self.pending.push_back(frame);
+                    }
+                }
+                self.cursor = self.cursor.max(complete);
+            }
+            Err(HistoryError::Compacted(oldest)) => {
+                self.pending.push_back(error_frame(&Status::too_old(self.cursor, oldest)));
+                self.ended = true;
+            }
+            Err(HistoryError::Restored) => self.ended = true,
+        }
+    }
+
+    /// What this watcher sees of an event: an object that enters its selection is added, one that leaves is deleted.
+    fn frame(&mut self, event: &Event) -> Option<Bytes> {
+        if !event.key.starts_with(&self.prefix) {
+            return None;
+        }
+        let before = event.previous.as_ref().is_some_and(|object| self.selector.matches(&object.value));
+        let after = event.event_type != EventType::Deleted && self.selector.matches(&event.object.value);
+        let event_type = match (before, after) {
+            (false, false) => return None,
+            (false, true) => EventType::Added,
+            (true, true) => EventType::Modified,
+            (true, false) => EventType::Deleted,
+        };
+        if event_type == event.event_type && self.renderer.is_plain() {
+            return Some(event.frame());
+        }
+        self.renderer.at((self.inner.now)());
+        if event_type == event.event_type || event_type == EventType::Added {
+            return Some(self.renderer.frame(event_type, &event.object));
+        }
+        // The object left the selection: its last selected state, at the version of the change.
+        let previous = event.previous.as_ref()?;
+        let mut value = previous.value.clone();
+        crate::meta::edit_meta(&mut value, |meta| {
+            meta.insert("resourceVersion".to_owned(), event.object.version.to_string().into());
+        });
+        let left = Object::transient(self.kind, event.object.version, value);
+        Some(self.renderer.frame(event_type, &left))
+    }
+}

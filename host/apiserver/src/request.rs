@@ -1,0 +1,329 @@
+//! From a URL and headers to what is asked for.
+
+use http::{HeaderMap, Method, header};
+
+use crate::descriptors::{self, Resource, VERSION};
+use crate::status::Status;
+
+/// An object or a collection that a URL names.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    pub(crate) resource: &'static Resource,
+    /// Empty: all namespaces, or a kind without namespaces.
+    pub(crate) namespace: String,
+    pub(crate) name: Option<String>,
+    pub(crate) subresource: Option<String>,
+}
+
+impl Target {
+    /// The name of the object; empty for a collection.
+    pub(crate) fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or_default()
+    }
+}
+
+/// Finds the resource that a path names. `None`: no such resource.
+pub(crate) fn target(path: &str) -> Option<Target> {
+    let mut parts = path.trim_matches('/').split('/').map(decode);
+    let group = match parts.next()?.as_str() {
+        "api" => String::new(),
+        "apis" => parts.next()?,
+        _ => return None,
+    };
+    if parts.next()? != VERSION {
+        return None;
+    }
+    let rest: Vec<String> = parts.collect();
+    let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
+    let (namespace, plural, name, subresource) = match rest.as_slice() {
+        ["namespaces", name, sub @ ("status" | "finalize")] => ("", "namespaces", Some(*name), Some(*sub)),
+        ["namespaces", namespace, plural] => (*namespace, *plural, None, None),
+        ["namespaces", namespace, plural, name] => (*namespace, *plural, Some(*name), None),
+        ["namespaces", namespace, plural, name, sub] => (*namespace, *plural, Some(*name), Some(*sub)),
+        [plural] => ("", *plural, None, None),
+        [plural, name] => ("", *plural, Some(*name), None),
+        [plural, name, sub] => ("", *plural, Some(*name), Some(*sub)),
+        _ => return None,
+    };
+    let resource = descriptors::find(&group, plural)?;
+    // `/api/v1/pods` lists all namespaces, but an object of theirs lives under its namespace only.
+    if resource.namespaced == namespace.is_empty() && (name.is_some() || !resource.namespaced) {
+        return None;
+    }
+    if name == Some("") {
+        return None;
+    }
+    Some(Target {
+        resource,
+        namespace: namespace.to_owned(),
+        name: name.map(str::to_owned),
+        subresource: subresource.map(str::to_owned),
+    })
+}
+
+/// Percent-decodes one path segment.
+fn decode(segment: &str) -> String {
+    if !segment.contains('%') {
+        return segment.to_owned();
+    }
+    // A plus sign is itself in a path, but a blank in a form.
+    let form = format!("={}", segment.replace('+', "%2B"));
+    form_urlencoded::parse(form.as_bytes()).next().map(|(_, value)| value.into_owned()).unwrap_or_default()
+}
+
+/// The query of a request.
+#[derive(Debug, Default)]
+pub(crate) struct Query(Vec<(String, String)>);
+
+impl Query {
+    pub(crate) fn parse(query: Option<&str>) -> Self {
+        Self(form_urlencoded::parse(query.unwrap_or_default().as_bytes()).into_owned().collect())
+    }
+
+    /// The first value of a parameter; empty when absent.
+    pub(crate) fn get(&self, name: &str) -> &str {
+        self.0.iter().find(|(key, _)| key == name).map_or("", |(_, value)| value.as_str())
+    }
+
+    /// Whether a flag is set. As with the real server, only an empty, `0` or `false` value is off.
+    pub(crate) fn flag(&self, name: &str) -> bool {
+        self.0.iter().any(|(key, value)| key == name && !matches!(value.as_str(), "" | "0" | "false"))
+    }
+
+    /// A number; absent and empty are `None`.
+    pub(crate) fn number(&self, name: &str) -> Result<Option<u64>, Status> {
+        match self.get(name) {
+            "" => Ok(None),
+            text => text.parse().map(Some).map_err(|_| {
+                Status::bad_request(format!("invalid value \"{text}\" for {name}: expected a number"))
+            }),
+        }
+    }
+
+    /// A resource version.
+    pub(crate) fn version(&self) -> Result<Option<u64>, Status> {
+        self.number("resourceVersion").map_err(|_| {
+            Status::bad_request(format!(
+                "resourceVersion: Invalid value: \"{}\": must be a decimal number",
+                self.get("resourceVersion")
+            ))
+        })
+    }
+
+    /// `dryRun=All`; any other value is refused.
+    pub(crate) fn dry_run(&self) -> Result<bool, Status> {
+        match self.get("dryRun") {
+            "" => Ok(false),
+            "All" => Ok(true),
+            other => Err(Status::bad_request(format!(
+                "dryRun: Unsupported value: \"{other}\": supported values: \"All\""
+            ))),
+        }
+    }
+}
+
+/// In which shape the client wants objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum View {
+    Object,
+    /// `PartialObjectMetadata`.
+    Metadata,
+    Table,
+}
+
+/// What discovery documents the client understands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Discovery {
+    Plain,
+    Aggregated,
+}
+
+struct MediaRange<'a> {
+    essence: &'a str,
+    of: &'a str,
+    group: &'a str,
+    version: &'a str,
+}
+
+fn accepted(headers: &HeaderMap) -> Vec<MediaRange<'_>> {
+    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("*/*");
+    let range = |text| {
+        let mut range = MediaRange { essence: "", of: "", group: "", version: "" };
+        for (index, part) in str::split(text, ';').map(str::trim).enumerate() {
+            match part.split_once('=') {
+                None if index == 0 => range.essence = part,
+                Some(("as", value)) => range.of = value,
+                Some(("g", value)) => range.group = value,
+                Some(("v", value)) => range.version = value,
+                Some(_) | None => {}
+            }
+        }
+        range
+    };
+    accept.split(',').map(range).collect()
+}
+
+impl MediaRange<'_> {
+    fn is_json(&self) -> bool {
+        matches!(self.essence, "application/json" | "application/*" | "*/*" | "")
+    }
+}
+
+/// The first shape in the client's order that can be served: JSON only, as a whole, a table or metadata.
+pub(crate) fn view(headers: &HeaderMap) -> Result<View, Status> {
+    for range in accepted(headers).iter().filter(|range| range.is_json()) {
+        let meta_v1 = range.group == "meta.k8s.io" && range.version == "v1";
+        match range.of {
+            "" => return Ok(View::Object),
+            "Table" if meta_v1 => return Ok(View::Table),
+            "PartialObjectMetadata" | "PartialObjectMetadataList" if meta_v1 => return Ok(View::Metadata),
+            _ => {}
+        }
+    }
+    Err(Status::not_acceptable())
+}
+
+/// Which discovery document to answer.
+pub(crate) fn discovery(headers: &HeaderMap) -> Discovery {
+    let first = accepted(headers).into_iter().find(|range| {
+        range.is_json()
+            && (range.of.is_empty() || (range.of == "APIGroupDiscoveryList" && range.version == "v2"))
+    });
+    if first.is_some_and(|range| range.of == "APIGroupDiscoveryList") {
+        Discovery::Aggregated
+    } else {
+        Discovery::Plain
+    }
+}
+
+/// How a PATCH body changes the object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PatchType {
+    Json,
+    Merge,
+    Strategic,
+}
+
+const PATCH_TYPES: &str =
+    "application/json-patch+json, application/merge-patch+json, application/strategic-merge-patch+json";
+
+fn content_type(headers: &HeaderMap) -> &str {
+    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    value.split(';').next().unwrap_or_default().trim()
+}
+
+/// The kind of patch that the content type names. Server-side apply is not served.
+pub(crate) fn patch_type(headers: &HeaderMap) -> Result<PatchType, Status> {
+    match content_type(headers) {
+        "application/json-patch+json" => Ok(PatchType::Json),
+        "application/merge-patch+json" => Ok(PatchType::Merge),
+        "application/strategic-merge-patch+json" => Ok(PatchType::Strategic),
+        _ => Err(Status::unsupported_media(PATCH_TYPES)),
+    }
+}
+
+/// The body is Kubernetes' protobuf.
+pub(crate) fn is_protobuf(headers: &HeaderMap) -> bool {
+    content_type(headers) == "application/vnd.kubernetes.protobuf"
+}
+
+/// Bodies of everything but PATCH are JSON.
+pub(crate) fn json_body(headers: &HeaderMap) -> Result<(), Status> {
+    match content_type(headers) {
+        "" | "application/json" | "*/*" => Ok(()),
+        _ => Err(Status::unsupported_media("application/json")),
+    }
+}
+
+/// What is done to a target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verb {
+    Get,
+    List,
+    Watch,
+    Create,
+    Update,
+    Patch,
+    Delete,
+    DeleteCollection,
+}
+
+/// The verb of a method on a target.
+pub(crate) fn verb(method: &Method, target: &Target, query: &Query) -> Result<Verb, Status> {
+    let one = target.name.is_some();
+    match (method.as_str(), one) {
+        // Both a collection and a single object can be watched.
+        ("GET", _) if query.flag("watch") => Ok(Verb::Watch),
+        ("GET" | "HEAD", true) => Ok(Verb::Get),
+        ("GET" | "HEAD", false) => Ok(Verb::List),
+        ("POST", false) if target.namespace.is_empty() != target.resource.namespaced => Ok(Verb::Create),
+        ("POST", true) if target.subresource.is_some() => Ok(Verb::Create),
+        ("PUT", true) => Ok(Verb::Update),
+        ("PATCH", true) => Ok(Verb::Patch),
+        ("DELETE", true) => Ok(Verb::Delete),
+        ("DELETE", false) => Ok(Verb::DeleteCollection),
+        _ => Err(Status::method_not_allowed()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderMap;
+
+    use super::{Discovery, View, discovery, target, view};
+
+    #[test]
+    fn paths_name_targets() {
+        for (path, expected) in [
+            ("/api/v1/pods", Some(("pods", "", "", ""))),
+            ("/api/v1/namespaces", Some(("namespaces", "", "", ""))),
+            ("/api/v1/namespaces/a", Some(("namespaces", "", "a", ""))),
+            ("/api/v1/namespaces/a/status", Some(("namespaces", "", "a", "status"))),
+            ("/api/v1/namespaces/a/pods/b", Some(("pods", "a", "b", ""))),
+            ("/api/v1/namespaces/a/pods/b/status", Some(("pods", "a", "b", "status"))),
+            ("/api/v1/persistentvolumes/p%2Fq", Some(("persistentvolumes", "", "p/q", ""))),
+            ("/apis/storage.k8s.io/v1/storageclasses/x", Some(("storageclasses", "", "x", ""))),
+            ("/apis/storage.k8s.io/v1beta1/storageclasses", None),
+            ("/api/v1/pods/b", None),
+            ("/api/v1/namespaces/a/persistentvolumes", None),
+            ("/api/v1/unknowns", None),
+            ("/healthz", None),
+        ] {
+            let found = target(path);
+            let found = found.as_ref().map(|target| {
+                let sub = target.subresource.as_deref().unwrap_or_default();
+                (target.resource.plural, target.namespace.as_str(), target.name(), sub)
+            });
+            assert_eq!(found, expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn the_first_servable_media_type_wins() {
+        for (accept, expected) in [
+            (None, Some(View::Object)),
+            (Some("*/*"), Some(View::Object)),
+            (Some("application/vnd.kubernetes.protobuf, application/json"), Some(View::Object)),
+            (Some("application/vnd.kubernetes.protobuf"), None),
+            (Some("application/json;as=Table;v=v1;g=meta.k8s.io,application/json"), Some(View::Table)),
+            (Some("application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json"), Some(View::Object)),
+            (Some("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"), Some(View::Metadata)),
+            (Some("application/yaml"), None),
+        ] {
+            let mut headers = HeaderMap::new();
+            if let Some(accept) = accept {
+                headers.insert("accept", accept.parse().unwrap());
+            }
+            assert_eq!(view(&headers).ok(), expected, "{accept:?}");
+        }
+    }
+
+    #[test]
+    fn aggregated_discovery_is_asked_for_by_media_type() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(discovery(&headers), Discovery::Plain);
+        let accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
+        headers.insert("accept", accept.parse().unwrap());
+        assert_eq!(discovery(&headers), Discovery::Aggregated);
+    }
+}

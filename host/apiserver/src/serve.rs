@@ -1,0 +1,282 @@
+//! The API on a loopback socket, for `kubectl`: TLS with a certificate of its own, and a token.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, Response, header};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower::ServiceExt as _;
+
+use crate::ApiServer;
+use crate::base64;
+use crate::random;
+use crate::service::{ApiBody, ApiService, failure, is_public};
+use crate::status::Status;
+
+/// Connections at a time; more wait. A kubectl or a client library uses one or two.
+const MAX_CONNECTIONS: usize = 512;
+
+/// A client that does not finish its TLS handshake in this time is dropped.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// How long a shutdown lets requests finish before it closes their connections: watches never finish.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// After a failed accept (no more file descriptors) the next try waits this long.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Where to listen.
+#[derive(Debug, Clone)]
+pub struct ServeOptions {
+    /// A loopback address; port 0 picks a free one.
+    pub addr: SocketAddr,
+}
+
+impl Default for ServeOptions {
+    fn default() -> Self {
+        Self { addr: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0) }
+    }
+}
+
+/// Why the API does not listen.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The API knows no users: it must not be reachable from other machines.
+    #[error("the embedded API listens on loopback only, not on {0}: use 127.0.0.1 or ::1")]
+    NotLoopback(SocketAddr),
+    /// The address cannot be listened on.
+    #[error("cannot listen on {addr}")]
+    Bind {
+        /// The wanted address.
+        addr: SocketAddr,
+        /// What the operating system says.
+        source: io::Error,
+    },
+    /// The certificate cannot be made.
+    #[error("cannot make the server's certificate")]
+    Certificate(#[from] rcgen::Error),
+    /// TLS cannot be set up, or there is no randomness for the token.
+    #[error("cannot set up TLS")]
+    Tls(#[from] rustls::Error),
+}
+
+/// A listening API. Dropping it stops it at once; [`Serving::shutdown`] lets requests finish.
+pub struct Serving {
+    address: SocketAddr,
+    ca_pem: String,
+    token: String,
+    stop: CancellationToken,
+    connections: TaskTracker,
+    kill: CancellationToken,
+    listener: JoinHandle<()>,
+}
+
+impl std::fmt::Debug for Serving {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The token stays out.
+        f.debug_struct("Serving").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        self.kill.cancel();
+        self.listener.abort();
+    }
+}
+
+impl Serving {
+    /// Where it listens.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The certificate authority that clients trust, as PEM.
+    #[must_use]
+    pub fn ca_pem(&self) -> &str {
+        &self.ca_pem
+    }
+
+    /// The bearer token that every request must carry: 32 random bytes in hexadecimal digits.
+    #[must_use]
+    pub fn token(&self) -> &str {
+        &self.token
+    }
+
+    /// A kubeconfig with one context, `cofferdam`, in namespace `default`. It contains the token: keep it private.
+    #[must_use]
+    pub fn kubeconfig(&self) -> String {
+        format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: cofferdam\nclusters:\n- name: cofferdam\n  cluster:\n    \
+             server: https://{}\n    certificate-authority-data: {}\nusers:\n- name: cofferdam\n  user:\n    token: {}\n\
+             contexts:\n- name: cofferdam\n  context:\n    cluster: cofferdam\n    user: cofferdam\n    \
+             namespace: default\n",
+            self.address,
+            base64::encode(self.ca_pem.as_bytes()),
+            self.token
+        )
+    }
+
+    /// Stops listening, lets open requests finish for a moment, then closes what is left (watches).
+    pub async fn shutdown(self) {
+        self.stop.cancel();
+        self.connections.close();
+        if tokio::time::timeout(GRACE, self.connections.wait()).await.is_err() {
+            self.kill.cancel();
+            self.connections.wait().await;
+        }
+    }
+}
+
+impl ApiServer {
+    /// Listens with TLS on a loopback address.
+    ///
+    /// # Errors
+    /// When the address is not loopback or cannot be bound, or the certificate or token cannot be made.
+    pub async fn serve(&self, options: ServeOptions) -> Result<Serving, ServeError> {
+        let addr = options.addr;
+        if !addr.ip().is_loopback() {
+            return Err(ServeError::NotLoopback(addr));
+        }
+        let mut secret = [0; 32];
+        random::fill(&mut secret)?;
+        let token = random::hex(&secret);
+        let (tls, ca_pem) = tls()?;
+        let bind = |source| ServeError::Bind { addr, source };
+        let listener = TcpListener::bind(addr).await.map_err(bind)?;
+        let address = listener.local_addr().map_err(bind)?;
+        let (stop, kill, connections) =
+            (CancellationToken::new(), CancellationToken::new(), TaskTracker::new());
+        let front = Front {
+            service: self.service(),
+            tls: TlsAcceptor::from(tls),
+            token: Arc::from(token.as_str()),
+            stop: stop.clone(),
+            kill: kill.clone(),
+        };
+        let listener = tokio::spawn(accept(listener, front, connections.clone()));
+        Ok(Serving { address, ca_pem, token, stop, connections, kill, listener })
+    }
+}
+
+fn tls() -> Result<(Arc<rustls::ServerConfig>, String), ServeError> {
+    let mut params = CertificateParams::new(Vec::new())?;
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params.distinguished_name.push(DnType::CommonName, "cofferdam");
+    let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+    let names = ["localhost", "127.0.0.1", "::1", "kubernetes", "kubernetes.default.svc"];
+    let mut params = CertificateParams::new(names.map(str::to_owned).to_vec())?;
+    params.distinguished_name.push(DnType::CommonName, "cofferdam-apiserver");
+    params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ServerAuth];
+    let key = KeyPair::generate()?;
+    let leaf = params.signed_by(&key, &issuer)?;
+    let private = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_no_client_auth()
+        .with_single_cert(vec![leaf.der().clone()], private)?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok((Arc::new(config), issuer.pem()))
+}
+
+#[derive(Clone)]
+struct Front {
+    service: ApiService,
+    tls: TlsAcceptor,
+    token: Arc<str>,
+    stop: CancellationToken,
+    kill: CancellationToken,
+}
+
+async fn accept(listener: TcpListener, front: Front, connections: TaskTracker) {
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        // The semaphore is never closed.
+        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
+        let accepted = tokio::select! {
+            () = front.stop.cancelled() => return,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                let front = front.clone();
+                connections.spawn(async move {
+                    let kill = front.kill.clone();
+                    tokio::select! {
+                        () = front.connection(stream) => {}
+                        () = kill.cancelled() => {}
+                    }
+                    drop(slot);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+impl Front {
+    async fn connection(self, stream: TcpStream) {
+        // Small answers go out at once.
+        let _ = stream.set_nodelay(true);
+        let stream = match tokio::time::timeout(HANDSHAKE, self.tls.accept(stream)).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "a TLS handshake failed");
+                return;
+            }
+            Err(_) => {
+                tracing::debug!("a TLS handshake took too long");
+                return;
+            }
+        };
+        let stop = self.stop.clone();
+        let service = hyper::service::service_fn(move |request| self.clone().request(request));
+        let builder = auto::Builder::new(TokioExecutor::new());
+        let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
+        let ended = tokio::select! {
+            ended = connection.as_mut() => ended,
+            () = stop.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, "a connection ended early");
+        }
+    }
+
+    async fn request(self, request: Request<Incoming>) -> Result<Response<ApiBody>, Infallible> {
+        let authorization = request.headers().get(header::AUTHORIZATION);
+        let given = authorization.and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+        let known = given.is_some_and(|given| same(given, self.token.as_bytes()));
+        if !known && !is_public(request.uri().path()) {
+            return Ok(failure(&Status::unauthorized()));
+        }
+        self.service.oneshot(request).await
+    }
+}
+
+/// Compares in a time that depends on the lengths only.
+fn same(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
+}

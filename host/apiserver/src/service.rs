@@ -1,0 +1,346 @@
+//! The HTTP face: a `tower` service from requests to answers.
+
+use std::convert::Infallible;
+use std::fmt::Display;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use futures::Stream;
+use http::{HeaderValue, Request, Response, StatusCode, header, request::Parts};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+
+use crate::Inner;
+use crate::delete::{DeleteOptions, Deleted};
+use crate::descriptors::Kind;
+use crate::discovery;
+use crate::meta;
+use crate::openapi;
+use crate::protobuf;
+use crate::read;
+use crate::request::{self, Discovery, Query, Target, Verb};
+use crate::status::Status;
+use crate::store::Object;
+use crate::view::{Renderer, whole};
+use crate::write::{Part, WriteOptions};
+
+type Frames = Pin<Box<dyn Stream<Item = Bytes> + Send>>;
+
+/// The body of an answer: bytes, or the frames of a watch.
+pub struct ApiBody(Content);
+
+enum Content {
+    Whole(Option<Bytes>),
+    Frames(Frames),
+}
+
+impl std::fmt::Debug for ApiBody {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.0 {
+            Content::Whole(bytes) => f.debug_tuple("Whole").field(bytes).finish(),
+            Content::Frames(_) => f.write_str("Frames"),
+        }
+    }
+}
+
+impl Body for ApiBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match &mut self.0 {
+            Content::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Content::Frames(frames) => {
+                frames.as_mut().poll_next(context).map(|frame| frame.map(|bytes| Ok(Frame::data(bytes))))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self.0, Content::Whole(None))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Content::Whole(bytes) => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+            }
+            Content::Frames(_) => SizeHint::default(),
+        }
+    }
+}
+
+/// The API as a `tower` service. Clones share their state.
+#[derive(Clone)]
+pub struct ApiService {
+    inner: Arc<Inner>,
+}
+
+impl std::fmt::Debug for ApiService {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ApiService").finish_non_exhaustive()
+    }
+}
+
+impl ApiService {
+    pub(crate) fn new(inner: Arc<Inner>) -> Self {
+        Self { inner }
+    }
+}
+
+impl<B> tower::Service<Request<B>> for ApiService
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Display,
+{
+    type Response = Response<ApiBody>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<ApiBody>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let inner = Arc::clone(&self.inner);
+        Box::pin(async move {
+            let (parts, body) = request.into_parts();
+            let answer = match read_body(body, inner.body_limit).await {
+                Ok(body) => inner.answer(&parts, &body),
+                Err(status) => Err(status),
+            };
+            Ok(answer.unwrap_or_else(|status| failure(&status)))
+        })
+    }
+}
+
+async fn read_body<B>(body: B, limit: usize) -> Result<Bytes, Status>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Display,
+{
+    let mut body = pin!(body);
+    let mut first = Bytes::new();
+    let mut rest = BytesMut::new();
+    while let Some(frame) = body.as_mut().frame().await {
+        let frame =
+            frame.map_err(|error| Status::bad_request(format!("the body could not be read: {error}")))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if first.len() + rest.len() + data.len() > limit {
+            return Err(Status::too_large(limit));
+        }
+        if first.is_empty() {
+            first = data;
+        } else {
+            rest.extend_from_slice(&data);
+        }
+    }
+    if rest.is_empty() {
+        return Ok(first);
+    }
+    let mut all = BytesMut::with_capacity(first.len() + rest.len());
+    all.extend_from_slice(&first);
+    all.extend_from_slice(&rest);
+    Ok(all.freeze())
+}
+
+type Answer = Result<Response<ApiBody>, Status>;
+
+fn respond(code: StatusCode, content_type: &'static str, content: Content) -> Response<ApiBody> {
+    let mut response = Response::new(ApiBody(content));
+    *response.status_mut() = code;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+    response
+}
+
+fn json_bytes(code: StatusCode, bytes: Bytes) -> Response<ApiBody> {
+    respond(code, "application/json", Content::Whole(Some(bytes)))
+}
+
+fn json_value(value: &Value) -> Response<ApiBody> {
+    json_bytes(StatusCode::OK, value.to_string().into())
+}
+
+fn plain(code: StatusCode, text: &'static str) -> Response<ApiBody> {
+    respond(code, "text/plain; charset=utf-8", Content::Whole(Some(Bytes::from_static(text.as_bytes()))))
+}
+
+/// The answer to a request that failed.
+pub(crate) fn failure(status: &Status) -> Response<ApiBody> {
+    json_bytes(status.code, status.to_value().to_string().into())
+}
+
+/// Paths that answer without a token, as on a real cluster.
+pub(crate) fn is_public(path: &str) -> bool {
+    matches!(path, "/healthz" | "/livez" | "/readyz" | "/version" | "/version/")
+}
+
+fn json_body(parts: &Parts, body: &[u8]) -> Result<Value, Status> {
+    request::json_body(&parts.headers)?;
+    serde_json::from_slice(body)
+        .map_err(|error| Status::bad_request(format!("couldn't get version/kind; json parse error: {error}")))
+}
+
+/// An object in the body of a create or an update.
+fn object_body(parts: &Parts, target: &Target, body: &[u8]) -> Result<Value, Status> {
+    let kind = target.resource.id;
+    if request::is_protobuf(&parts.headers) && protobuf::is_known(kind) {
+        return protobuf::decode(kind, body).ok_or_else(|| {
+            Status::bad_request("the protobuf body is malformed or has fields that are not served: send JSON")
+        });
+    }
+    json_body(parts, body)
+}
+
+impl Inner {
+    fn answer(self: &Arc<Self>, parts: &Parts, body: &Bytes) -> Answer {
+        let path = parts.uri.path();
+        match request::target(path) {
+            Some(target) => self.resource(parts, &target, body),
+            None if parts.method == http::Method::GET => Ok(document(parts)),
+            None => Ok(plain(StatusCode::NOT_FOUND, "404 page not found\n")),
+        }
+    }
+
+    fn resource(self: &Arc<Self>, parts: &Parts, target: &Target, body: &Bytes) -> Answer {
+        let query = Query::parse(parts.uri.query());
+        let verb = request::verb(&parts.method, target, &query)?;
+        Part::of(target)?;
+        let view = request::view(&parts.headers)?;
+        let renderer = Renderer::new(target.resource.id, view, query.get("includeObject"), (self.now)())?;
+        let one = |code, object: &Object| Ok(json_bytes(code, renderer.object(object)));
+        match verb {
+            Verb::Get => one(StatusCode::OK, self.get(target, &query)?.as_ref()),
+            Verb::List => Ok(json_bytes(StatusCode::OK, self.list(target, &query, &renderer)?)),
+            Verb::Watch => {
+                let frames = Box::pin(self.watch(target, &query, renderer)?);
+                Ok(respond(StatusCode::OK, "application/json", Content::Frames(frames)))
+            }
+            Verb::Create => {
+                if target.subresource.is_some() {
+                    return Err(Status::method_not_allowed());
+                }
+                let body = object_body(parts, target, body)?;
+                let object = self.create(target, body, WriteOptions::parse(&query)?)?;
+                one(StatusCode::CREATED, &object)
+            }
+            Verb::Update => {
+                let body = object_body(parts, target, body)?;
+                let (object, created) = self.update(target, body, WriteOptions::parse(&query)?)?;
+                one(if created { StatusCode::CREATED } else { StatusCode::OK }, &object)
+            }
+            Verb::Patch => {
+                let patch_type = request::patch_type(&parts.headers)?;
+                let object = self.patch(target, patch_type, body, WriteOptions::parse(&query)?)?;
+                one(StatusCode::OK, &object)
+            }
+            Verb::Delete if target.subresource.is_some() => Err(Status::method_not_allowed()),
+            Verb::Delete => {
+                let deleted = self.delete(target, &self.delete_options(parts, &query, body)?)?;
+                Ok(deleted_answer(target, &deleted, &renderer))
+            }
+            Verb::DeleteCollection => {
+                let options = self.delete_options(parts, &query, body)?;
+                self.delete_collection(target, &query, &options)
+            }
+        }
+    }
+
+    fn delete_options(&self, parts: &Parts, query: &Query, body: &Bytes) -> Result<DeleteOptions, Status> {
+        let body = if body.is_empty() { Value::Null } else { json_body(parts, body)? };
+        DeleteOptions::parse(query, &body)
+    }
+
+    fn delete_collection(&self, target: &Target, query: &Query, options: &DeleteOptions) -> Answer {
+        let kind = target.resource.id;
+        if kind == Kind::Namespace || target.resource.namespaced == target.namespace.is_empty() {
+            return Err(Status::method_not_allowed());
+        }
+        let selector = read::selector(kind, query)?;
+        let prefix =
+            if target.namespace.is_empty() { String::new() } else { format!("{}/", target.namespace) };
+        // The present state is always kept, so only objects can be missing from it, not the list.
+        let listing = self.store.list(kind, &prefix, None).map_err(|_| Status::no_such_resource())?;
+        let mut items = Vec::new();
+        for object in listing.objects.iter().filter(|object| selector.matches(&object.value)) {
+            let one = Target { name: Some(object.name().to_owned()), ..target.clone() };
+            match self.delete(&one, options) {
+                Ok(_) => items.push(whole(kind, &object.value)),
+                // Somebody else was faster.
+                Err(status) if status.code == StatusCode::NOT_FOUND => {}
+                Err(status) => return Err(status),
+            }
+        }
+        let resource = target.resource;
+        Ok(json_value(&json!({
+            "kind": format!("{}List", resource.kind),
+            "apiVersion": resource.api_version(),
+            "metadata": {"resourceVersion": self.store.version().to_string()},
+            "items": items,
+        })))
+    }
+}
+
+/// A deleted object is answered as it last was; for some kinds only that it is gone.
+fn deleted_answer(target: &Target, deleted: &Deleted, renderer: &Renderer) -> Response<ApiBody> {
+    let resource = target.resource;
+    match deleted {
+        Deleted::Gone(object)
+            if matches!(
+                resource.id,
+                Kind::ConfigMap | Kind::Secret | Kind::Lease | Kind::Event | Kind::Node | Kind::Namespace
+            ) =>
+        {
+            let mut details = json!({
+                "name": object.name(),
+                "group": resource.group,
+                "kind": resource.plural,
+                "uid": object.uid(),
+            });
+            if resource.group.is_empty() {
+                meta::remove(&mut details, "group");
+            }
+            json_value(&json!({
+                "kind": "Status",
+                "apiVersion": "v1",
+                "metadata": {},
+                "status": "Success",
+                "details": details,
+            }))
+        }
+        Deleted::Gone(object) | Deleted::Pending(object) => {
+            json_bytes(StatusCode::OK, renderer.object(object))
+        }
+    }
+}
+
+/// Everything that is not an object.
+fn document(parts: &Parts) -> Response<ApiBody> {
+    let path = parts.uri.path();
+    let known = match path.trim_end_matches('/') {
+        "/healthz" | "/livez" | "/readyz" => return plain(StatusCode::OK, "ok"),
+        "/version" => Some(discovery::version()),
+        "/api" | "/apis" if request::discovery(&parts.headers) == Discovery::Aggregated => {
+            if let Some(document) = discovery::aggregated(path) {
+                let content = Content::Whole(Some(document.to_string().into()));
+                let content_type = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+                return respond(StatusCode::OK, content_type, content);
+            }
+            None
+        }
+        path if path.starts_with("/openapi/v3") => openapi::document(path),
+        path => discovery::document(path),
+    };
+    match known {
+        Some(document) => json_value(&document),
+        None => plain(StatusCode::NOT_FOUND, "404 page not found\n"),
+    }
+}

@@ -1,0 +1,272 @@
+//! The `Status` object with which the API answers every failure.
+
+use http::StatusCode;
+use serde_json::{Map, Value, json};
+
+use crate::descriptors::Resource;
+
+/// A failed request: what `kubectl` prints and what clients branch on (`reason` and `code`).
+#[derive(Debug, Clone)]
+pub(crate) struct Status {
+    pub(crate) code: StatusCode,
+    pub(crate) reason: &'static str,
+    pub(crate) message: String,
+    details: Map<String, Value>,
+}
+
+/// One rule that a field broke, in the API's own words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FieldError {
+    pub(crate) field: String,
+    reason: &'static str,
+    body: String,
+}
+
+impl FieldError {
+    /// The field must be present.
+    pub(crate) fn required(field: impl Into<String>, detail: &str) -> Self {
+        let body =
+            if detail.is_empty() { "Required value".to_owned() } else { format!("Required value: {detail}") };
+        Self { field: field.into(), reason: "FieldValueRequired", body }
+    }
+
+    /// The value breaks a rule. Text is quoted, structures are shown as JSON.
+    pub(crate) fn invalid(field: impl Into<String>, value: &Value, detail: &str) -> Self {
+        let mut shown = value.to_string();
+        // An error is for people: a value of any length is cut, so that the answer stays bounded.
+        if let Some((end, _)) = shown.char_indices().nth(1024) {
+            shown.truncate(end);
+            shown.push('…');
+        }
+        Self {
+            field: field.into(),
+            reason: "FieldValueInvalid",
+            body: format!("Invalid value: {shown}: {detail}"),
+        }
+    }
+
+    /// The field may not be set or changed here.
+    pub(crate) fn forbidden(field: impl Into<String>, detail: &str) -> Self {
+        Self { field: field.into(), reason: "FieldValueForbidden", body: format!("Forbidden: {detail}") }
+    }
+
+    /// The value is none of the closed set.
+    pub(crate) fn not_supported(field: impl Into<String>, value: &str, supported: &[&str]) -> Self {
+        let list: Vec<String> = supported.iter().map(|one| format!("\"{one}\"")).collect();
+        Self {
+            field: field.into(),
+            reason: "FieldValueNotSupported",
+            body: format!("Unsupported value: \"{value}\": supported values: {}", list.join(", ")),
+        }
+    }
+
+    /// The value stands in the list twice.
+    pub(crate) fn duplicate(field: impl Into<String>, value: &str) -> Self {
+        Self {
+            field: field.into(),
+            reason: "FieldValueDuplicate",
+            body: format!("Duplicate value: \"{value}\""),
+        }
+    }
+}
+
+impl std::fmt::Display for FieldError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.field, self.body)
+    }
+}
+
+impl Status {
+    fn new(code: StatusCode, reason: &'static str, message: impl Into<String>) -> Self {
+        Self { code, reason, message: message.into(), details: Map::new() }
+    }
+
+    fn about(mut self, resource: &Resource, kind: &str, name: &str) -> Self {
+        if !name.is_empty() {
+            self.details.insert("name".to_owned(), json!(name));
+        }
+        if !resource.group.is_empty() {
+            self.details.insert("group".to_owned(), json!(resource.group));
+        }
+        self.details.insert("kind".to_owned(), json!(kind));
+        self
+    }
+
+    fn cause(mut self, causes: Vec<Value>) -> Self {
+        self.details.insert("causes".to_owned(), Value::Array(causes));
+        self
+    }
+
+    pub(crate) fn not_found(resource: &Resource, name: &str) -> Self {
+        let message = format!("{} \"{name}\" not found", resource.qualified());
+        Self::new(StatusCode::NOT_FOUND, "NotFound", message).about(resource, resource.plural, name)
+    }
+
+    pub(crate) fn no_such_resource() -> Self {
+        Self::new(StatusCode::NOT_FOUND, "NotFound", "the server could not find the requested resource")
+    }
+
+    pub(crate) fn already_exists(resource: &Resource, name: &str) -> Self {
+        let message = format!("{} \"{name}\" already exists", resource.qualified());
+        Self::new(StatusCode::CONFLICT, "AlreadyExists", message).about(resource, resource.plural, name)
+    }
+
+    pub(crate) fn conflict(resource: &Resource, name: &str, why: &str) -> Self {
+        let message = format!("Operation cannot be fulfilled on {} \"{name}\": {why}", resource.qualified());
+        Self::new(StatusCode::CONFLICT, "Conflict", message).about(resource, resource.plural, name)
+    }
+
+    pub(crate) fn modified(resource: &Resource, name: &str) -> Self {
+        Self::conflict(
+            resource,
+            name,
+            "the object has been modified; please apply your changes to the latest version and try again",
+        )
+    }
+
+    pub(crate) fn forbidden(resource: &Resource, name: &str, why: &str) -> Self {
+        let message = format!("{} \"{name}\" is forbidden: {why}", resource.qualified());
+        Self::new(StatusCode::FORBIDDEN, "Forbidden", message).about(resource, resource.plural, name)
+    }
+
+    pub(crate) fn terminating(resource: &Resource, name: &str, namespace: &str) -> Self {
+        let why =
+            format!("unable to create new content in namespace {namespace} because it is being terminated");
+        Self::forbidden(resource, name, &why).cause(vec![json!({
+            "reason": "NamespaceTerminating",
+            "message": format!("namespace {namespace} is being terminated"),
+            "field": "metadata.namespace",
+        })])
+    }
+
+    pub(crate) fn invalid(resource: &Resource, name: &str, errors: &[FieldError]) -> Self {
+        let list: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        let list = match list.as_slice() {
+            [one] => one.clone(),
+            many => format!("[{}]", many.join(", ")),
+        };
+        let causes = errors
+            .iter()
+            .map(|error| json!({"reason": error.reason, "message": error.body, "field": error.field}))
+            .collect();
+        let message = format!("{} \"{name}\" is invalid: {list}", resource.qualified_kind());
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message)
+            .about(resource, resource.kind, name)
+            .cause(causes)
+    }
+
+    /// Options of a list or watch that contradict each other.
+    pub(crate) fn invalid_options(errors: &[FieldError]) -> Self {
+        let list: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        let message = format!("ListOptions.meta.k8s.io \"\" is invalid: {}", list.join(", "));
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message)
+    }
+
+    /// A JSON patch that cannot be applied, a failed `test` among them: the API says no more than this.
+    pub(crate) fn patch_rejected() -> Self {
+        Self::new(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            "Invalid",
+            "the server rejected our request due to an error in our request",
+        )
+    }
+
+    pub(crate) fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "BadRequest", message)
+    }
+
+    pub(crate) fn unauthorized() -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized")
+    }
+
+    pub(crate) fn method_not_allowed() -> Self {
+        Self::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "MethodNotAllowed",
+            "the server does not allow this method on the requested resource",
+        )
+    }
+
+    pub(crate) fn not_acceptable() -> Self {
+        Self::new(
+            StatusCode::NOT_ACCEPTABLE,
+            "NotAcceptable",
+            "only the following media types are accepted: application/json",
+        )
+    }
+
+    pub(crate) fn unsupported_media(accepted: &str) -> Self {
+        Self::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "UnsupportedMediaType",
+            format!(
+                "the body of the request was in an unknown format - accepted media types include: {accepted}"
+            ),
+        )
+    }
+
+    pub(crate) fn too_large(limit: usize) -> Self {
+        Self::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "RequestEntityTooLarge",
+            format!("Request entity too large: limit is {limit}"),
+        )
+    }
+
+    pub(crate) fn expired(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::GONE, "Expired", message)
+    }
+
+    pub(crate) fn too_old(requested: u64, oldest: u64) -> Self {
+        Self::expired(format!("too old resource version: {requested} ({oldest})"))
+    }
+
+    pub(crate) fn future_version(requested: u64, current: u64) -> Self {
+        let mut status = Self::new(
+            StatusCode::GATEWAY_TIMEOUT,
+            "Timeout",
+            format!("Too large resource version: {requested}, current: {current}"),
+        )
+        .cause(vec![json!({
+            "reason": "ResourceVersionTooLarge",
+            "message": "Too large resource version",
+        })]);
+        status.details.insert("retryAfterSeconds".to_owned(), json!(1));
+        status
+    }
+
+    pub(crate) fn version_on_create() -> Self {
+        Self::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "",
+            "resourceVersion should not be set on objects to be created",
+        )
+    }
+
+    pub(crate) fn busy(resource: &Resource, name: &str) -> Self {
+        Self::conflict(resource, name, "the object kept changing while this request was retried")
+    }
+
+    /// The object as it goes over the wire.
+    pub(crate) fn to_value(&self) -> Value {
+        let mut status = json!({
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": self.message,
+            "reason": self.reason,
+            "details": self.details,
+            "code": self.code.as_u16(),
+        });
+        if let Value::Object(map) = &mut status {
+            if self.details.is_empty() {
+                map.remove("details");
+            }
+            if self.reason.is_empty() {
+                map.remove("reason");
+            }
+        }
+        status
+    }
+}

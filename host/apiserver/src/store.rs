@@ -1,0 +1,416 @@
+//! The store: objects by kind and key, one version counter, a bounded history per kind.
+//!
+//! Writes are compare-and-swap on the version that the caller read, so everything that is decided about a write is
+//! decided outside of the lock. An object is serialised once per version, on first use, and the bytes are shared by
+//! every reader and watcher.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use bytes::Bytes;
+use serde_json::Value;
+use tokio::sync::watch;
+
+use crate::descriptors::{Kind, PerKind};
+use crate::meta;
+
+/// One version of one object. The value carries neither `apiVersion` nor `kind`: these belong to its kind.
+#[derive(Debug)]
+pub(crate) struct Object {
+    pub(crate) kind: Kind,
+    pub(crate) version: u64,
+    pub(crate) value: Value,
+    json: OnceLock<Bytes>,
+}
+
+impl Object {
+    /// An object outside of the store: a dry run, or a transient one.
+    pub(crate) fn transient(kind: Kind, version: u64, value: Value) -> Arc<Self> {
+        Arc::new(Self { kind, version, value, json: OnceLock::new() })
+    }
+
+    /// The object as it is answered, `apiVersion` and `kind` first.
+    pub(crate) fn json(&self) -> &Bytes {
+        self.json.get_or_init(|| {
+            let head = head(self.kind);
+            let mut bytes = Vec::with_capacity(1024);
+            bytes.extend_from_slice(head.as_bytes());
+            // A map of JSON values cannot fail to serialise into memory.
+            if serde_json::to_writer(&mut bytes, &self.value).is_ok()
+                && let Some(brace) = bytes.get_mut(head.len())
+            {
+                *brace = b',';
+            }
+            Bytes::from(bytes)
+        })
+    }
+
+    /// The members of the object without `apiVersion` and `kind` and without its opening brace, as lists hold it.
+    pub(crate) fn item_tail(&self) -> &[u8] {
+        self.json().get(head(self.kind).len() + 1..).unwrap_or_default()
+    }
+
+    /// The name.
+    pub(crate) fn name(&self) -> &str {
+        meta::name(&self.value)
+    }
+
+    /// The uid.
+    pub(crate) fn uid(&self) -> &str {
+        meta::text(&self.value, "/metadata/uid")
+    }
+}
+
+fn head(kind: Kind) -> &'static str {
+    static HEADS: OnceLock<PerKind<OnceLock<String>>> = OnceLock::new();
+    HEADS.get_or_init(|| PerKind::new(OnceLock::new)).of(kind).get_or_init(|| {
+        let resource = kind.resource();
+        format!("{{\"apiVersion\":\"{}\",\"kind\":\"{}\"", resource.api_version(), resource.kind)
+    })
+}
+
+/// The key of an object inside its kind, ordered as etcd orders it: `namespace/name`, or `name`.
+pub(crate) fn key(namespace: &str, name: &str) -> String {
+    if namespace.is_empty() { name.to_owned() } else { format!("{namespace}/{name}") }
+}
+
+/// What happened to an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EventType {
+    Added,
+    Modified,
+    Deleted,
+}
+
+/// A change, as history keeps it.
+#[derive(Debug)]
+pub(crate) struct Event {
+    pub(crate) event_type: EventType,
+    pub(crate) key: Arc<str>,
+    pub(crate) object: Arc<Object>,
+    pub(crate) previous: Option<Arc<Object>>,
+    frame: OnceLock<Bytes>,
+}
+
+impl Event {
+    /// The watch frame of this event for watchers that select the object before and after it; made once.
+    pub(crate) fn frame(&self) -> Bytes {
+        self.frame.get_or_init(|| frame(self.event_type, self.object.json())).clone()
+    }
+}
+
+/// A watch frame: one JSON document and a line feed.
+pub(crate) fn frame(event_type: EventType, object: &[u8]) -> Bytes {
+    let name = match event_type {
+        EventType::Added => "ADDED",
+        EventType::Modified => "MODIFIED",
+        EventType::Deleted => "DELETED",
+    };
+    let mut bytes = Vec::with_capacity(object.len() + 40);
+    bytes.extend_from_slice(b"{\"type\":\"");
+    bytes.extend_from_slice(name.as_bytes());
+    bytes.extend_from_slice(b"\",\"object\":");
+    bytes.extend_from_slice(object);
+    bytes.extend_from_slice(b"}\n");
+    Bytes::from(bytes)
+}
+
+/// What a writer wants to happen to a key.
+#[derive(Debug)]
+pub(crate) enum Change {
+    Put(Value),
+    /// The last state of the object, as its DELETED event shows it.
+    Remove(Value),
+}
+
+/// Why a write did not happen.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum CommitError {
+    /// Somebody else wrote since the caller read.
+    Raced,
+    /// The namespace of a new object does not exist.
+    NamespaceMissing,
+    /// The namespace of a new object is being deleted.
+    NamespaceTerminating,
+}
+
+/// Why a range of history cannot be read.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum HistoryError {
+    /// Events after the wanted version are gone; these are the oldest version that can be asked for.
+    Compacted(u64),
+    /// The store was set back: nothing that was read before holds.
+    Restored,
+}
+
+type Objects = BTreeMap<Arc<str>, Arc<Object>>;
+
+#[derive(Debug)]
+struct KindState {
+    objects: Objects,
+    history: VecDeque<Arc<Event>>,
+    /// Every event above this version is in the history.
+    compacted: u64,
+    changed: watch::Sender<u64>,
+}
+
+#[derive(Debug)]
+struct State {
+    version: u64,
+    epoch: u64,
+    kinds: PerKind<KindState>,
+    /// Dependents by the uid of their owner.
+    owned: BTreeMap<String, BTreeSet<(Kind, Arc<str>)>>,
+}
+
+/// A state of the store to return to: what a backup of etcd holds.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    version: u64,
+    kinds: Arc<Vec<(Kind, Objects)>>,
+}
+
+/// The objects of a kind at one version.
+#[derive(Debug)]
+pub(crate) struct Listing {
+    pub(crate) version: u64,
+    pub(crate) objects: Vec<Arc<Object>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Store {
+    state: Mutex<State>,
+    history: usize,
+}
+
+impl Store {
+    pub(crate) fn new(history: usize) -> Self {
+        let kinds = PerKind::new(|| KindState {
+            objects: Objects::new(),
+            history: VecDeque::new(),
+            compacted: 0,
+            changed: watch::Sender::new(0),
+        });
+        let state = State { version: 1, epoch: 0, kinds, owned: BTreeMap::new() };
+        Self { state: Mutex::new(state), history: history.max(1) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing under the lock can panic half way through a change, so a poisoned state is still whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn version(&self) -> u64 {
+        self.lock().version
+    }
+
+    pub(crate) fn get(&self, kind: Kind, key: &str) -> Option<Arc<Object>> {
+        self.lock().kinds.of(kind).objects.get(key).cloned()
+    }
+
+    /// The objects of a kind whose keys begin with a prefix, now or as they were at an earlier version.
+    pub(crate) fn list(&self, kind: Kind, prefix: &str, at: Option<u64>) -> Result<Listing, HistoryError> {
+        let state = self.lock();
+        let table = state.kinds.of(kind);
+        let collect = |objects: &Objects| -> Vec<Arc<Object>> {
+            objects
+                .range::<str, _>((Bound::Included(prefix), Bound::Unbounded))
+                .take_while(|(key, _)| key.starts_with(prefix))
+                .map(|(_, object)| Arc::clone(object))
+                .collect()
+        };
+        let Some(at) = at.filter(|at| *at < state.version) else {
+            return Ok(Listing { version: state.version, objects: collect(&table.objects) });
+        };
+        if at < table.compacted {
+            return Err(HistoryError::Compacted(table.compacted));
+        }
+        if table.history.back().is_none_or(|event| event.object.version <= at) {
+            return Ok(Listing { version: at, objects: collect(&table.objects) });
+        }
+        let mut objects = table.objects.clone();
+        for event in table.history.iter().rev().take_while(|event| event.object.version > at) {
+            match &event.previous {
+                Some(previous) => objects.insert(Arc::clone(&event.key), Arc::clone(previous)),
+                None => objects.remove(&event.key),
+            };
+        }
+        Ok(Listing { version: at, objects: collect(&objects) })
+    }
+
+    /// Writes when the key still is at the version that the caller read (`None`: it did not exist).
+    pub(crate) fn commit(
+        &self,
+        kind: Kind,
+        key: &str,
+        expected: Option<u64>,
+        change: Change,
+    ) -> Result<Arc<Object>, CommitError> {
+        let mut state = self.lock();
+        let previous = state.kinds.of(kind).objects.get(key).cloned();
+        if previous.as_ref().map(|object| object.version) != expected {
+            return Err(CommitError::Raced);
+        }
+        if previous.is_none()
+            && let Some((namespace, _)) = key.split_once('/')
+        {
+            match state.kinds.of(Kind::Namespace).objects.get(namespace) {
+                None => return Err(CommitError::NamespaceMissing),
+                Some(found) if meta::deleting(&found.value) => return Err(CommitError::NamespaceTerminating),
+                Some(_) => {}
+            }
+        }
+        Ok(state.write(kind, key, previous, change, self.history))
+    }
+
+    /// The events of a kind after a version, and the version up to which they are complete.
+    pub(crate) fn events(
+        &self,
+        kind: Kind,
+        after: u64,
+        epoch: u64,
+    ) -> Result<(Vec<Arc<Event>>, u64), HistoryError> {
+        let state = self.lock();
+        if state.epoch != epoch {
+            return Err(HistoryError::Restored);
+        }
+        let table = state.kinds.of(kind);
+        if after < table.compacted {
+            return Err(HistoryError::Compacted(table.compacted));
+        }
+        let start = table.history.partition_point(|event| event.object.version <= after);
+        Ok((table.history.iter().skip(start).cloned().collect(), state.version))
+    }
+
+    /// A channel that changes whenever a kind changes, and the epoch in which to read its history.
+    pub(crate) fn subscribe(&self, kind: Kind) -> (watch::Receiver<u64>, u64) {
+        let state = self.lock();
+        (state.kinds.of(kind).changed.subscribe(), state.epoch)
+    }
+
+    /// The objects that name this uid as an owner.
+    pub(crate) fn dependents(&self, uid: &str) -> Vec<Arc<Object>> {
+        let state = self.lock();
+        let Some(keys) = state.owned.get(uid) else { return Vec::new() };
+        keys.iter().filter_map(|(kind, key)| state.kinds.of(*kind).objects.get(key).cloned()).collect()
+    }
+
+    /// Everything in a namespace.
+    pub(crate) fn contents(&self, namespace: &str) -> Vec<Arc<Object>> {
+        let prefix = format!("{namespace}/");
+        let state = self.lock();
+        let mut found = Vec::new();
+        for (kind, table) in state.kinds.iter() {
+            if kind.resource().namespaced {
+                let range =
+                    table.objects.range::<str, _>((Bound::Included(prefix.as_str()), Bound::Unbounded));
+                found.extend(
+                    range.take_while(|(key, _)| key.starts_with(&prefix)).map(|(_, object)| object.clone()),
+                );
+            }
+        }
+        found
+    }
+
+    /// Drops the history: every version older than now answers 410 from here on.
+    pub(crate) fn compact(&self) {
+        let mut state = self.lock();
+        let version = state.version;
+        for (_, table) in state.kinds.iter_mut() {
+            table.history.clear();
+            table.compacted = version;
+        }
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let state = self.lock();
+        let kinds = state.kinds.iter().map(|(kind, table)| (kind, table.objects.clone())).collect();
+        Snapshot { version: state.version, kinds: Arc::new(kinds) }
+    }
+
+    /// Sets objects and version counter back. History is gone and open watches end.
+    pub(crate) fn restore(&self, snapshot: &Snapshot) {
+        let mut state = self.lock();
+        state.version = snapshot.version;
+        state.epoch += 1;
+        state.owned.clear();
+        let mut owned = Vec::new();
+        for (kind, objects) in snapshot.kinds.iter() {
+            let table = state.kinds.of_mut(*kind);
+            for (key, object) in objects {
+                owned.extend(
+                    meta::owners(&object.value).map(|uid| (uid.to_owned(), (*kind, Arc::clone(key)))),
+                );
+            }
+            table.objects.clone_from(objects);
+            table.history.clear();
+            table.compacted = snapshot.version;
+            table.changed.send_replace(snapshot.version);
+        }
+        for (uid, dependent) in owned {
+            state.owned.entry(uid).or_default().insert(dependent);
+        }
+    }
+}
+
+impl State {
+    fn write(
+        &mut self,
+        kind: Kind,
+        key: &str,
+        previous: Option<Arc<Object>>,
+        change: Change,
+        history: usize,
+    ) -> Arc<Object> {
+        self.version += 1;
+        let version = self.version;
+        let (mut value, removed) = match change {
+            Change::Put(value) => (value, false),
+            Change::Remove(value) => (value, true),
+        };
+        meta::edit_meta(&mut value, |meta| {
+            meta.insert("resourceVersion".to_owned(), Value::String(version.to_string()));
+        });
+        let key: Arc<str> = match self.kinds.of(kind).objects.get_key_value(key) {
+            Some((key, _)) => Arc::clone(key),
+            None => Arc::from(key),
+        };
+        if let Some(previous) = &previous {
+            for uid in meta::owners(&previous.value) {
+                if let Some(dependents) = self.owned.get_mut(uid) {
+                    dependents.remove(&(kind, Arc::clone(&key)));
+                    if dependents.is_empty() {
+                        self.owned.remove(uid);
+                    }
+                }
+            }
+        }
+        let object = Object::transient(kind, version, value);
+        let table = self.kinds.of_mut(kind);
+        let event_type = if removed {
+            table.objects.remove(&key);
+            EventType::Deleted
+        } else {
+            table.objects.insert(Arc::clone(&key), Arc::clone(&object));
+            for uid in meta::owners(&object.value) {
+                self.owned.entry(uid.to_owned()).or_default().insert((kind, Arc::clone(&key)));
+            }
+            if previous.is_some() { EventType::Modified } else { EventType::Added }
+        };
+        if table.history.len() >= history
+            && let Some(oldest) = table.history.pop_front()
+        {
+            table.compacted = oldest.object.version;
+        }
+        table.history.push_back(Arc::new(Event {
+            event_type,
+            key,
+            object: Arc::clone(&object),
+            previous,
+            frame: OnceLock::new(),
+        }));
+        table.changed.send_replace(version);
+        object
+    }
+}

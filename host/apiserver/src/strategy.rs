@@ -1,0 +1,283 @@
+//! What the server itself sets: defaults, phases, separate status endpoints; and the admission plug-ins that storage
+//! relies on.
+
+use jiff::Timestamp;
+use serde_json::{Map, Value, json};
+
+use crate::Inner;
+use crate::base64;
+use crate::descriptors::{Kind, Resource};
+use crate::meta::{self, text};
+use crate::quantity;
+use crate::status::Status;
+use crate::write::Part;
+
+/// Marks the class of claims that name none.
+const DEFAULT_CLASS: [&str; 2] =
+    ["storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"];
+
+/// The deprecated way to name a class.
+const BETA_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
+
+fn default(map: &mut Map<String, Value>, member: &str, value: &str) {
+    let absent = map.get(member).and_then(Value::as_str).unwrap_or_default().is_empty();
+    if absent {
+        map.insert(member.to_owned(), json!(value));
+    }
+}
+
+fn defaults(kind: Kind, value: &mut Value) {
+    match kind {
+        Kind::PersistentVolumeClaim => meta::edit(value, "spec", |spec| {
+            default(spec, "volumeMode", "Filesystem");
+            data_source(spec);
+        }),
+        Kind::PersistentVolume => meta::edit(value, "spec", |spec| {
+            default(spec, "volumeMode", "Filesystem");
+            default(spec, "persistentVolumeReclaimPolicy", "Retain");
+        }),
+        Kind::StorageClass => {
+            if let Value::Object(class) = value {
+                default(class, "reclaimPolicy", "Delete");
+                default(class, "volumeBindingMode", "Immediate");
+            }
+        }
+        Kind::CsiDriver => meta::edit(value, "spec", csi_driver),
+        Kind::Secret => secret(value),
+        Kind::Pod => meta::edit(value, "spec", |spec| {
+            default(spec, "restartPolicy", "Always");
+            default(spec, "schedulerName", "default-scheduler");
+            default(spec, "dnsPolicy", "ClusterFirst");
+            spec.entry("terminationGracePeriodSeconds").or_insert(json!(30));
+        }),
+        Kind::Namespace => meta::edit(value, "spec", |spec| {
+            spec.entry("finalizers").or_insert(json!(["kubernetes"]));
+        }),
+        Kind::Node
+        | Kind::Event
+        | Kind::ConfigMap
+        | Kind::ServiceAccount
+        | Kind::CsiNode
+        | Kind::CsiStorageCapacity
+        | Kind::VolumeAttachment
+        | Kind::VolumeAttributesClass
+        | Kind::Lease => {}
+    }
+}
+
+/// `dataSource` and `dataSourceRef` are filled from each other unless the reference crosses namespaces.
+fn data_source(spec: &mut Map<String, Value>) {
+    let crosses =
+        spec.get("dataSourceRef").is_some_and(|reference| !text(reference, "/namespace").is_empty());
+    if crosses {
+        return;
+    }
+    if let Some(source) = spec.get("dataSource").cloned() {
+        spec.entry("dataSourceRef").or_insert(source);
+    } else if let Some(reference) = spec.get("dataSourceRef").cloned() {
+        spec.insert("dataSource".to_owned(), reference);
+    }
+}
+
+fn csi_driver(spec: &mut Map<String, Value>) {
+    spec.entry("attachRequired").or_insert(json!(true));
+    for flag in ["podInfoOnMount", "storageCapacity", "requiresRepublish", "seLinuxMount"] {
+        spec.entry(flag).or_insert(json!(false));
+    }
+    default(spec, "fsGroupPolicy", "ReadWriteOnceWithFSType");
+    spec.entry("volumeLifecycleModes").or_insert(json!(["Persistent"]));
+}
+
+/// `stringData` is for writers only.
+fn secret(value: &mut Value) {
+    if let Some(Value::Object(plain)) = meta::remove(value, "stringData") {
+        meta::edit(value, "data", |data| {
+            for (key, text) in plain {
+                let text = text.as_str().unwrap_or_default();
+                data.insert(key, json!(base64::encode(text.as_bytes())));
+            }
+        });
+    }
+    if let Value::Object(map) = value {
+        default(map, "type", "Opaque");
+    }
+}
+
+/// Fits a new object: defaults, and the status that only the server begins.
+pub(crate) fn prepare_create(kind: Kind, value: &mut Value, now: Timestamp) {
+    defaults(kind, value);
+    match kind {
+        Kind::PersistentVolumeClaim => meta::set(value, "status", json!({"phase": "Pending"})),
+        Kind::PersistentVolume => {
+            let status = json!({"phase": "Pending", "lastPhaseTransitionTime": meta::timestamp(now)});
+            meta::set(value, "status", status);
+        }
+        Kind::Namespace => meta::set(value, "status", json!({"phase": "Active"})),
+        Kind::Pod => meta::set(value, "status", json!({"phase": "Pending", "qosClass": "BestEffort"})),
+        Kind::VolumeAttachment => meta::set(value, "status", json!({"attached": false})),
+        // A node reports itself with its status.
+        Kind::Node
+        | Kind::Event
+        | Kind::Secret
+        | Kind::ConfigMap
+        | Kind::ServiceAccount
+        | Kind::StorageClass
+        | Kind::CsiDriver
+        | Kind::CsiNode
+        | Kind::CsiStorageCapacity
+        | Kind::VolumeAttributesClass
+        | Kind::Lease => {}
+    }
+}
+
+/// Fits the successor of an object: each endpoint changes its own part only.
+pub(crate) fn prepare_update(resource: &Resource, part: Part, old: &Value, next: &mut Value, now: Timestamp) {
+    match part {
+        Part::Main => {
+            if resource.status {
+                meta::copy_member(next, old, "status");
+            }
+            defaults(resource.id, next);
+            if resource.id == Kind::Namespace {
+                meta::copy_member(next, old, "spec");
+            }
+            if resource.generation && next.get("spec") != old.get("spec") {
+                meta::edit_meta(next, |meta| {
+                    let generation = meta.get("generation").and_then(Value::as_i64).unwrap_or(0);
+                    meta.insert("generation".to_owned(), json!(generation + 1));
+                });
+            }
+        }
+        Part::Status => {
+            meta::copy_member(next, old, "spec");
+            if resource.id == Kind::VolumeAttachment {
+                // Here the status endpoint leaves all metadata alone.
+                meta::copy_member(next, old, "metadata");
+            }
+            if resource.id == Kind::PersistentVolume {
+                phase_time(old, next, now);
+            }
+        }
+        Part::Finalize => {
+            meta::copy_member(next, old, "status");
+            meta::copy_member(next, old, "metadata");
+        }
+    }
+}
+
+/// A volume remembers when its phase changed, unless the writer says so itself.
+fn phase_time(old: &Value, next: &mut Value, now: Timestamp) {
+    const TIME: &str = "lastPhaseTransitionTime";
+    let changed = text(old, "/status/phase") != text(next, "/status/phase");
+    let previous = old.pointer("/status/lastPhaseTransitionTime").cloned();
+    meta::edit(next, "status", |status| {
+        let given = status.get(TIME).cloned();
+        if changed && (given.is_none() || given == previous) {
+            status.insert(TIME.to_owned(), meta::timestamp(now));
+        } else if !changed
+            && given.is_none()
+            && let Some(previous) = previous
+        {
+            status.insert(TIME.to_owned(), previous);
+        }
+    });
+}
+
+fn add_finalizer(value: &mut Value, finalizer: &str) {
+    if meta::finalizers(value).contains(&finalizer) {
+        return;
+    }
+    meta::edit_meta(value, |meta| {
+        if let Value::Array(list) = meta.entry("finalizers").or_insert_with(|| json!([])) {
+            list.push(json!(finalizer));
+        }
+    });
+}
+
+impl Inner {
+    /// Admission of a new object: `DefaultStorageClass` and `StorageObjectInUseProtection`.
+    pub(crate) fn admit_create(&self, kind: Kind, value: &mut Value) -> Result<(), Status> {
+        match kind {
+            Kind::PersistentVolumeClaim => {
+                self.default_class(value);
+                add_finalizer(value, "kubernetes.io/pvc-protection");
+            }
+            Kind::PersistentVolume => add_finalizer(value, "kubernetes.io/pv-protection"),
+            Kind::VolumeAttributesClass => add_finalizer(value, "kubernetes.io/vac-protection"),
+            Kind::Namespace => {
+                let name = meta::name(value).to_owned();
+                meta::edit_meta(value, |meta| {
+                    if let Value::Object(labels) = meta.entry("labels").or_insert_with(|| json!({})) {
+                        labels.insert("kubernetes.io/metadata.name".to_owned(), json!(name));
+                    }
+                });
+            }
+            Kind::Pod
+            | Kind::Node
+            | Kind::Event
+            | Kind::Secret
+            | Kind::ConfigMap
+            | Kind::ServiceAccount
+            | Kind::StorageClass
+            | Kind::CsiDriver
+            | Kind::CsiNode
+            | Kind::CsiStorageCapacity
+            | Kind::VolumeAttachment
+            | Kind::Lease => {}
+        }
+        Ok(())
+    }
+
+    /// A claim without any class gets the newest default class; of equally old ones the first by name.
+    fn default_class(&self, claim: &mut Value) {
+        let annotated = claim
+            .pointer("/metadata/annotations")
+            .is_some_and(|annotations| annotations.get(BETA_CLASS).is_some());
+        if annotated || claim.pointer("/spec/storageClassName").is_some() {
+            return;
+        }
+        let Ok(classes) = self.store.list(Kind::StorageClass, "", None) else { return };
+        let is_default = |class: &Value| {
+            let annotations = class.pointer("/metadata/annotations");
+            DEFAULT_CLASS.iter().any(|key| annotations.and_then(|all| all.get(key)?.as_str()) == Some("true"))
+        };
+        let newest = classes.objects.iter().filter(|class| is_default(&class.value)).max_by(|a, b| {
+            let created = |class: &Value| text(class, "/metadata/creationTimestamp").to_owned();
+            created(&a.value).cmp(&created(&b.value)).then_with(|| b.name().cmp(a.name()))
+        });
+        if let Some(class) = newest {
+            meta::edit(claim, "spec", |spec| {
+                spec.insert("storageClassName".to_owned(), json!(class.name()));
+            });
+        }
+    }
+
+    /// Admission of an update: `PersistentVolumeClaimResize`.
+    pub(crate) fn admit_update(&self, kind: Kind, old: &Value, next: &mut Value) -> Result<(), Status> {
+        if kind != Kind::PersistentVolumeClaim {
+            return Ok(());
+        }
+        let size = |claim: &Value| quantity::parse(text(claim, "/spec/resources/requests/storage"));
+        let (Some(before), Some(after)) = (size(old), size(next)) else { return Ok(()) };
+        if after <= before {
+            return Ok(());
+        }
+        let refuse = |why: &str| Err(Status::forbidden(kind.resource(), meta::name(old), why));
+        if text(old, "/status/phase") != "Bound" {
+            return refuse("Only bound persistent volume claims can be expanded");
+        }
+        let annotated = next
+            .pointer("/metadata/annotations")
+            .and_then(|annotations| annotations.get(BETA_CLASS)?.as_str());
+        let class = annotated.unwrap_or_else(|| text(next, "/spec/storageClassName"));
+        let expandable = self.store.get(Kind::StorageClass, class).is_some_and(|class| {
+            class.value.pointer("/allowVolumeExpansion").and_then(Value::as_bool) == Some(true)
+        });
+        if !expandable {
+            return refuse(
+                "only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize",
+            );
+        }
+        Ok(())
+    }
+}

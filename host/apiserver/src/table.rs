@@ -1,0 +1,401 @@
+//! The columns of `kubectl get`.
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::descriptors::Kind;
+use crate::meta::{self, text};
+
+type Column = (&'static str, u8);
+
+const NAME: Column = ("Name", 0);
+const AGE: Column = ("Age", 0);
+
+/// Column names and priorities (1: only with `-o wide`), as the API server of Kubernetes has them.
+const fn layout(kind: Kind) -> &'static [Column] {
+    match kind {
+        Kind::Namespace => &[NAME, ("Status", 0), AGE],
+        Kind::Pod => &[
+            NAME,
+            ("Ready", 0),
+            ("Status", 0),
+            ("Restarts", 0),
+            AGE,
+            ("IP", 1),
+            ("Node", 1),
+            ("Nominated Node", 1),
+            ("Readiness Gates", 1),
+        ],
+        Kind::Node => &[
+            NAME,
+            ("Status", 0),
+            ("Roles", 0),
+            AGE,
+            ("Version", 0),
+            ("Internal-IP", 1),
+            ("External-IP", 1),
+            ("OS-Image", 1),
+            ("Kernel-Version", 1),
+            ("Container-Runtime", 1),
+        ],
+        Kind::PersistentVolume => &[
+            NAME,
+            ("Capacity", 0),
+            ("Access Modes", 0),
+            ("Reclaim Policy", 0),
+            ("Status", 0),
+            ("Claim", 0),
+            ("StorageClass", 0),
+            ("VolumeAttributesClass", 0),
+            ("Reason", 0),
+            AGE,
+            ("VolumeMode", 1),
+        ],
+        Kind::PersistentVolumeClaim => &[
+            NAME,
+            ("Status", 0),
+            ("Volume", 0),
+            ("Capacity", 0),
+            ("Access Modes", 0),
+            ("StorageClass", 0),
+            ("VolumeAttributesClass", 0),
+            AGE,
+            ("VolumeMode", 1),
+        ],
+        Kind::Event => &[
+            ("Last Seen", 0),
+            ("Type", 0),
+            ("Reason", 0),
+            ("Object", 0),
+            ("Subobject", 1),
+            ("Source", 1),
+            ("Message", 0),
+            ("First Seen", 1),
+            ("Count", 1),
+            ("Name", 1),
+        ],
+        Kind::Secret => &[NAME, ("Type", 0), ("Data", 0), AGE],
+        Kind::ConfigMap => &[NAME, ("Data", 0), AGE],
+        Kind::ServiceAccount => &[NAME, ("Secrets", 0), AGE],
+        Kind::StorageClass => &[
+            NAME,
+            ("Provisioner", 0),
+            ("ReclaimPolicy", 0),
+            ("VolumeBindingMode", 0),
+            ("AllowVolumeExpansion", 0),
+            AGE,
+        ],
+        Kind::CsiDriver => &[
+            NAME,
+            ("AttachRequired", 0),
+            ("PodInfoOnMount", 0),
+            ("StorageCapacity", 0),
+            ("TokenRequests", 0),
+            ("RequiresRepublish", 0),
+            ("Modes", 0),
+            AGE,
+        ],
+        Kind::CsiNode => &[NAME, ("Drivers", 0), AGE],
+        Kind::CsiStorageCapacity => &[NAME, ("StorageClassName", 0), ("Capacity", 0)],
+        Kind::VolumeAttachment => &[NAME, ("Attacher", 0), ("PV", 0), ("Node", 0), ("Attached", 0), AGE],
+        Kind::VolumeAttributesClass => &[NAME, ("DriverName", 0), AGE],
+        Kind::Lease => &[NAME, ("Holder", 0), AGE],
+    }
+}
+
+/// The column definitions of a kind.
+pub(crate) fn columns(kind: Kind) -> Value {
+    let column = |(name, priority): &Column| {
+        let name = *name;
+        let kind =
+            if matches!(name, "Data" | "Secrets" | "Drivers" | "Count") { "integer" } else { "string" };
+        let format = if name == "Name" { "name" } else { "" };
+        json!({"name": name, "type": kind, "format": format, "description": name, "priority": priority})
+    };
+    Value::Array(layout(kind).iter().map(column).collect())
+}
+
+/// The cells of one object's row.
+pub(crate) fn cells(kind: Kind, value: &Value, now: Timestamp) -> Vec<Value> {
+    let age = || json!(since(text(value, "/metadata/creationTimestamp"), now));
+    let name = || json!(meta::name(value));
+    match kind {
+        Kind::Namespace => vec![name(), json!(text(value, "/status/phase")), age()],
+        Kind::Pod => pod(value, age()),
+        Kind::Node => node(value, age()),
+        Kind::PersistentVolume => volume(value, age()),
+        Kind::PersistentVolumeClaim => claim(value, age()),
+        Kind::Event => event(value, now),
+        Kind::Secret => vec![name(), json!(text(value, "/type")), json!(members(value, &["/data"])), age()],
+        Kind::ConfigMap => vec![name(), json!(members(value, &["/data", "/binaryData"])), age()],
+        Kind::ServiceAccount => vec![name(), json!(meta::list(value, "/secrets").len()), age()],
+        Kind::StorageClass => storage_class(value, age()),
+        Kind::CsiDriver => csi_driver(value, age()),
+        Kind::CsiNode => vec![name(), json!(meta::list(value, "/spec/drivers").len()), age()],
+        Kind::CsiStorageCapacity => {
+            vec![name(), json!(text(value, "/storageClassName")), json!(text(value, "/capacity"))]
+        }
+        Kind::VolumeAttachment => vec![
+            name(),
+            json!(text(value, "/spec/attacher")),
+            json!(text(value, "/spec/source/persistentVolumeName")),
+            json!(text(value, "/spec/nodeName")),
+            json!(flag(value, "/status/attached").to_string()),
+            age(),
+        ],
+        Kind::VolumeAttributesClass => vec![name(), json!(text(value, "/driverName")), age()],
+        Kind::Lease => vec![name(), json!(text(value, "/spec/holderIdentity")), age()],
+    }
+}
+
+fn flag(value: &Value, pointer: &str) -> bool {
+    value.pointer(pointer).and_then(Value::as_bool).unwrap_or(false)
+}
+
+fn members(value: &Value, pointers: &[&str]) -> usize {
+    pointers.iter().filter_map(|pointer| value.pointer(pointer)?.as_object()).map(serde_json::Map::len).sum()
+}
+
+fn or<'a>(text: &'a str, default: &'a str) -> &'a str {
+    if text.is_empty() { default } else { text }
+}
+
+fn access_modes(value: &Value, pointer: &str) -> String {
+    let found = meta::strings(value, pointer);
+    [
+        ("ReadWriteOnce", "RWO"),
+        ("ReadOnlyMany", "ROX"),
+        ("ReadWriteMany", "RWX"),
+        ("ReadWriteOncePod", "RWOP"),
+    ]
+    .iter()
+    .filter(|(mode, _)| found.contains(mode))
+    .map(|(_, short)| *short)
+    .collect::<Vec<_>>()
+    .join(",")
+}
+
+/// The class of a claim or volume, the deprecated annotation first, as Kubernetes reads it.
+fn class(value: &Value) -> &str {
+    let annotation = value
+        .pointer("/metadata/annotations")
+        .and_then(|annotations| annotations.get("volume.beta.kubernetes.io/storage-class")?.as_str());
+    annotation.unwrap_or_else(|| text(value, "/spec/storageClassName"))
+}
+
+fn claim(value: &Value, age: Value) -> Vec<Value> {
+    let phase = if meta::deleting(value) { "Terminating" } else { text(value, "/status/phase") };
+    let bound = !text(value, "/spec/volumeName").is_empty();
+    let attributes = or(
+        text(value, "/status/currentVolumeAttributesClassName"),
+        text(value, "/spec/volumeAttributesClassName"),
+    );
+    vec![
+        json!(meta::name(value)),
+        json!(phase),
+        json!(text(value, "/spec/volumeName")),
+        json!(if bound { text(value, "/status/capacity/storage") } else { "" }),
+        json!(if bound { access_modes(value, "/status/accessModes") } else { String::new() }),
+        json!(class(value)),
+        json!(or(attributes, "<unset>")),
+        age,
+        json!(or(text(value, "/spec/volumeMode"), "<unset>")),
+    ]
+}
+
+fn volume(value: &Value, age: Value) -> Vec<Value> {
+    let phase = if meta::deleting(value) { "Terminating" } else { text(value, "/status/phase") };
+    let claim = match value.pointer("/spec/claimRef") {
+        Some(claim) => format!("{}/{}", text(claim, "/namespace"), text(claim, "/name")),
+        None => String::new(),
+    };
+    vec![
+        json!(meta::name(value)),
+        json!(text(value, "/spec/capacity/storage")),
+        json!(access_modes(value, "/spec/accessModes")),
+        json!(text(value, "/spec/persistentVolumeReclaimPolicy")),
+        json!(phase),
+        json!(claim),
+        json!(class(value)),
+        json!(or(text(value, "/spec/volumeAttributesClassName"), "<unset>")),
+        json!(text(value, "/status/reason")),
+        age,
+        json!(or(text(value, "/spec/volumeMode"), "<unset>")),
+    ]
+}
+
+fn storage_class(value: &Value, age: Value) -> Vec<Value> {
+    let annotation = |key: &str| {
+        value.pointer("/metadata/annotations").and_then(|all| all.get(key)?.as_str()) == Some("true")
+    };
+    let default = annotation("storageclass.kubernetes.io/is-default-class")
+        || annotation("storageclass.beta.kubernetes.io/is-default-class");
+    let name = meta::name(value);
+    vec![
+        json!(if default { format!("{name} (default)") } else { name.to_owned() }),
+        json!(text(value, "/provisioner")),
+        json!(text(value, "/reclaimPolicy")),
+        json!(text(value, "/volumeBindingMode")),
+        json!(flag(value, "/allowVolumeExpansion")),
+        age,
+    ]
+}
+
+fn csi_driver(value: &Value, age: Value) -> Vec<Value> {
+    let tokens: Vec<&str> =
+        meta::list(value, "/spec/tokenRequests").iter().map(|token| text(token, "/audience")).collect();
+    vec![
+        json!(meta::name(value)),
+        json!(value.pointer("/spec/attachRequired").and_then(Value::as_bool).unwrap_or(true)),
+        json!(flag(value, "/spec/podInfoOnMount")),
+        json!(flag(value, "/spec/storageCapacity")),
+        json!(if tokens.is_empty() { "<unset>".to_owned() } else { tokens.join(",") }),
+        json!(flag(value, "/spec/requiresRepublish")),
+        json!(meta::strings(value, "/spec/volumeLifecycleModes").join(",")),
+        age,
+    ]
+}
+
+fn pod(value: &Value, age: Value) -> Vec<Value> {
+    let statuses = meta::list(value, "/status/containerStatuses");
+    let ready = statuses.iter().filter(|status| flag(status, "/ready")).count();
+    let restarts: u64 = statuses.iter().filter_map(|status| status.pointer("/restartCount")?.as_u64()).sum();
+    let phase = or(text(value, "/status/reason"), text(value, "/status/phase"));
+    vec![
+        json!(meta::name(value)),
+        json!(format!("{ready}/{}", meta::list(value, "/spec/containers").len())),
+        json!(if meta::deleting(value) { "Terminating" } else { phase }),
+        json!(restarts.to_string()),
+        age,
+        json!(or(text(value, "/status/podIP"), "<none>")),
+        json!(or(text(value, "/spec/nodeName"), "<none>")),
+        json!(or(text(value, "/status/nominatedNodeName"), "<none>")),
+        json!("<none>"),
+    ]
+}
+
+fn node(value: &Value, age: Value) -> Vec<Value> {
+    let ready = meta::list(value, "/status/conditions").iter().find(|one| text(one, "/type") == "Ready");
+    let mut status = match ready.map(|ready| text(ready, "/status")) {
+        Some("True") => "Ready".to_owned(),
+        Some(_) => "NotReady".to_owned(),
+        None => "Unknown".to_owned(),
+    };
+    if flag(value, "/spec/unschedulable") {
+        status.push_str(",SchedulingDisabled");
+    }
+    let labels = value.pointer("/metadata/labels").and_then(Value::as_object);
+    let roles: Vec<&str> = labels
+        .into_iter()
+        .flatten()
+        .filter_map(|(key, _)| key.strip_prefix("node-role.kubernetes.io/"))
+        .collect();
+    let address = |wanted: &str| {
+        let addresses = meta::list(value, "/status/addresses");
+        let found = addresses.iter().find(|address| text(address, "/type") == wanted);
+        found.map_or("<none>", |address| text(address, "/address")).to_owned()
+    };
+    let info = |field: &str| json!(or(text(value, &format!("/status/nodeInfo/{field}")), "<unknown>"));
+    vec![
+        json!(meta::name(value)),
+        json!(status),
+        json!(if roles.is_empty() { "<none>".to_owned() } else { roles.join(",") }),
+        age,
+        json!(text(value, "/status/nodeInfo/kubeletVersion")),
+        json!(address("InternalIP")),
+        json!(address("ExternalIP")),
+        info("osImage"),
+        info("kernelVersion"),
+        info("containerRuntimeVersion"),
+    ]
+}
+
+fn event(value: &Value, now: Timestamp) -> Vec<Value> {
+    let series = or(text(value, "/series/lastObservedTime"), text(value, "/lastTimestamp"));
+    let first = or(text(value, "/firstTimestamp"), text(value, "/eventTime"));
+    let last = or(series, first);
+    let kind = text(value, "/involvedObject/kind").to_lowercase();
+    let name = text(value, "/involvedObject/name");
+    let source = or(text(value, "/source/component"), text(value, "/reportingComponent"));
+    let host = text(value, "/source/host");
+    let count = value.pointer("/series/count").or_else(|| value.pointer("/count"));
+    vec![
+        json!(since(last, now)),
+        json!(text(value, "/type")),
+        json!(text(value, "/reason")),
+        json!(if name.is_empty() { kind } else { format!("{kind}/{name}") }),
+        json!(text(value, "/involvedObject/fieldPath")),
+        json!(if host.is_empty() { source.to_owned() } else { format!("{source}, {host}") }),
+        json!(text(value, "/message").trim()),
+        json!(since(first, now)),
+        json!(count.and_then(Value::as_u64).unwrap_or(1)),
+        json!(meta::name(value)),
+    ]
+}
+
+fn since(at: &str, now: Timestamp) -> String {
+    match at.parse::<Timestamp>() {
+        Ok(at) => human(now.as_second() - at.as_second()),
+        Err(_) => "<unknown>".to_owned(),
+    }
+}
+
+/// A duration as `kubectl` shows ages: two units at most, fewer the longer it is.
+fn human(seconds: i64) -> String {
+    let (minutes, hours) = (seconds / 60, seconds / 3600);
+    let (days, years) = (hours / 24, hours / 24 / 365);
+    let two = |first: i64, unit: &str, second: i64, small: &str| {
+        if second == 0 { format!("{first}{unit}") } else { format!("{first}{unit}{second}{small}") }
+    };
+    if seconds < -1 {
+        "<invalid>".to_owned()
+    } else if seconds < 0 {
+        "0s".to_owned()
+    } else if seconds < 120 {
+        format!("{seconds}s")
+    } else if minutes < 10 {
+        two(minutes, "m", seconds % 60, "s")
+    } else if minutes < 180 {
+        format!("{minutes}m")
+    } else if hours < 8 {
+        two(hours, "h", minutes % 60, "m")
+    } else if hours < 48 {
+        format!("{hours}h")
+    } else if hours < 192 {
+        two(days, "d", hours % 24, "h")
+    } else if days < 730 {
+        format!("{days}d")
+    } else if years < 8 {
+        two(years, "y", days % 365, "d")
+    } else {
+        format!("{years}y")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::human;
+
+    #[test]
+    fn ages_read_as_kubectl_writes_them() {
+        for (seconds, expected) in [
+            (-5, "<invalid>"),
+            (0, "0s"),
+            (119, "119s"),
+            (120, "2m"),
+            (125, "2m5s"),
+            (600, "10m"),
+            (10_799, "179m"),
+            (10_800, "3h"),
+            (11_000, "3h3m"),
+            (28_800, "8h"),
+            (172_800, "2d"),
+            (180_000, "2d2h"),
+            (691_200, "8d"),
+            (63_072_000, "2y"),
+            (315_360_000, "10y"),
+        ] {
+            assert_eq!(human(seconds), expected, "{seconds}");
+        }
+    }
+}

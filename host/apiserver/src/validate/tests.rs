@@ -1,0 +1,274 @@
+use serde_json::{Value, json};
+
+use super::{create, update};
+use crate::descriptors::Kind;
+use crate::write::Part;
+
+fn merged(base: Value, patch: &Value) -> Value {
+    crate::patch::parse(crate::request::PatchType::Merge, patch.to_string().as_bytes())
+        .unwrap()
+        .apply(base)
+        .unwrap()
+}
+
+fn good(kind: Kind) -> Value {
+    let body = match kind {
+        Kind::PersistentVolumeClaim => json!({
+            "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}},
+                "volumeMode": "Filesystem"},
+            "status": {"phase": "Pending"},
+        }),
+        Kind::PersistentVolume => json!({
+            "spec": {"accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "volumeMode": "Filesystem",
+                "persistentVolumeReclaimPolicy": "Retain", "csi": {"driver": "d", "volumeHandle": "h"}},
+        }),
+        Kind::StorageClass => json!({"provisioner": "d.example.com", "parameters": {"a": "b"},
+            "reclaimPolicy": "Delete", "volumeBindingMode": "Immediate"}),
+        Kind::VolumeAttributesClass => json!({"driverName": "d", "parameters": {"a": "b"}}),
+        Kind::VolumeAttachment => {
+            json!({"spec": {"attacher": "d", "nodeName": "n", "source": {"persistentVolumeName": "p"}}})
+        }
+        Kind::CsiNode => json!({"spec": {"drivers": [{"name": "d", "nodeID": "1", "topologyKeys": ["k"]}]}}),
+        Kind::CsiDriver => json!({"spec": {"attachRequired": true, "fsGroupPolicy": "File"}}),
+        Kind::Lease => json!({"spec": {"leaseDurationSeconds": 15}}),
+        Kind::Namespace
+        | Kind::Pod
+        | Kind::Node
+        | Kind::Event
+        | Kind::Secret
+        | Kind::ConfigMap
+        | Kind::ServiceAccount
+        | Kind::CsiStorageCapacity => panic!("no example of {kind:?}"),
+    };
+    merged(body, &json!({"metadata": {"name": "x"}}))
+}
+
+fn created(kind: Kind, patch: &Value) -> Vec<String> {
+    let errors = create(kind.resource(), &merged(good(kind), patch));
+    errors.iter().map(ToString::to_string).collect()
+}
+
+fn updated(kind: Kind, before: &Value, patch: &Value) -> Vec<String> {
+    let old = merged(good(kind), before);
+    let next = merged(old.clone(), patch);
+    update(kind.resource(), Part::Main, &old, &next).iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn well_formed_objects_pass() {
+    for kind in [
+        Kind::PersistentVolumeClaim,
+        Kind::PersistentVolume,
+        Kind::StorageClass,
+        Kind::VolumeAttributesClass,
+        Kind::VolumeAttachment,
+        Kind::CsiNode,
+        Kind::CsiDriver,
+        Kind::Lease,
+    ] {
+        assert_eq!(created(kind, &json!({})), Vec::<String>::new(), "{kind:?}");
+    }
+}
+
+#[test]
+fn broken_rules_are_named_in_the_words_of_the_api() {
+    use Kind::{
+        CsiDriver, CsiNode, Lease, PersistentVolume as Pv, PersistentVolumeClaim as Pvc, StorageClass,
+        VolumeAttachment, VolumeAttributesClass,
+    };
+    for (kind, patch, expected) in [
+        (
+            Pvc,
+            json!({"metadata": {"name": "Upper"}}),
+            "metadata.name: Invalid value: \"Upper\": a lowercase RFC 1123 subdomain must consist of",
+        ),
+        (
+            Pvc,
+            json!({"metadata": {"name": null}}),
+            "metadata.name: Required value: name or generateName is required",
+        ),
+        (
+            Pvc,
+            json!({"metadata": {"labels": {"a b": "c"}}}),
+            "metadata.labels: Invalid value: \"a b\": name part must",
+        ),
+        (
+            Pvc,
+            json!({"metadata": {"labels": {"a": "-"}}}),
+            "metadata.labels: Invalid value: \"-\": a valid label must",
+        ),
+        (
+            Pvc,
+            json!({"spec": {"accessModes": []}}),
+            "spec.accessModes: Required value: at least 1 access mode is required",
+        ),
+        (
+            Pvc,
+            json!({"spec": {"accessModes": ["Some"]}}),
+            "spec.accessModes: Unsupported value: \"Some\": supported values: \"ReadOnlyMany\", \"ReadWriteMany\", \"ReadWriteOnce\", \"ReadWriteOncePod\"",
+        ),
+        (
+            Pvc,
+            json!({"spec": {"accessModes": ["ReadWriteOncePod", "ReadWriteOnce"]}}),
+            "spec.accessModes: Forbidden: may not use ReadWriteOncePod with other access modes",
+        ),
+        (Pvc, json!({"spec": {"resources": null}}), "spec.resources[storage]: Required value"),
+        (
+            Pvc,
+            json!({"spec": {"resources": {"requests": {"storage": "0"}}}}),
+            "spec.resources[storage]: Invalid value: \"0\": must be greater than zero",
+        ),
+        (
+            Pvc,
+            json!({"spec": {"volumeMode": "Tape"}}),
+            "spec.volumeMode: Unsupported value: \"Tape\": supported values: \"Block\", \"Filesystem\"",
+        ),
+        (Pv, json!({"spec": {"capacity": null}}), "spec.capacity: Required value"),
+        (Pv, json!({"spec": {"csi": null}}), "spec: Required value: must specify a volume type"),
+        (
+            Pv,
+            json!({"spec": {"hostPath": {"path": "/x"}}}),
+            "spec.hostPath: Forbidden: may not specify more than 1 volume type",
+        ),
+        (Pv, json!({"spec": {"csi": {"volumeHandle": ""}}}), "spec.csi.volumeHandle: Required value"),
+        (
+            Pv,
+            json!({"spec": {"csi": null, "local": {"path": "/x"}}}),
+            "spec.nodeAffinity: Required value: Local volume requires node affinity",
+        ),
+        (
+            Pv,
+            json!({"spec": {"csi": null, "hostPath": {"path": "/"}, "persistentVolumeReclaimPolicy": "Recycle"}}),
+            "spec.persistentVolumeReclaimPolicy: Forbidden: may not be 'recycle' for a hostPath mount of '/'",
+        ),
+        (StorageClass, json!({"provisioner": ""}), "provisioner: Required value"),
+        (StorageClass, json!({"reclaimPolicy": "Recycle"}), "reclaimPolicy: Unsupported value: \"Recycle\""),
+        (VolumeAttributesClass, json!({"parameters": null}), "parameters: Required value"),
+        (VolumeAttachment, json!({"spec": {"attacher": null}}), "spec.attacher: Required value"),
+        (
+            VolumeAttachment,
+            json!({"spec": {"source": null}}),
+            "spec.source: Required value: must specify one of",
+        ),
+        (
+            CsiNode,
+            json!({"spec": {"drivers": [{"name": "d", "nodeID": "1"}, {"name": "d", "nodeID": "2"}]}}),
+            "spec.drivers[1].name: Duplicate value: \"d\"",
+        ),
+        (
+            CsiDriver,
+            json!({"spec": {"fsGroupPolicy": "All"}}),
+            "spec.fsGroupPolicy: Unsupported value: \"All\"",
+        ),
+        (
+            Lease,
+            json!({"spec": {"leaseDurationSeconds": 0}}),
+            "spec.leaseDurationSeconds: Invalid value: 0: must be greater than 0",
+        ),
+    ] {
+        let errors = created(kind, &patch);
+        let [error] = errors.as_slice() else { panic!("one error expected for {patch}: {errors:?}") };
+        assert!(error.starts_with(expected), "{patch}: {error}");
+    }
+}
+
+#[test]
+fn what_must_not_change_does_not() {
+    use Kind::{
+        CsiDriver, CsiNode, PersistentVolume as Pv, PersistentVolumeClaim as Pvc, StorageClass,
+        VolumeAttachment, VolumeAttributesClass,
+    };
+    let bound = json!({"status": {"phase": "Bound", "capacity": {"storage": "1Gi"}},
+        "spec": {"volumeName": "pv", "volumeAttributesClassName": "gold", "storageClassName": "c"}});
+    for (kind, before, patch, expected) in [
+        (Pvc, json!({}), json!({"spec": {"volumeName": "pv"}}), ""),
+        (Pvc, json!({}), json!({"spec": {"storageClassName": "c"}}), ""),
+        (Pvc, bound.clone(), json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}), ""),
+        (Pvc, bound.clone(), json!({"spec": {"volumeAttributesClassName": "silver"}}), ""),
+        (Pvc, bound.clone(), json!({"spec": {"volumeName": "other"}}), "spec: Forbidden: spec is immutable"),
+        (
+            Pvc,
+            bound.clone(),
+            json!({"spec": {"storageClassName": "other"}}),
+            "spec: Forbidden: spec is immutable",
+        ),
+        (
+            Pvc,
+            bound.clone(),
+            json!({"spec": {"accessModes": ["ReadOnlyMany"]}}),
+            "spec: Forbidden: spec is immutable",
+        ),
+        (
+            Pvc,
+            bound.clone(),
+            json!({"spec": {"resources": {"requests": {"storage": "1Mi"}}}}),
+            "spec.resources.requests.storage: Forbidden: field can not be less than status.capacity",
+        ),
+        (Pv, json!({}), json!({"spec": {"capacity": {"storage": "2Gi"}, "mountOptions": ["ro"]}}), ""),
+        (Pv, json!({}), json!({"spec": {"nodeAffinity": {"required": {}}}}), ""),
+        (
+            Pv,
+            json!({"spec": {"nodeAffinity": {"required": {}}}}),
+            json!({"spec": {"nodeAffinity": {"required": {"a": 1}}}}),
+            "spec.nodeAffinity: Invalid value: {\"required\":{\"a\":1}}: field is immutable",
+        ),
+        (
+            Pv,
+            json!({}),
+            json!({"spec": {"csi": {"volumeHandle": "other"}}}),
+            "spec.persistentvolumesource: Forbidden: spec.persistentvolumesource is immutable after creation",
+        ),
+        (
+            Pv,
+            json!({}),
+            json!({"spec": {"volumeMode": "Block"}}),
+            "spec.volumeMode: Invalid value: \"Block\": field is immutable",
+        ),
+        (StorageClass, json!({}), json!({"allowVolumeExpansion": true}), ""),
+        (
+            StorageClass,
+            json!({}),
+            json!({"parameters": {"a": "c"}}),
+            "parameters: Forbidden: updates to parameters are forbidden.",
+        ),
+        (
+            StorageClass,
+            json!({}),
+            json!({"provisioner": "e"}),
+            "provisioner: Forbidden: updates to provisioner are forbidden.",
+        ),
+        (
+            StorageClass,
+            json!({}),
+            json!({"volumeBindingMode": "WaitForFirstConsumer"}),
+            "volumeBindingMode: Invalid value: \"WaitForFirstConsumer\": field is immutable",
+        ),
+        (
+            VolumeAttributesClass,
+            json!({}),
+            json!({"driverName": "e"}),
+            "driverName: Forbidden: updates to driverName",
+        ),
+        (VolumeAttachment, json!({}), json!({"spec": {"nodeName": "m"}}), "spec: Invalid value:"),
+        (
+            CsiNode,
+            json!({}),
+            json!({"spec": {"drivers": [{"name": "d", "nodeID": "2", "topologyKeys": ["k"]}]}}),
+            "spec.drivers[0].nodeID: Invalid value: \"2\": field is immutable",
+        ),
+        (CsiDriver, json!({}), json!({"spec": {"podInfoOnMount": true}}), ""),
+        (
+            CsiDriver,
+            json!({}),
+            json!({"spec": {"attachRequired": false}}),
+            "spec.attachedRequired: Invalid value: false",
+        ),
+    ] {
+        let errors = updated(kind, &before, &patch);
+        match errors.as_slice() {
+            [] => assert_eq!(expected, "", "{patch} was let through"),
+            [error] => assert!(!expected.is_empty() && error.starts_with(expected), "{patch}: {error}"),
+            more => panic!("{patch}: {more:?}"),
+        }
+    }
+}

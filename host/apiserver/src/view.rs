@@ -1,0 +1,222 @@
+//! The shapes in which objects are answered: whole, metadata only, tables; one by one, in lists, in watch frames.
+
+use bytes::Bytes;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::descriptors::{Kind, Resource};
+use crate::request::View;
+use crate::status::Status;
+use crate::store::{EventType, Object, frame};
+use crate::table;
+
+/// How much of an object stands beside its row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Include {
+    None,
+    Metadata,
+    Object,
+}
+
+/// Renders objects of one kind for one client.
+#[derive(Debug, Clone)]
+pub(crate) struct Renderer {
+    kind: Kind,
+    view: View,
+    include: Include,
+    now: Timestamp,
+    /// A watch sends the columns once.
+    columns_sent: bool,
+}
+
+/// What stands in the metadata of a list.
+#[derive(Debug, Default)]
+pub(crate) struct ListMeta {
+    pub(crate) version: u64,
+    pub(crate) next: Option<String>,
+    pub(crate) remaining: Option<usize>,
+}
+
+impl ListMeta {
+    fn to_value(&self) -> Value {
+        let mut meta = serde_json::Map::new();
+        if let Some(next) = &self.next {
+            meta.insert("continue".to_owned(), json!(next));
+        }
+        if let Some(remaining) = self.remaining {
+            meta.insert("remainingItemCount".to_owned(), json!(remaining));
+        }
+        meta.insert("resourceVersion".to_owned(), json!(self.version.to_string()));
+        Value::Object(meta)
+    }
+}
+
+impl Renderer {
+    pub(crate) fn new(kind: Kind, view: View, include: &str, now: Timestamp) -> Result<Self, Status> {
+        let include = match include {
+            "" | "Metadata" => Include::Metadata,
+            "None" => Include::None,
+            "Object" => Include::Object,
+            other => {
+                return Err(Status::bad_request(format!(
+                    "unrecognized includeObject value \"{other}\": expected None, Metadata or Object"
+                )));
+            }
+        };
+        Ok(Self { kind, view, include, now, columns_sent: false })
+    }
+
+    /// Whether stored bytes can be answered as they are.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.view == View::Object
+    }
+
+    /// Rows show ages: a watch moves the clock along.
+    pub(crate) fn at(&mut self, now: Timestamp) {
+        self.now = now;
+    }
+
+    /// One object.
+    pub(crate) fn object(&self, object: &Object) -> Bytes {
+        match self.view {
+            View::Object => object.json().clone(),
+            View::Metadata => partial(&object.value).to_string().into(),
+            View::Table => {
+                let version = json!({"resourceVersion": object.version.to_string()});
+                self.table(version, vec![self.row(object)], true).to_string().into()
+            }
+        }
+    }
+
+    /// A watch frame.
+    pub(crate) fn frame(&mut self, event_type: EventType, object: &Object) -> Bytes {
+        match self.view {
+            View::Object => frame(event_type, object.json()),
+            View::Metadata => frame(event_type, partial(&object.value).to_string().as_bytes()),
+            View::Table => {
+                let meta = json!({"resourceVersion": object.version.to_string()});
+                let columns = !std::mem::replace(&mut self.columns_sent, true);
+                let table = self.table(meta, vec![self.row(object)], columns);
+                frame(event_type, table.to_string().as_bytes())
+            }
+        }
+    }
+
+    /// A list.
+    pub(crate) fn list<'a>(
+        &self,
+        meta: &ListMeta,
+        objects: impl ExactSizeIterator<Item = &'a Object>,
+    ) -> Bytes {
+        let resource = self.kind.resource();
+        match self.view {
+            View::Object => plain_list(resource, meta, objects),
+            View::Metadata => {
+                let items: Vec<Value> = objects.map(|object| partial(&object.value)).collect();
+                let list = json!({
+                    "apiVersion": "meta.k8s.io/v1",
+                    "kind": "PartialObjectMetadataList",
+                    "metadata": meta.to_value(),
+                    "items": items,
+                });
+                list.to_string().into()
+            }
+            View::Table => {
+                let rows = objects.map(|object| self.row(object)).collect();
+                self.table(meta.to_value(), rows, true).to_string().into()
+            }
+        }
+    }
+
+    fn row(&self, object: &Object) -> Value {
+        let mut row = json!({"cells": table::cells(self.kind, &object.value, self.now)});
+        let beside = match self.include {
+            Include::None => Value::Null,
+            Include::Metadata => partial(&object.value),
+            Include::Object => whole(self.kind, &object.value),
+        };
+        if let Value::Object(map) = &mut row {
+            map.insert("object".to_owned(), beside);
+        }
+        row
+    }
+
+    fn table(&self, meta: Value, rows: Vec<Value>, columns: bool) -> Value {
+        json!({
+            "kind": "Table",
+            "apiVersion": "meta.k8s.io/v1",
+            "metadata": meta,
+            "columnDefinitions": if columns { table::columns(self.kind) } else { Value::Null },
+            "rows": rows,
+        })
+    }
+
+    /// A bookmark at a version; the one that ends the initial events says so in an annotation.
+    pub(crate) fn bookmark(&self, version: u64, initial_events_end: bool) -> Bytes {
+        let resource = self.kind.resource();
+        let mut meta = json!({"creationTimestamp": null, "resourceVersion": version.to_string()});
+        if initial_events_end && let Value::Object(map) = &mut meta {
+            map.insert("annotations".to_owned(), json!({"k8s.io/initial-events-end": "true"}));
+        }
+        let object = match self.view {
+            View::Object => {
+                json!({"kind": resource.kind, "apiVersion": resource.api_version(), "metadata": meta})
+            }
+            View::Metadata => {
+                json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": meta})
+            }
+            View::Table => {
+                let row = json!({"cells": [], "object": {
+                    "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": meta,
+                }});
+                self.table(json!({"resourceVersion": version.to_string()}), vec![row], false)
+            }
+        };
+        format!("{}\n", json!({"type": "BOOKMARK", "object": object})).into()
+    }
+}
+
+/// An ERROR frame, after which a watch ends.
+pub(crate) fn error_frame(status: &Status) -> Bytes {
+    format!("{}\n", json!({"type": "ERROR", "object": status.to_value()})).into()
+}
+
+fn plain_list<'a>(
+    resource: &Resource,
+    meta: &ListMeta,
+    objects: impl ExactSizeIterator<Item = &'a Object>,
+) -> Bytes {
+    let head = format!(
+        "{{\"kind\":\"{}List\",\"apiVersion\":\"{}\",\"metadata\":{},\"items\":[",
+        resource.kind,
+        resource.api_version(),
+        meta.to_value()
+    );
+    let mut bytes = Vec::with_capacity(head.len() + objects.len() * 1024 + 2);
+    bytes.extend_from_slice(head.as_bytes());
+    for (index, object) in objects.enumerate() {
+        bytes.extend_from_slice(if index == 0 { b"{" } else { b",{" });
+        bytes.extend_from_slice(object.item_tail());
+    }
+    bytes.extend_from_slice(b"]}");
+    bytes.into()
+}
+
+/// A stored value with its `apiVersion` and `kind`.
+pub(crate) fn whole(kind: Kind, value: &Value) -> Value {
+    let resource = kind.resource();
+    let mut value = value.clone();
+    if let Value::Object(map) = &mut value {
+        map.insert("apiVersion".to_owned(), json!(resource.api_version()));
+        map.insert("kind".to_owned(), json!(resource.kind));
+    }
+    value
+}
+
+fn partial(value: &Value) -> Value {
+    json!({
+        "kind": "PartialObjectMetadata",
+        "apiVersion": "meta.k8s.io/v1",
+        "metadata": value.get("metadata").cloned().unwrap_or_default(),
+    })
+}

@@ -1,0 +1,358 @@
+//! Create, update and patch.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::Inner;
+use crate::descriptors::{Kind, Resource};
+use crate::meta;
+use crate::patch;
+use crate::request::{PatchType, Query, Target};
+use crate::schema;
+use crate::status::{FieldError, Status};
+use crate::store::{self, Change, CommitError, Object};
+use crate::strategy;
+use crate::validate;
+use crate::view;
+
+/// How often a write without a resourceVersion is decided anew because somebody else wrote meanwhile.
+pub(crate) const RETRIES: usize = 16;
+
+/// How unknown fields of a body are treated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FieldValidation {
+    Strict,
+    /// Unknown fields are dropped.
+    Lenient,
+}
+
+/// What a write request asks for beside its body.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WriteOptions {
+    pub(crate) dry_run: bool,
+    pub(crate) fields: FieldValidation,
+}
+
+impl WriteOptions {
+    pub(crate) fn parse(query: &Query) -> Result<Self, Status> {
+        let fields = match query.get("fieldValidation") {
+            "Strict" => FieldValidation::Strict,
+            "" | "Warn" | "Ignore" => FieldValidation::Lenient,
+            other => {
+                return Err(Status::bad_request(format!(
+                    "fieldValidation: Unsupported value: \"{other}\": supported values: \"Ignore\", \"Strict\", \"Warn\""
+                )));
+            }
+        };
+        Ok(Self { dry_run: query.dry_run()?, fields })
+    }
+}
+
+/// The endpoints of an object that can be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    Main,
+    Status,
+    /// `namespaces/finalize`.
+    Finalize,
+}
+
+impl Part {
+    pub(crate) fn of(target: &Target) -> Result<Self, Status> {
+        match target.subresource.as_deref() {
+            None => Ok(Self::Main),
+            Some("status") if target.resource.status => Ok(Self::Status),
+            Some("finalize") if target.resource.id == Kind::Namespace => Ok(Self::Finalize),
+            Some(_) => Err(Status::no_such_resource()),
+        }
+    }
+}
+
+impl Inner {
+    /// Creates an object.
+    pub(crate) fn create(
+        &self,
+        target: &Target,
+        body: Value,
+        options: WriteOptions,
+    ) -> Result<Arc<Object>, Status> {
+        let resource = target.resource;
+        let mut value = accept(resource, body, options.fields)?;
+        if !meta::text(&value, "/metadata/resourceVersion").is_empty() {
+            return Err(Status::version_on_create());
+        }
+        check_namespace(target, &value)?;
+        self.stamp(resource, &target.namespace, &mut value);
+        strategy::prepare_create(resource.id, &mut value, (self.now)());
+        self.admit_create(resource.id, &mut value)?;
+        let errors = validate::create(resource, &value);
+        let name = meta::name(&value).to_owned();
+        if !errors.is_empty() {
+            return Err(Status::invalid(resource, &name, &errors));
+        }
+        if options.dry_run {
+            self.check_creatable(target, &name)?;
+            return Ok(Object::transient(resource.id, 0, value));
+        }
+        let key = store::key(&target.namespace, &name);
+        self.store.commit(resource.id, &key, None, Change::Put(value)).map_err(|error| match error {
+            CommitError::Raced => Status::already_exists(resource, &name),
+            CommitError::NamespaceMissing => Status::not_found(Kind::Namespace.resource(), &target.namespace),
+            CommitError::NamespaceTerminating => Status::terminating(resource, &name, &target.namespace),
+        })
+    }
+
+    /// What a commit would have refused, for a dry run.
+    fn check_creatable(&self, target: &Target, name: &str) -> Result<(), Status> {
+        if target.resource.namespaced {
+            let namespaces = Kind::Namespace.resource();
+            let namespace = self
+                .store
+                .get(Kind::Namespace, &target.namespace)
+                .ok_or_else(|| Status::not_found(namespaces, &target.namespace))?;
+            if meta::deleting(&namespace.value) {
+                return Err(Status::terminating(target.resource, name, &target.namespace));
+            }
+        }
+        match self.store.get(target.resource.id, &store::key(&target.namespace, name)) {
+            Some(_) => Err(Status::already_exists(target.resource, name)),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives a new object what only the server sets.
+    fn stamp(&self, resource: &Resource, namespace: &str, value: &mut Value) {
+        let now = meta::timestamp((self.now)());
+        let uid = self.uid();
+        meta::edit_meta(value, |meta| {
+            for system in [
+                "deletionTimestamp",
+                "deletionGracePeriodSeconds",
+                "generation",
+                "managedFields",
+                "resourceVersion",
+                "selfLink",
+            ] {
+                meta.remove(system);
+            }
+            let unnamed = meta.get("name").and_then(Value::as_str).unwrap_or_default().is_empty();
+            if unnamed && let Some(prefix) = meta.get("generateName").and_then(Value::as_str) {
+                // Names end at 63 characters; the random end is worth more than the end of the prefix.
+                let prefix: String = prefix.chars().take(58).collect();
+                meta.insert("name".to_owned(), Value::String(format!("{prefix}{}", self.name_suffix())));
+            }
+            if resource.namespaced {
+                meta.insert("namespace".to_owned(), Value::String(namespace.to_owned()));
+            } else {
+                meta.remove("namespace");
+            }
+            if resource.generation {
+                meta.insert("generation".to_owned(), Value::from(1));
+            }
+            meta.insert("creationTimestamp".to_owned(), now);
+            meta.insert("uid".to_owned(), Value::String(uid));
+        });
+    }
+
+    /// Replaces an object. Also says whether it was created.
+    pub(crate) fn update(
+        &self,
+        target: &Target,
+        body: Value,
+        options: WriteOptions,
+    ) -> Result<(Arc<Object>, bool), Status> {
+        let part = Part::of(target)?;
+        let body = accept(target.resource, body, options.fields)?;
+        check_namespace(target, &body)?;
+        for _ in 0..RETRIES {
+            let current = match self.find(target) {
+                Ok(current) => current,
+                Err(_) if target.resource.create_on_update && part == Part::Main => {
+                    check_name(target, &body)?;
+                    return Ok((self.create(target, body, options)?, true));
+                }
+                Err(status) => return Err(status),
+            };
+            if let Some(done) = self.replace(target, part, &current, body.clone(), options)? {
+                return Ok((done, false));
+            }
+        }
+        Err(Status::busy(target.resource, target.name()))
+    }
+
+    /// Patches an object.
+    pub(crate) fn patch(
+        &self,
+        target: &Target,
+        patch_type: PatchType,
+        body: &[u8],
+        options: WriteOptions,
+    ) -> Result<Arc<Object>, Status> {
+        let part = Part::of(target)?;
+        let change = patch::parse(patch_type, body)?;
+        for _ in 0..RETRIES {
+            let current = self.find(target)?;
+            let patched = change.apply(view::whole(target.resource.id, &current.value))?;
+            let next = accept(target.resource, patched, options.fields)?;
+            if let Some(done) = self.replace(target, part, &current, next, options)? {
+                return Ok(done);
+            }
+        }
+        Err(Status::busy(target.resource, target.name()))
+    }
+
+    /// Decides and writes the successor of `current`. `None`: somebody else wrote first.
+    pub(crate) fn replace(
+        &self,
+        target: &Target,
+        part: Part,
+        current: &Arc<Object>,
+        mut next: Value,
+        options: WriteOptions,
+    ) -> Result<Option<Arc<Object>>, Status> {
+        let resource = target.resource;
+        let name = target.name();
+        check_name(target, &next)?;
+        check_versions(resource, current, &next)?;
+        let old = &current.value;
+        inherit(old, &mut next);
+        strategy::prepare_update(resource, part, old, &mut next, (self.now)());
+        if part == Part::Main {
+            self.admit_update(resource.id, old, &mut next)?;
+        }
+        let errors = validate::update(resource, part, old, &next);
+        if !errors.is_empty() {
+            return Err(Status::invalid(resource, name, &errors));
+        }
+        if next == *old {
+            return Ok(Some(Arc::clone(current)));
+        }
+        if options.dry_run {
+            return Ok(Some(Object::transient(resource.id, current.version, next)));
+        }
+        let key = store::key(&target.namespace, name);
+        let gone = meta::deleting(old) && self.may_go(resource.id, &next);
+        // What a finalizer's removal deletes is the stored object; the writer gets what it sent.
+        let change = if gone { Change::Remove(old.clone()) } else { Change::Put(next.clone()) };
+        match self.store.commit(resource.id, &key, Some(current.version), change) {
+            Ok(_) if gone => {
+                let answer = Object::transient(resource.id, current.version, next);
+                self.settle(vec![Arc::clone(&answer)]);
+                Ok(Some(answer))
+            }
+            Ok(written) => Ok(Some(written)),
+            Err(CommitError::Raced | CommitError::NamespaceMissing | CommitError::NamespaceTerminating) => {
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// Checks `apiVersion` and `kind`, drops them and what a typed decoder would drop.
+fn accept(resource: &Resource, mut body: Value, fields: FieldValidation) -> Result<Value, Status> {
+    if !body.is_object() {
+        return Err(Status::bad_request(
+            "couldn't get version/kind; json parse error: an object was expected",
+        ));
+    }
+    let given = meta::remove(&mut body, "apiVersion");
+    let api_version = resource.api_version();
+    if let Some(given) = given.as_ref().and_then(Value::as_str)
+        && given != api_version
+    {
+        return Err(Status::bad_request(format!(
+            "the API version in the data ({given}) does not match the expected API version ({api_version})"
+        )));
+    }
+    let given = meta::remove(&mut body, "kind");
+    if let Some(given) = given.as_ref().and_then(Value::as_str)
+        && given != resource.kind
+    {
+        return Err(Status::bad_request(format!(
+            "the kind in the data ({given}) does not match the expected kind ({})",
+            resource.kind
+        )));
+    }
+    schema::check(resource, &mut body, fields)?;
+    meta::drop_nulls(&mut body);
+    meta::edit_meta(&mut body, |meta| meta.remove("managedFields"));
+    Ok(body)
+}
+
+fn check_namespace(target: &Target, value: &Value) -> Result<(), Status> {
+    let given = meta::namespace(value);
+    if !given.is_empty() && given != target.namespace {
+        return Err(Status::bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request",
+        ));
+    }
+    Ok(())
+}
+
+fn check_name(target: &Target, value: &Value) -> Result<(), Status> {
+    let given = meta::name(value);
+    if given.is_empty() {
+        return Err(Status::bad_request("name must be provided"));
+    }
+    if given != target.name() {
+        return Err(Status::bad_request(format!(
+            "the name of the object ({given}) does not match the name on the URL ({})",
+            target.name()
+        )));
+    }
+    Ok(())
+}
+
+/// A version or uid in the body is a precondition.
+fn check_versions(resource: &Resource, current: &Object, next: &Value) -> Result<(), Status> {
+    let name = current.name();
+    let uid = meta::text(next, "/metadata/uid");
+    if !uid.is_empty() && uid != current.uid() {
+        let why =
+            format!("Precondition failed: UID in precondition: {uid}, UID in object meta: {}", current.uid());
+        return Err(Status::conflict(resource, name, &why));
+    }
+    match meta::text(next, "/metadata/resourceVersion") {
+        "" | "0" if resource.unconditional => Ok(()),
+        "" | "0" => Err(Status::invalid(
+            resource,
+            name,
+            &[FieldError::invalid(
+                "metadata.resourceVersion",
+                &Value::from(0),
+                "must be specified for an update",
+            )],
+        )),
+        version => match version.parse::<u64>() {
+            Ok(version) if version == current.version => Ok(()),
+            Ok(_) => Err(Status::modified(resource, name)),
+            Err(_) => Err(Status::bad_request(format!(
+                "metadata.resourceVersion: Invalid value: \"{version}\": must be a decimal number"
+            ))),
+        },
+    }
+}
+
+/// Takes over what only the server sets.
+fn inherit(old: &Value, next: &mut Value) {
+    let kept = old.get("metadata").and_then(Value::as_object);
+    meta::edit_meta(next, |meta| {
+        for system in [
+            "creationTimestamp",
+            "deletionGracePeriodSeconds",
+            "deletionTimestamp",
+            "generateName",
+            "generation",
+            "namespace",
+            "resourceVersion",
+            "selfLink",
+            "uid",
+        ] {
+            match kept.and_then(|kept| kept.get(system)) {
+                Some(value) => meta.insert(system.to_owned(), value.clone()),
+                None => meta.remove(system),
+            };
+        }
+    });
+}

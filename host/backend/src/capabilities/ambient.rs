@@ -1,0 +1,28 @@
+//! `ambient`: wall clock and random bytes.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::Capabilities;
+use crate::bindings::cofferdam::storage::ambient::Host;
+
+/// Most random bytes at once, as the contract says.
+const MAX_RANDOM: u32 = 4_096;
+
+impl Host for Capabilities {
+    fn now_ms(&mut self) -> wasmtime::Result<u64> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+        Ok(u64::try_from(now.as_millis())?)
+    }
+
+    fn random_bytes(&mut self, length: u32) -> wasmtime::Result<Vec<u8>> {
+        if length > MAX_RANDOM {
+            return Err(wasmtime::Error::msg(format!(
+                "{length} random bytes at once; at most {MAX_RANDOM} are allowed"
+            )));
+        }
+        let mut bytes = vec![0; usize::try_from(length)?];
+        getrandom::fill(&mut bytes)
+            .map_err(|error| wasmtime::Error::msg(format!("no random bytes: {error}")))?;
+        Ok(bytes)
+    }
+}

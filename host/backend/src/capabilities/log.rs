@@ -1,0 +1,88 @@
+//! `log`: lines of the guest in the host's log, bounded per call.
+
+use super::Capabilities;
+use crate::{
+    bindings::cofferdam::storage::log::{Host, Level as GuestLevel},
+    checks,
+};
+
+/// Target of guests' lines, so that a filter can choose them.
+const TARGET: &str = "cofferdam_backend::guest";
+/// What a line costs beside its text: a flood of empty lines is a flood too.
+const LINE: usize = 16;
+
+/// What is left of a call's allowance.
+#[derive(Debug)]
+pub(crate) struct Log {
+    left: usize,
+    lost: u64,
+}
+
+impl Log {
+    pub(crate) fn new(bytes: usize) -> Self {
+        Self { left: bytes, lost: 0 }
+    }
+
+    /// Takes a line's share; `false` when the allowance is used up. A line that does not fit ends the log: short ones after a
+    /// long one would read as if nothing were missing.
+    fn charge(&mut self, bytes: usize) -> bool {
+        if self.lost == 0 && bytes.saturating_add(LINE) <= self.left {
+            self.left = self.left.saturating_sub(bytes).saturating_sub(LINE);
+            true
+        } else {
+            self.lost = self.lost.saturating_add(1);
+            false
+        }
+    }
+
+    pub(crate) fn finish(&self) {
+        if self.lost > 0 {
+            tracing::warn!(target: TARGET, lines = self.lost, "the backend wrote more than a call may; lines were dropped");
+        }
+    }
+}
+
+impl Host for Capabilities {
+    fn write(
+        &mut self,
+        level: GuestLevel,
+        message: String,
+        fields: Vec<(String, String)>,
+    ) -> wasmtime::Result<()> {
+        let bytes = fields.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>() + message.len();
+        if !self.log.charge(bytes) {
+            return Ok(());
+        }
+        let mut line = checks::printable(&message);
+        for (key, value) in &fields {
+            line.push_str(&format!(" {}={:?}", checks::printable(key), checks::printable(value)));
+        }
+        // The level of an event is a constant of its place in the code.
+        match level {
+            GuestLevel::Trace => tracing::trace!(target: TARGET, "{line}"),
+            GuestLevel::Debug => tracing::debug!(target: TARGET, "{line}"),
+            GuestLevel::Info => tracing::info!(target: TARGET, "{line}"),
+            GuestLevel::Warn => tracing::warn!(target: TARGET, "{line}"),
+            GuestLevel::Error => tracing::error!(target: TARGET, "{line}"),
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_allowance_ends_with_the_first_line_that_does_not_fit() {
+        let mut log = Log::new(100);
+        assert_eq!([log.charge(10), log.charge(80), log.charge(1)], [true, false, false]);
+        assert_eq!(log.lost, 2);
+    }
+
+    #[test]
+    fn empty_lines_are_not_free() {
+        let mut log = Log::new(64);
+        assert_eq!((0..100).filter(|_| log.charge(0)).count(), 4);
+    }
+}

@@ -1,0 +1,195 @@
+//! Guests lie: what they return is checked before anybody believes it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cofferdam_domain::storage::{
+    AttachmentRecord, CapacityRange, CreatedVolume, Description, Parameters, Segments,
+};
+
+/// CSI's limit for strings, in bytes: ids, names, keys.
+const MAX_STRING: usize = 128;
+/// CSI's limit for maps, in bytes of all keys and values.
+const MAX_MAP: usize = 4 << 10;
+/// Longest name of a driver, in bytes; CSI's limit, because it becomes a label.
+const MAX_DRIVER: usize = 63;
+/// Most topology keys and features: far more than any driver has, few enough to print.
+const MAX_LIST: usize = 64;
+/// Most places that a volume can be reached from; a node has one.
+const MAX_TOPOLOGY: usize = 1_024;
+/// Longest message that is passed on, in bytes; events hold 1,024.
+const MAX_MESSAGE: usize = 1_000;
+
+/// A guest's text as it may be shown: one line, without control characters, cut at a character's border.
+pub(crate) fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len().min(MAX_MESSAGE));
+    for c in text.chars() {
+        if shown.len() + c.len_utf8() > MAX_MESSAGE {
+            shown.push('…');
+            break;
+        }
+        shown.push(if c.is_control() { ' ' } else { c });
+    }
+    shown
+}
+
+/// A guest's pairs as a map.
+pub(crate) fn map(what: &str, pairs: Vec<(String, String)>) -> Result<BTreeMap<String, String>, String> {
+    let mut map = BTreeMap::new();
+    for (key, value) in pairs {
+        if map.contains_key(&key) {
+            return Err(format!("{what} has the key {:?} twice", printable(&key)));
+        }
+        map.insert(key, value);
+    }
+    Ok(map)
+}
+
+/// Checks a volume against the request that made it.
+pub(crate) fn created(volume: &CreatedVolume, range: CapacityRange) -> Result<(), String> {
+    handle(volume.handle.as_str())?;
+    size(volume.capacity, range)?;
+    bounded_map("the context", &volume.context)?;
+    if volume.topology.len() > MAX_TOPOLOGY {
+        return Err(format!(
+            "{} places in the topology; at most {MAX_TOPOLOGY} are allowed",
+            volume.topology.len()
+        ));
+    }
+    volume.topology.iter().try_for_each(segments)?;
+    volume.attachment.as_ref().map_or(Ok(()), attachment)
+}
+
+fn handle(handle: &str) -> Result<(), String> {
+    if handle.is_empty() || handle.len() > MAX_STRING {
+        return Err(format!("the volume handle has {} bytes; expected 1 to {MAX_STRING}", handle.len()));
+    }
+    if handle.chars().any(char::is_control) {
+        return Err(format!("the volume handle {:?} has control characters", printable(handle)));
+    }
+    let inline = handle
+        .strip_prefix("csi-")
+        .is_some_and(|digits| digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    if inline {
+        return Err(format!("the volume handle {handle} has the shape of an inline volume's"));
+    }
+    Ok(())
+}
+
+fn size(capacity: Option<u64>, range: CapacityRange) -> Result<(), String> {
+    let Some(bytes) = capacity else { return Ok(()) };
+    if let Some(required) = range.required.filter(|required| bytes < *required) {
+        return Err(format!("the volume has {bytes} bytes; {required} were required"));
+    }
+    if let Some(limit) = range.limit.filter(|limit| bytes > *limit) {
+        return Err(format!("the volume has {bytes} bytes; at most {limit} were allowed"));
+    }
+    // Sizes travel as signed numbers in CSI and in Kubernetes.
+    if i64::try_from(bytes).is_err() || bytes == 0 {
+        return Err(format!("the volume has {bytes} bytes; expected 1 to {}", i64::MAX));
+    }
+    Ok(())
+}
+
+fn bounded_map(what: &str, map: &Parameters) -> Result<(), String> {
+    let bytes: usize = map.iter().map(|(key, value)| key.len() + value.len()).sum();
+    if bytes > MAX_MAP {
+        return Err(format!("{what} has {bytes} bytes; at most {MAX_MAP} are allowed"));
+    }
+    match map.keys().find(|key| key.is_empty() || key.len() > MAX_STRING) {
+        Some(key) => Err(format!("{what} has a key of {} bytes; expected 1 to {MAX_STRING}", key.len())),
+        None => Ok(()),
+    }
+}
+
+fn segments(segments: &Segments) -> Result<(), String> {
+    if segments.is_empty() || segments.len() > MAX_LIST {
+        return Err(format!("a topology segment has {} keys; expected 1 to {MAX_LIST}", segments.len()));
+    }
+    for (key, value) in segments {
+        if !is_qualified_name(key) {
+            return Err(format!("the topology key {:?} is not a label's key", printable(key)));
+        }
+        if !value.is_empty() && !is_name(value) {
+            return Err(format!("the topology value {:?} is not a label's value", printable(value)));
+        }
+    }
+    Ok(())
+}
+
+fn attachment(attachment: &AttachmentRecord) -> Result<(), String> {
+    if !is_word(&attachment.kind) {
+        return Err(format!(
+            "the attachment's kind is {:?}; expected up to 63 of a-z, 0-9 and -",
+            printable(&attachment.kind)
+        ));
+    }
+    bounded_map("the attachment", &attachment.fields)
+}
+
+/// Checks what a backend says of itself.
+pub(crate) fn description(description: &Description) -> Result<(), String> {
+    let name = description.name.as_str();
+    if name.len() > MAX_DRIVER || !is_subdomain(name) {
+        return Err(format!(
+            "the driver name is {:?}; expected a DNS subdomain (a-z, 0-9, - and .) of 1 to {MAX_DRIVER} characters",
+            printable(name)
+        ));
+    }
+    if description.version.is_empty() || description.version.len() > MAX_STRING {
+        return Err(format!(
+            "the version has {} bytes; expected 1 to {MAX_STRING}",
+            description.version.len()
+        ));
+    }
+    unique("topology key", &description.topology_keys, is_qualified_name)?;
+    unique("feature", &description.features, is_word)
+}
+
+fn unique(what: &str, list: &[String], valid: fn(&str) -> bool) -> Result<(), String> {
+    if list.len() > MAX_LIST {
+        return Err(format!("{} of {what}s; at most {MAX_LIST} are allowed", list.len()));
+    }
+    let mut seen = BTreeSet::new();
+    for item in list {
+        if !valid(item) {
+            return Err(format!("the {what} {:?} is not valid", printable(item)));
+        }
+        if !seen.insert(item) {
+            return Err(format!("the {what} {item:?} is given twice"));
+        }
+    }
+    Ok(())
+}
+
+/// Kubernetes' qualified name: `[DNS subdomain/]name`.
+fn is_qualified_name(key: &str) -> bool {
+    match key.split_once('/') {
+        Some((prefix, name)) => prefix.len() <= 253 && is_subdomain(prefix) && is_name(name),
+        None => is_name(key),
+    }
+}
+
+/// Up to 63 of letters, digits, `-`, `_` and `.`, with a letter or digit at both ends.
+fn is_name(name: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    name.len() <= 63 && name.bytes().all(inner) && has_firm_ends(name)
+}
+
+fn is_subdomain(name: &str) -> bool {
+    name.split('.').all(is_word)
+}
+
+/// Up to 63 of `a-z`, `0-9` and `-`, with a letter or digit at both ends.
+fn is_word(word: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    word.len() <= 63 && word.bytes().all(inner) && has_firm_ends(word)
+}
+
+fn has_firm_ends(text: &str) -> bool {
+    let firm = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
+    firm(text.bytes().next()) && firm(text.bytes().next_back())
+}
+
+#[cfg(test)]
+#[path = "checks_tests.rs"]
+mod tests;

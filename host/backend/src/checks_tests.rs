@@ -1,0 +1,97 @@
+//! Every lie has a test.
+
+use cofferdam_domain::{DriverName, VolumeHandle, storage::Placement};
+
+use super::*;
+
+fn volume() -> CreatedVolume {
+    CreatedVolume {
+        handle: VolumeHandle::new("v"),
+        capacity: Some(10),
+        context: Parameters::new(),
+        topology: Vec::new(),
+        attachment: None,
+    }
+}
+
+fn refused(change: impl FnOnce(&mut CreatedVolume), expected: &str) {
+    let mut volume = volume();
+    change(&mut volume);
+    let error = created(&volume, CapacityRange { required: Some(10), limit: Some(20) }).unwrap_err();
+    assert!(error.contains(expected) && !error.contains('\n'), "{error}");
+}
+
+fn pairs(key: &str, value: &str) -> BTreeMap<String, String> {
+    [(key.to_owned(), value.to_owned())].into()
+}
+
+#[test]
+fn volumes() {
+    assert_eq!(created(&volume(), CapacityRange { required: Some(10), limit: Some(10) }), Ok(()));
+    refused(|volume| volume.handle = VolumeHandle::new(""), "has 0 bytes");
+    refused(|volume| volume.handle = VolumeHandle::new("é".repeat(65)), "has 130 bytes");
+    refused(|volume| volume.handle = VolumeHandle::new("a\nb"), "control characters");
+    refused(|volume| volume.handle = VolumeHandle::new(format!("csi-{}", "0f".repeat(32))), "inline volume");
+    refused(|volume| volume.capacity = Some(9), "has 9 bytes; 10 were required");
+    refused(|volume| volume.capacity = Some(21), "at most 20 were allowed");
+    refused(|volume| volume.context = pairs("k", &"v".repeat(4096)), "4097 bytes");
+    refused(|volume| volume.context = pairs("", "v"), "key of 0 bytes");
+    refused(|volume| volume.topology = vec![pairs("a b", "v")], "not a label's key");
+    refused(|volume| volume.topology = vec![pairs("example.com/zone", "a/b")], "not a label's value");
+    refused(|volume| volume.topology = vec![Segments::new()], "has 0 keys");
+    refused(|volume| volume.topology = vec![pairs("k", "v"); 1025], "1025 places");
+    let attachment =
+        |kind: &str| AttachmentRecord { kind: kind.to_owned(), version: 1, fields: Parameters::new() };
+    refused(|volume| volume.attachment = Some(attachment("Dir")), "kind is \"Dir\"");
+    let open = CapacityRange::default();
+    for bytes in [0, u64::MAX] {
+        assert!(created(&CreatedVolume { capacity: Some(bytes), ..volume() }, open).is_err());
+    }
+    assert_eq!(created(&CreatedVolume { capacity: None, ..volume() }, open), Ok(()));
+}
+
+#[test]
+fn a_handle_like_an_inline_one_is_not_one() {
+    for name in ["csi-", &format!("csi-{}", "0f".repeat(31)), &format!("csi-{}", "0g".repeat(32))] {
+        assert_eq!(handle(name), Ok(()));
+    }
+}
+
+#[test]
+fn descriptions() {
+    let describe = |name: &str| Description {
+        name: DriverName::new(name),
+        version: "1".to_owned(),
+        topology_keys: vec!["topology.example.com/zone".to_owned()],
+        placement: Placement::Central,
+        volumes_per_node: None,
+        features: vec!["single-node-multi-writer".to_owned()],
+    };
+    for name in ["a", "memory.cofferdam.dev", "a-b.c1", &"a".repeat(63)] {
+        assert_eq!(description(&describe(name)), Ok(()), "{name}");
+    }
+    for name in ["", ".", "a.", "-a", "a-.b", "A.b", "a_b", "a b", "ä", "a\nb", &"a".repeat(64)] {
+        let error = description(&describe(name)).unwrap_err();
+        assert!(error.contains("expected a DNS subdomain") && !error.contains('\n'), "{error}");
+    }
+    let mut twice = describe("a");
+    twice.features = vec!["x".to_owned(), "x".to_owned()];
+    assert_eq!(description(&twice), Err("the feature \"x\" is given twice".to_owned()));
+    let mut many = describe("a");
+    many.topology_keys = (0..65).map(|number| format!("k{number}")).collect();
+    assert!(description(&many).unwrap_err().starts_with("65 of topology keys"));
+}
+
+#[test]
+fn texts_are_one_clean_line() {
+    assert_eq!(printable("a\u{1b}[31m\nb\u{7f}é"), "a [31m b é");
+    let long = printable(&"é".repeat(1 << 20));
+    assert!(long.len() <= MAX_MESSAGE + '…'.len_utf8() && long.ends_with("é…"));
+}
+
+#[test]
+fn a_key_occurs_once() {
+    let pairs = |keys: [&str; 2]| keys.map(|key| (key.to_owned(), String::new())).to_vec();
+    assert_eq!(map("the context", pairs(["a", "b"])).unwrap().len(), 2);
+    assert_eq!(map("the context", pairs(["a", "a"])), Err("the context has the key \"a\" twice".to_owned()));
+}

@@ -1,0 +1,191 @@
+//! The one WebAssembly engine of a process.
+
+use std::{
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+    sync::{Arc, PoisonError, RwLock},
+    thread,
+    time::Duration,
+};
+
+use tokio::runtime::{Builder, Handle, Runtime};
+use wasmtime::{Cache, CacheConfig, Config, InstanceAllocationStrategy, WasmBacktraceDetails};
+
+use crate::{error::LoadError, limits::TICK, metrics::BackendMetrics};
+
+/// Threads that run guests. Apart from the threads that watch the cluster, renew leases and answer health checks, so that no
+/// guest can starve those; two, because a guest mostly waits.
+const GUEST_THREADS: usize = 2;
+/// Frames of a guest's backtrace: what a log line can show.
+const BACKTRACE_FRAMES: usize = 16;
+/// Most bytes of compiled code on the disk: some twenty components of the largest languages.
+const CACHE_BYTES: u64 = 1 << 30;
+
+/// Where compiled code is kept, so that a restart does not compile anew.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum CompiledCache {
+    /// In the user's cache directory; nowhere, with a warning, when there is none or it cannot be written.
+    #[default]
+    User,
+    /// In this directory, which only this user may be able to write: what lies there is run. Nowhere, with a warning, when
+    /// it cannot be written.
+    Directory(PathBuf),
+    /// Nowhere.
+    Off,
+}
+
+/// What an engine is made with.
+#[derive(Clone, Debug, Default)]
+pub struct EngineOptions {
+    /// Where compiled code is kept.
+    pub cache: CompiledCache,
+    /// Where calls are counted.
+    pub metrics: BackendMetrics,
+}
+
+/// Compiles and runs components. A process has one; clones are the same engine.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) wasm: wasmtime::Engine,
+    pub(crate) metrics: BackendMetrics,
+    /// One component is compiled at a time: compiling takes a whole CPU and, for some languages, hundreds of megabytes.
+    pub(crate) compiling: tokio::sync::Mutex<()>,
+    guests: Handle,
+    runtime: RwLock<Option<Runtime>>,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// Starts an engine: its clock and the threads that run guests.
+    ///
+    /// # Errors
+    ///
+    /// When the processor or the system does not let code be compiled and run, or threads cannot be started.
+    pub fn new(options: EngineOptions) -> Result<Self, LoadError> {
+        let mut config = config();
+        config.cache(open_cache(&options.cache));
+        let wasm = wasmtime::Engine::new(&config).map_err(|error| LoadError::Engine(format!("{error:#}")))?;
+        start_clock(&wasm)?;
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(GUEST_THREADS)
+            .thread_name("guest")
+            .enable_time()
+            .build()
+            .map_err(LoadError::Threads)?;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                wasm,
+                metrics: options.metrics,
+                compiling: tokio::sync::Mutex::new(()),
+                guests: runtime.handle().clone(),
+                runtime: RwLock::new(Some(runtime)),
+            }),
+        })
+    }
+}
+
+impl Inner {
+    /// The threads that run guests.
+    pub(crate) fn guests(&self) -> &Handle {
+        &self.guests
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // The last owner may be a task, and a task must not wait for threads.
+        if let Some(runtime) = self.runtime.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Everything that guests need and nothing more: what is off cannot be attacked. Proposals that need cargo features which
+/// this build leaves out (garbage collection, exceptions, component-model async, parallel compilation) are off with them.
+fn config() -> Config {
+    let mut config = Config::new();
+    config
+        .wasm_component_model(true)
+        .concurrency_support(false)
+        .epoch_interruption(true)
+        .allocation_strategy(InstanceAllocationStrategy::OnDemand)
+        .memory_init_cow(true)
+        .wasm_backtrace_details(WasmBacktraceDetails::Disable)
+        .wasm_backtrace_max_frames(NonZeroUsize::new(BACKTRACE_FRAMES));
+    config
+}
+
+/// The clock that stops guests. It has a thread of its own because a task could starve behind the guests that it shall stop;
+/// it ends with the engine.
+fn start_clock(engine: &wasmtime::Engine) -> Result<(), LoadError> {
+    let engine = engine.weak();
+    let tick = move || {
+        while let Some(engine) = engine.upgrade() {
+            engine.increment_epoch();
+            drop(engine);
+            thread::sleep(TICK);
+        }
+    };
+    thread::Builder::new().name("guest-clock".to_owned()).spawn(tick).map(drop).map_err(LoadError::Threads)
+}
+
+fn open_cache(cache: &CompiledCache) -> Option<Cache> {
+    let directory = match cache {
+        CompiledCache::Off => return None,
+        CompiledCache::User => None,
+        CompiledCache::Directory(directory) => Some(directory.as_path()),
+    };
+    match cache_in(directory) {
+        Ok(cache) => Some(cache),
+        Err(error) => {
+            let directory = directory.unwrap_or(Path::new("the user's cache directory"));
+            tracing::warn!(
+                directory = %directory.display(),
+                error = format!("{error:#}"),
+                "compiled components are not cached: every start compiles them anew"
+            );
+            None
+        }
+    }
+}
+
+fn cache_in(directory: Option<&Path>) -> wasmtime::Result<Cache> {
+    let mut config = CacheConfig::new();
+    config.with_files_total_size_soft_limit(CACHE_BYTES).with_cleanup_interval(Duration::from_secs(3600));
+    if let Some(directory) = directory {
+        // The library wants an absolute path.
+        config.with_directory(std::path::absolute(directory)?);
+    }
+    Cache::new(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_surface_is_as_small_as_intended() {
+        let engine = wasmtime::Engine::new(&config()).unwrap();
+        assert!(engine.get_epoch_interruption());
+        assert!(!engine.get_concurrency_support(), "component-model async came back through a dependency");
+        assert!(engine.get_memory_init_cow());
+        assert_eq!(engine.get_wasm_backtrace_max_frames(), BACKTRACE_FRAMES);
+        for (proposal, text) in [
+            ("garbage collection", "(module (type (struct)))"),
+            ("exceptions", "(module (tag))"),
+            ("threads", "(module (memory 1 1 shared))"),
+        ] {
+            let bytes = wat::parse_str(text).unwrap();
+            assert!(wasmtime::Module::validate(&engine, &bytes).is_err(), "{proposal} is on");
+        }
+    }
+}

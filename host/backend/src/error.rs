@@ -1,0 +1,136 @@
+//! Why a component was not loaded.
+
+use cofferdam_domain::storage::StorageError;
+
+use crate::inspect::{FoundVersion, Grant};
+
+/// A component that cannot become a backend, or an engine that cannot start. Every message is one line that names the
+/// component.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The engine cannot be set up.
+    #[error("the WebAssembly engine cannot start: {0}")]
+    Engine(String),
+    /// The threads that run guests cannot be started.
+    #[error("the threads of the WebAssembly engine cannot start: {0}")]
+    Threads(#[source] std::io::Error),
+    /// The file cannot be read.
+    #[error("{name}: cannot be read: {source}")]
+    Read {
+        /// The component.
+        name: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file is too large.
+    #[error("{name}: has {bytes} bytes; at most {limit} are allowed (limit `file-bytes`)")]
+    TooLarge {
+        /// The component.
+        name: String,
+        /// Its size.
+        bytes: u64,
+        /// What is allowed.
+        limit: u64,
+    },
+    /// The file is something else.
+    #[error(
+        "{name}: is {found}; expected a WebAssembly component, such as `cargo build --target wasm32-wasip2` makes"
+    )]
+    NotAComponent {
+        /// The file.
+        name: String,
+        /// What it is.
+        found: String,
+    },
+    /// The file begins as a component but is damaged, or needs features that are off.
+    #[error("{name}: is not a valid WebAssembly component: {reason}")]
+    Invalid {
+        /// The component.
+        name: String,
+        /// What the validator said.
+        reason: String,
+    },
+    /// The component was written for another version of the contract.
+    #[error("{name}: speaks `{found}`; this program speaks cofferdam:storage@{ours}", ours = crate::inspect::OUR_VERSION)]
+    ForeignContract {
+        /// The component.
+        name: String,
+        /// What it imports or exports.
+        found: FoundVersion,
+    },
+    /// The component needs something that nobody offers.
+    #[error("{name}: imports `{import}`, which this program does not offer; it offers {offered}")]
+    UnknownImport {
+        /// The component.
+        name: String,
+        /// The import.
+        import: String,
+        /// What exists.
+        offered: String,
+    },
+    /// The component needs something that the operator has not granted.
+    #[error("{name}: imports `{import}`, which is not granted to it; add {grant} to its grants")]
+    NotGranted {
+        /// The component.
+        name: String,
+        /// The import.
+        import: String,
+        /// The grant that it lacks.
+        grant: Grant,
+    },
+    /// The component lacks a part that every backend has.
+    #[error("{name}: does not export `{export}`, which every backend must")]
+    MissingExport {
+        /// The component.
+        name: String,
+        /// The export.
+        export: String,
+    },
+    /// An import or export has the right name and another type.
+    #[error("{name}: does not match the contract: {reason}")]
+    Mismatch {
+        /// The component.
+        name: String,
+        /// What differs.
+        reason: String,
+    },
+    /// The component failed when it was asked who it is.
+    #[error("{name}: {function} failed: {source}")]
+    FirstCall {
+        /// The component.
+        name: String,
+        /// The function.
+        function: &'static str,
+        /// What it answered, or what stopped it.
+        source: StorageError,
+    },
+    /// What the component says of itself cannot be true.
+    #[error("{name}: describes itself wrongly: {reason}")]
+    Description {
+        /// The component.
+        name: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A limit makes no sense.
+    #[error("{name}: the limit `{limit}` is {value}; expected {expected}")]
+    Limit {
+        /// The component.
+        name: String,
+        /// The limit.
+        limit: &'static str,
+        /// Its value.
+        value: u64,
+        /// What is allowed.
+        expected: &'static str,
+    },
+    /// The host itself failed while it loaded the component.
+    #[error("{name}: could not be loaded: {reason}")]
+    Host {
+        /// The component.
+        name: String,
+        /// What happened.
+        reason: String,
+    },
+}

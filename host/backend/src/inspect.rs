@@ -1,0 +1,256 @@
+//! What a component asks for and offers, by name, judged before anything of it runs.
+
+use std::{collections::BTreeSet, fmt};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::LoadError;
+
+/// The contract's package.
+const PACKAGE: &str = "cofferdam:storage";
+/// The contract's version.
+pub(crate) const OUR_VERSION: &str = "0.1.0";
+/// Interfaces that every backend exports.
+pub(crate) const MANDATORY: [&str; 2] = ["identity", "volumes"];
+
+/// One ability that a backend is given. A component that imports one that it was not granted is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Grant {
+    /// Lines in the log.
+    Log,
+    /// Wall clock and random bytes.
+    Ambient,
+    /// The backend's own settings.
+    Settings,
+    /// Keyed blobs that outlive a call.
+    State,
+}
+
+impl Grant {
+    /// Every grant.
+    pub const ALL: [Self; 4] = [Self::Log, Self::Ambient, Self::Settings, Self::State];
+
+    /// Name of the interface that it opens.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Log => "log",
+            Self::Ambient => "ambient",
+            Self::Settings => "settings",
+            Self::State => "state",
+        }
+    }
+
+    fn of(interface: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|grant| grant.as_str() == interface)
+    }
+}
+
+impl fmt::Display for Grant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}`", self.as_str())
+    }
+}
+
+/// An interface of the contract in a version that is not ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundVersion(String);
+
+impl fmt::Display for FoundVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What a component is, without having run it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Manifest {
+    /// Every import, as the component spells it.
+    pub imports: Vec<String>,
+    /// Every export, as the component spells it.
+    pub exports: Vec<String>,
+    /// The grants among the imports.
+    pub grants: BTreeSet<Grant>,
+}
+
+/// WASI interfaces that the runtimes of guest languages import without needing them. They are linked with nothing behind
+/// them: no environment, no arguments, no directory, no input; clocks and randomness work; output goes to the log.
+/// Sockets and HTTP are not among them.
+pub(crate) const INERT: [&str; 20] = [
+    "wasi:cli/environment",
+    "wasi:cli/exit",
+    "wasi:cli/stdin",
+    "wasi:cli/stdout",
+    "wasi:cli/stderr",
+    "wasi:cli/terminal-input",
+    "wasi:cli/terminal-output",
+    "wasi:cli/terminal-stdin",
+    "wasi:cli/terminal-stdout",
+    "wasi:cli/terminal-stderr",
+    "wasi:clocks/monotonic-clock",
+    "wasi:clocks/wall-clock",
+    "wasi:filesystem/preopens",
+    "wasi:filesystem/types",
+    "wasi:io/error",
+    "wasi:io/poll",
+    "wasi:io/streams",
+    "wasi:random/insecure",
+    "wasi:random/insecure-seed",
+    "wasi:random/random",
+];
+
+/// An import's or export's name in its parts: `package/interface@version`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Name<'a> {
+    path: &'a str,
+    version: Option<&'a str>,
+}
+
+impl<'a> Name<'a> {
+    fn parse(name: &'a str) -> Self {
+        match name.split_once('@') {
+            Some((path, version)) => Self { path, version: Some(version) },
+            None => Self { path: name, version: None },
+        }
+    }
+
+    /// The interface, if it is one of the contract's, in whatever version.
+    fn of_contract(self) -> Option<&'a str> {
+        self.path.strip_prefix(PACKAGE)?.strip_prefix('/')
+    }
+
+    /// Whether semantic versioning lets this stand in for ours: the same minor version while the major one is 0.
+    fn is_ours(self) -> bool {
+        let track = |version: &str| {
+            let (core, pre) =
+                version.split_once('-').map_or((version, None), |(core, pre)| (core, Some(pre.to_owned())));
+            let mut parts = core.split('.').map(str::to_owned);
+            (parts.next(), parts.next(), pre)
+        };
+        self.version.is_some_and(|version| track(version) == track(OUR_VERSION))
+    }
+}
+
+/// Judges a component by the names of what it imports and exports.
+pub(crate) fn judge(
+    component: &str,
+    imports: Vec<String>,
+    exports: Vec<String>,
+    granted: &BTreeSet<Grant>,
+) -> Result<Manifest, LoadError> {
+    let foreign = |name: &str| LoadError::ForeignContract {
+        name: component.to_owned(),
+        found: FoundVersion(name.to_owned()),
+    };
+    let mut grants = BTreeSet::new();
+    for import in &imports {
+        let name = Name::parse(import);
+        let unknown = || LoadError::UnknownImport {
+            name: component.to_owned(),
+            import: import.clone(),
+            offered: offered(),
+        };
+        match name.of_contract() {
+            Some(_) if !name.is_ours() => return Err(foreign(import)),
+            Some("types") => {}
+            Some(interface) => {
+                let grant = Grant::of(interface).ok_or_else(unknown)?;
+                if !granted.contains(&grant) {
+                    return Err(LoadError::NotGranted {
+                        name: component.to_owned(),
+                        import: import.clone(),
+                        grant,
+                    });
+                }
+                grants.insert(grant);
+            }
+            None if is_inert(name) => {}
+            None => return Err(unknown()),
+        }
+    }
+    for mandatory in MANDATORY {
+        let of_interface = |export: &&String| Name::parse(export).of_contract() == Some(mandatory);
+        let mut candidates = exports.iter().filter(of_interface);
+        if candidates.clone().any(|export| Name::parse(export).is_ours()) {
+            continue;
+        }
+        return Err(match candidates.next() {
+            Some(export) => foreign(export),
+            None => LoadError::MissingExport {
+                name: component.to_owned(),
+                export: format!("{PACKAGE}/{mandatory}@{OUR_VERSION}"),
+            },
+        });
+    }
+    Ok(Manifest { imports, exports, grants })
+}
+
+/// Any 0.2 of WASI: the linker matches versions of one track.
+fn is_inert(name: Name<'_>) -> bool {
+    INERT.contains(&name.path)
+        && name.version.is_some_and(|version| version.starts_with("0.2.") && !version.contains('-'))
+}
+
+fn offered() -> String {
+    let grants: Vec<_> =
+        Grant::ALL.into_iter().map(|grant| format!("{PACKAGE}/{}", grant.as_str())).collect();
+    format!("{} and parts of WASI 0.2 without sockets and HTTP", grants.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IDENTITY: &str = "cofferdam:storage/identity@0.1.0";
+    const VOLUMES: &str = "cofferdam:storage/volumes@0.1.0";
+
+    fn verdict(imports: &[&str], exports: &[&str], granted: &[Grant]) -> Result<Manifest, String> {
+        let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        judge("x.wasm", owned(imports), owned(exports), &granted.iter().copied().collect())
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_is_granted_and_inert_is_accepted() {
+        let imports =
+            ["cofferdam:storage/types@0.1.0", "cofferdam:storage/state@0.1.3", "wasi:cli/stderr@0.2.12"];
+        let manifest =
+            verdict(&imports, &[IDENTITY, VOLUMES, "init", "exports"], &[Grant::State, Grant::Log]).unwrap();
+        assert_eq!(manifest.grants, [Grant::State].into());
+    }
+
+    #[test]
+    fn everything_else_is_refused_by_name() {
+        for (import, expected) in [
+            ("evil:thing/x@1.0.0", "imports `evil:thing/x@1.0.0`, which this program does not offer"),
+            ("wasi:sockets/tcp@0.2.6", "imports `wasi:sockets/tcp@0.2.6`, which this program does not offer"),
+            ("wasi:http/types@0.2.6", "imports `wasi:http/types@0.2.6`, which this program does not offer"),
+            ("wasi:cli/stderr@0.3.0", "imports `wasi:cli/stderr@0.3.0`, which this program does not offer"),
+            (
+                "cofferdam:storage/pool@0.1.0",
+                "imports `cofferdam:storage/pool@0.1.0`, which this program does not",
+            ),
+            ("cofferdam:storage/log@0.2.0", "speaks `cofferdam:storage/log@0.2.0`; this program speaks"),
+            ("cofferdam:storage/log@0.1.0-rc.1", "speaks `cofferdam:storage/log@0.1.0-rc.1`; this program"),
+            ("cofferdam:storage/log", "speaks `cofferdam:storage/log`; this program speaks"),
+            (
+                "cofferdam:storage/log@0.1.0",
+                "imports `cofferdam:storage/log@0.1.0`, which is not granted to it",
+            ),
+        ] {
+            let error = verdict(&[import], &[IDENTITY, VOLUMES], &[]).unwrap_err();
+            assert!(
+                error.starts_with("x.wasm: ") && error.contains(expected) && !error.contains('\n'),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn mandatory_exports_are_named() {
+        let error = verdict(&[], &[IDENTITY], &[]).unwrap_err();
+        assert_eq!(error, format!("x.wasm: does not export `{VOLUMES}`, which every backend must"));
+        let error = verdict(&[], &["cofferdam:storage/identity@0.2.0", VOLUMES], &[]).unwrap_err();
+        assert!(error.contains("speaks `cofferdam:storage/identity@0.2.0`"), "{error}");
+    }
+}

@@ -1,0 +1,78 @@
+//! One store: what a call's instance lives in.
+
+use wasmtime::{Store, UpdateDeadline, component::ResourceTable};
+use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
+
+use crate::{
+    capabilities::{Capabilities, Shared},
+    limits::{Limits, Meter},
+    wasi::Output,
+};
+
+/// Most random bytes that WASI gives at once.
+const MAX_WASI_RANDOM: u64 = 4_096;
+
+/// What the host keeps beside a guest. Born and dropped with the call.
+pub(crate) struct Host {
+    wasi: WasiCtx,
+    table: ResourceTable,
+    capabilities: Capabilities,
+    pub(crate) meter: Meter,
+    pub(crate) output: Output,
+    /// Ticks seen while the guest computed.
+    ticks: u64,
+    /// Whether the guest was stopped because it computed too long.
+    pub(crate) out_of_time: bool,
+}
+
+impl Host {
+    pub(crate) fn capabilities(&mut self) -> &mut Capabilities {
+        &mut self.capabilities
+    }
+
+    /// Ends the call's log.
+    pub(crate) fn finish(&self) {
+        self.capabilities.finish();
+    }
+}
+
+impl WasiView for Host {
+    fn ctx(&mut self) -> WasiCtxView<'_> {
+        WasiCtxView { ctx: &mut self.wasi, table: &mut self.table }
+    }
+}
+
+/// Makes the only kind of store that there is: every limit is set here.
+pub(crate) fn store(engine: &wasmtime::Engine, shared: &Shared, limits: &Limits) -> Store<Host> {
+    let output = Output::new(limits.log_bytes);
+    let mut wasi = WasiCtx::builder();
+    wasi.stdout(output.clone()).stderr(output.clone()).max_random_size(MAX_WASI_RANDOM);
+    let mut table = ResourceTable::new();
+    table.set_max_capacity(limits.handles);
+    let host = Host {
+        wasi: wasi.build(),
+        table,
+        capabilities: shared.for_call(limits),
+        meter: Meter::new(limits),
+        output,
+        ticks: 0,
+        out_of_time: false,
+    };
+    let mut store = Store::new(engine, host);
+    store.limiter(|host| &mut host.meter);
+    store.set_hostcall_fuel(limits.result_bytes);
+    store.set_max_component_handles(limits.handles);
+    // The callback runs while guest code runs only, so it counts computing and not waiting. Every tick gives the thread back.
+    let budget = limits.cpu_ticks();
+    store.epoch_deadline_callback(move |mut store| {
+        let host = store.data_mut();
+        host.ticks = host.ticks.saturating_add(1);
+        if host.ticks > budget {
+            host.out_of_time = true;
+            return Ok(UpdateDeadline::Interrupt);
+        }
+        Ok(UpdateDeadline::Yield(1))
+    });
+    store.set_epoch_deadline(1);
+    store
+}

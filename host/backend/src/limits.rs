@@ -1,0 +1,201 @@
+//! What one backend, and one call of it, may use.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use wasmtime::ResourceLimiter;
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+
+/// Bounds of one backend. Each has a default that fits guests in every language that was measured; an operator changes single
+/// ones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Limits {
+    /// Linear memory of one call in bytes, summed over all memories of the component. No measured guest needs more than
+    /// 17 MiB.
+    pub memory_bytes: usize,
+    /// Time that one call may compute, in milliseconds; waiting does not count. Measured in ticks of 10 ms.
+    pub cpu_ms: u64,
+    /// Time that one call may take in all, in milliseconds. The caller's own deadline may be shorter.
+    pub deadline_ms: u64,
+    /// Bytes that one value from the guest may have, returned or passed to an import.
+    pub result_bytes: usize,
+    /// Bytes that one call may write to the log, and as many again to its standard output and error together.
+    pub log_bytes: usize,
+    /// Bytes of a component's file.
+    pub file_bytes: u64,
+    /// Calls of the backend that run at once; others wait within their deadline.
+    pub concurrent_calls: usize,
+    /// Calls of the backend that run or wait; another is refused at once.
+    pub queued_calls: usize,
+    /// Bytes of all keys and values that the `state` import holds.
+    pub state_bytes: usize,
+    /// Core instances of one call: bounds what a composition of components costs.
+    pub instances: usize,
+    /// Linear memories of one call.
+    pub memories: usize,
+    /// Tables of one call.
+    pub tables: usize,
+    /// Elements of one table.
+    pub table_elements: usize,
+    /// Handles of resources that one call holds at once.
+    pub handles: usize,
+    /// Consecutive traps and time-outs after which the backend is left alone for a while.
+    pub breaker_failures: u32,
+    /// How long it is left alone at first, in milliseconds; doubled each time that it still fails, up to 60 times this.
+    pub breaker_pause_ms: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            memory_bytes: 64 * MIB,
+            cpu_ms: 5_000,
+            deadline_ms: 60_000,
+            result_bytes: 4 * MIB,
+            log_bytes: 64 * KIB,
+            file_bytes: 64 << 20,
+            concurrent_calls: 64,
+            // Sixteen rounds of callers: with calls of a second each, the last of them is still served within a minute.
+            queued_calls: 1_024,
+            // About a hundred thousand volumes of the memory backend.
+            state_bytes: 64 * MIB,
+            instances: 32,
+            memories: 8,
+            tables: 16,
+            table_elements: 20_000,
+            handles: 1_024,
+            breaker_failures: 5,
+            breaker_pause_ms: 1_000,
+        }
+    }
+}
+
+/// How often the engine's clock ticks. Guests are stopped at ticks, so it is also the grain of their CPU budget.
+pub(crate) const TICK: Duration = Duration::from_millis(10);
+
+impl Limits {
+    /// Time that one call may take in all.
+    pub fn deadline(&self) -> Duration {
+        Duration::from_millis(self.deadline_ms)
+    }
+
+    /// Ticks that one call may see while it computes: at least one, and the tick that was under way when it began is free.
+    pub(crate) fn cpu_ticks(&self) -> u64 {
+        self.cpu_ms.div_ceil(TICK.as_millis().try_into().unwrap_or(u64::MAX)).saturating_add(1)
+    }
+}
+
+/// Watches the memory of one call.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    limit: usize,
+    used: usize,
+    peak: usize,
+    refused: bool,
+    /// Growth that was allowed last; taken back when the allocation itself fails.
+    last_growth: usize,
+    table_elements: usize,
+    instances: usize,
+    tables: usize,
+    memories: usize,
+}
+
+impl Meter {
+    pub(crate) fn new(limits: &Limits) -> Self {
+        Self {
+            limit: limits.memory_bytes,
+            used: 0,
+            peak: 0,
+            refused: false,
+            last_growth: 0,
+            table_elements: limits.table_elements,
+            instances: limits.instances,
+            tables: limits.tables,
+            memories: limits.memories,
+        }
+    }
+
+    /// The most memory that the call had at once, in bytes.
+    pub(crate) fn peak(&self) -> usize {
+        self.peak
+    }
+
+    /// Whether the call asked for more than it may have.
+    pub(crate) fn refused(&self) -> bool {
+        self.refused
+    }
+}
+
+impl ResourceLimiter for Meter {
+    fn memory_growing(&mut self, current: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
+        let growth = desired.saturating_sub(current);
+        let sum = self.used.saturating_add(growth);
+        if sum > self.limit {
+            self.refused = true;
+            return Ok(false);
+        }
+        self.used = sum;
+        self.peak = self.peak.max(sum);
+        self.last_growth = growth;
+        Ok(true)
+    }
+
+    fn memory_grow_failed(&mut self, _: wasmtime::Error) -> wasmtime::Result<()> {
+        self.used = self.used.saturating_sub(std::mem::take(&mut self.last_growth));
+        Ok(())
+    }
+
+    fn table_growing(&mut self, _: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
+        let allowed = desired <= self.table_elements;
+        self.refused |= !allowed;
+        Ok(allowed)
+    }
+
+    fn instances(&self) -> usize {
+        self.instances
+    }
+
+    fn tables(&self) -> usize {
+        self.tables
+    }
+
+    fn memories(&self) -> usize {
+        self.memories
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn meter(bytes: usize) -> Meter {
+        Meter::new(&Limits { memory_bytes: bytes, ..Limits::default() })
+    }
+
+    #[test]
+    fn memory_is_summed_over_memories() {
+        let mut meter = meter(100);
+        assert!(meter.memory_growing(0, 60, None).unwrap());
+        assert!(!meter.memory_growing(0, 50, None).unwrap());
+        assert!(meter.memory_growing(60, 100, None).unwrap());
+        assert_eq!((meter.peak(), meter.refused()), (100, true));
+    }
+
+    #[test]
+    fn a_failed_growth_is_taken_back() {
+        let mut meter = meter(100);
+        assert!(meter.memory_growing(0, 90, None).unwrap());
+        meter.memory_grow_failed(wasmtime::Error::msg("no memory")).unwrap();
+        assert!(meter.memory_growing(0, 100, None).unwrap());
+        assert!(!meter.refused());
+    }
+
+    #[test]
+    fn a_budget_has_at_least_one_whole_tick() {
+        let ticks = |cpu_ms| Limits { cpu_ms, ..Limits::default() }.cpu_ticks();
+        assert_eq!([ticks(0), ticks(1), ticks(10), ticks(11), ticks(5_000)], [1, 2, 2, 3, 501]);
+    }
+}

@@ -1,0 +1,302 @@
+//! From a file to a backend: read once, hash, recognise, compile, judge, link, ask.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    io::Read as _,
+    path::PathBuf,
+    sync::Arc,
+};
+
+use cofferdam_domain::storage::Readiness;
+use sha2::{Digest as _, Sha256};
+use tokio::time::Instant;
+use wasmtime::component::{Component, InstancePre, Linker};
+
+use crate::{
+    bindings::exports::cofferdam::storage::{identity, volumes},
+    call::{self, Parts},
+    capabilities::{self, Shared, state},
+    checks::{self, printable},
+    convert,
+    engine::{Engine, Inner},
+    error::LoadError,
+    inspect::{self, Grant, Manifest},
+    instance::Host,
+    limits::Limits,
+    wasi,
+    wasm::WasmBackend,
+};
+
+/// Where a component comes from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// A file.
+    File(PathBuf),
+    /// Bytes that the program carries.
+    Bytes {
+        /// What messages call it.
+        name: String,
+        /// The component.
+        bytes: &'static [u8],
+    },
+}
+
+/// What an operator tells and allows a backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackendConfig {
+    /// What the backend reads through its `settings` import.
+    pub settings: BTreeMap<String, String>,
+    /// What it may import. All of today's imports stay within this process, so all are granted by default.
+    pub grants: BTreeSet<Grant>,
+    /// What it may use.
+    pub limits: Limits,
+}
+
+impl Default for BackendConfig {
+    fn default() -> Self {
+        Self { settings: BTreeMap::new(), grants: Grant::ALL.into(), limits: Limits::default() }
+    }
+}
+
+/// SHA-256 of a component's bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Digest([u8; 32]);
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("sha256:")?;
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Engine {
+    /// Makes a backend of a component, and asks it who it is and whether it is ready.
+    ///
+    /// A backend that says that it is not ready is loaded all the same: it may become ready.
+    ///
+    /// # Errors
+    ///
+    /// When the component cannot be read, is none, asks for what it must not have, or fails its first calls. The message is
+    /// one line that names it.
+    pub async fn load(&self, source: Source, config: BackendConfig) -> Result<Arc<WasmBackend>, LoadError> {
+        let BackendConfig { settings, grants, limits } = config;
+        let name = match &source {
+            Source::File(path) => path.display().to_string(),
+            Source::Bytes { name, .. } => name.clone(),
+        };
+        check_limits(&name, &limits)?;
+        let prepared = {
+            let _one_at_a_time = self.inner.compiling.lock().await;
+            let inner = Arc::clone(&self.inner);
+            let (name, limit) = (name.clone(), limits.file_bytes);
+            let prepare = move || prepare(&inner, &name, &source, limit, &grants);
+            tokio::task::spawn_blocking(prepare).await
+        };
+        let prepared = prepared.map_err(|error| LoadError::Host {
+            name: name.clone(),
+            reason: format!("compiling failed: {error}"),
+        })??;
+        let shared =
+            Shared { settings: Arc::new(settings), state: Arc::new(state::Store::new(limits.state_bytes)) };
+        let Prepared { digest, manifest, pre, identity, volumes } = prepared;
+        let parts =
+            Arc::new(Parts { engine: self.inner.wasm.clone(), pre, identity, volumes, shared, limits });
+        introduce(&name, Arc::clone(&self.inner), parts, digest, manifest).await
+    }
+}
+
+/// Limits that no call could meet are a mistake of the operator, not of the guest.
+fn check_limits(name: &str, limits: &Limits) -> Result<(), LoadError> {
+    let most_permits = tokio::sync::Semaphore::MAX_PERMITS;
+    let checks = [
+        ("deadline-ms", limits.deadline_ms, limits.deadline_ms > 0, "at least 1"),
+        ("cpu-ms", limits.cpu_ms, limits.cpu_ms > 0, "at least 1"),
+        (
+            "concurrent-calls",
+            wide(limits.concurrent_calls),
+            (1..=most_permits).contains(&limits.concurrent_calls),
+            "at least 1 and not more than a semaphore holds",
+        ),
+        (
+            "queued-calls",
+            wide(limits.queued_calls),
+            (limits.concurrent_calls..=most_permits).contains(&limits.queued_calls),
+            "at least `concurrent-calls` and not more than a semaphore holds",
+        ),
+    ];
+    match checks.into_iter().find(|(_, _, valid, _)| !valid) {
+        Some((limit, value, _, expected)) => {
+            Err(LoadError::Limit { name: name.to_owned(), limit, value, expected })
+        }
+        None => Ok(()),
+    }
+}
+
+fn wide(number: usize) -> u64 {
+    number.try_into().unwrap_or(u64::MAX)
+}
+
+/// A component that is compiled, judged and linked.
+struct Prepared {
+    digest: Digest,
+    manifest: Manifest,
+    pre: InstancePre<Host>,
+    identity: identity::GuestIndices,
+    volumes: volumes::GuestIndices,
+}
+
+/// Everything that needs a thread of its own. The bytes are read once: what is hashed is what is compiled.
+fn prepare(
+    inner: &Inner,
+    name: &str,
+    source: &Source,
+    limit: u64,
+    granted: &BTreeSet<Grant>,
+) -> Result<Prepared, LoadError> {
+    let owned = || name.to_owned();
+    let bytes = read(name, source, limit)?;
+    if let Some(found) = not_a_component(&bytes) {
+        return Err(LoadError::NotAComponent { name: owned(), found });
+    }
+    let digest = Digest(Sha256::digest(&bytes).into());
+    let component = Component::from_binary(&inner.wasm, &bytes)
+        .map_err(|error| LoadError::Invalid { name: owned(), reason: one_line(&error) })?;
+    let kind = component.component_type();
+    let imports = kind.imports(&inner.wasm).map(|(import, _)| import.to_owned()).collect();
+    let exports = kind.exports(&inner.wasm).map(|(export, _)| export.to_owned()).collect();
+    let manifest = inspect::judge(name, imports, exports, granted)?;
+    let mismatch = |error: wasmtime::Error| LoadError::Mismatch { name: owned(), reason: one_line(&error) };
+    let mut linker = Linker::new(&inner.wasm);
+    wasi::link(&mut linker).map_err(mismatch)?;
+    capabilities::link(&mut linker, &manifest.grants).map_err(mismatch)?;
+    let pre = linker.instantiate_pre(&component).map_err(mismatch)?;
+    let identity = identity::GuestIndices::new(&pre).map_err(mismatch)?;
+    let volumes = volumes::GuestIndices::new(&pre).map_err(mismatch)?;
+    Ok(Prepared { digest, manifest, pre, identity, volumes })
+}
+
+fn read(name: &str, source: &Source, limit: u64) -> Result<Vec<u8>, LoadError> {
+    let failed = |source| LoadError::Read { name: name.to_owned(), source };
+    let too_large = |bytes| LoadError::TooLarge { name: name.to_owned(), bytes, limit };
+    let mut bytes = Vec::new();
+    match source {
+        Source::File(path) => {
+            let file = std::fs::File::open(path).map_err(failed)?;
+            let size = file.metadata().map_err(failed)?.len();
+            if size > limit {
+                return Err(too_large(size));
+            }
+            // The file may grow, or be a device, which has no size.
+            file.take(limit.saturating_add(1)).read_to_end(&mut bytes).map_err(failed)?;
+        }
+        Source::Bytes { bytes: carried, .. } => bytes.extend_from_slice(carried),
+    }
+    if wide(bytes.len()) > limit {
+        return Err(too_large(wide(bytes.len())));
+    }
+    Ok(bytes)
+}
+
+/// What a file is that is no component, by its first bytes; `None` for what may be one.
+fn not_a_component(bytes: &[u8]) -> Option<String> {
+    const MAGIC: &[u8] = b"\0asm";
+    /// Version 1, layer 0.
+    const CORE: &[u8] = &[1, 0, 0, 0];
+    /// Version 13, layer 1: every component of today's format.
+    const COMPONENT: &[u8] = &[13, 0, 1, 0];
+    if bytes.is_empty() {
+        return Some("empty".to_owned());
+    }
+    match bytes.strip_prefix(MAGIC) {
+        Some(rest) if rest.starts_with(COMPONENT) => None,
+        Some(rest) if rest.starts_with(CORE) => Some("a core WebAssembly module".to_owned()),
+        Some(rest) if rest.len() < CORE.len() => Some(format!("cut off after {} bytes", bytes.len())),
+        Some(_) => Some("WebAssembly of an unknown version".to_owned()),
+        None if wasmtime::Engine::detect_precompiled(bytes).is_some() => {
+            Some("compiled machine code, which is never loaded from a file".to_owned())
+        }
+        None if bytes.trim_ascii_start().starts_with(b"(") => Some("WebAssembly text".to_owned()),
+        None => Some("not WebAssembly".to_owned()),
+    }
+}
+
+/// An error with its causes in one line.
+fn one_line(error: &wasmtime::Error) -> String {
+    printable(&format!("{error:#}"))
+}
+
+/// Asks the component who it is and whether it is ready, under the same limits as any call.
+async fn introduce(
+    name: &str,
+    inner: Arc<Inner>,
+    parts: Arc<Parts>,
+    digest: Digest,
+    manifest: Manifest,
+) -> Result<Arc<WasmBackend>, LoadError> {
+    let failed = |function| {
+        move |failure: crate::outcome::Failure| LoadError::FirstCall {
+            name: name.to_owned(),
+            function,
+            source: failure.into_error(),
+        }
+    };
+    let deadline = || Instant::now() + parts.limits.deadline();
+    let description = call::spawn(&inner, Arc::clone(&parts), deadline(), "describe", call::describe())
+        .await
+        .answer
+        .map_err(failed("identity.describe"))?;
+    let description = convert::description(description);
+    checks::description(&description)
+        .map_err(|reason| LoadError::Description { name: name.to_owned(), reason })?;
+    let readiness = call::spawn(&inner, Arc::clone(&parts), deadline(), "probe", call::probe())
+        .await
+        .answer
+        .map_err(failed("identity.probe"))?;
+    match convert::readiness(readiness) {
+        Readiness::Ready => {
+            tracing::info!(driver = %description.name, version = printable(&description.version), %digest, "backend loaded");
+        }
+        Readiness::NotReady(reason) => {
+            tracing::warn!(driver = %description.name, %digest, reason, "backend loaded; it says that it is not ready");
+        }
+    }
+    Ok(Arc::new(WasmBackend::new(inner, parts, description, digest, manifest)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_recognised() {
+        for (bytes, expected) in [
+            (&b""[..], Some("empty")),
+            (b"\0asm", Some("cut off after 4 bytes")),
+            (b"\0asm\x01\0\0\0rest", Some("a core WebAssembly module")),
+            (b"\0asm\x0a\0\x01\0", Some("WebAssembly of an unknown version")),
+            (b"  (component)", Some("WebAssembly text")),
+            (b"#!/bin/sh", Some("not WebAssembly")),
+            (b"\0asm\x0d\0\x01\0", None),
+        ] {
+            assert_eq!(not_a_component(bytes).as_deref(), expected, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn limits_without_sense_are_named() {
+        let limits = Limits { queued_calls: 3, ..Limits::default() };
+        let error = check_limits("x.wasm", &limits).unwrap_err().to_string();
+        assert!(
+            error.starts_with("x.wasm: the limit `queued-calls` is 3; expected at least `concurrent-calls`"),
+            "{error}"
+        );
+        assert!(check_limits("x.wasm", &Limits::default()).is_ok());
+    }
+}

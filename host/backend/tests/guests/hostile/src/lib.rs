@@ -1,0 +1,128 @@
+//! A backend that misbehaves: the settings `on-describe` and `on-probe` and the names of volumes say how.
+#![forbid(unsafe_code)]
+
+use std::{hint::black_box, time::Duration};
+
+use cofferdam_guest::{
+    Attachment, Backend, CreateRequest, Description, Readiness, Result, StorageError, ValidateRequest,
+    Validation, Volume, log, settings,
+};
+
+struct Hostile;
+
+cofferdam_guest::export!(Hostile);
+
+impl Backend for Hostile {
+    fn describe() -> Result<Description> {
+        misbehave(&settings::get("on-describe").unwrap_or_default());
+        let mut description =
+            Description::new(settings::get("name").unwrap_or("hostile.example".to_owned()), "1");
+        description.topology_keys = list("topology-keys");
+        description.features = list("features");
+        Ok(description)
+    }
+
+    fn probe() -> Result<Readiness> {
+        misbehave(&settings::get("on-probe").unwrap_or_default());
+        Ok(Readiness::Ready)
+    }
+
+    fn create(request: CreateRequest) -> Result<Volume> {
+        misbehave(&request.name);
+        let mut volume = Volume::new("a-volume", request.capacity.required_bytes.unwrap_or(1));
+        match request.name.as_str() {
+            "no-handle" => volume.handle.clear(),
+            "long-handle" => volume.handle = "h".repeat(129),
+            "inline-handle" => volume.handle = format!("csi-{}", "0123456789abcdef".repeat(4)),
+            "control-handle" => volume.handle = "a\nb".to_owned(),
+            "too-small" => volume.capacity_bytes = Some(1),
+            "too-large" => volume.capacity_bytes = Some(u64::MAX),
+            "large-context" => volume.context = vec![("k".to_owned(), "v".repeat(5000))],
+            "repeated-key" => {
+                volume.context = vec![("k".to_owned(), String::new()), ("k".to_owned(), String::new())]
+            }
+            "odd-topology" => volume.topology = vec![vec![("not a key".to_owned(), "v".to_owned())]],
+            "odd-attachment" => {
+                volume.attachment =
+                    Some(Attachment { kind: "Di/rectory".to_owned(), version: 1, fields: Vec::new() });
+            }
+            "oversized" => volume.context = vec![("k".to_owned(), "v".repeat(8 << 20))],
+            "many" => volume.topology = vec![vec![("k".to_owned(), "v".to_owned())]; 300_000],
+            "long-message" => {
+                return Err(StorageError::unavailable(format!("\u{1b}[31mé\n{}", "é".repeat(1 << 20))));
+            }
+            _ => {}
+        }
+        Ok(volume)
+    }
+
+    fn delete(handle: String) -> Result<()> {
+        misbehave(&handle);
+        Ok(())
+    }
+
+    fn validate(_request: ValidateRequest) -> Result<Validation> {
+        Ok(Validation::Confirmed)
+    }
+}
+
+fn list(key: &str) -> Vec<String> {
+    settings::get(key).map(|list| list.split(',').map(str::to_owned).collect()).unwrap_or_default()
+}
+
+fn misbehave(how: &str) {
+    match how {
+        "panic" => fail("the array answered with a fish"),
+        "loop" => endless(),
+        "hoard" => hoard(),
+        "recurse" => {
+            black_box(recurse(1));
+        }
+        "flood" => {
+            for number in 0..200_000 {
+                log::info(format_args!("line {number} of a flood that nobody wants to read"));
+            }
+        }
+        "stderr" => {
+            for _ in 0..200_000 {
+                complain("a line on stderr that nobody wants to read");
+            }
+        }
+        "sleep" => std::thread::sleep(Duration::from_secs(3600)),
+        "exit" => std::process::exit(0),
+        "random" => {
+            black_box(cofferdam_guest::ambient::random::<5000>());
+        }
+        _ => {}
+    }
+}
+
+#[expect(clippy::panic, reason = "a panic is what this guest is for")]
+fn fail(message: &str) {
+    panic!("{message}");
+}
+
+#[expect(clippy::print_stderr, reason = "what a guest prints is bounded by the host")]
+fn complain(message: &str) {
+    eprintln!("{message}");
+}
+
+fn endless() {
+    let mut count = 0_u64;
+    loop {
+        count = black_box(count.wrapping_add(1));
+    }
+}
+
+fn hoard() {
+    let mut blocks: Vec<Vec<u8>> = Vec::new();
+    loop {
+        blocks.push(vec![1; 1 << 20]);
+        black_box(&blocks);
+    }
+}
+
+#[expect(unconditional_recursion, reason = "it is to overflow the stack")]
+fn recurse(depth: u64) -> u64 {
+    black_box(recurse(black_box(depth) + 1)) + depth
+}

@@ -1,0 +1,117 @@
+//! An in-process API that counts, delays and fails requests on demand.
+#![allow(dead_code, clippy::unwrap_used, reason = "each test file uses its part; what cannot be is a failed test")]
+
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    sync::{Arc, Mutex},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use cofferdam_apiserver::{ApiBody, ApiServer, ApiService, Options};
+use cofferdam_cluster::{Cache, Writer, metrics::Metrics};
+use futures::future::BoxFuture;
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use kube::client::Body;
+use serde_json::Value;
+use tower::ServiceExt as _;
+
+/// What happens to a write on its way.
+#[derive(Clone, Debug)]
+pub(crate) enum Trouble {
+    /// The API never sees it; the answer is this status.
+    Refused(StatusCode),
+    /// The API takes it; the answer is 503.
+    AnswerLost,
+}
+
+/// The API behind a wire that can be slow and lossy.
+#[derive(Clone)]
+pub(crate) struct Wire {
+    pub(crate) api: ApiService,
+    pub(crate) delay: Duration,
+    pub(crate) troubles: Arc<Mutex<VecDeque<Trouble>>>,
+    pub(crate) log: Arc<Mutex<Vec<String>>>,
+}
+
+impl Wire {
+    pub(crate) fn new(api: &ApiServer) -> Self {
+        Self { api: api.service(), delay: Duration::ZERO, troubles: Arc::default(), log: Arc::default() }
+    }
+
+    pub(crate) fn client(&self) -> kube::Client {
+        kube::Client::new(self.clone(), "default")
+    }
+
+    pub(crate) fn writer(&self) -> Writer {
+        Writer::new(self.client(), Arc::new(Cache::default()), Metrics::default())
+    }
+
+    pub(crate) fn writes(&self) -> Vec<String> {
+        self.log.lock().unwrap().clone()
+    }
+}
+
+fn status(code: StatusCode) -> Response<Full<Bytes>> {
+    let body = serde_json::json!({"kind": "Status", "message": "in trouble", "reason": "", "code": code.as_u16()});
+    Response::builder().status(code).body(Full::new(Bytes::from(body.to_string()))).unwrap()
+}
+
+impl tower::Service<Request<Body>> for Wire {
+    type Response = Response<http_body_util::Either<ApiBody, Full<Bytes>>>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let wire = self.clone();
+        Box::pin(async move {
+            if request.method() == Method::GET {
+                return Ok(wire.api.oneshot(request).await?.map(http_body_util::Either::Left));
+            }
+            wire.log.lock().unwrap().push(format!("{} {}", request.method(), request.uri().path()));
+            tokio::time::sleep(wire.delay).await;
+            let trouble = wire.troubles.lock().unwrap().pop_front();
+            match trouble {
+                Some(Trouble::Refused(code)) => Ok(status(code).map(http_body_util::Either::Right)),
+                Some(Trouble::AnswerLost) => {
+                    wire.api.oneshot(request).await?;
+                    Ok(status(StatusCode::SERVICE_UNAVAILABLE).map(http_body_util::Either::Right))
+                }
+                None => Ok(wire.api.oneshot(request).await?.map(http_body_util::Either::Left)),
+            }
+        })
+    }
+}
+
+pub(crate) fn api() -> ApiServer {
+    let started = tokio::time::Instant::now();
+    let now = move || {
+        let passed = i64::try_from(started.elapsed().as_secs()).unwrap();
+        jiff::Timestamp::from_second(1_767_225_600 + passed).unwrap()
+    };
+    ApiServer::new(Options { now: Arc::new(now), uid_seed: Some(7), ..Options::default() })
+}
+
+/// One request as anybody makes it.
+pub(crate) async fn call(api: &ApiServer, method: Method, path: &str, body: Value) -> (StatusCode, Value) {
+    let content_type =
+        if method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };
+    let body = if body.is_null() { String::new() } else { body.to_string() };
+    let request = Request::builder().method(method).uri(path).header("content-type", content_type);
+    let request = request.body(Full::new(Bytes::from(body))).unwrap();
+    let response = api.service().oneshot(request).await.unwrap();
+    let status = response.status();
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    (status, serde_json::from_slice(&bytes).unwrap_or(Value::Null))
+}
+
+pub(crate) async fn get(api: &ApiServer, path: &str) -> Value {
+    call(api, Method::GET, path, Value::Null).await.1
+}

@@ -1,0 +1,221 @@
+//! The intent journal against an API that is slow, lossy, or written by somebody else too.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "what cannot be is a failed test")]
+
+mod common;
+
+use std::{sync::Arc, time::Duration};
+
+use cofferdam_cluster::{Intent, IntentClass, Journal, JournalError, metrics::Metrics};
+use cofferdam_domain::{
+    ClaimKey, ReclaimPolicy, Uid,
+    storage::{CapacityRange, CreateVolume},
+};
+use common::{Trouble, Wire, api, call, get};
+use http::{Method, StatusCode};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+const PAGE: &str = "/api/v1/namespaces/default/configmaps/cofferdam-intents-drv-0";
+
+fn intent(uid: &str) -> Intent {
+    Intent {
+        claim: ClaimKey::new("ns", format!("claim-{uid}")),
+        uid: uid.into(),
+        driver: "drv".into(),
+        class: IntentClass {
+            name: "gold".into(),
+            uid: "class".into(),
+            reclaim_policy: ReclaimPolicy::Delete,
+            mount_options: Vec::new(),
+        },
+        request: CreateVolume {
+            name: format!("pvc-{uid}"),
+            capacity: CapacityRange { required: Some(1), limit: None },
+            capabilities: Vec::new(),
+            parameters: Default::default(),
+            topology: None,
+            owner: None,
+        },
+    }
+}
+
+fn journal(wire: &Wire, metrics: &Metrics) -> Journal {
+    Journal::new(wire.writer(), "default".to_owned(), "drv".into(), metrics.clone())
+}
+
+/// Runs a journal's loop beside a test, and stops it in good order.
+async fn with<T>(journal: &Journal, test: impl Future<Output = T>) -> T {
+    let stop = CancellationToken::new();
+    let running = journal.clone();
+    let token = stop.clone();
+    let task = tokio::spawn(async move { running.run(token).await });
+    let result = test.await;
+    stop.cancel();
+    task.await.unwrap();
+    result
+}
+
+fn entries(page: &Value) -> Vec<String> {
+    let data = page.get("data").and_then(Value::as_object);
+    data.map(|data| data.keys().cloned().collect()).unwrap_or_default()
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_intent_is_durable_before_it_is_acted_on_and_read_back_word_for_word() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = Wire::new(&api);
+    let first = journal(&wire, &metrics);
+    first.load().await.unwrap();
+    with(&first, async {
+        let recorded = first.record(intent("a")).await.unwrap();
+        assert_eq!(*recorded, intent("a"));
+        assert_eq!(entries(&get(&api, PAGE).await), ["a"]);
+    })
+    .await;
+    let second = journal(&wire, &metrics);
+    second.load().await.unwrap();
+    assert_eq!(second.uids(), [Uid::from("a")]);
+    assert_eq!(*second.get(&"a".into()).unwrap(), intent("a"));
+    with(&second, async {
+        let mut other = intent("a");
+        other.request.name = "another".to_owned();
+        let standing = second.record(other).await.unwrap();
+        assert_eq!(*standing, intent("a"), "what may have been sent stands");
+        second.forget(&"a".into());
+        assert!(second.get(&"a".into()).is_none());
+    })
+    .await;
+    assert_eq!(entries(&get(&api, PAGE).await), [""; 0], "what is forgotten goes with the last commit");
+}
+
+#[tokio::test(start_paused = true)]
+async fn commits_are_shared_while_one_is_on_its_way() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = Wire { delay: Duration::from_millis(10), ..Wire::new(&api) };
+    let journal = journal(&wire, &metrics);
+    journal.load().await.unwrap();
+    with(&journal, async {
+        let recorded = (0..100).map(|n| {
+            let journal = journal.clone();
+            async move { journal.record(intent(&n.to_string())).await.map(drop) }
+        });
+        for result in futures::future::join_all(recorded).await {
+            result.unwrap();
+        }
+    })
+    .await;
+    assert!(metrics.journal_commits() <= 2, "{} commits for 100 intents", metrics.journal_commits());
+    assert_eq!(entries(&get(&api, PAGE).await).len(), 100);
+}
+
+#[tokio::test(start_paused = true)]
+async fn removals_wait_for_company() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = Wire::new(&api);
+    let journal = journal(&wire, &metrics);
+    journal.load().await.unwrap();
+    with(&journal, async {
+        for n in 0..10 {
+            journal.record(intent(&n.to_string())).await.unwrap();
+            journal.forget(&n.to_string().as_str().into());
+        }
+        assert_eq!(metrics.journal_commits(), 10, "each removal rides with the next intent");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(metrics.journal_commits(), 11, "and the last one goes by itself");
+        assert_eq!(entries(&get(&api, PAGE).await), [""; 0]);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_journal_makes_its_callers_wait() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = Wire::new(&api);
+    let journal = journal(&wire, &metrics);
+    journal.load().await.unwrap();
+    with(&journal, async {
+        let full = 8 * 400;
+        let all = (0..full).map(|n| journal.record(intent(&n.to_string())));
+        for result in futures::future::join_all(all).await {
+            result.unwrap();
+        }
+        let waiting = journal.record(intent("late"));
+        tokio::pin!(waiting);
+        let waited = tokio::time::timeout(Duration::from_secs(600), &mut waiting).await;
+        assert!(waited.is_err(), "there is no room");
+        journal.forget(&"7".into());
+        assert_eq!(*waiting.await.unwrap(), intent("late"));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_intent_that_another_process_wrote_meanwhile_wins() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = Wire::new(&api);
+    let ours = journal(&wire, &metrics);
+    let theirs = journal(&wire, &metrics);
+    ours.load().await.unwrap();
+    theirs.load().await.unwrap();
+    let mut other = intent("a");
+    other.class.name = "silver".into();
+    with(&theirs, async { theirs.record(other.clone()).await.unwrap() }).await;
+    with(&ours, async {
+        assert_eq!(*ours.record(intent("a")).await.unwrap(), other);
+        ours.record(intent("b")).await.unwrap();
+        assert_eq!(ours.adopted().await, [Uid::from("a")]);
+    })
+    .await;
+    assert_eq!(entries(&get(&api, PAGE).await), ["a", "b"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_are_told_and_what_was_written_all_the_same_is_found() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = Wire::new(&api);
+    let journal = journal(&wire, &metrics);
+    journal.load().await.unwrap();
+    with(&journal, async {
+        wire.troubles.lock().unwrap().push_back(Trouble::AnswerLost);
+        assert!(matches!(journal.record(intent("a")).await, Err(JournalError::Unavailable(_))));
+        assert!(journal.get(&"a".into()).is_none());
+        wire.troubles.lock().unwrap().push_back(Trouble::Refused(StatusCode::FORBIDDEN));
+        let refused = journal.record(intent("b")).await.unwrap_err();
+        assert!(matches!(&refused, JournalError::Refused(why) if why.contains("in trouble")), "{refused}");
+        journal.record(intent("c")).await.unwrap();
+        assert_eq!(*journal.get(&"a".into()).unwrap(), intent("a"), "the lost answer's intent stands");
+        assert_eq!(entries(&get(&api, PAGE).await), ["a", "c"]);
+        wire.troubles.lock().unwrap().push_back(Trouble::Refused(StatusCode::SERVICE_UNAVAILABLE));
+        journal.forget(&"c".into());
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(entries(&get(&api, PAGE).await), ["a"], "a removal is tried until it is done");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_read_stays() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = Wire::new(&api);
+    let foreign = serde_json::to_string(&Intent { driver: "other".into(), ..intent("x") }).unwrap();
+    let page = json!({
+        "metadata": {"name": "cofferdam-intents-drv-0"},
+        "data": {"n": "{\"from\": \"a newer build\"}", "x": foreign, "y": serde_json::to_string(&intent("z")).unwrap()},
+    });
+    call(&api, Method::POST, "/api/v1/namespaces/default/configmaps", page).await;
+    let journal = journal(&wire, &metrics);
+    journal.load().await.unwrap();
+    assert_eq!(journal.uids(), [""; 0].map(Uid::from));
+    with(&journal, async { journal.record(intent("a")).await.unwrap() }).await;
+    assert_eq!(entries(&get(&api, PAGE).await), ["a", "n", "x", "y"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stopped_journal_takes_nothing() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = Wire::new(&api);
+    let journal = journal(&wire, &metrics);
+    let journal = Arc::new(journal);
+    with(&journal, async {}).await;
+    assert_eq!(journal.record(intent("a")).await, Err(JournalError::Closed));
+}

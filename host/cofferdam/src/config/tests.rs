@@ -1,0 +1,259 @@
+use super::*;
+
+fn file(name: &str, text: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("cofferdam-config-{}-{name}.toml", std::process::id()));
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+fn environment(variables: &[(&str, &str)]) -> HashMap<String, String> {
+    variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
+fn flags(change: impl FnOnce(&mut ProcessFlags)) -> ClusterFlags {
+    let mut flags = ClusterFlags::default();
+    change(&mut flags.process);
+    flags
+}
+
+fn error(flags: &ClusterFlags, variables: &[(&str, &str)]) -> String {
+    let line = Loaded::for_cluster(flags, &environment(variables)).unwrap_err().to_string();
+    assert!(!line.contains('\n'), "one line: {line}");
+    line
+}
+
+fn error_in_file(name: &str, text: &str) -> String {
+    let path = file(name, text);
+    let line = error(&flags(|flags| flags.config = Some(path.clone())), &[]);
+    std::fs::remove_file(&path).unwrap();
+    line.replace(&path.display().to_string(), "FILE")
+}
+
+#[test]
+fn flags_over_environment_over_file_over_defaults_and_each_says_where_from() {
+    let path = file(
+        "layers",
+        "timeout = \"5s\"\nretry-interval-start = \"2s\"\nworker-threads = 7\nhttp-endpoint = \":1\"\n\
+         [backend.array]\nfile = \"array.wasm\"\n[backend.array.settings]\nzone = 3\n",
+    );
+    let flags = flags(|flags| {
+        flags.config = Some(path.clone());
+        flags.timeout = Some("7s".to_owned());
+        flags.backend = vec!["dir/memory-1.0.wasm".to_owned()];
+    });
+    let variables = [
+        ("COFFERDAM_TIMEOUT", "6s"),
+        ("COFFERDAM_RETRY_INTERVAL_START", "3s"),
+        ("COFFERDAM_EXTRA_CREATE_METADATA", "true"),
+        ("COFFERDAM_SERVICE_HOST", "10.0.0.1"),
+        ("RUST_LOG", "debug"),
+    ];
+    let loaded = Loaded::for_cluster(&flags, &environment(&variables)).unwrap();
+    let found = &loaded.configuration;
+    assert_eq!(found.timeout.to_string(), "7s");
+    assert_eq!(found.retry_interval_start.to_string(), "3s");
+    assert!(found.extra_create_metadata);
+    assert_eq!(found.worker_threads.0, 7);
+    assert_eq!(found.volume_name_prefix, "pvc");
+    assert_eq!(found.log.0, "debug");
+    assert_eq!(found.backend.keys().collect::<Vec<_>>(), ["array", "memory-1-0"]);
+    assert_eq!(found.backend["array"].settings["zone"].0, "3");
+
+    let at = |line| Origin::File(path.clone(), Some(line));
+    for (key, origin) in [
+        ("timeout", Origin::Flag("timeout".to_owned())),
+        ("retry-interval-start", Origin::Variable("COFFERDAM_RETRY_INTERVAL_START".to_owned())),
+        ("worker-threads", at(3)),
+        ("backend.array.settings.zone", at(8)),
+        ("backend.memory-1-0.file", Origin::Flag("backend".to_owned())),
+        ("log", Origin::Variable("RUST_LOG".to_owned())),
+        ("volume-name-prefix", Origin::Default),
+    ] {
+        assert_eq!(loaded.origin(key), origin, "{key}");
+    }
+    let table = loaded.table();
+    let row = |key: &str| {
+        let row = table.lines().find(|row| row.starts_with(&format!("{key} "))).unwrap();
+        row.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(row("timeout"), "timeout 7s flag --timeout");
+    assert_eq!(row("worker-threads"), format!("worker-threads 7 {}:3", path.display()));
+    assert_eq!(row("kubeconfig"), "kubeconfig (not set) default");
+    assert_eq!(
+        row("backend.array.settings.zone"),
+        format!("backend.array.settings.zone 3 {}:8", path.display())
+    );
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn a_flag_replaces_the_file_of_a_backend_and_keeps_its_settings() {
+    let path = file("backend", "[backend.memory]\nfile = \"a.wasm\"\nsettings = { capacity = \"10Gi\" }\n");
+    let flags = flags(|flags| {
+        flags.config = Some(path.clone());
+        flags.backend = vec!["memory=b.wasm".to_owned()];
+    });
+    let loaded = Loaded::for_cluster(&flags, &HashMap::new()).unwrap();
+    let section = &loaded.configuration.backend["memory"];
+    assert_eq!(
+        (section.file.as_deref(), section.settings["capacity"].0.as_str()),
+        (Some(Path::new("b.wasm")), "10Gi")
+    );
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn lists_come_from_repeated_flags_and_from_commas() {
+    let flags =
+        flags(|flags| flags.role = vec!["provisioner".to_owned(), "pv-controller,protection".to_owned()]);
+    let loaded = Loaded::for_cluster(&flags, &HashMap::new()).unwrap();
+    assert_eq!(loaded.configuration.role.0.len(), 3);
+    let variables = environment(&[("COFFERDAM_BACKEND", "a.wasm, second=dir/a.wasm")]);
+    let loaded = Loaded::for_cluster(&ClusterFlags::default(), &variables).unwrap();
+    assert_eq!(loaded.configuration.backend.keys().collect::<Vec<_>>(), ["a", "second"]);
+}
+
+#[test]
+fn dev_runs_every_role_quietly() {
+    let loaded = Loaded::for_dev(&ProcessFlags::default(), &HashMap::new()).unwrap();
+    assert_eq!(loaded.configuration.role.0.len(), 3);
+    assert_eq!(loaded.configuration.log.0, "warn");
+    assert_eq!(loaded.configuration.backend.keys().collect::<Vec<_>>(), [MEMORY]);
+    let path = file("dev", "[backend.memory.settings]\ncapacity = \"1Gi\"\n");
+    let flags = ProcessFlags { config: Some(path.clone()), ..ProcessFlags::default() };
+    let loaded = Loaded::for_dev(&flags, &HashMap::new()).unwrap();
+    assert_eq!(loaded.configuration.backend[MEMORY].settings["capacity"].0, "1Gi");
+    let missing =
+        Loaded::for_cluster(&ClusterFlags { process: flags, ..ClusterFlags::default() }, &HashMap::new());
+    let line = missing.unwrap_err().to_string();
+    assert_eq!(line, format!("backend.memory.file is missing: expected it in {}:1", path.display()));
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn a_bad_flag_or_variable_names_itself_the_value_and_the_expectation() {
+    let text = |text: &str| Some(text.to_owned());
+    for (flags, expected) in [
+        (
+            flags(|flags| flags.role = vec!["attacher".to_owned()]),
+            "flag --role: role: unknown role \"attacher\": expected one of provisioner, pv-controller, protection",
+        ),
+        (
+            flags(|flags| flags.timeout = text("10")),
+            "flag --timeout: timeout: \"10\" is not a duration: expected one above zero such as 500ms, 10s or 1m30s",
+        ),
+        (
+            flags(|flags| flags.worker_threads = text("many")),
+            "flag --worker-threads: worker-threads: found the text \"many\", expected a number from 1 to 10000",
+        ),
+        (
+            flags(|flags| flags.worker_threads = text("0")),
+            "flag --worker-threads: worker-threads: found the number 0, expected a number from 1 to 10000",
+        ),
+        (
+            flags(|flags| flags.extra_create_metadata = text("yes")),
+            "flag --extra-create-metadata: extra-create-metadata: found the text \"yes\", expected a boolean",
+        ),
+        (
+            flags(|flags| flags.http_endpoint = text("8080")),
+            "flag --http-endpoint: http-endpoint: \"8080\" is not an address: expected [HOST]:PORT, such as :8080 or \
+             127.0.0.1:8080",
+        ),
+        (
+            flags(|flags| flags.log_format = text("xml")),
+            "flag --log-format: log-format: found \"xml\", expected one of text, json",
+        ),
+        (
+            flags(|flags| flags.retry_interval_max = text("500ms")),
+            "flag --retry-interval-max: retry-interval-max: found 500ms, expected at least retry-interval-start, 1s",
+        ),
+        (
+            flags(|flags| flags.backend = vec!["a/x.wasm".to_owned(), "b/x.wasm".to_owned()]),
+            "two backends are called x, a/x.wasm and b/x.wasm: expected a name each, as in --backend NAME=FILE",
+        ),
+    ] {
+        assert_eq!(error(&flags, &[]), expected);
+    }
+    let none = ClusterFlags::default();
+    assert_eq!(
+        error(&none, &[("COFFERDAM_DRAIN_TIMEOUT", "soon")]),
+        "environment variable COFFERDAM_DRAIN_TIMEOUT: drain-timeout: \"soon\" is not a duration: expected one above \
+         zero such as 500ms, 10s or 1m30s"
+    );
+    assert!(
+        error(&none, &[("RUST_LOG", "a=b=c")]).starts_with("environment variable RUST_LOG: log: \"a=b=c\"")
+    );
+    assert!(error(&none, &[("COFFERDAM_NAMESPACE", "My_NS")]).contains("\"My_NS\" is not a namespace"));
+}
+
+#[test]
+fn a_bad_file_names_the_line() {
+    let unknown = error_in_file("unknown", "timeout = \"1s\"\ntimout = \"1s\"\n");
+    assert!(
+        unknown.starts_with("FILE:2: unknown key timout: expected one of role, backend, kubeconfig, "),
+        "{unknown}"
+    );
+    let nested = error_in_file("nested", "[backend.a]\nfile = \"a\"\nsetings = {}\n");
+    assert!(
+        nested.starts_with(
+            "FILE:3: unknown key backend.a.setings: expected one of file, settings, grants, limits"
+        ),
+        "{nested}"
+    );
+    for (name, text, expected) in [
+        (
+            "type",
+            "\n\ntimeout = 5\n",
+            "FILE:3: timeout: found the number 5, expected a duration such as \"500ms\", \"10s\" or \"1m30s\"",
+        ),
+        (
+            "list",
+            "role = \"x\"\n",
+            "FILE:1: role: found the text \"x\", expected a list of roles, out of provisioner, pv-controller, protection",
+        ),
+        ("missing", "[backend.a]\n", "backend.a.file is missing: expected it in FILE:1"),
+        (
+            "dotted",
+            "[backend.\"a b\"]\nfile = \"x\"\n",
+            "FILE:1: backend name \"a b\": expected letters, digits, dashes and underscores",
+        ),
+        (
+            "grant",
+            "[backend.a]\nfile = \"x\"\ngrants = [\"network\"]\n",
+            "FILE:3: backend.a.grants.0: found \"network\", expected one of log, ambient, settings, state",
+        ),
+        (
+            "limit",
+            "[backend.a]\nfile = \"x\"\n[backend.a.limits]\ncpu-ms = \"5s\"\n",
+            "FILE:4: backend.a.limits.cpu-ms: found the text \"5s\", expected u64",
+        ),
+        (
+            "setting",
+            "[backend.a]\nfile = \"x\"\nsettings = { b = [1] }\n",
+            "FILE:3: backend.a.settings.b: found a list, expected a text, a number or a boolean",
+        ),
+    ] {
+        assert_eq!(error_in_file(name, text), expected);
+    }
+    let syntax = error_in_file("syntax", "timeout = \"1s\"\nrole = [\n");
+    assert!(syntax.starts_with("FILE:") && syntax.contains(": not TOML: "), "{syntax}");
+    let absent = error(&flags(|flags| flags.config = Some("/nowhere/c.toml".into())), &[]);
+    assert!(absent.starts_with("cannot read configuration file /nowhere/c.toml: No such file"), "{absent}");
+}
+
+#[test]
+fn every_setting_of_the_table_has_a_field() {
+    let known = error_in_file("known", "nothing = 1\n");
+    for key in &KEYS {
+        assert!(known.contains(key.name), "{}: {known}", key.name);
+    }
+}
+
+#[test]
+fn every_setting_of_the_table_has_a_flag() {
+    let given = ProcessFlags::default().given();
+    for key in &KEYS {
+        let cluster = ["kubeconfig", "context", "namespace"].contains(&key.name);
+        assert!(cluster || given.iter().any(|(name, _)| *name == key.name), "{}", key.name);
+    }
+}

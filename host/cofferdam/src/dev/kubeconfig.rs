@@ -1,0 +1,152 @@
+//! The kubeconfig that dev mode writes: for this user's eyes only, and gone when dev mode ends.
+
+use std::{
+    fs::{DirBuilder, File, OpenOptions},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+};
+
+/// First line of what we write: how a file of ours that a killed process left is known.
+const MARK: &str = "# Written by `cofferdam dev`; it goes when that ends.\n";
+
+/// The kubeconfig cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum KubeconfigError {
+    #[error("cannot write the kubeconfig {}: {source}", path.display())]
+    Write { path: PathBuf, source: io::Error },
+    #[error("{} exists and is not ours: expected a path for the kubeconfig that is free", path.display())]
+    Foreign { path: PathBuf },
+}
+
+/// A written kubeconfig; dropping it removes the file.
+#[derive(Debug)]
+pub(crate) struct KubeconfigFile {
+    path: PathBuf,
+    /// The directory that was made for it.
+    directory: Option<PathBuf>,
+}
+
+impl KubeconfigFile {
+    /// Writes to `path`, or to a new directory under `base`.
+    ///
+    /// # Errors
+    /// [`KubeconfigError`], which names the path.
+    pub(crate) fn write(path: Option<&Path>, base: &Path, text: &str) -> Result<Self, KubeconfigError> {
+        let file = match path {
+            Some(path) => {
+                remove_ours(path)?;
+                Self { path: path.to_owned(), directory: None }
+            }
+            None => {
+                let directory = base.join(format!("cofferdam-{}", std::process::id()));
+                make_directory(&directory)?;
+                Self { path: directory.join("kubeconfig"), directory: Some(directory) }
+            }
+        };
+        let failed = |source| KubeconfigError::Write { path: file.path.clone(), source };
+        // Never through a link, and never readable by others: it holds the token.
+        let mut out =
+            OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file.path).map_err(failed)?;
+        out.write_all(MARK.as_bytes()).and_then(|()| out.write_all(text.as_bytes())).map_err(failed)?;
+        Ok(file)
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// A directory that is surely ours: a process of the same id may have left one behind.
+fn make_directory(directory: &Path) -> Result<(), KubeconfigError> {
+    let failed = |source| KubeconfigError::Write { path: directory.to_owned(), source };
+    let build = || DirBuilder::new().mode(0o700).create(directory);
+    match build() {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            remove_ours(&directory.join("kubeconfig"))?;
+            std::fs::remove_dir(directory).and_then(|()| build()).map_err(failed)
+        }
+        result => result.map_err(failed),
+    }
+}
+
+fn remove_ours(path: &Path) -> Result<(), KubeconfigError> {
+    let failed = |source| KubeconfigError::Write { path: path.to_owned(), source };
+    let mut start = vec![0; MARK.len()];
+    let file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        file => file.map_err(failed)?,
+    };
+    let read = file.take(MARK.len() as u64).read(&mut start).map_err(failed)?;
+    if start.get(..read) == Some(MARK.as_bytes()) {
+        std::fs::remove_file(path).map_err(failed)
+    } else {
+        Err(KubeconfigError::Foreign { path: path.to_owned() })
+    }
+}
+
+impl Drop for KubeconfigFile {
+    fn drop(&mut self) {
+        let mut removed = std::fs::remove_file(&self.path);
+        if let Some(directory) = &self.directory {
+            removed = removed.and_then(|()| std::fs::remove_dir(directory));
+        }
+        if let Err(error) = removed {
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove the kubeconfig");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("cofferdam-test-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            std::fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+
+    #[test]
+    fn only_its_owner_reads_it_and_it_goes() {
+        let scratch = Scratch::new("own");
+        let file = KubeconfigFile::write(None, &scratch.0, "kind: Config\n").unwrap();
+        let path = file.path().to_owned();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
+        assert!(std::fs::read_to_string(&path).unwrap().ends_with("kind: Config\n"));
+        drop(file);
+        assert_eq!(std::fs::read_dir(&scratch.0).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_replaced() {
+        let scratch = Scratch::new("left");
+        std::mem::forget(KubeconfigFile::write(None, &scratch.0, "old").unwrap());
+        let file = KubeconfigFile::write(None, &scratch.0, "new").unwrap();
+        assert!(std::fs::read_to_string(file.path()).unwrap().ends_with("new"));
+    }
+
+    #[test]
+    fn a_foreign_file_is_left_alone() {
+        let scratch = Scratch::new("foreign");
+        let path = scratch.0.join("config");
+        std::fs::write(&path, "mine").unwrap();
+        let error = KubeconfigFile::write(Some(&path), &scratch.0, "new").unwrap_err();
+        assert!(error.to_string().contains("exists and is not ours"), "{error}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");
+    }
+}

@@ -1,0 +1,252 @@
+//! `cofferdam dev`: a Kubernetes API, a driver and every role in this process, for kubectl on this machine.
+
+mod demo;
+mod kubeconfig;
+mod style;
+mod timeline;
+mod wait;
+
+use std::{
+    collections::HashMap,
+    fmt::Write as _,
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use cofferdam_apiserver::{ApiServer, Options, ServeOptions, Serving};
+use cofferdam_backend::{Backend as _, Grant};
+use cofferdam_roles::{Parts, Process};
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::{Api, Client, api::PostParams};
+use prometheus_client::registry::Registry;
+use serde_json::json;
+use tokio::time::Instant;
+
+pub(crate) use demo::DemoError;
+pub(crate) use kubeconfig::KubeconfigError;
+
+use demo::Demo;
+use kubeconfig::KubeconfigFile;
+use style::{Colour, Style};
+use timeline::Timeline;
+
+use crate::{
+    cli::DevFlags,
+    client,
+    config::{Configuration, Loaded},
+    drivers::{self, Driver},
+    failure::Failure,
+    logging, process_metrics,
+    run::settings,
+    supervisor::{self, End, Running, Signals},
+};
+
+/// Namespace of the intent journal: that of a cluster's own components.
+const NAMESPACE: &str = "kube-system";
+/// How Kubernetes marks the class of claims that name none.
+const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
+
+/// Runs until a signal, or until the end of the demo.
+///
+/// # Errors
+/// [`Failure`], one line.
+pub(crate) async fn run(flags: &DevFlags, environment: &HashMap<String, String>) -> Result<End, Failure> {
+    let start = Instant::now();
+    let loaded = Loaded::for_dev(&flags.process, environment)?;
+    logging::start(&loaded.configuration);
+    let mut signals = Signals::take()?;
+    let style = Style { colours: logging::wants_colour(&io::stdout()) };
+    let (timeline, printer) = Timeline::start(start, style, io::stdout());
+    let result = show(flags, &loaded.configuration, &timeline, style, start, &mut signals).await;
+    if let Ok(End::Drained) = &result {
+        timeline.text(style.paint(Colour::Dim, "stopped"));
+    }
+    // Everything is written before the error, if there is one, is.
+    timeline.close();
+    let written = printer.finish().await;
+    let end = result?;
+    written.map_err(Failure::Output)?;
+    Ok(end)
+}
+
+async fn show(
+    flags: &DevFlags,
+    configuration: &Configuration,
+    timeline: &Timeline,
+    style: Style,
+    start: Instant,
+    signals: &mut Signals,
+) -> Result<End, Failure> {
+    let (stage, mut running) = Stage::build(flags, configuration, timeline).await?;
+    timeline.text(stage.banner(start, style));
+    if !flags.demo {
+        timeline.text(stage.hint(style));
+    }
+    timeline.text(timeline::heading(style));
+    let drain = configuration.drain_timeout.get();
+    let shown = tokio::select! {
+        failure = running.failed() => return Err(failure),
+        name = signals.next() => {
+            tracing::info!("{name} during the demo");
+            None
+        }
+        shown = stage.demonstrate(flags.demo, timeline) => Some(shown),
+    };
+    if let Some(Ok(true)) = shown {
+        timeline.text(style.paint(Colour::Green, "demo: everything held"));
+    }
+    let end = match shown {
+        Some(Ok(demo)) if flags.stay || !demo => {
+            if demo {
+                timeline.text(stage.hint(style));
+            }
+            running.until_signal(signals, drain).await
+        }
+        Some(Ok(_)) | None => running.drain(drain).await,
+        Some(Err(failure)) => {
+            if let Err(undrained) = running.drain(drain).await {
+                tracing::warn!(error = %undrained, "after the demo");
+            }
+            Err(failure)
+        }
+    };
+    stage.serving.shutdown().await;
+    end
+}
+
+/// What stands while dev mode runs.
+struct Stage {
+    serving: Serving,
+    kubeconfig: KubeconfigFile,
+    drivers: Vec<Driver>,
+    classes: Vec<String>,
+}
+
+impl Stage {
+    /// Builds everything and waits until the roles run.
+    async fn build(
+        flags: &DevFlags,
+        configuration: &Configuration,
+        timeline: &Timeline,
+    ) -> Result<(Self, Running), Failure> {
+        let mut registry = Registry::default();
+        process_metrics::register(&mut registry);
+        let engine = drivers::engine(configuration, &mut registry)?;
+        let drivers = drivers::load_all(&engine, configuration).await?;
+        let api = ApiServer::new(Options::default());
+        let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, flags.port));
+        let serving = api.serve(ServeOptions { addr }).await.map_err(Failure::Serve)?;
+        let text = serving.kubeconfig();
+        let kubeconfig = KubeconfigFile::write(flags.kubeconfig_out.as_deref(), &runtime_directory(), &text)?;
+
+        // The roles need no socket to reach an API of the same process.
+        let inside = Client::new(api.service(), "default");
+        let classes = create_classes(&inside, &drivers).await.map_err(Failure::Prepare)?;
+        let parts = Parts {
+            client: inside,
+            backends: drivers.iter().map(|driver| Arc::clone(&driver.backend) as _).collect(),
+            clock: cofferdam_cluster::system_clock(),
+            observer: Arc::new(timeline.clone()),
+        };
+        let process = Process::new(settings(configuration, NAMESPACE.to_owned()), parts, &mut registry)?;
+        let process = Arc::new(process);
+        let mut running = supervisor::start(&process, registry, configuration.http_endpoint.as_ref()).await?;
+        let mut ready = process.ready();
+        tokio::select! {
+            failure = running.failed() => return Err(failure),
+            _ = ready.wait_for(|ready| *ready) => {}
+        }
+        timeline.follow(&process.cache());
+        Ok((Self { serving, kubeconfig, drivers, classes }, running))
+    }
+
+    /// Shows the demo where it is wanted; whether it was.
+    async fn demonstrate(&self, wanted: bool, timeline: &Timeline) -> Result<bool, Failure> {
+        let Some(driver) = self.drivers.first().filter(|_| wanted) else { return Ok(false) };
+        // As a user does: through the socket, with the kubeconfig.
+        let user = client::from_text(&self.serving.kubeconfig(), "of dev mode").await?;
+        let state =
+            || driver.backend.manifest().grants.contains(&Grant::State).then(|| driver.backend.state_keys());
+        let name = driver.backend.description().name.to_string();
+        Demo { client: user.client, driver: &name, state: &state, timeline }.run().await?;
+        Ok(true)
+    }
+
+    fn banner(&self, start: Instant, style: Style) -> String {
+        let mut text = String::new();
+        let mut row = |name: &str, value: &str| {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "  {}  {value}", style.paint(Colour::Dim, &format!("{name:<8}")));
+        };
+        row("api", &format!("https://{}", self.serving.local_addr()));
+        for (driver, class) in self.drivers.iter().zip(&self.classes) {
+            let description = driver.backend.description();
+            row("driver", &format!("{} {}, in the sandbox", description.name, description.version));
+            row("class", class);
+        }
+        row("kubectl", &style.paint(Colour::Bold, &export(self.kubeconfig.path())));
+        let head =
+            format!("cofferdam {}, ready in {} ms", env!("CARGO_PKG_VERSION"), start.elapsed().as_millis());
+        format!("{}\n{text}", style.paint(Colour::Bold, &head))
+    }
+
+    fn hint(&self, style: Style) -> String {
+        let text = format!(
+            "kubectl works in another terminal after: {}; Ctrl-C ends this",
+            export(self.kubeconfig.path())
+        );
+        style.paint(Colour::Dim, &text)
+    }
+}
+
+/// The line for another shell.
+fn export(path: &Path) -> String {
+    let path = path.display().to_string();
+    let plain = path.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '/' | '.' | '-' | '_'));
+    if plain {
+        format!("export KUBECONFIG={path}")
+    } else {
+        format!("export KUBECONFIG='{}'", path.replace('\'', r"'\''"))
+    }
+}
+
+/// The user's runtime directory, which other users cannot enter, else the temporary one.
+fn runtime_directory() -> PathBuf {
+    std::env::var_os("XDG_RUNTIME_DIR")
+        .map(PathBuf::from)
+        .filter(|path| path.is_absolute() && path.is_dir())
+        .unwrap_or_else(std::env::temp_dir)
+}
+
+/// A class for each driver; that of the first is for claims that name none.
+async fn create_classes(client: &Client, drivers: &[Driver]) -> Result<Vec<String>, kube::Error> {
+    let api: Api<StorageClass> = Api::all(client.clone());
+    let mut names = Vec::with_capacity(drivers.len());
+    for (index, driver) in drivers.iter().enumerate() {
+        let is_default = index == 0;
+        let name = format!("cofferdam-{}", driver.name.replace('_', "-").to_ascii_lowercase());
+        let class = serde_json::from_value(json!({
+            "metadata": {"name": name, "annotations": {DEFAULT_CLASS: is_default.to_string()}},
+            "provisioner": driver.backend.description().name,
+            "reclaimPolicy": "Delete",
+            "volumeBindingMode": "Immediate",
+        }))
+        .map_err(kube::Error::SerdeError)?;
+        api.create(&PostParams::default(), &class).await?;
+        names.push(if is_default { format!("{name} (default)") } else { name });
+    }
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_export_line_survives_a_shell() {
+        assert_eq!(export(Path::new("/run/user/1/k")), "export KUBECONFIG=/run/user/1/k");
+        assert_eq!(export(Path::new("/tmp/it's mine/k")), r"export KUBECONFIG='/tmp/it'\''s mine/k'");
+    }
+}

@@ -1,0 +1,113 @@
+//! Waiting for an object by watching it, as `kubectl wait` does: never by asking again and again.
+
+use std::{fmt::Debug, time::Duration};
+
+use futures::{StreamExt as _, pin_mut};
+use kube::{
+    Api, Resource, ResourceExt as _,
+    api::{ListParams, WatchEvent, WatchParams},
+};
+use serde::de::DeserializeOwned;
+
+/// Pause before a watch that failed is opened again.
+const REOPEN: Duration = Duration::from_millis(100);
+
+/// What was waited for did not come.
+#[derive(Debug, thiserror::Error)]
+#[error("{object} is {found} after {waited:?}: expected it to be {expected}")]
+pub(crate) struct Overdue {
+    object: String,
+    found: String,
+    expected: String,
+    waited: Duration,
+}
+
+/// A wish: how the object shall be.
+pub(crate) struct Wish<'a, K> {
+    /// For people: what the object shall be, such as `Bound`.
+    pub(crate) expected: &'a str,
+    /// Whether it is; absent stands for an object that does not exist.
+    pub(crate) holds: &'a (dyn Fn(Option<&K>) -> bool + Sync),
+    /// For people: what it is instead.
+    pub(crate) state: &'a (dyn Fn(Option<&K>) -> String + Sync),
+    /// How long to wait.
+    pub(crate) limit: Duration,
+}
+
+/// Waits until the wish holds and returns the object as it was then.
+///
+/// # Errors
+/// [`Overdue`], which names the object, what it is and what it should be.
+pub(crate) async fn until<K>(api: &Api<K>, name: &str, wish: &Wish<'_, K>) -> Result<Option<K>, Overdue>
+where
+    K: Clone + Debug + DeserializeOwned + Resource<DynamicType = ()> + Send + 'static,
+{
+    let mut last = None;
+    match tokio::time::timeout(wish.limit, follow(api, name, wish, &mut last)).await {
+        Ok(object) => Ok(object),
+        Err(_) => Err(Overdue {
+            object: format!("{} {name}", K::kind(&())),
+            found: last.unwrap_or_else(|| "unknown, for the API does not answer,".to_owned()),
+            expected: wish.expected.to_owned(),
+            waited: wish.limit,
+        }),
+    }
+}
+
+async fn follow<K>(api: &Api<K>, name: &str, wish: &Wish<'_, K>, last: &mut Option<String>) -> Option<K>
+where
+    K: Clone + Debug + DeserializeOwned + Resource<DynamicType = ()> + Send + 'static,
+{
+    let field = format!("metadata.name={name}");
+    loop {
+        match once(api, &field, wish, last).await {
+            Ok(Some(found)) => return found,
+            Ok(None) => {}
+            Err(error) => tracing::debug!(%error, "watching again"),
+        }
+        tokio::time::sleep(REOPEN).await;
+    }
+}
+
+/// One list and the watch that follows it; `None` when the watch ends before the wish holds.
+async fn once<K>(
+    api: &Api<K>,
+    field: &str,
+    wish: &Wish<'_, K>,
+    last: &mut Option<String>,
+) -> Result<Option<Option<K>>, kube::Error>
+where
+    K: Clone + Debug + DeserializeOwned + Resource<DynamicType = ()> + Send + 'static,
+{
+    let list = api.list(&ListParams::default().fields(field)).await?;
+    let version = list.metadata.resource_version.unwrap_or_default();
+    let mut current = list.items.into_iter().next();
+    let mut check = |object: &Option<K>| {
+        *last = Some((wish.state)(object.as_ref()));
+        (wish.holds)(object.as_ref())
+    };
+    if check(&current) {
+        return Ok(Some(current));
+    }
+    let events = api.watch(&WatchParams::default().fields(field), &version).await?;
+    pin_mut!(events);
+    while let Some(event) = events.next().await {
+        current = match event? {
+            WatchEvent::Added(object) | WatchEvent::Modified(object) => Some(object),
+            WatchEvent::Deleted(object) => {
+                tracing::debug!(name = %object.name_any(), "deleted");
+                None
+            }
+            WatchEvent::Bookmark(_) => continue,
+            WatchEvent::Error(_) => return Ok(None),
+        };
+        if check(&current) {
+            return Ok(Some(current));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+#[path = "wait_tests.rs"]
+mod tests;

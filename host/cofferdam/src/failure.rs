@@ -1,0 +1,49 @@
+//! Why the program ends without success: one line each.
+
+use std::time::Duration;
+
+use cofferdam_apiserver::ServeError;
+use cofferdam_backend::LoadError;
+use cofferdam_roles::ProcessError;
+
+use crate::{
+    client::ClientError,
+    config::{ConfigError, GoDuration},
+    dev::{DemoError, KubeconfigError},
+    telemetry::ListenError,
+};
+
+/// What failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    #[error("{0}")]
+    Engine(#[source] LoadError),
+    #[error("backend {name}: {source}")]
+    Backend { name: String, source: LoadError },
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    #[error("cannot start the Kubernetes API: {0}")]
+    Serve(#[source] ServeError),
+    #[error(transparent)]
+    Kubeconfig(#[from] KubeconfigError),
+    #[error("cannot prepare the API: {0}")]
+    Prepare(#[source] kube::Error),
+    #[error("the demo did not hold: {0}")]
+    Demo(#[from] DemoError),
+    #[error("cannot listen for signals: {0}")]
+    Signals(#[source] std::io::Error),
+    #[error("cannot start the runtime: {0}")]
+    Runtime(#[source] std::io::Error),
+    #[error("cannot write: {0}")]
+    Output(#[source] std::io::Error),
+    #[error("running work did not end within drain-timeout, {}", GoDuration::from(*.0))]
+    Drain(Duration),
+    #[error("the roles ended before they were told to")]
+    Ended,
+}

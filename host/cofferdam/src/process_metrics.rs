@@ -1,0 +1,74 @@
+//! What every process shows of itself, under the names that Prometheus' client libraries use.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric as _},
+    metrics::{
+        gauge::{ConstGauge, Gauge},
+        info::Info,
+    },
+    registry::Registry,
+};
+
+/// Reads `/proc/self` when it is scraped; where there is none it shows nothing.
+#[derive(Debug)]
+struct ProcFs;
+
+impl Collector for ProcFs {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let files = std::fs::read_dir("/proc/self/fd").map(Iterator::count).ok();
+        let shown = [
+            ("process_resident_memory_bytes", "Resident memory", resident_bytes(&status)),
+            ("process_open_fds", "Open files", files.and_then(|files| i64::try_from(files).ok())),
+        ];
+        for (name, help, value) in shown {
+            if let Some(value) = value {
+                let gauge = ConstGauge::new(value);
+                gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `VmRSS`, which the kernel gives in units of 1,024 bytes and calls kB.
+fn resident_bytes(status: &str) -> Option<i64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kibibytes: i64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kibibytes.checked_mul(1024)
+}
+
+/// Adds them to what a scrape shows.
+pub(crate) fn register(registry: &mut Registry) {
+    let started = Gauge::<i64>::default();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    started.set(i64::try_from(now).unwrap_or(i64::MAX));
+    registry.register("process_start_time_seconds", "Start of the process since the Unix epoch", started);
+    let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+    registry.register("cofferdam_build", "What is running", build);
+    registry.register_collector(Box::new(ProcFs));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_the_kernels_line() {
+        assert_eq!(resident_bytes("Name:\tx\nVmRSS:\t   40960 kB\nVmData: 1 kB\n"), Some(40 << 20));
+        assert_eq!(resident_bytes("Name:\tx\n"), None);
+    }
+
+    #[test]
+    fn a_scrape_shows_the_process() {
+        let mut registry = Registry::default();
+        register(&mut registry);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        assert!(text.contains("cofferdam_build_info{version="), "{text}");
+        assert!(text.contains("\nprocess_start_time_seconds "), "{text}");
+    }
+}

@@ -1,0 +1,73 @@
+//! `cofferdam run`: roles against a cluster.
+
+use std::{collections::HashMap, sync::Arc};
+
+use cofferdam_roles::{Parts, Process, Settings, Silent};
+use prometheus_client::registry::Registry;
+
+use crate::{
+    cli::ClusterFlags,
+    client::{self, Surroundings},
+    config::{ConfigError, Configuration, Loaded},
+    drivers,
+    failure::Failure,
+    logging, process_metrics,
+    supervisor::{self, End, Signals},
+};
+
+/// Runs until a signal or until the roles cannot go on.
+///
+/// # Errors
+/// [`Failure`], one line.
+pub(crate) async fn run(flags: &ClusterFlags, environment: &HashMap<String, String>) -> Result<End, Failure> {
+    let loaded = Loaded::for_cluster(flags, environment)?;
+    let configuration = &loaded.configuration;
+    if configuration.role.0.is_empty() {
+        return Err(ConfigError::Missing(
+            "no role: expected at least one, as in --role provisioner".to_owned(),
+        )
+        .into());
+    }
+    logging::start(configuration);
+    let mut signals = Signals::take()?;
+    let cluster = client::connect(configuration, &Surroundings::of_process()).await?;
+    let mut registry = Registry::default();
+    process_metrics::register(&mut registry);
+    let engine = drivers::engine(configuration, &mut registry)?;
+    let drivers = drivers::load_all(&engine, configuration).await?;
+    tracing::info!(api = %cluster.url, namespace = %cluster.namespace, roles = ?configuration.role.0, "starting");
+    let parts = Parts {
+        client: cluster.client,
+        backends: drivers.into_iter().map(|driver| driver.backend as _).collect(),
+        clock: cofferdam_cluster::system_clock(),
+        observer: Arc::new(Silent),
+    };
+    let settings = settings(configuration, cluster.namespace);
+    let process = Arc::new(Process::new(settings, parts, &mut registry)?);
+    let running = supervisor::start(&process, registry, configuration.http_endpoint.as_ref()).await?;
+    running.until_signal(&mut signals, configuration.drain_timeout.get()).await
+}
+
+/// The roles' settings, out of the configuration.
+pub(crate) fn settings(configuration: &Configuration, namespace: String) -> Settings {
+    Settings {
+        roles: configuration.role.0.clone(),
+        namespace,
+        identity: identity(),
+        volume_name_prefix: configuration.volume_name_prefix.clone(),
+        timeout: configuration.timeout.get(),
+        retry_interval_start: configuration.retry_interval_start.get(),
+        retry_interval_max: configuration.retry_interval_max.get(),
+        worker_threads: configuration.worker_threads.0,
+        default_fs_type: configuration.default_fstype.clone().filter(|name| !name.is_empty()),
+        extra_create_metadata: configuration.extra_create_metadata,
+    }
+}
+
+/// The host's name, which in a pod is the pod's.
+fn identity() -> String {
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = kernel.trim();
+    let name = if name.is_empty() { std::env::var("HOSTNAME").unwrap_or_default() } else { name.to_owned() };
+    if name.is_empty() { "cofferdam".to_owned() } else { name }
+}

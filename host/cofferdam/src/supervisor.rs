@@ -1,0 +1,160 @@
+//! Runs the roles until a signal or until they cannot go on, and ends them in order.
+
+use std::{sync::Arc, time::Duration};
+
+use cofferdam_roles::{Process, ProcessError};
+use prometheus_client::registry::Registry;
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    task::JoinHandle,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    config::Endpoint,
+    failure::Failure,
+    telemetry::{Pages, Telemetry},
+};
+
+/// SIGTERM and SIGINT.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    /// Takes the signals over, so that they no longer end the process by themselves.
+    ///
+    /// # Errors
+    /// [`Failure::Signals`]
+    pub(crate) fn take() -> Result<Self, Failure> {
+        let take = |kind| signal(kind).map_err(Failure::Signals);
+        Ok(Self { terminate: take(SignalKind::terminate())?, interrupt: take(SignalKind::interrupt())? })
+    }
+
+    /// The next one, by name.
+    pub(crate) async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}
+
+/// Roles that run, with the pages that show them.
+pub(crate) struct Running {
+    roles: JoinHandle<Result<(), ProcessError>>,
+    pages: Option<JoinHandle<()>>,
+    stop_roles: CancellationToken,
+    stop_pages: CancellationToken,
+}
+
+/// How a supervised process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// In order.
+    Drained,
+    /// A second signal: at once.
+    Forced,
+}
+
+/// Starts the roles, and the pages where an endpoint is given.
+///
+/// # Errors
+/// [`Failure::Listen`]
+pub(crate) async fn start(
+    process: &Arc<Process>,
+    registry: Registry,
+    endpoint: Option<&Endpoint>,
+) -> Result<Running, Failure> {
+    let (stop_roles, stop_pages) = (CancellationToken::new(), CancellationToken::new());
+    let pages = match endpoint {
+        None => None,
+        Some(endpoint) => {
+            let telemetry = Telemetry::bind(endpoint).await?;
+            if let Some(address) = telemetry.address() {
+                tracing::info!(%address, "serving /healthz, /readyz and /metrics");
+            }
+            let pages =
+                Pages { registry: Arc::new(registry), ready: process.ready(), stopping: stop_roles.clone() };
+            Some(tokio::spawn(telemetry.serve(pages, stop_pages.clone())))
+        }
+    };
+    let (running, stop) = (Arc::clone(process), stop_roles.clone());
+    let roles = tokio::spawn(async move { running.run(stop).await });
+    Ok(Running { roles, pages, stop_roles, stop_pages })
+}
+
+impl Running {
+    /// Runs until a signal, then drains. The first signal asks, the second insists.
+    ///
+    /// # Errors
+    /// What made the roles stop, or that they did not within `drain`.
+    pub(crate) async fn until_signal(
+        mut self,
+        signals: &mut Signals,
+        drain: Duration,
+    ) -> Result<End, Failure> {
+        let name = tokio::select! {
+            ended = &mut self.roles => {
+                self.finish().await;
+                return Err(premature(ended));
+            }
+            name = signals.next() => name,
+        };
+        tracing::info!(
+            "{name}: no new work, running calls may end within {drain:?}; a second signal stops at once"
+        );
+        tokio::select! {
+            drained = self.drain(drain) => drained,
+            name = signals.next() => {
+                tracing::warn!("{name} again: stopping at once");
+                Ok(End::Forced)
+            }
+        }
+    }
+
+    /// Waits for the roles to end by themselves, which they never do in order.
+    pub(crate) async fn failed(&mut self) -> Failure {
+        premature((&mut self.roles).await)
+    }
+
+    /// Takes no new work, lets running calls end, flushes.
+    ///
+    /// # Errors
+    /// [`Failure::Drain`], or what the roles ended with.
+    pub(crate) async fn drain(mut self, limit: Duration) -> Result<End, Failure> {
+        self.stop_roles.cancel();
+        let ended = tokio::time::timeout(limit, &mut self.roles).await;
+        self.finish().await;
+        match ended {
+            Err(_) => Err(Failure::Drain(limit)),
+            Ok(Ok(result)) => result.map(|()| End::Drained).map_err(Failure::from),
+            Ok(Err(panicked)) => {
+                tracing::error!(%panicked, "the roles' task ended");
+                Err(Failure::Ended)
+            }
+        }
+    }
+
+    async fn finish(&mut self) {
+        self.stop_pages.cancel();
+        if let Some(pages) = self.pages.take()
+            && let Err(panicked) = pages.await
+        {
+            tracing::error!(%panicked, "the telemetry task ended");
+        }
+    }
+}
+
+fn premature(ended: Result<Result<(), ProcessError>, tokio::task::JoinError>) -> Failure {
+    match ended {
+        Ok(Err(error)) => Failure::Process(error),
+        Ok(Ok(())) => Failure::Ended,
+        Err(panicked) => {
+            tracing::error!(%panicked, "the roles' task ended");
+            Failure::Ended
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! The built binary, as a shell sees it.
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking, also in what its functions share"
+)]
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Read as _},
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+};
+
+/// A directory of its own, gone at the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("cofferdam-cli-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn file(&self, name: &str, content: impl AsRef<[u8]>) -> String {
+        let path = self.0.join(name);
+        fs::write(&path, content).unwrap();
+        path.display().to_string()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The program with nothing of the caller's environment that it would read.
+fn cofferdam(scratch: &Scratch, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
+    command
+        .args(arguments)
+        .env_clear()
+        .env("HOME", &scratch.0)
+        .env("TMPDIR", &scratch.0)
+        .stdin(Stdio::null());
+    command
+}
+
+fn run(scratch: &Scratch, arguments: &[&str]) -> Output {
+    cofferdam(scratch, arguments).output().unwrap()
+}
+
+/// Exit code 1 and one line on stderr; returns it without the program's name.
+fn refused(scratch: &Scratch, arguments: &[&str]) -> String {
+    let output = run(scratch, arguments);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{arguments:?}: {stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{arguments:?}: {stderr}");
+    stderr.trim_end().strip_prefix("cofferdam: ").unwrap().to_owned()
+}
+
+/// What `cofferdam run` says when it refuses to start with these flags.
+fn refused_run(scratch: &Scratch, flags: &[&str]) -> String {
+    let mut arguments = vec!["run", "--role", "provisioner", "--log", "warn"];
+    arguments.extend(flags);
+    refused(scratch, &arguments)
+}
+
+/// What it says of a driver file.
+fn refused_driver(scratch: &Scratch, file: &str) -> String {
+    let kubeconfig = scratch.file("kubeconfig", KUBECONFIG);
+    refused_run(scratch, &["--kubeconfig", &kubeconfig, "--backend", file])
+}
+
+#[test]
+fn a_broken_driver_is_named_with_what_it_is_and_what_was_expected() {
+    let scratch = Scratch::new("driver");
+    let memory = cofferdam_guests::MEMORY;
+    for (name, content, says) in [
+        ("empty.wasm", &[][..], "component"),
+        ("text.wasm", b"#!/bin/sh\nexit 0\n", "component"),
+        ("core.wasm", b"\0asm\x01\0\0\0", "component"),
+        ("cut.wasm", &memory[..memory.len() / 2], "component"),
+    ] {
+        let file = scratch.file(name, content);
+        let line = refused_driver(&scratch, &file);
+        assert!(line.contains(&file) && line.contains(says), "{line}");
+    }
+    let line = refused_driver(&scratch, "/nowhere/array.wasm");
+    assert!(line.contains("/nowhere/array.wasm") && line.contains("No such file"), "{line}");
+}
+
+#[test]
+fn a_driver_of_another_contract_is_refused_with_both_versions() {
+    let scratch = Scratch::new("contract");
+    let ours = b"cofferdam:storage/volumes@0.1.0";
+    let mut component = cofferdam_guests::MEMORY.to_vec();
+    let mut places = 0;
+    for start in 0..component.len() - ours.len() {
+        if component[start..].starts_with(ours) {
+            component[start + ours.len() - 5..start + ours.len()].copy_from_slice(b"0.9.0");
+            places += 1;
+        }
+    }
+    assert!(places > 0, "the component names the interface");
+    let line = refused_driver(&scratch, &scratch.file("later.wasm", component));
+    assert!(line.contains("@0.9.0") && line.contains("@0.1.0"), "{line}");
+}
+
+#[test]
+fn two_drivers_of_one_name_are_refused() {
+    let scratch = Scratch::new("twins");
+    let file = scratch.file("memory.wasm", cofferdam_guests::MEMORY);
+    let kubeconfig = scratch.file("kubeconfig", KUBECONFIG);
+    let (first, second) = (format!("a={file}"), format!("b={file}"));
+    let line =
+        refused_run(&scratch, &["--kubeconfig", &kubeconfig, "--backend", &first, "--backend", &second]);
+    assert!(line.contains("memory.cofferdam.dev") && line.contains("one backend per driver"), "{line}");
+}
+
+/// Nobody listens on port 1.
+const KUBECONFIG: &str = r#"
+apiVersion: v1
+kind: Config
+current-context: nobody
+contexts: [{name: nobody, context: {cluster: nobody, user: nobody, namespace: storage}}]
+clusters: [{name: nobody, cluster: {server: "https://127.0.0.1:1"}}]
+users: [{name: nobody, user: {token: none}}]
+"#;
+
+#[test]
+fn an_unusable_kubeconfig_is_named() {
+    let scratch = Scratch::new("kubeconfig");
+    let driver = scratch.file("memory.wasm", cofferdam_guests::MEMORY);
+    let with = |flags: &[&str]| refused_run(&scratch, &[&["--backend", &driver], flags].concat());
+    let line = with(&["--kubeconfig", "/nowhere/config"]);
+    assert!(
+        line.starts_with("cannot read kubeconfig /nowhere/config: ") && line.contains("No such file"),
+        "{line}"
+    );
+
+    let broken = scratch.file("broken", "clusters: [\n");
+    let line = with(&["--kubeconfig", &broken]);
+    assert!(line.starts_with(&format!("cannot read kubeconfig {broken}: ")), "{line}");
+
+    let kubeconfig = scratch.file("kubeconfig", KUBECONFIG);
+    let line = with(&["--kubeconfig", &kubeconfig, "--context", "elsewhere"]);
+    assert!(
+        line.starts_with(&format!("kubeconfig {kubeconfig} cannot be used: ")) && line.contains("elsewhere"),
+        "{line}"
+    );
+
+    let line = with(&["--kubeconfig", &kubeconfig]);
+    assert!(line.starts_with("cannot start: "), "an API that nobody serves: {line}");
+
+    let line = with(&[]);
+    assert!(line.starts_with("no cluster: expected --kubeconfig FILE"), "{line}");
+}
+
+#[test]
+fn a_wrong_setting_is_one_line() {
+    let scratch = Scratch::new("setting");
+    assert_eq!(
+        refused(&scratch, &["run", "--role", "attacher"]),
+        "flag --role: role: unknown role \"attacher\": expected one of provisioner, pv-controller, protection"
+    );
+    assert_eq!(refused(&scratch, &["run"]), "no role: expected at least one, as in --role provisioner");
+    let line = refused(&scratch, &["dev", "--timeout", "soon"]);
+    assert!(line.starts_with("flag --timeout: timeout: \"soon\" is not a duration"), "{line}");
+    let file = scratch.file("c.toml", "worker-threads = \"x\"\n");
+    assert_eq!(
+        refused(&scratch, &["config", "--config", &file]),
+        format!("{file}:1: worker-threads: found the text \"x\", expected a number from 1 to 10000")
+    );
+}
+
+#[test]
+fn config_shows_every_value_with_its_origin() {
+    let scratch = Scratch::new("config");
+    let file = scratch.file("c.toml", "role = [\"provisioner\"]\n\n[backend.array]\nfile = \"a.wasm\"\n");
+    let output = cofferdam(&scratch, &["config", "--config", &file, "--backend", "array=b.wasm"])
+        .env("COFFERDAM_TIMEOUT", "2m")
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stdout).unwrap();
+    let rows: Vec<String> =
+        text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    for row in [
+        format!("role provisioner {file}:1"),
+        "backend.array.file b.wasm flag --backend".to_owned(),
+        "timeout 2m environment variable COFFERDAM_TIMEOUT".to_owned(),
+        "worker-threads 100 default".to_owned(),
+    ] {
+        assert!(rows.contains(&row), "{row} in\n{text}");
+    }
+}
+
+#[test]
+fn the_demo_holds() {
+    let scratch = Scratch::new("demo");
+    let output = run(&scratch, &["dev", "--demo"]);
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{stdout}{stderr}");
+    assert!(stdout.contains("demo: everything held"), "{stdout}");
+    assert!(!stdout.contains('\x1b'), "no colours for a pipe: {stdout}");
+    let left: Vec<_> = fs::read_dir(&scratch.0)
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().file_name().into_string().ok())
+        .collect();
+    assert!(left.iter().all(|name| name == ".cache"), "the kubeconfig is gone: {left:?}");
+}
+
+/// A child that does not outlive its test.
+struct Running(Child);
+
+impl Running {
+    fn start(mut command: Command) -> (Self, std::io::Lines<BufReader<std::process::ChildStdout>>) {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        (Self(child), lines)
+    }
+
+    fn signal(&self, name: &str) {
+        let sent =
+            Command::new("kill").args([&format!("-{name}"), &self.0.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+    }
+
+    /// Exit code and stderr.
+    fn end(mut self) -> (Option<i32>, String) {
+        let mut stderr = String::new();
+        self.0.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+        (self.0.wait().unwrap().code(), stderr)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn roles_run_against_an_api_and_drain_on_sigterm() {
+    let scratch = Scratch::new("drain");
+    let kubeconfig = scratch.0.join("kubeconfig").display().to_string();
+    let driver = scratch.file("memory.wasm", cofferdam_guests::MEMORY);
+
+    // The API, with everything but the driver of the other process.
+    let api = ["dev", "--role", "pv-controller", "--role", "protection", "--kubeconfig-out", &kubeconfig];
+    let (api, mut api_lines) = Running::start(cofferdam(&scratch, &api));
+    api_lines.by_ref().map(Result::unwrap).find(|line| line.contains("ready in")).unwrap();
+
+    let flags = ["--kubeconfig", &kubeconfig, "--backend", &driver, "--http-endpoint", "127.0.0.1:0"];
+    let arguments = [&["run", "--role", "provisioner"], &flags[..]].concat();
+    let (mut roles, _lines) = Running::start(cofferdam(&scratch, &arguments));
+    let mut log = BufReader::new(roles.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let line = log.by_ref().find(|line| line.contains("serving /healthz")).unwrap();
+    let address = line.rsplit_once("address=").unwrap().1.trim().to_owned();
+    assert!(get(&address, "/healthz").ends_with("\r\n\r\nok\n"));
+    wait_until_ready(&address);
+    let metrics = get(&address, "/metrics");
+    assert!(
+        metrics.contains("process_start_time_seconds") && metrics.contains("cofferdam_journal_commits"),
+        "{metrics}"
+    );
+
+    roles.signal("TERM");
+    assert!(log.any(|line| line.contains("SIGTERM: no new work")), "the drain is told");
+    assert_eq!(roles.0.wait().unwrap().code(), Some(0));
+
+    api.signal("INT");
+    assert_eq!(api_lines.map(Result::unwrap).last().as_deref(), Some("stopped"));
+    assert_eq!(api.end(), (Some(0), String::new()));
+    assert!(!Path::new(&kubeconfig).exists(), "the kubeconfig is gone");
+}
+
+/// The answer to one request, with its head.
+fn get(address: &str, path: &str) -> String {
+    use std::io::Write as _;
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: cofferdam\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+/// The page tells the state and has nothing to wait on, so it is asked again until it says yes.
+fn wait_until_ready(address: &str) {
+    while !get(address, "/readyz").starts_with("HTTP/1.1 200 ") {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_failure() {
+    let scratch = Scratch::new("pipe");
+    let mut child =
+        cofferdam(&scratch, &["config"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let mut stderr = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+    assert_eq!((child.wait().unwrap().code(), stderr.as_str()), (Some(0), ""));
+}
