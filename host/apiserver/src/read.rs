@@ -314,7 +314,10 @@ impl Watcher {
             self.ended = true;
         } else if self.bookmark.is_some() {
             self.bookmark = Some(now + BOOKMARK_EVERY);
-            self.pending.push_back(self.renderer.bookmark(self.cursor, false));
+            // A watcher that waits for the future hears nothing: there is no state to vouch for yet.
+            if self.cursor <= self.inner.store.version() {
+                self.pending.push_back(self.renderer.bookmark(self.cursor, false));
+            }
         }
     }
 

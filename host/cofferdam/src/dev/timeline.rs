@@ -74,11 +74,14 @@ pub(crate) struct Timeline {
     shared: Arc<Shared>,
 }
 
+/// What was last told of an object by whom.
+type Told = HashMap<(String, &'static str), (LineKind, String)>;
+
 struct Shared {
     start: Instant,
     sender: Mutex<Option<mpsc::Sender<Message>>>,
     skipped: AtomicU64,
-    told: Mutex<HashMap<(String, &'static str), (LineKind, String)>>,
+    told: Mutex<Told>,
 }
 
 /// Writes the lines; ends once the timeline is closed and everything is written.
