@@ -94,8 +94,12 @@ pub(crate) fn delete(store: &impl Store, handle: &str) -> Result<()> {
             bytes: ledger.value.bytes.saturating_sub(value.size),
             volumes: ledger.value.volumes.saturating_sub(1),
         };
-        let changes = vec![state::remove(&key, version), state::put(LEDGER, &released, ledger.replaces)?];
-        Ok(Decision::Commit(changes, ()))
+        // The last volume takes the ledger with it: nothing is left of a backend that holds nothing.
+        let ledger = match ledger.replaces {
+            Some(replaced) if released == Ledger::default() => state::remove(LEDGER, replaced),
+            replaced => state::put(LEDGER, &released, replaced)?,
+        };
+        Ok(Decision::Commit(vec![state::remove(&key, version), ledger], ()))
     })
 }
 

@@ -2,9 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cofferdam_domain::storage::{
-    AttachmentRecord, CapacityRange, CreatedVolume, Description, Parameters, Segments,
-};
+use cofferdam_domain::storage::{AttachmentRecord, CreatedVolume, Description, Parameters, Segments};
 
 /// CSI's limit for strings, in bytes: ids, names, keys.
 const MAX_STRING: usize = 128;
@@ -44,10 +42,11 @@ pub(crate) fn map(what: &str, pairs: Vec<(String, String)>) -> Result<BTreeMap<S
     Ok(map)
 }
 
-/// Checks a volume against the request that made it.
-pub(crate) fn created(volume: &CreatedVolume, range: CapacityRange) -> Result<(), String> {
+/// Checks a volume that a guest returned. Whether it is as large as was asked for is the caller's to see: a volume that is too
+/// small exists, and only who knows its id can delete it again.
+pub(crate) fn created(volume: &CreatedVolume) -> Result<(), String> {
     handle(volume.handle.as_str())?;
-    size(volume.capacity, range)?;
+    size(volume.capacity)?;
     bounded_map("the context", &volume.context)?;
     if volume.topology.len() > MAX_TOPOLOGY {
         return Err(format!(
@@ -75,14 +74,8 @@ fn handle(handle: &str) -> Result<(), String> {
     Ok(())
 }
 
-fn size(capacity: Option<u64>, range: CapacityRange) -> Result<(), String> {
+fn size(capacity: Option<u64>) -> Result<(), String> {
     let Some(bytes) = capacity else { return Ok(()) };
-    if let Some(required) = range.required.filter(|required| bytes < *required) {
-        return Err(format!("the volume has {bytes} bytes; {required} were required"));
-    }
-    if let Some(limit) = range.limit.filter(|limit| bytes > *limit) {
-        return Err(format!("the volume has {bytes} bytes; at most {limit} were allowed"));
-    }
     // Sizes travel as signed numbers in CSI and in Kubernetes.
     if i64::try_from(bytes).is_err() || bytes == 0 {
         return Err(format!("the volume has {bytes} bytes; expected 1 to {}", i64::MAX));

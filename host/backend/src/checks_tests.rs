@@ -17,7 +17,7 @@ fn volume() -> CreatedVolume {
 fn refused(change: impl FnOnce(&mut CreatedVolume), expected: &str) {
     let mut volume = volume();
     change(&mut volume);
-    let error = created(&volume, CapacityRange { required: Some(10), limit: Some(20) }).unwrap_err();
+    let error = created(&volume).unwrap_err();
     assert!(error.contains(expected) && !error.contains('\n'), "{error}");
 }
 
@@ -27,13 +27,11 @@ fn pairs(key: &str, value: &str) -> BTreeMap<String, String> {
 
 #[test]
 fn volumes() {
-    assert_eq!(created(&volume(), CapacityRange { required: Some(10), limit: Some(10) }), Ok(()));
+    assert_eq!(created(&volume()), Ok(()));
     refused(|volume| volume.handle = VolumeHandle::new(""), "has 0 bytes");
     refused(|volume| volume.handle = VolumeHandle::new("é".repeat(65)), "has 130 bytes");
     refused(|volume| volume.handle = VolumeHandle::new("a\nb"), "control characters");
     refused(|volume| volume.handle = VolumeHandle::new(format!("csi-{}", "0f".repeat(32))), "inline volume");
-    refused(|volume| volume.capacity = Some(9), "has 9 bytes; 10 were required");
-    refused(|volume| volume.capacity = Some(21), "at most 20 were allowed");
     refused(|volume| volume.context = pairs("k", &"v".repeat(4096)), "4097 bytes");
     refused(|volume| volume.context = pairs("", "v"), "key of 0 bytes");
     refused(|volume| volume.topology = vec![pairs("a b", "v")], "not a label's key");
@@ -43,11 +41,10 @@ fn volumes() {
     let attachment =
         |kind: &str| AttachmentRecord { kind: kind.to_owned(), version: 1, fields: Parameters::new() };
     refused(|volume| volume.attachment = Some(attachment("Dir")), "kind is \"Dir\"");
-    let open = CapacityRange::default();
     for bytes in [0, u64::MAX] {
-        assert!(created(&CreatedVolume { capacity: Some(bytes), ..volume() }, open).is_err());
+        assert!(created(&CreatedVolume { capacity: Some(bytes), ..volume() }).is_err());
     }
-    assert_eq!(created(&CreatedVolume { capacity: None, ..volume() }, open), Ok(()));
+    assert_eq!(created(&CreatedVolume { capacity: None, ..volume() }), Ok(()));
 }
 
 #[test]

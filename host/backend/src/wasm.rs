@@ -226,11 +226,10 @@ impl Backend for WasmBackend {
         request: CreateVolume,
     ) -> BoxFuture<'_, Result<CreatedVolume, StorageError>> {
         let subject = Subject::Name(request.name.as_str().into());
-        let range = request.capacity;
         let function = call::create(convert::create_request(request));
         let convert = move |volume| {
             let volume = convert::created(volume).map_err(Failure::Untrue)?;
-            checks::created(&volume, range).map_err(Failure::Untrue)?;
+            checks::created(&volume).map_err(Failure::Untrue)?;
             Ok(volume)
         };
         Box::pin(self.call(call, method::CREATE, Some(subject), function, convert))

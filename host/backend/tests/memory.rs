@@ -34,7 +34,7 @@ async fn a_volume_comes_and_goes() {
     for _ in 0..2 {
         assert_eq!(backend.delete_volume(CALL, created.handle.clone()).await, Ok(()), "delete is idempotent");
     }
-    assert_eq!(backend.state_keys(), ["ledger"]);
+    assert_eq!(backend.state_keys(), [""; 0]);
 }
 
 #[tokio::test]
@@ -107,7 +107,7 @@ async fn names_of_every_length_have_handles_of_their_own() {
     for handle in handles {
         backend.delete_volume(CALL, handle).await.unwrap();
     }
-    assert_eq!(backend.state_keys(), ["ledger"]);
+    assert_eq!(backend.state_keys(), [""; 0]);
 }
 
 #[tokio::test]
@@ -139,7 +139,7 @@ async fn calls_at_the_same_time_neither_leak_nor_count_twice() {
         );
         let gone = fit.into_iter().flatten().map(|volume| backend.delete_volume(CALL, volume.handle));
         assert!(futures::future::join_all(gone).await.into_iter().all(|deleted| deleted.is_ok()));
-        assert_eq!(backend.state_keys(), ["ledger"]);
+        assert_eq!(backend.state_keys(), [""; 0]);
     }
 }
 

@@ -78,7 +78,8 @@ pub struct VolumeIndex {
 
 impl VolumeIndex {
     fn place(volume: &Volume) -> Option<(Shelf, (u32, AccessModes, Quantity, VolumeName))> {
-        let free = volume.claim_ref.is_none() && volume.phase == VolumePhase::Available && !volume.meta.deleting;
+        let free =
+            volume.claim_ref.is_none() && volume.phase == VolumePhase::Available && !volume.meta.deleting;
         let capacity = volume.capacity.filter(|_| free)?;
         let shelf = (volume.class.clone(), volume.mode, volume.attributes_class.clone());
         Some((shelf, (volume.access_modes.len(), volume.access_modes, capacity, volume.name.clone())))

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use cofferdam_domain::{
-    AccessMode, AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, ClaimRef, ObjectMeta, Pod, PodKey, Quantity,
-    ReclaimPolicy, Requirement, Selector, StorageClass, Uid, Volume, VolumeMode, VolumePhase,
+    AccessMode, AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, ClaimRef, ObjectMeta, Pod, PodKey,
+    Quantity, ReclaimPolicy, Requirement, Selector, StorageClass, Uid, Volume, VolumeMode, VolumePhase,
     claim::DataSource, ids::ResourceVersion, names, volume::CsiSource,
 };
 use serde::Deserialize;
@@ -106,7 +106,10 @@ fn access_modes(field: &str, modes: Option<Vec<Box<str>>>) -> Result<AccessModes
         .iter()
         .map(|mode| {
             AccessMode::parse(mode).ok_or_else(|| {
-                format!("{field} has {mode:?}: expected one of {}", AccessMode::ALL.map(AccessMode::as_str).join(", "))
+                format!(
+                    "{field} has {mode:?}: expected one of {}",
+                    AccessMode::ALL.map(AccessMode::as_str).join(", ")
+                )
             })
         })
         .collect()
@@ -356,7 +359,9 @@ impl Kind for Volume {
             mode: volume_mode(spec.volume_mode.as_deref())?,
             class: class.unwrap_or_default(),
             attributes_class: spec.volume_attributes_class_name.unwrap_or_default(),
-            reclaim_policy: ReclaimPolicy::parse(spec.persistent_volume_reclaim_policy.as_deref().unwrap_or("Retain")),
+            reclaim_policy: ReclaimPolicy::parse(
+                spec.persistent_volume_reclaim_policy.as_deref().unwrap_or("Retain"),
+            ),
             claim_ref: spec.claim_ref.map(|r| ClaimRef {
                 key: ClaimKey::new(r.namespace, r.name),
                 uid: r.uid.filter(|uid| !uid.is_empty()).map(Uid::new),
@@ -528,11 +533,15 @@ impl Kind for Pod {
             running: Option<serde::de::IgnoredAny>,
         }
         let Wire { metadata, spec, status } = read(json)?;
-        let running = [&status.container_statuses, &status.init_container_statuses, &status.ephemeral_container_statuses]
-            .into_iter()
-            .flatten()
-            .flatten()
-            .any(|status| status.state.running.is_some());
+        let running = [
+            &status.container_statuses,
+            &status.init_container_statuses,
+            &status.ephemeral_container_statuses,
+        ]
+        .into_iter()
+        .flatten()
+        .flatten()
+        .any(|status| status.state.running.is_some());
         let deleting = metadata.deletion_timestamp.is_some();
         let shut_down = deleting && metadata.deletion_grace_period_seconds == Some(0);
         let mut claims = Vec::new();
@@ -548,7 +557,8 @@ impl Kind for Pod {
             key: PodKey { namespace: metadata.namespace.clone(), name: metadata.name.clone() },
             meta: metadata.into_domain()?,
             scheduled: spec.node_name.is_some_and(|node| !node.is_empty()),
-            terminated: matches!(status.phase.as_deref(), Some("Failed" | "Succeeded")) || (deleting && !running),
+            terminated: matches!(status.phase.as_deref(), Some("Failed" | "Succeeded"))
+                || (deleting && !running),
             shut_down,
             claims,
             ephemeral_claims,

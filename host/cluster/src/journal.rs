@@ -201,7 +201,8 @@ impl Journal {
     /// # Errors
     /// [`JournalError`]
     pub async fn record(&self, intent: Intent) -> Result<Arc<Intent>, JournalError> {
-        let json = serde_json::to_string(&intent).map_err(|error| JournalError::Refused(error.to_string()))?;
+        let json =
+            serde_json::to_string(&intent).map_err(|error| JournalError::Refused(error.to_string()))?;
         let size = json.len() + intent.uid.as_str().len();
         if size > SHARD_BYTES {
             return Err(JournalError::Refused(format!(
@@ -303,7 +304,9 @@ impl Journal {
         };
         shard.entries += 1;
         shard.bytes += size;
-        shard.changes.insert(intent.uid.clone(), Change::Put { json: json.to_owned(), waiting: vec![sender] });
+        shard
+            .changes
+            .insert(intent.uid.clone(), Change::Put { json: json.to_owned(), waiting: vec![sender] });
         let entry = Entry { intent: Arc::clone(intent), shard: index, size, durable: false };
         state.entries.insert(intent.uid.clone(), entry);
         drop(state);
@@ -602,4 +605,3 @@ async fn sleep_until(at: Option<tokio::time::Instant>) {
         None => std::future::pending().await,
     }
 }
-

@@ -22,7 +22,11 @@ pub struct Resource {
 impl Resource {
     /// `group/version`, or the version alone for the core group.
     pub fn api_version(&self) -> String {
-        if self.group.is_empty() { self.version.to_owned() } else { format!("{}/{}", self.group, self.version) }
+        if self.group.is_empty() {
+            self.version.to_owned()
+        } else {
+            format!("{}/{}", self.group, self.version)
+        }
     }
 
     /// Path of the collection, in one namespace or in all of them.

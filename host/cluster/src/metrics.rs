@@ -79,8 +79,16 @@ impl Metrics {
         let m = metrics.clone();
         registry.register("rest_client_requests", "Requests to the API by verb and HTTP code", m.requests);
         registry.register("cofferdam_watch_relists", "Lists taken, the first one included", m.relists);
-        registry.register("cofferdam_undecodable_objects", "Objects that could not be decoded", m.undecodable);
-        registry.register("cofferdam_events", "Events sent, folded into an earlier one, or dropped", m.events);
+        registry.register(
+            "cofferdam_undecodable_objects",
+            "Objects that could not be decoded",
+            m.undecodable,
+        );
+        registry.register(
+            "cofferdam_events",
+            "Events sent, folded into an earlier one, or dropped",
+            m.events,
+        );
         registry.register("cofferdam_journal_commits", "Writes of the intent journal", m.journal_commits);
         registry.register("cofferdam_journal_entries", "Intents in the journal", m.journal_entries);
         registry.register("cofferdam_journal_waiting", "Claims that wait for the journal", m.journal_waiting);

@@ -4,8 +4,8 @@
 //! burst of changes costs one more run, and a failing object never delays another.
 
 use std::{
-    collections::{BinaryHeap, HashMap, HashSet, VecDeque},
     cmp::Reverse,
+    collections::{BinaryHeap, HashMap, HashSet, VecDeque},
     fmt,
     future::Future,
     hash::Hash,

@@ -85,13 +85,7 @@ pub async fn follow<K: Cached>(
     scope: Scope,
     stop: CancellationToken,
 ) -> Result<(), Restored> {
-    let follower = Follower::<K> {
-        writer,
-        events,
-        metrics,
-        scope,
-        table: K::table(writer.cache()),
-    };
+    let follower = Follower::<K> { writer, events, metrics, scope, table: K::table(writer.cache()) };
     tokio::select! {
         biased;
         () = stop.cancelled() => Ok(()),
@@ -189,9 +183,13 @@ impl<K: Cached> Follower<'_, K> {
                 }
                 Err((_, message)) => return Err(message),
             };
-            let page: Page<'_> = serde_json::from_slice(&body).map_err(|error| format!("unreadable list: {error}"))?;
+            let page: Page<'_> =
+                serde_json::from_slice(&body).map_err(|error| format!("unreadable list: {error}"))?;
             let at = page.metadata.resource_version.parse().map(ResourceVersion).map_err(|_| {
-                format!("the list's resourceVersion is {:?}: expected a number", page.metadata.resource_version)
+                format!(
+                    "the list's resourceVersion is {:?}: expected a number",
+                    page.metadata.resource_version
+                )
             })?;
             items.extend(page.items.into_iter().flatten().filter_map(|item| self.decode(item)));
             // Later pages show the state of the first one.
@@ -222,7 +220,8 @@ impl<K: Cached> Follower<'_, K> {
         let failed = |message: String| (StatusCode::SERVICE_UNAVAILABLE, message);
         let response = self.open(path).await.map_err(failed)?;
         let status = response.status();
-        let body = response.into_body().collect().await.map_err(|error| failed(error.to_string()))?.to_bytes();
+        let body =
+            response.into_body().collect().await.map_err(|error| failed(error.to_string()))?.to_bytes();
         if status.is_success() { Ok(body) } else { Err((status, status_message(status, &body))) }
     }
 
@@ -235,7 +234,9 @@ impl<K: Cached> Follower<'_, K> {
     async fn watch(&self, version: &mut ResourceVersion) -> Ended {
         match tokio::time::timeout(DEAD_AFTER, self.stream(version)).await {
             Ok(ended) => ended,
-            Err(_) => Ended::Failed(format!("nothing ended the watch within {DEAD_AFTER:?}: dead connection")),
+            Err(_) => {
+                Ended::Failed(format!("nothing ended the watch within {DEAD_AFTER:?}: dead connection"))
+            }
         }
     }
 

@@ -222,10 +222,8 @@ impl Writer {
         name: &str,
     ) -> Result<K, WriteError> {
         let path = format!("/metadata/finalizers/{index}");
-        let operations = vec![
-            json!({"op": "test", "path": path, "value": name}),
-            json!({"op": "remove", "path": path}),
-        ];
+        let operations =
+            vec![json!({"op": "test", "path": path, "value": name}), json!({"op": "remove", "path": path})];
         self.json_patch(key, uid, operations).await
     }
 
@@ -245,7 +243,11 @@ impl Writer {
     ///
     /// # Errors
     /// [`WriteError`]; `Conflict` where a precondition fails, `NotFound` where it is gone already.
-    pub async fn delete<K: Cached>(&self, key: &K::Key, precondition: &Precondition) -> Result<(), WriteError> {
+    pub async fn delete<K: Cached>(
+        &self,
+        key: &K::Key,
+        precondition: &Precondition,
+    ) -> Result<(), WriteError> {
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]
         struct Wire<'a> {
@@ -345,9 +347,10 @@ impl Writer {
         let unreadable = |message| WriteError::Answer { target: target.to_owned(), message };
         let object: Object = serde_json::from_str(&answer).map_err(|error| unreadable(error.to_string()))?;
         let version = object.metadata.resource_version;
-        version.parse().map(ResourceVersion).map_err(|_| {
-            unreadable(format!("metadata.resourceVersion is {version:?}: expected a number"))
-        })
+        version
+            .parse()
+            .map(ResourceVersion)
+            .map_err(|_| unreadable(format!("metadata.resourceVersion is {version:?}: expected a number")))
     }
 
     /// A read of something that is not cached; returns the answer.
@@ -473,7 +476,9 @@ fn refusal(status: StatusCode, body: &[u8], target: &str) -> WriteError {
         (StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS, _) => {
             WriteError::Unavailable { target, message: parsed.message }
         }
-        (status, _) if status.is_server_error() => WriteError::Unavailable { target, message: parsed.message },
+        (status, _) if status.is_server_error() => {
+            WriteError::Unavailable { target, message: parsed.message }
+        }
         (status, _) => WriteError::Refused { target, code: status.as_u16(), message: parsed.message },
     }
 }

@@ -43,9 +43,10 @@ fn start(wire: &Wire) -> Followed {
     let (events, event_loop) = EventSink::new(writer.clone(), clock, metrics.clone());
     tokio::spawn(event_loop.run(stop.clone()));
     let (following, token) = (writer.clone(), stop.clone());
-    let task = tokio::spawn(async move {
-        follow::<Claim>(&following, &events, &metrics, Scope::default(), token).await
-    });
+    let task =
+        tokio::spawn(
+            async move { follow::<Claim>(&following, &events, &metrics, Scope::default(), token).await },
+        );
     Followed { writer, stop, task }
 }
 
@@ -79,7 +80,13 @@ async fn lists_anew_when_the_history_is_gone() {
     let claims = &followed.writer.cache().claims;
     claims.synced().await;
     for _ in 0..3 {
-        call(&api, Method::POST, CLAIMS, json!({"metadata": {"generateName": "x-"}, "spec": claim("x")["spec"]})).await;
+        call(
+            &api,
+            Method::POST,
+            CLAIMS,
+            json!({"metadata": {"generateName": "x-"}, "spec": claim("x")["spec"]}),
+        )
+        .await;
         api.compact();
         tokio::time::sleep(A_WHILE).await;
     }

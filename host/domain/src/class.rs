@@ -40,7 +40,9 @@ pub struct StorageClass {
 impl StorageClass {
     /// Whether an administrator marked the class as default.
     pub fn is_default(&self) -> bool {
-        [names::DEFAULT_CLASS, names::DEFAULT_CLASS_BETA].iter().any(|key| self.meta.annotation(key) == Some("true"))
+        [names::DEFAULT_CLASS, names::DEFAULT_CLASS_BETA]
+            .iter()
+            .any(|key| self.meta.annotation(key) == Some("true"))
     }
 
     /// One segment per term where every key has a single value.
@@ -61,7 +63,8 @@ impl StorageClass {
 pub fn default_class<'a, C: std::ops::Deref<Target = StorageClass> + 'a>(
     classes: impl IntoIterator<Item = C>,
 ) -> Option<C> {
-    classes.into_iter().filter(|class| class.is_default()).min_by(|a, b| {
-        b.meta.created_ms.cmp(&a.meta.created_ms).then_with(|| a.name.cmp(&b.name))
-    })
+    classes
+        .into_iter()
+        .filter(|class| class.is_default())
+        .min_by(|a, b| b.meta.created_ms.cmp(&a.meta.created_ms).then_with(|| a.name.cmp(&b.name)))
 }

@@ -15,7 +15,9 @@ pub struct Quantity(u128);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
     /// Not of Kubernetes' quantity syntax.
-    #[error("{0:?} is not a quantity: expected a number with an optional suffix such as Ki, Mi, Gi, k, M, G or e3")]
+    #[error(
+        "{0:?} is not a quantity: expected a number with an optional suffix such as Ki, Mi, Gi, k, M, G or e3"
+    )]
     Syntax(String),
     /// Below zero.
     #[error("quantity {0:?} is negative: expected zero or more bytes")]
@@ -194,15 +196,27 @@ mod tests {
             assert!(matches!(Quantity::parse(text), Err(QuantityError::Syntax(t)) if t == text), "{text}");
         }
         assert_eq!(Quantity::parse("-1"), Err(QuantityError::Negative("-1".to_owned())));
-        for text in ["1e99", "1e2000000000", "999999999999999999999999999999999999999999", "99999999999999999999999999999Ei"] {
+        for text in [
+            "1e99",
+            "1e2000000000",
+            "999999999999999999999999999999999999999999",
+            "99999999999999999999999999999Ei",
+        ] {
             assert_eq!(Quantity::parse(text), Err(QuantityError::TooLarge(text.to_owned())), "{text}");
         }
     }
 
     #[test]
     fn prints_the_largest_whole_binary_suffix() {
-        for (bytes, text) in [(0, "0"), (1, "1"), (1024, "1Ki"), (1500, "1500"), (1 << 30, "1Gi"), (3 << 29, "1536Mi"), (1 << 70, "1024Ei")]
-        {
+        for (bytes, text) in [
+            (0, "0"),
+            (1, "1"),
+            (1024, "1Ki"),
+            (1500, "1500"),
+            (1 << 30, "1Gi"),
+            (3 << 29, "1536Mi"),
+            (1 << 70, "1024Ei"),
+        ] {
             assert_eq!(Quantity(bytes).to_string(), text);
             assert_eq!(Quantity::parse(text), Ok(Quantity(bytes)));
         }

@@ -50,7 +50,8 @@ impl Context {
     /// Sends a note as an event on an object.
     pub(crate) fn note<K: Kind>(&self, object: &K, component: &str, note: Note) {
         let Note { kind, reason, text } = note;
-        let event = Event { subject: Subject::of(object), kind, reason, note: text, component: component.into() };
+        let event =
+            Event { subject: Subject::of(object), kind, reason, note: text, component: component.into() };
         self.events.publish(event);
     }
 
@@ -96,7 +97,9 @@ impl Teller {
     pub(crate) fn tell(&self, kind: StepKind, text: impl Into<String>, took: Option<Duration>) {
         let text = text.into();
         match kind {
-            StepKind::Fails => tracing::info!(role = %self.role, claim = ?self.claim, volume = ?self.volume, "{text}"),
+            StepKind::Fails => {
+                tracing::info!(role = %self.role, claim = ?self.claim, volume = ?self.volume, "{text}")
+            }
             StepKind::Acts | StepKind::Waits | StepKind::Settled => {
                 tracing::debug!(role = %self.role, claim = ?self.claim, volume = ?self.volume, "{text}");
             }

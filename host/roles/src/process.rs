@@ -93,7 +93,9 @@ pub enum ProcessError {
     #[error("role {0} needs at least one backend: name one with --backend")]
     NoBackend(Role),
     /// `--volume-name-prefix` is empty or not of a volume's name.
-    #[error("volume name prefix {0:?} cannot start a volume's name: expected lower-case letters, digits and dashes, at most 63")]
+    #[error(
+        "volume name prefix {0:?} cannot start a volume's name: expected lower-case letters, digits and dashes, at most 63"
+    )]
     Prefix(String),
     /// A first read of the API failed.
     #[error("cannot start: {0}")]
@@ -220,7 +222,8 @@ impl Process {
             flushing.cancel();
         };
         let background = async {
-            let journals = futures::future::join_all(journals.iter().map(|journal| journal.run(flushing.clone())));
+            let journals =
+                futures::future::join_all(journals.iter().map(|journal| journal.run(flushing.clone())));
             tokio::join!(journals, event_loop.run(flushing.clone()));
         };
         let (restored, (), ()) = tokio::join!(
@@ -239,8 +242,12 @@ impl Process {
         let mut drivers = HashMap::new();
         for backend in &self.parts.backends {
             let name = backend.description().name.clone();
-            let journal =
-                Journal::new(writer.clone(), self.settings.namespace.clone(), name.clone(), self.metrics.clone());
+            let journal = Journal::new(
+                writer.clone(),
+                self.settings.namespace.clone(),
+                name.clone(),
+                self.metrics.clone(),
+            );
             if self.settings.roles.contains(&Role::Provisioner) {
                 journal.load().await.map_err(ProcessError::Start)?;
             }
@@ -257,7 +264,12 @@ impl Process {
     }
 
     /// Follows every kind that a role of this process reads, until `stop` or until one shows a restore.
-    async fn watches(&self, writer: &Writer, events: &EventSink, stop: CancellationToken) -> Option<Restored> {
+    async fn watches(
+        &self,
+        writer: &Writer,
+        events: &EventSink,
+        stop: CancellationToken,
+    ) -> Option<Restored> {
         let metrics = &self.metrics;
         let everything = Scope::default;
         let marks = hold::scope(&self.settings.namespace);
@@ -351,9 +363,7 @@ async fn cluster_id(writer: &Writer) -> Result<ClusterId, WriteError> {
     }
     let target = "Namespace kube-system";
     let answer = writer.read("/api/v1/namespaces/kube-system", target).await?;
-    let namespace: Namespace = serde_json::from_str(&answer).map_err(|error| WriteError::Answer {
-        target: target.to_owned(),
-        message: error.to_string(),
-    })?;
+    let namespace: Namespace = serde_json::from_str(&answer)
+        .map_err(|error| WriteError::Answer { target: target.to_owned(), message: error.to_string() })?;
     Ok(ClusterId::from(namespace.metadata.uid))
 }

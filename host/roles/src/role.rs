@@ -45,6 +45,9 @@ impl FromStr for Role {
     type Err = UnknownRole;
 
     fn from_str(name: &str) -> Result<Self, UnknownRole> {
-        Self::ALL.into_iter().find(|role| role.as_str() == name).ok_or_else(|| UnknownRole { name: name.to_owned() })
+        Self::ALL
+            .into_iter()
+            .find(|role| role.as_str() == name)
+            .ok_or_else(|| UnknownRole { name: name.to_owned() })
     }
 }

@@ -110,7 +110,10 @@ fn scenarios() -> Vec<Scenario> {
                 Create(with(class("gold"), &json!({"volumeBindingMode": "WaitForFirstConsumer"}))),
                 Create(claim("a", "gold")),
                 Settle,
-                Patch(CLAIM, json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "n"}}})),
+                Patch(
+                    CLAIM,
+                    json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "n"}}}),
+                ),
             ],
             claims: BOUND,
             volumes: VOLUME,
@@ -126,7 +129,10 @@ fn scenarios() -> Vec<Scenario> {
                 Create(volume("large", "none", "9Gi")),
                 Create(volume("fitting", "none", "3Gi")),
                 Settle,
-                Create(with(claim("a", "none"), &json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}))),
+                Create(with(
+                    claim("a", "none"),
+                    &json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}),
+                )),
             ],
             claims: &["a Bound fitting"],
             volumes: &["fitting Bound a", "large Available", "small Available"],
@@ -142,7 +148,13 @@ fn scenarios() -> Vec<Scenario> {
         },
         Scenario {
             name: "a static volume with Retain is released with its claim",
-            user: vec![Create(volume("v", "none", "1Gi")), Settle, Create(claim("a", "none")), Settle, Delete(CLAIM)],
+            user: vec![
+                Create(volume("v", "none", "1Gi")),
+                Settle,
+                Create(claim("a", "none")),
+                Settle,
+                Delete(CLAIM),
+            ],
             volumes: &["v Released a"],
             ..base()
         },
@@ -197,7 +209,11 @@ fn scenarios() -> Vec<Scenario> {
             claims: BOUND,
             volumes: VOLUME,
             array: &["a"],
-            events: &["a Normal ExternalProvisioning", "a Normal Provisioning", "a Normal ProvisioningSucceeded"],
+            events: &[
+                "a Normal ExternalProvisioning",
+                "a Normal Provisioning",
+                "a Normal ProvisioningSucceeded",
+            ],
             calls: &["create a"],
             ..base()
         },
@@ -227,7 +243,12 @@ fn scenarios() -> Vec<Scenario> {
         },
         Scenario {
             name: "the claim is deleted and comes again",
-            user: after_gold_claim([Wait(HALF_A_SECOND), Delete(CLAIM), Wait(HALF_A_SECOND), Create(claim("a", "gold"))]),
+            user: after_gold_claim([
+                Wait(HALF_A_SECOND),
+                Delete(CLAIM),
+                Wait(HALF_A_SECOND),
+                Create(claim("a", "gold")),
+            ]),
             create_faults: vec![Fault::LostAnswer],
             claims: BOUND,
             volumes: VOLUME,
@@ -331,7 +352,10 @@ fn scenarios() -> Vec<Scenario> {
             name: "sizes and parameters that cannot be",
             user: vec![
                 Create(class("gold")),
-                Create(with(claim("a", "gold"), &json!({"spec": {"resources": {"requests": {"storage": "1e99"}}}}))),
+                Create(with(
+                    claim("a", "gold"),
+                    &json!({"spec": {"resources": {"requests": {"storage": "1e99"}}}}),
+                )),
                 Create(with(class("odd"), &json!({"parameters": {"csi.storage.k8s.io/odd": "x"}}))),
                 Create(claim("b", "odd")),
             ],
@@ -361,7 +385,8 @@ async fn every_scenario_ends_as_it_should() {
         let (outcome, _) = play(&scenario, None).await;
         let mut compare = |what: &str, found: &[String], expected: &[&str]| {
             if found != expected {
-                differences.push(format!("{}: {what}: expected {expected:?}, found {found:?}", scenario.name));
+                differences
+                    .push(format!("{}: {what}: expected {expected:?}, found {found:?}", scenario.name));
             }
         };
         compare("faults", &outcome.faults, &[]);
@@ -412,7 +437,11 @@ async fn deletions_wait_after_a_restore() {
     ]);
     let (outcome, _) = simulation.play(&user, None).await;
     assert_eq!(outcome.volumes, ["of-gone Released a"]);
-    assert_eq!(outcome.array, ["gone", "gone"], "nothing is deleted, least of all what the backup does not know");
+    assert_eq!(
+        outcome.array,
+        ["gone", "gone"],
+        "nothing is deleted, least of all what the backup does not know"
+    );
     assert!(outcome.events.contains(&"volume Warning DeletionHeld".to_owned()), "{:?}", outcome.events);
     let (outcome, _) = simulation.play(&[Settle], None).await;
     assert_eq!(outcome.array, ["gone", "gone"], "also not by the next process");

@@ -87,7 +87,7 @@ async fn run() {
     let client = kube::Client::new(Counting { api: api.service(), writes: Arc::clone(&writes) }, "default");
     let mut registry = Registry::default();
     let engine = Engine::new(EngineOptions::default()).expect("the engine starts");
-    let source = Source::Bytes { name: "memory".to_owned(), bytes: cofferdam_guests::MEMORY.to_vec() };
+    let source = Source::Bytes { name: "memory".to_owned(), bytes: cofferdam_guests::MEMORY };
     let backend = engine.load(source, BackendConfig::default()).await.expect("the memory backend loads");
     let driver = backend.description().name.clone();
     let parts = Parts {
@@ -108,7 +108,14 @@ async fn run() {
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "bench"},
         "provisioner": driver.as_str(),
     });
-    cofferdam_sim::simulation::call(&api.service(), Method::POST, "/apis/storage.k8s.io/v1/storageclasses", "application/json", &class).await;
+    cofferdam_sim::simulation::call(
+        &api.service(),
+        Method::POST,
+        "/apis/storage.k8s.io/v1/storageclasses",
+        "application/json",
+        &class,
+    )
+    .await;
 
     // Bound is when the roles' own cache, fed by the answers of their writes, shows it.
     let (bound, mut arrivals) = tokio::sync::mpsc::unbounded_channel::<(Box<str>, Instant)>();
@@ -119,7 +126,10 @@ async fn run() {
         }
     });
     println!("{CLAIMS} claims by {CLIENTS} clients, {} on 2 threads", driver.as_str());
-    println!("{:<8}{:>12}{:>12}{:>12}{:>14}{:>14}{:>12}", "round", "claims/s", "p50 ms", "p99 ms", "objects/claim", "journal/claim", "events/claim");
+    println!(
+        "{:<8}{:>12}{:>12}{:>12}{:>14}{:>14}{:>12}",
+        "round", "claims/s", "p50 ms", "p99 ms", "objects/claim", "journal/claim", "events/claim"
+    );
     for round in 0..3 {
         let before = [&writes.objects, &writes.journal, &writes.events].map(|c| c.load(Ordering::Relaxed));
         let started = Instant::now();
@@ -139,7 +149,8 @@ async fn run() {
                     });
                     let path = "/api/v1/namespaces/default/persistentvolumeclaims";
                     created.push((name, Instant::now()));
-                    cofferdam_sim::simulation::call(&api, Method::POST, path, "application/json", &claim).await;
+                    cofferdam_sim::simulation::call(&api, Method::POST, path, "application/json", &claim)
+                        .await;
                     tokio::task::yield_now().await;
                 }
                 created
@@ -149,7 +160,8 @@ async fn run() {
         let mut ends = HashMap::new();
         while ends.len() < CLAIMS {
             let arrival = tokio::time::timeout(Duration::from_secs(60), arrivals.recv()).await;
-            let (name, at) = arrival.expect("the next claim is Bound within a minute").expect("the process lives");
+            let (name, at) =
+                arrival.expect("the next claim is Bound within a minute").expect("the process lives");
             ends.insert(name, at);
         }
         let took = started.elapsed();

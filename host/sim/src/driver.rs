@@ -214,11 +214,7 @@ impl Backend for MortalDriver {
         })
     }
 
-    fn validate_volume(
-        &self,
-        _: Call,
-        _: ValidateVolume,
-    ) -> BoxFuture<'_, Result<Validation, StorageError>> {
+    fn validate_volume(&self, _: Call, _: ValidateVolume) -> BoxFuture<'_, Result<Validation, StorageError>> {
         Box::pin(async { Ok(Validation::Confirmed) })
     }
 }

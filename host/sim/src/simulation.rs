@@ -151,8 +151,11 @@ impl Simulation {
         let client = kube::Client::new(api, "default");
         let backend = self.driver.for_process(DRIVER, Arc::clone(&effects));
         let start = self.starts.fetch_add(1, Ordering::Relaxed);
-        let settings =
-            Settings { roles: self.roles.clone(), identity: format!("process-{start}"), ..Settings::default() };
+        let settings = Settings {
+            roles: self.roles.clone(),
+            identity: format!("process-{start}"),
+            ..Settings::default()
+        };
         let clock = Arc::new(|| jiff::Timestamp::from_second(EPOCH).unwrap_or(jiff::Timestamp::MAX));
         let parts = Parts { client, backends: vec![backend], clock, observer: Arc::new(Silent) };
         let stop = CancellationToken::new();
@@ -210,7 +213,8 @@ impl Simulation {
             None => name.to_owned(),
         };
         let shown = |object: &Value, of: &str| {
-            let line = format!("{} {} {of}", alias(text(object, "/metadata/name")), text(object, "/status/phase"));
+            let line =
+                format!("{} {} {of}", alias(text(object, "/metadata/name")), text(object, "/status/phase"));
             line.trim_end().to_owned()
         };
         Outcome {
@@ -273,9 +277,8 @@ fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
 fn leaks(claims: &[Value], volumes: &[Value], array: &BTreeSet<String>) -> Vec<String> {
     let mut faults = Vec::new();
     for name in array {
-        let has_object = volumes
-            .iter()
-            .any(|volume| text(volume, "/spec/csi/volumeHandle") == format!("handle-{name}"));
+        let has_object =
+            volumes.iter().any(|volume| text(volume, "/spec/csi/volumeHandle") == format!("handle-{name}"));
         let has_claim = claims.iter().any(|claim| name.ends_with(text(claim, "/metadata/uid")));
         if !has_object && !has_claim {
             faults.push(format!("leaked: {name} has neither a PersistentVolume nor a claim"));
@@ -315,7 +318,13 @@ async fn act(api: &ApiService, action: &UserAction) -> StatusCode {
 }
 
 /// One request as a user makes it.
-pub async fn call(api: &ApiService, method: Method, path: &str, content_type: &str, body: &Value) -> (StatusCode, Value) {
+pub async fn call(
+    api: &ApiService,
+    method: Method,
+    path: &str,
+    content_type: &str,
+    body: &Value,
+) -> (StatusCode, Value) {
     let body = if body.is_null() { String::new() } else { body.to_string() };
     let request = Request::builder()
         .method(method)

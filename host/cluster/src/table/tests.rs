@@ -92,9 +92,8 @@ fn tells_subscribers_of_every_change_and_of_nothing_else() {
 #[test]
 fn keeps_the_index_equal_to_the_objects() {
     let table = Table::<Claim>::default();
-    let by_uid = |uid: &str| {
-        table.query(|index, _| format!("{index:?}").contains(&format!("{uid:?}: ClaimKey")))
-    };
+    let by_uid =
+        |uid: &str| table.query(|index, _| format!("{index:?}").contains(&format!("{uid:?}: ClaimKey")));
     table.apply(claim("a", 5));
     assert!(by_uid("a"));
     table.delete(&key(), &Uid::from("a"), version(6));

@@ -1,5 +1,9 @@
 //! An in-process API that counts, delays and fails requests on demand.
-#![allow(dead_code, clippy::unwrap_used, reason = "each test file uses its part; what cannot be is a failed test")]
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "each test file uses its part; what cannot be is a failed test"
+)]
 
 use std::{
     collections::VecDeque,
@@ -56,7 +60,8 @@ impl Wire {
 }
 
 fn status(code: StatusCode) -> Response<Full<Bytes>> {
-    let body = serde_json::json!({"kind": "Status", "message": "in trouble", "reason": "", "code": code.as_u16()});
+    let body =
+        serde_json::json!({"kind": "Status", "message": "in trouble", "reason": "", "code": code.as_u16()});
     Response::builder().status(code).body(Full::new(Bytes::from(body.to_string()))).unwrap()
 }
 

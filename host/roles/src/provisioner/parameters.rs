@@ -1,10 +1,6 @@
 //! A class' parameters: the reserved ones are read here, the others go to the driver (behaviour of external-provisioner).
 
-use cofferdam_domain::{
-    StorageClass,
-    names::RESERVED_PARAMETER_PREFIX,
-    storage::Parameters,
-};
+use cofferdam_domain::{StorageClass, names::RESERVED_PARAMETER_PREFIX, storage::Parameters};
 
 /// Reserved parameters, without their prefix, that name the filesystem type.
 const FS_TYPE: &str = "fstype";
@@ -60,7 +56,9 @@ pub enum ParameterError {
         key: String,
     },
     /// A reserved key whose function this version does not have.
-    #[error("StorageClass {class} refers to a secret with {key:?}: this version passes no secrets to drivers")]
+    #[error(
+        "StorageClass {class} refers to a secret with {key:?}: this version passes no secrets to drivers"
+    )]
     Secret {
         /// The class.
         class: String,
@@ -97,7 +95,9 @@ pub fn split(class: &StorageClass) -> Result<ClassParameters, ParameterError> {
     }
     match fs_types.as_slice() {
         [] => Ok(ClassParameters { for_driver, fs_type: None }),
-        [(_, value)] => Ok(ClassParameters { for_driver, fs_type: Some((*value).to_owned()).filter(|v| !v.is_empty()) }),
+        [(_, value)] => {
+            Ok(ClassParameters { for_driver, fs_type: Some((*value).to_owned()).filter(|v| !v.is_empty()) })
+        }
         several => {
             let keys: Vec<&str> = several.iter().map(|(key, _)| *key).collect();
             Err(ParameterError::FsTypes { class: name(), keys: keys.join(", ") })

@@ -181,7 +181,13 @@ impl Provisioner {
                     }
                     return Outcome::Done;
                 }
-                ClaimVerdict::Refuse { message, lasting } => return self.refuse(uid, message, lasting),
+                ClaimVerdict::Refuse { message, lasting } => {
+                    if let Some(claim) = self.context.cache.claim_by_uid(uid) {
+                        let teller = Teller::of_claim(&self.context, Role::Provisioner, &claim.key);
+                        teller.tell(StepKind::Fails, message.clone(), None);
+                    }
+                    return self.refuse(uid, message, lasting);
+                }
                 ClaimVerdict::LeaveToPopulator => {
                     if let Some(claim) = self.context.cache.claim_by_uid(uid) {
                         let text = "Assuming an external populator will provision the volume".to_owned();
@@ -220,7 +226,9 @@ impl Provisioner {
         let answer = self.call_create(driver, intent, &teller).await;
         let took = started.elapsed();
         match rules::created(&self.context.cache, intent, answer) {
-            Created::Save(created, capacity) => self.save(driver, intent, created, capacity, &teller, started).await,
+            Created::Save(created, capacity) => {
+                self.save(driver, intent, created, capacity, &teller, started).await
+            }
             Created::Undo(created, message) => self.undo(driver, intent, &created, message, &teller).await,
             Created::Failed { message, lasting } => {
                 teller.tell(StepKind::Fails, message.clone(), Some(took));
@@ -246,13 +254,15 @@ impl Provisioner {
         teller: &Teller,
     ) -> Result<CreatedVolume, StorageError> {
         let call = Call { deadline: self.context.settings.timeout };
+        let started = Instant::now();
         let mut answer = driver.backend.create_volume(call, intent.request.clone());
         let answer = match tokio::time::timeout(PATIENCE, &mut answer).await {
             Ok(answer) => answer,
             Err(_) => {
                 teller.tell(StepKind::Waits, "the driver is still at work", None);
                 if let Some(claim) = self.context.cache.claim_by_uid(&intent.uid) {
-                    let text = format!("External provisioner is provisioning volume for claim \"{}\"", intent.claim);
+                    let text =
+                        format!("External provisioner is provisioning volume for claim \"{}\"", intent.claim);
                     let note = Note { kind: EventType::Normal, reason: "Provisioning", text };
                     self.context.note(&*claim, &driver.component, note);
                 }
@@ -260,7 +270,11 @@ impl Provisioner {
             }
         };
         if answer.is_ok() {
-            teller.tell(StepKind::Acts, format!("{} creates the volume", intent.driver), None);
+            teller.tell(
+                StepKind::Acts,
+                format!("{} creates the volume", intent.driver),
+                Some(started.elapsed()),
+            );
         }
         answer
     }
@@ -312,7 +326,9 @@ impl Provisioner {
     ) -> Outcome {
         let name = VolumeName::from(intent.request.name.as_str());
         match self.context.writer.get::<Volume>(&name).await {
-            Ok(Some(volume)) if volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(&intent.uid) => {
+            Ok(Some(volume))
+                if volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(&intent.uid) =>
+            {
                 driver.journal.forget(&intent.uid);
                 Outcome::Done
             }
@@ -359,7 +375,10 @@ impl Provisioner {
                 }
             }
             Err(error) => {
-                let text = format!("{} cannot delete the unwanted volume {}: {error}", intent.driver, created.handle);
+                let text = format!(
+                    "{} cannot delete the unwanted volume {}: {error}",
+                    intent.driver, created.handle
+                );
                 teller.tell(StepKind::Fails, text.clone(), Some(started.elapsed()));
                 self.refuse(&intent.uid, message.unwrap_or(text), false)
             }
@@ -370,7 +389,11 @@ impl Provisioner {
     fn refuse(&self, uid: &Uid, message: String, lasting: bool) -> Outcome {
         if let Some(claim) = self.context.cache.claim_by_uid(uid) {
             let component = self.component_for(&claim);
-            let text = if lasting { format!("{message}; it is tried again after a change, or late") } else { message };
+            let text = if lasting {
+                format!("{message}; it is tried again after a change, or late")
+            } else {
+                message
+            };
             let note = Note { kind: EventType::Warning, reason: "ProvisioningFailed", text };
             self.context.note(&*claim, &component, note);
         }
@@ -420,16 +443,19 @@ impl Provisioner {
             let finalizer = names::PROVISIONER_FINALIZER;
             let result = match rules::volume(&ours, &volume, deleted, hold::is_held(&self.context.cache)) {
                 VolumeVerdict::Ignore(_) => return Outcome::Done,
-                VolumeVerdict::AddFinalizer => {
-                    teller.act("protects the volume's object", writer.add_finalizer(&*volume, finalizer)).await.map(drop)
-                }
+                VolumeVerdict::AddFinalizer => teller
+                    .act("protects the volume's object", writer.add_finalizer(&*volume, finalizer))
+                    .await
+                    .map(drop),
                 VolumeVerdict::RemoveFinalizer(at) => {
                     let write = writer.remove_finalizer::<Volume>(name, uid, at, finalizer);
                     teller.act("releases the volume's object", write).await.map(drop)
                 }
                 VolumeVerdict::DeleteObject => {
                     let precondition = Precondition { uid: Some(uid.clone()), version: None };
-                    teller.act("deletes the volume's object", writer.delete::<Volume>(name, &precondition)).await
+                    teller
+                        .act("deletes the volume's object", writer.delete::<Volume>(name, &precondition))
+                        .await
                 }
                 VolumeVerdict::DeleteVolume => {
                     if let Some(outcome) = self.delete(&volume, &teller).await {
@@ -462,7 +488,11 @@ impl Provisioner {
         match driver.backend.delete_volume(call, csi.handle.clone()).await {
             Ok(()) => {
                 self.metrics.deleted(&class, started.elapsed());
-                teller.tell(StepKind::Acts, format!("{} deletes the volume", csi.driver), Some(started.elapsed()));
+                teller.tell(
+                    StepKind::Acts,
+                    format!("{} deletes the volume", csi.driver),
+                    Some(started.elapsed()),
+                );
                 None
             }
             Err(error) => {
@@ -487,7 +517,8 @@ impl Provisioner {
         let claim = self.context.writer.get::<Claim>(&claim_ref.key).await?;
         // A claim of that uid that names another volume is the winner of a double provisioning; this one is the loser's.
         Ok(claim.is_none_or(|claim| {
-            claim_ref.uid.as_ref() != Some(&claim.meta.uid) || claim.volume.is_some_and(|name| name != live.name)
+            claim_ref.uid.as_ref() != Some(&claim.meta.uid)
+                || claim.volume.is_some_and(|name| name != live.name)
         }))
     }
 
@@ -500,7 +531,8 @@ impl Provisioner {
         teller.tell(StepKind::Waits, text.clone(), None);
         let note = Note { kind: EventType::Warning, reason: "DeletionHeld", text };
         let component = volume.csi.as_ref().and_then(|csi| self.context.drivers.get(&csi.driver));
-        let component = component.map_or_else(|| "external-provisioner".into(), |driver| driver.component.clone());
+        let component =
+            component.map_or_else(|| "external-provisioner".into(), |driver| driver.component.clone());
         self.context.note(volume, &component, note);
         Outcome::Done
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use cofferdam_cluster::{Cache, Intent, IntentClass, Seen};
 use cofferdam_domain::{
-    AccessMode, AccessModes, Claim, ClusterId, DriverName, ReclaimPolicy, StorageClass, Uid, Volume, VolumeMode, VolumeName,
-    VolumePhase, names,
+    AccessMode, AccessModes, Claim, ClusterId, DriverName, ReclaimPolicy, StorageClass, Uid, Volume,
+    VolumeMode, VolumeName, VolumePhase, names,
     storage::{
         AccessType, CapabilityMode, CapacityRange, CreateVolume, CreatedVolume, ErrorKind, Finality, Owner,
         StorageError, VolumeCapability,
@@ -162,7 +162,9 @@ fn request(
     let refuse = |message: String| Box::new(ClaimVerdict::Refuse { message, lasting: true });
     if let Some(source) = &claim.source {
         return Err(match (&*source.group, &*source.kind) {
-            ("", "PersistentVolumeClaim") => refuse(format!("driver {} does not clone volumes", class.provisioner)),
+            ("", "PersistentVolumeClaim") => {
+                refuse(format!("driver {} does not clone volumes", class.provisioner))
+            }
             ("snapshot.storage.k8s.io", "VolumeSnapshot") => {
                 refuse(format!("driver {} does not restore snapshots", class.provisioner))
             }
@@ -178,7 +180,9 @@ fn request(
     let size = match &claim.request {
         Err(error) => return Err(refuse(format!("spec.resources.requests.storage: {error}"))),
         Ok(size) if size.is_zero() => {
-            return Err(refuse("spec.resources.requests.storage is 0: expected more than zero bytes".to_owned()));
+            return Err(refuse(
+                "spec.resources.requests.storage is 0: expected more than zero bytes".to_owned(),
+            ));
         }
         Ok(size) => size.to_csi_bytes().ok_or_else(|| {
             refuse(format!("spec.resources.requests.storage is {size}: expected at most {} bytes", i64::MAX))
@@ -192,18 +196,17 @@ fn request(
             ("pvc/namespace", &*claim.key.namespace),
             ("pv/name", name.as_str()),
         ];
-        parameters.extend(
-            extra.map(|(key, value)| (format!("{}{key}", names::RESERVED_PARAMETER_PREFIX), value.to_owned())),
-        );
+        parameters
+            .extend(extra.map(|(key, value)| {
+                (format!("{}{key}", names::RESERVED_PARAMETER_PREFIX), value.to_owned())
+            }));
     }
     let fs_type = split.fs_type.or_else(|| options.default_fs_type.clone());
     let access = match claim.mode {
         VolumeMode::Block => AccessType::Block,
-        VolumeMode::Filesystem => AccessType::Filesystem {
-            fs_type,
-            mount_flags: class.mount_options.clone(),
-            mount_group: None,
-        },
+        VolumeMode::Filesystem => {
+            AccessType::Filesystem { fs_type, mount_flags: class.mount_options.clone(), mount_group: None }
+        }
     };
     let capabilities = capability_modes(claim).map_err(refuse)?.into_iter();
     Ok(Intent {
@@ -219,7 +222,9 @@ fn request(
         request: CreateVolume {
             name: name.as_str().to_owned(),
             capacity: CapacityRange { required: Some(size), limit: None },
-            capabilities: capabilities.map(|mode| VolumeCapability { mode, access: access.clone() }).collect(),
+            capabilities: capabilities
+                .map(|mode| VolumeCapability { mode, access: access.clone() })
+                .collect(),
             parameters,
             topology: None,
             owner: Some(Owner {
@@ -263,8 +268,12 @@ fn capability_modes(claim: &Claim) -> Result<Vec<CapabilityMode>, String> {
 /// The access modes that a request was made for, where the claim is gone and cannot be asked.
 pub fn modes_of(request: &CreateVolume) -> AccessModes {
     let modes = request.capabilities.iter().map(|capability| match capability.mode {
-        CapabilityMode::MultiNodeReaderOnly | CapabilityMode::SingleNodeReaderOnly => AccessMode::ReadOnlyMany,
-        CapabilityMode::MultiNodeMultiWriter | CapabilityMode::MultiNodeSingleWriter => AccessMode::ReadWriteMany,
+        CapabilityMode::MultiNodeReaderOnly | CapabilityMode::SingleNodeReaderOnly => {
+            AccessMode::ReadOnlyMany
+        }
+        CapabilityMode::MultiNodeMultiWriter | CapabilityMode::MultiNodeSingleWriter => {
+            AccessMode::ReadWriteMany
+        }
         CapabilityMode::SingleNodeSingleWriter => AccessMode::ReadWriteOncePod,
         CapabilityMode::SingleNodeWriter | CapabilityMode::SingleNodeMultiWriter => AccessMode::ReadWriteOnce,
     });
@@ -309,7 +318,8 @@ pub fn created(cache: &Cache, intent: &Intent, answer: Result<CreatedVolume, Sto
             }
         }
         Err(error) => {
-            let message = format!("failed to provision volume with StorageClass {:?}: {error}", intent.class.name);
+            let message =
+                format!("failed to provision volume with StorageClass {:?}: {error}", intent.class.name);
             match error.finality {
                 Finality::Final => {
                     Created::Failed { message, lasting: error.kind == ErrorKind::InvalidArgument }
@@ -352,7 +362,12 @@ pub enum VolumeVerdict {
 
 /// Decides the next step for a volume. `deleted`: whether the driver has said in this run that the volume is gone; `held`:
 /// whether deletions are held back.
-pub fn volume(ours: &dyn Fn(&DriverName) -> bool, volume: &Volume, deleted: bool, held: bool) -> VolumeVerdict {
+pub fn volume(
+    ours: &dyn Fn(&DriverName) -> bool,
+    volume: &Volume,
+    deleted: bool,
+    held: bool,
+) -> VolumeVerdict {
     let Some(csi) = volume.csi.as_ref().filter(|_| is_ours(ours, volume)) else {
         return VolumeVerdict::Ignore("it is another driver's");
     };

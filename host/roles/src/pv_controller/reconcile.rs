@@ -18,8 +18,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::rules::{
-    self, AttributesClassWrite, CapacityWrite, ClaimEffect, ClaimStatus, ClaimVerdict, VolumeEffect, VolumeVerdict,
-    World,
+    self, AttributesClassWrite, CapacityWrite, ClaimEffect, ClaimStatus, ClaimVerdict, VolumeEffect,
+    VolumeVerdict, World,
 };
 use crate::{
     act::{Context, MAX_EFFECTS, Teller, claim_reference},
@@ -243,7 +243,11 @@ impl PvController {
     }
 
     /// A write on a volume that fails within a claim's run: the volume must be read again, not only the claim.
-    async fn with_refresh<T>(&self, name: &VolumeName, result: Result<T, WriteError>) -> Result<(), WriteError> {
+    async fn with_refresh<T>(
+        &self,
+        name: &VolumeName,
+        result: Result<T, WriteError>,
+    ) -> Result<(), WriteError> {
         match result {
             Ok(_) => Ok(()),
             Err(error) => {
@@ -321,7 +325,9 @@ impl PvController {
                 } else {
                     json!({"spec": {"claimRef": {"uid": null}}})
                 };
-                teller.act("gives it up", writer.merge::<Volume>(&volume.name, Part::Object, version, patch)).await?;
+                teller
+                    .act("gives it up", writer.merge::<Volume>(&volume.name, Part::Object, version, patch))
+                    .await?;
             }
             // Performed by the caller, which has to remember that it was.
             VolumeEffect::LookUpClaim(key) => writer.refresh::<Claim>(&key).await?,

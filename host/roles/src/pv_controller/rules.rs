@@ -219,7 +219,8 @@ fn chosen(world: World<'_>, claim: &Claim, name: &VolumeName) -> ClaimVerdict {
     let volume = match world.cache.volumes.get(name) {
         Seen::Known(volume) => volume,
         Seen::Absent => {
-            return pending(claim).unwrap_or(ClaimVerdict::Settled("the volume that it names does not exist"));
+            return pending(claim)
+                .unwrap_or(ClaimVerdict::Settled("the volume that it names does not exist"));
         }
         Seen::Opaque(_) => return ClaimVerdict::Settled("the volume that it names cannot be read"),
     };
@@ -235,9 +236,11 @@ fn chosen(world: World<'_>, claim: &Claim, name: &VolumeName) -> ClaimVerdict {
             }),
         };
     }
-    let note = Note::warning("FailedBinding", format!("volume \"{name}\" already bound to a different claim."));
+    let note =
+        Note::warning("FailedBinding", format!("volume \"{name}\" already bound to a different claim."));
     if claim.meta.has_annotation(names::BOUND_BY_CONTROLLER) {
-        let text = format!("invalid binding of claim {} to volume {name}: the volume is another claim's", claim.key);
+        let text =
+            format!("invalid binding of claim {} to volume {name}: the volume is another claim's", claim.key);
         return ClaimVerdict::Fail(text, Some(note));
     }
     pending(claim).unwrap_or(ClaimVerdict::Wait(note))
@@ -332,7 +335,8 @@ fn bind(world: World<'_>, claim: &Claim, volume: &Arc<Volume>) -> ClaimVerdict {
     let Some(capacity) = volume.capacity else {
         return ClaimVerdict::Fail(format!("PersistentVolume {} has no storage capacity", volume.name), None);
     };
-    let before_resize = volume.meta.annotation(names::PRE_RESIZE_CAPACITY).and_then(|text| Quantity::parse(text).ok());
+    let before_resize =
+        volume.meta.annotation(names::PRE_RESIZE_CAPACITY).and_then(|text| Quantity::parse(text).ok());
     let attributes_class = match (claim.phase, volume.attributes_class.as_ref()) {
         (ClaimPhase::Pending, class) if !class.is_empty() => AttributesClassWrite::Set(class.into()),
         (ClaimPhase::Pending, _) if claim.status_attributes_class.is_some() => AttributesClassWrite::Clear,
@@ -521,7 +525,10 @@ fn released(volume: &Volume, over: bool) -> VolumeVerdict {
         ReclaimPolicy::Delete if deletes_elsewhere(volume) => VolumeVerdict::Settled("its driver deletes it"),
         ReclaimPolicy::Delete => failed(
             "VolumeFailedDelete",
-            format!("error getting deleter volume plugin for volume \"{}\": no volume plugin matched", volume.name),
+            format!(
+                "error getting deleter volume plugin for volume \"{}\": no volume plugin matched",
+                volume.name
+            ),
         ),
         ReclaimPolicy::Recycle => {
             failed("VolumeFailedRecycle", "No recycler plugin found for the volume!".to_owned())

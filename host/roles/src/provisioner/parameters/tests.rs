@@ -22,7 +22,11 @@ fn class(parameters: &[(&str, &str)]) -> StorageClass {
 #[test]
 fn reserved_parameters_are_read_and_the_others_go_to_the_driver() {
     /// Parameters → what the driver receives, filesystem type.
-    type Case = (&'static [(&'static str, &'static str)], &'static [(&'static str, &'static str)], Option<&'static str>);
+    type Case = (
+        &'static [(&'static str, &'static str)],
+        &'static [(&'static str, &'static str)],
+        Option<&'static str>,
+    );
     let cases: [Case; 5] = [
         (&[], &[], None),
         (&[("tier", "fast")], &[("tier", "fast")], None),
@@ -32,7 +36,8 @@ fn reserved_parameters_are_read_and_the_others_go_to_the_driver() {
     ];
     for (given, driver, fs_type) in cases {
         let parameters = split(&class(given)).unwrap();
-        let expected: BTreeMap<_, _> = driver.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let expected: BTreeMap<_, _> =
+            driver.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         assert_eq!(parameters.for_driver, expected, "{given:?}");
         assert_eq!(parameters.fs_type.as_deref(), fs_type, "{given:?}");
     }
@@ -41,8 +46,14 @@ fn reserved_parameters_are_read_and_the_others_go_to_the_driver() {
 #[test]
 fn refusals_name_the_class_and_the_key() {
     let cases: [(&[(&str, &str)], &[&str]); 3] = [
-        (&[("csi.storage.k8s.io/fs-type", "xfs")], &["gold", "csi.storage.k8s.io/fs-type", "unknown", "fstype"]),
-        (&[("csi.storage.k8s.io/provisioner-secret-name", "s")], &["gold", "provisioner-secret-name", "secret"]),
+        (
+            &[("csi.storage.k8s.io/fs-type", "xfs")],
+            &["gold", "csi.storage.k8s.io/fs-type", "unknown", "fstype"],
+        ),
+        (
+            &[("csi.storage.k8s.io/provisioner-secret-name", "s")],
+            &["gold", "provisioner-secret-name", "secret"],
+        ),
         (&[("csi.storage.k8s.io/fstype", "xfs"), ("FSTYPE", "xfs")], &["gold", "FSTYPE", "more than once"]),
     ];
     for (given, words) in cases {

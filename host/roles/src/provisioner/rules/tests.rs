@@ -128,7 +128,9 @@ fn show(verdict: &ClaimVerdict) -> String {
         ClaimVerdict::Record(_) => "record".to_owned(),
         ClaimVerdict::Create(_) => "create".to_owned(),
         ClaimVerdict::Forget => "forget".to_owned(),
-        ClaimVerdict::Refuse { message, lasting } => format!("{} {message}", if *lasting { "refuse" } else { "retry" }),
+        ClaimVerdict::Refuse { message, lasting } => {
+            format!("{} {message}", if *lasting { "refuse" } else { "retry" })
+        }
         ClaimVerdict::LeaveToPopulator => "populator".to_owned(),
     }
 }
@@ -146,10 +148,17 @@ fn the_request_is_what_claim_and_class_say() {
         AccessType::Filesystem { fs_type: None, mount_flags: vec!["noatime".to_owned()], mount_group: None };
     assert_eq!(capability.access, expected);
     let owner = intent.request.owner.as_ref().unwrap();
-    assert_eq!((owner.cluster.as_str(), owner.claim.as_str(), owner.volume.as_str()), ("cluster", UID, "pvc-1234"));
+    assert_eq!(
+        (owner.cluster.as_str(), owner.claim.as_str(), owner.volume.as_str()),
+        ("cluster", UID, "pvc-1234")
+    );
     assert_eq!((intent.class.name.as_str(), intent.class.uid.as_str()), ("gold", "class-uid"));
     let json = serde_json::to_string(&*intent).unwrap();
-    assert_eq!(serde_json::from_str::<Intent>(&json).unwrap(), *intent, "a restart finds the very same request");
+    assert_eq!(
+        serde_json::from_str::<Intent>(&json).unwrap(),
+        *intent,
+        "a restart finds the very same request"
+    );
 }
 
 #[test]
@@ -161,7 +170,12 @@ fn which_claims_are_provisioned() {
         ("asked of another", asked("other"), json!({}), "ignore"),
         ("another's class", json!({}), json!({"provisioner": "other"}), "ignore"),
         ("names a volume", json!({"spec": {"volumeName": "v"}}), json!({}), "ignore"),
-        ("being deleted", json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), json!({}), "ignore"),
+        (
+            "being deleted",
+            json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
+            json!({}),
+            "ignore",
+        ),
         ("no class", json!({"spec": {"storageClassName": null}}), json!({}), "ignore"),
         ("late binding", json!({}), json!({"volumeBindingMode": "WaitForFirstConsumer"}), "ignore"),
         (
@@ -170,7 +184,12 @@ fn which_claims_are_provisioned() {
             json!({"volumeBindingMode": "WaitForFirstConsumer"}),
             "record",
         ),
-        ("selector", json!({"spec": {"selector": {"matchLabels": {"a": "b"}}}}), json!({}), "refuse claim Selector is not supported"),
+        (
+            "selector",
+            json!({"spec": {"selector": {"matchLabels": {"a": "b"}}}}),
+            json!({}),
+            "refuse claim Selector is not supported",
+        ),
         (
             "zero bytes",
             json!({"spec": {"resources": {"requests": {"storage": "0"}}}}),
@@ -213,7 +232,12 @@ fn which_claims_are_provisioned() {
             json!({}),
             "populator",
         ),
-        ("modification", json!({"spec": {"volumeAttributesClassName": "fast"}}), json!({}), "refuse driver drv does not modify volumes"),
+        (
+            "modification",
+            json!({"spec": {"volumeAttributesClassName": "fast"}}),
+            json!({}),
+            "refuse driver drv does not modify volumes",
+        ),
         (
             "unknown parameter",
             json!({}),
@@ -243,7 +267,8 @@ fn without_our_binder_the_request_annotation_is_waited_for() {
     let mut world = World::new(Some(claim_json()), Some(class_json()), None);
     world.options.binder_here = false;
     assert_eq!(show(&world.decide()), "ignore");
-    let asked = json!({"metadata": {"annotations": {"volume.beta.kubernetes.io/storage-provisioner": "drv"}}});
+    let asked =
+        json!({"metadata": {"annotations": {"volume.beta.kubernetes.io/storage-provisioner": "drv"}}});
     let mut world = World::new(Some(merged(claim_json(), asked.clone())), Some(class_json()), None);
     world.options.binder_here = false;
     assert_eq!(show(&world.decide()), "record");
@@ -258,10 +283,22 @@ fn what_was_written_down_is_carried_through() {
     let cases: [(&str, Option<Value>, Option<Value>, Option<Value>, &str); 8] = [
         ("as it was", Some(claim_json()), Some(class_json()), None, "create"),
         ("class gone", Some(claim_json()), None, None, "create"),
-        ("class another", Some(claim_json()), Some(merged(class_json(), json!({"parameters": {"tier": "slow"}}))), None, "create"),
+        (
+            "class another",
+            Some(claim_json()),
+            Some(merged(class_json(), json!({"parameters": {"tier": "slow"}}))),
+            None,
+            "create",
+        ),
         ("claim gone", None, Some(class_json()), None, "create"),
         ("claim going", Some(merged(claim_json(), deleting)), Some(class_json()), None, "create"),
-        ("claim has another volume", Some(merged(claim_json(), json!({"spec": {"volumeName": "v"}}))), None, None, "create"),
+        (
+            "claim has another volume",
+            Some(merged(claim_json(), json!({"spec": {"volumeName": "v"}}))),
+            None,
+            None,
+            "create",
+        ),
         ("its object exists", Some(claim_json()), Some(class_json()), Some(volume_json()), "forget"),
         (
             "a stranger's object of the name",
@@ -296,7 +333,10 @@ fn an_invalid_request_waits_for_another_class() {
 fn a_strangers_object_of_the_name_stops_it() {
     let stranger = merged(volume_json(), json!({"spec": {"claimRef": {"uid": "other"}}}));
     let world = World::new(Some(claim_json()), Some(class_json()), Some(stranger));
-    assert_eq!(show(&world.decide()), "refuse a PersistentVolume pvc-1234 exists already and is not of this claim");
+    assert_eq!(
+        show(&world.decide()),
+        "refuse a PersistentVolume pvc-1234 exists already and is not of this claim"
+    );
 }
 
 fn made(capacity: Option<u64>) -> Result<CreatedVolume, StorageError> {
@@ -311,12 +351,12 @@ fn made(capacity: Option<u64>) -> Result<CreatedVolume, StorageError> {
 
 #[test]
 fn what_follows_an_answer() {
-    let failed = |kind, finality| {
-        Err(StorageError { kind, message: "no".to_owned(), retry_after_ms: None, finality })
-    };
+    let failed =
+        |kind, finality| Err(StorageError { kind, message: "no".to_owned(), retry_after_ms: None, finality });
     let gib = 1 << 30;
     let present = Some(claim_json());
-    let going = Some(merged(claim_json(), json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})));
+    let going =
+        Some(merged(claim_json(), json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})));
     let successor = Some(merged(claim_json(), json!({"metadata": {"uid": "9"}})));
     let elsewhere = Some(merged(claim_json(), json!({"spec": {"volumeName": "v"}})));
     let cases = [
@@ -331,10 +371,28 @@ fn what_follows_an_answer() {
         ("claim bound elsewhere", elsewhere, "Delete", made(None), "undo"),
         ("claim gone, kept", None, "Retain", made(None), "save 1073741824"),
         ("final", present.clone(), "Delete", failed(ErrorKind::ResourceExhausted, Finality::Final), "failed"),
-        ("invalid", present.clone(), "Delete", failed(ErrorKind::InvalidArgument, Finality::Final), "failed for good"),
-        ("in progress", present.clone(), "Delete", failed(ErrorKind::Aborted, Finality::InProgress), "repeat"),
+        (
+            "invalid",
+            present.clone(),
+            "Delete",
+            failed(ErrorKind::InvalidArgument, Finality::Final),
+            "failed for good",
+        ),
+        (
+            "in progress",
+            present.clone(),
+            "Delete",
+            failed(ErrorKind::Aborted, Finality::InProgress),
+            "repeat",
+        ),
         ("unknown", present, "Delete", failed(ErrorKind::Unavailable, Finality::Unknown), "repeat"),
-        ("unknown, claim gone", None, "Delete", failed(ErrorKind::DeadlineExceeded, Finality::Unknown), "repeat"),
+        (
+            "unknown, claim gone",
+            None,
+            "Delete",
+            failed(ErrorKind::DeadlineExceeded, Finality::Unknown),
+            "repeat",
+        ),
     ];
     for (name, claim, policy, answer, expected) in cases {
         let world = World::new(claim, None, None);
@@ -369,16 +427,40 @@ fn how_a_volume_goes() {
         ("released", released.clone(), false, false, Some(DeleteVolume)),
         ("released, held", released.clone(), false, true, Some(Hold)),
         ("released, Retain", both(&released, &policy("Retain")), false, false, Some(RemoveFinalizer(1))),
-        ("released, Retain, finalizer off", both(&both(&released, &policy("Retain")), &bare), false, false, None),
+        (
+            "released, Retain, finalizer off",
+            both(&both(&released, &policy("Retain")), &bare),
+            false,
+            false,
+            None,
+        ),
         ("released, volume gone", released.clone(), true, false, Some(DeleteObject)),
         ("released, volume gone, held since", released.clone(), true, true, Some(DeleteObject)),
         ("released, going", both(&released, &going), false, false, Some(DeleteVolume)),
         ("released, going, volume gone", both(&released, &going), true, false, Some(RemoveFinalizer(1))),
         ("released, going, finalizer off", both(&both(&released, &going), &bare), false, false, None),
         ("failed", json!({"status": {"phase": "Failed"}}), false, false, None),
-        ("available", json!({"status": {"phase": "Available"}, "spec": {"claimRef": null}}), false, false, None),
-        ("another's", both(&released, &json!({"metadata": {"annotations": {"pv.kubernetes.io/provisioned-by": "x"}}})), false, false, None),
-        ("static, ours by its driver", both(&released, &json!({"metadata": {"annotations": null}})), false, false, Some(DeleteVolume)),
+        (
+            "available",
+            json!({"status": {"phase": "Available"}, "spec": {"claimRef": null}}),
+            false,
+            false,
+            None,
+        ),
+        (
+            "another's",
+            both(&released, &json!({"metadata": {"annotations": {"pv.kubernetes.io/provisioned-by": "x"}}})),
+            false,
+            false,
+            None,
+        ),
+        (
+            "static, ours by its driver",
+            both(&released, &json!({"metadata": {"annotations": null}})),
+            false,
+            false,
+            Some(DeleteVolume),
+        ),
         ("in-tree", both(&released, &json!({"spec": {"csi": null}})), false, false, None),
     ];
     for (name, change, deleted, held, expected) in cases {

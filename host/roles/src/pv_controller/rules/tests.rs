@@ -11,14 +11,14 @@ use std::sync::Arc;
 
 use cofferdam_cluster::{Cache, EventType};
 use cofferdam_domain::{
-    AccessMode, AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, ClaimRef, DriverName, ObjectMeta, Quantity,
-    ReclaimPolicy, Requirement, Selector, StorageClass, Uid, Volume, VolumeMode, VolumePhase, names,
-    volume::CsiSource,
+    AccessMode, AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, ClaimRef, DriverName, ObjectMeta,
+    Quantity, ReclaimPolicy, Requirement, Selector, StorageClass, Uid, Volume, VolumeMode, VolumePhase,
+    names, volume::CsiSource,
 };
 
 use super::{
-    AttributesClassWrite, CapacityWrite, ClaimEffect, ClaimVerdict, Note, VolumeEffect, VolumeVerdict, World, claim,
-    volume,
+    AttributesClassWrite, CapacityWrite, ClaimEffect, ClaimVerdict, Note, VolumeEffect, VolumeVerdict, World,
+    claim, volume,
 };
 
 const ME: &str = "uid-me";
@@ -57,7 +57,11 @@ fn pv(spec: &str) -> Volume {
     };
     let mut volume = Volume {
         name: name.into(),
-        meta: ObjectMeta { version: 1.into_version(), uid: format!("uid-{name}").into(), ..ObjectMeta::default() },
+        meta: ObjectMeta {
+            version: 1.into_version(),
+            uid: format!("uid-{name}").into(),
+            ..ObjectMeta::default()
+        },
         capacity: Some(Quantity::parse(size).unwrap()),
         access_modes: modes("RWO+ROX"),
         mode: VolumeMode::Filesystem,
@@ -183,7 +187,11 @@ fn class(spec: &str) -> StorageClass {
     let (name, provisioner) = (words.next().unwrap(), words.next().unwrap());
     let mut class = StorageClass {
         name: name.into(),
-        meta: ObjectMeta { version: 1.into_version(), uid: format!("uid-{name}").into(), ..ObjectMeta::default() },
+        meta: ObjectMeta {
+            version: 1.into_version(),
+            uid: format!("uid-{name}").into(),
+            ..ObjectMeta::default()
+        },
         provisioner: provisioner.into(),
         parameters: Default::default(),
         reclaim_policy: ReclaimPolicy::Delete,
@@ -412,8 +420,15 @@ impl Api {
 }
 
 /// Volumes, claim → end, volumes, claim, events.
-type ClaimCase =
-    (&'static str, &'static [&'static str], &'static str, &'static str, &'static [&'static str], &'static str, &'static [&'static str]);
+type ClaimCase = (
+    &'static str,
+    &'static [&'static str],
+    &'static str,
+    &'static str,
+    &'static [&'static str],
+    &'static str,
+    &'static [&'static str],
+);
 
 #[track_caller]
 fn check_claims(classes: &[&str], here: &[&str], cases: &[ClaimCase]) {
@@ -436,24 +451,152 @@ fn claims_without_a_volume() {
             ("1-1", &["v 1Gi - A"], "1Gi - P", "settled", &["v me B bc"], "v B bc bd cap=1Gi", &[]),
             ("1-2", &["v 1Gi - A"], "10Gi - P", "waits", &["v - A"], "- P", &["N FailedBinding"]),
             ("1-3", &["v 1Gi - A"], "10Gi - B", "waits", &["v - A"], "- P", &["N FailedBinding"]),
-            ("1-4", &["a 10Gi - A", "b 1Gi - A"], "1Gi - P", "settled", &["a - A", "b me B bc"], "b B bc bd cap=1Gi", &[]),
-            ("1-5", &["a 10Gi me/0 A", "b 1Gi - A"], "1Gi - P", "settled", &["a me B", "b - A"], "a B bc bd cap=10Gi", &[]),
-            ("1-6", &["a 10Gi me A", "b 1Gi - A"], "1Gi - P", "settled", &["a me B", "b - A"], "a B bc bd cap=10Gi", &[]),
+            (
+                "1-4",
+                &["a 10Gi - A", "b 1Gi - A"],
+                "1Gi - P",
+                "settled",
+                &["a - A", "b me B bc"],
+                "b B bc bd cap=1Gi",
+                &[],
+            ),
+            (
+                "1-5",
+                &["a 10Gi me/0 A", "b 1Gi - A"],
+                "1Gi - P",
+                "settled",
+                &["a me B", "b - A"],
+                "a B bc bd cap=10Gi",
+                &[],
+            ),
+            (
+                "1-6",
+                &["a 10Gi me A", "b 1Gi - A"],
+                "1Gi - P",
+                "settled",
+                &["a me B", "b - A"],
+                "a B bc bd cap=10Gi",
+                &[],
+            ),
             ("1-7", &["v 10Gi me/x A"], "1Gi - P", "waits", &["v me/x A"], "- P", &["N FailedBinding"]),
-            ("1-8 died after write 1", &["v 1Gi me A bc"], "1Gi - P", "settled", &["v me B bc"], "v B bc bd cap=1Gi", &[]),
-            ("1-9 died after write 2", &["v 1Gi me B bc"], "1Gi - P", "settled", &["v me B bc"], "v B bc bd cap=1Gi", &[]),
-            ("1-10 died after write 3", &["v 1Gi me B bc"], "1Gi v P bc bd", "settled", &["v me B bc"], "v B bc bd cap=1Gi", &[]),
-            ("1-11", &["v 1Gi - A l=foo:true"], "1Gi - P sel=foo:true", "settled", &["v me B bc"], "v B bc bd cap=1Gi", &[]),
-            ("1-12", &["v 1Gi - A"], "1Gi - P sel=foo:true", "waits", &["v - A"], "- P", &["N FailedBinding"]),
-            ("1-13", &["v 1Gi - A sc=wait"], "1Gi - P sc=wait", "waits", &["v - A"], "- P sc=wait", &["N WaitForFirstConsumer"]),
-            ("1-14", &["v 1Gi me/0 A sc=wait"], "1Gi - P sc=wait", "settled", &["v me B"], "v B bc bd sc=wait cap=1Gi", &[]),
-            ("1-15", &["a 10Gi - A", "b 1Gi - A"], "1Gi a P", "settled", &["a me B bc", "b - A"], "a B bd cap=10Gi", &[]),
+            (
+                "1-8 died after write 1",
+                &["v 1Gi me A bc"],
+                "1Gi - P",
+                "settled",
+                &["v me B bc"],
+                "v B bc bd cap=1Gi",
+                &[],
+            ),
+            (
+                "1-9 died after write 2",
+                &["v 1Gi me B bc"],
+                "1Gi - P",
+                "settled",
+                &["v me B bc"],
+                "v B bc bd cap=1Gi",
+                &[],
+            ),
+            (
+                "1-10 died after write 3",
+                &["v 1Gi me B bc"],
+                "1Gi v P bc bd",
+                "settled",
+                &["v me B bc"],
+                "v B bc bd cap=1Gi",
+                &[],
+            ),
+            (
+                "1-11",
+                &["v 1Gi - A l=foo:true"],
+                "1Gi - P sel=foo:true",
+                "settled",
+                &["v me B bc"],
+                "v B bc bd cap=1Gi",
+                &[],
+            ),
+            (
+                "1-12",
+                &["v 1Gi - A"],
+                "1Gi - P sel=foo:true",
+                "waits",
+                &["v - A"],
+                "- P",
+                &["N FailedBinding"],
+            ),
+            (
+                "1-13",
+                &["v 1Gi - A sc=wait"],
+                "1Gi - P sc=wait",
+                "waits",
+                &["v - A"],
+                "- P sc=wait",
+                &["N WaitForFirstConsumer"],
+            ),
+            (
+                "1-14",
+                &["v 1Gi me/0 A sc=wait"],
+                "1Gi - P sc=wait",
+                "settled",
+                &["v me B"],
+                "v B bc bd sc=wait cap=1Gi",
+                &[],
+            ),
+            (
+                "1-15",
+                &["a 10Gi - A", "b 1Gi - A"],
+                "1Gi a P",
+                "settled",
+                &["a me B bc", "b - A"],
+                "a B bd cap=10Gi",
+                &[],
+            ),
             ("1-16", &["v 1Gi - A"], "1Gi v P m=RWX", "waits", &["v - A"], "v P", &["W VolumeMismatch"]),
-            ("1-17", &["a 1Gi - P", "b 1Gi - F", "c 1Gi - R"], "1Gi - P", "waits", &["a - P", "b - F", "c - R"], "- P", &["N FailedBinding"]),
-            ("1-18", &["v 1Gi me A sc=wait"], "1Gi - P sc=wait sn=node1", "settled", &["v me B"], "v B bc bd sc=wait cap=1Gi", &[]),
-            ("selector that cannot be used", &["v 1Gi - A"], "1Gi - P badsel", "fails", &["v - A"], "- P", &["W FailedBinding"]),
-            ("being deleted: not bound anew", &["v 1Gi - A"], "1Gi - P gone", "settled", &["v - A"], "- P", &[]),
-            ("volume being deleted", &["v 1Gi - A gone"], "1Gi - P", "waits", &["v - A"], "- P", &["N FailedBinding"]),
+            (
+                "1-17",
+                &["a 1Gi - P", "b 1Gi - F", "c 1Gi - R"],
+                "1Gi - P",
+                "waits",
+                &["a - P", "b - F", "c - R"],
+                "- P",
+                &["N FailedBinding"],
+            ),
+            (
+                "1-18",
+                &["v 1Gi me A sc=wait"],
+                "1Gi - P sc=wait sn=node1",
+                "settled",
+                &["v me B"],
+                "v B bc bd sc=wait cap=1Gi",
+                &[],
+            ),
+            (
+                "selector that cannot be used",
+                &["v 1Gi - A"],
+                "1Gi - P badsel",
+                "fails",
+                &["v - A"],
+                "- P",
+                &["W FailedBinding"],
+            ),
+            (
+                "being deleted: not bound anew",
+                &["v 1Gi - A"],
+                "1Gi - P gone",
+                "settled",
+                &["v - A"],
+                "- P",
+                &[],
+            ),
+            (
+                "volume being deleted",
+                &["v 1Gi - A gone"],
+                "1Gi - P",
+                "waits",
+                &["v - A"],
+                "- P",
+                &["N FailedBinding"],
+            ),
         ],
     );
 }
@@ -470,13 +613,37 @@ fn claims_that_name_a_volume() {
             ("2-4", &["v 1Gi me/0 A"], "1Gi v P", "settled", &["v me B"], "v B bd cap=1Gi", &[]),
             ("2-5", &["v 1Gi me A"], "1Gi v P", "settled", &["v me B"], "v B bd cap=1Gi", &[]),
             ("2-6", &["v 1Gi oth B"], "1Gi v B", "waits", &["v oth B"], "v P", &["W FailedBinding"]),
-            ("2-7", &["v 1Gi oth B"], "1Gi v B bc", "fails", &["v oth B"], "v B bc cap=1Gi", &["W FailedBinding"]),
+            (
+                "2-7",
+                &["v 1Gi oth B"],
+                "1Gi v B bc",
+                "fails",
+                &["v oth B"],
+                "v B bc cap=1Gi",
+                &["W FailedBinding"],
+            ),
             ("2-8", &["v 1Gi - A"], "1Gi v P sel=foo:true", "settled", &["v me B bc"], "v B bd cap=1Gi", &[]),
             ("2-9", &["v 1Gi - A"], "2Gi v B", "waits", &["v - A"], "v P", &["W VolumeMismatch"]),
             ("2-10", &["v 1Gi - A sc=gold"], "1Gi v B", "waits", &["v - A"], "v P", &["W VolumeMismatch"]),
             ("2-11", &["v 1Gi - A vac=gold"], "1Gi v B", "waits", &["v - A"], "v P", &["W VolumeMismatch"]),
-            ("2-12", &["v 1Gi - A vac=gold"], "1Gi v P vac=gold", "settled", &["v me B bc"], "v B bd cap=1Gi vac=gold", &[]),
-            ("being deleted", &["v 1Gi - A gone"], "1Gi v P", "waits", &["v - A"], "v P", &["W VolumeMismatch"]),
+            (
+                "2-12",
+                &["v 1Gi - A vac=gold"],
+                "1Gi v P vac=gold",
+                "settled",
+                &["v me B bc"],
+                "v B bd cap=1Gi vac=gold",
+                &[],
+            ),
+            (
+                "being deleted",
+                &["v 1Gi - A gone"],
+                "1Gi v P",
+                "waits",
+                &["v - A"],
+                "v P",
+                &["W VolumeMismatch"],
+            ),
         ],
     );
 }
@@ -490,14 +657,62 @@ fn claims_that_were_bound() {
             ("3-1", &[], "10Gi - B bc bd", "settled", &[], "- L bc bd", &["W ClaimLost"]),
             ("3-2", &[], "10Gi v B bc bd", "settled", &[], "v L bc bd", &["W ClaimLost"]),
             ("3-3", &["v 10Gi - A"], "10Gi v P bc bd", "settled", &["v me B bc"], "v B bc bd cap=10Gi", &[]),
-            ("3-4", &["v 10Gi me/x A"], "10Gi v P bc bd", "settled", &["v me/x A"], "v L bc bd", &["W ClaimMisbound"]),
+            (
+                "3-4",
+                &["v 10Gi me/x A"],
+                "10Gi v P bc bd",
+                "settled",
+                &["v me/x A"],
+                "v L bc bd",
+                &["W ClaimMisbound"],
+            ),
             ("3-5", &["v 10Gi me A"], "10Gi v P bd", "settled", &["v me B"], "v B bd cap=10Gi", &[]),
-            ("3-6", &["v 10Gi oth A"], "10Gi v P bd", "settled", &["v oth A"], "v L bd", &["W ClaimMisbound"]),
-            ("3-7", &["v 10Gi - A"], "10Gi v P bc bd sel=foo:true", "settled", &["v me B bc"], "v B bc bd cap=10Gi", &[]),
+            (
+                "3-6",
+                &["v 10Gi oth A"],
+                "10Gi v P bd",
+                "settled",
+                &["v oth A"],
+                "v L bd",
+                &["W ClaimMisbound"],
+            ),
+            (
+                "3-7",
+                &["v 10Gi - A"],
+                "10Gi v P bc bd sel=foo:true",
+                "settled",
+                &["v me B bc"],
+                "v B bc bd cap=10Gi",
+                &[],
+            ),
             ("lost stays lost, told once", &[], "10Gi v L bc bd", "settled", &[], "v L bc bd", &[]),
-            ("lost, and its volume is back", &["v 10Gi me B"], "10Gi v L bc bd", "settled", &["v me B"], "v B bc bd cap=10Gi", &[]),
-            ("reserved by name after a restore", &["v 10Gi me/0 A"], "10Gi v B bc bd", "settled", &["v me/0 A"], "v L bc bd", &["W ClaimMisbound"]),
-            ("growth is the resizer's", &["v 20Gi me B"], "10Gi v B bc bd", "settled", &["v me B"], "v B bc bd cap=10Gi", &[]),
+            (
+                "lost, and its volume is back",
+                &["v 10Gi me B"],
+                "10Gi v L bc bd",
+                "settled",
+                &["v me B"],
+                "v B bc bd cap=10Gi",
+                &[],
+            ),
+            (
+                "reserved by name after a restore",
+                &["v 10Gi me/0 A"],
+                "10Gi v B bc bd",
+                "settled",
+                &["v me/0 A"],
+                "v L bc bd",
+                &["W ClaimMisbound"],
+            ),
+            (
+                "growth is the resizer's",
+                &["v 20Gi me B"],
+                "10Gi v B bc bd",
+                "settled",
+                &["v me B"],
+                "v B bc bd cap=10Gi",
+                &[],
+            ),
         ],
     );
 }
@@ -508,16 +723,64 @@ fn classes_and_modes() {
         &[],
         &[],
         &[
-            ("13-1", &["a 1Gi - A", "b 10Gi - A sc=gold"], "1Gi - P sc=gold", "settled", &["a - A", "b me B bc"], "b B bc bd sc=gold cap=10Gi", &[]),
-            ("13-2", &["a 1Gi - A sc=gold", "b 10Gi - A"], "1Gi - P", "settled", &["a - A", "b me B bc"], "b B bc bd cap=10Gi", &[]),
-            ("13-3", &["a 1Gi - A sc=silver", "b 10Gi - A sc=gold"], "1Gi - P sc=gold", "settled", &["a - A", "b me B bc"], "b B bc bd sc=gold cap=10Gi", &[]),
+            (
+                "13-1",
+                &["a 1Gi - A", "b 10Gi - A sc=gold"],
+                "1Gi - P sc=gold",
+                "settled",
+                &["a - A", "b me B bc"],
+                "b B bc bd sc=gold cap=10Gi",
+                &[],
+            ),
+            (
+                "13-2",
+                &["a 1Gi - A sc=gold", "b 10Gi - A"],
+                "1Gi - P",
+                "settled",
+                &["a - A", "b me B bc"],
+                "b B bc bd cap=10Gi",
+                &[],
+            ),
+            (
+                "13-3",
+                &["a 1Gi - A sc=silver", "b 10Gi - A sc=gold"],
+                "1Gi - P sc=gold",
+                "settled",
+                &["a - A", "b me B bc"],
+                "b B bc bd sc=gold cap=10Gi",
+                &[],
+            ),
             ("13-4", &["v 1Gi - A"], "1Gi - P sc=", "settled", &["v me B bc"], "v B bc bd sc= cap=1Gi", &[]),
             ("14-1", &["v 10Gi - A K"], "10Gi - P K", "settled", &["v me B bc"], "v B bc bd cap=10Gi", &[]),
             ("14-3", &["v 10Gi - A"], "10Gi - P K", "waits", &["v - A"], "- P", &["N FailedBinding"]),
             ("14-4", &["v 10Gi - A K"], "10Gi - P", "waits", &["v - A"], "- P", &["N FailedBinding"]),
-            ("14-5", &["v 10Gi - A sc=gold"], "10Gi - P K sc=gold", "waits", &["v - A"], "- P sc=gold", &["W ProvisioningFailed"]),
-            ("14-5-1", &["v 10Gi - A sc=gold"], "10Gi - P sc=silver", "waits", &["v - A"], "- P sc=silver", &["W ProvisioningFailed"]),
-            ("14-5-2", &["v 10Gi - A sc=gold"], "10Gi v P sc=silver", "waits", &["v - A"], "v P sc=silver", &["W VolumeMismatch"]),
+            (
+                "14-5",
+                &["v 10Gi - A sc=gold"],
+                "10Gi - P K sc=gold",
+                "waits",
+                &["v - A"],
+                "- P sc=gold",
+                &["W ProvisioningFailed"],
+            ),
+            (
+                "14-5-1",
+                &["v 10Gi - A sc=gold"],
+                "10Gi - P sc=silver",
+                "waits",
+                &["v - A"],
+                "- P sc=silver",
+                &["W ProvisioningFailed"],
+            ),
+            (
+                "14-5-2",
+                &["v 10Gi - A sc=gold"],
+                "10Gi v P sc=silver",
+                "waits",
+                &["v - A"],
+                "v P sc=silver",
+                &["W VolumeMismatch"],
+            ),
             ("14-7", &["v 10Gi me/0 A K"], "10Gi - P K", "settled", &["v me B"], "v B bc bd cap=10Gi", &[]),
             ("14-8", &["v 10Gi - A K"], "10Gi v P", "waits", &["v - A"], "v P", &["W VolumeMismatch"]),
             ("14-8-1", &["v 10Gi me/0 A K"], "10Gi - P", "waits", &["v me/0 A"], "- P", &["N FailedBinding"]),
@@ -537,19 +800,91 @@ fn claims_that_want_a_new_volume() {
         ],
         &["drv"],
         &[
-            ("ours: no request through the API", &[], "1Gi - P sc=ext", "provision ext drv", &[], "- P sc=ext", &[]),
-            ("another process's", &[], "1Gi - P sc=far", "provision far elsewhere.example", &[], "- P sp=elsewhere.example sc=far", &[]),
-            ("11-26 asked already", &[], "1Gi - P sc=far sp=elsewhere.example", "provision far elsewhere.example", &[], "- P sp=elsewhere.example sc=far", &[]),
+            (
+                "ours: no request through the API",
+                &[],
+                "1Gi - P sc=ext",
+                "provision ext drv",
+                &[],
+                "- P sc=ext",
+                &[],
+            ),
+            (
+                "another process's",
+                &[],
+                "1Gi - P sc=far",
+                "provision far elsewhere.example",
+                &[],
+                "- P sp=elsewhere.example sc=far",
+                &[],
+            ),
+            (
+                "11-26 asked already",
+                &[],
+                "1Gi - P sc=far sp=elsewhere.example",
+                "provision far elsewhere.example",
+                &[],
+                "- P sp=elsewhere.example sc=far",
+                &[],
+            ),
             ("15-6", &[], "1Gi - P sc=intree", "waits", &[], "- P sc=intree", &["W ProvisioningFailed"]),
             ("15-7", &[], "1Gi - P beta=yes", "waits", &[], "- P", &["W ProvisioningFailed"]),
-            ("late binding, no node", &[], "1Gi - P sc=wait", "waits", &[], "- P sc=wait", &["N WaitForFirstConsumer"]),
-            ("late binding, node chosen", &[], "1Gi - P sc=wait sn=n", "provision wait drv", &[], "- P sc=wait", &[]),
+            (
+                "late binding, no node",
+                &[],
+                "1Gi - P sc=wait",
+                "waits",
+                &[],
+                "- P sc=wait",
+                &["N WaitForFirstConsumer"],
+            ),
+            (
+                "late binding, node chosen",
+                &[],
+                "1Gi - P sc=wait sn=n",
+                "provision wait drv",
+                &[],
+                "- P sc=wait",
+                &[],
+            ),
             ("class without mode", &[], "1Gi - P sc=unset", "fails", &[], "- P sc=unset", &[]),
-            ("status of a damaged claim is settled first", &[], "1Gi - B sc=ext", "provision ext drv", &[], "- P sc=ext", &[]),
+            (
+                "status of a damaged claim is settled first",
+                &[],
+                "1Gi - B sc=ext",
+                "provision ext drv",
+                &[],
+                "- P sc=ext",
+                &[],
+            ),
             ("being deleted: not provisioned", &[], "1Gi - P sc=ext gone", "settled", &[], "- P sc=ext", &[]),
-            ("12-4 the volume has come", &["pvc 1Gi me P sc=ext dp=drv csi del"], "1Gi - P sc=ext", "settled", &["pvc me B"], "pvc B bc bd sp=drv sc=ext cap=1Gi", &[]),
-            ("12-4 from a provisioner elsewhere", &["pvc 1Gi me A sc=far dp=elsewhere.example csi"], "1Gi - P sc=far sp=elsewhere.example", "settled", &["pvc me B"], "pvc B bc bd sp=elsewhere.example sc=far cap=1Gi", &[]),
-            ("a resize that has not reached the claim", &["v 2Gi - A pre=1Gi"], "2Gi - P", "settled", &["v me B bc"], "v B bc bd cap=1Gi", &[]),
+            (
+                "12-4 the volume has come",
+                &["pvc 1Gi me P sc=ext dp=drv csi del"],
+                "1Gi - P sc=ext",
+                "settled",
+                &["pvc me B"],
+                "pvc B bc bd sp=drv sc=ext cap=1Gi",
+                &[],
+            ),
+            (
+                "12-4 from a provisioner elsewhere",
+                &["pvc 1Gi me A sc=far dp=elsewhere.example csi"],
+                "1Gi - P sc=far sp=elsewhere.example",
+                "settled",
+                &["pvc me B"],
+                "pvc B bc bd sp=elsewhere.example sc=far cap=1Gi",
+                &[],
+            ),
+            (
+                "a resize that has not reached the claim",
+                &["v 2Gi - A pre=1Gi"],
+                "2Gi - P",
+                "settled",
+                &["v me B bc"],
+                "v B bc bd cap=1Gi",
+                &[],
+            ),
         ],
     );
 }
@@ -568,10 +903,26 @@ fn classes_for_claims_without_any() {
         &["gold drv default", "silver drv"],
         &["drv"],
         &[
-            ("15-3", &[], "1Gi test B sc=copper bc bd", "settled", &[], "test L bc bd sc=copper", &["W ClaimLost"]),
+            (
+                "15-3",
+                &[],
+                "1Gi test B sc=copper bc bd",
+                "settled",
+                &[],
+                "test L bc bd sc=copper",
+                &["W ClaimLost"],
+            ),
             ("15-4", &[], "1Gi test B sc=copper", "settled", &[], "test P sc=copper", &[]),
             ("15-5", &[], "1Gi - P", "provision gold drv", &[], "- P sc=gold", &[]),
-            ("a volume without class comes first", &["v 1Gi - A"], "1Gi - P", "settled", &["v me B bc"], "v B bc bd cap=1Gi", &[]),
+            (
+                "a volume without class comes first",
+                &["v 1Gi - A"],
+                "1Gi - P",
+                "settled",
+                &["v me B bc"],
+                "v B bc bd cap=1Gi",
+                &[],
+            ),
             ("no class by choice", &[], "1Gi - P sc=", "waits", &[], "- P sc=", &["N FailedBinding"]),
         ],
     );
@@ -580,7 +931,15 @@ fn classes_for_claims_without_any() {
 #[test]
 fn volumes_follow_their_claims() {
     /// Volume, cached claim, claim that only the API has → end, volume, events.
-    type Case = (&'static str, &'static str, Option<&'static str>, Option<&'static str>, &'static str, &'static str, &'static [&'static str]);
+    type Case = (
+        &'static str,
+        &'static str,
+        Option<&'static str>,
+        Option<&'static str>,
+        &'static str,
+        &'static str,
+        &'static [&'static str],
+    );
     let cases: &[Case] = &[
         ("4-1", "v 10Gi - A", None, None, "settled", "v - A", &[]),
         ("10-1", "v 1Gi - P", None, None, "settled", "v - A", &[]),
@@ -599,13 +958,53 @@ fn volumes_follow_their_claims() {
         ("6-10", "v 1Gi me B odd", None, None, "settled", "v me F", &["W VolumeUnknownReclaimPolicy"]),
         ("8-10-1", "v 1Gi me B bc del csi dp=external.io/test", None, None, "settled", "v me R bc", &[]),
         ("8-10-2", "v 1Gi me B bc del csi", None, None, "settled", "v me R bc", &[]),
-        ("8-10-3", "v 1Gi me B del dp=kubernetes.io/gce-pd mt=pd.csi.storage.gke.io", None, None, "settled", "v me R", &[]),
-        ("8-12 loser of a double provisioning", "v 1Gi me B del csi dp=external.io/test", Some("10Gi o B"), None, "settled", "v me R", &[]),
+        (
+            "8-10-3",
+            "v 1Gi me B del dp=kubernetes.io/gce-pd mt=pd.csi.storage.gke.io",
+            None,
+            None,
+            "settled",
+            "v me R",
+            &[],
+        ),
+        (
+            "8-12 loser of a double provisioning",
+            "v 1Gi me B del csi dp=external.io/test",
+            Some("10Gi o B"),
+            None,
+            "settled",
+            "v me R",
+            &[],
+        ),
         ("failed stays failed, told once", "v 1Gi me F odd", None, None, "settled", "v me F", &[]),
-        ("released, the claim is back and bound to it", "v 1Gi me R", Some("1Gi v B"), None, "settled", "v me B", &[]),
+        (
+            "released, the claim is back and bound to it",
+            "v 1Gi me R",
+            Some("1Gi v B"),
+            None,
+            "settled",
+            "v me B",
+            &[],
+        ),
         ("given back by hand", "v 1Gi - R", None, None, "settled", "v - A", &[]),
-        ("14-13", "v 1Gi me A bc", Some("1Gi - P K"), None, "mismatch", "v me A bc", &["W VolumeMismatch", "W VolumeMismatch"]),
-        ("14-13-1", "v 1Gi me A bc K", Some("1Gi - P"), None, "mismatch", "v me A bc", &["W VolumeMismatch", "W VolumeMismatch"]),
+        (
+            "14-13",
+            "v 1Gi me A bc",
+            Some("1Gi - P K"),
+            None,
+            "mismatch",
+            "v me A bc",
+            &["W VolumeMismatch", "W VolumeMismatch"],
+        ),
+        (
+            "14-13-1",
+            "v 1Gi me A bc K",
+            Some("1Gi - P"),
+            None,
+            "mismatch",
+            "v me A bc",
+            &["W VolumeMismatch", "W VolumeMismatch"],
+        ),
         ("14-14", "v 1Gi me A bc K", Some("1Gi - P K"), None, "wakes", "v me A bc", &[]),
     ];
     for (id, spec, cached, live, end, after, events) in cases {
@@ -622,17 +1021,29 @@ fn two_binders_chose_two_volumes() {
     assert_eq!(api.settle_volume("b", None), "settled");
     assert_eq!(api.settle_volume("a", None), "settled");
     assert_eq!(api.settle_claim(&[]), "settled");
-    assert_eq!(api.show(), (vec!["a me B bc".to_owned(), "b - A".to_owned()], "a B bc bd cap=1Gi".to_owned()));
+    assert_eq!(
+        api.show(),
+        (vec!["a me B bc".to_owned(), "b - A".to_owned()], "a B bc bd cap=1Gi".to_owned())
+    );
 }
 
 #[test]
 fn finds_the_smallest_volume_of_the_smallest_set_of_modes() {
     let volumes = [
-        "gce-pd-1 1G me/x B", "gce-pd-5 5G - A", "gce-pd-10 10G - A", "gce-pd-20 20G me/x B", "nfs-1 1G - A m=RWO+ROX+RWX",
-        "nfs-5 5G - A m=RWO+ROX+RWX", "nfs-10 10G - A m=RWO+ROX+RWX", "gce-pd-2 20000G - A m=RWO l=should-exist:true",
-        "gce-pd-silver1 10000G - A m=RWO sc=silver l=should-exist:true", "gce-pd-silver2 100G - A m=RWO sc=silver",
-        "gce-pd-gold 50G - A m=RWO sc=gold", "local-pd-very-large 200E - A m=RWO+ROX+RWX sc=large",
-        "local-pd-extremely-large 800E - A m=RWO+ROX+RWX sc=large", "gce-pd-vac-silver1 100G - A vac=silver",
+        "gce-pd-1 1G me/x B",
+        "gce-pd-5 5G - A",
+        "gce-pd-10 10G - A",
+        "gce-pd-20 20G me/x B",
+        "nfs-1 1G - A m=RWO+ROX+RWX",
+        "nfs-5 5G - A m=RWO+ROX+RWX",
+        "nfs-10 10G - A m=RWO+ROX+RWX",
+        "gce-pd-2 20000G - A m=RWO l=should-exist:true",
+        "gce-pd-silver1 10000G - A m=RWO sc=silver l=should-exist:true",
+        "gce-pd-silver2 100G - A m=RWO sc=silver",
+        "gce-pd-gold 50G - A m=RWO sc=gold",
+        "local-pd-very-large 200E - A m=RWO+ROX+RWX sc=large",
+        "local-pd-extremely-large 800E - A m=RWO+ROX+RWX sc=large",
+        "gce-pd-vac-silver1 100G - A vac=silver",
     ];
     let api = Api::new(&[], &volumes, &[]);
     let cases = [
@@ -678,16 +1089,21 @@ fn a_volume_reserved_for_the_claim_comes_first_if_it_fits() {
 fn an_object_that_cannot_be_read_is_left_alone() {
     let broken = |kind: &str| {
         let spec = serde_json::json!({"accessModes": ["Sometimes"], "volumeName": "v"});
-        let metadata = serde_json::json!({"namespace": "default", "name": "me", "uid": ME, "resourceVersion": "1"});
+        let metadata =
+            serde_json::json!({"namespace": "default", "name": "me", "uid": ME, "resourceVersion": "1"});
         serde_json::json!({"kind": kind, "metadata": metadata, "spec": spec}).to_string()
     };
     let mut api = Api::new(&[], &["v 1Gi me B del csi"], &[]);
-    api.cache.claims.apply(cofferdam_cluster::decode::object::<Claim>(&broken("PersistentVolumeClaim")).unwrap());
+    api.cache
+        .claims
+        .apply(cofferdam_cluster::decode::object::<Claim>(&broken("PersistentVolumeClaim")).unwrap());
     assert_eq!(api.settle_volume("v", None), "settled");
     assert_eq!(api.show().0, ["v me B"], "not released: the claim exists");
 
     let mut api = Api::new(&[], &[], &["1Gi me B bc bd"]);
-    api.cache.volumes.apply(cofferdam_cluster::decode::object::<Volume>(&broken("PersistentVolume")).unwrap());
+    api.cache
+        .volumes
+        .apply(cofferdam_cluster::decode::object::<Volume>(&broken("PersistentVolume")).unwrap());
     assert_eq!(api.settle_claim(&[]), "settled");
     assert_eq!(api.show().1, "me B bc bd cap=1Gi", "not lost: the volume exists");
 }
