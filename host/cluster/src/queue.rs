@@ -61,8 +61,14 @@ struct State<K> {
     /// The one entry of `delayed` that counts for a key; others are stale.
     due: HashMap<K, u64>,
     failures: HashMap<K, u32>,
+    /// How often in a row a key asked to run again at once.
+    again: HashMap<K, u32>,
     tickets: u64,
 }
+
+/// A key that asks so often in a row to run again at once does not see what the API sees: from then on it backs off. Real
+/// conflicts end after a few.
+const MAX_AGAIN: u32 = 8;
 
 /// The queue; clones share it.
 pub struct Queue<K> {
@@ -94,6 +100,7 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
             delayed: BinaryHeap::new(),
             due: HashMap::new(),
             failures: HashMap::new(),
+            again: HashMap::new(),
             tickets: 0,
         };
         let shared = Shared {
@@ -203,6 +210,14 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
     fn finish(&self, key: K, outcome: Outcome) {
         let mut state = self.lock();
         state.running.remove(&key);
+        let outcome = if outcome == Outcome::Again {
+            let again = state.again.entry(key.clone()).or_default();
+            *again = again.saturating_add(1);
+            if *again > MAX_AGAIN { Outcome::Retry } else { Outcome::Again }
+        } else {
+            state.again.remove(&key);
+            outcome
+        };
         let failed = matches!(outcome, Outcome::Retry | Outcome::RetryAfter(_));
         let failures = if failed {
             let failures = state.failures.entry(key.clone()).or_default();

@@ -10,9 +10,9 @@ use cofferdam_domain::{Claim, ClaimKey, ClusterId, DriverName, Volume, VolumeNam
 use tokio::time::Instant;
 
 use crate::{
+    note::Note,
     observer::{Observer, Step, StepKind},
     process::Settings,
-    pv_controller::rules::Note,
     role::Role,
 };
 

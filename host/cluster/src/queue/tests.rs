@@ -165,3 +165,13 @@ async fn lets_what_runs_come_to_its_end_when_stopped() {
     runs.await;
     assert_eq!(*ended.lock().unwrap(), [1], "the first ends, the second never starts");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_never_comes_to_an_end_backs_off() {
+    let queue = queue();
+    queue.add(1);
+    let log = run(&queue, 1, Duration::from_secs(4), |_, _| Outcome::Again).await;
+    let at_once = log.iter().filter(|(_, at)| *at == 0).count();
+    assert_eq!(at_once, 9, "eight times again, then with pauses");
+    assert_eq!(&log[9..], [(1, 1), (1, 3)]);
+}

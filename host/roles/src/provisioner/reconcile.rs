@@ -8,7 +8,7 @@ use std::{
 
 use cofferdam_backend::Call;
 use cofferdam_cluster::{
-    Change, EventType, Intent, Precondition, Seen, WriteError, hold,
+    Change, Intent, Precondition, Seen, WriteError, hold,
     metrics::Metrics,
     queue::{Backoff, Outcome, Queue},
 };
@@ -26,8 +26,8 @@ use super::{
 };
 use crate::{
     act::{Context, Driver, MAX_EFFECTS, Teller},
+    note::Note,
     observer::StepKind,
-    pv_controller::rules::Note,
     role::Role,
 };
 
@@ -191,7 +191,7 @@ impl Provisioner {
                 ClaimVerdict::LeaveToPopulator => {
                     if let Some(claim) = self.context.cache.claim_by_uid(uid) {
                         let text = "Assuming an external populator will provision the volume".to_owned();
-                        let note = Note { kind: EventType::Normal, reason: "Provisioning", text };
+                        let note = Note::normal("Provisioning", text);
                         self.context.note(&*claim, "external-provisioner", note);
                     }
                     return Outcome::Done;
@@ -263,7 +263,7 @@ impl Provisioner {
                 if let Some(claim) = self.context.cache.claim_by_uid(&intent.uid) {
                     let text =
                         format!("External provisioner is provisioning volume for claim \"{}\"", intent.claim);
-                    let note = Note { kind: EventType::Normal, reason: "Provisioning", text };
+                    let note = Note::normal("Provisioning", text);
                     self.context.note(&*claim, &driver.component, note);
                 }
                 answer.await
@@ -305,7 +305,7 @@ impl Provisioner {
                 self.metrics.provisioned(&intent.class.name, started.elapsed());
                 if let Some(claim) = claim {
                     let text = format!("Successfully provisioned volume {}", intent.request.name);
-                    let note = Note { kind: EventType::Normal, reason: "ProvisioningSucceeded", text };
+                    let note = Note::normal("ProvisioningSucceeded", text);
                     self.context.note(&*claim, &driver.component, note);
                 }
                 Outcome::Done
@@ -343,7 +343,7 @@ impl Provisioner {
                 let message = format!("a PersistentVolume {name} exists already and is not of this claim");
                 self.undo(driver, intent, created, Some(message), teller).await
             }
-            Ok(None) => Outcome::Again,
+            Ok(None) => Outcome::Retry,
             Err(error) => self.refuse(&intent.uid, error.to_string(), false),
         }
     }
@@ -394,7 +394,7 @@ impl Provisioner {
             } else {
                 message
             };
-            let note = Note { kind: EventType::Warning, reason: "ProvisioningFailed", text };
+            let note = Note::warning("ProvisioningFailed", text);
             self.context.note(&*claim, &component, note);
         }
         if lasting { Outcome::RetryAfter(self.context.settings.retry_interval_max) } else { Outcome::Retry }
@@ -479,7 +479,8 @@ impl Provisioner {
         let Some(driver) = self.context.drivers.get(&csi.driver) else { return Some(Outcome::Done) };
         match self.still_released(volume).await {
             Ok(true) => {}
-            Ok(false) => return Some(Outcome::Again),
+            // The binder has not said so yet, or is not there to say it: its word wakes this volume.
+            Ok(false) => return Some(Outcome::Retry),
             Err(error) => return Some(self.context.after_failure::<Volume>(&volume.name, &error).await),
         }
         let call = Call { deadline: self.context.settings.timeout };
@@ -499,8 +500,7 @@ impl Provisioner {
                 self.metrics.delete_failed(&class);
                 let text = format!("{} cannot delete the volume: {error}", csi.driver);
                 teller.tell(StepKind::Fails, text, Some(started.elapsed()));
-                let note =
-                    Note { kind: EventType::Warning, reason: "VolumeFailedDelete", text: error.to_string() };
+                let note = Note::warning("VolumeFailedDelete", error.to_string());
                 self.context.note(volume, &driver.component, note);
                 Some(Outcome::Retry)
             }
@@ -529,7 +529,7 @@ impl Provisioner {
             hold::MARK
         );
         teller.tell(StepKind::Waits, text.clone(), None);
-        let note = Note { kind: EventType::Warning, reason: "DeletionHeld", text };
+        let note = Note::warning("DeletionHeld", text);
         let component = volume.csi.as_ref().and_then(|csi| self.context.drivers.get(&csi.driver));
         let component =
             component.map_or_else(|| "external-provisioner".into(), |driver| driver.component.clone());

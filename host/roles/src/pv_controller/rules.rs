@@ -7,11 +7,13 @@
 
 use std::sync::Arc;
 
-use cofferdam_cluster::{Cache, EventType, Seen};
+use cofferdam_cluster::{Cache, Seen};
 use cofferdam_domain::{
     AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, ClassName, DriverName, Quantity, ReclaimPolicy,
     StorageClass, Volume, VolumeName, VolumePhase, class::default_class, names,
 };
+
+use crate::note::Note;
 
 /// The world that a decision is about.
 #[derive(Clone, Copy)]
@@ -20,27 +22,6 @@ pub struct World<'a> {
     pub cache: &'a Cache,
     /// Whether a driver's provisioner runs in this process and needs no request through the API.
     pub provisions: &'a dyn Fn(&DriverName) -> bool,
-}
-
-/// An event that belongs to a verdict: sent after its effect, or at once where there is none.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Note {
-    /// Normal or Warning.
-    pub kind: EventType,
-    /// Reason, as Kubernetes spells it.
-    pub reason: &'static str,
-    /// Text for people.
-    pub text: String,
-}
-
-impl Note {
-    fn normal(reason: &'static str, text: impl Into<String>) -> Self {
-        Self { kind: EventType::Normal, reason, text: text.into() }
-    }
-
-    fn warning(reason: &'static str, text: impl Into<String>) -> Self {
-        Self { kind: EventType::Warning, reason, text: text.into() }
-    }
 }
 
 /// `status` of a claim as binding writes it.

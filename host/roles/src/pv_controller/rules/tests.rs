@@ -17,9 +17,10 @@ use cofferdam_domain::{
 };
 
 use super::{
-    AttributesClassWrite, CapacityWrite, ClaimEffect, ClaimVerdict, Note, VolumeEffect, VolumeVerdict, World,
+    AttributesClassWrite, CapacityWrite, ClaimEffect, ClaimVerdict, VolumeEffect, VolumeVerdict, World,
     claim, volume,
 };
+use crate::note::Note;
 
 const ME: &str = "uid-me";
 
