@@ -8,7 +8,7 @@
 //! nothing is in flight, otherwise with everything that came meanwhile. Removals wait a moment for company.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -42,6 +42,7 @@ const CONFLICTS: usize = 8;
 
 /// The class of an intent: what the volume's object needs of it, so that it can be written when the class is gone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct IntentClass {
     /// Name, as the claim has it.
     pub name: ClassName,
@@ -55,6 +56,7 @@ pub struct IntentClass {
 
 /// A volume that a driver has been, or is about to be, asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Intent {
     /// The claim's place.
     pub claim: ClaimKey,
@@ -77,12 +79,17 @@ pub enum JournalError {
     /// The API refuses the journal's ConfigMap.
     #[error("the intent journal cannot be written: {0}")]
     Refused(String),
+    /// As many volumes are in an unknown state as the journal holds: back-pressure, because an intent that cannot be written
+    /// down must not be acted on.
+    #[error("the intent journal is full: {0} volumes of the driver wait for a final answer")]
+    Full(usize),
     /// The process is stopping.
     #[error("the intent journal is closed")]
     Closed,
 }
 
 type Recorded = oneshot::Sender<Result<Arc<Intent>, JournalError>>;
+type Outcome = oneshot::Receiver<Result<Arc<Intent>, JournalError>>;
 
 enum Change {
     Put { json: String, waiting: Vec<Recorded> },
@@ -110,16 +117,16 @@ struct Shard {
 struct State {
     entries: HashMap<Uid, Entry>,
     shards: Vec<Shard>,
+    /// Entries that this build cannot read; nothing may be written in their place.
+    unreadable: HashSet<Uid>,
     /// Uids that a read has shown and that nobody here wrote.
     adopted: Vec<Uid>,
-    waiting: usize,
     closed: bool,
 }
 
 struct Shared {
     state: Mutex<State>,
     dirty: Notify,
-    room: Notify,
     found: Notify,
     writer: Writer,
     namespace: String,
@@ -139,14 +146,13 @@ impl Journal {
         let state = State {
             entries: HashMap::new(),
             shards: std::iter::repeat_with(Shard::default).take(SHARDS).collect(),
+            unreadable: HashSet::new(),
             adopted: Vec::new(),
-            waiting: 0,
             closed: false,
         };
         let shared = Shared {
             state: Mutex::new(state),
             dirty: Notify::new(),
-            room: Notify::new(),
             found: Notify::new(),
             writer,
             namespace,
@@ -196,10 +202,8 @@ impl Journal {
 
     /// Makes an intent durable and returns it, or the one that already stands for the claim: that one may have been sent.
     ///
-    /// Waits while the journal is full: back-pressure, because an intent that cannot be written down must not be acted on.
-    ///
     /// # Errors
-    /// [`JournalError`]
+    /// [`JournalError`]; `Full` at once, so that whoever could make room is not kept waiting behind it.
     pub async fn record(&self, intent: Intent) -> Result<Arc<Intent>, JournalError> {
         let json =
             serde_json::to_string(&intent).map_err(|error| JournalError::Refused(error.to_string()))?;
@@ -209,16 +213,7 @@ impl Journal {
                 "the request takes {size} bytes, more than the {SHARD_BYTES} that a journal page holds"
             )));
         }
-        let intent = Arc::new(intent);
-        let receiver = loop {
-            let room = self.shared.room.notified();
-            if let Some(receiver) = self.place(&intent, &json, size)? {
-                break receiver;
-            }
-            self.count_waiting(1);
-            room.await;
-            self.count_waiting(-1);
-        };
+        let receiver = self.place(&Arc::new(intent), json, size)?;
         receiver.await.unwrap_or(Err(JournalError::Closed))
     }
 
@@ -233,7 +228,6 @@ impl Journal {
         }
         drop(state);
         self.shared.dirty.notify_one();
-        self.shared.room.notify_waiters();
     }
 
     /// Commits until `stop`, and then what is left.
@@ -242,7 +236,7 @@ impl Journal {
         loop {
             let dirty = self.shared.dirty.notified();
             let (puts, removals) = self.pending();
-            if puts || (removals && pause.take().is_some_and(|due| tokio::time::Instant::now() >= due)) {
+            if puts || (removals && pause.is_some_and(|due| tokio::time::Instant::now() >= due)) {
                 pause = None;
                 if !self.commit().await {
                     pause = Some(tokio::time::Instant::now() + RETRY);
@@ -256,62 +250,57 @@ impl Journal {
                 biased;
                 () = stop.cancelled() => break,
                 () = dirty => {}
-                () = sleep_until(pause) => {
-                    // Due now: the next turn commits.
-                    pause = Some(tokio::time::Instant::now());
-                }
+                () = sleep_until(pause) => {}
             }
         }
         self.lock().closed = true;
         self.commit().await;
     }
 
-    /// Queues a put and returns where its outcome arrives; `None` when there is no room.
-    #[expect(clippy::type_complexity, reason = "the receiving half of `Recorded`, named nowhere else")]
-    fn place(
-        &self,
-        intent: &Arc<Intent>,
-        json: &str,
-        size: usize,
-    ) -> Result<Option<oneshot::Receiver<Result<Arc<Intent>, JournalError>>>, JournalError> {
+    /// Queues a put and returns where its outcome arrives.
+    fn place(&self, intent: &Arc<Intent>, json: String, size: usize) -> Result<Outcome, JournalError> {
         let (sender, receiver) = oneshot::channel();
-        let mut state = self.lock();
+        let mut guard = self.lock();
+        let state = &mut *guard;
         if state.closed {
             return Err(JournalError::Closed);
+        }
+        if state.unreadable.contains(&intent.uid) {
+            let why = "an intent for this claim stands there that this version cannot read";
+            return Err(JournalError::Refused(why.to_owned()));
         }
         if let Some(entry) = state.entries.get(&intent.uid) {
             if entry.durable {
                 let _ = sender.send(Ok(Arc::clone(&entry.intent)));
-                return Ok(Some(receiver));
+                return Ok(receiver);
             }
-            let shard = entry.shard;
-            if let Some(Change::Put { waiting, .. }) =
-                state.shards.get_mut(shard).and_then(|shard| shard.changes.get_mut(&intent.uid))
-            {
-                waiting.push(sender);
-                return Ok(Some(receiver));
-            }
-            // Its put is in flight: the caller comes again with the next room signal.
-            return Ok(None);
+            let pending = state.shards.get_mut(entry.shard).and_then(|s| s.changes.get_mut(&intent.uid));
+            return match pending {
+                Some(Change::Put { waiting, .. }) => {
+                    waiting.push(sender);
+                    Ok(receiver)
+                }
+                Some(Change::Remove) | None => {
+                    Err(JournalError::Unavailable("the claim's intent is on its way".to_owned()))
+                }
+            };
         }
-        let Some((index, shard)) = state
-            .shards
-            .iter_mut()
-            .enumerate()
-            .find(|(_, shard)| shard.entries < SHARD_ENTRIES && shard.bytes + size <= SHARD_BYTES)
-        else {
-            return Ok(None);
+        let total = state.entries.len();
+        let has_room = |shard: &Shard| shard.entries < SHARD_ENTRIES && shard.bytes + size <= SHARD_BYTES;
+        // The page that still has the claim's last entry comes first, or the claim would stand on two.
+        let known = state.shards.iter().position(|shard| shard.changes.contains_key(&intent.uid));
+        let free = known.or_else(|| state.shards.iter().position(has_room));
+        let Some((index, shard)) = free.and_then(|at| Some((at, state.shards.get_mut(at)?))) else {
+            return Err(JournalError::Full(total));
         };
         shard.entries += 1;
         shard.bytes += size;
-        shard
-            .changes
-            .insert(intent.uid.clone(), Change::Put { json: json.to_owned(), waiting: vec![sender] });
+        shard.changes.insert(intent.uid.clone(), Change::Put { json, waiting: vec![sender] });
         let entry = Entry { intent: Arc::clone(intent), shard: index, size, durable: false };
         state.entries.insert(intent.uid.clone(), entry);
-        drop(state);
+        drop(guard);
         self.shared.dirty.notify_one();
-        Ok(Some(receiver))
+        Ok(receiver)
     }
 
     /// Whether puts and whether removals wait.
@@ -329,9 +318,9 @@ impl Journal {
             clean &= self.commit_shard(index).await;
         }
         let state = self.lock();
-        let (entries, waiting) = (state.entries.len(), state.waiting);
+        let entries = state.entries.len();
         drop(state);
-        self.shared.metrics.journal_size(entries, waiting);
+        self.shared.metrics.journal_size(entries);
         clean
     }
 
@@ -454,7 +443,6 @@ impl Journal {
             }
         }
         drop(state);
-        self.shared.room.notify_waiters();
     }
 
     /// After a failed commit: puts are answered, removals wait for the next try. Returns whether nothing is left to try.
@@ -494,7 +482,6 @@ impl Journal {
         }
         drop(state);
         tracing::warn!(driver = %self.shared.driver, %error, "a commit of the intent journal failed");
-        self.shared.room.notify_waiters();
         clean
     }
 
@@ -535,6 +522,7 @@ impl Journal {
                 Err(reason) => {
                     // Never dropped: a newer build may have written it, and a volume may hang on it.
                     tracing::error!(config_map = %name, entry = %uid, %reason, "an intent cannot be read; it stays");
+                    self.lock().unreadable.insert(Uid::from(uid));
                     None
                 }
             }
@@ -566,7 +554,13 @@ impl Journal {
                 continue;
             }
             match state.entries.get_mut(&uid) {
-                Some(entry) if entry.durable => continue,
+                Some(entry) if entry.durable => {
+                    // The same claim on two pages: one is enough.
+                    if entry.shard != index {
+                        shard.changes.insert(uid, Change::Remove);
+                    }
+                    continue;
+                }
                 Some(entry) => {
                     entry.intent = Arc::new(intent);
                     entry.durable = true;
@@ -586,11 +580,6 @@ impl Journal {
 
     fn shard_name(&self, index: usize) -> String {
         format!("cofferdam-intents-{}-{index}", self.shared.driver)
-    }
-
-    fn count_waiting(&self, by: isize) {
-        let mut state = self.lock();
-        state.waiting = state.waiting.saturating_add_signed(by);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -41,7 +41,6 @@ pub struct Metrics {
     events: Family<OutcomeLabels, Counter>,
     journal_commits: Counter,
     journal_entries: Gauge,
-    journal_waiting: Gauge,
     /// 1 while deletions are held back after a detected restore.
     pub deletions_held: Gauge,
     depth: Family<QueueLabels, Gauge>,
@@ -61,7 +60,6 @@ impl Default for Metrics {
             events: Family::default(),
             journal_commits: Counter::default(),
             journal_entries: Gauge::default(),
-            journal_waiting: Gauge::default(),
             deletions_held: Gauge::default(),
             depth: Family::default(),
             adds: Family::default(),
@@ -91,7 +89,6 @@ impl Metrics {
         );
         registry.register("cofferdam_journal_commits", "Writes of the intent journal", m.journal_commits);
         registry.register("cofferdam_journal_entries", "Intents in the journal", m.journal_entries);
-        registry.register("cofferdam_journal_waiting", "Claims that wait for the journal", m.journal_waiting);
         registry.register(
             "cofferdam_deletions_held",
             "1 while deletions are held back because the cluster was restored from a backup",
@@ -125,9 +122,8 @@ impl Metrics {
         self.journal_commits.inc();
     }
 
-    pub(crate) fn journal_size(&self, entries: usize, waiting: usize) {
+    pub(crate) fn journal_size(&self, entries: usize) {
         self.journal_entries.set(i64::try_from(entries).unwrap_or(i64::MAX));
-        self.journal_waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
     }
 
     /// Writes of the journal so far.

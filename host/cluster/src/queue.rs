@@ -125,6 +125,15 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
         }
     }
 
+    /// Adds a key unless it waits already, for a worker or for its time: a reminder, not a change.
+    pub fn wake(&self, key: K) {
+        let mut state = self.lock();
+        if !state.due.contains_key(&key) && !state.running.contains(&key) {
+            self.shared.metrics.adds.inc();
+            self.enqueue(&mut state, key);
+        }
+    }
+
     /// Adds a key after a time, unless it is added before.
     pub fn add_after(&self, key: K, delay: Duration) {
         let mut state = self.lock();

@@ -280,9 +280,11 @@ impl<K: Kind> Inner<K> {
         if cached.is_some_and(|(cached_uid, at)| cached_uid != *uid && at > version) {
             return None;
         }
+        let existed = self.objects.contains_key(key) || self.opaque.contains_key(key);
         let old = self.take(key);
         self.bury(key.clone(), uid.clone(), version);
-        old.map(|old| Change { key: key.clone(), old: Some(old), new: None })
+        // Also where it could not be read: whoever left things alone because of it goes on now.
+        existed.then(|| Change { key: key.clone(), old, new: None })
     }
 
     fn take(&mut self, key: &K::Key) -> Option<Arc<K>> {

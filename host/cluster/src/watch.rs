@@ -33,8 +33,12 @@ const PAGE: u32 = 500;
 const WATCH_SECONDS: u64 = 290;
 /// A watch that has not ended by itself this long after [`WATCH_SECONDS`] hangs on a dead connection.
 const DEAD_AFTER: Duration = Duration::from_secs(WATCH_SECONDS + 15);
+/// A watch that ends sooner, and not by itself, has not worked: lists at its pace would be a flood.
+const SHORT: Duration = Duration::from_secs(1);
 /// One page of a list must come within this time.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
+/// The largest page of a list: 500 objects at the API's limit for one would be more, but none are near it.
+const MAX_PAGE: usize = 256 << 20;
 /// The longest watch line that is read: the API's limit for an object is 1.5 MiB, twice, and room for escapes.
 const MAX_LINE: usize = 8 << 20;
 const BACKOFF: Backoff = Backoff { first: Duration::from_millis(500), most: Duration::from_secs(30) };
@@ -138,8 +142,19 @@ impl<K: Cached> Follower<'_, K> {
                 }
             };
             loop {
-                match self.watch(&mut version).await {
-                    Ended::Normally => failures = 0,
+                let begun = tokio::time::Instant::now();
+                let ended = self.watch(&mut version).await;
+                let short = begun.elapsed() < SHORT;
+                if !short {
+                    failures = 0;
+                }
+                match ended {
+                    Ended::Normally => {}
+                    Ended::InDoubt | Ended::Expired if short => {
+                        failures += 1;
+                        self.pause(failures, "watch", "it ended at once").await;
+                        break;
+                    }
                     Ended::InDoubt | Ended::Expired => break,
                     Ended::Failed(message) => {
                         failures += 1;
@@ -220,8 +235,8 @@ impl<K: Cached> Follower<'_, K> {
         let failed = |message: String| (StatusCode::SERVICE_UNAVAILABLE, message);
         let response = self.open(path).await.map_err(failed)?;
         let status = response.status();
-        let body =
-            response.into_body().collect().await.map_err(|error| failed(error.to_string()))?.to_bytes();
+        let body = http_body_util::Limited::new(response.into_body(), MAX_PAGE).collect().await;
+        let body = body.map_err(|error| failed(error.to_string()))?.to_bytes();
         if status.is_success() { Ok(body) } else { Err((status, status_message(status, &body))) }
     }
 

@@ -11,7 +11,7 @@ use http::{Method, Request, StatusCode, header};
 use http_body_util::BodyExt;
 use kube::client::Body;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Value, json, value::RawValue};
 
 use crate::{
     cache::Cache,
@@ -29,6 +29,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_ANSWER: usize = 64 << 20;
 
 const JSON: &str = "application/json";
+const JSON_PATCH: &str = "application/json-patch+json";
 /// Asks for an answer without spec and status.
 const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 
@@ -205,8 +206,7 @@ impl Writer {
         operations.insert(0, json!({"op": "test", "path": "/metadata/uid", "value": uid}));
         let path = object_path(K::RESOURCE, namespace, name, Part::Object);
         let body = Value::Array(operations);
-        let answer =
-            self.send_json(Method::PATCH, &path, "application/json-patch+json", &body, &target).await?;
+        let answer = self.send_json(Method::PATCH, &path, JSON_PATCH, &body, &target).await?;
         self.take_in(&answer, &target)
     }
 
@@ -293,6 +293,28 @@ impl Writer {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Reads every object of a namespace past the cache, and caches them.
+    ///
+    /// # Errors
+    /// [`WriteError`]
+    pub async fn list<K: Cached>(&self, namespace: &str) -> Result<(), WriteError> {
+        #[derive(Deserialize)]
+        struct List<'a> {
+            #[serde(borrow)]
+            items: Option<Vec<&'a RawValue>>,
+        }
+        let target = format!("{}s of namespace {namespace}", K::RESOURCE.kind);
+        let answer = self.read(&K::RESOURCE.collection(Some(namespace)), &target).await?;
+        let list: List<'_> = serde_json::from_str(&answer)
+            .map_err(|error| WriteError::Answer { target: target.clone(), message: error.to_string() })?;
+        for item in list.items.into_iter().flatten() {
+            let object = decode::object::<K>(item.get());
+            let object = object.map_err(|message| WriteError::Answer { target: target.clone(), message })?;
+            K::table(&self.cache).apply(object);
+        }
+        Ok(())
     }
 
     /// After a [`WriteError::Conflict`] or `NotFound`: brings the cache up to date for this key.
@@ -399,7 +421,7 @@ impl Writer {
                 message: error.to_string(),
             });
         }
-        Err(refusal(status, &body, target))
+        Err(refusal(status, &body, target, content_type == Some(JSON_PATCH)))
     }
 
     fn take_in<K: Cached>(&self, answer: &str, target: &str) -> Result<K, WriteError> {
@@ -462,14 +484,16 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-fn refusal(status: StatusCode, body: &[u8], target: &str) -> WriteError {
+fn refusal(status: StatusCode, body: &[u8], target: &str, json_patch: bool) -> WriteError {
     let parsed: Status = serde_json::from_slice(body).unwrap_or_default();
     let target = target.to_owned();
     match (status, parsed.reason.as_str()) {
         (StatusCode::CONFLICT, "AlreadyExists") => WriteError::AlreadyExists(target),
         (StatusCode::CONFLICT, _) => WriteError::Conflict(target),
         // A JSON patch whose test failed names no field; a validation error names at least one.
-        (StatusCode::UNPROCESSABLE_ENTITY, _) if parsed.details.causes.iter().all(|c| c.field.is_empty()) => {
+        (StatusCode::UNPROCESSABLE_ENTITY, _)
+            if json_patch && parsed.details.causes.iter().all(|c| c.field.is_empty()) =>
+        {
             WriteError::Conflict(target)
         }
         (StatusCode::NOT_FOUND, _) => WriteError::NotFound(target),

@@ -17,6 +17,7 @@ pub type Segments = BTreeMap<String, String>;
 
 /// How large a volume shall be, in bytes. CSI `CapacityRange`: at least one bound is given, and `required ≤ limit`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct CapacityRange {
     /// At least this many bytes.
     pub required: Option<u64>,
@@ -63,6 +64,7 @@ pub enum AccessType {
 
 /// One way in which a volume shall be usable. CSI `VolumeCapability`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct VolumeCapability {
     /// Who may read and write, from where.
     pub mode: CapabilityMode,
@@ -72,6 +74,7 @@ pub struct VolumeCapability {
 
 /// Where a volume must be reachable. CSI `TopologyRequirement`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct TopologyRequirement {
     /// The volume must be reachable from at least one of these.
     pub requisite: Vec<Segments>,
@@ -81,6 +84,7 @@ pub struct TopologyRequirement {
 
 /// Who asked for a volume: kept by drivers that can, so that an orphan can be told from a stranger's volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Owner {
     /// The cluster.
     pub cluster: ClusterId,
@@ -95,6 +99,7 @@ pub struct Owner {
 /// Arguments of CreateVolume. Serialisable because a retry must repeat the very same request, also after a restart and
 /// when the class has changed meanwhile.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct CreateVolume {
     /// Idempotency key: the same name with the same arguments is the same volume.
     pub name: String,

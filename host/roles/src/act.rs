@@ -1,12 +1,18 @@
 //! What every reconcile needs: the ports, and how a failed write ends a run.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use cofferdam_backend::Backend;
 use cofferdam_cluster::{
-    Cache, Event, EventSink, Journal, Kind, Subject, WriteError, Writer, queue::Outcome, writer::Cached,
+    Cache, Event, EventSink, Journal, Kind, Subject, WriteError, Writer,
+    queue::{Outcome, Queue},
+    writer::Cached,
 };
-use cofferdam_domain::{Claim, ClaimKey, ClusterId, DriverName, Volume, VolumeName};
+use cofferdam_domain::{Claim, ClaimKey, ClusterId, DriverName, Uid, Volume, VolumeName};
 use tokio::time::Instant;
 
 use crate::{
@@ -39,6 +45,8 @@ pub(crate) struct Context {
     pub(crate) settings: Settings,
     pub(crate) cluster: ClusterId,
     pub(crate) drivers: HashMap<DriverName, Driver>,
+    /// The provisioner's claims, where it runs in this process: binding hands over what needs a new volume.
+    pub(crate) wanted: OnceLock<Queue<Uid>>,
 }
 
 impl Context {

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -202,6 +202,7 @@ impl Process {
             settings: self.settings.clone(),
             cluster,
             drivers,
+            wanted: OnceLock::new(),
         });
         // Before the watches: what they find first wakes the roles.
         let roles = Roles::new(&context, &self.metrics, &self.provisioner_metrics);

@@ -349,6 +349,35 @@ fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
+            name: "two claims, one free volume: the other gets a new one",
+            user: vec![
+                Create(class("gold")),
+                Create(volume("v", "gold", "1Gi")),
+                Settle,
+                Create(claim("a", "gold")),
+                Create(claim("b", "gold")),
+            ],
+            claims: &["a Bound v", "b Bound of-b"],
+            volumes: &["of-b Bound b", "v Bound a"],
+            array: &["b"],
+            events: &["b Normal ProvisioningSucceeded"],
+            calls: &["create b"],
+            ..base()
+        },
+        Scenario {
+            name: "a class that restricts topologies",
+            user: vec![
+                Create(with(
+                    class("gold"),
+                    &json!({"allowedTopologies": [{"matchLabelExpressions": [{"key": "zone", "values": ["a"]}]}]}),
+                )),
+                Create(claim("a", "gold")),
+            ],
+            claims: &["a Pending"],
+            events: &["a Normal ExternalProvisioning", "a Warning ProvisioningFailed"],
+            ..base()
+        },
+        Scenario {
             name: "sizes and parameters that cannot be",
             user: vec![
                 Create(class("gold")),

@@ -54,6 +54,8 @@ struct Array {
     delete_faults: VecDeque<Fault>,
     calls: Vec<String>,
     violations: Vec<String>,
+    /// Requests that may still take effect: whoever asks again asks the same.
+    asked: BTreeMap<String, CreateVolume>,
 }
 
 /// What a user does, handed to whoever can do it.
@@ -86,7 +88,7 @@ impl ScriptedDriver {
         self.lock().calls.clone()
     }
 
-    /// Breaches of the contract: the same name with other arguments, two calls for one volume at once.
+    /// Breaches of the contract: the same name with other arguments before the last answer was final.
     pub fn violations(&self) -> Vec<String> {
         self.lock().violations.clone()
     }
@@ -189,7 +191,15 @@ impl Backend for MortalDriver {
             let fault = {
                 let mut array = self.driver.lock();
                 array.calls.push(call.clone());
-                array.create_faults.pop_front()
+                if array.asked.get(&request.name).is_some_and(|before| *before != request) {
+                    array.violations.push(format!("{} was asked for in two ways", request.name));
+                }
+                array.asked.insert(request.name.clone(), request.clone());
+                let fault = array.create_faults.pop_front();
+                if matches!(fault, Some(Fault::Refuse(_))) {
+                    array.asked.remove(&request.name);
+                }
+                fault
             };
             let (answer_lost, size) = self.fault(fault).await?;
             let answer = self.driver.make(request, size);
@@ -208,7 +218,11 @@ impl Backend for MortalDriver {
                 array.delete_faults.pop_front()
             };
             let (answer_lost, _) = self.fault(fault).await?;
-            self.driver.lock().volumes.retain(|name, _| format!("handle-{name}") != handle.as_str());
+            {
+                let mut array = self.driver.lock();
+                array.volumes.retain(|name, _| format!("handle-{name}") != handle.as_str());
+                array.asked.retain(|name, _| format!("handle-{name}") != handle.as_str());
+            }
             self.effects.note(Effect::Call(call)).await;
             if answer_lost { Err(lost()) } else { Ok(()) }
         })

@@ -1,4 +1,4 @@
-//! Carries out what [`rules`](super::rules) decides.
+//! Carries out what [`rules`] decides.
 
 use std::{sync::Arc, time::Duration};
 
@@ -67,10 +67,12 @@ impl Protection {
     }
 
     async fn claim(&self, key: &ClaimKey) -> Outcome {
+        let mut looked_up = false;
         for _ in 0..MAX_EFFECTS {
             let Seen::Known(claim) = self.context.cache.claims.get(key) else { return Outcome::Done };
             let teller = Teller::of_claim(&self.context, Role::Protection, key);
-            let verdict = rules::claim(&self.context.cache, &claim);
+            let verdict = rules::claim(&self.context.cache, &claim, looked_up);
+            looked_up |= verdict == Verdict::LookUpPods;
             match self.perform(&teller, &*claim, verdict, names::PVC_PROTECTION).await {
                 None => return Outcome::Done,
                 Some(Ok(())) => {}
@@ -103,6 +105,11 @@ impl Protection {
         let writer = &self.context.writer;
         match verdict {
             Verdict::Settled(_) => None,
+            Verdict::LookUpPods => {
+                let key = object.key();
+                let (namespace, _) = K::locate(&key);
+                Some(writer.list::<Pod>(namespace.unwrap_or_default()).await)
+            }
             Verdict::Add => {
                 let text = format!("puts {finalizer} on");
                 Some(teller.act(&text, writer.add_finalizer(object, finalizer)).await.map(drop))

@@ -11,6 +11,8 @@ pub enum Verdict {
     Settled(&'static str),
     /// Put the finalizer on.
     Add,
+    /// Look for users past the cache first: what follows may end in the loss of data.
+    LookUpPods,
     /// Take the finalizer, at this place of the list, off.
     Remove(usize),
 }
@@ -20,15 +22,18 @@ pub fn volume(volume: &Volume) -> Verdict {
     decide(&volume.meta, names::PV_PROTECTION, volume.phase == VolumePhase::Bound)
 }
 
-/// Decides for a claim.
-pub fn claim(cache: &Cache, claim: &Claim) -> Verdict {
+/// Decides for a claim. `looked_up`: whether the namespace's pods were read past the cache just now.
+pub fn claim(cache: &Cache, claim: &Claim, looked_up: bool) -> Verdict {
     // A pod without a node cannot start with a claim that is being deleted: it does not count.
     let used = claim.meta.deleting
         && cache.pods_using(&claim.key).iter().filter(|pod| pod.scheduled).any(|pod| {
             pod.claims.contains(&claim.key.name)
                 || (pod.ephemeral_claims.contains(&claim.key.name) && !pod.shut_down)
         });
-    decide(&claim.meta, names::PVC_PROTECTION, used)
+    match decide(&claim.meta, names::PVC_PROTECTION, used) {
+        Verdict::Remove(_) if !looked_up => Verdict::LookUpPods,
+        verdict => verdict,
+    }
 }
 
 fn decide(meta: &ObjectMeta, finalizer: &str, used: bool) -> Verdict {

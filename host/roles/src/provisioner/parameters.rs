@@ -24,6 +24,18 @@ const SECRETS: [&str; 16] = [
     "controller-modify-secret-namespace",
 ];
 
+/// The secret references from before prefixes; external-provisioner still reads them.
+const OLD_SECRETS: [&str; 8] = [
+    "csiProvisionerSecretName",
+    "csiProvisionerSecretNamespace",
+    "csiControllerPublishSecretName",
+    "csiControllerPublishSecretNamespace",
+    "csiNodeStageSecretName",
+    "csiNodeStageSecretNamespace",
+    "csiNodePublishSecretName",
+    "csiNodePublishSecretNamespace",
+];
+
 /// A class' parameters, taken apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClassParameters {
@@ -81,6 +93,9 @@ pub fn split(class: &StorageClass) -> Result<ClassParameters, ParameterError> {
             fs_types.push((key, value));
             for_driver.insert(key.clone(), value.clone());
             continue;
+        }
+        if OLD_SECRETS.contains(&key.as_str()) {
+            return Err(ParameterError::Secret { class: name(), key: key.clone() });
         }
         match key.strip_prefix(RESERVED_PARAMETER_PREFIX) {
             None => {

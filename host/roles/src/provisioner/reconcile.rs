@@ -1,4 +1,4 @@
-//! Carries out what [`rules`](super::rules) decides: journal, driver call, object; one effect at a time.
+//! Carries out what [`rules`] decides: journal, driver call, object; one effect at a time.
 
 use std::{
     collections::HashMap,
@@ -67,6 +67,8 @@ impl Provisioner {
             options,
             context,
         });
+        // Nobody else sets it: a process has one provisioner.
+        let _ = role.context.wanted.set(role.claims.clone());
         let cache = Arc::clone(&role.context.cache);
         let me = Arc::downgrade(&role);
         cache.claims.subscribe(move |change| {
@@ -161,11 +163,16 @@ impl Provisioner {
                 cache: &self.context.cache,
                 intent,
                 ours: &ours,
-                infeasible: infeasible.as_ref(),
+                infeasible: infeasible.as_ref().map(|(class, _)| class),
                 options: &self.options,
             };
             match rules::claim(view, uid) {
-                ClaimVerdict::Ignore(_) => return Outcome::Done,
+                // What waits for another class, or for its time, keeps its turn whatever woke it in between.
+                ClaimVerdict::Ignore(_) => {
+                    return infeasible.map_or(Outcome::Done, |(_, until)| {
+                        Outcome::After(until.saturating_duration_since(Instant::now()))
+                    });
+                }
                 ClaimVerdict::Record(intent) => {
                     if let Some(outcome) = self.record(*intent).await {
                         return outcome;
@@ -362,6 +369,11 @@ impl Provisioner {
             teller.tell(StepKind::Waits, "deletions are held back since the cluster was restored", None);
             return Outcome::RetryAfter(self.context.settings.retry_interval_max);
         }
+        match self.is_abandoned(intent, created).await {
+            Ok(true) => {}
+            Ok(false) => return Outcome::Retry,
+            Err(error) => return self.refuse(&intent.uid, error.to_string(), false),
+        }
         let call = Call { deadline: self.context.settings.timeout };
         let started = Instant::now();
         match driver.backend.delete_volume(call, created.handle.clone()).await {
@@ -385,6 +397,24 @@ impl Provisioner {
         }
     }
 
+    /// Whether really nobody has or wants the volume, read past the cache: an object that another process wrote, or whose
+    /// answer was lost, and a claim that the watch has not shown yet keep it.
+    async fn is_abandoned(&self, intent: &Intent, created: &CreatedVolume) -> Result<bool, WriteError> {
+        let name = VolumeName::from(intent.request.name.as_str());
+        if let Some(volume) = self.context.writer.get::<Volume>(&name).await? {
+            let of_claim = volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(&intent.uid);
+            if of_claim || volume.csi.as_ref().is_some_and(|csi| csi.handle == created.handle) {
+                return Ok(false);
+            }
+        }
+        self.context.writer.refresh::<Claim>(&intent.claim).await?;
+        // The volume itself may be what is not wanted: too small, or its name taken.
+        let too_small =
+            created.capacity.is_some_and(|bytes| bytes > 0 && Some(bytes) < intent.request.capacity.required);
+        let taken = matches!(self.context.cache.volumes.get(&name), Seen::Known(_));
+        Ok(too_small || taken || !rules::is_wanted(&self.context.cache, intent))
+    }
+
     /// Tells the claim, where it still exists, and chooses when to try again.
     fn refuse(&self, uid: &Uid, message: String, lasting: bool) -> Outcome {
         if let Some(claim) = self.context.cache.claim_by_uid(uid) {
@@ -406,10 +436,10 @@ impl Provisioner {
         driver.map_or_else(|| "external-provisioner".into(), |driver| driver.component.clone())
     }
 
-    fn infeasible_class(&self, uid: &Uid) -> Option<Uid> {
+    fn infeasible_class(&self, uid: &Uid) -> Option<(Uid, Instant)> {
         let mut infeasible = self.infeasible();
         match infeasible.get(uid) {
-            Some((class, until)) if Instant::now() < *until => Some(class.clone()),
+            Some((class, until)) if Instant::now() < *until => Some((class.clone(), *until)),
             Some(_) => {
                 infeasible.remove(uid);
                 None
@@ -477,6 +507,14 @@ impl Provisioner {
     async fn delete(&self, volume: &Volume, teller: &Teller) -> Option<Outcome> {
         let Some(csi) = &volume.csi else { return Some(Outcome::Done) };
         let Some(driver) = self.context.drivers.get(&csi.driver) else { return Some(Outcome::Done) };
+        let secret = volume.meta.annotation(names::DELETION_SECRET_NAME).unwrap_or_default();
+        if !secret.is_empty() {
+            let text = format!(
+                "deleting the volume needs the secret {secret:?}: this version passes no secrets to drivers"
+            );
+            self.context.note(volume, &driver.component, Note::warning("VolumeFailedDelete", text));
+            return Some(Outcome::RetryAfter(self.context.settings.retry_interval_max));
+        }
         match self.still_released(volume).await {
             Ok(true) => {}
             // The binder has not said so yet, or is not there to say it: its word wakes this volume.
@@ -513,7 +551,7 @@ impl Provisioner {
         if !same || live.reclaim_policy != volume.reclaim_policy {
             return Ok(false);
         }
-        let Some(claim_ref) = &live.claim_ref else { return Ok(false) };
+        let Some(claim_ref) = live.claim_ref.as_ref().filter(|r| r.uid.is_some()) else { return Ok(false) };
         let claim = self.context.writer.get::<Claim>(&claim_ref.key).await?;
         // A claim of that uid that names another volume is the winner of a double provisioning; this one is the loser's.
         Ok(claim.is_none_or(|claim| {

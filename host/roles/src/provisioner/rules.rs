@@ -177,6 +177,13 @@ fn request(
     if claim.selector.is_some() {
         return Err(refuse("claim Selector is not supported".to_owned()));
     }
+    if !class.allowed_topologies.is_empty() {
+        let message = format!(
+            "StorageClass {} has allowedTopologies: this version does not provision by topology; expected none",
+            class.name
+        );
+        return Err(refuse(message));
+    }
     let size = match &claim.request {
         Err(error) => return Err(refuse(format!("spec.resources.requests.storage: {error}"))),
         Ok(size) if size.is_zero() => {
@@ -331,7 +338,7 @@ pub fn created(cache: &Cache, intent: &Intent, answer: Result<CreatedVolume, Sto
 }
 
 /// Whether the claim still needs the volume that was asked for.
-fn is_wanted(cache: &Cache, intent: &Intent) -> bool {
+pub fn is_wanted(cache: &Cache, intent: &Intent) -> bool {
     match cache.claims.get(&intent.claim) {
         Seen::Known(claim) => {
             let named = claim.volume.as_ref().is_none_or(|name| name.as_str() == intent.request.name);
@@ -379,11 +386,13 @@ pub fn volume(
     if !delete || csi.handle.as_str().is_empty() {
         return VolumeVerdict::Ignore("it stays when its claim goes");
     }
+    let ours_alone = volume.claim_ref.as_ref().is_some_and(|r| r.uid.is_some());
     let bound = volume.phase == VolumePhase::Bound;
     if bound && finalizer.is_none() && !volume.meta.deleting {
         return VolumeVerdict::AddFinalizer;
     }
-    if volume.phase != VolumePhase::Released || (volume.meta.deleting && finalizer.is_none()) {
+    // Without a uid it is reserved by name: somebody is rescuing it.
+    if volume.phase != VolumePhase::Released || !ours_alone || (volume.meta.deleting && finalizer.is_none()) {
         return VolumeVerdict::Ignore("it is in use or already dealt with");
     }
     match (deleted, volume.meta.deleting, finalizer) {

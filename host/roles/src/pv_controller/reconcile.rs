@@ -1,4 +1,4 @@
-//! Carries out what [`rules`](super::rules) decides, one write at a time.
+//! Carries out what [`rules`] decides, one write at a time.
 
 use std::{
     collections::HashMap,
@@ -101,7 +101,7 @@ impl PvController {
         }
         // Appeared, went, or another of the same name: whoever is reserved for it must look.
         let uid = |claim: &Option<Arc<Claim>>| claim.as_ref().map(|claim| claim.meta.uid.clone());
-        if uid(&change.old) != uid(&change.new) {
+        if uid(&change.old) != uid(&change.new) || change.new.is_none() {
             for volume in self.context.cache.volumes_of_claim(&change.key) {
                 self.volumes.add(volume.name.clone());
             }
@@ -183,6 +183,10 @@ impl PvController {
     }
 
     fn provisioning(&self, teller: &Teller, claim: &Claim, driver: &DriverName) -> Outcome {
+        // It may have looked before this claim lost the race for a volume that exists.
+        if let Some(wanted) = self.context.wanted.get().filter(|_| self.context.provisions(driver)) {
+            wanted.wake(claim.meta.uid.clone());
+        }
         let since = *self.waiting().entry(claim.meta.uid.clone()).or_insert_with(Instant::now);
         match PATIENCE.checked_sub(since.elapsed()) {
             Some(left) if !left.is_zero() => Outcome::After(left),

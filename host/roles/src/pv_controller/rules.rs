@@ -176,8 +176,12 @@ fn provision(world: World<'_>, claim: &Claim) -> ClaimVerdict {
         let text = format!("no volume plugin matched name: {driver}");
         return ClaimVerdict::Wait(Note::warning("ProvisioningFailed", text));
     }
-    let asked = claim.meta.annotation(names::STORAGE_PROVISIONER) == Some(driver.as_str());
-    if !asked && !(world.provisions)(driver) {
+    // In one process no annotation is needed; but one that names another driver would keep ours away for ever.
+    let satisfied = match claim.storage_provisioner() {
+        Some(asked) => asked == driver.as_str(),
+        None => (world.provisions)(driver),
+    };
+    if !satisfied {
         return ClaimVerdict::Do(ClaimEffect::RequestProvisioning(driver.clone()), None);
     }
     ClaimVerdict::Provision(class.name.clone(), driver.clone())
@@ -207,6 +211,9 @@ fn chosen(world: World<'_>, claim: &Claim, name: &VolumeName) -> ClaimVerdict {
     };
     if volume.is_bound_to(&claim.key, &claim.meta.uid) {
         return bind(world, claim, &volume);
+    }
+    if volume.claim_ref.is_none() && claim.meta.deleting {
+        return pending(claim).unwrap_or(ClaimVerdict::Settled("it is being deleted"));
     }
     if volume.claim_ref.is_none() {
         return match mismatch(claim, &volume) {

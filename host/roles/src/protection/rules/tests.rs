@@ -1,1 +1,87 @@
+//! When protection finalizers go.
 
+use cofferdam_cluster::{Cache, Kind, decode};
+use cofferdam_domain::{Claim, Pod, Volume};
+use serde_json::{Value, json};
+
+use super::{Verdict, claim, volume};
+
+fn read<K: Kind>(json: &Value) -> K {
+    decode::object(&json.to_string()).unwrap().unwrap()
+}
+
+fn metadata(finalizers: &[&str], deleting: bool) -> Value {
+    let mut metadata = json!({
+        "namespace": "ns", "name": "c", "uid": "u", "resourceVersion": "1", "finalizers": finalizers,
+    });
+    if deleting {
+        metadata["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    }
+    metadata
+}
+
+#[test]
+fn a_volume_is_in_use_while_it_is_bound() {
+    const PROTECTED: &[&str] = &["other", "kubernetes.io/pv-protection"];
+    let cases = [
+        (PROTECTED, true, "Bound", Verdict::Settled("it is in use")),
+        (PROTECTED, true, "Released", Verdict::Remove(1)),
+        (PROTECTED, true, "Available", Verdict::Remove(1)),
+        (PROTECTED, false, "Bound", Verdict::Settled("it is protected")),
+        (&["other"], false, "Available", Verdict::Add),
+        (&["other"], true, "Available", Verdict::Settled("it goes")),
+    ];
+    for (finalizers, deleting, phase, expected) in cases {
+        let object = json!({"metadata": metadata(finalizers, deleting), "status": {"phase": phase}});
+        assert_eq!(volume(&read::<Volume>(&object)), expected, "{finalizers:?} {deleting} {phase}");
+    }
+}
+
+#[test]
+fn a_claim_is_in_use_while_a_scheduled_pod_refers_to_it() {
+    let pod = |spec: Value, status: Value| json!({"metadata": {"namespace": "ns", "name": "p", "uid": "p", "resourceVersion": "2"}, "spec": spec, "status": status});
+    let uses = json!([{"name": "d", "persistentVolumeClaim": {"claimName": "c"}}]);
+    let cases = [
+        ("no pod", None, Verdict::Remove(0)),
+        (
+            "running",
+            Some(pod(json!({"nodeName": "n", "volumes": uses}), json!({}))),
+            Verdict::Settled("it is in use"),
+        ),
+        (
+            "finished: its node may still have it",
+            Some(pod(json!({"nodeName": "n", "volumes": uses}), json!({"phase": "Succeeded"}))),
+            Verdict::Settled("it is in use"),
+        ),
+        (
+            "not scheduled: it cannot start",
+            Some(pod(json!({"volumes": uses}), json!({}))),
+            Verdict::Remove(0),
+        ),
+        (
+            "another claim",
+            Some(pod(
+                json!({"nodeName": "n", "volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "x"}}]}),
+                json!({}),
+            )),
+            Verdict::Remove(0),
+        ),
+    ];
+    let object = json!({
+        "metadata": metadata(&["kubernetes.io/pvc-protection"], true),
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    });
+    let object: Claim = read(&object);
+    for (name, pod, expected) in cases {
+        let cache = Cache::default();
+        pod.iter().for_each(|pod| assert!(cache.pods.apply(Ok(read::<Pod>(pod)))));
+        assert_eq!(claim(&cache, &object, true), expected, "{name}");
+        if expected == Verdict::Remove(0) {
+            assert_eq!(
+                claim(&cache, &object, false),
+                Verdict::LookUpPods,
+                "{name}: the cache alone is not enough"
+            );
+        }
+    }
+}

@@ -45,7 +45,8 @@ fn reserved_parameters_are_read_and_the_others_go_to_the_driver() {
 
 #[test]
 fn refusals_name_the_class_and_the_key() {
-    let cases: [(&[(&str, &str)], &[&str]); 3] = [
+    let cases: [(&[(&str, &str)], &[&str]); 4] = [
+        (&[("csiNodeStageSecretName", "s")], &["gold", "csiNodeStageSecretName", "secret"]),
         (
             &[("csi.storage.k8s.io/fs-type", "xfs")],
             &["gold", "csi.storage.k8s.io/fs-type", "unknown", "fstype"],
