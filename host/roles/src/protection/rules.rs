@@ -30,10 +30,8 @@ pub fn claim(cache: &Cache, claim: &Claim, looked_up: bool) -> Verdict {
             pod.claims.contains(&claim.key.name)
                 || (pod.ephemeral_claims.contains(&claim.key.name) && !pod.shut_down)
         });
-    match decide(&claim.meta, names::PVC_PROTECTION, used) {
-        Verdict::Remove(_) if !looked_up => Verdict::LookUpPods,
-        verdict => verdict,
-    }
+    let verdict = decide(&claim.meta, names::PVC_PROTECTION, used);
+    if matches!(verdict, Verdict::Remove(_)) && !looked_up { Verdict::LookUpPods } else { verdict }
 }
 
 fn decide(meta: &ObjectMeta, finalizer: &str, used: bool) -> Verdict {
