@@ -8,6 +8,8 @@ use cofferdam_domain::storage::{AttachmentRecord, CreatedVolume, Description, Pa
 const MAX_STRING: usize = 128;
 /// CSI's limit for maps, in bytes of all keys and values.
 const MAX_MAP: usize = 4 << 10;
+/// Prefix of the volume attributes that the host writes.
+const HOST_PREFIX: &str = "cofferdam.dev/";
 /// Longest name of a driver, in bytes; CSI's limit, because it becomes a label.
 const MAX_DRIVER: usize = 63;
 /// Most topology keys and features: far more than any driver has, few enough to print.
@@ -48,6 +50,13 @@ pub(crate) fn created(volume: &CreatedVolume) -> Result<(), String> {
     handle(volume.handle.as_str())?;
     size(volume.capacity)?;
     bounded_map("the context", &volume.context)?;
+    // What the host itself writes beside the context, and the node believes, is not the guest's to write.
+    if let Some(key) = volume.context.keys().find(|key| key.starts_with(HOST_PREFIX)) {
+        return Err(format!(
+            "the context has the key {:?}; keys under {HOST_PREFIX} are the host's",
+            printable(key)
+        ));
+    }
     if volume.topology.len() > MAX_TOPOLOGY {
         return Err(format!(
             "{} places in the topology; at most {MAX_TOPOLOGY} are allowed",

@@ -34,6 +34,7 @@ fn volumes() {
     refused(|volume| volume.handle = VolumeHandle::new(format!("csi-{}", "0f".repeat(32))), "inline volume");
     refused(|volume| volume.context = pairs("k", &"v".repeat(4096)), "4097 bytes");
     refused(|volume| volume.context = pairs("", "v"), "key of 0 bytes");
+    refused(|volume| volume.context = pairs("cofferdam.dev/attachment", "{}"), "are the host's");
     refused(|volume| volume.topology = vec![pairs("a b", "v")], "not a label's key");
     refused(|volume| volume.topology = vec![pairs("example.com/zone", "a/b")], "not a label's value");
     refused(|volume| volume.topology = vec![Segments::new()], "has 0 keys");

@@ -188,12 +188,16 @@ fn read(name: &str, source: &Source, limit: u64) -> Result<Vec<u8>, LoadError> {
     let mut bytes = Vec::new();
     match source {
         Source::File(path) => {
+            // Opening a pipe would wait for its other end.
+            if !std::fs::metadata(path).map_err(failed)?.is_file() {
+                return Err(failed(std::io::Error::other("it is not a regular file: expected a component")));
+            }
             let file = std::fs::File::open(path).map_err(failed)?;
             let size = file.metadata().map_err(failed)?.len();
             if size > limit {
                 return Err(too_large(size));
             }
-            // The file may grow, or be a device, which has no size.
+            // The file may grow.
             file.take(limit.saturating_add(1)).read_to_end(&mut bytes).map_err(failed)?;
         }
         Source::Bytes { bytes: carried, .. } => bytes.extend_from_slice(carried),

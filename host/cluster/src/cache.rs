@@ -6,8 +6,8 @@ use std::{
 };
 
 use cofferdam_domain::{
-    AccessModes, Claim, ClaimKey, Pod, PodKey, Quantity, StorageClass, Uid, Volume, VolumeMode, VolumeName,
-    VolumePhase,
+    AccessModes, Claim, ClaimKey, DriverName, Pod, PodKey, Quantity, StorageClass, Uid, Volume, VolumeHandle,
+    VolumeMode, VolumeName, VolumePhase,
 };
 
 use crate::{
@@ -73,6 +73,7 @@ type Shelved = BTreeSet<(u32, AccessModes, Quantity, VolumeName)>;
 #[derive(Debug, Default)]
 pub struct VolumeIndex {
     by_claim: HashMap<ClaimKey, BTreeSet<VolumeName>>,
+    by_handle: HashMap<(DriverName, VolumeHandle), BTreeSet<VolumeName>>,
     free: HashMap<Shelf, Shelved>,
 }
 
@@ -91,6 +92,10 @@ impl Index<Volume> for VolumeIndex {
         if let Some(claim) = &volume.claim_ref {
             self.by_claim.entry(claim.key.clone()).or_default().insert(volume.name.clone());
         }
+        if let Some(csi) = &volume.csi {
+            let handle = (csi.driver.clone(), csi.handle.clone());
+            self.by_handle.entry(handle).or_default().insert(volume.name.clone());
+        }
         if let Some((shelf, place)) = Self::place(volume) {
             self.free.entry(shelf).or_default().insert(place);
         }
@@ -99,6 +104,9 @@ impl Index<Volume> for VolumeIndex {
     fn remove(&mut self, volume: &Volume) {
         if let Some(claim) = &volume.claim_ref {
             remove_member(&mut self.by_claim, &claim.key, &volume.name);
+        }
+        if let Some(csi) = &volume.csi {
+            remove_member(&mut self.by_handle, &(csi.driver.clone(), csi.handle.clone()), &volume.name);
         }
         if let Some((shelf, place)) = Self::place(volume)
             && let Some(shelved) = self.free.get_mut(&shelf)
@@ -188,6 +196,19 @@ impl Cache {
         self.volumes.query(|index, volumes| {
             let names = index.by_claim.get(claim).into_iter().flatten();
             names.filter_map(|name| volumes.get(name).cloned()).collect()
+        })
+    }
+
+    /// Another object that stands for the same volume of a driver.
+    pub fn other_with_handle(
+        &self,
+        driver: &DriverName,
+        handle: &VolumeHandle,
+        name: &VolumeName,
+    ) -> Option<VolumeName> {
+        self.volumes.query(|index, _| {
+            let names = index.by_handle.get(&(driver.clone(), handle.clone()))?;
+            names.iter().find(|other| *other != name).cloned()
         })
     }
 

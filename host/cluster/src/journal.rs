@@ -344,6 +344,15 @@ impl Journal {
                     self.settle(batch);
                     return true;
                 }
+                Err(WriteError::NotFound(_)) if !self.exists(index) => {
+                    // Nothing but its namespace can be missing for a ConfigMap that is made.
+                    let error = WriteError::Refused {
+                        target: self.shard_name(index),
+                        code: 404,
+                        message: format!("namespace {:?} does not exist", self.shared.namespace),
+                    };
+                    return self.give_back(index, batch, &error);
+                }
                 Err(WriteError::Conflict(_) | WriteError::NotFound(_) | WriteError::AlreadyExists(_)) => {
                     self.mark_unread(index);
                 }
@@ -363,6 +372,10 @@ impl Journal {
 
     fn is_read(&self, index: usize) -> bool {
         self.lock().shards.get(index).is_some_and(|shard| shard.version.is_some() || shard.missing)
+    }
+
+    fn exists(&self, index: usize) -> bool {
+        self.lock().shards.get(index).is_some_and(|shard| shard.version.is_some())
     }
 
     fn mark_unread(&self, index: usize) {

@@ -223,3 +223,19 @@ async fn a_stopped_journal_takes_nothing() {
     with(&journal, async {}).await;
     assert_eq!(journal.record(intent("a")).await, Err(JournalError::Closed));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_namespace_that_is_missing_is_named() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = Wire::new(&api);
+    let journal = Journal::new(wire.writer(), "storage".to_owned(), "drv".into(), metrics);
+    journal.load().await.unwrap();
+    with(&journal, async {
+        let refused = journal.record(intent("a")).await.unwrap_err().to_string();
+        assert!(refused.contains("namespace \"storage\" does not exist"), "{refused}");
+        let namespace = json!({"metadata": {"name": "storage"}});
+        call(&api, Method::POST, "/api/v1/namespaces", namespace).await;
+        journal.record(intent("a")).await.unwrap();
+    })
+    .await;
+}

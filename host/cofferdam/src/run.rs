@@ -29,12 +29,13 @@ pub(crate) async fn run(flags: &ClusterFlags, environment: &HashMap<String, Stri
         .into());
     }
     logging::start(configuration);
-    let mut signals = Signals::take()?;
     let cluster = client::connect(configuration, &Surroundings::of_process()).await?;
     let mut registry = Registry::default();
     process_metrics::register(&mut registry);
     let engine = drivers::engine(configuration, &mut registry)?;
     let drivers = drivers::load_all(&engine, configuration).await?;
+    // Until here a signal ends the process by itself, also while a driver is slow to load: there is nothing to drain.
+    let mut signals = Signals::take()?;
     tracing::info!(api = %cluster.url, namespace = %cluster.namespace, roles = ?configuration.role.0, "starting");
     let parts = Parts {
         client: cluster.client,

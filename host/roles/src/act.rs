@@ -104,12 +104,12 @@ impl Teller {
 
     pub(crate) fn tell(&self, kind: StepKind, text: impl Into<String>, took: Option<Duration>) {
         let text = text.into();
+        let claim = self.claim.as_ref().map(tracing::field::display);
+        let volume = self.volume.as_ref().map(tracing::field::display);
         match kind {
-            StepKind::Fails => {
-                tracing::info!(role = %self.role, claim = ?self.claim, volume = ?self.volume, "{text}")
-            }
+            StepKind::Fails => tracing::info!(role = %self.role, claim, volume, "{text}"),
             StepKind::Acts | StepKind::Waits | StepKind::Settled => {
-                tracing::debug!(role = %self.role, claim = ?self.claim, volume = ?self.volume, "{text}");
+                tracing::debug!(role = %self.role, claim, volume, "{text}");
             }
         }
         let (claim, volume) = (self.claim.clone(), self.volume.clone());

@@ -8,8 +8,10 @@ use crate::{
 
 /// Target of guests' lines, so that a filter can choose them.
 const TARGET: &str = "cofferdam_backend::guest";
-/// What a line costs beside its text: a flood of empty lines is a flood too.
+/// What a line, and each of its fields, costs beside its text: a flood of empty ones is a flood too.
 const LINE: usize = 16;
+/// Most bytes that one byte of a guest's text becomes when it is written out: an escape such as `\\u{7f}`.
+const WORST_ESCAPE: usize = 6;
 
 /// What is left of a call's allowance.
 #[derive(Debug)]
@@ -49,7 +51,10 @@ impl Host for Capabilities {
         message: String,
         fields: Vec<(String, String)>,
     ) -> wasmtime::Result<()> {
-        let bytes = fields.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>() + message.len();
+        // Charged as if everything had to be escaped, but for the message of a well-behaved guest, which is not.
+        let field =
+            |(key, value): &(String, String)| LINE + key.len() + value.len().saturating_mul(WORST_ESCAPE);
+        let bytes = fields.iter().map(field).fold(message.len(), usize::saturating_add);
         if !self.log.charge(bytes) {
             return Ok(());
         }

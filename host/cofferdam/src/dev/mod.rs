@@ -56,10 +56,9 @@ pub(crate) async fn run(flags: &DevFlags, environment: &HashMap<String, String>)
     let start = Instant::now();
     let loaded = Loaded::for_dev(&flags.process, environment)?;
     logging::start(&loaded.configuration);
-    let mut signals = Signals::take()?;
     let style = Style { colours: logging::wants_colour(&io::stdout()) };
     let (timeline, printer) = Timeline::start(start, style, io::stdout());
-    let result = show(flags, &loaded.configuration, &timeline, style, start, &mut signals).await;
+    let result = show(flags, &loaded.configuration, &timeline, style, start).await;
     if let Ok(End::Drained) = &result {
         timeline.text(style.paint(Colour::Dim, "stopped"));
     }
@@ -77,9 +76,9 @@ async fn show(
     timeline: &Timeline,
     style: Style,
     start: Instant,
-    signals: &mut Signals,
 ) -> Result<End, Failure> {
-    let (stage, mut running) = Stage::build(flags, configuration, timeline).await?;
+    let (stage, mut running, mut signals) = Stage::build(flags, configuration, timeline).await?;
+    let signals = &mut signals;
     timeline.text(stage.banner(start, style));
     if !flags.demo {
         timeline.text(stage.hint(style));
@@ -130,11 +129,13 @@ impl Stage {
         flags: &DevFlags,
         configuration: &Configuration,
         timeline: &Timeline,
-    ) -> Result<(Self, Running), Failure> {
+    ) -> Result<(Self, Running, Signals), Failure> {
         let mut registry = Registry::default();
         process_metrics::register(&mut registry);
         let engine = drivers::engine(configuration, &mut registry)?;
         let drivers = drivers::load_all(&engine, configuration).await?;
+        // Until here a signal ends the process by itself; from here on there is a file to remove.
+        let signals = Signals::take()?;
         let api = ApiServer::new(Options::default());
         let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, flags.port));
         let serving = api.serve(ServeOptions { addr }).await.map_err(Failure::Serve)?;
@@ -159,7 +160,7 @@ impl Stage {
             _ = ready.wait_for(|ready| *ready) => {}
         }
         timeline.follow(&process.cache());
-        Ok((Self { serving, kubeconfig, drivers, classes }, running))
+        Ok((Self { serving, kubeconfig, drivers, classes }, running, signals))
     }
 
     /// Shows the demo where it is wanted; whether it was.

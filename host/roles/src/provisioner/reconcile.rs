@@ -232,6 +232,7 @@ impl Provisioner {
         let started = Instant::now();
         let answer = self.call_create(driver, intent, &teller).await;
         let took = started.elapsed();
+        let wish = answer.as_ref().err().and_then(|error| error.retry_after_ms).map(Duration::from_millis);
         match rules::created(&self.context.cache, intent, answer) {
             Created::Save(created, capacity) => {
                 self.save(driver, intent, created, capacity, &teller, started).await
@@ -244,12 +245,12 @@ impl Provisioner {
                 if lasting {
                     self.remember_infeasible(&intent.uid, &intent.class.uid);
                 }
-                self.refuse(&intent.uid, message, lasting)
+                self.later(self.refuse(&intent.uid, message, lasting), &intent.uid, wish)
             }
             Created::Repeat(message) => {
                 teller.tell(StepKind::Fails, message.clone(), Some(took));
                 self.metrics.provision_failed(&intent.class.name);
-                self.refuse(&intent.uid, message, false)
+                self.later(self.refuse(&intent.uid, message, false), &intent.uid, wish)
             }
         }
     }
@@ -296,6 +297,17 @@ impl Provisioner {
         teller: &Teller,
         started: Instant,
     ) -> Outcome {
+        let name = VolumeName::from(intent.request.name.as_str());
+        if let Some(other) = self.context.cache.other_with_handle(&intent.driver, &created.handle, &name) {
+            // Saved, deleting one of the two would delete the other's data.
+            let handle = &created.handle;
+            let message = format!(
+                "driver {} answers with volume {handle}, which is PersistentVolume {other}'s",
+                intent.driver
+            );
+            teller.tell(StepKind::Fails, message.clone(), None);
+            return self.refuse(&intent.uid, message, true);
+        }
         let claim = self.context.cache.claims.get(&intent.claim).known().filter(|c| c.meta.uid == intent.uid);
         let shape = ClaimShape {
             access_modes: claim.as_ref().map_or_else(|| rules::modes_of(&intent.request), |c| c.access_modes),
@@ -430,6 +442,19 @@ impl Provisioner {
         if lasting { Outcome::RetryAfter(self.context.settings.retry_interval_max) } else { Outcome::Retry }
     }
 
+    /// A back-off that is no shorter than what the driver wishes.
+    fn later(&self, outcome: Outcome, uid: &Uid, wish: Option<Duration>) -> Outcome {
+        let settings = &self.context.settings;
+        let backoff = Backoff { first: settings.retry_interval_start, most: settings.retry_interval_max };
+        match (outcome, wish) {
+            (Outcome::Retry, Some(wish)) => {
+                let own = backoff.pause(self.claims.failures(uid).saturating_add(1));
+                Outcome::RetryAfter(wish.max(own).min(settings.retry_interval_max))
+            }
+            (outcome, _) => outcome,
+        }
+    }
+
     fn component_for(&self, claim: &Claim) -> Box<str> {
         let class = self.context.cache.class(claim.class_name()).known();
         let driver = class.and_then(|class| self.context.drivers.get(&class.provisioner));
@@ -511,6 +536,14 @@ impl Provisioner {
         if !secret.is_empty() {
             let text = format!(
                 "deleting the volume needs the secret {secret:?}: this version passes no secrets to drivers"
+            );
+            self.context.note(volume, &driver.component, Note::warning("VolumeFailedDelete", text));
+            return Some(Outcome::RetryAfter(self.context.settings.retry_interval_max));
+        }
+        if let Some(other) = self.context.cache.other_with_handle(&csi.driver, &csi.handle, &volume.name) {
+            let text = format!(
+                "PersistentVolume {other} stands for the same volume {}: it is not deleted",
+                csi.handle
             );
             self.context.note(volume, &driver.component, Note::warning("VolumeFailedDelete", text));
             return Some(Outcome::RetryAfter(self.context.settings.retry_interval_max));
