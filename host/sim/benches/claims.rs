@@ -127,7 +127,7 @@ async fn run() {
     });
     println!("{CLAIMS} claims by {CLIENTS} clients, {} on 2 threads", driver.as_str());
     println!(
-        "{:<8}{:>12}{:>12}{:>12}{:>14}{:>14}{:>12}",
+        "{:<8}{:>12}{:>12}{:>12}{:>14}{:>15}{:>14}",
         "round", "claims/s", "p50 ms", "p99 ms", "objects/claim", "journal/claim", "events/claim"
     );
     for round in 0..3 {
@@ -178,7 +178,7 @@ async fn run() {
         let per_claim = |n: usize| (after[n] - before[n]) as f64 / CLAIMS as f64;
         let percentile = |p: usize| latencies[latencies.len() * p / 100].as_secs_f64() * 1e3;
         println!(
-            "{round:<8}{:>12.0}{:>12.2}{:>12.2}{:>14.2}{:>14.3}{:>12.2}",
+            "{round:<8}{:>12.0}{:>12.2}{:>12.2}{:>14.2}{:>15.3}{:>14.2}",
             CLAIMS as f64 / took.as_secs_f64(),
             percentile(50),
             percentile(99),
@@ -187,7 +187,7 @@ async fn run() {
             per_claim(2),
         );
     }
-    println!("{:<8}{:>12}{:>12}{:>12}{:>14}{:>14}{:>12}", "aim", ">= 2000", "", "", "<= 4", "<= 0.5", "1");
+    println!("{:<8}{:>12}{:>12}{:>12}{:>14}{:>15}{:>14}", "aim", ">= 2000", "", "", "<= 4", "<= 0.5", "1");
     stop.cancel();
     task.await.expect("the process ends well").expect("and without an error");
 }

@@ -183,7 +183,9 @@ impl Provisioner {
                     return self.create(driver, &intent).await;
                 }
                 ClaimVerdict::Forget => {
-                    if let Some((driver, _)) = recorded {
+                    if let Some((driver, intent)) = recorded {
+                        // Written by a process that did not live to hear of it, or to tell.
+                        self.succeeded(driver, &intent);
                         driver.journal.forget(uid);
                     }
                     return Outcome::Done;
@@ -322,16 +324,20 @@ impl Provisioner {
             Ok(_) => {
                 driver.journal.forget(&intent.uid);
                 self.metrics.provisioned(&intent.class.name, started.elapsed());
-                if let Some(claim) = claim {
-                    let text = format!("Successfully provisioned volume {}", intent.request.name);
-                    let note = Note::normal("ProvisioningSucceeded", text);
-                    self.context.note(&*claim, &driver.component, note);
-                }
+                self.succeeded(driver, intent);
                 Outcome::Done
             }
             Err(WriteError::AlreadyExists(_)) => self.name_taken(driver, intent, &created, teller).await,
             // The volume exists: it is never rolled back because its object cannot be written; the journal remembers it.
             Err(error) => self.refuse(&intent.uid, error.to_string(), false),
+        }
+    }
+
+    /// Tells the claim that its volume is there.
+    fn succeeded(&self, driver: &Driver, intent: &Intent) {
+        if let Some(claim) = self.context.cache.claim_by_uid(&intent.uid) {
+            let text = format!("Successfully provisioned volume {}", intent.request.name);
+            self.context.note(&*claim, &driver.component, Note::normal("ProvisioningSucceeded", text));
         }
     }
 
@@ -348,6 +354,7 @@ impl Provisioner {
             Ok(Some(volume))
                 if volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(&intent.uid) =>
             {
+                self.succeeded(driver, intent);
                 driver.journal.forget(&intent.uid);
                 Outcome::Done
             }
