@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     metrics::Metrics,
+    sleep_until,
     writer::{WriteError, Writer},
 };
 
@@ -598,12 +599,5 @@ impl Journal {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing under the lock can panic half-way through a change.
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-async fn sleep_until(at: Option<tokio::time::Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at).await,
-        None => std::future::pending().await,
     }
 }

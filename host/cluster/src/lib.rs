@@ -33,3 +33,11 @@ pub type Clock = Arc<dyn Fn() -> jiff::Timestamp + Send + Sync>;
 pub fn system_clock() -> Clock {
     Arc::new(jiff::Timestamp::now)
 }
+
+/// Waits for a moment, or for ever where there is none.
+async fn sleep_until(at: Option<tokio::time::Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}

@@ -16,7 +16,10 @@ use std::{
 use tokio::{sync::Notify, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use crate::metrics::{Metrics, QueueMetrics};
+use crate::{
+    metrics::{Metrics, QueueMetrics},
+    sleep_until,
+};
 
 /// What a run of a key asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,12 +146,6 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
     /// How often the key failed in a row.
     pub fn failures(&self, key: &K) -> u32 {
         self.lock().failures.get(key).copied().unwrap_or_default()
-    }
-
-    /// Whether nothing waits or runs; keys that wait for their time do not count.
-    pub fn is_idle(&self) -> bool {
-        let state = self.lock();
-        state.ready.is_empty() && state.running.is_empty()
     }
 
     /// Runs keys, at most `workers` at once, until `stop`; then waits for those that run.
@@ -307,13 +304,6 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
     fn lock(&self) -> MutexGuard<'_, State<K>> {
         // Nothing under the lock can panic half-way through a change.
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-async fn sleep_until(at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at).await,
-        None => std::future::pending().await,
     }
 }
 

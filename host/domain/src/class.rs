@@ -3,7 +3,7 @@
 use crate::{
     ids::{ClassName, DriverName, ObjectMeta},
     names,
-    storage::{Parameters, Segments},
+    storage::Parameters,
     volume::ReclaimPolicy,
 };
 
@@ -43,18 +43,6 @@ impl StorageClass {
         [names::DEFAULT_CLASS, names::DEFAULT_CLASS_BETA]
             .iter()
             .any(|key| self.meta.annotation(key) == Some("true"))
-    }
-
-    /// One segment per term where every key has a single value.
-    pub fn allowed_segments(&self) -> impl Iterator<Item = Segments> + '_ {
-        self.allowed_topologies.iter().filter_map(|term| {
-            term.iter()
-                .map(|(key, values)| match values.as_slice() {
-                    [value] => Some((key.clone(), value.clone())),
-                    _ => None,
-                })
-                .collect()
-        })
     }
 }
 

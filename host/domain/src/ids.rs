@@ -70,14 +70,6 @@ name!(
     ClassName
 );
 name!(
-    /// Name of a Node.
-    NodeName
-);
-name!(
-    /// Name of a VolumeAttachment.
-    AttachmentName
-);
-name!(
     /// Identity of the cluster: the uid of the namespace `kube-system`.
     ClusterId
 );

@@ -33,11 +33,7 @@ pub const PV_PROTECTION: &str = "kubernetes.io/pv-protection";
 pub const PVC_PROTECTION: &str = "kubernetes.io/pvc-protection";
 /// Finalizer of a PV until the driver's volume is deleted.
 pub const PROVISIONER_FINALIZER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
-/// Finalizer of a PV whose volume an in-tree plugin deletes.
-pub const IN_TREE_FINALIZER: &str = "kubernetes.io/pv-controller";
 
-/// Provisioner name of classes for static volumes.
-pub const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 /// Prefix of in-tree plugins' names.
 pub const IN_TREE_PREFIX: &str = "kubernetes.io/";
 

@@ -38,12 +38,11 @@ pub(crate) struct Wire {
     pub(crate) api: ApiService,
     pub(crate) delay: Duration,
     pub(crate) troubles: Arc<Mutex<VecDeque<Trouble>>>,
-    pub(crate) log: Arc<Mutex<Vec<String>>>,
 }
 
 impl Wire {
     pub(crate) fn new(api: &ApiServer) -> Self {
-        Self { api: api.service(), delay: Duration::ZERO, troubles: Arc::default(), log: Arc::default() }
+        Self { api: api.service(), delay: Duration::ZERO, troubles: Arc::default() }
     }
 
     pub(crate) fn client(&self) -> kube::Client {
@@ -52,10 +51,6 @@ impl Wire {
 
     pub(crate) fn writer(&self) -> Writer {
         Writer::new(self.client(), Arc::new(Cache::default()), Metrics::default())
-    }
-
-    pub(crate) fn writes(&self) -> Vec<String> {
-        self.log.lock().unwrap().clone()
     }
 }
 
@@ -80,7 +75,6 @@ impl tower::Service<Request<Body>> for Wire {
             if request.method() == Method::GET {
                 return Ok(wire.api.oneshot(request).await?.map(http_body_util::Either::Left));
             }
-            wire.log.lock().unwrap().push(format!("{} {}", request.method(), request.uri().path()));
             tokio::time::sleep(wire.delay).await;
             let trouble = wire.troubles.lock().unwrap().pop_front();
             match trouble {

@@ -271,13 +271,8 @@ impl PvController {
             let provisions = |driver: &DriverName| self.context.provisions(driver);
             let world = World { cache: &self.context.cache, provisions: &provisions };
             match rules::volume(world, &volume, looked_up) {
-                VolumeVerdict::Do(VolumeEffect::LookUpClaim(key), _) => {
-                    if let Err(error) = self.context.writer.refresh::<Claim>(&key).await {
-                        return self.context.after_failure::<Volume>(name, &error).await;
-                    }
-                    looked_up = true;
-                }
                 VolumeVerdict::Do(effect, note) => {
+                    looked_up |= matches!(effect, VolumeEffect::LookUpClaim(_));
                     if let Err(error) = self.perform_on_volume(&teller, &volume, effect).await {
                         return self.context.after_failure::<Volume>(name, &error).await;
                     }
@@ -333,7 +328,6 @@ impl PvController {
                     .act("gives it up", writer.merge::<Volume>(&volume.name, Part::Object, version, patch))
                     .await?;
             }
-            // Performed by the caller, which has to remember that it was.
             VolumeEffect::LookUpClaim(key) => writer.refresh::<Claim>(&key).await?,
         }
         Ok(())

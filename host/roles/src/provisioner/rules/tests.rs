@@ -8,6 +8,7 @@ use cofferdam_domain::{
     Claim, ClassName, DriverName, StorageClass, Uid, Volume,
     storage::{AccessType, CapabilityMode, CreatedVolume, ErrorKind, Finality, StorageError},
 };
+use cofferdam_sim::objects::with;
 use serde_json::{Value, json};
 
 use super::{ClaimVerdict, Created, Options, View, VolumeVerdict, claim, created, volume};
@@ -25,23 +26,8 @@ fn options() -> Options {
 }
 
 /// `base` with `change` merged over it, as a merge patch would.
-fn merged(mut base: Value, change: Value) -> Value {
-    fn merge(base: &mut Value, change: Value) {
-        match (base.as_object_mut(), change) {
-            (Some(base), Value::Object(change)) => {
-                for (key, value) in change {
-                    if value.is_null() {
-                        base.remove(&key);
-                    } else {
-                        merge(base.entry(key).or_insert(Value::Null), value);
-                    }
-                }
-            }
-            (_, change) => *base = change,
-        }
-    }
-    merge(&mut base, change);
-    base
+fn merged(base: Value, change: Value) -> Value {
+    with(base, &change)
 }
 
 fn claim_json() -> Value {
