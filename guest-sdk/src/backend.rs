@@ -38,12 +38,6 @@ pub trait Backend {
 #[derive(Debug)]
 pub struct Component<B>(PhantomData<B>);
 
-impl<B: Backend> Component<B> {
-    /// Makes a native build check that the type is a [`Backend`].
-    #[doc(hidden)]
-    pub const CHECKED: PhantomData<Self> = PhantomData;
-}
-
 impl<B: Backend> identity::Guest for Component<B> {
     fn describe() -> Result<Description> {
         B::describe()

@@ -55,6 +55,7 @@
 //! - Imports that a backend never calls are not in its component, and need not be granted.
 #![deny(unsafe_code)]
 
+pub mod abilities;
 pub mod ambient;
 mod backend;
 #[doc(hidden)]
@@ -68,9 +69,9 @@ mod types;
 pub use backend::{Backend, Component};
 pub use bindings::{
     cofferdam::storage::types::{
-        AccessMode, AccessType, Attachment, CapacityRange, CreateRequest, ErrorKind, FilesystemAccess,
-        Finality, KeyValues, Owner, ReclaimPolicy, Segments, StorageError, TopologyRequirement, Volume,
-        VolumeCapability, VolumeHandle,
+        AccessMode, AccessType, Attachment, CapacityRange, Condition, CreateRequest, ErrorKind,
+        FilesystemAccess, Finality, KeyValues, Owner, ReclaimPolicy, Segments, Snapshot, SnapshotHandle,
+        StorageError, TopologyRequirement, Volume, VolumeCapability, VolumeHandle, VolumeStatus,
     },
     exports::cofferdam::storage::{
         identity::{Description, Placement, Readiness},
@@ -82,21 +83,129 @@ pub use types::to_map;
 /// What every function of a backend returns.
 pub type Result<T> = std::result::Result<T, StorageError>;
 
-/// Makes a component of a type that implements [`Backend`]. Once per crate, in a crate of type `cdylib`.
+/// Makes a component of a type that implements [`Backend`]: `export!(MyArray)`, or, with what it can do beside,
+/// `export!(MyArray: snapshots, restoring, expansion)`. The names are those of the contract's interfaces, and each needs the
+/// trait of [`abilities`]. Once per crate, in a crate of type `cdylib`.
 ///
 /// What it expands to needs exported symbols, which Rust counts as unsafe code; as it comes from this crate, the crate that
 /// uses it can still forbid unsafe code of its own.
 #[macro_export]
 macro_rules! export {
-    ($backend:ty) => {
+    ($backend:ty $(: $($ability:ident),+ $(,)?)?) => {
         // Native linkers read the `@` in the exports' names as a symbol version; a native build is for tests only.
         #[cfg(target_family = "wasm")]
         const _: () = {
             type Exported = $crate::Component<$backend>;
-    $crate::bindings::export_component!(Exported with_types_in $crate::bindings);
+            $crate::bindings::export_component!(Exported with_types_in $crate::bindings);
+            $($($crate::export_ability!($ability);)+)?
         };
         #[cfg(not(target_family = "wasm"))]
-        const _: ::core::marker::PhantomData<$crate::Component<$backend>> =
-            $crate::Component::<$backend>::CHECKED;
+        const _: () = {
+            const fn is_a_backend<B: $crate::Backend>() {}
+            is_a_backend::<$backend>();
+            $($($crate::check_ability!($ability, $backend);)+)?
+        };
+    };
+}
+
+/// Exports one optional interface of `Exported`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! export_ability {
+    (cloning) => {
+        $crate::bindings::cloning::export_cloning!(Exported with_types_in $crate::bindings::cloning);
+    };
+    (restoring) => {
+        $crate::bindings::restoring::export_restoring!(Exported with_types_in $crate::bindings::restoring);
+    };
+    (publishing) => {
+        $crate::bindings::publishing::export_publishing!(Exported with_types_in $crate::bindings::publishing);
+    };
+    (expansion) => {
+        $crate::bindings::expansion::export_expansion!(Exported with_types_in $crate::bindings::expansion);
+    };
+    (modification) => {
+        $crate::bindings::modification::export_modification!(Exported with_types_in $crate::bindings::modification);
+    };
+    (snapshots) => {
+        $crate::bindings::snapshots::export_snapshots!(Exported with_types_in $crate::bindings::snapshots);
+    };
+    (group_snapshots) => {
+        $crate::bindings::group_snapshots::export_group_snapshots!(Exported with_types_in $crate::bindings::group_snapshots);
+    };
+    (listing) => {
+        $crate::bindings::listing::export_listing!(Exported with_types_in $crate::bindings::listing);
+    };
+    (inspection) => {
+        $crate::bindings::inspection::export_inspection!(Exported with_types_in $crate::bindings::inspection);
+    };
+    (capacity) => {
+        $crate::bindings::capacity::export_capacity!(Exported with_types_in $crate::bindings::capacity);
+    };
+}
+
+/// Makes a native build check that a type has what it exports.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! check_ability {
+    (cloning, $backend:ty) => {
+        const _: () = {
+            const fn can<B: $crate::abilities::Cloning>() {}
+            can::<$backend>();
+        };
+    };
+    (restoring, $backend:ty) => {
+        const _: () = {
+            const fn can<B: $crate::abilities::Restoring>() {}
+            can::<$backend>();
+        };
+    };
+    (publishing, $backend:ty) => {
+        const _: () = {
+            const fn can<B: $crate::abilities::Publishing>() {}
+            can::<$backend>();
+        };
+    };
+    (expansion, $backend:ty) => {
+        const _: () = {
+            const fn can<B: $crate::abilities::Expansion>() {}
+            can::<$backend>();
+        };
+    };
+    (modification, $backend:ty) => {
+        const _: () = {
+            const fn can<B: $crate::abilities::Modification>() {}
+            can::<$backend>();
+        };
+    };
+    (snapshots, $backend:ty) => {
+        const _: () = {
+            const fn can<B: $crate::abilities::Snapshots>() {}
+            can::<$backend>();
+        };
+    };
+    (group_snapshots, $backend:ty) => {
+        const _: () = {
+            const fn can<B: $crate::abilities::GroupSnapshots>() {}
+            can::<$backend>();
+        };
+    };
+    (listing, $backend:ty) => {
+        const _: () = {
+            const fn can<B: $crate::abilities::Listing>() {}
+            can::<$backend>();
+        };
+    };
+    (inspection, $backend:ty) => {
+        const _: () = {
+            const fn can<B: $crate::abilities::Inspection>() {}
+            can::<$backend>();
+        };
+    };
+    (capacity, $backend:ty) => {
+        const _: () = {
+            const fn can<B: $crate::abilities::Capacity>() {}
+            can::<$backend>();
+        };
     };
 }
