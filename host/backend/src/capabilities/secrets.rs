@@ -10,7 +10,8 @@ use crate::bindings::cofferdam::storage::{reveal, secrets, types};
 
 /// What is behind a guest's handle.
 #[derive(Clone, Debug)]
-pub(crate) struct Handle(pub(crate) Secret);
+#[expect(unreachable_pub, reason = "the generated bindings export it again")]
+pub struct Handle(pub(crate) Secret);
 
 /// What stands in place of a secret.
 const BLOT: &str = "[secret]";
