@@ -194,6 +194,10 @@ impl Shared {
         let Ok(Ok(_turn)) = timeout_at(context.deadline, self.running.acquire()).await else {
             return End::without_guest(Failure::Overloaded);
         };
+        // The turn may come with the deadline.
+        if Instant::now() >= context.deadline {
+            return End::without_guest(Failure::Overloaded);
+        }
         call::run(&self.parts, context, method, function).await
     }
 
