@@ -44,13 +44,22 @@ pub(crate) type Function<T> = Box<dyn for<'a> FnOnce(Fresh<'a>) -> BoxFuture<'a,
 /// How a call ended.
 pub(crate) struct End<T> {
     pub(crate) answer: Result<T, Failure>,
-    /// Most memory that the guest had at once, in bytes; absent when there was no guest.
-    pub(crate) memory: Option<usize>,
+    /// What the guest used; absent when there was no guest.
+    pub(crate) usage: Option<Usage>,
+}
+
+/// What one call used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Most linear memory at once, in bytes.
+    pub memory_bytes: usize,
+    /// Time that the guest computed, to the whole tick of 10 ms.
+    pub computed: Duration,
 }
 
 impl<T> End<T> {
     pub(crate) fn without_guest(failure: Failure) -> Self {
-        Self { answer: Err(failure), memory: None }
+        Self { answer: Err(failure), usage: None }
     }
 }
 
@@ -93,7 +102,7 @@ pub(crate) async fn run<T>(
     let host = store.data();
     host.finish();
     report(method, answer.as_ref().err(), host);
-    End { answer, memory: Some(host.meter.peak()) }
+    End { answer, usage: Some(Usage { memory_bytes: host.meter.peak(), computed: host.computed() }) }
 }
 
 /// What a passed deadline says. A caller in a hurry, or a call that waited long for its turn, is not the guest's fault.

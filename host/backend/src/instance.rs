@@ -1,11 +1,13 @@
 //! One store: what a call's instance lives in.
 
+use std::time::Duration;
+
 use wasmtime::{Store, UpdateDeadline, component::ResourceTable};
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 
 use crate::{
     capabilities::{Capabilities, Context, Shared, secrets::Redactor},
-    limits::{Limits, Meter},
+    limits::{Limits, Meter, TICK},
     wasi::Output,
 };
 
@@ -28,6 +30,11 @@ pub(crate) struct Host {
 impl Host {
     pub(crate) fn capabilities(&mut self) -> &mut Capabilities {
         &mut self.capabilities
+    }
+
+    /// Time that the guest computed, to the whole tick.
+    pub(crate) fn computed(&self) -> Duration {
+        TICK.saturating_mul(u32::try_from(self.ticks).unwrap_or(u32::MAX))
     }
 
     /// Blots the call's secrets out.

@@ -26,11 +26,12 @@ mod outcome;
 mod wasi;
 mod wasm;
 
+pub use call::Usage;
 pub use backend::{Answer, Backend, Call};
 pub use engine::{CompiledCache, Engine, EngineOptions};
 pub use error::LoadError;
 pub use inspect::{Grant, Manifest};
 pub use limits::Limits;
-pub use loader::{BackendConfig, Digest, Source};
+pub use loader::{BackendConfig, Digest, Inspection, Source};
 pub use metrics::BackendMetrics;
 pub use wasm::WasmBackend;

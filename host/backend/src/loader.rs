@@ -41,6 +41,16 @@ pub enum Source {
     },
 }
 
+impl Source {
+    /// What messages call it.
+    fn name(&self) -> String {
+        match self {
+            Self::File(path) => path.display().to_string(),
+            Self::Bytes { name, .. } => name.clone(),
+        }
+    }
+}
+
 /// What an operator tells and allows a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendConfig {
@@ -76,6 +86,29 @@ impl fmt::Debug for Digest {
 }
 
 impl Engine {
+    /// Reads a component and tells what it imports and exports. Nothing of it runs.
+    ///
+    /// # Errors
+    ///
+    /// When the component cannot be read, is none, or imports what nobody offers.
+    pub async fn inspect(&self, source: Source, limits: &Limits) -> Result<Inspection, LoadError> {
+        let compiled = self.compiled(source, limits.file_bytes).await?;
+        Ok(Inspection { digest: compiled.digest, size: compiled.size, manifest: compiled.manifest.clone() })
+    }
+
+    async fn compiled(&self, source: Source, limit: u64) -> Result<Arc<Compiled>, LoadError> {
+        let name = source.name();
+        let _one_at_a_time = self.inner.compiling.lock().await;
+        let inner = Arc::clone(&self.inner);
+        let work = {
+            let name = name.clone();
+            move || compile(&inner, &name, &source, limit)
+        };
+        tokio::task::spawn_blocking(work)
+            .await
+            .map_err(|error| LoadError::Host { name, reason: format!("compiling failed: {error}") })?
+    }
+
     /// Makes a backend of a component, and asks it who it is and whether it is ready.
     ///
     /// A backend that says that it is not ready is loaded all the same: it may become ready.
@@ -86,27 +119,26 @@ impl Engine {
     /// one line that names it.
     pub async fn load(&self, source: Source, config: BackendConfig) -> Result<Arc<WasmBackend>, LoadError> {
         let BackendConfig { settings, grants, limits } = config;
-        let name = match &source {
-            Source::File(path) => path.display().to_string(),
-            Source::Bytes { name, .. } => name.clone(),
-        };
+        let name = source.name();
         check_limits(&name, &limits)?;
-        let compiled = {
-            let _one_at_a_time = self.inner.compiling.lock().await;
-            let inner = Arc::clone(&self.inner);
-            let (name, limit) = (name.clone(), limits.file_bytes);
-            tokio::task::spawn_blocking(move || compile(&inner, &name, &source, limit)).await
-        };
-        let compiled = compiled.map_err(|error| LoadError::Host {
-            name: name.clone(),
-            reason: format!("compiling failed: {error}"),
-        })??;
+        let compiled = self.compiled(source, limits.file_bytes).await?;
         compiled.manifest.check(&name, &grants)?;
         let shared =
             Shared { settings: Arc::new(settings), state: Arc::new(state::Store::new(limits.state_bytes)) };
         let parts = Arc::new(Parts { engine: self.inner.wasm.clone(), compiled, shared, limits });
         introduce(&name, Arc::clone(&self.inner), parts).await
     }
+}
+
+/// What a component is, without any of it having run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inspection {
+    /// SHA-256 of the file.
+    pub digest: Digest,
+    /// Size of the file in bytes.
+    pub size: u64,
+    /// Imports and exports.
+    pub manifest: Manifest,
 }
 
 /// Limits that no call could meet are a mistake of the operator, not of the guest.
@@ -143,6 +175,7 @@ fn wide(number: usize) -> u64 {
 /// A component that is compiled and linked.
 pub(crate) struct Compiled {
     pub(crate) digest: Digest,
+    pub(crate) size: u64,
     pub(crate) manifest: Manifest,
     pub(crate) pre: InstancePre<Host>,
     pub(crate) exports: Exports,
@@ -169,7 +202,7 @@ fn compile(inner: &Inner, name: &str, source: &Source, limit: u64) -> Result<Arc
     let mismatch = |error: wasmtime::Error| LoadError::Mismatch { name: owned(), reason: one_line(&error) };
     let pre = inner.linker.instantiate_pre(&component).map_err(mismatch)?;
     let exports = Exports::find(&pre, &manifest.abilities).map_err(mismatch)?;
-    let compiled = Arc::new(Compiled { digest, manifest, pre, exports });
+    let compiled = Arc::new(Compiled { digest, size: wide(bytes.len()), manifest, pre, exports });
     let mut known = known();
     known.retain(|_, compiled| compiled.strong_count() > 0);
     known.insert(digest, Arc::downgrade(&compiled));

@@ -21,7 +21,7 @@ use tracing::Instrument as _;
 use crate::{
     backend::Call,
     breaker::Breaker,
-    call::{self, End, Function, Parts},
+    call::{self, End, Function, Parts, Usage},
     capabilities::{Context, secrets::Redactor},
     engine::Inner,
     guard::{Guard, Guards, Intent},
@@ -46,6 +46,7 @@ struct Shared {
     guards: Guards,
     breaker: std::sync::Mutex<Breaker>,
     metrics: DriverMetrics,
+    last: std::sync::Mutex<Usage>,
 }
 
 impl std::fmt::Debug for WasmBackend {
@@ -96,6 +97,7 @@ impl WasmBackend {
             engine,
             parts,
             description,
+            last: std::sync::Mutex::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -113,6 +115,11 @@ impl WasmBackend {
     /// What the component imports and exports.
     pub fn manifest(&self) -> &Manifest {
         &self.shared.parts.compiled.manifest
+    }
+
+    /// What the call that ended last used; of calls at the same time it is any.
+    pub fn last_usage(&self) -> Usage {
+        *self.shared.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keys that the backend keeps through its `state` import, in their order.
@@ -170,10 +177,11 @@ impl Shared {
         };
         let context = Context { deadline: begun + allowed, secrets: call.secrets, guard: guard.clone() };
         let end = self.admitted(context, method, function).await;
-        if let Some(bytes) = end.memory {
-            self.metrics.memory(bytes);
+        let reached = end.usage.is_some();
+        if let Some(usage) = end.usage {
+            self.metrics.memory(usage.memory_bytes);
+            *self.last.lock().unwrap_or_else(PoisonError::into_inner) = usage;
         }
-        let reached = end.memory.is_some();
         let accepted = |value| accept(value, &redactor).map_err(Failure::Untrue);
         let answer = self.conclude(begun, method, end.answer.and_then(accepted));
         if let Some(guard) = guard.filter(|_| reached) {
