@@ -1,0 +1,35 @@
+//! `cofferdam backend`: what a vendor does with a driver component, without a cluster.
+
+mod arguments;
+mod call;
+mod component;
+mod flags;
+mod inspect;
+
+use std::collections::HashMap;
+
+pub(crate) use flags::BackendCommand;
+
+use crate::failure::Failure;
+
+/// Why a command of a vendor was not carried out.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum VendorError {
+    /// A flag makes no sense.
+    #[error("{0}")]
+    Argument(String),
+}
+
+/// Carries a command out; the text is what is printed, and the boolean whether it held.
+///
+/// # Errors
+/// [`Failure`], one line.
+pub(crate) async fn run(
+    command: BackendCommand,
+    environment: &HashMap<String, String>,
+) -> Result<(String, bool), Failure> {
+    match command {
+        BackendCommand::Inspect(flags) => Ok((inspect::inspect(flags, environment).await?, true)),
+        BackendCommand::Call(flags) => call::call(*flags, environment).await,
+    }
+}
