@@ -387,7 +387,9 @@ impl From<HttpError> for StorageError {
     fn from(error: HttpError) -> Self {
         let HttpError { failure, message, maybe_sent } = error;
         let converted = match failure {
-            Failure::Invalid => Self::internal(format!("the request cannot be sent: {message}")),
+            Failure::Invalid => Self::failed_precondition(format!(
+                "the request cannot be sent: {message}; its URL begins in the backend's configuration"
+            )),
             Failure::Forbidden => Self::failed_precondition(format!(
                 "the storage may not be asked: {message}; the operator allows origins in the backend's configuration"
             )),

@@ -61,14 +61,19 @@ mod backend;
 #[doc(hidden)]
 pub mod bindings;
 mod error;
+pub mod handle;
 mod host;
 pub mod http;
+pub mod idempotent;
 pub mod log;
 #[cfg(not(target_family = "wasm"))]
 pub mod mock;
+pub mod paging;
+pub mod parameters;
 pub mod secrets;
 pub mod session;
 pub mod settings;
+pub mod sizes;
 pub mod state;
 mod types;
 
