@@ -8,6 +8,8 @@ use cofferdam_domain::{Quantity, storage::CapabilityMode};
 /// What can be done with a driver component.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BackendCommand {
+    /// Make a project for a new driver: it builds, and passes `backend test`, as it is
+    New(NewFlags),
     /// Tell what a component can do and what it wants, without giving it anything
     Inspect(InspectFlags),
     /// Make one call of a component and print what it answers

@@ -5,8 +5,9 @@ mod call;
 mod component;
 mod flags;
 mod inspect;
+mod new;
 
-use std::collections::HashMap;
+use std::{collections::HashMap, path::PathBuf};
 
 pub(crate) use flags::BackendCommand;
 
@@ -18,6 +19,14 @@ pub(crate) enum VendorError {
     /// A flag makes no sense.
     #[error("{0}")]
     Argument(String),
+    /// A file cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
 }
 
 /// Carries a command out; the text is what is printed, and the boolean whether it held.
@@ -29,6 +38,7 @@ pub(crate) async fn run(
     environment: &HashMap<String, String>,
 ) -> Result<(String, bool), Failure> {
     match command {
+        BackendCommand::New(flags) => Ok((new::new(&flags)?, true)),
         BackendCommand::Inspect(flags) => Ok((inspect::inspect(flags, environment).await?, true)),
         BackendCommand::Call(flags) => call::call(*flags, environment).await,
     }
