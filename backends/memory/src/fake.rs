@@ -8,7 +8,9 @@ use std::{
     ops::Bound::{Excluded, Unbounded},
 };
 
-use cofferdam_guest::state::{self, Change, Entry, Expected, Found, Page, Put, Remove, StateError, Store, Version};
+use cofferdam_guest::state::{
+    self, Change, Entry, Expected, Found, Page, Put, Remove, StateError, Store, Version,
+};
 use serde::de::DeserializeOwned;
 
 use crate::records::{self, Group, LEDGER, Ledger, Node, SNAPSHOTS, Snapshot, VOLUMES, Volume};
@@ -61,12 +63,21 @@ impl Fake {
 
     /// Fails unless everything that is kept agrees with everything else.
     pub(crate) fn check(&self, when: &str) {
-        let nodes = self.all::<Node>("node/").into_iter().map(|(key, node)| (key["node/".len()..].to_owned(), node.volumes));
+        let nodes = self
+            .all::<Node>("node/")
+            .into_iter()
+            .map(|(key, node)| (key["node/".len()..].to_owned(), node.volumes));
         assert_eq!((self.ledger(), nodes.collect()), self.sum(), "{when}");
         let groups = self.all::<Group>("group/");
-        let members: BTreeSet<_> = groups.iter().flat_map(|(_, group)| group.members.values().cloned()).collect();
-        let kept = self.all::<Snapshot>(SNAPSHOTS).into_iter().filter(|(_, snapshot)| snapshot.group.is_some());
-        assert_eq!(kept.map(|(key, _)| key[SNAPSHOTS.len()..].to_owned()).collect::<BTreeSet<_>>(), members, "{when}");
+        let members: BTreeSet<_> =
+            groups.iter().flat_map(|(_, group)| group.members.values().cloned()).collect();
+        let kept =
+            self.all::<Snapshot>(SNAPSHOTS).into_iter().filter(|(_, snapshot)| snapshot.group.is_some());
+        assert_eq!(
+            kept.map(|(key, _)| key[SNAPSHOTS.len()..].to_owned()).collect::<BTreeSet<_>>(),
+            members,
+            "{when}"
+        );
     }
 }
 

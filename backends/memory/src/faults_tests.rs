@@ -36,8 +36,19 @@ fn rules_strike_in_their_order_and_as_often_as_they_say() {
     assert_eq!(five("create:unavailable:always"), (vec![lost; 5], 0));
     let refused = Some((NotFound, Final));
     assert_eq!(
-        five("create:not-found:1, create:unavailable:1, create:internal:2:final, create:not-found:1:after:in-progress"),
-        (vec![refused, lost, Some((Internal, Final)), Some((Internal, Final)), Some((NotFound, InProgress))], 1)
+        five(
+            "create:not-found:1, create:unavailable:1, create:internal:2:final, create:not-found:1:after:in-progress"
+        ),
+        (
+            vec![
+                refused,
+                lost,
+                Some((Internal, Final)),
+                Some((Internal, Final)),
+                Some((NotFound, InProgress))
+            ],
+            1
+        )
     );
     assert_eq!(five("create:not-found:1:after").0[0], Some((NotFound, Unknown)), "its effect is there");
 }
@@ -65,5 +76,8 @@ fn the_work_s_own_failure_is_told_and_not_counted() {
 fn latency_is_for_all_or_for_one() {
     let latency = Latency::parse("5, create=50, delete=0").unwrap();
     let milliseconds = |method| latency.of(method).map(|pause| pause.as_millis());
-    assert_eq!([milliseconds("list"), milliseconds("create"), milliseconds("delete")], [Some(5), Some(50), None]);
+    assert_eq!(
+        [milliseconds("list"), milliseconds("create"), milliseconds("delete")],
+        [Some(5), Some(50), None]
+    );
 }

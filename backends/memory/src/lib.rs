@@ -17,6 +17,8 @@ mod records;
 mod request;
 mod settings;
 mod snapshots;
+#[cfg(test)]
+mod tests;
 mod topology;
 mod volumes;
 

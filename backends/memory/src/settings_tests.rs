@@ -8,7 +8,8 @@ fn parse(pairs: &[(&str, &str)]) -> std::result::Result<Settings, String> {
 
 #[test]
 fn sizes() {
-    for (text, bytes) in [("0", 0), ("12", 12), ("3Ki", 3072), ("500Gi", 500 << 30), ("16383Pi", 16383 << 50)] {
+    for (text, bytes) in [("0", 0), ("12", 12), ("3Ki", 3072), ("500Gi", 500 << 30), ("16383Pi", 16383 << 50)]
+    {
         assert_eq!(parse(&[("capacity", text)]).unwrap().capacity, Capacity::Whole(bytes), "{text}");
     }
     for text in ["", "Gi", "-1", "1e9", "1.5Gi", "99999999999999999999", "16385Pi", "1 Gi", "a=1"] {
@@ -20,7 +21,10 @@ fn sizes() {
 #[test]
 fn an_unknown_key_is_named_with_the_known_ones() {
     let error = parse(&[("size", "1")]).unwrap_err();
-    assert!(error.starts_with(r#"unknown setting "size"; known are capacity, condition, driver-name, "#), "{error}");
+    assert!(
+        error.starts_with(r#"unknown setting "size"; known are capacity, condition, driver-name, "#),
+        "{error}"
+    );
     assert!(KEYS.is_sorted());
 }
 
@@ -37,12 +41,19 @@ fn places_and_their_capacity() {
     assert_eq!(limits, [1024, 2, 3, 4]);
     let error = parse(&[zones, ("capacity", "a/1=1")]).unwrap_err();
     assert!(error.contains("the place \"a/2\" is missing"), "{error}");
-    for wrong in ["", "zone", "zone=", "zone=a,a", "zone=a;zone=b", "/zone=a", "UPPER/zone=a", "zone=a b", "-z=a"] {
+    for wrong in
+        ["", "zone", "zone=", "zone=a,a", "zone=a;zone=b", "/zone=a", "UPPER/zone=a", "zone=a b", "-z=a"]
+    {
         let error = parse(&[("topology", wrong)]).unwrap_err();
-        assert!(error.contains(&format!("{wrong:?}")) && error.contains("topology.example/zone=a,b"), "{error}");
+        assert!(
+            error.contains(&format!("{wrong:?}")) && error.contains("topology.example/zone=a,b"),
+            "{error}"
+        );
     }
     let many: Vec<_> = (0..65).map(|number| number.to_string()).collect();
-    assert!(parse(&[("topology", &format!("z={}", many.join(",")))]).unwrap_err().contains("at most 64 places"));
+    assert!(
+        parse(&[("topology", &format!("z={}", many.join(",")))]).unwrap_err().contains("at most 64 places")
+    );
 }
 
 #[test]

@@ -215,7 +215,3 @@ pub(crate) fn describe(handle: &str, record: &records::Volume) -> Volume {
         ..Volume::new(handle, record.size)
     }
 }
-
-#[cfg(test)]
-#[path = "volumes_tests.rs"]
-mod tests;
