@@ -11,7 +11,7 @@ use crate::{
     records::{
         self, Books, Call, Decision, Ledger, Owner, Shape, Snapshot, Source, decide, find, volume_key,
     },
-    request::{self, LABEL},
+    request::{self, CONDITION, LABEL},
     settings::Settings,
     topology::{Place, Wanted},
 };
@@ -76,12 +76,18 @@ pub(crate) fn delete<S: Store>(call: &Call<'_, S>, handle: &str) -> Result<()> {
 /// Tells whether a volume can be used in some ways.
 pub(crate) fn validate<S: Store>(call: &Call<'_, S>, request: &ValidateRequest) -> Result<Validation> {
     request::given("volume handle", &request.handle)?;
-    let uses = request::uses(&request.capabilities, call.settings)?;
+    // A mode whose feature is switched off is an answer here, not a mistake.
+    let uses = request::uses(&request.capabilities, &Settings::default())?;
     let context = request::map("the volume's attributes", &request.context)?;
+    let parameters = request::parameters(&request.parameters, &[LABEL, CONDITION])?;
     let mutable = request::mutable(&request.mutable_parameters)?;
     let found = records::volume(call.store, &request.handle)?.value;
     if let Some((key, value)) = stranger(&context_of(&found), &context) {
         return Ok(Validation::Refused(format!("the volume's attribute {key:?} is not {value:?}")));
+    }
+    let mut given = parameters.iter().filter(|(key, _)| [LABEL, CONDITION].contains(&key.as_str()));
+    if let Some((key, value)) = given.find(|(key, value)| found.shape.parameters.get(*key) != Some(*value)) {
+        return Ok(Validation::Refused(format!("the volume's parameter {key:?} is not {value:?}")));
     }
     if let Some((key, value)) = mutable.iter().find(|(key, value)| found.mutable.get(*key) != Some(value)) {
         return Ok(Validation::Refused(format!("the volume's mutable parameter {key:?} is not {value:?}")));

@@ -69,6 +69,24 @@ async fn it_can_do_everything() {
     assert_eq!(description.features.len(), 5);
     let off = memory(&engine(), &[("features", "")]).await;
     assert_eq!(off.description().features, [""; 0]);
+    let fine = vec![used(CapabilityMode::SingleNodeSingleWriter)];
+    let refused = CreateVolume { capabilities: fine.clone(), ..request("fine", GIB) };
+    assert_eq!(kind(off.create_volume(call(), refused).await), ErrorKind::InvalidArgument);
+    let volume = create(&off, "v", GIB).await.unwrap();
+    let none = Parameters::new;
+    let ask = |parameters, capabilities| ValidateVolume {
+        handle: volume.handle.clone(),
+        context: none(),
+        capabilities,
+        parameters,
+        mutable_parameters: none(),
+    };
+    let plain = vec![used(CapabilityMode::SingleNodeWriter)];
+    for (parameters, capabilities) in [(none(), fine), (pairs("label", "gold"), plain.clone())] {
+        let validation = off.validate_volume(call(), ask(parameters, capabilities)).await;
+        assert!(matches!(validation, Ok(Validation::Refused(_))), "{validation:?}");
+    }
+    assert_eq!(off.validate_volume(call(), ask(none(), plain)).await, Ok(Validation::Confirmed));
 }
 
 #[tokio::test]
