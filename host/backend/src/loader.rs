@@ -15,7 +15,7 @@ use wasmtime::component::{Component, InstancePre};
 
 use crate::{
     call::{self, Parts},
-    capabilities::{Context, Shared, state},
+    capabilities::{Context, Shared, session, state},
     checks::{self, printable},
     convert,
     engine::{Engine, Inner},
@@ -102,8 +102,11 @@ impl Engine {
             reason: format!("compiling failed: {error}"),
         })??;
         compiled.manifest.check(&name, &grants)?;
-        let shared =
-            Shared { settings: Arc::new(settings), state: Arc::new(state::Store::new(limits.state_bytes)) };
+        let shared = Shared {
+            session: Arc::new(session::Store::new(&limits)),
+            settings: Arc::new(settings),
+            state: Arc::new(state::Store::new(limits.state_bytes)),
+        };
         let parts = Arc::new(Parts { engine: self.inner.wasm.clone(), compiled, shared, limits });
         introduce(&name, Arc::clone(&self.inner), parts).await
     }
@@ -252,6 +255,8 @@ async fn introduce(name: &str, inner: Arc<Inner>, parts: Arc<Parts>) -> Result<A
     let description = convert::description(description);
     checks::description(&description)
         .map_err(|reason| LoadError::Description { name: name.to_owned(), reason })?;
+    let metrics = inner.metrics.of(&description.name);
+    parts.shared.session.count(metrics.session());
     let readiness = call::spawn(&inner, Arc::clone(&parts), context(), "probe", exports::probe())
         .await
         .answer

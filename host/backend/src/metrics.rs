@@ -46,6 +46,12 @@ struct Driver {
     driver_name: String,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SessionUse {
+    driver_name: String,
+    event: &'static str,
+}
+
 type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
 
 /// The metrics of all backends of a process.
@@ -57,6 +63,8 @@ pub struct BackendMetrics {
     in_flight: Family<Driver, Gauge>,
     unsettled: Family<Driver, Gauge>,
     breaker: Family<Driver, Gauge>,
+    sessions: Family<Driver, Gauge>,
+    session_uses: Family<SessionUse, Counter>,
 }
 
 impl Default for BackendMetrics {
@@ -68,6 +76,8 @@ impl Default for BackendMetrics {
             in_flight: Family::default(),
             unsettled: Family::default(),
             breaker: Family::default(),
+            sessions: Family::default(),
+            session_uses: Family::default(),
         }
     }
 }
@@ -106,6 +116,16 @@ impl BackendMetrics {
             "State of the breaker: 0 closed, 1 open (calls are refused), 2 half-open (one call is tried)",
             metrics.breaker.clone(),
         );
+        registry.register(
+            "cofferdam_backend_sessions",
+            "Values that the `session` import holds",
+            metrics.sessions.clone(),
+        );
+        registry.register(
+            "cofferdam_backend_session_events",
+            "Uses of the `session` import: hit, miss (a call got the turn), put, invalidated",
+            metrics.session_uses.clone(),
+        );
         metrics
     }
 
@@ -136,6 +156,22 @@ pub(crate) struct DriverMetrics {
 }
 
 impl DriverMetrics {
+    /// The part of the `session` import.
+    pub(crate) fn session(&self) -> SessionMetrics {
+        let driver_name = self.driver.clone();
+        let of = |event| {
+            let label = SessionUse { driver_name: driver_name.clone(), event };
+            self.all.session_uses.get_or_create(&label).clone()
+        };
+        SessionMetrics {
+            held: self.all.sessions.get_or_create(&Driver { driver_name: driver_name.clone() }).clone(),
+            hits: of("hit"),
+            misses: of("miss"),
+            puts: of("put"),
+            invalidations: of("invalidated"),
+        }
+    }
+
     /// A call began; it ends when the value is dropped.
     pub(crate) fn begin(&self) -> InFlight {
         self.in_flight.inc();
@@ -176,6 +212,38 @@ impl DriverMetrics {
             Position::Open => 1,
             Position::HalfOpen => 2,
         });
+    }
+}
+
+/// What the `session` import of one driver counts.
+#[derive(Clone, Debug)]
+pub(crate) struct SessionMetrics {
+    held: Gauge<i64, AtomicI64>,
+    hits: Counter,
+    misses: Counter,
+    puts: Counter,
+    invalidations: Counter,
+}
+
+impl SessionMetrics {
+    pub(crate) fn held(&self, values: usize) {
+        self.held.set(i64::try_from(values).unwrap_or(i64::MAX));
+    }
+
+    pub(crate) fn hit(&self) {
+        self.hits.inc();
+    }
+
+    pub(crate) fn miss(&self) {
+        self.misses.inc();
+    }
+
+    pub(crate) fn put(&self) {
+        self.puts.inc();
+    }
+
+    pub(crate) fn invalidated(&self) {
+        self.invalidations.inc();
     }
 }
 

@@ -3,6 +3,7 @@
 pub(crate) mod ambient;
 pub(crate) mod log;
 pub(crate) mod secrets;
+pub(crate) mod session;
 pub(crate) mod settings;
 pub(crate) mod state;
 
@@ -12,7 +13,7 @@ use cofferdam_domain::storage::Secrets;
 use tokio::time::Instant;
 use wasmtime::component::{HasData, Linker, ResourceTable};
 
-use self::secrets::Redactor;
+use self::secrets::{Redactor, Tenant};
 use crate::{bindings::cofferdam::storage as wit, guard::Guard, instance::Host, limits::Limits};
 
 /// What one call brings with it.
@@ -34,6 +35,7 @@ pub(crate) struct Capabilities {
     /// The guest's handles of secrets.
     handles: ResourceTable,
     log: log::Log,
+    session: session::Session,
     settings: Arc<settings::Settings>,
     state: Arc<state::Store>,
 }
@@ -41,6 +43,7 @@ pub(crate) struct Capabilities {
 /// What all calls of one backend share.
 #[derive(Clone, Debug)]
 pub(crate) struct Shared {
+    pub(crate) session: Arc<session::Store>,
     pub(crate) settings: Arc<settings::Settings>,
     pub(crate) state: Arc<state::Store>,
 }
@@ -55,6 +58,7 @@ impl Shared {
             context,
             handles,
             log: log::Log::new(limits.log_bytes),
+            session: session::Session::new(Arc::clone(&self.session)),
             settings: Arc::clone(&self.settings),
             state: Arc::clone(&self.state),
         }
@@ -65,6 +69,11 @@ impl Capabilities {
     /// Says what the log has lost, when the call is over.
     pub(crate) fn finish(&self) {
         self.log.finish();
+    }
+
+    /// Whom the call works for.
+    fn tenant(&self) -> Tenant {
+        Tenant::of(&self.context.secrets)
     }
 
     /// Blots the call's secrets out.
@@ -89,5 +98,6 @@ pub(crate) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     wit::settings::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
     wit::secrets::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
     wit::reveal::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
+    wit::session::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
     wit::state::add_to_linker::<Host, Access>(linker, Host::capabilities)
 }
