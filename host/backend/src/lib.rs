@@ -27,6 +27,7 @@ mod wasi;
 mod wasm;
 
 pub use backend::{Answer, Backend, Call};
+pub use capabilities::http::policy::{HttpConfig, OriginConfig};
 pub use engine::{CompiledCache, Engine, EngineOptions};
 pub use error::LoadError;
 pub use inspect::{Grant, Manifest};

@@ -1,6 +1,7 @@
 //! What a guest may ask of the host: one module per import, each with its own policy.
 
 pub(crate) mod ambient;
+pub(crate) mod http;
 pub(crate) mod log;
 pub(crate) mod secrets;
 pub(crate) mod session;
@@ -23,6 +24,8 @@ pub(crate) struct Context {
     pub(crate) deadline: Instant,
     /// Its secrets.
     pub(crate) secrets: Secrets,
+    /// Knows them, and what is made of them on the way.
+    pub(crate) redactor: Redactor,
     /// Keeps its volume to it. What the call begins outside of the sandbox holds a clone until it has ended.
     pub(crate) guard: Option<Arc<Guard>>,
 }
@@ -36,6 +39,7 @@ pub(crate) struct Capabilities {
     handles: ResourceTable,
     log: log::Log,
     session: session::Session,
+    http: Arc<http::client::Client>,
     settings: Arc<settings::Settings>,
     state: Arc<state::Store>,
 }
@@ -44,6 +48,7 @@ pub(crate) struct Capabilities {
 #[derive(Clone, Debug)]
 pub(crate) struct Shared {
     pub(crate) session: Arc<session::Store>,
+    pub(crate) http: Arc<http::client::Client>,
     pub(crate) settings: Arc<settings::Settings>,
     pub(crate) state: Arc<state::Store>,
 }
@@ -54,11 +59,12 @@ impl Shared {
         let mut handles = ResourceTable::new();
         handles.set_max_capacity(limits.handles);
         Capabilities {
-            redactor: Redactor::new(context.secrets.clone()),
+            redactor: context.redactor.clone(),
             context,
             handles,
             log: log::Log::new(limits.log_bytes),
             session: session::Session::new(Arc::clone(&self.session)),
+            http: Arc::clone(&self.http),
             settings: Arc::clone(&self.settings),
             state: Arc::clone(&self.state),
         }
@@ -99,5 +105,6 @@ pub(crate) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     wit::secrets::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
     wit::reveal::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
     wit::session::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
+    wit::http::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
     wit::state::add_to_linker::<Host, Access>(linker, Host::capabilities)
 }

@@ -1,6 +1,10 @@
 //! `secrets` and `reveal`: the call's secrets as handles, and what stands in them for those who may see it.
 
-use std::{borrow::Cow, fmt};
+use std::{
+    borrow::Cow,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use cofferdam_domain::storage::{Secret, Secrets};
 use sha2::{Digest as _, Sha256};
@@ -18,25 +22,44 @@ pub struct Handle(pub(crate) Secret);
 const BLOT: &str = "[secret]";
 
 /// Blots a call's secrets out of what the guest says. All of them, not only those that were revealed: a storage may repeat to
-/// the guest what the host has sent for it.
+/// the guest what the host has sent for it. Clones learn together.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Redactor {
     secrets: Secrets,
+    /// What the host has made of secrets in this call.
+    made: Arc<Mutex<Vec<Secret>>>,
 }
+
+/// Most texts that are made of secrets in one call.
+const MAX_MADE: usize = 64;
 
 impl Redactor {
     pub(crate) fn new(secrets: Secrets) -> Self {
-        Self { secrets }
+        Self { secrets, made: Arc::default() }
+    }
+
+    /// Takes a text that was made of secrets for one itself. `false` when there are too many of them.
+    pub(crate) fn learn(&self, text: Secret) -> bool {
+        let mut made = self.made();
+        if made.contains(&text) {
+            return true;
+        }
+        let room = made.len() < MAX_MADE;
+        if room {
+            made.push(text);
+        }
+        room
+    }
+
+    fn made(&self) -> MutexGuard<'_, Vec<Secret>> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A text without the secrets.
     pub(crate) fn blot<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        let mut found: Vec<&str> = self
-            .secrets
-            .iter()
-            .map(|(_, secret)| secret.expose())
-            .filter(|secret| is_in(secret, text))
-            .collect();
+        let made = self.made();
+        let secrets = self.secrets.iter().map(|(_, secret)| secret).chain(made.iter());
+        let mut found: Vec<&str> = secrets.map(Secret::expose).filter(|secret| is_in(secret, text)).collect();
         if found.is_empty() {
             return Cow::Borrowed(text);
         }
@@ -47,7 +70,9 @@ impl Redactor {
 
     /// Whether a text holds a secret.
     pub(crate) fn finds(&self, text: &str) -> bool {
-        self.secrets.iter().any(|(_, secret)| is_in(secret.expose(), text))
+        let made = self.made();
+        let mut secrets = self.secrets.iter().map(|(_, secret)| secret).chain(made.iter());
+        secrets.any(|secret| is_in(secret.expose(), text))
     }
 }
 
@@ -142,6 +167,11 @@ mod tests {
         for (secrets, text, expected) in table {
             assert_eq!(redactor(secrets).blot(text), expected, "{text}");
         }
+        let knowing = redactor(&["a"]);
+        assert!(knowing.learn(Secret::new("YTpi")) && knowing.learn(Secret::new("YTpi")));
+        assert_eq!(knowing.clone().blot("Basic YTpi"), "B[secret]sic [secret]");
+        assert!(knowing.finds("YTpi") && !redactor(&["a"]).finds("YTpi"));
+        assert_eq!((0..100).filter(|n| knowing.learn(Secret::new(n.to_string()))).count(), MAX_MADE - 1);
         assert!(redactor(&["x"]).finds("axb") && !redactor(&["", "x"]).finds("ab"));
     }
 }
