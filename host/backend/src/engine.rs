@@ -95,6 +95,7 @@ impl Engine {
             .worker_threads(GUEST_THREADS)
             .thread_name("guest")
             .enable_time()
+            .enable_io()
             .build()
             .map_err(LoadError::Threads)?;
         Ok(Self {

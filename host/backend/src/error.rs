@@ -125,6 +125,16 @@ pub enum LoadError {
         /// What is allowed.
         expected: &'static str,
     },
+    /// An origin for the backend's HTTP requests cannot be used.
+    #[error("{name}: the HTTP origin `{origin}`: {reason}")]
+    Http {
+        /// The component.
+        name: String,
+        /// The origin, as the operator wrote it.
+        origin: String,
+        /// What is wrong with it, or with what it names.
+        reason: String,
+    },
     /// The host itself failed while it loaded the component.
     #[error("{name}: could not be loaded: {reason}")]
     Host {

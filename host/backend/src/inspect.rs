@@ -28,18 +28,31 @@ pub enum Grant {
     Secrets,
     /// What stands in the call's secrets.
     Reveal,
+    /// Logins that outlive a call.
+    Session,
+    /// HTTP requests to the origins that the operator names.
+    Http,
     /// Keyed blobs that outlive a call.
     State,
 }
 
 impl Grant {
     /// Every grant.
-    pub const ALL: [Self; 6] =
-        [Self::Log, Self::Ambient, Self::Settings, Self::Secrets, Self::Reveal, Self::State];
+    pub const ALL: [Self; 8] = [
+        Self::Log,
+        Self::Ambient,
+        Self::Settings,
+        Self::Secrets,
+        Self::Reveal,
+        Self::Session,
+        Self::Http,
+        Self::State,
+    ];
 
     /// What a backend is given unless its configuration says otherwise: what stays within this process and shows it nothing
     /// but its own.
-    pub const DEFAULT: [Self; 5] = [Self::Log, Self::Ambient, Self::Settings, Self::Secrets, Self::State];
+    pub const DEFAULT: [Self; 6] =
+        [Self::Log, Self::Ambient, Self::Settings, Self::Secrets, Self::Session, Self::State];
 
     /// Name of the interface that it opens.
     pub const fn as_str(self) -> &'static str {
@@ -49,6 +62,8 @@ impl Grant {
             Self::Settings => "settings",
             Self::Secrets => "secrets",
             Self::Reveal => "reveal",
+            Self::Session => "session",
+            Self::Http => "http",
             Self::State => "state",
         }
     }

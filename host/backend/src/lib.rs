@@ -28,6 +28,7 @@ mod wasm;
 
 pub use call::Usage;
 pub use backend::{Answer, Backend, Call};
+pub use capabilities::http::policy::{HttpConfig, OriginConfig};
 pub use engine::{CompiledCache, Engine, EngineOptions};
 pub use error::LoadError;
 pub use inspect::{Grant, Manifest};

@@ -32,6 +32,18 @@ pub struct Limits {
     pub queued_calls: usize,
     /// Bytes of all keys and values that the `state` import holds.
     pub state_bytes: usize,
+    /// Keys that the `session` import holds, over all secrets.
+    pub session_keys: usize,
+    /// Longest time that a value of the `session` import is kept, in milliseconds.
+    pub session_ttl_ms: u64,
+    /// Bytes of the body of one request of the `http` import.
+    pub http_request_bytes: usize,
+    /// Bytes of the body of one response of the `http` import; not more than `result_bytes`.
+    pub http_response_bytes: usize,
+    /// Requests of the `http` import that are under way at once; another is refused at once.
+    pub http_exchanges: usize,
+    /// Time that one request of the `http` import may take in all, in milliseconds. It goes on when its call is over.
+    pub http_timeout_ms: u64,
     /// Core instances of one call: bounds what a composition of components costs.
     pub instances: usize,
     /// Linear memories of one call.
@@ -62,6 +74,12 @@ impl Default for Limits {
             queued_calls: 1_024,
             // About a hundred thousand volumes of the memory backend.
             state_bytes: 64 * MIB,
+            session_keys: 1_024,
+            session_ttl_ms: 3_600_000,
+            http_request_bytes: MIB,
+            http_response_bytes: 4 * MIB,
+            http_exchanges: 16,
+            http_timeout_ms: 30_000,
             instances: 32,
             memories: 8,
             tables: 16,

@@ -15,7 +15,16 @@ use wasmtime::component::{Component, InstancePre};
 
 use crate::{
     call::{self, Parts},
-    capabilities::{Context, Shared, state},
+    capabilities::{
+        Context, Shared,
+        http::{
+            client::Client,
+            connect,
+            policy::{HttpConfig, Policy},
+        },
+        secrets::Redactor,
+        session, state,
+    },
     checks::{self, printable},
     convert,
     engine::{Engine, Inner},
@@ -56,15 +65,30 @@ impl Source {
 pub struct BackendConfig {
     /// What the backend reads through its `settings` import.
     pub settings: BTreeMap<String, String>,
-    /// What it may import.
+    /// What it may import; see [`effective_grants`](Self::effective_grants).
     pub grants: BTreeSet<Grant>,
+    /// Where its HTTP requests may go.
+    pub http: HttpConfig,
     /// What it may use.
     pub limits: Limits,
 }
 
 impl Default for BackendConfig {
     fn default() -> Self {
-        Self { settings: BTreeMap::new(), grants: Grant::DEFAULT.into(), limits: Limits::default() }
+        Self {
+            settings: BTreeMap::new(),
+            grants: Grant::DEFAULT.into(),
+            http: HttpConfig::default(),
+            limits: Limits::default(),
+        }
+    }
+}
+
+impl BackendConfig {
+    /// What the backend may import in the end: who names origins for its requests has granted it `http` with them.
+    pub fn effective_grants(&self) -> BTreeSet<Grant> {
+        let http = (!self.http.origins.is_empty()).then_some(Grant::Http);
+        self.grants.iter().copied().chain(http).collect()
     }
 }
 
@@ -118,13 +142,26 @@ impl Engine {
     /// When the component cannot be read, is none, asks for what it must not have, or fails its first calls. The message is
     /// one line that names it.
     pub async fn load(&self, source: Source, config: BackendConfig) -> Result<Arc<WasmBackend>, LoadError> {
-        let BackendConfig { settings, grants, limits } = config;
+        let grants = config.effective_grants();
+        let BackendConfig { settings, grants: _, http, limits } = config;
         let name = source.name();
         check_limits(&name, &limits)?;
         let compiled = self.compiled(source, limits.file_bytes).await?;
         compiled.manifest.check(&name, &grants)?;
-        let shared =
-            Shared { settings: Arc::new(settings), state: Arc::new(state::Store::new(limits.state_bytes)) };
+        let policy = {
+            let name = name.clone();
+            tokio::task::spawn_blocking(move || Policy::new(&name, &http)).await
+        };
+        let policy = policy.map_err(|error| LoadError::Host {
+            name: name.clone(),
+            reason: format!("reading certificates failed: {error}"),
+        })??;
+        let shared = Shared {
+            session: Arc::new(session::Store::new(&limits)),
+            http: Arc::new(Client::new(policy, &limits, Arc::new(connect::System))),
+            settings: Arc::new(settings),
+            state: Arc::new(state::Store::new(limits.state_bytes)),
+        };
         let parts = Arc::new(Parts { engine: self.inner.wasm.clone(), compiled, shared, limits });
         introduce(&name, Arc::clone(&self.inner), parts).await
     }
@@ -276,6 +313,7 @@ async fn introduce(name: &str, inner: Arc<Inner>, parts: Arc<Parts>) -> Result<A
     let context = || Context {
         deadline: Instant::now() + parts.limits.deadline(),
         secrets: Secrets::default(),
+        redactor: Redactor::default(),
         guard: None,
     };
     let description = call::spawn(&inner, Arc::clone(&parts), context(), "describe", exports::describe())
@@ -285,6 +323,9 @@ async fn introduce(name: &str, inner: Arc<Inner>, parts: Arc<Parts>) -> Result<A
     let description = convert::description(description);
     checks::description(&description)
         .map_err(|reason| LoadError::Description { name: name.to_owned(), reason })?;
+    let metrics = inner.metrics.of(&description.name);
+    parts.shared.session.count(metrics.session());
+    parts.shared.http.count(metrics.http());
     let readiness = call::spawn(&inner, Arc::clone(&parts), context(), "probe", exports::probe())
         .await
         .answer

@@ -14,6 +14,8 @@ use crate::breaker::Position;
 /// Buckets of the Go sidecars, so that their dashboards and alerts go on working. In seconds.
 const SIDECAR_BUCKETS: [f64; 13] =
     [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
+/// From an array next door to one that takes its time. In seconds.
+const EXCHANGE_BUCKETS: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 /// Powers of two around what guests of all languages were seen to use. In bytes.
 const MEMORY_BUCKETS: [f64; 9] = [
     262_144.0,
@@ -46,6 +48,24 @@ struct Driver {
     driver_name: String,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SessionUse {
+    driver_name: String,
+    event: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Exchange {
+    driver_name: String,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Denial {
+    driver_name: String,
+    reason: &'static str,
+}
+
 type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
 
 /// The metrics of all backends of a process.
@@ -57,6 +77,11 @@ pub struct BackendMetrics {
     in_flight: Family<Driver, Gauge>,
     unsettled: Family<Driver, Gauge>,
     breaker: Family<Driver, Gauge>,
+    sessions: Family<Driver, Gauge>,
+    session_uses: Family<SessionUse, Counter>,
+    exchanges: Family<Exchange, Counter>,
+    exchange_seconds: Histograms<Driver>,
+    denials: Family<Denial, Counter>,
 }
 
 impl Default for BackendMetrics {
@@ -68,6 +93,11 @@ impl Default for BackendMetrics {
             in_flight: Family::default(),
             unsettled: Family::default(),
             breaker: Family::default(),
+            sessions: Family::default(),
+            session_uses: Family::default(),
+            exchanges: Family::default(),
+            exchange_seconds: Family::new_with_constructor(|| Histogram::new(EXCHANGE_BUCKETS)),
+            denials: Family::default(),
         }
     }
 }
@@ -106,6 +136,31 @@ impl BackendMetrics {
             "State of the breaker: 0 closed, 1 open (calls are refused), 2 half-open (one call is tried)",
             metrics.breaker.clone(),
         );
+        registry.register(
+            "cofferdam_backend_sessions",
+            "Values that the `session` import holds",
+            metrics.sessions.clone(),
+        );
+        registry.register(
+            "cofferdam_backend_session_events",
+            "Uses of the `session` import: hit, miss (a call got the turn), put, invalidated",
+            metrics.session_uses.clone(),
+        );
+        registry.register(
+            "cofferdam_backend_http_exchanges",
+            "Requests of the `http` import by the class of their response's status, or by what went wrong",
+            metrics.exchanges.clone(),
+        );
+        registry.register(
+            "cofferdam_backend_http_exchange_seconds",
+            "Duration of requests of the `http` import, with connection and body",
+            metrics.exchange_seconds.clone(),
+        );
+        registry.register(
+            "cofferdam_backend_http_denied",
+            "Requests of the `http` import that the operator's configuration forbids: their origin, or the address behind it",
+            metrics.denials.clone(),
+        );
         metrics
     }
 
@@ -136,6 +191,33 @@ pub(crate) struct DriverMetrics {
 }
 
 impl DriverMetrics {
+    /// The part of the `session` import.
+    pub(crate) fn session(&self) -> SessionMetrics {
+        let driver_name = self.driver.clone();
+        let of = |event| {
+            let label = SessionUse { driver_name: driver_name.clone(), event };
+            self.all.session_uses.get_or_create(&label).clone()
+        };
+        SessionMetrics {
+            held: self.all.sessions.get_or_create(&Driver { driver_name: driver_name.clone() }).clone(),
+            hits: of("hit"),
+            misses: of("miss"),
+            puts: of("put"),
+            invalidations: of("invalidated"),
+        }
+    }
+
+    /// The part of the `http` import.
+    pub(crate) fn http(&self) -> HttpMetrics {
+        let label = Driver { driver_name: self.driver.clone() };
+        HttpMetrics {
+            exchanges: self.all.exchanges.clone(),
+            denials: self.all.denials.clone(),
+            seconds: self.all.exchange_seconds.get_or_create(&label).clone(),
+            driver: self.driver.clone(),
+        }
+    }
+
     /// A call began; it ends when the value is dropped.
     pub(crate) fn begin(&self) -> InFlight {
         self.in_flight.inc();
@@ -176,6 +258,67 @@ impl DriverMetrics {
             Position::Open => 1,
             Position::HalfOpen => 2,
         });
+    }
+}
+
+/// What the `session` import of one driver counts.
+#[derive(Clone, Debug)]
+pub(crate) struct SessionMetrics {
+    held: Gauge<i64, AtomicI64>,
+    hits: Counter,
+    misses: Counter,
+    puts: Counter,
+    invalidations: Counter,
+}
+
+impl SessionMetrics {
+    pub(crate) fn held(&self, values: usize) {
+        self.held.set(i64::try_from(values).unwrap_or(i64::MAX));
+    }
+
+    pub(crate) fn hit(&self) {
+        self.hits.inc();
+    }
+
+    pub(crate) fn miss(&self) {
+        self.misses.inc();
+    }
+
+    pub(crate) fn put(&self) {
+        self.puts.inc();
+    }
+
+    pub(crate) fn invalidated(&self) {
+        self.invalidations.inc();
+    }
+}
+
+/// What the `http` import of one driver counts.
+#[derive(Clone, Debug)]
+pub(crate) struct HttpMetrics {
+    exchanges: Family<Exchange, Counter>,
+    denials: Family<Denial, Counter>,
+    seconds: Histogram,
+    driver: String,
+}
+
+impl HttpMetrics {
+    /// A request ended.
+    pub(crate) fn ended(&self, outcome: &'static str, took: Duration) {
+        self.refused(outcome);
+        self.seconds.observe(took.as_secs_f64());
+    }
+
+    /// A request was refused at once.
+    pub(crate) fn refused(&self, outcome: &'static str) {
+        let driver_name = self.driver.clone();
+        self.exchanges.get_or_create(&Exchange { driver_name, outcome }).inc();
+    }
+
+    /// A request was to go where it may not.
+    pub(crate) fn denied(&self, reason: &'static str) {
+        let driver_name = self.driver.clone();
+        self.denials.get_or_create(&Denial { driver_name, reason }).inc();
     }
 }
 

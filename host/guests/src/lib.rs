@@ -10,3 +10,7 @@ pub const MEMORY: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_MEMORY"));
 /// the volume says.
 #[cfg(feature = "hostile")]
 pub const HOSTILE: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_HOSTILE"));
+
+/// A backend that uses the imports `http`, `session` and `secrets` as the parameter `script` of a creation tells it.
+#[cfg(feature = "net")]
+pub const NET: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_NET"));

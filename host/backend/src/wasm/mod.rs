@@ -175,7 +175,12 @@ impl Shared {
             Ok(guard) => guard,
             Err(refusal) => return self.conclude(begun, method, Err(Failure::Guarded(refusal))),
         };
-        let context = Context { deadline: begun + allowed, secrets: call.secrets, guard: guard.clone() };
+        let context = Context {
+            deadline: begun + allowed,
+            secrets: call.secrets,
+            redactor: redactor.clone(),
+            guard: guard.clone(),
+        };
         let end = self.admitted(context, method, function).await;
         let reached = end.usage.is_some();
         if let Some(usage) = end.usage {
