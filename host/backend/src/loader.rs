@@ -15,7 +15,7 @@ use wasmtime::component::{Component, InstancePre};
 
 use crate::{
     call::{self, Parts},
-    capabilities::{Context, Shared, state},
+    capabilities::{Context, Shared, secrets::Redactor, state},
     checks::{self, printable},
     convert,
     engine::{Engine, Inner},
@@ -104,7 +104,13 @@ impl Engine {
         compiled.manifest.check(&name, &grants)?;
         let shared =
             Shared { settings: Arc::new(settings), state: Arc::new(state::Store::new(limits.state_bytes)) };
-        let parts = Arc::new(Parts { engine: self.inner.wasm.clone(), compiled, shared, limits });
+        let parts = Arc::new(Parts {
+            engine: self.inner.wasm.clone(),
+            compiled,
+            shared,
+            limits,
+            lane: self.inner.lanes.lane(),
+        });
         introduce(&name, Arc::clone(&self.inner), parts).await
     }
 }
@@ -256,7 +262,7 @@ async fn introduce(name: &str, inner: Arc<Inner>, parts: Arc<Parts>) -> Result<A
         .await
         .answer
         .map_err(failed("identity.probe"))?;
-    match convert::readiness(readiness) {
+    match convert::readiness(readiness, &Redactor::default()) {
         Readiness::Ready => {
             tracing::info!(driver = %description.name, version = printable(&description.version), %digest, "backend loaded");
         }

@@ -174,7 +174,9 @@ impl Shared {
             self.metrics.memory(bytes);
         }
         let reached = end.memory.is_some();
-        let accepted = |value| accept(value, &redactor).map_err(Failure::Untrue);
+        // What breaks the contract is quoted, and may be a secret.
+        let accepted =
+            |value| accept(value, &redactor).map_err(|reason| Failure::Untrue(redactor.blot_quoted(&reason)));
         let answer = self.conclude(begun, method, end.answer.and_then(accepted));
         if let Some(guard) = guard.filter(|_| reached) {
             guard.settle(answer.as_ref().err());
