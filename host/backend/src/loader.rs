@@ -251,6 +251,11 @@ async fn introduce(name: &str, inner: Arc<Inner>, parts: Arc<Parts>) -> Result<A
         secrets: Secrets::default(),
         guard: None,
     };
+    call::spawn(&inner, Arc::clone(&parts), context(), "instantiate", exports::check())
+        .await
+        .answer
+        .map_err(failed("instantiation"))?
+        .map_err(|reason| LoadError::Mismatch { name: name.to_owned(), reason: printable(&reason) })?;
     let description = call::spawn(&inner, Arc::clone(&parts), context(), "describe", exports::describe())
         .await
         .answer
