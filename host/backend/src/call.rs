@@ -167,3 +167,7 @@ fn report(method: &'static str, failure: Option<&Failure>, host: &Host) {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "call_tests.rs"]
+mod tests;
