@@ -323,6 +323,16 @@ mod tests {
     }
 
     #[test]
+    fn what_links_inert_is_documented() {
+        let document = include_str!("../../../docs/threat-model.md");
+        let (_, section) = document.split_once("link *inert*").unwrap();
+        let (table, _) = section.split_once("Everything else is refused").unwrap();
+        let mut listed: Vec<_> = table.split('`').filter(|word| word.starts_with("wasi:")).collect();
+        listed.sort_unstable();
+        assert_eq!(listed, INERT);
+    }
+
+    #[test]
     fn mandatory_exports_are_named() {
         let error = verdict(&[], &[IDENTITY], &[]).unwrap_err();
         assert_eq!(error, format!("x.wasm: does not export `{VOLUMES}`, which every backend must"));

@@ -19,6 +19,7 @@ mod exports;
 mod guard;
 mod inspect;
 mod instance;
+mod lane;
 mod limits;
 mod loader;
 mod metrics;

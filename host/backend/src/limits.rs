@@ -106,13 +106,22 @@ impl Limits {
     }
 }
 
+/// What a call asked for in vain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// More memory.
+    Memory,
+    /// A larger table.
+    TableElements,
+}
+
 /// Watches the memory of one call.
 #[derive(Debug)]
 pub(crate) struct Meter {
     limit: usize,
     used: usize,
     peak: usize,
-    refused: bool,
+    refused: Option<Refused>,
     /// Growth that was allowed last; taken back when the allocation itself fails.
     last_growth: usize,
     table_elements: usize,
@@ -127,7 +136,7 @@ impl Meter {
             limit: limits.memory_bytes,
             used: 0,
             peak: 0,
-            refused: false,
+            refused: None,
             last_growth: 0,
             table_elements: limits.table_elements,
             instances: limits.instances,
@@ -141,8 +150,8 @@ impl Meter {
         self.peak
     }
 
-    /// Whether the call asked for more than it may have.
-    pub(crate) fn refused(&self) -> bool {
+    /// What the call asked for last and may not have.
+    pub(crate) fn refused(&self) -> Option<Refused> {
         self.refused
     }
 }
@@ -152,7 +161,7 @@ impl ResourceLimiter for Meter {
         let growth = desired.saturating_sub(current);
         let sum = self.used.saturating_add(growth);
         if sum > self.limit {
-            self.refused = true;
+            self.refused = Some(Refused::Memory);
             return Ok(false);
         }
         self.used = sum;
@@ -168,7 +177,9 @@ impl ResourceLimiter for Meter {
 
     fn table_growing(&mut self, _: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
         let allowed = desired <= self.table_elements;
-        self.refused |= !allowed;
+        if !allowed {
+            self.refused = Some(Refused::TableElements);
+        }
         Ok(allowed)
     }
 
@@ -199,7 +210,7 @@ mod tests {
         assert!(meter.memory_growing(0, 60, None).unwrap());
         assert!(!meter.memory_growing(0, 50, None).unwrap());
         assert!(meter.memory_growing(60, 100, None).unwrap());
-        assert_eq!((meter.peak(), meter.refused()), (100, true));
+        assert_eq!((meter.peak(), meter.refused()), (100, Some(Refused::Memory)));
     }
 
     #[test]
@@ -208,7 +219,16 @@ mod tests {
         assert!(meter.memory_growing(0, 90, None).unwrap());
         meter.memory_grow_failed(wasmtime::Error::msg("no memory")).unwrap();
         assert!(meter.memory_growing(0, 100, None).unwrap());
-        assert!(!meter.refused());
+        assert_eq!(meter.refused(), None);
+    }
+
+    #[test]
+    fn what_was_refused_is_told_apart() {
+        let mut meter = meter(100);
+        assert!(meter.table_growing(0, 20_000, None).unwrap());
+        assert_eq!(meter.refused(), None);
+        assert!(!meter.table_growing(0, 20_001, None).unwrap());
+        assert_eq!(meter.refused(), Some(Refused::TableElements));
     }
 
     #[test]

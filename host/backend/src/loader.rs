@@ -162,7 +162,13 @@ impl Engine {
             settings: Arc::new(settings),
             state: Arc::new(state::Store::new(limits.state_bytes)),
         };
-        let parts = Arc::new(Parts { engine: self.inner.wasm.clone(), compiled, shared, limits });
+        let parts = Arc::new(Parts {
+            engine: self.inner.wasm.clone(),
+            compiled,
+            shared,
+            limits,
+            lane: self.inner.lanes.lane(),
+        });
         introduce(&name, Arc::clone(&self.inner), parts).await
     }
 }
@@ -316,6 +322,11 @@ async fn introduce(name: &str, inner: Arc<Inner>, parts: Arc<Parts>) -> Result<A
         redactor: Redactor::default(),
         guard: None,
     };
+    call::spawn(&inner, Arc::clone(&parts), context(), "instantiate", exports::check())
+        .await
+        .answer
+        .map_err(failed("instantiation"))?
+        .map_err(|reason| LoadError::Mismatch { name: name.to_owned(), reason: printable(&reason) })?;
     let description = call::spawn(&inner, Arc::clone(&parts), context(), "describe", exports::describe())
         .await
         .answer
@@ -330,7 +341,7 @@ async fn introduce(name: &str, inner: Arc<Inner>, parts: Arc<Parts>) -> Result<A
         .await
         .answer
         .map_err(failed("identity.probe"))?;
-    match convert::readiness(readiness) {
+    match convert::readiness(readiness, &Redactor::default()) {
         Readiness::Ready => {
             tracing::info!(driver = %description.name, version = printable(&description.version), %digest, "backend loaded");
         }

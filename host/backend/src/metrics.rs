@@ -331,3 +331,43 @@ impl Drop for InFlight {
         self.0.dec();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_scrape_shows_after_known_calls() {
+        let mut registry = Registry::default();
+        let metrics = BackendMetrics::register(&mut registry).of(&DriverName::new("array.example"));
+        let running = metrics.begin();
+        drop(metrics.begin());
+        for took in [50, 700] {
+            metrics.ended("/csi.v1.Controller/CreateVolume", "OK", "ok", Duration::from_millis(took));
+        }
+        metrics.ended("/csi.v1.Controller/DeleteVolume", "Internal", "trap", Duration::from_secs(1));
+        metrics.memory(1 << 20);
+        metrics.unsettled(3);
+        metrics.breaker(Position::Open);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let create = r#"driver_name="array.example",method_name="/csi.v1.Controller/CreateVolume""#;
+        let delete = r#"driver_name="array.example",method_name="/csi.v1.Controller/DeleteVolume""#;
+        for line in [
+            format!(r#"csi_sidecar_operations_seconds_count{{{create},grpc_status_code="OK"}} 2"#),
+            format!(r#"csi_sidecar_operations_seconds_sum{{{create},grpc_status_code="OK"}} 0.75"#),
+            format!(r#"csi_sidecar_operations_seconds_bucket{{le="0.1",{create},grpc_status_code="OK"}} 1"#),
+            format!(r#"csi_sidecar_operations_seconds_count{{{delete},grpc_status_code="Internal"}} 1"#),
+            format!(r#"cofferdam_backend_calls_total{{{create},outcome="ok"}} 2"#),
+            format!(r#"cofferdam_backend_calls_total{{{delete},outcome="trap"}} 1"#),
+            r#"cofferdam_backend_call_memory_bytes_bucket{le="1048576.0",driver_name="array.example"} 1"#
+                .to_owned(),
+            r#"cofferdam_backend_calls_in_flight{driver_name="array.example"} 1"#.to_owned(),
+            r#"cofferdam_backend_unsettled{driver_name="array.example"} 3"#.to_owned(),
+            r#"cofferdam_backend_breaker_state{driver_name="array.example"} 1"#.to_owned(),
+        ] {
+            assert!(text.lines().any(|found| found == line), "expected {line} in\n{text}");
+        }
+        drop(running);
+    }
+}

@@ -68,13 +68,32 @@ impl Redactor {
         Cow::Owned(found.into_iter().fold(text.to_owned(), |text, secret| text.replace(secret, BLOT)))
     }
 
+    /// A text without the secrets, also where it quotes them with escapes.
+    pub(crate) fn blot_quoted(&self, text: &str) -> String {
+        let text = self.blot(text).into_owned();
+        let quoted = |secret: &str| secret.escape_debug().to_string();
+        let found = self.secrets.iter().map(|(_, secret)| quoted(secret.expose()));
+        found
+            .filter(|secret| is_in(secret, &text))
+            .fold(text.clone(), |text, secret| text.replace(&secret, BLOT))
+    }
+
     /// Whether a text holds a secret.
     pub(crate) fn finds(&self, text: &str) -> bool {
         let made = self.made();
         let mut secrets = self.secrets.iter().map(|(_, secret)| secret).chain(made.iter());
         secrets.any(|secret| is_in(secret.expose(), text))
     }
+
+    /// Whether a text holds a secret that is too long to be in it by chance.
+    pub(crate) fn finds_long(&self, text: &str) -> bool {
+        let long = |secret: &str| secret.len() >= LONG && is_in(secret, text);
+        self.secrets.iter().any(|(_, secret)| long(secret.expose()))
+    }
 }
+
+/// Bytes from which on a secret does not occur in other texts by chance.
+const LONG: usize = 8;
 
 fn is_in(secret: &str, text: &str) -> bool {
     !secret.is_empty() && text.contains(secret)
@@ -172,6 +191,10 @@ mod tests {
         assert_eq!(knowing.clone().blot("Basic YTpi"), "B[secret]sic [secret]");
         assert!(knowing.finds("YTpi") && !redactor(&["a"]).finds("YTpi"));
         assert_eq!((0..100).filter(|n| knowing.learn(Secret::new(n.to_string()))).count(), MAX_MADE - 1);
+        assert_eq!(
+            redactor(&["pass\"word\\"]).blot_quoted("the key \"pass\\\"word\\\\\""),
+            "the key \"[secret]\""
+        );
         assert!(redactor(&["x"]).finds("axb") && !redactor(&["", "x"]).finds("ab"));
     }
 }

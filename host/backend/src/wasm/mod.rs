@@ -187,7 +187,9 @@ impl Shared {
             self.metrics.memory(usage.memory_bytes);
             *self.last.lock().unwrap_or_else(PoisonError::into_inner) = usage;
         }
-        let accepted = |value| accept(value, &redactor).map_err(Failure::Untrue);
+        // What breaks the contract is quoted, and may be a secret.
+        let accepted =
+            |value| accept(value, &redactor).map_err(|reason| Failure::Untrue(redactor.blot_quoted(&reason)));
         let answer = self.conclude(begun, method, end.answer.and_then(accepted));
         if let Some(guard) = guard.filter(|_| reached) {
             guard.settle(answer.as_ref().err());
