@@ -125,6 +125,26 @@ pub enum LoadError {
         /// What is allowed.
         expected: &'static str,
     },
+    /// The file of the backend's state cannot be used.
+    #[error("{name}: the state file {file} {reason}")]
+    StateFile {
+        /// The component.
+        name: String,
+        /// The file.
+        file: String,
+        /// What is wrong with it, and what was expected.
+        reason: String,
+    },
+    /// The backend's pool cannot be used.
+    #[error("{name}: the pool {directory} {reason}")]
+    Pool {
+        /// The component.
+        name: String,
+        /// The pool's directory.
+        directory: String,
+        /// What is wrong with it, and what was expected.
+        reason: String,
+    },
     /// The host itself failed while it loaded the component.
     #[error("{name}: could not be loaded: {reason}")]
     Host {

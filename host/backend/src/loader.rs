@@ -15,7 +15,10 @@ use wasmtime::component::{Component, InstancePre};
 
 use crate::{
     call::{self, Parts},
-    capabilities::{Context, Shared, state},
+    capabilities::{
+        Context, Shared,
+        state::{self, StateConfig},
+    },
     checks::{self, printable},
     convert,
     engine::{Engine, Inner},
@@ -50,11 +53,18 @@ pub struct BackendConfig {
     pub grants: BTreeSet<Grant>,
     /// What it may use.
     pub limits: Limits,
+    /// Where its `state` import keeps what outlives a call.
+    pub state: StateConfig,
 }
 
 impl Default for BackendConfig {
     fn default() -> Self {
-        Self { settings: BTreeMap::new(), grants: Grant::DEFAULT.into(), limits: Limits::default() }
+        Self {
+            settings: BTreeMap::new(),
+            grants: Grant::DEFAULT.into(),
+            limits: Limits::default(),
+            state: StateConfig::default(),
+        }
     }
 }
 
@@ -85,7 +95,7 @@ impl Engine {
     /// When the component cannot be read, is none, asks for what it must not have, or fails its first calls. The message is
     /// one line that names it.
     pub async fn load(&self, source: Source, config: BackendConfig) -> Result<Arc<WasmBackend>, LoadError> {
-        let BackendConfig { settings, grants, limits } = config;
+        let BackendConfig { settings, grants, limits, state } = config;
         let name = match &source {
             Source::File(path) => path.display().to_string(),
             Source::Bytes { name, .. } => name.clone(),
@@ -102,11 +112,21 @@ impl Engine {
             reason: format!("compiling failed: {error}"),
         })??;
         compiled.manifest.check(&name, &grants)?;
-        let shared =
-            Shared { settings: Arc::new(settings), state: Arc::new(state::Store::new(limits.state_bytes)) };
+        let state = open_state(&name, state, limits.state_bytes).await?;
+        let shared = Shared { settings: Arc::new(settings), state: Arc::new(state) };
         let parts = Arc::new(Parts { engine: self.inner.wasm.clone(), compiled, shared, limits });
         introduce(&name, Arc::clone(&self.inner), parts).await
     }
+}
+
+async fn open_state(name: &str, config: StateConfig, limit: usize) -> Result<state::Store, LoadError> {
+    let file = config.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
+    let opened = tokio::task::spawn_blocking(move || state::Store::open(&config, limit)).await;
+    let opened = opened.map_err(|error| LoadError::Host {
+        name: name.to_owned(),
+        reason: format!("opening its state failed: {error}"),
+    })?;
+    opened.map_err(|reason| LoadError::StateFile { name: name.to_owned(), file, reason })
 }
 
 /// Limits that no call could meet are a mistake of the operator, not of the guest.

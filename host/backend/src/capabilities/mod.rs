@@ -2,6 +2,7 @@
 
 pub(crate) mod ambient;
 pub(crate) mod log;
+pub(crate) mod owner;
 pub(crate) mod secrets;
 pub(crate) mod settings;
 pub(crate) mod state;
