@@ -135,6 +135,12 @@ pub enum LoadError {
         /// What is wrong with it, and what was expected.
         reason: String,
     },
+    /// The backend imports a pool and has none.
+    #[error("{name}: imports a pool, and none is configured; expected a section `pool` with its `directory`")]
+    NoPool {
+        /// The component.
+        name: String,
+    },
     /// The backend's pool cannot be used.
     #[error("{name}: the pool {directory} {reason}")]
     Pool {

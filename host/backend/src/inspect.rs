@@ -30,12 +30,14 @@ pub enum Grant {
     Reveal,
     /// Keyed blobs that outlive a call.
     State,
+    /// A directory of the host.
+    Pool,
 }
 
 impl Grant {
     /// Every grant.
-    pub const ALL: [Self; 6] =
-        [Self::Log, Self::Ambient, Self::Settings, Self::Secrets, Self::Reveal, Self::State];
+    pub const ALL: [Self; 7] =
+        [Self::Log, Self::Ambient, Self::Settings, Self::Secrets, Self::Reveal, Self::State, Self::Pool];
 
     /// What a backend is given unless its configuration says otherwise: what stays within this process and shows it nothing
     /// but its own.
@@ -50,6 +52,7 @@ impl Grant {
             Self::Secrets => "secrets",
             Self::Reveal => "reveal",
             Self::State => "state",
+            Self::Pool => "pool",
         }
     }
 

@@ -27,7 +27,7 @@ mod wasi;
 mod wasm;
 
 pub use backend::{Answer, Backend, Call};
-pub use capabilities::state::StateConfig;
+pub use capabilities::{pool::PoolConfig, state::StateConfig};
 pub use engine::{CompiledCache, Engine, EngineOptions};
 pub use error::LoadError;
 pub use inspect::{Grant, Manifest};

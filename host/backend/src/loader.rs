@@ -17,6 +17,7 @@ use crate::{
     call::{self, Parts},
     capabilities::{
         Context, Shared,
+        pool::{Pool, PoolConfig},
         state::{self, StateConfig},
     },
     checks::{self, printable},
@@ -55,6 +56,17 @@ pub struct BackendConfig {
     pub limits: Limits,
     /// Where its `state` import keeps what outlives a call.
     pub state: StateConfig,
+    /// The directory behind its `pool` import, which this grants.
+    pub pool: Option<PoolConfig>,
+}
+
+impl BackendConfig {
+    /// What is granted: by name, and by a section of its own.
+    fn effective_grants(&self) -> BTreeSet<Grant> {
+        let mut grants = self.grants.clone();
+        grants.extend(self.pool.is_some().then_some(Grant::Pool));
+        grants
+    }
 }
 
 impl Default for BackendConfig {
@@ -64,6 +76,7 @@ impl Default for BackendConfig {
             grants: Grant::DEFAULT.into(),
             limits: Limits::default(),
             state: StateConfig::default(),
+            pool: None,
         }
     }
 }
@@ -95,7 +108,8 @@ impl Engine {
     /// When the component cannot be read, is none, asks for what it must not have, or fails its first calls. The message is
     /// one line that names it.
     pub async fn load(&self, source: Source, config: BackendConfig) -> Result<Arc<WasmBackend>, LoadError> {
-        let BackendConfig { settings, grants, limits, state } = config;
+        let grants = config.effective_grants();
+        let BackendConfig { settings, grants: _, limits, state, pool } = config;
         let name = match &source {
             Source::File(path) => path.display().to_string(),
             Source::Bytes { name, .. } => name.clone(),
@@ -112,8 +126,13 @@ impl Engine {
             reason: format!("compiling failed: {error}"),
         })??;
         compiled.manifest.check(&name, &grants)?;
+        if pool.is_none() && compiled.manifest.grants.contains(&Grant::Pool) {
+            return Err(LoadError::NoPool { name });
+        }
         let state = open_state(&name, state, limits.state_bytes).await?;
-        let shared = Shared { settings: Arc::new(settings), state: Arc::new(state) };
+        let pool = open_pool(&name, pool).await?;
+        let shared =
+            Shared { settings: Arc::new(settings), state: Arc::new(state), pool: pool.map(Arc::new) };
         let parts = Arc::new(Parts { engine: self.inner.wasm.clone(), compiled, shared, limits });
         introduce(&name, Arc::clone(&self.inner), parts).await
     }
@@ -127,6 +146,17 @@ async fn open_state(name: &str, config: StateConfig, limit: usize) -> Result<sta
         reason: format!("opening its state failed: {error}"),
     })?;
     opened.map_err(|reason| LoadError::StateFile { name: name.to_owned(), file, reason })
+}
+
+async fn open_pool(name: &str, config: Option<PoolConfig>) -> Result<Option<Pool>, LoadError> {
+    let Some(config) = config else { return Ok(None) };
+    let directory = config.directory.display().to_string();
+    let opened = tokio::task::spawn_blocking(move || Pool::open(&config)).await;
+    let opened = opened.map_err(|error| LoadError::Host {
+        name: name.to_owned(),
+        reason: format!("opening its pool failed: {error}"),
+    })?;
+    opened.map(Some).map_err(|reason| LoadError::Pool { name: name.to_owned(), directory, reason })
 }
 
 /// Limits that no call could meet are a mistake of the operator, not of the guest.

@@ -3,6 +3,7 @@
 pub(crate) mod ambient;
 pub(crate) mod log;
 pub(crate) mod owner;
+pub(crate) mod pool;
 pub(crate) mod secrets;
 pub(crate) mod settings;
 pub(crate) mod state;
@@ -37,6 +38,7 @@ pub(crate) struct Capabilities {
     log: log::Log,
     settings: Arc<settings::Settings>,
     state: Arc<state::Store>,
+    pool: Option<Arc<pool::Pool>>,
 }
 
 /// What all calls of one backend share.
@@ -44,6 +46,8 @@ pub(crate) struct Capabilities {
 pub(crate) struct Shared {
     pub(crate) settings: Arc<settings::Settings>,
     pub(crate) state: Arc<state::Store>,
+    /// The backend's directory, when the operator gives it one.
+    pub(crate) pool: Option<Arc<pool::Pool>>,
 }
 
 impl Shared {
@@ -58,6 +62,7 @@ impl Shared {
             log: log::Log::new(limits.log_bytes),
             settings: Arc::clone(&self.settings),
             state: Arc::clone(&self.state),
+            pool: self.pool.clone(),
         }
     }
 }
@@ -90,5 +95,6 @@ pub(crate) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     wit::settings::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
     wit::secrets::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
     wit::reveal::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
-    wit::state::add_to_linker::<Host, Access>(linker, Host::capabilities)
+    wit::state::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
+    wit::pool::add_to_linker::<Host, Access>(linker, Host::capabilities)
 }
