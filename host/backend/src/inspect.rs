@@ -34,11 +34,13 @@ pub enum Grant {
     Http,
     /// Keyed blobs that outlive a call.
     State,
+    /// A directory of the host.
+    Pool,
 }
 
 impl Grant {
     /// Every grant.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Log,
         Self::Ambient,
         Self::Settings,
@@ -47,6 +49,7 @@ impl Grant {
         Self::Session,
         Self::Http,
         Self::State,
+        Self::Pool,
     ];
 
     /// What a backend is given unless its configuration says otherwise: what stays within this process and shows it nothing
@@ -65,6 +68,7 @@ impl Grant {
             Self::Session => "session",
             Self::Http => "http",
             Self::State => "state",
+            Self::Pool => "pool",
         }
     }
 

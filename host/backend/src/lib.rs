@@ -29,7 +29,11 @@ mod wasm;
 
 pub use call::Usage;
 pub use backend::{Answer, Backend, Call};
-pub use capabilities::http::policy::{HttpConfig, OriginConfig};
+pub use capabilities::{
+    http::policy::{HttpConfig, OriginConfig},
+    pool::PoolConfig,
+    state::StateConfig,
+};
 pub use engine::{CompiledCache, Engine, EngineOptions};
 pub use error::LoadError;
 pub use inspect::{Grant, Manifest};

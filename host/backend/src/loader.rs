@@ -22,8 +22,10 @@ use crate::{
             connect,
             policy::{HttpConfig, Policy},
         },
+        pool::{Pool, PoolConfig},
         secrets::Redactor,
-        session, state,
+        session,
+        state::{self, StateConfig},
     },
     checks::{self, printable},
     convert,
@@ -71,6 +73,20 @@ pub struct BackendConfig {
     pub http: HttpConfig,
     /// What it may use.
     pub limits: Limits,
+    /// Where its `state` import keeps what outlives a call.
+    pub state: StateConfig,
+    /// The directory behind its `pool` import, which this grants.
+    pub pool: Option<PoolConfig>,
+}
+
+impl BackendConfig {
+    /// What the backend may import in the end: by name, and by a section of its own. Who names origins for its requests has
+    /// granted it `http` with them, and who names a directory `pool`.
+    pub fn effective_grants(&self) -> BTreeSet<Grant> {
+        let http = (!self.http.origins.is_empty()).then_some(Grant::Http);
+        let pool = self.pool.is_some().then_some(Grant::Pool);
+        self.grants.iter().copied().chain(http).chain(pool).collect()
+    }
 }
 
 impl Default for BackendConfig {
@@ -80,15 +96,9 @@ impl Default for BackendConfig {
             grants: Grant::DEFAULT.into(),
             http: HttpConfig::default(),
             limits: Limits::default(),
+            state: StateConfig::default(),
+            pool: None,
         }
-    }
-}
-
-impl BackendConfig {
-    /// What the backend may import in the end: who names origins for its requests has granted it `http` with them.
-    pub fn effective_grants(&self) -> BTreeSet<Grant> {
-        let http = (!self.http.origins.is_empty()).then_some(Grant::Http);
-        self.grants.iter().copied().chain(http).collect()
     }
 }
 
@@ -143,11 +153,14 @@ impl Engine {
     /// one line that names it.
     pub async fn load(&self, source: Source, config: BackendConfig) -> Result<Arc<WasmBackend>, LoadError> {
         let grants = config.effective_grants();
-        let BackendConfig { settings, grants: _, http, limits } = config;
+        let BackendConfig { settings, grants: _, http, limits, state, pool } = config;
         let name = source.name();
         check_limits(&name, &limits)?;
         let compiled = self.compiled(source, limits.file_bytes).await?;
         compiled.manifest.check(&name, &grants)?;
+        if pool.is_none() && compiled.manifest.grants.contains(&Grant::Pool) {
+            return Err(LoadError::NoPool { name });
+        }
         let policy = {
             let name = name.clone();
             tokio::task::spawn_blocking(move || Policy::new(&name, &http)).await
@@ -156,11 +169,14 @@ impl Engine {
             name: name.clone(),
             reason: format!("reading certificates failed: {error}"),
         })??;
+        let state = open_state(&name, state, limits.state_bytes).await?;
+        let pool = open_pool(&name, pool).await?;
         let shared = Shared {
             session: Arc::new(session::Store::new(&limits)),
             http: Arc::new(Client::new(policy, &limits, Arc::new(connect::System))),
             settings: Arc::new(settings),
-            state: Arc::new(state::Store::new(limits.state_bytes)),
+            state: Arc::new(state),
+            pool: pool.map(Arc::new),
         };
         let parts = Arc::new(Parts {
             engine: self.inner.wasm.clone(),
@@ -182,6 +198,27 @@ pub struct Inspection {
     pub size: u64,
     /// Imports and exports.
     pub manifest: Manifest,
+}
+
+async fn open_state(name: &str, config: StateConfig, limit: usize) -> Result<state::Store, LoadError> {
+    let file = config.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
+    let opened = tokio::task::spawn_blocking(move || state::Store::open(&config, limit)).await;
+    let opened = opened.map_err(|error| LoadError::Host {
+        name: name.to_owned(),
+        reason: format!("opening its state failed: {error}"),
+    })?;
+    opened.map_err(|reason| LoadError::StateFile { name: name.to_owned(), file, reason })
+}
+
+async fn open_pool(name: &str, config: Option<PoolConfig>) -> Result<Option<Pool>, LoadError> {
+    let Some(config) = config else { return Ok(None) };
+    let directory = config.directory.display().to_string();
+    let opened = tokio::task::spawn_blocking(move || Pool::open(&config)).await;
+    let opened = opened.map_err(|error| LoadError::Host {
+        name: name.to_owned(),
+        reason: format!("opening its pool failed: {error}"),
+    })?;
+    opened.map(Some).map_err(|reason| LoadError::Pool { name: name.to_owned(), directory, reason })
 }
 
 /// Limits that no call could meet are a mistake of the operator, not of the guest.

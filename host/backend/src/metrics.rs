@@ -44,6 +44,13 @@ struct Ending {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PoolOperation {
+    driver_name: String,
+    operation: &'static str,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Driver {
     driver_name: String,
 }
@@ -82,6 +89,11 @@ pub struct BackendMetrics {
     exchanges: Family<Exchange, Counter>,
     exchange_seconds: Histograms<Driver>,
     denials: Family<Denial, Counter>,
+    state_entries: Family<Driver, Gauge>,
+    state_bytes: Family<Driver, Gauge>,
+    pool_operations: Family<PoolOperation, Counter>,
+    pool_items: Family<Driver, Gauge>,
+    pool_bytes: Family<Driver, Gauge>,
 }
 
 impl Default for BackendMetrics {
@@ -98,6 +110,11 @@ impl Default for BackendMetrics {
             exchanges: Family::default(),
             exchange_seconds: Family::new_with_constructor(|| Histogram::new(EXCHANGE_BUCKETS)),
             denials: Family::default(),
+            state_entries: Family::default(),
+            state_bytes: Family::default(),
+            pool_operations: Family::default(),
+            pool_items: Family::default(),
+            pool_bytes: Family::default(),
         }
     }
 }
@@ -161,7 +178,36 @@ impl BackendMetrics {
             "Requests of the `http` import that the operator's configuration forbids: their origin, or the address behind it",
             metrics.denials.clone(),
         );
+        metrics.register_storage(registry);
         metrics
+    }
+
+    fn register_storage(&self, registry: &mut Registry) {
+        registry.register(
+            "cofferdam_backend_state_entries",
+            "Entries that the driver keeps through its `state` import",
+            self.state_entries.clone(),
+        );
+        registry.register(
+            "cofferdam_backend_state_bytes",
+            "What these entries count against the limit `state-bytes`",
+            self.state_bytes.clone(),
+        );
+        registry.register(
+            "cofferdam_backend_pool_operations",
+            "Operations on the driver's pool by how they ended",
+            self.pool_operations.clone(),
+        );
+        registry.register(
+            "cofferdam_backend_pool_items",
+            "Directories and images in the driver's pool",
+            self.pool_items.clone(),
+        );
+        registry.register(
+            "cofferdam_backend_pool_bytes",
+            "Bytes that are promised to the images of the driver's pool",
+            self.pool_bytes.clone(),
+        );
     }
 
     /// The part of one driver.
@@ -173,6 +219,8 @@ impl BackendMetrics {
             unsettled: self.unsettled.get_or_create(&label).clone(),
             breaker: self.breaker.get_or_create(&label).clone(),
             memory: self.memory.get_or_create(&label).clone(),
+            state_entries: self.state_entries.get_or_create(&label).clone(),
+            state_bytes: self.state_bytes.get_or_create(&label).clone(),
             all: self.clone(),
             driver,
         }
@@ -188,6 +236,8 @@ pub(crate) struct DriverMetrics {
     unsettled: Gauge<i64, AtomicI64>,
     breaker: Gauge<i64, AtomicI64>,
     memory: Histogram,
+    state_entries: Gauge<i64, AtomicI64>,
+    state_bytes: Gauge<i64, AtomicI64>,
 }
 
 impl DriverMetrics {
@@ -250,6 +300,25 @@ impl DriverMetrics {
     /// So many outcomes are open.
     pub(crate) fn unsettled(&self, subjects: usize) {
         self.unsettled.set(i64::try_from(subjects).unwrap_or(i64::MAX));
+    }
+
+    /// The state has so many entries and bytes.
+    pub(crate) fn state(&self, (entries, bytes): (usize, usize)) {
+        self.state_entries.set(i64::try_from(entries).unwrap_or(i64::MAX));
+        self.state_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+
+    /// The pool has so many items, and has promised so many bytes to images. Drivers without a pool never say so.
+    pub(crate) fn pool(&self, items: usize, bytes: u64) {
+        let label = Driver { driver_name: self.driver.clone() };
+        self.all.pool_items.get_or_create(&label).set(i64::try_from(items).unwrap_or(i64::MAX));
+        self.all.pool_bytes.get_or_create(&label).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+
+    /// An operation on the pool ended.
+    pub(crate) fn pool_operation(&self, operation: &'static str, outcome: &'static str) {
+        let label = PoolOperation { driver_name: self.driver.clone(), operation, outcome };
+        self.all.pool_operations.get_or_create(&label).inc();
     }
 
     pub(crate) fn breaker(&self, position: Position) {

@@ -3,6 +3,8 @@
 pub(crate) mod ambient;
 pub(crate) mod http;
 pub(crate) mod log;
+pub(crate) mod owner;
+pub(crate) mod pool;
 pub(crate) mod secrets;
 pub(crate) mod session;
 pub(crate) mod settings;
@@ -42,6 +44,7 @@ pub(crate) struct Capabilities {
     http: Arc<http::client::Client>,
     settings: Arc<settings::Settings>,
     state: Arc<state::Store>,
+    pool: Option<Arc<pool::Pool>>,
 }
 
 /// What all calls of one backend share.
@@ -51,6 +54,8 @@ pub(crate) struct Shared {
     pub(crate) http: Arc<http::client::Client>,
     pub(crate) settings: Arc<settings::Settings>,
     pub(crate) state: Arc<state::Store>,
+    /// The backend's directory, when the operator gives it one.
+    pub(crate) pool: Option<Arc<pool::Pool>>,
 }
 
 impl Shared {
@@ -67,6 +72,7 @@ impl Shared {
             http: Arc::clone(&self.http),
             settings: Arc::clone(&self.settings),
             state: Arc::clone(&self.state),
+            pool: self.pool.clone(),
         }
     }
 }
@@ -106,5 +112,6 @@ pub(crate) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     wit::reveal::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
     wit::session::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
     wit::http::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
-    wit::state::add_to_linker::<Host, Access>(linker, Host::capabilities)
+    wit::state::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
+    wit::pool::add_to_linker::<Host, Access>(linker, Host::capabilities)
 }

@@ -85,6 +85,11 @@ impl<T, U> Job<T, U> {
 impl WasmBackend {
     pub(crate) fn new(engine: Arc<Inner>, parts: Arc<Parts>, description: Description) -> Self {
         let limits = &parts.limits;
+        let metrics = engine.metrics.of(&description.name);
+        metrics.state(parts.shared.state.usage());
+        if let Some(pool) = &parts.shared.pool {
+            pool.observe(metrics.clone());
+        }
         let shared = Shared {
             running: Semaphore::new(limits.concurrent_calls),
             waiting: Semaphore::new(limits.queued_calls),
@@ -93,7 +98,7 @@ impl WasmBackend {
                 limits.breaker_failures,
                 Duration::from_millis(limits.breaker_pause_ms),
             )),
-            metrics: engine.metrics.of(&description.name),
+            metrics,
             engine,
             parts,
             description,
@@ -198,6 +203,7 @@ impl Shared {
             }
         }
         self.metrics.unsettled(self.guards.unsettled());
+        self.metrics.state(self.parts.shared.state.usage());
         answer
     }
 
