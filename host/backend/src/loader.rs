@@ -8,13 +8,13 @@ use std::{
     sync::{Arc, PoisonError, Weak},
 };
 
-use cofferdam_domain::storage::{Readiness, Secrets};
+use cofferdam_domain::storage::{Description, Readiness, Secrets};
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 use wasmtime::component::{Component, InstancePre};
 
 use crate::{
-    call::{self, Parts},
+    call::{self, Function, Parts},
     capabilities::{
         Context, Shared,
         http::{
@@ -128,6 +128,39 @@ impl Engine {
     pub async fn inspect(&self, source: Source, limits: &Limits) -> Result<Inspection, LoadError> {
         let compiled = self.compiled(source, limits.file_bytes).await?;
         Ok(Inspection { digest: compiled.digest, size: compiled.size, manifest: compiled.manifest.clone() })
+    }
+
+    /// Asks a component who it is, with every import in place and nothing behind those that reach outside of the call: what a
+    /// component says of itself must not depend on them.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load), but for grants.
+    pub async fn describe(
+        &self,
+        source: Source,
+        settings: BTreeMap<String, String>,
+        limits: Limits,
+    ) -> Result<Description, LoadError> {
+        let name = source.name();
+        check_limits(&name, &limits)?;
+        let compiled = self.compiled(source, limits.file_bytes).await?;
+        let state = open_state(&name, StateConfig::default(), limits.state_bytes).await?;
+        let shared = Shared {
+            session: Arc::new(session::Store::new(&limits)),
+            http: Arc::new(Client::new(
+                Policy::new(&name, &HttpConfig::default())?,
+                &limits,
+                Arc::new(connect::System),
+            )),
+            settings: Arc::new(settings),
+            state: Arc::new(state),
+            pool: None,
+        };
+        let engine = self.inner.wasm.clone();
+        let lane = self.inner.lanes.lane();
+        let parts = Arc::new(Parts { engine, compiled, shared, limits, lane });
+        describe(&name, &self.inner, &parts).await
     }
 
     async fn compiled(&self, source: Source, limit: u64) -> Result<Arc<Compiled>, LoadError> {
@@ -343,41 +376,48 @@ fn one_line(error: &wasmtime::Error) -> String {
     printable(&format!("{error:#}"))
 }
 
-/// Asks the component who it is and whether it is ready, under the same limits as any call.
-async fn introduce(name: &str, inner: Arc<Inner>, parts: Arc<Parts>) -> Result<Arc<WasmBackend>, LoadError> {
-    let digest = parts.compiled.digest;
-    let failed = |function| {
-        move |failure: crate::outcome::Failure| LoadError::FirstCall {
-            name: name.to_owned(),
-            function,
-            source: failure.into_error(),
-        }
-    };
-    let context = || Context {
+/// Calls a component for the first time, under the same limits as any call.
+async fn first_call<T: Send + 'static>(
+    name: &str,
+    inner: &Inner,
+    parts: &Arc<Parts>,
+    function: &'static str,
+    work: Function<T>,
+) -> Result<T, LoadError> {
+    let context = Context {
         deadline: Instant::now() + parts.limits.deadline(),
         secrets: Secrets::default(),
         redactor: Redactor::default(),
         guard: None,
     };
-    call::spawn(&inner, Arc::clone(&parts), context(), "instantiate", exports::check())
-        .await
-        .answer
-        .map_err(failed("instantiation"))?
+    let end = call::spawn(inner, Arc::clone(parts), context, function, work).await;
+    end.answer.map_err(|failure| LoadError::FirstCall {
+        name: name.to_owned(),
+        function,
+        source: failure.into_error(),
+    })
+}
+
+/// Asks a component who it is.
+async fn describe(name: &str, inner: &Inner, parts: &Arc<Parts>) -> Result<Description, LoadError> {
+    first_call(name, inner, parts, "instantiation", exports::check())
+        .await?
         .map_err(|reason| LoadError::Mismatch { name: name.to_owned(), reason: printable(&reason) })?;
-    let description = call::spawn(&inner, Arc::clone(&parts), context(), "describe", exports::describe())
-        .await
-        .answer
-        .map_err(failed("identity.describe"))?;
+    let description = first_call(name, inner, parts, "identity.describe", exports::describe()).await?;
     let description = convert::description(description);
     checks::description(&description)
         .map_err(|reason| LoadError::Description { name: name.to_owned(), reason })?;
+    Ok(description)
+}
+
+/// Asks a component who it is and whether it is ready.
+async fn introduce(name: &str, inner: Arc<Inner>, parts: Arc<Parts>) -> Result<Arc<WasmBackend>, LoadError> {
+    let digest = parts.compiled.digest;
+    let description = describe(name, &inner, &parts).await?;
     let metrics = inner.metrics.of(&description.name);
     parts.shared.session.count(metrics.session());
     parts.shared.http.count(metrics.http());
-    let readiness = call::spawn(&inner, Arc::clone(&parts), context(), "probe", exports::probe())
-        .await
-        .answer
-        .map_err(failed("identity.probe"))?;
+    let readiness = first_call(name, &inner, &parts, "identity.probe", exports::probe()).await?;
     match convert::readiness(readiness, &Redactor::default()) {
         Readiness::Ready => {
             tracing::info!(driver = %description.name, version = printable(&description.version), %digest, "backend loaded");

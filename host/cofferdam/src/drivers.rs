@@ -51,6 +51,9 @@ pub(crate) fn config(section: &BackendSection) -> BackendConfig {
     let mut config = BackendConfig {
         settings: section.settings.iter().map(|(key, value)| (key.clone(), value.0.clone())).collect(),
         limits: section.limits.clone(),
+        http: section.http.clone(),
+        state: section.state.clone(),
+        pool: section.pool.clone(),
         ..BackendConfig::default()
     };
     if let Some(grants) = &section.grants {

@@ -31,7 +31,7 @@ impl Arguments {
     }
 
     pub(crate) fn name(&mut self) -> Result<String, VendorError> {
-        self.left.name.take().ok_or_else(|| self.missing("--volume-name NAME"))
+        self.left.volume_name.take().ok_or_else(|| self.missing("--volume-name NAME"))
     }
 
     pub(crate) fn handle(&mut self) -> Result<String, VendorError> {
@@ -139,7 +139,7 @@ impl Arguments {
     /// Refuses what the function does not have.
     pub(crate) fn end(self) -> Result<(), VendorError> {
         let ArgumentFlags {
-            name,
+            volume_name,
             handle,
             source,
             members,
@@ -159,7 +159,7 @@ impl Arguments {
             limit,
         } = &self.left;
         let left = [
-            ("--volume-name", name.is_some()),
+            ("--volume-name", volume_name.is_some()),
             ("--handle", handle.is_some()),
             ("--source", !source.is_empty()),
             ("--member", !members.is_empty()),

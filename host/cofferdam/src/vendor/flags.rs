@@ -159,7 +159,7 @@ pub(crate) struct CallFlags {
 pub(crate) struct ArgumentFlags {
     /// Name of what is created
     #[arg(long = "volume-name", visible_alias = "snapshot-name", value_name = "NAME")]
-    pub(crate) name: Option<String>,
+    pub(crate) volume_name: Option<String>,
 
     /// Handle of a volume, snapshot or group
     #[arg(long, value_name = "HANDLE")]

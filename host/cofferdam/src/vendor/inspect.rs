@@ -5,7 +5,7 @@
 
 use std::{collections::HashMap, fmt::Write as _};
 
-use cofferdam_backend::{Backend as _, Digest, Grant, Inspection};
+use cofferdam_backend::{BackendConfig, Digest, Grant, Inspection};
 use cofferdam_domain::storage::{
     Description, Feature,
     ability::{controller_capabilities, plugin_capabilities},
@@ -37,15 +37,13 @@ pub(crate) async fn inspect(
     flags: InspectFlags,
     environment: &HashMap<String, String>,
 ) -> Result<String, Failure> {
-    let mut component = Component::open(&flags.component, environment)?;
+    let component = Component::open(&flags.component, environment)?;
     let inspected = component.engine.inspect(component.source.clone(), &component.config.limits).await;
     let inspection =
         inspected.map_err(|source| Failure::Backend { name: component.name.clone(), source })?;
-    component.config.grants = Grant::ALL.into();
-    let description = match component.load().await {
-        Ok(backend) => Ok(backend.description().clone()),
-        Err(failure) => Err(one_line(&failure)),
-    };
+    let BackendConfig { settings, limits, .. } = component.config;
+    let described = component.engine.describe(component.source, settings, limits).await;
+    let description = described.map_err(|error| one_line(&error));
     let known = Known { file: flags.component.file.display().to_string(), inspection, description };
     match flags.output {
         InspectFormat::Text => Ok(known.text()),
