@@ -56,7 +56,8 @@ const RESERVED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_
 /// How much of an answer that is not understood an error shows, in characters.
 const SHOWN: usize = 200;
 
-/// A URL of a base and a path, whose segments may hold any character.
+/// A URL of a base and a path, whose segments may hold any character. A segment that is empty, `.` or `..` means another
+/// resource to many servers, however it is written: a backend does not ask for such a handle.
 ///
 /// ```
 /// let url = cofferdam_guest::http::url("https://array.example/api/", &["volumes", "a/b"]);
