@@ -44,7 +44,7 @@ export const volumes = {
     for (let attempt = 0; attempt < ATTEMPTS; attempt++) {
       const entry = read(handle);
       if (entry !== undefined) {
-        const found = decode(entry.value);
+        const found = decode(handle, entry);
         refuseOther(found, request, uses);
         return volume(handle, found.size);
       }
@@ -76,7 +76,7 @@ export const volumes = {
     if (entry === undefined) {
       throw refused('not-found', `there is no volume ${JSON.stringify(request.handle.slice(0, MAX_TEXT))}`);
     }
-    const createdFor = decode(entry.value).uses;
+    const createdFor = decode(request.handle, entry).uses;
     const other = uses.find((use) => !createdFor.includes(use));
     if (other === undefined) return { tag: 'confirmed' };
     const val = `${other} is not among the ways the volume was created for: ${createdFor.join(', ')}`;
@@ -167,9 +167,14 @@ const keyOf = (handle) => `volume/${handle}`;
 /** A record as it is kept; the size as text, because JSON has no exact numbers. */
 const encode = (record) => utf8(JSON.stringify({ ...record, size: `${record.size}` }));
 
-function decode(value) {
-  const record = JSON.parse(new TextDecoder().decode(value));
-  return { ...record, size: BigInt(record.size) };
+function decode(handle, entry) {
+  try {
+    const { name, size, uses } = JSON.parse(new TextDecoder().decode(entry.value));
+    if (Array.isArray(uses)) return { name, size: BigInt(size), uses };
+  } catch {
+    // What follows says the same of every unreadable record.
+  }
+  throw refused('internal', `the state of the volume ${JSON.stringify(handle)} is not readable`);
 }
 
 /** The entry of a volume. A handle longer than any of ours is nobody's, and may be longer than a key. */

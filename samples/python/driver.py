@@ -49,7 +49,7 @@ class Volumes(exports.Volumes):
         for _ in range(ATTEMPTS):
             entry = read(handle)
             if entry is not None:
-                found = json.loads(entry.value)
+                found = decode(handle, entry)
                 refuse_other(found, request, uses)
                 return volume(handle, found["size"])
             size = choose_size(request.capacity)
@@ -75,7 +75,7 @@ class Volumes(exports.Volumes):
         entry = read(request.handle)
         if entry is None:
             raise refused(ErrorKind.NOT_FOUND, f"there is no volume {request.handle[:MAX_TEXT]!r}")
-        created_for = json.loads(entry.value)["uses"]
+        created_for = decode(request.handle, entry)["uses"]
         for use in uses:
             if use not in created_for:
                 return Validation_Refused(f"{use} is not among the ways the volume was created for: {created_for}")
@@ -163,6 +163,14 @@ def read(handle):
         return state.get(key_of(handle))
     except Err as error:
         raise from_state(error.value)
+
+
+def decode(handle, entry):
+    try:
+        record = json.loads(entry.value)
+        return {"name": str(record["name"]), "size": int(record["size"]), "uses": list(record["uses"])}
+    except (ValueError, KeyError, TypeError):
+        raise refused(ErrorKind.INTERNAL, f"the state of the volume {handle!r} is not readable")
 
 
 def commit(change):
