@@ -1,10 +1,6 @@
 //! What a backend may be able to do beside [`Backend`](crate::Backend): one trait for each optional interface of the contract.
 //! Implement those that the storage can do, and name them in [`export!`](crate::export): what is exported is the ability.
 
-use crate::{
-    Attachment, CreateRequest, KeyValues, Result, Snapshot, SnapshotHandle, Volume, VolumeHandle, VolumeStatus,
-    backend::Component, bindings,
-};
 pub use crate::bindings::{
     capacity::exports::cofferdam::storage::capacity::{CapacityReport, CapacityRequest},
     expansion::exports::cofferdam::storage::expansion::{ExpandRequest, Expanded},
@@ -12,6 +8,10 @@ pub use crate::bindings::{
     listing::exports::cofferdam::storage::listing::VolumePage,
     publishing::exports::cofferdam::storage::publishing::PublishRequest,
     snapshots::exports::cofferdam::storage::snapshots::{SnapshotPage, SnapshotRequest},
+};
+use crate::{
+    Attachment, CreateRequest, KeyValues, Result, Snapshot, SnapshotHandle, Volume, VolumeHandle,
+    VolumeStatus, backend::Component, bindings,
 };
 
 /// Volumes with the content of another volume.
@@ -107,7 +107,9 @@ pub trait Modification {
     fn modify(handle: VolumeHandle, parameters: KeyValues) -> Result<()>;
 }
 
-impl<B: Modification> bindings::modification::exports::cofferdam::storage::modification::Guest for Component<B> {
+impl<B: Modification> bindings::modification::exports::cofferdam::storage::modification::Guest
+    for Component<B>
+{
     fn modify(handle: VolumeHandle, parameters: KeyValues) -> Result<()> {
         <B as Modification>::modify(handle, parameters)
     }
@@ -189,7 +191,9 @@ pub trait GroupSnapshots {
     fn get(handle: String, snapshots: Vec<SnapshotHandle>) -> Result<GroupSnapshot>;
 }
 
-impl<B: GroupSnapshots> bindings::group_snapshots::exports::cofferdam::storage::group_snapshots::Guest for Component<B> {
+impl<B: GroupSnapshots> bindings::group_snapshots::exports::cofferdam::storage::group_snapshots::Guest
+    for Component<B>
+{
     fn create(request: GroupRequest) -> Result<GroupSnapshot> {
         <B as GroupSnapshots>::create(request)
     }

@@ -136,10 +136,11 @@ async fn in_sandbox(backend: &WasmBackend, name: String) -> Result<(), Failure> 
         capacity: CapacityRange { required: Some(GIB), limit: None },
         capabilities: vec![VolumeCapability { mode: CapabilityMode::SingleNodeWriter, access }],
         parameters: Parameters::new(),
+        mutable_parameters: Parameters::new(),
         topology: None,
         owner: None,
     };
-    backend.create_volume(Call { deadline: Duration::from_secs(60) }, request).await?;
+    backend.create_volume(Call::within(Duration::from_secs(60)), request).await?;
     Ok(())
 }
 

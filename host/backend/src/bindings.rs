@@ -1,17 +1,23 @@
-//! What `bindgen!` makes of the contract. Nothing is written by hand here.
-#![allow(missing_docs, reason = "the WIT files carry the documentation")]
-#![allow(unreachable_pub, reason = "generated items are public whatever their module is")]
-#![allow(clippy::all, clippy::restriction, reason = "generated code is not written for this crate's lints")]
-
 wasmtime::component::bindgen!({
     path: "../../wit",
-    world: "backend",
+    world: "complete",
     imports: {
         default: trappable,
-        // A store on a disk will wait; the guest sees a plain call either way.
+        // What touches a disk, the network or another call's turn waits; the guest sees a plain call either way.
         "cofferdam:storage/state.get": async | trappable,
         "cofferdam:storage/state.commit": async | trappable,
         "cofferdam:storage/state.scan": async | trappable,
+        "cofferdam:storage/session.acquire": async | trappable,
+        "cofferdam:storage/http.send": async | trappable,
+        "cofferdam:storage/pool.create-directory": async | trappable,
+        "cofferdam:storage/pool.create-image": async | trappable,
+        "cofferdam:storage/pool.remove": async | trappable,
+        "cofferdam:storage/pool.grow": async | trappable,
+        "cofferdam:storage/pool.copy": async | trappable,
+        "cofferdam:storage/pool.measure": async | trappable,
+        "cofferdam:storage/pool.scan": async | trappable,
+        "cofferdam:storage/pool.usage": async | trappable,
     },
     exports: { default: async },
+    with: { "cofferdam:storage/types.secret": crate::capabilities::secrets::Handle },
 });

@@ -1,48 +1,42 @@
 //! One call: a fresh instance in a task of its own, under every limit, with a typed end.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
 use tokio::time::{Instant, timeout_at};
-use wasmtime::{
-    Store,
-    component::{Instance, InstancePre},
-};
+use wasmtime::{Store, component::Instance};
 use wasmtime_wasi::I32Exit;
 
 use crate::{
-    bindings::{
-        cofferdam::storage::types as wit,
-        exports::cofferdam::storage::{identity, volumes},
-    },
-    capabilities::Shared,
+    bindings::cofferdam::storage::types as wit,
+    capabilities::{Context, Shared},
     checks::printable,
     convert,
     engine::Inner,
+    exports::Exports,
     instance::{self, Host},
     limits::Limits,
+    loader::Compiled,
     outcome::Failure,
 };
 
 /// Everything that calls of one backend share.
 pub(crate) struct Parts {
     pub(crate) engine: wasmtime::Engine,
-    pub(crate) pre: InstancePre<Host>,
-    pub(crate) identity: identity::GuestIndices,
-    pub(crate) volumes: volumes::GuestIndices,
+    pub(crate) compiled: Arc<Compiled>,
     pub(crate) shared: Shared,
     pub(crate) limits: Limits,
 }
 
 /// A fresh instance, for one call.
 pub(crate) struct Fresh<'a> {
-    store: &'a mut Store<Host>,
-    instance: Instance,
-    parts: &'a Parts,
+    pub(crate) store: &'a mut Store<Host>,
+    pub(crate) instance: Instance,
+    pub(crate) exports: &'a Exports,
 }
 
 /// What a guest's function answers.
-type Answer<T> = wasmtime::Result<Result<T, wit::StorageError>>;
+pub(crate) type Answer<T> = wasmtime::Result<Result<T, wit::StorageError>>;
 
 /// One function of a guest with its arguments.
 pub(crate) type Function<T> = Box<dyn for<'a> FnOnce(Fresh<'a>) -> BoxFuture<'a, Answer<T>> + Send>;
@@ -60,65 +54,15 @@ impl<T> End<T> {
     }
 }
 
-/// `identity.describe`
-pub(crate) fn describe() -> Function<identity::Description> {
-    Box::new(|fresh| {
-        Box::pin(async move {
-            let guest = fresh.parts.identity.load(&mut *fresh.store, &fresh.instance)?;
-            guest.call_describe(fresh.store).await
-        })
-    })
-}
-
-/// `identity.probe`
-pub(crate) fn probe() -> Function<identity::Readiness> {
-    Box::new(|fresh| {
-        Box::pin(async move {
-            let guest = fresh.parts.identity.load(&mut *fresh.store, &fresh.instance)?;
-            guest.call_probe(fresh.store).await
-        })
-    })
-}
-
-/// `volumes.create`
-pub(crate) fn create(request: wit::CreateRequest) -> Function<wit::Volume> {
-    Box::new(move |fresh| {
-        Box::pin(async move {
-            let guest = fresh.parts.volumes.load(&mut *fresh.store, &fresh.instance)?;
-            guest.call_create(fresh.store, &request).await
-        })
-    })
-}
-
-/// `volumes.delete`
-pub(crate) fn delete(handle: String) -> Function<()> {
-    Box::new(move |fresh| {
-        Box::pin(async move {
-            let guest = fresh.parts.volumes.load(&mut *fresh.store, &fresh.instance)?;
-            guest.call_delete(fresh.store, &handle).await
-        })
-    })
-}
-
-/// `volumes.validate`
-pub(crate) fn validate(request: volumes::ValidateRequest) -> Function<volumes::Validation> {
-    Box::new(move |fresh| {
-        Box::pin(async move {
-            let guest = fresh.parts.volumes.load(&mut *fresh.store, &fresh.instance)?;
-            guest.call_validate(fresh.store, &request).await
-        })
-    })
-}
-
 /// Runs a call in a task on the guests' threads: a panic ends the task and nothing else.
 pub(crate) async fn spawn<T: Send + 'static>(
     inner: &Inner,
     parts: Arc<Parts>,
-    deadline: Instant,
+    context: Context,
     method: &'static str,
     function: Function<T>,
 ) -> End<T> {
-    let task = inner.guests().spawn(async move { run(&parts, deadline, method, function).await });
+    let task = inner.guests().spawn(async move { run(&parts, context, method, function).await });
     task.await.unwrap_or_else(|error| {
         tracing::error!(method, %error, "the host failed while it ran a guest");
         End::without_guest(Failure::Panic)
@@ -128,22 +72,23 @@ pub(crate) async fn spawn<T: Send + 'static>(
 /// Runs a call here. The store dies with the call, whatever happened: after a trap nothing in it can be trusted.
 pub(crate) async fn run<T>(
     parts: &Parts,
-    deadline: Instant,
+    context: Context,
     method: &'static str,
     function: Function<T>,
 ) -> End<T> {
     let begun = Instant::now();
-    let mut store = instance::store(&parts.engine, &parts.shared, &parts.limits);
+    let deadline = context.deadline;
+    let mut store = instance::store(&parts.engine, &parts.shared, &parts.limits, context);
     let outcome = timeout_at(deadline, async {
-        let instance = parts.pre.instantiate_async(&mut store).await?;
-        function(Fresh { store: &mut store, instance, parts }).await
+        let instance = parts.compiled.pre.instantiate_async(&mut store).await?;
+        function(Fresh { store: &mut store, instance, exports: &parts.compiled.exports }).await
     })
     .await;
     let answer = match outcome {
         Ok(Ok(Ok(value))) => Ok(value),
-        Ok(Ok(Err(error))) => Err(Failure::Storage(convert::error(error))),
+        Ok(Ok(Err(error))) => Err(Failure::Storage(convert::error(error, store.data().redactor()))),
         Ok(Err(error)) => Err(classify(&error, store.data(), &parts.limits)),
-        Err(_) => Err(Failure::Deadline(deadline.saturating_duration_since(begun))),
+        Err(_) => Err(timed_out(deadline.saturating_duration_since(begun), &parts.limits)),
     };
     let host = store.data();
     host.finish();
@@ -151,12 +96,19 @@ pub(crate) async fn run<T>(
     End { answer, memory: Some(host.meter.peak()) }
 }
 
+/// What a passed deadline says. A caller in a hurry, or a call that waited long for its turn, is not the guest's fault.
+fn timed_out(ran: Duration, limits: &Limits) -> Failure {
+    /// Longer than any guest computes without waiting for its storage.
+    const PATIENCE: Duration = Duration::from_secs(1);
+    if ran < PATIENCE.min(limits.deadline()) { Failure::Hurried(ran) } else { Failure::Deadline(ran) }
+}
+
 /// Why wasmtime ended a call. The limits leave their mark in the store, which is surer than reading the error.
 fn classify(error: &wasmtime::Error, host: &Host, limits: &Limits) -> Failure {
     /// What the library says when a value is larger than `set_hostcall_fuel` allows; it has no type for it.
     const FUEL: &str = "fuel allocated for hostcalls has been exhausted";
     if host.out_of_time {
-        Failure::Cpu(std::time::Duration::from_millis(limits.cpu_ms))
+        Failure::Cpu(Duration::from_millis(limits.cpu_ms))
     } else if host.meter.refused() {
         Failure::Memory(limits.memory_bytes)
     } else if error.downcast_ref::<I32Exit>().is_some() {
@@ -166,8 +118,8 @@ fn classify(error: &wasmtime::Error, host: &Host, limits: &Limits) -> Failure {
     } else {
         // The chain begins with the backtrace, which has many lines; its end is the reason.
         let reason = error.chain().last().map(ToString::to_string).unwrap_or_default();
-        tracing::debug!(error = format!("{error:?}"), "trap");
-        Failure::Trap(printable(reason.strip_prefix("wasm trap: ").unwrap_or(&reason)))
+        tracing::debug!(error = %host.redactor().blot(&format!("{error:?}")), "trap");
+        Failure::Trap(printable(&host.redactor().blot(reason.strip_prefix("wasm trap: ").unwrap_or(&reason))))
     }
 }
 
@@ -175,6 +127,7 @@ fn classify(error: &wasmtime::Error, host: &Host, limits: &Limits) -> Failure {
 fn report(method: &'static str, failure: Option<&Failure>, host: &Host) {
     let printed = host.output.text();
     let (output, lost) = printed.unwrap_or_default();
+    let output = host.redactor().blot(&output).into_owned();
     match failure {
         Some(Failure::Storage(_)) | None => {
             if !output.is_empty() {

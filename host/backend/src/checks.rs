@@ -2,7 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cofferdam_domain::storage::{AttachmentRecord, CreatedVolume, Description, Parameters, Segments};
+use cofferdam_domain::{
+    NodeName,
+    storage::{
+        AttachmentRecord, Capacity, CreatedVolume, Description, ExpandedVolume, GroupSnapshot, PageRequest,
+        Parameters, Segments, Snapshot, SnapshotPage, VolumePage, VolumeStatus,
+    },
+};
+
+use crate::capabilities::secrets::Redactor;
 
 /// CSI's limit for strings, in bytes: ids, names, keys.
 const MAX_STRING: usize = 128;
@@ -16,6 +24,12 @@ const MAX_DRIVER: usize = 63;
 const MAX_LIST: usize = 64;
 /// Most places that a volume can be reached from; a node has one.
 const MAX_TOPOLOGY: usize = 1_024;
+/// Most nodes that a volume is published to: more than Kubernetes has in a cluster.
+const MAX_NODES: usize = 10_000;
+/// CSI's limit for the id of a node, in bytes.
+const MAX_NODE_ID: usize = 256;
+/// Longest token of a listing, in bytes; it is kept between two calls.
+const MAX_TOKEN: usize = 4 << 10;
 /// Longest message that is passed on, in bytes; events hold 1,024.
 const MAX_MESSAGE: usize = 1_000;
 
@@ -67,13 +81,18 @@ pub(crate) fn created(volume: &CreatedVolume) -> Result<(), String> {
     volume.attachment.as_ref().map_or(Ok(()), attachment)
 }
 
+fn id(what: &str, id: &str) -> Result<(), String> {
+    if id.is_empty() || id.len() > MAX_STRING {
+        return Err(format!("{what} has {} bytes; expected 1 to {MAX_STRING}", id.len()));
+    }
+    if id.chars().any(char::is_control) {
+        return Err(format!("{what} {:?} has control characters", printable(id)));
+    }
+    Ok(())
+}
+
 fn handle(handle: &str) -> Result<(), String> {
-    if handle.is_empty() || handle.len() > MAX_STRING {
-        return Err(format!("the volume handle has {} bytes; expected 1 to {MAX_STRING}", handle.len()));
-    }
-    if handle.chars().any(char::is_control) {
-        return Err(format!("the volume handle {:?} has control characters", printable(handle)));
-    }
+    id("the volume handle", handle)?;
     let inline = handle
         .strip_prefix("csi-")
         .is_some_and(|digits| digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
@@ -118,7 +137,91 @@ fn segments(segments: &Segments) -> Result<(), String> {
     Ok(())
 }
 
-fn attachment(attachment: &AttachmentRecord) -> Result<(), String> {
+/// Checks what a guest said of a volume's state.
+pub(crate) fn status(status: &VolumeStatus) -> Result<(), String> {
+    created(&status.volume)?;
+    if status.published_nodes.len() > MAX_NODES {
+        return Err(format!(
+            "a volume is published to {} nodes; at most {MAX_NODES} are allowed",
+            status.published_nodes.len()
+        ));
+    }
+    let too_long = |node: &&NodeName| node.as_str().is_empty() || node.as_str().len() > MAX_NODE_ID;
+    match status.published_nodes.iter().find(too_long) {
+        Some(node) => {
+            Err(format!("a node's id has {} bytes; expected 1 to {MAX_NODE_ID}", node.as_str().len()))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Checks a part of a listing: what it holds, how much was asked for, and that it gets on.
+pub(crate) fn volume_page(page: &VolumePage, asked: &PageRequest) -> Result<(), String> {
+    progress(page.volumes.len(), page.next.as_deref(), asked)?;
+    page.volumes.iter().try_for_each(status)
+}
+
+/// Checks a part of a listing: what it holds, how much was asked for, and that it gets on.
+pub(crate) fn snapshot_page(page: &SnapshotPage, asked: &PageRequest) -> Result<(), String> {
+    progress(page.snapshots.len(), page.next.as_deref(), asked)?;
+    page.snapshots.iter().try_for_each(snapshot)
+}
+
+fn progress(found: usize, next: Option<&str>, asked: &PageRequest) -> Result<(), String> {
+    let limit =
+        asked.limit.filter(|limit| *limit > 0).map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
+    if let Some(limit) = limit
+        && found > limit
+    {
+        return Err(format!("a page has {found} entries; at most {limit} were asked for"));
+    }
+    let Some(next) = next else { return Ok(()) };
+    if next.is_empty() || next.len() > MAX_TOKEN {
+        return Err(format!("a page's end has {} bytes; expected 1 to {MAX_TOKEN}", next.len()));
+    }
+    if asked.after.as_deref() == Some(next) {
+        return Err("a page ends where it began: whoever follows it never comes to an end".to_owned());
+    }
+    Ok(())
+}
+
+/// Checks a snapshot that a guest returned.
+pub(crate) fn snapshot(snapshot: &Snapshot) -> Result<(), String> {
+    id("the snapshot handle", snapshot.handle.as_str())?;
+    handle(snapshot.source.as_str())?;
+    if let Some(group) = &snapshot.group {
+        id("the group's handle", group.as_str())?;
+    }
+    if i64::try_from(snapshot.created_at_ms).is_err() {
+        return Err(format!(
+            "the snapshot was cut at {} ms; expected at most {}",
+            snapshot.created_at_ms,
+            i64::MAX
+        ));
+    }
+    // A snapshot may hold nothing.
+    snapshot.size.filter(|size| *size > 0).map_or(Ok(()), |bytes| size(Some(bytes)))
+}
+
+/// Checks a group snapshot that a guest returned.
+pub(crate) fn group_snapshot(group: &GroupSnapshot) -> Result<(), String> {
+    id("the group's handle", group.handle.as_str())?;
+    group.snapshots.iter().try_for_each(snapshot)?;
+    let stranger = |member: &&Snapshot| member.group.as_ref() != Some(&group.handle);
+    if let Some(member) = group.snapshots.iter().find(stranger) {
+        return Err(format!(
+            "the member {:?} does not say that it is the group's",
+            printable(member.handle.as_str())
+        ));
+    }
+    if group.ready && group.snapshots.iter().any(|member| !member.ready) {
+        return Err("the group is ready and one of its members is not".to_owned());
+    }
+    Ok(())
+}
+
+/// Checks an attachment that a guest returned.
+pub(crate) fn attachment(attachment: &AttachmentRecord) -> Result<(), String> {
     if !is_word(&attachment.kind) {
         return Err(format!(
             "the attachment's kind is {:?}; expected up to 63 of a-z, 0-9 and -",
@@ -126,6 +229,39 @@ fn attachment(attachment: &AttachmentRecord) -> Result<(), String> {
         ));
     }
     bounded_map("the attachment", &attachment.fields)
+}
+
+/// Refuses pairs that hold a secret of the call: they are stored in the cluster, where everybody reads them.
+pub(crate) fn no_secret(what: &str, map: &Parameters, redactor: &Redactor) -> Result<(), String> {
+    match map.iter().find(|(key, value)| redactor.finds(key) || redactor.finds(value)) {
+        Some((key, _)) => Err(format!(
+            "{what} holds a secret of the call under the key {:?}",
+            printable(&redactor.blot(key))
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Checks an expanded volume's size.
+pub(crate) fn expanded(volume: &ExpandedVolume) -> Result<(), String> {
+    size(Some(volume.capacity))
+}
+
+/// Checks a capacity: it travels as a signed number.
+pub(crate) fn capacity(capacity: &Capacity) -> Result<(), String> {
+    let fits = |what, bytes: u64| match i64::try_from(bytes) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(format!("{what} is {bytes} bytes; expected at most {}", i64::MAX)),
+    };
+    fits("the available capacity", capacity.available)?;
+    fits("the largest volume", capacity.maximum_volume.unwrap_or_default())?;
+    fits("the smallest volume", capacity.minimum_volume.unwrap_or_default())?;
+    match (capacity.minimum_volume, capacity.maximum_volume) {
+        (Some(smallest), Some(largest)) if smallest > largest => {
+            Err(format!("the smallest volume has {smallest} bytes and the largest {largest}"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Checks what a backend says of itself.

@@ -1,39 +1,37 @@
 //! Between the contract's types and the house's.
 
 use cofferdam_domain::{
-    DriverName, ReclaimPolicy, VolumeHandle,
+    DriverName, GroupSnapshotHandle, NodeName, ReclaimPolicy, SnapshotHandle, VolumeHandle,
     storage::{
-        AccessType, AttachmentRecord, CapabilityMode, CreateVolume, CreatedVolume, Description, ErrorKind,
-        Finality, Owner, Parameters, Placement, Readiness, Segments, StorageError, TopologyRequirement,
-        ValidateVolume, Validation, VolumeCapability,
+        AccessType, AttachmentRecord, CapabilityMode, Capacity, CapacityQuery, CapacityRange, Condition,
+        CreateGroupSnapshot, CreateSnapshot, CreateVolume, CreatedVolume, Description, ErrorKind,
+        ExpandVolume, Finality, GroupSnapshot, Owner, Parameters, Placement, PublishVolume, Readiness,
+        Segments, Snapshot, SnapshotPage, StorageError, TopologyRequirement, ValidateVolume, Validation,
+        VolumeCapability, VolumePage, VolumeStatus,
     },
 };
 
 use crate::{
     bindings::{
         cofferdam::storage::types as wit,
-        exports::cofferdam::storage::{identity, volumes},
+        exports::cofferdam::storage::{
+            capacity, expansion, group_snapshots, identity, listing, publishing, snapshots, volumes,
+        },
     },
+    capabilities::secrets::Redactor,
     checks::{self, printable},
 };
 
 type Pairs = Vec<(String, String)>;
 
-fn pairs(map: Parameters) -> Pairs {
-    map.into_iter().collect()
-}
-
 /// A request as the guest reads it.
 pub(crate) fn create_request(request: CreateVolume) -> wit::CreateRequest {
     wit::CreateRequest {
         name: request.name,
-        capacity: wit::CapacityRange {
-            required_bytes: request.capacity.required,
-            limit_bytes: request.capacity.limit,
-        },
+        capacity: capacity_range(request.capacity),
         capabilities: request.capabilities.into_iter().map(capability).collect(),
         parameters: pairs(request.parameters),
-        mutable_parameters: Pairs::new(),
+        mutable_parameters: pairs(request.mutable_parameters),
         topology: request.topology.map(topology),
         owner: request.owner.map(owner),
     }
@@ -46,7 +44,7 @@ pub(crate) fn validate_request(request: ValidateVolume) -> volumes::ValidateRequ
         context: pairs(request.context),
         capabilities: request.capabilities.into_iter().map(capability).collect(),
         parameters: pairs(request.parameters),
-        mutable_parameters: Pairs::new(),
+        mutable_parameters: pairs(request.mutable_parameters),
     }
 }
 
@@ -93,16 +91,65 @@ fn owner(owner: Owner) -> wit::Owner {
     }
 }
 
+/// A request as the guest reads it.
+pub(crate) fn publish_request(request: PublishVolume) -> publishing::PublishRequest {
+    publishing::PublishRequest {
+        handle: request.handle.as_str().to_owned(),
+        node: request.node.as_str().to_owned(),
+        capability: capability(request.capability),
+        read_only: request.read_only,
+        context: pairs(request.context),
+    }
+}
+
+/// A request as the guest reads it.
+pub(crate) fn expand_request(request: ExpandVolume) -> expansion::ExpandRequest {
+    expansion::ExpandRequest {
+        handle: request.handle.as_str().to_owned(),
+        capacity: capacity_range(request.capacity),
+        capability: request.capability.map(capability),
+    }
+}
+
+/// A request as the guest reads it.
+pub(crate) fn snapshot_request(request: CreateSnapshot) -> snapshots::SnapshotRequest {
+    snapshots::SnapshotRequest {
+        name: request.name,
+        source: request.source.as_str().to_owned(),
+        parameters: pairs(request.parameters),
+    }
+}
+
+/// A request as the guest reads it.
+pub(crate) fn group_request(request: CreateGroupSnapshot) -> group_snapshots::GroupRequest {
+    group_snapshots::GroupRequest {
+        name: request.name,
+        sources: request.sources.iter().map(|source| source.as_str().to_owned()).collect(),
+        parameters: pairs(request.parameters),
+    }
+}
+
+/// A request as the guest reads it.
+pub(crate) fn capacity_request(query: CapacityQuery) -> capacity::CapacityRequest {
+    capacity::CapacityRequest {
+        capabilities: query.capabilities.into_iter().map(capability).collect(),
+        parameters: pairs(query.parameters),
+        topology: query.topology.map(pairs),
+    }
+}
+
+/// Parameters as the guest reads them.
+pub(crate) fn pairs(map: Parameters) -> Pairs {
+    map.into_iter().collect()
+}
+
+fn capacity_range(range: CapacityRange) -> wit::CapacityRange {
+    wit::CapacityRange { required_bytes: range.required, limit_bytes: range.limit }
+}
+
 /// A volume as the house reads it; the error says which rule of the contract it breaks.
 pub(crate) fn created(volume: wit::Volume) -> Result<CreatedVolume, String> {
     let topology = volume.topology.into_iter().map(|segments| checks::map("a topology segment", segments));
-    let attachment = |attachment: wit::Attachment| {
-        Ok::<_, String>(AttachmentRecord {
-            kind: attachment.kind,
-            version: attachment.version,
-            fields: checks::map("the attachment", attachment.fields)?,
-        })
-    };
     Ok(CreatedVolume {
         handle: VolumeHandle::new(volume.handle),
         capacity: volume.capacity_bytes,
@@ -112,10 +159,83 @@ pub(crate) fn created(volume: wit::Volume) -> Result<CreatedVolume, String> {
     })
 }
 
-pub(crate) fn validation(validation: volumes::Validation) -> Validation {
+/// An attachment as the house reads it; the error says which rule of the contract it breaks.
+pub(crate) fn attachment(attachment: wit::Attachment) -> Result<AttachmentRecord, String> {
+    Ok(AttachmentRecord {
+        kind: attachment.kind,
+        version: attachment.version,
+        fields: checks::map("the attachment", attachment.fields)?,
+    })
+}
+
+/// A volume's state as the house reads it; the error says which rule of the contract it breaks.
+pub(crate) fn status(status: wit::VolumeStatus, redactor: &Redactor) -> Result<VolumeStatus, String> {
+    Ok(VolumeStatus {
+        volume: created(status.volume)?,
+        owner: status.owner.map(|owner| Owner {
+            cluster: owner.cluster_id.into(),
+            claim: owner.claim_uid.into(),
+            volume: owner.pv_name.into(),
+            reclaim_policy: match owner.reclaim_policy {
+                wit::ReclaimPolicy::Delete => ReclaimPolicy::Delete,
+                wit::ReclaimPolicy::Retain => ReclaimPolicy::Retain,
+            },
+        }),
+        published_nodes: status.published_nodes.into_iter().map(NodeName::from).collect(),
+        condition: status.condition.map(|condition| Condition {
+            abnormal: condition.abnormal,
+            message: shown(&condition.message, redactor),
+        }),
+        changed_at_ms: status.changed_at_ms,
+    })
+}
+
+/// A part of a listing as the house reads it; the error says which rule of the contract it breaks.
+pub(crate) fn volume_page(page: listing::VolumePage, redactor: &Redactor) -> Result<VolumePage, String> {
+    let volumes = page.volumes.into_iter().map(|found| status(found, redactor)).collect::<Result<_, _>>()?;
+    Ok(VolumePage { volumes, next: page.next })
+}
+
+/// A snapshot as the house reads it.
+pub(crate) fn snapshot(snapshot: wit::Snapshot) -> Snapshot {
+    Snapshot {
+        handle: SnapshotHandle::from(snapshot.handle),
+        source: VolumeHandle::from(snapshot.source),
+        size: snapshot.size_bytes,
+        created_at_ms: snapshot.created_at_ms,
+        ready: snapshot.ready,
+        group: snapshot.group.map(GroupSnapshotHandle::from),
+    }
+}
+
+/// A part of a listing as the house reads it.
+pub(crate) fn snapshot_page(page: snapshots::SnapshotPage) -> SnapshotPage {
+    SnapshotPage { snapshots: page.snapshots.into_iter().map(snapshot).collect(), next: page.next }
+}
+
+/// A group snapshot as the house reads it.
+pub(crate) fn group_snapshot(group: group_snapshots::GroupSnapshot) -> GroupSnapshot {
+    GroupSnapshot {
+        handle: GroupSnapshotHandle::from(group.handle),
+        snapshots: group.snapshots.into_iter().map(snapshot).collect(),
+        created_at_ms: group.created_at_ms,
+        ready: group.ready,
+    }
+}
+
+/// A capacity as the house reads it.
+pub(crate) fn capacity(report: capacity::CapacityReport) -> Capacity {
+    Capacity {
+        available: report.available_bytes,
+        maximum_volume: report.maximum_volume_bytes,
+        minimum_volume: report.minimum_volume_bytes,
+    }
+}
+
+pub(crate) fn validation(validation: volumes::Validation, redactor: &Redactor) -> Validation {
     match validation {
         volumes::Validation::Confirmed => Validation::Confirmed,
-        volumes::Validation::Refused(message) => Validation::Refused(printable(&message)),
+        volumes::Validation::Refused(message) => Validation::Refused(shown(&message, redactor)),
     }
 }
 
@@ -124,6 +244,11 @@ pub(crate) fn readiness(readiness: identity::Readiness) -> Readiness {
         identity::Readiness::Ready => Readiness::Ready,
         identity::Readiness::NotReady(message) => Readiness::NotReady(printable(&message)),
     }
+}
+
+/// A guest's text for people, without the call's secrets. Blotted out before it is cut, which could leave half a secret.
+fn shown(text: &str, redactor: &Redactor) -> String {
+    printable(&redactor.blot(text))
 }
 
 pub(crate) fn description(description: identity::Description) -> Description {
@@ -140,7 +265,7 @@ pub(crate) fn description(description: identity::Description) -> Description {
     }
 }
 
-pub(crate) fn error(error: wit::StorageError) -> StorageError {
+pub(crate) fn error(error: wit::StorageError, redactor: &Redactor) -> StorageError {
     StorageError {
         kind: match error.kind {
             wit::ErrorKind::InvalidArgument => ErrorKind::InvalidArgument,
@@ -160,7 +285,7 @@ pub(crate) fn error(error: wit::StorageError) -> StorageError {
             wit::ErrorKind::DataLoss => ErrorKind::DataLoss,
             wit::ErrorKind::Unknown => ErrorKind::Unknown,
         },
-        message: printable(&error.message),
+        message: shown(&error.message, redactor),
         retry_after_ms: error.retry_after_ms,
         finality: match error.finality {
             wit::Finality::Final => Finality::Final,

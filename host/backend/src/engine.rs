@@ -1,17 +1,28 @@
 //! The one WebAssembly engine of a process.
 
 use std::{
+    collections::HashMap,
     num::NonZeroUsize,
     path::{Path, PathBuf},
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, Mutex, PoisonError, RwLock, Weak},
     thread,
     time::Duration,
 };
 
 use tokio::runtime::{Builder, Handle, Runtime};
-use wasmtime::{Cache, CacheConfig, Config, InstanceAllocationStrategy, WasmBacktraceDetails};
+use wasmtime::{
+    Cache, CacheConfig, Config, InstanceAllocationStrategy, WasmBacktraceDetails, component::Linker,
+};
 
-use crate::{error::LoadError, limits::TICK, metrics::BackendMetrics};
+use crate::{
+    capabilities,
+    error::LoadError,
+    instance::Host,
+    limits::TICK,
+    loader::{Compiled, Digest},
+    metrics::BackendMetrics,
+    wasi,
+};
 
 /// Threads that run guests. Apart from the threads that watch the cluster, renew leases and answer health checks, so that no
 /// guest can starve those; two, because a guest mostly waits.
@@ -54,6 +65,10 @@ pub(crate) struct Inner {
     pub(crate) metrics: BackendMetrics,
     /// One component is compiled at a time: compiling takes a whole CPU and, for some languages, hundreds of megabytes.
     pub(crate) compiling: tokio::sync::Mutex<()>,
+    /// What is compiled and linked already: a component that several backends use is in memory once.
+    pub(crate) compiled: Mutex<HashMap<Digest, Weak<Compiled>>>,
+    /// What components import, the same for all of them.
+    pub(crate) linker: Linker<Host>,
     guests: Handle,
     runtime: RwLock<Option<Runtime>>,
 }
@@ -74,6 +89,7 @@ impl Engine {
         let mut config = config();
         config.cache(open_cache(&options.cache));
         let wasm = wasmtime::Engine::new(&config).map_err(|error| LoadError::Engine(format!("{error:#}")))?;
+        let linker = link(&wasm).map_err(|error| LoadError::Engine(format!("{error:#}")))?;
         start_clock(&wasm)?;
         let runtime = Builder::new_multi_thread()
             .worker_threads(GUEST_THREADS)
@@ -86,6 +102,8 @@ impl Engine {
                 wasm,
                 metrics: options.metrics,
                 compiling: tokio::sync::Mutex::new(()),
+                compiled: Mutex::default(),
+                linker,
                 guests: runtime.handle().clone(),
                 runtime: RwLock::new(Some(runtime)),
             }),
@@ -122,6 +140,13 @@ fn config() -> Config {
         .wasm_backtrace_details(WasmBacktraceDetails::Disable)
         .wasm_backtrace_max_frames(NonZeroUsize::new(BACKTRACE_FRAMES));
     config
+}
+
+fn link(engine: &wasmtime::Engine) -> wasmtime::Result<Linker<Host>> {
+    let mut linker = Linker::new(engine);
+    wasi::link(&mut linker)?;
+    capabilities::link(&mut linker)?;
+    Ok(linker)
 }
 
 /// The clock that stops guests. It has a thread of its own because a task could starve behind the guests that it shall stop;

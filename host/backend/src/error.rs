@@ -60,14 +60,14 @@ pub enum LoadError {
         found: FoundVersion,
     },
     /// The component needs something that nobody offers.
-    #[error("{name}: imports `{import}`, which this program does not offer; it offers {offered}")]
+    #[error("{name}: imports `{import}`, which this program does not offer; {advice}")]
     UnknownImport {
         /// The component.
         name: String,
         /// The import.
         import: String,
-        /// What exists.
-        offered: String,
+        /// What to do about it.
+        advice: String,
     },
     /// The component needs something that the operator has not granted.
     #[error("{name}: imports `{import}`, which is not granted to it; add {grant} to its grants")]

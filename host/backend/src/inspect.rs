@@ -2,9 +2,10 @@
 
 use std::{collections::BTreeSet, fmt};
 
+use cofferdam_domain::storage::Ability;
 use serde::{Deserialize, Serialize};
 
-use crate::error::LoadError;
+use crate::{checks::printable, error::LoadError};
 
 /// The contract's package.
 const PACKAGE: &str = "cofferdam:storage";
@@ -23,13 +24,22 @@ pub enum Grant {
     Ambient,
     /// The backend's own settings.
     Settings,
+    /// The call's secrets as handles.
+    Secrets,
+    /// What stands in the call's secrets.
+    Reveal,
     /// Keyed blobs that outlive a call.
     State,
 }
 
 impl Grant {
     /// Every grant.
-    pub const ALL: [Self; 4] = [Self::Log, Self::Ambient, Self::Settings, Self::State];
+    pub const ALL: [Self; 6] =
+        [Self::Log, Self::Ambient, Self::Settings, Self::Secrets, Self::Reveal, Self::State];
+
+    /// What a backend is given unless its configuration says otherwise: what stays within this process and shows it nothing
+    /// but its own.
+    pub const DEFAULT: [Self; 5] = [Self::Log, Self::Ambient, Self::Settings, Self::Secrets, Self::State];
 
     /// Name of the interface that it opens.
     pub const fn as_str(self) -> &'static str {
@@ -37,6 +47,8 @@ impl Grant {
             Self::Log => "log",
             Self::Ambient => "ambient",
             Self::Settings => "settings",
+            Self::Secrets => "secrets",
+            Self::Reveal => "reveal",
             Self::State => "state",
         }
     }
@@ -71,6 +83,37 @@ pub struct Manifest {
     pub exports: Vec<String>,
     /// The grants among the imports.
     pub grants: BTreeSet<Grant>,
+    /// The optional interfaces among the exports.
+    pub abilities: BTreeSet<Ability>,
+}
+
+impl Manifest {
+    /// Reads a component by the names of what it imports and exports.
+    pub(crate) fn read(
+        component: &str,
+        imports: Vec<String>,
+        exports: Vec<String>,
+    ) -> Result<Self, LoadError> {
+        let grants = grants(component, &imports)?;
+        let abilities = abilities(component, &exports)?;
+        Ok(Self { imports, exports, grants, abilities })
+    }
+
+    /// Refuses a component that imports more than its operator grants.
+    pub(crate) fn check(&self, component: &str, granted: &BTreeSet<Grant>) -> Result<(), LoadError> {
+        let Some(missing) = self.grants.difference(granted).next() else { return Ok(()) };
+        let of_grant = |import: &&String| Name::parse(import).of_contract() == Some(missing.as_str());
+        Err(LoadError::NotGranted {
+            name: component.to_owned(),
+            import: self.imports.iter().find(of_grant).map(|import| printable(import)).unwrap_or_default(),
+            grant: *missing,
+        })
+    }
+
+    /// The imports that are linked with nothing behind them, as the component spells them.
+    pub fn inert(&self) -> impl Iterator<Item = &str> {
+        self.imports.iter().map(String::as_str).filter(|import| is_inert(Name::parse(import)))
+    }
 }
 
 /// WASI interfaces that the runtimes of guest languages import without needing them. They are linked with nothing behind
@@ -131,58 +174,51 @@ impl<'a> Name<'a> {
     }
 }
 
-/// Judges a component by the names of what it imports and exports.
-pub(crate) fn judge(
-    component: &str,
-    imports: Vec<String>,
-    exports: Vec<String>,
-    granted: &BTreeSet<Grant>,
-) -> Result<Manifest, LoadError> {
-    let foreign = |name: &str| LoadError::ForeignContract {
-        name: component.to_owned(),
-        found: FoundVersion(name.to_owned()),
-    };
+fn foreign(component: &str, name: &str) -> LoadError {
+    LoadError::ForeignContract { name: component.to_owned(), found: FoundVersion(printable(name)) }
+}
+
+/// The grants that a component needs; an import that nobody offers is an error.
+fn grants(component: &str, imports: &[String]) -> Result<BTreeSet<Grant>, LoadError> {
     let mut grants = BTreeSet::new();
-    for import in &imports {
+    for import in imports {
         let name = Name::parse(import);
         let unknown = || LoadError::UnknownImport {
             name: component.to_owned(),
-            import: import.clone(),
-            offered: offered(),
+            import: printable(import),
+            advice: advice(name.path),
         };
         match name.of_contract() {
-            Some(_) if !name.is_ours() => return Err(foreign(import)),
+            Some(_) if !name.is_ours() => return Err(foreign(component, import)),
             Some("types") => {}
             Some(interface) => {
-                let grant = Grant::of(interface).ok_or_else(unknown)?;
-                if !granted.contains(&grant) {
-                    return Err(LoadError::NotGranted {
-                        name: component.to_owned(),
-                        import: import.clone(),
-                        grant,
-                    });
-                }
-                grants.insert(grant);
+                grants.insert(Grant::of(interface).ok_or_else(unknown)?);
             }
             None if is_inert(name) => {}
             None => return Err(unknown()),
         }
     }
-    for mandatory in MANDATORY {
-        let of_interface = |export: &&String| Name::parse(export).of_contract() == Some(mandatory);
-        let mut candidates = exports.iter().filter(of_interface);
-        if candidates.clone().any(|export| Name::parse(export).is_ours()) {
-            continue;
+    Ok(grants)
+}
+
+/// The abilities that a component has. Exports that are not the contract's are tool chains' own and tolerated; the
+/// contract's in another version are not: the ability would be lost without a word.
+fn abilities(component: &str, exports: &[String]) -> Result<BTreeSet<Ability>, LoadError> {
+    let ours = |export: &String| {
+        let name = Name::parse(export);
+        match name.of_contract() {
+            Some(_) if !name.is_ours() => Some(Err(foreign(component, export))),
+            interface => interface.map(|interface| Ok(interface.to_owned())),
         }
-        return Err(match candidates.next() {
-            Some(export) => foreign(export),
-            None => LoadError::MissingExport {
-                name: component.to_owned(),
-                export: format!("{PACKAGE}/{mandatory}@{OUR_VERSION}"),
-            },
-        });
+    };
+    let interfaces = exports.iter().filter_map(ours).collect::<Result<BTreeSet<_>, _>>()?;
+    match MANDATORY.into_iter().find(|mandatory| !interfaces.contains(*mandatory)) {
+        Some(mandatory) => Err(LoadError::MissingExport {
+            name: component.to_owned(),
+            export: format!("{PACKAGE}/{mandatory}@{OUR_VERSION}"),
+        }),
+        None => Ok(interfaces.iter().filter_map(|interface| Ability::of(interface)).collect()),
     }
-    Ok(Manifest { imports, exports, grants })
 }
 
 /// Any 0.2 of WASI: the linker matches versions of one track.
@@ -191,10 +227,21 @@ fn is_inert(name: Name<'_>) -> bool {
         && name.version.is_some_and(|version| version.starts_with("0.2.") && !version.contains('-'))
 }
 
-fn offered() -> String {
-    let grants: Vec<_> =
-        Grant::ALL.into_iter().map(|grant| format!("{PACKAGE}/{}", grant.as_str())).collect();
-    format!("{} and parts of WASI 0.2 without sockets and HTTP", grants.join(", "))
+/// What a vendor can do about an import that nobody offers.
+fn advice(path: &str) -> String {
+    let way_out = match path.split_once('/').map_or(path, |(package, _)| package) {
+        "wasi:http" => {
+            "use the contract's `http` import; JavaScript: build with `disableFeatures: ['http', 'fetch-event']`"
+        }
+        "wasi:sockets" => {
+            "use the contract's `http` import; Python: build with `componentize-py componentize --stub-wasi`"
+        }
+        _ => {
+            let grants: Vec<_> = Grant::ALL.into_iter().map(Grant::as_str).collect();
+            return format!("it offers {PACKAGE}/{{{}}} and parts of WASI 0.2", grants.join(", "));
+        }
+    };
+    way_out.to_owned()
 }
 
 #[cfg(test)]
@@ -206,7 +253,11 @@ mod tests {
 
     fn verdict(imports: &[&str], exports: &[&str], granted: &[Grant]) -> Result<Manifest, String> {
         let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        judge("x.wasm", owned(imports), owned(exports), &granted.iter().copied().collect())
+        let manifest = Manifest::read("x.wasm", owned(imports), owned(exports));
+        manifest
+            .and_then(|manifest| {
+                manifest.check("x.wasm", &granted.iter().copied().collect()).map(|()| manifest)
+            })
             .map_err(|error| error.to_string())
     }
 
@@ -217,6 +268,7 @@ mod tests {
         let manifest =
             verdict(&imports, &[IDENTITY, VOLUMES, "init", "exports"], &[Grant::State, Grant::Log]).unwrap();
         assert_eq!(manifest.grants, [Grant::State].into());
+        assert_eq!(manifest.inert().collect::<Vec<_>>(), ["wasi:cli/stderr@0.2.12"]);
     }
 
     #[test]
@@ -224,11 +276,11 @@ mod tests {
         for (import, expected) in [
             ("evil:thing/x@1.0.0", "imports `evil:thing/x@1.0.0`, which this program does not offer"),
             ("wasi:sockets/tcp@0.2.6", "imports `wasi:sockets/tcp@0.2.6`, which this program does not offer"),
-            ("wasi:http/types@0.2.6", "imports `wasi:http/types@0.2.6`, which this program does not offer"),
+            ("wasi:http/types@0.2.6", "which this program does not offer; use the contract's `http` import"),
             ("wasi:cli/stderr@0.3.0", "imports `wasi:cli/stderr@0.3.0`, which this program does not offer"),
             (
-                "cofferdam:storage/pool@0.1.0",
-                "imports `cofferdam:storage/pool@0.1.0`, which this program does not",
+                "cofferdam:storage/teapot@0.1.0",
+                "imports `cofferdam:storage/teapot@0.1.0`, which this program does not",
             ),
             ("cofferdam:storage/log@0.2.0", "speaks `cofferdam:storage/log@0.2.0`; this program speaks"),
             ("cofferdam:storage/log@0.1.0-rc.1", "speaks `cofferdam:storage/log@0.1.0-rc.1`; this program"),
@@ -244,6 +296,15 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn what_is_exported_is_an_ability() {
+        let exports =
+            [IDENTITY, VOLUMES, "cofferdam:storage/snapshots@0.1.2", "cofferdam:storage/new-thing@0.1.9"];
+        assert_eq!(verdict(&[], &exports, &[]).unwrap().abilities, [Ability::Snapshots].into());
+        let error = verdict(&[], &[IDENTITY, VOLUMES, "cofferdam:storage/snapshots@0.2.0"], &[]).unwrap_err();
+        assert!(error.contains("speaks `cofferdam:storage/snapshots@0.2.0`"), "{error}");
     }
 
     #[test]

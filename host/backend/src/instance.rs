@@ -4,7 +4,7 @@ use wasmtime::{Store, UpdateDeadline, component::ResourceTable};
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 
 use crate::{
-    capabilities::{Capabilities, Shared},
+    capabilities::{Capabilities, Context, Shared, secrets::Redactor},
     limits::{Limits, Meter},
     wasi::Output,
 };
@@ -30,6 +30,11 @@ impl Host {
         &mut self.capabilities
     }
 
+    /// Blots the call's secrets out.
+    pub(crate) fn redactor(&self) -> &Redactor {
+        self.capabilities.redactor()
+    }
+
     /// Ends the call's log.
     pub(crate) fn finish(&self) {
         self.capabilities.finish();
@@ -43,7 +48,12 @@ impl WasiView for Host {
 }
 
 /// Makes the only kind of store that there is: every limit is set here.
-pub(crate) fn store(engine: &wasmtime::Engine, shared: &Shared, limits: &Limits) -> Store<Host> {
+pub(crate) fn store(
+    engine: &wasmtime::Engine,
+    shared: &Shared,
+    limits: &Limits,
+    context: Context,
+) -> Store<Host> {
     let output = Output::new(limits.log_bytes);
     let mut wasi = WasiCtx::builder();
     wasi.stdout(output.clone()).stderr(output.clone()).max_random_size(MAX_WASI_RANDOM);
@@ -52,7 +62,7 @@ pub(crate) fn store(engine: &wasmtime::Engine, shared: &Shared, limits: &Limits)
     let host = Host {
         wasi: wasi.build(),
         table,
-        capabilities: shared.for_call(limits),
+        capabilities: shared.for_call(limits, context),
         meter: Meter::new(limits),
         output,
         ticks: 0,

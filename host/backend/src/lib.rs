@@ -15,6 +15,7 @@ mod checks;
 mod convert;
 mod engine;
 mod error;
+mod exports;
 mod guard;
 mod inspect;
 mod instance;
@@ -25,7 +26,7 @@ mod outcome;
 mod wasi;
 mod wasm;
 
-pub use backend::{Backend, Call};
+pub use backend::{Answer, Backend, Call};
 pub use engine::{CompiledCache, Engine, EngineOptions};
 pub use error::LoadError;
 pub use inspect::{Grant, Manifest};

@@ -5,26 +5,25 @@ use std::{
     fmt,
     io::Read as _,
     path::PathBuf,
-    sync::Arc,
+    sync::{Arc, PoisonError, Weak},
 };
 
-use cofferdam_domain::storage::Readiness;
+use cofferdam_domain::storage::{Readiness, Secrets};
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
-use wasmtime::component::{Component, InstancePre, Linker};
+use wasmtime::component::{Component, InstancePre};
 
 use crate::{
-    bindings::exports::cofferdam::storage::{identity, volumes},
     call::{self, Parts},
-    capabilities::{self, Shared, state},
+    capabilities::{Context, Shared, state},
     checks::{self, printable},
     convert,
     engine::{Engine, Inner},
     error::LoadError,
-    inspect::{self, Grant, Manifest},
+    exports::{self, Exports},
+    inspect::{Grant, Manifest},
     instance::Host,
     limits::Limits,
-    wasi,
     wasm::WasmBackend,
 };
 
@@ -47,7 +46,7 @@ pub enum Source {
 pub struct BackendConfig {
     /// What the backend reads through its `settings` import.
     pub settings: BTreeMap<String, String>,
-    /// What it may import. All of today's imports stay within this process, so all are granted by default.
+    /// What it may import.
     pub grants: BTreeSet<Grant>,
     /// What it may use.
     pub limits: Limits,
@@ -55,7 +54,7 @@ pub struct BackendConfig {
 
 impl Default for BackendConfig {
     fn default() -> Self {
-        Self { settings: BTreeMap::new(), grants: Grant::ALL.into(), limits: Limits::default() }
+        Self { settings: BTreeMap::new(), grants: Grant::DEFAULT.into(), limits: Limits::default() }
     }
 }
 
@@ -92,23 +91,21 @@ impl Engine {
             Source::Bytes { name, .. } => name.clone(),
         };
         check_limits(&name, &limits)?;
-        let prepared = {
+        let compiled = {
             let _one_at_a_time = self.inner.compiling.lock().await;
             let inner = Arc::clone(&self.inner);
             let (name, limit) = (name.clone(), limits.file_bytes);
-            let prepare = move || prepare(&inner, &name, &source, limit, &grants);
-            tokio::task::spawn_blocking(prepare).await
+            tokio::task::spawn_blocking(move || compile(&inner, &name, &source, limit)).await
         };
-        let prepared = prepared.map_err(|error| LoadError::Host {
+        let compiled = compiled.map_err(|error| LoadError::Host {
             name: name.clone(),
             reason: format!("compiling failed: {error}"),
         })??;
+        compiled.manifest.check(&name, &grants)?;
         let shared =
             Shared { settings: Arc::new(settings), state: Arc::new(state::Store::new(limits.state_bytes)) };
-        let Prepared { digest, manifest, pre, identity, volumes } = prepared;
-        let parts =
-            Arc::new(Parts { engine: self.inner.wasm.clone(), pre, identity, volumes, shared, limits });
-        introduce(&name, Arc::clone(&self.inner), parts, digest, manifest).await
+        let parts = Arc::new(Parts { engine: self.inner.wasm.clone(), compiled, shared, limits });
+        introduce(&name, Arc::clone(&self.inner), parts).await
     }
 }
 
@@ -143,43 +140,40 @@ fn wide(number: usize) -> u64 {
     number.try_into().unwrap_or(u64::MAX)
 }
 
-/// A component that is compiled, judged and linked.
-struct Prepared {
-    digest: Digest,
-    manifest: Manifest,
-    pre: InstancePre<Host>,
-    identity: identity::GuestIndices,
-    volumes: volumes::GuestIndices,
+/// A component that is compiled and linked.
+pub(crate) struct Compiled {
+    pub(crate) digest: Digest,
+    pub(crate) manifest: Manifest,
+    pub(crate) pre: InstancePre<Host>,
+    pub(crate) exports: Exports,
 }
 
 /// Everything that needs a thread of its own. The bytes are read once: what is hashed is what is compiled.
-fn prepare(
-    inner: &Inner,
-    name: &str,
-    source: &Source,
-    limit: u64,
-    granted: &BTreeSet<Grant>,
-) -> Result<Prepared, LoadError> {
+fn compile(inner: &Inner, name: &str, source: &Source, limit: u64) -> Result<Arc<Compiled>, LoadError> {
     let owned = || name.to_owned();
     let bytes = read(name, source, limit)?;
     if let Some(found) = not_a_component(&bytes) {
         return Err(LoadError::NotAComponent { name: owned(), found });
     }
     let digest = Digest(Sha256::digest(&bytes).into());
+    let known = || inner.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(compiled) = known().get(&digest).and_then(Weak::upgrade) {
+        return Ok(compiled);
+    }
     let component = Component::from_binary(&inner.wasm, &bytes)
         .map_err(|error| LoadError::Invalid { name: owned(), reason: one_line(&error) })?;
     let kind = component.component_type();
     let imports = kind.imports(&inner.wasm).map(|(import, _)| import.to_owned()).collect();
     let exports = kind.exports(&inner.wasm).map(|(export, _)| export.to_owned()).collect();
-    let manifest = inspect::judge(name, imports, exports, granted)?;
+    let manifest = Manifest::read(name, imports, exports)?;
     let mismatch = |error: wasmtime::Error| LoadError::Mismatch { name: owned(), reason: one_line(&error) };
-    let mut linker = Linker::new(&inner.wasm);
-    wasi::link(&mut linker).map_err(mismatch)?;
-    capabilities::link(&mut linker, &manifest.grants).map_err(mismatch)?;
-    let pre = linker.instantiate_pre(&component).map_err(mismatch)?;
-    let identity = identity::GuestIndices::new(&pre).map_err(mismatch)?;
-    let volumes = volumes::GuestIndices::new(&pre).map_err(mismatch)?;
-    Ok(Prepared { digest, manifest, pre, identity, volumes })
+    let pre = inner.linker.instantiate_pre(&component).map_err(mismatch)?;
+    let exports = Exports::find(&pre, &manifest.abilities).map_err(mismatch)?;
+    let compiled = Arc::new(Compiled { digest, manifest, pre, exports });
+    let mut known = known();
+    known.retain(|_, compiled| compiled.strong_count() > 0);
+    known.insert(digest, Arc::downgrade(&compiled));
+    Ok(compiled)
 }
 
 fn read(name: &str, source: &Source, limit: u64) -> Result<Vec<u8>, LoadError> {
@@ -237,13 +231,8 @@ fn one_line(error: &wasmtime::Error) -> String {
 }
 
 /// Asks the component who it is and whether it is ready, under the same limits as any call.
-async fn introduce(
-    name: &str,
-    inner: Arc<Inner>,
-    parts: Arc<Parts>,
-    digest: Digest,
-    manifest: Manifest,
-) -> Result<Arc<WasmBackend>, LoadError> {
+async fn introduce(name: &str, inner: Arc<Inner>, parts: Arc<Parts>) -> Result<Arc<WasmBackend>, LoadError> {
+    let digest = parts.compiled.digest;
     let failed = |function| {
         move |failure: crate::outcome::Failure| LoadError::FirstCall {
             name: name.to_owned(),
@@ -251,15 +240,19 @@ async fn introduce(
             source: failure.into_error(),
         }
     };
-    let deadline = || Instant::now() + parts.limits.deadline();
-    let description = call::spawn(&inner, Arc::clone(&parts), deadline(), "describe", call::describe())
+    let context = || Context {
+        deadline: Instant::now() + parts.limits.deadline(),
+        secrets: Secrets::default(),
+        guard: None,
+    };
+    let description = call::spawn(&inner, Arc::clone(&parts), context(), "describe", exports::describe())
         .await
         .answer
         .map_err(failed("identity.describe"))?;
     let description = convert::description(description);
     checks::description(&description)
         .map_err(|reason| LoadError::Description { name: name.to_owned(), reason })?;
-    let readiness = call::spawn(&inner, Arc::clone(&parts), deadline(), "probe", call::probe())
+    let readiness = call::spawn(&inner, Arc::clone(&parts), context(), "probe", exports::probe())
         .await
         .answer
         .map_err(failed("identity.probe"))?;
@@ -271,7 +264,7 @@ async fn introduce(
             tracing::warn!(driver = %description.name, %digest, reason, "backend loaded; it says that it is not ready");
         }
     }
-    Ok(Arc::new(WasmBackend::new(inner, parts, description, digest, manifest)))
+    Ok(Arc::new(WasmBackend::new(inner, parts, description)))
 }
 
 #[cfg(test)]

@@ -55,6 +55,7 @@ pub struct BackendMetrics {
     outcomes: Family<Ending, Counter>,
     memory: Histograms<Driver>,
     in_flight: Family<Driver, Gauge>,
+    unsettled: Family<Driver, Gauge>,
     breaker: Family<Driver, Gauge>,
 }
 
@@ -65,6 +66,7 @@ impl Default for BackendMetrics {
             outcomes: Family::default(),
             memory: Family::new_with_constructor(|| Histogram::new(MEMORY_BUCKETS)),
             in_flight: Family::default(),
+            unsettled: Family::default(),
             breaker: Family::default(),
         }
     }
@@ -95,6 +97,11 @@ impl BackendMetrics {
             metrics.in_flight.clone(),
         );
         registry.register(
+            "cofferdam_backend_unsettled",
+            "Volumes and snapshots whose last call has an open outcome",
+            metrics.unsettled.clone(),
+        );
+        registry.register(
             "cofferdam_backend_breaker_state",
             "State of the breaker: 0 closed, 1 open (calls are refused), 2 half-open (one call is tried)",
             metrics.breaker.clone(),
@@ -108,6 +115,7 @@ impl BackendMetrics {
         let label = Driver { driver_name: driver.clone() };
         DriverMetrics {
             in_flight: self.in_flight.get_or_create(&label).clone(),
+            unsettled: self.unsettled.get_or_create(&label).clone(),
             breaker: self.breaker.get_or_create(&label).clone(),
             memory: self.memory.get_or_create(&label).clone(),
             all: self.clone(),
@@ -122,6 +130,7 @@ pub(crate) struct DriverMetrics {
     all: BackendMetrics,
     driver: String,
     in_flight: Gauge<i64, AtomicI64>,
+    unsettled: Gauge<i64, AtomicI64>,
     breaker: Gauge<i64, AtomicI64>,
     memory: Histogram,
 }
@@ -154,6 +163,11 @@ impl DriverMetrics {
     )]
     pub(crate) fn memory(&self, bytes: usize) {
         self.memory.observe(bytes as f64);
+    }
+
+    /// So many outcomes are open.
+    pub(crate) fn unsettled(&self, subjects: usize) {
+        self.unsettled.set(i64::try_from(subjects).unwrap_or(i64::MAX));
     }
 
     pub(crate) fn breaker(&self, position: Position) {

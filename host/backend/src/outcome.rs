@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use cofferdam_domain::storage::{ErrorKind, Finality, StorageError};
 
+use crate::guard::Refusal;
+
 /// Why a call has no answer that can be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
@@ -19,6 +21,8 @@ pub(crate) enum Failure {
     Memory(usize),
     /// Time ran out.
     Deadline(Duration),
+    /// Time ran out so early that it says nothing about the guest.
+    Hurried(Duration),
     /// The guest passed a value that is larger than allowed.
     ResultTooLarge(usize),
     /// The guest's answer breaks a rule of the contract.
@@ -29,8 +33,8 @@ pub(crate) enum Failure {
     Overloaded,
     /// The backend is left alone because it failed too often.
     Tripped(Duration),
-    /// Another call for the volume is running.
-    Busy,
+    /// Another call for the volume is running, or has an open outcome.
+    Guarded(Refusal),
 }
 
 /// What a call tells the breaker.
@@ -68,7 +72,7 @@ impl Failure {
                     "the backend wanted more than {limit} bytes of memory, or too many tables (limit `memory-bytes`)"
                 ),
             ),
-            Self::Deadline(deadline) => unknown(
+            Self::Deadline(deadline) | Self::Hurried(deadline) => unknown(
                 ErrorKind::DeadlineExceeded,
                 format!("the backend has not answered within {deadline:?}"),
             ),
@@ -96,9 +100,17 @@ impl Failure {
                     ),
                 )
             },
-            Self::Busy => StorageError {
+            Self::Guarded(refusal) => StorageError {
                 finality: Finality::InProgress,
-                ..unknown(ErrorKind::Aborted, "another call for this volume is running".to_owned())
+                ..unknown(
+                    ErrorKind::Aborted,
+                    match refusal {
+                        Refusal::Busy => "another call for this volume is running".to_owned(),
+                        Refusal::Unsettled(method) => format!(
+                            "the outcome of `{method}` for this volume is open: only the same call, or the one that undoes it, may follow"
+                        ),
+                    },
+                )
             },
         }
     }
@@ -111,13 +123,14 @@ impl Failure {
             Self::Exit => "exit",
             Self::Cpu(_) => "cpu",
             Self::Memory(_) => "memory",
-            Self::Deadline(_) => "deadline",
+            Self::Deadline(_) | Self::Hurried(_) => "deadline",
             Self::ResultTooLarge(_) => "result-too-large",
             Self::Untrue(_) => "untrue",
             Self::Panic => "panic",
             Self::Overloaded => "overloaded",
             Self::Tripped(_) => "tripped",
-            Self::Busy => "busy",
+            Self::Guarded(Refusal::Busy) => "busy",
+            Self::Guarded(Refusal::Unsettled(_)) => "unsettled",
         }
     }
 
@@ -132,7 +145,7 @@ impl Failure {
             | Self::Deadline(_)
             | Self::ResultTooLarge(_)
             | Self::Panic => Sign::Broken,
-            Self::Overloaded | Self::Busy => Sign::Unreached,
+            Self::Hurried(_) | Self::Overloaded | Self::Guarded(_) => Sign::Unreached,
             Self::Tripped(_) => Sign::Refused,
         }
     }
@@ -159,7 +172,9 @@ mod tests {
             (Failure::Panic, Internal, Unknown, Sign::Broken),
             (Failure::Overloaded, Unavailable, Unknown, Sign::Unreached),
             (Failure::Tripped(second), Unavailable, Unknown, Sign::Refused),
-            (Failure::Busy, Aborted, InProgress, Sign::Unreached),
+            (Failure::Hurried(second), DeadlineExceeded, Unknown, Sign::Unreached),
+            (Failure::Guarded(Refusal::Busy), Aborted, InProgress, Sign::Unreached),
+            (Failure::Guarded(Refusal::Unsettled("m")), Aborted, InProgress, Sign::Unreached),
         ];
         for (failure, kind, finality, sign) in table {
             assert_eq!(failure.sign(), sign, "{failure:?}");

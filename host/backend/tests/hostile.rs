@@ -10,7 +10,7 @@ use cofferdam_domain::{
     VolumeHandle,
     storage::{ErrorKind, Finality, StorageError},
 };
-use common::{CALL, create, engine, load};
+use common::{call, create, engine, load};
 
 /// A breaker that stays out of the way.
 fn limits() -> Limits {
@@ -65,7 +65,7 @@ async fn each_misdeed_is_a_typed_error_and_the_next_call_works() {
 #[tokio::test]
 async fn a_sleeping_guest_is_stopped_by_its_deadline() {
     let backend = hostile(&[], limits()).await;
-    let call = Call { deadline: Duration::from_millis(50) };
+    let call = Call::within(Duration::from_millis(50));
     let error = backend.delete_volume(call, VolumeHandle::new("sleep")).await.unwrap_err();
     assert_unknown(&error, ErrorKind::DeadlineExceeded, "has not answered within");
     works(&backend).await;
@@ -77,8 +77,8 @@ async fn a_sleeping_guest_is_stopped_by_its_deadline() {
 #[tokio::test]
 async fn other_calls_go_on_beside_endless_loops() {
     let backend = hostile(&[], Limits { cpu_ms: 200, ..limits() }).await;
-    let loops = (0..4).map(|_| backend.delete_volume(CALL, VolumeHandle::new("loop")));
-    let first = backend.delete_volume(CALL, VolumeHandle::new("loop"));
+    let loops = (0..4).map(|_| backend.delete_volume(call(), VolumeHandle::new("loop")));
+    let first = backend.delete_volume(call(), VolumeHandle::new("loop"));
     let ((), error) = futures::join!(works(&backend), first);
     assert_unknown(&error.unwrap_err(), ErrorKind::Internal, "computed for more than");
     // One volume has one call at a time.
@@ -163,7 +163,7 @@ async fn too_many_calls_are_refused_at_once() {
     let backend = hostile(&[], limits).await;
     // Sleepers of different volumes, as far as the guard can tell; the name of one is a misdeed.
     let first = create(&backend, "sleep", 1);
-    let second = backend.delete_volume(CALL, VolumeHandle::new("sleep"));
+    let second = backend.delete_volume(call(), VolumeHandle::new("sleep"));
     let third = create(&backend, "third", 1);
     let (first, second, third) = futures::join!(first, second, third);
     let errors: Vec<_> =

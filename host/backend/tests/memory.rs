@@ -10,7 +10,7 @@ use cofferdam_domain::{
         Readiness, ValidateVolume, Validation, VolumeCapability,
     },
 };
-use common::{CALL, create, engine, load, memory, request};
+use common::{call, create, engine, load, memory, request};
 
 const GIB: u64 = 1 << 30;
 
@@ -18,7 +18,7 @@ const GIB: u64 = 1 << 30;
 async fn a_volume_comes_and_goes() {
     let backend = memory(&engine(), &[]).await;
     assert_eq!(backend.driver().as_str(), "memory.cofferdam.dev");
-    assert_eq!(backend.probe(CALL).await, Ok(Readiness::Ready));
+    assert_eq!(backend.probe(call()).await, Ok(Readiness::Ready));
     let owner = Owner {
         cluster: ClusterId::new("c"),
         claim: Uid::new("u"),
@@ -26,13 +26,17 @@ async fn a_volume_comes_and_goes() {
         reclaim_policy: ReclaimPolicy::Delete,
     };
     let request = CreateVolume { owner: Some(owner), ..request("pvc-u", GIB) };
-    let created = backend.create_volume(CALL, request.clone()).await.unwrap();
+    let created = backend.create_volume(call(), request.clone()).await.unwrap();
     assert_eq!((created.handle.as_str(), created.capacity), ("mem-pvc-u", Some(GIB)));
     assert_eq!(created.attachment.as_ref().map(|attachment| attachment.kind.as_str()), Some("none"));
-    assert_eq!(backend.create_volume(CALL, request).await, Ok(created.clone()), "create is idempotent");
+    assert_eq!(backend.create_volume(call(), request).await, Ok(created.clone()), "create is idempotent");
     assert_eq!(backend.state_keys(), ["ledger", "volume/mem-pvc-u"]);
     for _ in 0..2 {
-        assert_eq!(backend.delete_volume(CALL, created.handle.clone()).await, Ok(()), "delete is idempotent");
+        assert_eq!(
+            backend.delete_volume(call(), created.handle.clone()).await,
+            Ok(()),
+            "delete is idempotent"
+        );
     }
     assert_eq!(backend.state_keys(), [""; 0]);
 }
@@ -50,11 +54,11 @@ async fn a_name_with_other_arguments_is_taken() {
         CreateVolume { parameters: label("a"), ..base.clone() },
         CreateVolume { capabilities: vec![block], ..base.clone() },
     ] {
-        let error = backend.create_volume(CALL, other).await.unwrap_err();
+        let error = backend.create_volume(call(), other).await.unwrap_err();
         assert_eq!((error.kind, error.finality), (ErrorKind::AlreadyExists, Finality::Final), "{error}");
     }
     let within = CapacityRange { required: Some(GIB / 2), limit: Some(2 * GIB) };
-    assert!(backend.create_volume(CALL, CreateVolume { capacity: within, ..base }).await.is_ok());
+    assert!(backend.create_volume(call(), CreateVolume { capacity: within, ..base }).await.is_ok());
 }
 
 #[tokio::test]
@@ -84,7 +88,7 @@ async fn bad_requests_are_named() {
         (range(Some(2), Some(1)), ErrorKind::OutOfRange, "no size is in this range"),
         (range(Some((1 << 50) + 1), None), ErrorKind::OutOfRange, "at most 1 PiB"),
     ] {
-        let error = backend.create_volume(CALL, request).await.unwrap_err();
+        let error = backend.create_volume(call(), request).await.unwrap_err();
         assert_eq!((error.kind, error.finality), (kind, Finality::Final), "{error}");
         assert!(error.message.contains(expected), "{error}");
     }
@@ -105,7 +109,7 @@ async fn names_of_every_length_have_handles_of_their_own() {
     }
     assert_eq!(handles.len(), 18);
     for handle in handles {
-        backend.delete_volume(CALL, handle).await.unwrap();
+        backend.delete_volume(call(), handle).await.unwrap();
     }
     assert_eq!(backend.state_keys(), [""; 0]);
 }
@@ -118,8 +122,8 @@ async fn capacity_is_kept_exactly() {
     assert_eq!((error.kind, error.finality), (ErrorKind::ResourceExhausted, Finality::Final));
     assert!(error.message.contains("6442450944 of 10737418240 bytes are in use"), "{error}");
     create(&backend, "c", 4 * GIB).await.unwrap();
-    backend.delete_volume(CALL, first.handle.clone()).await.unwrap();
-    backend.delete_volume(CALL, first.handle).await.unwrap();
+    backend.delete_volume(call(), first.handle.clone()).await.unwrap();
+    backend.delete_volume(call(), first.handle).await.unwrap();
     create(&backend, "d", 6 * GIB).await.unwrap();
     assert_eq!(create(&backend, "e", 1).await.unwrap_err().kind, ErrorKind::ResourceExhausted);
 }
@@ -137,7 +141,7 @@ async fn calls_at_the_same_time_neither_leak_nor_count_twice() {
             full.iter()
                 .all(|error| matches!(error, Err(error) if error.kind == ErrorKind::ResourceExhausted))
         );
-        let gone = fit.into_iter().flatten().map(|volume| backend.delete_volume(CALL, volume.handle));
+        let gone = fit.into_iter().flatten().map(|volume| backend.delete_volume(call(), volume.handle));
         assert!(futures::future::join_all(gone).await.into_iter().all(|deleted| deleted.is_ok()));
         assert_eq!(backend.state_keys(), [""; 0]);
     }
@@ -156,7 +160,7 @@ async fn a_full_state_is_a_full_driver() {
     };
     assert_eq!((error.kind, error.finality), (ErrorKind::ResourceExhausted, Finality::Final), "{error}");
     for handle in handles {
-        backend.delete_volume(CALL, handle).await.unwrap();
+        backend.delete_volume(call(), handle).await.unwrap();
     }
     assert_eq!(backend.state_usage(), (0, 0));
 }
@@ -165,25 +169,26 @@ async fn a_full_state_is_a_full_driver() {
 async fn validate_tells_what_does_not_hold() {
     let backend = memory(&engine(), &[]).await;
     let base = request("v", GIB);
-    let volume = backend.create_volume(CALL, base.clone()).await.unwrap();
+    let volume = backend.create_volume(call(), base.clone()).await.unwrap();
     let ask = |handle: VolumeHandle, capabilities| ValidateVolume {
         handle,
         context: volume.context.clone(),
         capabilities,
         parameters: Parameters::new(),
+        mutable_parameters: Parameters::new(),
     };
     let confirmed =
-        backend.validate_volume(CALL, ask(volume.handle.clone(), base.capabilities.clone())).await;
+        backend.validate_volume(call(), ask(volume.handle.clone(), base.capabilities.clone())).await;
     assert_eq!(confirmed, Ok(Validation::Confirmed));
     let block = VolumeCapability { mode: CapabilityMode::MultiNodeMultiWriter, access: AccessType::Block };
-    let refused = backend.validate_volume(CALL, ask(volume.handle.clone(), vec![block])).await.unwrap();
+    let refused = backend.validate_volume(call(), ask(volume.handle.clone(), vec![block])).await.unwrap();
     assert!(
         matches!(refused, Validation::Refused(why) if why.starts_with("multi-node-multi-writer block is not"))
     );
     let absent =
-        backend.validate_volume(CALL, ask(VolumeHandle::new("x".repeat(9999)), base.capabilities)).await;
+        backend.validate_volume(call(), ask(VolumeHandle::new("x".repeat(9999)), base.capabilities)).await;
     assert_eq!(absent.unwrap_err().kind, ErrorKind::NotFound);
-    assert_eq!(backend.delete_volume(CALL, VolumeHandle::new("x".repeat(9999))).await, Ok(()));
+    assert_eq!(backend.delete_volume(call(), VolumeHandle::new("x".repeat(9999))).await, Ok(()));
 }
 
 #[tokio::test]
@@ -192,7 +197,7 @@ async fn settings_are_checked() {
     let backend = memory(&engine, &[("driver-name", "other.example.com"), ("capacity", "lots")]).await;
     assert_eq!(backend.driver().as_str(), "other.example.com");
     let expected = "the setting \"capacity\" is \"lots\"; expected bytes such as 1073741824 or 500Gi";
-    assert_eq!(backend.probe(CALL).await, Ok(Readiness::NotReady(expected.to_owned())));
+    assert_eq!(backend.probe(call()).await, Ok(Readiness::NotReady(expected.to_owned())));
     let error = create(&backend, "v", 1).await.unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::FailedPrecondition, Finality::Final));
 }

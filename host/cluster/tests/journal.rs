@@ -33,6 +33,7 @@ fn intent(uid: &str) -> Intent {
             capacity: CapacityRange { required: Some(1), limit: None },
             capabilities: Vec::new(),
             parameters: Default::default(),
+            mutable_parameters: BTreeMap::new(),
             topology: None,
             owner: None,
         },

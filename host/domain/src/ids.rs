@@ -62,6 +62,18 @@ name!(
     VolumeHandle
 );
 name!(
+    /// The id that the driver gave to a snapshot.
+    SnapshotHandle
+);
+name!(
+    /// The id that the driver gave to a group snapshot.
+    GroupSnapshotHandle
+);
+name!(
+    /// A node, by the id that its CSI node service gives: for our own node service, the name of the Node.
+    NodeName
+);
+name!(
     /// A driver's name, as a StorageClass' `provisioner` and a PV's `spec.csi.driver` spell it.
     DriverName
 );

@@ -17,8 +17,8 @@ pub mod volume;
 pub use claim::{Claim, ClaimPhase};
 pub use class::{BindingMode, StorageClass};
 pub use ids::{
-    ClaimKey, ClassName, ClusterId, DriverName, ObjectMeta, PodKey, ResourceVersion, Uid, VolumeHandle,
-    VolumeName,
+    ClaimKey, ClassName, ClusterId, DriverName, GroupSnapshotHandle, NodeName, ObjectMeta, PodKey,
+    ResourceVersion, SnapshotHandle, Uid, VolumeHandle, VolumeName,
 };
 pub use pod::Pod;
 pub use quantity::{Quantity, QuantityError};

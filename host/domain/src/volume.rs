@@ -98,7 +98,7 @@ pub enum VolumeMode {
 }
 
 /// `persistentVolumeReclaimPolicy` and a class' `reclaimPolicy`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ReclaimPolicy {
     /// The volume goes with its claim.
     Delete,

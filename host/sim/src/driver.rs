@@ -1,7 +1,7 @@
 //! An array and its driver, scripted: what it holds outlives the processes that call it.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -10,8 +10,8 @@ use cofferdam_backend::{Backend, Call};
 use cofferdam_domain::{
     VolumeHandle,
     storage::{
-        CreateVolume, CreatedVolume, Description, ErrorKind, Finality, Placement, Readiness, StorageError,
-        ValidateVolume, Validation,
+        Ability, CreateVolume, CreatedVolume, Description, ErrorKind, Finality, Placement, Readiness,
+        StorageError, ValidateVolume, Validation,
     },
 };
 use futures::future::BoxFuture;
@@ -103,7 +103,7 @@ impl ScriptedDriver {
             volumes_per_node: None,
             features: Vec::new(),
         };
-        Arc::new(MortalDriver { driver: self.clone(), description, effects })
+        Arc::new(MortalDriver { driver: self.clone(), description, abilities: BTreeSet::new(), effects })
     }
 
     fn lock(&self) -> MutexGuard<'_, Array> {
@@ -135,6 +135,7 @@ impl ScriptedDriver {
 struct MortalDriver {
     driver: ScriptedDriver,
     description: Description,
+    abilities: BTreeSet<Ability>,
     effects: Arc<Effects>,
 }
 
@@ -174,6 +175,10 @@ fn lost() -> StorageError {
 impl Backend for MortalDriver {
     fn description(&self) -> &Description {
         &self.description
+    }
+
+    fn abilities(&self) -> &BTreeSet<Ability> {
+        &self.abilities
     }
 
     fn probe(&self, _: Call) -> BoxFuture<'_, Result<Readiness, StorageError>> {

@@ -58,9 +58,10 @@ impl Host for Capabilities {
         if !self.log.charge(bytes) {
             return Ok(());
         }
-        let mut line = checks::printable(&message);
+        let shown = |text: &str| checks::printable(&self.redactor.blot(text));
+        let mut line = shown(&message);
         for (key, value) in &fields {
-            line.push_str(&format!(" {}={:?}", checks::printable(key), checks::printable(value)));
+            line.push_str(&format!(" {}={:?}", shown(key), shown(value)));
         }
         // The level of an event is a constant of its place in the code.
         match level {

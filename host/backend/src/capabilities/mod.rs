@@ -2,18 +2,37 @@
 
 pub(crate) mod ambient;
 pub(crate) mod log;
+pub(crate) mod secrets;
 pub(crate) mod settings;
 pub(crate) mod state;
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::sync::Arc;
 
-use wasmtime::component::{HasData, Linker};
+use cofferdam_domain::storage::Secrets;
+use tokio::time::Instant;
+use wasmtime::component::{HasData, Linker, ResourceTable};
 
-use crate::{bindings::cofferdam::storage as wit, inspect::Grant, instance::Host, limits::Limits};
+use self::secrets::Redactor;
+use crate::{bindings::cofferdam::storage as wit, guard::Guard, instance::Host, limits::Limits};
+
+/// What one call brings with it.
+#[derive(Debug)]
+pub(crate) struct Context {
+    /// When the call has to be over.
+    pub(crate) deadline: Instant,
+    /// Its secrets.
+    pub(crate) secrets: Secrets,
+    /// Keeps its volume to it. What the call begins outside of the sandbox holds a clone until it has ended.
+    pub(crate) guard: Option<Arc<Guard>>,
+}
 
 /// What one call can reach.
 #[derive(Debug)]
 pub(crate) struct Capabilities {
+    context: Context,
+    redactor: Redactor,
+    /// The guest's handles of secrets.
+    handles: ResourceTable,
     log: log::Log,
     settings: Arc<settings::Settings>,
     state: Arc<state::Store>,
@@ -28,8 +47,13 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// The part of it that one call gets.
-    pub(crate) fn for_call(&self, limits: &Limits) -> Capabilities {
+    pub(crate) fn for_call(&self, limits: &Limits, context: Context) -> Capabilities {
+        let mut handles = ResourceTable::new();
+        handles.set_max_capacity(limits.handles);
         Capabilities {
+            redactor: Redactor::new(context.secrets.clone()),
+            context,
+            handles,
             log: log::Log::new(limits.log_bytes),
             settings: Arc::clone(&self.settings),
             state: Arc::clone(&self.state),
@@ -42,6 +66,11 @@ impl Capabilities {
     pub(crate) fn finish(&self) {
         self.log.finish();
     }
+
+    /// Blots the call's secrets out.
+    pub(crate) fn redactor(&self) -> &Redactor {
+        &self.redactor
+    }
 }
 
 /// How the generated code finds the capabilities in a store.
@@ -51,18 +80,14 @@ impl HasData for Access {
     type Data<'a> = &'a mut Capabilities;
 }
 
-/// Links what was granted, and nothing else.
-pub(crate) fn link(linker: &mut Linker<Host>, grants: &BTreeSet<Grant>) -> wasmtime::Result<()> {
+/// Links everything that exists. What a component may import of it was judged before: a linker is the same for all, so that
+/// one component is linked once whoever uses it.
+pub(crate) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     wit::types::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
-    for grant in grants {
-        match grant {
-            Grant::Log => wit::log::add_to_linker::<Host, Access>(linker, Host::capabilities)?,
-            Grant::Ambient => wit::ambient::add_to_linker::<Host, Access>(linker, Host::capabilities)?,
-            Grant::Settings => wit::settings::add_to_linker::<Host, Access>(linker, Host::capabilities)?,
-            Grant::State => wit::state::add_to_linker::<Host, Access>(linker, Host::capabilities)?,
-        }
-    }
-    Ok(())
+    wit::log::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
+    wit::ambient::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
+    wit::settings::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
+    wit::secrets::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
+    wit::reveal::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
+    wit::state::add_to_linker::<Host, Access>(linker, Host::capabilities)
 }
-
-impl wit::types::Host for Capabilities {}

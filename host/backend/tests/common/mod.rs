@@ -13,7 +13,10 @@ use cofferdam_domain::storage::{
     VolumeCapability,
 };
 
-pub(crate) const CALL: Call = Call { deadline: Duration::from_secs(60) };
+/// A call with all the time that a backend has by default.
+pub(crate) fn call() -> Call {
+    Call::within(Duration::from_secs(60))
+}
 
 /// An engine whose compiled code lives in the build's directory: suites run often, and compiling is what they wait for.
 pub(crate) fn engine() -> Engine {
@@ -48,6 +51,7 @@ pub(crate) fn request(name: &str, bytes: u64) -> CreateVolume {
             access: AccessType::Filesystem { fs_type: None, mount_flags: Vec::new(), mount_group: None },
         }],
         parameters: Parameters::new(),
+        mutable_parameters: Parameters::new(),
         topology: None,
         owner: None,
     }
@@ -58,5 +62,5 @@ pub(crate) async fn create(
     name: &str,
     bytes: u64,
 ) -> Result<CreatedVolume, StorageError> {
-    backend.create_volume(CALL, request(name, bytes)).await
+    backend.create_volume(call(), request(name, bytes)).await
 }

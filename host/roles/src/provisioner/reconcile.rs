@@ -263,7 +263,7 @@ impl Provisioner {
         intent: &Intent,
         teller: &Teller,
     ) -> Result<CreatedVolume, StorageError> {
-        let call = Call { deadline: self.context.settings.timeout };
+        let call = Call::within(self.context.settings.timeout);
         let started = Instant::now();
         let mut answer = driver.backend.create_volume(call, intent.request.clone());
         let answer = match tokio::time::timeout(PATIENCE, &mut answer).await {
@@ -393,7 +393,7 @@ impl Provisioner {
             Ok(false) => return Outcome::Retry,
             Err(error) => return self.refuse(&intent.uid, error.to_string(), false),
         }
-        let call = Call { deadline: self.context.settings.timeout };
+        let call = Call::within(self.context.settings.timeout);
         let started = Instant::now();
         match driver.backend.delete_volume(call, created.handle.clone()).await {
             Ok(()) => {
@@ -561,7 +561,7 @@ impl Provisioner {
             Ok(false) => return Some(Outcome::Retry),
             Err(error) => return Some(self.context.after_failure::<Volume>(&volume.name, &error).await),
         }
-        let call = Call { deadline: self.context.settings.timeout };
+        let call = Call::within(self.context.settings.timeout);
         let started = Instant::now();
         let class = volume.class.as_ref().into();
         match driver.backend.delete_volume(call, csi.handle.clone()).await {

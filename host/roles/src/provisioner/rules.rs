@@ -2,7 +2,7 @@
 //! the request", "result states"), and the intent journal: what was once asked for is asked for again, word for word, until the
 //! answer is final, whatever happened to the claim and its class meanwhile.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use cofferdam_cluster::{Cache, Intent, IntentClass, Seen};
 use cofferdam_domain::{
@@ -233,6 +233,7 @@ fn request(
                 .map(|mode| VolumeCapability { mode, access: access.clone() })
                 .collect(),
             parameters,
+            mutable_parameters: BTreeMap::new(),
             topology: None,
             owner: Some(Owner {
                 cluster: options.cluster.clone(),

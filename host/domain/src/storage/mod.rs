@@ -1,13 +1,27 @@
 //! What a role asks of a storage backend and what it hears back, in the terms of CSI 1.12 with its sharp edges taken off.
 
-use std::{collections::BTreeMap, fmt};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ids::{ClusterId, DriverName, Uid, VolumeHandle, VolumeName},
+    ids::{ClusterId, NodeName, Uid, VolumeHandle, VolumeName},
     volume::ReclaimPolicy,
 };
+
+pub mod ability;
+mod description;
+mod error;
+mod secrets;
+mod snapshot;
+mod status;
+
+pub use ability::{Ability, Feature};
+pub use description::{Description, Placement, Readiness};
+pub use error::{ErrorKind, Finality, StorageError};
+pub use secrets::{Secret, Secrets};
+pub use snapshot::{CreateGroupSnapshot, CreateSnapshot, GroupSnapshot, Snapshot, SnapshotPage};
+pub use status::{Capacity, CapacityQuery, Condition, VolumePage, VolumeStatus};
 
 /// Opaque key-value pairs between a class, a driver and a volume, in the order of their keys.
 pub type Parameters = BTreeMap<String, String>;
@@ -16,7 +30,7 @@ pub type Parameters = BTreeMap<String, String>;
 pub type Segments = BTreeMap<String, String>;
 
 /// How large a volume shall be, in bytes. CSI `CapacityRange`: at least one bound is given, and `required ≤ limit`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CapacityRange {
     /// At least this many bytes.
@@ -46,7 +60,7 @@ pub enum CapabilityMode {
 }
 
 /// CSI `VolumeCapability.access_type`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AccessType {
     /// The raw device.
@@ -63,7 +77,7 @@ pub enum AccessType {
 }
 
 /// One way in which a volume shall be usable. CSI `VolumeCapability`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeCapability {
     /// Who may read and write, from where.
@@ -73,7 +87,7 @@ pub struct VolumeCapability {
 }
 
 /// Where a volume must be reachable. CSI `TopologyRequirement`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TopologyRequirement {
     /// The volume must be reachable from at least one of these.
@@ -83,7 +97,7 @@ pub struct TopologyRequirement {
 }
 
 /// Who asked for a volume: kept by drivers that can, so that an orphan can be told from a stranger's volume.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Owner {
     /// The cluster.
@@ -98,7 +112,7 @@ pub struct Owner {
 
 /// Arguments of CreateVolume. Serialisable because a retry must repeat the very same request, also after a restart and
 /// when the class has changed meanwhile.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CreateVolume {
     /// Idempotency key: the same name with the same arguments is the same volume.
@@ -109,6 +123,10 @@ pub struct CreateVolume {
     pub capabilities: Vec<VolumeCapability>,
     /// The class' parameters without the reserved ones.
     pub parameters: Parameters,
+    /// Parameters that can be changed later (VolumeAttributesClass); empty for drivers without
+    /// [`Ability::Modification`]. Entries written before there were any do not have them.
+    #[serde(default, skip_serializing_if = "Parameters::is_empty")]
+    pub mutable_parameters: Parameters,
     /// Where the volume must be reachable, for drivers with topology.
     pub topology: Option<TopologyRequirement>,
     /// Who asked.
@@ -117,7 +135,7 @@ pub struct CreateVolume {
 
 /// How a node reaches a volume. An open record: kinds are added without a change of the contract, and the node's own
 /// parser decides what it accepts.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AttachmentRecord {
     /// Kind, such as `directory` or `none`.
     pub kind: String,
@@ -128,7 +146,7 @@ pub struct AttachmentRecord {
 }
 
 /// Answer of CreateVolume.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CreatedVolume {
     /// The driver's id of the volume.
     pub handle: VolumeHandle,
@@ -153,6 +171,8 @@ pub struct ValidateVolume {
     pub capabilities: Vec<VolumeCapability>,
     /// The class' parameters.
     pub parameters: Parameters,
+    /// Parameters that can be changed later.
+    pub mutable_parameters: Parameters,
 }
 
 /// Answer of ValidateVolumeCapabilities.
@@ -164,142 +184,46 @@ pub enum Validation {
     Refused(String),
 }
 
-/// Closed kind of a failed call: the gRPC codes that CSI uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum ErrorKind {
-    /// The arguments can never succeed.
-    InvalidArgument,
-    /// The volume does not exist.
-    NotFound,
-    /// The name exists with other arguments.
-    AlreadyExists,
-    /// The driver lacks a right.
-    PermissionDenied,
-    /// The driver's credentials were refused.
-    Unauthenticated,
-    /// No space, no quota, too many.
-    ResourceExhausted,
-    /// The volume is in a state that forbids the call.
-    FailedPrecondition,
-    /// Another call for the volume is running.
-    Aborted,
-    /// A size outside what the driver offers.
-    OutOfRange,
-    /// The driver does not have the function.
-    Unimplemented,
-    /// A bug in the driver or the array.
-    Internal,
-    /// The array cannot be reached now.
-    Unavailable,
-    /// The deadline passed first.
-    DeadlineExceeded,
-    /// The call was cancelled.
-    Cancelled,
-    /// Data is gone.
-    DataLoss,
-    /// Anything else.
-    Unknown,
+/// Arguments of ControllerPublishVolume.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PublishVolume {
+    /// The volume.
+    pub handle: VolumeHandle,
+    /// The node, by its CSI node id.
+    pub node: NodeName,
+    /// How it will be used there.
+    pub capability: VolumeCapability,
+    /// Whether for reading only; needs [`Feature::PublishReadonly`].
+    pub read_only: bool,
+    /// The volume's attributes, as CreateVolume returned them.
+    pub context: Parameters,
 }
 
-impl ErrorKind {
-    /// The gRPC code's name, as the sidecars' metric label `grpc_status_code` spells it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::InvalidArgument => "InvalidArgument",
-            Self::NotFound => "NotFound",
-            Self::AlreadyExists => "AlreadyExists",
-            Self::PermissionDenied => "PermissionDenied",
-            Self::Unauthenticated => "Unauthenticated",
-            Self::ResourceExhausted => "ResourceExhausted",
-            Self::FailedPrecondition => "FailedPrecondition",
-            Self::Aborted => "Aborted",
-            Self::OutOfRange => "OutOfRange",
-            Self::Unimplemented => "Unimplemented",
-            Self::Internal => "Internal",
-            Self::Unavailable => "Unavailable",
-            Self::DeadlineExceeded => "DeadlineExceeded",
-            Self::Cancelled => "Canceled",
-            Self::DataLoss => "DataLoss",
-            Self::Unknown => "Unknown",
-        }
-    }
+/// Arguments of ControllerExpandVolume.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ExpandVolume {
+    /// The volume.
+    pub handle: VolumeHandle,
+    /// The size that it shall have.
+    pub capacity: CapacityRange,
+    /// How it is used, when the caller knows.
+    pub capability: Option<VolumeCapability>,
 }
 
-impl fmt::Display for ErrorKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
+/// Answer of ControllerExpandVolume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpandedVolume {
+    /// Size now, in bytes.
+    pub capacity: u64,
+    /// Whether the node has to do its part.
+    pub node_expansion: bool,
 }
 
-/// Whether a failed call may still have an effect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Finality {
-    /// Nothing happened and nothing will.
-    Final,
-    /// It may still complete: the same call again tells.
-    InProgress,
-    /// Nobody knows.
-    Unknown,
-}
-
-/// A failed call to a backend.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{kind}: {message}")]
-pub struct StorageError {
-    /// Closed kind.
-    pub kind: ErrorKind,
-    /// For people.
-    pub message: String,
-    /// The backend's wish for the next try, in milliseconds.
-    pub retry_after_ms: Option<u64>,
-    /// Whether the call may still have an effect.
-    pub finality: Finality,
-}
-
-impl StorageError {
-    /// A failure after which nothing happened and nothing will.
-    pub fn last(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), retry_after_ms: None, finality: Finality::Final }
-    }
-
-    /// A failure whose outcome nobody knows.
-    pub fn unknown(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), retry_after_ms: None, finality: Finality::Unknown }
-    }
-}
-
-/// Where a backend's controller calls run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Placement {
-    /// Anywhere in the cluster.
-    #[default]
-    Central,
-    /// In a process on the node that holds the storage.
-    Node,
-}
-
-/// What a backend says of itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Description {
-    /// Name, as a StorageClass' `provisioner` spells it.
-    pub name: DriverName,
-    /// The vendor's version.
-    pub version: String,
-    /// Topology keys that it understands.
-    pub topology_keys: Vec<String>,
-    /// Where its controller calls run.
-    pub placement: Placement,
-    /// How many volumes fit a node; absent when unlimited.
-    pub volumes_per_node: Option<u32>,
-    /// What CSI can only express as behaviour, by name.
-    pub features: Vec<String>,
-}
-
-/// Whether a backend is ready. CSI `Probe`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Readiness {
-    /// It can be called.
-    Ready,
-    /// It is still starting; the message says why.
-    NotReady(String),
+/// A part of a listing: from where, and how many at most.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PageRequest {
+    /// Where an earlier part ended, in the driver's words; absent for the beginning.
+    pub after: Option<String>,
+    /// At most this many; absent leaves it to the driver.
+    pub limit: Option<u32>,
 }

@@ -1,0 +1,228 @@
+//! A component as a [`Backend`](crate::Backend).
+
+mod methods;
+
+use std::{
+    future::Future,
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use cofferdam_domain::{
+    DriverName,
+    storage::{Description, StorageError},
+};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout_at},
+};
+use tracing::Instrument as _;
+
+use crate::{
+    backend::Call,
+    breaker::Breaker,
+    call::{self, End, Function, Parts},
+    capabilities::{Context, secrets::Redactor},
+    engine::Inner,
+    guard::{Guard, Guards, Intent},
+    inspect::Manifest,
+    loader::Digest,
+    metrics::DriverMetrics,
+    outcome::{Failure, Sign},
+};
+
+/// A vendor's component, loaded.
+#[derive(Clone)]
+pub struct WasmBackend {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    engine: Arc<Inner>,
+    parts: Arc<Parts>,
+    description: Description,
+    running: Semaphore,
+    waiting: Semaphore,
+    guards: Guards,
+    breaker: std::sync::Mutex<Breaker>,
+    metrics: DriverMetrics,
+}
+
+impl std::fmt::Debug for WasmBackend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WasmBackend")
+            .field("driver", &self.shared.description.name)
+            .field("digest", &self.digest())
+            .finish_non_exhaustive()
+    }
+}
+
+/// One call as the methods describe it.
+struct Job<T, U> {
+    /// CSI's path of the call, which is what the sidecars' metrics are labelled with.
+    method: &'static str,
+    /// What it is about; absent for calls that change nothing.
+    intent: Option<Intent>,
+    function: Function<T>,
+    /// Makes an answer of what the guest returned; the error says which rule of the contract that breaks.
+    accept: Box<dyn FnOnce(T, &Redactor) -> Result<U, String> + Send>,
+    /// What the guard remembers of a success.
+    remember: fn(&Guard, &U),
+}
+
+impl<T, U> Job<T, U> {
+    fn new(
+        method: &'static str,
+        intent: Option<Intent>,
+        function: Function<T>,
+        accept: impl FnOnce(T, &Redactor) -> Result<U, String> + Send + 'static,
+    ) -> Self {
+        Self { method, intent, function, accept: Box::new(accept), remember: |_, _| {} }
+    }
+}
+
+impl WasmBackend {
+    pub(crate) fn new(engine: Arc<Inner>, parts: Arc<Parts>, description: Description) -> Self {
+        let limits = &parts.limits;
+        let shared = Shared {
+            running: Semaphore::new(limits.concurrent_calls),
+            waiting: Semaphore::new(limits.queued_calls),
+            guards: Guards::default(),
+            breaker: std::sync::Mutex::new(Breaker::new(
+                limits.breaker_failures,
+                Duration::from_millis(limits.breaker_pause_ms),
+            )),
+            metrics: engine.metrics.of(&description.name),
+            engine,
+            parts,
+            description,
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// The driver's name.
+    pub fn driver(&self) -> &DriverName {
+        &self.shared.description.name
+    }
+
+    /// SHA-256 of the component.
+    pub fn digest(&self) -> Digest {
+        self.shared.parts.compiled.digest
+    }
+
+    /// What the component imports and exports.
+    pub fn manifest(&self) -> &Manifest {
+        &self.shared.parts.compiled.manifest
+    }
+
+    /// Keys that the backend keeps through its `state` import, in their order.
+    pub fn state_keys(&self) -> Vec<String> {
+        self.shared.parts.shared.state.keys()
+    }
+
+    /// How many entries the backend keeps through its `state` import, and how many bytes they take.
+    pub fn state_usage(&self) -> (usize, usize) {
+        self.shared.parts.shared.state.usage()
+    }
+
+    /// Runs a call in a task of its own. The task goes on when the caller goes away: the volume stays guarded until the guest
+    /// has stopped.
+    fn run<T: Send + 'static, U: Send + 'static>(
+        &self,
+        call: Call,
+        job: Job<T, U>,
+    ) -> impl Future<Output = Result<U, StorageError>> + Send + 'static {
+        let begun = Instant::now();
+        let method = job.method;
+        let shared = Arc::clone(&self.shared);
+        let span = tracing::debug_span!("backend", driver = %self.driver(), method);
+        let task = {
+            let shared = Arc::clone(&self.shared);
+            async move { shared.perform(begun, call, job).await }
+        };
+        async move {
+            shared.engine.guests().spawn(task.instrument(span)).await.unwrap_or_else(|error| {
+                let driver = &shared.description.name;
+                tracing::error!(%driver, method, %error, "the host failed while it ran a backend");
+                shared.conclude(begun, method, Err(Failure::Panic))
+            })
+        }
+    }
+}
+
+impl Shared {
+    async fn perform<T, U>(
+        self: Arc<Self>,
+        begun: Instant,
+        call: Call,
+        job: Job<T, U>,
+    ) -> Result<U, StorageError> {
+        let Job { method, intent, function, accept, remember } = job;
+        let _in_flight = self.metrics.begin();
+        let redactor = Redactor::new(call.secrets.clone());
+        let allowed = call.deadline.min(self.parts.limits.deadline());
+        if let Err(pause) = self.breaker().admit(begun, allowed) {
+            return self.conclude(begun, method, Err(Failure::Tripped(pause)));
+        }
+        let guard = match intent.map(|intent| self.guards.take(intent)).transpose() {
+            Ok(guard) => guard,
+            Err(refusal) => return self.conclude(begun, method, Err(Failure::Guarded(refusal))),
+        };
+        let context = Context { deadline: begun + allowed, secrets: call.secrets, guard: guard.clone() };
+        let end = self.admitted(context, method, function).await;
+        if let Some(bytes) = end.memory {
+            self.metrics.memory(bytes);
+        }
+        let reached = end.memory.is_some();
+        let accepted = |value| accept(value, &redactor).map_err(Failure::Untrue);
+        let answer = self.conclude(begun, method, end.answer.and_then(accepted));
+        if let Some(guard) = guard.filter(|_| reached) {
+            guard.settle(answer.as_ref().err());
+            if let Ok(value) = &answer {
+                remember(&guard, value);
+            }
+        }
+        self.metrics.unsettled(self.guards.unsettled());
+        answer
+    }
+
+    /// Lets a call through to the guest when the limits allow it.
+    async fn admitted<T>(&self, context: Context, method: &'static str, function: Function<T>) -> End<T> {
+        let Ok(_place) = self.waiting.try_acquire() else {
+            return End::without_guest(Failure::Overloaded);
+        };
+        let Ok(Ok(_turn)) = timeout_at(context.deadline, self.running.acquire()).await else {
+            return End::without_guest(Failure::Overloaded);
+        };
+        call::run(&self.parts, context, method, function).await
+    }
+
+    /// Counts a call's end, tells the breaker, and says what the caller hears.
+    fn conclude<U>(
+        &self,
+        begun: Instant,
+        method: &'static str,
+        answer: Result<U, Failure>,
+    ) -> Result<U, StorageError> {
+        let now = Instant::now();
+        {
+            let mut breaker = self.breaker();
+            match answer.as_ref().err().map_or(Sign::Alive, Failure::sign) {
+                Sign::Alive => breaker.succeeded(),
+                Sign::Broken => breaker.failed(now),
+                Sign::Unreached => breaker.undecided(now),
+                Sign::Refused => {}
+            }
+            self.metrics.breaker(breaker.position());
+        }
+        let outcome = answer.as_ref().map_or_else(Failure::label, |_| "ok");
+        let answer = answer.map_err(Failure::into_error);
+        let code = answer.as_ref().map_or_else(|error| error.kind.as_str(), |_| "OK");
+        self.metrics.ended(method, code, outcome, now.saturating_duration_since(begun));
+        answer
+    }
+
+    fn breaker(&self) -> std::sync::MutexGuard<'_, Breaker> {
+        self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,305 @@
+//! What a backend can do, and the CSI capability lists that follow from it: never declared, always computed.
+
+use std::{collections::BTreeSet, fmt};
+
+use crate::storage::Description;
+
+/// An optional interface of the contract. A backend has the ability if it exports the interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Ability {
+    /// Volumes with the content of another volume.
+    Cloning,
+    /// Volumes with the content of a snapshot.
+    Restoring,
+    /// Volumes that are made reachable node by node.
+    Publishing,
+    /// Volumes that grow.
+    Expansion,
+    /// Volumes whose parameters change.
+    Modification,
+    /// Snapshots.
+    Snapshots,
+    /// Snapshots of several volumes at one moment.
+    GroupSnapshots,
+    /// All volumes can be listed.
+    Listing,
+    /// One volume can be looked at.
+    Inspection,
+    /// The room for more volumes is known.
+    Capacity,
+}
+
+impl Ability {
+    /// Every ability.
+    pub const ALL: [Self; 10] = [
+        Self::Cloning,
+        Self::Restoring,
+        Self::Publishing,
+        Self::Expansion,
+        Self::Modification,
+        Self::Snapshots,
+        Self::GroupSnapshots,
+        Self::Listing,
+        Self::Inspection,
+        Self::Capacity,
+    ];
+
+    /// Name of the interface.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Cloning => "cloning",
+            Self::Restoring => "restoring",
+            Self::Publishing => "publishing",
+            Self::Expansion => "expansion",
+            Self::Modification => "modification",
+            Self::Snapshots => "snapshots",
+            Self::GroupSnapshots => "group-snapshots",
+            Self::Listing => "listing",
+            Self::Inspection => "inspection",
+            Self::Capacity => "capacity",
+        }
+    }
+
+    /// The ability of an interface's name.
+    pub fn of(interface: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|ability| ability.as_str() == interface)
+    }
+}
+
+impl fmt::Display for Ability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What CSI can only express as behaviour; a backend says so by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Feature {
+    /// Volumes can be published for reading only.
+    PublishReadonly,
+    /// Listing and inspection tell the nodes that a volume is published to.
+    PublishedNodes,
+    /// Listing and inspection tell a volume's condition.
+    VolumeCondition,
+    /// Volumes grow while they are published.
+    OnlineExpansion,
+    /// The access modes that tell one writer on a node from many are understood.
+    SingleNodeMultiWriter,
+    /// The group of a mounted volume is set while it is mounted.
+    VolumeMountGroup,
+}
+
+impl Feature {
+    /// Every feature.
+    pub const ALL: [Self; 6] = [
+        Self::PublishReadonly,
+        Self::PublishedNodes,
+        Self::VolumeCondition,
+        Self::OnlineExpansion,
+        Self::SingleNodeMultiWriter,
+        Self::VolumeMountGroup,
+    ];
+
+    /// Name in `describe`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::PublishReadonly => "publish-readonly",
+            Self::PublishedNodes => "published-nodes",
+            Self::VolumeCondition => "volume-condition",
+            Self::OnlineExpansion => "online-expansion",
+            Self::SingleNodeMultiWriter => "single-node-multi-writer",
+            Self::VolumeMountGroup => "volume-mount-group",
+        }
+    }
+}
+
+impl fmt::Display for Feature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// CSI `ControllerServiceCapability.RPC.Type`, with CSI's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(i32)]
+#[expect(missing_docs, reason = "CSI's own names, documented there")]
+pub enum ControllerCapability {
+    CreateDeleteVolume = 1,
+    PublishUnpublishVolume = 2,
+    ListVolumes = 3,
+    GetCapacity = 4,
+    CreateDeleteSnapshot = 5,
+    ListSnapshots = 6,
+    CloneVolume = 7,
+    PublishReadonly = 8,
+    ExpandVolume = 9,
+    ListVolumesPublishedNodes = 10,
+    VolumeCondition = 11,
+    GetVolume = 12,
+    SingleNodeMultiWriter = 13,
+    ModifyVolume = 14,
+    GetSnapshot = 15,
+}
+
+impl ControllerCapability {
+    /// CSI's own spelling, as `backend inspect` prints it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::CreateDeleteVolume => "CREATE_DELETE_VOLUME",
+            Self::PublishUnpublishVolume => "PUBLISH_UNPUBLISH_VOLUME",
+            Self::ListVolumes => "LIST_VOLUMES",
+            Self::GetCapacity => "GET_CAPACITY",
+            Self::CreateDeleteSnapshot => "CREATE_DELETE_SNAPSHOT",
+            Self::ListSnapshots => "LIST_SNAPSHOTS",
+            Self::CloneVolume => "CLONE_VOLUME",
+            Self::PublishReadonly => "PUBLISH_READONLY",
+            Self::ExpandVolume => "EXPAND_VOLUME",
+            Self::ListVolumesPublishedNodes => "LIST_VOLUMES_PUBLISHED_NODES",
+            Self::VolumeCondition => "VOLUME_CONDITION",
+            Self::GetVolume => "GET_VOLUME",
+            Self::SingleNodeMultiWriter => "SINGLE_NODE_MULTI_WRITER",
+            Self::ModifyVolume => "MODIFY_VOLUME",
+            Self::GetSnapshot => "GET_SNAPSHOT",
+        }
+    }
+}
+
+/// The controller capabilities of CSI 1.12 that a backend has.
+///
+/// A feature counts only beside the ability that it is about: a driver that cannot publish cannot publish for reading only.
+pub fn controller_capabilities(
+    abilities: &BTreeSet<Ability>,
+    description: &Description,
+) -> BTreeSet<ControllerCapability> {
+    use ControllerCapability as Csi;
+    let can = |ability| abilities.contains(&ability);
+    let lists = can(Ability::Listing) || can(Ability::Inspection);
+    let has = |feature| description.has(feature);
+    #[rustfmt::skip] // one row a capability
+    let rows = [
+        (Csi::CreateDeleteVolume,        true),
+        (Csi::PublishUnpublishVolume,    can(Ability::Publishing)),
+        (Csi::ListVolumes,               can(Ability::Listing)),
+        (Csi::GetCapacity,               can(Ability::Capacity)),
+        (Csi::CreateDeleteSnapshot,      can(Ability::Snapshots)),
+        (Csi::ListSnapshots,             can(Ability::Snapshots)),
+        (Csi::CloneVolume,               can(Ability::Cloning)),
+        (Csi::PublishReadonly,           can(Ability::Publishing) && has(Feature::PublishReadonly)),
+        (Csi::ExpandVolume,              can(Ability::Expansion)),
+        (Csi::ListVolumesPublishedNodes, can(Ability::Listing) && can(Ability::Publishing) && has(Feature::PublishedNodes)),
+        (Csi::VolumeCondition,           lists && has(Feature::VolumeCondition)),
+        (Csi::GetVolume,                 can(Ability::Inspection)),
+        (Csi::SingleNodeMultiWriter,     has(Feature::SingleNodeMultiWriter)),
+        (Csi::ModifyVolume,              can(Ability::Modification)),
+        (Csi::GetSnapshot,               can(Ability::Snapshots)),
+    ];
+    rows.into_iter().filter(|(_, has)| *has).map(|(capability, _)| capability).collect()
+}
+
+/// CSI `PluginCapability`: services and the way of expansion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PluginCapability {
+    /// `CONTROLLER_SERVICE`
+    ControllerService,
+    /// `VOLUME_ACCESSIBILITY_CONSTRAINTS`
+    AccessibilityConstraints,
+    /// `GROUP_CONTROLLER_SERVICE`
+    GroupControllerService,
+    /// `VolumeExpansion.ONLINE`
+    OnlineExpansion,
+    /// `VolumeExpansion.OFFLINE`
+    OfflineExpansion,
+}
+
+/// The plugin capabilities of CSI 1.12 that a backend has.
+pub fn plugin_capabilities(
+    abilities: &BTreeSet<Ability>,
+    description: &Description,
+) -> BTreeSet<PluginCapability> {
+    let expands = abilities.contains(&Ability::Expansion);
+    let online = description.has(Feature::OnlineExpansion);
+    #[rustfmt::skip] // one row a capability
+    let rows = [
+        (PluginCapability::ControllerService,        true),
+        (PluginCapability::AccessibilityConstraints, !description.topology_keys.is_empty()),
+        (PluginCapability::GroupControllerService,   abilities.contains(&Ability::GroupSnapshots)),
+        (PluginCapability::OnlineExpansion,          expands && online),
+        (PluginCapability::OfflineExpansion,         expands && !online),
+    ];
+    rows.into_iter().filter(|(_, has)| *has).map(|(capability, _)| capability).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::Placement;
+
+    fn description(features: &[Feature]) -> Description {
+        Description {
+            name: "x.example".into(),
+            version: "1".to_owned(),
+            topology_keys: Vec::new(),
+            placement: Placement::Central,
+            volumes_per_node: None,
+            features: features.iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    fn controller(abilities: &[Ability], features: &[Feature]) -> Vec<i32> {
+        controller_capabilities(&abilities.iter().copied().collect(), &description(features))
+            .into_iter()
+            .map(|capability| capability as i32)
+            .collect()
+    }
+
+    #[test]
+    fn what_is_exported_is_what_is_reported() {
+        use Ability::{
+            Capacity, Cloning, Expansion, Inspection, Listing, Modification, Publishing, Restoring, Snapshots,
+        };
+        use Feature::{PublishReadonly, PublishedNodes, SingleNodeMultiWriter, VolumeCondition};
+        #[rustfmt::skip] // one row a case
+        let table: [(&[Ability], &[Feature], &[i32]); 13] = [
+            (&[],                        &[],                      &[1]),
+            (&[Publishing],              &[],                      &[1, 2]),
+            (&[Publishing],              &[PublishReadonly],       &[1, 2, 8]),
+            (&[],                        &[PublishReadonly],       &[1]),
+            (&[Listing],                 &[PublishedNodes],        &[1, 3]),
+            (&[Listing, Publishing],     &[PublishedNodes],        &[1, 2, 3, 10]),
+            (&[Inspection],              &[VolumeCondition],       &[1, 11, 12]),
+            (&[],                        &[VolumeCondition],       &[1]),
+            (&[Snapshots, Restoring],    &[],                      &[1, 5, 6, 15]),
+            (&[Cloning, Expansion],      &[],                      &[1, 7, 9]),
+            (&[Modification, Capacity],  &[],                      &[1, 4, 14]),
+            (&[],                        &[SingleNodeMultiWriter], &[1, 13]),
+            (&Ability::ALL,              &Feature::ALL,            &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]),
+        ];
+        for (abilities, features, expected) in table {
+            assert_eq!(controller(abilities, features), expected, "{abilities:?} {features:?}");
+        }
+    }
+
+    #[test]
+    fn a_plugin_says_how_it_expands() {
+        let plugin = |abilities: &[Ability], features: &[Feature]| {
+            plugin_capabilities(&abilities.iter().copied().collect(), &description(features))
+        };
+        use PluginCapability::{
+            ControllerService, GroupControllerService, OfflineExpansion, OnlineExpansion,
+        };
+        assert_eq!(plugin(&[], &[Feature::OnlineExpansion]), [ControllerService].into());
+        assert_eq!(plugin(&[Ability::Expansion], &[]), [ControllerService, OfflineExpansion].into());
+        assert_eq!(
+            plugin(&[Ability::Expansion, Ability::GroupSnapshots], &[Feature::OnlineExpansion]),
+            [ControllerService, GroupControllerService, OnlineExpansion].into()
+        );
+    }
+
+    #[test]
+    fn names_lead_back() {
+        for ability in Ability::ALL {
+            assert_eq!(Ability::of(ability.as_str()), Some(ability));
+        }
+        assert_eq!(Ability::of("volumes"), None);
+    }
+}

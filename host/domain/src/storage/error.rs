@@ -1,0 +1,109 @@
+//! How a call to a backend fails.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Closed kind of a failed call: the gRPC codes that CSI uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ErrorKind {
+    /// The arguments can never succeed.
+    InvalidArgument,
+    /// The volume does not exist.
+    NotFound,
+    /// The name exists with other arguments.
+    AlreadyExists,
+    /// The driver lacks a right.
+    PermissionDenied,
+    /// The driver's credentials were refused.
+    Unauthenticated,
+    /// No space, no quota, too many.
+    ResourceExhausted,
+    /// The volume is in a state that forbids the call.
+    FailedPrecondition,
+    /// Another call for the volume is running.
+    Aborted,
+    /// A size outside what the driver offers.
+    OutOfRange,
+    /// The driver does not have the function.
+    Unimplemented,
+    /// A bug in the driver or the array.
+    Internal,
+    /// The array cannot be reached now.
+    Unavailable,
+    /// The deadline passed first.
+    DeadlineExceeded,
+    /// The call was cancelled.
+    Cancelled,
+    /// Data is gone.
+    DataLoss,
+    /// Anything else.
+    Unknown,
+}
+
+impl ErrorKind {
+    /// The gRPC code's name, as the sidecars' metric label `grpc_status_code` spells it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::InvalidArgument => "InvalidArgument",
+            Self::NotFound => "NotFound",
+            Self::AlreadyExists => "AlreadyExists",
+            Self::PermissionDenied => "PermissionDenied",
+            Self::Unauthenticated => "Unauthenticated",
+            Self::ResourceExhausted => "ResourceExhausted",
+            Self::FailedPrecondition => "FailedPrecondition",
+            Self::Aborted => "Aborted",
+            Self::OutOfRange => "OutOfRange",
+            Self::Unimplemented => "Unimplemented",
+            Self::Internal => "Internal",
+            Self::Unavailable => "Unavailable",
+            Self::DeadlineExceeded => "DeadlineExceeded",
+            Self::Cancelled => "Canceled",
+            Self::DataLoss => "DataLoss",
+            Self::Unknown => "Unknown",
+        }
+    }
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Whether a failed call may still have an effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Finality {
+    /// Nothing happened and nothing will.
+    Final,
+    /// It may still complete: the same call again tells.
+    InProgress,
+    /// Nobody knows.
+    Unknown,
+}
+
+/// A failed call to a backend.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{kind}: {message}")]
+pub struct StorageError {
+    /// Closed kind.
+    pub kind: ErrorKind,
+    /// For people.
+    pub message: String,
+    /// The backend's wish for the next try, in milliseconds.
+    pub retry_after_ms: Option<u64>,
+    /// Whether the call may still have an effect.
+    pub finality: Finality,
+}
+
+impl StorageError {
+    /// A failure after which nothing happened and nothing will.
+    pub fn last(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), retry_after_ms: None, finality: Finality::Final }
+    }
+
+    /// A failure whose outcome nobody knows.
+    pub fn unknown(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), retry_after_ms: None, finality: Finality::Unknown }
+    }
+}
