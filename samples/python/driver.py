@@ -4,8 +4,10 @@ Every call runs in a fresh interpreter: module variables are constants, what has
 and is not `Err(StorageError)` ends the call as a trap, so what can fail is answered on purpose.
 """
 
+import functools
 import hashlib
 import json
+import traceback
 import unicodedata
 
 from componentize_py_types import Err
@@ -33,6 +35,22 @@ MAX_TEXT = 128
 ATTEMPTS = 64
 
 
+def told(call):
+    """Gives the traceback of a defect to the host's log before the call ends: without WASI, a trap has no words."""
+
+    @functools.wraps(call)
+    def told_call(*arguments):
+        try:
+            return call(*arguments)
+        except Err:
+            raise
+        except Exception:
+            log.write(log.Level.ERROR, traceback.format_exc(), [])
+            raise
+
+    return told_call
+
+
 class Identity(exports.Identity):
     def describe(self):
         return Description(NAME, VERSION, [], Placement.CENTRAL, None, [])
@@ -42,6 +60,7 @@ class Identity(exports.Identity):
 
 
 class Volumes(exports.Volumes):
+    @told
     def create(self, request):
         handle = handle_of(request.name)
         refuse_parameters(request)
@@ -60,6 +79,7 @@ class Volumes(exports.Volumes):
                 return volume(handle, size)
         raise busy(handle)
 
+    @told
     def delete(self, handle):
         for _ in range(ATTEMPTS):
             entry = read(handle)
@@ -70,6 +90,7 @@ class Volumes(exports.Volumes):
                 return
         raise busy(handle)
 
+    @told
     def validate(self, request):
         uses = uses_of(request.capabilities)
         entry = read(request.handle)
@@ -78,7 +99,8 @@ class Volumes(exports.Volumes):
         created_for = decode(request.handle, entry)["uses"]
         for use in uses:
             if use not in created_for:
-                return Validation_Refused(f"{use} is not among the ways the volume was created for: {created_for}")
+                why = f"{use} is not among the ways the volume was created for: {', '.join(created_for)}"
+                return Validation_Refused(why)
         return Validation_Confirmed()
 
 
@@ -110,17 +132,20 @@ def uses_of(capabilities):
 
 def use_of(capability):
     access = capability.access
+    mode = capability.mode.name.lower().replace("_", "-")
     if isinstance(access, AccessType_Block):
-        return f"{capability.mode.name} block"
+        return f"{mode} block"
     filesystem = access.value
     # JSON keeps an absent text and an empty one, and one flag with a comma and two flags, apart.
     details = json.dumps([filesystem.fs_type, filesystem.mount_flags, filesystem.mount_group])
-    return f"{capability.mode.name} filesystem {details}"
+    return f"{mode} filesystem {details}"
 
 
 def choose_size(capacity):
     required, limit = capacity.required_bytes, capacity.limit_bytes
-    size = min(DEFAULT_SIZE, DEFAULT_SIZE if limit is None else limit) if required is None else required
+    size = required
+    if size is None:
+        size = DEFAULT_SIZE if limit is None else min(DEFAULT_SIZE, limit)
     if size == 0 or limit == 0:
         why = "a volume has at least 1 byte"
     elif limit is not None and size > limit:
@@ -129,7 +154,12 @@ def choose_size(capacity):
         why = "a volume has at most 1 PiB"
     else:
         return size
-    raise refused(ErrorKind.OUT_OF_RANGE, f"size at least {required} bytes, at most {limit} bytes: {why}")
+    asked = f"size at least {shown(required)}, at most {shown(limit)}"
+    raise refused(ErrorKind.OUT_OF_RANGE, f"{asked}: {why}")
+
+
+def shown(bound):
+    return "open" if bound is None else f"{bound} bytes"
 
 
 def refuse_other(found, request, uses):
@@ -141,7 +171,7 @@ def refuse_other(found, request, uses):
     elif (required is not None and size < required) or (limit is not None and size > limit):
         has = f"a size of {size} bytes"
     elif found["uses"] != uses:
-        has = f"the capabilities {found['uses']}"
+        has = f"the capabilities {', '.join(found['uses'])}"
     else:
         return
     raise refused(ErrorKind.ALREADY_EXISTS, f"the volume {request.name!r} exists, with {has}")
