@@ -62,7 +62,8 @@ impl Default for Limits {
             queued_calls: 1_024,
             // About a hundred thousand volumes of the memory backend.
             state_bytes: 64 * MIB,
-            instances: 32,
+            // CPython alone is 38: its interpreter, its libraries and their tables.
+            instances: 128,
             memories: 8,
             tables: 16,
             table_elements: 20_000,
