@@ -7,7 +7,6 @@ and is not `Err(StorageError)` ends the call as a trap, so what can fail is answ
 import functools
 import hashlib
 import json
-import traceback
 import unicodedata
 
 from componentize_py_types import Err
@@ -36,7 +35,7 @@ ATTEMPTS = 64
 
 
 def told(call):
-    """Gives the traceback of a defect to the host's log before the call ends: without WASI, a trap has no words."""
+    """Gives a defect to the host's log before the call ends: without WASI, a trap has no words."""
 
     @functools.wraps(call)
     def told_call(*arguments):
@@ -44,8 +43,13 @@ def told(call):
             return call(*arguments)
         except Err:
             raise
-        except Exception:
-            log.write(log.Level.ERROR, traceback.format_exc(), [])
+        except Exception as error:
+            # The module traceback would look for source files, which is a trap as well.
+            trace, lines = error.__traceback__, []
+            while trace is not None:
+                lines.append(f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}")
+                trace = trace.tb_next
+            log.write(log.Level.ERROR, repr(error), [("trace", " ".join(lines))])
             raise
 
     return told_call
