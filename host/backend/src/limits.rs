@@ -80,7 +80,8 @@ impl Default for Limits {
             http_response_bytes: 4 * MIB,
             http_exchanges: 16,
             http_timeout_ms: 30_000,
-            instances: 32,
+            // CPython alone is 38: its interpreter, its libraries and their tables.
+            instances: 128,
             memories: 8,
             tables: 16,
             table_elements: 20_000,
