@@ -289,7 +289,9 @@ fn lists_come_in_parts_with_their_owners() {
     for name in ["a", "b", "c"] {
         let request = CreateRequest { owner: Some(owner.clone()), ..wanted(name, GIB) };
         <ArrayDriver as Backend>::create(request).unwrap();
-        cut(name, if name == "c" { "vol-a" } else { "vol-b" }).unwrap();
+    }
+    for (name, source) in [("a", "vol-b"), ("b", "vol-b"), ("c", "vol-a")] {
+        cut(name, source).unwrap();
     }
     let list = <ArrayDriver as Listing>::list;
     let first = list(None, Some(2)).unwrap();
