@@ -53,6 +53,7 @@ async fn load(engine: &Engine, name: &str, section: &BackendSection) -> Result<D
     };
     let mut config = BackendConfig {
         settings: section.settings.iter().map(|(key, value)| (key.clone(), value.0.clone())).collect(),
+        http: section.http.clone(),
         limits: section.limits.clone(),
         ..BackendConfig::default()
     };

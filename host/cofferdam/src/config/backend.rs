@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
 };
 
-use cofferdam_backend::{Grant, Limits};
+use cofferdam_backend::{Grant, HttpConfig, Limits};
 use serde::{Deserialize, Deserializer, de};
 
 /// Name of the driver that the program carries, for dev mode.
@@ -26,6 +26,9 @@ pub(crate) struct BackendSection {
     /// What the component and one call of it may use.
     #[serde(default)]
     pub(crate) limits: Limits,
+    /// Where the component's HTTP requests may go.
+    #[serde(default)]
+    pub(crate) http: HttpConfig,
 }
 
 /// A value that a component reads; numbers and booleans reach it as text.
