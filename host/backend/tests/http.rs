@@ -113,13 +113,23 @@ async fn a_server_that_is_not_the_right_one_gets_nothing() {
         (&server, OriginConfig { ca_file: Some(other.file("wrong-ca.pem")), ..of(&server) }),
         (&server, OriginConfig { pin_sha256: Some("0".repeat(64)), ..of(&server) }),
         (&server, OriginConfig { ca_file: None, pin_sha256: Some("0".repeat(64)), ..of(&server) }),
-        (&server, OriginConfig { ca_file: Some(other.file("wrong-ca.pem")), pin_sha256: Some(identity.pin()), ..of(&server) }),
+        (
+            &server,
+            OriginConfig {
+                ca_file: Some(other.file("wrong-ca.pem")),
+                pin_sha256: Some(identity.pin()),
+                ..of(&server)
+            },
+        ),
         (&elsewhere, of(&elsewhere)),
         (&plain, of(&plain)),
     ] {
         let backend = with(vec![config]).await;
         let refused = send(&backend, get(&server.https("/echo"))).await;
-        assert!(refused.starts_with("Failure::Tls maybe-sent=false TLS with https://localhost:"), "{refused}");
+        assert!(
+            refused.starts_with("Failure::Tls maybe-sent=false TLS with https://localhost:"),
+            "{refused}"
+        );
         assert_eq!(server.hits(), 0);
     }
 }
@@ -193,8 +203,7 @@ async fn headers_cannot_change_what_is_sent() {
         ("upgrade", "h2c"),
         ("TE", "trailers"),
     ] {
-        let request =
-            json!({ "method": "GET", "url": server.http("/echo"), "headers": [[name, value]] });
+        let request = json!({ "method": "GET", "url": server.http("/echo"), "headers": [[name, value]] });
         let refused = send(&backend, request).await;
         assert!(refused.starts_with("Failure::Invalid maybe-sent=false "), "{name:?}: {refused}");
     }
@@ -256,8 +265,7 @@ async fn an_exchange_that_has_begun_outlives_its_call_and_keeps_the_volume() {
     let backend = asking(&server).await;
     let create = json!([{ "send": { "method": "POST", "url": server.http("/gate"), "body": "create v" } }]);
     let hurried = Call { deadline: Duration::from_secs(3), ..call() };
-    let (end, arrived) =
-        tokio::join!(perform(&backend, "v", hurried, create.clone()), server.arrived());
+    let (end, arrived) = tokio::join!(perform(&backend, "v", hurried, create.clone()), server.arrived());
     assert_eq!(arrived, "POST /gate create v");
     let error = end.unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::DeadlineExceeded, Finality::Unknown), "{error}");
@@ -331,18 +339,27 @@ async fn secrets_are_used_unseen_and_blotted_out_when_a_server_repeats_them() {
     let backend = asking(&server).await;
     let of = || Call { secrets: secrets(&[("user", "admin"), ("password", "correct horse")]), ..call() };
     for (authorization, path, header, expected) in [
-        (json!({ "basic": ["root", "password"] }), "/authorization", "authorization", "Basic cm9vdDpjb3JyZWN0IGhvcnNl"),
-        (json!({ "hidden-basic": ["user", "password"] }), "/authorization", "authorization", "Basic YWRtaW46Y29ycmVjdCBob3JzZQ=="),
+        (
+            json!({ "basic": ["root", "password"] }),
+            "/authorization",
+            "authorization",
+            "Basic cm9vdDpjb3JyZWN0IGhvcnNl",
+        ),
+        (
+            json!({ "hidden-basic": ["user", "password"] }),
+            "/authorization",
+            "authorization",
+            "Basic YWRtaW46Y29ycmVjdCBob3JzZQ==",
+        ),
         (json!({ "bearer": "password" }), "/authorization", "authorization", "Bearer correct horse"),
         (json!({ "header": ["X-API-Key", "password"] }), "/api-key", "x-api-key", "correct horse"),
     ] {
         let script = json!([{ "repeat": proof(server.http(path), authorization.clone()) }]);
         let error = perform(&backend, "v", of(), script.clone()).await.unwrap_err();
         assert_eq!(server.headers().get(header).unwrap(), expected);
-        let blotted = expected.rsplit_once("Basic ").map_or_else(
-            || expected.replace("correct horse", "[secret]"),
-            |_| "Basic [secret]".to_owned(),
-        );
+        let blotted = expected
+            .rsplit_once("Basic ")
+            .map_or_else(|| expected.replace("correct horse", "[secret]"), |_| "Basic [secret]".to_owned());
         assert_eq!(error.message, blotted);
         let delete = cofferdam_backend::Backend::delete_volume(&*backend, of(), "v-v".into());
         assert_eq!(delete.await, Ok(()));
@@ -359,27 +376,34 @@ async fn secrets_are_used_unseen_and_blotted_out_when_a_server_repeats_them() {
 async fn proofs_that_cannot_be_sent_are_refused_without_showing_them() {
     let server = Server::start(None).await;
     let backend = asking(&server).await;
-    let of = || Call { secrets: secrets(&[("split", "a\r\nb: c"), ("colon", "a:b"), ("fine", "d")]), ..call() };
+    let of =
+        || Call { secrets: secrets(&[("split", "a\r\nb: c"), ("colon", "a:b"), ("fine", "d")]), ..call() };
     let header = |name: &str| json!({ "header": [name, "fine"] });
     for (authorization, headers, expected) in [
         (json!({ "bearer": "split" }), json!([]), "the value of the header `authorization` has characters"),
-        (json!({ "header": ["x-key", "split"] }), json!([]), "the value of the header `x-key` has characters"),
+        (
+            json!({ "header": ["x-key", "split"] }),
+            json!([]),
+            "the value of the header `x-key` has characters",
+        ),
         (json!({ "hidden-basic": ["colon", "fine"] }), json!([]), "the user's name has a colon"),
         (header("host"), json!([]), "the header `host` is the host's"),
         (header("x key"), json!([]), "\"x key\" is not a header's name"),
         (header("X-Key"), json!([["x-kEY", "e"]]), "the header `x-key` is given twice"),
-        (json!({ "basic": ["u", "fine"] }), json!([["Authorization", "e"]]), "the header `authorization` is given"),
+        (
+            json!({ "basic": ["u", "fine"] }),
+            json!([["Authorization", "e"]]),
+            "the header `authorization` is given",
+        ),
     ] {
         let mut request = proof(server.http("/echo"), authorization);
         request.as_object_mut().unwrap().insert("headers".to_owned(), headers);
         let script = json!([{ "send": request }]);
         let refused = perform(&backend, "v", of(), script).await.unwrap().remove(0);
-        assert!(
-            refused.starts_with(&format!("Failure::Invalid maybe-sent=false {expected}")),
-            "{refused}"
-        );
+        assert!(refused.starts_with(&format!("Failure::Invalid maybe-sent=false {expected}")), "{refused}");
     }
-    let plain = json!({ "method": "GET", "url": server.http("/echo"), "headers": [["Authorization", "Token t"]] });
+    let plain =
+        json!({ "method": "GET", "url": server.http("/echo"), "headers": [["Authorization", "Token t"]] });
     assert_eq!(send(&backend, plain).await, "200 GET /echo 0");
     assert_eq!(server.headers().get("authorization").unwrap(), "Token t");
     assert_eq!(server.hits(), 1);
@@ -428,7 +452,9 @@ async fn what_the_operator_wrote_wrongly_is_named_at_load() {
     let refused = async |config: OriginConfig| -> LoadError {
         load(&engine(), vec![config], Limits::default()).await.unwrap_err()
     };
-    let error = refused(OriginConfig { ca_file: Some("/nowhere/ca.pem".into()), ..origin("https://a.example") }).await;
+    let error =
+        refused(OriginConfig { ca_file: Some("/nowhere/ca.pem".into()), ..origin("https://a.example") })
+            .await;
     assert!(
         error.to_string().starts_with(
             "net.wasm: the HTTP origin `https://a.example`: `ca-file` /nowhere/ca.pem: No such file"

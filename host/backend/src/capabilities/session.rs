@@ -148,9 +148,7 @@ impl Store {
         let mut content = self.lock();
         let slot = content.slot(name, self.keys)?;
         Ok(match slot.live() {
-            Some(value) => {
-                Look::Held(Entry { value: value.content.to_vec(), generation: value.generation })
-            }
+            Some(value) => Look::Held(Entry { value: value.content.to_vec(), generation: value.generation }),
             None => Look::Empty(Arc::clone(&slot.turn), Arc::clone(&slot.made)),
         })
     }
@@ -279,13 +277,7 @@ impl Session {
         })
     }
 
-    fn put(
-        &mut self,
-        tenant: Tenant,
-        key: &str,
-        value: Vec<u8>,
-        ttl: Duration,
-    ) -> Result<u64, SessionError> {
+    fn put(&mut self, tenant: Tenant, key: &str, value: Vec<u8>, ttl: Duration) -> Result<u64, SessionError> {
         let generation = self.store.put(tenant, key, value, ttl)?;
         self.release(key);
         Ok(generation)

@@ -153,7 +153,10 @@ async fn the_holder_is_not_made_to_wait_for_itself_or_another() {
         assert_eq!(held, "k");
     }
     holder.put("k2", b"other", HOUR).unwrap();
-    assert!(holder.0.turn.as_ref().is_some_and(|turn| turn.key == "k"), "a put of another key keeps the turn");
+    assert!(
+        holder.0.turn.as_ref().is_some_and(|turn| turn.key == "k"),
+        "a put of another key keeps the turn"
+    );
     holder.put("k", b"v", HOUR).unwrap();
     assert!(holder.acquire("k2").await.unwrap().is_some());
 }

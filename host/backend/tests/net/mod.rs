@@ -137,7 +137,9 @@ async fn answer(state: Arc<State>, request: Request<Incoming>) -> Result<Respons
     let shown = String::from_utf8_lossy(&body[..body.len().min(100)]).into_owned();
     let _ = state.arrived.send(format!("{} {} {shown}", head.method, head.uri));
     let mut response = Response::builder();
-    let header = |name: &str| head.headers.get(name).cloned().map(|value| Bytes::from_owner(value.as_bytes().to_vec()));
+    let header = |name: &str| {
+        head.headers.get(name).cloned().map(|value| Bytes::from_owner(value.as_bytes().to_vec()))
+    };
     let body = match head.uri.path() {
         "/echo" => Bytes::from(format!("{} {} {}", head.method, head.uri, body.len())),
         "/authorization" => header("authorization").unwrap_or_default(),

@@ -111,7 +111,10 @@ async fn dial(resolver: &dyn Resolve, target: &Target, until: Instant) -> Result
         Some(tls) => {
             let secured = tls.connector.connect(tls.name.clone(), tcp).await;
             let secured = secured.map_err(|error| {
-                Failed::unsent(Failure::Tls, format!("TLS with {} ({address}) failed: {error}", target.origin))
+                Failed::unsent(
+                    Failure::Tls,
+                    format!("TLS with {} ({address}) failed: {error}", target.origin),
+                )
             })?;
             handshake(target, secured).await
         }

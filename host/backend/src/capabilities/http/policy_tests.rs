@@ -89,7 +89,10 @@ fn addresses_that_lead_elsewhere_are_refused_unless_they_are_meant() {
         "::ffff:169.254.169.254",
     ] {
         assert!(!admits(&open, address), "{address}");
-        assert!(!admits(&target(&["0.0.0.0/0", "::/0"]), address), "{address}: not what a wide network means");
+        assert!(
+            !admits(&target(&["0.0.0.0/0", "::/0"]), address),
+            "{address}: not what a wide network means"
+        );
         assert!(admits(&target(&[address]), address), "{address} is named");
     }
     let narrow = target(&["10.0.0.0/8", "192.168.1.5", "127.0.0.0/24"]);

@@ -106,8 +106,9 @@ fn refused(refusal: Refusal) -> Failed {
     match refusal {
         Refusal::Invalid(reason) => invalid(format!("the URL is wrong: {reason}")),
         Refusal::Forbidden(origin) => {
-            let message =
-                format!("requests to {origin} are not allowed; expected an origin of the backend's `http` section");
+            let message = format!(
+                "requests to {origin} are not allowed; expected an origin of the backend's `http` section"
+            );
             Failed::unsent(Failure::Forbidden, message).denied("origin")
         }
     }

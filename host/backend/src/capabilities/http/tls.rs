@@ -174,8 +174,7 @@ fn of_the_system() -> Result<RootCertStore, String> {
 fn chain(key: &str, file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let wrong = |_| named(key, file, "expected certificates in PEM");
     let pem = read(key, file)?;
-    let certificates =
-        CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>().map_err(wrong)?;
+    let certificates = CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>().map_err(wrong)?;
     if certificates.is_empty() {
         return Err(named(key, file, "has no certificate; expected certificates in PEM"));
     }
@@ -250,10 +249,7 @@ mod tests {
         );
         assert_eq!(config(|c| c.ca_file = Some("/".into())), "`ca-file` /: is not a regular file");
         assert_eq!(config(|c| c.key_file = Some("k".into())), "`key-file` needs `certificate-file`");
-        assert_eq!(
-            config(|c| c.certificate_file = Some("c".into())),
-            "`certificate-file` needs `key-file`"
-        );
+        assert_eq!(config(|c| c.certificate_file = Some("c".into())), "`certificate-file` needs `key-file`");
         assert!(
             config(|c| c.ca_file = Some(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml").into()))
                 .ends_with("Cargo.toml: has no certificate; expected certificates in PEM")

@@ -3,7 +3,8 @@
 #![forbid(unsafe_code)]
 
 use cofferdam_guest::{
-    Backend, CreateRequest, Description, Readiness, Result, StorageError, ValidateRequest, Validation, Volume,
+    Backend, CreateRequest, Description, Readiness, Result, StorageError, ValidateRequest, Validation,
+    Volume,
     bindings::cofferdam::storage::{http, secrets, session, types::Secret},
     log,
 };
@@ -71,8 +72,9 @@ impl Backend for Net {
     fn create(request: CreateRequest) -> Result<Volume> {
         let script = request.parameters.iter().find(|(key, _)| key == "script");
         let script = script.map_or("[]", |(_, script)| script);
-        let steps: Vec<Step> = serde_json::from_str(script)
-            .map_err(|error| StorageError::invalid_argument(format!("the script is not readable: {error}")))?;
+        let steps: Vec<Step> = serde_json::from_str(script).map_err(|error| {
+            StorageError::invalid_argument(format!("the script is not readable: {error}"))
+        })?;
         let mut volume = Volume::new(format!("v-{}", request.name), 1);
         for (number, step) in steps.into_iter().enumerate() {
             volume.context.push((number.to_string(), perform(step)?));
