@@ -62,6 +62,7 @@ mod backend;
 pub mod bindings;
 mod error;
 pub mod log;
+pub mod pool;
 pub mod settings;
 pub mod state;
 mod types;
