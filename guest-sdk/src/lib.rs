@@ -72,6 +72,7 @@ pub mod paging;
 pub mod parameters;
 pub mod secrets;
 pub mod session;
+pub mod pool;
 pub mod settings;
 pub mod sizes;
 pub mod state;

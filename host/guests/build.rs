@@ -32,6 +32,18 @@ fn main() -> Result<(), Box<dyn Error>> {
             wanted: true,
         },
         Guest {
+            package: "cofferdam-backend-pool",
+            folder: "backends/pool",
+            variable: "COFFERDAM_GUEST_POOL",
+            wanted: true,
+        },
+        Guest {
+            package: "cofferdam-guest-pool-tricks",
+            folder: "host/backend/tests/guests/pool-tricks",
+            variable: "COFFERDAM_GUEST_POOL_TRICKS",
+            wanted: env::var_os("CARGO_FEATURE_HOSTILE").is_some(),
+        },
+        Guest {
             package: "cofferdam-guest-hostile",
             folder: "host/backend/tests/guests/hostile",
             variable: "COFFERDAM_GUEST_HOSTILE",

@@ -310,7 +310,8 @@ impl Pool {
         Ok(Item { name: name.to_owned(), kind, size_bytes, used_bytes })
     }
 
-    /// Lists what was there at the last change; what others have put into the directory since is seen after a restart.
+    /// Lists the items that this process knows and that are still there; what others have put into the directory is seen
+    /// after a restart.
     pub(crate) fn scan(&self, prefix: &str, after: Option<&str>, limit: u32) -> Page {
         let start = match after {
             Some(after) if after >= prefix => Excluded(after),
@@ -319,18 +320,14 @@ impl Pool {
         let limit = usize::try_from(limit).unwrap_or(usize::MAX).min(MAX_PAGE);
         let table = self.lock();
         let mut page = Page { items: Vec::new(), more: false };
-        let found = table.items.range::<str, _>((start, Unbounded));
-        for (name, image) in found.take_while(|(name, _)| name.starts_with(prefix)) {
-            // Promised, but not there yet.
-            let making = image.is_some() && matches!(table.uses.get(name), Some(Use::Changing));
-            if making && self.stat(name).is_err() {
-                continue;
-            }
+        let found = table.items.range::<str, _>((start, Unbounded)).map(|(name, _)| name);
+        for name in found.take_while(|name| name.starts_with(prefix)) {
+            let Some((kind, _)) = self.stat(name).ok().and_then(|stat| item_kind(&stat)) else { continue };
             if page.items.len() >= limit {
                 page.more = true;
                 break;
             }
-            page.items.push((name.clone(), image.map_or(ItemKind::Directory, |_| ItemKind::Image)));
+            page.items.push((name.clone(), kind));
         }
         page
     }
