@@ -103,7 +103,10 @@ fn a_request_is_what_was_written() {
     let sent = &host.requests()[0];
     assert_eq!(sent.url, "http://a/b%20c?after=%C3%A4%26b&limit=2");
     assert_eq!((sent.body.as_slice(), sent.timeout), (b"[1]".as_slice(), Some(Duration::from_secs(3))));
-    assert_eq!((sent.secrets.as_slice(), sent.header("content-type")), (["key".to_owned()].as_slice(), Some("application/json")));
+    assert_eq!(
+        (sent.secrets.as_slice(), sent.header("content-type")),
+        (["key".to_owned()].as_slice(), Some("application/json"))
+    );
     assert!(!format!("{sent:?}").contains("s3cret"));
 }
 

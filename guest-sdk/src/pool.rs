@@ -3,8 +3,11 @@
 //! Every change is whole: after a crash it has happened or it has not. A copy that has begun runs to its end, also when the
 //! call that made it is over; until then its name is [`PoolError::Busy`].
 
-use crate::{StorageError, bindings::cofferdam::storage::pool as host};
-pub use host::{Bound, Item, ItemKind, Page, PoolError, Room};
+pub use crate::bindings::cofferdam::storage::{
+    pool::{Item, ItemKind, Page, PoolError, Room},
+    types::Bound,
+};
+use crate::{StorageError, host::pool as host};
 
 /// A pool. A backend that takes one as an argument can be tested without a host.
 ///

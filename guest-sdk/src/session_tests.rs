@@ -32,7 +32,10 @@ fn a_login_that_fails_gives_its_turn_back() {
         let error = login("k", TTL, || Err(StorageError::unauthenticated("no"))).unwrap_err();
         assert_eq!((error.kind, host.turn()), (ErrorKind::Unauthenticated, None));
         let too_large = login("k", TTL, || Ok(vec![0; 8193])).unwrap_err();
-        assert_eq!((too_large.kind, too_large.finality, host.turn()), (ErrorKind::Internal, Finality::Final, None));
+        assert_eq!(
+            (too_large.kind, too_large.finality, host.turn()),
+            (ErrorKind::Internal, Finality::Final, None)
+        );
         assert_eq!(login("", TTL, || Ok(vec![])).unwrap_err().kind, ErrorKind::Internal);
     });
 }
@@ -101,8 +104,7 @@ fn what_another_call_has_made_anew_is_used() {
 
 #[test]
 fn a_login_is_no_change_of_the_storage() {
-    let host =
-        Host::new().on(http::Method::Post, "http://a/", |_| Ok(http::Response::new(200))).install();
+    let host = Host::new().on(http::Method::Post, "http://a/", |_| Ok(http::Response::new(200))).install();
     host.call(|| {
         login("k", TTL, || Ok(http::Request::post("http://a/login").send()?.body)).unwrap();
         assert!(!crate::changed());

@@ -72,7 +72,10 @@ fn what_the_contract_bounds_the_mock_bounds() {
     }
     let version = Host.commit(&[set("k", 65536), set("l", 1)]).unwrap();
     assert_eq!(Host.get("l").unwrap().unwrap().version, version);
-    assert_eq!(Host.commit(&[set("m", 1), remove("k", version + 1)]), Err(StateError::Conflict("k".to_owned())));
+    assert_eq!(
+        Host.commit(&[set("m", 1), remove("k", version + 1)]),
+        Err(StateError::Conflict("k".to_owned()))
+    );
     assert_eq!(Host.get("m"), Ok(None), "all or none");
 }
 

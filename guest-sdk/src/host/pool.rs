@@ -1,5 +1,4 @@
 //! The pool's imports.
-#![allow(dead_code, reason = "the module `pool` is written on top of them")]
 
 use super::{imports, noted};
 use crate::bindings::cofferdam::storage::pool::{Item, Page, PoolError, Room};

@@ -28,7 +28,10 @@ fn what_is_logged_holds_no_secret() {
     log::write(Level::Warn, format!("it is {}", secret.reveal()), &[("again", &"hunter")]);
     let fields = vec![("again".to_owned(), BLOT.to_owned())];
     assert_eq!(host.lines(), [Line { level: Level::Warn, message: "it is [secret]".to_owned(), fields }]);
-    assert_eq!((host.revealed(), secrets::names()), (vec!["b".to_owned()], vec!["a".to_owned(), "b".to_owned()]));
+    assert_eq!(
+        (host.revealed(), secrets::names()),
+        (vec!["b".to_owned()], vec!["a".to_owned(), "b".to_owned()])
+    );
     assert!(!format!("{host:?}{secret:?}").contains("hunter"));
 }
 

@@ -1,6 +1,6 @@
 //! A defect of the host, met by a guest.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cofferdam_domain::storage::Secrets;
 use wasmtime::component::Component;
@@ -8,9 +8,9 @@ use wasmtime::component::Component;
 use super::*;
 use crate::{
     CompiledCache, Engine, EngineOptions,
-    capabilities::state,
+    capabilities::secrets::Redactor,
     exports,
-    loader::{BackendConfig, Digest, Source},
+    loader::{self, BackendConfig, Digest, Source},
 };
 
 fn engine() -> Engine {
@@ -18,7 +18,12 @@ fn engine() -> Engine {
 }
 
 fn context() -> Context {
-    Context { deadline: Instant::now() + Duration::from_secs(60), secrets: Secrets::default(), guard: None }
+    Context {
+        deadline: Instant::now() + Duration::from_secs(60),
+        secrets: Secrets::default(),
+        redactor: Redactor::default(),
+        guard: None,
+    }
 }
 
 /// The memory backend, with a function of the host behind `settings.get` that panics.
@@ -46,8 +51,8 @@ async fn parts(engine: &Engine) -> Arc<Parts> {
     };
     Arc::new(Parts {
         engine: wasm.clone(),
-        compiled: Arc::new(Compiled { digest, manifest, pre, exports }),
-        shared: Shared { settings: Arc::default(), state: Arc::new(state::Store::new(1 << 20)) },
+        compiled: Arc::new(Compiled { digest, size: 0, manifest, pre, exports }),
+        shared: loader::bare("memory", BTreeMap::new(), &Limits::default()).await.unwrap(),
         limits: Limits::default(),
         lane: engine.inner.lanes.lane(),
     })

@@ -27,8 +27,8 @@ mod outcome;
 mod wasi;
 mod wasm;
 
-pub use call::Usage;
 pub use backend::{Answer, Backend, Call};
+pub use call::Usage;
 pub use capabilities::{
     http::policy::{HttpConfig, OriginConfig},
     pool::PoolConfig,

@@ -145,18 +145,7 @@ impl Engine {
         let name = source.name();
         check_limits(&name, &limits)?;
         let compiled = self.compiled(source, limits.file_bytes).await?;
-        let state = open_state(&name, StateConfig::default(), limits.state_bytes).await?;
-        let shared = Shared {
-            session: Arc::new(session::Store::new(&limits)),
-            http: Arc::new(Client::new(
-                Policy::new(&name, &HttpConfig::default())?,
-                &limits,
-                Arc::new(connect::System),
-            )),
-            settings: Arc::new(settings),
-            state: Arc::new(state),
-            pool: None,
-        };
+        let shared = bare(&name, settings, &limits).await?;
         let engine = self.inner.wasm.clone();
         let lane = self.inner.lanes.lane();
         let parts = Arc::new(Parts { engine, compiled, shared, limits, lane });
@@ -377,6 +366,22 @@ fn one_line(error: &wasmtime::Error) -> String {
 }
 
 /// Calls a component for the first time, under the same limits as any call.
+/// What a backend shares that nothing was configured for.
+pub(crate) async fn bare(
+    name: &str,
+    settings: BTreeMap<String, String>,
+    limits: &Limits,
+) -> Result<Shared, LoadError> {
+    let policy = Policy::new(name, &HttpConfig::default())?;
+    Ok(Shared {
+        session: Arc::new(session::Store::new(limits)),
+        http: Arc::new(Client::new(policy, limits, Arc::new(connect::System))),
+        settings: Arc::new(settings),
+        state: Arc::new(open_state(name, StateConfig::default(), limits.state_bytes).await?),
+        pool: None,
+    })
+}
+
 async fn first_call<T: Send + 'static>(
     name: &str,
     inner: &Inner,

@@ -174,13 +174,13 @@ async fn a_name_that_leads_to_this_machine_is_refused_unless_it_is_meant() {
     let server = Server::start(None).await;
     let name = format!("http://localhost:{}", server.address.port());
     let open = OriginConfig { addresses: None, ..origin(&name) };
-    let refused = send(&with(vec![open]).await, get(&format!("{name}/echo"))).await;
+    let refused = send(&*with(vec![open]).await, get(&format!("{name}/echo"))).await;
     assert!(refused.starts_with("Failure::Forbidden maybe-sent=false localhost is at "), "{refused}");
     let elsewhere = OriginConfig { addresses: Some(vec!["10.0.0.0/8".to_owned()]), ..origin(&name) };
-    let refused = send(&with(vec![elsewhere]).await, get(&format!("{name}/echo"))).await;
+    let refused = send(&*with(vec![elsewhere]).await, get(&format!("{name}/echo"))).await;
     assert!(refused.starts_with("Failure::Forbidden maybe-sent=false localhost is at "), "{refused}");
     assert_eq!(server.connections(), 0);
-    let meant = send(&with(vec![origin(&name)]).await, get(&format!("{name}/echo"))).await;
+    let meant = send(&*with(vec![origin(&name)]).await, get(&format!("{name}/echo"))).await;
     assert_eq!(meant, "200 GET /echo 0");
 }
 

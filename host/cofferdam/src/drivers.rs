@@ -50,7 +50,6 @@ pub(crate) async fn load_all(engine: &Engine, configuration: &Configuration) -> 
 pub(crate) fn config(section: &BackendSection) -> BackendConfig {
     let mut config = BackendConfig {
         settings: section.settings.iter().map(|(key, value)| (key.clone(), value.0.clone())).collect(),
-        http: section.http.clone(),
         limits: section.limits.clone(),
         http: section.http.clone(),
         state: section.state.clone(),

@@ -89,10 +89,8 @@ impl Arguments {
     /// The capability if anything of it was said.
     pub(crate) fn capability_if_any(&mut self) -> Option<VolumeCapability> {
         let left = &self.left;
-        let said = left.access_mode.is_some()
-            || left.block
-            || left.fs_type.is_some()
-            || !left.mount_flag.is_empty();
+        let said =
+            left.access_mode.is_some() || left.block || left.fs_type.is_some() || !left.mount_flag.is_empty();
         said.then(|| self.capability())
     }
 

@@ -37,7 +37,8 @@ pub(crate) async fn call(
         .map_err(|problem| VendorError::Argument(format!("--timeout: {problem}")))?
         .get();
     let component = Component::open(&flags.component, environment)?;
-    let name = flags.function.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+    let name =
+        flags.function.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
     let mut arguments = Arguments::new(name, flags.arguments);
     let backend = component.load().await?;
     let call = Call { deadline, secrets: component.secrets };
@@ -50,12 +51,7 @@ pub(crate) async fn call(
     Ok((show(outcome, took, backend.last_usage(), flags.output), held))
 }
 
-fn show(
-    outcome: Result<Value, StorageError>,
-    took: Duration,
-    usage: Usage,
-    format: Format,
-) -> String {
+fn show(outcome: Result<Value, StorageError>, took: Duration, usage: Usage, format: Format) -> String {
     let error = |error: &StorageError| {
         serde_json::json!({
             "kind": error.kind.as_str(),

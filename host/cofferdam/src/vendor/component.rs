@@ -117,5 +117,8 @@ fn read_secret(path: &Path) -> Result<String, String> {
     }
     let text = std::fs::read_to_string(path).map_err(failed)?;
     // Editors and `echo` end a file with a line break that belongs to no password.
-    Ok(text.strip_suffix('\n').map_or(text.as_str(), |line| line.strip_suffix('\r').unwrap_or(line)).to_owned())
+    Ok(text
+        .strip_suffix('\n')
+        .map_or(text.as_str(), |line| line.strip_suffix('\r').unwrap_or(line))
+        .to_owned())
 }

@@ -39,8 +39,7 @@ pub(crate) async fn inspect(
 ) -> Result<String, Failure> {
     let component = Component::open(&flags.component, environment)?;
     let inspected = component.engine.inspect(component.source.clone(), &component.config.limits).await;
-    let inspection =
-        inspected.map_err(|source| Failure::Backend { name: component.name.clone(), source })?;
+    let inspection = inspected.map_err(|source| Failure::Backend { name: component.name.clone(), source })?;
     let BackendConfig { settings, limits, .. } = component.config;
     let described = component.engine.describe(component.source, settings, limits).await;
     let description = described.map_err(|error| one_line(&error));
@@ -123,7 +122,8 @@ impl Known {
 
     /// What a node needs to know of a driver that it never runs.
     fn manifest(&self) -> Result<String, Failure> {
-        let description = self.description.as_ref().map_err(|problem| Failure::Undescribed(problem.clone()))?;
+        let description =
+            self.description.as_ref().map_err(|problem| Failure::Undescribed(problem.clone()))?;
         let digest: Digest = self.inspection.digest;
         let manifest = json!({
             "manifestVersion": MANIFEST_VERSION,
@@ -141,7 +141,8 @@ impl Known {
 
     fn text(&self) -> String {
         let Inspection { digest, size, .. } = &self.inspection;
-        let list = |items: Vec<String>| if items.is_empty() { "nothing".to_owned() } else { items.join(", ") };
+        let list =
+            |items: Vec<String>| if items.is_empty() { "nothing".to_owned() } else { items.join(", ") };
         let mut rows = vec![
             ("file", self.file.clone()),
             ("digest", digest.to_string()),
