@@ -1,5 +1,5 @@
 //! The import `http` through a guest and real sockets: what is allowed works, what is not is refused before anything is sent.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a helper of tests fails as a test does")]
+#![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
 mod common;
 mod net;

@@ -58,6 +58,9 @@ impl std::fmt::Debug for WasmBackend {
     }
 }
 
+/// Makes an answer of what a guest returned, or says which rule of the contract that breaks.
+type Accept<T, U> = dyn FnOnce(T, &Redactor) -> Result<U, String> + Send;
+
 /// One call as the methods describe it.
 struct Job<T, U> {
     /// CSI's path of the call, which is what the sidecars' metrics are labelled with.
@@ -65,8 +68,7 @@ struct Job<T, U> {
     /// What it is about; absent for calls that change nothing.
     intent: Option<Intent>,
     function: Function<T>,
-    /// Makes an answer of what the guest returned; the error says which rule of the contract that breaks.
-    accept: Box<dyn FnOnce(T, &Redactor) -> Result<U, String> + Send>,
+    accept: Box<Accept<T, U>>,
     /// What the guard remembers of a success.
     remember: fn(&Guard, &U),
 }

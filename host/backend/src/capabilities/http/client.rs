@@ -155,7 +155,9 @@ impl Client {
         let answer = self.perform(&order, &running).await;
         if let Err(failed) = &answer {
             running.ended(failed.label());
-            self.metrics.get().map(|metrics| failed.count(metrics));
+            if let Some(metrics) = self.metrics.get() {
+                failed.count(metrics);
+            }
         }
         answer
     }
