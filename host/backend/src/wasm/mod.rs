@@ -175,7 +175,9 @@ impl Shared {
         let _in_flight = self.metrics.begin();
         let redactor = Redactor::new(call.secrets.clone());
         let allowed = call.deadline.min(self.parts.limits.deadline());
-        if let Err(pause) = self.breaker().admit(begun, allowed) {
+        // Bound first: the lock must be free when the refusal is counted.
+        let admitted = self.breaker().admit(begun, allowed);
+        if let Err(pause) = admitted {
             return self.conclude(begun, method, Err(Failure::Tripped(pause)));
         }
         let guard = match intent.map(|intent| self.guards.take(intent)).transpose() {
