@@ -81,7 +81,7 @@ impl Redactor {
     /// Whether a text is a secret, or holds one that is not so short that it says nothing there.
     pub(crate) fn finds(&self, text: &str) -> bool {
         let made = self.made();
-        let mut secrets = self.secrets.iter().map(|(_, secret)| secret).chain(made.iter());
+        let secrets = self.secrets.iter().map(|(_, secret)| secret).chain(made.iter());
         secrets.map(Secret::expose).any(|secret| {
             if secret.len() < TELLING { !secret.is_empty() && secret == text } else { is_in(secret, text) }
         })
