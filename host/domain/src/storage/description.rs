@@ -17,6 +17,7 @@ pub enum Placement {
 
 /// What a backend says of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Description {
     /// Name, as a StorageClass' `provisioner` spells it.
     pub name: DriverName,

@@ -212,6 +212,7 @@ pub struct ExpandVolume {
 
 /// Answer of ControllerExpandVolume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ExpandedVolume {
     /// Size now, in bytes.
     pub capacity: u64,

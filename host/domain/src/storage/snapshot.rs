@@ -22,6 +22,7 @@ pub struct CreateSnapshot {
 
 /// A snapshot. CSI `Snapshot`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Snapshot {
     /// The driver's id of the snapshot.
     pub handle: SnapshotHandle,
@@ -39,6 +40,7 @@ pub struct Snapshot {
 
 /// Answer of ListSnapshots.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct SnapshotPage {
     /// Snapshots.
     pub snapshots: Vec<Snapshot>,
@@ -59,6 +61,7 @@ pub struct CreateGroupSnapshot {
 
 /// A group snapshot. CSI `VolumeGroupSnapshot`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct GroupSnapshot {
     /// The driver's id of the group.
     pub handle: GroupSnapshotHandle,

@@ -9,6 +9,7 @@ use crate::{
 
 /// How healthy a volume is. CSI `VolumeCondition`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Condition {
     /// Whether something is wrong with it.
     pub abnormal: bool,
@@ -19,6 +20,7 @@ pub struct Condition {
 /// A volume as it stands now. CSI's entries of ListVolumes and answer of ControllerGetVolume, with what only our contract has:
 /// the owner and the time of the last change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct VolumeStatus {
     /// The volume with its present size.
     pub volume: CreatedVolume,
@@ -34,6 +36,7 @@ pub struct VolumeStatus {
 
 /// Answer of ListVolumes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct VolumePage {
     /// Volumes.
     pub volumes: Vec<VolumeStatus>,
@@ -54,6 +57,7 @@ pub struct CapacityQuery {
 
 /// Answer of GetCapacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Capacity {
     /// Bytes that volumes can still be created with.
     pub available: u64,
