@@ -7,10 +7,10 @@ use wasmtime::component::Component;
 
 use super::*;
 use crate::{
-    CompiledCache, Engine, EngineOptions,
+    CompiledCache, Digest, Engine, EngineOptions,
     capabilities::secrets::Redactor,
     exports,
-    loader::{self, BackendConfig, Digest, Source},
+    loader::{self, BackendConfig, Source},
 };
 
 fn engine() -> Engine {

@@ -2,7 +2,9 @@
 
 use std::{
     collections::HashMap,
+    fs::DirBuilder,
     num::NonZeroUsize,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, RwLock, Weak},
     thread,
@@ -15,14 +17,8 @@ use wasmtime::{
 };
 
 use crate::{
-    capabilities,
-    error::LoadError,
-    instance::Host,
-    lane::Lanes,
-    limits::TICK,
-    loader::{Compiled, Digest},
-    metrics::BackendMetrics,
-    wasi,
+    capabilities, digest::Digest, error::LoadError, instance::Host, lane::Lanes, limits::TICK,
+    loader::Compiled, metrics::BackendMetrics, wasi,
 };
 
 /// Threads that run guests. Apart from the threads that watch the cluster, renew leases and answer health checks, so that no
@@ -40,8 +36,8 @@ pub enum CompiledCache {
     /// In the user's cache directory; nowhere, with a warning, when there is none or it cannot be written.
     #[default]
     User,
-    /// In this directory, which only this user may be able to write: what lies there is run. Nowhere, with a warning, when
-    /// it cannot be written.
+    /// In this directory. What lies there is run, so that it is nowhere, with a warning, when somebody else can write to the
+    /// directory, or nobody can.
     Directory(PathBuf),
     /// Nowhere.
     Off,
@@ -193,15 +189,49 @@ fn cache_in(directory: Option<&Path>) -> wasmtime::Result<Cache> {
     let mut config = CacheConfig::new();
     config.with_files_total_size_soft_limit(CACHE_BYTES).with_cleanup_interval(Duration::from_secs(3600));
     if let Some(directory) = directory {
+        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         // The library wants an absolute path.
         config.with_directory(std::path::absolute(directory)?);
     }
-    Cache::new(config)
+    let cache = Cache::new(config)?;
+    only_ours(cache.directory())?;
+    Ok(cache)
+}
+
+/// Whoever can write compiled code into the cache runs it in this process, outside of every sandbox.
+fn only_ours(directory: &Path) -> wasmtime::Result<()> {
+    let found = std::fs::metadata(directory)?;
+    let (owner, us) = (found.uid(), rustix::process::geteuid().as_raw());
+    if owner != us && owner != 0 {
+        wasmtime::bail!("{} belongs to user {owner}, and this process is user {us}", directory.display());
+    }
+    if found.mode() & 0o022 != 0 {
+        let mode = found.mode() & 0o7777;
+        wasmtime::bail!(
+            "others can write to {}: its mode is {mode:04o}, expected 0755 or less (chmod go-w)",
+            directory.display()
+        );
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt as _};
+
     use super::*;
+
+    #[test]
+    fn a_cache_that_others_can_write_is_not_used() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = CompiledCache::Directory(directory.path().join("cache"));
+        assert!(open_cache(&cache).is_some());
+        for (mode, used) in [(0o755, true), (0o775, false), (0o757, false), (0o1777, false), (0o700, true)] {
+            fs::set_permissions(directory.path().join("cache"), fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(open_cache(&cache).is_some(), used, "{mode:o}");
+        }
+        assert!(open_cache(&CompiledCache::Off).is_none());
+    }
 
     #[test]
     fn the_surface_is_as_small_as_intended() {

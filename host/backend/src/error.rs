@@ -2,7 +2,10 @@
 
 use cofferdam_domain::storage::StorageError;
 
-use crate::inspect::{FoundVersion, Grant};
+use crate::{
+    digest::Digest,
+    inspect::{FoundVersion, Grant},
+};
 
 /// A component that cannot become a backend, or an engine that cannot start. Every message is one line that names the
 /// component.
@@ -42,6 +45,16 @@ pub enum LoadError {
         name: String,
         /// What it is.
         found: String,
+    },
+    /// The file is another component than the operator wants.
+    #[error("{name}: has the digest {found}; expected {expected} (`sha256`)")]
+    Digest {
+        /// The component.
+        name: String,
+        /// Its digest.
+        found: Digest,
+        /// What the operator pinned.
+        expected: Digest,
     },
     /// The file begins as a component but is damaged, or needs features that are off.
     #[error("{name}: is not a valid WebAssembly component: {reason}")]

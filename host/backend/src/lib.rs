@@ -13,6 +13,7 @@ mod call;
 mod capabilities;
 mod checks;
 mod convert;
+mod digest;
 mod engine;
 mod error;
 mod exports;
@@ -34,10 +35,11 @@ pub use capabilities::{
     pool::PoolConfig,
     state::StateConfig,
 };
+pub use digest::Digest;
 pub use engine::{CompiledCache, Engine, EngineOptions};
 pub use error::LoadError;
 pub use inspect::{Grant, Manifest};
 pub use limits::Limits;
-pub use loader::{BackendConfig, Digest, Inspection, Source};
+pub use loader::{BackendConfig, Inspection, Source};
 pub use metrics::BackendMetrics;
 pub use wasm::WasmBackend;

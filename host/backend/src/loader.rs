@@ -2,14 +2,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
     io::Read as _,
     path::PathBuf,
     sync::{Arc, PoisonError, Weak},
 };
 
 use cofferdam_domain::storage::{Description, Readiness, Secrets};
-use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 use wasmtime::component::{Component, InstancePre};
 
@@ -29,6 +27,7 @@ use crate::{
     },
     checks::{self, printable},
     convert,
+    digest::Digest,
     engine::{Engine, Inner},
     error::LoadError,
     exports::{self, Exports},
@@ -65,6 +64,8 @@ impl Source {
 /// What an operator tells and allows a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendConfig {
+    /// Which component it has to be; absent for whichever the file holds.
+    pub sha256: Option<Digest>,
     /// What the backend reads through its `settings` import.
     pub settings: BTreeMap<String, String>,
     /// What it may import; see [`effective_grants`](Self::effective_grants).
@@ -92,6 +93,7 @@ impl BackendConfig {
 impl Default for BackendConfig {
     fn default() -> Self {
         Self {
+            sha256: None,
             settings: BTreeMap::new(),
             grants: Grant::DEFAULT.into(),
             http: HttpConfig::default(),
@@ -102,23 +104,6 @@ impl Default for BackendConfig {
     }
 }
 
-/// SHA-256 of a component's bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Digest([u8; 32]);
-
-impl fmt::Display for Digest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("sha256:")?;
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for Digest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 impl Engine {
     /// Reads a component and tells what it imports and exports. Nothing of it runs.
     ///
@@ -126,7 +111,7 @@ impl Engine {
     ///
     /// When the component cannot be read, is none, or imports what nobody offers.
     pub async fn inspect(&self, source: Source, limits: &Limits) -> Result<Inspection, LoadError> {
-        let compiled = self.compiled(source, limits.file_bytes).await?;
+        let compiled = self.compiled(source, limits.file_bytes, None).await?;
         Ok(Inspection { digest: compiled.digest, size: compiled.size, manifest: compiled.manifest.clone() })
     }
 
@@ -144,7 +129,7 @@ impl Engine {
     ) -> Result<Description, LoadError> {
         let name = source.name();
         check_limits(&name, &limits)?;
-        let compiled = self.compiled(source, limits.file_bytes).await?;
+        let compiled = self.compiled(source, limits.file_bytes, None).await?;
         let shared = bare(&name, settings, &limits).await?;
         let engine = self.inner.wasm.clone();
         let lane = self.inner.lanes.lane();
@@ -152,13 +137,18 @@ impl Engine {
         describe(&name, &self.inner, &parts).await
     }
 
-    async fn compiled(&self, source: Source, limit: u64) -> Result<Arc<Compiled>, LoadError> {
+    async fn compiled(
+        &self,
+        source: Source,
+        limit: u64,
+        pinned: Option<Digest>,
+    ) -> Result<Arc<Compiled>, LoadError> {
         let name = source.name();
         let _one_at_a_time = self.inner.compiling.lock().await;
         let inner = Arc::clone(&self.inner);
         let work = {
             let name = name.clone();
-            move || compile(&inner, &name, &source, limit)
+            move || compile(&inner, &name, &source, limit, pinned)
         };
         tokio::task::spawn_blocking(work)
             .await
@@ -175,10 +165,10 @@ impl Engine {
     /// one line that names it.
     pub async fn load(&self, source: Source, config: BackendConfig) -> Result<Arc<WasmBackend>, LoadError> {
         let grants = config.effective_grants();
-        let BackendConfig { settings, grants: _, http, limits, state, pool } = config;
+        let BackendConfig { sha256, settings, grants: _, http, limits, state, pool } = config;
         let name = source.name();
         check_limits(&name, &limits)?;
-        let compiled = self.compiled(source, limits.file_bytes).await?;
+        let compiled = self.compiled(source, limits.file_bytes, sha256).await?;
         compiled.manifest.check(&name, &grants)?;
         if pool.is_none() && compiled.manifest.grants.contains(&Grant::Pool) {
             return Err(LoadError::NoPool { name });
@@ -284,13 +274,22 @@ pub(crate) struct Compiled {
 }
 
 /// Everything that needs a thread of its own. The bytes are read once: what is hashed is what is compiled.
-fn compile(inner: &Inner, name: &str, source: &Source, limit: u64) -> Result<Arc<Compiled>, LoadError> {
+fn compile(
+    inner: &Inner,
+    name: &str,
+    source: &Source,
+    limit: u64,
+    pinned: Option<Digest>,
+) -> Result<Arc<Compiled>, LoadError> {
     let owned = || name.to_owned();
     let bytes = read(name, source, limit)?;
     if let Some(found) = not_a_component(&bytes) {
         return Err(LoadError::NotAComponent { name: owned(), found });
     }
-    let digest = Digest(Sha256::digest(&bytes).into());
+    let digest = Digest::of(&bytes);
+    if let Some(expected) = pinned.filter(|expected| *expected != digest) {
+        return Err(LoadError::Digest { name: owned(), found: digest, expected });
+    }
     let known = || inner.compiled.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(compiled) = known().get(&digest).and_then(Weak::upgrade) {
         return Ok(compiled);

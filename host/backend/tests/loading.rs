@@ -103,3 +103,19 @@ async fn a_backend_tells_what_it_is() {
     assert_eq!(backend.manifest().grants, [Grant::Ambient, Grant::Settings, Grant::State].into());
     assert!(backend.manifest().exports.contains(&"cofferdam:storage/volumes@0.1.0".to_owned()));
 }
+
+#[tokio::test]
+async fn a_pinned_component_is_loaded_and_no_other() {
+    let source = || Source::Bytes { name: "memory".to_owned(), bytes: cofferdam_guests::MEMORY };
+    let engine = engine();
+    let found = engine.load(source(), BackendConfig::default()).await.unwrap().digest();
+    let pinned = BackendConfig { sha256: Some(found), ..BackendConfig::default() };
+    engine.load(source(), pinned).await.unwrap();
+    let other = "0".repeat(64).parse().unwrap();
+    let error =
+        engine.load(source(), BackendConfig { sha256: Some(other), ..BackendConfig::default() }).await;
+    assert_eq!(
+        error.unwrap_err().to_string(),
+        format!("memory: has the digest {found}; expected sha256:{} (`sha256`)", "0".repeat(64))
+    );
+}

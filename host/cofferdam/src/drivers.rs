@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use cofferdam_backend::{
-    BackendConfig, BackendMetrics, CompiledCache, Engine, EngineOptions, Source, WasmBackend,
+    Backend as _, BackendConfig, BackendMetrics, CompiledCache, Engine, EngineOptions, Source, WasmBackend,
 };
+use cofferdam_domain::storage::Placement;
 use prometheus_client::registry::Registry;
 
 use crate::{
@@ -46,9 +47,23 @@ pub(crate) async fn load_all(engine: &Engine, configuration: &Configuration) -> 
     Ok(drivers)
 }
 
+/// Refuses drivers of one node's storage. Their volumes are reachable from that node only, and volumes are not yet created where
+/// the pod will be: a claim would be bound to a volume that no pod can use.
+///
+/// # Errors
+/// [`Failure::Placement`]
+pub(crate) fn all_central(drivers: &[Driver]) -> Result<(), Failure> {
+    let of_a_node = |driver: &&Driver| driver.backend.description().placement == Placement::Node;
+    match drivers.iter().find(of_a_node) {
+        Some(driver) => Err(Failure::Placement(driver.name.clone())),
+        None => Ok(()),
+    }
+}
+
 /// What a section gives its component.
 pub(crate) fn config(section: &BackendSection) -> BackendConfig {
     let mut config = BackendConfig {
+        sha256: section.sha256,
         settings: section.settings.iter().map(|(key, value)| (key.clone(), value.0.clone())).collect(),
         limits: section.limits.clone(),
         http: section.http.clone(),

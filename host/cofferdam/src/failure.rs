@@ -27,6 +27,10 @@ pub(crate) enum Failure {
     Engine(#[source] LoadError),
     #[error("backend {name}: {source}")]
     Backend { name: String, source: LoadError },
+    #[error(
+        "backend {0}: its storage is on one node (placement `node`), which `cofferdam run` does not serve yet; `cofferdam dev` does"
+    )]
+    Placement(String),
     #[error(transparent)]
     Process(#[from] ProcessError),
     #[error("cannot start the Kubernetes API: {0}")]

@@ -34,6 +34,7 @@ pub(crate) async fn run(flags: &ClusterFlags, environment: &HashMap<String, Stri
     process_metrics::register(&mut registry);
     let engine = drivers::engine(configuration, &mut registry)?;
     let drivers = drivers::load_all(&engine, configuration).await?;
+    drivers::all_central(&drivers)?;
     // Until here a signal ends the process by itself, also while a driver is slow to load: there is nothing to drain.
     let mut signals = Signals::take()?;
     tracing::info!(api = %cluster.url, namespace = %cluster.namespace, roles = ?configuration.role.0, "starting");

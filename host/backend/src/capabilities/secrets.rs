@@ -200,6 +200,7 @@ mod tests {
             redactor(&["pass\"word\\"]).blot_quoted("the key \"pass\\\"word\\\\\""),
             "the key \"[secret]\""
         );
-        assert!(redactor(&["x"]).finds("axb") && !redactor(&["", "x"]).finds("ab"));
+        assert!(redactor(&["pass"]).finds("a pass b") && !redactor(&["", "pass"]).finds("a b"));
+        assert!(redactor(&["1"]).finds("1") && !redactor(&["1"]).finds("10.0.0.1"));
     }
 }

@@ -23,10 +23,10 @@ use crate::{
     breaker::Breaker,
     call::{self, End, Function, Parts, Usage},
     capabilities::{Context, secrets::Redactor},
+    digest::Digest,
     engine::Inner,
     guard::{Guard, Guards, Intent},
     inspect::Manifest,
-    loader::Digest,
     metrics::DriverMetrics,
     outcome::{Failure, Sign},
 };

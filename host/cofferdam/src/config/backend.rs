@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
 };
 
-use cofferdam_backend::{Grant, HttpConfig, Limits, PoolConfig, StateConfig};
+use cofferdam_backend::{Digest, Grant, HttpConfig, Limits, PoolConfig, StateConfig};
 use serde::{Deserialize, Deserializer, de};
 
 /// Name of the driver that the program carries, for dev mode.
@@ -18,6 +18,8 @@ pub(crate) const MEMORY: &str = "memory";
 pub(crate) struct BackendSection {
     /// The component; absent only for the driver that the program carries.
     pub(crate) file: Option<PathBuf>,
+    /// Which component the file has to hold.
+    pub(crate) sha256: Option<Digest>,
     /// What the component reads through its `settings` import.
     #[serde(default)]
     pub(crate) settings: BTreeMap<String, Setting>,

@@ -120,8 +120,8 @@ impl ServerCertVerifier for Verifier {
         match self.pin {
             Some(pin) if pin != found => Err(rustls::Error::General(format!(
                 "the SHA-256 of the server's certificate is {}; expected {} (`pin-sha256`)",
-                hexadecimal(&found),
-                hexadecimal(&pin)
+                crate::digest::hexadecimal(&found),
+                crate::digest::hexadecimal(&pin)
             ))),
             Some(_) | None => Ok(ServerCertVerified::assertion()),
         }
@@ -201,25 +201,12 @@ fn named(key: &str, file: &Path, reason: &str) -> String {
 }
 
 fn digest(text: &str) -> Result<[u8; 32], String> {
-    let mut digest = [0; 32];
-    let digits = text.as_bytes();
-    let pairs = digits.chunks_exact(2).map(|pair| {
-        let high = char::from(*pair.first()?).to_digit(16)?;
-        let low = char::from(*pair.last()?).to_digit(16)?;
-        u8::try_from(high * 16 + low).ok()
-    });
-    let mut bytes = digest.iter_mut().zip(pairs);
-    let all = digits.len() == 64 && bytes.all(|(byte, found)| found.map(|found| *byte = found).is_some());
-    all.then_some(digest).ok_or_else(|| {
+    crate::digest::parse(text).ok_or_else(|| {
         format!(
             "`pin-sha256` has {} characters; expected 64 hexadecimal digits, the SHA-256 of the server's certificate in DER",
             text.chars().count()
         )
     })
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
@@ -228,7 +215,10 @@ mod tests {
 
     #[test]
     fn a_pin_is_64_hexadecimal_digits() {
-        assert_eq!(digest(&"aB0f".repeat(16)).map(|digest| hexadecimal(&digest)), Ok("ab0f".repeat(16)));
+        assert_eq!(
+            digest(&"aB0f".repeat(16)).map(|digest| crate::digest::hexadecimal(&digest)),
+            Ok("ab0f".repeat(16))
+        );
         for text in ["", "ab", &"g".repeat(64), &"a".repeat(63), &"a".repeat(66), &"ab:".repeat(32)] {
             let error = digest(text).unwrap_err();
             assert!(error.starts_with(&format!("`pin-sha256` has {} characters", text.len())), "{error}");
