@@ -83,7 +83,7 @@ pub enum LoadError {
         advice: String,
     },
     /// The component needs something that the operator has not granted.
-    #[error("{name}: imports `{import}`, which is not granted to it; add {grant} to its grants")]
+    #[error("{name}: imports `{import}`, which is not granted to it; {}", .grant.advice())]
     NotGranted {
         /// The component.
         name: String,

@@ -57,6 +57,23 @@ impl Grant {
     pub const DEFAULT: [Self; 6] =
         [Self::Log, Self::Ambient, Self::Settings, Self::Secrets, Self::Session, Self::State];
 
+    /// How an operator gives it.
+    pub(crate) fn advice(self) -> String {
+        match self {
+            Self::Http => {
+                "name the origins of its requests in sections [[backend.NAME.http.origins]]".to_owned()
+            }
+            Self::Pool => "name its directory in a section [backend.NAME.pool]".to_owned(),
+            Self::Log
+            | Self::Ambient
+            | Self::Settings
+            | Self::Secrets
+            | Self::Reveal
+            | Self::Session
+            | Self::State => format!("add {self} to its grants"),
+        }
+    }
+
     /// Name of the interface that it opens.
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -84,7 +84,10 @@ async fn a_call_that_runs_out_of_time_gives_its_turn_back() {
 #[tokio::test]
 async fn logins_are_apart_for_every_set_of_secrets() {
     let backend = load(&engine(), Vec::new(), Limits::default()).await.unwrap_err().to_string();
-    assert!(backend.contains("`http`"), "the guest imports it, and no origin grants it: {backend}");
+    assert!(
+        backend.contains("[[backend.NAME.http.origins]]"),
+        "the guest imports it, and no origin grants it: {backend}"
+    );
     let server = Server::start(None).await;
     let backend = asking(&server).await;
     let of = |password: &str| Call { secrets: secrets(&[("password", password)]), ..call() };
