@@ -12,6 +12,7 @@ pub mod hold;
 pub mod journal;
 pub mod kind;
 pub mod metrics;
+pub mod orphans;
 pub mod queue;
 pub mod table;
 pub mod watch;
