@@ -22,6 +22,7 @@ pub use cache::Cache;
 pub use events::{Event, EventSink, EventType, Subject};
 pub use journal::{Intent, IntentClass, Journal, JournalError};
 pub use kind::{Kind, Resource};
+pub use orphans::OrphanReport;
 pub use table::{Change, Seen, Table};
 pub use writer::{Precondition, WriteError, Writer};
 

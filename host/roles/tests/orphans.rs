@@ -1,0 +1,359 @@
+//! Orphans from the array to the report, and from a person's request to the array, on paused time.
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "what cannot be is a failed test")]
+
+use std::time::Duration;
+
+use cofferdam_domain::{
+    ReclaimPolicy,
+    storage::{CapacityRange, CreateVolume, ErrorKind, Owner},
+};
+use cofferdam_roles::{
+    Role,
+    orphans::report::{Answer, LeakDetection, Report, Request, Verdict},
+};
+use cofferdam_sim::{
+    ArrayVolume, Effect, Fault, Listing, Simulation,
+    UserAction::{self, Create, Delete, Patch, Settle, Wait},
+    objects::{DRIVER, claim, class, volume, with},
+};
+use serde_json::{Value, json};
+
+const MAP: &str = "/api/v1/namespaces/default/configmaps/cofferdam-orphans-sim.cofferdam.dev";
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+const GIB: u64 = 1 << 30;
+const FULL: Listing = Listing { owners: true, times: true, page: 2, endless: false };
+const UNTIMED: Listing = Listing { times: false, ..FULL };
+
+fn simulation(listing: Listing, list_faults: Vec<Fault>, delete_faults: Vec<Fault>) -> Simulation {
+    Simulation::new(&Role::ALL, Vec::new(), delete_faults).listing(listing, list_faults)
+}
+
+async fn ours(simulation: &Simulation) -> Owner {
+    let namespace = simulation.object("/api/v1/namespaces/kube-system").await.unwrap();
+    Owner {
+        cluster: namespace["metadata"]["uid"].as_str().unwrap().into(),
+        claim: "uid-of-a-lost-claim".into(),
+        volume: "pvc-lost".into(),
+        reclaim_policy: ReclaimPolicy::Delete,
+    }
+}
+
+/// A volume that stands in the array and changed last when the simulation began.
+fn plant(simulation: &Simulation, name: &str, owner: Option<Owner>) {
+    simulation.array().plant(ArrayVolume {
+        request: CreateVolume {
+            name: name.to_owned(),
+            capacity: CapacityRange { required: Some(GIB), limit: None },
+            capabilities: Vec::new(),
+            parameters: Default::default(),
+            mutable_parameters: Default::default(),
+            topology: None,
+            owner,
+        },
+        size: GIB,
+        changed_at_ms: u64::try_from(simulation.now().as_millisecond()).unwrap(),
+        published: Vec::new(),
+    });
+}
+
+async fn map(simulation: &Simulation) -> Value {
+    simulation.object(MAP).await.unwrap()
+}
+
+async fn report(simulation: &Simulation) -> Report {
+    serde_json::from_str(map(simulation).await["data"]["report"].as_str().unwrap()).unwrap()
+}
+
+async fn answer(simulation: &Simulation) -> Answer {
+    let map = map(simulation).await;
+    assert_eq!(map["data"].get("delete"), None, "an answered request goes");
+    serde_json::from_str(map["data"]["answer"].as_str().unwrap()).unwrap()
+}
+
+fn handles(report: &Report) -> Vec<&str> {
+    report.orphans.iter().map(|orphan| orphan.handle.as_str()).collect()
+}
+
+/// Asks as `cofferdam orphans delete` does, at a time from the start of the simulation.
+fn ask(simulation: &Simulation, after: Duration, name: &str) -> UserAction {
+    let requested_at = simulation.now() + after;
+    let request = Request { handle: format!("handle-{name}").into(), requested_at, by: "tester".to_owned() };
+    Patch(MAP, request.patch())
+}
+
+fn gauge(metrics: &str, name: &str) -> String {
+    let labels = format!("{name}{{driver_name=\"{DRIVER}\"}} ");
+    let line = metrics.lines().find_map(|line| line.strip_prefix(&labels));
+    line.unwrap_or_else(|| panic!("no {labels}in\n{metrics}")).to_owned()
+}
+
+async fn orphan_events(simulation: &Simulation) -> Vec<String> {
+    let events = simulation.object("/api/v1/events").await.unwrap();
+    let items = events["items"].as_array().unwrap().iter();
+    let ours = items.filter(|event| event["reason"].as_str().unwrap().starts_with("Orphan"));
+    ours.map(|event| {
+        let part = |pointer: &str| event.pointer(pointer).map_or_else(String::new, |v| v.to_string().replace('"', ""));
+        format!(
+            "{} {} {} {} x{}",
+            part("/involvedObject/kind"),
+            part("/involvedObject/name"),
+            part("/type"),
+            part("/reason"),
+            part("/count")
+        )
+    })
+    .collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leaked_volume_is_an_orphan_after_a_day_and_told_once() {
+    for listing in [FULL, UNTIMED] {
+        let simulation = simulation(listing, Vec::new(), Vec::new());
+        let owner = ours(&simulation).await;
+        plant(&simulation, "lost", Some(owner.clone()));
+        plant(&simulation, "kept", Some(Owner { reclaim_policy: ReclaimPolicy::Retain, ..owner.clone() }));
+        plant(&simulation, "foreign", Some(Owner { cluster: "another".into(), ..owner }));
+        plant(&simulation, "nobodys", None);
+        simulation.play(&[Create(class("gold")), Create(claim("a", "gold")), Wait(DAY - 3 * HOUR)], None).await;
+        let young = report(&simulation).await;
+        assert_eq!((young.counts.known, young.counts.young, young.counts.unknown), (1, 1, 3), "{young:?}");
+        assert_eq!(young.leak_detection, LeakDetection::Owner);
+        assert_eq!(handles(&young), [""; 0]);
+        assert_eq!(orphan_events(&simulation).await, [""; 0]);
+
+        // A driver that tells no times is watched anew by every process.
+        simulation.play(&[Wait(DAY), Settle, Settle], None).await;
+        let old = report(&simulation).await;
+        assert_eq!((old.counts.known, old.counts.orphan, old.counts.unknown), (1, 1, 3), "{old:?}");
+        assert_eq!(handles(&old), ["handle-lost"]);
+        assert_eq!((old.orphaned_bytes, old.more, old.held), (GIB, 0, false));
+        let told = format!("ConfigMap cofferdam-orphans-{DRIVER} Warning OrphanedVolumes x1");
+        assert_eq!(orphan_events(&simulation).await, [told]);
+        let metrics = simulation.metrics();
+        assert_eq!(gauge(&metrics, "cofferdam_orphaned_volumes"), "1");
+        assert_eq!(gauge(&metrics, "cofferdam_orphaned_bytes"), GIB.to_string());
+        assert_eq!(gauge(&metrics, "cofferdam_unowned_volumes"), "3");
+        let scanned: i64 = gauge(&metrics, "cofferdam_orphan_scan_timestamp_seconds").parse().unwrap();
+        assert!(simulation.now().as_second() - scanned <= 3_700, "{scanned}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_event_stands_on_the_csi_driver_where_there_is_one() {
+    let simulation = simulation(FULL, Vec::new(), Vec::new());
+    plant(&simulation, "lost", Some(ours(&simulation).await));
+    let driver = json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": DRIVER}, "spec": {},
+    });
+    simulation.play(&[Create(driver), Wait(DAY), Settle], None).await;
+    assert_eq!(orphan_events(&simulation).await, [format!("CSIDriver {DRIVER} Warning OrphanedVolumes x1")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn drivers_that_cannot_tell_are_reported_so() {
+    let keeps_none = Listing { owners: false, ..FULL };
+    let simulation = simulation(keeps_none, Vec::new(), Vec::new());
+    plant(&simulation, "lost", Some(ours(&simulation).await));
+    simulation.play(&[Wait(DAY), ask(&simulation, DAY, "lost")], None).await;
+    let found = report(&simulation).await;
+    assert_eq!(found.leak_detection.to_string(), "none: the driver keeps no owners");
+    assert_eq!((found.counts.unknown, found.counts.orphan), (1, 0));
+    let refused = answer(&simulation).await;
+    assert_eq!(refused.verdict, Verdict::Refused);
+    assert_eq!(refused.message, "the driver has kept no owner of it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_listing_that_fails_or_never_ends_leaves_the_old_report() {
+    let broken = vec![Fault::Refuse(ErrorKind::Internal)];
+    let simulation = simulation(Listing { page: 0, ..FULL }, broken, Vec::new());
+    let owner = ours(&simulation).await;
+    plant(&simulation, "lost", Some(owner.clone()));
+    simulation.play(&[Wait(Duration::from_secs(60))], None).await;
+    assert_eq!(report(&simulation).await.failure, None, "the next try came before an hour had passed");
+    simulation.play(&[Wait(DAY)], None).await;
+    let before = report(&simulation).await;
+    assert_eq!(handles(&before), ["handle-lost"]);
+
+    simulation.array().lists(Listing { endless: true, ..FULL }, Vec::new());
+    simulation.play(&[ask(&simulation, Duration::ZERO, "nowhere")], None).await;
+    let after = report(&simulation).await;
+    assert_eq!(after.failure.as_ref().unwrap().message, "the listing has not ended after 2000 pages");
+    assert_eq!(Report { failure: None, ..after }, before);
+    assert!(map(&simulation).await["data"].get("delete").is_some(), "what cannot be looked up is not answered");
+}
+
+async fn leaked(delete_faults: Vec<Fault>) -> Simulation {
+    let simulation = simulation(FULL, Vec::new(), delete_faults);
+    plant(&simulation, "lost", Some(ours(&simulation).await));
+    plant(&simulation, "nobodys", None);
+    simulation
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_orphan_goes_when_a_person_asks_wherever_the_process_dies() {
+    let mut effects = 1;
+    let mut deaths = 0;
+    // The first run, without a death, tells how many effects there are.
+    for n in std::iter::once(None).chain((1..).map(Some)).take_while(|n| n.is_none_or(|n| n <= 64)) {
+        if n.is_some_and(|n| n > effects) {
+            break;
+        }
+        let simulation = leaked(Vec::new()).await;
+        let actions = [Wait(DAY + HOUR), ask(&simulation, DAY + HOUR, "lost")];
+        let (_, log) = simulation.play(&actions, n).await;
+        let answer = answer(&simulation).await;
+        assert_eq!(answer.verdict, Verdict::Deleted, "killed after {n:?}: {}", answer.message);
+        assert_eq!(answer.request.unwrap().by, "tester");
+        let left: Vec<String> = simulation.array().volumes().into_keys().collect();
+        assert_eq!(left, ["nobodys"], "killed after {n:?}");
+        let report = report(&simulation).await;
+        assert_eq!((report.counts.orphan, report.orphaned_bytes, report.counts.unknown), (0, 0, 1));
+        if n.is_none() {
+            assert_eq!(answer.message, "deleted");
+            assert_eq!(simulation.array().calls(), ["delete handle-lost"]);
+            let events = orphan_events(&simulation).await;
+            let told = ["Normal OrphanDeleted x1", "Warning OrphanedVolumes x1"];
+            assert!(told.iter().all(|told| events.iter().any(|event| event.ends_with(told))), "{events:?}");
+            assert_eq!(gauge(&simulation.metrics(), "cofferdam_orphaned_volumes"), "0");
+            effects = log.len();
+            assert!(log.contains(&Effect::Call("delete handle-lost".to_owned())), "{log:?}");
+        } else {
+            deaths += 1;
+        }
+    }
+    assert!(deaths >= 4, "only {deaths} deaths were died");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_driver_that_does_not_say_how_it_ended_is_asked_again() {
+    let simulation = leaked(vec![Fault::LostRequest, Fault::LostAnswer]).await;
+    simulation.play(&[Wait(DAY + HOUR), ask(&simulation, DAY + HOUR, "lost")], None).await;
+    assert_eq!(answer(&simulation).await.verdict, Verdict::Deleted);
+    assert_eq!(simulation.array().calls(), ["delete handle-lost"; 2], "then the listing shows that it is gone");
+}
+
+struct Refusal {
+    name: &'static str,
+    before: Vec<UserAction>,
+    delete_faults: Vec<Fault>,
+    says: &'static str,
+    calls: usize,
+}
+
+fn static_volume() -> Value {
+    let csi = json!({"spec": {"csi": {"driver": DRIVER, "volumeHandle": "handle-lost"}}});
+    with(volume("saved", "none", "1Gi"), &csi)
+}
+
+fn restore_mark() -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "cofferdam-restored", "namespace": "default"}, "data": {"detected": "x"},
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_no_orphan_any_more_stays() {
+    let refusals = [
+        Refusal {
+            name: "a person has imported it",
+            before: vec![Create(static_volume())],
+            delete_faults: Vec::new(),
+            says: "PersistentVolume saved stands for it",
+            calls: 0,
+        },
+        Refusal {
+            name: "the cluster was restored",
+            before: vec![Create(restore_mark())],
+            delete_faults: Vec::new(),
+            says: "nothing is deleted while ConfigMap cofferdam-restored exists",
+            calls: 0,
+        },
+        Refusal {
+            name: "the array says no",
+            before: Vec::new(),
+            delete_faults: vec![Fault::Refuse(ErrorKind::FailedPrecondition)],
+            says: "the driver refuses: FailedPrecondition: the array refuses",
+            calls: 1,
+        },
+    ];
+    for Refusal { name, before, delete_faults, says, calls } in refusals {
+        let simulation = leaked(delete_faults).await;
+        let mut actions = vec![Wait(DAY + HOUR)];
+        actions.extend(before);
+        actions.push(ask(&simulation, DAY + HOUR, "lost"));
+        simulation.play(&actions, None).await;
+        let answer = answer(&simulation).await;
+        assert_eq!(answer.verdict, Verdict::Refused, "{name}");
+        assert!(answer.message.contains(says), "{name}: {}", answer.message);
+        assert!(simulation.array().volumes().contains_key("lost"), "{name}");
+        assert_eq!(simulation.array().calls().len(), calls, "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_that_comes_while_the_driver_lists_saves_the_volume() {
+    let simulation = leaked(Vec::new()).await;
+    simulation.play(&[Wait(DAY)], None).await;
+    assert_eq!(handles(&report(&simulation).await), ["handle-lost"]);
+    // The second listing of the next process is that of the request.
+    let slow = vec![Fault::Slow(Duration::ZERO), Fault::Meanwhile(Create(static_volume()))];
+    simulation.array().lists(FULL, slow);
+    simulation.play(&[Wait(Duration::from_secs(60)), ask(&simulation, Duration::from_secs(60), "lost")], None).await;
+    let answer = answer(&simulation).await;
+    assert_eq!(answer.message, "PersistentVolume saved stands for it");
+    assert_eq!(simulation.array().calls(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_nobody_should_carry_out_are_refused() {
+    for (name, request, says) in [
+        ("old", "", "older than an hour"),
+        ("text", "handle-lost", "the request cannot be read"),
+        ("young", "", "less than 24 hours ago"),
+        ("stranger", "", "no owner"),
+    ] {
+        let simulation = leaked(Vec::new()).await;
+        let (wait, asked, volume) = match name {
+            "old" => (DAY + 2 * HOUR, DAY, "lost"),
+            "young" => (HOUR, HOUR, "lost"),
+            _ => (DAY + HOUR, DAY + HOUR, "nobodys"),
+        };
+        let asking = if request.is_empty() {
+            ask(&simulation, asked, volume)
+        } else {
+            Patch(MAP, json!({"data": {"delete": request}}))
+        };
+        simulation.play(&[Wait(wait), asking], None).await;
+        let answer = answer(&simulation).await;
+        assert_eq!(answer.verdict, Verdict::Refused, "{name}");
+        assert!(answer.message.contains(says), "{name}: {}", answer.message);
+        assert_eq!(answer.request.is_none(), name == "text", "{name}");
+        assert_eq!(simulation.array().calls(), [""; 0], "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn claims_and_intents_speak_for_their_volumes() {
+    // The driver made the volume and says for two days that it did not.
+    let lost = vec![Fault::LostAnswer; 2_000];
+    let simulation = Simulation::new(&Role::ALL, lost, Vec::new()).listing(FULL, Vec::new());
+    simulation.play(&[Create(class("gold")), Create(claim("a", "gold")), Wait(2 * DAY)], None).await;
+    let found = report(&simulation).await;
+    assert_eq!((found.counts.known, found.counts.orphan, found.counts.young), (1, 0, 0), "{found:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_report_tells_of_a_restore_and_of_its_end() {
+    let simulation = leaked(Vec::new()).await;
+    simulation.play(&[Wait(DAY + HOUR), Create(restore_mark()), Wait(Duration::from_secs(5))], None).await;
+    let held = report(&simulation).await;
+    assert!(held.held, "{held:?}");
+    assert_eq!(handles(&held), ["handle-lost"]);
+    const MARK: &str = "/api/v1/namespaces/default/configmaps/cofferdam-restored";
+    simulation.play(&[Wait(Duration::from_secs(5)), Delete(MARK), Wait(Duration::from_secs(5))], None).await;
+    assert!(!report(&simulation).await.held);
+    assert_eq!(orphan_events(&simulation).await.len(), 1, "nothing new to tell");
+}
