@@ -118,6 +118,10 @@ pub(crate) struct ProcessFlags {
         help_heading = "As in the Go sidecars"
     )]
     pub(crate) extra_create_metadata: Option<String>,
+
+    /// Pause between two scans for volumes that nothing stands for, or "off" [default: 1h]
+    #[arg(long, value_name = "DURATION", help_heading = "Orphans")]
+    pub(crate) orphan_scan_interval: Option<String>,
 }
 
 /// What only `dev` has.

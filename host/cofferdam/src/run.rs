@@ -62,6 +62,7 @@ pub(crate) fn settings(configuration: &Configuration, namespace: String) -> Sett
         worker_threads: configuration.worker_threads.0,
         default_fs_type: configuration.default_fstype.clone().filter(|name| !name.is_empty()),
         extra_create_metadata: configuration.extra_create_metadata,
+        orphan_scan_interval: configuration.orphan_scan_interval.0,
     }
 }
 

@@ -93,7 +93,9 @@ async fn orphan_events(simulation: &Simulation) -> Vec<String> {
     let items = events["items"].as_array().unwrap().iter();
     let ours = items.filter(|event| event["reason"].as_str().unwrap().starts_with("Orphan"));
     ours.map(|event| {
-        let part = |pointer: &str| event.pointer(pointer).map_or_else(String::new, |v| v.to_string().replace('"', ""));
+        let part = |pointer: &str| {
+            event.pointer(pointer).map_or_else(String::new, |v| v.to_string().replace('"', ""))
+        };
         format!(
             "{} {} {} {} x{}",
             part("/involvedObject/kind"),
@@ -115,7 +117,9 @@ async fn a_leaked_volume_is_an_orphan_after_a_day_and_told_once() {
         plant(&simulation, "kept", Some(Owner { reclaim_policy: ReclaimPolicy::Retain, ..owner.clone() }));
         plant(&simulation, "foreign", Some(Owner { cluster: "another".into(), ..owner }));
         plant(&simulation, "nobodys", None);
-        simulation.play(&[Create(class("gold")), Create(claim("a", "gold")), Wait(DAY - 3 * HOUR)], None).await;
+        simulation
+            .play(&[Create(class("gold")), Create(claim("a", "gold")), Wait(DAY - 3 * HOUR)], None)
+            .await;
         let young = report(&simulation).await;
         assert_eq!((young.counts.known, young.counts.young, young.counts.unknown), (1, 1, 3), "{young:?}");
         assert_eq!(young.leak_detection, LeakDetection::Owner);
@@ -181,7 +185,10 @@ async fn a_listing_that_fails_or_never_ends_leaves_the_old_report() {
     let after = report(&simulation).await;
     assert_eq!(after.failure.as_ref().unwrap().message, "the listing has not ended after 2000 pages");
     assert_eq!(Report { failure: None, ..after }, before);
-    assert!(map(&simulation).await["data"].get("delete").is_some(), "what cannot be looked up is not answered");
+    assert!(
+        map(&simulation).await["data"].get("delete").is_some(),
+        "what cannot be looked up is not answered"
+    );
 }
 
 async fn leaked(delete_faults: Vec<Fault>) -> Simulation {
@@ -231,7 +238,11 @@ async fn a_driver_that_does_not_say_how_it_ended_is_asked_again() {
     let simulation = leaked(vec![Fault::LostRequest, Fault::LostAnswer]).await;
     simulation.play(&[Wait(DAY + HOUR), ask(&simulation, DAY + HOUR, "lost")], None).await;
     assert_eq!(answer(&simulation).await.verdict, Verdict::Deleted);
-    assert_eq!(simulation.array().calls(), ["delete handle-lost"; 2], "then the listing shows that it is gone");
+    assert_eq!(
+        simulation.array().calls(),
+        ["delete handle-lost"; 2],
+        "then the listing shows that it is gone"
+    );
 }
 
 struct Refusal {
@@ -301,7 +312,9 @@ async fn an_object_that_comes_while_the_driver_lists_saves_the_volume() {
     // The second listing of the next process is that of the request.
     let slow = vec![Fault::Slow(Duration::ZERO), Fault::Meanwhile(Create(static_volume()))];
     simulation.array().lists(FULL, slow);
-    simulation.play(&[Wait(Duration::from_secs(60)), ask(&simulation, Duration::from_secs(60), "lost")], None).await;
+    simulation
+        .play(&[Wait(Duration::from_secs(60)), ask(&simulation, Duration::from_secs(60), "lost")], None)
+        .await;
     let answer = answer(&simulation).await;
     assert_eq!(answer.message, "PersistentVolume saved stands for it");
     assert_eq!(simulation.array().calls(), [""; 0]);

@@ -7,13 +7,7 @@ fn at(second: i64) -> Timestamp {
 }
 
 fn orphan(handle: &str) -> Orphan {
-    Orphan {
-        handle: handle.into(),
-        bytes: Some(10),
-        claim: "uid".into(),
-        volume: "pvc".into(),
-        since: at(0),
-    }
+    Orphan { handle: handle.into(), bytes: Some(10), claim: "uid".into(), volume: "pvc".into(), since: at(0) }
 }
 
 fn report(handles: &[&str]) -> Report {
@@ -91,7 +85,9 @@ fn requests_are_read_with_care() {
     let request = Request { handle: "a\"b".into(), requested_at: at(0), by: "me".to_owned() };
     let patch = request.patch();
     assert_eq!(Request::parse(patch["data"][DELETE].as_str().unwrap()), Ok(request));
-    for (text, says) in [("", "cannot be read"), ("h-1", "cannot be read"), (&"x".repeat(5_000), "5000 bytes")] {
+    for (text, says) in
+        [("", "cannot be read"), ("h-1", "cannot be read"), (&"x".repeat(5_000), "5000 bytes")]
+    {
         let error = Request::parse(text).unwrap_err();
         assert!(error.contains(says), "{error}");
     }

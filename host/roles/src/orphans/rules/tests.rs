@@ -182,7 +182,10 @@ fn request(age: Duration) -> Request {
 #[test]
 fn nothing_is_deleted_after_a_restore_or_long_after_it_was_asked_for() {
     assert_eq!(refuse_at_once(&request(HOUR), false, now()), None);
-    assert_eq!(refuse_at_once(&Request { requested_at: now() + 1.hours(), ..request(HOUR) }, false, now()), None);
+    assert_eq!(
+        refuse_at_once(&Request { requested_at: now() + 1.hours(), ..request(HOUR) }, false, now()),
+        None
+    );
     let old = refuse_at_once(&request(HOUR + Duration::from_secs(1)), false, now()).unwrap();
     assert!(old.contains("older than an hour"), "{old}");
     let held = refuse_at_once(&request(Duration::ZERO), true, now()).unwrap();
