@@ -83,7 +83,9 @@ fn ask(simulation: &Simulation, after: Duration, name: &str) -> UserAction {
 }
 
 fn gauge(metrics: &str, name: &str) -> String {
-    let labels = format!("{name}{{driver_name=\"{DRIVER}\"}} ");
+    let (name, verdict) = name.split_once('/').unwrap_or((name, ""));
+    let verdict = if verdict.is_empty() { String::new() } else { format!(",verdict=\"{verdict}\"") };
+    let labels = format!("{name}{{driver_name=\"{DRIVER}\"{verdict}}} ");
     let line = metrics.lines().find_map(|line| line.strip_prefix(&labels));
     line.unwrap_or_else(|| panic!("no {labels}in\n{metrics}")).to_owned()
 }
@@ -121,7 +123,7 @@ async fn a_leaked_volume_is_an_orphan_after_a_day_and_told_once() {
             .play(&[Create(class("gold")), Create(claim("a", "gold")), Wait(DAY - 3 * HOUR)], None)
             .await;
         let young = report(&simulation).await;
-        assert_eq!((young.counts.known, young.counts.young, young.counts.unknown), (1, 1, 3), "{young:?}");
+        assert_eq!((young.counts.known, young.counts.young, young.counts.unknown()), (1, 1, 3), "{young:?}");
         assert_eq!(young.leak_detection, LeakDetection::Owner);
         assert_eq!(handles(&young), [""; 0]);
         assert_eq!(orphan_events(&simulation).await, [""; 0]);
@@ -129,29 +131,18 @@ async fn a_leaked_volume_is_an_orphan_after_a_day_and_told_once() {
         // A driver that tells no times is watched anew by every process.
         simulation.play(&[Wait(DAY), Settle, Settle], None).await;
         let old = report(&simulation).await;
-        assert_eq!((old.counts.known, old.counts.orphan, old.counts.unknown), (1, 1, 3), "{old:?}");
+        assert_eq!((old.counts.known, old.counts.orphan, old.counts.unknown()), (1, 1, 3), "{old:?}");
         assert_eq!(handles(&old), ["handle-lost"]);
         assert_eq!((old.orphaned_bytes, old.more, old.held), (GIB, 0, false));
         let told = format!("ConfigMap cofferdam-orphans-{DRIVER} Warning OrphanedVolumes x1");
         assert_eq!(orphan_events(&simulation).await, [told]);
         let metrics = simulation.metrics();
-        assert_eq!(gauge(&metrics, "cofferdam_orphaned_volumes"), "1");
+        assert_eq!(gauge(&metrics, "cofferdam_driver_volumes/orphan"), "1");
         assert_eq!(gauge(&metrics, "cofferdam_orphaned_bytes"), GIB.to_string());
-        assert_eq!(gauge(&metrics, "cofferdam_unowned_volumes"), "3");
+        assert_eq!(gauge(&metrics, "cofferdam_driver_volumes/unknown"), "3");
         let scanned: i64 = gauge(&metrics, "cofferdam_orphan_scan_timestamp_seconds").parse().unwrap();
         assert!(simulation.now().as_second() - scanned <= 3_700, "{scanned}");
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn the_event_stands_on_the_csi_driver_where_there_is_one() {
-    let simulation = simulation(FULL, Vec::new(), Vec::new());
-    plant(&simulation, "lost", Some(ours(&simulation).await));
-    let driver = json!({
-        "apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": DRIVER}, "spec": {},
-    });
-    simulation.play(&[Create(driver), Wait(DAY), Settle], None).await;
-    assert_eq!(orphan_events(&simulation).await, [format!("CSIDriver {DRIVER} Warning OrphanedVolumes x1")]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -162,7 +153,7 @@ async fn drivers_that_cannot_tell_are_reported_so() {
     simulation.play(&[Wait(DAY), ask(&simulation, DAY, "lost")], None).await;
     let found = report(&simulation).await;
     assert_eq!(found.leak_detection.to_string(), "none: the driver keeps no owners");
-    assert_eq!((found.counts.unknown, found.counts.orphan), (1, 0));
+    assert_eq!((found.counts.unknown(), found.counts.orphan), (1, 0));
     let refused = answer(&simulation).await;
     assert_eq!(refused.verdict, Verdict::Refused);
     assert_eq!(refused.message, "the driver has kept no owner of it");
@@ -176,9 +167,11 @@ async fn a_listing_that_fails_or_never_ends_leaves_the_old_report() {
     plant(&simulation, "lost", Some(owner.clone()));
     simulation.play(&[Wait(Duration::from_secs(60))], None).await;
     assert_eq!(report(&simulation).await.failure, None, "the next try came before an hour had passed");
+    assert_eq!(gauge(&simulation.metrics(), "cofferdam_orphan_scan_errors_total"), "1");
     simulation.play(&[Wait(DAY)], None).await;
     let before = report(&simulation).await;
     assert_eq!(handles(&before), ["handle-lost"]);
+    assert_eq!(gauge(&simulation.metrics(), "cofferdam_orphan_scan_errors_total"), "0");
 
     simulation.array().lists(Listing { endless: true, ..FULL }, Vec::new());
     simulation.play(&[ask(&simulation, Duration::ZERO, "nowhere")], None).await;
@@ -216,16 +209,25 @@ async fn one_orphan_goes_when_a_person_asks_wherever_the_process_dies() {
         let left: Vec<String> = simulation.array().volumes().into_keys().collect();
         assert_eq!(left, ["nobodys"], "killed after {n:?}");
         let report = report(&simulation).await;
-        assert_eq!((report.counts.orphan, report.orphaned_bytes, report.counts.unknown), (0, 0, 1));
+        assert_eq!((report.counts.orphan, report.orphaned_bytes, report.counts.unknown()), (0, 0, 1));
         if n.is_none() {
             assert_eq!(answer.message, "deleted");
             assert_eq!(simulation.array().calls(), ["delete handle-lost"]);
             let events = orphan_events(&simulation).await;
             let told = ["Normal OrphanDeleted x1", "Warning OrphanedVolumes x1"];
             assert!(told.iter().all(|told| events.iter().any(|event| event.ends_with(told))), "{events:?}");
-            assert_eq!(gauge(&simulation.metrics(), "cofferdam_orphaned_volumes"), "0");
+            assert_eq!(gauge(&simulation.metrics(), "cofferdam_driver_volumes/orphan"), "0");
             effects = log.len();
-            assert!(log.contains(&Effect::Call("delete handle-lost".to_owned())), "{log:?}");
+            let call = log
+                .iter()
+                .position(|effect| *effect == Effect::Call("delete handle-lost".to_owned()))
+                .unwrap();
+            let written = Effect::Write(format!("PATCH {MAP}"));
+            assert_eq!(
+                (&log[call - 1], &log[call + 1]),
+                (&written, &written),
+                "before and after it: {log:?}"
+            );
         } else {
             deaths += 1;
         }
@@ -279,7 +281,7 @@ async fn what_is_no_orphan_any_more_stays() {
             name: "the cluster was restored",
             before: vec![Create(restore_mark())],
             delete_faults: Vec::new(),
-            says: "nothing is deleted while ConfigMap cofferdam-restored exists",
+            says: "nothing is deleted while ConfigMap default/cofferdam-restored exists",
             calls: 0,
         },
         Refusal {
@@ -306,18 +308,125 @@ async fn what_is_no_orphan_any_more_stays() {
 
 #[tokio::test(start_paused = true)]
 async fn an_object_that_comes_while_the_driver_lists_saves_the_volume() {
-    let simulation = leaked(Vec::new()).await;
+    let minute = Duration::from_secs(60);
+    let asked = "the driver was asked before, and may have deleted it";
+    // The second listing of the next process is for the request, and the third comes after its beginning was written down.
+    for (listings, told) in [(1, String::new()), (2, format!("; {asked}"))] {
+        let simulation = leaked(Vec::new()).await;
+        simulation.play(&[Wait(DAY)], None).await;
+        assert_eq!(handles(&report(&simulation).await), ["handle-lost"]);
+        let mut faults = vec![Fault::Slow(Duration::ZERO); listings];
+        faults.push(Fault::Meanwhile(Create(static_volume())));
+        simulation.array().lists(FULL, faults);
+        simulation.play(&[Wait(minute), ask(&simulation, minute, "lost")], None).await;
+        let answer = answer(&simulation).await;
+        assert_eq!(answer.message, format!("PersistentVolume saved stands for it{told}"));
+        assert_eq!(simulation.array().calls(), [""; 0]);
+    }
+}
+
+/// What a process leaves behind that died after it had begun.
+fn begun(simulation: &Simulation, age: Duration) -> UserAction {
+    let requested_at = simulation.now() - age;
+    let request = Request { handle: "handle-lost".into(), requested_at, by: "tester".to_owned() };
+    Patch(MAP, json!({"data": {"deleting": json!(request).to_string()}}))
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_begun_comes_to_an_end_however_late() {
+    enum Then {
+        Nothing,
+        Gone,
+        Imported,
+    }
+    for (then, verdict, message) in [
+        (Then::Nothing, Verdict::Deleted, "deleted"),
+        (Then::Gone, Verdict::Deleted, "the driver lists it no more"),
+        (
+            Then::Imported,
+            Verdict::Refused,
+            "PersistentVolume saved stands for it; the driver was asked before, and may have deleted it",
+        ),
+    ] {
+        let simulation = leaked(Vec::new()).await;
+        simulation.play(&[Wait(DAY)], None).await;
+        let mut actions = match then {
+            Then::Nothing => Vec::new(),
+            Then::Gone => {
+                simulation.array().remove("lost");
+                Vec::new()
+            }
+            Then::Imported => vec![Create(static_volume())],
+        };
+        actions.push(begun(&simulation, DAY));
+        simulation.play(&actions, None).await;
+        assert_eq!(map(&simulation).await["data"].get("deleting"), None);
+        let answer = answer(&simulation).await;
+        assert_eq!((answer.verdict, answer.message.as_str()), (verdict, message));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_being_deleted_is_no_orphan_and_another_request_waits() {
+    let refusing = vec![Fault::LostRequest; 200];
+    let simulation = leaked(refusing).await;
     simulation.play(&[Wait(DAY)], None).await;
-    assert_eq!(handles(&report(&simulation).await), ["handle-lost"]);
-    // The second listing of the next process is that of the request.
-    let slow = vec![Fault::Slow(Duration::ZERO), Fault::Meanwhile(Create(static_volume()))];
-    simulation.array().lists(FULL, slow);
-    simulation
-        .play(&[Wait(Duration::from_secs(60)), ask(&simulation, Duration::from_secs(60), "lost")], None)
-        .await;
-    let answer = answer(&simulation).await;
-    assert_eq!(answer.message, "PersistentVolume saved stands for it");
+    let actions = [begun(&simulation, HOUR), ask(&simulation, DAY, "nobodys"), Wait(3 * HOUR)];
+    simulation.play(&actions, None).await;
+    let found = report(&simulation).await;
+    assert_eq!((found.counts.known, found.counts.orphan), (1, 0), "{found:?}");
+    let data = map(&simulation).await["data"].clone();
+    assert!(data.get("delete").is_some() && data.get("deleting").is_some(), "{data}");
+    assert!(data.get("answer").is_none(), "{data}");
+
+    simulation.array().answers_deletes();
+    simulation.play(&[Wait(DAY)], None).await;
+    assert_eq!(answer(&simulation).await.request.unwrap().handle.as_str(), "handle-nobodys");
+    let left: Vec<String> = simulation.array().volumes().into_keys().collect();
+    assert_eq!(left, ["nobodys"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_age_of_what_only_we_watch_survives_the_process_and_not_a_change() {
+    let simulation = simulation(UNTIMED, Vec::new(), Vec::new());
+    plant(&simulation, "lost", Some(ours(&simulation).await));
+    let start = simulation.now();
+    let mut since = Vec::new();
+    for _ in 0..3 {
+        simulation.play(&[Wait(5 * HOUR)], None).await;
+        let young = report(&simulation).await;
+        assert_eq!((young.counts.young, young.counts.orphan), (1, 0), "{young:?}");
+        since.push(young.young[0].since);
+    }
+    assert!(since[0] <= start + HOUR && since.iter().all(|at| *at == since[0]), "{since:?}");
+    simulation.play(&[Wait(7 * HOUR)], None).await;
+    let old = report(&simulation).await;
+    assert_eq!((handles(&old), old.orphans[0].since), (vec!["handle-lost"], since[0]));
+
+    let mut changed = simulation.array().volumes()["lost"].clone();
+    changed.size *= 2;
+    simulation.array().plant(changed);
+    simulation.play(&[Wait(5 * HOUR)], None).await;
+    let young = report(&simulation).await;
+    assert_eq!((young.counts.young, young.counts.orphan), (1, 0), "{young:?}");
+    assert!(young.young[0].since > old.orphans[0].since, "{young:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_driver_that_lists_nothing_has_no_leak_detection_and_no_deletion() {
+    let simulation = Simulation::new(&Role::ALL, Vec::new(), Vec::new()).scanning();
+    plant(&simulation, "lost", Some(ours(&simulation).await));
+    simulation.play(&[Wait(DAY), ask(&simulation, DAY, "lost")], None).await;
+    let found = report(&simulation).await;
+    assert_eq!(found.leak_detection.to_string(), "none: the driver has no `listing`");
+    assert_eq!(found.counts.total(), 0);
+    let refused = answer(&simulation).await;
+    assert_eq!(
+        (refused.verdict, refused.message.as_str()),
+        (Verdict::Refused, "the driver has no `listing`")
+    );
     assert_eq!(simulation.array().calls(), [""; 0]);
+    assert!(!simulation.metrics().contains("cofferdam_driver_volumes{"), "zero would be a claim");
 }
 
 #[tokio::test(start_paused = true)]
@@ -327,11 +436,13 @@ async fn requests_that_nobody_should_carry_out_are_refused() {
         ("text", "handle-lost", "the request cannot be read"),
         ("young", "", "less than 24 hours ago"),
         ("stranger", "", "no owner"),
+        ("typo", "", "the driver lists no such volume"),
     ] {
         let simulation = leaked(Vec::new()).await;
         let (wait, asked, volume) = match name {
             "old" => (DAY + 2 * HOUR, DAY, "lost"),
             "young" => (HOUR, HOUR, "lost"),
+            "typo" => (DAY + HOUR, DAY + HOUR, "last"),
             _ => (DAY + HOUR, DAY + HOUR, "nobodys"),
         };
         let asking = if request.is_empty() {

@@ -113,14 +113,19 @@ impl ScriptedDriver {
         array.list_faults = faults.into();
     }
 
-    /// Whether it does.
-    pub(crate) fn is_listing(&self) -> bool {
-        self.lock().listing.is_some()
-    }
-
     /// Puts a volume into the array, or another in its place, that no process has asked for.
     pub fn plant(&self, volume: ArrayVolume) {
         self.lock().volumes.insert(volume.request.name.clone(), volume);
+    }
+
+    /// Takes a volume out of the array, as somebody who works on the array itself.
+    pub fn remove(&self, name: &str) {
+        self.lock().volumes.remove(name);
+    }
+
+    /// Ends what goes wrong with deletions.
+    pub fn answers_deletes(&self) {
+        self.lock().delete_faults.clear();
     }
 
     /// Volumes by name.

@@ -82,6 +82,7 @@ pub struct Simulation {
     /// Of the process that started last.
     metrics: Mutex<Registry>,
     roles: BTreeSet<Role>,
+    scans: bool,
     backup: Arc<Mutex<Option<cofferdam_apiserver::Snapshot>>>,
     user: ApiService,
     starts: AtomicU64,
@@ -119,6 +120,7 @@ impl Simulation {
             metrics: Mutex::default(),
             api,
             roles: roles.iter().copied().collect(),
+            scans: false,
             backup: Arc::default(),
             user,
             starts: AtomicU64::new(0),
@@ -129,7 +131,13 @@ impl Simulation {
     #[must_use]
     pub fn listing(self, listing: Listing, faults: Vec<Fault>) -> Self {
         self.driver.lists(listing, faults);
-        self
+        self.scanning()
+    }
+
+    /// Makes the processes look for orphans, also where the driver lists nothing.
+    #[must_use]
+    pub fn scanning(self) -> Self {
+        Self { scans: true, ..self }
     }
 
     /// The array.
@@ -196,7 +204,7 @@ impl Simulation {
         let settings = Settings {
             roles: self.roles.clone(),
             identity: format!("process-{start}"),
-            orphan_scan_interval: self.driver.is_listing().then_some(SCAN),
+            orphan_scan_interval: self.scans.then_some(SCAN),
             ..Settings::default()
         };
         let clock = Arc::clone(&self.clock);

@@ -1,4 +1,4 @@
-//! A driver's volumes, page by page, and what this process remembers of those whose driver does not tell when they changed.
+//! A driver's volumes, page by page, and what is remembered of those whose driver does not tell when they changed.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::DefaultHasher},
@@ -14,7 +14,7 @@ use cofferdam_domain::{
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::rules::Observed;
+use super::{report::Report, rules::Observed};
 
 /// Volumes per page: at a KiB each, far below what one call may return.
 const PAGE: u32 = 500;
@@ -66,25 +66,38 @@ impl<'a> Pages<'a> {
 }
 
 struct Sight {
-    state: u64,
-    at: Instant,
+    state: String,
     since: Timestamp,
+    /// How long the volume had not changed at `at`.
+    age: Duration,
+    at: Instant,
 }
 
-/// Since when volumes have not changed, by this process' own eyes.
+/// Since when volumes have not changed, by the eyes of this process and of those before it.
 #[derive(Default)]
 pub(super) struct Sights(HashMap<VolumeHandle, Sight>);
 
 impl Sights {
+    /// What the processes before this one have seen.
+    pub(super) fn recall(&mut self, report: &Report, now: Timestamp) {
+        for orphan in report.orphans.iter().chain(&report.young) {
+            let Some(state) = orphan.state.clone() else { continue };
+            let age = Duration::try_from(now.duration_since(orphan.since)).unwrap_or_default();
+            let sight = Sight { state, since: orphan.since.min(now), age, at: Instant::now() };
+            self.0.insert(orphan.handle.clone(), sight);
+        }
+    }
+
     /// Since when the volume is as it is; from now on, where it is seen first or has changed.
     pub(super) fn see(&mut self, status: &VolumeStatus, now: Timestamp) -> Observed {
         let state = state(status);
         let handle = &status.volume.handle;
         if let Some(sight) = self.0.get(handle).filter(|sight| sight.state == state) {
-            return Observed { since: sight.since, age: sight.at.elapsed() };
+            return Observed { since: sight.since, age: sight.age + sight.at.elapsed() };
         }
         if self.0.len() < MAX_OBSERVED || self.0.contains_key(handle) {
-            self.0.insert(handle.clone(), Sight { state, at: Instant::now(), since: now });
+            let sight = Sight { state, since: now, age: Duration::ZERO, at: Instant::now() };
+            self.0.insert(handle.clone(), sight);
         }
         Observed { since: now, age: Duration::ZERO }
     }
@@ -95,10 +108,10 @@ impl Sights {
     }
 }
 
-/// Everything about a volume that changes with its use; its health does not.
-fn state(status: &VolumeStatus) -> u64 {
-    // Only compared with itself within this process, where the hasher's keys are fixed.
+/// A digest of everything about a volume that changes with its use; its health does not.
+pub(super) fn state(status: &VolumeStatus) -> String {
+    // Another build may hash otherwise: then its volumes are young once more, which costs a day and no data.
     let mut hasher = DefaultHasher::new();
     (&status.volume, &status.owner, &status.published_nodes).hash(&mut hasher);
-    hasher.finish()
+    format!("{:016x}", hasher.finish())
 }

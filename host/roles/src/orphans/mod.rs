@@ -10,5 +10,6 @@ pub mod rules;
 mod delete;
 mod listing;
 mod scan;
+mod tally;
 
 pub(crate) use scan::Orphans;

@@ -12,12 +12,15 @@ use serde_json::{Value, json};
 pub const REPORT: &str = "report";
 /// Key of the [`Request`]; it stays until it is answered.
 pub const DELETE: &str = "delete";
+/// Key of the [`Request`] that is being carried out: written before the driver is asked, so that a process that takes over
+/// knows that it may have been asked.
+pub const DELETING: &str = "deleting";
 /// Key of the [`Answer`] to the last request.
 pub const ANSWER: &str = "answer";
 
-/// Orphans that a report lists; more are only counted.
+/// Orphans that a report lists, and as many young volumes; more are only counted.
 pub const MAX_LISTED: usize = 500;
-/// Bytes of the listed orphans: less than half of the API's limit of 1 MiB for a ConfigMap.
+/// Bytes of everything that is listed: less than half of the API's limit of 1 MiB for a ConfigMap.
 const MAX_BYTES: usize = 448 << 10;
 /// A report that says nothing new is written again after this time, so that its age tells whether anybody still looks.
 const REFRESH: Duration = Duration::from_secs(3600);
@@ -56,8 +59,24 @@ pub struct Counts {
     pub orphan: u64,
     /// Nothing does, but not for a day yet.
     pub young: u64,
-    /// No object stands for them, and they may not be ours.
-    pub unknown: u64,
+    /// No object stands for them, and the driver has kept no owner.
+    pub no_owner: u64,
+    /// No object stands for them, and they were made for another cluster.
+    pub other_cluster: u64,
+    /// No object stands for them, and their reclaim policy was not Delete.
+    pub kept: u64,
+}
+
+impl Counts {
+    /// Volumes without an object that may not be ours to judge.
+    pub fn unknown(&self) -> u64 {
+        self.no_owner + self.other_cluster + self.kept
+    }
+
+    /// Every volume that the driver lists.
+    pub fn total(&self) -> u64 {
+        self.known + self.orphan + self.young + self.unknown()
+    }
 }
 
 /// A volume that nothing speaks for.
@@ -74,6 +93,9 @@ pub struct Orphan {
     pub volume: VolumeName,
     /// Since when it has not changed.
     pub since: Timestamp,
+    /// A digest of how it was then, where the driver does not tell when it changed: with it the next process goes on counting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
 }
 
 /// A scan that came to no end.
@@ -105,6 +127,12 @@ pub struct Report {
     pub orphans: Vec<Orphan>,
     /// How many orphans are not listed.
     pub more: u64,
+    /// Volumes that become orphans when a day has passed, by handle, at most [`MAX_LISTED`].
+    #[serde(default)]
+    pub young: Vec<Orphan>,
+    /// How many of those are not listed.
+    #[serde(default)]
+    pub more_young: u64,
     /// The last scan, where it came to no end: everything else is from the one before.
     pub failure: Option<Failure>,
 }
@@ -121,6 +149,8 @@ impl Report {
             orphaned_bytes: 0,
             orphans: Vec::new(),
             more: 0,
+            young: Vec::new(),
+            more_young: 0,
             failure: None,
         }
     }
@@ -130,16 +160,20 @@ impl Report {
         serde_json::from_str(map.text(REPORT)?).ok()
     }
 
-    /// Lists orphans as far as they fit; all of them are counted already.
-    pub fn list(&mut self, orphans: BTreeMap<VolumeHandle, Orphan>) {
+    /// Lists orphans, then young volumes, as far as they fit; all of them are counted already.
+    pub fn list(&mut self, orphans: BTreeMap<VolumeHandle, Orphan>, young: BTreeMap<VolumeHandle, Orphan>) {
         let mut bytes = 0;
-        let fits = |orphan: &Orphan| {
+        let mut fits = |orphan: &Orphan| {
             bytes += serde_json::to_string(orphan).map_or(MAX_BYTES, |json| json.len() + 1);
             bytes <= MAX_BYTES
         };
-        self.orphans = orphans.into_values().take(MAX_LISTED).take_while(fits).collect();
-        let listed = u64::try_from(self.orphans.len()).unwrap_or(u64::MAX);
-        self.more = self.counts.orphan.saturating_sub(listed);
+        self.orphans = orphans.into_values().take(MAX_LISTED).take_while(&mut fits).collect();
+        self.young = young.into_values().take(MAX_LISTED).take_while(&mut fits).collect();
+        let missing = |count: u64, listed: &[Orphan]| {
+            count.saturating_sub(u64::try_from(listed.len()).unwrap_or(u64::MAX))
+        };
+        self.more = missing(self.counts.orphan, &self.orphans);
+        self.more_young = missing(self.counts.young, &self.young);
     }
 
     /// Takes out an orphan that is gone.

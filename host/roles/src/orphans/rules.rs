@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use cofferdam_cluster::{Cache, Seen, hold};
 use cofferdam_domain::{
-    ClaimKey, ClusterId, DriverName, ReclaimPolicy, VolumeName,
+    ClaimKey, ClusterId, DriverName, ReclaimPolicy, VolumeHandle, VolumeName,
     storage::{Owner, VolumeStatus},
 };
 use jiff::{SignedDuration, Timestamp};
@@ -27,6 +27,8 @@ pub struct View<'a> {
     pub cluster: &'a ClusterId,
     /// Whether the journal has an intent for an owner's claim or volume.
     pub intent: &'a dyn Fn(&Owner) -> bool,
+    /// The volume that is being deleted at a person's request.
+    pub deleting: Option<&'a VolumeHandle>,
     /// Now.
     pub now: Timestamp,
 }
@@ -70,6 +72,8 @@ pub enum Known {
     Intent,
     /// Its claim exists, and names no other volume.
     Claim(ClaimKey),
+    /// It is being deleted at a person's request.
+    Deletion,
 }
 
 /// Why a volume without an object may not be ours.
@@ -92,6 +96,7 @@ impl fmt::Display for Known {
             }
             Self::Intent => f.write_str("the intent journal has an entry for it"),
             Self::Claim(key) => write!(f, "its claim {key} exists"),
+            Self::Deletion => f.write_str("it is being deleted"),
         }
     }
 }
@@ -112,6 +117,9 @@ impl fmt::Display for Stranger {
 pub fn judge(view: &View<'_>, status: &VolumeStatus, observed: Option<Observed>) -> Verdict {
     if let Some(name) = view.cache.volume_with_handle(view.driver, &status.volume.handle) {
         return Verdict::Known(Known::Volume(name));
+    }
+    if view.deleting == Some(&status.volume.handle) {
+        return Verdict::Known(Known::Deletion);
     }
     let Some(owner) = &status.owner else { return Verdict::Unknown(Stranger::NoOwner) };
     if owner.cluster != *view.cluster {
@@ -155,10 +163,12 @@ fn changed(at_ms: u64, now: Timestamp) -> Observed {
 /// What a deletion rests on, all of it read for this request.
 #[derive(Clone, Debug)]
 pub struct Live<'a> {
-    /// The volume as the driver lists it, and what it is; absent where the driver lists it no more.
+    /// The volume as the driver lists it, and what it is; absent where the driver does not list it.
     pub volume: Option<(&'a VolumeStatus, Verdict)>,
     /// A PersistentVolume of any name that cannot be read: it may stand for the volume.
     pub unreadable: Option<VolumeName>,
+    /// Whether the driver may have been asked to delete it before.
+    pub begun: bool,
 }
 
 /// What to do about a request.
@@ -172,23 +182,37 @@ pub enum Decision {
     Refuse(String),
 }
 
-/// Why a request is refused whatever its volume is.
-pub fn refuse_at_once(request: &Request, held: bool, now: Timestamp) -> Option<String> {
-    if held {
-        return Some(format!(
-            "the cluster was restored from a backup: nothing is deleted while ConfigMap {} exists",
-            hold::MARK
-        ));
-    }
+/// Why nothing is deleted while the mark of a restored cluster stands in this namespace.
+pub fn locked(namespace: &str) -> String {
+    format!(
+        "the cluster was restored from a backup, and what looks abandoned may be in use: nothing is deleted while ConfigMap \
+         {namespace}/{} exists. Look whether the volumes whose claims are missing may go, then delete that ConfigMap and ask \
+         again",
+        hold::MARK
+    )
+}
+
+/// Why a request is not begun, whatever its volume is.
+pub fn expired(request: &Request, now: Timestamp) -> Option<String> {
     let age = now.duration_since(request.requested_at);
     (age > SignedDuration::try_from(MAX_REQUEST_AGE).unwrap_or(SignedDuration::ZERO))
         .then(|| format!("the request of {} is older than an hour: ask again", request.requested_at))
 }
 
-/// Decides on a request that was not refused at once.
+/// Decides on a request that has not expired, in a cluster that is not locked.
 pub fn decide(live: &Live<'_>) -> Decision {
-    let Some((status, verdict)) = &live.volume else { return Decision::Gone };
-    let refuse = |why: String| Decision::Refuse(why);
+    let refuse = |why: String| match live.begun {
+        false => Decision::Refuse(why),
+        true => Decision::Refuse(format!("{why}; the driver was asked before, and may have deleted it")),
+    };
+    let Some((status, verdict)) = &live.volume else {
+        // Whoever mistypes a handle shall not read that something was deleted.
+        return if live.begun {
+            Decision::Gone
+        } else {
+            Decision::Refuse("the driver lists no such volume".to_owned())
+        };
+    };
     match verdict {
         Verdict::Known(known) => return refuse(known.to_string()),
         Verdict::Unknown(stranger) => return refuse(stranger.to_string()),

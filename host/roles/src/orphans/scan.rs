@@ -1,7 +1,8 @@
 //! Scans drivers, writes reports, and takes requests: one effect at a time, one driver after the other by itself.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{HashMap, hash_map::DefaultHasher},
+    hash::{Hash as _, Hasher as _},
     sync::Arc,
     time::Duration,
 };
@@ -14,7 +15,7 @@ use cofferdam_cluster::{
     writer::Part,
 };
 use cofferdam_domain::{
-    DriverName, ResourceVersion, Uid, VolumeHandle,
+    DriverName, VolumeHandle,
     storage::{Ability, Owner, VolumeStatus},
 };
 use jiff::Timestamp;
@@ -25,13 +26,14 @@ use tokio_util::sync::CancellationToken;
 use super::{
     listing::{Pages, Sights},
     metrics::OrphanMetrics,
-    report::{self, Answer, Counts, DELETE, Failure, LeakDetection, MAX_LISTED, Orphan, REPORT, Report},
+    report::{self, Answer, DELETE, DELETING, Failure, LeakDetection, REPORT, Report, Request},
     rules::{self, Observed, Verdict, View},
+    tally::{Tally, describe},
 };
 use crate::act::{Context, Driver, MAX_EFFECTS};
 
-/// Handles that an event names; the report has the others.
-const NAMED: usize = 3;
+/// The part of its interval by which a scan may come later.
+const JITTER: u32 = 10;
 
 /// The scan of every driver of this process.
 pub(crate) struct Orphans {
@@ -50,18 +52,8 @@ pub(super) struct Desk {
     /// An answer that is not written yet.
     pub(super) answer: Option<Answer>,
     pub(super) sights: Sights,
-}
-
-/// What a scan counts.
-#[derive(Default)]
-struct Tally {
-    counts: Counts,
-    bytes: u64,
-    /// The first orphans by handle.
-    orphans: BTreeMap<VolumeHandle, Orphan>,
-    owners: bool,
-    /// Volumes of which only our own eyes tell when they changed.
-    watched: HashSet<VolumeHandle>,
+    /// Whether the sights have what the last process had seen.
+    recalled: bool,
 }
 
 impl Orphans {
@@ -80,6 +72,7 @@ impl Orphans {
                 report: None,
                 answer: None,
                 sights: Sights::default(),
+                recalled: false,
             })
         };
         let role = Arc::new(Self {
@@ -91,7 +84,8 @@ impl Orphans {
         });
         let me = Arc::downgrade(&role);
         role.context.cache.orphan_reports.subscribe(move |change: &Change<OrphanReport>| {
-            let asks = change.new.as_ref().is_some_and(|map| map.text(DELETE).is_some());
+            let asks =
+                change.new.as_ref().is_some_and(|map| map.text(DELETE).or(map.text(DELETING)).is_some());
             if let Some(me) = me.upgrade().filter(|_| asks) {
                 let drivers = me.context.drivers.keys();
                 drivers
@@ -139,6 +133,11 @@ impl Orphans {
             };
             let standing = standing.as_deref();
             let last = standing.and_then(Report::read);
+            if !std::mem::replace(&mut desk.recalled, true)
+                && let Some(last) = &last
+            {
+                desk.sights.recall(last, self.now());
+            }
             let held = hold::is_held(&self.context.cache);
             let result = if let Some(report) = desk.report.take() {
                 self.publish(driver, standing, last, report, &mut desk).await
@@ -147,12 +146,14 @@ impl Orphans {
                 let scan = tokio::select! {
                     biased;
                     () = stop.cancelled() => return Outcome::Done,
-                    scan = self.scan(driver, &mut desk) => scan,
+                    scan = self.scan(driver, standing, &mut desk) => scan,
                 };
                 desk.report = Some(self.conclude(name, last, held, scan, &mut desk));
                 continue;
-            } else if let Some((standing, text)) = standing.and_then(|map| Some((map, map.text(DELETE)?))) {
-                match self.answer(driver, standing, text, last, &mut desk).await {
+            } else if let Some(standing) =
+                standing.filter(|map| map.text(DELETE).or(map.text(DELETING)).is_some())
+            {
+                match self.answer(driver, standing, last, &mut desk).await {
                     Ok(result) => result,
                     Err(outcome) => return outcome,
                 }
@@ -177,19 +178,27 @@ impl Orphans {
     }
 
     /// Judges everything that the driver lists. No effect.
-    async fn scan(&self, driver: &Driver, desk: &mut Desk) -> Result<Report, String> {
+    async fn scan(
+        &self,
+        driver: &Driver,
+        standing: Option<&OrphanReport>,
+        desk: &mut Desk,
+    ) -> Result<Report, String> {
         let name = &driver.backend.description().name;
         if !driver.backend.abilities().contains(&Ability::Listing) {
             let why = format!("the driver has no `{}`", Ability::Listing);
             return Ok(Report::new(name.clone(), LeakDetection::None { why }));
         }
+        let deleting = standing.and_then(|map| Request::parse(map.text(DELETING)?).ok());
+        let deleting = deleting.as_ref().map(|request| &request.handle);
         let mut tally = Tally::default();
         let mut pages = Pages::new(&*driver.backend, self.context.settings.timeout);
         while let Some(page) = pages.next().await? {
             let intent = |owner: &Owner| driver.journal.mentions(&owner.claim, &owner.volume);
             let now = self.now();
             for status in page {
-                let verdict = self.judge(name, &status, &intent, &mut desk.sights, now);
+                let view = self.view(name, &intent, deleting, now);
+                let verdict = judge(&view, &status, &mut desk.sights);
                 tally.take_in(status, verdict);
             }
         }
@@ -197,24 +206,15 @@ impl Orphans {
         Ok(tally.report(name.clone()))
     }
 
-    /// What a volume is, by the cache as it is now.
-    pub(super) fn judge(
-        &self,
-        driver: &DriverName,
-        status: &VolumeStatus,
-        intent: &dyn Fn(&Owner) -> bool,
-        sights: &mut Sights,
+    /// What verdicts rest on: the cache as it is now.
+    pub(super) fn view<'a>(
+        &'a self,
+        driver: &'a DriverName,
+        intent: &'a dyn Fn(&Owner) -> bool,
+        deleting: Option<&'a VolumeHandle>,
         now: Timestamp,
-    ) -> Verdict {
-        let cluster = &self.context.cluster;
-        let view = View { cache: &self.context.cache, driver, cluster, intent, now };
-        let verdict = rules::judge(&view, status, None);
-        // Only what could be an orphan is worth remembering.
-        if status.changed_at_ms.is_none() && matches!(verdict, Verdict::Young { .. }) {
-            let observed: Observed = sights.see(status, now);
-            return rules::judge(&view, status, Some(observed));
-        }
-        verdict
+    ) -> View<'a> {
+        View { cache: &self.context.cache, driver, cluster: &self.context.cluster, intent, deleting, now }
     }
 
     /// The report after a scan, and when the next one is due.
@@ -229,12 +229,14 @@ impl Orphans {
         let now = self.now();
         match scan {
             Ok(report) => {
-                desk.next_scan = Instant::now() + self.interval;
+                desk.next_scan =
+                    Instant::now() + pause(self.interval, driver, &self.context.settings.identity, now);
                 self.metrics.scanned(driver, now);
                 Report { time: Some(now), held, ..report }
             }
             Err(message) => {
                 tracing::warn!(%driver, "the scan for orphans failed: {message}");
+                self.metrics.failed(driver);
                 desk.next_scan = Instant::now() + self.interval.min(self.context.settings.retry_interval_max);
                 let why = "no scan has come to its end yet".to_owned();
                 let last = last.unwrap_or_else(|| Report::new(driver.clone(), LeakDetection::None { why }));
@@ -262,7 +264,7 @@ impl Orphans {
                 let grown = report.grown(last.as_ref());
                 if !grown.is_empty() {
                     let reason = "OrphanedVolumes";
-                    self.note(driver, &map, EventType::Warning, reason, describe(&report, &grown)).await;
+                    self.note(driver, &map, EventType::Warning, reason, describe(&report, &grown));
                 }
                 Ok(())
             }
@@ -299,8 +301,8 @@ impl Orphans {
         }
     }
 
-    /// Sends an event about a driver: on its CSIDriver, else on the ConfigMap.
-    pub(super) async fn note(
+    /// Sends an event on the ConfigMap.
+    pub(super) fn note(
         &self,
         driver: &Driver,
         map: &OrphanReport,
@@ -310,103 +312,42 @@ impl Orphans {
     ) {
         let name = &driver.backend.description().name;
         tracing::info!(driver = %name, "{note}");
-        let subject = self.csi_driver(name).await.unwrap_or_else(|| Subject::of(map));
+        let subject = Subject::of(map);
         let component = driver.component.clone();
         self.context.events.publish(Event { subject, kind, reason, note, component });
     }
-
-    async fn csi_driver(&self, name: &DriverName) -> Option<Subject> {
-        #[derive(serde::Deserialize)]
-        struct Object {
-            metadata: Meta,
-        }
-        #[derive(serde::Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Meta {
-            uid: Uid,
-            resource_version: String,
-        }
-        let resource = cofferdam_cluster::Resource {
-            group: "storage.k8s.io",
-            version: "v1",
-            kind: "CSIDriver",
-            plural: "csidrivers",
-            namespaced: false,
-        };
-        let path = format!("{}/{name}", resource.collection(None));
-        // Absent, or not ours to read: the ConfigMap takes the event.
-        let answer = self.context.writer.read(&path, &format!("CSIDriver {name}")).await.ok()?;
-        let Object { metadata } = serde_json::from_str(&answer).ok()?;
-        Some(Subject {
-            resource,
-            namespace: "".into(),
-            name: name.as_str().into(),
-            uid: metadata.uid,
-            version: ResourceVersion(metadata.resource_version.parse().unwrap_or_default()),
-        })
-    }
 }
 
-impl Tally {
-    fn take_in(&mut self, status: VolumeStatus, verdict: Verdict) {
-        self.owners |= status.owner.is_some();
-        match verdict {
-            Verdict::Known(_) => self.counts.known += 1,
-            Verdict::Unknown(_) => self.counts.unknown += 1,
-            Verdict::Young { .. } => {
-                self.counts.young += 1;
-                self.watch(&status);
-            }
-            Verdict::Orphan { since } => {
-                self.watch(&status);
-                self.orphan(status, since);
-            }
-        }
+/// What a volume is.
+pub(super) fn judge(view: &View<'_>, status: &VolumeStatus, sights: &mut Sights) -> Verdict {
+    let verdict = rules::judge(view, status, None);
+    // Only what could be an orphan is worth remembering.
+    if status.changed_at_ms.is_none() && matches!(verdict, Verdict::Young { .. }) {
+        let observed: Observed = sights.see(status, view.now);
+        return rules::judge(view, status, Some(observed));
     }
-
-    fn watch(&mut self, status: &VolumeStatus) {
-        if status.changed_at_ms.is_none() {
-            self.watched.insert(status.volume.handle.clone());
-        }
-    }
-
-    fn orphan(&mut self, status: VolumeStatus, since: Timestamp) {
-        let (Some(owner), bytes) = (status.owner, status.volume.capacity) else { return };
-        let handle = status.volume.handle;
-        let orphan =
-            Orphan { handle: handle.clone(), bytes, claim: owner.claim, volume: owner.volume, since };
-        // A listing that moves under our feet may show a volume twice.
-        if self.orphans.insert(handle, orphan).is_none() {
-            self.counts.orphan += 1;
-            self.bytes = self.bytes.saturating_add(bytes.unwrap_or_default());
-        }
-        if self.orphans.len() > MAX_LISTED {
-            self.orphans.pop_last();
-        }
-    }
-
-    fn report(self, driver: DriverName) -> Report {
-        let Counts { known, orphan, young, unknown } = self.counts;
-        let leak_detection = if self.owners || known + orphan + young + unknown == 0 {
-            LeakDetection::Owner
-        } else {
-            LeakDetection::None { why: "the driver keeps no owners".to_owned() }
-        };
-        let mut report = Report::new(driver, leak_detection);
-        report.counts = self.counts;
-        report.orphaned_bytes = self.bytes;
-        report.list(self.orphans);
-        report
-    }
+    verdict
 }
 
-fn describe(report: &Report, grown: &[&VolumeHandle]) -> String {
-    let named: Vec<&str> = grown.iter().take(NAMED).map(|handle| handle.as_str()).collect();
-    let more = if grown.len() > NAMED { ", …" } else { "" };
-    let (orphans, driver) = (report.counts.orphan, &report.driver);
-    format!(
-        "{orphans} volumes of {driver} belong to nothing in this cluster any more, new among them: {}{more}. See `cofferdam \
-         orphans --driver {driver}`",
-        named.join(", ")
-    )
+/// The pause before the next scan: up to a tenth longer than the interval, so that processes that started together part.
+fn pause(interval: Duration, driver: &DriverName, process: &str, now: Timestamp) -> Duration {
+    let mut hasher = DefaultHasher::new();
+    (driver, process, now).hash(&mut hasher);
+    let part = u32::try_from(hasher.finish() % 1_000).unwrap_or_default();
+    interval + interval / JITTER * part / 1_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scans_part_and_none_comes_early_or_late() {
+        let hour = Duration::from_secs(3600);
+        let of =
+            |process: usize| pause(hour, &"drv".into(), &format!("process-{process}"), Timestamp::UNIX_EPOCH);
+        let pauses: std::collections::BTreeSet<Duration> = (0..100).map(of).collect();
+        assert!(pauses.len() > 80, "{pauses:?}");
+        assert!(pauses.iter().all(|pause| (hour..hour + hour / 10).contains(pause)), "{pauses:?}");
+    }
 }

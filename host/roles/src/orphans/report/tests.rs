@@ -7,7 +7,14 @@ fn at(second: i64) -> Timestamp {
 }
 
 fn orphan(handle: &str) -> Orphan {
-    Orphan { handle: handle.into(), bytes: Some(10), claim: "uid".into(), volume: "pvc".into(), since: at(0) }
+    Orphan {
+        handle: handle.into(),
+        bytes: Some(10),
+        claim: "uid".into(),
+        volume: "pvc".into(),
+        since: at(0),
+        state: None,
+    }
 }
 
 fn report(handles: &[&str]) -> Report {
@@ -15,8 +22,12 @@ fn report(handles: &[&str]) -> Report {
     report.time = Some(at(0));
     report.counts.orphan = u64::try_from(handles.len()).unwrap();
     report.orphaned_bytes = 10 * report.counts.orphan;
-    report.list(handles.iter().map(|handle| ((*handle).into(), orphan(handle))).collect());
+    report.list(listed(handles), BTreeMap::new());
     report
+}
+
+fn listed(handles: &[&str]) -> BTreeMap<VolumeHandle, Orphan> {
+    handles.iter().map(|handle| ((*handle).into(), orphan(handle))).collect()
 }
 
 #[test]
@@ -26,6 +37,11 @@ fn a_report_is_bounded_in_number_and_in_bytes() {
     let many = report(&names);
     assert_eq!((many.orphans.len(), many.more), (MAX_LISTED, 200));
 
+    let mut both = report(&["a"]);
+    both.counts.young = 700;
+    both.list(listed(&["a"]), listed(&names));
+    assert_eq!((both.orphans.len(), both.more, both.young.len(), both.more_young), (1, 0, MAX_LISTED, 200));
+
     // Quotes take two bytes each, and four within the ConfigMap's own JSON.
     let long: Vec<String> = (0..500).map(|n| format!("{n:04}{}", "\"".repeat(1_000))).collect();
     let long: Vec<&str> = long.iter().map(String::as_str).collect();
@@ -34,6 +50,7 @@ fn a_report_is_bounded_in_number_and_in_bytes() {
     assert!(bytes < 512 << 10, "{bytes} bytes");
     assert!(!long.orphans.is_empty() && long.more > 0);
     assert_eq!(u64::try_from(long.orphans.len()).unwrap() + long.more, 500);
+    assert_eq!(long.young, []);
 }
 
 #[test]

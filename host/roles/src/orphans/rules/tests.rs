@@ -75,6 +75,7 @@ struct World {
     volumes: Vec<Value>,
     claims: Vec<Value>,
     intent: bool,
+    deleting: bool,
     observed: Option<Duration>,
 }
 
@@ -87,11 +88,13 @@ impl World {
         for json in &self.claims {
             cache.claims.apply(decode::object::<Claim>(&json.to_string()).unwrap());
         }
+        let handle = VolumeHandle::from("h-1");
         let view = View {
             cache: &cache,
             driver: &"drv".into(),
             cluster: &"here".into(),
             intent: &|asked| self.intent && *asked == owner(),
+            deleting: self.deleting.then_some(&handle),
             now: now(),
         };
         judge(&view, status, self.observed.map(|age| Observed { since: ago(age), age }))
@@ -153,6 +156,7 @@ fn objects_claims_and_intents_speak_for_a_volume() {
         (volumes(volume("any", "drv", json!("h-1"))), Known::Volume("any".into())),
         (volumes(volume("pvc-1", "drv", json!(7))), Known::Unreadable("pvc-1".into())),
         (World { intent: true, ..World::default() }, Known::Intent),
+        (World { deleting: true, ..World::default() }, Known::Deletion),
         (claims(claim("uid-1", "")), Known::Claim(ClaimKey::new("ns", "c"))),
         (claims(claim("uid-1", "pvc-1")), Known::Claim(ClaimKey::new("ns", "c"))),
     ];
@@ -180,30 +184,42 @@ fn request(age: Duration) -> Request {
 }
 
 #[test]
-fn nothing_is_deleted_after_a_restore_or_long_after_it_was_asked_for() {
-    assert_eq!(refuse_at_once(&request(HOUR), false, now()), None);
-    assert_eq!(
-        refuse_at_once(&Request { requested_at: now() + 1.hours(), ..request(HOUR) }, false, now()),
-        None
-    );
-    let old = refuse_at_once(&request(HOUR + Duration::from_secs(1)), false, now()).unwrap();
+fn a_request_is_not_begun_long_after_it_was_made() {
+    assert_eq!(expired(&request(HOUR), now()), None);
+    assert_eq!(expired(&Request { requested_at: now() + 1.hours(), ..request(HOUR) }, now()), None);
+    let old = expired(&request(HOUR + Duration::from_secs(1)), now()).unwrap();
     assert!(old.contains("older than an hour"), "{old}");
-    let held = refuse_at_once(&request(Duration::ZERO), true, now()).unwrap();
-    assert!(held.contains("cofferdam-restored"), "{held}");
+}
+
+#[test]
+fn the_lock_says_what_opens_it() {
+    let locked = locked("storage");
+    for part in ["restored from a backup", "storage/cofferdam-restored", "delete that ConfigMap"] {
+        assert!(locked.contains(part), "{locked}");
+    }
 }
 
 #[test]
 fn only_an_orphan_that_is_nowhere_in_use_is_deleted() {
     let status = leaked();
-    let live = |verdict| Live { volume: Some((&status, verdict)), unreadable: None };
+    let live = |verdict| Live { volume: Some((&status, verdict)), unreadable: None, begun: false };
     let refused = |live: &Live<'_>, why: &str| match decide(live) {
         Decision::Refuse(text) => assert!(text.contains(why), "{text}"),
         other => panic!("{other:?}: expected a refusal because {why}"),
     };
-    assert_eq!(decide(&live(ORPHAN(48 * HOUR))), Decision::Delete);
-    assert_eq!(decide(&Live { volume: None, unreadable: None }), Decision::Gone);
+    for begun in [false, true] {
+        assert_eq!(decide(&Live { begun, ..live(ORPHAN(48 * HOUR)) }), Decision::Delete);
+    }
+    let absent = Live { volume: None, unreadable: None, begun: false };
+    refused(&absent, "lists no such volume");
+    assert_eq!(decide(&Live { begun: true, ..absent.clone() }), Decision::Gone);
     refused(&live(YOUNG(HOUR)), "less than 24 hours ago");
-    refused(&live(Verdict::Known(Known::Volume("pv".into()))), "PersistentVolume pv stands for it");
+    let known = || live(Verdict::Known(Known::Volume("pv".into())));
+    refused(&known(), "PersistentVolume pv stands for it");
+    refused(
+        &Live { begun: true, ..known() },
+        "PersistentVolume pv stands for it; the driver was asked before",
+    );
     refused(&live(Verdict::Known(Known::Intent)), "intent journal");
     refused(&live(Verdict::Known(Known::Claim(ClaimKey::new("ns", "c")))), "its claim ns/c exists");
     refused(&live(Verdict::Unknown(Stranger::NoOwner)), "no owner");
@@ -215,5 +231,8 @@ fn only_an_orphan_that_is_nowhere_in_use_is_deleted() {
         s.published_nodes = vec![NodeName::from("n1")];
         s.condition = Some(Condition { abnormal: true, message: "odd".to_owned() });
     });
-    refused(&Live { volume: Some((&used, ORPHAN(48 * HOUR))), unreadable: None }, "published to node n1");
+    refused(
+        &Live { volume: Some((&used, ORPHAN(48 * HOUR))), unreadable: None, begun: false },
+        "published to node n1",
+    );
 }
