@@ -67,7 +67,7 @@ pub(crate) fn settings(configuration: &Configuration, namespace: String) -> Sett
 }
 
 /// The host's name, which in a pod is the pod's.
-fn identity() -> String {
+pub(crate) fn identity() -> String {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = kernel.trim();
     let name = if name.is_empty() { std::env::var("HOSTNAME").unwrap_or_default() } else { name.to_owned() };

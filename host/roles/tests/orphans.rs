@@ -87,7 +87,8 @@ fn gauge(metrics: &str, name: &str) -> String {
     let verdict = if verdict.is_empty() { String::new() } else { format!(",verdict=\"{verdict}\"") };
     let labels = format!("{name}{{driver_name=\"{DRIVER}\"{verdict}}} ");
     let line = metrics.lines().find_map(|line| line.strip_prefix(&labels));
-    line.unwrap_or_else(|| panic!("no {labels}in\n{metrics}")).to_owned()
+    assert!(line.is_some(), "no {labels}in\n{metrics}");
+    line.unwrap().to_owned()
 }
 
 async fn orphan_events(simulation: &Simulation) -> Vec<String> {
