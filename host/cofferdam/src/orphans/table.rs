@@ -2,9 +2,11 @@
 
 use std::fmt::Write as _;
 
-use cofferdam_cluster::hold;
 use cofferdam_domain::DriverName;
-use cofferdam_roles::orphans::report::{Answer, Counts, DELETING, Orphan, Report, Request, Verdict};
+use cofferdam_roles::orphans::{
+    report::{Answer, Counts, DELETING, Orphan, Report, Request, Verdict},
+    rules,
+};
 use jiff::Timestamp;
 
 use super::Found;
@@ -70,11 +72,7 @@ fn section(text: &mut String, found: &Found, now: Timestamp) {
         line(format!("  the scan of {} failed: {}", moment(failure.time, now), plain(&failure.message)));
     }
     if report.held {
-        let namespace = &found.map.key.namespace;
-        line(format!(
-            "  locked: the cluster was restored from a backup; nothing is deleted while ConfigMap {namespace}/{} exists",
-            hold::MARK
-        ));
+        line(format!("  locked: {}", rules::locked(&found.map.key.namespace)));
     }
     if report.counts.total() > 0 {
         line(format!("  volumes: {}", counts(&report.counts)));

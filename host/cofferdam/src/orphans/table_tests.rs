@@ -78,7 +78,8 @@ fn it_tells_of_the_lock_of_failures_and_of_requests() {
     let show = |data: Value| text(&[found(data)], now());
     let answered = show(json!({"driver": "drv", "report": report, "answer": json!(answer).to_string()}));
     for part in [
-        "locked: the cluster was restored from a backup; nothing is deleted while ConfigMap storage/cofferdam-restored",
+        "locked: the cluster was restored from a backup",
+        "nothing is deleted while ConfigMap storage/cofferdam-restored exists",
         "the scan of 2026-06-03T11:59:30Z (30s ago) failed: Unavailable: no array",
         "last request, answered 2026-06-03T11:59:00Z (1m ago): volume h-1 of drv: refused: PersistentVolume pv stands",
     ] {
