@@ -13,12 +13,13 @@ use cofferdam_roles::{
 };
 use cofferdam_sim::{
     ArrayVolume, Effect, Fault, Listing, Simulation,
-    UserAction::{self, Create, Delete, Patch, Settle, Wait},
+    UserAction::{self, Backup, Create, Delete, Patch, Restore, Settle, Wait},
     objects::{DRIVER, claim, class, volume, with},
 };
 use serde_json::{Value, json};
 
 const MAP: &str = "/api/v1/namespaces/default/configmaps/cofferdam-orphans-sim.cofferdam.dev";
+const MARK: &str = "/api/v1/namespaces/default/configmaps/cofferdam-restored";
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const GIB: u64 = 1 << 30;
@@ -477,8 +478,43 @@ async fn the_report_tells_of_a_restore_and_of_its_end() {
     let held = report(&simulation).await;
     assert!(held.held, "{held:?}");
     assert_eq!(handles(&held), ["handle-lost"]);
-    const MARK: &str = "/api/v1/namespaces/default/configmaps/cofferdam-restored";
     simulation.play(&[Wait(Duration::from_secs(5)), Delete(MARK), Wait(Duration::from_secs(5))], None).await;
     assert!(!report(&simulation).await.held);
     assert_eq!(orphan_events(&simulation).await.len(), 1, "nothing new to tell");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_restore_makes_look_abandoned_is_shown_and_locked_until_a_person_has_looked() {
+    let simulation = simulation(FULL, Vec::new(), Vec::new());
+    let user = [
+        Create(class("gold")),
+        Wait(HOUR),
+        Backup,
+        Create(claim("a", "gold")),
+        Wait(HOUR),
+        Restore,
+        Wait(DAY),
+    ];
+    simulation.play(&user, None).await;
+    let found = report(&simulation).await;
+    assert!(found.held && simulation.object(MARK).await.is_some(), "{found:?}");
+    assert_eq!((found.counts.orphan, found.orphans.len()), (1, 1), "{found:?}");
+    let handle = found.orphans[0].handle.clone();
+
+    for (before, verdict) in [(Wait(HOUR), Verdict::Refused), (Delete(MARK), Verdict::Deleted)] {
+        let requested_at = simulation.now() + HOUR;
+        let request = Request { handle: handle.clone(), requested_at, by: "tester".to_owned() };
+        simulation.play(&[before, Wait(Duration::from_secs(60)), Patch(MAP, request.patch())], None).await;
+        let answer = answer(&simulation).await;
+        assert_eq!(answer.verdict, verdict, "{}", answer.message);
+        let refused = verdict == Verdict::Refused;
+        assert_eq!(
+            answer.message.contains("the cluster was restored from a backup"),
+            refused,
+            "{}",
+            answer.message
+        );
+        assert_eq!(simulation.array().volumes().len(), usize::from(refused));
+    }
+    assert_eq!(report(&simulation).await.counts.total(), 0);
 }
