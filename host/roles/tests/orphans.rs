@@ -327,6 +327,34 @@ async fn an_object_that_comes_while_the_driver_lists_saves_the_volume() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_no_watch_has_told_is_read_before_anything_is_deleted() {
+    for (unseen, says) in [
+        (static_volume(), "PersistentVolume saved stands for it"),
+        (restore_mark(), "the cluster was restored from a backup"),
+        (written_intent(), "the intent journal has an entry for it"),
+    ] {
+        let simulation = leaked(Vec::new()).await;
+        simulation.play(&[Wait(DAY)], None).await;
+        let faults = vec![Fault::Slow(Duration::ZERO), Fault::MeanwhileUnseen(Create(unseen))];
+        simulation.array().lists(FULL, faults);
+        let minute = Duration::from_secs(60);
+        simulation.play(&[Wait(minute), ask(&simulation, minute, "lost")], None).await;
+        let answer = answer(&simulation).await;
+        assert!(answer.message.starts_with(says), "{}", answer.message);
+        assert_eq!(simulation.array().calls(), [""; 0]);
+    }
+}
+
+/// A page of the journal that another process has written. It cannot be read, and so it cannot be sure what it is about.
+fn written_intent() -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": format!("cofferdam-intents-{DRIVER}-0"), "namespace": "default"},
+        "data": {"uid-of-a-lost-claim": "{}"},
+    })
+}
+
 /// What a process leaves behind that died after it had begun.
 fn begun(simulation: &Simulation, age: Duration) -> UserAction {
     let requested_at = simulation.now() - age;

@@ -34,9 +34,14 @@ pub enum Fault {
     Slow(Duration),
     /// A user does this while the driver is at work; then all is well.
     Meanwhile(UserAction),
+    /// The process' watches end and no other one begins, as with a connection that hangs; then as [`Fault::Meanwhile`].
+    MeanwhileUnseen(UserAction),
     /// The volume has this many bytes, whatever was asked for.
     Size(u64),
 }
+
+/// By then every watch of a process has ended by itself, and none that began after it is given up as dead yet.
+const DEAF_AFTER: Duration = Duration::from_secs(300);
 
 /// A volume of the array.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -243,6 +248,12 @@ impl MortalDriver {
                 (self.driver.users)(action).await;
                 // Long enough for every watch to tell.
                 tokio::time::sleep(Duration::from_millis(10)).await;
+                Ok((false, None))
+            }
+            Some(Fault::MeanwhileUnseen(action)) => {
+                self.effects.deafen();
+                tokio::time::sleep(DEAF_AFTER).await;
+                (self.driver.users)(action).await;
                 Ok((false, None))
             }
             Some(Fault::Size(bytes)) => Ok((false, Some(bytes))),
