@@ -13,6 +13,7 @@ use cofferdam_domain::{
 use crate::{
     hold::RestoreMark,
     kind::Index,
+    orphans::OrphanReport,
     table::{Seen, Table},
 };
 
@@ -29,6 +30,8 @@ pub struct Cache {
     pub pods: Table<Pod>,
     /// The mark of a restored cluster, where it stands.
     pub restore_marks: Table<RestoreMark>,
+    /// Reports of what drivers hold without an object.
+    pub orphan_reports: Table<OrphanReport>,
 }
 
 /// Claims by uid, by class and by the volume that they name.
@@ -210,6 +213,12 @@ impl Cache {
             let names = index.by_handle.get(&(driver.clone(), handle.clone()))?;
             names.iter().find(|other| *other != name).cloned()
         })
+    }
+
+    /// An object that stands for this volume of a driver; the first by name where there are more.
+    pub fn volume_with_handle(&self, driver: &DriverName, handle: &VolumeHandle) -> Option<VolumeName> {
+        self.volumes
+            .query(|index, _| index.by_handle.get(&(driver.clone(), handle.clone()))?.iter().next().cloned())
     }
 
     /// The first free volume on the claim's shelf that `fits`, in Kubernetes' order: fewest access modes, then smallest, then

@@ -25,9 +25,9 @@ type Map = BTreeMap<Box<str>, Box<str>>;
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-struct Meta {
-    name: Box<str>,
-    namespace: Box<str>,
+pub(crate) struct Meta {
+    pub(crate) name: Box<str>,
+    pub(crate) namespace: Box<str>,
     uid: Option<Box<str>>,
     resource_version: Option<Box<str>>,
     deletion_timestamp: Option<Box<str>>,
@@ -48,7 +48,7 @@ impl Meta {
         }
     }
 
-    fn into_domain(self) -> Result<ObjectMeta, String> {
+    pub(crate) fn into_domain(self) -> Result<ObjectMeta, String> {
         let version = self.version()?;
         let created_ms = match self.creation_timestamp.as_deref() {
             None => 0,

@@ -83,12 +83,29 @@ impl Cached for RestoreMark {
 
 /// What to watch for the mark.
 pub fn scope(namespace: &str) -> Scope {
-    Scope { namespace: Some(namespace.to_owned()), fields: Some(format!("metadata.name={MARK}")) }
+    Scope {
+        namespace: Some(namespace.to_owned()),
+        fields: Some(format!("metadata.name={MARK}")),
+        labels: None,
+    }
 }
 
 /// Whether deletions are held back.
 pub fn is_held(cache: &Cache) -> bool {
     !matches!(cache.restore_marks.get(&MARK.into()), Seen::Absent)
+}
+
+/// Whether deletions are held back, read past the cache.
+///
+/// # Errors
+/// [`WriteError`] of the read.
+pub async fn is_held_now(writer: &Writer, namespace: &str) -> Result<bool, WriteError> {
+    let path = format!("{}/{MARK}", RestoreMark::RESOURCE.collection(Some(namespace)));
+    match writer.read(&path, MARK).await {
+        Ok(_) => Ok(true),
+        Err(WriteError::NotFound(_)) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Marks the namespace. A mark that stands already is left as it is.

@@ -14,7 +14,8 @@ use std::{
 };
 
 use cofferdam_domain::{
-    ClaimKey, ClassName, DriverName, ReclaimPolicy, Uid, ids::ResourceVersion, storage::CreateVolume,
+    ClaimKey, ClassName, DriverName, ReclaimPolicy, Uid, VolumeName, ids::ResourceVersion,
+    storage::CreateVolume,
 };
 use http::Method;
 use serde::{Deserialize, Serialize};
@@ -90,6 +91,8 @@ pub enum JournalError {
 }
 
 type Recorded = oneshot::Sender<Result<Arc<Intent>, JournalError>>;
+/// A ConfigMap of the journal as it stands in the API.
+type Page = (ResourceVersion, HashMap<String, String>);
 type Outcome = oneshot::Receiver<Result<Arc<Intent>, JournalError>>;
 
 enum Change {
@@ -187,6 +190,34 @@ impl Journal {
     /// Uids of every recorded intent.
     pub fn uids(&self) -> Vec<Uid> {
         self.lock().entries.iter().filter(|(_, entry)| entry.durable).map(|(uid, _)| uid.clone()).collect()
+    }
+
+    /// Whether something stands here for the claim, or for a volume of this name: also what is not durable yet, and what this
+    /// build cannot read.
+    pub fn mentions(&self, claim: &Uid, volume: &VolumeName) -> bool {
+        let state = self.lock();
+        state.entries.contains_key(claim)
+            || state.unreadable.contains(claim)
+            || state.entries.values().any(|entry| entry.intent.request.name == volume.as_str())
+    }
+
+    /// As [`Journal::mentions`], but asks the ConfigMaps themselves, for another process may have written them. Changes nothing
+    /// of what this process knows.
+    ///
+    /// # Errors
+    /// [`WriteError`] of the first read that fails.
+    pub async fn mentions_now(&self, claim: &Uid, volume: &VolumeName) -> Result<bool, WriteError> {
+        for shard in 0..SHARDS {
+            let Some((_, data)) = self.fetch_shard(shard).await? else { continue };
+            let named = |json: &String| {
+                serde_json::from_str::<Intent>(json)
+                    .is_ok_and(|intent| intent.request.name == volume.as_str())
+            };
+            if data.contains_key(claim.as_str()) || data.values().any(named) {
+                return Ok(true);
+            }
+        }
+        Ok(self.mentions(claim, volume))
     }
 
     /// Waits until a read has shown intents that another process wrote, and returns their uids.
@@ -499,8 +530,8 @@ impl Journal {
         clean
     }
 
-    /// Reads a ConfigMap; entries whose removal is part of `batch` are as good as gone.
-    async fn read_shard(&self, index: usize, batch: &BTreeMap<Uid, Change>) -> Result<(), WriteError> {
+    /// The ConfigMap of a shard: its version and entries. Absent where there is none.
+    async fn fetch_shard(&self, index: usize) -> Result<Option<Page>, WriteError> {
         #[derive(Deserialize)]
         struct ConfigMap {
             metadata: Meta,
@@ -516,12 +547,7 @@ impl Journal {
         let path = format!("/api/v1/namespaces/{}/configmaps/{name}", self.shared.namespace);
         let answer = match self.shared.writer.read(&path, &name).await {
             Ok(answer) => answer,
-            Err(WriteError::NotFound(_)) => {
-                if let Some(shard) = self.lock().shards.get_mut(index) {
-                    shard.missing = true;
-                }
-                return Ok(());
-            }
+            Err(WriteError::NotFound(_)) => return Ok(None),
             Err(error) => return Err(error),
         };
         let unreadable = |message: String| WriteError::Answer { target: name.clone(), message };
@@ -529,7 +555,19 @@ impl Journal {
         let version = map.metadata.resource_version.parse().map(ResourceVersion).map_err(|_| {
             unreadable(format!("resourceVersion is {:?}: expected a number", map.metadata.resource_version))
         })?;
-        let intents = map.data.into_iter().filter_map(|(uid, json)| {
+        Ok(Some((version, map.data)))
+    }
+
+    /// Reads a ConfigMap; entries whose removal is part of `batch` are as good as gone.
+    async fn read_shard(&self, index: usize, batch: &BTreeMap<Uid, Change>) -> Result<(), WriteError> {
+        let name = self.shard_name(index);
+        let Some((version, data)) = self.fetch_shard(index).await? else {
+            if let Some(shard) = self.lock().shards.get_mut(index) {
+                shard.missing = true;
+            }
+            return Ok(());
+        };
+        let intents = data.into_iter().filter_map(|(uid, json)| {
             let intent = serde_json::from_str::<Intent>(&json).map_err(|error| error.to_string());
             match intent.and_then(|intent| self.check(&uid, intent)) {
                 Ok(intent) => Some((json.len() + uid.len(), intent)),

@@ -12,6 +12,7 @@ pub mod hold;
 pub mod journal;
 pub mod kind;
 pub mod metrics;
+pub mod orphans;
 pub mod queue;
 pub mod table;
 pub mod watch;
@@ -21,6 +22,7 @@ pub use cache::Cache;
 pub use events::{Event, EventSink, EventType, Subject};
 pub use journal::{Intent, IntentClass, Journal, JournalError};
 pub use kind::{Kind, Resource};
+pub use orphans::OrphanReport;
 pub use table::{Change, Seen, Table};
 pub use writer::{Precondition, WriteError, Writer};
 

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     decode,
     events::{Event, EventSink, EventType, Subject},
-    kind::Kind,
+    kind::{Kind, Resource},
     metrics::Metrics,
     queue::Backoff,
     table::{Decoded, Table},
@@ -62,6 +62,23 @@ pub struct Scope {
     pub namespace: Option<String>,
     /// `fieldSelector`
     pub fields: Option<String>,
+    /// `labelSelector`
+    pub labels: Option<String>,
+}
+
+impl Scope {
+    /// The collection of a kind in this scope, with a query.
+    pub(crate) fn path<'q>(
+        &self,
+        resource: Resource,
+        query: impl IntoIterator<Item = (&'q str, &'q str)>,
+    ) -> String {
+        let mut serializer = Serializer::new(String::new());
+        serializer.extend_pairs(query);
+        serializer.extend_pairs(self.fields.iter().map(|fields| ("fieldSelector", fields)));
+        serializer.extend_pairs(self.labels.iter().map(|labels| ("labelSelector", labels)));
+        format!("{}?{}", resource.collection(self.namespace.as_deref()), serializer.finish())
+    }
 }
 
 /// Why a list or a watch ended.
@@ -224,11 +241,7 @@ impl<K: Cached> Follower<'_, K> {
 
     /// The collection in this follower's scope, with a query.
     fn path<'q>(&self, query: impl IntoIterator<Item = (&'q str, &'q str)>) -> String {
-        let mut serializer = Serializer::new(String::new());
-        serializer.extend_pairs(query);
-        serializer.extend_pairs(self.scope.fields.iter().map(|fields| ("fieldSelector", fields)));
-        let collection = K::RESOURCE.collection(self.scope.namespace.as_deref());
-        format!("{collection}?{}", serializer.finish())
+        self.scope.path(K::RESOURCE, query)
     }
 
     async fn fetch(&self, path: &str) -> Result<bytes::Bytes, (StatusCode, String)> {

@@ -18,7 +18,8 @@ use crate::{
     decode,
     kind::{Kind, Resource},
     metrics::Metrics,
-    table::Table,
+    table::{Decoded, Table},
+    watch::Scope,
 };
 
 /// How long one request may take before its outcome counts as unknown. The API server's own limit for non-watch requests
@@ -27,6 +28,9 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// No answer to a request that this crate sends is larger: a list page of 500 objects stays below it.
 const MAX_ANSWER: usize = 64 << 20;
+
+/// Objects per page of a list: the page that the API server's own clients use.
+const PAGE: &str = "500";
 
 const JSON: &str = "application/json";
 const JSON_PATCH: &str = "application/json-patch+json";
@@ -300,21 +304,50 @@ impl Writer {
     /// # Errors
     /// [`WriteError`]
     pub async fn list<K: Cached>(&self, namespace: &str) -> Result<(), WriteError> {
+        let scope = Scope { namespace: Some(namespace.to_owned()), ..Scope::default() };
+        self.list_in::<K>(&scope).await.map(drop)
+    }
+
+    /// Reads every object of a scope past the cache, page by page, caches and returns them.
+    ///
+    /// # Errors
+    /// [`WriteError`]
+    pub async fn list_in<K: Cached>(&self, scope: &Scope) -> Result<Vec<Decoded<K>>, WriteError> {
         #[derive(Deserialize)]
-        struct List<'a> {
+        struct Page<'a> {
+            #[serde(default)]
+            metadata: ListMeta,
             #[serde(borrow)]
             items: Option<Vec<&'a RawValue>>,
         }
-        let target = format!("{}s of namespace {namespace}", K::RESOURCE.kind);
-        let answer = self.read(&K::RESOURCE.collection(Some(namespace)), &target).await?;
-        let list: List<'_> = serde_json::from_str(&answer)
-            .map_err(|error| WriteError::Answer { target: target.clone(), message: error.to_string() })?;
-        for item in list.items.into_iter().flatten() {
-            let object = decode::object::<K>(item.get());
-            let object = object.map_err(|message| WriteError::Answer { target: target.clone(), message })?;
-            K::table(&self.cache).apply(object);
+        #[derive(Deserialize, Default)]
+        struct ListMeta {
+            #[serde(rename = "continue")]
+            next: Option<String>,
         }
-        Ok(())
+        let target = match &scope.namespace {
+            Some(namespace) => format!("{}s of namespace {namespace}", K::RESOURCE.kind),
+            None => format!("{}s", K::RESOURCE.kind),
+        };
+        let unreadable = |message| WriteError::Answer { target: target.clone(), message };
+        let mut objects = Vec::new();
+        let mut next: Option<String> = None;
+        loop {
+            let token = next.as_deref().map(|token| ("continue", token));
+            let path = scope.path(K::RESOURCE, [("limit", PAGE)].into_iter().chain(token));
+            let answer = self.read(&path, &target).await?;
+            let page: Page<'_> =
+                serde_json::from_str(&answer).map_err(|error| unreadable(error.to_string()))?;
+            for item in page.items.into_iter().flatten() {
+                let object = decode::object::<K>(item.get()).map_err(unreadable)?;
+                K::table(&self.cache).apply(object.clone());
+                objects.push(object);
+            }
+            next = page.metadata.next.filter(|token| !token.is_empty());
+            if next.is_none() {
+                return Ok(objects);
+            }
+        }
     }
 
     /// After a [`WriteError::Conflict`] or `NotFound`: brings the cache up to date for this key.

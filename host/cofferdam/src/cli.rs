@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::vendor::BackendCommand;
 
@@ -21,6 +21,8 @@ pub(crate) enum Command {
     Run(ClusterFlags),
     /// Run a Kubernetes API, a driver and every role in this process, for kubectl on this machine
     Dev(DevFlags),
+    /// Show volumes that drivers hold and nothing in the cluster stands for, and delete them one at a time
+    Orphans(OrphansFlags),
     /// Work on a driver component without a cluster
     #[command(subcommand)]
     Backend(BackendCommand),
@@ -118,6 +120,10 @@ pub(crate) struct ProcessFlags {
         help_heading = "As in the Go sidecars"
     )]
     pub(crate) extra_create_metadata: Option<String>,
+
+    /// Pause between two scans for volumes that nothing stands for, or "off" [default: 1h]
+    #[arg(long, value_name = "DURATION", help_heading = "Orphans")]
+    pub(crate) orphan_scan_interval: Option<String>,
 }
 
 /// What only `dev` has.
@@ -141,4 +147,85 @@ pub(crate) struct DevFlags {
     /// Port of the API on 127.0.0.1 [default: a free one]
     #[arg(long, value_name = "PORT", default_value_t = 0, hide_default_value = true)]
     pub(crate) port: u16,
+}
+
+/// What `orphans` has; without a command it lists.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct OrphansFlags {
+    #[command(subcommand)]
+    pub(crate) command: Option<OrphansCommand>,
+
+    #[command(flatten)]
+    pub(crate) list: ListFlags,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum OrphansCommand {
+    /// Show what the processes that own drivers have found
+    List(ListFlags),
+    /// Ask the process that owns the driver to delete one orphan, and wait for its answer
+    Delete(DeleteFlags),
+}
+
+/// Settings of `orphans list`.
+#[derive(Debug, Args)]
+pub(crate) struct ListFlags {
+    #[command(flatten)]
+    pub(crate) connection: ConnectionFlags,
+
+    /// Show this driver only
+    #[arg(long, value_name = "NAME")]
+    pub(crate) driver: Option<String>,
+
+    /// How the result is printed
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: OutputFormat,
+}
+
+/// Settings of `orphans delete`.
+#[derive(Debug, Args)]
+pub(crate) struct DeleteFlags {
+    /// The driver, as `orphans list` names it
+    pub(crate) driver: String,
+
+    /// The volume's handle, as `orphans list` shows it
+    pub(crate) handle: String,
+
+    #[command(flatten)]
+    pub(crate) connection: ConnectionFlags,
+
+    /// How long to wait for the answer
+    #[arg(long, value_name = "DURATION", default_value = "5m")]
+    pub(crate) timeout: String,
+
+    /// How the answer is printed
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: OutputFormat,
+}
+
+/// How a cluster is reached.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct ConnectionFlags {
+    /// Kubeconfig file [default: $KUBECONFIG, the pod's service account, ~/.kube/config]
+    #[arg(long, value_name = "FILE", help_heading = "Cluster")]
+    pub(crate) kubeconfig: Option<String>,
+
+    /// Context of the kubeconfig [default: its current one]
+    #[arg(long, value_name = "NAME", help_heading = "Cluster")]
+    pub(crate) context: Option<String>,
+
+    /// Namespace of the processes [default: every one]
+    #[arg(long, value_name = "NAME", help_heading = "Cluster")]
+    pub(crate) namespace: Option<String>,
+}
+
+/// How a result is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OutputFormat {
+    /// For people
+    #[default]
+    Text,
+    /// For programs
+    Json,
 }

@@ -10,6 +10,7 @@ use crate::{
     client::ClientError,
     config::{ConfigError, GoDuration},
     dev::{DemoError, KubeconfigError},
+    orphans::OrphansError,
     telemetry::ListenError,
     vendor::VendorError,
 };
@@ -45,6 +46,8 @@ pub(crate) enum Failure {
     Signals(#[source] std::io::Error),
     #[error("cannot start the runtime: {0}")]
     Runtime(#[source] std::io::Error),
+    #[error(transparent)]
+    Orphans(#[from] OrphansError),
     #[error(transparent)]
     Vendor(#[from] VendorError),
     #[error("the component does not say who it is: {0}")]

@@ -8,6 +8,7 @@ mod dev;
 mod drivers;
 mod failure;
 mod logging;
+mod orphans;
 mod process_metrics;
 mod run;
 mod supervisor;
@@ -54,17 +55,18 @@ fn command(command: Command, environment: &HashMap<String, String>) -> Result<En
     match command {
         Command::Run(flags) => block_on(run::run(&flags, environment)),
         Command::Dev(flags) => block_on(dev::run(&flags, environment)),
-        Command::Backend(command) => vendor(command, environment),
+        Command::Orphans(flags) => told(orphans::run(flags, environment)),
+        Command::Backend(command) => told(vendor::run(command, environment)),
         Command::Config(flags) => print(&Loaded::for_cluster(&flags, environment)?.table()),
         Command::Version => print(&version()),
     }
 }
 
 /// Runs to the end and prints; what did not hold is told by the exit code, after the text.
-fn vendor(command: vendor::BackendCommand, environment: &HashMap<String, String>) -> Result<End, Failure> {
+fn told(work: impl Future<Output = Result<(String, bool), Failure>>) -> Result<End, Failure> {
     let mut held = true;
     block_on(async {
-        let (text, success) = vendor::run(command, environment).await?;
+        let (text, success) = work.await?;
         held = success;
         print(&text)
     })?;

@@ -63,11 +63,12 @@ pub(crate) fn settings(configuration: &Configuration, namespace: String) -> Sett
         worker_threads: configuration.worker_threads.0,
         default_fs_type: configuration.default_fstype.clone().filter(|name| !name.is_empty()),
         extra_create_metadata: configuration.extra_create_metadata,
+        orphan_scan_interval: configuration.orphan_scan_interval.0,
     }
 }
 
 /// The host's name, which in a pod is the pod's.
-fn identity() -> String {
+pub(crate) fn identity() -> String {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = kernel.trim();
     let name = if name.is_empty() { std::env::var("HOSTNAME").unwrap_or_default() } else { name.to_owned() };

@@ -8,7 +8,7 @@ use std::{
 
 use cofferdam_backend::Backend;
 use cofferdam_cluster::{
-    Cache, Event, EventSink, Journal, Kind, Subject, WriteError, Writer,
+    Cache, Clock, Event, EventSink, Journal, Kind, Subject, WriteError, Writer,
     queue::{Outcome, Queue},
     writer::Cached,
 };
@@ -42,6 +42,7 @@ pub(crate) struct Context {
     pub(crate) writer: Writer,
     pub(crate) events: EventSink,
     pub(crate) observer: Arc<dyn Observer>,
+    pub(crate) clock: Clock,
     pub(crate) settings: Settings,
     pub(crate) cluster: ClusterId,
     pub(crate) drivers: HashMap<DriverName, Driver>,
@@ -50,6 +51,11 @@ pub(crate) struct Context {
 }
 
 impl Context {
+    /// The wall clock.
+    pub(crate) fn now(&self) -> jiff::Timestamp {
+        (self.clock)()
+    }
+
     /// Whether the provisioner of this driver runs in this process.
     pub(crate) fn provisions(&self, driver: &DriverName) -> bool {
         self.settings.roles.contains(&Role::Provisioner) && self.drivers.contains_key(driver)

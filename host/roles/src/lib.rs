@@ -6,6 +6,7 @@
 
 pub mod note;
 pub mod observer;
+pub mod orphans;
 pub mod process;
 pub mod protection;
 pub mod provisioner;

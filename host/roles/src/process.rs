@@ -8,9 +8,10 @@ use std::{
 
 use cofferdam_backend::Backend;
 use cofferdam_cluster::{
-    Cache, Clock, EventSink, Journal, WriteError, Writer,
+    Cache, Clock, EventSink, Journal, OrphanReport, WriteError, Writer,
     hold::{self, RestoreMark},
     metrics::Metrics,
+    orphans,
     watch::{Restored, Scope, follow},
 };
 use cofferdam_domain::{Claim, ClusterId, DriverName, Pod, StorageClass, Volume};
@@ -21,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     act::{Context, Driver},
     observer::Observer,
+    orphans::{Orphans, metrics::OrphanMetrics},
     protection::reconcile::Protection,
     provisioner::{metrics::ProvisionerMetrics, reconcile::Provisioner},
     pv_controller::reconcile::PvController,
@@ -50,6 +52,15 @@ pub struct Settings {
     pub default_fs_type: Option<String>,
     /// Adds the names of claim and volume to the driver's parameters (`--extra-create-metadata`).
     pub extra_create_metadata: bool,
+    /// Pause between two scans for orphans; absent for none.
+    pub orphan_scan_interval: Option<Duration>,
+}
+
+impl Settings {
+    /// Whether this process looks for orphans: whoever provisions owns the drivers.
+    fn scans(&self) -> bool {
+        self.roles.contains(&Role::Provisioner) && self.orphan_scan_interval.is_some()
+    }
 }
 
 impl Default for Settings {
@@ -67,6 +78,7 @@ impl Default for Settings {
             worker_threads: 100,
             default_fs_type: None,
             extra_create_metadata: false,
+            orphan_scan_interval: Some(Duration::from_secs(3600)),
         }
     }
 }
@@ -108,6 +120,7 @@ pub struct Process {
     parts: Parts,
     metrics: Metrics,
     provisioner_metrics: ProvisionerMetrics,
+    orphan_metrics: OrphanMetrics,
     ready: watch::Sender<bool>,
     cache: Mutex<Arc<Cache>>,
 }
@@ -139,6 +152,7 @@ impl Process {
         Ok(Self {
             metrics: Metrics::register(registry),
             provisioner_metrics: ProvisionerMetrics::register(registry),
+            orphan_metrics: OrphanMetrics::register(registry),
             ready: watch::Sender::new(false),
             cache: Mutex::default(),
             settings,
@@ -199,13 +213,14 @@ impl Process {
             writer: writer.clone(),
             events: events.clone(),
             observer: Arc::clone(&self.parts.observer),
+            clock: Arc::clone(&self.parts.clock),
             settings: self.settings.clone(),
             cluster,
             drivers,
             wanted: OnceLock::new(),
         });
         // Before the watches: what they find first wakes the roles.
-        let roles = Roles::new(&context, &self.metrics, &self.provisioner_metrics);
+        let roles = Roles::new(&context, self);
         // Roles stop first; what they leave behind goes out after them.
         let (working, flushing) = (stop.child_token(), CancellationToken::new());
         let held = self.metrics.deletions_held.clone();
@@ -289,6 +304,14 @@ impl Process {
                 Ok(())
             }
         };
+        let reports = async {
+            if self.settings.scans() {
+                let reports = orphans::scope(&self.settings.namespace);
+                follow::<OrphanReport>(writer, events, metrics, reports, stop.clone()).await
+            } else {
+                Ok(())
+            }
+        };
         let all = futures::future::try_join5(
             follow::<Claim>(writer, events, metrics, everything(), stop.clone()),
             follow::<Volume>(writer, events, metrics, everything(), stop.clone()),
@@ -296,7 +319,7 @@ impl Process {
             pods,
             marks,
         );
-        all.await.err()
+        futures::future::try_join(all, reports).await.err()
     }
 
     /// Waits for the first list of every kind; `false` when stopped before.
@@ -325,29 +348,38 @@ struct Roles {
     pv_controller: Option<Arc<PvController>>,
     provisioner: Option<Arc<Provisioner>>,
     protection: Option<Arc<Protection>>,
+    orphans: Option<Arc<Orphans>>,
 }
 
 impl Roles {
-    fn new(context: &Arc<Context>, metrics: &Metrics, provisioner: &ProvisionerMetrics) -> Self {
+    fn new(context: &Arc<Context>, process: &Process) -> Self {
+        let Process { metrics, provisioner_metrics: provisioner, orphan_metrics, .. } = process;
         let has = |role: Role| context.settings.roles.contains(&role);
         Self {
             pv_controller: has(Role::PvController).then(|| PvController::new(Arc::clone(context), metrics)),
             provisioner: has(Role::Provisioner)
                 .then(|| Provisioner::new(Arc::clone(context), metrics, provisioner.clone())),
             protection: has(Role::Protection).then(|| Protection::new(Arc::clone(context), metrics)),
+            orphans: context
+                .settings
+                .orphan_scan_interval
+                .filter(|_| context.settings.scans())
+                .map(|interval| Orphans::new(Arc::clone(context), interval, metrics, orphan_metrics.clone())),
         }
     }
 
     async fn run(&self, stop: CancellationToken) {
-        let (pv_controller, provisioner, protection) = (
+        let (pv_controller, provisioner, protection, orphans) = (
             self.pv_controller.iter().map(|role| role.run(stop.clone())),
             self.provisioner.iter().map(|role| role.run(stop.clone())),
             self.protection.iter().map(|role| role.run(stop.clone())),
+            self.orphans.iter().map(|role| role.run(stop.clone())),
         );
         tokio::join!(
             futures::future::join_all(pv_controller),
             futures::future::join_all(provisioner),
             futures::future::join_all(protection),
+            futures::future::join_all(orphans),
         );
     }
 }

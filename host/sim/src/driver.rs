@@ -8,10 +8,10 @@ use std::{
 
 use cofferdam_backend::{Backend, Call};
 use cofferdam_domain::{
-    VolumeHandle,
+    NodeName, VolumeHandle,
     storage::{
-        Ability, CreateVolume, CreatedVolume, Description, ErrorKind, Finality, Placement, Readiness,
-        StorageError, ValidateVolume, Validation,
+        Ability, CreateVolume, CreatedVolume, Description, ErrorKind, Finality, PageRequest, Placement,
+        Readiness, StorageError, ValidateVolume, Validation, VolumePage, VolumeStatus,
     },
 };
 use futures::future::BoxFuture;
@@ -34,9 +34,14 @@ pub enum Fault {
     Slow(Duration),
     /// A user does this while the driver is at work; then all is well.
     Meanwhile(UserAction),
+    /// The process' watches end and no other one begins, as with a connection that hangs; then as [`Fault::Meanwhile`].
+    MeanwhileUnseen(UserAction),
     /// The volume has this many bytes, whatever was asked for.
     Size(u64),
 }
+
+/// By then every watch of a process has ended by itself, and none that began after it is given up as dead yet.
+const DEAF_AFTER: Duration = Duration::from_secs(300);
 
 /// A volume of the array.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +50,23 @@ pub struct ArrayVolume {
     pub request: CreateVolume,
     /// Its size in bytes.
     pub size: u64,
+    /// When it was created or changed last, in milliseconds since the Unix epoch.
+    pub changed_at_ms: u64,
+    /// Nodes that it is published to.
+    pub published: Vec<NodeName>,
+}
+
+/// How the driver lists its volumes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// With the owners of volumes.
+    pub owners: bool,
+    /// With the times of their last changes.
+    pub times: bool,
+    /// At most so many a page, whatever is asked for; 0 for as many as are asked for.
+    pub page: usize,
+    /// After the last page comes another one, for ever.
+    pub endless: bool,
 }
 
 #[derive(Default)]
@@ -52,11 +74,16 @@ struct Array {
     volumes: BTreeMap<String, ArrayVolume>,
     create_faults: VecDeque<Fault>,
     delete_faults: VecDeque<Fault>,
+    listing: Option<Listing>,
+    list_faults: VecDeque<Fault>,
     calls: Vec<String>,
     violations: Vec<String>,
     /// Requests that may still take effect: whoever asks again asks the same.
     asked: BTreeMap<String, CreateVolume>,
 }
+
+/// The simulation's wall clock.
+pub(crate) type Clock = Arc<dyn Fn() -> jiff::Timestamp + Send + Sync>;
 
 /// What a user does, handed to whoever can do it.
 pub(crate) type Users = Arc<dyn Fn(UserAction) -> BoxFuture<'static, ()> + Send + Sync>;
@@ -66,16 +93,44 @@ pub(crate) type Users = Arc<dyn Fn(UserAction) -> BoxFuture<'static, ()> + Send 
 pub struct ScriptedDriver {
     array: Arc<Mutex<Array>>,
     users: Users,
+    clock: Clock,
 }
 
 impl ScriptedDriver {
-    pub(crate) fn new(create_faults: Vec<Fault>, delete_faults: Vec<Fault>, users: Users) -> Self {
+    pub(crate) fn new(
+        create_faults: Vec<Fault>,
+        delete_faults: Vec<Fault>,
+        users: Users,
+        clock: Clock,
+    ) -> Self {
         let array = Array {
             create_faults: create_faults.into(),
             delete_faults: delete_faults.into(),
             ..Array::default()
         };
-        Self { array: Arc::new(Mutex::new(array)), users }
+        Self { array: Arc::new(Mutex::new(array)), users, clock }
+    }
+
+    /// Makes the driver list its volumes; the calls meet these faults, one each, in this order.
+    pub fn lists(&self, listing: Listing, faults: Vec<Fault>) {
+        let mut array = self.lock();
+        array.listing = Some(listing);
+        array.list_faults = faults.into();
+    }
+
+    /// Puts a volume into the array, or another in its place, that no process has asked for.
+    pub fn plant(&self, volume: ArrayVolume) {
+        self.lock().volumes.insert(volume.request.name.clone(), volume);
+    }
+
+    /// Takes a volume out of the array, as somebody who works on the array itself.
+    pub fn remove(&self, name: &str) {
+        self.lock().volumes.remove(name);
+    }
+
+    /// Ends what goes wrong with deletions.
+    pub fn answers_deletes(&self) {
+        self.lock().delete_faults.clear();
     }
 
     /// Volumes by name.
@@ -103,7 +158,8 @@ impl ScriptedDriver {
             volumes_per_node: None,
             features: Vec::new(),
         };
-        Arc::new(MortalDriver { driver: self.clone(), description, abilities: BTreeSet::new(), effects })
+        let abilities = self.lock().listing.map(|_| Ability::Listing).into_iter().collect();
+        Arc::new(MortalDriver { driver: self.clone(), description, abilities, effects })
     }
 
     fn lock(&self) -> MutexGuard<'_, Array> {
@@ -121,14 +177,50 @@ impl ScriptedDriver {
             return Err(StorageError::last(ErrorKind::AlreadyExists, message));
         }
         let name = request.name.clone();
-        let volume = array.volumes.entry(name.clone()).or_insert(ArrayVolume { request, size });
-        Ok(CreatedVolume {
-            handle: VolumeHandle::from(format!("handle-{name}")),
-            capacity: Some(volume.size),
-            context: BTreeMap::new(),
-            topology: Vec::new(),
-            attachment: None,
-        })
+        let now = u64::try_from((self.clock)().as_millisecond()).unwrap_or_default();
+        let volume = array.volumes.entry(name.clone()).or_insert_with(|| ArrayVolume {
+            request,
+            size,
+            changed_at_ms: now,
+            published: Vec::new(),
+        });
+        Ok(created(&name, volume))
+    }
+
+    fn page(&self, listing: Listing, request: &PageRequest) -> VolumePage {
+        let array = self.lock();
+        let after = request.after.as_deref().unwrap_or_default();
+        let asked = request.limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
+        let most = if listing.page == 0 { asked } else { asked.min(listing.page) };
+        let mut rest = array.volumes.iter().filter(|(name, _)| name.as_str() > after).peekable();
+        let shown: Vec<_> = rest.by_ref().take(most).collect();
+        let more = rest.peek().is_some();
+        let next = shown.last().filter(|_| more).map(|(name, _)| (*name).clone());
+        VolumePage {
+            volumes: shown.into_iter().map(|(name, volume)| status(name, volume, listing)).collect(),
+            // Every page ends elsewhere than the one before, as a page must.
+            next: if listing.endless { next.or_else(|| Some(format!("{after}~"))) } else { next },
+        }
+    }
+}
+
+fn created(name: &str, volume: &ArrayVolume) -> CreatedVolume {
+    CreatedVolume {
+        handle: VolumeHandle::from(format!("handle-{name}")),
+        capacity: Some(volume.size),
+        context: BTreeMap::new(),
+        topology: Vec::new(),
+        attachment: None,
+    }
+}
+
+fn status(name: &str, volume: &ArrayVolume, listing: Listing) -> VolumeStatus {
+    VolumeStatus {
+        volume: created(name, volume),
+        owner: volume.request.owner.clone().filter(|_| listing.owners),
+        published_nodes: volume.published.clone(),
+        condition: None,
+        changed_at_ms: listing.times.then_some(volume.changed_at_ms),
     }
 }
 
@@ -156,6 +248,12 @@ impl MortalDriver {
                 (self.driver.users)(action).await;
                 // Long enough for every watch to tell.
                 tokio::time::sleep(Duration::from_millis(10)).await;
+                Ok((false, None))
+            }
+            Some(Fault::MeanwhileUnseen(action)) => {
+                self.effects.deafen();
+                tokio::time::sleep(DEAF_AFTER).await;
+                (self.driver.users)(action).await;
                 Ok((false, None))
             }
             Some(Fault::Size(bytes)) => Ok((false, Some(bytes))),
@@ -230,6 +328,19 @@ impl Backend for MortalDriver {
             }
             self.effects.note(Effect::Call(call)).await;
             if answer_lost { Err(lost()) } else { Ok(()) }
+        })
+    }
+
+    fn list_volumes(&self, _: Call, request: PageRequest) -> BoxFuture<'_, Result<VolumePage, StorageError>> {
+        Box::pin(async move {
+            self.effects.gate().await;
+            let (listing, fault) = {
+                let mut array = self.driver.lock();
+                (array.listing.unwrap_or_default(), array.list_faults.pop_front())
+            };
+            let page = self.driver.page(listing, &request);
+            let (answer_lost, _) = self.fault(fault).await?;
+            if answer_lost { Err(lost()) } else { Ok(page) }
         })
     }
 

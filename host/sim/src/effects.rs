@@ -29,6 +29,7 @@ pub struct Effects {
     count: AtomicUsize,
     die_after: Option<usize>,
     dead: AtomicBool,
+    deaf: AtomicBool,
     died: Notify,
     log: Mutex<Vec<Effect>>,
 }
@@ -72,6 +73,11 @@ impl Effects {
         }
     }
 
+    /// Lets no watch begin any more.
+    pub(crate) fn deafen(&self) {
+        self.deaf.store(true, Ordering::SeqCst);
+    }
+
     /// Ends the process' access to the world.
     pub fn kill(&self) {
         self.dead.store(true, Ordering::SeqCst);
@@ -100,6 +106,10 @@ impl tower::Service<Request<Body>> for MortalApi {
         let effects = Arc::clone(&self.effects);
         Box::pin(async move {
             effects.gate().await;
+            let watches = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+            if watches && effects.deaf.load(Ordering::SeqCst) {
+                std::future::pending::<()>().await;
+            }
             let write = (request.method() != Method::GET)
                 .then(|| format!("{} {}", request.method(), request.uri().path()));
             let response = tower::Service::call(&mut api, request).await?;

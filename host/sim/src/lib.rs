@@ -10,6 +10,6 @@ pub mod effects;
 pub mod objects;
 pub mod simulation;
 
-pub use driver::{Fault, ScriptedDriver};
+pub use driver::{ArrayVolume, Fault, Listing, ScriptedDriver};
 pub use effects::{Effect, Effects};
 pub use simulation::{Outcome, Simulation, UserAction};

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
 use crate::{
-    driver::{Fault, ScriptedDriver},
+    driver::{Clock, Fault, Listing, ScriptedDriver},
     effects::{Effect, Effects, MortalApi},
     objects::{DRIVER, collection},
 };
@@ -29,6 +29,8 @@ use crate::{
 /// Longer than every back-off of the roles together with the longest they remember anything: what has not happened by then
 /// does not happen.
 const SETTLE: Duration = Duration::from_secs(3600);
+/// Pause between two scans for orphans, where the driver lists its volumes.
+const SCAN: Duration = Duration::from_secs(3600);
 /// 2026-01-01T00:00:00Z, when every simulation begins.
 const EPOCH: i64 = 1_767_225_600;
 
@@ -76,7 +78,11 @@ pub struct Outcome {
 pub struct Simulation {
     api: ApiServer,
     driver: ScriptedDriver,
+    clock: Clock,
+    /// Of the process that started last.
+    metrics: Mutex<Registry>,
     roles: BTreeSet<Role>,
+    scans: bool,
     backup: Arc<Mutex<Option<cofferdam_apiserver::Snapshot>>>,
     user: ApiService,
     starts: AtomicU64,
@@ -93,10 +99,13 @@ impl Simulation {
     pub fn new(roles: &[Role], create_faults: Vec<Fault>, delete_faults: Vec<Fault>) -> Self {
         let started = tokio::time::Instant::now();
         let now = move || {
-            let passed = i64::try_from(started.elapsed().as_secs()).unwrap_or(i64::MAX);
-            jiff::Timestamp::from_second(EPOCH.saturating_add(passed)).unwrap_or(jiff::Timestamp::MAX)
+            let passed = i64::try_from(started.elapsed().as_millis()).unwrap_or(i64::MAX);
+            let now = (EPOCH * 1_000).saturating_add(passed);
+            jiff::Timestamp::from_millisecond(now).unwrap_or(jiff::Timestamp::MAX)
         };
-        let api = ApiServer::new(Options { now: Arc::new(now), uid_seed: Some(1), ..Options::default() });
+        let clock: Clock = Arc::new(now);
+        let api =
+            ApiServer::new(Options { now: Arc::clone(&clock), uid_seed: Some(1), ..Options::default() });
         let user = api.service();
         let users_api = user.clone();
         let users = Arc::new(move |action: UserAction| -> BoxFuture<'static, ()> {
@@ -106,13 +115,54 @@ impl Simulation {
             })
         });
         Self {
-            driver: ScriptedDriver::new(create_faults, delete_faults, users),
+            driver: ScriptedDriver::new(create_faults, delete_faults, users, Arc::clone(&clock)),
+            clock,
+            metrics: Mutex::default(),
             api,
             roles: roles.iter().copied().collect(),
+            scans: false,
             backup: Arc::default(),
             user,
             starts: AtomicU64::new(0),
         }
+    }
+
+    /// Makes the driver list its volumes, and the processes look for orphans among them.
+    #[must_use]
+    pub fn listing(self, listing: Listing, faults: Vec<Fault>) -> Self {
+        self.driver.lists(listing, faults);
+        self.scanning()
+    }
+
+    /// Makes the processes look for orphans, also where the driver lists nothing.
+    #[must_use]
+    pub fn scanning(self) -> Self {
+        Self { scans: true, ..self }
+    }
+
+    /// The array.
+    pub fn array(&self) -> &ScriptedDriver {
+        &self.driver
+    }
+
+    /// Now, in the world of the simulation.
+    pub fn now(&self) -> jiff::Timestamp {
+        (self.clock)()
+    }
+
+    /// The object at a path; absent where there is none.
+    pub async fn object(&self, path: &str) -> Option<Value> {
+        let (status, object) = call(&self.user, Method::GET, path, "", &Value::Null).await;
+        status.is_success().then_some(object)
+    }
+
+    /// What a scrape of the process that started last shows.
+    pub fn metrics(&self) -> String {
+        let mut text = String::new();
+        let registry = self.metrics.lock().unwrap_or_else(PoisonError::into_inner);
+        // Writing to a string cannot fail.
+        let _ = prometheus_client::encoding::text::encode(&mut text, &registry);
+        text
     }
 
     /// Plays a scenario. A process that is to die after its `n`-th effect does, and another takes its place.
@@ -154,13 +204,16 @@ impl Simulation {
         let settings = Settings {
             roles: self.roles.clone(),
             identity: format!("process-{start}"),
+            orphan_scan_interval: self.scans.then_some(SCAN),
             ..Settings::default()
         };
-        let clock = Arc::new(|| jiff::Timestamp::from_second(EPOCH).unwrap_or(jiff::Timestamp::MAX));
+        let clock = Arc::clone(&self.clock);
         let parts = Parts { client, backends: vec![backend], clock, observer: Arc::new(Silent) };
         let stop = CancellationToken::new();
         let token = stop.clone();
-        let process = Process::new(settings, parts, &mut Registry::default());
+        let mut registry = Registry::default();
+        let process = Process::new(settings, parts, &mut registry);
+        *self.metrics.lock().unwrap_or_else(PoisonError::into_inner) = registry;
         let task = tokio::spawn(async move {
             let ended = match process {
                 Ok(process) => process.run(token).await,
@@ -230,8 +283,8 @@ impl Simulation {
 
     async fn intents(&self) -> usize {
         let maps = self.list("/api/v1/namespaces/default/configmaps").await;
-        maps.iter().filter_map(|map| map.get("data")?.as_object()).map(serde_json::Map::len).sum::<usize>()
-            - usize::from(maps.iter().any(|map| text(map, "/metadata/name") == "cofferdam-restored")) * 2
+        let pages = maps.iter().filter(|map| text(map, "/metadata/name").starts_with("cofferdam-intents-"));
+        pages.filter_map(|map| map.get("data")?.as_object()).map(serde_json::Map::len).sum()
     }
 
     async fn events(&self) -> Vec<String> {

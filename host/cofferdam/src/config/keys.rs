@@ -32,7 +32,7 @@ const fn key(name: &'static str, shape: Shape, default: Option<&'static str>) ->
 
 /// Every setting, in the order in which people think of them. The sidecars' defaults where they have the flag, but for
 /// `timeout`: theirs, 10 s, is too short for many arrays.
-pub(crate) const KEYS: [Key; 17] = [
+pub(crate) const KEYS: [Key; 18] = [
     key("role", Shape::List, None),
     key("backend", Shape::Backends, None),
     key("kubeconfig", Shape::Text, None),
@@ -47,6 +47,7 @@ pub(crate) const KEYS: [Key; 17] = [
     key("worker-threads", Shape::Number, Some("100")),
     key("default-fstype", Shape::Text, None),
     key("extra-create-metadata", Shape::Bool, Some("false")),
+    key("orphan-scan-interval", Shape::Text, Some("1h")),
     key("compilation-cache", Shape::Text, None),
     key("log", Shape::Text, Some("info")),
     key("log-format", Shape::Text, Some("text")),

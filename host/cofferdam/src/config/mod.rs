@@ -27,7 +27,7 @@ pub(crate) use value::{CompilationCache, Endpoint, LogFormat};
 
 use keys::{KEYS, Shape};
 use source::{Layer, Source};
-use value::{Filter, Label, Roles, Workers};
+use value::{Filter, Label, Roles, ScanInterval, Workers};
 
 use crate::cli::{ClusterFlags, ProcessFlags};
 
@@ -51,6 +51,7 @@ pub(crate) struct Configuration {
     pub(crate) worker_threads: Workers,
     pub(crate) default_fstype: Option<String>,
     pub(crate) extra_create_metadata: bool,
+    pub(crate) orphan_scan_interval: ScanInterval,
     #[serde(default)]
     pub(crate) compilation_cache: CompilationCache,
     pub(crate) log: Filter,
@@ -89,6 +90,7 @@ impl ProcessFlags {
             ("worker-threads", one(&self.worker_threads)),
             ("default-fstype", one(&self.default_fstype)),
             ("extra-create-metadata", one(&self.extra_create_metadata)),
+            ("orphan-scan-interval", one(&self.orphan_scan_interval)),
             ("compilation-cache", one(&self.compilation_cache)),
             ("log", one(&self.log)),
             ("log-format", one(&self.log_format)),

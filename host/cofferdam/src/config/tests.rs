@@ -55,6 +55,7 @@ fn flags_over_environment_over_file_over_defaults_and_each_says_where_from() {
     assert!(found.extra_create_metadata);
     assert_eq!(found.worker_threads.0, 7);
     assert_eq!(found.volume_name_prefix, "pvc");
+    assert_eq!(found.orphan_scan_interval.0, Some(std::time::Duration::from_secs(3600)));
     assert_eq!(found.log.0, "debug");
     assert_eq!(found.backend.keys().collect::<Vec<_>>(), ["array", "memory-1-0"]);
     assert_eq!(found.backend["array"].settings["zone"].0, "3");
@@ -115,6 +116,9 @@ fn lists_come_from_repeated_flags_and_from_commas() {
 
 #[test]
 fn dev_runs_every_role_quietly() {
+    let off = ProcessFlags { orphan_scan_interval: Some("off".to_owned()), ..ProcessFlags::default() };
+    let loaded = Loaded::for_dev(&off, &HashMap::new()).unwrap();
+    assert_eq!(loaded.configuration.orphan_scan_interval.0, None);
     let loaded = Loaded::for_dev(&ProcessFlags::default(), &HashMap::new()).unwrap();
     assert_eq!(loaded.configuration.role.0.len(), 3);
     assert_eq!(loaded.configuration.log.0, "warn");
@@ -158,6 +162,11 @@ fn a_bad_flag_or_variable_names_itself_the_value_and_the_expectation() {
             flags(|flags| flags.http_endpoint = text("8080")),
             "flag --http-endpoint: http-endpoint: \"8080\" is not an address: expected [HOST]:PORT, such as :8080 or \
              127.0.0.1:8080",
+        ),
+        (
+            flags(|flags| flags.orphan_scan_interval = text("10ms")),
+            "flag --orphan-scan-interval: orphan-scan-interval: \"10ms\" is no pause between scans: expected one from 1s, \
+             such as 1h, or off",
         ),
         (
             flags(|flags| flags.log_format = text("xml")),

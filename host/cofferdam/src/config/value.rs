@@ -1,14 +1,19 @@
 //! Types of settings that check themselves.
 
-use std::{collections::BTreeSet, fmt, path::PathBuf, str::FromStr};
+use std::{collections::BTreeSet, fmt, path::PathBuf, str::FromStr, time::Duration};
 
 use cofferdam_roles::{Role, UnknownRole};
 use figment::value::Value;
 use serde::{Deserialize, Deserializer, de};
 use tracing_subscriber::EnvFilter;
 
+use super::GoDuration;
+
 /// Work that runs at once; more only adds memory, for the API and the driver are the limit long before.
 const MAX_WORKERS: u64 = 10_000;
+
+/// Shortest pause between two listings of everything that a driver holds.
+const MIN_SCAN: Duration = Duration::from_secs(1);
 
 /// Longest name of a namespace (RFC 1123 label).
 const MAX_LABEL: usize = 63;
@@ -150,6 +155,30 @@ impl<'de> Deserialize<'de> for Workers {
             }
         }
         deserializer.deserialize_any(Visitor)
+    }
+}
+
+/// Pause between two scans for orphans; absent for none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ScanInterval(pub(crate) Option<Duration>);
+
+impl FromStr for ScanInterval {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Self(None));
+        }
+        let interval = text.parse::<GoDuration>().ok().map(GoDuration::get).filter(|time| *time >= MIN_SCAN);
+        interval.map(|time| Self(Some(time))).ok_or_else(|| {
+            format!("{text:?} is no pause between scans: expected one from 1s, such as 1h, or off")
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for ScanInterval {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer, "a duration such as \"1h\", or \"off\"")
     }
 }
 

@@ -4,7 +4,7 @@ mod demo;
 mod kubeconfig;
 mod style;
 mod timeline;
-mod wait;
+pub(crate) mod wait;
 
 use std::{
     collections::HashMap,

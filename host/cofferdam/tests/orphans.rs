@@ -1,0 +1,300 @@
+//! `cofferdam orphans` from the shell to the driver: the built binary, an API, and a process that owns the memory driver.
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking, also in what its functions share"
+)]
+
+use std::{
+    collections::BTreeSet,
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    process::{Command, Output, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use cofferdam_apiserver::{ApiServer, Options, ServeOptions, Serving};
+use cofferdam_backend::{
+    Answer, Backend, BackendConfig, BackendMetrics, Call, CompiledCache, Engine, EngineOptions, Source,
+};
+use cofferdam_domain::{
+    ReclaimPolicy, VolumeHandle,
+    storage::{
+        Ability, AccessType, CapabilityMode, CapacityRange, CreateVolume, CreatedVolume, Description, Owner,
+        PageRequest, Readiness, ValidateVolume, Validation, VolumeCapability, VolumePage,
+    },
+};
+use cofferdam_roles::{Parts, Process, ProcessError, Role, Settings, Silent};
+use futures::{StreamExt as _, pin_mut};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use kube::{
+    Api, Client,
+    api::{WatchEvent, WatchParams},
+};
+use prometheus_client::registry::Registry;
+use serde_json::Value;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+const DRIVER: &str = "memory.cofferdam.dev";
+const TWO_DAYS_MS: u64 = 2 * 24 * 3600 * 1000;
+
+/// A driver whose volumes are all two days older than they are.
+struct Aged(Arc<dyn Backend>);
+
+impl Backend for Aged {
+    fn description(&self) -> &Description {
+        self.0.description()
+    }
+
+    fn abilities(&self) -> &BTreeSet<Ability> {
+        self.0.abilities()
+    }
+
+    fn probe(&self, call: Call) -> Answer<'_, Readiness> {
+        self.0.probe(call)
+    }
+
+    fn create_volume(&self, call: Call, request: CreateVolume) -> Answer<'_, CreatedVolume> {
+        self.0.create_volume(call, request)
+    }
+
+    fn delete_volume(&self, call: Call, handle: VolumeHandle) -> Answer<'_, ()> {
+        self.0.delete_volume(call, handle)
+    }
+
+    fn validate_volume(&self, call: Call, request: ValidateVolume) -> Answer<'_, Validation> {
+        self.0.validate_volume(call, request)
+    }
+
+    fn list_volumes(&self, call: Call, request: PageRequest) -> Answer<'_, VolumePage> {
+        Box::pin(async move {
+            let mut page = self.0.list_volumes(call, request).await?;
+            for status in &mut page.volumes {
+                status.changed_at_ms = status.changed_at_ms.map(|at| at - TWO_DAYS_MS);
+            }
+            Ok(page)
+        })
+    }
+}
+
+/// A cluster, a driver, and a place for files.
+struct Stage {
+    serving: Serving,
+    client: Client,
+    backend: Arc<dyn Backend>,
+    scratch: PathBuf,
+}
+
+impl Stage {
+    async fn build(name: &str) -> Self {
+        let scratch = std::env::temp_dir().join(format!("cofferdam-orphans-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&scratch).unwrap();
+        let api = ApiServer::new(Options::default());
+        let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let serving = api.serve(ServeOptions { addr }).await.unwrap();
+        std::fs::write(scratch.join("kubeconfig"), serving.kubeconfig()).unwrap();
+        let metrics = BackendMetrics::register(&mut Registry::default());
+        let engine = Engine::new(EngineOptions { cache: CompiledCache::Off, metrics }).unwrap();
+        let source = Source::Bytes { name: "memory".to_owned(), bytes: cofferdam_guests::MEMORY };
+        let backend = engine.load(source, BackendConfig::default()).await.unwrap();
+        let client = Client::new(api.service(), "default");
+        Self { serving, client, backend: Arc::new(Aged(backend)), scratch }
+    }
+
+    /// A volume that nothing in the cluster stands for.
+    async fn leak(&self, name: &str) -> VolumeHandle {
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        let cluster = namespaces.get("kube-system").await.unwrap().metadata.uid.unwrap();
+        let request = CreateVolume {
+            name: name.to_owned(),
+            capacity: CapacityRange { required: Some(1 << 30), limit: None },
+            capabilities: vec![VolumeCapability {
+                access: AccessType::Block,
+                mode: CapabilityMode::SingleNodeWriter,
+            }],
+            parameters: Default::default(),
+            mutable_parameters: Default::default(),
+            topology: None,
+            owner: Some(Owner {
+                cluster: cluster.into(),
+                claim: format!("uid-of-{name}").as_str().into(),
+                volume: name.into(),
+                reclaim_policy: ReclaimPolicy::Delete,
+            }),
+        };
+        let call = Call::within(Duration::from_secs(60));
+        self.backend.create_volume(call, request).await.unwrap().handle
+    }
+
+    /// Starts a process that owns the driver, and waits for its first report.
+    async fn own(&self) -> (CancellationToken, JoinHandle<Result<(), ProcessError>>) {
+        let settings = Settings {
+            roles: Role::ALL.into(),
+            namespace: "kube-system".to_owned(),
+            orphan_scan_interval: Some(Duration::from_secs(1)),
+            ..Settings::default()
+        };
+        let parts = Parts {
+            client: self.client.clone(),
+            backends: vec![Arc::clone(&self.backend)],
+            clock: cofferdam_cluster::system_clock(),
+            observer: Arc::new(Silent),
+        };
+        let process = Process::new(settings, parts, &mut Registry::default()).unwrap();
+        let stop = CancellationToken::new();
+        let token = stop.clone();
+        let running = tokio::spawn(async move { process.run(token).await });
+        self.until("report").await;
+        (stop, running)
+    }
+
+    /// Waits until the driver's ConfigMap has this key, and returns what stands there.
+    async fn until(&self, key: &str) -> Value {
+        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), "kube-system");
+        let reports = WatchParams::default().labels("cofferdam.dev/orphans=report");
+        let events = maps.watch(&reports, "0").await.unwrap();
+        pin_mut!(events);
+        while let Some(event) = events.next().await {
+            let (WatchEvent::Added(map) | WatchEvent::Modified(map)) = event.unwrap() else { continue };
+            if let Some(text) = map.data.as_ref().and_then(|data| data.get(key)) {
+                return serde_json::from_str(text).unwrap();
+            }
+        }
+        Value::Null
+    }
+
+    /// The command, as a person's shell runs it.
+    async fn orphans(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
+        command
+            .arg("orphans")
+            .args(arguments)
+            .env_clear()
+            .env("HOME", &self.scratch)
+            .env("KUBECONFIG", self.scratch.join("kubeconfig"))
+            .env("USER", "operator")
+            .stdin(Stdio::null());
+        tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
+    }
+
+    /// What it prints, and its exit code.
+    async fn told(&self, arguments: &[&str]) -> (String, Option<i32>) {
+        let output = self.orphans(arguments).await;
+        let text = [output.stdout, output.stderr].concat();
+        (String::from_utf8(text).unwrap(), output.status.code())
+    }
+
+    async fn held(&self) -> Vec<String> {
+        let request = PageRequest { after: None, limit: None };
+        let page = self.backend.list_volumes(Call::within(Duration::from_secs(60)), request).await.unwrap();
+        page.volumes.into_iter().map(|status| status.volume.handle.to_string()).collect()
+    }
+
+    async fn end(self) {
+        self.serving.shutdown().await;
+        std::fs::remove_dir_all(&self.scratch).unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_orphan_is_shown_and_goes_at_an_operators_word() {
+    let stage = Stage::build("delete").await;
+    assert_eq!(
+        stage.told(&[]).await.0,
+        "no process reports about a driver: expected one that runs the role provisioner\n"
+    );
+    let (lost, kept) = (stage.leak("pvc-lost").await, stage.leak("pvc-kept").await);
+    let (stop, running) = stage.own().await;
+
+    let (text, code) = stage.told(&[]).await;
+    assert_eq!(code, Some(0), "{text}");
+    let row = |words: &[&str]| {
+        text.lines().any(|line| {
+            let line: Vec<&str> = line.split_whitespace().collect();
+            line.starts_with(words)
+        })
+    };
+    assert!(row(&["driver", DRIVER]) && row(&["leak", "detection:", "by", "owner"]), "{text}");
+    for handle in [&lost, &kept] {
+        assert!(row(&["orphan", handle.as_str(), "1", "GiB"]), "{text}");
+    }
+    let (json, _) = stage.told(&["list", "--driver", DRIVER, "-o", "json"]).await;
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["drivers"][0]["report"]["counts"]["orphan"], 2, "{json:#}");
+
+    let (text, code) = stage.told(&["delete", DRIVER, "nothing"]).await;
+    assert_eq!(
+        (text.as_str(), code),
+        ("volume nothing of memory.cofferdam.dev: refused: the driver lists no such volume\n", Some(1))
+    );
+    let (text, code) = stage.told(&["delete", DRIVER, lost.as_str()]).await;
+    assert_eq!((text, code), (format!("volume {lost} of {DRIVER}: deleted\n"), Some(0)));
+    assert_eq!(stage.held().await, [kept.as_str()]);
+    let (text, _) = stage.told(&[]).await;
+    assert!(text.contains(&format!("volume {lost} of {DRIVER}: deleted")), "the last answer: {text}");
+    assert!(!text.contains(&format!("orphan   {lost}")), "{text}");
+
+    stop.cancel();
+    running.await.unwrap().unwrap();
+    stage.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_its_owner_nothing_is_deleted_and_the_request_stands() {
+    let stage = Stage::build("unanswered").await;
+    let lost = stage.leak("pvc-lost").await;
+    let (stop, running) = stage.own().await;
+    stop.cancel();
+    running.await.unwrap().unwrap();
+
+    let ask = ["delete", DRIVER, lost.as_str(), "--timeout", "100ms"];
+    for _ in 0..2 {
+        let (text, code) = stage.told(&ask).await;
+        assert!(text.starts_with("cofferdam: no answer within 100ms: the request stands"), "{text}");
+        assert_eq!(code, Some(1));
+    }
+    let (text, code) = stage.told(&["delete", DRIVER, "another"]).await;
+    assert!(text.contains(&format!("is asked to delete {lost} by operator@")), "{text}");
+    assert_eq!(code, Some(1));
+    let (text, _) = stage.told(&[]).await;
+    assert!(text.contains(&format!("to be deleted: {lost}, as operator@")), "{text}");
+    assert_eq!(stage.held().await, [lost.as_str()]);
+
+    // The next owner finds it.
+    let (stop, running) = stage.own().await;
+    let answer = stage.until("answer").await;
+    assert_eq!(
+        (&answer["verdict"], &answer["request"]["handle"]),
+        (&"deleted".into(), &lost.as_str().into())
+    );
+    assert_eq!(stage.held().await, [""; 0]);
+    stop.cancel();
+    running.await.unwrap().unwrap();
+    stage.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_makes_no_sense_is_one_line() {
+    let stage = Stage::build("refused").await;
+    for (arguments, line) in [
+        (
+            &["delete", "other", "h"][..],
+            "no process reports about driver other: expected one that runs the role provisioner with it",
+        ),
+        (
+            &["--driver", "other"],
+            "no process reports about driver other: expected one that runs the role provisioner with it",
+        ),
+        (
+            &["delete", "other", "h", "--timeout", "soon"],
+            "flag --timeout: \"soon\" is not a duration: expected one above zero such as 500ms, 10s or 1m30s",
+        ),
+    ] {
+        assert_eq!(stage.told(arguments).await, (format!("cofferdam: {line}\n"), Some(1)));
+    }
+    assert_eq!(stage.orphans(&["delete", "other"]).await.status.code(), Some(2), "there is no delete of all");
+    stage.end().await;
+}

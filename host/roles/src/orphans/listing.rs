@@ -1,0 +1,117 @@
+//! A driver's volumes, page by page, and what is remembered of those whose driver does not tell when they changed.
+
+use std::{
+    collections::{HashMap, HashSet, hash_map::DefaultHasher},
+    hash::{Hash as _, Hasher as _},
+    time::Duration,
+};
+
+use cofferdam_backend::{Backend, Call};
+use cofferdam_domain::{
+    VolumeHandle,
+    storage::{PageRequest, VolumeStatus},
+};
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use super::{report::Report, rules::Observed};
+
+/// Volumes per page: at a KiB each, far below what one call may return.
+const PAGE: u32 = 500;
+/// Pages of one listing: a million volumes. A driver that goes on after that does not know its end.
+const MAX_PAGES: usize = 2_000;
+/// How long one listing may take: half of the time to the next by default.
+const MAX_TIME: Duration = Duration::from_secs(1_800);
+/// Volumes that are remembered with the time since when they have not changed; others stay young.
+const MAX_OBSERVED: usize = 50_000;
+
+/// A listing under way.
+pub(super) struct Pages<'a> {
+    backend: &'a dyn Backend,
+    timeout: Duration,
+    until: Instant,
+    after: Option<String>,
+    pages: usize,
+    ended: bool,
+}
+
+impl<'a> Pages<'a> {
+    /// From the beginning; one call takes at most `timeout`.
+    pub(super) fn new(backend: &'a dyn Backend, timeout: Duration) -> Self {
+        Self { backend, timeout, until: Instant::now() + MAX_TIME, after: None, pages: 0, ended: false }
+    }
+
+    /// The next page; absent at the end.
+    ///
+    /// # Errors
+    /// A sentence for people: the driver's own error, or that the listing does not end.
+    pub(super) async fn next(&mut self) -> Result<Option<Vec<VolumeStatus>>, String> {
+        if self.ended {
+            return Ok(None);
+        }
+        if self.pages == MAX_PAGES {
+            return Err(format!("the listing has not ended after {MAX_PAGES} pages"));
+        }
+        self.pages += 1;
+        let request = PageRequest { after: self.after.take(), limit: Some(PAGE) };
+        let call = self.backend.list_volumes(Call::within(self.timeout), request);
+        let page = tokio::time::timeout_at(self.until, call)
+            .await
+            .map_err(|_| format!("the listing has not ended within {MAX_TIME:?}"))?
+            .map_err(|error| error.to_string())?;
+        self.ended = page.next.is_none();
+        self.after = page.next;
+        Ok(Some(page.volumes))
+    }
+}
+
+struct Sight {
+    state: String,
+    since: Timestamp,
+    /// How long the volume had not changed at `at`.
+    age: Duration,
+    at: Instant,
+}
+
+/// Since when volumes have not changed, by the eyes of this process and of those before it.
+#[derive(Default)]
+pub(super) struct Sights(HashMap<VolumeHandle, Sight>);
+
+impl Sights {
+    /// What the processes before this one have seen.
+    pub(super) fn recall(&mut self, report: &Report, now: Timestamp) {
+        for orphan in report.orphans.iter().chain(&report.young) {
+            let Some(state) = orphan.state.clone() else { continue };
+            let age = Duration::try_from(now.duration_since(orphan.since)).unwrap_or_default();
+            let sight = Sight { state, since: orphan.since.min(now), age, at: Instant::now() };
+            self.0.insert(orphan.handle.clone(), sight);
+        }
+    }
+
+    /// Since when the volume is as it is; from now on, where it is seen first or has changed.
+    pub(super) fn see(&mut self, status: &VolumeStatus, now: Timestamp) -> Observed {
+        let state = state(status);
+        let handle = &status.volume.handle;
+        if let Some(sight) = self.0.get(handle).filter(|sight| sight.state == state) {
+            return Observed { since: sight.since, age: sight.age + sight.at.elapsed() };
+        }
+        if self.0.len() < MAX_OBSERVED || self.0.contains_key(handle) {
+            let sight = Sight { state, since: now, age: Duration::ZERO, at: Instant::now() };
+            self.0.insert(handle.clone(), sight);
+        }
+        Observed { since: now, age: Duration::ZERO }
+    }
+
+    /// Forgets all others: a complete listing did not show them.
+    pub(super) fn keep(&mut self, seen: &HashSet<VolumeHandle>) {
+        self.0.retain(|handle, _| seen.contains(handle));
+    }
+}
+
+/// A digest of everything about a volume that changes with its use; its health does not.
+pub(super) fn state(status: &VolumeStatus) -> String {
+    // Another build may hash otherwise: then its volumes are young once more, which costs a day and no data.
+    let mut hasher = DefaultHasher::new();
+    (&status.volume, &status.owner, &status.published_nodes).hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
+}

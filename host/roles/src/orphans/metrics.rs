@@ -1,0 +1,85 @@
+//! Metrics of what drivers hold.
+
+use cofferdam_domain::DriverName;
+use jiff::Timestamp;
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    registry::{Registry, Unit},
+};
+
+use super::report::{LeakDetection, Report};
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Labels {
+    driver_name: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Verdict {
+    driver_name: String,
+    verdict: &'static str,
+}
+
+/// Handles to the metrics; clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct OrphanMetrics {
+    volumes: Family<Verdict, Gauge>,
+    bytes: Family<Labels, Gauge>,
+    scanned: Family<Labels, Gauge>,
+    errors: Family<Labels, Counter>,
+}
+
+impl OrphanMetrics {
+    /// Metrics that a scrape of `registry` shows.
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        let m = metrics.clone();
+        registry.register("cofferdam_driver_volumes", "Volumes that the driver lists, by verdict", m.volumes);
+        registry.register("cofferdam_orphaned_bytes", "Sizes of the orphaned volumes", m.bytes);
+        registry.register_with_unit(
+            "cofferdam_orphan_scan_timestamp",
+            "End of the last complete scan since the Unix epoch",
+            Unit::Seconds,
+            m.scanned,
+        );
+        registry.register("cofferdam_orphan_scan_errors", "Scans that came to no end", m.errors);
+        metrics
+    }
+
+    /// Shows what a report says. Where nothing was looked at, nothing is shown: zero orphans would be a claim.
+    pub(crate) fn show(&self, report: &Report) {
+        let counts = &report.counts;
+        if counts.total() == 0 && matches!(report.leak_detection, LeakDetection::None { .. }) {
+            return;
+        }
+        let driver_name = report.driver.to_string();
+        let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        for (verdict, count) in [
+            ("known", counts.known),
+            ("orphan", counts.orphan),
+            ("young", counts.young),
+            ("unknown", counts.unknown()),
+        ] {
+            let labels = Verdict { driver_name: driver_name.clone(), verdict };
+            self.volumes.get_or_create(&labels).set(signed(count));
+        }
+        self.bytes.get_or_create(&Labels { driver_name }).set(signed(report.orphaned_bytes));
+    }
+
+    /// Notes the end of a complete scan.
+    pub(crate) fn scanned(&self, driver: &DriverName, at: Timestamp) {
+        self.scanned.get_or_create(&labels(driver)).set(at.as_second());
+        // So that a scrape shows that there were none.
+        drop(self.errors.get_or_create(&labels(driver)));
+    }
+
+    /// Notes a scan that came to no end.
+    pub(crate) fn failed(&self, driver: &DriverName) {
+        self.errors.get_or_create(&labels(driver)).inc();
+    }
+}
+
+fn labels(driver: &DriverName) -> Labels {
+    Labels { driver_name: driver.to_string() }
+}
