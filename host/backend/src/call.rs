@@ -58,6 +58,8 @@ pub struct Usage {
     pub memory_bytes: usize,
     /// Time that the guest computed, to the whole tick of 10 ms.
     pub computed: Duration,
+    /// Lines that it wrote beyond the limit of its log.
+    pub lost_lines: u64,
 }
 
 impl<T> End<T> {
@@ -103,9 +105,12 @@ pub(crate) async fn run<T>(
         Err(_) => Err(timed_out(deadline.saturating_duration_since(begun), &parts.limits)),
     };
     let host = store.data();
-    host.finish();
+    let lost_lines = host.finish();
     report(method, answer.as_ref().err(), host);
-    End { answer, usage: Some(Usage { memory_bytes: host.meter.peak(), computed: host.computed() }) }
+    End {
+        answer,
+        usage: Some(Usage { memory_bytes: host.meter.peak(), computed: host.computed(), lost_lines }),
+    }
 }
 
 /// What a passed deadline says. A caller in a hurry, or a call that waited long for its turn, is not the guest's fault.

@@ -46,9 +46,9 @@ impl Host {
         self.capabilities.redactor()
     }
 
-    /// Ends the call's log.
-    pub(crate) fn finish(&self) {
-        self.capabilities.finish();
+    /// Ends the call's log; returns how many lines it has lost.
+    pub(crate) fn finish(&self) -> u64 {
+        self.capabilities.finish()
     }
 }
 

@@ -101,6 +101,35 @@ impl Limits {
         Duration::from_millis(self.deadline_ms)
     }
 
+    /// Every limit by its name in the configuration.
+    pub(crate) fn entries(&self) -> [(&'static str, u64); 22] {
+        let wide = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+        [
+            ("memory-bytes", wide(self.memory_bytes)),
+            ("cpu-ms", self.cpu_ms),
+            ("deadline-ms", self.deadline_ms),
+            ("result-bytes", wide(self.result_bytes)),
+            ("log-bytes", wide(self.log_bytes)),
+            ("file-bytes", self.file_bytes),
+            ("concurrent-calls", wide(self.concurrent_calls)),
+            ("queued-calls", wide(self.queued_calls)),
+            ("state-bytes", wide(self.state_bytes)),
+            ("session-keys", wide(self.session_keys)),
+            ("session-ttl-ms", self.session_ttl_ms),
+            ("http-request-bytes", wide(self.http_request_bytes)),
+            ("http-response-bytes", wide(self.http_response_bytes)),
+            ("http-exchanges", wide(self.http_exchanges)),
+            ("http-timeout-ms", self.http_timeout_ms),
+            ("instances", wide(self.instances)),
+            ("memories", wide(self.memories)),
+            ("tables", wide(self.tables)),
+            ("table-elements", wide(self.table_elements)),
+            ("handles", wide(self.handles)),
+            ("breaker-failures", u64::from(self.breaker_failures)),
+            ("breaker-pause-ms", self.breaker_pause_ms),
+        ]
+    }
+
     /// Ticks that one call may see while it computes: at least one, and the tick that was under way when it began is free.
     pub(crate) fn cpu_ticks(&self) -> u64 {
         self.cpu_ms.div_ceil(TICK.as_millis().try_into().unwrap_or(u64::MAX)).saturating_add(1)
@@ -203,6 +232,14 @@ mod tests {
 
     fn meter(bytes: usize) -> Meter {
         Meter::new(&Limits { memory_bytes: bytes, ..Limits::default() })
+    }
+
+    #[test]
+    fn every_limit_is_told() {
+        let limits = Limits::default();
+        let entries = limits.entries().map(|(name, value)| (name.to_owned(), value.into()));
+        let told = serde_json::Value::Object(entries.into_iter().collect());
+        assert_eq!(told, serde_json::to_value(&limits).unwrap());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::breaker::Position;
+use crate::{breaker::Position, limits::Limits};
 
 /// Buckets of the Go sidecars, so that their dashboards and alerts go on working. In seconds.
 const SIDECAR_BUCKETS: [f64; 13] =
@@ -28,6 +28,12 @@ const MEMORY_BUCKETS: [f64; 9] = [
     67_108_864.0,
     134_217_728.0,
 ];
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Bounded {
+    driver_name: String,
+    limit: &'static str,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Operation {
@@ -84,6 +90,8 @@ pub struct BackendMetrics {
     in_flight: Family<Driver, Gauge>,
     unsettled: Family<Driver, Gauge>,
     breaker: Family<Driver, Gauge>,
+    limits: Family<Bounded, Gauge>,
+    lost_lines: Family<Driver, Counter>,
     sessions: Family<Driver, Gauge>,
     session_uses: Family<SessionUse, Counter>,
     exchanges: Family<Exchange, Counter>,
@@ -105,6 +113,8 @@ impl Default for BackendMetrics {
             in_flight: Family::default(),
             unsettled: Family::default(),
             breaker: Family::default(),
+            limits: Family::default(),
+            lost_lines: Family::default(),
             sessions: Family::default(),
             session_uses: Family::default(),
             exchanges: Family::default(),
@@ -152,6 +162,16 @@ impl BackendMetrics {
             "cofferdam_backend_breaker_state",
             "State of the breaker: 0 closed, 1 open (calls are refused), 2 half-open (one call is tried)",
             metrics.breaker.clone(),
+        );
+        registry.register(
+            "cofferdam_backend_limit",
+            "What the driver may use, by the names of the configuration",
+            metrics.limits.clone(),
+        );
+        registry.register(
+            "cofferdam_backend_log_lines_lost",
+            "Lines that calls wrote beyond the limit of their log",
+            metrics.lost_lines.clone(),
         );
         registry.register(
             "cofferdam_backend_sessions",
@@ -218,6 +238,7 @@ impl BackendMetrics {
             in_flight: self.in_flight.get_or_create(&label).clone(),
             unsettled: self.unsettled.get_or_create(&label).clone(),
             breaker: self.breaker.get_or_create(&label).clone(),
+            lost_lines: self.lost_lines.get_or_create(&label).clone(),
             memory: self.memory.get_or_create(&label).clone(),
             state_entries: self.state_entries.get_or_create(&label).clone(),
             state_bytes: self.state_bytes.get_or_create(&label).clone(),
@@ -235,6 +256,7 @@ pub(crate) struct DriverMetrics {
     in_flight: Gauge<i64, AtomicI64>,
     unsettled: Gauge<i64, AtomicI64>,
     breaker: Gauge<i64, AtomicI64>,
+    lost_lines: Counter,
     memory: Histogram,
     state_entries: Gauge<i64, AtomicI64>,
     state_bytes: Gauge<i64, AtomicI64>,
@@ -295,6 +317,19 @@ impl DriverMetrics {
     )]
     pub(crate) fn memory(&self, bytes: usize) {
         self.memory.observe(bytes as f64);
+    }
+
+    /// So many lines were lost.
+    pub(crate) fn lost_lines(&self, lines: u64) {
+        self.lost_lines.inc_by(lines);
+    }
+
+    /// What the driver may use.
+    pub(crate) fn limits(&self, limits: &Limits) {
+        for (limit, value) in limits.entries() {
+            let label = Bounded { driver_name: self.driver.clone(), limit };
+            self.all.limits.get_or_create(&label).set(i64::try_from(value).unwrap_or(i64::MAX));
+        }
     }
 
     /// So many outcomes are open.
@@ -418,6 +453,8 @@ mod tests {
         metrics.memory(1 << 20);
         metrics.unsettled(3);
         metrics.breaker(Position::Open);
+        metrics.lost_lines(5);
+        metrics.limits(&Limits { cpu_ms: 77, ..Limits::default() });
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         let create = r#"driver_name="array.example",method_name="/csi.v1.Controller/CreateVolume""#;
@@ -426,6 +463,8 @@ mod tests {
             format!(r#"csi_sidecar_operations_seconds_count{{{create},grpc_status_code="OK"}} 2"#),
             format!(r#"csi_sidecar_operations_seconds_sum{{{create},grpc_status_code="OK"}} 0.75"#),
             format!(r#"csi_sidecar_operations_seconds_bucket{{le="0.1",{create},grpc_status_code="OK"}} 1"#),
+            r#"cofferdam_backend_log_lines_lost_total{driver_name="array.example"} 5"#.to_owned(),
+            r#"cofferdam_backend_limit{driver_name="array.example",limit="cpu-ms"} 77"#.to_owned(),
             format!(r#"csi_sidecar_operations_seconds_count{{{delete},grpc_status_code="Internal"}} 1"#),
             format!(r#"cofferdam_backend_calls_total{{{create},outcome="ok"}} 2"#),
             format!(r#"cofferdam_backend_calls_total{{{delete},outcome="trap"}} 1"#),

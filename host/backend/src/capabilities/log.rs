@@ -37,10 +37,12 @@ impl Log {
         }
     }
 
-    pub(crate) fn finish(&self) {
+    /// Says how many lines were lost, and returns it.
+    pub(crate) fn finish(&self) -> u64 {
         if self.lost > 0 {
             tracing::warn!(target: TARGET, lines = self.lost, "the backend wrote more than a call may; lines were dropped");
         }
+        self.lost
     }
 }
 

@@ -78,9 +78,9 @@ impl Shared {
 }
 
 impl Capabilities {
-    /// Says what the log has lost, when the call is over.
-    pub(crate) fn finish(&self) {
-        self.log.finish();
+    /// Says how many lines the log has lost, when the call is over, and returns it.
+    pub(crate) fn finish(&self) -> u64 {
+        self.log.finish()
     }
 
     /// Whom the call works for.

@@ -89,6 +89,7 @@ impl WasmBackend {
         let limits = &parts.limits;
         let metrics = engine.metrics.of(&description.name);
         metrics.state(parts.shared.state.usage());
+        metrics.limits(limits);
         if let Some(pool) = &parts.shared.pool {
             pool.observe(metrics.clone());
         }
@@ -194,6 +195,7 @@ impl Shared {
         let reached = end.usage.is_some();
         if let Some(usage) = end.usage {
             self.metrics.memory(usage.memory_bytes);
+            self.metrics.lost_lines(usage.lost_lines);
             *self.last.lock().unwrap_or_else(PoisonError::into_inner) = usage;
         }
         // What breaks the contract is quoted, and may be a secret.
