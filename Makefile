@@ -50,8 +50,10 @@ doc: toolchain
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --document-private-items
 
 .PHONY: bench
-bench: toolchain ## measure: a call into the sandbox, claims per second, start and memory of dev mode (an optimised build)
+bench: toolchain ## measure: calls into the sandbox, neighbours, claims per second, dev mode (an optimised build)
 	$(CARGO) bench --locked --package cofferdam-backend --bench create_call
+	$(CARGO) bench --locked --package cofferdam-backend --bench calls
+	$(CARGO) bench --locked --package cofferdam-backend --bench neighbours
 	$(CARGO) bench --locked --package cofferdam-sim --bench claims
 	$(CARGO) bench --locked --package cofferdam --bench dev
 

@@ -9,7 +9,7 @@ use cofferdam_domain::storage::Placement;
 use prometheus_client::registry::Registry;
 
 use crate::{
-    config::{BackendSection, CompilationCache, Configuration, MEMORY},
+    config::{BackendSection, CompilationCache, Configuration, carried},
     failure::Failure,
 };
 
@@ -80,7 +80,8 @@ pub(crate) fn config(section: &BackendSection) -> BackendConfig {
 async fn load(engine: &Engine, name: &str, section: &BackendSection) -> Result<Driver, Failure> {
     let source = match &section.file {
         Some(file) => Source::File(file.clone()),
-        None => Source::Bytes { name: MEMORY.to_owned(), bytes: cofferdam_guests::MEMORY },
+        // The configuration was refused if there is neither.
+        None => Source::Bytes { name: name.to_owned(), bytes: carried(name).unwrap_or_default() },
     };
     let loaded = engine.load(source, config(section)).await;
     let backend = loaded.map_err(|source| Failure::Backend { name: name.to_owned(), source })?;

@@ -9,8 +9,17 @@ use std::{
 use cofferdam_backend::{Digest, Grant, HttpConfig, Limits, PoolConfig, StateConfig};
 use serde::{Deserialize, Deserializer, de};
 
-/// Name of the driver that the program carries, for dev mode.
+/// Name of the driver that dev mode has when it is given none.
 pub(crate) const MEMORY: &str = "memory";
+
+/// The component of a driver that the program carries, by the name of its section: it needs no file in dev mode.
+pub(crate) fn carried(name: &str) -> Option<&'static [u8]> {
+    match name {
+        MEMORY => Some(cofferdam_guests::MEMORY),
+        "pool" => Some(cofferdam_guests::POOL),
+        _ => None,
+    }
+}
 
 /// `[backend.NAME]`: one component with what it is told and granted.
 #[derive(Clone, Debug, Default, Deserialize)]

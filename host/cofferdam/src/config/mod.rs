@@ -19,7 +19,8 @@ use std::{
 use figment::{Figment, value::Value};
 use serde::Deserialize;
 
-pub(crate) use backend::{BackendSection, MEMORY};
+use backend::MEMORY;
+pub(crate) use backend::{BackendSection, carried};
 pub(crate) use duration::GoDuration;
 pub(crate) use error::ConfigError;
 pub(crate) use source::{Origin, backend_name};
@@ -118,7 +119,7 @@ impl Loaded {
         }
     }
 
-    /// The settings of `dev`: every role unless told otherwise, the driver that the program carries unless there are others,
+    /// The settings of `dev`: every role unless told otherwise, the memory driver unless there are others,
     /// and a quiet log, for the timeline tells what happens.
     ///
     /// # Errors
@@ -132,12 +133,9 @@ impl Loaded {
         if loaded.configuration.backend.is_empty() {
             loaded.configuration.backend.insert(MEMORY.to_owned(), BackendSection::default());
         }
-        match loaded
-            .configuration
-            .backend
-            .iter()
-            .find(|(name, section)| section.file.is_none() && *name != MEMORY)
-        {
+        let missing =
+            |(name, section): &(&String, &BackendSection)| section.file.is_none() && carried(name).is_none();
+        match loaded.configuration.backend.iter().find(missing) {
             Some((name, _)) => Err(loaded.without_file(name)),
             None => Ok(loaded),
         }
