@@ -115,8 +115,8 @@ pub(crate) async fn run<T>(
 
 /// What a passed deadline says. A caller in a hurry, or a call that waited long for its turn, is not the guest's fault.
 fn timed_out(ran: Duration, limits: &Limits) -> Failure {
-    /// Longer than any guest computes without waiting for its storage.
-    const PATIENCE: Duration = Duration::from_secs(1);
+    /// Longer than any guest computes without waiting for its storage, and well below the second that callers give a probe.
+    const PATIENCE: Duration = Duration::from_millis(500);
     if ran < PATIENCE.min(limits.deadline()) { Failure::Hurried(ran) } else { Failure::Deadline(ran) }
 }
 
@@ -167,9 +167,8 @@ fn spoken(cause: &str, limits: &Limits) -> Option<Failure> {
 
 /// Logs what a guest printed: it is the only place where a trap says why.
 fn report(method: &'static str, failure: Option<&Failure>, host: &Host) {
-    let printed = host.output.text();
+    let printed = host.output.text(|text| host.redactor().blot(text).into_owned());
     let (output, lost) = printed.unwrap_or_default();
-    let output = host.redactor().blot(&output).into_owned();
     match failure {
         Some(Failure::Storage(_)) | None => {
             if !output.is_empty() {

@@ -7,16 +7,19 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet, hash_map::DefaultHasher},
     hash::{Hash, Hasher as _},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use cofferdam_domain::{
-    GroupSnapshotHandle, SnapshotHandle, VolumeHandle,
+    GroupSnapshotHandle, NodeName, SnapshotHandle, VolumeHandle,
     storage::{Finality, StorageError},
 };
 
-/// Most subjects that are remembered with an open outcome, and most names with their handles. Ten times what one backend has
-/// under way at once; the oldest is forgotten first, and then only the caller's own discipline is left.
+/// Most open outcomes that are remembered, and most names with their handles. Ten times what one backend has under way at
+/// once; the oldest is forgotten first, and then only the caller's own discipline is left.
 const REMEMBERED: usize = 10_240;
 
 /// What a call is about.
@@ -36,13 +39,32 @@ pub(crate) enum Subject {
     Group(GroupSnapshotHandle),
 }
 
+/// A call, as far as it can be told from others.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Act {
+    method: &'static str,
+    arguments: u64,
+    /// The node that it is about, for those that are about one.
+    node: Option<NodeName>,
+}
+
+/// What a success leaves nothing open of, beside the call itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Undoes {
+    Nothing,
+    /// The calls of this method for its node, or for all nodes when it names none.
+    OfNode(&'static str),
+    Everything,
+}
+
 /// What a call wants with its subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Intent {
     subject: Subject,
-    method: &'static str,
-    arguments: u64,
-    undoes: bool,
+    /// What it uses and does not change: others may use it too, and nobody may change it meanwhile.
+    sources: Vec<Subject>,
+    act: Act,
+    undoes: Undoes,
 }
 
 impl Intent {
@@ -51,12 +73,29 @@ impl Intent {
         // Only compared with itself within this process, where the hasher's keys are fixed.
         let mut hasher = DefaultHasher::new();
         arguments.hash(&mut hasher);
-        Self { subject, method, arguments: hasher.finish(), undoes: false }
+        let act = Act { method, arguments: hasher.finish(), node: None };
+        Self { subject, sources: Vec::new(), act, undoes: Undoes::Nothing }
     }
 
-    /// A call that undoes what others do: it is always allowed.
-    pub(crate) fn undoing(subject: Subject, method: &'static str, arguments: &impl Hash) -> Self {
-        Self { undoes: true, ..Self::new(subject, method, arguments) }
+    /// A deletion: always allowed, and after a success nothing is open.
+    pub(crate) fn deleting(subject: Subject, method: &'static str, arguments: &impl Hash) -> Self {
+        Self { undoes: Undoes::Everything, ..Self::new(subject, method, arguments) }
+    }
+
+    /// A call that undoes another one for the same node, or for every node without one: always allowed.
+    pub(crate) fn undoing(self, method: &'static str, node: Option<NodeName>) -> Self {
+        Self { undoes: Undoes::OfNode(method), ..self.of_node(node) }
+    }
+
+    /// The same for a node.
+    pub(crate) fn of_node(mut self, node: Option<NodeName>) -> Self {
+        self.act.node = node;
+        self
+    }
+
+    /// The same with what it reads from.
+    pub(crate) fn from(self, sources: impl IntoIterator<Item = Subject>) -> Self {
+        Self { sources: sources.into_iter().collect(), ..self }
     }
 }
 
@@ -76,18 +115,20 @@ pub(crate) struct Guards(Arc<Mutex<Inner>>);
 #[derive(Debug, Default)]
 struct Inner {
     running: HashSet<Subject>,
-    unsettled: HashMap<Subject, Unsettled>,
-    /// The unsettled by age.
+    /// How many calls read from a subject.
+    read: HashMap<Subject, usize>,
+    open: HashMap<Subject, Vec<Open>>,
+    /// The open outcomes by age.
     ages: BTreeMap<u64, Subject>,
     age: u64,
-    /// The names of volumes that were created here, so that a deletion and a repeated creation meet.
-    names: HashMap<VolumeHandle, Box<str>>,
+    /// What was created here: its name by its handle and its handle by its name, so that both meet.
+    aliases: HashMap<Subject, Subject>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Unsettled {
-    method: &'static str,
-    arguments: u64,
+/// A call whose outcome nobody knows.
+#[derive(Clone, Debug)]
+struct Open {
+    act: Act,
     age: u64,
 }
 
@@ -96,35 +137,45 @@ struct Unsettled {
 pub(crate) struct Guard {
     guards: Guards,
     intent: Intent,
+    /// The subject with its other name.
     subjects: Vec<Subject>,
+    /// Whether the guest may have been asked and nobody has told yet how that ended.
+    owing: AtomicBool,
 }
 
 impl Guards {
     /// Takes a subject for a call.
     pub(crate) fn take(&self, intent: Intent) -> Result<Arc<Guard>, Refusal> {
         let mut inner = self.lock();
-        let mut subjects = vec![intent.subject.clone()];
-        if let Subject::Volume(handle) = &intent.subject
-            && let Some(name) = inner.names.get(handle)
+        let subjects: Vec<_> = [Some(intent.subject.clone()), inner.aliases.get(&intent.subject).cloned()]
+            .into_iter()
+            .flatten()
+            .collect();
+        if subjects.iter().any(|subject| inner.running.contains(subject) || inner.read.contains_key(subject))
+            || intent.sources.iter().any(|source| inner.running.contains(source))
         {
-            subjects.push(Subject::Name(name.clone()));
-        }
-        if subjects.iter().any(|subject| inner.running.contains(subject)) {
             return Err(Refusal::Busy);
         }
-        if let Some(open) = inner.unsettled.get(&intent.subject)
-            && !intent.undoes
-            && (open.method, open.arguments) != (intent.method, intent.arguments)
-        {
-            return Err(Refusal::Unsettled(open.method));
+        if intent.undoes == Undoes::Nothing {
+            let open: Vec<_> =
+                subjects.iter().filter_map(|subject| inner.open.get(subject)).flatten().collect();
+            if let Some(other) = open.first()
+                && !open.iter().any(|open| open.act == intent.act)
+            {
+                return Err(Refusal::Unsettled(other.act.method));
+            }
         }
         inner.running.extend(subjects.iter().cloned());
-        Ok(Arc::new(Guard { guards: self.clone(), intent, subjects }))
+        for source in &intent.sources {
+            let readers = inner.read.entry(source.clone()).or_default();
+            *readers = readers.saturating_add(1);
+        }
+        Ok(Arc::new(Guard { guards: self.clone(), intent, subjects, owing: AtomicBool::new(false) }))
     }
 
-    /// How many subjects have an open outcome.
+    /// How many outcomes are open.
     pub(crate) fn unsettled(&self) -> usize {
-        self.lock().unsettled.len()
+        self.lock().ages.len()
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -133,69 +184,112 @@ impl Guards {
 }
 
 impl Guard {
+    /// Says that the guest is about to be asked: from here on the outcome is open until it is settled.
+    pub(crate) fn reach(&self) {
+        self.owing.store(true, Ordering::Release);
+    }
+
     /// Remembers how the call ended, if it reached the guest.
     pub(crate) fn settle(&self, error: Option<&StorageError>) {
+        if !self.owing.swap(false, Ordering::AcqRel) {
+            return;
+        }
         let mut inner = self.guards.lock();
-        inner.forget(&self.intent.subject);
+        let Intent { subject, act, undoes, .. } = &self.intent;
+        let settled = |open: &Act| match (error, undoes) {
+            (None, Undoes::Everything) => true,
+            (None, Undoes::OfNode(method)) => {
+                open == act || (open.method == *method && (act.node.is_none() || open.node == act.node))
+            }
+            (None, Undoes::Nothing) | (Some(_), _) => open == act,
+        };
+        for subject in &self.subjects {
+            inner.forget(subject, settled);
+        }
         match error.map(|error| error.finality) {
-            Some(Finality::Unknown | Finality::InProgress) => inner.remember(&self.intent),
-            Some(Finality::Final) => {}
-            // What was undone leaves nothing open of the creation either.
-            None if self.intent.undoes => {
-                for subject in &self.subjects {
-                    inner.forget(subject);
-                }
-            }
-            None => {}
+            Some(Finality::Unknown | Finality::InProgress) => inner.remember(subject, act),
+            Some(Finality::Final) | None => {}
         }
     }
 
-    /// Remembers the handle of a created volume.
-    pub(crate) fn created(&self, handle: &VolumeHandle) {
-        if let Subject::Name(name) = &self.intent.subject {
-            let mut inner = self.guards.lock();
-            if inner.names.len() >= REMEMBERED {
-                // Which one is of no matter: the alias only makes a rare race of two callers impossible.
-                let some = inner.names.keys().next().cloned();
-                some.map(|handle| inner.names.remove(&handle));
+    /// Remembers the handle of what was created.
+    pub(crate) fn created(&self, handle: Subject) {
+        let mut inner = self.guards.lock();
+        if inner.aliases.len() >= 2 * REMEMBERED {
+            // Which one is of no matter: the alias only makes a rare race of two callers impossible.
+            if let Some(some) = inner.aliases.keys().next().cloned() {
+                inner.part(&some);
             }
-            inner.names.insert(handle.clone(), name.clone());
         }
+        inner.part(&handle);
+        inner.part(&self.intent.subject);
+        inner.aliases.insert(handle.clone(), self.intent.subject.clone());
+        inner.aliases.insert(self.intent.subject.clone(), handle);
     }
 
-    /// Forgets the name of a deleted volume.
+    /// Forgets the name of what was deleted.
     pub(crate) fn deleted(&self) {
-        if let Subject::Volume(handle) = &self.intent.subject {
-            self.guards.lock().names.remove(handle);
-        }
+        self.guards.lock().part(&self.intent.subject);
     }
 }
 
 impl Inner {
-    fn forget(&mut self, subject: &Subject) {
-        if let Some(open) = self.unsettled.remove(subject) {
-            self.ages.remove(&open.age);
+    /// Forgets that two subjects are one.
+    fn part(&mut self, subject: &Subject) {
+        if let Some(other) = self.aliases.remove(subject) {
+            self.aliases.remove(&other);
         }
     }
 
-    fn remember(&mut self, intent: &Intent) {
-        if self.unsettled.len() >= REMEMBERED
-            && let Some((_, oldest)) = self.ages.pop_first()
+    fn forget(&mut self, subject: &Subject, settled: impl Fn(&Act) -> bool) {
+        let Some(open) = self.open.get_mut(subject) else { return };
+        let ages = &mut self.ages;
+        open.retain(|open| {
+            let forgotten = settled(&open.act);
+            if forgotten {
+                ages.remove(&open.age);
+            }
+            !forgotten
+        });
+        if open.is_empty() {
+            self.open.remove(subject);
+        }
+    }
+
+    fn remember(&mut self, subject: &Subject, act: &Act) {
+        if self.ages.len() >= REMEMBERED
+            && let Some((oldest, of)) = self.ages.pop_first()
+            && let Some(open) = self.open.get_mut(&of)
         {
-            self.unsettled.remove(&oldest);
+            open.retain(|open| open.age != oldest);
+            if open.is_empty() {
+                self.open.remove(&of);
+            }
         }
         self.age = self.age.saturating_add(1);
-        let open = Unsettled { method: intent.method, arguments: intent.arguments, age: self.age };
-        self.unsettled.insert(intent.subject.clone(), open);
-        self.ages.insert(self.age, intent.subject.clone());
+        let open = Open { act: act.clone(), age: self.age };
+        self.open.entry(subject.clone()).or_default().push(open);
+        self.ages.insert(self.age, subject.clone());
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
         let mut inner = self.guards.lock();
+        if *self.owing.get_mut() {
+            // The host failed between the guest and here: nobody knows what happened.
+            inner.remember(&self.intent.subject, &self.intent.act);
+        }
         for subject in &self.subjects {
             inner.running.remove(subject);
+        }
+        for source in &self.intent.sources {
+            if let Some(readers) = inner.read.get_mut(source) {
+                *readers = readers.saturating_sub(1);
+                if *readers == 0 {
+                    inner.read.remove(source);
+                }
+            }
         }
     }
 }
@@ -215,64 +309,151 @@ mod tests {
     }
 
     fn delete() -> Intent {
-        Intent::undoing(Subject::Volume("h".into()), "delete", &0)
+        Intent::deleting(Subject::Volume("h".into()), "delete", &0)
+    }
+
+    fn publish(node: &str, arguments: u32) -> Intent {
+        let intent = Intent::new(Subject::Volume("h".into()), "publish", &(node, arguments));
+        intent.of_node(Some(NodeName::new(node)))
+    }
+
+    fn unpublish(node: Option<&str>) -> Intent {
+        let intent = Intent::new(Subject::Volume("h".into()), "unpublish", &node);
+        intent.undoing("publish", node.map(NodeName::new))
     }
 
     fn open() -> StorageError {
         StorageError::unknown(ErrorKind::DeadlineExceeded, "?")
     }
 
+    fn last() -> StorageError {
+        StorageError::last(ErrorKind::OutOfRange, "no")
+    }
+
+    /// Lets a call reach its guest and end.
+    fn end(guards: &Guards, intent: Intent, error: Option<StorageError>) {
+        let guard = guards.take(intent).unwrap();
+        guard.reach();
+        guard.settle(error.as_ref());
+    }
+
+    /// A call that was given its subject, and did nothing with it.
+    fn admitted(guards: &Guards, intent: Intent) -> Result<(), Refusal> {
+        guards.take(intent).map(drop)
+    }
+
     #[test]
     fn a_volume_has_one_call() {
         let guards = Guards::default();
         let first = guards.take(name(1)).unwrap();
-        assert_eq!(guards.take(name(1)).unwrap_err(), Refusal::Busy);
-        assert!(guards.take(volume("expand")).is_ok());
+        assert_eq!(admitted(&guards, name(1)), Err(Refusal::Busy));
+        assert_eq!(admitted(&guards, volume("expand")), Ok(()));
         let exchange = Arc::clone(&first);
         drop(first);
-        assert_eq!(guards.take(name(1)).unwrap_err(), Refusal::Busy, "what it began still runs");
+        assert_eq!(admitted(&guards, name(1)), Err(Refusal::Busy), "what it began still runs");
         drop(exchange);
-        assert!(guards.take(name(1)).is_ok());
+        assert_eq!(admitted(&guards, name(1)), Ok(()));
+    }
+
+    #[test]
+    fn what_is_read_from_is_not_changed_meanwhile() {
+        let guards = Guards::default();
+        let source = || [Subject::Volume("h".into())];
+        let copy =
+            |name: &str| Intent::new(Subject::Name(name.into()), "create-from-volume", &0).from(source());
+        let first = guards.take(copy("a")).unwrap();
+        let second = guards.take(copy("b")).unwrap();
+        drop(first);
+        assert_eq!(admitted(&guards, delete()), Err(Refusal::Busy));
+        drop(second);
+        let deletion = guards.take(delete()).unwrap();
+        assert_eq!(admitted(&guards, copy("a")), Err(Refusal::Busy));
+        drop(deletion);
+        assert_eq!(admitted(&guards, copy("a")), Ok(()));
+        assert_eq!(admitted(&guards, delete()), Ok(()));
     }
 
     #[test]
     fn a_name_and_its_handle_are_one_volume() {
         let guards = Guards::default();
         let create = guards.take(name(1)).unwrap();
-        create.created(&"h".into());
+        create.created(Subject::Volume("h".into()));
         drop(create);
         let repeated = guards.take(name(1)).unwrap();
-        assert_eq!(guards.take(delete()).unwrap_err(), Refusal::Busy);
+        assert_eq!(admitted(&guards, delete()), Err(Refusal::Busy));
         drop(repeated);
+        // An outcome that is open under one name is open under the other.
+        end(&guards, name(1), Some(open()));
+        assert_eq!(admitted(&guards, volume("expand")), Err(Refusal::Unsettled("create")));
+        end(&guards, delete(), Some(open()));
+        assert_eq!(admitted(&guards, name(2)), Err(Refusal::Unsettled("create")));
         let deletion = guards.take(delete()).unwrap();
-        assert_eq!(guards.take(name(1)).unwrap_err(), Refusal::Busy);
+        assert_eq!(admitted(&guards, name(1)), Err(Refusal::Busy));
+        deletion.reach();
+        deletion.settle(None);
         deletion.deleted();
         drop(deletion);
-        let _create = guards.take(name(1)).unwrap();
-        assert!(guards.take(delete()).is_ok(), "forgotten");
+        let _create = guards.take(name(2)).unwrap();
+        assert_eq!(admitted(&guards, delete()), Ok(()), "forgotten");
+        assert_eq!(guards.unsettled(), 0);
     }
 
     #[test]
     fn after_an_open_outcome_only_the_same_call_follows() {
         let guards = Guards::default();
-        guards.take(name(1)).unwrap().settle(Some(&open()));
-        assert_eq!(guards.take(name(2)).unwrap_err(), Refusal::Unsettled("create"));
-        let again = guards.take(name(1)).unwrap();
-        again.settle(Some(&StorageError::last(ErrorKind::OutOfRange, "no")));
-        drop(again);
-        assert!(guards.take(name(2)).is_ok());
+        end(&guards, name(1), Some(open()));
+        assert_eq!(admitted(&guards, name(2)), Err(Refusal::Unsettled("create")));
+        end(&guards, name(1), Some(last()));
+        assert_eq!(admitted(&guards, name(2)), Ok(()));
+        assert_eq!(guards.unsettled(), 0);
+        // A call that was refused before it reached the guest leaves everything as it was.
+        end(&guards, name(1), Some(open()));
+        guards.take(name(1)).unwrap().settle(Some(&last()));
+        assert_eq!(admitted(&guards, name(2)), Err(Refusal::Unsettled("create")));
+    }
+
+    #[test]
+    fn a_deletion_is_always_allowed_and_settles_everything_when_it_succeeds() {
+        let guards = Guards::default();
+        end(&guards, volume("expand"), Some(open()));
+        assert_eq!(admitted(&guards, volume("modify")), Err(Refusal::Unsettled("expand")));
+        // One that fails for good has changed nothing: the outcome of the expansion is still open.
+        end(&guards, delete(), Some(last()));
+        assert_eq!(admitted(&guards, volume("modify")), Err(Refusal::Unsettled("expand")));
+        end(&guards, delete(), Some(open()));
+        assert_eq!(guards.unsettled(), 2);
+        assert_eq!(admitted(&guards, volume("expand")), Ok(()), "the same call as one of the open ones");
+        end(&guards, delete(), None);
+        assert_eq!(admitted(&guards, volume("modify")), Ok(()));
         assert_eq!(guards.unsettled(), 0);
     }
 
     #[test]
-    fn the_undoing_call_is_always_allowed_and_settles() {
+    fn unpublishing_undoes_the_publishing_of_its_node_and_nothing_else() {
         let guards = Guards::default();
-        guards.take(volume("expand")).unwrap().settle(Some(&open()));
-        assert_eq!(guards.take(volume("modify")).unwrap_err(), Refusal::Unsettled("expand"));
-        guards.take(delete()).unwrap().settle(Some(&open()));
-        assert_eq!(guards.take(volume("expand")).unwrap_err(), Refusal::Unsettled("delete"));
-        guards.take(delete()).unwrap().settle(None);
-        assert!(guards.take(volume("expand")).is_ok());
+        end(&guards, volume("expand"), Some(open()));
+        end(&guards, unpublish(Some("a")), None);
+        assert_eq!(admitted(&guards, volume("modify")), Err(Refusal::Unsettled("expand")));
+        end(&guards, volume("expand"), None);
+        end(&guards, publish("a", 1), Some(open()));
+        end(&guards, unpublish(Some("b")), None);
+        assert_eq!(admitted(&guards, publish("a", 2)), Err(Refusal::Unsettled("publish")));
+        end(&guards, unpublish(Some("a")), Some(last()));
+        assert_eq!(admitted(&guards, publish("a", 2)), Err(Refusal::Unsettled("publish")));
+        end(&guards, unpublish(Some("a")), None);
+        assert_eq!(admitted(&guards, publish("a", 2)), Ok(()));
+        end(&guards, publish("a", 1), Some(open()));
+        end(&guards, unpublish(None), None);
+        assert_eq!(guards.unsettled(), 0);
+    }
+
+    #[test]
+    fn a_host_that_fails_leaves_an_open_outcome() {
+        let guards = Guards::default();
+        let guard = guards.take(name(1)).unwrap();
+        guard.reach();
+        drop(guard);
+        assert_eq!(admitted(&guards, name(2)), Err(Refusal::Unsettled("create")));
     }
 
     #[test]
@@ -282,10 +463,15 @@ mod tests {
             Intent::new(Subject::Name(number.to_string().into()), "create", &arguments)
         };
         for number in 0..=REMEMBERED {
-            guards.take(numbered(number, 1)).unwrap().settle(Some(&open()));
+            end(&guards, numbered(number, 1), Some(open()));
+            let guard = guards.take(numbered(number, 1)).unwrap();
+            guard.created(Subject::Volume(format!("h{number}").into()));
         }
         assert_eq!(guards.unsettled(), REMEMBERED);
-        assert!(guards.take(numbered(0, 2)).is_ok(), "the oldest is forgotten");
-        assert!(guards.take(numbered(1, 2)).is_err());
+        assert_eq!(admitted(&guards, numbered(0, 2)), Ok(()), "the oldest is forgotten");
+        assert!(admitted(&guards, numbered(1, 2)).is_err());
+        let inner = guards.lock();
+        assert!(inner.aliases.len() <= 2 * REMEMBERED && inner.open.len() == REMEMBERED);
+        assert!(inner.running.is_empty() && inner.read.is_empty());
     }
 }

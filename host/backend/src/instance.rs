@@ -9,6 +9,7 @@ use crate::{
     call::Parts,
     capabilities::{Capabilities, Context, secrets::Redactor},
     limits::{Meter, TICK},
+    waits::Waits,
     wasi::Output,
 };
 
@@ -25,6 +26,7 @@ pub(crate) struct Host {
     capabilities: Capabilities,
     pub(crate) meter: Meter,
     pub(crate) output: Output,
+    pub(crate) waits: Waits,
     /// Ticks seen while the guest computed.
     ticks: u64,
     /// Whether the guest was stopped because it computed too long.
@@ -61,7 +63,8 @@ impl WasiView for Host {
 /// Makes the only kind of store that there is: every limit is set here.
 pub(crate) fn store(parts: &Parts, context: Context) -> Store<Host> {
     let Parts { engine, shared, limits, lane, .. } = parts;
-    let output = Output::new(limits.log_bytes);
+    let output = Output::new(limits.log_bytes, context.redactor.longest());
+    let waits = Waits::default();
     let mut wasi = WasiCtx::builder();
     wasi.stdout(output.clone()).stderr(output.clone()).max_random_size(MAX_WASI_RANDOM);
     let mut table = ResourceTable::new();
@@ -69,7 +72,8 @@ pub(crate) fn store(parts: &Parts, context: Context) -> Store<Host> {
     let host = Host {
         wasi: wasi.build(),
         table,
-        capabilities: shared.for_call(limits, context),
+        capabilities: shared.for_call(limits, context, waits.clone()),
+        waits,
         meter: Meter::new(limits),
         output,
         ticks: 0,
@@ -85,6 +89,9 @@ pub(crate) fn store(parts: &Parts, context: Context) -> Store<Host> {
     let lane = lane.clone();
     store.epoch_deadline_callback(move |mut store| {
         let host = store.data_mut();
+        if host.waits.take() {
+            return Ok(UpdateDeadline::Continue(1));
+        }
         host.ticks = host.ticks.saturating_add(1);
         if host.ticks > budget {
             host.out_of_time = true;

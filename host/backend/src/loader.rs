@@ -24,6 +24,7 @@ use crate::{
         secrets::Redactor,
         session,
         state::{self, StateConfig},
+        workers::Workers,
     },
     checks::{self, printable},
     convert,
@@ -189,6 +190,7 @@ impl Engine {
             settings: Arc::new(settings),
             state: Arc::new(state),
             pool: pool.map(Arc::new),
+            pool_workers: Workers::default(),
         };
         let parts = Arc::new(Parts {
             engine: self.inner.wasm.clone(),
@@ -378,6 +380,7 @@ pub(crate) async fn bare(
         settings: Arc::new(settings),
         state: Arc::new(open_state(name, StateConfig::default(), limits.state_bytes).await?),
         pool: None,
+        pool_workers: Workers::default(),
     })
 }
 

@@ -1,6 +1,9 @@
 //! What operators see of the calls.
 
-use std::{sync::atomic::AtomicI64, time::Duration};
+use std::{
+    sync::atomic::{AtomicI64, AtomicU64},
+    time::Duration,
+};
 
 use cofferdam_domain::DriverName;
 use prometheus_client::{
@@ -9,7 +12,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::{breaker::Position, limits::Limits};
+use crate::{breaker::Position, call::Usage, limits::Limits};
 
 /// Buckets of the Go sidecars, so that their dashboards and alerts go on working. In seconds.
 const SIDECAR_BUCKETS: [f64; 13] =
@@ -91,6 +94,7 @@ pub struct BackendMetrics {
     unsettled: Family<Driver, Gauge>,
     breaker: Family<Driver, Gauge>,
     limits: Family<Bounded, Gauge>,
+    computed: Family<Driver, Counter<f64, AtomicU64>>,
     lost_lines: Family<Driver, Counter>,
     sessions: Family<Driver, Gauge>,
     session_uses: Family<SessionUse, Counter>,
@@ -114,6 +118,7 @@ impl Default for BackendMetrics {
             unsettled: Family::default(),
             breaker: Family::default(),
             limits: Family::default(),
+            computed: Family::default(),
             lost_lines: Family::default(),
             sessions: Family::default(),
             session_uses: Family::default(),
@@ -167,6 +172,11 @@ impl BackendMetrics {
             "cofferdam_backend_limit",
             "What the driver may use, by the names of the configuration",
             metrics.limits.clone(),
+        );
+        registry.register(
+            "cofferdam_backend_computed_seconds",
+            "Time that calls computed, in ticks of 10 ms",
+            metrics.computed.clone(),
         );
         registry.register(
             "cofferdam_backend_log_lines_lost",
@@ -238,6 +248,7 @@ impl BackendMetrics {
             in_flight: self.in_flight.get_or_create(&label).clone(),
             unsettled: self.unsettled.get_or_create(&label).clone(),
             breaker: self.breaker.get_or_create(&label).clone(),
+            computed: self.computed.get_or_create(&label).clone(),
             lost_lines: self.lost_lines.get_or_create(&label).clone(),
             memory: self.memory.get_or_create(&label).clone(),
             state_entries: self.state_entries.get_or_create(&label).clone(),
@@ -256,6 +267,7 @@ pub(crate) struct DriverMetrics {
     in_flight: Gauge<i64, AtomicI64>,
     unsettled: Gauge<i64, AtomicI64>,
     breaker: Gauge<i64, AtomicI64>,
+    computed: Counter<f64, AtomicU64>,
     lost_lines: Counter,
     memory: Histogram,
     state_entries: Gauge<i64, AtomicI64>,
@@ -310,18 +322,15 @@ impl DriverMetrics {
         self.all.outcomes.get_or_create(&Ending { driver_name, method_name, outcome }).inc();
     }
 
-    /// A guest had this much memory at most.
+    /// What a guest used.
     #[expect(
         clippy::cast_precision_loss,
         reason = "a memory's size fits a double for all that a histogram shows"
     )]
-    pub(crate) fn memory(&self, bytes: usize) {
-        self.memory.observe(bytes as f64);
-    }
-
-    /// So many lines were lost.
-    pub(crate) fn lost_lines(&self, lines: u64) {
-        self.lost_lines.inc_by(lines);
+    pub(crate) fn used(&self, usage: &Usage) {
+        self.memory.observe(usage.memory_bytes as f64);
+        self.computed.inc_by(usage.computed.as_secs_f64());
+        self.lost_lines.inc_by(usage.lost_lines);
     }
 
     /// What the driver may use.
@@ -450,10 +459,9 @@ mod tests {
             metrics.ended("/csi.v1.Controller/CreateVolume", "OK", "ok", Duration::from_millis(took));
         }
         metrics.ended("/csi.v1.Controller/DeleteVolume", "Internal", "trap", Duration::from_secs(1));
-        metrics.memory(1 << 20);
+        metrics.used(&Usage { memory_bytes: 1 << 20, computed: Duration::from_millis(30), lost_lines: 5 });
         metrics.unsettled(3);
         metrics.breaker(Position::Open);
-        metrics.lost_lines(5);
         metrics.limits(&Limits { cpu_ms: 77, ..Limits::default() });
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
@@ -463,6 +471,7 @@ mod tests {
             format!(r#"csi_sidecar_operations_seconds_count{{{create},grpc_status_code="OK"}} 2"#),
             format!(r#"csi_sidecar_operations_seconds_sum{{{create},grpc_status_code="OK"}} 0.75"#),
             format!(r#"csi_sidecar_operations_seconds_bucket{{le="0.1",{create},grpc_status_code="OK"}} 1"#),
+            r#"cofferdam_backend_computed_seconds_total{driver_name="array.example"} 0.03"#.to_owned(),
             r#"cofferdam_backend_log_lines_lost_total{driver_name="array.example"} 5"#.to_owned(),
             r#"cofferdam_backend_limit{driver_name="array.example",limit="cpu-ms"} 77"#.to_owned(),
             format!(r#"csi_sidecar_operations_seconds_count{{{delete},grpc_status_code="Internal"}} 1"#),

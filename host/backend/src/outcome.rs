@@ -59,8 +59,6 @@ pub(crate) enum Sign {
     Broken,
     /// The call was let through but did not reach the guest.
     Unreached,
-    /// The breaker itself refused the call.
-    Refused,
 }
 
 impl Failure {
@@ -162,8 +160,7 @@ impl Failure {
             | Self::Deadline(_)
             | Self::ResultTooLarge(_)
             | Self::Panic => Sign::Broken,
-            Self::Hurried(_) | Self::Overloaded | Self::Guarded(_) => Sign::Unreached,
-            Self::Tripped(_) => Sign::Refused,
+            Self::Hurried(_) | Self::Overloaded | Self::Guarded(_) | Self::Tripped(_) => Sign::Unreached,
         }
     }
 }
@@ -190,7 +187,7 @@ mod tests {
             (Failure::Untrue("m".to_owned()), Internal, Unknown, Sign::Alive),
             (Failure::Panic, Internal, Unknown, Sign::Broken),
             (Failure::Overloaded, Unavailable, Unknown, Sign::Unreached),
-            (Failure::Tripped(second), Unavailable, Unknown, Sign::Refused),
+            (Failure::Tripped(second), Unavailable, Unknown, Sign::Unreached),
             (Failure::Hurried(second), DeadlineExceeded, Unknown, Sign::Unreached),
             (Failure::Guarded(Refusal::Busy), Aborted, InProgress, Sign::Unreached),
             (Failure::Guarded(Refusal::Unsettled("m")), Aborted, InProgress, Sign::Unreached),

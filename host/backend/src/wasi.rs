@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use wasmtime::component::{HasData, Linker, ResourceTable};
+use wasmtime::component::{HasData, Linker, Resource, ResourceTable};
 use wasmtime_wasi::{
     WasiView as _,
     cli::{IsTerminal, StdoutStream, WasiCli, WasiCliView as _},
@@ -15,9 +15,9 @@ use wasmtime_wasi::{
     },
     random::WasiRandom,
 };
-use wasmtime_wasi_io::bindings::wasi::io;
+use wasmtime_wasi_io::{bindings::wasi::io, poll::DynPollable};
 
-use crate::instance::Host;
+use crate::{instance::Host, waits::Waits};
 
 struct Io;
 
@@ -25,11 +25,48 @@ impl HasData for Io {
     type Data<'a> = &'a mut ResourceTable;
 }
 
+struct Polls;
+
+impl HasData for Polls {
+    type Data<'a> = Patient<'a>;
+}
+
+/// The library's way to wait, which does not count as computing.
+struct Patient<'a> {
+    table: &'a mut ResourceTable,
+    waits: Waits,
+}
+
+impl io::poll::Host for Patient<'_> {
+    async fn poll(&mut self, pollables: Vec<Resource<DynPollable>>) -> wasmtime::Result<Vec<u32>> {
+        let _wait = self.waits.begin();
+        io::poll::Host::poll(self.table, pollables).await
+    }
+}
+
+impl io::poll::HostPollable for Patient<'_> {
+    async fn ready(&mut self, pollable: Resource<DynPollable>) -> wasmtime::Result<bool> {
+        io::poll::HostPollable::ready(self.table, pollable).await
+    }
+
+    async fn block(&mut self, pollable: Resource<DynPollable>) -> wasmtime::Result<()> {
+        let _wait = self.waits.begin();
+        io::poll::HostPollable::block(self.table, pollable).await
+    }
+
+    fn drop(&mut self, pollable: Resource<DynPollable>) -> wasmtime::Result<()> {
+        io::poll::HostPollable::drop(self.table, pollable)
+    }
+}
+
 /// Links the interfaces of [`INERT`](crate::inspect::INERT), one by one: an interface that a new version of the library adds
 /// is not offered by accident.
 pub(crate) fn link(l: &mut Linker<Host>) -> wasmtime::Result<()> {
     io::error::add_to_linker::<Host, Io>(l, |host| host.ctx().table)?;
-    io::poll::add_to_linker::<Host, Io>(l, |host| host.ctx().table)?;
+    io::poll::add_to_linker::<Host, Polls>(l, |host| {
+        let waits = host.waits.clone();
+        Patient { table: host.ctx().table, waits }
+    })?;
     io::streams::add_to_linker::<Host, Io>(l, |host| host.ctx().table)?;
     clocks::wall_clock::add_to_linker::<Host, WasiClocks>(l, Host::clocks)?;
     clocks::monotonic_clock::add_to_linker::<Host, WasiClocks>(l, Host::clocks)?;
@@ -59,6 +96,7 @@ pub(crate) struct Output(Arc<Mutex<Kept>>);
 #[derive(Debug)]
 struct Kept {
     bytes: Vec<u8>,
+    shown: usize,
     limit: usize,
     lost: usize,
 }
@@ -67,17 +105,25 @@ struct Kept {
 const PERMIT: usize = 64 << 10;
 
 impl Output {
-    pub(crate) fn new(limit: usize) -> Self {
-        Self(Arc::new(Mutex::new(Kept { bytes: Vec::new(), limit, lost: 0 })))
+    /// Shows so many bytes, and keeps more by the longest secret that may stand at their end.
+    pub(crate) fn new(shown: usize, longest_secret: usize) -> Self {
+        let limit = shown.saturating_add(longest_secret);
+        Self(Arc::new(Mutex::new(Kept { bytes: Vec::new(), shown, limit, lost: 0 })))
     }
 
-    /// What was kept as text without control characters, and how many bytes were not kept. `None` when nothing was printed.
-    pub(crate) fn text(&self) -> Option<(String, usize)> {
+    /// What was printed as text, cleaned by `blot`, without control characters and not longer than the limit, and how many bytes
+    /// are missing. `None` when nothing was printed.
+    pub(crate) fn text(&self, blot: impl Fn(&str) -> String) -> Option<(String, usize)> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let text = String::from_utf8_lossy(&kept.bytes);
-        let text: String =
-            text.trim().chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect();
-        (!text.is_empty() || kept.lost > 0).then_some((text, kept.lost))
+        // Before anything is cut or replaced: half of a secret, or one with a blank for its tab, would not be recognised.
+        let text = blot(String::from_utf8_lossy(&kept.bytes).trim());
+        let shown: String = text
+            .char_indices()
+            .take_while(|(at, _)| *at < kept.shown)
+            .map(|(_, letter)| if letter.is_control() && letter != '\n' { ' ' } else { letter })
+            .collect();
+        let lost = kept.lost.saturating_add(text.len().saturating_sub(shown.len()));
+        (!shown.is_empty() || lost > 0).then_some((shown, lost))
     }
 
     fn append(&self, bytes: &[u8]) {
@@ -133,10 +179,18 @@ mod tests {
 
     #[test]
     fn output_is_bounded_and_cleaned() {
-        let output = Output::new(8);
-        assert_eq!(output.text(), None);
+        let output = Output::new(10, 0);
+        assert_eq!(output.text(str::to_owned), None);
         output.append(b"a\x1b[");
-        output.append(b"1m\xffbcdef");
-        assert_eq!(output.text(), Some(("a [1m\u{fffd}bc".to_owned(), 3)));
+        output.append(b"1m\xffbcdefg");
+        assert_eq!(output.text(str::to_owned), Some(("a [1m\u{fffd}bc".to_owned(), 4)));
+    }
+
+    #[test]
+    fn a_secret_is_found_where_the_output_is_cut_and_whatever_it_is_made_of() {
+        let output = Output::new(8, 10);
+        output.append(b"12345a\tsecret\r\n and more");
+        let blot = |text: &str| text.replace("a\tsecret\r", "#");
+        assert_eq!(output.text(blot), Some(("12345#\n ".to_owned(), 8)));
     }
 }

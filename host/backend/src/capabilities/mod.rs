@@ -9,6 +9,7 @@ pub(crate) mod secrets;
 pub(crate) mod session;
 pub(crate) mod settings;
 pub(crate) mod state;
+pub(crate) mod workers;
 
 use std::sync::Arc;
 
@@ -16,8 +17,13 @@ use cofferdam_domain::storage::Secrets;
 use tokio::time::Instant;
 use wasmtime::component::{HasData, Linker, ResourceTable};
 
-use self::secrets::{Redactor, Tenant};
-use crate::{bindings::cofferdam::storage as wit, guard::Guard, instance::Host, limits::Limits};
+use self::{
+    secrets::{Redactor, Tenant},
+    workers::Workers,
+};
+use crate::{
+    bindings::cofferdam::storage as wit, guard::Guard, instance::Host, limits::Limits, waits::Waits,
+};
 
 /// What one call brings with it.
 #[derive(Debug)]
@@ -45,6 +51,8 @@ pub(crate) struct Capabilities {
     settings: Arc<settings::Settings>,
     state: Arc<state::Store>,
     pool: Option<Arc<pool::Pool>>,
+    pool_workers: Workers,
+    waits: Waits,
 }
 
 /// What all calls of one backend share.
@@ -56,11 +64,12 @@ pub(crate) struct Shared {
     pub(crate) state: Arc<state::Store>,
     /// The backend's directory, when the operator gives it one.
     pub(crate) pool: Option<Arc<pool::Pool>>,
+    pub(crate) pool_workers: Workers,
 }
 
 impl Shared {
     /// The part of it that one call gets.
-    pub(crate) fn for_call(&self, limits: &Limits, context: Context) -> Capabilities {
+    pub(crate) fn for_call(&self, limits: &Limits, context: Context, waits: Waits) -> Capabilities {
         let mut handles = ResourceTable::new();
         handles.set_max_capacity(limits.handles);
         Capabilities {
@@ -73,6 +82,8 @@ impl Shared {
             settings: Arc::clone(&self.settings),
             state: Arc::clone(&self.state),
             pool: self.pool.clone(),
+            pool_workers: self.pool_workers.clone(),
+            waits,
         }
     }
 }

@@ -57,41 +57,72 @@ impl Redactor {
 
     /// A text without the secrets.
     pub(crate) fn blot<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        let made = self.made();
-        let secrets = self.secrets.iter().map(|(_, secret)| secret).chain(made.iter());
-        let mut found: Vec<&str> = secrets.map(Secret::expose).filter(|secret| is_in(secret, text)).collect();
-        if found.is_empty() {
-            return Cow::Borrowed(text);
-        }
-        // The longest first: one secret may be a part of another.
-        found.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
-        Cow::Owned(found.into_iter().fold(text.to_owned(), |text, secret| text.replace(secret, BLOT)))
+        self.with_all(|secrets| blotted(text, secrets.iter().copied()))
     }
 
     /// A text without the secrets, also where it quotes them with escapes.
     pub(crate) fn blot_quoted(&self, text: &str) -> String {
-        let text = self.blot(text).into_owned();
-        let quoted = |secret: &str| secret.escape_debug().to_string();
-        let found = self.secrets.iter().map(|(_, secret)| quoted(secret.expose()));
-        found
-            .filter(|secret| is_in(secret, &text))
-            .fold(text.clone(), |text, secret| text.replace(&secret, BLOT))
+        self.with_all(|secrets| {
+            let quoted: Vec<_> = secrets.iter().map(|secret| secret.escape_debug().to_string()).collect();
+            blotted(text, secrets.iter().copied().chain(quoted.iter().map(String::as_str))).into_owned()
+        })
     }
 
     /// Whether a text is a secret, or holds one that is not so short that it says nothing there.
     pub(crate) fn finds(&self, text: &str) -> bool {
-        let made = self.made();
-        let secrets = self.secrets.iter().map(|(_, secret)| secret).chain(made.iter());
-        secrets.map(Secret::expose).any(|secret| {
-            if secret.len() < TELLING { !secret.is_empty() && secret == text } else { is_in(secret, text) }
+        self.with_all(|secrets| {
+            secrets.iter().any(|secret| {
+                *secret == text && !secret.is_empty() || secret.len() >= TELLING && text.contains(secret)
+            })
         })
     }
 
     /// Whether a text holds a secret that is too long to be in it by chance.
     pub(crate) fn finds_long(&self, text: &str) -> bool {
-        let long = |secret: &str| secret.len() >= LONG && is_in(secret, text);
-        self.secrets.iter().any(|(_, secret)| long(secret.expose()))
+        self.with_all(|secrets| secrets.iter().any(|secret| secret.len() >= LONG && text.contains(secret)))
     }
+
+    /// Bytes of the longest secret.
+    pub(crate) fn longest(&self) -> usize {
+        self.with_all(|secrets| secrets.iter().map(|secret| secret.len()).max().unwrap_or_default())
+    }
+
+    /// Those of the call, and what was made of them.
+    fn with_all<T>(&self, work: impl FnOnce(&[&str]) -> T) -> T {
+        let made = self.made();
+        let secrets = self.secrets.iter().map(|(_, secret)| secret).chain(made.iter());
+        work(&secrets.map(Secret::expose).collect::<Vec<_>>())
+    }
+}
+
+/// A text without some others, however they overlap. One pass: what stands in their place is not looked at again.
+fn blotted<'a, 'b>(text: &'a str, secrets: impl Iterator<Item = &'b str>) -> Cow<'a, str> {
+    let mut found = Vec::new();
+    for secret in secrets.filter(|secret| !secret.is_empty()) {
+        let mut from = 0;
+        while let Some(at) = text.get(from..).and_then(|rest| rest.find(secret)) {
+            let begin = from + at;
+            found.push((begin, begin + secret.len()));
+            // Another one may begin inside of this one.
+            from = begin + text.get(begin..).and_then(|rest| rest.chars().next()).map_or(1, char::len_utf8);
+        }
+    }
+    if found.is_empty() {
+        return Cow::Borrowed(text);
+    }
+    found.sort_unstable();
+    let mut clean = String::with_capacity(text.len());
+    let mut end = 0;
+    for (begin, until) in found {
+        // One that touches the one before is part of the same blot.
+        if begin > end || end == 0 {
+            clean.push_str(text.get(end..begin).unwrap_or_default());
+            clean.push_str(BLOT);
+        }
+        end = end.max(until);
+    }
+    clean.push_str(text.get(end..).unwrap_or_default());
+    Cow::Owned(clean)
 }
 
 /// Bytes from which on a part of a text tells a secret: the port `1` of a secret stands in every other address.
@@ -99,10 +130,6 @@ const TELLING: usize = 4;
 
 /// Bytes from which on a secret does not occur in other texts by chance.
 const LONG: usize = 8;
-
-fn is_in(secret: &str, text: &str) -> bool {
-    !secret.is_empty() && text.contains(secret)
-}
 
 /// Whom a call works for: calls with the same secrets, and only those, are the same. What one has opened with its secrets never
 /// serves another.
@@ -181,12 +208,15 @@ mod tests {
     #[test]
     fn every_secret_is_blotted_out() {
         #[rustfmt::skip] // one row a case
-        let table: [(&[&str], &str, &str); 5] = [
+        let table: [(&[&str], &str, &str); 8] = [
             (&[],                    "user and password",    "user and password"),
             (&["hunter2"],           "hunter2, hunter2!",    "[secret], [secret]!"),
             (&["ab", "abc"],         "abc ab",               "[secret] [secret]"),
             (&[""],                  "nothing is no secret", "nothing is no secret"),
             (&["pässwörd"],          "(pässwörd)",           "([secret])"),
+            (&["aba", "bab"],        "-ababab-aba",          "-[secret]-[secret]"),
+            (&["e", "secret"],       "e-secret",             "[secret]-[secret]"),
+            (&["ab", "cd"],          "abcd ab",              "[secret] [secret]"),
         ];
         for (secrets, text, expected) in table {
             assert_eq!(redactor(secrets).blot(text), expected, "{text}");

@@ -210,10 +210,22 @@ impl Content {
         if !self.slots.contains_key(name) && self.slots.len() >= most {
             self.sweep();
             if self.slots.len() >= most {
+                self.give_up_one();
+            }
+            if self.slots.len() >= most {
                 return Err(SessionError::Full(bound(most, most.saturating_add(1))));
             }
         }
         Ok(self.slots.entry(name.clone()).or_default())
+    }
+
+    /// Drops the value that would expire first among those that nobody is about to make or wait for: whoever has many sets of
+    /// secrets must not keep all others from logging in.
+    fn give_up_one(&mut self) {
+        let idle = self.slots.iter().filter(|(_, slot)| !slot.wanted());
+        let expiry = |slot: &Slot| slot.value.as_ref().map(|value| value.expires);
+        let first = idle.min_by_key(|(_, slot)| expiry(slot)).map(|(name, _)| name.clone());
+        first.map(|first| self.slots.remove(&first));
     }
 
     /// Drops what has expired, and the keys that nobody has or wants a value of.
@@ -286,6 +298,7 @@ impl Session {
 
 impl Host for Capabilities {
     async fn acquire(&mut self, key: String) -> wasmtime::Result<Result<Acquired, SessionError>> {
+        let _wait = self.waits.begin();
         let tenant = self.tenant();
         Ok(self.session.acquire(tenant, &key).await)
     }

@@ -48,6 +48,9 @@ fn created(volume: wit::Volume, redactor: &Redactor) -> Result<CreatedVolume, St
     checks::created(&volume)?;
     checks::no_secret_in("the volume handle", volume.handle.as_str(), redactor)?;
     checks::no_secret("the context", &volume.context, redactor)?;
+    for segments in &volume.topology {
+        checks::no_secret("the topology", segments, redactor)?;
+    }
     if let Some(attachment) = &volume.attachment {
         checks::no_secret("the attachment", &attachment.fields, redactor)?;
     }
@@ -55,7 +58,7 @@ fn created(volume: wit::Volume, redactor: &Redactor) -> Result<CreatedVolume, St
 }
 
 fn remember_created(guard: &Guard, volume: &CreatedVolume) {
-    guard.created(&volume.handle);
+    guard.created(Subject::Volume(volume.handle.clone()));
 }
 
 fn named(method: &'static str, request: &CreateVolume, source: &impl std::hash::Hash) -> Option<Intent> {
@@ -97,7 +100,8 @@ impl Backend for WasmBackend {
         request: CreateVolume,
         source: VolumeHandle,
     ) -> Answer<'_, CreatedVolume> {
-        let intent = named("create-from-volume", &request, &source);
+        let intent = named("create-from-volume", &request, &source)
+            .map(|intent| intent.from([Subject::Volume(source.clone())]));
         let function = exports::create_from_volume(convert::create_request(request), text(&source));
         let job = Job::new("/csi.v1.Controller/CreateVolume", intent, function, created);
         self.able(Ability::Cloning, call, Job { remember: remember_created, ..job })
@@ -109,7 +113,8 @@ impl Backend for WasmBackend {
         request: CreateVolume,
         source: SnapshotHandle,
     ) -> Answer<'_, CreatedVolume> {
-        let intent = named("create-from-snapshot", &request, &source);
+        let intent = named("create-from-snapshot", &request, &source)
+            .map(|intent| intent.from([Subject::Snapshot(source.clone())]));
         let function = exports::create_from_snapshot(convert::create_request(request), text(&source));
         let job = Job::new("/csi.v1.Controller/CreateVolume", intent, function, created);
         self.able(Ability::Restoring, call, Job { remember: remember_created, ..job })
@@ -117,7 +122,7 @@ impl Backend for WasmBackend {
 
     fn delete_volume(&self, call: Call, handle: VolumeHandle) -> Answer<'_, ()> {
         let function = exports::delete(text(&handle));
-        let intent = Intent::undoing(Subject::Volume(handle), "delete", &());
+        let intent = Intent::deleting(Subject::Volume(handle), "delete", &());
         let job = Job::new("/csi.v1.Controller/DeleteVolume", Some(intent), function, |(), _| Ok(()));
         self.answer(call, Job { remember: |guard, ()| guard.deleted(), ..job })
     }
@@ -129,7 +134,8 @@ impl Backend for WasmBackend {
     }
 
     fn publish_volume(&self, call: Call, request: PublishVolume) -> Answer<'_, AttachmentRecord> {
-        let intent = Intent::new(Subject::Volume(request.handle.clone()), "publish", &request);
+        let intent = Intent::new(Subject::Volume(request.handle.clone()), "publish", &request)
+            .of_node(Some(request.node.clone()));
         let function = exports::publish(convert::publish_request(request));
         let accept = |attachment, redactor: &Redactor| {
             let attachment = convert::attachment(attachment)?;
@@ -143,7 +149,7 @@ impl Backend for WasmBackend {
 
     fn unpublish_volume(&self, call: Call, handle: VolumeHandle, node: Option<NodeName>) -> Answer<'_, ()> {
         let function = exports::unpublish(text(&handle), node.as_ref().map(text));
-        let intent = Intent::undoing(Subject::Volume(handle), "unpublish", &node);
+        let intent = Intent::new(Subject::Volume(handle), "unpublish", &node).undoing("publish", node);
         let method = "/csi.v1.Controller/ControllerUnpublishVolume";
         self.able(Ability::Publishing, call, Job::new(method, Some(intent), function, |(), _| Ok(())))
     }
@@ -170,17 +176,25 @@ impl Backend for WasmBackend {
 
     fn create_snapshot(&self, call: Call, request: CreateSnapshot) -> Answer<'_, Snapshot> {
         let subject = Subject::SnapshotName(request.name.as_str().into());
-        let intent = Intent::new(subject, "create-snapshot", &request);
+        let source = request.source.clone();
+        let intent =
+            Intent::new(subject, "create-snapshot", &request).from([Subject::Volume(source.clone())]);
         let function = exports::create_snapshot(convert::snapshot_request(request));
-        let job = Job::new("/csi.v1.Controller/CreateSnapshot", Some(intent), function, snapshot);
-        self.able(Ability::Snapshots, call, job)
+        let accept = move |found, redactor: &Redactor| {
+            let found = snapshot(found, redactor)?;
+            same("source", &source, &found.source).map(|()| found)
+        };
+        let job = Job::new("/csi.v1.Controller/CreateSnapshot", Some(intent), function, accept);
+        let remember: fn(&Guard, &Snapshot) =
+            |guard, snapshot| guard.created(Subject::Snapshot(snapshot.handle.clone()));
+        self.able(Ability::Snapshots, call, Job { remember, ..job })
     }
 
     fn delete_snapshot(&self, call: Call, handle: SnapshotHandle) -> Answer<'_, ()> {
         let function = exports::delete_snapshot(text(&handle));
-        let intent = Intent::undoing(Subject::Snapshot(handle), "delete-snapshot", &());
-        let method = "/csi.v1.Controller/DeleteSnapshot";
-        self.able(Ability::Snapshots, call, Job::new(method, Some(intent), function, |(), _| Ok(())))
+        let intent = Intent::deleting(Subject::Snapshot(handle), "delete-snapshot", &());
+        let job = Job::new("/csi.v1.Controller/DeleteSnapshot", Some(intent), function, |(), _| Ok(()));
+        self.able(Ability::Snapshots, call, Job { remember: |guard, ()| guard.deleted(), ..job })
     }
 
     fn get_snapshot(&self, call: Call, handle: SnapshotHandle) -> Answer<'_, Snapshot> {
@@ -200,9 +214,12 @@ impl Backend for WasmBackend {
         page: PageRequest,
     ) -> Answer<'_, SnapshotPage> {
         let function = exports::list_snapshots(source.as_ref().map(text), page.after.clone(), page.limit);
-        let accept = move |found, _: &Redactor| {
+        let accept = move |found, redactor: &Redactor| {
             let found = convert::snapshot_page(found);
             checks::snapshot_page(&found, &page)?;
+            for snapshot in &found.snapshots {
+                checks::no_secret_in("the snapshot handle", snapshot.handle.as_str(), redactor)?;
+            }
             let stranger =
                 |snapshot: &&Snapshot| source.as_ref().is_some_and(|source| snapshot.source != *source);
             match found.snapshots.iter().find(stranger) {
@@ -216,8 +233,9 @@ impl Backend for WasmBackend {
 
     fn create_group_snapshot(&self, call: Call, request: CreateGroupSnapshot) -> Answer<'_, GroupSnapshot> {
         let subject = Subject::GroupName(request.name.as_str().into());
-        let intent = Intent::new(subject, "create-group-snapshot", &request);
         let sources = request.sources.clone();
+        let intent = Intent::new(subject, "create-group-snapshot", &request)
+            .from(sources.iter().cloned().map(Subject::Volume));
         let function = exports::create_group(convert::group_request(request));
         let accept = move |found, redactor: &Redactor| {
             let group = group(found, redactor)?;
@@ -229,7 +247,10 @@ impl Backend for WasmBackend {
             }
         };
         let method = "/csi.v1.GroupController/CreateVolumeGroupSnapshot";
-        self.able(Ability::GroupSnapshots, call, Job::new(method, Some(intent), function, accept))
+        let job = Job::new(method, Some(intent), function, accept);
+        let remember: fn(&Guard, &GroupSnapshot) =
+            |guard, group| guard.created(Subject::Group(group.handle.clone()));
+        self.able(Ability::GroupSnapshots, call, Job { remember, ..job })
     }
 
     fn delete_group_snapshot(
@@ -239,9 +260,10 @@ impl Backend for WasmBackend {
         snapshots: BTreeSet<SnapshotHandle>,
     ) -> Answer<'_, ()> {
         let function = exports::delete_group(text(&handle), texts(&snapshots));
-        let intent = Intent::undoing(Subject::Group(handle), "delete-group-snapshot", &snapshots);
+        let intent = Intent::deleting(Subject::Group(handle), "delete-group-snapshot", &snapshots);
         let method = "/csi.v1.GroupController/DeleteVolumeGroupSnapshot";
-        self.able(Ability::GroupSnapshots, call, Job::new(method, Some(intent), function, |(), _| Ok(())))
+        let job = Job::new(method, Some(intent), function, |(), _| Ok(()));
+        self.able(Ability::GroupSnapshots, call, Job { remember: |guard, ()| guard.deleted(), ..job })
     }
 
     fn get_group_snapshot(

@@ -20,7 +20,7 @@ use tracing::Instrument as _;
 
 use crate::{
     backend::Call,
-    breaker::Breaker,
+    breaker::{Breaker, Pass},
     call::{self, End, Function, Parts, Usage},
     capabilities::{Context, secrets::Redactor},
     digest::Digest,
@@ -159,7 +159,7 @@ impl WasmBackend {
             shared.engine.guests().spawn(task.instrument(span)).await.unwrap_or_else(|error| {
                 let driver = &shared.description.name;
                 tracing::error!(%driver, method, %error, "the host failed while it ran a backend");
-                shared.conclude(begun, method, Err(Failure::Panic))
+                shared.conclude(begun, method, None, Err(Failure::Panic))
             })
         }
     }
@@ -178,12 +178,13 @@ impl Shared {
         let allowed = call.deadline.min(self.parts.limits.deadline());
         // Bound first: the lock must be free when the refusal is counted.
         let admitted = self.breaker().admit(begun, allowed);
-        if let Err(pause) = admitted {
-            return self.conclude(begun, method, Err(Failure::Tripped(pause)));
-        }
+        let pass = match admitted {
+            Ok(pass) => pass,
+            Err(pause) => return self.conclude(begun, method, None, Err(Failure::Tripped(pause))),
+        };
         let guard = match intent.map(|intent| self.guards.take(intent)).transpose() {
             Ok(guard) => guard,
-            Err(refusal) => return self.conclude(begun, method, Err(Failure::Guarded(refusal))),
+            Err(refusal) => return self.conclude(begun, method, Some(pass), Err(Failure::Guarded(refusal))),
         };
         let context = Context {
             deadline: begun + allowed,
@@ -191,18 +192,16 @@ impl Shared {
             redactor: redactor.clone(),
             guard: guard.clone(),
         };
-        let end = self.admitted(context, method, function).await;
-        let reached = end.usage.is_some();
+        let (end, pass) = self.admitted(context, method, pass, function).await;
         if let Some(usage) = end.usage {
-            self.metrics.memory(usage.memory_bytes);
-            self.metrics.lost_lines(usage.lost_lines);
+            self.metrics.used(&usage);
             *self.last.lock().unwrap_or_else(PoisonError::into_inner) = usage;
         }
         // What breaks the contract is quoted, and may be a secret.
         let accepted =
             |value| accept(value, &redactor).map_err(|reason| Failure::Untrue(redactor.blot_quoted(&reason)));
-        let answer = self.conclude(begun, method, end.answer.and_then(accepted));
-        if let Some(guard) = guard.filter(|_| reached) {
+        let answer = self.conclude(begun, method, pass, end.answer.and_then(accepted));
+        if let Some(guard) = guard {
             guard.settle(answer.as_ref().err());
             if let Ok(value) = &answer {
                 remember(&guard, value);
@@ -213,19 +212,35 @@ impl Shared {
         answer
     }
 
-    /// Lets a call through to the guest when the limits allow it.
-    async fn admitted<T>(&self, context: Context, method: &'static str, function: Function<T>) -> End<T> {
+    /// Lets a call through to the guest when the limits allow it. The pass is the one that counts when it ends.
+    async fn admitted<T>(
+        &self,
+        context: Context,
+        method: &'static str,
+        pass: Pass,
+        function: Function<T>,
+    ) -> (End<T>, Option<Pass>) {
         let Ok(_place) = self.waiting.try_acquire() else {
-            return End::without_guest(Failure::Overloaded);
+            return (End::without_guest(Failure::Overloaded), Some(pass));
         };
         let Ok(Ok(_turn)) = timeout_at(context.deadline, self.running.acquire()).await else {
-            return End::without_guest(Failure::Overloaded);
+            return (End::without_guest(Failure::Overloaded), Some(pass));
         };
+        let now = Instant::now();
         // The turn may come with the deadline.
-        if Instant::now() >= context.deadline {
-            return End::without_guest(Failure::Overloaded);
+        if now >= context.deadline {
+            return (End::without_guest(Failure::Overloaded), Some(pass));
         }
-        call::run(&self.parts, context, method, function).await
+        // The calls before this one may have shown that nobody should call.
+        let still = self.breaker().admit_again(pass, now, context.deadline - now);
+        let pass = match still {
+            Ok(pass) => pass,
+            Err(pause) => return (End::without_guest(Failure::Tripped(pause)), None),
+        };
+        if let Some(guard) = &context.guard {
+            guard.reach();
+        }
+        (call::run(&self.parts, context, method, function).await, Some(pass))
     }
 
     /// Counts a call's end, tells the breaker, and says what the caller hears.
@@ -233,16 +248,18 @@ impl Shared {
         &self,
         begun: Instant,
         method: &'static str,
+        pass: Option<Pass>,
         answer: Result<U, Failure>,
     ) -> Result<U, StorageError> {
         let now = Instant::now();
         {
             let mut breaker = self.breaker();
-            match answer.as_ref().err().map_or(Sign::Alive, Failure::sign) {
-                Sign::Alive => breaker.succeeded(),
-                Sign::Broken => breaker.failed(now),
-                Sign::Unreached => breaker.undecided(now),
-                Sign::Refused => {}
+            if let Some(pass) = pass {
+                match answer.as_ref().err().map_or(Sign::Alive, Failure::sign) {
+                    Sign::Alive => breaker.succeeded(pass),
+                    Sign::Broken => breaker.failed(pass, now),
+                    Sign::Unreached => breaker.undecided(pass, now),
+                }
             }
             self.metrics.breaker(breaker.position());
         }

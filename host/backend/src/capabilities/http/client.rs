@@ -13,13 +13,13 @@ use http::{HeaderMap, Method, Request, Uri};
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper::body::Body as _;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::Semaphore,
     time::{Instant, timeout_at},
 };
 
 use super::{
     Failed,
-    connect::{self, Connection, Pool, Resolve},
+    connect::{self, Connection, Place, Pool, Resolve},
     policy::{Policy, Target},
 };
 use crate::{
@@ -75,7 +75,7 @@ pub(crate) struct Customer {
 struct Running {
     tenant: Tenant,
     _guard: Option<Arc<Guard>>,
-    _place: OwnedSemaphorePermit,
+    place: Place,
     begun: Instant,
     counted: AtomicBool,
     metrics: Option<HttpMetrics>,
@@ -147,7 +147,7 @@ impl Client {
         let running = Arc::new(Running {
             tenant: customer.tenant,
             _guard: customer.guard,
-            _place: place,
+            place: Arc::new(place),
             begun: Instant::now(),
             counted: AtomicBool::new(false),
             metrics: self.metrics.get().cloned(),
@@ -167,7 +167,10 @@ impl Client {
         loop {
             let connection = match self.pool.take(&order.target.origin, running.tenant).await {
                 Some(connection) => connection,
-                None => connect::open(&*self.resolver, &order.target, until).await?,
+                None => {
+                    let place = Arc::clone(&running.place);
+                    connect::open(&*self.resolver, &order.target, until, place).await?
+                }
             };
             let reused = connection.reused;
             let begun = Begun {

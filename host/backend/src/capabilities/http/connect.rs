@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     fmt, io,
-    net::IpAddr,
+    net::{IpAddr, ToSocketAddrs as _},
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -24,6 +24,7 @@ use hyper_util::rt::TokioIo;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
+    sync::OwnedSemaphorePermit,
     task::JoinHandle,
     time::{Instant, timeout, timeout_at},
 };
@@ -46,10 +47,13 @@ const LAST_TURN: Duration = Duration::from_millis(200);
 /// Most bytes of a response's head.
 pub(super) const MAX_HEAD: usize = 64 << 10;
 
+/// One of the exchanges that a backend may have under way.
+pub(crate) type Place = Arc<OwnedSemaphorePermit>;
+
 /// Finds the addresses of a name.
 pub(crate) trait Resolve: fmt::Debug + Send + Sync {
-    /// The addresses, at least one.
-    fn resolve<'a>(&'a self, name: &'a str) -> BoxFuture<'a, io::Result<Vec<IpAddr>>>;
+    /// The addresses, at least one. The place is held until the work has ended, also when nobody waits for it any more.
+    fn resolve<'a>(&'a self, name: &'a str, place: Place) -> BoxFuture<'a, io::Result<Vec<IpAddr>>>;
 }
 
 /// As this machine does it.
@@ -57,11 +61,16 @@ pub(crate) trait Resolve: fmt::Debug + Send + Sync {
 pub(crate) struct System;
 
 impl Resolve for System {
-    fn resolve<'a>(&'a self, name: &'a str) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
-        Box::pin(async move {
-            let found = tokio::net::lookup_host((name, 0)).await?;
-            Ok(found.map(|address| address.ip()).collect())
-        })
+    fn resolve<'a>(&'a self, name: &'a str, place: Place) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
+        let name = name.to_owned();
+        // The system's resolver blocks a thread for as long as it likes. Without the place, a guest that gives up at once and
+        // asks again would take all of them.
+        let task = tokio::task::spawn_blocking(move || {
+            let found = (name.as_str(), 0).to_socket_addrs();
+            drop(place);
+            found.map(|found| found.map(|address| address.ip()).collect())
+        });
+        Box::pin(async move { task.await.map_err(io::Error::other)? })
     }
 }
 
@@ -98,10 +107,11 @@ pub(crate) async fn open(
     resolver: &dyn Resolve,
     target: &Target,
     until: Instant,
+    place: Place,
 ) -> Result<Connection, Failed> {
     let begun = Instant::now();
     let until = until.min(begun + CONNECT);
-    match timeout_at(until, dial(resolver, target, until)).await {
+    match timeout_at(until, dial(resolver, target, until, place)).await {
         Ok(connection) => connection,
         Err(_) => Err(too_late(target, until - begun)),
     }
@@ -111,8 +121,13 @@ fn too_late(target: &Target, waited: Duration) -> Failed {
     Failed::unsent(Failure::Timeout, format!("no connection to {} within {waited:?}", target.origin))
 }
 
-async fn dial(resolver: &dyn Resolve, target: &Target, until: Instant) -> Result<Connection, Failed> {
-    let (tcp, address) = reach(target, addresses(resolver, target).await?, until).await?;
+async fn dial(
+    resolver: &dyn Resolve,
+    target: &Target,
+    until: Instant,
+    place: Place,
+) -> Result<Connection, Failed> {
+    let (tcp, address) = reach(target, addresses(resolver, target, place).await?, until).await?;
     // Requests are written whole: there is nothing to wait for. Where the system refuses, they only take longer.
     let _ = tcp.set_nodelay(true);
     match &target.tls {
@@ -131,10 +146,10 @@ async fn dial(resolver: &dyn Resolve, target: &Target, until: Instant) -> Result
 }
 
 /// The addresses that may be dialled.
-async fn addresses(resolver: &dyn Resolve, target: &Target) -> Result<Vec<IpAddr>, Failed> {
+async fn addresses(resolver: &dyn Resolve, target: &Target, place: Place) -> Result<Vec<IpAddr>, Failed> {
     let found = match &target.origin.host {
         Host::Address(address) => vec![*address],
-        Host::Name(name) => resolver.resolve(name).await.map_err(|error| {
+        Host::Name(name) => resolver.resolve(name, place).await.map_err(|error| {
             Failed::unsent(Failure::NameNotFound, format!("{name} has no address: {error}"))
         })?,
     };

@@ -65,14 +65,22 @@ impl Failed {
 
 impl Host for Capabilities {
     async fn send(&mut self, request: Request) -> wasmtime::Result<Result<Response, HttpError>> {
+        // A refusal is made of what the guest has said and of the configuration, never of a secret. It is told as it is: were
+        // secrets blotted out of it, a guest could find them out by guessing.
+        let refused = |failed: Failed| HttpError {
+            failure: failed.failure,
+            message: printable(&failed.message),
+            maybe_sent: failed.maybe_sent,
+        };
         let answer = match self.order(request)? {
             Ok(order) => {
+                let _wait = self.waits.begin();
                 let customer = Customer { tenant: self.tenant(), guard: self.context.guard.clone() };
                 Arc::clone(&self.http).exchange(order, customer).await
             }
             Err(failed) => {
                 self.http.refused(&failed);
-                Err(failed)
+                return Ok(Err(refused(failed)));
             }
         };
         Ok(answer.map_err(|failed| HttpError {

@@ -235,16 +235,26 @@ impl Target {
 }
 
 /// Networks that lead to this machine, to its neighbours, to a cloud's metadata or to many at once, never to an array.
-const SPECIAL: [&str; 9] = [
+const SPECIAL: [&str; 17] = [
     "0.0.0.0/8",
     "127.0.0.0/8",
     "169.254.0.0/16",
     "224.0.0.0/3",
-    "::/128",
     "::1/128",
+    "::/128",
+    "::/96",
     "fe80::/10",
     "ff00::/8",
-    "fd00:ec2::254/128",
+    // IPv4 addresses in IPv6 ones, by translation (RFC 6052, 8215) and by 6to4 (RFC 3056): they would lead around the rest.
+    "64:ff9b::/96",
+    "64:ff9b:1::/48",
+    "2002::/16",
+    // Metadata and platform services of clouds that are not link-local: AWS, Azure, Alibaba, Oracle, Google, and AWS's time.
+    "fd00:ec2::/32",
+    "168.63.129.16/32",
+    "100.100.100.200/32",
+    "192.0.0.192/32",
+    "fd20:ce::254/128",
 ];
 
 fn special(address: IpAddr) -> Option<IpNet> {

@@ -22,6 +22,8 @@ use crate::{
 
 /// Most bytes of a request's URL and headers together.
 const MAX_HEAD: usize = 64 << 10;
+/// Most bytes of a header's name: one more is enough to see that it is too long.
+const MAX_HEADER_NAME: usize = MAX_HEAD + 1;
 /// Most headers of a request.
 const MAX_HEADERS: usize = 128;
 
@@ -41,6 +43,10 @@ impl Capabilities {
     }
 
     fn checked(&self, request: Request, proof: Option<Proof>) -> Result<Order, Failed> {
+        if request.url.len() > MAX_HEAD {
+            let message = format!("the URL has {} bytes; at most {MAX_HEAD} are allowed", request.url.len());
+            return Err(Failed::unsent(Failure::TooLarge, message));
+        }
         let (target, path) = self.http.policy.find(&request.url).map_err(refused)?;
         let headers = headers(&request.url, request.headers, &target.origin, proof)?;
         let body = request.body.unwrap_or_default();
@@ -168,8 +174,9 @@ fn header_name(name: &str) -> Result<HeaderName, Failed> {
         "expect",
         "http2-settings",
     ];
-    let Ok(name) = HeaderName::from_bytes(name.as_bytes()) else {
-        return Err(invalid(format!("{name:?} is not a header's name")));
+    // What a guest takes for a name may have any length.
+    let Ok(name) = HeaderName::from_bytes(name.get(..MAX_HEADER_NAME).unwrap_or(name).as_bytes()) else {
+        return Err(invalid(format!("{:?} is not a header's name", crate::checks::printable(name))));
     };
     if OURS.contains(&name.as_str()) || name.as_str().starts_with("proxy-") {
         return Err(invalid(format!("the header `{name}` is the host's")));

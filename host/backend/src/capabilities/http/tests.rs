@@ -20,7 +20,7 @@ use tokio::{
 use super::{
     Failed,
     client::{Client, Customer, Order},
-    connect::Resolve,
+    connect::{Place, Resolve},
     policy::{HttpConfig, OriginConfig, Policy},
 };
 use crate::{
@@ -34,7 +34,7 @@ use crate::{
 struct Answers(Mutex<VecDeque<Vec<&'static str>>>);
 
 impl Resolve for Answers {
-    fn resolve<'a>(&'a self, _: &'a str) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
+    fn resolve<'a>(&'a self, _: &'a str, _: Place) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
         let answer = self.0.lock().unwrap().pop_front();
         Box::pin(async move {
             let answer = answer.ok_or_else(|| io::Error::other("no such name"))?;

@@ -39,13 +39,10 @@ impl Capabilities {
         let Some(pool) = self.pool.clone() else {
             return Ok(Err(PoolError::Failed("no pool is configured".to_owned())));
         };
+        let _wait = self.waits.begin();
         let guard = self.context.guard.clone();
-        let task = tokio::task::spawn_blocking(move || {
-            let answer = pool.perform(operation, work);
-            drop(guard);
-            answer
-        });
-        task.await.map_err(|error| wasmtime::Error::msg(format!("the pool failed: {error}")))
+        let done = self.pool_workers.run(guard, move || pool.perform(operation, work)).await;
+        done.map_err(|error| wasmtime::Error::msg(format!("the pool failed: {error}")))
     }
 }
 

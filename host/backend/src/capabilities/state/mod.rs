@@ -9,7 +9,7 @@ use std::{collections::HashSet, path::PathBuf, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-use super::Capabilities;
+use super::{Capabilities, workers::Workers};
 use crate::{
     bindings::cofferdam::storage::state::{
         Bound, Change, Entry, Expected, Found, Host, Page, Put, Remove, StateError,
@@ -41,6 +41,7 @@ pub struct StateConfig {
 #[derive(Debug)]
 pub(crate) struct Store {
     blobs: Blobs,
+    workers: Workers,
 }
 
 #[derive(Debug)]
@@ -70,10 +71,11 @@ impl Store {
     /// # Errors
     /// What is wrong with the file, to be read after its name.
     pub(crate) fn open(config: &StateConfig, limit: usize) -> Result<Self, String> {
-        Ok(match &config.file {
-            None => Self { blobs: Blobs::Memory(memory::Memory::new(limit)) },
-            Some(path) => Self { blobs: Blobs::File(file::File::open(path, limit)?) },
-        })
+        let blobs = match &config.file {
+            None => Blobs::Memory(memory::Memory::new(limit)),
+            Some(path) => Blobs::File(file::File::open(path, limit)?),
+        };
+        Ok(Self { blobs, workers: Workers::default() })
     }
 
     /// How many entries there are, and how many bytes they take.
@@ -134,12 +136,8 @@ impl Store {
             return Ok(work(self));
         }
         let store = Arc::clone(self);
-        let task = tokio::task::spawn_blocking(move || {
-            let answer = work(&store);
-            drop(guard);
-            answer
-        });
-        task.await.map_err(|error| wasmtime::Error::msg(format!("the state file failed: {error}")))
+        let done = self.workers.run(guard, move || work(&store)).await;
+        done.map_err(|error| wasmtime::Error::msg(format!("the state file failed: {error}")))
     }
 }
 
@@ -243,10 +241,12 @@ fn check_batch(changes: &[Change]) -> Result<(), StateError> {
 
 impl Host for Capabilities {
     async fn get(&mut self, key: String) -> wasmtime::Result<Result<Option<Entry>, StateError>> {
+        let _wait = self.waits.begin();
         self.state.perform(self.context.guard.clone(), move |store| store.get(&key)).await
     }
 
     async fn commit(&mut self, changes: Vec<Change>) -> wasmtime::Result<Result<u64, StateError>> {
+        let _wait = self.waits.begin();
         let done = self.state.perform(self.context.guard.clone(), move |store| store.commit(changes)).await?;
         match done {
             Ok(version) => Ok(Ok(version)),
@@ -265,6 +265,7 @@ impl Host for Capabilities {
         after: Option<String>,
         limit: u32,
     ) -> wasmtime::Result<Result<Page, StateError>> {
+        let _wait = self.waits.begin();
         let scan = move |store: &Store| store.scan(&prefix, after.as_deref(), limit);
         self.state.perform(self.context.guard.clone(), scan).await
     }
