@@ -37,6 +37,12 @@ fn main() -> Result<(), Box<dyn Error>> {
             variable: "COFFERDAM_GUEST_HOSTILE",
             wanted: env::var_os("CARGO_FEATURE_HOSTILE").is_some(),
         },
+        Guest {
+            package: "cofferdam-guest-broken",
+            folder: "host/suite/tests/guests/broken",
+            variable: "COFFERDAM_GUEST_BROKEN",
+            wanted: env::var_os("CARGO_FEATURE_BROKEN").is_some(),
+        },
     ];
     for watched in ["wit", "guest-sdk", "Cargo.toml", "Cargo.lock", "host/guests/build.rs"] {
         println!("cargo:rerun-if-changed={}", root.join(watched).display());

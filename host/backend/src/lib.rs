@@ -23,6 +23,7 @@ mod limits;
 mod loader;
 mod metrics;
 mod outcome;
+pub mod testing;
 mod wasi;
 mod wasm;
 

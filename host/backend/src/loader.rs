@@ -24,6 +24,7 @@ use crate::{
     inspect::{Grant, Manifest},
     instance::Host,
     limits::Limits,
+    testing::FaultPlan,
     wasm::WasmBackend,
 };
 
@@ -85,6 +86,20 @@ impl Engine {
     /// When the component cannot be read, is none, asks for what it must not have, or fails its first calls. The message is
     /// one line that names it.
     pub async fn load(&self, source: Source, config: BackendConfig) -> Result<Arc<WasmBackend>, LoadError> {
+        self.load_with_faults(source, config, FaultPlan::default()).await
+    }
+
+    /// As [`load`](Self::load), for the conformance suite, which lets calls die by a plan.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    pub async fn load_with_faults(
+        &self,
+        source: Source,
+        config: BackendConfig,
+        faults: FaultPlan,
+    ) -> Result<Arc<WasmBackend>, LoadError> {
         let BackendConfig { settings, grants, limits } = config;
         let name = match &source {
             Source::File(path) => path.display().to_string(),
@@ -102,8 +117,11 @@ impl Engine {
             reason: format!("compiling failed: {error}"),
         })??;
         compiled.manifest.check(&name, &grants)?;
-        let shared =
-            Shared { settings: Arc::new(settings), state: Arc::new(state::Store::new(limits.state_bytes)) };
+        let shared = Shared {
+            settings: Arc::new(settings),
+            state: Arc::new(state::Store::new(limits.state_bytes)),
+            faults,
+        };
         let parts = Arc::new(Parts { engine: self.inner.wasm.clone(), compiled, shared, limits });
         introduce(&name, Arc::clone(&self.inner), parts).await
     }

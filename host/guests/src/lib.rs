@@ -10,3 +10,7 @@ pub const MEMORY: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_MEMORY"));
 /// the volume says.
 #[cfg(feature = "hostile")]
 pub const HOSTILE: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_HOSTILE"));
+
+/// A driver that can do everything and breaks one rule of the contract: which, its setting `break` says.
+#[cfg(feature = "broken")]
+pub const BROKEN: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_BROKEN"));

@@ -13,7 +13,9 @@ use tokio::time::Instant;
 use wasmtime::component::{HasData, Linker, ResourceTable};
 
 use self::secrets::Redactor;
-use crate::{bindings::cofferdam::storage as wit, guard::Guard, instance::Host, limits::Limits};
+use crate::{
+    bindings::cofferdam::storage as wit, guard::Guard, instance::Host, limits::Limits, testing::FaultPlan,
+};
 
 /// What one call brings with it.
 #[derive(Debug)]
@@ -36,6 +38,7 @@ pub(crate) struct Capabilities {
     log: log::Log,
     settings: Arc<settings::Settings>,
     state: Arc<state::Store>,
+    faults: FaultPlan,
 }
 
 /// What all calls of one backend share.
@@ -43,6 +46,7 @@ pub(crate) struct Capabilities {
 pub(crate) struct Shared {
     pub(crate) settings: Arc<settings::Settings>,
     pub(crate) state: Arc<state::Store>,
+    pub(crate) faults: FaultPlan,
 }
 
 impl Shared {
@@ -57,6 +61,7 @@ impl Shared {
             log: log::Log::new(limits.log_bytes),
             settings: Arc::clone(&self.settings),
             state: Arc::clone(&self.state),
+            faults: self.faults.clone(),
         }
     }
 }

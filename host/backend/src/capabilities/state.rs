@@ -184,11 +184,11 @@ fn check_batch(changes: &[Change]) -> Result<(), StateError> {
 
 impl Host for Capabilities {
     async fn get(&mut self, key: String) -> wasmtime::Result<Result<Option<Entry>, StateError>> {
-        Ok(self.state.get(&key))
+        self.faults.around(|| self.state.get(&key))
     }
 
     async fn commit(&mut self, changes: Vec<Change>) -> wasmtime::Result<Result<u64, StateError>> {
-        Ok(self.state.commit(changes))
+        self.faults.around(|| self.state.commit(changes))
     }
 
     async fn scan(
@@ -197,7 +197,7 @@ impl Host for Capabilities {
         after: Option<String>,
         limit: u32,
     ) -> wasmtime::Result<Result<Page, StateError>> {
-        Ok(self.state.scan(&prefix, after, limit))
+        self.faults.around(|| self.state.scan(&prefix, after, limit))
     }
 }
 

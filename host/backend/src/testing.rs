@@ -1,0 +1,85 @@
+//! What the conformance suite does to a backend that no cluster does on purpose: it ends calls in the middle, and it looks at
+//! the same storage through a second process.
+//!
+//! Nothing here is reached by a role: a backend that [`Engine::load`](crate::Engine::load) makes has an empty [`FaultPlan`].
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// At which call of the host the next call of a backend dies. Clones are the same plan.
+#[derive(Clone, Debug, Default)]
+pub struct FaultPlan(Arc<Mutex<Plan>>);
+
+/// Where a call dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Before the host has done what it was asked for, after this many calls that it has done.
+    Before(u32),
+    /// After the host has done what it was asked for, after this many calls before it.
+    After(u32),
+}
+
+#[derive(Debug, Default)]
+struct Plan {
+    armed: Option<Fault>,
+    calls: u32,
+}
+
+impl FaultPlan {
+    /// Lets the next call of a backend die there, once. Calls of the host are counted from now on, whoever makes them.
+    pub fn arm(&self, fault: Fault) {
+        *self.lock() = Plan { armed: Some(fault), calls: 0 };
+    }
+
+    /// Lets all calls live. Returns whether one has died since [`arm`](Self::arm).
+    pub fn disarm(&self) -> bool {
+        self.lock().armed.take().is_none()
+    }
+
+    /// Does what a guest asked for, unless its call shall die here.
+    pub(crate) fn around<T>(&self, host: impl FnOnce() -> T) -> wasmtime::Result<T> {
+        let number = {
+            let mut plan = self.lock();
+            let number = plan.calls;
+            plan.calls = number.saturating_add(1);
+            number
+        };
+        self.strike(Fault::Before(number))?;
+        let answer = host();
+        self.strike(Fault::After(number))?;
+        Ok(answer)
+    }
+
+    fn strike(&self, here: Fault) -> wasmtime::Result<()> {
+        let mut plan = self.lock();
+        if plan.armed == Some(here) {
+            plan.armed = None;
+            return Err(wasmtime::Error::msg("the conformance suite ended the call here"));
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Plan> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_dies_once_and_at_its_place() {
+        let plan = FaultPlan::default();
+        let mut done = 0;
+        let mut call = || plan.around(|| done += 1).is_ok();
+        plan.arm(Fault::After(1));
+        assert_eq!([call(), call(), call()], [true, false, true]);
+        plan.arm(Fault::Before(0));
+        assert_eq!([call(), call()], [false, true]);
+        assert!(plan.disarm());
+        plan.arm(Fault::Before(9));
+        assert!(call());
+        assert!(!plan.disarm(), "nothing died");
+        assert_eq!(done, 5);
+    }
+}

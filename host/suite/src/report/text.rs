@@ -1,0 +1,93 @@
+//! The report card for people.
+
+use std::fmt::Write as _;
+
+use super::{Entry, Report, Verdict};
+
+const GREEN: &str = "\u{1b}[32m";
+const RED: &str = "\u{1b}[31m";
+const DIM: &str = "\u{1b}[2m";
+const BOLD: &str = "\u{1b}[1m";
+
+struct Paper {
+    text: String,
+    colour: bool,
+}
+
+impl Paper {
+    fn painted(&self, colour: &str, text: &str) -> String {
+        if self.colour { format!("{colour}{text}\u{1b}[0m") } else { text.to_owned() }
+    }
+
+    fn line(&mut self, line: std::fmt::Arguments<'_>) {
+        // Writing to a text cannot fail.
+        let _ = writeln!(self.text, "{line}");
+    }
+}
+
+pub(super) fn write(report: &Report, colour: bool) -> String {
+    let mut paper = Paper { text: String::new(), colour };
+    head(&mut paper, report);
+    let mut interface = "";
+    for entry in &report.entries {
+        if entry.case.interface() != interface {
+            interface = entry.case.interface();
+            let title = paper.painted(BOLD, interface);
+            paper.line(format_args!("\n{title}"));
+        }
+        line(&mut paper, entry);
+    }
+    foot(&mut paper, report);
+    paper.text
+}
+
+fn head(paper: &mut Paper, report: &Report) {
+    let list = |names: &[String]| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+    match &report.driver {
+        Some(driver) => {
+            let name = paper.painted(BOLD, &driver.name);
+            paper.line(format_args!("{name} {}  ({})", driver.version, report.source));
+            paper.line(format_args!("  digest    {}", driver.digest));
+            paper.line(format_args!("  can       {}", list(&driver.abilities)));
+            paper.line(format_args!("  features  {}", list(&driver.features)));
+        }
+        None => paper.line(format_args!("{}", report.source)),
+    }
+    paper.line(format_args!("  seed      {}", report.seed));
+}
+
+fn line(paper: &mut Paper, entry: &Entry) {
+    let name = entry.case.id.split_once('/').map_or(entry.case.id, |(_, name)| name);
+    match &entry.verdict {
+        Verdict::Passed => {
+            let mark = paper.painted(GREEN, "passed ");
+            paper.line(format_args!("  {mark} {name}"));
+        }
+        Verdict::Skipped(why) => {
+            let line = paper.painted(DIM, &format!("skipped {name}: {why}"));
+            paper.line(format_args!("  {line}"));
+        }
+        Verdict::Failed { expected, found } => {
+            let mark = paper.painted(RED, "FAILED ");
+            paper.line(format_args!("  {mark} {name}"));
+            paper.line(format_args!("            rule      {} ({})", entry.case.rule, entry.case.source));
+            paper.line(format_args!("            expected  {expected}"));
+            paper.line(format_args!("            found     {found}"));
+        }
+    }
+}
+
+fn foot(paper: &mut Paper, report: &Report) {
+    let (passed, failed, skipped) = report.totals();
+    let colour = if report.passed() { GREEN } else { RED };
+    let totals = paper.painted(colour, &format!("{passed} passed, {failed} failed, {skipped} skipped"));
+    paper.line(format_args!("\n{totals}"));
+    match report.keeps_owners {
+        Some(true) => paper.line(format_args!("leak detection: yes, the driver keeps who owns a volume")),
+        Some(false) => paper.line(format_args!("leak detection: none, the driver does not keep who owns a volume")),
+        None => paper.line(format_args!("leak detection: none, the driver does not tell who owns a volume")),
+    }
+    for left in &report.left {
+        paper.line(format_args!("left behind: {left}"));
+    }
+}

@@ -1,0 +1,28 @@
+//! What the tests share.
+#![allow(dead_code, reason = "each test uses a part of it")]
+#![allow(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
+
+use std::time::Duration;
+
+use cofferdam_backend::{BackendConfig, CompiledCache, Engine, EngineOptions, Source};
+use cofferdam_suite::{Options, Report, run};
+
+/// An engine whose compiled code lives in the build's directory.
+pub(crate) fn engine() -> Engine {
+    let cache = CompiledCache::Directory(std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("compiled"));
+    Engine::new(EngineOptions { cache, ..EngineOptions::default() }).unwrap()
+}
+
+/// A run over the driver that breaks rules on demand.
+pub(crate) async fn broken(engine: &Engine, settings: &[(&str, &str)], only: &[&str]) -> Report {
+    let settings = settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    let options = Options {
+        config: BackendConfig { settings, ..BackendConfig::default() },
+        mutable_parameters: [("iops".to_owned(), "100".to_owned())].into(),
+        patience: Duration::from_millis(500),
+        only: only.iter().map(|id| (*id).to_owned()).collect(),
+        ..Options::default()
+    };
+    let source = Source::Bytes { name: "broken.wasm".to_owned(), bytes: cofferdam_guests::BROKEN };
+    run(engine, source, options).await
+}

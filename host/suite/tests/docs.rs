@@ -1,0 +1,31 @@
+//! The document lists the cases that there are.
+
+use std::{fmt::Write as _, path::Path};
+
+use cofferdam_suite::cases;
+
+const BEGIN: &str = "<!-- cases -->\n";
+const END: &str = "<!-- end of cases -->";
+
+fn table() -> String {
+    let mut table = String::from("| case | rule | needs | from |\n|---|---|---|---|\n");
+    for case in cases() {
+        let needs: Vec<_> = case.needs.iter().map(ToString::to_string).collect();
+        let (id, rule, needs, source) = (case.id, case.rule, needs.join(", "), case.source);
+        writeln!(table, "| `{id}` | {rule} | {needs} | {source} |").unwrap();
+    }
+    table
+}
+
+#[test]
+fn the_document_has_every_case() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/conformance.md");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (head, rest) = text.split_once(BEGIN).unwrap();
+    let (found, tail) = rest.split_once(END).unwrap();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, format!("{head}{BEGIN}{}{END}{tail}", table())).unwrap();
+        return;
+    }
+    assert_eq!(found, table(), "run with UPDATE_DOCS=1 to write docs/conformance.md anew");
+}

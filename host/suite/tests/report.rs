@@ -1,0 +1,65 @@
+//! What a report card says, in its three forms.
+
+mod common;
+
+use cofferdam_suite::Report;
+
+async fn report() -> Report {
+    let settings = [("break", "volumes/size-in-range"), ("features", "")];
+    common::broken(&common::engine(), &settings, &["identity", "volumes/size", "features/volume"]).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_report_names_the_rule_and_both_sides() {
+    let report = report().await;
+    assert!(!report.passed());
+    assert_eq!((report.totals(), report.failures()), ((3, 1, 2), vec!["volumes/size-in-range"]));
+    let text = report.to_text(false);
+    for expected in [
+        "broken.example 1  (broken.wasm)",
+        "  can       cloning, restoring, publishing, ",
+        "  features  none",
+        "  seed      0",
+        "\nidentity\n  passed  loads\n",
+        "  FAILED  size-in-range\n            rule      A volume has at least the required size and at most the limit.",
+        "            expected  at least 1048576 bytes, at most 4194304 bytes\n",
+        "            found     8388608 bytes\n",
+        "  skipped volume-condition: the driver does not name the feature `volume-condition`\n",
+        "\n3 passed, 1 failed, 2 skipped\n",
+        "leak detection: none",
+    ] {
+        assert!(text.contains(expected), "{expected:?} is not in\n{text}");
+    }
+    assert!(!text.contains('\u{1b}'));
+    assert!(report.to_text(true).contains("\u{1b}[31mFAILED \u{1b}[0m size-in-range"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn programs_and_build_servers_read_the_same() {
+    let report = report().await;
+    let json = report.to_json();
+    assert_eq!((&json["passed"], &json["failed"], &json["skipped"]), (&3.into(), &1.into(), &2.into()));
+    assert_eq!(json["driver"]["name"], "broken.example");
+    let cases = json["cases"].as_array().unwrap();
+    let failed = cases.iter().find(|case| case["verdict"] == "failed").unwrap();
+    assert_eq!((&failed["id"], &failed["found"]), (&"volumes/size-in-range".into(), &"8388608 bytes".into()));
+    let xml = report.to_junit();
+    for expected in [
+        "<testsuites name=\"broken.wasm\" tests=\"6\" failures=\"1\" skipped=\"2\"",
+        "<testsuite name=\"volumes\" tests=\"1\" failures=\"1\" skipped=\"0\">",
+        "<testcase classname=\"cofferdam.volumes\" name=\"volumes/size-in-range\" time=\"",
+        "found: 8388608 bytes\n",
+        "<skipped message=\"the driver does not name the feature `volume-condition`\"/>",
+    ] {
+        assert!(xml.contains(expected), "{expected:?} is not in\n{xml}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_component_that_does_not_load_is_one_failure() {
+    let report = common::broken(&common::engine(), &[("break", "identity/loads")], &[]).await;
+    assert_eq!(report.failures(), ["identity/loads"]);
+    let text = report.to_text(false);
+    assert!(text.contains("the driver name is \"Not A Name\""), "{text}");
+    assert_eq!(report.totals().0, 0, "nothing else was tried");
+}
