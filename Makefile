@@ -55,6 +55,10 @@ bench: toolchain ## measure: a call into the sandbox, claims per second, start a
 	$(CARGO) bench --locked --package cofferdam-sim --bench claims
 	$(CARGO) bench --locked --package cofferdam --bench dev
 
+.PHONY: samples
+samples: ## build the drivers in other languages, or the one of SAMPLE=c, go, python or javascript
+	$(MAKE) --directory samples $(or $(SAMPLE),all)
+
 .PHONY: install-tools
 install-tools: toolchain $(DENY) ## install what the other targets need, as they do by themselves
 

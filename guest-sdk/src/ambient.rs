@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use crate::bindings::cofferdam::storage::ambient;
+use crate::host;
 
 /// The wall clock, as time since the Unix epoch.
 pub fn now() -> Duration {
-    Duration::from_millis(ambient::now_ms())
+    Duration::from_millis(host::now_ms())
 }
 
 /// Random bytes, fit for keys and identifiers. `N` is at most 4,096: more ends the call.
 pub fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    for (byte, random) in bytes.iter_mut().zip(ambient::random_bytes(u32::try_from(N).unwrap_or(u32::MAX))) {
+    for (byte, random) in bytes.iter_mut().zip(host::random_bytes(u32::try_from(N).unwrap_or(u32::MAX))) {
         *byte = random;
     }
     bytes

@@ -93,6 +93,22 @@ impl StorageError {
         self
     }
 
+    /// The same failure without the certainty: something was changed before it, so that final becomes unknown.
+    #[must_use]
+    pub fn after_change(mut self) -> Self {
+        if self.finality == Finality::Final {
+            self.finality = Finality::Unknown;
+        }
+        self
+    }
+
+    /// The same failure, [after a change](Self::after_change) if this call has [made](crate::changed) one. What the SDK itself
+    /// converts has gone through this; the constructors do not, for they are the backend's own word.
+    #[must_use]
+    pub fn unless_changed(self) -> Self {
+        if crate::changed() { self.after_change() } else { self }
+    }
+
     /// The same failure with a wish for the next try. Longer than 584 million years is cut.
     #[must_use]
     pub fn retry_after(mut self, pause: Duration) -> Self {

@@ -61,8 +61,20 @@ mod backend;
 #[doc(hidden)]
 pub mod bindings;
 mod error;
+pub mod handle;
+mod host;
+pub mod http;
+pub mod idempotent;
 pub mod log;
+#[cfg(not(target_family = "wasm"))]
+pub mod mock;
+pub mod paging;
+pub mod parameters;
+pub mod pool;
+pub mod secrets;
+pub mod session;
 pub mod settings;
+pub mod sizes;
 pub mod state;
 mod types;
 
@@ -79,6 +91,15 @@ pub use bindings::{
     },
 };
 pub use types::to_map;
+
+/// Whether this call may have changed something outside: it has committed to the state or the pool, or has sent a request that
+/// may have had an effect. The SDK keeps count, so that an error that it converts is never final after a change.
+///
+/// A request counts when its method can change something ([`changes_nothing`](http::Request::changes_nothing) says that this one
+/// does not) and the answer does not refuse it with 4xx (other than 408), 501, 505 or 507.
+pub fn changed() -> bool {
+    host::changed()
+}
 
 /// What every function of a backend returns.
 pub type Result<T> = std::result::Result<T, StorageError>;

@@ -2,13 +2,13 @@
 
 use std::fmt::Display;
 
-use crate::bindings::cofferdam::storage::log;
 pub use crate::bindings::cofferdam::storage::log::Level;
+use crate::host;
 
 /// Writes a line with fields.
 pub fn write(level: Level, message: impl Display, fields: &[(&str, &dyn Display)]) {
     let fields: Vec<_> = fields.iter().map(|(key, value)| ((*key).to_owned(), value.to_string())).collect();
-    log::write(level, &message.to_string(), &fields);
+    host::log(level, &message.to_string(), &fields);
 }
 
 /// Writes a line for the people who write the backend.

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use crate::bindings::cofferdam::storage::settings;
+use crate::host;
 
 /// The value of a key; `None` when the operator has not set it.
 pub fn get(key: &str) -> Option<String> {
-    settings::get(key)
+    host::setting(key)
 }
 
 /// Every key with its value.
 pub fn all() -> BTreeMap<String, String> {
-    settings::entries().into_iter().collect()
+    host::settings().into_iter().collect()
 }

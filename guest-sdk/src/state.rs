@@ -5,8 +5,10 @@
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{StorageError, bindings::cofferdam::storage::state as host};
-pub use host::{Bound, Change, Entry, Expected, Found, Page, Put, Remove, StateError, Version};
+pub use crate::bindings::cofferdam::storage::state::{
+    Bound, Change, Entry, Expected, Found, Page, Put, Remove, StateError, Version,
+};
+use crate::{StorageError, host};
 
 /// A store of keyed blobs. A backend that takes one as an argument can be tested without a host.
 pub trait Store {
@@ -39,15 +41,15 @@ pub struct Host;
 
 impl Store for Host {
     fn get(&self, key: &str) -> Result<Option<Entry>, StateError> {
-        host::get(key)
+        host::state_get(key)
     }
 
     fn commit(&self, changes: &[Change]) -> Result<Version, StateError> {
-        host::commit(changes)
+        host::state_commit(changes)
     }
 
     fn scan(&self, prefix: &str, after: Option<&str>, limit: u32) -> Result<Page, StateError> {
-        host::scan(prefix, after, limit)
+        host::state_scan(prefix, after, limit)
     }
 }
 
@@ -80,7 +82,9 @@ pub fn read<T: DeserializeOwned>(store: &impl Store, key: &str) -> crate::Result
 /// A value that cannot be written as JSON.
 pub fn put<T: Serialize>(key: &str, value: &T, replaces: Option<Version>) -> crate::Result<Change> {
     let value = serde_json::to_vec(value).map_err(|error| {
-        StorageError::internal(format!("the state {key:?} cannot be written: {error}")).nothing_happened()
+        StorageError::internal(format!("the state {key:?} cannot be written: {error}"))
+            .nothing_happened()
+            .unless_changed()
     })?;
     let expected = replaces.map_or(Expected::Absent, Expected::At);
     Ok(Change::Put(Put { key: key.to_owned(), value, expected }))
@@ -91,34 +95,107 @@ pub fn remove(key: &str, version: Version) -> Change {
     Change::Remove(Remove { key: key.to_owned(), version })
 }
 
+/// What a look at the store leads to: see [`decide`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decision<T> {
+    /// Nothing is to be written.
+    Done(T),
+    /// These changes make the answer true.
+    Commit(Vec<Change>, T),
+}
+
+/// How often [`decide`] looks again. Every conflict means that another call got on, so the bound is only met when as many
+/// calls finish within this one's few microseconds.
+const LOOKS: usize = 64;
+
+/// Looks, decides and commits; anew as long as others write in between. The whole of a change is one commit, so it happens or
+/// it does not, whenever the call dies.
+///
+/// ```
+/// use cofferdam_guest::{Result, mock, state};
+///
+/// fn count(store: &impl state::Store) -> Result<u64> {
+///     state::decide(store, |store| {
+///         let (count, version) = match state::read::<u64>(store, "count")? {
+///             Some(read) => (read.value, Some(read.version)),
+///             None => (0, None),
+///         };
+///         Ok(state::Decision::Commit(vec![state::put("count", &(count + 1), version)?], count + 1))
+///     })
+/// }
+///
+/// let host = mock::Host::new().install();
+/// let mut strangers = 2;
+/// host.before_commits(move |host| {
+///     if strangers > 0 {
+///         strangers -= 1;
+///         host.write("count", b"10");
+///     }
+/// });
+/// assert_eq!(count(&state::Host).unwrap(), 11);
+/// ```
+///
+/// # Errors
+///
+/// What `look` returned, the store's errors, and [`aborted`](StorageError::aborted) when others wrote in between for too long:
+/// final unless this call has [changed](crate::changed) something before.
+pub fn decide<S: Store, T>(
+    store: &S,
+    mut look: impl FnMut(&S) -> crate::Result<Decision<T>>,
+) -> crate::Result<T> {
+    for _ in 0..LOOKS {
+        match look(store)? {
+            Decision::Done(answer) => return Ok(answer),
+            Decision::Commit(changes, answer) => match store.commit(&changes) {
+                Ok(_) => return Ok(answer),
+                Err(StateError::Conflict(_)) => {}
+                Err(
+                    error @ (StateError::KeySize(_)
+                    | StateError::ValueSize(_)
+                    | StateError::BatchSize(_)
+                    | StateError::RepeatedKey(_)
+                    | StateError::Full(_)
+                    | StateError::Unavailable(_)),
+                ) => return Err(error.into()),
+            },
+        }
+    }
+    Err(StorageError::aborted(format!("{LOOKS} other calls changed the state at the same time"))
+        .nothing_happened()
+        .unless_changed())
+}
+
 impl From<StateError> for StorageError {
-    /// The store did nothing, so neither did the call, unless it had committed something before.
+    /// Final for what the store refuses (a bound, or no room) as long as this call has [changed](crate::changed) nothing
+    /// before. A store that cannot be used leaves the outcome unknown, and a foreign write leaves it in progress: the same
+    /// call again tells.
     fn from(error: StateError) -> Self {
+        let refused = |message| Self::internal(message).nothing_happened();
         match error {
             StateError::Conflict(key) => {
-                Self::aborted(format!("the state {key:?} was changed by another call")).nothing_happened()
+                Self::aborted(format!("the state {key:?} was changed by another call"))
             }
             StateError::Full(Bound { limit, given }) => {
                 Self::resource_exhausted(format!("the state would hold {given} bytes; its limit is {limit}"))
             }
             StateError::KeySize(Bound { limit, given }) => {
-                Self::internal(format!("a state key of {given} bytes; 1 to {limit} are allowed"))
-                    .nothing_happened()
+                refused(format!("a state key of {given} bytes; 1 to {limit} are allowed"))
             }
             StateError::ValueSize(Bound { limit, given }) => {
-                Self::internal(format!("a state value of {given} bytes; at most {limit} are allowed"))
-                    .nothing_happened()
+                refused(format!("a state value of {given} bytes; at most {limit} are allowed"))
             }
             StateError::BatchSize(Bound { limit, given }) => {
-                Self::internal(format!("{given} state changes at once; 1 to {limit} are allowed"))
-                    .nothing_happened()
+                refused(format!("{given} state changes at once; 1 to {limit} are allowed"))
             }
-            StateError::RepeatedKey(key) => {
-                Self::internal(format!("the state {key:?} is changed twice at once")).nothing_happened()
-            }
+            StateError::RepeatedKey(key) => refused(format!("the state {key:?} is changed twice at once")),
             StateError::Unavailable(message) => {
-                Self::unavailable(format!("the state cannot be used: {message}")).nothing_happened()
+                Self::unavailable(format!("the state cannot be used: {message}"))
             }
         }
+        .unless_changed()
     }
 }
+
+#[cfg(test)]
+#[path = "state_tests.rs"]
+mod tests;

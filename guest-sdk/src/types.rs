@@ -31,10 +31,44 @@ impl Volume {
     }
 }
 
+/// The kinds that nodes know, in their first version. Whether a node accepts one is its operator's to say.
+///
+/// ```
+/// use cofferdam_guest::Attachment;
+///
+/// let attachment = Attachment::local_device("wwn-0x5000c500a0b1c2d3");
+/// assert_eq!(attachment.kind, "local-device");
+/// assert_eq!(attachment.fields, [("stable-id".to_owned(), "wwn-0x5000c500a0b1c2d3".to_owned())]);
+/// ```
 impl Attachment {
     /// There is nothing to do on a node.
     pub fn none() -> Self {
-        Self { kind: "none".to_owned(), version: 1, fields: Vec::new() }
+        Self::of("none", &[])
+    }
+
+    /// A directory of the node, by its absolute path.
+    pub fn directory(path: &str) -> Self {
+        Self::of("directory", &[("path", path)])
+    }
+
+    /// A file of the node that is used as a block device, by its absolute path.
+    pub fn image(path: &str) -> Self {
+        Self::of("image", &[("path", path)])
+    }
+
+    /// A filesystem in the node's memory, of a size in bytes.
+    pub fn tmpfs(size_bytes: u64) -> Self {
+        Self::of("tmpfs", &[("size", &size_bytes.to_string())])
+    }
+
+    /// A block device of the node, by the name that it has in `/dev/disk/by-id`: one that stays with the device.
+    pub fn local_device(stable_id: &str) -> Self {
+        Self::of("local-device", &[("stable-id", stable_id)])
+    }
+
+    fn of(kind: &str, fields: &[(&str, &str)]) -> Self {
+        let fields = fields.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        Self { kind: kind.to_owned(), version: 1, fields: fields.collect() }
     }
 }
 

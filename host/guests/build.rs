@@ -32,10 +32,28 @@ fn main() -> Result<(), Box<dyn Error>> {
             wanted: true,
         },
         Guest {
+            package: "cofferdam-backend-pool",
+            folder: "backends/pool",
+            variable: "COFFERDAM_GUEST_POOL",
+            wanted: true,
+        },
+        Guest {
+            package: "cofferdam-guest-pool-tricks",
+            folder: "host/backend/tests/guests/pool-tricks",
+            variable: "COFFERDAM_GUEST_POOL_TRICKS",
+            wanted: env::var_os("CARGO_FEATURE_HOSTILE").is_some(),
+        },
+        Guest {
             package: "cofferdam-guest-hostile",
             folder: "host/backend/tests/guests/hostile",
             variable: "COFFERDAM_GUEST_HOSTILE",
             wanted: env::var_os("CARGO_FEATURE_HOSTILE").is_some(),
+        },
+        Guest {
+            package: "cofferdam-guest-net",
+            folder: "host/backend/tests/guests/net",
+            variable: "COFFERDAM_GUEST_NET",
+            wanted: env::var_os("CARGO_FEATURE_NET").is_some(),
         },
         Guest {
             package: "cofferdam-guest-broken",

@@ -1,200 +1,189 @@
-//! Create, delete and validate over a store.
-//!
-//! Two kinds of keys: one per volume, and the ledger, which holds what all volumes together use. A volume and the ledger are
-//! changed in one commit, so the sum is right whenever a call dies, and a create costs the same with one volume or many.
+//! Create, delete and validate.
 
 use std::collections::BTreeMap;
 
 use cofferdam_guest::{
-    Attachment, CreateRequest, ReclaimPolicy, Result, StorageError, ValidateRequest, Validation, Volume,
-    state::{self, StateError, Store, Versioned},
-    to_map,
+    CreateRequest, Result, StorageError, ValidateRequest, Validation, Volume,
+    state::{self, Store, Versioned},
 };
-use serde::{Deserialize, Serialize};
 
 use crate::{
-    request::{self, LABEL, Shape},
+    records::{
+        self, Books, Call, Decision, Ledger, Owner, Shape, Snapshot, Source, decide, find, volume_key,
+    },
+    request::{self, CONDITION, LABEL},
     settings::Settings,
+    topology::{Place, Wanted},
 };
 
-/// Key of the ledger.
-const LEDGER: &str = "ledger";
-/// How often a decision is made anew after a foreign write. Every conflict means that another call got on, so the bound is
-/// only met when as many calls of other volumes finish within this one's few microseconds.
-const ATTEMPTS: usize = 64;
-
-/// What all volumes together use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Ledger {
-    bytes: u64,
-    volumes: u64,
-}
-
-/// A volume as it is kept.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Record {
-    name: String,
-    size: u64,
-    shape: Shape,
-    owner: Option<Owner>,
-}
-
-/// Who asked for a volume.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Owner {
-    cluster: String,
-    claim: String,
-    volume: String,
-    retain: bool,
-}
-
-fn key(handle: &str) -> String {
-    format!("volume/{handle}")
-}
-
 /// Creates a volume or finds it.
-pub(crate) fn create(store: &impl Store, settings: &Settings, request: CreateRequest) -> Result<Volume> {
-    let handle = request::handle(&request.name)?;
-    let shape = request::shape(&request)?;
-    let wanted = request::size(request.capacity);
-    let key = key(&handle);
-    decide(store, |store| {
-        if let Some(found) = state::read::<Record>(store, &key)? {
-            return same(&found.value, &request, &shape)
-                .map(|()| Decision::Done(volume(&handle, &found.value)));
+pub(crate) fn create<S: Store>(
+    call: &Call<'_, S>,
+    request: &CreateRequest,
+    source: Option<Source>,
+) -> Result<Volume> {
+    let handle = request::handle("mem", "volume name", &request.name)?;
+    let shape = request::shape(request, source, call.settings)?;
+    let wanted = call.settings.topology.wanted(request.topology.as_ref())?;
+    let owner = request.owner.as_ref().map(Owner::read).transpose()?;
+    let key = volume_key(&handle);
+    decide(call.store, || {
+        if let Some(found) = state::read::<records::Volume>(call.store, &key)? {
+            return same(&found.value, request, &shape, &wanted)
+                .map(|()| Decision::Done(describe(&handle, &found.value)));
         }
-        let size = wanted.clone()?;
-        let ledger = ledger(store)?;
-        let charged = charge(ledger.value, size, settings.capacity)?;
-        let record = Record {
+        let least = shape.source.as_ref().map(|source| size_of(call.store, source)).transpose()?;
+        let size = request::size(request.capacity, least)?;
+        let mut books = Books::read(call.store)?;
+        let place = choose(call.settings, &wanted, &books.ledger, size)?;
+        books.ledger.charge(place, size);
+        books.ledger.volumes = books.ledger.volumes.saturating_add(1);
+        let record = records::Volume {
             name: request.name.clone(),
             size,
+            mutable: shape.mutable.clone(),
             shape: shape.clone(),
-            owner: request.owner.as_ref().map(|owner| Owner {
-                cluster: owner.cluster_id.clone(),
-                claim: owner.claim_uid.clone(),
-                volume: owner.pv_name.clone(),
-                retain: matches!(owner.reclaim_policy, ReclaimPolicy::Retain),
-            }),
+            owner: owner.clone(),
+            changed_ms: call.now_ms,
+            place: place.cloned(),
+            nodes: BTreeMap::new(),
         };
-        let changes = vec![state::put(&key, &record, None)?, state::put(LEDGER, &charged, ledger.replaces)?];
-        Ok(Decision::Commit(changes, volume(&handle, &record)))
+        let changes = vec![state::put(&key, &record, None)?, books.change()?];
+        Ok(Decision::Commit(changes, describe(&handle, &record)))
     })
 }
 
 /// Deletes a volume; one that does not exist is a success.
-pub(crate) fn delete(store: &impl Store, handle: &str) -> Result<()> {
-    let key = key(handle);
-    decide(store, |store| {
-        let Some(Versioned { value, version }) = find(store, handle, &key)? else {
+pub(crate) fn delete<S: Store>(call: &Call<'_, S>, handle: &str) -> Result<()> {
+    request::given("volume handle", handle)?;
+    decide(call.store, || {
+        let Some(Versioned { value, version }) = find::<records::Volume>(call.store, handle, volume_key)?
+        else {
             return Ok(Decision::Done(()));
         };
-        let ledger = ledger(store)?;
-        let released = Ledger {
-            bytes: ledger.value.bytes.saturating_sub(value.size),
-            volumes: ledger.value.volumes.saturating_sub(1),
-        };
-        // The last volume takes the ledger with it: nothing is left of a backend that holds nothing.
-        let ledger = match ledger.replaces {
-            Some(replaced) if released == Ledger::default() => state::remove(LEDGER, replaced),
-            replaced => state::put(LEDGER, &released, replaced)?,
-        };
-        Ok(Decision::Commit(vec![state::remove(&key, version), ledger], ()))
+        if let Some(node) = value.nodes.keys().next() {
+            return Err(StorageError::failed_precondition(format!(
+                "the volume {handle:?} is published to {node:?}: unpublish it first"
+            )));
+        }
+        let mut books = Books::read(call.store)?;
+        books.ledger.release(value.place.as_ref(), value.size);
+        books.ledger.volumes = books.ledger.volumes.saturating_sub(1);
+        Ok(Decision::Commit(vec![state::remove(&volume_key(handle), version), books.change()?], ()))
     })
 }
 
 /// Tells whether a volume can be used in some ways.
-pub(crate) fn validate(store: &impl Store, request: ValidateRequest) -> Result<Validation> {
-    let uses = request::uses(&request.capabilities)?;
-    let Some(found) = find(store, &request.handle, &key(&request.handle))? else {
-        return Err(StorageError::not_found(format!("there is no volume {:?}", request.handle)));
-    };
-    let kept = context(&found.value);
-    for (key, value) in to_map(request.context) {
-        if kept.get(&key).is_some_and(|kept| *kept != value) {
-            return Ok(Validation::Refused(format!("the volume's attribute {key:?} is not {value:?}")));
-        }
+pub(crate) fn validate<S: Store>(call: &Call<'_, S>, request: &ValidateRequest) -> Result<Validation> {
+    request::given("volume handle", &request.handle)?;
+    // A mode whose feature is switched off is an answer here, not a mistake.
+    let uses = request::uses(&request.capabilities, &Settings::default())?;
+    let context = request::map("the volume's attributes", &request.context)?;
+    let parameters = request::parameters(&request.parameters, &[LABEL, CONDITION])?;
+    let mutable = request::mutable(&request.mutable_parameters)?;
+    let found = records::volume(call.store, &request.handle)?.value;
+    if let Some((key, value)) = stranger(&context_of(&found), &context) {
+        return Ok(Validation::Refused(format!("the volume's attribute {key:?} is not {value:?}")));
     }
-    match uses.iter().find(|wanted| !found.value.shape.uses.contains(wanted)) {
+    let mut given = parameters.iter().filter(|(key, _)| [LABEL, CONDITION].contains(&key.as_str()));
+    if let Some((key, value)) = given.find(|(key, value)| found.shape.parameters.get(*key) != Some(*value)) {
+        return Ok(Validation::Refused(format!("the volume's parameter {key:?} is not {value:?}")));
+    }
+    if let Some((key, value)) = mutable.iter().find(|(key, value)| found.mutable.get(*key) != Some(value)) {
+        return Ok(Validation::Refused(format!("the volume's mutable parameter {key:?} is not {value:?}")));
+    }
+    match uses.iter().find(|wanted| !found.shape.uses.contains(wanted)) {
         Some(wanted) => Ok(Validation::Refused(format!(
             "{wanted} is not among the ways the volume was created for: {}",
-            found.value.shape.uses.join(", ")
+            found.shape.uses.join(", ")
         ))),
         None => Ok(Validation::Confirmed),
     }
 }
 
-/// The volume of a handle. A handle longer than any of ours is nobody's, and is not worth a key.
-fn find(store: &impl Store, handle: &str, key: &str) -> Result<Option<Versioned<Record>>> {
-    if handle.len() > request::MAX_HANDLE { Ok(None) } else { state::read(store, key) }
-}
-
-/// What a look at the store leads to.
-enum Decision<T> {
-    /// Nothing is to be written.
-    Done(T),
-    /// These changes make the answer true.
-    Commit(Vec<state::Change>, T),
-}
-
-/// Looks, decides and commits, anew as long as others write in between.
-fn decide<S: Store, T>(store: &S, mut look: impl FnMut(&S) -> Result<Decision<T>>) -> Result<T> {
-    for _ in 0..ATTEMPTS {
-        match look(store)? {
-            Decision::Done(answer) => return Ok(answer),
-            Decision::Commit(changes, answer) => match store.commit(&changes) {
-                Ok(_) => return Ok(answer),
-                Err(StateError::Conflict(_)) => {}
-                Err(
-                    error @ (StateError::KeySize(_)
-                    | StateError::ValueSize(_)
-                    | StateError::BatchSize(_)
-                    | StateError::RepeatedKey(_)
-                    | StateError::Full(_)
-                    | StateError::Unavailable(_)),
-                ) => return Err(error.into()),
-            },
+/// What a source holds.
+fn size_of(store: &impl Store, source: &Source) -> Result<u64> {
+    match source {
+        Source::Volume(handle) => Ok(records::volume(store, handle)?.value.size),
+        Source::Snapshot(handle) => {
+            let Some(found) = find::<Snapshot>(store, handle, records::snapshot_key)? else {
+                return Err(StorageError::not_found(format!("there is no snapshot {handle:?}")));
+            };
+            if found.value.polls_left > 0 {
+                return Err(StorageError::failed_precondition(format!(
+                    "the snapshot {handle:?} is not ready yet"
+                )));
+            }
+            Ok(found.value.size)
         }
     }
-    Err(StorageError::aborted(format!("{ATTEMPTS} other calls changed the state at the same time"))
-        .nothing_happened())
 }
 
-/// The ledger with the version that a change of it replaces.
-struct Read {
-    value: Ledger,
-    replaces: Option<state::Version>,
+/// The first place that has room; none for a driver without places.
+fn choose<'a>(
+    settings: &'a Settings,
+    wanted: &Wanted,
+    ledger: &Ledger,
+    size: u64,
+) -> Result<Option<&'a Place>> {
+    let candidates = settings.topology.candidates(wanted);
+    let places: Vec<_> = if settings.topology.keys.is_empty() {
+        vec![None]
+    } else {
+        candidates.into_iter().map(Some).collect()
+    };
+    let mut full = Vec::new();
+    for place in places {
+        match room(settings, ledger, place, size) {
+            Ok(()) => return Ok(place),
+            Err(why) => full.push(why),
+        }
+    }
+    if full.is_empty() {
+        return Err(StorageError::resource_exhausted("none of the driver's places is among those asked for"));
+    }
+    Err(StorageError::resource_exhausted(format!("{size} bytes do not fit: {}", full.join("; "))))
 }
 
-fn ledger(store: &impl Store) -> Result<Read> {
-    Ok(match state::read::<Ledger>(store, LEDGER)? {
-        Some(Versioned { value, version }) => Read { value, replaces: Some(version) },
-        None => Read { value: Ledger::default(), replaces: None },
-    })
-}
-
-fn charge(ledger: Ledger, size: u64, capacity: Option<u64>) -> Result<Ledger> {
-    let bytes = ledger.bytes.checked_add(size).filter(|sum| capacity.is_none_or(|capacity| *sum <= capacity));
-    match bytes {
-        Some(bytes) => Ok(Ledger { bytes, volumes: ledger.volumes.saturating_add(1) }),
-        None => Err(StorageError::resource_exhausted(format!(
-            "{size} bytes do not fit: {} of {} bytes are in use",
-            ledger.bytes,
-            capacity.unwrap_or(u64::MAX)
-        ))),
+/// Whether so many more bytes fit a place; the error says what is in use there.
+pub(crate) fn room(
+    settings: &Settings,
+    ledger: &Ledger,
+    place: Option<&Place>,
+    more: u64,
+) -> std::result::Result<(), String> {
+    let used = if settings.is_whole() { ledger.bytes } else { ledger.used(place) };
+    let limit = settings.limit(place);
+    match used.checked_add(more) {
+        Some(sum) if limit.is_none_or(|limit| sum <= limit) => Ok(()),
+        _ => {
+            let of = limit.unwrap_or(u64::MAX);
+            let place = place.map_or_else(String::new, |place| format!("{}: ", place.label));
+            Err(format!("{place}{used} of {of} bytes are in use"))
+        }
     }
 }
 
 /// Whether the volume of a name is what the same name asks for now.
-fn same(found: &Record, request: &CreateRequest, shape: &Shape) -> Result<()> {
+fn same(found: &records::Volume, request: &CreateRequest, shape: &Shape, wanted: &Wanted) -> Result<()> {
     let differs = if found.name != request.name {
         Some("the name of another volume with the same digest".to_owned())
     } else if !request::fits(found.size, request.capacity) {
         Some(format!("a size of {} bytes", found.size))
     } else if found.shape.parameters != shape.parameters {
         Some(format!("the parameters {:?}", found.shape.parameters))
+    } else if found.shape.mutable != shape.mutable {
+        Some(format!("the mutable parameters {:?}", found.shape.mutable))
     } else if found.shape.uses != shape.uses {
         Some(format!("the capabilities {}", found.shape.uses.join(", ")))
+    } else if found.shape.source != shape.source {
+        Some(match &found.shape.source {
+            None => "no content at the beginning".to_owned(),
+            Some(Source::Volume(handle)) => format!("the content of the volume {handle:?}"),
+            Some(Source::Snapshot(handle)) => format!("the content of the snapshot {handle:?}"),
+        })
+    } else if !wanted.allows(found.place.as_ref()) {
+        Some(format!("its place in {:?}", found.place.as_ref().map_or("", |place| place.label.as_str())))
     } else {
         None
     };
@@ -206,19 +195,29 @@ fn same(found: &Record, request: &CreateRequest, shape: &Shape) -> Result<()> {
     }
 }
 
-fn context(record: &Record) -> BTreeMap<String, String> {
-    let label = record.shape.parameters.get(LABEL);
-    label.map(|label| (LABEL.to_owned(), label.clone())).into_iter().collect()
+/// A volume's attributes: what stands in them is fixed when it is created.
+pub(crate) fn context_of(record: &records::Volume) -> BTreeMap<String, String> {
+    let label = record.shape.parameters.get(LABEL).map(|label| (LABEL, label));
+    let source = record.shape.source.as_ref().map(|source| match source {
+        Source::Volume(handle) => ("source-volume", handle),
+        Source::Snapshot(handle) => ("source-snapshot", handle),
+    });
+    label.into_iter().chain(source).map(|(key, value)| (key.to_owned(), value.clone())).collect()
 }
 
-fn volume(handle: &str, record: &Record) -> Volume {
+/// An attribute that a caller knows otherwise. Those that are not ours are other people's.
+pub(crate) fn stranger<'a>(
+    kept: &BTreeMap<String, String>,
+    given: &'a BTreeMap<String, String>,
+) -> Option<(&'a String, &'a String)> {
+    given.iter().find(|(key, value)| kept.get(*key).is_some_and(|kept| kept != *value))
+}
+
+/// A volume as the contract spells it. How a node reaches it is said when it is published.
+pub(crate) fn describe(handle: &str, record: &records::Volume) -> Volume {
     Volume {
-        context: context(record).into_iter().collect(),
-        attachment: Some(Attachment::none()),
+        context: context_of(record).into_iter().collect(),
+        topology: record.place.as_ref().map(Place::segments).into_iter().collect(),
         ..Volume::new(handle, record.size)
     }
 }
-
-#[cfg(test)]
-#[path = "volumes_tests.rs"]
-mod tests;

@@ -15,9 +15,10 @@ use crate::{
     engine::Inner,
     exports::Exports,
     instance::{self, Host},
-    limits::Limits,
+    lane::Lane,
+    limits::{Limits, Refused},
     loader::Compiled,
-    outcome::Failure,
+    outcome::{Bounded, Failure},
 };
 
 /// Everything that calls of one backend share.
@@ -26,6 +27,8 @@ pub(crate) struct Parts {
     pub(crate) compiled: Arc<Compiled>,
     pub(crate) shared: Shared,
     pub(crate) limits: Limits,
+    /// Where calls that compute for long take turns.
+    pub(crate) lane: Lane,
 }
 
 /// A fresh instance, for one call.
@@ -44,13 +47,22 @@ pub(crate) type Function<T> = Box<dyn for<'a> FnOnce(Fresh<'a>) -> BoxFuture<'a,
 /// How a call ended.
 pub(crate) struct End<T> {
     pub(crate) answer: Result<T, Failure>,
-    /// Most memory that the guest had at once, in bytes; absent when there was no guest.
-    pub(crate) memory: Option<usize>,
+    /// What the guest used; absent when there was no guest.
+    pub(crate) usage: Option<Usage>,
+}
+
+/// What one call used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Most linear memory at once, in bytes.
+    pub memory_bytes: usize,
+    /// Time that the guest computed, to the whole tick of 10 ms.
+    pub computed: Duration,
 }
 
 impl<T> End<T> {
     pub(crate) fn without_guest(failure: Failure) -> Self {
-        Self { answer: Err(failure), memory: None }
+        Self { answer: Err(failure), usage: None }
     }
 }
 
@@ -78,7 +90,7 @@ pub(crate) async fn run<T>(
 ) -> End<T> {
     let begun = Instant::now();
     let deadline = context.deadline;
-    let mut store = instance::store(&parts.engine, &parts.shared, &parts.limits, context);
+    let mut store = instance::store(parts, context);
     let outcome = timeout_at(deadline, async {
         let instance = parts.compiled.pre.instantiate_async(&mut store).await?;
         function(Fresh { store: &mut store, instance, exports: &parts.compiled.exports }).await
@@ -93,7 +105,7 @@ pub(crate) async fn run<T>(
     let host = store.data();
     host.finish();
     report(method, answer.as_ref().err(), host);
-    End { answer, memory: Some(host.meter.peak()) }
+    End { answer, usage: Some(Usage { memory_bytes: host.meter.peak(), computed: host.computed() }) }
 }
 
 /// What a passed deadline says. A caller in a hurry, or a call that waited long for its turn, is not the guest's fault.
@@ -105,22 +117,47 @@ fn timed_out(ran: Duration, limits: &Limits) -> Failure {
 
 /// Why wasmtime ended a call. The limits leave their mark in the store, which is surer than reading the error.
 fn classify(error: &wasmtime::Error, host: &Host, limits: &Limits) -> Failure {
-    /// What the library says when a value is larger than `set_hostcall_fuel` allows; it has no type for it.
-    const FUEL: &str = "fuel allocated for hostcalls has been exhausted";
     if host.out_of_time {
-        Failure::Cpu(Duration::from_millis(limits.cpu_ms))
-    } else if host.meter.refused() {
-        Failure::Memory(limits.memory_bytes)
-    } else if error.downcast_ref::<I32Exit>().is_some() {
-        Failure::Exit
-    } else if error.chain().any(|cause| cause.to_string().contains(FUEL)) {
-        Failure::ResultTooLarge(limits.result_bytes)
-    } else {
-        // The chain begins with the backtrace, which has many lines; its end is the reason.
-        let reason = error.chain().last().map(ToString::to_string).unwrap_or_default();
-        tracing::debug!(error = %host.redactor().blot(&format!("{error:?}")), "trap");
-        Failure::Trap(printable(&host.redactor().blot(reason.strip_prefix("wasm trap: ").unwrap_or(&reason))))
+        return Failure::Cpu(Duration::from_millis(limits.cpu_ms));
     }
+    if error.downcast_ref::<I32Exit>().is_some() {
+        return Failure::Exit;
+    }
+    if let Some(failure) = error.chain().find_map(|cause| spoken(&cause.to_string(), limits)) {
+        return failure;
+    }
+    match host.meter.refused() {
+        Some(Refused::Memory) => return Failure::Memory(limits.memory_bytes),
+        Some(Refused::TableElements) => {
+            return Failure::Exhausted(Bounded {
+                what: "elements of a table",
+                most: limits.table_elements,
+                limit: "table-elements",
+            });
+        }
+        None => {}
+    }
+    // The chain begins with the backtrace, which has many lines; its end is the reason.
+    let reason = error.chain().last().map(ToString::to_string).unwrap_or_default();
+    tracing::debug!(error = %host.redactor().blot(&format!("{error:?}")), "trap");
+    Failure::Trap(printable(&host.redactor().blot(reason.strip_prefix("wasm trap: ").unwrap_or(&reason))))
+}
+
+/// The limits for whose excess the library has words but no types.
+fn spoken(cause: &str, limits: &Limits) -> Option<Failure> {
+    if cause.contains("fuel allocated for hostcalls has been exhausted") {
+        return Some(Failure::ResultTooLarge(limits.result_bytes));
+    }
+    #[rustfmt::skip] // one row a limit
+    let table = [
+        ("instance count too high",           "instances", limits.instances, "instances"),
+        ("memory count too high",             "memories",  limits.memories,  "memories"),
+        ("table count too high",              "tables",    limits.tables,    "tables"),
+        ("store handle limit exceeded",       "handles",   limits.handles,   "handles"),
+        ("resource table has no free keys",   "handles",   limits.handles,   "handles"),
+    ];
+    let (_, what, most, limit) = table.into_iter().find(|(words, ..)| cause.contains(words))?;
+    Some(Failure::Exhausted(Bounded { what, most, limit }))
 }
 
 /// Logs what a guest printed: it is the only place where a trap says why.
@@ -139,3 +176,7 @@ fn report(method: &'static str, failure: Option<&Failure>, host: &Host) {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "call_tests.rs"]
+mod tests;

@@ -2,12 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cofferdam_domain::{
-    NodeName,
-    storage::{
-        AttachmentRecord, Capacity, CreatedVolume, Description, ExpandedVolume, GroupSnapshot, PageRequest,
-        Parameters, Segments, Snapshot, SnapshotPage, VolumePage, VolumeStatus,
-    },
+use cofferdam_domain::storage::{
+    AttachmentRecord, Capacity, CreatedVolume, Description, ExpandedVolume, GroupSnapshot, PageRequest,
+    Parameters, Segments, Snapshot, SnapshotPage, VolumePage, VolumeStatus,
 };
 
 use crate::capabilities::secrets::Redactor;
@@ -28,6 +25,8 @@ const MAX_TOPOLOGY: usize = 1_024;
 const MAX_NODES: usize = 10_000;
 /// CSI's limit for the id of a node, in bytes.
 const MAX_NODE_ID: usize = 256;
+/// Longest text of an owner, in bytes: what Kubernetes allows for a name.
+const MAX_OWNER: usize = 253;
 /// Longest token of a listing, in bytes; it is kept between two calls.
 const MAX_TOKEN: usize = 4 << 10;
 /// Longest message that is passed on, in bytes; events hold 1,024.
@@ -82,11 +81,15 @@ pub(crate) fn created(volume: &CreatedVolume) -> Result<(), String> {
 }
 
 fn id(what: &str, id: &str) -> Result<(), String> {
-    if id.is_empty() || id.len() > MAX_STRING {
-        return Err(format!("{what} has {} bytes; expected 1 to {MAX_STRING}", id.len()));
+    text(what, id, 1, MAX_STRING)
+}
+
+fn text(what: &str, text: &str, least: usize, most: usize) -> Result<(), String> {
+    if !(least..=most).contains(&text.len()) {
+        return Err(format!("{what} has {} bytes; expected {least} to {most}", text.len()));
     }
-    if id.chars().any(char::is_control) {
-        return Err(format!("{what} {:?} has control characters", printable(id)));
+    if text.chars().any(char::is_control) {
+        return Err(format!("{what} {:?} has control characters", printable(text)));
     }
     Ok(())
 }
@@ -146,13 +149,13 @@ pub(crate) fn status(status: &VolumeStatus) -> Result<(), String> {
             status.published_nodes.len()
         ));
     }
-    let too_long = |node: &&NodeName| node.as_str().is_empty() || node.as_str().len() > MAX_NODE_ID;
-    match status.published_nodes.iter().find(too_long) {
-        Some(node) => {
-            Err(format!("a node's id has {} bytes; expected 1 to {MAX_NODE_ID}", node.as_str().len()))
-        }
-        None => Ok(()),
+    for node in &status.published_nodes {
+        text("a node's id", node.as_str(), 1, MAX_NODE_ID)?;
     }
+    let Some(owner) = &status.owner else { return Ok(()) };
+    text("the owner's cluster", owner.cluster.as_str(), 0, MAX_OWNER)?;
+    text("the owner's claim", owner.claim.as_str(), 0, MAX_OWNER)?;
+    text("the owner's volume", owner.volume.as_str(), 0, MAX_OWNER)
 }
 
 /// Checks a part of a listing: what it holds, how much was asked for, and that it gets on.
@@ -242,6 +245,12 @@ pub(crate) fn no_secret(what: &str, map: &Parameters, redactor: &Redactor) -> Re
     }
 }
 
+/// Refuses an id that holds a secret of the call: it is stored in the cluster, and stands in logs and metrics. Short secrets, such
+/// as a user's name, occur in ids by chance.
+pub(crate) fn no_secret_in(what: &str, id: &str, redactor: &Redactor) -> Result<(), String> {
+    if redactor.finds_long(id) { Err(format!("{what} holds a secret of the call")) } else { Ok(()) }
+}
+
 /// Checks an expanded volume's size.
 pub(crate) fn expanded(volume: &ExpandedVolume) -> Result<(), String> {
     size(Some(volume.capacity))
@@ -273,12 +282,7 @@ pub(crate) fn description(description: &Description) -> Result<(), String> {
             printable(name)
         ));
     }
-    if description.version.is_empty() || description.version.len() > MAX_STRING {
-        return Err(format!(
-            "the version has {} bytes; expected 1 to {MAX_STRING}",
-            description.version.len()
-        ));
-    }
+    text("the version", &description.version, 1, MAX_STRING)?;
     unique("topology key", &description.topology_keys, is_qualified_name)?;
     unique("feature", &description.features, is_word)
 }

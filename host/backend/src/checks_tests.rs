@@ -72,6 +72,8 @@ fn descriptions() {
         let error = description(&describe(name)).unwrap_err();
         assert!(error.contains("expected a DNS subdomain") && !error.contains('\n'), "{error}");
     }
+    let odd = Description { version: "1\n2".to_owned(), ..describe("a") };
+    assert_eq!(description(&odd), Err("the version \"1 2\" has control characters".to_owned()));
     let mut twice = describe("a");
     twice.features = vec!["x".to_owned(), "x".to_owned()];
     assert_eq!(description(&twice), Err("the feature \"x\" is given twice".to_owned()));

@@ -239,10 +239,10 @@ pub(crate) fn validation(validation: volumes::Validation, redactor: &Redactor) -
     }
 }
 
-pub(crate) fn readiness(readiness: identity::Readiness) -> Readiness {
+pub(crate) fn readiness(readiness: identity::Readiness, redactor: &Redactor) -> Readiness {
     match readiness {
         identity::Readiness::Ready => Readiness::Ready,
-        identity::Readiness::NotReady(message) => Readiness::NotReady(printable(&message)),
+        identity::Readiness::NotReady(message) => Readiness::NotReady(shown(&message, redactor)),
     }
 }
 

@@ -18,6 +18,7 @@ use crate::{
     capabilities,
     error::LoadError,
     instance::Host,
+    lane::Lanes,
     limits::TICK,
     loader::{Compiled, Digest},
     metrics::BackendMetrics,
@@ -25,7 +26,8 @@ use crate::{
 };
 
 /// Threads that run guests. Apart from the threads that watch the cluster, renew leases and answer health checks, so that no
-/// guest can starve those; two, because a guest mostly waits.
+/// guest can starve those; two, because a guest mostly waits, and because calls that compute for long share one of them (see
+/// [`Lanes`]): the other is for those that do not.
 const GUEST_THREADS: usize = 2;
 /// Frames of a guest's backtrace: what a log line can show.
 const BACKTRACE_FRAMES: usize = 16;
@@ -69,6 +71,8 @@ pub(crate) struct Inner {
     pub(crate) compiled: Mutex<HashMap<Digest, Weak<Compiled>>>,
     /// What components import, the same for all of them.
     pub(crate) linker: Linker<Host>,
+    /// Where calls that compute for long take turns.
+    pub(crate) lanes: Lanes,
     guests: Handle,
     runtime: RwLock<Option<Runtime>>,
 }
@@ -95,6 +99,7 @@ impl Engine {
             .worker_threads(GUEST_THREADS)
             .thread_name("guest")
             .enable_time()
+            .enable_io()
             .build()
             .map_err(LoadError::Threads)?;
         Ok(Self {
@@ -104,6 +109,7 @@ impl Engine {
                 compiling: tokio::sync::Mutex::new(()),
                 compiled: Mutex::default(),
                 linker,
+                lanes: Lanes::default(),
                 guests: runtime.handle().clone(),
                 runtime: RwLock::new(Some(runtime)),
             }),

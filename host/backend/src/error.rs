@@ -125,6 +125,42 @@ pub enum LoadError {
         /// What is allowed.
         expected: &'static str,
     },
+    /// An origin for the backend's HTTP requests cannot be used.
+    #[error("{name}: the HTTP origin `{origin}`: {reason}")]
+    Http {
+        /// The component.
+        name: String,
+        /// The origin, as the operator wrote it.
+        origin: String,
+        /// What is wrong with it, or with what it names.
+        reason: String,
+    },
+    /// The file of the backend's state cannot be used.
+    #[error("{name}: the state file {file} {reason}")]
+    StateFile {
+        /// The component.
+        name: String,
+        /// The file.
+        file: String,
+        /// What is wrong with it, and what was expected.
+        reason: String,
+    },
+    /// The backend imports a pool and has none.
+    #[error("{name}: imports a pool, and none is configured; expected a section `pool` with its `directory`")]
+    NoPool {
+        /// The component.
+        name: String,
+    },
+    /// The backend's pool cannot be used.
+    #[error("{name}: the pool {directory} {reason}")]
+    Pool {
+        /// The component.
+        name: String,
+        /// The pool's directory.
+        directory: String,
+        /// What is wrong with it, and what was expected.
+        reason: String,
+    },
     /// The host itself failed while it loaded the component.
     #[error("{name}: could not be loaded: {reason}")]
     Host {

@@ -66,6 +66,41 @@ impl Exports {
     }
 }
 
+/// Checks the types of all that was found: the library looks at them only when something is called, and a driver that cannot
+/// cut snapshots must be known before the first one is wanted. The inner error says which interface differs, and how.
+pub(crate) fn check() -> Function<Result<(), String>> {
+    Box::new(|fresh| {
+        Box::pin(async move {
+            /// Loads each interface that was found.
+            macro_rules! load {
+                ($($interface:ident),*) => {
+                    $(if let Some(indices) = &fresh.exports.$interface
+                        && let Err(error) = indices.load(&mut *fresh.store, &fresh.instance)
+                    {
+                        let interface = stringify!($interface).replace('_', "-");
+                        return Ok(Ok(Err(format!("export `{interface}`: {error:#}"))));
+                    })*
+                };
+            }
+            load!(
+                identity,
+                volumes,
+                cloning,
+                restoring,
+                publishing,
+                expansion,
+                modification,
+                snapshots,
+                group_snapshots,
+                listing,
+                inspection,
+                capacity
+            );
+            Ok(Ok(Ok(())))
+        })
+    })
+}
+
 /// Makes a [`Function`] of each function of the contract.
 macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) -> $answer:ty = $interface:ident.$call:ident($($pass:expr),*);)*) => {

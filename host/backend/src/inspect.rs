@@ -28,18 +28,34 @@ pub enum Grant {
     Secrets,
     /// What stands in the call's secrets.
     Reveal,
+    /// Logins that outlive a call.
+    Session,
+    /// HTTP requests to the origins that the operator names.
+    Http,
     /// Keyed blobs that outlive a call.
     State,
+    /// A directory of the host.
+    Pool,
 }
 
 impl Grant {
     /// Every grant.
-    pub const ALL: [Self; 6] =
-        [Self::Log, Self::Ambient, Self::Settings, Self::Secrets, Self::Reveal, Self::State];
+    pub const ALL: [Self; 9] = [
+        Self::Log,
+        Self::Ambient,
+        Self::Settings,
+        Self::Secrets,
+        Self::Reveal,
+        Self::Session,
+        Self::Http,
+        Self::State,
+        Self::Pool,
+    ];
 
     /// What a backend is given unless its configuration says otherwise: what stays within this process and shows it nothing
     /// but its own.
-    pub const DEFAULT: [Self; 5] = [Self::Log, Self::Ambient, Self::Settings, Self::Secrets, Self::State];
+    pub const DEFAULT: [Self; 6] =
+        [Self::Log, Self::Ambient, Self::Settings, Self::Secrets, Self::Session, Self::State];
 
     /// Name of the interface that it opens.
     pub const fn as_str(self) -> &'static str {
@@ -49,7 +65,10 @@ impl Grant {
             Self::Settings => "settings",
             Self::Secrets => "secrets",
             Self::Reveal => "reveal",
+            Self::Session => "session",
+            Self::Http => "http",
             Self::State => "state",
+            Self::Pool => "pool",
         }
     }
 
@@ -305,6 +324,16 @@ mod tests {
         assert_eq!(verdict(&[], &exports, &[]).unwrap().abilities, [Ability::Snapshots].into());
         let error = verdict(&[], &[IDENTITY, VOLUMES, "cofferdam:storage/snapshots@0.2.0"], &[]).unwrap_err();
         assert!(error.contains("speaks `cofferdam:storage/snapshots@0.2.0`"), "{error}");
+    }
+
+    #[test]
+    fn what_links_inert_is_documented() {
+        let document = include_str!("../../../docs/threat-model.md");
+        let (_, section) = document.split_once("link *inert*").unwrap();
+        let (table, _) = section.split_once("Everything else is refused").unwrap();
+        let mut listed: Vec<_> = table.split('`').filter(|word| word.starts_with("wasi:")).collect();
+        listed.sort_unstable();
+        assert_eq!(listed, INERT);
     }
 
     #[test]

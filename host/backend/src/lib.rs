@@ -19,6 +19,7 @@ mod exports;
 mod guard;
 mod inspect;
 mod instance;
+mod lane;
 mod limits;
 mod loader;
 mod metrics;
@@ -28,10 +29,16 @@ mod wasi;
 mod wasm;
 
 pub use backend::{Answer, Backend, Call};
+pub use call::Usage;
+pub use capabilities::{
+    http::policy::{HttpConfig, OriginConfig},
+    pool::PoolConfig,
+    state::StateConfig,
+};
 pub use engine::{CompiledCache, Engine, EngineOptions};
 pub use error::LoadError;
 pub use inspect::{Grant, Manifest};
 pub use limits::Limits;
-pub use loader::{BackendConfig, Digest, Source};
+pub use loader::{BackendConfig, Digest, Inspection, Source};
 pub use metrics::BackendMetrics;
 pub use wasm::WasmBackend;

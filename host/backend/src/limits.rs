@@ -32,6 +32,18 @@ pub struct Limits {
     pub queued_calls: usize,
     /// Bytes of all keys and values that the `state` import holds.
     pub state_bytes: usize,
+    /// Keys that the `session` import holds, over all secrets.
+    pub session_keys: usize,
+    /// Longest time that a value of the `session` import is kept, in milliseconds.
+    pub session_ttl_ms: u64,
+    /// Bytes of the body of one request of the `http` import.
+    pub http_request_bytes: usize,
+    /// Bytes of the body of one response of the `http` import; not more than `result_bytes`.
+    pub http_response_bytes: usize,
+    /// Requests of the `http` import that are under way at once; another is refused at once.
+    pub http_exchanges: usize,
+    /// Time that one request of the `http` import may take in all, in milliseconds. It goes on when its call is over.
+    pub http_timeout_ms: u64,
     /// Core instances of one call: bounds what a composition of components costs.
     pub instances: usize,
     /// Linear memories of one call.
@@ -62,7 +74,14 @@ impl Default for Limits {
             queued_calls: 1_024,
             // About a hundred thousand volumes of the memory backend.
             state_bytes: 64 * MIB,
-            instances: 32,
+            session_keys: 1_024,
+            session_ttl_ms: 3_600_000,
+            http_request_bytes: MIB,
+            http_response_bytes: 4 * MIB,
+            http_exchanges: 16,
+            http_timeout_ms: 30_000,
+            // CPython alone is 38: its interpreter, its libraries and their tables.
+            instances: 128,
             memories: 8,
             tables: 16,
             table_elements: 20_000,
@@ -88,13 +107,22 @@ impl Limits {
     }
 }
 
+/// What a call asked for in vain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// More memory.
+    Memory,
+    /// A larger table.
+    TableElements,
+}
+
 /// Watches the memory of one call.
 #[derive(Debug)]
 pub(crate) struct Meter {
     limit: usize,
     used: usize,
     peak: usize,
-    refused: bool,
+    refused: Option<Refused>,
     /// Growth that was allowed last; taken back when the allocation itself fails.
     last_growth: usize,
     table_elements: usize,
@@ -109,7 +137,7 @@ impl Meter {
             limit: limits.memory_bytes,
             used: 0,
             peak: 0,
-            refused: false,
+            refused: None,
             last_growth: 0,
             table_elements: limits.table_elements,
             instances: limits.instances,
@@ -123,8 +151,8 @@ impl Meter {
         self.peak
     }
 
-    /// Whether the call asked for more than it may have.
-    pub(crate) fn refused(&self) -> bool {
+    /// What the call asked for last and may not have.
+    pub(crate) fn refused(&self) -> Option<Refused> {
         self.refused
     }
 }
@@ -134,7 +162,7 @@ impl ResourceLimiter for Meter {
         let growth = desired.saturating_sub(current);
         let sum = self.used.saturating_add(growth);
         if sum > self.limit {
-            self.refused = true;
+            self.refused = Some(Refused::Memory);
             return Ok(false);
         }
         self.used = sum;
@@ -150,7 +178,9 @@ impl ResourceLimiter for Meter {
 
     fn table_growing(&mut self, _: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
         let allowed = desired <= self.table_elements;
-        self.refused |= !allowed;
+        if !allowed {
+            self.refused = Some(Refused::TableElements);
+        }
         Ok(allowed)
     }
 
@@ -181,7 +211,7 @@ mod tests {
         assert!(meter.memory_growing(0, 60, None).unwrap());
         assert!(!meter.memory_growing(0, 50, None).unwrap());
         assert!(meter.memory_growing(60, 100, None).unwrap());
-        assert_eq!((meter.peak(), meter.refused()), (100, true));
+        assert_eq!((meter.peak(), meter.refused()), (100, Some(Refused::Memory)));
     }
 
     #[test]
@@ -190,7 +220,16 @@ mod tests {
         assert!(meter.memory_growing(0, 90, None).unwrap());
         meter.memory_grow_failed(wasmtime::Error::msg("no memory")).unwrap();
         assert!(meter.memory_growing(0, 100, None).unwrap());
-        assert!(!meter.refused());
+        assert_eq!(meter.refused(), None);
+    }
+
+    #[test]
+    fn what_was_refused_is_told_apart() {
+        let mut meter = meter(100);
+        assert!(meter.table_growing(0, 20_000, None).unwrap());
+        assert_eq!(meter.refused(), None);
+        assert!(!meter.table_growing(0, 20_001, None).unwrap());
+        assert_eq!(meter.refused(), Some(Refused::TableElements));
     }
 
     #[test]

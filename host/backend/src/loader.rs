@@ -8,14 +8,25 @@ use std::{
     sync::{Arc, PoisonError, Weak},
 };
 
-use cofferdam_domain::storage::{Readiness, Secrets};
+use cofferdam_domain::storage::{Description, Readiness, Secrets};
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 use wasmtime::component::{Component, InstancePre};
 
 use crate::{
-    call::{self, Parts},
-    capabilities::{Context, Shared, state},
+    call::{self, Function, Parts},
+    capabilities::{
+        Context, Shared,
+        http::{
+            client::Client,
+            connect,
+            policy::{HttpConfig, Policy},
+        },
+        pool::{Pool, PoolConfig},
+        secrets::Redactor,
+        session,
+        state::{self, StateConfig},
+    },
     checks::{self, printable},
     convert,
     engine::{Engine, Inner},
@@ -42,20 +53,53 @@ pub enum Source {
     },
 }
 
+impl Source {
+    /// What messages call it.
+    fn name(&self) -> String {
+        match self {
+            Self::File(path) => path.display().to_string(),
+            Self::Bytes { name, .. } => name.clone(),
+        }
+    }
+}
+
 /// What an operator tells and allows a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendConfig {
     /// What the backend reads through its `settings` import.
     pub settings: BTreeMap<String, String>,
-    /// What it may import.
+    /// What it may import; see [`effective_grants`](Self::effective_grants).
     pub grants: BTreeSet<Grant>,
+    /// Where its HTTP requests may go.
+    pub http: HttpConfig,
     /// What it may use.
     pub limits: Limits,
+    /// Where its `state` import keeps what outlives a call.
+    pub state: StateConfig,
+    /// The directory behind its `pool` import, which this grants.
+    pub pool: Option<PoolConfig>,
+}
+
+impl BackendConfig {
+    /// What the backend may import in the end: by name, and by a section of its own. Who names origins for its requests has
+    /// granted it `http` with them, and who names a directory `pool`.
+    pub fn effective_grants(&self) -> BTreeSet<Grant> {
+        let http = (!self.http.origins.is_empty()).then_some(Grant::Http);
+        let pool = self.pool.is_some().then_some(Grant::Pool);
+        self.grants.iter().copied().chain(http).chain(pool).collect()
+    }
 }
 
 impl Default for BackendConfig {
     fn default() -> Self {
-        Self { settings: BTreeMap::new(), grants: Grant::DEFAULT.into(), limits: Limits::default() }
+        Self {
+            settings: BTreeMap::new(),
+            grants: Grant::DEFAULT.into(),
+            http: HttpConfig::default(),
+            limits: Limits::default(),
+            state: StateConfig::default(),
+            pool: None,
+        }
     }
 }
 
@@ -77,6 +121,51 @@ impl fmt::Debug for Digest {
 }
 
 impl Engine {
+    /// Reads a component and tells what it imports and exports. Nothing of it runs.
+    ///
+    /// # Errors
+    ///
+    /// When the component cannot be read, is none, or imports what nobody offers.
+    pub async fn inspect(&self, source: Source, limits: &Limits) -> Result<Inspection, LoadError> {
+        let compiled = self.compiled(source, limits.file_bytes).await?;
+        Ok(Inspection { digest: compiled.digest, size: compiled.size, manifest: compiled.manifest.clone() })
+    }
+
+    /// Asks a component who it is, with every import in place and nothing behind those that reach outside of the call: what a
+    /// component says of itself must not depend on them.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load), but for grants.
+    pub async fn describe(
+        &self,
+        source: Source,
+        settings: BTreeMap<String, String>,
+        limits: Limits,
+    ) -> Result<Description, LoadError> {
+        let name = source.name();
+        check_limits(&name, &limits)?;
+        let compiled = self.compiled(source, limits.file_bytes).await?;
+        let shared = bare(&name, settings, &limits).await?;
+        let engine = self.inner.wasm.clone();
+        let lane = self.inner.lanes.lane();
+        let parts = Arc::new(Parts { engine, compiled, shared, limits, lane });
+        describe(&name, &self.inner, &parts).await
+    }
+
+    async fn compiled(&self, source: Source, limit: u64) -> Result<Arc<Compiled>, LoadError> {
+        let name = source.name();
+        let _one_at_a_time = self.inner.compiling.lock().await;
+        let inner = Arc::clone(&self.inner);
+        let work = {
+            let name = name.clone();
+            move || compile(&inner, &name, &source, limit)
+        };
+        tokio::task::spawn_blocking(work)
+            .await
+            .map_err(|error| LoadError::Host { name, reason: format!("compiling failed: {error}") })?
+    }
+
     /// Makes a backend of a component, and asks it who it is and whether it is ready.
     ///
     /// A backend that says that it is not ready is loaded all the same: it may become ready.
@@ -100,31 +189,74 @@ impl Engine {
         config: BackendConfig,
         faults: FaultPlan,
     ) -> Result<Arc<WasmBackend>, LoadError> {
-        let BackendConfig { settings, grants, limits } = config;
-        let name = match &source {
-            Source::File(path) => path.display().to_string(),
-            Source::Bytes { name, .. } => name.clone(),
-        };
+        let grants = config.effective_grants();
+        let BackendConfig { settings, grants: _, http, limits, state, pool } = config;
+        let name = source.name();
         check_limits(&name, &limits)?;
-        let compiled = {
-            let _one_at_a_time = self.inner.compiling.lock().await;
-            let inner = Arc::clone(&self.inner);
-            let (name, limit) = (name.clone(), limits.file_bytes);
-            tokio::task::spawn_blocking(move || compile(&inner, &name, &source, limit)).await
-        };
-        let compiled = compiled.map_err(|error| LoadError::Host {
-            name: name.clone(),
-            reason: format!("compiling failed: {error}"),
-        })??;
+        let compiled = self.compiled(source, limits.file_bytes).await?;
         compiled.manifest.check(&name, &grants)?;
+        if pool.is_none() && compiled.manifest.grants.contains(&Grant::Pool) {
+            return Err(LoadError::NoPool { name });
+        }
+        let policy = {
+            let name = name.clone();
+            tokio::task::spawn_blocking(move || Policy::new(&name, &http)).await
+        };
+        let policy = policy.map_err(|error| LoadError::Host {
+            name: name.clone(),
+            reason: format!("reading certificates failed: {error}"),
+        })??;
+        let state = open_state(&name, state, limits.state_bytes).await?;
+        let pool = open_pool(&name, pool).await?;
         let shared = Shared {
+            session: Arc::new(session::Store::new(&limits)),
+            http: Arc::new(Client::new(policy, &limits, Arc::new(connect::System))),
             settings: Arc::new(settings),
-            state: Arc::new(state::Store::new(limits.state_bytes)),
+            state: Arc::new(state),
+            pool: pool.map(Arc::new),
             faults,
         };
-        let parts = Arc::new(Parts { engine: self.inner.wasm.clone(), compiled, shared, limits });
+        let parts = Arc::new(Parts {
+            engine: self.inner.wasm.clone(),
+            compiled,
+            shared,
+            limits,
+            lane: self.inner.lanes.lane(),
+        });
         introduce(&name, Arc::clone(&self.inner), parts).await
     }
+}
+
+/// What a component is, without any of it having run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inspection {
+    /// SHA-256 of the file.
+    pub digest: Digest,
+    /// Size of the file in bytes.
+    pub size: u64,
+    /// Imports and exports.
+    pub manifest: Manifest,
+}
+
+async fn open_state(name: &str, config: StateConfig, limit: usize) -> Result<state::Store, LoadError> {
+    let file = config.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
+    let opened = tokio::task::spawn_blocking(move || state::Store::open(&config, limit)).await;
+    let opened = opened.map_err(|error| LoadError::Host {
+        name: name.to_owned(),
+        reason: format!("opening its state failed: {error}"),
+    })?;
+    opened.map_err(|reason| LoadError::StateFile { name: name.to_owned(), file, reason })
+}
+
+async fn open_pool(name: &str, config: Option<PoolConfig>) -> Result<Option<Pool>, LoadError> {
+    let Some(config) = config else { return Ok(None) };
+    let directory = config.directory.display().to_string();
+    let opened = tokio::task::spawn_blocking(move || Pool::open(&config)).await;
+    let opened = opened.map_err(|error| LoadError::Host {
+        name: name.to_owned(),
+        reason: format!("opening its pool failed: {error}"),
+    })?;
+    opened.map(Some).map_err(|reason| LoadError::Pool { name: name.to_owned(), directory, reason })
 }
 
 /// Limits that no call could meet are a mistake of the operator, not of the guest.
@@ -161,6 +293,7 @@ fn wide(number: usize) -> u64 {
 /// A component that is compiled and linked.
 pub(crate) struct Compiled {
     pub(crate) digest: Digest,
+    pub(crate) size: u64,
     pub(crate) manifest: Manifest,
     pub(crate) pre: InstancePre<Host>,
     pub(crate) exports: Exports,
@@ -187,7 +320,7 @@ fn compile(inner: &Inner, name: &str, source: &Source, limit: u64) -> Result<Arc
     let mismatch = |error: wasmtime::Error| LoadError::Mismatch { name: owned(), reason: one_line(&error) };
     let pre = inner.linker.instantiate_pre(&component).map_err(mismatch)?;
     let exports = Exports::find(&pre, &manifest.abilities).map_err(mismatch)?;
-    let compiled = Arc::new(Compiled { digest, manifest, pre, exports });
+    let compiled = Arc::new(Compiled { digest, size: wide(bytes.len()), manifest, pre, exports });
     let mut known = known();
     known.retain(|_, compiled| compiled.strong_count() > 0);
     known.insert(digest, Arc::downgrade(&compiled));
@@ -248,33 +381,66 @@ fn one_line(error: &wasmtime::Error) -> String {
     printable(&format!("{error:#}"))
 }
 
-/// Asks the component who it is and whether it is ready, under the same limits as any call.
-async fn introduce(name: &str, inner: Arc<Inner>, parts: Arc<Parts>) -> Result<Arc<WasmBackend>, LoadError> {
-    let digest = parts.compiled.digest;
-    let failed = |function| {
-        move |failure: crate::outcome::Failure| LoadError::FirstCall {
-            name: name.to_owned(),
-            function,
-            source: failure.into_error(),
-        }
-    };
-    let context = || Context {
+/// What a backend shares that nothing was configured for.
+pub(crate) async fn bare(
+    name: &str,
+    settings: BTreeMap<String, String>,
+    limits: &Limits,
+) -> Result<Shared, LoadError> {
+    let policy = Policy::new(name, &HttpConfig::default())?;
+    Ok(Shared {
+        session: Arc::new(session::Store::new(limits)),
+        http: Arc::new(Client::new(policy, limits, Arc::new(connect::System))),
+        settings: Arc::new(settings),
+        state: Arc::new(open_state(name, StateConfig::default(), limits.state_bytes).await?),
+        pool: None,
+        faults: FaultPlan::default(),
+    })
+}
+
+/// Calls a component for the first time, under the same limits as any call.
+async fn first_call<T: Send + 'static>(
+    name: &str,
+    inner: &Inner,
+    parts: &Arc<Parts>,
+    function: &'static str,
+    work: Function<T>,
+) -> Result<T, LoadError> {
+    let context = Context {
         deadline: Instant::now() + parts.limits.deadline(),
         secrets: Secrets::default(),
+        redactor: Redactor::default(),
         guard: None,
     };
-    let description = call::spawn(&inner, Arc::clone(&parts), context(), "describe", exports::describe())
-        .await
-        .answer
-        .map_err(failed("identity.describe"))?;
+    let end = call::spawn(inner, Arc::clone(parts), context, function, work).await;
+    end.answer.map_err(|failure| LoadError::FirstCall {
+        name: name.to_owned(),
+        function,
+        source: failure.into_error(),
+    })
+}
+
+/// Asks a component who it is.
+async fn describe(name: &str, inner: &Inner, parts: &Arc<Parts>) -> Result<Description, LoadError> {
+    first_call(name, inner, parts, "instantiation", exports::check())
+        .await?
+        .map_err(|reason| LoadError::Mismatch { name: name.to_owned(), reason: printable(&reason) })?;
+    let description = first_call(name, inner, parts, "identity.describe", exports::describe()).await?;
     let description = convert::description(description);
     checks::description(&description)
         .map_err(|reason| LoadError::Description { name: name.to_owned(), reason })?;
-    let readiness = call::spawn(&inner, Arc::clone(&parts), context(), "probe", exports::probe())
-        .await
-        .answer
-        .map_err(failed("identity.probe"))?;
-    match convert::readiness(readiness) {
+    Ok(description)
+}
+
+/// Asks a component who it is and whether it is ready.
+async fn introduce(name: &str, inner: Arc<Inner>, parts: Arc<Parts>) -> Result<Arc<WasmBackend>, LoadError> {
+    let digest = parts.compiled.digest;
+    let description = describe(name, &inner, &parts).await?;
+    let metrics = inner.metrics.of(&description.name);
+    parts.shared.session.count(metrics.session());
+    parts.shared.http.count(metrics.http());
+    let readiness = first_call(name, &inner, &parts, "identity.probe", exports::probe()).await?;
+    match convert::readiness(readiness, &Redactor::default()) {
         Readiness::Ready => {
             tracing::info!(driver = %description.name, version = printable(&description.version), %digest, "backend loaded");
         }

@@ -14,6 +14,8 @@ use crate::breaker::Position;
 /// Buckets of the Go sidecars, so that their dashboards and alerts go on working. In seconds.
 const SIDECAR_BUCKETS: [f64; 13] =
     [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
+/// From an array next door to one that takes its time. In seconds.
+const EXCHANGE_BUCKETS: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 /// Powers of two around what guests of all languages were seen to use. In bytes.
 const MEMORY_BUCKETS: [f64; 9] = [
     262_144.0,
@@ -42,8 +44,33 @@ struct Ending {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PoolOperation {
+    driver_name: String,
+    operation: &'static str,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Driver {
     driver_name: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SessionUse {
+    driver_name: String,
+    event: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Exchange {
+    driver_name: String,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Denial {
+    driver_name: String,
+    reason: &'static str,
 }
 
 type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
@@ -57,6 +84,16 @@ pub struct BackendMetrics {
     in_flight: Family<Driver, Gauge>,
     unsettled: Family<Driver, Gauge>,
     breaker: Family<Driver, Gauge>,
+    sessions: Family<Driver, Gauge>,
+    session_uses: Family<SessionUse, Counter>,
+    exchanges: Family<Exchange, Counter>,
+    exchange_seconds: Histograms<Driver>,
+    denials: Family<Denial, Counter>,
+    state_entries: Family<Driver, Gauge>,
+    state_bytes: Family<Driver, Gauge>,
+    pool_operations: Family<PoolOperation, Counter>,
+    pool_items: Family<Driver, Gauge>,
+    pool_bytes: Family<Driver, Gauge>,
 }
 
 impl Default for BackendMetrics {
@@ -68,6 +105,16 @@ impl Default for BackendMetrics {
             in_flight: Family::default(),
             unsettled: Family::default(),
             breaker: Family::default(),
+            sessions: Family::default(),
+            session_uses: Family::default(),
+            exchanges: Family::default(),
+            exchange_seconds: Family::new_with_constructor(|| Histogram::new(EXCHANGE_BUCKETS)),
+            denials: Family::default(),
+            state_entries: Family::default(),
+            state_bytes: Family::default(),
+            pool_operations: Family::default(),
+            pool_items: Family::default(),
+            pool_bytes: Family::default(),
         }
     }
 }
@@ -106,7 +153,61 @@ impl BackendMetrics {
             "State of the breaker: 0 closed, 1 open (calls are refused), 2 half-open (one call is tried)",
             metrics.breaker.clone(),
         );
+        registry.register(
+            "cofferdam_backend_sessions",
+            "Values that the `session` import holds",
+            metrics.sessions.clone(),
+        );
+        registry.register(
+            "cofferdam_backend_session_events",
+            "Uses of the `session` import: hit, miss (a call got the turn), put, invalidated",
+            metrics.session_uses.clone(),
+        );
+        registry.register(
+            "cofferdam_backend_http_exchanges",
+            "Requests of the `http` import by the class of their response's status, or by what went wrong",
+            metrics.exchanges.clone(),
+        );
+        registry.register(
+            "cofferdam_backend_http_exchange_seconds",
+            "Duration of requests of the `http` import, with connection and body",
+            metrics.exchange_seconds.clone(),
+        );
+        registry.register(
+            "cofferdam_backend_http_denied",
+            "Requests of the `http` import that the operator's configuration forbids: their origin, or the address behind it",
+            metrics.denials.clone(),
+        );
+        metrics.register_storage(registry);
         metrics
+    }
+
+    fn register_storage(&self, registry: &mut Registry) {
+        registry.register(
+            "cofferdam_backend_state_entries",
+            "Entries that the driver keeps through its `state` import",
+            self.state_entries.clone(),
+        );
+        registry.register(
+            "cofferdam_backend_state_bytes",
+            "What these entries count against the limit `state-bytes`",
+            self.state_bytes.clone(),
+        );
+        registry.register(
+            "cofferdam_backend_pool_operations",
+            "Operations on the driver's pool by how they ended",
+            self.pool_operations.clone(),
+        );
+        registry.register(
+            "cofferdam_backend_pool_items",
+            "Directories and images in the driver's pool",
+            self.pool_items.clone(),
+        );
+        registry.register(
+            "cofferdam_backend_pool_bytes",
+            "Bytes that are promised to the images of the driver's pool",
+            self.pool_bytes.clone(),
+        );
     }
 
     /// The part of one driver.
@@ -118,6 +219,8 @@ impl BackendMetrics {
             unsettled: self.unsettled.get_or_create(&label).clone(),
             breaker: self.breaker.get_or_create(&label).clone(),
             memory: self.memory.get_or_create(&label).clone(),
+            state_entries: self.state_entries.get_or_create(&label).clone(),
+            state_bytes: self.state_bytes.get_or_create(&label).clone(),
             all: self.clone(),
             driver,
         }
@@ -133,9 +236,38 @@ pub(crate) struct DriverMetrics {
     unsettled: Gauge<i64, AtomicI64>,
     breaker: Gauge<i64, AtomicI64>,
     memory: Histogram,
+    state_entries: Gauge<i64, AtomicI64>,
+    state_bytes: Gauge<i64, AtomicI64>,
 }
 
 impl DriverMetrics {
+    /// The part of the `session` import.
+    pub(crate) fn session(&self) -> SessionMetrics {
+        let driver_name = self.driver.clone();
+        let of = |event| {
+            let label = SessionUse { driver_name: driver_name.clone(), event };
+            self.all.session_uses.get_or_create(&label).clone()
+        };
+        SessionMetrics {
+            held: self.all.sessions.get_or_create(&Driver { driver_name: driver_name.clone() }).clone(),
+            hits: of("hit"),
+            misses: of("miss"),
+            puts: of("put"),
+            invalidations: of("invalidated"),
+        }
+    }
+
+    /// The part of the `http` import.
+    pub(crate) fn http(&self) -> HttpMetrics {
+        let label = Driver { driver_name: self.driver.clone() };
+        HttpMetrics {
+            exchanges: self.all.exchanges.clone(),
+            denials: self.all.denials.clone(),
+            seconds: self.all.exchange_seconds.get_or_create(&label).clone(),
+            driver: self.driver.clone(),
+        }
+    }
+
     /// A call began; it ends when the value is dropped.
     pub(crate) fn begin(&self) -> InFlight {
         self.in_flight.inc();
@@ -170,12 +302,92 @@ impl DriverMetrics {
         self.unsettled.set(i64::try_from(subjects).unwrap_or(i64::MAX));
     }
 
+    /// The state has so many entries and bytes.
+    pub(crate) fn state(&self, (entries, bytes): (usize, usize)) {
+        self.state_entries.set(i64::try_from(entries).unwrap_or(i64::MAX));
+        self.state_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+
+    /// The pool has so many items, and has promised so many bytes to images. Drivers without a pool never say so.
+    pub(crate) fn pool(&self, items: usize, bytes: u64) {
+        let label = Driver { driver_name: self.driver.clone() };
+        self.all.pool_items.get_or_create(&label).set(i64::try_from(items).unwrap_or(i64::MAX));
+        self.all.pool_bytes.get_or_create(&label).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+
+    /// An operation on the pool ended.
+    pub(crate) fn pool_operation(&self, operation: &'static str, outcome: &'static str) {
+        let label = PoolOperation { driver_name: self.driver.clone(), operation, outcome };
+        self.all.pool_operations.get_or_create(&label).inc();
+    }
+
     pub(crate) fn breaker(&self, position: Position) {
         self.breaker.set(match position {
             Position::Closed => 0,
             Position::Open => 1,
             Position::HalfOpen => 2,
         });
+    }
+}
+
+/// What the `session` import of one driver counts.
+#[derive(Clone, Debug)]
+pub(crate) struct SessionMetrics {
+    held: Gauge<i64, AtomicI64>,
+    hits: Counter,
+    misses: Counter,
+    puts: Counter,
+    invalidations: Counter,
+}
+
+impl SessionMetrics {
+    pub(crate) fn held(&self, values: usize) {
+        self.held.set(i64::try_from(values).unwrap_or(i64::MAX));
+    }
+
+    pub(crate) fn hit(&self) {
+        self.hits.inc();
+    }
+
+    pub(crate) fn miss(&self) {
+        self.misses.inc();
+    }
+
+    pub(crate) fn put(&self) {
+        self.puts.inc();
+    }
+
+    pub(crate) fn invalidated(&self) {
+        self.invalidations.inc();
+    }
+}
+
+/// What the `http` import of one driver counts.
+#[derive(Clone, Debug)]
+pub(crate) struct HttpMetrics {
+    exchanges: Family<Exchange, Counter>,
+    denials: Family<Denial, Counter>,
+    seconds: Histogram,
+    driver: String,
+}
+
+impl HttpMetrics {
+    /// A request ended.
+    pub(crate) fn ended(&self, outcome: &'static str, took: Duration) {
+        self.refused(outcome);
+        self.seconds.observe(took.as_secs_f64());
+    }
+
+    /// A request was refused at once.
+    pub(crate) fn refused(&self, outcome: &'static str) {
+        let driver_name = self.driver.clone();
+        self.exchanges.get_or_create(&Exchange { driver_name, outcome }).inc();
+    }
+
+    /// A request was to go where it may not.
+    pub(crate) fn denied(&self, reason: &'static str) {
+        let driver_name = self.driver.clone();
+        self.denials.get_or_create(&Denial { driver_name, reason }).inc();
     }
 }
 
@@ -186,5 +398,45 @@ pub(crate) struct InFlight(Gauge<i64, AtomicI64>);
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.dec();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_scrape_shows_after_known_calls() {
+        let mut registry = Registry::default();
+        let metrics = BackendMetrics::register(&mut registry).of(&DriverName::new("array.example"));
+        let running = metrics.begin();
+        drop(metrics.begin());
+        for took in [50, 700] {
+            metrics.ended("/csi.v1.Controller/CreateVolume", "OK", "ok", Duration::from_millis(took));
+        }
+        metrics.ended("/csi.v1.Controller/DeleteVolume", "Internal", "trap", Duration::from_secs(1));
+        metrics.memory(1 << 20);
+        metrics.unsettled(3);
+        metrics.breaker(Position::Open);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let create = r#"driver_name="array.example",method_name="/csi.v1.Controller/CreateVolume""#;
+        let delete = r#"driver_name="array.example",method_name="/csi.v1.Controller/DeleteVolume""#;
+        for line in [
+            format!(r#"csi_sidecar_operations_seconds_count{{{create},grpc_status_code="OK"}} 2"#),
+            format!(r#"csi_sidecar_operations_seconds_sum{{{create},grpc_status_code="OK"}} 0.75"#),
+            format!(r#"csi_sidecar_operations_seconds_bucket{{le="0.1",{create},grpc_status_code="OK"}} 1"#),
+            format!(r#"csi_sidecar_operations_seconds_count{{{delete},grpc_status_code="Internal"}} 1"#),
+            format!(r#"cofferdam_backend_calls_total{{{create},outcome="ok"}} 2"#),
+            format!(r#"cofferdam_backend_calls_total{{{delete},outcome="trap"}} 1"#),
+            r#"cofferdam_backend_call_memory_bytes_bucket{le="1048576.0",driver_name="array.example"} 1"#
+                .to_owned(),
+            r#"cofferdam_backend_calls_in_flight{driver_name="array.example"} 1"#.to_owned(),
+            r#"cofferdam_backend_unsettled{driver_name="array.example"} 3"#.to_owned(),
+            r#"cofferdam_backend_breaker_state{driver_name="array.example"} 1"#.to_owned(),
+        ] {
+            assert!(text.lines().any(|found| found == line), "expected {line} in\n{text}");
+        }
+        drop(running);
     }
 }

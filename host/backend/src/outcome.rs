@@ -17,8 +17,10 @@ pub(crate) enum Failure {
     Exit,
     /// The guest computed longer than it may.
     Cpu(Duration),
-    /// The guest wanted more memory or tables than it may have.
+    /// The guest wanted more memory than it may have.
     Memory(usize),
+    /// The guest wanted more of something else than it may have.
+    Exhausted(Bounded),
     /// Time ran out.
     Deadline(Duration),
     /// Time ran out so early that it says nothing about the guest.
@@ -35,6 +37,17 @@ pub(crate) enum Failure {
     Tripped(Duration),
     /// Another call for the volume is running, or has an open outcome.
     Guarded(Refusal),
+}
+
+/// What a guest may have a number of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bounded {
+    /// What it is, in the plural.
+    pub(crate) what: &'static str,
+    /// How many it may have.
+    pub(crate) most: usize,
+    /// The limit's name.
+    pub(crate) limit: &'static str,
 }
 
 /// What a call tells the breaker.
@@ -68,9 +81,11 @@ impl Failure {
             ),
             Self::Memory(limit) => unknown(
                 ErrorKind::Internal,
-                format!(
-                    "the backend wanted more than {limit} bytes of memory, or too many tables (limit `memory-bytes`)"
-                ),
+                format!("the backend wanted more than {limit} bytes of memory (limit `memory-bytes`)"),
+            ),
+            Self::Exhausted(Bounded { what, most, limit }) => unknown(
+                ErrorKind::Internal,
+                format!("the backend wanted more than {most} {what} (limit `{limit}`)"),
             ),
             Self::Deadline(deadline) | Self::Hurried(deadline) => unknown(
                 ErrorKind::DeadlineExceeded,
@@ -123,6 +138,7 @@ impl Failure {
             Self::Exit => "exit",
             Self::Cpu(_) => "cpu",
             Self::Memory(_) => "memory",
+            Self::Exhausted(_) => "limit",
             Self::Deadline(_) | Self::Hurried(_) => "deadline",
             Self::ResultTooLarge(_) => "result-too-large",
             Self::Untrue(_) => "untrue",
@@ -142,6 +158,7 @@ impl Failure {
             | Self::Exit
             | Self::Cpu(_)
             | Self::Memory(_)
+            | Self::Exhausted(_)
             | Self::Deadline(_)
             | Self::ResultTooLarge(_)
             | Self::Panic => Sign::Broken,
@@ -160,12 +177,14 @@ mod tests {
         use ErrorKind::{Aborted, DeadlineExceeded, Internal, OutOfRange, Unavailable};
         use Finality::{Final, InProgress, Unknown};
         let second = Duration::from_secs(1);
+        let handles = Bounded { what: "handles", most: 1, limit: "handles" };
         let table = [
             (Failure::Storage(StorageError::last(OutOfRange, "m")), OutOfRange, Final, Sign::Alive),
             (Failure::Trap("m".to_owned()), Internal, Unknown, Sign::Broken),
             (Failure::Exit, Internal, Unknown, Sign::Broken),
             (Failure::Cpu(second), Internal, Unknown, Sign::Broken),
             (Failure::Memory(1), Internal, Unknown, Sign::Broken),
+            (Failure::Exhausted(handles), Internal, Unknown, Sign::Broken),
             (Failure::Deadline(second), DeadlineExceeded, Unknown, Sign::Broken),
             (Failure::ResultTooLarge(1), Internal, Unknown, Sign::Broken),
             (Failure::Untrue("m".to_owned()), Internal, Unknown, Sign::Alive),

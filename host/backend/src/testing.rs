@@ -35,8 +35,9 @@ impl FaultPlan {
         self.lock().armed.take().is_none()
     }
 
-    /// Does what a guest asked for, unless its call shall die here.
-    pub(crate) fn around<T>(&self, host: impl FnOnce() -> T) -> wasmtime::Result<T> {
+    /// Does what a guest asked for, unless its call shall die here. For what changes something outside of the call, or tells
+    /// what there is: between two of these nothing happens that anybody else could see.
+    pub(crate) async fn around<T>(&self, host: impl Future<Output = wasmtime::Result<T>>) -> wasmtime::Result<T> {
         let number = {
             let mut plan = self.lock();
             let number = plan.calls;
@@ -44,7 +45,7 @@ impl FaultPlan {
             number
         };
         self.strike(Fault::Before(number))?;
-        let answer = host();
+        let answer = host.await?;
         self.strike(Fault::After(number))?;
         Ok(answer)
     }
@@ -67,19 +68,19 @@ impl FaultPlan {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_call_dies_once_and_at_its_place() {
+    #[tokio::test]
+    async fn a_call_dies_once_and_at_its_place() {
         let plan = FaultPlan::default();
-        let mut done = 0;
-        let mut call = || plan.around(|| done += 1).is_ok();
+        let done = std::cell::Cell::new(0);
+        let call = async || plan.around(async { Ok(done.set(done.get() + 1)) }).await.is_ok();
         plan.arm(Fault::After(1));
-        assert_eq!([call(), call(), call()], [true, false, true]);
+        assert_eq!([call().await, call().await, call().await], [true, false, true]);
         plan.arm(Fault::Before(0));
-        assert_eq!([call(), call()], [false, true]);
+        assert_eq!([call().await, call().await], [false, true]);
         assert!(plan.disarm());
         plan.arm(Fault::Before(9));
-        assert!(call());
+        assert!(call().await);
         assert!(!plan.disarm(), "nothing died");
-        assert_eq!(done, 5);
+        assert_eq!(done.get(), 5);
     }
 }

@@ -7,10 +7,13 @@ use std::{sync::Arc, time::Duration};
 
 use cofferdam_backend::{Backend as _, Call, Limits, WasmBackend};
 use cofferdam_domain::{
-    VolumeHandle,
-    storage::{ErrorKind, Finality, StorageError},
+    GroupSnapshotHandle, SnapshotHandle, VolumeHandle,
+    storage::{
+        CreateGroupSnapshot, CreateSnapshot, ErrorKind, Finality, PageRequest, Parameters, Readiness, Secret,
+        StorageError, ValidateVolume, Validation,
+    },
 };
-use common::{call, create, engine, load};
+use common::{call, create, engine, load, request};
 
 /// A breaker that stays out of the way.
 fn limits() -> Limits {
@@ -159,16 +162,199 @@ async fn a_backend_that_only_fails_is_left_alone() {
 
 #[tokio::test]
 async fn too_many_calls_are_refused_at_once() {
-    let limits = Limits { concurrent_calls: 1, queued_calls: 2, deadline_ms: 300, ..limits() };
+    let limits = Limits { concurrent_calls: 1, queued_calls: 1, deadline_ms: 2_000, ..limits() };
     let backend = hostile(&[], limits).await;
-    // Sleepers of different volumes, as far as the guard can tell; the name of one is a misdeed.
+    // Sleepers of different volumes: whichever comes first has the only place.
     let first = create(&backend, "sleep", 1);
     let second = backend.delete_volume(call(), VolumeHandle::new("sleep"));
-    let third = create(&backend, "third", 1);
-    let (first, second, third) = futures::join!(first, second, third);
-    let errors: Vec<_> =
-        [first.map(drop), second, third.map(drop)].into_iter().filter_map(Result::err).collect();
-    assert!(errors.iter().any(|error| error.kind == ErrorKind::Unavailable), "{errors:?}");
-    assert!(errors.iter().all(|error| error.finality == Finality::Unknown));
+    let (first, second) = futures::join!(first, second);
+    let mut kinds = [first.unwrap_err().kind, second.unwrap_err().kind];
+    kinds.sort_by_key(|kind| kind.as_str());
+    assert_eq!(kinds, [ErrorKind::DeadlineExceeded, ErrorKind::Unavailable]);
     works(&backend).await;
+}
+
+#[tokio::test]
+async fn a_guest_that_looks_around_finds_nothing() {
+    let backend = hostile(&[], limits()).await;
+    let found = create(&backend, "look-around", 1).await.unwrap().context;
+    assert_eq!(found.len(), 6);
+    assert!(found.values().all(|count| count == "0"), "{found:?}");
+}
+
+#[tokio::test]
+async fn state_without_measure() {
+    let small = Limits { state_bytes: 1 << 20, ..limits() };
+    let backend = hostile(&[], small).await;
+    for (misuse, expected) in [
+        ("state-key", "KeySize(Bound { limit: 512, given: 10240 })"),
+        ("state-read-key", "KeySize(Bound { limit: 512, given: 10240 })"),
+        ("state-prefix", "KeySize(Bound { limit: 512, given: 10240 })"),
+        ("state-no-key", "KeySize(Bound { limit: 512, given: 0 })"),
+        ("state-value", "ValueSize(Bound { limit: 65536, given: 65537 })"),
+        ("state-batch", "BatchSize(Bound { limit: 16, given: 17 })"),
+        ("state-none", "BatchSize(Bound { limit: 16, given: 0 })"),
+        ("state-twice", "RepeatedKey(\"k\")"),
+    ] {
+        let error = create(&backend, misuse, 1).await.unwrap_err();
+        assert_eq!((error.kind, error.message.as_str()), (ErrorKind::InvalidArgument, expected), "{misuse}");
+    }
+    let error = create(&backend, "state-huge-value", 1).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::Internal, "a value of more than 4194304 bytes");
+    assert_eq!(backend.state_usage(), (0, 0));
+    let error = create(&backend, "state-full", 1).await.unwrap_err();
+    assert!(error.message.starts_with("Full(Bound { limit: 1048576, given: "), "{error}");
+    assert!(backend.state_usage().1 <= 1 << 20);
+    works(&backend).await;
+}
+
+/// What no guest may repeat; as long as secrets are, with a character that is escaped where texts are quoted.
+const SECRET: &str = "hunter2\"hunter2";
+
+fn secret_call() -> Call {
+    Call { secrets: [("password".to_owned(), Secret::new(SECRET))].into_iter().collect(), ..call() }
+}
+
+#[tokio::test]
+async fn secrets_do_not_come_back() {
+    let backend = hostile(&[("echo", SECRET), ("on-probe", "echo")], limits()).await;
+    for (echo, expected) in [
+        ("echo-handle", "the volume handle holds a secret of the call"),
+        ("echo-context", "the context holds a secret of the call under the key \"password\""),
+        ("echo-key", "the context has the key \"[secret]\" twice"),
+        ("echo-attachment", "the attachment holds a secret of the call under the key \"path\""),
+        ("echo-kind", "the attachment's kind is \"the array says: [secret].\""),
+        ("echo-topology", "the topology key \"the array says: [secret].\" is not a label's key"),
+        ("echo-error", "the array says: [secret]."),
+    ] {
+        let error = backend.create_volume(secret_call(), request(echo, 1)).await.unwrap_err();
+        assert!(error.message.contains(expected) && !error.message.contains("hunter2"), "{error}");
+    }
+    let asked = ValidateVolume {
+        handle: VolumeHandle::new("v"),
+        context: Parameters::new(),
+        capabilities: Vec::new(),
+        parameters: [("echo".to_owned(), SECRET.to_owned())].into(),
+        mutable_parameters: Parameters::new(),
+    };
+    let answer = backend.validate_volume(secret_call(), asked).await.unwrap();
+    assert_eq!(answer, Validation::Refused("the array knows [secret] already".to_owned()));
+    let answer = backend.probe(secret_call()).await.unwrap();
+    assert_eq!(answer, Readiness::NotReady("the array says: [secret].".to_owned()));
+    let status = backend.get_volume(secret_call(), VolumeHandle::new("echo")).await.unwrap();
+    assert_eq!(status.condition.unwrap().message, "the array says: [secret].");
+    let asked = CreateSnapshot {
+        name: "echo-handle".to_owned(),
+        source: VolumeHandle::new("v"),
+        parameters: Parameters::new(),
+    };
+    let error = backend.create_snapshot(secret_call(), asked).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::Internal, "the snapshot handle holds a secret of the call");
+}
+
+fn after(after: &str) -> PageRequest {
+    PageRequest { after: Some(after.to_owned()), limit: Some(3) }
+}
+
+#[tokio::test]
+async fn listings_that_lie() {
+    let backend = hostile(&[], limits()).await;
+    let source = || Some(VolumeHandle::new("v"));
+    for (lie, expected) in [
+        ("same", "a page ends where it began"),
+        ("no-next", "a page's end has 0 bytes; expected 1 to 4096"),
+        ("long-next", "a page's end has 10240 bytes; expected 1 to 4096"),
+        ("too-many", "a page has 4 entries; at most 3 were asked for"),
+    ] {
+        let error = backend.list_snapshots(call(), source(), after(lie)).await.unwrap_err();
+        assert_unknown(&error, ErrorKind::Internal, expected);
+        let error = backend.list_volumes(call(), after(lie)).await.unwrap_err();
+        assert_unknown(&error, ErrorKind::Internal, expected);
+    }
+    let error = backend.list_snapshots(call(), source(), after("stranger")).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::Internal, "is a snapshot of another volume");
+    let error = backend.list_volumes(call(), after("bad-entry")).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::Internal, "the volume handle has 0 bytes");
+    assert_eq!(backend.list_snapshots(call(), source(), after("good")).await.unwrap().snapshots.len(), 3);
+    assert_eq!(backend.list_volumes(call(), after("good")).await.unwrap().next.as_deref(), Some("end"));
+}
+
+#[tokio::test]
+async fn answers_about_something_else() {
+    let backend = hostile(&[], limits()).await;
+    let error = backend.get_volume(call(), VolumeHandle::new("other")).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::Internal, "it describes another volume than other");
+    let error = backend.get_snapshot(call(), SnapshotHandle::new("other")).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::Internal, "it describes another snapshot than other");
+    let group = GroupSnapshotHandle::new("other");
+    let error = backend.get_group_snapshot(call(), group, [].into()).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::Internal, "it describes another group snapshot than other");
+    for (lie, expected) in [
+        ("long-node", "a node's id has 10240 bytes; expected 1 to 256"),
+        ("control-node", "a node's id \"a b\" has control characters"),
+        ("many-nodes", "a volume is published to 10001 nodes"),
+        ("long-owner", "the owner's cluster has 10240 bytes; expected 0 to 253"),
+    ] {
+        let error = backend.get_volume(call(), VolumeHandle::new(lie)).await.unwrap_err();
+        assert_unknown(&error, ErrorKind::Internal, expected);
+    }
+}
+
+#[tokio::test]
+async fn snapshots_and_groups_that_lie() {
+    let backend = hostile(&[], limits()).await;
+    let (source, parameters) = (VolumeHandle::new("v"), Parameters::new());
+    for (lie, expected) in [
+        ("no-handle", "the snapshot handle has 0 bytes"),
+        ("too-large", "18446744073709551615 bytes"),
+        ("late", "the snapshot was cut at 18446744073709551615 ms"),
+        ("long-group", "the group's handle has 129 bytes"),
+    ] {
+        let (name, source, parameters) = (lie.to_owned(), source.clone(), parameters.clone());
+        let error =
+            backend.create_snapshot(call(), CreateSnapshot { name, source, parameters }).await.unwrap_err();
+        assert_unknown(&error, ErrorKind::Internal, expected);
+    }
+    let group = |name: &str| CreateGroupSnapshot {
+        name: name.to_owned(),
+        sources: [VolumeHandle::new("a"), VolumeHandle::new("b")].into(),
+        parameters: Parameters::new(),
+    };
+    let members = "the group's members are not one snapshot of each volume that was asked for";
+    for (lie, expected) in [
+        ("fewer", members),
+        ("twice", members),
+        ("stranger", members),
+        ("no-member", "the member \"a\" does not say that it is the group's"),
+        ("not-ready", "the group is ready and one of its members is not"),
+    ] {
+        let error = backend.create_group_snapshot(call(), group(lie)).await.unwrap_err();
+        assert_unknown(&error, ErrorKind::Internal, expected);
+    }
+    assert_eq!(backend.create_group_snapshot(call(), group("good")).await.unwrap().snapshots.len(), 2);
+}
+
+#[tokio::test]
+async fn a_quiet_backend_works_beside_noisy_ones() {
+    let engine = engine();
+    let noisy = load(&engine, cofferdam_guests::HOSTILE, &[], limits()).await.unwrap();
+    let quiet = load(&engine, cofferdam_guests::MEMORY, &[], Limits::default()).await.unwrap();
+    for misdeed in ["loop", "hoard", "flood"] {
+        let ask = || {
+            let asked = ValidateVolume {
+                handle: VolumeHandle::new("v"),
+                context: Parameters::new(),
+                capabilities: Vec::new(),
+                parameters: [("misdeed".to_owned(), misdeed.to_owned())].into(),
+                mutable_parameters: Parameters::new(),
+            };
+            let noisy = Arc::clone(&noisy);
+            tokio::spawn(async move { noisy.validate_volume(call(), asked).await })
+        };
+        let noise: Vec<_> = (0..Limits::default().concurrent_calls).map(|_| ask()).collect();
+        for number in 0..200 {
+            create(&quiet, &format!("{misdeed}-{number}"), 7).await.unwrap();
+        }
+        noise.iter().for_each(tokio::task::JoinHandle::abort);
+    }
 }

@@ -9,8 +9,9 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use cofferdam_backend::Limits;
-use common::{create, engine, load};
+use cofferdam_backend::{Backend as _, Call, Limits};
+use cofferdam_domain::storage::Secret;
+use common::{call, create, engine, load, request};
 
 #[derive(Clone, Default)]
 struct Captured(Arc<Mutex<Vec<u8>>>);
@@ -43,7 +44,8 @@ async fn what_guests_say_is_logged_and_bounded() {
         .finish();
     tracing::subscriber::set_global_default(subscriber).unwrap();
     let limits = Limits { cpu_ms: 60_000, log_bytes: 4_096, ..Limits::default() };
-    let backend = load(&engine(), cofferdam_guests::HOSTILE, &[], limits).await.unwrap();
+    let echo = [("echo", "hunter2-hunter2")];
+    let backend = load(&engine(), cofferdam_guests::HOSTILE, &echo, limits).await.unwrap();
     captured.take();
 
     create(&backend, "panic", 1).await.unwrap_err();
@@ -64,4 +66,12 @@ async fn what_guests_say_is_logged_and_bounded() {
         "{}",
         log.len()
     );
+
+    let secret = ("password".to_owned(), Secret::new("hunter2-hunter2"));
+    let secret_call = Call { secrets: [secret].into_iter().collect(), ..call() };
+    backend.create_volume(secret_call, request("echo-log", 1)).await.unwrap();
+    let log = captured.take();
+    // Through the import, on standard output, and on standard error.
+    assert_eq!(log.matches("the array says: [secret].").count(), 3, "{log}");
+    assert!(!log.contains("hunter2"), "{log}");
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use cofferdam_cluster::{Intent, IntentClass, Journal, JournalError, metrics::Metrics};
 use cofferdam_domain::{

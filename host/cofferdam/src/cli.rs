@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::vendor::BackendCommand;
+
 /// Kubernetes persistent storage from one binary; drivers are sandboxed WebAssembly components.
 #[derive(Debug, Parser)]
 #[command(name = "cofferdam", version, propagate_version = true, max_term_width = 100)]
@@ -19,6 +21,9 @@ pub(crate) enum Command {
     Run(ClusterFlags),
     /// Run a Kubernetes API, a driver and every role in this process, for kubectl on this machine
     Dev(DevFlags),
+    /// Work on a driver component without a cluster
+    #[command(subcommand)]
+    Backend(BackendCommand),
     /// Print every effective setting and where it comes from
     Config(ClusterFlags),
     /// Print version, target and the contract with drivers

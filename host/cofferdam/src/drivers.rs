@@ -46,20 +46,28 @@ pub(crate) async fn load_all(engine: &Engine, configuration: &Configuration) -> 
     Ok(drivers)
 }
 
-async fn load(engine: &Engine, name: &str, section: &BackendSection) -> Result<Driver, Failure> {
-    let source = match &section.file {
-        Some(file) => Source::File(file.clone()),
-        None => Source::Bytes { name: MEMORY.to_owned(), bytes: cofferdam_guests::MEMORY },
-    };
+/// What a section gives its component.
+pub(crate) fn config(section: &BackendSection) -> BackendConfig {
     let mut config = BackendConfig {
         settings: section.settings.iter().map(|(key, value)| (key.clone(), value.0.clone())).collect(),
         limits: section.limits.clone(),
+        http: section.http.clone(),
+        state: section.state.clone(),
+        pool: section.pool.clone(),
         ..BackendConfig::default()
     };
     if let Some(grants) = &section.grants {
         config.grants = grants.clone();
     }
-    let loaded = engine.load(source, config).await;
+    config
+}
+
+async fn load(engine: &Engine, name: &str, section: &BackendSection) -> Result<Driver, Failure> {
+    let source = match &section.file {
+        Some(file) => Source::File(file.clone()),
+        None => Source::Bytes { name: MEMORY.to_owned(), bytes: cofferdam_guests::MEMORY },
+    };
+    let loaded = engine.load(source, config(section)).await;
     let backend = loaded.map_err(|source| Failure::Backend { name: name.to_owned(), source })?;
     Ok(Driver { name: name.to_owned(), backend })
 }

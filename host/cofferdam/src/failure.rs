@@ -11,6 +11,7 @@ use crate::{
     config::{ConfigError, GoDuration},
     dev::{DemoError, KubeconfigError},
     telemetry::ListenError,
+    vendor::VendorError,
 };
 
 /// What failed.
@@ -40,6 +41,10 @@ pub(crate) enum Failure {
     Signals(#[source] std::io::Error),
     #[error("cannot start the runtime: {0}")]
     Runtime(#[source] std::io::Error),
+    #[error(transparent)]
+    Vendor(#[from] VendorError),
+    #[error("the component does not say who it is: {0}")]
+    Undescribed(String),
     #[error("cannot write: {0}")]
     Output(#[source] std::io::Error),
     #[error("running work did not end within drain-timeout, {}", GoDuration::from(*.0))]

@@ -12,6 +12,7 @@ mod process_metrics;
 mod run;
 mod supervisor;
 mod telemetry;
+mod vendor;
 
 use std::{
     collections::HashMap,
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         .collect();
     match command(Cli::parse().command, &environment) {
         Ok(End::Drained) => ExitCode::SUCCESS,
+        Ok(End::Failed) => ExitCode::FAILURE,
         Ok(End::Forced) => ExitCode::from(FORCED),
         Err(failure) => {
             let line = client::one_line(&failure);
@@ -52,9 +54,21 @@ fn command(command: Command, environment: &HashMap<String, String>) -> Result<En
     match command {
         Command::Run(flags) => block_on(run::run(&flags, environment)),
         Command::Dev(flags) => block_on(dev::run(&flags, environment)),
+        Command::Backend(command) => vendor(command, environment),
         Command::Config(flags) => print(&Loaded::for_cluster(&flags, environment)?.table()),
         Command::Version => print(&version()),
     }
+}
+
+/// Runs to the end and prints; what did not hold is told by the exit code, after the text.
+fn vendor(command: vendor::BackendCommand, environment: &HashMap<String, String>) -> Result<End, Failure> {
+    let mut held = true;
+    block_on(async {
+        let (text, success) = vendor::run(command, environment).await?;
+        held = success;
+        print(&text)
+    })?;
+    if held { Ok(End::Drained) } else { Ok(End::Failed) }
 }
 
 fn version() -> String {

@@ -55,6 +55,8 @@ pub(crate) struct Running {
 pub(crate) enum End {
     /// In order.
     Drained,
+    /// In order, and what was asked for did not hold; the output says what.
+    Failed,
     /// A second signal: at once.
     Forced,
 }

@@ -1,8 +1,12 @@
 //! What a guest may ask of the host: one module per import, each with its own policy.
 
 pub(crate) mod ambient;
+pub(crate) mod http;
 pub(crate) mod log;
+pub(crate) mod owner;
+pub(crate) mod pool;
 pub(crate) mod secrets;
+pub(crate) mod session;
 pub(crate) mod settings;
 pub(crate) mod state;
 
@@ -12,7 +16,7 @@ use cofferdam_domain::storage::Secrets;
 use tokio::time::Instant;
 use wasmtime::component::{HasData, Linker, ResourceTable};
 
-use self::secrets::Redactor;
+use self::secrets::{Redactor, Tenant};
 use crate::{
     bindings::cofferdam::storage as wit, guard::Guard, instance::Host, limits::Limits, testing::FaultPlan,
 };
@@ -24,6 +28,8 @@ pub(crate) struct Context {
     pub(crate) deadline: Instant,
     /// Its secrets.
     pub(crate) secrets: Secrets,
+    /// Knows them, and what is made of them on the way.
+    pub(crate) redactor: Redactor,
     /// Keeps its volume to it. What the call begins outside of the sandbox holds a clone until it has ended.
     pub(crate) guard: Option<Arc<Guard>>,
 }
@@ -36,16 +42,23 @@ pub(crate) struct Capabilities {
     /// The guest's handles of secrets.
     handles: ResourceTable,
     log: log::Log,
+    session: session::Session,
+    http: Arc<http::client::Client>,
     settings: Arc<settings::Settings>,
     state: Arc<state::Store>,
+    pool: Option<Arc<pool::Pool>>,
     faults: FaultPlan,
 }
 
 /// What all calls of one backend share.
 #[derive(Clone, Debug)]
 pub(crate) struct Shared {
+    pub(crate) session: Arc<session::Store>,
+    pub(crate) http: Arc<http::client::Client>,
     pub(crate) settings: Arc<settings::Settings>,
     pub(crate) state: Arc<state::Store>,
+    /// The backend's directory, when the operator gives it one.
+    pub(crate) pool: Option<Arc<pool::Pool>>,
     pub(crate) faults: FaultPlan,
 }
 
@@ -55,12 +68,15 @@ impl Shared {
         let mut handles = ResourceTable::new();
         handles.set_max_capacity(limits.handles);
         Capabilities {
-            redactor: Redactor::new(context.secrets.clone()),
+            redactor: context.redactor.clone(),
             context,
             handles,
             log: log::Log::new(limits.log_bytes),
+            session: session::Session::new(Arc::clone(&self.session)),
+            http: Arc::clone(&self.http),
             settings: Arc::clone(&self.settings),
             state: Arc::clone(&self.state),
+            pool: self.pool.clone(),
             faults: self.faults.clone(),
         }
     }
@@ -70,6 +86,11 @@ impl Capabilities {
     /// Says what the log has lost, when the call is over.
     pub(crate) fn finish(&self) {
         self.log.finish();
+    }
+
+    /// Whom the call works for.
+    fn tenant(&self) -> Tenant {
+        Tenant::of(&self.context.secrets)
     }
 
     /// Blots the call's secrets out.
@@ -94,5 +115,8 @@ pub(crate) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     wit::settings::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
     wit::secrets::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
     wit::reveal::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
-    wit::state::add_to_linker::<Host, Access>(linker, Host::capabilities)
+    wit::session::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
+    wit::http::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
+    wit::state::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
+    wit::pool::add_to_linker::<Host, Access>(linker, Host::capabilities)
 }

@@ -1,8 +1,13 @@
 //! `secrets` and `reveal`: the call's secrets as handles, and what stands in them for those who may see it.
 
-use std::borrow::Cow;
+use std::{
+    borrow::Cow,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use cofferdam_domain::storage::{Secret, Secrets};
+use sha2::{Digest as _, Sha256};
 use wasmtime::component::Resource;
 
 use super::Capabilities;
@@ -17,25 +22,44 @@ pub struct Handle(pub(crate) Secret);
 const BLOT: &str = "[secret]";
 
 /// Blots a call's secrets out of what the guest says. All of them, not only those that were revealed: a storage may repeat to
-/// the guest what the host has sent for it.
+/// the guest what the host has sent for it. Clones learn together.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Redactor {
     secrets: Secrets,
+    /// What the host has made of secrets in this call.
+    made: Arc<Mutex<Vec<Secret>>>,
 }
+
+/// Most texts that are made of secrets in one call.
+const MAX_MADE: usize = 64;
 
 impl Redactor {
     pub(crate) fn new(secrets: Secrets) -> Self {
-        Self { secrets }
+        Self { secrets, made: Arc::default() }
+    }
+
+    /// Takes a text that was made of secrets for one itself. `false` when there are too many of them.
+    pub(crate) fn learn(&self, text: Secret) -> bool {
+        let mut made = self.made();
+        if made.contains(&text) {
+            return true;
+        }
+        let room = made.len() < MAX_MADE;
+        if room {
+            made.push(text);
+        }
+        room
+    }
+
+    fn made(&self) -> MutexGuard<'_, Vec<Secret>> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A text without the secrets.
     pub(crate) fn blot<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        let mut found: Vec<&str> = self
-            .secrets
-            .iter()
-            .map(|(_, secret)| secret.expose())
-            .filter(|secret| is_in(secret, text))
-            .collect();
+        let made = self.made();
+        let secrets = self.secrets.iter().map(|(_, secret)| secret).chain(made.iter());
+        let mut found: Vec<&str> = secrets.map(Secret::expose).filter(|secret| is_in(secret, text)).collect();
         if found.is_empty() {
             return Cow::Borrowed(text);
         }
@@ -44,14 +68,58 @@ impl Redactor {
         Cow::Owned(found.into_iter().fold(text.to_owned(), |text, secret| text.replace(secret, BLOT)))
     }
 
+    /// A text without the secrets, also where it quotes them with escapes.
+    pub(crate) fn blot_quoted(&self, text: &str) -> String {
+        let text = self.blot(text).into_owned();
+        let quoted = |secret: &str| secret.escape_debug().to_string();
+        let found = self.secrets.iter().map(|(_, secret)| quoted(secret.expose()));
+        found
+            .filter(|secret| is_in(secret, &text))
+            .fold(text.clone(), |text, secret| text.replace(&secret, BLOT))
+    }
+
     /// Whether a text holds a secret.
     pub(crate) fn finds(&self, text: &str) -> bool {
-        self.secrets.iter().any(|(_, secret)| is_in(secret.expose(), text))
+        let made = self.made();
+        let mut secrets = self.secrets.iter().map(|(_, secret)| secret).chain(made.iter());
+        secrets.any(|secret| is_in(secret.expose(), text))
+    }
+
+    /// Whether a text holds a secret that is too long to be in it by chance.
+    pub(crate) fn finds_long(&self, text: &str) -> bool {
+        let long = |secret: &str| secret.len() >= LONG && is_in(secret, text);
+        self.secrets.iter().any(|(_, secret)| long(secret.expose()))
     }
 }
 
+/// Bytes from which on a secret does not occur in other texts by chance.
+const LONG: usize = 8;
+
 fn is_in(secret: &str, text: &str) -> bool {
     !secret.is_empty() && text.contains(secret)
+}
+
+/// Whom a call works for: calls with the same secrets, and only those, are the same. What one has opened with its secrets never
+/// serves another.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Tenant([u8; 32]);
+
+impl Tenant {
+    pub(crate) fn of(secrets: &Secrets) -> Self {
+        let mut digest = Sha256::new();
+        for text in secrets.iter().flat_map(|(name, secret)| [name, secret.expose()]) {
+            // The lengths keep apart what would read the same when joined.
+            digest.update(text.len().to_le_bytes());
+            digest.update(text);
+        }
+        Self(digest.finalize().into())
+    }
+}
+
+impl fmt::Debug for Tenant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[tenant]")
+    }
 }
 
 impl types::Host for Capabilities {}
@@ -90,6 +158,22 @@ mod tests {
     }
 
     #[test]
+    fn tenants_differ_by_every_name_and_value() {
+        let tenant = |pairs: &[(&str, &str)]| {
+            Tenant::of(&pairs.iter().map(|(name, text)| ((*name).to_owned(), Secret::new(*text))).collect())
+        };
+        let sets: [&[(&str, &str)]; 6] =
+            [&[], &[("a", "b")], &[("a", "c")], &[("ab", "")], &[("", "ab")], &[("a", "b"), ("c", "d")]];
+        for (n, one) in sets.iter().enumerate() {
+            for (m, other) in sets.iter().enumerate() {
+                assert_eq!(tenant(one) == tenant(other), n == m, "{one:?} {other:?}");
+            }
+        }
+        assert_eq!(tenant(&[("c", "d"), ("a", "b")]), tenant(&[("a", "b"), ("c", "d")]));
+        assert_eq!(format!("{:?}", tenant(&[])), "[tenant]");
+    }
+
+    #[test]
     fn every_secret_is_blotted_out() {
         #[rustfmt::skip] // one row a case
         let table: [(&[&str], &str, &str); 5] = [
@@ -102,6 +186,15 @@ mod tests {
         for (secrets, text, expected) in table {
             assert_eq!(redactor(secrets).blot(text), expected, "{text}");
         }
+        let knowing = redactor(&["a"]);
+        assert!(knowing.learn(Secret::new("YTpi")) && knowing.learn(Secret::new("YTpi")));
+        assert_eq!(knowing.clone().blot("Basic YTpi"), "B[secret]sic [secret]");
+        assert!(knowing.finds("YTpi") && !redactor(&["a"]).finds("YTpi"));
+        assert_eq!((0..100).filter(|n| knowing.learn(Secret::new(n.to_string()))).count(), MAX_MADE - 1);
+        assert_eq!(
+            redactor(&["pass\"word\\"]).blot_quoted("the key \"pass\\\"word\\\\\""),
+            "the key \"[secret]\""
+        );
         assert!(redactor(&["x"]).finds("axb") && !redactor(&["", "x"]).finds("ab"));
     }
 }

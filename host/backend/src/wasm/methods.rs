@@ -46,6 +46,7 @@ impl WasmBackend {
 fn created(volume: wit::Volume, redactor: &Redactor) -> Result<CreatedVolume, String> {
     let volume = convert::created(volume)?;
     checks::created(&volume)?;
+    checks::no_secret_in("the volume handle", volume.handle.as_str(), redactor)?;
     checks::no_secret("the context", &volume.context, redactor)?;
     if let Some(attachment) = &volume.attachment {
         checks::no_secret("the attachment", &attachment.fields, redactor)?;
@@ -79,7 +80,7 @@ impl Backend for WasmBackend {
     }
 
     fn probe(&self, call: Call) -> Answer<'_, Readiness> {
-        let accept = |readiness, _: &Redactor| Ok(convert::readiness(readiness));
+        let accept = |readiness, redactor: &Redactor| Ok(convert::readiness(readiness, redactor));
         self.answer(call, Job::new("/csi.v1.Identity/Probe", None, exports::probe(), accept))
     }
 
@@ -290,17 +291,21 @@ impl Backend for WasmBackend {
     }
 }
 
-fn snapshot(found: wit::Snapshot, _: &Redactor) -> Result<Snapshot, String> {
+fn snapshot(found: wit::Snapshot, redactor: &Redactor) -> Result<Snapshot, String> {
     let found = convert::snapshot(found);
-    checks::snapshot(&found).map(|()| found)
+    checks::snapshot(&found)?;
+    checks::no_secret_in("the snapshot handle", found.handle.as_str(), redactor)?;
+    Ok(found)
 }
 
 fn group(
     found: crate::bindings::exports::cofferdam::storage::group_snapshots::GroupSnapshot,
-    _: &Redactor,
+    redactor: &Redactor,
 ) -> Result<GroupSnapshot, String> {
     let found = convert::group_snapshot(found);
-    checks::group_snapshot(&found).map(|()| found)
+    checks::group_snapshot(&found)?;
+    checks::no_secret_in("the group's handle", found.handle.as_str(), redactor)?;
+    Ok(found)
 }
 
 /// Whether the guest told of what it was asked for.

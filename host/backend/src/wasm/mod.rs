@@ -21,7 +21,7 @@ use tracing::Instrument as _;
 use crate::{
     backend::Call,
     breaker::Breaker,
-    call::{self, End, Function, Parts},
+    call::{self, End, Function, Parts, Usage},
     capabilities::{Context, secrets::Redactor},
     engine::Inner,
     guard::{Guard, Guards, Intent},
@@ -46,6 +46,7 @@ struct Shared {
     guards: Guards,
     breaker: std::sync::Mutex<Breaker>,
     metrics: DriverMetrics,
+    last: std::sync::Mutex<Usage>,
 }
 
 impl std::fmt::Debug for WasmBackend {
@@ -84,6 +85,11 @@ impl<T, U> Job<T, U> {
 impl WasmBackend {
     pub(crate) fn new(engine: Arc<Inner>, parts: Arc<Parts>, description: Description) -> Self {
         let limits = &parts.limits;
+        let metrics = engine.metrics.of(&description.name);
+        metrics.state(parts.shared.state.usage());
+        if let Some(pool) = &parts.shared.pool {
+            pool.observe(metrics.clone());
+        }
         let shared = Shared {
             running: Semaphore::new(limits.concurrent_calls),
             waiting: Semaphore::new(limits.queued_calls),
@@ -92,10 +98,11 @@ impl WasmBackend {
                 limits.breaker_failures,
                 Duration::from_millis(limits.breaker_pause_ms),
             )),
-            metrics: engine.metrics.of(&description.name),
+            metrics,
             engine,
             parts,
             description,
+            last: std::sync::Mutex::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -121,6 +128,11 @@ impl WasmBackend {
     /// What the component imports and exports.
     pub fn manifest(&self) -> &Manifest {
         &self.shared.parts.compiled.manifest
+    }
+
+    /// What the call that ended last used; of calls at the same time it is any.
+    pub fn last_usage(&self) -> Usage {
+        *self.shared.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keys that the backend keeps through its `state` import, in their order.
@@ -176,13 +188,21 @@ impl Shared {
             Ok(guard) => guard,
             Err(refusal) => return self.conclude(begun, method, Err(Failure::Guarded(refusal))),
         };
-        let context = Context { deadline: begun + allowed, secrets: call.secrets, guard: guard.clone() };
+        let context = Context {
+            deadline: begun + allowed,
+            secrets: call.secrets,
+            redactor: redactor.clone(),
+            guard: guard.clone(),
+        };
         let end = self.admitted(context, method, function).await;
-        if let Some(bytes) = end.memory {
-            self.metrics.memory(bytes);
+        let reached = end.usage.is_some();
+        if let Some(usage) = end.usage {
+            self.metrics.memory(usage.memory_bytes);
+            *self.last.lock().unwrap_or_else(PoisonError::into_inner) = usage;
         }
-        let reached = end.memory.is_some();
-        let accepted = |value| accept(value, &redactor).map_err(Failure::Untrue);
+        // What breaks the contract is quoted, and may be a secret.
+        let accepted =
+            |value| accept(value, &redactor).map_err(|reason| Failure::Untrue(redactor.blot_quoted(&reason)));
         let answer = self.conclude(begun, method, end.answer.and_then(accepted));
         if let Some(guard) = guard.filter(|_| reached) {
             guard.settle(answer.as_ref().err());
@@ -191,6 +211,7 @@ impl Shared {
             }
         }
         self.metrics.unsettled(self.guards.unsettled());
+        self.metrics.state(self.parts.shared.state.usage());
         answer
     }
 
@@ -202,6 +223,10 @@ impl Shared {
         let Ok(Ok(_turn)) = timeout_at(context.deadline, self.running.acquire()).await else {
             return End::without_guest(Failure::Overloaded);
         };
+        // The turn may come with the deadline.
+        if Instant::now() >= context.deadline {
+            return End::without_guest(Failure::Overloaded);
+        }
         call::run(&self.parts, context, method, function).await
     }
 

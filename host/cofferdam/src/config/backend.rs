@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
 };
 
-use cofferdam_backend::{Grant, Limits};
+use cofferdam_backend::{Grant, HttpConfig, Limits, PoolConfig, StateConfig};
 use serde::{Deserialize, Deserializer, de};
 
 /// Name of the driver that the program carries, for dev mode.
@@ -23,6 +23,14 @@ pub(crate) struct BackendSection {
     pub(crate) settings: BTreeMap<String, Setting>,
     /// What the component may import; absent grants what every component may have.
     pub(crate) grants: Option<BTreeSet<Grant>>,
+    /// Where the component's HTTP requests may go, which grants it `http`.
+    #[serde(default)]
+    pub(crate) http: HttpConfig,
+    /// Where the component's state is kept.
+    #[serde(default)]
+    pub(crate) state: StateConfig,
+    /// The component's directory, which grants it `pool`.
+    pub(crate) pool: Option<PoolConfig>,
     /// What the component and one call of it may use.
     #[serde(default)]
     pub(crate) limits: Limits,

@@ -22,7 +22,7 @@ use serde::Deserialize;
 pub(crate) use backend::{BackendSection, MEMORY};
 pub(crate) use duration::GoDuration;
 pub(crate) use error::ConfigError;
-pub(crate) use source::Origin;
+pub(crate) use source::{Origin, backend_name};
 pub(crate) use value::{CompilationCache, Endpoint, LogFormat};
 
 use keys::{KEYS, Shape};

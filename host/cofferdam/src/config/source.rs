@@ -168,7 +168,7 @@ pub(crate) fn is_backend_name(name: &str) -> bool {
 }
 
 /// The name of a driver that is given by its file alone.
-fn backend_name(file: &str) -> String {
+pub(crate) fn backend_name(file: &str) -> String {
     let stem = Path::new(file).file_stem().unwrap_or_default().to_string_lossy();
     let name: String =
         stem.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' }).collect();

@@ -211,6 +211,19 @@ pub enum PluginCapability {
     OfflineExpansion,
 }
 
+impl PluginCapability {
+    /// CSI's own spelling.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::ControllerService => "CONTROLLER_SERVICE",
+            Self::AccessibilityConstraints => "VOLUME_ACCESSIBILITY_CONSTRAINTS",
+            Self::GroupControllerService => "GROUP_CONTROLLER_SERVICE",
+            Self::OnlineExpansion => "ONLINE",
+            Self::OfflineExpansion => "OFFLINE",
+        }
+    }
+}
+
 /// The plugin capabilities of CSI 1.12 that a backend has.
 pub fn plugin_capabilities(
     abilities: &BTreeSet<Ability>,

@@ -1,9 +1,12 @@
 //! What a backend says of itself.
 
+use serde::Serialize;
+
 use crate::{ids::DriverName, storage::ability::Feature};
 
 /// Where a backend's controller calls run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Placement {
     /// Anywhere in the cluster.
     #[default]
@@ -13,7 +16,7 @@ pub enum Placement {
 }
 
 /// What a backend says of itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Description {
     /// Name, as a StorageClass' `provisioner` spells it.
     pub name: DriverName,
@@ -37,7 +40,7 @@ impl Description {
 }
 
 /// Whether a backend is ready. CSI `Probe`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum Readiness {
     /// It can be called.
     Ready,

@@ -176,7 +176,7 @@ pub struct ValidateVolume {
 }
 
 /// Answer of ValidateVolumeCapabilities.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum Validation {
     /// Every capability holds.
     Confirmed,
@@ -211,7 +211,7 @@ pub struct ExpandVolume {
 }
 
 /// Answer of ControllerExpandVolume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ExpandedVolume {
     /// Size now, in bytes.
     pub capacity: u64,

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use serde::Serialize;
+
 use crate::{
     ids::{GroupSnapshotHandle, SnapshotHandle, VolumeHandle},
     storage::Parameters,
@@ -19,7 +21,7 @@ pub struct CreateSnapshot {
 }
 
 /// A snapshot. CSI `Snapshot`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Snapshot {
     /// The driver's id of the snapshot.
     pub handle: SnapshotHandle,
@@ -36,7 +38,7 @@ pub struct Snapshot {
 }
 
 /// Answer of ListSnapshots.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SnapshotPage {
     /// Snapshots.
     pub snapshots: Vec<Snapshot>,
@@ -56,7 +58,7 @@ pub struct CreateGroupSnapshot {
 }
 
 /// A group snapshot. CSI `VolumeGroupSnapshot`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct GroupSnapshot {
     /// The driver's id of the group.
     pub handle: GroupSnapshotHandle,

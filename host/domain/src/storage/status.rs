@@ -1,12 +1,14 @@
 //! What a driver tells of its volumes and of its room.
 
+use serde::Serialize;
+
 use crate::{
     ids::NodeName,
     storage::{CreatedVolume, Owner, Parameters, Segments, VolumeCapability},
 };
 
 /// How healthy a volume is. CSI `VolumeCondition`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Condition {
     /// Whether something is wrong with it.
     pub abnormal: bool,
@@ -16,7 +18,7 @@ pub struct Condition {
 
 /// A volume as it stands now. CSI's entries of ListVolumes and answer of ControllerGetVolume, with what only our contract has:
 /// the owner and the time of the last change.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct VolumeStatus {
     /// The volume with its present size.
     pub volume: CreatedVolume,
@@ -31,7 +33,7 @@ pub struct VolumeStatus {
 }
 
 /// Answer of ListVolumes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct VolumePage {
     /// Volumes.
     pub volumes: Vec<VolumeStatus>,
@@ -51,7 +53,7 @@ pub struct CapacityQuery {
 }
 
 /// Answer of GetCapacity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Capacity {
     /// Bytes that volumes can still be created with.
     pub available: u64,

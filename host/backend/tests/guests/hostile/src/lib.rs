@@ -1,5 +1,9 @@
-//! A backend that misbehaves: the settings `on-describe` and `on-probe` and the names of volumes say how.
+//! A backend that misbehaves: the settings `on-describe` and `on-probe`, the names of volumes and snapshots, handles, and the
+//! tokens of listings say how. What it shall repeat where it does not belong is its setting `echo`.
 #![forbid(unsafe_code)]
+
+mod abilities;
+mod state;
 
 use std::{hint::black_box, time::Duration};
 
@@ -10,7 +14,7 @@ use cofferdam_guest::{
 
 struct Hostile;
 
-cofferdam_guest::export!(Hostile);
+cofferdam_guest::export!(Hostile: snapshots, group_snapshots, listing, inspection);
 
 impl Backend for Hostile {
     fn describe() -> Result<Description> {
@@ -23,8 +27,9 @@ impl Backend for Hostile {
     }
 
     fn probe() -> Result<Readiness> {
-        misbehave(&settings::get("on-probe").unwrap_or_default());
-        Ok(Readiness::Ready)
+        let how = settings::get("on-probe").unwrap_or_default();
+        misbehave(&how);
+        Ok(if how == "echo" { Readiness::NotReady(said()) } else { Readiness::Ready })
     }
 
     fn create(request: CreateRequest) -> Result<Volume> {
@@ -48,10 +53,26 @@ impl Backend for Hostile {
             }
             "oversized" => volume.context = vec![("k".to_owned(), "v".repeat(8 << 20))],
             "many" => volume.topology = vec![vec![("k".to_owned(), "v".to_owned())]; 300_000],
+            "echo-handle" => volume.handle = format!("id-{}", echo()),
+            "echo-context" => volume.context = vec![("password".to_owned(), said())],
+            "echo-key" => volume.context = vec![(echo(), String::new()), (echo(), String::new())],
+            "echo-kind" | "echo-attachment" => {
+                let kind = if request.name == "echo-kind" { said() } else { "directory".to_owned() };
+                volume.attachment =
+                    Some(Attachment { kind, version: 1, fields: vec![("path".to_owned(), said())] });
+            }
+            "echo-topology" => volume.topology = vec![vec![(said(), "v".to_owned())]],
+            "echo-error" => return Err(StorageError::unavailable(said())),
+            "echo-log" => {
+                log::info(said());
+                complain(&said());
+                tell(&said());
+            }
+            "look-around" => volume.context = look_around(),
             "long-message" => {
                 return Err(StorageError::unavailable(format!("\u{1b}[31mé\n{}", "é".repeat(1 << 20))));
             }
-            _ => {}
+            name => state::misuse(name)?,
         }
         Ok(volume)
     }
@@ -61,9 +82,39 @@ impl Backend for Hostile {
         Ok(())
     }
 
-    fn validate(_request: ValidateRequest) -> Result<Validation> {
+    fn validate(request: ValidateRequest) -> Result<Validation> {
+        for (key, value) in request.parameters {
+            match key.as_str() {
+                "misdeed" => misbehave(&value),
+                "echo" => return Ok(Validation::Refused(format!("the array knows {value} already"))),
+                _ => {}
+            }
+        }
         Ok(Validation::Confirmed)
     }
+}
+
+fn echo() -> String {
+    settings::get("echo").unwrap_or_default()
+}
+
+fn said() -> String {
+    format!("the array says: {}.", echo())
+}
+
+/// What can be seen of the machine.
+fn look_around() -> Vec<(String, String)> {
+    let seen = |what: &str, count: usize| (what.to_owned(), count.to_string());
+    let roots = [".", "/", "/etc", "/proc/self", "/tmp"];
+    let files = ["/etc/passwd", "/proc/self/environ", "Cargo.toml", "../Cargo.toml"];
+    vec![
+        seen("variables", std::env::vars_os().count()),
+        seen("arguments", std::env::args_os().count()),
+        seen("directories", roots.iter().filter(|root| std::fs::read_dir(root).is_ok()).count()),
+        seen("files", files.iter().filter(|file| std::fs::read(file).is_ok()).count()),
+        seen("written", usize::from(std::fs::write("/tmp/hostile", "x").is_ok())),
+        seen("input", std::io::stdin().lines().count()),
+    ]
 }
 
 fn list(key: &str) -> Vec<String> {
@@ -100,6 +151,11 @@ fn misbehave(how: &str) {
 #[expect(clippy::panic, reason = "a panic is what this guest is for")]
 fn fail(message: &str) {
     panic!("{message}");
+}
+
+#[expect(clippy::print_stdout, reason = "what a guest prints is bounded by the host")]
+fn tell(message: &str) {
+    println!("{message}");
 }
 
 #[expect(clippy::print_stderr, reason = "what a guest prints is bounded by the host")]

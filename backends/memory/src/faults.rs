@@ -1,0 +1,238 @@
+//! Failures and waits that an operator asks for, to see how callers take them.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use cofferdam_guest::{
+    ErrorKind, Finality, Result, StorageError,
+    state::{self, Store},
+};
+
+use crate::{
+    records::{Call, Decision, decide},
+    settings::{list, number},
+};
+
+/// Every call that can fail or wait.
+const METHODS: [&str; 19] = [
+    "create",
+    "delete",
+    "validate",
+    "create-from-volume",
+    "create-from-snapshot",
+    "publish",
+    "unpublish",
+    "expand",
+    "modify",
+    "create-snapshot",
+    "delete-snapshot",
+    "get-snapshot",
+    "list-snapshots",
+    "create-group-snapshot",
+    "delete-group-snapshot",
+    "get-group-snapshot",
+    "list",
+    "get",
+    "available",
+];
+/// The kinds by their names in the contract.
+const KINDS: [(&str, ErrorKind); 16] = [
+    ("invalid-argument", ErrorKind::InvalidArgument),
+    ("not-found", ErrorKind::NotFound),
+    ("already-exists", ErrorKind::AlreadyExists),
+    ("permission-denied", ErrorKind::PermissionDenied),
+    ("unauthenticated", ErrorKind::Unauthenticated),
+    ("resource-exhausted", ErrorKind::ResourceExhausted),
+    ("failed-precondition", ErrorKind::FailedPrecondition),
+    ("aborted", ErrorKind::Aborted),
+    ("out-of-range", ErrorKind::OutOfRange),
+    ("unimplemented", ErrorKind::Unimplemented),
+    ("internal", ErrorKind::Internal),
+    ("unavailable", ErrorKind::Unavailable),
+    ("deadline-exceeded", ErrorKind::DeadlineExceeded),
+    ("cancelled", ErrorKind::Cancelled),
+    ("data-loss", ErrorKind::DataLoss),
+    ("unknown", ErrorKind::Unknown),
+];
+/// Most rules, so that a call reads few counters.
+const MAX_RULES: usize = 32;
+/// Longest wait of one call, in milliseconds: longer than any deadline.
+const MAX_LATENCY: u64 = 600_000;
+const EXPECTED: &str = "expected rules such as create:unavailable:3 (method:kind:times), with :after when the call shall have \
+                        its effect, and with :final, :in-progress or :unknown for another finality than the kind's";
+
+/// How often a rule makes calls fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Times {
+    /// The first calls.
+    First(u32),
+    /// Every call.
+    Always,
+}
+
+/// A failure that was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rule {
+    /// As the operator wrote it.
+    text: String,
+    method: &'static str,
+    kind: ErrorKind,
+    times: Times,
+    /// Whether the call has its effect first.
+    after: bool,
+    finality: Finality,
+}
+
+/// The finality that the kind has when it is used for what it means.
+const fn usual(kind: ErrorKind) -> Finality {
+    match kind {
+        ErrorKind::Aborted => Finality::InProgress,
+        ErrorKind::Internal
+        | ErrorKind::Unavailable
+        | ErrorKind::DeadlineExceeded
+        | ErrorKind::Cancelled
+        | ErrorKind::Unknown => Finality::Unknown,
+        ErrorKind::InvalidArgument
+        | ErrorKind::NotFound
+        | ErrorKind::AlreadyExists
+        | ErrorKind::PermissionDenied
+        | ErrorKind::Unauthenticated
+        | ErrorKind::ResourceExhausted
+        | ErrorKind::FailedPrecondition
+        | ErrorKind::OutOfRange
+        | ErrorKind::Unimplemented
+        | ErrorKind::DataLoss => Finality::Final,
+    }
+}
+
+fn method(name: &str) -> Option<&'static str> {
+    METHODS.into_iter().find(|method| *method == name)
+}
+
+/// Reads the setting: `method:kind:times[:after][:finality]`, several parted by commas.
+pub(crate) fn rules(text: &str) -> std::result::Result<Vec<Rule>, String> {
+    let rules = list(text).into_iter().map(Rule::parse).collect::<std::result::Result<Vec<_>, _>>()?;
+    if rules.len() > MAX_RULES {
+        return Err(format!("expected at most {MAX_RULES} rules"));
+    }
+    let twice = |rule: &&Rule| rules.iter().filter(|other| other.text == rule.text).count() > 1;
+    match rules.iter().find(twice) {
+        Some(rule) => Err(format!("expected {:?} only once", rule.text)),
+        None => Ok(rules),
+    }
+}
+
+impl Rule {
+    fn parse(text: &str) -> std::result::Result<Self, String> {
+        let mut parts = text.split(':');
+        let (Some(name), Some(kind), Some(times)) = (parts.next(), parts.next(), parts.next()) else {
+            return Err(EXPECTED.to_owned());
+        };
+        let method =
+            method(name).ok_or_else(|| format!("expected one of {} as the method", METHODS.join(", ")))?;
+        let kind = KINDS.into_iter().find(|(known, _)| *known == kind).map(|(_, kind)| kind);
+        let kind = kind.ok_or_else(|| {
+            format!("expected one of {} as the kind", KINDS.map(|(known, _)| known).join(", "))
+        })?;
+        let times =
+            if times == "always" { Times::Always } else { Times::First(number(times, 1..=1_000_000)?) };
+        let (mut after, mut finality) = (false, None);
+        for part in parts {
+            match (part, after, finality) {
+                ("after", false, None) => after = true,
+                ("final", false, None) => finality = Some(Finality::Final),
+                ("in-progress", _, None) => finality = Some(Finality::InProgress),
+                ("unknown", _, None) => finality = Some(Finality::Unknown),
+                ("final", true, None) => {
+                    return Err("expected no final failure of a call that has had its effect".to_owned());
+                }
+                _ => return Err(EXPECTED.to_owned()),
+            }
+        }
+        // Whatever the kind: an effect is there, so the failure must not say that there is none.
+        let usual = if after { Finality::Unknown } else { usual(kind) };
+        Ok(Self { text: text.to_owned(), method, kind, times, after, finality: finality.unwrap_or(usual) })
+    }
+
+    /// Whether it is this call's turn to fail. It is counted before the failure is told, so that no failure comes twice.
+    fn strikes(&self, store: &impl Store) -> Result<bool> {
+        let Times::First(times) = self.times else { return Ok(true) };
+        let key = format!("error/{}", self.text);
+        decide(store, || {
+            let found = state::read::<u32>(store, &key)?;
+            let (count, version) = found.map_or((0, None), |found| (found.value, Some(found.version)));
+            if count >= times {
+                return Ok(Decision::Done(false));
+            }
+            Ok(Decision::Commit(vec![state::put(&key, &count.saturating_add(1), version)?], true))
+        })
+    }
+}
+
+/// Fails a call if it is its turn.
+fn strike<S: Store>(call: &Call<'_, S>, method: &str, after: bool) -> Result<()> {
+    for rule in call.settings.errors.iter().filter(|rule| rule.method == method && rule.after == after) {
+        if rule.strikes(call.store)? {
+            let message = format!("the setting \"errors\" has {:?}", rule.text);
+            return Err(StorageError::new(rule.kind, rule.finality, message));
+        }
+    }
+    Ok(())
+}
+
+/// Does a call's work with the waits and failures that were asked for.
+pub(crate) fn around<S: Store, T>(
+    call: &Call<'_, S>,
+    method: &str,
+    work: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    if let Some(pause) = call.settings.latency.of(method) {
+        std::thread::sleep(pause);
+    }
+    strike(call, method, false)?;
+    let answer = work()?;
+    // What was done is done, whatever keeps the counter from being written.
+    strike(call, method, true).map_err(|error| StorageError {
+        finality: if error.finality == Finality::InProgress { error.finality } else { Finality::Unknown },
+        ..error
+    })?;
+    Ok(answer)
+}
+
+/// How long calls wait before they do anything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Latency {
+    all: Option<Duration>,
+    methods: BTreeMap<&'static str, Duration>,
+}
+
+impl Latency {
+    /// Reads the setting: milliseconds of every call, or `method=milliseconds`, several parted by commas.
+    pub(crate) fn parse(text: &str) -> std::result::Result<Self, String> {
+        const EXPECTED: &str =
+            "expected milliseconds up to 600000 such as 20, or for single methods such as 5,create=50";
+        let mut latency = Self::default();
+        for part in list(text) {
+            let (name, milliseconds) = part.split_once('=').unwrap_or(("", part));
+            let milliseconds =
+                number(milliseconds.trim(), 0..=MAX_LATENCY).map_err(|_| EXPECTED.to_owned())?;
+            let pause = Duration::from_millis(milliseconds);
+            let before = match (name.trim(), method(name.trim())) {
+                ("", _) => latency.all.replace(pause),
+                (_, Some(method)) => latency.methods.insert(method, pause),
+                (_, None) => return Err(EXPECTED.to_owned()),
+            };
+            if before.is_some() {
+                return Err(EXPECTED.to_owned());
+            }
+        }
+        Ok(latency)
+    }
+
+    fn of(&self, method: &str) -> Option<Duration> {
+        self.methods.get(method).copied().or(self.all).filter(|pause| !pause.is_zero())
+    }
+}
+
+#[cfg(test)]
+#[path = "faults_tests.rs"]
+mod tests;

@@ -1,0 +1,175 @@
+//! Snapshots of several volumes at one moment: one commit, all or none.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cofferdam_guest::{
+    Result, StorageError,
+    abilities::{GroupRequest, GroupSnapshot},
+    state::{self, Change, Store, Versioned},
+};
+
+use crate::{
+    records::{self, Books, Call, Decision, Group, Snapshot, decide, find, group_key, snapshot_key},
+    request::{self, LABEL},
+    snapshots,
+};
+
+/// Most members: each is a change of the one commit, and the group and the ledger are two more.
+const MAX_MEMBERS: usize = 14;
+
+/// Cuts a group or finds it.
+pub(crate) fn create<S: Store>(call: &Call<'_, S>, request: &GroupRequest) -> Result<GroupSnapshot> {
+    let handle = request::handle("group", "group name", &request.name)?;
+    let sources = sources(request)?;
+    let mut parameters = request::parameters(&request.parameters, &[LABEL])?;
+    // What the caller adds of its own objects is not the group's.
+    parameters.retain(|key, _| key == LABEL);
+    decide(call.store, || {
+        if let Some(found) = find::<Group>(call.store, &handle, group_key)? {
+            same(&found.value, request, &sources, &parameters)?;
+            return asked_for(call.store, &handle, &found.value);
+        }
+        let mut books = Books::read(call.store)?;
+        books.ledger.count_snapshots(sources.len(), call.settings)?;
+        let mut changes = vec![books.change()?];
+        let mut members = BTreeMap::new();
+        let mut answer = Vec::with_capacity(sources.len());
+        for source in &sources {
+            let size = records::volume(call.store, source)?.value.size;
+            let member = format!("member-{:032x}", request::fnv1a(format!("{handle}\0{source}").as_bytes()));
+            let record = Snapshot {
+                name: request.name.clone(),
+                source: (*source).clone(),
+                size,
+                created_ms: call.now_ms,
+                polls_left: call.settings.snapshot_ready_after,
+                group: Some(handle.clone()),
+            };
+            changes.push(state::put(&snapshot_key(&member), &record, None)?);
+            answer.push(snapshots::describe(&member, &record));
+            members.insert((*source).clone(), member);
+        }
+        let record = Group {
+            name: request.name.clone(),
+            parameters: parameters.clone(),
+            members,
+            created_ms: call.now_ms,
+        };
+        changes.push(state::put(&group_key(&handle), &record, None)?);
+        Ok(Decision::Commit(changes, describe(&handle, &record, answer)))
+    })
+}
+
+fn sources(request: &GroupRequest) -> Result<BTreeSet<&String>> {
+    let count = request.sources.len();
+    if count == 0 || count > MAX_MEMBERS {
+        return Err(StorageError::invalid_argument(format!(
+            "the group {:?} has {count} source volumes; expected 1 to {MAX_MEMBERS}",
+            request.name
+        )));
+    }
+    request.sources.iter().try_for_each(|source| request::given("source volume", source))?;
+    let sources: BTreeSet<_> = request.sources.iter().collect();
+    if sources.len() < count {
+        return Err(StorageError::invalid_argument("a source volume is given twice"));
+    }
+    Ok(sources)
+}
+
+fn same(
+    found: &Group,
+    request: &GroupRequest,
+    sources: &BTreeSet<&String>,
+    parameters: &BTreeMap<String, String>,
+) -> Result<()> {
+    let differs = if found.name != request.name {
+        "the name of another group with the same digest"
+    } else if !found.members.keys().eq(sources.iter().copied()) {
+        "other source volumes"
+    } else if found.parameters != *parameters {
+        "other parameters"
+    } else {
+        return Ok(());
+    };
+    Err(StorageError::already_exists(format!("the group {:?} exists, with {differs}", request.name)))
+}
+
+/// Counts that a group, and so each of its members, was asked for.
+fn asked_for(store: &impl Store, handle: &str, group: &Group) -> Result<Decision<GroupSnapshot>> {
+    let mut changes = Vec::new();
+    let mut members = Vec::with_capacity(group.members.len());
+    for (member, Versioned { value: mut record, version }) in read_members(store, group)? {
+        if record.polls_left > 0 {
+            record.polls_left = record.polls_left.saturating_sub(1);
+            changes.push(state::put(&snapshot_key(member), &record, Some(version))?);
+        }
+        members.push(snapshots::describe(member, &record));
+    }
+    let answer = describe(handle, group, members);
+    Ok(if changes.is_empty() { Decision::Done(answer) } else { Decision::Commit(changes, answer) })
+}
+
+fn read_members<'a>(store: &impl Store, group: &'a Group) -> Result<Vec<(&'a String, Versioned<Snapshot>)>> {
+    let mut members = Vec::with_capacity(group.members.len());
+    for member in group.members.values() {
+        if let Some(found) = find::<Snapshot>(store, member, snapshot_key)? {
+            members.push((member, found));
+        }
+    }
+    Ok(members)
+}
+
+/// Refuses members that are not exactly the group's.
+fn check_members(handle: &str, group: &Group, given: &[String]) -> Result<()> {
+    let own: BTreeSet<_> = group.members.values().collect();
+    let given: BTreeSet<_> = given.iter().collect();
+    if own == given {
+        return Ok(());
+    }
+    let stranger = given.difference(&own).next();
+    Err(StorageError::invalid_argument(match stranger {
+        Some(stranger) => format!("the snapshot {stranger:?} is not a member of the group {handle:?}"),
+        None => format!("the group {handle:?} has {} members; {} of them were given", own.len(), given.len()),
+    }))
+}
+
+/// Deletes a group with its members; one that does not exist is a success.
+pub(crate) fn delete<S: Store>(call: &Call<'_, S>, handle: &str, members: &[String]) -> Result<()> {
+    request::given("group handle", handle)?;
+    decide(call.store, || {
+        let Some(Versioned { value: group, version }) = find::<Group>(call.store, handle, group_key)? else {
+            return Ok(Decision::Done(()));
+        };
+        check_members(handle, &group, members)?;
+        let found = read_members(call.store, &group)?;
+        let mut books = Books::read(call.store)?;
+        let count = found.len().try_into().unwrap_or(u64::MAX);
+        books.ledger.snapshots = books.ledger.snapshots.saturating_sub(count);
+        let mut changes: Vec<Change> =
+            found.iter().map(|(member, found)| state::remove(&snapshot_key(member), found.version)).collect();
+        changes.push(state::remove(&group_key(handle), version));
+        changes.push(books.change()?);
+        Ok(Decision::Commit(changes, ()))
+    })
+}
+
+/// Describes a group.
+pub(crate) fn get<S: Store>(call: &Call<'_, S>, handle: &str, members: &[String]) -> Result<GroupSnapshot> {
+    request::given("group handle", handle)?;
+    decide(call.store, || {
+        let Some(found) = find::<Group>(call.store, handle, group_key)? else {
+            return Err(StorageError::not_found(format!("there is no group {handle:?}")));
+        };
+        check_members(handle, &found.value, members)?;
+        asked_for(call.store, handle, &found.value)
+    })
+}
+
+fn describe(handle: &str, group: &Group, members: Vec<cofferdam_guest::Snapshot>) -> GroupSnapshot {
+    GroupSnapshot {
+        handle: handle.to_owned(),
+        created_at_ms: group.created_ms,
+        ready: members.iter().all(|member| member.ready),
+        snapshots: members,
+    }
+}

@@ -1,0 +1,125 @@
+//! Snapshots of single volumes.
+
+use cofferdam_guest::{
+    Result, StorageError,
+    abilities::{SnapshotPage, SnapshotRequest},
+    state::{self, Store, Versioned},
+};
+
+use crate::{
+    listing::{self, Pages},
+    records::{self, Books, Call, Decision, SNAPSHOTS, Snapshot, decide, find, snapshot_key},
+    request::{self, LABEL},
+};
+
+/// Parts of the store that one part of a filtered listing looks through, 1 MiB each.
+const SCANS: usize = 16;
+
+/// Cuts a snapshot or finds it.
+pub(crate) fn create<S: Store>(
+    call: &Call<'_, S>,
+    request: &SnapshotRequest,
+) -> Result<cofferdam_guest::Snapshot> {
+    let handle = request::handle("snap", "snapshot name", &request.name)?;
+    request::given("source volume", &request.source)?;
+    request::parameters(&request.parameters, &[LABEL])?;
+    decide(call.store, || {
+        if let Some(found) = find::<Snapshot>(call.store, &handle, snapshot_key)? {
+            if found.value.name != request.name || found.value.source != request.source {
+                return Err(StorageError::already_exists(format!(
+                    "the snapshot {:?} exists, of the volume {:?}",
+                    found.value.name, found.value.source
+                )));
+            }
+            return asked_for(&handle, found);
+        }
+        let source = records::volume(call.store, &request.source)?.value;
+        let mut books = Books::read(call.store)?;
+        books.ledger.count_snapshots(1, call.settings)?;
+        let record = Snapshot {
+            name: request.name.clone(),
+            source: request.source.clone(),
+            size: source.size,
+            created_ms: call.now_ms,
+            polls_left: call.settings.snapshot_ready_after,
+            group: None,
+        };
+        let changes = vec![state::put(&snapshot_key(&handle), &record, None)?, books.change()?];
+        Ok(Decision::Commit(changes, describe(&handle, &record)))
+    })
+}
+
+/// Counts that a snapshot was asked for.
+fn asked_for(handle: &str, found: Versioned<Snapshot>) -> Result<Decision<cofferdam_guest::Snapshot>> {
+    let Versioned { value: mut record, version } = found;
+    if record.polls_left == 0 {
+        return Ok(Decision::Done(describe(handle, &record)));
+    }
+    record.polls_left = record.polls_left.saturating_sub(1);
+    let change = state::put(&snapshot_key(handle), &record, Some(version))?;
+    Ok(Decision::Commit(vec![change], describe(handle, &record)))
+}
+
+/// Deletes a snapshot; one that does not exist is a success.
+pub(crate) fn delete<S: Store>(call: &Call<'_, S>, handle: &str) -> Result<()> {
+    request::given("snapshot handle", handle)?;
+    decide(call.store, || {
+        let Some(found) = find::<Snapshot>(call.store, handle, snapshot_key)? else {
+            return Ok(Decision::Done(()));
+        };
+        if let Some(group) = &found.value.group {
+            return Err(StorageError::invalid_argument(format!(
+                "the snapshot {handle:?} is a member of the group {group:?} and goes with it only"
+            )));
+        }
+        let mut books = Books::read(call.store)?;
+        books.ledger.snapshots = books.ledger.snapshots.saturating_sub(1);
+        Ok(Decision::Commit(vec![state::remove(&snapshot_key(handle), found.version), books.change()?], ()))
+    })
+}
+
+/// Describes a snapshot.
+pub(crate) fn get<S: Store>(call: &Call<'_, S>, handle: &str) -> Result<cofferdam_guest::Snapshot> {
+    request::given("snapshot handle", handle)?;
+    decide(call.store, || match find::<Snapshot>(call.store, handle, snapshot_key)? {
+        Some(found) => asked_for(handle, found),
+        None => Err(StorageError::not_found(format!("there is no snapshot {handle:?}"))),
+    })
+}
+
+/// Lists snapshots, all or those of one volume.
+pub(crate) fn list<S: Store>(
+    call: &Call<'_, S>,
+    source: Option<&str>,
+    after: Option<&str>,
+    limit: Option<u32>,
+) -> Result<SnapshotPage> {
+    // A token of one volume's snapshots is none of another's.
+    let scope = format!("{SNAPSHOTS}{}", source.unwrap_or_default());
+    let mut pages = Pages::new(SNAPSHOTS, &scope, after, limit)?;
+    let mut snapshots = Vec::new();
+    for _ in 0..SCANS {
+        for found in pages.next(call.store, snapshots.len())? {
+            let record: Snapshot = records::decode(&found)?;
+            if source.is_none_or(|source| record.source == source) {
+                snapshots.push(describe(listing::handle(&found, SNAPSHOTS), &record));
+            }
+        }
+        if pages.is_full(snapshots.len()) {
+            break;
+        }
+    }
+    Ok(SnapshotPage { snapshots, next: pages.token() })
+}
+
+/// A snapshot as the contract spells it.
+pub(crate) fn describe(handle: &str, record: &Snapshot) -> cofferdam_guest::Snapshot {
+    cofferdam_guest::Snapshot {
+        handle: handle.to_owned(),
+        source: record.source.clone(),
+        size_bytes: Some(record.size),
+        created_at_ms: record.created_ms,
+        ready: record.polls_left == 0,
+        group: record.group.clone(),
+    }
+}

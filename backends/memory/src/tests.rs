@@ -1,0 +1,258 @@
+//! The sums are right whenever a call dies, and whoever writes in between; the same call again ends where it would have ended.
+
+use std::collections::BTreeMap;
+
+use cofferdam_guest::{
+    AccessMode, AccessType, CapacityRange, CreateRequest, ErrorKind, Finality, Result, StorageError,
+    TopologyRequirement, VolumeCapability,
+    abilities::{CapacityRequest, ExpandRequest, GroupRequest, PublishRequest, SnapshotRequest},
+    state::{Bound, StateError},
+};
+
+use crate::{
+    capacity, expansion,
+    fake::Fake,
+    groups, modification, publishing,
+    records::{Call, Ledger, Source},
+    settings::Settings,
+    snapshots, volumes,
+};
+
+type Operation = fn(&Call<'_, Fake>) -> Result<()>;
+
+fn settings(pairs: &[(&str, &str)]) -> Settings {
+    Settings::parse(&pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect())
+        .unwrap()
+}
+
+fn at<'a>(store: &'a Fake, settings: &'a Settings) -> Call<'a, Fake> {
+    Call { store, settings, now_ms: 7 }
+}
+
+fn shared() -> VolumeCapability {
+    VolumeCapability { mode: AccessMode::MultiNodeMultiWriter, access: AccessType::Block }
+}
+
+fn range(bytes: u64) -> CapacityRange {
+    CapacityRange { required_bytes: Some(bytes), limit_bytes: None }
+}
+
+fn request(name: &str, bytes: u64) -> CreateRequest {
+    CreateRequest {
+        name: name.to_owned(),
+        capacity: range(bytes),
+        capabilities: vec![shared()],
+        parameters: Vec::new(),
+        mutable_parameters: Vec::new(),
+        topology: None,
+        owner: None,
+    }
+}
+
+fn create(call: &Call<'_, Fake>, name: &str, bytes: u64, source: Option<Source>) -> Result<()> {
+    volumes::create(call, &request(name, bytes), source).map(drop)
+}
+
+fn publish(call: &Call<'_, Fake>, handle: &str, node: &str) -> Result<()> {
+    let request = PublishRequest {
+        handle: handle.to_owned(),
+        node: node.to_owned(),
+        capability: shared(),
+        read_only: false,
+        context: Vec::new(),
+    };
+    publishing::publish(call, &request).map(drop)
+}
+
+fn cut(call: &Call<'_, Fake>, name: &str) -> Result<()> {
+    let request =
+        SnapshotRequest { name: name.to_owned(), source: "mem-old".to_owned(), parameters: Vec::new() };
+    snapshots::create(call, &request).map(drop)
+}
+
+fn cut_group(call: &Call<'_, Fake>, name: &str) -> Result<Vec<String>> {
+    let sources = vec!["mem-old".to_owned(), "mem-other".to_owned()];
+    let request = GroupRequest { name: name.to_owned(), sources, parameters: Vec::new() };
+    let group = groups::create(call, &request)?;
+    Ok(group.snapshots.into_iter().map(|member| member.handle).collect())
+}
+
+/// Every call that changes something.
+const OPERATIONS: [(&str, Operation); 13] = [
+    ("create", |call| create(call, "new", 20, None)),
+    ("clone", |call| create(call, "new", 35, Some(Source::Volume("mem-old".to_owned())))),
+    ("restore", |call| create(call, "new", 30, Some(Source::Snapshot("snap-s".to_owned())))),
+    ("delete", |call| volumes::delete(call, "mem-gone")),
+    ("publish", |call| publish(call, "mem-other", "n1")),
+    ("unpublish", |call| publishing::unpublish(call, "mem-old", Some("n2"))),
+    ("unpublish from all", |call| publishing::unpublish(call, "mem-old", None)),
+    ("expand", |call| {
+        let handle = "mem-old".to_owned();
+        expansion::expand(call, &ExpandRequest { handle, capacity: range(45), capability: None }).map(drop)
+    }),
+    ("modify", |call| modification::modify(call, "mem-old", &vec![("iops".to_owned(), "9".to_owned())])),
+    ("snapshot", |call| cut(call, "new")),
+    ("delete the snapshot", |call| snapshots::delete(call, "snap-s")),
+    ("group", |call| cut_group(call, "new").map(drop)),
+    ("delete the group", |call| {
+        let group = call.store.all::<crate::records::Group>("group/group-g");
+        let members =
+            group.into_iter().flat_map(|(_, group)| group.members.into_values()).collect::<Vec<_>>();
+        groups::delete(call, "group-g", &members)
+    }),
+];
+
+/// A store with something of everything: one volume on 20 nodes, so that they do not go in one commit.
+fn furnished(settings: &Settings) -> Fake {
+    let store = Fake::default();
+    let call = at(&store, settings);
+    create(&call, "old", 30, None).unwrap();
+    create(&call, "other", 10, None).unwrap();
+    create(&call, "gone", 5, None).unwrap();
+    cut(&call, "s").unwrap();
+    cut_group(&call, "g").unwrap();
+    for node in 0..20 {
+        publish(&call, "mem-old", &format!("n{node}")).unwrap();
+    }
+    publish(&call, "mem-other", "n2").unwrap();
+    store.check("furnished");
+    store
+}
+
+fn content(store: &Fake) -> BTreeMap<String, Vec<u8>> {
+    store.entries.borrow().iter().map(|(key, (value, _))| (key.clone(), value.clone())).collect()
+}
+
+fn places() -> Settings {
+    settings(&[("topology", "zone=a,b"), ("capacity", "a=60,b=100"), ("max-snapshots", "10")])
+}
+
+#[test]
+fn the_sums_are_right_whenever_a_call_dies() {
+    for settings in [settings(&[("capacity", "200")]), places()] {
+        for (name, operation) in OPERATIONS {
+            let whole = furnished(&settings);
+            operation(&at(&whole, &settings)).unwrap();
+            whole.check(name);
+            let ended = content(&whole);
+            operation(&at(&whole, &settings)).unwrap();
+            assert_eq!(content(&whole), ended, "{name}, again");
+            let mut calls = 0;
+            loop {
+                let store = furnished(&settings);
+                assert_ne!(content(&store), ended, "{name} changes something");
+                store.calls_left.set(Some(calls));
+                let answer = operation(&at(&store, &settings));
+                store.calls_left.set(None);
+                store.check(&format!("{name}, dead after {calls} calls"));
+                operation(&at(&store, &settings)).unwrap();
+                store.check(&format!("{name}, again after {calls} calls"));
+                assert_eq!(content(&store), ended, "{name}, again after {calls} calls");
+                if answer.is_ok() {
+                    break;
+                }
+                calls += 1;
+            }
+            assert!(calls > 1, "{name} has calls to die at");
+        }
+    }
+}
+
+#[test]
+fn a_foreign_write_makes_it_decide_anew_but_not_for_ever() {
+    let settings = settings(&[]);
+    for (name, operation) in OPERATIONS {
+        let store = furnished(&settings);
+        store.conflicts_left.set(3);
+        operation(&at(&store, &settings)).unwrap();
+        store.check(name);
+        let store = furnished(&settings);
+        store.conflicts_left.set(u32::MAX);
+        let error = operation(&at(&store, &settings)).unwrap_err();
+        assert_eq!((error.kind, error.finality), (ErrorKind::Aborted, Finality::Final), "{name}");
+        store.check(name);
+    }
+}
+
+#[test]
+fn what_is_emptied_leaves_nothing() {
+    let settings = places();
+    let store = furnished(&settings);
+    let call = at(&store, &settings);
+    publishing::unpublish(&call, "mem-other", None).unwrap();
+    publishing::unpublish(&call, "mem-old", None).unwrap();
+    for handle in ["mem-old", "mem-other", "mem-gone"] {
+        volumes::delete(&call, handle).unwrap();
+    }
+    assert_eq!(
+        store.ledger(),
+        Ledger { snapshots: 3, ..Ledger::default() },
+        "snapshots outlive their volumes"
+    );
+    snapshots::delete(&call, "snap-s").unwrap();
+    OPERATIONS[12].1(&call).unwrap();
+    assert_eq!(content(&store), BTreeMap::new());
+}
+
+/// Creates a volume, and says in which zone it is.
+fn zone_of(
+    call: &Call<'_, Fake>,
+    name: &str,
+    bytes: u64,
+    requisite: &[&str],
+    preferred: &[&str],
+) -> Result<String> {
+    let zones =
+        |zones: &[&str]| zones.iter().map(|zone| vec![("zone".to_owned(), (*zone).to_owned())]).collect();
+    let topology = TopologyRequirement { requisite: zones(requisite), preferred: zones(preferred) };
+    let request = CreateRequest { topology: Some(topology), ..request(name, bytes) };
+    Ok(volumes::create(call, &request, None)?.topology[0][0].1.clone())
+}
+
+fn kind<T>(answer: Result<T>) -> Option<ErrorKind> {
+    answer.err().map(|error| error.kind)
+}
+
+#[test]
+fn a_volume_is_in_the_first_place_that_fits() {
+    let settings = settings(&[("topology", "zone=a,b,c"), ("capacity", "a=10,b=20,c=30")]);
+    let store = Fake::default();
+    let call = at(&store, &settings);
+    let free = |zone: Option<&str>| {
+        let topology = zone.map(|zone| vec![("zone".to_owned(), zone.to_owned())]);
+        let report = capacity::available(
+            &call,
+            &CapacityRequest { capabilities: Vec::new(), parameters: Vec::new(), topology },
+        );
+        report.map(|report| (report.available_bytes, report.maximum_volume_bytes.unwrap()))
+    };
+    assert_eq!(free(None), Ok((60, 30)));
+    let zone = |name, bytes, requisite: &[&str], preferred: &[&str]| {
+        zone_of(&call, name, bytes, requisite, preferred)
+    };
+    assert_eq!(zone("1", 10, &["a", "b", "c"], &["b"]).unwrap(), "b", "preferred first");
+    assert_eq!(zone("1", 10, &["b", "c"], &["c"]).unwrap(), "b", "it is there already");
+    assert_eq!(kind(zone("1", 10, &["a"], &[])), Some(ErrorKind::AlreadyExists), "it is elsewhere");
+    assert_eq!(zone("2", 10, &["a", "b"], &["b"]).unwrap(), "b");
+    assert_eq!(zone("3", 10, &["a", "b"], &["b"]).unwrap(), "a", "the preferred one is full");
+    assert_eq!(zone("4", 10, &[], &["a"]).unwrap(), "c", "without a requisite, any will do");
+    let full = zone("5", 1, &["a", "b"], &[]).unwrap_err();
+    assert_eq!(full.kind, ErrorKind::ResourceExhausted);
+    assert!(full.message.contains("a: 10 of 10 bytes are in use; b: 20 of 20"), "{}", full.message);
+    assert_eq!(kind(zone("5", 1, &["d"], &[])), Some(ErrorKind::ResourceExhausted), "no such place");
+    assert_eq!([free(None), free(Some("c")), free(Some("d"))], [Ok((20, 20)), Ok((20, 20)), Ok((0, 0))]);
+    let grown = ExpandRequest { handle: "mem-4".to_owned(), capacity: range(31), capability: None };
+    assert_eq!(kind(expansion::expand(&call, &grown)), Some(ErrorKind::ResourceExhausted));
+    expansion::expand(&call, &ExpandRequest { capacity: range(30), ..grown }).unwrap();
+    store.check("grown to the brim");
+    assert_eq!(
+        kind(zone_of(&at(&store, &Settings::default()), "6", 1, &["a"], &[])),
+        Some(ErrorKind::InvalidArgument)
+    );
+}
+
+#[test]
+fn what_the_state_refuses_is_not_the_callers_riddle() {
+    let full = StorageError::from(StateError::Full(Bound { limit: 1, given: 2 }));
+    assert_eq!((full.kind, full.finality), (ErrorKind::ResourceExhausted, Finality::Final));
+}

@@ -1,0 +1,251 @@
+//! What a call asks for, checked: pure functions of the request.
+
+use std::collections::BTreeMap;
+
+use cofferdam_guest::{
+    AccessMode, AccessType, CapacityRange, CreateRequest, KeyValues, Result, StorageError, VolumeCapability,
+    to_map,
+};
+use serde::{Deserialize, Serialize};
+
+/// Size when the request leaves it open, as CSI drivers commonly choose.
+const DEFAULT_SIZE: u64 = 1 << 30;
+/// Largest volume: far above any disk, far below where sums leave a `u64`.
+const MAX_SIZE: u64 = 1 << 50;
+/// What an image's size is a multiple of.
+const BLOCK: u64 = 4_096;
+/// CSI's limit for names and ids, in bytes.
+pub(crate) const MAX_NAME: usize = 128;
+/// The parameter that chooses what a volume is.
+const KIND: &str = "kind";
+/// What external-provisioner adds to the parameters when it is told to (`--extra-create-metadata`); accepted, not used.
+const METADATA: [&str; 3] =
+    ["csi.storage.k8s.io/pvc/name", "csi.storage.k8s.io/pvc/namespace", "csi.storage.k8s.io/pv/name"];
+/// The same for snapshots.
+const SNAPSHOT_METADATA: [&str; 3] = [
+    "csi.storage.k8s.io/volumesnapshot/name",
+    "csi.storage.k8s.io/volumesnapshot/namespace",
+    "csi.storage.k8s.io/volumesnapshotcontent/name",
+];
+
+/// What a volume is in the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Kind {
+    /// A directory, whose size is not enforced.
+    Directory,
+    /// A file that is used as a block device.
+    Image,
+}
+
+impl Kind {
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Directory => "directory",
+            Self::Image => "image",
+        }
+    }
+}
+
+/// What makes two requests of one name the same: everything but the size, of which a range is asked, and the owner.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Shape {
+    /// The parameters of the class.
+    pub(crate) parameters: BTreeMap<String, String>,
+    /// Every way of use, written out, sorted.
+    pub(crate) uses: Vec<String>,
+}
+
+/// A request's shape and the kinds that fit it, the default first.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) shape: Shape,
+    kinds: Vec<Kind>,
+}
+
+/// Reads a request.
+pub(crate) fn wanted(request: &CreateRequest) -> Result<Wanted> {
+    if let Some((key, _)) = request.mutable_parameters.first() {
+        return Err(StorageError::invalid_argument(format!(
+            "mutable parameter {key:?}: this driver has none"
+        )));
+    }
+    let parameters = to_map(request.parameters.clone());
+    let uses = uses(&request.capabilities)?;
+    single_node(&request.capabilities).map_err(StorageError::invalid_argument)?;
+    let kinds = kinds(&request.capabilities, &parameters)?;
+    Ok(Wanted { shape: Shape { parameters, uses }, kinds })
+}
+
+impl Wanted {
+    /// The kind of a new volume.
+    pub(crate) fn kind(&self) -> Kind {
+        self.kinds.first().copied().unwrap_or(Kind::Directory)
+    }
+
+    /// The kind of a copy, which is its source's.
+    pub(crate) fn kind_of_copy(&self, source: Kind) -> Result<Kind> {
+        if self.kinds.contains(&source) {
+            return Ok(source);
+        }
+        let source = source.as_str();
+        Err(StorageError::invalid_argument(format!(
+            "the source is of kind {source}, and so is a copy; expected a volume of kind {}",
+            self.kind().as_str()
+        )))
+    }
+}
+
+/// The kinds that a request can mean, the default first.
+pub(crate) fn kinds(
+    capabilities: &[VolumeCapability],
+    parameters: &BTreeMap<String, String>,
+) -> Result<Vec<Kind>> {
+    let unknown = parameters.keys().find(|key| *key != KIND && !METADATA.contains(&key.as_str()));
+    if let Some(key) = unknown {
+        return Err(StorageError::invalid_argument(format!("unknown parameter {key:?}; known is {KIND:?}")));
+    }
+    let block = capabilities.iter().any(|capability| matches!(capability.access, AccessType::Block));
+    match parameters.get(KIND).map(String::as_str) {
+        Some("image") => Ok(vec![Kind::Image]),
+        Some("directory") if block => Err(StorageError::invalid_argument(format!(
+            "parameter {KIND:?} is \"directory\"; a block volume is of kind \"image\""
+        ))),
+        Some("directory") => Ok(vec![Kind::Directory]),
+        Some(other) => Err(StorageError::invalid_argument(format!(
+            "parameter {KIND:?} is {other:?}; expected \"directory\" or \"image\""
+        ))),
+        None if block => Ok(vec![Kind::Image]),
+        None => Ok(vec![Kind::Directory, Kind::Image]),
+    }
+}
+
+/// Checks the parameters of a class of snapshots.
+pub(crate) fn snapshot_parameters(parameters: KeyValues) -> Result<()> {
+    match to_map(parameters).into_keys().find(|key| !SNAPSHOT_METADATA.contains(&key.as_str())) {
+        Some(key) => {
+            Err(StorageError::invalid_argument(format!("unknown parameter {key:?}; a snapshot has none")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Every way of use, written out.
+pub(crate) fn uses(capabilities: &[VolumeCapability]) -> Result<Vec<String>> {
+    if capabilities.is_empty() {
+        return Err(StorageError::invalid_argument("no volume capability was given; expected at least one"));
+    }
+    let mut uses: Vec<_> = capabilities.iter().map(describe).collect();
+    uses.sort();
+    uses.dedup();
+    Ok(uses)
+}
+
+/// Refuses what storage of one node cannot be.
+pub(crate) fn single_node(capabilities: &[VolumeCapability]) -> std::result::Result<(), String> {
+    match capabilities.iter().map(|capability| capability.mode).find(|mode| is_multi_node(*mode)) {
+        Some(mode) => Err(format!("access mode {}: this storage is in one node only", mode_name(mode))),
+        None => Ok(()),
+    }
+}
+
+const fn is_multi_node(mode: AccessMode) -> bool {
+    match mode {
+        AccessMode::SingleNodeWriter
+        | AccessMode::SingleNodeReaderOnly
+        | AccessMode::SingleNodeSingleWriter
+        | AccessMode::SingleNodeMultiWriter => false,
+        AccessMode::MultiNodeReaderOnly
+        | AccessMode::MultiNodeSingleWriter
+        | AccessMode::MultiNodeMultiWriter => true,
+    }
+}
+
+const fn mode_name(mode: AccessMode) -> &'static str {
+    match mode {
+        AccessMode::SingleNodeWriter => "single-node-writer",
+        AccessMode::SingleNodeReaderOnly => "single-node-reader-only",
+        AccessMode::MultiNodeReaderOnly => "multi-node-reader-only",
+        AccessMode::MultiNodeSingleWriter => "multi-node-single-writer",
+        AccessMode::MultiNodeMultiWriter => "multi-node-multi-writer",
+        AccessMode::SingleNodeSingleWriter => "single-node-single-writer",
+        AccessMode::SingleNodeMultiWriter => "single-node-multi-writer",
+    }
+}
+
+fn describe(capability: &VolumeCapability) -> String {
+    let mode = mode_name(capability.mode);
+    match &capability.access {
+        AccessType::Block => format!("{mode} block"),
+        AccessType::Filesystem(access) => {
+            format!(
+                "{mode} filesystem {:?} {:?} {:?}",
+                access.fs_type, access.mount_flags, access.mount_group
+            )
+        }
+    }
+}
+
+/// Checks a name and makes its handle, which is the item's name in the pool too: readable while that fits, the same for the
+/// same name.
+pub(crate) fn handle(beginning: &str, name: &str) -> Result<String> {
+    if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
+        return Err(StorageError::invalid_argument(format!(
+            "the name {name:?} has {} bytes; expected 1 to {MAX_NAME} without control characters",
+            name.len()
+        )));
+    }
+    let readable = format!("{beginning}-{name}");
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    let digest = format!("{beginning}-fnv-");
+    if readable.len() <= MAX_NAME && readable.bytes().all(plain) && !readable.starts_with(&digest) {
+        return Ok(readable);
+    }
+    // Two names may share a digest: the record keeps the name, and a stranger is refused as an existing volume.
+    Ok(format!("{digest}{:032x}", fnv1a(name.as_bytes())))
+}
+
+/// FNV-1a with 128 bits: offset basis and prime as its authors published them.
+fn fnv1a(bytes: &[u8]) -> u128 {
+    bytes.iter().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |hash, byte| {
+        (hash ^ u128::from(*byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
+    })
+}
+
+/// Chooses the size of a volume that is at least `least` bytes large, which is the size of what it is a copy of.
+pub(crate) fn size(range: CapacityRange, kind: Kind, least: Option<u64>) -> Result<u64> {
+    let refused = |why: &str| {
+        let show =
+            |bound: Option<u64>| bound.map_or_else(|| "open".to_owned(), |bytes| format!("{bytes} bytes"));
+        Err(StorageError::out_of_range(format!(
+            "size at least {}, at most {}: {why}",
+            show(range.required_bytes),
+            show(range.limit_bytes)
+        )))
+    };
+    let limit = range.limit_bytes.unwrap_or(MAX_SIZE);
+    let required = range.required_bytes.unwrap_or(least.unwrap_or(DEFAULT_SIZE.min(limit)));
+    if required == 0 || limit == 0 {
+        return refused("a volume has at least 1 byte");
+    }
+    if required > limit && range.limit_bytes.is_some() {
+        return refused("no size is in this range");
+    }
+    if least.is_some_and(|least| required < least) {
+        return refused(&format!("the source has {} bytes", least.unwrap_or_default()));
+    }
+    if required > MAX_SIZE {
+        return refused("a volume has at most 1 PiB");
+    }
+    let size = match kind {
+        Kind::Directory => required,
+        Kind::Image => required.next_multiple_of(BLOCK),
+    };
+    if size > limit { refused("an image is a multiple of 4096 bytes") } else { Ok(size) }
+}
+
+/// Whether a volume of this size is what a range asks for.
+pub(crate) fn fits(size: u64, range: CapacityRange) -> bool {
+    range.required_bytes.is_none_or(|required| size >= required)
+        && range.limit_bytes.is_none_or(|limit| size <= limit)
+}

@@ -1,0 +1,63 @@
+//! What the operator configures.
+
+use std::collections::BTreeMap;
+
+use cofferdam_guest::{Result, StorageError};
+
+/// Key of the driver's name.
+pub(crate) const DRIVER_NAME: &str = "driver-name";
+/// The driver's name when the operator chooses none.
+pub(crate) const DEFAULT_DRIVER_NAME: &str = "pool.cofferdam.dev";
+/// Key of the node's name.
+const NODE: &str = "node";
+
+/// The operator's choices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Settings {
+    /// The node that holds the pool.
+    pub(crate) node: String,
+}
+
+impl Settings {
+    /// Reads the settings; the error names the key, its value and what was expected.
+    pub(crate) fn parse(settings: &BTreeMap<String, String>) -> std::result::Result<Self, String> {
+        if let Some(key) = settings.keys().find(|key| ![DRIVER_NAME, NODE].contains(&key.as_str())) {
+            return Err(format!("unknown setting {key:?}; known are {DRIVER_NAME:?} and {NODE:?}"));
+        }
+        match settings.get(NODE).filter(|node| !node.is_empty()) {
+            Some(node) => Ok(Self { node: node.clone() }),
+            None => Err(format!(
+                "the setting {NODE:?} is missing; expected the name of the node that holds the pool"
+            )),
+        }
+    }
+}
+
+/// The settings of this call.
+pub(crate) fn current() -> Result<Settings> {
+    Settings::parse(&cofferdam_guest::settings::all()).map_err(|message| {
+        StorageError::failed_precondition(format!("the backend is misconfigured: {message}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_node_is_needed_and_nothing_unknown_is_taken() {
+        let parse = |pairs: &[(&str, &str)]| {
+            let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+            Settings::parse(&pairs.collect())
+        };
+        assert_eq!(
+            parse(&[("node", "n1"), ("driver-name", "x")]).map(|settings| settings.node),
+            Ok("n1".to_owned())
+        );
+        for pairs in [&[][..], &[("node", "")]] {
+            assert!(parse(pairs).unwrap_err().starts_with("the setting \"node\" is missing"));
+        }
+        let error = parse(&[("node", "n1"), ("path", "/x")]).unwrap_err();
+        assert_eq!(error, r#"unknown setting "path"; known are "driver-name" and "node""#);
+    }
+}

@@ -1,0 +1,471 @@
+//! Whenever a call dies, the same call, or the one that undoes it, makes everything right; and the rules of the requests.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    ops::Bound::{Excluded, Unbounded},
+};
+
+use cofferdam_guest::{
+    AccessMode, AccessType, CapacityRange, ErrorKind, FilesystemAccess, Finality, StorageError,
+    VolumeCapability,
+    pool::{Bound, Item, ItemKind, Page as PoolPage, Pool as _, PoolError, Room},
+    state::{Change, Entry, Expected, Found, Page, Put, Remove, StateError, Store, Version},
+};
+
+use super::*;
+use crate::items::{Phase, Record};
+
+type Items = BTreeMap<String, (ItemKind, Option<u64>, String)>;
+
+/// A store and a pool that die together: before the effect of a call, or after it but before its answer.
+#[derive(Default)]
+struct Fake {
+    entries: RefCell<BTreeMap<String, (Vec<u8>, Version)>>,
+    items: RefCell<Items>,
+    version: Cell<Version>,
+    calls_left: Cell<Option<u32>>,
+    answer_lost: Cell<bool>,
+    room: Cell<Option<u64>>,
+    busy: Cell<bool>,
+}
+
+impl Fake {
+    /// Whether this call still happens, and whether its answer is heard.
+    fn step(&self) -> (bool, bool) {
+        match self.calls_left.get() {
+            None => (true, true),
+            Some(0) => (false, false),
+            Some(left) => {
+                self.calls_left.set(Some(left - 1));
+                (true, left > 1 || !self.answer_lost.get())
+            }
+        }
+    }
+
+    fn state<T>(
+        &self,
+        work: impl FnOnce() -> std::result::Result<T, StateError>,
+    ) -> std::result::Result<T, StateError> {
+        let (happens, heard) = self.step();
+        let answer = if happens { Some(work()) } else { None };
+        answer.filter(|_| heard).unwrap_or_else(|| Err(StateError::Unavailable("it died".to_owned())))
+    }
+
+    fn pool<T>(
+        &self,
+        work: impl FnOnce() -> std::result::Result<T, PoolError>,
+    ) -> std::result::Result<T, PoolError> {
+        let (happens, heard) = self.step();
+        let answer = if happens { Some(work()) } else { None };
+        answer.filter(|_| heard).unwrap_or_else(|| Err(PoolError::Failed("it died".to_owned())))
+    }
+
+    fn add(&self, name: &str, item: (ItemKind, Option<u64>, String)) -> std::result::Result<(), PoolError> {
+        if self.busy.get() {
+            return Err(PoolError::Busy(name.to_owned()));
+        }
+        if self.items.borrow().contains_key(name) {
+            return Err(PoolError::Exists(name.to_owned()));
+        }
+        if let (Some(limit), Some(given)) = (self.room.get(), item.1)
+            && given > limit
+        {
+            return Err(PoolError::NoSpace(Bound { limit, given }));
+        }
+        self.items.borrow_mut().insert(name.to_owned(), item);
+        Ok(())
+    }
+
+    fn place(&self) -> Place<'_, Self, Self> {
+        Place { store: self, pool: self, now_ms: 7 }
+    }
+
+    fn content(&self, name: &str) -> Option<String> {
+        self.items.borrow().get(name).map(|(_, _, content)| content.clone())
+    }
+
+    fn write(&self, name: &str, content: &str) {
+        content.clone_into(&mut self.items.borrow_mut().get_mut(name).unwrap().2);
+    }
+
+    /// The keys of the state, and the items; both must tell the same.
+    fn names(&self) -> Vec<String> {
+        let keys: Vec<_> =
+            self.entries.borrow().keys().map(|key| key.split('/').next_back().unwrap().to_owned()).collect();
+        let mut sorted = keys.clone();
+        sorted.sort();
+        assert_eq!(sorted, self.items.borrow().keys().cloned().collect::<Vec<_>>());
+        keys
+    }
+}
+
+impl Store for Fake {
+    fn get(&self, key: &str) -> std::result::Result<Option<Entry>, StateError> {
+        self.state(|| {
+            let entries = self.entries.borrow();
+            Ok(entries.get(key).map(|(value, version)| Entry { value: value.clone(), version: *version }))
+        })
+    }
+
+    fn commit(&self, changes: &[Change]) -> std::result::Result<Version, StateError> {
+        self.state(|| {
+            let version = self.version.get() + 1;
+            self.version.set(version);
+            let mut entries = self.entries.borrow_mut();
+            for change in changes {
+                let (Change::Put(Put { key, .. }) | Change::Remove(Remove { key, .. })) = change;
+                let found = entries.get(key).map(|(_, version)| *version);
+                let expected = match change {
+                    Change::Put(Put { expected: Expected::Absent, .. }) => None,
+                    Change::Put(Put { expected: Expected::At(version), .. })
+                    | Change::Remove(Remove { version, .. }) => Some(*version),
+                };
+                if found != expected {
+                    return Err(StateError::Conflict(key.clone()));
+                }
+                match change {
+                    Change::Put(Put { value, .. }) => entries.insert(key.clone(), (value.clone(), version)),
+                    Change::Remove(_) => entries.remove(key),
+                };
+            }
+            Ok(version)
+        })
+    }
+
+    fn scan(&self, prefix: &str, after: Option<&str>, limit: u32) -> std::result::Result<Page, StateError> {
+        self.state(|| {
+            let entries = self.entries.borrow();
+            let start = Excluded(after.unwrap_or(prefix).to_owned());
+            let mut found = entries.range((start, Unbounded)).filter(|(key, _)| key.starts_with(prefix));
+            let taken = found.by_ref().take(limit.try_into().unwrap());
+            let page = taken.map(|(key, (value, version))| Found {
+                key: key.clone(),
+                value: value.clone(),
+                version: *version,
+            });
+            Ok(Page { entries: page.collect(), more: found.next().is_some() })
+        })
+    }
+}
+
+impl pool::Pool for Fake {
+    fn create_directory(&self, name: &str) -> std::result::Result<(), PoolError> {
+        self.pool(|| self.add(name, (ItemKind::Directory, None, String::new())))
+    }
+
+    fn create_image(&self, name: &str, size: u64) -> std::result::Result<(), PoolError> {
+        self.pool(|| self.add(name, (ItemKind::Image, Some(size), String::new())))
+    }
+
+    fn remove(&self, name: &str) -> std::result::Result<(), PoolError> {
+        self.pool(|| {
+            let removed = self.items.borrow_mut().remove(name);
+            removed.map(drop).ok_or_else(|| PoolError::Missing(name.to_owned()))
+        })
+    }
+
+    fn grow(&self, name: &str, size: u64) -> std::result::Result<(), PoolError> {
+        self.pool(|| {
+            let mut items = self.items.borrow_mut();
+            let item = items.get_mut(name).ok_or_else(|| PoolError::Missing(name.to_owned()))?;
+            item.1 = Some(size.max(item.1.unwrap()));
+            Ok(())
+        })
+    }
+
+    fn copy(&self, source: &str, name: &str, size: Option<u64>) -> std::result::Result<(), PoolError> {
+        self.pool(|| {
+            let found = self.items.borrow().get(source).cloned();
+            let (kind, _, content) = found.ok_or_else(|| PoolError::Missing(source.to_owned()))?;
+            self.add(name, (kind, size, content))
+        })
+    }
+
+    fn measure(&self, name: &str) -> std::result::Result<Item, PoolError> {
+        self.pool(|| {
+            let items = self.items.borrow();
+            let (kind, size_bytes, _) = items.get(name).ok_or_else(|| PoolError::Missing(name.to_owned()))?;
+            Ok(Item { name: name.to_owned(), kind: *kind, size_bytes: *size_bytes, used_bytes: 0 })
+        })
+    }
+
+    fn scan(&self, prefix: &str, _: Option<&str>, _: u32) -> std::result::Result<PoolPage, PoolError> {
+        self.pool(|| {
+            let items = self.items.borrow();
+            let found = items.iter().filter(|(name, _)| name.starts_with(prefix));
+            Ok(PoolPage {
+                items: found.map(|(name, (kind, ..))| (name.clone(), *kind)).collect(),
+                more: false,
+            })
+        })
+    }
+
+    fn usage(&self) -> std::result::Result<Room, PoolError> {
+        self.pool(|| Ok(Room { total_bytes: 100, available_bytes: 60 }))
+    }
+}
+
+fn block() -> VolumeCapability {
+    VolumeCapability { mode: AccessMode::SingleNodeWriter, access: AccessType::Block }
+}
+
+fn mounted() -> VolumeCapability {
+    let access = FilesystemAccess { fs_type: None, mount_flags: Vec::new(), mount_group: None };
+    VolumeCapability { mode: AccessMode::SingleNodeWriter, access: AccessType::Filesystem(access) }
+}
+
+fn request(name: &str, bytes: u64, capability: VolumeCapability) -> CreateRequest {
+    CreateRequest {
+        name: name.to_owned(),
+        capacity: CapacityRange { required_bytes: Some(bytes), limit_bytes: None },
+        capabilities: vec![capability],
+        parameters: Vec::new(),
+        mutable_parameters: Vec::new(),
+        topology: None,
+        owner: None,
+    }
+}
+
+fn settings() -> Settings {
+    Settings { node: "n1".to_owned() }
+}
+
+fn make(fake: &Fake, request: &CreateRequest, source: Option<(Sort, &str)>) -> Result<Volume> {
+    volumes::create(&fake.place(), &settings(), request, source)
+}
+
+fn cut(fake: &Fake, name: &str, source: &str) -> Result<Snapshot> {
+    let request =
+        SnapshotRequest { name: name.to_owned(), source: source.to_owned(), parameters: Vec::new() };
+    snapshots::create(&fake.place(), request)
+}
+
+/// More calls than any function makes.
+const CALLS: u32 = 12;
+
+/// Plays a call that dies at every step, once before the step's effect and once after it. Returns how often it died.
+fn die_everywhere(
+    prepare: impl Fn(&Fake),
+    call: impl Fn(&Fake) -> Result<()>,
+    check: impl Fn(&Fake, &str),
+) -> usize {
+    let mut died = 0;
+    for (calls, lost) in (0..CALLS).flat_map(|calls| [(calls, false), (calls, true)]) {
+        let fake = Fake::default();
+        prepare(&fake);
+        fake.calls_left.set(Some(calls));
+        fake.answer_lost.set(lost);
+        let first = call(&fake);
+        fake.calls_left.set(None);
+        died += usize::from(first.is_err());
+        check(&fake, &format!("after {calls} calls, the last answer lost: {lost}: {first:?}"));
+    }
+    died
+}
+
+#[test]
+fn a_dead_creation_is_mended_by_the_same_call_or_undone() {
+    for capability in [block(), mounted()] {
+        let asked = request("v", 8_192, capability);
+        let call = |fake: &Fake| make(fake, &asked, None).map(drop);
+        let died = die_everywhere(
+            |_| {},
+            call,
+            |fake, when| {
+                call(fake).unwrap();
+                assert_eq!(fake.names(), ["vol-v"], "{when}");
+            },
+        );
+        assert!(died >= 8, "{died}");
+        die_everywhere(
+            |_| {},
+            call,
+            |fake, when| {
+                volumes::delete(&fake.place(), "vol-v").unwrap();
+                assert_eq!(fake.names(), [""; 0], "{when}");
+            },
+        );
+    }
+}
+
+#[test]
+fn a_dead_copy_is_mended_and_a_snapshot_needs_no_volume() {
+    let prepare = |fake: &Fake| {
+        make(fake, &request("v", 8_192, block()), None).unwrap();
+        fake.write("vol-v", "content");
+    };
+    let clone =
+        |fake: &Fake| make(fake, &request("c", 12_288, block()), Some((Sort::Volume, "vol-v"))).map(drop);
+    die_everywhere(prepare, clone, |fake, when| {
+        // The source changes and goes while nobody knows whether the copy was made.
+        let copied = fake.content("vol-c").is_some();
+        volumes::delete(&fake.place(), "vol-v").unwrap();
+        match clone(fake) {
+            Ok(()) => assert!(copied, "{when}"),
+            Err(error) => assert_eq!((copied, error.kind), (false, ErrorKind::NotFound), "{when}"),
+        }
+        assert_eq!(fake.content("vol-c"), copied.then(|| "content".to_owned()), "{when}");
+        fake.names();
+    });
+    let snapshot = |fake: &Fake| cut(fake, "s", "vol-v").map(drop);
+    die_everywhere(prepare, snapshot, |fake, when| {
+        snapshot(fake).unwrap();
+        volumes::delete(&fake.place(), "vol-v").unwrap();
+        let restored = make(fake, &request("r", 8_192, block()), Some((Sort::Snapshot, "snap-s"))).unwrap();
+        assert_eq!(fake.content(&restored.handle).as_deref(), Some("content"), "{when}");
+    });
+}
+
+#[test]
+fn a_dead_removal_is_mended_and_the_name_is_free() {
+    let prepare = |fake: &Fake| {
+        make(fake, &request("v", 8_192, block()), None).unwrap();
+        cut(fake, "s", "vol-v").unwrap();
+        fake.write("vol-v", "old");
+    };
+    let delete = |fake: &Fake| volumes::delete(&fake.place(), "vol-v");
+    die_everywhere(prepare, delete, |fake, when| {
+        delete(fake).unwrap();
+        assert_eq!(fake.names(), ["snap-s"], "{when}");
+    });
+    die_everywhere(prepare, delete, |fake, when| {
+        let removing = matches!(fake.place().find(Sort::Volume, "vol-v"), Ok(Some(found)) if found.value.phase == Phase::Removing);
+        make(fake, &request("v", 8_192, block()), None).unwrap();
+        if removing {
+            assert_eq!(fake.content("vol-v").as_deref(), Some(""), "{when}: a new volume is empty");
+        }
+        assert_eq!(fake.names(), ["snap-s", "vol-v"], "{when}");
+    });
+    let delete = |fake: &Fake| snapshots::delete(&fake.place(), "snap-s");
+    die_everywhere(prepare, delete, |fake, when| {
+        delete(fake).unwrap();
+        assert_eq!(fake.names(), ["vol-v"], "{when}");
+    });
+}
+
+#[test]
+fn a_dead_growth_is_mended() {
+    let grow = |fake: &Fake| {
+        let capacity = CapacityRange { required_bytes: Some(9_000), limit_bytes: None };
+        let request = ExpandRequest { handle: "vol-v".to_owned(), capacity, capability: None };
+        volumes::expand(&fake.place(), &request)
+    };
+    die_everywhere(
+        |fake| drop(make(fake, &request("v", 8_192, block()), None).unwrap()),
+        |fake| grow(fake).map(drop),
+        |fake, when| {
+            assert_eq!(grow(fake).unwrap().capacity_bytes, 12_288, "{when}");
+            assert_eq!(fake.items.borrow().get("vol-v").unwrap().1, Some(12_288));
+        },
+    );
+}
+
+#[test]
+fn what_cannot_be_made_leaves_nothing() {
+    let fake = Fake::default();
+    fake.room.set(Some(4_096));
+    let error = make(&fake, &request("v", 8_192, block()), None).unwrap_err();
+    assert_eq!((error.kind, error.finality), (ErrorKind::ResourceExhausted, Finality::Final));
+    assert_eq!(fake.names(), [""; 0]);
+    fake.busy.set(true);
+    let error = make(&fake, &request("v", 4_096, block()), None).unwrap_err();
+    assert_eq!((error.kind, error.finality), (ErrorKind::Aborted, Finality::InProgress));
+    fake.busy.set(false);
+    make(&fake, &request("v", 4_096, block()), None).unwrap();
+    fake.items.borrow_mut().insert("vol-w".to_owned(), (ItemKind::Directory, None, "foreign".to_owned()));
+    let error = make(&fake, &request("w", 4_096, mounted()), None).unwrap_err();
+    assert_eq!((error.kind, error.finality), (ErrorKind::FailedPrecondition, Finality::Final), "{error:?}");
+    assert_eq!(fake.content("vol-w").as_deref(), Some("foreign"));
+}
+
+#[test]
+fn requests_are_judged() {
+    let fake = Fake::default();
+    let base = request("v", 8_192, mounted());
+    make(&fake, &base, None).unwrap();
+    make(&fake, &request("i", 5_000, block()), None).unwrap();
+    let with = |pairs: &[(&str, &str)]| CreateRequest {
+        name: "x".to_owned(),
+        parameters: pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+        ..base.clone()
+    };
+    let many = VolumeCapability { mode: AccessMode::MultiNodeMultiWriter, ..mounted() };
+    let elsewhere = cofferdam_guest::TopologyRequirement {
+        requisite: vec![vec![(volumes::NODE_KEY.to_owned(), "n2".to_owned())]],
+        preferred: Vec::new(),
+    };
+    let of = |handle: &'static str| Some((Sort::Volume, handle));
+    use ErrorKind as E;
+    #[rustfmt::skip] // one row a case
+    let table = [
+        (request("v", 9_000, mounted()),                                       None,             E::AlreadyExists),
+        (request("v", 8_192, block()),                                         None,             E::AlreadyExists),
+        (base.clone(),                                                         of("vol-i"),      E::AlreadyExists),
+        (with(&[("kind", "tape")]),                                            None,             E::InvalidArgument),
+        (with(&[("size", "1")]),                                               None,             E::InvalidArgument),
+        (CreateRequest { capabilities: vec![block()], ..with(&[("kind", "directory")]) }, None,  E::InvalidArgument),
+        (CreateRequest { capabilities: vec![many], ..with(&[]) },              None,             E::InvalidArgument),
+        (CreateRequest { capabilities: Vec::new(), ..with(&[]) },              None,             E::InvalidArgument),
+        (CreateRequest { topology: Some(elsewhere), ..with(&[]) },             None,             E::ResourceExhausted),
+        (request("", 1, mounted()),                                            None,             E::InvalidArgument),
+        (request("x", 0, mounted()),                                           None,             E::OutOfRange),
+        (request("x", (1 << 50) + 1, mounted()),                               None,             E::OutOfRange),
+        (CreateRequest { capacity: CapacityRange { required_bytes: Some(5_000), limit_bytes: Some(5_000) }, ..request("x", 1, block()) }, None, E::OutOfRange),
+        (request("x", 8_192, mounted()),                                       of("vol-none"),   E::NotFound),
+        (request("x", 8_192, block()),                                         of("vol-v"),      E::InvalidArgument),
+        (request("x", 4_096, block()),                                         of("vol-i"),      E::OutOfRange),
+    ];
+    for (request, source, expected) in table {
+        let error = make(&fake, &request, source).unwrap_err();
+        assert_eq!((error.kind, error.finality), (expected, Finality::Final), "{request:?}: {error:?}");
+    }
+    assert_eq!(fake.names(), ["vol-i", "vol-v"]);
+    let image = make(&fake, &with(&[("kind", "image")]), None).unwrap();
+    assert_eq!(image.attachment.unwrap().kind, "image");
+    assert_eq!(image.topology, [[("topology.cofferdam.dev/node".to_owned(), "n1".to_owned())]]);
+    cut(&fake, "s", "vol-v").unwrap();
+    assert_eq!(cut(&fake, "s", "vol-i").unwrap_err().kind, E::AlreadyExists);
+    assert_eq!(cut(&fake, "t", "vol-none").unwrap_err().kind, E::NotFound);
+}
+
+#[test]
+fn listings_have_parts_and_tell_what_is_wrong() {
+    let fake = Fake::default();
+    for name in ["a", "b", "c", "d", "e"] {
+        make(&fake, &request(name, 8_192, mounted()), None).unwrap();
+    }
+    fake.items.borrow_mut().remove("vol-b");
+    let part = |after: Option<&str>| volumes::list(&fake.place(), &settings(), after, Some(2)).unwrap();
+    let mut parts = vec![part(None)];
+    while let Some(next) = parts.last().unwrap().next.clone() {
+        parts.push(part(Some(&next)));
+    }
+    let abnormal: Vec<_> = parts
+        .iter()
+        .map(|part| {
+            part.volumes
+                .iter()
+                .map(|status| (&*status.volume.handle, status.condition.as_ref().unwrap().abnormal))
+        })
+        .map(Iterator::collect::<Vec<_>>)
+        .collect();
+    assert_eq!(
+        abnormal,
+        [
+            vec![("vol-a", false), ("vol-b", true)],
+            vec![("vol-c", false), ("vol-d", false)],
+            vec![("vol-e", false)]
+        ]
+    );
+    let error: StorageError =
+        volumes::list(&fake.place(), &settings(), Some("invalid-token"), None).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Aborted);
+    cut(&fake, "s", "vol-a").unwrap();
+    cut(&fake, "t", "vol-c").unwrap();
+    let of = |source| snapshots::list(&fake.place(), source, None, None).unwrap().snapshots.len();
+    assert_eq!([of(None), of(Some("vol-c")), of(Some("nobody"))], [2, 1, 0]);
+    let record: Record = fake.place().ready(Sort::Snapshot, "snap-s").unwrap().value;
+    assert_eq!(record.changed_ms, 7);
+    assert!(fake.measure("vol-a").is_ok());
+}

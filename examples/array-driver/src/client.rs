@@ -1,0 +1,87 @@
+//! Requests with a login.
+
+use std::time::Duration;
+
+use cofferdam_guest::{
+    Result, StorageError,
+    http::{self, Request, Response},
+    parameters::Reader,
+    secrets, session,
+};
+use serde::{Deserialize, de::DeserializeOwned};
+
+/// Half of the array's own time: a login that is held rarely turns out to be over.
+const LOGIN_LIVES: Duration = Duration::from_secs(300);
+/// An array that takes longer is asked again.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The array of the settings.
+#[derive(Debug)]
+pub(crate) struct Client {
+    url: String,
+}
+
+#[derive(Deserialize)]
+struct Token {
+    token: String,
+}
+
+impl Client {
+    pub(crate) fn new() -> Result<Self> {
+        let mut settings = Reader::settings();
+        let url = settings.required("url")?;
+        settings.finish()?;
+        Ok(Self { url })
+    }
+
+    /// A URL of the array.
+    pub(crate) fn url(&self, path: &[&str]) -> String {
+        http::url(&self.url, path)
+    }
+
+    /// Sends a request with a login, and once more with a new one if the array has forgotten it. The answer has any other
+    /// status than 401.
+    pub(crate) fn ask(&self, request: impl Fn() -> Result<Request<'static>>) -> Result<Response> {
+        session::with_login(
+            "token",
+            LOGIN_LIVES,
+            || self.log_in(),
+            |login| {
+                let response = request()?.token(&login.text()?).timeout(TIMEOUT).send()?;
+                Ok(if response.status == 401 {
+                    session::Outcome::Expired
+                } else {
+                    session::Outcome::Done(response)
+                })
+            },
+        )
+    }
+
+    fn log_in(&self) -> Result<Vec<u8>> {
+        let (user, password) = (secrets::require("user")?, secrets::require("password")?);
+        let request = Request::post(self.url(&["login"])).basic(&user, &password).timeout(TIMEOUT);
+        let response = request.send()?.ok_or(|_| None)?;
+        Ok(response.json::<Token>()?.token.into_bytes())
+    }
+
+    /// Reads something that may not be there.
+    pub(crate) fn find<T: DeserializeOwned>(&self, path: &[&str]) -> Result<Option<T>> {
+        let response = self.ask(|| Ok(Request::get(self.url(path))))?;
+        if response.status == 404 { Ok(None) } else { response.ok_or(|_| None)?.json().map(Some) }
+    }
+
+    /// Removes something that may not be there.
+    pub(crate) fn remove(&self, path: &[&str], in_use: impl FnOnce() -> StorageError) -> Result<()> {
+        let response = self.ask(|| Ok(Request::delete(self.url(path))))?;
+        if response.status == 404 {
+            return Ok(());
+        }
+        response.ok_or(|response| (response.status == 409).then(in_use)).map(|_| ())
+    }
+}
+
+/// A handle that names something of the array: whatever else a handle holds, nothing there is called that.
+pub(crate) fn is_a_name(handle: &str) -> bool {
+    handle.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+        && handle.bytes().any(|byte| byte != b'.')
+}

@@ -1,0 +1,140 @@
+//! A driver for an array that talks JSON over HTTP, as an example: `examples/fake-array` is such an array.
+//!
+//! | setting | meaning |
+//! |---|---|
+//! | `url` | where the array is, such as `https://array.example` |
+//!
+//! | secret | meaning |
+//! |---|---|
+//! | `user`, `password` | the array's login |
+//!
+//! | parameter of a class | meaning | default |
+//! |---|---|---|
+//! | `tier` | what volumes lie on: `fast` or `cheap` | `cheap` |
+//!
+//! It needs the grants `http` for the array's origin, `secrets`, `session` and `settings`. It never sees the password: the host
+//! puts it into the login.
+#![forbid(unsafe_code)]
+
+mod client;
+mod model;
+mod nodes;
+mod snapshots;
+mod volumes;
+
+use cofferdam_guest::{
+    Attachment, Backend, CreateRequest, Description, Readiness, Result, Snapshot, ValidateRequest,
+    Validation, Volume, VolumeStatus,
+    abilities::{
+        Capacity, CapacityReport, CapacityRequest, Cloning, ExpandRequest, Expanded, Expansion, Inspection,
+        Listing, PublishRequest, Publishing, Restoring, SnapshotPage, SnapshotRequest, Snapshots, VolumePage,
+    },
+};
+
+use crate::{client::Client, model::Source};
+
+/// The driver.
+#[derive(Debug)]
+pub struct ArrayDriver;
+
+impl Backend for ArrayDriver {
+    fn describe() -> Result<Description> {
+        let features =
+            ["publish-readonly", "published-nodes", "online-expansion", "single-node-multi-writer"];
+        Ok(Description {
+            features: features.map(str::to_owned).to_vec(),
+            ..Description::new("array.example.cofferdam.dev", env!("CARGO_PKG_VERSION"))
+        })
+    }
+
+    /// Looks at the settings only: a probe has no secrets, and the array answers nobody without a login.
+    fn probe() -> Result<Readiness> {
+        match Client::new() {
+            Ok(_) => Ok(Readiness::Ready),
+            Err(error) => Ok(Readiness::NotReady(error.message)),
+        }
+    }
+
+    fn create(request: CreateRequest) -> Result<Volume> {
+        volumes::create(&Client::new()?, &request, None)
+    }
+
+    fn delete(handle: String) -> Result<()> {
+        volumes::delete(&Client::new()?, &handle)
+    }
+
+    fn validate(request: ValidateRequest) -> Result<Validation> {
+        volumes::validate(&Client::new()?, &request)
+    }
+}
+
+impl Cloning for ArrayDriver {
+    fn create_from_volume(request: CreateRequest, source: String) -> Result<Volume> {
+        volumes::create(&Client::new()?, &request, Some(Source::Volume(source)))
+    }
+}
+
+impl Restoring for ArrayDriver {
+    fn create_from_snapshot(request: CreateRequest, source: String) -> Result<Volume> {
+        volumes::create(&Client::new()?, &request, Some(Source::Snapshot(source)))
+    }
+}
+
+impl Expansion for ArrayDriver {
+    fn expand(request: ExpandRequest) -> Result<Expanded> {
+        volumes::expand(&Client::new()?, &request)
+    }
+}
+
+impl Listing for ArrayDriver {
+    fn list(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
+        volumes::list(&Client::new()?, after.as_deref(), limit)
+    }
+}
+
+impl Inspection for ArrayDriver {
+    fn get(handle: String) -> Result<VolumeStatus> {
+        volumes::get(&Client::new()?, &handle)
+    }
+}
+
+impl Capacity for ArrayDriver {
+    fn available(request: CapacityRequest) -> Result<CapacityReport> {
+        volumes::available(&Client::new()?, request)
+    }
+}
+
+impl Publishing for ArrayDriver {
+    fn publish(request: PublishRequest) -> Result<Attachment> {
+        nodes::publish(&Client::new()?, &request)
+    }
+
+    fn unpublish(handle: String, node: Option<String>) -> Result<()> {
+        nodes::unpublish(&Client::new()?, &handle, node.as_deref())
+    }
+}
+
+impl Snapshots for ArrayDriver {
+    fn create(request: SnapshotRequest) -> Result<Snapshot> {
+        snapshots::create(&Client::new()?, request)
+    }
+
+    fn delete(handle: String) -> Result<()> {
+        snapshots::delete(&Client::new()?, &handle)
+    }
+
+    fn get(handle: String) -> Result<Snapshot> {
+        snapshots::get(&Client::new()?, &handle)
+    }
+
+    fn list(source: Option<String>, after: Option<String>, limit: Option<u32>) -> Result<SnapshotPage> {
+        snapshots::list(&Client::new()?, source.as_deref(), after.as_deref(), limit)
+    }
+}
+
+cofferdam_guest::export!(
+    ArrayDriver: cloning, restoring, publishing, expansion, snapshots, listing, inspection, capacity
+);
+
+#[cfg(test)]
+mod tests;

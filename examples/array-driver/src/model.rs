@@ -1,0 +1,127 @@
+//! The array's words.
+
+use std::collections::BTreeMap;
+
+use cofferdam_guest::{Owner, ReclaimPolicy};
+use serde::{Deserialize, Serialize};
+
+/// A volume.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Volume {
+    pub(crate) name: String,
+    pub(crate) bytes: u64,
+    pub(crate) tier: String,
+    pub(crate) source: Option<Source>,
+    pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) wwn: String,
+    pub(crate) exports: Vec<Export>,
+    pub(crate) changed_ms: u64,
+}
+
+/// A volume that shall be.
+#[derive(Debug, Serialize)]
+pub(crate) struct NewVolume<'a> {
+    pub(crate) bytes: u64,
+    pub(crate) tier: &'a str,
+    pub(crate) source: Option<&'a Source>,
+    pub(crate) labels: BTreeMap<&'a str, &'a str>,
+}
+
+/// Where a content comes from.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Source {
+    Volume(String),
+    Snapshot(String),
+}
+
+/// A node that can reach a volume.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Export {
+    pub(crate) node: String,
+    pub(crate) read_only: bool,
+    pub(crate) exclusive: bool,
+}
+
+/// How a node shall reach a volume.
+#[derive(Debug, Serialize)]
+pub(crate) struct NewExport {
+    pub(crate) read_only: bool,
+    pub(crate) exclusive: bool,
+}
+
+/// A size that a volume shall have.
+#[derive(Debug, Serialize)]
+pub(crate) struct Resize {
+    pub(crate) bytes: u64,
+}
+
+/// A snapshot.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Snapshot {
+    pub(crate) name: String,
+    pub(crate) volume: String,
+    pub(crate) bytes: u64,
+    pub(crate) created_ms: u64,
+}
+
+/// A snapshot that shall be.
+#[derive(Debug, Serialize)]
+pub(crate) struct NewSnapshot<'a> {
+    pub(crate) volume: &'a str,
+}
+
+/// A part of the volumes.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Volumes {
+    pub(crate) volumes: Vec<Volume>,
+    pub(crate) more: bool,
+}
+
+/// A part of the snapshots.
+#[derive(Debug, Deserialize)]
+pub(crate) struct SnapshotList {
+    pub(crate) snapshots: Vec<Snapshot>,
+    pub(crate) more: bool,
+}
+
+/// How much room there is.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Pool {
+    pub(crate) free_bytes: u64,
+    pub(crate) largest_bytes: u64,
+}
+
+const CLUSTER: &str = "cofferdam-cluster";
+const CLAIM: &str = "cofferdam-claim";
+const PERSISTENT_VOLUME: &str = "cofferdam-pv";
+const RECLAIM: &str = "cofferdam-reclaim";
+
+/// Writes an owner beside a volume.
+pub(crate) fn labels(owner: Option<&Owner>) -> BTreeMap<&str, &str> {
+    let Some(owner) = owner else { return BTreeMap::new() };
+    let reclaim = match owner.reclaim_policy {
+        ReclaimPolicy::Delete => "delete",
+        ReclaimPolicy::Retain => "retain",
+    };
+    BTreeMap::from([
+        (CLUSTER, owner.cluster_id.as_str()),
+        (CLAIM, &owner.claim_uid),
+        (PERSISTENT_VOLUME, &owner.pv_name),
+        (RECLAIM, reclaim),
+    ])
+}
+
+/// Reads the owner of a volume; a volume of somebody else has none.
+pub(crate) fn owner(labels: &BTreeMap<String, String>) -> Option<Owner> {
+    Some(Owner {
+        cluster_id: labels.get(CLUSTER)?.clone(),
+        claim_uid: labels.get(CLAIM)?.clone(),
+        pv_name: labels.get(PERSISTENT_VOLUME)?.clone(),
+        // In doubt nobody's orphan.
+        reclaim_policy: match labels.get(RECLAIM)?.as_str() {
+            "delete" => ReclaimPolicy::Delete,
+            _ => ReclaimPolicy::Retain,
+        },
+    })
+}

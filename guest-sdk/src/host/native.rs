@@ -1,0 +1,147 @@
+//! The imports of a native build: those of the mock host that is installed on this thread. Without one there is no setting,
+//! no secret and no login, and what can fail says that no host is there.
+
+use crate::{
+    bindings::cofferdam::storage::{
+        http::{Failure, HttpError},
+        log::Level,
+        pool::{self, PoolError},
+        session::{Acquired, Generation, SessionError},
+        state::{Change, Entry, Page, StateError, Version},
+    },
+    http::{Request, Response},
+    mock::{self, Handle as MockHandle, Host},
+};
+
+/// What stands for a secret.
+pub(crate) type Handle = MockHandle;
+
+const NO_HOST: &str = "no mock host is installed on this thread: see cofferdam_guest::mock";
+
+pub(crate) fn changed() -> bool {
+    mock::current().is_some_and(|host| host.changed())
+}
+
+pub(crate) fn set_changed(changed: bool) {
+    if let Some(host) = mock::current() {
+        host.set_changed(changed);
+    }
+}
+
+pub(crate) fn log(level: Level, message: &str, fields: &[(String, String)]) {
+    if let Some(host) = mock::current() {
+        host.write_line(level, message, fields);
+    }
+}
+
+pub(crate) fn now_ms() -> u64 {
+    mock::current().unwrap_or_default().now_ms()
+}
+
+pub(crate) fn random_bytes(length: u32) -> Vec<u8> {
+    mock::current().unwrap_or_default().random_bytes(length)
+}
+
+pub(crate) fn setting(key: &str) -> Option<String> {
+    mock::current()?.setting_of(key)
+}
+
+pub(crate) fn settings() -> Vec<(String, String)> {
+    mock::current().map(|host| host.settings()).unwrap_or_default()
+}
+
+fn with_state<T>(ask: impl FnOnce(Host) -> Result<T, StateError>) -> Result<T, StateError> {
+    ask(mock::current().ok_or_else(|| StateError::Unavailable(NO_HOST.to_owned()))?)
+}
+
+pub(crate) fn state_get(key: &str) -> Result<Option<Entry>, StateError> {
+    with_state(|host| host.state_get(key))
+}
+
+pub(crate) fn state_commit(changes: &[Change]) -> Result<Version, StateError> {
+    with_state(|host| host.state_commit(changes))
+}
+
+pub(crate) fn state_scan(prefix: &str, after: Option<&str>, limit: u32) -> Result<Page, StateError> {
+    with_state(|host| host.state_scan(prefix, after, limit))
+}
+
+pub(crate) fn secret_names() -> Vec<String> {
+    mock::current().map(|host| host.secret_names()).unwrap_or_default()
+}
+
+pub(crate) fn secret(name: &str) -> Option<Handle> {
+    mock::current()?.secret_of(name)
+}
+
+pub(crate) fn reveal(secret: &Handle) -> String {
+    if let Some(host) = mock::current() {
+        host.note_revealed(secret);
+    }
+    secret.text().to_owned()
+}
+
+pub(crate) fn session_acquire(key: &str) -> Result<Acquired, SessionError> {
+    mock::current().map_or(Ok(Acquired::Vacant), |host| host.session_acquire(key))
+}
+
+pub(crate) fn session_put(key: &str, value: &[u8], ttl_ms: u64) -> Result<Generation, SessionError> {
+    mock::current().map_or(Ok(0), |host| host.session_put(key, value, ttl_ms))
+}
+
+pub(crate) fn session_release(key: &str) {
+    if let Some(host) = mock::current() {
+        host.session_release(key);
+    }
+}
+
+pub(crate) fn session_invalidate(key: &str, generation: Generation) {
+    if let Some(host) = mock::current() {
+        host.session_invalidate(key, generation);
+    }
+}
+
+pub(crate) fn send(request: Request<'_>) -> Result<Response, HttpError> {
+    match mock::current() {
+        Some(host) => host.send(request),
+        None => {
+            Err(HttpError { failure: Failure::Forbidden, message: NO_HOST.to_owned(), maybe_sent: false })
+        }
+    }
+}
+
+fn with_pool<T>(ask: impl FnOnce(Host) -> Result<T, PoolError>) -> Result<T, PoolError> {
+    ask(mock::current().ok_or_else(|| PoolError::Failed(NO_HOST.to_owned()))?)
+}
+
+pub(crate) fn pool_create_directory(name: &str) -> Result<(), PoolError> {
+    with_pool(|host| host.in_pool(|tree| tree.create_directory(name)))
+}
+
+pub(crate) fn pool_create_image(name: &str, size_bytes: u64) -> Result<(), PoolError> {
+    with_pool(|host| host.in_pool(|tree| tree.create_image(name, size_bytes)))
+}
+
+pub(crate) fn pool_remove(name: &str) -> Result<(), PoolError> {
+    with_pool(|host| host.in_pool(|tree| tree.remove(name)))
+}
+
+pub(crate) fn pool_grow(name: &str, size_bytes: u64) -> Result<(), PoolError> {
+    with_pool(|host| host.in_pool(|tree| tree.grow(name, size_bytes)))
+}
+
+pub(crate) fn pool_copy(source: &str, name: &str, size_bytes: Option<u64>) -> Result<(), PoolError> {
+    with_pool(|host| host.in_pool(|tree| tree.copy(source, name, size_bytes)))
+}
+
+pub(crate) fn pool_measure(name: &str) -> Result<pool::Item, PoolError> {
+    with_pool(|host| host.in_pool(|tree| tree.measure(name)))
+}
+
+pub(crate) fn pool_scan(prefix: &str, after: Option<&str>, limit: u32) -> Result<pool::Page, PoolError> {
+    with_pool(|host| host.in_pool(|tree| Ok(tree.scan(prefix, after, limit))))
+}
+
+pub(crate) fn pool_usage() -> Result<pool::Room, PoolError> {
+    with_pool(|host| host.in_pool(|tree| Ok(tree.usage())))
+}

@@ -1,0 +1,36 @@
+//! The pool's imports.
+
+use super::{imports, noted};
+use crate::bindings::cofferdam::storage::pool::{Item, Page, PoolError, Room};
+
+pub(crate) fn create_directory(name: &str) -> Result<(), PoolError> {
+    noted(imports::pool_create_directory(name))
+}
+
+pub(crate) fn create_image(name: &str, size_bytes: u64) -> Result<(), PoolError> {
+    noted(imports::pool_create_image(name, size_bytes))
+}
+
+pub(crate) fn remove(name: &str) -> Result<(), PoolError> {
+    noted(imports::pool_remove(name))
+}
+
+pub(crate) fn grow(name: &str, size_bytes: u64) -> Result<(), PoolError> {
+    noted(imports::pool_grow(name, size_bytes))
+}
+
+pub(crate) fn copy(source: &str, name: &str, size_bytes: Option<u64>) -> Result<(), PoolError> {
+    noted(imports::pool_copy(source, name, size_bytes))
+}
+
+pub(crate) fn measure(name: &str) -> Result<Item, PoolError> {
+    imports::pool_measure(name)
+}
+
+pub(crate) fn scan(prefix: &str, after: Option<&str>, limit: u32) -> Result<Page, PoolError> {
+    imports::pool_scan(prefix, after, limit)
+}
+
+pub(crate) fn usage() -> Result<Room, PoolError> {
+    imports::pool_usage()
+}

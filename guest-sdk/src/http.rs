@@ -1,0 +1,417 @@
+//! HTTP requests, whole.
+//!
+//! ```
+//! use cofferdam_guest::{ErrorKind, Result, StorageError, http, mock};
+//! use serde::{Deserialize, Serialize};
+//!
+//! #[derive(Serialize)]
+//! struct New<'a> {
+//!     name: &'a str,
+//!     bytes: u64,
+//! }
+//!
+//! #[derive(Debug, Deserialize)]
+//! struct Volume {
+//!     id: String,
+//! }
+//!
+//! fn create(base: &str, name: &str) -> Result<Volume> {
+//!     let url = http::url(base, &["v1", "volumes", name]);
+//!     http::Request::put(url)
+//!         .header("if-none-match", "*")
+//!         .json(&New { name, bytes: 1 << 30 })?
+//!         .send()?
+//!         .ok_or(|response| match response.status {
+//!             412 => Some(StorageError::already_exists(format!("the volume {name:?} exists"))),
+//!             _ => None,
+//!         })?
+//!         .json()
+//! }
+//!
+//! let _host = mock::Host::new()
+//!     .on(http::Method::Put, "http://array/v1/volumes/a%20b", |_| Ok(http::Response::new(201).with_body(r#"{"id": "7"}"#)))
+//!     .on(http::Method::Put, "http://array/v1/volumes/taken", |_| Ok(http::Response::new(412)))
+//!     .install();
+//! assert_eq!(create("http://array/", "a b").unwrap().id, "7");
+//! assert_eq!(create("http://array/", "taken").unwrap_err().kind, ErrorKind::AlreadyExists);
+//! ```
+//!
+//! # What a failure says
+//!
+//! An error that comes of a request never claims more than is known. `?` on an [`HttpError`] gives a final error only when
+//! the request was never sent *and* nothing that this call sent before may have had an effect ([`changed`](crate::changed)).
+//! The same holds for [`Response::ok_or`]. A request that changes nothing although its method might, such as a search by
+//! POST, says so with [`Request::changes_nothing`].
+
+use std::{fmt, time::Duration};
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::{Serialize, de::DeserializeOwned};
+
+pub use crate::bindings::cofferdam::storage::http::{Failure, HttpError, Method};
+use crate::{Result, StorageError, host, secrets::Secret};
+
+/// What stands in a URL as it is: RFC 3986's unreserved characters.
+const RESERVED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+/// How much of an answer that is not understood an error shows, in characters.
+const SHOWN: usize = 200;
+
+/// A URL of a base and a path, whose segments may hold any character. A segment that is empty, `.` or `..` means another
+/// resource to many servers, however it is written: a backend does not ask for such a handle.
+///
+/// ```
+/// let url = cofferdam_guest::http::url("https://array.example/api/", &["volumes", "a/b"]);
+/// assert_eq!(url, "https://array.example/api/volumes/a%2Fb");
+/// ```
+pub fn url(base: &str, path: &[&str]) -> String {
+    let mut url = base.trim_end_matches('/').to_owned();
+    for segment in path {
+        url.push('/');
+        url.extend(utf8_percent_encode(segment, &RESERVED));
+    }
+    url
+}
+
+/// A request that is being written.
+#[derive(Debug)]
+#[must_use = "a request does nothing until it is sent"]
+pub struct Request<'a> {
+    pub(crate) method: Method,
+    pub(crate) url: String,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: Option<Vec<u8>>,
+    pub(crate) authorization: Option<Authorization<'a>>,
+    pub(crate) timeout_ms: Option<u64>,
+    changes: bool,
+}
+
+/// How the host proves who asks.
+#[derive(Debug)]
+pub(crate) enum Authorization<'a> {
+    Basic { user: User<'a>, password: &'a Secret },
+    Bearer(&'a Secret),
+    Header { name: String, value: &'a Secret },
+}
+
+/// A user's name: a text, or a secret.
+#[derive(Debug)]
+#[expect(clippy::exhaustive_enums, reason = "the contract has these two")]
+pub enum User<'a> {
+    /// Not secret.
+    Plain(String),
+    /// Secret.
+    Secret(&'a Secret),
+}
+
+impl From<&str> for User<'_> {
+    fn from(name: &str) -> Self {
+        Self::Plain(name.to_owned())
+    }
+}
+
+impl From<String> for User<'_> {
+    fn from(name: String) -> Self {
+        Self::Plain(name)
+    }
+}
+
+impl<'a> From<&'a Secret> for User<'a> {
+    fn from(name: &'a Secret) -> Self {
+        Self::Secret(name)
+    }
+}
+
+impl<'a> Request<'a> {
+    /// A request of any method to an absolute URL.
+    pub fn new(method: Method, url: impl Into<String>) -> Self {
+        let changes = !matches!(method, Method::Get | Method::Head | Method::Options);
+        Self {
+            method,
+            url: url.into(),
+            headers: Vec::new(),
+            body: None,
+            authorization: None,
+            timeout_ms: None,
+            changes,
+        }
+    }
+
+    /// Reads.
+    pub fn get(url: impl Into<String>) -> Self {
+        Self::new(Method::Get, url)
+    }
+
+    /// Asks whether something is there.
+    pub fn head(url: impl Into<String>) -> Self {
+        Self::new(Method::Head, url)
+    }
+
+    /// Adds, or does.
+    pub fn post(url: impl Into<String>) -> Self {
+        Self::new(Method::Post, url)
+    }
+
+    /// Sets.
+    pub fn put(url: impl Into<String>) -> Self {
+        Self::new(Method::Put, url)
+    }
+
+    /// Changes a part.
+    pub fn patch(url: impl Into<String>) -> Self {
+        Self::new(Method::Patch, url)
+    }
+
+    /// Removes.
+    pub fn delete(url: impl Into<String>) -> Self {
+        Self::new(Method::Delete, url)
+    }
+
+    /// Adds a parameter to the URL's query; key and value may hold any character.
+    pub fn query(mut self, key: &str, value: &str) -> Self {
+        self.url.push(if self.url.contains('?') { '&' } else { '?' });
+        self.url.extend(utf8_percent_encode(key, &RESERVED));
+        self.url.push('=');
+        self.url.extend(utf8_percent_encode(value, &RESERVED));
+        self
+    }
+
+    /// Adds a header. Those that frame the message are the host's.
+    pub fn header(mut self, name: &str, value: impl Into<String>) -> Self {
+        self.headers.push((name.to_owned(), value.into()));
+        self
+    }
+
+    /// Sets the body.
+    pub fn body(mut self, body: impl Into<Vec<u8>>) -> Self {
+        self.body = Some(body.into());
+        self
+    }
+
+    /// Sets the body to JSON, with its content type.
+    ///
+    /// # Errors
+    ///
+    /// [`internal`](StorageError::internal) for a value that cannot be written as JSON: nothing was sent.
+    pub fn json(self, value: &impl Serialize) -> Result<Self> {
+        let body = serde_json::to_vec(value).map_err(|error| {
+            StorageError::internal(format!("the body for {} cannot be written: {error}", self.url))
+                .nothing_happened()
+                .unless_changed()
+        })?;
+        Ok(self.header("content-type", "application/json").body(body))
+    }
+
+    /// Proves who asks by `Authorization: Basic`. The host does it: the backend never sees the password.
+    pub fn basic(mut self, user: impl Into<User<'a>>, password: &'a Secret) -> Self {
+        self.authorization = Some(Authorization::Basic { user: user.into(), password });
+        self
+    }
+
+    /// Proves who asks by `Authorization: Bearer` with a secret, unseen.
+    pub fn bearer(mut self, token: &'a Secret) -> Self {
+        self.authorization = Some(Authorization::Bearer(token));
+        self
+    }
+
+    /// Proves who asks by a secret in any other header, unseen.
+    pub fn secret_header(mut self, name: &str, value: &'a Secret) -> Self {
+        self.authorization = Some(Authorization::Header { name: name.to_owned(), value });
+        self
+    }
+
+    /// Proves who asks by `Authorization: Bearer` with a token that the backend has got by logging in.
+    pub fn token(self, token: &str) -> Self {
+        self.header("authorization", format!("Bearer {token}"))
+    }
+
+    /// How long the exchange may take in all; the operator's bound is the longest and the default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout_ms = Some(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX));
+        self
+    }
+
+    /// Says that this request changes nothing at the storage, whatever its method.
+    pub fn changes_nothing(mut self) -> Self {
+        self.changes = false;
+        self
+    }
+
+    /// Sends the request and waits for its response, of whatever status.
+    ///
+    /// # Errors
+    ///
+    /// When there is no response.
+    pub fn send(self) -> std::result::Result<Response, HttpError> {
+        let changes = self.changes;
+        let answer = host::send(self);
+        let may_have_changed = match &answer {
+            Ok(response) => !response.refuses(),
+            Err(error) => error.maybe_sent,
+        };
+        if changes && may_have_changed {
+            host::set_changed(true);
+        }
+        answer
+    }
+}
+
+/// A response of whatever status.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Response {
+    /// Status, such as 200.
+    pub status: u16,
+    /// Headers in their order, names in lower case.
+    pub headers: Vec<(String, String)>,
+    /// Body.
+    pub body: Vec<u8>,
+}
+
+/// Without header values and body: they may hold a login.
+impl fmt::Debug for Response {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Response")
+            .field("status", &self.status)
+            .field("body_bytes", &self.body.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Response {
+    /// A response without headers and body, for scripted servers.
+    pub fn new(status: u16) -> Self {
+        Self { status, headers: Vec::new(), body: Vec::new() }
+    }
+
+    /// The same with a header.
+    #[must_use]
+    pub fn with_header(mut self, name: &str, value: &str) -> Self {
+        self.headers.push((name.to_ascii_lowercase(), value.to_owned()));
+        self
+    }
+
+    /// The same with a body.
+    #[must_use]
+    pub fn with_body(mut self, body: impl Into<Vec<u8>>) -> Self {
+        self.body = body.into();
+        self
+    }
+
+    /// A header by its name, in whatever case; the first of several.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers
+            .iter()
+            .find(|(found, _)| found.eq_ignore_ascii_case(name))
+            .map(|(_, value)| value.as_str())
+    }
+
+    /// Whether the status is 2xx.
+    pub fn is_success(&self) -> bool {
+        (200..300).contains(&self.status)
+    }
+
+    /// The body as text; what is not UTF-8 is replaced.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// The body as JSON.
+    ///
+    /// # Errors
+    ///
+    /// [`internal`](StorageError::internal), outcome unknown, when it is not the JSON of a `T`.
+    pub fn json<T: DeserializeOwned>(&self) -> Result<T> {
+        serde_json::from_slice(&self.body).map_err(|error| {
+            StorageError::internal(format!(
+                "the storage's answer, of status {}, is not readable: {error}",
+                self.status
+            ))
+        })
+    }
+
+    /// The response when it is a success, and otherwise the error that `map` finds for it, or [`error`](Self::error) when it
+    /// finds none. An error that `map` makes is the backend's own word and stays as it is.
+    ///
+    /// # Errors
+    ///
+    /// A status other than 2xx.
+    pub fn ok_or(self, map: impl FnOnce(&Self) -> Option<StorageError>) -> Result<Self> {
+        if self.is_success() {
+            return Ok(self);
+        }
+        Err(map(&self).unwrap_or_else(|| self.error()))
+    }
+
+    /// The error that a status means by itself. A refusal (4xx) is final unless this call has changed something before; 423 and
+    /// 429 say that the storage is at work; after 408 and most of 5xx nobody knows what it did.
+    pub fn error(&self) -> StorageError {
+        let message = self.complaint();
+        let error = match self.status {
+            400 | 405 | 406 | 410..=411 | 413..=417 | 422 => StorageError::invalid_argument(message),
+            401 => StorageError::unauthenticated(message),
+            403 => StorageError::permission_denied(message),
+            404 => StorageError::not_found(message),
+            409 | 412 | 428 => StorageError::failed_precondition(message),
+            423 | 425 => StorageError::in_progress(message),
+            429 => StorageError::unavailable(message).nothing_happened(),
+            408 | 504 => StorageError::deadline_exceeded(message),
+            501 => StorageError::unimplemented(message),
+            502 | 503 => StorageError::unavailable(message),
+            507 => StorageError::resource_exhausted(message),
+            _ => StorageError::internal(message),
+        };
+        let error = error.unless_changed();
+        match self.header("retry-after").and_then(|seconds| seconds.trim().parse().ok()) {
+            Some(seconds) => error.retry_after(Duration::from_secs(seconds)),
+            None => error,
+        }
+    }
+
+    /// Whether the status says that nothing was done.
+    fn refuses(&self) -> bool {
+        matches!(self.status, 400..=407 | 409..=499 | 501 | 505 | 507)
+    }
+
+    /// What the storage said, cut, on one line.
+    fn complaint(&self) -> String {
+        let text = self.text();
+        let said: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(SHOWN).collect();
+        if said.trim().is_empty() {
+            format!("the storage answered with status {}", self.status)
+        } else {
+            format!("the storage answered with status {}: {}", self.status, said.trim())
+        }
+    }
+}
+
+impl From<HttpError> for StorageError {
+    /// Final only when the request was never sent and this call has changed nothing before: see the [module](crate::http).
+    fn from(error: HttpError) -> Self {
+        let HttpError { failure, message, maybe_sent } = error;
+        let converted = match failure {
+            Failure::Invalid => Self::failed_precondition(format!(
+                "the request cannot be sent: {message}; its URL begins in the backend's configuration"
+            )),
+            Failure::Forbidden => Self::failed_precondition(format!(
+                "the storage may not be asked: {message}; the operator allows origins in the backend's configuration"
+            )),
+            Failure::NameNotFound => Self::unavailable(format!(
+                "the storage's name has no address: {message}; the backend's configuration names the storage"
+            )),
+            Failure::Tls => Self::unavailable(format!(
+                "the storage is not who it should be: {message}; the operator sets the authorities of the origin"
+            )),
+            Failure::Timeout => Self::deadline_exceeded(format!("the storage has not answered: {message}")),
+            Failure::TooLarge => {
+                Self::internal(format!("the exchange with the storage is too large: {message}"))
+            }
+            Failure::Connect | Failure::Broken | Failure::Overloaded => {
+                Self::unavailable(format!("the storage cannot be reached: {message}"))
+            }
+        };
+        if maybe_sent { converted.after_change() } else { converted.nothing_happened().unless_changed() }
+    }
+}
+
+#[cfg(test)]
+#[path = "http_tests.rs"]
+mod tests;

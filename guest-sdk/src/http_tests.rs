@@ -1,0 +1,128 @@
+//! What a failed request says of its outcome.
+
+use super::*;
+use crate::{ErrorKind, Finality, mock::Host, secrets};
+
+fn failure(failure: Failure, maybe_sent: bool) -> HttpError {
+    HttpError { failure, message: "x".to_owned(), maybe_sent }
+}
+
+#[test]
+fn an_error_is_final_only_when_nothing_was_sent() {
+    #[rustfmt::skip] // one row a case
+    let table = [
+        (Failure::Invalid,      ErrorKind::FailedPrecondition),
+        (Failure::Forbidden,    ErrorKind::FailedPrecondition),
+        (Failure::NameNotFound, ErrorKind::Unavailable),
+        (Failure::Connect,      ErrorKind::Unavailable),
+        (Failure::Tls,          ErrorKind::Unavailable),
+        (Failure::Timeout,      ErrorKind::DeadlineExceeded),
+        (Failure::TooLarge,     ErrorKind::Internal),
+        (Failure::Broken,       ErrorKind::Unavailable),
+        (Failure::Overloaded,   ErrorKind::Unavailable),
+    ];
+    for (cause, kind) in table {
+        for (maybe_sent, finality) in [(false, Finality::Final), (true, Finality::Unknown)] {
+            let error = StorageError::from(failure(cause, maybe_sent));
+            assert_eq!((error.kind, error.finality), (kind, finality), "{cause:?} {maybe_sent}");
+        }
+    }
+}
+
+/// Sends these requests in one call; the last one is never sent, and its error is returned.
+fn after(first: Vec<Request<'static>>) -> Finality {
+    let answers = |status: u16| move |_: &crate::mock::Received| Ok(Response::new(status));
+    let host = Host::new()
+        .on(Method::Get, "http://a/", answers(200))
+        .on(Method::Post, "http://a/", answers(200))
+        .on(Method::Post, "http://a/404", answers(404))
+        .on(Method::Post, "http://a/408", answers(408))
+        .on(Method::Post, "http://a/500", answers(500))
+        .on(Method::Post, "http://a/507", answers(507))
+        .on(Method::Post, "http://a/lost", |_| Err(failure(Failure::Broken, true)))
+        .on(Method::Post, "http://a/unsent", |_| Err(failure(Failure::Connect, false)))
+        .install();
+    host.call(|| {
+        for request in first {
+            let _ = request.send();
+        }
+        StorageError::from(Request::put("http://elsewhere/").send().unwrap_err()).finality
+    })
+}
+
+#[test]
+fn after_a_change_no_error_of_a_request_is_final() {
+    let post = |path: &str| vec![Request::post(format!("http://a/{path}"))];
+    assert_eq!(after(vec![]), Finality::Final);
+    assert_eq!(after(vec![Request::get("http://a/")]), Finality::Final);
+    for harmless in ["404", "507", "unsent"] {
+        assert_eq!(after(post(harmless)), Finality::Final, "{harmless}");
+    }
+    for change in ["", "408", "500", "lost"] {
+        assert_eq!(after(post(change)), Finality::Unknown, "{change}");
+    }
+    assert_eq!(after(vec![Request::post("http://a/").changes_nothing()]), Finality::Final);
+    let both = [post(""), post("404")].into_iter().flatten().collect();
+    assert_eq!(after(both), Finality::Unknown);
+}
+
+#[test]
+fn a_refusal_after_a_change_is_not_final() {
+    let host = Host::new()
+        .on(Method::Put, "http://a/1", |_| Ok(Response::new(201)))
+        .on(Method::Put, "http://a/2", |_| Ok(Response::new(409).with_header("Retry-After", "7")))
+        .install();
+    let second = || Request::put("http://a/2").send().unwrap().ok_or(|_| None).unwrap_err();
+    assert_eq!(host.call(second).finality, Finality::Final);
+    let error = host.call(|| {
+        Request::put("http://a/1").send().unwrap();
+        second()
+    });
+    assert_eq!((error.finality, error.retry_after_ms), (Finality::Unknown, Some(7000)));
+}
+
+#[test]
+fn a_request_is_what_was_written() {
+    let host = Host::new()
+        .secret("key", "s3cret")
+        .on(Method::Patch, "http://a/", |request| {
+            assert_eq!(request.header("X-Key"), Some("s3cret"));
+            Ok(Response::new(200))
+        })
+        .install();
+    let key = secrets::get("key").unwrap();
+    let request = Request::patch(url("http://a/", &["b c"]))
+        .query("after", "ä&b")
+        .query("limit", "2")
+        .json(&[1])
+        .unwrap()
+        .secret_header("x-key", &key)
+        .timeout(Duration::from_secs(3));
+    assert!(!format!("{request:?}").contains("s3cret"));
+    request.send().unwrap();
+    let sent = &host.requests()[0];
+    assert_eq!(sent.url, "http://a/b%20c?after=%C3%A4%26b&limit=2");
+    assert_eq!((sent.body.as_slice(), sent.timeout), (b"[1]".as_slice(), Some(Duration::from_secs(3))));
+    assert_eq!(
+        (sent.secrets.as_slice(), sent.header("content-type")),
+        (["key".to_owned()].as_slice(), Some("application/json"))
+    );
+    assert!(!format!("{sent:?}").contains("s3cret"));
+}
+
+#[test]
+fn an_answer_that_is_not_understood_is_shown_cut_and_on_one_line() {
+    let long = format!("a\nb{}", "c".repeat(1000));
+    let error = Response::new(500).with_body(long).error();
+    assert!(error.message.starts_with("the storage answered with status 500: a bccc"), "{}", error.message);
+    assert!(error.message.len() < 300);
+    assert_eq!(Response::new(503).error().message, "the storage answered with status 503");
+    let unread = Response::new(200).with_body("{").json::<u8>().unwrap_err();
+    assert_eq!((unread.kind, unread.finality), (ErrorKind::Internal, Finality::Unknown));
+}
+
+#[test]
+fn without_a_host_a_request_says_so() {
+    let error = Request::get("http://a/").send().unwrap_err();
+    assert!(!error.maybe_sent && error.message.contains("cofferdam_guest::mock"), "{error:?}");
+}

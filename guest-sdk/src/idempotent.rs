@@ -1,0 +1,142 @@
+//! Calls that may come twice: find what the same call has made, or make it.
+
+use std::fmt::Debug;
+
+use crate::{CapacityRange, Result, StorageError};
+
+/// How making something ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Created<T> {
+    /// It is there now.
+    New(T),
+    /// Something of this name is there already: another call was faster, or an earlier answer was lost.
+    Taken,
+}
+
+/// Finds what the same call has made, or makes it. `same` compares what was found with what is asked for; [`Existing`] helps.
+///
+/// The storage has to refuse a second item of a name: `create` is told by it, not by an earlier look.
+///
+/// ```
+/// use cofferdam_guest::{Result, http, idempotent::{self, Created, Existing}, mock};
+///
+/// fn create(name: &str, bytes: u64) -> Result<u64> {
+///     let url = format!("http://array/volumes/{name}");
+///     idempotent::find_or_create(
+///         || {
+///             let response = http::Request::get(&url).send()?;
+///             if response.status == 404 { Ok(None) } else { response.ok_or(|_| None)?.json().map(Some) }
+///         },
+///         |found: &u64| Existing::new("volume", name).same("size", found, &bytes).check(),
+///         || {
+///             let response = http::Request::put(&url).header("if-none-match", "*").json(&bytes)?.send()?;
+///             if response.status == 412 { Ok(Created::Taken) } else { response.ok_or(|_| None)?.json().map(Created::New) }
+///         },
+///     )
+/// }
+///
+/// // Somebody else makes the volume between the look and the request.
+/// let mut looks = 0;
+/// let _host = mock::Host::new()
+///     .on(http::Method::Get, "http://array/", move |_| {
+///         looks += 1;
+///         Ok(if looks == 1 { http::Response::new(404) } else { http::Response::new(200).with_body("7") })
+///     })
+///     .on(http::Method::Put, "http://array/", |_| Ok(http::Response::new(412)))
+///     .install();
+/// assert_eq!(create("v", 8).unwrap_err().message, r#"the volume "v" exists: its size is 7, not 8"#);
+/// ```
+///
+/// # Errors
+///
+/// What the functions returned; [`in_progress`](StorageError::in_progress) when the name is taken by something that cannot be
+/// found.
+pub fn find_or_create<T>(
+    mut find: impl FnMut() -> Result<Option<T>>,
+    same: impl FnOnce(&T) -> Result<()>,
+    create: impl FnOnce() -> Result<Created<T>>,
+) -> Result<T> {
+    if let Some(found) = find()? {
+        return same(&found).map(|()| found);
+    }
+    match create()? {
+        Created::New(made) => Ok(made),
+        Created::Taken => match find()? {
+            Some(found) => same(&found).map(|()| found),
+            None => Err(StorageError::in_progress("the name is taken by something that is not there yet")),
+        },
+    }
+}
+
+/// Compares what exists with what is asked for, and keeps the first difference.
+#[derive(Clone, Debug)]
+#[must_use = "only `check` tells"]
+pub struct Existing<'a> {
+    what: &'a str,
+    name: &'a str,
+    differs: Option<String>,
+}
+
+impl<'a> Existing<'a> {
+    /// Begins the comparison of something, such as a `volume`, with a name.
+    pub fn new(what: &'a str, name: &'a str) -> Self {
+        Self { what, name, differs: None }
+    }
+
+    /// Compares one thing.
+    pub fn same<T: PartialEq + Debug + ?Sized>(mut self, field: &str, found: &T, wanted: &T) -> Self {
+        if self.differs.is_none() && found != wanted {
+            self.differs = Some(format!("its {field} is {found:?}, not {wanted:?}"));
+        }
+        self
+    }
+
+    /// Compares the size with the range that is asked for.
+    pub fn fits(mut self, bytes: u64, wanted: &CapacityRange) -> Self {
+        if self.differs.is_none() && !wanted.fits(bytes) {
+            self.differs = Some(format!("its size is {bytes} bytes, not {}", wanted.describe()));
+        }
+        self
+    }
+
+    /// Ends the comparison.
+    ///
+    /// # Errors
+    ///
+    /// [`already_exists`](StorageError::already_exists), final, which names the first difference.
+    pub fn check(self) -> Result<()> {
+        match self.differs {
+            Some(difference) => Err(StorageError::already_exists(format!(
+                "the {} {:?} exists: {difference}",
+                self.what, self.name
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ErrorKind, Finality};
+
+    #[test]
+    fn the_first_difference_is_named() {
+        let range = CapacityRange { required_bytes: Some(5), limit_bytes: Some(6) };
+        let error =
+            Existing::new("volume", "v").same("tier", "a", "a").fits(7, &range).same("x", &1, &2).check();
+        let error = error.unwrap_err();
+        assert_eq!(error.message, r#"the volume "v" exists: its size is 7 bytes, not 5 to 6 bytes"#);
+        assert_eq!((error.kind, error.finality), (ErrorKind::AlreadyExists, Finality::Final));
+        Existing::new("volume", "v").same("tier", "a", "a").fits(6, &range).check().unwrap();
+    }
+
+    #[test]
+    fn a_name_that_is_taken_by_nothing_is_in_progress() {
+        let error = find_or_create(|| Ok(None::<u8>), |_| Ok(()), || Ok(Created::Taken)).unwrap_err();
+        assert_eq!(error.finality, Finality::InProgress);
+        assert_eq!(find_or_create(|| Ok(None), |_| Ok(()), || Ok(Created::New(3))), Ok(3));
+        let found = find_or_create(|| Ok(Some(4)), |_| Ok(()), || Err(StorageError::internal("not asked")));
+        assert_eq!(found, Ok(4));
+    }
+}

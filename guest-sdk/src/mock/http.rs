@@ -1,0 +1,173 @@
+//! Scripted servers.
+
+use std::{cell::RefCell, fmt, rc::Rc, time::Duration};
+
+use crate::http::{Authorization, Failure, HttpError, Method, Request, Response, User};
+
+/// A request as a server receives it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Received {
+    /// What to do.
+    pub method: Method,
+    /// The whole URL.
+    pub url: String,
+    /// Headers, without the one that proves who asks when a secret makes it.
+    pub headers: Vec<(String, String)>,
+    /// Body; empty when there is none.
+    pub body: Vec<u8>,
+    /// The time-out that the backend has set.
+    pub timeout: Option<Duration>,
+    /// The names of the secrets that were sent.
+    pub secrets: Vec<String>,
+    proof: Option<Proof>,
+}
+
+/// What the host would have put into the request.
+#[derive(Clone, PartialEq, Eq)]
+enum Proof {
+    Basic(String, String),
+    Bearer(String),
+    Header(String, String),
+}
+
+impl fmt::Debug for Received {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { method, url, headers, body, timeout, secrets, proof: _ } = self;
+        f.debug_struct("Received")
+            .field("method", method)
+            .field("url", url)
+            .field("headers", headers)
+            .field("body", &String::from_utf8_lossy(body))
+            .field("timeout", timeout)
+            .field("secrets", secrets)
+            .finish()
+    }
+}
+
+impl Received {
+    pub(super) fn new(request: Request<'_>) -> Self {
+        let mut secrets = Vec::new();
+        let mut open = |secret: &crate::secrets::Secret| {
+            secrets.push(secret.name().to_owned());
+            secret.handle().text().to_owned()
+        };
+        let proof = request.authorization.map(|authorization| match authorization {
+            Authorization::Basic { user, password } => {
+                let user = match user {
+                    User::Plain(name) => name,
+                    User::Secret(name) => open(name),
+                };
+                Proof::Basic(user, open(password))
+            }
+            Authorization::Bearer(token) => Proof::Bearer(open(token)),
+            Authorization::Header { name, value } => Proof::Header(name, open(value)),
+        });
+        Self {
+            method: request.method,
+            url: request.url,
+            headers: request.headers,
+            body: request.body.unwrap_or_default(),
+            timeout: request.timeout_ms.map(Duration::from_millis),
+            secrets,
+            proof,
+        }
+    }
+
+    /// A header by its name, in whatever case.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        if let Some(Proof::Header(found, value)) = &self.proof
+            && found.eq_ignore_ascii_case(name)
+        {
+            return Some(value);
+        }
+        self.headers
+            .iter()
+            .find(|(found, _)| found.eq_ignore_ascii_case(name))
+            .map(|(_, value)| value.as_str())
+    }
+
+    /// User and password of a request that was made with [`Request::basic`].
+    pub fn basic(&self) -> Option<(&str, &str)> {
+        match &self.proof {
+            Some(Proof::Basic(user, password)) => Some((user, password)),
+            Some(Proof::Bearer(_) | Proof::Header(..)) | None => None,
+        }
+    }
+
+    /// The bearer token, whether a secret or a login.
+    pub fn bearer(&self) -> Option<&str> {
+        match &self.proof {
+            Some(Proof::Bearer(token)) => Some(token),
+            Some(Proof::Basic(..) | Proof::Header(..)) => None,
+            None => self.header("authorization")?.strip_prefix("Bearer "),
+        }
+    }
+
+    /// The body as JSON.
+    ///
+    /// # Errors
+    ///
+    /// When it is not the JSON of a `T`.
+    pub fn json<T: serde::de::DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
+        serde_json::from_slice(&self.body)
+    }
+}
+
+type Handler = Rc<RefCell<dyn FnMut(&Received) -> Result<Response, HttpError>>>;
+
+/// The servers, and what they have received.
+#[derive(Default)]
+pub(super) struct Servers {
+    handlers: RefCell<Vec<(Method, String, Handler)>>,
+    received: RefCell<Vec<Received>>,
+}
+
+impl fmt::Debug for Servers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Servers").field("received", &self.received).finish_non_exhaustive()
+    }
+}
+
+impl Servers {
+    pub(super) fn on(
+        &self,
+        method: Method,
+        prefix: &str,
+        handler: impl FnMut(&Received) -> Result<Response, HttpError> + 'static,
+    ) {
+        self.handlers.borrow_mut().push((method, prefix.to_owned(), Rc::new(RefCell::new(handler))));
+    }
+
+    pub(super) fn received(&self) -> Vec<Received> {
+        self.received.borrow().clone()
+    }
+
+    pub(super) fn forget(&self) {
+        self.received.borrow_mut().clear();
+    }
+
+    pub(super) fn send(&self, request: Request<'_>) -> Result<Response, HttpError> {
+        let received = Received::new(request);
+        self.received.borrow_mut().push(received.clone());
+        let handlers = self.handlers.borrow();
+        let handler = handlers.iter().rev().find(|(method, prefix, _)| {
+            *method == received.method && received.url.starts_with(prefix.as_str())
+        });
+        let Some(handler) = handler.map(|(_, _, handler)| Rc::clone(handler)) else {
+            return Err(refused(
+                Failure::Forbidden,
+                format!("no server of the mock host is at {}", received.url),
+            ));
+        };
+        // A handler may script further servers, so the list is not borrowed while it runs.
+        drop(handlers);
+        match handler.try_borrow_mut() {
+            Ok(mut handler) => handler(&received),
+            Err(_) => Err(refused(Failure::Overloaded, "the mock server is asked by itself".to_owned())),
+        }
+    }
+}
+
+fn refused(failure: Failure, message: String) -> HttpError {
+    HttpError { failure, message, maybe_sent: false }
+}

@@ -1,0 +1,79 @@
+//! The mock host is as strict as the real one where that matters to a backend.
+
+use super::*;
+use crate::{
+    ambient,
+    bindings::cofferdam::storage::{pool::ItemKind, types::Bound},
+    host::pool as items,
+    log, secrets, settings,
+};
+
+#[test]
+fn a_host_is_the_threads_until_it_is_dropped() {
+    let outer = Host::new().setting("k", "outer").install();
+    {
+        let _inner = Host::new().setting("k", "inner").install();
+        assert_eq!(settings::get("k").as_deref(), Some("inner"));
+        std::thread::spawn(|| assert_eq!(settings::all().len(), 0)).join().unwrap();
+    }
+    assert_eq!(settings::get("k").as_deref(), Some("outer"));
+    drop(outer);
+    assert_eq!(settings::get("k"), None);
+}
+
+#[test]
+fn what_is_logged_holds_no_secret() {
+    let host = Host::new().secret("a", "hunter").secret("b", "hunter2").install();
+    let secret = secrets::get("b").unwrap();
+    log::write(Level::Warn, format!("it is {}", secret.reveal()), &[("again", &"hunter")]);
+    let fields = vec![("again".to_owned(), BLOT.to_owned())];
+    assert_eq!(host.lines(), [Line { level: Level::Warn, message: "it is [secret]".to_owned(), fields }]);
+    assert_eq!(
+        (host.revealed(), secrets::names()),
+        (vec!["b".to_owned()], vec!["a".to_owned(), "b".to_owned()])
+    );
+    assert!(!format!("{host:?}{secret:?}").contains("hunter"));
+}
+
+#[test]
+fn time_and_chance_repeat_themselves() {
+    let draw = |seed| {
+        let host = Host::new().at_time(5).seed(seed).install();
+        host.advance(Duration::from_millis(2));
+        (ambient::now(), ambient::random::<20>())
+    };
+    assert_eq!(draw(1), draw(1));
+    assert_ne!(draw(1).1, draw(2).1);
+    assert_eq!(draw(1).0, Duration::from_millis(7));
+    assert!(ambient::now() > Duration::from_secs(1_700_000_000), "also without a host");
+}
+
+#[test]
+fn a_pool_keeps_its_rules() {
+    let host = Host::new().pool_size(100).install();
+    items::create_image("i", 8192).unwrap();
+    items::create_directory("d").unwrap();
+    assert!(host.pool_write("d", "f", &[1; 60]) && !host.pool_write("x", "f", b""));
+    assert_eq!(items::create_directory("i"), Err(PoolError::Exists("i".to_owned())));
+    assert_eq!(items::create_directory("../x"), Err(PoolError::InvalidName("../x".to_owned())));
+    assert_eq!(items::grow("d", 8192), Err(PoolError::WrongKind("d".to_owned())));
+    assert_eq!(items::grow("i", 12288), Ok(()));
+    assert_eq!(items::grow("i", 4096), Ok(()));
+    assert!(matches!(items::grow("i", 4097), Err(PoolError::InvalidSize(_))));
+    assert_eq!(items::copy("d", "e", None), Err(PoolError::NoSpace(Bound { limit: 40, given: 60 })));
+    assert!(matches!(items::copy("i", "j", Some(4096)), Err(PoolError::InvalidSize(_))));
+    items::copy("i", "j", Some(16384)).unwrap();
+    let copied = items::measure("j").unwrap();
+    assert_eq!((copied.kind, copied.size_bytes, copied.used_bytes), (ItemKind::Image, Some(16384), 0));
+    let page = items::scan("", Some("d"), 1).unwrap();
+    assert_eq!((page.items, page.more), (vec![("i".to_owned(), ItemKind::Image)], true));
+    assert_eq!(items::usage().unwrap().available_bytes, 40);
+    host.pool_busy("d", true);
+    assert_eq!(items::remove("d"), Err(PoolError::Busy("d".to_owned())));
+    host.pool_busy("d", false);
+    items::remove("d").unwrap();
+    assert_eq!(items::measure("d"), Err(PoolError::Missing("d".to_owned())));
+    assert_eq!(host.pool_read("d", "f"), None);
+    host.dies_after(0);
+    assert_eq!(items::usage(), Err(PoolError::Failed(DIED.to_owned())));
+}

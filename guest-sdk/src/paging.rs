@@ -1,0 +1,115 @@
+//! Listings in parts.
+
+use crate::{Result, StorageError, handle};
+
+/// Digits of the digest that tells a place that a listing returned from one that somebody made up.
+const CHECK: usize = 8;
+
+/// A part of a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page<T> {
+    /// The items.
+    pub items: Vec<T>,
+    /// Where the next part begins; absent at the end.
+    pub next: Option<String>,
+}
+
+/// The key after which a part begins: `None` at the beginning.
+///
+/// # Errors
+///
+/// [`aborted`](StorageError::aborted), final, for a place that [`place`] did not make: the caller begins anew.
+pub fn key(after: Option<&str>) -> Result<Option<&str>> {
+    let Some(place) = after else { return Ok(None) };
+    match place.split_once('.') {
+        Some((check, key)) if check == handle::digest(key, CHECK) => Ok(Some(key)),
+        Some(_) | None => Err(StorageError::aborted(format!(
+            "no listing has returned the place {place:?}; expected one that did, or none to begin anew"
+        ))
+        .nothing_happened()),
+    }
+}
+
+/// The place after a key. It stays good when items come and go, that of the key included.
+pub fn place(key: &str) -> String {
+    format!("{}.{key}", handle::digest(key, CHECK))
+}
+
+/// The part of a listing that comes after a place. The items come in any order; their keys are unique and never change.
+///
+/// A limit that is absent or 0 leaves the number to the backend: everything is returned.
+///
+/// ```
+/// use cofferdam_guest::paging;
+///
+/// let names = || ["c", "a", "b"].map(str::to_owned);
+/// let first = paging::page(names(), |name| name, None, Some(2)).unwrap();
+/// assert_eq!(first.items, ["a", "b"]);
+/// let last = paging::page(names(), |name| name, first.next.as_deref(), Some(2)).unwrap();
+/// assert_eq!((last.items, last.next), (vec!["c".to_owned()], None));
+/// ```
+///
+/// # Errors
+///
+/// See [`key`].
+pub fn page<T>(
+    items: impl IntoIterator<Item = T>,
+    key_of: impl Fn(&T) -> &str,
+    after: Option<&str>,
+    limit: Option<u32>,
+) -> Result<Page<T>> {
+    let after = key(after)?;
+    let mut items: Vec<T> =
+        items.into_iter().filter(|item| after.is_none_or(|after| key_of(item) > after)).collect();
+    items.sort_by(|one, other| key_of(one).cmp(key_of(other)));
+    let limit = limit.filter(|limit| *limit > 0).and_then(|limit| usize::try_from(limit).ok());
+    let next = match limit {
+        Some(limit) if items.len() > limit => {
+            items.truncate(limit);
+            items.last().map(|last| place(key_of(last)))
+        }
+        Some(_) | None => None,
+    };
+    Ok(Page { items, next })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ErrorKind, Finality};
+
+    #[test]
+    fn parts_make_the_whole_also_when_the_last_item_of_one_is_gone() {
+        let mut names: Vec<String> = (0..7).map(|n| format!("n{n}")).collect();
+        let mut seen = Vec::new();
+        let mut after = None;
+        loop {
+            let page = page(names.clone(), |name| name, after.as_deref(), Some(3)).unwrap();
+            let last = page.items.last().cloned().unwrap();
+            names.retain(|name| *name != last);
+            seen.extend(page.items);
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        assert_eq!(seen, ["n0", "n1", "n2", "n3", "n4", "n5", "n6"]);
+    }
+
+    #[test]
+    fn a_place_that_no_listing_returned_is_aborted() {
+        for place in ["", "n3", ".", "00000000.n3"] {
+            let error = page(["n1"], |name| name, Some(place), None).unwrap_err();
+            assert_eq!((error.kind, error.finality), (ErrorKind::Aborted, Finality::Final), "{place:?}");
+        }
+        assert_eq!(key(Some(&place(""))).unwrap(), Some(""));
+    }
+
+    #[test]
+    fn no_limit_and_limit_0_are_the_same() {
+        for limit in [None, Some(0), Some(2)] {
+            let page = page(["b", "a"], |name| name, None, limit).unwrap();
+            assert_eq!((page.items, page.next), (vec!["a", "b"], None));
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! Parameters of a class, and settings, read with errors that name the key, its value and what was expected.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    str::FromStr,
+};
+
+use crate::{ErrorKind, Finality, KeyValues, Result, StorageError, host};
+
+/// What external-provisioner adds to the parameters of a class when it is told to: who asks. Every backend accepts it.
+const METADATA: &str = "csi.storage.k8s.io/";
+
+/// Reads keys one by one, and at the end refuses those that nobody asked for.
+///
+/// ```
+/// use cofferdam_guest::{KeyValues, Result, parameters::Reader};
+///
+/// fn tier(parameters: KeyValues) -> Result<(u8, Option<u64>)> {
+///     let mut reader = Reader::parameters(parameters);
+///     let tier = reader.choice("tier", &[("fast", 1), ("cheap", 2)])?.unwrap_or(2);
+///     let burst = reader.bytes("burst")?;
+///     reader.finish()?;
+///     Ok((tier, burst))
+/// }
+///
+/// let given = |key: &str, value: &str| vec![(key.to_owned(), value.to_owned())];
+/// assert_eq!(tier(given("burst", "64Mi")).unwrap(), (2, Some(64 << 20)));
+/// assert_eq!(
+///     tier(given("tier", "gold")).unwrap_err().message,
+///     r#"the parameter "tier" is "gold"; expected "fast" or "cheap""#
+/// );
+/// assert_eq!(
+///     tier(given("teir", "fast")).unwrap_err().message,
+///     r#"unknown parameter "teir"; known are "burst" and "tier""#
+/// );
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "unknown keys are only refused by `finish`"]
+pub struct Reader {
+    what: &'static str,
+    kind: ErrorKind,
+    left: BTreeMap<String, String>,
+    known: BTreeSet<String>,
+}
+
+impl Reader {
+    /// Reads the parameters of a class: what is wrong with them is [`invalid_argument`](StorageError::invalid_argument). Keys
+    /// that begin with `csi.storage.k8s.io/` are left out.
+    pub fn parameters(pairs: KeyValues) -> Self {
+        let pairs = pairs.into_iter().filter(|(key, _)| !key.starts_with(METADATA));
+        Self::new("parameter", ErrorKind::InvalidArgument, pairs.collect())
+    }
+
+    /// Reads parameters that may change later: see [`Modification`](crate::abilities::Modification).
+    pub fn mutable_parameters(pairs: KeyValues) -> Self {
+        Self::new("mutable parameter", ErrorKind::InvalidArgument, pairs)
+    }
+
+    /// Reads the operator's settings: what is wrong with them is [`failed_precondition`](StorageError::failed_precondition).
+    pub fn settings() -> Self {
+        Self::new("setting", ErrorKind::FailedPrecondition, host::settings())
+    }
+
+    fn new(what: &'static str, kind: ErrorKind, pairs: KeyValues) -> Self {
+        Self { what, kind, left: pairs.into_iter().collect(), known: BTreeSet::new() }
+    }
+
+    /// A text.
+    pub fn text(&mut self, key: &str) -> Option<String> {
+        self.known.insert(key.to_owned());
+        self.left.remove(key)
+    }
+
+    /// A text that must be there.
+    ///
+    /// # Errors
+    ///
+    /// When it is not.
+    pub fn required(&mut self, key: &str) -> Result<String> {
+        self.text(key).ok_or_else(|| self.error(format!("the {} {key:?} is missing", self.what)))
+    }
+
+    /// A value of any type that can be read from a text; `expected` says in words which texts can.
+    ///
+    /// # Errors
+    ///
+    /// When this one cannot.
+    pub fn parse<T: FromStr>(&mut self, key: &str, expected: &str) -> Result<Option<T>> {
+        let Some(text) = self.text(key) else { return Ok(None) };
+        text.parse().map(Some).map_err(|_| self.refused(key, &text, expected))
+    }
+
+    /// `true` or `false`.
+    ///
+    /// # Errors
+    ///
+    /// When it is neither.
+    pub fn flag(&mut self, key: &str) -> Result<Option<bool>> {
+        self.choice(key, &[("true", true), ("false", false)])
+    }
+
+    /// One of several words, with what each means.
+    ///
+    /// # Errors
+    ///
+    /// When it is none of them.
+    pub fn choice<T: Clone>(&mut self, key: &str, words: &[(&str, T)]) -> Result<Option<T>> {
+        let Some(text) = self.text(key) else { return Ok(None) };
+        match words.iter().find(|(word, _)| *word == text) {
+            Some((_, meaning)) => Ok(Some(meaning.clone())),
+            None => Err(self.refused(key, &text, &list(words.iter().map(|(word, _)| *word), "or"))),
+        }
+    }
+
+    /// A size: bytes, or a number with `Ki`, `Mi`, `Gi`, `Ti` or `Pi`.
+    ///
+    /// # Errors
+    ///
+    /// When it is something else, or does not fit 64 bits.
+    pub fn bytes(&mut self, key: &str) -> Result<Option<u64>> {
+        const SUFFIXES: [(&str, u32); 5] = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40), ("Pi", 50)];
+        let Some(text) = self.text(key) else { return Ok(None) };
+        let (digits, shift) = SUFFIXES
+            .iter()
+            .find_map(|(suffix, shift)| Some((text.strip_suffix(suffix)?, *shift)))
+            .unwrap_or((&text, 0));
+        let bytes = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
+        match bytes.filter(|_| !digits.starts_with('+')) {
+            Some(bytes) => Ok(Some(bytes)),
+            None => Err(self.refused(key, &text, "bytes such as 1073741824 or 500Gi")),
+        }
+    }
+
+    /// Refuses the keys that nobody has asked for.
+    ///
+    /// # Errors
+    ///
+    /// When there are any: names the first, and all that are known.
+    pub fn finish(self) -> Result<()> {
+        let Some(key) = self.left.keys().next() else { return Ok(()) };
+        let known = match self.known.len() {
+            0 => "there is none".to_owned(),
+            1 => format!("known is {}", list(self.known.iter().map(String::as_str), "and")),
+            _ => format!("known are {}", list(self.known.iter().map(String::as_str), "and")),
+        };
+        Err(self.error(format!("unknown {} {key:?}; {known}", self.what)))
+    }
+
+    fn refused(&self, key: &str, text: &str, expected: &str) -> StorageError {
+        self.error(format!("the {} {key:?} is {text:?}; expected {expected}", self.what))
+    }
+
+    fn error(&self, message: String) -> StorageError {
+        StorageError::new(self.kind, Finality::Final, message).unless_changed()
+    }
+}
+
+/// Words in quotes, as a sentence lists them.
+fn list<'a>(words: impl Iterator<Item = &'a str>, last: &str) -> String {
+    let mut words: Vec<String> = words.map(|word| format!("{word:?}")).collect();
+    match words.pop() {
+        Some(end) if words.is_empty() => end,
+        Some(end) => format!("{} {last} {end}", words.join(", ")),
+        None => "nothing".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mock;
+
+    fn reader(key: &str, value: &str) -> Reader {
+        Reader::parameters(vec![(key.to_owned(), value.to_owned())])
+    }
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in
+            [("0", 0), ("12", 12), ("3Ki", 3072), ("500Gi", 500 << 30), ("16383Pi", 16383 << 50)]
+        {
+            assert_eq!(reader("s", text).bytes("s"), Ok(Some(bytes)), "{text}");
+        }
+        for text in ["", "Gi", "-1", "+1", "1e9", "1.5Gi", "99999999999999999999", "16385Pi", "1 Gi"] {
+            let error = reader("s", text).bytes("s").unwrap_err();
+            assert!(error.message.contains(&format!("{text:?}")), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let text = |error: StorageError| error.message;
+        assert_eq!(
+            text(reader("n", "x").parse::<u8>("n", "0 to 255").unwrap_err()),
+            r#"the parameter "n" is "x"; expected 0 to 255"#
+        );
+        assert_eq!(
+            text(reader("f", "yes").flag("f").unwrap_err()),
+            r#"the parameter "f" is "yes"; expected "true" or "false""#
+        );
+        assert_eq!(text(reader("f", "yes").finish().unwrap_err()), r#"unknown parameter "f"; there is none"#);
+        let _host = mock::Host::new().setting("urls", "x").install();
+        let mut settings = Reader::settings();
+        let missing = settings.required("url").unwrap_err();
+        assert_eq!(
+            (missing.kind, text(missing)),
+            (ErrorKind::FailedPrecondition, r#"the setting "url" is missing"#.to_owned())
+        );
+        assert_eq!(text(settings.finish().unwrap_err()), r#"unknown setting "urls"; known is "url""#);
+    }
+
+    #[test]
+    fn who_asks_is_no_parameter() {
+        reader("csi.storage.k8s.io/pvc/name", "data").finish().unwrap();
+        let error = Reader::mutable_parameters(vec![("csi.storage.k8s.io/x".into(), String::new())]).finish();
+        assert_eq!(error.unwrap_err().kind, ErrorKind::InvalidArgument);
+    }
+}

@@ -1,0 +1,164 @@
+//! Which size a volume gets.
+
+use crate::{CapacityRange, Result, StorageError};
+
+impl CapacityRange {
+    /// Whether a volume of this size is what the range asks for.
+    pub fn fits(&self, bytes: u64) -> bool {
+        self.required_bytes.is_none_or(|required| bytes >= required)
+            && self.limit_bytes.is_none_or(|limit| bytes <= limit)
+    }
+
+    /// The range in words, for messages.
+    pub fn describe(&self) -> String {
+        match (self.required_bytes, self.limit_bytes) {
+            (Some(required), Some(limit)) => format!("{required} to {limit} bytes"),
+            (Some(required), None) => format!("at least {required} bytes"),
+            (None, Some(limit)) => format!("at most {limit} bytes"),
+            (None, None) => "any size".to_owned(),
+        }
+    }
+}
+
+/// The sizes that a storage has: bytes, all of them.
+///
+/// ```
+/// use cofferdam_guest::{CapacityRange, sizes::Sizes};
+///
+/// const SIZES: Sizes = Sizes::between(1 << 20, 1 << 44).in_steps_of(1 << 20).by_default(1 << 30);
+///
+/// let asked = |required_bytes, limit_bytes| CapacityRange { required_bytes, limit_bytes };
+/// assert_eq!(SIZES.choose(&asked(None, None)).unwrap(), 1 << 30);
+/// assert_eq!(SIZES.choose(&asked(Some(1), None)).unwrap(), 1 << 20);
+/// assert_eq!(
+///     SIZES.choose(&asked(Some(2_000_000), Some(2_000_001))).unwrap_err().message,
+///     "2000000 to 2000001 bytes: the smallest size from there on is 2097152 bytes"
+/// );
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    minimum: u64,
+    maximum: u64,
+    step: u64,
+    default: u64,
+}
+
+impl Sizes {
+    /// Every size from a smallest to a largest one; the default is the smallest.
+    pub const fn between(minimum: u64, maximum: u64) -> Self {
+        Self { minimum, maximum, step: 1, default: minimum }
+    }
+
+    /// Only multiples of a size; 0 is taken for 1.
+    #[must_use]
+    pub const fn in_steps_of(mut self, step: u64) -> Self {
+        self.step = if step == 0 { 1 } else { step };
+        self
+    }
+
+    /// What a request that leaves the size open gets.
+    #[must_use]
+    pub const fn by_default(mut self, default: u64) -> Self {
+        self.default = default;
+        self
+    }
+
+    /// The smallest size that a range allows.
+    ///
+    /// # Errors
+    ///
+    /// [`out_of_range`](StorageError::out_of_range) when it allows none.
+    pub fn choose(&self, range: &CapacityRange) -> Result<u64> {
+        let refused = |why: String| Err(StorageError::out_of_range(format!("{}: {why}", range.describe())));
+        let wanted = match (range.required_bytes, range.limit_bytes) {
+            (Some(required), _) => required,
+            (None, Some(limit)) => self.default.min(limit),
+            (None, None) => self.default,
+        };
+        if wanted > self.maximum {
+            return refused(format!("a volume has at most {} bytes", self.maximum));
+        }
+        // Without a lower bound a size below the limit is as good as one above the wish.
+        let down = range.required_bytes.is_none() && wanted >= self.minimum;
+        let steps = if down { wanted / self.step } else { wanted.max(self.minimum).div_ceil(self.step) };
+        let size = steps.checked_mul(self.step).filter(|size| *size <= self.maximum);
+        let size = size.filter(|size| *size >= self.minimum);
+        match size {
+            Some(size) if range.fits(size) => Ok(size),
+            Some(size) => refused(format!("the smallest size from there on is {size} bytes")),
+            None => refused(format!(
+                "a volume has {} to {} bytes in steps of {}",
+                self.minimum, self.maximum, self.step
+            )),
+        }
+    }
+
+    /// The size that a volume shall grow to; `None` when it is large enough.
+    ///
+    /// # Errors
+    ///
+    /// [`out_of_range`](StorageError::out_of_range) for a range that the volume is above, for volumes do not shrink, or that
+    /// allows no size.
+    pub fn grow(&self, range: &CapacityRange, now: u64) -> Result<Option<u64>> {
+        if range.limit_bytes.is_some_and(|limit| limit < now) {
+            return Err(StorageError::out_of_range(format!(
+                "{}: the volume has {now} bytes, and volumes do not shrink",
+                range.describe()
+            )));
+        }
+        match range.required_bytes {
+            Some(required) if required > now => self.choose(range).map(Some),
+            Some(_) | None => Ok(None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ErrorKind;
+
+    const SIZES: Sizes = Sizes::between(10, 100).in_steps_of(10).by_default(40);
+
+    fn range(required_bytes: Option<u64>, limit_bytes: Option<u64>) -> CapacityRange {
+        CapacityRange { required_bytes, limit_bytes }
+    }
+
+    #[test]
+    fn the_smallest_size_of_a_range() {
+        #[rustfmt::skip] // one row a case
+        let table = [
+            (None,           None,           Some(40)),
+            (None,           Some(35),       Some(30)),
+            (None,           Some(9),        None),
+            (None,           Some(0),        None),
+            (Some(0),        None,           Some(10)),
+            (Some(1),        Some(9),        None),
+            (Some(11),       None,           Some(20)),
+            (Some(11),       Some(19),       None),
+            (Some(20),       Some(20),       Some(20)),
+            (Some(30),       Some(20),       None),
+            (Some(100),      None,           Some(100)),
+            (Some(101),      None,           None),
+            (Some(u64::MAX), None,           None),
+            (None,           Some(u64::MAX), Some(40)),
+        ];
+        for (required, limit, expected) in table {
+            let chosen = SIZES.choose(&range(required, limit));
+            assert_eq!(chosen.as_ref().ok().copied(), expected, "{required:?} {limit:?}");
+            assert!(chosen.is_ok_and(|size| range(required, limit).fits(size)) == expected.is_some());
+        }
+        let everything = Sizes::between(1, u64::MAX).in_steps_of(1 << 20);
+        let error = everything.choose(&range(Some(u64::MAX), None)).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::OutOfRange, "rounding up does not overflow");
+    }
+
+    #[test]
+    fn volumes_grow_and_never_shrink() {
+        assert_eq!(SIZES.grow(&range(Some(41), None), 40), Ok(Some(50)));
+        assert_eq!(SIZES.grow(&range(Some(40), None), 40), Ok(None));
+        assert_eq!(SIZES.grow(&range(None, Some(40)), 40), Ok(None));
+        assert_eq!(SIZES.grow(&range(None, Some(39)), 40).unwrap_err().kind, ErrorKind::OutOfRange);
+        assert_eq!(SIZES.grow(&range(Some(101), None), 40).unwrap_err().kind, ErrorKind::OutOfRange);
+    }
+}

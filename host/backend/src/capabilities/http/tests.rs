@@ -1,0 +1,130 @@
+//! What needs a name service of its own: the rest goes through a guest, in `tests/http.rs`.
+
+use std::{
+    collections::VecDeque,
+    io,
+    net::IpAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use cofferdam_domain::storage::Secrets;
+use futures::future::BoxFuture;
+use http::{HeaderMap, HeaderValue, Method, Uri, header};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+};
+
+use super::{
+    Failed,
+    client::{Client, Customer, Order},
+    connect::Resolve,
+    policy::{HttpConfig, OriginConfig, Policy},
+};
+use crate::{
+    bindings::cofferdam::storage::http::{Failure, Response},
+    capabilities::secrets::Tenant,
+    limits::Limits,
+};
+
+/// Answers once with each list.
+#[derive(Debug, Default)]
+struct Answers(Mutex<VecDeque<Vec<&'static str>>>);
+
+impl Resolve for Answers {
+    fn resolve<'a>(&'a self, _: &'a str) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
+        let answer = self.0.lock().unwrap().pop_front();
+        Box::pin(async move {
+            let answer = answer.ok_or_else(|| io::Error::other("no such name"))?;
+            Ok(answer.into_iter().map(|address| address.parse().unwrap()).collect())
+        })
+    }
+}
+
+/// A server that answers every connection once with its own number, and closes it.
+async fn server() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        for number in 0_usize.. {
+            let (mut connection, _) = listener.accept().await.unwrap();
+            let mut request = [0; 1024];
+            let _ = connection.read(&mut request).await.unwrap();
+            let response =
+                format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 1\r\n\r\n{number}");
+            connection.write_all(response.as_bytes()).await.unwrap();
+        }
+    });
+    port
+}
+
+fn client(port: u16, addresses: &[&str], answers: &[&[&'static str]]) -> Client {
+    let origin = OriginConfig {
+        origin: format!("http://array.example:{port}"),
+        addresses: Some(addresses.iter().map(|address| (*address).to_owned()).collect()),
+        ..OriginConfig::default()
+    };
+    let policy = Policy::new("x.wasm", &HttpConfig { origins: vec![origin] }).unwrap();
+    let answers = answers.iter().map(|answer| answer.to_vec()).collect();
+    Client::new(policy, &Limits::default(), Arc::new(Answers(Mutex::new(answers))))
+}
+
+async fn get(client: &Client, port: u16) -> Result<Response, Failed> {
+    let (target, path) = client.policy.find(&format!("http://array.example:{port}/")).unwrap();
+    let mut headers = HeaderMap::new();
+    headers.insert(header::HOST, HeaderValue::from_static("array.example"));
+    let order = Order {
+        target,
+        method: Method::GET,
+        path: Uri::from(path),
+        headers,
+        body: Bytes::new(),
+        timeout: Duration::from_secs(30),
+    };
+    client.exchange(order, Customer { tenant: Tenant::of(&Secrets::default()), guard: None }).await
+}
+
+#[tokio::test]
+async fn every_resolution_is_checked_anew() {
+    let port = server().await;
+    let answers: [&[&str]; 5] =
+        [&["127.0.0.1"], &["169.254.169.254"], &["127.0.0.2"], &["::ffff:127.0.0.2"], &[]];
+    let client = client(port, &["127.0.0.1"], &answers);
+    assert_eq!(get(&client, port).await.unwrap().body, b"0");
+    for (address, failure) in [
+        ("169.254.169.254", Failure::Forbidden),
+        ("127.0.0.2", Failure::Forbidden),
+        ("::ffff:127.0.0.2", Failure::Forbidden),
+        ("has no address", Failure::NameNotFound),
+        ("has no address: no such name", Failure::NameNotFound),
+    ] {
+        let failed = get(&client, port).await.unwrap_err();
+        assert_eq!((failed.failure, failed.maybe_sent), (failure, false), "{failed:?}");
+        assert!(failed.message.contains(address) && failed.message.contains("array.example"), "{failed:?}");
+    }
+}
+
+#[tokio::test]
+async fn only_what_was_checked_is_dialled() {
+    let port = server().await;
+    // Nobody listens at the second address; the first and the last are not allowed.
+    let answers: [&[&str]; 1] = [&["169.254.169.254", "127.0.0.3", "127.0.0.1", "::1"]];
+    let client = client(port, &["127.0.0.1", "127.0.0.3"], &answers);
+    assert_eq!(get(&client, port).await.unwrap().body, b"0");
+}
+
+#[tokio::test]
+async fn who_has_no_place_is_refused_before_anything_is_sent() {
+    let port = server().await;
+    let mut client = client(port, &["127.0.0.1"], &[]);
+    client = Client::new(
+        client.policy,
+        &Limits { http_exchanges: 0, ..Limits::default() },
+        Arc::new(Answers::default()),
+    );
+    let failed = get(&client, port).await.unwrap_err();
+    assert_eq!((failed.failure, failed.maybe_sent), (Failure::Overloaded, false));
+    assert!(failed.message.contains("limit `http-exchanges`"), "{failed:?}");
+}

@@ -1,0 +1,97 @@
+//! `pool`: one directory of the host, by plain names.
+//!
+//! The work is done on threads that may wait with a disk. What has begun runs to its end and keeps its volume guarded until
+//! then, also when the call is over.
+
+mod store;
+mod sys;
+mod tree;
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+pub(crate) use self::store::Pool;
+use super::Capabilities;
+use crate::bindings::cofferdam::storage::pool::{Host, Item, Page, PoolError, Room};
+
+/// A backend's pool: `[backend.NAME.pool]`. It grants the import `pool`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct PoolConfig {
+    /// The directory; it must exist, and belongs to this backend alone.
+    pub directory: PathBuf,
+    /// Bytes that all images together may have, each counted with its full size; absent is what the filesystem has.
+    #[serde(default)]
+    pub capacity: Option<u64>,
+    /// Bytes that one image may have; absent leaves it to the capacity.
+    #[serde(default)]
+    pub image_bytes_max: Option<u64>,
+}
+
+impl Capabilities {
+    async fn pooled<T: Send + 'static>(
+        &mut self,
+        operation: &'static str,
+        work: impl FnOnce(&Pool) -> Result<T, PoolError> + Send + 'static,
+    ) -> wasmtime::Result<Result<T, PoolError>> {
+        // A component that imports a pool is not loaded without one.
+        let Some(pool) = self.pool.clone() else {
+            return Ok(Err(PoolError::Failed("no pool is configured".to_owned())));
+        };
+        let guard = self.context.guard.clone();
+        let task = async move {
+            let task = tokio::task::spawn_blocking(move || {
+                let answer = pool.perform(operation, work);
+                drop(guard);
+                answer
+            });
+            task.await.map_err(|error| wasmtime::Error::msg(format!("the pool failed: {error}")))
+        };
+        self.faults.around(task).await
+    }
+}
+
+impl Host for Capabilities {
+    async fn create_directory(&mut self, name: String) -> wasmtime::Result<Result<(), PoolError>> {
+        self.pooled("create-directory", move |pool| pool.create_directory(&name)).await
+    }
+
+    async fn create_image(&mut self, name: String, size: u64) -> wasmtime::Result<Result<(), PoolError>> {
+        self.pooled("create-image", move |pool| pool.create_image(&name, size)).await
+    }
+
+    async fn remove(&mut self, name: String) -> wasmtime::Result<Result<(), PoolError>> {
+        self.pooled("remove", move |pool| pool.remove(&name)).await
+    }
+
+    async fn grow(&mut self, name: String, size: u64) -> wasmtime::Result<Result<(), PoolError>> {
+        self.pooled("grow", move |pool| pool.grow(&name, size)).await
+    }
+
+    async fn copy(
+        &mut self,
+        source: String,
+        name: String,
+        size: Option<u64>,
+    ) -> wasmtime::Result<Result<(), PoolError>> {
+        self.pooled("copy", move |pool| pool.copy(&source, &name, size)).await
+    }
+
+    async fn measure(&mut self, name: String) -> wasmtime::Result<Result<Item, PoolError>> {
+        self.pooled("measure", move |pool| pool.measure(&name)).await
+    }
+
+    async fn scan(
+        &mut self,
+        prefix: String,
+        after: Option<String>,
+        limit: u32,
+    ) -> wasmtime::Result<Result<Page, PoolError>> {
+        self.pooled("scan", move |pool| Ok(pool.scan(&prefix, after.as_deref(), limit))).await
+    }
+
+    async fn usage(&mut self) -> wasmtime::Result<Result<Room, PoolError>> {
+        self.pooled("usage", Pool::usage).await
+    }
+}

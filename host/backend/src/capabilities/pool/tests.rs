@@ -1,0 +1,371 @@
+//! What a hostile guest, or a pod with a volume of the pool, may try; and that every change is whole.
+
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink},
+    path::Path,
+    sync::Arc,
+};
+
+use rustix::fs::{FileType, mkfifoat, mknodat};
+use tempfile::TempDir;
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+fn config(directory: &Path) -> PoolConfig {
+    PoolConfig { directory: directory.to_owned(), capacity: Some(64 * MIB), image_bytes_max: Some(32 * MIB) }
+}
+
+fn pool() -> (Pool, TempDir) {
+    let directory = tempfile::tempdir().unwrap();
+    (Pool::open(&config(directory.path())).unwrap(), directory)
+}
+
+fn names(pool: &Pool) -> Vec<String> {
+    pool.scan("", None, u32::MAX).items.into_iter().map(|(name, _)| name).collect()
+}
+
+/// Everything in the directory but the lock.
+fn on_disk(directory: &TempDir) -> Vec<String> {
+    let entries = fs::read_dir(directory.path()).unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.retain(|name| name != LOCK);
+    names.sort();
+    names
+}
+
+#[test]
+fn only_plain_names_reach_the_system() {
+    let (pool, directory) = pool();
+    pool.create_directory("a").unwrap();
+    let longest = "n".repeat(MAX_NAME);
+    for name in ["0", "a.b", "A-_", longest.as_str()] {
+        pool.create_directory(name).unwrap();
+    }
+    let long = "n".repeat(10_000);
+    for name in [
+        "",
+        ".",
+        "..",
+        "../a",
+        "a/b",
+        "/etc",
+        "a/",
+        "a\0",
+        "\0",
+        ".lock",
+        ".tmp-1",
+        "-a",
+        "_a",
+        "ä",
+        "a b",
+        "a\n",
+        "a\\b",
+        long.as_str(),
+        &longest.replacen('n', "nn", 1),
+    ] {
+        let refused =
+            |answer: Result<()>| assert!(matches!(answer, Err(PoolError::InvalidName(_))), "{name:?}");
+        refused(pool.create_directory(name));
+        refused(pool.create_image(name, BLOCK));
+        refused(pool.remove(name));
+        refused(pool.grow(name, BLOCK));
+        refused(pool.copy("a", name, None));
+        refused(pool.copy(name, "b", None));
+        refused(pool.measure(name).map(drop));
+    }
+    assert_eq!(on_disk(&directory).len(), 5);
+}
+
+#[test]
+fn sizes_are_kept_exactly() {
+    let (pool, directory) = pool();
+    for size in [0, 1, 4_095, 4_097, 33 * MIB, u64::MAX, u64::MAX - 4_095] {
+        assert!(matches!(pool.create_image("i", size), Err(PoolError::InvalidSize(_))), "{size}");
+    }
+    pool.create_image("i", MIB).unwrap();
+    let file = fs::metadata(directory.path().join("i")).unwrap();
+    assert_eq!((file.len(), file.blocks(), file.permissions().mode() & 0o7777), (MIB, 0, 0o600));
+    assert!(matches!(pool.create_image("i", MIB), Err(PoolError::Exists(_))));
+    assert!(matches!(pool.create_directory("i"), Err(PoolError::Exists(_))));
+    pool.grow("i", 4_096).unwrap();
+    assert_eq!(pool.measure("i").unwrap().size_bytes, Some(MIB), "nothing shrinks");
+    pool.grow("i", 2 * MIB).unwrap();
+    assert!(matches!(pool.copy("i", "j", Some(MIB)), Err(PoolError::InvalidSize(_))));
+    pool.copy("i", "j", Some(3 * MIB)).unwrap();
+    assert_eq!(fs::metadata(directory.path().join("j")).unwrap().len(), 3 * MIB);
+    pool.create_directory("d").unwrap();
+    assert!(matches!(pool.grow("d", MIB), Err(PoolError::WrongKind(_))));
+    assert!(matches!(pool.copy("d", "e", Some(MIB)), Err(PoolError::WrongKind(_))));
+    assert!(matches!(pool.grow("k", MIB), Err(PoolError::Missing(_))));
+    assert!(matches!(pool.copy("k", "l", None), Err(PoolError::Missing(_))));
+    assert_eq!(on_disk(&directory), ["d", "i", "j"]);
+}
+
+#[test]
+fn images_count_with_what_is_promised_to_them() {
+    let (pool, directory) = pool();
+    pool.create_image("a", 32 * MIB).unwrap();
+    pool.create_image("b", 20 * MIB).unwrap();
+    let room = pool.usage().unwrap();
+    assert_eq!((room.total_bytes, room.available_bytes), (64 * MIB, 12 * MIB));
+    let full = pool.create_image("c", 16 * MIB);
+    assert!(
+        matches!(full, Err(PoolError::NoSpace(Bound { limit, given })) if (limit, given) == (12 * MIB, 16 * MIB))
+    );
+    assert!(matches!(pool.grow("b", 32 * MIB + BLOCK), Err(PoolError::InvalidSize(_))));
+    pool.grow("b", 32 * MIB).unwrap();
+    assert!(matches!(pool.copy("a", "c", None), Err(PoolError::NoSpace(_))));
+    assert_eq!(names(&pool), ["a", "b"]);
+    pool.remove("a").unwrap();
+    drop(pool);
+    let pool = Pool::open(&config(directory.path())).unwrap();
+    assert_eq!(pool.usage().unwrap().available_bytes, 32 * MIB, "counted anew at the start");
+}
+
+#[test]
+fn a_tree_is_copied_as_it_is() {
+    let (pool, directory) = pool();
+    pool.create_directory("d").unwrap();
+    let root = directory.path().join("d");
+    assert_eq!(fs::metadata(&root).unwrap().permissions().mode() & 0o7777, 0o750);
+    fs::create_dir_all(root.join("x/y")).unwrap();
+    fs::write(root.join("x/y/file"), "content").unwrap();
+    fs::set_permissions(root.join("x/y/file"), fs::Permissions::from_mode(0o640)).unwrap();
+    symlink("/etc/passwd", root.join("x/link")).unwrap();
+    let sparse = fs::File::create(root.join("sparse")).unwrap();
+    sparse.set_len(8 * MIB).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&sparse, b"end", 8 * MIB - 3).unwrap();
+    fs::set_permissions(root.join("x"), fs::Permissions::from_mode(0o700)).unwrap();
+    pool.copy("d", "e", None).unwrap();
+    let copy = directory.path().join("e");
+    assert_eq!(fs::read_to_string(copy.join("x/y/file")).unwrap(), "content");
+    assert_eq!(fs::metadata(copy.join("x/y/file")).unwrap().permissions().mode() & 0o7777, 0o640);
+    assert_eq!(fs::metadata(copy.join("x")).unwrap().permissions().mode() & 0o7777, 0o700);
+    assert_eq!(fs::read_link(copy.join("x/link")).unwrap(), Path::new("/etc/passwd"));
+    let (original, copied) = (fs::read(root.join("sparse")).unwrap(), fs::read(copy.join("sparse")).unwrap());
+    assert!(original == copied);
+    assert!(fs::metadata(copy.join("sparse")).unwrap().blocks() * 512 < MIB, "holes stay holes");
+    fs::write(root.join("x/y/file"), "changed").unwrap();
+    assert_eq!(fs::read_to_string(copy.join("x/y/file")).unwrap(), "content");
+    assert!(pool.measure("e").unwrap().used_bytes > 0);
+}
+
+#[test]
+fn nothing_leads_out_of_the_pool() {
+    let (pool, directory) = pool();
+    let outside = tempfile::tempdir().unwrap();
+    let treasure = outside.path().join("treasure");
+    fs::write(&treasure, vec![7; 8_192]).unwrap();
+    symlink(outside.path(), directory.path().join("evil")).unwrap();
+    symlink(&treasure, directory.path().join("evil-file")).unwrap();
+    for name in ["evil", "evil-file"] {
+        assert!(matches!(pool.measure(name), Err(PoolError::WrongKind(_))));
+        assert!(matches!(pool.grow(name, MIB), Err(PoolError::WrongKind(_))));
+        assert!(matches!(pool.copy(name, "copy", None), Err(PoolError::WrongKind(_))));
+        assert!(matches!(pool.create_directory(name), Err(PoolError::Exists(_))));
+    }
+    assert_eq!(names(&pool), [""; 0]);
+    // A directory that becomes a link between two calls.
+    pool.create_directory("d").unwrap();
+    fs::remove_dir(directory.path().join("d")).unwrap();
+    symlink(outside.path(), directory.path().join("d")).unwrap();
+    assert!(matches!(pool.measure("d"), Err(PoolError::WrongKind(_))));
+    assert!(matches!(pool.copy("d", "copy", None), Err(PoolError::WrongKind(_))));
+    for name in ["d", "evil", "evil-file"] {
+        pool.remove(name).unwrap();
+    }
+    // Links and second names inside of a directory.
+    pool.create_directory("links").unwrap();
+    let links = directory.path().join("links");
+    symlink(outside.path(), links.join("dir")).unwrap();
+    symlink(&treasure, links.join("file")).unwrap();
+    symlink("..", links.join("up")).unwrap();
+    fs::hard_link(&treasure, links.join("hard")).unwrap();
+    pool.remove("links").unwrap();
+    // An image that is a second name of a file from elsewhere.
+    fs::hard_link(&treasure, directory.path().join("image")).unwrap();
+    assert!(matches!(pool.grow("image", MIB), Err(PoolError::Failed(_))));
+    assert!(matches!(pool.copy("image", "copy", None), Err(PoolError::Failed(_))));
+    pool.remove("image").unwrap();
+    assert_eq!(fs::read(&treasure).unwrap(), vec![7; 8_192]);
+    assert_eq!(on_disk(&directory), [""; 0]);
+}
+
+#[test]
+fn what_is_special_is_named_and_nobody_waits_for_it() {
+    let (pool, directory) = pool();
+    let root = fs::File::open(directory.path()).unwrap();
+    mkfifoat(&root, "fifo", Mode::RUSR).unwrap();
+    assert!(matches!(pool.measure("fifo"), Err(PoolError::WrongKind(_))));
+    assert!(matches!(pool.copy("fifo", "x", None), Err(PoolError::WrongKind(_))));
+    pool.remove("fifo").unwrap();
+    pool.create_directory("d").unwrap();
+    let inner = fs::File::open(directory.path().join("d")).unwrap();
+    for (kind, expected) in
+        [(FileType::Fifo, "\"special\" in it is a pipe"), (FileType::Socket, "is a socket")]
+    {
+        mknodat(&inner, "special", kind, Mode::RUSR, 0).unwrap();
+        let error = pool.copy("d", "e", None).unwrap_err();
+        assert!(matches!(&error, PoolError::Failed(why) if why.contains(expected)), "{error:?}");
+        assert_eq!(on_disk(&directory), ["d"], "what was begun is gone");
+        fs::remove_file(directory.path().join("d/special")).unwrap();
+    }
+    mknodat(&inner, "special", FileType::Fifo, Mode::RUSR, 0).unwrap();
+    pool.measure("d").unwrap();
+    pool.remove("d").unwrap();
+}
+
+#[test]
+fn no_tree_is_too_deep_to_be_removed() {
+    let (pool, directory) = pool();
+    pool.create_directory("d").unwrap();
+    let mut level: OwnedFd = fs::File::open(directory.path().join("d")).unwrap().into();
+    for _ in 0..3_000 {
+        mkdirat(&level, "d", Mode::RWXU).unwrap();
+        level = sys::directory(&level, "d").unwrap();
+    }
+    let error = pool.copy("d", "e", None).unwrap_err();
+    assert!(matches!(&error, PoolError::Failed(why) if why.contains("deeper than")), "{error:?}");
+    assert!(matches!(pool.measure("d"), Err(PoolError::Failed(_))));
+    pool.remove("d").unwrap();
+    assert_eq!(on_disk(&directory), [""; 0]);
+}
+
+#[test]
+fn what_a_dead_process_left_is_gone_after_the_start() {
+    let directory = tempfile::tempdir().unwrap();
+    for name in [".tmp-1-0/x", ".trash-1-0/y/z", "item"] {
+        fs::create_dir_all(directory.path().join(name)).unwrap();
+    }
+    fs::write(directory.path().join(".tmp-1-1"), "half").unwrap();
+    symlink("/etc", directory.path().join(".trash-1-2")).unwrap();
+    let pool = Pool::open(&config(directory.path())).unwrap();
+    assert_eq!(on_disk(&directory), ["item"]);
+    assert_eq!(names(&pool), ["item"]);
+}
+
+#[test]
+fn a_pool_has_one_owner_and_is_a_directory() {
+    let (pool, directory) = pool();
+    let refused = |path: &Path| Pool::open(&config(path)).unwrap_err();
+    assert_eq!(refused(directory.path()), "is in use by another backend of this process");
+    drop(pool);
+    Pool::open(&config(directory.path())).unwrap();
+    let link = directory.path().join("link");
+    symlink("/tmp", &link).unwrap();
+    let file = directory.path().join("file");
+    fs::write(&file, "").unwrap();
+    for path in [&link, &file] {
+        assert_eq!(refused(path), "is not a directory: expected one, and no link to it");
+    }
+    assert!(refused(&directory.path().join("missing")).starts_with("cannot be opened: No such file"));
+}
+
+#[test]
+fn what_is_in_the_making_is_busy() {
+    let (pool, _directory) = pool();
+    pool.create_directory("source").unwrap();
+    let making = pool.claim("new").unwrap();
+    assert!(matches!(pool.create_directory("new"), Err(PoolError::Busy(_))));
+    assert!(matches!(pool.measure("new"), Err(PoolError::Busy(_))));
+    let first = pool.read("source").unwrap();
+    let second = pool.read("source").unwrap();
+    drop(first);
+    assert!(matches!(pool.remove("source"), Err(PoolError::Busy(_))), "it is still being copied");
+    assert!(pool.measure("source").is_ok());
+    drop((making, second));
+    pool.remove("source").unwrap();
+    pool.create_directory("new").unwrap();
+}
+
+#[test]
+fn calls_at_the_same_time_make_one_item() {
+    let (pool, directory) = pool();
+    let pool = Arc::new(pool);
+    let threads: Vec<_> = (0..8)
+        .map(|_| {
+            let pool = Arc::clone(&pool);
+            std::thread::spawn(move || pool.create_image("i", MIB).is_ok())
+        })
+        .collect();
+    let made = threads.into_iter().filter(|_| true).map(|thread| thread.join().unwrap());
+    assert_eq!(made.filter(|made| *made).count(), 1);
+    assert_eq!(on_disk(&directory), ["i"]);
+    assert_eq!(pool.usage().unwrap().available_bytes, 63 * MIB);
+}
+
+#[test]
+fn pages_follow_each_other() {
+    let (pool, _directory) = pool();
+    for name in ["a-1", "b-1", "b-2", "b-3", "c"] {
+        pool.create_directory(name).unwrap();
+    }
+    let scan = |after: Option<&str>, limit| {
+        let page = pool.scan("b-", after, limit);
+        (page.items.into_iter().map(|(name, _)| name).collect::<Vec<_>>().join(" "), page.more)
+    };
+    assert_eq!(scan(None, 2), ("b-1 b-2".to_owned(), true));
+    assert_eq!(scan(Some("b-2"), 2), ("b-3".to_owned(), false));
+    assert_eq!(scan(Some("c"), 2), (String::new(), false));
+}
+
+/// A small filesystem of its own; needs the right to mount.
+struct Mount(TempDir);
+
+impl Mount {
+    fn new() -> Option<Self> {
+        let directory = tempfile::tempdir().unwrap();
+        let mount = std::process::Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=2m", "none"])
+            .arg(directory.path())
+            .stderr(std::process::Stdio::null())
+            .status();
+        mount.is_ok_and(|status| status.success()).then_some(Self(directory))
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        std::process::Command::new("umount").arg(self.0.path()).status().unwrap();
+    }
+}
+
+#[test]
+fn a_full_disk_undoes_what_was_begun() {
+    let Some(mount) = Mount::new() else {
+        return eprintln!("skipped: this user may not mount a filesystem");
+    };
+    let pool = Pool::open(&PoolConfig { capacity: None, ..config(mount.0.path()) }).unwrap();
+    pool.create_directory("d").unwrap();
+    fs::write(mount.0.path().join("d/file"), vec![1; 1_200 << 10]).unwrap();
+    assert!(matches!(pool.copy("d", "e", None), Err(PoolError::NoSpace(_))));
+    assert_eq!(on_disk(&mount.0), ["d"]);
+    assert!(matches!(pool.create_image("i", 4 * MIB), Err(PoolError::NoSpace(_))));
+    assert_eq!(pool.usage().unwrap().total_bytes, 2 * MIB);
+}
+
+#[test]
+fn a_mount_inside_is_neither_entered_nor_removed() {
+    let (pool, directory) = pool();
+    pool.create_directory("d").unwrap();
+    let inner = directory.path().join("d/mount");
+    fs::create_dir(&inner).unwrap();
+    let mount = std::process::Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&inner).status();
+    if !mount.is_ok_and(|status| status.success()) {
+        return eprintln!("skipped: this user may not mount a filesystem");
+    }
+    fs::write(inner.join("file"), "kept").unwrap();
+    let refused = |answer: Result<()>| {
+        assert!(matches!(&answer, Err(PoolError::Failed(why)) if why.contains("is a mount")), "{answer:?}");
+    };
+    refused(pool.copy("d", "e", None));
+    refused(pool.measure("d").map(drop));
+    refused(pool.remove("d"));
+    let moved = on_disk(&directory).pop().unwrap();
+    let inner = directory.path().join(moved).join("mount");
+    assert_eq!(fs::read_to_string(inner.join("file")).unwrap(), "kept");
+    std::process::Command::new("umount").arg(&inner).status().unwrap();
+}

@@ -1,0 +1,213 @@
+//! Every rule of the logins, on paused time.
+
+use cofferdam_domain::storage::{Secret, Secrets};
+use futures::FutureExt as _;
+
+use super::*;
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn store(keys: usize) -> Arc<Store> {
+    Arc::new(Store::new(&Limits { session_keys: keys, ..Limits::default() }))
+}
+
+fn tenant(password: &str) -> Tenant {
+    let secrets: Secrets = [("password".to_owned(), Secret::new(password))].into_iter().collect();
+    Tenant::of(&secrets)
+}
+
+/// A call of the usual tenant.
+struct Caller(Session);
+
+impl Caller {
+    fn new(store: &Arc<Store>) -> Self {
+        Self(Session::new(Arc::clone(store)))
+    }
+
+    async fn acquire(&mut self, key: &str) -> Result<Option<(Vec<u8>, u64)>, SessionError> {
+        Ok(match self.0.acquire(tenant("a"), key).await? {
+            Acquired::Held(entry) => Some((entry.value, entry.generation)),
+            Acquired::Vacant => None,
+        })
+    }
+
+    fn put(&mut self, key: &str, value: &[u8], ttl: Duration) -> Result<u64, SessionError> {
+        self.0.put(tenant("a"), key, value.to_vec(), ttl)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_value_lives_for_its_time_and_not_longer_than_the_limit() {
+    let store = store(8);
+    let mut caller = Caller::new(&store);
+    assert_eq!(caller.acquire("k").await.unwrap(), None);
+    let generation = caller.put("k", b"v", Duration::from_secs(10)).unwrap();
+    tokio::time::advance(Duration::from_millis(9_999)).await;
+    assert_eq!(caller.acquire("k").await.unwrap(), Some((b"v".to_vec(), generation)));
+    tokio::time::advance(Duration::from_millis(1)).await;
+    assert_eq!(caller.acquire("k").await.unwrap(), None);
+    caller.put("k", b"v", 100 * HOUR).unwrap();
+    tokio::time::advance(HOUR - Duration::from_millis(1)).await;
+    assert!(caller.acquire("k").await.unwrap().is_some());
+    tokio::time::advance(Duration::from_millis(1)).await;
+    assert_eq!(caller.acquire("k").await.unwrap(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_with_other_secrets_never_meet() {
+    let store = store(8);
+    let mut first = Caller::new(&store);
+    first.put("k", b"of a", HOUR).unwrap();
+    let mut second = Session::new(Arc::clone(&store));
+    assert!(matches!(second.acquire(tenant("b"), "k").await.unwrap(), Acquired::Vacant));
+    let generation = second.put(tenant("b"), "k", b"of b".to_vec(), HOUR).unwrap();
+    assert_eq!(first.acquire("k").await.unwrap().unwrap().0, b"of a");
+    store.invalidate(tenant("a"), "k", generation);
+    assert_eq!(first.acquire("k").await.unwrap().unwrap().0, b"of a");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_put_serves_all_who_wait() {
+    let store = store(8);
+    let mut holder = Caller::new(&store);
+    assert_eq!(holder.acquire("k").await.unwrap(), None);
+    let mut callers = [Caller::new(&store), Caller::new(&store), Caller::new(&store)];
+    let mut waiting: Vec<_> = callers.iter_mut().map(|caller| Box::pin(caller.acquire("k"))).collect();
+    for waiter in &mut waiting {
+        assert!(waiter.as_mut().now_or_never().is_none());
+    }
+    let generation = holder.put("k", b"v", HOUR).unwrap();
+    for waiter in waiting {
+        assert_eq!(waiter.await.unwrap(), Some((b"v".to_vec(), generation)));
+    }
+    assert_eq!(store.lock().slots.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_put_without_the_turn_serves_those_who_wait_too() {
+    let store = store(8);
+    let mut holder = Caller::new(&store);
+    assert_eq!(holder.acquire("k").await.unwrap(), None);
+    let mut waiter = Caller::new(&store);
+    let mut waiting = Box::pin(waiter.acquire("k"));
+    assert!(waiting.as_mut().now_or_never().is_none());
+    let mut other = Caller::new(&store);
+    let generation = other.put("k", b"v", HOUR).unwrap();
+    assert_eq!(waiting.await.unwrap(), Some((b"v".to_vec(), generation)));
+    assert_eq!(holder.acquire("k").await.unwrap(), Some((b"v".to_vec(), generation)));
+    assert!(holder.0.turn.is_none(), "there is nothing left to make");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_turn_goes_to_exactly_one_whatever_ends_it() {
+    for end in ["release", "end of the call"] {
+        let store = store(8);
+        let mut holder = Caller::new(&store);
+        assert_eq!(holder.acquire("k").await.unwrap(), None);
+        let (mut second, mut third) = (Caller::new(&store), Caller::new(&store));
+        let mut third_waits = {
+            let mut second_waits = Box::pin(second.acquire("k"));
+            assert!(second_waits.as_mut().now_or_never().is_none());
+            let mut third_waits = Box::pin(third.acquire("k"));
+            assert!(third_waits.as_mut().now_or_never().is_none());
+            if end == "release" {
+                holder.0.release("other key");
+                assert!(second_waits.as_mut().now_or_never().is_none());
+                holder.0.release("k");
+            } else {
+                drop(holder);
+            }
+            assert_eq!(second_waits.await.unwrap(), None);
+            third_waits
+        };
+        assert!(third_waits.as_mut().now_or_never().is_none(), "{end}");
+        drop(second);
+        assert_eq!(third_waits.await.unwrap(), None);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_who_stops_waiting_does_not_take_the_turn_along() {
+    let store = store(8);
+    let mut holder = Caller::new(&store);
+    assert_eq!(holder.acquire("k").await.unwrap(), None);
+    let (mut second, mut third) = (Caller::new(&store), Caller::new(&store));
+    let mut gone_before = Box::pin(second.acquire("k"));
+    let mut third_waits = Box::pin(third.acquire("k"));
+    assert!(gone_before.as_mut().now_or_never().is_none());
+    assert!(third_waits.as_mut().now_or_never().is_none());
+    // The turn is on its way to the second when that one goes.
+    holder.0.release("k");
+    drop(gone_before);
+    assert_eq!(third_waits.await.unwrap(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_holder_is_not_made_to_wait_for_itself_or_another() {
+    let store = store(8);
+    let mut holder = Caller::new(&store);
+    assert_eq!(holder.acquire("k").await.unwrap(), None);
+    assert_eq!(holder.acquire("k").await.unwrap(), None);
+    for key in ["free", "k2"] {
+        let Err(SessionError::TurnHeld(held)) = holder.acquire(key).await else { panic!("{key}") };
+        assert_eq!(held, "k");
+    }
+    holder.put("k2", b"other", HOUR).unwrap();
+    assert!(
+        holder.0.turn.as_ref().is_some_and(|turn| turn.key == "k"),
+        "a put of another key keeps the turn"
+    );
+    holder.put("k", b"v", HOUR).unwrap();
+    assert!(holder.acquire("k2").await.unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_the_generation_that_is_meant_is_removed() {
+    let store = store(8);
+    let mut caller = Caller::new(&store);
+    let old = caller.put("k", b"old", HOUR).unwrap();
+    let new = caller.put("k", b"new", HOUR).unwrap();
+    assert!(new > old);
+    store.invalidate(tenant("a"), "k", old);
+    assert_eq!(caller.acquire("k").await.unwrap(), Some((b"new".to_vec(), new)));
+    store.invalidate(tenant("a"), "k", new);
+    assert!(store.lock().slots.is_empty());
+    assert_eq!(caller.acquire("k").await.unwrap(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_are_bounded_and_the_expired_make_room() {
+    let store = store(2);
+    let mut caller = Caller::new(&store);
+    caller.put("short", b"", Duration::from_secs(1)).unwrap();
+    caller.put("long", b"", HOUR).unwrap();
+    let Err(SessionError::Full(full)) = caller.put("third", b"", HOUR) else { panic!("not full") };
+    assert_eq!((full.limit, full.given), (2, 3));
+    assert!(matches!(caller.acquire("third").await, Err(SessionError::Full(_))));
+    caller.put("long", b"again", HOUR).unwrap();
+    tokio::time::advance(Duration::from_secs(1)).await;
+    caller.put("third", b"", HOUR).unwrap();
+    assert!(caller.acquire("long").await.unwrap().is_some());
+    // A turn counts as a key as long as a call has it.
+    let small = self::store(1);
+    let mut holder = Caller::new(&small);
+    assert_eq!(holder.acquire("k").await.unwrap(), None);
+    assert!(matches!(Caller::new(&small).acquire("other").await, Err(SessionError::Full(_))));
+    drop(holder);
+    assert_eq!(Caller::new(&small).acquire("other").await.unwrap(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn sizes_are_bounded_and_values_are_not_printed() {
+    let store = store(8);
+    let mut caller = Caller::new(&store);
+    for key in ["", &"k".repeat(129)] {
+        let Err(SessionError::KeySize(size)) = caller.put(key, b"", HOUR) else { panic!("{key}") };
+        assert_eq!((size.limit, size.given), (128, key.len() as u64));
+        assert!(matches!(caller.acquire(key).await, Err(SessionError::KeySize(_))));
+    }
+    let Err(SessionError::ValueSize(size)) = caller.put("k", &[0; 8193], HOUR) else { panic!("accepted") };
+    assert_eq!((size.limit, size.given), (8192, 8193));
+    caller.put(&"k".repeat(128), &[b'x'; 8192], HOUR).unwrap();
+    assert!(!format!("{store:?}").contains("120"), "{store:?}");
+}

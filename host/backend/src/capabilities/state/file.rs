@@ -1,0 +1,268 @@
+//! Blobs in an embedded database file, durable with every commit.
+//!
+//! Entries, their sum and the version counter change in one transaction of the database, which is on the disk when a commit
+//! returns: whatever ends the process, the file holds every answered commit, and none by half.
+
+use std::{
+    fs::{self, OpenOptions},
+    io,
+    ops::Bound::{Excluded, Included, Unbounded},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+
+use redb::{
+    Builder, Database, DatabaseError, ReadableDatabase as _, ReadableTable as _, ReadableTableMetadata as _,
+    TableDefinition, backends::FileBackend,
+};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+
+use super::{Failed, Pager, Present, apply, check_room, cost, key_of};
+use crate::{
+    bindings::cofferdam::storage::state::{Change, Entry, Page, Put, Remove, StateError},
+    capabilities::owner::Ownership,
+};
+
+/// Key to version and value.
+const ENTRIES: TableDefinition<'_, &str, (u64, &[u8])> = TableDefinition::new("cofferdam-state");
+/// What is known of the whole.
+const WHOLE: TableDefinition<'_, &str, u64> = TableDefinition::new("cofferdam-state-whole");
+/// Key of the layout's number.
+const FORMAT: &str = "format";
+/// Key of the last version.
+const VERSION: &str = "version";
+/// Key of what all entries cost.
+const BYTES: &str = "bytes";
+/// The layout of these tables.
+const OUR_FORMAT: u64 = 1;
+/// Pages that the database keeps in memory, in bytes: the upper levels of its trees, and what was used last.
+const CACHE: usize = 8 << 20;
+/// Only the owner may read: a driver's state is its own.
+const MODE: u32 = 0o600;
+
+/// Blobs in a file.
+#[derive(Debug)]
+pub(super) struct File {
+    limit: usize,
+    database: Database,
+    /// Entries and bytes after the last commit, so that nobody waits for the disk to know them.
+    usage: Mutex<(usize, usize)>,
+    /// One commit at a time, so that `usage` follows the database.
+    writing: Mutex<()>,
+    _ownership: Ownership,
+}
+
+impl File {
+    /// Opens a database, or makes it where there is none. What is something else is left as it is.
+    pub(super) fn open(path: &Path, limit: usize) -> Result<Self, String> {
+        let path = real(path)?;
+        let mut lock = OpenOptions::new();
+        lock.read(true).write(true).create(true).truncate(false).mode(MODE);
+        let lock = lock
+            .open(beside(&path, ".lock"))
+            .map_err(|error| format!("has a lock file that cannot be opened: {error}"))?;
+        let ownership = Ownership::take(lock)?;
+        match fs::metadata(&path) {
+            Ok(found) if !found.is_file() => {
+                return Err("is not a regular file: expected a state file of this program".to_owned());
+            }
+            // A new file gets its name when it is whole, so an empty one is a stranger's or has lost everything.
+            Ok(found) if found.len() == 0 => {
+                return Err("is empty: expected a state file of this program, or none".to_owned());
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => make(&path)?,
+            Err(error) => return Err(format!("cannot be read: {error}")),
+        }
+        let database = database(&path)?;
+        let (entries, bytes) = inspect(&database)?;
+        Ok(Self {
+            limit,
+            database,
+            usage: Mutex::new((entries, bytes)),
+            writing: Mutex::default(),
+            _ownership: ownership,
+        })
+    }
+
+    pub(super) fn usage(&self) -> (usize, usize) {
+        *self.usage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn keys(&self) -> Result<Vec<String>, StateError> {
+        let entries = self.database.begin_read().map_err(broken)?.open_table(ENTRIES).map_err(broken)?;
+        let entries = entries.range::<&str>(..).map_err(broken)?;
+        entries.map(|entry| Ok(entry.map_err(broken)?.0.value().to_owned())).collect()
+    }
+
+    pub(super) fn get(&self, key: &str) -> Result<Option<Entry>, StateError> {
+        let entries = self.database.begin_read().map_err(broken)?.open_table(ENTRIES).map_err(broken)?;
+        let found = entries.get(key).map_err(broken)?;
+        Ok(found.map(|found| {
+            let (version, value) = found.value();
+            Entry { value: value.to_vec(), version }
+        }))
+    }
+
+    pub(super) fn commit(&self, changes: &[Change]) -> Result<u64, Failed> {
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let transaction = self.database.begin_write().map_err(broken)?;
+        let (version, usage) = write(&transaction, changes, self.limit)?;
+        // Until here nothing is in the file; from here on nobody knows before it has succeeded.
+        transaction.commit().map_err(|error| Failed::Unknown(error.to_string()))?;
+        *self.usage.lock().unwrap_or_else(PoisonError::into_inner) = usage;
+        Ok(version)
+    }
+
+    pub(super) fn scan(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        mut pager: Pager,
+    ) -> Result<Page, StateError> {
+        let entries = self.database.begin_read().map_err(broken)?.open_table(ENTRIES).map_err(broken)?;
+        let start = after.map_or(Included(prefix), Excluded);
+        for entry in entries.range::<&str>((start, Unbounded)).map_err(broken)? {
+            let (key, blob) = entry.map_err(broken)?;
+            let (version, value) = blob.value();
+            if !key.value().starts_with(prefix) || !pager.take(key.value(), value, version) {
+                break;
+            }
+        }
+        Ok(pager.page)
+    }
+}
+
+/// Puts changes into a transaction: the version that they carry, and entries and bytes after them.
+fn write(
+    transaction: &redb::WriteTransaction,
+    changes: &[Change],
+    limit: usize,
+) -> Result<(u64, (usize, usize)), StateError> {
+    let mut entries = transaction.open_table(ENTRIES).map_err(broken)?;
+    let mut whole = transaction.open_table(WHOLE).map_err(broken)?;
+    let before = narrow(read(&whole, BYTES)?);
+    let version = read(&whole, VERSION)?.saturating_add(1);
+    let mut bytes = before;
+    for change in changes {
+        let key = key_of(change);
+        let found = entries.get(key).map_err(broken)?.map(|found| {
+            let (version, value) = found.value();
+            Present { version, cost: cost(key, value) }
+        });
+        bytes = apply(bytes, change, found)?;
+    }
+    check_room(limit, before, bytes)?;
+    for change in changes {
+        match change {
+            Change::Put(Put { key, value, .. }) => {
+                entries.insert(key.as_str(), (version, value.as_slice())).map_err(broken)?;
+            }
+            Change::Remove(Remove { key, .. }) => {
+                entries.remove(key.as_str()).map_err(broken)?;
+            }
+        }
+    }
+    whole.insert(VERSION, version).map_err(broken)?;
+    whole.insert(BYTES, u64::try_from(bytes).unwrap_or(u64::MAX)).map_err(broken)?;
+    Ok((version, (narrow(entries.len().map_err(broken)?), bytes)))
+}
+
+fn read(whole: &impl redb::ReadableTable<&'static str, u64>, key: &str) -> Result<u64, StateError> {
+    Ok(whole.get(key).map_err(broken)?.map_or(0, |number| number.value()))
+}
+
+fn narrow(number: u64) -> usize {
+    number.try_into().unwrap_or(usize::MAX)
+}
+
+fn broken(error: impl Into<redb::Error>) -> StateError {
+    StateError::Unavailable(error.into().to_string())
+}
+
+/// The path as it really is, or that of its directory while there is no file: the same file has the same lock file, by whatever way it is named.
+fn real(path: &Path) -> Result<PathBuf, String> {
+    if let Ok(real) = path.canonicalize() {
+        return Ok(real);
+    }
+    let name = path.file_name().ok_or("is no name of a file: expected one such as `state.redb`")?;
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent = parent.canonicalize().map_err(|error| {
+        format!("cannot be made: {error}: expected its directory {} to exist", parent.display())
+    })?;
+    Ok(parent.join(name))
+}
+
+fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(ending);
+    name.into()
+}
+
+/// Makes an empty database and gives it its name when it is whole on the disk.
+fn make(path: &Path) -> Result<(), String> {
+    let new = beside(path, ".new");
+    let failed = |error: io::Error| format!("cannot be made: {error}");
+    // Left by a process that died here; ours alone, as the lock is.
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+        Ok(()) | Err(_) => {}
+    }
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(MODE).open(&new);
+    let database = open(file.map_err(failed)?).map_err(|error| format!("cannot be made: {error}"))?;
+    let fill = || -> Result<(), redb::Error> {
+        let transaction = database.begin_write()?;
+        transaction.open_table(ENTRIES)?;
+        transaction.open_table(WHOLE)?.insert(FORMAT, OUR_FORMAT)?;
+        Ok(transaction.commit()?)
+    };
+    fill().map_err(|error| format!("cannot be made: {error}"))?;
+    drop(database);
+    // Never over something, were it a link that leads nowhere.
+    renameat_with(CWD, &new, CWD, path, RenameFlags::NOREPLACE).map_err(|error| failed(error.into()))?;
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    fs::File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)
+}
+
+/// Opens what is there. Every page is checked, which costs as much as reading the file once.
+fn database(path: &Path) -> Result<Database, String> {
+    let file = OpenOptions::new().read(true).write(true).open(path);
+    let file = file.map_err(|error| format!("cannot be opened: {error}: expected to read and write it"))?;
+    // The library panics on some damages that its checks do not foresee; nothing of it is kept then.
+    let opened = std::panic::catch_unwind(|| open(file));
+    match opened {
+        Ok(Ok(database)) => Ok(database),
+        Ok(Err(DatabaseError::DatabaseAlreadyOpen | DatabaseError::LockProtocolMismatch)) => {
+            Err("is in use by another process; expected to be its only user".to_owned())
+        }
+        Ok(Err(error)) => Err(format!(
+            "cannot be used: {error}: expected a whole state file of this program; it was not changed"
+        )),
+        Err(_) => Err("is damaged: expected a whole state file of this program".to_owned()),
+    }
+}
+
+fn open(file: fs::File) -> Result<Database, DatabaseError> {
+    let mut builder = Builder::new();
+    builder.set_cache_size(CACHE).set_check_integrity_on_open(true);
+    builder.create_with_backend(FileBackend::new(file)?)
+}
+
+/// Checks that a database is ours; tells its entries and bytes.
+fn inspect(database: &Database) -> Result<(usize, usize), String> {
+    let tables = || -> Result<_, redb::Error> {
+        let transaction = database.begin_read()?;
+        Ok((transaction.open_table(ENTRIES)?, transaction.open_table(WHOLE)?))
+    };
+    let (entries, whole) =
+        tables().map_err(|error| format!("is another program's database: {error}: expected a state file"))?;
+    let unreadable = |error: redb::StorageError| format!("cannot be read: {error}");
+    let number =
+        |key| Ok::<_, String>(whole.get(key).map_err(unreadable)?.map_or(0, |number| number.value()));
+    let format = number(FORMAT)?;
+    if format != OUR_FORMAT {
+        return Err(format!("has the format {format}; this program reads format {OUR_FORMAT}"));
+    }
+    Ok((narrow(entries.len().map_err(unreadable)?), narrow(number(BYTES)?)))
+}

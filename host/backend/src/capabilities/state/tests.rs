@@ -1,0 +1,114 @@
+//! The store's promises, the same in memory and in a file: all or nothing, every write on the version it names, everything
+//! bounded.
+
+use tempfile::TempDir;
+
+use super::*;
+
+/// Every store, empty, with a name for messages.
+fn stores(limit: usize) -> Vec<(&'static str, Store, Option<TempDir>)> {
+    let directory = tempfile::tempdir().unwrap();
+    let config = StateConfig { file: Some(directory.path().join("state.redb")) };
+    let file = Store::open(&config, limit).unwrap();
+    let memory = Store::open(&StateConfig::default(), limit).unwrap();
+    vec![("memory", memory, None), ("file", file, Some(directory))]
+}
+
+fn put(key: &str, value: &[u8], expected: Expected) -> Change {
+    Change::Put(Put { key: key.to_owned(), value: value.to_vec(), expected })
+}
+
+fn remove(key: &str, version: u64) -> Change {
+    Change::Remove(Remove { key: key.to_owned(), version })
+}
+
+fn read(store: &Store, key: &str) -> Option<(Vec<u8>, u64)> {
+    store.get(key).unwrap().map(|entry| (entry.value, entry.version))
+}
+
+fn commit(store: &Store, changes: Vec<Change>) -> Result<u64, StateError> {
+    store.commit(changes).map_err(|failed| match failed {
+        Failed::Refused(error) => error,
+        Failed::Unknown(reason) => panic!("{reason}"),
+    })
+}
+
+#[test]
+fn a_write_needs_the_version_that_it_names() {
+    for (name, store, _directory) in stores(1 << 20) {
+        let first = commit(&store, vec![put("a", b"1", Expected::Absent)]).unwrap();
+        for change in [
+            put("a", b"2", Expected::Absent),
+            put("a", b"2", Expected::At(first + 1)),
+            remove("a", first + 1),
+        ] {
+            let refused = commit(&store, vec![change]);
+            assert!(matches!(refused, Err(StateError::Conflict(key)) if key == "a"), "{name}");
+        }
+        let second = commit(&store, vec![put("a", b"2", Expected::At(first))]).unwrap();
+        assert_eq!(read(&store, "a"), Some((b"2".to_vec(), second)), "{name}");
+        commit(&store, vec![remove("a", second)]).unwrap();
+        assert_eq!(read(&store, "a"), None, "{name}");
+        assert!(matches!(commit(&store, vec![remove("a", second)]), Err(StateError::Conflict(_))), "{name}");
+        let third = commit(&store, vec![put("a", b"3", Expected::Absent)]).unwrap();
+        assert!(third > second, "{name}: a version never returns");
+    }
+}
+
+#[test]
+fn a_batch_happens_as_a_whole_or_not_at_all() {
+    for (name, store, _directory) in stores(1 << 20) {
+        commit(&store, vec![put("a", b"1", Expected::Absent)]).unwrap();
+        let before = store.usage();
+        let batch = vec![put("b", b"1", Expected::Absent), put("a", b"2", Expected::Absent)];
+        assert!(matches!(commit(&store, batch), Err(StateError::Conflict(key)) if key == "a"), "{name}");
+        assert_eq!((store.usage(), read(&store, "b")), (before, None), "{name}");
+    }
+}
+
+#[test]
+fn everything_is_bounded() {
+    for (name, store, _directory) in stores(500) {
+        let put_one =
+            |key: &str, bytes: usize| commit(&store, vec![put(key, &vec![0; bytes], Expected::Absent)]);
+        assert!(matches!(put_one("", 1), Err(StateError::KeySize(Bound { limit: 512, given: 0 }))));
+        assert!(matches!(put_one(&"k".repeat(513), 1), Err(StateError::KeySize(Bound { given: 513, .. }))));
+        assert!(matches!(put_one("k", (64 << 10) + 1), Err(StateError::ValueSize(_))));
+        let empty = commit(&store, Vec::new());
+        assert!(matches!(empty, Err(StateError::BatchSize(Bound { limit: 16, given: 0 }))));
+        let twice = vec![put("k", b"", Expected::Absent), put("k", b"", Expected::Absent)];
+        assert!(matches!(commit(&store, twice), Err(StateError::RepeatedKey(_))));
+        let version = put_one("a", 200).unwrap();
+        assert_eq!(store.usage(), (1, 1 + 200 + ENTRY), "{name}");
+        assert!(matches!(put_one("b", 200), Err(StateError::Full(Bound { limit: 500, .. }))), "{name}");
+        commit(&store, vec![remove("a", version)]).unwrap();
+        assert_eq!(store.usage(), (0, 0), "{name}");
+        put_one("b", 200).unwrap();
+    }
+}
+
+#[test]
+fn pages_follow_each_other() {
+    for (name, store, _directory) in stores(16 << 20) {
+        for key in ["a/1", "b/1", "b/2", "b/3", "c"] {
+            commit(&store, vec![put(key, key.as_bytes(), Expected::Absent)]).unwrap();
+        }
+        let scan = |prefix: &str, after: Option<&str>, limit: u32| {
+            let page = store.scan(prefix, after, limit).unwrap();
+            (page.entries.into_iter().map(|found| found.key).collect::<Vec<_>>(), page.more)
+        };
+        let keys = |keys: &[&str]| keys.iter().map(|key| (*key).to_owned()).collect::<Vec<_>>();
+        assert_eq!(scan("b/", None, 2), (keys(&["b/1", "b/2"]), true), "{name}");
+        assert_eq!(scan("b/", Some("b/2"), 2), (keys(&["b/3"]), false), "{name}");
+        assert_eq!(scan("b/", Some("c"), 2), (Vec::new(), false), "{name}");
+        assert_eq!(scan("b/", Some("a"), 1), (keys(&["b/1"]), true), "{name}");
+        assert_eq!(scan("", None, 9), (keys(&["a/1", "b/1", "b/2", "b/3", "c"]), false), "{name}");
+        assert_eq!(store.keys(), keys(&["a/1", "b/1", "b/2", "b/3", "c"]), "{name}");
+        let big = (0..40).map(|number| put(&format!("big/{number:02}"), &[0; 60 << 10], Expected::Absent));
+        for change in big {
+            commit(&store, vec![change]).unwrap();
+        }
+        let page = store.scan("big/", None, u32::MAX).unwrap();
+        assert!(page.more && page.entries.len() < 20, "{name}");
+    }
+}

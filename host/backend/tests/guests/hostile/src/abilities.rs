@@ -1,0 +1,132 @@
+//! Optional interfaces that lie.
+
+use cofferdam_guest::{
+    Condition, Result, Snapshot, SnapshotHandle, Volume, VolumeHandle, VolumeStatus,
+    abilities::{
+        GroupRequest, GroupSnapshot, GroupSnapshots, Inspection, Listing, SnapshotPage, SnapshotRequest,
+        Snapshots, VolumePage,
+    },
+};
+
+use crate::{Hostile, echo, said};
+
+fn snapshot(handle: &str, source: &str) -> Snapshot {
+    Snapshot {
+        handle: handle.to_owned(),
+        source: source.to_owned(),
+        size_bytes: Some(1),
+        created_at_ms: 1,
+        ready: true,
+        group: None,
+    }
+}
+
+fn status(handle: &str) -> VolumeStatus {
+    VolumeStatus {
+        volume: Volume::new(handle, 1),
+        owner: None,
+        published_nodes: Vec::new(),
+        condition: None,
+        changed_at_ms: None,
+    }
+}
+
+/// How many entries a page has, and where it ends.
+fn page(after: Option<String>, limit: Option<u32>) -> (usize, Option<String>) {
+    let limit = limit.unwrap_or(1).try_into().unwrap_or(usize::MAX);
+    match after.as_deref() {
+        Some("same") => (1, after),
+        Some("no-next") => (1, Some(String::new())),
+        Some("long-next") => (1, Some("n".repeat(10 << 10))),
+        Some("too-many") => (limit.saturating_add(1), None),
+        Some("good") => (limit, Some("end".to_owned())),
+        _ => (0, None),
+    }
+}
+
+impl Snapshots for Hostile {
+    fn create(request: SnapshotRequest) -> Result<Snapshot> {
+        let mut cut = snapshot(&request.name, &request.source);
+        match request.name.as_str() {
+            "no-handle" => cut.handle.clear(),
+            "echo-handle" => cut.handle = echo(),
+            "too-large" => cut.size_bytes = Some(u64::MAX),
+            "late" => cut.created_at_ms = u64::MAX,
+            "long-group" => cut.group = Some("g".repeat(129)),
+            _ => {}
+        }
+        Ok(cut)
+    }
+
+    fn delete(_handle: SnapshotHandle) -> Result<()> {
+        Ok(())
+    }
+
+    fn get(handle: SnapshotHandle) -> Result<Snapshot> {
+        Ok(snapshot(if handle == "other" { "another" } else { &handle }, "v"))
+    }
+
+    fn list(source: Option<VolumeHandle>, after: Option<String>, limit: Option<u32>) -> Result<SnapshotPage> {
+        let source = if after.as_deref() == Some("stranger") { None } else { source };
+        let stranger = after.as_deref() == Some("stranger");
+        let (count, next) = page(after, limit);
+        let entry = snapshot("s", source.as_deref().unwrap_or("stranger"));
+        Ok(SnapshotPage { snapshots: vec![entry; count.max(usize::from(stranger))], next })
+    }
+}
+
+impl GroupSnapshots for Hostile {
+    fn create(request: GroupRequest) -> Result<GroupSnapshot> {
+        let member = |source: &String| Snapshot { group: Some("g".to_owned()), ..snapshot(source, source) };
+        let mut snapshots: Vec<_> = request.sources.iter().map(member).collect();
+        match request.name.as_str() {
+            "fewer" => drop(snapshots.pop()),
+            "twice" => snapshots.extend_from_within(..1),
+            "stranger" => snapshots.iter_mut().for_each(|member| member.source = "stranger".to_owned()),
+            "no-member" => snapshots.iter_mut().for_each(|member| member.group = None),
+            "not-ready" => snapshots.iter_mut().for_each(|member| member.ready = false),
+            _ => {}
+        }
+        Ok(GroupSnapshot { handle: "g".to_owned(), snapshots, created_at_ms: 1, ready: true })
+    }
+
+    fn delete(_handle: String, _snapshots: Vec<SnapshotHandle>) -> Result<()> {
+        Ok(())
+    }
+
+    fn get(handle: String, _snapshots: Vec<SnapshotHandle>) -> Result<GroupSnapshot> {
+        let handle = if handle == "other" { "another".to_owned() } else { handle };
+        Ok(GroupSnapshot { handle, snapshots: Vec::new(), created_at_ms: 1, ready: true })
+    }
+}
+
+impl Listing for Hostile {
+    fn list(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
+        let bad = after.as_deref() == Some("bad-entry");
+        let (count, next) = page(after, limit);
+        let entry = status(if bad { "" } else { "v" });
+        Ok(VolumePage { volumes: vec![entry; count.max(usize::from(bad))], next })
+    }
+}
+
+impl Inspection for Hostile {
+    fn get(handle: VolumeHandle) -> Result<VolumeStatus> {
+        let mut found = status(if handle == "other" { "another" } else { &handle });
+        match handle.as_str() {
+            "echo" => found.condition = Some(Condition { abnormal: true, message: said() }),
+            "long-node" => found.published_nodes = vec!["n".repeat(10 << 10)],
+            "control-node" => found.published_nodes = vec!["a\nb".to_owned()],
+            "many-nodes" => found.published_nodes = vec!["n".to_owned(); 10_001],
+            "long-owner" => {
+                found.owner = Some(cofferdam_guest::Owner {
+                    cluster_id: "c".repeat(10 << 10),
+                    claim_uid: String::new(),
+                    pv_name: String::new(),
+                    reclaim_policy: cofferdam_guest::ReclaimPolicy::Delete,
+                });
+            }
+            _ => {}
+        }
+        Ok(found)
+    }
+}

@@ -1,0 +1,222 @@
+//! A backend that uses the imports `http`, `session` and `secrets` as its caller tells it: the parameter `script` of a creation
+//! is a list of steps in JSON, and the volume's context has what came of each.
+#![forbid(unsafe_code)]
+
+use cofferdam_guest::{
+    Backend, CreateRequest, Description, Readiness, Result, StorageError, ValidateRequest, Validation,
+    Volume,
+    bindings::cofferdam::storage::{http, secrets, session, types::Secret},
+    log,
+};
+use serde::Deserialize;
+
+struct Net;
+
+cofferdam_guest::export!(Net);
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Step {
+    Acquire(String),
+    Put(String, String, u64),
+    Release(String),
+    Invalidate(String, u64),
+    /// Sends a request, and shows the response's body in the context.
+    Send(Request),
+    /// Sends a request, and shows the size of the response's body.
+    Measure(Request),
+    /// Sends a request, and fails with the response's body, which it also logs.
+    Repeat(Request),
+    /// Sends a request and answers what the server said as the volume's context, secret or not.
+    Leak(Request),
+    /// Finds a login, or makes one with a request.
+    Login(String, Request),
+    Trap,
+}
+
+#[derive(Deserialize)]
+struct Request {
+    method: String,
+    url: String,
+    #[serde(default)]
+    headers: Vec<(String, String)>,
+    body: Option<String>,
+    /// So many bytes as the body.
+    body_bytes: Option<usize>,
+    #[serde(default)]
+    authorization: Proof,
+    timeout_ms: Option<u64>,
+}
+
+/// How to prove who asks; the last text is the name of a secret.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Proof {
+    #[default]
+    None,
+    Basic(String, String),
+    HiddenBasic(String, String),
+    Bearer(String),
+    Header(String, String),
+}
+
+impl Backend for Net {
+    fn describe() -> Result<Description> {
+        Ok(Description::new("net.example", "1"))
+    }
+
+    fn probe() -> Result<Readiness> {
+        Ok(Readiness::Ready)
+    }
+
+    fn create(request: CreateRequest) -> Result<Volume> {
+        let script = request.parameters.iter().find(|(key, _)| key == "script");
+        let script = script.map_or("[]", |(_, script)| script);
+        let steps: Vec<Step> = serde_json::from_str(script).map_err(|error| {
+            StorageError::invalid_argument(format!("the script is not readable: {error}"))
+        })?;
+        let mut volume = Volume::new(format!("v-{}", request.name), 1);
+        for (number, step) in steps.into_iter().enumerate() {
+            volume.context.push((number.to_string(), perform(step)?));
+        }
+        Ok(volume)
+    }
+
+    fn delete(_handle: String) -> Result<()> {
+        Ok(())
+    }
+
+    fn validate(_request: ValidateRequest) -> Result<Validation> {
+        Ok(Validation::Confirmed)
+    }
+}
+
+fn perform(step: Step) -> Result<String> {
+    Ok(match step {
+        Step::Acquire(key) => found(session::acquire(&key)),
+        Step::Put(key, value, ttl_ms) => match session::put(&key, value.as_bytes(), ttl_ms) {
+            Ok(generation) => format!("generation {generation}"),
+            Err(error) => format!("{error:?}"),
+        },
+        Step::Release(key) => {
+            session::release(&key);
+            "released".to_owned()
+        }
+        Step::Invalidate(key, generation) => {
+            session::invalidate(&key, generation);
+            "invalidated".to_owned()
+        }
+        Step::Send(request) => match send(&request)? {
+            Ok(response) => shown(&response),
+            Err(error) => failed(&error),
+        },
+        Step::Measure(request) => match send(&request)? {
+            Ok(response) => format!("{} with {} bytes", response.status, response.body.len()),
+            Err(error) => failed(&error),
+        },
+        Step::Repeat(request) => match send(&request)? {
+            Ok(response) => {
+                let body = text(&response);
+                log::warn(format_args!("the server said {body}"));
+                return Err(StorageError::unavailable(body));
+            }
+            Err(error) => return Err(StorageError::unavailable(error.message)),
+        },
+        Step::Leak(request) => match send(&request)? {
+            Ok(response) => text(&response),
+            Err(error) => failed(&error),
+        },
+        Step::Login(key, request) => match session::acquire(&key) {
+            Ok(session::Acquired::Vacant) => match send(&request)? {
+                Ok(response) => {
+                    let made = session::put(&key, &response.body, 60_000);
+                    made.map_or_else(|error| format!("{error:?}"), |_| format!("made {}", text(&response)))
+                }
+                Err(error) => failed(&error),
+            },
+            acquired => found(acquired),
+        },
+        Step::Trap => trap(),
+    })
+}
+
+fn found(acquired: std::result::Result<session::Acquired, session::SessionError>) -> String {
+    match acquired {
+        Ok(session::Acquired::Held(entry)) => format!("held {}", String::from_utf8_lossy(&entry.value)),
+        Ok(session::Acquired::Vacant) => "vacant".to_owned(),
+        Err(error) => format!("{error:?}"),
+    }
+}
+
+fn send(request: &Request) -> Result<std::result::Result<http::Response, http::HttpError>> {
+    let method = match request.method.as_str() {
+        "GET" => http::Method::Get,
+        "HEAD" => http::Method::Head,
+        "POST" => http::Method::Post,
+        "PUT" => http::Method::Put,
+        "PATCH" => http::Method::Patch,
+        "DELETE" => http::Method::Delete,
+        _ => http::Method::Options,
+    };
+    let body = request.body.clone().map(String::into_bytes);
+    let names: [Option<&str>; 2] = match &request.authorization {
+        Proof::None => [None, None],
+        Proof::Basic(_, password) => [None, Some(password)],
+        Proof::HiddenBasic(user, password) => [Some(user), Some(password)],
+        Proof::Bearer(token) => [None, Some(token)],
+        Proof::Header(_, value) => [None, Some(value)],
+    };
+    let [user, password] = names.map(|name| name.map(secret).transpose());
+    let (user, password) = (user?, password?);
+    let authorization = match (&request.authorization, &user, &password) {
+        (Proof::Basic(user, _), _, Some(password)) => {
+            let user = http::UserName::Plain(user.clone());
+            Some(http::Authorization::Basic(http::Basic { user, password }))
+        }
+        (Proof::HiddenBasic(..), Some(user), Some(password)) => {
+            let user = http::UserName::Hidden(user);
+            Some(http::Authorization::Basic(http::Basic { user, password }))
+        }
+        (Proof::Bearer(_), _, Some(token)) => Some(http::Authorization::Bearer(token)),
+        (Proof::Header(name, _), _, Some(value)) => {
+            Some(http::Authorization::Header(http::SecretHeader { name: name.clone(), value }))
+        }
+        _ => None,
+    };
+    Ok(http::send(&http::Request {
+        method,
+        url: request.url.clone(),
+        headers: request.headers.clone(),
+        body: request.body_bytes.map(|bytes| vec![b'x'; bytes]).or(body),
+        authorization,
+        timeout_ms: request.timeout_ms,
+    }))
+}
+
+fn secret(name: &str) -> Result<Secret> {
+    secrets::get(name).ok_or_else(|| StorageError::invalid_argument(format!("there is no secret {name:?}")))
+}
+
+fn text(response: &http::Response) -> String {
+    String::from_utf8_lossy(&response.body).into_owned()
+}
+
+/// Status, the headers that are not the same for all responses, and the body.
+fn shown(response: &http::Response) -> String {
+    let mut shown = response.status.to_string();
+    for (name, value) in &response.headers {
+        if name != "date" && name != "content-length" {
+            shown.push_str(&format!(" {name}={value}"));
+        }
+    }
+    format!("{shown} {}", text(response))
+}
+
+fn failed(error: &http::HttpError) -> String {
+    format!("{:?} maybe-sent={} {}", error.failure, error.maybe_sent, error.message)
+}
+
+#[expect(clippy::panic, reason = "a trap is what the step is for")]
+fn trap() -> ! {
+    panic!("as the script says")
+}

@@ -1,0 +1,63 @@
+//! A backend that does with its pool what its settings say: one operation with arguments that a guest may make up.
+#![forbid(unsafe_code)]
+
+use cofferdam_guest::{
+    Backend, CreateRequest, Description, Readiness, Result, StorageError, ValidateRequest, Validation,
+    Volume,
+    pool::{self, Pool as _, PoolError},
+};
+
+struct PoolTricks;
+
+cofferdam_guest::export!(PoolTricks);
+
+impl Backend for PoolTricks {
+    fn describe() -> Result<Description> {
+        Ok(Description::new("pool-tricks.example", "1"))
+    }
+
+    fn probe() -> Result<Readiness> {
+        Ok(Readiness::Ready)
+    }
+
+    /// The parameters `do`, `name` and `source` say what; the answer is the outcome.
+    fn create(request: CreateRequest) -> Result<Volume> {
+        let parameters = cofferdam_guest::to_map(request.parameters);
+        let parameter = |key: &str| parameters.get(key).map(String::as_str).unwrap_or_default();
+        let name = match parameter("name") {
+            "LONG" => "n".repeat(10_000),
+            "NUL" => "a\0b".to_owned(),
+            name => name.to_owned(),
+        };
+        let size = request.capacity.required_bytes.unwrap_or_default();
+        let outcome = match parameter("do") {
+            "create-directory" => pool::Host.create_directory(&name),
+            "create-image" => pool::Host.create_image(&name, size),
+            "remove" => pool::Host.remove(&name),
+            "grow" => pool::Host.grow(&name, size),
+            "copy" => pool::Host.copy(parameter("source"), &name, None),
+            "measure" => pool::Host.measure(&name).map(drop),
+            _ => pool::Host.scan(&name, Some(&name), u32::MAX).map(drop),
+        };
+        let handle = match outcome {
+            Ok(()) => "ok",
+            Err(PoolError::InvalidName(_)) => "invalid-name",
+            Err(PoolError::Exists(_)) => "exists",
+            Err(PoolError::Missing(_)) => "missing",
+            Err(PoolError::WrongKind(_)) => "wrong-kind",
+            Err(PoolError::InvalidSize(_)) => "invalid-size",
+            Err(PoolError::NoSpace(_)) => "no-space",
+            Err(PoolError::Busy(_)) => "busy",
+            Err(PoolError::Failed(_)) => "failed",
+        };
+        Ok(Volume::new(handle, size.max(1)))
+    }
+
+    fn delete(_handle: String) -> Result<()> {
+        Ok(())
+    }
+
+    fn validate(request: ValidateRequest) -> Result<Validation> {
+        Err(StorageError::not_found(format!("there is no volume {:?}", request.handle)))
+    }
+}

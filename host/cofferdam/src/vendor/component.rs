@@ -1,0 +1,124 @@
+//! A component with what the command line and the configuration give it.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    path::Path,
+    sync::Arc,
+};
+
+use cofferdam_backend::{BackendConfig, Engine, Grant, Source, WasmBackend};
+use cofferdam_domain::storage::{Secret, Secrets};
+use prometheus_client::registry::Registry;
+
+use super::{VendorError, arguments::once, flags::ComponentFlags};
+use crate::{
+    cli::ProcessFlags,
+    config::{Loaded, backend_name},
+    drivers,
+    failure::Failure,
+    logging,
+};
+
+/// Longest secret, in bytes; Kubernetes' limit for a whole Secret.
+const MAX_SECRET: u64 = 1 << 20;
+
+/// A component, and what it is loaded with.
+pub(crate) struct Component {
+    /// The engine that runs it.
+    pub(crate) engine: Engine,
+    /// What it is called in messages and in the configuration.
+    pub(crate) name: String,
+    /// Where it is.
+    pub(crate) source: Source,
+    /// What it is told and granted.
+    pub(crate) config: BackendConfig,
+    /// The secrets of its calls.
+    pub(crate) secrets: Secrets,
+}
+
+impl Component {
+    /// Reads flags and configuration.
+    ///
+    /// # Errors
+    /// [`Failure`], one line.
+    pub(crate) fn open(
+        flags: &ComponentFlags,
+        environment: &HashMap<String, String>,
+    ) -> Result<Self, Failure> {
+        let file = flags.file.display().to_string();
+        let name = flags.name.clone().unwrap_or_else(|| backend_name(&file));
+        let process = ProcessFlags {
+            config: flags.config.clone(),
+            backend: vec![format!("{name}={file}")],
+            compilation_cache: flags.compilation_cache.clone(),
+            ..ProcessFlags::default()
+        };
+        // Roles and their settings may stand in the file; only the component's section is used.
+        let loaded = Loaded::for_dev(&process, environment)?;
+        logging::start(&loaded.configuration);
+        let engine = drivers::engine(&loaded.configuration, &mut Registry::default())?;
+        let section = loaded.configuration.backend.get(&name).cloned().unwrap_or_default();
+        let mut config = drivers::config(&section);
+        config.settings.extend(once("--setting", flags.settings.clone())?);
+        config.grants.extend(grants(&flags.grants)?);
+        let secrets = secrets(&flags.secrets, environment)?;
+        Ok(Self { engine, name, source: Source::File(flags.file.clone()), config, secrets })
+    }
+
+    /// Loads the component.
+    ///
+    /// # Errors
+    /// [`Failure::Backend`]
+    pub(crate) async fn load(&self) -> Result<Arc<WasmBackend>, Failure> {
+        let loaded = self.engine.load(self.source.clone(), self.config.clone()).await;
+        loaded.map_err(|source| Failure::Backend { name: self.name.clone(), source })
+    }
+}
+
+fn grants(names: &[String]) -> Result<BTreeSet<Grant>, VendorError> {
+    let grant = |name: &String| {
+        Grant::ALL.into_iter().find(|grant| grant.as_str() == name).ok_or_else(|| {
+            let known: Vec<_> = Grant::ALL.into_iter().map(Grant::as_str).collect();
+            VendorError::Argument(format!("--grant {name:?}: expected one of {}", known.join(", ")))
+        })
+    };
+    names.iter().map(grant).collect()
+}
+
+/// Secrets by name. Errors name the secret and where it was looked for, and nothing of what was found.
+fn secrets(
+    flags: &[(String, String)],
+    environment: &HashMap<String, String>,
+) -> Result<Secrets, VendorError> {
+    once("--secret", flags.to_vec())?
+        .into_iter()
+        .map(|(name, place)| {
+            let failed = |problem: String| VendorError::Argument(format!("--secret {name}: {problem}"));
+            let text = if let Some(file) = place.strip_prefix('@') {
+                read_secret(Path::new(file)).map_err(failed)?
+            } else if let Some(variable) = place.strip_prefix('$') {
+                let value = environment.get(variable);
+                value.cloned().ok_or_else(|| failed(format!("the variable {variable} is not set")))?
+            } else {
+                return Err(failed(
+                    "expected @FILE or $VARIABLE: what stands on a command line is no secret".to_owned(),
+                ));
+            };
+            Ok((name, Secret::new(text)))
+        })
+        .collect()
+}
+
+fn read_secret(path: &Path) -> Result<String, String> {
+    let failed = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
+    let size = std::fs::metadata(path).map_err(failed)?.len();
+    if size > MAX_SECRET {
+        return Err(format!("{} has {size} bytes: expected at most {MAX_SECRET}", path.display()));
+    }
+    let text = std::fs::read_to_string(path).map_err(failed)?;
+    // Editors and `echo` end a file with a line break that belongs to no password.
+    Ok(text
+        .strip_suffix('\n')
+        .map_or(text.as_str(), |line| line.strip_suffix('\r').unwrap_or(line))
+        .to_owned())
+}

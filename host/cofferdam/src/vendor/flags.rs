@@ -1,0 +1,321 @@
+//! The command line of `cofferdam backend`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use cofferdam_domain::{Quantity, storage::CapabilityMode};
+
+/// What can be done with a driver component.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BackendCommand {
+    /// Make a project for a new driver: it builds, and passes `backend test`, as it is
+    New(NewFlags),
+    /// Tell what a component can do and what it wants, without giving it anything
+    Inspect(InspectFlags),
+    /// Make one call of a component and print what it answers
+    Call(Box<CallFlags>),
+}
+
+/// Flags of `backend new`.
+#[derive(Debug, Args)]
+pub(crate) struct NewFlags {
+    /// Name of the driver's crate, such as my-array
+    pub(crate) name: String,
+
+    /// Where the project goes [default: a new directory of that name]
+    #[arg(long, value_name = "DIRECTORY")]
+    pub(crate) directory: Option<PathBuf>,
+}
+
+/// How a result is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// For people
+    #[default]
+    Text,
+    /// For programs
+    Json,
+}
+
+/// How an inspection is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum InspectFormat {
+    /// For people
+    #[default]
+    Text,
+    /// For programs
+    Json,
+    /// What a node needs to know of the driver, as JSON
+    Manifest,
+}
+
+/// How a report is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ReportFormat {
+    /// For people
+    #[default]
+    Text,
+    /// For programs
+    Json,
+    /// For CI systems
+    Junit,
+}
+
+/// Flags of `backend inspect`.
+#[derive(Debug, Args)]
+pub(crate) struct InspectFlags {
+    #[command(flatten)]
+    pub(crate) component: ComponentFlags,
+
+    /// How the result is printed
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: InspectFormat,
+}
+
+/// A component and what it is given.
+#[derive(Debug, Args)]
+pub(crate) struct ComponentFlags {
+    /// The component
+    pub(crate) file: PathBuf,
+
+    /// TOML file with the section [backend.NAME] for the component
+    #[arg(long, value_name = "FILE", help_heading = "What the component is given")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// NAME in the configuration [default: the file's name]
+    #[arg(long, value_name = "NAME", help_heading = "What the component is given")]
+    pub(crate) name: Option<String>,
+
+    /// A setting, over that of the configuration; repeat it for more
+    #[arg(long = "setting", value_name = "KEY=VALUE", value_parser = pair, help_heading = "What the component is given")]
+    pub(crate) settings: Vec<(String, String)>,
+
+    /// A grant beside those that it has by default or by configuration, such as reveal; repeat it for more
+    #[arg(long = "grant", value_name = "GRANT", help_heading = "What the component is given")]
+    pub(crate) grants: Vec<String>,
+
+    /// A secret of the calls: its value is read from a file or a variable, never from the command line; repeat it for more
+    #[arg(
+        long = "secret",
+        value_name = "NAME=@FILE|NAME=$VARIABLE",
+        value_parser = pair,
+        help_heading = "What the component is given"
+    )]
+    pub(crate) secrets: Vec<(String, String)>,
+
+    /// Directory of compiled components, or "off" [default: the user's cache directory]
+    #[arg(long, value_name = "DIRECTORY", help_heading = "What the component is given")]
+    pub(crate) compilation_cache: Option<String>,
+}
+
+/// Flags of `backend test`.
+#[derive(Debug, Args)]
+pub(crate) struct TestFlags {
+    #[command(flatten)]
+    pub(crate) component: ComponentFlags,
+
+    /// Run only the cases whose names contain this
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) only: Option<String>,
+
+    /// A parameter of the class that volumes need; repeat it for more
+    #[arg(long = "parameter", value_name = "KEY=VALUE", value_parser = pair)]
+    pub(crate) parameters: Vec<(String, String)>,
+
+    /// What the names of volumes and the order of calls are derived from [default: a new one, which is printed]
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) seed: Option<u64>,
+
+    /// How the report card is printed
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: ReportFormat,
+}
+
+/// Flags of `backend call`.
+#[derive(Debug, Args)]
+pub(crate) struct CallFlags {
+    #[command(flatten)]
+    pub(crate) component: ComponentFlags,
+
+    /// The function, as the contract calls it
+    #[arg(value_enum, value_name = "FUNCTION")]
+    pub(crate) function: Function,
+
+    #[command(flatten)]
+    pub(crate) arguments: ArgumentFlags,
+
+    /// How long the call may take
+    #[arg(long, value_name = "DURATION", default_value = "1m")]
+    pub(crate) timeout: String,
+
+    /// How the result is printed
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: Format,
+}
+
+/// Arguments of functions. Each function has some of them; one that it does not have is an error.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Arguments of the function")]
+pub(crate) struct ArgumentFlags {
+    /// Name of what is created
+    #[arg(long = "volume-name", visible_alias = "snapshot-name", value_name = "NAME")]
+    pub(crate) volume_name: Option<String>,
+
+    /// Handle of a volume, snapshot or group
+    #[arg(long, value_name = "HANDLE")]
+    pub(crate) handle: Option<String>,
+
+    /// Handle of the volume or snapshot that the content comes from; repeat it for the volumes of a group
+    #[arg(long, value_name = "HANDLE")]
+    pub(crate) source: Vec<String>,
+
+    /// Snapshot of a group; repeat it for more
+    #[arg(long = "member", value_name = "HANDLE")]
+    pub(crate) members: Vec<String>,
+
+    /// Smallest size, such as 10Gi
+    #[arg(long, value_name = "QUANTITY", value_parser = bytes)]
+    pub(crate) size: Option<u64>,
+
+    /// Largest size, such as 20Gi
+    #[arg(long, value_name = "QUANTITY", value_parser = bytes)]
+    pub(crate) size_limit: Option<u64>,
+
+    /// Who may read and write [default: single-node-writer]
+    #[arg(long, value_enum, value_name = "MODE")]
+    pub(crate) access_mode: Option<Mode>,
+
+    /// Use the volume as a raw device instead of a filesystem
+    #[arg(long)]
+    pub(crate) block: bool,
+
+    /// Filesystem type
+    #[arg(long, value_name = "TYPE", conflicts_with = "block")]
+    pub(crate) fs_type: Option<String>,
+
+    /// Mount option; repeat it for more
+    #[arg(long, value_name = "OPTION", conflicts_with = "block")]
+    pub(crate) mount_flag: Vec<String>,
+
+    /// Parameter of the class; repeat it for more
+    #[arg(long = "parameter", value_name = "KEY=VALUE", value_parser = pair)]
+    pub(crate) parameters: Vec<(String, String)>,
+
+    /// Parameter that can be changed later; repeat it for more
+    #[arg(long = "mutable-parameter", value_name = "KEY=VALUE", value_parser = pair)]
+    pub(crate) mutable_parameters: Vec<(String, String)>,
+
+    /// Attribute of the volume, as it was returned; repeat it for more
+    #[arg(long = "context", value_name = "KEY=VALUE", value_parser = pair)]
+    pub(crate) context: Vec<(String, String)>,
+
+    /// Place where the volume must be reachable, such as zone=a,rack=7; repeat it for others, preferred in this order
+    #[arg(long, value_name = "KEY=VALUE,…", value_parser = segments)]
+    pub(crate) topology: Vec<Vec<(String, String)>>,
+
+    /// Node
+    #[arg(long, value_name = "NODE")]
+    pub(crate) node: Option<String>,
+
+    /// Publish for reading only
+    #[arg(long)]
+    pub(crate) read_only: bool,
+
+    /// Where an earlier part of a listing ended
+    #[arg(long, value_name = "TOKEN")]
+    pub(crate) after: Option<String>,
+
+    /// How many entries at most
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) limit: Option<u32>,
+}
+
+/// Every function of the contract.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Function {
+    #[value(name = "identity.describe")]
+    Describe,
+    #[value(name = "identity.probe")]
+    Probe,
+    #[value(name = "volumes.create")]
+    Create,
+    #[value(name = "volumes.delete")]
+    Delete,
+    #[value(name = "volumes.validate")]
+    Validate,
+    #[value(name = "cloning.create-from-volume")]
+    CreateFromVolume,
+    #[value(name = "restoring.create-from-snapshot")]
+    CreateFromSnapshot,
+    #[value(name = "publishing.publish")]
+    Publish,
+    #[value(name = "publishing.unpublish")]
+    Unpublish,
+    #[value(name = "expansion.expand")]
+    Expand,
+    #[value(name = "modification.modify")]
+    Modify,
+    #[value(name = "snapshots.create")]
+    CreateSnapshot,
+    #[value(name = "snapshots.delete")]
+    DeleteSnapshot,
+    #[value(name = "snapshots.get")]
+    GetSnapshot,
+    #[value(name = "snapshots.list")]
+    ListSnapshots,
+    #[value(name = "group-snapshots.create")]
+    CreateGroup,
+    #[value(name = "group-snapshots.delete")]
+    DeleteGroup,
+    #[value(name = "group-snapshots.get")]
+    GetGroup,
+    #[value(name = "listing.list")]
+    ListVolumes,
+    #[value(name = "inspection.get")]
+    GetVolume,
+    #[value(name = "capacity.available")]
+    Available,
+}
+
+/// An access mode by its name in the contract.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Mode {
+    SingleNodeWriter,
+    SingleNodeReaderOnly,
+    MultiNodeReaderOnly,
+    MultiNodeSingleWriter,
+    MultiNodeMultiWriter,
+    SingleNodeSingleWriter,
+    SingleNodeMultiWriter,
+}
+
+impl From<Mode> for CapabilityMode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::SingleNodeWriter => Self::SingleNodeWriter,
+            Mode::SingleNodeReaderOnly => Self::SingleNodeReaderOnly,
+            Mode::MultiNodeReaderOnly => Self::MultiNodeReaderOnly,
+            Mode::MultiNodeSingleWriter => Self::MultiNodeSingleWriter,
+            Mode::MultiNodeMultiWriter => Self::MultiNodeMultiWriter,
+            Mode::SingleNodeSingleWriter => Self::SingleNodeSingleWriter,
+            Mode::SingleNodeMultiWriter => Self::SingleNodeMultiWriter,
+        }
+    }
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        // What stands there may be a secret.
+        Some(_) | None => Err("expected KEY=VALUE".to_owned()),
+    }
+}
+
+fn segments(text: &str) -> Result<Vec<(String, String)>, String> {
+    text.split(',').map(pair).collect()
+}
+
+fn bytes(text: &str) -> Result<u64, String> {
+    let quantity = Quantity::parse(text).map_err(|error| error.to_string())?;
+    quantity.to_csi_bytes().ok_or_else(|| format!("{text}: expected at most {} bytes", i64::MAX))
+}
