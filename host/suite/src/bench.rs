@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_backend::{Answer, Backend, Call, Engine, Source, WasmBackend, testing::FaultPlan};
+use cofferdam_backend::{Answer, Backend as _, Call, Engine, Source, WasmBackend, testing::FaultPlan};
 use cofferdam_domain::{
     ClusterId, GroupSnapshotHandle, ReclaimPolicy, SnapshotHandle, Uid, VolumeHandle, VolumeName,
     storage::{
@@ -24,6 +24,7 @@ use tokio::time::{Instant, sleep};
 use crate::{
     Options,
     check::{Checked, done},
+    process::{Journal, Process},
 };
 
 /// First pause before an open call is repeated, when the driver does not say how long.
@@ -67,7 +68,8 @@ pub(crate) struct Bench {
     pub(crate) engine: Engine,
     pub(crate) source: Source,
     pub(crate) options: Options,
-    pub(crate) backend: Arc<WasmBackend>,
+    pub(crate) backend: Arc<Process>,
+    pub(crate) journal: Journal,
     pub(crate) faults: FaultPlan,
     /// Keys of the driver's state before the first case.
     pub(crate) first_keys: Vec<String>,
@@ -88,7 +90,10 @@ impl Bench {
         backend: Arc<WasmBackend>,
         faults: FaultPlan,
     ) -> Self {
+        let journal = Journal::default();
+        let backend = Arc::new(Process::new(backend, journal.clone()));
         Self {
+            journal,
             prefix: format!("cofferdam-test-{:08x}", options.seed & 0xffff_ffff),
             first_keys: backend.state_keys(),
             engine,
@@ -196,7 +201,7 @@ impl Bench {
     /// Begins to create a volume, at one of several processes; what comes of it is the caller's to [`keep`](Self::keep).
     pub(crate) fn begin_create<'a>(
         &self,
-        backend: &'a WasmBackend,
+        backend: &'a Process,
         call: Call,
         request: &CreateVolume,
         origin: &Origin,
@@ -243,7 +248,7 @@ impl Bench {
     /// Creates a volume from something, at one of several processes.
     pub(crate) async fn create_from(
         &self,
-        backend: &WasmBackend,
+        backend: &Process,
         request: &CreateVolume,
         origin: &Origin,
     ) -> Result<CreatedVolume, StorageError> {
@@ -268,7 +273,7 @@ impl Bench {
     /// Deletes a volume, at one of several processes.
     pub(crate) async fn delete_at(
         &self,
-        backend: &WasmBackend,
+        backend: &Process,
         handle: &VolumeHandle,
     ) -> Result<(), StorageError> {
         let answer = self.settled("delete", || backend.delete_volume(self.call(), handle.clone())).await;
@@ -286,7 +291,7 @@ impl Bench {
     /// Cuts a snapshot, at one of several processes.
     pub(crate) async fn cut(
         &self,
-        backend: &WasmBackend,
+        backend: &Process,
         request: &CreateSnapshot,
     ) -> Result<Snapshot, StorageError> {
         let begin = || backend.create_snapshot(self.call(), request.clone());

@@ -26,12 +26,16 @@ const SHOWN: usize = 400;
 
 /// A failed case.
 pub(crate) fn failed<T>(expected: impl Into<String>, found: impl Into<String>) -> Checked<T> {
-    let (expected, mut found) = (expected.into(), found.into());
-    if let Some((cut, _)) = found.char_indices().nth(SHOWN) {
-        found.truncate(cut);
-        found.push('…');
+    Err(Stop::Failed { expected: expected.into(), found: cut(found.into(), SHOWN) })
+}
+
+/// A text of at most so many characters.
+pub(crate) fn cut(mut text: String, characters: usize) -> String {
+    if let Some((end, _)) = text.char_indices().nth(characters) {
+        text.truncate(end);
+        text.push('…');
     }
-    Err(Stop::Failed { expected, found })
+    text
 }
 
 /// A case that cannot be tried.
@@ -49,7 +53,8 @@ pub(crate) fn line(error: &StorageError) -> String {
     format!("{} ({finality}): {}", error.kind, error.message)
 }
 
-fn shown<T: Debug>(answer: &Result<T, StorageError>) -> String {
+/// An answer in one line.
+pub(crate) fn shown<T: Debug>(answer: &Result<T, StorageError>) -> String {
     match answer {
         Ok(value) => format!("success: {value:?}"),
         Err(error) => line(error),

@@ -13,6 +13,7 @@ mod case;
 mod cases;
 mod check;
 mod options;
+mod process;
 mod report;
 mod run;
 

@@ -31,7 +31,7 @@ pub struct Options {
     pub size: u64,
     /// Makes the names of the run; the same seed makes the same names.
     pub seed: u64,
-    /// Only cases whose id begins with one of these; all when empty.
+    /// Only cases whose id begins with one of these, or matches one that has a `*`; all when empty.
     pub only: Vec<String>,
     /// How long one call may take.
     pub deadline: Duration,
@@ -67,7 +67,40 @@ impl Default for Options {
 
 impl Options {
     /// Whether a case is to be run.
-    pub(crate) fn wants(&self, id: &str) -> bool {
-        self.only.is_empty() || self.only.iter().any(|prefix| id.starts_with(prefix))
+    pub fn wants(&self, id: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|pattern| matches(pattern, id))
+    }
+}
+
+/// Whether an id is what a pattern means: `*` is any text, and a pattern without it is how the id begins.
+fn matches(pattern: &str, id: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let Some(rest) = parts.next().and_then(|first| id.strip_prefix(first)) else { return false };
+    let Some(last) = parts.next_back() else { return true };
+    let middle = parts.try_fold(rest, |rest, part| rest.split_once(part).map(|(_, rest)| rest));
+    middle.is_some_and(|rest| rest.ends_with(last))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns() {
+        for (pattern, id, expected) in [
+            ("volumes/", "volumes/one-byte", true),
+            ("volumes/one", "volumes/one-byte", true),
+            ("one", "volumes/one-byte", false),
+            ("*one", "volumes/one-byte", false),
+            ("*one*", "volumes/one-byte", true),
+            ("*/is-idempotent", "cloning/is-idempotent", true),
+            ("*/is-idempotent", "cloning/is-idempotent-too", false),
+            ("c*/*-*", "cloning/is-idempotent", true),
+            ("a*a", "a", false),
+            ("*", "anything", true),
+            ("", "anything", true),
+        ] {
+            assert_eq!(matches(pattern, id), expected, "{pattern} {id}");
+        }
     }
 }

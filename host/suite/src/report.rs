@@ -63,6 +63,8 @@ pub enum Verdict {
         expected: String,
         /// What came back, in one line.
         found: String,
+        /// The last calls before that, each with its answer.
+        calls: Vec<String>,
     },
     /// The rule was not tried; the text says why.
     Skipped(String),
@@ -103,6 +105,12 @@ impl Report {
         self.entries.iter().filter(failed).map(|entry| entry.case.id).collect()
     }
 
+    /// The command that repeats this run, or one case of it, but for what the component was given.
+    pub(crate) fn rerun(&self, case: Option<&str>) -> String {
+        let only = case.map(|case| format!(" --only {case}")).unwrap_or_default();
+        format!("cofferdam backend test {}{only} --seed {}", self.source, self.seed)
+    }
+
     /// For people, with colours when the terminal has them.
     pub fn to_text(&self, colour: bool) -> String {
         text::write(self, colour)
@@ -119,6 +127,7 @@ impl Report {
         json!({
             "component": self.source,
             "seed": self.seed,
+            "rerun": self.rerun(None),
             "driver": self.driver.as_ref().map(|driver| json!({
                 "name": driver.name,
                 "version": driver.version,
@@ -146,10 +155,11 @@ fn entry(entry: &Entry) -> Value {
             Verdict::Passed => {
                 set("verdict", "passed");
             }
-            Verdict::Failed { expected, found } => {
+            Verdict::Failed { expected, found, calls } => {
                 set("verdict", "failed");
                 set("expected", expected);
                 set("found", found);
+                fields.insert("calls".to_owned(), Value::from(calls.clone()));
             }
             Verdict::Skipped(why) => {
                 set("verdict", "skipped");

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use cofferdam_backend::{Backend as _, Engine, Grant, Source, WasmBackend, testing::FaultPlan};
+use cofferdam_backend::{Backend as _, Engine, Grant, LoadError, Source, WasmBackend, testing::FaultPlan};
 use cofferdam_domain::storage::Ability;
 
 use crate::{
@@ -10,24 +10,32 @@ use crate::{
     bench::Bench,
     cases::cases,
     check::Stop,
+    process::Process,
     report::{Driver, Entry, Report, Verdict},
 };
 
+/// Most calls that a report shows of a case that failed.
+const SHOWN: usize = 8;
+
 /// Loads a component and tries every case of the table on it, one after the other.
 ///
-/// What a driver does wrong stands in the report, also when it cannot be loaded at all.
-pub async fn run(engine: &Engine, source: Source, mut options: Options) -> Report {
+/// What a driver does wrong stands in the report, also when it cannot be loaded for its own fault.
+///
+/// # Errors
+///
+/// When the component was not tried for another reason: its file cannot be read, it lacks a grant or a directory, or the options
+/// make no sense.
+pub async fn run(engine: &Engine, source: Source, mut options: Options) -> Result<Report, LoadError> {
     // Calls die on purpose, several in a row.
     options.config.limits.breaker_failures = u32::MAX;
-    let seed = options.seed;
     let name = match &source {
         Source::File(path) => path.display().to_string(),
         Source::Bytes { name, .. } => name.clone(),
     };
+    let mut report = Report::new(name, options.seed);
     let faults = FaultPlan::default();
     let begun = Instant::now();
     let loaded = engine.load_with_faults(source.clone(), options.config.clone(), faults.clone()).await;
-    let mut report = Report::new(name, seed);
     match loaded {
         Ok(backend) => {
             report.driver = Some(driver(&backend));
@@ -40,19 +48,35 @@ pub async fn run(engine: &Engine, source: Source, mut options: Options) -> Repor
             report.left = bench.left();
             report.keeps_owners = bench.keeps_owners();
         }
-        Err(error) => {
-            let verdict = Verdict::Failed {
-                expected: "the component loads".to_owned(),
-                found: error.to_string(),
-            };
-            let skip = || Verdict::Skipped("the component was not loaded".to_owned());
-            let loads = |case: &Case| case.id == crate::cases::LOADS;
-            report.entries = cases()
-                .map(|case| Entry::new(case, if loads(case) { verdict.clone() } else { skip() }, begun.elapsed()))
-                .collect();
+        Err(error) if is_the_drivers(&error) => {
+            report.entries = cases().map(|case| Entry::new(case, unloaded(case, &error), begun.elapsed())).collect();
         }
+        Err(error) => return Err(error),
     }
-    report
+    Ok(report)
+}
+
+/// Whether a component cannot be loaded for its own fault.
+fn is_the_drivers(error: &LoadError) -> bool {
+    matches!(
+        error,
+        LoadError::Invalid { .. }
+            | LoadError::ForeignContract { .. }
+            | LoadError::UnknownImport { .. }
+            | LoadError::MissingExport { .. }
+            | LoadError::Mismatch { .. }
+            | LoadError::FirstCall { .. }
+            | LoadError::Description { .. }
+    )
+}
+
+fn unloaded(case: &Case, error: &LoadError) -> Verdict {
+    if case.id == crate::cases::LOADS {
+        let (expected, found) = ("the component loads".to_owned(), error.to_string());
+        Verdict::Failed { expected, found, calls: Vec::new() }
+    } else {
+        Verdict::Skipped("the component was not loaded".to_owned())
+    }
 }
 
 fn driver(backend: &WasmBackend) -> Driver {
@@ -71,9 +95,12 @@ async fn attempt(bench: &Bench, case: &'static Case) -> Entry {
     if let Some(missing) = case.needs.iter().find(|need| !meets(bench, **need)) {
         return Entry::new(case, Verdict::Skipped(why(*missing)), begun.elapsed());
     }
+    bench.journal.clear();
     let verdict = match (case.run)(bench).await {
         Ok(()) => Verdict::Passed,
-        Err(Stop::Failed { expected, found }) => Verdict::Failed { expected, found },
+        Err(Stop::Failed { expected, found }) => {
+            Verdict::Failed { expected, found, calls: bench.journal.last(SHOWN) }
+        }
         Err(Stop::Skipped(why)) => Verdict::Skipped(why),
     };
     bench.faults.disarm();
@@ -105,8 +132,8 @@ fn why(missing: Need) -> String {
 }
 
 impl Bench {
-    /// A second process with the same driver and storage.
-    pub(crate) fn twin(&self) -> Arc<WasmBackend> {
+    /// Another process with the same driver and storage.
+    pub(crate) fn twin(&self) -> Arc<Process> {
         self.backend.twin()
     }
 }

@@ -1,6 +1,6 @@
 //! Who the driver is.
 
-use cofferdam_backend::Backend as _;
+use cofferdam_backend::{Backend as _, BackendConfig};
 use cofferdam_domain::storage::Readiness;
 
 use super::case;
@@ -35,12 +35,10 @@ async fn loads(_: &Bench) -> Checked {
 
 async fn same_every_time(bench: &Bench) -> Checked {
     for _ in 0..3 {
-        let again = bench.engine.load(bench.source.clone(), bench.options.config.clone()).await;
-        match again {
-            Ok(again) => {
-                same("the description of the first load", bench.backend.description(), again.description())?;
-            }
-            Err(error) => return failed("the component loads a second time", error.to_string()),
+        let BackendConfig { settings, limits, .. } = bench.options.config.clone();
+        match bench.engine.describe(bench.source.clone(), settings, limits).await {
+            Ok(again) => same("the description of the first load", bench.backend.description(), &again)?,
+            Err(error) => return failed("identity.describe: success", error.to_string()),
         }
     }
     Ok(())

@@ -34,13 +34,13 @@ pub(super) fn write(report: &Report) -> String {
         seconds(report.entries.iter().map(|entry| entry.took).sum()),
     );
     for group in report.entries.chunk_by(|left, right| left.case.interface() == right.case.interface()) {
-        suite(&mut xml, group);
+        suite(&mut xml, group, report);
     }
     xml.push_str("</testsuites>\n");
     xml
 }
 
-fn suite(xml: &mut String, group: &[Entry]) {
+fn suite(xml: &mut String, group: &[Entry], report: &Report) {
     let name = group.first().map_or("", |entry| entry.case.interface());
     let count = |wanted: fn(&Verdict) -> bool| group.iter().filter(|entry| wanted(&entry.verdict)).count();
     let failed = count(|verdict| matches!(verdict, Verdict::Failed { .. }));
@@ -58,13 +58,15 @@ fn suite(xml: &mut String, group: &[Entry]) {
             Verdict::Skipped(why) => {
                 writeln!(xml, "{open}><skipped message=\"{}\"/></testcase>", escaped(why))
             }
-            Verdict::Failed { expected, found } => writeln!(
+            Verdict::Failed { expected, found, calls } => writeln!(
                 xml,
-                "{open}><failure message=\"{}\">expected: {}\nfound: {}\nsource: {}</failure></testcase>",
+                "{open}><failure message=\"{}\">expected: {}\nfound: {}\nsource: {}\ncalled:\n{}\nagain: {}</failure></testcase>",
                 escaped(entry.case.rule),
                 escaped(expected),
                 escaped(found),
                 escaped(entry.case.source),
+                escaped(&calls.join("\n")),
+                escaped(&report.rerun(Some(entry.case.id))),
             ),
         };
     }

@@ -35,7 +35,7 @@ pub(super) fn write(report: &Report, colour: bool) -> String {
             let title = paper.painted(BOLD, interface);
             paper.line(format_args!("\n{title}"));
         }
-        line(&mut paper, entry);
+        line(&mut paper, entry, report);
     }
     foot(&mut paper, report);
     paper.text
@@ -56,7 +56,7 @@ fn head(paper: &mut Paper, report: &Report) {
     paper.line(format_args!("  seed      {}", report.seed));
 }
 
-fn line(paper: &mut Paper, entry: &Entry) {
+fn line(paper: &mut Paper, entry: &Entry, report: &Report) {
     let name = entry.case.id.split_once('/').map_or(entry.case.id, |(_, name)| name);
     match &entry.verdict {
         Verdict::Passed => {
@@ -67,12 +67,17 @@ fn line(paper: &mut Paper, entry: &Entry) {
             let line = paper.painted(DIM, &format!("skipped {name}: {why}"));
             paper.line(format_args!("  {line}"));
         }
-        Verdict::Failed { expected, found } => {
+        Verdict::Failed { expected, found, calls } => {
             let mark = paper.painted(RED, "FAILED ");
             paper.line(format_args!("  {mark} {name}"));
             paper.line(format_args!("            rule      {} ({})", entry.case.rule, entry.case.source));
+            for (number, call) in calls.iter().enumerate() {
+                let title = if number == 0 { "called" } else { "" };
+                paper.line(format_args!("            {title:8}  {call}"));
+            }
             paper.line(format_args!("            expected  {expected}"));
             paper.line(format_args!("            found     {found}"));
+            paper.line(format_args!("            again     {}", report.rerun(Some(entry.case.id))));
         }
     }
 }

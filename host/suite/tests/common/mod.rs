@@ -24,5 +24,5 @@ pub(crate) async fn broken(engine: &Engine, settings: &[(&str, &str)], only: &[&
         ..Options::default()
     };
     let source = Source::Bytes { name: "broken.wasm".to_owned(), bytes: cofferdam_guests::BROKEN };
-    run(engine, source, options).await
+    run(engine, source, options).await.unwrap()
 }

@@ -1,6 +1,6 @@
 //! Calls that die after each of their host calls.
 
-use cofferdam_backend::{Backend as _, WasmBackend, testing::Fault};
+use cofferdam_backend::{Backend as _, testing::Fault};
 use cofferdam_domain::storage::{CapacityRange, ErrorKind, ExpandVolume, StorageError};
 use futures::future::BoxFuture;
 
@@ -8,6 +8,7 @@ use crate::{
     bench::{Bench, Origin},
     cases::volumes::sized,
     check::{Checked, done, failed, holds, same},
+    process::Process,
 };
 
 /// Most host calls of one call that are tried.
@@ -29,7 +30,7 @@ fn told(fault: Fault) -> String {
 async fn dies<T>(
     bench: &Bench,
     fault: Fault,
-    call: impl for<'a> FnOnce(&'a WasmBackend) -> BoxFuture<'a, Result<T, StorageError>>,
+    call: impl for<'a> FnOnce(&'a Process) -> BoxFuture<'a, Result<T, StorageError>>,
 ) -> bool {
     let twin = bench.twin();
     bench.faults.arm(fault);
