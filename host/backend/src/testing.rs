@@ -16,18 +16,21 @@ pub enum Fault {
     Before(u32),
     /// After the host has done what it was asked for, after this many calls before it.
     After(u32),
+    /// Not at all: after this many HTTP requests one is carried out, and the guest hears that the connection broke.
+    Lost(u32),
 }
 
 #[derive(Debug, Default)]
 struct Plan {
     armed: Option<Fault>,
     calls: u32,
+    requests: u32,
 }
 
 impl FaultPlan {
     /// Lets the next call of a backend die there, once. Calls of the host are counted from now on, whoever makes them.
     pub fn arm(&self, fault: Fault) {
-        *self.lock() = Plan { armed: Some(fault), calls: 0 };
+        *self.lock() = Plan { armed: Some(fault), calls: 0, requests: 0 };
     }
 
     /// Lets all calls live. Returns whether one has died since [`arm`](Self::arm).
@@ -48,6 +51,17 @@ impl FaultPlan {
         let answer = host.await?;
         self.strike(Fault::After(number))?;
         Ok(answer)
+    }
+
+    /// Whether the answer to the HTTP request that was just made shall be lost.
+    pub(crate) fn loses(&self) -> bool {
+        let mut plan = self.lock();
+        let loses = plan.armed == Some(Fault::Lost(plan.requests));
+        plan.requests = plan.requests.saturating_add(1);
+        if loses {
+            plan.armed = None;
+        }
+        loses
     }
 
     fn strike(&self, here: Fault) -> wasmtime::Result<()> {
@@ -81,6 +95,10 @@ mod tests {
         plan.arm(Fault::Before(9));
         assert!(call().await);
         assert!(!plan.disarm(), "nothing died");
-        assert_eq!(done.get(), 5);
+        plan.arm(Fault::Lost(1));
+        assert!(call().await);
+        assert_eq!([plan.loses(), plan.loses(), plan.loses()], [false, true, false]);
+        assert!(plan.disarm() && !plan.loses());
+        assert_eq!(done.get(), 6);
     }
 }

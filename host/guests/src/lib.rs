@@ -25,3 +25,11 @@ pub const NET: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_NET"));
 /// A driver that can do everything and breaks one rule of the contract: which, its setting `break` says.
 #[cfg(feature = "broken")]
 pub const BROKEN: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_BROKEN"));
+
+/// The driver that `cofferdam backend new` begins with.
+#[cfg(feature = "examples")]
+pub const STARTER: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_STARTER"));
+
+/// The driver of the fake array.
+#[cfg(feature = "examples")]
+pub const ARRAY: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_ARRAY"));

@@ -71,8 +71,8 @@ pub(crate) struct Bench {
     pub(crate) backend: Arc<Process>,
     pub(crate) journal: Journal,
     pub(crate) faults: FaultPlan,
-    /// Keys of the driver's state before the first case.
-    pub(crate) first_keys: Vec<String>,
+    /// What the storage held before the first case, as far as the host sees it.
+    pub(crate) at_first: BTreeSet<String>,
     prefix: String,
     names: AtomicU32,
     made: Mutex<Made>,
@@ -95,7 +95,7 @@ impl Bench {
         Self {
             journal,
             prefix: format!("cofferdam-test-{:08x}", options.seed & 0xffff_ffff),
-            first_keys: backend.state_keys(),
+            at_first: storage(&backend, &options),
             engine,
             source,
             options,
@@ -107,6 +107,11 @@ impl Bench {
             noticed: Mutex::default(),
             keeps_owners: Mutex::default(),
         }
+    }
+
+    /// What the storage holds, as far as the host sees it.
+    pub(crate) fn storage(&self) -> BTreeSet<String> {
+        storage(&self.backend, &self.options)
     }
 
     /// Whether the driver returned the owner of a volume, when a case has looked.
@@ -329,7 +334,8 @@ impl Bench {
         let mut made = lock(&self.made);
         match &answer {
             Ok(group) => {
-                let members: BTreeSet<_> = group.snapshots.iter().map(|member| member.handle.clone()).collect();
+                let members: BTreeSet<_> =
+                    group.snapshots.iter().map(|member| member.handle.clone()).collect();
                 lock(&self.ever).1.extend(members.iter().cloned());
                 made.groups.insert(group.handle.clone(), members);
                 made.open_groups.retain(|open| open.name != request.name);
@@ -358,6 +364,11 @@ impl Bench {
     pub(crate) fn is_ours(&self, status: &VolumeStatus) -> bool {
         let of_run = |owner: &Owner| owner.cluster.as_str() == self.prefix;
         lock(&self.ever).0.contains(&status.volume.handle) || status.owner.as_ref().is_some_and(of_run)
+    }
+
+    /// Whether a call of the run has returned this volume as its own.
+    pub(crate) fn has_made(&self, handle: &VolumeHandle) -> bool {
+        lock(&self.ever).0.contains(handle)
     }
 
     /// Whether the run has made this snapshot.
@@ -432,6 +443,19 @@ impl Bench {
             drop(self.cut_group(&request).await);
         }
     }
+}
+
+/// The keys of a driver's state and the items of its pool.
+fn storage(backend: &WasmBackend, options: &Options) -> BTreeSet<String> {
+    let keys = backend.state_keys().into_iter().map(|key| format!("key {key}"));
+    let pool = options.config.pool.as_ref().map(|pool| std::fs::read_dir(&pool.directory));
+    let entries = pool.and_then(Result::ok).into_iter().flatten().flatten();
+    // What begins otherwise is the host's own.
+    let items = entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| name.starts_with(|first: char| first.is_ascii_alphanumeric()))
+        .map(|name| format!("item {name}"));
+    keys.chain(items).collect()
 }
 
 impl Debug for Bench {

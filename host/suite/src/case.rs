@@ -18,8 +18,14 @@ pub enum Need {
     Lacks(Feature),
     /// The driver lists volumes, or describes one.
     Looks,
-    /// The driver imports `state`, so that its calls can be ended between two host calls.
-    State,
+    /// The driver imports `state`, `pool` or `http`, so that its calls can be ended between two host calls.
+    HostCalls,
+    /// The driver names topology keys, and the run was given a place.
+    Topology,
+    /// The driver names no topology keys.
+    NoTopology,
+    /// The driver imports `http`, so that an answer can be lost.
+    Http,
     /// The run was given parameters that `modification` accepts.
     MutableParameters,
 }
@@ -31,7 +37,10 @@ impl fmt::Display for Need {
             Self::Has(feature) => write!(f, "feature `{feature}`"),
             Self::Lacks(feature) => write!(f, "no feature `{feature}`"),
             Self::Looks => f.write_str("`listing` or `inspection`"),
-            Self::State => f.write_str("import of `state`"),
+            Self::HostCalls => f.write_str("import of `state`, `pool` or `http`"),
+            Self::Topology => f.write_str("topology keys and a place"),
+            Self::NoTopology => f.write_str("no topology keys"),
+            Self::Http => f.write_str("import of `http`"),
             Self::MutableParameters => f.write_str("mutable parameters"),
         }
     }

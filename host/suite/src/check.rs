@@ -1,6 +1,9 @@
 //! How a case says what it expected and what came back.
 
-use std::fmt::Debug;
+use std::{
+    fmt::Debug,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use cofferdam_domain::storage::{ErrorKind, Finality, StorageError};
 
@@ -114,10 +117,14 @@ pub(crate) fn same<T: PartialEq + Debug>(what: &str, first: &T, second: &T) -> C
 }
 
 /// Something that must be so.
-pub(crate) fn holds(
-    so: bool,
-    expected: impl FnOnce() -> String,
-    found: impl FnOnce() -> String,
-) -> Checked {
+pub(crate) fn holds(so: bool, expected: impl FnOnce() -> String, found: impl FnOnce() -> String) -> Checked {
     if so { Ok(()) } else { failed(expected(), found()) }
+}
+
+/// A time in milliseconds since 1970 that must be now; clocks may differ by a day.
+pub(crate) fn about_now(time: u64) -> Checked {
+    const DAY_MS: u128 = 24 * 60 * 60 * 1_000;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
+    let near = now.abs_diff(u128::from(time)) <= DAY_MS;
+    holds(near, || format!("about {now} ms since 1970"), || format!("{time} ms"))
 }

@@ -31,6 +31,8 @@ pub struct Options {
     pub size: u64,
     /// Makes the names of the run; the same seed makes the same names.
     pub seed: u64,
+    /// The command that repeats the run, without the seed and without a choice of cases; reports show it.
+    pub command: String,
     /// Only cases whose id begins with one of these, or matches one that has a `*`; all when empty.
     pub only: Vec<String>,
     /// How long one call may take.
@@ -57,6 +59,7 @@ impl Default for Options {
             nodes: [NodeName::new("cofferdam-test-1"), NodeName::new("cofferdam-test-2")],
             size: 1 << 20,
             seed: 0,
+            command: "cofferdam backend test".to_owned(),
             only: Vec::new(),
             deadline: Duration::from_secs(30),
             patience: Duration::from_secs(60),

@@ -158,7 +158,12 @@ impl Backend for Process {
         self.watch("volumes.validate", request.words(), self.backend.validate_volume(call, request))
     }
 
-    fn clone_volume(&self, call: Call, request: CreateVolume, source: VolumeHandle) -> Answer<'_, CreatedVolume> {
+    fn clone_volume(
+        &self,
+        call: Call,
+        request: CreateVolume,
+        source: VolumeHandle,
+    ) -> Answer<'_, CreatedVolume> {
         let words = format!("{}, source {}", request.words(), source.words());
         self.watch("cloning.create-from-volume", words, self.backend.clone_volume(call, request, source))
     }
@@ -170,7 +175,11 @@ impl Backend for Process {
         source: SnapshotHandle,
     ) -> Answer<'_, CreatedVolume> {
         let words = format!("{}, source {}", request.words(), source.words());
-        self.watch("restoring.create-from-snapshot", words, self.backend.restore_snapshot(call, request, source))
+        self.watch(
+            "restoring.create-from-snapshot",
+            words,
+            self.backend.restore_snapshot(call, request, source),
+        )
     }
 
     fn publish_volume(&self, call: Call, request: PublishVolume) -> Answer<'_, AttachmentRecord> {
@@ -178,7 +187,8 @@ impl Backend for Process {
     }
 
     fn unpublish_volume(&self, call: Call, handle: VolumeHandle, node: Option<NodeName>) -> Answer<'_, ()> {
-        let from = node.as_ref().map_or_else(|| "all nodes".to_owned(), |node| format!("node {:?}", node.as_str()));
+        let from =
+            node.as_ref().map_or_else(|| "all nodes".to_owned(), |node| format!("node {:?}", node.as_str()));
         let words = format!("{}, {from}", handle.words());
         self.watch("publishing.unpublish", words, self.backend.unpublish_volume(call, handle, node))
     }
@@ -210,13 +220,19 @@ impl Backend for Process {
         source: Option<VolumeHandle>,
         page: PageRequest,
     ) -> Answer<'_, SnapshotPage> {
-        let of = source.as_ref().map_or_else(|| "of all volumes".to_owned(), |source| format!("of {}", source.words()));
+        let of = source
+            .as_ref()
+            .map_or_else(|| "of all volumes".to_owned(), |source| format!("of {}", source.words()));
         let words = format!("{of}, {}", page.words());
         self.watch("snapshots.list", words, self.backend.list_snapshots(call, source, page))
     }
 
     fn create_group_snapshot(&self, call: Call, request: CreateGroupSnapshot) -> Answer<'_, GroupSnapshot> {
-        self.watch("group-snapshots.create", request.words(), self.backend.create_group_snapshot(call, request))
+        self.watch(
+            "group-snapshots.create",
+            request.words(),
+            self.backend.create_group_snapshot(call, request),
+        )
     }
 
     fn delete_group_snapshot(
@@ -226,7 +242,11 @@ impl Backend for Process {
         snapshots: BTreeSet<SnapshotHandle>,
     ) -> Answer<'_, ()> {
         let words = format!("{}, members {}", handle.words(), snapshots.words());
-        self.watch("group-snapshots.delete", words, self.backend.delete_group_snapshot(call, handle, snapshots))
+        self.watch(
+            "group-snapshots.delete",
+            words,
+            self.backend.delete_group_snapshot(call, handle, snapshots),
+        )
     }
 
     fn get_group_snapshot(

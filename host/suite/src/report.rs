@@ -16,6 +16,8 @@ pub struct Report {
     pub source: String,
     /// What the names of the run were made from.
     pub seed: u64,
+    /// The command that repeats the run, without the seed and without a choice of cases.
+    pub command: String,
     /// Who the driver says it is; absent when it was not loaded.
     pub driver: Option<Driver>,
     /// Every case of the run, in the order of the table.
@@ -77,8 +79,16 @@ impl Entry {
 }
 
 impl Report {
-    pub(crate) fn new(source: String, seed: u64) -> Self {
-        Self { source, seed, driver: None, entries: Vec::new(), left: Vec::new(), keeps_owners: None }
+    pub(crate) fn new(source: String, seed: u64, command: String) -> Self {
+        Self {
+            source,
+            seed,
+            command,
+            driver: None,
+            entries: Vec::new(),
+            left: Vec::new(),
+            keeps_owners: None,
+        }
     }
 
     /// Whether no rule is broken. A run that tried nothing has not passed.
@@ -89,9 +99,8 @@ impl Report {
 
     /// How many cases passed, failed and were skipped.
     pub fn totals(&self) -> (usize, usize, usize) {
-        let count = |wanted: fn(&Verdict) -> bool| {
-            self.entries.iter().filter(|entry| wanted(&entry.verdict)).count()
-        };
+        let count =
+            |wanted: fn(&Verdict) -> bool| self.entries.iter().filter(|entry| wanted(&entry.verdict)).count();
         (
             count(|verdict| matches!(verdict, Verdict::Passed)),
             count(|verdict| matches!(verdict, Verdict::Failed { .. })),
@@ -105,10 +114,10 @@ impl Report {
         self.entries.iter().filter(failed).map(|entry| entry.case.id).collect()
     }
 
-    /// The command that repeats this run, or one case of it, but for what the component was given.
+    /// The command that repeats this run, or one case of it.
     pub(crate) fn rerun(&self, case: Option<&str>) -> String {
         let only = case.map(|case| format!(" --only {case}")).unwrap_or_default();
-        format!("cofferdam backend test {}{only} --seed {}", self.source, self.seed)
+        format!("{}{only} --seed {}", self.command, self.seed)
     }
 
     /// For people, with colours when the terminal has them.

@@ -32,7 +32,7 @@ pub async fn run(engine: &Engine, source: Source, mut options: Options) -> Resul
         Source::File(path) => path.display().to_string(),
         Source::Bytes { name, .. } => name.clone(),
     };
-    let mut report = Report::new(name, options.seed);
+    let mut report = Report::new(name, options.seed, options.command.clone());
     let faults = FaultPlan::default();
     let begun = Instant::now();
     let loaded = engine.load_with_faults(source.clone(), options.config.clone(), faults.clone()).await;
@@ -49,7 +49,8 @@ pub async fn run(engine: &Engine, source: Source, mut options: Options) -> Resul
             report.keeps_owners = bench.keeps_owners();
         }
         Err(error) if is_the_drivers(&error) => {
-            report.entries = cases().map(|case| Entry::new(case, unloaded(case, &error), begun.elapsed())).collect();
+            report.entries =
+                cases().map(|case| Entry::new(case, unloaded(case, &error), begun.elapsed())).collect();
         }
         Err(error) => return Err(error),
     }
@@ -115,7 +116,15 @@ fn meets(bench: &Bench, need: Need) -> bool {
         Need::Has(feature) => bench.backend.description().has(feature),
         Need::Lacks(feature) => !bench.backend.description().has(feature),
         Need::Looks => can(Ability::Listing) || can(Ability::Inspection),
-        Need::State => bench.backend.manifest().grants.contains(&Grant::State),
+        Need::HostCalls => {
+            let grants = &bench.backend.manifest().grants;
+            [Grant::State, Grant::Pool, Grant::Http].iter().any(|grant| grants.contains(grant))
+        }
+        Need::Topology => {
+            !bench.backend.description().topology_keys.is_empty() && bench.options.topology.is_some()
+        }
+        Need::NoTopology => bench.backend.description().topology_keys.is_empty(),
+        Need::Http => bench.backend.manifest().grants.contains(&Grant::Http),
         Need::MutableParameters => !bench.options.mutable_parameters.is_empty(),
     }
 }
@@ -126,7 +135,10 @@ fn why(missing: Need) -> String {
         Need::Has(feature) => format!("the driver does not name the feature `{feature}`"),
         Need::Lacks(feature) => format!("the driver names the feature `{feature}`"),
         Need::Looks => "the driver exports neither `listing` nor `inspection`".to_owned(),
-        Need::State => "the driver does not import `state`".to_owned(),
+        Need::HostCalls => "the driver imports neither `state`, `pool` nor `http`".to_owned(),
+        Need::Topology => "the driver names no topology keys, or the run was given no place".to_owned(),
+        Need::NoTopology => "the driver names topology keys".to_owned(),
+        Need::Http => "the driver does not import `http`".to_owned(),
         Need::MutableParameters => "the run was given no mutable parameters".to_owned(),
     }
 }

@@ -5,6 +5,7 @@ mod common;
 use std::collections::BTreeSet;
 
 use cofferdam_backend::Engine;
+use cofferdam_fake_array::FakeArray;
 use cofferdam_suite::{Case, cases};
 use futures::{StreamExt as _, future, stream};
 
@@ -14,18 +15,27 @@ const AT_ONCE: usize = 4;
 /// Most cases of one interface that a breakage may fail: one that fails everything proves nothing of one rule.
 const MOST: usize = 5;
 
-/// Features of a driver for the cases that are about lacking one.
-const WITHOUT: &[(&str, &str)] =
-    &[("expansion/offline-only", "publish-readonly published-nodes volume-condition single-node-multi-writer")];
+/// What a driver must be told beside its breakage for a case to be tried: features that it lacks, a place.
+const TOLD: &[(&str, (&str, &str))] = &[
+    ("expansion/offline-only", ("features", "publish-readonly published-nodes volume-condition")),
+    ("features/published-nodes-unannounced", ("features", "volume-condition")),
+    ("features/volume-condition-unannounced", ("features", "published-nodes")),
+    ("topology/is-met", PLACE),
+    ("topology/known-keys", PLACE),
+    ("topology/nowhere", PLACE),
+];
 
-fn of<'a, T: Copy>(table: &[(&str, T)], id: &'a str) -> Option<T> {
-    table.iter().find(|(key, _)| *key == id).map(|(_, value)| *value)
+const PLACE: (&str, &str) = ("topology", "broken.example/zone=a");
+
+/// A server for drivers that ask one. What it answers does not matter to them.
+async fn server() -> (String, FakeArray) {
+    FakeArray::start(([127, 0, 0, 1], 0).into()).await.unwrap()
 }
 
 /// Breaks the rule of a case, and runs the cases of its interface. Tells what is wrong with what the suite saw.
-async fn see(engine: &Engine, case: &Case) -> Option<String> {
-    let mut settings = vec![("break", case.id)];
-    settings.extend(of(WITHOUT, case.id).map(|features| ("features", features)));
+async fn see(engine: &Engine, url: &str, case: &Case) -> Option<String> {
+    let mut settings = vec![("break", case.id), ("url", url)];
+    settings.extend(TOLD.iter().filter(|(id, _)| *id == case.id).map(|(_, told)| *told));
     let all = format!("{}/*", case.interface());
     let report = common::broken(engine, &settings, &[&all]).await;
     let failures = report.failures();
@@ -36,7 +46,8 @@ async fn see(engine: &Engine, case: &Case) -> Option<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_rule_can_be_broken_and_the_suite_sees_which() {
     let engine = common::engine();
-    let runs = stream::iter(cases()).map(|case| see(&engine, case));
+    let (url, _array) = server().await;
+    let runs = stream::iter(cases()).map(|case| see(&engine, &url, case));
     let wrong: Vec<_> = runs.buffer_unordered(AT_ONCE).filter_map(future::ready).collect().await;
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
@@ -44,11 +55,12 @@ async fn every_rule_can_be_broken_and_the_suite_sees_which() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_driver_that_does_all_right_passes_every_case() {
     let engine = common::engine();
-    let all = common::broken(&engine, &[], &[]).await;
+    let (url, _array) = server().await;
+    let all = common::broken(&engine, &[("url", &url)], &[]).await;
     assert!(all.passed(), "{}", all.to_text(false));
     assert_eq!(all.left, [""; 0]);
     assert_eq!(all.keeps_owners, Some(true));
-    let few = common::broken(&engine, &[("features", "")], &[]).await;
+    let few = common::broken(&engine, &[("features", ""), PLACE], &[]).await;
     assert!(few.passed(), "{}", few.to_text(false));
     let tried: BTreeSet<_> = [&all, &few]
         .into_iter()
@@ -66,5 +78,5 @@ fn ids_are_unique_and_rules_are_sentences() {
         assert!(ids.insert(case.id), "{} is there twice", case.id);
         assert!(case.id.contains('/') && case.rule.ends_with('.') && !case.source.is_empty(), "{}", case.id);
     }
-    assert!(WITHOUT.iter().all(|(id, _)| ids.contains(id)));
+    assert!(TOLD.iter().all(|(id, _)| ids.contains(id)));
 }

@@ -13,7 +13,7 @@ async fn report() -> Report {
 async fn a_report_names_the_rule_and_both_sides() {
     let report = report().await;
     assert!(!report.passed());
-    assert_eq!((report.totals(), report.failures()), ((3, 1, 2), vec!["volumes/size-in-range"]));
+    assert_eq!((report.totals(), report.failures()), ((4, 1, 2), vec!["volumes/size-in-range"]));
     let text = report.to_text(false);
     for expected in [
         "broken.example 1  (broken.wasm)",
@@ -22,10 +22,11 @@ async fn a_report_names_the_rule_and_both_sides() {
         "  seed      0",
         "\nidentity\n  passed  loads\n",
         "  FAILED  size-in-range\n            rule      A volume has at least the required size and at most the limit.",
+        "            called    volumes.create(\"cofferdam-test-00000000-ranged-0\", at least 1048576 bytes, for single-node-writer filesystem) → success: CreatedVolume {",
         "            expected  at least 1048576 bytes, at most 4194304 bytes\n",
-        "            found     8388608 bytes\n",
+        "            found     8388608 bytes\n            again     cofferdam backend test --only volumes/size-in-range --seed 0\n",
         "  skipped volume-condition: the driver does not name the feature `volume-condition`\n",
-        "\n3 passed, 1 failed, 2 skipped\n",
+        "\n4 passed, 1 failed, 2 skipped\n",
         "leak detection: none",
     ] {
         assert!(text.contains(expected), "{expected:?} is not in\n{text}");
@@ -38,14 +39,14 @@ async fn a_report_names_the_rule_and_both_sides() {
 async fn programs_and_build_servers_read_the_same() {
     let report = report().await;
     let json = report.to_json();
-    assert_eq!((&json["passed"], &json["failed"], &json["skipped"]), (&3.into(), &1.into(), &2.into()));
+    assert_eq!((&json["passed"], &json["failed"], &json["skipped"]), (&4.into(), &1.into(), &2.into()));
     assert_eq!(json["driver"]["name"], "broken.example");
     let cases = json["cases"].as_array().unwrap();
     let failed = cases.iter().find(|case| case["verdict"] == "failed").unwrap();
     assert_eq!((&failed["id"], &failed["found"]), (&"volumes/size-in-range".into(), &"8388608 bytes".into()));
     let xml = report.to_junit();
     for expected in [
-        "<testsuites name=\"broken.wasm\" tests=\"6\" failures=\"1\" skipped=\"2\"",
+        "<testsuites name=\"broken.wasm\" tests=\"7\" failures=\"1\" skipped=\"2\"",
         "<testsuite name=\"volumes\" tests=\"1\" failures=\"1\" skipped=\"0\">",
         "<testcase classname=\"cofferdam.volumes\" name=\"volumes/size-in-range\" time=\"",
         "found: 8388608 bytes\n",

@@ -137,7 +137,13 @@ pub(crate) struct TestFlags {
     pub(crate) size: u64,
 
     /// Who may read and write
-    #[arg(long, value_enum, value_name = "MODE", default_value = "single-node-writer", help_heading = "What the driver is asked for")]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "MODE",
+        default_value = "single-node-writer",
+        help_heading = "What the driver is asked for"
+    )]
     pub(crate) access_mode: Mode,
 
     /// Use volumes as raw devices instead of filesystems

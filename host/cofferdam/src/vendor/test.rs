@@ -67,7 +67,9 @@ fn options(flags: TestFlags, component: &Component) -> Result<Options, VendorErr
         [first, second] if first != second => [first.as_str(), second.as_str()].map(NodeName::new),
         given => {
             let given = given.len();
-            return Err(VendorError::Argument(format!("--node: {given} given; expected two that differ, or none")));
+            return Err(VendorError::Argument(format!(
+                "--node: {given} given; expected two that differ, or none"
+            )));
         }
     };
     Ok(Options {
@@ -81,11 +83,37 @@ fn options(flags: TestFlags, component: &Component) -> Result<Options, VendorErr
         nodes,
         size: flags.size,
         seed: flags.seed.unwrap_or_else(new_seed),
+        command: command(std::env::args()),
         only: flags.only,
         deadline: duration("--timeout", &flags.timeout)?,
         patience: duration("--patience", &flags.patience)?,
         ..base
     })
+}
+
+/// A command line without what chooses cases, the seed and the form of the output.
+fn command(arguments: impl Iterator<Item = String>) -> String {
+    const LEFT_OUT: [&str; 4] = ["--only", "--seed", "--output", "-o"];
+    let mut words = vec!["cofferdam".to_owned()];
+    let mut arguments = arguments.skip(1);
+    while let Some(argument) = arguments.next() {
+        if LEFT_OUT.contains(&argument.as_str()) {
+            arguments.next();
+        } else if !LEFT_OUT.iter().any(|flag| argument.starts_with(&format!("{flag}="))) {
+            words.push(quoted(&argument));
+        }
+    }
+    words.join(" ")
+}
+
+/// A word as a shell reads it.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:@%+".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
 }
 
 fn duration(flag: &str, text: &str) -> Result<Duration, VendorError> {
@@ -97,4 +125,19 @@ fn duration(flag: &str, text: &str) -> Result<Duration, VendorError> {
 fn new_seed() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::from(now.subsec_nanos()) % SEEDS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_can_be_repeated() {
+        let given =
+            "/bin/cofferdam backend test a.wasm --only x --secret p=$PASS --seed=4 -o json --setting a=it's";
+        assert_eq!(
+            command(given.split(' ').map(str::to_owned)),
+            r"cofferdam backend test a.wasm --secret 'p=$PASS' --setting 'a=it'\''s'"
+        );
+    }
 }

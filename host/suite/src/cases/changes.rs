@@ -61,6 +61,13 @@ pub(super) const CASES: &[Case] = &[
         absurd_size
     ),
     case!(
+        "expansion/empty-range",
+        "A required size above the limit is refused finally.",
+        "wit types.capacity-range; CSI ControllerExpandVolume",
+        [Can(Ability::Expansion)],
+        empty_range
+    ),
+    case!(
         "expansion/create-still-finds",
         "The create that made a volume finds it also after it has grown.",
         "wit volumes.create; CSI CreateVolume",
@@ -133,7 +140,12 @@ impl Bench {
         self.settled("expand", || self.backend.expand_volume(self.call(), request.clone())).await
     }
 
-    async fn modify(&self, handle: &VolumeHandle, parameters: &Parameters) -> Result<(), StorageError> {
+    /// Changes parameters of a volume.
+    pub(super) async fn modify(
+        &self,
+        handle: &VolumeHandle,
+        parameters: &Parameters,
+    ) -> Result<(), StorageError> {
         let begin = || self.backend.modify_volume(self.call(), handle.clone(), parameters.clone());
         self.settled("modify", begin).await
     }
@@ -191,6 +203,21 @@ async fn absurd_size(bench: &Bench) -> Checked {
     let (_, volume) = bench.volume("burst").await?;
     let answer = bench.expand(&volume.handle, u64::MAX >> 1).await;
     refused("an expansion to 8 EiB", &answer, &BAD_SIZE)
+}
+
+async fn empty_range(bench: &Bench) -> Checked {
+    let (_, volume) = bench.volume("contradicted").await?;
+    let size = volume.capacity.unwrap_or(bench.options.size);
+    let request = ExpandVolume {
+        handle: volume.handle,
+        capacity: CapacityRange {
+            required: Some(size.saturating_mul(4)),
+            limit: Some(size.saturating_mul(2)),
+        },
+        capability: None,
+    };
+    let begin = || bench.backend.expand_volume(bench.call(), request.clone());
+    refused("a required size above the limit", &bench.settled("expand", begin).await, &BAD_SIZE)
 }
 
 async fn create_still_finds(bench: &Bench) -> Checked {

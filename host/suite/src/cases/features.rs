@@ -11,7 +11,7 @@ use cofferdam_domain::{
 use super::case;
 use crate::{
     Case,
-    Need::{Can, Has, Looks},
+    Need::{Can, Has, Lacks, Looks},
     bench::Bench,
     check::{Checked, done, holds, refused, same},
 };
@@ -59,7 +59,37 @@ pub(super) const CASES: &[Case] = &[
         [Has(Feature::VolumeMountGroup)],
         volume_mount_group
     ),
+    case!(
+        "features/published-nodes-unannounced",
+        "A driver that does not name published-nodes tells none: half of an answer would be taken for all.",
+        "wit identity.description, types.volume-status; CSI LIST_VOLUMES_PUBLISHED_NODES",
+        [Can(Ability::Publishing), Lacks(Feature::PublishedNodes), Looks],
+        published_nodes_unannounced
+    ),
+    case!(
+        "features/volume-condition-unannounced",
+        "A driver that does not name volume-condition tells none.",
+        "wit identity.description, types.volume-status; CSI VOLUME_CONDITION",
+        [Lacks(Feature::VolumeCondition), Looks],
+        volume_condition_unannounced
+    ),
 ];
+
+async fn published_nodes_unannounced(bench: &Bench) -> Checked {
+    let (_, volume) = bench.volume("tracked").await?;
+    let request = bench.publish_request(&volume, 0);
+    done("publish", bench.publish(&request).await)?;
+    let nodes = bench.look(&volume.handle).await?.published_nodes;
+    let expected = || "no nodes from a driver without the feature `published-nodes`".to_owned();
+    holds(nodes.is_empty(), expected, || format!("{nodes:?}"))
+}
+
+async fn volume_condition_unannounced(bench: &Bench) -> Checked {
+    let (_, volume) = bench.volume("unknown-health").await?;
+    let condition = bench.look(&volume.handle).await?.condition;
+    let expected = || "no condition from a driver without the feature `volume-condition`".to_owned();
+    holds(condition.is_none(), expected, || format!("{condition:?}"))
+}
 
 async fn publish_readonly(bench: &Bench) -> Checked {
     let (_, volume) = bench.volume("read-only").await?;

@@ -39,6 +39,27 @@ pub(super) const CASES: &[Case] = &[
         missing_source
     ),
     case!(
+        "group-snapshots/no-source",
+        "A group of no volumes is invalid-argument.",
+        "wit group-snapshots.group-request; CSI CreateVolumeGroupSnapshot",
+        [Can(Ability::GroupSnapshots)],
+        no_source
+    ),
+    case!(
+        "group-snapshots/members",
+        "A group has one member for each of its volumes.",
+        "wit group-snapshots.group-snapshot; CSI VolumeGroupSnapshot",
+        [Can(Ability::GroupSnapshots)],
+        members_of_all
+    ),
+    case!(
+        "group-snapshots/members-know",
+        "A member by itself says which group it belongs to.",
+        "wit types.snapshot; CSI Snapshot",
+        [Can(Ability::GroupSnapshots), Can(Ability::Snapshots)],
+        members_know
+    ),
+    case!(
         "group-snapshots/get",
         "A group is described as it was when it was cut.",
         "wit group-snapshots.get; CSI GetVolumeGroupSnapshot",
@@ -89,10 +110,11 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-type Members = BTreeSet<SnapshotHandle>;
+pub(super) type Members = BTreeSet<SnapshotHandle>;
 
 impl Bench {
-    async fn get_group(
+    /// Describes a group.
+    pub(super) async fn get_group(
         &self,
         handle: &GroupSnapshotHandle,
         members: &Members,
@@ -102,16 +124,21 @@ impl Bench {
     }
 }
 
-async fn sources(bench: &Bench) -> Checked<BTreeSet<VolumeHandle>> {
+/// Two volumes.
+pub(super) async fn sources(bench: &Bench) -> Checked<BTreeSet<VolumeHandle>> {
     let (_, first) = bench.volume("grouped").await?;
     let (_, second) = bench.volume("grouped").await?;
     Ok([first.handle, second.handle].into())
 }
 
 /// A group of two, with its members.
-async fn group(bench: &Bench) -> Checked<(CreateGroupSnapshot, GroupSnapshot, Members)> {
+pub(super) async fn group(bench: &Bench) -> Checked<(CreateGroupSnapshot, GroupSnapshot, Members)> {
+    labelled(bench, "group").await
+}
+
+async fn labelled(bench: &Bench, label: &str) -> Checked<(CreateGroupSnapshot, GroupSnapshot, Members)> {
     let request = CreateGroupSnapshot {
-        name: bench.name("group"),
+        name: bench.name(label),
         sources: sources(bench).await?,
         parameters: bench.options.snapshot_parameters.clone(),
     };
@@ -152,6 +179,32 @@ async fn missing_source(bench: &Bench) -> Checked {
     let request = CreateGroupSnapshot { name: bench.name("group"), sources, parameters };
     let answer = bench.cut_group(&request).await;
     refused("a group with a volume that does not exist", &answer, &[ErrorKind::NotFound])
+}
+
+async fn no_source(bench: &Bench) -> Checked {
+    let request = CreateGroupSnapshot {
+        name: bench.name("group"),
+        sources: BTreeSet::new(),
+        parameters: bench.options.snapshot_parameters.clone(),
+    };
+    let answer = bench.cut_group(&request).await;
+    refused("a group of no volumes", &answer, &[ErrorKind::InvalidArgument])
+}
+
+async fn members_of_all(bench: &Bench) -> Checked {
+    let (request, group, _) = labelled(bench, "whole-group").await?;
+    let mut found: Vec<_> = group.snapshots.iter().map(|member| &member.source).collect();
+    found.sort();
+    same("the volumes of its members", &request.sources.iter().collect(), &found)
+}
+
+async fn members_know(bench: &Bench) -> Checked {
+    let (_, group, members) = group(bench).await?;
+    for member in &members {
+        let found = done("the member's description", bench.get_snapshot(member).await)?;
+        same("its group", &Some(group.handle.clone()), &found.group)?;
+    }
+    Ok(())
 }
 
 async fn get(bench: &Bench) -> Checked {

@@ -1,6 +1,6 @@
 //! What there is, and what there is room for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cofferdam_backend::Backend as _;
 use cofferdam_domain::{
@@ -19,7 +19,7 @@ use crate::{
     Case,
     Need::{Can, Looks},
     bench::Bench,
-    check::{Checked, done, failed, holds, refused, refused_at_all, same, skipped},
+    check::{Checked, about_now, done, failed, holds, refused, refused_at_all, same, skipped},
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -36,6 +36,27 @@ pub(super) const CASES: &[Case] = &[
         "wit listing.list; CSI ListVolumes",
         [Can(Ability::Listing)],
         limit
+    ),
+    case!(
+        "listing/huge-limit",
+        "The largest limit is answered as any other.",
+        "wit listing.list; CSI ListVolumes",
+        [Can(Ability::Listing)],
+        huge_limit
+    ),
+    case!(
+        "listing/while-changing",
+        "Volumes that come and go between two pages do not hide others.",
+        "wit listing.list; CSI ListVolumes",
+        [Can(Ability::Listing)],
+        while_changing
+    ),
+    case!(
+        "listing/changed-at",
+        "A volume that was created now was changed now, give or take a day.",
+        "wit types.volume-status",
+        [Looks],
+        changed_at
     ),
     case!(
         "listing/equals-create",
@@ -131,7 +152,7 @@ impl Bench {
     }
 
     /// Describes a volume.
-    pub(super) async fn inspect(&self, handle: &VolumeHandle) -> Result<VolumeStatus, StorageError> {
+    pub(crate) async fn inspect(&self, handle: &VolumeHandle) -> Result<VolumeStatus, StorageError> {
         self.settled("get", || self.backend.get_volume(self.call(), handle.clone())).await
     }
 
@@ -175,6 +196,63 @@ async fn limit(bench: &Bench) -> Checked {
         done(&format!("a page of at most {limit}"), bench.settled("list", begin).await)?;
     }
     Ok(())
+}
+
+async fn huge_limit(bench: &Bench) -> Checked {
+    let volumes = some(bench).await?;
+    let listed = bench.list_all(Some(u32::MAX)).await?;
+    let missing = volumes.keys().find(|handle| !listed.iter().any(|status| status.volume.handle == **handle));
+    holds(missing.is_none(), || "every volume".to_owned(), || format!("{missing:?} is missing"))
+}
+
+/// Deletes what the first page ended with, creates another, and reads on.
+async fn while_changing(bench: &Bench) -> Checked {
+    let mut wanted: BTreeSet<_> = some(bench).await?.into_keys().collect();
+    let list = async |after: Option<String>| {
+        let page = PageRequest { after, limit: Some(2) };
+        let begin = || bench.backend.list_volumes(bench.call(), page.clone());
+        done("a part of the listing", bench.settled("list", begin).await)
+    };
+    let mut listed = Vec::new();
+    let mut next = None;
+    let mut changed = false;
+    while listed.len() < MOST {
+        let page = list(next.take()).await?;
+        let ours =
+            page.volumes.iter().map(|status| &status.volume.handle).find(|handle| wanted.contains(handle));
+        // Before a page of this run there may be many of strangers.
+        if let Some(first) = ours.filter(|_| !changed) {
+            changed = true;
+            for handle in page.volumes.iter().map(|status| &status.volume.handle) {
+                if bench.has_made(handle) && wanted.remove(handle) {
+                    done(&format!("delete {first}"), bench.delete(handle).await)?;
+                }
+            }
+            bench.volume("listed").await?;
+        }
+        listed.extend(page.volumes.into_iter().map(|status| status.volume.handle));
+        match page.next {
+            Some(place) => next = Some(place),
+            None => break,
+        }
+    }
+    for handle in &wanted {
+        let times = listed.iter().filter(|listed| *listed == handle).count();
+        holds(
+            times == 1,
+            || format!("{handle}, which was there all the time, once"),
+            || format!("{times} times"),
+        )?;
+    }
+    Ok(())
+}
+
+async fn changed_at(bench: &Bench) -> Checked {
+    let (_, volume) = bench.volume("dated").await?;
+    match bench.look(&volume.handle).await?.changed_at_ms {
+        Some(changed) => about_now(changed),
+        None => skipped("the driver does not know when a volume was changed"),
+    }
 }
 
 async fn equals_create(bench: &Bench) -> Checked {

@@ -9,6 +9,7 @@ mod publishing;
 mod robustness;
 mod snapshots;
 mod sources;
+mod topology;
 mod volumes;
 
 use crate::Case;
@@ -39,6 +40,7 @@ static TABLE: &[&[Case]] = &[
     snapshots::CASES,
     groups::CASES,
     listing::CASES,
+    topology::CASES,
     features::CASES,
     robustness::CASES,
 ];

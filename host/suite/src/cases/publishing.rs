@@ -4,15 +4,15 @@ use cofferdam_backend::Backend as _;
 use cofferdam_domain::{
     NodeName, VolumeHandle,
     storage::{
-        Ability, AttachmentRecord, CapabilityMode, CreateVolume, CreatedVolume, ErrorKind, PublishVolume,
-        StorageError, VolumeCapability,
+        Ability, AttachmentRecord, CapabilityMode, CreateVolume, CreatedVolume, ErrorKind, Feature,
+        PublishVolume, StorageError, VolumeCapability,
     },
 };
 
 use super::case;
 use crate::{
     Case,
-    Need::Can,
+    Need::{Can, Has, Looks},
     bench::Bench,
     check::{Checked, done, done_or_refused, refused, same, skipped},
 };
@@ -74,6 +74,20 @@ pub(super) const CASES: &[Case] = &[
         [Can(Ability::Publishing)],
         delete_while_published
     ),
+    case!(
+        "publishing/many-nodes",
+        "A volume for many nodes can be published to two of them.",
+        "wit publishing.publish, types.access-mode; CSI ControllerPublishVolume",
+        [Can(Ability::Publishing)],
+        many_nodes
+    ),
+    case!(
+        "publishing/unpublish-one",
+        "Unpublishing from one node leaves the other nodes alone.",
+        "wit publishing.unpublish; CSI ControllerUnpublishVolume",
+        [Can(Ability::Publishing), Has(Feature::PublishedNodes), Looks],
+        unpublish_one
+    ),
 ];
 
 impl Bench {
@@ -111,7 +125,8 @@ impl Bench {
         label: &str,
         modes: &[CapabilityMode],
     ) -> Checked<(CreateVolume, CreatedVolume)> {
-        let capability = |mode: &CapabilityMode| VolumeCapability { mode: *mode, ..self.options.capability.clone() };
+        let capability =
+            |mode: &CapabilityMode| VolumeCapability { mode: *mode, ..self.options.capability.clone() };
         let request =
             CreateVolume { capabilities: modes.iter().map(capability).collect(), ..self.request(label) };
         match self.create(&request).await {
@@ -197,4 +212,33 @@ async fn delete_while_published(bench: &Bench) -> Checked {
     done_or_refused("deleting a published volume", &answer, &[ErrorKind::FailedPrecondition])?;
     done("unpublish from all nodes", bench.unpublish(&volume.handle, None).await)?;
     done("delete once it is unpublished", bench.delete(&volume.handle).await)
+}
+
+/// A volume for many nodes that is published to both, with the requests that did it.
+async fn on_both(bench: &Bench, label: &str) -> Checked<[PublishVolume; 2]> {
+    use CapabilityMode::{MultiNodeMultiWriter, MultiNodeReaderOnly};
+    let (mode, volume) = match bench.volume_for(label, &[MultiNodeMultiWriter]).await {
+        Ok((_, volume)) => (MultiNodeMultiWriter, volume),
+        Err(_) => (MultiNodeReaderOnly, bench.volume_for(label, &[MultiNodeReaderOnly]).await?.1),
+    };
+    let requests = [0, 1].map(|node| {
+        let mut request = bench.publish_request(&volume, node);
+        request.capability.mode = mode;
+        request
+    });
+    for request in &requests {
+        done(&format!("publish to {}", request.node), bench.publish(request).await)?;
+    }
+    Ok(requests)
+}
+
+async fn many_nodes(bench: &Bench) -> Checked {
+    on_both(bench, "shared").await.map(drop)
+}
+
+async fn unpublish_one(bench: &Bench) -> Checked {
+    let [first, second] = on_both(bench, "half-shared").await?;
+    done("unpublish from one node", bench.unpublish(&first.handle, Some(&first.node)).await)?;
+    let nodes = bench.look(&first.handle).await?.published_nodes;
+    same("the nodes that it is published to", &vec![second.node], &nodes)
 }

@@ -3,6 +3,7 @@
 mod crashes;
 mod endings;
 mod races;
+mod repeats;
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use cofferdam_domain::storage::{Ability, CreateVolume, ErrorKind, Parameters};
 use super::case;
 use crate::{
     Case,
-    Need::{Can, State},
+    Need::{Can, HostCalls, Http, MutableParameters},
     bench::Bench,
     check::{Checked, done_or_refused},
 };
@@ -24,7 +25,13 @@ pub(super) const CASES: &[Case] = &[
         [],
         large_parameters
     ),
-    case!("limits/many-parameters", "Hundreds of parameters are answered.", "CSI size limits", [], many_parameters),
+    case!(
+        "limits/many-parameters",
+        "Hundreds of parameters are answered.",
+        "CSI size limits",
+        [],
+        many_parameters
+    ),
     case!(
         "concurrency/different-names",
         "Volumes that are created and deleted at once do not get in each other's way.",
@@ -47,11 +54,46 @@ pub(super) const CASES: &[Case] = &[
         races::create_and_delete
     ),
     case!(
+        "concurrency/same-snapshot",
+        "The same snapshot at several processes at once makes one snapshot.",
+        "wit snapshots.create; CSI concurrency",
+        [Can(Ability::Snapshots)],
+        races::same_snapshot
+    ),
+    case!(
+        "concurrency/two-nodes",
+        "A volume for one node that two nodes want at once goes to one of them.",
+        "wit publishing.publish; CSI ControllerPublishVolume",
+        [Can(Ability::Publishing)],
+        races::two_nodes
+    ),
+    case!(
+        "concurrency/expand",
+        "Two expansions at once make a volume as large as the larger one.",
+        "wit expansion.expand; CSI concurrency",
+        [Can(Ability::Expansion)],
+        races::expand
+    ),
+    case!(
+        "determinism/reads",
+        "What changes nothing answers the same twice.",
+        "wit package",
+        [],
+        repeats::reads
+    ),
+    case!(
         "deadlines/hurried-create",
         "A create that is stopped by its deadline is healed by the same create.",
         "wit types.finality; CSI timeouts",
         [],
         races::hurried_create
+    ),
+    case!(
+        "deadlines/hurried-delete",
+        "A delete that is stopped by its deadline is healed by the same delete.",
+        "wit types.finality; CSI timeouts",
+        [],
+        races::hurried_delete
     ),
     case!(
         "deadlines/abandoned-create",
@@ -63,37 +105,86 @@ pub(super) const CASES: &[Case] = &[
     case!(
         "crashes/create",
         "A create that died after any of its host calls is healed by the same create; deleting leaves nothing.",
-        "wit package, state",
-        [State],
+        "wit package; CSI timeouts",
+        [HostCalls],
         crashes::create
     ),
     case!(
         "crashes/delete",
         "A delete that died after any of its host calls is healed by the same delete.",
-        "wit package, state",
-        [State],
+        "wit package; CSI timeouts",
+        [HostCalls],
         crashes::delete
     ),
     case!(
         "crashes/clone",
         "A clone that died after any of its host calls is healed by the same call.",
-        "wit package, state",
-        [State, Can(Ability::Cloning)],
+        "wit package; CSI timeouts",
+        [HostCalls, Can(Ability::Cloning)],
         crashes::clone
+    ),
+    case!(
+        "crashes/restore",
+        "A restore that died after any of its host calls is healed by the same call.",
+        "wit package; CSI timeouts",
+        [HostCalls, Can(Ability::Restoring), Can(Ability::Snapshots)],
+        crashes::restore
+    ),
+    case!(
+        "crashes/publish",
+        "A publish that died after any of its host calls is healed by the same call.",
+        "wit package; CSI timeouts",
+        [HostCalls, Can(Ability::Publishing)],
+        crashes::publish
+    ),
+    case!(
+        "crashes/unpublish",
+        "An unpublish that died after any of its host calls is healed by the same call: the volume is free.",
+        "wit package; CSI timeouts",
+        [HostCalls, Can(Ability::Publishing)],
+        crashes::unpublish
+    ),
+    case!(
+        "crashes/modify",
+        "A modification that died after any of its host calls is healed by the same call.",
+        "wit package; CSI timeouts",
+        [HostCalls, Can(Ability::Modification), MutableParameters],
+        crashes::modify
     ),
     case!(
         "crashes/snapshot",
         "A snapshot that died after any of its host calls is healed by the same call; deleting leaves nothing.",
-        "wit package, state",
-        [State, Can(Ability::Snapshots)],
+        "wit package; CSI timeouts",
+        [HostCalls, Can(Ability::Snapshots)],
         crashes::snapshot
     ),
     case!(
         "crashes/expand",
         "An expansion that died after any of its host calls is healed by the same call.",
-        "wit package, state",
-        [State, Can(Ability::Expansion)],
+        "wit package; CSI timeouts",
+        [HostCalls, Can(Ability::Expansion)],
         crashes::expand
+    ),
+    case!(
+        "crashes/delete-snapshot",
+        "A delete of a snapshot that died after any of its host calls is healed by the same delete.",
+        "wit package; CSI timeouts",
+        [HostCalls, Can(Ability::Snapshots)],
+        crashes::delete_snapshot
+    ),
+    case!(
+        "crashes/group-snapshot",
+        "A group that died after any of its host calls is healed by the same call; deleting leaves nothing.",
+        "wit package; CSI timeouts",
+        [HostCalls, Can(Ability::GroupSnapshots)],
+        crashes::group
+    ),
+    case!(
+        "crashes/lost-answers",
+        "A create whose request was carried out and whose answer was lost does not fail finally, and makes one volume.",
+        "wit http.http-error, types.finality",
+        [Http, Can(Ability::Listing)],
+        crashes::lost_answers
     ),
     case!(
         "errors/have-a-message",
@@ -118,7 +209,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     case!(
         "cleanup/nothing-is-left",
-        "What was deleted is not listed any more, and leaves no keys in the driver's state.",
+        "What was deleted is not listed any more, and leaves nothing in the driver's state and pool.",
         "wit volumes.delete",
         [],
         endings::nothing_is_left

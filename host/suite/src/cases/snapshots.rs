@@ -1,6 +1,7 @@
 //! Snapshots.
 
 mod listed;
+mod names;
 
 use cofferdam_backend::Backend as _;
 use cofferdam_domain::{
@@ -14,7 +15,7 @@ use crate::{
     Case,
     Need::Can,
     bench::{Bench, pause_after},
-    check::{Checked, done, done_or_refused, failed, holds, refused, same},
+    check::{Checked, about_now, done, done_or_refused, failed, holds, refused, same},
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -124,6 +125,34 @@ pub(super) const CASES: &[Case] = &[
         listed::pages
     ),
     case!(
+        "snapshots/list-limit",
+        "A page holds no more than was asked for, and any limit is answered.",
+        "wit snapshots.list; CSI ListSnapshots",
+        [Can(Ability::Snapshots)],
+        listed::limit
+    ),
+    case!(
+        "snapshots/list-while-changing",
+        "Snapshots that come and go between two pages do not hide others.",
+        "wit snapshots.list; CSI ListSnapshots",
+        [Can(Ability::Snapshots)],
+        listed::while_changing
+    ),
+    case!(
+        "snapshots/long-names",
+        "Names of 128 bytes work, and two that differ in the last byte are two snapshots.",
+        "wit snapshots.snapshot-request; CSI size limits",
+        [Can(Ability::Snapshots)],
+        names::long
+    ),
+    case!(
+        "snapshots/bad-names",
+        "A name that is empty, has more than 128 bytes or has control characters is invalid-argument.",
+        "wit snapshots.snapshot-request; CSI CreateSnapshot",
+        [Can(Ability::Snapshots)],
+        names::bad
+    ),
+    case!(
         "snapshots/bad-token",
         "A place that no listing returned is aborted.",
         "wit snapshots.list; CSI ListSnapshots",
@@ -207,14 +236,8 @@ async fn distinct_names(bench: &Bench) -> Checked {
 }
 
 async fn creation_time(bench: &Bench) -> Checked {
-    const DAY_MS: u128 = 24 * 60 * 60 * 1_000;
-    let now = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |since| since.as_millis());
     let (_, snapshot) = cut(bench, "snap").await?;
-    let cut = u128::from(snapshot.created_at_ms);
-    let expected = || format!("about {now} ms since 1970");
-    holds(now.abs_diff(cut) <= DAY_MS, expected, || format!("{cut} ms"))
+    about_now(snapshot.created_at_ms)
 }
 
 async fn become_ready(bench: &Bench) -> Checked {

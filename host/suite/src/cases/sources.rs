@@ -177,7 +177,9 @@ async fn other_source(bench: &Bench, kind: Kind) -> Checked {
     let (_, size, request, _) = made(bench, kind).await?;
     let (other, other_size) = source(bench, kind).await?;
     let wrong = sized(&request, Some(size.max(other_size)), None);
-    for (what, origin) in [("the name with another source", other), ("the name without a source", Origin::Empty)] {
+    for (what, origin) in
+        [("the name with another source", other), ("the name without a source", Origin::Empty)]
+    {
         let answer = bench.create_from(&bench.backend, &wrong, &origin).await;
         refused(what, &answer, &[ErrorKind::AlreadyExists])?;
     }

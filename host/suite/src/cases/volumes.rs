@@ -1,7 +1,7 @@
 //! Volumes that come and go.
 
 mod absent;
-mod names;
+pub(super) mod names;
 
 use cofferdam_backend::Backend as _;
 use cofferdam_domain::{

@@ -90,7 +90,8 @@ fn with(what: &str, parameters: &Parameters) -> String {
 
 impl Words for CreateVolume {
     fn words(&self) -> String {
-        let topology = self.topology.as_ref().map(|topology| format!(", reachable from {:?}", topology.requisite));
+        let topology =
+            self.topology.as_ref().map(|topology| format!(", reachable from {:?}", topology.requisite));
         format!(
             "{:?}, {}, {}{}{}{}",
             self.name,
@@ -113,7 +114,12 @@ impl Words for ValidateVolume {
 impl Words for PublishVolume {
     fn words(&self) -> String {
         let how = if self.read_only { ", for reading only" } else { "" };
-        format!("{}, node {:?}, for {}{how}", self.handle.words(), self.node.as_str(), self.capability.words())
+        format!(
+            "{}, node {:?}, for {}{how}",
+            self.handle.words(),
+            self.node.as_str(),
+            self.capability.words()
+        )
     }
 }
 
@@ -137,7 +143,10 @@ impl Words for CreateGroupSnapshot {
 
 impl Words for PageRequest {
     fn words(&self) -> String {
-        let after = self.after.as_ref().map_or_else(|| "from the beginning".to_owned(), |after| format!("after {after:?}"));
+        let after = self
+            .after
+            .as_ref()
+            .map_or_else(|| "from the beginning".to_owned(), |after| format!("after {after:?}"));
         match self.limit {
             Some(limit) => format!("{after}, at most {limit}"),
             None => after,

@@ -89,7 +89,9 @@ fn foot(paper: &mut Paper, report: &Report) {
     paper.line(format_args!("\n{totals}"));
     match report.keeps_owners {
         Some(true) => paper.line(format_args!("leak detection: yes, the driver keeps who owns a volume")),
-        Some(false) => paper.line(format_args!("leak detection: none, the driver does not keep who owns a volume")),
+        Some(false) => {
+            paper.line(format_args!("leak detection: none, the driver does not keep who owns a volume"))
+        }
         None => paper.line(format_args!("leak detection: none, the driver does not tell who owns a volume")),
     }
     for left in &report.left {

@@ -4,7 +4,9 @@
 
 use std::time::Duration;
 
-use cofferdam_backend::{BackendConfig, CompiledCache, Engine, EngineOptions, Source};
+use cofferdam_backend::{
+    BackendConfig, CompiledCache, Engine, EngineOptions, Grant, HttpConfig, OriginConfig, Source,
+};
 use cofferdam_suite::{Options, Report, run};
 
 /// An engine whose compiled code lives in the build's directory.
@@ -15,11 +17,23 @@ pub(crate) fn engine() -> Engine {
 
 /// A run over the driver that breaks rules on demand.
 pub(crate) async fn broken(engine: &Engine, settings: &[(&str, &str)], only: &[&str]) -> Report {
+    let given = |wanted: &str| settings.iter().find(|(key, _)| *key == wanted).map(|(_, value)| *value);
+    let topology = given("topology").and_then(|place| place.split_once('='));
+    let topology = topology.map(|(key, value)| [(key.to_owned(), value.to_owned())].into());
+    let origins = given("url").into_iter().map(|url| OriginConfig {
+        origin: url.to_owned(),
+        addresses: Some(vec!["127.0.0.1".to_owned()]),
+        ..OriginConfig::default()
+    });
+    let http = HttpConfig { origins: origins.collect() };
+    let mut grants = BackendConfig::default().grants;
+    grants.insert(Grant::Http);
     let settings = settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     let options = Options {
-        config: BackendConfig { settings, ..BackendConfig::default() },
+        config: BackendConfig { settings, http, grants, ..BackendConfig::default() },
         mutable_parameters: [("iops".to_owned(), "100".to_owned())].into(),
         patience: Duration::from_millis(500),
+        topology,
         only: only.iter().map(|id| (*id).to_owned()).collect(),
         ..Options::default()
     };

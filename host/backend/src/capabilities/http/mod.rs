@@ -69,7 +69,13 @@ impl Host for Capabilities {
             Ok(order) => {
                 let customer = Customer { tenant: self.tenant(), guard: self.context.guard.clone() };
                 let client = Arc::clone(&self.http);
-                self.faults.around(async { Ok(client.exchange(order, customer).await) }).await?
+                let answer = self.faults.around(async { Ok(client.exchange(order, customer).await) }).await?;
+                if self.faults.loses() {
+                    let lost = "the conformance suite lost the answer".to_owned();
+                    Err(Failed::sent(Failure::Broken, lost))
+                } else {
+                    answer
+                }
             }
             Err(failed) => {
                 self.http.refused(&failed);

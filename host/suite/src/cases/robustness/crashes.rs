@@ -1,13 +1,20 @@
 //! Calls that die after each of their host calls.
 
+use std::collections::BTreeSet;
+
 use cofferdam_backend::{Backend as _, testing::Fault};
-use cofferdam_domain::storage::{CapacityRange, ErrorKind, ExpandVolume, StorageError};
+use cofferdam_domain::{
+    VolumeHandle,
+    storage::{
+        CapacityRange, CreateGroupSnapshot, CreateVolume, ErrorKind, ExpandVolume, Finality, StorageError,
+    },
+};
 use futures::future::BoxFuture;
 
 use crate::{
     bench::{Bench, Origin},
-    cases::volumes::sized,
-    check::{Checked, done, failed, holds, same},
+    cases::{groups, volumes::sized},
+    check::{Checked, done, failed, holds, line, same, skipped},
     process::Process,
 };
 
@@ -23,6 +30,7 @@ fn told(fault: Fault) -> String {
     match fault {
         Fault::Before(number) => format!("that died before host call {}", number + 1),
         Fault::After(number) => format!("that died after host call {}", number + 1),
+        Fault::Lost(number) => format!("whose answer to request {} was lost", number + 1),
     }
 }
 
@@ -38,11 +46,19 @@ async fn dies<T>(
     bench.faults.disarm()
 }
 
-/// What the state holds beyond what it held before.
-fn remains(bench: &Bench, before: &[String], fault: Fault) -> Checked {
-    let keys = bench.backend.state_keys();
-    let new: Vec<_> = keys.iter().filter(|key| !before.contains(key)).cloned().collect();
-    let expected = || format!("no new keys in the state after a call {}", told(fault));
+/// Ends a case at the first place that a call has not. When that is the first of all, nothing was tried.
+fn tried(fault: Fault) -> Checked {
+    match fault {
+        Fault::Before(0) => skipped("the call makes no host calls"),
+        Fault::Lost(0) => skipped("the call sends no requests"),
+        Fault::Before(_) | Fault::After(_) | Fault::Lost(_) => Ok(()),
+    }
+}
+
+/// What the storage holds beyond what it held before.
+fn remains(bench: &Bench, before: &BTreeSet<String>, fault: Fault) -> Checked {
+    let new: Vec<_> = bench.storage().difference(before).cloned().collect();
+    let expected = || format!("nothing new in the state and the pool after a call {}", told(fault));
     holds(new.is_empty(), expected, || new.join(", "))
 }
 
@@ -55,8 +71,14 @@ pub(super) async fn clone(bench: &Bench) -> Checked {
     created(bench, "dying-clone", &Origin::Volume(source.handle)).await
 }
 
+pub(super) async fn restore(bench: &Bench) -> Checked {
+    let (_, source) = bench.volume("source").await?;
+    let snapshot = bench.snapshot("source", &source.handle).await?;
+    created(bench, "dying-restore", &Origin::Snapshot(snapshot.handle)).await
+}
+
 async fn created(bench: &Bench, label: &str, origin: &Origin) -> Checked {
-    let before = bench.backend.state_keys();
+    let before = bench.storage();
     for fault in places() {
         let request = bench.request(label);
         // What it made is noted also when the healing below fails.
@@ -64,19 +86,20 @@ async fn created(bench: &Bench, label: &str, origin: &Origin) -> Checked {
         let died = dies(bench, fault, |twin| bench.begin_create(twin, bench.call(), &request, origin)).await;
         let what = format!("the same create after one {}", told(fault));
         let healed = done(&what, bench.create_from(&bench.backend, &request, origin).await)?;
-        let again = done("the same create once more", bench.create_from(&bench.backend, &request, origin).await)?;
+        let again =
+            done("the same create once more", bench.create_from(&bench.backend, &request, origin).await)?;
         same("the same answer again", &healed, &again)?;
         done("delete", bench.delete(&healed.handle).await)?;
         remains(bench, &before, fault)?;
         if !died {
-            return Ok(());
+            return tried(fault);
         }
     }
     failed(format!("a create within {MOST} host calls"), "it needs more")
 }
 
 pub(super) async fn delete(bench: &Bench) -> Checked {
-    let before = bench.backend.state_keys();
+    let before = bench.storage();
     for fault in places() {
         let (request, volume) = bench.volume("dying-delete").await?;
         let handle = volume.handle.clone();
@@ -86,7 +109,7 @@ pub(super) async fn delete(bench: &Bench) -> Checked {
         holds(answer.is_err(), || "a volume that is gone".to_owned(), || format!("{answer:?}"))?;
         remains(bench, &before, fault)?;
         if !died {
-            return Ok(());
+            return tried(fault);
         }
     }
     failed(format!("a delete within {MOST} host calls"), "it needs more")
@@ -94,7 +117,7 @@ pub(super) async fn delete(bench: &Bench) -> Checked {
 
 pub(super) async fn snapshot(bench: &Bench) -> Checked {
     let (_, volume) = bench.volume("snapped").await?;
-    let before = bench.backend.state_keys();
+    let before = bench.storage();
     for fault in places() {
         let request = bench.snapshot_request("dying-snapshot", &volume.handle);
         let died = dies(bench, fault, |twin| twin.create_snapshot(bench.call(), request.clone())).await;
@@ -105,10 +128,149 @@ pub(super) async fn snapshot(bench: &Bench) -> Checked {
         done("delete", bench.delete_snapshot(&healed.handle).await)?;
         remains(bench, &before, fault)?;
         if !died {
-            return Ok(());
+            return tried(fault);
         }
     }
     failed(format!("a snapshot within {MOST} host calls"), "it needs more")
+}
+
+pub(super) async fn delete_snapshot(bench: &Bench) -> Checked {
+    let (_, volume) = bench.volume("snapped").await?;
+    let before = bench.storage();
+    for fault in places() {
+        let handle = bench.snapshot("dying-uncut", &volume.handle).await?.handle;
+        let died = dies(bench, fault, |twin| twin.delete_snapshot(bench.call(), handle.clone())).await;
+        done(&format!("the same delete after one {}", told(fault)), bench.delete_snapshot(&handle).await)?;
+        let answer = bench.get_snapshot(&handle).await;
+        holds(answer.is_err(), || "a snapshot that is gone".to_owned(), || format!("{answer:?}"))?;
+        remains(bench, &before, fault)?;
+        if !died {
+            return tried(fault);
+        }
+    }
+    failed(format!("a delete within {MOST} host calls"), "it needs more")
+}
+
+pub(super) async fn group(bench: &Bench) -> Checked {
+    let sources = groups::sources(bench).await?;
+    let before = bench.storage();
+    for fault in places() {
+        let parameters = bench.options.snapshot_parameters.clone();
+        let request =
+            CreateGroupSnapshot { name: bench.name("dying-group"), sources: sources.clone(), parameters };
+        let died = dies(bench, fault, |twin| twin.create_group_snapshot(bench.call(), request.clone())).await;
+        let what = format!("the same group after one {}", told(fault));
+        let healed = done(&what, bench.cut_group(&request).await)?;
+        let again = done("the same group once more", bench.cut_group(&request).await)?;
+        same("the same handle again", &healed.handle, &again.handle)?;
+        let members = healed.snapshots.into_iter().map(|member| member.handle).collect();
+        done("delete", bench.delete_group(&healed.handle, &members).await)?;
+        remains(bench, &before, fault)?;
+        if !died {
+            return tried(fault);
+        }
+    }
+    failed(format!("a group within {MOST} host calls"), "it needs more")
+}
+
+pub(super) async fn publish(bench: &Bench) -> Checked {
+    let before = bench.storage();
+    for fault in places() {
+        let (_, volume) = bench.volume("dying-publish").await?;
+        let request = bench.publish_request(&volume, 0);
+        bench.published(&volume.handle);
+        let died = dies(bench, fault, |twin| twin.publish_volume(bench.call(), request.clone())).await;
+        let what = format!("the same publish after one {}", told(fault));
+        let healed = done(&what, bench.publish(&request).await)?;
+        let again = done("the same publish once more", bench.publish(&request).await)?;
+        same("the same answer again", &healed, &again)?;
+        done("unpublish", bench.unpublish(&volume.handle, Some(&request.node)).await)?;
+        done("delete", bench.delete(&volume.handle).await)?;
+        remains(bench, &before, fault)?;
+        if !died {
+            return tried(fault);
+        }
+    }
+    failed(format!("a publish within {MOST} host calls"), "it needs more")
+}
+
+pub(super) async fn unpublish(bench: &Bench) -> Checked {
+    let before = bench.storage();
+    for fault in places() {
+        let (_, volume) = bench.volume("dying-unpublish").await?;
+        let request = bench.publish_request(&volume, 0);
+        done("publish", bench.publish(&request).await)?;
+        let node = Some(request.node.clone());
+        let handle = volume.handle.clone();
+        let died = dies(bench, fault, |twin| twin.unpublish_volume(bench.call(), handle, node)).await;
+        let what = format!("the same unpublish after one {}", told(fault));
+        done(&what, bench.unpublish(&volume.handle, Some(&request.node)).await)?;
+        let other = bench.publish_request(&volume, 1);
+        done("publish to another node after that", bench.publish(&other).await)?;
+        done("unpublish", bench.unpublish(&volume.handle, None).await)?;
+        done("delete", bench.delete(&volume.handle).await)?;
+        remains(bench, &before, fault)?;
+        if !died {
+            return tried(fault);
+        }
+    }
+    failed(format!("an unpublish within {MOST} host calls"), "it needs more")
+}
+
+pub(super) async fn modify(bench: &Bench) -> Checked {
+    let before = bench.storage();
+    let wanted = &bench.options.mutable_parameters;
+    for fault in places() {
+        let (_, volume) = bench.volume("dying-modification").await?;
+        let handle = volume.handle.clone();
+        let died = dies(bench, fault, |twin| twin.modify_volume(bench.call(), handle, wanted.clone())).await;
+        let what = format!("the same modification after one {}", told(fault));
+        done(&what, bench.modify(&volume.handle, wanted).await)?;
+        done("delete", bench.delete(&volume.handle).await)?;
+        remains(bench, &before, fault)?;
+        if !died {
+            return tried(fault);
+        }
+    }
+    failed(format!("a modification within {MOST} host calls"), "it needs more")
+}
+
+/// The volumes of a request that a listing shows; the driver keeps owners, or this cannot be asked.
+async fn listed(bench: &Bench, request: &CreateVolume) -> Checked<Vec<VolumeHandle>> {
+    let mut listed = bench.list_all(None).await?;
+    listed.retain(|status| status.owner.is_some() && status.owner == request.owner);
+    let handles: Vec<_> = listed.into_iter().map(|status| status.volume.handle).collect();
+    handles.iter().for_each(|handle| bench.found(handle));
+    Ok(handles)
+}
+
+pub(super) async fn lost_answers(bench: &Bench) -> Checked {
+    for number in 0..MOST {
+        let fault = Fault::Lost(number);
+        let request = bench.request("deaf");
+        let twin = bench.twin();
+        bench.faults.arm(fault);
+        let first = twin.create_volume(bench.call(), request.clone()).await;
+        let lost = bench.faults.disarm();
+        bench.keep(&request, &Origin::Empty, &first);
+        if let Err(error) = &first
+            && error.finality == Finality::Final
+        {
+            let made = listed(bench, &request).await?;
+            let expected = || format!("no volume after a create that failed finally and {}", told(fault));
+            holds(made.is_empty(), expected, || format!("{made:?} after {}", line(error)))?;
+        }
+        let what = format!("the same create after one {}", told(fault));
+        let healed = done(&what, bench.create(&request).await)?;
+        let made = listed(bench, &request).await?;
+        let one = made.iter().all(|handle| *handle == healed.handle);
+        holds(one, || format!("one volume {}", healed.handle), || format!("{made:?}"))?;
+        done("delete", bench.delete(&healed.handle).await)?;
+        if !lost {
+            return tried(fault);
+        }
+    }
+    failed(format!("a create within {MOST} requests"), "it needs more")
 }
 
 pub(super) async fn expand(bench: &Bench) -> Checked {
@@ -129,7 +291,7 @@ pub(super) async fn expand(bench: &Bench) -> Checked {
         holds(grown.capacity >= required, expected, || format!("{} bytes", grown.capacity))?;
         done("delete", bench.delete(&volume.handle).await)?;
         if !died {
-            return Ok(());
+            return tried(fault);
         }
     }
     failed(format!("an expansion within {MOST} host calls"), "it needs more")

@@ -17,11 +17,7 @@ async fn provoke(bench: &Bench) {
     drop(bench.validate(&bench.ghost(), &request.capabilities).await);
 }
 
-fn first(
-    bench: &Bench,
-    expected: &str,
-    bad: impl Fn(&StorageError) -> bool,
-) -> Checked {
+fn first(bench: &Bench, expected: &str, bad: impl Fn(&StorageError) -> bool) -> Checked {
     match bench.noticed().into_iter().find(|(_, error)| bad(error)) {
         Some((method, error)) => failed(expected, format!("{method}: {}", line(&error))),
         None => Ok(()),
@@ -38,11 +34,8 @@ pub(super) async fn final_kinds_are_final(bench: &Bench) -> Checked {
         AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, OutOfRange, Unimplemented,
     };
     provoke(bench).await;
-    let kinds =
-        [AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, OutOfRange, Unimplemented];
-    first(bench, "a final error", |error| {
-        kinds.contains(&error.kind) && error.finality != Finality::Final
-    })
+    let kinds = [AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, OutOfRange, Unimplemented];
+    first(bench, "a final error", |error| kinds.contains(&error.kind) && error.finality != Finality::Final)
 }
 
 pub(super) async fn no_defects(bench: &Bench) -> Checked {
@@ -70,7 +63,6 @@ pub(super) async fn nothing_is_left(bench: &Bench) -> Checked {
         let expected = || "no snapshot of this run in the listing".to_owned();
         holds(listed.is_empty(), expected, || handles().join(", "))?;
     }
-    let keys = bench.backend.state_keys();
-    let new: Vec<_> = keys.into_iter().filter(|key| !bench.first_keys.contains(key)).collect();
-    holds(new.is_empty(), || "no new keys in the state".to_owned(), || new.join(", "))
+    let new: Vec<_> = bench.storage().difference(&bench.at_first).cloned().collect();
+    holds(new.is_empty(), || "nothing new in the state and the pool".to_owned(), || new.join(", "))
 }

@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 use cofferdam_backend::{Backend as _, Call};
 use cofferdam_domain::{
     VolumeHandle,
-    storage::{Ability, CreateVolume, CreatedVolume},
+    storage::{Ability, CapabilityMode, CapacityRange, CreateVolume, CreatedVolume, ErrorKind, ExpandVolume},
 };
 use futures::{FutureExt as _, future::join_all};
 
 use super::HURRIES;
 use crate::{
     bench::{Bench, Origin},
-    check::{Checked, done, holds, same},
+    check::{Checked, done, holds, refused, same},
 };
 
 pub(super) async fn different_names(bench: &Bench) -> Checked {
@@ -42,11 +42,7 @@ async fn one_volume(bench: &Bench, request: &CreateVolume) -> Checked<CreatedVol
             .map(|status| &status.volume.handle)
             .filter(|handle| **handle != volume.handle)
             .collect();
-        holds(
-            others.is_empty(),
-            || format!("one volume {}", volume.handle),
-            || format!("also {others:?}"),
-        )?;
+        holds(others.is_empty(), || format!("one volume {}", volume.handle), || format!("also {others:?}"))?;
     }
     Ok(volume)
 }
@@ -115,4 +111,71 @@ pub(super) async fn abandoned_create(bench: &Bench) -> Checked {
     }
     let volume = one_volume(bench, &request).await?;
     same("one volume of one name", &elsewhere.handle, &volume.handle)
+}
+
+pub(super) async fn same_snapshot(bench: &Bench) -> Checked {
+    let (_, volume) = bench.volume("raced").await?;
+    let request = bench.snapshot_request("snap-race", &volume.handle);
+    let twins: Vec<_> = (0..bench.options.concurrency.clamp(2, 4)).map(|_| bench.twin()).collect();
+    let mut handles = BTreeSet::new();
+    for answer in join_all(twins.iter().map(|twin| bench.cut(twin, &request))).await {
+        handles.insert(done("the same snapshot at several processes", answer)?.handle);
+    }
+    let expected = || "one snapshot of one name".to_owned();
+    holds(handles.len() == 1, expected, || format!("{} snapshots: {handles:?}", handles.len()))
+}
+
+pub(super) async fn two_nodes(bench: &Bench) -> Checked {
+    let (_, volume) = bench.volume_for("contested", &[CapabilityMode::SingleNodeWriter]).await?;
+    let requests = [0, 1].map(|node| {
+        let mut request = bench.publish_request(&volume, node);
+        request.capability.mode = CapabilityMode::SingleNodeWriter;
+        request
+    });
+    bench.published(&volume.handle);
+    let twins = [bench.twin(), bench.twin()];
+    let calls = twins.iter().zip(&requests).map(|(twin, request)| {
+        bench.settled("publish", || twin.publish_volume(bench.call(), request.clone()))
+    });
+    let answers = join_all(calls).await;
+    let refusals: Vec<_> = answers.iter().filter(|answer| answer.is_err()).collect();
+    let expected = || "one of two nodes gets a volume for one node".to_owned();
+    holds(refusals.len() == 1, expected, || format!("{answers:?}"))?;
+    for refusal in refusals {
+        refused("the other node", refusal, &[ErrorKind::FailedPrecondition])?;
+    }
+    Ok(())
+}
+
+pub(super) async fn expand(bench: &Bench) -> Checked {
+    let (_, volume) = bench.volume("stretched").await?;
+    let size = volume.capacity.unwrap_or(bench.options.size);
+    let twins = [bench.twin(), bench.twin()];
+    let largest = size.saturating_mul(4);
+    let sizes = [largest, size.saturating_mul(2)];
+    let calls = twins.iter().zip(sizes).map(|(twin, required)| {
+        let request = ExpandVolume {
+            handle: volume.handle.clone(),
+            capacity: CapacityRange { required: Some(required), limit: None },
+            capability: Some(bench.options.capability.clone()),
+        };
+        bench.settled("expand", move || twin.expand_volume(bench.call(), request.clone()))
+    });
+    for answer in join_all(calls).await {
+        done("an expansion beside another", answer)?;
+    }
+    let found = done("an expansion to 1 byte", bench.expand(&volume.handle, 1).await)?.capacity;
+    holds(found >= largest, || format!("at least {largest} bytes"), || format!("{found} bytes"))
+}
+
+pub(super) async fn hurried_delete(bench: &Bench) -> Checked {
+    for deadline in HURRIES {
+        let (request, volume) = bench.volume("hurried-delete").await?;
+        let call = Call { deadline, ..bench.call() };
+        drop(bench.backend.delete_volume(call, volume.handle.clone()).await);
+        done("the same delete, with more time", bench.delete(&volume.handle).await)?;
+        let answer = bench.validate(&volume, &request.capabilities).await;
+        refused("validating the volume", &answer, &[ErrorKind::NotFound])?;
+    }
+    Ok(())
 }

@@ -88,6 +88,41 @@ pub(super) async fn pages(bench: &Bench) -> Checked {
     Ok(())
 }
 
+pub(super) async fn limit(bench: &Bench) -> Checked {
+    let (volume, _) = some(bench, 3).await?;
+    for limit in [1, 2, u32::MAX] {
+        let page = PageRequest { after: None, limit: Some(limit) };
+        let begin = || bench.backend.list_snapshots(bench.call(), Some(volume.clone()), page.clone());
+        done(&format!("a page of at most {limit}"), bench.settled("list-snapshots", begin).await)?;
+    }
+    Ok(())
+}
+
+/// Deletes what the first page ended with, cuts another, and reads on.
+pub(super) async fn while_changing(bench: &Bench) -> Checked {
+    let (volume, mut wanted) = some(bench, 4).await?;
+    let list = async |page: PageRequest| {
+        let begin = || bench.backend.list_snapshots(bench.call(), Some(volume.clone()), page.clone());
+        done("a part of the snapshots", bench.settled("list-snapshots", begin).await)
+    };
+    let first = list(PageRequest { after: None, limit: Some(2) }).await?;
+    for snapshot in &first.snapshots {
+        wanted.remove(&snapshot.handle);
+        done("delete", bench.delete_snapshot(&snapshot.handle).await)?;
+    }
+    let request = bench.snapshot_request("listed", &volume);
+    done("a new snapshot", bench.cut(&bench.backend, &request).await)?;
+    let mut rest = Vec::new();
+    let mut after = first.next;
+    while after.is_some() && rest.len() < MOST {
+        let page = list(PageRequest { after, limit: Some(2) }).await?;
+        rest.extend(page.snapshots);
+        after = page.next;
+    }
+    rest.retain(|snapshot| wanted.contains(&snapshot.handle));
+    complete("the snapshots that were there all the time", &wanted, &rest)
+}
+
 pub(super) async fn bad_token(bench: &Bench) -> Checked {
     let page = PageRequest { after: Some("cofferdam-test-no-such-place".to_owned()), limit: None };
     let answer = bench.backend.list_snapshots(bench.call(), None, page).await;

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// CSI's limit for names, in bytes.
-const LONGEST: usize = 128;
+pub(crate) const LONGEST: usize = 128;
 
 /// A name of one byte may be a stranger's: then nothing can be learned.
 pub(super) async fn short(bench: &Bench) -> Checked {

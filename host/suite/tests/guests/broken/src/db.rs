@@ -128,3 +128,20 @@ pub(crate) fn wipe(key: &str) -> Result<()> {
 pub(crate) fn scribbled(key: &str) -> Result<bool> {
     Ok(state::read::<u8>(&state::Host, key)?.is_some())
 }
+
+/// Does something that leaves a mark before it begins, and wipes it in the end: what died in between is refused when it comes
+/// again.
+pub(crate) fn marked<T>(key: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    if scribbled(key)? {
+        return Err(StorageError::failed_precondition("it was begun before"));
+    }
+    scribble(key)?;
+    let answer = work()?;
+    wipe(key)?;
+    Ok(answer)
+}
+
+/// The name of a volume.
+pub(crate) fn name_of(handle: &str) -> Result<String> {
+    Ok(look()?.volumes.get(handle).map(|found| found.name.clone()).unwrap_or_default())
+}

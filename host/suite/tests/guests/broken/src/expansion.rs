@@ -5,10 +5,13 @@ use cofferdam_guest::{
     abilities::{ExpandRequest, Expanded, Expansion, Modification},
 };
 
-use crate::{Broken, broken, broken_for, db, has, request};
+use crate::{Broken, broken, broken_for, dawdle, db, has, request};
 
 impl Expansion for Broken {
     fn expand(wanted: ExpandRequest) -> Result<Expanded> {
+        if broken_for("concurrency/expand", &db::name_of(&wanted.handle)?, "stretched") {
+            return leap(&wanted);
+        }
         let mut required = wanted.capacity.required_bytes.unwrap_or(1);
         let stain = dying(&wanted.handle)?;
         let size = db::change(|db| {
@@ -37,7 +40,9 @@ impl Expansion for Broken {
             if !found.published.is_empty() && !online && !broken("expansion/offline-only") {
                 return Err(StorageError::failed_precondition("it is published"));
             }
-            if wanted.capacity.limit_bytes.is_some_and(|limit| limit < required) {
+            if wanted.capacity.limit_bytes.is_some_and(|limit| limit < required)
+                && !broken("expansion/empty-range")
+            {
                 return Err(StorageError::out_of_range("no size is in this range"));
             }
             let before = found.size;
@@ -50,6 +55,22 @@ impl Expansion for Broken {
         }
         Ok(Expanded { capacity_bytes: size, node_expansion: false })
     }
+}
+
+/// Looks how large the volume is, and makes it as large as required when it was smaller; less takes longer.
+fn leap(wanted: &ExpandRequest) -> Result<Expanded> {
+    let required = wanted.capacity.required_bytes.unwrap_or(1);
+    let before = db::look()?.volumes.get(&wanted.handle).map_or(0, |found| found.size);
+    if before < required {
+        for _ in 0..(8 * before / required) {
+            dawdle();
+        }
+        db::change(|db| {
+            db.volumes.get_mut(&wanted.handle).into_iter().for_each(|found| found.size = required);
+            Ok(())
+        })?;
+    }
+    Ok(Expanded { capacity_bytes: before.max(required), node_expansion: false })
 }
 
 /// Leaves a mark that stands in the way when the call comes again.
@@ -71,24 +92,31 @@ impl Modification for Broken {
         if broken("modification/all-or-nothing") {
             halve(&handle, &parameters)?;
         }
-        db::change(|db| {
-            let Some(found) = db.volumes.get_mut(&handle) else {
-                if broken("modification/missing") {
-                    return Ok(());
-                }
-                return Err(StorageError::not_found(format!("there is no volume {handle:?}")));
-            };
-            let parameters = request::mutable(parameters.clone(), "modification/unknown-parameter")?;
-            if found.mutable == parameters && broken("modification/is-idempotent") {
-                return Err(StorageError::already_exists("it has them already"));
-            }
-            if found.mutable != parameters {
-                found.mutable.extend(parameters);
-                found.changed = db::now();
-            }
-            Ok(())
-        })
+        if broken_for("crashes/modify", &db::name_of(&handle)?, "dying-modification") {
+            return db::marked(&format!("modifying/{handle}"), || modify(&handle, &parameters));
+        }
+        modify(&handle, &parameters)
     }
+}
+
+fn modify(handle: &str, parameters: &KeyValues) -> Result<()> {
+    db::change(|db| {
+        let Some(found) = db.volumes.get_mut(handle) else {
+            if broken("modification/missing") {
+                return Ok(());
+            }
+            return Err(StorageError::not_found(format!("there is no volume {handle:?}")));
+        };
+        let parameters = request::mutable(parameters.clone(), "modification/unknown-parameter")?;
+        if found.mutable == parameters && broken("modification/is-idempotent") {
+            return Err(StorageError::already_exists("it has them already"));
+        }
+        if found.mutable != parameters {
+            found.mutable.extend(parameters);
+            found.changed = db::now();
+        }
+        Ok(())
+    })
 }
 
 /// Gives a volume those parameters that are known, before anybody looks whether all are.

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | `break` | the id of a case of the conformance suite: what it tests is done wrong, and as little else as possible |
 //! | `features` | the features that it names, with blanks between; all when absent |
+//! | `topology` | `key=value`: the place where all volumes are; absent for none |
+//! | `url` | what a create asks over HTTP when it is done; absent for nothing |
 //!
 //! It proves the suite: a rule that no driver can break is no rule.
 #![forbid(unsafe_code)]
@@ -45,6 +47,12 @@ pub(crate) fn has(feature: &str) -> bool {
     settings::get("features").unwrap_or_else(|| FEATURES.to_owned()).split(' ').any(|named| named == feature)
 }
 
+/// The place where all volumes are.
+pub(crate) fn place() -> Option<(String, String)> {
+    let place = settings::get("topology")?;
+    place.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()))
+}
+
 /// A text that never comes twice.
 pub(crate) fn nonce() -> String {
     format!("{:032x}", u128::from_le_bytes(ambient::random::<16>()))
@@ -64,7 +72,9 @@ impl Backend for Broken {
         let version = if broken("identity/same-every-time") { nonce() } else { "1".to_owned() };
         let mut description = Description::new(name, version);
         let features = settings::get("features").unwrap_or_else(|| FEATURES.to_owned());
-        description.features = features.split(' ').filter(|name| !name.is_empty()).map(str::to_owned).collect();
+        description.topology_keys = place().into_iter().map(|(key, _)| key).collect();
+        description.features =
+            features.split(' ').filter(|name| !name.is_empty()).map(str::to_owned).collect();
         Ok(description)
     }
 

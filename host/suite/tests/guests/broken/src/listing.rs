@@ -5,7 +5,7 @@ use cofferdam_guest::{
     abilities::{Capacity, CapacityReport, CapacityRequest, Inspection, Listing, VolumePage},
 };
 
-use crate::{Broken, broken, db, db::Vol, has, request, volumes};
+use crate::{Broken, broken, broken_for, db, db::Vol, has, nonce, request, volumes};
 
 /// Reads a place that a listing returned.
 pub(crate) fn place(after: Option<String>, rule: &str) -> Result<Option<String>> {
@@ -17,12 +17,41 @@ pub(crate) fn place(after: Option<String>, rule: &str) -> Result<Option<String>>
     }
 }
 
+/// A part of a listing, and where the next one begins. A rule that is broken lets one entry too many through; another one counts
+/// entries instead of remembering the last.
+pub(crate) fn page<'a, T>(
+    all: impl Iterator<Item = (&'a String, T)>,
+    place: Option<String>,
+    limit: Option<u32>,
+    too_many: &str,
+    counted: &str,
+) -> (Vec<(&'a str, T)>, Option<String>) {
+    let mut limit = usize::try_from(limit.filter(|limit| *limit > 0).unwrap_or(100)).unwrap_or(usize::MAX);
+    if limit == 1 && broken(too_many) {
+        limit = 2;
+    }
+    let skipped: usize =
+        place.as_deref().and_then(|place| place.strip_prefix('#')?.parse().ok()).unwrap_or_default();
+    let place = place.filter(|place| !place.starts_with('#'));
+    let mut rest =
+        all.filter(|(handle, _)| place.as_ref().is_none_or(|place| *handle > place)).skip(skipped).peekable();
+    let found: Vec<_> = rest.by_ref().take(limit).map(|(handle, kept)| (handle.as_str(), kept)).collect();
+    let last = found.last().filter(|_| rest.peek().is_some());
+    let next = last.map(|(handle, _)| {
+        if broken(counted) { format!("after:#{}", skipped + found.len()) } else { format!("after:{handle}") }
+    });
+    (found, next)
+}
+
 fn status(handle: &str, kept: &Vol) -> VolumeStatus {
     let mut volume = volumes::volume(handle, kept);
     if kept.size > kept.first_size && broken("expansion/is-seen") {
         volume.capacity_bytes = Some(kept.first_size);
     }
-    let nodes = has("published-nodes") && !broken("features/published-nodes");
+    let nodes = (has("published-nodes") && !broken("features/published-nodes"))
+        || broken("features/published-nodes-unannounced");
+    let health = (has("volume-condition") && !broken("features/volume-condition"))
+        || broken("features/volume-condition-unannounced");
     let healthy = Condition { abnormal: false, message: format!("parameters {:?}", kept.mutable) };
     VolumeStatus {
         volume,
@@ -33,8 +62,8 @@ fn status(handle: &str, kept: &Vol) -> VolumeStatus {
             reclaim_policy: if owner.retain { ReclaimPolicy::Retain } else { ReclaimPolicy::Delete },
         }),
         published_nodes: if nodes { kept.published.keys().cloned().collect() } else { Vec::new() },
-        condition: (has("volume-condition") && !broken("features/volume-condition")).then_some(healthy),
-        changed_at_ms: Some(kept.changed),
+        condition: health.then_some(healthy),
+        changed_at_ms: Some(if broken("listing/changed-at") { 1 } else { kept.changed }),
     }
 }
 
@@ -42,22 +71,18 @@ impl Listing for Broken {
     fn list(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
         let db = db::look()?;
         let place = place(after, "listing/bad-token")?;
-        let mut limit = usize::try_from(limit.filter(|limit| *limit > 0).unwrap_or(100)).unwrap_or(usize::MAX);
-        if limit == 1 && broken("listing/limit") {
-            limit = 2;
+        if limit.is_some_and(|limit| limit > 1_000_000) && broken("listing/huge-limit") {
+            return Err(StorageError::invalid_argument("too many at once"));
         }
-        let mut found = db
-            .volumes
-            .iter()
-            .filter(|(handle, _)| place.as_ref().is_none_or(|place| *handle > place));
-        let mut volumes: Vec<_> = found.by_ref().take(limit).map(|(handle, kept)| status(handle, kept)).collect();
-        let last = volumes.last().map(|last| format!("after:{}", last.volume.handle));
-        let next = found.next().and(last);
+        let (found, next) = page(db.volumes.iter(), place, limit, "listing/limit", "listing/while-changing");
+        let mut volumes: Vec<_> = found.into_iter().map(|(handle, kept)| status(handle, kept)).collect();
         if next.is_some() && volumes.len() > 1 && broken("listing/each-once") {
             volumes.pop();
         }
         if broken("listing/equals-create") {
-            volumes.iter_mut().for_each(|status| status.volume.context = vec![("a".to_owned(), "b".to_owned())]);
+            volumes
+                .iter_mut()
+                .for_each(|status| status.volume.context = vec![("a".to_owned(), "b".to_owned())]);
         }
         Ok(VolumePage { volumes, next })
     }
@@ -71,6 +96,9 @@ impl Inspection for Broken {
                 let mut status = status(&handle, found);
                 if broken("inspection/equals-create") {
                     status.volume.context = vec![("a".to_owned(), "b".to_owned())];
+                }
+                if broken_for("determinism/reads", &found.name, "reread") {
+                    status.condition = Some(Condition { abnormal: false, message: nonce() });
                 }
                 if broken("inspection/agrees-with-listing") {
                     status.changed_at_ms = Some(1);

@@ -105,7 +105,9 @@ pub(crate) fn use_of(capability: &VolumeCapability) -> Result<String> {
 pub(crate) fn many_nodes(capability: &VolumeCapability) -> bool {
     matches!(
         capability.mode,
-        AccessMode::MultiNodeReaderOnly | AccessMode::MultiNodeSingleWriter | AccessMode::MultiNodeMultiWriter
+        AccessMode::MultiNodeReaderOnly
+            | AccessMode::MultiNodeSingleWriter
+            | AccessMode::MultiNodeMultiWriter
     )
 }
 
@@ -126,7 +128,9 @@ pub(crate) fn size(name: &str, range: CapacityRange) -> Result<u64> {
         return Ok(MAX_SIZE);
     }
     if required == 0 || required > limit || required > MAX_SIZE {
-        return Err(StorageError::out_of_range(format!("no volume has a size of {required} to {limit} bytes")));
+        return Err(StorageError::out_of_range(format!(
+            "no volume has a size of {required} to {limit} bytes"
+        )));
     }
     Ok(required)
 }

@@ -6,12 +6,14 @@ use cofferdam_guest::{
     CreateRequest, ErrorKind, Finality, ReclaimPolicy, Result, SnapshotHandle, StorageError, ValidateRequest,
     Validation, Volume, VolumeHandle,
     abilities::{Cloning, Restoring},
+    http::Request,
+    settings,
 };
 
 use crate::{
     Broken, broken, broken_for, dawdle,
     db::{self, Db, Owner, Vol},
-    nonce, request,
+    nonce, place, request,
 };
 
 const KNOWN_FILESYSTEMS: [&str; 2] = ["ext4", "xfs"];
@@ -46,6 +48,7 @@ pub(crate) fn create(request: CreateRequest, origin: Option<String>) -> Result<V
         return Err(StorageError::unavailable("no volumes today").nothing_happened());
     }
     let wanted = wanted(&request, origin)?;
+    elsewhere(&request)?;
     let handle = request::handle(&name);
     if racing(&name) {
         return look_and_leap(&name, &handle, &wanted);
@@ -54,16 +57,54 @@ pub(crate) fn create(request: CreateRequest, origin: Option<String>) -> Result<V
     let patient = !broken_for("concurrency/different-names", &name, "parallel");
     let volume = db::change_patiently(patient, |db| match db.volumes.get(&handle) {
         Some(found) => same(found, &wanted, &request).map(|()| volume(&handle, found)),
-        None => place(db, &handle, &wanted, &request),
+        None => settle(db, &handle, &wanted, &request),
     })?;
     if let Some(stain) = stain {
         db::wipe(&stain)?;
     }
+    tell(&name)?;
     Ok(volume)
 }
 
+/// Tells a server that a volume is there. Nobody knows what it did when its answer is lost.
+fn tell(name: &str) -> Result<()> {
+    let Some(url) = settings::get("url") else { return Ok(()) };
+    match Request::put(url).send() {
+        Err(_) if broken_for("crashes/lost-answers", name, "deaf") => {
+            Err(StorageError::failed_precondition("nobody answers"))
+        }
+        answer => Ok(answer.map(drop)?),
+    }
+}
+
+/// Refuses a volume for another place.
+fn elsewhere(request: &CreateRequest) -> Result<()> {
+    let (Some(place), Some(topology)) = (place(), &request.topology) else { return Ok(()) };
+    let here =
+        topology.requisite.is_empty() || topology.requisite.iter().any(|wanted| wanted.contains(&place));
+    if here || broken("topology/nowhere") {
+        return Ok(());
+    }
+    Err(StorageError::resource_exhausted("there is nothing in that place"))
+}
+
+/// Where a volume can be reached.
+fn places() -> Vec<Vec<(String, String)>> {
+    let Some((key, value)) = place() else {
+        let strange = vec![("zone".to_owned(), "a".to_owned())];
+        return if broken("topology/none") { vec![strange] } else { Vec::new() };
+    };
+    let value = if broken("topology/is-met") { "elsewhere".to_owned() } else { value };
+    let mut here = vec![(key, value)];
+    if broken("topology/known-keys") {
+        here.push(("another".to_owned(), "a".to_owned()));
+    }
+    vec![here]
+}
+
 fn racing(name: &str) -> bool {
-    broken_for("concurrency/same-name", name, "race") || broken_for("deadlines/abandoned-create", name, "abandoned")
+    broken_for("concurrency/same-name", name, "race")
+        || broken_for("deadlines/abandoned-create", name, "abandoned")
 }
 
 /// Looks whether the volume is there, and makes it when it was not there: two calls at once make two volumes.
@@ -81,7 +122,9 @@ fn look_and_leap(name: &str, handle: &str, wanted: &Vol) -> Result<Volume> {
 
 /// Rules about calls that die: what is written too early, and stands in the way when the call comes again.
 fn crashing(name: &str, handle: &str) -> Result<Option<String>> {
-    let stands = broken_for("crashes/create", name, "dying-create") || broken_for("crashes/clone", name, "dying-clone");
+    let stands = broken_for("crashes/create", name, "dying-create")
+        || broken_for("crashes/clone", name, "dying-clone")
+        || broken_for("crashes/restore", name, "dying-restore");
     let hurried = broken_for("deadlines/hurried-create", name, "hurried");
     if !stands && !hurried {
         return Ok(None);
@@ -168,7 +211,7 @@ fn same(found: &Vol, wanted: &Vol, request: &CreateRequest) -> Result<()> {
     }
 }
 
-fn place(db: &mut Db, handle: &str, wanted: &Vol, request: &CreateRequest) -> Result<Volume> {
+fn settle(db: &mut Db, handle: &str, wanted: &Vol, request: &CreateRequest) -> Result<Volume> {
     let origin = wanted.origin.as_deref();
     if broken_for("volumes/create-after-delete", &wanted.name, "reborn") && wanted.size > 1 << 20 {
         return Err(StorageError::already_exists("the name was in use once"));
@@ -194,6 +237,7 @@ pub(crate) fn volume(handle: &str, kept: &Vol) -> Volume {
     let noisy = broken_for("volumes/create-is-idempotent", &kept.name, "twice")
         || broken_for("cloning/is-idempotent", &kept.name, "cloned")
         || broken_for("restoring/is-idempotent", &kept.name, "restored");
+    volume.topology = places();
     volume.context = kept.parameters.clone().into_iter().collect();
     if noisy {
         volume.context.push(("nonce".to_owned(), nonce()));
@@ -210,14 +254,29 @@ pub(crate) fn delete(handle: &str) -> Result<()> {
     if !is_ours(handle) && broken("volumes/delete-unknown") {
         return Err(StorageError::invalid_argument("this is no handle"));
     }
-    let dying = db::look()?.volumes.get(handle).is_some_and(|found| broken_for("crashes/delete", &found.name, "dying-delete"));
+    let dying = db::look()?
+        .volumes
+        .get(handle)
+        .is_some_and(|found| broken_for("crashes/delete", &found.name, "dying-delete"));
     if dying {
         db::scribble(&format!("trash/{}", nonce()))?;
     }
-    let churned = db::look()?.volumes.get(handle).is_some_and(|found| {
-        broken_for("concurrency/create-and-delete", &found.name, "churned")
-    });
-    db::change_patiently(!churned, |db| {
+    let hurried = |name: &str| broken_for("deadlines/hurried-delete", name, "hurried-delete");
+    if hurried(&db::name_of(handle)?) {
+        return db::marked(&format!("deleting/{handle}"), || {
+            dawdle();
+            remove(handle, true)
+        });
+    }
+    let churned = db::look()?
+        .volumes
+        .get(handle)
+        .is_some_and(|found| broken_for("concurrency/create-and-delete", &found.name, "churned"));
+    remove(handle, !churned)
+}
+
+fn remove(handle: &str, patient: bool) -> Result<()> {
+    db::change_patiently(patient, |db| {
         let Some(found) = db.volumes.get(handle) else {
             if is_ours(handle) && broken("volumes/delete-is-idempotent") {
                 return Err(StorageError::not_found("it is deleted already"));
