@@ -1,6 +1,4 @@
 //! A store for tests.
-#![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
-#![expect(clippy::indexing_slicing, reason = "a helper of tests fails as a test does")]
 
 use std::{
     cell::{Cell, RefCell},

@@ -26,7 +26,7 @@ fn context() -> Context {
     }
 }
 
-/// The memory backend, with a function of the host behind `settings.get` that panics.
+/// The memory backend, with a function of the host behind `settings.entries` that panics.
 async fn parts(engine: &Engine) -> Arc<Parts> {
     let source = Source::Bytes { name: "memory".to_owned(), bytes: cofferdam_guests::MEMORY };
     let digest: Digest = engine.load(source, BackendConfig::default()).await.unwrap().digest();
@@ -37,7 +37,7 @@ async fn parts(engine: &Engine) -> Arc<Parts> {
     linker
         .instance("cofferdam:storage/settings@0.1.0")
         .unwrap()
-        .func_wrap("get", |_, (_key,): (String,)| -> wasmtime::Result<(Option<String>,)> {
+        .func_wrap("entries", |_, (): ()| -> wasmtime::Result<(Vec<(String, String)>,)> {
             panic!("a defect of the host");
         })
         .unwrap();

@@ -333,7 +333,9 @@ mod tests {
         let (table, _) = section.split_once("Everything else is refused").unwrap();
         let mut listed: Vec<_> = table.split('`').filter(|word| word.starts_with("wasi:")).collect();
         listed.sort_unstable();
-        assert_eq!(listed, INERT);
+        let mut linked = INERT.to_vec();
+        linked.sort_unstable();
+        assert_eq!(listed, linked);
     }
 
     #[test]

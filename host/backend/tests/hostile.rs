@@ -187,14 +187,14 @@ async fn state_without_measure() {
     let small = Limits { state_bytes: 1 << 20, ..limits() };
     let backend = hostile(&[], small).await;
     for (misuse, expected) in [
-        ("state-key", "KeySize(Bound { limit: 512, given: 10240 })"),
-        ("state-read-key", "KeySize(Bound { limit: 512, given: 10240 })"),
-        ("state-prefix", "KeySize(Bound { limit: 512, given: 10240 })"),
-        ("state-no-key", "KeySize(Bound { limit: 512, given: 0 })"),
-        ("state-value", "ValueSize(Bound { limit: 65536, given: 65537 })"),
-        ("state-batch", "BatchSize(Bound { limit: 16, given: 17 })"),
-        ("state-none", "BatchSize(Bound { limit: 16, given: 0 })"),
-        ("state-twice", "RepeatedKey(\"k\")"),
+        ("state-key", "StateError::KeySize(Bound { limit: 512, given: 10240 })"),
+        ("state-read-key", "StateError::KeySize(Bound { limit: 512, given: 10240 })"),
+        ("state-prefix", "StateError::KeySize(Bound { limit: 512, given: 10240 })"),
+        ("state-no-key", "StateError::KeySize(Bound { limit: 512, given: 0 })"),
+        ("state-value", "StateError::ValueSize(Bound { limit: 65536, given: 65537 })"),
+        ("state-batch", "StateError::BatchSize(Bound { limit: 16, given: 17 })"),
+        ("state-none", "StateError::BatchSize(Bound { limit: 16, given: 0 })"),
+        ("state-twice", "StateError::RepeatedKey(\"k\")"),
     ] {
         let error = create(&backend, misuse, 1).await.unwrap_err();
         assert_eq!((error.kind, error.message.as_str()), (ErrorKind::InvalidArgument, expected), "{misuse}");
@@ -203,7 +203,7 @@ async fn state_without_measure() {
     assert_unknown(&error, ErrorKind::Internal, "a value of more than 4194304 bytes");
     assert_eq!(backend.state_usage(), (0, 0));
     let error = create(&backend, "state-full", 1).await.unwrap_err();
-    assert!(error.message.starts_with("Full(Bound { limit: 1048576, given: "), "{error}");
+    assert!(error.message.starts_with("StateError::Full(Bound { limit: 1048576, given: "), "{error}");
     assert!(backend.state_usage().1 <= 1 << 20);
     works(&backend).await;
 }

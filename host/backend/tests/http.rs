@@ -1,5 +1,5 @@
 //! The import `http` through a guest and real sockets: what is allowed works, what is not is refused before anything is sent.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a helper of tests fails as a test does")]
+#![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
 mod common;
 mod net;
@@ -92,11 +92,11 @@ async fn tls_with_a_private_authority_a_pin_and_a_clients_certificate() {
     let backend = with(vec![known, by_authority(&open)]).await;
     assert_eq!(send(&backend, get(&closed.https("/echo"))).await, "200 GET /echo 0");
     assert_eq!(send(&backend, get(&open.https("/echo"))).await, "200 GET /echo 0");
-    // The server refuses a client without a certificate only when the request may be on its way.
+    // The server refuses a client without a certificate when the request may be on its way already.
     let hits = closed.hits();
     let stranger = with(vec![by_authority(&closed)]).await;
     let refused = send(&stranger, get(&closed.https("/echo"))).await;
-    assert!(refused.contains("maybe-sent=true"), "{refused}");
+    assert!(refused.starts_with("Failure::Tls "), "{refused}");
     assert_eq!(closed.hits(), hits);
 }
 
@@ -355,14 +355,12 @@ async fn secrets_are_used_unseen_and_blotted_out_when_a_server_repeats_them() {
         (json!({ "header": ["X-API-Key", "password"] }), "/api-key", "x-api-key", "correct horse"),
     ] {
         let script = json!([{ "repeat": proof(server.http(path), authorization.clone()) }]);
-        let error = perform(&backend, "v", of(), script.clone()).await.unwrap_err();
+        let error = perform(&backend, expected, of(), script.clone()).await.unwrap_err();
         assert_eq!(server.headers().get(header).unwrap(), expected);
         let blotted = expected
             .rsplit_once("Basic ")
             .map_or_else(|| expected.replace("correct horse", "[secret]"), |_| "Basic [secret]".to_owned());
         assert_eq!(error.message, blotted);
-        let delete = cofferdam_backend::Backend::delete_volume(&*backend, of(), "v-v".into());
-        assert_eq!(delete.await, Ok(()));
         // As an answer it is refused: the caller would store it where it can be read.
         let name = authorization.to_string();
         let script = json!([{ "leak": proof(server.http(path), authorization) }]);
@@ -376,8 +374,10 @@ async fn secrets_are_used_unseen_and_blotted_out_when_a_server_repeats_them() {
 async fn proofs_that_cannot_be_sent_are_refused_without_showing_them() {
     let server = Server::start(None).await;
     let backend = asking(&server).await;
-    let of =
-        || Call { secrets: secrets(&[("split", "a\r\nb: c"), ("colon", "a:b"), ("fine", "d")]), ..call() };
+    let of = || Call {
+        secrets: secrets(&[("split", "a\r\nb: c"), ("colon", "a:b"), ("fine", "good luck")]),
+        ..call()
+    };
     let header = |name: &str| json!({ "header": [name, "fine"] });
     for (authorization, headers, expected) in [
         (json!({ "bearer": "split" }), json!([]), "the value of the header `authorization` has characters"),

@@ -100,6 +100,6 @@ async fn a_backend_tells_what_it_is() {
     std::fs::write(&path, cofferdam_guests::MEMORY).unwrap();
     let backend = engine().load(Source::File(path), BackendConfig::default()).await.unwrap();
     assert!(backend.digest().to_string().starts_with("sha256:") && backend.digest().to_string().len() == 71);
-    assert_eq!(backend.manifest().grants, [Grant::Settings, Grant::State].into());
+    assert_eq!(backend.manifest().grants, [Grant::Ambient, Grant::Settings, Grant::State].into());
     assert!(backend.manifest().exports.contains(&"cofferdam:storage/volumes@0.1.0".to_owned()));
 }

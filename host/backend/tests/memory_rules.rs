@@ -1,5 +1,7 @@
 //! Every rule of the optional interfaces, by the memory backend in the sandbox.
 
+#![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
+
 mod common;
 
 use std::collections::BTreeSet;

@@ -58,6 +58,9 @@ impl std::fmt::Debug for WasmBackend {
     }
 }
 
+/// Makes an answer of what a guest returned, or says which rule of the contract that breaks.
+type Accept<T, U> = dyn FnOnce(T, &Redactor) -> Result<U, String> + Send;
+
 /// One call as the methods describe it.
 struct Job<T, U> {
     /// CSI's path of the call, which is what the sidecars' metrics are labelled with.
@@ -65,8 +68,7 @@ struct Job<T, U> {
     /// What it is about; absent for calls that change nothing.
     intent: Option<Intent>,
     function: Function<T>,
-    /// Makes an answer of what the guest returned; the error says which rule of the contract that breaks.
-    accept: Box<dyn FnOnce(T, &Redactor) -> Result<U, String> + Send>,
+    accept: Box<Accept<T, U>>,
     /// What the guard remembers of a success.
     remember: fn(&Guard, &U),
 }
@@ -181,7 +183,9 @@ impl Shared {
         let _in_flight = self.metrics.begin();
         let redactor = Redactor::new(call.secrets.clone());
         let allowed = call.deadline.min(self.parts.limits.deadline());
-        if let Err(pause) = self.breaker().admit(begun, allowed) {
+        // Bound first: the lock must be free when the refusal is counted.
+        let admitted = self.breaker().admit(begun, allowed);
+        if let Err(pause) = admitted {
             return self.conclude(begun, method, Err(Failure::Tripped(pause)));
         }
         let guard = match intent.map(|intent| self.guards.take(intent)).transpose() {

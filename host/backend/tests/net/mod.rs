@@ -134,7 +134,7 @@ async fn answer(state: Arc<State>, request: Request<Incoming>) -> Result<Respons
     let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
     state.hits.fetch_add(1, Ordering::AcqRel);
     *state.headers.lock().unwrap() = head.headers.clone();
-    let shown = String::from_utf8_lossy(&body[..body.len().min(100)]).into_owned();
+    let shown = body.iter().take(100).map(|byte| char::from(*byte)).collect::<String>();
     let _ = state.arrived.send(format!("{} {} {shown}", head.method, head.uri));
     let mut response = Response::builder();
     let header = |name: &str| {

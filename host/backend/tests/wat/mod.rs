@@ -1,6 +1,6 @@
 //! A backend in WebAssembly text, whole and well-behaved, with places where a test puts what is wrong.
 #![allow(dead_code, reason = "each suite uses a part of it")]
-#![allow(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a helper of tests fails as a test does")]
 
 use std::fmt::Write as _;
 

@@ -196,7 +196,7 @@ fn a_bad_file_names_the_line() {
     let nested = error_in_file("nested", "[backend.a]\nfile = \"a\"\nsetings = {}\n");
     assert!(
         nested.starts_with(
-            "FILE:3: unknown key backend.a.setings: expected one of file, settings, grants, limits"
+            "FILE:3: unknown key backend.a.setings: expected one of file, settings, grants, http, state, pool, limits"
         ),
         "{nested}"
     );
@@ -220,7 +220,7 @@ fn a_bad_file_names_the_line() {
         (
             "grant",
             "[backend.a]\nfile = \"x\"\ngrants = [\"network\"]\n",
-            "FILE:3: backend.a.grants.0: found \"network\", expected one of log, ambient, settings, state",
+            "FILE:3: backend.a.grants.0: found \"network\", expected one of log, ambient, settings, secrets, reveal, session, http, state, pool",
         ),
         (
             "limit",

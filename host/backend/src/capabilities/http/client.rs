@@ -155,7 +155,9 @@ impl Client {
         let answer = self.perform(&order, &running).await;
         if let Err(failed) = &answer {
             running.ended(failed.label());
-            self.metrics.get().map(|metrics| failed.count(metrics));
+            if let Some(metrics) = self.metrics.get() {
+                failed.count(metrics);
+            }
         }
         answer
     }
@@ -242,8 +244,22 @@ impl Begun {
     async fn transfer(&mut self, request: Request<Full<Bytes>>) -> Result<Response, Failed> {
         let origin = &self.target.origin;
         let response = self.connection.sender.try_send_request(request).await;
-        let response = response.map_err(|error| broken(origin, error.into_error()))?;
+        let response = match response {
+            Ok(response) => response,
+            Err(error) => {
+                let error = error.into_error();
+                let cause = if error.is_canceled() { self.connection.cause().await } else { None };
+                return Err(broken(origin, cause.unwrap_or(error)));
+            }
+        };
         let (head, body) = response.into_parts();
+        // The library bounds what it buffers, which is more than what it has read of a head at once.
+        let bytes = head.headers.iter().map(|(name, value)| name.as_str().len().saturating_add(value.len()));
+        if bytes.fold(0, usize::saturating_add) > connect::MAX_HEAD {
+            let message =
+                format!("the response of {origin} has a head of more than {} bytes", connect::MAX_HEAD);
+            return Err(Failed::sent(Failure::TooLarge, message));
+        }
         let too_large = || {
             let message = format!(
                 "the response of {origin} has more than {} bytes (limits `http-response-bytes`, `result-bytes`)",

@@ -42,7 +42,7 @@ const MAX_ADDRESSES: usize = 8;
 /// have an open outcome for nothing.
 const IDLE: Duration = Duration::from_secs(4);
 /// Most bytes of a response's head.
-const MAX_HEAD: usize = 64 << 10;
+pub(super) const MAX_HEAD: usize = 64 << 10;
 
 /// Finds the addresses of a name.
 pub(crate) trait Resolve: fmt::Debug + Send + Sync {
@@ -71,12 +71,19 @@ pub(crate) struct Connection {
     pub(crate) sent: Arc<AtomicBool>,
     /// Whether it has served another request before.
     pub(crate) reused: bool,
-    _driver: Driver,
+    driver: Driver,
+}
+
+impl Connection {
+    /// Why it is over, once it is: a request that met the end was only told that.
+    pub(super) async fn cause(&mut self) -> Option<hyper::Error> {
+        (&mut self.driver.0).await.ok().flatten()
+    }
 }
 
 /// The task that moves a connection's bytes.
 #[derive(Debug)]
-struct Driver(JoinHandle<()>);
+struct Driver(JoinHandle<Option<hyper::Error>>);
 
 impl Drop for Driver {
     fn drop(&mut self) {
@@ -182,9 +189,8 @@ where
         http1::Builder::new().max_buf_size(MAX_HEAD).handshake(watched).await.map_err(|error| {
             Failed::unsent(Failure::Connect, format!("no connection to {}: {error}", target.origin))
         })?;
-    // What breaks a connection is told to the request on it, if there is one.
-    let driver = Driver(tokio::spawn(async move { drop(connection.await) }));
-    Ok(Connection { sender, sent, reused: false, _driver: driver })
+    let driver = Driver(tokio::spawn(async move { connection.await.err() }));
+    Ok(Connection { sender, sent, reused: false, driver })
 }
 
 /// A stream that remembers whether it was given something to send.

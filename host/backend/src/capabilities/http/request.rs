@@ -179,11 +179,13 @@ fn header_name(name: &str) -> Result<HeaderName, Failed> {
 
 /// A header's value. What is wrong with it is not shown: it may be a secret.
 fn header_value(name: &HeaderName, value: &str) -> Result<HeaderValue, Failed> {
-    let Ok(mut value) = HeaderValue::from_str(value) else {
-        return Err(invalid(format!(
+    // The library lets bytes above ASCII through, which servers read in different ways.
+    let accepted = value.is_ascii().then(|| HeaderValue::from_str(value).ok()).flatten();
+    let mut value = accepted.ok_or_else(|| {
+        invalid(format!(
             "the value of the header `{name}` has characters other than visible ASCII, spaces and tabs"
-        )));
-    };
+        ))
+    })?;
     value.set_sensitive(true);
     Ok(value)
 }
