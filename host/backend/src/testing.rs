@@ -9,6 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Clone, Debug, Default)]
 pub struct FaultPlan(Arc<Mutex<Plan>>);
 
+/// What a call that died here says.
+pub(crate) const ENDED: &str = "the conformance suite ended the call here";
+
 /// Where a call dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -40,7 +43,10 @@ impl FaultPlan {
 
     /// Does what a guest asked for, unless its call shall die here. For what changes something outside of the call, or tells
     /// what there is: between two of these nothing happens that anybody else could see.
-    pub(crate) async fn around<T>(&self, host: impl Future<Output = wasmtime::Result<T>>) -> wasmtime::Result<T> {
+    pub(crate) async fn around<T>(
+        &self,
+        host: impl Future<Output = wasmtime::Result<T>>,
+    ) -> wasmtime::Result<T> {
         let number = {
             let mut plan = self.lock();
             let number = plan.calls;
@@ -68,7 +74,7 @@ impl FaultPlan {
         let mut plan = self.lock();
         if plan.armed == Some(here) {
             plan.armed = None;
-            return Err(wasmtime::Error::msg("the conformance suite ended the call here"));
+            return Err(wasmtime::Error::msg(ENDED));
         }
         Ok(())
     }

@@ -29,5 +29,8 @@ fn the_document_has_every_case() {
     }
     let wanted = table();
     let wrong = found.lines().zip(wanted.lines()).find(|(found, wanted)| found != wanted);
-    assert!(found == wanted, "run with UPDATE_DOCS=1 to write docs/conformance.md anew; it begins to differ at {wrong:?}");
+    assert!(
+        found == wanted,
+        "run with UPDATE_DOCS=1 to write docs/conformance.md anew; it begins to differ at {wrong:?}"
+    );
 }

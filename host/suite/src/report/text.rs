@@ -28,14 +28,13 @@ impl Paper {
 pub(super) fn write(report: &Report, colour: bool) -> String {
     let mut paper = Paper { text: String::new(), colour };
     head(&mut paper, report);
-    let mut interface = "";
-    for entry in &report.entries {
-        if entry.case.interface() != interface {
-            interface = entry.case.interface();
-            let title = paper.painted(BOLD, interface);
-            paper.line(format_args!("\n{title}"));
+    for group in report.entries.chunk_by(|left, right| left.case.interface() == right.case.interface()) {
+        let title = paper.painted(BOLD, group.first().map_or("", |entry| entry.case.interface()));
+        paper.line(format_args!("\n{title}"));
+        for entry in group {
+            line(&mut paper, entry, report);
         }
-        line(&mut paper, entry, report);
+        skipped(&mut paper, group);
     }
     foot(&mut paper, report);
     paper.text
@@ -56,17 +55,36 @@ fn head(paper: &mut Paper, report: &Report) {
     paper.line(format_args!("  seed      {}", report.seed));
 }
 
+/// The cases of an interface that were not tried, reason by reason.
+fn skipped(paper: &mut Paper, group: &[Entry]) {
+    let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+    for entry in group {
+        let Verdict::Skipped(why) = &entry.verdict else { continue };
+        match reasons.iter_mut().find(|(reason, _)| reason == why) {
+            Some((_, names)) => names.push(name(entry)),
+            None => reasons.push((why, vec![name(entry)])),
+        }
+    }
+    for (why, names) in reasons {
+        let line = paper.painted(DIM, &format!("skipped {}: {why}", names.join(", ")));
+        paper.line(format_args!("  {line}"));
+    }
+}
+
+/// What a case is called within its interface.
+fn name(entry: &Entry) -> &'static str {
+    entry.case.id.split_once('/').map_or(entry.case.id, |(_, name)| name)
+}
+
 fn line(paper: &mut Paper, entry: &Entry, report: &Report) {
-    let name = entry.case.id.split_once('/').map_or(entry.case.id, |(_, name)| name);
+    let name = name(entry);
     match &entry.verdict {
         Verdict::Passed => {
             let mark = paper.painted(GREEN, "passed ");
             paper.line(format_args!("  {mark} {name}"));
         }
-        Verdict::Skipped(why) => {
-            let line = paper.painted(DIM, &format!("skipped {name}: {why}"));
-            paper.line(format_args!("  {line}"));
-        }
+        // They come together at the end of their interface.
+        Verdict::Skipped(_) => {}
         Verdict::Failed { expected, found, calls } => {
             let mark = paper.painted(RED, "FAILED ");
             paper.line(format_args!("  {mark} {name}"));
