@@ -34,6 +34,20 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Most errors that are remembered for the cases about errors.
 const NOTICED: usize = 10_000;
 
+/// After so many calls that did not come to an end, no other is waited for.
+pub(crate) const ENDLESS: u32 = 5;
+
+/// Whether a failed call is worth repeating: it says that it goes on, or may do so and will be clearer later.
+fn is_open(error: &StorageError) -> bool {
+    match error.finality {
+        Finality::Final => false,
+        Finality::InProgress => true,
+        Finality::Unknown => {
+            matches!(error.kind, ErrorKind::Aborted | ErrorKind::Unavailable | ErrorKind::DeadlineExceeded)
+        }
+    }
+}
+
 /// How long to wait before an open call is repeated for the nth time.
 pub(crate) fn pause_after(round: u32) -> Duration {
     PAUSE.saturating_mul(2_u32.saturating_pow(round)).min(LONGEST_PAUSE)
@@ -75,6 +89,8 @@ pub(crate) struct Bench {
     pub(crate) at_first: BTreeSet<String>,
     prefix: String,
     names: AtomicU32,
+    /// Calls that were repeated until patience was at its end.
+    endless: AtomicU32,
     made: Mutex<Made>,
     /// Every volume and snapshot of the run, also those that are gone.
     ever: Mutex<(BTreeSet<VolumeHandle>, BTreeSet<SnapshotHandle>)>,
@@ -102,6 +118,7 @@ impl Bench {
             backend,
             faults,
             names: AtomicU32::new(0),
+            endless: AtomicU32::new(0),
             made: Mutex::default(),
             ever: Mutex::default(),
             noticed: Mutex::default(),
@@ -177,18 +194,22 @@ impl Bench {
             let answer = call().await;
             let Err(error) = &answer else { return answer };
             self.notice(method, error);
-            let open = error.finality != Finality::Final
-                && matches!(
-                    error.kind,
-                    ErrorKind::Aborted | ErrorKind::Unavailable | ErrorKind::DeadlineExceeded
-                );
-            if !open || begun.elapsed() >= self.options.patience {
+            if !is_open(error) || self.gives_up() {
+                return answer;
+            }
+            if begun.elapsed() >= self.options.patience {
+                self.endless.fetch_add(1, Ordering::Relaxed);
                 return answer;
             }
             let pause = error.retry_after_ms.map_or_else(|| pause_after(round), Duration::from_millis);
             sleep(pause.min(LONGEST_PAUSE)).await;
             round += 1;
         }
+    }
+
+    /// Whether so many calls did not come to an end that no other is waited for.
+    pub(crate) fn gives_up(&self) -> bool {
+        self.endless.load(Ordering::Relaxed) >= ENDLESS
     }
 
     fn notice(&self, method: &'static str, error: &StorageError) {
@@ -239,6 +260,7 @@ impl Bench {
                 lock(&self.ever).0.insert(volume.handle.clone());
             }
             Err(error) if error.finality != Finality::Final => {
+                made.open_volumes.retain(|(open, _)| open.name != request.name);
                 made.open_volumes.push((request.clone(), origin.clone()));
             }
             Err(_) => {}

@@ -7,7 +7,7 @@ use cofferdam_domain::storage::Ability;
 
 use crate::{
     Case, Need, Options,
-    bench::Bench,
+    bench::{Bench, ENDLESS},
     cases::cases,
     check::Stop,
     process::Process,
@@ -95,6 +95,10 @@ async fn attempt(bench: &Bench, case: &'static Case) -> Entry {
     let begun = Instant::now();
     if let Some(missing) = case.needs.iter().find(|need| !meets(bench, **need)) {
         return Entry::new(case, Verdict::Skipped(why(*missing)), begun.elapsed());
+    }
+    if bench.gives_up() {
+        let why = format!("{ENDLESS} calls before did not come to an end: the storage does not answer");
+        return Entry::new(case, Verdict::Skipped(why), begun.elapsed());
     }
     bench.journal.clear();
     let verdict = match (case.run)(bench).await {

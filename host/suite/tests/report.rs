@@ -1,8 +1,17 @@
 //! What a report card says, in its three forms.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking, also in what its functions share"
+)]
+
 mod common;
 
-use cofferdam_suite::Report;
+use std::time::Duration;
+
+use cofferdam_backend::Source;
+use cofferdam_suite::{Options, Report, Verdict, run};
 
 async fn report() -> Report {
     let settings = [("break", "volumes/size-in-range"), ("features", "")];
@@ -63,4 +72,34 @@ async fn a_component_that_does_not_load_is_one_failure() {
     let text = report.to_text(false);
     assert!(text.contains("the driver name is \"Not A Name\""), "{text}");
     assert_eq!(report.totals().0, 0, "nothing else was tried");
+}
+
+/// The calls of the one case that fails.
+async fn calls_with(seed: u64) -> serde_json::Value {
+    let options = Options {
+        seed,
+        ..common::options(&[("break", "volumes/size-in-range")], &["volumes/size-in-range"])
+    };
+    let source = Source::Bytes { name: "broken.wasm".to_owned(), bytes: cofferdam_guests::BROKEN };
+    run(&common::engine(), source, options).await.unwrap().to_json()["cases"][0]["calls"].clone()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_same_seed_makes_the_same_calls() {
+    let first = calls_with(7).await;
+    assert!(first[0].as_str().unwrap().starts_with("volumes.create(\"cofferdam-test-00000007-"), "{first}");
+    assert_eq!(first, calls_with(7).await);
+    assert_ne!(first, calls_with(8).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn storage_that_never_answers_is_given_up() {
+    let mut options = Options { patience: Duration::from_millis(10), ..Options::default() };
+    options.config.settings.insert("errors".to_owned(), "create:unavailable:always".to_owned());
+    let source = Source::Bytes { name: "memory.wasm".to_owned(), bytes: cofferdam_guests::MEMORY };
+    let report = run(&common::engine(), source, options).await.unwrap();
+    assert!(report.failures().contains(&"volumes/create-is-idempotent"));
+    let last = report.entries.last().unwrap();
+    let why = "5 calls before did not come to an end: the storage does not answer";
+    assert_eq!(last.verdict, Verdict::Skipped(why.to_owned()));
 }

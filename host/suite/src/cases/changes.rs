@@ -177,9 +177,12 @@ async fn grows(bench: &Bench) -> Checked {
 
 async fn is_seen(bench: &Bench) -> Checked {
     let (_, handle, size) = grown(bench, "seen").await?;
-    let seen = bench.look(&handle).await?.volume.capacity;
-    let expected = || format!("a size of {size} bytes");
-    holds(seen.is_none_or(|seen| seen == size), expected, || format!("{seen:?} bytes"))
+    for (place, status) in bench.looks(&handle).await? {
+        let seen = status.volume.capacity;
+        let expected = || format!("a size of {size} bytes in {place}");
+        holds(seen.is_none_or(|seen| seen == size), expected, || format!("{seen:?} bytes"))?;
+    }
+    Ok(())
 }
 
 async fn is_idempotent(bench: &Bench) -> Checked {

@@ -79,16 +79,22 @@ async fn published_nodes_unannounced(bench: &Bench) -> Checked {
     let (_, volume) = bench.volume("tracked").await?;
     let request = bench.publish_request(&volume, 0);
     done("publish", bench.publish(&request).await)?;
-    let nodes = bench.look(&volume.handle).await?.published_nodes;
-    let expected = || "no nodes from a driver without the feature `published-nodes`".to_owned();
-    holds(nodes.is_empty(), expected, || format!("{nodes:?}"))
+    for (place, status) in bench.looks(&volume.handle).await? {
+        let nodes = status.published_nodes;
+        let expected = || format!("no nodes in {place}, without the feature `published-nodes`");
+        holds(nodes.is_empty(), expected, || format!("{nodes:?}"))?;
+    }
+    Ok(())
 }
 
 async fn volume_condition_unannounced(bench: &Bench) -> Checked {
     let (_, volume) = bench.volume("unknown-health").await?;
-    let condition = bench.look(&volume.handle).await?.condition;
-    let expected = || "no condition from a driver without the feature `volume-condition`".to_owned();
-    holds(condition.is_none(), expected, || format!("{condition:?}"))
+    for (place, status) in bench.looks(&volume.handle).await? {
+        let condition = status.condition;
+        let expected = || format!("no condition in {place}, without the feature `volume-condition`");
+        holds(condition.is_none(), expected, || format!("{condition:?}"))?;
+    }
+    Ok(())
 }
 
 async fn publish_readonly(bench: &Bench) -> Checked {
@@ -113,15 +119,21 @@ async fn published_nodes(bench: &Bench) -> Checked {
 
 /// Compares the nodes that the driver tells with those that it must.
 async fn shown(bench: &Bench, request: &PublishVolume, nodes: &[NodeName]) -> Checked {
-    let found = bench.look(&request.handle).await?.published_nodes;
-    same("the nodes that it is published to", &nodes.to_vec(), &found)
+    for (place, status) in bench.looks(&request.handle).await? {
+        let what = format!("the nodes that it is published to, in {place}");
+        same(&what, &nodes.to_vec(), &status.published_nodes)?;
+    }
+    Ok(())
 }
 
 async fn volume_condition(bench: &Bench) -> Checked {
     let (_, volume) = bench.volume("healthy").await?;
-    let condition = bench.look(&volume.handle).await?.condition;
-    let healthy = condition.as_ref().is_some_and(|condition| !condition.abnormal);
-    holds(healthy, || "a healthy condition".to_owned(), || format!("{condition:?}"))
+    for (place, status) in bench.looks(&volume.handle).await? {
+        let condition = status.condition;
+        let healthy = condition.as_ref().is_some_and(|condition| !condition.abnormal);
+        holds(healthy, || format!("a healthy condition in {place}"), || format!("{condition:?}"))?;
+    }
+    Ok(())
 }
 
 async fn online_expansion(bench: &Bench) -> Checked {

@@ -156,6 +156,22 @@ impl Bench {
         self.settled("get", || self.backend.get_volume(self.call(), handle.clone())).await
     }
 
+    /// A volume as it stands, by inspection and by listing, as far as the driver has them.
+    pub(super) async fn looks(&self, handle: &VolumeHandle) -> Checked<Vec<(&'static str, VolumeStatus)>> {
+        let mut looks = Vec::new();
+        if self.backend.abilities().contains(&Ability::Inspection) {
+            looks.push(("inspection", done("the volume's description", self.inspect(handle).await)?));
+        }
+        if self.backend.abilities().contains(&Ability::Listing) {
+            let mut listed = self.list_all(None).await?.into_iter();
+            match listed.find(|status| status.volume.handle == *handle) {
+                Some(status) => looks.push(("listing", status)),
+                None => return failed(format!("{handle} in the listing"), "it is not listed"),
+            }
+        }
+        Ok(looks)
+    }
+
     /// A volume as it stands, by inspection or by listing, whichever the driver has.
     pub(super) async fn look(&self, handle: &VolumeHandle) -> Checked<VolumeStatus> {
         if self.backend.abilities().contains(&Ability::Inspection) {

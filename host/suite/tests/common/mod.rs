@@ -15,8 +15,8 @@ pub(crate) fn engine() -> Engine {
     Engine::new(EngineOptions { cache, ..EngineOptions::default() }).unwrap()
 }
 
-/// A run over the driver that breaks rules on demand.
-pub(crate) async fn broken(engine: &Engine, settings: &[(&str, &str)], only: &[&str]) -> Report {
+/// The options of a run over the driver that breaks rules on demand.
+pub(crate) fn options(settings: &[(&str, &str)], only: &[&str]) -> Options {
     let given = |wanted: &str| settings.iter().find(|(key, _)| *key == wanted).map(|(_, value)| *value);
     let topology = given("topology").and_then(|place| place.split_once('='));
     let topology = topology.map(|(key, value)| [(key.to_owned(), value.to_owned())].into());
@@ -29,14 +29,18 @@ pub(crate) async fn broken(engine: &Engine, settings: &[(&str, &str)], only: &[&
     let mut grants = BackendConfig::default().grants;
     grants.insert(Grant::Http);
     let settings = settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-    let options = Options {
+    Options {
         config: BackendConfig { settings, http, grants, ..BackendConfig::default() },
         mutable_parameters: [("iops".to_owned(), "100".to_owned())].into(),
         patience: Duration::from_millis(500),
         topology,
         only: only.iter().map(|id| (*id).to_owned()).collect(),
         ..Options::default()
-    };
+    }
+}
+
+/// A run over the driver that breaks rules on demand.
+pub(crate) async fn broken(engine: &Engine, settings: &[(&str, &str)], only: &[&str]) -> Report {
     let source = Source::Bytes { name: "broken.wasm".to_owned(), bytes: cofferdam_guests::BROKEN };
-    run(engine, source, options).await.unwrap()
+    run(engine, source, options(settings, only)).await.unwrap()
 }

@@ -6,7 +6,8 @@ use cofferdam_backend::{Backend as _, testing::Fault};
 use cofferdam_domain::{
     VolumeHandle,
     storage::{
-        CapacityRange, CreateGroupSnapshot, CreateVolume, ErrorKind, ExpandVolume, Finality, StorageError,
+        Ability, CapacityRange, CreateGroupSnapshot, CreateVolume, ErrorKind, ExpandVolume, Finality,
+        StorageError,
     },
 };
 use futures::future::BoxFuture;
@@ -89,7 +90,9 @@ async fn created(bench: &Bench, label: &str, origin: &Origin) -> Checked {
         let again =
             done("the same create once more", bench.create_from(&bench.backend, &request, origin).await)?;
         same("the same answer again", &healed, &again)?;
+        shown(bench, &request, fault, &[&healed.handle]).await?;
         done("delete", bench.delete(&healed.handle).await)?;
+        shown(bench, &request, fault, &[]).await?;
         remains(bench, &before, fault)?;
         if !died {
             return tried(fault);
@@ -125,7 +128,9 @@ pub(super) async fn snapshot(bench: &Bench) -> Checked {
         let healed = done(&what, bench.cut(&bench.backend, &request).await)?;
         let again = done("the same snapshot once more", bench.cut(&bench.backend, &request).await)?;
         same("the same handle again", &healed.handle, &again.handle)?;
+        cut(bench, &volume.handle, fault, 1).await?;
         done("delete", bench.delete_snapshot(&healed.handle).await)?;
+        cut(bench, &volume.handle, fault, 0).await?;
         remains(bench, &before, fault)?;
         if !died {
             return tried(fault);
@@ -235,13 +240,31 @@ pub(super) async fn modify(bench: &Bench) -> Checked {
     failed(format!("a modification within {MOST} host calls"), "it needs more")
 }
 
-/// The volumes of a request that a listing shows; the driver keeps owners, or this cannot be asked.
+/// The volumes of a request that a listing shows: none from a driver that keeps no owners.
 async fn listed(bench: &Bench, request: &CreateVolume) -> Checked<Vec<VolumeHandle>> {
+    if !bench.backend.abilities().contains(&Ability::Listing) {
+        return Ok(Vec::new());
+    }
     let mut listed = bench.list_all(None).await?;
     listed.retain(|status| status.owner.is_some() && status.owner == request.owner);
     let handles: Vec<_> = listed.into_iter().map(|status| status.volume.handle).collect();
     handles.iter().for_each(|handle| bench.found(handle));
     Ok(handles)
+}
+
+/// Compares the volumes of a request that a listing shows with those that there may be.
+async fn shown(bench: &Bench, request: &CreateVolume, fault: Fault, wanted: &[&VolumeHandle]) -> Checked {
+    let found = listed(bench, request).await?;
+    let stranger = found.iter().find(|handle| !wanted.contains(handle));
+    let expected = || format!("no volumes of the name but {wanted:?} after a call {}", told(fault));
+    holds(stranger.is_none(), expected, || format!("{found:?}"))
+}
+
+/// Compares the snapshots of a volume with those that there may be.
+async fn cut(bench: &Bench, volume: &VolumeHandle, fault: Fault, wanted: usize) -> Checked {
+    let found = bench.list_snapshots(Some(volume), None).await?;
+    let expected = || format!("{wanted} snapshots of the volume after a call {}", told(fault));
+    holds(found.len() == wanted, expected, || format!("{found:?}"))
 }
 
 pub(super) async fn lost_answers(bench: &Bench) -> Checked {
@@ -262,10 +285,9 @@ pub(super) async fn lost_answers(bench: &Bench) -> Checked {
         }
         let what = format!("the same create after one {}", told(fault));
         let healed = done(&what, bench.create(&request).await)?;
-        let made = listed(bench, &request).await?;
-        let one = made.iter().all(|handle| *handle == healed.handle);
-        holds(one, || format!("one volume {}", healed.handle), || format!("{made:?}"))?;
+        shown(bench, &request, fault, &[&healed.handle]).await?;
         done("delete", bench.delete(&healed.handle).await)?;
+        shown(bench, &request, fault, &[]).await?;
         if !lost {
             return tried(fault);
         }
