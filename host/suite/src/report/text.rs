@@ -66,7 +66,9 @@ fn skipped(paper: &mut Paper, group: &[Entry]) {
         }
     }
     for (why, names) in reasons {
-        let line = paper.painted(DIM, &format!("skipped {}: {why}", names.join(", ")));
+        let names =
+            if names.len() == group.len() { format!("all {}", names.len()) } else { names.join(", ") };
+        let line = paper.painted(DIM, &format!("skipped {names}: {why}"));
         paper.line(format_args!("  {line}"));
     }
 }
