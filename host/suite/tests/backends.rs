@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use cofferdam_backend::{BackendConfig, Grant, HttpConfig, OriginConfig, PoolConfig, Source};
+use cofferdam_backend::{BackendConfig, Grant, HttpConfig, OriginConfig, PoolConfig, Source, StateConfig};
 use cofferdam_domain::{
     NodeName,
     storage::{AccessType, Secret},
@@ -73,6 +73,30 @@ async fn memory_passes_when_snapshots_take_their_time() {
     passes("memory.wasm", cofferdam_guests::MEMORY, options, &["snapshots", "group-snapshots"]).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_passes_in_a_place_and_for_known_nodes() {
+    let mut options = settings([
+        ("topology", "topology.example/zone=a,b"),
+        ("capacity", "a=1Gi,b=1Gi"),
+        ("nodes", "n1,n2"),
+        ("volumes-per-node", "10"),
+    ]);
+    options.topology = Some(map([("topology.example/zone", "a")]));
+    options.nodes = ["n1", "n2"].map(NodeName::new);
+    passes("memory.wasm", cofferdam_guests::MEMORY, options, &["topology", "publishing", "capacity"]).await;
+}
+
+/// A driver that has bad days of its own breaks no rule by that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_passes_when_calls_fail_with_an_open_outcome() {
+    let errors = "create:unavailable:2,create:deadline-exceeded:2:after,delete:aborted:2:in-progress,publish:unavailable:1:after";
+    let source = Source::Bytes { name: "memory.wasm".to_owned(), bytes: cofferdam_guests::MEMORY };
+    let report = run(&common::engine(), source, settings([("errors", errors)])).await.unwrap();
+    // It counts its failures in its state.
+    assert_eq!(report.failures(), ["cleanup/nothing-is-left"], "{}", report.to_text(false));
+    assert_eq!(report.left, [""; 0]);
+}
+
 /// The options of a run over the pool driver.
 fn pool(directory: &std::path::Path) -> Options {
     let mut options = settings([("node", "n1")]);
@@ -109,6 +133,14 @@ async fn pool_passes_with_images() {
 async fn the_starter_passes() {
     passes("starter.wasm", cofferdam_guests::STARTER, Options::default(), &["volumes", "listing", "crashes"])
         .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_starter_passes_over_a_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut options = Options::default();
+    options.config.state = StateConfig { file: Some(directory.path().join("state")) };
+    passes("starter.wasm", cofferdam_guests::STARTER, options, &["concurrency", "crashes"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

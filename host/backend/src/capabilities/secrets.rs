@@ -200,6 +200,7 @@ mod tests {
             redactor(&["pass\"word\\"]).blot_quoted("the key \"pass\\\"word\\\\\""),
             "the key \"[secret]\""
         );
-        assert!(redactor(&["x"]).finds("axb") && !redactor(&["", "x"]).finds("ab"));
+        assert!(redactor(&["x"]).finds("x") && !redactor(&["x"]).finds("axb"));
+        assert!(redactor(&["long"]).finds("a long text") && !redactor(&["", "x"]).finds("ab"));
     }
 }

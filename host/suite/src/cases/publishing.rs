@@ -14,7 +14,7 @@ use crate::{
     Case,
     Need::{Can, Has, Looks},
     bench::Bench,
-    check::{Checked, done, done_or_refused, refused, same, skipped},
+    check::{Checked, done, done_or_refused, holds, refused, same, skipped},
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -73,6 +73,20 @@ pub(super) const CASES: &[Case] = &[
         "CSI DeleteVolume",
         [Can(Ability::Publishing)],
         delete_while_published
+    ),
+    case!(
+        "publishing/attachment",
+        "A driver with a publish step says how a node reaches a volume when it is published, and not before.",
+        "wit types.volume, publishing.publish",
+        [Can(Ability::Publishing)],
+        attachment
+    ),
+    case!(
+        "publishing/node-full",
+        "A node takes as many volumes as the driver names, and one more is resource-exhausted.",
+        "wit identity.description; CSI ControllerPublishVolume",
+        [Can(Ability::Publishing)],
+        node_full
     ),
     case!(
         "publishing/many-nodes",
@@ -241,4 +255,29 @@ async fn unpublish_one(bench: &Bench) -> Checked {
     done("unpublish from one node", bench.unpublish(&first.handle, Some(&first.node)).await)?;
     let nodes = bench.look(&first.handle).await?.published_nodes;
     same("the nodes that it is published to", &vec![second.node], &nodes)
+}
+
+async fn attachment(bench: &Bench) -> Checked {
+    let (_, volume) = bench.volume("unattached").await?;
+    let found = volume.attachment;
+    holds(found.is_none(), || "no attachment before it is published".to_owned(), || format!("{found:?}"))
+}
+
+/// Most volumes that are made to fill a node.
+const FILL: u32 = 16;
+
+async fn node_full(bench: &Bench) -> Checked {
+    let most = match bench.backend.description().volumes_per_node {
+        None => return skipped("the driver names no number of volumes that fit a node"),
+        Some(most) if most > FILL => return skipped(format!("{most} volumes fit a node: too many to try")),
+        Some(most) => most,
+    };
+    for number in 1..=most {
+        let (_, volume) = bench.volume("filling").await?;
+        let request = bench.publish_request(&volume, 0);
+        done(&format!("publish volume {number} of {most} to a node"), bench.publish(&request).await)?;
+    }
+    let (_, volume) = bench.volume("filling").await?;
+    let answer = bench.publish(&bench.publish_request(&volume, 0)).await;
+    refused("one volume more than fit a node", &answer, &[ErrorKind::ResourceExhausted])
 }

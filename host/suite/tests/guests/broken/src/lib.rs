@@ -5,6 +5,7 @@
 //! | `break` | the id of a case of the conformance suite: what it tests is done wrong, and as little else as possible |
 //! | `features` | the features that it names, with blanks between; all when absent |
 //! | `topology` | `key=value`: the place where all volumes are; absent for none |
+//! | `per-node` | how many volumes fit a node; absent for any number |
 //! | `url` | what a create asks over HTTP when it is done; absent for nothing |
 //!
 //! It proves the suite: a rule that no driver can break is no rule.
@@ -53,6 +54,11 @@ pub(crate) fn place() -> Option<(String, String)> {
     place.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()))
 }
 
+/// How many volumes fit a node.
+pub(crate) fn per_node() -> Option<u32> {
+    settings::get("per-node")?.parse().ok()
+}
+
 /// A text that never comes twice.
 pub(crate) fn nonce() -> String {
     format!("{:032x}", u128::from_le_bytes(ambient::random::<16>()))
@@ -72,6 +78,7 @@ impl Backend for Broken {
         let version = if broken("identity/same-every-time") { nonce() } else { "1".to_owned() };
         let mut description = Description::new(name, version);
         let features = settings::get("features").unwrap_or_else(|| FEATURES.to_owned());
+        description.volumes_per_node = per_node();
         description.topology_keys = place().into_iter().map(|(key, _)| key).collect();
         description.features =
             features.split(' ').filter(|name| !name.is_empty()).map(str::to_owned).collect();

@@ -5,7 +5,7 @@ use cofferdam_guest::{
     abilities::{PublishRequest, Publishing},
 };
 
-use crate::{Broken, broken, broken_for, dawdle, db, nonce, request};
+use crate::{Broken, broken, broken_for, dawdle, db, nonce, per_node, request};
 
 impl Publishing for Broken {
     fn publish(wanted: PublishRequest) -> Result<Attachment> {
@@ -49,6 +49,8 @@ fn publish(wanted: &PublishRequest) -> Result<Attachment> {
     }
     let many = request::many_nodes(&wanted.capability);
     let name = db::change(|db| {
+        let there = db.volumes.values().filter(|found| found.published.contains_key(&wanted.node)).count();
+        let full = per_node().is_some_and(|most| there >= usize::try_from(most).unwrap_or(usize::MAX));
         let Some(found) = db.volumes.get_mut(&wanted.handle) else {
             if broken("publishing/missing-volume") {
                 return Ok(String::new());
@@ -65,6 +67,9 @@ fn publish(wanted: &PublishRequest) -> Result<Attachment> {
         let many = many && !broken("publishing/many-nodes");
         if !found.published.is_empty() && !many && !broken("publishing/other-node") {
             return Err(StorageError::failed_precondition("it is published to another node"));
+        }
+        if full && !broken("publishing/node-full") {
+            return Err(StorageError::resource_exhausted("the node is full"));
         }
         found.published.insert(wanted.node.clone(), how.clone());
         Ok(found.name.clone())

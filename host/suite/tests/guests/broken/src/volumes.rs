@@ -238,6 +238,9 @@ pub(crate) fn volume(handle: &str, kept: &Vol) -> Volume {
         || broken_for("cloning/is-idempotent", &kept.name, "cloned")
         || broken_for("restoring/is-idempotent", &kept.name, "restored");
     volume.topology = places();
+    if broken("publishing/attachment") {
+        volume.attachment = Some(cofferdam_guest::Attachment::none());
+    }
     volume.context = kept.parameters.clone().into_iter().collect();
     if noisy {
         volume.context.push(("nonce".to_owned(), nonce()));
