@@ -26,6 +26,8 @@ pub enum Need {
     NoTopology,
     /// The driver imports `http`, so that an answer can be lost.
     Http,
+    /// The run was given secrets.
+    Secrets,
     /// The run was given parameters that `modification` accepts.
     MutableParameters,
 }
@@ -41,6 +43,7 @@ impl fmt::Display for Need {
             Self::Topology => f.write_str("topology keys and a place"),
             Self::NoTopology => f.write_str("no topology keys"),
             Self::Http => f.write_str("import of `http`"),
+            Self::Secrets => f.write_str("secrets"),
             Self::MutableParameters => f.write_str("mutable parameters"),
         }
     }

@@ -129,6 +129,7 @@ fn meets(bench: &Bench, need: Need) -> bool {
         }
         Need::NoTopology => bench.backend.description().topology_keys.is_empty(),
         Need::Http => bench.backend.manifest().grants.contains(&Grant::Http),
+        Need::Secrets => !bench.options.secrets.is_empty(),
         Need::MutableParameters => !bench.options.mutable_parameters.is_empty(),
     }
 }
@@ -143,6 +144,7 @@ fn why(missing: Need) -> String {
         Need::Topology => "the driver names no topology keys, or the run was given no place".to_owned(),
         Need::NoTopology => "the driver names topology keys".to_owned(),
         Need::Http => "the driver does not import `http`".to_owned(),
+        Need::Secrets => "the run was given no secrets".to_owned(),
         Need::MutableParameters => "the run was given no mutable parameters".to_owned(),
     }
 }

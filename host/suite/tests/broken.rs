@@ -22,12 +22,14 @@ const TOLD: &[(&str, (&str, &str))] = &[
     ("expansion/offline-only", ("features", "publish-readonly published-nodes volume-condition")),
     ("features/published-nodes-unannounced", ("features", "volume-condition")),
     ("features/volume-condition-unannounced", ("features", "published-nodes")),
+    ("errors/without-secrets", SECRET),
     ("publishing/node-full", FEW),
     ("topology/is-met", PLACE),
     ("topology/known-keys", PLACE),
     ("topology/nowhere", PLACE),
 ];
 
+const SECRET: (&str, &str) = ("secret", "token");
 const FEW: (&str, &str) = ("per-node", "3");
 const PLACE: (&str, &str) = ("topology", "broken.example/zone=a");
 
@@ -64,7 +66,7 @@ async fn a_driver_that_does_all_right_passes_every_case() {
     assert!(all.passed(), "{}", all.to_text(false));
     assert_eq!(all.left, [""; 0]);
     assert_eq!(all.keeps_owners, Some(true));
-    let few = common::broken(&engine, &[("features", ""), PLACE, FEW], &[]).await;
+    let few = common::broken(&engine, &[("features", ""), PLACE, FEW, SECRET], &[]).await;
     assert!(few.passed(), "{}", few.to_text(false));
     let tried: BTreeSet<_> = [&all, &few]
         .into_iter()

@@ -12,7 +12,7 @@ use cofferdam_domain::storage::{Ability, CreateVolume, ErrorKind, Parameters};
 use super::case;
 use crate::{
     Case,
-    Need::{Can, HostCalls, Http, MutableParameters},
+    Need::{Can, HostCalls, Http, MutableParameters, Secrets},
     bench::Bench,
     check::{Checked, done_or_refused},
 };
@@ -185,6 +185,13 @@ pub(super) const CASES: &[Case] = &[
         "wit http.http-error, types.finality",
         [Http, Can(Ability::Listing)],
         crashes::lost_answers
+    ),
+    case!(
+        "errors/without-secrets",
+        "A call without its secrets is refused: the class may lack them.",
+        "wit secrets, types.error-kind",
+        [Secrets],
+        endings::without_secrets
     ),
     case!(
         "errors/have-a-message",

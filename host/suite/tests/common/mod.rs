@@ -7,6 +7,7 @@ use std::time::Duration;
 use cofferdam_backend::{
     BackendConfig, CompiledCache, Engine, EngineOptions, Grant, HttpConfig, OriginConfig, Source,
 };
+use cofferdam_domain::storage::Secret;
 use cofferdam_suite::{Options, Report, run};
 
 /// An engine whose compiled code lives in the build's directory.
@@ -33,6 +34,7 @@ pub(crate) fn options(settings: &[(&str, &str)], only: &[&str]) -> Options {
         config: BackendConfig { settings, http, grants, ..BackendConfig::default() },
         mutable_parameters: [("iops".to_owned(), "100".to_owned())].into(),
         patience: Duration::from_millis(500),
+        secrets: given("secret").map(|name| (name.to_owned(), Secret::new("x"))).into_iter().collect(),
         topology,
         only: only.iter().map(|id| (*id).to_owned()).collect(),
         ..Options::default()

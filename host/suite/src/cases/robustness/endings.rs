@@ -1,12 +1,12 @@
 //! What the errors of a run were like, and what it leaves. These cases come last.
 
-use cofferdam_backend::Backend as _;
-use cofferdam_domain::storage::{Ability, CreateVolume, ErrorKind, Finality, StorageError};
+use cofferdam_backend::{Backend as _, Call};
+use cofferdam_domain::storage::{Ability, CreateVolume, ErrorKind, Finality, Secrets, StorageError};
 
 use crate::{
-    bench::Bench,
+    bench::{Bench, Origin},
     cases::volumes::sized,
-    check::{Checked, done, failed, holds, line},
+    check::{Checked, done, done_or_refused, failed, holds, line, skipped},
 };
 
 /// Makes some calls that every driver refuses, so that there are errors to look at when few cases are run.
@@ -14,6 +14,21 @@ async fn provoke(bench: &Bench) {
     drop(bench.create(&CreateVolume { capabilities: Vec::new(), ..bench.request("provoked") }).await);
     drop(bench.create(&sized(&bench.request("provoked"), Some(u64::MAX), None)).await);
     drop(bench.validate(&bench.ghost(), std::slice::from_ref(&bench.options.capability)).await);
+}
+
+/// A driver that needs none for it is not wrong: then there is nothing to see.
+pub(super) async fn without_secrets(bench: &Bench) -> Checked {
+    use ErrorKind::{FailedPrecondition, InvalidArgument, PermissionDenied, Unauthenticated};
+    let request = bench.request("secretless");
+    let call = || Call { secrets: Secrets::default(), ..bench.call() };
+    let begin = || bench.begin_create(&bench.backend, call(), &request, &Origin::Empty);
+    let answer = bench.settled("create", begin).await;
+    bench.keep(&request, &Origin::Empty, &answer);
+    let kinds = [FailedPrecondition, InvalidArgument, PermissionDenied, Unauthenticated];
+    match done_or_refused("a create without secrets", &answer, &kinds)? {
+        true => skipped("the driver creates volumes without secrets"),
+        false => Ok(()),
+    }
 }
 
 fn first(bench: &Bench, expected: &str, bad: impl Fn(&StorageError) -> bool) -> Checked {

@@ -6,6 +6,7 @@
 //! | `features` | the features that it names, with blanks between; all when absent |
 //! | `topology` | `key=value`: the place where all volumes are; absent for none |
 //! | `per-node` | how many volumes fit a node; absent for any number |
+//! | `secret` | the name of a secret that a create must have; absent for none |
 //! | `url` | what a create asks over HTTP when it is done; absent for nothing |
 //!
 //! It proves the suite: a rule that no driver can break is no rule.

@@ -7,7 +7,7 @@ use cofferdam_guest::{
     Validation, Volume, VolumeHandle,
     abilities::{Cloning, Restoring},
     http::Request,
-    settings,
+    secrets, settings,
 };
 
 use crate::{
@@ -44,6 +44,11 @@ pub(crate) fn create(request: CreateRequest, origin: Option<String>) -> Result<V
     let name = request.name.clone();
     assert!(!broken_for("errors/no-defects", &name, "provoked"), "a defect");
     request::name(&name)?;
+    if let Some(secret) = settings::get("secret") {
+        let missing = secrets::require(&secret).is_err() && broken("errors/without-secrets");
+        assert!(!missing, "nobody thought of that");
+        secrets::require(&secret)?;
+    }
     if broken_for("volumes/one-byte", &name, "tiny") {
         return Err(StorageError::unavailable("no volumes today").nothing_happened());
     }
