@@ -227,7 +227,7 @@ impl Begun {
                 // After 101 the connection speaks something else.
                 if response.status >= 200 {
                     let tenant = self.running.tenant;
-                    self.pool.keep(self.target.origin.clone(), tenant, self.connection);
+                    self.pool.keep(self.target.origin.clone(), tenant, self.connection).await;
                 }
                 Ok(response)
             }

@@ -25,7 +25,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     task::JoinHandle,
-    time::{Instant, timeout_at},
+    time::{Instant, timeout, timeout_at},
 };
 
 use super::{
@@ -41,6 +41,8 @@ const MAX_ADDRESSES: usize = 8;
 /// How long a connection may lie idle. Servers commonly give them up after 5 seconds; a request that meets that moment would
 /// have an open outcome for nothing.
 const IDLE: Duration = Duration::from_secs(4);
+/// How long a connection's task may take for its last turn; it takes a moment unless the machine is busy.
+const LAST_TURN: Duration = Duration::from_millis(50);
 /// Most bytes of a response's head.
 pub(super) const MAX_HEAD: usize = 64 << 10;
 
@@ -164,7 +166,7 @@ async fn reach(
         let share = until.saturating_duration_since(Instant::now()) / left.max(1);
         left = left.saturating_sub(1);
         let port = target.origin.port;
-        match tokio::time::timeout(share, TcpStream::connect((address, port))).await {
+        match timeout(share, TcpStream::connect((address, port))).await {
             Ok(Ok(tcp)) => return Ok((tcp, address)),
             Ok(Err(error)) => {
                 let message = format!("no connection to {} ({address}): {error}", target.origin);
@@ -285,21 +287,22 @@ impl Pool {
         }
     }
 
-    /// Keeps a connection for a while.
-    pub(crate) fn keep(self: &Arc<Self>, origin: Origin, tenant: Tenant, mut connection: Connection) {
+    /// Keeps a connection for a while, unless it cannot serve again.
+    pub(crate) async fn keep(self: &Arc<Self>, origin: Origin, tenant: Tenant, mut connection: Connection) {
+        // The response is there, but the connection's task may have a last turn to do. The caller waits for it, or its next
+        // request would find nothing and open another connection.
+        if !matches!(timeout(LAST_TURN, connection.sender.ready()).await, Ok(Ok(()))) {
+            return;
+        }
+        {
+            let mut idle = self.fresh();
+            if idle.len() >= self.most {
+                idle.pop_front();
+            }
+            idle.push_back(Idle { origin, tenant, since: Instant::now(), connection });
+        }
         let pool = Arc::downgrade(self);
         tokio::spawn(async move {
-            // The response is there, but the connection's task may have a last turn to do.
-            if connection.sender.ready().await.is_err() {
-                return;
-            }
-            if let Some(pool) = pool.upgrade() {
-                let mut idle = pool.fresh();
-                if idle.len() >= pool.most {
-                    idle.pop_front();
-                }
-                idle.push_back(Idle { origin, tenant, since: Instant::now(), connection });
-            }
             tokio::time::sleep(IDLE).await;
             pool.upgrade().map(|pool| pool.fresh().len());
         });
