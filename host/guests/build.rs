@@ -55,6 +55,24 @@ fn main() -> Result<(), Box<dyn Error>> {
             variable: "COFFERDAM_GUEST_NET",
             wanted: env::var_os("CARGO_FEATURE_NET").is_some(),
         },
+        Guest {
+            package: "cofferdam-guest-broken",
+            folder: "host/suite/tests/guests/broken",
+            variable: "COFFERDAM_GUEST_BROKEN",
+            wanted: env::var_os("CARGO_FEATURE_BROKEN").is_some(),
+        },
+        Guest {
+            package: "cofferdam-example-starter",
+            folder: "examples/starter",
+            variable: "COFFERDAM_GUEST_STARTER",
+            wanted: env::var_os("CARGO_FEATURE_EXAMPLES").is_some(),
+        },
+        Guest {
+            package: "cofferdam-example-array",
+            folder: "examples/array-driver",
+            variable: "COFFERDAM_GUEST_ARRAY",
+            wanted: env::var_os("CARGO_FEATURE_EXAMPLES").is_some(),
+        },
     ];
     for watched in ["wit", "guest-sdk", "Cargo.toml", "Cargo.lock", "host/guests/build.rs"] {
         println!("cargo:rerun-if-changed={}", root.join(watched).display());

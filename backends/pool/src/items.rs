@@ -116,13 +116,24 @@ impl<S: Store, P: Pool> Place<'_, S, P> {
 
     /// Makes something of which there is no record.
     pub(crate) fn make(&self, sort: Sort, handle: &str, record: Record) -> Result<Record> {
-        if self.exists(handle)?.is_some() {
+        if self.is_strange(sort, handle)? {
             return Err(StorageError::failed_precondition(format!(
                 "the pool has an item {handle:?} that this driver's state does not know: restore the state, or remove the item"
             )));
         }
         let version = self.write(sort, handle, &record, None)?;
         self.finish(sort, handle, Versioned { value: record, version })
+    }
+
+    /// Whether there is an item without a record. Another process may be making or removing both right now, so that it is seen
+    /// twice or it is not so.
+    fn is_strange(&self, sort: Sort, handle: &str) -> Result<bool> {
+        for _ in 0..2 {
+            if self.exists(handle)?.is_none() || self.find(sort, handle)?.is_some() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Makes the item of a record unless it is there, and says so in the record. When it cannot be made, the record goes.

@@ -163,10 +163,12 @@ pub(crate) fn available<S: Store, P: Pool>(
         });
     }
     let bytes = place.pool.usage()?.available_bytes;
-    let minimum = if kinds.first() == Some(&Kind::Image) { MIN_IMAGE } else { 1 };
+    let image = kinds.first() == Some(&Kind::Image);
+    let minimum = if image { MIN_IMAGE } else { 1 };
     Ok(CapacityReport {
         available_bytes: bytes,
-        maximum_volume_bytes: Some(bytes),
+        // The size of a directory is not enforced: none is too large.
+        maximum_volume_bytes: image.then_some(bytes),
         minimum_volume_bytes: Some(minimum),
     })
 }

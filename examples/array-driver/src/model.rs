@@ -96,20 +96,28 @@ const CLUSTER: &str = "cofferdam-cluster";
 const CLAIM: &str = "cofferdam-claim";
 const PERSISTENT_VOLUME: &str = "cofferdam-pv";
 const RECLAIM: &str = "cofferdam-reclaim";
+const USES: &str = "cofferdam-uses";
 
-/// Writes an owner beside a volume.
-pub(crate) fn labels(owner: Option<&Owner>) -> BTreeMap<&str, &str> {
-    let Some(owner) = owner else { return BTreeMap::new() };
+/// Writes beside a volume what it may be used for and who owns it.
+pub(crate) fn labels<'a>(uses: &'a str, owner: Option<&'a Owner>) -> BTreeMap<&'a str, &'a str> {
+    let mut labels = BTreeMap::from([(USES, uses)]);
+    let Some(owner) = owner else { return labels };
     let reclaim = match owner.reclaim_policy {
         ReclaimPolicy::Delete => "delete",
         ReclaimPolicy::Retain => "retain",
     };
-    BTreeMap::from([
+    labels.extend([
         (CLUSTER, owner.cluster_id.as_str()),
         (CLAIM, &owner.claim_uid),
         (PERSISTENT_VOLUME, &owner.pv_name),
         (RECLAIM, reclaim),
-    ])
+    ]);
+    labels
+}
+
+/// What a volume may be used for; nothing of it is known of a volume of somebody else.
+pub(crate) fn uses(labels: &BTreeMap<String, String>) -> Option<&str> {
+    labels.get(USES).map(String::as_str)
 }
 
 /// Reads the owner of a volume; a volume of somebody else has none.

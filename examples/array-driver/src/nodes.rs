@@ -16,7 +16,9 @@ pub(crate) fn publish(client: &Client, request: &PublishRequest) -> Result<Attac
     if !is_a_name(&request.handle) {
         return Err(volumes::missing(&request.handle));
     }
-    let wanted = NewExport { read_only: request.read_only, exclusive: is_exclusive(request.capability.mode) };
+    let mode = request.capability.mode;
+    let wanted =
+        NewExport { read_only: request.read_only || is_for_readers(mode), exclusive: is_exclusive(mode) };
     let url = client.url(&["volumes", &request.handle, "exports", &request.node]);
     let response = client.ask(|| Request::put(&url).header("if-none-match", "*").json(&wanted))?;
     let found = if response.status == 412 {
@@ -62,6 +64,10 @@ pub(crate) fn unpublish(client: &Client, handle: &str, node: Option<&str>) -> Re
         Some(node) => client.remove(&["volumes", handle, "exports", node], in_use),
         None => client.remove(&["volumes", handle, "exports"], in_use),
     }
+}
+
+fn is_for_readers(mode: AccessMode) -> bool {
+    matches!(mode, AccessMode::SingleNodeReaderOnly | AccessMode::MultiNodeReaderOnly)
 }
 
 fn is_exclusive(mode: AccessMode) -> bool {

@@ -18,6 +18,7 @@ use crate::{
 
 /// Cuts a snapshot or finds it.
 pub(crate) fn create(client: &Client, request: SnapshotRequest) -> Result<Snapshot> {
+    volumes::check_name(&request.name)?;
     Reader::parameters(request.parameters).finish()?;
     let name = handle::of("snap", &request.name);
     let url = client.url(&["snapshots", &name]);

@@ -17,13 +17,18 @@ use crate::{
     model::{self, NewVolume, Resize, Source, Volumes},
 };
 
+/// What parts the ways of use of a volume.
+const BETWEEN: &str = "; ";
+
 /// The array's sizes.
 const SIZES: Sizes = Sizes::between(1 << 20, 1 << 44).in_steps_of(1 << 20).by_default(1 << 30);
 
 /// Creates a volume or finds it. The array refuses a second volume of a name, so two calls never make two.
 pub(crate) fn create(client: &Client, request: &CreateRequest, source: Option<Source>) -> Result<Volume> {
+    check_name(&request.name)?;
     let tier = tier(request.parameters.clone())?;
     Reader::mutable_parameters(request.mutable_parameters.clone()).finish()?;
+    let uses = uses(&request.capabilities)?;
     if let Some(why) = refusal(&request.capabilities) {
         return Err(StorageError::invalid_argument(why));
     }
@@ -34,12 +39,13 @@ pub(crate) fn create(client: &Client, request: &CreateRequest, source: Option<So
             Existing::new("volume", &request.name)
                 .same("tier", found.tier.as_str(), tier)
                 .same("source", &found.source, &source)
+                .same("use", &model::uses(&found.labels), &Some(uses.as_str()))
                 .fits(found.bytes, &request.capacity)
                 .check()
         },
         || {
             let bytes = SIZES.choose(&at_least_source(client, &request.capacity, source.as_ref())?)?;
-            let labels = model::labels(request.owner.as_ref());
+            let labels = model::labels(&uses, request.owner.as_ref());
             let wanted = NewVolume { bytes, tier, source: source.as_ref(), labels };
             make(client, &name, &wanted)
         },
@@ -96,12 +102,17 @@ pub(crate) fn delete(client: &Client, handle: &str) -> Result<()> {
 
 /// Tells whether a volume can be used in some ways.
 pub(crate) fn validate(client: &Client, request: &ValidateRequest) -> Result<Validation> {
+    let wanted = uses(&request.capabilities)?;
     let found = existing(client, &request.handle)?;
-    let refused = refusal(&request.capabilities).or_else(|| match tier(request.parameters.clone()) {
-        Ok(tier) if request.parameters.is_empty() || tier == found.tier => None,
-        Ok(tier) => Some(format!("the volume's tier is {:?}, not {tier:?}", found.tier)),
-        Err(error) => Some(error.message),
-    });
+    let made_for = model::uses(&found.labels).unwrap_or(&wanted);
+    let stranger = wanted.split(BETWEEN).find(|wanted| !made_for.split(BETWEEN).any(|made| made == *wanted));
+    let stranger = stranger.map(|wanted| format!("the volume was created for {made_for}, not for {wanted}"));
+    let refused =
+        refusal(&request.capabilities).or(stranger).or_else(|| match tier(request.parameters.clone()) {
+            Ok(tier) if request.parameters.is_empty() || tier == found.tier => None,
+            Ok(tier) => Some(format!("the volume's tier is {:?}, not {tier:?}", found.tier)),
+            Err(error) => Some(error.message),
+        });
     Ok(refused.map_or(Validation::Confirmed, Validation::Refused))
 }
 
@@ -187,11 +198,32 @@ fn tier(parameters: KeyValues) -> Result<&'static str> {
     Ok(tier.unwrap_or("cheap"))
 }
 
+/// Checks the name of a volume or a snapshot.
+pub(crate) fn check_name(name: &str) -> Result<()> {
+    if name.is_empty() || name.len() > handle::MAX || name.chars().any(char::is_control) {
+        return Err(StorageError::invalid_argument(format!(
+            "the name has {} bytes; expected 1 to {} without control characters",
+            name.len(),
+            handle::MAX
+        )));
+    }
+    Ok(())
+}
+
+/// The ways of use, written out and sorted, so that two requests can be compared.
+fn uses(capabilities: &[VolumeCapability]) -> Result<String> {
+    if capabilities.is_empty() {
+        return Err(StorageError::invalid_argument("no volume capability was given; expected at least one"));
+    }
+    let mut uses: Vec<_> =
+        capabilities.iter().map(|used| format!("{:?} {:?}", used.mode, used.access)).collect();
+    uses.sort();
+    uses.dedup();
+    Ok(uses.join(BETWEEN))
+}
+
 /// Why a volume cannot be used in one of these ways.
 fn refusal(capabilities: &[VolumeCapability]) -> Option<String> {
-    if capabilities.is_empty() {
-        return Some("no volume capability was given; expected at least one".to_owned());
-    }
     let shared = |capability: &VolumeCapability| {
         matches!(capability.mode, AccessMode::MultiNodeMultiWriter | AccessMode::MultiNodeSingleWriter)
             && matches!(capability.access, AccessType::Filesystem(_))

@@ -19,6 +19,7 @@ use crate::{
     limits::{Limits, Refused},
     loader::Compiled,
     outcome::{Bounded, Failure},
+    testing::ENDED,
 };
 
 /// Everything that calls of one backend share.
@@ -175,6 +176,8 @@ fn report(method: &'static str, failure: Option<&Failure>, host: &Host) {
                 tracing::debug!(method, output, lost, "a guest printed");
             }
         }
+        // Nobody needs to look at what was done on purpose.
+        Some(Failure::Trap(reason)) if reason == ENDED => tracing::debug!(method, "a call was ended"),
         Some(failure) => {
             tracing::warn!(method, outcome = failure.label(), ?failure, output, lost, "a guest failed");
         }

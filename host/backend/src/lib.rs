@@ -25,6 +25,7 @@ mod limits;
 mod loader;
 mod metrics;
 mod outcome;
+pub mod testing;
 mod waits;
 mod wasi;
 mod wasm;

@@ -35,6 +35,7 @@ use crate::{
     inspect::{Grant, Manifest},
     instance::Host,
     limits::Limits,
+    testing::FaultPlan,
     wasm::WasmBackend,
 };
 
@@ -165,6 +166,20 @@ impl Engine {
     /// When the component cannot be read, is none, asks for what it must not have, or fails its first calls. The message is
     /// one line that names it.
     pub async fn load(&self, source: Source, config: BackendConfig) -> Result<Arc<WasmBackend>, LoadError> {
+        self.load_with_faults(source, config, FaultPlan::default()).await
+    }
+
+    /// As [`load`](Self::load), for the conformance suite, which lets calls die by a plan.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    pub async fn load_with_faults(
+        &self,
+        source: Source,
+        config: BackendConfig,
+        faults: FaultPlan,
+    ) -> Result<Arc<WasmBackend>, LoadError> {
         let grants = config.effective_grants();
         let BackendConfig { sha256, settings, grants: _, http, limits, state, pool } = config;
         let name = source.name();
@@ -191,6 +206,7 @@ impl Engine {
             state: Arc::new(state),
             pool: pool.map(Arc::new),
             pool_workers: Workers::default(),
+            faults,
         };
         let parts = Arc::new(Parts {
             engine: self.inner.wasm.clone(),
@@ -366,7 +382,6 @@ fn one_line(error: &wasmtime::Error) -> String {
     printable(&format!("{error:#}"))
 }
 
-/// Calls a component for the first time, under the same limits as any call.
 /// What a backend shares that nothing was configured for.
 pub(crate) async fn bare(
     name: &str,
@@ -381,9 +396,11 @@ pub(crate) async fn bare(
         state: Arc::new(open_state(name, StateConfig::default(), limits.state_bytes).await?),
         pool: None,
         pool_workers: Workers::default(),
+        faults: FaultPlan::default(),
     })
 }
 
+/// Calls a component for the first time, under the same limits as any call.
 async fn first_call<T: Send + 'static>(
     name: &str,
     inner: &Inner,

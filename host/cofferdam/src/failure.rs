@@ -59,3 +59,10 @@ pub(crate) enum Failure {
     #[error("the roles ended before they were told to")]
     Ended,
 }
+
+impl Failure {
+    /// What a shell hears: 2 for what stands wrong on the command line, as for a flag that does not exist, 1 for all others.
+    pub(crate) const fn code(&self) -> u8 {
+        if matches!(self, Self::Vendor(VendorError::Argument(_))) { 2 } else { 1 }
+    }
+}

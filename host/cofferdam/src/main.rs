@@ -46,7 +46,7 @@ fn main() -> ExitCode {
             let line = client::one_line(&failure);
             // Where stderr is closed there is nobody to tell.
             let _ = writeln!(io::stderr(), "cofferdam: {line}");
-            ExitCode::FAILURE
+            ExitCode::from(failure.code())
         }
     }
 }

@@ -306,3 +306,74 @@ fn a_reader_that_has_seen_enough_is_no_failure() {
     child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
     assert_eq!((child.wait().unwrap().code(), stderr.as_str()), (Some(0), ""));
 }
+
+/// Exit code and stdout of `backend test`; nothing stands on stderr.
+fn tested(scratch: &Scratch, arguments: &[&str]) -> (Option<i32>, String) {
+    let output = run(scratch, &[&["backend", "test"], arguments].concat());
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "", "{arguments:?}");
+    (output.status.code(), String::from_utf8(output.stdout).unwrap())
+}
+
+#[test]
+fn a_driver_that_keeps_the_rules_passes() {
+    let scratch = Scratch::new("passes");
+    let file = scratch.file("memory.wasm", cofferdam_guests::MEMORY);
+    let flags =
+        ["--only", "modification", "--only", "crashes/cr*", "--mutable-parameter", "iops=100", "--seed", "5"];
+    let (code, card) = tested(&scratch, &[&[file.as_str()], &flags[..]].concat());
+    assert_eq!(code, Some(0), "{card}");
+    for expected in [
+        "memory.cofferdam.dev",
+        "  seed      5\n",
+        "  passed  all-or-nothing\n",
+        "\n7 passed, 0 failed, 0 skipped\n",
+    ] {
+        assert!(card.contains(expected), "{expected:?} is not in\n{card}");
+    }
+}
+
+#[test]
+fn a_driver_that_breaks_a_rule_fails_in_every_form() {
+    let scratch = Scratch::new("fails");
+    let file = scratch.file("broken.wasm", cofferdam_guests::BROKEN);
+    let given =
+        ["--grant", "http", "--setting", "break=volumes/no-size", "--only", "volumes/no-*", "--seed", "9"];
+    let with = |output| tested(&scratch, &[&[file.as_str()], &given[..], &["-o", output]].concat());
+
+    let (code, card) = with("text");
+    assert_eq!(code, Some(1), "{card}");
+    let again = format!(
+        "again     cofferdam backend test {file} --grant http --setting break=volumes/no-size --only volumes/no-size --seed 9\n"
+    );
+    for expected in ["  FAILED  no-size\n", "  passed  no-capability\n", again.as_str()] {
+        assert!(card.contains(expected), "{expected:?} is not in\n{card}");
+    }
+
+    let (code, json) = with("json");
+    let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((code, &report["failed"], &report["seed"]), (Some(1), &1.into(), &9.into()));
+
+    let (code, xml) = with("junit");
+    assert_eq!(code, Some(1));
+    assert!(xml.starts_with("<?xml") && xml.contains("tests=\"2\" failures=\"1\""), "{xml}");
+}
+
+#[test]
+fn what_cannot_be_tested_is_a_usage_error() {
+    let scratch = Scratch::new("untested");
+    let memory = scratch.file("memory.wasm", cofferdam_guests::MEMORY);
+    let broken = scratch.file("broken.wasm", cofferdam_guests::BROKEN);
+    for (arguments, says) in [
+        (&[memory.as_str(), "--only", "nothing/"][..], "--only \"nothing/\": no case is called so"),
+        (&[&memory, "--node", "a"], "--node: 1 given; expected two that differ"),
+        (&[&memory, "--timeout", "soon"], "--timeout: "),
+        (&[&memory, "--parameter", "a=1", "--parameter", "a=2"], "--parameter"),
+        (&["/nowhere.wasm"], "/nowhere.wasm: cannot be read"),
+        (&[&broken], "which is not granted to it; add `http` to its grants"),
+    ] {
+        let output = run(&scratch, &[&["backend", "test"], arguments].concat());
+        let line = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {line}");
+        assert!(line.lines().count() == 1 && line.contains(says), "{arguments:?}: {line}");
+    }
+}

@@ -21,3 +21,15 @@ pub const HOSTILE: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_HOSTILE"));
 /// A backend that uses the imports `http`, `session` and `secrets` as the parameter `script` of a creation tells it.
 #[cfg(feature = "net")]
 pub const NET: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_NET"));
+
+/// A driver that can do everything and breaks one rule of the contract: which, its setting `break` says.
+#[cfg(feature = "broken")]
+pub const BROKEN: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_BROKEN"));
+
+/// The driver that `cofferdam backend new` begins with.
+#[cfg(feature = "examples")]
+pub const STARTER: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_STARTER"));
+
+/// The driver of the fake array.
+#[cfg(feature = "examples")]
+pub const ARRAY: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_ARRAY"));

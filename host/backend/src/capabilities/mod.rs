@@ -22,7 +22,8 @@ use self::{
     workers::Workers,
 };
 use crate::{
-    bindings::cofferdam::storage as wit, guard::Guard, instance::Host, limits::Limits, waits::Waits,
+    bindings::cofferdam::storage as wit, guard::Guard, instance::Host, limits::Limits, testing::FaultPlan,
+    waits::Waits,
 };
 
 /// What one call brings with it.
@@ -53,6 +54,7 @@ pub(crate) struct Capabilities {
     pool: Option<Arc<pool::Pool>>,
     pool_workers: Workers,
     waits: Waits,
+    faults: FaultPlan,
 }
 
 /// What all calls of one backend share.
@@ -65,6 +67,7 @@ pub(crate) struct Shared {
     /// The backend's directory, when the operator gives it one.
     pub(crate) pool: Option<Arc<pool::Pool>>,
     pub(crate) pool_workers: Workers,
+    pub(crate) faults: FaultPlan,
 }
 
 impl Shared {
@@ -84,6 +87,7 @@ impl Shared {
             pool: self.pool.clone(),
             pool_workers: self.pool_workers.clone(),
             waits,
+            faults: self.faults.clone(),
         }
     }
 }

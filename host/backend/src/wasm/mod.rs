@@ -110,6 +110,14 @@ impl WasmBackend {
         Self { shared: Arc::new(shared) }
     }
 
+    /// The same backend as a second process would have it: the same component, settings and state, with guards and a breaker
+    /// of its own. For the conformance suite, which asks what happens when two processes call a driver at once.
+    #[must_use]
+    pub fn twin(&self) -> Arc<Self> {
+        let Shared { engine, parts, description, .. } = &*self.shared;
+        Arc::new(Self::new(Arc::clone(engine), Arc::clone(parts), description.clone()))
+    }
+
     /// The driver's name.
     pub fn driver(&self) -> &DriverName {
         &self.shared.description.name

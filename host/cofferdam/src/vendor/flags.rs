@@ -14,6 +14,8 @@ pub(crate) enum BackendCommand {
     Inspect(InspectFlags),
     /// Make one call of a component and print what it answers
     Call(Box<CallFlags>),
+    /// Call a component as a cluster would, and as a bad day would, and print which rules of the contract it keeps
+    Test(Box<TestFlags>),
 }
 
 /// Flags of `backend new`.
@@ -114,15 +116,57 @@ pub(crate) struct TestFlags {
     #[command(flatten)]
     pub(crate) component: ComponentFlags,
 
-    /// Run only the cases whose names contain this
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) only: Option<String>,
+    /// Try only the cases whose names begin so, or match it when it has a *; repeat it for more
+    #[arg(long = "only", value_name = "PATTERN")]
+    pub(crate) only: Vec<String>,
 
-    /// A parameter of the class that volumes need; repeat it for more
-    #[arg(long = "parameter", value_name = "KEY=VALUE", value_parser = pair)]
+    /// A parameter of the class of volumes; repeat it for more
+    #[arg(long = "parameter", value_name = "KEY=VALUE", value_parser = pair, help_heading = "What the driver is asked for")]
     pub(crate) parameters: Vec<(String, String)>,
 
-    /// What the names of volumes and the order of calls are derived from [default: a new one, which is printed]
+    /// A parameter that can be changed while a volume lives; without one, what changes parameters is not tried
+    #[arg(long = "mutable-parameter", value_name = "KEY=VALUE", value_parser = pair, help_heading = "What the driver is asked for")]
+    pub(crate) mutable_parameters: Vec<(String, String)>,
+
+    /// A parameter of the class of snapshots; repeat it for more
+    #[arg(long = "snapshot-parameter", value_name = "KEY=VALUE", value_parser = pair, help_heading = "What the driver is asked for")]
+    pub(crate) snapshot_parameters: Vec<(String, String)>,
+
+    /// Size of a volume; a case may ask for four times this
+    #[arg(long, value_name = "QUANTITY", value_parser = bytes, default_value = "1Mi", help_heading = "What the driver is asked for")]
+    pub(crate) size: u64,
+
+    /// Who may read and write
+    #[arg(
+        long,
+        value_enum,
+        value_name = "MODE",
+        default_value = "single-node-writer",
+        help_heading = "What the driver is asked for"
+    )]
+    pub(crate) access_mode: Mode,
+
+    /// Use volumes as raw devices instead of filesystems
+    #[arg(long, help_heading = "What the driver is asked for")]
+    pub(crate) block: bool,
+
+    /// Place where volumes must be reachable, such as zone=a,rack=7, for drivers with topology
+    #[arg(long, value_name = "KEY=VALUE,…", value_parser = place, help_heading = "What the driver is asked for")]
+    pub(crate) topology: Option<Place>,
+
+    /// Node to publish to; two are needed, and given by default
+    #[arg(long = "node", value_name = "NODE", help_heading = "What the driver is asked for")]
+    pub(crate) nodes: Vec<String>,
+
+    /// How long one call may take
+    #[arg(long, value_name = "DURATION", default_value = "30s")]
+    pub(crate) timeout: String,
+
+    /// How long a call is repeated whose outcome is open
+    #[arg(long, value_name = "DURATION", default_value = "1m")]
+    pub(crate) patience: String,
+
+    /// What the names of volumes are made from [default: a new one, which is printed]
     #[arg(long, value_name = "NUMBER")]
     pub(crate) seed: Option<u64>,
 
@@ -309,6 +353,14 @@ fn pair(text: &str) -> Result<(String, String), String> {
         // What stands there may be a secret.
         Some(_) | None => Err("expected KEY=VALUE".to_owned()),
     }
+}
+
+/// A place by its topology keys.
+#[derive(Clone, Debug)]
+pub(crate) struct Place(pub(crate) Vec<(String, String)>);
+
+fn place(text: &str) -> Result<Place, String> {
+    segments(text).map(Place)
 }
 
 fn segments(text: &str) -> Result<Vec<(String, String)>, String> {

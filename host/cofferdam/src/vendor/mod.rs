@@ -6,6 +6,7 @@ mod component;
 mod flags;
 mod inspect;
 mod new;
+mod test;
 
 use std::{collections::HashMap, path::PathBuf};
 
@@ -41,5 +42,6 @@ pub(crate) async fn run(
         BackendCommand::New(flags) => Ok((new::new(&flags)?, true)),
         BackendCommand::Inspect(flags) => Ok((inspect::inspect(flags, environment).await?, true)),
         BackendCommand::Call(flags) => call::call(*flags, environment).await,
+        BackendCommand::Test(flags) => test::test(*flags, environment).await,
     }
 }

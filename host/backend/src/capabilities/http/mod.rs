@@ -76,7 +76,14 @@ impl Host for Capabilities {
             Ok(order) => {
                 let _wait = self.waits.begin();
                 let customer = Customer { tenant: self.tenant(), guard: self.context.guard.clone() };
-                Arc::clone(&self.http).exchange(order, customer).await
+                let client = Arc::clone(&self.http);
+                let answer = self.faults.around(async { Ok(client.exchange(order, customer).await) }).await?;
+                if self.faults.loses() {
+                    let lost = "the conformance suite lost the answer".to_owned();
+                    Err(Failed::sent(Failure::Broken, lost))
+                } else {
+                    answer
+                }
             }
             Err(failed) => {
                 self.http.refused(&failed);

@@ -41,8 +41,9 @@ impl Capabilities {
         };
         let _wait = self.waits.begin();
         let guard = self.context.guard.clone();
-        let done = self.pool_workers.run(guard, move || pool.perform(operation, work)).await;
-        done.map_err(|error| wasmtime::Error::msg(format!("the pool failed: {error}")))
+        let work = self.pool_workers.run(guard, move || pool.perform(operation, work));
+        let failed = |error| wasmtime::Error::msg(format!("the pool failed: {error}"));
+        self.faults.around(async move { work.await.map_err(failed) }).await
     }
 }
 

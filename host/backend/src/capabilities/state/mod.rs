@@ -242,13 +242,13 @@ fn check_batch(changes: &[Change]) -> Result<(), StateError> {
 impl Host for Capabilities {
     async fn get(&mut self, key: String) -> wasmtime::Result<Result<Option<Entry>, StateError>> {
         let _wait = self.waits.begin();
-        self.state.perform(self.context.guard.clone(), move |store| store.get(&key)).await
+        self.faults.around(self.state.perform(self.context.guard.clone(), move |store| store.get(&key))).await
     }
 
     async fn commit(&mut self, changes: Vec<Change>) -> wasmtime::Result<Result<u64, StateError>> {
         let _wait = self.waits.begin();
-        let done = self.state.perform(self.context.guard.clone(), move |store| store.commit(changes)).await?;
-        match done {
+        let work = self.state.perform(self.context.guard.clone(), move |store| store.commit(changes));
+        match self.faults.around(work).await? {
             Ok(version) => Ok(Ok(version)),
             Err(Failed::Refused(error)) => Ok(Err(error)),
             // The contract has no word for it among the errors, all of which mean that nothing was written. Ending the call
@@ -267,7 +267,7 @@ impl Host for Capabilities {
     ) -> wasmtime::Result<Result<Page, StateError>> {
         let _wait = self.waits.begin();
         let scan = move |store: &Store| store.scan(&prefix, after.as_deref(), limit);
-        self.state.perform(self.context.guard.clone(), scan).await
+        self.faults.around(self.state.perform(self.context.guard.clone(), scan)).await
     }
 }
 

@@ -1,0 +1,77 @@
+//! A case: one rule, and the calls that show whether a driver keeps it.
+
+use std::fmt;
+
+use cofferdam_domain::storage::{Ability, Feature};
+use futures::future::BoxFuture;
+
+use crate::{bench::Bench, check::Checked};
+
+/// What a driver, or a run, must have for a case to make sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// The driver exports an interface.
+    Can(Ability),
+    /// The driver names a feature.
+    Has(Feature),
+    /// The driver does not name a feature.
+    Lacks(Feature),
+    /// The driver lists volumes, or describes one.
+    Looks,
+    /// The driver imports `state`, `pool` or `http`, so that its calls can be ended between two host calls.
+    HostCalls,
+    /// The driver names topology keys, and the run was given a place.
+    Topology,
+    /// The driver names no topology keys.
+    NoTopology,
+    /// The driver imports `http`, so that an answer can be lost.
+    Http,
+    /// The run was given secrets.
+    Secrets,
+    /// The run was given parameters that `modification` accepts.
+    MutableParameters,
+}
+
+impl fmt::Display for Need {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Can(ability) => write!(f, "`{ability}`"),
+            Self::Has(feature) => write!(f, "feature `{feature}`"),
+            Self::Lacks(feature) => write!(f, "no feature `{feature}`"),
+            Self::Looks => f.write_str("`listing` or `inspection`"),
+            Self::HostCalls => f.write_str("import of `state`, `pool` or `http`"),
+            Self::Topology => f.write_str("topology keys and a place"),
+            Self::NoTopology => f.write_str("no topology keys"),
+            Self::Http => f.write_str("import of `http`"),
+            Self::Secrets => f.write_str("secrets"),
+            Self::MutableParameters => f.write_str("mutable parameters"),
+        }
+    }
+}
+
+/// One rule of the contract with its test.
+#[derive(Clone, Copy)]
+pub struct Case {
+    /// Interface and rule, such as `volumes/create-is-idempotent`.
+    pub id: &'static str,
+    /// The rule in one sentence.
+    pub rule: &'static str,
+    /// Where the rule stands: an interface of the contract, or a call of CSI 1.12.
+    pub source: &'static str,
+    /// Without these the case is skipped.
+    pub needs: &'static [Need],
+    pub(crate) run: for<'a> fn(&'a Bench) -> BoxFuture<'a, Checked>,
+}
+
+impl Case {
+    /// The interface that the case is about.
+    pub fn interface(&self) -> &'static str {
+        self.id.split_once('/').map_or(self.id, |(interface, _)| interface)
+    }
+}
+
+impl fmt::Debug for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Case").field("id", &self.id).finish_non_exhaustive()
+    }
+}

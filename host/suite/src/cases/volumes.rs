@@ -1,0 +1,358 @@
+//! Volumes that come and go.
+
+mod absent;
+pub(super) mod names;
+
+use cofferdam_backend::Backend as _;
+use cofferdam_domain::{
+    VolumeHandle,
+    storage::{
+        AccessType, CapabilityMode, CapacityRange, CreateVolume, CreatedVolume, ErrorKind, Parameters,
+        StorageError, ValidateVolume, Validation, VolumeCapability,
+    },
+};
+
+use super::case;
+use crate::{
+    Case,
+    bench::{Bench, Origin},
+    check::{Checked, done, done_or_refused, failed, holds, refused, same},
+};
+
+/// How a driver may refuse a size.
+pub(super) const BAD_SIZE: [ErrorKind; 3] =
+    [ErrorKind::OutOfRange, ErrorKind::InvalidArgument, ErrorKind::ResourceExhausted];
+
+pub(super) const CASES: &[Case] = &[
+    case!(
+        "volumes/create-is-idempotent",
+        "The same create again answers with the same volume, also at another process.",
+        "wit volumes.create; CSI CreateVolume",
+        [],
+        create_is_idempotent
+    ),
+    case!(
+        "volumes/create-other-size",
+        "A name that exists with a size outside of the range is already-exists.",
+        "wit volumes.create; CSI CreateVolume",
+        [],
+        create_other_size
+    ),
+    case!(
+        "volumes/create-other-parameters",
+        "A name that exists with other parameters is already-exists, or invalid-argument when they are wrong by themselves.",
+        "wit volumes.create; CSI CreateVolume",
+        [],
+        create_other_parameters
+    ),
+    case!(
+        "volumes/create-other-capability",
+        "A name that exists for another way of use is already-exists, or invalid-argument when the driver has no such use.",
+        "wit volumes.create; CSI CreateVolume",
+        [],
+        create_other_capability
+    ),
+    case!(
+        "volumes/size-in-range",
+        "A volume has at least the required size and at most the limit.",
+        "wit types.capacity-range; CSI CreateVolume",
+        [],
+        size_in_range
+    ),
+    case!(
+        "volumes/one-byte",
+        "One byte is rounded up to what the driver can make, or is out-of-range.",
+        "CSI CreateVolume",
+        [],
+        one_byte
+    ),
+    case!(
+        "volumes/empty-range",
+        "A required size above the limit is refused finally.",
+        "wit types.error-kind; CSI CreateVolume",
+        [],
+        empty_range
+    ),
+    case!(
+        "volumes/absurd-size",
+        "A size that no storage has is refused finally.",
+        "wit types.error-kind; CSI CreateVolume",
+        [],
+        absurd_size
+    ),
+    case!(
+        "volumes/no-size",
+        "A size of nothing is refused finally.",
+        "wit types.capacity-range",
+        [],
+        no_size
+    ),
+    case!(
+        "volumes/no-capability",
+        "A create without a way of use is invalid-argument.",
+        "wit types.create-request; CSI CreateVolume",
+        [],
+        no_capability
+    ),
+    case!(
+        "volumes/unknown-parameter",
+        "A parameter that the driver does not know is invalid-argument: a slip in a class must not pass unseen.",
+        "CSI CreateVolume; docs/conformance.md",
+        [],
+        unknown_parameter
+    ),
+    case!(
+        "volumes/short-name",
+        "A name of one byte works.",
+        "wit types.create-request; CSI size limits",
+        [],
+        names::short
+    ),
+    case!(
+        "volumes/long-names",
+        "Names of 128 bytes work, and two that differ in the last byte are two volumes.",
+        "wit types.create-request; CSI size limits",
+        [],
+        names::long
+    ),
+    case!(
+        "volumes/unicode-names",
+        "A name may have any characters but control characters.",
+        "CSI CreateVolume",
+        [],
+        names::unicode
+    ),
+    case!(
+        "volumes/similar-names",
+        "Names that differ in case or punctuation are different volumes.",
+        "wit types.create-request",
+        [],
+        names::similar
+    ),
+    case!(
+        "volumes/bad-names",
+        "A name that is empty, has more than 128 bytes or has control characters is invalid-argument.",
+        "wit types.create-request; CSI CreateVolume",
+        [],
+        names::bad
+    ),
+    case!(
+        "volumes/delete-is-idempotent",
+        "Deleting what is deleted is a success, also at another process.",
+        "wit volumes.delete; CSI DeleteVolume",
+        [],
+        absent::delete_is_idempotent
+    ),
+    case!(
+        "volumes/delete-unknown",
+        "Deleting a handle that was never given is a success, whatever it looks like.",
+        "wit volumes.delete; CSI DeleteVolume",
+        [],
+        absent::delete_unknown
+    ),
+    case!(
+        "volumes/delete-deletes",
+        "A deleted volume is gone.",
+        "wit volumes.delete; CSI DeleteVolume",
+        [],
+        absent::delete_deletes
+    ),
+    case!(
+        "volumes/create-after-delete",
+        "The name of a deleted volume is free, for any size.",
+        "wit volumes.create",
+        [],
+        absent::create_after_delete
+    ),
+    case!(
+        "volumes/validate-confirms",
+        "The uses that a volume was created for are confirmed.",
+        "wit volumes.validate; CSI ValidateVolumeCapabilities",
+        [],
+        validate_confirms
+    ),
+    case!(
+        "volumes/validate-refuses",
+        "A filesystem that does not exist is refused with a reason, or is invalid-argument.",
+        "wit volumes.validate; CSI ValidateVolumeCapabilities",
+        [],
+        validate_refuses
+    ),
+    case!(
+        "volumes/validate-no-capability",
+        "A validation of no use is invalid-argument.",
+        "CSI ValidateVolumeCapabilities",
+        [],
+        validate_no_capability
+    ),
+    case!(
+        "volumes/validate-missing",
+        "Validating a volume that does not exist is not-found.",
+        "wit volumes.validate; CSI ValidateVolumeCapabilities",
+        [],
+        absent::validate_missing
+    ),
+];
+
+impl Bench {
+    /// Asks whether a volume can be used in some ways.
+    pub(super) async fn validate(
+        &self,
+        volume: &CreatedVolume,
+        capabilities: &[VolumeCapability],
+    ) -> Result<Validation, StorageError> {
+        self.settled("validate", || {
+            let request = ValidateVolume {
+                handle: volume.handle.clone(),
+                context: volume.context.clone(),
+                capabilities: capabilities.to_vec(),
+                parameters: self.options.parameters.clone(),
+                mutable_parameters: Parameters::new(),
+            };
+            self.backend.validate_volume(self.call(), request)
+        })
+        .await
+    }
+
+    /// A volume of a handle that no volume has.
+    pub(super) fn ghost(&self) -> CreatedVolume {
+        CreatedVolume {
+            handle: VolumeHandle::new(self.name("ghost")),
+            capacity: None,
+            context: Parameters::new(),
+            topology: Vec::new(),
+            attachment: None,
+        }
+    }
+}
+
+/// A request with another range.
+pub(super) fn sized(request: &CreateVolume, required: Option<u64>, limit: Option<u64>) -> CreateVolume {
+    CreateVolume { capacity: CapacityRange { required, limit }, ..request.clone() }
+}
+
+async fn create_is_idempotent(bench: &Bench) -> Checked {
+    let (request, first) = bench.volume("twice").await?;
+    let twin = bench.twin();
+    for backend in [&bench.backend, &twin] {
+        let again = bench.create_from(backend, &request, &Origin::Empty).await;
+        same("the same answer again", &first, &done("the same create again", again)?)?;
+    }
+    Ok(())
+}
+
+async fn create_other_size(bench: &Bench) -> Checked {
+    let (request, first) = bench.volume("resized").await?;
+    let size = first.capacity.unwrap_or(bench.options.size);
+    let other = sized(&request, Some(size.saturating_mul(2)), None);
+    refused("the name with twice the size", &bench.create(&other).await, &[ErrorKind::AlreadyExists])
+}
+
+async fn create_other_parameters(bench: &Bench) -> Checked {
+    let (request, _) = bench.volume("reparameterised").await?;
+    let mut parameters = request.parameters.clone();
+    parameters.insert("cofferdam-test-unknown".to_owned(), "1".to_owned());
+    let other = CreateVolume { parameters, ..request };
+    let kinds = [ErrorKind::AlreadyExists, ErrorKind::InvalidArgument];
+    refused("the name with another parameter", &bench.create(&other).await, &kinds)
+}
+
+async fn create_other_capability(bench: &Bench) -> Checked {
+    let (request, _) = bench.volume("reused").await?;
+    let mode = if bench.options.capability.mode == CapabilityMode::MultiNodeReaderOnly {
+        CapabilityMode::SingleNodeWriter
+    } else {
+        CapabilityMode::MultiNodeReaderOnly
+    };
+    let capability = VolumeCapability { mode, ..bench.options.capability.clone() };
+    let other = CreateVolume { capabilities: vec![capability], ..request };
+    let kinds = [ErrorKind::AlreadyExists, ErrorKind::InvalidArgument];
+    refused("the name for another use", &bench.create(&other).await, &kinds)
+}
+
+async fn size_in_range(bench: &Bench) -> Checked {
+    let size = bench.options.size;
+    for (required, limit) in
+        [(Some(size), None), (Some(size), Some(size.saturating_mul(4))), (None, Some(size.saturating_mul(4)))]
+    {
+        let request = sized(&bench.request("ranged"), required, limit);
+        let volume = done("a volume of a range", bench.create(&request).await)?;
+        let fits = volume.capacity.is_none_or(|size| {
+            required.is_none_or(|required| size >= required) && limit.is_none_or(|limit| size <= limit)
+        });
+        let expected = || format!("at least {}, at most {}", bytes(required), bytes(limit));
+        holds(fits, expected, || bytes(volume.capacity))?;
+    }
+    Ok(())
+}
+
+/// A size, or none.
+pub(super) fn bytes(size: Option<u64>) -> String {
+    size.map_or_else(|| "any size".to_owned(), |size| format!("{size} bytes"))
+}
+
+async fn one_byte(bench: &Bench) -> Checked {
+    let request = sized(&bench.request("tiny"), Some(1), None);
+    done_or_refused("a volume of one byte", &bench.create(&request).await, &BAD_SIZE).map(drop)
+}
+
+async fn empty_range(bench: &Bench) -> Checked {
+    let size = bench.options.size;
+    let request = sized(&bench.request("impossible"), Some(size.saturating_mul(2)), Some(size));
+    refused("a required size above the limit", &bench.create(&request).await, &BAD_SIZE)
+}
+
+async fn absurd_size(bench: &Bench) -> Checked {
+    for size in [u64::MAX >> 1, u64::MAX] {
+        let request = sized(&bench.request("huge"), Some(size), None);
+        refused(&format!("a volume of {size} bytes"), &bench.create(&request).await, &BAD_SIZE)?;
+    }
+    Ok(())
+}
+
+async fn no_size(bench: &Bench) -> Checked {
+    let request = sized(&bench.request("nothing"), None, Some(0));
+    refused("a volume of at most 0 bytes", &bench.create(&request).await, &BAD_SIZE)
+}
+
+async fn no_capability(bench: &Bench) -> Checked {
+    let request = CreateVolume { capabilities: Vec::new(), ..bench.request("useless") };
+    refused("a create without a way of use", &bench.create(&request).await, &[ErrorKind::InvalidArgument])
+}
+
+async fn unknown_parameter(bench: &Bench) -> Checked {
+    let mut request = bench.request("mistyped");
+    request.parameters.insert("cofferdam-test-unknown".to_owned(), "1".to_owned());
+    let answer = bench.create(&request).await;
+    refused("a create with an unknown parameter", &answer, &[ErrorKind::InvalidArgument])
+}
+
+async fn validate_confirms(bench: &Bench) -> Checked {
+    let (request, volume) = bench.volume("valid").await?;
+    let answer = done("validate", bench.validate(&volume, &request.capabilities).await)?;
+    same("the validation", &Validation::Confirmed, &answer)
+}
+
+async fn validate_refuses(bench: &Bench) -> Checked {
+    let (_, volume) = bench.volume("invalid").await?;
+    let access = AccessType::Filesystem {
+        fs_type: Some("cofferdam-test-fs".to_owned()),
+        mount_flags: Vec::new(),
+        mount_group: None,
+    };
+    let use_ = VolumeCapability { mode: CapabilityMode::SingleNodeWriter, access };
+    let expected = "a refusal with a reason";
+    match bench.validate(&volume, &[use_]).await {
+        Ok(Validation::Confirmed) => failed(expected, "the filesystem `cofferdam-test-fs` is confirmed"),
+        Ok(Validation::Refused(why)) => {
+            holds(!why.trim().is_empty(), || expected.to_owned(), || "a refusal without a reason".to_owned())
+        }
+        answer @ Err(_) => refused(expected, &answer, &[ErrorKind::InvalidArgument]),
+    }
+}
+
+async fn validate_no_capability(bench: &Bench) -> Checked {
+    let (_, volume) = bench.volume("unused").await?;
+    let answer = bench.validate(&volume, &[]).await;
+    refused("a validation without a way of use", &answer, &[ErrorKind::InvalidArgument])
+}

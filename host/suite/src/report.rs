@@ -1,0 +1,180 @@
+//! The report card: for people, for programs, for build servers.
+
+mod junit;
+mod text;
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::Case;
+
+/// What a run found.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The component, as it was given.
+    pub source: String,
+    /// What the names of the run were made from.
+    pub seed: u64,
+    /// The command that repeats the run, without the seed and without a choice of cases.
+    pub command: String,
+    /// Who the driver says it is; absent when it was not loaded.
+    pub driver: Option<Driver>,
+    /// Every case of the run, in the order of the table.
+    pub entries: Vec<Entry>,
+    /// What could not be deleted.
+    pub left: Vec<String>,
+    /// Whether listing or inspection returns who owns a volume; absent when the run has not seen it.
+    pub keeps_owners: Option<bool>,
+}
+
+/// Who a driver says it is, and what it can do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Driver {
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// SHA-256 of the component.
+    pub digest: String,
+    /// The optional interfaces that it exports.
+    pub abilities: Vec<String>,
+    /// The features that it names.
+    pub features: Vec<String>,
+}
+
+/// One case with what came of it.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// The case.
+    pub case: &'static Case,
+    /// What came of it.
+    pub verdict: Verdict,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// What came of a case.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The driver keeps the rule.
+    Passed,
+    /// The driver breaks the rule.
+    Failed {
+        /// What the rule wants, in one line.
+        expected: String,
+        /// What came back, in one line.
+        found: String,
+        /// The last calls before that, each with its answer.
+        calls: Vec<String>,
+    },
+    /// The rule was not tried; the text says why.
+    Skipped(String),
+}
+
+impl Entry {
+    pub(crate) fn new(case: &'static Case, verdict: Verdict, took: Duration) -> Self {
+        Self { case, verdict, took }
+    }
+}
+
+impl Report {
+    pub(crate) fn new(source: String, seed: u64, command: String) -> Self {
+        Self {
+            source,
+            seed,
+            command,
+            driver: None,
+            entries: Vec::new(),
+            left: Vec::new(),
+            keeps_owners: None,
+        }
+    }
+
+    /// Whether no rule is broken. A run that tried nothing has not passed.
+    pub fn passed(&self) -> bool {
+        let (passed, failed, _) = self.totals();
+        failed == 0 && passed > 0
+    }
+
+    /// How many cases passed, failed and were skipped.
+    pub fn totals(&self) -> (usize, usize, usize) {
+        let count =
+            |wanted: fn(&Verdict) -> bool| self.entries.iter().filter(|entry| wanted(&entry.verdict)).count();
+        (
+            count(|verdict| matches!(verdict, Verdict::Passed)),
+            count(|verdict| matches!(verdict, Verdict::Failed { .. })),
+            count(|verdict| matches!(verdict, Verdict::Skipped(_))),
+        )
+    }
+
+    /// The ids of the failed cases.
+    pub fn failures(&self) -> Vec<&'static str> {
+        let failed = |entry: &&Entry| matches!(entry.verdict, Verdict::Failed { .. });
+        self.entries.iter().filter(failed).map(|entry| entry.case.id).collect()
+    }
+
+    /// The command that repeats this run, or one case of it.
+    pub(crate) fn rerun(&self, case: Option<&str>) -> String {
+        let only = case.map(|case| format!(" --only {case}")).unwrap_or_default();
+        format!("{}{only} --seed {}", self.command, self.seed)
+    }
+
+    /// For people, with colours when the terminal has them.
+    pub fn to_text(&self, colour: bool) -> String {
+        text::write(self, colour)
+    }
+
+    /// For build servers: JUnit's XML, one suite for each interface.
+    pub fn to_junit(&self) -> String {
+        junit::write(self)
+    }
+
+    /// For programs.
+    pub fn to_json(&self) -> Value {
+        let (passed, failed, skipped) = self.totals();
+        json!({
+            "component": self.source,
+            "seed": self.seed,
+            "rerun": self.rerun(None),
+            "driver": self.driver.as_ref().map(|driver| json!({
+                "name": driver.name,
+                "version": driver.version,
+                "digest": driver.digest,
+                "abilities": driver.abilities,
+                "features": driver.features,
+            })),
+            "passed": passed,
+            "failed": failed,
+            "skipped": skipped,
+            "leakDetection": self.keeps_owners,
+            "left": self.left,
+            "cases": self.entries.iter().map(entry).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn entry(entry: &Entry) -> Value {
+    let Case { id, rule, source, .. } = entry.case;
+    let milliseconds = u64::try_from(entry.took.as_millis()).unwrap_or(u64::MAX);
+    let mut value = json!({ "id": id, "rule": rule, "source": source, "milliseconds": milliseconds });
+    if let Some(fields) = value.as_object_mut() {
+        let mut set = |key: &str, text: &str| fields.insert(key.to_owned(), Value::from(text));
+        match &entry.verdict {
+            Verdict::Passed => {
+                set("verdict", "passed");
+            }
+            Verdict::Failed { expected, found, calls } => {
+                set("verdict", "failed");
+                set("expected", expected);
+                set("found", found);
+                fields.insert("calls".to_owned(), Value::from(calls.clone()));
+            }
+            Verdict::Skipped(why) => {
+                set("verdict", "skipped");
+                set("reason", why);
+            }
+        }
+    }
+    value
+}

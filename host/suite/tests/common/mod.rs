@@ -1,0 +1,48 @@
+//! What the tests share.
+#![allow(dead_code, reason = "each test uses a part of it")]
+#![allow(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
+
+use std::time::Duration;
+
+use cofferdam_backend::{
+    BackendConfig, CompiledCache, Engine, EngineOptions, Grant, HttpConfig, OriginConfig, Source,
+};
+use cofferdam_domain::storage::Secret;
+use cofferdam_suite::{Options, Report, run};
+
+/// An engine whose compiled code lives in the build's directory.
+pub(crate) fn engine() -> Engine {
+    let cache = CompiledCache::Directory(std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("compiled"));
+    Engine::new(EngineOptions { cache, ..EngineOptions::default() }).unwrap()
+}
+
+/// The options of a run over the driver that breaks rules on demand.
+pub(crate) fn options(settings: &[(&str, &str)], only: &[&str]) -> Options {
+    let given = |wanted: &str| settings.iter().find(|(key, _)| *key == wanted).map(|(_, value)| *value);
+    let topology = given("topology").and_then(|place| place.split_once('='));
+    let topology = topology.map(|(key, value)| [(key.to_owned(), value.to_owned())].into());
+    let origins = given("url").into_iter().map(|url| OriginConfig {
+        origin: url.to_owned(),
+        addresses: Some(vec!["127.0.0.1".to_owned()]),
+        ..OriginConfig::default()
+    });
+    let http = HttpConfig { origins: origins.collect() };
+    let mut grants = BackendConfig::default().grants;
+    grants.insert(Grant::Http);
+    let settings = settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    Options {
+        config: BackendConfig { settings, http, grants, ..BackendConfig::default() },
+        mutable_parameters: [("iops".to_owned(), "100".to_owned())].into(),
+        patience: Duration::from_millis(500),
+        secrets: given("secret").map(|name| (name.to_owned(), Secret::new("x"))).into_iter().collect(),
+        topology,
+        only: only.iter().map(|id| (*id).to_owned()).collect(),
+        ..Options::default()
+    }
+}
+
+/// A run over the driver that breaks rules on demand.
+pub(crate) async fn broken(engine: &Engine, settings: &[(&str, &str)], only: &[&str]) -> Report {
+    let source = Source::Bytes { name: "broken.wasm".to_owned(), bytes: cofferdam_guests::BROKEN };
+    run(engine, source, options(settings, only)).await.unwrap()
+}

@@ -1,0 +1,153 @@
+//! What a request asks for, checked.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cofferdam_guest::{
+    AccessMode, AccessType, CapacityRange, KeyValues, Result, StorageError, VolumeCapability, to_map,
+};
+
+use crate::{broken, broken_for, db::Db};
+
+/// Size when the request leaves it open.
+const DEFAULT_SIZE: u64 = 1 << 20;
+/// Largest volume.
+pub(crate) const MAX_SIZE: u64 = 1 << 50;
+/// CSI's limit for names.
+const MAX_NAME: usize = 128;
+
+/// FNV-1a with 128 bits.
+pub(crate) fn digest(text: &str) -> String {
+    let hash = text.bytes().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128, |hash, byte| {
+        (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
+    });
+    format!("{hash:032x}")
+}
+
+/// Whether a name may be one.
+pub(crate) fn name(name: &str) -> Result<()> {
+    let bad = name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control);
+    let spoiled = (name.len() < 2 && broken("volumes/short-name"))
+        || (!name.is_ascii() && broken("volumes/unicode-names"));
+    if (bad && !broken("volumes/bad-names")) || spoiled {
+        return Err(StorageError::invalid_argument(format!("the name {name:?} is not valid")));
+    }
+    Ok(())
+}
+
+/// The handle of a volume's name.
+pub(crate) fn handle(name: &str) -> String {
+    let mut name = name.to_owned();
+    if name.len() == MAX_NAME && broken("volumes/long-names") {
+        name.truncate(100);
+    }
+    if broken("volumes/similar-names") {
+        name = name.to_lowercase();
+    }
+    format!("v-{}", digest(&name))
+}
+
+/// The parameters of a class: `label` is the only one.
+pub(crate) fn parameters(pairs: KeyValues) -> Result<BTreeMap<String, String>> {
+    let parameters = to_map(pairs);
+    if parameters.len() > 100 && broken("limits/many-parameters") {
+        return Err(StorageError::permission_denied("too many parameters to count"));
+    }
+    if parameters.values().any(|value| value.len() > 1_000) && broken("limits/large-parameters") {
+        return Err(StorageError::permission_denied("too large a parameter"));
+    }
+    match parameters.keys().find(|key| *key != "label") {
+        Some(key) if !broken("volumes/unknown-parameter") => {
+            Err(StorageError::invalid_argument(format!("the parameter {key:?} is not known")))
+        }
+        _ => Ok(parameters),
+    }
+}
+
+/// The parameters that can be changed: `iops` is the only one.
+pub(crate) fn mutable(pairs: KeyValues, rule: &str) -> Result<BTreeMap<String, String>> {
+    let parameters = to_map(pairs);
+    match parameters.keys().find(|key| *key != "iops") {
+        Some(key) if !broken(rule) => {
+            Err(StorageError::invalid_argument(format!("the mutable parameter {key:?} is not known")))
+        }
+        _ => Ok(parameters),
+    }
+}
+
+/// Ways of use, written out.
+pub(crate) fn uses(capabilities: &[VolumeCapability], rule: &str) -> Result<BTreeSet<String>> {
+    if capabilities.is_empty() && !broken(rule) {
+        return Err(StorageError::invalid_argument("there is no way of use"));
+    }
+    capabilities.iter().map(use_of).collect()
+}
+
+/// A way of use, written out.
+pub(crate) fn use_of(capability: &VolumeCapability) -> Result<String> {
+    let mode = capability.mode;
+    let fine = matches!(mode, AccessMode::SingleNodeSingleWriter | AccessMode::SingleNodeMultiWriter);
+    if fine && broken("features/single-node-multi-writer") {
+        return Err(StorageError::invalid_argument(format!("{mode:?} is not known")));
+    }
+    let access = match &capability.access {
+        AccessType::Block => "block".to_owned(),
+        AccessType::Filesystem(access) => {
+            if access.mount_group.is_some() && broken("features/volume-mount-group") {
+                return Err(StorageError::invalid_argument("there are no groups"));
+            }
+            format!("{:?} {:?} {:?}", access.fs_type, access.mount_flags, access.mount_group)
+        }
+    };
+    Ok(format!("{mode:?} {access}"))
+}
+
+/// Whether a way of use is one of many nodes.
+pub(crate) fn many_nodes(capability: &VolumeCapability) -> bool {
+    matches!(
+        capability.mode,
+        AccessMode::MultiNodeReaderOnly
+            | AccessMode::MultiNodeSingleWriter
+            | AccessMode::MultiNodeMultiWriter
+    )
+}
+
+/// Chooses the size of a new volume.
+pub(crate) fn size(name: &str, range: CapacityRange) -> Result<u64> {
+    let limit = range.limit_bytes.unwrap_or(MAX_SIZE);
+    let required = range.required_bytes.unwrap_or(DEFAULT_SIZE.min(limit));
+    if broken_for("volumes/size-in-range", name, "ranged") {
+        return Ok(required.saturating_mul(8));
+    }
+    if required == 0 && broken("volumes/no-size") {
+        return Ok(DEFAULT_SIZE);
+    }
+    if required > limit && range.limit_bytes.is_some() && broken("volumes/empty-range") {
+        return Ok(required);
+    }
+    if required > MAX_SIZE && broken("volumes/absurd-size") {
+        return Ok(MAX_SIZE);
+    }
+    if required == 0 || required > limit || required > MAX_SIZE {
+        return Err(StorageError::out_of_range(format!(
+            "no volume has a size of {required} to {limit} bytes"
+        )));
+    }
+    Ok(required)
+}
+
+/// The size of what a volume is made from.
+pub(crate) fn source_size(db: &Db, origin: Option<&str>) -> Result<u64> {
+    let Some(origin) = origin else { return Ok(0) };
+    let volume = db.volumes.get(origin).map(|volume| volume.size);
+    let snapshot = db.snapshots.get(origin).map(|snapshot| snapshot.size);
+    let rule = if origin.starts_with("s-") || origin.contains("-ghost-snapshot-") {
+        "restoring/missing-source"
+    } else {
+        "cloning/missing-source"
+    };
+    match volume.or(snapshot) {
+        Some(size) => Ok(size),
+        None if broken(rule) => Ok(0),
+        None => Err(StorageError::not_found(format!("there is no source {origin:?}"))),
+    }
+}

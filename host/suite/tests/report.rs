@@ -1,0 +1,105 @@
+//! What a report card says, in its three forms.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking, also in what its functions share"
+)]
+
+mod common;
+
+use std::time::Duration;
+
+use cofferdam_backend::Source;
+use cofferdam_suite::{Options, Report, Verdict, run};
+
+async fn report() -> Report {
+    let settings = [("break", "volumes/size-in-range"), ("features", "")];
+    common::broken(&common::engine(), &settings, &["identity", "volumes/size", "features/volume"]).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_report_names_the_rule_and_both_sides() {
+    let report = report().await;
+    assert!(!report.passed());
+    assert_eq!((report.totals(), report.failures()), ((4, 1, 2), vec!["volumes/size-in-range"]));
+    let text = report.to_text(false);
+    for expected in [
+        "broken.example 1  (broken.wasm)",
+        "  can       cloning, restoring, publishing, ",
+        "  features  none",
+        "  seed      0",
+        "\nidentity\n  passed  loads\n",
+        "  FAILED  size-in-range\n            rule      A volume has at least the required size and at most the limit.",
+        "            called    volumes.create(\"cofferdam-test-00000000-ranged-0\", at least 1048576 bytes, for single-node-writer filesystem) → success: CreatedVolume {",
+        "            expected  at least 1048576 bytes, at most 4194304 bytes\n",
+        "            found     8388608 bytes\n            again     cofferdam backend test --only volumes/size-in-range --seed 0\n",
+        "  skipped volume-condition: the driver does not name the feature `volume-condition`\n",
+        "\n4 passed, 1 failed, 2 skipped\n",
+        "leak detection: none",
+    ] {
+        assert!(text.contains(expected), "{expected:?} is not in\n{text}");
+    }
+    assert!(!text.contains('\u{1b}'));
+    assert!(report.to_text(true).contains("\u{1b}[31mFAILED \u{1b}[0m size-in-range"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn programs_and_build_servers_read_the_same() {
+    let report = report().await;
+    let json = report.to_json();
+    assert_eq!((&json["passed"], &json["failed"], &json["skipped"]), (&4.into(), &1.into(), &2.into()));
+    assert_eq!(json["driver"]["name"], "broken.example");
+    let cases = json["cases"].as_array().unwrap();
+    let failed = cases.iter().find(|case| case["verdict"] == "failed").unwrap();
+    assert_eq!((&failed["id"], &failed["found"]), (&"volumes/size-in-range".into(), &"8388608 bytes".into()));
+    let xml = report.to_junit();
+    for expected in [
+        "<testsuites name=\"broken.wasm\" tests=\"7\" failures=\"1\" skipped=\"2\"",
+        "<testsuite name=\"volumes\" tests=\"1\" failures=\"1\" skipped=\"0\">",
+        "<testcase classname=\"cofferdam.volumes\" name=\"volumes/size-in-range\" time=\"",
+        "found: 8388608 bytes\n",
+        "<skipped message=\"the driver does not name the feature `volume-condition`\"/>",
+    ] {
+        assert!(xml.contains(expected), "{expected:?} is not in\n{xml}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_component_that_does_not_load_is_one_failure() {
+    let report = common::broken(&common::engine(), &[("break", "identity/loads")], &[]).await;
+    assert_eq!(report.failures(), ["identity/loads"]);
+    let text = report.to_text(false);
+    assert!(text.contains("the driver name is \"Not A Name\""), "{text}");
+    assert_eq!(report.totals().0, 0, "nothing else was tried");
+}
+
+/// The calls of the one case that fails.
+async fn calls_with(seed: u64) -> serde_json::Value {
+    let options = Options {
+        seed,
+        ..common::options(&[("break", "volumes/size-in-range")], &["volumes/size-in-range"])
+    };
+    let source = Source::Bytes { name: "broken.wasm".to_owned(), bytes: cofferdam_guests::BROKEN };
+    run(&common::engine(), source, options).await.unwrap().to_json()["cases"][0]["calls"].clone()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_same_seed_makes_the_same_calls() {
+    let first = calls_with(7).await;
+    assert!(first[0].as_str().unwrap().starts_with("volumes.create(\"cofferdam-test-00000007-"), "{first}");
+    assert_eq!(first, calls_with(7).await);
+    assert_ne!(first, calls_with(8).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn storage_that_never_answers_is_given_up() {
+    let mut options = Options { patience: Duration::from_millis(10), ..Options::default() };
+    options.config.settings.insert("errors".to_owned(), "create:unavailable:always".to_owned());
+    let source = Source::Bytes { name: "memory.wasm".to_owned(), bytes: cofferdam_guests::MEMORY };
+    let report = run(&common::engine(), source, options).await.unwrap();
+    assert!(report.failures().contains(&"volumes/create-is-idempotent"));
+    let last = report.entries.last().unwrap();
+    let why = "5 calls before did not come to an end: the storage does not answer";
+    assert_eq!(last.verdict, Verdict::Skipped(why.to_owned()));
+}
