@@ -369,7 +369,7 @@ fn what_cannot_be_tested_is_a_usage_error() {
         (&[&memory, "--timeout", "soon"], "--timeout: "),
         (&[&memory, "--parameter", "a=1", "--parameter", "a=2"], "--parameter"),
         (&["/nowhere.wasm"], "/nowhere.wasm: cannot be read"),
-        (&[&broken], "which is not granted to it; add `http` to its grants"),
+        (&[&broken], "which is not granted to it; name the origins of its requests"),
     ] {
         let output = run(&scratch, &[&["backend", "test"], arguments].concat());
         let line = String::from_utf8(output.stderr).unwrap();
