@@ -83,7 +83,8 @@ pub use bindings::{
     cofferdam::storage::types::{
         AccessMode, AccessType, Attachment, CapacityRange, Condition, CreateRequest, ErrorKind,
         FilesystemAccess, Finality, KeyValues, Owner, ReclaimPolicy, Segments, Snapshot, SnapshotHandle,
-        StorageError, TopologyRequirement, Volume, VolumeCapability, VolumeHandle, VolumeStatus,
+        SnapshotOwner, StorageError, TopologyRequirement, Volume, VolumeCapability, VolumeHandle,
+        VolumeStatus,
     },
     exports::cofferdam::storage::{
         identity::{Description, Placement, Readiness},

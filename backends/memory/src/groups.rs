@@ -9,7 +9,7 @@ use cofferdam_guest::{
 };
 
 use crate::{
-    records::{self, Books, Call, Decision, Group, Snapshot, decide, find, group_key, snapshot_key},
+    records::{self, Books, Call, Decision, Group, Owner, Snapshot, decide, find, group_key, snapshot_key},
     request::{self, LABEL},
     snapshots,
 };
@@ -21,6 +21,7 @@ const MAX_MEMBERS: usize = 14;
 pub(crate) fn create<S: Store>(call: &Call<'_, S>, request: &GroupRequest) -> Result<GroupSnapshot> {
     let handle = request::handle("group", "group name", &request.name)?;
     let sources = sources(request)?;
+    let owner = request.owner.as_ref().map(Owner::read_snapshot).transpose()?;
     let mut parameters = request::parameters(&request.parameters, &[LABEL])?;
     // What the caller adds of its own objects is not the group's.
     parameters.retain(|key, _| key == LABEL);
@@ -38,6 +39,7 @@ pub(crate) fn create<S: Store>(call: &Call<'_, S>, request: &GroupRequest) -> Re
             let size = records::volume(call.store, source)?.value.size;
             let member = format!("member-{:032x}", request::fnv1a(format!("{handle}\0{source}").as_bytes()));
             let record = Snapshot {
+                owner: owner.clone(),
                 name: request.name.clone(),
                 source: (*source).clone(),
                 size,

@@ -208,6 +208,9 @@ pub(crate) struct Snapshot {
     /// The group that it belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) group: Option<String>,
+    /// Who asked for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) owner: Option<Owner>,
 }
 
 /// A group of snapshots.
@@ -245,6 +248,27 @@ impl Owner {
             volume: owner.pv_name.clone(),
             retain: matches!(owner.reclaim_policy, ReclaimPolicy::Retain),
         })
+    }
+
+    /// Reads the owner of a snapshot: the same four things under other names.
+    pub(crate) fn read_snapshot(owner: &cofferdam_guest::SnapshotOwner) -> Result<Self> {
+        Self::read(&cofferdam_guest::Owner {
+            cluster_id: owner.cluster_id.clone(),
+            claim_uid: owner.snapshot_uid.clone(),
+            pv_name: owner.content_name.clone(),
+            reclaim_policy: owner.reclaim_policy,
+        })
+    }
+
+    /// The owner of a snapshot as the contract spells it.
+    pub(crate) fn write_snapshot(&self) -> cofferdam_guest::SnapshotOwner {
+        let owner = self.write();
+        cofferdam_guest::SnapshotOwner {
+            cluster_id: owner.cluster_id,
+            snapshot_uid: owner.claim_uid,
+            content_name: owner.pv_name,
+            reclaim_policy: owner.reclaim_policy,
+        }
     }
 
     /// As the contract spells it.

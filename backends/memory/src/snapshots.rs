@@ -8,7 +8,7 @@ use cofferdam_guest::{
 
 use crate::{
     listing::{self, Pages},
-    records::{self, Books, Call, Decision, SNAPSHOTS, Snapshot, decide, find, snapshot_key},
+    records::{self, Books, Call, Decision, Owner, SNAPSHOTS, Snapshot, decide, find, snapshot_key},
     request::{self, LABEL},
 };
 
@@ -43,6 +43,7 @@ pub(crate) fn create<S: Store>(
             created_ms: call.now_ms,
             polls_left: call.settings.snapshot_ready_after,
             group: None,
+            owner: request.owner.as_ref().map(Owner::read_snapshot).transpose()?,
         };
         let changes = vec![state::put(&snapshot_key(&handle), &record, None)?, books.change()?];
         Ok(Decision::Commit(changes, describe(&handle, &record)))
@@ -121,5 +122,6 @@ pub(crate) fn describe(handle: &str, record: &Snapshot) -> cofferdam_guest::Snap
         created_at_ms: record.created_ms,
         ready: record.polls_left == 0,
         group: record.group.clone(),
+        owner: record.owner.as_ref().map(Owner::write_snapshot),
     }
 }

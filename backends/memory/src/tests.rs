@@ -56,6 +56,7 @@ fn create(call: &Call<'_, Fake>, name: &str, bytes: u64, source: Option<Source>)
 fn publish(call: &Call<'_, Fake>, handle: &str, node: &str) -> Result<()> {
     let request = PublishRequest {
         handle: handle.to_owned(),
+        node_identities: Vec::new(),
         node: node.to_owned(),
         capability: shared(),
         read_only: false,
@@ -65,14 +66,18 @@ fn publish(call: &Call<'_, Fake>, handle: &str, node: &str) -> Result<()> {
 }
 
 fn cut(call: &Call<'_, Fake>, name: &str) -> Result<()> {
-    let request =
-        SnapshotRequest { name: name.to_owned(), source: "mem-old".to_owned(), parameters: Vec::new() };
+    let request = SnapshotRequest {
+        name: name.to_owned(),
+        source: "mem-old".to_owned(),
+        parameters: Vec::new(),
+        owner: None,
+    };
     snapshots::create(call, &request).map(drop)
 }
 
 fn cut_group(call: &Call<'_, Fake>, name: &str) -> Result<Vec<String>> {
     let sources = vec!["mem-old".to_owned(), "mem-other".to_owned()];
-    let request = GroupRequest { name: name.to_owned(), sources, parameters: Vec::new() };
+    let request = GroupRequest { name: name.to_owned(), sources, parameters: Vec::new(), owner: None };
     let group = groups::create(call, &request)?;
     Ok(group.snapshots.into_iter().map(|member| member.handle).collect())
 }

@@ -89,5 +89,6 @@ fn snapshot(handle: String, record: Record) -> Snapshot {
         created_at_ms: record.changed_ms,
         ready: true,
         group: None,
+        owner: None,
     }
 }

@@ -236,8 +236,12 @@ fn make(fake: &Fake, request: &CreateRequest, source: Option<(Sort, &str)>) -> R
 }
 
 fn cut(fake: &Fake, name: &str, source: &str) -> Result<Snapshot> {
-    let request =
-        SnapshotRequest { name: name.to_owned(), source: source.to_owned(), parameters: Vec::new() };
+    let request = SnapshotRequest {
+        name: name.to_owned(),
+        source: source.to_owned(),
+        parameters: Vec::new(),
+        owner: None,
+    };
     snapshots::create(&fake.place(), request)
 }
 

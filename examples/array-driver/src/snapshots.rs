@@ -97,5 +97,6 @@ fn snapshot(found: model::Snapshot) -> Snapshot {
         created_at_ms: found.created_ms,
         ready: true,
         group: None,
+        owner: None,
     }
 }

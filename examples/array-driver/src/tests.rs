@@ -79,12 +79,13 @@ fn create(name: &str, required: u64) -> Volume {
 
 fn cut(name: &str, source: &str) -> Result<Snapshot> {
     let (name, source) = (name.to_owned(), source.to_owned());
-    <ArrayDriver as Snapshots>::create(SnapshotRequest { name, source, parameters: Vec::new() })
+    <ArrayDriver as Snapshots>::create(SnapshotRequest { name, source, parameters: Vec::new(), owner: None })
 }
 
 fn publication(handle: &str, node: &str, mode: AccessMode) -> PublishRequest {
     PublishRequest {
         handle: handle.to_owned(),
+        node_identities: Vec::new(),
         node: node.to_owned(),
         capability: block(mode),
         read_only: false,

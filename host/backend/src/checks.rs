@@ -195,6 +195,11 @@ pub(crate) fn snapshot(snapshot: &Snapshot) -> Result<(), String> {
     if let Some(group) = &snapshot.group {
         id("the group's handle", group.as_str())?;
     }
+    if let Some(owner) = &snapshot.owner {
+        text("the owner's cluster", owner.cluster.as_str(), 0, MAX_OWNER)?;
+        text("the owner's snapshot", owner.snapshot.as_str(), 0, MAX_OWNER)?;
+        text("the owner's content", &owner.content, 0, MAX_OWNER)?;
+    }
     if i64::try_from(snapshot.created_at_ms).is_err() {
         return Err(format!(
             "the snapshot was cut at {} ms; expected at most {}",

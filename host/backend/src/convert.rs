@@ -6,8 +6,8 @@ use cofferdam_domain::{
         AccessType, AttachmentRecord, CapabilityMode, Capacity, CapacityQuery, CapacityRange, Condition,
         CreateGroupSnapshot, CreateSnapshot, CreateVolume, CreatedVolume, Description, ErrorKind,
         ExpandVolume, Finality, GroupSnapshot, Owner, Parameters, Placement, PublishVolume, Readiness,
-        Segments, Snapshot, SnapshotPage, StorageError, TopologyRequirement, ValidateVolume, Validation,
-        VolumeCapability, VolumePage, VolumeStatus,
+        Segments, Snapshot, SnapshotOwner, SnapshotPage, StorageError, TopologyRequirement, ValidateVolume,
+        Validation, VolumeCapability, VolumePage, VolumeStatus,
     },
 };
 
@@ -91,11 +91,30 @@ fn owner(owner: Owner) -> wit::Owner {
     }
 }
 
+fn snapshot_owner(owner: SnapshotOwner) -> wit::SnapshotOwner {
+    wit::SnapshotOwner {
+        cluster_id: owner.cluster.as_str().to_owned(),
+        snapshot_uid: owner.snapshot.as_str().to_owned(),
+        content_name: owner.content,
+        reclaim_policy: if owner.retain { wit::ReclaimPolicy::Retain } else { wit::ReclaimPolicy::Delete },
+    }
+}
+
+fn snapshot_owner_of(owner: wit::SnapshotOwner) -> SnapshotOwner {
+    SnapshotOwner {
+        cluster: owner.cluster_id.into(),
+        snapshot: owner.snapshot_uid.into(),
+        content: owner.content_name,
+        retain: owner.reclaim_policy == wit::ReclaimPolicy::Retain,
+    }
+}
+
 /// A request as the guest reads it.
 pub(crate) fn publish_request(request: PublishVolume) -> publishing::PublishRequest {
     publishing::PublishRequest {
         handle: request.handle.as_str().to_owned(),
         node: request.node.as_str().to_owned(),
+        node_identities: pairs(request.node_identities),
         capability: capability(request.capability),
         read_only: request.read_only,
         context: pairs(request.context),
@@ -117,6 +136,7 @@ pub(crate) fn snapshot_request(request: CreateSnapshot) -> snapshots::SnapshotRe
         name: request.name,
         source: request.source.as_str().to_owned(),
         parameters: pairs(request.parameters),
+        owner: request.owner.map(snapshot_owner),
     }
 }
 
@@ -126,6 +146,7 @@ pub(crate) fn group_request(request: CreateGroupSnapshot) -> group_snapshots::Gr
         name: request.name,
         sources: request.sources.iter().map(|source| source.as_str().to_owned()).collect(),
         parameters: pairs(request.parameters),
+        owner: request.owner.map(snapshot_owner),
     }
 }
 
@@ -205,6 +226,7 @@ pub(crate) fn snapshot(snapshot: wit::Snapshot) -> Snapshot {
         created_at_ms: snapshot.created_at_ms,
         ready: snapshot.ready,
         group: snapshot.group.map(GroupSnapshotHandle::from),
+        owner: snapshot.owner.map(snapshot_owner_of),
     }
 }
 

@@ -247,6 +247,7 @@ async fn secrets_do_not_come_back() {
         name: "echo-handle".to_owned(),
         source: VolumeHandle::new("v"),
         parameters: Parameters::new(),
+        owner: None,
     };
     let error = backend.create_snapshot(secret_call(), asked).await.unwrap_err();
     assert_unknown(&error, ErrorKind::Internal, "the snapshot handle holds a secret of the call");
@@ -311,14 +312,17 @@ async fn snapshots_and_groups_that_lie() {
         ("long-group", "the group's handle has 129 bytes"),
     ] {
         let (name, source, parameters) = (lie.to_owned(), source.clone(), parameters.clone());
-        let error =
-            backend.create_snapshot(call(), CreateSnapshot { name, source, parameters }).await.unwrap_err();
+        let error = backend
+            .create_snapshot(call(), CreateSnapshot { name, source, parameters, owner: None })
+            .await
+            .unwrap_err();
         assert_unknown(&error, ErrorKind::Internal, expected);
     }
     let group = |name: &str| CreateGroupSnapshot {
         name: name.to_owned(),
         sources: [VolumeHandle::new("a"), VolumeHandle::new("b")].into(),
         parameters: Parameters::new(),
+        owner: None,
     };
     let members = "the group's members are not one snapshot of each volume that was asked for";
     for (lie, expected) in [

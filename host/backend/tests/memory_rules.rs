@@ -39,6 +39,7 @@ fn used(mode: CapabilityMode) -> VolumeCapability {
 fn on(handle: &str, node: &str, mode: CapabilityMode) -> PublishVolume {
     PublishVolume {
         handle: VolumeHandle::new(handle),
+        node_identities: Parameters::new(),
         node: NodeName::new(node),
         capability: used(mode),
         read_only: false,
@@ -47,7 +48,12 @@ fn on(handle: &str, node: &str, mode: CapabilityMode) -> PublishVolume {
 }
 
 fn snapshot(name: &str, source: &str) -> CreateSnapshot {
-    CreateSnapshot { name: name.to_owned(), source: VolumeHandle::new(source), parameters: Parameters::new() }
+    CreateSnapshot {
+        name: name.to_owned(),
+        source: VolumeHandle::new(source),
+        parameters: Parameters::new(),
+        owner: None,
+    }
 }
 
 fn grow(handle: &str, required: Option<u64>, limit: Option<u64>) -> ExpandVolume {
@@ -245,7 +251,12 @@ async fn groups_are_whole() {
     }
     let cut = |name: &str, numbers: std::ops::Range<u32>| {
         let sources = numbers.map(|number| VolumeHandle::new(format!("mem-{number}"))).collect();
-        let request = CreateGroupSnapshot { name: name.to_owned(), sources, parameters: Parameters::new() };
+        let request = CreateGroupSnapshot {
+            name: name.to_owned(),
+            sources,
+            parameters: Parameters::new(),
+            owner: None,
+        };
         backend.create_group_snapshot(call(), request)
     };
     let before = backend.state_keys();

@@ -210,6 +210,7 @@ async fn the_pool_driver_keeps_real_bytes() {
     // What is not exported is refused without asking it.
     let publish = PublishVolume {
         handle: image.handle.clone(),
+        node_identities: BTreeMap::new(),
         node: NodeName::new("n1"),
         capability: block("disk", 1).capabilities.remove(0),
         read_only: false,
@@ -221,6 +222,7 @@ async fn the_pool_driver_keeps_real_bytes() {
         name: "s".to_owned(),
         source: directory.handle.clone(),
         parameters: BTreeMap::new(),
+        owner: None,
     };
     let snapshot = backend.create_snapshot(call(), snapshot).await.unwrap();
     fs::write(files.join("note"), "of the second day").unwrap();

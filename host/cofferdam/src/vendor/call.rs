@@ -136,7 +136,10 @@ fn prepare<'a>(
         }
         Function::CreateSnapshot => {
             let (name, source) = (a.name()?, a.source()?.into());
-            json(backend.create_snapshot(call, CreateSnapshot { name, source, parameters: a.parameters()? }))
+            json(backend.create_snapshot(
+                call,
+                CreateSnapshot { name, source, parameters: a.parameters()?, owner: None },
+            ))
         }
         Function::DeleteSnapshot => json(backend.delete_snapshot(call, a.handle()?.into())),
         Function::GetSnapshot => json(backend.get_snapshot(call, a.handle()?.into())),
@@ -146,7 +149,7 @@ fn prepare<'a>(
         }
         Function::CreateGroup => {
             let (name, sources) = (a.name()?, a.sources());
-            let request = CreateGroupSnapshot { name, sources, parameters: a.parameters()? };
+            let request = CreateGroupSnapshot { name, sources, parameters: a.parameters()?, owner: None };
             json(backend.create_group_snapshot(call, request))
         }
         Function::DeleteGroup => {
@@ -176,6 +179,7 @@ fn validation(a: &mut Arguments) -> Result<ValidateVolume, VendorError> {
 fn publication(a: &mut Arguments) -> Result<PublishVolume, VendorError> {
     Ok(PublishVolume {
         handle: a.handle()?.into(),
+        node_identities: BTreeMap::new(),
         node: a.node()?.into(),
         capability: a.capability(),
         read_only: a.read_only(),

@@ -20,7 +20,9 @@ pub use ability::{Ability, Feature};
 pub use description::{Description, Placement, Readiness};
 pub use error::{ErrorKind, Finality, StorageError};
 pub use secrets::{Secret, Secrets};
-pub use snapshot::{CreateGroupSnapshot, CreateSnapshot, GroupSnapshot, Snapshot, SnapshotPage};
+pub use snapshot::{
+    CreateGroupSnapshot, CreateSnapshot, GroupSnapshot, Snapshot, SnapshotOwner, SnapshotPage,
+};
 pub use status::{Capacity, CapacityQuery, Condition, VolumePage, VolumeStatus};
 
 /// Opaque key-value pairs between a class, a driver and a volume, in the order of their keys.
@@ -191,6 +193,8 @@ pub struct PublishVolume {
     pub handle: VolumeHandle,
     /// The node, by its CSI node id.
     pub node: NodeName,
+    /// What the node is called in the protocols that storage speaks, such as `iscsi-initiator`.
+    pub node_identities: Parameters,
     /// How it will be used there.
     pub capability: VolumeCapability,
     /// Whether for reading only; needs [`Feature::PublishReadonly`].

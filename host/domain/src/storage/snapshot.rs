@@ -5,9 +5,23 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 use crate::{
-    ids::{GroupSnapshotHandle, SnapshotHandle, VolumeHandle},
+    ids::{ClusterId, GroupSnapshotHandle, SnapshotHandle, Uid, VolumeHandle},
     storage::Parameters,
 };
+
+/// For whom a snapshot or a group of them is cut.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SnapshotOwner {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// The VolumeSnapshot or VolumeGroupSnapshot.
+    pub snapshot: Uid,
+    /// Name of the object that stands for what is cut.
+    pub content: String,
+    /// Whether it stays when that object is gone.
+    pub retain: bool,
+}
 
 /// Arguments of CreateSnapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -18,6 +32,8 @@ pub struct CreateSnapshot {
     pub source: VolumeHandle,
     /// The class' parameters.
     pub parameters: Parameters,
+    /// For whom.
+    pub owner: Option<SnapshotOwner>,
 }
 
 /// A snapshot. CSI `Snapshot`.
@@ -36,6 +52,8 @@ pub struct Snapshot {
     pub ready: bool,
     /// The group that it belongs to.
     pub group: Option<GroupSnapshotHandle>,
+    /// For whom it was cut, when the driver has kept that.
+    pub owner: Option<SnapshotOwner>,
 }
 
 /// Answer of ListSnapshots.
@@ -57,6 +75,8 @@ pub struct CreateGroupSnapshot {
     pub sources: BTreeSet<VolumeHandle>,
     /// The class' parameters.
     pub parameters: Parameters,
+    /// For whom.
+    pub owner: Option<SnapshotOwner>,
 }
 
 /// A group snapshot. CSI `VolumeGroupSnapshot`.

@@ -141,6 +141,7 @@ async fn labelled(bench: &Bench, label: &str) -> Checked<(CreateGroupSnapshot, G
         name: bench.name(label),
         sources: sources(bench).await?,
         parameters: bench.options.snapshot_parameters.clone(),
+        owner: None,
     };
     let group = done("a new group", bench.cut_group(&request).await)?;
     let members = group.snapshots.iter().map(|member| member.handle.clone()).collect();
@@ -176,7 +177,7 @@ async fn missing_source(bench: &Bench) -> Checked {
     let mut sources = sources(bench).await?;
     sources.insert(bench.ghost().handle);
     let parameters = bench.options.snapshot_parameters.clone();
-    let request = CreateGroupSnapshot { name: bench.name("group"), sources, parameters };
+    let request = CreateGroupSnapshot { name: bench.name("group"), sources, parameters, owner: None };
     let answer = bench.cut_group(&request).await;
     refused("a group with a volume that does not exist", &answer, &[ErrorKind::NotFound])
 }
@@ -186,6 +187,7 @@ async fn no_source(bench: &Bench) -> Checked {
         name: bench.name("group"),
         sources: BTreeSet::new(),
         parameters: bench.options.snapshot_parameters.clone(),
+        owner: None,
     };
     let answer = bench.cut_group(&request).await;
     refused("a group of no volumes", &answer, &[ErrorKind::InvalidArgument])

@@ -110,6 +110,7 @@ impl Bench {
         let [first, second] = &self.options.nodes;
         PublishVolume {
             handle: volume.handle.clone(),
+            node_identities: std::collections::BTreeMap::new(),
             node: if node == 0 { first.clone() } else { second.clone() },
             capability: self.options.capability.clone(),
             read_only: false,

@@ -168,6 +168,7 @@ impl Bench {
             name: self.name(label),
             source: source.clone(),
             parameters: self.options.snapshot_parameters.clone(),
+            owner: None,
         }
     }
 

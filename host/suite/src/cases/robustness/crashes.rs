@@ -161,8 +161,12 @@ pub(super) async fn group(bench: &Bench) -> Checked {
     let before = bench.storage();
     for fault in places() {
         let parameters = bench.options.snapshot_parameters.clone();
-        let request =
-            CreateGroupSnapshot { name: bench.name("dying-group"), sources: sources.clone(), parameters };
+        let request = CreateGroupSnapshot {
+            name: bench.name("dying-group"),
+            sources: sources.clone(),
+            parameters,
+            owner: None,
+        };
         let died = dies(bench, fault, |twin| twin.create_group_snapshot(bench.call(), request.clone())).await;
         let what = format!("the same group after one {}", told(fault));
         let healed = done(&what, bench.cut_group(&request).await)?;

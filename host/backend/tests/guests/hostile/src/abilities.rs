@@ -18,6 +18,7 @@ fn snapshot(handle: &str, source: &str) -> Snapshot {
         created_at_ms: 1,
         ready: true,
         group: None,
+        owner: None,
     }
 }
 

@@ -27,6 +27,7 @@ fn snapshot(handle: &str, kept: &Snap) -> Snapshot {
         created_at_ms,
         ready: !broken_for("snapshots/become-ready", &kept.name, "readying"),
         group: kept.group.clone(),
+        owner: None,
     }
 }
 
