@@ -367,14 +367,12 @@ impl<S: Store, P: Pool> Place<'_, S, P> {
 /// Why an item was not made, with what an operator can do.
 fn refused(error: PoolError, record: &Record) -> StorageError {
     let asked = record.source.as_ref().map(|source| source.consistency);
-    match error {
-        PoolError::Unsupported(reason) if asked == Some(Consistency::Crash) => {
-            StorageError::failed_precondition(format!(
-                "{reason}; a class with the parameter {CONSISTENCY:?} set to \"none\" takes a copy that is right only while nothing writes"
-            ))
-        }
-        error => error.into(),
+    if let (PoolError::Unsupported(reason), Some(Consistency::Crash)) = (&error, asked) {
+        return StorageError::failed_precondition(format!(
+            "{reason}; a class with the parameter {CONSISTENCY:?} set to \"none\" takes a copy that is right only while nothing writes"
+        ));
     }
+    error.into()
 }
 
 /// How the place of a next part begins.
