@@ -1,10 +1,11 @@
 //! One directory of the host that the operator names, with directories and image files by plain names.
 //!
 //! Every change is whole: after a crash it has happened or it has not. A copy that has begun runs to its end, also when the
-//! call that made it is over; until then its name is [`PoolError::Busy`].
+//! call that made it is over; until then its name is [`PoolError::Busy`]. Wherever it is said that nothing was made,
+//! [`PoolError::Unknown`] is the exception: the change may be there, and the same call again tells.
 
 pub use crate::bindings::cofferdam::storage::{
-    pool::{Item, ItemKind, Page, PoolError, Room},
+    pool::{CopyMode, Item, ItemKind, Page, PoolError, Room},
     types::Bound,
 };
 use crate::{StorageError, host::pool as host};
@@ -47,8 +48,15 @@ pub trait Pool {
     /// # Errors
     ///
     /// [`PoolError::Missing`] for a source that does not exist, [`PoolError::Exists`] when the name is taken,
-    /// [`PoolError::Busy`] while an earlier copy to this name runs, and whatever else went wrong; nothing was made then.
-    fn copy(&self, source: &str, name: &str, size_bytes: Option<u64>) -> Result<(), PoolError>;
+    /// [`PoolError::Busy`] while an earlier copy to this name runs, [`PoolError::Unsupported`] for [`CopyMode::OneMoment`] where
+    /// there is no such copy, and whatever else went wrong; nothing was made then.
+    fn copy(
+        &self,
+        source: &str,
+        name: &str,
+        size_bytes: Option<u64>,
+        mode: CopyMode,
+    ) -> Result<(), PoolError>;
 
     /// Describes an item.
     ///
@@ -93,8 +101,14 @@ impl Pool for Host {
         host::grow(name, size_bytes)
     }
 
-    fn copy(&self, source: &str, name: &str, size_bytes: Option<u64>) -> Result<(), PoolError> {
-        host::copy(source, name, size_bytes)
+    fn copy(
+        &self,
+        source: &str,
+        name: &str,
+        size_bytes: Option<u64>,
+        mode: CopyMode,
+    ) -> Result<(), PoolError> {
+        host::copy(source, name, size_bytes, mode)
     }
 
     fn measure(&self, name: &str) -> Result<Item, PoolError> {
@@ -111,7 +125,8 @@ impl Pool for Host {
 }
 
 impl From<PoolError> for StorageError {
-    /// The pool did nothing, so neither did the call, unless it had done something before.
+    /// Final for what the pool refuses, as long as this call has [changed](crate::changed) nothing before. A pool that failed or
+    /// is not sure leaves the outcome unknown, and what is at work leaves it in progress: the same call again tells.
     fn from(error: PoolError) -> Self {
         match error {
             PoolError::NoSpace(Bound { limit, given }) => {
@@ -132,6 +147,44 @@ impl From<PoolError> for StorageError {
                 Self::failed_precondition(format!("the pool's item {name:?} is of another kind"))
             }
             PoolError::Failed(reason) => Self::unavailable(format!("the pool failed: {reason}")),
+            PoolError::Unsupported(reason) => {
+                Self::failed_precondition(format!("the pool cannot do this: {reason}"))
+            }
+            PoolError::Unknown(reason) => Self::unavailable(format!("the pool is not sure: {reason}")),
+        }
+        .unless_changed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Finality, mock};
+
+    #[test]
+    fn what_was_done_before_a_refusal_is_not_forgotten() {
+        let host = mock::Host::new().install();
+        let outcome = |changes: bool| {
+            host.call(|| {
+                if changes {
+                    Host.create_directory("d").unwrap();
+                }
+                [
+                    Host.remove("missing").unwrap_err(),
+                    Host.create_image("i", 1).unwrap_err(),
+                    PoolError::Exists("d".to_owned()),
+                    PoolError::InvalidName("/".to_owned()),
+                    PoolError::NoSpace(Bound { limit: 1, given: 2 }),
+                    PoolError::WrongKind("d".to_owned()),
+                    PoolError::Unsupported("a device".to_owned()),
+                ]
+                .map(|error| StorageError::from(error).finality)
+            })
+        };
+        assert_eq!(outcome(false), [Finality::Final; 7]);
+        assert_eq!(outcome(true), [Finality::Unknown; 7]);
+        for error in [PoolError::Unknown(String::new()), PoolError::Failed(String::new())] {
+            assert_eq!(StorageError::from(error).finality, Finality::Unknown);
         }
     }
 }

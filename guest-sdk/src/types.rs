@@ -33,6 +33,9 @@ impl Volume {
 
 /// The kinds that nodes know, in their first version. Whether a node accepts one is its operator's to say.
 ///
+/// A `path` is relative: names parted by `/`, none of them empty, `.` or `..`. It begins at the root that the node's operator
+/// has given this driver for the kind, and no link is followed on the way.
+///
 /// ```
 /// use cofferdam_guest::Attachment;
 ///
@@ -46,12 +49,12 @@ impl Attachment {
         Self::of("none", &[])
     }
 
-    /// A directory of the node, by its absolute path.
+    /// A directory of the node, by its path below the driver's root there.
     pub fn directory(path: &str) -> Self {
         Self::of("directory", &[("path", path)])
     }
 
-    /// A file of the node that is used as a block device, by its absolute path.
+    /// A file of the node that is used as a block device, by its path below the driver's root there.
     pub fn image(path: &str) -> Self {
         Self::of("image", &[("path", path)])
     }

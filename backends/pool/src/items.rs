@@ -1,19 +1,20 @@
 //! Volumes and snapshots as records beside items: made and removed so that a death at any step is mended by the same call.
 //!
-//! A record is written first, as `making`; then the item is made, which is one step; then the record says `ready`. An item that
-//! exists under a record that is `making` is therefore the right one. A removal marks the record, removes the item, removes the
-//! record. Records and items have the same name.
+//! A record is written first, as `making`, with the name of an item that no other record ever has; then the item is made, which
+//! is one step; then the record says `ready`. An item that exists under a record that is `making` is therefore the right one. A
+//! removal marks the record, removes its item, removes the record. Calls for one name that overlap change the record by its
+//! version: who comes too late finds that, and removes only what is its own.
 
 use std::collections::BTreeMap;
 
 use cofferdam_guest::{
-    Result, StorageError,
+    ErrorKind, Finality, ReclaimPolicy, Result, SnapshotOwner, StorageError,
     pool::{ItemKind, Pool, PoolError},
-    state::{self, Store, Version, Versioned},
+    state::{self, StateError, Store, Version, Versioned},
 };
 use serde::{Deserialize, Serialize};
 
-use crate::request::{Kind, MAX_NAME, Shape};
+use crate::request::{CONSISTENCY, Consistency, Kind, MAX_NAME, Shape};
 
 /// The two stores of the node.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +23,8 @@ pub(crate) struct Place<'a, S, P> {
     pub(crate) pool: &'a P,
     /// The time of the call, in milliseconds since the Unix epoch.
     pub(crate) now_ms: u64,
+    /// A number of chance: it makes the name of the item that this call may make the only one.
+    pub(crate) chance: u64,
 }
 
 /// How far a record's item is.
@@ -38,13 +41,24 @@ pub(crate) enum Phase {
 pub(crate) struct Record {
     pub(crate) phase: Phase,
     pub(crate) name: String,
+    /// The name of its item in the pool.
+    pub(crate) item: String,
     pub(crate) kind: Kind,
     pub(crate) size: u64,
-    /// What it is a copy of: the handle of a volume or snapshot.
-    pub(crate) source: Option<String>,
+    pub(crate) source: Option<Source>,
     pub(crate) shape: Shape,
     pub(crate) owner: Option<Owner>,
+    /// When it was made or changed last; of a copy, when that began.
     pub(crate) changed_ms: u64,
+}
+
+/// What something is a copy of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Source {
+    /// The handle of a volume or snapshot.
+    pub(crate) handle: String,
+    pub(crate) item: String,
+    pub(crate) consistency: Consistency,
 }
 
 /// Who asked for a volume.
@@ -55,6 +69,48 @@ pub(crate) struct Owner {
     pub(crate) volume: String,
     pub(crate) retain: bool,
 }
+
+impl Owner {
+    pub(crate) fn of_volume(owner: &cofferdam_guest::Owner) -> Self {
+        Self {
+            cluster: owner.cluster_id.clone(),
+            claim: owner.claim_uid.clone(),
+            volume: owner.pv_name.clone(),
+            retain: matches!(owner.reclaim_policy, ReclaimPolicy::Retain),
+        }
+    }
+
+    pub(crate) fn for_volume(self) -> cofferdam_guest::Owner {
+        cofferdam_guest::Owner {
+            cluster_id: self.cluster,
+            claim_uid: self.claim,
+            pv_name: self.volume,
+            reclaim_policy: if self.retain { ReclaimPolicy::Retain } else { ReclaimPolicy::Delete },
+        }
+    }
+
+    /// The same four things under other names.
+    pub(crate) fn of_snapshot(owner: &SnapshotOwner) -> Self {
+        Self {
+            cluster: owner.cluster_id.clone(),
+            claim: owner.snapshot_uid.clone(),
+            volume: owner.content_name.clone(),
+            retain: matches!(owner.reclaim_policy, ReclaimPolicy::Retain),
+        }
+    }
+
+    pub(crate) fn for_snapshot(self) -> SnapshotOwner {
+        SnapshotOwner {
+            cluster_id: self.cluster,
+            snapshot_uid: self.claim,
+            content_name: self.volume,
+            reclaim_policy: if self.retain { ReclaimPolicy::Retain } else { ReclaimPolicy::Delete },
+        }
+    }
+}
+
+/// What a listing finds: a record, or why it cannot be read.
+pub(crate) type Listed = std::result::Result<Record, String>;
 
 /// Which of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,19 +140,36 @@ impl Sort {
     }
 }
 
+/// How many digits of chance end an item's name.
+const DIGITS: usize = 16;
+
 /// An error after something was written: it may have an effect, whatever its kind says.
 fn open(error: impl Into<StorageError>) -> StorageError {
     let error = error.into();
-    StorageError::new(error.kind, cofferdam_guest::Finality::Unknown, error.message)
+    StorageError::new(error.kind, Finality::Unknown, error.message)
 }
 
 impl<S: Store, P: Pool> Place<'_, S, P> {
+    /// The name of a new item, which nothing else ever has.
+    pub(crate) fn new_item(&self, handle: &str) -> String {
+        format!("{handle}.{:0DIGITS$x}", self.chance)
+    }
+
     /// Reads a record. A handle longer than any of ours is nobody's, and is not worth a key.
     pub(crate) fn find(&self, sort: Sort, handle: &str) -> Result<Option<Versioned<Record>>> {
         if handle.is_empty() || handle.len() > MAX_NAME {
             Ok(None)
         } else {
             state::read(self.store, &sort.key(handle))
+        }
+    }
+
+    /// Reads a record as a listing does.
+    pub(crate) fn look(&self, sort: Sort, handle: &str) -> Result<Option<Listed>> {
+        match self.find(sort, handle) {
+            Ok(found) => Ok(found.map(|found| Ok(found.value))),
+            Err(error) if error.kind == ErrorKind::Internal => Ok(Some(Err(error.message))),
+            Err(error) => Err(error),
         }
     }
 
@@ -114,80 +187,112 @@ impl<S: Store, P: Pool> Place<'_, S, P> {
         }
     }
 
+    /// The size of something that can be used. An image is larger than its record says when a call died after it grew.
+    pub(crate) fn size(&self, record: &Record) -> Result<u64> {
+        match record.kind {
+            Kind::Directory => Ok(record.size),
+            Kind::Image => {
+                let item = self.pool.measure(&record.item)?;
+                Ok(item.size_bytes.unwrap_or_default().max(record.size))
+            }
+        }
+    }
+
     /// Makes something of which there is no record.
     pub(crate) fn make(&self, sort: Sort, handle: &str, record: Record) -> Result<Record> {
-        if self.is_strange(sort, handle)? {
+        if let Some(item) = self.strange(sort, handle)? {
             return Err(StorageError::failed_precondition(format!(
-                "the pool has an item {handle:?} that this driver's state does not know: restore the state, or remove the item"
+                "the pool has an item {item:?} that this driver's state does not know: restore the state, or remove the item"
             )));
         }
         let version = self.write(sort, handle, &record, None)?;
         self.finish(sort, handle, Versioned { value: record, version })
     }
 
-    /// Whether there is an item without a record. Another process may be making or removing both right now, so that it is seen
-    /// twice or it is not so.
-    fn is_strange(&self, sort: Sort, handle: &str) -> Result<bool> {
-        for _ in 0..2 {
-            if self.exists(handle)?.is_none() || self.find(sort, handle)?.is_some() {
-                return Ok(false);
-            }
+    /// An item without a record. Another process may be making or removing both right now, so that it is seen twice or it is not
+    /// so.
+    fn strange(&self, sort: Sort, handle: &str) -> Result<Option<String>> {
+        let Some(first) = self.stray(handle)? else { return Ok(None) };
+        if self.find(sort, handle)?.is_some() {
+            return Ok(None);
         }
-        Ok(true)
+        let second = self.stray(handle)?.filter(|second| *second == first);
+        Ok(if second.is_some() && self.find(sort, handle)?.is_none() { second } else { None })
+    }
+
+    /// Goes on where an earlier call has ended. A copy that has not begun will show its source as it is now.
+    pub(crate) fn resume(&self, sort: Sort, handle: &str, found: Versioned<Record>) -> Result<Record> {
+        let Versioned { value: record, version } = found;
+        if record.source.is_none() || self.begun(&record.item)? {
+            return self.finish(sort, handle, Versioned { value: record, version });
+        }
+        let record = Record { changed_ms: self.now_ms, ..record };
+        let version = self.write(sort, handle, &record, Some(version))?;
+        self.finish(sort, handle, Versioned { value: record, version })
     }
 
     /// Makes the item of a record unless it is there, and says so in the record. When it cannot be made, the record goes.
-    pub(crate) fn finish(&self, sort: Sort, handle: &str, found: Versioned<Record>) -> Result<Record> {
+    fn finish(&self, sort: Sort, handle: &str, found: Versioned<Record>) -> Result<Record> {
         let Versioned { value: record, version } = found;
+        let item = record.item.as_str();
         let made = match (&record.source, record.kind) {
-            (Some(source), Kind::Directory) => self.pool.copy(source, handle, None),
-            (Some(source), Kind::Image) => self.pool.copy(source, handle, Some(record.size)),
-            (None, Kind::Directory) => self.pool.create_directory(handle),
-            (None, Kind::Image) => self.pool.create_image(handle, record.size),
+            (Some(source), Kind::Directory) => {
+                self.pool.copy(&source.item, item, None, source.consistency.mode())
+            }
+            (Some(source), Kind::Image) => {
+                self.pool.copy(&source.item, item, Some(record.size), source.consistency.mode())
+            }
+            (None, Kind::Directory) => self.pool.create_directory(item),
+            (None, Kind::Image) => self.pool.create_image(item, record.size),
         };
-        let failure = match made {
-            Ok(()) | Err(PoolError::Exists(_)) => None,
-            Err(error @ PoolError::Busy(_)) => return Err(error.into()),
-            // The copy was made by an earlier call, and its source has gone since.
-            Err(PoolError::Missing(_)) if self.exists(handle).map_err(open)?.is_some() => None,
-            Err(
-                error @ (PoolError::Missing(_)
-                | PoolError::InvalidName(_)
-                | PoolError::WrongKind(_)
-                | PoolError::InvalidSize(_)
-                | PoolError::NoSpace(_)
-                | PoolError::Failed(_)),
-            ) => Some(error),
-        };
-        if let Some(error) = failure {
-            self.store.commit(&[state::remove(&sort.key(handle), version)]).map_err(open)?;
-            return Err(StorageError::from(error).nothing_happened());
+        match made {
+            Ok(()) | Err(PoolError::Exists(_)) => {}
+            Err(error @ (PoolError::Busy(_) | PoolError::Unknown(_))) => return Err(error.into()),
+            // It was made by an earlier call, and its source has gone or the operator's bounds have changed since.
+            Err(_) if self.exists(item).map_err(open)?.is_some() => {}
+            Err(error) => {
+                self.store.commit(&[state::remove(&sort.key(handle), version)]).map_err(open)?;
+                return Err(refused(error, &record).nothing_happened());
+            }
         }
         let record = Record { phase: Phase::Ready, ..record };
-        self.write(sort, handle, &record, Some(version)).map_err(open)?;
-        Ok(record)
+        let ready = state::put(&sort.key(handle), &record, Some(version)).map_err(open)?;
+        match self.store.commit(&[ready]) {
+            Ok(_) => Ok(record),
+            Err(error @ StateError::Conflict(_)) => {
+                self.withdraw(sort, handle, &record.item)?;
+                Err(error.into())
+            }
+            Err(error) => Err(open(error)),
+        }
+    }
+
+    /// Removes an item if it was made for a record that is gone or going: who removed that was there too early to find it.
+    fn withdraw(&self, sort: Sort, handle: &str, item: &str) -> Result<()> {
+        match self.find(sort, handle).map_err(open)? {
+            Some(found) if found.value.item == item && found.value.phase != Phase::Removing => Ok(()),
+            Some(_) | None => self.remove(item),
+        }
     }
 
     /// Removes something with its item.
     pub(crate) fn clear(&self, sort: Sort, handle: &str, found: Versioned<Record>) -> Result<()> {
         let Versioned { value: record, mut version } = found;
+        let item = record.item.clone();
         if record.phase != Phase::Removing {
             version =
                 self.write(sort, handle, &Record { phase: Phase::Removing, ..record }, Some(version))?;
         }
-        match self.pool.remove(handle) {
-            Ok(()) | Err(PoolError::Missing(_)) => {}
-            Err(error @ PoolError::Busy(_)) => return Err(error.into()),
-            Err(
-                error @ (PoolError::Exists(_)
-                | PoolError::InvalidName(_)
-                | PoolError::WrongKind(_)
-                | PoolError::InvalidSize(_)
-                | PoolError::NoSpace(_)
-                | PoolError::Failed(_)),
-            ) => return Err(open(error)),
-        }
+        self.remove(&item)?;
         self.store.commit(&[state::remove(&sort.key(handle), version)]).map(drop).map_err(open)
+    }
+
+    fn remove(&self, item: &str) -> Result<()> {
+        match self.pool.remove(item) {
+            Ok(()) | Err(PoolError::Missing(_)) => Ok(()),
+            Err(error @ PoolError::Busy(_)) => Err(error.into()),
+            Err(error) => Err(open(error)),
+        }
     }
 
     /// Writes a record.
@@ -201,33 +306,89 @@ impl<S: Store, P: Pool> Place<'_, S, P> {
         Ok(self.store.commit(&[state::put(&sort.key(handle), record, replaces)?])?)
     }
 
-    /// The kind of an item, if there is one. A listing of one costs the same for a large directory as for a small one.
-    pub(crate) fn exists(&self, item: &str) -> Result<Option<ItemKind>> {
+    /// The kind of an item, if there is one.
+    fn exists(&self, item: &str) -> Result<Option<ItemKind>> {
+        Ok(self.scan_for(item)?)
+    }
+
+    /// A listing of one costs the same for a large directory as for a small one.
+    fn scan_for(&self, item: &str) -> std::result::Result<Option<ItemKind>, PoolError> {
         let page = self.pool.scan(item, None, 1)?;
         Ok(page.items.into_iter().find(|(name, _)| name == item).map(|(_, kind)| kind))
     }
 
-    /// What is wrong with the item of a record.
-    pub(crate) fn trouble(&self, handle: &str, record: &Record) -> Result<Option<String>> {
-        Ok(match (self.exists(handle)?, record.kind) {
-            (Some(ItemKind::Directory), Kind::Directory) => None,
-            (Some(ItemKind::Image), Kind::Image) => {
-                let size = self.pool.measure(handle)?.size_bytes.unwrap_or_default();
-                (size < record.size).then(|| format!("its image has {size} bytes; expected {}", record.size))
-            }
-            (Some(_), _) => Some(format!("its item in the pool is no {}", record.kind.as_str())),
-            (None, _) => Some("its item is missing from the pool".to_owned()),
-        })
+    /// Whether an item is there. One that is being made is neither: the call is in progress.
+    fn begun(&self, item: &str) -> Result<bool> {
+        if self.exists(item)?.is_some() {
+            return Ok(true);
+        }
+        match self.pool.measure(item) {
+            Ok(_) => Ok(true),
+            Err(PoolError::Missing(_)) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 
-    /// A part of all records: those that can be used, at most `limit` of them, and where the next part begins.
+    /// An item of a handle, whose record there is none of.
+    fn stray(&self, handle: &str) -> Result<Option<String>> {
+        let prefix = format!("{handle}.");
+        let mut after: Option<String> = None;
+        loop {
+            let page = self.pool.scan(&prefix, after.as_deref(), u32::MAX)?;
+            after = page.items.last().map(|(name, _)| name.clone());
+            let ours = |name: &str| {
+                name.strip_prefix(&prefix).is_some_and(|chance| {
+                    chance.len() == DIGITS && chance.bytes().all(|byte| byte.is_ascii_hexdigit())
+                })
+            };
+            let found = page.items.into_iter().map(|(name, _)| name).find(|name| ours(name));
+            if found.is_some() || !page.more || after.is_none() {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// Whether something is wrong with the item of a record, and what. One that cannot be looked at is no reason to say nothing
+    /// of the others.
+    pub(crate) fn condition(&self, record: &Record) -> (bool, String) {
+        let gone = || (true, "its item is missing from the pool".to_owned());
+        let unknown = |error: PoolError| {
+            (true, format!("its item cannot be looked at: {}", StorageError::from(error).message))
+        };
+        match record.phase {
+            Phase::Making => {
+                return (true, "half made: the same creation goes on, or a deletion undoes it".to_owned());
+            }
+            Phase::Removing => return (true, "half removed: the same deletion goes on".to_owned()),
+            Phase::Ready => {}
+        }
+        match (self.scan_for(&record.item), record.kind) {
+            (Err(error), _) => unknown(error),
+            (Ok(None), _) => gone(),
+            (Ok(Some(ItemKind::Directory)), Kind::Directory) => (false, "its item is in the pool".to_owned()),
+            (Ok(Some(ItemKind::Image)), Kind::Image) => match self.pool.measure(&record.item) {
+                Ok(item) if item.size_bytes.unwrap_or_default() < record.size => {
+                    let has = item.size_bytes.unwrap_or_default();
+                    (true, format!("its image has {has} bytes; expected {}", record.size))
+                }
+                Ok(_) => (false, "its item is in the pool".to_owned()),
+                Err(PoolError::Busy(_)) => (false, "an earlier call still works on its item".to_owned()),
+                Err(PoolError::Missing(_)) => gone(),
+                Err(error) => unknown(error),
+            },
+            (Ok(Some(_)), kind) => (true, format!("its item in the pool is no {}", kind.as_str())),
+        }
+    }
+
+    /// A part of all records, at most `limit` of them, and where the next part begins. What was left half made or half removed is
+    /// among them, and what cannot be read.
     pub(crate) fn list(
         &self,
         sort: Sort,
         after: Option<&str>,
         limit: Option<u32>,
         keep: impl Fn(&Record) -> bool,
-    ) -> Result<(BTreeMap<String, Record>, Option<String>)> {
+    ) -> Result<(BTreeMap<String, Listed>, Option<String>)> {
         let limit = limit
             .filter(|limit| *limit > 0)
             .map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
@@ -240,11 +401,10 @@ impl<S: Store, P: Pool> Place<'_, S, P> {
             for found in page.entries {
                 let handle = found.key.strip_prefix(sort.prefix()).unwrap_or_default().to_owned();
                 after = Some(found.key);
-                if let Some(read) = self.find(sort, &handle)?
-                    && read.value.phase == Phase::Ready
-                    && keep(&read.value)
+                if let Some(listed) = self.look(sort, &handle)?
+                    && listed.as_ref().map_or(true, &keep)
                 {
-                    records.insert(handle, read.value);
+                    records.insert(handle, listed);
                 }
             }
             if !page.more || records.len() >= limit.min(MAX_LISTED) {
@@ -252,6 +412,17 @@ impl<S: Store, P: Pool> Place<'_, S, P> {
             }
         }
     }
+}
+
+/// Why an item was not made, with what an operator can do.
+fn refused(error: PoolError, record: &Record) -> StorageError {
+    let asked = record.source.as_ref().map(|source| source.consistency);
+    if let (PoolError::Unsupported(reason), Some(Consistency::Crash)) = (&error, asked) {
+        return StorageError::failed_precondition(format!(
+            "{reason}; a class with the parameter {CONSISTENCY:?} set to \"none\" takes a copy that is right only while nothing writes"
+        ));
+    }
+    error.into()
 }
 
 /// How the place of a next part begins.

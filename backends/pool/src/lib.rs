@@ -6,7 +6,8 @@
 //! | `node` | the name of the node that holds the pool | none: it has to be set |
 //!
 //! A class may set the parameter `kind`: `directory`, whose size is not enforced, or `image`, a file that is used as a block
-//! device. Block volumes are images; others are directories unless the class says otherwise.
+//! device. Block volumes are images; others are directories unless the class says otherwise. With `consistency`, classes of
+//! volumes and of snapshots say what a copy has to be: `crash`, of one moment, or `none`, right while nothing writes.
 #![forbid(unsafe_code)]
 
 mod items;
@@ -36,7 +37,8 @@ pub struct Pool;
 
 fn place() -> Place<'static, state::Host, pool::Host> {
     let now_ms = u64::try_from(ambient::now().as_millis()).unwrap_or(u64::MAX);
-    Place { store: &state::Host, pool: &pool::Host, now_ms }
+    let chance = u64::from_le_bytes(ambient::random());
+    Place { store: &state::Host, pool: &pool::Host, now_ms, chance }
 }
 
 impl Backend for Pool {

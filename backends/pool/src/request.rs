@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use cofferdam_guest::{
     AccessMode, AccessType, CapacityRange, CreateRequest, KeyValues, Result, StorageError, VolumeCapability,
-    to_map,
+    pool::CopyMode, sizes::Sizes, to_map,
 };
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,9 @@ const BLOCK: u64 = 4_096;
 /// CSI's limit for names and ids, in bytes.
 pub(crate) const MAX_NAME: usize = 128;
 /// The parameter that chooses what a volume is.
-const KIND: &str = "kind";
+pub(crate) const KIND: &str = "kind";
+/// The parameter that chooses what a copy has to be.
+pub(crate) const CONSISTENCY: &str = "consistency";
 /// What external-provisioner adds to the parameters when it is told to (`--extra-create-metadata`); accepted, not used.
 const METADATA: [&str; 3] =
     ["csi.storage.k8s.io/pvc/name", "csi.storage.k8s.io/pvc/namespace", "csi.storage.k8s.io/pv/name"];
@@ -47,6 +49,33 @@ impl Kind {
     }
 }
 
+/// What a copy has to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Consistency {
+    /// What a loss of power at one moment would have left.
+    Crash,
+    /// Right while nothing writes to the source.
+    None,
+}
+
+impl Consistency {
+    pub(crate) const fn mode(self) -> CopyMode {
+        match self {
+            Self::Crash => CopyMode::OneMoment,
+            Self::None => CopyMode::AsRead,
+        }
+    }
+
+    /// What a copy of a kind is when its class leaves it open. Nothing can give a directory more.
+    pub(crate) const fn usual(kind: Kind) -> Self {
+        match kind {
+            Kind::Directory => Self::None,
+            Kind::Image => Self::Crash,
+        }
+    }
+}
+
 /// What makes two requests of one name the same: everything but the size, of which a range is asked, and the owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Shape {
@@ -60,21 +89,41 @@ pub(crate) struct Shape {
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     pub(crate) shape: Shape,
+    /// What a copy has to be, if the class says it.
+    pub(crate) consistency: Option<Consistency>,
     kinds: Vec<Kind>,
 }
 
 /// Reads a request.
 pub(crate) fn wanted(request: &CreateRequest) -> Result<Wanted> {
-    if let Some((key, _)) = request.mutable_parameters.first() {
-        return Err(StorageError::invalid_argument(format!(
-            "mutable parameter {key:?}: this driver has none"
-        )));
-    }
+    no_mutable(&request.mutable_parameters)?;
     let parameters = to_map(request.parameters.clone());
     let uses = uses(&request.capabilities)?;
     single_node(&request.capabilities).map_err(StorageError::invalid_argument)?;
     let kinds = kinds(&request.capabilities, &parameters)?;
-    Ok(Wanted { shape: Shape { parameters, uses }, kinds })
+    let consistency = consistency(&parameters)?;
+    Ok(Wanted { shape: Shape { parameters, uses }, consistency, kinds })
+}
+
+/// Refuses parameters that may change: there are none.
+pub(crate) fn no_mutable(parameters: &KeyValues) -> Result<()> {
+    match parameters.first() {
+        Some((key, _)) => {
+            Err(StorageError::invalid_argument(format!("mutable parameter {key:?}: this driver has none")))
+        }
+        None => Ok(()),
+    }
+}
+
+fn consistency(parameters: &BTreeMap<String, String>) -> Result<Option<Consistency>> {
+    match parameters.get(CONSISTENCY).map(String::as_str) {
+        Some("crash") => Ok(Some(Consistency::Crash)),
+        Some("none") => Ok(Some(Consistency::None)),
+        Some(other) => Err(StorageError::invalid_argument(format!(
+            "parameter {CONSISTENCY:?} is {other:?}; expected \"crash\" or \"none\""
+        ))),
+        None => Ok(None),
+    }
 }
 
 impl Wanted {
@@ -101,10 +150,13 @@ pub(crate) fn kinds(
     capabilities: &[VolumeCapability],
     parameters: &BTreeMap<String, String>,
 ) -> Result<Vec<Kind>> {
-    let unknown = parameters.keys().find(|key| *key != KIND && !METADATA.contains(&key.as_str()));
-    if let Some(key) = unknown {
-        return Err(StorageError::invalid_argument(format!("unknown parameter {key:?}; known is {KIND:?}")));
+    let known = |key: &str| [KIND, CONSISTENCY].contains(&key) || METADATA.contains(&key);
+    if let Some(key) = parameters.keys().find(|key| !known(key)) {
+        return Err(StorageError::invalid_argument(format!(
+            "unknown parameter {key:?}; known are {KIND:?} and {CONSISTENCY:?}"
+        )));
     }
+    consistency(parameters)?;
     let block = capabilities.iter().any(|capability| matches!(capability.access, AccessType::Block));
     match parameters.get(KIND).map(String::as_str) {
         Some("image") => Ok(vec![Kind::Image]),
@@ -120,13 +172,15 @@ pub(crate) fn kinds(
     }
 }
 
-/// Checks the parameters of a class of snapshots.
-pub(crate) fn snapshot_parameters(parameters: KeyValues) -> Result<()> {
-    match to_map(parameters).into_keys().find(|key| !SNAPSHOT_METADATA.contains(&key.as_str())) {
-        Some(key) => {
-            Err(StorageError::invalid_argument(format!("unknown parameter {key:?}; a snapshot has none")))
-        }
-        None => Ok(()),
+/// Reads the parameters of a class of snapshots: what a snapshot has to be.
+pub(crate) fn snapshot_parameters(parameters: KeyValues) -> Result<Option<Consistency>> {
+    let parameters = to_map(parameters);
+    let known = |key: &str| key == CONSISTENCY || SNAPSHOT_METADATA.contains(&key);
+    match parameters.keys().find(|key| !known(key)) {
+        Some(key) => Err(StorageError::invalid_argument(format!(
+            "unknown parameter {key:?}; of snapshots, {CONSISTENCY:?} is known"
+        ))),
+        None => consistency(&parameters),
     }
 }
 
@@ -242,6 +296,26 @@ pub(crate) fn size(range: CapacityRange, kind: Kind, least: Option<u64>) -> Resu
         Kind::Image => required.next_multiple_of(BLOCK),
     };
     if size > limit { refused("an image is a multiple of 4096 bytes") } else { Ok(size) }
+}
+
+/// The same for a copy of something that says it has so many bytes, and really has so many. A copy has no fewer than those; who
+/// asks for no fewer than the source says it has is not to blame for the difference.
+pub(crate) fn size_of_copy(range: CapacityRange, kind: Kind, source: Option<(u64, u64)>) -> Result<u64> {
+    let Some((says, has)) = source else { return size(range, kind, None) };
+    let size = size(range, kind, Some(says))?.max(has);
+    if fits(size, range) {
+        return Ok(size);
+    }
+    Err(StorageError::out_of_range(format!("{}: the source has {has} bytes", range.describe())))
+}
+
+/// The size that a volume shall grow to; `None` when it is large enough.
+pub(crate) fn grown(range: CapacityRange, kind: Kind, now: u64) -> Result<Option<u64>> {
+    let sizes = Sizes::between(1, MAX_SIZE);
+    match kind {
+        Kind::Directory => sizes.grow(&range, now),
+        Kind::Image => sizes.in_steps_of(BLOCK).grow(&range, now),
+    }
 }
 
 /// Whether a volume of this size is what a range asks for.

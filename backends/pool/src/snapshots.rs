@@ -3,13 +3,14 @@
 use cofferdam_guest::{
     Result, Snapshot, StorageError,
     abilities::{SnapshotPage, SnapshotRequest},
+    log::{self, Level},
     pool::Pool,
     state::Store,
 };
 
 use crate::{
-    items::{Phase, Place, Record, Sort},
-    request::{self, Shape},
+    items::{Owner, Phase, Place, Record, Sort, Source},
+    request::{self, Consistency, Shape},
 };
 
 /// Cuts a snapshot or finds it.
@@ -18,19 +19,13 @@ pub(crate) fn create<S: Store, P: Pool>(
     request: SnapshotRequest,
 ) -> Result<Snapshot> {
     let handle = request::handle("snap", &request.name)?;
-    request::snapshot_parameters(request.parameters)?;
+    let asked = request::snapshot_parameters(request.parameters)?;
     match place.find(Sort::Snapshot, &handle)? {
         Some(found) if found.value.phase == Phase::Removing => place.clear(Sort::Snapshot, &handle, found)?,
         Some(found) => {
-            if found.value.name != request.name || found.value.source.as_deref() != Some(&request.source) {
-                return Err(StorageError::already_exists(format!(
-                    "the snapshot {:?} exists, of the volume {:?}",
-                    found.value.name,
-                    found.value.source.unwrap_or_default()
-                )));
-            }
+            same(&found.value, &request.name, &request.source, asked)?;
             let record = match found.value.phase {
-                Phase::Making => place.finish(Sort::Snapshot, &handle, found)?,
+                Phase::Making => place.resume(Sort::Snapshot, &handle, found)?,
                 Phase::Ready | Phase::Removing => found.value,
             };
             return Ok(snapshot(handle, record));
@@ -41,15 +36,38 @@ pub(crate) fn create<S: Store, P: Pool>(
     let record = Record {
         phase: Phase::Making,
         name: request.name,
+        item: place.new_item(&handle),
         kind: source.kind,
-        size: source.size,
-        source: Some(request.source),
+        size: place.size(&source)?,
+        source: Some(Source {
+            handle: request.source,
+            item: source.item,
+            consistency: asked.unwrap_or(Consistency::usual(source.kind)),
+        }),
         shape: Shape::default(),
-        owner: None,
+        owner: request.owner.as_ref().map(Owner::of_snapshot),
         changed_ms: place.now_ms,
     };
     let record = place.make(Sort::Snapshot, &handle, record)?;
     Ok(snapshot(handle, record))
+}
+
+/// Whether the snapshot of a name is what the same name asks for now.
+fn same(found: &Record, name: &str, source: &str, asked: Option<Consistency>) -> Result<()> {
+    let of = found.source.as_ref();
+    if found.name != name || of.is_none_or(|of| of.handle != source) {
+        return Err(StorageError::already_exists(format!(
+            "the snapshot {:?} exists, of the volume {:?}",
+            found.name,
+            of.map_or("", |of| &of.handle)
+        )));
+    }
+    if asked == Some(Consistency::Crash) && of.is_some_and(|of| of.consistency == Consistency::None) {
+        return Err(StorageError::already_exists(format!(
+            "the snapshot {name:?} exists, and is not of one moment"
+        )));
+    }
+    Ok(())
 }
 
 /// Deletes a snapshot; one that does not exist is a success.
@@ -60,10 +78,12 @@ pub(crate) fn delete<S: Store, P: Pool>(place: &Place<'_, S, P>, handle: &str) -
     }
 }
 
-/// Describes a snapshot.
+/// Describes a snapshot. One that is half made or half removed is not ready.
 pub(crate) fn get<S: Store, P: Pool>(place: &Place<'_, S, P>, handle: String) -> Result<Snapshot> {
-    let record = place.ready(Sort::Snapshot, &handle)?.value;
-    Ok(snapshot(handle, record))
+    match place.find(Sort::Snapshot, &handle)? {
+        Some(found) => Ok(snapshot(handle, found.value)),
+        None => Err(StorageError::not_found(format!("there is no snapshot {handle:?}"))),
+    }
 }
 
 /// Lists snapshots, all or those of one volume.
@@ -73,22 +93,33 @@ pub(crate) fn list<S: Store, P: Pool>(
     after: Option<&str>,
     limit: Option<u32>,
 ) -> Result<SnapshotPage> {
-    let of_source = |record: &Record| source.is_none_or(|source| record.source.as_deref() == Some(source));
+    let of_source = |record: &Record| {
+        source.is_none_or(|source| record.source.as_ref().is_some_and(|of| of.handle == source))
+    };
     let (records, next) = place.list(Sort::Snapshot, after, limit, of_source)?;
-    Ok(SnapshotPage {
-        snapshots: records.into_iter().map(|(handle, record)| snapshot(handle, record)).collect(),
-        next,
-    })
+    let shown = |(handle, listed)| match listed {
+        Ok(record) => Some(snapshot(handle, record)),
+        // Without its record nobody knows what it is of, and a snapshot has no condition to say so.
+        Err(why) => {
+            log::write(
+                Level::Warn,
+                "a snapshot is left out of a listing",
+                &[("handle", &handle), ("why", &why)],
+            );
+            None
+        }
+    };
+    Ok(SnapshotPage { snapshots: records.into_iter().filter_map(shown).collect(), next })
 }
 
 fn snapshot(handle: String, record: Record) -> Snapshot {
     Snapshot {
         handle,
-        source: record.source.unwrap_or_default(),
+        source: record.source.map(|source| source.handle).unwrap_or_default(),
         size_bytes: Some(record.size),
         created_at_ms: record.changed_ms,
-        ready: true,
+        ready: record.phase == Phase::Ready,
         group: None,
-        owner: None,
+        owner: record.owner.map(Owner::for_snapshot),
     }
 }

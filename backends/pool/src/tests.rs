@@ -9,12 +9,17 @@ use std::{
 use cofferdam_guest::{
     AccessMode, AccessType, CapacityRange, ErrorKind, FilesystemAccess, Finality, StorageError,
     VolumeCapability,
-    pool::{Bound, Item, ItemKind, Page as PoolPage, Pool as _, PoolError, Room},
-    state::{Change, Entry, Expected, Found, Page, Put, Remove, StateError, Store, Version},
+    pool::{Bound, CopyMode, Item, ItemKind, Page as PoolPage, Pool as _, PoolError, Room},
+    state::{self, Change, Entry, Expected, Found, Page, Put, Remove, StateError, Store, Version},
 };
 
 use super::*;
 use crate::items::{Phase, Record};
+
+#[path = "overlap_tests.rs"]
+mod overlaps;
+#[path = "rules_tests.rs"]
+mod rules;
 
 type Items = BTreeMap<String, (ItemKind, Option<u64>, String)>;
 
@@ -28,6 +33,15 @@ struct Fake {
     answer_lost: Cell<bool>,
     room: Cell<Option<u64>>,
     busy: Cell<bool>,
+    /// The pool does what it is told, and says that it does not know.
+    unsure: Cell<bool>,
+    /// What the pool says instead of making the next item.
+    refuses: RefCell<Option<PoolError>>,
+    refuses_to_measure: Cell<bool>,
+    /// Copies of images are of one moment.
+    shares: Cell<bool>,
+    now_ms: Cell<u64>,
+    chance: Cell<u64>,
 }
 
 impl Fake {
@@ -58,12 +72,20 @@ impl Fake {
     ) -> std::result::Result<T, PoolError> {
         let (happens, heard) = self.step();
         let answer = if happens { Some(work()) } else { None };
+        let answer = if self.unsure.get() && matches!(answer, Some(Ok(_))) {
+            Some(Err(PoolError::Unknown("it may not last".to_owned())))
+        } else {
+            answer
+        };
         answer.filter(|_| heard).unwrap_or_else(|| Err(PoolError::Failed("it died".to_owned())))
     }
 
     fn add(&self, name: &str, item: (ItemKind, Option<u64>, String)) -> std::result::Result<(), PoolError> {
         if self.busy.get() {
             return Err(PoolError::Busy(name.to_owned()));
+        }
+        if let Some(error) = self.refuses.take() {
+            return Err(error);
         }
         if self.items.borrow().contains_key(name) {
             return Err(PoolError::Exists(name.to_owned()));
@@ -77,26 +99,45 @@ impl Fake {
         Ok(())
     }
 
+    fn new() -> Self {
+        Self { shares: Cell::new(true), now_ms: Cell::new(7), ..Self::default() }
+    }
+
     fn place(&self) -> Place<'_, Self, Self> {
-        Place { store: self, pool: self, now_ms: 7 }
+        self.chance.set(self.chance.get() + 1);
+        Place { store: self, pool: self, now_ms: self.now_ms.get(), chance: self.chance.get() }
     }
 
-    fn content(&self, name: &str) -> Option<String> {
-        self.items.borrow().get(name).map(|(_, _, content)| content.clone())
+    /// The name of an item that a handle has.
+    fn item(&self, handle: &str) -> Option<String> {
+        let items = self.items.borrow();
+        items.keys().find(|name| name.rsplit_once('.').is_some_and(|(of, _)| of == handle)).cloned()
     }
 
-    fn write(&self, name: &str, content: &str) {
-        content.clone_into(&mut self.items.borrow_mut().get_mut(name).unwrap().2);
+    fn content(&self, handle: &str) -> Option<String> {
+        self.item(handle).map(|item| self.items.borrow().get(&item).unwrap().2.clone())
     }
 
-    /// The keys of the state, and the items; both must tell the same.
+    fn write(&self, handle: &str, content: &str) {
+        let item = self.item(handle).unwrap();
+        content.clone_into(&mut self.items.borrow_mut().get_mut(&item).unwrap().2);
+    }
+
+    fn image_size(&self, handle: &str) -> Option<u64> {
+        self.items.borrow().get(&self.item(handle).unwrap()).unwrap().1
+    }
+
+    fn record(&self, key: &str) -> Record {
+        state::read::<Record>(self, key).unwrap().unwrap().value
+    }
+
+    /// The handles of the records, and their items; nothing else may be in the pool.
     fn names(&self) -> Vec<String> {
-        let keys: Vec<_> =
-            self.entries.borrow().keys().map(|key| key.split('/').next_back().unwrap().to_owned()).collect();
-        let mut sorted = keys.clone();
-        sorted.sort();
-        assert_eq!(sorted, self.items.borrow().keys().cloned().collect::<Vec<_>>());
-        keys
+        let keys: Vec<_> = self.entries.borrow().keys().cloned().collect();
+        let mut items: Vec<_> = keys.iter().map(|key| self.record(key).item).collect();
+        items.sort();
+        assert_eq!(items, self.items.borrow().keys().cloned().collect::<Vec<_>>());
+        keys.iter().map(|key| key.split('/').next_back().unwrap().to_owned()).collect()
     }
 }
 
@@ -174,30 +215,60 @@ impl pool::Pool for Fake {
         })
     }
 
-    fn copy(&self, source: &str, name: &str, size: Option<u64>) -> std::result::Result<(), PoolError> {
+    fn copy(
+        &self,
+        source: &str,
+        name: &str,
+        size: Option<u64>,
+        mode: CopyMode,
+    ) -> std::result::Result<(), PoolError> {
         self.pool(|| {
             let found = self.items.borrow().get(source).cloned();
-            let (kind, _, content) = found.ok_or_else(|| PoolError::Missing(source.to_owned()))?;
+            let (kind, has, content) = found.ok_or_else(|| PoolError::Missing(source.to_owned()))?;
+            if size < has {
+                return Err(PoolError::InvalidSize(format!("{size:?} bytes; the source has {has:?}")));
+            }
+            if mode == CopyMode::OneMoment && !(kind == ItemKind::Image && self.shares.get()) {
+                return Err(PoolError::Unsupported("no copy is of one moment".to_owned()));
+            }
             self.add(name, (kind, size, content))
         })
     }
 
     fn measure(&self, name: &str) -> std::result::Result<Item, PoolError> {
         self.pool(|| {
+            if self.busy.get() {
+                return Err(PoolError::Busy(name.to_owned()));
+            }
+            if self.refuses_to_measure.get() {
+                return Err(PoolError::Failed("a bad sector".to_owned()));
+            }
             let items = self.items.borrow();
             let (kind, size_bytes, _) = items.get(name).ok_or_else(|| PoolError::Missing(name.to_owned()))?;
             Ok(Item { name: name.to_owned(), kind: *kind, size_bytes: *size_bytes, used_bytes: 0 })
         })
     }
 
-    fn scan(&self, prefix: &str, _: Option<&str>, _: u32) -> std::result::Result<PoolPage, PoolError> {
+    fn scan(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: u32,
+    ) -> std::result::Result<PoolPage, PoolError> {
+        if self.unsure.get() {
+            return Ok(PoolPage { items: Vec::new(), more: false });
+        }
         self.pool(|| {
             let items = self.items.borrow();
-            let found = items.iter().filter(|(name, _)| name.starts_with(prefix));
-            Ok(PoolPage {
-                items: found.map(|(name, (kind, ..))| (name.clone(), *kind)).collect(),
-                more: false,
-            })
+            let mut found = items
+                .iter()
+                .filter(|(name, _)| {
+                    name.starts_with(prefix) && after.is_none_or(|after| name.as_str() > after)
+                })
+                .map(|(name, (kind, ..))| (name.clone(), *kind));
+            // Parts of two, so that there are parts.
+            let items = found.by_ref().take(limit.min(2).try_into().unwrap()).collect();
+            Ok(PoolPage { items, more: found.next().is_some() })
         })
     }
 
@@ -246,7 +317,7 @@ fn cut(fake: &Fake, name: &str, source: &str) -> Result<Snapshot> {
 }
 
 /// More calls than any function makes.
-const CALLS: u32 = 12;
+const CALLS: u32 = 14;
 
 /// Plays a call that dies at every step, once before the step's effect and once after it. Returns how often it died.
 fn die_everywhere(
@@ -256,7 +327,7 @@ fn die_everywhere(
 ) -> usize {
     let mut died = 0;
     for (calls, lost) in (0..CALLS).flat_map(|calls| [(calls, false), (calls, true)]) {
-        let fake = Fake::default();
+        let fake = Fake::new();
         prepare(&fake);
         fake.calls_left.set(Some(calls));
         fake.answer_lost.set(lost);
@@ -360,14 +431,15 @@ fn a_dead_growth_is_mended() {
         |fake| grow(fake).map(drop),
         |fake, when| {
             assert_eq!(grow(fake).unwrap().capacity_bytes, 12_288, "{when}");
-            assert_eq!(fake.items.borrow().get("vol-v").unwrap().1, Some(12_288));
+            assert_eq!(fake.image_size("vol-v"), Some(12_288));
+            assert_eq!(fake.record("volume/vol-v").size, 12_288);
         },
     );
 }
 
 #[test]
 fn what_cannot_be_made_leaves_nothing() {
-    let fake = Fake::default();
+    let fake = Fake::new();
     fake.room.set(Some(4_096));
     let error = make(&fake, &request("v", 8_192, block()), None).unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::ResourceExhausted, Finality::Final));
@@ -377,15 +449,24 @@ fn what_cannot_be_made_leaves_nothing() {
     assert_eq!((error.kind, error.finality), (ErrorKind::Aborted, Finality::InProgress));
     fake.busy.set(false);
     make(&fake, &request("v", 4_096, block()), None).unwrap();
-    fake.items.borrow_mut().insert("vol-w".to_owned(), (ItemKind::Directory, None, "foreign".to_owned()));
+    // Neighbours that only begin alike, and then an item that the state does not know.
+    for stranger in
+        ["vol-w.0", "vol-w.b.000000000000000a", "vol-w.zzzzzzzzzzzzzzzz", "vol-w.zzzzzzzzzzzzzzzzz"]
+    {
+        fake.items.borrow_mut().insert(stranger.to_owned(), (ItemKind::Directory, None, String::new()));
+    }
+    make(&fake, &request("w", 4_096, mounted()), None).unwrap();
+    volumes::delete(&fake.place(), "vol-w").unwrap();
+    let lost = "vol-w.ffffffffffffffff".to_owned();
+    fake.items.borrow_mut().insert(lost, (ItemKind::Directory, None, "foreign".to_owned()));
     let error = make(&fake, &request("w", 4_096, mounted()), None).unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::FailedPrecondition, Finality::Final), "{error:?}");
-    assert_eq!(fake.content("vol-w").as_deref(), Some("foreign"));
+    assert_eq!(fake.items.borrow().get("vol-w.ffffffffffffffff").unwrap().2, "foreign");
 }
 
 #[test]
 fn requests_are_judged() {
-    let fake = Fake::default();
+    let fake = Fake::new();
     let base = request("v", 8_192, mounted());
     make(&fake, &base, None).unwrap();
     make(&fake, &request("i", 5_000, block()), None).unwrap();
@@ -435,11 +516,12 @@ fn requests_are_judged() {
 
 #[test]
 fn listings_have_parts_and_tell_what_is_wrong() {
-    let fake = Fake::default();
+    let fake = Fake::new();
     for name in ["a", "b", "c", "d", "e"] {
         make(&fake, &request(name, 8_192, mounted()), None).unwrap();
     }
-    fake.items.borrow_mut().remove("vol-b");
+    let lost = fake.item("vol-b").unwrap();
+    fake.items.borrow_mut().remove(&lost);
     let part = |after: Option<&str>| volumes::list(&fake.place(), &settings(), after, Some(2)).unwrap();
     let mut parts = vec![part(None)];
     while let Some(next) = parts.last().unwrap().next.clone() {
@@ -471,5 +553,5 @@ fn listings_have_parts_and_tell_what_is_wrong() {
     assert_eq!([of(None), of(Some("vol-c")), of(Some("nobody"))], [2, 1, 0]);
     let record: Record = fake.place().ready(Sort::Snapshot, "snap-s").unwrap().value;
     assert_eq!(record.changed_ms, 7);
-    assert!(fake.measure("vol-a").is_ok());
+    assert!(fake.measure(&fake.item("vol-a").unwrap()).is_ok());
 }

@@ -1,7 +1,9 @@
 //! Volumes over a store and a pool.
 
+use std::collections::BTreeMap;
+
 use cofferdam_guest::{
-    Attachment, Condition, CreateRequest, ReclaimPolicy, Result, Segments, StorageError, TopologyRequirement,
+    Attachment, Condition, CreateRequest, Result, Segments, StorageError, TopologyRequirement,
     ValidateRequest, Validation, Volume, VolumeStatus,
     abilities::{CapacityReport, CapacityRequest, ExpandRequest, Expanded, VolumePage},
     pool::Pool,
@@ -10,8 +12,8 @@ use cofferdam_guest::{
 };
 
 use crate::{
-    items::{Owner, Phase, Place, Record, Sort},
-    request::{self, Kind, Wanted},
+    items::{self, Listed, Owner, Phase, Place, Record, Sort},
+    request::{self, CONSISTENCY, Consistency, KIND, Kind, Wanted},
     settings::Settings,
 };
 
@@ -38,7 +40,7 @@ pub(crate) fn create<S: Store, P: Pool>(
         Some(found) => {
             same(&found.value, request, &wanted, of)?;
             let record = match found.value.phase {
-                Phase::Making => place.finish(Sort::Volume, &handle, found)?,
+                Phase::Making => place.resume(Sort::Volume, &handle, found)?,
                 Phase::Ready | Phase::Removing => found.value,
             };
             return Ok(volume(&handle, &record, settings));
@@ -46,26 +48,30 @@ pub(crate) fn create<S: Store, P: Pool>(
         None => {}
     }
     reachable(request.topology.as_ref(), settings)?;
-    let (kind, least) = match source {
-        Some((sort, handle)) => {
-            let source = place.ready(sort, handle)?.value;
-            (wanted.kind_of_copy(source.kind)?, Some(source.size))
+    let (kind, least, source) = match source {
+        Some((sort, of)) => {
+            let source = place.ready(sort, of)?.value;
+            let kind = wanted.kind_of_copy(source.kind)?;
+            let consistency = match sort {
+                Sort::Volume => wanted.consistency.unwrap_or(Consistency::usual(kind)),
+                // Nothing writes to a snapshot.
+                Sort::Snapshot => Consistency::None,
+            };
+            let least = (source.size, place.size(&source)?);
+            let source = items::Source { handle: of.to_owned(), item: source.item, consistency };
+            (kind, Some(least), Some(source))
         }
-        None => (wanted.kind(), None),
+        None => (wanted.kind(), None, None),
     };
     let record = Record {
         phase: Phase::Making,
         name: request.name.clone(),
+        item: place.new_item(&handle),
         kind,
-        size: request::size(request.capacity, kind, least)?,
-        source: of.map(str::to_owned),
+        size: request::size_of_copy(request.capacity, kind, least)?,
+        source,
         shape: wanted.shape,
-        owner: request.owner.as_ref().map(|owner| Owner {
-            cluster: owner.cluster_id.clone(),
-            claim: owner.claim_uid.clone(),
-            volume: owner.pv_name.clone(),
-            retain: matches!(owner.reclaim_policy, ReclaimPolicy::Retain),
-        }),
+        owner: request.owner.as_ref().map(Owner::of_volume),
         changed_ms: place.now_ms,
     };
     let record = place.make(Sort::Volume, &handle, record)?;
@@ -86,7 +92,13 @@ pub(crate) fn validate<S: Store, P: Pool>(
     request: ValidateRequest,
 ) -> Result<Validation> {
     let uses = request::uses(&request.capabilities)?;
+    let parameters = to_map(request.parameters);
+    request::kinds(&request.capabilities, &parameters)?;
+    request::no_mutable(&request.mutable_parameters)?;
     let record = place.ready(Sort::Volume, &request.handle)?.value;
+    if let Some(differs) = differs(&record, &parameters) {
+        return Ok(Validation::Refused(differs));
+    }
     if let Err(refused) = request::single_node(&request.capabilities) {
         return Ok(Validation::Refused(refused));
     }
@@ -97,6 +109,17 @@ pub(crate) fn validate<S: Store, P: Pool>(
         ))),
         None => Ok(Validation::Confirmed),
     }
+}
+
+/// Which of the parameters that were given the volume has not.
+fn differs(record: &Record, given: &BTreeMap<String, String>) -> Option<String> {
+    let has = |key: &str| match key {
+        KIND => Some(record.kind.as_str()),
+        key => record.shape.parameters.get(key).map(String::as_str),
+    };
+    let differs = |key: &&str| given.get(*key).is_some_and(|value| has(key) != Some(value.as_str()));
+    let key = [KIND, CONSISTENCY].into_iter().find(differs)?;
+    Some(format!("the volume's parameter {key:?} is not {:?}", given.get(key).map_or("", String::as_str)))
 }
 
 /// Makes a volume larger.
@@ -110,12 +133,13 @@ pub(crate) fn expand<S: Store, P: Pool>(
     if request.capacity.required_bytes.is_none() && request.capacity.limit_bytes.is_none() {
         return Err(StorageError::invalid_argument("no size was given; expected one"));
     }
-    if request.capacity.required_bytes.is_none_or(|required| record.size >= required) {
-        return Ok(Expanded { capacity_bytes: record.size, node_expansion });
+    let now = place.size(&record)?;
+    let size = request::grown(request.capacity, record.kind, now)?.unwrap_or(now);
+    if size == record.size {
+        return Ok(Expanded { capacity_bytes: size, node_expansion });
     }
-    let size = request::size(request.capacity, record.kind, Some(record.size))?;
-    if record.kind == Kind::Image {
-        place.pool.grow(handle, size)?;
+    if record.kind == Kind::Image && size > now {
+        place.pool.grow(&record.item, size)?;
     }
     let record = Record { size, changed_ms: place.now_ms, ..record };
     place.write(Sort::Volume, handle, &record, Some(version)).map_err(|error| {
@@ -131,8 +155,10 @@ pub(crate) fn get<S: Store, P: Pool>(
     settings: &Settings,
     handle: &str,
 ) -> Result<VolumeStatus> {
-    let record = place.ready(Sort::Volume, handle)?.value;
-    status(place, settings, handle, record)
+    match place.look(Sort::Volume, handle)? {
+        Some(listed) => Ok(status(place, settings, handle, listed)),
+        None => Err(StorageError::not_found(format!("there is no volume {handle:?}"))),
+    }
 }
 
 /// Lists volumes.
@@ -143,8 +169,8 @@ pub(crate) fn list<S: Store, P: Pool>(
     limit: Option<u32>,
 ) -> Result<VolumePage> {
     let (records, next) = place.list(Sort::Volume, after, limit, |_| true)?;
-    let volumes = records.into_iter().map(|(handle, record)| status(place, settings, &handle, record));
-    Ok(VolumePage { volumes: volumes.collect::<Result<_>>()?, next })
+    let volumes = records.into_iter().map(|(handle, listed)| status(place, settings, &handle, listed));
+    Ok(VolumePage { volumes: volumes.collect(), next })
 }
 
 /// Tells the room for more volumes.
@@ -177,36 +203,45 @@ fn status<S: Store, P: Pool>(
     place: &Place<'_, S, P>,
     settings: &Settings,
     handle: &str,
-    record: Record,
-) -> Result<VolumeStatus> {
-    let trouble = place.trouble(handle, &record)?;
-    Ok(VolumeStatus {
+    listed: Listed,
+) -> VolumeStatus {
+    let record = match listed {
+        Ok(record) => record,
+        Err(message) => {
+            return VolumeStatus {
+                volume: Volume { capacity_bytes: None, topology: here(settings), ..Volume::new(handle, 0) },
+                owner: None,
+                published_nodes: Vec::new(),
+                condition: Some(Condition { abnormal: true, message }),
+                changed_at_ms: None,
+            };
+        }
+    };
+    let (abnormal, message) = place.condition(&record);
+    VolumeStatus {
         volume: volume(handle, &record, settings),
         published_nodes: Vec::new(),
-        condition: Some(Condition {
-            abnormal: trouble.is_some(),
-            message: trouble.unwrap_or_else(|| "its item is in the pool".to_owned()),
-        }),
+        condition: Some(Condition { abnormal, message }),
         changed_at_ms: Some(record.changed_ms),
-        owner: record.owner.map(|owner| cofferdam_guest::Owner {
-            cluster_id: owner.cluster,
-            claim_uid: owner.claim,
-            pv_name: owner.volume,
-            reclaim_policy: if owner.retain { ReclaimPolicy::Retain } else { ReclaimPolicy::Delete },
-        }),
-    })
+        owner: record.owner.map(Owner::for_volume),
+    }
 }
 
 fn volume(handle: &str, record: &Record, settings: &Settings) -> Volume {
+    let attachment = match record.kind {
+        Kind::Directory => Attachment::directory(&record.item),
+        Kind::Image => Attachment::image(&record.item),
+    };
     Volume {
-        topology: vec![vec![(NODE_KEY.to_owned(), settings.node.clone())]],
-        attachment: Some(Attachment {
-            kind: record.kind.as_str().to_owned(),
-            version: 1,
-            fields: vec![("path".to_owned(), handle.to_owned())],
-        }),
+        topology: here(settings),
+        // What is half made or half removed is nothing that a node may use.
+        attachment: (record.phase == Phase::Ready).then_some(attachment),
         ..Volume::new(handle, record.size)
     }
+}
+
+fn here(settings: &Settings) -> Vec<Segments> {
+    vec![vec![(NODE_KEY.to_owned(), settings.node.clone())]]
 }
 
 /// Whether a place is this node.
@@ -227,6 +262,7 @@ fn reachable(topology: Option<&TopologyRequirement>, settings: &Settings) -> Res
 
 /// Whether the volume of a name is what the same name asks for now.
 fn same(found: &Record, request: &CreateRequest, wanted: &Wanted, source: Option<&str>) -> Result<()> {
+    let of = found.source.as_ref().map(|source| source.handle.as_str());
     let differs = if found.name != request.name {
         Some("the name of another volume with the same digest".to_owned())
     } else if !request::fits(found.size, request.capacity) {
@@ -235,8 +271,8 @@ fn same(found: &Record, request: &CreateRequest, wanted: &Wanted, source: Option
         Some(format!("the parameters {:?}", found.shape.parameters))
     } else if found.shape.uses != wanted.shape.uses {
         Some(format!("the capabilities {}", found.shape.uses.join(", ")))
-    } else if found.source.as_deref() != source {
-        Some(found.source.as_ref().map_or("no source".to_owned(), |source| format!("the source {source:?}")))
+    } else if of != source {
+        Some(of.map_or("no source".to_owned(), |source| format!("the source {source:?}")))
     } else {
         None
     };

@@ -134,8 +134,13 @@ pub(crate) fn pool_grow(name: &str, size_bytes: u64) -> Result<(), pool::PoolErr
     pool::grow(name, size_bytes)
 }
 
-pub(crate) fn pool_copy(source: &str, name: &str, size_bytes: Option<u64>) -> Result<(), pool::PoolError> {
-    pool::copy(source, name, size_bytes)
+pub(crate) fn pool_copy(
+    source: &str,
+    name: &str,
+    size_bytes: Option<u64>,
+    mode: pool::CopyMode,
+) -> Result<(), pool::PoolError> {
+    pool::copy(source, name, size_bytes, mode)
 }
 
 pub(crate) fn pool_measure(name: &str) -> Result<pool::Item, pool::PoolError> {

@@ -130,8 +130,13 @@ pub(crate) fn pool_grow(name: &str, size_bytes: u64) -> Result<(), PoolError> {
     with_pool(|host| host.in_pool(|tree| tree.grow(name, size_bytes)))
 }
 
-pub(crate) fn pool_copy(source: &str, name: &str, size_bytes: Option<u64>) -> Result<(), PoolError> {
-    with_pool(|host| host.in_pool(|tree| tree.copy(source, name, size_bytes)))
+pub(crate) fn pool_copy(
+    source: &str,
+    name: &str,
+    size_bytes: Option<u64>,
+    mode: pool::CopyMode,
+) -> Result<(), PoolError> {
+    with_pool(|host| host.in_pool(|tree| tree.copy(source, name, size_bytes, mode)))
 }
 
 pub(crate) fn pool_measure(name: &str) -> Result<pool::Item, PoolError> {

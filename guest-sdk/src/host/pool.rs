@@ -1,7 +1,15 @@
 //! The pool's imports.
 
-use super::{imports, noted};
-use crate::bindings::cofferdam::storage::pool::{Item, Page, PoolError, Room};
+use super::{imports, set_changed};
+use crate::bindings::cofferdam::storage::pool::{CopyMode, Item, Page, PoolError, Room};
+
+/// Notes a change that has been made, or may have been.
+fn noted(result: Result<(), PoolError>) -> Result<(), PoolError> {
+    if matches!(result, Ok(()) | Err(PoolError::Unknown(_))) {
+        set_changed(true);
+    }
+    result
+}
 
 pub(crate) fn create_directory(name: &str) -> Result<(), PoolError> {
     noted(imports::pool_create_directory(name))
@@ -19,8 +27,13 @@ pub(crate) fn grow(name: &str, size_bytes: u64) -> Result<(), PoolError> {
     noted(imports::pool_grow(name, size_bytes))
 }
 
-pub(crate) fn copy(source: &str, name: &str, size_bytes: Option<u64>) -> Result<(), PoolError> {
-    noted(imports::pool_copy(source, name, size_bytes))
+pub(crate) fn copy(
+    source: &str,
+    name: &str,
+    size_bytes: Option<u64>,
+    mode: CopyMode,
+) -> Result<(), PoolError> {
+    noted(imports::pool_copy(source, name, size_bytes, mode))
 }
 
 pub(crate) fn measure(name: &str) -> Result<Item, PoolError> {

@@ -207,6 +207,13 @@ impl Host {
         self
     }
 
+    /// Gives the pool a filesystem that shares no blocks, so that no copy of an image is of one moment.
+    #[must_use]
+    pub fn pool_without_sharing(self) -> Self {
+        self.0.tree.borrow_mut().share(false);
+        self
+    }
+
     /// Lets a server answer what is sent to URLs with a prefix. Of several that fit, the one that came last answers. A lost
     /// answer is an [`HttpError`] whose `maybe_sent` is set, returned after the server has done its work.
     #[must_use]
@@ -322,7 +329,14 @@ impl Host {
 
     /// Lets an item of the pool be at work, or not any more.
     pub fn pool_busy(&self, name: &str, busy: bool) {
-        self.0.tree.borrow_mut().set_busy(name, busy);
+        self.0.tree.borrow_mut().set_use(name, busy.then_some(pool::Use::Changing));
+    }
+
+    /// Lets a copy to a new name be at work, or not any more: the name is busy, and the source so for whatever would change it.
+    pub fn pool_copying(&self, source: &str, name: &str, copying: bool) {
+        let mut tree = self.0.tree.borrow_mut();
+        tree.set_use(source, copying.then_some(pool::Use::Read));
+        tree.set_use(name, copying.then_some(pool::Use::Changing));
     }
 
     /// Writes a file in a directory of the pool, or, with an empty `file`, the content of an image; false when there is no such

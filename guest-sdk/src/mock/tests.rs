@@ -3,7 +3,10 @@
 use super::*;
 use crate::{
     ambient,
-    bindings::cofferdam::storage::{pool::ItemKind, types::Bound},
+    bindings::cofferdam::storage::{
+        pool::{CopyMode, ItemKind},
+        types::Bound,
+    },
     host::pool as items,
     log, secrets, settings,
 };
@@ -51,23 +54,15 @@ fn time_and_chance_repeat_themselves() {
 #[test]
 fn a_pool_keeps_its_rules() {
     let host = Host::new().pool_size(100).install();
-    items::create_image("i", 8192).unwrap();
     items::create_directory("d").unwrap();
     assert!(host.pool_write("d", "f", &[1; 60]) && !host.pool_write("x", "f", b""));
-    assert_eq!(items::create_directory("i"), Err(PoolError::Exists("i".to_owned())));
+    assert_eq!(items::create_directory("d"), Err(PoolError::Exists("d".to_owned())));
     assert_eq!(items::create_directory("../x"), Err(PoolError::InvalidName("../x".to_owned())));
     assert_eq!(items::grow("d", 8192), Err(PoolError::WrongKind("d".to_owned())));
-    assert_eq!(items::grow("i", 12288), Ok(()));
-    assert_eq!(items::grow("i", 4096), Ok(()));
-    assert!(matches!(items::grow("i", 4097), Err(PoolError::InvalidSize(_))));
-    assert_eq!(items::copy("d", "e", None), Err(PoolError::NoSpace(Bound { limit: 40, given: 60 })));
-    assert!(matches!(items::copy("i", "j", Some(4096)), Err(PoolError::InvalidSize(_))));
-    items::copy("i", "j", Some(16384)).unwrap();
-    let copied = items::measure("j").unwrap();
-    assert_eq!((copied.kind, copied.size_bytes, copied.used_bytes), (ItemKind::Image, Some(16384), 0));
-    let page = items::scan("", Some("d"), 1).unwrap();
-    assert_eq!((page.items, page.more), (vec![("i".to_owned(), ItemKind::Image)], true));
-    assert_eq!(items::usage().unwrap().available_bytes, 40);
+    assert!(matches!(items::grow("missing", 4097), Err(PoolError::InvalidSize(_))), "before the look");
+    let full = Err(PoolError::NoSpace(Bound { limit: 40, given: 60 }));
+    assert_eq!(items::copy("d", "e", None, CopyMode::AsRead), full);
+    assert_eq!(items::copy("x", "d", None, CopyMode::AsRead), Err(PoolError::Exists("d".to_owned())));
     host.pool_busy("d", true);
     assert_eq!(items::remove("d"), Err(PoolError::Busy("d".to_owned())));
     host.pool_busy("d", false);
@@ -76,4 +71,45 @@ fn a_pool_keeps_its_rules() {
     assert_eq!(host.pool_read("d", "f"), None);
     host.dies_after(0);
     assert_eq!(items::usage(), Err(PoolError::Failed(DIED.to_owned())));
+}
+
+#[test]
+fn images_count_with_what_is_promised_to_them() {
+    let host = Host::new().pool_size(40_960).install();
+    let full = |limit, given| Err(PoolError::NoSpace(Bound { limit, given }));
+    items::create_image("i", 8192).unwrap();
+    assert_eq!(items::create_image("j", 40_960), full(32_768, 40_960));
+    assert_eq!(items::grow("i", 45_056), full(32_768, 36_864));
+    assert_eq!((items::grow("i", 12_288), items::grow("i", 4096)), (Ok(()), Ok(())));
+    assert!(matches!(items::copy("i", "j", Some(4096), CopyMode::AsRead), Err(PoolError::InvalidSize(_))));
+    items::copy("i", "j", Some(16_384), CopyMode::OneMoment).unwrap();
+    let copied = items::measure("j").unwrap();
+    assert_eq!((copied.kind, copied.size_bytes, copied.used_bytes), (ItemKind::Image, Some(16_384), 0));
+    assert_eq!(items::usage().unwrap().available_bytes, 12_288);
+    assert_eq!(items::copy("j", "k", None, CopyMode::AsRead), full(12_288, 16_384));
+    let page = items::scan("", Some("i"), 1).unwrap();
+    assert_eq!((page.items, page.more), (vec![("j".to_owned(), ItemKind::Image)], false));
+    assert!(host.pool_write("i", "", &[1; 12_288]));
+    items::remove("j").unwrap();
+    assert_eq!(items::usage().unwrap().available_bytes, 28_672, "what is written is not counted twice");
+}
+
+#[test]
+fn a_copy_holds_its_source_and_is_of_one_moment_or_refused() {
+    let host = Host::new().pool_without_sharing().install();
+    items::create_image("i", 4096).unwrap();
+    items::create_directory("d").unwrap();
+    for source in ["i", "d"] {
+        let torn = items::copy(source, "c", None, CopyMode::OneMoment);
+        assert!(matches!(torn, Err(PoolError::Unsupported(_))), "{torn:?}");
+    }
+    host.pool_copying("i", "c", true);
+    let busy = |name: &str| Err(PoolError::Busy(name.to_owned()));
+    assert_eq!((items::remove("i"), items::grow("i", 8192)), (busy("i"), busy("i")));
+    assert_eq!(items::copy("i", "c", None, CopyMode::AsRead), busy("c"));
+    assert!(items::measure("i").is_ok());
+    items::copy("i", "another", None, CopyMode::AsRead).unwrap();
+    host.pool_copying("i", "c", false);
+    items::copy("i", "c", None, CopyMode::AsRead).unwrap();
+    items::remove("i").unwrap();
 }

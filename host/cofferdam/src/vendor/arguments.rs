@@ -106,6 +106,10 @@ impl Arguments {
         once("--context", std::mem::take(&mut self.left.context))
     }
 
+    pub(crate) fn node_identities(&mut self) -> Result<Parameters, VendorError> {
+        once("--node-identity", std::mem::take(&mut self.left.node_identity))
+    }
+
     pub(crate) fn places(&mut self) -> Result<Vec<Parameters>, VendorError> {
         std::mem::take(&mut self.left.topology).into_iter().map(|place| once("--topology", place)).collect()
     }
@@ -150,6 +154,7 @@ impl Arguments {
             parameters,
             mutable_parameters,
             context,
+            node_identity,
             topology,
             node,
             read_only,
@@ -170,6 +175,7 @@ impl Arguments {
             ("--parameter", !parameters.is_empty()),
             ("--mutable-parameter", !mutable_parameters.is_empty()),
             ("--context", !context.is_empty()),
+            ("--node-identity", !node_identity.is_empty()),
             ("--topology", !topology.is_empty()),
             ("--node", node.is_some()),
             ("--read-only", *read_only),

@@ -179,7 +179,7 @@ fn validation(a: &mut Arguments) -> Result<ValidateVolume, VendorError> {
 fn publication(a: &mut Arguments) -> Result<PublishVolume, VendorError> {
     Ok(PublishVolume {
         handle: a.handle()?.into(),
-        node_identities: BTreeMap::new(),
+        node_identities: a.node_identities()?,
         node: a.node()?.into(),
         capability: a.capability(),
         read_only: a.read_only(),

@@ -253,6 +253,10 @@ pub(crate) struct ArgumentFlags {
     #[arg(long = "context", value_name = "KEY=VALUE", value_parser = pair)]
     pub(crate) context: Vec<(String, String)>,
 
+    /// What the node is called in a protocol of storage, such as iscsi-initiator=iqn.2024-01.example:n1; repeat it for more
+    #[arg(long = "node-identity", value_name = "KEY=VALUE", value_parser = pair)]
+    pub(crate) node_identity: Vec<(String, String)>,
+
     /// Place where the volume must be reachable, such as zone=a,rack=7; repeat it for others, preferred in this order
     #[arg(long, value_name = "KEY=VALUE,…", value_parser = segments)]
     pub(crate) topology: Vec<Vec<(String, String)>>,

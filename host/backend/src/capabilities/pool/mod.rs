@@ -7,13 +7,14 @@ mod store;
 mod sys;
 mod tree;
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf};
 
-use serde::{Deserialize, Serialize};
+use cofferdam_domain::quantity::Quantity;
+use serde::{Deserialize, Deserializer, Serialize, de};
 
 pub(crate) use self::store::Pool;
 use super::Capabilities;
-use crate::bindings::cofferdam::storage::pool::{Host, Item, Page, PoolError, Room};
+use crate::bindings::cofferdam::storage::pool::{CopyMode, Host, Item, Page, PoolError, Room};
 
 /// A backend's pool: `[backend.NAME.pool]`. It grants the import `pool`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,11 +23,37 @@ pub struct PoolConfig {
     /// The directory; it must exist, and belongs to this backend alone.
     pub directory: PathBuf,
     /// Bytes that all images together may have, each counted with its full size; absent is what the filesystem has.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "bytes")]
     pub capacity: Option<u64>,
     /// Bytes that one image may have; absent leaves it to the capacity.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "bytes")]
     pub image_bytes_max: Option<u64>,
+}
+
+/// Reads a number of bytes, or a quantity as Kubernetes writes it.
+fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    struct Visitor;
+    impl de::Visitor<'_> for Visitor {
+        type Value = u64;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a number of bytes, or a text such as \"100Gi\"")
+        }
+
+        fn visit_u64<E: de::Error>(self, value: u64) -> Result<u64, E> {
+            Ok(value)
+        }
+
+        fn visit_i64<E: de::Error>(self, value: i64) -> Result<u64, E> {
+            u64::try_from(value).map_err(|_| E::invalid_value(de::Unexpected::Signed(value), &self))
+        }
+
+        fn visit_str<E: de::Error>(self, value: &str) -> Result<u64, E> {
+            let quantity = Quantity::parse(value).map_err(E::custom)?;
+            quantity.to_csi_bytes().ok_or_else(|| E::custom(format!("{value:?} is more than 2^63 - 1 bytes")))
+        }
+    }
+    deserializer.deserialize_any(Visitor).map(Some)
 }
 
 impl Capabilities {
@@ -69,8 +96,9 @@ impl Host for Capabilities {
         source: String,
         name: String,
         size: Option<u64>,
+        mode: CopyMode,
     ) -> wasmtime::Result<Result<(), PoolError>> {
-        self.pooled("copy", move |pool| pool.copy(&source, &name, size)).await
+        self.pooled("copy", move |pool| pool.copy(&source, &name, size, mode)).await
     }
 
     async fn measure(&mut self, name: String) -> wasmtime::Result<Result<Item, PoolError>> {

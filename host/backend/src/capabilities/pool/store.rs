@@ -26,7 +26,7 @@ use super::{
     tree::{self, Trouble},
 };
 use crate::{
-    bindings::cofferdam::storage::pool::{Bound, Item, ItemKind, Page, PoolError, Room},
+    bindings::cofferdam::storage::pool::{Bound, CopyMode, Item, ItemKind, Page, PoolError, Room},
     capabilities::owner::Ownership,
     checks::printable,
     metrics::DriverMetrics,
@@ -58,6 +58,9 @@ pub(crate) struct Pool {
     /// Makes names of what is being made or removed unique.
     number: AtomicU64,
     metrics: OnceLock<DriverMetrics>,
+    /// Lets the system refuse to make changes last, which no filesystem can be asked to do.
+    #[cfg(test)]
+    unsteady: std::sync::atomic::AtomicBool,
     _ownership: Ownership,
 }
 
@@ -117,6 +120,8 @@ impl Pool {
             table: Mutex::default(),
             number: AtomicU64::new(0),
             metrics: OnceLock::new(),
+            #[cfg(test)]
+            unsteady: std::sync::atomic::AtomicBool::new(false),
             _ownership: Ownership::take(lock.into())?,
         };
         pool.clean()
@@ -193,9 +198,7 @@ impl Pool {
         let _claim = self.claim(name)?;
         self.check_free(name)?;
         let new = self.new_directory()?;
-        self.publish(&new, name)?;
-        self.lock().items.insert(name.to_owned(), None);
-        Ok(())
+        self.publish_directory(&new, name)
     }
 
     pub(crate) fn create_image(&self, name: &str, size: u64) -> Result<()> {
@@ -206,7 +209,7 @@ impl Pool {
         self.keep_promise(name, || {
             let new = self.fresh(MAKING);
             let file = sys::new_file(&self.root, &new, Mode::RUSR | Mode::WUSR).map_err(failed)?;
-            let made = self.resize(&file, size);
+            let made = self.resize_lasting(&file, size);
             self.or_discard(&new, made)?;
             self.publish(&new, name)
         })
@@ -221,14 +224,20 @@ impl Pool {
         }
         match moved {
             Ok(()) => {}
-            Err(Errno::NOENT) => return Err(PoolError::Missing(name.to_owned())),
+            Err(Errno::NOENT) => {
+                self.last(&self.root)?;
+                return Err(PoolError::Missing(name.to_owned()));
+            }
             Err(Errno::BUSY | Errno::XDEV) => {
-                return Err(PoolError::Failed("the item is a mount".to_owned()));
+                return Err(PoolError::Unsupported("the item is a mount".to_owned()));
             }
             Err(error) => return Err(failed(error)),
         }
-        fsync(&self.root).map_err(failed)?;
-        self.discard(gone)
+        self.last(&self.root)?;
+        // The name is gone, whatever becomes of what had it.
+        tree::remove(&self.root, gone, || self.fresh(REMOVING)).map_err(|trouble| {
+            PoolError::Unknown(format!("what {name:?} held stays until the next start: {trouble}"))
+        })
     }
 
     pub(crate) fn grow(&self, name: &str, size: u64) -> Result<()> {
@@ -237,25 +246,29 @@ impl Pool {
         let (file, stat) = self.image(name, |root, name| sys::writable(root, name))?;
         let now = tree::length(&stat);
         if size <= now {
-            return Ok(());
+            // It may be what an earlier call could not make last.
+            return self.last(&file);
         }
         self.promise(name, size)?;
-        let grown = self.resize(&file, size);
-        if grown.is_err() {
+        if let Err(refused) = self.resize(&file, size) {
             self.lock().items.insert(name.to_owned(), Some(now));
+            return Err(refused);
         }
-        grown
+        self.last(&file)
     }
 
-    pub(crate) fn copy(&self, source: &str, name: &str, size: Option<u64>) -> Result<()> {
+    pub(crate) fn copy(&self, source: &str, name: &str, size: Option<u64>, mode: CopyMode) -> Result<()> {
         check_name(source)?;
         let _claim = self.claim(name)?;
         let _reading = self.read(source)?;
         self.check_free(name)?;
         match item_kind(&self.stat(source)?) {
             Some((ItemKind::Directory, _)) if size.is_some() => Err(PoolError::WrongKind(printable(source))),
+            Some((ItemKind::Directory, _)) if mode == CopyMode::OneMoment => {
+                Err(PoolError::Unsupported("no copy of a directory is of one moment".to_owned()))
+            }
             Some((ItemKind::Directory, _)) => self.copy_directory(source, name),
-            Some((ItemKind::Image, _)) => self.copy_image(source, name, size),
+            Some((ItemKind::Image, _)) => self.copy_image(source, name, size, mode),
             None => Err(PoolError::WrongKind(printable(source))),
         }
     }
@@ -268,12 +281,10 @@ impl Pool {
             .and_then(|to| tree::copy(from, to))
             .and_then(|()| Ok(sys::sync_all(&self.root)?));
         self.or_discard(&new, copied.map_err(|trouble| self.explain(trouble, 0)))?;
-        self.publish(&new, name)?;
-        self.lock().items.insert(name.to_owned(), None);
-        Ok(())
+        self.publish_directory(&new, name)
     }
 
-    fn copy_image(&self, source: &str, name: &str, size: Option<u64>) -> Result<()> {
+    fn copy_image(&self, source: &str, name: &str, size: Option<u64>, mode: CopyMode) -> Result<()> {
         let (from, stat) = self.image(source, |root, name| sys::file(root, name))?;
         let least = tree::length(&stat);
         let size = size.unwrap_or(least);
@@ -285,8 +296,9 @@ impl Pool {
         self.keep_promise(name, || {
             let new = self.fresh(MAKING);
             let to = sys::new_file(&self.root, &new, Mode::RUSR | Mode::WUSR).map_err(failed)?;
-            let copied = tree::copy_data(&from, &to, least).map_err(|trouble| self.explain(trouble, size));
-            let copied = copied.and_then(|()| self.resize(&to, size));
+            let copied = tree::copy_data(&from, &to, least, mode)
+                .map_err(|trouble| self.explain(trouble, size))
+                .and_then(|()| self.resize_lasting(&to, size));
             self.or_discard(&new, copied)?;
             self.publish(&new, name)
         })
@@ -362,7 +374,7 @@ impl Pool {
     /// Makes what bytes were set aside for, and gives them back when that fails.
     fn keep_promise(&self, name: &str, make: impl FnOnce() -> Result<()>) -> Result<()> {
         let made = make();
-        if made.is_err() {
+        if made.as_ref().is_err_and(|error| !matches!(error, PoolError::Unknown(_))) {
             self.lock().items.remove(name);
         }
         made
@@ -380,7 +392,11 @@ impl Pool {
 
     fn check_free(&self, name: &str) -> Result<()> {
         match self.stat(name) {
-            Ok(_) => Err(PoolError::Exists(name.to_owned())),
+            Ok(_) => {
+                // Who hears this takes the item for made, also one whose maker could not say so.
+                self.last(&self.root)?;
+                Err(PoolError::Exists(name.to_owned()))
+            }
             Err(PoolError::Missing(_)) => Ok(()),
             Err(error) => Err(error),
         }
@@ -416,7 +432,13 @@ impl Pool {
     }
 
     fn resize(&self, file: &OwnedFd, size: u64) -> Result<()> {
-        ftruncate(file, size).and_then(|()| fsync(file)).map_err(|error| self.explain(error.into(), size))
+        ftruncate(file, size).map_err(|error| self.explain(error.into(), size))
+    }
+
+    /// The same for a file that nobody sees yet.
+    fn resize_lasting(&self, file: &OwnedFd, size: u64) -> Result<()> {
+        self.resize(file, size)?;
+        fsync(file).map_err(|error| self.explain(error.into(), size))
     }
 
     fn new_directory(&self) -> Result<String> {
@@ -437,7 +459,26 @@ impl Pool {
             error => failed(error),
         });
         self.or_discard(new, named)?;
-        fsync(&self.root).map_err(failed)
+        self.last(&self.root)
+    }
+
+    /// The same for a directory; it is an item as soon as it has the name.
+    fn publish_directory(&self, new: &str, name: &str) -> Result<()> {
+        let named = self.publish(new, name);
+        if matches!(named, Ok(()) | Err(PoolError::Unknown(_))) {
+            self.lock().items.insert(name.to_owned(), None);
+        }
+        named
+    }
+
+    /// Makes a change last that can be seen already: it is not undone when that fails.
+    fn last(&self, changed: &OwnedFd) -> Result<()> {
+        #[cfg(test)]
+        if self.unsteady.load(Ordering::Relaxed) {
+            return Err(PoolError::Unknown("made unsteady".to_owned()));
+        }
+        fsync(changed)
+            .map_err(|error| PoolError::Unknown(format!("the change is made, and may not last: {error}")))
     }
 
     /// Undoes what was begun under a name when it failed.
@@ -491,7 +532,8 @@ impl Pool {
                 PoolError::InvalidSize(format!("{given} bytes; that is more than the filesystem allows"))
             }
             Trouble::System(error) => failed(error),
-            Trouble::Refused(reason) => PoolError::Failed(reason),
+            Trouble::Refused(reason) => PoolError::Unsupported(reason),
+            Trouble::Changed(reason) => PoolError::Failed(reason),
         }
     }
 
@@ -541,6 +583,8 @@ fn outcome(error: Option<&PoolError>) -> &'static str {
         Some(PoolError::NoSpace(_)) => "no-space",
         Some(PoolError::Busy(_)) => "busy",
         Some(PoolError::Failed(_)) => "failed",
+        Some(PoolError::Unsupported(_)) => "unsupported",
+        Some(PoolError::Unknown(_)) => "unknown",
     }
 }
 

@@ -72,8 +72,8 @@ fn only_plain_names_reach_the_system() {
         refused(pool.create_image(name, BLOCK));
         refused(pool.remove(name));
         refused(pool.grow(name, BLOCK));
-        refused(pool.copy("a", name, None));
-        refused(pool.copy(name, "b", None));
+        refused(pool.copy("a", name, None, CopyMode::AsRead));
+        refused(pool.copy(name, "b", None, CopyMode::AsRead));
         refused(pool.measure(name).map(drop));
     }
     assert_eq!(on_disk(&directory).len(), 5);
@@ -93,14 +93,14 @@ fn sizes_are_kept_exactly() {
     pool.grow("i", 4_096).unwrap();
     assert_eq!(pool.measure("i").unwrap().size_bytes, Some(MIB), "nothing shrinks");
     pool.grow("i", 2 * MIB).unwrap();
-    assert!(matches!(pool.copy("i", "j", Some(MIB)), Err(PoolError::InvalidSize(_))));
-    pool.copy("i", "j", Some(3 * MIB)).unwrap();
+    assert!(matches!(pool.copy("i", "j", Some(MIB), CopyMode::AsRead), Err(PoolError::InvalidSize(_))));
+    pool.copy("i", "j", Some(3 * MIB), CopyMode::AsRead).unwrap();
     assert_eq!(fs::metadata(directory.path().join("j")).unwrap().len(), 3 * MIB);
     pool.create_directory("d").unwrap();
     assert!(matches!(pool.grow("d", MIB), Err(PoolError::WrongKind(_))));
-    assert!(matches!(pool.copy("d", "e", Some(MIB)), Err(PoolError::WrongKind(_))));
+    assert!(matches!(pool.copy("d", "e", Some(MIB), CopyMode::AsRead), Err(PoolError::WrongKind(_))));
     assert!(matches!(pool.grow("k", MIB), Err(PoolError::Missing(_))));
-    assert!(matches!(pool.copy("k", "l", None), Err(PoolError::Missing(_))));
+    assert!(matches!(pool.copy("k", "l", None, CopyMode::AsRead), Err(PoolError::Missing(_))));
     assert_eq!(on_disk(&directory), ["d", "i", "j"]);
 }
 
@@ -117,7 +117,7 @@ fn images_count_with_what_is_promised_to_them() {
     );
     assert!(matches!(pool.grow("b", 32 * MIB + BLOCK), Err(PoolError::InvalidSize(_))));
     pool.grow("b", 32 * MIB).unwrap();
-    assert!(matches!(pool.copy("a", "c", None), Err(PoolError::NoSpace(_))));
+    assert!(matches!(pool.copy("a", "c", None, CopyMode::AsRead), Err(PoolError::NoSpace(_))));
     assert_eq!(names(&pool), ["a", "b"]);
     pool.remove("a").unwrap();
     drop(pool);
@@ -139,7 +139,7 @@ fn a_tree_is_copied_as_it_is() {
     sparse.set_len(8 * MIB).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&sparse, b"end", 8 * MIB - 3).unwrap();
     fs::set_permissions(root.join("x"), fs::Permissions::from_mode(0o700)).unwrap();
-    pool.copy("d", "e", None).unwrap();
+    pool.copy("d", "e", None, CopyMode::AsRead).unwrap();
     let copy = directory.path().join("e");
     assert_eq!(fs::read_to_string(copy.join("x/y/file")).unwrap(), "content");
     assert_eq!(fs::metadata(copy.join("x/y/file")).unwrap().permissions().mode() & 0o7777, 0o640);
@@ -164,7 +164,7 @@ fn nothing_leads_out_of_the_pool() {
     for name in ["evil", "evil-file"] {
         assert!(matches!(pool.measure(name), Err(PoolError::WrongKind(_))));
         assert!(matches!(pool.grow(name, MIB), Err(PoolError::WrongKind(_))));
-        assert!(matches!(pool.copy(name, "copy", None), Err(PoolError::WrongKind(_))));
+        assert!(matches!(pool.copy(name, "copy", None, CopyMode::AsRead), Err(PoolError::WrongKind(_))));
         assert!(matches!(pool.create_directory(name), Err(PoolError::Exists(_))));
     }
     assert_eq!(names(&pool), [""; 0]);
@@ -173,7 +173,7 @@ fn nothing_leads_out_of_the_pool() {
     fs::remove_dir(directory.path().join("d")).unwrap();
     symlink(outside.path(), directory.path().join("d")).unwrap();
     assert!(matches!(pool.measure("d"), Err(PoolError::WrongKind(_))));
-    assert!(matches!(pool.copy("d", "copy", None), Err(PoolError::WrongKind(_))));
+    assert!(matches!(pool.copy("d", "copy", None, CopyMode::AsRead), Err(PoolError::WrongKind(_))));
     for name in ["d", "evil", "evil-file"] {
         pool.remove(name).unwrap();
     }
@@ -188,7 +188,7 @@ fn nothing_leads_out_of_the_pool() {
     // An image that is a second name of a file from elsewhere.
     fs::hard_link(&treasure, directory.path().join("image")).unwrap();
     assert!(matches!(pool.grow("image", MIB), Err(PoolError::Failed(_))));
-    assert!(matches!(pool.copy("image", "copy", None), Err(PoolError::Failed(_))));
+    assert!(matches!(pool.copy("image", "copy", None, CopyMode::AsRead), Err(PoolError::Failed(_))));
     pool.remove("image").unwrap();
     assert_eq!(fs::read(&treasure).unwrap(), vec![7; 8_192]);
     assert_eq!(on_disk(&directory), [""; 0]);
@@ -200,20 +200,26 @@ fn what_is_special_is_named_and_nobody_waits_for_it() {
     let root = fs::File::open(directory.path()).unwrap();
     mkfifoat(&root, "fifo", Mode::RUSR).unwrap();
     assert!(matches!(pool.measure("fifo"), Err(PoolError::WrongKind(_))));
-    assert!(matches!(pool.copy("fifo", "x", None), Err(PoolError::WrongKind(_))));
+    assert!(matches!(pool.copy("fifo", "x", None, CopyMode::AsRead), Err(PoolError::WrongKind(_))));
     pool.remove("fifo").unwrap();
     pool.create_directory("d").unwrap();
     let inner = fs::File::open(directory.path().join("d")).unwrap();
-    for (kind, expected) in
-        [(FileType::Fifo, "\"special\" in it is a pipe"), (FileType::Socket, "is a socket")]
-    {
-        mknodat(&inner, "special", kind, Mode::RUSR, 0).unwrap();
-        let error = pool.copy("d", "e", None).unwrap_err();
-        assert!(matches!(&error, PoolError::Failed(why) if why.contains(expected)), "{error:?}");
-        assert_eq!(on_disk(&directory), ["d"], "what was begun is gone");
-        fs::remove_file(directory.path().join("d/special")).unwrap();
+    for (name, kind) in [("pipe", FileType::Fifo), ("socket", FileType::Socket)] {
+        mknodat(&inner, name, kind, Mode::RUSR, 0).unwrap();
     }
-    mknodat(&inner, "special", FileType::Fifo, Mode::RUSR, 0).unwrap();
+    fs::write(directory.path().join("d/file"), "content").unwrap();
+    pool.copy("d", "e", None, CopyMode::AsRead).unwrap();
+    let copied = fs::read_dir(directory.path().join("e")).unwrap();
+    let copied: Vec<_> = copied.map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(copied, ["file"], "what a process serves is left out");
+    pool.remove("e").unwrap();
+    // The right to make a device is not everybody's.
+    if mknodat(&inner, "device", FileType::CharacterDevice, Mode::RUSR, 0x103).is_ok() {
+        let error = pool.copy("d", "e", None, CopyMode::AsRead).unwrap_err();
+        let expected = "\"device\" in it is a device; expected directories, files and links";
+        assert!(matches!(&error, PoolError::Unsupported(why) if why == expected), "{error:?}");
+        assert_eq!(on_disk(&directory), ["d"], "what was begun is gone");
+    }
     pool.measure("d").unwrap();
     pool.remove("d").unwrap();
 }
@@ -227,9 +233,9 @@ fn no_tree_is_too_deep_to_be_removed() {
         mkdirat(&level, "d", Mode::RWXU).unwrap();
         level = sys::directory(&level, "d").unwrap();
     }
-    let error = pool.copy("d", "e", None).unwrap_err();
-    assert!(matches!(&error, PoolError::Failed(why) if why.contains("deeper than")), "{error:?}");
-    assert!(matches!(pool.measure("d"), Err(PoolError::Failed(_))));
+    let error = pool.copy("d", "e", None, CopyMode::AsRead).unwrap_err();
+    assert!(matches!(&error, PoolError::Unsupported(why) if why.contains("deeper than")), "{error:?}");
+    assert!(matches!(pool.measure("d"), Err(PoolError::Unsupported(_))));
     pool.remove("d").unwrap();
     assert_eq!(on_disk(&directory), [""; 0]);
 }
@@ -341,7 +347,7 @@ fn a_full_disk_undoes_what_was_begun() {
     let pool = Pool::open(&PoolConfig { capacity: None, ..config(mount.0.path()) }).unwrap();
     pool.create_directory("d").unwrap();
     fs::write(mount.0.path().join("d/file"), vec![1; 1_200 << 10]).unwrap();
-    assert!(matches!(pool.copy("d", "e", None), Err(PoolError::NoSpace(_))));
+    assert!(matches!(pool.copy("d", "e", None, CopyMode::AsRead), Err(PoolError::NoSpace(_))));
     assert_eq!(on_disk(&mount.0), ["d"]);
     assert!(matches!(pool.create_image("i", 4 * MIB), Err(PoolError::NoSpace(_))));
     assert_eq!(pool.usage().unwrap().total_bytes, 2 * MIB);
@@ -359,13 +365,87 @@ fn a_mount_inside_is_neither_entered_nor_removed() {
     }
     fs::write(inner.join("file"), "kept").unwrap();
     let refused = |answer: Result<()>| {
-        assert!(matches!(&answer, Err(PoolError::Failed(why)) if why.contains("is a mount")), "{answer:?}");
+        let refused = matches!(&answer, Err(PoolError::Unsupported(why)) if why.contains("is a mount"));
+        assert!(refused, "{answer:?}");
     };
-    refused(pool.copy("d", "e", None));
+    refused(pool.copy("d", "e", None, CopyMode::AsRead));
     refused(pool.measure("d").map(drop));
-    refused(pool.remove("d"));
+    let removed = pool.remove("d").unwrap_err();
+    assert!(matches!(&removed, PoolError::Unknown(why) if why.contains("is a mount")), "{removed:?}");
+    assert!(matches!(pool.remove("d"), Err(PoolError::Missing(_))), "it is no item any more");
     let moved = on_disk(&directory).pop().unwrap();
     let inner = directory.path().join(moved).join("mount");
     assert_eq!(fs::read_to_string(inner.join("file")).unwrap(), "kept");
     std::process::Command::new("umount").arg(&inner).status().unwrap();
+}
+
+#[test]
+fn what_is_made_and_may_not_last_is_kept_and_said() {
+    let (pool, directory) = pool();
+    pool.create_image("source", MIB).unwrap();
+    let unsteady = |on| pool.unsteady.store(on, Ordering::Relaxed);
+    let unknown = |answer: Result<()>| assert!(matches!(answer, Err(PoolError::Unknown(_))), "{answer:?}");
+    unsteady(true);
+    unknown(pool.create_directory("d"));
+    unknown(pool.create_image("i", MIB));
+    unknown(pool.copy("source", "c", None, CopyMode::AsRead));
+    unknown(pool.copy("d", "e", None, CopyMode::AsRead));
+    unknown(pool.grow("source", 2 * MIB));
+    // Not even a repetition may say that all is well.
+    unknown(pool.create_directory("d"));
+    unknown(pool.create_image("i", MIB));
+    unknown(pool.grow("source", 2 * MIB));
+    assert_eq!(names(&pool), ["c", "d", "e", "i", "source"]);
+    assert_eq!(on_disk(&directory), names(&pool));
+    assert_eq!(pool.usage().unwrap().available_bytes, 60 * MIB, "all of it is promised");
+    unknown(pool.remove("i"));
+    unknown(pool.remove("i"));
+    assert_eq!(names(&pool), ["c", "d", "e", "source"]);
+    unsteady(false);
+    assert!(matches!(pool.create_directory("d"), Err(PoolError::Exists(_))));
+    assert!(matches!(pool.remove("i"), Err(PoolError::Missing(_))));
+    pool.grow("source", 2 * MIB).unwrap();
+    assert_eq!(pool.usage().unwrap().available_bytes, 61 * MIB);
+}
+
+#[test]
+fn a_copy_of_one_moment_is_one_or_is_refused() {
+    let Some(mount) = Mount::new() else {
+        return eprintln!("skipped: this user may not mount a filesystem");
+    };
+    // This filesystem shares no blocks.
+    let pool = Pool::open(&config(mount.0.path())).unwrap();
+    pool.create_image("i", MIB).unwrap();
+    pool.create_directory("d").unwrap();
+    for (source, expected) in [("i", "shares no blocks"), ("d", "no copy of a directory")] {
+        let error = pool.copy(source, "copy", None, CopyMode::OneMoment).unwrap_err();
+        assert!(matches!(&error, PoolError::Unsupported(why) if why.contains(expected)), "{error:?}");
+    }
+    assert_eq!(names(&pool), ["d", "i"]);
+    assert_eq!(on_disk(&mount.0), ["d", "i"], "what was begun is gone");
+    pool.copy("i", "copy", None, CopyMode::AsRead).unwrap();
+}
+
+#[test]
+fn sizes_are_numbers_or_quantities() {
+    let read = |capacity: &str| {
+        let text = format!(r#"{{"directory": "/d", "capacity": {capacity}, "image-bytes-max": "1.5Ki"}}"#);
+        serde_json::from_str::<PoolConfig>(&text).map_err(|error| error.to_string())
+    };
+    for (given, expected) in [("7", 7), (r#""7""#, 7), (r#""100Gi""#, 100 << 30), (r#""5G""#, 5_000_000_000)]
+    {
+        let config = read(given).unwrap();
+        assert_eq!((config.capacity, config.image_bytes_max), (Some(expected), Some(1_536)), "{given}");
+    }
+    for (given, expected) in [
+        ("-1", "expected a number of bytes, or a text such as \"100Gi\""),
+        (r#""-1""#, "is negative"),
+        (r#""much""#, "is not a quantity"),
+        (r#""16Ei""#, "is more than 2^63 - 1 bytes"),
+        ("true", "expected a number of bytes"),
+    ] {
+        let error = read(given).unwrap_err();
+        assert!(error.contains(expected), "{given}: {error}");
+    }
+    assert_eq!(serde_json::from_str::<PoolConfig>(r#"{"directory": "/d"}"#).unwrap().capacity, None);
 }

@@ -1,9 +1,9 @@
-//! Whole trees: copied, counted and removed, with links taken as links and mounts left alone.
+//! Whole trees: copied, counted and removed, with links taken as links, sockets and pipes left out, and mounts left alone.
 //!
 //! What is in a tree was written by a pod, at any time, also now. Nothing here follows a link, crosses a mount, opens a device or
 //! waits for a pipe, and nothing recurses: a tree can be deeper than a stack.
 
-use std::{collections::HashSet, ffi::CStr};
+use std::{collections::HashSet, ffi::CStr, fmt};
 
 use rustix::{
     fd::{AsFd, BorrowedFd, OwnedFd},
@@ -16,6 +16,7 @@ use rustix::{
 };
 
 use super::sys;
+use crate::bindings::cofferdam::storage::pool::CopyMode;
 
 /// How deep a tree may be that is copied or counted: every level keeps two files open.
 const DEPTH: usize = 200;
@@ -29,13 +30,24 @@ const SECTOR: u64 = 512;
 pub(super) enum Trouble {
     /// The system refused.
     System(Errno),
-    /// It holds something that is not copied or counted.
+    /// It holds something that is not copied or counted, and will as long as nobody changes it.
     Refused(String),
+    /// It changed while it was read.
+    Changed(String),
 }
 
 impl From<Errno> for Trouble {
     fn from(error: Errno) -> Self {
         Self::System(error)
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::System(error) => error.fmt(f),
+            Self::Refused(reason) | Self::Changed(reason) => f.write_str(reason),
+        }
     }
 }
 
@@ -125,10 +137,10 @@ impl Level {
                 let from = sys::file(source, name)?;
                 let stat = fstat(&from)?;
                 if kind(&stat) != FileType::RegularFile {
-                    return Err(Trouble::Refused(format!("{:?} in it changed meanwhile", shown(name))));
+                    return Err(Trouble::Changed(format!("{:?} in it changed meanwhile", shown(name))));
                 }
                 let to = sys::new_file(&self.target, name, Mode::RUSR | Mode::WUSR)?;
-                copy_data(&from, &to, length(&stat))?;
+                copy_data(&from, &to, length(&stat), CopyMode::AsRead)?;
                 copy_attributes(&to, &stat)?;
             }
             FileType::Symlink => {
@@ -137,12 +149,10 @@ impl Level {
                 let (user, group) = owner(&stat);
                 chownat(&self.target, name, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?;
             }
-            other @ (FileType::Fifo
-            | FileType::Socket
-            | FileType::CharacterDevice
-            | FileType::BlockDevice
-            | FileType::Unknown) => {
-                let what = special(other);
+            // What stands behind them is a process, which a copy has not.
+            FileType::Fifo | FileType::Socket => {}
+            other @ (FileType::CharacterDevice | FileType::BlockDevice | FileType::Unknown) => {
+                let what = if other == FileType::Unknown { "of an unknown kind" } else { "a device" };
                 return Err(Trouble::Refused(format!(
                     "{:?} in it is {what}; expected directories, files and links",
                     shown(name)
@@ -150,17 +160,6 @@ impl Level {
             }
         }
         Ok(None)
-    }
-}
-
-fn special(kind: FileType) -> &'static str {
-    match kind {
-        FileType::Fifo => "a pipe",
-        FileType::Socket => "a socket",
-        FileType::CharacterDevice | FileType::BlockDevice => "a device",
-        FileType::Directory | FileType::RegularFile | FileType::Symlink | FileType::Unknown => {
-            "of an unknown kind"
-        }
     }
 }
 
@@ -189,10 +188,16 @@ fn copy_attributes(target: &OwnedFd, stat: &Stat) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file's first `length` bytes to an empty one: shared where the filesystem can, with its holes where it cannot.
-pub(super) fn copy_data(source: &OwnedFd, target: &OwnedFd, length: u64) -> Result<()> {
+/// Copies a file's first `length` bytes to an empty one: shared where the filesystem can, which is one moment, and where it
+/// cannot read part by part with its holes, unless one moment is asked for.
+pub(super) fn copy_data(source: &OwnedFd, target: &OwnedFd, length: u64, mode: CopyMode) -> Result<()> {
     if sys::share_blocks(source, target)? {
         return Ok(());
+    }
+    if mode == CopyMode::OneMoment {
+        return Err(Trouble::Refused(
+            "the pool's filesystem shares no blocks, so no copy of an image is of one moment".to_owned(),
+        ));
     }
     ftruncate(target, length)?;
     let mut offset = 0;

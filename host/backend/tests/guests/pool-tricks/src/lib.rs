@@ -4,7 +4,7 @@
 use cofferdam_guest::{
     Backend, CreateRequest, Description, Readiness, Result, StorageError, ValidateRequest, Validation,
     Volume,
-    pool::{self, Pool as _, PoolError},
+    pool::{self, CopyMode, Pool as _, PoolError},
 };
 
 struct PoolTricks;
@@ -35,7 +35,7 @@ impl Backend for PoolTricks {
             "create-image" => pool::Host.create_image(&name, size),
             "remove" => pool::Host.remove(&name),
             "grow" => pool::Host.grow(&name, size),
-            "copy" => pool::Host.copy(parameter("source"), &name, None),
+            "copy" => pool::Host.copy(parameter("source"), &name, None, CopyMode::AsRead),
             "measure" => pool::Host.measure(&name).map(drop),
             _ => pool::Host.scan(&name, Some(&name), u32::MAX).map(drop),
         };
@@ -49,6 +49,8 @@ impl Backend for PoolTricks {
             Err(PoolError::NoSpace(_)) => "no-space",
             Err(PoolError::Busy(_)) => "busy",
             Err(PoolError::Failed(_)) => "failed",
+            Err(PoolError::Unsupported(_)) => "unsupported",
+            Err(PoolError::Unknown(_)) => "unknown",
         };
         Ok(Volume::new(handle, size.max(1)))
     }
