@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use cofferdam_domain::storage::Secrets;
 use futures::future::BoxFuture;
 use tokio::time::{Instant, timeout_at};
 use wasmtime::{Store, component::Instance};
@@ -28,6 +29,8 @@ pub(crate) struct Parts {
     pub(crate) compiled: Arc<Compiled>,
     pub(crate) shared: Shared,
     pub(crate) limits: Limits,
+    /// What the operator gives every call.
+    pub(crate) secrets: Secrets,
     /// Where calls that compute for long take turns.
     pub(crate) lane: Lane,
 }

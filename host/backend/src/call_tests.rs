@@ -54,6 +54,7 @@ async fn parts(engine: &Engine) -> Arc<Parts> {
         compiled: Arc::new(Compiled { digest, size: 0, manifest, pre, exports }),
         shared: loader::bare("memory", BTreeMap::new(), &Limits::default()).await.unwrap(),
         limits: Limits::default(),
+        secrets: Secrets::default(),
         lane: engine.inner.lanes.lane(),
     })
 }

@@ -70,6 +70,8 @@ pub struct BackendConfig {
     pub sha256: Option<Digest>,
     /// What the backend reads through its `settings` import.
     pub settings: BTreeMap<String, String>,
+    /// Secrets that every call of the backend has.
+    pub secrets: Secrets,
     /// What it may import; see [`effective_grants`](Self::effective_grants).
     pub grants: BTreeSet<Grant>,
     /// Where its HTTP requests may go.
@@ -97,6 +99,7 @@ impl Default for BackendConfig {
         Self {
             sha256: None,
             settings: BTreeMap::new(),
+            secrets: Secrets::default(),
             grants: Grant::DEFAULT.into(),
             http: HttpConfig::default(),
             limits: Limits::default(),
@@ -135,7 +138,7 @@ impl Engine {
         let shared = bare(&name, settings, &limits).await?;
         let engine = self.inner.wasm.clone();
         let lane = self.inner.lanes.lane();
-        let parts = Arc::new(Parts { engine, compiled, shared, limits, lane });
+        let parts = Arc::new(Parts { engine, compiled, shared, limits, secrets: Secrets::default(), lane });
         describe(&name, &self.inner, &parts).await
     }
 
@@ -181,7 +184,7 @@ impl Engine {
         faults: FaultPlan,
     ) -> Result<Arc<WasmBackend>, LoadError> {
         let grants = config.effective_grants();
-        let BackendConfig { sha256, settings, grants: _, http, limits, state, pool } = config;
+        let BackendConfig { sha256, settings, secrets, grants: _, http, limits, state, pool } = config;
         let name = source.name();
         check_limits(&name, &limits)?;
         let compiled = self.compiled(source, limits.file_bytes, sha256).await?;
@@ -213,6 +216,7 @@ impl Engine {
             compiled,
             shared,
             limits,
+            secrets,
             lane: self.inner.lanes.lane(),
         });
         introduce(&name, Arc::clone(&self.inner), parts).await
@@ -410,8 +414,8 @@ async fn first_call<T: Send + 'static>(
 ) -> Result<T, LoadError> {
     let context = Context {
         deadline: Instant::now() + parts.limits.deadline(),
-        secrets: Secrets::default(),
-        redactor: Redactor::default(),
+        secrets: parts.secrets.clone(),
+        redactor: Redactor::new(parts.secrets.clone()),
         guard: None,
     };
     let end = call::spawn(inner, Arc::clone(parts), context, function, work).await;

@@ -464,3 +464,23 @@ async fn what_the_operator_wrote_wrongly_is_named_at_load() {
     let error = refused(OriginConfig { addresses: None, ..origin("http://127.0.0.1:80") }).await;
     assert!(error.to_string().contains("127.0.0.1 is not allowed as an address"), "{error}");
 }
+
+#[tokio::test]
+async fn every_call_has_the_operators_secrets_and_the_callers_come_first() {
+    let server = Server::start(None).await;
+    let config = BackendConfig {
+        http: HttpConfig { origins: vec![origin(&server.http(""))] },
+        secrets: secrets(&[("token", "of the operator")]),
+        ..BackendConfig::default()
+    };
+    let source = Source::Bytes { name: "net.wasm".to_owned(), bytes: cofferdam_guests::NET };
+    let backend = engine().load(source, config).await.unwrap();
+    let script = json!([{ "repeat": proof(server.http("/authorization"), json!({ "bearer": "token" })) }]);
+    let error = perform(&backend, "a", call(), script.clone()).await.unwrap_err();
+    assert_eq!(server.headers().get("authorization").unwrap(), "Bearer of the operator");
+    assert_eq!(error.message, "Bearer [secret]");
+    let own = Call { secrets: secrets(&[("token", "of the caller")]), ..call() };
+    let error = perform(&backend, "b", own, script).await.unwrap_err();
+    assert_eq!(server.headers().get("authorization").unwrap(), "Bearer of the caller");
+    assert_eq!(error.message, "Bearer [secret]");
+}

@@ -1,11 +1,14 @@
 //! Loads the drivers that the configuration names.
 
-use std::sync::Arc;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use cofferdam_backend::{
     Backend as _, BackendConfig, BackendMetrics, CompiledCache, Engine, EngineOptions, Source, WasmBackend,
 };
-use cofferdam_domain::storage::Placement;
+use cofferdam_domain::storage::{Placement, Secret};
 use prometheus_client::registry::Registry;
 
 use crate::{
@@ -60,11 +63,38 @@ pub(crate) fn all_central(drivers: &[Driver]) -> Result<(), Failure> {
     }
 }
 
+/// Longest secret, in bytes; Kubernetes' limit for a whole Secret.
+const MAX_SECRET: u64 = 1 << 20;
+
+/// A secret in a file. The error names the file and nothing of what was found.
+pub(crate) fn read_secret(path: &Path) -> Result<String, String> {
+    let failed = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
+    let size = std::fs::metadata(path).map_err(failed)?.len();
+    if size > MAX_SECRET {
+        return Err(format!("{} has {size} bytes: expected at most {MAX_SECRET}", path.display()));
+    }
+    let text = std::fs::read_to_string(path).map_err(failed)?;
+    // Editors and `echo` end a file with a line break that belongs to no password.
+    Ok(text
+        .strip_suffix('\n')
+        .map_or(text.as_str(), |line| line.strip_suffix('\r').unwrap_or(line))
+        .to_owned())
+}
+
 /// What a section gives its component.
-pub(crate) fn config(section: &BackendSection) -> BackendConfig {
+///
+/// # Errors
+/// [`Failure::Secret`]
+pub(crate) fn config(name: &str, section: &BackendSection) -> Result<BackendConfig, Failure> {
+    let secret = |(secret, file): (&String, &PathBuf)| match read_secret(file) {
+        Ok(text) => Ok((secret.clone(), Secret::new(text))),
+        Err(problem) => Err(Failure::Secret { backend: name.to_owned(), secret: secret.clone(), problem }),
+    };
+    let secrets = section.secrets.iter().map(secret).collect::<Result<_, _>>()?;
     let mut config = BackendConfig {
         sha256: section.sha256,
         settings: section.settings.iter().map(|(key, value)| (key.clone(), value.0.clone())).collect(),
+        secrets,
         limits: section.limits.clone(),
         http: section.http.clone(),
         state: section.state.clone(),
@@ -74,7 +104,7 @@ pub(crate) fn config(section: &BackendSection) -> BackendConfig {
     if let Some(grants) = &section.grants {
         config.grants = grants.clone();
     }
-    config
+    Ok(config)
 }
 
 async fn load(engine: &Engine, name: &str, section: &BackendSection) -> Result<Driver, Failure> {
@@ -83,7 +113,7 @@ async fn load(engine: &Engine, name: &str, section: &BackendSection) -> Result<D
         // The configuration was refused if there is neither.
         None => Source::Bytes { name: name.to_owned(), bytes: carried(name).unwrap_or_default() },
     };
-    let loaded = engine.load(source, config(section)).await;
+    let loaded = engine.load(source, config(name, section)?).await;
     let backend = loaded.map_err(|source| Failure::Backend { name: name.to_owned(), source })?;
     Ok(Driver { name: name.to_owned(), backend })
 }

@@ -32,6 +32,8 @@ pub(crate) enum Failure {
         "backend {0}: its storage is on one node (placement `node`), which `cofferdam run` does not serve yet; `cofferdam dev` does"
     )]
     Placement(String),
+    #[error("backend {backend}: secret {secret}: {problem}")]
+    Secret { backend: String, secret: String, problem: String },
     #[error(transparent)]
     Process(#[from] ProcessError),
     #[error("cannot start the Kubernetes API: {0}")]

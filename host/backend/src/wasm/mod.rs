@@ -182,7 +182,8 @@ impl Shared {
     ) -> Result<U, StorageError> {
         let Job { method, intent, function, accept, remember } = job;
         let _in_flight = self.metrics.begin();
-        let redactor = Redactor::new(call.secrets.clone());
+        let secrets = self.parts.secrets.and(&call.secrets);
+        let redactor = Redactor::new(secrets.clone());
         let allowed = call.deadline.min(self.parts.limits.deadline());
         // Bound first: the lock must be free when the refusal is counted.
         let admitted = self.breaker().admit(begun, allowed);
@@ -194,12 +195,8 @@ impl Shared {
             Ok(guard) => guard,
             Err(refusal) => return self.conclude(begun, method, Some(pass), Err(Failure::Guarded(refusal))),
         };
-        let context = Context {
-            deadline: begun + allowed,
-            secrets: call.secrets,
-            redactor: redactor.clone(),
-            guard: guard.clone(),
-        };
+        let context =
+            Context { deadline: begun + allowed, secrets, redactor: redactor.clone(), guard: guard.clone() };
         let (end, pass) = self.admitted(context, method, pass, function).await;
         if let Some(usage) = end.usage {
             self.metrics.used(&usage);

@@ -32,6 +32,9 @@ pub(crate) struct BackendSection {
     /// What the component reads through its `settings` import.
     #[serde(default)]
     pub(crate) settings: BTreeMap<String, Setting>,
+    /// Files that hold secrets of every call, by the secrets' names.
+    #[serde(default)]
+    pub(crate) secrets: BTreeMap<String, PathBuf>,
     /// What the component may import; absent grants what every component may have.
     pub(crate) grants: Option<BTreeSet<Grant>>,
     /// Where the component's HTTP requests may go, which grants it `http`.

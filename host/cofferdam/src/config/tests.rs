@@ -205,7 +205,7 @@ fn a_bad_file_names_the_line() {
     let nested = error_in_file("nested", "[backend.a]\nfile = \"a\"\nsetings = {}\n");
     assert!(
         nested.starts_with(
-            "FILE:3: unknown key backend.a.setings: expected one of file, sha256, settings, grants, http, state, pool, limits"
+            "FILE:3: unknown key backend.a.setings: expected one of file, sha256, settings, secrets, grants, http, state, pool, limits"
         ),
         "{nested}"
     );

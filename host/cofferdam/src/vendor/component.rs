@@ -19,9 +19,6 @@ use crate::{
     logging,
 };
 
-/// Longest secret, in bytes; Kubernetes' limit for a whole Secret.
-const MAX_SECRET: u64 = 1 << 20;
-
 /// A component, and what it is loaded with.
 pub(crate) struct Component {
     /// The engine that runs it.
@@ -58,7 +55,7 @@ impl Component {
         logging::start(&loaded.configuration);
         let engine = drivers::engine(&loaded.configuration, &mut Registry::default())?;
         let section = loaded.configuration.backend.get(&name).cloned().unwrap_or_default();
-        let mut config = drivers::config(&section);
+        let mut config = drivers::config(&name, &section)?;
         config.settings.extend(once("--setting", flags.settings.clone())?);
         config.grants.extend(grants(&flags.grants)?);
         let secrets = secrets(&flags.secrets, environment)?;
@@ -95,7 +92,7 @@ fn secrets(
         .map(|(name, place)| {
             let failed = |problem: String| VendorError::Argument(format!("--secret {name}: {problem}"));
             let text = if let Some(file) = place.strip_prefix('@') {
-                read_secret(Path::new(file)).map_err(failed)?
+                drivers::read_secret(Path::new(file)).map_err(failed)?
             } else if let Some(variable) = place.strip_prefix('$') {
                 let value = environment.get(variable);
                 value.cloned().ok_or_else(|| failed(format!("the variable {variable} is not set")))?
@@ -107,18 +104,4 @@ fn secrets(
             Ok((name, Secret::new(text)))
         })
         .collect()
-}
-
-fn read_secret(path: &Path) -> Result<String, String> {
-    let failed = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
-    let size = std::fs::metadata(path).map_err(failed)?.len();
-    if size > MAX_SECRET {
-        return Err(format!("{} has {size} bytes: expected at most {MAX_SECRET}", path.display()));
-    }
-    let text = std::fs::read_to_string(path).map_err(failed)?;
-    // Editors and `echo` end a file with a line break that belongs to no password.
-    Ok(text
-        .strip_suffix('\n')
-        .map_or(text.as_str(), |line| line.strip_suffix('\r').unwrap_or(line))
-        .to_owned())
 }

@@ -41,6 +41,19 @@ impl Secrets {
         self.0.iter().map(|(name, secret)| (name.as_str(), secret))
     }
 
+    /// These and others together; of two with one name the other counts.
+    #[must_use]
+    pub fn and(&self, others: &Self) -> Self {
+        if others.is_empty() {
+            return self.clone();
+        }
+        if self.is_empty() {
+            return others.clone();
+        }
+        let all = self.0.iter().chain(others.0.iter());
+        Self(Arc::new(all.map(|(name, secret)| (name.clone(), secret.clone())).collect()))
+    }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -56,6 +69,17 @@ impl FromIterator<(String, Secret)> for Secrets {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_added_counts() {
+        let secrets = |pairs: &[(&str, &str)]| -> Secrets {
+            pairs.iter().map(|(name, text)| ((*name).to_owned(), Secret::new(*text))).collect()
+        };
+        let (own, more) = (secrets(&[("a", "1"), ("b", "2")]), secrets(&[("b", "3"), ("c", "4")]));
+        assert_eq!(own.and(&more), secrets(&[("a", "1"), ("b", "3"), ("c", "4")]));
+        assert_eq!(own.and(&Secrets::default()), own);
+        assert_eq!(Secrets::default().and(&more), more);
+    }
 
     #[test]
     fn nothing_of_a_secret_is_printed() {
