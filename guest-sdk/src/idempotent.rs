@@ -50,12 +50,14 @@ pub enum Created<T> {
 /// # Errors
 ///
 /// What the functions returned; [`in_progress`](StorageError::in_progress) when the name is taken by something that cannot be
-/// found.
+/// found. An error of `find` is never final: an earlier call of the same name may have made something that this look did not
+/// see, and whoever believes a final error forgets it.
 pub fn find_or_create<T>(
     mut find: impl FnMut() -> Result<Option<T>>,
     same: impl FnOnce(&T) -> Result<()>,
     create: impl FnOnce() -> Result<Created<T>>,
 ) -> Result<T> {
+    let mut find = || find().map_err(StorageError::after_change);
     if let Some(found) = find()? {
         return same(&found).map(|()| found);
     }
@@ -138,5 +140,12 @@ mod tests {
         assert_eq!(find_or_create(|| Ok(None), |_| Ok(()), || Ok(Created::New(3))), Ok(3));
         let found = find_or_create(|| Ok(Some(4)), |_| Ok(()), || Err(StorageError::internal("not asked")));
         assert_eq!(found, Ok(4));
+    }
+
+    #[test]
+    fn a_look_that_failed_says_nothing_of_what_an_earlier_call_made() {
+        let blind = || Err(StorageError::unavailable("?").nothing_happened());
+        let error = find_or_create(blind, |_: &u8| Ok(()), || Ok(Created::Taken)).unwrap_err();
+        assert_eq!((error.kind, error.finality), (ErrorKind::Unavailable, Finality::Unknown));
     }
 }

@@ -120,7 +120,7 @@ fn a_lost_answer_leaves_one_volume() {
     let host = scripted(&array)
         .on(Method::Put, "http://array/volumes/", move |request| {
             ask(&mut lossy.borrow_mut(), request);
-            Err(HttpError { failure: Failure::Broken, message: "reset".to_owned(), maybe_sent: true })
+            Err(HttpError::lost(Failure::Broken, "reset"))
         })
         .install();
     let lost = kind(<ArrayDriver as Backend>::create(wanted("a", GIB)));
@@ -159,7 +159,7 @@ fn a_login_that_the_array_forgot_is_made_anew_once() {
     array.borrow_mut().set_password("secret");
     array.borrow_mut().set_session_limit(0);
     let full = kind(<ArrayDriver as Inspection>::get("vol-a".to_owned()));
-    assert_eq!(full, (ErrorKind::Unavailable, Finality::Unknown));
+    assert_eq!(full, (ErrorKind::Unavailable, Finality::Final), "a login changes nothing");
 }
 
 #[test]
@@ -360,4 +360,22 @@ fn a_probe_names_what_is_missing() {
     assert_eq!(ArrayDriver::probe(), Ok(missing));
     let _host = Host::new().setting("url", "http://array").install();
     assert_eq!(ArrayDriver::probe(), Ok(Readiness::Ready));
+}
+
+#[test]
+fn a_node_that_means_another_resource_is_refused() {
+    let (host, array) = start();
+    create("a", GIB);
+    let publish = |node: &str| {
+        <ArrayDriver as Publishing>::publish(publication("vol-a", node, AccessMode::MultiNodeMultiWriter))
+    };
+    publish("node-1").unwrap();
+    host.forget_requests();
+    let refused = (ErrorKind::InvalidArgument, Finality::Final);
+    for node in ["..", ".", ""] {
+        let unpublish = <ArrayDriver as Publishing>::unpublish("vol-a".to_owned(), Some(node.to_owned()));
+        assert_eq!((kind(unpublish), kind(publish(node))), (refused, refused), "{node:?}");
+    }
+    assert!(host.requests().is_empty(), "{:?}", host.requests());
+    assert_eq!(array.borrow().content().volumes["vol-a"].exports.len(), 1);
 }

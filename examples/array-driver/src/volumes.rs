@@ -54,7 +54,7 @@ pub(crate) fn create(client: &Client, request: &CreateRequest, source: Option<So
 }
 
 fn make(client: &Client, name: &str, wanted: &NewVolume<'_>) -> Result<Created<model::Volume>> {
-    let url = client.url(&["volumes", name]);
+    let url = client.url(&["volumes", name])?;
     let response = client.ask(|| Request::put(&url).header("if-none-match", "*").json(wanted))?;
     if response.status == 412 {
         return Ok(Created::Taken);
@@ -122,7 +122,7 @@ pub(crate) fn expand(client: &Client, request: &ExpandRequest) -> Result<Expande
     let capacity_bytes = match SIZES.grow(&request.capacity, found.bytes)? {
         None => found.bytes,
         Some(bytes) => {
-            let url = client.url(&["volumes", &request.handle]);
+            let url = client.url(&["volumes", &request.handle])?;
             let response = client.ask(|| Request::patch(&url).json(&Resize { bytes }))?;
             let grown = response.ok_or(|response| match response.status {
                 404 => Some(missing(&request.handle)),
@@ -145,7 +145,7 @@ pub(crate) fn get(client: &Client, handle: &str) -> Result<VolumeStatus> {
 /// A part of all volumes, also of those that somebody else made.
 pub(crate) fn list(client: &Client, after: Option<&str>, limit: Option<u32>) -> Result<VolumePage> {
     let after = paging::key(after)?;
-    let response = client.ask(|| Ok(page(Request::get(client.url(&["volumes"])), after, limit)))?;
+    let response = client.ask(|| Ok(page(Request::get(client.url(&["volumes"])?), after, limit)))?;
     let Volumes { volumes, more } = response.ok_or(|_| None)?.json()?;
     let last = volumes.last().filter(|_| more);
     Ok(VolumePage {
