@@ -182,7 +182,10 @@ impl From<StateError> for StorageError {
                 refused(format!("a state key of {given} bytes; 1 to {limit} are allowed"))
             }
             StateError::ValueSize(Bound { limit, given }) => {
-                refused(format!("a state value of {given} bytes; at most {limit} are allowed"))
+                // How much is kept of a volume is up to who asks for it: mount options, parameters, nodes.
+                Self::resource_exhausted(format!(
+                    "a state value of {given} bytes; at most {limit} are allowed"
+                ))
             }
             StateError::BatchSize(Bound { limit, given }) => {
                 refused(format!("{given} state changes at once; 1 to {limit} are allowed"))
