@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use crate::{CapacityRange, Result, StorageError};
+use crate::{CapacityRange, Owner, Result, StorageError};
 
 /// How making something ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,6 +101,15 @@ impl<'a> Existing<'a> {
         self
     }
 
+    /// Compares the cluster that a volume was made for, if that was kept, with the one that asks, if it says who it is. On storage
+    /// that several clusters share, a volume of the same name may be another one's.
+    pub fn same_cluster(self, found: Option<&str>, wanted: Option<&Owner>) -> Self {
+        match (found, wanted) {
+            (Some(found), Some(owner)) => self.same("cluster", found, &owner.cluster_id),
+            (None, _) | (_, None) => self,
+        }
+    }
+
     /// Ends the comparison.
     ///
     /// # Errors
@@ -131,6 +140,25 @@ mod tests {
         assert_eq!(error.message, r#"the volume "v" exists: its size is 7 bytes, not 5 to 6 bytes"#);
         assert_eq!((error.kind, error.finality), (ErrorKind::AlreadyExists, Finality::Final));
         Existing::new("volume", "v").same("tier", "a", "a").fits(6, &range).check().unwrap();
+    }
+
+    #[test]
+    fn what_another_cluster_made_is_not_ours() {
+        let owner = |cluster: &str| Owner {
+            cluster_id: cluster.to_owned(),
+            claim_uid: "u".to_owned(),
+            pv_name: "pvc-u".to_owned(),
+            reclaim_policy: crate::ReclaimPolicy::Delete,
+        };
+        let check =
+            |found, wanted: Option<&Owner>| Existing::new("volume", "v").same_cluster(found, wanted).check();
+        for (found, wanted) in
+            [(None, None), (Some("a"), None), (None, Some(owner("b"))), (Some("a"), Some(owner("a")))]
+        {
+            check(found, wanted.as_ref()).unwrap();
+        }
+        let error = check(Some("a"), Some(&owner("b"))).unwrap_err();
+        assert_eq!(error.message, r#"the volume "v" exists: its cluster is "a", not "b""#);
     }
 
     #[test]

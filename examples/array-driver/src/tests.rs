@@ -379,3 +379,59 @@ fn a_node_that_means_another_resource_is_refused() {
     assert!(host.requests().is_empty(), "{:?}", host.requests());
     assert_eq!(array.borrow().content().volumes["vol-a"].exports.len(), 1);
 }
+
+#[test]
+fn a_volume_of_another_cluster_is_not_taken_for_ours() {
+    let (_host, array) = start();
+    let of = |cluster: &str| {
+        let owner = Owner {
+            cluster_id: cluster.to_owned(),
+            claim_uid: "u".to_owned(),
+            pv_name: "pvc-u".to_owned(),
+            reclaim_policy: ReclaimPolicy::Delete,
+        };
+        <ArrayDriver as Backend>::create(CreateRequest { owner: Some(owner), ..wanted("a", GIB) })
+    };
+    let made = of("one").unwrap();
+    assert_eq!(of("one").unwrap(), made);
+    assert_eq!(create("a", GIB), made, "who does not say is not compared");
+    let error = of("two").unwrap_err();
+    assert_eq!((error.kind, error.finality), (ErrorKind::AlreadyExists, Finality::Final));
+    assert!(error.message.contains(r#"its cluster is "one", not "two""#), "{}", error.message);
+    assert_eq!(array.borrow().content().volumes.len(), 1);
+}
+
+#[test]
+fn a_mount_option_is_no_way_of_use() {
+    let (_host, _array) = start();
+    let mounted = VolumeCapability {
+        mode: AccessMode::SingleNodeWriter,
+        access: AccessType::Filesystem(FilesystemAccess {
+            fs_type: None,
+            mount_flags: vec![
+                "a\nmulti-node-multi-writer block\nb; multi-node-multi-writer block; c".to_owned(),
+            ],
+            mount_group: None,
+        }),
+    };
+    let made = <ArrayDriver as Backend>::create(CreateRequest {
+        capabilities: vec![mounted.clone()],
+        ..wanted("a", GIB)
+    });
+    let validate = |capability, mutable_parameters| {
+        ArrayDriver::validate(ValidateRequest {
+            handle: made.clone().unwrap().handle,
+            context: Vec::new(),
+            capabilities: vec![capability],
+            parameters: Vec::new(),
+            mutable_parameters,
+        })
+    };
+    assert_eq!(validate(mounted.clone(), Vec::new()), Ok(Validation::Confirmed));
+    let refused = validate(block(AccessMode::MultiNodeMultiWriter), Vec::new()).unwrap();
+    assert!(
+        matches!(&refused, Validation::Refused(why) if why.contains("not for multi-node-multi-writer block"))
+    );
+    let tier = vec![("tier".to_owned(), "fast".to_owned())];
+    assert!(matches!(validate(mounted, tier), Ok(Validation::Refused(_))), "no tier changes");
+}
