@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    AccessMode, AccessType, Attachment, Description, KeyValues, Placement, Volume, VolumeCapability,
+    AccessMode, AccessType, Attachment, CapacityRange, CreateRequest, Description, KeyValues, Placement,
+    Volume, VolumeCapability,
 };
 
 impl AccessMode {
@@ -86,6 +87,24 @@ impl Description {
             placement: Placement::Central,
             volumes_per_node: None,
             features: Vec::new(),
+        }
+    }
+}
+
+impl CreateRequest {
+    /// The simplest request, for tests: a raw device of at least so many bytes, used on one node.
+    pub fn new(name: impl Into<String>, required_bytes: u64) -> Self {
+        Self {
+            name: name.into(),
+            capacity: CapacityRange { required_bytes: Some(required_bytes), limit_bytes: None },
+            capabilities: vec![VolumeCapability {
+                mode: AccessMode::SingleNodeWriter,
+                access: AccessType::Block,
+            }],
+            parameters: Vec::new(),
+            mutable_parameters: Vec::new(),
+            topology: None,
+            owner: None,
         }
     }
 }
