@@ -159,34 +159,45 @@ impl<'a> Package<'a> {
         block.lines().find_map(value)
     }
 
-    /// Names of what it needs; with a version where several have the name.
-    fn needs(&self) -> impl Iterator<Item = &'a str> {
+    /// What it needs: names, with a version where several have the name.
+    fn needs(&self) -> impl Iterator<Item = (&'a str, Option<&'a str>)> {
         let needs = self.block.lines().filter_map(|line| line.strip_prefix(" \"")?.strip_suffix("\","));
-        needs.map(|need| need.split(' ').next().unwrap_or(need))
+        needs.map(|need| match need.split_once(' ') {
+            Some((name, version)) => (name, Some(version)),
+            None => (need, None),
+        })
+    }
+
+    fn is(&self, (name, version): (&str, Option<&str>)) -> bool {
+        self.name == name && version.is_none_or(|version| Self::field(self.block, "version") == Some(version))
     }
 }
 
 /// The SDK and everything that it needs, in the order of the lock file.
 fn locked() -> Result<Vec<Package<'static>>, VendorError> {
-    let packages: Vec<_> = LOCK
+    let mut left: Vec<_> = LOCK
         .split("[[package]]\n")
         .skip(1)
         .filter_map(|block| Some(Package { name: Package::field(block, "name")?, block: block.trim_end() }))
         .collect();
-    let mut wanted = std::collections::BTreeSet::new();
-    let mut open = vec![GUEST];
-    while let Some(name) = open.pop() {
-        if wanted.insert(name) {
-            open.extend(packages.iter().filter(|package| package.name == name).flat_map(Package::needs));
-        }
+    let mut wanted = Vec::new();
+    let mut open = vec![(GUEST, None)];
+    while let Some(need) = open.pop() {
+        let (found, others) = left.into_iter().partition::<Vec<_>, _>(|package| package.is(need));
+        left = others;
+        open.extend(found.iter().flat_map(Package::needs));
+        wanted.extend(found);
     }
-    if wanted.len() == 1 {
+    if wanted.is_empty() {
         return Err(VendorError::Argument(format!("this program was built without the versions of {GUEST}")));
     }
-    Ok(packages.into_iter().filter(|package| wanted.contains(package.name)).collect())
+    // As cargo does: by name, then by version.
+    wanted.sort_by_key(|package| package.block);
+    Ok(wanted)
 }
 
-/// The project's lock file. Cargo takes out what it does not need, and changes nothing else.
+/// The project's lock file. Cargo's first build takes out what others of this program's crates need of the same crates, and
+/// changes nothing else.
 fn lock(name: &str, packages: &[Package<'_>]) -> String {
     let own =
         format!("name = \"{name}\"\nversion = \"0.1.0\"\ndependencies = [\n \"{GUEST}\",\n \"serde\",\n]");
@@ -299,7 +310,7 @@ A storage driver for Cofferdam: one WebAssembly component.
     cofferdam backend test target/wasm32-wasip2/release/{file}.wasm
     cofferdam dev --backend target/wasm32-wasip2/release/{file}.wasm
 
-`Cargo.lock` has the versions that the SDK was tested with; keep it in your repository, and `cargo update` when you like.
+`Cargo.lock` has the versions that the SDK was tested with. The first build shortens it; then keep it in your repository.
 
 `src/lib.rs` keeps volumes in the `state` import; put your storage there. `sdk/` is the SDK and the contract of the program that
 made this project; `cargo doc --open -p cofferdam-guest` shows its documentation.
