@@ -14,7 +14,7 @@ pub(crate) enum BackendCommand {
     /// Make a project for a new driver: it builds, and passes `backend test`, as it is
     New(NewFlags),
     /// Tell what a component can do and what it wants, without giving it anything
-    Inspect(InspectFlags),
+    Inspect(Box<InspectFlags>),
     /// Make one call of a component and print what it answers
     Call(Box<CallFlags>),
     /// Call a component as a cluster would, and as a bad day would, and print which rules of the contract it keeps
