@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use crate::{CapacityRange, Owner, Result, StorageError};
+use crate::{CapacityRange, ErrorKind, Owner, Result, StorageError};
 
 /// How making something ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,14 +50,15 @@ pub enum Created<T> {
 /// # Errors
 ///
 /// What the functions returned; [`in_progress`](StorageError::in_progress) when the name is taken by something that cannot be
-/// found. An error of `find` is never final: an earlier call of the same name may have made something that this look did not
-/// see, and whoever believes a final error forgets it.
+/// found. When `find` got no answer (of kind
+/// `unavailable`, `deadline-exceeded`, `cancelled`, `internal` or `unknown`), its error is never final: an earlier call of the same
+/// name may have made something that this look did not see, and whoever believes a final error forgets it.
 pub fn find_or_create<T>(
     mut find: impl FnMut() -> Result<Option<T>>,
     same: impl FnOnce(&T) -> Result<()>,
     create: impl FnOnce() -> Result<Created<T>>,
 ) -> Result<T> {
-    let mut find = || find().map_err(StorageError::after_change);
+    let mut find = || find().map_err(unanswered);
     if let Some(found) = find()? {
         return same(&found).map(|()| found);
     }
@@ -67,6 +68,28 @@ pub fn find_or_create<T>(
             Some(found) => same(&found).map(|()| found),
             None => Err(StorageError::in_progress("the name is taken by something that is not there yet")),
         },
+    }
+}
+
+/// The error of a look, which is not final if the look saw nothing.
+fn unanswered(error: StorageError) -> StorageError {
+    match error.kind {
+        ErrorKind::Unavailable
+        | ErrorKind::DeadlineExceeded
+        | ErrorKind::Cancelled
+        | ErrorKind::Internal
+        | ErrorKind::Unknown => error.after_change(),
+        ErrorKind::InvalidArgument
+        | ErrorKind::NotFound
+        | ErrorKind::AlreadyExists
+        | ErrorKind::PermissionDenied
+        | ErrorKind::Unauthenticated
+        | ErrorKind::ResourceExhausted
+        | ErrorKind::FailedPrecondition
+        | ErrorKind::Aborted
+        | ErrorKind::OutOfRange
+        | ErrorKind::Unimplemented
+        | ErrorKind::DataLoss => error,
     }
 }
 
@@ -129,7 +152,7 @@ impl<'a> Existing<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ErrorKind, Finality};
+    use crate::Finality;
 
     #[test]
     fn the_first_difference_is_named() {
@@ -175,5 +198,8 @@ mod tests {
         let blind = || Err(StorageError::unavailable("?").nothing_happened());
         let error = find_or_create(blind, |_: &u8| Ok(()), || Ok(Created::Taken)).unwrap_err();
         assert_eq!((error.kind, error.finality), (ErrorKind::Unavailable, Finality::Unknown));
+        let refused = || Err(StorageError::failed_precondition("no secret"));
+        let error = find_or_create(refused, |_: &u8| Ok(()), || Ok(Created::Taken)).unwrap_err();
+        assert_eq!(error.finality, Finality::Final, "the same call can never succeed");
     }
 }
