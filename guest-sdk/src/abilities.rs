@@ -280,7 +280,7 @@ impl<B: Modification> bindings::modification::exports::cofferdam::storage::modif
 ///
 /// fn snapshot(handle: &str, source: String) -> Snapshot {
 ///     let (handle, created_at_ms) = (handle.to_owned(), ambient::now().as_millis() as u64);
-///     Snapshot { handle, source, size_bytes: None, created_at_ms, ready: true, group: None }
+///     Snapshot { handle, source, size_bytes: None, created_at_ms, ready: true, group: None, owner: None }
 /// }
 ///
 /// impl Snapshots for MyArray {
@@ -321,7 +321,7 @@ impl<B: Modification> bindings::modification::exports::cofferdam::storage::modif
 /// }
 ///
 /// let _host = mock::Host::new().install();
-/// let of = |source: &str| SnapshotRequest { name: "s".into(), source: source.into(), parameters: Vec::new() };
+/// let of = |source: &str| SnapshotRequest { name: "s".into(), source: source.into(), parameters: Vec::new(), owner: None };
 /// let cut = MyArray::create(of("vol-a")).unwrap();
 /// assert_eq!(MyArray::create(of("vol-a")).unwrap(), cut, "the same call finds it");
 /// assert_eq!(MyArray::create(of("vol-b")).unwrap_err().kind, ErrorKind::AlreadyExists);
@@ -413,6 +413,7 @@ impl<B: Snapshots> bindings::snapshots::exports::cofferdam::storage::snapshots::
 ///         created_at_ms,
 ///         ready: true,
 ///         group: Some(handle.clone()),
+///         owner: None,
 ///     };
 ///     let snapshots = sources.into_iter().map(member).collect();
 ///     GroupSnapshot { handle, created_at_ms, ready: true, snapshots }
@@ -442,7 +443,7 @@ impl<B: Snapshots> bindings::snapshots::exports::cofferdam::storage::snapshots::
 ///     .on(Method::Put, "http://array/groups/group-g", |_| Ok(Response::new(201).with_body("7")))
 ///     .on(Method::Get, "http://array/groups/group-g", |_| Ok(Response::new(200).with_body(r#"[["vol-a"], 7]"#)))
 ///     .install();
-/// let request = GroupRequest { name: "g".into(), sources: vec!["vol-a".into()], parameters: Vec::new() };
+/// let request = GroupRequest { name: "g".into(), sources: vec!["vol-a".into()], parameters: Vec::new(), owner: None };
 /// let cut = MyArray::create(request).unwrap();
 /// assert_eq!(MyArray::get(cut.handle.clone(), Vec::new()).unwrap(), cut);
 /// ```

@@ -276,6 +276,7 @@ fn after_the_first_nodes_no_failure_of_an_unpublish_is_final() {
             capability: shared(),
             read_only: false,
             context: Vec::new(),
+            node_identities: Vec::new(),
         };
         publishing::publish(&call, &request).unwrap();
     }
@@ -319,6 +320,7 @@ fn a_mount_option_is_no_way_of_use() {
             capability,
             read_only: false,
             context: Vec::new(),
+            node_identities: Vec::new(),
         };
         publishing::publish(&call, &request)
     };
