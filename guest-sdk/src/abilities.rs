@@ -1,5 +1,10 @@
 //! What a backend may be able to do beside [`Backend`](crate::Backend): one trait for each optional interface of the contract.
 //! Implement those that the storage can do, and name them in [`export!`](crate::export): what is exported is the ability.
+//!
+//! A function without a default has none because every answer is a claim about the storage. The one that has,
+//! [`Snapshots::get`], says what it does.
+//!
+//! The examples speak to an array at `http://array`, which a [mock host](crate::mock) plays.
 
 pub use crate::bindings::{
     capacity::exports::cofferdam::storage::capacity::{CapacityReport, CapacityRequest},
@@ -10,11 +15,41 @@ pub use crate::bindings::{
     snapshots::exports::cofferdam::storage::snapshots::{SnapshotPage, SnapshotRequest},
 };
 use crate::{
-    Attachment, CreateRequest, KeyValues, Result, Snapshot, SnapshotHandle, Volume, VolumeHandle,
-    VolumeStatus, backend::Component, bindings,
+    Attachment, CreateRequest, KeyValues, Result, Snapshot, SnapshotHandle, StorageError, Volume,
+    VolumeHandle, VolumeStatus, backend::Component, bindings,
 };
 
 /// Volumes with the content of another volume.
+///
+/// ```
+/// use cofferdam_guest::{
+///     CreateRequest, ErrorKind, Result, StorageError, Volume, abilities::Cloning, handle,
+///     http::{self, Method, Request, Response}, mock,
+/// };
+///
+/// struct MyArray;
+///
+/// impl Cloning for MyArray {
+///     fn create_from_volume(request: CreateRequest, source: String) -> Result<Volume> {
+///         let handle = handle::of("vol", &request.name);
+///         let url = http::url("http://array", &["volumes", &handle])?;
+///         let response = Request::put(url).query("content-of", &source).send()?;
+///         let made = response.ok_or(|response| match response.status {
+///             404 => Some(StorageError::not_found(format!("there is no volume {source:?}"))),
+///             _ => None,
+///         })?;
+///         Ok(Volume::new(handle, made.json()?))
+///     }
+/// }
+///
+/// let _host = mock::Host::new()
+///     .on(Method::Put, "http://array/volumes/", |_| Ok(Response::new(404)))
+///     .on(Method::Put, "http://array/volumes/vol-b?content-of=vol-a", |_| Ok(Response::new(201).with_body("4096")))
+///     .install();
+/// let clone = |source: &str| MyArray::create_from_volume(CreateRequest::new("b", 4096), source.to_owned());
+/// assert_eq!(clone("vol-a").unwrap().capacity_bytes, Some(4096));
+/// assert_eq!(clone("vol-x").unwrap_err().kind, ErrorKind::NotFound);
+/// ```
 pub trait Cloning {
     /// Creates a volume with the content of another one, or finds the one that the same call has created before.
     ///
@@ -32,6 +67,29 @@ impl<B: Cloning> bindings::cloning::exports::cofferdam::storage::cloning::Guest 
 }
 
 /// Volumes with the content of a snapshot.
+///
+/// ```
+/// use cofferdam_guest::{
+///     CreateRequest, Result, Volume, abilities::Restoring, handle, http::{self, Method, Request, Response}, mock,
+/// };
+///
+/// struct MyArray;
+///
+/// impl Restoring for MyArray {
+///     fn create_from_snapshot(request: CreateRequest, source: String) -> Result<Volume> {
+///         let handle = handle::of("vol", &request.name);
+///         let url = http::url("http://array", &["snapshots", &source, "restored", &handle])?;
+///         let made = Request::put(url).send()?.ok_or(|_| None)?;
+///         Ok(Volume::new(handle, made.json()?))
+///     }
+/// }
+///
+/// let _host = mock::Host::new()
+///     .on(Method::Put, "http://array/snapshots/snap-a/", |_| Ok(Response::new(201).with_body("4096")))
+///     .install();
+/// let restored = MyArray::create_from_snapshot(CreateRequest::new("b", 4096), "snap-a".to_owned());
+/// assert_eq!(restored.unwrap().handle, "vol-b");
+/// ```
 pub trait Restoring {
     /// Creates a volume with the content of a snapshot, or finds the one that the same call has created before.
     ///
@@ -50,6 +108,38 @@ impl<B: Restoring> bindings::restoring::exports::cofferdam::storage::restoring::
 }
 
 /// Volumes that have to be made reachable for each node.
+///
+/// ```
+/// use cofferdam_guest::{
+///     Attachment, Result, abilities::{PublishRequest, Publishing}, http::{self, Method, Request, Response}, mock,
+/// };
+///
+/// struct MyArray;
+///
+/// impl Publishing for MyArray {
+///     fn publish(request: PublishRequest) -> Result<Attachment> {
+///         let url = http::url("http://array", &["volumes", &request.handle, "nodes", &request.node])?;
+///         let made = Request::put(url).send()?.ok_or(|_| None)?;
+///         Ok(Attachment::local_device(&made.text()))
+///     }
+///
+///     fn unpublish(handle: String, node: Option<String>) -> Result<()> {
+///         let url = match &node {
+///             Some(node) => http::url("http://array", &["volumes", &handle, "nodes", node])?,
+///             None => http::url("http://array", &["volumes", &handle, "nodes"])?,
+///         };
+///         let response = Request::delete(url).send()?;
+///         if response.status == 404 { Ok(()) } else { response.ok_or(|_| None).map(|_| ()) }
+///     }
+/// }
+///
+/// let _host = mock::Host::new()
+///     .on(Method::Delete, "http://array/volumes/vol-a/nodes/node-1", |_| Ok(Response::new(204)))
+///     .on(Method::Delete, "http://array/volumes/vol-x/", |_| Ok(Response::new(404)))
+///     .install();
+/// MyArray::unpublish("vol-a".to_owned(), Some("node-1".to_owned())).unwrap();
+/// MyArray::unpublish("vol-x".to_owned(), None).unwrap();
+/// ```
 pub trait Publishing {
     /// Makes a volume reachable from a node; what is published alike already is a success.
     ///
@@ -80,6 +170,42 @@ impl<B: Publishing> bindings::publishing::exports::cofferdam::storage::publishin
 }
 
 /// Volumes that grow.
+///
+/// ```
+/// use cofferdam_guest::{
+///     CapacityRange, Result, abilities::{ExpandRequest, Expanded, Expansion}, http::{self, Method, Request, Response},
+///     mock, sizes::Sizes,
+/// };
+///
+/// const SIZES: Sizes = Sizes::between(1 << 20, 1 << 40).in_steps_of(1 << 20);
+///
+/// struct MyArray;
+///
+/// impl Expansion for MyArray {
+///     fn expand(request: ExpandRequest) -> Result<Expanded> {
+///         let url = http::url("http://array", &["volumes", &request.handle, "bytes"])?;
+///         let now: u64 = Request::get(&url).send()?.ok_or(|_| None)?.json()?;
+///         let grown = SIZES.grow(&request.capacity, now)?;
+///         if let Some(bytes) = grown {
+///             Request::put(&url).json(&bytes)?.send()?.ok_or(|_| None)?;
+///         }
+///         Ok(Expanded { capacity_bytes: grown.unwrap_or(now), node_expansion: true })
+///     }
+/// }
+///
+/// let host = mock::Host::new()
+///     .on(Method::Get, "http://array/", |_| Ok(Response::new(200).with_body("2097152")))
+///     .on(Method::Put, "http://array/", |_| Ok(Response::new(200)))
+///     .install();
+/// let to = |bytes| ExpandRequest {
+///     handle: "vol-a".to_owned(),
+///     capacity: CapacityRange { required_bytes: Some(bytes), limit_bytes: None },
+///     capability: None,
+/// };
+/// assert_eq!(MyArray::expand(to(3_000_000)).unwrap().capacity_bytes, 3 << 20);
+/// assert_eq!(host.requests()[1].body, b"3145728");
+/// assert_eq!(MyArray::expand(to(1)).unwrap().capacity_bytes, 2 << 20, "it is large enough");
+/// ```
 pub trait Expansion {
     /// Makes a volume at least as large as required; one that is large enough is a success with its size.
     ///
@@ -98,6 +224,32 @@ impl<B: Expansion> bindings::expansion::exports::cofferdam::storage::expansion::
 }
 
 /// Volumes whose parameters change while they live.
+///
+/// ```
+/// use cofferdam_guest::{
+///     ErrorKind, KeyValues, Result, abilities::Modification, http::{self, Method, Request, Response}, mock,
+///     parameters::Reader,
+/// };
+///
+/// struct MyArray;
+///
+/// impl Modification for MyArray {
+///     fn modify(handle: String, parameters: KeyValues) -> Result<()> {
+///         let mut reader = Reader::mutable_parameters(parameters);
+///         let iops = reader.parse::<u32>("iops", "a number of operations per second")?;
+///         // Before anything is sent: what nobody knows is refused.
+///         reader.finish()?;
+///         let url = http::url("http://array", &["volumes", &handle])?;
+///         Request::patch(url).json(&iops)?.send()?.ok_or(|_| None).map(|_| ())
+///     }
+/// }
+///
+/// let host = mock::Host::new().on(Method::Patch, "http://array/", |_| Ok(Response::new(200))).install();
+/// let modify = |key: &str| MyArray::modify("vol-a".to_owned(), vec![(key.to_owned(), "500".to_owned())]);
+/// modify("iops").unwrap();
+/// assert_eq!(modify("oips").unwrap_err().kind, ErrorKind::InvalidArgument);
+/// assert_eq!(host.requests().len(), 1);
+/// ```
 pub trait Modification {
     /// Gives a volume these parameters, all or none.
     ///
@@ -116,6 +268,67 @@ impl<B: Modification> bindings::modification::exports::cofferdam::storage::modif
 }
 
 /// Snapshots of volumes.
+///
+/// ```
+/// use cofferdam_guest::{
+///     ErrorKind, Result, Snapshot, StorageError, abilities::{SnapshotPage, SnapshotRequest, Snapshots}, ambient,
+///     handle, mock, paging, state::{self, Decision, Store as _},
+/// };
+///
+/// /// Snapshots that are entries of the state: the source under the handle.
+/// struct MyArray;
+///
+/// fn snapshot(handle: &str, source: String) -> Snapshot {
+///     let (handle, created_at_ms) = (handle.to_owned(), ambient::now().as_millis() as u64);
+///     Snapshot { handle, source, size_bytes: None, created_at_ms, ready: true, group: None, owner: None }
+/// }
+///
+/// impl Snapshots for MyArray {
+///     fn create(request: SnapshotRequest) -> Result<Snapshot> {
+///         let handle = handle::of("snap", &request.name);
+///         state::decide(&state::Host, |store| match state::read::<String>(store, &handle)? {
+///             Some(found) if found.value != request.source => {
+///                 Err(StorageError::already_exists(format!("{handle:?} is of {:?}", found.value)))
+///             }
+///             Some(found) => Ok(Decision::Done(snapshot(&handle, found.value))),
+///             None => {
+///                 let made = snapshot(&handle, request.source.clone());
+///                 Ok(Decision::Commit(vec![state::put(&handle, &request.source, None)?], made))
+///             }
+///         })
+///     }
+///
+///     fn delete(handle: String) -> Result<()> {
+///         state::decide(&state::Host, |store| {
+///             Ok(match store.get(&handle)? {
+///                 Some(found) => Decision::Commit(vec![state::remove(&handle, found.version)], ()),
+///                 None => Decision::Done(()),
+///             })
+///         })
+///     }
+///
+///     fn list(source: Option<String>, after: Option<String>, limit: Option<u32>) -> Result<SnapshotPage> {
+///         let mut snapshots = Vec::new();
+///         for found in state::Host.scan("snap-", None, u32::MAX)?.entries {
+///             if let Some(read) = state::read::<String>(&state::Host, &found.key)? {
+///                 snapshots.push(snapshot(&found.key, read.value));
+///             }
+///         }
+///         snapshots.retain(|snapshot| source.as_ref().is_none_or(|source| snapshot.source == *source));
+///         let page = paging::page(snapshots, |snapshot| &snapshot.handle, after.as_deref(), limit)?;
+///         Ok(SnapshotPage { snapshots: page.items, next: page.next })
+///     }
+/// }
+///
+/// let _host = mock::Host::new().install();
+/// let of = |source: &str| SnapshotRequest { name: "s".into(), source: source.into(), parameters: Vec::new(), owner: None };
+/// let cut = MyArray::create(of("vol-a")).unwrap();
+/// assert_eq!(MyArray::create(of("vol-a")).unwrap(), cut, "the same call finds it");
+/// assert_eq!(MyArray::create(of("vol-b")).unwrap_err().kind, ErrorKind::AlreadyExists);
+/// assert_eq!(MyArray::get(cut.handle.clone()).unwrap(), cut, "found by the default, in the list");
+/// MyArray::delete(cut.handle.clone()).unwrap();
+/// assert_eq!(MyArray::get(cut.handle).unwrap_err().kind, ErrorKind::NotFound);
+/// ```
 pub trait Snapshots {
     /// Cuts a snapshot, or finds the one that the same call has cut before.
     ///
@@ -135,10 +348,25 @@ pub trait Snapshots {
 
     /// Describes a snapshot.
     ///
+    /// The default looks through [`list`](Self::list), part by part, and so asks the storage for every snapshot that it has:
+    /// good enough for few, and to begin with. One that can be asked for a single snapshot is.
+    ///
     /// # Errors
     ///
     /// [`not_found`](crate::StorageError::not_found) for one that does not exist.
-    fn get(handle: SnapshotHandle) -> Result<Snapshot>;
+    fn get(handle: SnapshotHandle) -> Result<Snapshot> {
+        let mut after = None;
+        loop {
+            let SnapshotPage { snapshots, next } = Self::list(None, after, None)?;
+            if let Some(found) = snapshots.into_iter().find(|snapshot| snapshot.handle == handle) {
+                return Ok(found);
+            }
+            if next.is_none() {
+                return Err(StorageError::not_found(format!("there is no snapshot {handle:?}")));
+            }
+            after = next;
+        }
+    }
 
     /// Lists the snapshots, or those of one volume, from the beginning or from where an earlier part ended.
     ///
@@ -167,6 +395,58 @@ impl<B: Snapshots> bindings::snapshots::exports::cofferdam::storage::snapshots::
 }
 
 /// Snapshots of several volumes at one moment.
+///
+/// ```
+/// use cofferdam_guest::{
+///     Result, Snapshot, SnapshotHandle, abilities::{GroupRequest, GroupSnapshot, GroupSnapshots}, handle,
+///     http::{self, Method, Request, Response}, mock,
+/// };
+///
+/// struct MyArray;
+///
+/// fn group(handle: String, sources: Vec<String>, created_at_ms: u64) -> GroupSnapshot {
+///     let member = |source: String| Snapshot {
+///         // A name that it cannot be read from, and the same every time.
+///         handle: handle::of("member", &format!("{handle} {source}")),
+///         source,
+///         size_bytes: None,
+///         created_at_ms,
+///         ready: true,
+///         group: Some(handle.clone()),
+///         owner: None,
+///     };
+///     let snapshots = sources.into_iter().map(member).collect();
+///     GroupSnapshot { handle, created_at_ms, ready: true, snapshots }
+/// }
+///
+/// impl GroupSnapshots for MyArray {
+///     fn create(request: GroupRequest) -> Result<GroupSnapshot> {
+///         let handle = handle::of("group", &request.name);
+///         let url = http::url("http://array", &["groups", &handle])?;
+///         let cut = Request::put(url).json(&request.sources)?.send()?.ok_or(|_| None)?;
+///         Ok(group(handle, request.sources, cut.json()?))
+///     }
+///
+///     fn delete(handle: String, _snapshots: Vec<SnapshotHandle>) -> Result<()> {
+///         let response = Request::delete(http::url("http://array", &["groups", &handle])?).send()?;
+///         if response.status == 404 { Ok(()) } else { response.ok_or(|_| None).map(|_| ()) }
+///     }
+///
+///     fn get(handle: String, _snapshots: Vec<SnapshotHandle>) -> Result<GroupSnapshot> {
+///         let response = Request::get(http::url("http://array", &["groups", &handle])?).send()?;
+///         let (sources, created_at_ms) = response.ok_or(|_| None)?.json()?;
+///         Ok(group(handle, sources, created_at_ms))
+///     }
+/// }
+///
+/// let _host = mock::Host::new()
+///     .on(Method::Put, "http://array/groups/group-g", |_| Ok(Response::new(201).with_body("7")))
+///     .on(Method::Get, "http://array/groups/group-g", |_| Ok(Response::new(200).with_body(r#"[["vol-a"], 7]"#)))
+///     .install();
+/// let request = GroupRequest { name: "g".into(), sources: vec!["vol-a".into()], parameters: Vec::new(), owner: None };
+/// let cut = MyArray::create(request).unwrap();
+/// assert_eq!(MyArray::get(cut.handle.clone(), Vec::new()).unwrap(), cut);
+/// ```
 pub trait GroupSnapshots {
     /// Cuts snapshots of all volumes at one moment, or finds the group that the same call has cut before.
     ///
@@ -208,6 +488,37 @@ impl<B: GroupSnapshots> bindings::group_snapshots::exports::cofferdam::storage::
 }
 
 /// All volumes.
+///
+/// ```
+/// use cofferdam_guest::{
+///     Result, Volume, VolumeStatus, abilities::{Listing, VolumePage}, http::{Method, Request, Response}, mock, paging,
+/// };
+///
+/// struct MyArray;
+///
+/// impl Listing for MyArray {
+///     fn list(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
+///         let all: Vec<(String, u64)> = Request::get("http://array/volumes").send()?.ok_or(|_| None)?.json()?;
+///         let page = paging::page(all, |(name, _)| name, after.as_deref(), limit)?;
+///         let status = |(name, bytes)| VolumeStatus {
+///             volume: Volume::new(name, bytes),
+///             owner: None,
+///             published_nodes: Vec::new(),
+///             condition: None,
+///             changed_at_ms: None,
+///         };
+///         Ok(VolumePage { volumes: page.items.into_iter().map(status).collect(), next: page.next })
+///     }
+/// }
+///
+/// let _host = mock::Host::new()
+///     .on(Method::Get, "http://array/", |_| Ok(Response::new(200).with_body(r#"[["b", 2], ["a", 1]]"#)))
+///     .install();
+/// let first = MyArray::list(None, Some(1)).unwrap();
+/// assert_eq!(first.volumes[0].volume.handle, "a");
+/// let rest = MyArray::list(first.next, Some(1)).unwrap();
+/// assert_eq!((rest.volumes[0].volume.handle.as_str(), rest.next), ("b", None));
+/// ```
 pub trait Listing {
     /// Lists the volumes from the beginning or from where an earlier part ended.
     ///
@@ -224,6 +535,43 @@ impl<B: Listing> bindings::listing::exports::cofferdam::storage::listing::Guest 
 }
 
 /// One volume.
+///
+/// ```
+/// use cofferdam_guest::{
+///     Condition, ErrorKind, Result, StorageError, Volume, VolumeStatus, abilities::Inspection,
+///     http::{self, Method, Request, Response}, mock,
+/// };
+///
+/// struct MyArray;
+///
+/// impl Inspection for MyArray {
+///     fn get(handle: String) -> Result<VolumeStatus> {
+///         let response = Request::get(http::url("http://array", &["volumes", &handle])?).send()?;
+///         let found = response.ok_or(|response| match response.status {
+///             404 => Some(StorageError::not_found(format!("there is no volume {handle:?}"))),
+///             _ => None,
+///         })?;
+///         let (bytes, complaint): (u64, Option<String>) = found.json()?;
+///         Ok(VolumeStatus {
+///             volume: Volume::new(handle, bytes),
+///             owner: None,
+///             published_nodes: Vec::new(),
+///             condition: Some(Condition {
+///                 abnormal: complaint.is_some(),
+///                 message: complaint.unwrap_or_else(|| "well".to_owned()),
+///             }),
+///             changed_at_ms: None,
+///         })
+///     }
+/// }
+///
+/// let _host = mock::Host::new()
+///     .on(Method::Get, "http://array/", |_| Ok(Response::new(404)))
+///     .on(Method::Get, "http://array/volumes/vol-a", |_| Ok(Response::new(200).with_body(r#"[7, "slow"]"#)))
+///     .install();
+/// assert!(MyArray::get("vol-a".to_owned()).unwrap().condition.unwrap().abnormal);
+/// assert_eq!(MyArray::get("vol-b".to_owned()).unwrap_err().kind, ErrorKind::NotFound);
+/// ```
 pub trait Inspection {
     /// Describes a volume.
     ///
@@ -240,6 +588,33 @@ impl<B: Inspection> bindings::inspection::exports::cofferdam::storage::inspectio
 }
 
 /// Room for more volumes.
+///
+/// ```
+/// use cofferdam_guest::{
+///     Result, abilities::{Capacity, CapacityReport, CapacityRequest}, http::{Method, Request, Response}, mock,
+///     parameters::Reader,
+/// };
+///
+/// struct MyArray;
+///
+/// impl Capacity for MyArray {
+///     fn available(request: CapacityRequest) -> Result<CapacityReport> {
+///         Reader::parameters(request.parameters).finish()?;
+///         let free: u64 = Request::get("http://array/free").send()?.ok_or(|_| None)?.json()?;
+///         Ok(CapacityReport {
+///             available_bytes: free,
+///             maximum_volume_bytes: Some(free.min(1 << 40)),
+///             minimum_volume_bytes: None,
+///         })
+///     }
+/// }
+///
+/// let _host = mock::Host::new()
+///     .on(Method::Get, "http://array/free", |_| Ok(Response::new(200).with_body("4096")))
+///     .install();
+/// let all = CapacityRequest { capabilities: Vec::new(), parameters: Vec::new(), topology: None };
+/// assert_eq!(MyArray::available(all).unwrap().available_bytes, 4096);
+/// ```
 pub trait Capacity {
     /// How much room there is for such volumes.
     ///

@@ -1,4 +1,16 @@
 //! Time and chance.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use cofferdam_guest::{ambient, mock};
+//!
+//! let host = mock::Host::new().install();
+//! let before = ambient::now();
+//! host.advance(Duration::from_secs(3));
+//! assert_eq!(ambient::now() - before, Duration::from_secs(3));
+//! assert_ne!(ambient::random::<16>(), ambient::random::<16>());
+//! ```
 
 use std::time::Duration;
 

@@ -8,12 +8,71 @@ use crate::{
 };
 
 /// A storage backend. Its functions have no `self`: nothing survives from one call to the next.
+///
+/// ```
+/// use cofferdam_guest::{
+///     Backend, CreateRequest, Description, ErrorKind, Readiness, Result, StorageError, ValidateRequest, Validation,
+///     Volume, handle, http::{self, Method, Request, Response}, mock,
+/// };
+///
+/// struct MyArray;
+///
+/// fn url(handle: &str) -> Result<String> {
+///     http::url("http://array", &["volumes", handle])
+/// }
+///
+/// impl Backend for MyArray {
+///     fn describe() -> Result<Description> {
+///         Ok(Description::new("csi.my-array.example", env!("CARGO_PKG_VERSION")))
+///     }
+///
+///     fn create(request: CreateRequest) -> Result<Volume> {
+///         let handle = handle::of("vol", &request.name);
+///         let made = Request::put(url(&handle)?).json(&request.capacity.required_bytes)?.send()?;
+///         let made = made.ok_or(|response| match response.status {
+///             412 => Some(StorageError::already_exists(format!("{handle:?} has another size"))),
+///             _ => None,
+///         })?;
+///         Ok(Volume::new(handle, made.json()?))
+///     }
+///
+///     fn delete(handle: String) -> Result<()> {
+///         let response = Request::delete(url(&handle)?).send()?;
+///         if response.status == 404 { Ok(()) } else { response.ok_or(|_| None).map(|_| ()) }
+///     }
+///
+///     fn validate(request: ValidateRequest) -> Result<Validation> {
+///         Request::get(url(&request.handle)?).send()?.ok_or(|_| None)?;
+///         let shared = request.capabilities.iter().find(|capability| capability.mode.is_multi_node());
+///         Ok(match shared {
+///             Some(shared) => Validation::Refused(format!("{}: a volume is used on one node", shared.words())),
+///             None => Validation::Confirmed,
+///         })
+///     }
+/// }
+///
+/// let _host = mock::Host::new()
+///     .on(Method::Put, "http://array/volumes/vol-a", |_| Ok(Response::new(201).with_body("4096")))
+///     .on(Method::Put, "http://array/volumes/vol-b", |_| Ok(Response::new(412)))
+///     .on(Method::Delete, "http://array/volumes/", |_| Ok(Response::new(404)))
+///     .install();
+/// assert_eq!(MyArray::create(CreateRequest::new("a", 4096)).unwrap().handle, "vol-a");
+/// assert_eq!(MyArray::create(CreateRequest::new("b", 4096)).unwrap_err().kind, ErrorKind::AlreadyExists);
+/// MyArray::delete("vol-x".to_owned()).unwrap();
+/// assert!(matches!(MyArray::probe(), Ok(Readiness::Ready)));
+/// ```
 pub trait Backend {
     /// Says who the backend is: no I/O, the same answer every time.
     fn describe() -> Result<Description>;
 
-    /// Tells whether the backend and its storage can be used now.
-    fn probe() -> Result<Readiness>;
+    /// Tells whether the backend and its storage can be used now. It is asked often, and without secrets.
+    ///
+    /// The default says that it can: right for a backend that works with whatever settings it has, and whose storage tells by
+    /// the calls themselves when it is away. One that needs a setting looks for it here, so that a mistake shows before the
+    /// first volume does not come.
+    fn probe() -> Result<Readiness> {
+        Ok(Readiness::Ready)
+    }
 
     /// Creates an empty volume, or finds the one that the same call has created before.
     ///
@@ -26,7 +85,8 @@ pub trait Backend {
     /// Deletes a volume. One that does not exist is a success.
     fn delete(handle: String) -> Result<()>;
 
-    /// Tells whether a volume can be used in all the given ways.
+    /// Tells whether a volume can be used in all the given ways. There is no default, for only the storage knows whether the
+    /// volume is there.
     ///
     /// # Errors
     ///

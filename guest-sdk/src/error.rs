@@ -4,6 +4,14 @@ use std::time::Duration;
 
 use crate::{ErrorKind, Finality, StorageError};
 
+/// ```
+/// use cofferdam_guest::{ErrorKind, Finality, StorageError};
+///
+/// let busy = StorageError::unavailable("the array restarts").retry_after(std::time::Duration::from_secs(9));
+/// assert_eq!((busy.kind, busy.finality), (ErrorKind::Unavailable, Finality::Unknown));
+/// assert_eq!(busy.nothing_happened().finality, Finality::Final, "the request was never sent");
+/// assert_eq!(StorageError::not_found("no such pool").after_change().finality, Finality::Unknown);
+/// ```
 impl StorageError {
     /// A failure of any kind and finality; the constructors named for a kind are safer.
     pub fn new(kind: ErrorKind, finality: Finality, message: impl Into<String>) -> Self {

@@ -16,7 +16,7 @@
 //! }
 //!
 //! fn create(base: &str, name: &str) -> Result<Volume> {
-//!     let url = http::url(base, &["v1", "volumes", name]);
+//!     let url = http::url(base, &["v1", "volumes", name])?;
 //!     http::Request::put(url)
 //!         .header("if-none-match", "*")
 //!         .json(&New { name, bytes: 1 << 30 })?
@@ -39,37 +39,54 @@
 //! # What a failure says
 //!
 //! An error that comes of a request never claims more than is known. `?` on an [`HttpError`] gives a final error only when
-//! the request was never sent *and* nothing that this call sent before may have had an effect ([`changed`](crate::changed)).
-//! The same holds for [`Response::ok_or`]. A request that changes nothing although its method might, such as a search by
-//! POST, says so with [`Request::changes_nothing`].
+//! the request has changed nothing *and* nothing that this call sent before may have had an effect
+//! ([`changed`](crate::changed)). A request has changed nothing when it was never sent, or when it is one that changes nothing:
+//! GET, HEAD and OPTIONS, and those that say so with [`Request::changes_nothing`], such as a search by POST or a login. The
+//! same holds for [`Response::ok_or`] and [`Response::json`].
 
 use std::{fmt, time::Duration};
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::{Serialize, de::DeserializeOwned};
 
-pub use crate::bindings::cofferdam::storage::http::{Failure, HttpError, Method};
-use crate::{Result, StorageError, host, secrets::Secret};
+pub use crate::bindings::cofferdam::storage::http::{Failure, Method};
+use crate::{Finality, Result, StorageError, host, secrets::Secret};
 
 /// What stands in a URL as it is: RFC 3986's unreserved characters.
 const RESERVED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 /// How much of an answer that is not understood an error shows, in characters.
 const SHOWN: usize = 200;
 
-/// A URL of a base and a path, whose segments may hold any character. A segment that is empty, `.` or `..` means another
-/// resource to many servers, however it is written: a backend does not ask for such a handle.
+/// A URL of a base and a path, whose segments may hold any character.
 ///
 /// ```
-/// let url = cofferdam_guest::http::url("https://array.example/api/", &["volumes", "a/b"]);
+/// use cofferdam_guest::http;
+///
+/// let url = http::url("https://array.example/api/", &["volumes", "a/b"]).unwrap();
 /// assert_eq!(url, "https://array.example/api/volumes/a%2Fb");
+/// assert_eq!(
+///     http::url("https://array.example/api", &["volumes", "..", "exports"]).unwrap_err().message,
+///     r#"".." cannot stand in a path; expected a name other than "", "." and "..""#
+/// );
 /// ```
-pub fn url(base: &str, path: &[&str]) -> String {
+///
+/// # Errors
+///
+/// [`invalid_argument`](StorageError::invalid_argument) for a segment that is empty, `.` or `..`: however it is written, to many
+/// servers it means another resource, so that the deletion of one thing would be that of all.
+pub fn url(base: &str, path: &[&str]) -> Result<String> {
     let mut url = base.trim_end_matches('/').to_owned();
     for segment in path {
+        if matches!(*segment, "" | "." | "..") {
+            return Err(StorageError::invalid_argument(format!(
+                r#"{segment:?} cannot stand in a path; expected a name other than "", "." and "..""#
+            ))
+            .unless_changed());
+        }
         url.push('/');
         url.extend(utf8_percent_encode(segment, &RESERVED));
     }
-    url
+    Ok(url)
 }
 
 /// A request that is being written.
@@ -230,7 +247,8 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Says that this request changes nothing at the storage, whatever its method.
+    /// Says that this request changes nothing at the storage, whatever its method. Without an answer it is as if it was never
+    /// sent.
     pub fn changes_nothing(mut self) -> Self {
         self.changes = false;
         self
@@ -243,15 +261,47 @@ impl<'a> Request<'a> {
     /// When there is no response.
     pub fn send(self) -> std::result::Result<Response, HttpError> {
         let changes = self.changes;
-        let answer = host::send(self);
-        let may_have_changed = match &answer {
-            Ok(response) => !response.refuses(),
-            Err(error) => error.maybe_sent,
+        let mut answer = host::send(self);
+        let may_have_changed = match &mut answer {
+            Ok(response) => {
+                response.harmless = !changes;
+                !response.refuses()
+            }
+            Err(error) => {
+                error.maybe_changed = changes && error.maybe_sent;
+                error.maybe_sent
+            }
         };
         if changes && may_have_changed {
             host::set_changed(true);
         }
         answer
+    }
+}
+
+/// A request without a response.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HttpError {
+    /// What went wrong.
+    pub failure: Failure,
+    /// What happened, for people.
+    pub message: String,
+    /// Whether the server may have got the request.
+    pub maybe_sent: bool,
+    /// Whether the server may have changed something because of it.
+    pub maybe_changed: bool,
+}
+
+impl HttpError {
+    /// A request that never left, for scripted servers.
+    pub fn unsent(failure: Failure, message: impl Into<String>) -> Self {
+        Self { failure, message: message.into(), maybe_sent: false, maybe_changed: false }
+    }
+
+    /// A request that the server may have got, and answered in vain, for scripted servers.
+    pub fn lost(failure: Failure, message: impl Into<String>) -> Self {
+        Self { failure, message: message.into(), maybe_sent: true, maybe_changed: true }
     }
 }
 
@@ -264,6 +314,8 @@ pub struct Response {
     pub headers: Vec<(String, String)>,
     /// Body.
     pub body: Vec<u8>,
+    /// Whether the request was one that changes nothing, so that no answer leaves a doubt.
+    harmless: bool,
 }
 
 /// Without header values and body: they may hold a login.
@@ -279,7 +331,13 @@ impl fmt::Debug for Response {
 impl Response {
     /// A response without headers and body, for scripted servers.
     pub fn new(status: u16) -> Self {
-        Self { status, headers: Vec::new(), body: Vec::new() }
+        Self { status, headers: Vec::new(), body: Vec::new(), harmless: false }
+    }
+
+    /// What the host has received.
+    #[cfg(target_family = "wasm")]
+    pub(crate) fn received(status: u16, headers: Vec<(String, String)>, body: Vec<u8>) -> Self {
+        Self { status, headers, body, harmless: false }
     }
 
     /// The same with a header.
@@ -318,13 +376,14 @@ impl Response {
     ///
     /// # Errors
     ///
-    /// [`internal`](StorageError::internal), outcome unknown, when it is not the JSON of a `T`.
+    /// [`internal`](StorageError::internal) when it is not the JSON of a `T`; the outcome is unknown then, unless the request
+    /// was one that changes nothing.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T> {
         serde_json::from_slice(&self.body).map_err(|error| {
-            StorageError::internal(format!(
+            self.judged(StorageError::internal(format!(
                 "the storage's answer, of status {}, is not readable: {error}",
                 self.status
-            ))
+            )))
         })
     }
 
@@ -341,8 +400,11 @@ impl Response {
         Err(map(&self).unwrap_or_else(|| self.error()))
     }
 
-    /// The error that a status means by itself. A refusal (4xx) is final unless this call has changed something before; 423 and
-    /// 429 say that the storage is at work; after 408 and most of 5xx nobody knows what it did.
+    /// The error that a status means by itself, with the pause that a `retry-after` in seconds asks for.
+    ///
+    /// A refusal (4xx) is final unless this call has changed something before. So is 429: the storage has too much to do and did
+    /// nothing, and the same call later may succeed. 423 and 425 say that it is at work on this very thing. After 408 and most of
+    /// 5xx nobody knows what it did, unless the request was one that changes nothing.
     pub fn error(&self) -> StorageError {
         let message = self.complaint();
         let error = match self.status {
@@ -359,11 +421,21 @@ impl Response {
             507 => StorageError::resource_exhausted(message),
             _ => StorageError::internal(message),
         };
-        let error = error.unless_changed();
+        let error = self.judged(error);
         match self.header("retry-after").and_then(|seconds| seconds.trim().parse().ok()) {
             Some(seconds) => error.retry_after(Duration::from_secs(seconds)),
             None => error,
         }
+    }
+
+    /// The failure with what is known of its outcome.
+    fn judged(&self, error: StorageError) -> StorageError {
+        let error = if self.harmless && error.finality == Finality::Unknown {
+            error.nothing_happened()
+        } else {
+            error
+        };
+        error.unless_changed()
     }
 
     /// Whether the status says that nothing was done.
@@ -384,9 +456,9 @@ impl Response {
 }
 
 impl From<HttpError> for StorageError {
-    /// Final only when the request was never sent and this call has changed nothing before: see the [module](crate::http).
+    /// Final only when the request has changed nothing, and this call nothing before: see the [module](crate::http).
     fn from(error: HttpError) -> Self {
-        let HttpError { failure, message, maybe_sent } = error;
+        let HttpError { failure, message, maybe_sent: _, maybe_changed } = error;
         let converted = match failure {
             Failure::Invalid => Self::failed_precondition(format!(
                 "the request cannot be sent: {message}; its URL begins in the backend's configuration"
@@ -408,7 +480,7 @@ impl From<HttpError> for StorageError {
                 Self::unavailable(format!("the storage cannot be reached: {message}"))
             }
         };
-        if maybe_sent { converted.after_change() } else { converted.nothing_happened().unless_changed() }
+        if maybe_changed { converted.after_change() } else { converted.nothing_happened().unless_changed() }
     }
 }
 

@@ -4,7 +4,7 @@ use super::*;
 use crate::{ErrorKind, Finality, mock::Host, secrets};
 
 fn failure(failure: Failure, maybe_sent: bool) -> HttpError {
-    HttpError { failure, message: "x".to_owned(), maybe_sent }
+    if maybe_sent { HttpError::lost(failure, "x") } else { HttpError::unsent(failure, "x") }
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn a_request_is_what_was_written() {
         })
         .install();
     let key = secrets::get("key").unwrap();
-    let request = Request::patch(url("http://a/", &["b c"]))
+    let request = Request::patch(url("http://a/", &["b c"]).unwrap())
         .query("after", "ä&b")
         .query("limit", "2")
         .json(&[1])
@@ -125,4 +125,52 @@ fn an_answer_that_is_not_understood_is_shown_cut_and_on_one_line() {
 fn without_a_host_a_request_says_so() {
     let error = Request::get("http://a/").send().unwrap_err();
     assert!(!error.maybe_sent && error.message.contains("cofferdam_guest::mock"), "{error:?}");
+}
+
+#[test]
+fn no_segment_means_another_resource() {
+    for segment in ["", ".", ".."] {
+        let error = url("http://a/", &["volumes", segment, "exports"]).unwrap_err();
+        assert_eq!((error.kind, error.finality), (ErrorKind::InvalidArgument, Finality::Final));
+        assert!(error.message.contains(&format!("{segment:?}")), "{error:?}");
+    }
+    assert_eq!(url("http://a", &["...", "%2e%2e"]).unwrap(), "http://a/.../%252e%252e");
+}
+
+#[test]
+fn a_request_that_changes_nothing_leaves_no_doubt() {
+    let lost = |_: &crate::mock::Received| Err(failure(Failure::Timeout, true));
+    let host = Host::new()
+        .on(Method::Get, "http://a/lost", lost)
+        .on(Method::Post, "http://a/lost", lost)
+        .on(Method::Get, "http://a/503", |_| Ok(Response::new(503)))
+        .on(Method::Get, "http://a/423", |_| Ok(Response::new(423)))
+        .on(Method::Get, "http://a/text", |_| Ok(Response::new(200).with_body("{")))
+        .on(Method::Put, "http://a/", |_| Ok(Response::new(200)))
+        .install();
+    let ask = |request: Request<'static>| -> Result<u8> { request.send()?.ok_or(|_| None)?.json() };
+    let finality = |request: Request<'static>| host.call(|| ask(request)).unwrap_err().finality;
+    for path in ["lost", "503", "text"] {
+        let get = || Request::get(format!("http://a/{path}"));
+        assert_eq!(finality(get()), Finality::Final, "{path}");
+        let after_a_change = host.call(|| {
+            Request::put("http://a/").send().unwrap();
+            ask(get()).unwrap_err().finality
+        });
+        assert_eq!(after_a_change, Finality::Unknown, "{path}");
+    }
+    assert_eq!(finality(Request::get("http://a/423")), Finality::InProgress, "at work is at work");
+    assert_eq!(finality(Request::post("http://a/lost")), Finality::Unknown);
+    assert_eq!(finality(Request::post("http://a/lost").changes_nothing()), Finality::Final);
+    let error = Request::get("http://a/lost").send().unwrap_err();
+    assert!(error.maybe_sent && !error.maybe_changed, "{error:?}");
+}
+
+#[test]
+fn too_many_requests_is_a_refusal_for_now() {
+    let error = Response::new(429).with_header("retry-after", "3").error();
+    assert_eq!(
+        (error.kind, error.finality, error.retry_after_ms),
+        (ErrorKind::Unavailable, Finality::Final, Some(3000))
+    );
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use crate::{CapacityRange, Result, StorageError};
+use crate::{CapacityRange, ErrorKind, Owner, Result, StorageError};
 
 /// How making something ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,12 +50,15 @@ pub enum Created<T> {
 /// # Errors
 ///
 /// What the functions returned; [`in_progress`](StorageError::in_progress) when the name is taken by something that cannot be
-/// found.
+/// found. When `find` got no answer (of kind
+/// `unavailable`, `deadline-exceeded`, `cancelled`, `internal` or `unknown`), its error is never final: an earlier call of the same
+/// name may have made something that this look did not see, and whoever believes a final error forgets it.
 pub fn find_or_create<T>(
     mut find: impl FnMut() -> Result<Option<T>>,
     same: impl FnOnce(&T) -> Result<()>,
     create: impl FnOnce() -> Result<Created<T>>,
 ) -> Result<T> {
+    let mut find = || find().map_err(unanswered);
     if let Some(found) = find()? {
         return same(&found).map(|()| found);
     }
@@ -65,6 +68,28 @@ pub fn find_or_create<T>(
             Some(found) => same(&found).map(|()| found),
             None => Err(StorageError::in_progress("the name is taken by something that is not there yet")),
         },
+    }
+}
+
+/// The error of a look, which is not final if the look saw nothing.
+fn unanswered(error: StorageError) -> StorageError {
+    match error.kind {
+        ErrorKind::Unavailable
+        | ErrorKind::DeadlineExceeded
+        | ErrorKind::Cancelled
+        | ErrorKind::Internal
+        | ErrorKind::Unknown => error.after_change(),
+        ErrorKind::InvalidArgument
+        | ErrorKind::NotFound
+        | ErrorKind::AlreadyExists
+        | ErrorKind::PermissionDenied
+        | ErrorKind::Unauthenticated
+        | ErrorKind::ResourceExhausted
+        | ErrorKind::FailedPrecondition
+        | ErrorKind::Aborted
+        | ErrorKind::OutOfRange
+        | ErrorKind::Unimplemented
+        | ErrorKind::DataLoss => error,
     }
 }
 
@@ -99,6 +124,15 @@ impl<'a> Existing<'a> {
         self
     }
 
+    /// Compares the cluster that a volume was made for, if that was kept, with the one that asks, if it says who it is. On storage
+    /// that several clusters share, a volume of the same name may be another one's.
+    pub fn same_cluster(self, found: Option<&str>, wanted: Option<&Owner>) -> Self {
+        match (found, wanted) {
+            (Some(found), Some(owner)) => self.same("cluster", found, &owner.cluster_id),
+            (None, _) | (_, None) => self,
+        }
+    }
+
     /// Ends the comparison.
     ///
     /// # Errors
@@ -118,7 +152,7 @@ impl<'a> Existing<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ErrorKind, Finality};
+    use crate::Finality;
 
     #[test]
     fn the_first_difference_is_named() {
@@ -132,11 +166,40 @@ mod tests {
     }
 
     #[test]
+    fn what_another_cluster_made_is_not_ours() {
+        let owner = |cluster: &str| Owner {
+            cluster_id: cluster.to_owned(),
+            claim_uid: "u".to_owned(),
+            pv_name: "pvc-u".to_owned(),
+            reclaim_policy: crate::ReclaimPolicy::Delete,
+        };
+        let check =
+            |found, wanted: Option<&Owner>| Existing::new("volume", "v").same_cluster(found, wanted).check();
+        for (found, wanted) in
+            [(None, None), (Some("a"), None), (None, Some(owner("b"))), (Some("a"), Some(owner("a")))]
+        {
+            check(found, wanted.as_ref()).unwrap();
+        }
+        let error = check(Some("a"), Some(&owner("b"))).unwrap_err();
+        assert_eq!(error.message, r#"the volume "v" exists: its cluster is "a", not "b""#);
+    }
+
+    #[test]
     fn a_name_that_is_taken_by_nothing_is_in_progress() {
         let error = find_or_create(|| Ok(None::<u8>), |_| Ok(()), || Ok(Created::Taken)).unwrap_err();
         assert_eq!(error.finality, Finality::InProgress);
         assert_eq!(find_or_create(|| Ok(None), |_| Ok(()), || Ok(Created::New(3))), Ok(3));
         let found = find_or_create(|| Ok(Some(4)), |_| Ok(()), || Err(StorageError::internal("not asked")));
         assert_eq!(found, Ok(4));
+    }
+
+    #[test]
+    fn a_look_that_failed_says_nothing_of_what_an_earlier_call_made() {
+        let blind = || Err(StorageError::unavailable("?").nothing_happened());
+        let error = find_or_create(blind, |_: &u8| Ok(()), || Ok(Created::Taken)).unwrap_err();
+        assert_eq!((error.kind, error.finality), (ErrorKind::Unavailable, Finality::Unknown));
+        let refused = || Err(StorageError::failed_precondition("no secret"));
+        let error = find_or_create(refused, |_: &u8| Ok(()), || Ok(Created::Taken)).unwrap_err();
+        assert_eq!(error.finality, Finality::Final, "the same call can never succeed");
     }
 }

@@ -10,7 +10,7 @@
 //!
 //! fn log_in() -> Result<Vec<u8>> {
 //!     let password = secrets::require("password")?;
-//!     let response = http::Request::post("http://array/login").basic("admin", &password).send()?;
+//!     let response = http::Request::post("http://array/login").basic("admin", &password).changes_nothing().send()?;
 //!     Ok(response.ok_or(|_| None)?.body)
 //! }
 //!

@@ -1,4 +1,14 @@
-//! The backend's own section of the operator's configuration.
+//! The backend's own section of the operator's configuration. To refuse keys that nobody knows, and values that make no sense,
+//! read it with [`parameters::Reader::settings`](crate::parameters::Reader::settings).
+//!
+//! ```
+//! use cofferdam_guest::{mock, settings};
+//!
+//! let _host = mock::Host::new().setting("url", "https://array.example").install();
+//! assert_eq!(settings::get("url").as_deref(), Some("https://array.example"));
+//! assert_eq!(settings::get("pool"), None);
+//! assert_eq!(settings::all().len(), 1);
+//! ```
 
 use std::collections::BTreeMap;
 

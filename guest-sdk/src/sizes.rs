@@ -70,6 +70,11 @@ impl Sizes {
     /// [`out_of_range`](StorageError::out_of_range) when it allows none.
     pub fn choose(&self, range: &CapacityRange) -> Result<u64> {
         let refused = |why: String| Err(StorageError::out_of_range(format!("{}: {why}", range.describe())));
+        if let (Some(required), Some(limit)) = (range.required_bytes, range.limit_bytes)
+            && required > limit
+        {
+            return refused("no size is in this range".to_owned());
+        }
         let wanted = match (range.required_bytes, range.limit_bytes) {
             (Some(required), _) => required,
             (None, Some(limit)) => self.default.min(limit),

@@ -1,7 +1,18 @@
 //! Keyed blobs that outlive a call.
 //!
 //! A backend reads, decides, and commits its changes as one: each change states which version it replaces, so a decision
-//! that was made on old values has no effect. On [`StateError::Conflict`] read again and decide anew.
+//! that was made on old values has no effect. On [`StateError::Conflict`] read again and decide anew; [`decide`] does.
+//!
+//! ```
+//! use cofferdam_guest::{mock, state::{self, StateError, Store as _}};
+//!
+//! let _host = mock::Host::new().install();
+//! let first = state::Host.commit(&[state::put("volume/a", &7, None).unwrap()]).unwrap();
+//! assert_eq!(state::read::<u64>(&state::Host, "volume/a").unwrap().unwrap().value, 7);
+//! state::Host.commit(&[state::put("volume/a", &8, Some(first)).unwrap()]).unwrap();
+//! let late = state::Host.commit(&[state::remove("volume/a", first)]);
+//! assert_eq!(late, Err(StateError::Conflict("volume/a".to_owned())));
+//! ```
 
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -182,7 +193,10 @@ impl From<StateError> for StorageError {
                 refused(format!("a state key of {given} bytes; 1 to {limit} are allowed"))
             }
             StateError::ValueSize(Bound { limit, given }) => {
-                refused(format!("a state value of {given} bytes; at most {limit} are allowed"))
+                // How much is kept of a volume is up to who asks for it: mount options, parameters, nodes.
+                Self::resource_exhausted(format!(
+                    "a state value of {given} bytes; at most {limit} are allowed"
+                ))
             }
             StateError::BatchSize(Bound { limit, given }) => {
                 refused(format!("{given} state changes at once; 1 to {limit} are allowed"))

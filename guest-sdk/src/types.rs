@@ -2,7 +2,80 @@
 
 use std::collections::BTreeMap;
 
-use crate::{Attachment, Description, KeyValues, Placement, Volume};
+use crate::{
+    AccessMode, AccessType, Attachment, CapacityRange, CreateRequest, Description, KeyValues, Placement,
+    Volume, VolumeCapability,
+};
+
+impl AccessMode {
+    /// The mode as the contract spells it, such as `single-node-writer`: fit to be kept.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::SingleNodeWriter => "single-node-writer",
+            Self::SingleNodeReaderOnly => "single-node-reader-only",
+            Self::MultiNodeReaderOnly => "multi-node-reader-only",
+            Self::MultiNodeSingleWriter => "multi-node-single-writer",
+            Self::MultiNodeMultiWriter => "multi-node-multi-writer",
+            Self::SingleNodeSingleWriter => "single-node-single-writer",
+            Self::SingleNodeMultiWriter => "single-node-multi-writer",
+        }
+    }
+
+    /// Whether the volume is used on several nodes at a time.
+    pub const fn is_multi_node(self) -> bool {
+        match self {
+            Self::SingleNodeWriter
+            | Self::SingleNodeReaderOnly
+            | Self::SingleNodeSingleWriter
+            | Self::SingleNodeMultiWriter => false,
+            Self::MultiNodeReaderOnly | Self::MultiNodeSingleWriter | Self::MultiNodeMultiWriter => true,
+        }
+    }
+}
+
+impl AccessType {
+    /// The type as the contract spells it, without its options: `block` or `filesystem`.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Block => "block",
+            Self::Filesystem(_) => "filesystem",
+        }
+    }
+}
+
+impl VolumeCapability {
+    /// The whole capability as one line of words: the mode, the type, and what was said of the filesystem, quoted as JSON
+    /// quotes. Two are the same exactly when their lines are, and a line means the same in every version of the SDK: what a
+    /// volume was created for can be kept like this, and compared.
+    ///
+    /// ```
+    /// use cofferdam_guest::{AccessMode, AccessType, FilesystemAccess, VolumeCapability};
+    ///
+    /// let block = VolumeCapability { mode: AccessMode::SingleNodeWriter, access: AccessType::Block };
+    /// assert_eq!(block.words(), "single-node-writer block");
+    /// let access = FilesystemAccess {
+    ///     fs_type: Some("ext4".to_owned()),
+    ///     mount_flags: vec!["noatime".to_owned(), "context=\"a\"".to_owned()],
+    ///     mount_group: None,
+    /// };
+    /// let mounted = VolumeCapability { access: AccessType::Filesystem(access), ..block };
+    /// assert_eq!(
+    ///     mounted.words(),
+    ///     r#"single-node-writer filesystem fs-type="ext4" mount-flag="noatime" mount-flag="context=\"a\"""#
+    /// );
+    /// ```
+    pub fn words(&self) -> String {
+        let mut words = format!("{} {}", self.mode.as_str(), self.access.as_str());
+        if let AccessType::Filesystem(access) = &self.access {
+            let flags = access.mount_flags.iter().map(|flag| ("mount-flag", flag));
+            let options = access.fs_type.iter().map(|kind| ("fs-type", kind)).chain(flags);
+            for (key, value) in options.chain(access.mount_group.iter().map(|group| ("mount-group", group))) {
+                words.push_str(&format!(" {key}={}", serde_json::Value::from(value.as_str())));
+            }
+        }
+        words
+    }
+}
 
 impl Description {
     /// A backend without topology, limits and features, that runs anywhere.
@@ -14,6 +87,24 @@ impl Description {
             placement: Placement::Central,
             volumes_per_node: None,
             features: Vec::new(),
+        }
+    }
+}
+
+impl CreateRequest {
+    /// The simplest request, for tests: a raw device of at least so many bytes, used on one node.
+    pub fn new(name: impl Into<String>, required_bytes: u64) -> Self {
+        Self {
+            name: name.into(),
+            capacity: CapacityRange { required_bytes: Some(required_bytes), limit_bytes: None },
+            capabilities: vec![VolumeCapability {
+                mode: AccessMode::SingleNodeWriter,
+                access: AccessType::Block,
+            }],
+            parameters: Vec::new(),
+            mutable_parameters: Vec::new(),
+            topology: None,
+            owner: None,
         }
     }
 }

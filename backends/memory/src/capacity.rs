@@ -9,12 +9,9 @@ use cofferdam_guest::{
 use crate::{
     records::{Books, Call, Ledger},
     request::{self, CONDITION, LABEL},
-    settings::Settings,
+    settings::{MAX_TOTAL, Settings},
     topology::Place,
 };
-
-/// What is said when there is no limit: sizes travel as signed numbers.
-const UNLIMITED: u64 = i64::MAX.cast_unsigned();
 
 /// How much room there is: in the places of some segments, or in all.
 pub(crate) fn available<S: Store>(call: &Call<'_, S>, request: &CapacityRequest) -> Result<CapacityReport> {
@@ -31,7 +28,7 @@ pub(crate) fn available<S: Store>(call: &Call<'_, S>, request: &CapacityRequest)
     let ledger = Books::read(call.store)?.ledger;
     let rooms = || places.iter().map(|place| room(call.settings, &ledger, *place));
     let largest = rooms().max().unwrap_or_default();
-    let sum = rooms().fold(0, u64::saturating_add).min(UNLIMITED);
+    let sum = rooms().fold(0, u64::saturating_add).min(MAX_TOTAL.saturating_sub(ledger.bytes));
     Ok(CapacityReport {
         available_bytes: if call.settings.is_whole() { largest } else { sum },
         maximum_volume_bytes: Some(largest.min(request::MAX_SIZE)),
@@ -42,5 +39,6 @@ pub(crate) fn available<S: Store>(call: &Call<'_, S>, request: &CapacityRequest)
 /// Bytes that a place has left.
 fn room(settings: &Settings, ledger: &Ledger, place: Option<&Place>) -> u64 {
     let used = if settings.is_whole() { ledger.bytes } else { ledger.used(place) };
-    settings.limit(place).unwrap_or(UNLIMITED).min(UNLIMITED).saturating_sub(used)
+    let whole = MAX_TOTAL.saturating_sub(ledger.bytes);
+    settings.limit(place).saturating_sub(used).min(whole)
 }

@@ -3,11 +3,11 @@
 use cofferdam_guest::{
     Result, StorageError,
     abilities::{ExpandRequest, Expanded},
-    state::{self, Store, Versioned},
+    state::{self, Decision, Store, Versioned, decide},
 };
 
 use crate::{
-    records::{Books, Call, Decision, decide, volume, volume_key},
+    records::{Books, Call, volume, volume_key},
     request, volumes,
 };
 
@@ -17,7 +17,7 @@ pub(crate) fn expand<S: Store>(call: &Call<'_, S>, request: &ExpandRequest) -> R
     if let Some(capability) = &request.capability {
         request::using(capability, call.settings)?;
     }
-    decide(call.store, || {
+    decide(call.store, |_| {
         let Versioned { value: mut found, version } = volume(call.store, &request.handle)?;
         let size = request::grown(request.capacity, found.size)?;
         let expanded = Expanded { capacity_bytes: size, node_expansion: found.is_filesystem() };

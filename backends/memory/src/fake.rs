@@ -33,6 +33,12 @@ impl Fake {
         }
     }
 
+    /// Sets the ledger.
+    pub(crate) fn put_ledger(&self, ledger: &Ledger) {
+        let version = state::read::<Ledger>(self, LEDGER).unwrap().map(|read| read.version);
+        self.commit(&[state::put(LEDGER, ledger, version).unwrap()]).unwrap();
+    }
+
     /// The ledger as it stands.
     pub(crate) fn ledger(&self) -> Ledger {
         state::read(self, LEDGER).unwrap().map(|read| read.value).unwrap_or_default()

@@ -4,11 +4,11 @@ use std::{collections::BTreeMap, time::Duration};
 
 use cofferdam_guest::{
     ErrorKind, Finality, Result, StorageError,
-    state::{self, Store},
+    state::{self, Decision, Store, decide},
 };
 
 use crate::{
-    records::{Call, Decision, decide},
+    records::Call,
     settings::{list, number},
 };
 
@@ -157,7 +157,7 @@ impl Rule {
     fn strikes(&self, store: &impl Store) -> Result<bool> {
         let Times::First(times) = self.times else { return Ok(true) };
         let key = format!("error/{}", self.text);
-        decide(store, || {
+        decide(store, |_| {
             let found = state::read::<u32>(store, &key)?;
             let (count, version) = found.map_or((0, None), |found| (found.value, Some(found.version)));
             if count >= times {

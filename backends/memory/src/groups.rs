@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use cofferdam_guest::{
     Result, StorageError,
     abilities::{GroupRequest, GroupSnapshot},
-    state::{self, Change, Store, Versioned},
+    handle,
+    state::{self, Change, Decision, Store, Versioned, decide},
 };
 
 use crate::{
-    records::{self, Books, Call, Decision, Group, Owner, Snapshot, decide, find, group_key, snapshot_key},
+    records::{self, Books, Call, Group, Owner, Snapshot, find, group_key, snapshot_key},
     request::{self, LABEL},
     snapshots,
 };
@@ -25,7 +26,7 @@ pub(crate) fn create<S: Store>(call: &Call<'_, S>, request: &GroupRequest) -> Re
     let mut parameters = request::parameters(&request.parameters, &[LABEL])?;
     // What the caller adds of its own objects is not the group's.
     parameters.retain(|key, _| key == LABEL);
-    decide(call.store, || {
+    decide(call.store, |_| {
         if let Some(found) = find::<Group>(call.store, &handle, group_key)? {
             same(&found.value, request, &sources, &parameters)?;
             return asked_for(call.store, &handle, &found.value);
@@ -37,7 +38,8 @@ pub(crate) fn create<S: Store>(call: &Call<'_, S>, request: &GroupRequest) -> Re
         let mut answer = Vec::with_capacity(sources.len());
         for source in &sources {
             let size = records::volume(call.store, source)?.value.size;
-            let member = format!("member-{:032x}", request::fnv1a(format!("{handle}\0{source}").as_bytes()));
+            // With a space it is always a digest, which nobody reads a name from.
+            let member = handle::of("member", &format!("{handle} {source}"));
             let record = Snapshot {
                 owner: owner.clone(),
                 name: request.name.clone(),
@@ -84,9 +86,7 @@ fn same(
     sources: &BTreeSet<&String>,
     parameters: &BTreeMap<String, String>,
 ) -> Result<()> {
-    let differs = if found.name != request.name {
-        "the name of another group with the same digest"
-    } else if !found.members.keys().eq(sources.iter().copied()) {
+    let differs = if !found.members.keys().eq(sources.iter().copied()) {
         "other source volumes"
     } else if found.parameters != *parameters {
         "other parameters"
@@ -138,7 +138,7 @@ fn check_members(handle: &str, group: &Group, given: &[String]) -> Result<()> {
 /// Deletes a group with its members; one that does not exist is a success.
 pub(crate) fn delete<S: Store>(call: &Call<'_, S>, handle: &str, members: &[String]) -> Result<()> {
     request::given("group handle", handle)?;
-    decide(call.store, || {
+    decide(call.store, |_| {
         let Some(Versioned { value: group, version }) = find::<Group>(call.store, handle, group_key)? else {
             return Ok(Decision::Done(()));
         };
@@ -158,7 +158,7 @@ pub(crate) fn delete<S: Store>(call: &Call<'_, S>, handle: &str, members: &[Stri
 /// Describes a group.
 pub(crate) fn get<S: Store>(call: &Call<'_, S>, handle: &str, members: &[String]) -> Result<GroupSnapshot> {
     request::given("group handle", handle)?;
-    decide(call.store, || {
+    decide(call.store, |_| {
         let Some(found) = find::<Group>(call.store, handle, group_key)? else {
             return Err(StorageError::not_found(format!("there is no group {handle:?}")));
         };

@@ -3,6 +3,7 @@
 use cofferdam_guest::{
     Condition, Result, StorageError, VolumeStatus,
     abilities::VolumePage,
+    paging,
     state::{Found, Store},
 };
 
@@ -29,25 +30,24 @@ pub(crate) struct Pages<'a> {
 }
 
 impl<'a> Pages<'a> {
-    /// Begins where an earlier part ended. Its token says in which listing that was, and carries a digest, so that whatever no
-    /// listing has returned is refused.
+    /// Begins where an earlier part ended. Its token says in which listing that was.
     pub(crate) fn new(
         prefix: &'a str,
         scope: &'a str,
         token: Option<&str>,
         limit: Option<u32>,
     ) -> Result<Self> {
-        let after = token.map(|token| {
-            let handle =
-                token.split_once('.').map(|(_, handle)| handle).filter(|handle| seal(scope, handle) == token);
-            match handle {
-                Some(handle) if handle.len() <= request::MAX_HANDLE => Ok(format!("{prefix}{handle}")),
-                _ => Err(StorageError::aborted(format!("no listing has ended at {token:?}: begin anew"))
-                    .nothing_happened()),
+        // No handle of ours has a space.
+        let after = match paging::key(token)?.map(|key| key.split_once(' ')) {
+            None => None,
+            Some(Some((handle, listing))) if listing == scope => Some(format!("{prefix}{handle}")),
+            Some(_) => {
+                let message = format!("{token:?} is the end of another listing: begin anew");
+                return Err(StorageError::aborted(message).nothing_happened().unless_changed());
             }
-        });
+        };
         let limit = limit.filter(|limit| *limit > 0).unwrap_or(MAX_ENTRIES).min(MAX_ENTRIES);
-        Ok(Self { prefix, scope, limit, after: after.transpose()?, more: true })
+        Ok(Self { prefix, scope, limit, after, more: true })
     }
 
     /// The next entries: no more than there is room for beside those that were taken already.
@@ -69,12 +69,8 @@ impl<'a> Pages<'a> {
     /// Where the next part begins; nothing at the end.
     pub(crate) fn token(&self) -> Option<String> {
         let after = self.after.as_deref().filter(|_| self.more)?;
-        Some(seal(self.scope, after.strip_prefix(self.prefix)?))
+        Some(paging::place(&format!("{} {}", after.strip_prefix(self.prefix)?, self.scope)))
     }
-}
-
-fn seal(scope: &str, handle: &str) -> String {
-    format!("{:016x}.{handle}", request::short_digest(format!("{scope}\0{handle}").as_bytes()))
 }
 
 /// The handle of an entry.

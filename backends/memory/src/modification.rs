@@ -2,11 +2,11 @@
 
 use cofferdam_guest::{
     KeyValues, Result,
-    state::{self, Store, Versioned},
+    state::{self, Decision, Store, Versioned, decide},
 };
 
 use crate::{
-    records::{Call, Decision, decide, volume, volume_key},
+    records::{Call, volume, volume_key},
     request,
 };
 
@@ -14,7 +14,7 @@ use crate::{
 pub(crate) fn modify<S: Store>(call: &Call<'_, S>, handle: &str, parameters: &KeyValues) -> Result<()> {
     request::given("volume handle", handle)?;
     let parameters = request::mutable(parameters)?;
-    decide(call.store, || {
+    decide(call.store, |_| {
         let Versioned { value: mut found, version } = volume(call.store, handle)?;
         let before = found.mutable.clone();
         found.mutable.extend(parameters.clone());

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use cofferdam_guest::{
     AccessMode, AccessType, Attachment, Result, StorageError,
     abilities::PublishRequest,
-    state::{self, Change, Store, Versioned},
+    handle,
+    state::{self, Change, Decision, Store, Versioned, decide},
 };
 
 use crate::{
-    records::{Call, Decision, Node, Publication, Volume, decide, find, node_key, volume, volume_key},
+    records::{Call, Node, Publication, Volume, find, node_key, volume, volume_key},
     request, volumes,
 };
 
@@ -29,7 +30,7 @@ pub(crate) fn publish<S: Store>(call: &Call<'_, S>, request: &PublishRequest) ->
         ));
     }
     let publication = publication(request, &using);
-    decide(call.store, || {
+    decide(call.store, |_| {
         let Versioned { value: mut found, version } = volume(call.store, &request.handle)?;
         if let Some((key, value)) = volumes::stranger(&volumes::context_of(&found), &context) {
             return Err(StorageError::invalid_argument(format!(
@@ -41,11 +42,11 @@ pub(crate) fn publish<S: Store>(call: &Call<'_, S>, request: &PublishRequest) ->
         }
         covered(&found, request, &using)?;
         let attachment = attachment(&request.capability.access, found.size);
-        if is_published(&found, request, publication)? {
+        if is_published(&found, request, &publication)? {
             return Ok(Decision::Done(attachment));
         }
         let node = take_a_place(call, &request.node)?;
-        found.nodes.insert(request.node.clone(), publication);
+        found.nodes.insert(request.node.clone(), publication.clone());
         found.changed_ms = call.now_ms;
         let changes = vec![state::put(&volume_key(&request.handle), &found, Some(version))?, node];
         Ok(Decision::Commit(changes, attachment))
@@ -62,7 +63,8 @@ fn publication(request: &PublishRequest, using: &str) -> Publication {
         AccessMode::MultiNodeSingleWriter => (true, !request.read_only),
     };
     Publication {
-        using: request::short_digest(using.as_bytes()),
+        // What was written out has spaces, and so never is its own handle.
+        using: handle::of("use", using),
         shared,
         sole_writer,
         read_only: request.read_only,
@@ -72,13 +74,11 @@ fn publication(request: &PublishRequest, using: &str) -> Publication {
 /// Refuses a use that the volume was not created for. What can be used from many nodes can be used from one; the filesystem
 /// and its options are the node's to know.
 fn covered(found: &Volume, request: &PublishRequest, using: &str) -> Result<()> {
-    let mode = request::mode(request.capability.mode);
-    let kind = match &request.capability.access {
-        AccessType::Block => request::BLOCK,
-        AccessType::Filesystem(_) => request::FILESYSTEM,
+    let mode = request.capability.mode;
+    let kind = request.capability.access.as_str();
+    let covers = |kept: &String| {
+        request::kind_of(kept) == kind && (!mode.is_multi_node() || request::mode_of(kept) == mode.as_str())
     };
-    let single = mode.starts_with("single-node");
-    let covers = |kept: &String| kept.contains(kind) && (single || kept.split(' ').next() == Some(mode));
     if found.shape.uses.iter().any(covers) {
         return Ok(());
     }
@@ -89,9 +89,9 @@ fn covered(found: &Volume, request: &PublishRequest, using: &str) -> Result<()> 
 }
 
 /// Whether a volume is published like this already; an error when it is published in a way that excludes this one.
-fn is_published(found: &Volume, request: &PublishRequest, publication: Publication) -> Result<bool> {
+fn is_published(found: &Volume, request: &PublishRequest, publication: &Publication) -> Result<bool> {
     if let Some(present) = found.nodes.get(&request.node) {
-        if *present == publication {
+        if present == publication {
             return Ok(true);
         }
         return Err(StorageError::already_exists(format!(
@@ -142,7 +142,7 @@ pub(crate) fn unpublish<S: Store>(call: &Call<'_, S>, handle: &str, node: Option
     request::given("volume handle", handle)?;
     node.map_or(Ok(()), |node| request::given("node", node))?;
     loop {
-        let left = decide(call.store, || {
+        let left = decide(call.store, |_| {
             let Some(Versioned { value: mut found, version }) =
                 find::<Volume>(call.store, handle, volume_key)?
             else {

@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use cofferdam_guest::{
-    ReclaimPolicy, Result, StorageError,
-    state::{self, Change, Found, StateError, Store, Version, Versioned},
+    ReclaimPolicy, Result, StorageError, handle,
+    state::{self, Change, Found, Store, Version, Versioned},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -18,11 +18,10 @@ use crate::{request, settings::Settings, topology::Place};
 pub(crate) const LEDGER: &str = "ledger";
 /// Where volumes stand.
 pub(crate) const VOLUMES: &str = "volume/";
+/// The word of a use as a filesystem.
+pub(crate) const FILESYSTEM: &str = "filesystem";
 /// Where snapshots stand.
 pub(crate) const SNAPSHOTS: &str = "snapshot/";
-/// How often a decision is made anew after a foreign write. Every conflict means that another call got on, so the bound is
-/// only met when as many calls of other volumes finish within this one's few microseconds.
-const ATTEMPTS: usize = 64;
 
 /// What a call works with.
 #[derive(Debug)]
@@ -174,15 +173,15 @@ pub(crate) struct Volume {
 impl Volume {
     /// Whether it was created for use as a filesystem, so that a node has to do its part when it grows.
     pub(crate) fn is_filesystem(&self) -> bool {
-        self.shape.uses.iter().any(|using| using.contains(request::FILESYSTEM))
+        self.shape.uses.iter().any(|using| request::kind_of(using) == FILESYSTEM)
     }
 }
 
 /// How a volume is published to a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Publication {
     /// Digest of the way of use.
-    pub(crate) using: u64,
+    pub(crate) using: String,
     /// Whether that way leaves room for other nodes.
     pub(crate) shared: bool,
     /// Whether the only writer among many nodes is here.
@@ -308,7 +307,7 @@ pub(crate) fn find<T: DeserializeOwned>(
     handle: &str,
     key: fn(&str) -> String,
 ) -> Result<Option<Versioned<T>>> {
-    if handle.len() > request::MAX_HANDLE { Ok(None) } else { state::read(store, &key(handle)) }
+    if handle.len() > handle::MAX { Ok(None) } else { state::read(store, &key(handle)) }
 }
 
 /// The volume of a handle, which must exist.
@@ -322,40 +321,4 @@ pub(crate) fn decode<T: DeserializeOwned>(found: &Found) -> Result<T> {
     serde_json::from_slice(&found.value).map_err(|error| {
         StorageError::internal(format!("the state {:?} is not readable: {error}", found.key))
     })
-}
-
-/// What a look at the store leads to.
-pub(crate) enum Decision<T> {
-    /// Nothing is to be written.
-    Done(T),
-    /// These changes make the answer true.
-    Commit(Vec<Change>, T),
-}
-
-/// Looks, decides and commits, anew as long as others write in between.
-pub(crate) fn decide<S: Store, T>(store: &S, mut look: impl FnMut() -> Result<Decision<T>>) -> Result<T> {
-    for _ in 0..ATTEMPTS {
-        match look()? {
-            Decision::Done(answer) => return Ok(answer),
-            Decision::Commit(changes, answer) => match store.commit(&changes) {
-                Ok(_) => return Ok(answer),
-                Err(StateError::Conflict(_)) => {}
-                Err(StateError::ValueSize(bound)) => {
-                    return Err(StorageError::resource_exhausted(format!(
-                        "what is kept of it would have {} bytes; at most {} are allowed",
-                        bound.given, bound.limit
-                    )));
-                }
-                Err(
-                    error @ (StateError::KeySize(_)
-                    | StateError::BatchSize(_)
-                    | StateError::RepeatedKey(_)
-                    | StateError::Full(_)
-                    | StateError::Unavailable(_)),
-                ) => return Err(error.into()),
-            },
-        }
-    }
-    Err(StorageError::aborted(format!("{ATTEMPTS} other calls changed the state at the same time"))
-        .nothing_happened())
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use cofferdam_guest::{
     AccessMode, AccessType, CapacityRange, CreateRequest, KeyValues, Result, StorageError, VolumeCapability,
+    handle, sizes::Sizes,
 };
 
 use crate::{
@@ -11,14 +12,12 @@ use crate::{
     settings::{Condition, Settings},
 };
 
-/// Size when the request leaves it open, as CSI drivers commonly choose.
-const DEFAULT_SIZE: u64 = 1 << 30;
-/// Largest volume: far above any real one, far below where sums of 10,000 volumes leave a `u64`.
+/// Largest volume, 1 PiB: far above any real one.
 pub(crate) const MAX_SIZE: u64 = 1 << 50;
+/// The sizes of volumes; 1 GiB when the request leaves it open, as CSI drivers commonly choose.
+const SIZES: Sizes = Sizes::between(1, MAX_SIZE).by_default(1 << 30);
 /// CSI's limit for names, ids and other texts, in bytes.
 const MAX_NAME: usize = 128;
-/// Longest handle that this backend makes, in bytes.
-pub(crate) const MAX_HANDLE: usize = MAX_NAME;
 /// CSI's limit for the id of a node, in bytes.
 pub(crate) const MAX_NODE: usize = 256;
 /// Longest name of an object in Kubernetes, in bytes.
@@ -35,10 +34,6 @@ pub(crate) const CONDITION: &str = "condition";
 const IOPS: &str = "iops";
 /// Longest label in bytes, as Kubernetes bounds its own.
 const MAX_LABEL: usize = 63;
-/// What stands in a way of use that needs a filesystem.
-pub(crate) const FILESYSTEM: &str = " filesystem ";
-/// What stands in a way of use as a raw device.
-pub(crate) const BLOCK: &str = " block";
 /// What external-provisioner and external-snapshotter add to the parameters when they are told to
 /// (`--extra-create-metadata`); accepted, not used.
 const METADATA: [&str; 9] = [
@@ -162,43 +157,33 @@ pub(crate) fn using(capability: &VolumeCapability, settings: &Settings) -> Resul
     if fine && !settings.features.single_node_multi_writer {
         return Err(StorageError::invalid_argument(format!(
             "the access mode {} needs the feature `single-node-multi-writer`, which is switched off",
-            mode(capability.mode)
+            capability.mode.as_str()
         )));
     }
-    let mode = mode(capability.mode);
-    match &capability.access {
-        AccessType::Block => Ok(format!("{mode}{BLOCK}")),
-        AccessType::Filesystem(access) => {
-            let flags: usize = access.mount_flags.iter().map(String::len).sum();
-            if flags > MAX_MAP {
-                return Err(StorageError::invalid_argument(format!(
-                    "the mount flags have {flags} bytes; at most {MAX_MAP} are allowed"
-                )));
-            }
-            for (what, value) in
-                [("the filesystem type", &access.fs_type), ("the mount group", &access.mount_group)]
-            {
-                value.as_ref().map_or(Ok(()), |value| text(what, value, MAX_NAME))?;
-            }
-            Ok(format!(
-                "{mode}{FILESYSTEM}{:?} {:?} {:?}",
-                access.fs_type, access.mount_flags, access.mount_group
-            ))
+    if let AccessType::Filesystem(access) = &capability.access {
+        let flags: usize = access.mount_flags.iter().map(String::len).sum();
+        if flags > MAX_MAP {
+            return Err(StorageError::invalid_argument(format!(
+                "the mount flags have {flags} bytes; at most {MAX_MAP} are allowed"
+            )));
+        }
+        for (what, value) in
+            [("the filesystem type", &access.fs_type), ("the mount group", &access.mount_group)]
+        {
+            value.as_ref().map_or(Ok(()), |value| text(what, value, MAX_NAME))?;
         }
     }
+    Ok(capability.words())
 }
 
-/// A mode as the contract spells it.
-pub(crate) const fn mode(mode: AccessMode) -> &'static str {
-    match mode {
-        AccessMode::SingleNodeWriter => "single-node-writer",
-        AccessMode::SingleNodeReaderOnly => "single-node-reader-only",
-        AccessMode::MultiNodeReaderOnly => "multi-node-reader-only",
-        AccessMode::MultiNodeSingleWriter => "multi-node-single-writer",
-        AccessMode::MultiNodeMultiWriter => "multi-node-multi-writer",
-        AccessMode::SingleNodeSingleWriter => "single-node-single-writer",
-        AccessMode::SingleNodeMultiWriter => "single-node-multi-writer",
-    }
+/// The mode of a way of use that was written out: its first word.
+pub(crate) fn mode_of(using: &str) -> &str {
+    using.split(' ').next().unwrap_or_default()
+}
+
+/// The kind of a way of use that was written out, `block` or `filesystem`: its second word.
+pub(crate) fn kind_of(using: &str) -> &str {
+    using.split(' ').nth(1).unwrap_or_default()
 }
 
 /// Refuses a text that is too long or has control characters.
@@ -220,7 +205,7 @@ pub(crate) fn given(what: &str, id: &str) -> Result<()> {
     Ok(())
 }
 
-/// Checks a name and makes a handle of it: readable while that fits, the same for the same name.
+/// Checks a name and makes a handle of it.
 pub(crate) fn handle(prefix: &str, what: &str, name: &str) -> Result<String> {
     if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
         return Err(StorageError::invalid_argument(format!(
@@ -228,51 +213,23 @@ pub(crate) fn handle(prefix: &str, what: &str, name: &str) -> Result<String> {
             name.len()
         )));
     }
-    let readable = format!("{prefix}-{name}");
-    if readable.len() <= MAX_HANDLE {
-        return Ok(readable);
-    }
-    // Two names may share a digest: what is kept knows its name, and a stranger is refused as existing already.
-    Ok(format!("{prefix}-fnv-{:032x}", fnv1a(name.as_bytes())))
-}
-
-/// FNV-1a with 128 bits: offset basis and prime as its authors published them.
-pub(crate) fn fnv1a(bytes: &[u8]) -> u128 {
-    bytes.iter().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |hash, byte| {
-        (hash ^ u128::from(*byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
-    })
-}
-
-/// The lower half of [`fnv1a`].
-pub(crate) fn short_digest(bytes: &[u8]) -> u64 {
-    u64::try_from(fnv1a(bytes) & u128::from(u64::MAX)).unwrap_or_default()
+    Ok(handle::of(prefix, name))
 }
 
 fn refused<T>(range: CapacityRange, why: &str) -> Result<T> {
-    let show = |bound: Option<u64>| bound.map_or_else(|| "open".to_owned(), |bytes| format!("{bytes} bytes"));
-    Err(StorageError::out_of_range(format!(
-        "size at least {}, at most {}: {why}",
-        show(range.required_bytes),
-        show(range.limit_bytes)
-    )))
+    Err(StorageError::out_of_range(format!("{}: {why}", range.describe())))
 }
 
 /// Chooses the size of a new volume. What it is made of has `least` bytes.
 pub(crate) fn size(range: CapacityRange, least: Option<u64>) -> Result<u64> {
-    let limit = range.limit_bytes.unwrap_or(MAX_SIZE);
-    let required = range.required_bytes.unwrap_or_else(|| least.unwrap_or(DEFAULT_SIZE.min(limit)));
-    if required == 0 || limit == 0 {
+    if range.required_bytes == Some(0) || range.limit_bytes == Some(0) {
         return refused(range, "a volume has at least 1 byte");
     }
-    if required > limit && range.limit_bytes.is_some() {
-        return refused(range, "no size is in this range");
-    }
-    if required > MAX_SIZE {
-        return refused(range, "a volume has at most 1 PiB");
-    }
     match least {
-        Some(least) if required < least => refused(range, &format!("its source has {least} bytes")),
-        _ => Ok(required),
+        Some(least) if range.required_bytes.is_some_and(|required| required < least) => {
+            refused(range, &format!("its source has {least} bytes"))
+        }
+        _ => SIZES.choose(&CapacityRange { required_bytes: range.required_bytes.or(least), ..range }),
     }
 }
 
@@ -281,21 +238,5 @@ pub(crate) fn grown(range: CapacityRange, now: u64) -> Result<u64> {
     if range.required_bytes.is_none() && range.limit_bytes.is_none() {
         return Err(StorageError::invalid_argument("no size was given; expected a bound at least"));
     }
-    let size = range.required_bytes.unwrap_or_default().max(now);
-    if range.limit_bytes.is_some_and(|limit| size > limit) {
-        return refused(
-            range,
-            &format!("no size is in this range that is not below the present {now} bytes"),
-        );
-    }
-    if size > MAX_SIZE {
-        return refused(range, "a volume has at most 1 PiB");
-    }
-    Ok(size)
-}
-
-/// Whether a volume of this size is what a range asks for.
-pub(crate) fn fits(size: u64, range: CapacityRange) -> bool {
-    range.required_bytes.is_none_or(|required| size >= required)
-        && range.limit_bytes.is_none_or(|limit| size <= limit)
+    Ok(SIZES.grow(&range, now)?.unwrap_or(now))
 }

@@ -38,13 +38,16 @@ const KEYS: [&str; 11] = [
     TOPOLOGY,
     VOLUMES_PER_NODE,
 ];
+/// What all volumes have together at most, 4 EiB, whatever the operator allows: every sum of sizes is below what the contract can
+/// carry.
+pub(crate) const MAX_TOTAL: u64 = 1 << 62;
 /// Most times that a snapshot has to be asked for.
 const MAX_POLLS: u32 = 1_000;
 
 /// How many bytes volumes may have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Capacity {
-    /// Any number.
+    /// Any number up to [`MAX_TOTAL`].
     #[default]
     Unlimited,
     /// So many, all volumes together.
@@ -185,15 +188,14 @@ impl Settings {
         Ok(parsed)
     }
 
-    /// How many bytes fit a place, or all of the storage; absent when there is no limit.
-    pub(crate) fn limit(&self, place: Option<&Place>) -> Option<u64> {
-        match (&self.capacity, place) {
-            (Capacity::Unlimited, _) | (Capacity::Places(_), None) => None,
-            (Capacity::Whole(bytes), _) => Some(*bytes),
-            (Capacity::Places(bytes), Some(place)) => {
-                Some(bytes.get(&place.label).copied().unwrap_or_default())
-            }
-        }
+    /// How many bytes fit a place, or all of the storage.
+    pub(crate) fn limit(&self, place: Option<&Place>) -> u64 {
+        let bytes = match (&self.capacity, place) {
+            (Capacity::Unlimited, _) | (Capacity::Places(_), None) => MAX_TOTAL,
+            (Capacity::Whole(bytes), _) => *bytes,
+            (Capacity::Places(bytes), Some(place)) => bytes.get(&place.label).copied().unwrap_or_default(),
+        };
+        bytes.min(MAX_TOTAL)
     }
 
     /// Whether one limit is for all places together.

@@ -36,8 +36,7 @@ fn places_and_their_capacity() {
     let labels: Vec<_> = settings.topology.places.iter().map(|place| place.label.as_str()).collect();
     assert_eq!(labels, ["a/1", "a/2", "b/1", "b/2"]);
     let settings = parse(&[zones, ("capacity", "a/1=1Ki, a/2=2, b/1=3, b/2=4")]).unwrap();
-    let limits: Vec<_> =
-        settings.topology.places.iter().filter_map(|place| settings.limit(Some(place))).collect();
+    let limits: Vec<_> = settings.topology.places.iter().map(|place| settings.limit(Some(place))).collect();
     assert_eq!(limits, [1024, 2, 3, 4]);
     let error = parse(&[zones, ("capacity", "a/1=1")]).unwrap_err();
     assert!(error.contains("the place \"a/2\" is missing"), "{error}");

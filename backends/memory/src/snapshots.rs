@@ -3,12 +3,12 @@
 use cofferdam_guest::{
     Result, StorageError,
     abilities::{SnapshotPage, SnapshotRequest},
-    state::{self, Store, Versioned},
+    state::{self, Decision, Store, Versioned, decide},
 };
 
 use crate::{
     listing::{self, Pages},
-    records::{self, Books, Call, Decision, Owner, SNAPSHOTS, Snapshot, decide, find, snapshot_key},
+    records::{self, Books, Call, Owner, SNAPSHOTS, Snapshot, find, snapshot_key},
     request::{self, LABEL},
 };
 
@@ -23,9 +23,9 @@ pub(crate) fn create<S: Store>(
     let handle = request::handle("snap", "snapshot name", &request.name)?;
     request::given("source volume", &request.source)?;
     request::parameters(&request.parameters, &[LABEL])?;
-    decide(call.store, || {
+    decide(call.store, |_| {
         if let Some(found) = find::<Snapshot>(call.store, &handle, snapshot_key)? {
-            if found.value.name != request.name || found.value.source != request.source {
+            if found.value.source != request.source {
                 return Err(StorageError::already_exists(format!(
                     "the snapshot {:?} exists, of the volume {:?}",
                     found.value.name, found.value.source
@@ -64,7 +64,7 @@ fn asked_for(handle: &str, found: Versioned<Snapshot>) -> Result<Decision<coffer
 /// Deletes a snapshot; one that does not exist is a success.
 pub(crate) fn delete<S: Store>(call: &Call<'_, S>, handle: &str) -> Result<()> {
     request::given("snapshot handle", handle)?;
-    decide(call.store, || {
+    decide(call.store, |_| {
         let Some(found) = find::<Snapshot>(call.store, handle, snapshot_key)? else {
             return Ok(Decision::Done(()));
         };
@@ -82,7 +82,7 @@ pub(crate) fn delete<S: Store>(call: &Call<'_, S>, handle: &str) -> Result<()> {
 /// Describes a snapshot.
 pub(crate) fn get<S: Store>(call: &Call<'_, S>, handle: &str) -> Result<cofferdam_guest::Snapshot> {
     request::given("snapshot handle", handle)?;
-    decide(call.store, || match find::<Snapshot>(call.store, handle, snapshot_key)? {
+    decide(call.store, |_| match find::<Snapshot>(call.store, handle, snapshot_key)? {
         Some(found) => asked_for(handle, found),
         None => Err(StorageError::not_found(format!("there is no snapshot {handle:?}"))),
     })

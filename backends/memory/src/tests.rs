@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use cofferdam_guest::{
-    AccessMode, AccessType, CapacityRange, CreateRequest, ErrorKind, Finality, Result, StorageError,
-    TopologyRequirement, VolumeCapability,
+    AccessMode, AccessType, CapacityRange, CreateRequest, ErrorKind, FilesystemAccess, Finality, Result,
+    StorageError, TopologyRequirement, VolumeCapability,
     abilities::{CapacityRequest, ExpandRequest, GroupRequest, PublishRequest, SnapshotRequest},
-    state::{Bound, StateError},
+    mock,
+    state::{self, Bound, StateError, Store as _},
 };
 
 use crate::{
@@ -14,7 +15,7 @@ use crate::{
     fake::Fake,
     groups, modification, publishing,
     records::{Call, Ledger, Source},
-    settings::Settings,
+    settings::{MAX_TOTAL, Settings},
     snapshots, volumes,
 };
 
@@ -260,4 +261,91 @@ fn a_volume_is_in_the_first_place_that_fits() {
 fn what_the_state_refuses_is_not_the_callers_riddle() {
     let full = StorageError::from(StateError::Full(Bound { limit: 1, given: 2 }));
     assert_eq!((full.kind, full.finality), (ErrorKind::ResourceExhausted, Finality::Final));
+}
+
+#[test]
+fn after_the_first_nodes_no_failure_of_an_unpublish_is_final() {
+    let settings = settings(&[]);
+    let host = mock::Host::new().install();
+    let call = Call { store: &state::Host, settings: &settings, now_ms: 7 };
+    volumes::create(&call, &request("v", 1), None).unwrap();
+    for node in 0..20 {
+        let request = PublishRequest {
+            handle: "mem-v".to_owned(),
+            node: format!("n{node}"),
+            capability: shared(),
+            read_only: false,
+            context: Vec::new(),
+            node_identities: Vec::new(),
+        };
+        publishing::publish(&call, &request).unwrap();
+    }
+    let disturb = |after: u32| {
+        let mut commits = 0;
+        host.before_commits(move |host| {
+            commits += 1;
+            if commits > after {
+                let value = host.get("volume/mem-v").unwrap().unwrap().value;
+                host.write("volume/mem-v", &value);
+            }
+        });
+        let error = host.call(|| publishing::unpublish(&call, "mem-v", None)).unwrap_err();
+        (error.kind, error.finality)
+    };
+    assert_eq!(disturb(0), (ErrorKind::Aborted, Finality::Final), "all are published still");
+    assert_eq!(disturb(1), (ErrorKind::Aborted, Finality::Unknown), "15 are not");
+    host.leave_commits_alone();
+    publishing::unpublish(&call, "mem-v", None).unwrap();
+}
+
+#[test]
+fn a_mount_option_is_no_way_of_use() {
+    let settings = settings(&[]);
+    let store = Fake::default();
+    let call = at(&store, &settings);
+    let mounted = |flag: &str| VolumeCapability {
+        mode: AccessMode::SingleNodeWriter,
+        access: AccessType::Filesystem(FilesystemAccess {
+            fs_type: None,
+            mount_flags: vec![flag.to_owned()],
+            mount_group: None,
+        }),
+    };
+    let uses = vec![mounted("a block b filesystem")];
+    volumes::create(&call, &CreateRequest { capabilities: uses, ..request("v", 1) }, None).unwrap();
+    let published = |capability: VolumeCapability| {
+        let request = PublishRequest {
+            handle: "mem-v".to_owned(),
+            node: "n".to_owned(),
+            capability,
+            read_only: false,
+            context: Vec::new(),
+            node_identities: Vec::new(),
+        };
+        publishing::publish(&call, &request)
+    };
+    let block = VolumeCapability { mode: AccessMode::SingleNodeWriter, access: AccessType::Block };
+    assert_eq!(kind(published(block)), Some(ErrorKind::InvalidArgument));
+    published(mounted("other")).unwrap();
+}
+
+#[test]
+fn without_a_limit_there_is_room_for_what_can_be_counted() {
+    let settings = settings(&[]);
+    let store = Fake::default();
+    let call = at(&store, &settings);
+    let free = || {
+        let all = CapacityRequest { capabilities: Vec::new(), parameters: Vec::new(), topology: None };
+        let report = capacity::available(&call, &all).unwrap();
+        (report.available_bytes, report.maximum_volume_bytes)
+    };
+    assert_eq!(free(), (MAX_TOTAL, Some(1 << 50)));
+    create(&call, "a", 1 << 50, None).unwrap();
+    assert_eq!(free().0, MAX_TOTAL - (1 << 50), "what is reported is what is left");
+    let almost = Ledger { bytes: MAX_TOTAL - 10, ..Ledger::default() };
+    store.put_ledger(&almost);
+    assert_eq!(free(), (10, Some(10)));
+    assert_eq!(kind(create(&call, "b", 11, None)), Some(ErrorKind::ResourceExhausted));
+    create(&call, "b", 10, None).unwrap();
+    assert_eq!(free().0, 0);
 }

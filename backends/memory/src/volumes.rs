@@ -4,15 +4,13 @@ use std::collections::BTreeMap;
 
 use cofferdam_guest::{
     CreateRequest, Result, StorageError, ValidateRequest, Validation, Volume,
-    state::{self, Store, Versioned},
+    state::{self, Decision, Store, Versioned, decide},
 };
 
 use crate::{
-    records::{
-        self, Books, Call, Decision, Ledger, Owner, Shape, Snapshot, Source, decide, find, volume_key,
-    },
+    records::{self, Books, Call, Ledger, Owner, Shape, Snapshot, Source, find, volume_key},
     request::{self, CONDITION, LABEL},
-    settings::Settings,
+    settings::{MAX_TOTAL, Settings},
     topology::{Place, Wanted},
 };
 
@@ -27,7 +25,7 @@ pub(crate) fn create<S: Store>(
     let wanted = call.settings.topology.wanted(request.topology.as_ref())?;
     let owner = request.owner.as_ref().map(Owner::read).transpose()?;
     let key = volume_key(&handle);
-    decide(call.store, || {
+    decide(call.store, |_| {
         if let Some(found) = state::read::<records::Volume>(call.store, &key)? {
             return same(&found.value, request, &shape, &wanted)
                 .map(|()| Decision::Done(describe(&handle, &found.value)));
@@ -56,7 +54,7 @@ pub(crate) fn create<S: Store>(
 /// Deletes a volume; one that does not exist is a success.
 pub(crate) fn delete<S: Store>(call: &Call<'_, S>, handle: &str) -> Result<()> {
     request::given("volume handle", handle)?;
-    decide(call.store, || {
+    decide(call.store, |_| {
         let Some(Versioned { value, version }) = find::<records::Volume>(call.store, handle, volume_key)?
         else {
             return Ok(Decision::Done(()));
@@ -152,23 +150,19 @@ pub(crate) fn room(
     place: Option<&Place>,
     more: u64,
 ) -> std::result::Result<(), String> {
+    let place_has = || place.map_or_else(String::new, |place| format!("{}: ", place.label));
+    let fits = |used: u64, of: u64, whose: String| match used.checked_add(more) {
+        Some(sum) if sum <= of => Ok(()),
+        _ => Err(format!("{whose}{used} of {of} bytes are in use")),
+    };
     let used = if settings.is_whole() { ledger.bytes } else { ledger.used(place) };
-    let limit = settings.limit(place);
-    match used.checked_add(more) {
-        Some(sum) if limit.is_none_or(|limit| sum <= limit) => Ok(()),
-        _ => {
-            let of = limit.unwrap_or(u64::MAX);
-            let place = place.map_or_else(String::new, |place| format!("{}: ", place.label));
-            Err(format!("{place}{used} of {of} bytes are in use"))
-        }
-    }
+    fits(used, settings.limit(place), place_has())?;
+    fits(ledger.bytes, MAX_TOTAL, String::new())
 }
 
 /// Whether the volume of a name is what the same name asks for now.
 fn same(found: &records::Volume, request: &CreateRequest, shape: &Shape, wanted: &Wanted) -> Result<()> {
-    let differs = if found.name != request.name {
-        Some("the name of another volume with the same digest".to_owned())
-    } else if !request::fits(found.size, request.capacity) {
+    let differs = if !request.capacity.fits(found.size) {
         Some(format!("a size of {} bytes", found.size))
     } else if found.shape.parameters != shape.parameters {
         Some(format!("the parameters {:?}", found.shape.parameters))

@@ -120,6 +120,11 @@ pub(crate) fn uses(labels: &BTreeMap<String, String>) -> Option<&str> {
     labels.get(USES).map(String::as_str)
 }
 
+/// The cluster that a volume was made for, if anybody wrote it down.
+pub(crate) fn cluster(labels: &BTreeMap<String, String>) -> Option<&str> {
+    labels.get(CLUSTER).map(String::as_str)
+}
+
 /// Reads the owner of a volume; a volume of somebody else has none.
 pub(crate) fn owner(labels: &BTreeMap<String, String>) -> Option<Owner> {
     Some(Owner {

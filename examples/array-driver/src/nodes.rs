@@ -19,7 +19,7 @@ pub(crate) fn publish(client: &Client, request: &PublishRequest) -> Result<Attac
     let mode = request.capability.mode;
     let wanted =
         NewExport { read_only: request.read_only || is_for_readers(mode), exclusive: is_exclusive(mode) };
-    let url = client.url(&["volumes", &request.handle, "exports", &request.node]);
+    let url = client.url(&["volumes", &request.handle, "exports", &request.node])?;
     let response = client.ask(|| Request::put(&url).header("if-none-match", "*").json(&wanted))?;
     let found = if response.status == 412 {
         published_alike(client, request, &wanted)?

@@ -21,7 +21,7 @@ pub(crate) fn create(client: &Client, request: SnapshotRequest) -> Result<Snapsh
     volumes::check_name(&request.name)?;
     Reader::parameters(request.parameters).finish()?;
     let name = handle::of("snap", &request.name);
-    let url = client.url(&["snapshots", &name]);
+    let url = client.url(&["snapshots", &name])?;
     let found = idempotent::find_or_create(
         || find(client, &name),
         |found| {
@@ -69,7 +69,7 @@ pub(crate) fn list(
 ) -> Result<SnapshotPage> {
     let after = paging::key(after)?;
     let response = client.ask(|| {
-        let request = Request::get(client.url(&["snapshots"]));
+        let request = Request::get(client.url(&["snapshots"])?);
         let request = match source {
             Some(source) => request.query("volume", source),
             None => request,

@@ -120,7 +120,7 @@ fn a_lost_answer_leaves_one_volume() {
     let host = scripted(&array)
         .on(Method::Put, "http://array/volumes/", move |request| {
             ask(&mut lossy.borrow_mut(), request);
-            Err(HttpError { failure: Failure::Broken, message: "reset".to_owned(), maybe_sent: true })
+            Err(HttpError::lost(Failure::Broken, "reset"))
         })
         .install();
     let lost = kind(<ArrayDriver as Backend>::create(wanted("a", GIB)));
@@ -159,7 +159,7 @@ fn a_login_that_the_array_forgot_is_made_anew_once() {
     array.borrow_mut().set_password("secret");
     array.borrow_mut().set_session_limit(0);
     let full = kind(<ArrayDriver as Inspection>::get("vol-a".to_owned()));
-    assert_eq!(full, (ErrorKind::Unavailable, Finality::Unknown));
+    assert_eq!(full, (ErrorKind::Unavailable, Finality::Final), "a login changes nothing");
 }
 
 #[test]
@@ -360,4 +360,78 @@ fn a_probe_names_what_is_missing() {
     assert_eq!(ArrayDriver::probe(), Ok(missing));
     let _host = Host::new().setting("url", "http://array").install();
     assert_eq!(ArrayDriver::probe(), Ok(Readiness::Ready));
+}
+
+#[test]
+fn a_node_that_means_another_resource_is_refused() {
+    let (host, array) = start();
+    create("a", GIB);
+    let publish = |node: &str| {
+        <ArrayDriver as Publishing>::publish(publication("vol-a", node, AccessMode::MultiNodeMultiWriter))
+    };
+    publish("node-1").unwrap();
+    host.forget_requests();
+    let refused = (ErrorKind::InvalidArgument, Finality::Final);
+    for node in ["..", ".", ""] {
+        let unpublish = <ArrayDriver as Publishing>::unpublish("vol-a".to_owned(), Some(node.to_owned()));
+        assert_eq!((kind(unpublish), kind(publish(node))), (refused, refused), "{node:?}");
+    }
+    assert!(host.requests().is_empty(), "{:?}", host.requests());
+    assert_eq!(array.borrow().content().volumes["vol-a"].exports.len(), 1);
+}
+
+#[test]
+fn a_volume_of_another_cluster_is_not_taken_for_ours() {
+    let (_host, array) = start();
+    let of = |cluster: &str| {
+        let owner = Owner {
+            cluster_id: cluster.to_owned(),
+            claim_uid: "u".to_owned(),
+            pv_name: "pvc-u".to_owned(),
+            reclaim_policy: ReclaimPolicy::Delete,
+        };
+        <ArrayDriver as Backend>::create(CreateRequest { owner: Some(owner), ..wanted("a", GIB) })
+    };
+    let made = of("one").unwrap();
+    assert_eq!(of("one").unwrap(), made);
+    assert_eq!(create("a", GIB), made, "who does not say is not compared");
+    let error = of("two").unwrap_err();
+    assert_eq!((error.kind, error.finality), (ErrorKind::AlreadyExists, Finality::Final));
+    assert!(error.message.contains(r#"its cluster is "one", not "two""#), "{}", error.message);
+    assert_eq!(array.borrow().content().volumes.len(), 1);
+}
+
+#[test]
+fn a_mount_option_is_no_way_of_use() {
+    let (_host, _array) = start();
+    let mounted = VolumeCapability {
+        mode: AccessMode::SingleNodeWriter,
+        access: AccessType::Filesystem(FilesystemAccess {
+            fs_type: None,
+            mount_flags: vec![
+                "a\nmulti-node-multi-writer block\nb; multi-node-multi-writer block; c".to_owned(),
+            ],
+            mount_group: None,
+        }),
+    };
+    let made = <ArrayDriver as Backend>::create(CreateRequest {
+        capabilities: vec![mounted.clone()],
+        ..wanted("a", GIB)
+    });
+    let validate = |capability, mutable_parameters| {
+        ArrayDriver::validate(ValidateRequest {
+            handle: made.clone().unwrap().handle,
+            context: Vec::new(),
+            capabilities: vec![capability],
+            parameters: Vec::new(),
+            mutable_parameters,
+        })
+    };
+    assert_eq!(validate(mounted.clone(), Vec::new()), Ok(Validation::Confirmed));
+    let refused = validate(block(AccessMode::MultiNodeMultiWriter), Vec::new()).unwrap();
+    assert!(
+        matches!(&refused, Validation::Refused(why) if why.contains("not for multi-node-multi-writer block"))
+    );
+    let tier = vec![("tier".to_owned(), "fast".to_owned())];
+    assert!(matches!(validate(mounted, tier), Ok(Validation::Refused(_))), "no tier changes");
 }

@@ -17,8 +17,8 @@ use crate::{
     model::{self, NewVolume, Resize, Source, Volumes},
 };
 
-/// What parts the ways of use of a volume.
-const BETWEEN: &str = "; ";
+/// What parts the ways of use of a volume: nothing that is written out has one.
+const BETWEEN: &str = "\n";
 
 /// The array's sizes.
 const SIZES: Sizes = Sizes::between(1 << 20, 1 << 44).in_steps_of(1 << 20).by_default(1 << 30);
@@ -40,6 +40,7 @@ pub(crate) fn create(client: &Client, request: &CreateRequest, source: Option<So
                 .same("tier", found.tier.as_str(), tier)
                 .same("source", &found.source, &source)
                 .same("use", &model::uses(&found.labels), &Some(uses.as_str()))
+                .same_cluster(model::cluster(&found.labels), request.owner.as_ref())
                 .fits(found.bytes, &request.capacity)
                 .check()
         },
@@ -54,7 +55,7 @@ pub(crate) fn create(client: &Client, request: &CreateRequest, source: Option<So
 }
 
 fn make(client: &Client, name: &str, wanted: &NewVolume<'_>) -> Result<Created<model::Volume>> {
-    let url = client.url(&["volumes", name]);
+    let url = client.url(&["volumes", name])?;
     let response = client.ask(|| Request::put(&url).header("if-none-match", "*").json(wanted))?;
     if response.status == 412 {
         return Ok(Created::Taken);
@@ -106,13 +107,17 @@ pub(crate) fn validate(client: &Client, request: &ValidateRequest) -> Result<Val
     let found = existing(client, &request.handle)?;
     let made_for = model::uses(&found.labels).unwrap_or(&wanted);
     let stranger = wanted.split(BETWEEN).find(|wanted| !made_for.split(BETWEEN).any(|made| made == *wanted));
-    let stranger = stranger.map(|wanted| format!("the volume was created for {made_for}, not for {wanted}"));
+    let stranger = stranger.map(|wanted| {
+        format!("the volume was created for {}, not for {wanted}", made_for.replace(BETWEEN, " and "))
+    });
     let refused =
         refusal(&request.capabilities).or(stranger).or_else(|| match tier(request.parameters.clone()) {
             Ok(tier) if request.parameters.is_empty() || tier == found.tier => None,
             Ok(tier) => Some(format!("the volume's tier is {:?}, not {tier:?}", found.tier)),
             Err(error) => Some(error.message),
         });
+    let mutable = Reader::mutable_parameters(request.mutable_parameters.clone()).finish();
+    let refused = refused.or(mutable.err().map(|error| error.message));
     Ok(refused.map_or(Validation::Confirmed, Validation::Refused))
 }
 
@@ -122,7 +127,7 @@ pub(crate) fn expand(client: &Client, request: &ExpandRequest) -> Result<Expande
     let capacity_bytes = match SIZES.grow(&request.capacity, found.bytes)? {
         None => found.bytes,
         Some(bytes) => {
-            let url = client.url(&["volumes", &request.handle]);
+            let url = client.url(&["volumes", &request.handle])?;
             let response = client.ask(|| Request::patch(&url).json(&Resize { bytes }))?;
             let grown = response.ok_or(|response| match response.status {
                 404 => Some(missing(&request.handle)),
@@ -145,7 +150,7 @@ pub(crate) fn get(client: &Client, handle: &str) -> Result<VolumeStatus> {
 /// A part of all volumes, also of those that somebody else made.
 pub(crate) fn list(client: &Client, after: Option<&str>, limit: Option<u32>) -> Result<VolumePage> {
     let after = paging::key(after)?;
-    let response = client.ask(|| Ok(page(Request::get(client.url(&["volumes"])), after, limit)))?;
+    let response = client.ask(|| Ok(page(Request::get(client.url(&["volumes"])?), after, limit)))?;
     let Volumes { volumes, more } = response.ok_or(|_| None)?.json()?;
     let last = volumes.last().filter(|_| more);
     Ok(VolumePage {
@@ -215,8 +220,7 @@ fn uses(capabilities: &[VolumeCapability]) -> Result<String> {
     if capabilities.is_empty() {
         return Err(StorageError::invalid_argument("no volume capability was given; expected at least one"));
     }
-    let mut uses: Vec<_> =
-        capabilities.iter().map(|used| format!("{:?} {:?}", used.mode, used.access)).collect();
+    let mut uses: Vec<_> = capabilities.iter().map(VolumeCapability::words).collect();
     uses.sort();
     uses.dedup();
     Ok(uses.join(BETWEEN))

@@ -3,8 +3,8 @@
 #![forbid(unsafe_code)]
 
 use cofferdam_guest::{
-    Attachment, Backend, CreateRequest, Description, Owner, Readiness, ReclaimPolicy, Result, StorageError,
-    ValidateRequest, Validation, Volume, VolumeCapability, VolumeStatus,
+    Attachment, Backend, CreateRequest, Description, KeyValues, Owner, Readiness, ReclaimPolicy, Result,
+    StorageError, ValidateRequest, Validation, Volume, VolumeCapability, VolumeStatus,
     abilities::{Listing, VolumePage},
     ambient, handle,
     idempotent::Existing,
@@ -62,9 +62,7 @@ impl Backend for Driver {
 
     fn create(request: CreateRequest) -> Result<Volume> {
         check_name(&request.name)?;
-        // Parameters of a class that you know are read here; the others are refused by their names.
-        Reader::parameters(request.parameters.clone()).finish()?;
-        Reader::mutable_parameters(request.mutable_parameters.clone()).finish()?;
+        check_parameters(&request.parameters, &request.mutable_parameters)?;
         let uses = uses(&request.capabilities)?;
         let handle = handle::of("vol", &request.name);
         let key = format!("{VOLUMES}{handle}");
@@ -75,6 +73,7 @@ impl Backend for Driver {
                 return Existing::new("volume", &request.name)
                     .fits(found.bytes, &request.capacity)
                     .same("use", &found.uses, &uses)
+                    .same_cluster(found.owner.as_ref().map(|owner| &*owner.cluster), request.owner.as_ref())
                     .check()
                     .map(|()| Decision::Done(volume(&handle, &found)));
             }
@@ -111,6 +110,10 @@ impl Backend for Driver {
         let wanted = uses(&request.capabilities)?;
         let key = format!("{VOLUMES}{}", request.handle);
         let record = state::read::<Record>(&state::Host, &key)?.ok_or_else(absent)?.value;
+        // What no volume is created with, this one was not either.
+        if let Err(error) = check_parameters(&request.parameters, &request.mutable_parameters) {
+            return Ok(Validation::Refused(error.message));
+        }
         Ok(match wanted.iter().find(|wanted| !record.uses.contains(wanted)) {
             Some(missing) => Validation::Refused(format!("the volume was not created for {missing}")),
             None => Validation::Confirmed,
@@ -146,13 +149,18 @@ fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
+/// Parameters of a class that you know are read here; the others are refused by their names.
+fn check_parameters(parameters: &KeyValues, mutable: &KeyValues) -> Result<()> {
+    Reader::parameters(parameters.clone()).finish()?;
+    Reader::mutable_parameters(mutable.clone()).finish()
+}
+
 /// The ways of use, written out and sorted, so that two requests can be compared.
 fn uses(capabilities: &[VolumeCapability]) -> Result<Vec<String>> {
     if capabilities.is_empty() {
         return Err(StorageError::invalid_argument("no way of use was given; expected at least one"));
     }
-    let mut uses: Vec<_> =
-        capabilities.iter().map(|use_| format!("{:?} {:?}", use_.mode, use_.access)).collect();
+    let mut uses: Vec<_> = capabilities.iter().map(VolumeCapability::words).collect();
     uses.sort();
     uses.dedup();
     Ok(uses)
@@ -220,6 +228,34 @@ mod tests {
         Driver::delete(made.handle.clone()).unwrap();
         Driver::delete(made.handle).unwrap();
         assert!(Driver::list(None, None).unwrap().volumes.is_empty());
+    }
+
+    #[test]
+    fn what_a_volume_is_not_created_for_is_refused() {
+        let host = mock::Host::new().install();
+        let made = Driver::create(request("pvc-1", 2 << 20)).unwrap();
+        let kept = host.get("volume/vol-pvc-1").unwrap().unwrap().value;
+        assert!(String::from_utf8(kept).unwrap().contains(r#""uses":["single-node-writer block"]"#));
+        let tier = || vec![("tier".to_owned(), "gold".to_owned())];
+        let asked = |mode, parameters, mutable_parameters| ValidateRequest {
+            handle: made.handle.clone(),
+            context: Vec::new(),
+            capabilities: vec![VolumeCapability { mode, access: AccessType::Block }],
+            parameters,
+            mutable_parameters,
+        };
+        let writer = AccessMode::SingleNodeWriter;
+        assert_eq!(Driver::validate(asked(writer, Vec::new(), Vec::new())), Ok(Validation::Confirmed));
+        for refused in [
+            asked(AccessMode::MultiNodeMultiWriter, Vec::new(), Vec::new()),
+            asked(writer, tier(), Vec::new()),
+            asked(writer, Vec::new(), tier()),
+        ] {
+            let answer = Driver::validate(refused).unwrap();
+            assert!(matches!(answer, Validation::Refused(_)), "{answer:?}");
+        }
+        let absent = ValidateRequest { handle: "vol-x".to_owned(), ..asked(writer, tier(), Vec::new()) };
+        assert_eq!(Driver::validate(absent).unwrap_err().kind, ErrorKind::NotFound);
     }
 
     #[test]

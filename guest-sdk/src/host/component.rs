@@ -7,7 +7,7 @@ use crate::{
         ambient, http as wire, log as lines, pool, reveal as reveals, secrets, session, settings as section,
         state, types,
     },
-    http::{Authorization, Request, Response, User},
+    http::{Authorization, HttpError, Request, Response, User},
 };
 
 /// What stands for a secret.
@@ -92,7 +92,7 @@ pub(crate) fn session_invalidate(key: &str, generation: session::Generation) {
     session::invalidate(key, generation);
 }
 
-pub(crate) fn send(request: Request<'_>) -> Result<Response, wire::HttpError> {
+pub(crate) fn send(request: Request<'_>) -> Result<Response, HttpError> {
     let authorization = request.authorization.map(|authorization| match authorization {
         Authorization::Basic { user, password } => wire::Authorization::Basic(wire::Basic {
             user: match user {
@@ -114,8 +114,13 @@ pub(crate) fn send(request: Request<'_>) -> Result<Response, wire::HttpError> {
         authorization,
         timeout_ms: request.timeout_ms,
     };
-    let wire::Response { status, headers, body } = wire::send(&request)?;
-    Ok(Response { status, headers, body })
+    match wire::send(&request) {
+        Ok(wire::Response { status, headers, body }) => Ok(Response::received(status, headers, body)),
+        Err(wire::HttpError { failure, message, maybe_sent: true }) => Err(HttpError::lost(failure, message)),
+        Err(wire::HttpError { failure, message, maybe_sent: false }) => {
+            Err(HttpError::unsent(failure, message))
+        }
+    }
 }
 
 pub(crate) fn pool_create_directory(name: &str) -> Result<(), pool::PoolError> {

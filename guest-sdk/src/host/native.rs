@@ -3,13 +3,12 @@
 
 use crate::{
     bindings::cofferdam::storage::{
-        http::{Failure, HttpError},
         log::Level,
         pool::{self, PoolError},
         session::{Acquired, Generation, SessionError},
         state::{Change, Entry, Page, StateError, Version},
     },
-    http::{Request, Response},
+    http::{Failure, HttpError, Request, Response},
     mock::{self, Handle as MockHandle, Host},
 };
 
@@ -104,9 +103,7 @@ pub(crate) fn session_invalidate(key: &str, generation: Generation) {
 pub(crate) fn send(request: Request<'_>) -> Result<Response, HttpError> {
     match mock::current() {
         Some(host) => host.send(request),
-        None => {
-            Err(HttpError { failure: Failure::Forbidden, message: NO_HOST.to_owned(), maybe_sent: false })
-        }
+        None => Err(HttpError::unsent(Failure::Forbidden, NO_HOST)),
     }
 }
 

@@ -154,7 +154,7 @@ impl Servers {
             *method == received.method && received.url.starts_with(prefix.as_str())
         });
         let Some(handler) = handler.map(|(_, _, handler)| Rc::clone(handler)) else {
-            return Err(refused(
+            return Err(HttpError::unsent(
                 Failure::Forbidden,
                 format!("no server of the mock host is at {}", received.url),
             ));
@@ -163,11 +163,7 @@ impl Servers {
         drop(handlers);
         match handler.try_borrow_mut() {
             Ok(mut handler) => handler(&received),
-            Err(_) => Err(refused(Failure::Overloaded, "the mock server is asked by itself".to_owned())),
+            Err(_) => Err(HttpError::unsent(Failure::Overloaded, "the mock server is asked by itself")),
         }
     }
-}
-
-fn refused(failure: Failure, message: String) -> HttpError {
-    HttpError { failure, message, maybe_sent: false }
 }

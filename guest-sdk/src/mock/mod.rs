@@ -215,7 +215,7 @@ impl Host {
     }
 
     /// Lets a server answer what is sent to URLs with a prefix. Of several that fit, the one that came last answers. A lost
-    /// answer is an [`HttpError`] whose `maybe_sent` is set, returned after the server has done its work.
+    /// answer is an [`HttpError::lost`], returned after the server has done its work.
     #[must_use]
     pub fn on(
         self,
@@ -504,11 +504,7 @@ impl Host {
 
     pub(crate) fn send(&self, request: Request<'_>) -> Result<Response, HttpError> {
         if !self.step() {
-            return Err(HttpError {
-                failure: Failure::Overloaded,
-                message: DIED.to_owned(),
-                maybe_sent: false,
-            });
+            return Err(HttpError::unsent(Failure::Overloaded, DIED));
         }
         self.0.servers.send(request)
     }

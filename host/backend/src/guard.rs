@@ -139,6 +139,8 @@ pub(crate) struct Guard {
     intent: Intent,
     /// The subject with its other name.
     subjects: Vec<Subject>,
+    /// Whether the outcome of the same call was open before.
+    repeats: bool,
     /// Whether the guest may have been asked and nobody has told yet how that ended.
     owing: AtomicBool,
 }
@@ -156,21 +158,20 @@ impl Guards {
         {
             return Err(Refusal::Busy);
         }
-        if intent.undoes == Undoes::Nothing {
-            let open: Vec<_> =
-                subjects.iter().filter_map(|subject| inner.open.get(subject)).flatten().collect();
-            if let Some(other) = open.first()
-                && !open.iter().any(|open| open.act == intent.act)
-            {
-                return Err(Refusal::Unsettled(other.act.method));
-            }
+        let open: Vec<_> = subjects.iter().filter_map(|subject| inner.open.get(subject)).flatten().collect();
+        let repeats = open.iter().any(|open| open.act == intent.act);
+        if let Some(other) = open.first()
+            && intent.undoes == Undoes::Nothing
+            && !repeats
+        {
+            return Err(Refusal::Unsettled(other.act.method));
         }
         inner.running.extend(subjects.iter().cloned());
         for source in &intent.sources {
             let readers = inner.read.entry(source.clone()).or_default();
             *readers = readers.saturating_add(1);
         }
-        Ok(Arc::new(Guard { guards: self.clone(), intent, subjects, owing: AtomicBool::new(false) }))
+        Ok(Arc::new(Guard { guards: self.clone(), intent, subjects, repeats, owing: AtomicBool::new(false) }))
     }
 
     /// How many outcomes are open.
@@ -184,6 +185,15 @@ impl Guards {
 }
 
 impl Guard {
+    /// Keeps an outcome open that a failure does not settle: when the same call has been made before, a try that did nothing
+    /// says nothing about that one.
+    pub(crate) fn doubt(&self, mut error: StorageError) -> StorageError {
+        if self.repeats && error.finality == Finality::Final && error.kind.tells_of_the_try() {
+            error.finality = Finality::Unknown;
+        }
+        error
+    }
+
     /// Says that the guest is about to be asked: from here on the outcome is open until it is settled.
     pub(crate) fn reach(&self) {
         self.owing.store(true, Ordering::Release);
@@ -410,6 +420,20 @@ mod tests {
         end(&guards, name(1), Some(open()));
         guards.take(name(1)).unwrap().settle(Some(&last()));
         assert_eq!(admitted(&guards, name(2)), Err(Refusal::Unsettled("create")));
+    }
+
+    #[test]
+    fn a_try_that_did_nothing_does_not_settle_the_one_before() {
+        let guards = Guards::default();
+        let refused = |kind| StorageError::last(kind, "no connection");
+        let first = guards.take(name(1)).unwrap();
+        assert_eq!(first.doubt(refused(ErrorKind::Unavailable)).finality, Finality::Final);
+        first.reach();
+        first.settle(Some(&open()));
+        drop(first);
+        let second = guards.take(name(1)).unwrap();
+        assert_eq!(second.doubt(refused(ErrorKind::Unavailable)).finality, Finality::Unknown);
+        assert_eq!(second.doubt(refused(ErrorKind::OutOfRange)).finality, Finality::Final);
     }
 
     #[test]

@@ -7,7 +7,8 @@ mod net;
 use std::{sync::Arc, time::Duration};
 
 use cofferdam_backend::{
-    BackendMetrics, Call, Engine, EngineOptions, Limits, LoadError, OriginConfig, WasmBackend,
+    BackendConfig, BackendMetrics, Call, Engine, EngineOptions, HttpConfig, Limits, LoadError, OriginConfig,
+    Source, WasmBackend,
 };
 use cofferdam_domain::storage::{ErrorKind, Finality};
 use common::{call, engine};

@@ -86,7 +86,7 @@ async fn bad_requests_are_named() {
         (request("a\nb", GIB), invalid, "without control characters"),
         (range(Some(0), None), ErrorKind::OutOfRange, "at least 1 byte"),
         (range(Some(2), Some(1)), ErrorKind::OutOfRange, "no size is in this range"),
-        (range(Some((1 << 50) + 1), None), ErrorKind::OutOfRange, "at most 1 PiB"),
+        (range(Some((1 << 50) + 1), None), ErrorKind::OutOfRange, "at most 1125899906842624 bytes"),
     ] {
         let error = backend.create_volume(call(), request).await.unwrap_err();
         assert_eq!((error.kind, error.finality), (kind, Finality::Final), "{error}");

@@ -334,7 +334,9 @@ async fn capacity_is_told_for_all_and_for_each_place() {
     assert_eq!(available(&backend, Some(pairs("zone", "b"))).await, Ok((GIB, Some(GIB))));
     assert_eq!(kind(available(&backend, Some(pairs("rack", "b"))).await), ErrorKind::InvalidArgument);
     let endless = memory(&engine, &[]).await;
-    assert_eq!(available(&endless, None).await, Ok((i64::MAX.cast_unsigned(), Some(1 << 50))));
+    assert_eq!(available(&endless, None).await, Ok((1 << 62, Some(1 << 50))), "all that it counts");
+    create(&endless, "v", GIB).await.unwrap();
+    assert_eq!(available(&endless, None).await, Ok(((1 << 62) - GIB, Some(1 << 50))));
 }
 
 #[tokio::test]

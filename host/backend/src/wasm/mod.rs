@@ -206,6 +206,7 @@ impl Shared {
         let accepted =
             |value| accept(value, &redactor).map_err(|reason| Failure::Untrue(redactor.blot_quoted(&reason)));
         let answer = self.conclude(begun, method, pass, end.answer.and_then(accepted));
+        let answer = answer.map_err(|error| guard.iter().fold(error, |error, guard| guard.doubt(error)));
         if let Some(guard) = guard {
             guard.settle(answer.as_ref().err());
             if let Ok(value) = &answer {

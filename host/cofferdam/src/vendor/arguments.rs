@@ -71,7 +71,23 @@ impl Arguments {
         CapacityRange { required: self.left.size.take(), limit: self.left.size_limit.take() }
     }
 
-    pub(crate) fn capability(&mut self) -> VolumeCapability {
+    /// The ways of use: those that were said, or the one of the flags for a single one.
+    pub(crate) fn capabilities(&mut self) -> Vec<VolumeCapability> {
+        let said = std::mem::take(&mut self.left.capabilities);
+        if said.is_empty() { vec![self.one_of_flags()] } else { said }
+    }
+
+    /// The only way of use.
+    pub(crate) fn capability(&mut self) -> Result<VolumeCapability, VendorError> {
+        let one = VendorError::Argument(format!("{} takes one --capability", self.function));
+        let mut said = self.capabilities();
+        match (said.pop(), said.is_empty()) {
+            (Some(capability), true) => Ok(capability),
+            (Some(_) | None, _) => Err(one),
+        }
+    }
+
+    fn one_of_flags(&mut self) -> VolumeCapability {
         let left = &mut self.left;
         let mode = left.access_mode.take().unwrap_or(super::flags::Mode::SingleNodeWriter);
         let access = if std::mem::take(&mut left.block) {
@@ -80,18 +96,33 @@ impl Arguments {
             AccessType::Filesystem {
                 fs_type: left.fs_type.take(),
                 mount_flags: std::mem::take(&mut left.mount_flag),
-                mount_group: None,
+                mount_group: left.mount_group.take(),
             }
         };
         VolumeCapability { mode: mode.into(), access }
     }
 
-    /// The capability if anything of it was said.
-    pub(crate) fn capability_if_any(&mut self) -> Option<VolumeCapability> {
+    /// The ways of use, none when nothing of them was said.
+    pub(crate) fn capabilities_if_any(&mut self) -> Vec<VolumeCapability> {
         let left = &self.left;
-        let said =
-            left.access_mode.is_some() || left.block || left.fs_type.is_some() || !left.mount_flag.is_empty();
-        said.then(|| self.capability())
+        let said = left.access_mode.is_some()
+            || left.block
+            || left.fs_type.is_some()
+            || !left.mount_flag.is_empty()
+            || left.mount_group.is_some()
+            || !left.capabilities.is_empty();
+        if said { self.capabilities() } else { Vec::new() }
+    }
+
+    /// The only way of use, if anything of it was said.
+    pub(crate) fn capability_if_any(&mut self) -> Result<Option<VolumeCapability>, VendorError> {
+        let mut said = self.capabilities_if_any();
+        let capability = said.pop();
+        if said.is_empty() {
+            Ok(capability)
+        } else {
+            Err(VendorError::Argument(format!("{} takes one --capability", self.function)))
+        }
     }
 
     pub(crate) fn parameters(&mut self) -> Result<Parameters, VendorError> {
@@ -130,11 +161,11 @@ impl Arguments {
         Ok(CreateVolume {
             name: self.name()?,
             capacity: self.capacity(),
-            capabilities: vec![self.capability()],
+            capabilities: self.capabilities(),
             parameters: self.parameters()?,
             mutable_parameters: self.mutable_parameters()?,
             topology,
-            owner: None,
+            owner: self.left.owner.take(),
         })
     }
 
@@ -151,11 +182,14 @@ impl Arguments {
             block,
             fs_type,
             mount_flag,
+            mount_group,
+            capabilities,
             parameters,
             mutable_parameters,
             context,
             node_identity,
             topology,
+            owner,
             node,
             read_only,
             after,
@@ -172,11 +206,14 @@ impl Arguments {
             ("--block", *block),
             ("--fs-type", fs_type.is_some()),
             ("--mount-flag", !mount_flag.is_empty()),
+            ("--mount-group", mount_group.is_some()),
+            ("--capability", !capabilities.is_empty()),
             ("--parameter", !parameters.is_empty()),
             ("--mutable-parameter", !mutable_parameters.is_empty()),
             ("--context", !context.is_empty()),
             ("--node-identity", !node_identity.is_empty()),
             ("--topology", !topology.is_empty()),
+            ("--owner", owner.is_some()),
             ("--node", node.is_some()),
             ("--read-only", *read_only),
             ("--after", after.is_some()),
@@ -202,3 +239,7 @@ pub(crate) fn once(flag: &str, pairs: Pairs) -> Result<Parameters, VendorError> 
     }
     Ok(map)
 }
+
+#[cfg(test)]
+#[path = "arguments_tests.rs"]
+mod tests;

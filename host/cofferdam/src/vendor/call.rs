@@ -7,7 +7,7 @@ use std::{
 };
 
 use clap::ValueEnum as _;
-use cofferdam_backend::{Answer, Backend, Call, Usage};
+use cofferdam_backend::{Answer, Backend, Call, Grant, Usage};
 use cofferdam_domain::storage::{
     CapacityQuery, CreateGroupSnapshot, CreateSnapshot, ExpandVolume, PublishVolume, StorageError,
     ValidateVolume,
@@ -22,6 +22,10 @@ use super::{
     flags::{CallFlags, Format, Function},
 };
 use crate::{config::GoDuration, failure::Failure};
+
+/// Said when the next call will not find what this one kept.
+const FORGOTTEN: &str =
+    "its state was empty before this call and ends with it: --state FILE keeps it for the next call\n";
 
 /// Makes the call; the text is what is printed, and the boolean whether the driver answered without an error.
 ///
@@ -41,6 +45,7 @@ pub(crate) async fn call(
         flags.function.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
     let mut arguments = Arguments::new(name, flags.arguments);
     let backend = component.load().await?;
+    let forgets = component.config.state.file.is_none() && backend.manifest().grants.contains(&Grant::State);
     let call = Call { deadline, secrets: component.secrets };
     let prepared = prepare(backend.as_ref(), flags.function, call, &mut arguments)?;
     arguments.end()?;
@@ -48,7 +53,11 @@ pub(crate) async fn call(
     let outcome = prepared.await;
     let took = begun.elapsed();
     let held = outcome.is_ok();
-    Ok((show(outcome, took, backend.last_usage(), flags.output), held))
+    let mut shown = show(outcome, took, backend.last_usage(), flags.output);
+    if forgets && flags.output == Format::Text {
+        shown.push_str(FORGOTTEN);
+    }
+    Ok((shown, held))
 }
 
 fn show(outcome: Result<Value, StorageError>, took: Duration, usage: Usage, format: Format) -> String {
@@ -127,7 +136,7 @@ fn prepare<'a>(
         }
         Function::Expand => {
             let (handle, capacity) = (a.handle()?.into(), a.capacity());
-            let request = ExpandVolume { handle, capacity, capability: a.capability_if_any() };
+            let request = ExpandVolume { handle, capacity, capability: a.capability_if_any()? };
             json(backend.expand_volume(call, request))
         }
         Function::Modify => {
@@ -170,7 +179,7 @@ fn validation(a: &mut Arguments) -> Result<ValidateVolume, VendorError> {
     Ok(ValidateVolume {
         handle: a.handle()?.into(),
         context: a.context()?,
-        capabilities: vec![a.capability()],
+        capabilities: a.capabilities(),
         parameters: a.parameters()?,
         mutable_parameters: a.mutable_parameters()?,
     })
@@ -181,7 +190,7 @@ fn publication(a: &mut Arguments) -> Result<PublishVolume, VendorError> {
         handle: a.handle()?.into(),
         node_identities: a.node_identities()?,
         node: a.node()?.into(),
-        capability: a.capability(),
+        capability: a.capability()?,
         read_only: a.read_only(),
         context: a.context()?,
     })
@@ -193,9 +202,5 @@ fn query(a: &mut Arguments) -> Result<CapacityQuery, VendorError> {
     if !places.is_empty() {
         return Err(VendorError::Argument("capacity.available takes one --topology".to_owned()));
     }
-    Ok(CapacityQuery {
-        capabilities: a.capability_if_any().into_iter().collect(),
-        parameters: a.parameters()?,
-        topology,
-    })
+    Ok(CapacityQuery { capabilities: a.capabilities_if_any(), parameters: a.parameters()?, topology })
 }

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use cofferdam_backend::{BackendConfig, Engine, Grant, Source, WasmBackend};
+use cofferdam_backend::{BackendConfig, Engine, Grant, OriginConfig, PoolConfig, Source, WasmBackend};
 use cofferdam_domain::storage::{Secret, Secrets};
 use prometheus_client::registry::Registry;
 
@@ -58,6 +58,7 @@ impl Component {
         let mut config = drivers::config(&name, &section)?;
         config.settings.extend(once("--setting", flags.settings.clone())?);
         config.grants.extend(grants(&flags.grants)?);
+        given(&mut config, flags);
         let secrets = secrets(&flags.secrets, environment)?;
         Ok(Self { engine, name, source: Source::File(flags.file.clone()), config, secrets })
     }
@@ -70,6 +71,25 @@ impl Component {
         let loaded = self.engine.load(self.source.clone(), self.config.clone()).await;
         loaded.map_err(|source| Failure::Backend { name: self.name.clone(), source })
     }
+}
+
+/// What stands behind the imports, over that of the configuration.
+fn given(config: &mut BackendConfig, flags: &ComponentFlags) {
+    if let Some(file) = &flags.state {
+        config.state.file = Some(file.clone());
+    }
+    if let Some(directory) = &flags.pool {
+        let kept = config.pool.take();
+        let pool = PoolConfig { directory: directory.clone(), capacity: None, image_bytes_max: None };
+        config.pool = Some(kept.map_or(pool, |kept| PoolConfig { directory: directory.clone(), ..kept }));
+    }
+    config.http.origins.retain(|known| !flags.origins.contains(&known.origin));
+    let addresses = (!flags.origin_addresses.is_empty()).then(|| flags.origin_addresses.clone());
+    config.http.origins.extend(flags.origins.iter().map(|origin| OriginConfig {
+        origin: origin.clone(),
+        addresses: addresses.clone(),
+        ..OriginConfig::default()
+    }));
 }
 
 fn grants(names: &[String]) -> Result<BTreeSet<Grant>, VendorError> {
@@ -104,4 +124,61 @@ fn secrets(
             Ok((name, Secret::new(text)))
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        component: ComponentFlags,
+    }
+
+    fn with(config: BackendConfig, flags: &[&str]) -> BackendConfig {
+        let line = Line::try_parse_from([&["line", "a.wasm"], flags].concat()).unwrap();
+        let mut config = config;
+        given(&mut config, &line.component);
+        config
+    }
+
+    #[test]
+    fn a_try_needs_no_configuration() {
+        let plain = with(BackendConfig::default(), &[]);
+        assert_eq!((plain.state.file, plain.pool, plain.http.origins), (None, None, Vec::new()));
+        let flags = ["--state", "s.redb", "--pool", "/p", "--origin", "http://a", "--origin", "https://b"];
+        let addresses = ["--origin-address", "127.0.0.1", "--origin-address", "10.0.0.0/8"];
+        let config = with(BackendConfig::default(), &[&flags[..], &addresses].concat());
+        assert_eq!(config.state.file.as_deref(), Some(Path::new("s.redb")));
+        assert_eq!(config.pool.as_ref().map(|pool| pool.directory.as_path()), Some(Path::new("/p")));
+        let origin = |origin: &str| OriginConfig {
+            origin: origin.to_owned(),
+            addresses: Some(vec!["127.0.0.1".to_owned(), "10.0.0.0/8".to_owned()]),
+            ..OriginConfig::default()
+        };
+        assert_eq!(config.http.origins, [origin("http://a"), origin("https://b")]);
+        let grants = config.effective_grants();
+        assert!(grants.contains(&Grant::Http) && grants.contains(&Grant::Pool));
+        assert!(Line::try_parse_from(["line", "a.wasm", "--origin-address", "::1"]).is_err());
+    }
+
+    #[test]
+    fn flags_come_before_the_configuration() {
+        let known = |origin: &str| OriginConfig {
+            origin: origin.to_owned(),
+            ca_file: Some("ca.pem".into()),
+            ..OriginConfig::default()
+        };
+        let mut config = BackendConfig::default();
+        config.http.origins = vec![known("https://a"), known("https://b")];
+        config.pool = Some(PoolConfig { directory: "/q".into(), capacity: Some(7), image_bytes_max: None });
+        let config = with(config, &["--origin", "https://a", "--pool", "/p"]);
+        let here = OriginConfig { origin: "https://a".to_owned(), ..OriginConfig::default() };
+        assert_eq!(config.http.origins, [known("https://b"), here]);
+        let pool = config.pool.unwrap();
+        assert_eq!((pool.directory.as_path(), pool.capacity), (Path::new("/p"), Some(7)));
+    }
 }

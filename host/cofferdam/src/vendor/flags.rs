@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use cofferdam_domain::{Quantity, storage::CapabilityMode};
+use cofferdam_domain::{
+    ClusterId, Quantity, ReclaimPolicy, Uid, VolumeName,
+    storage::{AccessType, CapabilityMode, Owner, VolumeCapability},
+};
 
 /// What can be done with a driver component.
 #[derive(Debug, Subcommand)]
@@ -11,7 +14,7 @@ pub(crate) enum BackendCommand {
     /// Make a project for a new driver: it builds, and passes `backend test`, as it is
     New(NewFlags),
     /// Tell what a component can do and what it wants, without giving it anything
-    Inspect(InspectFlags),
+    Inspect(Box<InspectFlags>),
     /// Make one call of a component and print what it answers
     Call(Box<CallFlags>),
     /// Call a component as a cluster would, and as a bad day would, and print which rules of the contract it keeps
@@ -104,6 +107,29 @@ pub(crate) struct ComponentFlags {
         help_heading = "What the component is given"
     )]
     pub(crate) secrets: Vec<(String, String)>,
+
+    /// File that the component's state is kept in, made when there is none; without one, and without one in the configuration,
+    /// the state begins empty and ends with the command
+    #[arg(long = "state", value_name = "FILE", help_heading = "What the component is given")]
+    pub(crate) state: Option<PathBuf>,
+
+    /// Directory of the component's pool, which grants it pool
+    #[arg(long = "pool", value_name = "DIRECTORY", help_heading = "What the component is given")]
+    pub(crate) pool: Option<PathBuf>,
+
+    /// Origin that requests may go to, such as https://array.example:8443, which grants http; repeat it for more
+    #[arg(long = "origin", value_name = "URL", help_heading = "What the component is given")]
+    pub(crate) origins: Vec<String>,
+
+    /// Address or network that these origins may be at; those of this machine and of the link have to stand here; repeat it for
+    /// more
+    #[arg(
+        long = "origin-address",
+        value_name = "CIDR",
+        requires = "origins",
+        help_heading = "What the component is given"
+    )]
+    pub(crate) origin_addresses: Vec<String>,
 
     /// Directory of compiled components, or "off" [default: the user's cache directory]
     #[arg(long, value_name = "DIRECTORY", help_heading = "What the component is given")]
@@ -241,6 +267,20 @@ pub(crate) struct ArgumentFlags {
     #[arg(long, value_name = "OPTION", conflicts_with = "block")]
     pub(crate) mount_flag: Vec<String>,
 
+    /// Group that shall own the mounted volume
+    #[arg(long, value_name = "GROUP", conflicts_with = "block")]
+    pub(crate) mount_group: Option<String>,
+
+    /// A whole way of use instead of the five above, such as multi-node-multi-writer,block or
+    /// single-node-writer,fs-type=ext4,mount-flag=noatime,mount-group=1000; repeat it for more
+    #[arg(
+        long = "capability",
+        value_name = "MODE[,block|,KEY=VALUE…]",
+        value_parser = capability,
+        conflicts_with_all = ["access_mode", "block", "fs_type", "mount_flag", "mount_group"]
+    )]
+    pub(crate) capabilities: Vec<VolumeCapability>,
+
     /// Parameter of the class; repeat it for more
     #[arg(long = "parameter", value_name = "KEY=VALUE", value_parser = pair)]
     pub(crate) parameters: Vec<(String, String)>,
@@ -260,6 +300,11 @@ pub(crate) struct ArgumentFlags {
     /// Place where the volume must be reachable, such as zone=a,rack=7; repeat it for others, preferred in this order
     #[arg(long, value_name = "KEY=VALUE,…", value_parser = segments)]
     pub(crate) topology: Vec<Vec<(String, String)>>,
+
+    /// Who asks for the volume, such as cluster=c,claim=UID,volume=NAME,reclaim-policy=retain; the policy is delete when it is
+    /// left out
+    #[arg(long, value_name = "KEY=VALUE,…", value_parser = owner)]
+    pub(crate) owner: Option<Owner>,
 
     /// Node
     #[arg(long, value_name = "NODE")]
@@ -369,6 +414,65 @@ fn place(text: &str) -> Result<Place, String> {
 
 fn segments(text: &str) -> Result<Vec<(String, String)>, String> {
     text.split(',').map(pair).collect()
+}
+
+/// A way of use: its mode, and `block` or what is said of the filesystem.
+fn capability(text: &str) -> Result<VolumeCapability, String> {
+    let mut words = text.split(',');
+    let mode = words.next().unwrap_or_default();
+    let mode = Mode::from_str(mode, false).map_err(|_| {
+        let known = Mode::value_variants().iter().filter_map(Mode::to_possible_value);
+        let known: Vec<_> = known.map(|value| value.get_name().to_owned()).collect();
+        format!("{mode:?}: expected one of {}", known.join(", "))
+    })?;
+    let rest: Vec<_> = words.collect();
+    if rest == ["block"] {
+        return Ok(VolumeCapability { mode: mode.into(), access: AccessType::Block });
+    }
+    let (mut fs_type, mut mount_flags, mut mount_group) = (None, Vec::new(), None);
+    for word in rest {
+        match word.split_once('=') {
+            Some(("fs-type", kind)) if fs_type.is_none() => fs_type = Some(kind.to_owned()),
+            Some(("mount-flag", flag)) => mount_flags.push(flag.to_owned()),
+            Some(("mount-group", group)) if mount_group.is_none() => mount_group = Some(group.to_owned()),
+            _ => {
+                return Err(format!(
+                    "{word:?}: expected block alone, or fs-type=…, mount-flag=… and mount-group=…"
+                ));
+            }
+        }
+    }
+    let access = AccessType::Filesystem { fs_type, mount_flags, mount_group };
+    Ok(VolumeCapability { mode: mode.into(), access })
+}
+
+/// Who asks: three texts and a policy.
+fn owner(text: &str) -> Result<Owner, String> {
+    let (mut cluster, mut claim, mut volume, mut policy) = (None, None, None, None);
+    for (key, value) in segments(text)? {
+        let place = match key.as_str() {
+            "cluster" => &mut cluster,
+            "claim" => &mut claim,
+            "volume" => &mut volume,
+            "reclaim-policy" => &mut policy,
+            _ => return Err(format!("{key:?}: expected cluster, claim, volume or reclaim-policy")),
+        };
+        if place.replace(value).is_some() {
+            return Err(format!("{key}=… was given twice"));
+        }
+    }
+    let reclaim_policy = match policy.as_deref() {
+        None | Some("delete") => ReclaimPolicy::Delete,
+        Some("retain") => ReclaimPolicy::Retain,
+        Some(other) => return Err(format!("reclaim-policy={other}: expected delete or retain")),
+    };
+    let given = |key: &str, value: Option<String>| value.ok_or_else(|| format!("expected {key}=…"));
+    Ok(Owner {
+        cluster: ClusterId::from(given("cluster", cluster)?),
+        claim: Uid::from(given("claim", claim)?),
+        volume: VolumeName::from(given("volume", volume)?),
+        reclaim_policy,
+    })
 }
 
 fn bytes(text: &str) -> Result<u64, String> {

@@ -40,7 +40,7 @@ pub(crate) async fn run(
 ) -> Result<(String, bool), Failure> {
     match command {
         BackendCommand::New(flags) => Ok((new::new(&flags)?, true)),
-        BackendCommand::Inspect(flags) => Ok((inspect::inspect(flags, environment).await?, true)),
+        BackendCommand::Inspect(flags) => Ok((inspect::inspect(*flags, environment).await?, true)),
         BackendCommand::Call(flags) => call::call(*flags, environment).await,
         BackendCommand::Test(flags) => test::test(*flags, environment).await,
     }

@@ -16,26 +16,89 @@ static SDK: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../guest-sdk");
 static WIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../wit");
 /// The workspace's versions of what the SDK depends on.
 const WORKSPACE: &str = include_str!("../../../../Cargo.toml");
+/// The versions of everything that the SDK was built and tested with.
+const LOCK: &str = include_str!("../../../../Cargo.lock");
+/// The compiler that it was built and tested with.
+const RUST: &str = include_str!("../../../../rust-toolchain.toml");
 /// The dependencies of the SDK and the starter.
 const DEPENDENCIES: [&str; 5] = ["percent-encoding", "serde", "serde_json", "sha2", "wit-bindgen"];
-/// Longest name of a crate that cargo's registry takes.
-const MAX_NAME: usize = 64;
+/// The SDK's crate.
+const GUEST: &str = "cofferdam-guest";
+/// What follows a crate's name in the driver's.
+const DOMAIN: &str = ".example.com";
+/// Longest name of a crate: with the domain it is a driver's name of 63 characters, the longest that the contract has.
+const MAX_NAME: usize = 63 - DOMAIN.len();
+/// Names that Rust has already: its keywords, and the crates of its own distribution.
+const RUST_NAMES: [&str; 59] = [
+    "abstract",
+    "alloc",
+    "as",
+    "async",
+    "await",
+    "become",
+    "box",
+    "break",
+    "const",
+    "continue",
+    "core",
+    "crate",
+    "do",
+    "dyn",
+    "else",
+    "enum",
+    "extern",
+    "false",
+    "final",
+    "fn",
+    "for",
+    "gen",
+    "if",
+    "impl",
+    "in",
+    "let",
+    "loop",
+    "macro",
+    "match",
+    "mod",
+    "move",
+    "mut",
+    "override",
+    "priv",
+    "proc-macro",
+    "pub",
+    "ref",
+    "return",
+    "self",
+    "static",
+    "std",
+    "struct",
+    "super",
+    "test",
+    "trait",
+    "true",
+    "try",
+    "type",
+    "typeof",
+    "union",
+    "unsafe",
+    "unsized",
+    "use",
+    "virtual",
+    "where",
+    "while",
+    "yield",
+    "cargo",
+    "rustc",
+];
 
 /// Makes the project; the text is what to do next.
 ///
 /// # Errors
-/// [`VendorError`], when the name is none of a crate, the directory holds something, or it cannot be written.
+/// [`VendorError`], when the name is none of a driver and a crate, the directory holds something, or it cannot be written.
 pub(crate) fn new(flags: &NewFlags) -> Result<String, VendorError> {
     let name = &flags.name;
-    let valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'_';
-    if name.len() > MAX_NAME
-        || !name.bytes().all(valid)
-        || !name.starts_with(|first: char| first.is_ascii_lowercase())
-    {
-        return Err(VendorError::Argument(format!(
-            "{name:?} is no name of a driver: expected up to {MAX_NAME} of a-z, 0-9, - and _, beginning with a letter"
-        )));
-    }
+    let packages = locked()?;
+    check_name(name, &packages)?;
     let directory = flags.directory.clone().unwrap_or_else(|| PathBuf::from(name));
     if directory.read_dir().is_ok_and(|mut entries| entries.next().is_some()) {
         return Err(VendorError::Argument(format!(
@@ -44,11 +107,11 @@ pub(crate) fn new(flags: &NewFlags) -> Result<String, VendorError> {
         )));
     }
     let file = name.replace('-', "_");
-    let driver = name.replace('_', "-");
-    let library = STARTER.replace("starter.example.com", &format!("{driver}.example.com"));
+    let library = STARTER.replace("starter.example.com", &format!("{name}{DOMAIN}"));
     for (path, text) in [
         ("Cargo.toml", manifest(name)?),
-        ("rust-toolchain.toml", TOOLCHAIN.to_owned()),
+        ("Cargo.lock", lock(name, &packages)),
+        ("rust-toolchain.toml", toolchain()?),
         (".gitignore", "/target\n".to_owned()),
         (".cargo/config.toml", CARGO_CONFIG.to_owned()),
         ("README.md", README.replace("{name}", name).replace("{file}", &file)),
@@ -59,6 +122,101 @@ pub(crate) fn new(flags: &NewFlags) -> Result<String, VendorError> {
     copy(&SDK, &directory.join("sdk/guest-sdk"))?;
     copy(&WIT, &directory.join("sdk/wit"))?;
     Ok(NEXT.replace("{directory}", &directory.display().to_string()).replace("{file}", &file))
+}
+
+/// Refuses what cannot be the name of a crate beside those that the project uses, or cannot begin the name of a driver.
+fn check_name(name: &str, packages: &[Package<'_>]) -> Result<(), VendorError> {
+    let refused = |why: String| Err(VendorError::Argument(format!("{name:?} is no name of a driver: {why}")));
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let well_formed = name.bytes().all(inner)
+        && name.starts_with(|first: char| first.is_ascii_lowercase())
+        && !name.ends_with('-');
+    if name.len() > MAX_NAME || !well_formed {
+        return refused(format!(
+            "expected up to {MAX_NAME} of a-z, 0-9 and -, beginning with a letter and not ending with -"
+        ));
+    }
+    if RUST_NAMES.contains(&name) {
+        return refused("Rust has that name already; expected another".to_owned());
+    }
+    // In a program's text both are spelled with `_`.
+    if packages.iter().any(|package| package.name.replace('_', "-") == name) {
+        return refused("the project uses a crate of that name; expected another".to_owned());
+    }
+    Ok(())
+}
+
+/// A package of the lock file.
+struct Package<'a> {
+    name: &'a str,
+    /// Its lines, without the one that begins a package.
+    block: &'a str,
+}
+
+impl<'a> Package<'a> {
+    fn field(block: &'a str, key: &str) -> Option<&'a str> {
+        let value = |line: &'a str| line.strip_prefix(key)?.strip_prefix(" = \"")?.strip_suffix('"');
+        block.lines().find_map(value)
+    }
+
+    /// What it needs: names, with a version where several have the name.
+    fn needs(&self) -> impl Iterator<Item = (&'a str, Option<&'a str>)> {
+        let needs = self.block.lines().filter_map(|line| line.strip_prefix(" \"")?.strip_suffix("\","));
+        needs.map(|need| match need.split_once(' ') {
+            Some((name, version)) => (name, Some(version)),
+            None => (need, None),
+        })
+    }
+
+    fn is(&self, (name, version): (&str, Option<&str>)) -> bool {
+        self.name == name && version.is_none_or(|version| Self::field(self.block, "version") == Some(version))
+    }
+}
+
+/// The SDK and everything that it needs, in the order of the lock file.
+fn locked() -> Result<Vec<Package<'static>>, VendorError> {
+    let mut left: Vec<_> = LOCK
+        .split("[[package]]\n")
+        .skip(1)
+        .filter_map(|block| Some(Package { name: Package::field(block, "name")?, block: block.trim_end() }))
+        .collect();
+    let mut wanted = Vec::new();
+    let mut open = vec![(GUEST, None)];
+    while let Some(need) = open.pop() {
+        let (found, others) = left.into_iter().partition::<Vec<_>, _>(|package| package.is(need));
+        left = others;
+        open.extend(found.iter().flat_map(Package::needs));
+        wanted.extend(found);
+    }
+    if wanted.is_empty() {
+        return Err(VendorError::Argument(format!("this program was built without the versions of {GUEST}")));
+    }
+    // As cargo does: by name, then by version.
+    wanted.sort_by_key(|package| package.block);
+    Ok(wanted)
+}
+
+/// The project's lock file. Cargo's first build takes out what others of this program's crates need of the same crates, and
+/// changes nothing else.
+fn lock(name: &str, packages: &[Package<'_>]) -> String {
+    let own =
+        format!("name = \"{name}\"\nversion = \"0.1.0\"\ndependencies = [\n \"{GUEST}\",\n \"serde\",\n]");
+    let mut blocks: Vec<_> = packages.iter().map(|package| (package.name, package.block)).collect();
+    blocks.push((name, &own));
+    blocks.sort_by_key(|(name, _)| *name);
+    let blocks: Vec<_> = blocks.into_iter().map(|(_, block)| format!("[[package]]\n{block}\n")).collect();
+    format!(
+        "# This file is automatically @generated by Cargo.\n# It is not intended for manual editing.\nversion = 4\n\n{}",
+        blocks.join("\n")
+    )
+}
+
+/// The toolchain file, with the compiler of this program.
+fn toolchain() -> Result<String, VendorError> {
+    let channel = Package::field(RUST, "channel").ok_or_else(|| {
+        VendorError::Argument("this program was built without its compiler's version".to_owned())
+    })?;
+    Ok(TOOLCHAIN.replace("{channel}", channel))
 }
 
 /// The project's manifest. It is a workspace with the SDK as a member, whose own manifest then needs no change.
@@ -133,7 +291,8 @@ strip = true
 "#;
 
 const TOOLCHAIN: &str = r#"[toolchain]
-channel = "stable"
+# What the SDK is tested with; it needs at least 1.95.
+channel = "{channel}"
 targets = ["wasm32-wasip2"]
 "#;
 
@@ -151,6 +310,8 @@ A storage driver for Cofferdam: one WebAssembly component.
     cofferdam backend test target/wasm32-wasip2/release/{file}.wasm
     cofferdam dev --backend target/wasm32-wasip2/release/{file}.wasm
 
+`Cargo.lock` has the versions that the SDK was tested with. The first build shortens it; then keep it in your repository.
+
 `src/lib.rs` keeps volumes in the `state` import; put your storage there. `sdk/` is the SDK and the contract of the program that
 made this project; `cargo doc --open -p cofferdam-guest` shows its documentation.
 ";
@@ -162,3 +323,51 @@ next:
   cargo component
   cofferdam backend test target/wasm32-wasip2/release/{file}.wasm
 ";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(name: &str) -> Option<String> {
+        check_name(name, &locked().unwrap()).err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_name_is_one_of_a_crate_and_of_a_driver() {
+        let longest = "n".repeat(51);
+        for name in ["a", "my-array", "a1", "x--y", "serde-array", "tests", &longest] {
+            assert_eq!(refusal(name), None, "{name}");
+            let driver = format!("{name}{DOMAIN}");
+            assert!(driver.len() <= 63, "{driver}");
+        }
+        let too_long = "n".repeat(52);
+        for name in ["", "-a", "a-", "1a", "A", "my_array", "a_", "ä", "a.b", "a/b", "..", &too_long] {
+            let refused = refusal(name).unwrap();
+            assert!(refused.starts_with(&format!("{name:?} is no name")), "{refused}");
+            assert!(refused.contains("up to 51 of a-z, 0-9 and -"), "{refused}");
+        }
+        for name in ["core", "std", "test", "fn", "self", "async", "proc-macro"] {
+            assert!(refusal(name).unwrap().contains("Rust has that name"), "{name}");
+        }
+        for name in ["serde", "serde-json", "cofferdam-guest", "sha2", "wit-bindgen", "percent-encoding"] {
+            assert!(refusal(name).unwrap().contains("uses a crate of that name"), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_project_has_the_versions_and_the_compiler_of_this_program() {
+        let packages = locked().unwrap();
+        assert!(
+            packages.iter().all(|package| package.name != "wasmtime"),
+            "what the SDK does not need is left out"
+        );
+        let lock = lock("my-array", &packages);
+        for name in DEPENDENCIES.iter().chain(&[GUEST, "my-array"]) {
+            assert_eq!(lock.matches(&format!("[[package]]\nname = \"{name}\"\n")).count(), 1, "{name}");
+        }
+        let digest = |text: &str| text.lines().filter(|line| line.starts_with("checksum")).count();
+        assert_eq!(digest(&lock), packages.len() - 1, "everything but the SDK comes with its digest");
+        assert!(toolchain().unwrap().contains("channel = \"1."));
+        assert!(manifest("my-array").unwrap().contains("name = \"my-array\""));
+    }
+}

@@ -42,6 +42,29 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
+    /// Whether a failure of this kind tells of the try and not of the volume: it says nothing about what an earlier try has
+    /// done, however sure the driver is that this one did nothing.
+    pub const fn tells_of_the_try(self) -> bool {
+        match self {
+            Self::Unauthenticated
+            | Self::PermissionDenied
+            | Self::Aborted
+            | Self::Internal
+            | Self::Unavailable
+            | Self::DeadlineExceeded
+            | Self::Cancelled
+            | Self::Unknown => true,
+            Self::InvalidArgument
+            | Self::NotFound
+            | Self::AlreadyExists
+            | Self::ResourceExhausted
+            | Self::FailedPrecondition
+            | Self::OutOfRange
+            | Self::Unimplemented
+            | Self::DataLoss => false,
+        }
+    }
+
     /// The gRPC code's name, as the sidecars' metric label `grpc_status_code` spells it.
     pub const fn as_str(self) -> &'static str {
         match self {

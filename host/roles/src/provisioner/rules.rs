@@ -329,6 +329,19 @@ pub fn created(cache: &Cache, intent: &Intent, answer: Result<CreatedVolume, Sto
             let message =
                 format!("failed to provision volume with StorageClass {:?}: {error}", intent.class.name);
             match error.finality {
+                // Whoever could not be asked knows nothing of an earlier try, which may have been another process'. So does
+                // external-provisioner: it goes on in the background for these codes.
+                Finality::Final
+                    if matches!(
+                        error.kind,
+                        ErrorKind::Unavailable
+                            | ErrorKind::DeadlineExceeded
+                            | ErrorKind::Cancelled
+                            | ErrorKind::Aborted
+                    ) =>
+                {
+                    Created::Repeat(message)
+                }
                 Finality::Final => {
                     Created::Failed { message, lasting: error.kind == ErrorKind::InvalidArgument }
                 }
