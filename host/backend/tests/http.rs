@@ -7,8 +7,8 @@ mod net;
 use std::{sync::Arc, time::Duration};
 
 use cofferdam_backend::{
-    BackendConfig, BackendMetrics, Call, Engine, EngineOptions, HttpConfig, Limits, LoadError, OriginConfig,
-    Source, WasmBackend,
+    BackendConfig, BackendMetrics, Call, Engine, EngineOptions, Grant, HttpConfig, Limits, LoadError,
+    OriginConfig, Source, WasmBackend,
 };
 use cofferdam_domain::storage::{ErrorKind, Finality};
 use common::{call, engine};
@@ -472,6 +472,7 @@ async fn every_call_has_the_operators_secrets_and_the_callers_come_first() {
     let config = BackendConfig {
         http: HttpConfig { origins: vec![origin(&server.http(""))] },
         secrets: secrets(&[("token", "of the operator")]),
+        grants: Grant::ALL.into(),
         ..BackendConfig::default()
     };
     let source = Source::Bytes { name: "net.wasm".to_owned(), bytes: cofferdam_guests::NET };

@@ -16,7 +16,7 @@ use std::{
 
 use bytes::Bytes;
 use cofferdam_backend::{
-    Backend as _, BackendConfig, Call, Engine, HttpConfig, Limits, LoadError, OriginConfig, Source,
+    Backend as _, BackendConfig, Call, Engine, Grant, HttpConfig, Limits, LoadError, OriginConfig, Source,
     WasmBackend,
 };
 use cofferdam_domain::storage::{CreateVolume, Secret, Secrets, StorageError};
@@ -257,7 +257,8 @@ pub(crate) async fn load(
     limits: Limits,
 ) -> Result<Arc<WasmBackend>, LoadError> {
     let source = Source::Bytes { name: "net.wasm".to_owned(), bytes: cofferdam_guests::NET };
-    let config = BackendConfig { http: HttpConfig { origins }, limits, ..BackendConfig::default() };
+    let grants = Grant::DEFAULT.into_iter().chain([Grant::Reveal]).collect();
+    let config = BackendConfig { http: HttpConfig { origins }, limits, grants, ..BackendConfig::default() };
     engine.load(source, config).await
 }
 

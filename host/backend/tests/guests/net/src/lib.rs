@@ -5,7 +5,7 @@
 use cofferdam_guest::{
     Backend, CreateRequest, Description, Readiness, Result, StorageError, ValidateRequest, Validation,
     Volume,
-    bindings::cofferdam::storage::{http, secrets, session, types::Secret},
+    bindings::cofferdam::storage::{http, reveal, secrets, session, types::Secret},
     log,
 };
 use serde::Deserialize;
@@ -31,6 +31,8 @@ enum Step {
     Leak(Request),
     /// Finds a login, or makes one with a request.
     Login(String, Request),
+    /// Looks into a secret, and tells how long it is.
+    Reveal(String),
     Trap,
 }
 
@@ -135,6 +137,10 @@ fn perform(step: Step) -> Result<String> {
                 Err(error) => failed(&error),
             },
             acquired => found(acquired),
+        },
+        Step::Reveal(name) => match secrets::get(&name) {
+            Some(secret) => format!("{} bytes", reveal::reveal(&secret).len()),
+            None => "no such secret".to_owned(),
         },
         Step::Trap => trap(),
     })
