@@ -202,6 +202,13 @@ async fn state_without_measure() {
     let error = create(&backend, "state-huge-value", 1).await.unwrap_err();
     assert_unknown(&error, ErrorKind::Internal, "a value of more than 4194304 bytes");
     assert_eq!(backend.state_usage(), (0, 0));
+    // A GiB does not fit the memory of a call; where the operator allows that much memory, it does not fit an import.
+    let error = create(&backend, "state-giant-value", 1).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::Internal, "wanted more than 67108864 bytes of memory");
+    let roomy = hostile(&[], Limits { memory_bytes: 3 << 30, cpu_ms: 60_000, ..limits() }).await;
+    let error = create(&roomy, "state-giant-value", 1).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::Internal, "a value of more than 4194304 bytes");
+    assert_eq!(roomy.state_usage(), (0, 0));
     let error = create(&backend, "state-full", 1).await.unwrap_err();
     assert!(error.message.starts_with("StateError::Full(Bound { limit: 1048576, given: "), "{error}");
     assert!(backend.state_usage().1 <= 1 << 20);

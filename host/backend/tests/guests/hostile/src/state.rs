@@ -17,6 +17,7 @@ pub(crate) fn misuse(how: &str) -> Result<()> {
         "state-no-key" => state::commit(&[put("", 1)]).map(drop),
         "state-value" => state::commit(&[put("k", (64 << 10) + 1)]).map(drop),
         "state-huge-value" => state::commit(&[put("k", 8 << 20)]).map(drop),
+        "state-giant-value" => state::commit(&[put("k", 1 << 30)]).map(drop),
         "state-batch" => {
             state::commit(&(0..17).map(|number| put(&number.to_string(), 1)).collect::<Vec<_>>()).map(drop)
         }

@@ -24,18 +24,20 @@ impl Backend for PoolTricks {
     fn create(request: CreateRequest) -> Result<Volume> {
         let parameters = cofferdam_guest::to_map(request.parameters);
         let parameter = |key: &str| parameters.get(key).map(String::as_str).unwrap_or_default();
-        let name = match parameter("name") {
+        // What no parameter can hold.
+        let made_up = |key: &str| match parameter(key) {
             "LONG" => "n".repeat(10_000),
             "NUL" => "a\0b".to_owned(),
             name => name.to_owned(),
         };
+        let name = made_up("name");
         let size = request.capacity.required_bytes.unwrap_or_default();
         let outcome = match parameter("do") {
             "create-directory" => pool::Host.create_directory(&name),
             "create-image" => pool::Host.create_image(&name, size),
             "remove" => pool::Host.remove(&name),
             "grow" => pool::Host.grow(&name, size),
-            "copy" => pool::Host.copy(parameter("source"), &name, None, CopyMode::AsRead),
+            "copy" => pool::Host.copy(&made_up("source"), &name, None, CopyMode::AsRead),
             "measure" => pool::Host.measure(&name).map(drop),
             _ => pool::Host.scan(&name, Some(&name), u32::MAX).map(drop),
         };
