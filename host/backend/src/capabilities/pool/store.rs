@@ -71,6 +71,9 @@ struct Table {
     uses: HashMap<String, Use>,
 }
 
+/// What `stat` counts blocks in.
+const SECTOR: u64 = 512;
+
 /// What is going on with a name.
 #[derive(Clone, Copy, Debug)]
 enum Use {
@@ -348,14 +351,28 @@ impl Pool {
         self.room(&self.lock().items)
     }
 
-    /// What the operator gives, less what is promised to images; and never more than the filesystem has.
+    /// What the operator gives, less what is promised to images; and never more than the filesystem has, less what images will
+    /// still take of it: they are sparse, so that a promise takes no room before it is written.
     fn room(&self, items: &BTreeMap<String, Option<u64>>) -> Result<Room> {
         let filesystem = fstatvfs(&self.root).map_err(failed)?;
         let total = filesystem.f_blocks.saturating_mul(filesystem.f_frsize);
         let free = filesystem.f_bavail.saturating_mul(filesystem.f_frsize);
         let total_bytes = self.capacity.unwrap_or(total);
+        let free = free.saturating_sub(self.unwritten(items));
         let available_bytes = total_bytes.saturating_sub(promised(items)).min(free);
         Ok(Room { total_bytes, available_bytes })
+    }
+
+    /// What was promised to images and is not taken yet.
+    fn unwritten(&self, items: &BTreeMap<String, Option<u64>>) -> u64 {
+        let images = items.iter().filter_map(|(name, size)| Some((name, (*size)?)));
+        let missing = images.map(|(name, size)| {
+            let stat = statat(&self.root, name, AtFlags::SYMLINK_NOFOLLOW);
+            // One that is in the making has nothing yet.
+            let taken = stat.ok().and_then(|stat| u64::try_from(stat.st_blocks).ok());
+            size.saturating_sub(taken.unwrap_or_default().saturating_mul(SECTOR))
+        });
+        missing.fold(0, u64::saturating_add)
     }
 
     /// Sets bytes aside for an image, on top of what it has.

@@ -126,6 +126,33 @@ fn images_count_with_what_is_promised_to_them() {
 }
 
 #[test]
+fn what_images_have_not_taken_yet_is_nobodys() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = PoolConfig { capacity: None, ..config(directory.path()) };
+    let pool = Pool::open(&PoolConfig { image_bytes_max: None, ..config }).unwrap();
+    let before = pool.usage().unwrap().available_bytes;
+    // Sparse, so it takes nothing of the disk; whatever else happens there meanwhile is far less than a half of it.
+    let size = before / 2 / BLOCK * BLOCK;
+    pool.create_image("a", size).unwrap();
+    assert!(pool.usage().unwrap().available_bytes < before - size / 2);
+    assert!(matches!(pool.create_image("b", size / 2 * 3 / BLOCK * BLOCK), Err(PoolError::NoSpace(_))));
+    pool.remove("a").unwrap();
+    assert!(pool.usage().unwrap().available_bytes > before - size / 2);
+}
+
+#[test]
+fn many_directories_are_removed_in_turn() {
+    let (pool, directory) = pool();
+    pool.create_directory("many").unwrap();
+    for number in 0..200 {
+        fs::create_dir_all(directory.path().join(format!("many/{number}/inner/most"))).unwrap();
+        fs::write(directory.path().join(format!("many/{number}/inner/file")), "x").unwrap();
+    }
+    pool.remove("many").unwrap();
+    assert_eq!(on_disk(&directory), [] as [&str; 0]);
+}
+
+#[test]
 fn a_tree_is_copied_as_it_is() {
     let (pool, directory) = pool();
     pool.create_directory("d").unwrap();
@@ -415,7 +442,7 @@ fn a_copy_of_one_moment_is_one_or_is_refused() {
     };
     // This filesystem shares no blocks.
     let pool = Pool::open(&config(mount.0.path())).unwrap();
-    pool.create_image("i", MIB).unwrap();
+    pool.create_image("i", MIB / 4).unwrap();
     pool.create_directory("d").unwrap();
     for (source, expected) in [("i", "shares no blocks"), ("d", "no copy of a directory")] {
         let error = pool.copy(source, "copy", None, CopyMode::OneMoment).unwrap_err();

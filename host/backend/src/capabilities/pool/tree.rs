@@ -271,11 +271,15 @@ pub(super) fn measure(directory: OwnedFd) -> Result<u64> {
     Ok(sum)
 }
 
+/// How often a directory that is not empty after all is looked through again.
+const MOST_ROUNDS: u32 = 1_000;
+
 /// Removes what has a name in the pool's root, whatever it is, with everything in it. Directories inside are moved to the root
 /// under names of their own first, so that no depth is too deep; a mount cannot be moved and makes the removal fail.
 pub(super) fn remove(root: &OwnedFd, name: String, mut fresh: impl FnMut() -> String) -> Result<()> {
     let mut names = vec![name];
-    while let Some(name) = names.pop() {
+    let mut rounds = 0_u32;
+    'next: while let Some(name) = names.pop() {
         match unlinkat(root, &name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => continue,
             // What unlink says of a directory: here, and on other systems.
@@ -290,13 +294,21 @@ pub(super) fn remove(root: &OwnedFd, name: String, mut fresh: impl FnMut() -> St
                 continue;
             }
             if let Some(moved) = remove_entry(root, directory.fd()?, inner, &mut fresh)? {
-                names.push(moved);
+                // It goes first: however many there are, as many names are kept as the tree is deep.
+                names.extend([name, moved]);
+                continue 'next;
             }
         }
         match unlinkat(root, &name, AtFlags::REMOVEDIR) {
             Ok(()) => {}
-            // Written to meanwhile, or the listing missed what was moved: once more.
-            Err(Errno::NOTEMPTY | Errno::EXIST) => names.push(name),
+            // Written to meanwhile: once more, but not for ever.
+            Err(Errno::NOTEMPTY | Errno::EXIST) => {
+                rounds = rounds.saturating_add(1);
+                if rounds > MOST_ROUNDS {
+                    return Err(Trouble::Refused("somebody goes on writing to it".to_owned()));
+                }
+                names.push(name);
+            }
             Err(error) => return Err(error.into()),
         }
     }
