@@ -97,11 +97,11 @@ pub(crate) async fn run<T>(
     let begun = Instant::now();
     let deadline = context.deadline;
     let mut store = instance::store(parts, context);
-    let outcome = timeout_at(deadline, async {
+    let work = async {
         let instance = parts.compiled.pre.instantiate_async(&mut store).await?;
         function(Fresh { store: &mut store, instance, exports: &parts.compiled.exports }).await
-    })
-    .await;
+    };
+    let outcome = timeout_at(deadline, parts.lane.pace(work)).await;
     let answer = match outcome {
         Ok(Ok(Ok(value))) => Ok(value),
         Ok(Ok(Err(error))) => Err(Failure::Storage(convert::error(error, store.data().redactor()))),

@@ -22,9 +22,9 @@ use crate::{
 };
 
 /// Threads that run guests. Apart from the threads that watch the cluster, renew leases and answer health checks, so that no
-/// guest can starve those; two, because a guest mostly waits, and because calls that compute for long share one of them (see
-/// [`Lanes`]): the other is for those that do not.
-const GUEST_THREADS: usize = 2;
+/// guest can starve those. Calls that compute for long share one of them, and calls that keep their thread while they begin another
+/// (see [`Lanes`]): the third is for those that do neither.
+const GUEST_THREADS: usize = 3;
 /// Frames of a guest's backtrace: what a log line can show.
 const BACKTRACE_FRAMES: usize = 16;
 /// Most bytes of compiled code on the disk: some twenty components of the largest languages.

@@ -5,7 +5,19 @@
 //! on computing waits for its turn. One turn begins for every tick of the clock, which leaves the other threads to short calls;
 //! turns go round the backends first, and then round the calls of one backend.
 
-use std::sync::Arc;
+//!
+//! A call that ends, or traps, within its first tick never waits for a turn, and a backend with many such calls would keep all
+//! threads as well. So it is learned how long a backend's calls keep their thread at first; where that is long, they begin one
+//! at a time.
+
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::{
     sync::Mutex,
@@ -14,23 +26,38 @@ use tokio::{
 
 use crate::limits::TICK;
 
+/// From here on a backend's calls begin one at a time, on the mean: well above what calls take that only ask their storage, and
+/// well below what others would notice.
+const LONG: Duration = Duration::from_millis(1);
+/// How many calls the mean is taken over, roughly.
+const MEMORY: u64 = 8;
+
 /// The turns of all backends of an engine.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Lanes(Arc<Mutex<Option<Instant>>>);
+pub(crate) struct Lanes {
+    /// When the next turn would begin if each took a whole tick.
+    turns: Arc<Mutex<Option<Instant>>>,
+    /// Whose call begins, of those that keep their thread for long.
+    beginnings: Arc<Mutex<()>>,
+}
 
 /// The turns of one backend.
 #[derive(Clone, Debug)]
 pub(crate) struct Lane {
     /// Whose turn it is among the calls of this backend; first come, first served, as the library's mutex is fair.
     own: Arc<Mutex<()>>,
-    /// Whose turn it is among the backends, and when the next turn would begin if each took a whole tick.
+    /// The same for those that begin.
+    own_beginnings: Arc<Mutex<()>>,
+    /// How long a call keeps its thread at first, on the mean, in microseconds.
+    mean: Arc<AtomicU64>,
+    /// Whose turn it is among the backends.
     all: Lanes,
 }
 
 impl Lanes {
     /// A backend's lane.
     pub(crate) fn lane(&self) -> Lane {
-        Lane { own: Arc::default(), all: self.clone() }
+        Lane { own: Arc::default(), own_beginnings: Arc::default(), mean: Arc::default(), all: self.clone() }
     }
 }
 
@@ -38,13 +65,48 @@ impl Lane {
     /// Waits for the turn to compute for a tick. Nothing has to be given back: a turn is over when the tick is.
     pub(crate) async fn turn(&self) {
         let _own = self.own.lock().await;
-        let mut due = self.all.0.lock().await;
+        let mut due = self.all.turns.lock().await;
         if let Some(due) = *due {
             // A tick early at most: the clock is not exact, and who is alone must not wait for its own last turn.
             sleep_until(due - TICK).await;
         }
         let now = Instant::now();
         *due = Some(due.map_or(now, |due| due.max(now)) + TICK);
+    }
+
+    /// Runs a call; where calls of this backend keep their thread for long, it begins when no other such call does. Its first
+    /// stretch ends when it waits for something, has computed for a tick, or is over.
+    pub(crate) async fn pace<T>(&self, call: impl Future<Output = T>) -> T {
+        let mut alone = match self.is_slow() {
+            true => Some((self.own_beginnings.lock().await, self.all.beginnings.lock().await)),
+            false => None,
+        };
+        let mut call = pin!(call);
+        let mut begun = false;
+        std::future::poll_fn(|context| {
+            if begun {
+                return call.as_mut().poll(context);
+            }
+            begun = true;
+            // Not the runtime's clock, which tests stop.
+            let before = std::time::Instant::now();
+            let polled = call.as_mut().poll(context);
+            self.learn(before.elapsed());
+            alone = None;
+            polled
+        })
+        .await
+    }
+
+    fn is_slow(&self) -> bool {
+        u128::from(self.mean.load(Ordering::Relaxed)) >= LONG.as_micros()
+    }
+
+    /// Calls that learn at the same time may overwrite each other, which a mean survives.
+    fn learn(&self, took: Duration) {
+        let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX) / MEMORY;
+        let mean = self.mean.load(Ordering::Relaxed);
+        self.mean.store((mean - mean / MEMORY).saturating_add(took), Ordering::Relaxed);
     }
 }
 
@@ -63,6 +125,32 @@ mod tests {
             tokio::time::sleep(TICK).await;
         }
         times
+    }
+
+    #[tokio::test]
+    async fn calls_that_keep_their_thread_begin_one_at_a_time() {
+        let lanes = Lanes::default();
+        let (slow, quick) = (lanes.lane(), lanes.lane());
+        for _ in 0..20 {
+            slow.learn(Duration::from_millis(8));
+            quick.learn(Duration::from_micros(90));
+        }
+        assert!(slow.is_slow() && !quick.is_slow());
+        // One that has begun and not yet waited for anything: the next slow one waits, a quick one does not.
+        let beginning = slow.all.beginnings.lock().await;
+        let mut waiting = pin!(slow.pace(async { 1 }));
+        assert!(futures::poll!(waiting.as_mut()).is_pending());
+        assert_eq!(quick.pace(async { 2 }).await, 2);
+        drop(beginning);
+        assert_eq!(waiting.await, 1);
+        // What waits for its storage does not keep the others.
+        let mut asking = pin!(slow.pace(std::future::pending::<()>()));
+        assert!(futures::poll!(asking.as_mut()).is_pending());
+        assert_eq!(slow.pace(async { 3 }).await, 3);
+        for _ in 0..40 {
+            slow.learn(Duration::ZERO);
+        }
+        assert!(!slow.is_slow(), "it is forgotten");
     }
 
     #[tokio::test(start_paused = true)]
