@@ -117,7 +117,7 @@ pub(crate) struct ComponentFlags {
     #[arg(long = "pool", value_name = "DIRECTORY", help_heading = "What the component is given")]
     pub(crate) pool: Option<PathBuf>,
 
-    /// Origin that requests may go to, such as https://array.example:8443, which grants http; repeat it for more
+    /// Origin that requests may go to, such as `https://array.example:8443`, which grants http; repeat it for more
     #[arg(long = "origin", value_name = "URL", help_heading = "What the component is given")]
     pub(crate) origins: Vec<String>,
 
