@@ -21,6 +21,7 @@ use crate::{
     loader::Compiled,
     outcome::{Bounded, Failure},
     testing::ENDED,
+    usage::Usage,
 };
 
 /// Everything that calls of one backend share.
@@ -53,17 +54,6 @@ pub(crate) struct End<T> {
     pub(crate) answer: Result<T, Failure>,
     /// What the guest used; absent when there was no guest.
     pub(crate) usage: Option<Usage>,
-}
-
-/// What one call used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// Most linear memory at once, in bytes.
-    pub memory_bytes: usize,
-    /// Time that the guest computed, to the whole tick of 10 ms.
-    pub computed: Duration,
-    /// Lines that it wrote beyond the limit of its log.
-    pub lost_lines: u64,
 }
 
 impl<T> End<T> {

@@ -26,12 +26,12 @@ mod loader;
 mod metrics;
 mod outcome;
 pub mod testing;
+mod usage;
 mod waits;
 mod wasi;
 mod wasm;
 
 pub use backend::{Answer, Backend, Call};
-pub use call::Usage;
 pub use capabilities::{
     http::policy::{HttpConfig, OriginConfig},
     pool::PoolConfig,
@@ -44,4 +44,5 @@ pub use inspect::{Grant, Manifest};
 pub use limits::Limits;
 pub use loader::{BackendConfig, Inspection, Source};
 pub use metrics::BackendMetrics;
+pub use usage::Usage;
 pub use wasm::WasmBackend;

@@ -12,7 +12,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::{breaker::Position, call::Usage, limits::Limits};
+use crate::{breaker::Position, limits::Limits, usage::Usage};
 
 /// Buckets of the Go sidecars, so that their dashboards and alerts go on working. In seconds.
 const SIDECAR_BUCKETS: [f64; 13] =

@@ -21,7 +21,7 @@ use tracing::Instrument as _;
 use crate::{
     backend::Call,
     breaker::{Breaker, Pass},
-    call::{self, End, Function, Parts, Usage},
+    call::{self, End, Function, Parts},
     capabilities::{Context, secrets::Redactor},
     digest::Digest,
     engine::Inner,
@@ -29,6 +29,7 @@ use crate::{
     inspect::Manifest,
     metrics::DriverMetrics,
     outcome::{Failure, Sign},
+    usage::Usage,
 };
 
 /// A vendor's component, loaded.
