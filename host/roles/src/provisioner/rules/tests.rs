@@ -358,6 +358,20 @@ fn what_follows_an_answer() {
         ("claim gone, kept", None, "Retain", made(None), "save 1073741824"),
         ("final", present.clone(), "Delete", failed(ErrorKind::ResourceExhausted, Finality::Final), "failed"),
         (
+            "final, and nobody was asked",
+            present.clone(),
+            "Delete",
+            failed(ErrorKind::Unavailable, Finality::Final),
+            "repeat",
+        ),
+        (
+            "final, and another is at work",
+            None,
+            "Delete",
+            failed(ErrorKind::Aborted, Finality::Final),
+            "repeat",
+        ),
+        (
             "invalid",
             present.clone(),
             "Delete",
