@@ -36,7 +36,7 @@ async fn a_report_names_the_rule_and_both_sides() {
         "            found     8388608 bytes\n            again     cofferdam backend test --only volumes/size-in-range --seed 0\n",
         "  skipped volume-condition: the driver does not name the feature `volume-condition`\n",
         "\n4 passed, 1 failed, 2 skipped\n",
-        "leak detection: none",
+        "leak detection: not seen",
     ] {
         assert!(text.contains(expected), "{expected:?} is not in\n{text}");
     }

@@ -44,6 +44,9 @@ impl Component {
     ) -> Result<Self, Failure> {
         let file = flags.file.display().to_string();
         let name = flags.name.clone().unwrap_or_else(|| backend_name(&file));
+        if let Some(path) = &flags.config {
+            has_section(path, &name)?;
+        }
         let process = ProcessFlags {
             config: flags.config.clone(),
             backend: vec![format!("{name}={file}")],
@@ -100,6 +103,26 @@ fn grants(names: &[String]) -> Result<BTreeSet<Grant>, VendorError> {
         })
     };
     names.iter().map(grant).collect()
+}
+
+/// Refuses a file that says nothing of the component: it would be given something else than what is meant. A file that cannot be
+/// read is told by whoever reads it in earnest.
+fn has_section(path: &Path, name: &str) -> Result<(), VendorError> {
+    let Some(values) = std::fs::read_to_string(path).ok().and_then(|text| text.parse::<toml::Table>().ok())
+    else {
+        return Ok(());
+    };
+    let sections = values.get("backend").and_then(toml::Value::as_table);
+    if sections.is_some_and(|sections| sections.contains_key(name)) {
+        return Ok(());
+    }
+    let known: Vec<_> =
+        sections.into_iter().flat_map(|sections| sections.keys()).map(String::as_str).collect();
+    let known = if known.is_empty() { "no [backend.NAME] at all".to_owned() } else { known.join(", ") };
+    Err(VendorError::Argument(format!(
+        "{} has no section [backend.{name}]; it has {known}: give its name with --name",
+        path.display()
+    )))
 }
 
 /// Secrets by name. Errors name the secret and where it was looked for, and nothing of what was found.

@@ -112,7 +112,7 @@ pub(crate) fn new(flags: &NewFlags) -> Result<String, VendorError> {
         ("Cargo.toml", manifest(name)?),
         ("Cargo.lock", lock(name, &packages)),
         ("rust-toolchain.toml", toolchain()?),
-        (".gitignore", "/target\n".to_owned()),
+        (".gitignore", "/target\n*.redb\n*.redb.lock\n".to_owned()),
         (".cargo/config.toml", CARGO_CONFIG.to_owned()),
         ("README.md", README.replace("{name}", name).replace("{file}", &file)),
         ("src/lib.rs", library),

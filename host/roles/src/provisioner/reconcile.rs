@@ -439,7 +439,7 @@ impl Provisioner {
         if let Some(claim) = self.context.cache.claim_by_uid(uid) {
             let component = self.component_for(&claim);
             let text = if lasting {
-                format!("{message}; it is tried again after a change, or late")
+                format!("{message}; it is tried again after a change, or later")
             } else {
                 message
             };

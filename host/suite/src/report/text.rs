@@ -112,7 +112,8 @@ fn foot(paper: &mut Paper, report: &Report) {
         Some(false) => {
             paper.line(format_args!("leak detection: none, the driver does not keep who owns a volume"))
         }
-        None => paper.line(format_args!("leak detection: none, the driver does not tell who owns a volume")),
+        None => paper
+            .line(format_args!("leak detection: not seen, no case asked who owns a volume (listing/owner)")),
     }
     for left in &report.left {
         paper.line(format_args!("left behind: {left}"));
