@@ -20,11 +20,11 @@ build: toolchain ## build host and guests
 
 .PHONY: dev
 dev: toolchain ## build, show the demo, and keep a Kubernetes API with storage running for kubectl
-	$(CARGO) run --locked --package cofferdam -- dev --demo --stay
+	$(CARGO) run --locked --bin cofferdam -- dev --demo --stay
 
 .PHONY: demo
 demo: toolchain ## build and show the demo: exits 0 when everything held
-	$(CARGO) run --locked --package cofferdam -- dev --demo
+	$(CARGO) run --locked --bin cofferdam -- dev --demo
 
 .PHONY: test
 test: toolchain ## run every test
