@@ -1,37 +1,20 @@
 //! What a backend costs: calls per second with many callers, loading from the cache of compiled code, and memory of one more idle
 //! backend. Prints a table.
 
+mod common;
+
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use cofferdam_backend::{
-    Backend as _, BackendConfig, Call, CompiledCache, Engine, EngineOptions, Source, WasmBackend,
-};
-use cofferdam_domain::storage::{
-    AccessType, CapabilityMode, CapacityRange, CreateVolume, Parameters, VolumeCapability,
-};
+use cofferdam_backend::{BackendConfig, CompiledCache, Engine, EngineOptions, Source, WasmBackend};
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
+use common::{Failure, create};
 
 const CALLERS: usize = 64;
 const IDLE: u32 = 100;
 const LOADS: u32 = 20;
-const GIB: u64 = 1 << 30;
-
-fn request(name: String) -> CreateVolume {
-    let access = AccessType::Filesystem { fs_type: None, mount_flags: Vec::new(), mount_group: None };
-    CreateVolume {
-        name,
-        capacity: CapacityRange { required: Some(GIB), limit: None },
-        capabilities: vec![VolumeCapability { mode: CapabilityMode::SingleNodeWriter, access }],
-        parameters: Parameters::new(),
-        mutable_parameters: Parameters::new(),
-        topology: None,
-        owner: None,
-    }
-}
 
 async fn load(engine: &Engine, config: BackendConfig) -> Result<Arc<WasmBackend>, Failure> {
     let source = Source::Bytes { name: "memory".to_owned(), bytes: cofferdam_guests::MEMORY };
@@ -45,8 +28,7 @@ async fn throughput(backend: &Arc<WasmBackend>, calls: usize) -> Result<f64, Fai
         let backend = Arc::clone(backend);
         tokio::spawn(async move {
             for number in 0..calls {
-                let call = Call::within(Duration::from_secs(60));
-                backend.create_volume(call, request(format!("{caller}-{number}"))).await?;
+                create(&backend, format!("{caller}-{number}")).await?;
             }
             Ok::<_, Failure>(())
         })

@@ -1,39 +1,17 @@
 //! What a component costs whatever language it comes from: its size, the time to load it, the least memory that a call runs
 //! with, and one CreateVolume in a fresh instance. Takes component files; prints a table.
 
-use std::{
-    path::Path,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+mod common;
 
-use cofferdam_backend::{
-    Backend as _, BackendConfig, Call, CompiledCache, Engine, EngineOptions, Limits, Source, WasmBackend,
-};
-use cofferdam_domain::storage::{
-    AccessType, CapabilityMode, CapacityRange, CreateVolume, Parameters, VolumeCapability,
-};
+use std::{path::Path, sync::Arc, time::Instant};
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
+use cofferdam_backend::{BackendConfig, CompiledCache, Engine, EngineOptions, Limits, Source, WasmBackend};
+
+use common::{Failure, create, percentile};
 
 const CALLS: usize = 1_000;
 /// What memory is given out in.
 const PAGE: usize = 64 << 10;
-
-async fn create(backend: &WasmBackend, name: String) -> Result<(), Failure> {
-    let access = AccessType::Filesystem { fs_type: None, mount_flags: Vec::new(), mount_group: None };
-    let request = CreateVolume {
-        name,
-        capacity: CapacityRange { required: Some(1 << 30), limit: None },
-        capabilities: vec![VolumeCapability { mode: CapabilityMode::SingleNodeWriter, access }],
-        parameters: Parameters::new(),
-        mutable_parameters: Parameters::new(),
-        topology: None,
-        owner: None,
-    };
-    backend.create_volume(Call::within(Duration::from_secs(60)), request).await?;
-    Ok(())
-}
 
 async fn load(engine: &Engine, source: &Source, limits: Limits) -> Result<Arc<WasmBackend>, Failure> {
     Ok(engine.load(source.clone(), BackendConfig { limits, ..BackendConfig::default() }).await?)
@@ -59,10 +37,6 @@ async fn least_pages(engine: &Engine, source: &Source) -> usize {
         }
     }
     enough
-}
-
-fn percentile(sorted: &[Duration], percent: usize) -> Duration {
-    sorted.get(sorted.len() * percent / 100).copied().unwrap_or_default()
 }
 
 #[expect(clippy::print_stdout, reason = "a table is what this program is for")]

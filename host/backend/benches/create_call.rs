@@ -1,6 +1,8 @@
 //! What the sandbox costs: one CreateVolume in a fresh instance, beside the same call over gRPC on a unix socket, which is what
 //! a sidecar and its driver cost. Prints a table; takes how many calls to measure, and how many volumes to have before.
 
+mod common;
+
 use std::{
     collections::BTreeMap,
     convert::Infallible,
@@ -9,12 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cofferdam_backend::{
-    Backend as _, BackendConfig, Call, CompiledCache, Engine, EngineOptions, Source, WasmBackend,
-};
-use cofferdam_domain::storage::{
-    AccessType, CapabilityMode, CapacityRange, CreateVolume, Parameters, VolumeCapability,
-};
+use cofferdam_backend::{BackendConfig, CompiledCache, Engine, EngineOptions, Source};
 use futures::future::BoxFuture;
 use tokio::net::{UnixListener, UnixStream};
 use tokio_stream::wrappers::UnixListenerStream;
@@ -25,7 +22,7 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
+use common::{Failure, create, percentile};
 
 /// The part of CSI's messages that a simple driver fills; field numbers as CSI 1.12 has them.
 mod csi {
@@ -61,7 +58,6 @@ mod csi {
 }
 
 const PATH: &str = "/csi.v1.Controller/CreateVolume";
-const GIB: u64 = 1 << 30;
 
 /// A driver that remembers its volumes in a map.
 #[derive(Clone, Default)]
@@ -129,26 +125,6 @@ async fn over_grpc(channel: &Channel, name: String) -> Result<(), Failure> {
     response.into_inner().volume.map(drop).ok_or_else(|| "no volume came back".into())
 }
 
-async fn in_sandbox(backend: &WasmBackend, name: String) -> Result<(), Failure> {
-    let access = AccessType::Filesystem { fs_type: None, mount_flags: Vec::new(), mount_group: None };
-    let request = CreateVolume {
-        name,
-        capacity: CapacityRange { required: Some(GIB), limit: None },
-        capabilities: vec![VolumeCapability { mode: CapabilityMode::SingleNodeWriter, access }],
-        parameters: Parameters::new(),
-        mutable_parameters: Parameters::new(),
-        topology: None,
-        owner: None,
-    };
-    backend.create_volume(Call::within(Duration::from_secs(60)), request).await?;
-    Ok(())
-}
-
-fn percentile(sorted: &[Duration], percent: usize) -> Duration {
-    let last = sorted.len().saturating_sub(1);
-    sorted.get((sorted.len() * percent / 100).min(last)).copied().unwrap_or_default()
-}
-
 #[expect(clippy::print_stdout, reason = "a table is what this program is for")]
 fn print(rows: &[(&str, Vec<Duration>)]) {
     let base = rows.last().map(|(_, times)| percentile(times, 50)).unwrap_or_default();
@@ -171,18 +147,18 @@ async fn measure(calls: usize, before: usize) -> Result<(), Failure> {
     // Both in turns, so that whatever else the machine does meets both alike.
     for number in 0..calls {
         let begun = Instant::now();
-        in_sandbox(&backend, format!("few-{number}")).await?;
+        create(&backend, format!("few-{number}")).await?;
         few.push(begun.elapsed());
         let begun = Instant::now();
         over_grpc(&channel, format!("grpc-{number}")).await?;
         grpc.push(begun.elapsed());
     }
     for number in 0..before {
-        in_sandbox(&backend, format!("before-{number}")).await?;
+        create(&backend, format!("before-{number}")).await?;
     }
     for number in 0..calls {
         let begun = Instant::now();
-        in_sandbox(&backend, format!("many-{number}")).await?;
+        create(&backend, format!("many-{number}")).await?;
         many.push(begun.elapsed());
     }
     std::fs::remove_dir_all(&directory)?;

@@ -1,6 +1,8 @@
 //! What a backend feels of its neighbours: calls of a quiet one alone, and beside others that loop, hoard and flood with all the
 //! concurrency that they may have. Prints a table; takes how many calls to measure for each row.
 
+mod common;
+
 use std::{
     sync::{
         Arc,
@@ -14,27 +16,10 @@ use cofferdam_backend::{
 };
 use cofferdam_domain::{
     VolumeHandle,
-    storage::{
-        AccessType, CapabilityMode, CapacityRange, CreateVolume, Parameters, ValidateVolume, VolumeCapability,
-    },
+    storage::{Parameters, ValidateVolume},
 };
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
-
-const GIB: u64 = 1 << 30;
-
-fn request(name: String) -> CreateVolume {
-    let access = AccessType::Filesystem { fs_type: None, mount_flags: Vec::new(), mount_group: None };
-    CreateVolume {
-        name,
-        capacity: CapacityRange { required: Some(GIB), limit: None },
-        capabilities: vec![VolumeCapability { mode: CapabilityMode::SingleNodeWriter, access }],
-        parameters: Parameters::new(),
-        mutable_parameters: Parameters::new(),
-        topology: None,
-        owner: None,
-    }
-}
+use common::{Failure, create, percentile};
 
 async fn load(engine: &Engine, name: &str, bytes: &'static [u8]) -> Result<Arc<WasmBackend>, Failure> {
     // A breaker that never opens: the neighbours shall go on for as long as they are measured.
@@ -48,9 +33,7 @@ async fn measure(backend: &WasmBackend, row: usize, calls: usize) -> Result<Vec<
     let mut times = Vec::with_capacity(calls);
     for number in 0..calls {
         let begun = Instant::now();
-        backend
-            .create_volume(Call::within(Duration::from_secs(60)), request(format!("{row}-{number}")))
-            .await?;
+        create(backend, format!("{row}-{number}")).await?;
         times.push(begun.elapsed());
     }
     times.sort_unstable();
@@ -76,11 +59,6 @@ fn disturb(backend: &Arc<WasmBackend>, misdeed: &'static str, stop: &Arc<AtomicB
             }
         });
     }
-}
-
-fn percentile(sorted: &[Duration], percent: usize) -> Duration {
-    let last = sorted.len().saturating_sub(1);
-    sorted.get((sorted.len() * percent / 100).min(last)).copied().unwrap_or_default()
 }
 
 #[expect(clippy::print_stdout, reason = "a table is what this program is for")]
