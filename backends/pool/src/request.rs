@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cofferdam_guest::{
-    AccessMode, AccessType, CapacityRange, CreateRequest, KeyValues, Result, StorageError, VolumeCapability,
+    AccessType, CapacityRange, CreateRequest, KeyValues, Result, StorageError, VolumeCapability,
     pool::CopyMode, sizes::Sizes, to_map,
 };
 use serde::{Deserialize, Serialize};
@@ -197,38 +197,14 @@ pub(crate) fn uses(capabilities: &[VolumeCapability]) -> Result<Vec<String>> {
 
 /// Refuses what storage of one node cannot be.
 pub(crate) fn single_node(capabilities: &[VolumeCapability]) -> std::result::Result<(), String> {
-    match capabilities.iter().map(|capability| capability.mode).find(|mode| is_multi_node(*mode)) {
-        Some(mode) => Err(format!("access mode {}: this storage is in one node only", mode_name(mode))),
+    match capabilities.iter().map(|capability| capability.mode).find(|mode| mode.is_multi_node()) {
+        Some(mode) => Err(format!("access mode {}: this storage is in one node only", mode.as_str())),
         None => Ok(()),
     }
 }
 
-const fn is_multi_node(mode: AccessMode) -> bool {
-    match mode {
-        AccessMode::SingleNodeWriter
-        | AccessMode::SingleNodeReaderOnly
-        | AccessMode::SingleNodeSingleWriter
-        | AccessMode::SingleNodeMultiWriter => false,
-        AccessMode::MultiNodeReaderOnly
-        | AccessMode::MultiNodeSingleWriter
-        | AccessMode::MultiNodeMultiWriter => true,
-    }
-}
-
-const fn mode_name(mode: AccessMode) -> &'static str {
-    match mode {
-        AccessMode::SingleNodeWriter => "single-node-writer",
-        AccessMode::SingleNodeReaderOnly => "single-node-reader-only",
-        AccessMode::MultiNodeReaderOnly => "multi-node-reader-only",
-        AccessMode::MultiNodeSingleWriter => "multi-node-single-writer",
-        AccessMode::MultiNodeMultiWriter => "multi-node-multi-writer",
-        AccessMode::SingleNodeSingleWriter => "single-node-single-writer",
-        AccessMode::SingleNodeMultiWriter => "single-node-multi-writer",
-    }
-}
-
 fn describe(capability: &VolumeCapability) -> String {
-    let mode = mode_name(capability.mode);
+    let mode = capability.mode.as_str();
     match &capability.access {
         AccessType::Block => format!("{mode} block"),
         AccessType::Filesystem(access) => {
