@@ -43,7 +43,7 @@ clippy: toolchain
 
 .PHONY: deny
 deny: toolchain $(DENY)
-	$(DENY) --locked check licenses bans sources
+	$(DENY) --locked check --hide-inclusion-graph licenses bans sources
 
 .PHONY: doc
 doc: toolchain

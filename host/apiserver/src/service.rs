@@ -46,6 +46,12 @@ impl std::fmt::Debug for ApiBody {
     }
 }
 
+impl From<Bytes> for ApiBody {
+    fn from(bytes: Bytes) -> Self {
+        Self(Content::Whole(Some(bytes)))
+    }
+}
+
 impl Body for ApiBody {
     type Data = Bytes;
     type Error = Infallible;

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use cofferdam_domain::storage::Secrets;
 use futures::future::BoxFuture;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use wasmtime::{Store, component::Instance};
 use wasmtime_wasi::I32Exit;
 
@@ -13,6 +13,7 @@ use crate::{
     capabilities::{Context, Shared},
     checks::printable,
     convert,
+    effort::Effort,
     engine::Inner,
     exports::Exports,
     instance::{self, Host},
@@ -20,6 +21,7 @@ use crate::{
     limits::{Limits, Refused},
     loader::Compiled,
     outcome::{Bounded, Failure},
+    slots::Slots,
     testing::ENDED,
     usage::Usage,
 };
@@ -32,6 +34,8 @@ pub(crate) struct Parts {
     pub(crate) limits: Limits,
     /// What the operator gives every call.
     pub(crate) secrets: Secrets,
+    /// Where its instances live, among those of all backends.
+    pub(crate) slots: Arc<Slots>,
     /// Where calls that compute for long take turns.
     pub(crate) lane: Lane,
 }
@@ -70,41 +74,63 @@ pub(crate) async fn spawn<T: Send + 'static>(
     method: &'static str,
     function: Function<T>,
 ) -> End<T> {
-    let task = inner.guests().spawn(async move { run(&parts, context, method, function).await });
+    let task = inner.guests().spawn(run(parts, context, method, function));
     task.await.unwrap_or_else(|error| {
         tracing::error!(method, %error, "the host failed while it ran a guest");
         End::without_guest(Failure::Panic)
     })
 }
 
-/// Runs a call here. The store dies with the call, whatever happened: after a trap nothing in it can be trusted.
-pub(crate) async fn run<T>(
-    parts: &Parts,
+/// Runs a call here, or where calls run that compute for long.
+pub(crate) async fn run<T: Send + 'static>(
+    parts: Arc<Parts>,
     context: Context,
     method: &'static str,
     function: Function<T>,
 ) -> End<T> {
+    let (lane, effort) = (parts.lane.clone(), Effort::default());
+    let call = {
+        let effort = effort.clone();
+        async move { alone(&parts, context, method, function, effort).await }
+    };
+    lane.pace(&effort, Box::pin(call)).await
+}
+
+/// The call itself. The store dies with it, whatever happened: after a trap nothing in it can be trusted.
+async fn alone<T>(
+    parts: &Parts,
+    context: Context,
+    method: &'static str,
+    function: Function<T>,
+    effort: Effort,
+) -> End<T> {
     let begun = Instant::now();
     let deadline = context.deadline;
-    let mut store = instance::store(parts, context);
+    let slots = timeout_at(deadline, parts.slots.take(parts.compiled.slots)).await;
+    // Given back after the store is gone.
+    let Ok(_slots) = slots else { return End::without_guest(Failure::Overloaded) };
+    let mut store = instance::store(parts, context, effort.clone());
     let work = async {
         let instance = parts.compiled.pre.instantiate_async(&mut store).await?;
         function(Fresh { store: &mut store, instance, exports: &parts.compiled.exports }).await
     };
-    let outcome = timeout_at(deadline, parts.lane.pace(work)).await;
+    let outcome = tokio::select! {
+        // First, because a call that has waited for its turn until now must not run any more.
+        biased;
+        () = sleep_until(deadline) => None,
+        answer = work => Some(answer),
+    };
     let answer = match outcome {
-        Ok(Ok(Ok(value))) => Ok(value),
-        Ok(Ok(Err(error))) => Err(Failure::Storage(convert::error(error, store.data().redactor()))),
-        Ok(Err(error)) => Err(classify(&error, store.data(), &parts.limits)),
-        Err(_) => Err(timed_out(deadline.saturating_duration_since(begun), &parts.limits)),
+        Some(Ok(Ok(value))) => Ok(value),
+        Some(Ok(Err(error))) => Err(Failure::Storage(convert::error(error, store.data().redactor()))),
+        Some(Err(error)) => Err(classify(&error, store.data(), &parts.limits)),
+        None => Err(timed_out(deadline.saturating_duration_since(begun), &parts.limits)),
     };
     let host = store.data();
     let lost_lines = host.finish();
     report(method, answer.as_ref().err(), host);
-    End {
-        answer,
-        usage: Some(Usage { memory_bytes: host.meter.peak(), computed: host.computed(), lost_lines }),
-    }
+    let usage = Usage { memory_bytes: host.meter.peak(), computed: effort.until_now(), lost_lines };
+    End { answer, usage: Some(usage) }
 }
 
 /// What a passed deadline says. A caller in a hurry, or a call that waited long for its turn, is not the guest's fault.

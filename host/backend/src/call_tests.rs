@@ -51,11 +51,12 @@ async fn parts(engine: &Engine) -> Arc<Parts> {
     };
     Arc::new(Parts {
         engine: wasm.clone(),
-        compiled: Arc::new(Compiled { digest, size: 0, manifest, pre, exports }),
+        compiled: Arc::new(Compiled { digest, size: 0, manifest, pre, exports, slots: 1 }),
         shared: loader::bare("memory", BTreeMap::new(), &Limits::default()).await.unwrap(),
         limits: Limits::default(),
         secrets: Secrets::default(),
-        lane: engine.inner.lanes.lane(),
+        slots: Arc::default(),
+        lane: engine.inner.lane(),
     })
 }
 

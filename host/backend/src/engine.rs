@@ -6,7 +6,7 @@ use std::{
     num::NonZeroUsize,
     os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, RwLock, Weak},
+    sync::{Arc, Mutex, Weak},
     thread,
     time::Duration,
 };
@@ -17,16 +17,23 @@ use wasmtime::{
 };
 
 use crate::{
-    capabilities, digest::Digest, error::LoadError, instance::Host, lane::Lanes, limits::TICK,
-    loader::Compiled, metrics::BackendMetrics, wasi,
+    capabilities,
+    digest::Digest,
+    error::LoadError,
+    instance::Host,
+    lane::Lane,
+    limits::TICK,
+    loader::Compiled,
+    metrics::BackendMetrics,
+    slots::{self, Slots},
+    wasi,
 };
 
-/// Threads that run guests. Apart from the threads that watch the cluster, renew leases and answer health checks, so that no
-/// guest can starve those. Calls that compute for long share one of them, and calls that keep their thread while they begin another
-/// (see [`Lanes`]): the third is for those that do neither.
-const GUEST_THREADS: usize = 3;
 /// Frames of a guest's backtrace: what a log line can show.
 const BACKTRACE_FRAMES: usize = 16;
+/// The niceness of threads for long calls. Whoever wakes up beside such a thread runs at once; between the niceness of all
+/// others and this one the system lets it wait for a slice of the processor, which is many short calls.
+const LOWEST: i32 = 19;
 /// Most bytes of compiled code on the disk: some twenty components of the largest languages.
 const CACHE_BYTES: u64 = 1 << 30;
 
@@ -67,10 +74,11 @@ pub(crate) struct Inner {
     pub(crate) compiled: Mutex<HashMap<Digest, Weak<Compiled>>>,
     /// What components import, the same for all of them.
     pub(crate) linker: Linker<Host>,
-    /// Where calls that compute for long take turns.
-    pub(crate) lanes: Lanes,
-    guests: Handle,
-    runtime: RwLock<Option<Runtime>>,
+    /// Where instances live.
+    pub(crate) slots: Arc<Slots>,
+    guests: Threads,
+    /// For calls that compute for long.
+    long: Threads,
 }
 
 impl std::fmt::Debug for Inner {
@@ -86,18 +94,14 @@ impl Engine {
     ///
     /// When the processor or the system does not let code be compiled and run, or threads cannot be started.
     pub fn new(options: EngineOptions) -> Result<Self, LoadError> {
-        let mut config = config();
-        config.cache(open_cache(&options.cache));
-        let wasm = wasmtime::Engine::new(&config).map_err(|error| LoadError::Engine(format!("{error:#}")))?;
+        let wasm =
+            start(open_cache(&options.cache)).map_err(|error| LoadError::Engine(format!("{error:#}")))?;
         let linker = link(&wasm).map_err(|error| LoadError::Engine(format!("{error:#}")))?;
         start_clock(&wasm)?;
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(GUEST_THREADS)
-            .thread_name("guest")
-            .enable_time()
-            .enable_io()
-            .build()
-            .map_err(LoadError::Threads)?;
+        let processors = thread::available_parallelism().map_or(2, NonZeroUsize::get);
+        // Apart from the threads that watch the cluster, renew leases and answer health checks, so that no guest can starve those.
+        let guests = Threads::start("guest", processors, || ())?;
+        let long = Threads::start("guest-long", processors.div_ceil(2), make_way)?;
         Ok(Self {
             inner: Arc::new(Inner {
                 wasm,
@@ -105,9 +109,9 @@ impl Engine {
                 compiling: tokio::sync::Mutex::new(()),
                 compiled: Mutex::default(),
                 linker,
-                lanes: Lanes::default(),
-                guests: runtime.handle().clone(),
-                runtime: RwLock::new(Some(runtime)),
+                slots: Arc::default(),
+                guests,
+                long,
             }),
         })
     }
@@ -116,17 +120,65 @@ impl Engine {
 impl Inner {
     /// The threads that run guests.
     pub(crate) fn guests(&self) -> &Handle {
-        &self.guests
+        &self.guests.handle
+    }
+
+    /// The lane of one more backend.
+    pub(crate) fn lane(&self) -> Lane {
+        Lane::new(self.long.handle.clone())
     }
 }
 
-impl Drop for Inner {
+/// Threads that run tasks; they end with the last owner.
+struct Threads {
+    handle: Handle,
+    runtime: Option<Runtime>,
+}
+
+impl Threads {
+    fn start(name: &str, count: usize, begin: fn()) -> Result<Self, LoadError> {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(count)
+            .thread_name(name)
+            .on_thread_start(begin)
+            .enable_time()
+            .enable_io()
+            .build()
+            .map_err(LoadError::Threads)?;
+        Ok(Self { handle: runtime.handle().clone(), runtime: Some(runtime) })
+    }
+}
+
+impl Drop for Threads {
     fn drop(&mut self) {
         // The last owner may be a task, and a task must not wait for threads.
-        if let Some(runtime) = self.runtime.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }
+}
+
+/// The calling thread yields to the others.
+fn make_way() {
+    if let Err(error) = rustix::process::setpriority_process(None, LOWEST) {
+        tracing::debug!(%error, "the threads for long calls have the priority of all others");
+    }
+}
+
+/// Where addresses are scarce, such as under `ulimit -v`, instances live without slots: slower, and as safe.
+fn start(cache: Option<Cache>) -> wasmtime::Result<wasmtime::Engine> {
+    let mut config = config();
+    config.cache(cache);
+    let mut with_slots = config.clone();
+    slots::reserve(&mut with_slots);
+    wasmtime::Engine::new(&with_slots).or_else(|error| {
+        tracing::warn!(
+            error = format!("{error:#}"),
+            "no addresses can be reserved for guests: every call maps its own memory"
+        );
+        config.allocation_strategy(InstanceAllocationStrategy::OnDemand);
+        wasmtime::Engine::new(&config)
+    })
 }
 
 /// Everything that guests need and nothing more: what is off cannot be attacked. Proposals that need cargo features which
@@ -137,7 +189,6 @@ fn config() -> Config {
         .wasm_component_model(true)
         .concurrency_support(false)
         .epoch_interruption(true)
-        .allocation_strategy(InstanceAllocationStrategy::OnDemand)
         .memory_init_cow(true)
         .wasm_backtrace_details(WasmBacktraceDetails::Disable)
         .wasm_backtrace_max_frames(NonZeroUsize::new(BACKTRACE_FRAMES));

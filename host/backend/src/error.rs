@@ -82,6 +82,14 @@ pub enum LoadError {
         /// What to do about it.
         advice: String,
     },
+    /// One call of the component needs more than this program has room for, whatever its limits.
+    #[error("{name}: no call of it can be served: {reason}")]
+    TooDemanding {
+        /// The component.
+        name: String,
+        /// What it needs, and how much there is.
+        reason: String,
+    },
     /// The component needs something that the operator has not granted.
     #[error("{name}: imports `{import}`, which is not granted to it; {}", .grant.advice())]
     NotGranted {
@@ -137,6 +145,18 @@ pub enum LoadError {
         value: u64,
         /// What is allowed.
         expected: &'static str,
+    },
+    /// A limit is higher than this program can serve.
+    #[error("{name}: the limit `{limit}` is {value}; expected at most {most}")]
+    LimitTooHigh {
+        /// The component.
+        name: String,
+        /// The limit.
+        limit: &'static str,
+        /// Its value.
+        value: usize,
+        /// The most that it may be.
+        most: usize,
     },
     /// An origin for the backend's HTTP requests cannot be used.
     #[error("{name}: the HTTP origin `{origin}`: {reason}")]

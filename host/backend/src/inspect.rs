@@ -61,16 +61,22 @@ impl Grant {
     pub(crate) fn advice(self) -> String {
         match self {
             Self::Http => {
-                "name the origins of its requests in sections [[backend.NAME.http.origins]]".to_owned()
+                "name the origins of its requests in sections [[backend.NAME.http.origins]], or by --origin where the \
+                 command has it"
+                    .to_owned()
             }
-            Self::Pool => "name its directory in a section [backend.NAME.pool]".to_owned(),
+            Self::Pool => {
+                "name its directory in a section [backend.NAME.pool], or by --pool where the command has it".to_owned()
+            }
             Self::Log
             | Self::Ambient
             | Self::Settings
             | Self::Secrets
             | Self::Reveal
             | Self::Session
-            | Self::State => format!("add {self} to its grants"),
+            | Self::State => {
+                format!("add {self} to its grants, or by --grant where the command has it")
+            }
         }
     }
 

@@ -1,101 +1,138 @@
-//! Turns for calls that compute for long.
+//! Threads of their own, and turns on them, for calls that compute for long.
 //!
 //! A guest gives its thread back at every tick of the engine's clock, but it is runnable at once again: a backend with many such
-//! calls would fill the threads' queue, and the short calls of other backends would wait behind all of them. So a call that goes
-//! on computing waits for its turn. One turn begins for every tick of the clock, which leaves the other threads to short calls;
-//! turns go round the backends first, and then round the calls of one backend.
-
+//! calls would fill the threads' queue, and the short calls of other backends would wait behind all of them. So whoever computes
+//! for long does it on other threads, of which there are half as many as processors and which make way for the rest of the
+//! process: each stretch of such a call, of a tick at most, is a turn there. Turns go round the backends first, and then round the
+//! calls of one backend.
 //!
-//! A call that ends, or traps, within its first tick never waits for a turn, and a backend with many such calls would keep all
-//! threads as well. So it is learned how long a backend's calls keep their thread at first; where that is long, they begin one
-//! at a time.
+//! A call that ends, or traps, within its first tick is over before it is known to be long, and a backend with many such calls
+//! would keep all threads as well. So it is learned how long a backend's calls keep their thread at first; where that is long, their
+//! first stretch is a turn too.
 
 use std::{
-    pin::pin,
+    panic::resume_unwind,
+    pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    task::{Context, Poll, Wake, Waker},
     time::Duration,
 };
 
-use tokio::{
-    sync::Mutex,
-    time::{Instant, sleep_until},
-};
+use futures::task::AtomicWaker;
+use tokio::{runtime::Handle, sync::Mutex};
+use tracing::Instrument as _;
 
-use crate::limits::TICK;
+use crate::{effort::Effort, limits::TICK};
 
-/// From here on a backend's calls begin one at a time, on the mean: well above what calls take that only ask their storage, and
-/// well below what others would notice.
+/// From here on a backend's calls begin in the lane, on the mean: well above what calls take that only ask their storage, and well
+/// below what others would notice.
 const LONG: Duration = Duration::from_millis(1);
 /// How many calls the mean is taken over, roughly.
 const MEMORY: u64 = 8;
 
-/// The turns of all backends of an engine.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Lanes {
-    /// When the next turn would begin if each took a whole tick.
-    turns: Arc<Mutex<Option<Instant>>>,
-    /// Whose call begins, of those that keep their thread for long.
-    beginnings: Arc<Mutex<()>>,
-}
-
 /// The turns of one backend.
 #[derive(Clone, Debug)]
 pub(crate) struct Lane {
-    /// Whose turn it is among the calls of this backend; first come, first served, as the library's mutex is fair.
+    /// Whose turn it is among the calls of this backend; first come, first served, as the library's locks are fair. A backend
+    /// stands in the threads' queue once, so that many calls do not get it more turns.
     own: Arc<Mutex<()>>,
-    /// The same for those that begin.
-    own_beginnings: Arc<Mutex<()>>,
     /// How long a call keeps its thread at first, on the mean, in microseconds.
     mean: Arc<AtomicU64>,
-    /// Whose turn it is among the backends.
-    all: Lanes,
+    /// Where turns are taken.
+    threads: Handle,
 }
 
-impl Lanes {
-    /// A backend's lane.
-    pub(crate) fn lane(&self) -> Lane {
-        Lane { own: Arc::default(), own_beginnings: Arc::default(), mean: Arc::default(), all: self.clone() }
+/// Remembers that a call was woken: while it has its turn, and until somebody listens, nobody else would.
+#[derive(Debug, Default)]
+struct Bell {
+    rung: AtomicBool,
+    listener: AtomicWaker,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.rung.store(true, Ordering::Release);
+        self.listener.wake();
     }
 }
+
+impl Bell {
+    async fn rings(&self) {
+        std::future::poll_fn(|context| {
+            self.listener.register(context.waker());
+            if self.rung.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+}
+
+type Work<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 impl Lane {
-    /// Waits for the turn to compute for a tick. Nothing has to be given back: a turn is over when the tick is.
-    pub(crate) async fn turn(&self) {
-        let _own = self.own.lock().await;
-        let mut due = self.all.turns.lock().await;
-        if let Some(due) = *due {
-            // A tick early at most: the clock is not exact, and who is alone must not wait for its own last turn.
-            sleep_until(due - TICK).await;
-        }
-        let now = Instant::now();
-        *due = Some(due.map_or(now, |due| due.max(now)) + TICK);
+    /// The lane of one more backend, with its turns on these threads.
+    pub(crate) fn new(threads: Handle) -> Self {
+        Self { own: Arc::default(), mean: Arc::default(), threads }
     }
 
-    /// Runs a call; where calls of this backend keep their thread for long, it begins when no other such call does. Its first
-    /// stretch ends when it waits for something, has computed for a tick, or is over.
-    pub(crate) async fn pace<T>(&self, call: impl Future<Output = T>) -> T {
-        let mut alone = match self.is_slow() {
-            true => Some((self.own_beginnings.lock().await, self.all.beginnings.lock().await)),
-            false => None,
-        };
-        let mut call = pin!(call);
-        let mut begun = false;
-        std::future::poll_fn(|context| {
-            if begun {
-                return call.as_mut().poll(context);
+    /// Runs a call; while it is long, or calls of this backend are at first, each stretch of it is a turn. A stretch ends when the
+    /// call waits for something, has computed for a tick, or is over. The call must not count on being polled when its
+    /// deadline has passed while it waits for its turn.
+    pub(crate) async fn pace<T: Send + 'static>(&self, effort: &Effort, mut call: Work<T>) -> T {
+        let mut first = true;
+        if !self.is_slow() {
+            let quick = std::future::poll_fn(|context| {
+                if effort.spent() > TICK {
+                    return Poll::Ready(None);
+                }
+                let (polled, took) = effort.stretch(|| call.as_mut().poll(context));
+                if std::mem::take(&mut first) {
+                    self.learn(took);
+                }
+                polled.map(Some)
+            });
+            if let Some(answer) = quick.await {
+                return answer;
             }
-            begun = true;
-            // Not the runtime's clock, which tests stop.
-            let before = std::time::Instant::now();
-            let polled = call.as_mut().poll(context);
-            self.learn(before.elapsed());
-            alone = None;
-            polled
-        })
-        .await
+        }
+        loop {
+            let bell = Arc::new(Bell::default());
+            let (kept, stretch, took) = self.turn(call, effort.clone(), Arc::clone(&bell)).await;
+            if std::mem::take(&mut first) {
+                self.learn(took);
+            }
+            match stretch {
+                Poll::Ready(answer) => return answer,
+                Poll::Pending => call = kept,
+            }
+            bell.rings().await;
+        }
+    }
+
+    /// One stretch of a call, on the threads for those that are long.
+    async fn turn<T: Send + 'static>(
+        &self,
+        mut call: Work<T>,
+        effort: Effort,
+        bell: Arc<Bell>,
+    ) -> (Work<T>, Poll<T>, Duration) {
+        let _own = self.own.lock().await;
+        let stretch = async move {
+            let waker = Waker::from(bell);
+            let mut context = Context::from_waker(&waker);
+            let (polled, took) = effort.stretch(|| call.as_mut().poll(&mut context));
+            (call, polled, took)
+        };
+        match self.threads.spawn(stretch.in_current_span()).await {
+            Ok(stretch) => stretch,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => resume_unwind(panic),
+                // The threads were told to stop, and with them everything that a call could tell.
+                Err(_) => std::future::pending().await,
+            },
+        }
     }
 
     fn is_slow(&self) -> bool {
@@ -112,69 +149,109 @@ impl Lane {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex as Plain;
+
+    use tokio::task::yield_now;
+
     use super::*;
 
-    /// When each turn of a lane began, in ticks.
-    async fn turns(lane: Lane, turns: usize) -> Vec<u128> {
-        let begun = Instant::now();
-        let mut times = Vec::new();
-        for _ in 0..turns {
-            lane.turn().await;
-            times.push(begun.elapsed().as_millis() / TICK.as_millis());
-            // Computes for as long as a turn is.
-            tokio::time::sleep(TICK).await;
-        }
-        times
+    fn lane() -> Lane {
+        Lane::new(Handle::current())
+    }
+
+    fn slow(lane: &Lane) {
+        (0..20).for_each(|_| lane.learn(Duration::from_millis(8)));
+    }
+
+    fn work<T>(work: impl Future<Output = T> + Send + 'static) -> Work<T> {
+        Box::pin(work)
     }
 
     #[tokio::test]
-    async fn calls_that_keep_their_thread_begin_one_at_a_time() {
-        let lanes = Lanes::default();
-        let (slow, quick) = (lanes.lane(), lanes.lane());
-        for _ in 0..20 {
-            slow.learn(Duration::from_millis(8));
-            quick.learn(Duration::from_micros(90));
-        }
-        assert!(slow.is_slow() && !quick.is_slow());
-        // One that has begun and not yet waited for anything: the next slow one waits, a quick one does not.
-        let beginning = slow.all.beginnings.lock().await;
-        let mut waiting = pin!(slow.pace(async { 1 }));
-        assert!(futures::poll!(waiting.as_mut()).is_pending());
-        assert_eq!(quick.pace(async { 2 }).await, 2);
-        drop(beginning);
+    async fn calls_that_keep_their_thread_begin_in_turns() {
+        let (hogs, others, quick) = (lane(), lane(), lane());
+        slow(&hogs);
+        slow(&others);
+        (0..20).for_each(|_| quick.learn(Duration::from_micros(90)));
+        let no_effort = Effort::default();
+        let turn = hogs.own.lock().await;
+        let mut waiting = Box::pin(hogs.pace(&no_effort, work(async { 1 })));
+        assert!(futures::poll!(waiting.as_mut()).is_pending(), "one turn of a backend at a time");
+        assert_eq!(others.pace(&no_effort, work(async { 2 })).await, 2, "another backend has its own");
+        assert_eq!(quick.pace(&no_effort, work(async { 3 })).await, 3, "who is quick does not wait");
+        drop(turn);
         assert_eq!(waiting.await, 1);
-        // What waits for its storage does not keep the others.
-        let mut asking = pin!(slow.pace(std::future::pending::<()>()));
-        assert!(futures::poll!(asking.as_mut()).is_pending());
-        assert_eq!(slow.pace(async { 3 }).await, 3);
-        for _ in 0..40 {
-            slow.learn(Duration::ZERO);
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_its_storage_keeps_nobody_and_is_woken() {
+        let hogs = lane();
+        slow(&hogs);
+        let (answer, storage) = tokio::sync::oneshot::channel::<u32>();
+        let effort = Effort::default();
+        let mut asking = Box::pin(hogs.pace(&effort, work(storage)));
+        for _ in 0..3 {
+            assert!(futures::poll!(asking.as_mut()).is_pending());
+            yield_now().await;
         }
-        assert!(!slow.is_slow(), "it is forgotten");
+        assert_eq!(hogs.pace(&Effort::default(), work(async { 3 })).await, 3);
+        answer.send(4).unwrap();
+        assert_eq!(asking.await, Ok(4));
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn who_is_alone_never_waits() {
-        assert_eq!(turns(Lanes::default().lane(), 5).await, [0, 1, 2, 3, 4]);
+    #[tokio::test]
+    async fn a_slow_backend_is_forgotten() {
+        let lane = lane();
+        slow(&lane);
+        assert!(lane.is_slow());
+        (0..40).for_each(|_| lane.learn(Duration::ZERO));
+        assert!(!lane.is_slow());
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn one_turn_begins_each_tick_whoever_takes_it() {
-        let lanes = Lanes::default();
-        let all = (0..8).map(|_| turns(lanes.lane(), 10));
-        let mut times = futures::future::join_all(all).await.concat();
-        times.sort_unstable();
-        let crowded = (0..80).filter(|tick| times.iter().filter(|time| *time == tick).count() > 1).count();
-        assert_eq!((times.len(), crowded), (80, 1), "{times:?}");
+    #[tokio::test]
+    async fn a_panic_in_a_turn_is_the_calls() {
+        let lane = lane();
+        slow(&lane);
+        let call = tokio::spawn(async move {
+            lane.pace(&Effort::default(), work(async { panic!("a defect of the host") })).await
+        });
+        let panic = call.await.unwrap_err().into_panic();
+        assert_eq!(panic.downcast_ref::<&str>(), Some(&"a defect of the host"));
     }
 
-    #[tokio::test(start_paused = true)]
+    /// Who had a stretch, in order.
+    #[derive(Clone, Default)]
+    struct Seen(Arc<Plain<Vec<&'static str>>>);
+
+    impl Seen {
+        /// A call of so many stretches, in a backend whose calls are long.
+        async fn computes(self, lane: Lane, name: &'static str, stretches: usize) {
+            let call = async move {
+                for _ in 0..stretches {
+                    self.0.lock().unwrap().push(name);
+                    yield_now().await;
+                }
+            };
+            lane.pace(&Effort::default(), work(call)).await;
+        }
+
+        fn at(&self, name: &str) -> Vec<usize> {
+            let seen = self.0.lock().unwrap();
+            seen.iter().enumerate().filter(|(_, who)| **who == name).map(|(at, _)| at).collect()
+        }
+    }
+
+    #[tokio::test]
     async fn a_backend_with_many_calls_gets_no_more_than_one_with_a_single_call() {
-        let lanes = Lanes::default();
-        let (crowd, single) = (lanes.lane(), lanes.lane());
-        let many = futures::future::join_all((0..64).map(|_| turns(crowd.clone(), 10)));
-        let single = turns(single, 10);
-        let (single, _) = futures::join!(single, many);
-        assert!(single.last().is_some_and(|last| *last <= 30), "{single:?}");
+        let (crowd, single) = (lane(), lane());
+        slow(&crowd);
+        slow(&single);
+        let seen = Seen::default();
+        let many = (0..64).map(|_| seen.clone().computes(crowd.clone(), "crowd", 10));
+        let one = seen.clone().computes(single, "single", 10);
+        futures::join!(futures::future::join_all(many), one);
+        let (crowd, single) = (seen.at("crowd"), seen.at("single"));
+        assert_eq!((crowd.len(), single.len()), (640, 10));
+        assert!(single.last().is_some_and(|last| *last <= 3 * 10), "one for one, or nearly: {single:?}");
     }
 }

@@ -14,6 +14,7 @@ mod capabilities;
 mod checks;
 mod convert;
 mod digest;
+mod effort;
 mod engine;
 mod error;
 mod exports;
@@ -25,9 +26,9 @@ mod limits;
 mod loader;
 mod metrics;
 mod outcome;
+mod slots;
 pub mod testing;
 mod usage;
-mod waits;
 mod wasi;
 mod wasm;
 

@@ -16,7 +16,7 @@ pub struct Limits {
     /// Linear memory of one call in bytes, summed over all memories of the component. No measured guest needs more than
     /// 17 MiB.
     pub memory_bytes: usize,
-    /// Time that one call may compute, in milliseconds; waiting does not count. Measured in ticks of 10 ms.
+    /// Time that one call may compute, in milliseconds; waiting does not count. Looked at in ticks of 10 ms.
     pub cpu_ms: u64,
     /// Time that one call may take in all, in milliseconds. The caller's own deadline may be shorter.
     pub deadline_ms: u64,
@@ -92,7 +92,8 @@ impl Default for Limits {
     }
 }
 
-/// How often the engine's clock ticks. Guests are stopped at ticks, so it is also the grain of their CPU budget.
+/// How often the engine's clock ticks. Guests give their thread back and are stopped at ticks, so it is also the grain of their
+/// budget of computing time.
 pub(crate) const TICK: Duration = Duration::from_millis(10);
 
 impl Limits {
@@ -130,9 +131,9 @@ impl Limits {
         ]
     }
 
-    /// Ticks that one call may see while it computes: at least one, and the tick that was under way when it began is free.
-    pub(crate) fn cpu_ticks(&self) -> u64 {
-        self.cpu_ms.div_ceil(TICK.as_millis().try_into().unwrap_or(u64::MAX)).saturating_add(1)
+    /// Time that one call may compute.
+    pub(crate) fn computing(&self) -> Duration {
+        Duration::from_millis(self.cpu_ms)
     }
 }
 
@@ -267,11 +268,5 @@ mod tests {
         assert_eq!(meter.refused(), None);
         assert!(!meter.table_growing(0, 20_001, None).unwrap());
         assert_eq!(meter.refused(), Some(Refused::TableElements));
-    }
-
-    #[test]
-    fn a_budget_has_at_least_one_whole_tick() {
-        let ticks = |cpu_ms| Limits { cpu_ms, ..Limits::default() }.cpu_ticks();
-        assert_eq!([ticks(0), ticks(1), ticks(10), ticks(11), ticks(5_000)], [1, 2, 2, 3, 501]);
     }
 }

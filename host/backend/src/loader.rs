@@ -35,6 +35,7 @@ use crate::{
     inspect::{Grant, Manifest},
     instance::Host,
     limits::Limits,
+    slots,
     testing::FaultPlan,
     wasm::WasmBackend,
 };
@@ -137,8 +138,9 @@ impl Engine {
         let compiled = self.compiled(source, limits.file_bytes, None).await?;
         let shared = bare(&name, settings, &limits).await?;
         let engine = self.inner.wasm.clone();
-        let lane = self.inner.lanes.lane();
-        let parts = Arc::new(Parts { engine, compiled, shared, limits, secrets: Secrets::default(), lane });
+        let (slots, lane) = (Arc::clone(&self.inner.slots), self.inner.lane());
+        let parts =
+            Arc::new(Parts { engine, compiled, shared, limits, secrets: Secrets::default(), slots, lane });
         describe(&name, &self.inner, &parts).await
     }
 
@@ -217,7 +219,8 @@ impl Engine {
             shared,
             limits,
             secrets,
-            lane: self.inner.lanes.lane(),
+            slots: Arc::clone(&self.inner.slots),
+            lane: self.inner.lane(),
         });
         introduce(&name, Arc::clone(&self.inner), parts).await
     }
@@ -274,6 +277,10 @@ fn check_limits(name: &str, limits: &Limits) -> Result<(), LoadError> {
             "at least `concurrent-calls` and not more than a semaphore holds",
         ),
     ];
+    let too_high = slots::ceilings(limits).into_iter().find(|(_, value, most)| value > most);
+    if let Some((limit, value, most)) = too_high {
+        return Err(LoadError::LimitTooHigh { name: name.to_owned(), limit, value, most });
+    }
     match checks.into_iter().find(|(_, _, valid, _)| !valid) {
         Some((limit, value, _, expected)) => {
             Err(LoadError::Limit { name: name.to_owned(), limit, value, expected })
@@ -293,6 +300,8 @@ pub(crate) struct Compiled {
     pub(crate) manifest: Manifest,
     pub(crate) pre: InstancePre<Host>,
     pub(crate) exports: Exports,
+    /// How many slots a call of it takes.
+    pub(crate) slots: u32,
 }
 
 /// Everything that needs a thread of its own. The bytes are read once: what is hashed is what is compiled.
@@ -316,16 +325,16 @@ fn compile(
     if let Some(compiled) = known().get(&digest).and_then(Weak::upgrade) {
         return Ok(compiled);
     }
-    let component = Component::from_binary(&inner.wasm, &bytes)
-        .map_err(|error| LoadError::Invalid { name: owned(), reason: one_line(&error) })?;
+    let component = Component::from_binary(&inner.wasm, &bytes).map_err(|error| invalid(owned(), &error))?;
     let kind = component.component_type();
     let imports = kind.imports(&inner.wasm).map(|(import, _)| import.to_owned()).collect();
     let exports = kind.exports(&inner.wasm).map(|(export, _)| export.to_owned()).collect();
     let manifest = Manifest::read(name, imports, exports)?;
     let mismatch = |error: wasmtime::Error| LoadError::Mismatch { name: owned(), reason: one_line(&error) };
+    let slots = slots::needed(&component);
     let pre = inner.linker.instantiate_pre(&component).map_err(mismatch)?;
     let exports = Exports::find(&pre, &manifest.abilities).map_err(mismatch)?;
-    let compiled = Arc::new(Compiled { digest, size: wide(bytes.len()), manifest, pre, exports });
+    let compiled = Arc::new(Compiled { digest, size: wide(bytes.len()), manifest, pre, exports, slots });
     let mut known = known();
     known.retain(|_, compiled| compiled.strong_count() > 0);
     known.insert(digest, Arc::downgrade(&compiled));
@@ -378,6 +387,15 @@ fn not_a_component(bytes: &[u8]) -> Option<String> {
         }
         None if bytes.trim_ascii_start().starts_with(b"(") => Some("WebAssembly text".to_owned()),
         None => Some("not WebAssembly".to_owned()),
+    }
+}
+
+/// Why code was not made of a component. What does not fit a slot is no fault of its form.
+fn invalid(name: String, error: &wasmtime::Error) -> LoadError {
+    let reason = one_line(error);
+    match reason.strip_suffix(" in the pooling allocator") {
+        Some(reason) => LoadError::TooDemanding { name, reason: reason.to_owned() },
+        None => LoadError::Invalid { name, reason },
     }
 }
 
@@ -484,6 +502,9 @@ mod tests {
             error.starts_with("x.wasm: the limit `queued-calls` is 3; expected at least `concurrent-calls`"),
             "{error}"
         );
+        let limits = Limits { tables: 257, ..Limits::default() };
+        let error = check_limits("x.wasm", &limits).unwrap_err().to_string();
+        assert_eq!(error, "x.wasm: the limit `tables` is 257; expected at most 256");
         assert!(check_limits("x.wasm", &Limits::default()).is_ok());
     }
 }

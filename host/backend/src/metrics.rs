@@ -175,7 +175,7 @@ impl BackendMetrics {
         );
         registry.register(
             "cofferdam_backend_computed_seconds",
-            "Time that calls computed, in ticks of 10 ms",
+            "Time that calls computed",
             metrics.computed.clone(),
         );
         registry.register(

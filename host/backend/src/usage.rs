@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct Usage {
     /// Most linear memory at once, in bytes.
     pub memory_bytes: usize,
-    /// Time that the guest computed, to the whole tick of 10 ms.
+    /// Time that the guest computed, by the clock of its threads.
     pub computed: Duration,
     /// Lines that it wrote beyond the limit of its log.
     pub lost_lines: u64,

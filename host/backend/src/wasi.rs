@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use wasmtime::component::{HasData, Linker, Resource, ResourceTable};
+use wasmtime::component::{HasData, Linker, ResourceTable};
 use wasmtime_wasi::{
     WasiView as _,
     cli::{IsTerminal, StdoutStream, WasiCli, WasiCliView as _},
@@ -15,9 +15,9 @@ use wasmtime_wasi::{
     },
     random::WasiRandom,
 };
-use wasmtime_wasi_io::{bindings::wasi::io, poll::DynPollable};
+use wasmtime_wasi_io::bindings::wasi::io;
 
-use crate::{instance::Host, waits::Waits};
+use crate::instance::Host;
 
 struct Io;
 
@@ -25,48 +25,11 @@ impl HasData for Io {
     type Data<'a> = &'a mut ResourceTable;
 }
 
-struct Polls;
-
-impl HasData for Polls {
-    type Data<'a> = Patient<'a>;
-}
-
-/// The library's way to wait, which does not count as computing.
-struct Patient<'a> {
-    table: &'a mut ResourceTable,
-    waits: Waits,
-}
-
-impl io::poll::Host for Patient<'_> {
-    async fn poll(&mut self, pollables: Vec<Resource<DynPollable>>) -> wasmtime::Result<Vec<u32>> {
-        let _wait = self.waits.begin();
-        io::poll::Host::poll(self.table, pollables).await
-    }
-}
-
-impl io::poll::HostPollable for Patient<'_> {
-    async fn ready(&mut self, pollable: Resource<DynPollable>) -> wasmtime::Result<bool> {
-        io::poll::HostPollable::ready(self.table, pollable).await
-    }
-
-    async fn block(&mut self, pollable: Resource<DynPollable>) -> wasmtime::Result<()> {
-        let _wait = self.waits.begin();
-        io::poll::HostPollable::block(self.table, pollable).await
-    }
-
-    fn drop(&mut self, pollable: Resource<DynPollable>) -> wasmtime::Result<()> {
-        io::poll::HostPollable::drop(self.table, pollable)
-    }
-}
-
 /// Links the interfaces of [`INERT`](crate::inspect::INERT), one by one: an interface that a new version of the library adds
 /// is not offered by accident.
 pub(crate) fn link(l: &mut Linker<Host>) -> wasmtime::Result<()> {
     io::error::add_to_linker::<Host, Io>(l, |host| host.ctx().table)?;
-    io::poll::add_to_linker::<Host, Polls>(l, |host| {
-        let waits = host.waits.clone();
-        Patient { table: host.ctx().table, waits }
-    })?;
+    io::poll::add_to_linker::<Host, Io>(l, |host| host.ctx().table)?;
     io::streams::add_to_linker::<Host, Io>(l, |host| host.ctx().table)?;
     clocks::wall_clock::add_to_linker::<Host, WasiClocks>(l, Host::clocks)?;
     clocks::monotonic_clock::add_to_linker::<Host, WasiClocks>(l, Host::clocks)?;

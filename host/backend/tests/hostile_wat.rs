@@ -215,6 +215,45 @@ async fn traps_wherever_guests_run() {
     }
 }
 
+/// Slots are used again, and each guest looks over all that it gets: a mark that an earlier one has left is a trap.
+#[tokio::test]
+async fn nothing_of_a_guest_is_left_for_the_next() {
+    // Pages of the first memory, of what it has grown by, and an element of a table.
+    let look = r#"
+        (if (i32.ne (memory.grow (i32.const 20)) (i32.const 1)) (then (unreachable)))
+        (local.set $at (i32.const 32768))
+        (loop $l
+            (if (i32.load (local.get $at)) (then (unreachable)))
+            (i32.store (local.get $at) (i32.const -1))
+            (local.set $at (i32.add (local.get $at) (i32.const 1024)))
+            (br_if $l (i32.lt_u (local.get $at) (i32.const 1376000))))
+        (if (i32.eqz (ref.is_null (table.get $marks (i32.const 9)))) (then (unreachable)))
+        (table.set $marks (i32.const 9) (ref.func $mark))"#;
+    let core = r#"(table $marks 10 funcref) (elem declare func $mark) (func $mark)
+        (func $look (local $at i32) "#
+        .to_owned()
+        + look
+        + ")";
+    // One guest ends well and one traps, so that slots come back both ways.
+    let tidy = Guest { core: core.clone(), ..creating(&format!("(call $look) (i32.const {})", wat::CREATE)) };
+    let messy = Guest { core, ..creating("(call $look) (call_indirect (result i32) (i32.const 5))") };
+    let engine = engine();
+    let tidy = load_with(&engine, &tidy, Limits::default()).await.unwrap();
+    let messy =
+        load_with(&engine, &messy, Limits { breaker_failures: u32::MAX, ..Limits::default() }).await.unwrap();
+    for _ in 0..8 {
+        let calls = (0..16).map(|number| {
+            let (tidy, messy) = (&tidy, &messy);
+            async move {
+                let error = create(messy, &format!("messy-{number}"), 7).await.unwrap_err();
+                assert!(!error.message.contains("unreachable"), "{error}");
+                create(tidy, &format!("tidy-{number}"), 7).await.unwrap();
+            }
+        });
+        futures::future::join_all(calls).await;
+    }
+}
+
 #[tokio::test]
 async fn memory_is_bounded_however_it_is_taken() {
     let memory = "wanted more than 67108864 bytes of memory (limit `memory-bytes`)";
@@ -271,7 +310,8 @@ async fn compositions_that_multiply_are_refused() {
         );
     }
     let bomb = Guest { imports: text + "(instance (instantiate $c20))", ..Guest::default() };
-    refused(&bomb, limits(), "wanted more than 128 instances (limit `instances`)").await;
+    let found = "no call of it can be served: The component transitively contains 1048578 core module instances, which exceeds the configured maximum of 1024";
+    refused(&bomb, limits(), found).await;
     let deep = Guest { imports: "(component ".repeat(80) + &")".repeat(80), ..Guest::default() };
     let engine = engine();
     works(&load_with(&engine, &deep, limits()).await.unwrap()).await;

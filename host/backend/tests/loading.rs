@@ -77,7 +77,7 @@ async fn what_is_not_granted_is_refused_by_name() {
     let error = refused(cofferdam_guests::MEMORY, BackendConfig { grants, ..BackendConfig::default() }).await;
     assert_eq!(
         error.to_string(),
-        "x.wasm: imports `cofferdam:storage/state@0.1.0`, which is not granted to it; add `state` to its grants"
+        "x.wasm: imports `cofferdam:storage/state@0.1.0`, which is not granted to it; add `state` to its grants, or by --grant where the command has it"
     );
 }
 

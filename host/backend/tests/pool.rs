@@ -164,7 +164,7 @@ async fn a_pool_must_be_given_and_has_one_owner() {
     let error = tricks(BackendConfig::default()).await.unwrap_err().to_string();
     assert_eq!(
         error,
-        "tricks: imports `cofferdam:storage/pool@0.1.0`, which is not granted to it; name its directory in a section [backend.NAME.pool]"
+        "tricks: imports `cofferdam:storage/pool@0.1.0`, which is not granted to it; name its directory in a section [backend.NAME.pool], or by --pool where the command has it"
     );
     let disk = Disk::new();
     let first = tricks(disk.config(None)).await.unwrap();

@@ -26,6 +26,9 @@ pub(crate) enum Command {
     /// Work on a driver component without a cluster
     #[command(subcommand)]
     Backend(BackendCommand),
+    /// Print what a cluster has to be given, for kubectl apply
+    #[command(subcommand)]
+    Render(RenderCommand),
     /// Print every effective setting and where it comes from
     Config(ClusterFlags),
     /// Print version, target and the contract with drivers
@@ -147,6 +150,24 @@ pub(crate) struct DevFlags {
     /// Port of the API on 127.0.0.1 [default: a free one]
     #[arg(long, value_name = "PORT", default_value_t = 0, hide_default_value = true)]
     pub(crate) port: u16,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum RenderCommand {
+    /// A service account with exactly the rights that the roles use
+    Rbac {
+        /// Role that runs under the account; repeat it for more: provisioner, pv-controller, protection [default: all]
+        #[arg(long, value_name = "ROLE")]
+        role: Vec<String>,
+
+        /// Namespace of the account, and of the intent journal
+        #[arg(long, value_name = "NAME", default_value = "cofferdam")]
+        namespace: String,
+
+        /// Name of the account
+        #[arg(long, value_name = "NAME", default_value = "cofferdam")]
+        service_account: String,
+    },
 }
 
 /// What `orphans` has; without a command it lists.

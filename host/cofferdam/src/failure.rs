@@ -11,6 +11,7 @@ use crate::{
     config::{ConfigError, GoDuration},
     dev::{DemoError, KubeconfigError},
     orphans::OrphansError,
+    render::RenderError,
     telemetry::ListenError,
     vendor::VendorError,
 };
@@ -28,6 +29,9 @@ pub(crate) enum Failure {
     Engine(#[source] LoadError),
     #[error("backend {name}: {source}")]
     Backend { name: String, source: LoadError },
+    /// The same, for who asked for this one backend and nothing else.
+    #[error("backend {name}: {source}")]
+    Component { name: String, source: LoadError },
     #[error(
         "backend {0}: its storage is on one node (placement `node`), which `cofferdam run` does not serve yet; `cofferdam dev` does"
     )]
@@ -52,6 +56,8 @@ pub(crate) enum Failure {
     Orphans(#[from] OrphansError),
     #[error(transparent)]
     Vendor(#[from] VendorError),
+    #[error(transparent)]
+    Render(#[from] RenderError),
     #[error("the component does not say who it is: {0}")]
     Undescribed(String),
     #[error("cannot write: {0}")]
@@ -63,8 +69,15 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// What a shell hears: 2 for what stands wrong on the command line, as for a flag that does not exist, 1 for all others.
+    /// What a shell hears: 2 for what stands wrong on the command line, as for a flag that does not exist, and where a vendor's
+    /// command could not begin; 1 for all others.
     pub(crate) const fn code(&self) -> u8 {
-        if matches!(self, Self::Vendor(VendorError::Argument(_))) { 2 } else { 1 }
+        let usage = matches!(
+            self,
+            Self::Vendor(VendorError::Argument(_))
+                | Self::Render(RenderError::Argument(_))
+                | Self::Component { .. }
+        );
+        if usage { 2 } else { 1 }
     }
 }

@@ -10,6 +10,7 @@ mod failure;
 mod logging;
 mod orphans;
 mod process_metrics;
+mod render;
 mod run;
 mod supervisor;
 mod telemetry;
@@ -57,6 +58,7 @@ fn command(command: Command, environment: &HashMap<String, String>) -> Result<En
         Command::Dev(flags) => block_on(dev::run(&flags, environment)),
         Command::Orphans(flags) => told(orphans::run(flags, environment)),
         Command::Backend(command) => told(vendor::run(command, environment)),
+        Command::Render(command) => print(&render::render(&command)?),
         Command::Config(flags) => print(&Loaded::for_cluster(&flags, environment)?.table()),
         Command::Version => print(&version()),
     }

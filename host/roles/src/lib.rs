@@ -11,6 +11,7 @@ pub mod process;
 pub mod protection;
 pub mod provisioner;
 pub mod pv_controller;
+pub mod rbac;
 pub mod role;
 
 mod act;

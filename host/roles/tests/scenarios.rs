@@ -4,10 +4,13 @@
 //! the answer lost, and another one that starts on what is there: the same objects must come out, with no volume leaked, lost or
 //! asked for in two ways.
 
-use std::time::Duration;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use cofferdam_domain::storage::ErrorKind;
-use cofferdam_roles::Role;
+use cofferdam_roles::{Role, rbac};
 use cofferdam_sim::{
     Fault, Outcome, Simulation,
     UserAction::{self, Backup, Compact, Create, Delete, Patch, Restore, Settle, Wait},
@@ -427,6 +430,40 @@ async fn every_scenario_ends_as_it_should() {
         compare("intents", &[outcome.intents.to_string()], &["0"]);
     }
     assert!(differences.is_empty(), "{}", differences.join("\n"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_scenario_ends_so_with_a_process_for_each_role_and_its_rules_alone() {
+    let mut used: BTreeMap<Role, BTreeSet<String>> = BTreeMap::new();
+    for scenario in scenarios() {
+        let faults = (scenario.create_faults.clone(), scenario.delete_faults.clone());
+        let simulation = Simulation::new(&Role::ALL, faults.0, faults.1).apart();
+        let (outcome, _) = simulation.play(&scenario.user, None).await;
+        let name = scenario.name;
+        assert_eq!(outcome.faults, Vec::<String>::new(), "{name}");
+        assert_eq!(outcome.claims, scenario.claims, "claims: {name}");
+        assert_eq!(outcome.volumes, scenario.volumes, "volumes: {name}");
+        assert_eq!(outcome.array, scenario.array, "array: {name}");
+        assert_eq!(outcome.intents, 0, "intents: {name}");
+        for (roles, rules) in simulation.used_rules() {
+            roles.into_iter().for_each(|role| used.entry(role).or_default().extend(rules.clone()));
+        }
+    }
+    // And no rule is there for nothing.
+    let mut idle = Vec::new();
+    for role in Role::ALL {
+        for rule in rbac::rules(&[role].into()) {
+            for verb in rule.verbs {
+                let right = format!("{verb} {}/{}", rule.group, rule.resource);
+                // Whatever a role does, it may have to tell of an object that it cannot read, and to read anew what it writes.
+                let any_time = rule.resource == "events" || verb == "get";
+                if !any_time && !used[&role].contains(&right) {
+                    idle.push(format!("{role}: {right}"));
+                }
+            }
+        }
+    }
+    assert!(idle.is_empty(), "rights that no scenario uses: {idle:#?}");
 }
 
 #[tokio::test(start_paused = true)]

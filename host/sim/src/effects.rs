@@ -1,6 +1,8 @@
-//! Counting effects, and dying after one of them.
+//! The API as one process sees it: every request is judged by the rules of its roles, effects are counted, and after one of them
+//! the process dies.
 
 use std::{
+    collections::BTreeSet,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -9,8 +11,9 @@ use std::{
 };
 
 use cofferdam_apiserver::{ApiBody, ApiService};
+use cofferdam_roles::rbac::{Attributes, Rule};
 use futures::future::BoxFuture;
-use http::{Method, Request, Response};
+use http::{Method, Request, Response, StatusCode, Uri};
 use kube::client::Body;
 use tokio::sync::Notify;
 
@@ -85,11 +88,99 @@ impl Effects {
     }
 }
 
+/// What the roles of a process may do, and what they did.
+#[derive(Debug)]
+pub(crate) struct Rbac {
+    pub(crate) rules: Vec<Rule>,
+    pub(crate) namespace: String,
+    asked: Mutex<BTreeSet<String>>,
+    refused: Mutex<BTreeSet<String>>,
+}
+
+impl Rbac {
+    pub(crate) fn new(rules: Vec<Rule>, namespace: String) -> Arc<Self> {
+        Arc::new(Self { rules, namespace, asked: Mutex::default(), refused: Mutex::default() })
+    }
+
+    /// Requests that no rule allowed, as `verb group/resource namespace/name`.
+    pub(crate) fn refused(&self) -> Vec<String> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+
+    /// What of the rules was used, as `verb group/resource`.
+    pub(crate) fn used(&self) -> BTreeSet<String> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn allows(&self, method: &Method, uri: &Uri) -> bool {
+        let Some(request) = attributes(method, uri) else { return true };
+        let Attributes { verb, group, resource, namespace, name } = request;
+        if self.rules.iter().any(|rule| rule.allows(&request, &self.namespace)) {
+            let used = format!("{verb} {group}/{resource}");
+            self.asked.lock().unwrap_or_else(PoisonError::into_inner).insert(used);
+            return true;
+        }
+        let refused = format!("{verb} {group}/{resource} {namespace}/{name}");
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner).insert(refused);
+        false
+    }
+}
+
+/// What a request asks for, as the API server reads it from the path; absent for what is no resource.
+fn attributes<'a>(method: &Method, uri: &'a Uri) -> Option<Attributes<'a>> {
+    let mut parts = uri.path().strip_prefix('/')?.split('/');
+    let group = match parts.next()? {
+        "api" => "",
+        "apis" => parts.next()?,
+        _ => return None,
+    };
+    let _version = parts.next()?;
+    let rest: Vec<&str> = parts.collect();
+    let (namespace, rest) = match rest.as_slice() {
+        ["namespaces", namespace, rest @ ..] if !rest.is_empty() => (*namespace, rest),
+        rest => ("", rest),
+    };
+    let (resource, name, subresource) = match rest {
+        [resource] => (*resource, "", false),
+        [resource, name] => (*resource, *name, false),
+        [resource, name, _] => (*resource, *name, true),
+        _ => return None,
+    };
+    let resource = match (resource, subresource, rest.last().copied()) {
+        ("persistentvolumes", true, Some("status")) => "persistentvolumes/status",
+        ("persistentvolumeclaims", true, Some("status")) => "persistentvolumeclaims/status",
+        (_, true, _) => return None,
+        (resource, false, _) => resource,
+    };
+    let watches = uri.query().is_some_and(|query| query.contains("watch=true"));
+    let verb = match *method {
+        Method::GET if watches => "watch",
+        Method::GET if name.is_empty() => "list",
+        Method::GET => "get",
+        Method::POST => "create",
+        Method::PUT => "update",
+        Method::PATCH => "patch",
+        Method::DELETE if name.is_empty() => "deletecollection",
+        Method::DELETE => "delete",
+        _ => return None,
+    };
+    Some(Attributes { verb, group, resource, namespace, name })
+}
+
 /// The API as one process sees it.
 #[derive(Clone)]
 pub(crate) struct MortalApi {
     pub(crate) api: ApiService,
     pub(crate) effects: Arc<Effects>,
+    pub(crate) rbac: Arc<Rbac>,
+}
+
+/// What an API server answers to who may not.
+fn forbidden() -> Response<ApiBody> {
+    let body = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"forbidden by the rules of the roles","reason":"Forbidden","code":403}"#;
+    let mut response = Response::new(ApiBody::from(bytes::Bytes::from_static(body.as_bytes())));
+    *response.status_mut() = StatusCode::FORBIDDEN;
+    response
 }
 
 impl tower::Service<Request<Body>> for MortalApi {
@@ -104,8 +195,12 @@ impl tower::Service<Request<Body>> for MortalApi {
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let mut api = self.api.clone();
         let effects = Arc::clone(&self.effects);
+        let allowed = self.rbac.allows(request.method(), request.uri());
         Box::pin(async move {
             effects.gate().await;
+            if !allowed {
+                return Ok(forbidden());
+            }
             let watches = request.uri().query().is_some_and(|query| query.contains("watch=true"));
             if watches && effects.deaf.load(Ordering::SeqCst) {
                 std::future::pending::<()>().await;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use cofferdam_apiserver::{ApiServer, ApiService, Options};
-use cofferdam_roles::{Parts, Process, Role, Settings, Silent};
+use cofferdam_roles::{Parts, Process, Role, Settings, Silent, rbac};
 use futures::future::BoxFuture;
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
@@ -22,7 +22,7 @@ use tower::ServiceExt as _;
 
 use crate::{
     driver::{Clock, Fault, Listing, ScriptedDriver},
-    effects::{Effect, Effects, MortalApi},
+    effects::{Effect, Effects, MortalApi, Rbac},
     objects::{DRIVER, collection},
 };
 
@@ -81,11 +81,23 @@ pub struct Simulation {
     clock: Clock,
     /// Of the process that started last.
     metrics: Mutex<Registry>,
-    roles: BTreeSet<Role>,
+    teams: Vec<Team>,
     scans: bool,
     backup: Arc<Mutex<Option<cofferdam_apiserver::Snapshot>>>,
     user: ApiService,
     starts: AtomicU64,
+}
+
+/// The roles of one process, and what they may do.
+struct Team {
+    roles: BTreeSet<Role>,
+    rbac: Arc<Rbac>,
+}
+
+impl Team {
+    fn new(roles: BTreeSet<Role>) -> Self {
+        Self { rbac: Rbac::new(rbac::rules(&roles), Settings::default().namespace), roles }
+    }
 }
 
 struct Running {
@@ -119,7 +131,7 @@ impl Simulation {
             clock,
             metrics: Mutex::default(),
             api,
-            roles: roles.iter().copied().collect(),
+            teams: vec![Team::new(roles.iter().copied().collect())],
             scans: false,
             backup: Arc::default(),
             user,
@@ -140,9 +152,21 @@ impl Simulation {
         Self { scans: true, ..self }
     }
 
+    /// Gives each role a process of its own, as a cluster does that runs them in several pods. The first one is who may die.
+    #[must_use]
+    pub fn apart(self) -> Self {
+        let roles = self.teams.iter().flat_map(|team| team.roles.iter().copied());
+        Self { teams: roles.map(|role| Team::new([role].into())).collect(), ..self }
+    }
+
     /// The array.
     pub fn array(&self) -> &ScriptedDriver {
         &self.driver
+    }
+
+    /// What each process used of the rules of its roles, as `verb group/resource`.
+    pub fn used_rules(&self) -> Vec<(BTreeSet<Role>, BTreeSet<String>)> {
+        self.teams.iter().map(|team| (team.roles.clone(), team.rbac.used())).collect()
     }
 
     /// Now, in the world of the simulation.
@@ -167,14 +191,18 @@ impl Simulation {
 
     /// Plays a scenario. A process that is to die after its `n`-th effect does, and another takes its place.
     pub async fn play(&self, actions: &[UserAction], die_after: Option<usize>) -> (Outcome, Vec<Effect>) {
-        let first = self.start(die_after);
+        let (Some(mortal), others) = (self.teams.first(), self.teams.get(1..).unwrap_or_default()) else {
+            return (Outcome::default(), Vec::new());
+        };
+        let others: Vec<Running> = others.iter().map(|team| self.start(team, None)).collect();
+        let first = self.start(mortal, die_after);
         let effects = Arc::clone(&first.effects);
         let running = Arc::new(tokio::sync::Mutex::new(first));
         let undertaker = async {
             effects.death().await;
             let mut running = running.lock().await;
             running.task.abort();
-            *running = self.start(None);
+            *running = self.start(mortal, None);
             // One death is enough: the next process lives to the end.
             std::future::pending::<()>().await;
         };
@@ -189,20 +217,25 @@ impl Simulation {
             () = undertaker => {}
         }
         let running = running.lock().await;
-        running.stop.cancel();
+        let all = || others.iter().chain(std::iter::once(&*running));
+        all().for_each(|running| running.stop.cancel());
         tokio::time::sleep(Duration::from_secs(60)).await;
-        running.effects.kill();
+        all().for_each(|running| running.effects.kill());
         (self.outcome().await, effects.log())
     }
 
-    fn start(&self, die_after: Option<usize>) -> Running {
+    fn start(&self, team: &Team, die_after: Option<usize>) -> Running {
         let effects = Effects::new(die_after);
-        let api = MortalApi { api: self.api.service(), effects: Arc::clone(&effects) };
+        let api = MortalApi {
+            api: self.api.service(),
+            effects: Arc::clone(&effects),
+            rbac: Arc::clone(&team.rbac),
+        };
         let client = kube::Client::new(api, "default");
         let backend = self.driver.for_process(DRIVER, Arc::clone(&effects));
         let start = self.starts.fetch_add(1, Ordering::Relaxed);
         let settings = Settings {
-            roles: self.roles.clone(),
+            roles: team.roles.clone(),
             identity: format!("process-{start}"),
             orphan_scan_interval: self.scans.then_some(SCAN),
             ..Settings::default()
@@ -257,6 +290,12 @@ impl Simulation {
             .collect();
         let mut faults = self.driver.violations();
         faults.extend(leaks(&claims, &volumes, &array.keys().cloned().collect()));
+        faults.extend(
+            self.teams
+                .iter()
+                .flat_map(|team| team.rbac.refused())
+                .map(|request| format!("forbidden: {request}")),
+        );
         let claim_of = |uid: &str| {
             let claim = claims.iter().find(|claim| text(claim, "/metadata/uid") == uid);
             claim.map_or_else(|| "gone".to_owned(), |claim| text(claim, "/metadata/name").to_owned())

@@ -62,6 +62,7 @@ fn is_the_drivers(error: &LoadError) -> bool {
     matches!(
         error,
         LoadError::Invalid { .. }
+            | LoadError::TooDemanding { .. }
             | LoadError::ForeignContract { .. }
             | LoadError::UnknownImport { .. }
             | LoadError::MissingExport { .. }

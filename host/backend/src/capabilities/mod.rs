@@ -23,7 +23,6 @@ use self::{
 };
 use crate::{
     bindings::cofferdam::storage as wit, guard::Guard, instance::Host, limits::Limits, testing::FaultPlan,
-    waits::Waits,
 };
 
 /// What one call brings with it.
@@ -53,7 +52,6 @@ pub(crate) struct Capabilities {
     state: Arc<state::Store>,
     pool: Option<Arc<pool::Pool>>,
     pool_workers: Workers,
-    waits: Waits,
     faults: FaultPlan,
 }
 
@@ -72,7 +70,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// The part of it that one call gets.
-    pub(crate) fn for_call(&self, limits: &Limits, context: Context, waits: Waits) -> Capabilities {
+    pub(crate) fn for_call(&self, limits: &Limits, context: Context) -> Capabilities {
         let mut handles = ResourceTable::new();
         handles.set_max_capacity(limits.handles);
         Capabilities {
@@ -86,7 +84,6 @@ impl Shared {
             state: Arc::clone(&self.state),
             pool: self.pool.clone(),
             pool_workers: self.pool_workers.clone(),
-            waits,
             faults: self.faults.clone(),
         }
     }

@@ -175,7 +175,7 @@ impl WasmBackend {
 }
 
 impl Shared {
-    async fn perform<T, U>(
+    async fn perform<T: Send + 'static, U>(
         self: Arc<Self>,
         begun: Instant,
         call: Call,
@@ -220,7 +220,7 @@ impl Shared {
     }
 
     /// Lets a call through to the guest when the limits allow it. The pass is the one that counts when it ends.
-    async fn admitted<T>(
+    async fn admitted<T: Send + 'static>(
         &self,
         context: Context,
         method: &'static str,
@@ -247,7 +247,7 @@ impl Shared {
         if let Some(guard) = &context.guard {
             guard.reach();
         }
-        (call::run(&self.parts, context, method, function).await, Some(pass))
+        (call::run(Arc::clone(&self.parts), context, method, function).await, Some(pass))
     }
 
     /// Counts a call's end, tells the breaker, and says what the caller hears.

@@ -92,8 +92,8 @@ fn show(outcome: Result<Value, StorageError>, took: Duration, usage: Usage, form
                 Err(failed) => format!("{failed} ({:?})", failed.finality),
             };
             format!(
-                "{answer}\n\ntook {took:.1?}, computed less than {:?}, memory {} KiB\n",
-                usage.computed + Duration::from_millis(10),
+                "{answer}\n\ntook {took:.1?}, computed {:.1?}, memory {} KiB\n",
+                usage.computed,
                 usage.memory_bytes.div_ceil(1024)
             )
         }

@@ -72,7 +72,7 @@ impl Component {
     /// [`Failure::Backend`]
     pub(crate) async fn load(&self) -> Result<Arc<WasmBackend>, Failure> {
         let loaded = self.engine.load(self.source.clone(), self.config.clone()).await;
-        loaded.map_err(|source| Failure::Backend { name: self.name.clone(), source })
+        loaded.map_err(|source| Failure::Component { name: self.name.clone(), source })
     }
 }
 

@@ -39,7 +39,8 @@ pub(crate) async fn inspect(
 ) -> Result<String, Failure> {
     let component = Component::open(&flags.component, environment)?;
     let inspected = component.engine.inspect(component.source.clone(), &component.config.limits).await;
-    let inspection = inspected.map_err(|source| Failure::Backend { name: component.name.clone(), source })?;
+    let inspection =
+        inspected.map_err(|source| Failure::Component { name: component.name.clone(), source })?;
     let BackendConfig { settings, limits, .. } = component.config;
     let described = component.engine.describe(component.source, settings, limits).await;
     let description = described.map_err(|error| one_line(&error));

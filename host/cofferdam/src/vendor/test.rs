@@ -18,10 +18,12 @@ use super::{
     component::Component,
     flags::{ReportFormat, TestFlags},
 };
-use crate::{client::one_line, config::GoDuration, failure::Failure};
+use crate::{config::GoDuration, failure::Failure};
 
 /// Seeds are numbers that people type again.
 const SEEDS: u64 = 1_000_000;
+/// Less than a block has no storage.
+const SMALLEST: u64 = 4_096;
 
 /// Tries the rules; the text is the report card, and the boolean whether none is broken.
 ///
@@ -41,7 +43,7 @@ pub(crate) async fn test(
         .into());
     }
     let report = cofferdam_suite::run(&component.engine, component.source, options).await;
-    let report = report.map_err(|error| VendorError::Argument(one_line(&error)))?;
+    let report = report.map_err(|source| Failure::Component { name: component.name, source })?;
     let text = match output {
         ReportFormat::Text => report.to_text(io::stdout().is_terminal()),
         ReportFormat::Json => format!("{:#}\n", report.to_json()),
@@ -57,6 +59,12 @@ fn means_something(pattern: &str) -> bool {
 
 fn options(flags: TestFlags, component: &Component) -> Result<Options, VendorError> {
     let base = Options::default();
+    if flags.size < SMALLEST {
+        let size = flags.size;
+        return Err(VendorError::Argument(format!(
+            "--size: {size}; expected at least {SMALLEST}, of which cases ask for parts"
+        )));
+    }
     let access = if flags.block {
         AccessType::Block
     } else {

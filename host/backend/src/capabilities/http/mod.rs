@@ -74,7 +74,6 @@ impl Host for Capabilities {
         };
         let answer = match self.order(request)? {
             Ok(order) => {
-                let _wait = self.waits.begin();
                 let customer = Customer { tenant: self.tenant(), guard: self.context.guard.clone() };
                 let client = Arc::clone(&self.http);
                 let answer = self.faults.around(async { Ok(client.exchange(order, customer).await) }).await?;

@@ -66,7 +66,6 @@ impl Capabilities {
         let Some(pool) = self.pool.clone() else {
             return Ok(Err(PoolError::Failed("no pool is configured".to_owned())));
         };
-        let _wait = self.waits.begin();
         let guard = self.context.guard.clone();
         let work = self.pool_workers.run(guard, move || pool.perform(operation, work));
         let failed = |error| wasmtime::Error::msg(format!("the pool failed: {error}"));

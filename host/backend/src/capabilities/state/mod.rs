@@ -241,12 +241,10 @@ fn check_batch(changes: &[Change]) -> Result<(), StateError> {
 
 impl Host for Capabilities {
     async fn get(&mut self, key: String) -> wasmtime::Result<Result<Option<Entry>, StateError>> {
-        let _wait = self.waits.begin();
         self.faults.around(self.state.perform(self.context.guard.clone(), move |store| store.get(&key))).await
     }
 
     async fn commit(&mut self, changes: Vec<Change>) -> wasmtime::Result<Result<u64, StateError>> {
-        let _wait = self.waits.begin();
         let work = self.state.perform(self.context.guard.clone(), move |store| store.commit(changes));
         match self.faults.around(work).await? {
             Ok(version) => Ok(Ok(version)),
@@ -265,7 +263,6 @@ impl Host for Capabilities {
         after: Option<String>,
         limit: u32,
     ) -> wasmtime::Result<Result<Page, StateError>> {
-        let _wait = self.waits.begin();
         let scan = move |store: &Store| store.scan(&prefix, after.as_deref(), limit);
         self.faults.around(self.state.perform(self.context.guard.clone(), scan)).await
     }

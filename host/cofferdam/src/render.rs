@@ -1,0 +1,146 @@
+//! `cofferdam render`: what a cluster has to be given before the roles run in it.
+
+use std::collections::BTreeSet;
+
+use cofferdam_roles::{
+    Role,
+    rbac::{self, Reach, Rule},
+};
+use serde_json::{Value, json};
+
+use crate::{cli::RenderCommand, failure::Failure};
+
+const API: &str = "rbac.authorization.k8s.io";
+
+/// Why nothing was rendered.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RenderError {
+    /// A flag makes no sense.
+    #[error("{0}")]
+    Argument(String),
+    /// The library cannot write what it was given.
+    #[error("cannot write YAML: {0}")]
+    Yaml(String),
+}
+
+/// The text for `kubectl apply`.
+///
+/// # Errors
+/// [`Failure`] for a role that does not exist, or a name that no object can have.
+pub(crate) fn render(command: &RenderCommand) -> Result<String, Failure> {
+    let RenderCommand::Rbac { role, namespace, service_account } = command;
+    for (flag, value) in [("--namespace", namespace), ("--service-account", service_account)] {
+        if !is_name(value) {
+            return Err(RenderError::Argument(format!(
+                "{flag}: {value:?}; expected at most 63 lower-case letters, digits and dashes, with a letter or digit at both ends"
+            ))
+            .into());
+        }
+    }
+    let roles: BTreeSet<Role> = if role.is_empty() {
+        Role::ALL.into()
+    } else {
+        let parsed: Result<_, _> = role.iter().map(|name| name.parse()).collect();
+        parsed.map_err(|problem: cofferdam_roles::UnknownRole| {
+            RenderError::Argument(format!("--role: {problem}"))
+        })?
+    };
+    let objects = objects(&rbac::rules(&roles), namespace, service_account);
+    let text = serde_saphyr::to_string_multiple(&objects);
+    Ok(text.map_err(|error| RenderError::Yaml(error.to_string()))?)
+}
+
+/// A DNS label, which is right for a namespace and for whatever else stands here.
+fn is_name(text: &str) -> bool {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    (1..=63).contains(&text.len())
+        && text.chars().all(inner)
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+}
+
+fn objects(rules: &[Rule], namespace: &str, account: &str) -> Vec<Value> {
+    let mut objects = vec![json!({
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {"name": account, "namespace": namespace},
+    })];
+    for (reach, kind) in [(Reach::Cluster, "ClusterRole"), (Reach::OwnNamespace, "Role")] {
+        let rules: Vec<Value> = rules.iter().filter(|rule| rule.reach == reach).map(rule).collect();
+        if rules.is_empty() {
+            continue;
+        }
+        // Two releases in two namespaces must not share what is cluster-wide.
+        let metadata = match reach {
+            Reach::Cluster => json!({"name": format!("{namespace}:{account}")}),
+            Reach::OwnNamespace => json!({"name": account, "namespace": namespace}),
+        };
+        let api_version = format!("{API}/v1");
+        let role_name = metadata.get("name");
+        objects.push(json!({
+            "apiVersion": api_version, "kind": kind, "metadata": metadata, "rules": rules,
+        }));
+        objects.push(json!({
+            "apiVersion": api_version,
+            "kind": format!("{kind}Binding"),
+            "metadata": metadata,
+            "roleRef": {"apiGroup": API, "kind": kind, "name": role_name},
+            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
+        }));
+    }
+    objects
+}
+
+fn rule(rule: &Rule) -> Value {
+    let mut value = json!({
+        "apiGroups": [rule.group],
+        "resources": [rule.resource],
+        "verbs": rule.verbs,
+    });
+    if let (Some(name), Some(fields)) = (rule.name, value.as_object_mut()) {
+        fields.insert("resourceNames".to_owned(), json!([name]));
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rendered(role: &[&str], namespace: &str) -> Result<String, String> {
+        let command = RenderCommand::Rbac {
+            role: role.iter().map(|role| (*role).to_owned()).collect(),
+            namespace: namespace.to_owned(),
+            service_account: "cofferdam".to_owned(),
+        };
+        render(&command).map_err(|failure| failure.to_string())
+    }
+
+    #[test]
+    fn what_is_rendered_is_what_the_roles_need_and_no_more() {
+        let text = rendered(&["provisioner"], "storage").unwrap();
+        let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+        let kinds: Vec<_> = documents.iter().map(|object| object["kind"].as_str().unwrap()).collect();
+        assert_eq!(kinds, ["ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"]);
+        let cluster = &documents[1];
+        assert_eq!(cluster["metadata"]["name"], "storage:cofferdam");
+        assert_eq!(documents[2]["roleRef"]["name"], "storage:cofferdam");
+        assert_eq!(documents[3]["metadata"]["namespace"], "storage");
+        let claims = cluster["rules"].as_array().unwrap().iter();
+        let claims: Vec<_> = claims.filter(|rule| rule["resources"][0] == "persistentvolumeclaims").collect();
+        assert_eq!(claims.len(), 1);
+        assert_eq!(claims[0]["verbs"], json!(["get", "list", "watch"]));
+        assert!(!text.contains("pods"));
+        assert!(rendered(&[], "storage").unwrap().contains("pods"), "without a role it is all of them");
+        assert!(!rendered(&["protection"], "storage").unwrap().contains("kind: Role\n"));
+    }
+
+    #[test]
+    fn what_cannot_be_is_named() {
+        assert_eq!(
+            rendered(&["attacher"], "storage").unwrap_err(),
+            "--role: unknown role \"attacher\": expected one of provisioner, pv-controller, protection"
+        );
+        assert!(rendered(&[], "Storage").unwrap_err().starts_with("--namespace: \"Storage\"; expected"));
+    }
+}

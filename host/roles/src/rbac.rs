@@ -1,0 +1,156 @@
+//! What the roles may do in the cluster: the one table that `cofferdam render rbac` prints, that simulations enforce on every
+//! request, and that a real API server is given.
+
+use std::collections::BTreeSet;
+
+use crate::Role;
+
+/// Where a rule holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reach {
+    /// In the whole cluster: a ClusterRole.
+    Cluster,
+    /// In the namespace of the intent journal: a Role.
+    OwnNamespace,
+}
+
+/// Verbs on one resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// Where it holds.
+    pub reach: Reach,
+    /// API group; empty for the core group.
+    pub group: &'static str,
+    /// Plural name, with its subresource where it is one: `persistentvolumes/status`.
+    pub resource: &'static str,
+    /// The one object that it is about; any when absent.
+    pub name: Option<&'static str>,
+    /// Verbs of the API, sorted.
+    pub verbs: BTreeSet<&'static str>,
+}
+
+/// One request, as the API's authorizer sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Attributes<'a> {
+    /// Verb of the API: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete` or `deletecollection`.
+    pub verb: &'a str,
+    /// API group; empty for the core group.
+    pub group: &'a str,
+    /// Plural name, with its subresource where it is one.
+    pub resource: &'a str,
+    /// Namespace; empty for what is cluster-scoped, and for all namespaces at once.
+    pub namespace: &'a str,
+    /// Name; empty for a collection.
+    pub name: &'a str,
+}
+
+impl Rule {
+    /// Whether a request is one of those that the rule allows to a process whose journal is in `own_namespace`.
+    pub fn allows(&self, request: &Attributes<'_>, own_namespace: &str) -> bool {
+        let here = match self.reach {
+            Reach::Cluster => true,
+            Reach::OwnNamespace => request.namespace == own_namespace,
+        };
+        here && self.group == request.group
+            && self.resource == request.resource
+            && self.name.is_none_or(|name| name == request.name)
+            && self.verbs.contains(request.verb)
+    }
+}
+
+type Row = (Reach, &'static str, &'static str, Option<&'static str>, &'static [&'static str]);
+
+const READ: &[&str] = &["get", "list", "watch"];
+const STORAGE: &str = "storage.k8s.io";
+
+/// Every process: the cache that all roles share, the cluster's identity, and events, at least about objects that cannot be read.
+const EVERYBODY: &[Row] = &[
+    (Reach::Cluster, "", "persistentvolumeclaims", None, READ),
+    (Reach::Cluster, "", "persistentvolumes", None, READ),
+    (Reach::Cluster, STORAGE, "storageclasses", None, &["list", "watch"]),
+    (Reach::Cluster, "", "namespaces", Some("kube-system"), &["get"]),
+    (Reach::Cluster, "", "events", None, &["create", "patch"]),
+];
+
+/// external-provisioner's, but for the intent journal, the mark of a restored cluster and the report of orphans, which are
+/// ConfigMaps of the own namespace.
+const PROVISIONER: &[Row] = &[
+    (Reach::Cluster, "", "persistentvolumes", None, &["create", "delete", "patch"]),
+    (Reach::OwnNamespace, "", "configmaps", None, &["create", "get", "list", "patch", "watch"]),
+];
+
+/// PersistentVolumeController's.
+const PV_CONTROLLER: &[Row] = &[
+    (Reach::Cluster, "", "persistentvolumeclaims", None, &["patch"]),
+    (Reach::Cluster, "", "persistentvolumeclaims/status", None, &["patch"]),
+    (Reach::Cluster, "", "persistentvolumes", None, &["patch"]),
+    (Reach::Cluster, "", "persistentvolumes/status", None, &["patch"]),
+];
+
+/// The protection controllers'.
+const PROTECTION: &[Row] = &[
+    (Reach::Cluster, "", "pods", None, &["list", "watch"]),
+    (Reach::Cluster, "", "persistentvolumeclaims", None, &["patch"]),
+    (Reach::Cluster, "", "persistentvolumes", None, &["patch"]),
+];
+
+const fn rows(role: Role) -> &'static [Row] {
+    match role {
+        Role::Provisioner => PROVISIONER,
+        Role::PvController => PV_CONTROLLER,
+        Role::Protection => PROTECTION,
+    }
+}
+
+/// The rules of a process with these roles: one for each resource, and no more than the roles use.
+pub fn rules(roles: &BTreeSet<Role>) -> Vec<Rule> {
+    let mut rules: Vec<Rule> = Vec::new();
+    for &(reach, group, resource, name, verbs) in
+        EVERYBODY.iter().chain(roles.iter().flat_map(|role| rows(*role)))
+    {
+        let same = |rule: &&mut Rule| {
+            (rule.reach, rule.group, rule.resource, rule.name) == (reach, group, resource, name)
+        };
+        match rules.iter_mut().find(same) {
+            Some(rule) => rule.verbs.extend(verbs),
+            None => {
+                let verbs = verbs.iter().copied().collect();
+                rules.push(Rule { reach, group, resource, name, verbs });
+            }
+        }
+    }
+    rules.sort_by_key(|rule| (rule.reach, rule.group, rule.resource, rule.name));
+    rules
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_allows_its_requests_and_no_others() {
+        let rules = rules(&[Role::Provisioner].into());
+        let allowed = |verb, group, resource, namespace, name| {
+            let request = Attributes { verb, group, resource, namespace, name };
+            rules.iter().any(|rule| rule.allows(&request, "storage"))
+        };
+        assert!(allowed("create", "", "persistentvolumes", "", ""));
+        assert!(allowed("get", "", "namespaces", "", "kube-system"));
+        assert!(!allowed("get", "", "namespaces", "", "default"));
+        assert!(allowed("patch", "", "configmaps", "storage", "x"));
+        assert!(!allowed("patch", "", "configmaps", "default", "x"));
+        assert!(!allowed("list", "", "secrets", "", ""));
+        assert!(!allowed("patch", "", "persistentvolumeclaims", "a", "b"), "claims are the binder's");
+        assert!(!allowed("get", STORAGE, "persistentvolumes", "", ""));
+    }
+
+    #[test]
+    fn roles_of_one_process_share_their_rules() {
+        let rules = rules(&Role::ALL.into());
+        let mut resources: Vec<_> =
+            rules.iter().map(|rule| (rule.reach, rule.group, rule.resource)).collect();
+        let all = resources.len();
+        resources.dedup();
+        assert_eq!(resources.len(), all);
+    }
+}
