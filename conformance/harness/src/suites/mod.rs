@@ -1,0 +1,65 @@
+//! What is shown, one module for each suite.
+
+mod control_plane;
+mod node;
+mod provision;
+mod swap;
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use futures::future::LocalBoxFuture;
+
+use crate::run::Run;
+
+/// A suite: it is run in namespaces of its own, and passes when it returns.
+#[derive(Debug)]
+pub struct Suite {
+    /// How it is chosen.
+    pub name: &'static str,
+    /// What it shows, in one line.
+    pub about: &'static str,
+    /// How long it may take, on a busy machine.
+    pub limit: Duration,
+    /// The suite itself.
+    pub run: for<'a> fn(&'a Run) -> LocalBoxFuture<'a, Result<()>>,
+}
+
+/// All suites, the quickest first.
+pub const ALL: &[Suite] = &[
+    Suite {
+        name: "control-plane",
+        about: "etcd, kube-apiserver and kube-controller-manager start, fail, come back and stop",
+        limit: Duration::from_secs(300),
+        run: |run| Box::pin(control_plane::run(run)),
+    },
+    Suite {
+        name: "provision",
+        about: "our provisioner and pv-controller, alone on a real API: 50 claims Bound, and gone",
+        limit: Duration::from_secs(300),
+        run: |run| Box::pin(provision::run(run)),
+    },
+    Suite {
+        name: "node",
+        about: "a pod with our image runs on a real kubelet, says something, and goes without a trace",
+        limit: Duration::from_secs(300),
+        run: |run| Box::pin(node::run(run)),
+    },
+    Suite {
+        name: "swap",
+        about: "ours and Kubernetes' controllers take each other's place in the middle of 300 claims",
+        limit: Duration::from_secs(900),
+        run: |run| Box::pin(swap::run(run)),
+    },
+];
+
+/// The suite of this name.
+///
+/// # Errors
+/// When there is none; the error names those that there are.
+pub fn named(name: &str) -> Result<&'static Suite> {
+    let names = || ALL.iter().map(|suite| suite.name).collect::<Vec<_>>().join(", ");
+    ALL.iter()
+        .find(|suite| suite.name == name)
+        .with_context(|| format!("no suite {name:?}: expected one of {}", names()))
+}
