@@ -81,6 +81,21 @@ impl Claims {
             .await
     }
 
+    /// Looks that there is work left: a claim that is not Bound, or that is being deleted. What is swapped now is swapped in the
+    /// middle of it.
+    ///
+    /// # Errors
+    /// When all is done.
+    pub async fn in_the_middle(&self) -> Result<()> {
+        let claims = self.api().list(&ListParams::default()).await?.items;
+        let open = |claim: &&PersistentVolumeClaim| {
+            phase(claim) != "Bound" || claim.metadata.deletion_timestamp.is_some()
+        };
+        let left = claims.iter().filter(open).count();
+        ensure!(left > 0, "all {} claims are done: expected a swap in the middle of them", claims.len());
+        Ok(())
+    }
+
     /// Waits until at least so many claims are Bound.
     ///
     /// # Errors

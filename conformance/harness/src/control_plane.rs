@@ -217,6 +217,8 @@ impl ControlPlane {
         let kubeconfig = self.run.kubeconfig(User::ControllerManager)?;
         let spec = Spec::new("kube-controller-manager", run.peers().program("kube-controller-manager")?)
             .arg(format_args!("--controllers={controllers}"))
+            // Each loop under an account of its own: that is what the API's own roles are bound to.
+            .arg("--use-service-account-credentials=true")
             .arg(format_args!("--root-ca-file={}", self.run.authority.file().display()))
             .arg(format_args!(
                 "--service-account-private-key-file={}",

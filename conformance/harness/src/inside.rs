@@ -2,7 +2,7 @@
 //!
 //! The kernel is what cleans up. When process 1 of a PID namespace ends, for whatever reason, everything in it is killed; and when
 //! the last process of a mount namespace has gone, its mounts go too: overlays of containers, network namespaces, what kubelet
-//! and drivers have mounted. What a run writes outside of its own directory, it writes into memory that only its namespace sees.
+//! and drivers have mounted. Loop devices and cgroups belong to no namespace: [`leftovers`] knows them. What a run writes outside of its own directory, it writes into memory that only its namespace sees.
 //!
 //! Process 1 ends when the suite has ended, or when its standard input is closed: that is how a harness that is interrupted, or
 //! killed with -9, takes everything with it.
@@ -12,7 +12,7 @@ use std::{
     fs, io,
     io::Read as _,
     os::unix::process::ExitStatusExt as _,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, ExitStatus},
     thread,
     time::Duration,
@@ -23,6 +23,8 @@ use rustix::{
     mount::{MountFlags, MountPropagationFlags, mount, mount_change},
     process::{Pid, Signal, WaitOptions, kill_process, wait},
 };
+
+use crate::leftovers;
 
 /// How long a suite has to end after it was told to, before it is killed.
 const GRACE: Duration = Duration::from_secs(20);
@@ -51,7 +53,7 @@ pub fn init(scratch: &Path, worker: &mut Command) -> Result<u8> {
     let status = reap(id)?;
     let name = scratch.file_name().unwrap_or_default().to_string_lossy();
     kill_all()?;
-    detach(&name)?;
+    leftovers::remove(&name)?;
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX))
 }
 
@@ -103,35 +105,4 @@ fn processes() -> Result<Vec<Pid>> {
     let ids =
         fs::read_dir("/proc")?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
     Ok(ids.filter(|id| *id != 1).filter_map(Pid::from_raw).collect())
-}
-
-/// Loop devices belong to no namespace. Detaches those whose file lies in a run's scratch directory, and tells which.
-///
-/// # Errors
-/// When one cannot be detached.
-pub fn detach(scratch_name: &str) -> Result<Vec<PathBuf>> {
-    let mut detached = Vec::new();
-    for device in loop_devices(scratch_name)? {
-        let status =
-            Command::new("losetup").arg("--detach").arg(&device).status().context("cannot start losetup")?;
-        ensure!(status.success(), "losetup cannot detach {}: {status}", device.display());
-        detached.push(device);
-    }
-    Ok(detached)
-}
-
-/// The loop devices whose file lies below a directory of this name. A file system that nobody has mounted any more has no place,
-/// so that the beginning of the path is not the same for everybody.
-fn loop_devices(scratch_name: &str) -> Result<Vec<PathBuf>> {
-    let mut devices = Vec::new();
-    let Ok(entries) = fs::read_dir("/sys/block") else { return Ok(devices) };
-    for entry in entries {
-        let name = entry?.file_name();
-        let file = Path::new("/sys/block").join(&name).join("loop/backing_file");
-        let Ok(backing) = fs::read_to_string(file) else { continue };
-        if Path::new(backing.trim()).components().any(|part| part.as_os_str() == scratch_name) {
-            devices.push(Path::new("/dev").join(&name));
-        }
-    }
-    Ok(devices)
 }

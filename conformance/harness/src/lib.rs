@@ -12,6 +12,7 @@ pub mod driver;
 pub mod image;
 pub mod inside;
 pub mod kubeconfig;
+pub mod leftovers;
 pub mod node;
 pub mod outside;
 pub mod peers;

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use clap::{Parser, Subcommand};
 use cofferdam_conformance::{
-    inside,
+    inside, leftovers,
     outside::{self, Outcome},
     peers::Peers,
     run::Run,
@@ -94,6 +94,9 @@ fn all(cli: &Cli) -> Result<ExitCode> {
 
 async fn run_all(chosen: &[&Suite], base: &Path) -> Result<ExitCode> {
     let peers = Peers::find()?;
+    for thing in leftovers::remove_stale()? {
+        say(format_args!("removed {}, which an earlier run has left", thing.display()));
+    }
     let (mut passed, mut failed) = (0, 0);
     for suite in chosen {
         say(format_args!("suite {} ... {}", suite.name, suite.about));

@@ -127,6 +127,9 @@ state = "{STATE}"
 [grpc]
   address = "{SOCKET}"
 
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{opt}"
+
 [plugins."io.containerd.cri.v1.images".pinned_images]
   sandbox = "{pause}"
 
@@ -143,6 +146,7 @@ state = "{STATE}"
       SystemdCgroup = false
 "#,
             root = directory.join("containerd").display(),
+            opt = directory.join("opt").display(),
             cni = directory.join("cni").display(),
             pause = image::PAUSE,
         ),
@@ -195,6 +199,8 @@ fn kubelet(run: &Run, plane: &ControlPlane, name: &str, directory: &Path, root: 
         },
         "authorization": { "mode": "AlwaysAllow" },
         "cgroupDriver": "cgroupfs",
+        // A name by which what a killed run leaves is found.
+        "cgroupRoot": Path::new("/").join(run.scratch().file_name().unwrap_or_default()),
         "failCgroupV1": false,
         "cgroupsPerQOS": false,
         "enforceNodeAllocatable": [],

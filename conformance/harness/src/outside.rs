@@ -7,13 +7,13 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use tokio::{
     process::Command,
     signal::unix::{SignalKind, signal},
 };
 
-use crate::{inside, peers::Peers};
+use crate::{leftovers, peers::Peers};
 
 /// How a suite ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub fn requirements(directory: &Path) -> Result<()> {
 /// When it cannot be started, or leaves something behind.
 pub async fn run(suite: &str, directory: &Path, peers: &Peers, limit: Duration) -> Result<Outcome> {
     fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
-    let name = format!("cofferdam-conformance-{}", std::process::id());
+    let name = leftovers::run_name();
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut child = Command::new("unshare")
@@ -75,23 +75,10 @@ pub async fn run(suite: &str, directory: &Path, peers: &Peers, limit: Duration) 
     };
     drop(word);
     child.wait().await?;
-    leftovers(&name)?;
+    leftovers::check(&name)?;
     Ok(outcome)
 }
 
 fn ended(status: ExitStatus) -> Outcome {
     if status.success() { Outcome::Passed } else { Outcome::Failed }
-}
-
-/// Looks for what a run has left on the machine.
-fn leftovers(name: &str) -> Result<()> {
-    let detached = inside::detach(name)?;
-    if !detached.is_empty() {
-        bail!("loop devices were left over, and are detached now: {detached:?}");
-    }
-    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-    if let Some(line) = mounts.lines().find(|line| line.contains(name)) {
-        bail!("a mount is left over: {line}");
-    }
-    Ok(())
 }

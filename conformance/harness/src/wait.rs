@@ -13,14 +13,15 @@ const INTERVAL: Duration = Duration::from_millis(50);
 /// When there is none within `limit`.
 pub async fn until<T>(what: &str, limit: Duration, mut probe: impl AsyncFnMut() -> Result<T>) -> Result<T> {
     let started = Instant::now();
+    let mut reason = anyhow!("nobody looked");
     loop {
         // A look that hangs is one that has no answer: the limit is for it too.
         let left = limit.saturating_sub(started.elapsed());
-        let reason = match tokio::time::timeout(left, probe()).await {
+        match tokio::time::timeout(left, probe()).await {
             Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(reason)) => reason,
-            Err(_) => anyhow!("the last look has no answer"),
-        };
+            Ok(Err(why)) => reason = why,
+            Err(_) => reason = reason.context("the last look had no answer; the one before"),
+        }
         if started.elapsed() >= limit {
             return Err(reason.context(format!("{what}: expected within {limit:?}")));
         }

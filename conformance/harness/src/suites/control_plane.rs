@@ -17,6 +17,8 @@ use crate::{
     wait::until,
 };
 
+/// What ends a namespace.
+const CONTROLLERS: &str = "namespace-controller";
 const SOON: Duration = Duration::from_secs(60);
 
 pub(super) async fn run(run: &Run) -> Result<()> {
@@ -82,6 +84,11 @@ async fn snapshot(run: &Run, plane: &mut ControlPlane) -> Result<()> {
     plane.restore_etcd(run, "snapshot").await?;
     plane.start_etcd().await?;
     plane.start_api().await?;
+    // Kubernetes' own controllers do not notice that the past is back: who restores a cluster starts them anew.
+    if let Some(controller_manager) = plane.controller_manager.as_mut() {
+        controller_manager.kill().await?;
+    }
+    plane.start_controller_manager(run, CONTROLLERS).await?;
     ensure!(maps.get_opt("before").await?.is_some(), "what was written before the copy is gone");
     ensure!(maps.get_opt("after").await?.is_none(), "what was written after the copy is there");
     Ok(())

@@ -16,6 +16,9 @@ use crate::{
 };
 
 const CLAIMS: usize = 300;
+/// How many claims are done when the first swap begins, and when the second does.
+const FIRST: usize = 40;
+const SECOND: usize = 140;
 const LONG: Duration = Duration::from_secs(180);
 const DRIVER: &str = "peer.conformance.cofferdam.dev";
 /// The loops of kube-controller-manager that take finalizers off: they run throughout.
@@ -41,29 +44,34 @@ async fn our_provisioner(run: &Run, plane: &mut ControlPlane) -> Result<()> {
 
     plane.start_controller_manager(run, BINDER).await?;
     let mut ours = cofferdam::start(run, &kubeconfig, &alone, &driver).await?;
-    claims.create(0..100).await?;
-    claims.bound(20, LONG).await?;
-    binder_of(run, plane, PROTECTION).await?;
-    ours.stop().await?;
-    ours = cofferdam::start(run, &kubeconfig, &both, &driver).await?;
-    claims.create(100..200).await?;
-    claims.bound(120, LONG).await?;
-    ours.kill().await?;
-    ours = cofferdam::start(run, &kubeconfig, &alone, &driver).await?;
-    binder_of(run, plane, BINDER).await?;
-    claims.create(200..CLAIMS).await?;
-    claims.bound(CLAIMS, LONG).await?;
+    let swaps = async {
+        claims.bound(FIRST, LONG).await?;
+        kubernetes(run, plane, PROTECTION).await?;
+        ours.kill().await?;
+        claims.in_the_middle().await?;
+        ours = cofferdam::start(run, &kubeconfig, &both, &driver).await?;
+        claims.bound(SECOND, LONG).await?;
+        ours.kill().await?;
+        claims.in_the_middle().await?;
+        ours = cofferdam::start(run, &kubeconfig, &alone, &driver).await?;
+        kubernetes(run, plane, BINDER).await?;
+        claims.bound(CLAIMS, LONG).await
+    };
+    tokio::try_join!(claims.create(0..CLAIMS), swaps)?;
     ours.stop().await?;
     claims.sound(CLAIMS, &driver.volumes(run).await?).await?;
 
     // The way back, with a swap in its middle too.
     ours.again()?;
-    claims.delete(0..CLAIMS).await?;
-    claims.left(CLAIMS - 50, LONG).await?;
-    binder_of(run, plane, PROTECTION).await?;
-    ours.kill().await?;
-    ours = cofferdam::start(run, &kubeconfig, &both, &driver).await?;
-    claims.left(0, LONG).await?;
+    let swap = async {
+        claims.left(CLAIMS - FIRST, LONG).await?;
+        kubernetes(run, plane, PROTECTION).await?;
+        ours.kill().await?;
+        claims.in_the_middle().await?;
+        ours = cofferdam::start(run, &kubeconfig, &both, &driver).await?;
+        claims.left(0, LONG).await
+    };
+    tokio::try_join!(claims.delete(0..CLAIMS), swap)?;
     ours.stop().await?;
     empty(&driver.volumes(run).await?)
 }
@@ -77,32 +85,37 @@ async fn our_binder(run: &Run, plane: &mut ControlPlane) -> Result<()> {
     let mut theirs = sidecar::start(run, "csi-provisioner", &kubeconfig, driver.socket(), &[]).await?;
     let binder = async || cofferdam::start(run, &kubeconfig, &["pv-controller"], &memory).await;
 
-    binder_of(run, plane, PROTECTION).await?;
+    kubernetes(run, plane, PROTECTION).await?;
     let mut ours = binder().await?;
-    claims.create(0..100).await?;
-    claims.bound(20, LONG).await?;
-    ours.kill().await?;
-    binder_of(run, plane, BINDER).await?;
-    claims.create(100..200).await?;
-    claims.bound(120, LONG).await?;
-    binder_of(run, plane, PROTECTION).await?;
-    ours = binder().await?;
-    claims.create(200..CLAIMS).await?;
-    claims.bound(CLAIMS, LONG).await?;
+    let swaps = async {
+        claims.bound(FIRST, LONG).await?;
+        ours.kill().await?;
+        claims.in_the_middle().await?;
+        kubernetes(run, plane, BINDER).await?;
+        claims.bound(SECOND, LONG).await?;
+        kubernetes(run, plane, PROTECTION).await?;
+        claims.in_the_middle().await?;
+        ours = binder().await?;
+        claims.bound(CLAIMS, LONG).await
+    };
+    tokio::try_join!(claims.create(0..CLAIMS), swaps)?;
     claims.sound(CLAIMS, &driver.volumes().await?).await?;
 
-    claims.delete(0..CLAIMS).await?;
-    claims.left(CLAIMS - 50, LONG).await?;
-    ours.kill().await?;
-    binder_of(run, plane, BINDER).await?;
-    claims.left(0, LONG).await?;
+    let swap = async {
+        claims.left(CLAIMS - FIRST, LONG).await?;
+        ours.kill().await?;
+        claims.in_the_middle().await?;
+        kubernetes(run, plane, BINDER).await?;
+        claims.left(0, LONG).await
+    };
+    tokio::try_join!(claims.delete(0..CLAIMS), swap)?;
     empty(&driver.volumes().await?)?;
     theirs.stop().await?;
     driver.process.stop().await
 }
 
 /// Kills kube-controller-manager and starts it with these loops.
-async fn binder_of(run: &Run, plane: &mut ControlPlane, controllers: &str) -> Result<()> {
+async fn kubernetes(run: &Run, plane: &mut ControlPlane, controllers: &str) -> Result<()> {
     if let Some(running) = plane.controller_manager.as_mut() {
         Process::kill(running).await?;
     }
