@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"time"
@@ -52,8 +53,8 @@ func (c controller) CreateVolume(_ context.Context, r *csi.CreateVolumeRequest) 
 	if r.Name == "" {
 		return nil, status.Error(codes.InvalidArgument, "name is empty")
 	}
-	if err := capabilities(r.VolumeCapabilities); err != nil {
-		return nil, err
+	if err := errors.Join(capabilities(r.VolumeCapabilities), mutable(r.MutableParameters)); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -76,7 +77,7 @@ func (c controller) CreateVolume(_ context.Context, r *csi.CreateVolumeRequest) 
 	}
 	made := &volume{
 		ID: c.id("v"), Name: r.Name, Size: size, Source: source,
-		Published: map[string]bool{}, Mutable: r.MutableParameters, content: r.VolumeContentSource,
+		Published: map[string]bool{}, Mutable: r.MutableParameters, content: r.VolumeContentSource, targets: map[string]bool{},
 	}
 	c.volumes[made.ID] = made
 	c.volumeNames[made.Name] = made
@@ -247,6 +248,9 @@ func (c controller) ControllerModifyVolume(_ context.Context, r *csi.ControllerM
 	defer c.mutex.Unlock()
 	volume, err := c.volume(r.VolumeId)
 	if err != nil {
+		return nil, err
+	}
+	if err := mutable(r.MutableParameters); err != nil {
 		return nil, err
 	}
 	volume.Mutable = r.MutableParameters

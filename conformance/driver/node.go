@@ -66,10 +66,29 @@ func (n node) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeReque
 	if r.StagingTargetPath == "" {
 		return nil, status.Error(codes.FailedPrecondition, "staging target path is empty: expected a volume that is staged")
 	}
+	if err := n.alone(r); err != nil {
+		return nil, err
+	}
 	if err := bind(r.StagingTargetPath, r.TargetPath, r.Readonly); err != nil {
 		return nil, err
 	}
 	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+// A volume for a single writer is in one place only. Notes where this one goes.
+func (n node) alone(r *csi.NodePublishVolumeRequest) error {
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	volume, err := n.volume(r.VolumeId)
+	if err != nil {
+		return err
+	}
+	single := r.VolumeCapability.GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+	if others := len(volume.targets); single && others > 0 && !volume.targets[r.TargetPath] {
+		return status.Errorf(codes.FailedPrecondition, "volume %q is for a single writer, and in %d other places", r.VolumeId, others)
+	}
+	volume.targets[r.TargetPath] = true
+	return nil
 }
 
 func (n node) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
@@ -79,6 +98,11 @@ func (n node) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeR
 	// CSI: the path itself is the driver's to remove, as it was the driver's to make.
 	if err := os.Remove(r.TargetPath); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, status.Error(codes.Internal, err.Error())
+	}
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	if volume, err := n.volume(r.VolumeId); err == nil {
+		delete(volume.targets, r.TargetPath)
 	}
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }

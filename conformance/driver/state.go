@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"sync"
 	"time"
@@ -14,6 +15,8 @@ import (
 )
 
 const defaultSize = 1 << 30
+
+var idForm = regexp.MustCompile(`^[vs]-[0-9]{8}$`)
 
 type options struct {
 	name      string
@@ -32,6 +35,7 @@ type volume struct {
 	Published map[string]bool   `json:"published,omitempty"` // by node: whether it is read-only there
 	Mutable   map[string]string `json:"mutable,omitempty"`
 	content   *csi.VolumeContentSource
+	targets   map[string]bool // where it is on the node
 }
 
 type snapshot struct {
@@ -104,6 +108,16 @@ func fits(size int64, asked *csi.CapacityRange) bool {
 	return size >= asked.GetRequiredBytes() && (asked.GetLimitBytes() == 0 || size <= asked.GetLimitBytes())
 }
 
+// What can be changed while a volume lives is its tier, whatever that is.
+func mutable(parameters map[string]string) error {
+	for key := range parameters {
+		if key != "tier" {
+			return status.Errorf(codes.InvalidArgument, "mutable parameter %q: expected tier", key)
+		}
+	}
+	return nil
+}
+
 func capabilities(wanted []*csi.VolumeCapability) error {
 	if len(wanted) == 0 {
 		return status.Error(codes.InvalidArgument, "volume capabilities are missing")
@@ -126,8 +140,8 @@ func page[T any](all map[string]T, token string, most int32) (ids []string, next
 	}
 	ids = slices.Sorted(maps.Keys(all))
 	if token != "" {
-		// The token is the last id of the page before. It may be gone by now, but it is never one that was not given out.
-		if len(token) < len("v-00000000") {
+		// The token is the last id of the page before, which may be gone by now.
+		if !idForm.MatchString(token) {
 			return nil, "", status.Errorf(codes.Aborted, "starting_token %q: expected one of this driver", token)
 		}
 		at, found := slices.BinarySearch(ids, token)

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 
 /// How the names of runs begin; the process id of the harness follows.
-const PREFIX: &str = "cofferdam-conformance-";
+pub const PREFIX: &str = "cofferdam-conformance-";
 const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// The name of the run of this process.
@@ -18,23 +18,31 @@ pub fn run_name() -> String {
     format!("{PREFIX}{}", std::process::id())
 }
 
+/// What a run has left, or has not yet removed.
+///
+/// # Errors
+/// When the machine cannot be looked at.
+pub fn of(run: &str) -> Result<Vec<PathBuf>> {
+    let devices = loop_devices()?.into_iter().filter(|(_, owner)| owner == run).map(|(device, _)| device);
+    Ok(devices.chain(cgroups()?.into_iter().filter(|group| group.ends_with(run))).collect())
+}
+
 /// Removes what a run has left, and tells what that was.
 ///
 /// # Errors
 /// When something cannot be removed.
 pub fn remove(run: &str) -> Result<Vec<PathBuf>> {
-    let mut removed = Vec::new();
-    for (device, _) in loop_devices()?.into_iter().filter(|(_, owner)| owner == run) {
+    let left = of(run)?;
+    for thing in &left {
+        if thing.starts_with(CGROUPS) {
+            remove_cgroup(thing).with_context(|| format!("cannot remove the cgroup {}", thing.display()))?;
+            continue;
+        }
         let status =
-            Command::new("losetup").arg("--detach").arg(&device).status().context("cannot start losetup")?;
-        ensure!(status.success(), "losetup cannot detach {}: {status}", device.display());
-        removed.push(device);
+            Command::new("losetup").arg("--detach").arg(thing).status().context("cannot start losetup")?;
+        ensure!(status.success(), "losetup cannot detach {}: {status}", thing.display());
     }
-    for group in cgroups()?.into_iter().filter(|group| group.ends_with(run)) {
-        remove_cgroup(&group).with_context(|| format!("cannot remove the cgroup {}", group.display()))?;
-        removed.push(group);
-    }
-    Ok(removed)
+    Ok(left)
 }
 
 /// Removes what runs have left whose harness is no more, not even to clean up.

@@ -1,6 +1,8 @@
 //! What is shown, one module for each suite.
 
+mod cleanup;
 mod control_plane;
+mod driver;
 mod node;
 mod provision;
 mod swap;
@@ -28,6 +30,18 @@ pub struct Suite {
 /// All suites, the quickest first.
 pub const ALL: &[Suite] = &[
     Suite {
+        name: "cleanup",
+        about: "a run that panics, is interrupted, or is killed with -9 leaves nothing on the machine",
+        limit: Duration::from_secs(300),
+        run: |run| Box::pin(cleanup::run(run)),
+    },
+    Suite {
+        name: "driver",
+        about: "csi-sanity finds nothing wrong with the driver that controllers are compared on",
+        limit: Duration::from_secs(600),
+        run: |run| Box::pin(driver::run(run)),
+    },
+    Suite {
         name: "control-plane",
         about: "etcd, kube-apiserver and kube-controller-manager start, fail, come back and stop",
         limit: Duration::from_secs(300),
@@ -53,6 +67,22 @@ pub const ALL: &[Suite] = &[
     },
 ];
 
+/// Suites that make a mess, for the suite that looks what becomes of it.
+const HIDDEN: &[Suite] = &[
+    Suite {
+        name: cleanup::PANICS,
+        about: "makes a mess and panics",
+        limit: Duration::from_secs(60),
+        run: |run| Box::pin(cleanup::panics(run)),
+    },
+    Suite {
+        name: cleanup::STAYS,
+        about: "makes a mess and waits for its end",
+        limit: Duration::from_secs(60),
+        run: |run| Box::pin(cleanup::stays(run)),
+    },
+];
+
 /// The suite of this name.
 ///
 /// # Errors
@@ -60,6 +90,7 @@ pub const ALL: &[Suite] = &[
 pub fn named(name: &str) -> Result<&'static Suite> {
     let names = || ALL.iter().map(|suite| suite.name).collect::<Vec<_>>().join(", ");
     ALL.iter()
+        .chain(HIDDEN)
         .find(|suite| suite.name == name)
         .with_context(|| format!("no suite {name:?}: expected one of {}", names()))
 }
