@@ -113,7 +113,7 @@ build() {
 
 needs() {
   local file package lacking=()
-  command -v "$GO" >/dev/null || missing "Go is missing: expected the command $GO, version 1.24 or later (https://go.dev/dl)"
+  command -v "$GO" >/dev/null || missing "Go is missing: expected the command $GO, version 1.26, or one that fetches it by itself (https://go.dev/dl)"
   while IFS='|' read -r file package; do
     [[ -e $file ]] || lacking+=("$package")
   done < <(distribution)

@@ -125,3 +125,16 @@ fn remove_cgroup(group: &Path) -> io::Result<()> {
     }
     fs::remove_dir(group)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_belongs_to_a_living_harness_or_to_nobody_of_ours_is_not_stale() {
+        let living = format!("{PREFIX}{}", std::process::id());
+        // Linux gives out no such id.
+        let dead = format!("{PREFIX}4194305");
+        assert_eq!([living.as_str(), &dead, "someone-1"].map(is_stale), [false, true, false]);
+    }
+}

@@ -2,10 +2,12 @@
 //!
 //! Nothing else of the workspace depends on this crate. The programs come from `make peers`; everything that runs is inside of
 //! namespaces of its own, so that processes and mounts go with them however a run ends (see [`inside`]).
+#![cfg(target_os = "linux")]
 #![forbid(unsafe_code)]
 
 pub mod certificates;
 pub mod claims;
+pub mod cli;
 pub mod cofferdam;
 pub mod control_plane;
 pub mod driver;

@@ -112,7 +112,10 @@ fn start(run: &Run, suite: &str, name: &str) -> Result<Inner> {
 async fn made(run: &Run, name: &str) -> Result<Inner> {
     let mut inner = start(run, STAYS, name)?;
     let file = made_by(run, name, STAYS, &inner);
-    let made = async || Ok(ensure!(file.exists(), "{} is not there", file.display()));
+    let made = async || {
+        ensure!(file.exists(), "{} is not there", file.display());
+        Ok(())
+    };
     inner.process.ready(SOON, made).await?;
     ensure!(no_sleeper().is_err(), "nobody sleeps: expected a daemon to clean up");
     let there = leftovers::of(&inner.name)?;

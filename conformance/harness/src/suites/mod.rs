@@ -94,3 +94,18 @@ pub fn named(name: &str) -> Result<&'static Suite> {
         .find(|suite| suite.name == name)
         .with_context(|| format!("no suite {name:?}: expected one of {}", names()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_suite_is_found_by_its_name_and_by_no_other() {
+        for suite in ALL.iter().chain(HIDDEN) {
+            assert_eq!(named(suite.name).unwrap().about, suite.about, "{} is there twice", suite.name);
+        }
+        let error = named("controlplane").unwrap_err().to_string();
+        assert!(error.starts_with(r#"no suite "controlplane": expected one of cleanup, "#), "{error}");
+        assert!(!error.contains(cleanup::STAYS), "{error}");
+    }
+}
