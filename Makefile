@@ -49,6 +49,20 @@ deny: toolchain $(DENY)
 doc: toolchain
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --document-private-items
 
+.PHONY: peers
+peers: ## build etcd, Kubernetes, containerd and the Go sidecars into a cache: with Go, some 20 minutes the first time
+	conformance/peers/build.sh
+
+.PHONY: conformance
+conformance: toolchain need-root peers ## run every suite on a real Kubernetes, or the one of SUITE=name
+	$(CARGO) build --locked --bin cofferdam --bin conformance
+	$(CARGO) run --locked --bin conformance -- $(SUITE)
+
+# Before anything is built for half an hour.
+.PHONY: need-root
+need-root:
+	@test "$$(id -u)" -eq 0 || { echo "make conformance: not root: kubelet, mounts and namespaces need it" >&2; exit 1; }
+
 .PHONY: bench
 bench: toolchain ## measure: calls into the sandbox, neighbours, claims per second, dev mode (an optimised build)
 	$(CARGO) bench --locked --package cofferdam-backend --bench create_call

@@ -1,0 +1,112 @@
+//! The certificates of one cluster.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Result;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose,
+};
+
+/// A certificate and its key, as files.
+#[derive(Clone, Debug)]
+pub struct Pair {
+    /// The certificate, PEM.
+    pub certificate: PathBuf,
+    /// The private key, PEM.
+    pub key: PathBuf,
+}
+
+/// A certificate authority that lives as long as its cluster.
+#[derive(Debug)]
+pub struct Authority {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+    directory: PathBuf,
+}
+
+impl Authority {
+    /// Makes one that keeps its files in `directory`.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn new(directory: PathBuf) -> Result<Self> {
+        fs::create_dir_all(&directory)?;
+        let mut params = CertificateParams::new(Vec::new())?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params.distinguished_name.push(DnType::CommonName, "conformance");
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+        fs::write(directory.join("ca.crt"), issuer.pem())?;
+        Ok(Self { issuer, directory })
+    }
+
+    /// The authority's own certificate, PEM.
+    #[must_use]
+    pub fn pem(&self) -> String {
+        self.issuer.pem()
+    }
+
+    /// The same, DER.
+    #[must_use]
+    pub fn der(&self) -> Vec<u8> {
+        self.issuer.der().to_vec()
+    }
+
+    /// The same, as a file.
+    #[must_use]
+    pub fn file(&self) -> PathBuf {
+        self.directory.join("ca.crt")
+    }
+
+    /// A certificate for a server on loopback.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn server(&self, name: &str) -> Result<Pair> {
+        let names = ["localhost", "127.0.0.1", "kubernetes", "kubernetes.default.svc", "10.0.0.1"];
+        let mut params = CertificateParams::new(names.map(str::to_owned).to_vec())?;
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        self.sign(name, params)
+    }
+
+    /// A certificate that the API takes for a user and, if any, a group.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn client(&self, user: &str, group: Option<&str>) -> Result<Pair> {
+        let mut params = CertificateParams::new(Vec::new())?;
+        params.distinguished_name.push(DnType::CommonName, user);
+        if let Some(group) = group {
+            params.distinguished_name.push(DnType::OrganizationName, group);
+        }
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        self.sign(&user.replace(':', "-"), params)
+    }
+
+    fn sign(&self, name: &str, params: CertificateParams) -> Result<Pair> {
+        let key = KeyPair::generate()?;
+        let pair = Pair {
+            certificate: self.directory.join(format!("{name}.crt")),
+            key: self.directory.join(format!("{name}.key")),
+        };
+        fs::write(&pair.certificate, params.signed_by(&key, &self.issuer)?.pem())?;
+        fs::write(&pair.key, key.serialize_pem())?;
+        Ok(pair)
+    }
+}
+
+/// A key pair without a certificate, which service accounts' tokens are signed with: private and public part.
+///
+/// # Errors
+/// When a file cannot be written.
+pub fn signing_key(directory: &Path) -> Result<(PathBuf, PathBuf)> {
+    let key = KeyPair::generate()?;
+    let (private, public) = (directory.join("sa.key"), directory.join("sa.pub"));
+    fs::write(&private, key.serialize_pem())?;
+    fs::write(&public, key.public_key_pem())?;
+    Ok((private, public))
+}

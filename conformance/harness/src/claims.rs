@@ -1,0 +1,192 @@
+//! Claims by the hundred: made, counted, deleted, and looked at for what must not be.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use k8s_openapi::api::{
+    core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim},
+    storage::v1::StorageClass,
+};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, ListParams, PostParams},
+};
+use serde_json::json;
+
+use crate::wait::until;
+
+/// How many requests are made at once.
+const AT_ONCE: usize = 50;
+
+/// Claims of one class in one namespace.
+#[derive(Clone)]
+pub struct Claims {
+    client: Client,
+    namespace: String,
+    class: String,
+}
+
+impl Claims {
+    /// Makes the namespace, and a class of this driver with the same name.
+    ///
+    /// # Errors
+    /// When the API refuses one of them.
+    pub async fn new(client: &Client, name: &str, driver: &str) -> Result<Self> {
+        let namespace: Namespace = serde_json::from_value(json!({ "metadata": { "name": name } }))?;
+        Api::all(client.clone()).create(&PostParams::default(), &namespace).await?;
+        let class: StorageClass = serde_json::from_value(json!({
+            "metadata": { "name": name },
+            "provisioner": driver,
+            "reclaimPolicy": "Delete",
+            "volumeBindingMode": "Immediate",
+            "allowVolumeExpansion": true,
+        }))?;
+        Api::all(client.clone()).create(&PostParams::default(), &class).await?;
+        Ok(Self { client: client.clone(), namespace: name.to_owned(), class: name.to_owned() })
+    }
+
+    fn api(&self) -> Api<PersistentVolumeClaim> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    fn volumes(&self) -> Api<PersistentVolume> {
+        Api::all(self.client.clone())
+    }
+
+    /// Makes the claims of these numbers.
+    ///
+    /// # Errors
+    /// When the API refuses one.
+    pub async fn create(&self, numbers: std::ops::Range<usize>) -> Result<()> {
+        let api = &self.api();
+        stream::iter(numbers)
+            .map(|number| async move {
+                let claim = serde_json::from_value(json!({
+                    "metadata": { "name": format!("claim-{number}") },
+                    "spec": {
+                        "storageClassName": self.class,
+                        "accessModes": ["ReadWriteOnce"],
+                        "resources": { "requests": { "storage": "1Gi" } },
+                    },
+                }))?;
+                api.create(&PostParams::default(), &claim).await?;
+                anyhow::Ok(())
+            })
+            .buffer_unordered(AT_ONCE)
+            .try_collect()
+            .await
+    }
+
+    /// Looks that there is work left: a claim that is not Bound, or that is being deleted. What is swapped now is swapped in the
+    /// middle of it.
+    ///
+    /// # Errors
+    /// When all is done.
+    pub async fn in_the_middle(&self) -> Result<()> {
+        let claims = self.api().list(&ListParams::default()).await?.items;
+        let open = |claim: &&PersistentVolumeClaim| {
+            phase(claim) != "Bound" || claim.metadata.deletion_timestamp.is_some()
+        };
+        let left = claims.iter().filter(open).count();
+        ensure!(left > 0, "all {} claims are done: expected a swap in the middle of them", claims.len());
+        Ok(())
+    }
+
+    /// Waits until at least so many claims are Bound.
+    ///
+    /// # Errors
+    /// When they are not within `limit`, with how many are.
+    pub async fn bound(&self, least: usize, limit: Duration) -> Result<()> {
+        until(&format!("{least} claims are Bound"), limit, async || {
+            let claims = self.api().list(&ListParams::default()).await?.items;
+            let bound = claims.iter().filter(|claim| phase(claim) == "Bound").count();
+            ensure!(bound >= least, "{bound} of {} are", claims.len());
+            Ok(())
+        })
+        .await
+    }
+
+    /// Asks for the deletion of the claims of these numbers.
+    ///
+    /// # Errors
+    /// When the API refuses one.
+    pub async fn delete(&self, numbers: std::ops::Range<usize>) -> Result<()> {
+        let api = &self.api();
+        stream::iter(numbers)
+            .map(|number| async move {
+                api.delete(&format!("claim-{number}"), &DeleteParams::default()).await?;
+                anyhow::Ok(())
+            })
+            .buffer_unordered(AT_ONCE)
+            .try_collect()
+            .await
+    }
+
+    /// Waits until there are at most so many volumes, and as many claims.
+    ///
+    /// # Errors
+    /// When there are more after `limit`, with how many.
+    pub async fn left(&self, most: usize, limit: Duration) -> Result<()> {
+        until(&format!("{most} claims and volumes are left"), limit, async || {
+            let claims = self.api().list(&ListParams::default()).await?.items.len();
+            let volumes = self.volumes().list(&ListParams::default()).await?.items.len();
+            ensure!(claims <= most && volumes <= most, "{claims} claims and {volumes} volumes are");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Looks that every claim is Bound to a volume that is its own, that each volume has an owner, and that the storage holds
+    /// exactly these volumes. `stored` is what it holds: names by handle.
+    ///
+    /// # Errors
+    /// With the first that is wrong.
+    pub async fn sound(&self, count: usize, stored: &BTreeMap<String, String>) -> Result<()> {
+        let claims = self.api().list(&ListParams::default()).await?.items;
+        ensure!(claims.len() == count, "{} claims: expected {count}", claims.len());
+        let mut volumes: BTreeMap<String, PersistentVolume> = BTreeMap::new();
+        for volume in self.volumes().list(&ListParams::default()).await?.items {
+            let name = volume.metadata.name.clone().context("a volume without a name")?;
+            volumes.insert(name, volume);
+        }
+        ensure!(volumes.len() == count, "{} volumes for {count} claims", volumes.len());
+        let mut handles = BTreeSet::new();
+        for claim in &claims {
+            let name = claim.metadata.name.as_deref().unwrap_or_default();
+            ensure!(phase(claim) == "Bound", "{name} is {}: expected Bound", phase(claim));
+            let bound_to =
+                claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
+            let volume = volumes
+                .get(bound_to)
+                .with_context(|| format!("{name} is bound to {bound_to}, which is not there"))?;
+            let spec = volume.spec.as_ref().context("a volume without a spec")?;
+            let owner = spec.claim_ref.as_ref().and_then(|claim| claim.uid.as_deref());
+            ensure!(
+                owner == claim.metadata.uid.as_deref(),
+                "{bound_to} belongs to {owner:?}: expected {name}"
+            );
+            let status = volume.status.as_ref().and_then(|status| status.phase.as_deref());
+            ensure!(status == Some("Bound"), "{bound_to} is {status:?}: expected Bound");
+            let handle =
+                spec.csi.as_ref().map(|csi| csi.volume_handle.clone()).context("a volume without CSI")?;
+            ensure!(
+                stored.contains_key(&handle),
+                "{bound_to} is {handle} at the storage, which does not have it"
+            );
+            if !handles.insert(handle.clone()) {
+                bail!("{handle} is two volumes");
+            }
+        }
+        let lost: Vec<_> = stored.keys().filter(|handle| !handles.contains(*handle)).collect();
+        ensure!(lost.is_empty(), "{} volumes of the storage belong to nobody: {lost:?}", lost.len());
+        Ok(())
+    }
+}
+
+fn phase(claim: &PersistentVolumeClaim) -> &str {
+    claim.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
+}

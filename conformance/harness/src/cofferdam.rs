@@ -1,0 +1,114 @@
+//! Our program, with the memory driver in it.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+
+use crate::{
+    control_plane,
+    process::{self, Process, Spec},
+    run::Run,
+    sidecar::plain,
+};
+
+const READY: Duration = Duration::from_secs(60);
+
+/// The memory driver as our program has it: under a name that the suite gives, with a state that outlives the process.
+#[derive(Clone, Debug)]
+pub struct MemoryDriver {
+    component: PathBuf,
+    state: PathBuf,
+    configuration: PathBuf,
+}
+
+impl MemoryDriver {
+    /// Writes the component and its configuration.
+    ///
+    /// # Errors
+    /// When they cannot be written.
+    pub fn new(run: &Run, driver_name: &str) -> Result<Self> {
+        let directory = run.scratch().join("memory-driver");
+        fs::create_dir_all(&directory)?;
+        let driver = Self {
+            component: directory.join("memory.wasm"),
+            state: directory.join("state.redb"),
+            configuration: directory.join("cofferdam.toml"),
+        };
+        fs::write(&driver.component, cofferdam_guests::MEMORY)?;
+        let text = format!(
+            "[backend.memory]\nfile = {:?}\n\n[backend.memory.settings]\ndriver-name = {driver_name:?}\n\n\
+             [backend.memory.state]\nfile = {:?}\n",
+            driver.component, driver.state,
+        );
+        fs::write(&driver.configuration, text)?;
+        Ok(driver)
+    }
+
+    /// Its volumes: name by handle. The state has one owner: our program must not run.
+    ///
+    /// # Errors
+    /// When the driver cannot be asked.
+    pub async fn volumes(&self, run: &Run) -> Result<BTreeMap<String, String>> {
+        let mut volumes = BTreeMap::new();
+        let mut token: Option<String> = None;
+        loop {
+            let (component, configuration) =
+                (self.component.display().to_string(), self.configuration.display().to_string());
+            let mut arguments = vec![
+                "backend",
+                "call",
+                &component,
+                "listing.list",
+                "--config",
+                &configuration,
+                "--name",
+                "memory",
+            ];
+            arguments.extend(["--compilation-cache", "off", "--output", "json"]);
+            if let Some(token) = &token {
+                arguments.extend(["--after", token]);
+            }
+            let answer: Value = serde_json::from_str(&process::output(run.program(), &arguments).await?)?;
+            let entries = answer
+                .pointer("/answer/volumes")
+                .and_then(Value::as_array)
+                .context("no volumes in the answer")?;
+            for entry in entries {
+                let handle = entry.pointer("/volume/handle").and_then(Value::as_str).context("no handle")?;
+                // The driver makes handles of names.
+                let name = handle.strip_prefix("mem-").unwrap_or(handle);
+                volumes.insert(handle.to_owned(), name.to_owned());
+            }
+            token = answer.pointer("/answer/next").and_then(Value::as_str).map(str::to_owned);
+            if token.is_none() {
+                return Ok(volumes);
+            }
+        }
+    }
+}
+
+/// Starts `cofferdam run` with these roles, and waits until it is ready.
+///
+/// # Errors
+/// When it is not, with the end of its log.
+pub async fn start(run: &Run, kubeconfig: &Path, roles: &[&str], driver: &MemoryDriver) -> Result<Process> {
+    let port = run.port()?;
+    let spec = Spec::new("cofferdam", run.program())
+        .arg("run")
+        .args(roles.iter().map(|role| format!("--role={role}")))
+        .arg(format_args!("--config={}", driver.configuration.display()))
+        .arg(format_args!("--kubeconfig={}", kubeconfig.display()))
+        .arg(format_args!("--http-endpoint=127.0.0.1:{port}"))
+        .arg(format_args!("--compilation-cache={}", run.scratch().join("compiled").display()))
+        .env("RUST_BACKTRACE", "1");
+    let mut process = Process::start(run, spec)?;
+    let client = plain(port)?;
+    process.ready(READY, async || control_plane::get(&client, "/readyz").await).await?;
+    Ok(process)
+}

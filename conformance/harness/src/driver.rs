@@ -1,0 +1,109 @@
+//! The CSI driver of `conformance/driver`: storage in memory, which tells what it holds.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::UnixStream,
+};
+
+use crate::{
+    process::{Process, Spec},
+    run::Run,
+};
+
+const READY: Duration = Duration::from_secs(30);
+
+/// A running driver.
+#[derive(Debug)]
+pub struct Driver {
+    /// The process.
+    pub process: Process,
+    socket: PathBuf,
+    admin: PathBuf,
+}
+
+impl Driver {
+    /// Starts one under this driver name, and waits until it serves.
+    ///
+    /// # Errors
+    /// When it does not, with the end of its log.
+    pub async fn start(run: &Run, name: &str, arguments: &[&str]) -> Result<Self> {
+        let directory = run.scratch().join("driver").join(name);
+        let (socket, admin) = (directory.join("csi.sock"), directory.join("admin.sock"));
+        let spec = Spec::new("csi-driver", run.peers().program("csi-driver")?)
+            .arg(format_args!("--name={name}"))
+            .arg(format_args!("--socket={}", socket.display()))
+            .arg(format_args!("--admin={}", admin.display()))
+            .args(arguments);
+        let mut driver = Self { process: Process::start(run, spec)?, socket, admin };
+        let admin = &driver.admin;
+        driver.process.ready(READY, async || ask(admin, "GET", "/calls").await.map(|_| ())).await?;
+        Ok(driver)
+    }
+
+    /// The socket that serves CSI.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Its volumes: name by id.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn volumes(&self) -> Result<BTreeMap<String, String>> {
+        let volumes: BTreeMap<String, Value> =
+            serde_json::from_str(&ask(&self.admin, "GET", "/volumes").await?)?;
+        let name = |volume: Value| volume.get("name").and_then(Value::as_str).map(str::to_owned);
+        volumes
+            .into_iter()
+            .map(|(id, volume)| Ok((id, name(volume).context("a volume without a name")?)))
+            .collect()
+    }
+
+    /// How often each method was called.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn calls(&self) -> Result<BTreeMap<String, u64>> {
+        // Go writes a map that nothing was put into as null.
+        let calls: Option<_> = serde_json::from_str(&ask(&self.admin, "GET", "/calls").await?)?;
+        Ok(calls.unwrap_or_default())
+    }
+
+    /// Lets the next calls of a method fail with a code of gRPC, such as `UNAVAILABLE`.
+    ///
+    /// # Errors
+    /// When the driver refuses it.
+    pub async fn fail(&self, method: &str, code: &str, times: u32) -> Result<()> {
+        ask(&self.admin, "POST", &format!("/fail?next={method}%3D{code}:{times}")).await.map(|_| ())
+    }
+
+    /// Lets every call of the controller take this long.
+    ///
+    /// # Errors
+    /// When the driver refuses it.
+    pub async fn latency(&self, time: Duration) -> Result<()> {
+        ask(&self.admin, "POST", &format!("/latency?time={}ms", time.as_millis())).await.map(|_| ())
+    }
+}
+
+/// One request. HTTP 1.0 is all it takes: the answer ends where the connection does.
+async fn ask(socket: &Path, method: &str, path: &str) -> Result<String> {
+    let mut stream =
+        UnixStream::connect(socket).await.with_context(|| format!("cannot reach {}", socket.display()))?;
+    stream.write_all(format!("{method} {path} HTTP/1.0\r\n\r\n").as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("an answer without a body")?;
+    let status = head.lines().next().unwrap_or_default();
+    ensure!(status.contains(" 200 "), "{method} {path}: {status}: {}", body.trim());
+    Ok(body.to_owned())
+}

@@ -1,0 +1,91 @@
+//! Images for a real container runtime, made of the machine's static busybox: there is no registry to ask.
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+use crate::{peers::BUSYBOX, process};
+
+/// An image with a shell and busybox' programs.
+pub const SHELL: &str = "conformance.cofferdam.dev/busybox:1";
+/// The image that holds a pod's namespaces.
+pub const PAUSE: &str = "conformance.cofferdam.dev/pause:1";
+/// What busybox is called in the image; the image has no others.
+const APPLETS: [&str; 24] = [
+    "sh", "cat", "cp", "date", "dd", "df", "echo", "env", "false", "head", "ls", "mkdir", "mount", "mv",
+    "rm", "sleep", "stat", "sync", "test", "touch", "true", "umount", "wc", "md5sum",
+];
+
+/// Writes both images as one docker-archive, and returns its path.
+///
+/// # Errors
+/// When busybox is missing, or a file cannot be written.
+pub async fn archive(directory: &Path) -> Result<PathBuf> {
+    let (root, parts) = (directory.join("root"), directory.join("parts"));
+    fs::create_dir_all(root.join("bin"))?;
+    fs::create_dir_all(root.join("tmp"))?;
+    fs::create_dir_all(&parts)?;
+    let busybox = root.join("bin/busybox");
+    fs::copy(BUSYBOX, &busybox)
+        .with_context(|| format!("cannot copy {BUSYBOX}, which `make peers` installs"))?;
+    fs::set_permissions(&busybox, fs::Permissions::from_mode(0o755))?;
+    for applet in APPLETS {
+        symlink("busybox", root.join("bin").join(applet))?;
+    }
+    pack(&root, &parts.join("layer.tar")).await?;
+    let layer = hex(&fs::read(parts.join("layer.tar"))?);
+    let images = [
+        image(&parts, SHELL, &layer, &["/bin/sh"])?,
+        // Process 1 of a pod has to heed SIGTERM by itself.
+        image(
+            &parts,
+            PAUSE,
+            &layer,
+            &["/bin/sh", "-c", "trap exit TERM; while :; do sleep 3600 & wait; done"],
+        )?,
+    ];
+    fs::write(parts.join("manifest.json"), Value::from(images.to_vec()).to_string())?;
+    let archive = directory.join("images.tar");
+    pack(&parts, &archive).await?;
+    Ok(archive)
+}
+
+/// Writes an image's configuration, and returns its entry of the manifest.
+fn image(parts: &Path, name: &str, layer: &str, command: &[&str]) -> Result<Value> {
+    let architecture = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    let configuration = json!({
+        "architecture": architecture,
+        "os": "linux",
+        "config": { "Cmd": command, "Env": ["PATH=/bin"] },
+        "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{layer}")] },
+    })
+    .to_string();
+    let file = format!("{}.json", hex(configuration.as_bytes()));
+    fs::write(parts.join(&file), configuration)?;
+    Ok(json!({ "Config": file, "RepoTags": [name], "Layers": ["layer.tar"] }))
+}
+
+async fn pack(directory: &Path, archive: &Path) -> Result<()> {
+    let (directory, archive) = (directory.display().to_string(), archive.display().to_string());
+    let owner = ["--owner=0", "--group=0", "--numeric-owner", "--sort=name"];
+    let mut arguments = owner.to_vec();
+    arguments.extend(["--create", "--file", &archive, "--directory", &directory, "."]);
+    // Names without "./" in front: that is how a manifest names them.
+    arguments.extend(["--transform", "s,^\\./,,"]);
+    process::output("tar", &arguments).await?;
+    Ok(())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
+}

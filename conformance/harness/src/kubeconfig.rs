@@ -1,0 +1,61 @@
+//! Kubeconfig files: how a program reaches the API, and as whom.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::Write as _,
+    os::unix::fs::OpenOptionsExt as _,
+    path::Path,
+};
+
+use anyhow::{Context as _, Result};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde_json::{Value, json};
+
+use crate::certificates::{Authority, Pair};
+
+/// Whom the API is to take the bearer for.
+#[derive(Clone, Copy, Debug)]
+pub enum Credentials<'a> {
+    /// Who holds this token.
+    Token(&'a str),
+    /// Whom this certificate names.
+    Certificate(&'a Pair),
+}
+
+/// Writes a kubeconfig. It is JSON, which is YAML.
+///
+/// # Errors
+/// When a file cannot be read or written.
+pub fn write(path: &Path, url: &str, authority: &Authority, credentials: Credentials<'_>) -> Result<()> {
+    let user = match credentials {
+        Credentials::Token(token) => json!({ "token": token }),
+        Credentials::Certificate(pair) => json!({
+            "client-certificate-data": STANDARD.encode(fs::read(&pair.certificate)?),
+            "client-key-data": STANDARD.encode(fs::read(&pair.key)?),
+        }),
+    };
+    let text = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{ "name": "conformance", "cluster": {
+            "server": url,
+            "certificate-authority-data": STANDARD.encode(authority.pem()),
+        }}],
+        "users": [{ "name": "conformance", "user": user }],
+        "contexts": [{ "name": "conformance", "context": { "cluster": "conformance", "user": "conformance" } }],
+        "current-context": "conformance",
+    });
+    secret(path, &text)
+}
+
+/// Writes a file that only its owner reads.
+fn secret(path: &Path, text: &Value) -> Result<()> {
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(file.write_all(text.to_string().as_bytes())?)
+}

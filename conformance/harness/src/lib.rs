@@ -1,0 +1,25 @@
+//! A real Kubernetes on this machine, the Go sidecars and our program beside it, and what is shown on them.
+//!
+//! Nothing else of the workspace depends on this crate. The programs come from `make peers`; everything that runs is inside of
+//! namespaces of its own, so that processes and mounts go with them however a run ends (see [`inside`]).
+#![cfg(target_os = "linux")]
+#![forbid(unsafe_code)]
+
+pub mod certificates;
+pub mod claims;
+pub mod cli;
+pub mod cofferdam;
+pub mod control_plane;
+pub mod driver;
+pub mod image;
+pub mod inside;
+pub mod kubeconfig;
+pub mod leftovers;
+pub mod node;
+pub mod outside;
+pub mod peers;
+pub mod process;
+pub mod run;
+pub mod sidecar;
+pub mod suites;
+pub mod wait;

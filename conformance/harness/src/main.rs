@@ -1,0 +1,16 @@
+//! `make conformance`: what Cofferdam claims, on a real Kubernetes.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+#[cfg(target_os = "linux")]
+fn main() -> ExitCode {
+    cofferdam_conformance::cli::main()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn main() -> ExitCode {
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stderr(), "conformance: expected Linux, whose namespaces a run lives in");
+    ExitCode::FAILURE
+}

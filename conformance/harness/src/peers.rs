@@ -1,0 +1,67 @@
+//! The programs that `make peers` has built, and those of the distribution.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+/// Where Debian has the CNI plugins.
+pub const CNI_PLUGINS: &str = "/usr/lib/cni";
+/// Where Debian has runc.
+pub const RUNC: &str = "/usr/sbin/runc";
+/// Where Debian has the static busybox.
+pub const BUSYBOX: &str = "/bin/busybox";
+
+/// The directory of the programs.
+#[derive(Clone, Debug)]
+pub struct Peers {
+    directory: PathBuf,
+}
+
+impl Peers {
+    /// Asks the build script where its programs are.
+    ///
+    /// # Errors
+    /// When it does not know.
+    pub fn find() -> Result<Self> {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../peers/build.sh");
+        let output = Command::new(&script)
+            .arg("where")
+            .output()
+            .with_context(|| format!("cannot run {}", script.display()))?;
+        let directory = PathBuf::from(String::from_utf8(output.stdout)?.trim());
+        ensure!(
+            output.status.success() && directory.is_absolute(),
+            "{} where: {}",
+            script.display(),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+        Ok(Self { directory })
+    }
+
+    /// Those in a directory that [`Peers::find`] has found before.
+    #[must_use]
+    pub const fn at(directory: PathBuf) -> Self {
+        Self { directory }
+    }
+
+    /// The directory itself.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The program of this name.
+    ///
+    /// # Errors
+    /// When it has not been built.
+    pub fn program(&self, name: &str) -> Result<PathBuf> {
+        let path = self.directory.join(name);
+        if !path.exists() {
+            bail!("{name} has not been built: expected {}; run `make peers`", path.display());
+        }
+        Ok(path)
+    }
+}

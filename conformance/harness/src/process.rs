@@ -1,0 +1,273 @@
+//! One program that runs: started, paused, killed, started again, with its log in the run's directory.
+
+use std::{
+    fmt,
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::process::{Child, Command};
+
+use crate::{run::Run, wait::until};
+
+/// How long a program has to end after SIGTERM. kube-apiserver drains for up to a minute.
+const STOP: Duration = Duration::from_secs(75);
+/// Lines of a log that stand in an error.
+const TAIL: usize = 12;
+
+/// A program that can be started.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    name: String,
+    program: PathBuf,
+    arguments: Vec<String>,
+    variables: Vec<(String, String)>,
+}
+
+impl Spec {
+    /// A program and the name of its log.
+    pub fn new(name: impl Into<String>, program: impl Into<PathBuf>) -> Self {
+        Self { name: name.into(), program: program.into(), arguments: Vec::new(), variables: Vec::new() }
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(mut self, argument: impl fmt::Display) -> Self {
+        self.arguments.push(argument.to_string());
+        self
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args<T: fmt::Display>(mut self, arguments: impl IntoIterator<Item = T>) -> Self {
+        self.arguments.extend(arguments.into_iter().map(|argument| argument.to_string()));
+        self
+    }
+
+    /// Sets a variable; nothing of the caller's environment is there but `PATH`.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl fmt::Display) -> Self {
+        self.variables.push((name.to_owned(), value.to_string()));
+        self
+    }
+}
+
+/// A program, started at least once.
+#[derive(Debug)]
+pub struct Process {
+    spec: Spec,
+    home: PathBuf,
+    log: PathBuf,
+    /// None once it is known to have ended.
+    child: Option<Child>,
+}
+
+impl Process {
+    /// Starts a program.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start(run: &Run, spec: Spec) -> Result<Self> {
+        let log = run.log(&spec.name);
+        let mut process = Self { spec, home: run.scratch().to_owned(), log, child: None };
+        process.again()?;
+        Ok(process)
+    }
+
+    /// Starts it again, after it was stopped or killed.
+    ///
+    /// # Errors
+    /// When it still runs, or cannot be started.
+    pub fn again(&mut self) -> Result<()> {
+        if self.child.is_some() {
+            bail!("{} runs: expected that it was stopped first", self.spec.name);
+        }
+        let log = File::options().create(true).append(true).open(&self.log)?;
+        let child = Command::new(&self.spec.program)
+            .args(&self.spec.arguments)
+            .env_clear()
+            .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("HOME", &self.home)
+            .envs(self.spec.variables.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            // A group of its own: Ctrl-C is for us, and what the program starts is signalled with it.
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("cannot start {}", self.spec.program.display()))?;
+        self.child = Some(child);
+        Ok(())
+    }
+
+    /// The name of the program and of its log.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// The log of all its runs.
+    #[must_use]
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
+    /// The process' id, while it runs.
+    #[must_use]
+    pub fn id(&self) -> Option<u32> {
+        self.child.as_ref().and_then(Child::id)
+    }
+
+    /// Waits for a condition, and fails at once when the program ends.
+    ///
+    /// # Errors
+    /// When it ends, or the condition does not come within `limit`; with the end of the log.
+    pub async fn ready<T>(
+        &mut self,
+        limit: Duration,
+        mut probe: impl AsyncFnMut() -> Result<T>,
+    ) -> Result<T> {
+        let what = format!("{} is ready", self.spec.name);
+        let mut ended = None;
+        let answer = {
+            let child = &mut self.child;
+            until(&what, limit, async || {
+                if let Some(status) = child.as_mut().map_or(Ok(None), Child::try_wait)? {
+                    ended = Some(status);
+                    return Ok(None);
+                }
+                probe().await.map(Some)
+            })
+            .await
+        };
+        match answer {
+            Ok(Some(answer)) => Ok(answer),
+            Ok(None) => {
+                self.child = None;
+                let status = ended.map(|status| status.to_string()).unwrap_or_default();
+                Err(self.blame(anyhow!("{} ended before it was ready: {status}", self.spec.name)))
+            }
+            Err(error) => Err(self.blame(error)),
+        }
+    }
+
+    /// Fails when the program has ended by itself.
+    ///
+    /// # Errors
+    /// With its status and the end of its log.
+    pub fn check(&mut self) -> Result<()> {
+        let status = self.child.as_mut().map_or(Ok(None), Child::try_wait)?;
+        match status {
+            None => Ok(()),
+            Some(status) => {
+                self.child = None;
+                Err(self.blame(anyhow!("{} ended by itself: {status}", self.spec.name)))
+            }
+        }
+    }
+
+    /// Ends it in order. One that has been stopped already stays so.
+    ///
+    /// # Errors
+    /// When it ended by itself before, or had to be killed.
+    pub async fn stop(&mut self) -> Result<()> {
+        self.check()?;
+        let Some(mut child) = self.child.take() else { return Ok(()) };
+        signal(&child, Signal::TERM)?;
+        match tokio::time::timeout(STOP, child.wait()).await {
+            Ok(status) => status.map(|_| ()).map_err(Into::into),
+            Err(_) => {
+                signal(&child, Signal::KILL)?;
+                child.wait().await?;
+                Err(self.blame(anyhow!("{} did not end within {STOP:?} after SIGTERM", self.spec.name)))
+            }
+        }
+    }
+
+    /// Ends it at once, with all that it started in its group, and waits until it is gone.
+    ///
+    /// # Errors
+    /// When it ended by itself before.
+    pub async fn kill(&mut self) -> Result<()> {
+        self.check()?;
+        let Some(mut child) = self.child.take() else { return Ok(()) };
+        signal(&child, Signal::KILL)?;
+        child.wait().await?;
+        Ok(())
+    }
+
+    /// Lets it stand still: its connections stay, and nobody answers.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn pause(&self) -> Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    /// Lets it go on.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn resume(&self) -> Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    /// Waits for it to end by itself.
+    ///
+    /// # Errors
+    /// When it does not run, or does not end within `limit`.
+    pub async fn ended(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let name = &self.spec.name;
+        let Some(child) = &mut self.child else { bail!("{name} does not run") };
+        let status = tokio::time::timeout(limit, child.wait())
+            .await
+            .with_context(|| format!("{name} runs: expected its end within {limit:?}"))??;
+        self.child = None;
+        Ok(status)
+    }
+
+    fn signal(&self, which: Signal) -> Result<()> {
+        let child = self.child.as_ref().with_context(|| format!("{} does not run", self.spec.name))?;
+        signal(child, which)
+    }
+
+    /// An error with the end of the log, which mostly says why.
+    fn blame(&self, error: anyhow::Error) -> anyhow::Error {
+        let text = fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().collect();
+        let tail = lines.get(lines.len().saturating_sub(TAIL)..).unwrap_or_default().join("\n    ");
+        error.context(format!("{} ends with\n    {tail}", self.log.display()))
+    }
+}
+
+fn signal(child: &Child, which: Signal) -> Result<()> {
+    let id = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+    // No id: it has ended, and there is nobody to signal.
+    id.map_or(Ok(()), |id| kill_process_group(id, which)).map_err(Into::into)
+}
+
+/// Runs a program to its end.
+///
+/// # Errors
+/// When it cannot be started or does not succeed, with what it said.
+pub async fn output(program: impl AsRef<Path>, arguments: &[&str]) -> Result<String> {
+    let program = program.as_ref();
+    let output = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output()
+        .await
+        .with_context(|| format!("cannot start {}", program.display()))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("{} {}: {}: {}", program.display(), arguments.join(" "), output.status, said.trim());
+    }
+    Ok(String::from_utf8(output.stdout)?)
+}

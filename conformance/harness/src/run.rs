@@ -1,0 +1,87 @@
+//! One run of one suite: its directory, its room for what does not outlive it, its ports.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::{Ipv4Addr, TcpListener},
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::peers::Peers;
+
+/// How often a port that was given before may come again before we give up.
+const TRIES: usize = 100;
+
+/// What every part of a suite is started with.
+#[derive(Debug)]
+pub struct Run {
+    directory: PathBuf,
+    scratch: PathBuf,
+    peers: Peers,
+    program: PathBuf,
+    ports: Mutex<BTreeSet<u16>>,
+}
+
+impl Run {
+    /// A run that keeps its logs in `directory`, and in `scratch` what only [`crate::inside`]'s namespaces see.
+    ///
+    /// # Errors
+    /// When the program `cofferdam` has not been built beside this one.
+    pub fn new(directory: PathBuf, scratch: PathBuf, peers: Peers) -> Result<Self> {
+        fs::create_dir_all(directory.join("logs"))?;
+        fs::create_dir_all(&scratch)?;
+        let program = std::env::current_exe()?.with_file_name("cofferdam");
+        if !program.exists() {
+            bail!("cofferdam has not been built: expected {}; run `cargo build`", program.display());
+        }
+        Ok(Self { directory, scratch, peers, program, ports: Mutex::default() })
+    }
+
+    /// Where what is kept goes: logs, kubeconfigs.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Where what is not kept goes: in memory, and gone with the run.
+    #[must_use]
+    pub fn scratch(&self) -> &Path {
+        &self.scratch
+    }
+
+    /// The log of a program.
+    #[must_use]
+    pub fn log(&self, name: &str) -> PathBuf {
+        self.directory.join("logs").join(format!("{name}.log"))
+    }
+
+    /// The programs of others.
+    #[must_use]
+    pub const fn peers(&self) -> &Peers {
+        &self.peers
+    }
+
+    /// Our program.
+    #[must_use]
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// A port of loopback that nobody has, and that this run has not given before.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn port(&self) -> Result<u16> {
+        for _ in 0..TRIES {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port")?;
+            let port = listener.local_addr()?.port();
+            if self.ports.lock().unwrap_or_else(PoisonError::into_inner).insert(port) {
+                return Ok(port);
+            }
+        }
+        bail!("no port of loopback that was not given before")
+    }
+}

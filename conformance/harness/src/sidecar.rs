@@ -1,0 +1,47 @@
+//! The Go sidecars, each with a driver's socket.
+
+use std::{path::Path, time::Duration};
+
+use anyhow::Result;
+use http::Uri;
+use kube::{Client, Config};
+
+use crate::{
+    control_plane,
+    process::{Process, Spec},
+    run::Run,
+};
+
+const READY: Duration = Duration::from_secs(60);
+
+/// Starts a sidecar such as `csi-provisioner` with unlimited client rates, and waits until it serves its metrics.
+///
+/// # Errors
+/// When it does not, with the end of its log.
+pub async fn start(
+    run: &Run,
+    name: &str,
+    kubeconfig: &Path,
+    socket: &Path,
+    arguments: &[&str],
+) -> Result<Process> {
+    let port = run.port()?;
+    let spec = Spec::new(name, run.peers().program(name)?)
+        .arg(format_args!("--kubeconfig={}", kubeconfig.display()))
+        .arg(format_args!("--csi-address={}", socket.display()))
+        .arg(format_args!("--http-endpoint=127.0.0.1:{port}"))
+        .arg("--kube-api-qps=100000")
+        .arg("--kube-api-burst=100000")
+        .args(arguments);
+    let mut process = Process::start(run, spec)?;
+    let client = plain(port)?;
+    process.ready(READY, async || control_plane::get(&client, "/metrics").await).await?;
+    Ok(process)
+}
+
+/// A client for a server of loopback without TLS.
+pub(crate) fn plain(port: u16) -> Result<Client> {
+    let mut config = Config::new(Uri::try_from(format!("http://127.0.0.1:{port}"))?);
+    config.default_retry = false;
+    Ok(Client::try_from(config)?)
+}

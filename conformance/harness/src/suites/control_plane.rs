@@ -1,0 +1,95 @@
+//! The ground that the other suites stand on: a control plane comes up, keeps what it was told through the death of its parts,
+//! and goes.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use kube::{
+    Api,
+    api::{DeleteParams, PostParams},
+};
+use serde_json::json;
+
+use crate::{
+    control_plane::{ControlPlane, Options, User, client},
+    run::Run,
+    wait::until,
+};
+
+/// What ends a namespace.
+const CONTROLLERS: &str = "namespace-controller";
+const SOON: Duration = Duration::from_secs(60);
+
+pub(super) async fn run(run: &Run) -> Result<()> {
+    // The namespace's own loop is what ends a namespace.
+    let options =
+        Options { controllers: Some("namespace-controller".to_owned()), scheduler: true, unlimited: false };
+    let mut plane = ControlPlane::start(run, options).await?;
+    let namespaces: Api<Namespace> = Api::all(plane.client().clone());
+    let version = plane.client().apiserver_version().await?;
+    ensure!(
+        version.git_version.starts_with("v1."),
+        "version {}: expected one of Kubernetes",
+        version.git_version
+    );
+
+    namespaces
+        .create(&PostParams::default(), &serde_json::from_value(json!({ "metadata": { "name": "one" } }))?)
+        .await?;
+    authorization(&plane).await?;
+    snapshot(run, &mut plane).await?;
+
+    plane.api.kill().await?;
+    ensure!(namespaces.get("one").await.is_err(), "the API answers after it was killed");
+    plane.start_api().await?;
+    namespaces.get("one").await?;
+
+    plane.etcd.pause()?;
+    let silent = tokio::time::timeout(Duration::from_secs(2), namespaces.get("one")).await;
+    plane.etcd.resume()?;
+    ensure!(!matches!(silent, Ok(Ok(_))), "the API reads from an etcd that stands still");
+    until("the API answers again", SOON, async || Ok(namespaces.get("one").await?)).await?;
+
+    namespaces.delete("one", &DeleteParams::default()).await?;
+    until("the namespace is gone", SOON, async || {
+        ensure!(namespaces.get_opt("one").await?.is_none(), "it is there");
+        Ok(())
+    })
+    .await?;
+    drop(namespaces);
+    plane.stop().await
+}
+
+/// RBAC is on: who has no rule for something is refused.
+async fn authorization(plane: &ControlPlane) -> Result<()> {
+    let scheduler = client(&plane.kubeconfig(User::Scheduler)?).await?;
+    let refused = Api::<Namespace>::all(scheduler).delete("one", &DeleteParams::default()).await;
+    ensure!(
+        matches!(&refused, Err(kube::Error::Api(status)) if status.is_forbidden()),
+        "the scheduler deletes a namespace: {refused:?}"
+    );
+    Ok(())
+}
+
+/// What was written after a copy of etcd is gone when the copy is put back, and what was written before is there.
+async fn snapshot(run: &Run, plane: &mut ControlPlane) -> Result<()> {
+    let maps: Api<ConfigMap> = Api::namespaced(plane.client().clone(), "one");
+    let map = |name: &str| serde_json::from_value::<ConfigMap>(json!({ "metadata": { "name": name } }));
+    maps.create(&PostParams::default(), &map("before")?).await?;
+    plane.snapshot_etcd(run, "snapshot").await?;
+    maps.create(&PostParams::default(), &map("after")?).await?;
+    plane.api.kill().await?;
+    plane.etcd.stop().await?;
+    plane.restore_etcd(run, "snapshot").await?;
+    plane.start_etcd().await?;
+    plane.start_api().await?;
+    // Kubernetes' own controllers do not notice that the past is back: who restores a cluster starts them anew.
+    if let Some(controller_manager) = plane.controller_manager.as_mut() {
+        controller_manager.kill().await?;
+    }
+    plane.start_controller_manager(run, CONTROLLERS).await?;
+    ensure!(maps.get_opt("before").await?.is_some(), "what was written before the copy is gone");
+    ensure!(maps.get_opt("after").await?.is_none(), "what was written after the copy is there");
+    Ok(())
+}

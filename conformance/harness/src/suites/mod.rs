@@ -1,0 +1,111 @@
+//! What is shown, one module for each suite.
+
+mod cleanup;
+mod control_plane;
+mod driver;
+mod node;
+mod provision;
+mod swap;
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use futures::future::LocalBoxFuture;
+
+use crate::run::Run;
+
+/// A suite: it is run in namespaces of its own, and passes when it returns.
+#[derive(Debug)]
+pub struct Suite {
+    /// How it is chosen.
+    pub name: &'static str,
+    /// What it shows, in one line.
+    pub about: &'static str,
+    /// How long it may take, on a busy machine.
+    pub limit: Duration,
+    /// The suite itself.
+    pub run: for<'a> fn(&'a Run) -> LocalBoxFuture<'a, Result<()>>,
+}
+
+/// All suites, the quickest first.
+pub const ALL: &[Suite] = &[
+    Suite {
+        name: "cleanup",
+        about: "a run that panics, is interrupted, or is killed with -9 leaves nothing on the machine",
+        limit: Duration::from_secs(300),
+        run: |run| Box::pin(cleanup::run(run)),
+    },
+    Suite {
+        name: "driver",
+        about: "csi-sanity finds nothing wrong with the driver that controllers are compared on",
+        limit: Duration::from_secs(600),
+        run: |run| Box::pin(driver::run(run)),
+    },
+    Suite {
+        name: "control-plane",
+        about: "etcd, kube-apiserver and kube-controller-manager start, fail, come back and stop",
+        limit: Duration::from_secs(300),
+        run: |run| Box::pin(control_plane::run(run)),
+    },
+    Suite {
+        name: "provision",
+        about: "our provisioner and pv-controller, alone on a real API: 50 claims Bound, and gone",
+        limit: Duration::from_secs(300),
+        run: |run| Box::pin(provision::run(run)),
+    },
+    Suite {
+        name: "node",
+        about: "a pod with our image runs on a real kubelet, says something, and goes without a trace",
+        limit: Duration::from_secs(300),
+        run: |run| Box::pin(node::run(run)),
+    },
+    Suite {
+        name: "swap",
+        about: "ours and Kubernetes' controllers take each other's place in the middle of 300 claims",
+        limit: Duration::from_secs(900),
+        run: |run| Box::pin(swap::run(run)),
+    },
+];
+
+/// Suites that make a mess, for the suite that looks what becomes of it.
+const HIDDEN: &[Suite] = &[
+    Suite {
+        name: cleanup::PANICS,
+        about: "makes a mess and panics",
+        limit: Duration::from_secs(60),
+        run: |run| Box::pin(cleanup::panics(run)),
+    },
+    Suite {
+        name: cleanup::STAYS,
+        about: "makes a mess and waits for its end",
+        limit: Duration::from_secs(60),
+        run: |run| Box::pin(cleanup::stays(run)),
+    },
+];
+
+/// The suite of this name.
+///
+/// # Errors
+/// When there is none; the error names those that there are.
+pub fn named(name: &str) -> Result<&'static Suite> {
+    let names = || ALL.iter().map(|suite| suite.name).collect::<Vec<_>>().join(", ");
+    ALL.iter()
+        .chain(HIDDEN)
+        .find(|suite| suite.name == name)
+        .with_context(|| format!("no suite {name:?}: expected one of {}", names()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_suite_is_found_by_its_name_and_by_no_other() {
+        for suite in ALL.iter().chain(HIDDEN) {
+            assert_eq!(named(suite.name).unwrap().about, suite.about, "{} is there twice", suite.name);
+        }
+        let error = named("controlplane").unwrap_err().to_string();
+        assert!(error.starts_with(r#"no suite "controlplane": expected one of cleanup, "#), "{error}");
+        assert!(!error.contains(cleanup::STAYS), "{error}");
+    }
+}

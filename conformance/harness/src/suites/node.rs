@@ -1,0 +1,76 @@
+//! A pod of ours on a real kubelet.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api,
+    api::{DeleteParams, LogParams, PostParams},
+};
+use serde_json::json;
+
+use crate::{
+    control_plane::{ControlPlane, Options},
+    image,
+    node::Node,
+    run::Run,
+    wait::until,
+};
+
+const SOON: Duration = Duration::from_secs(90);
+const NODE: &str = "node-1";
+const SAID: &str = "there is a shell in here";
+
+pub(super) async fn run(run: &Run) -> Result<()> {
+    // The node's own loop takes the taint off that every new node has, so that the scheduler may choose it.
+    let options = Options {
+        controllers: Some("node-lifecycle-controller,namespace-controller".to_owned()),
+        scheduler: true,
+        unlimited: false,
+    };
+    let plane = ControlPlane::start(run, options).await?;
+    let node = Node::start(run, &plane, NODE).await?;
+
+    let pods: Api<Pod> = Api::namespaced(plane.client().clone(), "default");
+    let pod = json!({
+        "metadata": { "name": "shell" },
+        "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "containers": [{
+                "name": "shell",
+                "image": image::SHELL,
+                "imagePullPolicy": "Never",
+                "command": ["sh", "-c", format!("echo {SAID} > /room/said; cat /room/said; sleep 3600")],
+                "volumeMounts": [{ "name": "room", "mountPath": "/room" }],
+            }],
+            "volumes": [{ "name": "room", "emptyDir": { "medium": "Memory" } }],
+        },
+    });
+    pods.create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
+    until("the pod runs", SOON, async || {
+        let pod = pods.get("shell").await?;
+        let status = pod.status.context("no status")?;
+        let phase = status.phase.as_deref().unwrap_or_default();
+        ensure!(phase == "Running", "it is {phase}: {:?} {:?}", status.conditions, status.container_statuses);
+        Ok(())
+    })
+    .await?;
+    until("the pod says something", SOON, async || {
+        let said = pods.logs("shell", &LogParams::default()).await?;
+        ensure!(said.trim() == SAID, "it said {said:?}");
+        Ok(())
+    })
+    .await?;
+
+    pods.delete("shell", &DeleteParams::default()).await?;
+    until("the pod is gone", SOON, async || {
+        ensure!(pods.get_opt("shell").await?.is_none(), "it is there");
+        Ok(())
+    })
+    .await?;
+    node.idle(run, SOON).await?;
+    drop(pods);
+    node.stop().await?;
+    plane.stop().await
+}

@@ -1,0 +1,155 @@
+#!/usr/bin/env bash
+# Builds the programs that we are compared with, from pinned modules, into a cache outside of the tree.
+#
+#   build.sh          builds what is missing, and says what the machine lacks
+#   build.sh where    prints the directory that holds the programs, built or not
+#
+# A program is kept under a digest of all that decides what it is, so that a change of one does not build the others anew;
+# <cache>/<digest of all>/bin leads to every one of them.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+CACHE=${PEERS:-${XDG_CACHE_HOME:-$HOME/.cache}/cofferdam/peers}
+GO=${GO:-go}
+JOBS=${JOBS:-$(nproc)}
+KUBERNETES=v1.36.3
+
+# Without its version every component of Kubernetes says v0.0.0, and they refuse to work with each other.
+for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+  KUBERNETES_FLAGS="${KUBERNETES_FLAGS:-} -X $package.gitVersion=$KUBERNETES -X $package.gitMajor=1 -X $package.gitMinor=36"
+done
+
+# program | go.mod that pins it, or module@version with its checksum | package | flags of `go build`
+# A module that is built where it lies has a complete go.mod and go.sum of its own.
+programs() {
+  cat <<END
+etcd|etcd|go.etcd.io/etcd/server/v3|
+kube-apiserver|kubernetes|k8s.io/kubernetes/cmd/kube-apiserver|
+kube-controller-manager|kubernetes|k8s.io/kubernetes/cmd/kube-controller-manager|
+csi-driver|../driver|.|
+csi-provisioner|github.com/kubernetes-csi/external-provisioner/v6@v6.3.0 h1:cC5Y10GbdTHXUTBBz0g7jKZKm7AJJk586WV5rVNWdck=|./cmd/csi-provisioner|
+kubelet|kubernetes|k8s.io/kubernetes/cmd/kubelet|
+containerd|github.com/containerd/containerd/v2@v2.2.0 h1:K7TqcXy+LnFmZaui2DgHsnp2gAHhVNWYaHlx7HXfys8=|./cmd/containerd|-tags=no_btrfs,no_zfs
+containerd-shim-runc-v2|github.com/containerd/containerd/v2@v2.2.0 h1:K7TqcXy+LnFmZaui2DgHsnp2gAHhVNWYaHlx7HXfys8=|./cmd/containerd-shim-runc-v2|
+ctr|github.com/containerd/containerd/v2@v2.2.0 h1:K7TqcXy+LnFmZaui2DgHsnp2gAHhVNWYaHlx7HXfys8=|./cmd/ctr|
+kube-scheduler|kubernetes|k8s.io/kubernetes/cmd/kube-scheduler|
+kubectl|kubernetes|k8s.io/kubernetes/cmd/kubectl|
+csi-sanity|github.com/kubernetes-csi/csi-test/v5@v5.6.0 h1:fQgB/CRoqTEAtlHwfD0Y785LjQJ/OxNGUE7AHw68VLg=|./cmd/csi-sanity|
+csi-attacher|github.com/kubernetes-csi/external-attacher/v4@v4.13.0 h1:lvr4pjyBc6TV57EB78mNrsg/KgaGFL5wc4Xe/i9Y+bM=|./cmd/csi-attacher|
+csi-resizer|github.com/kubernetes-csi/external-resizer/v2@v2.3.0 h1:dsdHhB3s4BJUkO7Jaemd6hw3YEms1ZlMF/bksbDE+bw=|./cmd/csi-resizer|
+csi-snapshotter|snapshotter|github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter|
+snapshot-controller|snapshotter|github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller|
+END
+}
+
+# What Debian builds: the name of a program or file of it, and its package.
+distribution() {
+  cat <<END
+/usr/sbin/runc|runc
+/bin/busybox|busybox-static
+/usr/lib/cni/ptp|containernetworking-plugins
+END
+}
+
+# What decides a program: its line above, and the files that its line names.
+key() {
+  local name=$1 source=$2 line=$3
+  {
+    echo "$line"
+    case $source in
+      kubernetes) echo "$KUBERNETES_FLAGS" ;;
+    esac
+    case $source in
+      *@*) ;;
+      *) find "$source" -type f \( -name '*.go' -o -name go.mod -o -name go.sum \) | LC_ALL=C sort | xargs cat ;;
+    esac
+  } | sha256sum | cut -c 1-16 | sed "s/^/$name-/"
+}
+
+keys() {
+  local name source package flags
+  while IFS='|' read -r name source package flags; do
+    key "$name" "$source" "$name|$source|$package|$flags"
+  done < <(programs)
+}
+
+where() {
+  echo "$CACHE/$(keys | sha256sum | cut -c 1-16)/bin"
+}
+
+missing() {
+  echo "make peers: $*" >&2
+  exit 1
+}
+
+# The checksum is compared by hand: for a module that no go.mod of ours requires, nobody else does it.
+module_directory() {
+  local module=${1% h1:*} sum=h1:${1#* h1:} answer
+  answer=$($GO mod download -json "$module") || missing "$module does not come from the Go module proxy: $answer"
+  [[ $answer == *"\"Sum\": \"$sum\""* ]] || missing "$module is not what it was: expected $sum, have $answer"
+  sed -n 's/^\t"Dir": "\(.*\)",$/\1/p' <<<"$answer"
+}
+
+build() {
+  local name=$1 source=$2 package=$3 flags=$4 out=$5 directory linker=-w started=$SECONDS
+  case $source in
+    *@*)
+      directory=$(module_directory "$source")
+      source=${source% h1:*}
+      linker="-w -X main.version=${source#*@} -X github.com/containerd/containerd/v2/version.Version=${source#*@}"
+      ;;
+    kubernetes)
+      directory=$source
+      linker="-w $KUBERNETES_FLAGS"
+      ;;
+    *) directory=$source ;;
+  esac
+  echo "make peers: building $name" >&2
+  # GOFLAGS and GOWORK are the user's for other work: what is built here must not depend on them.
+  CGO_ENABLED=0 GOFLAGS=-mod=readonly GOWORK=off $GO build -C "$directory" -p "$JOBS" -trimpath -buildvcs=false ${flags:+"$flags"} \
+    -ldflags "$linker" -o "$out" "$package"
+  echo "make peers: built $name in $((SECONDS - started)) s" >&2
+}
+
+needs() {
+  local file package lacking=()
+  command -v "$GO" >/dev/null || missing "Go is missing: expected the command $GO, version 1.26, or one that fetches it by itself (https://go.dev/dl)"
+  while IFS='|' read -r file package; do
+    [[ -e $file ]] || lacking+=("$package")
+  done < <(distribution)
+  [[ ${#lacking[@]} -eq 0 ]] && return
+  command -v apt-get >/dev/null || missing "${lacking[*]} missing: expected $(distribution | cut -d '|' -f 1 | paste -sd ' ')"
+  [[ $(id -u) -eq 0 ]] || missing "Debian packages missing: run as root, or: apt-get install --no-install-recommends ${lacking[*]}"
+  echo "make peers: installing ${lacking[*]}" >&2
+  { DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends "${lacking[@]}" \
+    || { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends "${lacking[@]}"; }; } >&2 \
+    || missing "Debian packages missing: apt-get could not install ${lacking[*]}"
+}
+
+all() {
+  local name source package flags directory target bin
+  needs
+  mkdir -p "$CACHE"
+  # Two builds at once would do the same work twice.
+  exec 9>"$CACHE/lock"
+  flock -n 9 || { echo "make peers: waiting for another build" >&2; flock 9; }
+  bin=$(where)
+  mkdir -p "$bin"
+  while IFS='|' read -r name source package flags; do
+    directory=$CACHE/$(key "$name" "$source" "$name|$source|$package|$flags")
+    target=$directory/$name
+    if [[ ! -x $target ]]; then
+      mkdir -p "$directory"
+      build "$name" "$source" "$package" "$flags" "$target.new"
+      mv "$target.new" "$target"
+    fi
+    ln -sfn "../../$(basename "$directory")/$name" "$bin/$name"
+  done < <(programs)
+  echo "make peers: $(programs | wc -l) programs in $bin" >&2
+}
+
+case ${1:-} in
+  where) where ;;
+  "") all ;;
+  *) missing "unknown argument $1: expected where, or none" ;;
+esac
