@@ -8,6 +8,9 @@ const FILE: &str = "csi.proto";
 /// What stands in place of a secret; the sidecars' word.
 const STRIPPED: &str = "***stripped***";
 
+/// A message with the names of its secret fields.
+type Secretive = (MessageDescriptor, Vec<String>);
+
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto/{FILE}");
     let mut compiler = protox::Compiler::new(["proto"])?;
@@ -25,9 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Messages with fields that carry the option `csi_secret`, and these fields.
-fn messages_with_secrets(
-    pool: &DescriptorPool,
-) -> Result<Vec<(MessageDescriptor, Vec<String>)>, Box<dyn Error>> {
+fn messages_with_secrets(pool: &DescriptorPool) -> Result<Vec<Secretive>, Box<dyn Error>> {
     let option = pool.get_extension_by_name("csi.v1.csi_secret").ok_or("csi.proto has no csi_secret")?;
     let is_secret = |options: protox::prost_reflect::DynamicMessage| {
         options.has_extension(&option) && *options.get_extension(&option) == Value::Bool(true)
@@ -43,7 +44,7 @@ fn messages_with_secrets(
     Ok(found.collect())
 }
 
-fn debug_impls(messages: &[(MessageDescriptor, Vec<String>)]) -> Result<String, std::fmt::Error> {
+fn debug_impls(messages: &[Secretive]) -> Result<String, std::fmt::Error> {
     let mut code = String::new();
     for (message, secret) in messages {
         let name = message.name();
