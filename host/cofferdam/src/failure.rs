@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use cofferdam_apiserver::ServeError;
 use cofferdam_backend::LoadError;
+use cofferdam_csi::ConnectError;
 use cofferdam_roles::ProcessError;
 
 use crate::{
@@ -28,6 +29,8 @@ pub(crate) enum Failure {
     Engine(#[source] LoadError),
     #[error("backend {name}: {source}")]
     Backend { name: String, source: LoadError },
+    #[error("backend {name}: {source}")]
+    Csi { name: String, source: ConnectError },
     #[error(
         "backend {0}: its storage is on one node (placement `node`), which `cofferdam run` does not serve yet; `cofferdam dev` does"
     )]

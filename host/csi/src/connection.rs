@@ -99,13 +99,15 @@ impl Connection {
     pub(crate) async fn wire(&self, deadline: Instant) -> Result<Wire, String> {
         let mut state = self.state.clone();
         let until = deadline.min(Instant::now() + PATIENCE);
-        let up = |state: &State| matches!(state, State::Up(_));
+        // A connection that has just ended may not be known as lost yet.
+        let up = |state: &State| matches!(state, State::Up(wire) if !wire.is_closed());
         let found = match timeout_at(until, state.wait_for(up)).await {
             Ok(Ok(state)) => state.clone(),
             // Still down, or the supervisor is gone with the process.
             Ok(Err(_)) | Err(_) => self.state.borrow().clone(),
         };
         match found {
+            State::Up(wire) if wire.is_closed() => Err("the connection is lost".to_owned()),
             State::Up(wire) => Ok(wire),
             State::Down(reason) => Err(reason.to_string()),
         }

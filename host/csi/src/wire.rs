@@ -107,6 +107,11 @@ impl Wire {
         Ok((Self(wire), Box::pin(closed)))
     }
 
+    /// Whether nothing can be sent any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+
     /// Makes one call: sends its deadline along, holds it here, and tells the driver's word from everything else.
     pub(crate) async fn call<Q, R>(
         self,

@@ -33,20 +33,16 @@ const ATTACHMENT_VERSION: u32 = 1;
 /// How often a volume that was not filled is tried to be deleted, as external-provisioner does.
 const CLEANUPS: usize = 5;
 
-fn failed<T: Send + 'static>(error: StorageError) -> Answer<'static, T> {
+pub(super) fn failed<T: Send + 'static>(error: StorageError) -> Answer<'static, T> {
     Box::pin(ready(Err(error)))
 }
 
-fn text(handle: &impl ToString) -> String {
+pub(super) fn text(handle: &impl ToString) -> String {
     handle.to_string()
 }
 
-fn texts(handles: BTreeSet<SnapshotHandle>) -> Vec<String> {
-    handles.iter().map(ToString::to_string).collect()
-}
-
 /// Whether the driver told of what it was asked for.
-fn same<H: PartialEq + fmt::Display>(what: &str, asked: &H, found: &H) -> Result<(), String> {
+pub(super) fn same<H: PartialEq + fmt::Display>(what: &str, asked: &H, found: &H) -> Result<(), String> {
     if asked == found {
         return Ok(());
     }
@@ -57,7 +53,7 @@ fn same<H: PartialEq + fmt::Display>(what: &str, asked: &H, found: &H) -> Result
 type Filled = (CreatedVolume, bool);
 
 impl CsiBackend {
-    fn answer<Q, R, U>(&self, call: Call, job: Job<Q, R, U>) -> Answer<'_, U>
+    pub(super) fn answer<Q, R, U>(&self, call: Call, job: Job<Q, R, U>) -> Answer<'_, U>
     where
         Q: fmt::Debug + Send + 'static,
         R: fmt::Debug + Send + 'static,
@@ -67,11 +63,11 @@ impl CsiBackend {
     }
 
     /// That the driver lacks what a call needs; `None` when it has it.
-    fn lacks(&self, needed: Can) -> Option<StorageError> {
+    pub(super) fn lacks(&self, needed: Can) -> Option<StorageError> {
         (!self.identity.can(needed)).then(|| self.unable(needed.as_str()))
     }
 
-    fn unable(&self, needed: &str) -> StorageError {
+    pub(super) fn unable(&self, needed: &str) -> StorageError {
         let driver = self.driver();
         StorageError::last(ErrorKind::Unimplemented, format!("the CSI driver {driver} has no {needed}"))
     }
@@ -88,7 +84,7 @@ impl CsiBackend {
         self.config.secrets.and(&call.secrets)
     }
 
-    fn secrets(&self, call: &Call) -> std::collections::BTreeMap<String, String> {
+    pub(super) fn secrets(&self, call: &Call) -> std::collections::BTreeMap<String, String> {
         request::secrets(&self.all_secrets(call))
     }
 
@@ -205,35 +201,6 @@ impl CsiBackend {
             ),
         ))
     }
-
-    /// One snapshot of a driver that can list them and cannot describe one.
-    async fn find_snapshot(&self, call: Call, handle: SnapshotHandle) -> Result<Snapshot, StorageError> {
-        let message = v1::ListSnapshotsRequest {
-            snapshot_id: text(&handle),
-            secrets: self.secrets(&call),
-            ..v1::ListSnapshotsRequest::default()
-        };
-        let asked = handle.clone();
-        let accept = move |found: v1::ListSnapshotsResponse| {
-            let page = answer::snapshot_page(found, &PageRequest::default())?;
-            let Some(snapshot) = page.snapshots.into_iter().next() else { return Ok(None) };
-            same("snapshot", &asked, &snapshot.handle).map(|()| Some(snapshot))
-        };
-        let found =
-            self.perform(call, Job::new(LIST_SNAPSHOTS, None, message, list_snapshots, accept)).await?;
-        found.ok_or_else(|| {
-            StorageError::last(ErrorKind::NotFound, format!("the driver lists no snapshot {handle}"))
-        })
-    }
-}
-
-const LIST_SNAPSHOTS: &str = "/csi.v1.Controller/ListSnapshots";
-
-fn list_snapshots(
-    wire: crate::wire::Wire,
-    request: tonic::Request<v1::ListSnapshotsRequest>,
-) -> futures::future::BoxFuture<'static, Result<tonic::Response<v1::ListSnapshotsResponse>, tonic::Status>> {
-    Box::pin(async { wire.controller().list_snapshots(request).await })
 }
 
 fn volume_act(handle: &VolumeHandle, method: &'static str, arguments: &impl Hash) -> Intent {
@@ -431,72 +398,15 @@ impl Backend for CsiBackend {
     }
 
     fn create_snapshot(&self, call: Call, request: CreateSnapshot) -> Answer<'_, Snapshot> {
-        if let Some(error) = self.lacks(Can::CreateDeleteSnapshot) {
-            return failed(error);
-        }
-        let subject = Subject::SnapshotName(request.name.as_str().into());
-        let source = request.source.clone();
-        let intent =
-            Intent::new(subject, "create-snapshot", &request).from([Subject::Volume(source.clone())]);
-        let message = v1::CreateSnapshotRequest {
-            source_volume_id: text(&request.source),
-            name: request.name,
-            secrets: self.secrets(&call),
-            parameters: request.parameters,
-        };
-        let accept = move |found: v1::CreateSnapshotResponse| {
-            let snapshot = answer::snapshot(found.snapshot)?;
-            same("source", &source, &snapshot.source).map(|()| snapshot)
-        };
-        let job = Job::new(
-            "/csi.v1.Controller/CreateSnapshot",
-            Some(intent),
-            message,
-            |wire, request| Box::pin(async { wire.controller().create_snapshot(request).await }),
-            accept,
-        );
-        let remember: fn(&Guard, &Snapshot) =
-            |guard, snapshot| guard.created(Subject::Snapshot(snapshot.handle.clone()));
-        self.answer(call, Job { exhausted: Exhausted::Open, remember, ..job })
+        self.cut_snapshot(call, request)
     }
 
     fn delete_snapshot(&self, call: Call, handle: SnapshotHandle) -> Answer<'_, ()> {
-        if let Some(error) = self.lacks(Can::CreateDeleteSnapshot) {
-            return failed(error);
-        }
-        let message = v1::DeleteSnapshotRequest { snapshot_id: text(&handle), secrets: self.secrets(&call) };
-        let job = Job::new(
-            "/csi.v1.Controller/DeleteSnapshot",
-            Some(Intent::deleting(Subject::Snapshot(handle), "delete-snapshot", &())),
-            message,
-            |wire, request| Box::pin(async { wire.controller().delete_snapshot(request).await }),
-            |v1::DeleteSnapshotResponse {}| Ok(()),
-        );
-        let remember: fn(&Guard, &()) = |guard, ()| guard.deleted();
-        self.answer(call, Job { exhausted: Exhausted::Open, remember, ..job })
+        self.drop_snapshot(call, handle)
     }
 
     fn get_snapshot(&self, call: Call, handle: SnapshotHandle) -> Answer<'_, Snapshot> {
-        if self.lacks(Can::GetSnapshot).is_some() {
-            // Older than GetSnapshot: the listing of one does.
-            return match self.lacks(Can::ListSnapshots) {
-                None => Box::pin(self.find_snapshot(call, handle)),
-                Some(_) => failed(self.unable("GET_SNAPSHOT, nor LIST_SNAPSHOTS")),
-            };
-        }
-        let message = v1::GetSnapshotRequest { snapshot_id: text(&handle), secrets: self.secrets(&call) };
-        let accept = move |found: v1::GetSnapshotResponse| {
-            let snapshot = answer::snapshot(found.snapshot)?;
-            same("snapshot", &handle, &snapshot.handle).map(|()| snapshot)
-        };
-        let job = Job::new(
-            "/csi.v1.Controller/GetSnapshot",
-            None,
-            message,
-            |wire, request| Box::pin(async { wire.controller().get_snapshot(request).await }),
-            accept,
-        );
-        self.answer(call, job)
+        self.describe_snapshot(call, handle)
     }
 
     fn list_snapshots(
@@ -505,63 +415,11 @@ impl Backend for CsiBackend {
         source: Option<VolumeHandle>,
         page: PageRequest,
     ) -> Answer<'_, SnapshotPage> {
-        if let Some(error) = self.lacks(Can::ListSnapshots) {
-            return failed(error);
-        }
-        let (max_entries, starting_token) = request::page(&page);
-        let message = v1::ListSnapshotsRequest {
-            max_entries,
-            starting_token,
-            source_volume_id: source.as_ref().map(text).unwrap_or_default(),
-            secrets: self.secrets(&call),
-            snapshot_id: String::new(),
-        };
-        let accept = move |found| {
-            let page = answer::snapshot_page(found, &page)?;
-            let stranger = |source: &VolumeHandle| page.snapshots.iter().find(|one| one.source != *source);
-            match source.as_ref().and_then(stranger) {
-                Some(other) => Err(format!("it lists {:?}, which is another volume's", other.handle)),
-                None => Ok(page),
-            }
-        };
-        self.answer(call, Job::new(LIST_SNAPSHOTS, None, message, list_snapshots, accept))
+        self.page_of_snapshots(call, source, page)
     }
 
     fn create_group_snapshot(&self, call: Call, request: CreateGroupSnapshot) -> Answer<'_, GroupSnapshot> {
-        if !self.abilities().contains(&Ability::GroupSnapshots) {
-            return failed(self.unable(GROUPS));
-        }
-        let sources = request.sources.clone();
-        let intent =
-            Intent::new(Subject::GroupName(request.name.as_str().into()), "create-group-snapshot", &request)
-                .from(sources.iter().cloned().map(Subject::Volume));
-        let message = v1::CreateVolumeGroupSnapshotRequest {
-            name: request.name,
-            source_volume_ids: request.sources.iter().map(text).collect(),
-            secrets: self.secrets(&call),
-            parameters: request.parameters,
-        };
-        let accept = move |found: v1::CreateVolumeGroupSnapshotResponse| {
-            let group = answer::group(found.group_snapshot)?;
-            let members: BTreeSet<_> = group.snapshots.iter().map(|member| &member.source).collect();
-            if members == sources.iter().collect() && group.snapshots.len() == sources.len() {
-                Ok(group)
-            } else {
-                Err("the group's members are not one snapshot of each volume that was asked for".to_owned())
-            }
-        };
-        let job = Job::new(
-            "/csi.v1.GroupController/CreateVolumeGroupSnapshot",
-            Some(intent),
-            message,
-            |wire, request| {
-                Box::pin(async { wire.group_controller().create_volume_group_snapshot(request).await })
-            },
-            accept,
-        );
-        let remember: fn(&Guard, &GroupSnapshot) =
-            |guard, group| guard.created(Subject::Group(group.handle.clone()));
-        self.answer(call, Job { exhausted: Exhausted::Open, remember, ..job })
+        self.cut_group(call, request)
     }
 
     fn delete_group_snapshot(
@@ -570,26 +428,7 @@ impl Backend for CsiBackend {
         handle: GroupSnapshotHandle,
         snapshots: BTreeSet<SnapshotHandle>,
     ) -> Answer<'_, ()> {
-        if !self.abilities().contains(&Ability::GroupSnapshots) {
-            return failed(self.unable(GROUPS));
-        }
-        let intent = Intent::deleting(Subject::Group(handle.clone()), "delete-group-snapshot", &snapshots);
-        let message = v1::DeleteVolumeGroupSnapshotRequest {
-            group_snapshot_id: text(&handle),
-            snapshot_ids: texts(snapshots),
-            secrets: self.secrets(&call),
-        };
-        let job = Job::new(
-            "/csi.v1.GroupController/DeleteVolumeGroupSnapshot",
-            Some(intent),
-            message,
-            |wire, request| {
-                Box::pin(async { wire.group_controller().delete_volume_group_snapshot(request).await })
-            },
-            |v1::DeleteVolumeGroupSnapshotResponse {}| Ok(()),
-        );
-        let remember: fn(&Guard, &()) = |guard, ()| guard.deleted();
-        self.answer(call, Job { exhausted: Exhausted::Open, remember, ..job })
+        self.drop_group(call, handle, snapshots)
     }
 
     fn get_group_snapshot(
@@ -598,28 +437,7 @@ impl Backend for CsiBackend {
         handle: GroupSnapshotHandle,
         snapshots: BTreeSet<SnapshotHandle>,
     ) -> Answer<'_, GroupSnapshot> {
-        if !self.abilities().contains(&Ability::GroupSnapshots) {
-            return failed(self.unable(GROUPS));
-        }
-        let message = v1::GetVolumeGroupSnapshotRequest {
-            group_snapshot_id: text(&handle),
-            snapshot_ids: texts(snapshots),
-            secrets: self.secrets(&call),
-        };
-        let accept = move |found: v1::GetVolumeGroupSnapshotResponse| {
-            let group = answer::group(found.group_snapshot)?;
-            same("group snapshot", &handle, &group.handle).map(|()| group)
-        };
-        let job = Job::new(
-            "/csi.v1.GroupController/GetVolumeGroupSnapshot",
-            None,
-            message,
-            |wire, request| {
-                Box::pin(async { wire.group_controller().get_volume_group_snapshot(request).await })
-            },
-            accept,
-        );
-        self.answer(call, job)
+        self.describe_group(call, handle, snapshots)
     }
 
     fn list_volumes(&self, call: Call, page: PageRequest) -> Answer<'_, VolumePage> {
@@ -675,5 +493,3 @@ impl Backend for CsiBackend {
         self.answer(call, job)
     }
 }
-
-const GROUPS: &str = "CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT";

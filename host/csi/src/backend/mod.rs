@@ -1,6 +1,7 @@
 //! An existing CSI driver as a [`Backend`](cofferdam_backend::Backend).
 
 mod methods;
+mod snapshots;
 
 use std::{fmt, sync::Arc, time::Duration};
 
