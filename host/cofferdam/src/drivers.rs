@@ -10,7 +10,7 @@ use cofferdam_backend::{
     Backend, BackendConfig, BackendMetrics, CompiledCache, Engine, EngineOptions, Source, WasmBackend,
 };
 use cofferdam_csi::{ConnectionMetrics, CsiBackend, CsiConfig};
-use cofferdam_domain::storage::{Placement, Secret, Secrets};
+use cofferdam_domain::storage::{Placement, Secret, Secrets, ability::PluginCapability};
 use prometheus_client::registry::Registry;
 
 use crate::{
@@ -105,7 +105,12 @@ impl Loader {
     /// [`Failure::Csi`]
     pub(crate) async fn connect(&self, name: &str, config: CsiConfig) -> Result<Arc<CsiBackend>, Failure> {
         let connected = CsiBackend::connect(config, &self.calls, &self.connections).await;
-        connected.map_err(|source| Failure::Csi { name: name.to_owned(), source })
+        let backend = connected.map_err(|source| Failure::Csi { name: name.to_owned(), source })?;
+        if backend.plugin_capabilities().any(|one| one == PluginCapability::AccessibilityConstraints) {
+            let driver = backend.driver();
+            tracing::warn!(%driver, "the CSI driver has topology, which is not used yet: its volumes are where it chooses");
+        }
+        Ok(backend)
     }
 
     async fn load(&self, name: &str, section: &BackendSection) -> Result<Arc<WasmBackend>, Failure> {

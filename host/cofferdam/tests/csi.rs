@@ -172,7 +172,7 @@ async fn an_existing_driver_is_inspected_and_called() {
     let password = running.directory.path().join("password");
     std::fs::write(&password, "hunter2\n").unwrap();
     let secret = format!("password=@{}", password.display());
-    let create = ["backend", "call", &address, "volumes.create", "--name", "v", "--size", "1Gi"];
+    let create = ["backend", "call", &address, "volumes.create", "--volume-name", "v", "--size", "1Gi"];
     let (code, text) = running.cofferdam(&[&create[..], &["--secret", &secret]].concat()).await;
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains(r#""handle": "v""#) && text.contains(r#""capacity": 1073741824"#), "{text}");

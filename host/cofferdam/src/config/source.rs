@@ -172,7 +172,8 @@ pub(crate) fn is_backend_name(name: &str) -> bool {
 
 /// The name of a driver that is given by its file alone.
 pub(crate) fn backend_name(file: &str) -> String {
-    let stem = Path::new(file).file_stem().unwrap_or_default().to_string_lossy();
+    let path = file.parse::<Address>().map_or_else(|_| PathBuf::from(file), |it| it.path().to_owned());
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let name: String =
         stem.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' }).collect();
     if name.is_empty() { "backend".to_owned() } else { name }
