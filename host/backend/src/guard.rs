@@ -117,10 +117,7 @@ impl Refusal {
                 "the outcome of `{method}` for this volume is open: only the same call, or the one that undoes it, may follow"
             ),
         };
-        StorageError {
-            finality: Finality::InProgress,
-            ..StorageError::unknown(ErrorKind::Aborted, message)
-        }
+        StorageError { finality: Finality::InProgress, ..StorageError::unknown(ErrorKind::Aborted, message) }
     }
 
     /// Name in metrics and logs.
