@@ -1,4 +1,4 @@
-//! Guests lie: what they return is checked before anybody believes it.
+//! Drivers lie: what they return is checked before anybody believes it. An error is the rule that is broken, in words.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,7 +33,7 @@ const MAX_TOKEN: usize = 4 << 10;
 const MAX_MESSAGE: usize = 1_000;
 
 /// A guest's text as it may be shown: one line, without control characters, cut at a character's border.
-pub(crate) fn printable(text: &str) -> String {
+pub fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len().min(MAX_MESSAGE));
     for c in text.chars() {
         if shown.len() + c.len_utf8() > MAX_MESSAGE {
@@ -59,7 +59,7 @@ pub(crate) fn map(what: &str, pairs: Vec<(String, String)>) -> Result<BTreeMap<S
 
 /// Checks a volume that a guest returned. Whether it is as large as was asked for is the caller's to see: a volume that is too
 /// small exists, and only who knows its id can delete it again.
-pub(crate) fn created(volume: &CreatedVolume) -> Result<(), String> {
+pub fn created(volume: &CreatedVolume) -> Result<(), String> {
     handle(volume.handle.as_str())?;
     size(volume.capacity)?;
     bounded_map("the context", &volume.context)?;
@@ -141,7 +141,7 @@ fn segments(segments: &Segments) -> Result<(), String> {
 }
 
 /// Checks what a guest said of a volume's state.
-pub(crate) fn status(status: &VolumeStatus) -> Result<(), String> {
+pub fn status(status: &VolumeStatus) -> Result<(), String> {
     created(&status.volume)?;
     if status.published_nodes.len() > MAX_NODES {
         return Err(format!(
@@ -159,13 +159,13 @@ pub(crate) fn status(status: &VolumeStatus) -> Result<(), String> {
 }
 
 /// Checks a part of a listing: what it holds, how much was asked for, and that it gets on.
-pub(crate) fn volume_page(page: &VolumePage, asked: &PageRequest) -> Result<(), String> {
+pub fn volume_page(page: &VolumePage, asked: &PageRequest) -> Result<(), String> {
     progress(page.volumes.len(), page.next.as_deref(), asked)?;
     page.volumes.iter().try_for_each(status)
 }
 
 /// Checks a part of a listing: what it holds, how much was asked for, and that it gets on.
-pub(crate) fn snapshot_page(page: &SnapshotPage, asked: &PageRequest) -> Result<(), String> {
+pub fn snapshot_page(page: &SnapshotPage, asked: &PageRequest) -> Result<(), String> {
     progress(page.snapshots.len(), page.next.as_deref(), asked)?;
     page.snapshots.iter().try_for_each(snapshot)
 }
@@ -189,7 +189,7 @@ fn progress(found: usize, next: Option<&str>, asked: &PageRequest) -> Result<(),
 }
 
 /// Checks a snapshot that a guest returned.
-pub(crate) fn snapshot(snapshot: &Snapshot) -> Result<(), String> {
+pub fn snapshot(snapshot: &Snapshot) -> Result<(), String> {
     id("the snapshot handle", snapshot.handle.as_str())?;
     handle(snapshot.source.as_str())?;
     if let Some(group) = &snapshot.group {
@@ -212,7 +212,7 @@ pub(crate) fn snapshot(snapshot: &Snapshot) -> Result<(), String> {
 }
 
 /// Checks a group snapshot that a guest returned.
-pub(crate) fn group_snapshot(group: &GroupSnapshot) -> Result<(), String> {
+pub fn group_snapshot(group: &GroupSnapshot) -> Result<(), String> {
     id("the group's handle", group.handle.as_str())?;
     group.snapshots.iter().try_for_each(snapshot)?;
     let stranger = |member: &&Snapshot| member.group.as_ref() != Some(&group.handle);
@@ -229,7 +229,7 @@ pub(crate) fn group_snapshot(group: &GroupSnapshot) -> Result<(), String> {
 }
 
 /// Checks an attachment that a guest returned.
-pub(crate) fn attachment(attachment: &AttachmentRecord) -> Result<(), String> {
+pub fn attachment(attachment: &AttachmentRecord) -> Result<(), String> {
     if !is_word(&attachment.kind) {
         return Err(format!(
             "the attachment's kind is {:?}; expected up to 63 of a-z, 0-9 and -",
@@ -257,12 +257,12 @@ pub(crate) fn no_secret_in(what: &str, id: &str, redactor: &Redactor) -> Result<
 }
 
 /// Checks an expanded volume's size.
-pub(crate) fn expanded(volume: &ExpandedVolume) -> Result<(), String> {
+pub fn expanded(volume: &ExpandedVolume) -> Result<(), String> {
     size(Some(volume.capacity))
 }
 
 /// Checks a capacity: it travels as a signed number.
-pub(crate) fn capacity(capacity: &Capacity) -> Result<(), String> {
+pub fn capacity(capacity: &Capacity) -> Result<(), String> {
     let fits = |what, bytes: u64| match i64::try_from(bytes) {
         Ok(_) => Ok(()),
         Err(_) => Err(format!("{what} is {bytes} bytes; expected at most {}", i64::MAX)),
@@ -279,7 +279,7 @@ pub(crate) fn capacity(capacity: &Capacity) -> Result<(), String> {
 }
 
 /// Checks what a backend says of itself.
-pub(crate) fn description(description: &Description) -> Result<(), String> {
+pub fn description(description: &Description) -> Result<(), String> {
     let name = description.name.as_str();
     if name.len() > MAX_DRIVER || !is_subdomain(name) {
         return Err(format!(

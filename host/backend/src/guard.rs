@@ -15,7 +15,7 @@ use std::{
 
 use cofferdam_domain::{
     GroupSnapshotHandle, NodeName, SnapshotHandle, VolumeHandle,
-    storage::{Finality, StorageError},
+    storage::{ErrorKind, Finality, StorageError},
 };
 
 /// Most open outcomes that are remembered, and most names with their handles. Ten times what one backend has under way at
@@ -24,7 +24,7 @@ const REMEMBERED: usize = 10_240;
 
 /// What a call is about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Subject {
+pub enum Subject {
     /// A volume that is being created.
     Name(Box<str>),
     /// A volume that exists.
@@ -59,7 +59,7 @@ enum Undoes {
 
 /// What a call wants with its subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Intent {
+pub struct Intent {
     subject: Subject,
     /// What it uses and does not change: others may use it too, and nobody may change it meanwhile.
     sources: Vec<Subject>,
@@ -69,7 +69,7 @@ pub(crate) struct Intent {
 
 impl Intent {
     /// A call with its arguments.
-    pub(crate) fn new(subject: Subject, method: &'static str, arguments: &impl Hash) -> Self {
+    pub fn new(subject: Subject, method: &'static str, arguments: &impl Hash) -> Self {
         // Only compared with itself within this process, where the hasher's keys are fixed.
         let mut hasher = DefaultHasher::new();
         arguments.hash(&mut hasher);
@@ -78,39 +78,60 @@ impl Intent {
     }
 
     /// A deletion: always allowed, and after a success nothing is open.
-    pub(crate) fn deleting(subject: Subject, method: &'static str, arguments: &impl Hash) -> Self {
+    pub fn deleting(subject: Subject, method: &'static str, arguments: &impl Hash) -> Self {
         Self { undoes: Undoes::Everything, ..Self::new(subject, method, arguments) }
     }
 
     /// A call that undoes another one for the same node, or for every node without one: always allowed.
-    pub(crate) fn undoing(self, method: &'static str, node: Option<NodeName>) -> Self {
+    pub fn undoing(self, method: &'static str, node: Option<NodeName>) -> Self {
         Self { undoes: Undoes::OfNode(method), ..self.of_node(node) }
     }
 
     /// The same for a node.
-    pub(crate) fn of_node(mut self, node: Option<NodeName>) -> Self {
+    pub fn of_node(mut self, node: Option<NodeName>) -> Self {
         self.act.node = node;
         self
     }
 
     /// The same with what it reads from.
-    pub(crate) fn from(self, sources: impl IntoIterator<Item = Subject>) -> Self {
+    pub fn from(self, sources: impl IntoIterator<Item = Subject>) -> Self {
         Self { sources: sources.into_iter().collect(), ..self }
     }
 }
 
 /// Why a call has to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub enum Refusal {
     /// Another call is running, or something that it began.
     Busy,
     /// The outcome of this other call is open.
     Unsettled(&'static str),
 }
 
+impl Refusal {
+    /// What the caller hears: the call has not begun, and what it waits for may still have an effect.
+    pub fn into_error(self) -> StorageError {
+        let message = match self {
+            Self::Busy => "another call for this volume is running".to_owned(),
+            Self::Unsettled(method) => format!(
+                "the outcome of `{method}` for this volume is open: only the same call, or the one that undoes it, may follow"
+            ),
+        };
+        StorageError { finality: Finality::InProgress, ..StorageError::unknown(ErrorKind::Aborted, message) }
+    }
+
+    /// Name in metrics and logs.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Busy => "busy",
+            Self::Unsettled(_) => "unsettled",
+        }
+    }
+}
+
 /// The subjects of one backend.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Guards(Arc<Mutex<Inner>>);
+pub struct Guards(Arc<Mutex<Inner>>);
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -134,7 +155,7 @@ struct Open {
 
 /// Keeps a subject to one call until the last clone is dropped.
 #[derive(Debug)]
-pub(crate) struct Guard {
+pub struct Guard {
     guards: Guards,
     intent: Intent,
     /// The subject with its other name.
@@ -147,7 +168,10 @@ pub(crate) struct Guard {
 
 impl Guards {
     /// Takes a subject for a call.
-    pub(crate) fn take(&self, intent: Intent) -> Result<Arc<Guard>, Refusal> {
+    ///
+    /// # Errors
+    /// [`Refusal`], when the call has to wait.
+    pub fn take(&self, intent: Intent) -> Result<Arc<Guard>, Refusal> {
         let mut inner = self.lock();
         let subjects: Vec<_> = [Some(intent.subject.clone()), inner.aliases.get(&intent.subject).cloned()]
             .into_iter()
@@ -175,7 +199,7 @@ impl Guards {
     }
 
     /// How many outcomes are open.
-    pub(crate) fn unsettled(&self) -> usize {
+    pub fn unsettled(&self) -> usize {
         self.lock().ages.len()
     }
 
@@ -187,7 +211,7 @@ impl Guards {
 impl Guard {
     /// Keeps an outcome open that a failure does not settle: when the same call has been made before, a try that did nothing
     /// says nothing about that one.
-    pub(crate) fn doubt(&self, mut error: StorageError) -> StorageError {
+    pub fn doubt(&self, mut error: StorageError) -> StorageError {
         if self.repeats && error.finality == Finality::Final && error.kind.tells_of_the_try() {
             error.finality = Finality::Unknown;
         }
@@ -195,12 +219,12 @@ impl Guard {
     }
 
     /// Says that the guest is about to be asked: from here on the outcome is open until it is settled.
-    pub(crate) fn reach(&self) {
+    pub fn reach(&self) {
         self.owing.store(true, Ordering::Release);
     }
 
     /// Remembers how the call ended, if it reached the guest.
-    pub(crate) fn settle(&self, error: Option<&StorageError>) {
+    pub fn settle(&self, error: Option<&StorageError>) {
         if !self.owing.swap(false, Ordering::AcqRel) {
             return;
         }
@@ -223,7 +247,7 @@ impl Guard {
     }
 
     /// Remembers the handle of what was created.
-    pub(crate) fn created(&self, handle: Subject) {
+    pub fn created(&self, handle: Subject) {
         let mut inner = self.guards.lock();
         if inner.aliases.len() >= 2 * REMEMBERED {
             // Which one is of no matter: the alias only makes a rare race of two callers impossible.
@@ -238,7 +262,7 @@ impl Guard {
     }
 
     /// Forgets the name of what was deleted.
-    pub(crate) fn deleted(&self) {
+    pub fn deleted(&self) {
         self.guards.lock().part(&self.intent.subject);
     }
 }
@@ -306,8 +330,6 @@ impl Drop for Guard {
 
 #[cfg(test)]
 mod tests {
-    use cofferdam_domain::storage::ErrorKind;
-
     use super::*;
 
     fn name(arguments: u32) -> Intent {

@@ -17,6 +17,8 @@ use crate::{breaker::Position, limits::Limits, usage::Usage};
 /// Buckets of the Go sidecars, so that their dashboards and alerts go on working. In seconds.
 const SIDECAR_BUCKETS: [f64; 13] =
     [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
+/// The sidecars' name of a driver that has not said its own yet.
+const UNKNOWN_DRIVER: &str = "unknown-driver";
 /// From an array next door to one that takes its time. In seconds.
 const EXCHANGE_BUCKETS: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 /// Powers of two around what guests of all languages were seen to use. In bytes.
@@ -240,13 +242,25 @@ impl BackendMetrics {
         );
     }
 
-    /// The part of one driver.
-    pub(crate) fn of(&self, driver: &DriverName) -> DriverMetrics {
-        let driver = driver.as_str().to_owned();
+    /// The calls of one driver; without a name, of one that has not said it yet.
+    pub fn calls(&self, driver: Option<&DriverName>) -> CallMetrics {
+        let driver = driver.map_or(UNKNOWN_DRIVER, DriverName::as_str).to_owned();
         let label = Driver { driver_name: driver.clone() };
-        DriverMetrics {
+        CallMetrics {
             in_flight: self.in_flight.get_or_create(&label).clone(),
             unsettled: self.unsettled.get_or_create(&label).clone(),
+            all: self.clone(),
+            driver,
+        }
+    }
+
+    /// The part of one driver.
+    pub(crate) fn of(&self, driver: &DriverName) -> DriverMetrics {
+        let calls = self.calls(Some(driver));
+        let driver = calls.driver.clone();
+        let label = Driver { driver_name: driver.clone() };
+        DriverMetrics {
+            calls,
             breaker: self.breaker.get_or_create(&label).clone(),
             computed: self.computed.get_or_create(&label).clone(),
             lost_lines: self.lost_lines.get_or_create(&label).clone(),
@@ -259,13 +273,48 @@ impl BackendMetrics {
     }
 }
 
+/// What is counted of every call of one driver, wherever the driver runs.
+#[derive(Clone, Debug)]
+pub struct CallMetrics {
+    all: BackendMetrics,
+    driver: String,
+    in_flight: Gauge<i64, AtomicI64>,
+    unsettled: Gauge<i64, AtomicI64>,
+}
+
+impl CallMetrics {
+    /// A call began; it ends when the value is dropped.
+    pub fn begin(&self) -> InFlight {
+        self.in_flight.inc();
+        InFlight(self.in_flight.clone())
+    }
+
+    /// A call ended: CSI's path of it, the gRPC code in Go's spelling, and how it ended for whoever looks closer.
+    pub fn ended(
+        &self,
+        method_name: &'static str,
+        grpc_status_code: &'static str,
+        outcome: &'static str,
+        took: Duration,
+    ) {
+        let driver_name = self.driver.clone();
+        let operation = Operation { driver_name: driver_name.clone(), method_name, grpc_status_code };
+        self.all.operations.get_or_create(&operation).observe(took.as_secs_f64());
+        self.all.outcomes.get_or_create(&Ending { driver_name, method_name, outcome }).inc();
+    }
+
+    /// So many outcomes are open.
+    pub fn unsettled(&self, subjects: usize) {
+        self.unsettled.set(i64::try_from(subjects).unwrap_or(i64::MAX));
+    }
+}
+
 /// The metrics of one driver.
 #[derive(Clone, Debug)]
 pub(crate) struct DriverMetrics {
     all: BackendMetrics,
     driver: String,
-    in_flight: Gauge<i64, AtomicI64>,
-    unsettled: Gauge<i64, AtomicI64>,
+    calls: CallMetrics,
     breaker: Gauge<i64, AtomicI64>,
     computed: Counter<f64, AtomicU64>,
     lost_lines: Counter,
@@ -302,24 +351,9 @@ impl DriverMetrics {
         }
     }
 
-    /// A call began; it ends when the value is dropped.
-    pub(crate) fn begin(&self) -> InFlight {
-        self.in_flight.inc();
-        InFlight(self.in_flight.clone())
-    }
-
-    /// A call ended.
-    pub(crate) fn ended(
-        &self,
-        method_name: &'static str,
-        grpc_status_code: &'static str,
-        outcome: &'static str,
-        took: Duration,
-    ) {
-        let driver_name = self.driver.clone();
-        let operation = Operation { driver_name: driver_name.clone(), method_name, grpc_status_code };
-        self.all.operations.get_or_create(&operation).observe(took.as_secs_f64());
-        self.all.outcomes.get_or_create(&Ending { driver_name, method_name, outcome }).inc();
+    /// What is counted of every call.
+    pub(crate) fn calls(&self) -> &CallMetrics {
+        &self.calls
     }
 
     /// What a guest used.
@@ -339,11 +373,6 @@ impl DriverMetrics {
             let label = Bounded { driver_name: self.driver.clone(), limit };
             self.all.limits.get_or_create(&label).set(i64::try_from(value).unwrap_or(i64::MAX));
         }
-    }
-
-    /// So many outcomes are open.
-    pub(crate) fn unsettled(&self, subjects: usize) {
-        self.unsettled.set(i64::try_from(subjects).unwrap_or(i64::MAX));
     }
 
     /// The state has so many entries and bytes.
@@ -437,7 +466,7 @@ impl HttpMetrics {
 
 /// A call that runs or waits.
 #[derive(Debug)]
-pub(crate) struct InFlight(Gauge<i64, AtomicI64>);
+pub struct InFlight(Gauge<i64, AtomicI64>);
 
 impl Drop for InFlight {
     fn drop(&mut self) {
@@ -453,14 +482,14 @@ mod tests {
     fn what_a_scrape_shows_after_known_calls() {
         let mut registry = Registry::default();
         let metrics = BackendMetrics::register(&mut registry).of(&DriverName::new("array.example"));
-        let running = metrics.begin();
-        drop(metrics.begin());
+        let running = metrics.calls().begin();
+        drop(metrics.calls().begin());
         for took in [50, 700] {
-            metrics.ended("/csi.v1.Controller/CreateVolume", "OK", "ok", Duration::from_millis(took));
+            metrics.calls().ended("/csi.v1.Controller/CreateVolume", "OK", "ok", Duration::from_millis(took));
         }
-        metrics.ended("/csi.v1.Controller/DeleteVolume", "Internal", "trap", Duration::from_secs(1));
+        metrics.calls().ended("/csi.v1.Controller/DeleteVolume", "Internal", "trap", Duration::from_secs(1));
         metrics.used(&Usage { memory_bytes: 1 << 20, computed: Duration::from_millis(30), lost_lines: 5 });
-        metrics.unsettled(3);
+        metrics.calls().unsettled(3);
         metrics.breaker(Position::Open);
         metrics.limits(&Limits { cpu_ms: 77, ..Limits::default() });
         let mut text = String::new();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cofferdam_domain::storage::{ErrorKind, Finality, StorageError};
+use cofferdam_domain::storage::{ErrorKind, StorageError};
 
 use crate::guard::Refusal;
 
@@ -113,18 +113,7 @@ impl Failure {
                     ),
                 )
             },
-            Self::Guarded(refusal) => StorageError {
-                finality: Finality::InProgress,
-                ..unknown(
-                    ErrorKind::Aborted,
-                    match refusal {
-                        Refusal::Busy => "another call for this volume is running".to_owned(),
-                        Refusal::Unsettled(method) => format!(
-                            "the outcome of `{method}` for this volume is open: only the same call, or the one that undoes it, may follow"
-                        ),
-                    },
-                )
-            },
+            Self::Guarded(refusal) => refusal.into_error(),
         }
     }
 
@@ -143,8 +132,7 @@ impl Failure {
             Self::Panic => "panic",
             Self::Overloaded => "overloaded",
             Self::Tripped(_) => "tripped",
-            Self::Guarded(Refusal::Busy) => "busy",
-            Self::Guarded(Refusal::Unsettled(_)) => "unsettled",
+            Self::Guarded(refusal) => refusal.label(),
         }
     }
 
@@ -167,6 +155,8 @@ impl Failure {
 
 #[cfg(test)]
 mod tests {
+    use cofferdam_domain::storage::Finality;
+
     use super::*;
 
     #[test]

@@ -65,7 +65,8 @@ pub(crate) struct ProcessFlags {
     #[arg(long, value_name = "ROLE")]
     pub(crate) role: Vec<String>,
 
-    /// Driver component to load; repeat it for more. NAME is what the configuration calls it [default: the file's name]
+    /// Driver component to load, or unix:PATH for the socket of a CSI driver; repeat it for more. NAME is what the configuration
+    /// calls it [default: the file's name]
     #[arg(long, value_name = "[NAME=]FILE")]
     pub(crate) backend: Vec<String>,
 
@@ -92,6 +93,10 @@ pub(crate) struct ProcessFlags {
     /// Deadline of one driver call [default: 1m]
     #[arg(long, value_name = "DURATION", help_heading = "As in the Go sidecars")]
     pub(crate) timeout: Option<String>,
+
+    /// Socket of a CSI driver, which is called csi here; as --backend csi=unix:PATH
+    #[arg(long, value_name = "PATH", help_heading = "As in the Go sidecars")]
+    pub(crate) csi_address: Option<String>,
 
     /// First part of the name of a provisioned volume [default: pvc]
     #[arg(long, value_name = "PREFIX", help_heading = "As in the Go sidecars")]

@@ -3,12 +3,14 @@
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use cofferdam_backend::{
-    Backend as _, BackendConfig, BackendMetrics, CompiledCache, Engine, EngineOptions, Source, WasmBackend,
+    Backend, BackendConfig, BackendMetrics, CompiledCache, Engine, EngineOptions, Source, WasmBackend,
 };
-use cofferdam_domain::storage::{Placement, Secret};
+use cofferdam_csi::{ConnectionMetrics, CsiBackend, CsiConfig};
+use cofferdam_domain::storage::{Placement, Secret, Secrets, ability::PluginCapability};
 use prometheus_client::registry::Registry;
 
 use crate::{
@@ -21,33 +23,133 @@ pub(crate) struct Driver {
     /// That name.
     pub(crate) name: String,
     /// The driver.
-    pub(crate) backend: Arc<WasmBackend>,
+    pub(crate) kind: Kind,
 }
 
-/// The engine as the configuration wants it.
-///
-/// # Errors
-/// [`Failure::Engine`]
-pub(crate) fn engine(configuration: &Configuration, registry: &mut Registry) -> Result<Engine, Failure> {
-    let cache = match &configuration.compilation_cache {
-        CompilationCache::User => CompiledCache::User,
-        CompilationCache::Off => CompiledCache::Off,
-        CompilationCache::Directory(path) => CompiledCache::Directory(path.clone()),
-    };
-    let options = EngineOptions { cache, metrics: BackendMetrics::register(registry) };
-    Engine::new(options).map_err(Failure::Engine)
+/// What a driver is.
+#[derive(Clone)]
+pub(crate) enum Kind {
+    /// A component in the sandbox.
+    Component(Arc<WasmBackend>),
+    /// An existing driver on a socket.
+    Csi(Arc<CsiBackend>),
 }
 
-/// Loads every driver of the configuration, one after the other, so that errors come in the order of the names.
-///
-/// # Errors
-/// [`Failure::Backend`], which names the driver and its file.
-pub(crate) async fn load_all(engine: &Engine, configuration: &Configuration) -> Result<Vec<Driver>, Failure> {
-    let mut drivers = Vec::with_capacity(configuration.backend.len());
-    for (name, section) in &configuration.backend {
-        drivers.push(load(engine, name, section).await?);
+impl Driver {
+    /// The driver as the roles see it.
+    pub(crate) fn backend(&self) -> Arc<dyn Backend> {
+        match &self.kind {
+            Kind::Component(backend) => Arc::clone(backend) as _,
+            Kind::Csi(backend) => Arc::clone(backend) as _,
+        }
     }
-    Ok(drivers)
+
+    /// Where it runs, for people.
+    pub(crate) fn place(&self) -> String {
+        match &self.kind {
+            Kind::Component(_) => "in the sandbox".to_owned(),
+            Kind::Csi(backend) => format!("at {}", backend.address()),
+        }
+    }
+}
+
+/// Loads and connects drivers.
+pub(crate) struct Loader {
+    /// Runs components.
+    pub(crate) engine: Engine,
+    calls: BackendMetrics,
+    connections: ConnectionMetrics,
+    timeout: Duration,
+}
+
+impl Loader {
+    /// The engine as the configuration wants it, and the metrics of all drivers.
+    ///
+    /// # Errors
+    /// [`Failure::Engine`]
+    pub(crate) fn new(configuration: &Configuration, registry: &mut Registry) -> Result<Self, Failure> {
+        let cache = match &configuration.compilation_cache {
+            CompilationCache::User => CompiledCache::User,
+            CompilationCache::Off => CompiledCache::Off,
+            CompilationCache::Directory(path) => CompiledCache::Directory(path.clone()),
+        };
+        let calls = BackendMetrics::register(registry);
+        let options = EngineOptions { cache, metrics: calls.clone() };
+        Ok(Self {
+            engine: Engine::new(options).map_err(Failure::Engine)?,
+            calls,
+            connections: ConnectionMetrics::register(registry),
+            timeout: configuration.timeout.get(),
+        })
+    }
+
+    /// Loads every driver of the configuration, one after the other, so that errors come in the order of the names.
+    ///
+    /// # Errors
+    /// [`Failure::Backend`] or [`Failure::Csi`], which name the driver and its file or socket.
+    pub(crate) async fn load_all(&self, configuration: &Configuration) -> Result<Vec<Driver>, Failure> {
+        let mut drivers = Vec::with_capacity(configuration.backend.len());
+        for (name, section) in &configuration.backend {
+            let kind = match csi_config(name, section, self.timeout)? {
+                Some(config) => Kind::Csi(self.connect(name, config).await?),
+                None => Kind::Component(self.load(name, section).await?),
+            };
+            drivers.push(Driver { name: name.clone(), kind });
+        }
+        Ok(drivers)
+    }
+
+    /// Connects to an existing driver.
+    ///
+    /// # Errors
+    /// [`Failure::Csi`]
+    pub(crate) async fn connect(&self, name: &str, config: CsiConfig) -> Result<Arc<CsiBackend>, Failure> {
+        let connected = CsiBackend::connect(config, &self.calls, &self.connections).await;
+        let backend = connected.map_err(|source| Failure::Csi { name: name.to_owned(), source })?;
+        if backend.plugin_capabilities().any(|one| one == PluginCapability::AccessibilityConstraints) {
+            let driver = backend.driver();
+            tracing::warn!(%driver, "the CSI driver has topology, which is not used yet: its volumes are where it chooses");
+        }
+        Ok(backend)
+    }
+
+    async fn load(&self, name: &str, section: &BackendSection) -> Result<Arc<WasmBackend>, Failure> {
+        let source = match &section.file {
+            Some(file) => Source::File(file.clone()),
+            // The configuration was refused if there is neither.
+            None => Source::Bytes { name: name.to_owned(), bytes: carried(name).unwrap_or_default() },
+        };
+        let loaded = self.engine.load(source, config(name, section)?).await;
+        loaded.map_err(|source| Failure::Backend { name: name.to_owned(), source })
+    }
+}
+
+/// What an existing driver is connected with; `None` for components.
+///
+/// # Errors
+/// [`Failure::Secret`]
+pub(crate) fn csi_config(
+    name: &str,
+    section: &BackendSection,
+    timeout: Duration,
+) -> Result<Option<CsiConfig>, Failure> {
+    let Some(socket) = &section.csi else { return Ok(None) };
+    Ok(Some(CsiConfig {
+        driver: section.driver_name.clone(),
+        secrets: secrets(name, section)?,
+        // The caller's own deadline is the same setting.
+        deadline: timeout,
+        ..CsiConfig::new(socket.0.clone())
+    }))
+}
+
+/// The secrets of every call, out of their files.
+fn secrets(name: &str, section: &BackendSection) -> Result<Secrets, Failure> {
+    let secret = |(secret, file): (&String, &PathBuf)| match read_secret(file) {
+        Ok(text) => Ok((secret.clone(), Secret::new(text))),
+        Err(problem) => Err(Failure::Secret { backend: name.to_owned(), secret: secret.clone(), problem }),
+    };
+    section.secrets.iter().map(secret).collect()
 }
 
 /// Refuses drivers of one node's storage. Their volumes are reachable from that node only, and volumes are not yet created where
@@ -56,7 +158,7 @@ pub(crate) async fn load_all(engine: &Engine, configuration: &Configuration) -> 
 /// # Errors
 /// [`Failure::Placement`]
 pub(crate) fn all_central(drivers: &[Driver]) -> Result<(), Failure> {
-    let of_a_node = |driver: &&Driver| driver.backend.description().placement == Placement::Node;
+    let of_a_node = |driver: &&Driver| driver.backend().description().placement == Placement::Node;
     match drivers.iter().find(of_a_node) {
         Some(driver) => Err(Failure::Placement(driver.name.clone())),
         None => Ok(()),
@@ -86,15 +188,10 @@ pub(crate) fn read_secret(path: &Path) -> Result<String, String> {
 /// # Errors
 /// [`Failure::Secret`]
 pub(crate) fn config(name: &str, section: &BackendSection) -> Result<BackendConfig, Failure> {
-    let secret = |(secret, file): (&String, &PathBuf)| match read_secret(file) {
-        Ok(text) => Ok((secret.clone(), Secret::new(text))),
-        Err(problem) => Err(Failure::Secret { backend: name.to_owned(), secret: secret.clone(), problem }),
-    };
-    let secrets = section.secrets.iter().map(secret).collect::<Result<_, _>>()?;
     let mut config = BackendConfig {
         sha256: section.sha256,
         settings: section.settings.iter().map(|(key, value)| (key.clone(), value.0.clone())).collect(),
-        secrets,
+        secrets: secrets(name, section)?,
         limits: section.limits.clone(),
         http: section.http.clone(),
         state: section.state.clone(),
@@ -105,15 +202,4 @@ pub(crate) fn config(name: &str, section: &BackendSection) -> Result<BackendConf
         config.grants = grants.clone();
     }
     Ok(config)
-}
-
-async fn load(engine: &Engine, name: &str, section: &BackendSection) -> Result<Driver, Failure> {
-    let source = match &section.file {
-        Some(file) => Source::File(file.clone()),
-        // The configuration was refused if there is neither.
-        None => Source::Bytes { name: name.to_owned(), bytes: carried(name).unwrap_or_default() },
-    };
-    let loaded = engine.load(source, config(name, section)?).await;
-    let backend = loaded.map_err(|source| Failure::Backend { name: name.to_owned(), source })?;
-    Ok(Driver { name: name.to_owned(), backend })
 }

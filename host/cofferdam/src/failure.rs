@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use cofferdam_apiserver::ServeError;
 use cofferdam_backend::LoadError;
+use cofferdam_csi::ConnectError;
 use cofferdam_roles::ProcessError;
 
 use crate::{
@@ -32,6 +33,8 @@ pub(crate) enum Failure {
     /// The same, for who asked for this one backend and nothing else.
     #[error("backend {name}: {source}")]
     Component { name: String, source: LoadError },
+    #[error("backend {name}: {source}")]
+    Csi { name: String, source: ConnectError },
     #[error(
         "backend {0}: its storage is on one node (placement `node`), which `cofferdam run` does not serve yet; `cofferdam dev` does"
     )]

@@ -9,7 +9,7 @@ use crate::{
     cli::ClusterFlags,
     client::{self, Surroundings},
     config::{ConfigError, Configuration, Loaded},
-    drivers,
+    drivers::{self, Driver, Loader},
     failure::Failure,
     logging, process_metrics,
     supervisor::{self, End, Signals},
@@ -32,15 +32,14 @@ pub(crate) async fn run(flags: &ClusterFlags, environment: &HashMap<String, Stri
     let cluster = client::connect(configuration, &Surroundings::of_process()).await?;
     let mut registry = Registry::default();
     process_metrics::register(&mut registry);
-    let engine = drivers::engine(configuration, &mut registry)?;
-    let drivers = drivers::load_all(&engine, configuration).await?;
+    let drivers = Loader::new(configuration, &mut registry)?.load_all(configuration).await?;
     drivers::all_central(&drivers)?;
     // Until here a signal ends the process by itself, also while a driver is slow to load: there is nothing to drain.
     let mut signals = Signals::take()?;
     tracing::info!(api = %cluster.url, namespace = %cluster.namespace, roles = ?configuration.role.0, "starting");
     let parts = Parts {
         client: cluster.client,
-        backends: drivers.into_iter().map(|driver| driver.backend as _).collect(),
+        backends: drivers.iter().map(Driver::backend).collect(),
         clock: cofferdam_cluster::system_clock(),
         observer: Arc::new(Silent),
     };

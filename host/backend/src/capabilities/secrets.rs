@@ -24,7 +24,7 @@ const BLOT: &str = "[secret]";
 /// Blots a call's secrets out of what the guest says. All of them, not only those that were revealed: a storage may repeat to
 /// the guest what the host has sent for it. Clones learn together.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Redactor {
+pub struct Redactor {
     secrets: Secrets,
     /// What the host has made of secrets in this call.
     made: Arc<Mutex<Vec<Secret>>>,
@@ -34,7 +34,8 @@ pub(crate) struct Redactor {
 const MAX_MADE: usize = 64;
 
 impl Redactor {
-    pub(crate) fn new(secrets: Secrets) -> Self {
+    /// For a call with these secrets.
+    pub fn new(secrets: Secrets) -> Self {
         Self { secrets, made: Arc::default() }
     }
 
@@ -56,12 +57,12 @@ impl Redactor {
     }
 
     /// A text without the secrets.
-    pub(crate) fn blot<'a>(&self, text: &'a str) -> Cow<'a, str> {
+    pub fn blot<'a>(&self, text: &'a str) -> Cow<'a, str> {
         self.with_all(|secrets| blotted(text, secrets.iter().copied()))
     }
 
     /// A text without the secrets, also where it quotes them with escapes.
-    pub(crate) fn blot_quoted(&self, text: &str) -> String {
+    pub fn blot_quoted(&self, text: &str) -> String {
         self.with_all(|secrets| {
             let quoted: Vec<_> = secrets.iter().map(|secret| secret.escape_debug().to_string()).collect();
             blotted(text, secrets.iter().copied().chain(quoted.iter().map(String::as_str))).into_owned()
@@ -78,7 +79,7 @@ impl Redactor {
     }
 
     /// Whether a text holds a secret that is too long to be in it by chance.
-    pub(crate) fn finds_long(&self, text: &str) -> bool {
+    pub fn finds_long(&self, text: &str) -> bool {
         self.with_all(|secrets| secrets.iter().any(|secret| secret.len() >= LONG && text.contains(secret)))
     }
 

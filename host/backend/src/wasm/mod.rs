@@ -182,7 +182,7 @@ impl Shared {
         job: Job<T, U>,
     ) -> Result<U, StorageError> {
         let Job { method, intent, function, accept, remember } = job;
-        let _in_flight = self.metrics.begin();
+        let _in_flight = self.metrics.calls().begin();
         let secrets = self.parts.secrets.and(&call.secrets);
         let redactor = Redactor::new(secrets.clone());
         let allowed = call.deadline.min(self.parts.limits.deadline());
@@ -214,7 +214,7 @@ impl Shared {
                 remember(&guard, value);
             }
         }
-        self.metrics.unsettled(self.guards.unsettled());
+        self.metrics.calls().unsettled(self.guards.unsettled());
         self.metrics.state(self.parts.shared.state.usage());
         answer
     }
@@ -273,7 +273,7 @@ impl Shared {
         let outcome = answer.as_ref().map_or_else(Failure::label, |_| "ok");
         let answer = answer.map_err(Failure::into_error);
         let code = answer.as_ref().map_or_else(|error| error.kind.as_str(), |_| "OK");
-        self.metrics.ended(method, code, outcome, now.saturating_duration_since(begun));
+        self.metrics.calls().ended(method, code, outcome, now.saturating_duration_since(begun));
         answer
     }
 

@@ -7,7 +7,11 @@ use std::{
 };
 
 use cofferdam_backend::{Digest, Grant, HttpConfig, Limits, PoolConfig, StateConfig};
+use cofferdam_csi::Address;
+use cofferdam_domain::DriverName;
 use serde::{Deserialize, Deserializer, de};
+
+use super::value::from_text;
 
 /// Name of the driver that dev mode has when it is given none.
 pub(crate) const MEMORY: &str = "memory";
@@ -21,12 +25,20 @@ pub(crate) fn carried(name: &str) -> Option<&'static [u8]> {
     }
 }
 
-/// `[backend.NAME]`: one component with what it is told and granted.
+/// Keys of a section that are about components; a CSI driver has none of them.
+pub(crate) const OF_COMPONENTS: [&str; 8] =
+    ["file", "sha256", "settings", "grants", "http", "state", "pool", "limits"];
+
+/// `[backend.NAME]`: one component with what it is told and granted, or one CSI driver.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct BackendSection {
     /// The component; absent only for the driver that the program carries.
     pub(crate) file: Option<PathBuf>,
+    /// Where an existing CSI driver listens, instead of a component.
+    pub(crate) csi: Option<Socket>,
+    /// Which driver has to listen there.
+    pub(crate) driver_name: Option<DriverName>,
     /// Which component the file has to hold.
     pub(crate) sha256: Option<Digest>,
     /// What the component reads through its `settings` import.
@@ -48,6 +60,23 @@ pub(crate) struct BackendSection {
     /// What the component and one call of it may use.
     #[serde(default)]
     pub(crate) limits: Limits,
+}
+
+impl BackendSection {
+    /// Whether it says where the driver is.
+    pub(crate) fn is_somewhere(&self) -> bool {
+        self.file.is_some() || self.csi.is_some()
+    }
+}
+
+/// A CSI driver's socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Socket(pub(crate) Address);
+
+impl<'de> Deserialize<'de> for Socket {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer, "the path of a CSI driver's socket").map(Self)
+    }
 }
 
 /// A value that a component reads; numbers and booleans reach it as text.

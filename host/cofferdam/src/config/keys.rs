@@ -11,7 +11,7 @@ pub(crate) enum Shape {
     Bool,
     /// Items between commas.
     List,
-    /// Driver files: the `file` of entries of the table `backend`.
+    /// Driver files and sockets: the `file` or `csi` of entries of the table `backend`.
     Backends,
 }
 
@@ -32,9 +32,10 @@ const fn key(name: &'static str, shape: Shape, default: Option<&'static str>) ->
 
 /// Every setting, in the order in which people think of them. The sidecars' defaults where they have the flag, but for
 /// `timeout`: theirs, 10 s, is too short for many arrays.
-pub(crate) const KEYS: [Key; 18] = [
+pub(crate) const KEYS: [Key; 19] = [
     key("role", Shape::List, None),
     key("backend", Shape::Backends, None),
+    key("csi-address", Shape::Text, None),
     key("kubeconfig", Shape::Text, None),
     key("context", Shape::Text, None),
     key("namespace", Shape::Text, None),

@@ -19,8 +19,8 @@ use std::{
 use figment::{Figment, value::Value};
 use serde::Deserialize;
 
-use backend::MEMORY;
 pub(crate) use backend::{BackendSection, carried};
+use backend::{MEMORY, OF_COMPONENTS, Socket};
 pub(crate) use duration::GoDuration;
 pub(crate) use error::ConfigError;
 pub(crate) use source::{Origin, backend_name};
@@ -32,6 +32,9 @@ use value::{Filter, Label, Roles, ScanInterval, Workers};
 
 use crate::cli::{ClusterFlags, ProcessFlags};
 
+/// Name of the driver that `csi-address` gives.
+const CSI: &str = "csi";
+
 /// Every setting, checked.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -40,6 +43,7 @@ pub(crate) struct Configuration {
     pub(crate) role: Roles,
     #[serde(default)]
     pub(crate) backend: BTreeMap<String, BackendSection>,
+    csi_address: Option<Socket>,
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) context: Option<String>,
     pub(crate) namespace: Option<Label>,
@@ -82,6 +86,7 @@ impl ProcessFlags {
         vec![
             ("role", self.role.clone()),
             ("backend", self.backend.clone()),
+            ("csi-address", one(&self.csi_address)),
             ("http-endpoint", one(&self.http_endpoint)),
             ("timeout", one(&self.timeout)),
             ("drain-timeout", one(&self.drain_timeout)),
@@ -113,7 +118,8 @@ impl Loaded {
             [("kubeconfig", &flags.kubeconfig), ("context", &flags.context), ("namespace", &flags.namespace)];
         given.extend(own.map(|(name, text)| (name, text.iter().cloned().collect())));
         let loaded = Self::load(&given, environment, flags.process.config.as_deref(), &[])?;
-        match loaded.configuration.backend.iter().find(|(_, section)| section.file.is_none()) {
+        let missing = |(_, section): &(&String, &BackendSection)| !section.is_somewhere();
+        match loaded.configuration.backend.iter().find(missing) {
             Some((name, _)) => Err(loaded.without_file(name)),
             None => Ok(loaded),
         }
@@ -134,7 +140,7 @@ impl Loaded {
             loaded.configuration.backend.insert(MEMORY.to_owned(), BackendSection::default());
         }
         let missing =
-            |(name, section): &(&String, &BackendSection)| section.file.is_none() && carried(name).is_none();
+            |(name, section): &(&String, &BackendSection)| !section.is_somewhere() && carried(name).is_none();
         match loaded.configuration.backend.iter().find(missing) {
             Some((name, _)) => Err(loaded.without_file(name)),
             None => Ok(loaded),
@@ -154,10 +160,22 @@ impl Loaded {
         sources.push(source::environment(environment)?);
         sources.push(source::flags(given)?);
         let origins = Origins::of(sources);
-        let configuration: Configuration = origins
+        let mut configuration: Configuration = origins
             .figment
             .extract()
             .map_err(|error| ConfigError::from_figment(error, |key| origins.of_key(key)))?;
+        if let Some(socket) = configuration.csi_address.clone() {
+            let section = BackendSection { csi: Some(socket), ..BackendSection::default() };
+            if configuration.backend.insert(CSI.to_owned(), section).is_some() {
+                return Err(ConfigError::Value {
+                    origin: origins.of_key("csi-address"),
+                    key: "csi-address".to_owned(),
+                    problem: format!(
+                        "is the driver {CSI}, and so is backend.{CSI}: expected one of the two, or another name"
+                    ),
+                });
+            }
+        }
         let loaded = Self { configuration, origins };
         loaded.check()?;
         Ok(loaded)
@@ -177,6 +195,7 @@ impl Loaded {
                 let origin = self.origin(&format!("backend.{name}"));
                 return Err(ConfigError::BackendName { origin, name: name.clone() });
             }
+            self.check_csi(name, section)?;
             if section.file.as_ref().is_some_and(|file| file.as_os_str().is_empty()) {
                 return Err(
                     self.refuse(&format!("backend.{name}.file"), "is empty: expected a file".to_owned())
@@ -186,9 +205,31 @@ impl Loaded {
         Ok(())
     }
 
+    /// Refuses what has no meaning for the kind of driver that a section is.
+    fn check_csi(&self, name: &str, section: &BackendSection) -> Result<(), ConfigError> {
+        let key = |key: &str| format!("backend.{name}.{key}");
+        if section.csi.is_none() {
+            return match section.driver_name {
+                Some(_) => Err(self.refuse(
+                    &key("driver-name"),
+                    format!("is for CSI drivers: expected it beside {}", key("csi")),
+                )),
+                None => Ok(()),
+            };
+        }
+        let given = |of: &&&str| self.origins.figment.find_value(&key(of)).is_ok();
+        match OF_COMPONENTS.iter().find(given) {
+            Some(of) => {
+                Err(self.refuse(&key(of), format!("is for components: expected none beside {}", key("csi"))))
+            }
+            None => Ok(()),
+        }
+    }
+
     fn without_file(&self, name: &str) -> ConfigError {
         let key = format!("backend.{name}.file");
-        ConfigError::Missing(format!("{key} is missing: expected it in {}", self.origin(&key)))
+        let origin = self.origin(&key);
+        ConfigError::Missing(format!("{key} is missing: expected it, or backend.{name}.csi, in {origin}"))
     }
 
     fn refuse(&self, key: &str, problem: String) -> ConfigError {

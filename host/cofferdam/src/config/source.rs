@@ -8,6 +8,7 @@ use std::{
     sync::Arc,
 };
 
+use cofferdam_csi::Address;
 use figment::{
     Metadata, Profile, Provider,
     value::{Dict, Map, Value},
@@ -144,7 +145,8 @@ fn list<'a>(items: impl Iterator<Item = &'a str>) -> Value {
     Value::from(items.map(str::trim).filter(|item| !item.is_empty()).map(Value::from).collect::<Vec<_>>())
 }
 
-/// Driver files as the table `backend`: `NAME=FILE`, or a file that is named as it is called.
+/// Drivers as the table `backend`: `NAME=FILE`, or a file that is named as it is called. What begins with `unix:` is the socket of
+/// a CSI driver instead.
 fn backends<'a>(files: impl Iterator<Item = &'a str>) -> Result<Value, ConfigError> {
     let mut table: BTreeMap<String, &str> = BTreeMap::new();
     for entry in files.map(str::trim).filter(|entry| !entry.is_empty()) {
@@ -157,7 +159,8 @@ fn backends<'a>(files: impl Iterator<Item = &'a str>) -> Result<Value, ConfigErr
         }
     }
     let entry = |(name, file): (String, &str)| {
-        (name, Value::from(Dict::from([("file".to_owned(), Value::from(file))])))
+        let key = if Address::has_scheme(file) { "csi" } else { "file" };
+        (name, Value::from(Dict::from([(key.to_owned(), Value::from(file))])))
     };
     Ok(Value::from(table.into_iter().map(entry).collect::<Dict>()))
 }
@@ -169,7 +172,8 @@ pub(crate) fn is_backend_name(name: &str) -> bool {
 
 /// The name of a driver that is given by its file alone.
 pub(crate) fn backend_name(file: &str) -> String {
-    let stem = Path::new(file).file_stem().unwrap_or_default().to_string_lossy();
+    let path = file.parse::<Address>().map_or_else(|_| PathBuf::from(file), |it| it.path().to_owned());
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let name: String =
         stem.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' }).collect();
     if name.is_empty() { "backend".to_owned() } else { name }

@@ -115,6 +115,26 @@ fn lists_come_from_repeated_flags_and_from_commas() {
 }
 
 #[test]
+fn a_socket_is_a_driver_too() {
+    let flags = flags(|flags| {
+        flags.csi_address = Some("/run/csi/socket".to_owned());
+        flags.backend = vec!["array=unix:///run/array.sock".to_owned(), "unix:other.sock".to_owned()];
+    });
+    let loaded = Loaded::for_cluster(&flags, &HashMap::new()).unwrap();
+    let sockets: Vec<_> = loaded
+        .configuration
+        .backend
+        .iter()
+        .map(|(name, section)| (name.as_str(), section.csi.as_ref().unwrap().0.to_string()))
+        .collect();
+    let expected = [("array", "/run/array.sock"), ("csi", "/run/csi/socket"), ("other", "other.sock")];
+    assert_eq!(sockets, expected.map(|(name, path)| (name, path.to_owned())));
+    let variables = environment(&[("COFFERDAM_CSI_ADDRESS", "unix:///s")]);
+    let loaded = Loaded::for_cluster(&ClusterFlags::default(), &variables).unwrap();
+    assert_eq!(loaded.configuration.backend["csi"].csi.as_ref().unwrap().0.to_string(), "/s");
+}
+
+#[test]
 fn dev_runs_every_role_quietly() {
     let off = ProcessFlags { orphan_scan_interval: Some("off".to_owned()), ..ProcessFlags::default() };
     let loaded = Loaded::for_dev(&off, &HashMap::new()).unwrap();
@@ -130,7 +150,13 @@ fn dev_runs_every_role_quietly() {
     let missing =
         Loaded::for_cluster(&ClusterFlags { process: flags, ..ClusterFlags::default() }, &HashMap::new());
     let line = missing.unwrap_err().to_string();
-    assert_eq!(line, format!("backend.memory.file is missing: expected it in {}:1", path.display()));
+    assert_eq!(
+        line,
+        format!(
+            "backend.memory.file is missing: expected it, or backend.memory.csi, in {}:1",
+            path.display()
+        )
+    );
     std::fs::remove_file(&path).unwrap();
 }
 
@@ -199,13 +225,15 @@ fn a_bad_flag_or_variable_names_itself_the_value_and_the_expectation() {
 fn a_bad_file_names_the_line() {
     let unknown = error_in_file("unknown", "timeout = \"1s\"\ntimout = \"1s\"\n");
     assert!(
-        unknown.starts_with("FILE:2: unknown key timout: expected one of role, backend, kubeconfig, "),
+        unknown.starts_with(
+            "FILE:2: unknown key timout: expected one of role, backend, csi-address, kubeconfig, "
+        ),
         "{unknown}"
     );
     let nested = error_in_file("nested", "[backend.a]\nfile = \"a\"\nsetings = {}\n");
     assert!(
         nested.starts_with(
-            "FILE:3: unknown key backend.a.setings: expected one of file, sha256, settings, secrets, grants, http, state, pool, limits"
+            "FILE:3: unknown key backend.a.setings: expected one of file, csi, driver-name, sha256, settings, secrets, grants, http, state, pool, limits"
         ),
         "{nested}"
     );
@@ -220,7 +248,32 @@ fn a_bad_file_names_the_line() {
             "role = \"x\"\n",
             "FILE:1: role: found the text \"x\", expected a list of roles, out of provisioner, pv-controller, protection",
         ),
-        ("missing", "[backend.a]\n", "backend.a.file is missing: expected it in FILE:1"),
+        ("missing", "[backend.a]\n", "backend.a.file is missing: expected it, or backend.a.csi, in FILE:1"),
+        (
+            "csi",
+            "[backend.a]\ncsi = \"tcp://array:9000\"\n",
+            "FILE:2: backend.a.csi: \"tcp://array:9000\" is not a driver's socket: expected a path, or unix:///PATH",
+        ),
+        (
+            "both",
+            "[backend.a]\ncsi = \"/s\"\nfile = \"x\"\n",
+            "FILE:3: backend.a.file: is for components: expected none beside backend.a.csi",
+        ),
+        (
+            "limited",
+            "[backend.a]\ncsi = \"/s\"\n[backend.a.limits]\ncpu-ms = 5\n",
+            "FILE:3: backend.a.limits: is for components: expected none beside backend.a.csi",
+        ),
+        (
+            "named",
+            "[backend.a]\nfile = \"x\"\ndriver-name = \"y\"\n",
+            "FILE:3: backend.a.driver-name: is for CSI drivers: expected it beside backend.a.csi",
+        ),
+        (
+            "twice",
+            "csi-address = \"/s\"\n[backend.csi]\ncsi = \"/t\"\n",
+            "FILE:1: csi-address: is the driver csi, and so is backend.csi: expected one of the two, or another name",
+        ),
         (
             "dotted",
             "[backend.\"a b\"]\nfile = \"x\"\n",

@@ -19,7 +19,7 @@ const MIN_SCAN: Duration = Duration::from_secs(1);
 const MAX_LABEL: usize = 63;
 
 /// Reads text with `FromStr`; its error names the value and what was expected.
-fn from_text<'de, T, D>(deserializer: D, expected: &'static str) -> Result<T, D::Error>
+pub(super) fn from_text<'de, T, D>(deserializer: D, expected: &'static str) -> Result<T, D::Error>
 where
     T: FromStr<Err: fmt::Display>,
     D: Deserializer<'de>,

@@ -16,7 +16,7 @@ use std::{
 };
 
 use cofferdam_apiserver::{ApiServer, Options, ServeOptions, Serving};
-use cofferdam_backend::{Backend as _, Grant};
+use cofferdam_backend::Grant;
 use cofferdam_roles::{Parts, Process};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::{Api, Client, api::PostParams};
@@ -36,7 +36,7 @@ use crate::{
     cli::DevFlags,
     client,
     config::{Configuration, Loaded},
-    drivers::{self, Driver},
+    drivers::{Driver, Kind, Loader},
     failure::Failure,
     logging, process_metrics,
     run::settings,
@@ -132,8 +132,7 @@ impl Stage {
     ) -> Result<(Self, Running, Signals), Failure> {
         let mut registry = Registry::default();
         process_metrics::register(&mut registry);
-        let engine = drivers::engine(configuration, &mut registry)?;
-        let drivers = drivers::load_all(&engine, configuration).await?;
+        let drivers = Loader::new(configuration, &mut registry)?.load_all(configuration).await?;
         // Until here a signal ends the process by itself; from here on there is a file to remove.
         let signals = Signals::take()?;
         let api = ApiServer::new(Options::default());
@@ -147,7 +146,7 @@ impl Stage {
         let classes = create_classes(&inside, &drivers).await.map_err(Failure::Prepare)?;
         let parts = Parts {
             client: inside,
-            backends: drivers.iter().map(|driver| Arc::clone(&driver.backend) as _).collect(),
+            backends: drivers.iter().map(Driver::backend).collect(),
             clock: cofferdam_cluster::system_clock(),
             observer: Arc::new(timeline.clone()),
         };
@@ -168,9 +167,13 @@ impl Stage {
         let Some(driver) = self.drivers.first().filter(|_| wanted) else { return Ok(false) };
         // As a user does: through the socket, with the kubeconfig.
         let user = client::from_text(&self.serving.kubeconfig(), "of dev mode").await?;
-        let state =
-            || driver.backend.manifest().grants.contains(&Grant::State).then(|| driver.backend.state_keys());
-        let name = driver.backend.description().name.to_string();
+        let state = || match &driver.kind {
+            Kind::Component(backend) => {
+                backend.manifest().grants.contains(&Grant::State).then(|| backend.state_keys())
+            }
+            Kind::Csi(_) => None,
+        };
+        let name = driver.backend().description().name.to_string();
         Demo { client: user.client, driver: &name, state: &state, timeline }.run().await?;
         Ok(true)
     }
@@ -183,8 +186,9 @@ impl Stage {
         };
         row("api", &format!("https://{}", self.serving.local_addr()));
         for (driver, class) in self.drivers.iter().zip(&self.classes) {
-            let description = driver.backend.description();
-            row("driver", &format!("{} {}, in the sandbox", description.name, description.version));
+            let backend = driver.backend();
+            let description = backend.description();
+            row("driver", &format!("{} {}, {}", description.name, description.version, driver.place()));
             row("class", class);
         }
         row("kubectl", &style.paint(Colour::Bold, &export(self.kubeconfig.path())));
@@ -230,7 +234,7 @@ async fn create_classes(client: &Client, drivers: &[Driver]) -> Result<Vec<Strin
         let name = format!("cofferdam-{}", driver.name.replace('_', "-").to_ascii_lowercase());
         let class = serde_json::from_value(json!({
             "metadata": {"name": name, "annotations": {DEFAULT_CLASS: is_default.to_string()}},
-            "provisioner": driver.backend.description().name,
+            "provisioner": driver.backend().description().name,
             "reclaimPolicy": "Delete",
             "volumeBindingMode": "Immediate",
         }))

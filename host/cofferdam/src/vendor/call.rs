@@ -19,6 +19,7 @@ use super::{
     VendorError,
     arguments::Arguments,
     component::Component,
+    csi,
     flags::{CallFlags, Format, Function},
 };
 use crate::{config::GoDuration, failure::Failure};
@@ -40,27 +41,45 @@ pub(crate) async fn call(
         .parse::<GoDuration>()
         .map_err(|problem| VendorError::Argument(format!("--timeout: {problem}")))?
         .get();
-    let component = Component::open(&flags.component, environment)?;
     let name =
         flags.function.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
     let mut arguments = Arguments::new(name, flags.arguments);
+    if csi::is_socket(&flags.component.file) {
+        let (backend, secrets) = csi::connect(&flags.component, environment, deadline).await?;
+        let prepared = prepare(backend.as_ref(), flags.function, Call { deadline, secrets }, &mut arguments)?;
+        arguments.end()?;
+        let (outcome, took) = timed(prepared).await;
+        return Ok((show(&outcome, took, None, flags.output), outcome.is_ok()));
+    }
+    let component = Component::open(&flags.component, environment)?;
     let backend = component.load().await?;
     let forgets = component.config.state.file.is_none() && backend.manifest().grants.contains(&Grant::State);
     let call = Call { deadline, secrets: component.secrets };
     let prepared = prepare(backend.as_ref(), flags.function, call, &mut arguments)?;
     arguments.end()?;
-    let begun = Instant::now();
-    let outcome = prepared.await;
-    let took = begun.elapsed();
+    let (outcome, took) = timed(prepared).await;
     let held = outcome.is_ok();
-    let mut shown = show(outcome, took, backend.last_usage(), flags.output);
+    let mut shown = show(&outcome, took, Some(backend.last_usage()), flags.output);
     if forgets && flags.output == Format::Text {
         shown.push_str(FORGOTTEN);
     }
     Ok((shown, held))
 }
 
-fn show(outcome: Result<Value, StorageError>, took: Duration, usage: Usage, format: Format) -> String {
+/// Makes the call, and says how long it took.
+async fn timed(call: Prepared<'_>) -> (Result<Value, StorageError>, Duration) {
+    let begun = Instant::now();
+    let outcome = call.await;
+    (outcome, begun.elapsed())
+}
+
+/// What is printed; `usage` is only known of components.
+fn show(
+    outcome: &Result<Value, StorageError>,
+    took: Duration,
+    usage: Option<Usage>,
+    format: Format,
+) -> String {
     let error = |error: &StorageError| {
         serde_json::json!({
             "kind": error.kind.as_str(),
@@ -73,29 +92,35 @@ fn show(outcome: Result<Value, StorageError>, took: Duration, usage: Usage, form
         Format::Json => {
             let mut shown = serde_json::json!({
                 "microseconds": u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
-                "memoryBytes": usage.memory_bytes,
-                "computedMilliseconds": u64::try_from(usage.computed.as_millis()).unwrap_or(u64::MAX),
             });
-            let (key, value) = match &outcome {
+            let (key, value) = match outcome {
                 Ok(answer) => ("answer", answer.clone()),
                 Err(failed) => ("error", error(failed)),
             };
             if let Some(object) = shown.as_object_mut() {
                 object.insert(key.to_owned(), value);
+                if let Some(usage) = usage {
+                    let computed = u64::try_from(usage.computed.as_millis()).unwrap_or(u64::MAX);
+                    object.insert("memoryBytes".to_owned(), usage.memory_bytes.into());
+                    object.insert("computedMilliseconds".to_owned(), computed.into());
+                }
             }
             format!("{shown:#}\n")
         }
         Format::Text => {
-            let answer = match &outcome {
+            let answer = match outcome {
                 Ok(Value::Null) => "done".to_owned(),
                 Ok(answer) => format!("{answer:#}"),
                 Err(failed) => format!("{failed} ({:?})", failed.finality),
             };
-            format!(
-                "{answer}\n\ntook {took:.1?}, computed {:.1?}, memory {} KiB\n",
-                usage.computed,
-                usage.memory_bytes.div_ceil(1024)
-            )
+            let used = usage.map_or_else(String::new, |usage| {
+                format!(
+                    ", computed {:.1?}, memory {} KiB",
+                    usage.computed,
+                    usage.memory_bytes.div_ceil(1024)
+                )
+            });
+            format!("{answer}\n\ntook {took:.1?}{used}\n")
         }
     }
 }

@@ -14,7 +14,7 @@ use super::{VendorError, arguments::once, flags::ComponentFlags};
 use crate::{
     cli::ProcessFlags,
     config::{Loaded, backend_name},
-    drivers,
+    drivers::{self, Loader},
     failure::Failure,
     logging,
 };
@@ -42,21 +42,8 @@ impl Component {
         flags: &ComponentFlags,
         environment: &HashMap<String, String>,
     ) -> Result<Self, Failure> {
-        let file = flags.file.display().to_string();
-        let name = flags.name.clone().unwrap_or_else(|| backend_name(&file));
-        if let Some(path) = &flags.config {
-            has_section(path, &name)?;
-        }
-        let process = ProcessFlags {
-            config: flags.config.clone(),
-            backend: vec![format!("{name}={file}")],
-            compilation_cache: flags.compilation_cache.clone(),
-            ..ProcessFlags::default()
-        };
-        // Roles and their settings may stand in the file; only the component's section is used.
-        let loaded = Loaded::for_dev(&process, environment)?;
-        logging::start(&loaded.configuration);
-        let engine = drivers::engine(&loaded.configuration, &mut Registry::default())?;
+        let (name, loaded) = settings(flags, environment)?;
+        let engine = Loader::new(&loaded.configuration, &mut Registry::default())?.engine;
         let section = loaded.configuration.backend.get(&name).cloned().unwrap_or_default();
         let mut config = drivers::config(&name, &section)?;
         config.settings.extend(once("--setting", flags.settings.clone())?);
@@ -74,6 +61,31 @@ impl Component {
         let loaded = self.engine.load(self.source.clone(), self.config.clone()).await;
         loaded.map_err(|source| Failure::Component { name: self.name.clone(), source })
     }
+}
+
+/// The name of a driver, and the configuration with its section. The log is started.
+///
+/// # Errors
+/// [`Failure`], one line.
+pub(crate) fn settings(
+    flags: &ComponentFlags,
+    environment: &HashMap<String, String>,
+) -> Result<(String, Loaded), Failure> {
+    let file = flags.file.display().to_string();
+    let name = flags.name.clone().unwrap_or_else(|| backend_name(&file));
+    if let Some(path) = &flags.config {
+        has_section(path, &name)?;
+    }
+    let process = ProcessFlags {
+        config: flags.config.clone(),
+        backend: vec![format!("{name}={file}")],
+        compilation_cache: flags.compilation_cache.clone(),
+        ..ProcessFlags::default()
+    };
+    // Roles and their settings may stand in the file; only the driver's section is used.
+    let loaded = Loaded::for_dev(&process, environment)?;
+    logging::start(&loaded.configuration);
+    Ok((name, loaded))
 }
 
 /// What stands behind the imports, over that of the configuration.
@@ -126,7 +138,10 @@ fn has_section(path: &Path, name: &str) -> Result<(), VendorError> {
 }
 
 /// Secrets by name. Errors name the secret and where it was looked for, and nothing of what was found.
-fn secrets(
+///
+/// # Errors
+/// [`VendorError::Argument`]
+pub(crate) fn secrets(
     flags: &[(String, String)],
     environment: &HashMap<String, String>,
 ) -> Result<Secrets, VendorError> {

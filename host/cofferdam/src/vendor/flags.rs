@@ -80,7 +80,7 @@ pub(crate) struct InspectFlags {
 /// A component and what it is given.
 #[derive(Debug, Args)]
 pub(crate) struct ComponentFlags {
-    /// The component
+    /// The component; for inspect and call also unix:PATH, the socket of a CSI driver
     pub(crate) file: PathBuf,
 
     /// TOML file with the section [backend.NAME] for the component

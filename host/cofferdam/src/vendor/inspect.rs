@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::{
     component::Component,
+    csi,
     flags::{InspectFlags, InspectFormat},
 };
 use crate::{client::one_line, failure::Failure};
@@ -37,6 +38,9 @@ pub(crate) async fn inspect(
     flags: InspectFlags,
     environment: &HashMap<String, String>,
 ) -> Result<String, Failure> {
+    if csi::is_socket(&flags.component.file) {
+        return csi::inspect(&flags.component, flags.output, environment).await;
+    }
     let component = Component::open(&flags.component, environment)?;
     let inspected = component.engine.inspect(component.source.clone(), &component.config.limits).await;
     let inspection =

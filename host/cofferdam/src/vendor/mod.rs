@@ -3,6 +3,7 @@
 mod arguments;
 mod call;
 mod component;
+mod csi;
 mod flags;
 mod inspect;
 mod new;

@@ -16,6 +16,7 @@ use super::{
     VendorError,
     arguments::once,
     component::Component,
+    csi,
     flags::{ReportFormat, TestFlags},
 };
 use crate::{config::GoDuration, failure::Failure};
@@ -33,6 +34,10 @@ pub(crate) async fn test(
     flags: TestFlags,
     environment: &HashMap<String, String>,
 ) -> Result<(String, bool), Failure> {
+    if csi::is_socket(&flags.component.file) {
+        let problem = "backend test is for components: csi-sanity of csi-test is the suite for CSI drivers";
+        return Err(VendorError::Argument(problem.to_owned()).into());
+    }
     let component = Component::open(&flags.component, environment)?;
     let output = flags.output;
     let options = options(flags, &component)?;

@@ -1,0 +1,105 @@
+//! `cofferdam backend inspect` and `call` on an existing CSI driver: what names a socket instead of a component's file.
+
+use std::{collections::HashMap, fmt::Write as _, path::Path, sync::Arc, time::Duration};
+
+use cofferdam_backend::Backend as _;
+use cofferdam_csi::{Address, CsiBackend, CsiConfig};
+use cofferdam_domain::storage::Secrets;
+use prometheus_client::registry::Registry;
+use serde_json::json;
+
+use super::{
+    VendorError, component,
+    flags::{ComponentFlags, InspectFormat},
+};
+use crate::{
+    drivers::{Loader, csi_config},
+    failure::Failure,
+};
+
+/// How long a person waits for a driver that is not there, or not ready.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Whether a file on the command line is a socket: its address names the scheme.
+pub(crate) fn is_socket(file: &Path) -> bool {
+    file.to_str().is_some_and(Address::has_scheme)
+}
+
+/// Connects to the driver, for calls of at most `deadline`; with the secrets of the flags.
+///
+/// # Errors
+/// [`Failure`], one line.
+pub(crate) async fn connect(
+    flags: &ComponentFlags,
+    environment: &HashMap<String, String>,
+    deadline: Duration,
+) -> Result<(Arc<CsiBackend>, Secrets), Failure> {
+    let given = [
+        ("--setting", flags.settings.is_empty()),
+        ("--grant", flags.grants.is_empty()),
+        ("--state", flags.state.is_none()),
+        ("--pool", flags.pool.is_none()),
+        ("--origin", flags.origins.is_empty()),
+    ];
+    if let Some((flag, _)) = given.iter().find(|(_, absent)| !absent) {
+        let problem = format!("{flag} is for components: expected none for {}", flags.file.display());
+        return Err(VendorError::Argument(problem).into());
+    }
+    let (name, loaded) = component::settings(flags, environment)?;
+    let section = loaded.configuration.backend.get(&name).cloned().unwrap_or_default();
+    let secrets = component::secrets(&flags.secrets, environment)?;
+    let config = csi_config(&name, &section, deadline)?
+        .ok_or_else(|| VendorError::Argument(format!("{} is not a socket", flags.file.display())))?;
+    let config = CsiConfig { connect: PATIENCE, ready: Some(PATIENCE), ..config };
+    let loader = Loader::new(&loaded.configuration, &mut Registry::default())?;
+    Ok((loader.connect(&name, config).await?, secrets))
+}
+
+/// What a driver is and can do; the text is what is printed.
+///
+/// # Errors
+/// [`Failure`], when it cannot be asked.
+pub(crate) async fn inspect(
+    flags: &ComponentFlags,
+    output: InspectFormat,
+    environment: &HashMap<String, String>,
+) -> Result<String, Failure> {
+    if output == InspectFormat::Manifest {
+        let problem = "--output manifest is for components: a CSI driver brings its own node service";
+        return Err(VendorError::Argument(problem.to_owned()).into());
+    }
+    let (driver, _) = connect(flags, environment, PATIENCE).await?;
+    let description = driver.description();
+    let abilities: Vec<_> = driver.abilities().iter().map(|ability| ability.as_str()).collect();
+    let controller: Vec<_> = driver.controller_capabilities().map(|one| one.as_str()).collect();
+    let plugin: Vec<_> = driver.plugin_capabilities().map(|one| one.as_str()).collect();
+    if output == InspectFormat::Json {
+        let shown = json!({
+            "socket": driver.address().to_string(),
+            "description": {
+                "driver": description.name,
+                "version": description.version,
+                "features": description.features,
+                "csiControllerCapabilities": controller,
+                "csiPluginCapabilities": plugin,
+            },
+            "abilities": abilities,
+        });
+        return Ok(format!("{shown:#}\n"));
+    }
+    let list = |items: &[&str]| if items.is_empty() { "nothing".to_owned() } else { items.join(", ") };
+    let features: Vec<_> = description.features.iter().map(String::as_str).collect();
+    let mut text = String::new();
+    for (name, value) in [
+        ("socket", driver.address().to_string()),
+        ("driver", format!("{} {}", description.name, description.version)),
+        ("can also", list(&abilities)),
+        ("features", list(&features)),
+        ("CSI controller", list(&controller)),
+        ("CSI plugin", list(&plugin)),
+    ] {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{name:14}  {value}");
+    }
+    Ok(text)
+}

@@ -1,0 +1,209 @@
+//! The built binary with an existing CSI driver: one that lives in this test, on a unix socket.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in what its functions share")]
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    process::{Command, Stdio},
+    sync::{Arc, Mutex},
+};
+
+use cofferdam_csi::v1::{
+    self,
+    controller_server::{Controller, ControllerServer},
+    identity_server::{Identity, IdentityServer},
+};
+use tempfile::TempDir;
+use tokio::{net::UnixListener, task::JoinHandle};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status, transport::Server};
+
+const NAME: &str = "existing.example";
+
+type Answer<T> = Result<Response<T>, Status>;
+
+/// What the driver keeps and has heard.
+#[derive(Default)]
+struct Store {
+    volumes: BTreeMap<String, i64>,
+    created: Vec<String>,
+    passwords: Vec<Option<String>>,
+}
+
+/// A driver whose volumes are entries of a map.
+#[derive(Clone, Default)]
+struct Driver(Arc<Mutex<Store>>);
+
+#[tonic::async_trait]
+impl Identity for Driver {
+    async fn get_plugin_info(
+        &self,
+        _: Request<v1::GetPluginInfoRequest>,
+    ) -> Answer<v1::GetPluginInfoResponse> {
+        Ok(Response::new(v1::GetPluginInfoResponse {
+            name: NAME.to_owned(),
+            vendor_version: "7".to_owned(),
+            manifest: BTreeMap::new(),
+        }))
+    }
+
+    async fn get_plugin_capabilities(
+        &self,
+        _: Request<v1::GetPluginCapabilitiesRequest>,
+    ) -> Answer<v1::GetPluginCapabilitiesResponse> {
+        use v1::plugin_capability::{Service, Type, service};
+        let service = Service { r#type: service::Type::ControllerService.into() };
+        let capabilities = vec![v1::PluginCapability { r#type: Some(Type::Service(service)) }];
+        Ok(Response::new(v1::GetPluginCapabilitiesResponse { capabilities }))
+    }
+
+    async fn probe(&self, _: Request<v1::ProbeRequest>) -> Answer<v1::ProbeResponse> {
+        Ok(Response::new(v1::ProbeResponse { ready: Some(true) }))
+    }
+}
+
+#[tonic::async_trait]
+impl Controller for Driver {
+    async fn controller_get_capabilities(
+        &self,
+        _: Request<v1::ControllerGetCapabilitiesRequest>,
+    ) -> Answer<v1::ControllerGetCapabilitiesResponse> {
+        use v1::controller_service_capability::{Rpc, Type, rpc};
+        let rpc = Rpc { r#type: rpc::Type::CreateDeleteVolume.into() };
+        let capabilities = vec![v1::ControllerServiceCapability { r#type: Some(Type::Rpc(rpc)) }];
+        Ok(Response::new(v1::ControllerGetCapabilitiesResponse { capabilities }))
+    }
+
+    async fn create_volume(
+        &self,
+        request: Request<v1::CreateVolumeRequest>,
+    ) -> Answer<v1::CreateVolumeResponse> {
+        let request = request.into_inner();
+        let capacity_bytes = request.capacity_range.map(|range| range.required_bytes).unwrap_or_default();
+        let mut store = self.0.lock().unwrap();
+        store.created.push(request.name.clone());
+        store.passwords.push(request.secrets.get("password").cloned());
+        store.volumes.insert(request.name.clone(), capacity_bytes);
+        let volume = v1::Volume { capacity_bytes, volume_id: request.name, ..v1::Volume::default() };
+        Ok(Response::new(v1::CreateVolumeResponse { volume: Some(volume) }))
+    }
+
+    async fn delete_volume(
+        &self,
+        request: Request<v1::DeleteVolumeRequest>,
+    ) -> Answer<v1::DeleteVolumeResponse> {
+        self.0.lock().unwrap().volumes.remove(&request.into_inner().volume_id);
+        Ok(Response::new(v1::DeleteVolumeResponse {}))
+    }
+}
+
+/// A driver that runs, and the directory of its socket.
+struct Running {
+    driver: Driver,
+    directory: TempDir,
+    server: JoinHandle<()>,
+}
+
+impl Running {
+    fn start() -> Self {
+        let directory = TempDir::new().unwrap();
+        let listener = UnixListener::bind(directory.path().join("csi.sock")).unwrap();
+        let driver = Driver::default();
+        let services = Server::builder()
+            .add_service(IdentityServer::new(driver.clone()))
+            .add_service(ControllerServer::new(driver.clone()));
+        let server = tokio::spawn(async move {
+            services.serve_with_incoming(UnixListenerStream::new(listener)).await.unwrap();
+        });
+        Self { driver, directory, server }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("csi.sock")
+    }
+
+    /// Runs the program to its end; what it prints.
+    async fn cofferdam(&self, arguments: &[&str]) -> (Option<i32>, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
+        command.args(arguments).env_clear().stdin(Stdio::null());
+        command.env("HOME", self.directory.path()).env("TMPDIR", self.directory.path());
+        // The driver lives on this thread.
+        let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
+        let text = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+        (output.status.code(), text)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+#[tokio::test]
+async fn claims_are_served_by_an_existing_driver() {
+    let running = Running::start();
+    let address = format!("existing=unix://{}", running.socket().display());
+    let (code, text) = running.cofferdam(&["dev", "--demo", "--backend", &address]).await;
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("demo: everything held") && text.contains("existing.example 7, at "), "{text}");
+    let store = running.driver.0.lock().unwrap();
+    assert!(!store.created.is_empty());
+    assert!(store.volumes.is_empty(), "what the demo deletes is gone: {:?}", store.volumes);
+}
+
+#[tokio::test]
+async fn an_existing_driver_is_inspected_and_called() {
+    let running = Running::start();
+    let address = format!("unix://{}", running.socket().display());
+    let (code, text) = running.cofferdam(&["backend", "inspect", &address]).await;
+    assert_eq!(code, Some(0), "{text}");
+    for line in [
+        "driver          existing.example 7",
+        "CSI controller  CREATE_DELETE_VOLUME",
+        "can also        nothing",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+    let (code, text) = running.cofferdam(&["backend", "inspect", &address, "-o", "json"]).await;
+    let shown: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((code, shown.pointer("/description/driver").unwrap().as_str()), (Some(0), Some(NAME)));
+
+    let password = running.directory.path().join("password");
+    std::fs::write(&password, "hunter2\n").unwrap();
+    let secret = format!("password=@{}", password.display());
+    let create = ["backend", "call", &address, "volumes.create", "--volume-name", "v", "--size", "1Gi"];
+    let (code, text) = running.cofferdam(&[&create[..], &["--secret", &secret]].concat()).await;
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains(r#""handle": "v""#) && text.contains(r#""capacity": 1073741824"#), "{text}");
+    assert_eq!(running.driver.0.lock().unwrap().passwords, [Some("hunter2".to_owned())]);
+    let (code, text) =
+        running.cofferdam(&["backend", "call", &address, "publishing.unpublish", "--handle", "v"]).await;
+    assert_eq!(code, Some(1), "{text}");
+    assert!(
+        text.contains("Unimplemented: the CSI driver existing.example has no PUBLISH_UNPUBLISH_VOLUME"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn what_is_for_components_is_refused_for_sockets() {
+    let running = Running::start();
+    let address = format!("unix://{}", running.socket().display());
+    for (arguments, expected) in [
+        (&["backend", "test", &address][..], "backend test is for components"),
+        (&["backend", "inspect", &address, "-o", "manifest"], "--output manifest is for components"),
+        (&["backend", "inspect", &address, "--grant", "log"], "--grant is for components"),
+    ] {
+        let (code, text) = running.cofferdam(arguments).await;
+        assert_eq!((code, text.lines().count()), (Some(2), 1), "{text}");
+        assert!(text.contains(expected), "{text}");
+    }
+    let config = running.directory.path().join("config.toml");
+    let section = format!("[backend.csi]\ncsi = {:?}\ndriver-name = \"other.example\"\n", running.socket());
+    std::fs::write(&config, section).unwrap();
+    let arguments = ["backend", "inspect", &address, "--config", config.to_str().unwrap()];
+    let (code, text) = running.cofferdam(&arguments).await;
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("the driver is existing.example; expected other.example"), "{text}");
+}

@@ -1,0 +1,83 @@
+//! Where a driver listens.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+/// Scheme of a unix socket.
+const SCHEME: &str = "unix:";
+/// Longest path of a unix socket on Linux, in bytes.
+const MAX_PATH: usize = 107;
+
+/// A driver's unix socket: a path, or `unix:PATH` or `unix:///PATH` as the sidecars' `--csi-address` takes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address(PathBuf);
+
+impl Address {
+    /// The socket's path.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Whether a text is an address for certain: it names the scheme.
+    pub fn has_scheme(text: &str) -> bool {
+        text.starts_with(SCHEME)
+    }
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let path = match text.strip_prefix(SCHEME) {
+            Some(rest) => rest.strip_prefix("//").unwrap_or(rest),
+            None if text.contains("://") => {
+                return Err(format!("{text:?} is not a driver's socket: expected a path, or unix:///PATH"));
+            }
+            None => text,
+        };
+        if path.is_empty() || path.contains('\0') {
+            return Err(format!("{text:?} is not a driver's socket: expected a path, or unix:///PATH"));
+        }
+        if path.len() > MAX_PATH {
+            return Err(format!(
+                "the socket's path {path:?} has {} bytes: expected at most {MAX_PATH}",
+                path.len()
+            ));
+        }
+        Ok(Self(PathBuf::from(path)))
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.display().fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_as_the_sidecars_take_them() {
+        for (text, path) in [
+            ("/run/csi/socket", Some("/run/csi/socket")),
+            ("unix:///run/csi/socket", Some("/run/csi/socket")),
+            ("unix:/run/csi/socket", Some("/run/csi/socket")),
+            ("csi.sock", Some("csi.sock")),
+            ("unix://csi.sock", Some("csi.sock")),
+            ("", None),
+            ("unix://", None),
+            ("tcp://127.0.0.1:9000", None),
+            ("dns:///csi", None),
+            (&"x".repeat(108), None),
+        ] {
+            let address = text.parse::<Address>();
+            assert_eq!(address.as_ref().ok().map(Address::path), path.map(Path::new), "{text} {address:?}");
+        }
+        assert!(Address::has_scheme("unix:///a") && !Address::has_scheme("/unix:"));
+    }
+}

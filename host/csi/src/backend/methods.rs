@@ -1,0 +1,495 @@
+//! Each method of [`Backend`]: what it is about, which call of CSI answers it, and what is checked of the answer.
+
+use std::{collections::BTreeSet, fmt, future::ready, hash::Hash};
+
+use cofferdam_backend::{
+    Answer, Backend, Call, Redactor, checks,
+    guard::{Guard, Intent, Subject},
+};
+use cofferdam_domain::{
+    GroupSnapshotHandle, NodeName, SnapshotHandle, VolumeHandle,
+    storage::{
+        Ability, AttachmentRecord, Capacity, CapacityQuery, CreateGroupSnapshot, CreateSnapshot,
+        CreateVolume, CreatedVolume, Description, ErrorKind, ExpandVolume, ExpandedVolume, GroupSnapshot,
+        PageRequest, Parameters, PublishVolume, Readiness, Secrets, Snapshot, SnapshotPage, StorageError,
+        ValidateVolume, Validation, VolumeCapability, VolumePage, VolumeStatus,
+        ability::{ControllerCapability as Can, PluginCapability},
+    },
+};
+use tokio::time::Instant;
+
+use super::{CsiBackend, Exhausted, Job};
+use crate::{
+    answer,
+    identity::PROBE,
+    request,
+    v1::{self, volume_content_source as source},
+};
+
+/// Kind and version of the attachment that carries a driver's publish context to its own node service.
+const ATTACHMENT_KIND: &str = "csi";
+const ATTACHMENT_VERSION: u32 = 1;
+
+/// How often a volume that was not filled is tried to be deleted, as external-provisioner does.
+const CLEANUPS: usize = 5;
+
+pub(super) fn failed<T: Send + 'static>(error: StorageError) -> Answer<'static, T> {
+    Box::pin(ready(Err(error)))
+}
+
+pub(super) fn text(handle: &impl ToString) -> String {
+    handle.to_string()
+}
+
+/// Whether the driver told of what it was asked for.
+pub(super) fn same<H: PartialEq + fmt::Display>(what: &str, asked: &H, found: &H) -> Result<(), String> {
+    if asked == found {
+        return Ok(());
+    }
+    Err(format!("it describes another {what} than {}", checks::printable(&asked.to_string())))
+}
+
+/// A volume, and whether it was filled as it should be.
+type Filled = (CreatedVolume, bool);
+
+impl CsiBackend {
+    pub(super) fn answer<Q, R, U>(&self, call: Call, job: Job<Q, R, U>) -> Answer<'_, U>
+    where
+        Q: fmt::Debug + Send + 'static,
+        R: fmt::Debug + Send + 'static,
+        U: Send + 'static,
+    {
+        Box::pin(self.perform(call, job))
+    }
+
+    /// That the driver lacks what a call needs; `None` when it has it.
+    pub(super) fn lacks(&self, needed: Can) -> Option<StorageError> {
+        (!self.identity.can(needed)).then(|| self.unable(needed.as_str()))
+    }
+
+    pub(super) fn unable(&self, needed: &str) -> StorageError {
+        let driver = self.driver();
+        StorageError::last(ErrorKind::Unimplemented, format!("the CSI driver {driver} has no {needed}"))
+    }
+
+    fn capability(&self, capability: VolumeCapability) -> v1::VolumeCapability {
+        request::capability(capability, self.identity.can(Can::SingleNodeMultiWriter))
+    }
+
+    fn capabilities(&self, capabilities: Vec<VolumeCapability>) -> Vec<v1::VolumeCapability> {
+        capabilities.into_iter().map(|capability| self.capability(capability)).collect()
+    }
+
+    fn all_secrets(&self, call: &Call) -> Secrets {
+        self.config.secrets.and(&call.secrets)
+    }
+
+    pub(super) fn secrets(&self, call: &Call) -> std::collections::BTreeMap<String, String> {
+        request::secrets(&self.all_secrets(call))
+    }
+
+    /// Says in the log when a driver returns a secret, which everybody can read where it is stored. It is not refused: with the
+    /// sidecars such drivers work.
+    fn watch(&self, call: &Call, what: &'static str) -> impl Fn(&Parameters) + Send + 'static {
+        let redactor = Redactor::new(self.all_secrets(call));
+        let driver = self.driver().clone();
+        move |map| {
+            for (key, _) in map.iter().filter(|(_, value)| redactor.finds_long(value)) {
+                let key = redactor.blot_quoted(&checks::printable(key));
+                tracing::warn!(%driver, what, key, "the driver returns a secret of the call");
+            }
+        }
+    }
+
+    /// CreateVolume's message.
+    fn creation(
+        &self,
+        call: &Call,
+        request: CreateVolume,
+        source: Option<v1::VolumeContentSource>,
+    ) -> Result<v1::CreateVolumeRequest, StorageError> {
+        let invalid = |message: &str| StorageError::last(ErrorKind::InvalidArgument, message);
+        if let Some(error) = self.lacks(Can::CreateDeleteVolume) {
+            return Err(error);
+        }
+        if request.topology.is_some()
+            && !self.identity.plugin.contains(&PluginCapability::AccessibilityConstraints)
+        {
+            return Err(invalid(
+                "a topology is asked for; expected none for a driver without VOLUME_ACCESSIBILITY_CONSTRAINTS",
+            ));
+        }
+        if !request.mutable_parameters.is_empty() && !self.identity.can(Can::ModifyVolume) {
+            return Err(invalid(
+                "mutable parameters are given; expected none for a driver without MODIFY_VOLUME",
+            ));
+        }
+        Ok(v1::CreateVolumeRequest {
+            name: request.name,
+            capacity_range: Some(request::capacity_range(request.capacity)?),
+            volume_capabilities: self.capabilities(request.capabilities),
+            parameters: request.parameters,
+            secrets: self.secrets(call),
+            volume_content_source: source,
+            accessibility_requirements: request.topology.map(request::requirement),
+            mutable_parameters: request.mutable_parameters,
+        })
+    }
+
+    /// Creates a volume, of a source or empty.
+    async fn create(
+        &self,
+        method: &'static str,
+        call: Call,
+        request: CreateVolume,
+        from: Option<(Subject, source::Type)>,
+    ) -> Result<Filled, StorageError> {
+        let subject = Subject::Name(request.name.as_str().into());
+        let of = from.as_ref().map(|(subject, _)| subject.clone());
+        let intent = Intent::new(subject, method, &(&request, &of)).from(of);
+        let asked = from.map(|(_, r#type)| v1::VolumeContentSource { r#type: Some(r#type) });
+        let message = self.creation(&call, request, asked.clone())?;
+        let watch = self.watch(&call, "volume context");
+        let accept = move |found: v1::CreateVolumeResponse| {
+            let filled = asked.is_none_or(|asked| answer::is_from(found.volume.as_ref(), &asked));
+            let volume = answer::volume(found.volume)?;
+            watch(&volume.context);
+            Ok((volume, filled))
+        };
+        let job = Job::new(
+            "/csi.v1.Controller/CreateVolume",
+            Some(intent),
+            message,
+            |wire, request| Box::pin(async { wire.controller().create_volume(request).await }),
+            accept,
+        );
+        let remember: fn(&Guard, &Filled) =
+            |guard, (volume, _)| guard.created(Subject::Volume(volume.handle.clone()));
+        self.perform(call, Job { remember, ..job }).await
+    }
+
+    /// Creates a volume of a source. A driver that does not confirm the source has made an empty one: nobody may get it.
+    async fn fill(
+        &self,
+        method: &'static str,
+        call: Call,
+        request: CreateVolume,
+        from: (Subject, source::Type),
+    ) -> Result<CreatedVolume, StorageError> {
+        let begun = Instant::now();
+        let (volume, filled) = self.create(method, call.clone(), request, Some(from)).await?;
+        if filled {
+            return Ok(volume);
+        }
+        let mut end = "deleted again".to_owned();
+        for _ in 0..CLEANUPS {
+            let deadline = call.deadline.saturating_sub(begun.elapsed());
+            let deletion = Call { deadline, secrets: call.secrets.clone() };
+            match self.delete_volume(deletion, volume.handle.clone()).await {
+                Ok(()) => {
+                    end = "deleted again".to_owned();
+                    break;
+                }
+                Err(error) => end = format!("not deleted: {error}"),
+            }
+        }
+        let handle = &volume.handle;
+        Err(StorageError::unknown(
+            ErrorKind::Internal,
+            format!(
+                "the driver does not say that volume {handle} has the content of its source; it was {end}"
+            ),
+        ))
+    }
+}
+
+fn volume_act(handle: &VolumeHandle, method: &'static str, arguments: &impl Hash) -> Intent {
+    Intent::new(Subject::Volume(handle.clone()), method, arguments)
+}
+
+impl Backend for CsiBackend {
+    fn description(&self) -> &Description {
+        &self.identity.description
+    }
+
+    fn abilities(&self) -> &BTreeSet<Ability> {
+        &self.identity.abilities
+    }
+
+    fn probe(&self, call: Call) -> Answer<'_, Readiness> {
+        let accept = |found: v1::ProbeResponse| {
+            Ok(match found.ready.unwrap_or(true) {
+                true => Readiness::Ready,
+                false => Readiness::NotReady("the driver says that it is not ready".to_owned()),
+            })
+        };
+        let job = Job::new(
+            PROBE,
+            None,
+            v1::ProbeRequest {},
+            |wire, request| Box::pin(async { wire.identity().probe(request).await }),
+            accept,
+        );
+        self.answer(call, job)
+    }
+
+    fn create_volume(&self, call: Call, request: CreateVolume) -> Answer<'_, CreatedVolume> {
+        Box::pin(async move { Ok(self.create("create", call, request, None).await?.0) })
+    }
+
+    fn clone_volume(
+        &self,
+        call: Call,
+        request: CreateVolume,
+        source: VolumeHandle,
+    ) -> Answer<'_, CreatedVolume> {
+        if let Some(error) = self.lacks(Can::CloneVolume) {
+            return failed(error);
+        }
+        let r#type = source::Type::Volume(source::VolumeSource { volume_id: text(&source) });
+        Box::pin(self.fill("create-from-volume", call, request, (Subject::Volume(source), r#type)))
+    }
+
+    fn restore_snapshot(
+        &self,
+        call: Call,
+        request: CreateVolume,
+        source: SnapshotHandle,
+    ) -> Answer<'_, CreatedVolume> {
+        if let Some(error) = self.lacks(Can::CreateDeleteSnapshot) {
+            return failed(error);
+        }
+        let r#type = source::Type::Snapshot(source::SnapshotSource { snapshot_id: text(&source) });
+        Box::pin(self.fill("create-from-snapshot", call, request, (Subject::Snapshot(source), r#type)))
+    }
+
+    fn delete_volume(&self, call: Call, handle: VolumeHandle) -> Answer<'_, ()> {
+        if let Some(error) = self.lacks(Can::CreateDeleteVolume) {
+            return failed(error);
+        }
+        let message = v1::DeleteVolumeRequest { volume_id: text(&handle), secrets: self.secrets(&call) };
+        let job = Job::new(
+            "/csi.v1.Controller/DeleteVolume",
+            Some(Intent::deleting(Subject::Volume(handle), "delete", &())),
+            message,
+            |wire, request| Box::pin(async { wire.controller().delete_volume(request).await }),
+            |v1::DeleteVolumeResponse {}| Ok(()),
+        );
+        self.answer(call, Job { remember: |guard, ()| guard.deleted(), ..job })
+    }
+
+    fn validate_volume(&self, call: Call, request: ValidateVolume) -> Answer<'_, Validation> {
+        let capabilities = self.capabilities(request.capabilities);
+        let message = v1::ValidateVolumeCapabilitiesRequest {
+            volume_id: text(&request.handle),
+            volume_context: request.context,
+            volume_capabilities: capabilities.clone(),
+            parameters: request.parameters,
+            secrets: self.secrets(&call),
+            mutable_parameters: request.mutable_parameters,
+        };
+        let job = Job::new(
+            "/csi.v1.Controller/ValidateVolumeCapabilities",
+            None,
+            message,
+            |wire, request| Box::pin(async { wire.controller().validate_volume_capabilities(request).await }),
+            move |found| Ok(answer::validation(found, &capabilities)),
+        );
+        self.answer(call, job)
+    }
+
+    fn publish_volume(&self, call: Call, request: PublishVolume) -> Answer<'_, AttachmentRecord> {
+        if let Some(error) = self.lacks(Can::PublishUnpublishVolume) {
+            return failed(error);
+        }
+        let intent = volume_act(&request.handle, "publish", &request).of_node(Some(request.node.clone()));
+        let message = v1::ControllerPublishVolumeRequest {
+            volume_id: text(&request.handle),
+            node_id: text(&request.node),
+            volume_capability: Some(self.capability(request.capability)),
+            // A driver that does not know it never hears it; the node mounts for reading only all the same.
+            readonly: request.read_only && self.identity.can(Can::PublishReadonly),
+            secrets: self.secrets(&call),
+            volume_context: request.context,
+        };
+        let watch = self.watch(&call, "publish context");
+        let accept = move |found: v1::ControllerPublishVolumeResponse| {
+            let attachment = AttachmentRecord {
+                kind: ATTACHMENT_KIND.to_owned(),
+                version: ATTACHMENT_VERSION,
+                fields: found.publish_context,
+            };
+            watch(&attachment.fields);
+            checks::attachment(&attachment).map(|()| attachment)
+        };
+        let job = Job::new(
+            "/csi.v1.Controller/ControllerPublishVolume",
+            Some(intent),
+            message,
+            |wire, request| Box::pin(async { wire.controller().controller_publish_volume(request).await }),
+            accept,
+        );
+        self.answer(call, job)
+    }
+
+    fn unpublish_volume(&self, call: Call, handle: VolumeHandle, node: Option<NodeName>) -> Answer<'_, ()> {
+        if let Some(error) = self.lacks(Can::PublishUnpublishVolume) {
+            return failed(error);
+        }
+        let message = v1::ControllerUnpublishVolumeRequest {
+            volume_id: text(&handle),
+            node_id: node.as_ref().map(text).unwrap_or_default(),
+            secrets: self.secrets(&call),
+        };
+        let job = Job::new(
+            "/csi.v1.Controller/ControllerUnpublishVolume",
+            Some(volume_act(&handle, "unpublish", &node).undoing("publish", node)),
+            message,
+            |wire, request| Box::pin(async { wire.controller().controller_unpublish_volume(request).await }),
+            |v1::ControllerUnpublishVolumeResponse {}| Ok(()),
+        );
+        self.answer(call, job)
+    }
+
+    fn expand_volume(&self, call: Call, request: ExpandVolume) -> Answer<'_, ExpandedVolume> {
+        if let Some(error) = self.lacks(Can::ExpandVolume) {
+            return failed(error);
+        }
+        let intent = volume_act(&request.handle, "expand", &request);
+        let required = request.capacity.required;
+        let capacity_range = match request::capacity_range(request.capacity) {
+            Ok(range) => Some(range),
+            Err(error) => return failed(error),
+        };
+        let message = v1::ControllerExpandVolumeRequest {
+            volume_id: text(&request.handle),
+            capacity_range,
+            secrets: self.secrets(&call),
+            volume_capability: request.capability.map(|capability| self.capability(capability)),
+        };
+        let job = Job::new(
+            "/csi.v1.Controller/ControllerExpandVolume",
+            Some(intent),
+            message,
+            |wire, request| Box::pin(async { wire.controller().controller_expand_volume(request).await }),
+            move |found| answer::expanded(found, required),
+        );
+        self.answer(call, Job { exhausted: Exhausted::Open, ..job })
+    }
+
+    fn modify_volume(&self, call: Call, handle: VolumeHandle, parameters: Parameters) -> Answer<'_, ()> {
+        if let Some(error) = self.lacks(Can::ModifyVolume) {
+            return failed(error);
+        }
+        let intent = volume_act(&handle, "modify", &parameters);
+        let message = v1::ControllerModifyVolumeRequest {
+            volume_id: text(&handle),
+            secrets: self.secrets(&call),
+            mutable_parameters: parameters,
+        };
+        let job = Job::new(
+            "/csi.v1.Controller/ControllerModifyVolume",
+            Some(intent),
+            message,
+            |wire, request| Box::pin(async { wire.controller().controller_modify_volume(request).await }),
+            |v1::ControllerModifyVolumeResponse {}| Ok(()),
+        );
+        self.answer(call, Job { exhausted: Exhausted::Open, ..job })
+    }
+
+    fn create_snapshot(&self, call: Call, request: CreateSnapshot) -> Answer<'_, Snapshot> {
+        self.cut_snapshot(call, request)
+    }
+
+    fn delete_snapshot(&self, call: Call, handle: SnapshotHandle) -> Answer<'_, ()> {
+        self.drop_snapshot(call, handle)
+    }
+
+    fn get_snapshot(&self, call: Call, handle: SnapshotHandle) -> Answer<'_, Snapshot> {
+        self.describe_snapshot(call, handle)
+    }
+
+    fn list_snapshots(
+        &self,
+        call: Call,
+        source: Option<VolumeHandle>,
+        page: PageRequest,
+    ) -> Answer<'_, SnapshotPage> {
+        self.page_of_snapshots(call, source, page)
+    }
+
+    fn create_group_snapshot(&self, call: Call, request: CreateGroupSnapshot) -> Answer<'_, GroupSnapshot> {
+        self.cut_group(call, request)
+    }
+
+    fn delete_group_snapshot(
+        &self,
+        call: Call,
+        handle: GroupSnapshotHandle,
+        snapshots: BTreeSet<SnapshotHandle>,
+    ) -> Answer<'_, ()> {
+        self.drop_group(call, handle, snapshots)
+    }
+
+    fn get_group_snapshot(
+        &self,
+        call: Call,
+        handle: GroupSnapshotHandle,
+        snapshots: BTreeSet<SnapshotHandle>,
+    ) -> Answer<'_, GroupSnapshot> {
+        self.describe_group(call, handle, snapshots)
+    }
+
+    fn list_volumes(&self, call: Call, page: PageRequest) -> Answer<'_, VolumePage> {
+        if let Some(error) = self.lacks(Can::ListVolumes) {
+            return failed(error);
+        }
+        let (max_entries, starting_token) = request::page(&page);
+        let job = Job::new(
+            "/csi.v1.Controller/ListVolumes",
+            None,
+            v1::ListVolumesRequest { max_entries, starting_token },
+            |wire, request| Box::pin(async { wire.controller().list_volumes(request).await }),
+            move |found| answer::volume_page(found, &page),
+        );
+        self.answer(call, job)
+    }
+
+    fn get_volume(&self, call: Call, handle: VolumeHandle) -> Answer<'_, VolumeStatus> {
+        if let Some(error) = self.lacks(Can::GetVolume) {
+            return failed(error);
+        }
+        let message = v1::ControllerGetVolumeRequest { volume_id: text(&handle) };
+        let accept = move |found| {
+            let status = answer::volume_status(found)?;
+            same("volume", &handle, &status.volume.handle).map(|()| status)
+        };
+        let job = Job::new(
+            "/csi.v1.Controller/ControllerGetVolume",
+            None,
+            message,
+            |wire, request| Box::pin(async { wire.controller().controller_get_volume(request).await }),
+            accept,
+        );
+        self.answer(call, job)
+    }
+
+    fn get_capacity(&self, call: Call, query: CapacityQuery) -> Answer<'_, Capacity> {
+        if let Some(error) = self.lacks(Can::GetCapacity) {
+            return failed(error);
+        }
+        let message = v1::GetCapacityRequest {
+            volume_capabilities: self.capabilities(query.capabilities),
+            parameters: query.parameters,
+            accessible_topology: query.topology.map(request::topology),
+        };
+        let job = Job::new(
+            "/csi.v1.Controller/GetCapacity",
+            None,
+            message,
+            |wire, request| Box::pin(async { wire.controller().get_capacity(request).await }),
+            |found| answer::capacity(&found),
+        );
+        self.answer(call, job)
+    }
+}

@@ -1,0 +1,124 @@
+//! The house's requests as CSI's messages.
+
+use cofferdam_domain::storage::{
+    AccessType, CapabilityMode, CapacityRange, ErrorKind, PageRequest, Secrets, Segments, StorageError,
+    TopologyRequirement, VolumeCapability,
+};
+
+use crate::v1::{
+    self,
+    volume_capability::{AccessMode, AccessType as CsiAccess, BlockVolume, MountVolume, access_mode::Mode},
+};
+
+/// A map of CSI's, which is where secrets leave their wrapper: on the way to the driver that they are for.
+pub(crate) fn secrets(secrets: &Secrets) -> std::collections::BTreeMap<String, String> {
+    secrets.iter().map(|(name, secret)| (name.to_owned(), secret.expose().to_owned())).collect()
+}
+
+/// How a volume is used. The modes that tell one writer on a node from many are only for drivers that know them.
+pub(crate) fn capability(capability: VolumeCapability, multi_writer: bool) -> v1::VolumeCapability {
+    let mode = match capability.mode {
+        CapabilityMode::SingleNodeWriter => Mode::SingleNodeWriter,
+        CapabilityMode::SingleNodeReaderOnly => Mode::SingleNodeReaderOnly,
+        CapabilityMode::MultiNodeReaderOnly => Mode::MultiNodeReaderOnly,
+        CapabilityMode::MultiNodeSingleWriter => Mode::MultiNodeSingleWriter,
+        CapabilityMode::MultiNodeMultiWriter => Mode::MultiNodeMultiWriter,
+        CapabilityMode::SingleNodeSingleWriter if multi_writer => Mode::SingleNodeSingleWriter,
+        CapabilityMode::SingleNodeMultiWriter if multi_writer => Mode::SingleNodeMultiWriter,
+        CapabilityMode::SingleNodeSingleWriter | CapabilityMode::SingleNodeMultiWriter => {
+            Mode::SingleNodeWriter
+        }
+    };
+    let access = match capability.access {
+        AccessType::Block => CsiAccess::Block(BlockVolume {}),
+        AccessType::Filesystem { fs_type, mount_flags, mount_group } => CsiAccess::Mount(MountVolume {
+            fs_type: fs_type.unwrap_or_default(),
+            mount_flags,
+            volume_mount_group: mount_group.unwrap_or_default(),
+        }),
+    };
+    v1::VolumeCapability { access_mode: Some(AccessMode { mode: mode.into() }), access_type: Some(access) }
+}
+
+/// A number of bytes, which CSI signs.
+fn signed(what: &str, bytes: Option<u64>) -> Result<i64, StorageError> {
+    i64::try_from(bytes.unwrap_or_default()).map_err(|_| {
+        let bytes = bytes.unwrap_or_default();
+        let message = format!("{what} is {bytes} bytes; expected at most {}", i64::MAX);
+        StorageError::last(ErrorKind::InvalidArgument, message)
+    })
+}
+
+/// How large a volume shall be.
+///
+/// # Errors
+/// A size that CSI cannot express.
+pub(crate) fn capacity_range(range: CapacityRange) -> Result<v1::CapacityRange, StorageError> {
+    Ok(v1::CapacityRange {
+        required_bytes: signed("the required capacity", range.required)?,
+        limit_bytes: signed("the capacity limit", range.limit)?,
+    })
+}
+
+/// One place.
+pub(crate) fn topology(segments: Segments) -> v1::Topology {
+    v1::Topology { segments }
+}
+
+/// Where a volume shall be reachable.
+pub(crate) fn requirement(requirement: TopologyRequirement) -> v1::TopologyRequirement {
+    v1::TopologyRequirement {
+        requisite: requirement.requisite.into_iter().map(topology).collect(),
+        preferred: requirement.preferred.into_iter().map(topology).collect(),
+    }
+}
+
+/// A part of a listing: how many at most, and from where.
+pub(crate) fn page(page: &PageRequest) -> (i32, String) {
+    let limit = page.limit.map_or(0, |limit| i32::try_from(limit).unwrap_or(i32::MAX));
+    (limit, page.after.clone().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_that_a_driver_does_not_know_are_not_sent() {
+        use CapabilityMode as M;
+        #[rustfmt::skip] // one row a mode: what a driver without and with SINGLE_NODE_MULTI_WRITER hears
+        let table = [
+            (M::SingleNodeWriter,       1, 1),
+            (M::SingleNodeReaderOnly,   2, 2),
+            (M::MultiNodeReaderOnly,    3, 3),
+            (M::MultiNodeSingleWriter,  4, 4),
+            (M::MultiNodeMultiWriter,   5, 5),
+            (M::SingleNodeSingleWriter, 1, 6),
+            (M::SingleNodeMultiWriter,  1, 7),
+        ];
+        for (mode, without, with) in table {
+            for (knows, expected) in [(false, without), (true, with)] {
+                let sent = capability(VolumeCapability { mode, access: AccessType::Block }, knows);
+                assert_eq!(sent.access_mode.unwrap().mode, expected, "{mode:?} {knows}");
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_that_csi_cannot_express_are_refused() {
+        let range = |required, limit| capacity_range(CapacityRange { required, limit });
+        let sent = range(Some(5), None).unwrap();
+        assert_eq!((sent.required_bytes, sent.limit_bytes), (5, 0));
+        for refused in [range(Some(1 << 63), None), range(None, Some(u64::MAX))] {
+            assert_eq!(refused.unwrap_err().kind, ErrorKind::InvalidArgument);
+        }
+    }
+
+    #[test]
+    fn no_limit_of_a_page_overflows() {
+        let sent = |limit| page(&PageRequest { after: None, limit });
+        assert_eq!(sent(None), (0, String::new()));
+        assert_eq!(sent(Some(7)).0, 7);
+        assert_eq!(sent(Some(u32::MAX)).0, i32::MAX);
+    }
+}

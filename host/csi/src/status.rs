@@ -1,0 +1,152 @@
+//! How a call to a driver fails, and what that means to the caller.
+
+use std::time::Duration;
+
+use cofferdam_backend::{Redactor, checks::printable, guard::Refusal};
+use cofferdam_domain::storage::{ErrorKind, Finality, StorageError};
+use tonic::Code;
+
+/// Why one exchange with a driver has no answer that can be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The driver says so.
+    Said(Code, String),
+    /// The connection broke before the answer was there.
+    Broken(String),
+    /// What came back is no answer of gRPC, or too large.
+    Unreadable(String),
+    /// Time ran out.
+    Deadline(Duration),
+}
+
+/// Why a call has no answer that can be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// The exchange failed.
+    Fault(Fault),
+    /// The driver's answer breaks a rule of CSI.
+    Untrue(String),
+    /// There is no connection; the driver was not asked.
+    Unconnected(String),
+    /// Time ran out before the driver was asked.
+    Overloaded,
+    /// Another call for the volume is running, or has an open outcome.
+    Guarded(Refusal),
+}
+
+/// What ResourceExhausted means for a method: the sidecars do not agree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exhausted {
+    /// Nothing was done, as external-provisioner and external-attacher read it.
+    Final,
+    /// The driver may be at it, as external-resizer and csi-snapshotter read it.
+    Open,
+}
+
+/// The kind of a gRPC code.
+pub(crate) const fn kind(code: Code) -> ErrorKind {
+    match code {
+        Code::InvalidArgument => ErrorKind::InvalidArgument,
+        Code::NotFound => ErrorKind::NotFound,
+        Code::AlreadyExists => ErrorKind::AlreadyExists,
+        Code::PermissionDenied => ErrorKind::PermissionDenied,
+        Code::Unauthenticated => ErrorKind::Unauthenticated,
+        Code::ResourceExhausted => ErrorKind::ResourceExhausted,
+        Code::FailedPrecondition => ErrorKind::FailedPrecondition,
+        Code::Aborted => ErrorKind::Aborted,
+        Code::OutOfRange => ErrorKind::OutOfRange,
+        Code::Unimplemented => ErrorKind::Unimplemented,
+        Code::Internal => ErrorKind::Internal,
+        Code::Unavailable => ErrorKind::Unavailable,
+        Code::DeadlineExceeded => ErrorKind::DeadlineExceeded,
+        Code::Cancelled => ErrorKind::Cancelled,
+        Code::DataLoss => ErrorKind::DataLoss,
+        Code::Ok | Code::Unknown => ErrorKind::Unknown,
+    }
+}
+
+/// Whether a code that the driver itself sent ends the matter, as the sidecars read it.
+pub(crate) const fn finality(code: Code, exhausted: Exhausted) -> Finality {
+    match (code, exhausted) {
+        (Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable, _)
+        | (Code::ResourceExhausted, Exhausted::Open) => Finality::Unknown,
+        // Another call for the same object is at work.
+        (Code::Aborted, _) => Finality::InProgress,
+        (
+            Code::Ok
+            | Code::Unknown
+            | Code::InvalidArgument
+            | Code::NotFound
+            | Code::AlreadyExists
+            | Code::PermissionDenied
+            | Code::ResourceExhausted
+            | Code::FailedPrecondition
+            | Code::OutOfRange
+            | Code::Unimplemented
+            | Code::Internal
+            | Code::DataLoss
+            | Code::Unauthenticated,
+            _,
+        ) => Finality::Final,
+    }
+}
+
+impl Failure {
+    /// What the caller hears. Only the driver's own word can be final.
+    pub(crate) fn into_error(self, exhausted: Exhausted, redactor: &Redactor) -> StorageError {
+        let clean = |text: &str| printable(&redactor.blot_quoted(text));
+        let unknown = StorageError::unknown;
+        match self {
+            Self::Fault(Fault::Said(code, message)) => StorageError {
+                kind: kind(code),
+                message: match clean(&message) {
+                    empty if empty.trim().is_empty() => "the driver gives no reason".to_owned(),
+                    message => message,
+                },
+                retry_after_ms: None,
+                finality: finality(code, exhausted),
+            },
+            Self::Fault(Fault::Broken(reason)) => unknown(
+                ErrorKind::Unavailable,
+                format!("the connection to the driver broke before its answer: {}", clean(&reason)),
+            ),
+            Self::Fault(Fault::Unreadable(reason)) => unknown(
+                ErrorKind::Internal,
+                format!("the driver's answer cannot be read: {}", clean(&reason)),
+            ),
+            Self::Fault(Fault::Deadline(deadline)) => unknown(
+                ErrorKind::DeadlineExceeded,
+                format!("the driver has not answered within {deadline:?}"),
+            ),
+            Self::Untrue(reason) => unknown(
+                ErrorKind::Internal,
+                format!("the driver's answer breaks the rules of CSI: {}", clean(&reason)),
+            ),
+            Self::Unconnected(reason) => {
+                unknown(ErrorKind::Unavailable, format!("the driver cannot be reached: {}", clean(&reason)))
+            }
+            Self::Overloaded => unknown(
+                ErrorKind::Unavailable,
+                "too many calls of the driver are waiting: time ran out before its turn".to_owned(),
+            ),
+            Self::Guarded(refusal) => refusal.into_error(),
+        }
+    }
+
+    /// Name in metrics.
+    pub(crate) const fn label(&self) -> &'static str {
+        match self {
+            Self::Fault(Fault::Said(..)) => "error",
+            Self::Fault(Fault::Broken(_)) => "broken",
+            Self::Fault(Fault::Unreadable(_)) | Self::Untrue(_) => "untrue",
+            Self::Fault(Fault::Deadline(_)) => "deadline",
+            Self::Unconnected(_) => "unconnected",
+            Self::Overloaded => "overloaded",
+            Self::Guarded(refusal) => refusal.label(),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "status_tests.rs"]
+mod tests;

@@ -1,0 +1,73 @@
+use cofferdam_domain::storage::{Secret, Secrets};
+
+use super::*;
+
+fn said(code: Code) -> Failure {
+    Failure::Fault(Fault::Said(code, "no".to_owned()))
+}
+
+#[test]
+fn what_each_code_means() {
+    use ErrorKind as K;
+    use Exhausted::{Final as P, Open as R};
+    use Finality::{Final, InProgress, Unknown};
+    #[rustfmt::skip] // one row a code: its number, what it is here, and its finality for creating and for changing
+    let table = [
+        (1,  K::Cancelled,          Unknown,    Unknown),
+        (2,  K::Unknown,            Final,      Final),
+        (3,  K::InvalidArgument,    Final,      Final),
+        (4,  K::DeadlineExceeded,   Unknown,    Unknown),
+        (5,  K::NotFound,           Final,      Final),
+        (6,  K::AlreadyExists,      Final,      Final),
+        (7,  K::PermissionDenied,   Final,      Final),
+        (8,  K::ResourceExhausted,  Final,      Unknown),
+        (9,  K::FailedPrecondition, Final,      Final),
+        (10, K::Aborted,            InProgress, InProgress),
+        (11, K::OutOfRange,         Final,      Final),
+        (12, K::Unimplemented,      Final,      Final),
+        (13, K::Internal,           Final,      Final),
+        (14, K::Unavailable,        Unknown,    Unknown),
+        (15, K::DataLoss,           Final,      Final),
+        (16, K::Unauthenticated,    Final,      Final),
+    ];
+    let redactor = Redactor::default();
+    for (number, kind, creating, changing) in table {
+        for (exhausted, finality) in [(P, creating), (R, changing)] {
+            let error = said(Code::from_i32(number)).into_error(exhausted, &redactor);
+            assert_eq!((error.kind, error.finality), (kind, finality), "{number} {exhausted:?}");
+            assert_eq!(error.message, "no");
+        }
+    }
+}
+
+#[test]
+fn what_the_driver_did_not_say_is_never_final() {
+    let second = Duration::from_secs(1);
+    let text = || "x".to_owned();
+    for (failure, kind, finality, label) in [
+        (Failure::Fault(Fault::Broken(text())), ErrorKind::Unavailable, Finality::Unknown, "broken"),
+        (Failure::Fault(Fault::Unreadable(text())), ErrorKind::Internal, Finality::Unknown, "untrue"),
+        (Failure::Fault(Fault::Deadline(second)), ErrorKind::DeadlineExceeded, Finality::Unknown, "deadline"),
+        (Failure::Untrue(text()), ErrorKind::Internal, Finality::Unknown, "untrue"),
+        (Failure::Unconnected(text()), ErrorKind::Unavailable, Finality::Unknown, "unconnected"),
+        (Failure::Overloaded, ErrorKind::Unavailable, Finality::Unknown, "overloaded"),
+        (Failure::Guarded(Refusal::Busy), ErrorKind::Aborted, Finality::InProgress, "busy"),
+    ] {
+        assert_eq!(failure.label(), label);
+        let error = failure.into_error(Exhausted::Final, &Redactor::default());
+        assert_eq!((error.kind, error.finality), (kind, finality), "{error}");
+    }
+}
+
+#[test]
+fn messages_are_one_line_without_secrets() {
+    let secrets: Secrets = [("password".to_owned(), Secret::new("hunter2"))].into_iter().collect();
+    let redactor = Redactor::new(secrets);
+    let message = |text: &str| {
+        let failure = Failure::Fault(Fault::Said(Code::Internal, text.to_owned()));
+        failure.into_error(Exhausted::Final, &redactor).message
+    };
+    assert_eq!(message("login with hunter2\nfailed"), "login with [secret] failed");
+    assert_eq!(message(" \n"), "the driver gives no reason");
+    assert!(message(&"x".repeat(5_000)).len() < 1_100);
+}

@@ -1,0 +1,9 @@
+//! A CSI driver behind the trait, against a driver in this process that answers what a test tells it, on a unix socket.
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "test support: a failure is the test's")]
+
+mod calls;
+mod connection;
+mod fake;
+mod faults;
+mod hostile;
+mod tonic_server;
