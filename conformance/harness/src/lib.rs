@@ -5,6 +5,7 @@
 #![cfg(target_os = "linux")]
 #![forbid(unsafe_code)]
 
+pub mod account;
 pub mod certificates;
 pub mod claims;
 pub mod cli;
