@@ -183,7 +183,7 @@ impl ControlPlane {
     pub fn refused(&mut self) -> Result<Vec<String>> {
         let Some((path, seen)) = &mut self.audit else { return Ok(Vec::new()) };
         let log = fs::read_to_string(&path).with_context(|| format!("no audit log {}", path.display()))?;
-        let refused = account::refused(log.get(*seen..).unwrap_or_default())?;
+        let refused = account::refused(log.get(*seen..).context("the audit log has shrunk")?)?;
         *seen = log.len();
         Ok(refused)
     }
@@ -366,7 +366,9 @@ fn apiserver(
         spec = spec
             .arg(format_args!("--audit-policy-file={}", policy.display()))
             .arg(format_args!("--audit-log-path={}", run.log("audit").display()))
-            .arg("--audit-log-mode=blocking");
+            .arg("--audit-log-mode=blocking")
+            // In one file: a limit that no run reaches.
+            .arg("--audit-log-maxsize=100000");
     }
     if options.unlimited {
         spec = spec

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod account;
+mod bench;
 pub mod certificates;
 pub mod claims;
 pub mod cli;
