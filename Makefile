@@ -58,6 +58,11 @@ conformance: toolchain need-root peers ## run every suite on a real Kubernetes, 
 	$(CARGO) build --locked --bin cofferdam --bin conformance
 	$(CARGO) run --locked --bin conformance -- $(SUITE)
 
+.PHONY: bench-peers
+bench-peers: toolchain need-root peers ## Kubernetes' own controllers and ours answer the same CLAIMS=2000 claims: docs/benchmarks.md
+	$(CARGO) build --locked --release --bin cofferdam --bin conformance
+	OUTPUT=$(CURDIR)/docs CLAIMS=$(CLAIMS) $(CARGO) run --locked --release --bin conformance -- bench-peers
+
 # Before anything is built for half an hour.
 .PHONY: need-root
 need-root:

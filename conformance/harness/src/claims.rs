@@ -81,8 +81,8 @@ impl Claims {
             .await
     }
 
-    /// Looks that there is work left: a claim that is not Bound, or that is being deleted. What is swapped now is swapped in the
-    /// middle of it.
+    /// Looks that there is work left: a claim that is not Bound or that is being deleted, a volume whose claim is gone. What is
+    /// swapped now is swapped in the middle of it.
     ///
     /// # Errors
     /// When all is done.
@@ -91,8 +91,13 @@ impl Claims {
         let open = |claim: &&PersistentVolumeClaim| {
             phase(claim) != "Bound" || claim.metadata.deletion_timestamp.is_some()
         };
-        let left = claims.iter().filter(open).count();
-        ensure!(left > 0, "all {} claims are done: expected a swap in the middle of them", claims.len());
+        let volumes = self.volumes().list(&ListParams::default()).await?.items.len();
+        let left = claims.iter().filter(open).count() + volumes.saturating_sub(claims.len());
+        ensure!(
+            left > 0,
+            "all {} claims and {volumes} volumes are done: expected a swap in the middle of them",
+            claims.len()
+        );
         Ok(())
     }
 

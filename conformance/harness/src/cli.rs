@@ -77,7 +77,7 @@ fn say(line: fmt::Arguments<'_>) {
 
 fn all(cli: &Cli) -> Result<ExitCode> {
     if cli.list {
-        for suite in suites::ALL {
+        for suite in suites::ALL.iter().chain(suites::BENCHES) {
             writeln!(io::stdout(), "{:<16} {}", suite.name, suite.about)?;
         }
         return Ok(ExitCode::SUCCESS);

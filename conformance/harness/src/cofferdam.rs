@@ -1,16 +1,12 @@
 //! Our program, with the memory driver in it.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use crate::{
+    account::{self, Account},
     control_plane,
     process::{self, Process, Spec},
     run::Run,
@@ -93,17 +89,18 @@ impl MemoryDriver {
     }
 }
 
-/// Starts `cofferdam run` with these roles, and waits until it is ready.
+/// Starts `cofferdam run` with the roles of an account and nothing but its rights, and waits until it is ready.
 ///
 /// # Errors
 /// When it is not, with the end of its log.
-pub async fn start(run: &Run, kubeconfig: &Path, roles: &[&str], driver: &MemoryDriver) -> Result<Process> {
+pub async fn start(run: &Run, account: &Account, driver: &MemoryDriver) -> Result<Process> {
     let port = run.port()?;
     let spec = Spec::new("cofferdam", run.program())
         .arg("run")
-        .args(roles.iter().map(|role| format!("--role={role}")))
+        .args(account.roles().iter().map(|role| format!("--role={role}")))
         .arg(format_args!("--config={}", driver.configuration.display()))
-        .arg(format_args!("--kubeconfig={}", kubeconfig.display()))
+        .arg(format_args!("--kubeconfig={}", account.kubeconfig().display()))
+        .arg(format_args!("--namespace={}", account::NAMESPACE))
         .arg(format_args!("--http-endpoint=127.0.0.1:{port}"))
         .arg(format_args!("--compilation-cache={}", run.scratch().join("compiled").display()))
         .env("RUST_BACKTRACE", "1");

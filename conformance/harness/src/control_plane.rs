@@ -6,11 +6,12 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use http::Request;
 use kube::{Client, Config, config::Kubeconfig};
 
 use crate::{
+    account,
     certificates::{self, Authority, Pair},
     kubeconfig::{self, Credentials},
     process::{self, Process, Spec},
@@ -31,6 +32,8 @@ pub struct Options {
     pub scheduler: bool,
     /// Whether the API takes as many requests as come.
     pub unlimited: bool,
+    /// Whether nobody looks for requests of our accounts that are refused, because that takes time of the API.
+    pub unaudited: bool,
 }
 
 /// A user of the API.
@@ -59,6 +62,8 @@ pub struct ControlPlane {
     pub scheduler: Option<Process>,
     store: u16,
     client: Client,
+    /// What the API writes down about requests of our accounts, and how much of it was looked at.
+    audit: Option<(PathBuf, usize)>,
 }
 
 /// Who may call the API, and how it is reached.
@@ -123,12 +128,20 @@ impl ControlPlane {
         let mut etcd = Process::start(run, etcd(run, store)?)?;
         let store_client = credentials.client_of(&format!("http://127.0.0.1:{store}"))?;
         etcd.ready(READY, async || get(&store_client, "/health").await).await?;
-        let api = Process::start(run, apiserver(run, &credentials, store, port, options.unlimited)?)?;
+        let api = Process::start(run, apiserver(run, &credentials, store, port, &options)?)?;
         let client = client(&credentials.kubeconfig(User::Admin)?).await?;
         // For people with kubectl, who cannot look into the namespace.
         fs::copy(credentials.kubeconfig(User::Admin)?, run.directory().join("kubeconfig"))?;
-        let mut plane =
-            Self { run: credentials, etcd, api, controller_manager: None, scheduler: None, store, client };
+        let mut plane = Self {
+            run: credentials,
+            etcd,
+            api,
+            controller_manager: None,
+            scheduler: None,
+            store,
+            client,
+            audit: (!options.unaudited).then(|| (run.log("audit"), 0)),
+        };
         plane.api_ready().await?;
         if let Some(controllers) = &options.controllers {
             plane.start_controller_manager(run, controllers).await?;
@@ -151,6 +164,28 @@ impl ControlPlane {
     /// When it cannot be written.
     pub fn kubeconfig(&self, user: User<'_>) -> Result<PathBuf> {
         self.run.kubeconfig(user)
+    }
+
+    /// A kubeconfig for whom the API takes the bearer of a token for.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub(crate) fn kubeconfig_with_token(&self, name: &str, token: &str) -> Result<PathBuf> {
+        let path = self.run.directory.join(format!("{name}.kubeconfig"));
+        kubeconfig::write(&path, &self.run.url, &self.run.authority, Credentials::Token(token))?;
+        Ok(path)
+    }
+
+    /// The requests of our accounts that the API has refused with 403 since the last look.
+    ///
+    /// # Errors
+    /// When what the API writes down cannot be read.
+    pub fn refused(&mut self) -> Result<Vec<String>> {
+        let Some((path, seen)) = &mut self.audit else { return Ok(Vec::new()) };
+        let log = fs::read_to_string(&path).with_context(|| format!("no audit log {}", path.display()))?;
+        let refused = account::refused(log.get(*seen..).context("the audit log has shrunk")?)?;
+        *seen = log.len();
+        Ok(refused)
     }
 
     /// The authority of the cluster's certificates.
@@ -260,15 +295,18 @@ impl ControlPlane {
     /// Ends it, from the top down.
     ///
     /// # Errors
-    /// When a component has ended by itself, or had to be killed.
+    /// When a component has ended by itself, or had to be killed; and when one of our accounts was refused something.
     pub async fn stop(mut self) -> Result<()> {
         for component in [&mut self.scheduler, &mut self.controller_manager].into_iter().flatten() {
             component.stop().await?;
         }
         // It would wait for our own idle connections.
-        drop(self.client);
+        self.client = self.run.client_of(&self.run.url)?;
         self.api.stop().await?;
-        self.etcd.stop().await
+        self.etcd.stop().await?;
+        let refused = self.refused()?;
+        ensure!(refused.is_empty(), "the API has refused our accounts (403): {}", refused.join(", "));
+        Ok(())
     }
 }
 
@@ -290,10 +328,16 @@ fn etcd(run: &Run, port: u16) -> Result<Spec> {
         .arg("--log-level=warn"))
 }
 
-fn apiserver(run: &Run, credentials: &Credentialed, store: u16, port: u16, unlimited: bool) -> Result<Spec> {
+fn apiserver(
+    run: &Run,
+    credentials: &Credentialed,
+    store: u16,
+    port: u16,
+    options: &Options,
+) -> Result<Spec> {
     let (private, public) = certificates::signing_key(&credentials.directory)?;
     let kubelets = credentials.authority.client("kube-apiserver-kubelet-client", Some("system:masters"))?;
-    let spec = Spec::new("kube-apiserver", run.peers().program("kube-apiserver")?)
+    let mut spec = Spec::new("kube-apiserver", run.peers().program("kube-apiserver")?)
         .arg(format_args!("--etcd-servers=http://127.0.0.1:{store}"))
         .arg("--bind-address=127.0.0.1")
         .arg(format_args!("--secure-port={port}"))
@@ -316,11 +360,21 @@ fn apiserver(run: &Run, credentials: &Credentialed, store: u16, port: u16, unlim
         // Pods here have no use for a token, and nobody makes the account that it would be of.
         .arg("--disable-admission-plugins=ServiceAccount")
         .arg("--allow-privileged=true");
-    if unlimited {
-        return Ok(spec
+    if !options.unaudited {
+        let policy = credentials.directory.join("audit.json");
+        fs::write(&policy, account::audit_policy())?;
+        spec = spec
+            .arg(format_args!("--audit-policy-file={}", policy.display()))
+            .arg(format_args!("--audit-log-path={}", run.log("audit").display()))
+            .arg("--audit-log-mode=blocking")
+            // In one file: a limit that no run reaches.
+            .arg("--audit-log-maxsize=100000");
+    }
+    if options.unlimited {
+        spec = spec
             .arg("--enable-priority-and-fairness=false")
             .arg("--max-requests-inflight=3000")
-            .arg("--max-mutating-requests-inflight=3000"));
+            .arg("--max-mutating-requests-inflight=3000");
     }
     Ok(spec)
 }

@@ -5,6 +5,8 @@
 #![cfg(target_os = "linux")]
 #![forbid(unsafe_code)]
 
+pub mod account;
+mod bench;
 pub mod certificates;
 pub mod claims;
 pub mod cli;

@@ -12,6 +12,7 @@ use kube::{
 use serde_json::json;
 
 use crate::{
+    account::Account,
     control_plane::{ControlPlane, Options, User, client},
     run::Run,
     wait::until,
@@ -23,8 +24,11 @@ const SOON: Duration = Duration::from_secs(60);
 
 pub(super) async fn run(run: &Run) -> Result<()> {
     // The namespace's own loop is what ends a namespace.
-    let options =
-        Options { controllers: Some("namespace-controller".to_owned()), scheduler: true, unlimited: false };
+    let options = Options {
+        controllers: Some("namespace-controller".to_owned()),
+        scheduler: true,
+        ..Options::default()
+    };
     let mut plane = ControlPlane::start(run, options).await?;
     let namespaces: Api<Namespace> = Api::all(plane.client().clone());
     let version = plane.client().apiserver_version().await?;
@@ -37,7 +41,7 @@ pub(super) async fn run(run: &Run) -> Result<()> {
     namespaces
         .create(&PostParams::default(), &serde_json::from_value(json!({ "metadata": { "name": "one" } }))?)
         .await?;
-    authorization(&plane).await?;
+    authorization(run, &mut plane).await?;
     snapshot(run, &mut plane).await?;
 
     plane.api.kill().await?;
@@ -62,12 +66,22 @@ pub(super) async fn run(run: &Run) -> Result<()> {
 }
 
 /// RBAC is on: who has no rule for something is refused.
-async fn authorization(plane: &ControlPlane) -> Result<()> {
+async fn authorization(run: &Run, plane: &mut ControlPlane) -> Result<()> {
     let scheduler = client(&plane.kubeconfig(User::Scheduler)?).await?;
     let refused = Api::<Namespace>::all(scheduler).delete("one", &DeleteParams::default()).await;
     ensure!(
         matches!(&refused, Err(kube::Error::Api(status)) if status.is_forbidden()),
         "the scheduler deletes a namespace: {refused:?}"
+    );
+    // What one of our accounts is refused does not stay unseen: a suite with more of it would fail.
+    let account = Account::new(run, plane, &["protection"]).await?;
+    let ours = Api::<Namespace>::all(client(account.kubeconfig()).await?);
+    ensure!(ours.get("kube-system").await.is_ok(), "an account may not do what its rules say");
+    ensure!(ours.get("one").await.is_err(), "an account may do more than its rules say");
+    let refused = plane.refused()?;
+    ensure!(
+        matches!(&*refused, [only] if only.ends_with(":protection: get /api/v1/namespaces/one")),
+        "expected one refusal: {refused:?}"
     );
     Ok(())
 }

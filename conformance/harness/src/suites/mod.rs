@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use futures::future::LocalBoxFuture;
 
-use crate::run::Run;
+use crate::{bench, run::Run};
 
 /// A suite: it is run in namespaces of its own, and passes when it returns.
 #[derive(Debug)]
@@ -67,6 +67,14 @@ pub const ALL: &[Suite] = &[
     },
 ];
 
+/// What takes its time and shows figures: run when it is named.
+pub const BENCHES: &[Suite] = &[Suite {
+    name: "bench-peers",
+    about: "the same claims, answered by Kubernetes' own controllers, by ours, and by nobody",
+    limit: Duration::from_secs(3600),
+    run: |run| Box::pin(bench::run(run)),
+}];
+
 /// Suites that make a mess, for the suite that looks what becomes of it.
 const HIDDEN: &[Suite] = &[
     Suite {
@@ -90,6 +98,7 @@ const HIDDEN: &[Suite] = &[
 pub fn named(name: &str) -> Result<&'static Suite> {
     let names = || ALL.iter().map(|suite| suite.name).collect::<Vec<_>>().join(", ");
     ALL.iter()
+        .chain(BENCHES)
         .chain(HIDDEN)
         .find(|suite| suite.name == name)
         .with_context(|| format!("no suite {name:?}: expected one of {}", names()))
@@ -101,7 +110,7 @@ mod tests {
 
     #[test]
     fn a_suite_is_found_by_its_name_and_by_no_other() {
-        for suite in ALL.iter().chain(HIDDEN) {
+        for suite in ALL.iter().chain(BENCHES).chain(HIDDEN) {
             assert_eq!(named(suite.name).unwrap().about, suite.about, "{} is there twice", suite.name);
         }
         let error = named("controlplane").unwrap_err().to_string();

@@ -27,7 +27,7 @@ pub(super) async fn run(run: &Run) -> Result<()> {
     let options = Options {
         controllers: Some("node-lifecycle-controller,namespace-controller".to_owned()),
         scheduler: true,
-        unlimited: false,
+        ..Options::default()
     };
     let plane = ControlPlane::start(run, options).await?;
     let node = Node::start(run, &plane, NODE).await?;

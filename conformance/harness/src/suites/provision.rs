@@ -5,9 +5,10 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 
 use crate::{
+    account::Account,
     claims::Claims,
     cofferdam::{self, MemoryDriver},
-    control_plane::{ControlPlane, Options, User},
+    control_plane::{ControlPlane, Options},
     run::Run,
 };
 
@@ -19,9 +20,8 @@ pub(super) async fn run(run: &Run) -> Result<()> {
     // The finalizers of claims and volumes are taken off by loops that our role `protection` takes the place of.
     let plane = ControlPlane::start(run, Options::default()).await?;
     let driver = MemoryDriver::new(run, DRIVER)?;
-    let kubeconfig = plane.kubeconfig(User::Admin)?;
-    let roles = ["provisioner", "pv-controller", "protection"];
-    let mut ours = cofferdam::start(run, &kubeconfig, &roles, &driver).await?;
+    let account = Account::new(run, &plane, &["provisioner", "pv-controller", "protection"]).await?;
+    let mut ours = cofferdam::start(run, &account, &driver).await?;
 
     let claims = Claims::new(plane.client(), "provision", DRIVER).await?;
     claims.create(0..CLAIMS).await?;

@@ -6,6 +6,7 @@ use std::{collections::BTreeMap, time::Duration};
 use anyhow::{Result, ensure};
 
 use crate::{
+    account::Account,
     claims::Claims,
     cofferdam::{self, MemoryDriver},
     control_plane::{ControlPlane, Options, User},
@@ -37,23 +38,22 @@ pub(super) async fn run(run: &Run) -> Result<()> {
 /// Our provisioner throughout; the binder is Kubernetes', then ours, then Kubernetes'.
 async fn our_provisioner(run: &Run, plane: &mut ControlPlane) -> Result<()> {
     let driver = MemoryDriver::new(run, DRIVER)?;
-    let kubeconfig = plane.kubeconfig(User::Admin)?;
     let claims = Claims::new(plane.client(), "our-provisioner", DRIVER).await?;
-    let alone = ["provisioner"];
-    let both = ["provisioner", "pv-controller"];
+    let alone = Account::new(run, plane, &["provisioner"]).await?;
+    let both = Account::new(run, plane, &["provisioner", "pv-controller"]).await?;
 
     plane.start_controller_manager(run, BINDER).await?;
-    let mut ours = cofferdam::start(run, &kubeconfig, &alone, &driver).await?;
+    let mut ours = cofferdam::start(run, &alone, &driver).await?;
     let swaps = async {
         claims.bound(FIRST, LONG).await?;
         kubernetes(run, plane, PROTECTION).await?;
         ours.kill().await?;
         claims.in_the_middle().await?;
-        ours = cofferdam::start(run, &kubeconfig, &both, &driver).await?;
+        ours = cofferdam::start(run, &both, &driver).await?;
         claims.bound(SECOND, LONG).await?;
         ours.kill().await?;
         claims.in_the_middle().await?;
-        ours = cofferdam::start(run, &kubeconfig, &alone, &driver).await?;
+        ours = cofferdam::start(run, &alone, &driver).await?;
         kubernetes(run, plane, BINDER).await?;
         claims.bound(CLAIMS, LONG).await
     };
@@ -68,7 +68,7 @@ async fn our_provisioner(run: &Run, plane: &mut ControlPlane) -> Result<()> {
         kubernetes(run, plane, PROTECTION).await?;
         ours.kill().await?;
         claims.in_the_middle().await?;
-        ours = cofferdam::start(run, &kubeconfig, &both, &driver).await?;
+        ours = cofferdam::start(run, &both, &driver).await?;
         claims.left(0, LONG).await
     };
     tokio::try_join!(claims.delete(0..CLAIMS), swap)?;
@@ -83,7 +83,8 @@ async fn our_binder(run: &Run, plane: &mut ControlPlane) -> Result<()> {
     let kubeconfig = plane.kubeconfig(User::Admin)?;
     let claims = Claims::new(plane.client(), "our-binder", DRIVER).await?;
     let mut theirs = sidecar::start(run, "csi-provisioner", &kubeconfig, driver.socket(), &[]).await?;
-    let binder = async || cofferdam::start(run, &kubeconfig, &["pv-controller"], &memory).await;
+    let account = Account::new(run, plane, &["pv-controller"]).await?;
+    let binder = async || cofferdam::start(run, &account, &memory).await;
 
     kubernetes(run, plane, PROTECTION).await?;
     let mut ours = binder().await?;

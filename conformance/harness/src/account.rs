@@ -1,0 +1,155 @@
+//! Accounts of our roles: each holds what `cofferdam render rbac` prints for its roles, and nothing else.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{Api, api::PostParams};
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::{
+    control_plane::{ControlPlane, User},
+    process,
+    run::Run,
+};
+
+/// Where the accounts and the objects of our own are.
+pub const NAMESPACE: &str = "cofferdam-system";
+
+/// Roles, and an account that may do what they do.
+#[derive(Clone, Debug)]
+pub struct Account {
+    roles: Vec<String>,
+    kubeconfig: PathBuf,
+}
+
+impl Account {
+    /// Gives a cluster what our program says that these roles need, as a user would.
+    ///
+    /// # Errors
+    /// When the program, kubectl or the API refuses it.
+    pub async fn new(run: &Run, plane: &ControlPlane, roles: &[&str]) -> Result<Self> {
+        let namespace: Namespace = serde_json::from_value(json!({ "metadata": { "name": NAMESPACE } }))?;
+        match Api::all(plane.client().clone()).create(&PostParams::default(), &namespace).await {
+            Err(kube::Error::Api(status)) if status.is_already_exists() => {}
+            made => drop(made?),
+        }
+        let name = roles.join("-");
+        let mut render = vec!["render", "rbac", "--namespace", NAMESPACE, "--service-account", &name];
+        render.extend(roles.iter().flat_map(|role| ["--role", role]));
+        let rules = run.directory().join(format!("{name}.yaml"));
+        fs::write(&rules, process::output(run.program(), &render).await?)?;
+
+        let kubectl = Kubectl::new(run, plane)?;
+        kubectl.run(&["apply", "--filename", &rules.display().to_string()]).await?;
+        let token = kubectl.run(&["create", "token", &name, "--namespace", NAMESPACE]).await?;
+        let kubeconfig = plane.kubeconfig_with_token(&name, token.trim())?;
+        Ok(Self { roles: roles.iter().map(|role| (*role).to_owned()).collect(), kubeconfig })
+    }
+
+    /// The roles that it is for.
+    #[must_use]
+    pub fn roles(&self) -> &[String] {
+        &self.roles
+    }
+
+    /// How a program calls the API as this account.
+    #[must_use]
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+}
+
+/// kubectl, as administrator.
+struct Kubectl {
+    program: PathBuf,
+    kubeconfig: String,
+    cache: String,
+}
+
+impl Kubectl {
+    fn new(run: &Run, plane: &ControlPlane) -> Result<Self> {
+        Ok(Self {
+            program: run.peers().program("kubectl")?,
+            kubeconfig: format!("--kubeconfig={}", plane.kubeconfig(User::Admin)?.display()),
+            // Else it would be the home of who started us.
+            cache: format!("--cache-dir={}", run.scratch().join("kubectl").display()),
+        })
+    }
+
+    async fn run(&self, arguments: &[&str]) -> Result<String> {
+        let arguments = [&[self.kubeconfig.as_str(), self.cache.as_str()], arguments].concat();
+        process::output(&self.program, &arguments).await
+    }
+}
+
+/// What the API writes down about a request that it has answered.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Audited {
+    verb: String,
+    #[serde(rename = "requestURI")]
+    uri: String,
+    user: AuditedUser,
+    response_status: Option<AuditedStatus>,
+}
+
+#[derive(Deserialize)]
+struct AuditedUser {
+    username: String,
+}
+
+#[derive(Deserialize)]
+struct AuditedStatus {
+    code: Option<u16>,
+}
+
+/// What the API is to write down: every answer to our accounts. It does so before the answer goes out, so that none is missed,
+/// whatever becomes of the process that asked or of the API.
+#[must_use]
+pub fn audit_policy() -> String {
+    json!({
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived", "ResponseStarted"],
+        "omitManagedFields": true,
+        "rules": [
+            { "level": "Metadata", "userGroups": [format!("system:serviceaccounts:{NAMESPACE}")] },
+            { "level": "None" },
+        ],
+    })
+    .to_string()
+}
+
+/// The requests of an audit log that were refused with 403, one line for each.
+///
+/// # Errors
+/// When the log is not what the API writes.
+pub fn refused(log: &str) -> Result<Vec<String>> {
+    let mut refused = Vec::new();
+    for line in log.lines() {
+        let request: Audited = serde_json::from_str(line).with_context(|| format!("audit log: {line}"))?;
+        if request.response_status.and_then(|status| status.code) == Some(403) {
+            refused.push(format!("{}: {} {}", request.user.username, request.verb, request.uri));
+        }
+    }
+    Ok(refused)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_refused_is_told() {
+        let log = r#"{"verb":"patch","requestURI":"/api/v1/persistentvolumes/a","user":{"username":"u"},"responseStatus":{"metadata":{},"code":200}}
+{"verb":"create","requestURI":"/api/v1/persistentvolumes","user":{"username":"u"},"responseStatus":{"metadata":{},"status":"Failure","code":403}}
+"#;
+        assert_eq!(refused(log).unwrap(), ["u: create /api/v1/persistentvolumes"]);
+        assert!(refused("{}").is_err());
+    }
+}

@@ -1,0 +1,204 @@
+//! What a load costs: time of the CPU and memory by process, requests and watches at the API.
+
+use std::{collections::BTreeMap, fs, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use http::Request;
+use kube::Client;
+use serde::Serialize;
+
+use crate::process::Process;
+
+/// The verbs of apiserver_request_total that change something.
+const WRITES: [&str; 6] = ["POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"];
+/// Pause between two looks whether the API has come to rest. Each look takes time of the API.
+const REST: Duration = Duration::from_millis(500);
+
+/// A reading of all counters.
+#[derive(Clone, Debug)]
+pub(super) struct Reading {
+    /// Seconds of CPU since its start, by process.
+    cpu: BTreeMap<String, f64>,
+    api: Api,
+}
+
+/// Counters of the API.
+#[derive(Clone, Debug, Default)]
+struct Api {
+    /// Answers by verb and resource.
+    requests: BTreeMap<String, f64>,
+    /// Requests that changed something, or tried to.
+    writes: f64,
+    /// Answers 403.
+    refused: f64,
+    /// Watch events that were sent.
+    events: f64,
+    /// Watches that are open.
+    watches: f64,
+}
+
+/// What happened between two readings, for each object of a load.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Cost {
+    /// Milliseconds of CPU for one object, by process.
+    pub(super) cpu: BTreeMap<String, f64>,
+    /// Resident memory afterwards, in bytes, by process.
+    pub(super) memory: BTreeMap<String, u64>,
+    /// Writes of the API for one object, those of the load among them.
+    pub(super) writes: f64,
+    /// Requests for one object by verb and resource.
+    pub(super) requests: BTreeMap<String, f64>,
+    /// Watch events that the API sent for one object.
+    pub(super) events: f64,
+    /// Watches that are open.
+    pub(super) watches: f64,
+}
+
+impl Reading {
+    /// Reads once the API has nothing to write any more: what a load leaves to be done afterwards belongs to it.
+    ///
+    /// # Errors
+    /// When a process has ended, or the API does not answer.
+    pub(super) async fn at_rest(client: &Client, processes: &[&Process]) -> Result<Self> {
+        let mut api = Api::read(client).await?;
+        loop {
+            tokio::time::sleep(REST).await;
+            let next = Api::read(client).await?;
+            let rests = (next.writes - api.writes).abs() < f64::EPSILON;
+            api = next;
+            if rests {
+                break;
+            }
+        }
+        let mut cpu = BTreeMap::new();
+        for process in processes {
+            cpu.insert(process.name().to_owned(), cpu_of(process)?);
+        }
+        Ok(Self { cpu, api })
+    }
+
+    /// The cost of one object since an earlier reading.
+    ///
+    /// # Errors
+    /// When a process has ended, or the API has refused somebody.
+    pub(super) fn since(&self, earlier: &Self, objects: usize, processes: &[&Process]) -> Result<Cost> {
+        let refused = self.api.refused - earlier.api.refused;
+        ensure!(refused < 0.5, "the API has refused {refused} requests (403): expected none");
+        #[expect(clippy::cast_precision_loss, reason = "a load has fewer objects than a float has digits")]
+        let each = |now: f64, before: f64| (now - before) / objects as f64;
+        let differences = |now: &BTreeMap<String, f64>, before: &BTreeMap<String, f64>, factor: f64| {
+            now.iter()
+                .map(|(name, now)| {
+                    (name.clone(), each(*now, before.get(name).copied().unwrap_or_default()) * factor)
+                })
+                .collect::<BTreeMap<_, _>>()
+        };
+        let mut memory = BTreeMap::new();
+        for process in processes {
+            memory.insert(process.name().to_owned(), memory_of(process)?);
+        }
+        let mut requests = differences(&self.api.requests, &earlier.api.requests, 1.0);
+        // Less is a lease, a look at this very page, or a list at the start of a watch.
+        requests.retain(|_, each| *each >= 0.005);
+        Ok(Cost {
+            cpu: differences(&self.cpu, &earlier.cpu, 1000.0),
+            memory,
+            writes: each(self.api.writes, earlier.api.writes),
+            requests,
+            events: each(self.api.events, earlier.api.events),
+            watches: self.api.watches,
+        })
+    }
+
+    /// Watches that are open.
+    pub(super) const fn watches(&self) -> f64 {
+        self.api.watches
+    }
+}
+
+impl Api {
+    async fn read(client: &Client) -> Result<Self> {
+        let page = client.request_text(Request::get("/metrics").body(Vec::new())?).await?;
+        let mut api = Self::default();
+        for line in page.lines() {
+            api.add(line);
+        }
+        ensure!(api.writes > 0.0, "the API's metrics do not count its requests");
+        Ok(api)
+    }
+
+    fn add(&mut self, line: &str) {
+        let Some((name, rest)) = line.split_once('{') else { return };
+        let Some((labels, value)) = rest.rsplit_once("} ") else { return };
+        let Ok(value) = value.parse::<f64>() else { return };
+        let label = |name: &str| {
+            let (_, value) = labels.split_once(&format!("{name}=\""))?;
+            value.split('"').next()
+        };
+        let verb = label("verb").unwrap_or_default();
+        match name {
+            "apiserver_request_total" => {
+                if label("code") == Some("403") {
+                    self.refused += value;
+                }
+                if WRITES.contains(&verb) {
+                    self.writes += value;
+                }
+                let resource = label(",resource").unwrap_or_default();
+                let part = label("subresource").filter(|part| !part.is_empty());
+                let part = part.map(|part| format!("/{part}")).unwrap_or_default();
+                *self.requests.entry(format!("{verb} {resource}{part}")).or_default() += value;
+            }
+            "apiserver_watch_events_total" => self.events += value,
+            "apiserver_longrunning_requests" if verb == "WATCH" => self.watches += value,
+            _ => {}
+        }
+    }
+}
+
+/// Seconds of CPU that a process has taken, its ended children not among them.
+fn cpu_of(process: &Process) -> Result<f64> {
+    let stat = page(process, "stat")?;
+    // The name, in parentheses, may hold anything.
+    let fields = stat.rsplit_once(") ").map(|(_, fields)| fields.split(' ')).context("no name in stat")?;
+    let ticks: Vec<f64> = fields.skip(11).take(2).filter_map(|field| field.parse().ok()).collect();
+    ensure!(ticks.len() == 2, "/proc: no times in {stat:?}");
+    #[expect(clippy::cast_precision_loss, reason = "it is 100")]
+    let second = rustix::param::clock_ticks_per_second() as f64;
+    Ok(ticks.iter().sum::<f64>() / second)
+}
+
+/// Resident bytes of a process.
+fn memory_of(process: &Process) -> Result<u64> {
+    let status = page(process, "status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    let kilobytes = line.trim().trim_end_matches(" kB").parse::<u64>()?;
+    Ok(kilobytes * 1024)
+}
+
+fn page(process: &Process, name: &str) -> Result<String> {
+    let id = process.id().with_context(|| format!("{} does not run", process.name()))?;
+    fs::read_to_string(format!("/proc/{id}/{name}")).with_context(|| format!("{} has ended", process.name()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_api_counts_by_verb_and_resource() {
+        let mut api = Api::default();
+        for line in [
+            r#"# TYPE apiserver_request_total counter"#,
+            r#"apiserver_request_total{code="200",component="apiserver",dry_run="",group="",resource="persistentvolumes",scope="resource",subresource="status",verb="PATCH",version="v1"} 3"#,
+            r#"apiserver_request_total{code="403",component="apiserver",dry_run="",group="",resource="pods",scope="cluster",subresource="",verb="LIST",version="v1"} 1"#,
+            r#"apiserver_longrunning_requests{component="apiserver",group="",resource="pods",scope="cluster",subresource="",verb="WATCH",version="v1"} 2"#,
+            r#"apiserver_watch_events_total{group="",resource="pods",version="v1"} 7"#,
+        ] {
+            api.add(line);
+        }
+        assert_eq!((api.writes, api.refused, api.watches, api.events), (3.0, 1.0, 2.0, 7.0));
+        assert_eq!(api.requests["PATCH persistentvolumes/status"], 3.0);
+        assert_eq!(api.requests["LIST pods"], 1.0);
+    }
+}

@@ -1,0 +1,205 @@
+//! The figures for people: what is aimed at first, then everything.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    fs,
+    io::{self, Write as _},
+    thread,
+};
+
+use anyhow::Result;
+
+use super::{Figures, Flow, Measured, Whose, load::USERS};
+
+/// The loads and what they are called.
+const FLOWS: [(Flow, &str); 4] = [
+    (Flow::Bound, "Claims created → Bound"),
+    (Flow::Gone, "Claims deleted → volumes gone"),
+    (Flow::Static, "Claims created → Bound to volumes that were made before"),
+    (Flow::Alone, "One claim alone → Bound, the next one when it is"),
+];
+
+/// A figure and what it should be.
+struct Aim {
+    what: &'static str,
+    wanted: f64,
+    /// Whether more is better.
+    least: bool,
+    unit: &'static str,
+    measured: f64,
+}
+
+impl Aim {
+    const fn least(what: &'static str, wanted: f64, unit: &'static str, measured: f64) -> Self {
+        Self { what, wanted, least: true, unit, measured }
+    }
+
+    const fn most(what: &'static str, wanted: f64, unit: &'static str, measured: f64) -> Self {
+        Self { what, wanted, least: false, unit, measured }
+    }
+
+    fn met(&self) -> bool {
+        if self.least { self.measured >= self.wanted } else { self.measured <= self.wanted }
+    }
+}
+
+/// Everything in Markdown.
+pub(super) fn markdown(all: &[Figures], claims: usize) -> String {
+    let mut text = head(all, claims);
+    text.push_str("\n## What is aimed at\n\nRatios of this one run.\n");
+    let theirs = all.iter().find(|figures| figures.whose == Some(Whose::Theirs));
+    let nobody = all.iter().find(|figures| figures.whose.is_none());
+    for ours in all.iter().filter(|figures| figures.whose == Some(Whose::Ours)) {
+        let _ = write!(text, "\n### {}\n\n| | wanted | measured | |\n|---|---:|---:|---|\n", ours.name);
+        for aim in
+            theirs.zip(nobody).and_then(|(theirs, nobody)| aims(ours, theirs, nobody)).unwrap_or_default()
+        {
+            let (sign, word) =
+                (if aim.least { "≥" } else { "≤" }, if aim.met() { "met" } else { "**missed**" });
+            let Aim { what, wanted, unit, measured, .. } = aim;
+            let _ = writeln!(text, "| {what} | {sign} {wanted} {unit} | {measured:.2} {unit} | {word} |");
+        }
+    }
+    for (flow, title) in FLOWS {
+        text.push_str(&section(all, flow, title));
+    }
+    text
+}
+
+/// Prints it.
+///
+/// # Errors
+/// When nobody takes it.
+pub(super) fn print(text: &str) -> Result<()> {
+    Ok(writeln!(io::stdout(), "{text}")?)
+}
+
+fn head(all: &[Figures], claims: usize) -> String {
+    let date = jiff::Timestamp::now().strftime("%Y-%m-%d");
+    let cores = thread::available_parallelism().map_or(0, usize::from);
+    let processor = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let processor = processor
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
+        .map_or("an unknown processor", |(_, name)| name);
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut text = format!(
+        "# Side by side\n\nMade by `make bench-peers CLAIMS={claims}` on {date}; do not edit. {cores} cores of {processor}, Linux {}; \
+         etcd, API, controllers and load share them, etcd writes to memory. {claims} claims by {USERS} users at once. \
+         Each stack has a fresh control plane of its own (priority and fairness off, as many requests as come). \
+         All figures: [benchmarks.json](benchmarks.json).\n\n| stack | is |\n|---|---|\n",
+        kernel.trim(),
+    );
+    for figures in all {
+        let _ = writeln!(text, "| {} | {} |", figures.name, figures.about);
+    }
+    text
+}
+
+fn aims(ours: &Figures, theirs: &Figures, nobody: &Figures) -> Option<Vec<Aim>> {
+    let (bound, gone, made) = (ours.of(Flow::Bound)?, ours.of(Flow::Gone)?, ours.of(Flow::Static)?);
+    let peer = theirs.of(Flow::Bound)?;
+    let ratio = |ours: &Measured, theirs: &Measured| ours.per_second / theirs.per_second;
+    let cpu = |figures: &Figures, measured: &Measured| sum(figures, &measured.cost.cpu);
+    let memory = |figures: &Figures, measured: &Measured| {
+        #[expect(clippy::cast_precision_loss, reason = "fewer bytes than a float has digits")]
+        let bytes = measured.cost.memory.iter().map(|(name, bytes)| (name.clone(), *bytes as f64)).collect();
+        sum(figures, &bytes)
+    };
+    Some(vec![
+        Aim::least("created → Bound, throughput by Go's", 3.0, "×", ratio(bound, peer)),
+        Aim::least(
+            "created → Bound, throughput by the API's alone",
+            65.0,
+            "%",
+            100.0 * ratio(bound, nobody.of(Flow::Bound)?),
+        ),
+        Aim::most("created → Bound, p99 by Go's", 25.0, "%", 100.0 * bound.p99 / peer.p99),
+        Aim::least("deleted → gone, throughput by Go's", 3.0, "×", ratio(gone, theirs.of(Flow::Gone)?)),
+        Aim::least(
+            "made before → Bound, throughput by Go's",
+            5.0,
+            "×",
+            ratio(made, theirs.of(Flow::Static)?),
+        ),
+        // The user's own is no work of ours.
+        Aim::most("writes of the API for a claim, without the user's own", 5.5, "", bound.cost.writes - 1.0),
+        Aim::most(
+            "CPU of controllers for a claim, by Go's",
+            20.0,
+            "%",
+            100.0 * cpu(ours, bound) / cpu(theirs, peer),
+        ),
+        Aim::most(
+            "memory of controllers after the claims, by Go's",
+            12.5,
+            "%",
+            100.0 * memory(ours, bound) / memory(theirs, peer),
+        ),
+        Aim::most("one claim alone, p50", 20.0, "ms", ours.of(Flow::Alone)?.p50),
+    ])
+}
+
+/// What the controllers of a stack take together.
+fn sum(figures: &Figures, by_process: &BTreeMap<String, f64>) -> f64 {
+    figures.controllers.iter().filter_map(|name| by_process.get(name)).sum()
+}
+
+fn section(all: &[Figures], flow: Flow, title: &str) -> String {
+    let mut text = format!(
+        "\n## {title}\n\n| stack | per second | p50 | p99 | API writes | watch events | watches | CPU per claim, ms | memory after, MB |\n\
+         |---|---:|---:|---:|---:|---:|---:|---|---|\n"
+    );
+    let rows = || all.iter().filter_map(|figures| Some((figures, figures.of(flow)?)));
+    for (figures, measured) in rows() {
+        let cost = &measured.cost;
+        let cpu = list(cost.cpu.iter().map(|(name, each)| format!("{name} {each:.2}")));
+        let memory = list(cost.memory.iter().map(|(name, bytes)| format!("{name} {}", bytes / 1_000_000)));
+        let _ = writeln!(
+            text,
+            "| {} | {:.0} | {} | {} | {:.2} | {:.1} | {:.0} | {cpu} | {memory} |",
+            figures.name,
+            measured.per_second,
+            time(measured.p50),
+            time(measured.p99),
+            cost.writes,
+            cost.events,
+            cost.watches,
+        );
+    }
+    text.push_str("\nRequests for a claim, the user's own among them:\n\n");
+    for (figures, measured) in rows() {
+        let requests = measured.cost.requests.iter().map(|(name, each)| format!("{name} {each:.2}"));
+        let _ = writeln!(text, "- {}: {}", figures.name, list(requests));
+    }
+    text
+}
+
+fn list(parts: impl Iterator<Item = String>) -> String {
+    parts.collect::<Vec<_>>().join(", ")
+}
+
+/// Milliseconds for people.
+fn time(milliseconds: f64) -> String {
+    if milliseconds < 1000.0 {
+        format!("{milliseconds:.1} ms")
+    } else {
+        format!("{:.2} s", milliseconds / 1000.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_aim_is_met_at_its_bound() {
+        assert!(Aim::least("", 3.0, "×", 3.0).met());
+        assert!(!Aim::least("", 3.0, "×", 2.99).met());
+        assert!(Aim::most("", 20.0, "ms", 20.0).met());
+        assert!(!Aim::most("", 20.0, "ms", 20.1).met());
+        assert_eq!(time(999.94), "999.9 ms");
+        assert_eq!(time(17_200.0), "17.20 s");
+    }
+}
