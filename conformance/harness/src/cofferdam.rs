@@ -1,6 +1,11 @@
-//! Our program, with the memory driver in it.
+//! Our program, with the memory driver in it or before a driver's socket.
 
-use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
@@ -94,11 +99,23 @@ impl MemoryDriver {
 /// # Errors
 /// When it is not, with the end of its log.
 pub async fn start(run: &Run, account: &Account, driver: &MemoryDriver) -> Result<Process> {
+    started(run, account, &[format!("--config={}", driver.configuration.display())]).await
+}
+
+/// The same before an existing CSI driver.
+///
+/// # Errors
+/// As [`start`].
+pub async fn start_before(run: &Run, account: &Account, socket: &Path) -> Result<Process> {
+    started(run, account, &[format!("--csi-address={}", socket.display())]).await
+}
+
+async fn started(run: &Run, account: &Account, driver: &[String]) -> Result<Process> {
     let port = run.port()?;
     let spec = Spec::new("cofferdam", run.program())
         .arg("run")
         .args(account.roles().iter().map(|role| format!("--role={role}")))
-        .arg(format_args!("--config={}", driver.configuration.display()))
+        .args(driver)
         .arg(format_args!("--kubeconfig={}", account.kubeconfig().display()))
         .arg(format_args!("--namespace={}", account::NAMESPACE))
         .arg(format_args!("--http-endpoint=127.0.0.1:{port}"))

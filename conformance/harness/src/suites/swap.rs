@@ -32,6 +32,7 @@ pub(super) async fn run(run: &Run) -> Result<()> {
     let mut plane = ControlPlane::start(run, options).await?;
     our_provisioner(run, &mut plane).await?;
     our_binder(run, &mut plane).await?;
+    one_provisioner_for_the_other(run, &mut plane).await?;
     plane.stop().await
 }
 
@@ -112,6 +113,45 @@ async fn our_binder(run: &Run, plane: &mut ControlPlane) -> Result<()> {
     tokio::try_join!(claims.delete(0..CLAIMS), swap)?;
     empty(&driver.volumes().await?)?;
     theirs.stop().await?;
+    driver.process.stop().await
+}
+
+/// Kubernetes' binder throughout, and one driver; the provisioner is csi-provisioner, then ours, then csi-provisioner, and ours
+/// again while the claims go.
+async fn one_provisioner_for_the_other(run: &Run, plane: &mut ControlPlane) -> Result<()> {
+    let mut driver = Driver::start(run, DRIVER, &["--attach=false"]).await?;
+    let kubeconfig = plane.kubeconfig(User::Admin)?;
+    let claims = Claims::new(plane.client(), "provisioners", DRIVER).await?;
+    let account = Account::new(run, plane, &["provisioner"]).await?;
+    let theirs = async || sidecar::start(run, "csi-provisioner", &kubeconfig, driver.socket(), &[]).await;
+    let ours = async || cofferdam::start_before(run, &account, driver.socket()).await;
+
+    kubernetes(run, plane, BINDER).await?;
+    let mut provisioner = theirs().await?;
+    let swaps = async {
+        claims.bound(FIRST, LONG).await?;
+        provisioner.kill().await?;
+        claims.in_the_middle().await?;
+        provisioner = ours().await?;
+        claims.bound(SECOND, LONG).await?;
+        provisioner.kill().await?;
+        claims.in_the_middle().await?;
+        provisioner = theirs().await?;
+        claims.bound(CLAIMS, LONG).await
+    };
+    tokio::try_join!(claims.create(0..CLAIMS), swaps)?;
+    claims.sound(CLAIMS, &driver.volumes().await?).await?;
+
+    let swap = async {
+        claims.left(CLAIMS - FIRST, LONG).await?;
+        provisioner.kill().await?;
+        claims.in_the_middle().await?;
+        provisioner = ours().await?;
+        claims.left(0, LONG).await
+    };
+    tokio::try_join!(claims.delete(0..CLAIMS), swap)?;
+    empty(&driver.volumes().await?)?;
+    provisioner.stop().await?;
     driver.process.stop().await
 }
 

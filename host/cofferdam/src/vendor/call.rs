@@ -114,11 +114,7 @@ fn show(
                 Err(failed) => format!("{failed} ({:?})", failed.finality),
             };
             let used = usage.map_or_else(String::new, |usage| {
-                format!(
-                    ", computed {:.1?}, memory {} KiB",
-                    usage.computed,
-                    usage.memory_bytes.div_ceil(1024)
-                )
+                format!(", computed {:.1?}, memory {} KiB", usage.computed, usage.memory_bytes.div_ceil(1024))
             });
             format!("{answer}\n\ntook {took:.1?}{used}\n")
         }
