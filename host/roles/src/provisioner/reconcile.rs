@@ -14,7 +14,7 @@ use cofferdam_cluster::{
 };
 use cofferdam_domain::{
     Claim, DriverName, StorageClass, Uid, Volume, VolumeName, VolumePhase, names,
-    storage::{CreatedVolume, StorageError},
+    storage::{CreatedVolume, Feature, StorageError},
 };
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -58,6 +58,12 @@ impl Provisioner {
             extra_create_metadata: settings.extra_create_metadata,
             cluster: context.cluster.clone(),
             binder_here: settings.roles.contains(&Role::PvController),
+            tell_writers: context
+                .drivers
+                .iter()
+                .filter(|(_, driver)| driver.backend.description().has(Feature::SingleNodeMultiWriter))
+                .map(|(name, _)| name.clone())
+                .collect(),
         };
         let role = Arc::new(Self {
             claims: Queue::new("provisioner_claims", backoff, metrics),

@@ -2,7 +2,10 @@
 //! the request", "result states"), and the intent journal: what was once asked for is asked for again, word for word, until the
 //! answer is final, whatever happened to the claim and its class meanwhile.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use cofferdam_cluster::{Cache, Intent, IntentClass, Seen};
 use cofferdam_domain::{
@@ -30,6 +33,8 @@ pub struct Options {
     pub cluster: ClusterId,
     /// Whether binding runs in this process: then no request annotation is needed.
     pub binder_here: bool,
+    /// Drivers that tell one writer on a node from many (CSI `SINGLE_NODE_MULTI_WRITER`).
+    pub tell_writers: BTreeSet<DriverName>,
 }
 
 /// The world that a decision about a claim is about.
@@ -215,7 +220,9 @@ fn request(
             AccessType::Filesystem { fs_type, mount_flags: class.mount_options.clone(), mount_group: None }
         }
     };
-    let capabilities = capability_modes(claim).map_err(refuse)?.into_iter();
+    let capabilities = capability_modes(claim, options.tell_writers.contains(&class.provisioner))
+        .map_err(refuse)?
+        .into_iter();
     Ok(Intent {
         claim: claim.key.clone(),
         uid: claim.meta.uid.clone(),
@@ -245,9 +252,10 @@ fn request(
     })
 }
 
-/// Each of the claim's modes by itself, as external-provisioner maps them. What could never be attached is refused here:
+/// Each of the claim's modes by itself, as external-provisioner maps them; `finely` for a driver that tells one writer on a node
+/// from many. What could never be attached is refused here:
 /// ReadWriteOncePod with anything else, and ReadOnlyMany with ReadWriteOnce.
-fn capability_modes(claim: &Claim) -> Result<Vec<CapabilityMode>, String> {
+fn capability_modes(claim: &Claim, finely: bool) -> Result<Vec<CapabilityMode>, String> {
     let modes: Vec<AccessMode> = claim.access_modes.iter().collect();
     let has = |mode| modes.contains(&mode);
     if modes.is_empty() {
@@ -266,6 +274,8 @@ fn capability_modes(claim: &Claim) -> Result<Vec<CapabilityMode>, String> {
     Ok(modes
         .into_iter()
         .map(|mode| match mode {
+            AccessMode::ReadWriteOnce if finely => CapabilityMode::SingleNodeMultiWriter,
+            AccessMode::ReadWriteOncePod if finely => CapabilityMode::SingleNodeSingleWriter,
             AccessMode::ReadWriteOnce | AccessMode::ReadWriteOncePod => CapabilityMode::SingleNodeWriter,
             AccessMode::ReadOnlyMany => CapabilityMode::MultiNodeReaderOnly,
             AccessMode::ReadWriteMany => CapabilityMode::MultiNodeMultiWriter,

@@ -1,7 +1,7 @@
 //! What provisioning decides, case by case.
 #![allow(clippy::type_complexity, reason = "a row of a table is spelled where the table is")]
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use cofferdam_cluster::{Cache, Intent, Kind, decode};
 use cofferdam_domain::{
@@ -11,7 +11,7 @@ use cofferdam_domain::{
 use cofferdam_sim::objects::with;
 use serde_json::{Value, json};
 
-use super::{ClaimVerdict, Created, Options, View, VolumeVerdict, claim, created, volume};
+use super::{ClaimVerdict, Created, Options, View, VolumeVerdict, capability_modes, claim, created, volume};
 
 const UID: &str = "1234";
 
@@ -22,6 +22,7 @@ fn options() -> Options {
         extra_create_metadata: false,
         cluster: "cluster".into(),
         binder_here: true,
+        tell_writers: BTreeSet::new(),
     }
 }
 
@@ -118,6 +119,25 @@ fn show(verdict: &ClaimVerdict) -> String {
             format!("{} {message}", if *lasting { "refuse" } else { "retry" })
         }
         ClaimVerdict::LeaveToPopulator => "populator".to_owned(),
+    }
+}
+
+#[test]
+fn a_driver_that_tells_one_writer_from_many_is_asked_finely() {
+    use CapabilityMode as Mode;
+    #[rustfmt::skip] // one row a list of modes
+    let table: [(&[&str], &[Mode], &[Mode]); 5] = [
+        (&["ReadWriteOnce"],                  &[Mode::SingleNodeWriter],     &[Mode::SingleNodeMultiWriter]),
+        (&["ReadWriteOncePod"],               &[Mode::SingleNodeWriter],     &[Mode::SingleNodeSingleWriter]),
+        (&["ReadWriteMany"],                  &[Mode::MultiNodeMultiWriter], &[Mode::MultiNodeMultiWriter]),
+        (&["ReadOnlyMany"],                   &[Mode::MultiNodeReaderOnly],  &[Mode::MultiNodeReaderOnly]),
+        (&["ReadWriteOnce", "ReadWriteMany"], &[Mode::SingleNodeWriter, Mode::MultiNodeMultiWriter], &[Mode::SingleNodeMultiWriter, Mode::MultiNodeMultiWriter]),
+    ];
+    for (modes, coarse, fine) in table {
+        let claim = merged(claim_json(), json!({"spec": {"accessModes": modes}}));
+        let claim = decode::object::<Claim>(&claim.to_string()).unwrap().unwrap();
+        assert_eq!(capability_modes(&claim, false).unwrap(), coarse, "{modes:?}");
+        assert_eq!(capability_modes(&claim, true).unwrap(), fine, "{modes:?}");
     }
 }
 
