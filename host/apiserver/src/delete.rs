@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use crate::Inner;
 use crate::descriptors::{self, Kind, Resource};
 use crate::meta;
-use crate::request::{Query, Target};
-use crate::status::Status;
+use crate::request::{self, Query, Target};
+use crate::status::{FieldError, Status};
 use crate::store::{self, Change, Object};
 use crate::write::RETRIES;
 
@@ -43,25 +43,24 @@ impl DeleteOptions {
             let text = body.get(name).and_then(Value::as_str).unwrap_or_default();
             if text.is_empty() { query.get(name).to_owned() } else { text.to_owned() }
         };
+        let mut errors = Vec::new();
         let propagation = match member("propagationPolicy").as_str() {
             "" | "Background" => Propagation::Background,
             "Foreground" => Propagation::Foreground,
             "Orphan" => Propagation::Orphan,
             other => {
-                return Err(Status::bad_request(format!(
-                    "invalid propagationPolicy \"{other}\": expected Background, Foreground or Orphan"
-                )));
+                let known = ["Foreground", "Background", "Orphan", "nil"];
+                errors.push(FieldError::not_supported("propagationPolicy", other, &known));
+                Propagation::Background
             }
         };
         let dry_run = match meta::strings(body, "/dryRun").as_slice() {
-            [] => query.dry_run()?,
-            ["All"] => true,
-            [other, ..] => {
-                return Err(Status::bad_request(format!(
-                    "dryRun: Unsupported value: \"{other}\": supported values: \"All\""
-                )));
-            }
+            [] => query.dry_run(&mut errors),
+            given => request::dry_run(given, &mut errors),
         };
+        if !errors.is_empty() {
+            return Err(Status::invalid_options("DeleteOptions", &errors));
+        }
         let grace = match body.get("gracePeriodSeconds") {
             Some(seconds) => seconds.as_i64(),
             None => query.number("gracePeriodSeconds")?.and_then(|seconds| i64::try_from(seconds).ok()),
@@ -136,7 +135,10 @@ impl Inner {
                 return Ok(Deleted::Pending(current));
             }
             let gone = next.is_none();
-            let change = next.map_or_else(|| Change::Remove(current.value.clone()), Change::Put);
+            let change = match next {
+                Some(next) => Change::Put(next, current.managed.clone()),
+                None => Change::Remove(current.value.clone(), current.managed.clone()),
+            };
             match self.store.commit(resource.id, &key, Some(current.version), change) {
                 Ok(object) if gone => return Ok(Deleted::Gone(object)),
                 Ok(object) => return Ok(Deleted::Pending(object)),
@@ -274,7 +276,7 @@ impl Inner {
             });
             let key = store::key(meta::namespace(&dependent.value), dependent.name());
             // A dependent that changed meanwhile is left: its writer has seen the owner go.
-            let _ = self.store.commit(dependent.kind, &key, Some(dependent.version), Change::Put(next));
+            let _ = self.store.commit(dependent.kind, &key, Some(dependent.version), Change::Put(next, dependent.managed.clone()));
         }
     }
 
@@ -302,7 +304,7 @@ impl Inner {
             }
         });
         let gone = self.may_go(kind, &next);
-        let change = if gone { Change::Remove(owner.value.clone()) } else { Change::Put(next) };
+        let change = if gone { Change::Remove(owner.value.clone(), owner.managed.clone()) } else { Change::Put(next, owner.managed.clone()) };
         let written = self.store.commit(kind, key, Some(owner.version), change).ok()?;
         gone.then_some(written)
     }
@@ -325,7 +327,7 @@ impl Inner {
         if !meta::deleting(&found.value) || !self.may_go(Kind::Namespace, &found.value) {
             return None;
         }
-        let change = Change::Remove(found.value.clone());
+        let change = Change::Remove(found.value.clone(), found.managed.clone());
         self.store.commit(Kind::Namespace, namespace, Some(found.version), change).ok()
     }
 }

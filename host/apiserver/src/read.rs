@@ -151,7 +151,7 @@ struct Page {
 }
 
 fn options(field: &str, detail: &str) -> Status {
-    Status::invalid_options(&[FieldError::forbidden(field, detail)])
+    Status::invalid_options("ListOptions", &[FieldError::forbidden(field, detail)])
 }
 
 impl Page {
@@ -190,7 +190,7 @@ impl Page {
                 "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
             )),
             "Exact" => Ok(Self { at: version, limit, ..Self::default() }),
-            other => Err(Status::invalid_options(&[FieldError::not_supported(
+            other => Err(Status::invalid_options("ListOptions", &[FieldError::not_supported(
                 "resourceVersionMatch",
                 other,
                 &["Exact", "NotOlderThan", ""],
@@ -365,7 +365,7 @@ impl Watcher {
         crate::meta::edit_meta(&mut value, |meta| {
             meta.insert("resourceVersion".to_owned(), event.object.version.to_string().into());
         });
-        let left = Object::transient(self.kind, event.object.version, value);
+        let left = Object::transient(self.kind, event.object.version, value, previous.managed.clone());
         Some(self.renderer.frame(event_type, &left))
     }
 }

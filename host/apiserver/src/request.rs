@@ -3,7 +3,7 @@
 use http::{HeaderMap, Method, header};
 
 use crate::descriptors::{self, Resource, VERSION};
-use crate::status::Status;
+use crate::status::{FieldError, Status};
 
 /// An object or a collection that a URL names.
 #[derive(Debug, Clone)]
@@ -110,16 +110,25 @@ impl Query {
         })
     }
 
-    /// `dryRun=All`; any other value is refused.
-    pub(crate) fn dry_run(&self) -> Result<bool, Status> {
-        match self.get("dryRun") {
-            "" => Ok(false),
-            "All" => Ok(true),
-            other => Err(Status::bad_request(format!(
-                "dryRun: Unsupported value: \"{other}\": supported values: \"All\""
-            ))),
-        }
+    /// `dryRun=All`; any other value is an error.
+    pub(crate) fn dry_run(&self, errors: &mut Vec<FieldError>) -> bool {
+        let given: Vec<&str> =
+            self.0.iter().filter(|(key, _)| key == "dryRun").map(|(_, value)| value.as_str()).collect();
+        dry_run(if given == [""] { &[] } else { &given }, errors)
     }
+
+    /// Whether a parameter is there at all.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.0.iter().any(|(key, _)| key == name)
+    }
+}
+
+/// Whether a dry run is asked for.
+pub(crate) fn dry_run(given: &[&str], errors: &mut Vec<FieldError>) -> bool {
+    if given.iter().any(|one| *one != "All") {
+        errors.push(FieldError::not_supported_list("dryRun", given, &["All"]));
+    }
+    !given.is_empty()
 }
 
 /// In which shape the client wants objects.
@@ -202,22 +211,24 @@ pub(crate) enum PatchType {
     Json,
     Merge,
     Strategic,
+    /// Server-side apply.
+    Apply,
 }
 
-const PATCH_TYPES: &str =
-    "application/json-patch+json, application/merge-patch+json, application/strategic-merge-patch+json";
+const PATCH_TYPES: &str = "application/json-patch+json, application/merge-patch+json, application/strategic-merge-patch+json, application/apply-patch+yaml";
 
 fn content_type(headers: &HeaderMap) -> &str {
     let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     value.split(';').next().unwrap_or_default().trim()
 }
 
-/// The kind of patch that the content type names. Server-side apply is not served.
+/// The kind of patch that the content type names.
 pub(crate) fn patch_type(headers: &HeaderMap) -> Result<PatchType, Status> {
     match content_type(headers) {
         "application/json-patch+json" => Ok(PatchType::Json),
         "application/merge-patch+json" => Ok(PatchType::Merge),
         "application/strategic-merge-patch+json" => Ok(PatchType::Strategic),
+        "application/apply-patch+yaml" => Ok(PatchType::Apply),
         _ => Err(Status::unsupported_media(PATCH_TYPES)),
     }
 }
@@ -233,6 +244,11 @@ pub(crate) fn json_body(headers: &HeaderMap) -> Result<(), Status> {
         "" | "application/json" | "*/*" => Ok(()),
         _ => Err(Status::unsupported_media("application/json")),
     }
+}
+
+/// What the client calls itself.
+pub(crate) fn agent(headers: &HeaderMap) -> &str {
+    headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
 /// What is done to a target.

@@ -21,10 +21,10 @@ use crate::meta;
 use crate::openapi;
 use crate::protobuf;
 use crate::read;
-use crate::request::{self, Discovery, Query, Target, Verb};
+use crate::request::{self, Discovery, PatchType, Query, Target, Verb};
 use crate::status::Status;
 use crate::store::Object;
-use crate::view::{Renderer, whole};
+use crate::view::Renderer;
 use crate::write::{Part, WriteOptions};
 
 type Frames = Pin<Box<dyn Stream<Item = Bytes> + Send>>;
@@ -216,6 +216,7 @@ impl Inner {
         Part::of(target)?;
         let view = request::view(&parts.headers)?;
         let renderer = Renderer::new(target.resource.id, view, query.get("includeObject"), (self.now)())?;
+        let agent = request::agent(&parts.headers);
         let one = |code, object: &Object| Ok(json_bytes(code, renderer.object(object)));
         match verb {
             Verb::Get => one(StatusCode::OK, self.get(target, &query)?.as_ref()),
@@ -229,18 +230,24 @@ impl Inner {
                     return Err(Status::method_not_allowed());
                 }
                 let body = object_body(parts, target, body)?;
-                let object = self.create(target, body, WriteOptions::parse(&query)?)?;
+                let options = WriteOptions::parse("CreateOptions", &query, agent, None)?;
+                let object = self.create(target, body, options)?;
                 one(StatusCode::CREATED, &object)
             }
             Verb::Update => {
                 let body = object_body(parts, target, body)?;
-                let (object, created) = self.update(target, body, WriteOptions::parse(&query)?)?;
+                let options = WriteOptions::parse("UpdateOptions", &query, agent, None)?;
+                let (object, created) = self.update(target, body, options)?;
                 one(if created { StatusCode::CREATED } else { StatusCode::OK }, &object)
             }
             Verb::Patch => {
                 let patch_type = request::patch_type(&parts.headers)?;
-                let object = self.patch(target, patch_type, body, WriteOptions::parse(&query)?)?;
-                one(StatusCode::OK, &object)
+                let options = WriteOptions::parse("PatchOptions", &query, agent, Some(patch_type))?;
+                if patch_type == PatchType::Apply {
+                    let (object, created) = self.apply(target, body, options)?;
+                    return one(if created { StatusCode::CREATED } else { StatusCode::OK }, &object);
+                }
+                one(StatusCode::OK, self.patch(target, patch_type, body, options)?.as_ref())
             }
             Verb::Delete if target.subresource.is_some() => Err(Status::method_not_allowed()),
             Verb::Delete => {
@@ -273,7 +280,7 @@ impl Inner {
         for object in listing.objects.iter().filter(|object| selector.matches(&object.value)) {
             let one = Target { name: Some(object.name().to_owned()), ..target.clone() };
             match self.delete(&one, options) {
-                Ok(_) => items.push(whole(kind, &object.value)),
+                Ok(_) => items.push(object.whole()),
                 // Somebody else was faster.
                 Err(status) if status.code == StatusCode::NOT_FOUND => {}
                 Err(status) => return Err(status),

@@ -4,6 +4,7 @@ use http::StatusCode;
 use serde_json::{Map, Value, json};
 
 use crate::descriptors::Resource;
+use crate::fields::Conflict;
 
 /// A failed request: what `kubectl` prints and what clients branch on (`reason` and `code`).
 #[derive(Debug, Clone)]
@@ -60,6 +61,25 @@ impl FieldError {
         }
     }
 
+    /// Several values, of which some are none of the closed set.
+    pub(crate) fn not_supported_list(field: impl Into<String>, values: &[&str], supported: &[&str]) -> Self {
+        let quoted = |list: &[&str]| list.iter().map(|one| format!("\"{one}\"")).collect::<Vec<_>>().join(", ");
+        Self {
+            field: field.into(),
+            reason: "FieldValueNotSupported",
+            body: format!("Unsupported value: [{}]: supported values: {}", quoted(values), quoted(supported)),
+        }
+    }
+
+    /// The value has too many bytes.
+    pub(crate) fn too_long(field: impl Into<String>, most: usize) -> Self {
+        Self {
+            field: field.into(),
+            reason: "FieldValueTooLong",
+            body: format!("Too long: may not be more than {most} bytes"),
+        }
+    }
+
     /// The value stands in the list twice.
     pub(crate) fn duplicate(field: impl Into<String>, value: &str) -> Self {
         Self {
@@ -74,6 +94,20 @@ impl std::fmt::Display for FieldError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: {}", self.field, self.body)
     }
+}
+
+fn shown(errors: &[FieldError]) -> String {
+    match errors {
+        [one] => one.to_string(),
+        many => format!("[{}]", many.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
+    }
+}
+
+fn causes(errors: &[FieldError]) -> Vec<Value> {
+    errors
+        .iter()
+        .map(|error| json!({"reason": error.reason, "message": error.body, "field": error.field}))
+        .collect()
 }
 
 impl Status {
@@ -140,26 +174,39 @@ impl Status {
     }
 
     pub(crate) fn invalid(resource: &Resource, name: &str, errors: &[FieldError]) -> Self {
-        let list: Vec<String> = errors.iter().map(ToString::to_string).collect();
-        let list = match list.as_slice() {
-            [one] => one.clone(),
-            many => format!("[{}]", many.join(", ")),
-        };
-        let causes = errors
-            .iter()
-            .map(|error| json!({"reason": error.reason, "message": error.body, "field": error.field}))
-            .collect();
-        let message = format!("{} \"{name}\" is invalid: {list}", resource.qualified_kind());
+        let message = format!("{} \"{name}\" is invalid: {}", resource.qualified_kind(), shown(errors));
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message)
             .about(resource, resource.kind, name)
-            .cause(causes)
+            .cause(causes(errors))
     }
 
-    /// Options of a list or watch that contradict each other.
-    pub(crate) fn invalid_options(errors: &[FieldError]) -> Self {
-        let list: Vec<String> = errors.iter().map(ToString::to_string).collect();
-        let message = format!("ListOptions.meta.k8s.io \"\" is invalid: {}", list.join(", "));
-        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message)
+    /// Options of a request (`ListOptions`, `PatchOptions`, …) that break rules.
+    pub(crate) fn invalid_options(kind: &str, errors: &[FieldError]) -> Self {
+        let mut status = Self::new(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            "Invalid",
+            format!("{kind}.meta.k8s.io \"\" is invalid: {}", shown(errors)),
+        );
+        status.details.insert("group".to_owned(), json!("meta.k8s.io"));
+        status.details.insert("kind".to_owned(), json!(kind));
+        status.cause(causes(errors))
+    }
+
+    /// A configuration would change what others own.
+    pub(crate) fn apply_conflict(message: String, conflicts: &[Conflict]) -> Self {
+        let causes = conflicts.iter().map(|conflict| {
+            json!({
+                "reason": "FieldManagerConflict",
+                "message": format!("conflict with {}", conflict.with.describe()),
+                "field": conflict.path,
+            })
+        });
+        Self::new(StatusCode::CONFLICT, "Conflict", message).cause(causes.collect())
+    }
+
+    /// An error to which the API gives no reason.
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "", message)
     }
 
     /// A JSON patch that cannot be applied, a failed `test` among them: the API says no more than this.

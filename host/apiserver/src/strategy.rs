@@ -26,7 +26,8 @@ fn default(map: &mut Map<String, Value>, member: &str, value: &str) {
     }
 }
 
-fn defaults(kind: Kind, value: &mut Value) {
+/// Fills in what the API's types default to.
+pub(crate) fn defaults(kind: Kind, value: &mut Value) {
     match kind {
         Kind::PersistentVolumeClaim => meta::edit(value, "spec", |spec| {
             default(spec, "volumeMode", "Filesystem");
@@ -103,9 +104,8 @@ fn secret(value: &mut Value) {
     }
 }
 
-/// Fits a new object: defaults, and the status that only the server begins.
+/// Fits a new object: the status that only the server begins.
 pub(crate) fn prepare_create(kind: Kind, value: &mut Value, now: Timestamp) {
-    defaults(kind, value);
     match kind {
         Kind::PersistentVolumeClaim => meta::set(value, "status", json!({"phase": "Pending"})),
         Kind::PersistentVolume => {
@@ -137,7 +137,6 @@ pub(crate) fn prepare_update(resource: &Resource, part: Part, old: &Value, next:
             if resource.status {
                 meta::copy_member(next, old, "status");
             }
-            defaults(resource.id, next);
             if resource.id == Kind::Namespace {
                 meta::copy_member(next, old, "spec");
             }

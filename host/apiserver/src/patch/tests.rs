@@ -2,10 +2,11 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::parse;
+use crate::descriptors::Kind;
 use crate::request::PatchType;
 
 fn patched(patch_type: PatchType, value: Value, patch: &Value) -> Value {
-    parse(patch_type, patch.to_string().as_bytes()).unwrap().apply(value).unwrap()
+    parse(patch_type, patch.to_string().as_bytes()).unwrap().apply(Kind::Pod, value).unwrap()
 }
 
 #[test]
@@ -99,7 +100,7 @@ fn strategic_patches_merge_lists_by_key() {
 fn a_merge_key_is_demanded() {
     let patch = json!({"spec": {"containers": [{"image": "x"}]}});
     let patch = parse(PatchType::Strategic, patch.to_string().as_bytes()).unwrap();
-    let error = patch.apply(json!({})).unwrap_err();
+    let error = patch.apply(Kind::Pod, json!({})).unwrap_err();
     assert!(error.message.contains("does not contain declared merge key: name"), "{}", error.message);
 }
 
@@ -107,7 +108,7 @@ fn a_merge_key_is_demanded() {
 fn a_failed_json_patch_test_is_unprocessable() {
     let patch = json!([{"op": "test", "path": "/metadata/uid", "value": "1"}]);
     let patch = parse(PatchType::Json, patch.to_string().as_bytes()).unwrap();
-    let error = patch.apply(json!({"metadata": {"uid": "2"}})).unwrap_err();
+    let error = patch.apply(Kind::Pod, json!({"metadata": {"uid": "2"}})).unwrap_err();
     assert_eq!((error.code, error.reason), (StatusCode::UNPROCESSABLE_ENTITY, "Invalid"));
 }
 

@@ -7,7 +7,7 @@ use crate::write::Part;
 fn merged(base: Value, patch: &Value) -> Value {
     crate::patch::parse(crate::request::PatchType::Merge, patch.to_string().as_bytes())
         .unwrap()
-        .apply(base)
+        .apply(Kind::ConfigMap, base)
         .unwrap()
 }
 
