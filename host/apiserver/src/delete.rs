@@ -132,7 +132,9 @@ impl Inner {
                 return Ok(Deleted::Pending(current));
             }
             if options.dry_run {
-                return Ok(Deleted::Pending(current));
+                let marked = next.unwrap_or_else(|| current.value.clone());
+                let managed = current.managed.clone();
+                return Ok(Deleted::Pending(Object::transient(resource.id, current.version, marked, managed)));
             }
             let gone = next.is_none();
             let change = match next {
@@ -353,17 +355,18 @@ fn grace(current: &Object, options: &DeleteOptions) -> i64 {
 }
 
 fn check_preconditions(resource: &Resource, current: &Object, options: &DeleteOptions) -> Result<(), Status> {
+    let refuse = |why: String| Err(Status::precondition(resource, current.name(), &why));
     if let Some(uid) = options.uid.as_ref().filter(|uid| *uid != current.uid()) {
-        let why =
-            format!("Precondition failed: UID in precondition: {uid}, UID in object meta: {}", current.uid());
-        return Err(Status::conflict(resource, current.name(), &why));
+        return refuse(format!(
+            "the UID in the precondition ({uid}) does not match the UID in record ({}). The object might have been deleted and then recreated",
+            current.uid()
+        ));
     }
     let version = current.version.to_string();
     if let Some(wanted) = options.version.as_ref().filter(|wanted| **wanted != version) {
-        let why = format!(
-            "Precondition failed: ResourceVersion in precondition: {wanted}, ResourceVersion in object meta: {version}"
-        );
-        return Err(Status::conflict(resource, current.name(), &why));
+        return refuse(format!(
+            "the ResourceVersion in the precondition ({wanted}) does not match the ResourceVersion in record ({version}). The object might have been modified"
+        ));
     }
     Ok(())
 }

@@ -215,8 +215,6 @@ pub(crate) enum PatchType {
     Apply,
 }
 
-const PATCH_TYPES: &str = "application/json-patch+json, application/merge-patch+json, application/strategic-merge-patch+json, application/apply-patch+yaml";
-
 fn content_type(headers: &HeaderMap) -> &str {
     let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     value.split(';').next().unwrap_or_default().trim()
@@ -229,7 +227,7 @@ pub(crate) fn patch_type(headers: &HeaderMap) -> Result<PatchType, Status> {
         "application/merge-patch+json" => Ok(PatchType::Merge),
         "application/strategic-merge-patch+json" => Ok(PatchType::Strategic),
         "application/apply-patch+yaml" => Ok(PatchType::Apply),
-        _ => Err(Status::unsupported_media(PATCH_TYPES)),
+        _ => Err(Status::unsupported_patch()),
     }
 }
 
@@ -238,11 +236,31 @@ pub(crate) fn is_protobuf(headers: &HeaderMap) -> bool {
     content_type(headers) == "application/vnd.kubernetes.protobuf"
 }
 
-/// Bodies of everything but PATCH are JSON.
-pub(crate) fn json_body(headers: &HeaderMap) -> Result<(), Status> {
+/// How a body that is not a patch is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BodyType {
+    Json,
+    Yaml,
+}
+
+/// Bodies of everything but PATCH are JSON or YAML.
+pub(crate) fn body_type(headers: &HeaderMap) -> Result<BodyType, Status> {
     match content_type(headers) {
-        "" | "application/json" | "*/*" => Ok(()),
-        _ => Err(Status::unsupported_media("application/json")),
+        "" | "application/json" | "*/*" => Ok(BodyType::Json),
+        "application/yaml" => Ok(BodyType::Yaml),
+        _ => Err(Status::unsupported_media(
+            "application/json, application/yaml, application/vnd.kubernetes.protobuf",
+        )),
+    }
+}
+
+/// The path names something inside a version of a group, served or not.
+pub(crate) fn is_resource_path(path: &str) -> bool {
+    let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+    match parts.as_slice() {
+        ["api", VERSION, _, ..] => true,
+        ["apis", group, _, ..] => descriptors::GROUPS.contains(group),
+        _ => false,
     }
 }
 

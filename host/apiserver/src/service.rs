@@ -21,7 +21,8 @@ use crate::meta;
 use crate::openapi;
 use crate::protobuf;
 use crate::read;
-use crate::request::{self, Discovery, PatchType, Query, Target, Verb};
+use crate::patch::{go_error, go_type};
+use crate::request::{self, BodyType, Discovery, PatchType, Query, Target, Verb};
 use crate::status::Status;
 use crate::store::Object;
 use crate::view::Renderer;
@@ -183,10 +184,39 @@ pub(crate) fn is_public(path: &str) -> bool {
     matches!(path, "/healthz" | "/livez" | "/readyz" | "/version" | "/version/")
 }
 
-fn json_body(parts: &Parts, body: &[u8]) -> Result<Value, Status> {
-    request::json_body(&parts.headers)?;
-    serde_json::from_slice(body)
-        .map_err(|error| Status::bad_request(format!("couldn't get version/kind; json parse error: {error}")))
+/// A body that is an object, in JSON or YAML. Null is an empty one.
+fn json_body(parts: &Parts, body: &[u8], kind: &str) -> Result<Value, Status> {
+    let refuse = |why: &str| {
+        Status::bad_request(format!(
+            "the object provided is unrecognized (must be of type {kind}): couldn't get version/kind; json parse error: {why} ({})",
+            summary(body)
+        ))
+    };
+    let value: Value = match request::body_type(&parts.headers)? {
+        BodyType::Json => serde_json::from_slice(body).map_err(|error| refuse(&go_error(&error)))?,
+        BodyType::Yaml => std::str::from_utf8(body)
+            .map_err(|error| error.to_string())
+            .and_then(|text| serde_saphyr::from_str(text).map_err(|error| error.to_string()))
+            .map_err(|error| refuse(&format!("error converting YAML to JSON: yaml: {error}")))?,
+    };
+    match go_type(&value) {
+        None => Ok(if value.is_null() { json!({}) } else { value }),
+        Some(found) => Err(refuse(&format!(
+            "json: cannot unmarshal {found} into Go value of type struct {{ APIVersion string \"json:\\\"apiVersion,omitempty\\\"\"; Kind string \"json:\\\"kind,omitempty\\\"\" }}"
+        ))),
+    }
+}
+
+/// The beginning of a body, as messages show it: as text when it could be JSON.
+fn summary(body: &[u8]) -> String {
+    const MOST: usize = 30;
+    let start = body.get(..MOST).unwrap_or(body);
+    let shown = match body.first() {
+        None => return "<empty>".to_owned(),
+        Some(b'{') => String::from_utf8_lossy(start).into_owned(),
+        Some(_) => crate::random::hex(start),
+    };
+    if body.len() > MOST { format!("{shown} ...") } else { shown }
 }
 
 /// An object in the body of a create or an update.
@@ -197,7 +227,7 @@ fn object_body(parts: &Parts, target: &Target, body: &[u8]) -> Result<Value, Sta
             Status::bad_request("the protobuf body is malformed or has fields that are not served: send JSON")
         });
     }
-    json_body(parts, body)
+    json_body(parts, body, target.resource.kind)
 }
 
 impl Inner {
@@ -205,7 +235,7 @@ impl Inner {
         let path = parts.uri.path();
         match request::target(path) {
             Some(target) => self.resource(parts, &target, body),
-            None if parts.method == http::Method::GET => Ok(document(parts)),
+            None if parts.method == http::Method::GET => document(parts),
             None => Ok(plain(StatusCode::NOT_FOUND, "404 page not found\n")),
         }
     }
@@ -262,7 +292,7 @@ impl Inner {
     }
 
     fn delete_options(&self, parts: &Parts, query: &Query, body: &Bytes) -> Result<DeleteOptions, Status> {
-        let body = if body.is_empty() { Value::Null } else { json_body(parts, body)? };
+        let body = if body.is_empty() { Value::Null } else { json_body(parts, body, "DeleteOptions")? };
         DeleteOptions::parse(query, &body)
     }
 
@@ -280,7 +310,7 @@ impl Inner {
         for object in listing.objects.iter().filter(|object| selector.matches(&object.value)) {
             let one = Target { name: Some(object.name().to_owned()), ..target.clone() };
             match self.delete(&one, options) {
-                Ok(_) => items.push(object.whole()),
+                Ok(_) => items.push(object.item()),
                 // Somebody else was faster.
                 Err(status) if status.code == StatusCode::NOT_FOUND => {}
                 Err(status) => return Err(status),
@@ -330,16 +360,16 @@ fn deleted_answer(target: &Target, deleted: &Deleted, renderer: &Renderer) -> Re
 }
 
 /// Everything that is not an object.
-fn document(parts: &Parts) -> Response<ApiBody> {
+fn document(parts: &Parts) -> Answer {
     let path = parts.uri.path();
     let known = match path.trim_end_matches('/') {
-        "/healthz" | "/livez" | "/readyz" => return plain(StatusCode::OK, "ok"),
+        "/healthz" | "/livez" | "/readyz" => return Ok(plain(StatusCode::OK, "ok")),
         "/version" => Some(discovery::version()),
         "/api" | "/apis" if request::discovery(&parts.headers) == Discovery::Aggregated => {
             if let Some(document) = discovery::aggregated(path) {
                 let content = Content::Whole(Some(document.to_string().into()));
                 let content_type = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
-                return respond(StatusCode::OK, content_type, content);
+                return Ok(respond(StatusCode::OK, content_type, content));
             }
             None
         }
@@ -347,7 +377,8 @@ fn document(parts: &Parts) -> Response<ApiBody> {
         path => discovery::document(path),
     };
     match known {
-        Some(document) => json_value(&document),
-        None => plain(StatusCode::NOT_FOUND, "404 page not found\n"),
+        Some(document) => Ok(json_value(&document)),
+        None if request::is_resource_path(path) => Err(Status::no_such_resource()),
+        None => Ok(plain(StatusCode::NOT_FOUND, "404 page not found\n")),
     }
 }

@@ -10,6 +10,8 @@ use crate::fields::Conflict;
 #[derive(Debug, Clone)]
 pub(crate) struct Status {
     pub(crate) code: StatusCode,
+    /// The details are shown even when there are none.
+    bare: bool,
     pub(crate) reason: &'static str,
     pub(crate) message: String,
     details: Map<String, Value>,
@@ -58,6 +60,16 @@ impl FieldError {
             field: field.into(),
             reason: "FieldValueNotSupported",
             body: format!("Unsupported value: \"{value}\": supported values: {}", list.join(", ")),
+        }
+    }
+
+    /// A structure that is not of the closed set.
+    pub(crate) fn not_supported_value(field: impl Into<String>, value: &Value, supported: &[&str]) -> Self {
+        let list: Vec<String> = supported.iter().map(|one| format!("\"{one}\"")).collect();
+        Self {
+            field: field.into(),
+            reason: "FieldValueNotSupported",
+            body: format!("Unsupported value: {value}: supported values: {}", list.join(", ")),
         }
     }
 
@@ -112,7 +124,12 @@ fn causes(errors: &[FieldError]) -> Vec<Value> {
 
 impl Status {
     fn new(code: StatusCode, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { code, reason, message: message.into(), details: Map::new() }
+        Self { code, bare: false, reason, message: message.into(), details: Map::new() }
+    }
+
+    /// An answer that is about no object.
+    fn generic(code: StatusCode, reason: &'static str, message: &str) -> Self {
+        Self { bare: true, ..Self::new(code, reason, message) }
     }
 
     fn about(mut self, resource: &Resource, kind: &str, name: &str) -> Self {
@@ -137,7 +154,7 @@ impl Status {
     }
 
     pub(crate) fn no_such_resource() -> Self {
-        Self::new(StatusCode::NOT_FOUND, "NotFound", "the server could not find the requested resource")
+        Self::generic(StatusCode::NOT_FOUND, "NotFound", "the server could not find the requested resource")
     }
 
     pub(crate) fn already_exists(resource: &Resource, name: &str) -> Self {
@@ -211,7 +228,7 @@ impl Status {
 
     /// A JSON patch that cannot be applied, a failed `test` among them: the API says no more than this.
     pub(crate) fn patch_rejected() -> Self {
-        Self::new(
+        Self::generic(
             StatusCode::UNPROCESSABLE_ENTITY,
             "Invalid",
             "the server rejected our request due to an error in our request",
@@ -227,7 +244,7 @@ impl Status {
     }
 
     pub(crate) fn method_not_allowed() -> Self {
-        Self::new(
+        Self::generic(
             StatusCode::METHOD_NOT_ALLOWED,
             "MethodNotAllowed",
             "the server does not allow this method on the requested resource",
@@ -250,6 +267,38 @@ impl Status {
                 "the body of the request was in an unknown format - accepted media types include: {accepted}"
             ),
         )
+    }
+
+    /// A kind of patch that the resource does not know.
+    pub(crate) fn unsupported_patch() -> Self {
+        Self::generic(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "UnsupportedMediaType",
+            "415: Unsupported Media Type",
+        )
+    }
+
+    /// A patch makes something of the object that cannot be decoded.
+    pub(crate) fn patched_wrong(shown: &str, why: &str) -> Self {
+        let error = FieldError::invalid("patch", &Value::from(shown), why);
+        let message = format!(" \"\" is invalid: {error}");
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message).cause(causes(&[error]))
+    }
+
+    /// A precondition of a deletion that does not hold.
+    pub(crate) fn precondition(resource: &Resource, name: &str, why: &str) -> Self {
+        let message = format!("Operation cannot be fulfilled on {} \"{name}\": {why}", resource.qualified_kind());
+        Self::new(StatusCode::CONFLICT, "Conflict", message).about(resource, resource.kind, name)
+    }
+
+    /// An update that must say which version it is of, and does not.
+    pub(crate) fn unversioned(resource: &Resource, name: &str) -> Self {
+        let detail = "must be specified for an update";
+        let error = FieldError::invalid("metadata.resourceVersion", &Value::from(0), detail);
+        let message = format!("{} \"{name}\" is invalid: {error}", resource.qualified());
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message)
+            .about(resource, resource.plural, name)
+            .cause(causes(&[error]))
     }
 
     pub(crate) fn too_large(limit: usize) -> Self {
@@ -307,7 +356,7 @@ impl Status {
             "code": self.code.as_u16(),
         });
         if let Value::Object(map) = &mut status {
-            if self.details.is_empty() {
+            if self.details.is_empty() && !self.bare {
                 map.remove("details");
             }
             if self.reason.is_empty() {

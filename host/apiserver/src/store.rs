@@ -50,6 +50,13 @@ impl Object {
         value
     }
 
+    /// The object as lists hold it.
+    pub(crate) fn item(&self) -> Value {
+        let mut value = self.value.clone();
+        meta::set(&mut value, "metadata", self.metadata());
+        value
+    }
+
     /// Its metadata as they are answered.
     pub(crate) fn metadata(&self) -> Value {
         let mut metadata = self.value.get("metadata").cloned().unwrap_or_default();

@@ -31,11 +31,13 @@ pub(crate) fn defaults(kind: Kind, value: &mut Value) {
     match kind {
         Kind::PersistentVolumeClaim => meta::edit(value, "spec", |spec| {
             default(spec, "volumeMode", "Filesystem");
-            data_source(spec);
         }),
         Kind::PersistentVolume => meta::edit(value, "spec", |spec| {
             default(spec, "volumeMode", "Filesystem");
             default(spec, "persistentVolumeReclaimPolicy", "Retain");
+            if let Some(Value::Object(path)) = spec.get_mut("hostPath") {
+                path.entry("type").or_insert(json!(""));
+            }
         }),
         Kind::StorageClass => {
             if let Value::Object(class) = value {
@@ -51,9 +53,16 @@ pub(crate) fn defaults(kind: Kind, value: &mut Value) {
             default(spec, "dnsPolicy", "ClusterFirst");
             spec.entry("terminationGracePeriodSeconds").or_insert(json!(30));
         }),
-        Kind::Namespace => meta::edit(value, "spec", |spec| {
-            spec.entry("finalizers").or_insert(json!(["kubernetes"]));
-        }),
+        Kind::Namespace => {
+            let name = meta::name(value).to_owned();
+            if !name.is_empty() {
+                meta::edit_meta(value, |meta| {
+                    if let Value::Object(labels) = meta.entry("labels").or_insert_with(|| json!({})) {
+                        labels.insert("kubernetes.io/metadata.name".to_owned(), json!(name));
+                    }
+                });
+            }
+        }
         Kind::Node
         | Kind::Event
         | Kind::ConfigMap
@@ -66,8 +75,18 @@ pub(crate) fn defaults(kind: Kind, value: &mut Value) {
     }
 }
 
-/// `dataSource` and `dataSourceRef` are filled from each other unless the reference crosses namespaces.
+/// A source that no claim can come from is dropped. The rest of `dataSource` and `dataSourceRef` are filled from each
+/// other unless the reference crosses namespaces.
 fn data_source(spec: &mut Map<String, Value>) {
+    let known = |source: &Value| {
+        matches!(
+            (text(source, "/apiGroup"), text(source, "/kind")),
+            ("", "PersistentVolumeClaim") | ("snapshot.storage.k8s.io", "VolumeSnapshot")
+        )
+    };
+    if spec.get("dataSource").is_some_and(|source| !known(source)) && spec.get("dataSourceRef").is_none() {
+        spec.remove("dataSource");
+    }
     let crosses =
         spec.get("dataSourceRef").is_some_and(|reference| !text(reference, "/namespace").is_empty());
     if crosses {
@@ -107,12 +126,20 @@ fn secret(value: &mut Value) {
 /// Fits a new object: the status that only the server begins.
 pub(crate) fn prepare_create(kind: Kind, value: &mut Value, now: Timestamp) {
     match kind {
-        Kind::PersistentVolumeClaim => meta::set(value, "status", json!({"phase": "Pending"})),
+        Kind::PersistentVolumeClaim => {
+            meta::edit(value, "spec", data_source);
+            meta::set(value, "status", json!({"phase": "Pending"}));
+        }
         Kind::PersistentVolume => {
             let status = json!({"phase": "Pending", "lastPhaseTransitionTime": meta::timestamp(now)});
             meta::set(value, "status", status);
         }
-        Kind::Namespace => meta::set(value, "status", json!({"phase": "Active"})),
+        Kind::Namespace => {
+            meta::edit(value, "spec", |spec| {
+                spec.entry("finalizers").or_insert(json!(["kubernetes"]));
+            });
+            meta::set(value, "status", json!({"phase": "Active"}));
+        }
         Kind::Pod => meta::set(value, "status", json!({"phase": "Pending", "qosClass": "BestEffort"})),
         Kind::VolumeAttachment => meta::set(value, "status", json!({"attached": false})),
         // A node reports itself with its status.
@@ -203,15 +230,8 @@ impl Inner {
             }
             Kind::PersistentVolume => add_finalizer(value, "kubernetes.io/pv-protection"),
             Kind::VolumeAttributesClass => add_finalizer(value, "kubernetes.io/vac-protection"),
-            Kind::Namespace => {
-                let name = meta::name(value).to_owned();
-                meta::edit_meta(value, |meta| {
-                    if let Value::Object(labels) = meta.entry("labels").or_insert_with(|| json!({})) {
-                        labels.insert("kubernetes.io/metadata.name".to_owned(), json!(name));
-                    }
-                });
-            }
-            Kind::Pod
+            Kind::Namespace
+            | Kind::Pod
             | Kind::Node
             | Kind::Event
             | Kind::Secret
@@ -252,7 +272,7 @@ impl Inner {
     }
 
     /// Admission of an update: `PersistentVolumeClaimResize`.
-    pub(crate) fn admit_update(&self, kind: Kind, old: &Value, next: &mut Value) -> Result<(), Status> {
+    pub(crate) fn admit_update(&self, kind: Kind, old: &Value, next: &Value) -> Result<(), Status> {
         if kind != Kind::PersistentVolumeClaim {
             return Ok(());
         }

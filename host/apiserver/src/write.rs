@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::Inner;
-use crate::descriptors::{Kind, Resource};
+use crate::descriptors::{self, Kind, Resource};
 use crate::fields::{self, Endpoint, Managed};
 use crate::meta;
 use crate::patch;
@@ -239,6 +239,7 @@ impl Inner {
                 }
                 Err(status) => return Err(status),
             };
+            check_uid(target, &current, &value)?;
             let next = Accepted { value: value.clone(), sent: sent.clone() };
             if let Some(done) = self.succeed(target, part, &current, next, options)? {
                 return Ok((done, false));
@@ -262,7 +263,9 @@ impl Inner {
             // Managed fields are large and seldom patched.
             let whole = if change.mentions("managedFields") { current.whole() } else { current.typed() };
             let patched = change.apply(target.resource.id, whole)?;
-            let next = accept(target.resource, patched, options.fields)?;
+            let next = accept(target.resource, patched.clone(), options.fields)
+                .map_err(|error| change.explain(&patched, error))?;
+            check_namespace(target, &next.value)?;
             if let Some(done) = self.succeed(target, part, &current, next, options)? {
                 return Ok(done);
             }
@@ -307,15 +310,19 @@ impl Inner {
         check_name(target, &next)?;
         check_versions(resource, current, &next)?;
         let old = &current.value;
+        let immutable = validate::immutable_metadata(old, &next);
+        if !immutable.is_empty() {
+            return Err(Status::invalid(resource, name, &immutable));
+        }
         inherit(old, &mut next);
         strategy::prepare_update(resource, part, old, &mut next, (self.now)());
-        if part == Part::Main {
-            self.admit_update(resource.id, old, &mut next)?;
-        }
         schema::fill(resource.id, &mut next);
         let errors = validate::update(resource, part, old, &next);
         if !errors.is_empty() {
             return Err(Status::invalid(resource, name, &errors));
+        }
+        if part == Part::Main {
+            self.admit_update(resource.id, old, &next)?;
         }
         if next == *old && managed.same_but_times(&current.managed) {
             return Ok(Some(Arc::clone(current)));
@@ -356,28 +363,46 @@ fn accept(resource: &Resource, mut body: Value, fields: FieldValidation) -> Resu
             "couldn't get version/kind; json parse error: an object was expected",
         ));
     }
-    let given = meta::remove(&mut body, "apiVersion");
-    let api_version = resource.api_version();
-    if let Some(given) = given.as_ref().and_then(Value::as_str)
-        && given != api_version
-    {
-        return Err(Status::bad_request(format!(
-            "the API version in the data ({given}) does not match the expected API version ({api_version})"
-        )));
-    }
-    let given = meta::remove(&mut body, "kind");
-    if let Some(given) = given.as_ref().and_then(Value::as_str)
-        && given != resource.kind
-    {
-        return Err(Status::bad_request(format!(
-            "the kind in the data ({given}) does not match the expected kind ({})",
-            resource.kind
-        )));
-    }
+    let version = meta::remove(&mut body, "apiVersion");
+    let kind = meta::remove(&mut body, "kind");
+    check_type(resource, text_of(version.as_ref()), text_of(kind.as_ref()))?;
     let metadata = body.get_mut("metadata").and_then(Value::as_object_mut);
     let sent = metadata.and_then(|metadata| metadata.remove("managedFields"));
     schema::decode(resource, &mut body, fields)?;
     Ok(Accepted { value: body, sent: sent.filter(|sent| !sent.is_null()) })
+}
+
+fn text_of(value: Option<&Value>) -> &str {
+    value.and_then(Value::as_str).unwrap_or_default()
+}
+
+/// A body that says what it is must be of the resource's type.
+fn check_type(resource: &Resource, version: &str, kind: &str) -> Result<(), Status> {
+    let (expected, wanted) = (resource.api_version(), resource.kind);
+    let version = if version.is_empty() { expected.as_str() } else { version };
+    let kind = if kind.is_empty() { wanted } else { kind };
+    if version == expected && kind == wanted {
+        return Ok(());
+    }
+    let short = |version: &str| version.rsplit('/').next().unwrap_or_default().to_owned();
+    let package = |group: &str| match group.split('.').next() {
+        Some("") | None => "core".to_owned(),
+        Some(group) => group.to_owned(),
+    };
+    let known = descriptors::RESOURCES.iter().any(|one| one.api_version() == version && one.kind == kind);
+    let why = if known {
+        format!(
+            "converting ({}.{kind}) to ({}.{wanted}): unknown conversion",
+            short(version),
+            package(resource.group)
+        )
+    } else {
+        format!("no kind \"{kind}\" is registered for version \"{version}\" in scheme \"pkg/runtime/scheme.go:111\"")
+    };
+    Err(Status::bad_request(format!(
+        "{kind} in version \"{}\" cannot be handled as a {wanted}: {why}",
+        short(version)
+    )))
 }
 
 pub(crate) fn check_namespace(target: &Target, value: &Value) -> Result<(), Status> {
@@ -393,7 +418,10 @@ pub(crate) fn check_namespace(target: &Target, value: &Value) -> Result<(), Stat
 pub(crate) fn check_name(target: &Target, value: &Value) -> Result<(), Status> {
     let given = meta::name(value);
     if given.is_empty() {
-        return Err(Status::bad_request("name must be provided"));
+        return Err(Status::bad_request(format!(
+            "the name of the object ({} based on URL) was undeterminable: name must be provided",
+            target.name()
+        )));
     }
     if given != target.name() {
         return Err(Status::bad_request(format!(
@@ -404,34 +432,34 @@ pub(crate) fn check_name(target: &Target, value: &Value) -> Result<(), Status> {
     Ok(())
 }
 
-/// A version or uid in the body is a precondition.
+/// A version in the body is a precondition.
 fn check_versions(resource: &Resource, current: &Object, next: &Value) -> Result<(), Status> {
     let name = current.name();
-    let uid = meta::text(next, "/metadata/uid");
-    if !uid.is_empty() && uid != current.uid() {
-        let why =
-            format!("Precondition failed: UID in precondition: {uid}, UID in object meta: {}", current.uid());
-        return Err(Status::conflict(resource, name, &why));
-    }
     match meta::text(next, "/metadata/resourceVersion") {
         "" | "0" if resource.unconditional => Ok(()),
-        "" | "0" => Err(Status::invalid(
-            resource,
-            name,
-            &[FieldError::invalid(
-                "metadata.resourceVersion",
-                &Value::from(0),
-                "must be specified for an update",
-            )],
-        )),
+        "" | "0" => Err(Status::unversioned(resource, name)),
         version => match version.parse::<u64>() {
             Ok(version) if version == current.version => Ok(()),
             Ok(_) => Err(Status::modified(resource, name)),
-            Err(_) => Err(Status::bad_request(format!(
-                "metadata.resourceVersion: Invalid value: \"{version}\": must be a decimal number"
-            ))),
+            Err(_) => Err(Status::internal(format!("strconv.ParseUint: parsing \"{version}\": invalid syntax"))),
         },
     }
+}
+
+/// The uid in the body of an update is a precondition.
+fn check_uid(target: &Target, current: &Object, next: &Value) -> Result<(), Status> {
+    let resource = target.resource;
+    let uid = meta::text(next, "/metadata/uid");
+    if uid.is_empty() || uid == current.uid() {
+        return Ok(());
+    }
+    let why = format!(
+        "StorageError: invalid object, Code: 4, Key: /registry/{}/{}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+        if resource.id == Kind::Node { "minions" } else { resource.plural },
+        store::key(&target.namespace, target.name()),
+        current.uid()
+    );
+    Err(Status::conflict(resource, current.name(), &why))
 }
 
 /// Takes over what only the server sets.

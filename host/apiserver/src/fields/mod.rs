@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use self::managed::Entry;
 pub(crate) use self::managed::{Managed, Writer};
+pub(crate) use self::walk::go;
 use self::set::{Set, Shape};
 use crate::descriptors::{Kind, PerKind};
 use crate::schema::{self, Struct};
@@ -238,7 +239,9 @@ pub(crate) fn apply(
 
 fn conflicts(managed: &Managed, writer: &Writer, gained: &Set) -> Vec<Conflict> {
     let mut conflicts = Vec::new();
-    for entry in managed.iter().filter(|entry| !entry.writer.is(writer)) {
+    let mut others: Vec<_> = managed.iter().filter(|entry| !entry.writer.is(writer)).collect();
+    others.sort_by_key(|entry| (entry.writer.manager.clone(), entry.writer.applies));
+    for entry in others {
         for path in entry.set.intersection(gained).paths() {
             conflicts.push(Conflict { with: entry.writer.clone(), path });
         }

@@ -512,7 +512,8 @@ fn check_scalar(scalar: Scalar, value: &Value, path: &str, wrong: &mut Vec<Strin
     wrong.push(format!("{path}: expected {wanted}, got {shown}"));
 }
 
-fn go(value: &Value) -> String {
+/// A value as Go prints it.
+pub(crate) fn go(value: &Value) -> String {
     match value {
         Value::Null => "<nil>".to_owned(),
         Value::Bool(flag) => flag.to_string(),

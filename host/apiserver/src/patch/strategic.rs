@@ -129,18 +129,21 @@ fn merge_member(shape: Known, map: &mut Map<String, Value>, key: &str, change: &
                 )
                 | None => Vec::new(),
             };
-            match strategy(shape, key) {
-                ListStrategy::Atomic => old.clone_from(changes),
+            let merged = match strategy(shape, key) {
+                ListStrategy::Atomic => changes.clone(),
                 ListStrategy::Set => {
-                    for member in changes {
-                        if !old.contains(member) {
-                            old.push(member.clone());
-                        }
-                    }
+                    let mut united = old.clone();
+                    united.extend(changes.iter().filter(|member| !old.contains(member)).cloned());
+                    arrange(united, changes, &old, Value::clone)
                 }
-                ListStrategy::Keyed(merge_key) => old = merge_list(below(shape, key), old, changes, (key, merge_key))?,
-            }
-            map.insert(key.to_owned(), Value::Array(old));
+                ListStrategy::Keyed(merge_key) => {
+                    let merged = merge_list(below(shape, key), old.clone(), changes, merge_key)?;
+                    let identity = |member: &Value| member.get(merge_key).cloned().unwrap_or_default();
+                    arrange(merged, changes, &old, identity)
+                }
+            };
+            old.clear();
+            map.insert(key.to_owned(), Value::Array(merged));
             Ok(())
         }
         Value::Bool(_) | Value::Number(_) | Value::String(_) => {
@@ -154,7 +157,7 @@ fn merge_list(
     shape: Known,
     mut members: Vec<Value>,
     changes: &[Value],
-    (field, merge_key): (&str, &str),
+    merge_key: &str,
 ) -> Result<Vec<Value>, Status> {
     let replaces = |change: &Value| change.get(PATCH).and_then(Value::as_str) == Some("replace");
     // A list with a bare replace directive is taken as it is, without the directive.
@@ -163,8 +166,9 @@ fn merge_list(
     }
     for change in changes {
         let Some(identity) = change.get(merge_key) else {
-            return Err(Status::bad_request(format!(
-                "map: {change} does not contain declared merge key: {merge_key} (in {field})"
+            return Err(Status::internal(format!(
+                "map: {} does not contain declared merge key: {merge_key}",
+                crate::fields::go(change)
             )));
         };
         let place = members.iter().position(|member| member.get(merge_key) == Some(identity));
@@ -182,6 +186,30 @@ fn merge_list(
         }
     }
     Ok(members)
+}
+
+/// Members of the patch keep the patch's order, the others theirs; where both could come next, a member that is new or
+/// that stood earlier in the old list does.
+fn arrange(merged: Vec<Value>, changes: &[Value], old: &[Value], identity: impl Fn(&Value) -> Value) -> Vec<Value> {
+    let place = |list: &[Value], member: &Value| {
+        let wanted = identity(member);
+        list.iter().position(|one| identity(one) == wanted)
+    };
+    let (mut patched, others): (Vec<Value>, Vec<Value>) =
+        merged.into_iter().partition(|member| place(changes, member).is_some());
+    patched.sort_by_key(|member| place(changes, member));
+    let (mut patched, mut others) = (patched.into_iter().peekable(), others.into_iter().peekable());
+    let mut arranged = Vec::new();
+    while let (Some(left), Some(right)) = (patched.peek(), others.peek()) {
+        let other_first = match (place(old, left), place(old, right)) {
+            (Some(left), Some(right)) => right < left,
+            (None, _) | (_, None) => false,
+        };
+        arranged.extend(if other_first { others.next() } else { patched.next() });
+    }
+    arranged.extend(patched);
+    arranged.extend(others);
+    arranged
 }
 
 /// Puts the listed members into the listed order; unlisted ones keep their place behind their predecessor.

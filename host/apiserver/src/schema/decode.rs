@@ -75,7 +75,7 @@ impl Decoder {
             }
             let path = join(path, name);
             result = self.value(&field.shape, value, Place { owner: shape.name, path: &path });
-            field.empty == Empty::Keep || !is_empty(value)
+            matches!(field.empty, Empty::Keep | Empty::Null) || !is_empty(value)
         });
         result?;
         fill_here(shape, map);
@@ -152,27 +152,33 @@ base64::first_wrong(text)
                 None => Err(QUANTITY.to_owned()),
             }
         }
-        (Scalar::Time | Scalar::MicroTime, Value::String(text)) => match time(scalar, text) {
-            Some(time) => {
-                *value = Value::String(time);
-                Ok(())
-            }
-            None => Err(format!(
-                "parsing time \"{text}\" as \"{}\": cannot parse \"{text}\" as \"2006\"",
-                if scalar == Scalar::Time { "2006-01-02T15:04:05Z07:00" } else { "2006-01-02T15:04:05.000000Z07:00" }
-            )),
-        },
+        (Scalar::Time | Scalar::MicroTime, Value::String(text)) => {
+            let time = time(scalar, text)?;
+            *value = Value::String(time);
+            Ok(())
+        }
         _ => Err(mismatch(value, place, name)),
     }
 }
 
 /// Times are kept in UTC with a fixed number of digits.
-fn time(scalar: Scalar, text: &str) -> Option<String> {
-    let time: Timestamp = text.parse().ok()?;
-    Some(match scalar {
-        Scalar::MicroTime => format!("{time:.6}"),
-        _ => Timestamp::from_second(time.as_second()).unwrap_or(time).to_string(),
-    })
+fn time(scalar: Scalar, text: &str) -> Result<String, String> {
+    let micro = scalar == Scalar::MicroTime;
+    let layout = if micro { "2006-01-02T15:04:05.000000Z07:00" } else { "2006-01-02T15:04:05Z07:00" };
+    let refuse = |rest: &str, wanted: &str| {
+        format!("parsing time \"{text}\" as \"{layout}\": cannot parse \"{rest}\" as \"{wanted}\"")
+    };
+    let time: Timestamp = text.parse().map_err(|_| refuse(text, "2006"))?;
+    if !micro {
+        return Ok(Timestamp::from_second(time.as_second()).unwrap_or(time).to_string());
+    }
+    // The six digits are not optional.
+    let rest = text.get(19..).unwrap_or_default();
+    let digits = rest.strip_prefix('.').map_or(0, |rest| rest.bytes().take_while(u8::is_ascii_digit).count());
+    if digits < 6 {
+        return Err(refuse(rest, ".000000"));
+    }
+    Ok(format!("{time:.6}"))
 }
 
 /// What `omitempty` leaves out.
@@ -191,9 +197,13 @@ fn is_empty(value: &Value) -> bool {
 /// Fills in what Go always writes, in this object only.
 fn fill_here(shape: &'static Struct, map: &mut Map<String, Value>) {
     for (name, field) in &shape.fields {
-        if field.empty == Empty::Fill && !map.contains_key(*name) {
-            map.insert((*name).to_owned(), zero(&field.shape));
-        }
+        let unset = match field.empty {
+            Empty::Keep | Empty::Omit => continue,
+            Empty::Null => Value::Null,
+            Empty::Fill if map.contains_key(*name) => continue,
+            Empty::Fill => zero(&field.shape),
+        };
+        map.entry(*name).or_insert(unset);
     }
 }
 
@@ -232,7 +242,7 @@ pub(super) fn fill(shape: &'static Struct, map: &mut Map<String, Value>) {
         match field.empty {
             Empty::Keep => !value.is_null(),
             Empty::Omit => !is_empty(value),
-            Empty::Fill => true,
+            Empty::Fill | Empty::Null => true,
         }
     });
     fill_here(shape, map);

@@ -72,6 +72,8 @@ pub(crate) enum Empty {
     Omit,
     /// It is written even when nobody has set it.
     Fill,
+    /// A pointer in Go that is written as null when nobody has set it.
+    Null,
 }
 
 /// A field of a type.
@@ -126,16 +128,18 @@ struct Parser {
 }
 
 impl Parser {
-    fn named(&mut self, name: &'static str) -> &'static Struct {
-        if let Some(done) = self.done.get(name) {
+    /// A type by its name, or by its name and `=granular`.
+    fn named(&mut self, text: &'static str) -> &'static Struct {
+        if let Some(done) = self.done.get(text) {
             return done;
         }
-        let lines = self.texts.remove(name).unwrap_or_default();
-        let atomic = lines.first().is_some_and(|head| head.ends_with(" atomic"));
+        let (name, granular) = text.strip_suffix("=granular").map_or((text, false), |name| (name, true));
+        let lines = self.texts.get(name).cloned().unwrap_or_default();
+        let atomic = !granular && lines.first().is_some_and(|head| head.ends_with(" atomic"));
         let fields = lines.iter().skip(1).filter_map(|line| self.field(line)).collect();
         // Once per type and process, so the types can live as long as the process.
         let parsed: &'static Struct = Box::leak(Box::new(Struct { name, atomic, fields }));
-        self.done.insert(name, parsed);
+        self.done.insert(text, parsed);
         parsed
     }
 
@@ -148,6 +152,7 @@ impl Parser {
             let (flag, value) = word.split_once('=').unwrap_or((word, ""));
             match flag {
                 "+" => empty = Empty::Fill,
+                "*" => empty = Empty::Null,
                 "-" => empty = Empty::Omit,
                 "merge" => strategy = Strategy::Merge,
                 other => {

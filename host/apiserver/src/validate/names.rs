@@ -5,10 +5,12 @@ use crate::descriptors::Kind;
 const SUBDOMAIN: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
 const LABEL: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
 const QUALIFIED: &str = "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
+const PREFIX: &str = "prefix part a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
+const KEY_FORM: &str = "a valid label key must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]') with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')";
 const VALUE: &str = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
 const KEY: &str = "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')";
-const TOO_LONG_LABEL: &str = "must be no more than 63 characters";
-const TOO_LONG_NAME: &str = "must be no more than 253 characters";
+const TOO_LONG_LABEL: &str = "must be no more than 63 bytes";
+const TOO_LONG_NAME: &str = "must be no more than 253 bytes";
 
 fn is_label(text: &str) -> bool {
     let edge = |c: Option<u8>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
@@ -63,17 +65,30 @@ fn is_word(text: &str) -> bool {
 }
 
 /// What is wrong with a label or annotation key or a finalizer: `[prefix/]name`.
-pub(super) fn qualified(key: &str) -> Option<&'static str> {
-    let name = match key.split_once('/') {
-        Some((prefix, name)) => {
-            if let Some(problem) = subdomain(prefix) {
-                return Some(problem);
+pub(super) fn qualified(key: &str) -> Vec<&'static str> {
+    let mut problems = Vec::new();
+    let mut parts = key.split('/');
+    let name = match (parts.next(), parts.next(), parts.next()) {
+        (Some(prefix), Some(name), None) => {
+            if prefix.is_empty() {
+                problems.push("prefix part must be non-empty");
+            } else if let Some(problem) = subdomain(prefix) {
+                problems.push(if problem == SUBDOMAIN { PREFIX } else { problem });
             }
             name
         }
-        None => key,
+        (Some(name), None, None) => name,
+        _ => return vec![KEY_FORM],
     };
-    if name.len() > 63 { Some(TOO_LONG_LABEL) } else { (!is_word(name)).then_some(QUALIFIED) }
+    if name.is_empty() {
+        problems.push("name part must be non-empty");
+    } else if name.len() > 63 {
+        problems.push("name part must be no more than 63 bytes");
+    }
+    if !is_word(name) {
+        problems.push(QUALIFIED);
+    }
+    problems
 }
 
 /// What is wrong with a label's value.
