@@ -58,6 +58,13 @@ impl Inner {
         let (value, managed) = self.applied(target, Part::Main, stored, config, options)?;
         check_namespace(target, &value)?;
         check_name(target, &value)?;
+        let uid = meta::text(&value, "/metadata/uid");
+        if !uid.is_empty() {
+            let why = format!(
+                "uid mismatch: the provided object specified uid {uid}, and no existing object was found"
+            );
+            return Err(Status::conflict(target.resource, target.name(), &why));
+        }
         self.insert(target, value, managed, options)
     }
 

@@ -1,7 +1,7 @@
 //! Standard base64 with padding, as Go reads and writes it.
 
 use base64::engine::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use base64::{DecodeError, DecodeSliceError};
 
 /// Encodes bytes with padding.
@@ -23,10 +23,19 @@ pub(crate) fn first_wrong(text: &str) -> Option<usize> {
     }
 }
 
-/// How many bytes a base64 text holds.
-pub(crate) fn decoded_len(text: &str) -> usize {
-    let padding = text.bytes().rev().take_while(|byte| *byte == b'=').count();
-    (text.len() / 4 * 3).saturating_sub(padding)
+/// Encodes bytes for a URL, without padding.
+pub(crate) fn encode_url(bytes: &[u8]) -> String {
+    URL_SAFE_NO_PAD.encode(bytes)
+}
+
+/// Decodes what stands in a URL, or says where it goes wrong.
+pub(crate) fn decode_url(text: &str) -> Result<Vec<u8>, usize> {
+    URL_SAFE_NO_PAD.decode(text).map_err(|error| match error {
+        DecodeError::InvalidByte(at, _)
+        | DecodeError::InvalidLastSymbol(at, _)
+        | DecodeError::InvalidLength(at) => at,
+        DecodeError::InvalidPadding => text.len(),
+    })
 }
 
 #[cfg(test)]

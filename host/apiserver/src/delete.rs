@@ -44,7 +44,14 @@ impl DeleteOptions {
             if text.is_empty() { query.get(name).to_owned() } else { text.to_owned() }
         };
         let mut errors = Vec::new();
+        let orphan = body.get("orphanDependents").and_then(Value::as_bool);
+        if orphan.is_some() && !member("propagationPolicy").is_empty() {
+            let given = Value::from(member("propagationPolicy"));
+            let detail = "orphanDependents and deletionPropagation cannot be both set";
+            errors.push(FieldError::invalid("propagationPolicy", &given, detail));
+        }
         let propagation = match member("propagationPolicy").as_str() {
+            "" if orphan == Some(true) => Propagation::Orphan,
             "" | "Background" => Propagation::Background,
             "Foreground" => Propagation::Foreground,
             "Orphan" => Propagation::Orphan,
@@ -139,7 +146,7 @@ impl Inner {
             let gone = next.is_none();
             let change = match next {
                 Some(next) => Change::Put(next, current.managed.clone()),
-                None => Change::Remove(current.value.clone(), current.managed.clone()),
+                None => Change::Remove(self.last_state(&current), current.managed.clone()),
             };
             match self.store.commit(resource.id, &key, Some(current.version), change) {
                 Ok(object) if gone => return Ok(Deleted::Gone(object)),
@@ -148,6 +155,22 @@ impl Inner {
             }
         }
         Err(Status::busy(resource, name))
+    }
+
+    /// How a deleted object is shown last: a pod as one whose grace period is over.
+    fn last_state(&self, current: &Object) -> Value {
+        let mut value = current.value.clone();
+        if current.kind == Kind::Pod && !meta::deleting(&value) {
+            let now = meta::timestamp((self.now)());
+            meta::edit_meta(&mut value, |meta| {
+                meta.insert("deletionTimestamp".to_owned(), now);
+                meta.insert("deletionGracePeriodSeconds".to_owned(), json!(0));
+                if let Some(generation) = meta.get("generation").and_then(Value::as_i64) {
+                    meta.insert("generation".to_owned(), json!(generation + 1));
+                }
+            });
+        }
+        value
     }
 
     /// The object marked as being deleted; `None` when nothing holds it.

@@ -99,7 +99,11 @@ fn resource_list(group: &str) -> Value {
         }
     }
     let version = if group.is_empty() { VERSION.to_owned() } else { format!("{group}/{VERSION}") };
-    json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": resources})
+    let mut list = json!({"kind": "APIResourceList", "groupVersion": version, "resources": resources});
+    if !group.is_empty() {
+        meta::set(&mut list, "apiVersion", json!("v1"));
+    }
+    list
 }
 
 fn verbs(resource: &Resource) -> Vec<&'static str> {

@@ -94,20 +94,26 @@ impl Query {
     pub(crate) fn number(&self, name: &str) -> Result<Option<u64>, Status> {
         match self.get(name) {
             "" => Ok(None),
-            text => text.parse().map(Some).map_err(|_| {
-                Status::bad_request(format!("invalid value \"{text}\" for {name}: expected a number"))
-            }),
+            text => match text.parse::<i64>() {
+                // What is below zero counts as not given.
+                Ok(number) => Ok(u64::try_from(number).ok()),
+                Err(_) => {
+                    Err(Status::bad_request(format!("strconv.ParseInt: parsing \"{text}\": invalid syntax")))
+                }
+            },
         }
     }
 
-    /// A resource version.
-    pub(crate) fn version(&self) -> Result<Option<u64>, Status> {
-        self.number("resourceVersion").map_err(|_| {
-            Status::bad_request(format!(
-                "resourceVersion: Invalid value: \"{}\": must be a decimal number",
-                self.get("resourceVersion")
-            ))
-        })
+    /// A resource version; what is wrong with it otherwise.
+    pub(crate) fn version(&self) -> Result<Option<u64>, String> {
+        match self.get("resourceVersion") {
+            "" => Ok(None),
+            text => text.parse().map(Some).map_err(|_| {
+                format!(
+                    "resourceVersion: Invalid value: \"{text}\": strconv.ParseUint: parsing \"{text}\": invalid syntax"
+                )
+            }),
+        }
     }
 
     /// `dryRun=All`; any other value is an error.
@@ -258,7 +264,7 @@ pub(crate) fn body_type(headers: &HeaderMap) -> Result<BodyType, Status> {
 pub(crate) fn is_resource_path(path: &str) -> bool {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     match parts.as_slice() {
-        ["api", VERSION, _, ..] => true,
+        ["api", _, ..] => true,
         ["apis", group, _, ..] => descriptors::GROUPS.contains(group),
         _ => false,
     }
@@ -286,8 +292,7 @@ pub(crate) enum Verb {
 pub(crate) fn verb(method: &Method, target: &Target, query: &Query) -> Result<Verb, Status> {
     let one = target.name.is_some();
     match (method.as_str(), one) {
-        // Both a collection and a single object can be watched.
-        ("GET", _) if query.flag("watch") => Ok(Verb::Watch),
+        ("GET", false) if query.flag("watch") => Ok(Verb::Watch),
         ("GET" | "HEAD", true) => Ok(Verb::Get),
         ("GET" | "HEAD", false) => Ok(Verb::List),
         ("POST", false) if target.namespace.is_empty() != target.resource.namespaced => Ok(Verb::Create),

@@ -236,6 +236,7 @@ impl Inner {
         match request::target(path) {
             Some(target) => self.resource(parts, &target, body),
             None if parts.method == http::Method::GET => document(parts),
+            None if path.starts_with("/api") => Err(Status::method_not_allowed()),
             None => Ok(plain(StatusCode::NOT_FOUND, "404 page not found\n")),
         }
     }

@@ -252,10 +252,10 @@ impl Status {
     }
 
     pub(crate) fn not_acceptable() -> Self {
-        Self::new(
+        Self::generic(
             StatusCode::NOT_ACCEPTABLE,
             "NotAcceptable",
-            "only the following media types are accepted: application/json",
+            "406: Not Acceptable\n\nAvailable representations: application/json, application/yaml, application/vnd.kubernetes.protobuf",
         )
     }
 

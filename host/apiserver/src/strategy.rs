@@ -47,12 +47,7 @@ pub(crate) fn defaults(kind: Kind, value: &mut Value) {
         }
         Kind::CsiDriver => meta::edit(value, "spec", csi_driver),
         Kind::Secret => secret(value),
-        Kind::Pod => meta::edit(value, "spec", |spec| {
-            default(spec, "restartPolicy", "Always");
-            default(spec, "schedulerName", "default-scheduler");
-            default(spec, "dnsPolicy", "ClusterFirst");
-            spec.entry("terminationGracePeriodSeconds").or_insert(json!(30));
-        }),
+        Kind::Pod => meta::edit(value, "spec", pod),
         Kind::Namespace => {
             let name = meta::name(value).to_owned();
             if !name.is_empty() {
@@ -96,6 +91,31 @@ fn data_source(spec: &mut Map<String, Value>) {
         spec.entry("dataSourceRef").or_insert(source);
     } else if let Some(reference) = spec.get("dataSourceRef").cloned() {
         spec.insert("dataSource".to_owned(), reference);
+    }
+}
+
+fn pod(spec: &mut Map<String, Value>) {
+    default(spec, "restartPolicy", "Always");
+    default(spec, "schedulerName", "default-scheduler");
+    default(spec, "dnsPolicy", "ClusterFirst");
+    spec.entry("terminationGracePeriodSeconds").or_insert(json!(30));
+    spec.entry("securityContext").or_insert(json!({}));
+    spec.entry("enableServiceLinks").or_insert(json!(true));
+    for member in ["initContainers", "containers"] {
+        let Some(Value::Array(containers)) = spec.get_mut(member) else { continue };
+        for container in containers.iter_mut().filter_map(Value::as_object_mut) {
+            let image = container.get("image").and_then(Value::as_str).unwrap_or_default();
+            let tag = image.rsplit('/').next().and_then(|name| name.split_once(':')).map(|(_, tag)| tag);
+            let latest = !image.contains('@') && matches!(tag, None | Some("latest"));
+            default(container, "imagePullPolicy", if latest { "Always" } else { "IfNotPresent" });
+            default(container, "terminationMessagePath", "/dev/termination-log");
+            default(container, "terminationMessagePolicy", "File");
+            if let Some(Value::Array(ports)) = container.get_mut("ports") {
+                for port in ports.iter_mut().filter_map(Value::as_object_mut) {
+                    default(port, "protocol", "TCP");
+                }
+            }
+        }
     }
 }
 
@@ -167,7 +187,9 @@ pub(crate) fn prepare_update(resource: &Resource, part: Part, old: &Value, next:
             if resource.id == Kind::Namespace {
                 meta::copy_member(next, old, "spec");
             }
-            if resource.generation && next.get("spec") != old.get("spec") {
+            // A driver's generation begins with its first change.
+            let counted = resource.generation || resource.id == Kind::CsiDriver;
+            if counted && next.get("spec") != old.get("spec") {
                 meta::edit_meta(next, |meta| {
                     let generation = meta.get("generation").and_then(Value::as_i64).unwrap_or(0);
                     meta.insert("generation".to_owned(), json!(generation + 1));
@@ -221,7 +243,8 @@ fn add_finalizer(value: &mut Value, finalizer: &str) {
 }
 
 impl Inner {
-    /// Admission of a new object: `DefaultStorageClass` and `StorageObjectInUseProtection`.
+    /// Admission of a new object: `DefaultStorageClass`, `StorageObjectInUseProtection`, `TaintNodesByCondition`,
+    /// `DefaultTolerationSeconds` and `Priority`.
     pub(crate) fn admit_create(&self, kind: Kind, value: &mut Value) -> Result<(), Status> {
         match kind {
             Kind::PersistentVolumeClaim => {
@@ -230,9 +253,26 @@ impl Inner {
             }
             Kind::PersistentVolume => add_finalizer(value, "kubernetes.io/pv-protection"),
             Kind::VolumeAttributesClass => add_finalizer(value, "kubernetes.io/vac-protection"),
+            Kind::Node => meta::edit(value, "spec", |spec| {
+                let taint = json!({"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"});
+                if let Value::Array(taints) = spec.entry("taints").or_insert_with(|| json!([])) {
+                    taints.push(taint);
+                }
+            }),
+            Kind::Pod => meta::edit(value, "spec", |spec| {
+                spec.entry("priority").or_insert(json!(0));
+                spec.entry("preemptionPolicy").or_insert(json!("PreemptLowerPriority"));
+                if let Value::Array(tolerations) = spec.entry("tolerations").or_insert_with(|| json!([])) {
+                    for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
+                        if !tolerations.iter().any(|one| text(one, "/key") == key) {
+                            tolerations.push(json!({
+                                "key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300,
+                            }));
+                        }
+                    }
+                }
+            }),
             Kind::Namespace
-            | Kind::Pod
-            | Kind::Node
             | Kind::Event
             | Kind::Secret
             | Kind::ConfigMap

@@ -59,7 +59,7 @@ impl Renderer {
             "Object" => Include::Object,
             other => {
                 return Err(Status::bad_request(format!(
-                    "unrecognized includeObject value \"{other}\": expected None, Metadata or Object"
+                    "Unable to convert to Table as requested: includeObject: Invalid value: \"{other}\": must be 'Metadata', 'Object', 'None', or empty"
                 )));
             }
         };
@@ -154,7 +154,7 @@ impl Renderer {
     /// A bookmark at a version; the one that ends the initial events says so in an annotation.
     pub(crate) fn bookmark(&self, version: u64, initial_events_end: bool) -> Bytes {
         let resource = self.kind.resource();
-        let mut meta = json!({"creationTimestamp": null, "resourceVersion": version.to_string()});
+        let mut meta = json!({"resourceVersion": version.to_string()});
         if initial_events_end && let Value::Object(map) = &mut meta {
             map.insert("annotations".to_owned(), json!({"k8s.io/initial-events-end": "true"}));
         }

@@ -203,13 +203,6 @@ fn identity(member: &Type, kind: &ListKind, value: &Value) -> Result<Element, St
                     found.insert((*key).to_owned(), value);
                 }
             }
-            if found.is_empty() {
-                let keys: Vec<String> = keys.iter().map(|key| format!("\"{key}\"")).collect();
-                return Err(format!(
-                    "associative list with keys has an element that omits all key fields [{}] (and doesn't have default values for any key fields)",
-                    keys.join(" ")
-                ));
-            }
             Ok(Element::from(format!("k:{}", Value::Object(found))))
         }
         ListKind::Set | ListKind::Atomic => match value {

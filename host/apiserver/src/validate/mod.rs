@@ -1,7 +1,7 @@
 //! What the API refuses: pure functions from objects to the list of broken rules.
 
 mod classes;
-mod names;
+pub(crate) mod names;
 mod storage;
 #[cfg(test)]
 mod tests;
@@ -97,7 +97,7 @@ fn required(value: &Value, pointer: &str, field: &str, errors: &mut Errors) -> b
 /// What only the server sets may be left out of an update, but not be changed by it.
 pub(crate) fn immutable_metadata(old: &Value, next: &Value) -> Errors {
     let mut errors = Vec::new();
-    for member in ["uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"] {
+    for member in ["uid", "deletionTimestamp", "deletionGracePeriodSeconds"] {
         let pointer = format!("/metadata/{member}");
         if let Some(given) = next.pointer(&pointer)
             && old.pointer(&pointer) != Some(given)
@@ -224,6 +224,13 @@ fn data(value: &Value, errors: &mut Errors) {
                     problem,
                 ));
             }
+        }
+    }
+    let binary = value.get("binaryData").and_then(Value::as_object);
+    for key in value.get("data").and_then(Value::as_object).into_iter().flatten().map(|(key, _)| key) {
+        if binary.is_some_and(|binary| binary.contains_key(key)) {
+            let detail = "duplicate of key present in binaryData";
+            errors.push(FieldError::invalid(format!("data[{key}]"), &Value::from(key.as_str()), detail));
         }
     }
     if size > MAX_DATA {

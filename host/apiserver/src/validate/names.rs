@@ -21,12 +21,15 @@ fn is_label(text: &str) -> bool {
 }
 
 /// What is wrong with an RFC 1123 label.
-pub(super) fn label(text: &str) -> Option<&'static str> {
+pub(crate) fn label(text: &str) -> Option<&'static str> {
+    if text.contains('.') {
+        return Some("must not contain dots");
+    }
     if text.len() > 63 { Some(TOO_LONG_LABEL) } else { (!is_label(text)).then_some(LABEL) }
 }
 
 /// What is wrong with an RFC 1123 subdomain.
-pub(super) fn subdomain(text: &str) -> Option<&'static str> {
+pub(crate) fn subdomain(text: &str) -> Option<&'static str> {
     if text.len() > 253 {
         return Some(TOO_LONG_NAME);
     }
@@ -34,7 +37,7 @@ pub(super) fn subdomain(text: &str) -> Option<&'static str> {
 }
 
 /// What is wrong with the name of an object of this kind.
-pub(super) fn object_name(kind: Kind, name: &str) -> Option<&'static str> {
+pub(crate) fn object_name(kind: Kind, name: &str) -> Option<&'static str> {
     match kind {
         Kind::Namespace => label(name),
         Kind::CsiDriver if name.len() > 63 => Some(TOO_LONG_LABEL),
@@ -65,7 +68,7 @@ fn is_word(text: &str) -> bool {
 }
 
 /// What is wrong with a label or annotation key or a finalizer: `[prefix/]name`.
-pub(super) fn qualified(key: &str) -> Vec<&'static str> {
+pub(crate) fn qualified(key: &str) -> Vec<&'static str> {
     let mut problems = Vec::new();
     let mut parts = key.split('/');
     let name = match (parts.next(), parts.next(), parts.next()) {
@@ -92,7 +95,7 @@ pub(super) fn qualified(key: &str) -> Vec<&'static str> {
 }
 
 /// What is wrong with a label's value.
-pub(super) fn label_value(value: &str) -> Option<&'static str> {
+pub(crate) fn label_value(value: &str) -> Option<&'static str> {
     if value.len() > 63 {
         return Some(TOO_LONG_LABEL);
     }
@@ -100,7 +103,7 @@ pub(super) fn label_value(value: &str) -> Option<&'static str> {
 }
 
 /// What is wrong with a key of a ConfigMap or Secret.
-pub(super) fn data_key(key: &str) -> Option<&'static str> {
+pub(crate) fn data_key(key: &str) -> Option<&'static str> {
     let fits = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.');
     let good =
         !key.is_empty() && key.len() <= 253 && key.bytes().all(fits) && !key.starts_with("..") && key != ".";
