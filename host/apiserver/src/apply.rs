@@ -97,7 +97,7 @@ impl Inner {
                 Status::apply_conflict(fields::describe(&conflicts), &conflicts)
             }
         })?;
-        schema::decode(resource, &mut value, FieldValidation::Lenient).map_err(|error| {
+        schema::decode(resource, &mut value, FieldValidation::Ignore).map_err(|error| {
             let why = error.message.split_once(": ").map_or("", |(_, why)| why).to_owned();
             Status::internal(format!(
                 "failed to convert new object ({}) to proper version: unable to convert unstructured object to {}: {why}",

@@ -48,7 +48,7 @@ use crate::descriptors::Kind;
 use crate::random::Random;
 use crate::request::Target;
 use crate::store::Store;
-use crate::write::{FieldValidation, WriteOptions};
+use crate::write::{FieldValidation, Warnings, WriteOptions};
 
 /// The namespaces that every cluster has.
 const NAMESPACES: [&str; 4] = ["default", "kube-node-lease", "kube-public", "kube-system"];
@@ -144,6 +144,7 @@ impl ApiServer {
                 fields: FieldValidation::Strict,
                 manager: "kube-apiserver",
                 force: false,
+                warnings: &Warnings::default(),
             };
             // A new store has no namespace that this could collide with, and the names are good.
             let _ = inner.create(&target, json!({"metadata": {"name": name}}), write);

@@ -26,7 +26,7 @@ use crate::request::{self, BodyType, Discovery, PatchType, Query, Target, Verb};
 use crate::status::Status;
 use crate::store::Object;
 use crate::view::Renderer;
-use crate::write::{Part, WriteOptions};
+use crate::write::{Part, Warnings, WriteOptions};
 
 type Frames = Pin<Box<dyn Stream<Item = Bytes> + Send>>;
 
@@ -174,6 +174,17 @@ fn plain(code: StatusCode, text: &'static str) -> Response<ApiBody> {
     respond(code, "text/plain; charset=utf-8", Content::Whole(Some(Bytes::from_static(text.as_bytes()))))
 }
 
+/// An answer with its `Warning` headers.
+fn warned(mut response: Response<ApiBody>, warnings: Warnings) -> Response<ApiBody> {
+    for warning in warnings.into_inner() {
+        let quoted = warning.replace('\\', "\\\\").replace('"', "\\\"");
+        if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{quoted}\"")) {
+            response.headers_mut().append(header::WARNING, value);
+        }
+    }
+    response
+}
+
 /// The answer to a request that failed.
 pub(crate) fn failure(status: &Status) -> Response<ApiBody> {
     json_bytes(status.code, status.to_value().to_string().into())
@@ -248,8 +259,9 @@ impl Inner {
         let view = request::view(&parts.headers)?;
         let renderer = Renderer::new(target.resource.id, view, query.get("includeObject"), (self.now)())?;
         let agent = request::agent(&parts.headers);
+        let warnings = Warnings::default();
         let one = |code, object: &Object| Ok(json_bytes(code, renderer.object(object)));
-        match verb {
+        let answer = match verb {
             Verb::Get => one(StatusCode::OK, self.get(target, &query)?.as_ref()),
             Verb::List => Ok(json_bytes(StatusCode::OK, self.list(target, &query, &renderer)?)),
             Verb::Watch => {
@@ -261,24 +273,25 @@ impl Inner {
                     return Err(Status::method_not_allowed());
                 }
                 let body = object_body(parts, target, body)?;
-                let options = WriteOptions::parse("CreateOptions", &query, agent, None)?;
+                let options = WriteOptions::parse("CreateOptions", &query, agent, None, &warnings)?;
                 let object = self.create(target, body, options)?;
                 one(StatusCode::CREATED, &object)
             }
             Verb::Update => {
                 let body = object_body(parts, target, body)?;
-                let options = WriteOptions::parse("UpdateOptions", &query, agent, None)?;
+                let options = WriteOptions::parse("UpdateOptions", &query, agent, None, &warnings)?;
                 let (object, created) = self.update(target, body, options)?;
                 one(if created { StatusCode::CREATED } else { StatusCode::OK }, &object)
             }
             Verb::Patch => {
                 let patch_type = request::patch_type(&parts.headers)?;
-                let options = WriteOptions::parse("PatchOptions", &query, agent, Some(patch_type))?;
+                let options = WriteOptions::parse("PatchOptions", &query, agent, Some(patch_type), &warnings)?;
                 if patch_type == PatchType::Apply {
                     let (object, created) = self.apply(target, body, options)?;
-                    return one(if created { StatusCode::CREATED } else { StatusCode::OK }, &object);
+                    one(if created { StatusCode::CREATED } else { StatusCode::OK }, &object)
+                } else {
+                    one(StatusCode::OK, self.patch(target, patch_type, body, options)?.as_ref())
                 }
-                one(StatusCode::OK, self.patch(target, patch_type, body, options)?.as_ref())
             }
             Verb::Delete if target.subresource.is_some() => Err(Status::method_not_allowed()),
             Verb::Delete => {
@@ -289,7 +302,8 @@ impl Inner {
                 let options = self.delete_options(parts, &query, body)?;
                 self.delete_collection(target, &query, &options)
             }
-        }
+        };
+        answer.map(|response| warned(response, warnings))
     }
 
     fn delete_options(&self, parts: &Parts, query: &Query, body: &Bytes) -> Result<DeleteOptions, Status> {

@@ -29,16 +29,20 @@ fn default(map: &mut Map<String, Value>, member: &str, value: &str) {
 /// Fills in what the API's types default to.
 pub(crate) fn defaults(kind: Kind, value: &mut Value) {
     match kind {
-        Kind::PersistentVolumeClaim => meta::edit(value, "spec", |spec| {
-            default(spec, "volumeMode", "Filesystem");
-        }),
-        Kind::PersistentVolume => meta::edit(value, "spec", |spec| {
-            default(spec, "volumeMode", "Filesystem");
-            default(spec, "persistentVolumeReclaimPolicy", "Retain");
-            if let Some(Value::Object(path)) = spec.get_mut("hostPath") {
-                path.entry("type").or_insert(json!(""));
-            }
-        }),
+        Kind::PersistentVolumeClaim => {
+            meta::edit(value, "spec", |spec| default(spec, "volumeMode", "Filesystem"));
+            meta::edit(value, "status", |status| default(status, "phase", "Pending"));
+        }
+        Kind::PersistentVolume => {
+            meta::edit(value, "spec", |spec| {
+                default(spec, "volumeMode", "Filesystem");
+                default(spec, "persistentVolumeReclaimPolicy", "Retain");
+                if let Some(Value::Object(path)) = spec.get_mut("hostPath") {
+                    path.entry("type").or_insert(json!(""));
+                }
+            });
+            meta::edit(value, "status", |status| default(status, "phase", "Pending"));
+        }
         Kind::StorageClass => {
             if let Value::Object(class) = value {
                 default(class, "reclaimPolicy", "Delete");

@@ -1,5 +1,6 @@
 //! Create, update and patch.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -23,8 +24,32 @@ pub(crate) const RETRIES: usize = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FieldValidation {
     Strict,
+    /// Unknown fields are dropped, and the client hears of them.
+    Warn,
     /// Unknown fields are dropped.
-    Lenient,
+    Ignore,
+}
+
+/// What a client should hear of although its request was good.
+#[derive(Debug, Default)]
+pub(crate) struct Warnings(RefCell<Vec<String>>);
+
+impl Warnings {
+    fn add(&self, unknown: Vec<String>) {
+        let mut warnings = self.0.borrow_mut();
+        for field in unknown {
+            let warning = format!("unknown field \"{field}\"");
+            // A write that is decided anew says the same again.
+            if !warnings.contains(&warning) {
+                warnings.push(warning);
+            }
+        }
+    }
+
+    /// The texts.
+    pub(crate) fn into_inner(self) -> Vec<String> {
+        self.0.into_inner()
+    }
 }
 
 /// What a write request asks for beside its body.
@@ -36,6 +61,7 @@ pub(crate) struct WriteOptions<'a> {
     pub(crate) manager: &'a str,
     /// An applied configuration takes fields that others own.
     pub(crate) force: bool,
+    pub(crate) warnings: &'a Warnings,
 }
 
 /// The longest name of a field manager, in bytes.
@@ -48,6 +74,7 @@ impl<'a> WriteOptions<'a> {
         query: &'a Query,
         agent: &'a str,
         patch: Option<PatchType>,
+        warnings: &'a Warnings,
     ) -> Result<Self, Status> {
         let mut errors = Vec::new();
         let named = query.get("fieldManager");
@@ -69,18 +96,19 @@ impl<'a> WriteOptions<'a> {
         let dry_run = query.dry_run(&mut errors);
         let fields = match query.get("fieldValidation") {
             "Strict" => FieldValidation::Strict,
-            "" | "Warn" | "Ignore" => FieldValidation::Lenient,
+            "" | "Warn" => FieldValidation::Warn,
+            "Ignore" => FieldValidation::Ignore,
             other => {
                 let known = ["", "Ignore", "Strict", "Warn"];
                 errors.push(FieldError::not_supported("fieldValidation", other, &known));
-                FieldValidation::Lenient
+                FieldValidation::Ignore
             }
         };
         if !errors.is_empty() {
             return Err(Status::invalid_options(options, &errors));
         }
         let manager = if named.is_empty() { agent_prefix(agent) } else { named };
-        Ok(Self { dry_run, fields, manager, force: query.flag("force") })
+        Ok(Self { dry_run, fields, manager, force: query.flag("force"), warnings })
     }
 }
 
@@ -120,7 +148,7 @@ impl Inner {
         options: WriteOptions<'_>,
     ) -> Result<Arc<Object>, Status> {
         let kind = target.resource.id;
-        let Accepted { mut value, sent } = accept(target.resource, body, options.fields)?;
+        let Accepted { mut value, sent } = accept(target.resource, body, options)?;
         if !meta::text(&value, "/metadata/resourceVersion").is_empty() {
             return Err(Status::version_on_create());
         }
@@ -228,7 +256,7 @@ impl Inner {
         options: WriteOptions<'_>,
     ) -> Result<(Arc<Object>, bool), Status> {
         let part = Part::of(target)?;
-        let Accepted { value, sent } = accept(target.resource, body, options.fields)?;
+        let Accepted { value, sent } = accept(target.resource, body, options)?;
         check_namespace(target, &value)?;
         for _ in 0..RETRIES {
             let current = match self.find(target) {
@@ -263,7 +291,7 @@ impl Inner {
             // Managed fields are large and seldom patched.
             let whole = if change.mentions("managedFields") { current.whole() } else { current.typed() };
             let patched = change.apply(target.resource.id, whole)?;
-            let next = accept(target.resource, patched.clone(), options.fields)
+            let next = accept(target.resource, patched.clone(), options)
                 .map_err(|error| change.explain(&patched, error))?;
             check_namespace(target, &next.value)?;
             if let Some(done) = self.succeed(target, part, &current, next, options)? {
@@ -357,7 +385,7 @@ pub(crate) struct Accepted {
 }
 
 /// Checks `apiVersion` and `kind`, drops them, and decodes the rest.
-fn accept(resource: &Resource, mut body: Value, fields: FieldValidation) -> Result<Accepted, Status> {
+fn accept(resource: &Resource, mut body: Value, options: WriteOptions<'_>) -> Result<Accepted, Status> {
     if !body.is_object() {
         return Err(Status::bad_request(
             "couldn't get version/kind; json parse error: an object was expected",
@@ -368,7 +396,7 @@ fn accept(resource: &Resource, mut body: Value, fields: FieldValidation) -> Resu
     check_type(resource, text_of(version.as_ref()), text_of(kind.as_ref()))?;
     let metadata = body.get_mut("metadata").and_then(Value::as_object_mut);
     let sent = metadata.and_then(|metadata| metadata.remove("managedFields"));
-    schema::decode(resource, &mut body, fields)?;
+    options.warnings.add(schema::decode(resource, &mut body, options.fields)?);
     Ok(Accepted { value: body, sent: sent.filter(|sent| !sent.is_null()) })
 }
 

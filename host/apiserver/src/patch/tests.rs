@@ -60,7 +60,8 @@ fn strategic_patches_merge_lists_by_key() {
         (
             json!({"spec": {"containers": [{"name": "one", "env": [{"name": "B", "value": "2"}]}]}}),
             "/spec/containers/0/env",
-            json!([{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]),
+            // What is new comes first.
+            json!([{"name": "B", "value": "2"}, {"name": "A", "value": "1"}]),
         ),
         (
             json!({"spec": {"containers": [{"name": "one", "$patch": "delete"}]}}),
@@ -116,11 +117,16 @@ fn a_failed_json_patch_test_is_unprocessable() {
 fn malformed_patches_are_bad_requests() {
     for (patch_type, body) in [
         (PatchType::Json, "{}"),
-        (PatchType::Json, "[{\"op\":\"fly\"}]"),
         (PatchType::Merge, "[]"),
         (PatchType::Strategic, "{"),
     ] {
         let error = parse(patch_type, body.as_bytes()).unwrap_err();
         assert_eq!(error.code, StatusCode::BAD_REQUEST, "{body}");
     }
+}
+
+#[test]
+fn an_unknown_operation_is_unprocessable() {
+    let error = parse(PatchType::Json, br#"[{"op":"fly"}]"#).unwrap_err();
+    assert_eq!(error.code, StatusCode::UNPROCESSABLE_ENTITY);
 }

@@ -11,19 +11,13 @@ use crate::quantity;
 use crate::status::Status;
 use crate::write::FieldValidation;
 
-/// What a decoder found beside the object.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Decoded {
-    /// The paths of fields that the type does not have.
-    pub(crate) unknown: Vec<String>,
-}
-
-/// Decodes a body in place. Unknown fields are dropped, or refused all at once when the client asked for that.
+/// Decodes a body in place. Unknown fields are dropped, or refused all at once when the client asked for that; those of
+/// which it wants to be warned are returned.
 pub(crate) fn decode(
     resource: &Resource,
     body: &mut Value,
     fields: FieldValidation,
-) -> Result<Decoded, Status> {
+) -> Result<Vec<String>, Status> {
     let mut decoder = Decoder { unknown: Vec::new() };
     let refuse = |why: &str| {
         let kind = resource.kind;
@@ -39,7 +33,7 @@ pub(crate) fn decode(
             decoder.unknown.iter().take(16).map(|field| format!("unknown field \"{field}\"")).collect();
         return Err(refuse(&format!("strict decoding error: {}", list.join(", "))));
     }
-    Ok(Decoded { unknown: decoder.unknown })
+    Ok(if fields == FieldValidation::Warn { decoder.unknown } else { Vec::new() })
 }
 
 struct Decoder {
@@ -317,8 +311,8 @@ mod tests {
             "metadata": {"name": "c", "labels": {}, "annotations": null, "creationTimestamp": "2026-01-01T01:00:00.5+01:00"},
             "spec": {"storageClassName": "", "volumeName": "", "resources": {"requests": {"storage": 5}}, "color": "red"},
         });
-        let decoded = decode(Kind::PersistentVolumeClaim.resource(), &mut body, FieldValidation::Lenient).unwrap();
-        assert_eq!(decoded.unknown, ["spec.color"]);
+        let unknown = decode(Kind::PersistentVolumeClaim.resource(), &mut body, FieldValidation::Warn).unwrap();
+        assert_eq!(unknown, ["spec.color"]);
         assert_eq!(
             body,
             json!({
@@ -338,7 +332,7 @@ mod tests {
             (json!({"spec": {"resources": {"requests": {"storage": "ten"}}}}), "quantities must match the regular expression"),
         ] {
             let mut body = body;
-            let error = decode(Kind::PersistentVolumeClaim.resource(), &mut body, FieldValidation::Lenient).unwrap_err();
+            let error = decode(Kind::PersistentVolumeClaim.resource(), &mut body, FieldValidation::Ignore).unwrap_err();
             assert!(error.message.contains(expected), "{}", error.message);
         }
     }

@@ -9,8 +9,9 @@ const PREFIX: &str = "prefix part a lowercase RFC 1123 subdomain must consist of
 const KEY_FORM: &str = "a valid label key must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]') with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')";
 const VALUE: &str = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
 const KEY: &str = "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')";
-const TOO_LONG_LABEL: &str = "must be no more than 63 bytes";
-const TOO_LONG_NAME: &str = "must be no more than 253 bytes";
+const TOO_LONG_LABEL: &str = "must be no more than 63 characters";
+const TOO_LONG_VALUE: &str = "must be no more than 63 bytes";
+const TOO_LONG_NAME: &str = "must be no more than 253 characters";
 
 fn is_label(text: &str) -> bool {
     let edge = |c: Option<u8>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
@@ -97,7 +98,7 @@ pub(crate) fn qualified(key: &str) -> Vec<&'static str> {
 /// What is wrong with a label's value.
 pub(crate) fn label_value(value: &str) -> Option<&'static str> {
     if value.len() > 63 {
-        return Some(TOO_LONG_LABEL);
+        return Some(TOO_LONG_VALUE);
     }
     (!value.is_empty() && !is_word(value)).then_some(VALUE)
 }
