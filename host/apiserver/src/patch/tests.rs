@@ -40,7 +40,7 @@ fn strategic_patches_merge_lists_by_key() {
         })
     };
     for (patch, pointer, expected) in [
-        (json!({"metadata": {"finalizers": ["b", "a"]}}), "/metadata/finalizers", json!(["a", "b"])),
+        (json!({"metadata": {"finalizers": ["b", "a"]}}), "/metadata/finalizers", json!(["b", "a"])),
         (
             json!({"metadata": {"$deleteFromPrimitiveList/finalizers": ["a"]}}),
             "/metadata/finalizers",
