@@ -20,7 +20,11 @@ pub struct Difference {
 
 impl std::fmt::Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "line {}: {}\n  expected {}\n  found    {}", self.line, self.place, self.expected, self.found)
+        write!(
+            f,
+            "line {}: {}\n  expected {}\n  found    {}",
+            self.line, self.place, self.expected, self.found
+        )
     }
 }
 

@@ -34,7 +34,8 @@ impl Normal {
             Value::Array(list) if name == "managedFields" => {
                 let mut list: Vec<Value> = list.into_iter().map(|one| self.value(one, "")).collect();
                 list.sort_by_key(|entry| {
-                    ["manager", "operation", "subresource"].map(|member| entry.get(member).cloned().unwrap_or_default().to_string())
+                    ["manager", "operation", "subresource"]
+                        .map(|member| entry.get(member).cloned().unwrap_or_default().to_string())
                 });
                 Value::Array(list)
             }
@@ -45,7 +46,9 @@ impl Normal {
     }
 
     fn object(&mut self, mut map: Map<String, Value>) -> Value {
-        let text = |map: &Map<String, Value>, member: &str| map.get(member).and_then(Value::as_str).map(str::to_owned);
+        let text = |map: &Map<String, Value>, member: &str| {
+            map.get(member).and_then(Value::as_str).map(str::to_owned)
+        };
         if let Some(version) = text(&map, "resourceVersion") {
             let shown = match text(&map, "uid") {
                 Some(uid) => {
@@ -65,7 +68,7 @@ impl Normal {
         }
         let members = map.into_iter().map(|(name, value)| {
             let value = self.value(value, &name);
-            (name, value)
+            (key(name), value)
         });
         Value::Object(members.collect())
     }
@@ -87,7 +90,8 @@ fn generated(text: &str, prefix: &str) -> String {
     while let Some(at) = rest.find(prefix) {
         let (before, found) = rest.split_at(at + prefix.len());
         hidden.push_str(before);
-        let random = found.get(..SUFFIX).is_some_and(|end| end.bytes().all(|byte| byte.is_ascii_alphanumeric()));
+        let random =
+            found.get(..SUFFIX).is_some_and(|end| end.bytes().all(|byte| byte.is_ascii_alphanumeric()));
         rest = if random {
             hidden.push_str("<random>");
             found.get(SUFFIX..).unwrap_or_default()
@@ -108,6 +112,14 @@ fn scalar(text: String, name: &str) -> String {
         "message" => message(&text),
         "cells" if is_age(&text) => "<age>".to_owned(),
         _ => text,
+    }
+}
+
+/// An owner reference is known by its uid.
+fn key(name: String) -> String {
+    match name.strip_prefix("k:{\"uid\":\"").and_then(|rest| rest.strip_suffix("\"}")) {
+        Some(uid) if is_uid(uid) => "k:{\"uid\":\"<uid>\"}".to_owned(),
+        Some(_) | None => name,
     }
 }
 
@@ -173,7 +185,9 @@ fn status(status: &mut Value) {
 }
 
 fn hide_structure(text: &str) -> String {
-    for (open, close) in [("Invalid value: {", "}: "), ("Invalid value: [{", "}]: "), ("Invalid value: \"{", "}\": ")] {
+    for (open, close) in
+        [("Invalid value: {", "}: "), ("Invalid value: [{", "}]: "), ("Invalid value: \"{", "}\": ")]
+    {
         if let Some((before, rest)) = text.split_once(open)
             && let Some((_, after)) = rest.rsplit_once(close)
         {
@@ -196,7 +210,10 @@ mod tests {
             let body = json!({"metadata": {"uid": uid, "resourceVersion": version}});
             normal.body(body, None)["metadata"]["resourceVersion"].clone()
         };
-        assert_eq!([of("a", "7"), of("b", "8"), of("a", "9"), of("a", "7")], ["version 1", "version 1", "version 2", "version 1"]);
+        assert_eq!(
+            [of("a", "7"), of("b", "8"), of("a", "9"), of("a", "7")],
+            ["version 1", "version 1", "version 2", "version 1"]
+        );
     }
 
     #[test]

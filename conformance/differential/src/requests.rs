@@ -75,7 +75,8 @@ pub fn parse(text: &str) -> Result<Script> {
                     let (name, value) = variable.split_once(" = ").context("a variable needs ` = `")?;
                     script.variables.insert(name.to_owned(), value.to_owned());
                 } else {
-                    current = Some(head(index + 1, line).with_context(|| format!("line {}: {line}", index + 1))?);
+                    current =
+                        Some(head(index + 1, line).with_context(|| format!("line {}: {line}", index + 1))?);
                 }
             }
         }
@@ -128,8 +129,10 @@ fn head(line: usize, text: &str) -> Result<Request> {
         } else if let Some(shape) = shape(word) {
             request.accept = format!("{JSON};as={shape};v=v1;g=meta.k8s.io");
         } else if word == "as" {
-            let (name, pointer) =
-                words.next().and_then(|word| word.split_once('=')).context("`as NAME=/pointer` was expected")?;
+            let (name, pointer) = words
+                .next()
+                .and_then(|word| word.split_once('='))
+                .context("`as NAME=/pointer` was expected")?;
             request.capture = Some((name.to_owned(), pointer.to_owned()));
         } else if word.contains('/') {
             request.content_type = Some(word.to_owned());
@@ -188,7 +191,9 @@ mod tests {
 
     #[test]
     fn requests_have_heads_and_bodies() {
-        let script = parse("# c\nlet A = /a\n\nPATCH $A/b merge as X=/y ~z agent=me/1\n{\n}\n\nGET $A table\n").unwrap();
+        let script =
+            parse("# c\nlet A = /a\n\nPATCH $A/b merge as X=/y ~z agent=me/1\n{\n}\n\nGET $A table\n")
+                .unwrap();
         let [patch, get] = script.requests.as_slice() else { panic!("{script:?}") };
         assert_eq!((patch.line, patch.body.as_str(), patch.agent.as_str()), (4, "{\n}", "me/1"));
         assert_eq!(patch.content_type.as_deref(), Some("application/merge-patch+json"));

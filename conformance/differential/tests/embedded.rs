@@ -26,7 +26,9 @@ async fn the_embedded_api_answers_as_the_real_one_did() {
         let found = play(&client, &script).await.unwrap();
         let verdict = compare(&script, &expected, &found);
         problems.extend(verdict.differences.iter().map(|one| format!("{name}.txt {one}")));
-        problems.extend(verdict.stale.iter().map(|line| format!("{name}.txt line {line}: does not differ any more")));
+        problems.extend(
+            verdict.stale.iter().map(|line| format!("{name}.txt line {line}: does not differ any more")),
+        );
     }
     assert!(problems.is_empty(), "{}\n{} differences", problems.join("\n"), problems.len());
 }

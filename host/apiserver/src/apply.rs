@@ -34,7 +34,9 @@ impl Inner {
         for _ in 0..RETRIES {
             let current = match self.find(target) {
                 Ok(current) => current,
-                Err(_) if part == Part::Main => return Ok((self.create_applied(target, &config, options)?, true)),
+                Err(_) if part == Part::Main => {
+                    return Ok((self.create_applied(target, &config, options)?, true));
+                }
                 Err(status) => return Err(status),
             };
             let stored = (&current.value, &current.managed);
@@ -90,9 +92,10 @@ impl Inner {
             other => other,
         };
         let Applied { mut value, managed } = applied.map_err(|error| match error {
-            ApplyError::Malformed(why) => {
-                Status::internal(format!("failed to create typed patch object ({}): {why}", named(resource, &body)))
-            }
+            ApplyError::Malformed(why) => Status::internal(format!(
+                "failed to create typed patch object ({}): {why}",
+                named(resource, &body)
+            )),
             ApplyError::Conflicts(conflicts) => {
                 Status::apply_conflict(fields::describe(&conflicts), &conflicts)
             }

@@ -15,11 +15,14 @@ pub(crate) fn first_wrong(text: &str) -> Option<usize> {
     match STANDARD.decode_slice(text, &mut room) {
         Ok(_) => None,
         Err(DecodeSliceError::DecodeError(
-            DecodeError::InvalidByte(at, _) | DecodeError::InvalidLastSymbol(at, _) | DecodeError::InvalidLength(at),
+            DecodeError::InvalidByte(at, _)
+            | DecodeError::InvalidLastSymbol(at, _)
+            | DecodeError::InvalidLength(at),
         )) => Some(at),
-        Err(DecodeSliceError::DecodeError(DecodeError::InvalidPadding) | DecodeSliceError::OutputSliceTooSmall) => {
-            Some(text.len())
-        }
+        Err(
+            DecodeSliceError::DecodeError(DecodeError::InvalidPadding)
+            | DecodeSliceError::OutputSliceTooSmall,
+        ) => Some(text.len()),
     }
 }
 
@@ -42,7 +45,9 @@ pub(crate) fn decode_url(text: &str) -> Result<Vec<u8>, usize> {
 mod tests {
     #[test]
     fn wrong_text_is_found() {
-        for (text, expected) in [("", None), ("Zg==", None), ("Zm9v", None), ("Zm9v!", Some(4)), ("Zg", Some(2))] {
+        for (text, expected) in
+            [("", None), ("Zg==", None), ("Zm9v", None), ("Zm9v!", Some(4)), ("Zg", Some(2))]
+        {
             assert_eq!(super::first_wrong(text), expected, "{text}");
         }
     }

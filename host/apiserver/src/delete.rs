@@ -141,7 +141,12 @@ impl Inner {
             if options.dry_run {
                 let marked = next.unwrap_or_else(|| current.value.clone());
                 let managed = current.managed.clone();
-                return Ok(Deleted::Pending(Object::transient(resource.id, current.version, marked, managed)));
+                return Ok(Deleted::Pending(Object::transient(
+                    resource.id,
+                    current.version,
+                    marked,
+                    managed,
+                )));
             }
             let gone = next.is_none();
             let change = match next {
@@ -301,7 +306,12 @@ impl Inner {
             });
             let key = store::key(meta::namespace(&dependent.value), dependent.name());
             // A dependent that changed meanwhile is left: its writer has seen the owner go.
-            let _ = self.store.commit(dependent.kind, &key, Some(dependent.version), Change::Put(next, dependent.managed.clone()));
+            let _ = self.store.commit(
+                dependent.kind,
+                &key,
+                Some(dependent.version),
+                Change::Put(next, dependent.managed.clone()),
+            );
         }
     }
 
@@ -329,7 +339,11 @@ impl Inner {
             }
         });
         let gone = self.may_go(kind, &next);
-        let change = if gone { Change::Remove(owner.value.clone(), owner.managed.clone()) } else { Change::Put(next, owner.managed.clone()) };
+        let change = if gone {
+            Change::Remove(owner.value.clone(), owner.managed.clone())
+        } else {
+            Change::Put(next, owner.managed.clone())
+        };
         let written = self.store.commit(kind, key, Some(owner.version), change).ok()?;
         gone.then_some(written)
     }

@@ -38,7 +38,8 @@ pub(crate) fn parse(text: &str) -> Option<i128> {
 pub(crate) fn canonical(text: &str) -> Option<String> {
     // Resource lists are rounded up to thousandths.
     let value = parse(text)?;
-    let value = value.div_euclid(MILLI).checked_add(i128::from(value.rem_euclid(MILLI) != 0))?.checked_mul(MILLI)?;
+    let value =
+        value.div_euclid(MILLI).checked_add(i128::from(value.rem_euclid(MILLI) != 0))?.checked_mul(MILLI)?;
     let suffix = text.trim_start_matches(|c: char| c.is_ascii_digit() || matches!(c, '.' | '+' | '-'));
     let binary = suffix.ends_with('i') && value.abs() >= 1024 * NANO && value % NANO == 0;
     if binary {

@@ -154,11 +154,17 @@ fn parse_token(token: &str) -> Result<(u64, String), String> {
     let value: Value = serde_json::from_slice(&bytes).map_err(|_| {
         // A byte above 127 is a letter to Go.
         let first = bytes.first().map_or('\u{0}', |byte| char::from(*byte));
-        let shown = if first.is_control() { format!("\\u{:04x}", u32::from(first)) } else { first.to_string() };
+        let shown =
+            if first.is_control() { format!("\\u{:04x}", u32::from(first)) } else { first.to_string() };
         format!("invalid character '{shown}' looking for beginning of value")
     })?;
-    let start = value.get("start").and_then(Value::as_str).map(|start| start.trim_end_matches('\u{0}').to_owned());
-    value.get("rv").and_then(Value::as_u64).zip(start).ok_or_else(|| "incorrect encoded start resourceVersion".to_owned())
+    let start =
+        value.get("start").and_then(Value::as_str).map(|start| start.trim_end_matches('\u{0}').to_owned());
+    value
+        .get("rv")
+        .and_then(Value::as_u64)
+        .zip(start)
+        .ok_or_else(|| "incorrect encoded start resourceVersion".to_owned())
 }
 
 /// Which part of which version a list shows.
@@ -215,11 +221,10 @@ impl Page {
                 "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
             )),
             "Exact" => Ok(Self { at: version, limit, ..Self::default() }),
-            other => Err(Status::invalid_options("ListOptions", &[FieldError::not_supported(
-                "resourceVersionMatch",
-                other,
-                &["Exact", "NotOlderThan", ""],
-            )])),
+            other => Err(Status::invalid_options(
+                "ListOptions",
+                &[FieldError::not_supported("resourceVersionMatch", other, &["Exact", "NotOlderThan", ""])],
+            )),
         }
     }
 }

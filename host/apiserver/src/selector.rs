@@ -172,13 +172,21 @@ impl<'a> LabelParser<'a> {
         match operator {
             "in" | "notin" => {
                 let values = self.values(&key)?;
-                Ok(if operator == "in" { Requirement::In(key, values) } else { Requirement::NotIn(key, values) })
+                Ok(if operator == "in" {
+                    Requirement::In(key, values)
+                } else {
+                    Requirement::NotIn(key, values)
+                })
             }
             "=" | "==" | "!=" => {
                 let value = if is_word(self.peek()) { self.next() } else { "" };
                 check_value(&key, 0, value)?;
                 let values = vec![value.to_owned()];
-                Ok(if operator == "!=" { Requirement::NotIn(key, values) } else { Requirement::In(key, values) })
+                Ok(if operator == "!=" {
+                    Requirement::NotIn(key, values)
+                } else {
+                    Requirement::In(key, values)
+                })
             }
             ">" | "<" | "gt" | "lt" => {
                 let value = if is_word(self.peek()) { self.next() } else { "" };

@@ -19,9 +19,9 @@ use crate::descriptors::Kind;
 use crate::discovery;
 use crate::meta;
 use crate::openapi;
+use crate::patch::{go_error, go_type};
 use crate::protobuf;
 use crate::read;
-use crate::patch::{go_error, go_type};
 use crate::request::{self, BodyType, Discovery, PatchType, Query, Target, Verb};
 use crate::status::Status;
 use crate::store::Object;
@@ -285,7 +285,8 @@ impl Inner {
             }
             Verb::Patch => {
                 let patch_type = request::patch_type(&parts.headers)?;
-                let options = WriteOptions::parse("PatchOptions", &query, agent, Some(patch_type), &warnings)?;
+                let options =
+                    WriteOptions::parse("PatchOptions", &query, agent, Some(patch_type), &warnings)?;
                 if patch_type == PatchType::Apply {
                     let (object, created) = self.apply(target, body, options)?;
                     one(if created { StatusCode::CREATED } else { StatusCode::OK }, &object)

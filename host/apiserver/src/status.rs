@@ -75,7 +75,8 @@ impl FieldError {
 
     /// Several values, of which some are none of the closed set.
     pub(crate) fn not_supported_list(field: impl Into<String>, values: &[&str], supported: &[&str]) -> Self {
-        let quoted = |list: &[&str]| list.iter().map(|one| format!("\"{one}\"")).collect::<Vec<_>>().join(", ");
+        let quoted =
+            |list: &[&str]| list.iter().map(|one| format!("\"{one}\"")).collect::<Vec<_>>().join(", ");
         Self {
             field: field.into(),
             reason: "FieldValueNotSupported",
@@ -287,7 +288,8 @@ impl Status {
 
     /// A precondition of a deletion that does not hold.
     pub(crate) fn precondition(resource: &Resource, name: &str, why: &str) -> Self {
-        let message = format!("Operation cannot be fulfilled on {} \"{name}\": {why}", resource.qualified_kind());
+        let message =
+            format!("Operation cannot be fulfilled on {} \"{name}\": {why}", resource.qualified_kind());
         Self::new(StatusCode::CONFLICT, "Conflict", message).about(resource, resource.kind, name)
     }
 

@@ -73,7 +73,8 @@ impl Object {
             let mut bytes = Vec::with_capacity(1024);
             bytes.extend_from_slice(head.as_bytes());
             // A map of JSON values cannot fail to serialise into memory.
-            if serde_json::to_writer(&mut bytes, &Answer { value: &self.value, managed: &self.managed }).is_ok()
+            if serde_json::to_writer(&mut bytes, &Answer { value: &self.value, managed: &self.managed })
+                .is_ok()
                 && let Some(brace) = bytes.get_mut(head.len())
             {
                 *brace = b',';

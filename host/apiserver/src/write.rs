@@ -115,7 +115,8 @@ impl<'a> WriteOptions<'a> {
 /// The program's name in a `User-Agent`: what stands before the first slash.
 fn agent_prefix(agent: &str) -> &str {
     let name = agent.split('/').next().unwrap_or_default();
-    let end = name.char_indices().map(|(at, one)| at + one.len_utf8()).take_while(|end| *end <= MAX_MANAGER).last();
+    let end =
+        name.char_indices().map(|(at, one)| at + one.len_utf8()).take_while(|end| *end <= MAX_MANAGER).last();
     name.get(..end.unwrap_or(0)).unwrap_or_default()
 }
 
@@ -319,7 +320,8 @@ impl Inner {
         // Who cleared the list wants no tracking.
         if !managed.is_empty() {
             let change = (&current.value, &value);
-            managed = fields::update(Endpoint { kind, part }, &managed, change, options.manager, &self.time());
+            managed =
+                fields::update(Endpoint { kind, part }, &managed, change, options.manager, &self.time());
         }
         self.replace(target, part, current, (value, managed), options)
     }
@@ -361,7 +363,11 @@ impl Inner {
         let key = store::key(&target.namespace, name);
         let gone = meta::deleting(old) && self.may_go(resource.id, &next);
         // What a finalizer's removal deletes is the stored object; the writer gets what it sent.
-        let change = if gone { Change::Remove(old.clone(), current.managed.clone()) } else { Change::Put(next.clone(), managed.clone()) };
+        let change = if gone {
+            Change::Remove(old.clone(), current.managed.clone())
+        } else {
+            Change::Put(next.clone(), managed.clone())
+        };
         match self.store.commit(resource.id, &key, Some(current.version), change) {
             Ok(_) if gone => {
                 let answer = Object::transient(resource.id, current.version, next, managed);
@@ -425,7 +431,9 @@ fn check_type(resource: &Resource, version: &str, kind: &str) -> Result<(), Stat
             package(resource.group)
         )
     } else {
-        format!("no kind \"{kind}\" is registered for version \"{version}\" in scheme \"pkg/runtime/scheme.go:111\"")
+        format!(
+            "no kind \"{kind}\" is registered for version \"{version}\" in scheme \"pkg/runtime/scheme.go:111\""
+        )
     };
     Err(Status::bad_request(format!(
         "{kind} in version \"{}\" cannot be handled as a {wanted}: {why}",
@@ -469,7 +477,9 @@ fn check_versions(resource: &Resource, current: &Object, next: &Value) -> Result
         version => match version.parse::<u64>() {
             Ok(version) if version == current.version => Ok(()),
             Ok(_) => Err(Status::modified(resource, name)),
-            Err(_) => Err(Status::internal(format!("strconv.ParseUint: parsing \"{version}\": invalid syntax"))),
+            Err(_) => {
+                Err(Status::internal(format!("strconv.ParseUint: parsing \"{version}\": invalid syntax")))
+            }
         },
     }
 }

@@ -196,7 +196,8 @@ impl Managed {
         let surplus = updaters.len() - MAX_UPDATERS + 1;
         let old: Vec<_> = updaters.drain(..surplus).collect();
         let Some(last) = old.last() else { return Self::from_entries(appliers) };
-        let writer = Writer { manager: ANCIENT.to_owned(), subresource: String::new(), ..last.writer.clone() };
+        let writer =
+            Writer { manager: ANCIENT.to_owned(), subresource: String::new(), ..last.writer.clone() };
         let set = old.iter().fold(Set::default(), |set, entry| set.union(entry.set.clone()));
         updaters.push(Entry::new(writer, last.time.clone(), set));
         updaters.extend(appliers);

@@ -14,8 +14,8 @@ use serde_json::Value;
 
 use self::managed::Entry;
 pub(crate) use self::managed::{Managed, Writer};
-pub(crate) use self::walk::go;
 use self::set::{Set, Shape};
+pub(crate) use self::walk::go;
 use crate::descriptors::{Kind, PerKind};
 use crate::schema::{self, Struct};
 use crate::write::Part;
@@ -139,7 +139,12 @@ pub(crate) fn start(sent: Option<&Value>, stored: &Managed) -> Managed {
 }
 
 /// Takes the fields that a writer changed away from everybody else.
-fn disown(managed: &Managed, except: Option<&Writer>, endpoint: Endpoint, lost: &Set) -> Vec<std::sync::Arc<Entry>> {
+fn disown(
+    managed: &Managed,
+    except: Option<&Writer>,
+    endpoint: Endpoint,
+    lost: &Set,
+) -> Vec<std::sync::Arc<Entry>> {
     let version = endpoint.kind.resource().api_version();
     let kept = managed.iter().filter(|entry| entry.writer.api_version == version).map(|entry| {
         let own = except.is_some_and(|writer| entry.writer.is(writer));
@@ -278,7 +283,12 @@ fn unchanged(shape: &Struct, config: &Value, live: &Value) -> Set {
 }
 
 /// The conflicts that are not about a field which client-side apply wrote and nobody changed since.
-pub(crate) fn not_from_client(kind: Kind, conflicts: Vec<Conflict>, last_applied: &Value, live: &Value) -> Vec<Conflict> {
+pub(crate) fn not_from_client(
+    kind: Kind,
+    conflicts: Vec<Conflict>,
+    last_applied: &Value,
+    live: &Value,
+) -> Vec<Conflict> {
     let own = unchanged(schema::of(kind), last_applied, live).paths();
     conflicts.into_iter().filter(|conflict| !own.contains(&conflict.path)).collect()
 }

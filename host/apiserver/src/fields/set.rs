@@ -99,9 +99,7 @@ impl Set {
             let node = match other.0.get(element) {
                 None => node.clone(),
                 Some(gone) if gone.member => return None,
-                Some(gone) => {
-                    Node { member: node.member, children: node.children.without(&gone.children) }
-                }
+                Some(gone) => Node { member: node.member, children: node.children.without(&gone.children) },
             };
             (!node.is_empty()).then(|| (Arc::clone(element), node))
         };

@@ -88,10 +88,7 @@ fn writers_own_what_they_change() {
         .updated("three", map(json!({"a": "2", "c": "1"})));
     assert_eq!(
         state.owned(),
-        owners(&[
-            ("one", json!({"f:data": {}})),
-            ("two", json!({"f:data": {"f:a": {}, "f:c": {}}})),
-        ])
+        owners(&[("one", json!({"f:data": {}})), ("two", json!({"f:data": {"f:a": {}, "f:c": {}}})),])
     );
 }
 
@@ -100,9 +97,8 @@ fn members_of_lists_are_owned_by_their_keys() {
     let node = |drivers: Value| json!({"metadata": {"name": "n"}, "spec": {"drivers": drivers}});
     let one = json!({"name": "one", "nodeID": "1"});
     let two = json!({"name": "two", "nodeID": "2", "allocatable": {"count": 3}});
-    let state = State::new(Kind::CsiNode)
-        .applied("one", node(json!([one])))
-        .applied("two", node(json!([two])));
+    let state =
+        State::new(Kind::CsiNode).applied("one", node(json!([one]))).applied("two", node(json!([two])));
     let own = |extra: Value| {
         let mut fields = json!({".": {}, "f:name": {}, "f:nodeID": {}});
         fields.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -112,7 +108,10 @@ fn members_of_lists_are_owned_by_their_keys() {
         state.owned(),
         owners(&[
             ("one", json!({"f:spec": {"f:drivers": {"k:{\"name\":\"one\"}": own(json!({}))}}})),
-            ("two", json!({"f:spec": {"f:drivers": {"k:{\"name\":\"two\"}": own(json!({"f:allocatable": {"f:count": {}}}))}}})),
+            (
+                "two",
+                json!({"f:spec": {"f:drivers": {"k:{\"name\":\"two\"}": own(json!({"f:allocatable": {"f:count": {}}}))}}})
+            ),
         ])
     );
     assert_eq!(state.value["spec"]["drivers"].as_array().unwrap().len(), 2);
@@ -169,8 +168,13 @@ fn an_object_that_nobody_owns_belonged_to_somebody_before() {
 fn applying_the_same_again_keeps_the_time() {
     let state = State::new(Kind::ConfigMap).applied("one", map(json!({"a": "1"})));
     let config = map(json!({"a": "1"}));
-    let again =
-        apply(main_of(Kind::ConfigMap), &state.managed, (&state.value, &config), ("one", false), "2027-01-01T00:00:00Z");
+    let again = apply(
+        main_of(Kind::ConfigMap),
+        &state.managed,
+        (&state.value, &config),
+        ("one", false),
+        "2027-01-01T00:00:00Z",
+    );
     let again = again.unwrap();
     assert!(again.managed.same_but_times(&state.managed));
     assert_eq!(again.managed.to_value(), state.managed.to_value());
@@ -183,7 +187,10 @@ fn malformed_configurations_are_named() {
         (json!({"spec": {"color": 1}}), ".spec.color: field not declared in schema"),
         (json!({"spec": "x"}), ".spec: expected map, got &{x}"),
         (json!({"spec": {"accessModes": "x"}}), ".spec.accessModes: expected list, got &{x}"),
-        (json!({"spec": {"volumeName": 5}}), ".spec.volumeName: expected string, got &value.valueUnstructured{Value:5}"),
+        (
+            json!({"spec": {"volumeName": 5}}),
+            ".spec.volumeName: expected string, got &value.valueUnstructured{Value:5}",
+        ),
         (
             json!({"metadata": {"generation": "x", "finalizers": ["a", "a"]}}),
             "errors:\n  .metadata.finalizers: duplicate entries for key [=\"a\"]\n  .metadata.generation: expected numeric (int or float), got string",
@@ -231,7 +238,10 @@ fn lists_take_the_order_of_the_configuration() {
 fn many_updaters_become_one_entry() {
     let mut state = State::new(Kind::ConfigMap);
     for index in 0..12 {
-        state = state.updated(&format!("m{index:02}"), map(json!({ "a": index.to_string() , format!("k{index}"): "1"})));
+        state = state.updated(
+            &format!("m{index:02}"),
+            map(json!({ "a": index.to_string() , format!("k{index}"): "1"})),
+        );
     }
     // Each one lost what the next one dropped, so only the last owns anything.
     assert_eq!(state.owned().len(), 2);

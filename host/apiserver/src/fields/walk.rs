@@ -56,9 +56,13 @@ fn parts<'a>(shape: Shape<'a>) -> Parts<'a> {
     match shape {
         Shape::Struct(shape) if !shape.atomic => Parts::Struct(shape),
         Shape::Type(Type::Map(member, false)) => Parts::Map(member),
-        Shape::Type(Type::List(member, kind @ (ListKind::Set | ListKind::Keys(_)))) => Parts::List(member, kind),
+        Shape::Type(Type::List(member, kind @ (ListKind::Set | ListKind::Keys(_)))) => {
+            Parts::List(member, kind)
+        }
         Shape::Struct(_)
-        | Shape::Type(Type::Scalar(_) | Type::Struct(_) | Type::List(_, ListKind::Atomic) | Type::Map(_, true))
+        | Shape::Type(
+            Type::Scalar(_) | Type::Struct(_) | Type::List(_, ListKind::Atomic) | Type::Map(_, true),
+        )
         | Shape::Unknown => Parts::Leaf,
     }
 }
@@ -95,7 +99,13 @@ fn compare_struct(shape: &Struct, old: Option<&Value>, new: Option<&Value>, foun
     }
 }
 
-fn compare_place(shape: Shape<'_>, old: Option<&Value>, new: Option<&Value>, element: &Element, found: &mut Comparison) {
+fn compare_place(
+    shape: Shape<'_>,
+    old: Option<&Value>,
+    new: Option<&Value>,
+    element: &Element,
+    found: &mut Comparison,
+) {
     // Equal things do not differ inside, and most things are equal.
     if old == new {
         return;
@@ -206,7 +216,9 @@ fn identity(member: &Type, kind: &ListKind, value: &Value) -> Result<Element, St
             Ok(Element::from(format!("k:{}", Value::Object(found))))
         }
         ListKind::Set | ListKind::Atomic => match value {
-            Value::Object(_) => Err("associative list without keys has an element that's a map type".to_owned()),
+            Value::Object(_) => {
+                Err("associative list without keys has an element that's a map type".to_owned())
+            }
             Value::Array(_) => Err("not supported: associative list with lists as elements".to_owned()),
             Value::Null => {
                 Err("associative list without keys has an element that's an explicit null".to_owned())
@@ -453,7 +465,9 @@ fn check_place(shape: Shape<'_>, value: &Value, path: &str, wrong: &mut Vec<Stri
         (Shape::Struct(_) | Shape::Type(Type::Struct(_) | Type::Map(..)), _) => {
             wrong.push(format!("{path}: expected map, got &{{{}}}", go(value)));
         }
-        (Shape::Type(Type::List(..)), _) => wrong.push(format!("{path}: expected list, got &{{{}}}", go(value))),
+        (Shape::Type(Type::List(..)), _) => {
+            wrong.push(format!("{path}: expected list, got &{{{}}}", go(value)))
+        }
     }
 }
 
@@ -514,7 +528,8 @@ pub(crate) fn go(value: &Value) -> String {
         Value::String(text) => text.clone(),
         Value::Array(members) => format!("[{}]", members.iter().map(go).collect::<Vec<_>>().join(" ")),
         Value::Object(map) => {
-            let members: Vec<String> = map.iter().map(|(key, value)| format!("{key}:{}", go(value))).collect();
+            let members: Vec<String> =
+                map.iter().map(|(key, value)| format!("{key}:{}", go(value))).collect();
             format!("map[{}]", members.join(" "))
         }
     }

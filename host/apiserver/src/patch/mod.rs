@@ -77,7 +77,8 @@ pub(crate) fn go_error(error: &serde_json::Error) -> String {
 impl Patch {
     /// Whether a field's name occurs in the patch.
     pub(crate) fn mentions(&self, field: &str) -> bool {
-        let inside = |patch: &Value| patch.pointer("/metadata").is_some_and(|metadata| metadata.get(field).is_some());
+        let inside =
+            |patch: &Value| patch.pointer("/metadata").is_some_and(|metadata| metadata.get(field).is_some());
         match self {
             // A path can be a prefix of it, and a value can hold anything.
             Self::Json(patch) => serde_json::to_string(patch).map_or(true, |text| text.contains("metadata")),

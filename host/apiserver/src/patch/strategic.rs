@@ -72,7 +72,11 @@ fn list<'a>(key: &str, value: &'a Value) -> Result<&'a Vec<Value>, Status> {
         .ok_or_else(|| Status::bad_request(format!("patch of {key}: a list was expected, not {value}")))
 }
 
-fn merge_object(shape: Known, map: &mut Map<String, Value>, patch: &Map<String, Value>) -> Result<(), Status> {
+fn merge_object(
+    shape: Known,
+    map: &mut Map<String, Value>,
+    patch: &Map<String, Value>,
+) -> Result<(), Status> {
     match patch.get(PATCH).map(Value::as_str) {
         None | Some(Some("merge")) => {}
         Some(Some("replace")) => {
@@ -190,7 +194,12 @@ fn merge_list(
 
 /// Members of the patch keep the patch's order, the others theirs; where both could come next, a member that is new or
 /// that stood earlier in the old list does.
-fn arrange(merged: Vec<Value>, changes: &[Value], old: &[Value], identity: impl Fn(&Value) -> Value) -> Vec<Value> {
+fn arrange(
+    merged: Vec<Value>,
+    changes: &[Value],
+    old: &[Value],
+    identity: impl Fn(&Value) -> Value,
+) -> Vec<Value> {
     let place = |list: &[Value], member: &Value| {
         let wanted = identity(member);
         list.iter().position(|one| identity(one) == wanted)

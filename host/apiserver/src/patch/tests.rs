@@ -115,11 +115,8 @@ fn a_failed_json_patch_test_is_unprocessable() {
 
 #[test]
 fn malformed_patches_are_bad_requests() {
-    for (patch_type, body) in [
-        (PatchType::Json, "{}"),
-        (PatchType::Merge, "[]"),
-        (PatchType::Strategic, "{"),
-    ] {
+    for (patch_type, body) in [(PatchType::Json, "{}"), (PatchType::Merge, "[]"), (PatchType::Strategic, "{")]
+    {
         let error = parse(patch_type, body.as_bytes()).unwrap_err();
         assert_eq!(error.code, StatusCode::BAD_REQUEST, "{body}");
     }

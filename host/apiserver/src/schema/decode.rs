@@ -129,10 +129,8 @@ fn scalar(scalar: Scalar, value: &mut Value, place: Place<'_>) -> Result<(), Str
             if fits { Ok(()) } else { Err(mismatch_as(&format!("number {number}"), place, name)) }
         }
         (Scalar::IntOrText, Value::String(_)) => Ok(()),
-        (Scalar::Bytes, Value::String(text)) => {
-base64::first_wrong(text)
-            .map_or(Ok(()), |at| Err(format!("illegal base64 data at input byte {at}")))
-        }
+        (Scalar::Bytes, Value::String(text)) => base64::first_wrong(text)
+            .map_or(Ok(()), |at| Err(format!("illegal base64 data at input byte {at}"))),
         (Scalar::Quantity, found) => {
             // A number is as good as its text.
             if let Value::Number(number) = found {
@@ -212,7 +210,9 @@ fn zero(shape: &'static Type) -> Value {
         Type::Scalar(Scalar::Int32 | Scalar::Int64 | Scalar::IntOrText) => Value::from(0),
         Type::Scalar(Scalar::Bool) => Value::Bool(false),
         Type::Scalar(Scalar::Quantity) => Value::from("0"),
-        Type::Scalar(Scalar::Any | Scalar::Time | Scalar::MicroTime) | Type::List(..) | Type::Map(..) => Value::Null,
+        Type::Scalar(Scalar::Any | Scalar::Time | Scalar::MicroTime) | Type::List(..) | Type::Map(..) => {
+            Value::Null
+        }
     }
 }
 
@@ -311,7 +311,8 @@ mod tests {
             "metadata": {"name": "c", "labels": {}, "annotations": null, "creationTimestamp": "2026-01-01T01:00:00.5+01:00"},
             "spec": {"storageClassName": "", "volumeName": "", "resources": {"requests": {"storage": 5}}, "color": "red"},
         });
-        let unknown = decode(Kind::PersistentVolumeClaim.resource(), &mut body, FieldValidation::Warn).unwrap();
+        let unknown =
+            decode(Kind::PersistentVolumeClaim.resource(), &mut body, FieldValidation::Warn).unwrap();
         assert_eq!(unknown, ["spec.color"]);
         assert_eq!(
             body,
@@ -326,13 +327,26 @@ mod tests {
     #[test]
     fn wrong_types_are_named_as_go_names_them() {
         for (body, expected) in [
-            (json!({"spec": {"volumeName": 5}}), "json: cannot unmarshal number into Go struct field PersistentVolumeClaimSpec.spec.volumeName of type string"),
-            (json!({"spec": []}), "json: cannot unmarshal array into Go struct field PersistentVolumeClaim.spec of type v1.PersistentVolumeClaimSpec"),
-            (json!({"metadata": {"ownerReferences": [{"controller": "yes"}]}}), "json: cannot unmarshal string into Go struct field OwnerReference.metadata.ownerReferences.controller of type bool"),
-            (json!({"spec": {"resources": {"requests": {"storage": "ten"}}}}), "quantities must match the regular expression"),
+            (
+                json!({"spec": {"volumeName": 5}}),
+                "json: cannot unmarshal number into Go struct field PersistentVolumeClaimSpec.spec.volumeName of type string",
+            ),
+            (
+                json!({"spec": []}),
+                "json: cannot unmarshal array into Go struct field PersistentVolumeClaim.spec of type v1.PersistentVolumeClaimSpec",
+            ),
+            (
+                json!({"metadata": {"ownerReferences": [{"controller": "yes"}]}}),
+                "json: cannot unmarshal string into Go struct field OwnerReference.metadata.ownerReferences.controller of type bool",
+            ),
+            (
+                json!({"spec": {"resources": {"requests": {"storage": "ten"}}}}),
+                "quantities must match the regular expression",
+            ),
         ] {
             let mut body = body;
-            let error = decode(Kind::PersistentVolumeClaim.resource(), &mut body, FieldValidation::Ignore).unwrap_err();
+            let error = decode(Kind::PersistentVolumeClaim.resource(), &mut body, FieldValidation::Ignore)
+                .unwrap_err();
             assert!(error.message.contains(expected), "{}", error.message);
         }
     }

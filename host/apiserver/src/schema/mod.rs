@@ -242,8 +242,11 @@ mod tests {
 
     #[test]
     fn lists_know_their_keys() {
-        let Some(Type::Struct(spec)) = of(Kind::Pod).field("spec").map(|field| &field.shape) else { panic!() };
-        let Some(Type::List(container, ListKind::Keys(keys))) = spec.field("containers").map(|one| &one.shape)
+        let Some(Type::Struct(spec)) = of(Kind::Pod).field("spec").map(|field| &field.shape) else {
+            panic!()
+        };
+        let Some(Type::List(container, ListKind::Keys(keys))) =
+            spec.field("containers").map(|one| &one.shape)
         else {
             panic!()
         };
@@ -257,7 +260,10 @@ mod tests {
 
     #[test]
     fn empty_objects_are_what_go_writes() {
-        assert_eq!(empty(Kind::PersistentVolumeClaim).to_string(), r#"{"metadata":{},"spec":{"resources":{}},"status":{}}"#);
+        assert_eq!(
+            empty(Kind::PersistentVolumeClaim).to_string(),
+            r#"{"metadata":{},"spec":{"resources":{}},"status":{}}"#
+        );
         assert_eq!(empty(Kind::CsiNode).to_string(), r#"{"metadata":{},"spec":{"drivers":null}}"#);
     }
 }

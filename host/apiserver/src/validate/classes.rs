@@ -185,7 +185,9 @@ pub(super) fn csi_node_update(old: &Value, next: &Value, errors: &mut Errors) {
 
 /// A new capacity.
 pub(super) fn capacity(value: &Value, errors: &mut Errors) {
-    for (key, label) in value.pointer("/nodeTopology/matchLabels").and_then(Value::as_object).into_iter().flatten() {
+    for (key, label) in
+        value.pointer("/nodeTopology/matchLabels").and_then(Value::as_object).into_iter().flatten()
+    {
         for problem in names::qualified(key) {
             errors.push(FieldError::invalid("nodeTopology.matchLabels", &json!(key), problem));
         }
@@ -199,7 +201,9 @@ pub(super) fn capacity(value: &Value, errors: &mut Errors) {
     }
     for member in ["capacity", "maximumVolumeSize"] {
         let size = value.get(member);
-        let below = |size: &Value| crate::quantity::parse(size.as_str().unwrap_or_default()).is_some_and(|size| size < 0);
+        let below = |size: &Value| {
+            crate::quantity::parse(size.as_str().unwrap_or_default()).is_some_and(|size| size < 0)
+        };
         if let Some(found) = size.filter(|size| below(size)) {
             errors.push(FieldError::invalid(member, found, "must be greater than or equal to 0"));
         }

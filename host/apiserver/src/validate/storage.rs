@@ -260,8 +260,12 @@ fn node_affinity(value: &Value, errors: &mut Errors) {
 }
 
 /// The secrets that are checked, in this order.
-const SECRETS: [&str; 4] =
-    ["controllerPublishSecretRef", "controllerExpandSecretRef", "nodePublishSecretRef", "nodeExpandSecretRef"];
+const SECRETS: [&str; 4] = [
+    "controllerPublishSecretRef",
+    "controllerExpandSecretRef",
+    "nodePublishSecretRef",
+    "nodeExpandSecretRef",
+];
 
 fn volume_source(value: &Value, source: &str, errors: &mut Errors) {
     let Some(found) = value.pointer(&format!("/spec/{source}")) else { return };
