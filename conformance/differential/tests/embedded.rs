@@ -1,5 +1,4 @@
 //! The embedded API answers every request of the set as a real kube-apiserver did.
-#![expect(clippy::unwrap_used, reason = "a test")]
 
 use cofferdam_apiserver::{ApiServer, Options};
 use cofferdam_differential::compare::compare;

@@ -110,11 +110,10 @@ impl Serialize for Answer<'_> {
         let Value::Object(members) = self.value else { return self.value.serialize(serializer) };
         let mut map = serializer.serialize_map(None)?;
         for (name, member) in members {
-            match member {
-                Value::Object(metadata) if name == "metadata" && !self.managed.is_empty() => {
-                    map.serialize_entry(name, &Metadata { metadata, managed: self.managed })?;
-                }
-                member => map.serialize_entry(name, member)?,
+            let metadata = member.as_object().filter(|_| name == "metadata" && !self.managed.is_empty());
+            match metadata {
+                Some(metadata) => map.serialize_entry(name, &Metadata { metadata, managed: self.managed })?,
+                None => map.serialize_entry(name, member)?,
             }
         }
         map.end()

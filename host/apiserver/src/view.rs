@@ -112,7 +112,7 @@ impl Renderer {
         match self.view {
             View::Object => plain_list(resource, meta, objects),
             View::Metadata => {
-                let items: Vec<Value> = objects.map(|object| partial(object)).collect();
+                let items: Vec<Value> = objects.map(partial).collect();
                 let list = json!({
                     "apiVersion": "meta.k8s.io/v1",
                     "kind": "PartialObjectMetadataList",

@@ -200,7 +200,13 @@ fn identity(member: &Type, kind: &ListKind, value: &Value) -> Result<Element, St
             let Value::Object(map) = value else {
                 return Err(match value {
                     Value::Null => "associative list with keys may not have a null element".to_owned(),
-                    _ => "associative list with keys may not have non-map elements".to_owned(),
+                    Value::Bool(_)
+                    | Value::Number(_)
+                    | Value::String(_)
+                    | Value::Array(_)
+                    | Value::Object(_) => {
+                        "associative list with keys may not have non-map elements".to_owned()
+                    }
                 });
             };
             let mut found = Map::new();

@@ -124,7 +124,15 @@ fn scalar(scalar: Scalar, value: &mut Value, place: Place<'_>) -> Result<(), Str
         (Scalar::Int64 | Scalar::Int32 | Scalar::IntOrText, Value::Number(number)) => {
             let fits = match scalar {
                 Scalar::Int64 => number.as_i64().is_some(),
-                _ => number.as_i64().is_some_and(|number| i32::try_from(number).is_ok()),
+                Scalar::Int32
+                | Scalar::IntOrText
+                | Scalar::Any
+                | Scalar::Text
+                | Scalar::Bytes
+                | Scalar::Bool
+                | Scalar::Quantity
+                | Scalar::Time
+                | Scalar::MicroTime => number.as_i64().is_some_and(|number| i32::try_from(number).is_ok()),
             };
             if fits { Ok(()) } else { Err(mismatch_as(&format!("number {number}"), place, name)) }
         }
