@@ -41,6 +41,9 @@ pub(crate) fn canonical(text: &str) -> Option<String> {
     let value =
         value.div_euclid(MILLI).checked_add(i128::from(value.rem_euclid(MILLI) != 0))?.checked_mul(MILLI)?;
     let suffix = text.trim_start_matches(|c: char| c.is_ascii_digit() || matches!(c, '.' | '+' | '-'));
+    if value.abs() >= CAP && !suffix.ends_with('i') {
+        return large(text);
+    }
     let binary = suffix.ends_with('i') && value.abs() >= 1024 * NANO && value % NANO == 0;
     if binary {
         let (mut number, mut power) = (value / NANO, 0);
@@ -65,6 +68,31 @@ pub(crate) fn canonical(text: &str) -> Option<String> {
         (true, exponent) => format!("{number}e{exponent}"),
         (false, _) => format!("{number}{}", ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"].get(step)?),
     })
+}
+
+/// The canonical form of a decimal quantity that is too large to calculate with.
+fn large(text: &str) -> Option<String> {
+    let sign = if text.starts_with('-') { "-" } else { "" };
+    let rest = text.trim_start_matches(['+', '-']);
+    let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+    let (number, suffix) = rest.split_at_checked(end)?;
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let digits = format!("{whole}{fraction}");
+    let significant = digits.trim_start_matches('0').trim_end_matches('0');
+    let zeros = digits.len() - digits.trim_end_matches('0').len();
+    let exponent = scale(suffix)?.1 - i32::try_from(fraction.len()).ok()? + i32::try_from(zeros).ok()?;
+    let exponential = suffix.len() > 1;
+    // Without an exponent there is no suffix beyond `E`.
+    let shown = if exponential { exponent.div_euclid(3) * 3 } else { (exponent.div_euclid(3) * 3).min(18) };
+    let padding = "0".repeat(usize::try_from(exponent - shown).ok()?);
+    let suffix = match (exponential, shown) {
+        (true, shown) => format!("e{shown}"),
+        (false, shown) => {
+            let step = usize::try_from(shown / 3).ok()?;
+            (*["", "k", "M", "G", "T", "P", "E"].get(step)?).to_owned()
+        }
+    };
+    Some(format!("{sign}{significant}{padding}{suffix}"))
 }
 
 /// A suffix as a power of 1024 and a power of ten.
@@ -158,6 +186,11 @@ mod tests {
             ("0.0001", "1m"),
             ("1.1Gi", "1181116006400m"),
             ("100000Ei", "9223372036854775807"),
+            ("1e99", "1e99"),
+            ("1e20", "100e18"),
+            ("10E", "10E"),
+            ("9e18", "9e18"),
+            ("100000000000000000000", "100E"),
         ] {
             assert_eq!(canonical(text).as_deref(), Some(expected), "{text}");
         }

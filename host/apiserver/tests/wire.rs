@@ -158,7 +158,9 @@ async fn bad_requests_name_what_is_wrong() {
     assert_eq!(code, 404);
     let (code, status) = send(&service, Method::PUT, CLAIMS, &[json_type], "{}".to_owned()).await;
     assert_eq!((code.as_u16(), status["reason"].as_str()), (405, Some("MethodNotAllowed")));
-    let (code, text) = get(&service, "/api/v1/widgets", "*/*").await;
+    let (code, status) = get(&service, "/api/v1/widgets", "*/*").await;
+    assert_eq!((code.as_u16(), &status["reason"]), (404, &json!("NotFound")));
+    let (code, text) = get(&service, "/widgets", "*/*").await;
     assert_eq!((code.as_u16(), text), (404, json!("404 page not found\n")));
 }
 
