@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, OnceLock};
 
-use serde::ser::{Serialize, SerializeSeq, Serializer};
+use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::set::Set;
 use crate::meta;
@@ -66,24 +66,6 @@ impl Entry {
         Arc::new(Self { writer, time, set, json: OnceLock::new() })
     }
 
-    fn to_value(&self) -> Value {
-        let mut map = Map::new();
-        if !self.writer.manager.is_empty() {
-            map.insert("manager".to_owned(), json!(self.writer.manager));
-        }
-        map.insert("operation".to_owned(), json!(self.writer.operation()));
-        map.insert("apiVersion".to_owned(), json!(self.writer.api_version));
-        if let Some(time) = &self.time {
-            map.insert("time".to_owned(), json!(time));
-        }
-        map.insert("fieldsType".to_owned(), json!("FieldsV1"));
-        map.insert("fieldsV1".to_owned(), self.set.to_value());
-        if !self.writer.subresource.is_empty() {
-            map.insert("subresource".to_owned(), json!(self.writer.subresource));
-        }
-        Value::Object(map)
-    }
-
     fn from_value(value: &Value) -> Option<Arc<Self>> {
         let text = |member: &str| meta::text(value, member).to_owned();
         let applies = match meta::text(value, "/operation") {
@@ -113,6 +95,26 @@ impl Entry {
     }
 }
 
+impl Serialize for Entry {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        if !self.writer.manager.is_empty() {
+            map.serialize_entry("manager", &self.writer.manager)?;
+        }
+        map.serialize_entry("operation", self.writer.operation())?;
+        map.serialize_entry("apiVersion", &self.writer.api_version)?;
+        if let Some(time) = &self.time {
+            map.serialize_entry("time", time)?;
+        }
+        map.serialize_entry("fieldsType", "FieldsV1")?;
+        map.serialize_entry("fieldsV1", &self.set)?;
+        if !self.writer.subresource.is_empty() {
+            map.serialize_entry("subresource", &self.writer.subresource)?;
+        }
+        map.end()
+    }
+}
+
 /// The entries of an object. Cheap to clone; an entry that does not change is serialised once.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Managed(Vec<Arc<Entry>>);
@@ -121,8 +123,8 @@ impl Serialize for Managed {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(Some(self.0.len()))?;
         for entry in &self.0 {
-            // A map of JSON values cannot fail to serialise into memory.
-            let json = entry.json.get_or_init(|| serde_json::value::to_raw_value(&entry.to_value()).ok());
+            // Texts and maps of texts cannot fail to serialise into memory.
+            let json = entry.json.get_or_init(|| serde_json::value::to_raw_value(&**entry).ok());
             list.serialize_element(json)?;
         }
         list.end()
@@ -145,7 +147,7 @@ impl Managed {
 
     /// The list as objects carry it.
     pub(crate) fn to_value(&self) -> Value {
-        Value::Array(self.0.iter().map(|entry| entry.to_value()).collect())
+        serde_json::to_value(self).unwrap_or_default()
     }
 
     /// What a client sent. `None`: nothing that could be used.

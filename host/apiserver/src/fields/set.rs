@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Map, Value};
 
 use crate::schema::{Struct, Type};
@@ -146,19 +147,16 @@ impl Set {
         }
     }
 
-    /// `FieldsV1`.
-    pub(crate) fn to_value(&self) -> Value {
-        let node = |node: &Node| {
-            let mut value = node.children.to_value();
-            if node.member
-                && !node.children.is_empty()
-                && let Value::Object(map) = &mut value
-            {
-                map.insert(".".to_owned(), Value::Object(Map::new()));
-            }
-            value
-        };
-        Value::Object(self.0.iter().map(|(element, one)| (element.to_string(), node(one))).collect())
+    /// The paths as members of a map, with one for a path that is in the set itself.
+    fn write<S: Serializer>(&self, member: bool, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        if member && !self.is_empty() {
+            map.serialize_entry(".", &Map::new())?;
+        }
+        for (element, node) in &self.0 {
+            map.serialize_entry(&**element, node)?;
+        }
+        map.end()
     }
 
     /// Reads `FieldsV1`. `None`: it is malformed.
@@ -175,6 +173,19 @@ impl Set {
             set.0.insert(element, Node { member, children });
         }
         Some(set)
+    }
+}
+
+/// `FieldsV1`.
+impl Serialize for Set {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.write(false, serializer)
+    }
+}
+
+impl Serialize for Node {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.children.write(self.member, serializer)
     }
 }
 
