@@ -1,34 +1,54 @@
-//! Standard base64, for `stringData` of secrets.
+//! Standard base64 with padding, as Go reads and writes it.
 
-const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+use base64::engine::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use base64::{DecodeError, DecodeSliceError};
 
 /// Encodes bytes with padding.
 pub(crate) fn encode(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let group = chunk.iter().fold(0_u32, |group, byte| (group << 8) | u32::from(*byte));
-        let group = group << (8 * (3 - chunk.len()));
-        for place in 0..4 {
-            if place <= chunk.len() {
-                let index = (group >> (18 - 6 * place)) & 63;
-                let letter = ALPHABET.get(index as usize).copied().unwrap_or(b'=');
-                text.push(char::from(letter));
-            } else {
-                text.push('=');
-            }
-        }
+    STANDARD.encode(bytes)
+}
+
+/// Where a text stops being base64. `None`: it is good.
+pub(crate) fn first_wrong(text: &str) -> Option<usize> {
+    let mut room = vec![0; text.len()];
+    match STANDARD.decode_slice(text, &mut room) {
+        Ok(_) => None,
+        Err(DecodeSliceError::DecodeError(
+            DecodeError::InvalidByte(at, _)
+            | DecodeError::InvalidLastSymbol(at, _)
+            | DecodeError::InvalidLength(at),
+        )) => Some(at),
+        Err(
+            DecodeSliceError::DecodeError(DecodeError::InvalidPadding)
+            | DecodeSliceError::OutputSliceTooSmall,
+        ) => Some(text.len()),
     }
-    text
+}
+
+/// Encodes bytes for a URL, without padding.
+pub(crate) fn encode_url(bytes: &[u8]) -> String {
+    URL_SAFE_NO_PAD.encode(bytes)
+}
+
+/// Decodes what stands in a URL, or says where it goes wrong.
+pub(crate) fn decode_url(text: &str) -> Result<Vec<u8>, usize> {
+    URL_SAFE_NO_PAD.decode(text).map_err(|error| match error {
+        DecodeError::InvalidByte(at, _)
+        | DecodeError::InvalidLastSymbol(at, _)
+        | DecodeError::InvalidLength(at) => at,
+        DecodeError::InvalidPadding => text.len(),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_vectors_of_rfc_4648() {
-        for (plain, expected) in
-            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")]
+    fn wrong_text_is_found() {
+        for (text, expected) in
+            [("", None), ("Zg==", None), ("Zm9v", None), ("Zm9v!", Some(4)), ("Zg", Some(2))]
         {
-            assert_eq!(super::encode(plain.as_bytes()), expected);
+            assert_eq!(super::first_wrong(text), expected, "{text}");
         }
     }
 }

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use crate::Inner;
 use crate::descriptors::{self, Kind, Resource};
 use crate::meta;
-use crate::request::{Query, Target};
-use crate::status::Status;
+use crate::request::{self, Query, Target};
+use crate::status::{FieldError, Status};
 use crate::store::{self, Change, Object};
 use crate::write::RETRIES;
 
@@ -43,25 +43,31 @@ impl DeleteOptions {
             let text = body.get(name).and_then(Value::as_str).unwrap_or_default();
             if text.is_empty() { query.get(name).to_owned() } else { text.to_owned() }
         };
+        let mut errors = Vec::new();
+        let orphan = body.get("orphanDependents").and_then(Value::as_bool);
+        if orphan.is_some() && !member("propagationPolicy").is_empty() {
+            let given = Value::from(member("propagationPolicy"));
+            let detail = "orphanDependents and deletionPropagation cannot be both set";
+            errors.push(FieldError::invalid("propagationPolicy", &given, detail));
+        }
         let propagation = match member("propagationPolicy").as_str() {
+            "" if orphan == Some(true) => Propagation::Orphan,
             "" | "Background" => Propagation::Background,
             "Foreground" => Propagation::Foreground,
             "Orphan" => Propagation::Orphan,
             other => {
-                return Err(Status::bad_request(format!(
-                    "invalid propagationPolicy \"{other}\": expected Background, Foreground or Orphan"
-                )));
+                let known = ["Foreground", "Background", "Orphan", "nil"];
+                errors.push(FieldError::not_supported("propagationPolicy", other, &known));
+                Propagation::Background
             }
         };
         let dry_run = match meta::strings(body, "/dryRun").as_slice() {
-            [] => query.dry_run()?,
-            ["All"] => true,
-            [other, ..] => {
-                return Err(Status::bad_request(format!(
-                    "dryRun: Unsupported value: \"{other}\": supported values: \"All\""
-                )));
-            }
+            [] => query.dry_run(&mut errors),
+            given => request::dry_run(given, &mut errors),
         };
+        if !errors.is_empty() {
+            return Err(Status::invalid_options("DeleteOptions", &errors));
+        }
         let grace = match body.get("gracePeriodSeconds") {
             Some(seconds) => seconds.as_i64(),
             None => query.number("gracePeriodSeconds")?.and_then(|seconds| i64::try_from(seconds).ok()),
@@ -133,10 +139,20 @@ impl Inner {
                 return Ok(Deleted::Pending(current));
             }
             if options.dry_run {
-                return Ok(Deleted::Pending(current));
+                let marked = next.unwrap_or_else(|| current.value.clone());
+                let managed = current.managed.clone();
+                return Ok(Deleted::Pending(Object::transient(
+                    resource.id,
+                    current.version,
+                    marked,
+                    managed,
+                )));
             }
             let gone = next.is_none();
-            let change = next.map_or_else(|| Change::Remove(current.value.clone()), Change::Put);
+            let change = match next {
+                Some(next) => Change::Put(next, current.managed.clone()),
+                None => Change::Remove(self.last_state(&current), current.managed.clone()),
+            };
             match self.store.commit(resource.id, &key, Some(current.version), change) {
                 Ok(object) if gone => return Ok(Deleted::Gone(object)),
                 Ok(object) => return Ok(Deleted::Pending(object)),
@@ -144,6 +160,22 @@ impl Inner {
             }
         }
         Err(Status::busy(resource, name))
+    }
+
+    /// How a deleted object is shown last: a pod as one whose grace period is over.
+    fn last_state(&self, current: &Object) -> Value {
+        let mut value = current.value.clone();
+        if current.kind == Kind::Pod && !meta::deleting(&value) {
+            let now = meta::timestamp((self.now)());
+            meta::edit_meta(&mut value, |meta| {
+                meta.insert("deletionTimestamp".to_owned(), now);
+                meta.insert("deletionGracePeriodSeconds".to_owned(), json!(0));
+                if let Some(generation) = meta.get("generation").and_then(Value::as_i64) {
+                    meta.insert("generation".to_owned(), json!(generation + 1));
+                }
+            });
+        }
+        value
     }
 
     /// The object marked as being deleted; `None` when nothing holds it.
@@ -274,7 +306,12 @@ impl Inner {
             });
             let key = store::key(meta::namespace(&dependent.value), dependent.name());
             // A dependent that changed meanwhile is left: its writer has seen the owner go.
-            let _ = self.store.commit(dependent.kind, &key, Some(dependent.version), Change::Put(next));
+            let _ = self.store.commit(
+                dependent.kind,
+                &key,
+                Some(dependent.version),
+                Change::Put(next, dependent.managed.clone()),
+            );
         }
     }
 
@@ -302,7 +339,11 @@ impl Inner {
             }
         });
         let gone = self.may_go(kind, &next);
-        let change = if gone { Change::Remove(owner.value.clone()) } else { Change::Put(next) };
+        let change = if gone {
+            Change::Remove(owner.value.clone(), owner.managed.clone())
+        } else {
+            Change::Put(next, owner.managed.clone())
+        };
         let written = self.store.commit(kind, key, Some(owner.version), change).ok()?;
         gone.then_some(written)
     }
@@ -325,7 +366,7 @@ impl Inner {
         if !meta::deleting(&found.value) || !self.may_go(Kind::Namespace, &found.value) {
             return None;
         }
-        let change = Change::Remove(found.value.clone());
+        let change = Change::Remove(found.value.clone(), found.managed.clone());
         self.store.commit(Kind::Namespace, namespace, Some(found.version), change).ok()
     }
 }
@@ -351,17 +392,18 @@ fn grace(current: &Object, options: &DeleteOptions) -> i64 {
 }
 
 fn check_preconditions(resource: &Resource, current: &Object, options: &DeleteOptions) -> Result<(), Status> {
+    let refuse = |why: String| Err(Status::precondition(resource, current.name(), &why));
     if let Some(uid) = options.uid.as_ref().filter(|uid| *uid != current.uid()) {
-        let why =
-            format!("Precondition failed: UID in precondition: {uid}, UID in object meta: {}", current.uid());
-        return Err(Status::conflict(resource, current.name(), &why));
+        return refuse(format!(
+            "the UID in the precondition ({uid}) does not match the UID in record ({}). The object might have been deleted and then recreated",
+            current.uid()
+        ));
     }
     let version = current.version.to_string();
     if let Some(wanted) = options.version.as_ref().filter(|wanted| **wanted != version) {
-        let why = format!(
-            "Precondition failed: ResourceVersion in precondition: {wanted}, ResourceVersion in object meta: {version}"
-        );
-        return Err(Status::conflict(resource, current.name(), &why));
+        return refuse(format!(
+            "the ResourceVersion in the precondition ({wanted}) does not match the ResourceVersion in record ({version}). The object might have been modified"
+        ));
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::descriptors::{GROUPS, Kind, RESOURCES, Resource, VERSION};
+use crate::meta;
 
 const VERBS: [&str; 8] = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
 const STATUS_VERBS: [&str; 3] = ["get", "patch", "update"];
@@ -65,21 +66,28 @@ fn group(name: &str) -> Value {
 
 /// The resources of a group.
 pub(crate) fn of_group(group: &str) -> impl Iterator<Item = &'static Resource> {
-    RESOURCES.iter().filter(move |resource| resource.group == group)
+    let mut resources: Vec<&Resource> = RESOURCES.iter().filter(|resource| resource.group == group).collect();
+    resources.sort_by_key(|resource| resource.plural);
+    resources.into_iter()
 }
 
 fn resource_list(group: &str) -> Value {
     let mut resources = Vec::new();
     for resource in of_group(group) {
-        resources.push(json!({
+        let mut entry = json!({
             "name": resource.plural,
             "singularName": resource.singular,
             "namespaced": resource.namespaced,
             "kind": resource.kind,
             "verbs": verbs(resource),
-            "shortNames": resource.short,
-            "categories": categories(resource),
-        }));
+        });
+        if !resource.short.is_empty() {
+            meta::set(&mut entry, "shortNames", json!(resource.short));
+        }
+        if !categories(resource).is_empty() {
+            meta::set(&mut entry, "categories", json!(categories(resource)));
+        }
+        resources.push(entry);
         if resource.status {
             resources.push(json!({
                 "name": format!("{}/status", resource.plural),
@@ -91,7 +99,11 @@ fn resource_list(group: &str) -> Value {
         }
     }
     let version = if group.is_empty() { VERSION.to_owned() } else { format!("{group}/{VERSION}") };
-    json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": resources})
+    let mut list = json!({"kind": "APIResourceList", "groupVersion": version, "resources": resources});
+    if !group.is_empty() {
+        meta::set(&mut list, "apiVersion", json!("v1"));
+    }
+    list
 }
 
 fn verbs(resource: &Resource) -> Vec<&'static str> {

@@ -5,14 +5,16 @@
 //! In one process it is a `tower` service ([`ApiServer::service`]), deterministic under paused tokio time; for `kubectl`
 //! it listens on loopback with TLS and a token of its own ([`ApiServer::serve`]).
 //!
-//! It does not authorise, does not know server-side apply (415), and records no managed fields.
+//! It does not authorise.
 
 #![forbid(unsafe_code)]
 
+mod apply;
 mod base64;
 mod delete;
 mod descriptors;
 mod discovery;
+mod fields;
 mod meta;
 mod openapi;
 mod patch;
@@ -46,7 +48,7 @@ use crate::descriptors::Kind;
 use crate::random::Random;
 use crate::request::Target;
 use crate::store::Store;
-use crate::write::{FieldValidation, WriteOptions};
+use crate::write::{FieldValidation, Warnings, WriteOptions};
 
 /// The namespaces that every cluster has.
 const NAMESPACES: [&str; 4] = ["default", "kube-node-lease", "kube-public", "kube-system"];
@@ -137,7 +139,13 @@ impl ApiServer {
                 name: None,
                 subresource: None,
             };
-            let write = WriteOptions { dry_run: false, fields: FieldValidation::Strict };
+            let write = WriteOptions {
+                dry_run: false,
+                fields: FieldValidation::Strict,
+                manager: "kube-apiserver",
+                force: false,
+                warnings: &Warnings::default(),
+            };
             // A new store has no namespace that this could collide with, and the names are good.
             let _ = inner.create(&target, json!({"metadata": {"name": name}}), write);
         }

@@ -98,15 +98,3 @@ pub(crate) fn timestamp(at: Timestamp) -> Value {
     let seconds = Timestamp::from_second(at.as_second()).unwrap_or(at);
     Value::String(seconds.to_string())
 }
-
-/// Drops members that are null, as a typed decoder does: for it they are absent.
-pub(crate) fn drop_nulls(value: &mut Value) {
-    match value {
-        Value::Object(map) => {
-            map.retain(|_, member| !member.is_null());
-            map.values_mut().for_each(drop_nulls);
-        }
-        Value::Array(members) => members.iter_mut().for_each(drop_nulls),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
-    }
-}

@@ -1,10 +1,12 @@
-//! As much OpenAPI as `kubectl` needs to leave validation to the server: which resources can be patched, and that
-//! they take `fieldValidation`. Schemas are not published.
+//! As much OpenAPI as `kubectl` needs to leave validation to the server (which resources can be patched, and that they
+//! take `fieldValidation`), to merge lists, and to explain: the types without descriptions.
 
 use serde_json::{Map, Value, json};
 
 use crate::descriptors::{GROUPS, Resource, VERSION};
 use crate::discovery::{git_version, of_group};
+use crate::meta;
+use crate::schema::{self, Field, ListKind, Scalar, Strategy, Struct, Type};
 
 /// The document at an OpenAPI v3 path.
 pub(crate) fn document(path: &str) -> Option<Value> {
@@ -29,8 +31,92 @@ pub(crate) fn document(path: &str) -> Option<Value> {
         "openapi": "3.0.0",
         "info": {"title": "Kubernetes", "version": git_version()},
         "paths": paths,
-        "components": {"schemas": {}},
+        "components": {"schemas": schemas(group)},
     }))
+}
+
+/// The types of a group's kinds by their names.
+fn schemas(group: &str) -> Map<String, Value> {
+    let mut schemas = Map::new();
+    for resource in of_group(group) {
+        let root = schema::of(resource.id);
+        add(root, &mut schemas);
+        if let Some(Value::Object(document)) = schemas.get_mut(root.name) {
+            let kind = json!([{"group": resource.group, "version": VERSION, "kind": resource.kind}]);
+            document.insert("x-kubernetes-group-version-kind".to_owned(), kind);
+            if let Some(Value::Object(properties)) = document.get_mut("properties") {
+                properties.insert("apiVersion".to_owned(), json!({"type": "string"}));
+                properties.insert("kind".to_owned(), json!({"type": "string"}));
+            }
+        }
+    }
+    schemas
+}
+
+fn add(shape: &'static Struct, schemas: &mut Map<String, Value>) {
+    if schemas.contains_key(shape.name) {
+        return;
+    }
+    schemas.insert(shape.name.to_owned(), Value::Null);
+    let properties: Map<String, Value> =
+        shape.fields.iter().map(|(name, field)| ((*name).to_owned(), property(field, schemas))).collect();
+    let mut document = json!({"type": "object", "properties": properties});
+    if shape.atomic {
+        meta::set(&mut document, "x-kubernetes-map-type", json!("atomic"));
+    }
+    schemas.insert(shape.name.to_owned(), document);
+}
+
+fn property(field: &'static Field, schemas: &mut Map<String, Value>) -> Value {
+    let mut document = document_of(&field.shape, schemas);
+    match field.strategy {
+        Strategy::Replace => {}
+        Strategy::Merge => meta::set(&mut document, "x-kubernetes-patch-strategy", json!("merge")),
+        Strategy::MergeBy(key) => {
+            meta::set(&mut document, "x-kubernetes-patch-strategy", json!("merge"));
+            meta::set(&mut document, "x-kubernetes-patch-merge-key", json!(key));
+        }
+    }
+    document
+}
+
+fn document_of(shape: &'static Type, schemas: &mut Map<String, Value>) -> Value {
+    match shape {
+        Type::Struct(shape) => {
+            add(shape, schemas);
+            json!({"allOf": [{"$ref": format!("#/components/schemas/{}", shape.name)}]})
+        }
+        Type::List(member, kind) => {
+            let mut list = json!({"type": "array", "items": document_of(member, schemas)});
+            let (name, keys) = match kind {
+                ListKind::Atomic => ("atomic", None),
+                ListKind::Set => ("set", None),
+                ListKind::Keys(keys) => ("map", Some(keys)),
+            };
+            meta::set(&mut list, "x-kubernetes-list-type", json!(name));
+            if let Some(keys) = keys {
+                meta::set(&mut list, "x-kubernetes-list-map-keys", json!(keys));
+            }
+            list
+        }
+        Type::Map(member, atomic) => {
+            let mut map = json!({"type": "object", "additionalProperties": document_of(member, schemas)});
+            if *atomic {
+                meta::set(&mut map, "x-kubernetes-map-type", json!("atomic"));
+            }
+            map
+        }
+        Type::Scalar(scalar) => match scalar {
+            Scalar::Any => json!({"type": "object"}),
+            Scalar::Text | Scalar::Quantity => json!({"type": "string"}),
+            Scalar::Bytes => json!({"type": "string", "format": "byte"}),
+            Scalar::Int32 => json!({"type": "integer", "format": "int32"}),
+            Scalar::Int64 => json!({"type": "integer", "format": "int64"}),
+            Scalar::Bool => json!({"type": "boolean"}),
+            Scalar::Time | Scalar::MicroTime => json!({"type": "string", "format": "date-time"}),
+            Scalar::IntOrText => json!({"type": "string", "format": "int-or-string"}),
+        },
+    }
 }
 
 fn path_item(resource: &'static Resource) -> (String, Value) {

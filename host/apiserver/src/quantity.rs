@@ -5,6 +5,8 @@ const MAX_DIGITS: usize = 64;
 
 const NANO: i128 = 1_000_000_000;
 
+const MILLI: i128 = 1_000_000;
+
 /// Values beyond this are taken as this, as Kubernetes does it: the largest signed 64-bit number.
 const CAP: i128 = (i64::MAX as i128) * NANO;
 
@@ -30,6 +32,67 @@ pub(crate) fn parse(text: &str) -> Option<i128> {
         digits => scaled(digits, base, exponent),
     };
     Some(if negative { -value } else { value })
+}
+
+/// The form in which Kubernetes writes a quantity: no fraction, the largest suffix that needs none.
+pub(crate) fn canonical(text: &str) -> Option<String> {
+    // Resource lists are rounded up to thousandths.
+    let value = parse(text)?;
+    let value =
+        value.div_euclid(MILLI).checked_add(i128::from(value.rem_euclid(MILLI) != 0))?.checked_mul(MILLI)?;
+    let suffix = text.trim_start_matches(|c: char| c.is_ascii_digit() || matches!(c, '.' | '+' | '-'));
+    if value.abs() >= CAP && !suffix.ends_with('i') {
+        return large(text);
+    }
+    let binary = suffix.ends_with('i') && value.abs() >= 1024 * NANO && value % NANO == 0;
+    if binary {
+        let (mut number, mut power) = (value / NANO, 0);
+        while number % 1024 == 0 && power < 6 {
+            number /= 1024;
+            power += 1;
+        }
+        return Some(format!("{number}{}", ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"].get(power)?));
+    }
+    let (mut number, mut step) = (value, 0);
+    while number != 0 && number % 1000 == 0 && step < 9 {
+        number /= 1000;
+        step += 1;
+    }
+    if number == 0 {
+        return Some("0".to_owned());
+    }
+    let exponential = suffix.len() > 1 && suffix.starts_with(['e', 'E']);
+    let exponent = (i32::try_from(step).ok()? - 3) * 3;
+    Some(match (exponential, exponent) {
+        (_, 0) => number.to_string(),
+        (true, exponent) => format!("{number}e{exponent}"),
+        (false, _) => format!("{number}{}", ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"].get(step)?),
+    })
+}
+
+/// The canonical form of a decimal quantity that is too large to calculate with.
+fn large(text: &str) -> Option<String> {
+    let sign = if text.starts_with('-') { "-" } else { "" };
+    let rest = text.trim_start_matches(['+', '-']);
+    let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+    let (number, suffix) = rest.split_at_checked(end)?;
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let digits = format!("{whole}{fraction}");
+    let significant = digits.trim_start_matches('0').trim_end_matches('0');
+    let zeros = digits.len() - digits.trim_end_matches('0').len();
+    let exponent = scale(suffix)?.1 - i32::try_from(fraction.len()).ok()? + i32::try_from(zeros).ok()?;
+    let exponential = suffix.len() > 1;
+    // Without an exponent there is no suffix beyond `E`.
+    let shown = if exponential { exponent.div_euclid(3) * 3 } else { (exponent.div_euclid(3) * 3).min(18) };
+    let padding = "0".repeat(usize::try_from(exponent - shown).ok()?);
+    let suffix = match (exponential, shown) {
+        (true, shown) => format!("e{shown}"),
+        (false, shown) => {
+            let step = usize::try_from(shown / 3).ok()?;
+            (*["", "k", "M", "G", "T", "P", "E"].get(step)?).to_owned()
+        }
+    };
+    Some(format!("{sign}{significant}{padding}{suffix}"))
 }
 
 /// A suffix as a power of 1024 and a power of ten.
@@ -74,7 +137,7 @@ fn scaled(digits: &str, base: u32, exponent: i32) -> i128 {
 
 #[cfg(test)]
 mod tests {
-    use super::{CAP, NANO, parse};
+    use super::{CAP, NANO, canonical, parse};
 
     #[test]
     fn quantities_have_values() {
@@ -99,6 +162,39 @@ mod tests {
         ] {
             assert_eq!(parse(text), Some(expected), "{text}");
         }
+    }
+
+    #[test]
+    fn quantities_have_one_form() {
+        for (text, expected) in [
+            ("0", "0"),
+            ("0Gi", "0"),
+            ("1024Mi", "1Gi"),
+            ("1.5Gi", "1536Mi"),
+            ("512", "512"),
+            ("1000", "1k"),
+            ("1500", "1500"),
+            ("0.5", "500m"),
+            ("1e3", "1e3"),
+            ("1E3", "1e3"),
+            ("1E", "1E"),
+            ("12e5", "1200e3"),
+            ("512Ki", "512Ki"),
+            ("0.5Ki", "512"),
+            ("-1024Ki", "-1Mi"),
+            ("+5", "5"),
+            ("0.0001", "1m"),
+            ("1.1Gi", "1181116006400m"),
+            ("100000Ei", "9223372036854775807"),
+            ("1e99", "1e99"),
+            ("1e20", "100e18"),
+            ("10E", "10E"),
+            ("9e18", "9e18"),
+            ("100000000000000000000", "100E"),
+        ] {
+            assert_eq!(canonical(text).as_deref(), Some(expected), "{text}");
+        }
+        assert_eq!(canonical("ten"), None);
     }
 
     #[test]

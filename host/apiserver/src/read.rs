@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::Stream;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::Inner;
+use crate::base64;
 use crate::descriptors::Kind;
 use crate::request::{Query, Target};
 use crate::selector::Selector;
@@ -20,6 +22,9 @@ use crate::view::{ListMeta, Renderer, error_frame};
 /// How often a watcher that asked for bookmarks gets one, as the real server does it.
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
 
+/// So long before its end a watch gets its last bookmark.
+const LAST_BOOKMARK: Duration = Duration::from_secs(2);
+
 /// A watch that names no time-out ends after this; the real server picks a time between 30 and 60 minutes.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
@@ -28,7 +33,7 @@ const EXPIRED_TOKEN: &str = "The provided continue parameter is too old to displ
 impl Inner {
     /// One object.
     pub(crate) fn get(&self, target: &Target, query: &Query) -> Result<Arc<Object>, Status> {
-        self.not_future(query.version()?)?;
+        self.not_future(query.version().map_err(Status::internal)?)?;
         self.find(target)
     }
 
@@ -79,7 +84,7 @@ impl Inner {
                 selected.push(object);
             }
             if selected.len() >= limit && rest.len() > 0 {
-                next = Some(format!("{}:{}", listing.version, key_of(object)));
+                next = Some(token(listing.version, &key_of(object)));
                 // With a selector nobody has counted what would still be selected.
                 remaining = selector.is_empty().then_some(rest.len());
                 break;
@@ -97,17 +102,14 @@ impl Inner {
         renderer: Renderer,
     ) -> Result<impl Stream<Item = Bytes> + Send + use<>, Status> {
         let kind = target.resource.id;
-        let mut selector = selector(kind, query)?;
-        if let Some(name) = &target.name {
-            let fields = format!("metadata.name={name}");
-            selector = Selector::parse(kind, query.get("labelSelector"), &fields)?;
-        }
+        let selector = selector(kind, query)?;
         let start = WatchStart::parse(query)?;
         // Subscribed before the first read, so no change falls between.
         let (changed, epoch) = self.store.subscribe(kind);
         let seconds = query.number("timeoutSeconds")?.filter(|seconds| *seconds > 0);
         let timeout = seconds.map_or(WATCH_TIMEOUT, Duration::from_secs).min(WATCH_TIMEOUT * 2);
         let now = Instant::now();
+        let deadline = now + timeout;
         let mut watcher = Watcher {
             inner: Arc::clone(self),
             kind,
@@ -118,8 +120,8 @@ impl Inner {
             cursor: 0,
             epoch,
             changed,
-            deadline: now + timeout,
-            bookmark: query.flag("allowWatchBookmarks").then_some(now + BOOKMARK_EVERY),
+            deadline,
+            bookmark: query.flag("allowWatchBookmarks").then(|| next_bookmark(now, deadline)),
             ended: false,
         };
         watcher.begin(start)?;
@@ -141,6 +143,30 @@ pub(crate) fn selector(kind: Kind, query: &Query) -> Result<Selector, Status> {
     Selector::parse(kind, query.get("labelSelector"), query.get("fieldSelector"))
 }
 
+/// Where the next page begins: opaque to clients, in the form of the real server.
+fn token(version: u64, after: &str) -> String {
+    let token = json!({"v": "meta.k8s.io/v1", "rv": version, "start": format!("{after}\u{0}")});
+    base64::encode_url(token.to_string().as_bytes())
+}
+
+fn parse_token(token: &str) -> Result<(u64, String), String> {
+    let bytes = base64::decode_url(token).map_err(|at| format!("illegal base64 data at input byte {at}"))?;
+    let value: Value = serde_json::from_slice(&bytes).map_err(|_| {
+        // A byte above 127 is a letter to Go.
+        let first = bytes.first().map_or('\u{0}', |byte| char::from(*byte));
+        let shown =
+            if first.is_control() { format!("\\u{:04x}", u32::from(first)) } else { first.to_string() };
+        format!("invalid character '{shown}' looking for beginning of value")
+    })?;
+    let start =
+        value.get("start").and_then(Value::as_str).map(|start| start.trim_end_matches('\u{0}').to_owned());
+    value
+        .get("rv")
+        .and_then(Value::as_u64)
+        .zip(start)
+        .ok_or_else(|| "incorrect encoded start resourceVersion".to_owned())
+}
+
 /// Which part of which version a list shows.
 #[derive(Debug, Default)]
 struct Page {
@@ -151,16 +177,22 @@ struct Page {
 }
 
 fn options(field: &str, detail: &str) -> Status {
-    Status::invalid_options(&[FieldError::forbidden(field, detail)])
+    Status::invalid_options("ListOptions", &[FieldError::forbidden(field, detail)])
 }
 
 impl Page {
     fn parse(query: &Query) -> Result<Self, Status> {
         let limit = query.number("limit")?.filter(|limit| *limit > 0);
         let limit = limit.and_then(|limit| usize::try_from(limit).ok());
-        let version = query.version()?;
+        let version =
+            query.version().map_err(|why| Status::bad_request(format!("invalid resource version: {why}")))?;
         let matching = query.get("resourceVersionMatch");
         let token = query.get("continue");
+        if !query.get("sendInitialEvents").is_empty() {
+            return Err(options("sendInitialEvents", "sendInitialEvents is forbidden for list"));
+        }
+        // Any version may be answered from memory, and then as a whole.
+        let limit = limit.filter(|_| version != Some(0) || !token.is_empty());
         if !matching.is_empty() && version.is_none() {
             return Err(options(
                 "resourceVersionMatch",
@@ -173,10 +205,9 @@ impl Page {
                     "specifying resource version is not allowed when using continue",
                 ));
             }
-            let (at, after) = token
-                .split_once(':')
-                .and_then(|(at, after)| Some((at.parse().ok()?, after.to_owned())))
-                .ok_or_else(|| Status::bad_request(format!("continue key is not valid: \"{token}\"")))?;
+            let (at, after) = parse_token(token).map_err(|why| {
+                Status::bad_request(format!("invalid continue token: continue key is not valid: {why}"))
+            })?;
             return Ok(Self { at: Some(at), not_older_than: None, after: Some(after), limit });
         }
         match matching {
@@ -190,11 +221,10 @@ impl Page {
                 "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
             )),
             "Exact" => Ok(Self { at: version, limit, ..Self::default() }),
-            other => Err(Status::invalid_options(&[FieldError::not_supported(
-                "resourceVersionMatch",
-                other,
-                &["Exact", "NotOlderThan", ""],
-            )])),
+            other => Err(Status::invalid_options(
+                "ListOptions",
+                &[FieldError::not_supported("resourceVersionMatch", other, &["Exact", "NotOlderThan", ""])],
+            )),
         }
     }
 }
@@ -212,7 +242,7 @@ enum WatchStart {
 
 impl WatchStart {
     fn parse(query: &Query) -> Result<Self, Status> {
-        let version = query.version()?;
+        let version = query.version().map_err(Status::internal)?;
         let matching = query.get("resourceVersionMatch");
         let initial = query.get("sendInitialEvents");
         if initial.is_empty() {
@@ -241,6 +271,15 @@ impl WatchStart {
             None | Some(0) => Self::Now,
             Some(version) => Self::After(version),
         })
+    }
+}
+
+/// Regularly, and shortly before the end, so that the next watch begins where this one stopped.
+fn next_bookmark(now: Instant, deadline: Instant) -> Instant {
+    let regular = now + BOOKMARK_EVERY;
+    match deadline.checked_sub(LAST_BOOKMARK) {
+        Some(last) if last > now => regular.min(last),
+        Some(_) | None => regular,
     }
 }
 
@@ -313,7 +352,7 @@ impl Watcher {
         if now >= self.deadline {
             self.ended = true;
         } else if self.bookmark.is_some() {
-            self.bookmark = Some(now + BOOKMARK_EVERY);
+            self.bookmark = Some(next_bookmark(now, self.deadline));
             // A watcher that waits for the future hears nothing: there is no state to vouch for yet.
             if self.cursor <= self.inner.store.version() {
                 self.pending.push_back(self.renderer.bookmark(self.cursor, false));
@@ -365,7 +404,7 @@ impl Watcher {
         crate::meta::edit_meta(&mut value, |meta| {
             meta.insert("resourceVersion".to_owned(), event.object.version.to_string().into());
         });
-        let left = Object::transient(self.kind, event.object.version, value);
+        let left = Object::transient(self.kind, event.object.version, value, previous.managed.clone());
         Some(self.renderer.frame(event_type, &left))
     }
 }

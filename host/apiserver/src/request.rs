@@ -3,7 +3,7 @@
 use http::{HeaderMap, Method, header};
 
 use crate::descriptors::{self, Resource, VERSION};
-use crate::status::Status;
+use crate::status::{FieldError, Status};
 
 /// An object or a collection that a URL names.
 #[derive(Debug, Clone)]
@@ -94,32 +94,47 @@ impl Query {
     pub(crate) fn number(&self, name: &str) -> Result<Option<u64>, Status> {
         match self.get(name) {
             "" => Ok(None),
+            text => match text.parse::<i64>() {
+                // What is below zero counts as not given.
+                Ok(number) => Ok(u64::try_from(number).ok()),
+                Err(_) => {
+                    Err(Status::bad_request(format!("strconv.ParseInt: parsing \"{text}\": invalid syntax")))
+                }
+            },
+        }
+    }
+
+    /// A resource version; what is wrong with it otherwise.
+    pub(crate) fn version(&self) -> Result<Option<u64>, String> {
+        match self.get("resourceVersion") {
+            "" => Ok(None),
             text => text.parse().map(Some).map_err(|_| {
-                Status::bad_request(format!("invalid value \"{text}\" for {name}: expected a number"))
+                format!(
+                    "resourceVersion: Invalid value: \"{text}\": strconv.ParseUint: parsing \"{text}\": invalid syntax"
+                )
             }),
         }
     }
 
-    /// A resource version.
-    pub(crate) fn version(&self) -> Result<Option<u64>, Status> {
-        self.number("resourceVersion").map_err(|_| {
-            Status::bad_request(format!(
-                "resourceVersion: Invalid value: \"{}\": must be a decimal number",
-                self.get("resourceVersion")
-            ))
-        })
+    /// `dryRun=All`; any other value is an error.
+    pub(crate) fn dry_run(&self, errors: &mut Vec<FieldError>) -> bool {
+        let given: Vec<&str> =
+            self.0.iter().filter(|(key, _)| key == "dryRun").map(|(_, value)| value.as_str()).collect();
+        dry_run(if given == [""] { &[] } else { &given }, errors)
     }
 
-    /// `dryRun=All`; any other value is refused.
-    pub(crate) fn dry_run(&self) -> Result<bool, Status> {
-        match self.get("dryRun") {
-            "" => Ok(false),
-            "All" => Ok(true),
-            other => Err(Status::bad_request(format!(
-                "dryRun: Unsupported value: \"{other}\": supported values: \"All\""
-            ))),
-        }
+    /// Whether a parameter is there at all.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.0.iter().any(|(key, _)| key == name)
     }
+}
+
+/// Whether a dry run is asked for.
+pub(crate) fn dry_run(given: &[&str], errors: &mut Vec<FieldError>) -> bool {
+    if given.iter().any(|one| *one != "All") {
+        errors.push(FieldError::not_supported_list("dryRun", given, &["All"]));
+    }
+    !given.is_empty()
 }
 
 /// In which shape the client wants objects.
@@ -202,23 +217,23 @@ pub(crate) enum PatchType {
     Json,
     Merge,
     Strategic,
+    /// Server-side apply.
+    Apply,
 }
-
-const PATCH_TYPES: &str =
-    "application/json-patch+json, application/merge-patch+json, application/strategic-merge-patch+json";
 
 fn content_type(headers: &HeaderMap) -> &str {
     let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     value.split(';').next().unwrap_or_default().trim()
 }
 
-/// The kind of patch that the content type names. Server-side apply is not served.
+/// The kind of patch that the content type names.
 pub(crate) fn patch_type(headers: &HeaderMap) -> Result<PatchType, Status> {
     match content_type(headers) {
         "application/json-patch+json" => Ok(PatchType::Json),
         "application/merge-patch+json" => Ok(PatchType::Merge),
         "application/strategic-merge-patch+json" => Ok(PatchType::Strategic),
-        _ => Err(Status::unsupported_media(PATCH_TYPES)),
+        "application/apply-patch+yaml" => Ok(PatchType::Apply),
+        _ => Err(Status::unsupported_patch()),
     }
 }
 
@@ -227,12 +242,37 @@ pub(crate) fn is_protobuf(headers: &HeaderMap) -> bool {
     content_type(headers) == "application/vnd.kubernetes.protobuf"
 }
 
-/// Bodies of everything but PATCH are JSON.
-pub(crate) fn json_body(headers: &HeaderMap) -> Result<(), Status> {
+/// How a body that is not a patch is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BodyType {
+    Json,
+    Yaml,
+}
+
+/// Bodies of everything but PATCH are JSON or YAML.
+pub(crate) fn body_type(headers: &HeaderMap) -> Result<BodyType, Status> {
     match content_type(headers) {
-        "" | "application/json" | "*/*" => Ok(()),
-        _ => Err(Status::unsupported_media("application/json")),
+        "" | "application/json" | "*/*" => Ok(BodyType::Json),
+        "application/yaml" => Ok(BodyType::Yaml),
+        _ => Err(Status::unsupported_media(
+            "application/json, application/yaml, application/vnd.kubernetes.protobuf",
+        )),
     }
+}
+
+/// The path names something inside a version of a group, served or not.
+pub(crate) fn is_resource_path(path: &str) -> bool {
+    let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+    match parts.as_slice() {
+        ["api", _, ..] => true,
+        ["apis", group, _, ..] => descriptors::GROUPS.contains(group),
+        _ => false,
+    }
+}
+
+/// What the client calls itself.
+pub(crate) fn agent(headers: &HeaderMap) -> &str {
+    headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
 /// What is done to a target.
@@ -252,8 +292,7 @@ pub(crate) enum Verb {
 pub(crate) fn verb(method: &Method, target: &Target, query: &Query) -> Result<Verb, Status> {
     let one = target.name.is_some();
     match (method.as_str(), one) {
-        // Both a collection and a single object can be watched.
-        ("GET", _) if query.flag("watch") => Ok(Verb::Watch),
+        ("GET", false) if query.flag("watch") => Ok(Verb::Watch),
         ("GET" | "HEAD", true) => Ok(Verb::Get),
         ("GET" | "HEAD", false) => Ok(Verb::List),
         ("POST", false) if target.namespace.is_empty() != target.resource.namespaced => Ok(Verb::Create),

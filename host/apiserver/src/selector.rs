@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use crate::descriptors::Kind;
 use crate::status::Status;
+use crate::validate::names;
 
 /// One requirement of a label selector.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,78 +77,159 @@ impl Field {
     }
 }
 
-/// Splits at commas outside of parentheses.
-fn requirements(selector: &str) -> Vec<&str> {
-    let (mut depth, mut start, mut parts) = (0_usize, 0, Vec::new());
-    for (at, character) in selector.char_indices() {
-        match character {
-            '(' => depth += 1,
-            ')' => depth = depth.saturating_sub(1),
-            ',' if depth == 0 => {
-                parts.extend(selector.get(start..at));
-                start = at + 1;
-            }
-            _ => {}
+/// The words of a label selector, as the real parser sees them.
+fn words(selector: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    let mut rest = selector.chars().peekable();
+    while let Some(first) = rest.next() {
+        let mut word = String::from(first);
+        if first.is_whitespace() {
+            continue;
         }
+        if is_symbol(first) {
+            // `==` and `!=` are the only long ones.
+            if matches!(first, '=' | '!') && rest.peek() == Some(&'=') {
+                word.extend(rest.next());
+            }
+        } else {
+            while let Some(next) = rest.next_if(|next| !is_symbol(*next) && !next.is_whitespace()) {
+                word.push(next);
+            }
+        }
+        words.push(word);
     }
-    parts.extend(selector.get(start..));
-    parts.into_iter().map(str::trim).filter(|part| !part.is_empty()).collect()
+    words
+}
+
+fn is_symbol(character: char) -> bool {
+    matches!(character, '=' | '!' | '(' | ')' | ',' | '>' | '<')
+}
+
+fn is_word(word: &str) -> bool {
+    word.chars().next().is_some_and(|first| !is_symbol(first))
 }
 
 fn parse_labels(selector: &str) -> Result<Vec<Requirement>, Status> {
-    requirements(selector).into_iter().map(parse_label).collect()
+    let words = words(selector);
+    let mut parser = LabelParser { words: &words };
+    let mut requirements = Vec::new();
+    parser.requirements(&mut requirements).map_err(Status::bad_request)?;
+    Ok(requirements)
 }
 
-fn parse_label(text: &str) -> Result<Requirement, Status> {
-    let wrong = |why: &str| Status::bad_request(format!("unable to parse requirement: {why} in \"{text}\""));
-    let key = |key: &str| {
-        let key = key.trim();
-        let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
-        if key.is_empty() || !key.chars().all(fits) {
-            return Err(wrong("<nil>: Invalid value: a label key was expected"));
+struct LabelParser<'a> {
+    words: &'a [String],
+}
+
+impl<'a> LabelParser<'a> {
+    fn peek(&self) -> &'a str {
+        self.words.first().map_or("", String::as_str)
+    }
+
+    fn next(&mut self) -> &'a str {
+        let Some((first, rest)) = self.words.split_first() else { return "" };
+        self.words = rest;
+        first
+    }
+
+    fn requirements(&mut self, found: &mut Vec<Requirement>) -> Result<(), String> {
+        while !self.words.is_empty() {
+            if !is_word(self.peek()) && self.peek() != "!" {
+                return Err(format!("found '{}', expected: !, identifier, or 'end of string'", self.peek()));
+            }
+            found.push(self.requirement().map_err(|why| format!("unable to parse requirement: {why}"))?);
+            match self.next() {
+                "" => return Ok(()),
+                "," if is_word(self.peek()) || self.peek() == "!" => {}
+                "," => return Err(format!("found '{}', expected: identifier after ','", self.peek())),
+                other => return Err(format!("found '{other}', expected: ',' or 'end of string'")),
+            }
         }
-        Ok(key.to_owned())
-    };
-    let value = |value: &str| {
-        let value = value.trim();
-        if value.len() > 63
-            || !value.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
-        {
-            return Err(wrong("values: Invalid value: a label value was expected"));
+        Ok(())
+    }
+
+    fn requirement(&mut self) -> Result<Requirement, String> {
+        let missing = self.peek() == "!";
+        if missing {
+            self.next();
         }
-        Ok(value.to_owned())
-    };
-    let number = |text: &str| {
-        text.trim()
-            .parse::<i64>()
-            .map_err(|_| wrong("for 'Gt', 'Lt' operators, the value must be an integer"))
-    };
-    if let Some(rest) = text.strip_prefix('!') {
-        return Ok(Requirement::Missing(key(rest)?));
+        let key = self.next();
+        if !is_word(key) {
+            return Err(format!("found '{key}', expected: identifier"));
+        }
+        if let Some(problem) = names::qualified(key).first() {
+            return Err(format!("<nil>: Invalid value: \"{key}\": {problem}"));
+        }
+        let key = key.to_owned();
+        if missing {
+            return Ok(Requirement::Missing(key));
+        }
+        match self.peek() {
+            "" | "," => return Ok(Requirement::Exists(key)),
+            _ => {}
+        }
+        let operator = self.next();
+        match operator {
+            "in" | "notin" => {
+                let values = self.values(&key)?;
+                Ok(if operator == "in" {
+                    Requirement::In(key, values)
+                } else {
+                    Requirement::NotIn(key, values)
+                })
+            }
+            "=" | "==" | "!=" => {
+                let value = if is_word(self.peek()) { self.next() } else { "" };
+                check_value(&key, 0, value)?;
+                let values = vec![value.to_owned()];
+                Ok(if operator == "!=" {
+                    Requirement::NotIn(key, values)
+                } else {
+                    Requirement::In(key, values)
+                })
+            }
+            ">" | "<" | "gt" | "lt" => {
+                let value = if is_word(self.peek()) { self.next() } else { "" };
+                let number = value.parse().map_err(|_| {
+                    format!("values[0]: Invalid value: \"{value}\": for 'Gt', 'Lt' operators, the value must be an integer")
+                })?;
+                let greater = matches!(operator, ">" | "gt");
+                Ok(if greater { Requirement::Greater(key, number) } else { Requirement::Less(key, number) })
+            }
+            other => Err(format!("found '{other}', expected: in, notin, =, ==, !=, gt, lt")),
+        }
     }
-    if let Some((head, list)) = text.split_once('(') {
-        let list = list.trim_end().strip_suffix(')').ok_or_else(|| wrong("expected: ')'"))?;
-        let values = list.split(',').map(value).collect::<Result<Vec<_>, _>>()?;
-        return match head.trim().rsplit_once(char::is_whitespace) {
-            Some((name, "in")) => Ok(Requirement::In(key(name)?, values)),
-            Some((name, "notin")) => Ok(Requirement::NotIn(key(name)?, values)),
-            Some(_) | None => Err(wrong("expected: in, notin")),
-        };
+
+    fn values(&mut self, key: &str) -> Result<Vec<String>, String> {
+        let open = self.next();
+        if open != "(" {
+            return Err(format!("found '{open}' expected: '('"));
+        }
+        let mut values = Vec::new();
+        loop {
+            match self.peek() {
+                ")" | "," => values.push(String::new()),
+                word if is_word(word) => values.push(self.next().to_owned()),
+                other => return Err(format!("found '{other}', expected: ',', ')' or identifier")),
+            }
+            match self.next() {
+                "," => {}
+                ")" => break,
+                other => return Err(format!("found '{other}', expected: ',' or ')'")),
+            }
+        }
+        for (index, value) in values.iter().enumerate() {
+            check_value(key, index, value)?;
+        }
+        Ok(values)
     }
-    if let Some((name, wanted)) = text.split_once("!=") {
-        return Ok(Requirement::NotIn(key(name)?, vec![value(wanted)?]));
+}
+
+fn check_value(key: &str, index: usize, value: &str) -> Result<(), String> {
+    match names::label_value(value) {
+        Some(problem) => Err(format!("values[{index}][{key}]: Invalid value: \"{value}\": {problem}")),
+        None => Ok(()),
     }
-    if let Some((name, wanted)) = text.split_once('=') {
-        let wanted = wanted.strip_prefix('=').unwrap_or(wanted);
-        return Ok(Requirement::In(key(name)?, vec![value(wanted)?]));
-    }
-    if let Some((name, bound)) = text.split_once('>') {
-        return Ok(Requirement::Greater(key(name)?, number(bound)?));
-    }
-    if let Some((name, bound)) = text.split_once('<') {
-        return Ok(Requirement::Less(key(name)?, number(bound)?));
-    }
-    Ok(Requirement::Exists(key(text)?))
 }
 
 fn parse_fields(kind: Kind, selector: &str) -> Result<Vec<(Field, String, bool)>, Status> {
@@ -264,11 +346,13 @@ mod tests {
     #[test]
     fn nonsense_is_refused_by_name() {
         for (labels, fields, expected) in [
-            ("app in web", "", "a label key was expected"),
-            ("app among (web)", "", "expected: in, notin"),
-            ("app in (web", "", "expected: ')'"),
-            ("=x", "", "a label key"),
+            ("app in web", "", "found 'web' expected: '('"),
+            ("app among (web)", "", "found 'among', expected: in, notin"),
+            ("app in (web", "", "found '', expected: ',' or ')'"),
+            ("=x", "", "found '=', expected: !, identifier"),
             ("a>b", "", "must be an integer"),
+            ("a=-b-", "", "values[0][a]: Invalid value: \"-b-\""),
+            ("a/b/c", "", "<nil>: Invalid value: \"a/b/c\""),
             ("", "spec.color=red", "field label not supported: spec.color"),
             ("", "metadata.name", "can't understand 'metadata.name'"),
         ] {

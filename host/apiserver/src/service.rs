@@ -19,13 +19,14 @@ use crate::descriptors::Kind;
 use crate::discovery;
 use crate::meta;
 use crate::openapi;
+use crate::patch::{go_error, go_type};
 use crate::protobuf;
 use crate::read;
-use crate::request::{self, Discovery, Query, Target, Verb};
+use crate::request::{self, BodyType, Discovery, PatchType, Query, Target, Verb};
 use crate::status::Status;
 use crate::store::Object;
-use crate::view::{Renderer, whole};
-use crate::write::{Part, WriteOptions};
+use crate::view::Renderer;
+use crate::write::{Part, Warnings, WriteOptions};
 
 type Frames = Pin<Box<dyn Stream<Item = Bytes> + Send>>;
 
@@ -179,6 +180,17 @@ fn plain(code: StatusCode, text: &'static str) -> Response<ApiBody> {
     respond(code, "text/plain; charset=utf-8", Content::Whole(Some(Bytes::from_static(text.as_bytes()))))
 }
 
+/// An answer with its `Warning` headers.
+fn warned(mut response: Response<ApiBody>, warnings: Warnings) -> Response<ApiBody> {
+    for warning in warnings.into_inner() {
+        let quoted = warning.replace('\\', "\\\\").replace('"', "\\\"");
+        if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{quoted}\"")) {
+            response.headers_mut().append(header::WARNING, value);
+        }
+    }
+    response
+}
+
 /// The answer to a request that failed.
 pub(crate) fn failure(status: &Status) -> Response<ApiBody> {
     json_bytes(status.code, status.to_value().to_string().into())
@@ -189,10 +201,39 @@ pub(crate) fn is_public(path: &str) -> bool {
     matches!(path, "/healthz" | "/livez" | "/readyz" | "/version" | "/version/")
 }
 
-fn json_body(parts: &Parts, body: &[u8]) -> Result<Value, Status> {
-    request::json_body(&parts.headers)?;
-    serde_json::from_slice(body)
-        .map_err(|error| Status::bad_request(format!("couldn't get version/kind; json parse error: {error}")))
+/// A body that is an object, in JSON or YAML. Null is an empty one.
+fn json_body(parts: &Parts, body: &[u8], kind: &str) -> Result<Value, Status> {
+    let refuse = |why: &str| {
+        Status::bad_request(format!(
+            "the object provided is unrecognized (must be of type {kind}): couldn't get version/kind; json parse error: {why} ({})",
+            summary(body)
+        ))
+    };
+    let value: Value = match request::body_type(&parts.headers)? {
+        BodyType::Json => serde_json::from_slice(body).map_err(|error| refuse(&go_error(&error)))?,
+        BodyType::Yaml => std::str::from_utf8(body)
+            .map_err(|error| error.to_string())
+            .and_then(|text| serde_saphyr::from_str(text).map_err(|error| error.to_string()))
+            .map_err(|error| refuse(&format!("error converting YAML to JSON: yaml: {error}")))?,
+    };
+    match go_type(&value) {
+        None => Ok(if value.is_null() { json!({}) } else { value }),
+        Some(found) => Err(refuse(&format!(
+            "json: cannot unmarshal {found} into Go value of type struct {{ APIVersion string \"json:\\\"apiVersion,omitempty\\\"\"; Kind string \"json:\\\"kind,omitempty\\\"\" }}"
+        ))),
+    }
+}
+
+/// The beginning of a body, as messages show it: as text when it could be JSON.
+fn summary(body: &[u8]) -> String {
+    const MOST: usize = 30;
+    let start = body.get(..MOST).unwrap_or(body);
+    let shown = match body.first() {
+        None => return "<empty>".to_owned(),
+        Some(b'{') => String::from_utf8_lossy(start).into_owned(),
+        Some(_) => crate::random::hex(start),
+    };
+    if body.len() > MOST { format!("{shown} ...") } else { shown }
 }
 
 /// An object in the body of a create or an update.
@@ -203,7 +244,7 @@ fn object_body(parts: &Parts, target: &Target, body: &[u8]) -> Result<Value, Sta
             Status::bad_request("the protobuf body is malformed or has fields that are not served: send JSON")
         });
     }
-    json_body(parts, body)
+    json_body(parts, body, target.resource.kind)
 }
 
 impl Inner {
@@ -211,7 +252,8 @@ impl Inner {
         let path = parts.uri.path();
         match request::target(path) {
             Some(target) => self.resource(parts, &target, body),
-            None if parts.method == http::Method::GET => Ok(document(parts)),
+            None if parts.method == http::Method::GET => document(parts),
+            None if path.starts_with("/api") => Err(Status::method_not_allowed()),
             None => Ok(plain(StatusCode::NOT_FOUND, "404 page not found\n")),
         }
     }
@@ -222,8 +264,10 @@ impl Inner {
         Part::of(target)?;
         let view = request::view(&parts.headers)?;
         let renderer = Renderer::new(target.resource.id, view, query.get("includeObject"), (self.now)())?;
+        let agent = request::agent(&parts.headers);
+        let warnings = Warnings::default();
         let one = |code, object: &Object| Ok(json_bytes(code, renderer.object(object)));
-        match verb {
+        let answer = match verb {
             Verb::Get => one(StatusCode::OK, self.get(target, &query)?.as_ref()),
             Verb::List => Ok(json_bytes(StatusCode::OK, self.list(target, &query, &renderer)?)),
             Verb::Watch => {
@@ -235,18 +279,26 @@ impl Inner {
                     return Err(Status::method_not_allowed());
                 }
                 let body = object_body(parts, target, body)?;
-                let object = self.create(target, body, WriteOptions::parse(&query)?)?;
+                let options = WriteOptions::parse("CreateOptions", &query, agent, None, &warnings)?;
+                let object = self.create(target, body, options)?;
                 one(StatusCode::CREATED, &object)
             }
             Verb::Update => {
                 let body = object_body(parts, target, body)?;
-                let (object, created) = self.update(target, body, WriteOptions::parse(&query)?)?;
+                let options = WriteOptions::parse("UpdateOptions", &query, agent, None, &warnings)?;
+                let (object, created) = self.update(target, body, options)?;
                 one(if created { StatusCode::CREATED } else { StatusCode::OK }, &object)
             }
             Verb::Patch => {
                 let patch_type = request::patch_type(&parts.headers)?;
-                let object = self.patch(target, patch_type, body, WriteOptions::parse(&query)?)?;
-                one(StatusCode::OK, &object)
+                let options =
+                    WriteOptions::parse("PatchOptions", &query, agent, Some(patch_type), &warnings)?;
+                if patch_type == PatchType::Apply {
+                    let (object, created) = self.apply(target, body, options)?;
+                    one(if created { StatusCode::CREATED } else { StatusCode::OK }, &object)
+                } else {
+                    one(StatusCode::OK, self.patch(target, patch_type, body, options)?.as_ref())
+                }
             }
             Verb::Delete if target.subresource.is_some() => Err(Status::method_not_allowed()),
             Verb::Delete => {
@@ -257,11 +309,12 @@ impl Inner {
                 let options = self.delete_options(parts, &query, body)?;
                 self.delete_collection(target, &query, &options)
             }
-        }
+        };
+        answer.map(|response| warned(response, warnings))
     }
 
     fn delete_options(&self, parts: &Parts, query: &Query, body: &Bytes) -> Result<DeleteOptions, Status> {
-        let body = if body.is_empty() { Value::Null } else { json_body(parts, body)? };
+        let body = if body.is_empty() { Value::Null } else { json_body(parts, body, "DeleteOptions")? };
         DeleteOptions::parse(query, &body)
     }
 
@@ -279,7 +332,7 @@ impl Inner {
         for object in listing.objects.iter().filter(|object| selector.matches(&object.value)) {
             let one = Target { name: Some(object.name().to_owned()), ..target.clone() };
             match self.delete(&one, options) {
-                Ok(_) => items.push(whole(kind, &object.value)),
+                Ok(_) => items.push(object.item()),
                 // Somebody else was faster.
                 Err(status) if status.code == StatusCode::NOT_FOUND => {}
                 Err(status) => return Err(status),
@@ -329,16 +382,16 @@ fn deleted_answer(target: &Target, deleted: &Deleted, renderer: &Renderer) -> Re
 }
 
 /// Everything that is not an object.
-fn document(parts: &Parts) -> Response<ApiBody> {
+fn document(parts: &Parts) -> Answer {
     let path = parts.uri.path();
     let known = match path.trim_end_matches('/') {
-        "/healthz" | "/livez" | "/readyz" => return plain(StatusCode::OK, "ok"),
+        "/healthz" | "/livez" | "/readyz" => return Ok(plain(StatusCode::OK, "ok")),
         "/version" => Some(discovery::version()),
         "/api" | "/apis" if request::discovery(&parts.headers) == Discovery::Aggregated => {
             if let Some(document) = discovery::aggregated(path) {
                 let content = Content::Whole(Some(document.to_string().into()));
                 let content_type = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
-                return respond(StatusCode::OK, content_type, content);
+                return Ok(respond(StatusCode::OK, content_type, content));
             }
             None
         }
@@ -346,7 +399,8 @@ fn document(parts: &Parts) -> Response<ApiBody> {
         path => discovery::document(path),
     };
     match known {
-        Some(document) => json_value(&document),
-        None => plain(StatusCode::NOT_FOUND, "404 page not found\n"),
+        Some(document) => Ok(json_value(&document)),
+        None if request::is_resource_path(path) => Err(Status::no_such_resource()),
+        None => Ok(plain(StatusCode::NOT_FOUND, "404 page not found\n")),
     }
 }

@@ -4,11 +4,14 @@ use http::StatusCode;
 use serde_json::{Map, Value, json};
 
 use crate::descriptors::Resource;
+use crate::fields::Conflict;
 
 /// A failed request: what `kubectl` prints and what clients branch on (`reason` and `code`).
 #[derive(Debug, Clone)]
 pub(crate) struct Status {
     pub(crate) code: StatusCode,
+    /// The details are shown even when there are none.
+    bare: bool,
     pub(crate) reason: &'static str,
     pub(crate) message: String,
     details: Map<String, Value>,
@@ -60,6 +63,36 @@ impl FieldError {
         }
     }
 
+    /// A structure that is not of the closed set.
+    pub(crate) fn not_supported_value(field: impl Into<String>, value: &Value, supported: &[&str]) -> Self {
+        let list: Vec<String> = supported.iter().map(|one| format!("\"{one}\"")).collect();
+        Self {
+            field: field.into(),
+            reason: "FieldValueNotSupported",
+            body: format!("Unsupported value: {value}: supported values: {}", list.join(", ")),
+        }
+    }
+
+    /// Several values, of which some are none of the closed set.
+    pub(crate) fn not_supported_list(field: impl Into<String>, values: &[&str], supported: &[&str]) -> Self {
+        let quoted =
+            |list: &[&str]| list.iter().map(|one| format!("\"{one}\"")).collect::<Vec<_>>().join(", ");
+        Self {
+            field: field.into(),
+            reason: "FieldValueNotSupported",
+            body: format!("Unsupported value: [{}]: supported values: {}", quoted(values), quoted(supported)),
+        }
+    }
+
+    /// The value has too many bytes.
+    pub(crate) fn too_long(field: impl Into<String>, most: usize) -> Self {
+        Self {
+            field: field.into(),
+            reason: "FieldValueTooLong",
+            body: format!("Too long: may not be more than {most} bytes"),
+        }
+    }
+
     /// The value stands in the list twice.
     pub(crate) fn duplicate(field: impl Into<String>, value: &str) -> Self {
         Self {
@@ -76,9 +109,28 @@ impl std::fmt::Display for FieldError {
     }
 }
 
+fn shown(errors: &[FieldError]) -> String {
+    match errors {
+        [one] => one.to_string(),
+        many => format!("[{}]", many.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
+    }
+}
+
+fn causes(errors: &[FieldError]) -> Vec<Value> {
+    errors
+        .iter()
+        .map(|error| json!({"reason": error.reason, "message": error.body, "field": error.field}))
+        .collect()
+}
+
 impl Status {
     fn new(code: StatusCode, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { code, reason, message: message.into(), details: Map::new() }
+        Self { code, bare: false, reason, message: message.into(), details: Map::new() }
+    }
+
+    /// An answer that is about no object.
+    fn generic(code: StatusCode, reason: &'static str, message: &str) -> Self {
+        Self { bare: true, ..Self::new(code, reason, message) }
     }
 
     fn about(mut self, resource: &Resource, kind: &str, name: &str) -> Self {
@@ -103,7 +155,7 @@ impl Status {
     }
 
     pub(crate) fn no_such_resource() -> Self {
-        Self::new(StatusCode::NOT_FOUND, "NotFound", "the server could not find the requested resource")
+        Self::generic(StatusCode::NOT_FOUND, "NotFound", "the server could not find the requested resource")
     }
 
     pub(crate) fn already_exists(resource: &Resource, name: &str) -> Self {
@@ -140,31 +192,44 @@ impl Status {
     }
 
     pub(crate) fn invalid(resource: &Resource, name: &str, errors: &[FieldError]) -> Self {
-        let list: Vec<String> = errors.iter().map(ToString::to_string).collect();
-        let list = match list.as_slice() {
-            [one] => one.clone(),
-            many => format!("[{}]", many.join(", ")),
-        };
-        let causes = errors
-            .iter()
-            .map(|error| json!({"reason": error.reason, "message": error.body, "field": error.field}))
-            .collect();
-        let message = format!("{} \"{name}\" is invalid: {list}", resource.qualified_kind());
+        let message = format!("{} \"{name}\" is invalid: {}", resource.qualified_kind(), shown(errors));
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message)
             .about(resource, resource.kind, name)
-            .cause(causes)
+            .cause(causes(errors))
     }
 
-    /// Options of a list or watch that contradict each other.
-    pub(crate) fn invalid_options(errors: &[FieldError]) -> Self {
-        let list: Vec<String> = errors.iter().map(ToString::to_string).collect();
-        let message = format!("ListOptions.meta.k8s.io \"\" is invalid: {}", list.join(", "));
-        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message)
+    /// Options of a request (`ListOptions`, `PatchOptions`, …) that break rules.
+    pub(crate) fn invalid_options(kind: &str, errors: &[FieldError]) -> Self {
+        let mut status = Self::new(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            "Invalid",
+            format!("{kind}.meta.k8s.io \"\" is invalid: {}", shown(errors)),
+        );
+        status.details.insert("group".to_owned(), json!("meta.k8s.io"));
+        status.details.insert("kind".to_owned(), json!(kind));
+        status.cause(causes(errors))
+    }
+
+    /// A configuration would change what others own.
+    pub(crate) fn apply_conflict(message: String, conflicts: &[Conflict]) -> Self {
+        let causes = conflicts.iter().map(|conflict| {
+            json!({
+                "reason": "FieldManagerConflict",
+                "message": format!("conflict with {}", conflict.with.describe()),
+                "field": conflict.path,
+            })
+        });
+        Self::new(StatusCode::CONFLICT, "Conflict", message).cause(causes.collect())
+    }
+
+    /// An error to which the API gives no reason.
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "", message)
     }
 
     /// A JSON patch that cannot be applied, a failed `test` among them: the API says no more than this.
     pub(crate) fn patch_rejected() -> Self {
-        Self::new(
+        Self::generic(
             StatusCode::UNPROCESSABLE_ENTITY,
             "Invalid",
             "the server rejected our request due to an error in our request",
@@ -180,7 +245,7 @@ impl Status {
     }
 
     pub(crate) fn method_not_allowed() -> Self {
-        Self::new(
+        Self::generic(
             StatusCode::METHOD_NOT_ALLOWED,
             "MethodNotAllowed",
             "the server does not allow this method on the requested resource",
@@ -188,10 +253,10 @@ impl Status {
     }
 
     pub(crate) fn not_acceptable() -> Self {
-        Self::new(
+        Self::generic(
             StatusCode::NOT_ACCEPTABLE,
             "NotAcceptable",
-            "only the following media types are accepted: application/json",
+            "406: Not Acceptable\n\nAvailable representations: application/json, application/yaml, application/vnd.kubernetes.protobuf",
         )
     }
 
@@ -203,6 +268,39 @@ impl Status {
                 "the body of the request was in an unknown format - accepted media types include: {accepted}"
             ),
         )
+    }
+
+    /// A kind of patch that the resource does not know.
+    pub(crate) fn unsupported_patch() -> Self {
+        Self::generic(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "UnsupportedMediaType",
+            "415: Unsupported Media Type",
+        )
+    }
+
+    /// A patch makes something of the object that cannot be decoded.
+    pub(crate) fn patched_wrong(shown: &str, why: &str) -> Self {
+        let error = FieldError::invalid("patch", &Value::from(shown), why);
+        let message = format!(" \"\" is invalid: {error}");
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message).cause(causes(&[error]))
+    }
+
+    /// A precondition of a deletion that does not hold.
+    pub(crate) fn precondition(resource: &Resource, name: &str, why: &str) -> Self {
+        let message =
+            format!("Operation cannot be fulfilled on {} \"{name}\": {why}", resource.qualified_kind());
+        Self::new(StatusCode::CONFLICT, "Conflict", message).about(resource, resource.kind, name)
+    }
+
+    /// An update that must say which version it is of, and does not.
+    pub(crate) fn unversioned(resource: &Resource, name: &str) -> Self {
+        let detail = "must be specified for an update";
+        let error = FieldError::invalid("metadata.resourceVersion", &Value::from(0), detail);
+        let message = format!("{} \"{name}\" is invalid: {error}", resource.qualified());
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message)
+            .about(resource, resource.plural, name)
+            .cause(causes(&[error]))
     }
 
     pub(crate) fn too_large(limit: usize) -> Self {
@@ -260,7 +358,7 @@ impl Status {
             "code": self.code.as_u16(),
         });
         if let Value::Object(map) = &mut status {
-            if self.details.is_empty() {
+            if self.details.is_empty() && !self.bare {
                 map.remove("details");
             }
             if self.reason.is_empty() {

@@ -9,10 +9,12 @@ use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytes::Bytes;
+use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::Value;
 use tokio::sync::watch;
 
 use crate::descriptors::{Kind, PerKind};
+use crate::fields::Managed;
 use crate::meta;
 
 /// One version of one object. The value carries neither `apiVersion` nor `kind`: these belong to its kind.
@@ -21,13 +23,47 @@ pub(crate) struct Object {
     pub(crate) kind: Kind,
     pub(crate) version: u64,
     pub(crate) value: Value,
+    /// Who owns which field; the value itself does not carry it.
+    pub(crate) managed: Managed,
     json: OnceLock<Bytes>,
 }
 
 impl Object {
     /// An object outside of the store: a dry run, or a transient one.
-    pub(crate) fn transient(kind: Kind, version: u64, value: Value) -> Arc<Self> {
-        Arc::new(Self { kind, version, value, json: OnceLock::new() })
+    pub(crate) fn transient(kind: Kind, version: u64, value: Value, managed: Managed) -> Arc<Self> {
+        Arc::new(Self { kind, version, value, managed, json: OnceLock::new() })
+    }
+
+    /// The value with its `apiVersion` and `kind`.
+    pub(crate) fn typed(&self) -> Value {
+        let resource = self.kind.resource();
+        let mut value = self.value.clone();
+        meta::set(&mut value, "apiVersion", Value::String(resource.api_version()));
+        meta::set(&mut value, "kind", Value::String(resource.kind.to_owned()));
+        value
+    }
+
+    /// The object as it is answered.
+    pub(crate) fn whole(&self) -> Value {
+        let mut value = self.typed();
+        meta::set(&mut value, "metadata", self.metadata());
+        value
+    }
+
+    /// The object as lists hold it.
+    pub(crate) fn item(&self) -> Value {
+        let mut value = self.value.clone();
+        meta::set(&mut value, "metadata", self.metadata());
+        value
+    }
+
+    /// Its metadata as they are answered.
+    pub(crate) fn metadata(&self) -> Value {
+        let mut metadata = self.value.get("metadata").cloned().unwrap_or_default();
+        if !self.managed.is_empty() {
+            meta::set(&mut metadata, "managedFields", self.managed.to_value());
+        }
+        metadata
     }
 
     /// The object as it is answered, `apiVersion` and `kind` first.
@@ -37,7 +73,8 @@ impl Object {
             let mut bytes = Vec::with_capacity(1024);
             bytes.extend_from_slice(head.as_bytes());
             // A map of JSON values cannot fail to serialise into memory.
-            if serde_json::to_writer(&mut bytes, &self.value).is_ok()
+            if serde_json::to_writer(&mut bytes, &Answer { value: &self.value, managed: &self.managed })
+                .is_ok()
                 && let Some(brace) = bytes.get_mut(head.len())
             {
                 *brace = b',';
@@ -59,6 +96,43 @@ impl Object {
     /// The uid.
     pub(crate) fn uid(&self) -> &str {
         meta::text(&self.value, "/metadata/uid")
+    }
+}
+
+/// An object with its managed fields in their place.
+struct Answer<'a> {
+    value: &'a Value,
+    managed: &'a Managed,
+}
+
+impl Serialize for Answer<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Value::Object(members) = self.value else { return self.value.serialize(serializer) };
+        let mut map = serializer.serialize_map(None)?;
+        for (name, member) in members {
+            let metadata = member.as_object().filter(|_| name == "metadata" && !self.managed.is_empty());
+            match metadata {
+                Some(metadata) => map.serialize_entry(name, &Metadata { metadata, managed: self.managed })?,
+                None => map.serialize_entry(name, member)?,
+            }
+        }
+        map.end()
+    }
+}
+
+struct Metadata<'a> {
+    metadata: &'a serde_json::Map<String, Value>,
+    managed: &'a Managed,
+}
+
+impl Serialize for Metadata<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        for (name, member) in self.metadata {
+            map.serialize_entry(name, member)?;
+        }
+        map.serialize_entry("managedFields", self.managed)?;
+        map.end()
     }
 }
 
@@ -119,9 +193,9 @@ pub(crate) fn frame(event_type: EventType, object: &[u8]) -> Bytes {
 /// What a writer wants to happen to a key.
 #[derive(Debug)]
 pub(crate) enum Change {
-    Put(Value),
+    Put(Value, Managed),
     /// The last state of the object, as its DELETED event shows it.
-    Remove(Value),
+    Remove(Value, Managed),
 }
 
 /// Why a write did not happen.
@@ -365,9 +439,9 @@ impl State {
     ) -> Arc<Object> {
         self.version += 1;
         let version = self.version;
-        let (mut value, removed) = match change {
-            Change::Put(value) => (value, false),
-            Change::Remove(value) => (value, true),
+        let (mut value, managed, removed) = match change {
+            Change::Put(value, managed) => (value, managed, false),
+            Change::Remove(value, managed) => (value, managed, true),
         };
         meta::edit_meta(&mut value, |meta| {
             meta.insert("resourceVersion".to_owned(), Value::String(version.to_string()));
@@ -386,7 +460,7 @@ impl State {
                 }
             }
         }
-        let object = Object::transient(kind, version, value);
+        let object = Object::transient(kind, version, value, managed);
         let table = self.kinds.of_mut(kind);
         let event_type = if removed {
             table.objects.remove(&key);

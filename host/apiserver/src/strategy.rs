@@ -26,16 +26,23 @@ fn default(map: &mut Map<String, Value>, member: &str, value: &str) {
     }
 }
 
-fn defaults(kind: Kind, value: &mut Value) {
+/// Fills in what the API's types default to.
+pub(crate) fn defaults(kind: Kind, value: &mut Value) {
     match kind {
-        Kind::PersistentVolumeClaim => meta::edit(value, "spec", |spec| {
-            default(spec, "volumeMode", "Filesystem");
-            data_source(spec);
-        }),
-        Kind::PersistentVolume => meta::edit(value, "spec", |spec| {
-            default(spec, "volumeMode", "Filesystem");
-            default(spec, "persistentVolumeReclaimPolicy", "Retain");
-        }),
+        Kind::PersistentVolumeClaim => {
+            meta::edit(value, "spec", |spec| default(spec, "volumeMode", "Filesystem"));
+            meta::edit(value, "status", |status| default(status, "phase", "Pending"));
+        }
+        Kind::PersistentVolume => {
+            meta::edit(value, "spec", |spec| {
+                default(spec, "volumeMode", "Filesystem");
+                default(spec, "persistentVolumeReclaimPolicy", "Retain");
+                if let Some(Value::Object(path)) = spec.get_mut("hostPath") {
+                    path.entry("type").or_insert(json!(""));
+                }
+            });
+            meta::edit(value, "status", |status| default(status, "phase", "Pending"));
+        }
         Kind::StorageClass => {
             if let Value::Object(class) = value {
                 default(class, "reclaimPolicy", "Delete");
@@ -44,15 +51,17 @@ fn defaults(kind: Kind, value: &mut Value) {
         }
         Kind::CsiDriver => meta::edit(value, "spec", csi_driver),
         Kind::Secret => secret(value),
-        Kind::Pod => meta::edit(value, "spec", |spec| {
-            default(spec, "restartPolicy", "Always");
-            default(spec, "schedulerName", "default-scheduler");
-            default(spec, "dnsPolicy", "ClusterFirst");
-            spec.entry("terminationGracePeriodSeconds").or_insert(json!(30));
-        }),
-        Kind::Namespace => meta::edit(value, "spec", |spec| {
-            spec.entry("finalizers").or_insert(json!(["kubernetes"]));
-        }),
+        Kind::Pod => meta::edit(value, "spec", pod),
+        Kind::Namespace => {
+            let name = meta::name(value).to_owned();
+            if !name.is_empty() {
+                meta::edit_meta(value, |meta| {
+                    if let Value::Object(labels) = meta.entry("labels").or_insert_with(|| json!({})) {
+                        labels.insert("kubernetes.io/metadata.name".to_owned(), json!(name));
+                    }
+                });
+            }
+        }
         Kind::Node
         | Kind::Event
         | Kind::ConfigMap
@@ -65,8 +74,18 @@ fn defaults(kind: Kind, value: &mut Value) {
     }
 }
 
-/// `dataSource` and `dataSourceRef` are filled from each other unless the reference crosses namespaces.
+/// A source that no claim can come from is dropped. The rest of `dataSource` and `dataSourceRef` are filled from each
+/// other unless the reference crosses namespaces.
 fn data_source(spec: &mut Map<String, Value>) {
+    let known = |source: &Value| {
+        matches!(
+            (text(source, "/apiGroup"), text(source, "/kind")),
+            ("", "PersistentVolumeClaim") | ("snapshot.storage.k8s.io", "VolumeSnapshot")
+        )
+    };
+    if spec.get("dataSource").is_some_and(|source| !known(source)) && spec.get("dataSourceRef").is_none() {
+        spec.remove("dataSource");
+    }
     let crosses =
         spec.get("dataSourceRef").is_some_and(|reference| !text(reference, "/namespace").is_empty());
     if crosses {
@@ -76,6 +95,31 @@ fn data_source(spec: &mut Map<String, Value>) {
         spec.entry("dataSourceRef").or_insert(source);
     } else if let Some(reference) = spec.get("dataSourceRef").cloned() {
         spec.insert("dataSource".to_owned(), reference);
+    }
+}
+
+fn pod(spec: &mut Map<String, Value>) {
+    default(spec, "restartPolicy", "Always");
+    default(spec, "schedulerName", "default-scheduler");
+    default(spec, "dnsPolicy", "ClusterFirst");
+    spec.entry("terminationGracePeriodSeconds").or_insert(json!(30));
+    spec.entry("securityContext").or_insert(json!({}));
+    spec.entry("enableServiceLinks").or_insert(json!(true));
+    for member in ["initContainers", "containers"] {
+        let Some(Value::Array(containers)) = spec.get_mut(member) else { continue };
+        for container in containers.iter_mut().filter_map(Value::as_object_mut) {
+            let image = container.get("image").and_then(Value::as_str).unwrap_or_default();
+            let tag = image.rsplit('/').next().and_then(|name| name.split_once(':')).map(|(_, tag)| tag);
+            let latest = !image.contains('@') && matches!(tag, None | Some("latest"));
+            default(container, "imagePullPolicy", if latest { "Always" } else { "IfNotPresent" });
+            default(container, "terminationMessagePath", "/dev/termination-log");
+            default(container, "terminationMessagePolicy", "File");
+            if let Some(Value::Array(ports)) = container.get_mut("ports") {
+                for port in ports.iter_mut().filter_map(Value::as_object_mut) {
+                    default(port, "protocol", "TCP");
+                }
+            }
+        }
     }
 }
 
@@ -103,16 +147,23 @@ fn secret(value: &mut Value) {
     }
 }
 
-/// Fits a new object: defaults, and the status that only the server begins.
+/// Fits a new object: the status that only the server begins.
 pub(crate) fn prepare_create(kind: Kind, value: &mut Value, now: Timestamp) {
-    defaults(kind, value);
     match kind {
-        Kind::PersistentVolumeClaim => meta::set(value, "status", json!({"phase": "Pending"})),
+        Kind::PersistentVolumeClaim => {
+            meta::edit(value, "spec", data_source);
+            meta::set(value, "status", json!({"phase": "Pending"}));
+        }
         Kind::PersistentVolume => {
             let status = json!({"phase": "Pending", "lastPhaseTransitionTime": meta::timestamp(now)});
             meta::set(value, "status", status);
         }
-        Kind::Namespace => meta::set(value, "status", json!({"phase": "Active"})),
+        Kind::Namespace => {
+            meta::edit(value, "spec", |spec| {
+                spec.entry("finalizers").or_insert(json!(["kubernetes"]));
+            });
+            meta::set(value, "status", json!({"phase": "Active"}));
+        }
         Kind::Pod => meta::set(value, "status", json!({"phase": "Pending", "qosClass": "BestEffort"})),
         Kind::VolumeAttachment => meta::set(value, "status", json!({"attached": false})),
         // A node reports itself with its status.
@@ -137,11 +188,12 @@ pub(crate) fn prepare_update(resource: &Resource, part: Part, old: &Value, next:
             if resource.status {
                 meta::copy_member(next, old, "status");
             }
-            defaults(resource.id, next);
             if resource.id == Kind::Namespace {
                 meta::copy_member(next, old, "spec");
             }
-            if resource.generation && next.get("spec") != old.get("spec") {
+            // A driver's generation begins with its first change.
+            let counted = resource.generation || resource.id == Kind::CsiDriver;
+            if counted && next.get("spec") != old.get("spec") {
                 meta::edit_meta(next, |meta| {
                     let generation = meta.get("generation").and_then(Value::as_i64).unwrap_or(0);
                     meta.insert("generation".to_owned(), json!(generation + 1));
@@ -195,7 +247,8 @@ fn add_finalizer(value: &mut Value, finalizer: &str) {
 }
 
 impl Inner {
-    /// Admission of a new object: `DefaultStorageClass` and `StorageObjectInUseProtection`.
+    /// Admission of a new object: `DefaultStorageClass`, `StorageObjectInUseProtection`, `TaintNodesByCondition`,
+    /// `DefaultTolerationSeconds` and `Priority`.
     pub(crate) fn admit_create(&self, kind: Kind, value: &mut Value) -> Result<(), Status> {
         match kind {
             Kind::PersistentVolumeClaim => {
@@ -204,16 +257,26 @@ impl Inner {
             }
             Kind::PersistentVolume => add_finalizer(value, "kubernetes.io/pv-protection"),
             Kind::VolumeAttributesClass => add_finalizer(value, "kubernetes.io/vac-protection"),
-            Kind::Namespace => {
-                let name = meta::name(value).to_owned();
-                meta::edit_meta(value, |meta| {
-                    if let Value::Object(labels) = meta.entry("labels").or_insert_with(|| json!({})) {
-                        labels.insert("kubernetes.io/metadata.name".to_owned(), json!(name));
+            Kind::Node => meta::edit(value, "spec", |spec| {
+                let taint = json!({"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"});
+                if let Value::Array(taints) = spec.entry("taints").or_insert_with(|| json!([])) {
+                    taints.push(taint);
+                }
+            }),
+            Kind::Pod => meta::edit(value, "spec", |spec| {
+                spec.entry("priority").or_insert(json!(0));
+                spec.entry("preemptionPolicy").or_insert(json!("PreemptLowerPriority"));
+                if let Value::Array(tolerations) = spec.entry("tolerations").or_insert_with(|| json!([])) {
+                    for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
+                        if !tolerations.iter().any(|one| text(one, "/key") == key) {
+                            tolerations.push(json!({
+                                "key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300,
+                            }));
+                        }
                     }
-                });
-            }
-            Kind::Pod
-            | Kind::Node
+                }
+            }),
+            Kind::Namespace
             | Kind::Event
             | Kind::Secret
             | Kind::ConfigMap
@@ -253,7 +316,7 @@ impl Inner {
     }
 
     /// Admission of an update: `PersistentVolumeClaimResize`.
-    pub(crate) fn admit_update(&self, kind: Kind, old: &Value, next: &mut Value) -> Result<(), Status> {
+    pub(crate) fn admit_update(&self, kind: Kind, old: &Value, next: &Value) -> Result<(), Status> {
         if kind != Kind::PersistentVolumeClaim {
             return Ok(());
         }

@@ -59,7 +59,7 @@ impl Renderer {
             "Object" => Include::Object,
             other => {
                 return Err(Status::bad_request(format!(
-                    "unrecognized includeObject value \"{other}\": expected None, Metadata or Object"
+                    "Unable to convert to Table as requested: includeObject: Invalid value: \"{other}\": must be 'Metadata', 'Object', 'None', or empty"
                 )));
             }
         };
@@ -80,7 +80,7 @@ impl Renderer {
     pub(crate) fn object(&self, object: &Object) -> Bytes {
         match self.view {
             View::Object => object.json().clone(),
-            View::Metadata => partial(&object.value).to_string().into(),
+            View::Metadata => partial(object).to_string().into(),
             View::Table => {
                 let version = json!({"resourceVersion": object.version.to_string()});
                 self.table(version, vec![self.row(object)], true).to_string().into()
@@ -92,7 +92,7 @@ impl Renderer {
     pub(crate) fn frame(&mut self, event_type: EventType, object: &Object) -> Bytes {
         match self.view {
             View::Object => frame(event_type, object.json()),
-            View::Metadata => frame(event_type, partial(&object.value).to_string().as_bytes()),
+            View::Metadata => frame(event_type, partial(object).to_string().as_bytes()),
             View::Table => {
                 let meta = json!({"resourceVersion": object.version.to_string()});
                 let columns = !std::mem::replace(&mut self.columns_sent, true);
@@ -112,7 +112,7 @@ impl Renderer {
         match self.view {
             View::Object => plain_list(resource, meta, objects),
             View::Metadata => {
-                let items: Vec<Value> = objects.map(|object| partial(&object.value)).collect();
+                let items: Vec<Value> = objects.map(partial).collect();
                 let list = json!({
                     "apiVersion": "meta.k8s.io/v1",
                     "kind": "PartialObjectMetadataList",
@@ -132,8 +132,8 @@ impl Renderer {
         let mut row = json!({"cells": table::cells(self.kind, &object.value, self.now)});
         let beside = match self.include {
             Include::None => Value::Null,
-            Include::Metadata => partial(&object.value),
-            Include::Object => whole(self.kind, &object.value),
+            Include::Metadata => partial(object),
+            Include::Object => object.whole(),
         };
         if let Value::Object(map) = &mut row {
             map.insert("object".to_owned(), beside);
@@ -154,7 +154,7 @@ impl Renderer {
     /// A bookmark at a version; the one that ends the initial events says so in an annotation.
     pub(crate) fn bookmark(&self, version: u64, initial_events_end: bool) -> Bytes {
         let resource = self.kind.resource();
-        let mut meta = json!({"creationTimestamp": null, "resourceVersion": version.to_string()});
+        let mut meta = json!({"resourceVersion": version.to_string()});
         if initial_events_end && let Value::Object(map) = &mut meta {
             map.insert("annotations".to_owned(), json!({"k8s.io/initial-events-end": "true"}));
         }
@@ -202,21 +202,10 @@ fn plain_list<'a>(
     bytes.into()
 }
 
-/// A stored value with its `apiVersion` and `kind`.
-pub(crate) fn whole(kind: Kind, value: &Value) -> Value {
-    let resource = kind.resource();
-    let mut value = value.clone();
-    if let Value::Object(map) = &mut value {
-        map.insert("apiVersion".to_owned(), json!(resource.api_version()));
-        map.insert("kind".to_owned(), json!(resource.kind));
-    }
-    value
-}
-
-fn partial(value: &Value) -> Value {
+fn partial(object: &Object) -> Value {
     json!({
         "kind": "PartialObjectMetadata",
         "apiVersion": "meta.k8s.io/v1",
-        "metadata": value.get("metadata").cloned().unwrap_or_default(),
+        "metadata": object.metadata(),
     })
 }

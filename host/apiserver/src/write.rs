@@ -1,11 +1,13 @@
 //! Create, update and patch.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::Inner;
-use crate::descriptors::{Kind, Resource};
+use crate::descriptors::{self, Kind, Resource};
+use crate::fields::{self, Endpoint, Managed};
 use crate::meta;
 use crate::patch;
 use crate::request::{PatchType, Query, Target};
@@ -14,7 +16,6 @@ use crate::status::{FieldError, Status};
 use crate::store::{self, Change, CommitError, Object};
 use crate::strategy;
 use crate::validate;
-use crate::view;
 
 /// How often a write without a resourceVersion is decided anew because somebody else wrote meanwhile.
 pub(crate) const RETRIES: usize = 16;
@@ -23,30 +24,100 @@ pub(crate) const RETRIES: usize = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FieldValidation {
     Strict,
+    /// Unknown fields are dropped, and the client hears of them.
+    Warn,
     /// Unknown fields are dropped.
-    Lenient,
+    Ignore,
+}
+
+/// What a client should hear of although its request was good.
+#[derive(Debug, Default)]
+pub(crate) struct Warnings(RefCell<Vec<String>>);
+
+impl Warnings {
+    fn add(&self, unknown: Vec<String>) {
+        let mut warnings = self.0.borrow_mut();
+        for field in unknown {
+            let warning = format!("unknown field \"{field}\"");
+            // A write that is decided anew says the same again.
+            if !warnings.contains(&warning) {
+                warnings.push(warning);
+            }
+        }
+    }
+
+    /// The texts.
+    pub(crate) fn into_inner(self) -> Vec<String> {
+        self.0.into_inner()
+    }
 }
 
 /// What a write request asks for beside its body.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct WriteOptions {
+pub(crate) struct WriteOptions<'a> {
     pub(crate) dry_run: bool,
     pub(crate) fields: FieldValidation,
+    /// Who comes to own what the write changes.
+    pub(crate) manager: &'a str,
+    /// An applied configuration takes fields that others own.
+    pub(crate) force: bool,
+    pub(crate) warnings: &'a Warnings,
 }
 
-impl WriteOptions {
-    pub(crate) fn parse(query: &Query) -> Result<Self, Status> {
+/// The longest name of a field manager, in bytes.
+const MAX_MANAGER: usize = 128;
+
+impl<'a> WriteOptions<'a> {
+    /// Reads the query. `agent` is the client's `User-Agent`; `patch` says how a patch changes the object.
+    pub(crate) fn parse(
+        options: &'static str,
+        query: &'a Query,
+        agent: &'a str,
+        patch: Option<PatchType>,
+        warnings: &'a Warnings,
+    ) -> Result<Self, Status> {
+        let mut errors = Vec::new();
+        let named = query.get("fieldManager");
+        if patch == Some(PatchType::Apply) {
+            if named.is_empty() {
+                errors.push(FieldError::required("fieldManager", "is required for apply patch"));
+            }
+        } else if patch.is_some() && query.has("force") {
+            errors.push(FieldError::forbidden("force", "may not be specified for non-apply patch"));
+        }
+        if named.len() > MAX_MANAGER {
+            errors.push(FieldError::too_long("fieldManager", MAX_MANAGER));
+        }
+        for (at, character) in named.char_indices().filter(|(_, character)| character.is_control()) {
+            let code = u32::from(character);
+            let detail = format!("invalid character U+{code:04X} (at position {at})");
+            errors.push(FieldError::invalid("fieldManager", &Value::from(named), &detail));
+        }
+        let dry_run = query.dry_run(&mut errors);
         let fields = match query.get("fieldValidation") {
             "Strict" => FieldValidation::Strict,
-            "" | "Warn" | "Ignore" => FieldValidation::Lenient,
+            "" | "Warn" => FieldValidation::Warn,
+            "Ignore" => FieldValidation::Ignore,
             other => {
-                return Err(Status::bad_request(format!(
-                    "fieldValidation: Unsupported value: \"{other}\": supported values: \"Ignore\", \"Strict\", \"Warn\""
-                )));
+                let known = ["", "Ignore", "Strict", "Warn"];
+                errors.push(FieldError::not_supported("fieldValidation", other, &known));
+                FieldValidation::Ignore
             }
         };
-        Ok(Self { dry_run: query.dry_run()?, fields })
+        if !errors.is_empty() {
+            return Err(Status::invalid_options(options, &errors));
+        }
+        let manager = if named.is_empty() { agent_prefix(agent) } else { named };
+        Ok(Self { dry_run, fields, manager, force: query.flag("force"), warnings })
     }
+}
+
+/// The program's name in a `User-Agent`: what stands before the first slash.
+fn agent_prefix(agent: &str) -> &str {
+    let name = agent.split('/').next().unwrap_or_default();
+    let end =
+        name.char_indices().map(|(at, one)| at + one.len_utf8()).take_while(|end| *end <= MAX_MANAGER).last();
+    name.get(..end.unwrap_or(0)).unwrap_or_default()
 }
 
 /// The endpoints of an object that can be written.
@@ -75,17 +146,35 @@ impl Inner {
         &self,
         target: &Target,
         body: Value,
-        options: WriteOptions,
+        options: WriteOptions<'_>,
     ) -> Result<Arc<Object>, Status> {
-        let resource = target.resource;
-        let mut value = accept(resource, body, options.fields)?;
+        let kind = target.resource.id;
+        let Accepted { mut value, sent } = accept(target.resource, body, options)?;
         if !meta::text(&value, "/metadata/resourceVersion").is_empty() {
             return Err(Status::version_on_create());
         }
         check_namespace(target, &value)?;
+        strategy::defaults(kind, &mut value);
+        let endpoint = Endpoint { kind, part: Part::Main };
+        let before = fields::start(sent.as_ref(), &Managed::default());
+        let change = (schema::empty(kind), &value);
+        let managed = fields::update(endpoint, &before, change, options.manager, &self.time());
+        self.insert(target, value, managed, options)
+    }
+
+    /// Writes a new object.
+    pub(crate) fn insert(
+        &self,
+        target: &Target,
+        mut value: Value,
+        managed: Managed,
+        options: WriteOptions<'_>,
+    ) -> Result<Arc<Object>, Status> {
+        let resource = target.resource;
         self.stamp(resource, &target.namespace, &mut value);
         strategy::prepare_create(resource.id, &mut value, (self.now)());
         self.admit_create(resource.id, &mut value)?;
+        schema::fill(resource.id, &mut value);
         let errors = validate::create(resource, &value);
         let name = meta::name(&value).to_owned();
         if !errors.is_empty() {
@@ -93,14 +182,19 @@ impl Inner {
         }
         if options.dry_run {
             self.check_creatable(target, &name)?;
-            return Ok(Object::transient(resource.id, 0, value));
+            return Ok(Object::transient(resource.id, 0, value, managed));
         }
         let key = store::key(&target.namespace, &name);
-        self.store.commit(resource.id, &key, None, Change::Put(value)).map_err(|error| match error {
+        self.store.commit(resource.id, &key, None, Change::Put(value, managed)).map_err(|error| match error {
             CommitError::Raced => Status::already_exists(resource, &name),
             CommitError::NamespaceMissing => Status::not_found(Kind::Namespace.resource(), &target.namespace),
             CommitError::NamespaceTerminating => Status::terminating(resource, &name, &target.namespace),
         })
+    }
+
+    /// Now, as managed fields carry it.
+    pub(crate) fn time(&self) -> String {
+        meta::text(&json!({"now": meta::timestamp((self.now)())}), "/now").to_owned()
     }
 
     /// What a commit would have refused, for a dry run.
@@ -160,21 +254,23 @@ impl Inner {
         &self,
         target: &Target,
         body: Value,
-        options: WriteOptions,
+        options: WriteOptions<'_>,
     ) -> Result<(Arc<Object>, bool), Status> {
         let part = Part::of(target)?;
-        let body = accept(target.resource, body, options.fields)?;
-        check_namespace(target, &body)?;
+        let Accepted { value, sent } = accept(target.resource, body, options)?;
+        check_namespace(target, &value)?;
         for _ in 0..RETRIES {
             let current = match self.find(target) {
                 Ok(current) => current,
                 Err(_) if target.resource.create_on_update && part == Part::Main => {
-                    check_name(target, &body)?;
-                    return Ok((self.create(target, body, options)?, true));
+                    check_name(target, &value)?;
+                    return Ok((self.create(target, value, options)?, true));
                 }
                 Err(status) => return Err(status),
             };
-            if let Some(done) = self.replace(target, part, &current, body.clone(), options)? {
+            check_uid(target, &current, &value)?;
+            let next = Accepted { value: value.clone(), sent: sent.clone() };
+            if let Some(done) = self.succeed(target, part, &current, next, options)? {
                 return Ok((done, false));
             }
         }
@@ -187,19 +283,47 @@ impl Inner {
         target: &Target,
         patch_type: PatchType,
         body: &[u8],
-        options: WriteOptions,
+        options: WriteOptions<'_>,
     ) -> Result<Arc<Object>, Status> {
         let part = Part::of(target)?;
         let change = patch::parse(patch_type, body)?;
         for _ in 0..RETRIES {
             let current = self.find(target)?;
-            let patched = change.apply(view::whole(target.resource.id, &current.value))?;
-            let next = accept(target.resource, patched, options.fields)?;
-            if let Some(done) = self.replace(target, part, &current, next, options)? {
+            // Managed fields are large and seldom patched.
+            let whole = if change.mentions("managedFields") { current.whole() } else { current.typed() };
+            let patched = change.apply(target.resource.id, whole)?;
+            let next = accept(target.resource, patched.clone(), options)
+                .map_err(|error| change.explain(&patched, error))?;
+            check_namespace(target, &next.value)?;
+            if let Some(done) = self.succeed(target, part, &current, next, options)? {
                 return Ok(done);
             }
         }
         Err(Status::busy(target.resource, target.name()))
+    }
+
+    /// Decides who owns what of the successor of `current`, and writes it. `None`: somebody else wrote first.
+    fn succeed(
+        &self,
+        target: &Target,
+        part: Part,
+        current: &Arc<Object>,
+        next: Accepted,
+        options: WriteOptions<'_>,
+    ) -> Result<Option<Arc<Object>>, Status> {
+        let Accepted { mut value, sent } = next;
+        let kind = target.resource.id;
+        strategy::defaults(kind, &mut value);
+        // Through a subresource managed fields cannot be set.
+        let sent = sent.filter(|_| part == Part::Main);
+        let mut managed = fields::start(sent.as_ref(), &current.managed);
+        // Who cleared the list wants no tracking.
+        if !managed.is_empty() {
+            let change = (&current.value, &value);
+            managed =
+                fields::update(Endpoint { kind, part }, &managed, change, options.manager, &self.time());
+        }
+        self.replace(target, part, current, (value, managed), options)
     }
 
     /// Decides and writes the successor of `current`. `None`: somebody else wrote first.
@@ -208,36 +332,45 @@ impl Inner {
         target: &Target,
         part: Part,
         current: &Arc<Object>,
-        mut next: Value,
-        options: WriteOptions,
+        (mut next, managed): (Value, Managed),
+        options: WriteOptions<'_>,
     ) -> Result<Option<Arc<Object>>, Status> {
         let resource = target.resource;
         let name = target.name();
         check_name(target, &next)?;
         check_versions(resource, current, &next)?;
         let old = &current.value;
+        let immutable = validate::immutable_metadata(old, &next);
+        if !immutable.is_empty() {
+            return Err(Status::invalid(resource, name, &immutable));
+        }
         inherit(old, &mut next);
         strategy::prepare_update(resource, part, old, &mut next, (self.now)());
-        if part == Part::Main {
-            self.admit_update(resource.id, old, &mut next)?;
-        }
+        schema::fill(resource.id, &mut next);
         let errors = validate::update(resource, part, old, &next);
         if !errors.is_empty() {
             return Err(Status::invalid(resource, name, &errors));
         }
-        if next == *old {
+        if part == Part::Main {
+            self.admit_update(resource.id, old, &next)?;
+        }
+        if next == *old && managed.same_but_times(&current.managed) {
             return Ok(Some(Arc::clone(current)));
         }
         if options.dry_run {
-            return Ok(Some(Object::transient(resource.id, current.version, next)));
+            return Ok(Some(Object::transient(resource.id, current.version, next, managed)));
         }
         let key = store::key(&target.namespace, name);
         let gone = meta::deleting(old) && self.may_go(resource.id, &next);
         // What a finalizer's removal deletes is the stored object; the writer gets what it sent.
-        let change = if gone { Change::Remove(old.clone()) } else { Change::Put(next.clone()) };
+        let change = if gone {
+            Change::Remove(old.clone(), current.managed.clone())
+        } else {
+            Change::Put(next.clone(), managed.clone())
+        };
         match self.store.commit(resource.id, &key, Some(current.version), change) {
             Ok(_) if gone => {
-                let answer = Object::transient(resource.id, current.version, next);
+                let answer = Object::transient(resource.id, current.version, next, managed);
                 self.settle(vec![Arc::clone(&answer)]);
                 Ok(Some(answer))
             }
@@ -249,38 +382,66 @@ impl Inner {
     }
 }
 
-/// Checks `apiVersion` and `kind`, drops them and what a typed decoder would drop.
-fn accept(resource: &Resource, mut body: Value, fields: FieldValidation) -> Result<Value, Status> {
+/// A decoded body.
+#[derive(Debug)]
+pub(crate) struct Accepted {
+    pub(crate) value: Value,
+    /// The managed fields that stood in it.
+    sent: Option<Value>,
+}
+
+/// Checks `apiVersion` and `kind`, drops them, and decodes the rest.
+fn accept(resource: &Resource, mut body: Value, options: WriteOptions<'_>) -> Result<Accepted, Status> {
     if !body.is_object() {
         return Err(Status::bad_request(
             "couldn't get version/kind; json parse error: an object was expected",
         ));
     }
-    let given = meta::remove(&mut body, "apiVersion");
-    let api_version = resource.api_version();
-    if let Some(given) = given.as_ref().and_then(Value::as_str)
-        && given != api_version
-    {
-        return Err(Status::bad_request(format!(
-            "the API version in the data ({given}) does not match the expected API version ({api_version})"
-        )));
-    }
-    let given = meta::remove(&mut body, "kind");
-    if let Some(given) = given.as_ref().and_then(Value::as_str)
-        && given != resource.kind
-    {
-        return Err(Status::bad_request(format!(
-            "the kind in the data ({given}) does not match the expected kind ({})",
-            resource.kind
-        )));
-    }
-    schema::check(resource, &mut body, fields)?;
-    meta::drop_nulls(&mut body);
-    meta::edit_meta(&mut body, |meta| meta.remove("managedFields"));
-    Ok(body)
+    let version = meta::remove(&mut body, "apiVersion");
+    let kind = meta::remove(&mut body, "kind");
+    check_type(resource, text_of(version.as_ref()), text_of(kind.as_ref()))?;
+    let metadata = body.get_mut("metadata").and_then(Value::as_object_mut);
+    let sent = metadata.and_then(|metadata| metadata.remove("managedFields"));
+    options.warnings.add(schema::decode(resource, &mut body, options.fields)?);
+    Ok(Accepted { value: body, sent: sent.filter(|sent| !sent.is_null()) })
 }
 
-fn check_namespace(target: &Target, value: &Value) -> Result<(), Status> {
+fn text_of(value: Option<&Value>) -> &str {
+    value.and_then(Value::as_str).unwrap_or_default()
+}
+
+/// A body that says what it is must be of the resource's type.
+fn check_type(resource: &Resource, version: &str, kind: &str) -> Result<(), Status> {
+    let (expected, wanted) = (resource.api_version(), resource.kind);
+    let version = if version.is_empty() { expected.as_str() } else { version };
+    let kind = if kind.is_empty() { wanted } else { kind };
+    if version == expected && kind == wanted {
+        return Ok(());
+    }
+    let short = |version: &str| version.rsplit('/').next().unwrap_or_default().to_owned();
+    let package = |group: &str| match group.split('.').next() {
+        Some("") | None => "core".to_owned(),
+        Some(group) => group.to_owned(),
+    };
+    let known = descriptors::RESOURCES.iter().any(|one| one.api_version() == version && one.kind == kind);
+    let why = if known {
+        format!(
+            "converting ({}.{kind}) to ({}.{wanted}): unknown conversion",
+            short(version),
+            package(resource.group)
+        )
+    } else {
+        format!(
+            "no kind \"{kind}\" is registered for version \"{version}\" in scheme \"pkg/runtime/scheme.go:111\""
+        )
+    };
+    Err(Status::bad_request(format!(
+        "{kind} in version \"{}\" cannot be handled as a {wanted}: {why}",
+        short(version)
+    )))
+}
+
+pub(crate) fn check_namespace(target: &Target, value: &Value) -> Result<(), Status> {
     let given = meta::namespace(value);
     if !given.is_empty() && given != target.namespace {
         return Err(Status::bad_request(
@@ -290,10 +451,13 @@ fn check_namespace(target: &Target, value: &Value) -> Result<(), Status> {
     Ok(())
 }
 
-fn check_name(target: &Target, value: &Value) -> Result<(), Status> {
+pub(crate) fn check_name(target: &Target, value: &Value) -> Result<(), Status> {
     let given = meta::name(value);
     if given.is_empty() {
-        return Err(Status::bad_request("name must be provided"));
+        return Err(Status::bad_request(format!(
+            "the name of the object ({} based on URL) was undeterminable: name must be provided",
+            target.name()
+        )));
     }
     if given != target.name() {
         return Err(Status::bad_request(format!(
@@ -304,34 +468,36 @@ fn check_name(target: &Target, value: &Value) -> Result<(), Status> {
     Ok(())
 }
 
-/// A version or uid in the body is a precondition.
+/// A version in the body is a precondition.
 fn check_versions(resource: &Resource, current: &Object, next: &Value) -> Result<(), Status> {
     let name = current.name();
-    let uid = meta::text(next, "/metadata/uid");
-    if !uid.is_empty() && uid != current.uid() {
-        let why =
-            format!("Precondition failed: UID in precondition: {uid}, UID in object meta: {}", current.uid());
-        return Err(Status::conflict(resource, name, &why));
-    }
     match meta::text(next, "/metadata/resourceVersion") {
         "" | "0" if resource.unconditional => Ok(()),
-        "" | "0" => Err(Status::invalid(
-            resource,
-            name,
-            &[FieldError::invalid(
-                "metadata.resourceVersion",
-                &Value::from(0),
-                "must be specified for an update",
-            )],
-        )),
+        "" | "0" => Err(Status::unversioned(resource, name)),
         version => match version.parse::<u64>() {
             Ok(version) if version == current.version => Ok(()),
             Ok(_) => Err(Status::modified(resource, name)),
-            Err(_) => Err(Status::bad_request(format!(
-                "metadata.resourceVersion: Invalid value: \"{version}\": must be a decimal number"
-            ))),
+            Err(_) => {
+                Err(Status::internal(format!("strconv.ParseUint: parsing \"{version}\": invalid syntax")))
+            }
         },
     }
+}
+
+/// The uid in the body of an update is a precondition.
+fn check_uid(target: &Target, current: &Object, next: &Value) -> Result<(), Status> {
+    let resource = target.resource;
+    let uid = meta::text(next, "/metadata/uid");
+    if uid.is_empty() || uid == current.uid() {
+        return Ok(());
+    }
+    let why = format!(
+        "StorageError: invalid object, Code: 4, Key: /registry/{}/{}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+        if resource.id == Kind::Node { "minions" } else { resource.plural },
+        store::key(&target.namespace, target.name()),
+        current.uid()
+    );
+    Err(Status::conflict(resource, current.name(), &why))
 }
 
 /// Takes over what only the server sets.

@@ -327,7 +327,7 @@ async fn a_bound_claim_grows_only_where_its_class_allows_it() {
     api.create(&post(), &claim("c", Some("fast"))).await.unwrap();
     let params = PatchParams::default();
     let resize = |size: &str| Patch::Merge(json!({"spec": {"resources": {"requests": {"storage": size}}}}));
-    assert_eq!(code(api.patch("c", &params, &resize("2Gi")).await), (403, "Forbidden".into()));
+    assert_eq!(code(api.patch("c", &params, &resize("2Gi")).await), (422, "Invalid".into()));
     let bound = Patch::Merge(json!({"status": {"phase": "Bound", "capacity": {"storage": "1Gi"}}}));
     api.patch_status("c", &params, &bound).await.unwrap();
     let error = api.patch("c", &params, &resize("2Gi")).await.unwrap_err();
@@ -347,12 +347,41 @@ async fn a_bound_claim_grows_only_where_its_class_allows_it() {
 }
 
 #[tokio::test]
-async fn server_side_apply_is_refused_by_media_type() {
-    let Setup { client, .. } = setup();
+async fn server_side_apply_creates_owns_and_takes_over() {
+    let Setup { server, client } = setup();
     let api: Api<ConfigMap> = Api::default_namespaced(client);
-    let params = PatchParams::apply("test");
-    let error = api.patch("x", &params, &Patch::Apply(config("x"))).await;
-    assert_eq!(code(error), (415, "UnsupportedMediaType".into()));
+    let apply = async |manager: &str, force: bool, value: &str| {
+        let params = PatchParams { force, ..PatchParams::apply(manager) };
+        let config =
+            json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}, "data": {"k": value}});
+        api.patch("x", &params, &Patch::Apply(config)).await
+    };
+    let created = apply("one", false, "1").await.unwrap();
+    let owners = |object: &ConfigMap| -> Vec<String> {
+        object.managed_fields().iter().filter_map(|entry| entry.manager.clone()).collect()
+    };
+    assert_eq!(owners(&created), ["one"]);
+    let version = server.resource_version();
+    apply("one", false, "1").await.unwrap();
+    assert_eq!(server.resource_version(), version, "nothing changed");
+    assert_eq!(code(apply("two", false, "2").await), (409, "Conflict".into()));
+    assert_eq!(owners(&apply("two", true, "2").await.unwrap()), ["two"]);
+    assert_eq!(server.resource_version(), version + 1);
+}
+
+#[tokio::test]
+async fn restored_objects_keep_their_owners() {
+    let Setup { server, client } = setup();
+    let api: Api<ConfigMap> = Api::default_namespaced(client);
+    api.create(&PostParams { field_manager: Some("one".into()), ..post() }, &config("x")).await.unwrap();
+    let snapshot = server.snapshot();
+    let label = Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
+    api.patch("x", &PatchParams { field_manager: Some("two".into()), ..PatchParams::default() }, &label)
+        .await
+        .unwrap();
+    assert_eq!(api.get("x").await.unwrap().managed_fields().len(), 2);
+    server.restore(&snapshot);
+    assert_eq!(api.get("x").await.unwrap().managed_fields().len(), 1);
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! The three kinds of PATCH bodies.
+//! The three kinds of PATCH bodies that change an object step by step.
 
 mod merge;
 mod strategic;
@@ -7,7 +7,9 @@ mod tests;
 
 use serde_json::Value;
 
+use crate::descriptors::Kind;
 use crate::request::PatchType;
+use crate::schema;
 use crate::status::Status;
 
 /// At most so many operations in one JSON patch, as the real server allows.
@@ -23,41 +25,85 @@ pub(crate) enum Patch {
 
 /// Parses a PATCH body.
 pub(crate) fn parse(patch_type: PatchType, body: &[u8]) -> Result<Patch, Status> {
-    let malformed = |error: serde_json::Error| Status::bad_request(format!("error decoding patch: {error}"));
+    let malformed = |why: String| Status::bad_request(format!("error decoding patch: {why}"));
+    let value: Value = serde_json::from_slice(body).map_err(|error| malformed(go_error(&error)))?;
     match patch_type {
         PatchType::Json => {
-            let patch: json_patch::Patch = serde_json::from_slice(body).map_err(malformed)?;
-            if patch.0.len() > MAX_OPERATIONS {
+            let Value::Array(operations) = &value else {
+                let found = go_type(&value).unwrap_or("object");
+                return Err(malformed(format!(
+                    "json: cannot unmarshal {found} into Go value of type []handlers.jsonPatchOp"
+                )));
+            };
+            if operations.len() > MAX_OPERATIONS {
                 return Err(Status::bad_request(format!(
                     "The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {}",
-                    patch.0.len()
+                    operations.len()
                 )));
             }
-            Ok(Patch::Json(patch))
+            serde_json::from_value(value).map(Patch::Json).map_err(|_| Status::patch_rejected())
         }
-        PatchType::Merge => object(serde_json::from_slice(body).map_err(malformed)?).map(Patch::Merge),
-        PatchType::Strategic => {
-            object(serde_json::from_slice(body).map_err(malformed)?).map(Patch::Strategic)
-        }
+        PatchType::Merge => object(value).map(Patch::Merge),
+        PatchType::Strategic => object(value).map(Patch::Strategic),
+        PatchType::Apply => Err(Status::bad_request("a configuration is applied, not patched")),
     }
 }
 
 fn object(patch: Value) -> Result<Value, Status> {
-    if patch.is_object() {
-        return Ok(patch);
+    match go_type(&patch) {
+        None => Ok(if patch.is_null() { Value::Object(serde_json::Map::new()) } else { patch }),
+        Some(found) => Err(Status::bad_request(format!(
+            "error decoding patch: json: cannot unmarshal {found} into Go value of type map[string]interface {{}}"
+        ))),
     }
-    Err(Status::bad_request(format!("error decoding patch: an object was expected, not {patch}")))
+}
+
+/// What Go calls the type of a value that should be an object; `None` for what it takes as one.
+pub(crate) fn go_type(value: &Value) -> Option<&'static str> {
+    match value {
+        Value::Object(_) | Value::Null => None,
+        Value::Bool(_) => Some("bool"),
+        Value::Number(_) => Some("number"),
+        Value::String(_) => Some("string"),
+        Value::Array(_) => Some("array"),
+    }
+}
+
+/// A syntax error in Go's words, as far as both notice the same.
+pub(crate) fn go_error(error: &serde_json::Error) -> String {
+    if error.is_eof() { "unexpected end of JSON input".to_owned() } else { error.to_string() }
 }
 
 impl Patch {
-    /// Applies the patch to an object.
-    pub(crate) fn apply(&self, mut value: Value) -> Result<Value, Status> {
+    /// Whether a field's name occurs in the patch.
+    pub(crate) fn mentions(&self, field: &str) -> bool {
+        let inside =
+            |patch: &Value| patch.pointer("/metadata").is_some_and(|metadata| metadata.get(field).is_some());
+        match self {
+            // A path can be a prefix of it, and a value can hold anything.
+            Self::Json(patch) => serde_json::to_string(patch).map_or(true, |text| text.contains("metadata")),
+            Self::Merge(patch) | Self::Strategic(patch) => inside(patch),
+        }
+    }
+
+    /// What cannot be decoded after a patch is the patch's fault.
+    pub(crate) fn explain(&self, patched: &Value, error: Status) -> Status {
+        let Some((_, why)) = error.message.split_once("cannot be handled as a ") else { return error };
+        let why = why.split_once(": ").map_or(why, |(_, why)| why);
+        match self {
+            Self::Json(_) | Self::Merge(_) => Status::patched_wrong(&patched.to_string(), why),
+            Self::Strategic(patch) => Status::patched_wrong(&crate::fields::go(patch), why),
+        }
+    }
+
+    /// Applies the patch to an object of a kind.
+    pub(crate) fn apply(&self, kind: Kind, mut value: Value) -> Result<Value, Status> {
         match self {
             Self::Json(patch) => {
                 json_patch::patch(&mut value, patch).map_err(|_| Status::patch_rejected())?;
             }
             Self::Merge(patch) => merge::apply(&mut value, patch),
-            Self::Strategic(patch) => strategic::apply(&mut value, patch)?,
+            Self::Strategic(patch) => strategic::apply(Some(schema::of(kind)), &mut value, patch)?,
         }
         Ok(value)
     }

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value};
 
+use crate::schema::{Strategy, Struct, Type};
 use crate::status::Status;
 
 const PATCH: &str = "$patch";
@@ -20,41 +21,41 @@ enum ListStrategy {
     Set,
 }
 
-/// The strategy of a list by the name of its field. In the types that are served a name has one meaning.
-fn strategy(field: &str) -> ListStrategy {
-    match field {
-        "containers"
-        | "initContainers"
-        | "ephemeralContainers"
-        | "volumes"
-        | "env"
-        | "imagePullSecrets"
-        | "resourceClaims"
-        | "secrets"
-        | "drivers" => ListStrategy::Keyed("name"),
-        "ownerReferences" => ListStrategy::Keyed("uid"),
-        "conditions" | "addresses" => ListStrategy::Keyed("type"),
-        "ports" => ListStrategy::Keyed("containerPort"),
-        "volumeMounts" => ListStrategy::Keyed("mountPath"),
-        "volumeDevices" => ListStrategy::Keyed("devicePath"),
-        "hostAliases" | "podIPs" | "hostIPs" => ListStrategy::Keyed("ip"),
-        "topologySpreadConstraints" => ListStrategy::Keyed("topologyKey"),
-        "finalizers" | "podCIDRs" => ListStrategy::Set,
-        _ => ListStrategy::Atomic,
+/// The type of the object that is patched, as far as it is known.
+type Known = Option<&'static Struct>;
+
+/// The strategy of a list.
+fn strategy(shape: Known, field: &str) -> ListStrategy {
+    match shape.and_then(|shape| shape.field(field)).map(|field| field.strategy) {
+        None | Some(Strategy::Replace) => ListStrategy::Atomic,
+        Some(Strategy::Merge) => ListStrategy::Set,
+        Some(Strategy::MergeBy(key)) => ListStrategy::Keyed(key),
+    }
+}
+
+/// The type of a field, or of the members of a list in it.
+fn below(shape: Known, field: &str) -> Known {
+    match &shape?.field(field)?.shape {
+        Type::Struct(shape) => Some(shape),
+        Type::List(member, _) => match &**member {
+            Type::Struct(shape) => Some(shape),
+            Type::Scalar(_) | Type::List(..) | Type::Map(..) => None,
+        },
+        Type::Scalar(_) | Type::Map(..) => None,
     }
 }
 
 /// Applies a patch to an object.
-pub(super) fn apply(value: &mut Value, patch: &Value) -> Result<(), Status> {
+pub(super) fn apply(shape: Known, value: &mut Value, patch: &Value) -> Result<(), Status> {
     let Value::Object(patch) = patch else {
         *value = patch.clone();
         return Ok(());
     };
     match value {
-        Value::Object(map) => merge_object(map, patch),
+        Value::Object(map) => merge_object(shape, map, patch),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
             let mut map = Map::new();
-            merge_object(&mut map, patch)?;
+            merge_object(shape, &mut map, patch)?;
             *value = Value::Object(map);
             Ok(())
         }
@@ -71,7 +72,11 @@ fn list<'a>(key: &str, value: &'a Value) -> Result<&'a Vec<Value>, Status> {
         .ok_or_else(|| Status::bad_request(format!("patch of {key}: a list was expected, not {value}")))
 }
 
-fn merge_object(map: &mut Map<String, Value>, patch: &Map<String, Value>) -> Result<(), Status> {
+fn merge_object(
+    shape: Known,
+    map: &mut Map<String, Value>,
+    patch: &Map<String, Value>,
+) -> Result<(), Status> {
     match patch.get(PATCH).map(Value::as_str) {
         None | Some(Some("merge")) => {}
         Some(Some("replace")) => {
@@ -100,26 +105,26 @@ fn merge_object(map: &mut Map<String, Value>, patch: &Map<String, Value>) -> Res
             }
             continue;
         }
-        merge_member(map, key, change)?;
+        merge_member(shape, map, key, change)?;
     }
     // After the changes, so that new members find their place too.
     for (key, order) in patch {
         if let Some(field) = key.strip_prefix(ORDER)
             && let Some(Value::Array(members)) = map.get_mut(field)
         {
-            reorder(members, list(key, order)?, strategy(field));
+            reorder(members, list(key, order)?, strategy(shape, field));
         }
     }
     Ok(())
 }
 
-fn merge_member(map: &mut Map<String, Value>, key: &str, change: &Value) -> Result<(), Status> {
+fn merge_member(shape: Known, map: &mut Map<String, Value>, key: &str, change: &Value) -> Result<(), Status> {
     match change {
         Value::Null => {
             map.remove(key);
             Ok(())
         }
-        Value::Object(_) => apply(map.entry(key).or_insert(Value::Null), change),
+        Value::Object(_) => apply(below(shape, key), map.entry(key).or_insert(Value::Null), change),
         Value::Array(changes) => {
             let mut old = match map.remove(key) {
                 Some(Value::Array(old)) => old,
@@ -128,18 +133,21 @@ fn merge_member(map: &mut Map<String, Value>, key: &str, change: &Value) -> Resu
                 )
                 | None => Vec::new(),
             };
-            match strategy(key) {
-                ListStrategy::Atomic => old.clone_from(changes),
+            let merged = match strategy(shape, key) {
+                ListStrategy::Atomic => changes.clone(),
                 ListStrategy::Set => {
-                    for member in changes {
-                        if !old.contains(member) {
-                            old.push(member.clone());
-                        }
-                    }
+                    let mut united = old.clone();
+                    united.extend(changes.iter().filter(|member| !old.contains(member)).cloned());
+                    arrange(united, changes, &old, Value::clone)
                 }
-                ListStrategy::Keyed(merge_key) => old = merge_list(old, changes, key, merge_key)?,
-            }
-            map.insert(key.to_owned(), Value::Array(old));
+                ListStrategy::Keyed(merge_key) => {
+                    let merged = merge_list(below(shape, key), old.clone(), changes, merge_key)?;
+                    let identity = |member: &Value| member.get(merge_key).cloned().unwrap_or_default();
+                    arrange(merged, changes, &old, identity)
+                }
+            };
+            old.clear();
+            map.insert(key.to_owned(), Value::Array(merged));
             Ok(())
         }
         Value::Bool(_) | Value::Number(_) | Value::String(_) => {
@@ -150,9 +158,9 @@ fn merge_member(map: &mut Map<String, Value>, key: &str, change: &Value) -> Resu
 }
 
 fn merge_list(
+    shape: Known,
     mut members: Vec<Value>,
     changes: &[Value],
-    field: &str,
     merge_key: &str,
 ) -> Result<Vec<Value>, Status> {
     let replaces = |change: &Value| change.get(PATCH).and_then(Value::as_str) == Some("replace");
@@ -162,8 +170,9 @@ fn merge_list(
     }
     for change in changes {
         let Some(identity) = change.get(merge_key) else {
-            return Err(Status::bad_request(format!(
-                "map: {change} does not contain declared merge key: {merge_key} (in {field})"
+            return Err(Status::internal(format!(
+                "map: {} does not contain declared merge key: {merge_key}",
+                crate::fields::go(change)
             )));
         };
         let place = members.iter().position(|member| member.get(merge_key) == Some(identity));
@@ -172,15 +181,44 @@ fn merge_list(
             continue;
         }
         match place.and_then(|place| members.get_mut(place)) {
-            Some(member) => apply(member, change)?,
+            Some(member) => apply(shape, member, change)?,
             None => {
                 let mut member = Value::Null;
-                apply(&mut member, change)?;
+                apply(shape, &mut member, change)?;
                 members.push(member);
             }
         }
     }
     Ok(members)
+}
+
+/// Members of the patch keep the patch's order, the others theirs; where both could come next, a member that is new or
+/// that stood earlier in the old list does.
+fn arrange(
+    merged: Vec<Value>,
+    changes: &[Value],
+    old: &[Value],
+    identity: impl Fn(&Value) -> Value,
+) -> Vec<Value> {
+    let place = |list: &[Value], member: &Value| {
+        let wanted = identity(member);
+        list.iter().position(|one| identity(one) == wanted)
+    };
+    let (mut patched, others): (Vec<Value>, Vec<Value>) =
+        merged.into_iter().partition(|member| place(changes, member).is_some());
+    patched.sort_by_key(|member| place(changes, member));
+    let (mut patched, mut others) = (patched.into_iter().peekable(), others.into_iter().peekable());
+    let mut arranged = Vec::new();
+    while let (Some(left), Some(right)) = (patched.peek(), others.peek()) {
+        let other_first = match (place(old, left), place(old, right)) {
+            (Some(left), Some(right)) => right < left,
+            (None, _) | (_, None) => false,
+        };
+        arranged.extend(if other_first { others.next() } else { patched.next() });
+    }
+    arranged.extend(patched);
+    arranged.extend(others);
+    arranged
 }
 
 /// Puts the listed members into the listed order; unlisted ones keep their place behind their predecessor.

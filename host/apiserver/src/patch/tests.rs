@@ -2,10 +2,11 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::parse;
+use crate::descriptors::Kind;
 use crate::request::PatchType;
 
 fn patched(patch_type: PatchType, value: Value, patch: &Value) -> Value {
-    parse(patch_type, patch.to_string().as_bytes()).unwrap().apply(value).unwrap()
+    parse(patch_type, patch.to_string().as_bytes()).unwrap().apply(Kind::Pod, value).unwrap()
 }
 
 #[test]
@@ -39,7 +40,7 @@ fn strategic_patches_merge_lists_by_key() {
         })
     };
     for (patch, pointer, expected) in [
-        (json!({"metadata": {"finalizers": ["b", "a"]}}), "/metadata/finalizers", json!(["a", "b"])),
+        (json!({"metadata": {"finalizers": ["b", "a"]}}), "/metadata/finalizers", json!(["b", "a"])),
         (
             json!({"metadata": {"$deleteFromPrimitiveList/finalizers": ["a"]}}),
             "/metadata/finalizers",
@@ -59,7 +60,8 @@ fn strategic_patches_merge_lists_by_key() {
         (
             json!({"spec": {"containers": [{"name": "one", "env": [{"name": "B", "value": "2"}]}]}}),
             "/spec/containers/0/env",
-            json!([{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]),
+            // What is new comes first.
+            json!([{"name": "B", "value": "2"}, {"name": "A", "value": "1"}]),
         ),
         (
             json!({"spec": {"containers": [{"name": "one", "$patch": "delete"}]}}),
@@ -99,7 +101,7 @@ fn strategic_patches_merge_lists_by_key() {
 fn a_merge_key_is_demanded() {
     let patch = json!({"spec": {"containers": [{"image": "x"}]}});
     let patch = parse(PatchType::Strategic, patch.to_string().as_bytes()).unwrap();
-    let error = patch.apply(json!({})).unwrap_err();
+    let error = patch.apply(Kind::Pod, json!({})).unwrap_err();
     assert!(error.message.contains("does not contain declared merge key: name"), "{}", error.message);
 }
 
@@ -107,19 +109,21 @@ fn a_merge_key_is_demanded() {
 fn a_failed_json_patch_test_is_unprocessable() {
     let patch = json!([{"op": "test", "path": "/metadata/uid", "value": "1"}]);
     let patch = parse(PatchType::Json, patch.to_string().as_bytes()).unwrap();
-    let error = patch.apply(json!({"metadata": {"uid": "2"}})).unwrap_err();
+    let error = patch.apply(Kind::Pod, json!({"metadata": {"uid": "2"}})).unwrap_err();
     assert_eq!((error.code, error.reason), (StatusCode::UNPROCESSABLE_ENTITY, "Invalid"));
 }
 
 #[test]
 fn malformed_patches_are_bad_requests() {
-    for (patch_type, body) in [
-        (PatchType::Json, "{}"),
-        (PatchType::Json, "[{\"op\":\"fly\"}]"),
-        (PatchType::Merge, "[]"),
-        (PatchType::Strategic, "{"),
-    ] {
+    for (patch_type, body) in [(PatchType::Json, "{}"), (PatchType::Merge, "[]"), (PatchType::Strategic, "{")]
+    {
         let error = parse(patch_type, body.as_bytes()).unwrap_err();
         assert_eq!(error.code, StatusCode::BAD_REQUEST, "{body}");
     }
+}
+
+#[test]
+fn an_unknown_operation_is_unprocessable() {
+    let error = parse(PatchType::Json, br#"[{"op":"fly"}]"#).unwrap_err();
+    assert_eq!(error.code, StatusCode::UNPROCESSABLE_ENTITY);
 }

@@ -34,7 +34,7 @@ fn parameters(value: &Value, errors: &mut Errors) {
         errors.push(FieldError::invalid("parameters", &json!(map.len()), &detail));
     }
     if map.keys().any(String::is_empty) {
-        errors.push(FieldError::invalid("parameters", &json!(""), "field must not be empty."));
+        errors.push(FieldError::invalid("parameters", &json!(""), "field can not be empty."));
     }
     let size: usize = map.iter().map(|(key, value)| key.len() + value.as_str().map_or(0, str::len)).sum();
     if size > MAX_PARAMETERS {
@@ -45,28 +45,44 @@ fn parameters(value: &Value, errors: &mut Errors) {
 
 /// A new storage class.
 pub(super) fn storage_class(value: &Value, errors: &mut Errors) {
-    if required(value, "/provisioner", "provisioner", errors)
-        && let Some(problem) = names::qualified(&text(value, "/provisioner").to_ascii_lowercase())
-    {
-        errors.push(FieldError::invalid("provisioner", &json!(text(value, "/provisioner")), problem));
-    }
+    provisioner(value, "provisioner", errors);
     parameters(value, errors);
     one_of(value, "/reclaimPolicy", "reclaimPolicy", &["Delete", "Retain"], errors);
     one_of(value, "/volumeBindingMode", "volumeBindingMode", &["Immediate", "WaitForFirstConsumer"], errors);
+    for (index, term) in meta::list(value, "/allowedTopologies").iter().enumerate() {
+        for (place, one) in meta::list(term, "/matchLabelExpressions").iter().enumerate() {
+            let field = format!("allowedTopologies[{index}].matchLabelExpressions[{place}]");
+            if meta::list(one, "/values").is_empty() {
+                errors.push(FieldError::required(format!("{field}.values"), ""));
+            }
+            for problem in names::qualified(text(one, "/key")) {
+                errors.push(FieldError::invalid(format!("{field}.key"), &json!(text(one, "/key")), problem));
+            }
+        }
+    }
+}
+
+/// The name of a provisioner, which is checked, and shown, in lower case.
+fn provisioner(value: &Value, member: &str, errors: &mut Errors) {
+    if required(value, &format!("/{member}"), member, errors) {
+        let name = text(value, &format!("/{member}")).to_ascii_lowercase();
+        for problem in names::qualified(&name) {
+            errors.push(FieldError::invalid(member, &json!(name), problem));
+        }
+    }
 }
 
 /// The successor of a storage class.
 pub(super) fn storage_class_update(old: &Value, next: &Value, errors: &mut Errors) {
     storage_class(next, errors);
-    unchanged(old, next, "parameters", errors);
-    unchanged(old, next, "provisioner", errors);
-    unchanged(old, next, "reclaimPolicy", errors);
-    immutable(old, next, "/volumeBindingMode", "volumeBindingMode", errors);
+    for member in ["parameters", "provisioner", "reclaimPolicy", "volumeBindingMode"] {
+        immutable(old, next, &format!("/{member}"), member, errors);
+    }
 }
 
 /// A new class of volume attributes.
 pub(super) fn attributes_class(value: &Value, errors: &mut Errors) {
-    required(value, "/driverName", "driverName", errors);
+    provisioner(value, "driverName", errors);
     if value.get("parameters").and_then(Value::as_object).is_none_or(serde_json::Map::is_empty) {
         errors.push(FieldError::required("parameters", "must contain at least one key/value pair"));
     }
@@ -81,14 +97,32 @@ pub(super) fn attributes_class_update(old: &Value, next: &Value, errors: &mut Er
 
 /// A new driver.
 pub(super) fn csi_driver(value: &Value, errors: &mut Errors) {
+    let policies = ["File", "None", "ReadWriteOnceWithFSType"];
+    one_of(value, "/spec/fsGroupPolicy", "spec.fsGroupPolicy", &policies, errors);
+    let mut audiences = std::collections::BTreeSet::new();
+    for (index, request) in meta::list(value, "/spec/tokenRequests").iter().enumerate() {
+        let field = format!("spec.tokenRequests[{index}]");
+        let audience = text(request, "/audience");
+        if !audiences.insert(audience) {
+            errors.push(FieldError::duplicate(format!("{field}.audience"), audience));
+        }
+        let seconds = request.get("expirationSeconds");
+        if let Some(found) = seconds.filter(|seconds| seconds.as_i64().is_some_and(|seconds| seconds < 600)) {
+            let detail = "may not specify a duration less than 10 minutes";
+            errors.push(FieldError::invalid(format!("{field}.expirationSeconds"), found, detail));
+        }
+    }
     for mode in meta::strings(value, "/spec/volumeLifecycleModes") {
-        let modes = ["Ephemeral", "Persistent"];
+        let modes = ["Persistent", "Ephemeral"];
         if !modes.contains(&mode) {
             errors.push(FieldError::not_supported("spec.volumeLifecycleModes", mode, &modes));
         }
     }
-    let policies = ["File", "None", "ReadWriteOnceWithFSType"];
-    one_of(value, "/spec/fsGroupPolicy", "spec.fsGroupPolicy", &policies, errors);
+    let period = value.pointer("/spec/nodeAllocatableUpdatePeriodSeconds");
+    if let Some(found) = period.filter(|period| period.as_i64().is_some_and(|period| period < 10)) {
+        let detail = "must be greater than or equal to 10 seconds";
+        errors.push(FieldError::invalid("spec.nodeAllocatableUpdatePeriodSeconds", found, detail));
+    }
 }
 
 /// The successor of a driver.
@@ -96,7 +130,6 @@ pub(super) fn csi_driver_update(old: &Value, next: &Value, errors: &mut Errors) 
     csi_driver(next, errors);
     // The field's name is misspelt in the real answer, too.
     immutable(old, next, "/spec/attachRequired", "spec.attachedRequired", errors);
-    immutable(old, next, "/spec/fsGroupPolicy", "spec.fsGroupPolicy", errors);
     immutable(old, next, "/spec/volumeLifecycleModes", "spec.volumeLifecycleModes", errors);
 }
 
@@ -105,15 +138,33 @@ pub(super) fn csi_node(value: &Value, errors: &mut Errors) {
     let mut seen = std::collections::BTreeSet::new();
     for (index, driver) in meta::list(value, "/spec/drivers").iter().enumerate() {
         let field = format!("spec.drivers[{index}]");
-        if required(driver, "/name", &format!("{field}.name"), errors) && !seen.insert(text(driver, "/name"))
-        {
-            errors.push(FieldError::duplicate(format!("{field}.name"), text(driver, "/name")));
+        super::storage::driver_name(text(driver, "/name"), &format!("{field}.name"), errors);
+        let name = text(driver, "/name");
+        if !name.is_empty() && !seen.insert(name) {
+            errors.push(FieldError::duplicate(format!("{field}.name"), name));
         }
         required(driver, "/nodeID", &format!("{field}.nodeID"), errors);
         let count = driver.pointer("/allocatable/count");
         if let Some(count) = count.filter(|count| count.as_i64().is_some_and(|count| count < 0)) {
             let detail = "must be greater than or equal to 0";
             errors.push(FieldError::invalid(format!("{field}.allocatable.count"), count, detail));
+        }
+        topology_keys(driver, &field, errors);
+    }
+}
+
+fn topology_keys(driver: &Value, field: &str, errors: &mut Errors) {
+    let mut seen = std::collections::BTreeSet::new();
+    for key in meta::list(driver, "/topologyKeys").iter().filter_map(Value::as_str) {
+        if key.is_empty() && seen.is_empty() {
+            errors.push(FieldError::required(field, ""));
+        }
+        if !seen.insert(key) {
+            errors.push(FieldError::duplicate(field, key));
+            continue;
+        }
+        for problem in names::qualified(key) {
+            errors.push(FieldError::invalid(field, &json!(key), problem));
         }
     }
 }
@@ -122,24 +173,46 @@ pub(super) fn csi_node(value: &Value, errors: &mut Errors) {
 pub(super) fn csi_node_update(old: &Value, next: &Value, errors: &mut Errors) {
     csi_node(next, errors);
     let before = meta::list(old, "/spec/drivers");
-    for (index, driver) in meta::list(next, "/spec/drivers").iter().enumerate() {
+    for driver in meta::list(next, "/spec/drivers") {
         let same = before.iter().find(|one| text(one, "/name") == text(driver, "/name"));
-        if let Some(same) = same {
-            for member in ["nodeID", "topologyKeys"] {
-                let field = format!("spec.drivers[{index}].{member}");
-                immutable(same, driver, &format!("/{member}"), &field, errors);
-            }
+        if same.is_some_and(|same| {
+            ["nodeID", "topologyKeys"].iter().any(|member| same.get(member) != driver.get(member))
+        }) {
+            errors.push(FieldError::invalid("spec.drivers", driver, "field is immutable"));
         }
     }
 }
 
 /// A new capacity.
 pub(super) fn capacity(value: &Value, errors: &mut Errors) {
-    required(value, "/storageClassName", "storageClassName", errors);
+    for (key, label) in
+        value.pointer("/nodeTopology/matchLabels").and_then(Value::as_object).into_iter().flatten()
+    {
+        for problem in names::qualified(key) {
+            errors.push(FieldError::invalid("nodeTopology.matchLabels", &json!(key), problem));
+        }
+        if let Some(problem) = names::label_value(label.as_str().unwrap_or_default()) {
+            errors.push(FieldError::invalid("nodeTopology.matchLabels", label, problem));
+        }
+    }
+    let class = text(value, "/storageClassName");
+    if let Some(problem) = names::subdomain(class) {
+        errors.push(FieldError::invalid("storageClassName", &json!(class), problem));
+    }
+    for member in ["capacity", "maximumVolumeSize"] {
+        let size = value.get(member);
+        let below = |size: &Value| {
+            crate::quantity::parse(size.as_str().unwrap_or_default()).is_some_and(|size| size < 0)
+        };
+        if let Some(found) = size.filter(|size| below(size)) {
+            errors.push(FieldError::invalid(member, found, "must be greater than or equal to 0"));
+        }
+    }
 }
 
 /// The successor of a capacity.
 pub(super) fn capacity_update(old: &Value, next: &Value, errors: &mut Errors) {
+    capacity(next, errors);
     immutable(old, next, "/nodeTopology", "nodeTopology", errors);
     immutable(old, next, "/storageClassName", "storageClassName", errors);
 }

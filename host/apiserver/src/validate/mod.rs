@@ -1,7 +1,7 @@
 //! What the API refuses: pure functions from objects to the list of broken rules.
 
 mod classes;
-mod names;
+pub(crate) mod names;
 mod storage;
 #[cfg(test)]
 mod tests;
@@ -51,12 +51,16 @@ pub(crate) fn update(resource: &Resource, part: Part, old: &Value, next: &Value)
             meta::finalizers(next).into_iter().filter(|one| !before.contains(one)).collect();
         if !added.is_empty() {
             let detail = format!(
-                "no new finalizers can be added if the object is being deleted, found new finalizers {added:?}"
+                "no new finalizers can be added if the object is being deleted, found new finalizers []string{{{}}}",
+                added.iter().map(|one| format!("{one:?}")).collect::<Vec<_>>().join(", ")
             );
             errors.push(FieldError::forbidden("metadata.finalizers", &detail));
         }
     }
     if part != Part::Main {
+        if resource.id == Kind::PersistentVolumeClaim {
+            storage::claim_status(next, &mut errors);
+        }
         return errors;
     }
     match resource.id {
@@ -90,17 +94,60 @@ fn required(value: &Value, pointer: &str, field: &str, errors: &mut Errors) -> b
     !absent
 }
 
+/// What only the server sets may be left out of an update, but not be changed by it.
+pub(crate) fn immutable_metadata(old: &Value, next: &Value) -> Errors {
+    let mut errors = Vec::new();
+    for member in ["uid", "deletionTimestamp", "deletionGracePeriodSeconds"] {
+        let pointer = format!("/metadata/{member}");
+        if let Some(given) = next.pointer(&pointer)
+            && old.pointer(&pointer) != Some(given)
+        {
+            errors.push(FieldError::invalid(format!("metadata.{member}"), given, "field is immutable"));
+        }
+    }
+    errors
+}
+
 fn metadata(resource: &Resource, value: &Value) -> Errors {
     let mut errors = Vec::new();
+    let prefix = text(value, "/metadata/generateName");
+    // A generated name may end where the random part begins.
+    let stem = prefix.strip_suffix('-').map_or_else(|| prefix.to_owned(), |stem| format!("{stem}a"));
+    if !prefix.is_empty()
+        && let Some(problem) = names::object_name(resource.id, &stem)
+    {
+        errors.push(FieldError::invalid("metadata.generateName", &Value::from(prefix), problem));
+    }
     let name = meta::name(value);
     if name.is_empty() {
         errors.push(FieldError::required("metadata.name", "name or generateName is required"));
     } else if let Some(problem) = names::object_name(resource.id, name) {
         errors.push(FieldError::invalid("metadata.name", &Value::from(name), problem));
     }
+    labels(value, &mut errors);
+    owners(value, &mut errors);
+    for finalizer in meta::finalizers(value) {
+        for problem in names::qualified(finalizer) {
+            errors.push(FieldError::invalid("metadata.finalizers", &Value::from(finalizer), problem));
+        }
+    }
+    if resource.group.is_empty() {
+        let standard = ["kubernetes", "orphan", "foregroundDeletion"];
+        for (index, finalizer) in meta::finalizers(value).into_iter().enumerate() {
+            if !finalizer.contains('/') && !standard.contains(&finalizer) {
+                let detail = "name is neither a standard finalizer name nor is it fully qualified";
+                let field = format!("metadata.finalizers[{index}]");
+                errors.push(FieldError::invalid(field, &Value::from(finalizer), detail));
+            }
+        }
+    }
+    errors
+}
+
+fn labels(value: &Value, errors: &mut Errors) {
     let members = |pointer: &str| value.pointer(pointer).and_then(Value::as_object).into_iter().flatten();
     for (key, label) in members("/metadata/labels") {
-        if let Some(problem) = names::qualified(key) {
+        for problem in names::qualified(key) {
             errors.push(FieldError::invalid("metadata.labels", &Value::from(key.as_str()), problem));
         }
         if let Some(problem) = names::label_value(label.as_str().unwrap_or_default()) {
@@ -110,26 +157,47 @@ fn metadata(resource: &Resource, value: &Value) -> Errors {
     let mut size = 0;
     for (key, annotation) in members("/metadata/annotations") {
         size += key.len() + annotation.as_str().map_or(0, str::len);
-        if let Some(problem) = names::qualified(&key.to_ascii_lowercase()) {
+        for problem in names::qualified(&key.to_ascii_lowercase()) {
             errors.push(FieldError::invalid("metadata.annotations", &Value::from(key.as_str()), problem));
         }
     }
     if size > MAX_ANNOTATIONS {
-        let detail = format!("may not be more than {MAX_ANNOTATIONS} bytes");
-        errors.push(FieldError::invalid("metadata.annotations", &Value::from(size), &detail));
+        errors.push(FieldError::too_long("metadata.annotations", MAX_ANNOTATIONS));
     }
-    for finalizer in meta::finalizers(value) {
-        if let Some(problem) = names::qualified(finalizer) {
-            errors.push(FieldError::invalid("metadata.finalizers", &Value::from(finalizer), problem));
+}
+
+fn owners(value: &Value, errors: &mut Errors) {
+    let field = "metadata.ownerReferences";
+    let owners = meta::list(value, "/metadata/ownerReferences");
+    let mut controller: Option<String> = None;
+    for owner in owners {
+        for (member, detail) in [
+            ("apiVersion", "version must not be empty"),
+            ("kind", "must not be empty"),
+            ("name", "must not be empty"),
+            ("uid", "must not be empty"),
+        ] {
+            if text(owner, &format!("/{member}")).is_empty() {
+                errors.push(FieldError::invalid(format!("{field}.{member}"), &Value::from(""), detail));
+            }
+        }
+        let (version, kind) = (text(owner, "/apiVersion"), text(owner, "/kind"));
+        if (version, kind) == ("v1", "Event") {
+            let detail = "/v1, Kind=Event is disallowed from being an owner";
+            errors.push(FieldError::invalid(field, owner, detail));
+        }
+        if owner.get("controller").and_then(Value::as_bool) == Some(true) {
+            let own = format!("{kind}/{}", text(owner, "/name"));
+            if let Some(first) = &controller {
+                let detail = format!(
+                    "Only one reference can have Controller set to true. Found \"true\" in references for {first} and {own}"
+                );
+                errors.push(FieldError::invalid(field, &Value::from(owners.to_vec()), &detail));
+            } else {
+                controller = Some(own);
+            }
         }
     }
-    for (index, owner) in meta::list(value, "/metadata/ownerReferences").iter().enumerate() {
-        for member in ["apiVersion", "kind", "name", "uid"] {
-            let field = format!("metadata.ownerReferences[{index}].{member}");
-            required(owner, &format!("/{member}"), &field, &mut errors);
-        }
-    }
-    errors
 }
 
 fn lease(value: &Value, errors: &mut Errors) {
@@ -156,6 +224,13 @@ fn data(value: &Value, errors: &mut Errors) {
                     problem,
                 ));
             }
+        }
+    }
+    let binary = value.get("binaryData").and_then(Value::as_object);
+    for key in value.get("data").and_then(Value::as_object).into_iter().flatten().map(|(key, _)| key) {
+        if binary.is_some_and(|binary| binary.contains_key(key)) {
+            let detail = "duplicate of key present in binaryData";
+            errors.push(FieldError::invalid(format!("data[{key}]"), &Value::from(key.as_str()), detail));
         }
     }
     if size > MAX_DATA {

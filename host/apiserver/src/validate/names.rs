@@ -5,9 +5,12 @@ use crate::descriptors::Kind;
 const SUBDOMAIN: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
 const LABEL: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
 const QUALIFIED: &str = "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
+const PREFIX: &str = "prefix part a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
+const KEY_FORM: &str = "a valid label key must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]') with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')";
 const VALUE: &str = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
 const KEY: &str = "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')";
 const TOO_LONG_LABEL: &str = "must be no more than 63 characters";
+const TOO_LONG_VALUE: &str = "must be no more than 63 bytes";
 const TOO_LONG_NAME: &str = "must be no more than 253 characters";
 
 fn is_label(text: &str) -> bool {
@@ -19,12 +22,15 @@ fn is_label(text: &str) -> bool {
 }
 
 /// What is wrong with an RFC 1123 label.
-pub(super) fn label(text: &str) -> Option<&'static str> {
+pub(crate) fn label(text: &str) -> Option<&'static str> {
+    if text.contains('.') {
+        return Some("must not contain dots");
+    }
     if text.len() > 63 { Some(TOO_LONG_LABEL) } else { (!is_label(text)).then_some(LABEL) }
 }
 
 /// What is wrong with an RFC 1123 subdomain.
-pub(super) fn subdomain(text: &str) -> Option<&'static str> {
+pub(crate) fn subdomain(text: &str) -> Option<&'static str> {
     if text.len() > 253 {
         return Some(TOO_LONG_NAME);
     }
@@ -32,7 +38,7 @@ pub(super) fn subdomain(text: &str) -> Option<&'static str> {
 }
 
 /// What is wrong with the name of an object of this kind.
-pub(super) fn object_name(kind: Kind, name: &str) -> Option<&'static str> {
+pub(crate) fn object_name(kind: Kind, name: &str) -> Option<&'static str> {
     match kind {
         Kind::Namespace => label(name),
         Kind::CsiDriver if name.len() > 63 => Some(TOO_LONG_LABEL),
@@ -63,29 +69,42 @@ fn is_word(text: &str) -> bool {
 }
 
 /// What is wrong with a label or annotation key or a finalizer: `[prefix/]name`.
-pub(super) fn qualified(key: &str) -> Option<&'static str> {
-    let name = match key.split_once('/') {
-        Some((prefix, name)) => {
-            if let Some(problem) = subdomain(prefix) {
-                return Some(problem);
+pub(crate) fn qualified(key: &str) -> Vec<&'static str> {
+    let mut problems = Vec::new();
+    let mut parts = key.split('/');
+    let name = match (parts.next(), parts.next(), parts.next()) {
+        (Some(prefix), Some(name), None) => {
+            if prefix.is_empty() {
+                problems.push("prefix part must be non-empty");
+            } else if let Some(problem) = subdomain(prefix) {
+                problems.push(if problem == SUBDOMAIN { PREFIX } else { problem });
             }
             name
         }
-        None => key,
+        (Some(name), None, None) => name,
+        _ => return vec![KEY_FORM],
     };
-    if name.len() > 63 { Some(TOO_LONG_LABEL) } else { (!is_word(name)).then_some(QUALIFIED) }
+    if name.is_empty() {
+        problems.push("name part must be non-empty");
+    } else if name.len() > 63 {
+        problems.push("name part must be no more than 63 bytes");
+    }
+    if !is_word(name) {
+        problems.push(QUALIFIED);
+    }
+    problems
 }
 
 /// What is wrong with a label's value.
-pub(super) fn label_value(value: &str) -> Option<&'static str> {
+pub(crate) fn label_value(value: &str) -> Option<&'static str> {
     if value.len() > 63 {
-        return Some(TOO_LONG_LABEL);
+        return Some(TOO_LONG_VALUE);
     }
     (!value.is_empty() && !is_word(value)).then_some(VALUE)
 }
 
 /// What is wrong with a key of a ConfigMap or Secret.
-pub(super) fn data_key(key: &str) -> Option<&'static str> {
+pub(crate) fn data_key(key: &str) -> Option<&'static str> {
     let fits = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.');
     let good =
         !key.is_empty() && key.len() <= 253 && key.bytes().all(fits) && !key.starts_with("..") && key != ".";

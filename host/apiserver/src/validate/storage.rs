@@ -11,42 +11,42 @@ const ACCESS_MODES: [&str; 4] = ["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce
 const SINGLE: &str = "ReadWriteOncePod";
 const VOLUME_MODES: [&str; 2] = ["Block", "Filesystem"];
 
-/// The members of a volume's spec of which exactly one says where the data is.
+/// The members of a volume's spec of which exactly one says where the data is, in the order in which they are looked at.
 const SOURCES: [&str; 22] = [
+    "hostPath",
+    "gcePersistentDisk",
     "awsElasticBlockStore",
-    "azureDisk",
-    "azureFile",
+    "glusterfs",
+    "flocker",
+    "nfs",
+    "rbd",
+    "quobyte",
     "cephfs",
+    "iscsi",
     "cinder",
-    "csi",
     "fc",
     "flexVolume",
-    "flocker",
-    "gcePersistentDisk",
-    "glusterfs",
-    "hostPath",
-    "iscsi",
-    "local",
-    "nfs",
+    "azureFile",
+    "vsphereVolume",
     "photonPersistentDisk",
     "portworxVolume",
-    "quobyte",
-    "rbd",
+    "azureDisk",
     "scaleIO",
+    "local",
     "storageos",
-    "vsphereVolume",
+    "csi",
 ];
 
-fn access_modes(value: &Value, errors: &mut Errors) {
+fn access_modes(value: &Value, missing: &str, errors: &mut Errors) {
     let field = "spec.accessModes";
     let modes = meta::strings(value, "/spec/accessModes");
     if modes.is_empty() {
-        errors.push(FieldError::required(field, "at least 1 access mode is required"));
+        errors.push(FieldError::required(field, missing));
     }
     for mode in modes.iter().filter(|mode| !ACCESS_MODES.contains(mode)) {
         errors.push(FieldError::not_supported(field, mode, &ACCESS_MODES));
     }
-    if modes.contains(&SINGLE) && modes.len() > 1 {
+    if modes.contains(&SINGLE) && modes.iter().any(|mode| *mode != SINGLE && ACCESS_MODES.contains(mode)) {
         errors.push(FieldError::forbidden(field, "may not use ReadWriteOncePod with other access modes"));
     }
 }
@@ -79,7 +79,7 @@ fn positive(value: Option<&Value>, field: &str, errors: &mut Errors) {
 
 /// A new claim.
 pub(super) fn claim(value: &Value, errors: &mut Errors) {
-    access_modes(value, errors);
+    access_modes(value, "at least 1 access mode is required", errors);
     positive(value.pointer("/spec/resources/requests/storage"), "spec.resources[storage]", errors);
     class_name(value, "storageClassName", errors);
     class_name(value, "volumeAttributesClassName", errors);
@@ -98,6 +98,30 @@ pub(super) fn claim(value: &Value, errors: &mut Errors) {
                     detail,
                 ));
             }
+        }
+    }
+    let source = |member: &str| value.pointer(&format!("/spec/{member}"));
+    if let (Some(plain), Some(reference)) = (source("dataSource"), source("dataSourceRef"))
+        && ["apiGroup", "kind", "name"].iter().any(|member| plain.get(member) != reference.get(member))
+    {
+        errors.push(FieldError::invalid("spec", &json!({}), "must match dataSourceRef"));
+    }
+}
+
+/// The status of a claim.
+pub(super) fn claim_status(value: &Value, errors: &mut Errors) {
+    const STEPS: [&str; 5] = [
+        "ControllerResizeInProgress",
+        "ControllerResizeInfeasible",
+        "NodeResizeInProgress",
+        "NodeResizeInfeasible",
+        "NodeResizePending",
+    ];
+    let steps = value.pointer("/status/allocatedResourceStatuses").and_then(Value::as_object);
+    for (resource, step) in steps.into_iter().flatten() {
+        // The answer names the resource, not its value.
+        if !STEPS.contains(&step.as_str().unwrap_or_default()) {
+            errors.push(FieldError::not_supported("status.allocatedResourceStatuses", resource, &STEPS));
         }
     }
 }
@@ -151,65 +175,154 @@ fn sources(value: &Value) -> Vec<&'static str> {
 
 /// A new volume.
 pub(super) fn volume(value: &Value, errors: &mut Errors) {
-    access_modes(value, errors);
-    match value.pointer("/spec/capacity").and_then(Value::as_object) {
-        None => errors.push(FieldError::required("spec.capacity", "")),
-        Some(capacity) => {
-            for name in capacity.keys().filter(|name| *name != "storage") {
-                errors.push(FieldError::not_supported("spec.capacity", name, &["storage"]));
-            }
-            positive(capacity.get("storage"), "spec.capacity[storage]", errors);
-        }
+    access_modes(value, "", errors);
+    let capacity = value.pointer("/spec/capacity");
+    if capacity.is_none() {
+        errors.push(FieldError::required("spec.capacity", ""));
     }
+    let sizes = capacity.and_then(Value::as_object);
+    if sizes.is_none_or(|sizes| sizes.len() != 1 || !sizes.contains_key("storage")) {
+        let found = capacity.unwrap_or(&Value::Null);
+        errors.push(FieldError::not_supported_value("spec.capacity", found, &["storage"]));
+    }
+    for (name, size) in sizes.into_iter().flatten() {
+        positive(Some(size), &format!("spec.capacity[{name}]"), errors);
+    }
+    let policy = text(value, "/spec/persistentVolumeReclaimPolicy");
+    let policies = ["Delete", "Recycle", "Retain"];
+    if !policy.is_empty() && !policies.contains(&policy) {
+        errors.push(FieldError::not_supported("spec.persistentVolumeReclaimPolicy", policy, &policies));
+    }
+    node_affinity(value, errors);
     match sources(value).as_slice() {
         [] => errors.push(FieldError::required("spec", "must specify a volume type")),
-        [_] => {}
-        [_, more @ ..] => {
+        [source, more @ ..] => {
+            volume_source(value, source, errors);
             for source in more {
                 let detail = "may not specify more than 1 volume type";
                 errors.push(FieldError::forbidden(format!("spec.{source}"), detail));
             }
         }
     }
-    volume_source(value, errors);
-    class_name(value, "storageClassName", errors);
-    class_name(value, "volumeAttributesClassName", errors);
-    volume_mode(value, errors);
-    let policy = text(value, "/spec/persistentVolumeReclaimPolicy");
-    let policies = ["Delete", "Recycle", "Retain"];
-    if !policy.is_empty() && !policies.contains(&policy) {
-        errors.push(FieldError::not_supported("spec.persistentVolumeReclaimPolicy", policy, &policies));
-    }
     if policy == "Recycle" && text(value, "/spec/hostPath/path") == "/" {
         let detail = "may not be 'recycle' for a hostPath mount of '/'";
         errors.push(FieldError::forbidden("spec.persistentVolumeReclaimPolicy", detail));
     }
+    class_name(value, "storageClassName", errors);
+    volume_mode(value, errors);
+    class_name(value, "volumeAttributesClassName", errors);
 }
 
-fn volume_source(value: &Value, errors: &mut Errors) {
-    if let Some(csi) = value.pointer("/spec/csi") {
-        required(csi, "/driver", "spec.csi.driver", errors);
-        required(csi, "/volumeHandle", "spec.csi.volumeHandle", errors);
-        for (member, reference) in csi.as_object().into_iter().flatten() {
-            if member.ends_with("SecretRef") {
-                required(reference, "/name", &format!("spec.csi.{member}.name"), errors);
-                required(reference, "/namespace", &format!("spec.csi.{member}.namespace"), errors);
+fn node_affinity(value: &Value, errors: &mut Errors) {
+    let Some(affinity) = value.pointer("/spec/nodeAffinity") else { return };
+    let field = "spec.nodeAffinity.required";
+    let Some(required) = affinity.get("required") else {
+        return errors.push(FieldError::required(field, "must specify required node constraints"));
+    };
+    let terms = meta::list(required, "/nodeSelectorTerms");
+    if terms.is_empty() {
+        errors.push(FieldError::required(
+            format!("{field}.nodeSelectorTerms"),
+            "must have at least one node selector term",
+        ));
+    }
+    for (index, term) in terms.iter().enumerate() {
+        for (place, one) in meta::list(term, "/matchExpressions").iter().enumerate() {
+            let field = format!("{field}.nodeSelectorTerms[{index}].matchExpressions[{place}]");
+            let (operator, count) = (text(one, "/operator"), meta::list(one, "/values").len());
+            match operator {
+                "In" | "NotIn" if count == 0 => errors.push(FieldError::required(
+                    format!("{field}.values"),
+                    "must be specified when `operator` is 'In' or 'NotIn'",
+                )),
+                "In" | "NotIn" => {}
+                "Exists" | "DoesNotExist" if count > 0 => errors.push(FieldError::forbidden(
+                    format!("{field}.values"),
+                    "may not be specified when `operator` is 'Exists' or 'DoesNotExist'",
+                )),
+                "Exists" | "DoesNotExist" => {}
+                "Gt" | "Lt" if count != 1 => errors.push(FieldError::required(
+                    format!("{field}.values"),
+                    "must be specified single value when `operator` is 'Lt' or 'Gt'",
+                )),
+                "Gt" | "Lt" => {}
+                other => errors.push(FieldError::invalid(
+                    format!("{field}.operator"),
+                    &json!(other),
+                    "not a valid selector operator",
+                )),
+            }
+            for problem in names::qualified(text(one, "/key")) {
+                errors.push(FieldError::invalid(format!("{field}.key"), &json!(text(one, "/key")), problem));
             }
         }
     }
-    if let Some(path) = value.pointer("/spec/hostPath") {
-        required(path, "/path", "spec.hostPath.path", errors);
-    }
-    if let Some(nfs) = value.pointer("/spec/nfs") {
-        required(nfs, "/server", "spec.nfs.server", errors);
-        required(nfs, "/path", "spec.nfs.path", errors);
-    }
-    if let Some(local) = value.pointer("/spec/local") {
-        required(local, "/path", "spec.local.path", errors);
-        if value.pointer("/spec/nodeAffinity/required").is_none() {
-            let detail = "Local volume requires node affinity";
-            errors.push(FieldError::required("spec.nodeAffinity", detail));
+}
+
+/// The secrets that are checked, in this order.
+const SECRETS: [&str; 4] = [
+    "controllerPublishSecretRef",
+    "controllerExpandSecretRef",
+    "nodePublishSecretRef",
+    "nodeExpandSecretRef",
+];
+
+fn volume_source(value: &Value, source: &str, errors: &mut Errors) {
+    let Some(found) = value.pointer(&format!("/spec/{source}")) else { return };
+    match source {
+        "csi" => {
+            driver_name(text(found, "/driver"), "spec.csi.driver", errors);
+            required(found, "/volumeHandle", "spec.csi.volumeHandle", errors);
+            for member in SECRETS {
+                if let Some(reference) = found.get(member) {
+                    secret(reference, &format!("spec.csi.{member}"), errors);
+                }
+            }
         }
+        "hostPath" => {
+            required(found, "/path", "spec.hostPath.path", errors);
+        }
+        "nfs" => {
+            required(found, "/server", "spec.nfs.server", errors);
+            let path = text(found, "/path");
+            if required(found, "/path", "spec.nfs.path", errors) && !path.starts_with('/') {
+                errors.push(FieldError::invalid("spec.nfs.path", &json!(path), "must be an absolute path"));
+            }
+        }
+        "local" => {
+            required(found, "/path", "spec.local.path", errors);
+            if value.pointer("/spec/nodeAffinity").is_none() {
+                let detail = "Local volume requires node affinity";
+                errors.push(FieldError::required("spec.nodeAffinity", detail));
+            }
+        }
+        _ => {}
+    }
+}
+
+fn secret(reference: &Value, field: &str, errors: &mut Errors) {
+    type Rule = fn(&str) -> Option<&'static str>;
+    for (member, rule) in [("name", names::subdomain as Rule), ("namespace", names::label as Rule)] {
+        let at = format!("{field}.{member}");
+        let found = text(reference, &format!("/{member}"));
+        if required(reference, &format!("/{member}"), &at, errors)
+            && let Some(problem) = rule(found)
+        {
+            errors.push(FieldError::invalid(at, &json!(found), problem));
+        }
+    }
+}
+
+/// The name of a CSI driver.
+pub(super) fn driver_name(name: &str, field: &str, errors: &mut Errors) {
+    if name.is_empty() {
+        return errors.push(FieldError::required(field, ""));
+    }
+    if name.len() > 63 {
+        errors.push(FieldError::too_long(field, 63));
+    }
+    if let Some(problem) = names::subdomain(&name.to_ascii_lowercase()) {
+        errors.push(FieldError::invalid(field, &json!(name), problem));
     }
 }
 
@@ -231,27 +344,26 @@ pub(super) fn volume_update(old: &Value, next: &Value, errors: &mut Errors) {
         let field = "spec.persistentvolumesource";
         errors.push(FieldError::forbidden(field, "spec.persistentvolumesource is immutable after creation"));
     }
-    immutable(old, next, "/spec/volumeMode", "spec.volumeMode", errors);
+    immutable(old, next, "/spec/volumeMode", "volumeMode", errors);
     let affinity = "/spec/nodeAffinity";
     if old.pointer(affinity).is_some() && old.pointer(affinity) != next.pointer(affinity) {
         let found = next.pointer(affinity).unwrap_or(&Value::Null);
         let detail = "field is immutable, except for updating from beta label to GA";
-        errors.push(FieldError::invalid("spec.nodeAffinity", found, detail));
+        errors.push(FieldError::invalid("nodeAffinity", found, detail));
     }
 }
 
 /// A new attachment.
 pub(super) fn attachment(value: &Value, errors: &mut Errors) {
-    required(value, "/spec/attacher", "spec.attacher", errors);
-    required(value, "/spec/nodeName", "spec.nodeName", errors);
+    driver_name(text(value, "/spec/attacher"), "spec.attacher", errors);
     let named = !text(value, "/spec/source/persistentVolumeName").is_empty();
     let inline = value.pointer("/spec/source/inlineVolumeSpec").is_some();
     if named == inline {
-        let detail = if named {
-            "must specify exactly one of inlineVolumeSpec and persistentVolumeName"
-        } else {
-            "must specify one of inlineVolumeSpec and persistentVolumeName"
-        };
+        let detail = "must specify exactly one of inlineVolumeSpec and persistentVolumeName";
         errors.push(FieldError::required("spec.source", detail));
+    }
+    let node = text(value, "/spec/nodeName");
+    if let Some(problem) = names::subdomain(node) {
+        errors.push(FieldError::invalid("spec.nodeName", &json!(node), problem));
     }
 }

@@ -1,0 +1,94 @@
+//! Finds the places in which two sets of answers differ.
+
+use serde_json::Value;
+
+use crate::play::Answer;
+use crate::requests::Script;
+
+/// A difference between two answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// The line of the request.
+    pub line: usize,
+    /// Where: `code`, `warnings`, or a JSON pointer into the body.
+    pub place: String,
+    /// What the first API answered.
+    pub expected: String,
+    /// What the second API answered.
+    pub found: String,
+}
+
+impl std::fmt::Display for Difference {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "line {}: {}\n  expected {}\n  found    {}",
+            self.line, self.place, self.expected, self.found
+        )
+    }
+}
+
+/// What two runs of a script do not agree on.
+#[derive(Debug, Default)]
+pub struct Verdict {
+    /// Differences that nobody has explained.
+    pub differences: Vec<Difference>,
+    /// Lines that are marked as deviations, but do not differ.
+    pub stale: Vec<usize>,
+}
+
+/// Compares the answers of two runs of a script.
+#[must_use]
+pub fn compare(script: &Script, expected: &[Answer], found: &[Answer]) -> Verdict {
+    let mut verdict = Verdict::default();
+    for (index, request) in script.requests.iter().enumerate() {
+        let mut own = Vec::new();
+        let mut push = |place: &str, expected: String, found: String| {
+            own.push(Difference { line: request.line, place: place.to_owned(), expected, found });
+        };
+        match (expected.get(index), found.get(index)) {
+            (Some(expected), Some(found)) => {
+                if expected.code != found.code {
+                    push("code", expected.code.to_string(), found.code.to_string());
+                }
+                if expected.warnings != found.warnings {
+                    push("warnings", format!("{:?}", expected.warnings), format!("{:?}", found.warnings));
+                }
+                bodies("", &expected.body, &found.body, &mut push);
+            }
+            (expected, found) => {
+                push("answer", format!("{}", expected.is_some()), format!("{}", found.is_some()));
+            }
+        }
+        match (&request.deviation, own.is_empty()) {
+            (None, _) => verdict.differences.append(&mut own),
+            (Some(_), true) => verdict.stale.push(request.line),
+            (Some(_), false) => {}
+        }
+    }
+    verdict
+}
+
+fn bodies(place: &str, expected: &Value, found: &Value, push: &mut impl FnMut(&str, String, String)) {
+    match (expected, found) {
+        (Value::Object(left), Value::Object(right)) => {
+            for (name, value) in left {
+                let place = format!("{place}/{name}");
+                match right.get(name) {
+                    Some(other) => bodies(&place, value, other, push),
+                    None => push(&place, value.to_string(), "nothing".to_owned()),
+                }
+            }
+            for (name, value) in right.iter().filter(|(name, _)| !left.contains_key(*name)) {
+                push(&format!("{place}/{name}"), "nothing".to_owned(), value.to_string());
+            }
+        }
+        (Value::Array(left), Value::Array(right)) if left.len() == right.len() => {
+            for (index, (value, other)) in left.iter().zip(right).enumerate() {
+                bodies(&format!("{place}/{index}"), value, other, push);
+            }
+        }
+        (left, right) if left == right => {}
+        (left, right) => push(place, left.to_string(), right.to_string()),
+    }
+}

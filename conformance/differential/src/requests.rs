@@ -1,0 +1,208 @@
+//! The set of requests and its grammar.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, bail};
+
+/// The files of the set. Each is played on its own, from the first request to the last.
+pub const FILES: [(&str, &str); 6] = [
+    ("apply", include_str!("../requests/apply.txt")),
+    ("claims", include_str!("../requests/claims.txt")),
+    ("core", include_str!("../requests/core.txt")),
+    ("lists", include_str!("../requests/lists.txt")),
+    ("storage", include_str!("../requests/storage.txt")),
+    ("volumes", include_str!("../requests/volumes.txt")),
+];
+
+/// One request.
+#[derive(Debug, Clone, Default)]
+pub struct Request {
+    /// The line on which it stands.
+    pub line: usize,
+    /// The HTTP method.
+    pub method: String,
+    /// Path and query; `$NAME` stands for a variable.
+    pub path: String,
+    /// The `Content-Type` of the body.
+    pub content_type: Option<String>,
+    /// The `Accept` header.
+    pub accept: String,
+    /// The `User-Agent` header.
+    pub agent: String,
+    /// The variable that takes a part of the answer, and the JSON pointer of that part.
+    pub capture: Option<(String, String)>,
+    /// The deviation because of which both APIs may answer differently.
+    pub deviation: Option<String>,
+    /// The body, with variables.
+    pub body: String,
+}
+
+/// A parsed file.
+#[derive(Debug, Clone, Default)]
+pub struct Script {
+    /// Variables and their first values.
+    pub variables: BTreeMap<String, String>,
+    /// The requests in their order.
+    pub requests: Vec<Request>,
+}
+
+const JSON: &str = "application/json";
+
+/// Parses a file: `let NAME = value` lines, and requests (a line with method, path and words, then the body's lines)
+/// with blank lines between them. Words: a patch type or media type of the body, `table`, `partial` or `accept=…`,
+/// `agent=…`, `as NAME=/pointer`, `~deviation`.
+///
+/// # Errors
+/// When a line is none of these.
+pub fn parse(text: &str) -> Result<Script> {
+    let mut script = Script::default();
+    let mut current: Option<Request> = None;
+    for (index, line) in text.lines().enumerate() {
+        match &mut current {
+            Some(request) if line.is_empty() => {
+                finish(request);
+                script.requests.extend(current.take());
+            }
+            Some(request) => {
+                if !request.body.is_empty() {
+                    request.body.push('\n');
+                }
+                request.body.push_str(line);
+            }
+            None if line.is_empty() || line.starts_with('#') => {}
+            None => {
+                if let Some(variable) = line.strip_prefix("let ") {
+                    let (name, value) = variable.split_once(" = ").context("a variable needs ` = `")?;
+                    script.variables.insert(name.to_owned(), value.to_owned());
+                } else {
+                    current =
+                        Some(head(index + 1, line).with_context(|| format!("line {}: {line}", index + 1))?);
+                }
+            }
+        }
+    }
+    if let Some(mut request) = current {
+        finish(&mut request);
+        script.requests.push(request);
+    }
+    Ok(script)
+}
+
+fn finish(request: &mut Request) {
+    if !request.body.is_empty() && request.content_type.is_none() {
+        request.content_type = Some(JSON.to_owned());
+    }
+}
+
+fn head(line: usize, text: &str) -> Result<Request> {
+    let mut words = text.split(' ');
+    let method = words.next().context("a method was expected")?.to_owned();
+    if !matches!(method.as_str(), "GET" | "POST" | "PUT" | "PATCH" | "DELETE") {
+        bail!("{method} is no method: expected GET, POST, PUT, PATCH or DELETE");
+    }
+    let path = words.next().context("a path was expected")?.to_owned();
+    let mut request = Request {
+        line,
+        method,
+        path,
+        accept: JSON.to_owned(),
+        agent: "differential/1".to_owned(),
+        ..Request::default()
+    };
+    while let Some(word) = words.next() {
+        let patch = match word {
+            "merge" => Some("application/merge-patch+json"),
+            "strategic" => Some("application/strategic-merge-patch+json"),
+            "jsonpatch" => Some("application/json-patch+json"),
+            "apply" => Some("application/apply-patch+yaml"),
+            "yaml" => Some("application/yaml"),
+            _ => None,
+        };
+        if let Some(media) = patch {
+            request.content_type = Some(media.to_owned());
+        } else if let Some(id) = word.strip_prefix('~') {
+            request.deviation = Some(id.to_owned());
+        } else if let Some(agent) = word.strip_prefix("agent=") {
+            agent.clone_into(&mut request.agent);
+        } else if let Some(accept) = word.strip_prefix("accept=") {
+            accept.clone_into(&mut request.accept);
+        } else if let Some(shape) = shape(word) {
+            request.accept = format!("{JSON};as={shape};v=v1;g=meta.k8s.io");
+        } else if word == "as" {
+            let (name, pointer) = words
+                .next()
+                .and_then(|word| word.split_once('='))
+                .context("`as NAME=/pointer` was expected")?;
+            request.capture = Some((name.to_owned(), pointer.to_owned()));
+        } else if word.contains('/') {
+            request.content_type = Some(word.to_owned());
+        } else {
+            bail!("{word} is no word of a request");
+        }
+    }
+    Ok(request)
+}
+
+fn shape(word: &str) -> Option<&'static str> {
+    match word {
+        "table" => Some("Table"),
+        "partial" => Some("PartialObjectMetadata"),
+        "partials" => Some("PartialObjectMetadataList"),
+        _ => None,
+    }
+}
+
+/// Puts variables in.
+#[must_use]
+pub fn fill(text: &str, variables: &BTreeMap<String, String>) -> String {
+    let mut filled = text.to_owned();
+    // Longer names first, so that `$NS` is not taken for `$N`; twice, as values may name variables.
+    let mut names: Vec<&String> = variables.keys().collect();
+    names.sort_by_key(|name| std::cmp::Reverse(name.len()));
+    for _ in 0..2 {
+        for name in &names {
+            if let Some(value) = variables.get(*name) {
+                filled = filled.replace(&format!("${name}"), value);
+            }
+        }
+    }
+    filled
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FILES, fill, parse};
+    use crate::deviations::DEVIATIONS;
+
+    #[test]
+    fn the_set_is_large_and_its_deviations_are_known() {
+        let mut count = 0;
+        for (name, text) in FILES {
+            let script = parse(text).unwrap();
+            count += script.requests.len();
+            for request in script.requests {
+                if let Some(id) = request.deviation {
+                    assert!(DEVIATIONS.iter().any(|one| one.id == id), "{name}:{}: {id}", request.line);
+                }
+            }
+        }
+        assert!(count >= 300, "{count}");
+    }
+
+    #[test]
+    fn requests_have_heads_and_bodies() {
+        let script =
+            parse("# c\nlet A = /a\n\nPATCH $A/b merge as X=/y ~z agent=me/1\n{\n}\n\nGET $A table\n")
+                .unwrap();
+        let [patch, get] = script.requests.as_slice() else { panic!("{script:?}") };
+        assert_eq!((patch.line, patch.body.as_str(), patch.agent.as_str()), (4, "{\n}", "me/1"));
+        assert_eq!(patch.content_type.as_deref(), Some("application/merge-patch+json"));
+        assert_eq!(patch.capture, Some(("X".to_owned(), "/y".to_owned())));
+        assert_eq!(patch.deviation.as_deref(), Some("z"));
+        assert_eq!(fill(&get.path, &script.variables), "/a");
+        assert!(get.accept.contains("as=Table"));
+        for wrong in ["JUMP /a", "GET /a nonsense", "GET /a as x"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Server-side apply.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::Inner;
+use crate::descriptors::Resource;
+use crate::fields::{self, Applied, ApplyError, Conflict, Endpoint, Managed};
+use crate::meta;
+use crate::request::Target;
+use crate::schema;
+use crate::status::Status;
+use crate::store::Object;
+use crate::strategy;
+use crate::write::{FieldValidation, Part, RETRIES, WriteOptions, check_name, check_namespace};
+
+/// Where `kubectl apply` keeps what it applied before there was server-side apply.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// The manager as which `kubectl` applies.
+const KUBECTL: &str = "kubectl";
+
+impl Inner {
+    /// Applies a configuration. Also says whether the object was created.
+    pub(crate) fn apply(
+        &self,
+        target: &Target,
+        body: &[u8],
+        options: WriteOptions<'_>,
+    ) -> Result<(Arc<Object>, bool), Status> {
+        let part = Part::of(target)?;
+        let config = parse(body)?;
+        for _ in 0..RETRIES {
+            let current = match self.find(target) {
+                Ok(current) => current,
+                Err(_) if part == Part::Main => {
+                    return Ok((self.create_applied(target, &config, options)?, true));
+                }
+                Err(status) => return Err(status),
+            };
+            let stored = (&current.value, &current.managed);
+            let next = self.applied(target, part, stored, &config, options)?;
+            check_namespace(target, &next.0)?;
+            if let Some(done) = self.replace(target, part, &current, next, options)? {
+                return Ok((done, false));
+            }
+        }
+        Err(Status::busy(target.resource, target.name()))
+    }
+
+    fn create_applied(
+        &self,
+        target: &Target,
+        config: &Value,
+        options: WriteOptions<'_>,
+    ) -> Result<Arc<Object>, Status> {
+        let nobody = Managed::default();
+        let stored = (schema::empty(target.resource.id), &nobody);
+        let (value, managed) = self.applied(target, Part::Main, stored, config, options)?;
+        check_namespace(target, &value)?;
+        check_name(target, &value)?;
+        let uid = meta::text(&value, "/metadata/uid");
+        if !uid.is_empty() {
+            let why = format!(
+                "uid mismatch: the provided object specified uid {uid}, and no existing object was found"
+            );
+            return Err(Status::conflict(target.resource, target.name(), &why));
+        }
+        self.insert(target, value, managed, options)
+    }
+
+    /// What the configuration makes of an object.
+    fn applied(
+        &self,
+        target: &Target,
+        part: Part,
+        (live, managed): (&Value, &Managed),
+        config: &Value,
+        options: WriteOptions<'_>,
+    ) -> Result<(Value, Managed), Status> {
+        let resource = target.resource;
+        let body = check_type(resource, config)?;
+        let endpoint = Endpoint { kind: resource.id, part };
+        let now = self.time();
+        let apply = |force| fields::apply(endpoint, managed, (live, &body), (options.manager, force), &now);
+        let applied = match apply(options.force) {
+            Err(ApplyError::Conflicts(conflicts)) if options.manager == KUBECTL => {
+                let left = not_from_client(resource, conflicts, live);
+                if left.is_empty() { apply(true) } else { Err(ApplyError::Conflicts(left)) }
+            }
+            other => other,
+        };
+        let Applied { mut value, managed } = applied.map_err(|error| match error {
+            ApplyError::Malformed(why) => Status::internal(format!(
+                "failed to create typed patch object ({}): {why}",
+                named(resource, &body)
+            )),
+            ApplyError::Conflicts(conflicts) => {
+                Status::apply_conflict(fields::describe(&conflicts), &conflicts)
+            }
+        })?;
+        schema::decode(resource, &mut value, FieldValidation::Ignore).map_err(|error| {
+            let why = error.message.split_once(": ").map_or("", |(_, why)| why).to_owned();
+            Status::internal(format!(
+                "failed to convert new object ({}) to proper version: unable to convert unstructured object to {}: {why}",
+                named(resource, &body),
+                group_version_kind(resource)
+            ))
+        })?;
+        strategy::defaults(resource.id, &mut value);
+        if options.manager == KUBECTL {
+            sync_last_applied(&mut value, config);
+        }
+        Ok((value, managed))
+    }
+}
+
+/// A configuration is YAML, of which JSON is a part.
+fn parse(body: &[u8]) -> Result<Value, Status> {
+    if let Ok(value @ Value::Object(_)) = serde_json::from_slice(body) {
+        return Ok(value);
+    }
+    let malformed = |why: String| Status::bad_request(format!("error decoding YAML: {why}"));
+    let text = std::str::from_utf8(body)
+        .map_err(|_| malformed("error converting YAML to JSON: yaml: invalid Unicode".to_owned()))?;
+    if text.trim().is_empty() {
+        return Ok(json!({}));
+    }
+    let value: Value = serde_saphyr::from_str(text)
+        .map_err(|error| malformed(format!("error converting YAML to JSON: yaml: {error}")))?;
+    let found = match value {
+        Value::Object(_) => return Ok(value),
+        Value::Null => return Ok(json!({})),
+        Value::Array(_) => "array",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+    };
+    Err(malformed(format!(
+        "error unmarshaling JSON: while decoding JSON: json: cannot unmarshal {found} into Go value of type map[string]interface {{}}"
+    )))
+}
+
+/// The configuration without `apiVersion` and `kind`, which must be those of the target.
+fn check_type(resource: &Resource, config: &Value) -> Result<Value, Status> {
+    let mut body = config.clone();
+    let version = meta::remove(&mut body, "apiVersion");
+    let kind = meta::remove(&mut body, "kind");
+    let text = |value: &Option<Value>| value.as_ref().and_then(Value::as_str).unwrap_or_default().to_owned();
+    let (version, kind) = (text(&version), text(&kind));
+    if version != resource.api_version() || kind != resource.kind {
+        let version = if version.contains('/') { version } else { format!("/{version}") };
+        return Err(Status::bad_request(format!("invalid object type: {version}, Kind={kind}")));
+    }
+    if body.pointer("/metadata/managedFields").is_some_and(|sent| !sent.is_null()) {
+        return Err(Status::bad_request("metadata.managedFields must be nil"));
+    }
+    Ok(body)
+}
+
+fn group_version_kind(resource: &Resource) -> String {
+    let slash = if resource.group.is_empty() { "/" } else { "" };
+    format!("{slash}{}, Kind={}", resource.api_version(), resource.kind)
+}
+
+/// How messages name the configuration.
+fn named(resource: &Resource, config: &Value) -> String {
+    format!("{}/{}; {}", meta::namespace(config), meta::name(config), group_version_kind(resource))
+}
+
+/// The conflicts that are not about what an earlier `kubectl apply` wrote.
+fn not_from_client(resource: &Resource, conflicts: Vec<Conflict>, live: &Value) -> Vec<Conflict> {
+    let annotations = live.pointer("/metadata/annotations");
+    let last = annotations.and_then(|all| all.get(LAST_APPLIED)?.as_str());
+    let last = last.and_then(|text| serde_json::from_str::<Value>(text).ok());
+    match last {
+        Some(last) if meta::text(&last, "/apiVersion") == resource.api_version() => {
+            fields::not_from_client(resource.id, conflicts, &last, live)
+        }
+        Some(_) | None => conflicts,
+    }
+}
+
+/// Keeps the annotation of client-side apply true where there is one.
+fn sync_last_applied(value: &mut Value, config: &Value) {
+    let annotated = value
+        .pointer("/metadata/annotations")
+        .and_then(|all| all.get(LAST_APPLIED)?.as_str())
+        .is_some_and(|text| !text.is_empty());
+    if !annotated {
+        return;
+    }
+    let mut config = config.clone();
+    meta::edit_meta(&mut config, |metadata| {
+        if let Some(Value::Object(annotations)) = metadata.get_mut("annotations") {
+            annotations.remove(LAST_APPLIED);
+        }
+    });
+    let text = Value::String(format!("{config}\n"));
+    meta::edit_meta(value, |metadata| {
+        if let Some(Value::Object(annotations)) = metadata.get_mut("annotations") {
+            annotations.insert(LAST_APPLIED.to_owned(), text);
+        }
+    });
+}

@@ -1,0 +1,258 @@
+//! Sets of field paths, as `metadata.managedFields` counts them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde_json::{Map, Value};
+
+use crate::schema::{Struct, Type};
+
+/// One step of a path, in its wire form: `f:name` a field or key of a map, `k:{…}` the member of a list with these keys,
+/// `v:…` the value in a set.
+pub(crate) type Element = Arc<str>;
+
+/// A set of paths. A path can be in the set without its children and the other way round.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Set(BTreeMap<Element, Node>);
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Node {
+    member: bool,
+    children: Set,
+}
+
+impl Node {
+    fn is_empty(&self) -> bool {
+        !self.member && self.children.is_empty()
+    }
+}
+
+impl Set {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Puts a path of one element into the set.
+    pub(crate) fn insert(&mut self, element: &Element) {
+        self.0.entry(Arc::clone(element)).or_default().member = true;
+    }
+
+    /// Unites the set with paths below an element.
+    pub(crate) fn attach(&mut self, element: &Element, children: Set) {
+        if !children.is_empty() {
+            let node = self.0.entry(Arc::clone(element)).or_default();
+            node.children = std::mem::take(&mut node.children).union(children);
+        }
+    }
+
+    /// A set of one path.
+    pub(crate) fn of_path(path: &[&str]) -> Self {
+        let mut set = Self::default();
+        if let Some((first, rest)) = path.split_first() {
+            let element = Element::from(format!("f:{first}"));
+            if rest.is_empty() {
+                set.insert(&element);
+            } else {
+                set.attach(&element, Self::of_path(rest));
+            }
+        }
+        set
+    }
+
+    /// Whether a path of one element is in the set.
+    pub(crate) fn has(&self, element: &str) -> bool {
+        self.0.get(element).is_some_and(|node| node.member)
+    }
+
+    /// The paths below an element.
+    pub(crate) fn below(&self, element: &str) -> Option<&Set> {
+        self.0.get(element).map(|node| &node.children).filter(|children| !children.is_empty())
+    }
+
+    pub(crate) fn union(mut self, other: Set) -> Self {
+        for (element, node) in other.0 {
+            let own = self.0.entry(element).or_default();
+            own.member |= node.member;
+            own.children = std::mem::take(&mut own.children).union(node.children);
+        }
+        self
+    }
+
+    /// The paths that are in this set and not in the other one; children of such a path stay.
+    pub(crate) fn difference(&self, other: &Set) -> Self {
+        let keep = |(element, node): (&Element, &Node)| {
+            let node = match other.0.get(element) {
+                None => node.clone(),
+                Some(gone) => Node {
+                    member: node.member && !gone.member,
+                    children: node.children.difference(&gone.children),
+                },
+            };
+            (!node.is_empty()).then(|| (Arc::clone(element), node))
+        };
+        Self(self.0.iter().filter_map(keep).collect())
+    }
+
+    /// Like `difference`, but a path takes its children along.
+    pub(crate) fn without(&self, other: &Set) -> Self {
+        let keep = |(element, node): (&Element, &Node)| {
+            let node = match other.0.get(element) {
+                None => node.clone(),
+                Some(gone) if gone.member => return None,
+                Some(gone) => Node { member: node.member, children: node.children.without(&gone.children) },
+            };
+            (!node.is_empty()).then(|| (Arc::clone(element), node))
+        };
+        Self(self.0.iter().filter_map(keep).collect())
+    }
+
+    pub(crate) fn intersection(&self, other: &Set) -> Self {
+        let keep = |(element, node): (&Element, &Node)| {
+            let both = other.0.get(element)?;
+            let node = Node {
+                member: node.member && both.member,
+                children: node.children.intersection(&both.children),
+            };
+            (!node.is_empty()).then(|| (Arc::clone(element), node))
+        };
+        Self(self.0.iter().filter_map(keep).collect())
+    }
+
+    /// Puts the declared fields on the way to each path into the set as well.
+    pub(crate) fn with_named_fields(&self, shape: Shape<'_>) -> Self {
+        let widen = |(element, node): (&Element, &Node)| {
+            let declared = !node.children.is_empty() && shape.declares(element);
+            let children = node.children.with_named_fields(shape.descend(element));
+            (Arc::clone(element), Node { member: node.member || declared, children })
+        };
+        Self(self.0.iter().map(widen).collect())
+    }
+
+    /// Every path as people read it, those of a level before those below it.
+    pub(crate) fn paths(&self) -> Vec<String> {
+        let mut paths = Vec::new();
+        self.collect("", &mut paths);
+        paths
+    }
+
+    fn collect(&self, prefix: &str, paths: &mut Vec<String>) {
+        for (element, _) in self.0.iter().filter(|(_, node)| node.member) {
+            paths.push(format!("{prefix}{}", readable(element)));
+        }
+        for (element, node) in &self.0 {
+            if !node.children.is_empty() {
+                node.children.collect(&format!("{prefix}{}", readable(element)), paths);
+            }
+        }
+    }
+
+    /// The paths as members of a map, with one for a path that is in the set itself.
+    fn write<S: Serializer>(&self, member: bool, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        if member && !self.is_empty() {
+            map.serialize_entry(".", &Map::new())?;
+        }
+        for (element, node) in &self.0 {
+            map.serialize_entry(&**element, node)?;
+        }
+        map.end()
+    }
+
+    /// Reads `FieldsV1`. `None`: it is malformed.
+    pub(crate) fn from_value(value: &Value) -> Option<Self> {
+        let mut set = Self::default();
+        for (key, below) in value.as_object()? {
+            let below = below.as_object()?;
+            if key == "." {
+                continue;
+            }
+            let element = canonical(key)?;
+            let children = Self::from_value(&Value::Object(below.clone()))?;
+            let member = below.contains_key(".") || children.is_empty();
+            set.0.insert(element, Node { member, children });
+        }
+        Some(set)
+    }
+}
+
+/// `FieldsV1`.
+impl Serialize for Set {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.write(false, serializer)
+    }
+}
+
+impl Serialize for Node {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.children.write(self.member, serializer)
+    }
+}
+
+/// Brings a path element into its one form.
+fn canonical(text: &str) -> Option<Element> {
+    let (kind, rest) = text.split_once(':')?;
+    match kind {
+        "f" => Some(Element::from(text)),
+        "k" | "v" => {
+            let value: Value = serde_json::from_str(rest).ok()?;
+            (kind == "v" || value.is_object()).then(|| Element::from(format!("{kind}:{value}")))
+        }
+        "i" => rest.parse::<i64>().ok().map(|_| Element::from(text)),
+        _ => None,
+    }
+}
+
+/// An element as people read it.
+pub(super) fn readable(element: &str) -> String {
+    match element.split_once(':') {
+        Some(("k", keys)) => {
+            let keys: Map<String, Value> = serde_json::from_str(keys).unwrap_or_default();
+            let keys: Vec<String> = keys.iter().map(|(key, value)| format!("{key}={value}")).collect();
+            format!("[{}]", keys.join(","))
+        }
+        Some(("v", value)) => format!("[={value}]"),
+        Some(("i", index)) => format!("[{index}]"),
+        Some((_, name)) => format!(".{name}"),
+        None => element.to_owned(),
+    }
+}
+
+/// The type at a place, as far as it is known.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Shape<'a> {
+    Struct(&'a Struct),
+    /// Anything but a structure.
+    Type(&'a Type),
+    Unknown,
+}
+
+impl<'a> Shape<'a> {
+    pub(crate) fn of(shape: &'a Type) -> Self {
+        match shape {
+            Type::Struct(shape) => Self::Struct(shape),
+            Type::Scalar(_) | Type::List(..) | Type::Map(..) => Self::Type(shape),
+        }
+    }
+
+    fn declares(self, element: &str) -> bool {
+        match self {
+            Shape::Struct(shape) => {
+                element.strip_prefix("f:").is_some_and(|name| shape.field(name).is_some())
+            }
+            Shape::Type(_) | Shape::Unknown => false,
+        }
+    }
+
+    fn descend(self, element: &str) -> Shape<'a> {
+        match self {
+            Shape::Struct(shape) => element
+                .strip_prefix("f:")
+                .and_then(|name| shape.field(name))
+                .map_or(Shape::Unknown, |field| Shape::of(&field.shape)),
+            Shape::Type(Type::Map(member, _)) => Shape::of(member),
+            Shape::Type(Type::List(member, _)) if element.starts_with("k:") => Shape::of(member),
+            Shape::Type(_) | Shape::Unknown => Shape::Unknown,
+        }
+    }
+}

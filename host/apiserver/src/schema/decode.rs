@@ -1,0 +1,361 @@
+//! Bodies as a typed decoder takes them: unknown fields are noticed, wrong types refused, nulls are absent, and what Go
+//! leaves out or fills in is left out or filled in.
+
+use jiff::Timestamp;
+use serde_json::{Map, Value};
+
+use super::{Empty, Scalar, Struct, Type};
+use crate::base64;
+use crate::descriptors::{Resource, VERSION};
+use crate::quantity;
+use crate::status::Status;
+use crate::write::FieldValidation;
+
+/// Decodes a body in place. Unknown fields are dropped, or refused all at once when the client asked for that; those of
+/// which it wants to be warned are returned.
+pub(crate) fn decode(
+    resource: &Resource,
+    body: &mut Value,
+    fields: FieldValidation,
+) -> Result<Vec<String>, Status> {
+    let mut decoder = Decoder { unknown: Vec::new() };
+    let refuse = |why: &str| {
+        let kind = resource.kind;
+        Status::bad_request(format!("{kind} in version \"{VERSION}\" cannot be handled as a {kind}: {why}"))
+    };
+    if let Value::Object(map) = body {
+        let root = super::of(resource.id);
+        decoder.object(root, map, "").map_err(|why| refuse(&why))?;
+    }
+    if !decoder.unknown.is_empty() && fields == FieldValidation::Strict {
+        // What a client sent wrong is named, but the answer stays short.
+        let list: Vec<String> =
+            decoder.unknown.iter().take(16).map(|field| format!("unknown field \"{field}\"")).collect();
+        return Err(refuse(&format!("strict decoding error: {}", list.join(", "))));
+    }
+    Ok(if fields == FieldValidation::Warn { decoder.unknown } else { Vec::new() })
+}
+
+struct Decoder {
+    unknown: Vec<String>,
+}
+
+const QUANTITY: &str =
+    "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
+
+/// Where a value stands, for messages.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    /// The innermost type.
+    owner: &'static str,
+    path: &'a str,
+}
+
+impl Decoder {
+    fn object(
+        &mut self,
+        shape: &'static Struct,
+        map: &mut Map<String, Value>,
+        path: &str,
+    ) -> Result<(), String> {
+        let mut result = Ok(());
+        map.retain(|name, value| {
+            let Some(field) = shape.field(name) else {
+                self.unknown.push(join(path, name));
+                return false;
+            };
+            if value.is_null() || result.is_err() {
+                return false;
+            }
+            let path = join(path, name);
+            result = self.value(&field.shape, value, Place { owner: shape.name, path: &path });
+            matches!(field.empty, Empty::Keep | Empty::Null) || !is_empty(value)
+        });
+        result?;
+        fill_here(shape, map);
+        Ok(())
+    }
+
+    fn value(&mut self, shape: &'static Type, value: &mut Value, place: Place<'_>) -> Result<(), String> {
+        match (shape, &mut *value) {
+            (Type::Scalar(scalar), _) => self::scalar(*scalar, value, place),
+            (Type::Struct(shape), Value::Object(map)) => self.object(shape, map, place.path),
+            (Type::Map(member, _), Value::Object(map)) => {
+                for (name, value) in map.iter_mut() {
+                    let path = join(place.path, name);
+                    self.member(member, value, Place { path: &path, ..place })?;
+                }
+                Ok(())
+            }
+            (Type::List(member, _), Value::Array(members)) => {
+                for (index, value) in members.iter_mut().enumerate() {
+                    let path = format!("{}[{index}]", place.path);
+                    self.member(member, value, Place { path: &path, ..place })?;
+                }
+                Ok(())
+            }
+            (Type::Struct(_) | Type::Map(..) | Type::List(..), _) => {
+                Err(mismatch(value, place, &type_name(shape)))
+            }
+        }
+    }
+
+    /// In lists and maps null is the empty value of the type.
+    fn member(&mut self, shape: &'static Type, value: &mut Value, place: Place<'_>) -> Result<(), String> {
+        if value.is_null() {
+            *value = match shape {
+                Type::Struct(_) | Type::Map(..) => Value::Object(Map::new()),
+                Type::List(..) => Value::Array(Vec::new()),
+                Type::Scalar(Scalar::Int32 | Scalar::Int64) => Value::from(0),
+                Type::Scalar(Scalar::Bool) => Value::Bool(false),
+                Type::Scalar(Scalar::Quantity) => Value::from("0"),
+                Type::Scalar(_) => Value::from(""),
+            };
+        }
+        self.value(shape, value, place)
+    }
+}
+
+fn scalar(scalar: Scalar, value: &mut Value, place: Place<'_>) -> Result<(), String> {
+    let name = scalar_name(scalar);
+    match (scalar, &mut *value) {
+        (Scalar::Any, _) => Ok(()),
+        (Scalar::Text, Value::String(_)) | (Scalar::Bool, Value::Bool(_)) => Ok(()),
+        (Scalar::Int64 | Scalar::Int32 | Scalar::IntOrText, Value::Number(number)) => {
+            let fits = match scalar {
+                Scalar::Int64 => number.as_i64().is_some(),
+                Scalar::Int32
+                | Scalar::IntOrText
+                | Scalar::Any
+                | Scalar::Text
+                | Scalar::Bytes
+                | Scalar::Bool
+                | Scalar::Quantity
+                | Scalar::Time
+                | Scalar::MicroTime => number.as_i64().is_some_and(|number| i32::try_from(number).is_ok()),
+            };
+            if fits { Ok(()) } else { Err(mismatch_as(&format!("number {number}"), place, name)) }
+        }
+        (Scalar::IntOrText, Value::String(_)) => Ok(()),
+        (Scalar::Bytes, Value::String(text)) => base64::first_wrong(text)
+            .map_or(Ok(()), |at| Err(format!("illegal base64 data at input byte {at}"))),
+        (Scalar::Quantity, found) => {
+            // A number is as good as its text.
+            if let Value::Number(number) = found {
+                *found = Value::String(number.to_string());
+            }
+            match found.as_str().map(str::trim).and_then(quantity::canonical) {
+                Some(text) => {
+                    *value = Value::String(text);
+                    Ok(())
+                }
+                None => Err(QUANTITY.to_owned()),
+            }
+        }
+        (Scalar::Time | Scalar::MicroTime, Value::String(text)) => {
+            let time = time(scalar, text)?;
+            *value = Value::String(time);
+            Ok(())
+        }
+        _ => Err(mismatch(value, place, name)),
+    }
+}
+
+/// Times are kept in UTC with a fixed number of digits.
+fn time(scalar: Scalar, text: &str) -> Result<String, String> {
+    let micro = scalar == Scalar::MicroTime;
+    let layout = if micro { "2006-01-02T15:04:05.000000Z07:00" } else { "2006-01-02T15:04:05Z07:00" };
+    let refuse = |rest: &str, wanted: &str| {
+        format!("parsing time \"{text}\" as \"{layout}\": cannot parse \"{rest}\" as \"{wanted}\"")
+    };
+    let time: Timestamp = text.parse().map_err(|_| refuse(text, "2006"))?;
+    if !micro {
+        return Ok(Timestamp::from_second(time.as_second()).unwrap_or(time).to_string());
+    }
+    // The six digits are not optional.
+    let rest = text.get(19..).unwrap_or_default();
+    let digits = rest.strip_prefix('.').map_or(0, |rest| rest.bytes().take_while(u8::is_ascii_digit).count());
+    if digits < 6 {
+        return Err(refuse(rest, ".000000"));
+    }
+    Ok(format!("{time:.6}"))
+}
+
+/// What `omitempty` leaves out.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(flag) => !flag,
+        Value::Number(number) => number.as_i64() == Some(0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(members) => members.is_empty(),
+        // An empty map; structures have no `omitempty` that works, so their fields are never asked.
+        Value::Object(map) => map.is_empty(),
+    }
+}
+
+/// Fills in what Go always writes, in this object only.
+fn fill_here(shape: &'static Struct, map: &mut Map<String, Value>) {
+    for (name, field) in &shape.fields {
+        let unset = match field.empty {
+            Empty::Keep | Empty::Omit => continue,
+            Empty::Null => Value::Null,
+            Empty::Fill if map.contains_key(*name) => continue,
+            Empty::Fill => zero(&field.shape),
+        };
+        map.entry(*name).or_insert(unset);
+    }
+}
+
+fn zero(shape: &'static Type) -> Value {
+    match shape {
+        Type::Struct(shape) => {
+            let mut map = Map::new();
+            fill_here(shape, &mut map);
+            Value::Object(map)
+        }
+        Type::Scalar(Scalar::Text | Scalar::Bytes) => Value::from(""),
+        Type::Scalar(Scalar::Int32 | Scalar::Int64 | Scalar::IntOrText) => Value::from(0),
+        Type::Scalar(Scalar::Bool) => Value::Bool(false),
+        Type::Scalar(Scalar::Quantity) => Value::from("0"),
+        Type::Scalar(Scalar::Any | Scalar::Time | Scalar::MicroTime) | Type::List(..) | Type::Map(..) => {
+            Value::Null
+        }
+    }
+}
+
+/// Leaves out and fills in at every depth.
+pub(super) fn fill(shape: &'static Struct, map: &mut Map<String, Value>) {
+    map.retain(|name, value| {
+        let Some(field) = shape.field(name) else { return true };
+        match (&field.shape, &mut *value) {
+            (Type::Struct(shape), Value::Object(map)) => fill(shape, map),
+            (Type::List(member, _), Value::Array(members)) => {
+                if let Type::Struct(shape) = &**member {
+                    for member in members {
+                        if let Value::Object(map) = member {
+                            fill(shape, map);
+                        }
+                    }
+                }
+            }
+            (Type::Scalar(_) | Type::Struct(_) | Type::List(..) | Type::Map(..), _) => {}
+        }
+        match field.empty {
+            Empty::Keep => !value.is_null(),
+            Empty::Omit => !is_empty(value),
+            Empty::Fill | Empty::Null => true,
+        }
+    });
+    fill_here(shape, map);
+}
+
+/// What the decoder of a kind calls a type.
+fn type_name(shape: &Type) -> String {
+    match shape {
+        Type::Scalar(scalar) => scalar_name(*scalar).to_owned(),
+        Type::List(member, _) => format!("[]{}", type_name(member)),
+        Type::Map(member, _) => format!("map[string]{}", type_name(member)),
+        Type::Struct(shape) => format!("v1.{}", shape.name),
+    }
+}
+
+fn scalar_name(scalar: Scalar) -> &'static str {
+    match scalar {
+        Scalar::Any => "interface {}",
+        Scalar::Text => "string",
+        Scalar::Bytes => "[]uint8",
+        Scalar::Int32 => "int32",
+        Scalar::Int64 => "int64",
+        Scalar::Bool => "bool",
+        Scalar::Quantity => "resource.Quantity",
+        Scalar::Time => "v1.Time",
+        Scalar::MicroTime => "v1.MicroTime",
+        Scalar::IntOrText => "intstr.IntOrString",
+    }
+}
+
+fn mismatch(found: &Value, place: Place<'_>, wanted: &str) -> String {
+    let found = match found {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    };
+    mismatch_as(found, place, wanted)
+}
+
+fn mismatch_as(found: &str, place: Place<'_>, wanted: &str) -> String {
+    // Go's decoder names the fields on the way, not the indices.
+    let mut path = String::new();
+    let mut skip = false;
+    for character in place.path.chars() {
+        match character {
+            '[' => skip = true,
+            ']' => skip = false,
+            other if !skip => path.push(other),
+            _ => {}
+        }
+    }
+    format!("json: cannot unmarshal {found} into Go struct field {}.{path} of type {wanted}", place.owner)
+}
+
+fn join(path: &str, name: &str) -> String {
+    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{FieldValidation, decode};
+    use crate::descriptors::Kind;
+
+    #[test]
+    fn bodies_become_what_go_would_keep() {
+        let mut body = json!({
+            "metadata": {"name": "c", "labels": {}, "annotations": null, "creationTimestamp": "2026-01-01T01:00:00.5+01:00"},
+            "spec": {"storageClassName": "", "volumeName": "", "resources": {"requests": {"storage": 5}}, "color": "red"},
+        });
+        let unknown =
+            decode(Kind::PersistentVolumeClaim.resource(), &mut body, FieldValidation::Warn).unwrap();
+        assert_eq!(unknown, ["spec.color"]);
+        assert_eq!(
+            body,
+            json!({
+                "metadata": {"name": "c", "creationTimestamp": "2026-01-01T00:00:00Z"},
+                "spec": {"storageClassName": "", "resources": {"requests": {"storage": "5"}}},
+                "status": {},
+            })
+        );
+    }
+
+    #[test]
+    fn wrong_types_are_named_as_go_names_them() {
+        for (body, expected) in [
+            (
+                json!({"spec": {"volumeName": 5}}),
+                "json: cannot unmarshal number into Go struct field PersistentVolumeClaimSpec.spec.volumeName of type string",
+            ),
+            (
+                json!({"spec": []}),
+                "json: cannot unmarshal array into Go struct field PersistentVolumeClaim.spec of type v1.PersistentVolumeClaimSpec",
+            ),
+            (
+                json!({"metadata": {"ownerReferences": [{"controller": "yes"}]}}),
+                "json: cannot unmarshal string into Go struct field OwnerReference.metadata.ownerReferences.controller of type bool",
+            ),
+            (
+                json!({"spec": {"resources": {"requests": {"storage": "ten"}}}}),
+                "quantities must match the regular expression",
+            ),
+        ] {
+            let mut body = body;
+            let error = decode(Kind::PersistentVolumeClaim.resource(), &mut body, FieldValidation::Ignore)
+                .unwrap_err();
+            assert!(error.message.contains(expected), "{}", error.message);
+        }
+    }
+}
