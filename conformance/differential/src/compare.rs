@@ -54,7 +54,12 @@ pub fn compare(script: &Script, expected: &[Answer], found: &[Answer]) -> Verdic
                 if expected.warnings != found.warnings {
                     push("warnings", format!("{:?}", expected.warnings), format!("{:?}", found.warnings));
                 }
-                bodies("", &expected.body, &found.body, &mut push);
+                bodies(
+                    "",
+                    &without_last_bookmark(&expected.body),
+                    &without_last_bookmark(&found.body),
+                    &mut push,
+                );
             }
             (expected, found) => {
                 push("answer", format!("{}", expected.is_some()), format!("{}", found.is_some()));
@@ -67,6 +72,21 @@ pub fn compare(script: &Script, expected: &[Answer], found: &[Answer]) -> Verdic
         }
     }
     verdict
+}
+
+/// A watch that ends by its time may send one more bookmark before, as its clock wants: the server's own choice, not the
+/// request's. One that ends the initial events is not that, and stays.
+fn without_last_bookmark(body: &Value) -> Value {
+    let mut body = body.clone();
+    if let Some(events) = body.get_mut("events").and_then(Value::as_array_mut)
+        && events.last().is_some_and(|event| {
+            event.get("type").is_some_and(|kind| kind == "BOOKMARK")
+                && event.pointer("/object/metadata/annotations").is_none()
+        })
+    {
+        events.pop();
+    }
+    body
 }
 
 fn bodies(place: &str, expected: &Value, found: &Value, push: &mut impl FnMut(&str, String, String)) {

@@ -10,4 +10,5 @@ pub mod compare;
 pub mod deviations;
 pub mod normal;
 pub mod play;
+pub mod recorded;
 pub mod requests;

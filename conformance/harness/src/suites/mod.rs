@@ -2,6 +2,7 @@
 
 mod cleanup;
 mod control_plane;
+mod differential;
 mod driver;
 mod node;
 mod provision;
@@ -46,6 +47,12 @@ pub const ALL: &[Suite] = &[
         about: "etcd, kube-apiserver and kube-controller-manager start, fail, come back and stop",
         limit: Duration::from_secs(300),
         run: |run| Box::pin(control_plane::run(run)),
+    },
+    Suite {
+        name: "differential",
+        about: "the requests that the embedded API is tested with, answered by the API server whose answers it is held to",
+        limit: Duration::from_secs(300),
+        run: |run| Box::pin(differential::run(run)),
     },
     Suite {
         name: "provision",
