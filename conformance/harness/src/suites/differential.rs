@@ -18,7 +18,7 @@ pub(super) async fn run(run: &Run) -> Result<()> {
     let plane = ControlPlane::start(run, Options::default()).await?;
     let mut problems = Vec::new();
     let mut requests = 0;
-    for played in against_the_record(&plane.client()).await? {
+    for played in against_the_record(plane.client()).await? {
         let name = played.name;
         requests += played.script.requests.len();
         problems.extend(played.verdict.differences.iter().map(|one| format!("{name}.txt {one}")));
