@@ -21,7 +21,7 @@ use crate::{
     limits::{Limits, Refused},
     loader::Compiled,
     outcome::{Bounded, Failure},
-    slots::Slots,
+    slots::{Share, Taken},
     testing::ENDED,
     usage::Usage,
 };
@@ -35,7 +35,7 @@ pub(crate) struct Parts {
     /// What the operator gives every call.
     pub(crate) secrets: Secrets,
     /// Where its instances live, among those of all backends.
-    pub(crate) slots: Arc<Slots>,
+    pub(crate) slots: Share,
     /// Where calls that compute for long take turns.
     pub(crate) lane: Lane,
 }
@@ -63,6 +63,14 @@ pub(crate) struct End<T> {
 impl<T> End<T> {
     pub(crate) fn without_guest(failure: Failure) -> Self {
         Self { answer: Err(failure), usage: None }
+    }
+}
+
+impl Parts {
+    /// Waits for the slots of a call, which its caller holds until the call is over.
+    pub(crate) async fn room(&self, deadline: Instant) -> Result<Taken<'_>, Failure> {
+        let taken = timeout_at(deadline, self.slots.take(self.compiled.slots)).await;
+        taken.map_err(|_| Failure::Crowded)
     }
 }
 
@@ -106,9 +114,6 @@ async fn alone<T>(
 ) -> End<T> {
     let begun = Instant::now();
     let deadline = context.deadline;
-    let slots = timeout_at(deadline, parts.slots.take(parts.compiled.slots)).await;
-    // Given back after the store is gone.
-    let Ok(_slots) = slots else { return End::without_guest(Failure::Overloaded) };
     let mut store = instance::store(parts, context, effort.clone());
     let work = async {
         let instance = parts.compiled.pre.instantiate_async(&mut store).await?;

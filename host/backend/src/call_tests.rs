@@ -55,7 +55,7 @@ async fn parts(engine: &Engine) -> Arc<Parts> {
         shared: loader::bare("memory", BTreeMap::new(), &Limits::default()).await.unwrap(),
         limits: Limits::default(),
         secrets: Secrets::default(),
-        slots: Arc::default(),
+        slots: crate::slots::Share::new(Arc::default()),
         lane: engine.inner.lane(),
     })
 }

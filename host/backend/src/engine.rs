@@ -158,9 +158,11 @@ impl Drop for Threads {
     }
 }
 
-/// The calling thread yields to the others.
+/// The calling thread yields to the others. On Linux alone is a niceness a thread's own.
 fn make_way() {
-    if let Err(error) = rustix::process::setpriority_process(None, LOWEST) {
+    if cfg!(target_os = "linux")
+        && let Err(error) = rustix::process::setpriority_process(None, LOWEST)
+    {
         tracing::debug!(%error, "the threads for long calls have the priority of all others");
     }
 }
@@ -174,7 +176,7 @@ fn start(cache: Option<Cache>) -> wasmtime::Result<wasmtime::Engine> {
     wasmtime::Engine::new(&with_slots).or_else(|error| {
         tracing::warn!(
             error = format!("{error:#}"),
-            "no addresses can be reserved for guests: every call maps its own memory"
+            "no slots can be reserved for guests: every call maps its own memory"
         );
         config.allocation_strategy(InstanceAllocationStrategy::OnDemand);
         wasmtime::Engine::new(&config)

@@ -7,8 +7,7 @@
 //! calls of one backend.
 //!
 //! A call that ends, or traps, within its first tick is over before it is known to be long, and a backend with many such calls
-//! would keep all threads as well. So it is learned how long a backend's calls keep their thread at first; where that is long, their
-//! first stretch is a turn too.
+//! would keep all threads as well. So it is learned how long a backend's calls compute; where that is long, they begin with a turn.
 
 use std::{
     panic::resume_unwind,
@@ -39,7 +38,7 @@ pub(crate) struct Lane {
     /// Whose turn it is among the calls of this backend; first come, first served, as the library's locks are fair. A backend
     /// stands in the threads' queue once, so that many calls do not get it more turns.
     own: Arc<Mutex<()>>,
-    /// How long a call keeps its thread at first, on the mean, in microseconds.
+    /// How long a call computes before it is known to be long, on the mean, in microseconds.
     mean: Arc<AtomicU64>,
     /// Where turns are taken.
     threads: Handle,
@@ -77,34 +76,35 @@ impl Lane {
         Self { own: Arc::default(), mean: Arc::default(), threads }
     }
 
-    /// Runs a call; while it is long, or calls of this backend are at first, each stretch of it is a turn. A stretch ends when the
+    /// Runs a call; once it is long, or where calls of this backend are, each stretch of it is a turn. A stretch ends when the
     /// call waits for something, has computed for a tick, or is over. The call must not count on being polled when its
     /// deadline has passed while it waits for its turn.
     pub(crate) async fn pace<T: Send + 'static>(&self, effort: &Effort, mut call: Work<T>) -> T {
-        let mut first = true;
         if !self.is_slow() {
             let quick = std::future::poll_fn(|context| {
                 if effort.spent() > TICK {
                     return Poll::Ready(None);
                 }
-                let (polled, took) = effort.stretch(|| call.as_mut().poll(context));
-                if std::mem::take(&mut first) {
-                    self.learn(took);
-                }
-                polled.map(Some)
+                effort.stretch(|| call.as_mut().poll(context)).map(Some)
             });
-            if let Some(answer) = quick.await {
+            let answer = quick.await;
+            // All that it has computed, in however many pieces.
+            self.learn(effort.spent());
+            if let Some(answer) = answer {
                 return answer;
             }
         }
+        let known = effort.spent() > Duration::ZERO;
         loop {
             let bell = Arc::new(Bell::default());
-            let (kept, stretch, took) = self.turn(call, effort.clone(), Arc::clone(&bell)).await;
-            if std::mem::take(&mut first) {
-                self.learn(took);
-            }
+            let (kept, stretch) = self.turn(call, effort.clone(), Arc::clone(&bell)).await;
             match stretch {
-                Poll::Ready(answer) => return answer,
+                Poll::Ready(answer) => {
+                    if !known {
+                        self.learn(effort.spent());
+                    }
+                    return answer;
+                }
                 Poll::Pending => call = kept,
             }
             bell.rings().await;
@@ -117,13 +117,16 @@ impl Lane {
         mut call: Work<T>,
         effort: Effort,
         bell: Arc<Bell>,
-    ) -> (Work<T>, Poll<T>, Duration) {
+    ) -> (Work<T>, Poll<T>) {
         let _own = self.own.lock().await;
+        // What the call asks of the system, such as connections and timers, stays with the threads for everybody.
+        let home = Handle::current();
         let stretch = async move {
+            let _home = home.enter();
             let waker = Waker::from(bell);
             let mut context = Context::from_waker(&waker);
-            let (polled, took) = effort.stretch(|| call.as_mut().poll(&mut context));
-            (call, polled, took)
+            let polled = effort.stretch(|| call.as_mut().poll(&mut context));
+            (call, polled)
         };
         match self.threads.spawn(stretch.in_current_span()).await {
             Ok(stretch) => stretch,

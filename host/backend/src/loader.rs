@@ -35,7 +35,7 @@ use crate::{
     inspect::{Grant, Manifest},
     instance::Host,
     limits::Limits,
-    slots,
+    slots::{self, Share},
     testing::FaultPlan,
     wasm::WasmBackend,
 };
@@ -138,7 +138,7 @@ impl Engine {
         let compiled = self.compiled(source, limits.file_bytes, None).await?;
         let shared = bare(&name, settings, &limits).await?;
         let engine = self.inner.wasm.clone();
-        let (slots, lane) = (Arc::clone(&self.inner.slots), self.inner.lane());
+        let (slots, lane) = (Share::new(Arc::clone(&self.inner.slots)), self.inner.lane());
         let parts =
             Arc::new(Parts { engine, compiled, shared, limits, secrets: Secrets::default(), slots, lane });
         describe(&name, &self.inner, &parts).await
@@ -219,7 +219,7 @@ impl Engine {
             shared,
             limits,
             secrets,
-            slots: Arc::clone(&self.inner.slots),
+            slots: Share::new(Arc::clone(&self.inner.slots)),
             lane: self.inner.lane(),
         });
         introduce(&name, Arc::clone(&self.inner), parts).await
@@ -392,10 +392,12 @@ fn not_a_component(bytes: &[u8]) -> Option<String> {
 
 /// Why code was not made of a component. What does not fit a slot is no fault of its form.
 fn invalid(name: String, error: &wasmtime::Error) -> LoadError {
+    const SLOTS: &str = "pooling allocator";
     let reason = one_line(error);
-    match reason.strip_suffix(" in the pooling allocator") {
-        Some(reason) => LoadError::TooDemanding { name, reason: reason.to_owned() },
-        None => LoadError::Invalid { name, reason },
+    if reason.contains(SLOTS) {
+        LoadError::TooDemanding { name, reason: reason.replace(SLOTS, "slots of this program") }
+    } else {
+        LoadError::Invalid { name, reason }
     }
 }
 
@@ -436,7 +438,10 @@ async fn first_call<T: Send + 'static>(
         redactor: Redactor::new(parts.secrets.clone()),
         guard: None,
     };
-    let end = call::spawn(inner, Arc::clone(parts), context, function, work).await;
+    let end = match parts.room(context.deadline).await {
+        Ok(_room) => call::spawn(inner, Arc::clone(parts), context, function, work).await,
+        Err(failure) => call::End::without_guest(failure),
+    };
     end.answer.map_err(|failure| LoadError::FirstCall {
         name: name.to_owned(),
         function,

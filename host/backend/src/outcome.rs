@@ -33,6 +33,8 @@ pub(crate) enum Failure {
     Panic,
     /// Too many calls are waiting, or time ran out before this one's turn.
     Overloaded,
+    /// Time ran out before there was a slot for the guest.
+    Crowded,
     /// The backend is left alone because it failed too often.
     Tripped(Duration),
     /// Another call for the volume is running, or has an open outcome.
@@ -104,6 +106,11 @@ impl Failure {
                 "too many calls of the backend are waiting (limits `concurrent-calls`, `queued-calls`)"
                     .to_owned(),
             ),
+            Self::Crowded => unknown(
+                ErrorKind::Unavailable,
+                "no slot for the call has become free: this program has 512, and 64 for each backend"
+                    .to_owned(),
+            ),
             Self::Tripped(pause) => StorageError {
                 retry_after_ms: Some(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)),
                 ..unknown(
@@ -131,6 +138,7 @@ impl Failure {
             Self::Untrue(_) => "untrue",
             Self::Panic => "panic",
             Self::Overloaded => "overloaded",
+            Self::Crowded => "crowded",
             Self::Tripped(_) => "tripped",
             Self::Guarded(refusal) => refusal.label(),
         }
@@ -148,7 +156,9 @@ impl Failure {
             | Self::Deadline(_)
             | Self::ResultTooLarge(_)
             | Self::Panic => Sign::Broken,
-            Self::Hurried(_) | Self::Overloaded | Self::Guarded(_) | Self::Tripped(_) => Sign::Unreached,
+            Self::Hurried(_) | Self::Overloaded | Self::Crowded | Self::Guarded(_) | Self::Tripped(_) => {
+                Sign::Unreached
+            }
         }
     }
 }

@@ -1,9 +1,13 @@
 //! Where instances live: slots that are reserved once and used again.
 //!
 //! A call has a fresh instance, and mapping and unmapping its memories, tables and stack for each costs more than what most calls
-//! do in them (ADR 0016). Slots are reserved as addresses when the engine starts and take memory when they are used; what a
-//! guest leaves in one is wiped before the next one enters. There are as many for the whole process as below; who finds
-//! none waits within its deadline, and no backend takes more of them than it has calls at once.
+//! do in them (ADR 0016). Slots are reserved as addresses when the engine starts and take memory when they are used. What a
+//! guest has left in one is given back to the system or wiped before the next one enters.
+//!
+//! There are as many for the whole process as below. A backend has a share of them, so that none takes all, whatever its component
+//! needs; who finds none waits within its deadline.
+
+use std::sync::Arc;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 use wasmtime::{Config, Enabled, InstanceAllocationStrategy, PoolingAllocationConfig, component::Component};
@@ -25,19 +29,20 @@ const CALL_INSTANCES: u32 = 1_024;
 /// Most elements of a table.
 const ELEMENTS: usize = 100_000;
 /// What the library keeps beside the memories of one instance, at most; it grows with the component's functions.
-const METADATA: usize = 4 << 20;
-/// Slots that keep their pages when they are empty: what two processors use at once, with some room. The others give theirs
-/// back to the system.
+const METADATA: usize = 16 << 20;
+/// Slots of one backend: its calls at once by default, where its component has one memory.
+const SHARE: u32 = 64;
+/// Slots that are used again before others are used for the first time.
 const WARM: u32 = 16;
-/// Memory that an empty warm slot keeps, of its linear memory, each of its tables, and its stack.
-const KEPT: [usize; 3] = [512 * KIB, 16 * KIB, 64 * KIB];
+/// What an empty slot keeps of a table and of a stack, zeroed: less than what giving it back costs. Of a memory nothing, because its
+/// first pages are the guest's stack, which few calls touch.
+const KEPT_TABLE: usize = 4 * KIB;
+/// See [`KEPT_TABLE`].
+const KEPT_STACK: usize = 16 * KIB;
 
-/// The slots of an engine that no call has.
+/// The slots of an engine that no backend has in use.
 #[derive(Debug)]
 pub(crate) struct Slots(Semaphore);
-
-/// The slots of one call; given back when it is dropped.
-pub(crate) type Taken<'a> = Option<SemaphorePermit<'a>>;
 
 impl Default for Slots {
     fn default() -> Self {
@@ -45,11 +50,32 @@ impl Default for Slots {
     }
 }
 
-impl Slots {
+/// The slots that one backend may have in use.
+#[derive(Debug)]
+pub(crate) struct Share {
+    own: Semaphore,
+    all: Arc<Slots>,
+}
+
+/// The slots of one call; given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Taken<'a> {
+    _all: Option<SemaphorePermit<'a>>,
+    _own: Option<SemaphorePermit<'a>>,
+}
+
+impl Share {
+    /// One more backend's share.
+    pub(crate) fn new(all: Arc<Slots>) -> Self {
+        Self { own: Semaphore::new(SHARE as usize), all }
+    }
+
     /// Waits for what a call of a component needs.
     pub(crate) async fn take(&self, needed: u32) -> Taken<'_> {
-        // Nobody closes it; without a permit the library refuses what it has no room for.
-        self.0.acquire_many(needed).await.ok()
+        // Nobody closes them; without a permit the library refuses what it has no room for.
+        let own = self.own.acquire_many(needed).await.ok();
+        let all = self.all.0.acquire_many(needed).await.ok();
+        Taken { _all: all, _own: own }
     }
 }
 
@@ -57,12 +83,11 @@ impl Slots {
 pub(crate) fn needed(component: &Component) -> u32 {
     // Absent for components that import modules, which nobody offers them.
     let Some(resources) = component.resources_required() else { return 1 };
-    resources.num_memories.max(resources.num_tables.div_ceil(TABLES_EACH)).clamp(1, MEMORIES)
+    resources.num_memories.max(resources.num_tables.div_ceil(TABLES_EACH)).clamp(1, SHARE)
 }
 
 /// Has an engine keep instances in slots.
 pub(crate) fn reserve(config: &mut Config) {
-    let [memory, table, stack] = KEPT;
     let mut slots = PoolingAllocationConfig::new();
     slots
         .total_memories(MEMORIES)
@@ -79,10 +104,12 @@ pub(crate) fn reserve(config: &mut Config) {
         .max_component_instance_size(METADATA)
         .table_elements(ELEMENTS)
         .max_unused_warm_slots(WARM)
-        .linear_memory_keep_resident(memory)
-        .table_keep_resident(table)
-        .async_stack_keep_resident(stack)
-        .pagemap_scan(Enabled::Auto);
+        .linear_memory_keep_resident(0)
+        .table_keep_resident(KEPT_TABLE)
+        .async_stack_keep_resident(KEPT_STACK)
+        // Asking the kernel which pages were written misses those that it has put into swap.
+        .pagemap_scan(Enabled::No);
+    config.async_stack_zeroing(true);
     config.allocation_strategy(InstanceAllocationStrategy::Pooling(slots));
 }
 
@@ -94,4 +121,34 @@ pub(crate) fn ceilings(limits: &Limits) -> [(&'static str, usize, usize); 4] {
         ("tables", limits.tables, CALL_TABLES as usize),
         ("table-elements", limits.table_elements, ELEMENTS),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_backend_with_many_memories_leaves_the_others_theirs() {
+        let all = Arc::new(Slots::default());
+        let (greedy, quiet) = (Share::new(Arc::clone(&all)), Share::new(Arc::clone(&all)));
+        let mut held = Vec::new();
+        for _ in 0..8 {
+            held.push(greedy.take(8).await);
+        }
+        let mut waiting = Box::pin(greedy.take(8));
+        assert!(futures::poll!(waiting.as_mut()).is_pending(), "its share is used up");
+        let taken = quiet.take(1).await;
+        assert_eq!(all.0.available_permits(), MEMORIES as usize - 65);
+        held.pop();
+        drop((waiting.await, taken, held));
+        assert_eq!(all.0.available_permits(), MEMORIES as usize);
+    }
+
+    #[test]
+    fn limits_above_what_a_slot_has_are_found() {
+        let found =
+            |limits: &Limits| ceilings(limits).into_iter().filter(|(_, value, most)| value > most).count();
+        assert_eq!(found(&Limits::default()), 0);
+        assert_eq!(found(&Limits { memories: 65, table_elements: 100_001, ..Limits::default() }), 2);
+    }
 }

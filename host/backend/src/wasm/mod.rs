@@ -233,6 +233,11 @@ impl Shared {
         let Ok(Ok(_turn)) = timeout_at(context.deadline, self.running.acquire()).await else {
             return (End::without_guest(Failure::Overloaded), Some(pass));
         };
+        // Before anything is said of the volume: who finds no room has not called.
+        let _room = match self.parts.room(context.deadline).await {
+            Ok(room) => room,
+            Err(failure) => return (End::without_guest(failure), Some(pass)),
+        };
         let now = Instant::now();
         // The turn may come with the deadline.
         if now >= context.deadline {
