@@ -8,7 +8,7 @@ use cofferdam_domain::storage::{
 };
 use prost_types::Timestamp;
 
-use crate::fake::{CREATE, Fake, call, created, creation, message, volume};
+use crate::fake::{CREATE, Fake, LONG, PROBE, Reply, call, created, creation, message, volume};
 
 fn untrue<T: std::fmt::Debug>(answer: Result<T, StorageError>, expected: &str) {
     let error = answer.unwrap_err();
@@ -60,6 +60,28 @@ async fn volumes_that_cannot_be() {
         fake.once(CREATE, reply);
         untrue(backend.create_volume(call(), creation(&n.to_string())).await, expected);
     }
+}
+
+#[tokio::test]
+async fn details_of_a_failure_that_are_no_base64() {
+    let mut fake = Fake::start();
+    let backend = fake.connect().await;
+    for in_headers in [false, true] {
+        fake.once(CREATE, Reply::Details { in_headers });
+        let error = backend.create_volume(call(), creation("a")).await.unwrap_err();
+        assert_eq!((error.kind, error.finality), (ErrorKind::Internal, Finality::Final), "{error}");
+        assert_eq!(error.message, "no");
+    }
+    // Also while the connection is made anew: it goes on trying.
+    fake.stop();
+    backend.until_connected(false).await;
+    for in_headers in [false, true] {
+        fake.once(PROBE, Reply::Details { in_headers });
+    }
+    fake.listen();
+    tokio::time::timeout(LONG, backend.until_connected(true)).await.unwrap();
+    fake.once(CREATE, created(volume("v")));
+    backend.create_volume(call(), creation("a")).await.unwrap();
 }
 
 #[tokio::test]
