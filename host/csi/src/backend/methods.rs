@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fmt, future::ready, hash::Hash};
 
 use cofferdam_backend::{
     Answer, Backend, Call, Redactor, checks,
-    guard::{Guard, Intent, Subject},
+    guard::{Guard, Guards, Intent, Refusal, Subject},
 };
 use cofferdam_domain::{
     GroupSnapshotHandle, NodeName, SnapshotHandle, VolumeHandle,
@@ -30,6 +30,9 @@ use crate::{
 const ATTACHMENT_KIND: &str = "csi";
 const ATTACHMENT_VERSION: u32 = 1;
 
+/// The act of deleting a volume, as guards know it.
+const DELETE: &str = "delete";
+
 /// How often a volume that was not filled is tried to be deleted, as external-provisioner does.
 const CLEANUPS: usize = 5;
 
@@ -49,8 +52,16 @@ pub(super) fn same<H: PartialEq + fmt::Display>(what: &str, asked: &H, found: &H
     Err(format!("it describes another {what} than {}", checks::printable(&asked.to_string())))
 }
 
-/// A volume, and whether it was filled as it should be.
-type Filled = (CreatedVolume, bool);
+/// A volume, and why nobody may get it, if so.
+type Filled = (CreatedVolume, Option<&'static str>);
+
+const UNFILLED: &str = "the driver does not say that it has the content of its source";
+const DOOMED: &str = "it was to be deleted, and nobody knows whether that has ended";
+
+/// Whether the deletion of a volume has an open outcome: what it may still take must not be handed out.
+fn doomed(guards: &Guards, handle: &VolumeHandle) -> bool {
+    guards.take(volume_act(handle, "hand out", &())).err() == Some(Refusal::Unsettled(DELETE))
+}
 
 impl CsiBackend {
     pub(super) fn answer<Q, R, U>(&self, call: Call, job: Job<Q, R, U>) -> Answer<'_, U>
@@ -150,11 +161,17 @@ impl CsiBackend {
         let asked = from.map(|(_, r#type)| v1::VolumeContentSource { r#type: Some(r#type) });
         let message = self.creation(&call, request, asked.clone())?;
         let watch = self.watch(&call, "volume context");
+        let guards = self.guards.clone();
         let accept = move |found: v1::CreateVolumeResponse| {
-            let filled = asked.is_none_or(|asked| answer::is_from(found.volume.as_ref(), &asked));
+            let filled = asked.as_ref().map(|asked| answer::is_from(found.volume.as_ref(), asked));
             let volume = answer::volume(found.volume)?;
             watch(&volume.context);
-            Ok((volume, filled))
+            let withheld = match filled {
+                None => None,
+                Some(false) => Some(UNFILLED),
+                Some(true) => doomed(&guards, &volume.handle).then_some(DOOMED),
+            };
+            Ok((volume, withheld))
         };
         let job = Job::new(
             "/csi.v1.Controller/CreateVolume",
@@ -163,8 +180,13 @@ impl CsiBackend {
             |wire, request| Box::pin(async { wire.controller().create_volume(request).await }),
             accept,
         );
-        let remember: fn(&Guard, &Filled) =
-            |guard, (volume, _)| guard.created(Subject::Volume(volume.handle.clone()));
+        // One that is withheld is deleted again: as long as that is open, its name must not be the same as its handle, or the
+        // creation could never be repeated.
+        let remember: fn(&Guard, &Filled) = |guard, (volume, withheld)| {
+            if withheld.is_none() {
+                guard.created(Subject::Volume(volume.handle.clone()));
+            }
+        };
         self.perform(call, Job { remember, ..job }).await
     }
 
@@ -177,10 +199,8 @@ impl CsiBackend {
         from: (Subject, source::Type),
     ) -> Result<CreatedVolume, StorageError> {
         let begun = Instant::now();
-        let (volume, filled) = self.create(method, call.clone(), request, Some(from)).await?;
-        if filled {
-            return Ok(volume);
-        }
+        let (volume, withheld) = self.create(method, call.clone(), request, Some(from)).await?;
+        let Some(reason) = withheld else { return Ok(volume) };
         let mut end = "deleted again".to_owned();
         for _ in 0..CLEANUPS {
             let deadline = call.deadline.saturating_sub(begun.elapsed());
@@ -196,9 +216,7 @@ impl CsiBackend {
         let handle = &volume.handle;
         Err(StorageError::unknown(
             ErrorKind::Internal,
-            format!(
-                "the driver does not say that volume {handle} has the content of its source; it was {end}"
-            ),
+            format!("volume {handle} is not handed out: {reason}; it was {end}"),
         ))
     }
 }
@@ -270,7 +288,7 @@ impl Backend for CsiBackend {
         let message = v1::DeleteVolumeRequest { volume_id: text(&handle), secrets: self.secrets(&call) };
         let job = Job::new(
             "/csi.v1.Controller/DeleteVolume",
-            Some(Intent::deleting(Subject::Volume(handle), "delete", &())),
+            Some(Intent::deleting(Subject::Volume(handle), DELETE, &())),
             message,
             |wire, request| Box::pin(async { wire.controller().delete_volume(request).await }),
             |v1::DeleteVolumeResponse {}| Ok(()),

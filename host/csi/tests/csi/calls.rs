@@ -136,6 +136,39 @@ async fn a_volume_of_a_source() {
     }
 }
 
+#[tokio::test]
+async fn a_volume_of_a_source_that_could_not_be_deleted_again_does_not_block_its_name() {
+    let fake = Fake::start();
+    let backend = fake.connect().await;
+    let filled = || {
+        let r#type = Some(Type::Volume(VolumeSource { volume_id: "v".to_owned() }));
+        created(v1::Volume { content_source: Some(v1::VolumeContentSource { r#type }), ..volume("new") })
+    };
+    let clone = || backend.clone_volume(call(), creation("a"), "v".into());
+    fake.always(DELETE, Reply::Status(14, "busy"));
+    // What may be deleted at any time is not handed out either, although the driver has filled it by now.
+    for (answer, expected) in [
+        (created(volume("new")), "the content of its source"),
+        (created(volume("new")), "the content of its source"),
+        (filled(), "it was to be deleted"),
+    ] {
+        fake.once(CREATE, answer);
+        let error = clone().await.unwrap_err();
+        assert_eq!((error.kind, error.finality), (ErrorKind::Internal, Finality::Unknown), "{error}");
+        assert!(error.message.contains(expected) && error.message.contains("not deleted: "), "{error}");
+    }
+    fake.always(DELETE, message(&v1::DeleteVolumeResponse {}));
+    fake.once(CREATE, filled());
+    assert!(clone().await.unwrap_err().message.contains("deleted again"));
+    fake.once(CREATE, filled());
+    assert_eq!(clone().await.unwrap().handle.as_str(), "new");
+    // And now the name and the handle are one volume.
+    fake.once(CREATE, Reply::Status(14, "busy"));
+    assert_eq!(clone().await.unwrap_err().kind, ErrorKind::Unavailable);
+    let error = backend.modify_volume(call(), "new".into(), map(&[])).await.unwrap_err();
+    assert_eq!(error.finality, Finality::InProgress, "{error}");
+}
+
 fn publication(read_only: bool) -> PublishVolume {
     PublishVolume {
         handle: "v".into(),
