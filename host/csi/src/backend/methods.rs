@@ -10,9 +10,9 @@ use cofferdam_domain::{
     GroupSnapshotHandle, NodeName, SnapshotHandle, VolumeHandle,
     storage::{
         Ability, AttachmentRecord, Capacity, CapacityQuery, CreateGroupSnapshot, CreateSnapshot,
-        CreateVolume, CreatedVolume, Description, ErrorKind, ExpandVolume, ExpandedVolume, GroupSnapshot,
-        PageRequest, Parameters, PublishVolume, Readiness, Secrets, Snapshot, SnapshotPage, StorageError,
-        ValidateVolume, Validation, VolumeCapability, VolumePage, VolumeStatus,
+        CreateVolume, CreatedVolume, Description, ErrorKind, ExpandVolume, ExpandedVolume, Finality,
+        GroupSnapshot, PageRequest, Parameters, PublishVolume, Readiness, Secrets, Snapshot, SnapshotPage,
+        StorageError, ValidateVolume, Validation, VolumeCapability, VolumePage, VolumeStatus,
         ability::{ControllerCapability as Can, PluginCapability},
     },
 };
@@ -38,6 +38,11 @@ const CLEANUPS: usize = 5;
 
 pub(super) fn failed<T: Send + 'static>(error: StorageError) -> Answer<'static, T> {
     Box::pin(ready(Err(error)))
+}
+
+/// A refusal that the driver did not speak, of a creation that it may have begun before.
+pub(super) fn open(error: StorageError) -> StorageError {
+    StorageError { finality: Finality::Unknown, ..error }
 }
 
 pub(super) fn text(handle: &impl ToString) -> String {
@@ -83,6 +88,12 @@ impl CsiBackend {
         StorageError::last(ErrorKind::Unimplemented, format!("the CSI driver {driver} has no {needed}"))
     }
 
+    /// The same for a creation. An earlier try may have been made when the driver still had it, perhaps by another process:
+    /// that nobody is asked now says nothing of what there is.
+    pub(super) fn lacks_to_create(&self, needed: Can) -> Option<StorageError> {
+        self.lacks(needed).map(open)
+    }
+
     fn capability(&self, capability: VolumeCapability) -> v1::VolumeCapability {
         request::capability(capability, self.identity.can(Can::SingleNodeMultiWriter))
     }
@@ -112,15 +123,15 @@ impl CsiBackend {
         }
     }
 
-    /// CreateVolume's message.
+    /// CreateVolume's message. Only a request that CSI cannot express is refused for good: no driver can have heard it.
     fn creation(
         &self,
         call: &Call,
         request: CreateVolume,
         source: Option<v1::VolumeContentSource>,
     ) -> Result<v1::CreateVolumeRequest, StorageError> {
-        let invalid = |message: &str| StorageError::last(ErrorKind::InvalidArgument, message);
-        if let Some(error) = self.lacks(Can::CreateDeleteVolume) {
+        let invalid = |message: &str| StorageError::unknown(ErrorKind::InvalidArgument, message);
+        if let Some(error) = self.lacks_to_create(Can::CreateDeleteVolume) {
             return Err(error);
         }
         if request.topology.is_some()
@@ -261,7 +272,7 @@ impl Backend for CsiBackend {
         request: CreateVolume,
         source: VolumeHandle,
     ) -> Answer<'_, CreatedVolume> {
-        if let Some(error) = self.lacks(Can::CloneVolume) {
+        if let Some(error) = self.lacks_to_create(Can::CloneVolume) {
             return failed(error);
         }
         let r#type = source::Type::Volume(source::VolumeSource { volume_id: text(&source) });
@@ -274,7 +285,7 @@ impl Backend for CsiBackend {
         request: CreateVolume,
         source: SnapshotHandle,
     ) -> Answer<'_, CreatedVolume> {
-        if let Some(error) = self.lacks(Can::CreateDeleteSnapshot) {
+        if let Some(error) = self.lacks_to_create(Can::CreateDeleteSnapshot) {
             return failed(error);
         }
         let r#type = source::Type::Snapshot(source::SnapshotSource { snapshot_id: text(&source) });

@@ -17,7 +17,7 @@ use futures::future::BoxFuture;
 
 use super::{
     CsiBackend, Exhausted, Job,
-    methods::{failed, same, text},
+    methods::{failed, open, same, text},
 };
 use crate::{answer, request, v1, wire::Wire};
 
@@ -37,7 +37,7 @@ fn texts(handles: BTreeSet<SnapshotHandle>) -> Vec<String> {
 
 impl CsiBackend {
     pub(super) fn cut_snapshot(&self, call: Call, request: CreateSnapshot) -> Answer<'_, Snapshot> {
-        if let Some(error) = self.lacks(Can::CreateDeleteSnapshot) {
+        if let Some(error) = self.lacks_to_create(Can::CreateDeleteSnapshot) {
             return failed(error);
         }
         let subject = Subject::SnapshotName(request.name.as_str().into());
@@ -155,7 +155,7 @@ impl CsiBackend {
 
     pub(super) fn cut_group(&self, call: Call, request: CreateGroupSnapshot) -> Answer<'_, GroupSnapshot> {
         if !self.abilities().contains(&Ability::GroupSnapshots) {
-            return failed(self.unable(GROUPS));
+            return failed(open(self.unable(GROUPS)));
         }
         let sources = request.sources.clone();
         let intent =
