@@ -1,6 +1,6 @@
 //! Each method of [`Backend`]: what it is about, which call of CSI answers it, and what is checked of the answer.
 
-use std::{collections::BTreeSet, fmt, future::ready, hash::Hash};
+use std::{collections::BTreeSet, fmt, future::ready, hash::Hash, sync::Arc};
 
 use cofferdam_backend::{
     Answer, Backend, Call, Redactor, checks,
@@ -18,7 +18,7 @@ use cofferdam_domain::{
 };
 use tokio::time::Instant;
 
-use super::{CsiBackend, Exhausted, Job};
+use super::{CsiBackend, Exhausted, Job, watch::Watch};
 use crate::{
     answer,
     identity::PROBE,
@@ -110,17 +110,10 @@ impl CsiBackend {
         request::secrets(&self.all_secrets(call))
     }
 
-    /// Says in the log when a driver returns a secret, which everybody can read where it is stored. It is not refused: with the
-    /// sidecars such drivers work.
-    fn watch(&self, call: &Call, what: &'static str) -> impl Fn(&Parameters) + Send + 'static {
+    /// Who looks at what the driver returns of a call, before it is stored.
+    pub(super) fn watch(&self, call: &Call) -> Watch {
         let redactor = Redactor::new(self.all_secrets(call));
-        let driver = self.driver().clone();
-        move |map| {
-            for (key, _) in map.iter().filter(|(_, value)| redactor.finds_long(value)) {
-                let key = redactor.blot_quoted(&checks::printable(key));
-                tracing::warn!(%driver, what, key, "the driver returns a secret of the call");
-            }
-        }
+        Watch::new(self.driver().clone(), redactor, Arc::clone(&self.told))
     }
 
     /// CreateVolume's message. Only a request that CSI cannot express is refused for good: no driver can have heard it.
@@ -171,12 +164,13 @@ impl CsiBackend {
         let intent = Intent::new(subject, method, &(&request, &of)).from(of);
         let asked = from.map(|(_, r#type)| v1::VolumeContentSource { r#type: Some(r#type) });
         let message = self.creation(&call, request, asked.clone())?;
-        let watch = self.watch(&call, "volume context");
+        let watch = self.watch(&call);
         let guards = self.guards.clone();
         let accept = move |found: v1::CreateVolumeResponse| {
             let filled = asked.as_ref().map(|asked| answer::is_from(found.volume.as_ref(), asked));
             let volume = answer::volume(found.volume)?;
-            watch(&volume.context);
+            watch.id("volume handle", volume.handle.as_str());
+            watch.map("volume context", &volume.context);
             let withheld = match filled {
                 None => None,
                 Some(false) => Some(UNFILLED),
@@ -341,15 +335,15 @@ impl Backend for CsiBackend {
             secrets: self.secrets(&call),
             volume_context: request.context,
         };
-        let watch = self.watch(&call, "publish context");
+        let watch = self.watch(&call);
         let accept = move |found: v1::ControllerPublishVolumeResponse| {
             let attachment = AttachmentRecord {
                 kind: ATTACHMENT_KIND.to_owned(),
                 version: ATTACHMENT_VERSION,
                 fields: found.publish_context,
             };
-            watch(&attachment.fields);
-            checks::attachment(&attachment).map(|()| attachment)
+            watch.map("publish context", &attachment.fields);
+            answer::BOUNDS.attachment(&attachment).map(|()| attachment)
         };
         let job = Job::new(
             "/csi.v1.Controller/ControllerPublishVolume",

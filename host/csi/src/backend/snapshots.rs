@@ -50,8 +50,10 @@ impl CsiBackend {
             secrets: self.secrets(&call),
             parameters: request.parameters,
         };
+        let watch = self.watch(&call);
         let accept = move |found: v1::CreateSnapshotResponse| {
             let snapshot = answer::snapshot(found.snapshot)?;
+            watch.id("snapshot handle", snapshot.handle.as_str());
             same("source", &source, &snapshot.source).map(|()| snapshot)
         };
         let job = Job::new(
@@ -167,8 +169,11 @@ impl CsiBackend {
             secrets: self.secrets(&call),
             parameters: request.parameters,
         };
+        let watch = self.watch(&call);
         let accept = move |found: v1::CreateVolumeGroupSnapshotResponse| {
             let group = answer::group(found.group_snapshot)?;
+            watch.id("group snapshot handle", group.handle.as_str());
+            group.snapshots.iter().for_each(|member| watch.id("snapshot handle", member.handle.as_str()));
             let members: BTreeSet<_> = group.snapshots.iter().map(|member| &member.source).collect();
             if members == sources.iter().collect() && group.snapshots.len() == sources.len() {
                 Ok(group)

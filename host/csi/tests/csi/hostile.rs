@@ -38,7 +38,7 @@ async fn volumes_that_cannot_be() {
         (with(|volume| volume.capacity_bytes = i64::MIN), "expected 0 or more"),
         (
             with(|volume| {
-                volume.volume_context.insert("k".to_owned(), "x".repeat(5_000));
+                volume.volume_context.insert("k".to_owned(), "x".repeat(300_000));
             }),
             "the context has",
         ),
@@ -60,6 +60,19 @@ async fn volumes_that_cannot_be() {
         fake.once(CREATE, reply);
         untrue(backend.create_volume(call(), creation(&n.to_string())).await, expected);
     }
+}
+
+/// Ids of managed disks on Azure are as long as this one.
+#[tokio::test]
+async fn ids_longer_than_csi_allows_are_taken_as_the_sidecars_take_them() {
+    let fake = Fake::start();
+    let backend = fake.connect().await;
+    let long = "x".repeat(165);
+    let mut answer = volume(&long);
+    answer.volume_context.insert("k".to_owned(), "x".repeat(5_000));
+    fake.once(CREATE, created(answer));
+    let found = backend.create_volume(call(), creation("a")).await.unwrap();
+    assert_eq!(found.handle.as_str(), long);
 }
 
 #[tokio::test]
