@@ -11,8 +11,160 @@ use crate::capabilities::secrets::Redactor;
 
 /// CSI's limit for strings, in bytes: ids, names, keys.
 const MAX_STRING: usize = 128;
-/// CSI's limit for maps, in bytes of all keys and values.
-const MAX_MAP: usize = 4 << 10;
+
+/// How long may be what a backend returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Longest id and longest key of a map, in bytes.
+    pub id: usize,
+    /// Largest map, in bytes of all keys and values.
+    pub map: usize,
+}
+
+impl Bounds {
+    /// CSI's own limits, to which components are held.
+    pub const SPECIFIED: Self = Self { id: MAX_STRING, map: 4 << 10 };
+    /// What the API can store, to which existing drivers are held: nothing else ever held them to CSI's limits, and some exceed
+    /// them. A map may be as large as Kubernetes lets all annotations of an object be; an id, which is repeated in messages and
+    /// logs, as long as the longest path.
+    pub const STORABLE: Self = Self { id: 4 << 10, map: 256 << 10 };
+
+    /// Checks a volume. Whether it is as large as was asked for is the caller's to see: a volume that is too small exists, and
+    /// only who knows its id can delete it again.
+    pub fn created(self, volume: &CreatedVolume) -> Result<(), String> {
+        self.handle(volume.handle.as_str())?;
+        size(volume.capacity)?;
+        self.bounded_map("the context", &volume.context)?;
+        // What the host itself writes beside the context, and the node believes, is not the guest's to write.
+        if let Some(key) = volume.context.keys().find(|key| key.starts_with(HOST_PREFIX)) {
+            return Err(format!(
+                "the context has the key {:?}; keys under {HOST_PREFIX} are the host's",
+                printable(key)
+            ));
+        }
+        if volume.topology.len() > MAX_TOPOLOGY {
+            return Err(format!(
+                "{} places in the topology; at most {MAX_TOPOLOGY} are allowed",
+                volume.topology.len()
+            ));
+        }
+        volume.topology.iter().try_for_each(segments)?;
+        volume.attachment.as_ref().map_or(Ok(()), |attachment| self.attachment(attachment))
+    }
+
+    /// Checks a volume's state.
+    pub fn status(self, status: &VolumeStatus) -> Result<(), String> {
+        self.created(&status.volume)?;
+        if status.published_nodes.len() > MAX_NODES {
+            return Err(format!(
+                "a volume is published to {} nodes; at most {MAX_NODES} are allowed",
+                status.published_nodes.len()
+            ));
+        }
+        for node in &status.published_nodes {
+            text("a node's id", node.as_str(), 1, MAX_NODE_ID)?;
+        }
+        let Some(owner) = &status.owner else { return Ok(()) };
+        text("the owner's cluster", owner.cluster.as_str(), 0, MAX_OWNER)?;
+        text("the owner's claim", owner.claim.as_str(), 0, MAX_OWNER)?;
+        text("the owner's volume", owner.volume.as_str(), 0, MAX_OWNER)
+    }
+
+    /// Checks a part of a listing: what it holds, how much was asked for, and that it gets on.
+    pub fn volume_page(self, page: &VolumePage, asked: &PageRequest) -> Result<(), String> {
+        progress(page.volumes.len(), page.next.as_deref(), asked)?;
+        page.volumes.iter().try_for_each(|volume| self.status(volume))
+    }
+
+    /// Checks a part of a listing: what it holds, how much was asked for, and that it gets on.
+    pub fn snapshot_page(self, page: &SnapshotPage, asked: &PageRequest) -> Result<(), String> {
+        progress(page.snapshots.len(), page.next.as_deref(), asked)?;
+        page.snapshots.iter().try_for_each(|snapshot| self.snapshot(snapshot))
+    }
+
+    /// Checks a snapshot.
+    pub fn snapshot(self, snapshot: &Snapshot) -> Result<(), String> {
+        self.id("the snapshot handle", snapshot.handle.as_str())?;
+        self.handle(snapshot.source.as_str())?;
+        if let Some(group) = &snapshot.group {
+            self.id("the group's handle", group.as_str())?;
+        }
+        if let Some(owner) = &snapshot.owner {
+            text("the owner's cluster", owner.cluster.as_str(), 0, MAX_OWNER)?;
+            text("the owner's snapshot", owner.snapshot.as_str(), 0, MAX_OWNER)?;
+            text("the owner's content", &owner.content, 0, MAX_OWNER)?;
+        }
+        if i64::try_from(snapshot.created_at_ms).is_err() {
+            return Err(format!(
+                "the snapshot was cut at {} ms; expected at most {}",
+                snapshot.created_at_ms,
+                i64::MAX
+            ));
+        }
+        // A snapshot may hold nothing.
+        snapshot.size.filter(|size| *size > 0).map_or(Ok(()), |bytes| size(Some(bytes)))
+    }
+
+    /// Checks a group snapshot.
+    pub fn group_snapshot(self, group: &GroupSnapshot) -> Result<(), String> {
+        self.id("the group's handle", group.handle.as_str())?;
+        group.snapshots.iter().try_for_each(|member| self.snapshot(member))?;
+        let stranger = |member: &&Snapshot| member.group.as_ref() != Some(&group.handle);
+        if let Some(member) = group.snapshots.iter().find(stranger) {
+            return Err(format!(
+                "the member {:?} does not say that it is the group's",
+                printable(member.handle.as_str())
+            ));
+        }
+        if group.ready && group.snapshots.iter().any(|member| !member.ready) {
+            return Err("the group is ready and one of its members is not".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Checks an attachment.
+    pub fn attachment(self, attachment: &AttachmentRecord) -> Result<(), String> {
+        if !is_word(&attachment.kind) {
+            return Err(format!(
+                "the attachment's kind is {:?}; expected up to 63 of a-z, 0-9 and -",
+                printable(&attachment.kind)
+            ));
+        }
+        self.bounded_map("the attachment", &attachment.fields)
+    }
+
+    fn id(self, what: &str, id: &str) -> Result<(), String> {
+        text(what, id, 1, self.id)
+    }
+
+    fn handle(self, handle: &str) -> Result<(), String> {
+        self.id("the volume handle", handle)?;
+        let inline = handle
+            .strip_prefix("csi-")
+            .is_some_and(|digits| digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        if inline {
+            return Err(format!("the volume handle {handle} has the shape of an inline volume's"));
+        }
+        Ok(())
+    }
+
+    fn bounded_map(self, what: &str, map: &Parameters) -> Result<(), String> {
+        let bytes = weight(map);
+        if bytes > self.map {
+            return Err(format!("{what} has {bytes} bytes; at most {} are allowed", self.map));
+        }
+        match map.keys().find(|key| key.is_empty() || key.len() > self.id) {
+            Some(key) => Err(format!("{what} has a key of {} bytes; expected 1 to {}", key.len(), self.id)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Bytes of all keys and values of a map.
+pub fn weight(map: &Parameters) -> usize {
+    map.iter().map(|(key, value)| key.len() + value.len()).sum()
+}
+
 /// Prefix of the volume attributes that the host writes.
 const HOST_PREFIX: &str = "cofferdam.dev/";
 /// Longest name of a driver, in bytes; CSI's limit, because it becomes a label.
@@ -57,31 +209,39 @@ pub(crate) fn map(what: &str, pairs: Vec<(String, String)>) -> Result<BTreeMap<S
     Ok(map)
 }
 
-/// Checks a volume that a guest returned. Whether it is as large as was asked for is the caller's to see: a volume that is too
-/// small exists, and only who knows its id can delete it again.
-pub fn created(volume: &CreatedVolume) -> Result<(), String> {
-    handle(volume.handle.as_str())?;
-    size(volume.capacity)?;
-    bounded_map("the context", &volume.context)?;
-    // What the host itself writes beside the context, and the node believes, is not the guest's to write.
-    if let Some(key) = volume.context.keys().find(|key| key.starts_with(HOST_PREFIX)) {
-        return Err(format!(
-            "the context has the key {:?}; keys under {HOST_PREFIX} are the host's",
-            printable(key)
-        ));
-    }
-    if volume.topology.len() > MAX_TOPOLOGY {
-        return Err(format!(
-            "{} places in the topology; at most {MAX_TOPOLOGY} are allowed",
-            volume.topology.len()
-        ));
-    }
-    volume.topology.iter().try_for_each(segments)?;
-    volume.attachment.as_ref().map_or(Ok(()), attachment)
+/// [`Bounds::created`] of a component.
+pub(crate) fn created(volume: &CreatedVolume) -> Result<(), String> {
+    Bounds::SPECIFIED.created(volume)
 }
 
-fn id(what: &str, id: &str) -> Result<(), String> {
-    text(what, id, 1, MAX_STRING)
+/// [`Bounds::status`] of a component.
+pub(crate) fn status(status: &VolumeStatus) -> Result<(), String> {
+    Bounds::SPECIFIED.status(status)
+}
+
+/// [`Bounds::volume_page`] of a component.
+pub(crate) fn volume_page(page: &VolumePage, asked: &PageRequest) -> Result<(), String> {
+    Bounds::SPECIFIED.volume_page(page, asked)
+}
+
+/// [`Bounds::snapshot_page`] of a component.
+pub(crate) fn snapshot_page(page: &SnapshotPage, asked: &PageRequest) -> Result<(), String> {
+    Bounds::SPECIFIED.snapshot_page(page, asked)
+}
+
+/// [`Bounds::snapshot`] of a component.
+pub(crate) fn snapshot(snapshot: &Snapshot) -> Result<(), String> {
+    Bounds::SPECIFIED.snapshot(snapshot)
+}
+
+/// [`Bounds::group_snapshot`] of a component.
+pub(crate) fn group_snapshot(group: &GroupSnapshot) -> Result<(), String> {
+    Bounds::SPECIFIED.group_snapshot(group)
+}
+
+/// [`Bounds::attachment`] of a component.
+pub(crate) fn attachment(attachment: &AttachmentRecord) -> Result<(), String> {
+    Bounds::SPECIFIED.attachment(attachment)
 }
 
 fn text(what: &str, text: &str, least: usize, most: usize) -> Result<(), String> {
@@ -94,17 +254,6 @@ fn text(what: &str, text: &str, least: usize, most: usize) -> Result<(), String>
     Ok(())
 }
 
-fn handle(handle: &str) -> Result<(), String> {
-    id("the volume handle", handle)?;
-    let inline = handle
-        .strip_prefix("csi-")
-        .is_some_and(|digits| digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
-    if inline {
-        return Err(format!("the volume handle {handle} has the shape of an inline volume's"));
-    }
-    Ok(())
-}
-
 fn size(capacity: Option<u64>) -> Result<(), String> {
     let Some(bytes) = capacity else { return Ok(()) };
     // Sizes travel as signed numbers in CSI and in Kubernetes.
@@ -112,17 +261,6 @@ fn size(capacity: Option<u64>) -> Result<(), String> {
         return Err(format!("the volume has {bytes} bytes; expected 1 to {}", i64::MAX));
     }
     Ok(())
-}
-
-fn bounded_map(what: &str, map: &Parameters) -> Result<(), String> {
-    let bytes: usize = map.iter().map(|(key, value)| key.len() + value.len()).sum();
-    if bytes > MAX_MAP {
-        return Err(format!("{what} has {bytes} bytes; at most {MAX_MAP} are allowed"));
-    }
-    match map.keys().find(|key| key.is_empty() || key.len() > MAX_STRING) {
-        Some(key) => Err(format!("{what} has a key of {} bytes; expected 1 to {MAX_STRING}", key.len())),
-        None => Ok(()),
-    }
 }
 
 fn segments(segments: &Segments) -> Result<(), String> {
@@ -138,36 +276,6 @@ fn segments(segments: &Segments) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-/// Checks what a guest said of a volume's state.
-pub fn status(status: &VolumeStatus) -> Result<(), String> {
-    created(&status.volume)?;
-    if status.published_nodes.len() > MAX_NODES {
-        return Err(format!(
-            "a volume is published to {} nodes; at most {MAX_NODES} are allowed",
-            status.published_nodes.len()
-        ));
-    }
-    for node in &status.published_nodes {
-        text("a node's id", node.as_str(), 1, MAX_NODE_ID)?;
-    }
-    let Some(owner) = &status.owner else { return Ok(()) };
-    text("the owner's cluster", owner.cluster.as_str(), 0, MAX_OWNER)?;
-    text("the owner's claim", owner.claim.as_str(), 0, MAX_OWNER)?;
-    text("the owner's volume", owner.volume.as_str(), 0, MAX_OWNER)
-}
-
-/// Checks a part of a listing: what it holds, how much was asked for, and that it gets on.
-pub fn volume_page(page: &VolumePage, asked: &PageRequest) -> Result<(), String> {
-    progress(page.volumes.len(), page.next.as_deref(), asked)?;
-    page.volumes.iter().try_for_each(status)
-}
-
-/// Checks a part of a listing: what it holds, how much was asked for, and that it gets on.
-pub fn snapshot_page(page: &SnapshotPage, asked: &PageRequest) -> Result<(), String> {
-    progress(page.snapshots.len(), page.next.as_deref(), asked)?;
-    page.snapshots.iter().try_for_each(snapshot)
 }
 
 fn progress(found: usize, next: Option<&str>, asked: &PageRequest) -> Result<(), String> {
@@ -186,57 +294,6 @@ fn progress(found: usize, next: Option<&str>, asked: &PageRequest) -> Result<(),
         return Err("a page ends where it began: whoever follows it never comes to an end".to_owned());
     }
     Ok(())
-}
-
-/// Checks a snapshot that a guest returned.
-pub fn snapshot(snapshot: &Snapshot) -> Result<(), String> {
-    id("the snapshot handle", snapshot.handle.as_str())?;
-    handle(snapshot.source.as_str())?;
-    if let Some(group) = &snapshot.group {
-        id("the group's handle", group.as_str())?;
-    }
-    if let Some(owner) = &snapshot.owner {
-        text("the owner's cluster", owner.cluster.as_str(), 0, MAX_OWNER)?;
-        text("the owner's snapshot", owner.snapshot.as_str(), 0, MAX_OWNER)?;
-        text("the owner's content", &owner.content, 0, MAX_OWNER)?;
-    }
-    if i64::try_from(snapshot.created_at_ms).is_err() {
-        return Err(format!(
-            "the snapshot was cut at {} ms; expected at most {}",
-            snapshot.created_at_ms,
-            i64::MAX
-        ));
-    }
-    // A snapshot may hold nothing.
-    snapshot.size.filter(|size| *size > 0).map_or(Ok(()), |bytes| size(Some(bytes)))
-}
-
-/// Checks a group snapshot that a guest returned.
-pub fn group_snapshot(group: &GroupSnapshot) -> Result<(), String> {
-    id("the group's handle", group.handle.as_str())?;
-    group.snapshots.iter().try_for_each(snapshot)?;
-    let stranger = |member: &&Snapshot| member.group.as_ref() != Some(&group.handle);
-    if let Some(member) = group.snapshots.iter().find(stranger) {
-        return Err(format!(
-            "the member {:?} does not say that it is the group's",
-            printable(member.handle.as_str())
-        ));
-    }
-    if group.ready && group.snapshots.iter().any(|member| !member.ready) {
-        return Err("the group is ready and one of its members is not".to_owned());
-    }
-    Ok(())
-}
-
-/// Checks an attachment that a guest returned.
-pub fn attachment(attachment: &AttachmentRecord) -> Result<(), String> {
-    if !is_word(&attachment.kind) {
-        return Err(format!(
-            "the attachment's kind is {:?}; expected up to 63 of a-z, 0-9 and -",
-            printable(&attachment.kind)
-        ));
-    }
-    bounded_map("the attachment", &attachment.fields)
 }
 
 /// Refuses pairs that hold a secret of the call: they are stored in the cluster, where everybody reads them.

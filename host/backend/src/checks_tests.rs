@@ -49,9 +49,23 @@ fn volumes() {
 }
 
 #[test]
+fn what_can_be_stored_is_more_than_what_csi_allows() {
+    let found = |handle: usize, value: usize| CreatedVolume {
+        handle: VolumeHandle::new("v".repeat(handle)),
+        context: pairs("k", &"v".repeat(value)),
+        ..volume()
+    };
+    for (bounds, id, map) in [(Bounds::SPECIFIED, 128, 4_096), (Bounds::STORABLE, 4_096, 262_144)] {
+        assert_eq!(bounds.created(&found(id, map - 1)), Ok(()));
+        assert!(bounds.created(&found(id + 1, 0)).unwrap_err().contains("the volume handle has"));
+        assert!(bounds.created(&found(1, map)).unwrap_err().contains("the context has"));
+    }
+}
+
+#[test]
 fn a_handle_like_an_inline_one_is_not_one() {
     for name in ["csi-", &format!("csi-{}", "0f".repeat(31)), &format!("csi-{}", "0g".repeat(32))] {
-        assert_eq!(handle(name), Ok(()));
+        assert_eq!(Bounds::SPECIFIED.handle(name), Ok(()));
     }
 }
 

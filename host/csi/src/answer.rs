@@ -1,12 +1,15 @@
 //! CSI's answers as the house's, checked: an error is the rule that an answer breaks, in words.
 
-use cofferdam_backend::checks;
+use cofferdam_backend::checks::{self, Bounds};
 use cofferdam_domain::storage::{
     Capacity, Condition, CreatedVolume, ExpandedVolume, GroupSnapshot, PageRequest, Segments, Snapshot,
     SnapshotPage, Validation, VolumePage, VolumeStatus,
 };
 
 use crate::v1;
+
+/// How long ids and maps of a driver may be: the sidecars look at no length.
+pub(crate) const BOUNDS: Bounds = Bounds::STORABLE;
 
 /// A number of bytes; 0 is how CSI says that nobody knows.
 fn size(what: &str, bytes: i64) -> Result<Option<u64>, String> {
@@ -45,7 +48,7 @@ pub(crate) fn volume(volume: Option<v1::Volume>) -> Result<CreatedVolume, String
         topology: places.filter(|segments: &Segments| !segments.is_empty()).collect(),
         attachment: None,
     };
-    checks::created(&created).map(|()| created)
+    BOUNDS.created(&created).map(|()| created)
 }
 
 /// Whether a volume was filled from where it should be.
@@ -97,7 +100,7 @@ fn bare_snapshot(snapshot: v1::Snapshot) -> Result<Snapshot, String> {
 /// A snapshot.
 pub(crate) fn snapshot(answer: Option<v1::Snapshot>) -> Result<Snapshot, String> {
     let snapshot = bare_snapshot(answer.ok_or("it has no snapshot")?)?;
-    checks::snapshot(&snapshot).map(|()| snapshot)
+    BOUNDS.snapshot(&snapshot).map(|()| snapshot)
 }
 
 /// A part of the snapshots.
@@ -109,7 +112,7 @@ pub(crate) fn snapshot_page(
     let snapshots = entries.map(|entry| bare_snapshot(entry.snapshot.ok_or("an entry has no snapshot")?));
     let page =
         SnapshotPage { snapshots: snapshots.collect::<Result<_, _>>()?, next: filled(answer.next_token) };
-    checks::snapshot_page(&page, asked).map(|()| page)
+    BOUNDS.snapshot_page(&page, asked).map(|()| page)
 }
 
 /// A group with its members. A member that does not say whose it is belongs to the group that it came with.
@@ -128,7 +131,7 @@ pub(crate) fn group(answer: Option<v1::VolumeGroupSnapshot>) -> Result<GroupSnap
         ready: group.ready_to_use,
         handle: handle.into(),
     };
-    checks::group_snapshot(&found).map(|()| found)
+    BOUNDS.group_snapshot(&found).map(|()| found)
 }
 
 fn status(
@@ -147,7 +150,7 @@ fn status(
         condition,
         changed_at_ms: None,
     };
-    checks::status(&status).map(|()| status)
+    BOUNDS.status(&status).map(|()| status)
 }
 
 /// One volume's state.
@@ -167,7 +170,7 @@ pub(crate) fn volume_page(
     };
     let volumes = answer.entries.into_iter().map(entry).collect::<Result<_, _>>()?;
     let page = VolumePage { volumes, next: filled(answer.next_token) };
-    checks::volume_page(&page, asked).map(|()| page)
+    BOUNDS.volume_page(&page, asked).map(|()| page)
 }
 
 /// The room for more volumes.

@@ -5,6 +5,7 @@
 //! driver's own headers or trailers.
 
 use std::{
+    panic::AssertUnwindSafe,
     pin::Pin,
     sync::{
         Arc,
@@ -15,7 +16,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures::future::BoxFuture;
+use futures::{FutureExt as _, future::BoxFuture};
 use http::{HeaderMap, Uri};
 use http_body::{Body, Frame, SizeHint};
 use hyper::{body::Incoming, client::conn::http2};
@@ -40,6 +41,8 @@ const MAX_HEADERS: u32 = 64 << 10;
 const ORIGIN: &str = "http://localhost";
 /// Where the driver's word stands.
 const STATUS: &str = "grpc-status";
+/// What more a driver may say of a failure. Nobody here reads it, and tonic 0.14 panics when it is not base64.
+const DETAILS: &str = "grpc-status-details-bin";
 
 /// The connection broke, or the other side does not speak gRPC.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -70,7 +73,9 @@ impl Word {
         Self(Arc::new(AtomicI32::new(Self::NONE)))
     }
 
-    fn hear(&self, headers: &HeaderMap) {
+    /// Listens to headers or trailers, and takes out what tonic must not see.
+    fn hear(&self, headers: &mut HeaderMap) {
+        headers.remove(DETAILS);
         let code = headers.get(STATUS).and_then(|value| value.to_str().ok()?.parse().ok());
         if let Some(code) = code.filter(|code| (0..=16).contains(code)) {
             self.0.store(code, Ordering::Release);
@@ -126,14 +131,22 @@ impl Wire {
         let rounded = u64::try_from(left.as_millis()).unwrap_or(u64::MAX).saturating_add(1);
         request.set_timeout(Duration::from_millis(rounded));
         request.extensions_mut().insert(word.clone());
-        match tokio::time::timeout_at(deadline, method(self, request)).await {
-            Err(_) => Err(Fault::Deadline(left)),
-            Ok(Ok(answer)) if word.is(Code::Ok) => Ok(answer.into_inner()),
-            Ok(Ok(_)) => Err(Fault::Broken("the answer ended without a status".to_owned())),
-            Ok(Err(status)) if word.is(status.code()) => {
+        // A driver's bytes can make a library panic. That must not end more than this call, least of all the task that keeps
+        // the connection.
+        let exchange = AssertUnwindSafe(method(self, request)).catch_unwind();
+        let Ok(ended) = tokio::time::timeout_at(deadline, exchange).await else {
+            return Err(Fault::Deadline(left));
+        };
+        let Ok(answer) = ended else {
+            return Err(Fault::Unreadable("reading it failed in this program".to_owned()));
+        };
+        match answer {
+            Ok(answer) if word.is(Code::Ok) => Ok(answer.into_inner()),
+            Ok(_) => Err(Fault::Broken("the answer ended without a status".to_owned())),
+            Err(status) if word.is(status.code()) => {
                 Err(Fault::Said(status.code(), status.message().to_owned()))
             }
-            Ok(Err(status)) => Err(unsaid(&status)),
+            Err(status) => Err(unsaid(&status)),
         }
     }
 
@@ -177,8 +190,8 @@ impl tower::Service<http::Request<tonic::body::Body>> for Wire {
         let word = request.extensions().get::<Word>().cloned().unwrap_or_else(Word::none);
         let sent = self.0.send_request(request);
         Box::pin(async move {
-            let response = sent.await?;
-            word.hear(response.headers());
+            let mut response = sent.await?;
+            word.hear(response.headers_mut());
             Ok(response.map(|body| Heard { body, word }))
         })
     }
@@ -199,9 +212,9 @@ impl Body for Heard {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
-        if let Some(Ok(frame)) = &frame
-            && let Some(trailers) = frame.trailers_ref()
+        let mut frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if let Some(Ok(frame)) = &mut frame
+            && let Some(trailers) = frame.trailers_mut()
         {
             self.word.hear(trailers);
         }
@@ -214,5 +227,22 @@ impl Body for Heard {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_panics_at_an_answer_ends_that_call_only() {
+        let directory = tempfile::TempDir::new().unwrap();
+        let socket = directory.path().join("csi.sock");
+        let _listener = tokio::net::UnixListener::bind(&socket).unwrap();
+        let address = socket.to_str().unwrap().parse().unwrap();
+        let (wire, _closed) = Wire::connect(&address).await.unwrap();
+        let method: Method<(), ()> = |_, _| Box::pin(async { panic!("on purpose") });
+        let fault = wire.call((), Instant::now() + Duration::from_secs(30), method).await.unwrap_err();
+        assert!(matches!(fault, Fault::Unreadable(_)), "{fault:?}");
     }
 }

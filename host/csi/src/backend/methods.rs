@@ -1,24 +1,24 @@
 //! Each method of [`Backend`]: what it is about, which call of CSI answers it, and what is checked of the answer.
 
-use std::{collections::BTreeSet, fmt, future::ready, hash::Hash};
+use std::{collections::BTreeSet, fmt, future::ready, hash::Hash, sync::Arc};
 
 use cofferdam_backend::{
     Answer, Backend, Call, Redactor, checks,
-    guard::{Guard, Intent, Subject},
+    guard::{Guard, Guards, Intent, Refusal, Subject},
 };
 use cofferdam_domain::{
     GroupSnapshotHandle, NodeName, SnapshotHandle, VolumeHandle,
     storage::{
         Ability, AttachmentRecord, Capacity, CapacityQuery, CreateGroupSnapshot, CreateSnapshot,
-        CreateVolume, CreatedVolume, Description, ErrorKind, ExpandVolume, ExpandedVolume, GroupSnapshot,
-        PageRequest, Parameters, PublishVolume, Readiness, Secrets, Snapshot, SnapshotPage, StorageError,
-        ValidateVolume, Validation, VolumeCapability, VolumePage, VolumeStatus,
+        CreateVolume, CreatedVolume, Description, ErrorKind, ExpandVolume, ExpandedVolume, Finality,
+        GroupSnapshot, PageRequest, Parameters, PublishVolume, Readiness, Secrets, Snapshot, SnapshotPage,
+        StorageError, ValidateVolume, Validation, VolumeCapability, VolumePage, VolumeStatus,
         ability::{ControllerCapability as Can, PluginCapability},
     },
 };
 use tokio::time::Instant;
 
-use super::{CsiBackend, Exhausted, Job};
+use super::{CsiBackend, Exhausted, Job, watch::Watch};
 use crate::{
     answer,
     identity::PROBE,
@@ -30,11 +30,19 @@ use crate::{
 const ATTACHMENT_KIND: &str = "csi";
 const ATTACHMENT_VERSION: u32 = 1;
 
+/// The act of deleting a volume, as guards know it.
+const DELETE: &str = "delete";
+
 /// How often a volume that was not filled is tried to be deleted, as external-provisioner does.
 const CLEANUPS: usize = 5;
 
 pub(super) fn failed<T: Send + 'static>(error: StorageError) -> Answer<'static, T> {
     Box::pin(ready(Err(error)))
+}
+
+/// A refusal that the driver did not speak, of a creation that it may have begun before.
+pub(super) fn open(error: StorageError) -> StorageError {
+    StorageError { finality: Finality::Unknown, ..error }
 }
 
 pub(super) fn text(handle: &impl ToString) -> String {
@@ -49,8 +57,16 @@ pub(super) fn same<H: PartialEq + fmt::Display>(what: &str, asked: &H, found: &H
     Err(format!("it describes another {what} than {}", checks::printable(&asked.to_string())))
 }
 
-/// A volume, and whether it was filled as it should be.
-type Filled = (CreatedVolume, bool);
+/// A volume, and why nobody may get it, if so.
+type Filled = (CreatedVolume, Option<&'static str>);
+
+const UNFILLED: &str = "the driver does not say that it has the content of its source";
+const DOOMED: &str = "it was to be deleted, and nobody knows whether that has ended";
+
+/// Whether the deletion of a volume has an open outcome: what it may still take must not be handed out.
+fn doomed(guards: &Guards, handle: &VolumeHandle) -> bool {
+    guards.take(volume_act(handle, "hand out", &())).err() == Some(Refusal::Unsettled(DELETE))
+}
 
 impl CsiBackend {
     pub(super) fn answer<Q, R, U>(&self, call: Call, job: Job<Q, R, U>) -> Answer<'_, U>
@@ -72,6 +88,12 @@ impl CsiBackend {
         StorageError::last(ErrorKind::Unimplemented, format!("the CSI driver {driver} has no {needed}"))
     }
 
+    /// The same for a creation. An earlier try may have been made when the driver still had it, perhaps by another process:
+    /// that nobody is asked now says nothing of what there is.
+    pub(super) fn lacks_to_create(&self, needed: Can) -> Option<StorageError> {
+        self.lacks(needed).map(open)
+    }
+
     fn capability(&self, capability: VolumeCapability) -> v1::VolumeCapability {
         request::capability(capability, self.identity.can(Can::SingleNodeMultiWriter))
     }
@@ -88,28 +110,21 @@ impl CsiBackend {
         request::secrets(&self.all_secrets(call))
     }
 
-    /// Says in the log when a driver returns a secret, which everybody can read where it is stored. It is not refused: with the
-    /// sidecars such drivers work.
-    fn watch(&self, call: &Call, what: &'static str) -> impl Fn(&Parameters) + Send + 'static {
+    /// Who looks at what the driver returns of a call, before it is stored.
+    pub(super) fn watch(&self, call: &Call) -> Watch {
         let redactor = Redactor::new(self.all_secrets(call));
-        let driver = self.driver().clone();
-        move |map| {
-            for (key, _) in map.iter().filter(|(_, value)| redactor.finds_long(value)) {
-                let key = redactor.blot_quoted(&checks::printable(key));
-                tracing::warn!(%driver, what, key, "the driver returns a secret of the call");
-            }
-        }
+        Watch::new(self.driver().clone(), redactor, Arc::clone(&self.told))
     }
 
-    /// CreateVolume's message.
+    /// CreateVolume's message. Only a request that CSI cannot express is refused for good: no driver can have heard it.
     fn creation(
         &self,
         call: &Call,
         request: CreateVolume,
         source: Option<v1::VolumeContentSource>,
     ) -> Result<v1::CreateVolumeRequest, StorageError> {
-        let invalid = |message: &str| StorageError::last(ErrorKind::InvalidArgument, message);
-        if let Some(error) = self.lacks(Can::CreateDeleteVolume) {
+        let invalid = |message: &str| StorageError::unknown(ErrorKind::InvalidArgument, message);
+        if let Some(error) = self.lacks_to_create(Can::CreateDeleteVolume) {
             return Err(error);
         }
         if request.topology.is_some()
@@ -149,12 +164,19 @@ impl CsiBackend {
         let intent = Intent::new(subject, method, &(&request, &of)).from(of);
         let asked = from.map(|(_, r#type)| v1::VolumeContentSource { r#type: Some(r#type) });
         let message = self.creation(&call, request, asked.clone())?;
-        let watch = self.watch(&call, "volume context");
+        let watch = self.watch(&call);
+        let guards = self.guards.clone();
         let accept = move |found: v1::CreateVolumeResponse| {
-            let filled = asked.is_none_or(|asked| answer::is_from(found.volume.as_ref(), &asked));
+            let filled = asked.as_ref().map(|asked| answer::is_from(found.volume.as_ref(), asked));
             let volume = answer::volume(found.volume)?;
-            watch(&volume.context);
-            Ok((volume, filled))
+            watch.id("volume handle", volume.handle.as_str());
+            watch.map("volume context", &volume.context);
+            let withheld = match filled {
+                None => None,
+                Some(false) => Some(UNFILLED),
+                Some(true) => doomed(&guards, &volume.handle).then_some(DOOMED),
+            };
+            Ok((volume, withheld))
         };
         let job = Job::new(
             "/csi.v1.Controller/CreateVolume",
@@ -163,8 +185,13 @@ impl CsiBackend {
             |wire, request| Box::pin(async { wire.controller().create_volume(request).await }),
             accept,
         );
-        let remember: fn(&Guard, &Filled) =
-            |guard, (volume, _)| guard.created(Subject::Volume(volume.handle.clone()));
+        // One that is withheld is deleted again: as long as that is open, its name must not be the same as its handle, or the
+        // creation could never be repeated.
+        let remember: fn(&Guard, &Filled) = |guard, (volume, withheld)| {
+            if withheld.is_none() {
+                guard.created(Subject::Volume(volume.handle.clone()));
+            }
+        };
         self.perform(call, Job { remember, ..job }).await
     }
 
@@ -177,10 +204,8 @@ impl CsiBackend {
         from: (Subject, source::Type),
     ) -> Result<CreatedVolume, StorageError> {
         let begun = Instant::now();
-        let (volume, filled) = self.create(method, call.clone(), request, Some(from)).await?;
-        if filled {
-            return Ok(volume);
-        }
+        let (volume, withheld) = self.create(method, call.clone(), request, Some(from)).await?;
+        let Some(reason) = withheld else { return Ok(volume) };
         let mut end = "deleted again".to_owned();
         for _ in 0..CLEANUPS {
             let deadline = call.deadline.saturating_sub(begun.elapsed());
@@ -196,9 +221,7 @@ impl CsiBackend {
         let handle = &volume.handle;
         Err(StorageError::unknown(
             ErrorKind::Internal,
-            format!(
-                "the driver does not say that volume {handle} has the content of its source; it was {end}"
-            ),
+            format!("volume {handle} is not handed out: {reason}; it was {end}"),
         ))
     }
 }
@@ -243,7 +266,7 @@ impl Backend for CsiBackend {
         request: CreateVolume,
         source: VolumeHandle,
     ) -> Answer<'_, CreatedVolume> {
-        if let Some(error) = self.lacks(Can::CloneVolume) {
+        if let Some(error) = self.lacks_to_create(Can::CloneVolume) {
             return failed(error);
         }
         let r#type = source::Type::Volume(source::VolumeSource { volume_id: text(&source) });
@@ -256,7 +279,7 @@ impl Backend for CsiBackend {
         request: CreateVolume,
         source: SnapshotHandle,
     ) -> Answer<'_, CreatedVolume> {
-        if let Some(error) = self.lacks(Can::CreateDeleteSnapshot) {
+        if let Some(error) = self.lacks_to_create(Can::CreateDeleteSnapshot) {
             return failed(error);
         }
         let r#type = source::Type::Snapshot(source::SnapshotSource { snapshot_id: text(&source) });
@@ -270,7 +293,7 @@ impl Backend for CsiBackend {
         let message = v1::DeleteVolumeRequest { volume_id: text(&handle), secrets: self.secrets(&call) };
         let job = Job::new(
             "/csi.v1.Controller/DeleteVolume",
-            Some(Intent::deleting(Subject::Volume(handle), "delete", &())),
+            Some(Intent::deleting(Subject::Volume(handle), DELETE, &())),
             message,
             |wire, request| Box::pin(async { wire.controller().delete_volume(request).await }),
             |v1::DeleteVolumeResponse {}| Ok(()),
@@ -312,15 +335,15 @@ impl Backend for CsiBackend {
             secrets: self.secrets(&call),
             volume_context: request.context,
         };
-        let watch = self.watch(&call, "publish context");
+        let watch = self.watch(&call);
         let accept = move |found: v1::ControllerPublishVolumeResponse| {
             let attachment = AttachmentRecord {
                 kind: ATTACHMENT_KIND.to_owned(),
                 version: ATTACHMENT_VERSION,
                 fields: found.publish_context,
             };
-            watch(&attachment.fields);
-            checks::attachment(&attachment).map(|()| attachment)
+            watch.map("publish context", &attachment.fields);
+            answer::BOUNDS.attachment(&attachment).map(|()| attachment)
         };
         let job = Job::new(
             "/csi.v1.Controller/ControllerPublishVolume",

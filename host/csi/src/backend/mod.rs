@@ -2,6 +2,7 @@
 
 mod methods;
 mod snapshots;
+mod watch;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -30,6 +31,7 @@ use crate::{
     status::{Exhausted, Failure},
     wire::Method,
 };
+use watch::Told;
 
 /// Calls of one driver at once; others wait within their deadline. More than the roles' workers have by default, few enough
 /// for drivers that were written for the sidecars' ten to hundred.
@@ -74,6 +76,7 @@ pub struct CsiBackend {
     guards: Guards,
     running: Semaphore,
     metrics: CallMetrics,
+    told: Arc<Told>,
 }
 
 impl fmt::Debug for CsiBackend {
@@ -142,6 +145,7 @@ impl CsiBackend {
             connection,
             guards: Guards::default(),
             running: Semaphore::new(CONCURRENT),
+            told: Arc::default(),
         }))
     }
 

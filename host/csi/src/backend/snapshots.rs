@@ -17,7 +17,7 @@ use futures::future::BoxFuture;
 
 use super::{
     CsiBackend, Exhausted, Job,
-    methods::{failed, same, text},
+    methods::{failed, open, same, text},
 };
 use crate::{answer, request, v1, wire::Wire};
 
@@ -37,7 +37,7 @@ fn texts(handles: BTreeSet<SnapshotHandle>) -> Vec<String> {
 
 impl CsiBackend {
     pub(super) fn cut_snapshot(&self, call: Call, request: CreateSnapshot) -> Answer<'_, Snapshot> {
-        if let Some(error) = self.lacks(Can::CreateDeleteSnapshot) {
+        if let Some(error) = self.lacks_to_create(Can::CreateDeleteSnapshot) {
             return failed(error);
         }
         let subject = Subject::SnapshotName(request.name.as_str().into());
@@ -50,8 +50,10 @@ impl CsiBackend {
             secrets: self.secrets(&call),
             parameters: request.parameters,
         };
+        let watch = self.watch(&call);
         let accept = move |found: v1::CreateSnapshotResponse| {
             let snapshot = answer::snapshot(found.snapshot)?;
+            watch.id("snapshot handle", snapshot.handle.as_str());
             same("source", &source, &snapshot.source).map(|()| snapshot)
         };
         let job = Job::new(
@@ -155,7 +157,7 @@ impl CsiBackend {
 
     pub(super) fn cut_group(&self, call: Call, request: CreateGroupSnapshot) -> Answer<'_, GroupSnapshot> {
         if !self.abilities().contains(&Ability::GroupSnapshots) {
-            return failed(self.unable(GROUPS));
+            return failed(open(self.unable(GROUPS)));
         }
         let sources = request.sources.clone();
         let intent =
@@ -167,8 +169,11 @@ impl CsiBackend {
             secrets: self.secrets(&call),
             parameters: request.parameters,
         };
+        let watch = self.watch(&call);
         let accept = move |found: v1::CreateVolumeGroupSnapshotResponse| {
             let group = answer::group(found.group_snapshot)?;
+            watch.id("group snapshot handle", group.handle.as_str());
+            group.snapshots.iter().for_each(|member| watch.id("snapshot handle", member.handle.as_str()));
             let members: BTreeSet<_> = group.snapshots.iter().map(|member| &member.source).collect();
             if members == sources.iter().collect() && group.snapshots.len() == sources.len() {
                 Ok(group)

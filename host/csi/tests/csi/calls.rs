@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use cofferdam_backend::{Backend, Call};
 use cofferdam_csi::{CsiConfig, v1};
 use cofferdam_domain::storage::{
-    AttachmentRecord, CapabilityMode, Capacity, CapacityQuery, CreateSnapshot, ErrorKind, Finality,
-    PageRequest, PublishVolume, Secret, TopologyRequirement, ValidateVolume, Validation, VolumeCapability,
+    AttachmentRecord, CapabilityMode, Capacity, CapacityQuery, CreateGroupSnapshot, CreateSnapshot,
+    ErrorKind, Finality, PageRequest, PublishVolume, Secret, TopologyRequirement, ValidateVolume, Validation,
+    VolumeCapability,
 };
 use prost_types::Timestamp;
 use v1::volume_content_source::{SnapshotSource, Type, VolumeSource};
@@ -75,21 +76,34 @@ async fn what_a_driver_cannot_do_is_not_asked() {
     let refused = |error: cofferdam_domain::storage::StorageError, kind| {
         assert_eq!((error.kind, error.finality), (kind, Finality::Final), "{error}");
     };
+    // An earlier process may have created it, when the driver could do more.
+    let left_open = |error: cofferdam_domain::storage::StorageError, kind| {
+        assert_eq!((error.kind, error.finality), (kind, Finality::Unknown), "{error}");
+    };
     let mut request = creation("a");
     request.topology = Some(TopologyRequirement::default());
     let error = backend.create_volume(call(), request).await.unwrap_err();
-    refused(error, ErrorKind::InvalidArgument);
+    left_open(error, ErrorKind::InvalidArgument);
     let mut request = creation("a");
     request.mutable_parameters = map(&[("iops", "7")]);
     let error = backend.create_volume(call(), request).await.unwrap_err();
-    refused(error, ErrorKind::InvalidArgument);
+    left_open(error, ErrorKind::InvalidArgument);
     let mut request = creation("a");
     request.capacity.required = Some(u64::MAX);
     let error = backend.create_volume(call(), request).await.unwrap_err();
     refused(error, ErrorKind::InvalidArgument);
     let unable = ErrorKind::Unimplemented;
-    refused(backend.clone_volume(call(), creation("a"), "v".into()).await.unwrap_err(), unable);
-    refused(backend.restore_snapshot(call(), creation("a"), "s".into()).await.unwrap_err(), unable);
+    left_open(backend.clone_volume(call(), creation("a"), "v".into()).await.unwrap_err(), unable);
+    left_open(backend.restore_snapshot(call(), creation("a"), "s".into()).await.unwrap_err(), unable);
+    let cut = CreateSnapshot { name: "n".to_owned(), source: "v".into(), parameters: map(&[]), owner: None };
+    left_open(backend.create_snapshot(call(), cut).await.unwrap_err(), unable);
+    let cut = CreateGroupSnapshot {
+        name: "n".to_owned(),
+        sources: ["v".into()].into(),
+        parameters: map(&[]),
+        owner: None,
+    };
+    left_open(backend.create_group_snapshot(call(), cut).await.unwrap_err(), unable);
     refused(backend.unpublish_volume(call(), "v".into(), None).await.unwrap_err(), unable);
     refused(backend.modify_volume(call(), "v".into(), map(&[])).await.unwrap_err(), unable);
     refused(backend.delete_snapshot(call(), "s".into()).await.unwrap_err(), unable);
@@ -100,6 +114,10 @@ async fn what_a_driver_cannot_do_is_not_asked() {
     refused(backend.list_volumes(call(), page).await.unwrap_err(), unable);
     refused(backend.get_volume(call(), "v".into()).await.unwrap_err(), unable);
     refused(backend.get_capacity(call(), CapacityQuery::default()).await.unwrap_err(), unable);
+    assert_eq!(fake.heard(CREATE).len(), 0);
+    fake.controller(&[]);
+    let backend = fake.connect().await;
+    left_open(backend.create_volume(call(), creation("a")).await.unwrap_err(), unable);
     assert_eq!(fake.heard(CREATE).len(), 0);
 }
 
@@ -134,6 +152,39 @@ async fn a_volume_of_a_source() {
         assert!(error.message.contains("it was deleted again"), "{error}");
         assert_eq!(fake.heard(DELETE).len(), deleted + 2);
     }
+}
+
+#[tokio::test]
+async fn a_volume_of_a_source_that_could_not_be_deleted_again_does_not_block_its_name() {
+    let fake = Fake::start();
+    let backend = fake.connect().await;
+    let filled = || {
+        let r#type = Some(Type::Volume(VolumeSource { volume_id: "v".to_owned() }));
+        created(v1::Volume { content_source: Some(v1::VolumeContentSource { r#type }), ..volume("new") })
+    };
+    let clone = || backend.clone_volume(call(), creation("a"), "v".into());
+    fake.always(DELETE, Reply::Status(14, "busy"));
+    // What may be deleted at any time is not handed out either, although the driver has filled it by now.
+    for (answer, expected) in [
+        (created(volume("new")), "the content of its source"),
+        (created(volume("new")), "the content of its source"),
+        (filled(), "it was to be deleted"),
+    ] {
+        fake.once(CREATE, answer);
+        let error = clone().await.unwrap_err();
+        assert_eq!((error.kind, error.finality), (ErrorKind::Internal, Finality::Unknown), "{error}");
+        assert!(error.message.contains(expected) && error.message.contains("not deleted: "), "{error}");
+    }
+    fake.always(DELETE, message(&v1::DeleteVolumeResponse {}));
+    fake.once(CREATE, filled());
+    assert!(clone().await.unwrap_err().message.contains("deleted again"));
+    fake.once(CREATE, filled());
+    assert_eq!(clone().await.unwrap().handle.as_str(), "new");
+    // And now the name and the handle are one volume.
+    fake.once(CREATE, Reply::Status(14, "busy"));
+    assert_eq!(clone().await.unwrap_err().kind, ErrorKind::Unavailable);
+    let error = backend.modify_volume(call(), "new".into(), map(&[])).await.unwrap_err();
+    assert_eq!(error.finality, Finality::InProgress, "{error}");
 }
 
 fn publication(read_only: bool) -> PublishVolume {

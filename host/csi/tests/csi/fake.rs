@@ -41,6 +41,8 @@ pub(crate) enum Reply {
     Message(Vec<u8>),
     /// Fails.
     Status(i32, &'static str),
+    /// Fails with trailers that gRPC does not allow, or with the same in the headers only.
+    Details { in_headers: bool },
     /// Answers, and fails then all the same.
     Late(Vec<u8>, i32),
     /// Answers and does not say how the call ended.
@@ -286,6 +288,17 @@ async fn serve(
     Ok(match reply.unwrap_or(Reply::Status(12, "not told what to answer")) {
         Reply::Message(message) => grpc(framed(&message), Some(trailers(0, ""))),
         Reply::Status(code, text) => grpc(Vec::new(), Some(trailers(code, text))),
+        Reply::Details { in_headers } => {
+            let mut end = trailers(13, "no");
+            end.insert("grpc-status-details-bin", HeaderValue::from_static("!!!"));
+            if in_headers {
+                let mut response = grpc(Vec::new(), None);
+                response.headers_mut().extend(end);
+                response
+            } else {
+                grpc(Vec::new(), Some(end))
+            }
+        }
         Reply::Late(message, code) => grpc(framed(&message), Some(trailers(code, "late"))),
         Reply::Unfinished(message) => grpc(framed(&message), None),
         Reply::Bytes(bytes) => grpc(bytes, Some(trailers(0, ""))),

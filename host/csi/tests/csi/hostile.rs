@@ -8,7 +8,7 @@ use cofferdam_domain::storage::{
 };
 use prost_types::Timestamp;
 
-use crate::fake::{CREATE, Fake, call, created, creation, message, volume};
+use crate::fake::{CREATE, Fake, LONG, PROBE, Reply, call, created, creation, message, volume};
 
 fn untrue<T: std::fmt::Debug>(answer: Result<T, StorageError>, expected: &str) {
     let error = answer.unwrap_err();
@@ -38,7 +38,7 @@ async fn volumes_that_cannot_be() {
         (with(|volume| volume.capacity_bytes = i64::MIN), "expected 0 or more"),
         (
             with(|volume| {
-                volume.volume_context.insert("k".to_owned(), "x".repeat(5_000));
+                volume.volume_context.insert("k".to_owned(), "x".repeat(300_000));
             }),
             "the context has",
         ),
@@ -60,6 +60,41 @@ async fn volumes_that_cannot_be() {
         fake.once(CREATE, reply);
         untrue(backend.create_volume(call(), creation(&n.to_string())).await, expected);
     }
+}
+
+/// Ids of managed disks on Azure are as long as this one.
+#[tokio::test]
+async fn ids_longer_than_csi_allows_are_taken_as_the_sidecars_take_them() {
+    let fake = Fake::start();
+    let backend = fake.connect().await;
+    let long = "x".repeat(165);
+    let mut answer = volume(&long);
+    answer.volume_context.insert("k".to_owned(), "x".repeat(5_000));
+    fake.once(CREATE, created(answer));
+    let found = backend.create_volume(call(), creation("a")).await.unwrap();
+    assert_eq!(found.handle.as_str(), long);
+}
+
+#[tokio::test]
+async fn details_of_a_failure_that_are_no_base64() {
+    let mut fake = Fake::start();
+    let backend = fake.connect().await;
+    for in_headers in [false, true] {
+        fake.once(CREATE, Reply::Details { in_headers });
+        let error = backend.create_volume(call(), creation("a")).await.unwrap_err();
+        assert_eq!((error.kind, error.finality), (ErrorKind::Internal, Finality::Final), "{error}");
+        assert_eq!(error.message, "no");
+    }
+    // Also while the connection is made anew: it goes on trying.
+    fake.stop();
+    backend.until_connected(false).await;
+    for in_headers in [false, true] {
+        fake.once(PROBE, Reply::Details { in_headers });
+    }
+    fake.listen();
+    tokio::time::timeout(LONG, backend.until_connected(true)).await.unwrap();
+    fake.once(CREATE, created(volume("v")));
+    backend.create_volume(call(), creation("a")).await.unwrap();
 }
 
 #[tokio::test]
