@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod certificates;
+pub mod chance;
 pub mod claims;
 pub mod cli;
 pub mod cofferdam;
@@ -19,7 +20,14 @@ pub mod node;
 pub mod outside;
 pub mod peers;
 pub mod process;
+pub mod proxy;
 pub mod run;
 pub mod sidecar;
 pub mod suites;
 pub mod wait;
+
+/// Tells whoever looks at the terminal. A closed stderr is no reason to end.
+fn say(line: std::fmt::Arguments<'_>) {
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stderr(), "{line}");
+}

@@ -84,7 +84,7 @@ struct Array {
 }
 
 /// The simulation's wall clock.
-pub(crate) type Clock = Arc<dyn Fn() -> jiff::Timestamp + Send + Sync>;
+pub type Clock = Arc<dyn Fn() -> jiff::Timestamp + Send + Sync>;
 
 /// What a user does, handed to whoever can do it; done when every process has been told of it.
 pub(crate) type Users = Arc<dyn Fn(UserAction) -> BoxFuture<'static, ()> + Send + Sync>;

@@ -16,9 +16,10 @@ use kube::{
     client::Body,
     config::{KubeConfigOptions, Kubeconfig},
 };
-use tower::{BoxError, ServiceExt as _, util::BoxCloneSyncService};
+use tower::{ServiceExt as _, util::BoxCloneSyncService};
 
-use crate::driver::Clock;
+pub use crate::driver::Clock;
+pub use tower::BoxError;
 
 /// The API as somebody reaches it.
 pub type Api = BoxCloneSyncService<Request<Body>, Response<AnswerBody>, BoxError>;
@@ -75,6 +76,11 @@ pub trait Ground: Send + Sync + 'static {
 
     /// Puts the cluster back to the remembered state.
     fn restore(&self) -> Done<'_>;
+}
+
+/// The clock on the wall.
+pub fn wall_clock() -> Clock {
+    Arc::new(jiff::Timestamp::now)
 }
 
 /// A kube client as the API that it reaches.
@@ -174,7 +180,7 @@ impl OverHttp {
     /// # Errors
     /// When it cannot listen.
     pub async fn start() -> Result<Self, BoxError> {
-        let inner = InProcess::at(Arc::new(jiff::Timestamp::now), None);
+        let inner = InProcess::at(wall_clock(), None);
         let serving = inner.api.serve(ServeOptions::default()).await?;
         let kubeconfig = Kubeconfig::from_yaml(&serving.kubeconfig())?;
         let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;

@@ -3,6 +3,7 @@
 mod cleanup;
 mod control_plane;
 mod driver;
+mod grounds;
 mod node;
 mod provision;
 mod swap;
@@ -58,6 +59,12 @@ pub const ALL: &[Suite] = &[
         about: "a pod with our image runs on a real kubelet, says something, and goes without a trace",
         limit: Duration::from_secs(300),
         run: |run| Box::pin(node::run(run)),
+    },
+    Suite {
+        name: "grounds",
+        about: "every scenario of the roles ends on kube-apiserver as on the embedded API, also with a death in its middle",
+        limit: Duration::from_secs(1_800),
+        run: |run| Box::pin(grounds::run(run)),
     },
     Suite {
         name: "swap",
