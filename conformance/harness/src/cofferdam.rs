@@ -93,21 +93,25 @@ impl MemoryDriver {
     }
 }
 
-/// Starts `cofferdam run` with these roles, and waits until it is ready.
-///
-/// # Errors
-/// When it is not, with the end of its log.
-pub async fn start(run: &Run, kubeconfig: &Path, roles: &[&str], driver: &MemoryDriver) -> Result<Process> {
-    let port = run.port()?;
-    let spec = Spec::new("cofferdam", run.program())
+/// `cofferdam run` with these roles, which serves its metrics on this port.
+pub(crate) fn spec(run: &Run, kubeconfig: &Path, roles: &[&str], driver: &MemoryDriver, port: u16) -> Spec {
+    Spec::new("cofferdam", run.program())
         .arg("run")
         .args(roles.iter().map(|role| format!("--role={role}")))
         .arg(format_args!("--config={}", driver.configuration.display()))
         .arg(format_args!("--kubeconfig={}", kubeconfig.display()))
         .arg(format_args!("--http-endpoint=127.0.0.1:{port}"))
         .arg(format_args!("--compilation-cache={}", run.scratch().join("compiled").display()))
-        .env("RUST_BACKTRACE", "1");
-    let mut process = Process::start(run, spec)?;
+        .env("RUST_BACKTRACE", "1")
+}
+
+/// Starts `cofferdam run` with these roles, and waits until it is ready.
+///
+/// # Errors
+/// When it is not, with the end of its log.
+pub async fn start(run: &Run, kubeconfig: &Path, roles: &[&str], driver: &MemoryDriver) -> Result<Process> {
+    let port = run.port()?;
+    let mut process = Process::start(run, spec(run, kubeconfig, roles, driver, port))?;
     let client = plain(port)?;
     process.ready(READY, async || control_plane::get(&client, "/readyz").await).await?;
     Ok(process)

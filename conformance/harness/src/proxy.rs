@@ -2,7 +2,7 @@
 //! are no answers. It ends TLS with a certificate of the cluster's authority, and begins it anew.
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
@@ -31,8 +31,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::control_plane::ControlPlane;
 
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
-type AnswerBody = UnsyncBoxBody<Bytes, BoxError>;
+type AnswerBody = UnsyncBoxBody<Bytes, io::Error>;
 
 /// What becomes of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,7 +75,8 @@ impl Proxy {
     /// When the kubeconfig is not one of ours, or it cannot listen.
     pub async fn start(plane: &ControlPlane, kubeconfig: &Path) -> Result<Self> {
         let mut text: Value = serde_json::from_slice(&fs::read(kubeconfig)?)?;
-        let server = text.pointer_mut("/clusters/0/cluster/server").context("a kubeconfig without a server")?;
+        let server =
+            text.pointer_mut("/clusters/0/cluster/server").context("a kubeconfig without a server")?;
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let behind = std::mem::replace(server, json!(format!("https://{}", listener.local_addr()?)));
         let path = kubeconfig.with_extension("proxied");
@@ -138,26 +138,27 @@ async fn accept(listener: TcpListener, tls: TlsAcceptor, way: Arc<Way>) {
         let mut cut = way.cut.subscribe();
         tokio::spawn(async move {
             tokio::select! {
-                // The program sees how its connection ends, nobody else has to.
-                _ = connection(stream, tls, way) => {}
+                () = connection(stream, tls, way) => {}
                 _ = cut.changed() => {}
             }
         });
     }
 }
 
-async fn connection(stream: TcpStream, tls: TlsAcceptor, way: Arc<Way>) -> Result<(), BoxError> {
-    stream.set_nodelay(true)?;
-    let stream = TokioIo::new(tls.accept(stream).await?);
+/// Serves one connection. How it ends is seen by the program, and by nobody else.
+async fn connection(stream: TcpStream, tls: TlsAcceptor, way: Arc<Way>) {
+    // Small answers go out at once.
+    let _ = stream.set_nodelay(true);
+    let Ok(stream) = tls.accept(stream).await else { return };
     let service = service_fn(move |request| {
         let way = Arc::clone(&way);
         async move { way.pass(request).await }
     });
-    auto::Builder::new(TokioExecutor::new()).serve_connection(stream, service).await
+    let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
 }
 
 impl Way {
-    async fn pass(&self, request: Request<Incoming>) -> Result<Response<AnswerBody>, BoxError> {
+    async fn pass(&self, request: Request<Incoming>) -> io::Result<Response<AnswerBody>> {
         let weather = *self.weather.lock().unwrap_or_else(PoisonError::into_inner);
         if let Weather::Refused(status) = weather {
             return Ok(self.spoil(status));
@@ -168,8 +169,10 @@ impl Way {
         for hop in [header::HOST, header::CONNECTION, header::TRANSFER_ENCODING, header::CONTENT_LENGTH] {
             parts.headers.remove(hop);
         }
-        let body = body.collect().await?.to_bytes();
-        let response = self.api.send(Request::from_parts(parts, Body::from(body.to_vec()))).await?;
+        let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
+        let request = Request::from_parts(parts, Body::from(body.to_vec()));
+        // Without an answer of the API there is none of ours: the connection breaks.
+        let response = self.api.send(request).await.map_err(io::Error::other)?;
         if weather == Weather::AnswerLost && writes {
             return Ok(self.spoil(StatusCode::INTERNAL_SERVER_ERROR));
         }
@@ -177,7 +180,7 @@ impl Way {
         for hop in [header::CONNECTION, header::TRANSFER_ENCODING] {
             parts.headers.remove(hop);
         }
-        Ok(Response::from_parts(parts, body.map_err(BoxError::from).boxed_unsync()))
+        Ok(Response::from_parts(parts, body.map_err(io::Error::other).boxed_unsync()))
     }
 
     /// An answer as the API gives it that has too much to do, or that is broken.

@@ -12,7 +12,7 @@ use cofferdam_roles::Process;
 use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
 use kube::client::Body;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::time::Instant;
 use tower::{BoxError, ServiceExt as _};
 
@@ -102,7 +102,7 @@ impl World {
                 })
             }
             UserAction::Delete(path) => {
-                call(&self.user, Method::DELETE, path, json, &json!({})).await.map(|_| ())
+                call(&self.user, Method::DELETE, path, json, &Value::Null).await.map(|_| ())
             }
             UserAction::Patch(path, patch) => {
                 let merge = "application/merge-patch+json";

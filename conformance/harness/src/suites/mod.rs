@@ -3,6 +3,7 @@
 mod cleanup;
 mod control_plane;
 mod driver;
+mod faults;
 mod grounds;
 mod node;
 mod provision;
@@ -65,6 +66,12 @@ pub const ALL: &[Suite] = &[
         about: "every scenario of the roles ends on kube-apiserver as on the embedded API, also with a death in its middle",
         limit: Duration::from_secs(1_800),
         run: |run| Box::pin(grounds::run(run)),
+    },
+    Suite {
+        name: "faults",
+        about: "kube-apiserver dies, etcd stands still and goes back in time, connections are cut, we die 50 times: no claim is lost",
+        limit: Duration::from_secs(3_000),
+        run: |run| Box::pin(faults::run(run)),
     },
     Suite {
         name: "swap",
