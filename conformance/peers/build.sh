@@ -48,6 +48,7 @@ distribution() {
 /usr/sbin/runc|runc
 /bin/busybox|busybox-static
 /usr/lib/cni/ptp|containernetworking-plugins
+/usr/bin/faketime|faketime
 END
 }
 

@@ -101,6 +101,23 @@ impl Claims {
         Ok(())
     }
 
+    /// How many claims there are.
+    ///
+    /// # Errors
+    /// When the API does not say.
+    pub async fn count(&self) -> Result<usize> {
+        Ok(self.api().list(&ListParams::default()).await?.items.len())
+    }
+
+    /// How many claims are Bound.
+    ///
+    /// # Errors
+    /// When the API does not say.
+    pub async fn count_bound(&self) -> Result<usize> {
+        let claims = self.api().list(&ListParams::default()).await?.items;
+        Ok(claims.iter().filter(|claim| phase(claim) == "Bound").count())
+    }
+
     /// Waits until at least so many claims are Bound.
     ///
     /// # Errors

@@ -1,7 +1,6 @@
 //! The command line: runs suites on a real Kubernetes, each in namespaces of its own.
 
 use std::{
-    fmt,
     io::{self, Write as _},
     path::{Path, PathBuf},
     process::{self, ExitCode},
@@ -17,6 +16,7 @@ use crate::{
     outside::{self, Outcome},
     peers::Peers,
     run::Run,
+    say,
     suites::{self, Suite},
 };
 
@@ -68,11 +68,6 @@ pub fn main() -> ExitCode {
         say(format_args!("conformance: {error:#}"));
         ExitCode::FAILURE
     })
-}
-
-/// A closed stderr is no reason to end.
-fn say(line: fmt::Arguments<'_>) {
-    let _ = writeln!(io::stderr(), "{line}");
 }
 
 fn all(cli: &Cli) -> Result<ExitCode> {

@@ -51,6 +51,10 @@ impl MemoryDriver {
         Ok(driver)
     }
 
+    fn flag(&self) -> String {
+        format!("--config={}", self.configuration.display())
+    }
+
     /// Its volumes: name by handle. The state has one owner: our program must not run.
     ///
     /// # Errors
@@ -99,7 +103,7 @@ impl MemoryDriver {
 /// # Errors
 /// When it is not, with the end of its log.
 pub async fn start(run: &Run, account: &Account, driver: &MemoryDriver) -> Result<Process> {
-    started(run, account, &[format!("--config={}", driver.configuration.display())]).await
+    started(run, account, &driver.flag()).await
 }
 
 /// The same before an existing CSI driver.
@@ -107,22 +111,32 @@ pub async fn start(run: &Run, account: &Account, driver: &MemoryDriver) -> Resul
 /// # Errors
 /// As [`start`].
 pub async fn start_before(run: &Run, account: &Account, socket: &Path) -> Result<Process> {
-    started(run, account, &[format!("--csi-address={}", socket.display())]).await
+    started(run, account, &format!("--csi-address={}", socket.display())).await
 }
 
-async fn started(run: &Run, account: &Account, driver: &[String]) -> Result<Process> {
+async fn started(run: &Run, account: &Account, driver: &str) -> Result<Process> {
     let port = run.port()?;
-    let spec = Spec::new("cofferdam", run.program())
-        .arg("run")
-        .args(account.roles().iter().map(|role| format!("--role={role}")))
-        .args(driver)
-        .arg(format_args!("--kubeconfig={}", account.kubeconfig().display()))
-        .arg(format_args!("--namespace={}", account::NAMESPACE))
-        .arg(format_args!("--http-endpoint=127.0.0.1:{port}"))
-        .arg(format_args!("--compilation-cache={}", run.scratch().join("compiled").display()))
-        .env("RUST_BACKTRACE", "1");
+    let roles: Vec<&str> = account.roles().iter().map(String::as_str).collect();
+    let spec = program(run, account.kubeconfig(), &roles, driver, port)
+        .arg(format_args!("--namespace={}", account::NAMESPACE));
     let mut process = Process::start(run, spec)?;
     let client = plain(port)?;
     process.ready(READY, async || control_plane::get(&client, "/readyz").await).await?;
     Ok(process)
+}
+
+/// `cofferdam run` with these roles, which serves its metrics on this port.
+pub(crate) fn spec(run: &Run, kubeconfig: &Path, roles: &[&str], driver: &MemoryDriver, port: u16) -> Spec {
+    program(run, kubeconfig, roles, &driver.flag(), port)
+}
+
+fn program(run: &Run, kubeconfig: &Path, roles: &[&str], driver: &str, port: u16) -> Spec {
+    Spec::new("cofferdam", run.program())
+        .arg("run")
+        .args(roles.iter().map(|role| format!("--role={role}")))
+        .arg(driver)
+        .arg(format_args!("--kubeconfig={}", kubeconfig.display()))
+        .arg(format_args!("--http-endpoint=127.0.0.1:{port}"))
+        .arg(format_args!("--compilation-cache={}", run.scratch().join("compiled").display()))
+        .env("RUST_BACKTRACE", "1")
 }

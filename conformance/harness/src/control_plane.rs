@@ -8,7 +8,9 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use http::Request;
-use kube::{Client, Config, config::Kubeconfig};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{Api, Client, Config, api::ListParams, config::Kubeconfig};
+use serde_json::json;
 
 use crate::{
     account,
@@ -242,6 +244,32 @@ impl ControlPlane {
         let store = store_directory(run);
         fs::remove_dir_all(&store)?;
         copy(&run.scratch().join(name), &store).await
+    }
+
+    /// Lets etcd forget its history and starts the API anew: what was read before is too old to be watched from.
+    ///
+    /// # Errors
+    /// When etcd refuses, or the API does not become ready again.
+    pub async fn compact(&mut self) -> Result<()> {
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        let now = namespaces.list(&ListParams::default()).await?.metadata.resource_version;
+        let body = serde_json::to_vec(&json!({ "revision": now.context("a list without a version")? }))?;
+        let request = Request::post("/v3/kv/compaction").body(body)?;
+        self.run.client_of(&format!("http://127.0.0.1:{}", self.store))?.request_text(request).await?;
+        self.api.kill().await?;
+        self.start_api().await
+    }
+
+    /// Puts a copy of etcd back while nothing else runs, as an operator does who restores a cluster.
+    ///
+    /// # Errors
+    /// When there is no such copy, or etcd or the API does not become ready again.
+    pub async fn restore(&mut self, run: &Run, name: &str) -> Result<()> {
+        self.api.kill().await?;
+        self.etcd.kill().await?;
+        self.restore_etcd(run, name).await?;
+        self.start_etcd().await?;
+        self.start_api().await
     }
 
     /// Starts kube-controller-manager with these loops, and waits until it is healthy.

@@ -8,6 +8,7 @@
 pub mod account;
 mod bench;
 pub mod certificates;
+pub mod chance;
 pub mod claims;
 pub mod cli;
 pub mod cofferdam;
@@ -21,7 +22,14 @@ pub mod node;
 pub mod outside;
 pub mod peers;
 pub mod process;
+pub mod proxy;
 pub mod run;
 pub mod sidecar;
 pub mod suites;
 pub mod wait;
+
+/// Tells whoever looks at the terminal. A closed stderr is no reason to end.
+fn say(line: std::fmt::Arguments<'_>) {
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stderr(), "{line}");
+}

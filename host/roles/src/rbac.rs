@@ -63,13 +63,16 @@ type Row = (Reach, &'static str, &'static str, Option<&'static str>, &'static [&
 const READ: &[&str] = &["get", "list", "watch"];
 const STORAGE: &str = "storage.k8s.io";
 
-/// Every process: the cache that all roles share, the cluster's identity, and events, at least about objects that cannot be read.
+/// Every process: the cache that all roles share, the cluster's identity, events, at least about objects that cannot be read, and
+/// the mark of a restored cluster, which whoever sees the restore writes before it goes on.
 const EVERYBODY: &[Row] = &[
     (Reach::Cluster, "", "persistentvolumeclaims", None, READ),
     (Reach::Cluster, "", "persistentvolumes", None, READ),
     (Reach::Cluster, STORAGE, "storageclasses", None, &["list", "watch"]),
     (Reach::Cluster, "", "namespaces", Some("kube-system"), &["get"]),
     (Reach::Cluster, "", "events", None, &["create", "patch"]),
+    // A name cannot be asked for in a rule about creation.
+    (Reach::OwnNamespace, "", "configmaps", None, &["create"]),
 ];
 
 /// external-provisioner's, but for the intent journal, the mark of a restored cluster and the report of orphans, which are

@@ -17,7 +17,7 @@ use cofferdam_domain::{
 use futures::future::BoxFuture;
 
 use crate::{
-    effects::{Effect, Effects},
+    effects::{Busy, Effect, Effects},
     simulation::UserAction,
 };
 
@@ -77,15 +77,16 @@ struct Array {
     listing: Option<Listing>,
     list_faults: VecDeque<Fault>,
     calls: Vec<String>,
+    answered: usize,
     violations: Vec<String>,
     /// Requests that may still take effect: whoever asks again asks the same.
     asked: BTreeMap<String, CreateVolume>,
 }
 
 /// The simulation's wall clock.
-pub(crate) type Clock = Arc<dyn Fn() -> jiff::Timestamp + Send + Sync>;
+pub type Clock = Arc<dyn Fn() -> jiff::Timestamp + Send + Sync>;
 
-/// What a user does, handed to whoever can do it.
+/// What a user does, handed to whoever can do it; done when every process has been told of it.
 pub(crate) type Users = Arc<dyn Fn(UserAction) -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// The array, shared by all processes of a simulation.
@@ -141,6 +142,11 @@ impl ScriptedDriver {
     /// Every call that reached the driver.
     pub fn calls(&self) -> Vec<String> {
         self.lock().calls.clone()
+    }
+
+    /// How many calls have come to an end, listings included.
+    pub(crate) fn answered(&self) -> usize {
+        self.lock().answered
     }
 
     /// Breaches of the contract: the same name with other arguments before the last answer was final.
@@ -231,7 +237,23 @@ struct MortalDriver {
     effects: Arc<Effects>,
 }
 
+/// A call that has not ended yet, whatever its end will be.
+struct Begun {
+    driver: ScriptedDriver,
+    _busy: Busy,
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.driver.lock().answered += 1;
+    }
+}
+
 impl MortalDriver {
+    fn call(&self) -> Begun {
+        Begun { driver: self.driver.clone(), _busy: self.effects.calls() }
+    }
+
     async fn fault(&self, fault: Option<Fault>) -> Result<(bool, Option<u64>), StorageError> {
         match fault {
             None => Ok((false, None)),
@@ -246,8 +268,6 @@ impl MortalDriver {
             }
             Some(Fault::Meanwhile(action)) => {
                 (self.driver.users)(action).await;
-                // Long enough for every watch to tell.
-                tokio::time::sleep(Duration::from_millis(10)).await;
                 Ok((false, None))
             }
             Some(Fault::MeanwhileUnseen(action)) => {
@@ -290,6 +310,7 @@ impl Backend for MortalDriver {
     ) -> BoxFuture<'_, Result<CreatedVolume, StorageError>> {
         Box::pin(async move {
             self.effects.gate().await;
+            let _call = self.call();
             let call = format!("create {}", request.name);
             let fault = {
                 let mut array = self.driver.lock();
@@ -314,6 +335,7 @@ impl Backend for MortalDriver {
     fn delete_volume(&self, _: Call, handle: VolumeHandle) -> BoxFuture<'_, Result<(), StorageError>> {
         Box::pin(async move {
             self.effects.gate().await;
+            let _call = self.call();
             let call = format!("delete {handle}");
             let fault = {
                 let mut array = self.driver.lock();
@@ -334,6 +356,7 @@ impl Backend for MortalDriver {
     fn list_volumes(&self, _: Call, request: PageRequest) -> BoxFuture<'_, Result<VolumePage, StorageError>> {
         Box::pin(async move {
             self.effects.gate().await;
+            let _call = self.call();
             let (listing, fault) = {
                 let mut array = self.driver.lock();
                 (array.listing.unwrap_or_default(), array.list_faults.pop_front())

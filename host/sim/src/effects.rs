@@ -10,12 +10,15 @@ use std::{
     task::{Context, Poll},
 };
 
-use cofferdam_apiserver::{ApiBody, ApiService};
 use cofferdam_roles::rbac::{Attributes, Rule};
 use futures::future::BoxFuture;
 use http::{Method, Request, Response, StatusCode, Uri};
+use http_body_util::{BodyExt as _, Full};
 use kube::client::Body;
 use tokio::sync::Notify;
+use tower::{BoxError, Service, ServiceExt as _};
+
+use crate::ground::{AnswerBody, Api};
 
 /// Something that a process did to the world.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +38,25 @@ pub struct Effects {
     deaf: AtomicBool,
     died: Notify,
     log: Mutex<Vec<Effect>>,
+    /// Requests to the API and calls of the driver so far, their beginnings and their ends.
+    activity: AtomicUsize,
+    /// Requests that have no answer yet.
+    requests: AtomicUsize,
+    /// Calls of the driver that have no answer yet.
+    calls: AtomicUsize,
+}
+
+/// Something that a process waits for.
+pub(crate) struct Busy {
+    effects: Arc<Effects>,
+    counter: fn(&Effects) -> &AtomicUsize,
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.effects.activity.fetch_add(1, Ordering::SeqCst);
+        (self.counter)(&self.effects).fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Effects {
@@ -57,6 +79,26 @@ impl Effects {
             }
             died.await;
         }
+    }
+
+    /// How much the process has asked of the world; absent while it waits for an answer. Calls of the driver may be under way where
+    /// one of them is who asks.
+    pub(crate) fn activity(&self, in_call: bool) -> Option<usize> {
+        let waits = self.requests.load(Ordering::SeqCst) > 0
+            || (!in_call && self.calls.load(Ordering::SeqCst) > 0)
+            || self.dead.load(Ordering::SeqCst);
+        (!waits).then(|| self.activity.load(Ordering::SeqCst))
+    }
+
+    /// A call of the driver begins; it ends with the value.
+    pub(crate) fn calls(self: &Arc<Self>) -> Busy {
+        self.busy(|effects| &effects.calls)
+    }
+
+    fn busy(self: &Arc<Self>, counter: fn(&Self) -> &AtomicUsize) -> Busy {
+        counter(self).fetch_add(1, Ordering::SeqCst);
+        self.activity.fetch_add(1, Ordering::SeqCst);
+        Busy { effects: Arc::clone(self), counter }
     }
 
     /// Notes an effect; whoever did it must not go on when this does not return.
@@ -170,22 +212,22 @@ fn attributes<'a>(method: &Method, uri: &'a Uri) -> Option<Attributes<'a>> {
 /// The API as one process sees it.
 #[derive(Clone)]
 pub(crate) struct MortalApi {
-    pub(crate) api: ApiService,
+    pub(crate) api: Api,
     pub(crate) effects: Arc<Effects>,
     pub(crate) rbac: Arc<Rbac>,
 }
 
 /// What an API server answers to who may not.
-fn forbidden() -> Response<ApiBody> {
+fn forbidden() -> Response<AnswerBody> {
     let body = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"forbidden by the rules of the roles","reason":"Forbidden","code":403}"#;
-    let mut response = Response::new(ApiBody::from(bytes::Bytes::from_static(body.as_bytes())));
+    let mut response = Response::new(Full::from(body).map_err(|never| match never {}).boxed_unsync());
     *response.status_mut() = StatusCode::FORBIDDEN;
     response
 }
 
-impl tower::Service<Request<Body>> for MortalApi {
-    type Response = Response<ApiBody>;
-    type Error = std::convert::Infallible;
+impl Service<Request<Body>> for MortalApi {
+    type Response = Response<AnswerBody>;
+    type Error = BoxError;
     type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
@@ -207,7 +249,11 @@ impl tower::Service<Request<Body>> for MortalApi {
             }
             let write = (request.method() != Method::GET)
                 .then(|| format!("{} {}", request.method(), request.uri().path()));
-            let response = tower::Service::call(&mut api, request).await?;
+            let busy = effects.busy(|effects| &effects.requests);
+            let answer = api.ready().await?.call(request).await;
+            drop(busy);
+            effects.gate().await;
+            let response = answer?;
             if let Some(write) = write.filter(|_| response.status().is_success()) {
                 effects.note(Effect::Write(write)).await;
             }

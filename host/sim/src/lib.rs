@@ -1,4 +1,4 @@
-//! Simulation of roles: the real roles over the embedded API and a scripted driver, on paused time.
+//! Simulation of roles: the real roles over a scripted driver, and over the embedded API on paused time or any other [`Ground`].
 //!
 //! A [`Simulation`] outlives the processes that work in it: a process is killed after any of its effects (a write that the API
 //! took, a call that the driver carried out), with the answer lost, and the next one starts on what is there. Time is tokio's
@@ -7,9 +7,14 @@
 
 pub mod driver;
 pub mod effects;
+pub mod ground;
 pub mod objects;
+pub mod scenarios;
 pub mod simulation;
+mod world;
 
 pub use driver::{ArrayVolume, Fault, Listing, ScriptedDriver};
 pub use effects::{Effect, Effects};
-pub use simulation::{Outcome, Simulation, UserAction};
+pub use ground::{Api, Ground, InProcess, OverHttp, Place};
+pub use scenarios::{Scenario, scenarios};
+pub use simulation::{Outcome, Sign, Simulation, UserAction};

@@ -9,30 +9,27 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_apiserver::{ApiServer, ApiService, Options};
 use cofferdam_roles::{Parts, Process, Role, Settings, Silent, rbac};
 use futures::future::BoxFuture;
-use http::{Method, Request, StatusCode};
-use http_body_util::{BodyExt, Full};
+use http::Method;
 use prometheus_client::registry::Registry;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tower::ServiceExt as _;
+use tower::BoxError;
 
 use crate::{
     driver::{Clock, Fault, Listing, ScriptedDriver},
     effects::{Effect, Effects, MortalApi, Rbac},
-    objects::{DRIVER, collection},
+    ground::{Ground, InProcess},
+    objects::DRIVER,
+    world::{World, call, text},
 };
 
-/// Longer than every back-off of the roles together with the longest they remember anything: what has not happened by then
-/// does not happen.
-const SETTLE: Duration = Duration::from_secs(3600);
 /// Pause between two scans for orphans, where the driver lists its volumes.
 const SCAN: Duration = Duration::from_secs(3600);
-/// 2026-01-01T00:00:00Z, when every simulation begins.
-const EPOCH: i64 = 1_767_225_600;
+/// How long a process has to end when it is told to.
+const STOP: Duration = Duration::from_secs(60);
 
 /// Something that a user or an operator does.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,6 +50,19 @@ pub enum UserAction {
     Settle,
     /// Waits this long.
     Wait(Duration),
+    /// Waits until there is this sign, or until nothing happens any more without it.
+    Until(Sign),
+}
+
+/// Something to wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sign {
+    /// The driver was called so often, and has answered.
+    Called(usize),
+    /// There is this event, as [`Outcome::events`] shows it.
+    Event(&'static str),
+    /// The object at this path is gone.
+    Gone(&'static str),
 }
 
 /// What is there at the end.
@@ -76,15 +86,13 @@ pub struct Outcome {
 
 /// The world of a scenario.
 pub struct Simulation {
-    api: ApiServer,
+    world: Arc<World>,
     driver: ScriptedDriver,
     clock: Clock,
     /// Of the process that started last.
     metrics: Mutex<Registry>,
     teams: Vec<Team>,
     scans: bool,
-    backup: Arc<Mutex<Option<cofferdam_apiserver::Snapshot>>>,
-    user: ApiService,
     starts: AtomicU64,
 }
 
@@ -107,34 +115,45 @@ struct Running {
 }
 
 impl Simulation {
-    /// A fresh cluster and array. Create and delete calls meet these faults, one each, in this order.
+    /// A fresh cluster in this process, on paused time, and an array. Create and delete calls meet these faults, one each, in this
+    /// order.
     pub fn new(roles: &[Role], create_faults: Vec<Fault>, delete_faults: Vec<Fault>) -> Self {
-        let started = tokio::time::Instant::now();
-        let now = move || {
-            let passed = i64::try_from(started.elapsed().as_millis()).unwrap_or(i64::MAX);
-            let now = (EPOCH * 1_000).saturating_add(passed);
-            jiff::Timestamp::from_millisecond(now).unwrap_or(jiff::Timestamp::MAX)
-        };
-        let clock: Clock = Arc::new(now);
-        let api =
-            ApiServer::new(Options { now: Arc::clone(&clock), uid_seed: Some(1), ..Options::default() });
-        let user = api.service();
-        let users_api = user.clone();
+        let ground = InProcess::new();
+        let user = ground.api();
+        Self::with(World::new(Arc::new(ground), user), roles, create_faults, delete_faults)
+    }
+
+    /// The same on another ground, which has to be as fresh.
+    ///
+    /// # Errors
+    /// When the ground lets nobody in.
+    pub fn on(
+        ground: Arc<dyn Ground>,
+        roles: &[Role],
+        create_faults: Vec<Fault>,
+        delete_faults: Vec<Fault>,
+    ) -> Result<Self, BoxError> {
+        let user = ground.connect()?;
+        Ok(Self::with(World::new(ground, user), roles, create_faults, delete_faults))
+    }
+
+    fn with(world: Arc<World>, roles: &[Role], create_faults: Vec<Fault>, delete_faults: Vec<Fault>) -> Self {
+        let clock = world.ground.clock();
+        let user = Arc::clone(&world);
         let users = Arc::new(move |action: UserAction| -> BoxFuture<'static, ()> {
-            let api = users_api.clone();
+            let world = Arc::clone(&user);
             Box::pin(async move {
-                let _ = act(&api, &action).await;
+                world.act(&action).await;
+                world.told().await;
             })
         });
         Self {
             driver: ScriptedDriver::new(create_faults, delete_faults, users, Arc::clone(&clock)),
             clock,
             metrics: Mutex::default(),
-            api,
+            world,
             teams: vec![Team::new(roles.iter().copied().collect())],
             scans: false,
-            backup: Arc::default(),
-            user,
             starts: AtomicU64::new(0),
         }
     }
@@ -176,7 +195,7 @@ impl Simulation {
 
     /// The object at a path; absent where there is none.
     pub async fn object(&self, path: &str) -> Option<Value> {
-        let (status, object) = call(&self.user, Method::GET, path, "", &Value::Null).await;
+        let (status, object) = call(&self.world.user, Method::GET, path, "", &Value::Null).await.ok()?;
         status.is_success().then_some(object)
     }
 
@@ -202,7 +221,9 @@ impl Simulation {
             effects.death().await;
             let mut running = running.lock().await;
             running.task.abort();
-            *running = self.start(mortal, None);
+            let next = self.start(mortal, None);
+            self.world.bury(&running.effects);
+            *running = next;
             // One death is enough: the next process lives to the end.
             std::future::pending::<()>().await;
         };
@@ -210,50 +231,61 @@ impl Simulation {
             for action in actions {
                 self.user(action).await;
             }
-            tokio::time::sleep(SETTLE).await;
+            self.world.settle().await;
         };
         tokio::select! {
             () = script => {}
             () = undertaker => {}
         }
-        let running = running.lock().await;
-        let all = || others.iter().chain(std::iter::once(&*running));
-        all().for_each(|running| running.stop.cancel());
-        tokio::time::sleep(Duration::from_secs(60)).await;
-        all().for_each(|running| running.effects.kill());
+        let mut all: Vec<Running> =
+            others.into_iter().chain(Arc::into_inner(running).map(tokio::sync::Mutex::into_inner)).collect();
+        all.iter().for_each(|running| running.stop.cancel());
+        let ended = futures::future::join_all(all.iter_mut().map(|running| &mut running.task));
+        if tokio::time::timeout(STOP, ended).await.is_err() {
+            self.world.fault(format!("a process has not ended within {STOP:?}"));
+        }
+        for running in all {
+            running.effects.kill();
+            running.task.abort();
+            self.world.bury(&running.effects);
+        }
         (self.outcome().await, effects.log())
     }
 
     fn start(&self, team: &Team, die_after: Option<usize>) -> Running {
         let effects = Effects::new(die_after);
-        let api = MortalApi {
-            api: self.api.service(),
-            effects: Arc::clone(&effects),
-            rbac: Arc::clone(&team.rbac),
-        };
+        let api = self.world.ground.connect().unwrap_or_else(|error| {
+            self.world.fault(format!("a process has no client: {error}"));
+            self.world.user.clone()
+        });
+        let api = MortalApi { api, effects: Arc::clone(&effects), rbac: Arc::clone(&team.rbac) };
         let client = kube::Client::new(api, "default");
         let backend = self.driver.for_process(DRIVER, Arc::clone(&effects));
         let start = self.starts.fetch_add(1, Ordering::Relaxed);
+        let defaults = Settings::default();
         let settings = Settings {
+            retry_interval_max: self.world.longest_retry().unwrap_or(defaults.retry_interval_max),
             roles: team.roles.clone(),
             identity: format!("process-{start}"),
             orphan_scan_interval: self.scans.then_some(SCAN),
-            ..Settings::default()
+            ..defaults
         };
         let clock = Arc::clone(&self.clock);
         let parts = Parts { client, backends: vec![backend], clock, observer: Arc::new(Silent) };
         let stop = CancellationToken::new();
         let token = stop.clone();
         let mut registry = Registry::default();
-        let process = Process::new(settings, parts, &mut registry);
+        let process = Process::new(settings, parts, &mut registry).map(Arc::new);
+        self.world.born(&effects, process.as_ref().ok());
         *self.metrics.lock().unwrap_or_else(PoisonError::into_inner) = registry;
+        let world = Arc::clone(&self.world);
         let task = tokio::spawn(async move {
             let ended = match process {
                 Ok(process) => process.run(token).await,
                 Err(error) => Err(error),
             };
             if let Err(error) = ended {
-                report(&error.to_string());
+                world.fault(format!("a process ended: {error}"));
             }
         });
         Running { effects, stop, task }
@@ -261,35 +293,38 @@ impl Simulation {
 
     async fn user(&self, action: &UserAction) {
         match action {
-            UserAction::Settle => tokio::time::sleep(SETTLE).await,
+            UserAction::Settle => self.world.settle().await,
             UserAction::Wait(time) => tokio::time::sleep(*time).await,
-            UserAction::Compact => self.api.compact(),
-            UserAction::Backup => {
-                *self.backup.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.api.snapshot());
-            }
-            UserAction::Restore => {
-                if let Some(snapshot) = self.backup.lock().unwrap_or_else(PoisonError::into_inner).take() {
-                    self.api.restore(&snapshot);
-                }
-            }
-            UserAction::Create(_) | UserAction::Delete(_) | UserAction::Patch(..) => {
-                let _ = act(&self.user, action).await;
-            }
+            UserAction::Until(sign) => self.world.until(|| self.is_there(*sign)).await,
+            UserAction::Create(_)
+            | UserAction::Delete(_)
+            | UserAction::Patch(..)
+            | UserAction::Backup
+            | UserAction::Restore
+            | UserAction::Compact => self.world.act(action).await,
+        }
+    }
+
+    async fn is_there(&self, sign: Sign) -> bool {
+        match sign {
+            Sign::Called(times) => self.driver.answered() >= times,
+            Sign::Event(event) => self.events().await.iter().any(|line| line == event),
+            Sign::Gone(path) => self.object(path).await.is_none(),
         }
     }
 
     /// Looks at everything.
     pub async fn outcome(&self) -> Outcome {
-        let claims = self.list("/api/v1/persistentvolumeclaims").await;
-        let volumes = self.list("/api/v1/persistentvolumes").await;
+        let claims = self.world.list("/api/v1/persistentvolumeclaims").await;
+        let volumes = self.world.list("/api/v1/persistentvolumes").await;
         let array = self.driver.volumes();
         let names: BTreeMap<String, String> = array
             .values()
             .filter_map(|volume| volume.request.owner.as_ref())
             .map(|owner| (owner.claim.to_string(), owner.volume.to_string()))
             .collect();
-        let mut faults = self.driver.violations();
-        faults.extend(leaks(&claims, &volumes, &array.keys().cloned().collect()));
+        let mut faults = self.world.faults();
+        faults.extend(self.driver.violations());
         faults.extend(
             self.teams
                 .iter()
@@ -304,6 +339,7 @@ impl Simulation {
             Some(uid) => format!("of-{}", claim_of(uid)),
             None => name.to_owned(),
         };
+        faults.extend(leaks(&claims, &volumes, &array.keys().cloned().collect(), &alias));
         let shown = |object: &Value, of: &str| {
             let line =
                 format!("{} {} {of}", alias(text(object, "/metadata/name")), text(object, "/status/phase"));
@@ -321,13 +357,13 @@ impl Simulation {
     }
 
     async fn intents(&self) -> usize {
-        let maps = self.list("/api/v1/namespaces/default/configmaps").await;
+        let maps = self.world.list("/api/v1/namespaces/default/configmaps").await;
         let pages = maps.iter().filter(|map| text(map, "/metadata/name").starts_with("cofferdam-intents-"));
         pages.filter_map(|map| map.get("data")?.as_object()).map(serde_json::Map::len).sum()
     }
 
     async fn events(&self) -> Vec<String> {
-        let events = self.list("/api/v1/events").await;
+        let events = self.world.list("/api/v1/events").await;
         let line = |event: &Value| {
             let name = text(event, "/involvedObject/name");
             let name = if name.starts_with("pvc-") { "volume" } else { name };
@@ -336,16 +372,6 @@ impl Simulation {
         let lines: BTreeSet<String> = events.iter().map(line).collect();
         lines.into_iter().collect()
     }
-
-    async fn list(&self, path: &str) -> Vec<Value> {
-        let (_, body) = call(&self.user, Method::GET, path, "", &Value::Null).await;
-        body.get("items").and_then(Value::as_array).cloned().unwrap_or_default()
-    }
-}
-
-#[expect(clippy::print_stderr, reason = "a simulation's process has no other place to say why it ended")]
-fn report(message: &str) {
-    eprintln!("a simulated process ended: {message}");
 }
 
 fn rename(call: &str, claim_of: &dyn Fn(&str) -> String) -> String {
@@ -361,26 +387,30 @@ fn sorted(lines: impl Iterator<Item = String>) -> Vec<String> {
     lines
 }
 
-fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
-}
-
 /// What must never be left over once everything has settled.
-fn leaks(claims: &[Value], volumes: &[Value], array: &BTreeSet<String>) -> Vec<String> {
+fn leaks(
+    claims: &[Value],
+    volumes: &[Value],
+    array: &BTreeSet<String>,
+    alias: &dyn Fn(&str) -> String,
+) -> Vec<String> {
     let mut faults = Vec::new();
     for name in array {
         let has_object =
             volumes.iter().any(|volume| text(volume, "/spec/csi/volumeHandle") == format!("handle-{name}"));
         let has_claim = claims.iter().any(|claim| name.ends_with(text(claim, "/metadata/uid")));
         if !has_object && !has_claim {
-            faults.push(format!("leaked: {name} has neither a PersistentVolume nor a claim"));
+            faults.push(format!("leaked: {} has neither a PersistentVolume nor a claim", alias(name)));
         }
     }
     for volume in volumes {
         if let Some(name) = text(volume, "/spec/csi/volumeHandle").strip_prefix("handle-")
             && !array.contains(name)
         {
-            faults.push(format!("lost: PersistentVolume {} has no volume", text(volume, "/metadata/name")));
+            faults.push(format!(
+                "lost: PersistentVolume {} has no volume",
+                alias(text(volume, "/metadata/name"))
+            ));
         }
     }
     for claim in claims.iter().filter(|claim| text(claim, "/status/phase") == "Bound") {
@@ -391,41 +421,4 @@ fn leaks(claims: &[Value], volumes: &[Value], array: &BTreeSet<String>) -> Vec<S
         }
     }
     faults
-}
-
-async fn act(api: &ApiService, action: &UserAction) -> StatusCode {
-    let json = "application/json";
-    match action {
-        UserAction::Create(object) => call(api, Method::POST, &collection(object), json, object).await.0,
-        UserAction::Delete(path) => call(api, Method::DELETE, path, json, &json!({})).await.0,
-        UserAction::Patch(path, patch) => {
-            call(api, Method::PATCH, path, "application/merge-patch+json", patch).await.0
-        }
-        UserAction::Backup
-        | UserAction::Restore
-        | UserAction::Compact
-        | UserAction::Settle
-        | UserAction::Wait(_) => StatusCode::OK,
-    }
-}
-
-/// One request as a user makes it.
-pub async fn call(
-    api: &ApiService,
-    method: Method,
-    path: &str,
-    content_type: &str,
-    body: &Value,
-) -> (StatusCode, Value) {
-    let body = if body.is_null() { String::new() } else { body.to_string() };
-    let request = Request::builder()
-        .method(method)
-        .uri(path)
-        .header(http::header::CONTENT_TYPE, content_type)
-        .body(Full::new(bytes::Bytes::from(body)));
-    let Ok(request) = request else { return (StatusCode::BAD_REQUEST, Value::Null) };
-    let Ok(response) = api.clone().oneshot(request).await;
-    let status = response.status();
-    let bytes = response.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
-    (status, serde_json::from_slice(&bytes).unwrap_or(Value::Null))
 }

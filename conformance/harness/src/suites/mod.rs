@@ -4,6 +4,8 @@ mod cleanup;
 mod control_plane;
 mod differential;
 mod driver;
+mod faults;
+mod grounds;
 mod node;
 mod provision;
 mod swap;
@@ -65,6 +67,18 @@ pub const ALL: &[Suite] = &[
         about: "a pod with our image runs on a real kubelet, says something, and goes without a trace",
         limit: Duration::from_secs(300),
         run: |run| Box::pin(node::run(run)),
+    },
+    Suite {
+        name: "grounds",
+        about: "every scenario of the roles ends on kube-apiserver as on the embedded API, also with a death in its middle",
+        limit: Duration::from_secs(1_800),
+        run: |run| Box::pin(grounds::run(run)),
+    },
+    Suite {
+        name: "faults",
+        about: "kube-apiserver dies, etcd stands still and goes back in time, connections are cut, we die 50 times: no claim is lost",
+        limit: Duration::from_secs(3_000),
+        run: |run| Box::pin(faults::run(run)),
     },
     Suite {
         name: "swap",

@@ -298,6 +298,10 @@ targets = ["wasm32-wasip2"]
 
 const CARGO_CONFIG: &str = r#"[alias]
 component = "build --release --target wasm32-wasip2"
+
+# The stack: the default, 1 MiB, is most of a driver's memory, which has to be wiped after each call.
+[target.wasm32-wasip2]
+rustflags = ["-Clink-arg=-zstack-size=131072"]
 "#;
 
 const README: &str = r"# {name}

@@ -1,0 +1,206 @@
+//! A proxy between our program and the API, to let go wrong what goes wrong on the way: connections that are cut, and answers that
+//! are no answers. It ends TLS with a certificate of the cluster's authority, and begins it anew.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use anyhow::{Context as _, Result};
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto,
+};
+use kube::{Client, Config, client::Body};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
+use serde_json::{Value, json};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    task::JoinHandle,
+};
+use tokio_rustls::TlsAcceptor;
+
+use crate::control_plane::ControlPlane;
+
+type AnswerBody = UnsyncBoxBody<Bytes, io::Error>;
+
+/// What becomes of requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Weather {
+    /// The API answers them.
+    #[default]
+    Fair,
+    /// The proxy answers them with this status; the API never sees them.
+    Refused(StatusCode),
+    /// The API carries them out, and the answer to every write is 500.
+    AnswerLost,
+}
+
+/// A running proxy.
+pub struct Proxy {
+    way: Arc<Way>,
+    listener: JoinHandle<()>,
+    kubeconfig: PathBuf,
+}
+
+/// What its connections share.
+struct Way {
+    api: Client,
+    weather: Mutex<Weather>,
+    /// Answers that were no answers.
+    spoilt: AtomicUsize,
+    cut: watch::Sender<()>,
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.listener.abort();
+        self.cut();
+    }
+}
+
+impl Proxy {
+    /// Starts one before a control plane, for the user of this kubeconfig, who has a token.
+    ///
+    /// # Errors
+    /// When the kubeconfig is not one of ours, or it cannot listen.
+    pub async fn start(plane: &ControlPlane, kubeconfig: &Path) -> Result<Self> {
+        let mut text: Value = serde_json::from_slice(&fs::read(kubeconfig)?)?;
+        let server =
+            text.pointer_mut("/clusters/0/cluster/server").context("a kubeconfig without a server")?;
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+        let behind = std::mem::replace(server, json!(format!("https://{}", listener.local_addr()?)));
+        let path = kubeconfig.with_extension("proxied");
+        fs::write(&path, text.to_string())?;
+
+        // No credentials of its own: what the program sends is what the API sees.
+        let mut config = Config::new(behind.as_str().context("a server that is no text")?.parse()?);
+        config.root_cert = Some(vec![plane.authority().der()]);
+        config.default_retry = false;
+        let way = Way {
+            api: Client::try_from(config)?,
+            weather: Mutex::default(),
+            spoilt: AtomicUsize::new(0),
+            cut: watch::Sender::default(),
+        };
+        let way = Arc::new(way);
+        let listener = tokio::spawn(accept(listener, tls(plane)?, Arc::clone(&way)));
+        Ok(Self { way, listener, kubeconfig: path })
+    }
+
+    /// How a program calls the API through it.
+    #[must_use]
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    /// What becomes of requests from now on.
+    pub fn becomes(&self, weather: Weather) {
+        *self.way.weather.lock().unwrap_or_else(PoisonError::into_inner) = weather;
+    }
+
+    /// How many answers were none.
+    #[must_use]
+    pub fn spoilt(&self) -> usize {
+        self.way.spoilt.load(Ordering::SeqCst)
+    }
+
+    /// Cuts every connection, in the middle of whatever is on it.
+    pub fn cut(&self) {
+        self.way.cut.send_replace(());
+    }
+}
+
+fn tls(plane: &ControlPlane) -> Result<TlsAcceptor> {
+    let pair = plane.authority().server("proxy")?;
+    let chain = CertificateDer::pem_file_iter(&pair.certificate)?.collect::<Result<Vec<_>, _>>()?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_no_client_auth()
+        .with_single_cert(chain, PrivateKeyDer::from_pem_file(&pair.key)?)?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+async fn accept(listener: TcpListener, tls: TlsAcceptor, way: Arc<Way>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let (tls, way) = (tls.clone(), Arc::clone(&way));
+        let mut cut = way.cut.subscribe();
+        tokio::spawn(async move {
+            tokio::select! {
+                () = connection(stream, tls, way) => {}
+                _ = cut.changed() => {}
+            }
+        });
+    }
+}
+
+/// Serves one connection. How it ends is seen by the program, and by nobody else.
+async fn connection(stream: TcpStream, tls: TlsAcceptor, way: Arc<Way>) {
+    // Small answers go out at once.
+    let _ = stream.set_nodelay(true);
+    let Ok(stream) = tls.accept(stream).await else { return };
+    let service = service_fn(move |request| {
+        let way = Arc::clone(&way);
+        async move { way.pass(request).await }
+    });
+    let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
+}
+
+impl Way {
+    async fn pass(&self, request: Request<Incoming>) -> io::Result<Response<AnswerBody>> {
+        let weather = *self.weather.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Weather::Refused(status) = weather {
+            return Ok(self.spoil(status));
+        }
+        let writes = !request.method().is_safe();
+        let (mut parts, body) = request.into_parts();
+        // They are about this connection, not the next one.
+        for hop in [header::HOST, header::CONNECTION, header::TRANSFER_ENCODING, header::CONTENT_LENGTH] {
+            parts.headers.remove(hop);
+        }
+        let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
+        let request = Request::from_parts(parts, Body::from(body.to_vec()));
+        // Without an answer of the API there is none of ours: the connection breaks.
+        let response = self.api.send(request).await.map_err(io::Error::other)?;
+        if weather == Weather::AnswerLost && writes {
+            return Ok(self.spoil(StatusCode::INTERNAL_SERVER_ERROR));
+        }
+        let (mut parts, body) = response.into_parts();
+        for hop in [header::CONNECTION, header::TRANSFER_ENCODING] {
+            parts.headers.remove(hop);
+        }
+        Ok(Response::from_parts(parts, body.map_err(io::Error::other).boxed_unsync()))
+    }
+
+    /// An answer as the API gives it that has too much to do, or that is broken.
+    fn spoil(&self, status: StatusCode) -> Response<AnswerBody> {
+        self.spoilt.fetch_add(1, Ordering::SeqCst);
+        let reason = match status {
+            StatusCode::TOO_MANY_REQUESTS => "TooManyRequests",
+            _ => "InternalError",
+        };
+        let body = json!({
+            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "reason": reason,
+            "message": "the proxy says so", "code": status.as_u16(),
+        });
+        let body = Full::from(body.to_string().into_bytes()).map_err(|never| match never {}).boxed_unsync();
+        let mut response = Response::new(body);
+        *response.status_mut() = status;
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if status == StatusCode::TOO_MANY_REQUESTS {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}

@@ -1,0 +1,128 @@
+//! etcd is put back to what it was half a minute ago: claims that were made since are gone, and their volumes look abandoned.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::core::v1::{ConfigMap, Event, PersistentVolume};
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams},
+};
+
+use super::{
+    CLAIMS,
+    stage::{DRIVER, LONG, Stage, create, recovers},
+};
+use crate::{claims::Claims, say, wait::until};
+
+/// How old the snapshot is when it is put back.
+const AGE: Duration = Duration::from_secs(30);
+/// Claims when the snapshot is taken, and of them, how many are Bound by then.
+const KNOWN: usize = 400;
+const BOUND: usize = 200;
+/// Claims of the snapshot that their user deletes afterwards.
+const DELETED: usize = 20;
+const MARK: &str = "cofferdam-restored";
+const HELD: &str = "cofferdam_deletions_held";
+
+pub(super) async fn half_a_minute(stage: &mut Stage<'_>) -> Result<()> {
+    let claims = Claims::new(stage.plane.client(), "restored", DRIVER).await?;
+    ensure!(stage.ours.metric(HELD).await? == "0", "deletions are held before anything was restored");
+    let known = restore(stage, &claims).await?;
+
+    // What the snapshot knew ends Bound, and nothing of the storage goes.
+    recovers(&claims, "etcd restored from 30 s ago", known, Instant::now()).await?;
+    noticed(stage).await?;
+    let stored = stage.stored().await?;
+    let handles = handles(stage).await?;
+    ensure!(handles.len() == known, "{} volumes for {known} claims", handles.len());
+    let missing: Vec<_> = handles.iter().filter(|handle| !stored.contains_key(*handle)).collect();
+    ensure!(missing.is_empty(), "the storage does not have {missing:?}");
+    let forgotten = stored.len() - known;
+    ensure!(forgotten > 0, "every claim of the storage is in the snapshot: expected one that was made later");
+
+    // Deletions wait, also those of the next process.
+    claims.delete(0..DELETED).await?;
+    until("the volumes of deleted claims are Released", LONG, async || {
+        let released = volumes(stage, "Released").await?;
+        ensure!(released == DELETED, "{released} are");
+        Ok(())
+    })
+    .await?;
+    let events: Api<Event> = Api::default_namespaced(stage.plane.client().clone());
+    until("DeletionHeld is told", LONG, async || {
+        let told = events.list(&ListParams::default().fields("reason=DeletionHeld")).await?.items.len();
+        ensure!(told >= DELETED, "of {told} volumes");
+        Ok(())
+    })
+    .await?;
+    ensure!(stage.stored().await? == stored, "volumes went before the operator had looked");
+    ensure!(stage.ours.metric(HELD).await? == "1", "the next process does not hold deletions");
+
+    // The operator's word.
+    let maps: Api<ConfigMap> = Api::default_namespaced(stage.plane.client().clone());
+    maps.delete(MARK, &DeleteParams::default()).await?;
+    claims.left(known - DELETED, LONG).await?;
+    let left = stage.stored().await?;
+    ensure!(left.len() == stored.len() - DELETED, "{} of {} volumes are left", left.len(), stored.len());
+    ensure!(stage.ours.metric(HELD).await? == "0", "deletions are held without the mark");
+    say(format_args!(
+        "    the storage kept {forgotten} volumes that the snapshot did not know, and let go {DELETED} when told"
+    ));
+    Ok(())
+}
+
+/// Restores in the middle of a run; how many claims are known afterwards.
+async fn restore(stage: &mut Stage<'_>, claims: &Claims) -> Result<usize> {
+    let (run, plane) = (stage.run, &mut stage.plane);
+    let snapshot = async {
+        claims.bound(BOUND, LONG).await?;
+        claims.in_the_middle().await?;
+        plane.snapshot_etcd(run, "half-a-minute").await?;
+        anyhow::Ok(Instant::now())
+    };
+    let ((), taken) = tokio::try_join!(create(claims, 0..KNOWN), snapshot)?;
+    claims.bound(KNOWN, LONG).await?;
+    tokio::time::sleep(AGE.saturating_sub(taken.elapsed())).await;
+    let middle = async {
+        claims.bound(KNOWN + BOUND, LONG).await?;
+        claims.in_the_middle().await
+    };
+    // Some fail when the API goes; nobody makes them again.
+    let user = async {
+        drop(claims.create(KNOWN..CLAIMS).await);
+        Ok(())
+    };
+    let making = async { tokio::try_join!(user, middle) };
+    making.await?;
+    plane.restore(run, "half-a-minute").await?;
+    claims.count().await
+}
+
+/// A mark, the log and the metric say what happened.
+async fn noticed(stage: &Stage<'_>) -> Result<()> {
+    let maps: Api<ConfigMap> = Api::default_namespaced(stage.plane.client().clone());
+    let map = maps.get(MARK).await.context("nothing marks the restore")?;
+    let told = map.data.and_then(|mut data| data.remove("detected")).unwrap_or_default();
+    ensure!(told.contains("the cluster was restored"), "the mark says {told:?}");
+    let log = std::fs::read_to_string(stage.ours.process.log())?;
+    ensure!(log.contains(&told), "the log does not say {told:?}");
+    ensure!(stage.ours.metric(HELD).await? == "1", "the metric {HELD} is not 1");
+    say(format_args!("    {told}"));
+    Ok(())
+}
+
+async fn handles(stage: &Stage<'_>) -> Result<Vec<String>> {
+    let volumes: Api<PersistentVolume> = Api::all(stage.plane.client().clone());
+    let volumes = volumes.list(&ListParams::default()).await?.items;
+    Ok(volumes.into_iter().filter_map(|volume| Some(volume.spec?.csi?.volume_handle)).collect())
+}
+
+async fn volumes(stage: &Stage<'_>, phase: &str) -> Result<usize> {
+    let volumes: Api<PersistentVolume> = Api::all(stage.plane.client().clone());
+    let volumes = volumes.list(&ListParams::default()).await?.items;
+    let in_phase = |volume: &&PersistentVolume| {
+        volume.status.as_ref().and_then(|status| status.phase.as_deref()) == Some(phase)
+    };
+    Ok(volumes.iter().filter(in_phase).count())
+}
