@@ -81,6 +81,16 @@ fn main() {
     runtime.expect("a runtime starts").block_on(run());
 }
 
+/// Creates an object, as a user does.
+async fn post(api: &ApiService, path: &str, object: &serde_json::Value) {
+    let request = Request::post(path)
+        .header(http::header::CONTENT_TYPE, "application/json")
+        .body(Body::from(object.to_string().into_bytes()))
+        .expect("a path and a body are a request");
+    let Ok(response) = tower::Service::call(&mut api.clone(), request).await;
+    assert!(response.status().is_success(), "{path}: {}", response.status());
+}
+
 async fn run() {
     let api = ApiServer::new(cofferdam_apiserver::Options::default());
     let writes = Arc::new(Writes::default());
@@ -108,14 +118,7 @@ async fn run() {
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "bench"},
         "provisioner": driver.as_str(),
     });
-    cofferdam_sim::simulation::call(
-        &api.service(),
-        Method::POST,
-        "/apis/storage.k8s.io/v1/storageclasses",
-        "application/json",
-        &class,
-    )
-    .await;
+    post(&api.service(), "/apis/storage.k8s.io/v1/storageclasses", &class).await;
 
     // Bound is when the roles' own cache, fed by the answers of their writes, shows it.
     let (bound, mut arrivals) = tokio::sync::mpsc::unbounded_channel::<(Box<str>, Instant)>();
@@ -149,8 +152,7 @@ async fn run() {
                     });
                     let path = "/api/v1/namespaces/default/persistentvolumeclaims";
                     created.push((name, Instant::now()));
-                    cofferdam_sim::simulation::call(&api, Method::POST, path, "application/json", &claim)
-                        .await;
+                    post(&api, path, &claim).await;
                     tokio::task::yield_now().await;
                 }
                 created

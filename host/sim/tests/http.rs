@@ -1,5 +1,7 @@
 //! The scenario table on the embedded API behind TLS and HTTP, on real time: all rows at once, each on a server of its own.
 
+#![expect(clippy::unwrap_used, reason = "a test's helper fails with its test")]
+
 use std::sync::Arc;
 
 use cofferdam_roles::Role;
