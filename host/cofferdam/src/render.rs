@@ -29,13 +29,17 @@ pub(crate) enum RenderError {
 /// [`Failure`] for a role that does not exist, or a name that no object can have.
 pub(crate) fn render(command: &RenderCommand) -> Result<String, Failure> {
     let RenderCommand::Rbac { role, namespace, service_account } = command;
-    for (flag, value) in [("--namespace", namespace), ("--service-account", service_account)] {
-        if !is_name(value) {
-            return Err(RenderError::Argument(format!(
-                "{flag}: {value:?}; expected at most 63 lower-case letters, digits and dashes, with a letter or digit at both ends"
-            ))
-            .into());
-        }
+    if !is_label(namespace) {
+        return Err(RenderError::Argument(format!(
+            "--namespace: {namespace:?}; expected at most 63 lower-case letters, digits and dashes, with a letter or digit at both ends"
+        ))
+        .into());
+    }
+    if !is_subdomain(service_account) {
+        return Err(RenderError::Argument(format!(
+            "--service-account: {service_account:?}; expected at most 253 lower-case letters, digits, dashes and dots, with a letter or digit at both ends of each part"
+        ))
+        .into());
     }
     let roles: BTreeSet<Role> = if role.is_empty() {
         Role::ALL.into()
@@ -50,13 +54,19 @@ pub(crate) fn render(command: &RenderCommand) -> Result<String, Failure> {
     Ok(text.map_err(|error| RenderError::Yaml(error.to_string()))?)
 }
 
-/// A DNS label, which is right for a namespace and for whatever else stands here.
-fn is_name(text: &str) -> bool {
+/// A DNS label, as namespaces are named.
+fn is_label(text: &str) -> bool {
+    text.len() <= 63 && is_part(text)
+}
+
+/// A DNS subdomain, as most objects are named. Kubernetes limits its whole length only.
+fn is_subdomain(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(is_part)
+}
+
+fn is_part(text: &str) -> bool {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    (1..=63).contains(&text.len())
-        && text.chars().all(inner)
-        && !text.starts_with('-')
-        && !text.ends_with('-')
+    !text.is_empty() && text.chars().all(inner) && !text.starts_with('-') && !text.ends_with('-')
 }
 
 fn objects(rules: &[Rule], namespace: &str, account: &str) -> Vec<Value> {
@@ -134,6 +144,26 @@ mod tests {
         assert!(rendered(&[], "storage").unwrap().contains("pods"), "without a role it is all of them");
         let protection = rendered(&["protection"], "storage").unwrap();
         assert!(protection.contains("pods") && !protection.contains("- delete"), "{protection}");
+    }
+
+    #[test]
+    fn service_accounts_have_longer_names_than_namespaces() {
+        let render = |account: &str| {
+            let command = RenderCommand::Rbac {
+                role: Vec::new(),
+                namespace: "storage".to_owned(),
+                service_account: account.to_owned(),
+            };
+            render(&command).map_err(|failure| failure.to_string())
+        };
+        assert!(render("csi.array.example").unwrap().contains("name: csi.array.example"));
+        assert!(render(&"a".repeat(253)).is_ok());
+        for wrong in [&"a".repeat(254), "", ".", "a..b", "a.", "-a.b", "a.b-", "A", "a_b"] {
+            assert!(render(wrong).unwrap_err().starts_with("--service-account: "), "{wrong}");
+        }
+        for namespace in ["a.b", &"a".repeat(64)] {
+            assert!(rendered(&[], namespace).unwrap_err().starts_with("--namespace: "), "{namespace}");
+        }
     }
 
     #[test]

@@ -155,8 +155,14 @@ impl Rbac {
     }
 
     fn allows(&self, method: &Method, uri: &Uri) -> bool {
-        let Some(request) = attributes(method, uri) else { return true };
-        let Attributes { verb, group, resource, namespace, name } = request;
+        let Some(Asked { verb, group, resource, namespace, name }) = asked(method, uri) else { return true };
+        let request = Attributes {
+            verb: &verb,
+            group: &group,
+            resource: &resource,
+            namespace: &namespace,
+            name: &name,
+        };
         if self.rules.iter().any(|rule| rule.allows(&request, &self.namespace)) {
             let used = format!("{verb} {group}/{resource}");
             self.asked.lock().unwrap_or_else(PoisonError::into_inner).insert(used);
@@ -168,8 +174,20 @@ impl Rbac {
     }
 }
 
-/// What a request asks for, as the API server reads it from the path; absent for what is no resource.
-fn attributes<'a>(method: &Method, uri: &'a Uri) -> Option<Attributes<'a>> {
+/// What a request asks for.
+#[derive(Debug, PartialEq, Eq)]
+struct Asked {
+    verb: String,
+    group: String,
+    /// With its subresource, and whatever stands behind that.
+    resource: String,
+    namespace: String,
+    name: String,
+}
+
+/// What a request asks for, as the API server reads it from the path; absent for what is no resource, such as discovery. What
+/// nobody knows is asked for by the name that it has: no rule allows it.
+fn asked(method: &Method, uri: &Uri) -> Option<Asked> {
     let mut parts = uri.path().strip_prefix('/')?.split('/');
     let group = match parts.next()? {
         "api" => "",
@@ -179,34 +197,32 @@ fn attributes<'a>(method: &Method, uri: &'a Uri) -> Option<Attributes<'a>> {
     let _version = parts.next()?;
     let rest: Vec<&str> = parts.collect();
     let (namespace, rest) = match rest.as_slice() {
-        ["namespaces", namespace, rest @ ..] if !rest.is_empty() => (*namespace, rest),
+        // What stands below a namespace, but for its own subresources.
+        ["namespaces", namespace, rest @ ..] if !matches!(rest, [] | ["status" | "finalize"]) => {
+            (*namespace, rest)
+        }
         rest => ("", rest),
     };
-    let (resource, name, subresource) = match rest {
-        [resource] => (*resource, "", false),
-        [resource, name] => (*resource, *name, false),
-        [resource, name, _] => (*resource, *name, true),
-        _ => return None,
-    };
-    let resource = match (resource, subresource, rest.last().copied()) {
-        ("persistentvolumes", true, Some("status")) => "persistentvolumes/status",
-        ("persistentvolumeclaims", true, Some("status")) => "persistentvolumeclaims/status",
-        (_, true, _) => return None,
-        (resource, false, _) => resource,
+    let (resource, name) = match rest {
+        [] => return None,
+        [resource] => ((*resource).to_owned(), ""),
+        [resource, name] => ((*resource).to_owned(), *name),
+        [resource, name, below @ ..] => (format!("{resource}/{}", below.join("/")), *name),
     };
     let watches = uri.query().is_some_and(|query| query.contains("watch=true"));
     let verb = match *method {
-        Method::GET if watches => "watch",
-        Method::GET if name.is_empty() => "list",
-        Method::GET => "get",
-        Method::POST => "create",
-        Method::PUT => "update",
-        Method::PATCH => "patch",
-        Method::DELETE if name.is_empty() => "deletecollection",
-        Method::DELETE => "delete",
-        _ => return None,
+        Method::GET | Method::HEAD if watches => "watch".to_owned(),
+        Method::GET | Method::HEAD if name.is_empty() => "list".to_owned(),
+        Method::GET | Method::HEAD => "get".to_owned(),
+        Method::POST => "create".to_owned(),
+        Method::PUT => "update".to_owned(),
+        Method::PATCH => "patch".to_owned(),
+        Method::DELETE if name.is_empty() => "deletecollection".to_owned(),
+        Method::DELETE => "delete".to_owned(),
+        _ => method.as_str().to_lowercase(),
     };
-    Some(Attributes { verb, group, resource, namespace, name })
+    let (group, namespace, name) = (group.to_owned(), namespace.to_owned(), name.to_owned());
+    Some(Asked { verb, group, resource, namespace, name })
 }
 
 /// The API as one process sees it.
@@ -260,5 +276,36 @@ impl Service<Request<Body>> for MortalApi {
             effects.gate().await;
             Ok(response)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_request_is_judged() {
+        let rules = cofferdam_roles::rbac::rules(&cofferdam_roles::Role::ALL.into());
+        let rbac = Rbac::new(rules, "storage".to_owned());
+        let allowed =
+            |method: &str, path: &'static str| rbac.allows(&method.parse().unwrap(), &Uri::from_static(path));
+        assert!(allowed("GET", "/version") && allowed("GET", "/api/v1"));
+        assert!(allowed("GET", "/api/v1/namespaces/kube-system"));
+        assert!(allowed("PATCH", "/api/v1/persistentvolumes/v/status"));
+        assert!(allowed("PATCH", "/api/v1/namespaces/a/persistentvolumeclaims/c/status"));
+        assert_eq!(rbac.refused(), Vec::<String>::new());
+        #[rustfmt::skip] // one row a request
+        let table = [
+            ("POST",    "/api/v1/namespaces/a/pods/p/eviction",         "create /pods/eviction a/p"),
+            ("GET",     "/api/v1/namespaces/a/pods/p/proxy/x",          "get /pods/proxy/x a/p"),
+            ("PUT",     "/api/v1/namespaces/a/finalize",                "update /namespaces/finalize /a"),
+            ("GET",     "/apis/apps/v1/namespaces/a/deployments/d/scale", "get apps/deployments/scale a/d"),
+            ("OPTIONS", "/api/v1/persistentvolumes/v",                  "options /persistentvolumes /v"),
+            ("HEAD",    "/api/v1/namespaces/a/secrets",                 "list /secrets a/"),
+        ];
+        for (method, path, expected) in table {
+            assert!(!allowed(method, path), "{method} {path}");
+            assert!(rbac.refused().contains(&expected.to_owned()), "{expected}: {:?}", rbac.refused());
+        }
     }
 }

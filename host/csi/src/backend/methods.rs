@@ -218,7 +218,8 @@ impl CsiBackend {
                 Err(error) => end = format!("not deleted: {error}"),
             }
         }
-        let handle = &volume.handle;
+        let redactor = Redactor::new(self.all_secrets(&call));
+        let handle = checks::printable(&redactor.blot_quoted(volume.handle.as_str()));
         Err(StorageError::unknown(
             ErrorKind::Internal,
             format!("volume {handle} is not handed out: {reason}; it was {end}"),

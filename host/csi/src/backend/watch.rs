@@ -49,16 +49,27 @@ impl Watch {
 
     fn about_id(&self, what: &str, id: &str) -> Vec<String> {
         let most = Bounds::SPECIFIED.id;
-        self.long(what, id.len(), most, &self.told.id).into_iter().collect()
+        let leak = self.redactor.finds_long(id).then(|| {
+            let id = self.blotted(id);
+            format!("a secret of the call in the {what} {id:?}, which everybody can read")
+        });
+        leak.into_iter().chain(self.long(what, id.len(), most, &self.told.id)).collect()
     }
 
     fn about_map(&self, what: &str, map: &Parameters) -> Vec<String> {
         let (bytes, most) = (checks::weight(map), Bounds::SPECIFIED.map);
-        let leaks = map.iter().filter(|(_, value)| self.redactor.finds_long(value)).map(|(key, _)| {
-            let key = self.redactor.blot_quoted(&printable(key));
+        let leaks = |(key, value): &(&String, &String)| {
+            self.redactor.finds_long(key) || self.redactor.finds_long(value)
+        };
+        let leaks = map.iter().filter(leaks).map(|(key, _)| {
+            let key = self.blotted(key);
             format!("a secret of the call in the {what} under the key {key:?}, where everybody can read it")
         });
         leaks.chain(self.long(what, bytes, most, &self.told.map)).collect()
+    }
+
+    fn blotted(&self, text: &str) -> String {
+        printable(&self.redactor.blot_quoted(text))
     }
 
     /// That something is longer than CSI allows, once.
@@ -94,5 +105,20 @@ mod tests {
         let notices = watch.about_map("volume context", &map("k", &"x".repeat(4_096)));
         assert_eq!(notices, ["a volume context of 4097 bytes; CSI allows 4096"]);
         assert_eq!(watch.about_map("volume context", &map("k", &"x".repeat(4_096))), Vec::<String>::new());
+    }
+
+    #[test]
+    fn secrets_are_found_wherever_they_stand_and_not_repeated() {
+        let watch = watch();
+        assert_eq!(
+            watch.about_id("volume handle", "u:hunter2hunter2@array"),
+            ["a secret of the call in the volume handle \"u:[secret]@array\", which everybody can read"]
+        );
+        for (key, value, shown) in [("k", "hunter2hunter2", "k"), ("hunter2hunter2", "v", "[secret]")] {
+            let notices = watch.about_map("volume context", &map(key, value));
+            assert_eq!(notices.len(), 1);
+            assert!(notices.iter().all(|notice| notice.contains(&format!("under the key \"{shown}\""))));
+        }
+        assert_eq!(watch.about_map("volume context", &map("k", "v")), Vec::<String>::new());
     }
 }

@@ -187,6 +187,16 @@ async fn a_volume_of_a_source_that_could_not_be_deleted_again_does_not_block_its
     assert_eq!(error.finality, Finality::InProgress, "{error}");
 }
 
+#[tokio::test]
+async fn a_handle_that_is_a_secret_is_not_told() {
+    let fake = Fake::start();
+    let backend = fake.connect().await;
+    fake.once(CREATE, created(volume("login-hunter2hunter2")));
+    fake.once(DELETE, message(&v1::DeleteVolumeResponse {}));
+    let error = backend.clone_volume(call(), creation("a"), "v".into()).await.unwrap_err();
+    assert!(error.message.contains("volume login-[secret] "), "{error}");
+}
+
 fn publication(read_only: bool) -> PublishVolume {
     PublishVolume {
         handle: "v".into(),
