@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::ErrorKind,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -126,6 +127,11 @@ impl ControlPlane {
     /// When a component does not become ready, with the end of its log.
     pub async fn start(run: &Run, options: Options) -> Result<Self> {
         let (store, port) = (run.port()?, run.port()?);
+        // What an earlier one of the same run has stored is its own.
+        match fs::remove_dir_all(store_directory(run)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
         let credentials = Credentialed::new(run, format!("https://127.0.0.1:{port}"))?;
         let mut etcd = Process::start(run, etcd(run, store)?)?;
         let store_client = credentials.client_of(&format!("http://127.0.0.1:{store}"))?;

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    convert::Infallible,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -12,12 +13,15 @@ use http::Request;
 use kube::{Client, core::WatchEvent};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::{sync::Notify, task::JoinHandle};
+use tokio::{
+    sync::{Notify, oneshot},
+    task::JoinHandle,
+};
 
 /// How many users there are.
 pub(super) const USERS: usize = 50;
 /// How long a load may take to be answered, on a busy machine.
-const LIMIT: Duration = Duration::from_secs(600);
+const LIMIT: Duration = Duration::from_secs(300);
 
 const VOLUMES: &str = "/api/v1/persistentvolumes";
 
@@ -72,8 +76,10 @@ struct Object {
 }
 
 #[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Metadata {
     name: String,
+    resource_version: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -115,7 +121,7 @@ enum State {
 
 /// A watch that notes when each object first was in a state.
 struct Sight {
-    task: JoinHandle<Result<()>>,
+    task: JoinHandle<Result<Infallible>>,
     seen: Arc<Mutex<HashMap<String, Seen>>>,
     more: Arc<Notify>,
 }
@@ -129,25 +135,36 @@ impl Sight {
         for object in list.items {
             note(&seen, object, state, false);
         }
-        let watch = format!("{path}?watch=true&timeoutSeconds=3600&resourceVersion={version}");
-        let events = client.request_events::<Object>(Request::get(watch).body(Vec::new())?).await?;
         let more = Arc::new(Notify::new());
+        let (client, path) = (client.clone(), path.to_owned());
         let (notes, notify) = (Arc::clone(&seen), Arc::clone(&more));
+        let (opened, open) = oneshot::channel();
         let task = tokio::spawn(async move {
-            let mut events = std::pin::pin!(events);
-            while let Some(event) = events.next().await {
-                let (object, gone) = match event? {
-                    WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, false),
-                    WatchEvent::Deleted(object) => (object, true),
-                    WatchEvent::Bookmark(_) => continue,
-                    WatchEvent::Error(status) => bail!("the watch ended: {status:?}"),
-                };
-                if note(&notes, object, state, gone) {
-                    notify.notify_one();
+            let (mut version, mut opened) = (version, Some(opened));
+            // The API may end a watch at any time: the next one goes on where it ended.
+            loop {
+                let watch = format!("{path}?watch=true&timeoutSeconds=3600&resourceVersion={version}");
+                let events = client.request_events::<Object>(Request::get(watch).body(Vec::new())?).await?;
+                // Nobody waits for the second time.
+                let _ = opened.take().map(|opened| opened.send(()));
+                let mut events = std::pin::pin!(events);
+                while let Some(event) = events.next().await {
+                    let (object, gone) = match event? {
+                        WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, false),
+                        WatchEvent::Deleted(object) => (object, true),
+                        WatchEvent::Bookmark(_) => continue,
+                        WatchEvent::Error(status) => bail!("the watch ended: {status:?}"),
+                    };
+                    version.clone_from(&object.metadata.resource_version);
+                    if note(&notes, object, state, gone) {
+                        notify.notify_one();
+                    }
                 }
             }
-            bail!("the watch ended")
         });
+        if open.await.is_err() {
+            match task.await?? {}
+        }
         Ok(Self { task, seen, more })
     }
 
@@ -161,9 +178,7 @@ impl Sight {
         };
         tokio::select! {
             () = all => {}
-            ended = &mut self.task => {
-                ended??;
-            }
+            ended = &mut self.task => match ended?? {},
             () = tokio::time::sleep(LIMIT) => bail!("{} of {count} were seen within {LIMIT:?}", number()),
         }
         self.task.abort();

@@ -9,7 +9,11 @@ mod measure;
 mod report;
 mod stacks;
 
-use std::{env, fs, path::PathBuf};
+use std::{
+    env, fs,
+    io::{self, Write as _},
+    path::PathBuf,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use kube::Client;
@@ -31,6 +35,8 @@ use crate::{
 const CLAIMS: usize = 2000;
 /// How many claims come alone.
 const ALONE: usize = 50;
+/// What the API without anybody is called.
+const ALONE_NAME: &str = "API alone";
 
 /// What a load asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -105,6 +111,7 @@ pub(crate) async fn run(run: &Run) -> Result<()> {
 
 /// One control plane, and the counters of what runs on it.
 struct Ground<'a> {
+    name: &'static str,
     client: Client,
     processes: Vec<&'a Process>,
     loads: Vec<Measured>,
@@ -115,6 +122,7 @@ struct Ground<'a> {
 
 impl<'a> Ground<'a> {
     async fn new(
+        name: &'static str,
         plane: &'a ControlPlane,
         others: impl Iterator<Item = &'a Process>,
         watches: f64,
@@ -122,7 +130,12 @@ impl<'a> Ground<'a> {
         let processes: Vec<&Process> = [&plane.api, &plane.etcd].into_iter().chain(others).collect();
         let client = plane.client().clone();
         let last = Reading::at_rest(&client, &processes).await?;
-        Ok(Self { client, processes, loads: Vec::new(), last, watches })
+        Ok(Self { name, client, processes, loads: Vec::new(), last, watches })
+    }
+
+    /// What was measured. The API can end: nobody has a connection to it any more.
+    fn done(self) -> Vec<Measured> {
+        self.loads
     }
 
     /// What is done from now on belongs to the next load.
@@ -141,6 +154,12 @@ impl<'a> Ground<'a> {
         let per_second = objects as f64 / seconds;
         let milliseconds = |percent| answered.quantile(percent).as_secs_f64() * 1000.0;
         let (p50, p99) = (milliseconds(50), milliseconds(99));
+        // For who waits: a run takes minutes.
+        let _ = writeln!(
+            io::stderr(),
+            "  {}: {flow:?}, {objects} at {per_second:.1} /s, p50 {p50:.1} ms, p99 {p99:.1} ms",
+            self.name
+        );
         self.loads.push(Measured { flow, objects, seconds, per_second, p50, p99, cost });
         self.last = now;
         Ok(())
@@ -157,7 +176,7 @@ async fn answered(run: &Run, stack: &Stack, claims: usize) -> Result<Figures> {
     let watches = Reading::at_rest(plane.client(), &[]).await?.watches();
     let controllers = stack.start(run, &mut plane).await?;
     let client = plane.client().clone();
-    let mut ground = Ground::new(&plane, controllers.processes(), watches).await?;
+    let mut ground = Ground::new(stack.name, &plane, controllers.processes(), watches).await?;
 
     let alone = Load::new(&client, "alone", Some(controllers.driver)).await?;
     ground.begin().await?;
@@ -183,7 +202,7 @@ async fn answered(run: &Run, stack: &Stack, claims: usize) -> Result<Figures> {
         about: stack.about.to_owned(),
         whose: Some(stack.whose),
         controllers: controllers.controllers.iter().map(|process| process.name().to_owned()).collect(),
-        loads: ground.loads,
+        loads: ground.done(),
     };
     controllers.stop().await?;
     drop((alone, load, client));
@@ -196,7 +215,7 @@ async fn unanswered(run: &Run, claims: usize) -> Result<Figures> {
     let plane = start(run).await?;
     let client = plane.client().clone();
     let watches = Reading::at_rest(&client, &[]).await?.watches();
-    let mut ground = Ground::new(&plane, std::iter::empty(), watches).await?;
+    let mut ground = Ground::new(ALONE_NAME, &plane, std::iter::empty(), watches).await?;
 
     let alone = Load::new(&client, "alone", None).await?;
     ground.begin().await?;
@@ -216,11 +235,11 @@ async fn unanswered(run: &Run, claims: usize) -> Result<Figures> {
     let answered = ceiling::bound(&load, claims, Volumes::Premade).await?;
     ground.end(Flow::Static, &answered).await?;
 
-    let loads = ground.loads;
+    let loads = ground.done();
     drop((alone, load, client));
     plane.stop().await?;
     Ok(Figures {
-        name: "API alone".to_owned(),
+        name: ALONE_NAME.to_owned(),
         about: "five writes for each claim by the users themselves, no controller, nobody watches".to_owned(),
         whose: None,
         controllers: Vec::new(),
