@@ -3,6 +3,7 @@
 mod cleanup;
 mod control_plane;
 mod driver;
+mod kubectl;
 mod node;
 mod provision;
 mod swap;
@@ -46,6 +47,12 @@ pub const ALL: &[Suite] = &[
         about: "etcd, kube-apiserver and kube-controller-manager start, fail, come back and stop",
         limit: Duration::from_secs(300),
         run: |run| Box::pin(control_plane::run(run)),
+    },
+    Suite {
+        name: "kubectl",
+        about: "kubectl says the same on the embedded API as on a real one",
+        limit: Duration::from_secs(600),
+        run: |run| Box::pin(kubectl::run(run)),
     },
     Suite {
         name: "provision",
