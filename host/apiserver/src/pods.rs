@@ -63,10 +63,8 @@ fn container(container: &mut Map<String, Value>) {
 
 /// The class of service of a pod, by what its containers need and may have.
 pub(crate) fn quality(pod: &Value) -> &'static str {
-    let containers: Vec<&Value> = CONTAINERS
-        .iter()
-        .flat_map(|member| meta::list(pod, &format!("/spec/{member}")))
-        .collect();
+    let containers: Vec<&Value> =
+        CONTAINERS.iter().flat_map(|member| meta::list(pod, &format!("/spec/{member}"))).collect();
     let sums = |member: &str| {
         let mut sums = BTreeMap::<&str, i128>::new();
         for (resource, amount) in containers.iter().flat_map(|one| amounts(one, member)) {

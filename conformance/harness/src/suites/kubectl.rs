@@ -142,7 +142,10 @@ impl Player {
             .env("HOME", &self.home)
             .env("TMPDIR", &self.home)
             .env("KUBECONFIG", &self.kubeconfig)
-            .env("KUBE_EDITOR", format!("sed --in-place --file={}", self.manifests.join("edit.sed").display()))
+            .env(
+                "KUBE_EDITOR",
+                format!("sed --in-place --file={}", self.manifests.join("edit.sed").display()),
+            )
             .stdin(Stdio::null())
             .kill_on_drop(true)
             .output();

@@ -51,7 +51,7 @@ pub const ALL: &[Suite] = &[
     Suite {
         name: "kubectl",
         about: "kubectl says the same on the embedded API as on a real one",
-        limit: Duration::from_secs(600),
+        limit: Duration::from_secs(900),
         run: |run| Box::pin(kubectl::run(run)),
     },
     Suite {

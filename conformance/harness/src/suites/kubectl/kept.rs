@@ -13,11 +13,7 @@ pub(super) struct Kept {
 
 /// All of them. `docs/deviations.md` has the same table.
 pub(super) const KEPT: &[Kept] = &[
-    Kept {
-        id: "version",
-        what: "`version` names our version",
-        why: "it is our server",
-    },
+    Kept { id: "version", what: "`version` names our version", why: "it is our server" },
     Kept {
         id: "kinds",
         what: "`api-resources`, `api-versions`, `get all` and `describe namespace` know fewer kinds",

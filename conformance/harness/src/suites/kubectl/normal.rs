@@ -45,9 +45,9 @@ impl Normal {
 
     pub(super) fn text(&self, text: &str) -> String {
         let text = text.replace(&self.home, "<home>");
-        self.rules.iter().fold(text, |text, (pattern, replacement)| {
-            pattern.replace_all(&text, *replacement).into_owned()
-        })
+        self.rules
+            .iter()
+            .fold(text, |text, (pattern, replacement)| pattern.replace_all(&text, *replacement).into_owned())
     }
 }
 
@@ -63,7 +63,10 @@ mod tests {
             ("at 2026-11-21T20:31:00Z", "at <time>"),
             ("StartTime: Sat, 21 Nov 2026 20:31:00 +0000", "StartTime: <time>"),
             ("W1121 20:31:02.382020   13979 diff.go:723] x", "W<time> diff.go:723] x"),
-            ("+++ /run/a/LIVE-415/v1.x\t2026-11-21 20:31:00.900618001 +0000", "+++ <home>/LIVE-<n>/v1.x\t<time>"),
+            (
+                "+++ /run/a/LIVE-415/v1.x\t2026-11-21 20:31:00.900618001 +0000",
+                "+++ <home>/LIVE-<n>/v1.x\t<time>",
+            ),
             ("resourceVersion: \"554\"", "resourceVersion: \"<version>\""),
             ("\"resourceVersion\": \"554\"", "\"resourceVersion\": \"<version>\""),
             ("https://127.0.0.1:4711", "https://<server>"),
