@@ -8,6 +8,7 @@ use crate::Inner;
 use crate::base64;
 use crate::descriptors::{Kind, Resource};
 use crate::meta::{self, text};
+use crate::pods;
 use crate::quantity;
 use crate::status::Status;
 use crate::write::Part;
