@@ -50,10 +50,7 @@ pub(super) async fn run(run: &Run) -> Result<()> {
         let (expected, found) = match line.mode {
             Mode::Once => tokio::try_join!(real.play(line), embedded.play(line))?,
             Mode::Until => settled(&real, &embedded, line).await?,
-            Mode::Variable(_) => {
-                let (expected, found) = tokio::try_join!(real.learn(line), embedded.learn(line))?;
-                (expected, found)
-            }
+            Mode::Variable(_) => tokio::try_join!(real.learn(line), embedded.learn(line))?,
         };
         real.note(line, &expected)?;
         embedded.note(line, &found)?;
@@ -195,7 +192,12 @@ impl Verdict {
         let at = format!("line {}: kubectl {}", line.number, line.command);
         match (&line.kept, expected == found) {
             (None, true) | (Some(_), false) => {}
-            (Some(id), true) => self.errors.push(format!("{at}: does not differ any more: expected ~{id}")),
+            (Some(id), true) => {
+                let reason = KEPT.iter().find(|kept| kept.id == id);
+                let reason =
+                    reason.map_or_else(String::new, |kept| format!(": {}, because {}", kept.what, kept.why));
+                self.errors.push(format!("{at}: does not differ any more: expected ~{id}{reason}"));
+            }
             (None, false) => {
                 let mut text = at;
                 for (what, expected, found) in [
@@ -257,7 +259,8 @@ mod tests {
         let text = "line 1: kubectl get pvc\n  stdout: expected b\n  stdout: found    (the end)";
         assert_eq!(errors("get pvc", "a\nb", "a"), [text]);
         assert_eq!(errors("~version version", "a", "b"), Vec::<String>::new());
-        let text = "line 1: kubectl version: does not differ any more: expected ~version";
+        let text = "line 1: kubectl version: does not differ any more: expected ~version: `version` names our \
+                    version, because it is our server";
         assert_eq!(errors("~version version", "a", "a"), [text]);
     }
 

@@ -20,7 +20,8 @@ const RULES: &[(&str, &str)] = &[
     (r"127\.0\.0\.1:\d+", "<server>"),
     (r"\b(LIVE|MERGED|kubectl-edit)-\d+", "$1-<n>"),
     // Go's picture of an object in a message, and its picture of a change after one: the embedded API has no Go types.
-    (r#"Invalid value: "\{.*\}": "#, r#"Invalid value: "{…}": "#),
+    // It is cut where it is long.
+    (r#"Invalid value: "\{.*(\}"|…): "#, r#"Invalid value: "{…}": "#),
     (r"(?s)(Forbidden: [^\n]*)\n@@.*", "$1\n"),
     // Ages of some minutes, and how far they move the next column.
     (r"\b(\dm\d{1,2}s|1\dm|[2-9]m|(1[01])?\ds|\d{2}s)\b *", "<age> "),
