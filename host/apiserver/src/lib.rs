@@ -18,6 +18,7 @@ mod fields;
 mod meta;
 mod openapi;
 mod patch;
+mod pods;
 mod protobuf;
 mod quantity;
 mod random;

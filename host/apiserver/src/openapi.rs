@@ -8,6 +8,15 @@ use crate::discovery::{git_version, of_group};
 use crate::meta;
 use crate::schema::{self, Field, ListKind, Scalar, Strategy, Struct, Type};
 
+/// The older document, of a server that has no types in it. kubectl asks for it when a manifest's kind is not in the newer one,
+/// and only then says that there is no such kind.
+pub(crate) fn v2() -> Value {
+    json!({"swagger": "2.0", "info": {"title": "Kubernetes", "version": "v1.36"}, "paths": {}})
+}
+
+/// The same in protobuf.
+pub(crate) const V2_PROTOBUF: &[u8] = b"\x0a\x032.0\x12\x13\x0a\x0aKubernetes\x12\x05v1.36\x42\x00";
+
 /// The document at an OpenAPI v3 path.
 pub(crate) fn document(path: &str) -> Option<Value> {
     let rest = path.trim_end_matches('/').strip_prefix("/openapi/v3")?;

@@ -395,6 +395,12 @@ fn document(parts: &Parts) -> Answer {
             }
             None
         }
+        "/openapi/v2" if request::wants_protobuf_openapi(&parts.headers) => {
+            let content_type = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
+            let content = Content::Whole(Some(Bytes::from_static(openapi::V2_PROTOBUF)));
+            return Ok(respond(StatusCode::OK, content_type, content));
+        }
+        "/openapi/v2" => Some(openapi::v2()),
         path if path.starts_with("/openapi/v3") => openapi::document(path),
         path => discovery::document(path),
     };

@@ -8,6 +8,7 @@ use crate::Inner;
 use crate::base64;
 use crate::descriptors::{Kind, Resource};
 use crate::meta::{self, text};
+use crate::pods;
 use crate::quantity;
 use crate::status::Status;
 use crate::write::Part;
@@ -19,7 +20,7 @@ const DEFAULT_CLASS: [&str; 2] =
 /// The deprecated way to name a class.
 const BETA_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
 
-fn default(map: &mut Map<String, Value>, member: &str, value: &str) {
+pub(crate) fn default(map: &mut Map<String, Value>, member: &str, value: &str) {
     let absent = map.get(member).and_then(Value::as_str).unwrap_or_default().is_empty();
     if absent {
         map.insert(member.to_owned(), json!(value));
@@ -51,7 +52,7 @@ pub(crate) fn defaults(kind: Kind, value: &mut Value) {
         }
         Kind::CsiDriver => meta::edit(value, "spec", csi_driver),
         Kind::Secret => secret(value),
-        Kind::Pod => meta::edit(value, "spec", pod),
+        Kind::Pod => meta::edit(value, "spec", pods::defaults),
         Kind::Namespace => {
             let name = meta::name(value).to_owned();
             if !name.is_empty() {
@@ -98,31 +99,6 @@ fn data_source(spec: &mut Map<String, Value>) {
     }
 }
 
-fn pod(spec: &mut Map<String, Value>) {
-    default(spec, "restartPolicy", "Always");
-    default(spec, "schedulerName", "default-scheduler");
-    default(spec, "dnsPolicy", "ClusterFirst");
-    spec.entry("terminationGracePeriodSeconds").or_insert(json!(30));
-    spec.entry("securityContext").or_insert(json!({}));
-    spec.entry("enableServiceLinks").or_insert(json!(true));
-    for member in ["initContainers", "containers"] {
-        let Some(Value::Array(containers)) = spec.get_mut(member) else { continue };
-        for container in containers.iter_mut().filter_map(Value::as_object_mut) {
-            let image = container.get("image").and_then(Value::as_str).unwrap_or_default();
-            let tag = image.rsplit('/').next().and_then(|name| name.split_once(':')).map(|(_, tag)| tag);
-            let latest = !image.contains('@') && matches!(tag, None | Some("latest"));
-            default(container, "imagePullPolicy", if latest { "Always" } else { "IfNotPresent" });
-            default(container, "terminationMessagePath", "/dev/termination-log");
-            default(container, "terminationMessagePolicy", "File");
-            if let Some(Value::Array(ports)) = container.get_mut("ports") {
-                for port in ports.iter_mut().filter_map(Value::as_object_mut) {
-                    default(port, "protocol", "TCP");
-                }
-            }
-        }
-    }
-}
-
 fn csi_driver(spec: &mut Map<String, Value>) {
     spec.entry("attachRequired").or_insert(json!(true));
     for flag in ["podInfoOnMount", "storageCapacity", "requiresRepublish", "seLinuxMount"] {
@@ -164,7 +140,10 @@ pub(crate) fn prepare_create(kind: Kind, value: &mut Value, now: Timestamp) {
             });
             meta::set(value, "status", json!({"phase": "Active"}));
         }
-        Kind::Pod => meta::set(value, "status", json!({"phase": "Pending", "qosClass": "BestEffort"})),
+        Kind::Pod => {
+            let status = json!({"phase": "Pending", "qosClass": pods::quality(value)});
+            meta::set(value, "status", status);
+        }
         Kind::VolumeAttachment => meta::set(value, "status", json!({"attached": false})),
         // A node reports itself with its status.
         Kind::Node

@@ -217,6 +217,8 @@ async fn discovery_is_aggregated_on_request() {
     let (_, document) = get(&service, "/openapi/v3/api/v1?hash=x", "application/json").await;
     let path = "/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}";
     assert_eq!(document["paths"][path]["patch"]["parameters"][1]["name"], "fieldValidation");
+    let (_, document) = get(&service, "/openapi/v2", "application/json").await;
+    assert_eq!(document["swagger"], "2.0");
 }
 
 #[tokio::test]

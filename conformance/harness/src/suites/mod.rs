@@ -6,6 +6,7 @@ mod differential;
 mod driver;
 mod faults;
 mod grounds;
+mod kubectl;
 mod node;
 mod provision;
 mod swap;
@@ -55,6 +56,12 @@ pub const ALL: &[Suite] = &[
         about: "the requests that the embedded API is tested with, answered by the API server whose answers it is held to",
         limit: Duration::from_secs(300),
         run: |run| Box::pin(differential::run(run)),
+    },
+    Suite {
+        name: "kubectl",
+        about: "kubectl says the same on the embedded API as on a real one",
+        limit: Duration::from_secs(900),
+        run: |run| Box::pin(kubectl::run(run)),
     },
     Suite {
         name: "provision",

@@ -123,6 +123,11 @@ pub(super) fn csi_driver(value: &Value, errors: &mut Errors) {
         let detail = "must be greater than or equal to 10 seconds";
         errors.push(FieldError::invalid("spec.nodeAllocatableUpdatePeriodSeconds", found, detail));
     }
+    let given = value.pointer("/spec/serviceAccountTokenInSecrets");
+    if let Some(found) = given.filter(|_| meta::list(value, "/spec/tokenRequests").is_empty()) {
+        let detail = "serviceAccountTokenInSecrets is set but no tokenRequests are specified";
+        errors.push(FieldError::invalid("spec.serviceAccountTokenInSecrets", found, detail));
+    }
 }
 
 /// The successor of a driver.

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::descriptors::{Kind, Resource};
 use crate::meta::{self, text};
+use crate::pods;
 use crate::status::FieldError;
 use crate::write::Part;
 
@@ -74,7 +75,11 @@ pub(crate) fn update(resource: &Resource, part: Part, old: &Value, next: &Value)
         Kind::CsiStorageCapacity => classes::capacity_update(old, next, &mut errors),
         Kind::Lease => lease(next, &mut errors),
         Kind::ConfigMap | Kind::Secret => data_update(resource, old, next, &mut errors),
-        Kind::Event | Kind::Pod | Kind::Namespace | Kind::Node | Kind::ServiceAccount => {}
+        Kind::Pod => {
+            pod(next, &mut errors);
+            pods::update(old, next, &mut errors);
+        }
+        Kind::Event | Kind::Namespace | Kind::Node | Kind::ServiceAccount => {}
     }
     errors
 }

@@ -151,6 +151,12 @@ fn broken_rules_are_named_in_the_words_of_the_api() {
             "spec.persistentVolumeReclaimPolicy: Forbidden: may not be 'recycle' for a hostPath mount of '/'",
         ),
         (StorageClass, json!({"provisioner": ""}), "provisioner: Required value"),
+        (
+            CsiDriver,
+            json!({"spec": {"serviceAccountTokenInSecrets": false}}),
+            "spec.serviceAccountTokenInSecrets: Invalid value: false: serviceAccountTokenInSecrets is set but no \
+             tokenRequests are specified",
+        ),
         (StorageClass, json!({"reclaimPolicy": "Recycle"}), "reclaimPolicy: Unsupported value: \"Recycle\""),
         (VolumeAttributesClass, json!({"parameters": null}), "parameters: Required value"),
         (VolumeAttachment, json!({"spec": {"attacher": null}}), "spec.attacher: Required value"),
