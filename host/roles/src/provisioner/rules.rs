@@ -145,7 +145,7 @@ fn class_to_provision(view: View<'_>, claim: &Claim) -> Result<Arc<StorageClass>
     }
     if view.options.binder_here {
         // Without an annotation to wait for, the search for a volume that exists must have come to its end here.
-        let world = World { cache: view.cache, provisions: view.ours };
+        let world = World { cache: view.cache, provisions: view.ours, spoken_for: &|_| false };
         if !matches!(binding::claim(world, claim), Binding::Provision(..)) {
             return ignore("binding is not at the point where a volume is needed");
         }

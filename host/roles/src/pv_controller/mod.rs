@@ -3,3 +3,4 @@
 
 pub mod reconcile;
 pub mod rules;
+mod turns;

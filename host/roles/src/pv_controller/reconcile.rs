@@ -1,6 +1,7 @@
 //! Carries out what [`rules`] decides, one write at a time.
 
 use std::{
+    cell::Cell,
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -17,9 +18,12 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::rules::{
-    self, AttributesClassWrite, CapacityWrite, ClaimEffect, ClaimStatus, ClaimVerdict, VolumeEffect,
-    VolumeVerdict, World,
+use super::{
+    rules::{
+        self, AttributesClassWrite, CapacityWrite, ClaimEffect, ClaimStatus, ClaimVerdict, VolumeEffect,
+        VolumeVerdict, World,
+    },
+    turns::Turns,
 };
 use crate::{
     act::{Context, MAX_EFFECTS, Teller, claim_reference},
@@ -44,13 +48,16 @@ pub(crate) struct PvController {
     volumes: Queue<VolumeName>,
     /// Since when claims wait for their provisioner.
     waiting: Mutex<HashMap<Uid, Instant>>,
+    turns: Turns,
 }
 
 impl PvController {
     /// The role, woken by every change from now on.
     pub(crate) fn new(context: Arc<Context>, metrics: &Metrics) -> Arc<Self> {
+        let claims = Queue::new("claims", BACKOFF, metrics);
         let role = Arc::new(Self {
-            claims: Queue::new("claims", BACKOFF, metrics),
+            turns: Turns::new(claims.clone()),
+            claims,
             volumes: Queue::new("volumes", BACKOFF, metrics),
             waiting: Mutex::default(),
             context,
@@ -145,9 +152,13 @@ impl PvController {
         let teller = Teller::of_claim(&self.context, Role::PvController, key);
         for _ in 0..MAX_EFFECTS {
             let Seen::Known(claim) = self.context.cache.claims.get(key) else { return Outcome::Done };
-            let provisions = |driver: &DriverName| self.context.provisions(driver);
-            let world = World { cache: &self.context.cache, provisions: &provisions };
-            let verdict = rules::claim(world, &claim);
+            let (verdict, passed_over) = self.verdict(&claim);
+            if let Some(volume) = passed_over {
+                if self.turns.wait(&volume, key) {
+                    return Outcome::Done;
+                }
+                continue;
+            }
             if !matches!(verdict, ClaimVerdict::Provision(..)) {
                 self.waiting().remove(&claim.meta.uid);
             }
@@ -182,6 +193,23 @@ impl PvController {
         Outcome::Again
     }
 
+    /// What is to be done for a claim; or the volume that would be its, were it not another's turn.
+    fn verdict(&self, claim: &Claim) -> (ClaimVerdict, Option<VolumeName>) {
+        let passed_over = Cell::new(None);
+        let provisions = |driver: &DriverName| self.context.provisions(driver);
+        let spoken_for = |volume: &VolumeName| {
+            let is = self.turns.is_of_another(volume, &claim.key);
+            if is {
+                passed_over.set(Some(volume.clone()));
+            }
+            is
+        };
+        let world = World { cache: &self.context.cache, provisions: &provisions, spoken_for: &spoken_for };
+        let verdict = rules::claim(world, claim);
+        let found = matches!(verdict, ClaimVerdict::Do(ClaimEffect::ReserveVolume { .. }, _));
+        (verdict, passed_over.take().filter(|_| !found))
+    }
+
     fn provisioning(&self, teller: &Teller, claim: &Claim, driver: &DriverName) -> Outcome {
         // It may have looked before this claim lost the race for a volume that exists.
         if let Some(wanted) = self.context.wanted.get().filter(|_| self.context.provisions(driver)) {
@@ -214,6 +242,9 @@ impl PvController {
                     let annotations = json!({"annotations": {names::BOUND_BY_CONTROLLER: "yes"}});
                     patch.insert("metadata".to_owned(), annotations);
                 }
+                let Some(_turn) = self.turns.take(&volume.name, &claim.key) else {
+                    return Err(WriteError::Conflict(format!("PersistentVolume {}", volume.name)));
+                };
                 let text = format!("reserves {}", volume.name);
                 let write = writer.merge::<Volume>(&volume.name, Part::Object, volume.meta.version, patch);
                 self.with_refresh(&volume.name, teller.act(&text, write).await).await?;
@@ -269,7 +300,7 @@ impl PvController {
             let Seen::Known(volume) = self.context.cache.volumes.get(name) else { return Outcome::Done };
             let teller = Teller::of_volume(&self.context, Role::PvController, &volume);
             let provisions = |driver: &DriverName| self.context.provisions(driver);
-            let world = World { cache: &self.context.cache, provisions: &provisions };
+            let world = World { cache: &self.context.cache, provisions: &provisions, spoken_for: &|_| false };
             match rules::volume(world, &volume, looked_up) {
                 VolumeVerdict::Do(effect, note) => {
                     looked_up |= matches!(effect, VolumeEffect::LookUpClaim(_));

@@ -22,6 +22,8 @@ pub struct World<'a> {
     pub cache: &'a Cache,
     /// Whether a driver's provisioner runs in this process and needs no request through the API.
     pub provisions: &'a dyn Fn(&DriverName) -> bool,
+    /// Whether another claim is about to get a free volume: its write is on the way.
+    pub spoken_for: &'a dyn Fn(&VolumeName) -> bool,
 }
 
 /// `status` of a claim as binding writes it.
@@ -122,7 +124,7 @@ fn unchosen(world: World<'_>, claim: &Claim) -> ClaimVerdict {
         Ok(delayed) => delayed,
         Err(message) => return ClaimVerdict::Fail(message, None),
     };
-    match find_volume(world.cache, claim, delayed) {
+    match find_volume(world, claim, delayed) {
         Err(message) => {
             let note = Note::warning("FailedBinding", message.clone());
             return ClaimVerdict::Fail(message, Some(note));
@@ -356,7 +358,8 @@ fn is_delayed(cache: &Cache, claim: &Claim) -> Result<bool, String> {
 }
 
 /// The volume for a claim that names none: one that is reserved for it, else the best free one.
-fn find_volume(cache: &Cache, claim: &Claim, delayed: bool) -> Result<Option<Arc<Volume>>, String> {
+fn find_volume(world: World<'_>, claim: &Claim, delayed: bool) -> Result<Option<Arc<Volume>>, String> {
+    let cache = world.cache;
     let selector = match &claim.selector {
         None => None,
         Some(Ok(selector)) => Some(selector),
@@ -378,6 +381,7 @@ fn find_volume(cache: &Cache, claim: &Claim, delayed: bool) -> Result<Option<Arc
     let shelf = (claim.class_name(), claim.mode, &*claim.attributes_class);
     Ok(cache.find_free_volume(shelf, claim.access_modes, request, |volume| {
         selector.is_none_or(|selector| selector.matches(&volume.meta.labels))
+            && !(world.spoken_for)(&volume.name)
     }))
 }
 

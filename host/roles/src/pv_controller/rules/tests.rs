@@ -304,7 +304,8 @@ impl Api {
         let provisions = |driver: &DriverName| here.contains(&driver.as_str());
         for _ in 0..20 {
             let Some(seen) = self.cache.claims.get(&key()).known() else { return "absent".to_owned() };
-            let verdict = claim(World { cache: &self.cache, provisions: &provisions }, &seen);
+            let verdict =
+                claim(World { cache: &self.cache, provisions: &provisions, spoken_for: &|_| false }, &seen);
             match verdict {
                 ClaimVerdict::Do(effect, note) => {
                     self.perform(&seen, effect);
@@ -374,7 +375,11 @@ impl Api {
         let mut looked_up = false;
         for _ in 0..20 {
             let Some(seen) = self.cache.volumes.get(&name.into()).known() else { return "absent".to_owned() };
-            match volume(World { cache: &self.cache, provisions: &|_| false }, &seen, looked_up) {
+            match volume(
+                World { cache: &self.cache, provisions: &|_| false, spoken_for: &|_| false },
+                &seen,
+                looked_up,
+            ) {
                 VolumeVerdict::Do(VolumeEffect::LookUpClaim(key), _) => {
                     looked_up = true;
                     if let Some(live) = live {
@@ -730,7 +735,8 @@ fn an_object_that_cannot_be_read_is_left_alone() {
 fn verdicts_carry_their_reason() {
     let api = Api::new(&[], &["v 1Gi - A"], &[]);
     let claim = Arc::new(pvc("2Gi v P"));
-    let verdict = super::claim(World { cache: &api.cache, provisions: &|_| false }, &claim);
+    let verdict =
+        super::claim(World { cache: &api.cache, provisions: &|_| false, spoken_for: &|_| false }, &claim);
     let ClaimVerdict::Wait(note) = verdict else { panic!("{verdict:?}") };
     assert_eq!(note.text, "Cannot bind to requested volume \"v\": requested PV is too small");
 }
