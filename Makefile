@@ -54,9 +54,9 @@ peers: ## build etcd, Kubernetes, containerd and the Go sidecars into a cache: w
 	conformance/peers/build.sh
 
 .PHONY: conformance
-conformance: toolchain need-root peers ## run every suite on a real Kubernetes, or the one of SUITE=name
+conformance: toolchain need-root peers ## run every suite on a real Kubernetes, or the one of SUITE=name; RESULTS=docs/conformance.md writes its table
 	$(CARGO) build --locked --bin cofferdam --bin conformance
-	$(CARGO) run --locked --bin conformance -- $(SUITE)
+	$(CARGO) run --locked --bin conformance -- $(if $(RESULTS),--results=$(RESULTS)) $(SUITE)
 
 .PHONY: bench-peers
 bench-peers: toolchain need-root peers ## Kubernetes' own controllers and ours answer the same CLAIMS=2000 claims: docs/benchmarks.md

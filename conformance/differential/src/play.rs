@@ -24,15 +24,22 @@ pub struct Answer {
     pub body: Value,
 }
 
-/// Plays a script and returns the answers in the order of its requests.
+/// Plays a script and returns the answers in the order of its requests. `compact` lets the API forget its history.
 ///
 /// # Errors
 /// When the API cannot be reached or an answer cannot be read.
-pub async fn play(client: &Client, script: &Script) -> Result<Vec<Answer>> {
+pub async fn play(
+    client: &Client,
+    script: &Script,
+    compact: &mut impl AsyncFnMut() -> Result<()>,
+) -> Result<Vec<Answer>> {
     let mut variables = script.variables.clone();
     let mut normal = Normal::default();
     let mut answers = Vec::new();
     for request in &script.requests {
+        if request.compacted {
+            compact().await.with_context(|| format!("line {}: compaction", request.line))?;
+        }
         let path = fill(&request.path, &variables);
         let body = fill(&request.body, &variables);
         let mut builder = http::Request::builder()

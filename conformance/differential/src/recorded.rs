@@ -1,4 +1,6 @@
-//! What a real kube-apiserver answered: written by `differential record`, kept with the requests.
+//! What a real kube-apiserver answered: written by [`record`], kept with the requests.
+
+use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result};
 
@@ -9,10 +11,11 @@ use crate::{
 };
 
 /// In the order of [`FILES`].
-const ANSWERS: [&str; 6] = [
+const ANSWERS: [&str; 7] = [
     include_str!("../answers/apply.jsonl"),
     include_str!("../answers/claims.jsonl"),
     include_str!("../answers/core.jsonl"),
+    include_str!("../answers/expiry.jsonl"),
     include_str!("../answers/lists.jsonl"),
     include_str!("../answers/storage.jsonl"),
     include_str!("../answers/volumes.jsonl"),
@@ -33,15 +36,37 @@ pub struct Played {
 ///
 /// # Errors
 /// When the API does not answer, or a file of the set cannot be read.
-pub async fn against_the_record(client: &kube::Client) -> Result<Vec<Played>> {
+pub async fn against_the_record(
+    client: &kube::Client,
+    mut compact: impl AsyncFnMut() -> Result<()>,
+) -> Result<Vec<Played>> {
     let mut all = Vec::new();
     for ((name, text), answers) in FILES.into_iter().zip(ANSWERS) {
         let script = parse(text).with_context(|| format!("{name}.txt"))?;
         let expected: Result<Vec<Answer>, _> = answers.lines().map(serde_json::from_str).collect();
         let expected = expected.with_context(|| format!("{name}.jsonl"))?;
-        let found = play(client, &script).await.with_context(|| format!("{name}.txt"))?;
+        let found = play(client, &script, &mut compact).await.with_context(|| format!("{name}.txt"))?;
         let verdict = compare(&script, &expected, &found);
         all.push(Played { name, script, verdict });
     }
     Ok(all)
+}
+
+/// Plays the whole set to an API that is empty, and writes its answers to a directory.
+///
+/// # Errors
+/// When the API does not answer, or the answers cannot be written.
+pub async fn record(
+    client: &kube::Client,
+    mut compact: impl AsyncFnMut() -> Result<()>,
+    directory: &Path,
+) -> Result<()> {
+    for (name, text) in FILES {
+        let script = parse(text).with_context(|| format!("{name}.txt"))?;
+        let answers = play(client, &script, &mut compact).await.with_context(|| format!("{name}.txt"))?;
+        let lines: Result<Vec<String>, _> = answers.iter().map(serde_json::to_string).collect();
+        let path = directory.join(format!("{name}.jsonl"));
+        fs::write(&path, lines?.join("\n") + "\n").with_context(|| path.display().to_string())?;
+    }
+    Ok(())
 }

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result, bail};
 
 /// The files of the set. Each is played on its own, from the first request to the last.
-pub const FILES: [(&str, &str); 6] = [
+pub const FILES: [(&str, &str); 7] = [
     ("apply", include_str!("../requests/apply.txt")),
     ("claims", include_str!("../requests/claims.txt")),
     ("core", include_str!("../requests/core.txt")),
+    ("expiry", include_str!("../requests/expiry.txt")),
     ("lists", include_str!("../requests/lists.txt")),
     ("storage", include_str!("../requests/storage.txt")),
     ("volumes", include_str!("../requests/volumes.txt")),
@@ -31,6 +32,8 @@ pub struct Request {
     pub agent: String,
     /// The variable that takes a part of the answer, and the JSON pointer of that part.
     pub capture: Option<(String, String)>,
+    /// Whether the API is to forget its history before.
+    pub compacted: bool,
     /// The deviation because of which both APIs may answer differently.
     pub deviation: Option<String>,
     /// The body, with variables.
@@ -50,7 +53,7 @@ const JSON: &str = "application/json";
 
 /// Parses a file: `let NAME = value` lines, and requests (a line with method, path and words, then the body's lines)
 /// with blank lines between them. Words: a patch type or media type of the body, `table`, `partial` or `accept=…`,
-/// `agent=…`, `as NAME=/pointer`, `~deviation`.
+/// `agent=…`, `as NAME=/pointer`, `compacted`, `~deviation`.
 ///
 /// # Errors
 /// When a line is none of these.
@@ -128,6 +131,8 @@ fn head(line: usize, text: &str) -> Result<Request> {
             accept.clone_into(&mut request.accept);
         } else if let Some(shape) = shape(word) {
             request.accept = format!("{JSON};as={shape};v=v1;g=meta.k8s.io");
+        } else if word == "compacted" {
+            request.compacted = true;
         } else if word == "as" {
             let (name, pointer) = words
                 .next()
@@ -192,7 +197,7 @@ mod tests {
     #[test]
     fn requests_have_heads_and_bodies() {
         let script =
-            parse("# c\nlet A = /a\n\nPATCH $A/b merge as X=/y ~z agent=me/1\n{\n}\n\nGET $A table\n")
+            parse("# c\nlet A = /a\n\nPATCH $A/b merge as X=/y ~z agent=me/1\n{\n}\n\nGET $A table compacted\n")
                 .unwrap();
         let [patch, get] = script.requests.as_slice() else { panic!("{script:?}") };
         assert_eq!((patch.line, patch.body.as_str(), patch.agent.as_str()), (4, "{\n}", "me/1"));
@@ -201,6 +206,7 @@ mod tests {
         assert_eq!(patch.deviation.as_deref(), Some("z"));
         assert_eq!(fill(&get.path, &script.variables), "/a");
         assert!(get.accept.contains("as=Table"));
+        assert!(get.compacted && !patch.compacted);
         for wrong in ["JUMP /a", "GET /a nonsense", "GET /a as x"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }

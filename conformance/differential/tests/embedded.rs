@@ -5,9 +5,14 @@ use cofferdam_differential::recorded::against_the_record;
 
 #[tokio::test(start_paused = true)]
 async fn the_embedded_api_answers_as_the_real_one_did() {
-    let client = kube::Client::new(ApiServer::new(Options::default()).service(), "default");
+    let api = ApiServer::new(Options::default());
+    let client = kube::Client::new(api.service(), "default");
+    let compact = async || {
+        api.compact();
+        Ok(())
+    };
     let mut problems = Vec::new();
-    for played in against_the_record(&client).await.unwrap() {
+    for played in against_the_record(&client, compact).await.unwrap() {
         let name = played.name;
         problems.extend(played.verdict.differences.iter().map(|one| format!("{name}.txt {one}")));
         problems.extend(

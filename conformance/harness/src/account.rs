@@ -17,8 +17,10 @@ use crate::{
     run::Run,
 };
 
-/// Where the accounts and the objects of our own are.
+/// Where accounts and the objects of our own are.
 pub const NAMESPACE: &str = "cofferdam-system";
+/// Where they are for what expects them where users' objects are: the table of scenarios.
+pub const WITH_USERS: &str = "default";
 
 /// Roles, and an account that may do what they do.
 #[derive(Clone, Debug)]
@@ -33,20 +35,33 @@ impl Account {
     /// # Errors
     /// When the program, kubectl or the API refuses it.
     pub async fn new(run: &Run, plane: &ControlPlane, roles: &[&str]) -> Result<Self> {
-        let namespace: Namespace = serde_json::from_value(json!({ "metadata": { "name": NAMESPACE } }))?;
-        match Api::all(plane.client().clone()).create(&PostParams::default(), &namespace).await {
+        Self::in_namespace(run, plane, roles, NAMESPACE).await
+    }
+
+    /// The same in another namespace.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub async fn in_namespace(
+        run: &Run,
+        plane: &ControlPlane,
+        roles: &[&str],
+        namespace: &str,
+    ) -> Result<Self> {
+        let object: Namespace = serde_json::from_value(json!({ "metadata": { "name": namespace } }))?;
+        match Api::all(plane.client().clone()).create(&PostParams::default(), &object).await {
             Err(kube::Error::Api(status)) if status.is_already_exists() => {}
             made => drop(made?),
         }
         let name = roles.join("-");
-        let mut render = vec!["render", "rbac", "--namespace", NAMESPACE, "--service-account", &name];
+        let mut render = vec!["render", "rbac", "--namespace", namespace, "--service-account", &name];
         render.extend(roles.iter().flat_map(|role| ["--role", role]));
         let rules = run.directory().join(format!("{name}.yaml"));
         fs::write(&rules, process::output(run.program(), &render).await?)?;
 
         let kubectl = Kubectl::new(run, plane)?;
         kubectl.run(&["apply", "--filename", &rules.display().to_string()]).await?;
-        let token = kubectl.run(&["create", "token", &name, "--namespace", NAMESPACE]).await?;
+        let token = kubectl.run(&["create", "token", &name, "--namespace", namespace]).await?;
         let kubeconfig = plane.kubeconfig_with_token(&name, token.trim())?;
         Ok(Self { roles: roles.iter().map(|role| (*role).to_owned()).collect(), kubeconfig })
     }
@@ -118,7 +133,10 @@ pub fn audit_policy() -> String {
         "omitStages": ["RequestReceived", "ResponseStarted"],
         "omitManagedFields": true,
         "rules": [
-            { "level": "Metadata", "userGroups": [format!("system:serviceaccounts:{NAMESPACE}")] },
+            {
+                "level": "Metadata",
+                "userGroups": [NAMESPACE, WITH_USERS].map(|namespace| format!("system:serviceaccounts:{namespace}")),
+            },
             { "level": "None" },
         ],
     })

@@ -15,6 +15,7 @@ use crate::{
     inside, leftovers,
     outside::{self, Outcome},
     peers::Peers,
+    results::Results,
     run::Run,
     say,
     suites::{self, Suite},
@@ -31,6 +32,9 @@ struct Cli {
     /// List the suites and run none
     #[arg(long)]
     list: bool,
+    /// Document whose table of results is written anew; for a run of all suites
+    #[arg(long, conflicts_with = "suites")]
+    results: Option<PathBuf>,
 }
 
 /// What this program starts itself as.
@@ -86,41 +90,38 @@ fn all(cli: &Cli) -> Result<ExitCode> {
     }
     let base = std::env::temp_dir().join("cofferdam-conformance").join(process::id().to_string());
     outside::requirements(&base)?;
-    runtime()?.block_on(run_all(&chosen, &base))
+    runtime()?.block_on(run_all(&chosen, &base, cli.results.as_deref()))
 }
 
-async fn run_all(chosen: &[&Suite], base: &Path) -> Result<ExitCode> {
+async fn run_all(chosen: &[&Suite], base: &Path, document: Option<&Path>) -> Result<ExitCode> {
     let peers = Peers::find()?;
     for thing in leftovers::remove_stale()? {
         say(format_args!("removed {}, which an earlier run has left", thing.display()));
     }
-    let (mut passed, mut failed) = (0, 0);
+    let mut results = Results::default();
     for suite in chosen {
         say(format_args!("suite {} ... {}", suite.name, suite.about));
         let started = Instant::now();
         let directory = base.join(suite.name);
         let outcome = outside::run(suite.name, &directory, &peers, suite.limit).await;
         let taken = started.elapsed().as_secs_f64();
-        let why = match outcome {
-            Ok(Outcome::Passed) => {
-                passed += 1;
-                say(format_args!(
-                    "suite {} ... ok ({taken:.1} s), logs in {}",
-                    suite.name,
-                    directory.display()
-                ));
-                continue;
-            }
-            Ok(Outcome::Failed) => "FAILED".to_owned(),
-            Ok(Outcome::TimedOut) => format!("FAILED: it did not end within {:?}", suite.limit),
+        let failed = match outcome {
+            Ok(Outcome::Passed) => None,
+            Ok(Outcome::Failed) => Some("FAILED".to_owned()),
+            Ok(Outcome::TimedOut) => Some(format!("FAILED: it did not end within {:?}", suite.limit)),
             Ok(Outcome::Interrupted) => {
                 bail!("suite {} was interrupted, logs in {}", suite.name, directory.display())
             }
-            Err(error) => format!("FAILED: {error:#}"),
+            Err(error) => Some(format!("FAILED: {error:#}")),
         };
-        failed += 1;
-        say(format_args!("suite {} ... {why} ({taken:.1} s), logs in {}", suite.name, directory.display()));
+        let ended = failed.as_deref().unwrap_or("ok");
+        say(format_args!("suite {} ... {ended} ({taken:.1} s), logs in {}", suite.name, directory.display()));
+        results.add(suite.name, failed, taken, &directory)?;
     }
+    if let Some(document) = document {
+        results.write(document, &jiff::Timestamp::now().strftime("%Y-%m-%d").to_string())?;
+    }
+    let (passed, failed) = results.count();
     say(format_args!("conformance: {passed} passed, {failed} failed"));
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -23,6 +23,7 @@ pub mod outside;
 pub mod peers;
 pub mod process;
 pub mod proxy;
+pub mod results;
 pub mod run;
 pub mod sidecar;
 pub mod suites;

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     fs,
+    io::Write as _,
     net::{Ipv4Addr, TcpListener},
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
@@ -10,10 +11,15 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::peers::Peers;
+use crate::{peers::Peers, say};
 
 /// How often a port that was given before may come again before we give up.
 const TRIES: usize = 100;
+
+/// Where a run keeps what its suite tells.
+pub(crate) fn told(directory: &Path) -> PathBuf {
+    directory.join("told.txt")
+}
 
 /// What every part of a suite is started with.
 #[derive(Debug)]
@@ -56,6 +62,16 @@ impl Run {
     #[must_use]
     pub fn log(&self, name: &str) -> PathBuf {
         self.directory.join("logs").join(format!("{name}.log"))
+    }
+
+    /// Says what was seen or measured: it becomes a part of the results.
+    ///
+    /// # Errors
+    /// When it cannot be kept.
+    pub fn tell(&self, line: &str) -> Result<()> {
+        say(format_args!("  {line}"));
+        let mut told = fs::OpenOptions::new().append(true).create(true).open(told(&self.directory))?;
+        Ok(writeln!(told, "{line}")?)
     }
 
     /// The programs of others.

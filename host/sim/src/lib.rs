@@ -15,6 +15,6 @@ mod world;
 
 pub use driver::{ArrayVolume, Fault, Listing, ScriptedDriver};
 pub use effects::{Effect, Effects};
-pub use ground::{Api, Ground, InProcess, OverHttp, Place};
+pub use ground::{Api, Ground, InProcess, OverHttp, Place, Who};
 pub use scenarios::{Scenario, scenarios};
 pub use simulation::{Outcome, Sign, Simulation, UserAction};

@@ -21,7 +21,7 @@ use tower::BoxError;
 use crate::{
     driver::{Clock, Fault, Listing, ScriptedDriver},
     effects::{Effect, Effects, MortalApi, Rbac},
-    ground::{Ground, InProcess},
+    ground::{Ground, InProcess, Who},
     objects::DRIVER,
     world::{World, call, text},
 };
@@ -133,7 +133,7 @@ impl Simulation {
         create_faults: Vec<Fault>,
         delete_faults: Vec<Fault>,
     ) -> Result<Self, BoxError> {
-        let user = ground.connect()?;
+        let user = ground.connect(Who::User)?;
         Ok(Self::with(World::new(ground, user), roles, create_faults, delete_faults))
     }
 
@@ -254,7 +254,7 @@ impl Simulation {
 
     fn start(&self, team: &Team, die_after: Option<usize>) -> Running {
         let effects = Effects::new(die_after);
-        let api = self.world.ground.connect().unwrap_or_else(|error| {
+        let api = self.world.ground.connect(Who::Process(&team.roles)).unwrap_or_else(|error| {
             self.world.fault(format!("a process has no client: {error}"));
             self.world.user.clone()
         });

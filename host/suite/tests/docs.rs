@@ -19,7 +19,7 @@ fn table() -> String {
 
 #[test]
 fn the_document_has_every_case() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/conformance.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/backend-test.md");
     let text = std::fs::read_to_string(&path).unwrap();
     let (head, rest) = text.split_once(BEGIN).unwrap();
     let (found, tail) = rest.split_once(END).unwrap();
@@ -31,6 +31,6 @@ fn the_document_has_every_case() {
     let wrong = found.lines().zip(wanted.lines()).find(|(found, wanted)| found != wanted);
     assert!(
         found == wanted,
-        "run with UPDATE_DOCS=1 to write docs/conformance.md anew; it begins to differ at {wrong:?}"
+        "run with UPDATE_DOCS=1 to write docs/backend-test.md anew; it begins to differ at {wrong:?}"
     );
 }

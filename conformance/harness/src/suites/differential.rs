@@ -1,13 +1,17 @@
 //! The answers that the embedded API is held to in `make test` are those of this API server.
 
+use std::{env, path::Path};
+
 use anyhow::{Result, ensure};
-use cofferdam_differential::recorded::against_the_record;
+use cofferdam_differential::recorded::{against_the_record, record};
 
 use crate::{
     control_plane::{ControlPlane, Options},
     run::Run,
 };
 
+/// Variable that names the directory to which the answers are written anew, instead of being compared.
+const RECORD: &str = "RECORD";
 /// Fewer would be a set that lost its files.
 const REQUESTS: usize = 300;
 
@@ -15,10 +19,15 @@ const REQUESTS: usize = 300;
 const OF_ONE_RUN: [&str; 2] = ["documents", "yaml"];
 
 pub(super) async fn run(run: &Run) -> Result<()> {
-    let plane = ControlPlane::start(run, Options::default()).await?;
+    let mut plane = ControlPlane::start(run, Options::default()).await?;
+    let client = plane.client().clone();
+    if let Some(directory) = env::var_os(RECORD) {
+        record(&client, async || plane.compact().await, Path::new(&directory)).await?;
+        return plane.stop().await;
+    }
     let mut problems = Vec::new();
     let mut requests = 0;
-    for played in against_the_record(plane.client()).await? {
+    for played in against_the_record(&client, async || plane.compact().await).await? {
         let name = played.name;
         requests += played.script.requests.len();
         problems.extend(played.verdict.differences.iter().map(|one| format!("{name}.txt {one}")));

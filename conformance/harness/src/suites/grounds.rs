@@ -1,12 +1,12 @@
 //! The scenario table of the roles on kube-apiserver and etcd: what a simulation shows on the embedded API holds on the real one.
 //! Once each row as it stands, and once with a process that dies after one of its effects, with the answer lost.
 
-use std::{fmt::Debug, sync::Arc, time::Duration};
+use std::{fmt::Debug, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cofferdam_roles::Role;
 use cofferdam_sim::{
-    Api as Reached, Ground, Place, Scenario, Simulation,
+    Api as Reached, Ground, Place, Scenario, Simulation, Who,
     ground::{BoxError, Clock, Done, through},
     scenarios,
 };
@@ -24,10 +24,10 @@ use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
+    account::{self, Account},
     chance::chance,
     control_plane::{ControlPlane, Options, User},
     run::Run,
-    say,
     wait::until,
 };
 
@@ -46,26 +46,36 @@ pub(super) async fn run(run: &Run) -> Result<()> {
         Ok(())
     })
     .await?;
-    let kubeconfig = Kubeconfig::read_from(plane.kubeconfig(User::Admin)?)?;
-    let mut config = Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await?;
-    config.default_retry = false;
+    let roles = Role::ALL.map(Role::as_str);
+    let account = Account::in_namespace(run, &plane, &roles, account::WITH_USERS).await?;
     let (asks, asked) = mpsc::channel(1);
-    let ground = Arc::new(Kubernetes { config, asks });
+    let ground = Arc::new(Kubernetes {
+        user: config(&plane.kubeconfig(User::Admin)?).await?,
+        process: config(account.kubeconfig()).await?,
+        asks,
+    });
     tokio::select! {
-        played = play_all(&client, &ground) => played?,
+        played = play_all(run, &client, &ground) => played?,
         stopped = operate(run, &mut plane, asked) => stopped?,
     }
     drop((namespaces, client, ground));
     plane.stop().await
 }
 
-async fn play_all(client: &Client, ground: &Arc<Kubernetes>) -> Result<()> {
+async fn config(kubeconfig: &Path) -> Result<Config> {
+    let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await?;
+    config.default_retry = false;
+    Ok(config)
+}
+
+async fn play_all(run: &Run, client: &Client, ground: &Arc<Kubernetes>) -> Result<()> {
     let mut chance = chance()?;
     let mut differences = Vec::new();
     let mut deaths = 0;
     for scenario in scenarios() {
         if let Some(why) = scenario.refused_by(Place::Kubernetes) {
-            say(format_args!("  not played: {}: {why}", scenario.name));
+            run.tell(&format!("not played: {}: {why}", scenario.name))?;
             continue;
         }
         let (found, effects) = play(client, ground, &scenario, None).await?;
@@ -77,8 +87,7 @@ async fn play_all(client: &Client, ground: &Arc<Kubernetes>) -> Result<()> {
         deaths += 1;
     }
     ensure!(differences.is_empty(), "{}", differences.join("\n"));
-    say(format_args!("  {deaths} scenarios, each once whole and once with a death"));
-    Ok(())
+    run.tell(&format!("{deaths} scenarios, each once whole and once with a death"))
 }
 
 /// Plays one on a clean cluster; what came out otherwise than it should, and how many effects there were.
@@ -159,7 +168,9 @@ async fn operate(run: &Run, plane: &mut ControlPlane, mut asked: mpsc::Receiver<
 
 /// kube-apiserver as a ground.
 struct Kubernetes {
-    config: Config,
+    user: Config,
+    /// Of an account that may do what all roles need.
+    process: Config,
     asks: mpsc::Sender<Asked>,
 }
 
@@ -183,8 +194,12 @@ impl Ground for Kubernetes {
         cofferdam_sim::ground::wall_clock()
     }
 
-    fn connect(&self) -> Result<Reached, BoxError> {
-        Ok(through(Client::try_from(self.config.clone())?))
+    fn connect(&self, who: Who<'_>) -> Result<Reached, BoxError> {
+        let config = match who {
+            Who::User => &self.user,
+            Who::Process(_) => &self.process,
+        };
+        Ok(through(Client::try_from(config.clone())?))
     }
 
     fn compact(&self) -> Done<'_> {

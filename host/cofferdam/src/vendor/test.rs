@@ -43,7 +43,7 @@ pub(crate) async fn test(
     let options = options(flags, &component)?;
     if let Some(pattern) = options.only.iter().find(|only| !means_something(only)) {
         return Err(VendorError::Argument(format!(
-            "--only {pattern:?}: no case is called so; docs/conformance.md lists them"
+            "--only {pattern:?}: no case is called so; docs/backend-test.md lists them"
         ))
         .into());
     }

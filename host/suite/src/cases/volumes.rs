@@ -97,7 +97,7 @@ pub(super) const CASES: &[Case] = &[
     case!(
         "volumes/unknown-parameter",
         "A parameter that the driver does not know is invalid-argument: a slip in a class must not pass unseen.",
-        "CSI CreateVolume; docs/conformance.md",
+        "CSI CreateVolume; docs/backend-test.md",
         [],
         unknown_parameter
     ),

@@ -37,13 +37,14 @@ pub(super) async fn jumps(stage: &mut Stage<'_>) -> Result<()> {
     stage.ours = Ours::start(stage.run, stage.proxy.kubeconfig(), &stage.driver, &variables).await?;
 
     let claims = Claims::new(stage.plane.client(), "clock-jumps", DRIVER).await?;
+    let run = stage.run;
     let fault = async {
         for (to, at) in JUMPS {
             claims.bound(at, LONG).await?;
             claims.in_the_middle().await?;
             fs::write(&clock, to)?;
         }
-        recovers(&claims, "the clock 3 days ahead, 3 days back, and right", CLAIMS, Instant::now()).await
+        recovers(run, &claims, "the clock 3 days ahead, 3 days back, and right", CLAIMS, Instant::now()).await
     };
     tokio::try_join!(create(&claims, 0..CLAIMS), fault)?;
     jumped(stage).await?;

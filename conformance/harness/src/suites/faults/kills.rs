@@ -8,7 +8,7 @@ use super::{
     CLAIMS,
     stage::{DRIVER, Stage, create, recovers},
 };
-use crate::{chance::chance, claims::Claims, say};
+use crate::{chance::chance, claims::Claims};
 
 const KILLS: usize = 50;
 /// Of them, how many have to hit a process in the middle of work, for the others to count.
@@ -37,12 +37,12 @@ pub(super) async fn fifty(stage: &mut Stage<'_>) -> Result<()> {
         bound = now;
         stage.ours.process.again()?;
     }
-    say(format_args!(
-        "  {KILLS} times kill -9: {ready} of the processes were ready, {in_work} died with a part of the claims done"
-    ));
+    stage.run.tell(&format!(
+        "{KILLS} times kill -9: {ready} of the processes were ready, {in_work} died with a part of the claims done"
+    ))?;
     ensure!(in_work >= IN_WORK, "{in_work} of {KILLS} processes died at work: expected at least {IN_WORK}");
     let ended = Instant::now();
     stage.ours.ready().await?;
-    recovers(&claims, "our program killed with -9, 50 times", CLAIMS, ended).await?;
+    recovers(stage.run, &claims, "our program killed with -9, 50 times", CLAIMS, ended).await?;
     stage.sound(&claims, CLAIMS).await
 }

@@ -39,13 +39,14 @@ pub(super) async fn run(run: &Run) -> Result<()> {
 
 async fn api_killed(stage: &mut Stage<'_>) -> Result<()> {
     let claims = Claims::new(stage.plane.client(), "api-killed", DRIVER).await?;
+    let run = stage.run;
     let fault = async {
         claims.bound(FIRST, LONG).await?;
         claims.in_the_middle().await?;
         stage.plane.api.kill().await?;
         // From here on, although it takes its time until it answers: work goes on before it calls itself ready.
         stage.plane.api.again()?;
-        recovers(&claims, "kube-apiserver killed and started", CLAIMS, Instant::now()).await?;
+        recovers(run, &claims, "kube-apiserver killed and started", CLAIMS, Instant::now()).await?;
         stage.plane.api_ready().await
     };
     tokio::try_join!(create(&claims, 0..CLAIMS), fault)?;
@@ -54,13 +55,14 @@ async fn api_killed(stage: &mut Stage<'_>) -> Result<()> {
 
 async fn etcd_stopped(stage: &mut Stage<'_>) -> Result<()> {
     let claims = Claims::new(stage.plane.client(), "etcd-stopped", DRIVER).await?;
+    let run = stage.run;
     let fault = async {
         claims.bound(FIRST, LONG).await?;
         claims.in_the_middle().await?;
         stage.plane.etcd.pause()?;
         tokio::time::sleep(STANDSTILL).await;
         stage.plane.etcd.resume()?;
-        recovers(&claims, "etcd stopped for 20 s", CLAIMS, Instant::now()).await
+        recovers(run, &claims, "etcd stopped for 20 s", CLAIMS, Instant::now()).await
     };
     tokio::try_join!(create(&claims, 0..CLAIMS), fault)?;
     stage.sound(&claims, CLAIMS).await
@@ -69,13 +71,14 @@ async fn etcd_stopped(stage: &mut Stage<'_>) -> Result<()> {
 async fn connections_cut(stage: &mut Stage<'_>) -> Result<()> {
     let claims = Claims::new(stage.plane.client(), "connections-cut", DRIVER).await?;
     let proxy = &stage.proxy;
+    let run = stage.run;
     let fault = async {
         for cut in 0..CUTS {
             claims.bound(FIRST + cut * BETWEEN, LONG).await?;
             claims.in_the_middle().await?;
             proxy.cut();
         }
-        recovers(&claims, "20 times all connections cut", CLAIMS, Instant::now()).await
+        recovers(run, &claims, "20 times all connections cut", CLAIMS, Instant::now()).await
     };
     tokio::try_join!(create(&claims, 0..CLAIMS), fault)?;
     stage.sound(&claims, CLAIMS).await
@@ -89,6 +92,7 @@ async fn refused(stage: &mut Stage<'_>) -> Result<()> {
     ] {
         let claims = Claims::new(stage.plane.client(), name, DRIVER).await?;
         let proxy = &stage.proxy;
+        let run = stage.run;
         let happens = async {
             claims.bound(FIRST, LONG).await?;
             claims.in_the_middle().await?;
@@ -104,7 +108,7 @@ async fn refused(stage: &mut Stage<'_>) -> Result<()> {
             })
             .await?;
             proxy.becomes(Weather::Fair);
-            recovers(&claims, fault, CLAIMS, Instant::now()).await
+            recovers(run, &claims, fault, CLAIMS, Instant::now()).await
         };
         tokio::try_join!(create(&claims, 0..CLAIMS), happens)?;
         stage.sound(&claims, CLAIMS).await?;

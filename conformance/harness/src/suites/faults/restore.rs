@@ -13,7 +13,7 @@ use super::{
     CLAIMS,
     stage::{DRIVER, LONG, Stage, create, recovers},
 };
-use crate::{claims::Claims, say, wait::until};
+use crate::{account::NAMESPACE, claims::Claims, wait::until};
 
 /// How old the snapshot is when it is put back.
 const AGE: Duration = Duration::from_secs(30);
@@ -31,7 +31,7 @@ pub(super) async fn half_a_minute(stage: &mut Stage<'_>) -> Result<()> {
     let known = restore(stage, &claims).await?;
 
     // What the snapshot knew ends Bound, and nothing of the storage goes.
-    recovers(&claims, "etcd restored from 30 s ago", known, Instant::now()).await?;
+    recovers(stage.run, &claims, "etcd restored from 30 s ago", known, Instant::now()).await?;
     noticed(stage).await?;
     let stored = stage.stored().await?;
     let handles = handles(stage).await?;
@@ -60,16 +60,15 @@ pub(super) async fn half_a_minute(stage: &mut Stage<'_>) -> Result<()> {
     ensure!(stage.ours.metric(HELD).await? == "1", "the next process does not hold deletions");
 
     // The operator's word.
-    let maps: Api<ConfigMap> = Api::default_namespaced(stage.plane.client().clone());
+    let maps: Api<ConfigMap> = Api::namespaced(stage.plane.client().clone(), NAMESPACE);
     maps.delete(MARK, &DeleteParams::default()).await?;
     claims.left(known - DELETED, LONG).await?;
     let left = stage.stored().await?;
     ensure!(left.len() == stored.len() - DELETED, "{} of {} volumes are left", left.len(), stored.len());
     ensure!(stage.ours.metric(HELD).await? == "0", "deletions are held without the mark");
-    say(format_args!(
-        "    the storage kept {forgotten} volumes that the snapshot did not know, and let go {DELETED} when told"
-    ));
-    Ok(())
+    stage.run.tell(&format!(
+        "the storage kept {forgotten} volumes that the snapshot did not know, and let go {DELETED} when told"
+    ))
 }
 
 /// Restores in the middle of a run; how many claims are known afterwards.
@@ -101,15 +100,14 @@ async fn restore(stage: &mut Stage<'_>, claims: &Claims) -> Result<usize> {
 
 /// A mark, the log and the metric say what happened.
 async fn noticed(stage: &Stage<'_>) -> Result<()> {
-    let maps: Api<ConfigMap> = Api::default_namespaced(stage.plane.client().clone());
+    let maps: Api<ConfigMap> = Api::namespaced(stage.plane.client().clone(), NAMESPACE);
     let map = maps.get(MARK).await.context("nothing marks the restore")?;
     let told = map.data.and_then(|mut data| data.remove("detected")).unwrap_or_default();
     ensure!(told.contains("the cluster was restored"), "the mark says {told:?}");
     let log = std::fs::read_to_string(stage.ours.process.log())?;
     ensure!(log.contains(&told), "the log does not say {told:?}");
     ensure!(stage.ours.metric(HELD).await? == "1", "the metric {HELD} is not 1");
-    say(format_args!("    {told}"));
-    Ok(())
+    stage.run.tell(&told)
 }
 
 async fn handles(stage: &Stage<'_>) -> Result<Vec<String>> {

@@ -12,17 +12,18 @@ use http::Request;
 use kube::Client;
 
 use crate::{
+    account::{self, Account},
     claims::Claims,
     cofferdam::{self, MemoryDriver},
-    control_plane::{self, ControlPlane, Options, User},
+    control_plane::{self, ControlPlane, Options},
     process::Process,
     proxy::Proxy,
     run::Run,
-    say,
     sidecar::plain,
     wait::until,
 };
 
+const ROLES: [&str; 3] = ["provisioner", "pv-controller", "protection"];
 pub(super) const DRIVER: &str = "faults.conformance.cofferdam.dev";
 /// How long claims may take until they are Bound, or gone, once nothing goes wrong any more.
 pub(super) const LONG: Duration = Duration::from_secs(300);
@@ -45,7 +46,8 @@ impl Ours {
     ) -> Result<Self> {
         let port = run.port()?;
         let mut spec =
-            cofferdam::spec(run, kubeconfig, &["provisioner", "pv-controller", "protection"], driver, port)
+            cofferdam::spec(run, kubeconfig, &ROLES, driver, port)
+                .arg(format_args!("--namespace={}", account::NAMESPACE))
                 // No scan may find what a fault has left before we do.
                 .arg("--orphan-scan-interval=off");
         for (name, value) in variables {
@@ -85,7 +87,8 @@ impl<'a> Stage<'a> {
     pub(super) async fn new(run: &'a Run) -> Result<Self> {
         let plane = ControlPlane::start(run, Options::default()).await?;
         let driver = MemoryDriver::new(run, DRIVER)?;
-        let proxy = Proxy::start(&plane, &plane.kubeconfig(User::Admin)?).await?;
+        let account = Account::new(run, &plane, &ROLES).await?;
+        let proxy = Proxy::start(&plane, account.kubeconfig()).await?;
         let ours = Ours::start(run, proxy.kubeconfig(), &driver, &[]).await?;
         Ok(Self { run, plane, proxy, driver, ours })
     }
@@ -140,15 +143,16 @@ fn is_there(error: &anyhow::Error) -> bool {
 }
 
 /// Waits, after the end of a fault, until work goes on, and until all of it is done; prints how long both took.
-pub(super) async fn recovers(claims: &Claims, fault: &str, count: usize, ended: Instant) -> Result<()> {
+pub(super) async fn recovers(
+    run: &Run,
+    claims: &Claims, fault: &str, count: usize, ended: Instant) -> Result<()> {
     let before = until("the claims can be counted", LONG, async || claims.count_bound().await).await?;
     claims.bound((before + 1).min(count), LONG).await.context("after the fault nothing went on")?;
     let first = ended.elapsed();
     claims.bound(count, LONG).await?;
-    say(format_args!(
-        "  {fault}: {before} of {count} claims were Bound at its end, the next one after {:.1} s, all after {:.1} s",
+    run.tell(&format!(
+        "{fault}: {before} of {count} claims were Bound at its end, the next one after {:.1} s, all after {:.1} s",
         first.as_secs_f64(),
         ended.elapsed().as_secs_f64(),
-    ));
-    Ok(())
+    ))
 }
