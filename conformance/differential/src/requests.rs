@@ -196,9 +196,10 @@ mod tests {
 
     #[test]
     fn requests_have_heads_and_bodies() {
-        let script =
-            parse("# c\nlet A = /a\n\nPATCH $A/b merge as X=/y ~z agent=me/1\n{\n}\n\nGET $A table compacted\n")
-                .unwrap();
+        let script = parse(
+            "# c\nlet A = /a\n\nPATCH $A/b merge as X=/y ~z agent=me/1\n{\n}\n\nGET $A table compacted\n",
+        )
+        .unwrap();
         let [patch, get] = script.requests.as_slice() else { panic!("{script:?}") };
         assert_eq!((patch.line, patch.body.as_str(), patch.agent.as_str()), (4, "{\n}", "me/1"));
         assert_eq!(patch.content_type.as_deref(), Some("application/merge-patch+json"));

@@ -127,16 +127,14 @@ struct AuditedStatus {
 /// whatever becomes of the process that asked or of the API.
 #[must_use]
 pub fn audit_policy() -> String {
+    let ours = [NAMESPACE, WITH_USERS].map(|namespace| format!("system:serviceaccounts:{namespace}"));
     json!({
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",
         "omitStages": ["RequestReceived", "ResponseStarted"],
         "omitManagedFields": true,
         "rules": [
-            {
-                "level": "Metadata",
-                "userGroups": [NAMESPACE, WITH_USERS].map(|namespace| format!("system:serviceaccounts:{namespace}")),
-            },
+            { "level": "Metadata", "userGroups": ours },
             { "level": "None" },
         ],
     })

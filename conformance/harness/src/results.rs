@@ -107,7 +107,12 @@ mod tests {
 
         fs::write(&document, "no place").unwrap();
         let error = format!("{:#}", results.write(&document, "2026-01-02").unwrap_err());
-        assert!(error.ends_with("page.md: expected the lines \"<!-- results -->\" and \"<!-- end of results -->\""), "{error}");
+        assert!(
+            error.ends_with(
+                "page.md: expected the lines \"<!-- results -->\" and \"<!-- end of results -->\""
+            ),
+            "{error}"
+        );
         assert_eq!(fs::read_to_string(&document).unwrap(), "no place");
     }
 }

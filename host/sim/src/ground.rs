@@ -8,7 +8,6 @@ use std::{
 
 use bytes::Bytes;
 use cofferdam_apiserver::{ApiServer, Options, ServeOptions, Serving};
-use cofferdam_roles::Role;
 use futures::future::BoxFuture;
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
@@ -57,11 +56,11 @@ impl fmt::Display for Place {
 
 /// Who calls the API.
 #[derive(Clone, Copy, Debug)]
-pub enum Who<'a> {
+pub enum Who {
     /// The user of the cluster, who may do everything.
     User,
-    /// A process with these roles: it may do what they need, where the ground has accounts.
-    Process(&'a [Role]),
+    /// A process of ours: it may do what its roles need, where the ground has accounts.
+    Process,
 }
 
 /// A cluster to play on, and what may happen to it as a whole.
@@ -76,7 +75,7 @@ pub trait Ground: Send + Sync + 'static {
     ///
     /// # Errors
     /// When no client can be made.
-    fn connect(&self, who: Who<'_>) -> Result<Api, BoxError>;
+    fn connect(&self, who: Who) -> Result<Api, BoxError>;
 
     /// Makes every watch fall behind: its version is too old.
     fn compact(&self) -> Done<'_>;
@@ -156,7 +155,7 @@ impl Ground for InProcess {
         Arc::clone(&self.clock)
     }
 
-    fn connect(&self, _who: Who<'_>) -> Result<Api, BoxError> {
+    fn connect(&self, _who: Who) -> Result<Api, BoxError> {
         Ok(self.api())
     }
 
@@ -215,7 +214,7 @@ impl Ground for OverHttp {
         self.inner.clock()
     }
 
-    fn connect(&self, _who: Who<'_>) -> Result<Api, BoxError> {
+    fn connect(&self, _who: Who) -> Result<Api, BoxError> {
         Ok(through(Client::try_from(self.config.clone())?))
     }
 

@@ -254,7 +254,7 @@ impl Simulation {
 
     fn start(&self, team: &Team, die_after: Option<usize>) -> Running {
         let effects = Effects::new(die_after);
-        let api = self.world.ground.connect(Who::Process(&team.roles)).unwrap_or_else(|error| {
+        let api = self.world.ground.connect(Who::Process).unwrap_or_else(|error| {
             self.world.fault(format!("a process has no client: {error}"));
             self.world.user.clone()
         });

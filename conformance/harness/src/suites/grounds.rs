@@ -194,10 +194,10 @@ impl Ground for Kubernetes {
         cofferdam_sim::ground::wall_clock()
     }
 
-    fn connect(&self, who: Who<'_>) -> Result<Reached, BoxError> {
+    fn connect(&self, who: Who) -> Result<Reached, BoxError> {
         let config = match who {
             Who::User => &self.user,
-            Who::Process(_) => &self.process,
+            Who::Process => &self.process,
         };
         Ok(through(Client::try_from(config.clone())?))
     }

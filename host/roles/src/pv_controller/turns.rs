@@ -69,3 +69,57 @@ impl Drop for Held<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use cofferdam_cluster::{
+        metrics::Metrics,
+        queue::{Backoff, Outcome},
+    };
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+
+    /// The claims that are woken by now.
+    async fn woken(queue: &Queue<ClaimKey>) -> Vec<ClaimKey> {
+        let (stop, woken) = (CancellationToken::new(), Arc::new(Mutex::default()));
+        let log = Arc::clone(&woken);
+        let running = queue.run(1, stop.clone(), move |key| {
+            let log: Arc<Mutex<Vec<ClaimKey>>> = Arc::clone(&log);
+            async move {
+                log.lock().unwrap().push(key);
+                Outcome::Done
+            }
+        });
+        // Time that is paused passes when nobody has anything to do any more.
+        tokio::join!(running, async {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            stop.cancel();
+        });
+        woken.lock().unwrap().clone()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_for_a_turn_is_woken_at_its_end() {
+        let backoff = Backoff { first: Duration::from_secs(1), most: Duration::from_secs(1) };
+        let queue = Queue::new("claims", backoff, &Metrics::default());
+        let turns = Turns::new(queue.clone());
+        let volume = VolumeName::from("v");
+        let [first, second] = ["first", "second"].map(|name| ClaimKey::new("ns", name));
+
+        let held = turns.take(&volume, &first).unwrap();
+        assert!(!turns.is_of_another(&volume, &first), "it is its own turn");
+        assert!(turns.is_of_another(&volume, &second));
+        assert!(turns.take(&volume, &second).is_none(), "one turn at a time");
+        assert!(turns.wait(&volume, &second));
+        assert_eq!(woken(&queue).await, []);
+        drop(held);
+        assert_eq!(woken(&queue).await, [second.clone()]);
+
+        assert!(!turns.is_of_another(&volume, &second));
+        assert!(!turns.wait(&volume, &second), "there is no turn to wait for");
+        assert!(turns.take(&volume, &second).is_some());
+    }
+}

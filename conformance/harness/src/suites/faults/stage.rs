@@ -45,11 +45,10 @@ impl Ours {
         variables: &[(&str, String)],
     ) -> Result<Self> {
         let port = run.port()?;
-        let mut spec =
-            cofferdam::spec(run, kubeconfig, &ROLES, driver, port)
-                .arg(format_args!("--namespace={}", account::NAMESPACE))
-                // No scan may find what a fault has left before we do.
-                .arg("--orphan-scan-interval=off");
+        let mut spec = cofferdam::spec(run, kubeconfig, &ROLES, driver, port)
+            .arg(format_args!("--namespace={}", account::NAMESPACE))
+            // No scan may find what a fault has left before we do.
+            .arg("--orphan-scan-interval=off");
         for (name, value) in variables {
             spec = spec.env(name, value);
         }
@@ -145,7 +144,11 @@ fn is_there(error: &anyhow::Error) -> bool {
 /// Waits, after the end of a fault, until work goes on, and until all of it is done; prints how long both took.
 pub(super) async fn recovers(
     run: &Run,
-    claims: &Claims, fault: &str, count: usize, ended: Instant) -> Result<()> {
+    claims: &Claims,
+    fault: &str,
+    count: usize,
+    ended: Instant,
+) -> Result<()> {
     let before = until("the claims can be counted", LONG, async || claims.count_bound().await).await?;
     claims.bound((before + 1).min(count), LONG).await.context("after the fault nothing went on")?;
     let first = ended.elapsed();

@@ -270,6 +270,11 @@ struct Api {
 }
 
 impl Api {
+    /// What the rules see, with these drivers' provisioners here and no other claim at work.
+    fn world<'a>(&'a self, provisions: &'a dyn Fn(&DriverName) -> bool) -> World<'a> {
+        World { cache: &self.cache, provisions, spoken_for: &|_| false }
+    }
+
     fn new(classes: &[&str], volumes: &[&str], claims: &[&str]) -> Self {
         let api = Self { version: 1, ..Self::default() };
         classes.iter().for_each(|spec| assert!(api.cache.classes.apply(Ok(class(spec)))));
@@ -304,8 +309,7 @@ impl Api {
         let provisions = |driver: &DriverName| here.contains(&driver.as_str());
         for _ in 0..20 {
             let Some(seen) = self.cache.claims.get(&key()).known() else { return "absent".to_owned() };
-            let verdict =
-                claim(World { cache: &self.cache, provisions: &provisions, spoken_for: &|_| false }, &seen);
+            let verdict = claim(self.world(&provisions), &seen);
             match verdict {
                 ClaimVerdict::Do(effect, note) => {
                     self.perform(&seen, effect);
@@ -375,11 +379,7 @@ impl Api {
         let mut looked_up = false;
         for _ in 0..20 {
             let Some(seen) = self.cache.volumes.get(&name.into()).known() else { return "absent".to_owned() };
-            match volume(
-                World { cache: &self.cache, provisions: &|_| false, spoken_for: &|_| false },
-                &seen,
-                looked_up,
-            ) {
+            match volume(self.world(&|_| false), &seen, looked_up) {
                 VolumeVerdict::Do(VolumeEffect::LookUpClaim(key), _) => {
                     looked_up = true;
                     if let Some(live) = live {
@@ -686,9 +686,9 @@ fn finds_the_smallest_volume_of_the_smallest_set_of_modes() {
         ("950E - P m=RWO sc=large", None),
     ];
     for (spec, expected) in cases {
-        let found = super::find_volume(&api.cache, &pvc(spec), false).unwrap();
+        let found = super::find_volume(api.world(&|_| false), &pvc(spec), false).unwrap();
         assert_eq!(found.as_ref().map(|volume| volume.name.as_str()), expected, "{spec}");
-        assert!(super::find_volume(&api.cache, &pvc(spec), true).unwrap().is_none(), "late binding: {spec}");
+        assert!(super::find_volume(api.world(&|_| false), &pvc(spec), true).unwrap().is_none(), "late binding: {spec}");
     }
 }
 
@@ -703,7 +703,7 @@ fn a_volume_reserved_for_the_claim_comes_first_if_it_fits() {
     ];
     for (volumes, expected) in cases {
         let api = Api::new(&[], &volumes, &[]);
-        let found = super::find_volume(&api.cache, &pvc("1Gi - P m=RWO"), false).unwrap();
+        let found = super::find_volume(api.world(&|_| false), &pvc("1Gi - P m=RWO"), false).unwrap();
         assert_eq!(found.as_ref().map(|volume| volume.name.as_str()), expected, "{volumes:?}");
     }
 }
@@ -732,11 +732,25 @@ fn an_object_that_cannot_be_read_is_left_alone() {
 }
 
 #[test]
+fn a_volume_that_another_claim_is_about_to_get_is_passed_over() {
+    let api = Api::new(&[], &["small 1Gi - A", "large 2Gi - A"], &[]);
+    let found = |world: World<'_>| {
+        super::find_volume(world, &pvc("1Gi - P"), false).unwrap().map(|volume| volume.name.to_string())
+    };
+    let free = api.world(&|_| false);
+    assert_eq!(found(free).as_deref(), Some("small"));
+    assert_eq!(
+        found(World { spoken_for: &|name| name.as_str() == "small", ..free }).as_deref(),
+        Some("large")
+    );
+    assert_eq!(found(World { spoken_for: &|_| true, ..free }), None);
+}
+
+#[test]
 fn verdicts_carry_their_reason() {
     let api = Api::new(&[], &["v 1Gi - A"], &[]);
     let claim = Arc::new(pvc("2Gi v P"));
-    let verdict =
-        super::claim(World { cache: &api.cache, provisions: &|_| false, spoken_for: &|_| false }, &claim);
+    let verdict = super::claim(api.world(&|_| false), &claim);
     let ClaimVerdict::Wait(note) = verdict else { panic!("{verdict:?}") };
     assert_eq!(note.text, "Cannot bind to requested volume \"v\": requested PV is too small");
 }
