@@ -28,6 +28,7 @@ use crate::{
     chance::chance,
     control_plane::{ControlPlane, Options, User},
     run::Run,
+    say,
     wait::until,
 };
 
@@ -78,6 +79,7 @@ async fn play_all(run: &Run, client: &Client, ground: &Arc<Kubernetes>) -> Resul
             run.tell(&format!("not played: {}: {why}", scenario.name))?;
             continue;
         }
+        say(format_args!("  {}", scenario.name));
         let (found, effects) = play(client, ground, &scenario, None).await?;
         differences.extend(found);
         ensure!(effects > 0, "{} has no effect to die after", scenario.name);
