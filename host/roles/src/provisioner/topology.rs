@@ -109,7 +109,8 @@ fn immediate(
 }
 
 fn topology_of_node(selected: &str, places: &[Place<'_>]) -> Result<Segments, Missing> {
-    let gone = || Missing::Node(format!("error getting CSINode for selected node {selected:?}: it does not exist"));
+    let gone =
+        || Missing::Node(format!("error getting CSINode for selected node {selected:?}: it does not exist"));
     let place = places.iter().find(|place| place.node == selected).ok_or_else(gone)?;
     let keys = match place.keys {
         Registered::NoObject => return Err(gone()),
@@ -118,11 +119,12 @@ fn topology_of_node(selected: &str, places: &[Place<'_>]) -> Result<Segments, Mi
             return Err(Missing::NotYet(format!("no topology key found on CSINode {selected}")));
         }
     };
-    let labels = place
-        .labels
-        .ok_or_else(|| Missing::NotYet(format!("error getting selected node {selected:?}: it does not exist")))?;
-    segments(keys, labels)
-        .ok_or_else(|| Missing::NotYet(format!("topology labels from selected node {selected} are missing: {keys:?}")))
+    let labels = place.labels.ok_or_else(|| {
+        Missing::NotYet(format!("error getting selected node {selected:?}: it does not exist"))
+    })?;
+    segments(keys, labels).ok_or_else(|| {
+        Missing::NotYet(format!("topology labels from selected node {selected} are missing: {keys:?}"))
+    })
 }
 
 /// A node's values of these keys, where it has all of them.

@@ -35,7 +35,8 @@ fn ask(nodes: &[&str], claim: &str, class: &str, selected: Option<&str>, flags: 
         .iter()
         .map(|node| {
             let mut words = node.split(' ');
-            let (name, keys, labels) = (words.next().unwrap(), words.next().unwrap(), words.next().unwrap_or(""));
+            let (name, keys, labels) =
+                (words.next().unwrap(), words.next().unwrap(), words.next().unwrap_or(""));
             Parsed {
                 name,
                 keys: match keys {
@@ -83,10 +84,20 @@ fn a_chosen_node_leads() {
     for (class, selected, flags, expected) in [
         ("", "n2", "strict", "{zone=b} > {zone=b}"),
         ("zone=a|b", "n2", "strict", "{zone=b} > {zone=b}"),
-        ("zone=a|c", "n2", "strict", "not yet: topology {zone=b} of node n2 is not in allowed topologies: {zone=a}, {zone=c}"),
+        (
+            "zone=a|c",
+            "n2",
+            "strict",
+            "not yet: topology {zone=b} of node n2 is not in allowed topologies: {zone=a}, {zone=c}",
+        ),
         ("zone=c|b", "n2", "", "{zone=b} {zone=c} > {zone=b} {zone=c}"),
         ("zone=a|b|c", "n3", "", "{zone=a} {zone=b} {zone=c} > {zone=c} {zone=a} {zone=b}"),
-        ("zone=a|c", "n2", "", "not yet: topology {zone=b} of node n2 is not in allowed topologies: {zone=a}, {zone=c}"),
+        (
+            "zone=a|c",
+            "n2",
+            "",
+            "not yet: topology {zone=b} of node n2 is not in allowed topologies: {zone=a}, {zone=c}",
+        ),
         ("", "n2", "", "{zone=a} {zone=b} {zone=c} > {zone=b} {zone=c} {zone=a}"),
         ("", "n1", "", "{zone=a} {zone=b} {zone=c} > {zone=a} {zone=b} {zone=c}"),
         ("", "n9", "", "again: error getting CSINode for selected node \"n9\": it does not exist"),
@@ -103,7 +114,10 @@ fn nodes_may_lack_what_is_needed() {
         ("n none zone=a", "not yet: no topology key found on CSINode n"),
         ("n zone -", "not yet: error getting selected node \"n\": it does not exist"),
         ("n zone rack=1", "not yet: topology labels from selected node n are missing: [\"zone\"]"),
-        ("n zone,rack zone=a", "not yet: topology labels from selected node n are missing: [\"zone\", \"rack\"]"),
+        (
+            "n zone,rack zone=a",
+            "not yet: topology labels from selected node n are missing: [\"zone\", \"rack\"]",
+        ),
         ("n zone,rack zone=a,rack=1,other=2", "{rack=1,zone=a} > {rack=1,zone=a}"),
     ] {
         assert_eq!(ask(&[node], "c", "", Some("n"), ""), expected, "{node}");
@@ -118,7 +132,7 @@ fn nodes_may_lack_what_is_needed() {
 
 #[test]
 fn without_a_chosen_node_places_take_turns() {
-    // FNV-1 of "web" is 0x0afd6fbb, of "c" 0x050c5d7c.
+    // From the test vectors of the hash.
     assert_eq!((fnv1(""), fnv1("a"), fnv1("foobar")), (0x811c_9dc5, 0x050c_5d7e, 0x31f0_b262));
     for (claim, class, flags, expected) in [
         ("c", "", "anywhere", "anywhere"),
