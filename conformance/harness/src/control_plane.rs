@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use cofferdam_cluster::connect;
 use http::Request;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, Client, Config, api::ListParams, config::Kubeconfig};
@@ -139,7 +140,7 @@ impl Credentialed {
         let mut config = Config::new(url.parse()?);
         config.root_cert = Some(vec![self.authority.der()]);
         config.default_retry = false;
-        Ok(Client::try_from(config)?)
+        Ok(connect::client(config)?)
     }
 }
 
@@ -464,7 +465,7 @@ pub async fn client(kubeconfig: &Path) -> Result<Client> {
     let mut config =
         Config::from_custom_kubeconfig(Kubeconfig::read_from(kubeconfig)?, &Default::default()).await?;
     config.default_retry = false;
-    Ok(Client::try_from(config)?)
+    Ok(connect::client(config)?)
 }
 
 /// A page whose answer is only that it is there.

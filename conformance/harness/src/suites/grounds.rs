@@ -4,6 +4,7 @@
 use std::{fmt::Debug, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use cofferdam_cluster::connect;
 use cofferdam_roles::Role;
 use cofferdam_sim::{
     Api as Reached, Ground, Place, Scenario, Simulation, Who,
@@ -201,7 +202,7 @@ impl Ground for Kubernetes {
             Who::User => &self.user,
             Who::Process => &self.process,
         };
-        Ok(through(Client::try_from(config.clone())?))
+        Ok(through(connect::client(config.clone())?))
     }
 
     fn compact(&self) -> Done<'_> {

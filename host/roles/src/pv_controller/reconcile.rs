@@ -13,7 +13,9 @@ use cofferdam_cluster::{
     queue::{Backoff, Outcome, Queue},
     writer::Part,
 };
-use cofferdam_domain::{Claim, ClaimKey, DriverName, StorageClass, Uid, Volume, VolumeName, names};
+use cofferdam_domain::{
+    Claim, ClaimKey, DriverName, StorageClass, Uid, Volume, VolumeName, VolumePhase, names,
+};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -295,16 +297,18 @@ impl PvController {
     }
 
     async fn volume(&self, name: &VolumeName) -> Outcome {
-        let mut looked_up = false;
+        let mut looked_up = None;
         for _ in 0..MAX_EFFECTS {
             let Seen::Known(volume) = self.context.cache.volumes.get(name) else { return Outcome::Done };
             let teller = Teller::of_volume(&self.context, Role::PvController, &volume);
             let provisions = |driver: &DriverName| self.context.provisions(driver);
             let world = World { cache: &self.context.cache, provisions: &provisions, spoken_for: &|_| false };
-            match rules::volume(world, &volume, looked_up) {
+            match rules::volume(world, &volume, looked_up.is_some()) {
                 VolumeVerdict::Do(effect, note) => {
-                    looked_up |= matches!(effect, VolumeEffect::LookUpClaim(_));
-                    if let Err(error) = self.perform_on_volume(&teller, &volume, effect).await {
+                    if let VolumeEffect::LookUpClaim(_) = effect {
+                        looked_up = Some(Instant::now());
+                    }
+                    if let Err(error) = self.perform_on_volume(&teller, &volume, effect, looked_up).await {
                         return self.context.after_failure::<Volume>(name, &error).await;
                     }
                     if let Some(note) = note {
@@ -336,6 +340,7 @@ impl PvController {
         teller: &Teller,
         volume: &Volume,
         effect: VolumeEffect,
+        looked_up: Option<Instant>,
     ) -> Result<(), WriteError> {
         let writer = &self.context.writer;
         let version = volume.meta.version;
@@ -344,7 +349,11 @@ impl PvController {
                 let message = if message.is_empty() { Value::Null } else { json!(message) };
                 let patch = json!({"status": {"phase": phase.as_str(), "message": message}});
                 let text = format!("marks it {}", phase.as_str());
-                teller.act(&text, writer.merge::<Volume>(&volume.name, Part::Status, version, patch)).await?;
+                let write = writer.merge::<Volume>(&volume.name, Part::Status, version, patch);
+                let written = teller.act(&text, write).await?;
+                if let Some(looked) = looked_up.filter(|_| phase == VolumePhase::Released) {
+                    self.context.released.note(&written, looked);
+                }
             }
             VolumeEffect::Unbind { whole } => {
                 let patch = if whole {
