@@ -24,7 +24,7 @@ use crate::{
 /// client-go's per-item limits for a controller's queue, with a start that a person does not notice.
 const BACKOFF: Backoff = Backoff { first: Duration::from_millis(50), most: Duration::from_secs(1000) };
 /// Objects of each kind that are worked on at once; each takes one small write.
-const WORKERS: usize = 16;
+const WORKERS: usize = 64;
 
 /// The role.
 pub(crate) struct Protection {
