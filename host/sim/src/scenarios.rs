@@ -96,9 +96,7 @@ const LATE: &[(Place, &str)] = &[(
 const BOUND: &[&str] = &["a Bound of-a"];
 const VOLUME: &[&str] = &["of-a Bound a"];
 const SUCCEEDED: &[&str] = &["a Normal ProvisioningSucceeded"];
-/// The second try comes a second after the first: by then the claim has waited long enough to be told.
-const FAILED_THEN_SUCCEEDED: &[&str] =
-    &["a Normal ExternalProvisioning", "a Normal ProvisioningSucceeded", "a Warning ProvisioningFailed"];
+const FAILED_THEN_SUCCEEDED: &[&str] = &["a Normal ProvisioningSucceeded", "a Warning ProvisioningFailed"];
 
 /// The table.
 #[expect(clippy::too_many_lines, reason = "one table")]
@@ -263,11 +261,7 @@ pub fn scenarios() -> Vec<Scenario> {
             claims: BOUND,
             volumes: VOLUME,
             array: &["a"],
-            events: &[
-                "a Normal ExternalProvisioning",
-                "a Normal Provisioning",
-                "a Normal ProvisioningSucceeded",
-            ],
+            events: &["a Normal Provisioning", "a Normal ProvisioningSucceeded"],
             calls: &["create a"],
             ..base()
         },
@@ -341,7 +335,7 @@ pub fn scenarios() -> Vec<Scenario> {
         Scenario {
             name: "an invalid request waits for another class",
             user: after_gold_claim([
-                Until(Event("a Normal ExternalProvisioning")),
+                Until(Event("a Warning ProvisioningFailed")),
                 Delete(CLASS),
                 Create(class("gold")),
             ]),
@@ -433,7 +427,7 @@ pub fn scenarios() -> Vec<Scenario> {
                 Create(claim("a", "gold")),
             ],
             claims: &["a Pending"],
-            events: &["a Normal ExternalProvisioning", "a Warning ProvisioningFailed"],
+            events: &["a Warning ProvisioningFailed"],
             ..base()
         },
         Scenario {
@@ -470,12 +464,7 @@ pub fn scenarios() -> Vec<Scenario> {
                 Create(claim("b", "odd")),
             ],
             claims: &["a Pending", "b Pending"],
-            events: &[
-                "a Normal ExternalProvisioning",
-                "a Warning ProvisioningFailed",
-                "b Normal ExternalProvisioning",
-                "b Warning ProvisioningFailed",
-            ],
+            events: &["a Warning ProvisioningFailed", "b Warning ProvisioningFailed"],
             ..base()
         },
     ]
