@@ -277,9 +277,15 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         Scenario {
             name: "the node gets another name while the answer is out",
             user: on_ground([attach(), Until(Called(1)), unregistered(), registered("new")]),
-            publishing: publishing(vec![Fault::LostAnswer]),
+            // Twice, so that a process which takes another's place does not attach it before the name changes.
+            publishing: publishing(vec![Fault::LostAnswer, Fault::LostAnswer]),
             published: &["static-v new"],
-            calls: &["publish static-v id", "unpublish static-v id", "publish static-v new"],
+            calls: &[
+                "publish static-v id",
+                "unpublish static-v id",
+                "publish static-v new",
+                "publish static-v new",
+            ],
             ..attached()
         },
         Scenario {
