@@ -66,7 +66,7 @@ pub(crate) fn settings(configuration: &Configuration, namespace: String) -> Sett
             .map_or(defaults.attacher_worker_threads, |workers| workers.0),
         resync: configuration.resync.get(),
         reconcile_sync: configuration.reconcile_sync.get(),
-        max_entries: Some(configuration.max_entries).filter(|entries| *entries > 0),
+        max_entries: configuration.max_entries.0,
         default_fs_type: configuration.default_fstype.clone().filter(|name| !name.is_empty()),
         extra_create_metadata: configuration.extra_create_metadata,
         orphan_scan_interval: configuration.orphan_scan_interval.0,

@@ -440,7 +440,7 @@ fn astray(attachments: &[Value], volumes: &[Value], published: &[(String, String
         stray.map(|(handle, node)| format!("astray: nobody asks for {handle} on {node}")).collect();
     for attachment in attachments {
         // Without metadata the driver had nothing to do for it.
-        let attached = text(attachment, "/status/attachmentMetadata/cofferdam.dev~1attachment") != "";
+        let attached = !text(attachment, "/status/attachmentMetadata/cofferdam.dev~1attachment").is_empty();
         if attached && !published.contains(&place(attachment)) {
             faults.push(format!("astray: {} is not attached", text(attachment, "/metadata/name")));
         }

@@ -29,7 +29,7 @@ pub(crate) use value::{CompilationCache, Endpoint, LogFormat};
 
 use keys::{KEYS, Shape};
 use source::{Layer, Source};
-use value::{Filter, Label, Roles, ScanInterval, Workers};
+use value::{Entries, Filter, Label, Roles, ScanInterval, Workers};
 
 use crate::cli::{ClusterFlags, ProcessFlags};
 
@@ -60,7 +60,7 @@ pub(crate) struct Configuration {
     pub(crate) worker_threads: Option<Workers>,
     pub(crate) resync: GoDuration,
     pub(crate) reconcile_sync: GoDuration,
-    pub(crate) max_entries: u32,
+    pub(crate) max_entries: Entries,
     pub(crate) default_fstype: Option<String>,
     pub(crate) extra_create_metadata: bool,
     pub(crate) orphan_scan_interval: ScanInterval,

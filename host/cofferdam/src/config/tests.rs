@@ -182,7 +182,7 @@ fn a_bad_flag_or_variable_names_itself_the_value_and_the_expectation() {
         ),
         (
             flags(|flags| flags.max_entries = text("-1")),
-            "flag --max-entries: max-entries: found the number -1, expected u32",
+            "flag --max-entries: max-entries: found the text \"-1\", expected a number from 0 to 10000",
         ),
         (
             flags(|flags| flags.worker_threads = text("0")),

@@ -49,7 +49,7 @@ fn unpublishing(undo_faults: Vec<Fault>) -> Publishing {
 
 /// The CSINode's entry of the driver.
 fn registered(id: &str) -> UserAction {
-    Patch(NODE, json!({"spec": csi_node("n", id)["spec"]}))
+    Patch(NODE, json!({"spec": csi_node("n", id).get("spec")}))
 }
 
 fn unregistered() -> UserAction {

@@ -348,7 +348,8 @@ fn a_listing_contradicts_what_it_shows_otherwise() {
     assert!(!is(World::new(), &listed("other", &[]), &there), "what is not listed proves nothing");
     assert!(!is(World::new().without::<CsiNode>("n"), &listed("h", &[]), &there));
     assert!(!is(World::new(), &listed("h", &["id"]), &claimed()), "it is on its way");
-    let stripped = with(with(claimed(), &deleting()), &json!({"metadata": {"finalizers": ["example.com/x"]}}));
+    let stripped =
+        with(with(claimed(), &deleting()), &json!({"metadata": {"finalizers": ["example.com/x"]}}));
     assert!(is(World::new(), &listed("h", &["id"]), &stripped));
     assert!(!is(World::new(), &listed("h", &[]), &stripped));
     assert!(!is(World::new(), &listed("h", &["id"]), &with(claimed(), &deleting())), "it is in the lane");
