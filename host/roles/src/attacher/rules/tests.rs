@@ -1,4 +1,5 @@
 //! What attaching decides, case by case.
+#![allow(clippy::type_complexity, reason = "a row of a table is spelled where the table is")]
 
 use cofferdam_cluster::{Cache, Kind, decode, writer::Cached};
 use cofferdam_domain::{
@@ -150,9 +151,10 @@ fn attaching_goes_step_by_step() {
 
 #[test]
 fn what_the_driver_is_asked() {
-    let request = |world: World| match world.decide(&claimed()) {
-        Verdict::Publish(request) => *request,
-        other => panic!("{other:?}"),
+    let request = |world: World| {
+        let verdict = world.decide(&claimed());
+        let Verdict::Publish(request) = verdict else { panic!("{verdict:?}") };
+        *request
     };
     let asked = request(World::new());
     assert_eq!(asked.context, [("k".to_owned(), "v".to_owned())].into(), "what is ours stays with us");
