@@ -37,6 +37,16 @@ pub(super) fn detached() -> Value {
     json!({"status": {"attached": false, "attachmentMetadata": null, "detachError": null}})
 }
 
+/// Whether the status says already that attaching, or detaching, fails in this way.
+pub(super) fn says(attachment: &Attachment, message: &str, code: Option<i32>) -> bool {
+    let (found, code) = if attachment.meta.deleting {
+        (&attachment.detach_error, None)
+    } else {
+        (&attachment.attach_error, code)
+    };
+    found.as_ref().is_some_and(|found| found.message == bounded(message) && found.code == code)
+}
+
 /// The patch that says that attaching, or detaching, failed.
 pub(super) fn failed(deleting: bool, now: jiff::Timestamp, message: &str, code: Option<i32>) -> Value {
     // Kubernetes' times of objects are whole seconds.

@@ -519,7 +519,11 @@ impl Attacher {
         let patch = object::failed(deleting, self.context.now(), &message, code);
         // As it is by now: other writes of this run may have come between.
         let current = self.context.cache.attachments.get(key).known();
-        if let Some(current) = current.filter(|current| current.meta.uid == attachment.meta.uid) {
+        // Said once is enough: its time is since when it is so.
+        let news = |current: &Arc<Attachment>| {
+            current.meta.uid == attachment.meta.uid && !object::says(current, &message, code)
+        };
+        if let Some(current) = current.filter(news) {
             let write =
                 self.context.writer.merge::<Attachment>(key, Part::Status, current.meta.version, patch);
             if let Err(error) = write.await {
