@@ -6,8 +6,8 @@ use std::{
 };
 
 use cofferdam_domain::{
-    AccessModes, Claim, ClaimKey, DriverName, Pod, PodKey, Quantity, StorageClass, Uid, Volume, VolumeHandle,
-    VolumeMode, VolumeName, VolumePhase,
+    AccessModes, Attachment, AttachmentName, Claim, ClaimKey, CsiNode, DriverName, NodeObject, Pod, PodKey,
+    Quantity, StorageClass, Uid, Volume, VolumeHandle, VolumeMode, VolumeName, VolumePhase,
 };
 
 use crate::{
@@ -28,6 +28,10 @@ pub struct Cache {
     pub classes: Table<StorageClass>,
     /// Pods
     pub pods: Table<Pod>,
+    /// VolumeAttachments
+    pub attachments: Table<Attachment>,
+    /// CSINodes
+    pub csi_nodes: Table<CsiNode>,
     /// The mark of a restored cluster, where it stands.
     pub restore_marks: Table<RestoreMark>,
     /// Reports of what drivers hold without an object.
@@ -155,6 +159,29 @@ impl Index<Pod> for PodIndex {
     }
 }
 
+/// VolumeAttachments by volume and by node.
+#[derive(Debug, Default)]
+pub struct AttachmentIndex {
+    by_volume: HashMap<VolumeName, BTreeSet<AttachmentName>>,
+    by_node: HashMap<NodeObject, BTreeSet<AttachmentName>>,
+}
+
+impl Index<Attachment> for AttachmentIndex {
+    fn insert(&mut self, attachment: &Attachment) {
+        if let Some(volume) = attachment.volume() {
+            self.by_volume.entry(volume.clone()).or_default().insert(attachment.name.clone());
+        }
+        self.by_node.entry(attachment.node.clone()).or_default().insert(attachment.name.clone());
+    }
+
+    fn remove(&mut self, attachment: &Attachment) {
+        if let Some(volume) = attachment.volume() {
+            remove_member(&mut self.by_volume, volume, &attachment.name);
+        }
+        remove_member(&mut self.by_node, &attachment.node, &attachment.name);
+    }
+}
+
 fn remove_member<K, Q, V>(map: &mut HashMap<K, BTreeSet<V>>, key: &Q, member: &V)
 where
     K: std::borrow::Borrow<Q> + Eq + std::hash::Hash,
@@ -241,6 +268,22 @@ impl Cache {
     pub fn pods_using(&self, claim: &ClaimKey) -> Vec<Arc<Pod>> {
         self.pods.query(|index, pods| {
             index.by_claim.get(claim).into_iter().flatten().filter_map(|key| pods.get(key).cloned()).collect()
+        })
+    }
+
+    /// VolumeAttachments that name a volume, whoever's they are, by name.
+    pub fn attachments_of_volume(&self, volume: &VolumeName) -> Vec<Arc<Attachment>> {
+        self.attachments.query(|index, attachments| {
+            let names = index.by_volume.get(volume).into_iter().flatten();
+            names.filter_map(|name| attachments.get(name).cloned()).collect()
+        })
+    }
+
+    /// VolumeAttachments for a node, whoever's they are, by name.
+    pub fn attachments_of_node(&self, node: &NodeObject) -> Vec<Arc<Attachment>> {
+        self.attachments.query(|index, attachments| {
+            let names = index.by_node.get(node).into_iter().flatten();
+            names.filter_map(|name| attachments.get(name).cloned()).collect()
         })
     }
 }

@@ -3,12 +3,17 @@
 //! Kubernetes validates its own kinds, so an object that does not decode means a newer API, an aggregated one or a bug. It
 //! never fails a list: what is left of it (key, uid, version, reason) stays in the cache as opaque.
 
+mod attachment;
+
 use std::collections::BTreeMap;
 
 use cofferdam_domain::{
     AccessMode, AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, ClaimRef, ObjectMeta, Pod, PodKey,
     Quantity, ReclaimPolicy, Requirement, Selector, StorageClass, Uid, Volume, VolumeMode, VolumePhase,
-    claim::DataSource, ids::ResourceVersion, names, volume::CsiSource,
+    claim::DataSource,
+    ids::ResourceVersion,
+    names,
+    volume::{CsiSource, SecretRef},
 };
 use serde::Deserialize;
 
@@ -321,6 +326,7 @@ impl Kind for Volume {
             volume_attributes_class_name: Option<Box<str>>,
             persistent_volume_reclaim_policy: Option<Box<str>>,
             claim_ref: Option<Reference>,
+            mount_options: Option<Vec<String>>,
             csi: Option<Csi>,
         }
         #[derive(Deserialize, Default)]
@@ -335,8 +341,11 @@ impl Kind for Volume {
         struct Csi {
             driver: String,
             volume_handle: String,
-            #[serde(default)]
             volume_attributes: Option<BTreeMap<String, String>>,
+            fs_type: Option<String>,
+            #[serde(default)]
+            read_only: bool,
+            controller_publish_secret_ref: Option<Reference>,
         }
         #[derive(Deserialize, Default)]
         #[serde(default)]
@@ -366,10 +375,16 @@ impl Kind for Volume {
                 key: ClaimKey::new(r.namespace, r.name),
                 uid: r.uid.filter(|uid| !uid.is_empty()).map(Uid::new),
             }),
+            mount_options: spec.mount_options.unwrap_or_default(),
             csi: spec.csi.map(|csi| CsiSource {
                 driver: csi.driver.into(),
                 handle: csi.volume_handle.into(),
                 attributes: csi.volume_attributes.unwrap_or_default(),
+                fs_type: csi.fs_type.filter(|fs_type| !fs_type.is_empty()),
+                read_only: csi.read_only,
+                publish_secret: csi
+                    .controller_publish_secret_ref
+                    .map(|r| SecretRef { namespace: r.namespace, name: r.name }),
             }),
             phase: match status.phase.as_deref() {
                 Some("Available") => VolumePhase::Available,

@@ -15,6 +15,7 @@ pub mod kind;
 pub mod metrics;
 pub mod orphans;
 pub mod queue;
+pub mod secrets;
 pub mod table;
 pub mod watch;
 pub mod writer;

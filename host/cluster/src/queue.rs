@@ -86,6 +86,14 @@ struct Shared<K> {
     name: &'static str,
 }
 
+impl<K> Drop for Shared<K> {
+    fn drop(&mut self) {
+        // Queues of one name share their metrics, and others of them live on.
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        self.metrics.depth.dec_by(i64::try_from(state.ready.len()).unwrap_or(i64::MAX));
+    }
+}
+
 impl<K> Clone for Queue<K> {
     fn clone(&self) -> Self {
         Self { shared: Arc::clone(&self.shared) }
@@ -209,7 +217,7 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
             self.shared.metrics.wait.observe(since.elapsed().as_secs_f64());
         }
         state.running.insert(key.clone());
-        self.show_depth(&state);
+        self.shared.metrics.depth.dec();
         Some(key)
     }
 
@@ -254,7 +262,7 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
         }
         state.queued.insert(key.clone(), Instant::now());
         state.ready.push_back(key);
-        self.show_depth(state);
+        self.shared.metrics.depth.inc();
         self.shared.changed.notify_one();
     }
 
@@ -295,10 +303,6 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
                 }
             }
         }
-    }
-
-    fn show_depth(&self, state: &State<K>) {
-        self.shared.metrics.depth.set(i64::try_from(state.ready.len()).unwrap_or(i64::MAX));
     }
 
     fn lock(&self) -> MutexGuard<'_, State<K>> {

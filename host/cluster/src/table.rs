@@ -169,6 +169,11 @@ impl<K: Kind> Table<K> {
         inner.highest = inner.highest.max(version);
     }
 
+    /// Whether a first list has been taken in.
+    pub fn is_synced(&self) -> bool {
+        *self.synced.borrow()
+    }
+
     /// Waits until a first list has been taken in.
     pub async fn synced(&self) {
         // The sender lives as long as the table: waiting cannot fail.

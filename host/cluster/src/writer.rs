@@ -102,7 +102,10 @@ macro_rules! cached {
         }
     )*};
 }
-cached!(Claim => claims, Volume => volumes, StorageClass => classes, Pod => pods);
+cached!(
+    Claim => claims, Volume => volumes, StorageClass => classes, Pod => pods, Attachment => attachments,
+    CsiNode => csi_nodes
+);
 
 /// Part of an object that a patch addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

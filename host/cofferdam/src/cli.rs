@@ -61,7 +61,7 @@ pub(crate) struct ProcessFlags {
     #[arg(long, value_name = "FILE", env = "COFFERDAM_CONFIG")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Role to run; repeat it for more: provisioner, pv-controller, protection
+    /// Role to run; repeat it for more: provisioner, attacher, pv-controller, protection
     #[arg(long, value_name = "ROLE")]
     pub(crate) role: Vec<String>,
 
@@ -110,11 +110,24 @@ pub(crate) struct ProcessFlags {
     #[arg(long, value_name = "DURATION", help_heading = "As in the Go sidecars")]
     pub(crate) retry_interval_max: Option<String>,
 
-    /// Claims, and as many volumes, that are worked on at once [default: 100]
+    /// Claims, and as many volumes, that are worked on at once [default: 100]; of the attacher, attachments of a driver that are
+    /// attached, and as many that are detached [default: 10]
     #[arg(long, value_name = "NUMBER", help_heading = "As in the Go sidecars")]
     pub(crate) worker_threads: Option<String>,
 
-    /// Filesystem type for classes that name none
+    /// Pause between two looks of the attacher at everything [default: 10m]
+    #[arg(long, value_name = "DURATION", help_heading = "As in the Go sidecars")]
+    pub(crate) resync: Option<String>,
+
+    /// Pause between two comparisons of attachments with the driver's listing [default: 1m]
+    #[arg(long, value_name = "DURATION", help_heading = "As in the Go sidecars")]
+    pub(crate) reconcile_sync: Option<String>,
+
+    /// Volumes per page of that listing; 0 leaves it to the driver [default: 0]
+    #[arg(long, value_name = "NUMBER", help_heading = "As in the Go sidecars")]
+    pub(crate) max_entries: Option<String>,
+
+    /// Filesystem type for classes and volumes that name none
     #[arg(long, value_name = "TYPE", help_heading = "As in the Go sidecars")]
     pub(crate) default_fstype: Option<String>,
 
@@ -161,7 +174,8 @@ pub(crate) struct DevFlags {
 pub(crate) enum RenderCommand {
     /// A service account with exactly the rights that the roles use
     Rbac {
-        /// Role that runs under the account; repeat it for more: provisioner, pv-controller, protection [default: all]
+        /// Role that runs under the account; repeat it for more: provisioner, attacher, pv-controller, protection
+        /// [default: all]
         #[arg(long, value_name = "ROLE")]
         role: Vec<String>,
 

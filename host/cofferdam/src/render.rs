@@ -144,6 +144,9 @@ mod tests {
         assert!(rendered(&[], "storage").unwrap().contains("pods"), "without a role it is all of them");
         let protection = rendered(&["protection"], "storage").unwrap();
         assert!(protection.contains("pods") && !protection.contains("- delete"), "{protection}");
+        let attacher = rendered(&["attacher"], "storage").unwrap();
+        assert!(attacher.contains("volumeattachments/status") && attacher.contains("csinodes"), "{attacher}");
+        assert!(attacher.contains("secrets") && !text.contains("secrets"), "{attacher}");
     }
 
     #[test]
@@ -169,8 +172,8 @@ mod tests {
     #[test]
     fn what_cannot_be_is_named() {
         assert_eq!(
-            rendered(&["attacher"], "storage").unwrap_err(),
-            "--role: unknown role \"attacher\": expected one of provisioner, pv-controller, protection"
+            rendered(&["resizer"], "storage").unwrap_err(),
+            "--role: unknown role \"resizer\": expected one of provisioner, attacher, pv-controller, protection"
         );
         assert!(rendered(&[], "Storage").unwrap_err().starts_with("--namespace: \"Storage\"; expected"));
     }

@@ -51,6 +51,7 @@ pub(crate) async fn run(flags: &ClusterFlags, environment: &HashMap<String, Stri
 
 /// The roles' settings, out of the configuration.
 pub(crate) fn settings(configuration: &Configuration, namespace: String) -> Settings {
+    let defaults = Settings::default();
     Settings {
         roles: configuration.role.0.clone(),
         namespace,
@@ -59,7 +60,13 @@ pub(crate) fn settings(configuration: &Configuration, namespace: String) -> Sett
         timeout: configuration.timeout.get(),
         retry_interval_start: configuration.retry_interval_start.get(),
         retry_interval_max: configuration.retry_interval_max.get(),
-        worker_threads: configuration.worker_threads.0,
+        worker_threads: configuration.worker_threads.map_or(defaults.worker_threads, |workers| workers.0),
+        attacher_worker_threads: configuration
+            .worker_threads
+            .map_or(defaults.attacher_worker_threads, |workers| workers.0),
+        resync: configuration.resync.get(),
+        reconcile_sync: configuration.reconcile_sync.get(),
+        max_entries: configuration.max_entries.0,
         default_fs_type: configuration.default_fstype.clone().filter(|name| !name.is_empty()),
         extra_create_metadata: configuration.extra_create_metadata,
         orphan_scan_interval: configuration.orphan_scan_interval.0,

@@ -163,8 +163,8 @@ fn an_unusable_kubeconfig_is_named() {
 fn a_wrong_setting_is_one_line() {
     let scratch = Scratch::new("setting");
     assert_eq!(
-        refused(&scratch, &["run", "--role", "attacher"]),
-        "flag --role: role: unknown role \"attacher\": expected one of provisioner, pv-controller, protection"
+        refused(&scratch, &["run", "--role", "resizer"]),
+        "flag --role: role: unknown role \"resizer\": expected one of provisioner, attacher, pv-controller, protection"
     );
     assert_eq!(refused(&scratch, &["run"]), "no role: expected at least one, as in --role provisioner");
     let line = refused(&scratch, &["dev", "--timeout", "soon"]);
@@ -192,7 +192,7 @@ fn config_shows_every_value_with_its_origin() {
         format!("role provisioner {file}:1"),
         "backend.array.file b.wasm flag --backend".to_owned(),
         "timeout 2m environment variable COFFERDAM_TIMEOUT".to_owned(),
-        "worker-threads 100 default".to_owned(),
+        "worker-threads (not set) default".to_owned(),
     ] {
         assert!(rows.contains(&row), "{row} in\n{text}");
     }

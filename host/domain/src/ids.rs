@@ -74,6 +74,14 @@ name!(
     NodeName
 );
 name!(
+    /// Name of a Node, which is that of its CSINode, too.
+    NodeObject
+);
+name!(
+    /// Name of a VolumeAttachment.
+    AttachmentName
+);
+name!(
     /// A driver's name, as a StorageClass' `provisioner` and a PV's `spec.csi.driver` spell it.
     DriverName
 );

@@ -4,6 +4,7 @@
 //! that rules over it can be tables.
 #![forbid(unsafe_code)]
 
+pub mod attachment;
 pub mod claim;
 pub mod class;
 pub mod ids;
@@ -14,11 +15,12 @@ pub mod selector;
 pub mod storage;
 pub mod volume;
 
+pub use attachment::{Attachment, AttachmentError, AttachmentSource, CsiNode};
 pub use claim::{Claim, ClaimPhase};
 pub use class::{BindingMode, StorageClass};
 pub use ids::{
-    ClaimKey, ClassName, ClusterId, DriverName, GroupSnapshotHandle, NodeName, ObjectMeta, PodKey,
-    ResourceVersion, SnapshotHandle, Uid, VolumeHandle, VolumeName,
+    AttachmentName, ClaimKey, ClassName, ClusterId, DriverName, GroupSnapshotHandle, NodeName, NodeObject,
+    ObjectMeta, PodKey, ResourceVersion, SnapshotHandle, Uid, VolumeHandle, VolumeName,
 };
 pub use pod::Pod;
 pub use quantity::{Quantity, QuantityError};

@@ -1,5 +1,7 @@
 //! Annotations, finalizers and parameters that Kubernetes and its sidecars share; each must match byte for byte.
 
+use crate::ids::DriverName;
+
 /// PVC: the claim once reached Bound; only presence counts.
 pub const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
 /// PV and PVC: this side of the pointer was written by the controller and may be undone by it; only presence counts.
@@ -34,6 +36,27 @@ pub const PVC_PROTECTION: &str = "kubernetes.io/pvc-protection";
 /// Finalizer of a PV until the driver's volume is deleted.
 pub const PROVISIONER_FINALIZER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
 
+/// VolumeAttachment: the node, as its CSI node service calls it; it outlives the CSINode.
+pub const NODE_ID: &str = "csi.alpha.kubernetes.io/node-id";
+/// Prefix of the finalizer that keeps a VolumeAttachment and its PV until the driver has let go of the node.
+const ATTACHER_FINALIZER_PREFIX: &str = "external-attacher/";
+
+/// Finalizer of a driver's VolumeAttachments, and of the PVs that they name.
+pub fn attacher_finalizer(driver: &DriverName) -> String {
+    format!("{ATTACHER_FINALIZER_PREFIX}{}", clean(driver.as_str()))
+}
+
+/// A driver's name as the sidecars spell it in finalizers and leases: what is neither letter, digit nor dash becomes a dash, and
+/// after a dash at the end comes an `X`.
+fn clean(driver: &str) -> String {
+    let keep = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '-' };
+    let mut cleaned: String = driver.chars().map(keep).collect();
+    if cleaned.ends_with('-') {
+        cleaned.push('X');
+    }
+    cleaned
+}
+
 /// Prefix of in-tree plugins' names.
 pub const IN_TREE_PREFIX: &str = "kubernetes.io/";
 
@@ -41,3 +64,27 @@ pub const IN_TREE_PREFIX: &str = "kubernetes.io/";
 pub const RESERVED_PARAMETER_PREFIX: &str = "csi.storage.k8s.io/";
 /// Volume attribute that names the process which provisioned the volume.
 pub const PROVISIONER_IDENTITY: &str = "storage.kubernetes.io/csiProvisionerIdentity";
+/// Key under which an attachment of ours travels to the node, in volume attributes and in attachment metadata.
+pub const ATTACHMENT: &str = "cofferdam.dev/attachment";
+/// Prefix of the volume attributes that are ours: drivers neither set nor see them.
+pub const OWN_ATTRIBUTE_PREFIX: &str = "cofferdam.dev/";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finalizers_are_the_sidecars_byte_for_byte() {
+        #[rustfmt::skip] // one row a driver
+        let table = [
+            ("d.example.com", "external-attacher/d-example-com"),
+            ("Disk-1",        "external-attacher/Disk-1"),
+            ("a_b",           "external-attacher/a-b"),
+            ("ends.",         "external-attacher/ends-X"),
+            ("",              "external-attacher/"),
+        ];
+        for (driver, finalizer) in table {
+            assert_eq!(attacher_finalizer(&driver.into()), finalizer);
+        }
+    }
+}

@@ -171,6 +171,21 @@ pub struct ClaimRef {
     pub uid: Option<Uid>,
 }
 
+/// Where a Secret stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SecretRef {
+    /// `namespace`
+    pub namespace: Box<str>,
+    /// `name`
+    pub name: Box<str>,
+}
+
+impl fmt::Display for SecretRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
 /// `spec.csi`, as far as the roles use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CsiSource {
@@ -180,6 +195,12 @@ pub struct CsiSource {
     pub handle: VolumeHandle,
     /// `volumeAttributes`
     pub attributes: Parameters,
+    /// `fsType`, when not empty.
+    pub fs_type: Option<String>,
+    /// `readOnly`
+    pub read_only: bool,
+    /// `controllerPublishSecretRef`
+    pub publish_secret: Option<SecretRef>,
 }
 
 /// A PersistentVolume.
@@ -203,6 +224,8 @@ pub struct Volume {
     pub reclaim_policy: ReclaimPolicy,
     /// `spec.claimRef`
     pub claim_ref: Option<ClaimRef>,
+    /// `spec.mountOptions`
+    pub mount_options: Vec<String>,
     /// `spec.csi`; absent for in-tree sources.
     pub csi: Option<CsiSource>,
     /// `status.phase`

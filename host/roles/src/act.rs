@@ -111,6 +111,16 @@ impl Teller {
         Self { observer: Arc::clone(&context.observer), role, claim, volume: Some(volume.name.clone()) }
     }
 
+    /// For an attachment, by what its volume tells.
+    pub(crate) fn of_attachment(
+        context: &Context,
+        name: Option<&VolumeName>,
+        volume: Option<&Volume>,
+    ) -> Self {
+        let claim = volume.and_then(|volume| volume.claim_ref.as_ref()).map(|r| r.key.clone());
+        Self { observer: Arc::clone(&context.observer), role: Role::Attacher, claim, volume: name.cloned() }
+    }
+
     pub(crate) fn tell(&self, kind: StepKind, text: impl Into<String>, took: Option<Duration>) {
         let text = text.into();
         let claim = self.claim.as_ref().map(tracing::field::display);

@@ -4,6 +4,7 @@
 //! that dies after any effect, or finds the world changed, goes on from what is there; there is no other recovery.
 #![forbid(unsafe_code)]
 
+pub mod attacher;
 pub mod note;
 pub mod observer;
 pub mod orphans;

@@ -14,13 +14,16 @@ use cofferdam_cluster::{
     orphans,
     watch::{Restored, Scope, follow},
 };
-use cofferdam_domain::{Claim, ClusterId, DriverName, Pod, StorageClass, Volume};
+use cofferdam_domain::{
+    Attachment, Claim, ClusterId, CsiNode, DriverName, Pod, StorageClass, Volume, storage::Ability,
+};
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     act::{Context, Driver},
+    attacher::{metrics::AttacherMetrics, reconcile::Attacher},
     observer::Observer,
     orphans::{Orphans, metrics::OrphanMetrics},
     protection::reconcile::Protection,
@@ -49,7 +52,16 @@ pub struct Settings {
     pub retry_interval_max: Duration,
     /// Claims, and as many volumes, that are worked on at once (`--worker-threads`).
     pub worker_threads: usize,
-    /// Filesystem type for classes that name none (`--default-fstype`).
+    /// Attachments of one driver that are attached at once, and as many that are detached (external-attacher's
+    /// `--worker-threads`).
+    pub attacher_worker_threads: usize,
+    /// Pause between two looks at every attachment, whether anything has changed or not (`--resync`).
+    pub resync: Duration,
+    /// Pause between two comparisons of attachments with what drivers list (`--reconcile-sync`).
+    pub reconcile_sync: Duration,
+    /// Volumes per page of such a listing; absent leaves it to the driver (`--max-entries`).
+    pub max_entries: Option<u32>,
+    /// Filesystem type for classes and volumes that name none (`--default-fstype`).
     pub default_fs_type: Option<String>,
     /// Adds the names of claim and volume to the driver's parameters (`--extra-create-metadata`).
     pub extra_create_metadata: bool,
@@ -77,6 +89,10 @@ impl Default for Settings {
             retry_interval_start: Duration::from_secs(1),
             retry_interval_max: Duration::from_secs(300),
             worker_threads: 100,
+            attacher_worker_threads: 10,
+            resync: Duration::from_secs(600),
+            reconcile_sync: Duration::from_secs(60),
+            max_entries: None,
             default_fs_type: None,
             extra_create_metadata: false,
             orphan_scan_interval: Some(Duration::from_secs(3600)),
@@ -102,7 +118,7 @@ pub enum ProcessError {
     /// Two backends say that they are the same driver.
     #[error("two backends have the driver name {0}: expected one backend per driver")]
     TwoBackends(DriverName),
-    /// The provisioner has nothing to work with.
+    /// A role has nothing to work with.
     #[error("role {0} needs at least one backend: name one with --backend")]
     NoBackend(Role),
     /// `--volume-name-prefix` is empty or not of a volume's name.
@@ -121,6 +137,7 @@ pub struct Process {
     parts: Parts,
     metrics: Metrics,
     provisioner_metrics: ProvisionerMetrics,
+    attacher_metrics: AttacherMetrics,
     orphan_metrics: OrphanMetrics,
     ready: watch::Sender<bool>,
     cache: Mutex<Arc<Cache>>,
@@ -142,8 +159,9 @@ impl Process {
                 return Err(ProcessError::TwoBackends(name.clone()));
             }
         }
-        if settings.roles.contains(&Role::Provisioner) && drivers.is_empty() {
-            return Err(ProcessError::NoBackend(Role::Provisioner));
+        let idle = |role: &Role| settings.roles.contains(role) && drivers.is_empty();
+        if let Some(role) = [Role::Provisioner, Role::Attacher].into_iter().find(idle) {
+            return Err(ProcessError::NoBackend(role));
         }
         let prefix = &settings.volume_name_prefix;
         let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
@@ -153,6 +171,7 @@ impl Process {
         Ok(Self {
             metrics: Metrics::register(registry),
             provisioner_metrics: ProvisionerMetrics::register(registry),
+            attacher_metrics: AttacherMetrics::register(registry),
             orphan_metrics: OrphanMetrics::register(registry),
             ready: watch::Sender::new(false),
             cache: Mutex::default(),
@@ -314,6 +333,20 @@ impl Process {
                 Ok(())
             }
         };
+        let attachments = async {
+            if self.reads_attachments() {
+                follow::<Attachment>(writer, events, metrics, everything(), stop.clone()).await
+            } else {
+                Ok(())
+            }
+        };
+        let nodes = async {
+            if needs(Role::Attacher) {
+                follow::<CsiNode>(writer, events, metrics, everything(), stop.clone()).await
+            } else {
+                Ok(())
+            }
+        };
         let all = futures::future::try_join5(
             follow::<Claim>(writer, events, metrics, everything(), stop.clone()),
             follow::<Volume>(writer, events, metrics, everything(), stop.clone()),
@@ -321,7 +354,15 @@ impl Process {
             pods,
             marks,
         );
-        futures::future::try_join(all, reports).await.err()
+        futures::future::try_join4(all, reports, attachments, nodes).await.err()
+    }
+
+    /// Whether somebody looks at attachments: before a volume is deleted at a driver that publishes, none may name it.
+    fn reads_attachments(&self) -> bool {
+        let publishes = |backend: &Arc<dyn Backend>| backend.abilities().contains(&Ability::Publishing);
+        let roles = &self.settings.roles;
+        roles.contains(&Role::Attacher)
+            || (roles.contains(&Role::Provisioner) && self.parts.backends.iter().any(publishes))
     }
 
     /// Waits for the first list of every kind; `false` when stopped before.
@@ -336,6 +377,12 @@ impl Process {
             if self.settings.roles.contains(&Role::Provisioner) {
                 cache.restore_marks.synced().await;
             }
+            if self.reads_attachments() {
+                cache.attachments.synced().await;
+            }
+            if self.settings.roles.contains(&Role::Attacher) {
+                cache.csi_nodes.synced().await;
+            }
         };
         tokio::select! {
             biased;
@@ -349,18 +396,27 @@ impl Process {
 struct Roles {
     pv_controller: Option<Arc<PvController>>,
     provisioner: Option<Arc<Provisioner>>,
+    attacher: Option<Arc<Attacher>>,
     protection: Option<Arc<Protection>>,
     orphans: Option<Arc<Orphans>>,
 }
 
 impl Roles {
     fn new(context: &Arc<Context>, process: &Process) -> Self {
-        let Process { metrics, provisioner_metrics: provisioner, orphan_metrics, .. } = process;
+        let Process {
+            metrics,
+            provisioner_metrics: provisioner,
+            attacher_metrics: attacher,
+            orphan_metrics,
+            ..
+        } = process;
         let has = |role: Role| context.settings.roles.contains(&role);
         Self {
             pv_controller: has(Role::PvController).then(|| PvController::new(Arc::clone(context), metrics)),
             provisioner: has(Role::Provisioner)
                 .then(|| Provisioner::new(Arc::clone(context), metrics, provisioner.clone())),
+            attacher: has(Role::Attacher)
+                .then(|| Attacher::new(Arc::clone(context), metrics, attacher.clone())),
             protection: has(Role::Protection).then(|| Protection::new(Arc::clone(context), metrics)),
             orphans: context
                 .settings
@@ -371,15 +427,17 @@ impl Roles {
     }
 
     async fn run(&self, stop: CancellationToken) {
-        let (pv_controller, provisioner, protection, orphans) = (
+        let (pv_controller, provisioner, attacher, protection, orphans) = (
             self.pv_controller.iter().map(|role| role.run(stop.clone())),
             self.provisioner.iter().map(|role| role.run(stop.clone())),
+            self.attacher.iter().map(|role| role.run(stop.clone())),
             self.protection.iter().map(|role| role.run(stop.clone())),
             self.orphans.iter().map(|role| role.run(stop.clone())),
         );
         tokio::join!(
             futures::future::join_all(pv_controller),
             futures::future::join_all(provisioner),
+            futures::future::join_all(attacher),
             futures::future::join_all(protection),
             futures::future::join_all(orphans),
         );

@@ -80,6 +80,16 @@ const EVERYBODY: &[Row] = &[
 const PROVISIONER: &[Row] = &[
     (Reach::Cluster, "", "persistentvolumes", None, &["create", "delete", "patch"]),
     (Reach::OwnNamespace, "", "configmaps", None, &["create", "get", "list", "patch", "watch"]),
+    (Reach::Cluster, STORAGE, "volumeattachments", None, &["list", "watch"]),
+];
+
+/// external-attacher's. Secrets are those that volumes name in `controllerPublishSecretRef`.
+const ATTACHER: &[Row] = &[
+    (Reach::Cluster, "", "persistentvolumes", None, &["patch"]),
+    (Reach::Cluster, "", "secrets", None, &["get"]),
+    (Reach::Cluster, STORAGE, "csinodes", None, &["list", "watch"]),
+    (Reach::Cluster, STORAGE, "volumeattachments", None, &["get", "list", "patch", "watch"]),
+    (Reach::Cluster, STORAGE, "volumeattachments/status", None, &["patch"]),
 ];
 
 /// PersistentVolumeController's.
@@ -100,6 +110,7 @@ const PROTECTION: &[Row] = &[
 const fn rows(role: Role) -> &'static [Row] {
     match role {
         Role::Provisioner => PROVISIONER,
+        Role::Attacher => ATTACHER,
         Role::PvController => PV_CONTROLLER,
         Role::Protection => PROTECTION,
     }

@@ -7,6 +7,8 @@ use std::{fmt, str::FromStr};
 pub enum Role {
     /// Claims to volumes, and released volumes to nothing (external-provisioner).
     Provisioner,
+    /// VolumeAttachments to volumes that nodes can reach (external-attacher).
+    Attacher,
     /// Binding, phases, reclaim (PersistentVolumeController of kube-controller-manager).
     PvController,
     /// Releases the protection finalizers (pv- and pvc-protection of kube-controller-manager).
@@ -23,12 +25,13 @@ pub struct UnknownRole {
 
 impl Role {
     /// Every role.
-    pub const ALL: [Self; 3] = [Self::Provisioner, Self::PvController, Self::Protection];
+    pub const ALL: [Self; 4] = [Self::Provisioner, Self::Attacher, Self::PvController, Self::Protection];
 
     /// The name.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Provisioner => "provisioner",
+            Self::Attacher => "attacher",
             Self::PvController => "pv-controller",
             Self::Protection => "protection",
         }

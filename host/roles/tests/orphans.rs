@@ -23,7 +23,7 @@ const MARK: &str = "/api/v1/namespaces/default/configmaps/cofferdam-restored";
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const GIB: u64 = 1 << 30;
-const FULL: Listing = Listing { owners: true, times: true, page: 2, endless: false };
+const FULL: Listing = Listing { owners: true, times: true, page: 2, endless: false, nodes: false };
 const UNTIMED: Listing = Listing { times: false, ..FULL };
 
 fn simulation(listing: Listing, list_faults: Vec<Fault>, delete_faults: Vec<Fault>) -> Simulation {

@@ -12,6 +12,7 @@ use cofferdam_sim::{Outcome, Scenario, Simulation, scenarios};
 async fn play(scenario: &Scenario, die_after: Option<usize>) -> (Outcome, usize) {
     let simulation =
         Simulation::new(&Role::ALL, scenario.create_faults.clone(), scenario.delete_faults.clone());
+    let simulation = scenario.with_driver(simulation);
     let (outcome, effects) = simulation.play(&scenario.user, die_after).await;
     (outcome, effects.len())
 }
@@ -31,7 +32,7 @@ async fn every_scenario_ends_so_with_a_process_for_each_role_and_its_rules_alone
     let mut used: BTreeMap<Role, BTreeSet<String>> = BTreeMap::new();
     for scenario in scenarios() {
         let faults = (scenario.create_faults.clone(), scenario.delete_faults.clone());
-        let simulation = Simulation::new(&Role::ALL, faults.0, faults.1).apart();
+        let simulation = scenario.with_driver(Simulation::new(&Role::ALL, faults.0, faults.1)).apart();
         let (outcome, _) = simulation.play(&scenario.user, None).await;
         assert_eq!(scenario.differences(&outcome, true), [""; 0]);
         for (roles, rules) in simulation.used_rules() {

@@ -10,8 +10,9 @@ use cofferdam_backend::{Backend, Call};
 use cofferdam_domain::{
     NodeName, VolumeHandle,
     storage::{
-        Ability, CreateVolume, CreatedVolume, Description, ErrorKind, Finality, PageRequest, Placement,
-        Readiness, StorageError, ValidateVolume, Validation, VolumePage, VolumeStatus,
+        Ability, AttachmentRecord, CapabilityMode, CreateVolume, CreatedVolume, Description, ErrorKind,
+        Feature, Finality, PageRequest, Parameters, Placement, PublishVolume, Readiness, StorageError,
+        ValidateVolume, Validation, VolumePage, VolumeStatus,
     },
 };
 use futures::future::BoxFuture;
@@ -38,6 +39,8 @@ pub enum Fault {
     MeanwhileUnseen(UserAction),
     /// The volume has this many bytes, whatever was asked for.
     Size(u64),
+    /// It happens, and is undone by whoever works on the array itself.
+    Undone,
 }
 
 /// By then every watch of a process has ended by itself, and none that began after it is given up as dead yet.
@@ -67,13 +70,37 @@ pub struct Listing {
     pub page: usize,
     /// After the last page comes another one, for ever.
     pub endless: bool,
+    /// With the nodes that volumes are published to.
+    pub nodes: bool,
 }
+
+/// What a scenario wants of the driver's publishing.
+#[derive(Clone, Debug, Default)]
+pub struct Publishing {
+    /// The driver has none: its volumes are reachable from everywhere.
+    pub none: bool,
+    /// What goes wrong with its publish calls, one each.
+    pub faults: Vec<Fault>,
+    /// What goes wrong with its unpublish calls, one each.
+    pub undo_faults: Vec<Fault>,
+}
+
+/// A volume and a node.
+type Place = (String, String);
 
 #[derive(Default)]
 struct Array {
     volumes: BTreeMap<String, ArrayVolume>,
     create_faults: VecDeque<Fault>,
     delete_faults: VecDeque<Fault>,
+    publishes: bool,
+    publish_faults: VecDeque<Fault>,
+    unpublish_faults: VecDeque<Fault>,
+    published: BTreeMap<Place, PublishVolume>,
+    /// Publications that may still take effect, and those that have.
+    wanted: BTreeMap<Place, PublishVolume>,
+    /// Volumes that no process has created and that were published once: they are listed, too.
+    strangers: BTreeSet<String>,
     listing: Option<Listing>,
     list_faults: VecDeque<Fault>,
     calls: Vec<String>,
@@ -107,6 +134,7 @@ impl ScriptedDriver {
         let array = Array {
             create_faults: create_faults.into(),
             delete_faults: delete_faults.into(),
+            publishes: true,
             ..Array::default()
         };
         Self { array: Arc::new(Mutex::new(array)), users, clock }
@@ -117,6 +145,19 @@ impl ScriptedDriver {
         let mut array = self.lock();
         array.listing = Some(listing);
         array.list_faults = faults.into();
+    }
+
+    /// Says what the driver does when it publishes.
+    pub fn publishes(&self, publishing: Publishing) {
+        let mut array = self.lock();
+        array.publishes = !publishing.none;
+        array.publish_faults = publishing.faults.into();
+        array.unpublish_faults = publishing.undo_faults.into();
+    }
+
+    /// Handles and nodes of what is published.
+    pub fn published(&self) -> Vec<(String, String)> {
+        self.lock().published.keys().cloned().collect()
     }
 
     /// Puts a volume into the array, or another in its place, that no process has asked for.
@@ -156,15 +197,27 @@ impl ScriptedDriver {
 
     /// The driver as one process sees it.
     pub(crate) fn for_process(&self, name: &str, effects: Arc<Effects>) -> Arc<dyn Backend> {
+        let (listing, publishes) = {
+            let array = self.lock();
+            (array.listing, array.publishes)
+        };
         let description = Description {
             name: name.into(),
             version: "1".to_owned(),
             topology_keys: Vec::new(),
             placement: Placement::Central,
             volumes_per_node: None,
-            features: Vec::new(),
+            features: [
+                Some(Feature::PublishReadonly),
+                listing.filter(|listing| listing.nodes).map(|_| Feature::PublishedNodes),
+            ]
+            .into_iter()
+            .flatten()
+            .map(|feature| feature.to_string())
+            .collect(),
         };
-        let abilities = self.lock().listing.map(|_| Ability::Listing).into_iter().collect();
+        let publishing = publishes.then_some(Ability::Publishing);
+        let abilities = listing.map(|_| Ability::Listing).into_iter().chain(publishing).collect();
         Arc::new(MortalDriver { driver: self.clone(), description, abilities, effects })
     }
 
@@ -198,12 +251,21 @@ impl ScriptedDriver {
         let after = request.after.as_deref().unwrap_or_default();
         let asked = request.limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
         let most = if listing.page == 0 { asked } else { asked.min(listing.page) };
-        let mut rest = array.volumes.iter().filter(|(name, _)| name.as_str() > after).peekable();
+        let own = array.volumes.iter().map(|(name, volume)| (name.clone(), status(name, volume, listing)));
+        let strange = array.strangers.iter().map(|handle| (handle.clone(), stranger(handle)));
+        let mut all: BTreeMap<String, VolumeStatus> = own.chain(strange).collect();
+        for ((handle, node), _) in array.published.iter().filter(|_| listing.nodes) {
+            let of = |status: &&mut VolumeStatus| status.volume.handle.as_str() == handle;
+            if let Some(status) = all.values_mut().find(of) {
+                status.published_nodes.push(node.as_str().into());
+            }
+        }
+        let mut rest = all.into_iter().filter(|(name, _)| name.as_str() > after).peekable();
         let shown: Vec<_> = rest.by_ref().take(most).collect();
         let more = rest.peek().is_some();
-        let next = shown.last().filter(|_| more).map(|(name, _)| (*name).clone());
+        let next = shown.last().filter(|_| more).map(|(name, _)| name.clone());
         VolumePage {
-            volumes: shown.into_iter().map(|(name, volume)| status(name, volume, listing)).collect(),
+            volumes: shown.into_iter().map(|(_, status)| status).collect(),
             // Every page ends elsewhere than the one before, as a page must.
             next: if listing.endless { next.or_else(|| Some(format!("{after}~"))) } else { next },
         }
@@ -228,6 +290,66 @@ fn status(name: &str, volume: &ArrayVolume, listing: Listing) -> VolumeStatus {
         condition: None,
         changed_at_ms: listing.times.then_some(volume.changed_at_ms),
     }
+}
+
+/// A volume that no process has created.
+fn stranger(handle: &str) -> VolumeStatus {
+    VolumeStatus {
+        volume: CreatedVolume {
+            handle: handle.into(),
+            capacity: None,
+            context: BTreeMap::new(),
+            topology: Vec::new(),
+            attachment: None,
+        },
+        owner: None,
+        published_nodes: Vec::new(),
+        condition: None,
+        changed_at_ms: None,
+    }
+}
+
+impl Array {
+    /// The node gets the volume, or the reason why not.
+    fn publish(&mut self, request: PublishVolume) -> Result<AttachmentRecord, StorageError> {
+        let place = (request.handle.to_string(), request.node.to_string());
+        let refuse = |kind, message| Err(StorageError::last(kind, message));
+        if self.published.get(&place).is_some_and(|there| *there != request) {
+            return refuse(ErrorKind::AlreadyExists, format!("{} is published in another way", place.0));
+        }
+        let everywhere = match request.capability.mode {
+            CapabilityMode::MultiNodeReaderOnly
+            | CapabilityMode::MultiNodeSingleWriter
+            | CapabilityMode::MultiNodeMultiWriter => true,
+            CapabilityMode::SingleNodeWriter
+            | CapabilityMode::SingleNodeReaderOnly
+            | CapabilityMode::SingleNodeSingleWriter
+            | CapabilityMode::SingleNodeMultiWriter => false,
+        };
+        let elsewhere = |(handle, node): &Place| *handle == place.0 && *node != place.1;
+        if !everywhere && self.published.keys().any(elsewhere) {
+            return refuse(ErrorKind::FailedPrecondition, format!("{} is on another node", place.0));
+        }
+        if !place.0.starts_with("handle-") {
+            self.strangers.insert(place.0.clone());
+        }
+        let fields: Parameters = [("path".to_owned(), place.0.clone())].into();
+        self.published.insert(place, request);
+        Ok(AttachmentRecord { kind: "directory".to_owned(), version: 1, fields })
+    }
+
+    fn unpublish(&mut self, handle: &VolumeHandle, node: Option<&NodeName>) {
+        let stays =
+            |place: &Place| place.0 != handle.as_str() || node.is_some_and(|node| place.1 != node.as_str());
+        self.published.retain(|place, _| stays(place));
+        self.wanted.retain(|place, _| stays(place));
+    }
+}
+
+/// How a call of publishing shows.
+fn shown(verb: &str, call: &Call, handle: &VolumeHandle, node: &str, more: &str) -> String {
+    let secrets: String = call.secrets.iter().map(|(name, _)| format!(" with {name}")).collect();
+    format!("{verb} {handle} {node}{more}{secrets}")
 }
 
 struct MortalDriver {
@@ -262,6 +384,7 @@ impl MortalDriver {
                 Err(StorageError::unknown(ErrorKind::Unavailable, "the request was lost"))
             }
             Some(Fault::LostAnswer) => Ok((true, None)),
+            Some(Fault::Undone) => Ok((false, None)),
             Some(Fault::Slow(time)) => {
                 tokio::time::sleep(time).await;
                 Ok((false, None))
@@ -340,6 +463,9 @@ impl Backend for MortalDriver {
             let fault = {
                 let mut array = self.driver.lock();
                 array.calls.push(call.clone());
+                if array.published.keys().any(|(published, _)| published == handle.as_str()) {
+                    array.violations.push(format!("{handle} is deleted while it is published"));
+                }
                 array.delete_faults.pop_front()
             };
             let (answer_lost, _) = self.fault(fault).await?;
@@ -348,6 +474,71 @@ impl Backend for MortalDriver {
                 array.volumes.retain(|name, _| format!("handle-{name}") != handle.as_str());
                 array.asked.retain(|name, _| format!("handle-{name}") != handle.as_str());
             }
+            self.effects.note(Effect::Call(call)).await;
+            if answer_lost { Err(lost()) } else { Ok(()) }
+        })
+    }
+
+    fn publish_volume(
+        &self,
+        call: Call,
+        request: PublishVolume,
+    ) -> BoxFuture<'_, Result<AttachmentRecord, StorageError>> {
+        Box::pin(async move {
+            self.effects.gate().await;
+            let _call = self.call();
+            let place = (request.handle.to_string(), request.node.to_string());
+            let how = if request.read_only { " read-only" } else { "" };
+            let call = shown("publish", &call, &request.handle, &place.1, how);
+            let fault = {
+                let mut array = self.driver.lock();
+                array.calls.push(call.clone());
+                if array.wanted.get(&place).is_some_and(|before| *before != request) {
+                    array.violations.push(format!("{} was published in two ways", place.0));
+                }
+                array.wanted.insert(place.clone(), request.clone());
+                let fault = array.publish_faults.pop_front();
+                if matches!(fault, Some(Fault::Refuse(_))) {
+                    array.wanted.remove(&place);
+                }
+                fault
+            };
+            let undone = fault == Some(Fault::Undone);
+            let (answer_lost, _) = self.fault(fault).await?;
+            let answer = {
+                let mut array = self.driver.lock();
+                let answer = array.publish(request);
+                if answer.is_err() {
+                    array.wanted.remove(&place);
+                }
+                if undone {
+                    array.published.remove(&place);
+                }
+                answer
+            };
+            self.effects.note(Effect::Call(call)).await;
+            if answer_lost { Err(lost()) } else { answer }
+        })
+    }
+
+    fn unpublish_volume(
+        &self,
+        call: Call,
+        handle: VolumeHandle,
+        node: Option<NodeName>,
+    ) -> BoxFuture<'_, Result<(), StorageError>> {
+        Box::pin(async move {
+            self.effects.gate().await;
+            let _call = self.call();
+            let at = node.as_ref().map_or("everywhere", NodeName::as_str);
+            let call = shown("unpublish", &call, &handle, at, "");
+            let fault = {
+                let mut array = self.driver.lock();
+                array.calls.push(call.clone());
+                array.unpublish_faults.pop_front()
+            };
+            let (answer_lost, _) = self.fault(fault).await?;
+            self.driver.lock().unpublish(&handle, node.as_ref());
             self.effects.note(Effect::Call(call)).await;
             if answer_lost { Err(lost()) } else { Ok(()) }
         })

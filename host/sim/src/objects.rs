@@ -45,6 +45,22 @@ pub fn pod(name: &str, claim: &str) -> Value {
     })
 }
 
+/// A node, as the scenario's driver calls it.
+pub fn csi_node(name: &str, id: &str) -> Value {
+    json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "CSINode", "metadata": {"name": name},
+        "spec": {"drivers": [{"name": DRIVER, "nodeID": id, "topologyKeys": null}]},
+    })
+}
+
+/// That a volume of the scenario's driver shall be attached to a node.
+pub fn attachment(name: &str, volume: &str, node: &str) -> Value {
+    json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment", "metadata": {"name": name},
+        "spec": {"attacher": DRIVER, "nodeName": node, "source": {"persistentVolumeName": volume}},
+    })
+}
+
 /// An object with members changed as by a merge patch.
 pub fn with(mut object: Value, change: &Value) -> Value {
     fn merge(object: &mut Value, change: &Value) {

@@ -1,6 +1,8 @@
-//! The scenario table of provisioner, pv-controller and protection: objects in, faults in → objects, events, driver calls out.
+//! The scenario table of provisioner, attacher, pv-controller and protection: objects in, faults in → objects, events, driver calls out.
 //!
 //! It holds on every [`Ground`](crate::Ground). Where one cannot play a scenario, the row says so and why.
+
+mod attaching;
 
 use std::time::Duration;
 
@@ -8,8 +10,9 @@ use cofferdam_domain::storage::ErrorKind;
 use serde_json::json;
 
 use crate::{
-    Fault, Outcome, Place,
+    Fault, Outcome, Place, Publishing,
     Sign::{Called, Event, Gone},
+    Simulation,
     UserAction::{self, Backup, Compact, Create, Delete, Patch, Restore, Settle, Until},
     objects::{claim, class, pod, volume, with},
 };
@@ -29,10 +32,18 @@ pub struct Scenario {
     pub create_faults: Vec<Fault>,
     /// What goes wrong with the driver's delete calls, one each.
     pub delete_faults: Vec<Fault>,
+    /// What the driver does when it publishes.
+    pub publishing: Publishing,
+    /// Whether the driver lists where its volumes are published.
+    pub told: bool,
     /// [`Outcome::claims`]
     pub claims: &'static [&'static str],
     /// [`Outcome::volumes`]
     pub volumes: &'static [&'static str],
+    /// [`Outcome::attachments`]
+    pub attachments: &'static [&'static str],
+    /// [`Outcome::published`]
+    pub published: &'static [&'static str],
     /// [`Outcome::array`]
     pub array: &'static [&'static str],
     /// [`Outcome::events`], where no process died.
@@ -51,6 +62,11 @@ impl Scenario {
         self.not_on.iter().find(|(refused, _)| *refused == place).map(|(_, why)| *why)
     }
 
+    /// A simulation with the driver that the scenario wants.
+    pub fn with_driver(&self, simulation: Simulation) -> Simulation {
+        simulation.publishing(self.publishing.clone(), self.told)
+    }
+
     /// What came out otherwise than it should. Where a process died, calls may be repeated and events lost.
     pub fn differences(&self, outcome: &Outcome, died: bool) -> Vec<String> {
         let mut differences = Vec::new();
@@ -62,6 +78,8 @@ impl Scenario {
         compare("faults", &outcome.faults, self.faults);
         compare("claims", &outcome.claims, self.claims);
         compare("volumes", &outcome.volumes, self.volumes);
+        compare("attachments", &outcome.attachments, self.attachments);
+        compare("published", &outcome.published, self.published);
         compare("array", &outcome.array, self.array);
         compare("intents", &[outcome.intents.to_string()], &["0"]);
         if !died {
@@ -99,8 +117,14 @@ const SUCCEEDED: &[&str] = &["a Normal ProvisioningSucceeded"];
 const FAILED_THEN_SUCCEEDED: &[&str] = &["a Normal ProvisioningSucceeded", "a Warning ProvisioningFailed"];
 
 /// The table.
-#[expect(clippy::too_many_lines, reason = "one table")]
 pub fn scenarios() -> Vec<Scenario> {
+    let mut all = claims_and_volumes();
+    all.extend(attaching::scenarios());
+    all
+}
+
+#[expect(clippy::too_many_lines, reason = "one table")]
+fn claims_and_volumes() -> Vec<Scenario> {
     let base = Scenario::default;
     let retain = || with(class("gold"), &json!({"reclaimPolicy": "Retain"}));
     vec![

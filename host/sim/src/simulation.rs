@@ -19,11 +19,11 @@ use tokio_util::sync::CancellationToken;
 use tower::BoxError;
 
 use crate::{
-    driver::{Clock, Fault, Listing, ScriptedDriver},
+    driver::{Clock, Fault, Listing, Publishing, ScriptedDriver},
     effects::{Effect, Effects, MortalApi, Rbac},
     ground::{Ground, InProcess, Who},
     objects::DRIVER,
-    world::{World, call, text},
+    world::{ATTACHMENTS, World, call, text},
 };
 
 /// Pause between two scans for orphans, where the driver lists its volumes.
@@ -72,6 +72,11 @@ pub struct Outcome {
     pub claims: Vec<String>,
     /// `name phase claim` of every volume, sorted; provisioned ones by the name of their claim.
     pub volumes: Vec<String>,
+    /// `name attached kind` or `name detached` of every attachment, with `attachError CODE` and `detachError` where there are such;
+    /// sorted.
+    pub attachments: Vec<String>,
+    /// `handle node` of what the array has published, sorted.
+    pub published: Vec<String>,
     /// Names of the array's volumes' owners: claims by name, sorted.
     pub array: Vec<String>,
     /// Intents that are still written down.
@@ -163,6 +168,16 @@ impl Simulation {
     pub fn listing(self, listing: Listing, faults: Vec<Fault>) -> Self {
         self.driver.lists(listing, faults);
         self.scanning()
+    }
+
+    /// Says what the driver does when it publishes; `told`: it lists where its volumes are published.
+    #[must_use]
+    pub fn publishing(self, publishing: Publishing, told: bool) -> Self {
+        self.driver.publishes(publishing);
+        if told {
+            self.driver.lists(Listing { nodes: true, ..Listing::default() }, Vec::new());
+        }
+        self
     }
 
     /// Makes the processes look for orphans, also where the driver lists nothing.
@@ -340,6 +355,9 @@ impl Simulation {
             None => name.to_owned(),
         };
         faults.extend(leaks(&claims, &volumes, &array.keys().cloned().collect(), &alias));
+        let attachments = self.world.list(ATTACHMENTS).await;
+        let published = self.driver.published();
+        faults.extend(astray(&attachments, &volumes, &published));
         let shown = |object: &Value, of: &str| {
             let line =
                 format!("{} {} {of}", alias(text(object, "/metadata/name")), text(object, "/status/phase"));
@@ -348,6 +366,8 @@ impl Simulation {
         Outcome {
             claims: sorted(claims.iter().map(|claim| shown(claim, &alias(text(claim, "/spec/volumeName"))))),
             volumes: sorted(volumes.iter().map(|volume| shown(volume, text(volume, "/spec/claimRef/name")))),
+            attachments: sorted(attachments.iter().map(attachment_line)),
+            published: sorted(published.iter().map(|(handle, node)| format!("{handle} {node}"))),
             array: sorted(names.keys().map(|uid| claim_of(uid))),
             intents: self.intents().await,
             events: self.events().await,
@@ -385,6 +405,47 @@ fn sorted(lines: impl Iterator<Item = String>) -> Vec<String> {
     let mut lines: Vec<String> = lines.collect();
     lines.sort();
     lines
+}
+
+fn attachment_line(attachment: &Value) -> String {
+    let attached = attachment.pointer("/status/attached").and_then(Value::as_bool) == Some(true);
+    let mut line = text(attachment, "/metadata/name").to_owned();
+    line.push_str(if attached { " attached" } else { " detached" });
+    let how = text(attachment, "/status/attachmentMetadata/cofferdam.dev~1attachment");
+    if let Ok(how) = serde_json::from_str::<Value>(how) {
+        line.push_str(&format!(" {}", text(&how, "/kind")));
+    }
+    if let Some(error) = attachment.pointer("/status/attachError") {
+        let code = error.get("errorCode").map(|code| format!(" {code}")).unwrap_or_default();
+        line.push_str(&format!(" attachError{code}"));
+    }
+    if attachment.pointer("/status/detachError").is_some() {
+        line.push_str(" detachError");
+    }
+    line
+}
+
+/// What is published and nobody asks for, and what is said to be attached and is not.
+fn astray(attachments: &[Value], volumes: &[Value], published: &[(String, String)]) -> Vec<String> {
+    let place = |attachment: &Value| {
+        let name = text(attachment, "/spec/source/persistentVolumeName");
+        let volume = volumes.iter().find(|volume| text(volume, "/metadata/name") == name);
+        let handle = volume.map_or("", |volume| text(volume, "/spec/csi/volumeHandle"));
+        let node = text(attachment, "/metadata/annotations/csi.alpha.kubernetes.io~1node-id");
+        (handle.to_owned(), node.to_owned())
+    };
+    let asked: BTreeSet<_> = attachments.iter().map(place).collect();
+    let stray = published.iter().filter(|place| !asked.contains(*place));
+    let mut faults: Vec<String> =
+        stray.map(|(handle, node)| format!("astray: nobody asks for {handle} on {node}")).collect();
+    for attachment in attachments {
+        // Without metadata the driver had nothing to do for it.
+        let attached = !text(attachment, "/status/attachmentMetadata/cofferdam.dev~1attachment").is_empty();
+        if attached && !published.contains(&place(attachment)) {
+            faults.push(format!("astray: {} is not attached", text(attachment, "/metadata/name")));
+        }
+    }
+    faults
 }
 
 /// What must never be left over once everything has settled.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use cofferdam_cluster::{Cache, Seen, writer::Cached};
-use cofferdam_domain::{Claim, StorageClass, Volume};
+use cofferdam_domain::{Attachment, Claim, CsiNode, StorageClass, Volume};
 use cofferdam_roles::Process;
 use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
@@ -39,6 +39,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(10);
 /// The same on paused time, in the end.
 const LONGEST_LOOK: Duration = Duration::from_secs(10);
+
+/// Where VolumeAttachments are.
+pub(crate) const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
 
 /// A process that lives, or whose death nobody has seen yet.
 struct Live {
@@ -185,6 +188,8 @@ impl World {
         let claims = self.list("/api/v1/persistentvolumeclaims").await;
         let volumes = self.list("/api/v1/persistentvolumes").await;
         let classes = self.list("/apis/storage.k8s.io/v1/storageclasses").await;
+        let attachments = self.list(ATTACHMENTS).await;
+        let nodes = self.list("/apis/storage.k8s.io/v1/csinodes").await;
         let live = self.live();
         live.iter().all(|live| {
             live.process.as_ref().is_some_and(|process| {
@@ -193,6 +198,9 @@ impl World {
                     && knows::<Claim>(&cache, &claims)
                     && knows::<Volume>(&cache, &volumes)
                     && knows::<StorageClass>(&cache, &classes)
+                    // Not every role looks at these.
+                    && (!cache.attachments.is_synced() || knows::<Attachment>(&cache, &attachments))
+                    && (!cache.csi_nodes.is_synced() || knows::<CsiNode>(&cache, &nodes))
             })
         })
     }

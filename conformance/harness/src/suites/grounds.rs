@@ -13,7 +13,7 @@ use cofferdam_sim::{
 };
 use k8s_openapi::api::{
     core::v1::{ConfigMap, Event, Namespace, PersistentVolume, PersistentVolumeClaim, Pod},
-    storage::v1::StorageClass,
+    storage::v1::{CSINode, StorageClass, VolumeAttachment},
 };
 use kube::{
     Api, Client, Config, Resource,
@@ -104,6 +104,7 @@ async fn play(
     let (creates, deletes) = (scenario.create_faults.clone(), scenario.delete_faults.clone());
     let simulation = Simulation::on(Arc::clone(ground) as Arc<dyn Ground>, &Role::ALL, creates, deletes)
         .map_err(|error| anyhow!(error))?;
+    let simulation = scenario.with_driver(simulation);
     let (outcome, effects) = simulation.play(&scenario.user, die_after).await;
     Ok((scenario.differences(&outcome, die_after.is_some()), effects.len()))
 }
@@ -111,6 +112,8 @@ async fn play(
 /// Removes what the scenario before has left.
 async fn clean(client: &Client) -> Result<()> {
     let default = || client.clone();
+    remove::<VolumeAttachment>(&Api::all(default()), "").await?;
+    remove::<CSINode>(&Api::all(default()), "").await?;
     remove::<Pod>(&Api::default_namespaced(default()), "").await?;
     remove::<PersistentVolumeClaim>(&Api::default_namespaced(default()), "").await?;
     remove::<PersistentVolume>(&Api::all(default()), "").await?;

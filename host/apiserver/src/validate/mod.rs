@@ -61,6 +61,8 @@ pub(crate) fn update(resource: &Resource, part: Part, old: &Value, next: &Value)
     if part != Part::Main {
         if resource.id == Kind::PersistentVolumeClaim {
             storage::claim_status(next, &mut errors);
+        } else if resource.id == Kind::VolumeAttachment {
+            storage::attachment_status(next, &mut errors);
         }
         return errors;
     }

@@ -356,14 +356,47 @@ pub(super) fn volume_update(old: &Value, next: &Value, errors: &mut Errors) {
 /// A new attachment.
 pub(super) fn attachment(value: &Value, errors: &mut Errors) {
     driver_name(text(value, "/spec/attacher"), "spec.attacher", errors);
-    let named = !text(value, "/spec/source/persistentVolumeName").is_empty();
-    let inline = value.pointer("/spec/source/inlineVolumeSpec").is_some();
-    if named == inline {
-        let detail = "must specify exactly one of inlineVolumeSpec and persistentVolumeName";
-        errors.push(FieldError::required("spec.source", detail));
+    let source = "spec.source";
+    let (volume, inline) = ("/spec/source/persistentVolumeName", "/spec/source/inlineVolumeSpec");
+    let detail = "must specify exactly one of inlineVolumeSpec and persistentVolumeName";
+    match (value.pointer(volume).is_some(), value.pointer(inline).is_some()) {
+        (false, false) => errors.push(FieldError::required(source, detail)),
+        (true, true) => errors.push(FieldError::forbidden(source, detail)),
+        (true, false) if text(value, volume).is_empty() => {
+            let detail = "must specify non empty persistentVolumeName";
+            errors.push(FieldError::required(format!("{source}.persistentVolumeName"), detail));
+        }
+        (true, false) | (false, true) => {}
     }
     let node = text(value, "/spec/nodeName");
     if let Some(problem) = names::subdomain(node) {
         errors.push(FieldError::invalid("spec.nodeName", &json!(node), problem));
+    }
+}
+
+/// Metadata of an attachment, keys and values together.
+const MAX_METADATA: usize = 256 * 1024;
+
+/// The message of an attachment's error.
+const MAX_ERROR: usize = 1024;
+
+/// The status of an attachment.
+pub(super) fn attachment_status(value: &Value, errors: &mut Errors) {
+    let metadata = value.pointer("/status/attachmentMetadata").and_then(Value::as_object);
+    let pairs = metadata.into_iter().flatten();
+    let size: usize = pairs.map(|(key, value)| key.len() + value.as_str().map_or(0, str::len)).sum();
+    if size > MAX_METADATA {
+        errors.push(FieldError::too_long("status.attachmentMetadata", MAX_METADATA));
+    }
+    for member in ["attachError", "detachError"] {
+        if text(value, &format!("/status/{member}/message")).len() > MAX_ERROR {
+            // The real API names the other limit here.
+            errors.push(FieldError::too_long(format!("status.{member}.message"), MAX_METADATA));
+        }
+        let code = value.pointer(&format!("/status/{member}/errorCode"));
+        if let Some(code) = code.filter(|code| code.as_i64().is_some_and(|code| code < 0)) {
+            let detail = "must be between 0 and 2147483647, inclusive";
+            errors.push(FieldError::invalid(format!("status.{member}.errorCode"), code, detail));
+        }
     }
 }

@@ -166,6 +166,16 @@ fn broken_rules_are_named_in_the_words_of_the_api() {
             "spec.source: Required value: must specify exactly one of",
         ),
         (
+            VolumeAttachment,
+            json!({"spec": {"source": {"inlineVolumeSpec": {}}}}),
+            "spec.source: Forbidden: must specify exactly one of",
+        ),
+        (
+            VolumeAttachment,
+            json!({"spec": {"source": {"persistentVolumeName": ""}}}),
+            "spec.source.persistentVolumeName: Required value: must specify non empty",
+        ),
+        (
             CsiNode,
             json!({"spec": {"drivers": [{"name": "d", "nodeID": "1"}, {"name": "d", "nodeID": "2"}]}}),
             "spec.drivers[1].name: Duplicate value: \"d\"",
@@ -285,5 +295,38 @@ fn what_must_not_change_does_not() {
             [error] => assert!(!expected.is_empty() && error.starts_with(expected), "{patch}: {error}"),
             more => panic!("{patch}: {more:?}"),
         }
+    }
+}
+
+#[test]
+fn the_status_of_an_attachment_has_limits() {
+    let refused = |status: Value| {
+        let old = good(Kind::VolumeAttachment);
+        let next = merged(old.clone(), &json!({"status": status}));
+        let errors = update(Kind::VolumeAttachment.resource(), Part::Status, &old, &next);
+        errors.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let text = |length: usize| "x".repeat(length);
+    for fits in [
+        json!({"attachmentMetadata": {"k": text(256 * 1024 - 1)}}),
+        json!({"attachError": {"message": text(1024), "errorCode": 0}, "detachError": {"message": text(1024)}}),
+    ] {
+        assert_eq!(refused(fits), [""; 0]);
+    }
+    let limit = "Too long: may not be more than 262144 bytes";
+    for (status, expected) in [
+        (
+            json!({"attachmentMetadata": {"k": text(256 * 1024)}}),
+            format!("status.attachmentMetadata: {limit}"),
+        ),
+        (json!({"attachError": {"message": text(1025)}}), format!("status.attachError.message: {limit}")),
+        (json!({"detachError": {"message": text(1025)}}), format!("status.detachError.message: {limit}")),
+        (
+            json!({"attachError": {"errorCode": -1}}),
+            "status.attachError.errorCode: Invalid value: -1: must be between 0 and 2147483647, inclusive"
+                .to_owned(),
+        ),
+    ] {
+        assert_eq!(refused(status), [expected]);
     }
 }

@@ -32,7 +32,7 @@ const fn key(name: &'static str, shape: Shape, default: Option<&'static str>) ->
 
 /// Every setting, in the order in which people think of them. The sidecars' defaults where they have the flag, but for
 /// `timeout`: theirs, 10 s, is too short for many arrays.
-pub(crate) const KEYS: [Key; 19] = [
+pub(crate) const KEYS: [Key; 22] = [
     key("role", Shape::List, None),
     key("backend", Shape::Backends, None),
     key("csi-address", Shape::Text, None),
@@ -45,7 +45,10 @@ pub(crate) const KEYS: [Key; 19] = [
     key("volume-name-prefix", Shape::Text, Some("pvc")),
     key("retry-interval-start", Shape::Text, Some("1s")),
     key("retry-interval-max", Shape::Text, Some("5m")),
-    key("worker-threads", Shape::Number, Some("100")),
+    key("worker-threads", Shape::Number, None),
+    key("resync", Shape::Text, Some("10m")),
+    key("reconcile-sync", Shape::Text, Some("1m")),
+    key("max-entries", Shape::Number, Some("0")),
     key("default-fstype", Shape::Text, None),
     key("extra-create-metadata", Shape::Bool, Some("false")),
     key("orphan-scan-interval", Shape::Text, Some("1h")),

@@ -14,6 +14,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     fmt::Write as _,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use figment::{Figment, value::Value};
@@ -28,9 +29,12 @@ pub(crate) use value::{CompilationCache, Endpoint, LogFormat};
 
 use keys::{KEYS, Shape};
 use source::{Layer, Source};
-use value::{Filter, Label, Roles, ScanInterval, Workers};
+use value::{Entries, Filter, Label, Roles, ScanInterval, Workers};
 
 use crate::cli::{ClusterFlags, ProcessFlags};
+
+/// Shortest pause between two looks at everything.
+const MIN_PAUSE: Duration = Duration::from_secs(1);
 
 /// Name of the driver that `csi-address` gives.
 const CSI: &str = "csi";
@@ -53,7 +57,10 @@ pub(crate) struct Configuration {
     pub(crate) volume_name_prefix: String,
     pub(crate) retry_interval_start: GoDuration,
     pub(crate) retry_interval_max: GoDuration,
-    pub(crate) worker_threads: Workers,
+    pub(crate) worker_threads: Option<Workers>,
+    pub(crate) resync: GoDuration,
+    pub(crate) reconcile_sync: GoDuration,
+    pub(crate) max_entries: Entries,
     pub(crate) default_fstype: Option<String>,
     pub(crate) extra_create_metadata: bool,
     pub(crate) orphan_scan_interval: ScanInterval,
@@ -94,6 +101,9 @@ impl ProcessFlags {
             ("retry-interval-start", one(&self.retry_interval_start)),
             ("retry-interval-max", one(&self.retry_interval_max)),
             ("worker-threads", one(&self.worker_threads)),
+            ("resync", one(&self.resync)),
+            ("reconcile-sync", one(&self.reconcile_sync)),
+            ("max-entries", one(&self.max_entries)),
             ("default-fstype", one(&self.default_fstype)),
             ("extra-create-metadata", one(&self.extra_create_metadata)),
             ("orphan-scan-interval", one(&self.orphan_scan_interval)),
@@ -134,7 +144,7 @@ impl Loaded {
         flags: &ProcessFlags,
         environment: &HashMap<String, String>,
     ) -> Result<Self, ConfigError> {
-        let instead = [("role", "provisioner,pv-controller,protection"), ("log", "warn")];
+        let instead = [("role", "provisioner,attacher,pv-controller,protection"), ("log", "warn")];
         let mut loaded = Self::load(&flags.given(), environment, flags.config.as_deref(), &instead)?;
         if loaded.configuration.backend.is_empty() {
             loaded.configuration.backend.insert(MEMORY.to_owned(), BackendSection::default());
@@ -184,6 +194,12 @@ impl Loaded {
     /// What no single value can tell.
     fn check(&self) -> Result<(), ConfigError> {
         let Configuration { retry_interval_start, retry_interval_max, backend, .. } = &self.configuration;
+        let Configuration { resync, reconcile_sync, .. } = &self.configuration;
+        for (key, pause) in [("resync", resync), ("reconcile-sync", reconcile_sync)] {
+            if pause.get() < MIN_PAUSE {
+                return Err(self.refuse(key, format!("found {pause}, expected at least 1s")));
+            }
+        }
         if retry_interval_max < retry_interval_start {
             return Err(self.refuse(
                 "retry-interval-max",

@@ -53,7 +53,7 @@ fn flags_over_environment_over_file_over_defaults_and_each_says_where_from() {
     assert_eq!(found.timeout.to_string(), "7s");
     assert_eq!(found.retry_interval_start.to_string(), "3s");
     assert!(found.extra_create_metadata);
-    assert_eq!(found.worker_threads.0, 7);
+    assert_eq!(found.worker_threads.map(|workers| workers.0), Some(7));
     assert_eq!(found.volume_name_prefix, "pvc");
     assert_eq!(found.orphan_scan_interval.0, Some(std::time::Duration::from_secs(3600)));
     assert_eq!(found.log.0, "debug");
@@ -140,7 +140,7 @@ fn dev_runs_every_role_quietly() {
     let loaded = Loaded::for_dev(&off, &HashMap::new()).unwrap();
     assert_eq!(loaded.configuration.orphan_scan_interval.0, None);
     let loaded = Loaded::for_dev(&ProcessFlags::default(), &HashMap::new()).unwrap();
-    assert_eq!(loaded.configuration.role.0.len(), 3);
+    assert_eq!(loaded.configuration.role.0.len(), 4);
     assert_eq!(loaded.configuration.log.0, "warn");
     assert_eq!(loaded.configuration.backend.keys().collect::<Vec<_>>(), [MEMORY]);
     let path = file("dev", "[backend.memory.settings]\ncapacity = \"1Gi\"\n");
@@ -165,8 +165,8 @@ fn a_bad_flag_or_variable_names_itself_the_value_and_the_expectation() {
     let text = |text: &str| Some(text.to_owned());
     for (flags, expected) in [
         (
-            flags(|flags| flags.role = vec!["attacher".to_owned()]),
-            "flag --role: role: unknown role \"attacher\": expected one of provisioner, pv-controller, protection",
+            flags(|flags| flags.role = vec!["resizer".to_owned()]),
+            "flag --role: role: unknown role \"resizer\": expected one of provisioner, attacher, pv-controller, protection",
         ),
         (
             flags(|flags| flags.timeout = text("10")),
@@ -175,6 +175,14 @@ fn a_bad_flag_or_variable_names_itself_the_value_and_the_expectation() {
         (
             flags(|flags| flags.worker_threads = text("many")),
             "flag --worker-threads: worker-threads: found the text \"many\", expected a number from 1 to 10000",
+        ),
+        (
+            flags(|flags| flags.resync = text("10ms")),
+            "flag --resync: resync: found 10ms, expected at least 1s",
+        ),
+        (
+            flags(|flags| flags.max_entries = text("-1")),
+            "flag --max-entries: max-entries: found the text \"-1\", expected a number from 0 to 10000",
         ),
         (
             flags(|flags| flags.worker_threads = text("0")),
@@ -246,7 +254,7 @@ fn a_bad_file_names_the_line() {
         (
             "list",
             "role = \"x\"\n",
-            "FILE:1: role: found the text \"x\", expected a list of roles, out of provisioner, pv-controller, protection",
+            "FILE:1: role: found the text \"x\", expected a list of roles, out of provisioner, attacher, pv-controller, protection",
         ),
         ("missing", "[backend.a]\n", "backend.a.file is missing: expected it, or backend.a.csi, in FILE:1"),
         (

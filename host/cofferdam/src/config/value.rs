@@ -12,6 +12,9 @@ use super::GoDuration;
 /// Work that runs at once; more only adds memory, for the API and the driver are the limit long before.
 const MAX_WORKERS: u64 = 10_000;
 
+/// Entries per page; more do not fit what one call may return.
+const MAX_ENTRIES: u32 = 10_000;
+
 /// Shortest pause between two listings of everything that a driver holds.
 const MIN_SCAN: Duration = Duration::from_secs(1);
 
@@ -149,6 +152,38 @@ impl<'de> Deserialize<'de> for Workers {
             }
 
             fn visit_i64<E: de::Error>(self, number: i64) -> Result<Workers, E> {
+                let unsigned = u64::try_from(number)
+                    .map_err(|_| E::invalid_value(de::Unexpected::Signed(number), &self))?;
+                self.visit_u64(unsigned)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+/// Entries per page of a listing; absent leaves it to the driver, which is written 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entries(pub(crate) Option<u32>);
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl de::Visitor<'_> for Visitor {
+            type Value = Entries;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a number from 0 to {MAX_ENTRIES}")
+            }
+
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Entries, E> {
+                let entries = u32::try_from(number).ok().filter(|entries| *entries <= MAX_ENTRIES);
+                let refused = || E::invalid_value(de::Unexpected::Unsigned(number), &self);
+                entries
+                    .map(|entries| Entries(Some(entries).filter(|entries| *entries > 0)))
+                    .ok_or_else(refused)
+            }
+
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Entries, E> {
                 let unsigned = u64::try_from(number)
                     .map_err(|_| E::invalid_value(de::Unexpected::Signed(number), &self))?;
                 self.visit_u64(unsigned)

@@ -65,6 +65,28 @@ impl ErrorKind {
         }
     }
 
+    /// The gRPC code's number, as `errorCode` of a VolumeAttachment has it.
+    pub const fn code(self) -> i32 {
+        match self {
+            Self::Cancelled => 1,
+            Self::Unknown => 2,
+            Self::InvalidArgument => 3,
+            Self::DeadlineExceeded => 4,
+            Self::NotFound => 5,
+            Self::AlreadyExists => 6,
+            Self::PermissionDenied => 7,
+            Self::ResourceExhausted => 8,
+            Self::FailedPrecondition => 9,
+            Self::Aborted => 10,
+            Self::OutOfRange => 11,
+            Self::Unimplemented => 12,
+            Self::Internal => 13,
+            Self::Unavailable => 14,
+            Self::DataLoss => 15,
+            Self::Unauthenticated => 16,
+        }
+    }
+
     /// The gRPC code's name, as the sidecars' metric label `grpc_status_code` spells it.
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -26,26 +26,33 @@ const MAX_TIME: Duration = Duration::from_secs(1_800);
 const MAX_OBSERVED: usize = 50_000;
 
 /// A listing under way.
-pub(super) struct Pages<'a> {
+pub(crate) struct Pages<'a> {
     backend: &'a dyn Backend,
     timeout: Duration,
     until: Instant,
     after: Option<String>,
+    limit: Option<u32>,
     pages: usize,
     ended: bool,
 }
 
 impl<'a> Pages<'a> {
     /// From the beginning; one call takes at most `timeout`.
-    pub(super) fn new(backend: &'a dyn Backend, timeout: Duration) -> Self {
-        Self { backend, timeout, until: Instant::now() + MAX_TIME, after: None, pages: 0, ended: false }
+    pub(crate) fn new(backend: &'a dyn Backend, timeout: Duration) -> Self {
+        let until = Instant::now() + MAX_TIME;
+        Self { backend, timeout, until, after: None, limit: Some(PAGE), pages: 0, ended: false }
+    }
+
+    /// The same in pages of so many volumes; absent leaves it to the driver.
+    pub(crate) fn of(self, limit: Option<u32>) -> Self {
+        Self { limit, ..self }
     }
 
     /// The next page; absent at the end.
     ///
     /// # Errors
     /// A sentence for people: the driver's own error, or that the listing does not end.
-    pub(super) async fn next(&mut self) -> Result<Option<Vec<VolumeStatus>>, String> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Vec<VolumeStatus>>, String> {
         if self.ended {
             return Ok(None);
         }
@@ -53,7 +60,7 @@ impl<'a> Pages<'a> {
             return Err(format!("the listing has not ended after {MAX_PAGES} pages"));
         }
         self.pages += 1;
-        let request = PageRequest { after: self.after.take(), limit: Some(PAGE) };
+        let request = PageRequest { after: self.after.take(), limit: self.limit };
         let call = self.backend.list_volumes(Call::within(self.timeout), request);
         let page = tokio::time::timeout_at(self.until, call)
             .await

@@ -8,7 +8,7 @@ pub mod report;
 pub mod rules;
 
 mod delete;
-mod listing;
+pub(crate) mod listing;
 mod scan;
 mod tally;
 

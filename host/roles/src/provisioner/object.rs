@@ -7,9 +7,6 @@ use cofferdam_domain::{
 };
 use serde_json::{Map, Value, json};
 
-/// Attribute under which an attachment travels to the node.
-pub const ATTACHMENT: &str = "cofferdam.dev/attachment";
-
 /// What the claim adds to the intent: it may be gone, then the request tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimShape {
@@ -35,7 +32,7 @@ pub fn persistent_volume(
     // The driver's own word wins, as it does in external-provisioner.
     attributes.extend(created.context.iter().map(|(key, value)| (key.clone(), json!(value))));
     if let Some(attachment) = &created.attachment {
-        attributes.insert(ATTACHMENT.to_owned(), json!(serde_json::to_string(attachment)?));
+        attributes.insert(names::ATTACHMENT.to_owned(), json!(serde_json::to_string(attachment)?));
     }
     let access = intent.request.capabilities.first().map(|capability| &capability.access);
     let (mode, fs_type) = match access {

@@ -13,8 +13,8 @@ use cofferdam_cluster::{
     queue::{Backoff, Outcome, Queue},
 };
 use cofferdam_domain::{
-    Claim, DriverName, StorageClass, Uid, Volume, VolumeName, VolumePhase, names,
-    storage::{CreatedVolume, Feature, StorageError},
+    Attachment, Claim, DriverName, StorageClass, Uid, Volume, VolumeName, VolumePhase, names,
+    storage::{Ability, CreatedVolume, Feature, StorageError},
 };
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -97,6 +97,13 @@ impl Provisioner {
                         me.claims.add(claim.meta.uid.clone());
                     }
                 }
+            }
+        });
+        let me = Arc::downgrade(&role);
+        cache.attachments.subscribe(move |change: &Change<Attachment>| {
+            let gone = change.old.as_ref().filter(|_| change.new.is_none());
+            if let (Some(me), Some(volume)) = (me.upgrade(), gone.and_then(|gone| gone.volume())) {
+                me.volumes.add(volume.clone());
             }
         });
         let me = Arc::downgrade(&role);
@@ -569,6 +576,15 @@ impl Provisioner {
             );
             self.context.note(volume, &driver.component, Note::warning("VolumeFailedDelete", text));
             return Some(Outcome::RetryAfter(self.context.settings.retry_interval_max));
+        }
+        let publishes = driver.backend.abilities().contains(&Ability::Publishing);
+        let attached = self.context.cache.attachments_of_volume(&volume.name);
+        if let Some(attachment) = attached.first().filter(|_| publishes) {
+            let text =
+                format!("persistentvolume {} is still attached to node {}", volume.name, attachment.node);
+            teller.tell(StepKind::Waits, text.clone(), None);
+            self.context.note(volume, &driver.component, Note::warning("VolumeFailedDelete", text));
+            return Some(Outcome::Retry);
         }
         match self.still_released(volume).await {
             Ok(true) => {}

@@ -77,6 +77,7 @@ fn pv(spec: &str) -> Volume {
             "oth" => claim_ref("other", Some("uid-other")),
             other => panic!("ref {other}"),
         },
+        mount_options: Vec::new(),
         csi: None,
         phase: match phase {
             "A" => VolumePhase::Available,
@@ -105,6 +106,9 @@ fn pv(spec: &str) -> Volume {
                     driver: "drv".into(),
                     handle: "h".into(),
                     attributes: Default::default(),
+                    fs_type: None,
+                    read_only: false,
+                    publish_secret: None,
                 });
             }
             ("l", label) => drop(meta.labels.insert(pair(label).0, pair(label).1)),
