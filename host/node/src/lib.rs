@@ -1,0 +1,32 @@
+//! The node: what kubelet asks of a driver on its own machine.
+//!
+//! A driver in the sandbox never touches a node. It returns an attachment, which says how a node reaches the volume; this crate
+//! executes it, under a [`Policy`] that the node's operator wrote and that denies what it does not name. Everything that is
+//! done goes through one port, [`Machine`], one effect at a time: the process may die after any of them, and the same call
+//! again goes on with what is missing.
+#![forbid(unsafe_code)]
+
+mod attachment;
+mod error;
+mod executor;
+mod machine;
+mod node;
+mod options;
+mod path;
+mod policy;
+mod record;
+
+//LINUX
+//pub mod linux;
+
+pub use attachment::{Attachment, CONTENT_SOURCE};
+pub use error::{MachineError, NodeError};
+pub use machine::{
+    Attributes, Content, Device, DeviceFacts, FileId, Filesystem, Found, FoundKind, LoopDevice, Machine,
+    Mount, Source, Usage,
+};
+pub use node::{Expand, Health, Node, Publish, PublishInline, Stage, Statistics};
+pub use options::{AccessTimes, MountOptions};
+pub use path::{Beneath, Place, RelativePath, Roots};
+pub use policy::{InlinePolicy, Kind, Pattern, Policy};
+pub use record::{Target, VolumeRecord};
