@@ -16,11 +16,13 @@ mod path;
 mod policy;
 mod record;
 
-//LINUX
-//pub mod linux;
+#[cfg(target_os = "linux")]
+mod linux;
 
 pub use attachment::{Attachment, CONTENT_SOURCE};
 pub use error::{MachineError, NodeError};
+#[cfg(target_os = "linux")]
+pub use linux::Linux;
 pub use machine::{
     Attributes, Content, Device, DeviceFacts, FileId, Filesystem, Found, FoundKind, LoopDevice, Machine,
     Mount, Source, Usage,

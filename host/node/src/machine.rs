@@ -134,7 +134,8 @@ pub enum Content {
 }
 
 /// A filesystem that the node can make, check and grow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Filesystem {
     /// ext4
     Ext4,

@@ -108,7 +108,7 @@ pub struct InlinePolicy {
 }
 
 /// What one driver may have done on this node.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Policy {
     /// Kinds of attachments that are executed.
@@ -123,6 +123,9 @@ pub struct Policy {
     pub stable_ids: Vec<Pattern>,
     /// Largest `tmpfs` in bytes.
     pub tmpfs_most: Option<u64>,
+    /// Filesystems that are mounted from devices, and made on blank ones; the first one unless a volume names another.
+    #[serde(default = "ext4")]
+    pub filesystems: BTreeSet<Filesystem>,
     /// Whether programs in a volume may change their user when they start.
     #[serde(default)]
     pub allow_suid: bool,
@@ -134,13 +137,34 @@ pub struct Policy {
     pub inline: InlinePolicy,
 }
 
+fn ext4() -> BTreeSet<Filesystem> {
+    [Filesystem::Ext4].into()
+}
+
+impl Default for Policy {
+    /// Denies everything.
+    fn default() -> Self {
+        Self {
+            attachments: BTreeSet::new(),
+            directory_root: None,
+            image_root: None,
+            stable_ids: Vec::new(),
+            tmpfs_most: None,
+            filesystems: ext4(),
+            allow_suid: false,
+            allow_devices: false,
+            inline: InlinePolicy::default(),
+        }
+    }
+}
+
 impl Policy {
     /// Checks what no single value can tell.
     ///
     /// # Errors
     /// A kind that is named without what it needs, or a root that is none.
     pub fn check(&self) -> Result<(), String> {
-        let has = |kind| self.attachments.contains(&kind);
+        let has = |kind| self.has(kind);
         let needs = [
             (Kind::Directory, "directory-root", self.directory_root.is_some()),
             (Kind::Image, "image-root", self.image_root.is_some()),
@@ -155,6 +179,9 @@ impl Policy {
                 return Err(format!("{key} is given: expected {kind} in attachments"));
             }
         }
+        if (has(Kind::Image) || has(Kind::LocalDevice)) && self.filesystems.is_empty() {
+            return Err("filesystems is empty: expected ext4, xfs, or both".to_owned());
+        }
         for root in self.directory_root.iter().chain(&self.image_root) {
             let names = root.strip_prefix('/').map(|path| path.trim_end_matches('/'));
             if names.is_none_or(|names| crate::path::RelativePath::parse(names).is_err()) {
@@ -164,10 +191,9 @@ impl Policy {
         Ok(())
     }
 
-    /// Filesystems that the node may have to make, check and grow.
-    pub fn filesystems(&self) -> &'static [Filesystem] {
-        let devices = [Kind::Image, Kind::LocalDevice];
-        if devices.iter().any(|kind| self.attachments.contains(kind)) { &Filesystem::ALL } else { &[] }
+    /// Whether a kind is executed.
+    pub fn has(&self, kind: Kind) -> bool {
+        self.attachments.contains(&kind)
     }
 
     /// What every mount takes away.

@@ -10,9 +10,6 @@ use crate::{
     path::Place,
 };
 
-/// What a blank device gets when nobody says otherwise.
-const DEFAULT: Filesystem = Filesystem::Ext4;
-
 /// Whether a device can be used so: no filesystem here can be written by two nodes.
 pub(super) fn supports(capability: &VolumeCapability) -> Result<(), NodeError> {
     let AccessType::Filesystem { fs_type, .. } = &capability.access else { return Ok(()) };
@@ -89,6 +86,7 @@ fn ready(job: &mut Job<'_>, device: &Device) -> Result<Filesystem, NodeError> {
                     "the volume holds the filesystem {name:?}: expected {expected}"
                 )));
             };
+            allowed(job, found)?;
             finished(job)?;
             if !job.read_only() {
                 job.machine.check_filesystem(device, found).step("check the volume's filesystem")?;
@@ -98,7 +96,10 @@ fn ready(job: &mut Job<'_>, device: &Device) -> Result<Filesystem, NodeError> {
         Content::Other(what) if !unfinished => Err(NodeError::Precondition(format!(
             "the volume holds {what}: expected a filesystem, or nothing at all; it is not formatted"
         ))),
-        Content::Blank | Content::Other(_) => format(job, device, asked.unwrap_or(DEFAULT)),
+        Content::Blank | Content::Other(_) => {
+            let first = job.filesystems.first().copied().unwrap_or(Filesystem::Ext4);
+            format(job, device, asked.unwrap_or(first))
+        }
     }
 }
 
@@ -113,6 +114,7 @@ fn format(job: &mut Job<'_>, device: &Device, filesystem: Filesystem) -> Result<
     if let Some(why_not) = why_not {
         return Err(NodeError::Precondition(format!("the volume has no filesystem, and gets none: {why_not}")));
     }
+    allowed(job, filesystem)?;
     let unfinished = job.record.formatting;
     if !unfinished {
         job.record.formatting = true;
@@ -121,6 +123,13 @@ fn format(job: &mut Job<'_>, device: &Device, filesystem: Filesystem) -> Result<
     job.machine.make_filesystem(device, filesystem, unfinished).step("make the volume's filesystem")?;
     finished(job)?;
     Ok(filesystem)
+}
+
+fn allowed(job: &Job<'_>, filesystem: Filesystem) -> Result<(), NodeError> {
+    if job.filesystems.contains(&filesystem) {
+        return Ok(());
+    }
+    Err(NodeError::Denied(format!("the filesystem {} is not allowed on this node", filesystem.as_str())))
 }
 
 fn finished(job: &mut Job<'_>) -> Result<(), NodeError> {

@@ -8,6 +8,8 @@ mod local_device;
 mod memory;
 mod nothing;
 
+use std::collections::BTreeSet;
+
 use cofferdam_domain::storage::{AccessType, CapabilityMode, VolumeCapability};
 
 pub(crate) use directory::Directory;
@@ -18,7 +20,7 @@ pub(crate) use nothing::Nothing;
 
 use crate::{
     error::{NodeError, Step as _},
-    machine::{Attributes, Device, Found, FoundKind, Machine, Source},
+    machine::{Attributes, Device, Filesystem, Found, FoundKind, Machine, Source},
     path::Place,
     record::VolumeRecord,
 };
@@ -35,6 +37,8 @@ pub(crate) struct Job<'a> {
     pub(crate) record: VolumeRecord,
     /// What every mount takes away.
     pub(crate) least: Attributes,
+    /// Filesystems that may be on a device.
+    pub(crate) filesystems: &'a BTreeSet<Filesystem>,
     /// Whether its content was made of another volume or of a snapshot.
     pub(crate) cloned: bool,
 }

@@ -51,6 +51,7 @@ impl<M: Machine> Node<M> {
             place,
             record,
             least: self.policy.least(),
+            filesystems: &self.policy.filesystems,
             cloned: request.cloned,
         };
         executor.stage(&mut job)?;

@@ -1,0 +1,10 @@
+//! The node over a machine in memory: what it does, what it refuses, and what is left when it dies.
+#![expect(clippy::unwrap_used, reason = "tests: a failed step is the failure of the test")]
+#![expect(clippy::panic, reason = "the model: a broken rule is the failure of the test")]
+
+mod calls;
+mod crashes;
+mod model;
+mod policy;
+mod sequences;
+mod support;
