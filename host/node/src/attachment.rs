@@ -76,7 +76,9 @@ impl Attachment {
             Kind::None => Self::None,
         };
         match fields.keys().next() {
-            Some(unknown) => Err(format!("the attachment {kind} has a field {unknown:?} that it must not have")),
+            Some(unknown) => {
+                Err(format!("the attachment {kind} has a field {unknown:?} that it must not have"))
+            }
             None => Ok(attachment),
         }
     }
@@ -85,7 +87,8 @@ impl Attachment {
 /// A decimal number of bytes, in its only spelling.
 fn decimal(text: &str) -> Result<u64, String> {
     let number = text.parse::<u64>().ok().filter(|number| *number > 0 && number.to_string() == text);
-    number.ok_or_else(|| format!("the attachment's size is {text:?}: expected bytes, a decimal number from 1"))
+    number
+        .ok_or_else(|| format!("the attachment's size is {text:?}: expected bytes, a decimal number from 1"))
 }
 
 fn stable_id(text: String) -> Result<String, String> {
@@ -142,7 +145,10 @@ mod tests {
             ("none", 1, &[("path", "a")]),
         ];
         for (kind, version, fields) in bad {
-            assert!(Attachment::parse(&record(kind, version, fields)).is_err(), "{kind} {version} {fields:?}");
+            assert!(
+                Attachment::parse(&record(kind, version, fields)).is_err(),
+                "{kind} {version} {fields:?}"
+            );
         }
     }
 }

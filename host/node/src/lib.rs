@@ -7,19 +7,24 @@
 #![forbid(unsafe_code)]
 
 mod attachment;
+mod client;
 mod error;
 mod executor;
 mod machine;
+mod manifest;
 mod node;
 mod options;
 mod path;
 mod policy;
 mod record;
+mod registrar;
+mod service;
 
 #[cfg(target_os = "linux")]
 mod linux;
 
 pub use attachment::{Attachment, CONTENT_SOURCE};
+pub use client::{Driver, ProbeError};
 pub use error::{MachineError, NodeError};
 #[cfg(target_os = "linux")]
 pub use linux::Linux;
@@ -27,8 +32,11 @@ pub use machine::{
     Attributes, Content, Device, DeviceFacts, FileId, Filesystem, Found, FoundKind, LoopDevice, Machine,
     Mount, Source, Usage,
 };
+pub use manifest::{Manifest, ManifestError};
 pub use node::{Expand, Health, Node, Publish, PublishInline, Stage, Statistics};
 pub use options::{AccessTimes, MountOptions};
 pub use path::{Beneath, Place, RelativePath, Roots};
 pub use policy::{InlinePolicy, Kind, Pattern, Policy};
 pub use record::{Target, VolumeRecord};
+pub use registrar::{Registrar, Registration};
+pub use service::{NodeService, Whereabouts};

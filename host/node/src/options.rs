@@ -201,7 +201,11 @@ mod tests {
     #[test]
     fn what_is_not_on_the_list_is_refused() {
         let ext4 = Of::Device(Filesystem::Ext4);
-        let options = read(&["ro,noatime", "commit=30", r#"context="system_u:object_r:container_file_t:s0:c1,c2""#], ext4).unwrap();
+        let options = read(
+            &["ro,noatime", "commit=30", r#"context="system_u:object_r:container_file_t:s0:c1,c2""#],
+            ext4,
+        )
+        .unwrap();
         assert_eq!(
             options,
             MountOptions {
@@ -215,14 +219,44 @@ mod tests {
         );
         assert_eq!(read(&["inode64"], Of::Device(Filesystem::Xfs)).unwrap().data.len(), 1);
         for bad in [
-            "suid", "dev", "exec", "bind", "rbind", "remount", "loop", "move", "shared", "nouuid", "errors=panic",
-            "errors", "commit=", "commit=-1", "commit=1e3", "commit=99999999999", "context=x", "fscontext=a:b:c",
-            "context=a:b:c d", "data=journal_data", "usrjquota=/etc/shadow", "journal_path=/dev/sda", "journal_dev=8",
-            "X-mount.mkdir", "uid=0", "size=1", "inode64", "ro=1", "discard=1",
+            "suid",
+            "dev",
+            "exec",
+            "bind",
+            "rbind",
+            "remount",
+            "loop",
+            "move",
+            "shared",
+            "nouuid",
+            "errors=panic",
+            "errors",
+            "commit=",
+            "commit=-1",
+            "commit=1e3",
+            "commit=99999999999",
+            "context=x",
+            "fscontext=a:b:c",
+            "context=a:b:c d",
+            "data=journal_data",
+            "usrjquota=/etc/shadow",
+            "journal_path=/dev/sda",
+            "journal_dev=8",
+            "X-mount.mkdir",
+            "uid=0",
+            "size=1",
+            "inode64",
+            "ro=1",
+            "discard=1",
         ] {
             assert!(matches!(read(&[bad], ext4), Err(NodeError::Denied(_))), "{bad}");
         }
-        for (bad, of) in [("discard", Of::Bind), ("context=a:b:c", Of::Bind), ("size=9g", Of::Memory), ("mode=7777", Of::Memory)] {
+        for (bad, of) in [
+            ("discard", Of::Bind),
+            ("context=a:b:c", Of::Bind),
+            ("size=9g", Of::Memory),
+            ("mode=7777", Of::Memory),
+        ] {
             assert!(matches!(read(&[bad], of), Err(NodeError::Denied(_))), "{bad} {of:?}");
         }
         assert!(read(&["rw", "nosuid", "relatime"], Of::Bind).unwrap().data.is_empty());

@@ -121,7 +121,9 @@ impl Roots {
         for root in roots {
             let trimmed = root.trim_end_matches('/');
             let relative = trimmed.strip_prefix('/').ok_or_else(|| {
-                format!("kubelet's root {root:?} is not one: expected an absolute path such as /var/lib/kubelet")
+                format!(
+                    "kubelet's root {root:?} is not one: expected an absolute path such as /var/lib/kubelet"
+                )
             })?;
             RelativePath::parse(relative)?;
             all.push(trimmed.to_owned());
@@ -179,7 +181,8 @@ mod tests {
 
     #[test]
     fn only_what_is_beneath_a_root_of_kubelet_is_a_place() {
-        let roots = Roots::new(["/var/lib/kubelet/".to_owned(), "/var/lib/kubelet/other".to_owned()]).unwrap();
+        let roots =
+            Roots::new(["/var/lib/kubelet/".to_owned(), "/var/lib/kubelet/other".to_owned()]).unwrap();
         let place = roots.place("target_path", "/var/lib/kubelet/pods/x/mount").unwrap();
         assert_eq!((place.root(), place.path().as_str()), ("/var/lib/kubelet", "pods/x/mount"));
         let nested = roots.place("target_path", "/var/lib/kubelet/other/x").unwrap();

@@ -198,11 +198,7 @@ impl Policy {
 
     /// What every mount takes away.
     pub(crate) fn least(&self) -> Attributes {
-        Attributes {
-            no_suid: !self.allow_suid,
-            no_devices: !self.allow_devices,
-            ..Attributes::default()
-        }
+        Attributes { no_suid: !self.allow_suid, no_devices: !self.allow_devices, ..Attributes::default() }
     }
 
     /// Who executes an attachment: the registry of kinds, and the place where each of them is denied or not.

@@ -313,9 +313,10 @@ fn every_setting_of_the_table_has_a_field() {
 
 #[test]
 fn every_setting_of_the_table_has_a_flag() {
-    let given = ProcessFlags::default().given();
+    let mut given = ProcessFlags::default().given();
+    given.extend(NodeFlags::default().given());
     for key in &KEYS {
-        let cluster = ["kubeconfig", "context", "namespace"].contains(&key.name);
+        let cluster = ["kubeconfig", "context", "namespace", "node"].contains(&key.name);
         assert!(cluster || given.iter().any(|(name, _)| *name == key.name), "{}", key.name);
     }
 }

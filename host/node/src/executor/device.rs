@@ -63,7 +63,9 @@ fn stage_filesystem(job: &mut Job<'_>, device: &Device) -> Result<(), NodeError>
             // A copy has the uuid of its origin, and xfs refuses to mount the same uuid twice.
             options.data.push(("nouuid".to_owned(), None));
         }
-        job.machine.mount_device(device, filesystem, &options, place).step("mount the volume's filesystem")?;
+        job.machine
+            .mount_device(device, filesystem, &options, place)
+            .step("mount the volume's filesystem")?;
     }
     restrict(job.machine, place, Attributes { read_only, ..job.least })?;
     if read_only { Ok(()) } else { grow(job.machine, device, place) }
@@ -112,7 +114,9 @@ fn format(job: &mut Job<'_>, device: &Device, filesystem: Filesystem) -> Result<
         None
     };
     if let Some(why_not) = why_not {
-        return Err(NodeError::Precondition(format!("the volume has no filesystem, and gets none: {why_not}")));
+        return Err(NodeError::Precondition(format!(
+            "the volume has no filesystem, and gets none: {why_not}"
+        )));
     }
     allowed(job, filesystem)?;
     let unfinished = job.record.formatting;
@@ -168,7 +172,6 @@ pub(super) fn grow(machine: &dyn Machine, device: &Device, place: &Place) -> Res
     }
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -193,7 +196,8 @@ mod tests {
         ] {
             assert!(supports(&capability(mode, fs_type)).is_err(), "{mode:?} {fs_type}");
         }
-        let block = VolumeCapability { mode: CapabilityMode::MultiNodeMultiWriter, access: AccessType::Block };
+        let block =
+            VolumeCapability { mode: CapabilityMode::MultiNodeMultiWriter, access: AccessType::Block };
         assert!(supports(&block).is_ok());
     }
 }

@@ -32,14 +32,21 @@ impl Image {
             Err(loops) => {
                 let count = loops.len();
                 return Err(NodeError::Precondition(format!(
-                    "the image {} has {count} loop devices: expected one", self.0
+                    "the image {} has {count} loop devices: expected one",
+                    self.0
                 )));
             }
         };
         if found.read_only != job.read_only() {
             return Err(NodeError::Precondition(format!(
-                "{} of the image {} is {}", found.device, self.0,
-                if found.read_only { "read-only: expected one that can be written" } else { "writable: expected a read-only one" }
+                "{} of the image {} is {}",
+                found.device,
+                self.0,
+                if found.read_only {
+                    "read-only: expected one that can be written"
+                } else {
+                    "writable: expected a read-only one"
+                }
             )));
         }
         if found.size != size {

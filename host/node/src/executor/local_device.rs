@@ -43,7 +43,9 @@ impl Executor for LocalDevice {
         }
         if !facts.held.is_empty() && !Self::is_here(job, facts.device.number)? {
             return Err(NodeError::Precondition(format!(
-                "the device {:?} is in use: {}", self.0, facts.held.join(", ")
+                "the device {:?} is in use: {}",
+                self.0,
+                facts.held.join(", ")
             )));
         }
         device::stage(job, &facts.device)

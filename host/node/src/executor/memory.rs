@@ -38,12 +38,7 @@ pub(crate) fn is_memory(found: &Found, name: &str) -> bool {
 }
 
 /// Mounts memory where it is not mounted yet.
-pub(crate) fn stage_memory(
-    job: &Job<'_>,
-    name: &str,
-    size: u64,
-    read_only: bool,
-) -> Result<(), NodeError> {
+pub(crate) fn stage_memory(job: &Job<'_>, name: &str, size: u64, read_only: bool) -> Result<(), NodeError> {
     let mut options = MountOptions::read(job.flags(), Of::Memory, job.least)?;
     options.attributes.read_only |= read_only;
     if !job.mounted(job.place, |found| is_memory(found, name))? {
@@ -78,7 +73,9 @@ impl Executor for Memory {
         };
         if required > self.most {
             let most = self.most;
-            return Err(NodeError::Range(format!("memory of {required} bytes: expected at most {most} on this node")));
+            return Err(NodeError::Range(format!(
+                "memory of {required} bytes: expected at most {most} on this node"
+            )));
         }
         machine.resize_memory(required, place).step("grow the volume's memory")?;
         Ok(Some(required))

@@ -175,7 +175,8 @@ pub(crate) fn unstage(
         }
         machine.remove_empty(&block).step("remove the device's file")?;
     }
-    while machine.look(place).step("look at the staging path")?.is_some_and(|found| !found.mounts.is_empty()) {
+    while machine.look(place).step("look at the staging path")?.is_some_and(|found| !found.mounts.is_empty())
+    {
         machine.unmount(place).step("unmount the staging path")?;
     }
     detach(machine, record, others)

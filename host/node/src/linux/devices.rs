@@ -36,7 +36,8 @@ fn failed(what: impl std::fmt::Display) -> MachineError {
 }
 
 fn read(path: &Path) -> Result<String> {
-    let text = fs::read_to_string(path).map_err(|error| failed(format_args!("{}: {error}", path.display())))?;
+    let text =
+        fs::read_to_string(path).map_err(|error| failed(format_args!("{}: {error}", path.display())))?;
     Ok(text.trim().to_owned())
 }
 
@@ -46,7 +47,8 @@ fn shown((major, minor): (u32, u32)) -> PathBuf {
 
 /// A device by its number.
 fn by_number(number: (u32, u32)) -> Result<Device> {
-    let link = fs::read_link(shown(number)).map_err(|error| failed(format_args!("device {number:?}: {error}")))?;
+    let link =
+        fs::read_link(shown(number)).map_err(|error| failed(format_args!("device {number:?}: {error}")))?;
     let name = link.file_name().and_then(|name| name.to_str());
     // The kernel writes a device's name with ! where /dev has a directory.
     let name = name.ok_or_else(|| failed(format_args!("device {number:?} has no name")))?.replace('!', "/");
@@ -165,7 +167,8 @@ pub(super) fn loops(tools: &Tools, file: FileId) -> Result<Vec<LoopDevice>> {
     if output.trim().is_empty() {
         return Ok(Vec::new());
     }
-    let list: Value = serde_json::from_str(&output).map_err(|error| failed(format_args!("losetup: {error}")))?;
+    let list: Value =
+        serde_json::from_str(&output).map_err(|error| failed(format_args!("losetup: {error}")))?;
     let all = list.get("loopdevices").and_then(Value::as_array).cloned().unwrap_or_default();
     let (major, minor) = file.device;
     let mut found = Vec::new();

@@ -4,7 +4,8 @@
 use rustix::{
     fd::{AsFd, OwnedFd},
     fs::{
-        AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, chownat, fchmod, fchown, fstat, openat2, statat,
+        AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, chownat, fchmod, fchown, fstat, openat2,
+        statat,
     },
     io::Errno,
 };
@@ -20,7 +21,8 @@ fn open(parent: impl AsFd, name: &std::ffi::CStr, flags: OFlags) -> rustix::io::
         | ResolveFlags::NO_SYMLINKS
         | ResolveFlags::NO_MAGICLINKS
         | ResolveFlags::NO_XDEV;
-    let flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let flags =
+        flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
     openat2(parent, name, flags, Mode::empty(), resolve)
 }
 

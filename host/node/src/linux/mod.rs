@@ -224,9 +224,7 @@ impl Machine for Linux {
 
     fn grow_filesystem(&self, device: &Device, filesystem: Filesystem, place: &Place) -> Result<()> {
         match filesystem {
-            Filesystem::Ext4 => {
-                self.tools.succeed(Tool::Resize2fs, &[&device.to_string()], &[0]).map(drop)
-            }
+            Filesystem::Ext4 => self.tools.succeed(Tool::Resize2fs, &[&device.to_string()], &[0]).map(drop),
             // It takes the place as the table of mounts shows it, and nothing else.
             Filesystem::Xfs => {
                 self.tools.succeed(Tool::XfsGrowfs, &["-d", &paths::canonical(place)?], &[0]).map(drop)

@@ -111,7 +111,8 @@ pub(super) fn bind(from: &OwnedFd, place: &Place) -> Result<()> {
 pub(super) fn restrict(place: &Place, more: Attributes) -> Result<()> {
     let at = paths::canonical(place)?;
     let top = table::read()?.into_iter().rfind(|line| line.at == at);
-    let has = top.ok_or_else(|| MachineError::Missing(format!("nothing is mounted at {place}")))?.mount.attributes;
+    let has =
+        top.ok_or_else(|| MachineError::Missing(format!("nothing is mounted at {place}")))?.mount.attributes;
     let mut flags = MountFlags::BIND;
     flags.set(MountFlags::RDONLY, has.read_only || more.read_only);
     flags.set(MountFlags::NOSUID, has.no_suid || more.no_suid);

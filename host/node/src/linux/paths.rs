@@ -54,7 +54,9 @@ pub(super) fn parent(place: &Place) -> Result<OwnedFd> {
     let first = openat2(root, first, directory, Mode::empty(), STRICT).map_err(fail)?;
     match rest {
         None => Ok(first),
-        Some(rest) => openat2(first, rest, directory, Mode::empty(), STRICT | ResolveFlags::NO_XDEV).map_err(fail),
+        Some(rest) => {
+            openat2(first, rest, directory, Mode::empty(), STRICT | ResolveFlags::NO_XDEV).map_err(fail)
+        }
     }
 }
 

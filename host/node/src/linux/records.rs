@@ -50,7 +50,8 @@ impl Records {
     }
 
     fn read(path: &Path) -> Result<Option<VolumeRecord>> {
-        let fail = |problem: String| MachineError::Failed(format!("the record {}: {problem}", path.display()));
+        let fail =
+            |problem: String| MachineError::Failed(format!("the record {}: {problem}", path.display()));
         let file = match File::open(path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -83,7 +84,8 @@ impl Records {
         let text = serde_json::to_vec(record).map_err(|error| MachineError::Failed(error.to_string()))?;
         let (path, new) = (self.file(&record.volume, ENDING), self.file(&record.volume, "new"));
         let mut options = OpenOptions::new();
-        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new).map_err(fail)?;
+        let mut file =
+            options.write(true).create(true).truncate(true).mode(0o600).open(&new).map_err(fail)?;
         file.write_all(&text).and_then(|()| file.sync_all()).map_err(fail)?;
         fs::rename(&new, &path).and_then(|()| self.directory.sync_all()).map_err(fail)
     }
@@ -109,7 +111,10 @@ mod tests {
             volume: volume.to_owned(),
             staging: Some("/var/lib/kubelet/x".to_owned()),
             attachment: None,
-            capability: VolumeCapability { mode: CapabilityMode::SingleNodeWriter, access: AccessType::Block },
+            capability: VolumeCapability {
+                mode: CapabilityMode::SingleNodeWriter,
+                access: AccessType::Block,
+            },
             size: None,
             image: None,
             device: None,

@@ -70,13 +70,18 @@ mod tests {
 
     #[test]
     fn lines() {
-        let line = parse(r"36 35 98:0 /mnt1 /a\040b/c ro,nosuid,noatime master:1 shared:2 - ext3 /dev/root rw,errors=continue");
+        let line = parse(
+            r"36 35 98:0 /mnt1 /a\040b/c ro,nosuid,noatime master:1 shared:2 - ext3 /dev/root rw,errors=continue",
+        );
         let line = line.unwrap();
         assert_eq!((line.at.as_str(), line.root.as_str()), ("/a b/c", "/mnt1"));
         assert_eq!((line.mount.fs_type.as_str(), line.mount.device), ("ext3", (98, 0)));
         assert!(line.mount.attributes.read_only && line.mount.attributes.no_suid);
         assert!(!line.mount.attributes.no_devices && !line.mount.filesystem_read_only);
-        assert!(parse("36 35 98:0 / / rw - tmpfs  ro").unwrap().mount.filesystem_read_only, "an empty source");
+        assert!(
+            parse("36 35 98:0 / / rw - tmpfs  ro").unwrap().mount.filesystem_read_only,
+            "an empty source"
+        );
         for bad in ["", "a - b", "36 35 98 / / rw - ext4 x rw"] {
             assert_eq!(parse(bad), None, "{bad}");
         }

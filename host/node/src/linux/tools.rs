@@ -79,7 +79,8 @@ impl Tools {
             let paths = DIRECTORIES.iter().map(|directory| Path::new(directory).join(tool.name()));
             paths.into_iter().find(|path| path.is_file())
         };
-        let missing: Vec<&str> = needed.iter().filter(|tool| found(tool).is_none()).map(|tool| tool.name()).collect();
+        let missing: Vec<&str> =
+            needed.iter().filter(|tool| found(tool).is_none()).map(|tool| tool.name()).collect();
         if !missing.is_empty() {
             return Err(format!(
                 "the policy's attachments need programs that are not in {}: {}",
@@ -106,7 +107,8 @@ impl Tools {
             .map_err(|error| failed(error.to_string()))?;
         let words = String::from_utf8_lossy(&output.stderr);
         let words = words.split_whitespace().collect::<Vec<_>>().join(" ");
-        let words: String = words.chars().rev().take(MAX_WORDS).collect::<Vec<_>>().into_iter().rev().collect();
+        let words: String =
+            words.chars().rev().take(MAX_WORDS).collect::<Vec<_>>().into_iter().rev().collect();
         Ok(Said {
             code: output.status.code(),
             output: String::from_utf8_lossy(&output.stdout).into_owned(),

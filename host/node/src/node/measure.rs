@@ -53,7 +53,8 @@ impl<M: Machine> Node<M> {
         let elsewhere = || NodeError::Missing(format!("the volume is not at {path:?}"));
         let place = self.roots.place("volume_path", path).map_err(|_| elsewhere())?;
         let spelled = place.to_string();
-        let own = record.targets.contains_key(&spelled) || record.staging.as_deref() == Some(spelled.as_str());
+        let own =
+            record.targets.contains_key(&spelled) || record.staging.as_deref() == Some(spelled.as_str());
         if own { Ok((record, place)) } else { Err(elsewhere()) }
     }
 
@@ -113,8 +114,8 @@ impl<M: Machine> Node<M> {
 
 /// What a mount tells of its volume.
 fn health(record: &VolumeRecord, found: &Found) -> Health {
-    let gone_read_only =
-        found.mounts.last().is_some_and(|top| top.filesystem_read_only) && !reads_only(record.capability.mode);
+    let gone_read_only = found.mounts.last().is_some_and(|top| top.filesystem_read_only)
+        && !reads_only(record.capability.mode);
     let asked_for = match &record.capability.access {
         AccessType::Filesystem { mount_flags, .. } => {
             mount_flags.iter().any(|flags| flags.split(',').any(|flag| flag == "ro"))

@@ -135,9 +135,11 @@ impl<M: Machine> Node<M> {
             Some(FoundKind::Directory | FoundKind::File(0)) => {
                 self.machine.remove_empty(place).step("remove the target path")
             }
-            Some(FoundKind::File(_) | FoundKind::Device(_) | FoundKind::Other) => Err(NodeError::Precondition(
-                format!("{place} holds what no volume left there: it is not removed"),
-            )),
+            Some(FoundKind::File(_) | FoundKind::Device(_) | FoundKind::Other) => {
+                Err(NodeError::Precondition(format!(
+                    "{place} holds what no volume left there: it is not removed"
+                )))
+            }
         }
     }
 }

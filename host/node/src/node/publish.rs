@@ -31,7 +31,8 @@ fn group(capability: &VolumeCapability) -> Result<Option<u32>, NodeError> {
         AccessType::Filesystem { mount_group, .. } => mount_group.as_deref().filter(|name| !name.is_empty()),
         AccessType::Block => None,
     };
-    let bad = |name| NodeError::Invalid(format!("volume_mount_group is {name:?}: expected the number of a group"));
+    let bad =
+        |name| NodeError::Invalid(format!("volume_mount_group is {name:?}: expected the number of a group"));
     // The last number is what the kernel takes for "no change".
     let number = |name: &str| name.parse::<u32>().ok().filter(|group| *group != u32::MAX);
     name.map(|name| number(name).ok_or_else(|| bad(name))).transpose()
@@ -129,9 +130,10 @@ impl<M: Machine> Node<M> {
     fn bind_target(&self, source: &Place, staged: &Found, target: &Place) -> Result<(), NodeError> {
         let there = self.look(target)?.filter(|found| !found.mounts.is_empty());
         match there {
-            None => {
-                self.machine.bind(&Source::Place(source.clone()), target).step("bind the volume to its target")
-            }
+            None => self
+                .machine
+                .bind(&Source::Place(source.clone()), target)
+                .step("bind the volume to its target"),
             Some(there) if there.id == staged.id && there.kind == staged.kind => Ok(()),
             Some(_) => Err(NodeError::Precondition(format!("something else is mounted at {target}"))),
         }
@@ -171,7 +173,9 @@ impl<M: Machine> Node<M> {
         self.make_target(&target, false)?;
         let name = memory_name(&request.volume);
         match self.look(&target)?.filter(|found| !found.mounts.is_empty()) {
-            None => self.machine.mount_memory(&name, size, &options, &target).step("mount the volume's memory")?,
+            None => {
+                self.machine.mount_memory(&name, size, &options, &target).step("mount the volume's memory")?
+            }
             Some(found) if is_memory(&found, &name) => {}
             Some(_) => {
                 return Err(NodeError::Precondition(format!("something else is mounted at {target}")));

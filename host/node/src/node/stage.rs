@@ -95,7 +95,9 @@ impl<M: Machine> Node<M> {
             return Err(if there.staging == fresh.staging {
                 NodeError::Exists(format!("the volume is staged at {at} in another way"))
             } else {
-                NodeError::Precondition(format!("the volume is staged at {at}: expected it to be unstaged first"))
+                NodeError::Precondition(format!(
+                    "the volume is staged at {at}: expected it to be unstaged first"
+                ))
             });
         }
         if let Some(old) = &there.staging {
@@ -115,7 +117,8 @@ impl<M: Machine> Node<M> {
                 || record.staging == other.staging;
             if shares && (self.staged_at(other)?.is_some() || !self.live_targets(other)?.is_empty()) {
                 return Err(NodeError::Precondition(
-                    "another volume of this node has the same storage, or is staged at the same path".to_owned(),
+                    "another volume of this node has the same storage, or is staged at the same path"
+                        .to_owned(),
                 ));
             }
         }
@@ -150,7 +153,9 @@ impl<M: Machine> Node<M> {
         for at in [&place, &block] {
             let elsewhere = self.elsewhere(at, &place)?;
             if let Some(other) = elsewhere.first() {
-                return Err(NodeError::Precondition(format!("what is mounted at {at} is still mounted at {other}")));
+                return Err(NodeError::Precondition(format!(
+                    "what is mounted at {at} is still mounted at {other}"
+                )));
             }
         }
         unstage(&self.machine, &place, record, &others)?;

@@ -78,7 +78,10 @@ fn what_is_not_there_and_what_is_in_the_way() {
     assert_eq!(kind(node.publish(&publish("v", "p", writer()))), ErrorKind::FailedPrecondition);
     do_stage(&node, &stage("v", directory(), writer())).unwrap();
     // Staged in another way, at the same path and elsewhere.
-    assert_eq!(kind(node.stage(&stage("v", directory(), with("", &["noexec"], "")))), ErrorKind::AlreadyExists);
+    assert_eq!(
+        kind(node.stage(&stage("v", directory(), with("", &["noexec"], "")))),
+        ErrorKind::AlreadyExists
+    );
     let mut elsewhere = stage("v", directory(), writer());
     elsewhere.staging_path = staging("w");
     assert_eq!(kind(do_stage(&node, &elsewhere)), ErrorKind::FailedPrecondition);
@@ -139,7 +142,9 @@ fn modes_that_a_volume_cannot_have() {
 #[test]
 fn groups() {
     use cofferdam_node::Machine as _;
-    for (group, expected) in [("2000", Ok(Some(2000))), ("", Ok(None)), ("root", Err(())), ("4294967295", Err(()))] {
+    for (group, expected) in
+        [("2000", Ok(Some(2000))), ("", Ok(None)), ("root", Err(())), ("4294967295", Err(()))]
+    {
         let node = node();
         let capability = with("", &[], group);
         do_stage(&node, &stage("v", attachment("tmpfs", &[("size", "4096")]), capability.clone())).unwrap();
@@ -173,7 +178,11 @@ fn statistics() {
     }
     let missing = [("other", target("p")), ("v", target("q")), ("v", "/etc".to_owned()), ("v", target("x"))];
     for (volume, path) in missing {
-        assert_eq!(node.statistics(volume, &path).unwrap_err().kind(), ErrorKind::NotFound, "{volume} {path}");
+        assert_eq!(
+            node.statistics(volume, &path).unwrap_err().kind(),
+            ErrorKind::NotFound,
+            "{volume} {path}"
+        );
     }
     node.machine().break_filesystem(&target("p"));
     assert!(node.statistics("v", &target("p")).unwrap().health.abnormal);

@@ -112,7 +112,8 @@ fn it_may_die_after_any_effect() {
                     });
                 }
                 undo(&node, &name);
-                let made = node.machine().with_image("/srv/images/blank", |disk| (disk.made, disk.content.clone()));
+                let made =
+                    node.machine().with_image("/srv/images/blank", |disk| (disk.made, disk.content.clone()));
                 if name == "image" {
                     assert!(matches!(made, (1 | 2, Content::Filesystem(_))), "{made:?}");
                 } else {

@@ -6,5 +6,7 @@ mod calls;
 mod crashes;
 mod model;
 mod policy;
+mod registrar;
+mod requests;
 mod sequences;
 mod support;

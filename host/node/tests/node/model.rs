@@ -237,7 +237,12 @@ impl Model {
     /// Mounts of a path, the last one on top.
     pub(crate) fn mounts_at(&self, path: &str) -> Vec<Mount> {
         let state = self.state();
-        state.mounts.iter().filter(|mounted| mounted.at == path).map(|mounted| mounted.mount.clone()).collect()
+        state
+            .mounts
+            .iter()
+            .filter(|mounted| mounted.at == path)
+            .map(|mounted| mounted.mount.clone())
+            .collect()
     }
 
     /// The filesystem at a path fails, as ext4 does after an error.
@@ -322,7 +327,9 @@ impl Machine for Model {
 
     fn device(&self, stable_id: &str) -> Result<DeviceFacts> {
         self.look_at(|state| {
-            let Some((number, disk)) = state.devices.get(stable_id).cloned() else { return missing(stable_id) };
+            let Some((number, disk)) = state.devices.get(stable_id).cloned() else {
+                return missing(stable_id);
+            };
             let mut held = disk.held;
             if state.is_mounted(number) {
                 held.push("a mount".to_owned());
@@ -338,7 +345,8 @@ impl Machine for Model {
 
     fn device_size(&self, number: (u32, u32)) -> Result<u64> {
         self.look_at(|state| {
-            let loops = state.loops.iter().find(|found| found.device.number == number).map(|found| found.size);
+            let loops =
+                state.loops.iter().find(|found| found.device.number == number).map(|found| found.size);
             let own = || state.devices.values().find(|(own, _)| *own == number).map(|(_, disk)| disk.size);
             match loops.or_else(own) {
                 Some(size) => Ok(size),
@@ -557,7 +565,10 @@ impl Machine for Model {
                 Source::Device(device) => Mounted {
                     at,
                     mount: plain(NODES, "udev"),
-                    id: FileId { device: NODES, inode: (u64::from(device.number.0) << 32) + u64::from(device.number.1) },
+                    id: FileId {
+                        device: NODES,
+                        inode: (u64::from(device.number.0) << 32) + u64::from(device.number.1),
+                    },
                     kind: FoundKind::Device(device.number),
                     size: 0,
                     group: None,

@@ -25,10 +25,7 @@ fn refused(policy: Policy, attachment: AttachmentRecord, capability: VolumeCapab
 #[test]
 fn nothing_is_allowed_that_is_not_named() {
     use ErrorKind::{InvalidArgument, NotFound, PermissionDenied};
-    let only = |kind: Kind| Policy {
-        attachments: [kind].into(),
-        ..policy()
-    };
+    let only = |kind: Kind| Policy { attachments: [kind].into(), ..policy() };
     #[rustfmt::skip] // one row a case: the policy, what stands in the volume, the answer
     let table = [
         (Policy::default(),     attachment("directory", &[("path", "one")]),            PermissionDenied),
@@ -68,9 +65,15 @@ fn mount_options_of_a_class_are_on_a_list() {
         attachment("none", &[]),
     ];
     for attachment in kinds {
-        for flag in ["suid", "dev", "bind", "size=1t", "mode=7777", "uid=0", "remount", "nouuid", "X-mount.mkdir"] {
+        for flag in
+            ["suid", "dev", "bind", "size=1t", "mode=7777", "uid=0", "remount", "nouuid", "X-mount.mkdir"]
+        {
             let capability = with("", &["nosuid", flag], "");
-            assert_eq!(refused(policy(), attachment.clone(), capability), ErrorKind::PermissionDenied, "{flag}");
+            assert_eq!(
+                refused(policy(), attachment.clone(), capability),
+                ErrorKind::PermissionDenied,
+                "{flag}"
+            );
         }
     }
     let node = node();
@@ -194,7 +197,13 @@ fn paths_are_kubelets_own() {
     let node = node();
     let request = stage("v", attachment("none", &[]), writer());
     do_stage(&node, &request).unwrap();
-    for path in ["/etc", "/var/lib/kubelet", "/var/lib/kubelet/../../../etc", "pods/x", "/var/lib/kubelet/pods/../../x"] {
+    for path in [
+        "/etc",
+        "/var/lib/kubelet",
+        "/var/lib/kubelet/../../../etc",
+        "pods/x",
+        "/var/lib/kubelet/pods/../../x",
+    ] {
         let mut publish = publish("v", "p", writer());
         publish.target_path = path.to_owned();
         assert_eq!(node.publish(&publish).unwrap_err().kind(), ErrorKind::InvalidArgument, "{path}");

@@ -59,7 +59,10 @@ fn call(node: &Node<Model>, random: &mut fastrand::Rng) {
             if node.unstage(volume, &staging(volume)).is_ok() {
                 assert!(model.mounts_at(&staging(volume)).is_empty());
                 for name in TARGETS.map(|name| format!("{volume}-{name}")) {
-                    assert!(model.mounts_at(&target(&name)).is_empty(), "{volume} is unstaged while published");
+                    assert!(
+                        model.mounts_at(&target(&name)).is_empty(),
+                        "{volume} is unstaged while published"
+                    );
                 }
             }
         }
@@ -100,7 +103,9 @@ fn run(seed: u64) {
         node.unstage(volume, &staging(volume)).unwrap();
     }
     assert_eq!(node.machine().left_behind(), "");
-    for (path, content) in [("raw", Content::Other("data".to_owned())), ("xfs", Content::Filesystem("xfs".to_owned()))] {
+    for (path, content) in
+        [("raw", Content::Other("data".to_owned())), ("xfs", Content::Filesystem("xfs".to_owned()))]
+    {
         let disk = node.machine().with_image(&format!("/srv/images/{path}"), |disk| disk.clone());
         assert_eq!((disk.made, disk.content), (0, content), "{path}");
     }

@@ -2,7 +2,8 @@
 
 use cofferdam_domain::storage::{AccessType, AttachmentRecord, CapabilityMode, VolumeCapability};
 use cofferdam_node::{
-    Content, Filesystem, InlinePolicy, Kind, Node, NodeError, Pattern, Place, Policy, Publish, PublishInline, Roots, Stage,
+    Content, Filesystem, InlinePolicy, Kind, Node, NodeError, Pattern, Place, Policy, Publish, PublishInline,
+    Roots, Stage,
 };
 
 use crate::model::{Disk, Model};
