@@ -122,7 +122,8 @@ mod tests {
         for (record, expected) in good {
             assert_eq!(Attachment::parse(&record), Ok(expected));
         }
-        let bad: [(&str, u32, &[(&str, &str)]); 20] = [
+        type Row = (&'static str, u32, &'static [(&'static str, &'static str)]);
+        let bad: [Row; 20] = [
             ("", 1, &[]),
             ("csi", 1, &[]),
             ("nfs", 1, &[]),

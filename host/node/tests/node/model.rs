@@ -104,9 +104,9 @@ impl State {
             // Nothing here writes into volumes.
             return None;
         }
-        let here = self.mounts.iter().filter(|mounted| mounted.at == path);
+        let mut here = self.mounts.iter().filter(|mounted| mounted.at == path);
         let mounts: Vec<Mount> = here.clone().map(|mounted| mounted.mount.clone()).collect();
-        if let Some(top) = here.last() {
+        if let Some(top) = here.next_back() {
             return Some(Found { kind: top.kind, id: top.id, mounts });
         }
         let entry = self.entries.get(path)?;
@@ -455,7 +455,9 @@ impl Machine for Model {
             match &disk.content {
                 Content::Blank => {}
                 Content::Other(what) if unfinished && what == "half a filesystem" => {}
-                content => panic!("{device} is formatted although it holds {content:?}"),
+                content @ (Content::Other(_) | Content::Filesystem(_)) => {
+                    panic!("{device} is formatted although it holds {content:?}")
+                }
             }
             disk.content = if half {
                 Content::Other("half a filesystem".to_owned())

@@ -301,15 +301,14 @@ fn one_call_at_a_time_for_a_volume() {
     let service = service("");
     // Whatever looks at the machine waits.
     let held = service.node().machine().state();
-    let first = runtime.block_on(async {
-        let first = tokio::spawn({
-            let service = service.clone();
-            async move { service.node_stage_volume(Request::new(stage())).await }
-        });
+    let first = runtime.spawn({
+        let service = service.clone();
+        async move { service.node_stage_volume(Request::new(stage())).await }
+    });
+    runtime.block_on(async {
         tokio::task::yield_now().await;
         let second = service.node_stage_volume(Request::new(stage())).await.unwrap_err();
         assert_eq!(second.code(), Code::Aborted);
-        first
     });
     drop(held);
     runtime.block_on(first).unwrap().unwrap();
