@@ -34,7 +34,7 @@ const fn key(name: &'static str, shape: Shape, default: Option<&'static str>) ->
 
 /// Every setting, in the order in which people think of them. The sidecars' defaults where they have the flag, but for
 /// `timeout`: theirs, 10 s, is too short for many arrays.
-pub(crate) const KEYS: [Key; 31] = [
+pub(crate) const KEYS: [Key; 30] = [
     key("role", Shape::List, None),
     key("backend", Shape::Backends, None),
     key("csi-address", Shape::Text, None),

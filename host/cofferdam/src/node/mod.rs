@@ -7,7 +7,7 @@ mod serve;
 
 use std::{sync::Arc, time::Duration};
 
-use cofferdam_csi::server::{Server, ServerMetrics, SocketError};
+use cofferdam_csi::server::{ServerMetrics, SocketError};
 use cofferdam_node::{Driver, ManifestError, ProbeError, Registrar};
 use prometheus_client::registry::Registry;
 use tokio::{
@@ -202,7 +202,10 @@ fn needed<'a, T>(value: &'a Option<T>, role: NodeRole, key: &'static str) -> Res
 
 /// There is no such machine elsewhere.
 #[cfg(not(target_os = "linux"))]
-async fn serve_node(_: &Configuration, _: &ServerMetrics) -> Result<(Server, String), Failure> {
+async fn serve_node(
+    _: &Configuration,
+    _: &ServerMetrics,
+) -> Result<(cofferdam_csi::server::Server, String), Failure> {
     Err(NodeFailure::Machine("role node needs Linux".to_owned()).into())
 }
 

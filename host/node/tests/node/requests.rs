@@ -133,6 +133,9 @@ async fn stagings() -> Result<(), tonic::Status> {
         ("a way out",             broken(stage(), |it| it.volume_context = context("directory", &[("path", "../etc")])), InvalidArgument),
         ("nothing there",         broken(stage(), |it| it.volume_context = context("directory", &[("path", "x")])), NotFound),
         ("a device not allowed",  broken(stage(), |it| it.volume_context = context("local-device", &[("stable-id", "sda")])), PermissionDenied),
+        ("a field twice",         broken(stage(), |it| it.volume_context = pairs(&[(document::KEY, r#"{"kind":"directory","version":1,"fields":{"path":"x","path":"one"}}"#)])), InvalidArgument),
+        ("a member too many",     broken(stage(), |it| it.volume_context = pairs(&[(document::KEY, r#"{"kind":"directory","version":1,"fields":{"path":"one"},"x":1}"#)])), InvalidArgument),
+        ("as the provisioner writes it", broken(stage(), |it| it.volume_context = pairs(&[(document::KEY, r#"{"kind":"directory","version":1,"fields":{"path":"one"}}"#)])), Code::Ok),
         ("as it should be",       stage(),                                                                Code::Ok),
     ];
     for (what, request, expected) in table {
