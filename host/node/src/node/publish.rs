@@ -66,7 +66,9 @@ impl<M: Machine> Node<M> {
         if read_only {
             restrict(&self.machine, &target, Attributes { read_only, ..Attributes::default() })?;
         }
-        if let Some(group) = group.filter(|_| !read_only && !block) {
+        // What is staged for reading, as `none` always is, takes no group either.
+        let writable = staged.mounts.last().is_some_and(|top| !top.attributes.read_only) && !read_only;
+        if let Some(group) = group.filter(|_| writable && !block) {
             self.give(&target, group)?;
         }
         tracing::debug!(volume = record.volume, %target, "published");

@@ -609,6 +609,9 @@ impl Machine for Model {
 
     fn set_group(&self, place: &Place, group: u32) -> Result<()> {
         self.act(format!("chgrp {place} {group}"), |state, _| {
+            if state.top(place)?.mount.attributes.read_only {
+                return failed("a read-only filesystem");
+            }
             let id = state.top(place)?.id;
             for mounted in state.mounts.iter_mut().filter(|mounted| mounted.id == id) {
                 mounted.group = Some(group);

@@ -133,7 +133,7 @@ pub(crate) fn sorts() -> Vec<(&'static str, AttachmentRecord, VolumeCapability)>
         ("memory", attachment("tmpfs", &[("size", "1048576")]), with("", &[], "2000")),
         ("device", attachment("local-device", &[("stable-id", "wwn-blank")]), with("xfs", &[], "")),
         ("device-block", attachment("local-device", &[("stable-id", "wwn-blank")]), block()),
-        ("none", attachment("none", &[]), writer()),
+        ("none", attachment("none", &[]), with("", &[], "2000")),
         ("xfs", attachment("image", &[("path", "xfs")]), writer()),
     ]
 }
