@@ -41,6 +41,9 @@ pub(crate) struct ClusterFlags {
     #[command(flatten)]
     pub(crate) process: ProcessFlags,
 
+    #[command(flatten)]
+    pub(crate) node: NodeFlags,
+
     /// Kubeconfig file [default: $KUBECONFIG, the pod's service account, ~/.kube/config]
     #[arg(long, value_name = "FILE", help_heading = "Cluster")]
     pub(crate) kubeconfig: Option<String>,
@@ -61,7 +64,7 @@ pub(crate) struct ProcessFlags {
     #[arg(long, value_name = "FILE", env = "COFFERDAM_CONFIG")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Role to run; repeat it for more: provisioner, attacher, pv-controller, protection
+    /// Role to run; repeat it for more: provisioner, attacher, pv-controller, protection; on nodes: node, registrar, liveness
     #[arg(long, value_name = "ROLE")]
     pub(crate) role: Vec<String>,
 
@@ -145,6 +148,57 @@ pub(crate) struct ProcessFlags {
     /// Pause between two scans for volumes that nothing stands for, or "off" [default: 1h]
     #[arg(long, value_name = "DURATION", help_heading = "Orphans")]
     pub(crate) orphan_scan_interval: Option<String>,
+}
+
+/// Settings of the roles of a node.
+#[derive(Debug, Default, Args)]
+pub(crate) struct NodeFlags {
+    /// What `backend inspect -o manifest` wrote of the driver that the node serves
+    #[arg(long, value_name = "FILE", help_heading = "Roles of a node")]
+    pub(crate) manifest: Option<String>,
+
+    /// Socket on which the role node serves kubelet
+    #[arg(long, value_name = "PATH", help_heading = "Roles of a node")]
+    pub(crate) csi_endpoint: Option<String>,
+
+    /// Name of the Node
+    #[arg(long, value_name = "NAME", help_heading = "Roles of a node")]
+    pub(crate) node_name: Option<String>,
+
+    /// Directory of the node's own records [default: volumes, beside the socket]
+    #[arg(long, value_name = "DIRECTORY", help_heading = "Roles of a node")]
+    pub(crate) node_records: Option<String>,
+
+    /// Root of kubelet; repeat it for more [default: /var/lib/kubelet]
+    #[arg(long, value_name = "DIRECTORY", help_heading = "Roles of a node")]
+    pub(crate) kubelet_root: Vec<String>,
+
+    /// Let a role that touches the node share this process with roles that run drivers
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        help_heading = "Roles of a node"
+    )]
+    pub(crate) single_process: Option<String>,
+
+    /// Path of the driver's socket on the host, which kubelet is told [default: that of --csi-endpoint]
+    #[arg(long, value_name = "PATH", help_heading = "As in the Go sidecars")]
+    pub(crate) kubelet_registration_path: Option<String>,
+
+    /// Kubelet's directory of plugins [default: /registration]
+    #[arg(long, value_name = "DIRECTORY", help_heading = "As in the Go sidecars")]
+    pub(crate) plugin_registration_path: Option<String>,
+
+    /// How long the driver may take to say that it is ready [default: 3s]
+    #[arg(long, value_name = "DURATION", help_heading = "As in the Go sidecars")]
+    pub(crate) probe_timeout: Option<String>,
+
+    /// Port of the role liveness where no --http-endpoint is given [default: 9808]
+    #[arg(long, value_name = "PORT", help_heading = "As in the Go sidecars")]
+    pub(crate) health_port: Option<String>,
 }
 
 /// What only `dev` has.

@@ -11,6 +11,7 @@ use crate::{
     client::ClientError,
     config::{ConfigError, GoDuration},
     dev::{DemoError, KubeconfigError},
+    node::NodeFailure,
     orphans::OrphansError,
     render::RenderError,
     telemetry::ListenError,
@@ -55,6 +56,8 @@ pub(crate) enum Failure {
     Signals(#[source] std::io::Error),
     #[error("cannot start the runtime: {0}")]
     Runtime(#[source] std::io::Error),
+    #[error("{0}")]
+    Node(#[from] NodeFailure),
     #[error(transparent)]
     Orphans(#[from] OrphansError),
     #[error(transparent)]

@@ -8,6 +8,7 @@ mod dev;
 mod drivers;
 mod failure;
 mod logging;
+mod node;
 mod orphans;
 mod process_metrics;
 mod render;

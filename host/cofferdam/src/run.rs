@@ -11,7 +11,7 @@ use crate::{
     config::{ConfigError, Configuration, Loaded},
     drivers::{self, Driver, Loader},
     failure::Failure,
-    logging, process_metrics,
+    logging, node, process_metrics,
     supervisor::{self, End, Signals},
 };
 
@@ -22,6 +22,11 @@ use crate::{
 pub(crate) async fn run(flags: &ClusterFlags, environment: &HashMap<String, String>) -> Result<End, Failure> {
     let loaded = Loaded::for_cluster(flags, environment)?;
     let configuration = &loaded.configuration;
+    if configuration.role.0.is_empty() && !configuration.role.1.is_empty() {
+        logging::start(configuration);
+        return node::run(configuration).await;
+    }
+    node::may_share(configuration)?;
     if configuration.role.0.is_empty() {
         return Err(ConfigError::Missing(
             "no role: expected at least one, as in --role provisioner".to_owned(),
@@ -45,8 +50,13 @@ pub(crate) async fn run(flags: &ClusterFlags, environment: &HashMap<String, Stri
     };
     let settings = settings(configuration, cluster.namespace);
     let process = Arc::new(Process::new(settings, parts, &mut registry)?);
+    let local = node::beside(configuration, &mut registry).await?;
     let running = supervisor::start(&process, registry, configuration.http_endpoint.as_ref()).await?;
-    running.until_signal(&mut signals, configuration.drain_timeout.get()).await
+    let end = running.until_signal(&mut signals, configuration.drain_timeout.get()).await;
+    if let Some(local) = local {
+        local.stop(configuration.drain_timeout.get()).await;
+    }
+    end
 }
 
 /// The roles' settings, out of the configuration.

@@ -78,8 +78,12 @@ pub(crate) async fn start(
             if let Some(address) = telemetry.address() {
                 tracing::info!(%address, "serving /healthz, /readyz and /metrics");
             }
-            let pages =
-                Pages { registry: Arc::new(registry), ready: process.ready(), stopping: stop_roles.clone() };
+            let pages = Pages {
+                registry: Arc::new(registry),
+                ready: process.ready(),
+                health: None,
+                stopping: stop_roles.clone(),
+            };
             Some(tokio::spawn(telemetry.serve(pages, stop_pages.clone())))
         }
     };

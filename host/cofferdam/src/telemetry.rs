@@ -2,6 +2,7 @@
 
 use std::{convert::Infallible, fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 
+use futures::future::BoxFuture;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Bytes;
@@ -35,13 +36,18 @@ pub(crate) struct ListenError {
     source: io::Error,
 }
 
+/// Whether what this process serves is healthy; the text says why not.
+pub(crate) type Health = Arc<dyn Fn() -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
+
 /// What the pages show.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Pages {
     /// Metrics.
     pub(crate) registry: Arc<Registry>,
     /// Whether the caches are synced and the roles run.
     pub(crate) ready: watch::Receiver<bool>,
+    /// What `/healthz` asks; absent where the process' own life is the answer.
+    pub(crate) health: Option<Health>,
     /// Set once the process ends.
     pub(crate) stopping: CancellationToken,
 }
@@ -95,7 +101,8 @@ impl Telemetry {
             let pages = pages.clone();
             connections.spawn(async move {
                 let service = hyper::service::service_fn(|request| {
-                    std::future::ready(Ok::<_, Infallible>(answer(&pages, &request)))
+                    let pages = &pages;
+                    async move { Ok::<_, Infallible>(page_of(pages, &request).await) }
                 });
                 let connection = hyper::server::conn::http1::Builder::new()
                     .timer(TokioTimer::new())
@@ -123,6 +130,17 @@ async fn accept(
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
+    }
+}
+
+async fn page_of<B>(pages: &Pages, request: &Request<B>) -> Response<Full<Bytes>> {
+    let asks = request.uri().path() == "/healthz" && *request.method() == Method::GET;
+    match pages.health.as_ref().filter(|_| asks) {
+        None => answer(pages, request),
+        Some(health) => match health().await {
+            Ok(()) => text(StatusCode::OK, "ok\n"),
+            Err(problem) => text(StatusCode::INTERNAL_SERVER_ERROR, &format!("{problem}\n")),
+        },
     }
 }
 

@@ -10,7 +10,7 @@ fn pages() -> (Pages, watch::Sender<bool>) {
     calls.inc();
     registry.register("calls", "Calls", calls);
     let (sender, ready) = watch::channel(false);
-    (Pages { registry: Arc::new(registry), ready, stopping: CancellationToken::new() }, sender)
+    (Pages { registry: Arc::new(registry), ready, health: None, stopping: CancellationToken::new() }, sender)
 }
 
 async fn get(pages: &Pages, path: &str) -> (StatusCode, String, String) {

@@ -13,6 +13,8 @@ pub(crate) enum Shape {
     List,
     /// Driver files and sockets: the `file` or `csi` of entries of the table `backend`.
     Backends,
+    /// A table that only the file has.
+    Table,
 }
 
 /// A setting.
@@ -32,7 +34,7 @@ const fn key(name: &'static str, shape: Shape, default: Option<&'static str>) ->
 
 /// Every setting, in the order in which people think of them. The sidecars' defaults where they have the flag, but for
 /// `timeout`: theirs, 10 s, is too short for many arrays.
-pub(crate) const KEYS: [Key; 22] = [
+pub(crate) const KEYS: [Key; 33] = [
     key("role", Shape::List, None),
     key("backend", Shape::Backends, None),
     key("csi-address", Shape::Text, None),
@@ -52,6 +54,17 @@ pub(crate) const KEYS: [Key; 22] = [
     key("default-fstype", Shape::Text, None),
     key("extra-create-metadata", Shape::Bool, Some("false")),
     key("orphan-scan-interval", Shape::Text, Some("1h")),
+    key("single-process", Shape::Bool, Some("false")),
+    key("manifest", Shape::Text, None),
+    key("csi-endpoint", Shape::Text, None),
+    key("node-name", Shape::Text, None),
+    key("node-records", Shape::Text, None),
+    key("kubelet-root", Shape::List, Some("/var/lib/kubelet")),
+    key("kubelet-registration-path", Shape::Text, None),
+    key("plugin-registration-path", Shape::Text, Some("/registration")),
+    key("probe-timeout", Shape::Text, Some("3s")),
+    key("health-port", Shape::Number, None),
+    key("node", Shape::Table, None),
     key("compilation-cache", Shape::Text, None),
     key("log", Shape::Text, Some("info")),
     key("log-format", Shape::Text, Some("text")),

@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use cofferdam_node::Policy;
 use figment::{Figment, value::Value};
 use serde::Deserialize;
 
@@ -31,7 +32,7 @@ use keys::{KEYS, Shape};
 use source::{Layer, Source};
 use value::{Entries, Filter, Label, Roles, ScanInterval, Workers};
 
-use crate::cli::{ClusterFlags, ProcessFlags};
+use crate::cli::{ClusterFlags, NodeFlags, ProcessFlags};
 
 /// Shortest pause between two looks at everything.
 const MIN_PAUSE: Duration = Duration::from_secs(1);
@@ -47,7 +48,7 @@ pub(crate) struct Configuration {
     pub(crate) role: Roles,
     #[serde(default)]
     pub(crate) backend: BTreeMap<String, BackendSection>,
-    csi_address: Option<Socket>,
+    pub(crate) csi_address: Option<Socket>,
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) context: Option<String>,
     pub(crate) namespace: Option<Label>,
@@ -64,6 +65,19 @@ pub(crate) struct Configuration {
     pub(crate) default_fstype: Option<String>,
     pub(crate) extra_create_metadata: bool,
     pub(crate) orphan_scan_interval: ScanInterval,
+    pub(crate) single_process: bool,
+    pub(crate) manifest: Option<PathBuf>,
+    pub(crate) csi_endpoint: Option<Socket>,
+    pub(crate) node_name: Option<String>,
+    pub(crate) node_records: Option<PathBuf>,
+    pub(crate) kubelet_root: Vec<String>,
+    pub(crate) kubelet_registration_path: Option<String>,
+    pub(crate) plugin_registration_path: PathBuf,
+    pub(crate) probe_timeout: GoDuration,
+    pub(crate) health_port: Option<u16>,
+    /// What the driver may have done on this node.
+    #[serde(default)]
+    pub(crate) node: Policy,
     #[serde(default)]
     pub(crate) compilation_cache: CompilationCache,
     pub(crate) log: Filter,
@@ -114,6 +128,24 @@ impl ProcessFlags {
     }
 }
 
+impl NodeFlags {
+    fn given(&self) -> Given {
+        let one = |text: &Option<String>| text.iter().cloned().collect();
+        vec![
+            ("single-process", one(&self.single_process)),
+            ("manifest", one(&self.manifest)),
+            ("csi-endpoint", one(&self.csi_endpoint)),
+            ("node-name", one(&self.node_name)),
+            ("node-records", one(&self.node_records)),
+            ("kubelet-root", self.kubelet_root.clone()),
+            ("kubelet-registration-path", one(&self.kubelet_registration_path)),
+            ("plugin-registration-path", one(&self.plugin_registration_path)),
+            ("probe-timeout", one(&self.probe_timeout)),
+            ("health-port", one(&self.health_port)),
+        ]
+    }
+}
+
 impl Loaded {
     /// The settings of `run` and `config`.
     ///
@@ -127,6 +159,7 @@ impl Loaded {
         let own =
             [("kubeconfig", &flags.kubeconfig), ("context", &flags.context), ("namespace", &flags.namespace)];
         given.extend(own.map(|(name, text)| (name, text.iter().cloned().collect())));
+        given.extend(flags.node.given());
         let loaded = Self::load(&given, environment, flags.process.config.as_deref(), &[])?;
         let missing = |(_, section): &(&String, &BackendSection)| !section.is_somewhere();
         match loaded.configuration.backend.iter().find(missing) {
@@ -174,7 +207,9 @@ impl Loaded {
             .figment
             .extract()
             .map_err(|error| ConfigError::from_figment(error, |key| origins.of_key(key)))?;
-        if let Some(socket) = configuration.csi_address.clone() {
+        // Roles of a node ask the driver there, and do not run it.
+        let of_node = configuration.role.0.is_empty() && !configuration.role.1.is_empty();
+        if let Some(socket) = configuration.csi_address.clone().filter(|_| !of_node) {
             let section = BackendSection { csi: Some(socket), ..BackendSection::default() };
             if configuration.backend.insert(CSI.to_owned(), section).is_some() {
                 return Err(ConfigError::Value {
@@ -262,7 +297,9 @@ impl Loaded {
         let mut rows: Vec<[String; 3]> = vec![["KEY", "VALUE", "FROM"].map(str::to_owned)];
         for key in &KEYS {
             match self.origins.figment.find_value(key.name) {
-                Ok(value) if key.shape == Shape::Backends => self.leaves(key.name, &value, &mut rows),
+                Ok(value) if matches!(key.shape, Shape::Backends | Shape::Table) => {
+                    self.leaves(key.name, &value, &mut rows)
+                }
                 Ok(value) => self.row(key.name, &value, &mut rows),
                 Err(_) => {
                     rows.push([key.name.to_owned(), "(not set)".to_owned(), Origin::Default.to_string()])

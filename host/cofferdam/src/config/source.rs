@@ -133,7 +133,7 @@ impl Provider for Source {
 /// Says what `text` stands for; text that does not fit stays text, and the setting's type refuses it by name.
 fn read(key: &Key, text: &str) -> Result<Value, ConfigError> {
     Ok(match key.shape {
-        Shape::Text => Value::from(text),
+        Shape::Text | Shape::Table => Value::from(text),
         Shape::Number => text.parse::<u64>().map_or_else(|_| Value::from(text), Value::from),
         Shape::Bool => text.parse::<bool>().map_or_else(|_| Value::from(text), Value::from),
         Shape::List => list(text.split(',')),
@@ -190,8 +190,8 @@ pub(crate) fn flags(given: &[(&'static str, Vec<String>)]) -> Result<Source, Con
         let value = match (key.shape, texts.last()) {
             (Shape::List, _) => list(texts.iter().flat_map(|text| text.split(','))),
             (Shape::Backends, _) => backends(texts.iter().map(String::as_str))?,
-            (Shape::Text | Shape::Number | Shape::Bool, Some(text)) => read(key, text)?,
-            (Shape::Text | Shape::Number | Shape::Bool, None) => continue,
+            (Shape::Text | Shape::Number | Shape::Bool | Shape::Table, Some(text)) => read(key, text)?,
+            (Shape::Text | Shape::Number | Shape::Bool | Shape::Table, None) => continue,
         };
         values.insert(key.name.to_owned(), value);
     }

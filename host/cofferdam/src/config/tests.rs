@@ -166,7 +166,7 @@ fn a_bad_flag_or_variable_names_itself_the_value_and_the_expectation() {
     for (flags, expected) in [
         (
             flags(|flags| flags.role = vec!["resizer".to_owned()]),
-            "flag --role: role: unknown role \"resizer\": expected one of provisioner, attacher, pv-controller, protection",
+            "flag --role: role: unknown role \"resizer\": expected one of provisioner, attacher, pv-controller, protection, node, registrar, liveness",
         ),
         (
             flags(|flags| flags.timeout = text("10")),
@@ -254,7 +254,7 @@ fn a_bad_file_names_the_line() {
         (
             "list",
             "role = \"x\"\n",
-            "FILE:1: role: found the text \"x\", expected a list of roles, out of provisioner, attacher, pv-controller, protection",
+            "FILE:1: role: found the text \"x\", expected a list of roles, out of provisioner, attacher, pv-controller, protection, node, registrar, liveness",
         ),
         ("missing", "[backend.a]\n", "backend.a.file is missing: expected it, or backend.a.csi, in FILE:1"),
         (
@@ -321,9 +321,10 @@ fn every_setting_of_the_table_has_a_field() {
 
 #[test]
 fn every_setting_of_the_table_has_a_flag() {
-    let given = ProcessFlags::default().given();
+    let mut given = ProcessFlags::default().given();
+    given.extend(NodeFlags::default().given());
     for key in &KEYS {
-        let cluster = ["kubeconfig", "context", "namespace"].contains(&key.name);
+        let cluster = ["kubeconfig", "context", "namespace", "node"].contains(&key.name);
         assert!(cluster || given.iter().any(|(name, _)| *name == key.name), "{}", key.name);
     }
 }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer, de};
 use tracing_subscriber::EnvFilter;
 
 use super::GoDuration;
+use crate::node::NodeRole;
 
 /// Work that runs at once; more only adds memory, for the API and the driver are the limit long before.
 const MAX_WORKERS: u64 = 10_000;
@@ -42,9 +43,9 @@ where
     deserializer.deserialize_str(Visitor(expected, std::marker::PhantomData))
 }
 
-/// The roles to run.
+/// The roles to run: those that work on a cluster, and those of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Roles(pub(crate) BTreeSet<Role>);
+pub(crate) struct Roles(pub(crate) BTreeSet<Role>, pub(crate) BTreeSet<NodeRole>);
 
 impl<'de> Deserialize<'de> for Roles {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -53,15 +54,26 @@ impl<'de> Deserialize<'de> for Roles {
             type Value = Roles;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "a list of roles, out of {}", Role::ALL.map(Role::as_str).join(", "))
+                let cluster = Role::ALL.map(Role::as_str).join(", ");
+                write!(
+                    f,
+                    "a list of roles, out of {cluster}, {}",
+                    NodeRole::ALL.map(NodeRole::as_str).join(", ")
+                )
             }
 
             fn visit_seq<A: de::SeqAccess<'de>>(self, mut items: A) -> Result<Roles, A::Error> {
-                let mut roles = BTreeSet::new();
+                let mut roles = Roles::default();
                 while let Some(name) = items.next_element::<String>()? {
-                    roles.insert(name.parse().map_err(|error: UnknownRole| de::Error::custom(error))?);
+                    if let Some(role) = NodeRole::of(&name) {
+                        roles.1.insert(role);
+                        continue;
+                    }
+                    let known = NodeRole::ALL.map(NodeRole::as_str).join(", ");
+                    let unknown = |error: UnknownRole| de::Error::custom(format_args!("{error}, {known}"));
+                    roles.0.insert(name.parse().map_err(unknown)?);
                 }
-                Ok(Roles(roles))
+                Ok(roles)
             }
         }
         deserializer.deserialize_seq(Visitor)

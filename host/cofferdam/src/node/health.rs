@@ -1,0 +1,92 @@
+//! `/healthz` of the roles of a node.
+
+use std::sync::Arc;
+
+use cofferdam_node::{Driver, Registrar};
+use futures::FutureExt as _;
+use prometheus_client::registry::Registry;
+use tokio::{sync::watch, task::JoinHandle};
+use tokio_util::sync::CancellationToken;
+
+use super::NodeRole;
+use crate::{
+    config::{Configuration, Endpoint},
+    failure::Failure,
+    telemetry::{Health, Pages, Telemetry},
+};
+
+/// Port of livenessprobe.
+const PORT: u16 = 9808;
+
+/// What is asked when somebody asks for health.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Pulse {
+    /// Role `liveness`: the driver, on its socket.
+    pub(super) driver: Option<Driver>,
+    /// Role `registrar`.
+    pub(super) registrar: Option<Arc<Registrar>>,
+}
+
+impl Pulse {
+    async fn beats(&self) -> Result<(), String> {
+        if let Some(driver) = &self.driver {
+            driver.probe().await.map_err(|error| error.to_string())?;
+        }
+        self.registrar.as_ref().map_or(Ok(()), |registrar| registrar.health())
+    }
+}
+
+/// The pages of a process that has roles of a node only.
+pub(super) struct Served {
+    task: Option<JoinHandle<()>>,
+    stop: CancellationToken,
+    /// Pages are ready for as long as this lives.
+    _ready: watch::Sender<bool>,
+}
+
+impl Served {
+    /// Ends the pages, after everything that they show.
+    pub(super) async fn stop(mut self) {
+        self.stop.cancel();
+        if let Some(task) = self.task.take()
+            && let Err(panicked) = task.await
+        {
+            tracing::error!(%panicked, "the telemetry task ended");
+        }
+    }
+}
+
+/// Serves `/healthz`, `/readyz` and `/metrics` where an endpoint is given, or the role `liveness` brings its own.
+///
+/// # Errors
+/// [`Failure::Listen`]
+pub(super) async fn serve(
+    configuration: &Configuration,
+    pulse: Pulse,
+    registry: Registry,
+    stopping: CancellationToken,
+) -> Result<Served, Failure> {
+    let of_liveness = || {
+        let port = configuration.health_port.unwrap_or(PORT);
+        let liveness = configuration.role.1.contains(&NodeRole::Liveness);
+        liveness.then_some(Endpoint { host: None, port })
+    };
+    let (sender, ready) = watch::channel(true);
+    let stop = CancellationToken::new();
+    let task = match configuration.http_endpoint.clone().or_else(of_liveness) {
+        None => None,
+        Some(endpoint) => {
+            let telemetry = Telemetry::bind(&endpoint).await?;
+            if let Some(address) = telemetry.address() {
+                tracing::info!(%address, "serving /healthz, /readyz and /metrics");
+            }
+            let health: Health = Arc::new(move || {
+                let pulse = pulse.clone();
+                async move { pulse.beats().await }.boxed()
+            });
+            let pages = Pages { registry: Arc::new(registry), ready, health: Some(health), stopping };
+            Some(tokio::spawn(telemetry.serve(pages, stop.clone())))
+        }
+    };
+    Ok(Served { task, stop, _ready: sender })
+}

@@ -1,0 +1,239 @@
+//! The roles of a node: `node` serves kubelet, `registrar` tells kubelet of it, `liveness` tells whether it answers. None of them
+//! runs a driver: of the driver they know its manifest, or its socket.
+
+mod health;
+#[cfg(target_os = "linux")]
+mod serve;
+
+use std::{sync::Arc, time::Duration};
+
+use cofferdam_csi::server::{ServerMetrics, SocketError};
+use cofferdam_node::{Driver, ManifestError, ProbeError, Registrar};
+use prometheus_client::registry::Registry;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use tokio_util::sync::CancellationToken;
+
+#[cfg(target_os = "linux")]
+use serve::serve_node;
+
+use crate::{
+    config::Configuration,
+    failure::Failure,
+    process_metrics,
+    supervisor::{End, Signals},
+};
+
+/// How long the registrar tries to reach a driver at first, as node-driver-registrar does.
+const CONNECT: Duration = Duration::from_secs(30);
+/// Pause between two tries.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A role of a node, as `--role` names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum NodeRole {
+    /// The Node service that kubelet calls.
+    Node,
+    /// Registers the driver with kubelet (node-driver-registrar).
+    Registrar,
+    /// `/healthz` through Probe (livenessprobe).
+    Liveness,
+}
+
+impl NodeRole {
+    /// Every one.
+    pub(crate) const ALL: [Self; 3] = [Self::Node, Self::Registrar, Self::Liveness];
+
+    /// The name.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Node => "node",
+            Self::Registrar => "registrar",
+            Self::Liveness => "liveness",
+        }
+    }
+
+    /// The role of a name.
+    pub(crate) fn of(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|role| role.as_str() == name)
+    }
+}
+
+/// Why the roles of a node cannot run. One line.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NodeFailure {
+    #[error("role {role} needs {key}: expected --{key}, or {key} in the configuration")]
+    Missing { role: &'static str, key: &'static str },
+    #[error(
+        "role node touches this machine as root, and other roles of this process run drivers: expected a process of its own, or --single-process"
+    )]
+    Shared,
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    #[error("the node's policy: {0}")]
+    Policy(String),
+    #[error("{0}")]
+    Machine(String),
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    #[error("role registrar: {0}")]
+    Driver(#[from] ProbeError),
+    #[error("cannot read the labels of node {node}: {problem}")]
+    Labels { node: String, problem: String },
+    #[error("role {0} ended before it was told to")]
+    Ended(&'static str),
+}
+
+/// Refuses a privileged role beside those that run drivers, unless the operator wants it.
+///
+/// # Errors
+/// [`NodeFailure::Shared`]
+pub(crate) fn may_share(configuration: &Configuration) -> Result<(), NodeFailure> {
+    let roles = &configuration.role;
+    let shared = !roles.0.is_empty() && roles.1.contains(&NodeRole::Node);
+    if shared && !configuration.single_process { Err(NodeFailure::Shared) } else { Ok(()) }
+}
+
+/// Roles of a node that run.
+pub(crate) struct Local {
+    tasks: JoinSet<(&'static str, Result<(), SocketError>)>,
+    stop: CancellationToken,
+    health: health::Pulse,
+}
+
+/// Runs roles of a node, and nothing else, until a signal.
+///
+/// # Errors
+/// [`Failure`], one line.
+pub(crate) async fn run(configuration: &Configuration) -> Result<End, Failure> {
+    let mut registry = Registry::default();
+    process_metrics::register(&mut registry);
+    let mut local = start(configuration, &mut registry).await?;
+    let pages = health::serve(configuration, local.health.clone(), registry, local.stop.clone()).await?;
+    let mut signals = Signals::take()?;
+    let name = tokio::select! {
+        name = signals.next() => name,
+        ended = local.ended() => return Err(ended.into()),
+    };
+    let drain = configuration.drain_timeout.get();
+    tracing::info!("{name}: running calls may end within {drain:?}; a second signal stops at once");
+    let end = tokio::select! {
+        drained = local.stop(drain) => if drained { Ok(End::Drained) } else { Err(Failure::Drain(drain)) },
+        name = signals.next() => {
+            tracing::warn!("{name} again: stopping at once");
+            Ok(End::Forced)
+        }
+    };
+    pages.stop().await;
+    end
+}
+
+/// Starts the roles of a node in a process that has others too.
+///
+/// # Errors
+/// [`Failure`], one line.
+pub(crate) async fn beside(
+    configuration: &Configuration,
+    registry: &mut Registry,
+) -> Result<Option<Local>, Failure> {
+    if configuration.role.1.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(start(configuration, registry).await?))
+}
+
+async fn start(configuration: &Configuration, registry: &mut Registry) -> Result<Local, Failure> {
+    let roles = &configuration.role.1;
+    let metrics = ServerMetrics::register(registry);
+    let stop = CancellationToken::new();
+    let mut tasks = JoinSet::new();
+    let mut pulse = health::Pulse::default();
+    let mut name = None;
+    if roles.contains(&NodeRole::Node) {
+        let (server, driver) = serve_node(configuration, &metrics).await?;
+        name = Some(driver);
+        let stop = stop.clone();
+        tasks.spawn(async move {
+            server.serve(stop).await;
+            (NodeRole::Node.as_str(), Ok(()))
+        });
+    }
+    if roles.contains(&NodeRole::Registrar) {
+        let registrar = Arc::new(registrar(configuration, name).await?);
+        pulse.registrar = Some(Arc::clone(&registrar));
+        let stop = stop.clone();
+        tasks.spawn(async move { (NodeRole::Registrar.as_str(), registrar.serve(&metrics, stop).await) });
+    }
+    if roles.contains(&NodeRole::Liveness) {
+        pulse.driver = Some(driver(configuration, NodeRole::Liveness)?);
+    }
+    tracing::info!(roles = ?roles, "started");
+    Ok(Local { tasks, stop, health: pulse })
+}
+
+impl Local {
+    /// Waits for a role to end by itself, which none does in order.
+    async fn ended(&mut self) -> NodeFailure {
+        match self.tasks.join_next().await {
+            Some(Ok((_, Err(error)))) => error.into(),
+            Some(Ok((role, Ok(())))) => NodeFailure::Ended(role),
+            Some(Err(panicked)) => {
+                tracing::error!(%panicked, "a role's task ended");
+                NodeFailure::Ended("node")
+            }
+            // Liveness alone has nothing that could end.
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Lets nobody in any more and lets running calls end; `false` when they did not in time.
+    pub(crate) async fn stop(mut self, limit: Duration) -> bool {
+        self.stop.cancel();
+        let all = async { while self.tasks.join_next().await.is_some() {} };
+        tokio::time::timeout(limit, all).await.is_ok()
+    }
+}
+
+fn needed<'a, T>(value: &'a Option<T>, role: NodeRole, key: &'static str) -> Result<&'a T, NodeFailure> {
+    value.as_ref().ok_or(NodeFailure::Missing { role: role.as_str(), key })
+}
+
+/// There is no such machine elsewhere.
+#[cfg(not(target_os = "linux"))]
+async fn serve_node(
+    _: &Configuration,
+    _: &ServerMetrics,
+) -> Result<(cofferdam_csi::server::Server, String), Failure> {
+    Err(NodeFailure::Machine("role node needs Linux".to_owned()).into())
+}
+
+/// The driver's socket, as another role of this process serves it or as another process does.
+fn driver(configuration: &Configuration, role: NodeRole) -> Result<Driver, NodeFailure> {
+    let socket = configuration.csi_address.as_ref().or(configuration.csi_endpoint.as_ref());
+    let socket = socket.ok_or(NodeFailure::Missing { role: role.as_str(), key: "csi-address" })?;
+    Ok(Driver::new(socket.0.clone(), configuration.probe_timeout.get()))
+}
+
+async fn registrar(configuration: &Configuration, name: Option<String>) -> Result<Registrar, NodeFailure> {
+    let name = match name {
+        Some(name) => name,
+        None => {
+            let driver = driver(configuration, NodeRole::Registrar)?;
+            let until = Instant::now() + CONNECT;
+            loop {
+                match driver.name().await {
+                    Ok(name) => break name,
+                    Err(error) if Instant::now() >= until => return Err(error.into()),
+                    Err(error) => tracing::info!(%error, "waiting for the driver"),
+                }
+                sleep(PAUSE).await;
+            }
+        }
+    };
+    let own = configuration.csi_endpoint.as_ref().map(|socket| socket.0.to_string());
+    let endpoint = configuration.kubelet_registration_path.clone().or(own);
+    let endpoint = needed(&endpoint, NodeRole::Registrar, "kubelet-registration-path")?.clone();
+    Ok(Registrar::new(name, endpoint, &configuration.plugin_registration_path))
+}

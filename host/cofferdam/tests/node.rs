@@ -1,0 +1,113 @@
+//! The roles of a node in the built binary, with the test as kubelet. Nothing here needs root: the policy allows no kind that
+//! mounts.
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking, also in what its functions share"
+)]
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::TcpStream,
+    os::unix::net::UnixStream,
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+const MANIFEST: &str = r#"{"manifestVersion":1,"driver":"pool.example.com","version":"1",
+    "topologyKeys":["topology.cofferdam.dev/node"],"volumesPerNode":null,"features":[],"abilities":[]}"#;
+
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn command(home: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
+    command.arg("run").args(arguments).env_clear().env("HOME", home).stdin(Stdio::null());
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+/// Exit code 1 and one line that says this.
+fn refused(home: &Path, arguments: &[&str], expected: &str) {
+    let output = command(home, arguments).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{arguments:?}: {stderr}");
+    assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
+}
+
+fn get(port: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn node_registrar_and_liveness_in_one_process() {
+    let home = tempfile::TempDir::new().unwrap();
+    let path = |name: &str| home.path().join(name).display().to_string();
+    fs::write(path("manifest.json"), MANIFEST).unwrap();
+    let (manifest, socket, plugins) =
+        (path("manifest.json"), path("csi.sock"), home.path().display().to_string());
+    #[rustfmt::skip] // flags with their values
+    let arguments = [
+        "--role", "node,registrar", "--role", "liveness", "--manifest", &manifest, "--csi-endpoint", &socket,
+        "--node-name", "n1", "--plugin-registration-path", &plugins, "--http-endpoint", "127.0.0.1:0",
+        "--log", "info",
+    ];
+    let mut child = Running(command(home.path(), &arguments).spawn().unwrap());
+    let mut lines = BufReader::new(child.0.stderr.take().unwrap()).lines();
+    let mut until = |what: &str| lines.by_ref().map(Result::unwrap).find(|line| line.contains(what)).unwrap();
+    // Which of the two comes first is the scheduler's.
+    let port = until("/healthz").split("127.0.0.1:").nth(1).unwrap().split(' ').next().unwrap().to_owned();
+    let registration = home.path().join("pool.example.com-reg.sock");
+    while UnixStream::connect(&registration).is_err() {
+        std::thread::yield_now();
+    }
+    UnixStream::connect(&socket).expect("the socket is served before kubelet hears of it");
+    let healthy = get(&port, "/healthz");
+    assert!(healthy.starts_with("HTTP/1.1 200") && healthy.ends_with("ok\n"), "{healthy}");
+    let metrics = get(&port, "/metrics");
+    assert!(metrics.contains("/csi.v1.Identity/Probe"), "{metrics}");
+
+    let id = child.0.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+    assert_eq!(child.0.wait().unwrap().code(), Some(0));
+    assert!(!registration.exists() && !Path::new(&socket).exists(), "kubelet forgets the driver");
+}
+
+#[test]
+fn what_does_not_fit_is_refused_at_start() {
+    let home = tempfile::TempDir::new().unwrap();
+    let path = |name: &str| home.path().join(name).display().to_string();
+    fs::write(path("manifest.json"), MANIFEST).unwrap();
+    let write = |name: &str, text: &str| {
+        fs::write(path(name), text).unwrap();
+        path(name)
+    };
+    let rootless = write("rootless.toml", "[node]\nattachments = [\"directory\"]\n");
+    let unknown = write("unknown.toml", "[node]\nattachments = [\"nfs\"]\n");
+    let (manifest, socket) = (path("manifest.json"), path("csi.sock"));
+    let base = ["--role", "node", "--manifest", &manifest, "--csi-endpoint", &socket, "--node-name", "n1"];
+    let with = |more: &[&'static str]| -> Vec<String> {
+        base.iter().chain(more).map(|text| (*text).to_owned()).collect()
+    };
+    let refuse = |arguments: Vec<String>, expected: &str| {
+        refused(home.path(), &arguments.iter().map(String::as_str).collect::<Vec<_>>(), expected);
+    };
+    refused(home.path(), &["--role", "node"], "role node needs manifest");
+    refused(home.path(), &["--role", "registrar"], "role registrar needs csi-address");
+    refused(home.path(), &["--role", "liveness"], "role liveness needs csi-address");
+    refuse(with(&["--role", "provisioner"]), "--single-process");
+    refuse(with(&["--kubelet-root", "relative"]), "relative");
+    refuse([with(&["--config"]), vec![rootless]].concat(), "directory-root");
+    refuse([with(&["--config"]), vec![unknown]].concat(), "nfs");
+}

@@ -1,0 +1,135 @@
+//! A driver on a socket, asked who it is and how it is: what the registrar and liveness want of it, in a connection of its own
+//! for every question, as livenessprobe does it.
+
+use std::time::Duration;
+
+use cofferdam_csi::{
+    Address,
+    v1::{GetPluginInfoRequest, ProbeRequest, identity_client::IdentityClient},
+};
+use http::{Request, Uri};
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::{net::UnixStream, time::timeout};
+use tokio_util::task::AbortOnDropHandle;
+use tonic::{Response, Status, body::Body};
+
+/// What gRPC calls the other end of a unix socket.
+const ORIGIN: &str = "http://localhost";
+
+/// Why a driver did not answer as it should.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProbeError {
+    /// Nobody listens.
+    #[error("cannot connect to {address}: {reason}")]
+    Connect {
+        /// The socket.
+        address: String,
+        /// Why not.
+        reason: String,
+    },
+    /// It answered with a failure.
+    #[error("the driver at {address} answered {code}: {message}")]
+    Answer {
+        /// The socket.
+        address: String,
+        /// gRPC's code.
+        code: String,
+        /// The driver's words.
+        message: String,
+    },
+    /// It says that it is not ready.
+    #[error("the driver at {address} is not ready")]
+    NotReady {
+        /// The socket.
+        address: String,
+    },
+    /// It did not answer in time.
+    #[error("the driver at {address} did not answer within {patience:?}")]
+    Silent {
+        /// The socket.
+        address: String,
+        /// How long was waited.
+        patience: Duration,
+    },
+}
+
+/// A driver's socket.
+#[derive(Clone, Debug)]
+pub struct Driver {
+    address: Address,
+    patience: Duration,
+}
+
+impl Driver {
+    /// A driver that may take so long for an answer.
+    pub const fn new(address: Address, patience: Duration) -> Self {
+        Self { address, patience }
+    }
+
+    /// The driver's name.
+    ///
+    /// # Errors
+    /// [`ProbeError`]
+    pub async fn name(&self) -> Result<String, ProbeError> {
+        let answer = self.ask(|stream| async move {
+            exchange(stream, async |client| client.get_plugin_info(GetPluginInfoRequest {}).await).await
+        });
+        Ok(answer.await?.name)
+    }
+
+    /// Whether it can be used.
+    ///
+    /// # Errors
+    /// [`ProbeError`], also for a driver that is not ready.
+    pub async fn probe(&self) -> Result<(), ProbeError> {
+        let answer = self.ask(|stream| async move {
+            exchange(stream, async |client| client.probe(ProbeRequest {}).await).await
+        });
+        if answer.await?.ready.unwrap_or(true) {
+            Ok(())
+        } else {
+            Err(ProbeError::NotReady { address: self.address.to_string() })
+        }
+    }
+
+    async fn ask<R, F>(&self, question: impl FnOnce(UnixStream) -> F) -> Result<R, ProbeError>
+    where
+        F: Future<Output = Result<R, Status>>,
+    {
+        let address = || self.address.to_string();
+        let work = async {
+            let stream = UnixStream::connect(self.address.path())
+                .await
+                .map_err(|error| ProbeError::Connect { address: address(), reason: error.to_string() })?;
+            question(stream).await.map_err(|status| ProbeError::Answer {
+                address: address(),
+                code: format!("{:?}", status.code()),
+                message: status.message().to_owned(),
+            })
+        };
+        let silent = |_| ProbeError::Silent { address: address(), patience: self.patience };
+        timeout(self.patience, work).await.map_err(silent)?
+    }
+}
+
+/// What carries calls over one connection.
+type Wire =
+    tower::util::BoxCloneSyncService<Request<Body>, http::Response<hyper::body::Incoming>, hyper::Error>;
+
+async fn exchange<R>(
+    stream: UnixStream,
+    call: impl AsyncFnOnce(&mut IdentityClient<Wire>) -> Result<Response<R>, Status>,
+) -> Result<R, Status> {
+    let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+        .await
+        .map_err(|error| Status::unavailable(error.to_string()))?;
+    let _connection = AbortOnDropHandle::new(tokio::spawn(connection));
+    let wire = tower::service_fn(move |request| {
+        let mut sender = sender.clone();
+        async move { sender.send_request(request).await }
+    });
+    let wire = Wire::new(wire);
+    let mut client = IdentityClient::with_origin(wire, Uri::from_static(ORIGIN));
+    call(&mut client).await.map(Response::into_inner)
+}

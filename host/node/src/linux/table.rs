@@ -1,0 +1,95 @@
+//! The kernel's table of mounts, `mountinfo`.
+
+use super::paths::Result;
+use crate::{
+    error::MachineError,
+    machine::{Attributes, Mount},
+};
+
+/// One line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Line {
+    /// Where it is mounted.
+    pub(super) at: String,
+    /// What of its filesystem is mounted.
+    pub(super) root: String,
+    pub(super) mount: Mount,
+}
+
+/// Every mount of this process' namespace, a later one over an earlier one.
+pub(super) fn read() -> Result<Vec<Line>> {
+    let text = std::fs::read_to_string("/proc/thread-self/mountinfo")
+        .map_err(|error| MachineError::Failed(format!("the table of mounts: {error}")))?;
+    text.lines().map(|line| parse(line).ok_or_else(|| unreadable(line))).collect()
+}
+
+fn unreadable(line: &str) -> MachineError {
+    MachineError::Failed(format!("the table of mounts has a line that is none: {line:?}"))
+}
+
+fn parse(line: &str) -> Option<Line> {
+    let (own, of_filesystem) = line.split_once(" - ")?;
+    let mut own = own.split(' ').skip(2);
+    let (device, root, at, options) = (own.next()?, own.next()?, own.next()?, own.next()?);
+    let mut of_filesystem = of_filesystem.split(' ');
+    let (fs_type, source) = (of_filesystem.next()?, of_filesystem.next()?);
+    let all_options = of_filesystem.next().unwrap_or_default();
+    let (major, minor) = device.split_once(':')?;
+    let has = |name| options.split(',').any(|option| option == name);
+    let mount = Mount {
+        fs_type: fs_type.to_owned(),
+        source: plain(source),
+        device: (major.parse().ok()?, minor.parse().ok()?),
+        attributes: Attributes {
+            read_only: has("ro"),
+            no_suid: has("nosuid"),
+            no_devices: has("nodev"),
+            no_exec: has("noexec"),
+        },
+        filesystem_read_only: all_options.split(',').any(|option| option == "ro"),
+    };
+    Some(Line { at: plain(at), root: plain(root), mount })
+}
+
+/// A text in which the kernel wrote blanks and backslashes as octal numbers.
+fn plain(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let octal = after.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
+        let byte = octal.filter(|_| *first == b'\\').and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        bytes.push(byte.unwrap_or(*first));
+        rest = if byte.is_some() { after.get(3..).unwrap_or_default() } else { after };
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines() {
+        let line = parse(
+            r"36 35 98:0 /mnt1 /a\040b/c ro,nosuid,noatime master:1 shared:2 - ext3 /dev/root rw,errors=continue",
+        );
+        let line = line.unwrap();
+        assert_eq!((line.at.as_str(), line.root.as_str()), ("/a b/c", "/mnt1"));
+        assert_eq!((line.mount.fs_type.as_str(), line.mount.device), ("ext3", (98, 0)));
+        assert!(line.mount.attributes.read_only && line.mount.attributes.no_suid);
+        assert!(!line.mount.attributes.no_devices && !line.mount.filesystem_read_only);
+        assert!(
+            parse("36 35 98:0 / / rw - tmpfs  ro").unwrap().mount.filesystem_read_only,
+            "an empty source"
+        );
+        for bad in ["", "a - b", "36 35 98 / / rw - ext4 x rw"] {
+            assert_eq!(parse(bad), None, "{bad}");
+        }
+        assert_eq!(plain(r"a\134b\0"), r"a\b\0");
+    }
+
+    #[test]
+    fn our_own() {
+        assert!(read().unwrap().iter().any(|line| line.at == "/"));
+    }
+}

@@ -1,0 +1,128 @@
+//! The programs that do what no library does: found once, at start, in the system's own directories, and run without the
+//! environment of this process.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use super::paths::Result;
+use crate::{
+    error::MachineError,
+    machine::Filesystem,
+    policy::{Kind, Policy},
+};
+
+const DIRECTORIES: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
+/// Most bytes of a program's words that are kept for people.
+const MAX_WORDS: usize = 512;
+
+/// A program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Tool {
+    Losetup,
+    Blkid,
+    MkfsExt4,
+    E2fsck,
+    Resize2fs,
+    MkfsXfs,
+    XfsGrowfs,
+}
+
+impl Tool {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Losetup => "losetup",
+            Self::Blkid => "blkid",
+            Self::MkfsExt4 => "mkfs.ext4",
+            Self::E2fsck => "e2fsck",
+            Self::Resize2fs => "resize2fs",
+            Self::MkfsXfs => "mkfs.xfs",
+            Self::XfsGrowfs => "xfs_growfs",
+        }
+    }
+}
+
+/// What a program said.
+pub(super) struct Said {
+    pub(super) code: Option<i32>,
+    pub(super) output: String,
+    /// The end of what it wrote to standard error, on one line.
+    pub(super) words: String,
+}
+
+/// The programs that a policy needs.
+#[derive(Debug, Default)]
+pub(super) struct Tools(BTreeMap<Tool, PathBuf>);
+
+impl Tools {
+    /// Finds them.
+    ///
+    /// # Errors
+    /// The names of those that are not there.
+    pub(super) fn of(policy: &Policy) -> std::result::Result<Self, String> {
+        let mut needed: Vec<Tool> = Vec::new();
+        if policy.has(Kind::Image) {
+            needed.push(Tool::Losetup);
+        }
+        if policy.has(Kind::Image) || policy.has(Kind::LocalDevice) {
+            needed.push(Tool::Blkid);
+            for filesystem in &policy.filesystems {
+                needed.extend(match filesystem {
+                    Filesystem::Ext4 => [Tool::MkfsExt4, Tool::E2fsck, Tool::Resize2fs].as_slice(),
+                    Filesystem::Xfs => &[Tool::MkfsXfs, Tool::XfsGrowfs],
+                });
+            }
+        }
+        let found = |tool: &Tool| {
+            let paths = DIRECTORIES.iter().map(|directory| Path::new(directory).join(tool.name()));
+            paths.into_iter().find(|path| path.is_file())
+        };
+        let missing: Vec<&str> =
+            needed.iter().filter(|tool| found(tool).is_none()).map(|tool| tool.name()).collect();
+        if !missing.is_empty() {
+            return Err(format!(
+                "the policy's attachments need programs that are not in {}: {}",
+                DIRECTORIES.join(", "),
+                missing.join(", ")
+            ));
+        }
+        Ok(Self(needed.into_iter().filter_map(|tool| Some((tool, found(&tool)?))).collect()))
+    }
+
+    /// Runs a program to its end.
+    pub(super) fn run(&self, tool: Tool, arguments: &[&str]) -> Result<Said> {
+        let name = tool.name();
+        let failed = |problem: String| MachineError::Failed(format!("{name}: {problem}"));
+        let path = self.0.get(&tool).ok_or_else(|| failed("was not looked for at start".to_owned()))?;
+        let output = Command::new(path)
+            .args(arguments)
+            .env_clear()
+            // mkfs.* and fsck.* start others of their own.
+            .env("PATH", DIRECTORIES.join(":"))
+            .env("LC_ALL", "C")
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|error| failed(error.to_string()))?;
+        let words = String::from_utf8_lossy(&output.stderr);
+        let words = words.split_whitespace().collect::<Vec<_>>().join(" ");
+        let words: String =
+            words.chars().rev().take(MAX_WORDS).collect::<Vec<_>>().into_iter().rev().collect();
+        Ok(Said {
+            code: output.status.code(),
+            output: String::from_utf8_lossy(&output.stdout).into_owned(),
+            words,
+        })
+    }
+
+    /// Runs a program that has to succeed, with one of these exit codes.
+    pub(super) fn succeed(&self, tool: Tool, arguments: &[&str], codes: &[i32]) -> Result<String> {
+        let said = self.run(tool, arguments)?;
+        if said.code.is_some_and(|code| codes.contains(&code)) {
+            return Ok(said.output);
+        }
+        let ended = said.code.map_or("was killed".to_owned(), |code| format!("ended with {code}"));
+        Err(MachineError::Failed(format!("{} {ended}: {}", tool.name(), said.words)))
+    }
+}

@@ -1,0 +1,186 @@
+//! What a node knows of a driver that it never runs: the manifest that `cofferdam backend inspect -o manifest` wrote.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io::Read as _,
+    path::Path,
+};
+
+use cofferdam_domain::{
+    DriverName,
+    storage::{
+        Ability, Description, Feature, Placement,
+        ability::{PluginCapability, plugin_capabilities},
+    },
+};
+use serde::Deserialize;
+
+/// The only version that is read.
+const VERSION: u32 = 1;
+/// Largest manifest that is read, in bytes.
+const MAX_MANIFEST: u64 = 1 << 20;
+/// The topology key whose value is the node's name.
+const NODE_KEY: &str = "topology.cofferdam.dev/node";
+
+/// Why a manifest cannot be used. One line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the manifest {path}: {problem}")]
+pub struct ManifestError {
+    path: String,
+    problem: String,
+}
+
+/// A driver, as its manifest describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Manifest {
+    description: Description,
+    abilities: BTreeSet<Ability>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Document {
+    manifest_version: u32,
+    driver: DriverName,
+    version: String,
+    topology_keys: Vec<String>,
+    volumes_per_node: Option<u32>,
+    features: Vec<String>,
+    abilities: Vec<String>,
+}
+
+/// Whether a text is a driver's name: the socket of its registration is called so.
+fn is_name(name: &str) -> bool {
+    let ends = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
+    let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
+    name.len() <= 63 && ends(name.bytes().next()) && ends(name.bytes().next_back()) && name.bytes().all(inner)
+}
+
+impl Manifest {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`ManifestError`], which names it.
+    pub fn open(path: &Path) -> Result<Self, ManifestError> {
+        let fail = |problem: String| ManifestError { path: path.display().to_string(), problem };
+        let mut text = String::new();
+        let file = File::open(path).map_err(|error| fail(error.to_string()))?;
+        file.take(MAX_MANIFEST).read_to_string(&mut text).map_err(|error| fail(error.to_string()))?;
+        Self::parse(&text).map_err(fail)
+    }
+
+    /// Reads a text.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let document: Document = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        if document.manifest_version != VERSION {
+            return Err(format!(
+                "has version {}: expected {VERSION}, as this program's `backend inspect -o manifest` writes it",
+                document.manifest_version
+            ));
+        }
+        if !is_name(document.driver.as_str()) {
+            return Err(format!("names the driver {:?}: expected a DNS subdomain", document.driver.as_str()));
+        }
+        // An ability that a later release has is nothing that a node does.
+        let abilities = document.abilities.iter().filter_map(|name| Ability::of(name)).collect();
+        let description = Description {
+            name: document.driver,
+            version: document.version,
+            topology_keys: document.topology_keys,
+            placement: Placement::Central,
+            volumes_per_node: document.volumes_per_node,
+            features: document.features,
+        };
+        Ok(Self { description, abilities })
+    }
+
+    /// The driver's name.
+    pub const fn driver(&self) -> &DriverName {
+        &self.description.name
+    }
+
+    /// The vendor's version.
+    pub fn version(&self) -> &str {
+        &self.description.version
+    }
+
+    /// How many volumes fit a node; absent when there is no limit.
+    pub const fn volumes_per_node(&self) -> Option<u32> {
+        self.description.volumes_per_node
+    }
+
+    /// Whether the driver says that it has a feature.
+    pub fn has(&self, feature: Feature) -> bool {
+        self.description.has(feature)
+    }
+
+    /// Whether attachments come with each publication, and not with the volume.
+    pub fn publishes(&self) -> bool {
+        self.abilities.contains(&Ability::Publishing)
+    }
+
+    /// What the Identity service says of the driver.
+    pub fn plugin_capabilities(&self) -> BTreeSet<PluginCapability> {
+        plugin_capabilities(&self.abilities, &self.description)
+    }
+
+    /// Keys whose values only the Node object knows: its labels of these names.
+    pub fn labels(&self) -> impl Iterator<Item = &str> {
+        self.description.topology_keys.iter().map(String::as_str).filter(|key| *key != NODE_KEY)
+    }
+
+    /// Where this node is, for the driver's keys.
+    ///
+    /// # Errors
+    /// The key for which there is no value.
+    pub fn segments(
+        &self,
+        node: &str,
+        labels: &BTreeMap<String, String>,
+    ) -> Result<BTreeMap<String, String>, String> {
+        let value = |key: &String| match (key.as_str(), labels.get(key)) {
+            (NODE_KEY, _) => Ok((key.clone(), node.to_owned())),
+            (_, Some(value)) => Ok((key.clone(), value.clone())),
+            (_, None) => {
+                Err(format!("the node {node} has no label {key:?}, which the driver's topology needs"))
+            }
+        };
+        self.description.topology_keys.iter().map(value).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"{"manifestVersion":1,"driver":"pool.example.com","version":"2","digest":"sha256:0","placement":"node",
+        "topologyKeys":["topology.cofferdam.dev/node","zone"],"volumesPerNode":7,"features":["volume-mount-group"],
+        "abilities":["expansion","publishing","telepathy"]}"#;
+
+    #[test]
+    fn what_inspect_writes_is_read() {
+        let manifest = Manifest::parse(GOOD).unwrap();
+        assert_eq!((manifest.driver().as_str(), manifest.version()), ("pool.example.com", "2"));
+        assert!(manifest.publishes() && manifest.has(Feature::VolumeMountGroup));
+        assert_eq!(manifest.volumes_per_node(), Some(7));
+        assert_eq!(manifest.labels().collect::<Vec<_>>(), ["zone"]);
+        let labels = |value: &str| [("zone".to_owned(), value.to_owned())].into();
+        let segments = manifest.segments("n1", &labels("a")).unwrap();
+        assert_eq!(segments.values().collect::<Vec<_>>(), ["n1", "a"]);
+        assert!(manifest.segments("n1", &BTreeMap::new()).unwrap_err().contains("zone"));
+        for (from, to) in [
+            ("\"manifestVersion\":1", "\"manifestVersion\":2"),
+            ("pool.example.com", "../etc"),
+            ("pool.example.com", ""),
+            ("\"driver\"", "\"river\""),
+        ] {
+            assert!(Manifest::parse(&GOOD.replace(from, to)).is_err(), "{from} {to}");
+        }
+        let missing = Manifest::open(Path::new("/nowhere/manifest.json")).unwrap_err().to_string();
+        assert!(missing.contains("/nowhere/manifest.json"), "{missing}");
+    }
+}

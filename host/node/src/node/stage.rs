@@ -1,0 +1,179 @@
+//! NodeStageVolume and NodeUnstageVolume.
+
+use super::{Node, Stage};
+use crate::{
+    attachment::Attachment,
+    error::{NodeError, Step as _},
+    executor::{Executor, Job, unstage},
+    machine::{FoundKind, Machine},
+    path::Place,
+    record::VolumeRecord,
+};
+
+impl<M: Machine> Node<M> {
+    /// Makes a volume usable at its staging path. The same again is a success.
+    ///
+    /// # Errors
+    /// [`NodeError`]; then the same call again goes on, or [`Self::unstage`] undoes what was done.
+    pub fn stage(&self, request: &Stage) -> Result<(), NodeError> {
+        let place = self.roots.place("staging_target_path", &request.staging_path)?;
+        let attachment = Attachment::parse(&request.attachment).map_err(NodeError::Invalid)?;
+        let executor = self.policy.executor(attachment)?;
+        executor.supports(&request.capability)?;
+        match self.look(&place)?.map(|found| found.kind) {
+            Some(FoundKind::Directory) => {}
+            Some(FoundKind::File(_) | FoundKind::Device(_) | FoundKind::Other) | None => {
+                return Err(NodeError::Precondition(format!(
+                    "the staging path {place} is not there: expected a directory that kubelet has made"
+                )));
+            }
+        }
+        let others = self.machine.records().step("read the volumes' records")?;
+        let mut record = self.begin(request, &place, &others)?;
+        executor.identify(&self.machine, &mut record)?;
+        self.alone(&record, &others)?;
+        let known = others.iter().find(|other| other.volume == record.volume);
+        if known != Some(&record) {
+            self.machine.keep(&record).step("keep the volume's record")?;
+        }
+        self.run(&*executor, request, &place, record)
+    }
+
+    fn run(
+        &self,
+        executor: &dyn Executor,
+        request: &Stage,
+        place: &Place,
+        record: VolumeRecord,
+    ) -> Result<(), NodeError> {
+        let mut job = Job {
+            machine: &self.machine,
+            place,
+            record,
+            least: self.policy.least(),
+            filesystems: &self.policy.filesystems,
+            cloned: request.cloned,
+        };
+        executor.stage(&mut job)?;
+        if !job.record.staged {
+            job.record.staged = true;
+            job.keep()?;
+        }
+        Ok(())
+    }
+
+    /// The record to go on with: the one that is there if it says the same, a new one if nothing of it is left on the machine.
+    fn begin(
+        &self,
+        request: &Stage,
+        place: &Place,
+        others: &[VolumeRecord],
+    ) -> Result<VolumeRecord, NodeError> {
+        let staging = place.to_string();
+        let fresh = VolumeRecord {
+            volume: request.volume.clone(),
+            staging: Some(staging.clone()),
+            attachment: Some(request.attachment.clone()),
+            capability: request.capability.clone(),
+            size: None,
+            image: None,
+            device: None,
+            formatting: false,
+            staged: false,
+            targets: Default::default(),
+        };
+        let there = others.iter().find(|other| other.volume == request.volume);
+        let Some(there) = there else { return Ok(fresh) };
+        let same = there.staging == fresh.staging
+            && there.attachment == fresh.attachment
+            && there.capability == fresh.capability;
+        if same {
+            return Ok(there.clone());
+        }
+        let at = there.staging.as_deref().unwrap_or("no staging path");
+        if self.staged_at(there)?.is_some() || !self.live_targets(there)?.is_empty() {
+            return Err(if there.staging == fresh.staging {
+                NodeError::Exists(format!("the volume is staged at {at} in another way"))
+            } else {
+                NodeError::Precondition(format!(
+                    "the volume is staged at {at}: expected it to be unstaged first"
+                ))
+            });
+        }
+        if let Some(old) = &there.staging {
+            let old = self.roots.place("staging_target_path", old)?;
+            unstage(&self.machine, &old, Some(there), others)?;
+        }
+        // A device that was begun to be formatted is still not more than that.
+        let formatting = there.formatting && there.attachment == fresh.attachment;
+        Ok(VolumeRecord { formatting, ..fresh })
+    }
+
+    /// Refuses what another volume of this node has: its staging path, its image, its device.
+    fn alone(&self, record: &VolumeRecord, others: &[VolumeRecord]) -> Result<(), NodeError> {
+        for other in others.iter().filter(|other| other.volume != record.volume) {
+            let shares = (record.image.is_some() && record.image == other.image)
+                || (record.device.is_some() && record.device == other.device)
+                || record.staging == other.staging;
+            if shares && (self.staged_at(other)?.is_some() || !self.live_targets(other)?.is_empty()) {
+                return Err(NodeError::Precondition(
+                    "another volume of this node has the same storage, or is staged at the same path"
+                        .to_owned(),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Undoes [`Self::stage`]. A volume that is not staged is a success; no data is removed.
+    ///
+    /// # Errors
+    /// [`NodeError::Precondition`] while it is published.
+    pub fn unstage(&self, volume: &str, staging_path: &str) -> Result<(), NodeError> {
+        let place = self.roots.place("staging_target_path", staging_path)?;
+        let others = self.machine.records().step("read the volumes' records")?;
+        let staging = place.to_string();
+        let foreign = |other: &&VolumeRecord| {
+            other.volume != volume && other.staging.as_deref() == Some(staging.as_str())
+        };
+        if others.iter().any(|other| foreign(&other)) {
+            return Err(NodeError::Missing(format!("another volume is staged at {place}")));
+        }
+        let record = others.iter().find(|other| other.volume == volume);
+        if let Some(record) = record {
+            if record.staging.as_deref() != Some(staging.as_str()) {
+                let at = record.staging.as_deref().unwrap_or("no staging path");
+                return Err(NodeError::Precondition(format!("the volume is staged at {at}, not at {place}")));
+            }
+            if let Some(target) = self.live_targets(record)?.first() {
+                return Err(NodeError::Precondition(format!("the volume is still published at {target}")));
+            }
+        }
+        let block = place.join(crate::executor::BLOCK);
+        for at in [&place, &block] {
+            let elsewhere = self.elsewhere(at, &place)?;
+            if let Some(other) = elsewhere.first() {
+                return Err(NodeError::Precondition(format!(
+                    "what is mounted at {at} is still mounted at {other}"
+                )));
+            }
+        }
+        unstage(&self.machine, &place, record, &others)?;
+        if record.is_some() {
+            self.machine.forget(volume).step("forget the volume's record")?;
+        }
+        Ok(())
+    }
+
+    /// Where else something that is mounted at `at` is mounted, within a directory that is itself no mount.
+    fn elsewhere(&self, at: &Place, staging: &Place) -> Result<Vec<String>, NodeError> {
+        // Within a mounted filesystem the device's file is the user's.
+        if at != staging && self.is_mounted(staging)? {
+            return Ok(Vec::new());
+        }
+        if self.look(staging)?.is_none() || !self.is_mounted(at)? {
+            return Ok(Vec::new());
+        }
+        self.machine.mounted_elsewhere(at).step("look for other mounts of the volume")
+    }
+}

@@ -1,0 +1,42 @@
+//! What the node writes down of a volume, before it acts: enough to go on, and to undo, after its death.
+
+use std::collections::BTreeMap;
+
+use cofferdam_domain::storage::{AttachmentRecord, VolumeCapability};
+use serde::{Deserialize, Serialize};
+
+use crate::machine::FileId;
+
+/// One publication of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Target {
+    /// How it is used there.
+    pub capability: VolumeCapability,
+    /// Whether for reading only.
+    pub read_only: bool,
+}
+
+/// A volume on this node. It says what was asked, never what is mounted: for that the machine is asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeRecord {
+    /// The volume's handle.
+    pub volume: String,
+    /// Where it is staged; absent for inline volumes.
+    pub staging: Option<String>,
+    /// How it is reached; absent for inline volumes.
+    pub attachment: Option<AttachmentRecord>,
+    /// How it was staged.
+    pub capability: VolumeCapability,
+    /// Bytes of an inline volume.
+    pub size: Option<u64>,
+    /// The image behind its loop device.
+    pub image: Option<FileId>,
+    /// The device that it is.
+    pub device: Option<(u32, u32)>,
+    /// A filesystem was begun on a blank device, and nothing was seen of its end.
+    pub formatting: bool,
+    /// Staging has ended.
+    pub staged: bool,
+    /// Where it is published.
+    pub targets: BTreeMap<String, Target>,
+}

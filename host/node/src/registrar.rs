@@ -1,0 +1,161 @@
+//! Tells kubelet of the driver: a socket in its directory of plugins, for as long as the driver shall be known.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use cofferdam_csi::{
+    Address,
+    registration::{
+        InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
+        registration_server::{Registration as Service, RegistrationServer},
+    },
+    server::{Options, Server, ServerMetrics, Socket, SocketError, SocketOptions},
+};
+use tokio::{sync::watch, time::sleep};
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+/// What kubelet calls drivers of storage.
+const TYPE: &str = "CSIPlugin";
+/// The versions that kubelet is told: the API's major version, as every registrar says it.
+const VERSIONS: [&str; 1] = ["1.0.0"];
+/// How long one answer may take; kubelet waits a second.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// First pause after kubelet refused; it doubles with each.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// Longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// How far it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Registration {
+    /// Kubelet has not answered yet.
+    #[default]
+    Waiting,
+    /// Kubelet uses the driver.
+    Registered,
+    /// Kubelet refused, for this reason; it is tried again.
+    Refused(String),
+}
+
+/// The registration of one driver.
+#[derive(Debug)]
+pub struct Registrar {
+    driver: String,
+    endpoint: String,
+    socket: PathBuf,
+    state: watch::Sender<Registration>,
+}
+
+#[derive(Clone, Debug)]
+struct Answers {
+    driver: String,
+    endpoint: String,
+    state: watch::Sender<Registration>,
+}
+
+impl Registrar {
+    /// A driver that kubelet reaches at `endpoint`, a path on the host; `directory` is kubelet's directory of plugins.
+    pub fn new(driver: String, endpoint: String, directory: &std::path::Path) -> Self {
+        let socket = directory.join(format!("{driver}-reg.sock"));
+        Self { driver, endpoint, socket, state: watch::Sender::new(Registration::Waiting) }
+    }
+
+    /// How far it is, now and later.
+    pub fn state(&self) -> watch::Receiver<Registration> {
+        self.state.subscribe()
+    }
+
+    /// Whether it does its work: the socket is there, and kubelet did not refuse.
+    ///
+    /// # Errors
+    /// What is wrong, for people.
+    pub fn health(&self) -> Result<(), String> {
+        if !self.socket.exists() {
+            return Err(format!("the socket {} is not there", self.socket.display()));
+        }
+        match &*self.state.borrow() {
+            Registration::Waiting | Registration::Registered => Ok(()),
+            Registration::Refused(reason) => Err(format!("kubelet refused the driver: {reason}")),
+        }
+    }
+
+    /// Serves until `stop`; then the socket goes, and kubelet forgets the driver. Where kubelet refuses, the socket goes too and
+    /// comes back after a pause: that is what makes kubelet ask again.
+    ///
+    /// # Errors
+    /// When the socket cannot be listened on.
+    pub async fn serve(
+        self: Arc<Self>,
+        metrics: &ServerMetrics,
+        stop: CancellationToken,
+    ) -> Result<(), SocketError> {
+        let mut pause = FIRST_PAUSE;
+        while !stop.is_cancelled() {
+            let address = self.address()?;
+            let socket = Socket::bind(&SocketOptions::new(address)).await?;
+            self.state.send_replace(Registration::Waiting);
+            let (round, mut state) = (stop.child_token(), self.state.subscribe());
+            let answers = Answers {
+                driver: self.driver.clone(),
+                endpoint: self.endpoint.clone(),
+                state: self.state.clone(),
+            };
+            let options = Options { driver: self.driver.clone(), patience: PATIENCE };
+            let server = Server::new(socket, options, metrics).with(RegistrationServer::new(answers));
+            let mut serving = tokio::spawn(server.serve(round.clone()));
+            tracing::info!(driver = self.driver, socket = %self.socket.display(), "kubelet may register the driver");
+            loop {
+                tokio::select! {
+                    _ = &mut serving => break,
+                    Ok(()) = state.changed() => match &*state.borrow_and_update() {
+                        Registration::Refused(_) => round.cancel(),
+                        Registration::Registered => pause = FIRST_PAUSE,
+                        Registration::Waiting => {}
+                    },
+                }
+            }
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = sleep(pause) => {}
+            }
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+        Ok(())
+    }
+
+    fn address(&self) -> Result<Address, SocketError> {
+        let path = self.socket.display().to_string();
+        path.parse().map_err(|problem: String| SocketError::System {
+            path: path.clone(),
+            step: "use the socket's path",
+            source: std::io::Error::other(problem),
+        })
+    }
+}
+
+#[tonic::async_trait]
+impl Service for Answers {
+    async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
+        Ok(Response::new(PluginInfo {
+            r#type: TYPE.to_owned(),
+            name: self.driver.clone(),
+            endpoint: self.endpoint.clone(),
+            supported_versions: VERSIONS.map(str::to_owned).to_vec(),
+        }))
+    }
+
+    async fn notify_registration_status(
+        &self,
+        request: Request<RegistrationStatus>,
+    ) -> Result<Response<RegistrationStatusResponse>, Status> {
+        let RegistrationStatus { plugin_registered, error } = request.into_inner();
+        if plugin_registered {
+            tracing::info!(driver = self.driver, "kubelet has registered the driver");
+            self.state.send_replace(Registration::Registered);
+        } else {
+            tracing::warn!(driver = self.driver, error, "kubelet refused the driver");
+            self.state.send_replace(Registration::Refused(error));
+        }
+        Ok(Response::new(RegistrationStatusResponse {}))
+    }
+}

@@ -1,0 +1,259 @@
+//! CSI's requests as the node takes them. What kubelet passes on was written by others; here it is only read.
+
+use std::collections::BTreeMap;
+
+use cofferdam_csi::{
+    attachment,
+    v1::{
+        self, CapacityRange, NodePublishVolumeRequest, NodeStageVolumeRequest,
+        volume_capability::{AccessType as Wire, MountVolume, access_mode::Mode},
+    },
+};
+use cofferdam_domain::{
+    Quantity,
+    storage::{AccessType, AttachmentRecord, CapabilityMode, ErrorKind, VolumeCapability},
+};
+use tonic::{Code, Status};
+
+use crate::{
+    attachment::CONTENT_SOURCE,
+    error::NodeError,
+    node::{Publish, PublishInline, Stage},
+};
+
+type Result<T> = std::result::Result<T, Status>;
+
+/// Longest handle in bytes.
+const MAX_HANDLE: usize = 128;
+/// First part of the keys that kubelet adds to a context.
+const KUBELET: &str = "csi.storage.k8s.io/";
+/// Key by which kubelet says whether a volume is inline.
+const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
+/// The one attribute of inline volumes: a quantity of bytes.
+const SIZE: &str = "size";
+/// What kubelet calls inline volumes: this, and the digest of pod and volume.
+const INLINE: &str = "csi-";
+const DIGEST: usize = 64;
+
+/// A failed call as CSI says it.
+pub(super) fn status(error: &NodeError) -> Status {
+    let code = match error.kind() {
+        ErrorKind::InvalidArgument => Code::InvalidArgument,
+        ErrorKind::NotFound => Code::NotFound,
+        ErrorKind::AlreadyExists => Code::AlreadyExists,
+        ErrorKind::PermissionDenied => Code::PermissionDenied,
+        ErrorKind::FailedPrecondition => Code::FailedPrecondition,
+        ErrorKind::OutOfRange => Code::OutOfRange,
+        ErrorKind::Unauthenticated
+        | ErrorKind::ResourceExhausted
+        | ErrorKind::Aborted
+        | ErrorKind::Unimplemented
+        | ErrorKind::Internal
+        | ErrorKind::Unavailable
+        | ErrorKind::DeadlineExceeded
+        | ErrorKind::Cancelled
+        | ErrorKind::DataLoss
+        | ErrorKind::Unknown => Code::Internal,
+    };
+    Status::new(code, error.to_string())
+}
+
+pub(super) fn required(field: &str, value: &str) -> Result<()> {
+    if value.is_empty() { Err(Status::invalid_argument(format!("{field} is missing"))) } else { Ok(()) }
+}
+
+/// Checks a handle.
+pub(super) fn volume(handle: &str) -> Result<()> {
+    required("volume_id", handle)?;
+    if handle.len() > MAX_HANDLE {
+        return Err(Status::invalid_argument(format!(
+            "volume_id has {} bytes: expected at most {MAX_HANDLE}",
+            handle.len()
+        )));
+    }
+    if handle.contains(char::is_control) {
+        return Err(Status::invalid_argument("volume_id has a control character: expected none"));
+    }
+    Ok(())
+}
+
+/// Whether kubelet made a handle for an inline volume; no driver may.
+fn is_inline(handle: &str) -> bool {
+    let digest = |text: &str| text.len() == DIGEST && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    handle.strip_prefix(INLINE).is_some_and(digest)
+}
+
+/// Reads a capability.
+pub(super) fn capability(capability: v1::VolumeCapability) -> Result<VolumeCapability> {
+    let invalid = |text: &str| Status::invalid_argument(format!("volume_capability {text}"));
+    let mode = capability.access_mode.ok_or_else(|| invalid("has no access_mode"))?.mode;
+    let mode = match Mode::try_from(mode) {
+        Ok(Mode::SingleNodeWriter) => CapabilityMode::SingleNodeWriter,
+        Ok(Mode::SingleNodeReaderOnly) => CapabilityMode::SingleNodeReaderOnly,
+        Ok(Mode::MultiNodeReaderOnly) => CapabilityMode::MultiNodeReaderOnly,
+        Ok(Mode::MultiNodeSingleWriter) => CapabilityMode::MultiNodeSingleWriter,
+        Ok(Mode::MultiNodeMultiWriter) => CapabilityMode::MultiNodeMultiWriter,
+        Ok(Mode::SingleNodeSingleWriter) => CapabilityMode::SingleNodeSingleWriter,
+        Ok(Mode::SingleNodeMultiWriter) => CapabilityMode::SingleNodeMultiWriter,
+        Ok(Mode::Unknown) | Err(_) => return Err(invalid("has an access_mode that CSI 1.12 does not know")),
+    };
+    let text = |text: String| (!text.is_empty()).then_some(text);
+    let access = match capability.access_type {
+        None => return Err(invalid("has no access_type")),
+        Some(Wire::Block(_)) => AccessType::Block,
+        Some(Wire::Mount(MountVolume { fs_type, mount_flags, volume_mount_group })) => {
+            AccessType::Filesystem {
+                fs_type: text(fs_type),
+                mount_flags,
+                mount_group: text(volume_mount_group),
+            }
+        }
+    };
+    Ok(VolumeCapability { mode, access })
+}
+
+fn needed(given: Option<v1::VolumeCapability>) -> Result<VolumeCapability> {
+    capability(given.ok_or_else(|| Status::invalid_argument("volume_capability is missing"))?)
+}
+
+/// Reads a range: at least, at most.
+pub(super) fn range(range: Option<CapacityRange>) -> Result<(Option<u64>, Option<u64>)> {
+    let Some(CapacityRange { required_bytes, limit_bytes }) = range else { return Ok((None, None)) };
+    let bytes = |field: &str, bytes: i64| match u64::try_from(bytes) {
+        Ok(0) => Ok(None),
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(_) => Err(Status::invalid_argument(format!("capacity_range.{field} is negative"))),
+    };
+    Ok((bytes("required_bytes", required_bytes)?, bytes("limit_bytes", limit_bytes)?))
+}
+
+/// A size as CSI writes it.
+pub(super) fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+/// The attachment of a call. A driver that publishes says it with each publication, every other one with the volume; where it
+/// must not be, somebody else has written it.
+fn attachment_of(
+    publish_context: &BTreeMap<String, String>,
+    volume_context: &BTreeMap<String, String>,
+    publishes: bool,
+) -> Result<AttachmentRecord> {
+    let (own, other, name) = if publishes {
+        (publish_context, volume_context, "publish_context")
+    } else {
+        (volume_context, publish_context, "volume_context")
+    };
+    if other.contains_key(attachment::KEY) {
+        return Err(Status::invalid_argument(format!(
+            "this driver's attachments are in {name} and nowhere else"
+        )));
+    }
+    let document = own.get(attachment::KEY).ok_or_else(|| {
+        Status::invalid_argument(format!("{name} has no {}: there is no way to the volume", attachment::KEY))
+    })?;
+    match plain(document) {
+        Some(record) => Ok(record),
+        None => attachment::decode(document).map_err(|error| Status::invalid_argument(error.to_string())),
+    }
+}
+
+/// A record as the roles provisioner and attacher write it into their objects: byte for byte, so that nothing else passes.
+fn plain(document: &str) -> Option<AttachmentRecord> {
+    if document.len() > attachment::MAX_DOCUMENT {
+        return None;
+    }
+    let record: AttachmentRecord = serde_json::from_str(document).ok()?;
+    let written = serde_json::to_string(&record).ok()?;
+    (written == document).then_some(record)
+}
+
+/// Reads NodeStageVolume.
+pub(super) fn stage(request: NodeStageVolumeRequest, publishes: bool) -> Result<Stage> {
+    volume(&request.volume_id)?;
+    required("staging_target_path", &request.staging_target_path)?;
+    let capability = needed(request.volume_capability)?;
+    if is_inline(&request.volume_id) {
+        return Err(Status::invalid_argument(
+            "volume_id has the shape of an inline volume's, which is not staged",
+        ));
+    }
+    let attachment = attachment_of(&request.publish_context, &request.volume_context, publishes)?;
+    Ok(Stage {
+        volume: request.volume_id,
+        staging_path: request.staging_target_path,
+        capability,
+        attachment,
+        cloned: request.volume_context.contains_key(CONTENT_SOURCE),
+    })
+}
+
+/// What NodePublishVolume is about.
+#[derive(Debug)]
+pub(super) enum Publication {
+    Staged(Publish),
+    Inline(PublishInline),
+}
+
+/// Reads NodePublishVolume.
+pub(super) fn publish(request: NodePublishVolumeRequest) -> Result<Publication> {
+    volume(&request.volume_id)?;
+    required("target_path", &request.target_path)?;
+    let capability = needed(request.volume_capability)?;
+    let context = &request.volume_context;
+    let says = context.get(EPHEMERAL).map(String::as_str);
+    if is_inline(&request.volume_id) {
+        let size = inline(context, &request.publish_context, says)?;
+        return Ok(Publication::Inline(PublishInline {
+            volume: request.volume_id,
+            target_path: request.target_path,
+            capability,
+            read_only: request.readonly,
+            size,
+        }));
+    }
+    if says == Some("true") {
+        return Err(Status::invalid_argument(
+            "an inline volume has the handle of another one: expected kubelet's own",
+        ));
+    }
+    if request.staging_target_path.is_empty() {
+        return Err(Status::failed_precondition(
+            "staging_target_path is missing: this driver's volumes are staged",
+        ));
+    }
+    Ok(Publication::Staged(Publish {
+        volume: request.volume_id,
+        staging_path: request.staging_target_path,
+        target_path: request.target_path,
+        capability,
+        read_only: request.readonly,
+    }))
+}
+
+/// Attributes of an inline volume: the pod's author wrote them. Everything that is not on this list is refused.
+fn inline(
+    context: &BTreeMap<String, String>,
+    publish_context: &BTreeMap<String, String>,
+    says: Option<&str>,
+) -> Result<Option<u64>> {
+    if says.is_some_and(|says| says != "true") || !publish_context.is_empty() {
+        return Err(Status::invalid_argument(
+            "volume_id has the shape of an inline volume's, and it is none",
+        ));
+    }
+    let unknown = context.keys().find(|key| *key != SIZE && !key.starts_with(KUBELET));
+    if let Some(unknown) = unknown {
+        return Err(Status::invalid_argument(format!(
+            "an inline volume has the attribute {unknown:?}: expected {SIZE:?} at most"
+        )));
+    }
+    let Some(size) = context.get(SIZE) else { return Ok(None) };
+    let bytes = Quantity::parse(size).ok().and_then(Quantity::to_csi_bytes);
+    match bytes {
+        Some(bytes) => Ok(Some(bytes)),
+        None => Err(Status::invalid_argument(format!(
+            "size is {size:?}: expected a quantity of bytes, such as 64Mi"
+        ))),
+    }
+}

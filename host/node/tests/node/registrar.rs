@@ -1,0 +1,81 @@
+//! The registrar, with the test as kubelet.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use cofferdam_csi::{
+    registration::{InfoRequest, RegistrationStatus, registration_client::RegistrationClient},
+    server::ServerMetrics,
+};
+use cofferdam_node::{Driver, ProbeError, Registrar, Registration};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::{net::UnixStream, time::timeout};
+use tokio_util::sync::CancellationToken;
+
+const LONG: Duration = Duration::from_secs(30);
+
+type Wire = tower::util::BoxCloneSyncService<
+    http::Request<tonic::body::Body>,
+    http::Response<hyper::body::Incoming>,
+    hyper::Error,
+>;
+
+async fn kubelet(socket: &Path) -> RegistrationClient<Wire> {
+    let stream = UnixStream::connect(socket).await.unwrap();
+    let (sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    let wire = tower::service_fn(move |request| {
+        let mut sender = sender.clone();
+        async move { sender.send_request(request).await }
+    });
+    RegistrationClient::with_origin(Wire::new(wire), http::Uri::from_static("http://localhost"))
+}
+
+#[tokio::test]
+async fn kubelet_registers_refuses_and_forgets() {
+    let directory = tempfile::TempDir::new().unwrap();
+    let socket = directory.path().join("pool.example.com-reg.sock");
+    let endpoint = "/var/lib/kubelet/plugins/pool/csi.sock".to_owned();
+    let registrar =
+        Arc::new(Registrar::new("pool.example.com".to_owned(), endpoint.clone(), directory.path()));
+    assert!(registrar.health().unwrap_err().contains("is not there"));
+    let (stop, mut state) = (CancellationToken::new(), registrar.state());
+    let serving = tokio::spawn({
+        let (registrar, stop) = (Arc::clone(&registrar), stop.clone());
+        async move { registrar.serve(&ServerMetrics::default(), stop).await }
+    });
+    let round = |state: &Registration| *state == Registration::Waiting;
+    timeout(LONG, state.changed()).await.unwrap().unwrap();
+    assert!(round(&state.borrow_and_update()));
+
+    let mut client = kubelet(&socket).await;
+    let info = client.get_info(InfoRequest {}).await.unwrap().into_inner();
+    assert_eq!((info.r#type.as_str(), info.name.as_str()), ("CSIPlugin", "pool.example.com"));
+    assert_eq!((info.endpoint, info.supported_versions), (endpoint, vec!["1.0.0".to_owned()]));
+    let told =
+        |plugin_registered, error: &str| RegistrationStatus { plugin_registered, error: error.to_owned() };
+    client.notify_registration_status(told(true, "")).await.unwrap();
+    assert_eq!(*state.borrow_and_update(), Registration::Registered);
+    assert_eq!(registrar.health(), Ok(()));
+
+    // Kubelet asks again only when the socket comes back.
+    client.notify_registration_status(told(false, "a label clashes")).await.unwrap();
+    drop(client);
+    timeout(LONG, state.wait_for(round)).await.unwrap().unwrap();
+    kubelet(&socket).await.get_info(InfoRequest {}).await.unwrap();
+
+    stop.cancel();
+    timeout(LONG, serving).await.unwrap().unwrap().unwrap();
+    assert!(!socket.exists(), "kubelet forgets the driver");
+}
+
+#[tokio::test]
+async fn a_driver_that_is_not_there_is_not_healthy() {
+    let directory = tempfile::TempDir::new().unwrap();
+    let path = directory.path().join("csi.sock");
+    let driver = Driver::new(path.to_str().unwrap().parse().unwrap(), LONG);
+    assert!(matches!(driver.probe().await, Err(ProbeError::Connect { .. })));
+    let _listener = tokio::net::UnixListener::bind(&path).unwrap();
+    let hasty = Driver::new(path.to_str().unwrap().parse().unwrap(), Duration::from_millis(1));
+    assert!(matches!(hasty.probe().await, Err(ProbeError::Silent { .. })));
+}
