@@ -1,10 +1,10 @@
-//! Makes Rust of `proto/csi.proto`, without `protoc`, and keeps secrets out of what `Debug` shows.
+//! Makes Rust of the files in `proto/`, without `protoc`, and keeps secrets out of what `Debug` shows.
 
 use std::{env, error::Error, fmt::Write as _, fs, path::Path};
 
 use protox::prost_reflect::{DescriptorPool, MessageDescriptor, Value};
 
-const FILE: &str = "csi.proto";
+const FILES: [&str; 2] = ["csi.proto", "registration.proto"];
 /// What stands in place of a secret; the sidecars' word.
 const STRIPPED: &str = "***stripped***";
 
@@ -12,9 +12,12 @@ const STRIPPED: &str = "***stripped***";
 type Secretive = (MessageDescriptor, Vec<String>);
 
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo::rerun-if-changed=proto/{FILE}");
     let mut compiler = protox::Compiler::new(["proto"])?;
-    compiler.include_imports(true).open_file(FILE)?;
+    compiler.include_imports(true);
+    for file in FILES {
+        println!("cargo::rerun-if-changed=proto/{file}");
+        compiler.open_file(file)?;
+    }
     let pool = compiler.descriptor_pool();
     let secret = messages_with_secrets(&pool)?;
     // CSI lets a driver leave out every call that it does not announce: a server's methods answer `Unimplemented` by themselves.
@@ -26,6 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     builder.compile_fds(compiler.file_descriptor_set())?;
     let out = env::var("OUT_DIR")?;
     fs::write(Path::new(&out).join("debug.rs"), debug_impls(&secret)?)?;
+    fs::write(Path::new(&out).join("paths.rs"), paths(&pool)?)?;
     Ok(())
 }
 
@@ -63,5 +67,17 @@ fn debug_impls(messages: &[Secretive]) -> Result<String, std::fmt::Error> {
         }
         writeln!(code, "            .finish()\n    }}\n}}")?;
     }
+    Ok(code)
+}
+
+/// The paths of all calls: what metrics may name.
+fn paths(pool: &DescriptorPool) -> Result<String, std::fmt::Error> {
+    let mut code = "&[\n".to_owned();
+    for service in pool.services() {
+        for method in service.methods() {
+            writeln!(code, "    \"/{}/{}\",", service.full_name(), method.name())?;
+        }
+    }
+    code.push(']');
     Ok(code)
 }

@@ -1,18 +1,22 @@
-//! The Container Storage Interface: its messages, and existing drivers as backends.
+//! The Container Storage Interface: its messages, existing drivers as backends, and servers that face outward.
 //!
 //! [`v1`] has CSI 1.12's messages with their clients and servers. A [`CsiBackend`] is a driver that listens on a unix socket:
 //! it stands behind the same trait as a component in the sandbox, under the same guards and the same checks, and roles cannot
-//! tell the two apart.
+//! tell the two apart. In the other direction [`server`] has what every server of ours on a unix socket is made of, and
+//! [`attachment`] what a controller tells the node of a volume.
 #![forbid(unsafe_code)]
 
 mod address;
 mod answer;
+pub mod attachment;
 mod backend;
 mod connection;
 mod error;
 mod identity;
 mod metrics;
+pub mod registration;
 mod request;
+pub mod server;
 mod status;
 pub mod v1;
 mod wire;

@@ -1,0 +1,161 @@
+use super::*;
+
+fn attachment(kind: &str, version: u32, fields: &[(&str, &str)]) -> AttachmentRecord {
+    let fields = fields.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    AttachmentRecord { kind: kind.to_owned(), version, fields }
+}
+
+#[test]
+fn a_document_is_what_the_page_says() {
+    let directory = attachment("directory", 1, &[("path", "vol-1")]);
+    assert_eq!(
+        encode(&directory),
+        r#"{"version":1,"kind":"directory","kindVersion":1,"fields":{"path":"vol-1"}}"#
+    );
+    assert_eq!(decode(&encode(&directory)), Ok(directory));
+}
+
+/// Any kind, and fields up to the limit out of every character that is awkward in JSON.
+fn random(random: &mut fastrand::Rng) -> AttachmentRecord {
+    const KIND: &[u8] = b"abcxyz059";
+    let kind: String = (0..random.usize(1..=63))
+        .map(|_| KIND.get(random.usize(..KIND.len())).copied().unwrap() as char)
+        .collect();
+    let text = |random: &mut fastrand::Rng, bytes: usize| {
+        let mut text = String::new();
+        loop {
+            let c = match random.u8(0..6) {
+                0 => '\0',
+                1 => '"',
+                2 => '\\',
+                3 => random.char('a'..='z'),
+                4 => random.char('\0'..='\u{1f}'),
+                _ => random.char(..),
+            };
+            if text.len() + c.len_utf8() > bytes {
+                return text;
+            }
+            text.push(c);
+        }
+    };
+    let mut fields = BTreeMap::new();
+    let mut left: usize = random.usize(0..=4 << 10);
+    while left > 1 {
+        let most = left.min(random.usize(1..=128));
+        let key = text(random, most);
+        let most = random.usize(0..=left - key.len());
+        let value = text(random, most);
+        left -= key.len() + value.len();
+        if key.is_empty() || fields.insert(key, value).is_some() {
+            break;
+        }
+    }
+    AttachmentRecord { kind, version: random.u32(..), fields }
+}
+
+#[test]
+fn what_is_written_is_read() {
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut rng = fastrand::Rng::with_seed(seed);
+    for _ in 0..2_000 {
+        let attachment = random(&mut rng);
+        let document = encode(&attachment);
+        assert!(document.len() <= MAX_DOCUMENT, "{} bytes", document.len());
+        assert_eq!(decode(&document).as_ref(), Ok(&attachment));
+        assert_eq!(encode(&attachment), document, "the same every time");
+        let published = into_publish_context(attachment.clone());
+        let created = into_volume_context(Parameters::default(), Some(&attachment));
+        if attachment.kind != CSI_KIND {
+            assert_eq!(of_contexts(&published, &Parameters::default()), Ok(Some(attachment.clone())));
+        }
+        assert_eq!(of_contexts(&Parameters::default(), &created), Ok(Some(attachment)));
+    }
+}
+
+#[test]
+fn the_largest_attachment_fits() {
+    // The shortest keys that differ, with nothing under them, cost the most beside themselves; so do control characters.
+    let keys = (0u16..)
+        .map(|n| char::from_u32(u32::from(n % 32)).into_iter().chain(char::from_u32(u32::from(n / 32))));
+    let mut fields = BTreeMap::new();
+    let mut bytes = 0;
+    for key in keys.map(String::from_iter) {
+        if bytes + key.len() > 4 << 10 {
+            break;
+        }
+        bytes += key.len();
+        fields.insert(key, String::new());
+    }
+    let largest = AttachmentRecord { kind: "k".repeat(63), version: u32::MAX, fields };
+    let document = encode(&largest);
+    assert!((MAX_DOCUMENT / 2..=MAX_DOCUMENT).contains(&document.len()), "{} bytes", document.len());
+    assert_eq!(decode(&document), Ok(largest));
+}
+
+#[test]
+fn what_others_wrote_is_refused() {
+    let malformed = "the attachment is not a document that this program wrote: ";
+    let large = format!("{{\"version\":1{}}}", " ".repeat(MAX_DOCUMENT));
+    #[rustfmt::skip] // one row a document
+    let table = [
+        ("",                                                                        malformed.to_owned() + "EOF while parsing"),
+        ("directory",                                                               malformed.to_owned() + "expected value"),
+        ("[1]",                                                                     malformed.to_owned()),
+        ("{}",                                                                      malformed.to_owned() + "missing field `version`"),
+        (r#"{"version":"1"}"#,                                                      malformed.to_owned() + "invalid type: string \"1\""),
+        (r#"{"version":-1}"#,                                                       malformed.to_owned() + "invalid value"),
+        (r#"{"version":0}"#,                                                        malformed.to_owned() + "its version is 0; expected 1"),
+        (r#"{"version":2,"attachment":{}}"#,                                        "the attachment is a document of version 2; this program reads version 1: update it".to_owned()),
+        (r#"{"version":18446744073709551615}"#,                                     "the attachment is a document of version 18446744073709551615;".to_owned()),
+        (r#"{"version":1,"version":1}"#,                                            malformed.to_owned() + "duplicate field `version`"),
+        (r#"{"version":1,"kind":"a","kindVersion":1}"#,                             malformed.to_owned() + "missing field `fields`"),
+        (r#"{"version":1,"kind":"a","kindVersion":1,"fields":{},"root":"/"}"#,      malformed.to_owned() + "unknown field `root`"),
+        (r#"{"version":1,"kind":"a","kind":"b","kindVersion":1,"fields":{}}"#,      malformed.to_owned() + "duplicate field `kind`"),
+        (r#"{"version":1,"kind":"a","kindVersion":4294967296,"fields":{}}"#,        malformed.to_owned() + "invalid value"),
+        (r#"{"version":1,"kind":"a","kindVersion":1,"fields":{"a":1}}"#,            malformed.to_owned() + "invalid type: integer `1`"),
+        (r#"{"version":1,"kind":"a","kindVersion":1,"fields":{"a":"1","a":"1"}}"#,  malformed.to_owned() + "the field \"a\" occurs twice"),
+        (r#"{"version":1,"kind":"a","kindVersion":1,"fields":{}} {}"#,              malformed.to_owned() + "trailing characters"),
+        (r#"{"version":1,"kind":"A","kindVersion":1,"fields":{}}"#,                 "the attachment's kind is \"A\"; expected up to 63 of a-z, 0-9 and -".to_owned()),
+        (r#"{"version":1,"kind":"","kindVersion":1,"fields":{}}"#,                  "the attachment's kind is \"\";".to_owned()),
+        (r#"{"version":1,"kind":"a","kindVersion":1,"fields":{"":"x"}}"#,           "the attachment has a key of 0 bytes; expected 1 to 128".to_owned()),
+        (&large,                                                                    "the attachment is a document of 49165 bytes; expected at most 49152".to_owned()),
+    ];
+    for (document, expected) in table {
+        let error = decode(document).expect_err(document).to_string();
+        assert!(error.starts_with(&expected), "{document}: {error}");
+        assert!(!error.contains('\n'), "{error}");
+    }
+    let fields = [("a".to_owned(), "x".repeat(4 << 10))].into();
+    let heavy = encode(&AttachmentRecord { kind: "a".to_owned(), version: 1, fields });
+    assert_eq!(
+        decode(&heavy).unwrap_err().to_string(),
+        "the attachment has 4097 bytes; at most 4096 are allowed"
+    );
+}
+
+#[test]
+fn contexts_keep_ours_and_theirs_apart() {
+    let theirs: Parameters = [("tier".to_owned(), "gold".to_owned())].into();
+    let directory = attachment("directory", 1, &[("path", "a")]);
+    let context = into_volume_context(theirs.clone(), Some(&directory));
+    assert_eq!(context.len(), 2);
+    assert_eq!(attributes(context), theirs);
+    assert_eq!(into_volume_context(theirs.clone(), None), theirs);
+    assert_eq!(
+        into_publish_context(attachment("csi", 1, &[("lun", "1")])),
+        [("lun".to_owned(), "1".to_owned())].into()
+    );
+}
+
+#[test]
+fn the_publish_context_counts_first() {
+    let none = Parameters::default();
+    let (published, created) = (attachment("directory", 1, &[("path", "a")]), attachment("none", 1, &[]));
+    let volume = into_volume_context(none.clone(), Some(&created));
+    assert_eq!(of_contexts(&into_publish_context(published.clone()), &volume), Ok(Some(published)));
+    assert_eq!(of_contexts(&none, &volume), Ok(Some(created)));
+    assert_eq!(of_contexts(&none, &none), Ok(None));
+    let spoiled = [(KEY.to_owned(), "{}".to_owned())].into();
+    assert!(of_contexts(&spoiled, &volume).is_err(), "it is not passed over");
+}

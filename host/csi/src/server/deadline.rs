@@ -1,0 +1,107 @@
+//! How long a caller waits for its answer.
+
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderValue};
+use tokio::time::Instant;
+use tonic::{Request, Status};
+
+/// gRPC's header: up to 8 digits and a unit.
+const HEADER: &str = "grpc-timeout";
+/// Longest wait that is believed, so that nothing overflows; longer than any backend's own limit.
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// When the caller of a request gives up. The server puts it into the extensions of every request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadline(Instant);
+
+impl Deadline {
+    /// What a request's headers say, or else `patience` from now.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` for a header that is no time.
+    pub(super) fn of(headers: &HeaderMap, patience: Duration) -> Result<Self, Status> {
+        let left = match headers.get(HEADER) {
+            None => patience,
+            Some(value) => parse(value).ok_or_else(|| {
+                Status::invalid_argument(format!(
+                    "{HEADER} is {value:?}; expected up to 8 digits and a unit of HMSmun"
+                ))
+            })?,
+        };
+        Ok(Self(Instant::now() + left.min(LONGEST)))
+    }
+
+    /// How long there is from now on; nothing for a request that no server of ours has seen.
+    pub fn left<T>(request: &Request<T>) -> Duration {
+        let deadline = request.extensions().get::<Self>();
+        deadline.map_or(Duration::ZERO, |deadline| deadline.0.saturating_duration_since(Instant::now()))
+    }
+
+    /// The moment.
+    pub fn instant(self) -> Instant {
+        self.0
+    }
+}
+
+fn parse(value: &HeaderValue) -> Option<Duration> {
+    let text = value.to_str().ok()?;
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if digits.len() > 8 || digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let number: u64 = digits.parse().ok()?;
+    match unit {
+        "H" => Some(Duration::from_secs(number.saturating_mul(3_600))),
+        "M" => Some(Duration::from_secs(number.saturating_mul(60))),
+        "S" => Some(Duration::from_secs(number)),
+        "m" => Some(Duration::from_millis(number)),
+        "u" => Some(Duration::from_micros(number)),
+        "n" => Some(Duration::from_nanos(number)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn times_as_grpc_writes_them() {
+        const SECOND: Duration = Duration::from_secs(1);
+        #[rustfmt::skip] // one row a header
+        let table = [
+            (None,              Some(60 * SECOND)),
+            (Some("1H"),        Some(3_600 * SECOND)),
+            (Some("2M"),        Some(120 * SECOND)),
+            (Some("120S"),      Some(120 * SECOND)),
+            (Some("1500m"),     Some(Duration::from_millis(1_500))),
+            (Some("9u"),        Some(Duration::from_micros(9))),
+            (Some("99999999n"), Some(Duration::from_nanos(99_999_999))),
+            (Some("0m"),        Some(Duration::ZERO)),
+            (Some("99999999H"), Some(LONGEST)),
+            (Some("999999999S"), None),
+            (Some("S"),         None),
+            (Some(""),          None),
+            (Some("5"),         None),
+            (Some("-5S"),       None),
+            (Some("+5S"),       None),
+            (Some("5s"),        None),
+            (Some("5 S"),       None),
+        ];
+        for (header, expected) in table {
+            let mut headers = HeaderMap::new();
+            headers.extend(
+                header.map(|text| (http::HeaderName::from_static(HEADER), HeaderValue::from_static(text))),
+            );
+            let found = Deadline::of(&headers, 60 * SECOND);
+            match expected {
+                Some(left) => assert_eq!(found.unwrap().instant() - Instant::now(), left, "{header:?}"),
+                None => assert_eq!(found.unwrap_err().code(), tonic::Code::InvalidArgument, "{header:?}"),
+            }
+        }
+        let mut foreign = HeaderMap::new();
+        foreign.insert(HEADER, HeaderValue::from_bytes(b"\xffS").unwrap());
+        assert!(Deadline::of(&foreign, SECOND).is_err());
+    }
+}

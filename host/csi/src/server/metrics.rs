@@ -1,0 +1,140 @@
+//! What operators see of the calls that others make here.
+
+use std::{sync::atomic::AtomicI64, time::Duration};
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{family::Family, gauge::Gauge, histogram::Histogram},
+    registry::Registry,
+};
+use tonic::Code;
+
+/// Buckets of the Go sidecars, so that both ends of a call can be laid over each other. In seconds.
+const BUCKETS: [f64; 13] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
+/// Every call that a proto file of ours has, by its path.
+const PATHS: &[&str] = include!(concat!(env!("OUT_DIR"), "/paths.rs"));
+/// What every other path counts as: callers choose paths, and must not choose metrics.
+const UNKNOWN: &str = "unknown";
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Served {
+    driver_name: String,
+    method_name: &'static str,
+    grpc_status_code: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Driver {
+    driver_name: String,
+}
+
+/// The metrics of all servers of a process.
+#[derive(Clone, Debug)]
+pub struct ServerMetrics {
+    calls: Family<Served, Histogram, fn() -> Histogram>,
+    in_flight: Family<Driver, Gauge>,
+}
+
+impl Default for ServerMetrics {
+    fn default() -> Self {
+        Self { calls: Family::new_with_constructor(|| Histogram::new(BUCKETS)), in_flight: Family::default() }
+    }
+}
+
+impl ServerMetrics {
+    /// Makes the metrics and adds them to a registry. A process has one of them.
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        registry.register(
+            "cofferdam_csi_server_operations_seconds",
+            "Duration of CSI calls that were answered here, with their gRPC status code",
+            metrics.calls.clone(),
+        );
+        registry.register(
+            "cofferdam_csi_server_operations_in_flight",
+            "CSI calls that are being answered here",
+            metrics.in_flight.clone(),
+        );
+        metrics
+    }
+
+    pub(super) fn of(&self, driver: &str) -> Counted {
+        let in_flight = self.in_flight.get_or_create(&Driver { driver_name: driver.to_owned() }).clone();
+        Counted { all: self.clone(), driver: driver.to_owned(), in_flight }
+    }
+}
+
+/// The calls of one driver.
+#[derive(Clone, Debug)]
+pub(super) struct Counted {
+    all: ServerMetrics,
+    driver: String,
+    in_flight: Gauge<i64, AtomicI64>,
+}
+
+impl Counted {
+    pub(super) fn began(&self) {
+        self.in_flight.inc();
+    }
+
+    pub(super) fn ended(&self, method: &'static str, code: Code, took: Duration) {
+        self.in_flight.dec();
+        let label = Served {
+            driver_name: self.driver.clone(),
+            method_name: method,
+            grpc_status_code: spelling(code),
+        };
+        self.all.calls.get_or_create(&label).observe(took.as_secs_f64());
+    }
+}
+
+/// A path as metrics and logs may name it.
+pub(super) fn method(path: &str) -> &'static str {
+    PATHS.iter().find(|known| **known == path).copied().unwrap_or(UNKNOWN)
+}
+
+/// A code in Go's spelling, as the sidecars' metrics have it.
+pub(super) const fn spelling(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled
+        | Code::Unknown
+        | Code::InvalidArgument
+        | Code::DeadlineExceeded
+        | Code::NotFound
+        | Code::AlreadyExists
+        | Code::PermissionDenied
+        | Code::ResourceExhausted
+        | Code::FailedPrecondition
+        | Code::Aborted
+        | Code::OutOfRange
+        | Code::Unimplemented
+        | Code::Internal
+        | Code::Unavailable
+        | Code::DataLoss
+        | Code::Unauthenticated => crate::status::kind(code).as_str(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_known_paths_are_named() {
+        assert_eq!(method("/csi.v1.Controller/CreateVolume"), "/csi.v1.Controller/CreateVolume");
+        assert_eq!(method("/csi.v1.Node/NodeStageVolume"), "/csi.v1.Node/NodeStageVolume");
+        assert_eq!(
+            method("/pluginregistration.Registration/GetInfo"),
+            "/pluginregistration.Registration/GetInfo"
+        );
+        for other in ["", "/", "/csi.v1.Controller/createvolume", "/csi.v1.Controller/CreateVolume/"] {
+            assert_eq!(method(other), UNKNOWN, "{other}");
+        }
+    }
+
+    #[test]
+    fn codes_are_spelled_as_in_go() {
+        assert_eq!([Code::Ok, Code::Cancelled, Code::NotFound].map(spelling), ["OK", "Canceled", "NotFound"]);
+    }
+}
