@@ -7,12 +7,13 @@ use prometheus_client::registry::Registry;
 
 use crate::{
     cli::ClusterFlags,
-    client::{self, Surroundings},
+    client::{self, Cluster, Surroundings},
     config::{ConfigError, Configuration, Loaded},
+    csi_server,
     drivers::{self, Driver, Loader},
     failure::Failure,
     logging, process_metrics,
-    supervisor::{self, End, Signals},
+    supervisor::{self, End, Signals, Work},
 };
 
 /// Runs until a signal or until the roles cannot go on.
@@ -22,20 +23,43 @@ use crate::{
 pub(crate) async fn run(flags: &ClusterFlags, environment: &HashMap<String, String>) -> Result<End, Failure> {
     let loaded = Loaded::for_cluster(flags, environment)?;
     let configuration = &loaded.configuration;
-    if configuration.role.0.is_empty() {
+    if configuration.role.is_empty() {
         return Err(ConfigError::Missing(
             "no role: expected at least one, as in --role provisioner".to_owned(),
         )
         .into());
     }
     logging::start(configuration);
-    let cluster = client::connect(configuration, &Surroundings::of_process()).await?;
+    // Who only serves CSI needs no cluster.
+    let cluster = match configuration.role.0.is_empty() {
+        true => None,
+        false => Some(client::connect(configuration, &Surroundings::of_process()).await?),
+    };
     let mut registry = Registry::default();
     process_metrics::register(&mut registry);
     let drivers = Loader::new(configuration, &mut registry)?.load_all(configuration).await?;
-    drivers::all_central(&drivers)?;
+    if cluster.is_some() {
+        drivers::all_central(&drivers)?;
+    }
+    let servers = csi_server::listen(configuration, &drivers, &mut registry).await?;
     // Until here a signal ends the process by itself, also while a driver is slow to load: there is nothing to drain.
     let mut signals = Signals::take()?;
+    let process = match cluster {
+        None => None,
+        Some(cluster) => Some(roles(configuration, cluster, &drivers, &mut registry)?),
+    };
+    let work = Work { process, servers };
+    let running = supervisor::start(work, registry, configuration.http_endpoint.as_ref()).await?;
+    running.until_signal(&mut signals, configuration.drain_timeout.get()).await
+}
+
+/// The roles that work on a cluster.
+fn roles(
+    configuration: &Configuration,
+    cluster: Cluster,
+    drivers: &[Driver],
+    registry: &mut Registry,
+) -> Result<Arc<Process>, Failure> {
     tracing::info!(api = %cluster.url, namespace = %cluster.namespace, roles = ?configuration.role.0, "starting");
     let parts = Parts {
         client: cluster.client,
@@ -44,9 +68,7 @@ pub(crate) async fn run(flags: &ClusterFlags, environment: &HashMap<String, Stri
         observer: Arc::new(Silent),
     };
     let settings = settings(configuration, cluster.namespace);
-    let process = Arc::new(Process::new(settings, parts, &mut registry)?);
-    let running = supervisor::start(&process, registry, configuration.http_endpoint.as_ref()).await?;
-    running.until_signal(&mut signals, configuration.drain_timeout.get()).await
+    Ok(Arc::new(Process::new(settings, parts, registry)?))
 }
 
 /// The roles' settings, out of the configuration.

@@ -166,7 +166,7 @@ fn a_bad_flag_or_variable_names_itself_the_value_and_the_expectation() {
     for (flags, expected) in [
         (
             flags(|flags| flags.role = vec!["attacher".to_owned()]),
-            "flag --role: role: unknown role \"attacher\": expected one of provisioner, pv-controller, protection",
+            "flag --role: role: unknown role \"attacher\": expected one of provisioner, pv-controller, protection, csi-server",
         ),
         (
             flags(|flags| flags.timeout = text("10")),
@@ -246,7 +246,7 @@ fn a_bad_file_names_the_line() {
         (
             "list",
             "role = \"x\"\n",
-            "FILE:1: role: found the text \"x\", expected a list of roles, out of provisioner, pv-controller, protection",
+            "FILE:1: role: found the text \"x\", expected a list of roles, out of provisioner, pv-controller, protection, csi-server",
         ),
         ("missing", "[backend.a]\n", "backend.a.file is missing: expected it, or backend.a.csi, in FILE:1"),
         (

@@ -2,7 +2,8 @@
 
 use std::{collections::BTreeSet, fmt, path::PathBuf, str::FromStr, time::Duration};
 
-use cofferdam_roles::{Role, UnknownRole};
+use cofferdam_csi::server::{Group, Mode};
+use cofferdam_roles::Role;
 use figment::value::Value;
 use serde::{Deserialize, Deserializer, de};
 use tracing_subscriber::EnvFilter;
@@ -39,9 +40,50 @@ where
     deserializer.deserialize_str(Visitor(expected, std::marker::PhantomData))
 }
 
-/// The roles to run.
+/// A role that answers others and reconciles nothing: it needs no cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum ServerRole {
+    /// Backends as CSI drivers, on sockets.
+    CsiServer,
+}
+
+impl ServerRole {
+    /// Every one.
+    pub(crate) const ALL: [Self; 1] = [Self::CsiServer];
+
+    /// The name, as `--role` has it.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::CsiServer => "csi-server",
+        }
+    }
+}
+
+/// The roles to run: those that work on a cluster, and those that answer others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Roles(pub(crate) BTreeSet<Role>);
+pub(crate) struct Roles(pub(crate) BTreeSet<Role>, pub(crate) BTreeSet<ServerRole>);
+
+impl Roles {
+    fn names() -> String {
+        let names = Role::ALL.map(Role::as_str).into_iter().chain(ServerRole::ALL.map(ServerRole::as_str));
+        names.collect::<Vec<_>>().join(", ")
+    }
+
+    fn insert(&mut self, name: &str) -> Result<(), String> {
+        if let Some(role) = ServerRole::ALL.into_iter().find(|role| role.as_str() == name) {
+            self.1.insert(role);
+            return Ok(());
+        }
+        let unknown = |_| format!("unknown role {name:?}: expected one of {}", Self::names());
+        self.0.insert(name.parse().map_err(unknown)?);
+        Ok(())
+    }
+
+    /// Whether none is named.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty() && self.1.is_empty()
+    }
+}
 
 impl<'de> Deserialize<'de> for Roles {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -50,18 +92,38 @@ impl<'de> Deserialize<'de> for Roles {
             type Value = Roles;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "a list of roles, out of {}", Role::ALL.map(Role::as_str).join(", "))
+                write!(f, "a list of roles, out of {}", Roles::names())
             }
 
             fn visit_seq<A: de::SeqAccess<'de>>(self, mut items: A) -> Result<Roles, A::Error> {
-                let mut roles = BTreeSet::new();
+                let mut roles = Roles::default();
                 while let Some(name) = items.next_element::<String>()? {
-                    roles.insert(name.parse().map_err(|error: UnknownRole| de::Error::custom(error))?);
+                    roles.insert(&name).map_err(de::Error::custom)?;
                 }
-                Ok(Roles(roles))
+                Ok(roles)
             }
         }
         deserializer.deserialize_seq(Visitor)
+    }
+}
+
+/// Permission bits of the sockets that are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SocketMode(pub(crate) Mode);
+
+impl<'de> Deserialize<'de> for SocketMode {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer, "a socket's mode as text, such as \"0660\"").map(Self)
+    }
+}
+
+/// The group of the sockets that are served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SocketGroup(pub(crate) Group);
+
+impl<'de> Deserialize<'de> for SocketGroup {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer, "a group's name or number as text").map(Self)
     }
 }
 
