@@ -226,14 +226,14 @@ fn a_bad_file_names_the_line() {
     let unknown = error_in_file("unknown", "timeout = \"1s\"\ntimout = \"1s\"\n");
     assert!(
         unknown.starts_with(
-            "FILE:2: unknown key timout: expected one of role, backend, csi-address, kubeconfig, "
+            "FILE:2: unknown key timout: expected one of role, backend, csi-address, csi-socket, socket-mode, socket-group, kubeconfig, "
         ),
         "{unknown}"
     );
     let nested = error_in_file("nested", "[backend.a]\nfile = \"a\"\nsetings = {}\n");
     assert!(
         nested.starts_with(
-            "FILE:3: unknown key backend.a.setings: expected one of file, csi, driver-name, sha256, settings, secrets, grants, http, state, pool, limits"
+            "FILE:3: unknown key backend.a.setings: expected one of file, csi, socket, driver-name, sha256, settings, secrets, grants, http, state, pool, limits"
         ),
         "{nested}"
     );
@@ -273,6 +273,36 @@ fn a_bad_file_names_the_line() {
             "twice",
             "csi-address = \"/s\"\n[backend.csi]\ncsi = \"/t\"\n",
             "FILE:1: csi-address: is the driver csi, and so is backend.csi: expected one of the two, or another name",
+        ),
+        (
+            "unserved",
+            "role = [\"csi-server\"]\n[backend.a]\nfile = \"x\"\n",
+            "no socket for the role csi-server: expected --csi-socket, or `socket` in [backend.NAME]",
+        ),
+        (
+            "shared",
+            "role = [\"csi-server\"]\n[backend.a]\nfile = \"x\"\nsocket = \"/s\"\n[backend.b]\nfile = \"x\"\nsocket = \"unix:///s\"\n",
+            "FILE:7: backend.b.socket: is the socket of backend.a too: expected one of its own",
+        ),
+        (
+            "several",
+            "csi-socket = \"/s\"\n[backend.a]\nfile = \"x\"\n[backend.b]\nfile = \"x\"\n",
+            "FILE:1: csi-socket: is for one driver, and there are several: expected `socket` in the section of each",
+        ),
+        (
+            "served",
+            "csi-socket = \"/s\"\n",
+            "FILE:1: csi-socket: serves no driver: expected one, as in --backend",
+        ),
+        (
+            "mode",
+            "socket-mode = \"0999\"\n",
+            "FILE:1: socket-mode: \"0999\" is not a socket's mode: expected three octal digits, such as 0660",
+        ),
+        (
+            "group",
+            "socket-group = \"a:b\"\n",
+            "FILE:1: socket-group: \"a:b\" is not a group: expected a name in /etc/group or a number",
         ),
         (
             "dotted",
