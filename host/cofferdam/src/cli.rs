@@ -64,7 +64,8 @@ pub(crate) struct ProcessFlags {
     #[arg(long, value_name = "FILE", env = "COFFERDAM_CONFIG")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Role to run; repeat it for more: provisioner, attacher, pv-controller, protection; on nodes: node, registrar, liveness
+    /// Role to run; repeat it for more: provisioner, attacher, pv-controller, protection; on nodes: node, registrar, liveness;
+    /// without a cluster: csi-server
     #[arg(long, value_name = "ROLE")]
     pub(crate) role: Vec<String>,
 
@@ -100,6 +101,18 @@ pub(crate) struct ProcessFlags {
     /// Socket of a CSI driver, which is called csi here; as --backend csi=unix:PATH
     #[arg(long, value_name = "PATH", help_heading = "As in the Go sidecars")]
     pub(crate) csi_address: Option<String>,
+
+    /// Socket on which the role csi-server serves the driver
+    #[arg(long, value_name = "PATH", help_heading = "CSI server")]
+    pub(crate) csi_socket: Option<String>,
+
+    /// Who may connect to sockets that are served: permission bits [default: 0600]
+    #[arg(long, value_name = "MODE", help_heading = "CSI server")]
+    pub(crate) socket_mode: Option<String>,
+
+    /// Group of sockets that are served, by name or number [default: the process' own]
+    #[arg(long, value_name = "GROUP", help_heading = "CSI server")]
+    pub(crate) socket_group: Option<String>,
 
     /// First part of the name of a provisioned volume [default: pvc]
     #[arg(long, value_name = "PREFIX", help_heading = "As in the Go sidecars")]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cofferdam_apiserver::ServeError;
 use cofferdam_backend::LoadError;
-use cofferdam_csi::ConnectError;
+use cofferdam_csi::{ConnectError, server::SocketError};
 use cofferdam_roles::ProcessError;
 
 use crate::{
@@ -42,6 +42,8 @@ pub(crate) enum Failure {
     Placement(String),
     #[error("backend {backend}: secret {secret}: {problem}")]
     Secret { backend: String, secret: String, problem: String },
+    #[error("backend {name}: {source}")]
+    Socket { name: String, source: SocketError },
     #[error(transparent)]
     Process(#[from] ProcessError),
     #[error("cannot start the Kubernetes API: {0}")]

@@ -4,6 +4,7 @@
 mod cli;
 mod client;
 mod config;
+mod csi_server;
 mod dev;
 mod drivers;
 mod failure;

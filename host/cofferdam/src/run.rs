@@ -2,17 +2,19 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use cofferdam_csi::server::ServerMetrics;
 use cofferdam_roles::{Parts, Process, Settings, Silent};
 use prometheus_client::registry::Registry;
 
 use crate::{
     cli::ClusterFlags,
-    client::{self, Surroundings},
+    client::{self, Cluster, Surroundings},
     config::{ConfigError, Configuration, Loaded},
+    csi_server,
     drivers::{self, Driver, Loader},
     failure::Failure,
     logging, node, process_metrics,
-    supervisor::{self, End, Signals},
+    supervisor::{self, End, Signals, Work},
 };
 
 /// Runs until a signal or until the roles cannot go on.
@@ -22,36 +24,41 @@ use crate::{
 pub(crate) async fn run(flags: &ClusterFlags, environment: &HashMap<String, String>) -> Result<End, Failure> {
     let loaded = Loaded::for_cluster(flags, environment)?;
     let configuration = &loaded.configuration;
-    if configuration.role.0.is_empty() && !configuration.role.1.is_empty() {
+    let roles = &configuration.role;
+    if roles.only_of_node() {
         logging::start(configuration);
         return node::run(configuration).await;
     }
     node::may_share(configuration)?;
-    if configuration.role.0.is_empty() {
+    if !roles.run_drivers() {
         return Err(ConfigError::Missing(
             "no role: expected at least one, as in --role provisioner".to_owned(),
         )
         .into());
     }
     logging::start(configuration);
-    let cluster = client::connect(configuration, &Surroundings::of_process()).await?;
+    // Who only serves needs no cluster.
+    let cluster = match roles.cluster.is_empty() {
+        true => None,
+        false => Some(client::connect(configuration, &Surroundings::of_process()).await?),
+    };
     let mut registry = Registry::default();
     process_metrics::register(&mut registry);
+    let metrics = ServerMetrics::register(&mut registry);
     let drivers = Loader::new(configuration, &mut registry)?.load_all(configuration).await?;
-    drivers::all_central(&drivers)?;
+    if cluster.is_some() {
+        drivers::all_central(&drivers)?;
+    }
+    let servers = csi_server::listen(configuration, &drivers, &metrics).await?;
     // Until here a signal ends the process by itself, also while a driver is slow to load: there is nothing to drain.
     let mut signals = Signals::take()?;
-    tracing::info!(api = %cluster.url, namespace = %cluster.namespace, roles = ?configuration.role.0, "starting");
-    let parts = Parts {
-        client: cluster.client,
-        backends: drivers.iter().map(Driver::backend).collect(),
-        clock: cofferdam_cluster::system_clock(),
-        observer: Arc::new(Silent),
+    let process = match cluster {
+        None => None,
+        Some(cluster) => Some(on_cluster(configuration, cluster, &drivers, &mut registry)?),
     };
-    let settings = settings(configuration, cluster.namespace);
-    let process = Arc::new(Process::new(settings, parts, &mut registry)?);
-    let local = node::beside(configuration, &mut registry).await?;
-    let running = supervisor::start(&process, registry, configuration.http_endpoint.as_ref()).await?;
+    let local = node::beside(configuration, &metrics).await?;
+    let work = Work { process, servers };
+    let running = supervisor::start(work, registry, configuration.http_endpoint.as_ref()).await?;
     let end = running.until_signal(&mut signals, configuration.drain_timeout.get()).await;
     if let Some(local) = local {
         local.stop(configuration.drain_timeout.get()).await;
@@ -59,11 +66,29 @@ pub(crate) async fn run(flags: &ClusterFlags, environment: &HashMap<String, Stri
     end
 }
 
+/// The roles that work on a cluster.
+fn on_cluster(
+    configuration: &Configuration,
+    cluster: Cluster,
+    drivers: &[Driver],
+    registry: &mut Registry,
+) -> Result<Arc<Process>, Failure> {
+    tracing::info!(api = %cluster.url, namespace = %cluster.namespace, roles = ?configuration.role.cluster, "starting");
+    let parts = Parts {
+        client: cluster.client,
+        backends: drivers.iter().map(Driver::backend).collect(),
+        clock: cofferdam_cluster::system_clock(),
+        observer: Arc::new(Silent),
+    };
+    let settings = settings(configuration, cluster.namespace);
+    Ok(Arc::new(Process::new(settings, parts, registry)?))
+}
+
 /// The roles' settings, out of the configuration.
 pub(crate) fn settings(configuration: &Configuration, namespace: String) -> Settings {
     let defaults = Settings::default();
     Settings {
-        roles: configuration.role.0.clone(),
+        roles: configuration.role.cluster.clone(),
         namespace,
         identity: identity(),
         volume_name_prefix: configuration.volume_name_prefix.clone(),

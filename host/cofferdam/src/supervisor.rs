@@ -2,16 +2,19 @@
 
 use std::{sync::Arc, time::Duration};
 
+use cofferdam_csi::server::Server;
 use cofferdam_roles::{Process, ProcessError};
 use prometheus_client::registry::Registry;
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
+    sync::watch,
     task::JoinHandle,
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::Endpoint,
+    csi_server,
     failure::Failure,
     telemetry::{Pages, Telemetry},
 };
@@ -61,12 +64,52 @@ pub(crate) enum End {
     Forced,
 }
 
+/// What a process does.
+#[derive(Default)]
+pub(crate) struct Work {
+    /// The roles that work on a cluster.
+    pub(crate) process: Option<Arc<Process>>,
+    /// The sockets that are served.
+    pub(crate) servers: Vec<Server>,
+}
+
+impl Work {
+    /// Whether everything is up. Sockets are: they were listened on before anything began.
+    fn ready(&self) -> watch::Receiver<bool> {
+        match &self.process {
+            Some(process) => process.ready(),
+            None => watch::channel(true).1,
+        }
+    }
+
+    async fn run(self, stop: CancellationToken) -> Result<(), ProcessError> {
+        let Self { process, servers } = self;
+        let serving = csi_server::serve(servers, stop.clone());
+        let Some(process) = process else {
+            serving.await;
+            return Ok(());
+        };
+        // Roles that cannot go on end the process; whoever is served must not hold that up.
+        let roles = process.run(stop.clone());
+        tokio::pin!(serving, roles);
+        tokio::select! {
+            ended = &mut roles => {
+                if stop.is_cancelled() {
+                    serving.await;
+                }
+                ended
+            }
+            () = &mut serving => roles.await,
+        }
+    }
+}
+
 /// Starts the roles, and the pages where an endpoint is given.
 ///
 /// # Errors
 /// [`Failure::Listen`]
 pub(crate) async fn start(
-    process: &Arc<Process>,
+    work: Work,
     registry: Registry,
     endpoint: Option<&Endpoint>,
 ) -> Result<Running, Failure> {
@@ -80,15 +123,14 @@ pub(crate) async fn start(
             }
             let pages = Pages {
                 registry: Arc::new(registry),
-                ready: process.ready(),
+                ready: work.ready(),
                 health: None,
                 stopping: stop_roles.clone(),
             };
             Some(tokio::spawn(telemetry.serve(pages, stop_pages.clone())))
         }
     };
-    let (running, stop) = (Arc::clone(process), stop_roles.clone());
-    let roles = tokio::spawn(async move { running.run(stop).await });
+    let roles = tokio::spawn(work.run(stop_roles.clone()));
     Ok(Running { roles, pages, stop_roles, stop_pages })
 }
 

@@ -164,7 +164,7 @@ fn a_wrong_setting_is_one_line() {
     let scratch = Scratch::new("setting");
     assert_eq!(
         refused(&scratch, &["run", "--role", "resizer"]),
-        "flag --role: role: unknown role \"resizer\": expected one of provisioner, attacher, pv-controller, protection, node, registrar, liveness"
+        "flag --role: role: unknown role \"resizer\": expected one of provisioner, attacher, pv-controller, protection, node, registrar, liveness, csi-server"
     );
     assert_eq!(refused(&scratch, &["run"]), "no role: expected at least one, as in --role provisioner");
     let line = refused(&scratch, &["dev", "--timeout", "soon"]);

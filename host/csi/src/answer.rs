@@ -6,7 +6,7 @@ use cofferdam_domain::storage::{
     SnapshotPage, Validation, VolumePage, VolumeStatus,
 };
 
-use crate::v1;
+use crate::{attachment, v1};
 
 /// How long ids and maps of a driver may be: the sidecars look at no length.
 pub(crate) const BOUNDS: Bounds = Bounds::STORABLE;
@@ -40,13 +40,16 @@ fn filled(text: String) -> Option<String> {
 pub(crate) fn volume(volume: Option<v1::Volume>) -> Result<CreatedVolume, String> {
     let volume = volume.ok_or("it has no volume")?;
     let places = volume.accessible_topology.into_iter().map(|place| place.segments);
+    // Behind the socket may be a server of ours, which tells the attachment so.
+    let mut context = volume.volume_context;
+    let attachment = context.remove(attachment::KEY).map(|document| attachment::decode(&document));
     let created = CreatedVolume {
         capacity: size("the volume's capacity", volume.capacity_bytes)?,
         handle: volume.volume_id.into(),
-        context: volume.volume_context,
+        context,
         // A place without keys says nothing, and the sidecars leave it out.
         topology: places.filter(|segments: &Segments| !segments.is_empty()).collect(),
-        attachment: None,
+        attachment: attachment.transpose().map_err(|error| error.to_string())?,
     };
     BOUNDS.created(&created).map(|()| created)
 }

@@ -9,6 +9,7 @@ mod grounds;
 mod kubectl;
 mod node;
 mod provision;
+mod sanity;
 mod swap;
 
 use std::time::Duration;
@@ -44,6 +45,12 @@ pub const ALL: &[Suite] = &[
         about: "csi-sanity finds nothing wrong with the driver that controllers are compared on",
         limit: Duration::from_secs(600),
         run: |run| Box::pin(driver::run(run)),
+    },
+    Suite {
+        name: "sanity",
+        about: "csi-sanity finds nothing wrong with our own CSI server",
+        limit: Duration::from_secs(600),
+        run: |run| Box::pin(sanity::run(run)),
     },
     Suite {
         name: "control-plane",

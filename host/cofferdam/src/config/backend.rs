@@ -37,6 +37,8 @@ pub(crate) struct BackendSection {
     pub(crate) file: Option<PathBuf>,
     /// Where an existing CSI driver listens, instead of a component.
     pub(crate) csi: Option<Socket>,
+    /// Where the role `csi-server` serves this driver.
+    pub(crate) socket: Option<Socket>,
     /// Which driver has to listen there.
     pub(crate) driver_name: Option<DriverName>,
     /// Which component the file has to hold.
@@ -69,7 +71,7 @@ impl BackendSection {
     }
 }
 
-/// A CSI driver's socket.
+/// The socket of a CSI driver, theirs or ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Socket(pub(crate) Address);
 

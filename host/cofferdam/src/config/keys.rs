@@ -34,10 +34,13 @@ const fn key(name: &'static str, shape: Shape, default: Option<&'static str>) ->
 
 /// Every setting, in the order in which people think of them. The sidecars' defaults where they have the flag, but for
 /// `timeout`: theirs, 10 s, is too short for many arrays.
-pub(crate) const KEYS: [Key; 33] = [
+pub(crate) const KEYS: [Key; 36] = [
     key("role", Shape::List, None),
     key("backend", Shape::Backends, None),
     key("csi-address", Shape::Text, None),
+    key("csi-socket", Shape::Text, None),
+    key("socket-mode", Shape::Text, Some("0600")),
+    key("socket-group", Shape::Text, None),
     key("kubeconfig", Shape::Text, None),
     key("context", Shape::Text, None),
     key("namespace", Shape::Text, None),

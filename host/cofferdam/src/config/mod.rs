@@ -26,11 +26,11 @@ use backend::{MEMORY, OF_COMPONENTS, Socket};
 pub(crate) use duration::GoDuration;
 pub(crate) use error::ConfigError;
 pub(crate) use source::{Origin, backend_name};
-pub(crate) use value::{CompilationCache, Endpoint, LogFormat};
+pub(crate) use value::{CompilationCache, Endpoint, LogFormat, ServerRole};
 
 use keys::{KEYS, Shape};
 use source::{Layer, Source};
-use value::{Entries, Filter, Label, Roles, ScanInterval, Workers};
+use value::{Entries, Filter, Label, Roles, ScanInterval, SocketGroup, SocketMode, Workers};
 
 use crate::cli::{ClusterFlags, NodeFlags, ProcessFlags};
 
@@ -49,6 +49,9 @@ pub(crate) struct Configuration {
     #[serde(default)]
     pub(crate) backend: BTreeMap<String, BackendSection>,
     pub(crate) csi_address: Option<Socket>,
+    csi_socket: Option<Socket>,
+    pub(crate) socket_mode: SocketMode,
+    pub(crate) socket_group: Option<SocketGroup>,
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) context: Option<String>,
     pub(crate) namespace: Option<Label>,
@@ -108,6 +111,9 @@ impl ProcessFlags {
             ("role", self.role.clone()),
             ("backend", self.backend.clone()),
             ("csi-address", one(&self.csi_address)),
+            ("csi-socket", one(&self.csi_socket)),
+            ("socket-mode", one(&self.socket_mode)),
+            ("socket-group", one(&self.socket_group)),
             ("http-endpoint", one(&self.http_endpoint)),
             ("timeout", one(&self.timeout)),
             ("drain-timeout", one(&self.drain_timeout)),
@@ -164,7 +170,7 @@ impl Loaded {
         let missing = |(_, section): &(&String, &BackendSection)| !section.is_somewhere();
         match loaded.configuration.backend.iter().find(missing) {
             Some((name, _)) => Err(loaded.without_file(name)),
-            None => Ok(loaded),
+            None => loaded.check_servers().map(|()| loaded),
         }
     }
 
@@ -179,6 +185,10 @@ impl Loaded {
     ) -> Result<Self, ConfigError> {
         let instead = [("role", "provisioner,attacher,pv-controller,protection"), ("log", "warn")];
         let mut loaded = Self::load(&flags.given(), environment, flags.config.as_deref(), &instead)?;
+        if let Some(role) = loaded.configuration.role.beside_cluster() {
+            let problem = format!("{role} is for `cofferdam run`: expected roles that work on a cluster");
+            return Err(loaded.refuse("role", problem));
+        }
         if loaded.configuration.backend.is_empty() {
             loaded.configuration.backend.insert(MEMORY.to_owned(), BackendSection::default());
         }
@@ -208,7 +218,7 @@ impl Loaded {
             .extract()
             .map_err(|error| ConfigError::from_figment(error, |key| origins.of_key(key)))?;
         // Roles of a node ask the driver there, and do not run it.
-        let of_node = configuration.role.0.is_empty() && !configuration.role.1.is_empty();
+        let of_node = configuration.role.only_of_node();
         if let Some(socket) = configuration.csi_address.clone().filter(|_| !of_node) {
             let section = BackendSection { csi: Some(socket), ..BackendSection::default() };
             if configuration.backend.insert(CSI.to_owned(), section).is_some() {
@@ -221,9 +231,53 @@ impl Loaded {
                 });
             }
         }
-        let loaded = Self { configuration, origins };
+        let mut loaded = Self { configuration, origins };
+        loaded.take_csi_socket()?;
         loaded.check()?;
         Ok(loaded)
+    }
+
+    /// Gives `csi-socket` to the one driver that there is.
+    fn take_csi_socket(&mut self) -> Result<(), ConfigError> {
+        let Some(socket) = self.configuration.csi_socket.take() else { return Ok(()) };
+        let mut sections = self.configuration.backend.values_mut();
+        match (sections.next(), sections.next()) {
+            (Some(only), None) => {
+                only.socket = Some(socket);
+                Ok(())
+            }
+            (None, _) => {
+                Err(self.refuse("csi-socket", "serves no driver: expected one, as in --backend".to_owned()))
+            }
+            (Some(_), Some(_)) => Err(self.refuse(
+                "csi-socket",
+                "is for one driver, and there are several: expected `socket` in the section of each"
+                    .to_owned(),
+            )),
+        }
+    }
+
+    /// What the role `csi-server` needs.
+    fn check_servers(&self) -> Result<(), ConfigError> {
+        let Configuration { role, backend, .. } = &self.configuration;
+        if !role.servers.contains(&ServerRole::CsiServer) {
+            return Ok(());
+        }
+        let mut served = BTreeMap::new();
+        for (name, section) in backend {
+            let Some(Socket(address)) = &section.socket else { continue };
+            if let Some(other) = served.insert(address.path(), name) {
+                let problem = format!("is the socket of backend.{other} too: expected one of its own");
+                return Err(self.refuse(&format!("backend.{name}.socket"), problem));
+            }
+        }
+        match served.is_empty() {
+            true => Err(ConfigError::Missing(
+                "no socket for the role csi-server: expected --csi-socket, or `socket` in [backend.NAME]"
+                    .to_owned(),
+            )),
+            false => Ok(()),
+        }
     }
 
     /// What no single value can tell.

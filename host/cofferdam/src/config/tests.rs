@@ -108,7 +108,7 @@ fn lists_come_from_repeated_flags_and_from_commas() {
     let flags =
         flags(|flags| flags.role = vec!["provisioner".to_owned(), "pv-controller,protection".to_owned()]);
     let loaded = Loaded::for_cluster(&flags, &HashMap::new()).unwrap();
-    assert_eq!(loaded.configuration.role.0.len(), 3);
+    assert_eq!(loaded.configuration.role.cluster.len(), 3);
     let variables = environment(&[("COFFERDAM_BACKEND", "a.wasm, second=dir/a.wasm")]);
     let loaded = Loaded::for_cluster(&ClusterFlags::default(), &variables).unwrap();
     assert_eq!(loaded.configuration.backend.keys().collect::<Vec<_>>(), ["a", "second"]);
@@ -140,7 +140,7 @@ fn dev_runs_every_role_quietly() {
     let loaded = Loaded::for_dev(&off, &HashMap::new()).unwrap();
     assert_eq!(loaded.configuration.orphan_scan_interval.0, None);
     let loaded = Loaded::for_dev(&ProcessFlags::default(), &HashMap::new()).unwrap();
-    assert_eq!(loaded.configuration.role.0.len(), 4);
+    assert_eq!(loaded.configuration.role.cluster.len(), 4);
     assert_eq!(loaded.configuration.log.0, "warn");
     assert_eq!(loaded.configuration.backend.keys().collect::<Vec<_>>(), [MEMORY]);
     let path = file("dev", "[backend.memory.settings]\ncapacity = \"1Gi\"\n");
@@ -166,7 +166,7 @@ fn a_bad_flag_or_variable_names_itself_the_value_and_the_expectation() {
     for (flags, expected) in [
         (
             flags(|flags| flags.role = vec!["resizer".to_owned()]),
-            "flag --role: role: unknown role \"resizer\": expected one of provisioner, attacher, pv-controller, protection, node, registrar, liveness",
+            "flag --role: role: unknown role \"resizer\": expected one of provisioner, attacher, pv-controller, protection, node, registrar, liveness, csi-server",
         ),
         (
             flags(|flags| flags.timeout = text("10")),
@@ -234,14 +234,14 @@ fn a_bad_file_names_the_line() {
     let unknown = error_in_file("unknown", "timeout = \"1s\"\ntimout = \"1s\"\n");
     assert!(
         unknown.starts_with(
-            "FILE:2: unknown key timout: expected one of role, backend, csi-address, kubeconfig, "
+            "FILE:2: unknown key timout: expected one of role, backend, csi-address, csi-socket, socket-mode, socket-group, kubeconfig, "
         ),
         "{unknown}"
     );
     let nested = error_in_file("nested", "[backend.a]\nfile = \"a\"\nsetings = {}\n");
     assert!(
         nested.starts_with(
-            "FILE:3: unknown key backend.a.setings: expected one of file, csi, driver-name, sha256, settings, secrets, grants, http, state, pool, limits"
+            "FILE:3: unknown key backend.a.setings: expected one of file, csi, socket, driver-name, sha256, settings, secrets, grants, http, state, pool, limits"
         ),
         "{nested}"
     );
@@ -254,7 +254,7 @@ fn a_bad_file_names_the_line() {
         (
             "list",
             "role = \"x\"\n",
-            "FILE:1: role: found the text \"x\", expected a list of roles, out of provisioner, attacher, pv-controller, protection, node, registrar, liveness",
+            "FILE:1: role: found the text \"x\", expected a list of roles, out of provisioner, attacher, pv-controller, protection, node, registrar, liveness, csi-server",
         ),
         ("missing", "[backend.a]\n", "backend.a.file is missing: expected it, or backend.a.csi, in FILE:1"),
         (
@@ -281,6 +281,36 @@ fn a_bad_file_names_the_line() {
             "twice",
             "csi-address = \"/s\"\n[backend.csi]\ncsi = \"/t\"\n",
             "FILE:1: csi-address: is the driver csi, and so is backend.csi: expected one of the two, or another name",
+        ),
+        (
+            "unserved",
+            "role = [\"csi-server\"]\n[backend.a]\nfile = \"x\"\n",
+            "no socket for the role csi-server: expected --csi-socket, or `socket` in [backend.NAME]",
+        ),
+        (
+            "shared",
+            "role = [\"csi-server\"]\n[backend.a]\nfile = \"x\"\nsocket = \"/s\"\n[backend.b]\nfile = \"x\"\nsocket = \"unix:///s\"\n",
+            "FILE:7: backend.b.socket: is the socket of backend.a too: expected one of its own",
+        ),
+        (
+            "several",
+            "csi-socket = \"/s\"\n[backend.a]\nfile = \"x\"\n[backend.b]\nfile = \"x\"\n",
+            "FILE:1: csi-socket: is for one driver, and there are several: expected `socket` in the section of each",
+        ),
+        (
+            "served",
+            "csi-socket = \"/s\"\n",
+            "FILE:1: csi-socket: serves no driver: expected one, as in --backend",
+        ),
+        (
+            "mode",
+            "socket-mode = \"0999\"\n",
+            "FILE:1: socket-mode: \"0999\" is not a socket's mode: expected three octal digits, such as 0660",
+        ),
+        (
+            "group",
+            "socket-group = \"a:b\"\n",
+            "FILE:1: socket-group: \"a:b\" is not a group: expected a name in /etc/group or a number",
         ),
         (
             "dotted",

@@ -2,7 +2,8 @@
 
 use std::{collections::BTreeSet, fmt, path::PathBuf, str::FromStr, time::Duration};
 
-use cofferdam_roles::{Role, UnknownRole};
+use cofferdam_csi::server::{Group, Mode};
+use cofferdam_roles::Role;
 use figment::value::Value;
 use serde::{Deserialize, Deserializer, de};
 use tracing_subscriber::EnvFilter;
@@ -43,9 +44,72 @@ where
     deserializer.deserialize_str(Visitor(expected, std::marker::PhantomData))
 }
 
-/// The roles to run: those that work on a cluster, and those of a node.
+/// A role that answers others and reconciles nothing: it needs no cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum ServerRole {
+    /// Backends as CSI drivers, on sockets.
+    CsiServer,
+}
+
+impl ServerRole {
+    /// Every one.
+    pub(crate) const ALL: [Self; 1] = [Self::CsiServer];
+
+    /// The name, as `--role` has it.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::CsiServer => "csi-server",
+        }
+    }
+}
+
+/// The roles to run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Roles(pub(crate) BTreeSet<Role>, pub(crate) BTreeSet<NodeRole>);
+pub(crate) struct Roles {
+    /// Those that work on a cluster.
+    pub(crate) cluster: BTreeSet<Role>,
+    /// Those of a node.
+    pub(crate) node: BTreeSet<NodeRole>,
+    /// Those that answer others.
+    pub(crate) servers: BTreeSet<ServerRole>,
+}
+
+impl Roles {
+    fn names() -> String {
+        let names = Role::ALL.map(Role::as_str).into_iter().chain(NodeRole::ALL.map(NodeRole::as_str));
+        names.chain(ServerRole::ALL.map(ServerRole::as_str)).collect::<Vec<_>>().join(", ")
+    }
+
+    fn insert(&mut self, name: &str) -> Result<(), String> {
+        if let Some(role) = NodeRole::of(name) {
+            self.node.insert(role);
+            return Ok(());
+        }
+        if let Some(role) = ServerRole::ALL.into_iter().find(|role| role.as_str() == name) {
+            self.servers.insert(role);
+            return Ok(());
+        }
+        let unknown = |_| format!("unknown role {name:?}: expected one of {}", Self::names());
+        self.cluster.insert(name.parse().map_err(unknown)?);
+        Ok(())
+    }
+
+    /// Whether a driver runs in this process: every role but those of a node calls one.
+    pub(crate) fn run_drivers(&self) -> bool {
+        !self.cluster.is_empty() || !self.servers.is_empty()
+    }
+
+    /// Whether all are of a node.
+    pub(crate) fn only_of_node(&self) -> bool {
+        !self.run_drivers() && !self.node.is_empty()
+    }
+
+    /// The first, by name, of those that work on no cluster.
+    pub(crate) fn beside_cluster(&self) -> Option<&'static str> {
+        let mut names = self.node.iter().map(|role| role.as_str());
+        names.next().or_else(|| self.servers.first().map(|role| role.as_str()))
+    }
+}
 
 impl<'de> Deserialize<'de> for Roles {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -54,29 +118,38 @@ impl<'de> Deserialize<'de> for Roles {
             type Value = Roles;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                let cluster = Role::ALL.map(Role::as_str).join(", ");
-                write!(
-                    f,
-                    "a list of roles, out of {cluster}, {}",
-                    NodeRole::ALL.map(NodeRole::as_str).join(", ")
-                )
+                write!(f, "a list of roles, out of {}", Roles::names())
             }
 
             fn visit_seq<A: de::SeqAccess<'de>>(self, mut items: A) -> Result<Roles, A::Error> {
                 let mut roles = Roles::default();
                 while let Some(name) = items.next_element::<String>()? {
-                    if let Some(role) = NodeRole::of(&name) {
-                        roles.1.insert(role);
-                        continue;
-                    }
-                    let known = NodeRole::ALL.map(NodeRole::as_str).join(", ");
-                    let unknown = |error: UnknownRole| de::Error::custom(format_args!("{error}, {known}"));
-                    roles.0.insert(name.parse().map_err(unknown)?);
+                    roles.insert(&name).map_err(de::Error::custom)?;
                 }
                 Ok(roles)
             }
         }
         deserializer.deserialize_seq(Visitor)
+    }
+}
+
+/// Permission bits of the sockets that are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SocketMode(pub(crate) Mode);
+
+impl<'de> Deserialize<'de> for SocketMode {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer, "a socket's mode as text, such as \"0660\"").map(Self)
+    }
+}
+
+/// The group of the sockets that are served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SocketGroup(pub(crate) Group);
+
+impl<'de> Deserialize<'de> for SocketGroup {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer, "a group's name or number as text").map(Self)
     }
 }
 

@@ -40,7 +40,7 @@ use crate::{
     failure::Failure,
     logging, process_metrics,
     run::settings,
-    supervisor::{self, End, Running, Signals},
+    supervisor::{self, End, Running, Signals, Work},
 };
 
 /// Namespace of the intent journal: that of a cluster's own components.
@@ -152,7 +152,8 @@ impl Stage {
         };
         let process = Process::new(settings(configuration, NAMESPACE.to_owned()), parts, &mut registry)?;
         let process = Arc::new(process);
-        let mut running = supervisor::start(&process, registry, configuration.http_endpoint.as_ref()).await?;
+        let work = Work { process: Some(Arc::clone(&process)), servers: Vec::new() };
+        let mut running = supervisor::start(work, registry, configuration.http_endpoint.as_ref()).await?;
         let mut ready = process.ready();
         tokio::select! {
             failure = running.failed() => return Err(failure),

@@ -68,7 +68,7 @@ pub(super) async fn serve(
 ) -> Result<Served, Failure> {
     let of_liveness = || {
         let port = configuration.health_port.unwrap_or(PORT);
-        let liveness = configuration.role.1.contains(&NodeRole::Liveness);
+        let liveness = configuration.role.node.contains(&NodeRole::Liveness);
         liveness.then_some(Endpoint { host: None, port })
     };
     let (sender, ready) = watch::channel(true);

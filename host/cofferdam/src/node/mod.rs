@@ -92,7 +92,7 @@ pub(crate) enum NodeFailure {
 /// [`NodeFailure::Shared`]
 pub(crate) fn may_share(configuration: &Configuration) -> Result<(), NodeFailure> {
     let roles = &configuration.role;
-    let shared = !roles.0.is_empty() && roles.1.contains(&NodeRole::Node);
+    let shared = roles.run_drivers() && roles.node.contains(&NodeRole::Node);
     if shared && !configuration.single_process { Err(NodeFailure::Shared) } else { Ok(()) }
 }
 
@@ -110,7 +110,8 @@ pub(crate) struct Local {
 pub(crate) async fn run(configuration: &Configuration) -> Result<End, Failure> {
     let mut registry = Registry::default();
     process_metrics::register(&mut registry);
-    let mut local = start(configuration, &mut registry).await?;
+    let metrics = ServerMetrics::register(&mut registry);
+    let mut local = start(configuration, &metrics).await?;
     let pages = health::serve(configuration, local.health.clone(), registry, local.stop.clone()).await?;
     let mut signals = Signals::take()?;
     let name = tokio::select! {
@@ -136,23 +137,22 @@ pub(crate) async fn run(configuration: &Configuration) -> Result<End, Failure> {
 /// [`Failure`], one line.
 pub(crate) async fn beside(
     configuration: &Configuration,
-    registry: &mut Registry,
+    metrics: &ServerMetrics,
 ) -> Result<Option<Local>, Failure> {
-    if configuration.role.1.is_empty() {
+    if configuration.role.node.is_empty() {
         return Ok(None);
     }
-    Ok(Some(start(configuration, registry).await?))
+    Ok(Some(start(configuration, metrics).await?))
 }
 
-async fn start(configuration: &Configuration, registry: &mut Registry) -> Result<Local, Failure> {
-    let roles = &configuration.role.1;
-    let metrics = ServerMetrics::register(registry);
+async fn start(configuration: &Configuration, metrics: &ServerMetrics) -> Result<Local, Failure> {
+    let roles = &configuration.role.node;
     let stop = CancellationToken::new();
     let mut tasks = JoinSet::new();
     let mut pulse = health::Pulse::default();
     let mut name = None;
     if roles.contains(&NodeRole::Node) {
-        let (server, driver) = serve_node(configuration, &metrics).await?;
+        let (server, driver) = serve_node(configuration, metrics).await?;
         name = Some(driver);
         let stop = stop.clone();
         tasks.spawn(async move {
@@ -163,7 +163,7 @@ async fn start(configuration: &Configuration, registry: &mut Registry) -> Result
     if roles.contains(&NodeRole::Registrar) {
         let registrar = Arc::new(registrar(configuration, name).await?);
         pulse.registrar = Some(Arc::clone(&registrar));
-        let stop = stop.clone();
+        let (metrics, stop) = (metrics.clone(), stop.clone());
         tasks.spawn(async move { (NodeRole::Registrar.as_str(), registrar.serve(&metrics, stop).await) });
     }
     if roles.contains(&NodeRole::Liveness) {

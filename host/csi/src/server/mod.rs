@@ -4,6 +4,7 @@
 //! A service is what `tonic` generates of the proto files, over any type that implements its trait. The server adds what all of
 //! them need: a deadline, an end for callers who went away, an answer for defects, metrics, and an orderly end.
 
+mod backend;
 mod deadline;
 mod gate;
 mod locks;
@@ -11,6 +12,7 @@ mod metrics;
 mod serve;
 mod socket;
 
+pub use backend::BackendServer;
 pub use deadline::Deadline;
 pub use locks::{Lock, Locks};
 pub use metrics::ServerMetrics;

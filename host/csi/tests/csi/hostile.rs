@@ -44,9 +44,15 @@ async fn volumes_that_cannot_be() {
         ),
         (
             with(|volume| {
-                volume.volume_context.insert("cofferdam.dev/attachment".to_owned(), "{}".to_owned());
+                volume.volume_context.insert("cofferdam.dev/other".to_owned(), "{}".to_owned());
             }),
             "keys under cofferdam.dev/ are the host's",
+        ),
+        (
+            with(|volume| {
+                volume.volume_context.insert("cofferdam.dev/attachment".to_owned(), "{}".to_owned());
+            }),
+            "the attachment is not a document that this program wrote",
         ),
         (
             with(|volume| {

@@ -1,0 +1,149 @@
+//! The built binary in the role `csi-server`, called as another orchestrator calls it, and by itself.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in what its functions share")]
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use cofferdam_backend::{Backend as _, BackendMetrics, Call};
+use cofferdam_csi::{ConnectionMetrics, CsiBackend, CsiConfig};
+use cofferdam_domain::storage::{
+    Ability, AccessType, CapabilityMode, CapacityRange, CreateVolume, Parameters, VolumeCapability,
+};
+use tempfile::TempDir;
+
+/// A process that does not outlive its test.
+struct Running(Option<Child>);
+
+impl Running {
+    fn start(command: &mut Command) -> Self {
+        Self(Some(command.spawn().unwrap()))
+    }
+
+    /// Waits for its end.
+    async fn output(mut self) -> Output {
+        let child = self.0.take().unwrap();
+        tokio::task::spawn_blocking(|| child.wait_with_output().unwrap()).await.unwrap()
+    }
+
+    /// Ends it as kubelet does; its code.
+    async fn end(self) -> Option<i32> {
+        let id = self.0.as_ref().unwrap().id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        self.output().await.status.code()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+}
+
+/// The memory driver behind its socket.
+struct Served {
+    directory: TempDir,
+    process: Running,
+}
+
+impl Served {
+    fn start() -> Self {
+        let directory = TempDir::new().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        std::fs::write(path("memory.wasm"), cofferdam_guests::MEMORY).unwrap();
+        let mut command = cofferdam();
+        command
+            .arg("--compilation-cache")
+            .arg(Path::new(env!("CARGO_TARGET_TMPDIR")).join("compiled"))
+            .arg("--backend")
+            .arg(path("memory.wasm"))
+            .arg("--csi-socket")
+            .arg(path("csi.sock"));
+        let process = Running::start(&mut command);
+        Self { directory, process }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// A process that passes the driver on.
+    fn passed_on(&self, socket: &str) -> Command {
+        let mut command = cofferdam();
+        command.arg("--csi-address").arg(self.path("csi.sock")).arg("--csi-socket").arg(self.path(socket));
+        command
+    }
+}
+
+fn cofferdam() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
+    // Neither a cluster nor a home: the role needs none.
+    command.env_clear().stdin(Stdio::null()).stdout(Stdio::null()).args(["run", "--role", "csi-server"]);
+    command
+}
+
+async fn client(socket: &Path) -> Arc<CsiBackend> {
+    // It tries until somebody listens.
+    let config = CsiConfig::new(socket.to_str().unwrap().parse().unwrap());
+    CsiBackend::connect(config, &BackendMetrics::default(), &ConnectionMetrics::default()).await.unwrap()
+}
+
+fn creation(name: &str) -> CreateVolume {
+    let access = AccessType::Filesystem { fs_type: None, mount_flags: Vec::new(), mount_group: None };
+    CreateVolume {
+        name: name.to_owned(),
+        capacity: CapacityRange { required: Some(1 << 30), limit: None },
+        capabilities: vec![VolumeCapability { mode: CapabilityMode::SingleNodeWriter, access }],
+        parameters: Parameters::new(),
+        mutable_parameters: Parameters::new(),
+        topology: None,
+        owner: None,
+    }
+}
+
+#[tokio::test]
+async fn a_component_is_a_csi_driver_and_can_be_passed_on() {
+    let served = Served::start();
+    let direct = client(&served.path("csi.sock")).await;
+    assert_eq!(direct.driver().as_str(), "memory.cofferdam.dev");
+    assert_eq!(direct.abilities(), &Ability::ALL.into());
+    let call = || Call::within(Duration::from_secs(60));
+    let made = direct.create_volume(call(), creation("v")).await.unwrap();
+    assert_eq!(made.capacity, Some(1 << 30));
+
+    let second = Running::start(&mut served.passed_on("again.sock"));
+    let passed_on = client(&served.path("again.sock")).await;
+    assert_eq!(passed_on.abilities(), direct.abilities());
+    assert_eq!(passed_on.create_volume(call(), creation("v")).await.unwrap(), made, "it is the same volume");
+    passed_on.delete_volume(call(), made.handle).await.unwrap();
+
+    assert_eq!(second.end().await, Some(0));
+    assert!(!served.path("again.sock").exists());
+    assert!(served.path("csi.sock").exists());
+    let Served { directory, process } = served;
+    assert_eq!(process.end().await, Some(0));
+    assert!(!directory.path().join("csi.sock").exists());
+}
+
+#[tokio::test]
+async fn a_socket_that_cannot_be_served_ends_the_program_in_one_line() {
+    let served = Served::start();
+    client(&served.path("csi.sock")).await;
+    let mut command = served.passed_on("csi.sock");
+    let output = Running::start(command.args(["--log", "off"]).stderr(Stdio::piped())).output().await;
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert_eq!(
+        text,
+        format!(
+            "cofferdam: backend csi: {}: another process listens on this socket; expected none\n",
+            served.path("csi.sock").display()
+        )
+    );
+}

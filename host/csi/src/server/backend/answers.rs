@@ -1,0 +1,133 @@
+//! The house's answers as CSI's messages.
+
+use cofferdam_backend::checks::weight;
+use cofferdam_domain::storage::{
+    Capacity, CreatedVolume, GroupSnapshot, Segments, Snapshot, SnapshotPage, VolumePage, VolumeStatus,
+    ability::ControllerCapability as Can,
+};
+
+use super::rules::Rules;
+use crate::{attachment, v1};
+
+/// CSI's limit for maps, in bytes.
+const MAP: usize = 4 << 10;
+
+/// A number of bytes. What does not fit a signed number was refused before it came here.
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+/// A number of bytes; 0 when nobody knows.
+fn size(bytes: Option<u64>) -> i64 {
+    signed(bytes.unwrap_or_default())
+}
+
+fn time(milliseconds: u64) -> prost_types::Timestamp {
+    // Below a thousand million, which fits.
+    let nanos = i32::try_from(milliseconds % 1_000).unwrap_or_default() * 1_000_000;
+    prost_types::Timestamp { seconds: signed(milliseconds / 1_000), nanos }
+}
+
+fn topology(segments: Segments) -> v1::Topology {
+    v1::Topology { segments }
+}
+
+/// A volume, with what its node has to know of it.
+pub(super) fn volume(volume: CreatedVolume, source: Option<v1::VolumeContentSource>) -> v1::Volume {
+    let volume_context = attachment::into_volume_context(volume.context, volume.attachment.as_ref());
+    if weight(&volume_context) > MAP {
+        let bytes = weight(&volume_context);
+        tracing::warn!(volume = %volume.handle, bytes, "the volume context is larger than CSI's 4 KiB");
+    }
+    v1::Volume {
+        capacity_bytes: size(volume.capacity),
+        volume_id: volume.handle.to_string(),
+        volume_context,
+        content_source: source,
+        accessible_topology: volume.topology.into_iter().map(topology).collect(),
+    }
+}
+
+/// A volume with its state, as far as it is announced.
+struct Stated {
+    volume: v1::Volume,
+    nodes: Vec<String>,
+    condition: Option<v1::VolumeCondition>,
+}
+
+fn stated(status: VolumeStatus, rules: &Rules) -> Stated {
+    let condition = status.condition.filter(|_| rules.can(Can::VolumeCondition));
+    Stated {
+        volume: volume(status.volume, None),
+        nodes: status.published_nodes.iter().map(ToString::to_string).collect(),
+        condition: condition.map(|condition| v1::VolumeCondition {
+            abnormal: condition.abnormal,
+            message: condition.message,
+        }),
+    }
+}
+
+/// One volume's state.
+pub(super) fn volume_status(status: VolumeStatus, rules: &Rules) -> v1::ControllerGetVolumeResponse {
+    let Stated { volume, nodes, condition } = stated(status, rules);
+    let status = v1::controller_get_volume_response::VolumeStatus {
+        published_node_ids: nodes,
+        volume_condition: condition,
+    };
+    v1::ControllerGetVolumeResponse { volume: Some(volume), status: Some(status) }
+}
+
+/// A part of the volumes.
+pub(super) fn volume_page(page: VolumePage, rules: &Rules) -> v1::ListVolumesResponse {
+    use v1::list_volumes_response::{Entry, VolumeStatus};
+    let entry = |status| {
+        let Stated { volume, nodes, condition } = stated(status, rules);
+        let nodes = if rules.can(Can::ListVolumesPublishedNodes) { nodes } else { Vec::new() };
+        let status = VolumeStatus { published_node_ids: nodes, volume_condition: condition };
+        Entry { volume: Some(volume), status: Some(status) }
+    };
+    v1::ListVolumesResponse {
+        entries: page.volumes.into_iter().map(entry).collect(),
+        next_token: page.next.unwrap_or_default(),
+    }
+}
+
+/// The room for more volumes.
+pub(super) fn capacity(capacity: Capacity) -> v1::GetCapacityResponse {
+    v1::GetCapacityResponse {
+        available_capacity: signed(capacity.available),
+        maximum_volume_size: capacity.maximum_volume.map(signed),
+        minimum_volume_size: capacity.minimum_volume.map(signed),
+    }
+}
+
+/// A snapshot.
+pub(super) fn snapshot(snapshot: Snapshot) -> v1::Snapshot {
+    v1::Snapshot {
+        size_bytes: size(snapshot.size),
+        snapshot_id: snapshot.handle.to_string(),
+        source_volume_id: snapshot.source.to_string(),
+        creation_time: Some(time(snapshot.created_at_ms)),
+        ready_to_use: snapshot.ready,
+        group_snapshot_id: snapshot.group.map(|group| group.to_string()).unwrap_or_default(),
+    }
+}
+
+/// A part of the snapshots.
+pub(super) fn snapshot_page(page: SnapshotPage) -> v1::ListSnapshotsResponse {
+    let entry = |one| v1::list_snapshots_response::Entry { snapshot: Some(snapshot(one)) };
+    v1::ListSnapshotsResponse {
+        entries: page.snapshots.into_iter().map(entry).collect(),
+        next_token: page.next.unwrap_or_default(),
+    }
+}
+
+/// A group with its members.
+pub(super) fn group(group: GroupSnapshot) -> v1::VolumeGroupSnapshot {
+    v1::VolumeGroupSnapshot {
+        group_snapshot_id: group.handle.to_string(),
+        snapshots: group.snapshots.into_iter().map(snapshot).collect(),
+        creation_time: Some(time(group.created_at_ms)),
+        ready_to_use: group.ready,
+    }
+}

@@ -1,0 +1,237 @@
+//! A backend without storage: what an id or a name contains says how a call ends.
+
+use std::{
+    collections::BTreeSet,
+    fmt::Debug,
+    sync::{Arc, Mutex},
+};
+
+use cofferdam_backend::{Answer, Backend, Call};
+use cofferdam_domain::{
+    GroupSnapshotHandle, NodeName, SnapshotHandle, VolumeHandle,
+    storage::{
+        Ability, AttachmentRecord, Capacity, CapacityQuery, Condition, CreateGroupSnapshot, CreateSnapshot,
+        CreateVolume, CreatedVolume, Description, ErrorKind, ExpandVolume, ExpandedVolume, Feature,
+        GroupSnapshot, PageRequest, Parameters, Placement, PublishVolume, Readiness, Snapshot, SnapshotPage,
+        StorageError, ValidateVolume, Validation, VolumePage, VolumeStatus,
+    },
+};
+
+pub(super) struct Fake {
+    description: Description,
+    abilities: BTreeSet<Ability>,
+    /// What was asked, as `Debug` shows it.
+    pub(super) heard: Mutex<Vec<String>>,
+}
+
+impl Fake {
+    pub(super) fn new(abilities: &[Ability], features: &[Feature], topology: bool) -> Arc<Self> {
+        let description = Description {
+            name: "fake.example".into(),
+            version: "1".to_owned(),
+            topology_keys: topology.then(|| "zone".to_owned()).into_iter().collect(),
+            placement: Placement::Central,
+            volumes_per_node: None,
+            features: features.iter().map(ToString::to_string).collect(),
+        };
+        let abilities = abilities.iter().copied().collect();
+        Arc::new(Self { description, abilities, heard: Mutex::default() })
+    }
+
+    /// One that can do everything.
+    pub(super) fn complete() -> Arc<Self> {
+        Self::new(&Ability::ALL, &Feature::ALL, true)
+    }
+
+    pub(super) fn last(&self) -> String {
+        self.heard.lock().unwrap().last().cloned().unwrap_or_default()
+    }
+
+    /// Ends a call as what it is about says.
+    fn end<T: Send + 'static>(&self, about: String, asked: &impl Debug, answer: T) -> Answer<'_, T> {
+        self.heard.lock().unwrap().push(format!("{asked:?}"));
+        Box::pin(async move {
+            assert!(!about.chars().any(|c| c == '\0'), "no backend gets such an id");
+            match () {
+                () if about.contains("missing") => {
+                    Err(StorageError::last(ErrorKind::NotFound, "no such thing"))
+                }
+                () if about.contains("open") => Err(StorageError::unknown(ErrorKind::Internal, "it trapped")),
+                () if about.contains("panic") => panic!("on purpose"),
+                () if about.contains("hang") => std::future::pending().await,
+                () => Ok(answer),
+            }
+        })
+    }
+}
+
+fn text(id: &impl ToString) -> String {
+    id.to_string()
+}
+
+pub(super) fn directory() -> AttachmentRecord {
+    let fields = [("path".to_owned(), "a".to_owned())].into();
+    AttachmentRecord { kind: "directory".to_owned(), version: 1, fields }
+}
+
+fn volume(handle: &str) -> CreatedVolume {
+    CreatedVolume {
+        handle: handle.into(),
+        capacity: Some(1 << 30),
+        context: [("tier".to_owned(), "gold".to_owned())].into(),
+        topology: vec![[("zone".to_owned(), "a".to_owned())].into()],
+        attachment: Some(directory()),
+    }
+}
+
+fn status(handle: &str) -> VolumeStatus {
+    VolumeStatus {
+        volume: volume(handle),
+        owner: None,
+        published_nodes: vec!["node-1".into()],
+        condition: Some(Condition { abnormal: true, message: "slow".to_owned() }),
+        changed_at_ms: None,
+    }
+}
+
+fn snapshot(handle: &str, group: Option<&str>) -> Snapshot {
+    Snapshot {
+        handle: handle.into(),
+        source: "v".into(),
+        size: Some(1 << 30),
+        created_at_ms: 1_700_000_000_123,
+        ready: true,
+        group: group.map(Into::into),
+        owner: None,
+    }
+}
+
+fn group(handle: &str) -> GroupSnapshot {
+    GroupSnapshot {
+        handle: handle.into(),
+        snapshots: vec![snapshot("s", Some(handle))],
+        created_at_ms: 1_700_000_000_123,
+        ready: true,
+    }
+}
+
+impl Backend for Fake {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn abilities(&self) -> &BTreeSet<Ability> {
+        &self.abilities
+    }
+
+    fn probe(&self, call: Call) -> Answer<'_, Readiness> {
+        self.end(String::new(), &call, Readiness::Ready)
+    }
+
+    fn create_volume(&self, _: Call, request: CreateVolume) -> Answer<'_, CreatedVolume> {
+        self.end(request.name.replace('\0', ""), &request, volume("v"))
+    }
+
+    fn clone_volume(
+        &self,
+        _: Call,
+        request: CreateVolume,
+        source: VolumeHandle,
+    ) -> Answer<'_, CreatedVolume> {
+        self.end(text(&source), &(request, &source), volume("v"))
+    }
+
+    fn restore_snapshot(
+        &self,
+        _: Call,
+        request: CreateVolume,
+        source: SnapshotHandle,
+    ) -> Answer<'_, CreatedVolume> {
+        self.end(text(&source), &(request, &source), volume("v"))
+    }
+
+    fn delete_volume(&self, _: Call, handle: VolumeHandle) -> Answer<'_, ()> {
+        self.end(text(&handle), &handle, ())
+    }
+
+    fn validate_volume(&self, _: Call, request: ValidateVolume) -> Answer<'_, Validation> {
+        self.end(text(&request.handle), &request, Validation::Confirmed)
+    }
+
+    fn publish_volume(&self, _: Call, request: PublishVolume) -> Answer<'_, AttachmentRecord> {
+        self.end(format!("{} {}", request.handle, request.node), &request, directory())
+    }
+
+    fn unpublish_volume(&self, _: Call, handle: VolumeHandle, node: Option<NodeName>) -> Answer<'_, ()> {
+        self.end(text(&handle), &(&handle, node), ())
+    }
+
+    fn expand_volume(&self, _: Call, request: ExpandVolume) -> Answer<'_, ExpandedVolume> {
+        self.end(text(&request.handle), &request, ExpandedVolume { capacity: 1 << 40, node_expansion: true })
+    }
+
+    fn modify_volume(&self, _: Call, handle: VolumeHandle, parameters: Parameters) -> Answer<'_, ()> {
+        self.end(text(&handle), &(&handle, parameters), ())
+    }
+
+    fn create_snapshot(&self, _: Call, request: CreateSnapshot) -> Answer<'_, Snapshot> {
+        self.end(text(&request.source), &request, snapshot("s", None))
+    }
+
+    fn delete_snapshot(&self, _: Call, handle: SnapshotHandle) -> Answer<'_, ()> {
+        self.end(text(&handle), &handle, ())
+    }
+
+    fn get_snapshot(&self, _: Call, handle: SnapshotHandle) -> Answer<'_, Snapshot> {
+        self.end(text(&handle), &handle, snapshot(handle.as_str(), None))
+    }
+
+    fn list_snapshots(
+        &self,
+        _: Call,
+        source: Option<VolumeHandle>,
+        page: PageRequest,
+    ) -> Answer<'_, SnapshotPage> {
+        let snapshots = vec![snapshot("s", None)];
+        self.end(String::new(), &(source, page), SnapshotPage { snapshots, next: Some("more".to_owned()) })
+    }
+
+    fn create_group_snapshot(&self, _: Call, request: CreateGroupSnapshot) -> Answer<'_, GroupSnapshot> {
+        self.end(format!("{:?}", request.sources), &request, group("g"))
+    }
+
+    fn delete_group_snapshot(
+        &self,
+        _: Call,
+        handle: GroupSnapshotHandle,
+        snapshots: BTreeSet<SnapshotHandle>,
+    ) -> Answer<'_, ()> {
+        self.end(text(&handle), &(&handle, snapshots), ())
+    }
+
+    fn get_group_snapshot(
+        &self,
+        _: Call,
+        handle: GroupSnapshotHandle,
+        snapshots: BTreeSet<SnapshotHandle>,
+    ) -> Answer<'_, GroupSnapshot> {
+        self.end(text(&handle), &(&handle, snapshots), group(handle.as_str()))
+    }
+
+    fn list_volumes(&self, _: Call, page: PageRequest) -> Answer<'_, VolumePage> {
+        self.end(
+            String::new(),
+            &page,
+            VolumePage { volumes: vec![status("v")], next: Some("more".to_owned()) },
+        )
+    }
+
+    fn get_volume(&self, _: Call, handle: VolumeHandle) -> Answer<'_, VolumeStatus> {
+        self.end(text(&handle), &handle, status(handle.as_str()))
+    }
+
+    fn get_capacity(&self, _: Call, query: CapacityQuery) -> Answer<'_, Capacity> {
+        let capacity = Capacity { available: 5, maximum_volume: Some(3), minimum_volume: None };
+        self.end(String::new(), &query, capacity)
+    }
+}

@@ -1,0 +1,157 @@
+//! Every field of every request, broken in every way: codes are CSI's, messages are there, nothing panics, no secret is told.
+
+use prost::Message as _;
+use protox::prost_reflect::{DynamicMessage, FieldDescriptor, Kind, MapKey, ReflectMessage as _, Value};
+use tonic::{Code, Status};
+
+use super::{
+    fake::Fake,
+    table::{Rig, pool, requests},
+};
+
+/// What is put into texts.
+fn texts() -> Vec<String> {
+    let mut texts: Vec<String> =
+        ["", "/", "..", "a/../../b", "a\nb", "\0", "\u{7f}", "\u{feff}", "🦀", "missing", "open", " "]
+            .map(str::to_owned)
+            .into();
+    texts.extend([127, 128, 129, 256, 257, 4 << 10, (4 << 10) + 1, 300 << 10].map(|bytes| "x".repeat(bytes)));
+    texts.push("ä".repeat(64) + "x");
+    texts.push(format!("csi-{}", "0".repeat(64)));
+    texts
+}
+
+/// Other values of a field that is neither a list nor a map.
+fn values(kind: &Kind) -> Vec<Value> {
+    match kind {
+        Kind::String => texts().into_iter().map(Value::String).collect(),
+        Kind::Int64 => [i64::MIN, -1, 0, 1, i64::MAX].map(Value::I64).into(),
+        Kind::Int32 => [i32::MIN, -1, 0, 1, i32::MAX].map(Value::I32).into(),
+        Kind::Bool => [true, false].map(Value::Bool).into(),
+        Kind::Enum(_) => [i32::MIN, -1, 0, 1, 5, 99, i32::MAX].map(Value::EnumNumber).into(),
+        Kind::Message(message) => vec![Value::Message(DynamicMessage::new(message.clone()))],
+        other => panic!("a request has a field of {other:?}"),
+    }
+}
+
+/// Other values of any field.
+fn replacements(field: &FieldDescriptor, present: &Value) -> Vec<Value> {
+    if field.is_map() {
+        let pair = |key: String, value: String| [(MapKey::String(key), Value::String(value))];
+        let mut maps = vec![Value::Map(Default::default())];
+        if matches!(field.kind().as_message().unwrap().map_entry_value_field().kind(), Kind::String) {
+            maps.extend(texts().into_iter().flat_map(|text| {
+                [
+                    Value::Map(pair(text.clone(), "x".to_owned()).into()),
+                    Value::Map(pair("k".to_owned(), text).into()),
+                ]
+            }));
+        }
+        return maps;
+    }
+    if field.is_list() {
+        let mut items = present.as_list().unwrap().to_vec();
+        items.extend(items.clone());
+        let each = values(&field.kind()).into_iter().map(|value| Value::List(vec![value]));
+        return [Value::List(Vec::new()), Value::List(items)].into_iter().chain(each).collect();
+    }
+    values(&field.kind())
+}
+
+/// Messages that differ from a good one in one place, with what that is.
+fn variants(good: &DynamicMessage) -> Vec<(String, DynamicMessage)> {
+    let mut found = Vec::new();
+    for field in good.descriptor().fields() {
+        let present = good.get_field(&field).into_owned();
+        let mut change = |what: String, value: Option<Value>| {
+            let mut changed = good.clone();
+            match value {
+                Some(value) => changed.set_field(&field, value),
+                None => changed.clear_field(&field),
+            }
+            found.push((format!("{}{what}", field.name()), changed));
+        };
+        change(" absent".to_owned(), None);
+        for value in replacements(&field, &present) {
+            let shown: String = format!("{value:?}").chars().take(50).collect();
+            change(format!(" = {shown}"), Some(value));
+        }
+        // One level deeper, as deep as it goes.
+        let inner = match &present {
+            Value::Message(inner) if good.has_field(&field) => Some(inner.clone()),
+            Value::List(list) => list.first().and_then(Value::as_message).cloned(),
+            _ => None,
+        };
+        for (what, inner) in inner.iter().flat_map(variants) {
+            let value = match &present {
+                Value::List(_) => Value::List(vec![Value::Message(inner)]),
+                _ => Value::Message(inner),
+            };
+            change(format!(".{what}"), Some(value));
+        }
+    }
+    found
+}
+
+fn judge(what: &str, ended: Result<(), Status>, more: &[Code]) {
+    use Code::{Aborted, FailedPrecondition, InvalidArgument, NotFound, Unavailable};
+    let Err(status) = ended else { return };
+    // `Internal` is what the backend says of a call that changes nothing.
+    let allowed = [InvalidArgument, NotFound, Aborted, FailedPrecondition, Unavailable];
+    assert!(allowed.contains(&status.code()) || more.contains(&status.code()), "{what}: {status:?}");
+    assert!(!status.message().is_empty() && status.details().is_empty(), "{what}: {status:?}");
+    assert!(!status.message().contains('\n') && status.message().len() < 2_000, "{what}: {status:?}");
+}
+
+#[tokio::test]
+async fn every_field_can_be_broken() {
+    let (pool, rig) = (pool(), Rig::of(Fake::complete()));
+    let mut tried = 0;
+    for (method, bytes) in requests() {
+        rig.send(method, &bytes).await.unwrap_or_else(|status| panic!("{method}: {status:?}"));
+        let message = pool.get_message_by_name(&format!("csi.v1.{method}Request")).unwrap();
+        let good = DynamicMessage::decode(message, bytes.as_slice()).unwrap();
+        for (what, changed) in variants(&good) {
+            tried += 1;
+            let reads = ["Get", "List", "Validate"].iter().any(|read| method.contains(read));
+            let more: &[Code] = if reads { &[Code::Internal] } else { &[] };
+            let ended = rig.send(method, &changed.encode_to_vec()).await;
+            let told = ended.as_ref().err().is_some_and(|status| status.message().contains("hunter2"));
+            assert!(!told, "{method} {what}: {ended:?}");
+            judge(&format!("{method} {what}"), ended, more);
+        }
+    }
+    assert!(tried > 1_500, "{tried} variants");
+}
+
+#[tokio::test]
+async fn any_bytes_can_come() {
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let rig = Rig::of(Fake::complete());
+    let requests = requests();
+    for _ in 0..4_000 {
+        let (method, good) = requests.get(random.usize(..requests.len())).unwrap();
+        let mut bytes = good.clone();
+        for _ in 0..random.usize(1..=4) {
+            match random.u8(0..4) {
+                // A field's number or kind, a length, a character.
+                0 if !bytes.is_empty() => {
+                    let at = random.usize(..bytes.len());
+                    *bytes.get_mut(at).unwrap() = random.u8(..);
+                }
+                1 => bytes.truncate(random.usize(..=bytes.len())),
+                2 => bytes.insert(random.usize(..=bytes.len()), random.u8(..)),
+                _ => {
+                    let (_, other) = requests.get(random.usize(..requests.len())).unwrap();
+                    bytes.extend(other);
+                }
+            }
+        }
+        // What is no message ends in the decoder.
+        let ended = rig.send(method, &bytes).await;
+        judge(&format!("seed {seed}: {method} {bytes:?}"), ended, &[Code::Internal]);
+    }
+    assert!(!rig.fake.heard.lock().unwrap().is_empty());
+}
