@@ -2,10 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cofferdam_domain::storage::{
-    AttachmentRecord, Capacity, CreatedVolume, Description, ExpandedVolume, GroupSnapshot, PageRequest,
-    Parameters, Segments, Snapshot, SnapshotPage, VolumePage, VolumeStatus,
+use cofferdam_domain::{
+    names::OWN_ATTRIBUTE_PREFIX,
+    storage::{
+        AttachmentRecord, Capacity, CreatedVolume, Description, ExpandedVolume, GroupSnapshot, PageRequest,
+        Parameters, Segments, Snapshot, SnapshotPage, VolumePage, VolumeStatus,
+    },
 };
+pub use cofferdam_domain::{storage::weight, text::printable};
 
 use crate::capabilities::secrets::Redactor;
 
@@ -36,9 +40,9 @@ impl Bounds {
         size(volume.capacity)?;
         self.bounded_map("the context", &volume.context)?;
         // What the host itself writes beside the context, and the node believes, is not the guest's to write.
-        if let Some(key) = volume.context.keys().find(|key| key.starts_with(HOST_PREFIX)) {
+        if let Some(key) = volume.context.keys().find(|key| key.starts_with(OWN_ATTRIBUTE_PREFIX)) {
             return Err(format!(
-                "the context has the key {:?}; keys under {HOST_PREFIX} are the host's",
+                "the context has the key {:?}; keys under {OWN_ATTRIBUTE_PREFIX} are the host's",
                 printable(key)
             ));
         }
@@ -124,13 +128,7 @@ impl Bounds {
 
     /// Checks an attachment.
     pub fn attachment(self, attachment: &AttachmentRecord) -> Result<(), String> {
-        if !is_word(&attachment.kind) {
-            return Err(format!(
-                "the attachment's kind is {:?}; expected up to 63 of a-z, 0-9 and -",
-                printable(&attachment.kind)
-            ));
-        }
-        self.bounded_map("the attachment", &attachment.fields)
+        attachment.check(self.id, self.map)
     }
 
     fn id(self, what: &str, id: &str) -> Result<(), String> {
@@ -160,13 +158,6 @@ impl Bounds {
     }
 }
 
-/// Bytes of all keys and values of a map.
-pub fn weight(map: &Parameters) -> usize {
-    map.iter().map(|(key, value)| key.len() + value.len()).sum()
-}
-
-/// Prefix of the volume attributes that the host writes.
-const HOST_PREFIX: &str = "cofferdam.dev/";
 /// Longest name of a driver, in bytes; CSI's limit, because it becomes a label.
 const MAX_DRIVER: usize = 63;
 /// Most topology keys and features: far more than any driver has, few enough to print.
@@ -181,22 +172,6 @@ const MAX_NODE_ID: usize = 256;
 const MAX_OWNER: usize = 253;
 /// Longest token of a listing, in bytes; it is kept between two calls.
 const MAX_TOKEN: usize = 4 << 10;
-/// Longest message that is passed on, in bytes; events hold 1,024.
-const MAX_MESSAGE: usize = 1_000;
-
-/// A guest's text as it may be shown: one line, without control characters, cut at a character's border.
-pub fn printable(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len().min(MAX_MESSAGE));
-    for c in text.chars() {
-        if shown.len() + c.len_utf8() > MAX_MESSAGE {
-            shown.push('…');
-            break;
-        }
-        shown.push(if c.is_control() { ' ' } else { c });
-    }
-    shown
-}
-
 /// A guest's pairs as a map.
 pub(crate) fn map(what: &str, pairs: Vec<(String, String)>) -> Result<BTreeMap<String, String>, String> {
     let mut map = BTreeMap::new();

@@ -97,13 +97,6 @@ fn descriptions() {
 }
 
 #[test]
-fn texts_are_one_clean_line() {
-    assert_eq!(printable("a\u{1b}[31m\nb\u{7f}é"), "a [31m b é");
-    let long = printable(&"é".repeat(1 << 20));
-    assert!(long.len() <= MAX_MESSAGE + '…'.len_utf8() && long.ends_with("é…"));
-}
-
-#[test]
 fn a_key_occurs_once() {
     let pairs = |keys: [&str; 2]| keys.map(|key| (key.to_owned(), String::new())).to_vec();
     assert_eq!(map("the context", pairs(["a", "b"])).unwrap().len(), 2);

@@ -107,6 +107,8 @@ fn what_does_not_fit_is_refused_at_start() {
     refused(home.path(), &["--role", "registrar"], "role registrar needs csi-address");
     refused(home.path(), &["--role", "liveness"], "role liveness needs csi-address");
     refuse(with(&["--role", "provisioner"]), "--single-process");
+    let served = ["--role", "csi-server", "--backend", "x.wasm", "--csi-socket", "/nowhere/csi.sock"];
+    refuse(with(&served), "--single-process");
     refuse(with(&["--kubelet-root", "relative"]), "relative");
     refuse([with(&["--config"]), vec![rootless]].concat(), "directory-root");
     refuse([with(&["--config"]), vec![unknown]].concat(), "nfs");

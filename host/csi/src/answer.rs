@@ -1,12 +1,15 @@
 //! CSI's answers as the house's, checked: an error is the rule that an answer breaks, in words.
 
 use cofferdam_backend::checks::{self, Bounds};
-use cofferdam_domain::storage::{
-    Capacity, Condition, CreatedVolume, ExpandedVolume, GroupSnapshot, PageRequest, Segments, Snapshot,
-    SnapshotPage, Validation, VolumePage, VolumeStatus,
+use cofferdam_domain::{
+    names,
+    storage::{
+        Capacity, Condition, CreatedVolume, ExpandedVolume, GroupSnapshot, PageRequest, Segments, Snapshot,
+        SnapshotPage, Validation, VolumePage, VolumeStatus, attachment,
+    },
 };
 
-use crate::{attachment, v1};
+use crate::v1;
 
 /// How long ids and maps of a driver may be: the sidecars look at no length.
 pub(crate) const BOUNDS: Bounds = Bounds::STORABLE;
@@ -42,7 +45,7 @@ pub(crate) fn volume(volume: Option<v1::Volume>) -> Result<CreatedVolume, String
     let places = volume.accessible_topology.into_iter().map(|place| place.segments);
     // Behind the socket may be a server of ours, which tells the attachment so.
     let mut context = volume.volume_context;
-    let attachment = context.remove(attachment::KEY).map(|document| attachment::decode(&document));
+    let attachment = context.remove(names::ATTACHMENT).map(|document| attachment::decode(&document));
     let created = CreatedVolume {
         capacity: size("the volume's capacity", volume.capacity_bytes)?,
         handle: volume.volume_id.into(),

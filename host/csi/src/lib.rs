@@ -2,13 +2,11 @@
 //!
 //! [`v1`] has CSI 1.12's messages with their clients and servers. A [`CsiBackend`] is a driver that listens on a unix socket:
 //! it stands behind the same trait as a component in the sandbox, under the same guards and the same checks, and roles cannot
-//! tell the two apart. In the other direction [`server`] has what every server of ours on a unix socket is made of, and
-//! [`attachment`] what a controller tells the node of a volume.
+//! tell the two apart. In the other direction [`server`] has what every server of ours on a unix socket is made of.
 #![forbid(unsafe_code)]
 
 mod address;
 mod answer;
-pub mod attachment;
 mod backend;
 mod connection;
 mod error;

@@ -13,6 +13,7 @@ pub mod pod;
 pub mod quantity;
 pub mod selector;
 pub mod storage;
+pub mod text;
 pub mod volume;
 
 pub use attachment::{Attachment, AttachmentError, AttachmentSource, CsiNode};

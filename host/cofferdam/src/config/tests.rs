@@ -143,6 +143,15 @@ fn dev_runs_every_role_quietly() {
     assert_eq!(loaded.configuration.role.cluster.len(), 4);
     assert_eq!(loaded.configuration.log.0, "warn");
     assert_eq!(loaded.configuration.backend.keys().collect::<Vec<_>>(), [MEMORY]);
+    for role in ["node", "registrar", "liveness", "csi-server"] {
+        let flags = ProcessFlags { role: vec![role.to_owned()], ..ProcessFlags::default() };
+        assert_eq!(
+            Loaded::for_dev(&flags, &HashMap::new()).unwrap_err().to_string(),
+            format!(
+                "flag --role: role: {role} is for `cofferdam run`: expected roles that work on a cluster"
+            )
+        );
+    }
     let path = file("dev", "[backend.memory.settings]\ncapacity = \"1Gi\"\n");
     let flags = ProcessFlags { config: Some(path.clone()), ..ProcessFlags::default() };
     let loaded = Loaded::for_dev(&flags, &HashMap::new()).unwrap();

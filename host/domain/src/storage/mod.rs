@@ -10,6 +10,7 @@ use crate::{
 };
 
 pub mod ability;
+pub mod attachment;
 mod description;
 mod error;
 mod secrets;
@@ -27,6 +28,11 @@ pub use status::{Capacity, CapacityQuery, Condition, VolumePage, VolumeStatus};
 
 /// Opaque key-value pairs between a class, a driver and a volume, in the order of their keys.
 pub type Parameters = BTreeMap<String, String>;
+
+/// Bytes of all keys and values of a map.
+pub fn weight(map: &Parameters) -> usize {
+    map.iter().map(|(key, value)| key.len() + value.len()).sum()
+}
 
 /// One place where a volume can be reached: topology keys with their values.
 pub type Segments = BTreeMap<String, String>;

@@ -2,16 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use cofferdam_csi::{
-    attachment,
-    v1::{
-        self, CapacityRange, NodePublishVolumeRequest, NodeStageVolumeRequest,
-        volume_capability::{AccessType as Wire, MountVolume, access_mode::Mode},
-    },
+use cofferdam_csi::v1::{
+    self, CapacityRange, NodePublishVolumeRequest, NodeStageVolumeRequest,
+    volume_capability::{AccessType as Wire, MountVolume, access_mode::Mode},
 };
 use cofferdam_domain::{
     Quantity,
-    storage::{AccessType, AttachmentRecord, CapabilityMode, ErrorKind, VolumeCapability},
+    storage::{AccessType, CapabilityMode, ErrorKind, VolumeCapability, attachment},
 };
 use tonic::{Code, Status};
 
@@ -132,42 +129,6 @@ pub(super) fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-/// The attachment of a call. A driver that publishes says it with each publication, every other one with the volume; where it
-/// must not be, somebody else has written it.
-fn attachment_of(
-    publish_context: &BTreeMap<String, String>,
-    volume_context: &BTreeMap<String, String>,
-    publishes: bool,
-) -> Result<AttachmentRecord> {
-    let (own, other, name) = if publishes {
-        (publish_context, volume_context, "publish_context")
-    } else {
-        (volume_context, publish_context, "volume_context")
-    };
-    if other.contains_key(attachment::KEY) {
-        return Err(Status::invalid_argument(format!(
-            "this driver's attachments are in {name} and nowhere else"
-        )));
-    }
-    let document = own.get(attachment::KEY).ok_or_else(|| {
-        Status::invalid_argument(format!("{name} has no {}: there is no way to the volume", attachment::KEY))
-    })?;
-    match plain(document) {
-        Some(record) => Ok(record),
-        None => attachment::decode(document).map_err(|error| Status::invalid_argument(error.to_string())),
-    }
-}
-
-/// A record as the roles provisioner and attacher write it into their objects: byte for byte, so that nothing else passes.
-fn plain(document: &str) -> Option<AttachmentRecord> {
-    if document.len() > attachment::MAX_DOCUMENT {
-        return None;
-    }
-    let record: AttachmentRecord = serde_json::from_str(document).ok()?;
-    let written = serde_json::to_string(&record).ok()?;
-    (written == document).then_some(record)
-}
-
 /// Reads NodeStageVolume.
 pub(super) fn stage(request: NodeStageVolumeRequest, publishes: bool) -> Result<Stage> {
     volume(&request.volume_id)?;
@@ -178,7 +139,8 @@ pub(super) fn stage(request: NodeStageVolumeRequest, publishes: bool) -> Result<
             "volume_id has the shape of an inline volume's, which is not staged",
         ));
     }
-    let attachment = attachment_of(&request.publish_context, &request.volume_context, publishes)?;
+    let attachment = attachment::of_contexts(&request.publish_context, &request.volume_context, publishes)
+        .map_err(|error| Status::invalid_argument(error.to_string()))?;
     Ok(Stage {
         volume: request.volume_id,
         staging_path: request.staging_target_path,

@@ -1,27 +1,11 @@
 //! The status of a VolumeAttachment, as external-attacher writes it.
 
-use cofferdam_domain::{
-    Attachment, names,
-    storage::{AttachmentRecord, Parameters},
-};
+use cofferdam_domain::{Attachment, storage::Parameters};
 use serde_json::{Map, Value, json};
 
-/// Kind of the attachments whose fields are a CSI driver's publish context: they reach its node service as they are.
-const CSI: &str = "csi";
 /// The API's limit for the message of an error.
 const MAX_MESSAGE: usize = 1024;
 const CUT: &str = "…";
-
-/// `status.attachmentMetadata` of an attachment: what the node gets as publish context.
-///
-/// # Errors
-/// A message where the attachment cannot be written down.
-pub(super) fn metadata(record: &AttachmentRecord) -> Result<Parameters, serde_json::Error> {
-    if record.kind == CSI {
-        return Ok(record.fields.clone());
-    }
-    Ok([(names::ATTACHMENT.to_owned(), serde_json::to_string(record)?)].into())
-}
 
 /// The patch that says that it is attached. Metadata of an earlier time goes.
 pub(super) fn attached(attachment: &Attachment, metadata: &Parameters) -> Value {
@@ -75,6 +59,8 @@ fn bounded(message: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use cofferdam_domain::storage::{AttachmentRecord, attachment::into_publish_context};
+
     use super::*;
 
     #[test]
@@ -95,10 +81,10 @@ mod tests {
             version: 1,
             fields: [("path".to_owned(), "v".to_owned())].into(),
         };
-        assert_eq!(metadata(&record("csi")).unwrap(), [("path".to_owned(), "v".to_owned())].into());
-        let json = r#"{"kind":"directory","version":1,"fields":{"path":"v"}}"#;
+        assert_eq!(into_publish_context(record("csi")), [("path".to_owned(), "v".to_owned())].into());
+        let json = r#"{"version":1,"kind":"directory","kindVersion":1,"fields":{"path":"v"}}"#;
         let expected = [("cofferdam.dev/attachment".to_owned(), json.to_owned())];
-        assert_eq!(metadata(&record("directory")).unwrap(), expected.into());
+        assert_eq!(into_publish_context(record("directory")), expected.into());
     }
 
     #[test]

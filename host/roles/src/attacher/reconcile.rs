@@ -16,7 +16,9 @@ use cofferdam_cluster::{
 };
 use cofferdam_domain::{
     Attachment, AttachmentName, CsiNode, DriverName, NodeName, Volume, VolumeName, names,
-    storage::{Ability, ErrorKind, Feature, PublishVolume, Secrets, StorageError},
+    storage::{
+        Ability, ErrorKind, Feature, PublishVolume, Secrets, StorageError, attachment::into_publish_context,
+    },
 };
 use serde_json::json;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
@@ -442,11 +444,7 @@ impl Attacher {
             Err(error) => return Err(self.fail(attachment, error.into()).await),
         };
         teller.tell(StepKind::Acts, text, Some(started.elapsed()));
-        let metadata = match object::metadata(&record) {
-            Ok(metadata) => metadata,
-            Err(error) => return Err(self.fail(attachment, error.to_string().into()).await),
-        };
-        let patch = object::attached(attachment, &metadata);
+        let patch = object::attached(attachment, &into_publish_context(record));
         let (key, version) = (&attachment.name, attachment.meta.version);
         let write = self.context.writer.merge::<Attachment>(key, Part::Status, version, patch);
         match teller.act("is attached", write).await {

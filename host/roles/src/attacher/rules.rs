@@ -9,7 +9,7 @@ use std::{
 use cofferdam_cluster::{Cache, Seen};
 use cofferdam_domain::{
     AccessMode, Attachment, AttachmentSource, DriverName, NodeName, Volume, VolumeHandle, VolumeMode, names,
-    storage::{AccessType, CapabilityMode, PublishVolume, VolumeCapability},
+    storage::{AccessType, CapabilityMode, PublishVolume, VolumeCapability, attachment},
     volume::{CsiSource, SecretRef},
 };
 
@@ -117,11 +117,7 @@ fn try_attach(view: View<'_>, attachment: &Attachment) -> Result<Verdict, String
         node_identities: Default::default(),
         capability,
         read_only: csi.read_only && view.able.read_only,
-        context: csi
-            .attributes
-            .into_iter()
-            .filter(|(key, _)| !key.starts_with(names::OWN_ATTRIBUTE_PREFIX))
-            .collect(),
+        context: attachment::attributes(csi.attributes),
     })))
 }
 

@@ -3,7 +3,7 @@
 use cofferdam_cluster::Intent;
 use cofferdam_domain::{
     AccessModes, Quantity, VolumeMode, names,
-    storage::{AccessType, CreatedVolume},
+    storage::{AccessType, CreatedVolume, attachment},
 };
 use serde_json::{Map, Value, json};
 
@@ -17,23 +17,18 @@ pub struct ClaimShape {
 }
 
 /// The object for a volume of `capacity` bytes that the driver made for an intent.
-///
-/// # Errors
-/// A message where the attachment cannot be written down.
 pub fn persistent_volume(
     intent: &Intent,
     created: &CreatedVolume,
     capacity: u64,
     identity: &str,
     shape: &ClaimShape,
-) -> Result<Value, serde_json::Error> {
+) -> Value {
     let mut attributes = Map::new();
     attributes.insert(names::PROVISIONER_IDENTITY.to_owned(), json!(identity));
     // The driver's own word wins, as it does in external-provisioner.
-    attributes.extend(created.context.iter().map(|(key, value)| (key.clone(), json!(value))));
-    if let Some(attachment) = &created.attachment {
-        attributes.insert(names::ATTACHMENT.to_owned(), json!(serde_json::to_string(attachment)?));
-    }
+    let context = attachment::into_volume_context(created.context.clone(), created.attachment.as_ref());
+    attributes.extend(context.into_iter().map(|(key, value)| (key, Value::from(value))));
     let access = intent.request.capabilities.first().map(|capability| &capability.access);
     let (mode, fs_type) = match access {
         Some(AccessType::Block) => (VolumeMode::Block, None),
@@ -69,7 +64,7 @@ pub fn persistent_volume(
     let mount_options = Some(&intent.class.mount_options).filter(|options| !options.is_empty());
     insert(&mut spec, "mountOptions", mount_options.map(|options| json!(options)));
     insert(&mut spec, "nodeAffinity", node_affinity(created));
-    Ok(json!({
+    json!({
         "apiVersion": "v1",
         "kind": "PersistentVolume",
         "metadata": {
@@ -83,7 +78,7 @@ pub fn persistent_volume(
             },
         },
         "spec": spec,
-    }))
+    })
 }
 
 /// One term per place where the volume can be reached.

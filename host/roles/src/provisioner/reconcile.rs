@@ -329,10 +329,7 @@ impl Provisioner {
             access_modes: claim.as_ref().map_or_else(|| rules::modes_of(&intent.request), |c| c.access_modes),
             version: claim.as_ref().map(|c| c.meta.version.to_string()),
         };
-        let body = match object::persistent_volume(intent, &created, capacity, &driver.identity, &shape) {
-            Ok(body) => body,
-            Err(error) => return self.refuse(&intent.uid, error.to_string(), false),
-        };
+        let body = object::persistent_volume(intent, &created, capacity, &driver.identity, &shape);
         let write = self.context.writer.create::<Volume>(None, &body);
         match teller.act(&format!("writes PersistentVolume {}", intent.request.name), write).await {
             Ok(_) => {

@@ -3,11 +3,11 @@
 use cofferdam_backend::checks::weight;
 use cofferdam_domain::storage::{
     Capacity, CreatedVolume, GroupSnapshot, Segments, Snapshot, SnapshotPage, VolumePage, VolumeStatus,
-    ability::ControllerCapability as Can,
+    ability::ControllerCapability as Can, attachment,
 };
 
 use super::rules::Rules;
-use crate::{attachment, v1};
+use crate::v1;
 
 /// CSI's limit for maps, in bytes.
 const MAP: usize = 4 << 10;

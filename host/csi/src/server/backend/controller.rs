@@ -5,7 +5,7 @@ use cofferdam_domain::{
     NodeName, SnapshotHandle, VolumeHandle,
     storage::{
         CapacityQuery, CreateSnapshot, CreateVolume, CreatedVolume, ErrorKind, ExpandVolume, Parameters,
-        PublishVolume, ValidateVolume, Validation, ability::ControllerCapability as Can,
+        PublishVolume, ValidateVolume, Validation, ability::ControllerCapability as Can, attachment,
     },
 };
 use tonic::{Request, Response, Status};
@@ -16,10 +16,7 @@ use super::{
     rules::{self, Id, invalid},
     with,
 };
-use crate::{
-    attachment,
-    v1::{self, controller_server::Controller, volume_content_source as source},
-};
+use crate::v1::{self, controller_server::Controller, volume_content_source as source};
 
 type Answer<T> = Result<Response<T>, Status>;
 

@@ -6,14 +6,14 @@ use cofferdam_backend::{Backend as _, BackendMetrics, Call};
 use cofferdam_domain::storage::{
     Ability, AccessType, CapabilityMode, CapacityRange, CreateSnapshot, CreateVolume, ErrorKind,
     ExpandVolume, Feature, Finality, PageRequest, Parameters, PublishVolume, Readiness, TopologyRequirement,
-    ValidateVolume, Validation, VolumeCapability,
+    ValidateVolume, Validation, VolumeCapability, attachment,
 };
 use tokio::{task::JoinHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::fake::{Fake, directory};
 use crate::{
-    ConnectionMetrics, CsiBackend, CsiConfig, attachment,
+    ConnectionMetrics, CsiBackend, CsiConfig,
     server::{BackendServer, Options, Server, ServerMetrics, Socket, SocketOptions},
     v1,
     wire::Wire,
@@ -98,7 +98,7 @@ async fn what_is_said_is_what_is_heard() {
         ..Default::default()
     });
     let made = made.await.unwrap().into_inner().volume.unwrap();
-    assert_eq!(attachment::of_contexts(&Parameters::new(), &made.volume_context), Ok(Some(directory())));
+    assert_eq!(attachment::of_contexts(&Parameters::new(), &made.volume_context, false), Ok(directory()));
     assert_eq!(attachment::attributes(made.volume_context.clone()), parameters(&[("tier", "gold")]));
 
     let publication = PublishVolume {
@@ -110,7 +110,7 @@ async fn what_is_said_is_what_is_heard() {
         context: made.volume_context,
     };
     let published = client.publish_volume(call(), publication.clone()).await.unwrap();
-    assert_eq!(attachment::of_contexts(&published.fields, &Parameters::new()), Ok(Some(directory())));
+    assert_eq!(attachment::of_contexts(&published.fields, &Parameters::new(), true), Ok(directory()));
     heard(&PublishVolume { context: parameters(&[("tier", "gold")]), ..publication });
 
     let made = client.create_volume(call(), creation("n")).await.unwrap();

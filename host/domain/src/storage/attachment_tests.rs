@@ -67,9 +67,9 @@ fn what_is_written_is_read() {
         let published = into_publish_context(attachment.clone());
         let created = into_volume_context(Parameters::default(), Some(&attachment));
         if attachment.kind != CSI_KIND {
-            assert_eq!(of_contexts(&published, &Parameters::default()), Ok(Some(attachment.clone())));
+            assert_eq!(of_contexts(&published, &Parameters::default(), true), Ok(attachment.clone()));
         }
-        assert_eq!(of_contexts(&Parameters::default(), &created), Ok(Some(attachment)));
+        assert_eq!(of_contexts(&Parameters::default(), &created, false), Ok(attachment));
     }
 }
 
@@ -149,13 +149,22 @@ fn contexts_keep_ours_and_theirs_apart() {
 }
 
 #[test]
-fn the_publish_context_counts_first() {
+fn an_attachment_is_in_one_place() {
     let none = Parameters::default();
     let (published, created) = (attachment("directory", 1, &[("path", "a")]), attachment("none", 1, &[]));
+    let publish = into_publish_context(published.clone());
     let volume = into_volume_context(none.clone(), Some(&created));
-    assert_eq!(of_contexts(&into_publish_context(published.clone()), &volume), Ok(Some(published)));
-    assert_eq!(of_contexts(&none, &volume), Ok(Some(created)));
-    assert_eq!(of_contexts(&none, &none), Ok(None));
-    let spoiled = [(KEY.to_owned(), "{}".to_owned())].into();
-    assert!(of_contexts(&spoiled, &volume).is_err(), "it is not passed over");
+    let elsewhere = |name| Err(DocumentError::Elsewhere { name });
+    let missing = |name| Err(DocumentError::Missing { name });
+    assert_eq!(of_contexts(&publish, &none, true), Ok(published));
+    assert_eq!(of_contexts(&none, &volume, false), Ok(created));
+    for (publishes, name) in [(true, "publish_context"), (false, "volume_context")] {
+        assert_eq!(of_contexts(&publish, &volume, publishes), elsewhere(name), "in both");
+        assert_eq!(of_contexts(&none, &none, publishes), missing(name), "in none");
+    }
+    assert_eq!(of_contexts(&none, &volume, true), elsewhere("publish_context"));
+    assert_eq!(of_contexts(&publish, &none, false), elsewhere("volume_context"));
+    let spoiled: Parameters = [(names::ATTACHMENT.to_owned(), "{}".to_owned())].into();
+    assert!(of_contexts(&spoiled, &volume, true).is_err(), "it is not passed over");
+    assert!(of_contexts(&spoiled, &none, true).is_err(), "it has to be a document");
 }
