@@ -15,10 +15,10 @@ const ANSWERS: [&str; 7] = [
     include_str!("../answers/apply.jsonl"),
     include_str!("../answers/claims.jsonl"),
     include_str!("../answers/core.jsonl"),
-    include_str!("../answers/expiry.jsonl"),
     include_str!("../answers/lists.jsonl"),
     include_str!("../answers/storage.jsonl"),
     include_str!("../answers/volumes.jsonl"),
+    include_str!("../answers/expiry.jsonl"),
 ];
 
 /// One file of requests, played and compared with what was recorded.

@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, bail};
 
-/// The files of the set. Each is played on its own, from the first request to the last.
+/// The files of the set. Each is played on its own, from the first request to the last; the last one lets the API forget what was before.
 pub const FILES: [(&str, &str); 7] = [
     ("apply", include_str!("../requests/apply.txt")),
     ("claims", include_str!("../requests/claims.txt")),
     ("core", include_str!("../requests/core.txt")),
-    ("expiry", include_str!("../requests/expiry.txt")),
     ("lists", include_str!("../requests/lists.txt")),
     ("storage", include_str!("../requests/storage.txt")),
     ("volumes", include_str!("../requests/volumes.txt")),
+    ("expiry", include_str!("../requests/expiry.txt")),
 ];
 
 /// One request.

@@ -109,6 +109,15 @@ impl Claims {
         Ok(self.api().list(&ListParams::default()).await?.items.len())
     }
 
+    /// `metadata.uid` of each claim.
+    ///
+    /// # Errors
+    /// When the API does not say.
+    pub async fn uids(&self) -> Result<BTreeSet<String>> {
+        let claims = self.api().list(&ListParams::default()).await?.items;
+        Ok(claims.into_iter().filter_map(|claim| claim.metadata.uid).collect())
+    }
+
     /// How many claims are Bound.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt::Write as _,
     fs,
     path::{Path, PathBuf},
     time::Duration,
@@ -34,6 +35,18 @@ impl MemoryDriver {
     /// # Errors
     /// When they cannot be written.
     pub fn new(run: &Run, driver_name: &str) -> Result<Self> {
+        Self::with(run, driver_name, true)
+    }
+
+    /// The same with a state that ends with the process, as that of the driver in Go does.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn in_memory(run: &Run, driver_name: &str) -> Result<Self> {
+        Self::with(run, driver_name, false)
+    }
+
+    fn with(run: &Run, driver_name: &str, durable: bool) -> Result<Self> {
         let directory = run.scratch().join("memory-driver");
         fs::create_dir_all(&directory)?;
         let driver = Self {
@@ -42,11 +55,13 @@ impl MemoryDriver {
             configuration: directory.join("cofferdam.toml"),
         };
         fs::write(&driver.component, cofferdam_guests::MEMORY)?;
-        let text = format!(
-            "[backend.memory]\nfile = {:?}\n\n[backend.memory.settings]\ndriver-name = {driver_name:?}\n\n\
-             [backend.memory.state]\nfile = {:?}\n",
-            driver.component, driver.state,
+        let mut text = format!(
+            "[backend.memory]\nfile = {:?}\n\n[backend.memory.settings]\ndriver-name = {driver_name:?}\n",
+            driver.component,
         );
+        if durable {
+            let _ = write!(text, "\n[backend.memory.state]\nfile = {:?}\n", driver.state);
+        }
         fs::write(&driver.configuration, text)?;
         Ok(driver)
     }

@@ -3,11 +3,13 @@
 use std::{
     fs,
     io::ErrorKind,
+    mem,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
+use cofferdam_cluster::connect;
 use http::Request;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, Client, Config, api::ListParams, config::Kubeconfig};
@@ -65,8 +67,30 @@ pub struct ControlPlane {
     pub scheduler: Option<Process>,
     store: u16,
     client: Client,
-    /// What the API writes down about requests of our accounts, and how much of it was looked at.
-    audit: Option<(PathBuf, usize)>,
+    audit: Option<Audit>,
+}
+
+/// What the API writes down about requests of our accounts.
+#[derive(Debug)]
+struct Audit {
+    log: PathBuf,
+    /// How much of it was looked at.
+    seen: usize,
+    /// Whether the API has not been ready since it was started: by then it knows no rules, and refuses everybody everything.
+    starting: bool,
+    refused: Vec<String>,
+}
+
+impl Audit {
+    fn look(&mut self) -> Result<()> {
+        let log =
+            fs::read_to_string(&self.log).with_context(|| format!("no audit log {}", self.log.display()))?;
+        if !self.starting {
+            self.refused.extend(account::refused(log.get(self.seen..).context("the audit log has shrunk")?)?);
+        }
+        self.seen = log.len();
+        Ok(())
+    }
 }
 
 /// Who may call the API, and how it is reached.
@@ -116,7 +140,7 @@ impl Credentialed {
         let mut config = Config::new(url.parse()?);
         config.root_cert = Some(vec![self.authority.der()]);
         config.default_retry = false;
-        Ok(Client::try_from(config)?)
+        Ok(connect::client(config)?)
     }
 }
 
@@ -148,7 +172,12 @@ impl ControlPlane {
             scheduler: None,
             store,
             client,
-            audit: (!options.unaudited).then(|| (run.log("audit"), 0)),
+            audit: (!options.unaudited).then(|| Audit {
+                log: run.log("audit"),
+                seen: 0,
+                starting: true,
+                refused: Vec::new(),
+            }),
         };
         plane.api_ready().await?;
         if let Some(controllers) = &options.controllers {
@@ -184,16 +213,14 @@ impl ControlPlane {
         Ok(path)
     }
 
-    /// The requests of our accounts that the API has refused with 403 since the last look.
+    /// The requests of our accounts that the API has refused with 403 since the last look, but for those while it started.
     ///
     /// # Errors
     /// When what the API writes down cannot be read.
     pub fn refused(&mut self) -> Result<Vec<String>> {
-        let Some((path, seen)) = &mut self.audit else { return Ok(Vec::new()) };
-        let log = fs::read_to_string(&path).with_context(|| format!("no audit log {}", path.display()))?;
-        let refused = account::refused(log.get(*seen..).context("the audit log has shrunk")?)?;
-        *seen = log.len();
-        Ok(refused)
+        let Some(audit) = &mut self.audit else { return Ok(Vec::new()) };
+        audit.look()?;
+        Ok(mem::take(&mut audit.refused))
     }
 
     /// The authority of the cluster's certificates.
@@ -208,7 +235,24 @@ impl ControlPlane {
     /// When it does not, with the end of its log.
     pub async fn api_ready(&mut self) -> Result<()> {
         let client = self.client.clone();
-        self.api.ready(READY, async || get(&client, "/readyz").await).await
+        self.api.ready(READY, async || get(&client, "/readyz").await).await?;
+        if let Some(audit) = &mut self.audit {
+            audit.look()?;
+            audit.starting = false;
+        }
+        Ok(())
+    }
+
+    /// Starts the API again after it was stopped or killed.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn api_again(&mut self) -> Result<()> {
+        if let Some(audit) = &mut self.audit {
+            audit.look()?;
+            audit.starting = true;
+        }
+        self.api.again()
     }
 
     /// Starts the API again after it was stopped or killed, and waits until it is ready.
@@ -216,7 +260,7 @@ impl ControlPlane {
     /// # Errors
     /// When it is not, with the end of its log.
     pub async fn start_api(&mut self) -> Result<()> {
-        self.api.again()?;
+        self.api_again()?;
         self.api_ready().await
     }
 
@@ -421,7 +465,7 @@ pub async fn client(kubeconfig: &Path) -> Result<Client> {
     let mut config =
         Config::from_custom_kubeconfig(Kubeconfig::read_from(kubeconfig)?, &Default::default()).await?;
     config.default_retry = false;
-    Ok(Client::try_from(config)?)
+    Ok(connect::client(config)?)
 }
 
 /// A page whose answer is only that it is there.

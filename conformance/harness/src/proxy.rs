@@ -12,6 +12,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
+use cofferdam_cluster::connect;
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use hyper::{body::Incoming, service::service_fn};
@@ -87,7 +88,7 @@ impl Proxy {
         config.root_cert = Some(vec![plane.authority().der()]);
         config.default_retry = false;
         let way = Way {
-            api: Client::try_from(config)?,
+            api: connect::client(config)?,
             weather: Mutex::default(),
             spoilt: AtomicUsize::new(0),
             cut: watch::Sender::default(),

@@ -3,6 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use anyhow::Result;
+use cofferdam_cluster::connect;
 use http::Uri;
 use kube::{Client, Config};
 
@@ -43,5 +44,5 @@ pub async fn start(
 pub(crate) fn plain(port: u16) -> Result<Client> {
     let mut config = Config::new(Uri::try_from(format!("http://127.0.0.1:{port}"))?);
     config.default_retry = false;
-    Ok(Client::try_from(config)?)
+    Ok(connect::client(config)?)
 }

@@ -28,7 +28,7 @@ const LAST_BOOKMARK: Duration = Duration::from_secs(2);
 /// A watch that names no time-out ends after this; the real server picks a time between 30 and 60 minutes.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-const EXPIRED_TOKEN: &str = "The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter.";
+const EXPIRED_TOKEN: &str = "The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted between the time the first chunk was returned and now may show up in the list.";
 
 impl Inner {
     /// One object.
@@ -60,11 +60,10 @@ impl Inner {
         self.not_future(page.at.or(page.not_older_than))?;
         let prefix = prefix(target);
         let listing = self.store.list(kind, &prefix, page.at).map_err(|_| {
-            if page.after.is_some() {
-                Status::expired(EXPIRED_TOKEN)
-            } else {
-                Status::expired("The resourceVersion for the provided list is too old.")
-            }
+            page.after.as_ref().map_or_else(
+                || Status::expired("The resourceVersion for the provided list is too old."),
+                |after| Status::expired(EXPIRED_TOKEN).with_continue(token(None, after)),
+            )
         })?;
         let skip = page.after.as_ref().map_or(0, |after| {
             listing.objects.partition_point(|object| key_of(object).as_str() <= after.as_str())
@@ -84,7 +83,7 @@ impl Inner {
                 selected.push(object);
             }
             if selected.len() >= limit && rest.len() > 0 {
-                next = Some(token(listing.version, &key_of(object)));
+                next = Some(token(Some(listing.version), &key_of(object)));
                 // With a selector nobody has counted what would still be selected.
                 remaining = selector.is_empty().then_some(rest.len());
                 break;
@@ -143,13 +142,18 @@ pub(crate) fn selector(kind: Kind, query: &Query) -> Result<Selector, Status> {
     Selector::parse(kind, query.get("labelSelector"), query.get("fieldSelector"))
 }
 
-/// Where the next page begins: opaque to clients, in the form of the real server.
-fn token(version: u64, after: &str) -> String {
+/// The version that stands in a token for whatever is there when it is used.
+const ANY_VERSION: i64 = -1;
+
+/// Where the next page begins: opaque to clients, in the form of the real server. Without a version it goes on in what is there by
+/// then.
+fn token(version: Option<u64>, after: &str) -> String {
+    let version = version.map_or_else(|| json!(ANY_VERSION), |version| json!(version));
     let token = json!({"v": "meta.k8s.io/v1", "rv": version, "start": format!("{after}\u{0}")});
     base64::encode_url(token.to_string().as_bytes())
 }
 
-fn parse_token(token: &str) -> Result<(u64, String), String> {
+fn parse_token(token: &str) -> Result<(Option<u64>, String), String> {
     let bytes = base64::decode_url(token).map_err(|at| format!("illegal base64 data at input byte {at}"))?;
     let value: Value = serde_json::from_slice(&bytes).map_err(|_| {
         // A byte above 127 is a letter to Go.
@@ -160,11 +164,12 @@ fn parse_token(token: &str) -> Result<(u64, String), String> {
     })?;
     let start =
         value.get("start").and_then(Value::as_str).map(|start| start.trim_end_matches('\u{0}').to_owned());
-    value
-        .get("rv")
-        .and_then(Value::as_u64)
-        .zip(start)
-        .ok_or_else(|| "incorrect encoded start resourceVersion".to_owned())
+    let version = value.get("rv");
+    let version = match version.and_then(Value::as_u64) {
+        None if version.and_then(Value::as_i64) == Some(ANY_VERSION) => Some(None),
+        version => version.map(Some),
+    };
+    version.zip(start).ok_or_else(|| "incorrect encoded start resourceVersion".to_owned())
 }
 
 /// Which part of which version a list shows.
@@ -208,7 +213,7 @@ impl Page {
             let (at, after) = parse_token(token).map_err(|why| {
                 Status::bad_request(format!("invalid continue token: continue key is not valid: {why}"))
             })?;
-            return Ok(Self { at: Some(at), not_older_than: None, after: Some(after), limit });
+            return Ok(Self { at, not_older_than: None, after: Some(after), limit });
         }
         match matching {
             // A limited list at a version is exact, as it always was.

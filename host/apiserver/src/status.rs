@@ -15,6 +15,8 @@ pub(crate) struct Status {
     pub(crate) reason: &'static str,
     pub(crate) message: String,
     details: Map<String, Value>,
+    /// `metadata.continue`: how a list that cannot go on may go on.
+    next: Option<String>,
 }
 
 /// One rule that a field broke, in the API's own words.
@@ -125,7 +127,7 @@ fn causes(errors: &[FieldError]) -> Vec<Value> {
 
 impl Status {
     fn new(code: StatusCode, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { code, bare: false, reason, message: message.into(), details: Map::new() }
+        Self { code, bare: false, reason, message: message.into(), details: Map::new(), next: None }
     }
 
     /// An answer that is about no object.
@@ -315,6 +317,11 @@ impl Status {
         Self::new(StatusCode::GONE, "Expired", message)
     }
 
+    /// A list that goes on with this token in what is there by then.
+    pub(crate) fn with_continue(self, token: String) -> Self {
+        Self { next: Some(token), ..self }
+    }
+
     pub(crate) fn too_old(requested: u64, oldest: u64) -> Self {
         Self::expired(format!("too old resource version: {requested} ({oldest})"))
     }
@@ -350,7 +357,7 @@ impl Status {
         let mut status = json!({
             "kind": "Status",
             "apiVersion": "v1",
-            "metadata": {},
+            "metadata": self.next.as_ref().map_or_else(|| json!({}), |next| json!({ "continue": next })),
             "status": "Failure",
             "message": self.message,
             "reason": self.reason,

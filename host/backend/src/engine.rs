@@ -32,8 +32,9 @@ use crate::{
 /// Frames of a guest's backtrace: what a log line can show.
 const BACKTRACE_FRAMES: usize = 16;
 /// The niceness of threads for long calls. Whoever wakes up beside such a thread runs at once; between the niceness of all
-/// others and this one the system lets it wait for a slice of the processor, which is many short calls.
-const LOWEST: i32 = 19;
+/// others and this one the system lets it wait for a slice of the processor, which is many short calls. Not the lowest: on a
+/// machine that others keep busy, a thread of niceness 19 gets less than a hundredth of a processor, and calls meet their deadline.
+const LOW: i32 = 10;
 /// Most bytes of compiled code on the disk: some twenty components of the largest languages.
 const CACHE_BYTES: u64 = 1 << 30;
 
@@ -161,7 +162,7 @@ impl Drop for Threads {
 /// The calling thread yields to the others. On Linux alone is a niceness a thread's own.
 fn make_way() {
     if cfg!(target_os = "linux")
-        && let Err(error) = rustix::process::setpriority_process(None, LOWEST)
+        && let Err(error) = rustix::process::setpriority_process(None, LOW)
     {
         tracing::debug!(%error, "the threads for long calls have the priority of all others");
     }

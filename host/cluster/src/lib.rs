@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cache;
+pub mod connect;
 pub mod decode;
 pub mod events;
 pub mod hold;

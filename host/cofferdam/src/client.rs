@@ -129,7 +129,7 @@ async fn of_kubeconfig(
 fn build(mut config: kube::Config, namespace: String) -> Result<Cluster, ClientError> {
     config.default_retry = false;
     let url = config.cluster_url.to_string();
-    let client = kube::Client::try_from(config)
+    let client = cofferdam_cluster::connect::client(config)
         .map_err(|error| ClientError::Client { url: url.clone(), problem: one_line(&error) })?;
     Ok(Cluster { client, url, namespace })
 }

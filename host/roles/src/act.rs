@@ -19,6 +19,7 @@ use crate::{
     note::Note,
     observer::{Observer, Step, StepKind},
     process::Settings,
+    released::Released,
     role::Role,
 };
 
@@ -48,6 +49,8 @@ pub(crate) struct Context {
     pub(crate) drivers: HashMap<DriverName, Driver>,
     /// The provisioner's claims, where it runs in this process: binding hands over what needs a new volume.
     pub(crate) wanted: OnceLock<Queue<Uid>>,
+    /// What the binder of this process has released.
+    pub(crate) released: Released,
 }
 
 impl Context {

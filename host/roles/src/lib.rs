@@ -16,6 +16,7 @@ pub mod rbac;
 pub mod role;
 
 mod act;
+mod released;
 
 pub use observer::{Observer, Silent, Step, StepKind};
 pub use process::{Parts, Process, ProcessError, Settings};

@@ -29,6 +29,7 @@ use crate::{
     protection::reconcile::Protection,
     provisioner::{metrics::ProvisionerMetrics, reconcile::Provisioner},
     pv_controller::reconcile::PvController,
+    released::Released,
     role::Role,
 };
 
@@ -237,6 +238,7 @@ impl Process {
             cluster,
             drivers,
             wanted: OnceLock::new(),
+            released: Released::default(),
         });
         // Before the watches: what they find first wakes the roles.
         let roles = Roles::new(&context, self);

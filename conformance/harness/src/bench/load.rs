@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     convert::Infallible,
+    mem,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -168,8 +169,19 @@ impl Sight {
         Ok(Self { task, seen, more })
     }
 
-    /// Waits until so many objects were in the state.
+    /// When an object first was in the state.
+    fn at(&self, name: &str) -> Option<Instant> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).get(name).map(|seen| seen.at)
+    }
+
+    /// Waits until so many objects were in the state, and takes them.
     async fn until(mut self, count: usize) -> Result<HashMap<String, Seen>> {
+        self.reaches(count).await?;
+        Ok(mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    /// Waits until so many objects were in the state.
+    async fn reaches(&mut self, count: usize) -> Result<()> {
         let number = || self.seen.lock().unwrap_or_else(PoisonError::into_inner).len();
         let all = async {
             while number() < count {
@@ -181,8 +193,13 @@ impl Sight {
             ended = &mut self.task => match ended?? {},
             () = tokio::time::sleep(LIMIT) => bail!("{} of {count} were seen within {LIMIT:?}", number()),
         }
+        Ok(())
+    }
+}
+
+impl Drop for Sight {
+    fn drop(&mut self) {
         self.task.abort();
-        Ok(std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 }
 
@@ -250,13 +267,13 @@ impl Load {
     pub(super) async fn one_by_one(&self, count: usize) -> Result<Answered> {
         let started = Instant::now();
         let mut each = Vec::new();
+        let mut sight = Sight::of(&self.client, &self.claims(), State::Phase("Bound")).await?;
         for number in 0..count {
-            let sight = Sight::of(&self.client, &self.claims(), State::Phase("Bound")).await?;
             let sent = Instant::now();
             send(&self.client, "POST", &self.claims(), &self.claim(number)).await?;
-            let seen = sight.until(number + 1).await?;
-            let seen = seen.get(&format!("claim-{number}")).context("another claim became Bound")?;
-            each.push(seen.at.saturating_duration_since(sent));
+            sight.reaches(number + 1).await?;
+            let seen = sight.at(&format!("claim-{number}")).context("another claim became Bound")?;
+            each.push(seen.saturating_duration_since(sent));
         }
         Ok(Answered::new(started.elapsed(), each))
     }

@@ -50,7 +50,13 @@ pub(super) const STACKS: &[Stack] = &[
     },
     Stack {
         name: "Cofferdam",
-        about: "`cofferdam run` with provisioner, pv-controller and protection, the memory driver as a component in it",
+        about: "`cofferdam run` with provisioner, pv-controller and protection, the Go driver on a unix socket",
+        whose: Whose::Ours,
+        start: |run, plane| Box::pin(before_driver(run, plane)),
+    },
+    Stack {
+        name: "Cofferdam, component",
+        about: "the same with the memory driver as a WebAssembly component in its process",
         whose: Whose::Ours,
         start: |run, plane| Box::pin(component(run, plane)),
     },
@@ -104,8 +110,15 @@ async fn go(run: &Run, plane: &mut ControlPlane) -> Result<Controllers> {
     Ok(Controllers { driver: DRIVER, controllers: vec![manager, provisioner], storage: vec![driver.process] })
 }
 
+async fn before_driver(run: &Run, plane: &mut ControlPlane) -> Result<Controllers> {
+    let driver = Driver::start(run, DRIVER, &["--attach=false"]).await?;
+    let account = Account::new(run, plane, &ROLES).await?;
+    let ours = cofferdam::start_before(run, &account, driver.socket()).await?;
+    Ok(Controllers { driver: DRIVER, controllers: vec![ours], storage: vec![driver.process] })
+}
+
 async fn component(run: &Run, plane: &mut ControlPlane) -> Result<Controllers> {
-    let driver = MemoryDriver::new(run, DRIVER)?;
+    let driver = MemoryDriver::in_memory(run, DRIVER)?;
     let account = Account::new(run, plane, &ROLES).await?;
     let ours = cofferdam::start(run, &account, &driver).await?;
     Ok(Controllers { driver: DRIVER, controllers: vec![ours], storage: Vec::new() })

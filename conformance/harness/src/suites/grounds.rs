@@ -4,6 +4,7 @@
 use std::{fmt::Debug, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use cofferdam_cluster::connect;
 use cofferdam_roles::Role;
 use cofferdam_sim::{
     Api as Reached, Ground, Place, Scenario, Simulation, Who,
@@ -28,6 +29,7 @@ use crate::{
     chance::chance,
     control_plane::{ControlPlane, Options, User},
     run::Run,
+    say,
     wait::until,
 };
 
@@ -78,6 +80,7 @@ async fn play_all(run: &Run, client: &Client, ground: &Arc<Kubernetes>) -> Resul
             run.tell(&format!("not played: {}: {why}", scenario.name))?;
             continue;
         }
+        say(format_args!("  {}", scenario.name));
         let (found, effects) = play(client, ground, &scenario, None).await?;
         differences.extend(found);
         ensure!(effects > 0, "{} has no effect to die after", scenario.name);
@@ -202,7 +205,7 @@ impl Ground for Kubernetes {
             Who::User => &self.user,
             Who::Process => &self.process,
         };
-        Ok(through(Client::try_from(config.clone())?))
+        Ok(through(connect::client(config.clone())?))
     }
 
     fn compact(&self) -> Done<'_> {

@@ -12,7 +12,10 @@ use cofferdam_cluster::{
 use cofferdam_domain::{Claim, ClaimKey, Pod, Volume, VolumeName, names};
 use tokio_util::sync::CancellationToken;
 
-use super::rules::{self, Verdict};
+use super::{
+    lookups::Lookups,
+    rules::{self, Verdict},
+};
 use crate::{
     act::{Context, MAX_EFFECTS, Teller},
     role::Role,
@@ -21,13 +24,14 @@ use crate::{
 /// client-go's per-item limits for a controller's queue, with a start that a person does not notice.
 const BACKOFF: Backoff = Backoff { first: Duration::from_millis(50), most: Duration::from_secs(1000) };
 /// Objects of each kind that are worked on at once; each takes one small write.
-const WORKERS: usize = 16;
+const WORKERS: usize = 64;
 
 /// The role.
 pub(crate) struct Protection {
     context: Arc<Context>,
     claims: Queue<ClaimKey>,
     volumes: Queue<VolumeName>,
+    lookups: Lookups,
 }
 
 impl Protection {
@@ -36,6 +40,7 @@ impl Protection {
         let role = Arc::new(Self {
             claims: Queue::new("pvcprotection", BACKOFF, metrics),
             volumes: Queue::new("pvprotection", BACKOFF, metrics),
+            lookups: Lookups::default(),
             context,
         });
         let claims = role.claims.clone();
@@ -86,7 +91,13 @@ impl Protection {
         for _ in 0..MAX_EFFECTS {
             let Seen::Known(volume) = self.context.cache.volumes.get(name) else { return Outcome::Done };
             let teller = Teller::of_volume(&self.context, Role::Protection, &volume);
-            match self.perform(&teller, &*volume, rules::volume(&volume), names::PV_PROTECTION).await {
+            let driver = match volume.meta.annotation(names::PROVISIONED_BY) {
+                Some(by) => Some(by.into()),
+                None => volume.csi.as_ref().map(|csi| csi.driver.clone()),
+            };
+            let provisioner_here = driver.is_some_and(|driver| self.context.provisions(&driver));
+            let verdict = rules::volume(&volume, provisioner_here);
+            match self.perform(&teller, &*volume, verdict, names::PV_PROTECTION).await {
                 None => return Outcome::Done,
                 Some(Ok(())) => {}
                 Some(Err(error)) => return self.context.after_failure::<Volume>(name, &error).await,
@@ -108,7 +119,8 @@ impl Protection {
             Verdict::LookUpPods => {
                 let key = object.key();
                 let (namespace, _) = K::locate(&key);
-                Some(writer.list::<Pod>(namespace.unwrap_or_default()).await)
+                let list = |namespace: String| async move { writer.list::<Pod>(&namespace).await };
+                Some(self.lookups.look(namespace.unwrap_or_default(), list).await)
             }
             Verdict::Add => {
                 let text = format!("puts {finalizer} on");

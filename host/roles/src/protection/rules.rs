@@ -17,9 +17,17 @@ pub enum Verdict {
     Remove(usize),
 }
 
-/// Decides for a volume.
-pub fn volume(volume: &Volume) -> Verdict {
-    decide(&volume.meta, names::PV_PROTECTION, volume.phase == VolumePhase::Bound)
+/// Decides for a volume. `provisioner_here`: whether its provisioner runs in this process. Then that one lets go first: the object
+/// stays until both have, and two who shorten one list at once would be in each other's way.
+pub fn volume(volume: &Volume, provisioner_here: bool) -> Verdict {
+    let verdict = decide(&volume.meta, names::PV_PROTECTION, volume.phase == VolumePhase::Bound);
+    let lets_go = provisioner_here
+        && volume.phase == VolumePhase::Released
+        && volume.meta.finalizer(names::PROVISIONER_FINALIZER).is_some();
+    if matches!(verdict, Verdict::Remove(_)) && lets_go {
+        return Verdict::Settled("its provisioner lets go first");
+    }
+    verdict
 }
 
 /// Decides for a claim. `looked_up`: whether the namespace's pods were read past the cache just now.

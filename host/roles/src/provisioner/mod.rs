@@ -5,3 +5,4 @@ pub mod object;
 pub mod parameters;
 pub mod reconcile;
 pub mod rules;
+pub mod topology;

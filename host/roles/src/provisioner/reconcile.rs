@@ -548,7 +548,8 @@ impl Provisioner {
         Outcome::Again
     }
 
-    /// The one effect that cannot be taken back: before it, object and claim are read past the cache.
+    /// The one effect that cannot be taken back: before it, object and claim are read past the cache, unless the binder of this
+    /// process has just done so.
     async fn delete(&self, volume: &Volume, teller: &Teller) -> Option<Outcome> {
         let Some(csi) = &volume.csi else { return Some(Outcome::Done) };
         let Some(driver) = self.context.drivers.get(&csi.driver) else { return Some(Outcome::Done) };
@@ -608,6 +609,9 @@ impl Provisioner {
     }
 
     async fn still_released(&self, volume: &Volume) -> Result<bool, WriteError> {
+        if self.context.released.take(volume) {
+            return Ok(true);
+        }
         let Some(live) = self.context.writer.get::<Volume>(&volume.name).await? else { return Ok(false) };
         let same = live.meta.uid == volume.meta.uid && live.phase == VolumePhase::Released;
         if !same || live.reclaim_policy != volume.reclaim_policy {

@@ -13,7 +13,9 @@ use cofferdam_cluster::{
     queue::{Backoff, Outcome, Queue},
     writer::Part,
 };
-use cofferdam_domain::{Claim, ClaimKey, DriverName, StorageClass, Uid, Volume, VolumeName, names};
+use cofferdam_domain::{
+    Claim, ClaimKey, DriverName, StorageClass, Uid, Volume, VolumeName, VolumePhase, names,
+};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -38,6 +40,9 @@ const BACKOFF: Backoff = Backoff { first: Duration::from_millis(50), most: Durat
 /// A claim that has no volume after this time gets the event that tells what it waits for. Kubernetes sends it at once and
 /// then with every resync; most claims are bound before anybody could read it.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// The same where the provisioner is in this process: it tells by itself what keeps a claim that it works on. In a burst, an event
+/// for each claim that waits for its turn would make all of them wait longer.
+const PATIENCE_HERE: Duration = Duration::from_secs(30);
 /// Claims, and as many volumes, that are worked on at once.
 const WORKERS: usize = 64;
 
@@ -216,7 +221,8 @@ impl PvController {
             wanted.wake(claim.meta.uid.clone());
         }
         let since = *self.waiting().entry(claim.meta.uid.clone()).or_insert_with(Instant::now);
-        match PATIENCE.checked_sub(since.elapsed()) {
+        let patience = if self.context.provisions(driver) { PATIENCE_HERE } else { PATIENCE };
+        match patience.checked_sub(since.elapsed()) {
             Some(left) if !left.is_zero() => Outcome::After(left),
             Some(_) | None => {
                 let note = rules::waiting_for(driver);
@@ -295,16 +301,18 @@ impl PvController {
     }
 
     async fn volume(&self, name: &VolumeName) -> Outcome {
-        let mut looked_up = false;
+        let mut looked_up = None;
         for _ in 0..MAX_EFFECTS {
             let Seen::Known(volume) = self.context.cache.volumes.get(name) else { return Outcome::Done };
             let teller = Teller::of_volume(&self.context, Role::PvController, &volume);
             let provisions = |driver: &DriverName| self.context.provisions(driver);
             let world = World { cache: &self.context.cache, provisions: &provisions, spoken_for: &|_| false };
-            match rules::volume(world, &volume, looked_up) {
+            match rules::volume(world, &volume, looked_up.is_some()) {
                 VolumeVerdict::Do(effect, note) => {
-                    looked_up |= matches!(effect, VolumeEffect::LookUpClaim(_));
-                    if let Err(error) = self.perform_on_volume(&teller, &volume, effect).await {
+                    if let VolumeEffect::LookUpClaim(_) = effect {
+                        looked_up = Some(Instant::now());
+                    }
+                    if let Err(error) = self.perform_on_volume(&teller, &volume, effect, looked_up).await {
                         return self.context.after_failure::<Volume>(name, &error).await;
                     }
                     if let Some(note) = note {
@@ -336,6 +344,7 @@ impl PvController {
         teller: &Teller,
         volume: &Volume,
         effect: VolumeEffect,
+        looked_up: Option<Instant>,
     ) -> Result<(), WriteError> {
         let writer = &self.context.writer;
         let version = volume.meta.version;
@@ -344,7 +353,11 @@ impl PvController {
                 let message = if message.is_empty() { Value::Null } else { json!(message) };
                 let patch = json!({"status": {"phase": phase.as_str(), "message": message}});
                 let text = format!("marks it {}", phase.as_str());
-                teller.act(&text, writer.merge::<Volume>(&volume.name, Part::Status, version, patch)).await?;
+                let write = writer.merge::<Volume>(&volume.name, Part::Status, version, patch);
+                let written = teller.act(&text, write).await?;
+                if let Some(looked) = looked_up.filter(|_| phase == VolumePhase::Released) {
+                    self.context.released.note(&written, looked);
+                }
             }
             VolumeEffect::Unbind { whole } => {
                 let patch = if whole {

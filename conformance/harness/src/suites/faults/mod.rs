@@ -45,9 +45,9 @@ async fn api_killed(stage: &mut Stage<'_>) -> Result<()> {
         claims.in_the_middle().await?;
         stage.plane.api.kill().await?;
         // From here on, although it takes its time until it answers: work goes on before it calls itself ready.
-        stage.plane.api.again()?;
-        recovers(run, &claims, "kube-apiserver killed and started", CLAIMS, Instant::now()).await?;
-        stage.plane.api_ready().await
+        stage.plane.api_again()?;
+        let recovers = recovers(run, &claims, "kube-apiserver killed and started", CLAIMS, Instant::now());
+        tokio::try_join!(recovers, stage.plane.api_ready()).map(|_| ())
     };
     tokio::try_join!(create(&claims, 0..CLAIMS), fault)?;
     stage.sound(&claims, CLAIMS).await

@@ -1,6 +1,9 @@
 //! etcd is put back to what it was half a minute ago: claims that were made since are gone, and their volumes look abandoned.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{ConfigMap, Event, PersistentVolume};
@@ -34,25 +37,30 @@ pub(super) async fn half_a_minute(stage: &mut Stage<'_>) -> Result<()> {
     recovers(stage.run, &claims, "etcd restored from 30 s ago", known, Instant::now()).await?;
     noticed(stage).await?;
     let stored = stage.stored().await?;
-    let handles = handles(stage).await?;
-    ensure!(handles.len() == known, "{} volumes for {known} claims", handles.len());
-    let missing: Vec<_> = handles.iter().filter(|handle| !stored.contains_key(*handle)).collect();
+    let (owned, late) = handles(stage, &claims).await?;
+    ensure!(owned.len() == known, "{} volumes for {known} claims", owned.len());
+    let missing: Vec<_> = owned.union(&late).filter(|handle| !stored.contains_key(*handle)).collect();
     ensure!(missing.is_empty(), "the storage does not have {missing:?}");
-    let forgotten = stored.len() - known;
-    ensure!(forgotten > 0, "every claim of the storage is in the snapshot: expected one that was made later");
+    // Those whose creation was under way got their object in the restored cluster, where their claim is not.
+    let late = late.len();
+    let forgotten = stored.len() - known - late;
+    ensure!(
+        forgotten + late > 0,
+        "every claim of the storage is in the snapshot: expected one that was made later"
+    );
 
     // Deletions wait, also those of the next process.
     claims.delete(0..DELETED).await?;
     until("the volumes of deleted claims are Released", LONG, async || {
         let released = volumes(stage, "Released").await?;
-        ensure!(released == DELETED, "{released} are");
+        ensure!(released == DELETED + late, "{released} are");
         Ok(())
     })
     .await?;
     let events: Api<Event> = Api::default_namespaced(stage.plane.client().clone());
     until("DeletionHeld is told", LONG, async || {
         let told = events.list(&ListParams::default().fields("reason=DeletionHeld")).await?.items.len();
-        ensure!(told >= DELETED, "of {told} volumes");
+        ensure!(told >= DELETED + late, "of {told} volumes");
         Ok(())
     })
     .await?;
@@ -64,10 +72,17 @@ pub(super) async fn half_a_minute(stage: &mut Stage<'_>) -> Result<()> {
     maps.delete(MARK, &DeleteParams::default()).await?;
     claims.left(known - DELETED, LONG).await?;
     let left = stage.stored().await?;
-    ensure!(left.len() == stored.len() - DELETED, "{} of {} volumes are left", left.len(), stored.len());
+    let expected = stored.len() - DELETED - late;
+    ensure!(
+        left.len() == expected,
+        "{} of {} volumes are left: expected {expected}",
+        left.len(),
+        stored.len()
+    );
     ensure!(stage.ours.metric(HELD).await? == "0", "deletions are held without the mark");
     stage.run.tell(&format!(
-        "the storage kept {forgotten} volumes that the snapshot did not know, and let go {DELETED} when told"
+        "the storage kept {forgotten} volumes that the snapshot did not know; when told, it let go {DELETED} of deleted claims, \
+         and {late} of claims that were there no more when their volume was made"
     ))
 }
 
@@ -110,10 +125,18 @@ async fn noticed(stage: &Stage<'_>) -> Result<()> {
     stage.run.tell(&told)
 }
 
-async fn handles(stage: &Stage<'_>) -> Result<Vec<String>> {
+/// The handles of volumes whose claims are there, and of those whose claims are not.
+async fn handles(stage: &Stage<'_>, claims: &Claims) -> Result<(BTreeSet<String>, BTreeSet<String>)> {
+    let there = claims.uids().await?;
     let volumes: Api<PersistentVolume> = Api::all(stage.plane.client().clone());
-    let volumes = volumes.list(&ListParams::default()).await?.items;
-    Ok(volumes.into_iter().filter_map(|volume| Some(volume.spec?.csi?.volume_handle)).collect())
+    let (mut owned, mut late) = (BTreeSet::new(), BTreeSet::new());
+    for spec in volumes.list(&ListParams::default()).await?.items.into_iter().filter_map(|volume| volume.spec)
+    {
+        let owner = spec.claim_ref.and_then(|claim| claim.uid);
+        let side = if owner.is_some_and(|uid| there.contains(&uid)) { &mut owned } else { &mut late };
+        side.extend(spec.csi.map(|csi| csi.volume_handle));
+    }
+    Ok((owned, late))
 }
 
 async fn volumes(stage: &Stage<'_>, phase: &str) -> Result<usize> {

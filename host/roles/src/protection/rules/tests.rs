@@ -33,7 +33,31 @@ fn a_volume_is_in_use_while_it_is_bound() {
     ];
     for (finalizers, deleting, phase, expected) in cases {
         let object = json!({"metadata": metadata(finalizers, deleting), "status": {"phase": phase}});
-        assert_eq!(volume(&read::<Volume>(&object)), expected, "{finalizers:?} {deleting} {phase}");
+        for provisioner_here in [false, true] {
+            let found = volume(&read::<Volume>(&object), provisioner_here);
+            assert_eq!(found, expected, "{finalizers:?} {deleting} {phase} {provisioner_here}");
+        }
+    }
+}
+
+#[test]
+fn the_provisioner_of_this_process_lets_go_first() {
+    const BOTH: &[&str] =
+        &["external-provisioner.volume.kubernetes.io/finalizer", "kubernetes.io/pv-protection"];
+    let waits = Verdict::Settled("its provisioner lets go first");
+    for (phase, provisioner_here, expected) in [
+        ("Released", true, waits),
+        ("Released", false, Verdict::Remove(1)),
+        // The provisioner does not touch it.
+        ("Available", true, Verdict::Remove(1)),
+        ("Bound", true, Verdict::Settled("it is in use")),
+    ] {
+        let object = json!({"metadata": metadata(BOTH, true), "status": {"phase": phase}});
+        assert_eq!(
+            volume(&read::<Volume>(&object), provisioner_here),
+            expected,
+            "{phase} {provisioner_here}"
+        );
     }
 }
 

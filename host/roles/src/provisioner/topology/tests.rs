@@ -1,0 +1,186 @@
+use super::*;
+
+/// `zone=a,rack=1` as labels or segments.
+fn map(text: &str) -> BTreeMap<String, String> {
+    text.split(',')
+        .filter(|pair| !pair.is_empty())
+        .map(|pair| pair.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned())).unwrap())
+        .collect()
+}
+
+/// `zone=a|b rack=1; zone=c` as `allowedTopologies`.
+fn allowed(text: &str) -> Vec<Vec<(String, Vec<String>)>> {
+    let expression = |text: &str| {
+        let (key, values) = text.split_once('=').unwrap();
+        (key.to_owned(), values.split('|').map(str::to_owned).collect())
+    };
+    text.split("; ")
+        .filter(|term| !term.is_empty())
+        .map(|term| term.split(' ').map(expression).collect())
+        .collect()
+}
+
+fn terms(terms: &[Segments]) -> String {
+    terms.iter().map(shown).collect::<Vec<_>>().join(" ").replace(", ", ",")
+}
+
+/// Nodes as `name keys labels`: keys `-` without CSINode, `0` without the driver; labels `-` without Node.
+fn ask(nodes: &[&str], claim: &str, class: &str, selected: Option<&str>, flags: &str) -> String {
+    struct Parsed<'a> {
+        name: &'a str,
+        keys: Option<Option<Vec<String>>>,
+        labels: Option<BTreeMap<String, String>>,
+    }
+    let parsed: Vec<Parsed<'_>> = nodes
+        .iter()
+        .map(|node| {
+            let mut words = node.split(' ');
+            let (name, keys, labels) =
+                (words.next().unwrap(), words.next().unwrap(), words.next().unwrap_or(""));
+            Parsed {
+                name,
+                keys: match keys {
+                    "-" => None,
+                    "0" => Some(None),
+                    "none" => Some(Some(Vec::new())),
+                    keys => Some(Some(keys.split(',').map(str::to_owned).collect())),
+                },
+                labels: (labels != "-").then(|| map(labels)),
+            }
+        })
+        .collect();
+    let places: Vec<Place<'_>> = parsed
+        .iter()
+        .map(|node| Place {
+            node: node.name,
+            keys: match &node.keys {
+                None => Registered::NoObject,
+                Some(None) => Registered::No,
+                Some(Some(keys)) => Registered::Yes(keys),
+            },
+            labels: node.labels.as_ref(),
+        })
+        .collect();
+    let allowed = allowed(class);
+    let ask = Ask {
+        claim,
+        allowed: &allowed,
+        selected,
+        strict: flags.contains("strict"),
+        immediate: !flags.contains("anywhere"),
+    };
+    match requirement(ask, &places) {
+        Ok(None) => "anywhere".to_owned(),
+        Ok(Some(found)) => format!("{} > {}", terms(&found.requisite), terms(&found.preferred)),
+        Err(Missing::NotYet(why)) => format!("not yet: {why}"),
+        Err(Missing::Node(why)) => format!("again: {why}"),
+    }
+}
+
+const ZONES: [&str; 3] = ["n1 zone zone=a", "n2 zone zone=b", "n3 zone zone=c"];
+
+#[test]
+fn a_chosen_node_leads() {
+    for (class, selected, flags, expected) in [
+        ("", "n2", "strict", "{zone=b} > {zone=b}"),
+        ("zone=a|b", "n2", "strict", "{zone=b} > {zone=b}"),
+        (
+            "zone=a|c",
+            "n2",
+            "strict",
+            "not yet: topology {zone=b} of node n2 is not in allowed topologies: {zone=a}, {zone=c}",
+        ),
+        ("zone=c|b", "n2", "", "{zone=b} {zone=c} > {zone=b} {zone=c}"),
+        ("zone=a|b|c", "n3", "", "{zone=a} {zone=b} {zone=c} > {zone=c} {zone=a} {zone=b}"),
+        (
+            "zone=a|c",
+            "n2",
+            "",
+            "not yet: topology {zone=b} of node n2 is not in allowed topologies: {zone=a}, {zone=c}",
+        ),
+        ("", "n2", "", "{zone=a} {zone=b} {zone=c} > {zone=b} {zone=c} {zone=a}"),
+        ("", "n1", "", "{zone=a} {zone=b} {zone=c} > {zone=a} {zone=b} {zone=c}"),
+        ("", "n9", "", "again: error getting CSINode for selected node \"n9\": it does not exist"),
+    ] {
+        assert_eq!(ask(&ZONES, "c", class, Some(selected), flags), expected, "{class} {selected} {flags}");
+    }
+}
+
+#[test]
+fn nodes_may_lack_what_is_needed() {
+    for (node, expected) in [
+        ("n - zone=a", "again: error getting CSINode for selected node \"n\": it does not exist"),
+        ("n 0 zone=a", "not yet: no topology key found on CSINode n"),
+        ("n none zone=a", "not yet: no topology key found on CSINode n"),
+        ("n zone -", "not yet: error getting selected node \"n\": it does not exist"),
+        ("n zone rack=1", "not yet: topology labels from selected node n are missing: [\"zone\"]"),
+        (
+            "n zone,rack zone=a",
+            "not yet: topology labels from selected node n are missing: [\"zone\", \"rack\"]",
+        ),
+        ("n zone,rack zone=a,rack=1,other=2", "{rack=1,zone=a} > {rack=1,zone=a}"),
+    ] {
+        assert_eq!(ask(&[node], "c", "", Some("n"), ""), expected, "{node}");
+    }
+    // Only nodes with all of the keys are places; whether they are registered does not matter.
+    let nodes = ["a zone,rack zone=a,rack=1", "b zone,rack zone=a", "c 0 zone=b,rack=1", "d - zone=a,rack=1"];
+    assert_eq!(
+        ask(&nodes, "c", "", Some("a"), ""),
+        "{rack=1,zone=a} {rack=1,zone=b} > {rack=1,zone=a} {rack=1,zone=b}"
+    );
+}
+
+#[test]
+fn without_a_chosen_node_places_take_turns() {
+    // From the test vectors of the hash.
+    assert_eq!((fnv1(""), fnv1("a"), fnv1("foobar")), (0x811c_9dc5, 0x050c_5d7e, 0x31f0_b262));
+    for (claim, class, flags, expected) in [
+        ("c", "", "anywhere", "anywhere"),
+        ("c", "zone=b", "anywhere", "{zone=b} > {zone=b}"),
+        ("c", "zone=c|a; zone=a", "", "{zone=a} {zone=c} > {zone=a} {zone=c}"),
+        ("data-web-0", "", "", "{zone=a} {zone=b} {zone=c} > "),
+    ] {
+        let found = ask(&ZONES, claim, class, None, flags);
+        assert!(found.starts_with(expected), "{claim} {class} {flags}: {found}");
+    }
+    let first = |claim: &str| {
+        let found = ask(&ZONES, claim, "", None, "");
+        found.split_once("> ").unwrap().1.split(' ').next().unwrap().to_owned()
+    };
+    let replicas: BTreeSet<String> = (0..3).map(|n| first(&format!("data-web-{n}"))).collect();
+    assert_eq!(replicas.len(), 3, "replicas spread");
+    assert_eq!(first("data-web-1"), first("logs-web-1"), "claims of one pod meet");
+    assert_eq!(first("web-1"), first("logs-web-1"), "without a name of its own");
+    // Not an ordinal: the whole name counts.
+    assert_eq!(spread("web-", 1_000_003), spread("web-", 1_000_003));
+    assert_ne!(spread("web-", 1_000_003), spread("web-0", 1_000_003));
+    assert_ne!(spread("web-+1", 1_000_003), spread("web-1", 1_000_003));
+}
+
+#[test]
+fn without_places_nothing_can_be_made() {
+    for (nodes, class, expected) in [
+        (&[][..], "", "not yet: no available topology found"),
+        (&["n - zone=a"], "", "not yet: no available topology found"),
+        (&["n 0 zone=a"], "", "not yet: no available topology found"),
+        (&["n zone rack=a"], "", "not yet: no available topology found"),
+        // The class knows places by itself.
+        (&[], "zone=a", "{zone=a} > {zone=a}"),
+    ] {
+        assert_eq!(ask(nodes, "c", class, None, ""), expected, "{nodes:?} {class}");
+    }
+}
+
+#[test]
+fn allowed_topologies_are_cross_products() {
+    for (text, expected) in [
+        ("", ""),
+        ("zone=a", "{zone=a}"),
+        ("zone=b|a rack=2|1", "{rack=1,zone=a} {rack=1,zone=b} {rack=2,zone=a} {rack=2,zone=b}"),
+        ("zone=a rack=1; zone=b; zone=a rack=1", "{zone=b} {rack=1,zone=a}"),
+    ] {
+        assert_eq!(terms(&flatten(&allowed(text))), expected, "{text}");
+    }
+    // A key without values allows nothing.
+    assert_eq!(flatten(&[vec![("zone".to_owned(), Vec::new())]]), Vec::<Segments>::new());
+}
