@@ -228,10 +228,26 @@ impl Writer {
         index: usize,
         name: &str,
     ) -> Result<K, WriteError> {
-        let path = format!("/metadata/finalizers/{index}");
-        let operations =
-            vec![json!({"op": "test", "path": path, "value": name}), json!({"op": "remove", "path": path})];
-        self.json_patch(key, uid, operations).await
+        self.remove_finalizers(key, uid, &mut [(index, name)]).await
+    }
+
+    /// Removes finalizers, each with the index at which it stands, if all of them still do.
+    ///
+    /// # Errors
+    /// [`WriteError`]; `Conflict` where another finalizer stands at one of the places now.
+    pub async fn remove_finalizers<K: Cached>(
+        &self,
+        key: &K::Key,
+        uid: &Uid,
+        finalizers: &mut [(usize, &str)],
+    ) -> Result<K, WriteError> {
+        // The last one first: what is removed moves those behind it.
+        finalizers.sort_unstable_by_key(|(index, _)| std::cmp::Reverse(*index));
+        let operations = finalizers.iter().flat_map(|(index, name)| {
+            let path = format!("/metadata/finalizers/{index}");
+            [json!({"op": "test", "path": path, "value": name}), json!({"op": "remove", "path": path})]
+        });
+        self.json_patch(key, uid, operations.collect()).await
     }
 
     /// Adds a finalizer to an object as it was at `version`.

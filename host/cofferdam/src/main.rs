@@ -16,11 +16,6 @@ mod supervisor;
 mod telemetry;
 mod vendor;
 
-/// Bursts of claims pass through many threads at once: the C library keeps what each of them freed, which is most of the memory of a
-/// process that has gone idle.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 use std::{
     collections::HashMap,
     io::{self, Write as _},

@@ -30,6 +30,7 @@ use crate::{
     act::{Context, Driver, MAX_EFFECTS, Teller},
     note::Note,
     observer::StepKind,
+    protection::{self, rules::Verdict},
     role::Role,
 };
 
@@ -614,7 +615,14 @@ impl Provisioner {
                     .await
                     .map(drop),
                 VolumeVerdict::RemoveFinalizer(at) => {
-                    let write = writer.remove_finalizer::<Volume>(name, uid, at, finalizer);
+                    let mut finalizers = vec![(at, finalizer)];
+                    // The other role of this process that keeps the object would take its own off next.
+                    if self.context.settings.roles.contains(&Role::Protection)
+                        && let Verdict::Remove(at) = protection::rules::volume(&volume, false)
+                    {
+                        finalizers.push((at, names::PV_PROTECTION));
+                    }
+                    let write = writer.remove_finalizers::<Volume>(name, uid, &mut finalizers);
                     teller.act("releases the volume's object", write).await.map(drop)
                 }
                 VolumeVerdict::DeleteObject => {

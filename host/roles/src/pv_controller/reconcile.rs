@@ -40,9 +40,6 @@ const BACKOFF: Backoff = Backoff { first: Duration::from_millis(50), most: Durat
 /// A claim that has no volume after this time gets the event that tells what it waits for. Kubernetes sends it at once and
 /// then with every resync; most claims are bound before anybody could read it.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The same where the provisioner is in this process: it tells by itself what keeps a claim that it works on. In a burst, an event
-/// for each claim that waits for its turn would make all of them wait longer.
-const PATIENCE_HERE: Duration = Duration::from_secs(30);
 /// Claims, and as many volumes, that are worked on at once.
 const WORKERS: usize = 64;
 
@@ -219,10 +216,12 @@ impl PvController {
         // It may have looked before this claim lost the race for a volume that exists.
         if let Some(wanted) = self.context.wanted.get().filter(|_| self.context.provisions(driver)) {
             wanted.wake(claim.meta.uid.clone());
+            // It tells by itself what keeps a claim. In a burst, an event for each one whose turn is to come would make all wait longer.
+            teller.tell(StepKind::Waits, format!("a volume of {driver} is to come"), None);
+            return Outcome::Done;
         }
         let since = *self.waiting().entry(claim.meta.uid.clone()).or_insert_with(Instant::now);
-        let patience = if self.context.provisions(driver) { PATIENCE_HERE } else { PATIENCE };
-        match patience.checked_sub(since.elapsed()) {
+        match PATIENCE.checked_sub(since.elapsed()) {
             Some(left) if !left.is_zero() => Outcome::After(left),
             Some(_) | None => {
                 let note = rules::waiting_for(driver);

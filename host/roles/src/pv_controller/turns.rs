@@ -116,7 +116,7 @@ mod tests {
         assert!(turns.wait(&volume, &second));
         assert_eq!(woken(&queue).await, []);
         drop(held);
-        assert_eq!(woken(&queue).await, [second.clone()]);
+        assert_eq!(woken(&queue).await, std::slice::from_ref(&second));
 
         assert!(!turns.is_of_another(&volume, &second));
         assert!(!turns.wait(&volume, &second), "there is no turn to wait for");
