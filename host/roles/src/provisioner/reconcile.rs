@@ -305,7 +305,9 @@ impl Provisioner {
             Err(error) => match self.context.after_failure::<Claim>(&claim.key, &error).await {
                 // Whatever there is now, the driver is not asked anew without a pause.
                 Outcome::Again => outcome,
-                other => other,
+                other @ (Outcome::Done | Outcome::After(_) | Outcome::Retry | Outcome::RetryAfter(_)) => {
+                    other
+                }
             },
         }
     }
