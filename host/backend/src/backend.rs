@@ -50,6 +50,12 @@ pub trait Backend: Send + Sync + 'static {
     /// What it can do beside creating, deleting and validating.
     fn abilities(&self) -> &BTreeSet<Ability>;
 
+    /// Whether its volumes may be reachable from some nodes only. CSI `VOLUME_ACCESSIBILITY_CONSTRAINTS`: such a driver does not
+    /// tell its topology keys, they stand in CSINode.
+    fn has_topology(&self) -> bool {
+        !self.description().topology_keys.is_empty()
+    }
+
     /// Whether the driver is ready. CSI `Probe`.
     fn probe(&self, call: Call) -> Answer<'_, Readiness>;
 

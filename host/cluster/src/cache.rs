@@ -6,8 +6,8 @@ use std::{
 };
 
 use cofferdam_domain::{
-    AccessModes, Attachment, AttachmentName, Claim, ClaimKey, CsiNode, DriverName, NodeObject, Pod, PodKey,
-    Quantity, StorageClass, Uid, Volume, VolumeHandle, VolumeMode, VolumeName, VolumePhase,
+    AccessModes, Attachment, AttachmentName, Claim, ClaimKey, CsiNode, DriverName, Node, NodeObject, Pod,
+    PodKey, Quantity, StorageClass, Uid, Volume, VolumeHandle, VolumeMode, VolumeName, VolumePhase,
 };
 
 use crate::{
@@ -32,6 +32,8 @@ pub struct Cache {
     pub attachments: Table<Attachment>,
     /// CSINodes
     pub csi_nodes: Table<CsiNode>,
+    /// Nodes
+    pub nodes: Table<Node>,
     /// The mark of a restored cluster, where it stands.
     pub restore_marks: Table<RestoreMark>,
     /// Reports of what drivers hold without an object.

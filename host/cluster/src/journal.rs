@@ -14,7 +14,7 @@ use std::{
 };
 
 use cofferdam_domain::{
-    ClaimKey, ClassName, DriverName, ReclaimPolicy, Uid, VolumeName, ids::ResourceVersion,
+    ClaimKey, ClassName, DriverName, NodeObject, ReclaimPolicy, Uid, VolumeName, ids::ResourceVersion,
     storage::CreateVolume,
 };
 use http::Method;
@@ -66,6 +66,9 @@ pub struct Intent {
     pub uid: Uid,
     /// The driver.
     pub driver: DriverName,
+    /// The node that the scheduler had chosen, where the driver has topology. Entries written before there were any do not have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<NodeObject>,
     /// The class at the time of the first request.
     pub class: IntentClass,
     /// The request, byte for byte.

@@ -104,7 +104,7 @@ macro_rules! cached {
 }
 cached!(
     Claim => claims, Volume => volumes, StorageClass => classes, Pod => pods, Attachment => attachments,
-    CsiNode => csi_nodes
+    CsiNode => csi_nodes, Node => nodes
 );
 
 /// Part of an object that a patch addresses.

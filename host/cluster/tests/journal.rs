@@ -22,6 +22,7 @@ fn intent(uid: &str) -> Intent {
         claim: ClaimKey::new("ns", format!("claim-{uid}")),
         uid: uid.into(),
         driver: "drv".into(),
+        node: None,
         class: IntentClass {
             name: "gold".into(),
             uid: "class".into(),

@@ -158,6 +158,29 @@ pub(crate) struct ProcessFlags {
     )]
     pub(crate) extra_create_metadata: Option<String>,
 
+    /// Ask for a volume on the node that the scheduler has chosen, and nowhere else [default: false]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        help_heading = "As in the Go sidecars"
+    )]
+    pub(crate) strict_topology: Option<String>,
+
+    /// Name all places of the cluster to the driver where no node is chosen and the class allows every place
+    /// [default: true; in dev: false]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        help_heading = "As in the Go sidecars"
+    )]
+    pub(crate) immediate_topology: Option<String>,
+
     /// Pause between two scans for volumes that nothing stands for, or "off" [default: 1h]
     #[arg(long, value_name = "DURATION", help_heading = "Orphans")]
     pub(crate) orphan_scan_interval: Option<String>,

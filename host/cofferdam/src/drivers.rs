@@ -10,7 +10,7 @@ use cofferdam_backend::{
     Backend, BackendConfig, BackendMetrics, CompiledCache, Engine, EngineOptions, Source, WasmBackend,
 };
 use cofferdam_csi::{ConnectionMetrics, CsiBackend, CsiConfig};
-use cofferdam_domain::storage::{Placement, Secret, Secrets, ability::PluginCapability};
+use cofferdam_domain::storage::{Placement, Secret, Secrets};
 use prometheus_client::registry::Registry;
 
 use crate::{
@@ -105,12 +105,7 @@ impl Loader {
     /// [`Failure::Csi`]
     pub(crate) async fn connect(&self, name: &str, config: CsiConfig) -> Result<Arc<CsiBackend>, Failure> {
         let connected = CsiBackend::connect(config, &self.calls, &self.connections).await;
-        let backend = connected.map_err(|source| Failure::Csi { name: name.to_owned(), source })?;
-        if backend.plugin_capabilities().any(|one| one == PluginCapability::AccessibilityConstraints) {
-            let driver = backend.driver();
-            tracing::warn!(%driver, "the CSI driver has topology, which is not used yet: its volumes are where it chooses");
-        }
-        Ok(backend)
+        connected.map_err(|source| Failure::Csi { name: name.to_owned(), source })
     }
 
     async fn load(&self, name: &str, section: &BackendSection) -> Result<Arc<WasmBackend>, Failure> {
@@ -152,8 +147,7 @@ fn secrets(name: &str, section: &BackendSection) -> Result<Secrets, Failure> {
     section.secrets.iter().map(secret).collect()
 }
 
-/// Refuses drivers of one node's storage. Their volumes are reachable from that node only, and volumes are not yet created where
-/// the pod will be: a claim would be bound to a volume that no pod can use.
+/// Refuses drivers of one node's storage: with several nodes, several processes would provision for one claim.
 ///
 /// # Errors
 /// [`Failure::Placement`]

@@ -139,7 +139,7 @@ mod tests {
         let claims = cluster["rules"].as_array().unwrap().iter();
         let claims: Vec<_> = claims.filter(|rule| rule["resources"][0] == "persistentvolumeclaims").collect();
         assert_eq!(claims.len(), 1);
-        assert_eq!(claims[0]["verbs"], json!(["get", "list", "watch"]));
+        assert_eq!(claims[0]["verbs"], json!(["get", "list", "patch", "watch"]));
         assert!(!text.contains("pods"));
         assert!(rendered(&[], "storage").unwrap().contains("pods"), "without a role it is all of them");
         let protection = rendered(&["protection"], "storage").unwrap();

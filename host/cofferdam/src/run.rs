@@ -104,6 +104,8 @@ pub(crate) fn settings(configuration: &Configuration, namespace: String) -> Sett
         max_entries: configuration.max_entries.0,
         default_fs_type: configuration.default_fstype.clone().filter(|name| !name.is_empty()),
         extra_create_metadata: configuration.extra_create_metadata,
+        strict_topology: configuration.strict_topology,
+        immediate_topology: configuration.immediate_topology,
         orphan_scan_interval: configuration.orphan_scan_interval.0,
     }
 }

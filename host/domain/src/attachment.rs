@@ -1,4 +1,4 @@
-//! VolumeAttachment and CSINode, as far as the roles decide on them.
+//! VolumeAttachment, CSINode and Node, as far as the roles decide on them.
 
 use std::collections::BTreeMap;
 
@@ -69,4 +69,17 @@ pub struct CsiNode {
     pub meta: ObjectMeta,
     /// `spec.drivers`: the `nodeID` of each.
     pub ids: BTreeMap<DriverName, NodeName>,
+    /// `spec.drivers`: the `topologyKeys` of each.
+    pub topology_keys: BTreeMap<DriverName, Vec<String>>,
+}
+
+/// A Node: the labels tell its places.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// `metadata.name`
+    pub name: NodeObject,
+    /// Metadata without annotations and labels: a cluster has thousands of nodes.
+    pub meta: ObjectMeta,
+    /// `metadata.labels`
+    pub labels: BTreeMap<String, String>,
 }

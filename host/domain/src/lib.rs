@@ -16,7 +16,7 @@ pub mod storage;
 pub mod text;
 pub mod volume;
 
-pub use attachment::{Attachment, AttachmentError, AttachmentSource, CsiNode};
+pub use attachment::{Attachment, AttachmentError, AttachmentSource, CsiNode, Node};
 pub use claim::{Claim, ClaimPhase};
 pub use class::{BindingMode, StorageClass};
 pub use ids::{

@@ -15,7 +15,7 @@ use cofferdam_cluster::{
     watch::{Restored, Scope, follow},
 };
 use cofferdam_domain::{
-    Attachment, Claim, ClusterId, CsiNode, DriverName, Pod, StorageClass, Volume, storage::Ability,
+    Attachment, Claim, ClusterId, CsiNode, DriverName, Node, Pod, StorageClass, Volume, storage::Ability,
 };
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
@@ -65,6 +65,10 @@ pub struct Settings {
     pub default_fs_type: Option<String>,
     /// Adds the names of claim and volume to the driver's parameters (`--extra-create-metadata`).
     pub extra_create_metadata: bool,
+    /// A node that the scheduler has chosen is the only place for the volume (`--strict-topology`).
+    pub strict_topology: bool,
+    /// Where no node is chosen and the class allows everything, all places of the cluster are named (`--immediate-topology`).
+    pub immediate_topology: bool,
     /// Pause between two scans for orphans; absent for none.
     pub orphan_scan_interval: Option<Duration>,
 }
@@ -95,6 +99,8 @@ impl Default for Settings {
             max_entries: None,
             default_fs_type: None,
             extra_create_metadata: false,
+            strict_topology: false,
+            immediate_topology: true,
             orphan_scan_interval: Some(Duration::from_secs(3600)),
         }
     }
@@ -340,9 +346,16 @@ impl Process {
                 Ok(())
             }
         };
-        let nodes = async {
-            if needs(Role::Attacher) {
+        let csi_nodes = async {
+            if self.reads_csi_nodes() {
                 follow::<CsiNode>(writer, events, metrics, everything(), stop.clone()).await
+            } else {
+                Ok(())
+            }
+        };
+        let nodes = async {
+            if self.provisions_by_topology() {
+                follow::<Node>(writer, events, metrics, everything(), stop.clone()).await
             } else {
                 Ok(())
             }
@@ -354,7 +367,7 @@ impl Process {
             pods,
             marks,
         );
-        futures::future::try_join4(all, reports, attachments, nodes).await.err()
+        futures::future::try_join5(all, reports, attachments, csi_nodes, nodes).await.err()
     }
 
     /// Whether somebody looks at attachments: before a volume is deleted at a driver that publishes, none may name it.
@@ -363,6 +376,17 @@ impl Process {
         let roles = &self.settings.roles;
         roles.contains(&Role::Attacher)
             || (roles.contains(&Role::Provisioner) && self.parts.backends.iter().any(publishes))
+    }
+
+    /// Whether somebody looks at the places of nodes.
+    fn provisions_by_topology(&self) -> bool {
+        self.settings.roles.contains(&Role::Provisioner)
+            && self.parts.backends.iter().any(|backend| backend.has_topology())
+    }
+
+    /// Whether somebody looks at what drivers call nodes, or at their topology keys.
+    fn reads_csi_nodes(&self) -> bool {
+        self.settings.roles.contains(&Role::Attacher) || self.provisions_by_topology()
     }
 
     /// Waits for the first list of every kind; `false` when stopped before.
@@ -380,8 +404,11 @@ impl Process {
             if self.reads_attachments() {
                 cache.attachments.synced().await;
             }
-            if self.settings.roles.contains(&Role::Attacher) {
+            if self.reads_csi_nodes() {
                 cache.csi_nodes.synced().await;
+            }
+            if self.provisions_by_topology() {
+                cache.nodes.synced().await;
             }
         };
         tokio::select! {

@@ -78,6 +78,10 @@ const EVERYBODY: &[Row] = &[
 /// external-provisioner's, but for the intent journal, the mark of a restored cluster and the report of orphans, which are
 /// ConfigMaps of the own namespace.
 const PROVISIONER: &[Row] = &[
+    // The scheduler's choice of a node is taken back where there is no room.
+    (Reach::Cluster, "", "persistentvolumeclaims", None, &["patch"]),
+    (Reach::Cluster, "", "nodes", None, &["list", "watch"]),
+    (Reach::Cluster, STORAGE, "csinodes", None, READ),
     (Reach::Cluster, "", "persistentvolumes", None, &["create", "delete", "patch"]),
     (Reach::OwnNamespace, "", "configmaps", None, &["create", "get", "list", "patch", "watch"]),
     (Reach::Cluster, STORAGE, "volumeattachments", None, &["list", "watch"]),
@@ -154,7 +158,11 @@ mod tests {
         assert!(allowed("patch", "", "configmaps", "storage", "x"));
         assert!(!allowed("patch", "", "configmaps", "default", "x"));
         assert!(!allowed("list", "", "secrets", "", ""));
-        assert!(!allowed("patch", "", "persistentvolumeclaims", "a", "b"), "claims are the binder's");
+        assert!(allowed("patch", "", "persistentvolumeclaims", "a", "b"), "a node may be chosen anew");
+        assert!(
+            !allowed("patch", "", "persistentvolumeclaims/status", "a", "b"),
+            "the status is the binder's"
+        );
         assert!(!allowed("get", STORAGE, "persistentvolumes", "", ""));
     }
 

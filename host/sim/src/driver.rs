@@ -11,8 +11,8 @@ use cofferdam_domain::{
     NodeName, VolumeHandle,
     storage::{
         Ability, AttachmentRecord, CapabilityMode, CreateVolume, CreatedVolume, Description, ErrorKind,
-        Feature, Finality, PageRequest, Parameters, Placement, PublishVolume, Readiness, StorageError,
-        ValidateVolume, Validation, VolumePage, VolumeStatus,
+        Feature, Finality, PageRequest, Parameters, Placement, PublishVolume, Readiness, Segments,
+        StorageError, ValidateVolume, Validation, VolumePage, VolumeStatus,
     },
 };
 use futures::future::BoxFuture;
@@ -85,6 +85,15 @@ pub struct Publishing {
     pub undo_faults: Vec<Fault>,
 }
 
+/// What a scenario wants of the places of the driver's volumes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Places {
+    /// Topology keys; none where volumes are reachable from everywhere.
+    pub keys: &'static [&'static str],
+    /// Places without room, such as `zone=a`. The driver looks no further than at the place that is preferred.
+    pub full: &'static [&'static str],
+}
+
 /// A volume and a node.
 type Place = (String, String);
 
@@ -93,6 +102,7 @@ struct Array {
     volumes: BTreeMap<String, ArrayVolume>,
     create_faults: VecDeque<Fault>,
     delete_faults: VecDeque<Fault>,
+    places: Places,
     publishes: bool,
     publish_faults: VecDeque<Fault>,
     unpublish_faults: VecDeque<Fault>,
@@ -155,6 +165,11 @@ impl ScriptedDriver {
         array.unpublish_faults = publishing.undo_faults.into();
     }
 
+    /// Says where the driver's volumes can be.
+    pub fn places(&self, places: Places) {
+        self.lock().places = places;
+    }
+
     /// Handles and nodes of what is published.
     pub fn published(&self) -> Vec<(String, String)> {
         self.lock().published.keys().cloned().collect()
@@ -197,14 +212,14 @@ impl ScriptedDriver {
 
     /// The driver as one process sees it.
     pub(crate) fn for_process(&self, name: &str, effects: Arc<Effects>) -> Arc<dyn Backend> {
-        let (listing, publishes) = {
+        let (listing, publishes, places) = {
             let array = self.lock();
-            (array.listing, array.publishes)
+            (array.listing, array.publishes, array.places)
         };
         let description = Description {
             name: name.into(),
             version: "1".to_owned(),
-            topology_keys: Vec::new(),
+            topology_keys: places.keys.iter().map(|key| (*key).to_owned()).collect(),
             placement: Placement::Central,
             volumes_per_node: None,
             features: [
@@ -234,6 +249,11 @@ impl ScriptedDriver {
             let message = format!("{} was asked for with other arguments", request.name);
             array.violations.push(message.clone());
             return Err(StorageError::last(ErrorKind::AlreadyExists, message));
+        }
+        let place = preferred(&request).first().copied().map(text_of);
+        if place.is_some_and(|place| array.places.full.contains(&place.as_str())) {
+            array.asked.remove(&request.name);
+            return Err(StorageError::last(ErrorKind::ResourceExhausted, "there is no room"));
         }
         let name = request.name.clone();
         let now = u64::try_from((self.clock)().as_millisecond()).unwrap_or_default();
@@ -277,9 +297,19 @@ fn created(name: &str, volume: &ArrayVolume) -> CreatedVolume {
         handle: VolumeHandle::from(format!("handle-{name}")),
         capacity: Some(volume.size),
         context: BTreeMap::new(),
-        topology: Vec::new(),
+        topology: preferred(&volume.request).into_iter().take(1).cloned().collect(),
         attachment: None,
     }
+}
+
+/// The places that a request prefers, in their order.
+fn preferred(request: &CreateVolume) -> Vec<&Segments> {
+    request.topology.iter().flat_map(|topology| &topology.preferred).collect()
+}
+
+/// A place as scenarios show it.
+fn text_of(place: &Segments) -> String {
+    place.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
 }
 
 fn status(name: &str, volume: &ArrayVolume, listing: Listing) -> VolumeStatus {
@@ -434,10 +464,15 @@ impl Backend for MortalDriver {
         Box::pin(async move {
             self.effects.gate().await;
             let _call = self.call();
-            let call = format!("create {}", request.name);
+            let wanted: String =
+                preferred(&request).into_iter().map(|place| format!(" {}", text_of(place))).collect();
+            let call = format!("create {}{wanted}", request.name);
             let fault = {
                 let mut array = self.driver.lock();
                 array.calls.push(call.clone());
+                if request.topology.is_some() && array.places.keys.is_empty() {
+                    array.violations.push(format!("{} was asked for at a place", request.name));
+                }
                 if array.asked.get(&request.name).is_some_and(|before| *before != request) {
                     array.violations.push(format!("{} was asked for in two ways", request.name));
                 }

@@ -13,7 +13,7 @@ pub mod scenarios;
 pub mod simulation;
 mod world;
 
-pub use driver::{ArrayVolume, Fault, Listing, Publishing, ScriptedDriver};
+pub use driver::{ArrayVolume, Fault, Listing, Places, Publishing, ScriptedDriver};
 pub use effects::{Effect, Effects};
 pub use ground::{Api, Ground, InProcess, OverHttp, Place, Who};
 pub use scenarios::{Scenario, scenarios};

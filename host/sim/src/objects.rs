@@ -53,6 +53,11 @@ pub fn csi_node(name: &str, id: &str) -> Value {
     })
 }
 
+/// A Node with labels.
+pub fn node(name: &str, labels: &Value) -> Value {
+    json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}})
+}
+
 /// That a volume of the scenario's driver shall be attached to a node.
 pub fn attachment(name: &str, volume: &str, node: &str) -> Value {
     json!({

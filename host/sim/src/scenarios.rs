@@ -3,6 +3,7 @@
 //! It holds on every [`Ground`](crate::Ground). Where one cannot play a scenario, the row says so and why.
 
 mod attaching;
+mod placing;
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use cofferdam_domain::storage::ErrorKind;
 use serde_json::json;
 
 use crate::{
-    Fault, Outcome, Place, Publishing,
+    Fault, Outcome, Place, Places, Publishing,
     Sign::{Called, Event, Gone},
     Simulation,
     UserAction::{self, Backup, Compact, Create, Delete, Patch, Restore, Settle, Until},
@@ -36,6 +37,8 @@ pub struct Scenario {
     pub publishing: Publishing,
     /// Whether the driver lists where its volumes are published.
     pub told: bool,
+    /// Where the driver's volumes can be.
+    pub places: Places,
     /// [`Outcome::claims`]
     pub claims: &'static [&'static str],
     /// [`Outcome::volumes`]
@@ -64,7 +67,7 @@ impl Scenario {
 
     /// A simulation with the driver that the scenario wants.
     pub fn with_driver(&self, simulation: Simulation) -> Simulation {
-        simulation.publishing(self.publishing.clone(), self.told)
+        simulation.publishing(self.publishing.clone(), self.told).places(self.places)
     }
 
     /// What came out otherwise than it should. Where a process died, calls may be repeated and events lost.
@@ -120,6 +123,7 @@ const FAILED_THEN_SUCCEEDED: &[&str] = &["a Normal ProvisioningSucceeded", "a Wa
 pub fn scenarios() -> Vec<Scenario> {
     let mut all = claims_and_volumes();
     all.extend(attaching::scenarios());
+    all.extend(placing::scenarios());
     all
 }
 

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tower::BoxError;
 
 use crate::{
-    driver::{Clock, Fault, Listing, Publishing, ScriptedDriver},
+    driver::{Clock, Fault, Listing, Places, Publishing, ScriptedDriver},
     effects::{Effect, Effects, MortalApi, Rbac},
     ground::{Ground, InProcess, Who},
     objects::DRIVER,
@@ -68,9 +68,10 @@ pub enum Sign {
 /// What is there at the end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// `name phase volume` of every claim, sorted.
+    /// `name phase volume` of every claim, sorted; one that is Pending with the node that was chosen, `name Pending on node`.
     pub claims: Vec<String>,
-    /// `name phase claim` of every volume, sorted; provisioned ones by the name of their claim.
+    /// `name phase claim` of every volume, sorted; provisioned ones by the name of their claim, and what is not reachable from
+    /// everywhere with its places, `name phase claim key=value`.
     pub volumes: Vec<String>,
     /// `name attached kind` or `name detached` of every attachment, with `attachError CODE` and `detachError` where there are such;
     /// sorted.
@@ -177,6 +178,13 @@ impl Simulation {
         if told {
             self.driver.lists(Listing { nodes: true, ..Listing::default() }, Vec::new());
         }
+        self
+    }
+
+    /// Says where the driver's volumes can be.
+    #[must_use]
+    pub fn places(self, places: Places) -> Self {
+        self.driver.places(places);
         self
     }
 
@@ -364,8 +372,16 @@ impl Simulation {
             line.trim_end().to_owned()
         };
         Outcome {
-            claims: sorted(claims.iter().map(|claim| shown(claim, &alias(text(claim, "/spec/volumeName"))))),
-            volumes: sorted(volumes.iter().map(|volume| shown(volume, text(volume, "/spec/claimRef/name")))),
+            claims: sorted(claims.iter().map(|claim| {
+                let node = text(claim, "/metadata/annotations/volume.kubernetes.io~1selected-node");
+                if text(claim, "/status/phase") == "Pending" && !node.is_empty() {
+                    return shown(claim, &format!("on {node}"));
+                }
+                shown(claim, &alias(text(claim, "/spec/volumeName")))
+            })),
+            volumes: sorted(volumes.iter().map(|volume| {
+                shown(volume, &format!("{}{}", text(volume, "/spec/claimRef/name"), places(volume)))
+            })),
             attachments: sorted(attachments.iter().map(attachment_line)),
             published: sorted(published.iter().map(|(handle, node)| format!("{handle} {node}"))),
             array: sorted(names.keys().map(|uid| claim_of(uid))),
@@ -394,9 +410,25 @@ impl Simulation {
     }
 }
 
+/// Where a volume is reachable from, as its affinity says.
+fn places(volume: &Value) -> String {
+    let list = |object: &Value, pointer: &str| -> Vec<Value> {
+        object.pointer(pointer).and_then(Value::as_array).cloned().unwrap_or_default()
+    };
+    let terms = list(volume, "/spec/nodeAffinity/required/nodeSelectorTerms");
+    let place = |term: &Value| {
+        let pair = |one: &Value| format!("{}={}", text(one, "/key"), text(one, "/values/0"));
+        format!(" {}", list(term, "/matchExpressions").iter().map(pair).collect::<Vec<_>>().join(","))
+    };
+    terms.iter().map(place).collect()
+}
+
 fn rename(call: &str, claim_of: &dyn Fn(&str) -> String) -> String {
     match call.split_once("pvc-") {
-        Some((verb, uid)) => format!("{} {}", verb.trim_end_matches("handle-").trim(), claim_of(uid)),
+        Some((verb, rest)) => {
+            let (uid, places) = rest.split_at(rest.find(' ').unwrap_or(rest.len()));
+            format!("{} {}{places}", verb.trim_end_matches("handle-").trim(), claim_of(uid))
+        }
         None => call.to_owned(),
     }
 }

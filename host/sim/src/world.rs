@@ -7,7 +7,7 @@ use std::{
 };
 
 use cofferdam_cluster::{Cache, Seen, writer::Cached};
-use cofferdam_domain::{Attachment, Claim, CsiNode, StorageClass, Volume};
+use cofferdam_domain::{Attachment, Claim, CsiNode, Node, StorageClass, Volume};
 use cofferdam_roles::Process;
 use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
@@ -189,7 +189,8 @@ impl World {
         let volumes = self.list("/api/v1/persistentvolumes").await;
         let classes = self.list("/apis/storage.k8s.io/v1/storageclasses").await;
         let attachments = self.list(ATTACHMENTS).await;
-        let nodes = self.list("/apis/storage.k8s.io/v1/csinodes").await;
+        let csi_nodes = self.list("/apis/storage.k8s.io/v1/csinodes").await;
+        let nodes = self.list("/api/v1/nodes").await;
         let live = self.live();
         live.iter().all(|live| {
             live.process.as_ref().is_some_and(|process| {
@@ -200,7 +201,8 @@ impl World {
                     && knows::<StorageClass>(&cache, &classes)
                     // Not every role looks at these.
                     && (!cache.attachments.is_synced() || knows::<Attachment>(&cache, &attachments))
-                    && (!cache.csi_nodes.is_synced() || knows::<CsiNode>(&cache, &nodes))
+                    && (!cache.csi_nodes.is_synced() || knows::<CsiNode>(&cache, &csi_nodes))
+                    && (!cache.nodes.is_synced() || knows::<Node>(&cache, &nodes))
             })
         })
     }

@@ -1,9 +1,9 @@
-//! VolumeAttachment and CSINode.
+//! VolumeAttachment, CSINode and Node.
 
 use std::collections::BTreeMap;
 
 use cofferdam_domain::{
-    Attachment, AttachmentError, AttachmentName, AttachmentSource, CsiNode, NodeObject, ObjectMeta,
+    Attachment, AttachmentError, AttachmentName, AttachmentSource, CsiNode, Node, NodeObject, ObjectMeta,
 };
 use serde::{Deserialize, de::IgnoredAny};
 
@@ -123,14 +123,53 @@ impl Kind for CsiNode {
             name: String,
             #[serde(rename = "nodeID")]
             id: String,
+            #[serde(rename = "topologyKeys")]
+            keys: Option<Vec<String>>,
         }
         let Wire { metadata, spec } = read(json)?;
-        let drivers = spec.drivers.into_iter().flatten();
-        Ok(Self {
-            name: NodeObject::new(metadata.name.clone()),
-            meta: metadata.into_domain()?,
-            ids: drivers.map(|driver| (driver.name.into(), driver.id.into())).collect(),
-        })
+        let (mut ids, mut topology_keys) = (BTreeMap::new(), BTreeMap::new());
+        for Driver { name, id, keys } in spec.drivers.into_iter().flatten() {
+            topology_keys.insert(name.as_str().into(), keys.unwrap_or_default());
+            ids.insert(name.into(), id.into());
+        }
+        let name = NodeObject::new(metadata.name.clone());
+        Ok(Self { name, meta: metadata.into_domain()?, ids, topology_keys })
+    }
+
+    fn key_of(_: &str, name: &str) -> Self::Key {
+        name.into()
+    }
+
+    fn locate(key: &Self::Key) -> (Option<&str>, &str) {
+        (None, key.as_str())
+    }
+
+    fn key(&self) -> Self::Key {
+        self.name.clone()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.meta
+    }
+}
+
+impl Kind for Node {
+    type Key = NodeObject;
+    type Index = ();
+    const RESOURCE: Resource =
+        Resource { group: "", version: "v1", kind: "Node", plural: "nodes", namespaced: false };
+
+    fn decode(json: &str) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Wire {
+            metadata: Meta,
+        }
+        let Wire { metadata } = read(json)?;
+        let name = NodeObject::new(metadata.name.clone());
+        let mut meta = metadata.into_domain()?;
+        meta.annotations.clear();
+        let labels = std::mem::take(&mut meta.labels).into_iter();
+        Ok(Self { name, meta, labels: labels.map(|(key, value)| (key.into(), value.into())).collect() })
     }
 
     fn key_of(_: &str, name: &str) -> Self::Key {
@@ -196,6 +235,23 @@ mod tests {
         };
         assert!(read(json!({"drivers": null})).ids.is_empty());
         let drivers = json!({"drivers": [{"name": "d", "nodeID": "id-1", "topologyKeys": ["k"]}]});
-        assert_eq!(read(drivers).ids, BTreeMap::from([("d".into(), "id-1".into())]));
+        let node = read(drivers);
+        assert_eq!(node.ids, BTreeMap::from([("d".into(), "id-1".into())]));
+        assert_eq!(node.topology_keys, BTreeMap::from([("d".into(), vec!["k".to_owned()])]));
+        let none = read(json!({"drivers": [{"name": "d", "nodeID": "id-1", "topologyKeys": null}]}));
+        assert_eq!(none.topology_keys, BTreeMap::from([("d".into(), Vec::new())]));
+    }
+
+    #[test]
+    fn of_nodes_only_the_labels_are_kept() {
+        let json = json!({
+            "metadata": {
+                "name": "n", "uid": "u", "resourceVersion": "7", "labels": {"zone": "a"}, "annotations": {"long": "text"},
+            },
+            "spec": {"taints": []}, "status": {"images": [{"names": ["i"]}]},
+        });
+        let node = object::<Node>(&json.to_string()).unwrap().unwrap();
+        assert_eq!(node.labels, BTreeMap::from([("zone".to_owned(), "a".to_owned())]));
+        assert!(node.meta.labels.is_empty() && node.meta.annotations.is_empty());
     }
 }

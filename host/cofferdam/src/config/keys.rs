@@ -34,7 +34,7 @@ const fn key(name: &'static str, shape: Shape, default: Option<&'static str>) ->
 
 /// Every setting, in the order in which people think of them. The sidecars' defaults where they have the flag, but for
 /// `timeout`: theirs, 10 s, is too short for many arrays.
-pub(crate) const KEYS: [Key; 36] = [
+pub(crate) const KEYS: [Key; 38] = [
     key("role", Shape::List, None),
     key("backend", Shape::Backends, None),
     key("csi-address", Shape::Text, None),
@@ -56,6 +56,8 @@ pub(crate) const KEYS: [Key; 36] = [
     key("max-entries", Shape::Number, Some("0")),
     key("default-fstype", Shape::Text, None),
     key("extra-create-metadata", Shape::Bool, Some("false")),
+    key("strict-topology", Shape::Bool, Some("false")),
+    key("immediate-topology", Shape::Bool, Some("true")),
     key("orphan-scan-interval", Shape::Text, Some("1h")),
     key("single-process", Shape::Bool, Some("false")),
     key("manifest", Shape::Text, None),

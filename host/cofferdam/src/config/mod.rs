@@ -67,6 +67,8 @@ pub(crate) struct Configuration {
     pub(crate) max_entries: Entries,
     pub(crate) default_fstype: Option<String>,
     pub(crate) extra_create_metadata: bool,
+    pub(crate) strict_topology: bool,
+    pub(crate) immediate_topology: bool,
     pub(crate) orphan_scan_interval: ScanInterval,
     pub(crate) single_process: bool,
     pub(crate) manifest: Option<PathBuf>,
@@ -126,6 +128,8 @@ impl ProcessFlags {
             ("max-entries", one(&self.max_entries)),
             ("default-fstype", one(&self.default_fstype)),
             ("extra-create-metadata", one(&self.extra_create_metadata)),
+            ("strict-topology", one(&self.strict_topology)),
+            ("immediate-topology", one(&self.immediate_topology)),
             ("orphan-scan-interval", one(&self.orphan_scan_interval)),
             ("compilation-cache", one(&self.compilation_cache)),
             ("log", one(&self.log)),
@@ -175,7 +179,7 @@ impl Loaded {
     }
 
     /// The settings of `dev`: every role unless told otherwise, the memory driver unless there are others,
-    /// and a quiet log, for the timeline tells what happens.
+    /// no topology for claims that ask for none, for its cluster has no nodes, and a quiet log, for the timeline tells what happens.
     ///
     /// # Errors
     /// [`ConfigError`], one line.
@@ -183,7 +187,11 @@ impl Loaded {
         flags: &ProcessFlags,
         environment: &HashMap<String, String>,
     ) -> Result<Self, ConfigError> {
-        let instead = [("role", "provisioner,attacher,pv-controller,protection"), ("log", "warn")];
+        let instead = [
+            ("role", "provisioner,attacher,pv-controller,protection"),
+            ("immediate-topology", "false"),
+            ("log", "warn"),
+        ];
         let mut loaded = Self::load(&flags.given(), environment, flags.config.as_deref(), &instead)?;
         if let Some(role) = loaded.configuration.role.beside_cluster() {
             let problem = format!("{role} is for `cofferdam run`: expected roles that work on a cluster");

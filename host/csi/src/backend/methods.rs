@@ -240,6 +240,10 @@ impl Backend for CsiBackend {
         &self.identity.abilities
     }
 
+    fn has_topology(&self) -> bool {
+        self.identity.plugin.contains(&PluginCapability::AccessibilityConstraints)
+    }
+
     fn probe(&self, call: Call) -> Answer<'_, Readiness> {
         let accept = |found: v1::ProbeResponse| {
             Ok(match found.ready.unwrap_or(true) {

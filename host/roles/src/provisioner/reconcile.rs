@@ -1,7 +1,7 @@
 //! Carries out what [`rules`] decides: journal, driver call, object; one effect at a time.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -13,9 +13,11 @@ use cofferdam_cluster::{
     queue::{Backoff, Outcome, Queue},
 };
 use cofferdam_domain::{
-    Attachment, Claim, DriverName, StorageClass, Uid, Volume, VolumeName, VolumePhase, names,
+    Attachment, Claim, CsiNode, DriverName, Node, NodeObject, StorageClass, Uid, Volume, VolumeName,
+    VolumePhase, names,
     storage::{Ability, CreatedVolume, Feature, StorageError},
 };
+use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -45,6 +47,8 @@ pub(crate) struct Provisioner {
     volumes: Queue<VolumeName>,
     /// Claims whose request the driver found invalid: the class at that time, and until when that is remembered.
     infeasible: Mutex<HashMap<Uid, (Uid, Instant)>>,
+    /// Claims for which the nodes did not tell enough.
+    await_nodes: Mutex<HashSet<Uid>>,
     metrics: ProvisionerMetrics,
 }
 
@@ -65,11 +69,20 @@ impl Provisioner {
                 .filter(|(_, driver)| driver.backend.description().has(Feature::SingleNodeMultiWriter))
                 .map(|(name, _)| name.clone())
                 .collect(),
+            topology: context
+                .drivers
+                .iter()
+                .filter(|(_, driver)| driver.backend.has_topology())
+                .map(|(name, _)| name.clone())
+                .collect(),
+            strict_topology: settings.strict_topology,
+            immediate_topology: settings.immediate_topology,
         };
         let role = Arc::new(Self {
             claims: Queue::new("provisioner_claims", backoff, metrics),
             volumes: Queue::new("provisioner_volumes", backoff, metrics),
             infeasible: Mutex::default(),
+            await_nodes: Mutex::default(),
             metrics: own,
             options,
             context,
@@ -104,6 +117,20 @@ impl Provisioner {
             let gone = change.old.as_ref().filter(|_| change.new.is_none());
             if let (Some(me), Some(volume)) = (me.upgrade(), gone.and_then(|gone| gone.volume())) {
                 me.volumes.add(volume.clone());
+            }
+        });
+        let me = Arc::downgrade(&role);
+        cache.csi_nodes.subscribe(move |change: &Change<CsiNode>| {
+            let keys = |node: &Option<Arc<CsiNode>>| node.as_ref().map(|node| node.topology_keys.clone());
+            if let Some(me) = me.upgrade().filter(|_| keys(&change.old) != keys(&change.new)) {
+                me.nodes_changed();
+            }
+        });
+        let me = Arc::downgrade(&role);
+        cache.nodes.subscribe(move |change: &Change<Node>| {
+            let labels = |node: &Option<Arc<Node>>| node.as_ref().map(|node| node.labels.clone());
+            if let Some(me) = me.upgrade().filter(|_| labels(&change.old) != labels(&change.new)) {
+                me.nodes_changed();
             }
         });
         let me = Arc::downgrade(&role);
@@ -151,7 +178,18 @@ impl Provisioner {
         }
         if let (Some(old), None) = (&change.old, &change.new) {
             self.infeasible().remove(&old.meta.uid);
+            self.await_nodes().remove(&old.meta.uid);
         }
+    }
+
+    /// Wakes the claims for which the nodes did not tell enough.
+    fn nodes_changed(&self) {
+        let waiting = std::mem::take(&mut *self.await_nodes());
+        waiting.into_iter().for_each(|uid| self.claims.add(uid));
+    }
+
+    fn await_nodes(&self) -> MutexGuard<'_, HashSet<Uid>> {
+        self.await_nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn volume_changed(&self, change: &Change<Volume>) {
@@ -211,6 +249,12 @@ impl Provisioner {
                     }
                     return self.refuse(uid, message, lasting);
                 }
+                ClaimVerdict::AwaitNodes(message) => return self.wait_for_nodes(uid, message),
+                ClaimVerdict::Reschedule { node, message } => {
+                    if let Some(outcome) = self.node_is_gone(uid, &node, message).await {
+                        return outcome;
+                    }
+                }
                 ClaimVerdict::LeaveToPopulator => {
                     if let Some(claim) = self.context.cache.claim_by_uid(uid) {
                         let text = "Assuming an external populator will provision the volume".to_owned();
@@ -222,6 +266,50 @@ impl Provisioner {
             }
         }
         Outcome::Again
+    }
+
+    /// The claim's next turn comes when a node changes, or after its back-off.
+    fn wait_for_nodes(&self, uid: &Uid, message: String) -> Outcome {
+        if let Some(claim) = self.context.cache.claim_by_uid(uid) {
+            let teller = Teller::of_claim(&self.context, Role::Provisioner, &claim.key);
+            teller.tell(StepKind::Waits, message.clone(), None);
+        }
+        self.await_nodes().insert(uid.clone());
+        self.refuse(uid, message, false)
+    }
+
+    /// Takes the scheduler's choice back, unless the node is one that the watch has not shown yet.
+    async fn node_is_gone(&self, uid: &Uid, node: &NodeObject, message: String) -> Option<Outcome> {
+        if let Err(error) = self.context.writer.refresh::<CsiNode>(node).await {
+            return Some(self.refuse(uid, error.to_string(), false));
+        }
+        match self.context.cache.csi_nodes.get(node) {
+            Seen::Known(_) => None,
+            Seen::Opaque(_) => Some(self.wait_for_nodes(uid, message)),
+            Seen::Absent => Some(self.reschedule(uid, node, message).await),
+        }
+    }
+
+    /// Tells the claim and takes the scheduler's choice back, if it is still this node: the scheduler chooses again.
+    async fn reschedule(&self, uid: &Uid, node: &NodeObject, message: String) -> Outcome {
+        let Some(claim) = self.context.cache.claim_by_uid(uid) else { return Outcome::Again };
+        let teller = Teller::of_claim(&self.context, Role::Provisioner, &claim.key);
+        teller.tell(StepKind::Fails, message.clone(), None);
+        let outcome = self.refuse(uid, message, false);
+        let path = format!("/metadata/annotations/{}", names::SELECTED_NODE.replace('/', "~1"));
+        let operations =
+            vec![json!({"op": "test", "path": path, "value": node}), json!({"op": "remove", "path": path})];
+        let write = self.context.writer.json_patch::<Claim>(&claim.key, uid, operations);
+        match teller.act(&format!("takes the choice of node {node} back"), write).await {
+            Ok(_) => Outcome::Done,
+            Err(error) => match self.context.after_failure::<Claim>(&claim.key, &error).await {
+                // Whatever there is now, the driver is not asked anew without a pause.
+                Outcome::Again => outcome,
+                other @ (Outcome::Done | Outcome::After(_) | Outcome::Retry | Outcome::RetryAfter(_)) => {
+                    other
+                }
+            },
+        }
     }
 
     /// Effect 1: the intent.
@@ -262,6 +350,11 @@ impl Provisioner {
                     self.remember_infeasible(&intent.uid, &intent.class.uid);
                 }
                 self.later(self.refuse(&intent.uid, message, lasting), &intent.uid, wish)
+            }
+            Created::Reschedule { node, message } => {
+                self.metrics.provision_failed(&intent.class.name);
+                driver.journal.forget(&intent.uid);
+                self.reschedule(&intent.uid, &node, message).await
             }
             Created::Repeat(message) => {
                 teller.tell(StepKind::Fails, message.clone(), Some(took));

@@ -9,15 +9,18 @@ use std::{
 
 use cofferdam_cluster::{Cache, Intent, IntentClass, Seen};
 use cofferdam_domain::{
-    AccessMode, AccessModes, Claim, ClusterId, DriverName, ReclaimPolicy, StorageClass, Uid, Volume,
-    VolumeMode, VolumeName, VolumePhase, names,
+    AccessMode, AccessModes, Claim, ClusterId, DriverName, NodeObject, ReclaimPolicy, StorageClass, Uid,
+    Volume, VolumeMode, VolumeName, VolumePhase, names,
     storage::{
         AccessType, CapabilityMode, CapacityRange, CreateVolume, CreatedVolume, ErrorKind, Finality, Owner,
-        StorageError, VolumeCapability,
+        StorageError, TopologyRequirement, VolumeCapability,
     },
 };
 
-use super::parameters;
+use super::{
+    parameters,
+    topology::{self, Ask, Missing},
+};
 use crate::pv_controller::rules::{self as binding, ClaimVerdict as Binding, World};
 
 /// What an operator chose, as far as a request depends on it.
@@ -35,6 +38,12 @@ pub struct Options {
     pub binder_here: bool,
     /// Drivers that tell one writer on a node from many (CSI `SINGLE_NODE_MULTI_WRITER`).
     pub tell_writers: BTreeSet<DriverName>,
+    /// Drivers whose volumes may be reachable from some nodes only.
+    pub topology: BTreeSet<DriverName>,
+    /// Whether a chosen node is the only place.
+    pub strict_topology: bool,
+    /// Whether all places are named where no node is chosen and the class allows everything.
+    pub immediate_topology: bool,
 }
 
 /// The world that a decision about a claim is about.
@@ -70,6 +79,15 @@ pub enum ClaimVerdict {
         /// Whether trying again soon is of no use.
         lasting: bool,
     },
+    /// The nodes do not tell enough yet; for the event.
+    AwaitNodes(String),
+    /// There is no such node any more: take the scheduler's choice back.
+    Reschedule {
+        /// The node.
+        node: NodeObject,
+        /// For the event.
+        message: String,
+    },
     /// Another component makes the volume; for the event.
     LeaveToPopulator,
 }
@@ -102,7 +120,7 @@ pub fn claim(view: View<'_>, uid: &Uid) -> ClaimVerdict {
         Seen::Known(_) | Seen::Opaque(_) => return ClaimVerdict::Ignore("its volume exists"),
     }
     match class_to_provision(view, &claim) {
-        Ok(class) => match request(view.options, &claim, &class, &name) {
+        Ok(class) => match request(view, &claim, &class, &name) {
             Ok(intent) => ClaimVerdict::Record(Box::new(intent)),
             Err(verdict) => *verdict,
         },
@@ -159,11 +177,12 @@ fn class_to_provision(view: View<'_>, claim: &Claim) -> Result<Arc<StorageClass>
 
 /// The request for a claim, in external-provisioner's order of checks.
 fn request(
-    options: &Options,
+    view: View<'_>,
     claim: &Claim,
     class: &StorageClass,
     name: &VolumeName,
 ) -> Result<Intent, Box<ClaimVerdict>> {
+    let options = view.options;
     let refuse = |message: String| Box::new(ClaimVerdict::Refuse { message, lasting: true });
     if let Some(source) = &claim.source {
         return Err(match (&*source.group, &*source.kind) {
@@ -182,10 +201,11 @@ fn request(
     if claim.selector.is_some() {
         return Err(refuse("claim Selector is not supported".to_owned()));
     }
-    if !class.allowed_topologies.is_empty() {
+    let has_topology = options.topology.contains(&class.provisioner);
+    if !class.allowed_topologies.is_empty() && !has_topology {
         let message = format!(
-            "StorageClass {} has allowedTopologies: this version does not provision by topology; expected none",
-            class.name
+            "StorageClass {} has allowedTopologies: driver {} has no topology; expected none",
+            class.name, class.provisioner
         );
         return Err(refuse(message));
     }
@@ -223,10 +243,12 @@ fn request(
     let capabilities = capability_modes(claim, options.tell_writers.contains(&class.provisioner))
         .map_err(refuse)?
         .into_iter();
+    let topology = if has_topology { requirement(view, claim, class)? } else { None };
     Ok(Intent {
         claim: claim.key.clone(),
         uid: claim.meta.uid.clone(),
         driver: class.provisioner.clone(),
+        node: claim.selected_node().filter(|_| has_topology).map(NodeObject::from),
         class: IntentClass {
             name: claim.class_name().into(),
             uid: class.meta.uid.clone(),
@@ -241,7 +263,7 @@ fn request(
                 .collect(),
             parameters,
             mutable_parameters: BTreeMap::new(),
-            topology: None,
+            topology,
             owner: Some(Owner {
                 cluster: options.cluster.clone(),
                 claim: claim.meta.uid.clone(),
@@ -249,6 +271,38 @@ fn request(
                 reclaim_policy: class.reclaim_policy.clone(),
             }),
         },
+    })
+}
+
+/// Where the volume must be reachable.
+fn requirement(
+    view: View<'_>,
+    claim: &Claim,
+    class: &StorageClass,
+) -> Result<Option<TopologyRequirement>, Box<ClaimVerdict>> {
+    let selected = claim.selected_node();
+    let ask = Ask {
+        claim: &claim.key.name,
+        allowed: &class.allowed_topologies,
+        selected,
+        strict: view.options.strict_topology,
+        immediate: view.options.immediate_topology,
+    };
+    let (csi_nodes, nodes) = (view.cache.csi_nodes.list(), view.cache.nodes.list());
+    let places = topology::places(&class.provisioner, &csi_nodes, &nodes);
+    let text = |problem: String| {
+        format!(
+            "failed to provision volume with StorageClass {:?}: error generating accessibility requirements: {problem}",
+            claim.class_name()
+        )
+    };
+    topology::requirement(ask, &places).map_err(|missing| {
+        Box::new(match (missing, selected) {
+            (Missing::Node(problem), Some(node)) => {
+                ClaimVerdict::Reschedule { node: node.into(), message: text(problem) }
+            }
+            (Missing::Node(problem) | Missing::NotYet(problem), _) => ClaimVerdict::AwaitNodes(text(problem)),
+        })
     })
 }
 
@@ -313,6 +367,13 @@ pub enum Created {
         /// Whether trying again soon is of no use.
         lasting: bool,
     },
+    /// It failed for good where the scheduler wanted it: drop the intent, take the scheduler's choice back, tell the claim.
+    Reschedule {
+        /// The node that was chosen.
+        node: NodeObject,
+        /// For the event.
+        message: String,
+    },
     /// Nobody knows: the same request again later.
     Repeat(String),
 }
@@ -352,6 +413,12 @@ pub fn created(cache: &Cache, intent: &Intent, answer: Result<CreatedVolume, Sto
                 {
                     Created::Repeat(message)
                 }
+                Finality::Final if error.kind == ErrorKind::ResourceExhausted => {
+                    match intent.node.as_ref().filter(|node| is_selected(cache, intent, node)) {
+                        Some(node) => Created::Reschedule { node: node.clone(), message },
+                        None => Created::Failed { message, lasting: false },
+                    }
+                }
                 Finality::Final => {
                     Created::Failed { message, lasting: error.kind == ErrorKind::InvalidArgument }
                 }
@@ -359,6 +426,12 @@ pub fn created(cache: &Cache, intent: &Intent, answer: Result<CreatedVolume, Sto
             }
         }
     }
+}
+
+/// Whether the scheduler's choice is still the node that the request was made for.
+fn is_selected(cache: &Cache, intent: &Intent, node: &NodeObject) -> bool {
+    let claim = cache.claim_by_uid(&intent.uid);
+    claim.is_some_and(|claim| claim.selected_node() == Some(node.as_str()))
 }
 
 /// Whether the claim still needs the volume that was asked for.

@@ -1,8 +1,14 @@
 //! Where a new volume must be reachable: external-provisioner's rules (its README, "Topology support").
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
-use cofferdam_domain::storage::{Segments, TopologyRequirement};
+use cofferdam_domain::{
+    CsiNode, DriverName, Node,
+    storage::{Segments, TopologyRequirement},
+};
 
 /// One node of the cluster, as far as one driver can use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +30,26 @@ pub enum Registered<'a> {
     No,
     /// It does, with these topology keys.
     Yes(&'a [String]),
+}
+
+/// The nodes of the cluster as one driver can use them, by name.
+pub fn places<'a>(
+    driver: &DriverName,
+    csi_nodes: &'a [Arc<CsiNode>],
+    nodes: &'a [Arc<Node>],
+) -> Vec<Place<'a>> {
+    let mut places: BTreeMap<&str, Place<'a>> = BTreeMap::new();
+    for node in nodes {
+        let name = node.name.as_str();
+        let place = Place { node: name, keys: Registered::NoObject, labels: Some(&node.labels) };
+        places.insert(name, place);
+    }
+    for node in csi_nodes {
+        let name = node.name.as_str();
+        let keys = node.topology_keys.get(driver).map_or(Registered::No, |keys| Registered::Yes(keys));
+        places.entry(name).or_insert(Place { node: name, keys, labels: None }).keys = keys;
+    }
+    places.into_values().collect()
 }
 
 /// What a claim and its class ask for.

@@ -23,6 +23,9 @@ fn options() -> Options {
         cluster: "cluster".into(),
         binder_here: true,
         tell_writers: BTreeSet::new(),
+        topology: BTreeSet::new(),
+        strict_topology: false,
+        immediate_topology: true,
     }
 }
 
@@ -118,6 +121,8 @@ fn show(verdict: &ClaimVerdict) -> String {
         ClaimVerdict::Refuse { message, lasting } => {
             format!("{} {message}", if *lasting { "refuse" } else { "retry" })
         }
+        ClaimVerdict::AwaitNodes(message) => format!("nodes {message}"),
+        ClaimVerdict::Reschedule { node, message } => format!("not on {node}: {message}"),
         ClaimVerdict::LeaveToPopulator => "populator".to_owned(),
     }
 }
@@ -424,9 +429,95 @@ fn what_follows_an_answer() {
             Created::Undo(_, Some(_)) => "undo told".to_owned(),
             Created::Failed { lasting: false, .. } => "failed".to_owned(),
             Created::Failed { lasting: true, .. } => "failed for good".to_owned(),
+            Created::Reschedule { node, .. } => format!("not on {node}"),
             Created::Repeat(_) => "repeat".to_owned(),
         };
         assert_eq!(shown, expected, "{name}");
+    }
+}
+
+/// A world whose driver has topology, with node `n` in zone `a`; the class waits for a node.
+fn placed(selected: Option<&str>, class: Value) -> World {
+    let node = |node| json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": node}}});
+    let claim = selected.map_or_else(claim_json, |selected| merged(claim_json(), node(selected)));
+    let mut world = World::new(Some(claim), Some(merged(class_json(), class)), None);
+    world.options.topology.insert("drv".into());
+    let meta = json!({"name": "n", "uid": "u", "resourceVersion": "1", "labels": {"zone": "a"}});
+    let keys = json!([{"name": "drv", "nodeID": "n", "topologyKeys": ["zone"]}]);
+    world.cache.nodes.apply(Ok(read(&json!({"metadata": meta}))));
+    world.cache.csi_nodes.apply(Ok(read(&json!({"metadata": meta, "spec": {"drivers": keys}}))));
+    world
+}
+
+#[test]
+fn where_a_volume_must_be_reachable() {
+    let late = || json!({"volumeBindingMode": "WaitForFirstConsumer"});
+    let allowed = |zone: &str| json!({"allowedTopologies": [{"matchLabelExpressions": [{"key": "zone", "values": [zone]}]}]});
+    let place = |world: &World| match world.decide() {
+        ClaimVerdict::Record(intent) => {
+            let node = intent.node.as_ref().map_or("-", |node| node.as_str());
+            let zones = intent.request.topology.iter().flat_map(|topology| &topology.requisite);
+            let zones: Vec<_> = zones.map(|place| place["zone"].as_str()).collect();
+            format!("{node} {}", zones.join(" "))
+        }
+        other => show(&other),
+    };
+    let why = "failed to provision volume with StorageClass \"gold\": error generating accessibility requirements: ";
+    assert_eq!(place(&placed(None, json!({}))), "- a");
+    assert_eq!(place(&placed(None, allowed("b"))), "- b");
+    assert_eq!(place(&placed(None, late())), "ignore");
+    assert_eq!(place(&placed(Some("n"), late())), "n a");
+    let gone = format!("not on m: {why}error getting CSINode for selected node \"m\": it does not exist");
+    assert_eq!(place(&placed(Some("m"), late())), gone);
+    let elsewhere = placed(Some("n"), merged(late(), allowed("b")));
+    let expected =
+        format!("nodes {why}topology {{zone=a}} of node n is not in allowed topologies: {{zone=b}}");
+    assert_eq!(place(&elsewhere), expected);
+    let mut quiet = placed(None, json!({}));
+    quiet.options.immediate_topology = false;
+    assert_eq!(place(&quiet), "- ");
+    let ClaimVerdict::Record(intent) = quiet.decide() else { panic!("it is asked for") };
+    assert_eq!(intent.request.topology, None);
+    let mut strict = placed(Some("n"), merged(late(), allowed("a")));
+    strict.options.strict_topology = true;
+    assert_eq!(place(&strict), "n a");
+    // A driver without topology is told nothing, and keeps no promise of the class.
+    let mut without = placed(Some("n"), late());
+    without.options.topology.clear();
+    assert_eq!(place(&without), "- ");
+    let mut without = placed(None, allowed("a"));
+    without.options.topology.clear();
+    assert_eq!(
+        place(&without),
+        "refuse StorageClass gold has allowedTopologies: driver drv has no topology; expected none"
+    );
+}
+
+#[test]
+fn without_room_the_scheduler_chooses_again() {
+    use ErrorKind::{FailedPrecondition, ResourceExhausted};
+    let verdict = placed(Some("n"), json!({})).decide();
+    let ClaimVerdict::Record(intent) = verdict else { panic!("{verdict:?}") };
+    let answer =
+        |kind, finality| Err(StorageError { kind, message: "no".to_owned(), retry_after_ms: None, finality });
+    #[rustfmt::skip] // one row an answer
+    let table = [
+        (Some("n"), ResourceExhausted,  Finality::Final,   "not on n"),
+        (Some("n"), ResourceExhausted,  Finality::Unknown, "repeat"),
+        (Some("n"), FailedPrecondition, Finality::Final,   "failed"),
+        // The scheduler has chosen again already.
+        (Some("m"), ResourceExhausted,  Finality::Final,   "failed"),
+        (None,      ResourceExhausted,  Finality::Final,   "failed"),
+    ];
+    for (selected, kind, finality, expected) in table {
+        let world = placed(selected, json!({}));
+        let shown = match created(&world.cache, &intent, answer(kind, finality)) {
+            Created::Reschedule { node, .. } => format!("not on {node}"),
+            Created::Failed { lasting: false, .. } => "failed".to_owned(),
+            Created::Repeat(_) => "repeat".to_owned(),
+            other => format!("{other:?}"),
+        };
+        assert_eq!(shown, expected, "{selected:?} {kind:?} {finality:?}");
     }
 }
 

@@ -1,0 +1,167 @@
+//! Volumes that are reachable from some nodes only.
+
+use cofferdam_domain::storage::ErrorKind;
+use serde_json::{Value, json};
+
+use super::{CLAIM, Scenario};
+use crate::{
+    Fault, Places,
+    Sign::{Called, Event},
+    UserAction::{self, Create, Patch, Settle, Until},
+    objects::{claim, class, csi_node, node, with},
+};
+
+const NODE: &str = "/api/v1/nodes/n1";
+
+/// A node with its registration, in a zone.
+fn node_in(name: &str, zone: &str) -> [UserAction; 2] {
+    let mut registered = csi_node(name, name);
+    if let Some(keys) = registered.pointer_mut("/spec/drivers/0/topologyKeys") {
+        *keys = json!(["zone"]);
+    }
+    [Create(node(name, &json!({"zone": zone}))), Create(registered)]
+}
+
+/// `n1` in zone `a`, `n2` in zone `b`, then more.
+fn on_nodes(more: impl IntoIterator<Item = UserAction>) -> Vec<UserAction> {
+    node_in("n1", "a").into_iter().chain(node_in("n2", "b")).chain(more).collect()
+}
+
+fn late() -> Value {
+    with(class("gold"), &json!({"volumeBindingMode": "WaitForFirstConsumer"}))
+}
+
+fn allowing(class: Value, zones: &[&str]) -> Value {
+    with(
+        class,
+        &json!({"allowedTopologies": [{"matchLabelExpressions": [{"key": "zone", "values": zones}]}]}),
+    )
+}
+
+/// The scheduler's choice.
+fn chosen(node: &str) -> UserAction {
+    Patch(CLAIM, json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": node}}}))
+}
+
+const FAILED: &str = "a Warning ProvisioningFailed";
+const CHOSEN_TWICE: &[&str] = &["a Normal ProvisioningSucceeded", "a Normal WaitForFirstConsumer", FAILED];
+
+/// The rows.
+#[expect(clippy::too_many_lines, reason = "one table")]
+pub(super) fn scenarios() -> Vec<Scenario> {
+    let places = Places { keys: &["zone"], full: &[] };
+    let base = || Scenario { places, claims: &["a Bound of-a"], array: &["a"], ..Scenario::default() };
+    let pending = || Scenario { places, ..Scenario::default() };
+    vec![
+        Scenario {
+            name: "nobody has chosen a node: every place is named",
+            user: on_nodes([Create(class("gold")), Create(claim("a", "gold"))]),
+            volumes: &["of-a Bound a zone=a"],
+            events: &["a Normal ProvisioningSucceeded"],
+            calls: &["create a zone=a zone=b"],
+            ..base()
+        },
+        Scenario {
+            name: "nobody has chosen a node: the places that the class allows",
+            user: on_nodes([Create(allowing(class("gold"), &["c", "b"])), Create(claim("a", "gold"))]),
+            volumes: &["of-a Bound a zone=b"],
+            events: &["a Normal ProvisioningSucceeded"],
+            calls: &["create a zone=b zone=c"],
+            ..base()
+        },
+        Scenario {
+            name: "the chosen node's place comes first",
+            user: on_nodes([Create(late()), Create(claim("a", "gold")), Settle, chosen("n2")]),
+            volumes: &["of-a Bound a zone=b"],
+            events: &["a Normal ProvisioningSucceeded", "a Normal WaitForFirstConsumer"],
+            calls: &["create a zone=b zone=a"],
+            ..base()
+        },
+        Scenario {
+            name: "the chosen node is where the class allows none",
+            user: on_nodes([
+                Create(allowing(late(), &["b"])),
+                Create(claim("a", "gold")),
+                Settle,
+                chosen("n1"),
+            ]),
+            claims: &["a Pending on n1"],
+            events: &["a Normal WaitForFirstConsumer", FAILED],
+            ..pending()
+        },
+        Scenario {
+            name: "nodes register late",
+            user: [Create(class("gold")), Create(claim("a", "gold")), Until(Event(FAILED))]
+                .into_iter()
+                .chain(on_nodes([]))
+                .collect(),
+            volumes: &["of-a Bound a zone=a"],
+            events: &["a Normal ProvisioningSucceeded", FAILED],
+            calls: &["create a zone=a zone=b"],
+            ..base()
+        },
+        Scenario {
+            name: "the chosen node is gone: the choice is taken back",
+            user: on_nodes([Create(late()), Create(claim("a", "gold")), Settle, chosen("gone")]),
+            claims: &["a Pending"],
+            events: &["a Normal WaitForFirstConsumer", FAILED],
+            ..pending()
+        },
+        Scenario {
+            name: "and another node is chosen",
+            user: on_nodes([
+                Create(late()),
+                Create(claim("a", "gold")),
+                Settle,
+                chosen("gone"),
+                Settle,
+                chosen("n1"),
+            ]),
+            volumes: &["of-a Bound a zone=a"],
+            events: CHOSEN_TWICE,
+            calls: &["create a zone=a zone=b"],
+            ..base()
+        },
+        Scenario {
+            name: "there is no room at the chosen node: another one is chosen",
+            user: on_nodes([
+                Create(late()),
+                Create(claim("a", "gold")),
+                Settle,
+                chosen("n1"),
+                Settle,
+                chosen("n2"),
+            ]),
+            places: Places { full: &["zone=a"], ..places },
+            volumes: &["of-a Bound a zone=b"],
+            events: CHOSEN_TWICE,
+            calls: &["create a zone=a zone=b", "create a zone=b zone=a"],
+            ..base()
+        },
+        Scenario {
+            name: "there is no room, and nobody has chosen a node: it is tried again",
+            user: on_nodes([Create(class("gold")), Create(claim("a", "gold"))]),
+            create_faults: vec![Fault::Refuse(ErrorKind::ResourceExhausted)],
+            volumes: &["of-a Bound a zone=a"],
+            events: &["a Normal ProvisioningSucceeded", FAILED],
+            calls: &["create a zone=a zone=b", "create a zone=a zone=b"],
+            ..base()
+        },
+        Scenario {
+            name: "the node changes its place while the answer is out: the first request is repeated",
+            user: on_nodes([
+                Create(late()),
+                Create(claim("a", "gold")),
+                Settle,
+                chosen("n1"),
+                Until(Called(1)),
+                Patch(NODE, json!({"metadata": {"labels": {"zone": "c"}}})),
+            ]),
+            create_faults: vec![Fault::LostAnswer],
+            volumes: &["of-a Bound a zone=a"],
+            events: CHOSEN_TWICE,
+            calls: &["create a zone=a zone=b", "create a zone=a zone=b"],
+            ..base()
+        },
+    ]
+}
