@@ -9,7 +9,7 @@ use cofferdam_cluster::{
     queue::{Backoff, Outcome, Queue},
     writer::Cached,
 };
-use cofferdam_domain::{Claim, ClaimKey, Pod, Volume, VolumeName, names};
+use cofferdam_domain::{Claim, ClaimKey, DriverName, Pod, Volume, VolumeName, names};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     act::{Context, MAX_EFFECTS, Teller},
+    provisioner,
     role::Role,
 };
 
@@ -91,11 +92,8 @@ impl Protection {
         for _ in 0..MAX_EFFECTS {
             let Seen::Known(volume) = self.context.cache.volumes.get(name) else { return Outcome::Done };
             let teller = Teller::of_volume(&self.context, Role::Protection, &volume);
-            let driver = match volume.meta.annotation(names::PROVISIONED_BY) {
-                Some(by) => Some(by.into()),
-                None => volume.csi.as_ref().map(|csi| csi.driver.clone()),
-            };
-            let provisioner_here = driver.is_some_and(|driver| self.context.provisions(&driver));
+            let provisions = |driver: &DriverName| self.context.provisions(driver);
+            let provisioner_here = provisioner::rules::is_ours(&provisions, &volume);
             let verdict = rules::volume(&volume, provisioner_here);
             match self.perform(&teller, &*volume, verdict, names::PV_PROTECTION).await {
                 None => return Outcome::Done,

@@ -502,7 +502,7 @@ pub fn volume(
 }
 
 /// Whether we made the volume, or, where nobody is named, whether its driver is ours.
-fn is_ours(ours: &dyn Fn(&DriverName) -> bool, volume: &Volume) -> bool {
+pub(crate) fn is_ours(ours: &dyn Fn(&DriverName) -> bool, volume: &Volume) -> bool {
     match volume.meta.annotation(names::PROVISIONED_BY) {
         Some(by) => ours(&by.into()),
         None => volume.csi.as_ref().is_some_and(|csi| ours(&csi.driver)),
