@@ -60,6 +60,8 @@ struct State<K> {
     running: HashSet<K>,
     /// Added while running.
     dirty: HashSet<K>,
+    /// Woken while running.
+    woken: HashSet<K>,
     delayed: BinaryHeap<Reverse<(Instant, u64, K)>>,
     /// The one entry of `delayed` that counts for a key; others are stale.
     due: HashMap<K, u64>,
@@ -108,6 +110,7 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
             queued: HashMap::new(),
             running: HashSet::new(),
             dirty: HashSet::new(),
+            woken: HashSet::new(),
             delayed: BinaryHeap::new(),
             due: HashMap::new(),
             failures: HashMap::new(),
@@ -136,10 +139,13 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
         }
     }
 
-    /// Adds a key unless it waits already, for a worker or for its time: a reminder, not a change.
+    /// Adds a key unless it waits already, for a worker or for its time: a reminder, not a change. One that runs may have
+    /// looked before the reminder: it runs again, unless it ends with a time of its own.
     pub fn wake(&self, key: K) {
         let mut state = self.lock();
-        if !state.due.contains_key(&key) && !state.running.contains(&key) {
+        if state.running.contains(&key) {
+            state.woken.insert(key);
+        } else if !state.due.contains_key(&key) {
             self.shared.metrics.adds.inc();
             self.enqueue(&mut state, key);
         }
@@ -245,7 +251,8 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
             }
             0
         };
-        if state.dirty.remove(&key) || outcome == Outcome::Again {
+        let woken = state.woken.remove(&key) && outcome == Outcome::Done;
+        if state.dirty.remove(&key) || woken || outcome == Outcome::Again {
             self.enqueue(&mut state, key);
             return;
         }

@@ -175,3 +175,29 @@ async fn a_key_that_never_comes_to_an_end_backs_off() {
     assert_eq!(at_once, 9, "eight times again, then with pauses");
     assert_eq!(&log[9..], [(1, 1), (1, 3)]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_reminder_while_a_key_runs_is_not_lost_and_shortens_no_pause() {
+    let queue = queue();
+    queue.add(1);
+    queue.add(2);
+    let remind = queue.clone();
+    let log = run(&queue, 4, Duration::from_secs(20), move |key, before| {
+        if before == 0 {
+            remind.wake(key);
+        }
+        if key == 2 && before == 0 { Outcome::After(Duration::from_secs(10)) } else { Outcome::Done }
+    })
+    .await;
+    assert_eq!(log, [(1, 0), (2, 0), (1, 0), (2, 10)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reminder_leaves_what_waits_for_its_time() {
+    let queue = queue();
+    queue.add_after(1, Duration::from_secs(5));
+    queue.wake(1);
+    queue.wake(2);
+    let log = run(&queue, 4, Duration::from_secs(20), |_, _| Outcome::Done).await;
+    assert_eq!(log, [(2, 0), (1, 5)]);
+}
