@@ -1,7 +1,7 @@
 //! The cache: one table per kind that some role reads, with the indexes that keep every look-up away from a scan.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -13,6 +13,7 @@ use cofferdam_domain::{
 use crate::{
     hold::RestoreMark,
     kind::Index,
+    members::{Few, Members},
     orphans::OrphanReport,
     table::{Seen, Table},
 };
@@ -45,7 +46,7 @@ pub struct Cache {
 pub struct ClaimIndex {
     by_uid: HashMap<Uid, ClaimKey>,
     unbound_by_class: HashMap<Box<str>, BTreeSet<ClaimKey>>,
-    by_volume: HashMap<VolumeName, BTreeSet<ClaimKey>>,
+    by_volume: HashMap<VolumeName, Few<ClaimKey>>,
 }
 
 impl Index<Claim> for ClaimIndex {
@@ -53,10 +54,10 @@ impl Index<Claim> for ClaimIndex {
         self.by_uid.insert(claim.meta.uid.clone(), claim.key.clone());
         match &claim.volume {
             Some(volume) => {
-                self.by_volume.entry(volume.clone()).or_default().insert(claim.key.clone());
+                self.by_volume.entry(volume.clone()).or_default().add(claim.key.clone());
             }
             None => {
-                self.unbound_by_class.entry(claim.class_name().into()).or_default().insert(claim.key.clone());
+                self.unbound_by_class.entry(claim.class_name().into()).or_default().add(claim.key.clone());
             }
         }
     }
@@ -81,8 +82,8 @@ type Shelved = BTreeSet<(u32, AccessModes, Quantity, VolumeName)>;
 /// Volumes by the claim that they belong to or are reserved for, and the free ones in the order of the search.
 #[derive(Debug, Default)]
 pub struct VolumeIndex {
-    by_claim: HashMap<ClaimKey, BTreeSet<VolumeName>>,
-    by_handle: HashMap<(DriverName, VolumeHandle), BTreeSet<VolumeName>>,
+    by_claim: HashMap<ClaimKey, Few<VolumeName>>,
+    by_handle: HashMap<(DriverName, VolumeHandle), Few<VolumeName>>,
     free: HashMap<Shelf, Shelved>,
 }
 
@@ -99,11 +100,11 @@ impl VolumeIndex {
 impl Index<Volume> for VolumeIndex {
     fn insert(&mut self, volume: &Volume) {
         if let Some(claim) = &volume.claim_ref {
-            self.by_claim.entry(claim.key.clone()).or_default().insert(volume.name.clone());
+            self.by_claim.entry(claim.key.clone()).or_default().add(volume.name.clone());
         }
         if let Some(csi) = &volume.csi {
             let handle = (csi.driver.clone(), csi.handle.clone());
-            self.by_handle.entry(handle).or_default().insert(volume.name.clone());
+            self.by_handle.entry(handle).or_default().add(volume.name.clone());
         }
         if let Some((shelf, place)) = Self::place(volume) {
             self.free.entry(shelf).or_default().insert(place);
@@ -131,7 +132,7 @@ impl Index<Volume> for VolumeIndex {
 /// Pods by the claims that they use.
 #[derive(Debug, Default)]
 pub struct PodIndex {
-    by_claim: HashMap<ClaimKey, HashSet<PodKey>>,
+    by_claim: HashMap<ClaimKey, Few<PodKey>>,
 }
 
 impl PodIndex {
@@ -145,18 +146,13 @@ impl PodIndex {
 impl Index<Pod> for PodIndex {
     fn insert(&mut self, pod: &Pod) {
         for claim in Self::claims_of(pod) {
-            self.by_claim.entry(claim).or_default().insert(pod.key.clone());
+            self.by_claim.entry(claim).or_default().add(pod.key.clone());
         }
     }
 
     fn remove(&mut self, pod: &Pod) {
         for claim in Self::claims_of(pod) {
-            if let Some(pods) = self.by_claim.get_mut(&claim) {
-                pods.remove(&pod.key);
-                if pods.is_empty() {
-                    self.by_claim.remove(&claim);
-                }
-            }
+            remove_member(&mut self.by_claim, &claim, &pod.key);
         }
     }
 }
@@ -164,16 +160,16 @@ impl Index<Pod> for PodIndex {
 /// VolumeAttachments by volume and by node.
 #[derive(Debug, Default)]
 pub struct AttachmentIndex {
-    by_volume: HashMap<VolumeName, BTreeSet<AttachmentName>>,
+    by_volume: HashMap<VolumeName, Few<AttachmentName>>,
     by_node: HashMap<NodeObject, BTreeSet<AttachmentName>>,
 }
 
 impl Index<Attachment> for AttachmentIndex {
     fn insert(&mut self, attachment: &Attachment) {
         if let Some(volume) = attachment.volume() {
-            self.by_volume.entry(volume.clone()).or_default().insert(attachment.name.clone());
+            self.by_volume.entry(volume.clone()).or_default().add(attachment.name.clone());
         }
-        self.by_node.entry(attachment.node.clone()).or_default().insert(attachment.name.clone());
+        self.by_node.entry(attachment.node.clone()).or_default().add(attachment.name.clone());
     }
 
     fn remove(&mut self, attachment: &Attachment) {
@@ -184,17 +180,14 @@ impl Index<Attachment> for AttachmentIndex {
     }
 }
 
-fn remove_member<K, Q, V>(map: &mut HashMap<K, BTreeSet<V>>, key: &Q, member: &V)
+fn remove_member<K, Q, V, M>(map: &mut HashMap<K, M>, key: &Q, member: &V)
 where
     K: std::borrow::Borrow<Q> + Eq + std::hash::Hash,
     Q: Eq + std::hash::Hash + ?Sized,
-    V: Ord,
+    M: Members<V>,
 {
-    if let Some(members) = map.get_mut(key) {
-        members.remove(member);
-        if members.is_empty() {
-            map.remove(key);
-        }
+    if map.get_mut(key).is_some_and(|members| members.drop_member(member)) {
+        map.remove(key);
     }
 }
 

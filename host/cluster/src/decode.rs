@@ -70,8 +70,8 @@ impl Meta {
             deleting: self.deletion_timestamp.is_some(),
             created_ms,
             finalizers: self.finalizers.unwrap_or_default(),
-            annotations,
-            labels: self.labels.unwrap_or_default(),
+            annotations: annotations.into(),
+            labels: self.labels.unwrap_or_default().into(),
         })
     }
 }

@@ -12,6 +12,7 @@ pub mod events;
 pub mod hold;
 pub mod journal;
 pub mod kind;
+mod members;
 pub mod metrics;
 pub mod orphans;
 pub mod queue;

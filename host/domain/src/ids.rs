@@ -1,8 +1,10 @@
 //! Identity: one newtype per thing that has a name, and the part of an object's metadata that every kind shares.
 
-use std::{collections::BTreeMap, fmt};
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
+
+use crate::string_map::StringMap;
 
 macro_rules! name {
     ($(#[$doc:meta])* $name:ident) => {
@@ -157,9 +159,9 @@ pub struct ObjectMeta {
     /// `metadata.finalizers`, in order: a JSON patch removes a member by its index.
     pub finalizers: Vec<Box<str>>,
     /// `metadata.annotations` without `kubectl.kubernetes.io/last-applied-configuration`.
-    pub annotations: BTreeMap<Box<str>, Box<str>>,
+    pub annotations: StringMap,
     /// `metadata.labels`
-    pub labels: BTreeMap<Box<str>, Box<str>>,
+    pub labels: StringMap,
 }
 
 impl Default for Uid {
@@ -171,7 +173,7 @@ impl Default for Uid {
 impl ObjectMeta {
     /// Value of an annotation.
     pub fn annotation(&self, key: &str) -> Option<&str> {
-        self.annotations.get(key).map(AsRef::as_ref)
+        self.annotations.get(key)
     }
 
     /// Whether an annotation is present, whatever its value.

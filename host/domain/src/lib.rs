@@ -13,6 +13,7 @@ pub mod pod;
 pub mod quantity;
 pub mod selector;
 pub mod storage;
+pub mod string_map;
 pub mod text;
 pub mod volume;
 
@@ -26,4 +27,5 @@ pub use ids::{
 pub use pod::Pod;
 pub use quantity::{Quantity, QuantityError};
 pub use selector::{Requirement, Selector};
+pub use string_map::StringMap;
 pub use volume::{AccessMode, AccessModes, ClaimRef, ReclaimPolicy, Volume, VolumeMode, VolumePhase};

@@ -1,6 +1,6 @@
 //! Label selectors.
 
-use std::collections::BTreeMap;
+use crate::string_map::StringMap;
 
 /// One requirement of a label selector (`matchExpressions`).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,12 +24,16 @@ pub struct Selector {
 
 impl Selector {
     /// Whether the labels satisfy every requirement.
-    pub fn matches(&self, labels: &BTreeMap<Box<str>, Box<str>>) -> bool {
+    pub fn matches(&self, labels: &StringMap) -> bool {
         self.requirements.iter().all(|requirement| match requirement {
-            Requirement::In(key, values) => labels.get(key).is_some_and(|value| values.contains(value)),
-            Requirement::NotIn(key, values) => labels.get(key).is_none_or(|value| !values.contains(value)),
+            Requirement::In(key, values) => labels.get(key).is_some_and(|value| is_one(value, values)),
+            Requirement::NotIn(key, values) => labels.get(key).is_none_or(|value| !is_one(value, values)),
             Requirement::Exists(key) => labels.contains_key(key),
             Requirement::DoesNotExist(key) => !labels.contains_key(key),
         })
     }
+}
+
+fn is_one(value: &str, values: &[Box<str>]) -> bool {
+    values.iter().any(|one| **one == *value)
 }

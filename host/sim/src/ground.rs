@@ -8,6 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use cofferdam_apiserver::{ApiServer, Options, ServeOptions, Serving};
+use cofferdam_cluster::connect;
 use futures::future::BoxFuture;
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
@@ -215,7 +216,7 @@ impl Ground for OverHttp {
     }
 
     fn connect(&self, _who: Who) -> Result<Api, BoxError> {
-        Ok(through(Client::try_from(self.config.clone())?))
+        Ok(through(connect::client(self.config.clone())?))
     }
 
     fn compact(&self) -> Done<'_> {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use cofferdam_domain::{
     Attachment, AttachmentError, AttachmentName, AttachmentSource, CsiNode, Node, NodeObject, ObjectMeta,
+    StringMap,
 };
 use serde::{Deserialize, de::IgnoredAny};
 
@@ -167,9 +168,13 @@ impl Kind for Node {
         let Wire { metadata } = read(json)?;
         let name = NodeObject::new(metadata.name.clone());
         let mut meta = metadata.into_domain()?;
-        meta.annotations.clear();
-        let labels = std::mem::take(&mut meta.labels).into_iter();
-        Ok(Self { name, meta, labels: labels.map(|(key, value)| (key.into(), value.into())).collect() })
+        meta.annotations = StringMap::default();
+        let labels = std::mem::take(&mut meta.labels);
+        Ok(Self {
+            name,
+            meta,
+            labels: labels.iter().map(|(key, value)| (key.into(), value.into())).collect(),
+        })
     }
 
     fn key_of(_: &str, name: &str) -> Self::Key {

@@ -7,13 +7,13 @@
 //! `gone` deleting, `cap=x` status.capacity.
 #![allow(clippy::type_complexity, reason = "a row of a table is spelled where the table is")]
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use cofferdam_cluster::{Cache, EventType};
 use cofferdam_domain::{
     AccessMode, AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, ClaimRef, DriverName, ObjectMeta,
-    Quantity, ReclaimPolicy, Requirement, Selector, StorageClass, Uid, Volume, VolumeMode, VolumePhase,
-    names, volume::CsiSource,
+    Quantity, ReclaimPolicy, Requirement, Selector, StorageClass, StringMap, Uid, Volume, VolumeMode,
+    VolumePhase, names, volume::CsiSource,
 };
 
 use super::{
@@ -41,7 +41,19 @@ fn modes(text: &str) -> AccessModes {
 }
 
 fn annotate(meta: &mut ObjectMeta, key: &str, value: &str) {
-    meta.annotations.insert(key.into(), value.into());
+    meta.annotations = with(&meta.annotations, key, value);
+}
+
+fn with(map: &StringMap, key: &str, value: &str) -> StringMap {
+    map_of(map.iter().chain([(key, value)]))
+}
+
+fn without(map: &StringMap, key: &str) -> StringMap {
+    map_of(map.iter().filter(|(other, _)| *other != key))
+}
+
+fn map_of<'a>(entries: impl Iterator<Item = (&'a str, &'a str)>) -> StringMap {
+    entries.map(|(key, value)| (key.into(), value.into())).collect::<BTreeMap<Box<str>, Box<str>>>().into()
 }
 
 fn pair(text: &str) -> (Box<str>, Box<str>) {
@@ -111,7 +123,7 @@ fn pv(spec: &str) -> Volume {
                     publish_secret: None,
                 });
             }
-            ("l", label) => drop(meta.labels.insert(pair(label).0, pair(label).1)),
+            ("l", label) => meta.labels = with(&meta.labels, &pair(label).0, &pair(label).1),
             ("m", list) => volume.access_modes = modes(list),
             ("gone", _) => meta.deleting = true,
             other => panic!("word {other:?}"),
@@ -404,7 +416,8 @@ impl Api {
                 VolumeVerdict::Do(VolumeEffect::Unbind { whole }, _) => self.put_volume(&seen, |volume| {
                     if whole {
                         volume.claim_ref = None;
-                        volume.meta.annotations.remove(names::BOUND_BY_CONTROLLER);
+                        volume.meta.annotations =
+                            without(&volume.meta.annotations, names::BOUND_BY_CONTROLLER);
                     } else if let Some(reference) = &mut volume.claim_ref {
                         reference.uid = None;
                     }

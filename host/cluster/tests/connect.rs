@@ -1,0 +1,97 @@
+//! How the API is reached: one connection for all requests, and another one when it breaks.
+#![allow(clippy::unwrap_used, reason = "what cannot be is a failed test")]
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use cofferdam_apiserver::{ApiServer, Options, ServeOptions};
+use cofferdam_cluster::connect;
+use futures::future::join_all;
+use http::{Request, StatusCode, Version};
+use kube::{Client, Config, client::Body, config::Kubeconfig};
+use tokio::{
+    io,
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    task::JoinSet,
+};
+
+/// Passes bytes on to the API and counts connections; all are cut when `cut` changes.
+struct Wire {
+    address: SocketAddr,
+    connections: Arc<AtomicUsize>,
+    cut: watch::Sender<()>,
+    _passing: JoinSet<()>,
+}
+
+impl Wire {
+    async fn to(api: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let connections = Arc::new(AtomicUsize::new(0));
+        let (cut, mut is_cut) = watch::channel(());
+        let mut passing = JoinSet::new();
+        let count = Arc::clone(&connections);
+        passing.spawn(async move {
+            let mut open = JoinSet::new();
+            loop {
+                tokio::select! {
+                    Ok((mut from, _)) = listener.accept() => {
+                        count.fetch_add(1, Ordering::Relaxed);
+                        open.spawn(async move {
+                            let mut to = TcpStream::connect(api).await.unwrap();
+                            io::copy_bidirectional(&mut from, &mut to).await.ok();
+                        });
+                    }
+                    Ok(()) = is_cut.changed() => open.shutdown().await,
+                }
+            }
+        });
+        Self { address, connections, cut, _passing: passing }
+    }
+
+    fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+}
+
+async fn ask(client: &Client) -> Option<(StatusCode, Version)> {
+    let request = Request::get("/api/v1/persistentvolumes").body(Body::empty()).unwrap();
+    let answer = client.send(request).await.ok()?;
+    Some((answer.status(), answer.version()))
+}
+
+#[tokio::test]
+async fn a_burst_shares_a_connection_and_survives_its_end() {
+    let api = ApiServer::new(Options::default());
+    let serving = api.serve(ServeOptions::default()).await.unwrap();
+    let wire = Wire::to(serving.local_addr()).await;
+    let mut config = Config::from_custom_kubeconfig(
+        Kubeconfig::from_yaml(&serving.kubeconfig()).unwrap(),
+        &Default::default(),
+    )
+    .await
+    .unwrap();
+    config.cluster_url = format!("https://{}", wire.address).parse().unwrap();
+    let client = connect::client(config).unwrap();
+
+    assert_eq!(ask(&client).await, Some((StatusCode::OK, Version::HTTP_2)));
+    let answers = join_all((0..200).map(|_| ask(&client))).await;
+    assert!(answers.iter().all(|answer| *answer == Some((StatusCode::OK, Version::HTTP_2))), "{answers:?}");
+    assert_eq!(wire.connections(), 1);
+
+    wire.cut.send(()).unwrap();
+    // What was sent into the end of the connection is lost; its sender is told, and asks again.
+    let mut answer = ask(&client).await;
+    for _ in 0..10 {
+        answer = if answer.is_none() { ask(&client).await } else { break };
+    }
+    assert_eq!(answer, Some((StatusCode::OK, Version::HTTP_2)));
+    assert!(wire.connections() <= 3, "{} connections", wire.connections());
+    serving.shutdown().await;
+}

@@ -1,0 +1,62 @@
+//! Annotations and labels.
+
+use std::collections::BTreeMap;
+
+/// A few strings by their names, sorted: as large as what is in it. A cluster has two such maps for each object, most of them with
+/// one entry or none, and the smallest `BTreeMap` with an entry takes 400 bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StringMap(Box<[(Box<str>, Box<str>)]>);
+
+impl StringMap {
+    /// The value of this name.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        let place = self.0.binary_search_by(|(other, _)| (**other).cmp(name)).ok()?;
+        self.0.get(place).map(|(_, value)| &**value)
+    }
+
+    /// Whether there is a value of this name.
+    pub fn contains_key(&self, name: &str) -> bool {
+        self.get(name).is_some()
+    }
+
+    /// Names and values, by name.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (&**name, &**value))
+    }
+
+    /// How many there are.
+    pub const fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is none.
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl From<BTreeMap<Box<str>, Box<str>>> for StringMap {
+    fn from(map: BTreeMap<Box<str>, Box<str>>) -> Self {
+        Self(map.into_iter().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_in_it_is_found() {
+        let names = ["b", "", "a/b", "ä", "a"];
+        let map: BTreeMap<Box<str>, Box<str>> =
+            names.into_iter().map(|name| (name.into(), format!("value of {name}").into())).collect();
+        let few = StringMap::from(map);
+        assert_eq!(few.len(), 5);
+        for name in names {
+            assert_eq!(few.get(name), Some(&*format!("value of {name}")));
+        }
+        assert_eq!((few.get("c"), few.contains_key("a/"), few.contains_key("a")), (None, false, true));
+        assert_eq!(few.iter().map(|(name, _)| name).collect::<Vec<_>>(), ["", "a", "a/b", "b", "ä"]);
+        assert!(!few.is_empty() && StringMap::default().is_empty());
+    }
+}
