@@ -187,6 +187,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             name: "another node is chosen while the driver works: the first one's volume goes",
             user: on("n1", []),
             create_faults: vec![Fault::Meanwhile(chosen("n2"))],
+            not_on: IN_ORDER,
             calls: &[CREATED_HERE, CREATED_THERE, "delete a on n1"],
             ..there()
         },
@@ -199,6 +200,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 chosen("n1"),
             ],
             create_faults: vec![Fault::Meanwhile(chosen("n2"))],
+            not_on: IN_ORDER,
             calls: &[CREATED_HERE, CREATED_THERE, "delete a on n1"],
             ..there()
         },
