@@ -84,11 +84,6 @@ impl Settings {
     fn is_of_node(&self, backend: &dyn Backend) -> bool {
         self.node.as_ref().is_some_and(|node| node.covers(backend))
     }
-
-    /// Whether this process looks for orphans: whoever provisions owns the drivers.
-    fn scans(&self) -> bool {
-        self.roles.contains(&Role::Provisioner) && self.orphan_scan_interval.is_some()
-    }
 }
 
 impl Default for Settings {
@@ -366,7 +361,7 @@ impl Process {
             }
         };
         let reports = async {
-            if self.settings.scans() {
+            if self.scans() {
                 let reports = orphans::scope(&self.settings.namespace);
                 follow::<OrphanReport>(writer, events, metrics, reports, stop.clone()).await
             } else {
@@ -402,6 +397,14 @@ impl Process {
         futures::future::try_join5(all, reports, attachments, csi_nodes, nodes).await.err()
     }
 
+    /// Whether this process looks for orphans: whoever provisions owns the drivers. Of storage in nodes there is no report yet.
+    fn scans(&self) -> bool {
+        let central = |backend: &Arc<dyn Backend>| !self.settings.is_of_node(&**backend);
+        self.settings.roles.contains(&Role::Provisioner)
+            && self.settings.orphan_scan_interval.is_some()
+            && self.parts.backends.iter().any(central)
+    }
+
     /// Whether somebody looks at attachments: before a volume is deleted at a driver that publishes, none may name it.
     fn reads_attachments(&self) -> bool {
         let publishes = |backend: &Arc<dyn Backend>| backend.abilities().contains(&Ability::Publishing);
@@ -424,6 +427,19 @@ impl Process {
 
     /// The Nodes whose places somebody looks at: all of them, or only this one.
     fn nodes(&self) -> Option<Scope> {
+        self.places_of_drivers(Here::needs_labels)
+    }
+
+    /// The CSINodes at which somebody looks: for what drivers call nodes, or for their topology keys.
+    fn csi_nodes(&self) -> Option<Scope> {
+        match self.settings.roles.contains(&Role::Attacher) {
+            true => Some(Scope::default()),
+            false => self.places_of_drivers(Here::needs_keys),
+        }
+    }
+
+    /// Everything, where a driver's volumes may be anywhere; what is this node's, where drivers of this node need it.
+    fn places_of_drivers(&self, needed: fn(&Here) -> bool) -> Option<Scope> {
         if !self.settings.roles.contains(&Role::Provisioner) {
             return None;
         }
@@ -432,16 +448,8 @@ impl Process {
         if self.parts.backends.iter().any(anywhere) {
             return Some(Scope::default());
         }
-        let here = self.here().filter(Here::needs_labels)?;
+        let here = self.here().filter(needed)?;
         Some(Scope { fields: Some(format!("metadata.name={}", here.node)), ..Scope::default() })
-    }
-
-    /// The CSINodes at which somebody looks: for what drivers call nodes, or for their topology keys.
-    fn csi_nodes(&self) -> Option<Scope> {
-        match self.settings.roles.contains(&Role::Attacher) {
-            true => Some(Scope::default()),
-            false => self.nodes(),
-        }
     }
 
     /// Waits for the first list of every kind; `false` when stopped before.
@@ -503,7 +511,7 @@ impl Roles {
             orphans: context
                 .settings
                 .orphan_scan_interval
-                .filter(|_| context.settings.scans())
+                .filter(|_| process.scans())
                 .map(|interval| Orphans::new(Arc::clone(context), interval, metrics, orphan_metrics.clone())),
         }
     }

@@ -87,13 +87,18 @@ const PROVISIONER: &[Row] = &[
     (Reach::Cluster, STORAGE, "volumeattachments", None, &["list", "watch"]),
 ];
 
-/// The same on a node, for drivers whose storage is in it. Which node that is, its process knows by itself; and nothing is attached.
+/// The same on a node, for drivers whose storage is in it. Which node that is, its process knows by itself; nothing is attached, and
+/// nothing reported.
 const PROVISIONER_OF_NODE: &[Row] = &[
     // A node is chosen where nobody has, and taken back where there is no room.
     (Reach::Cluster, "", "persistentvolumeclaims", None, &["patch"]),
     (Reach::Cluster, "", "persistentvolumes", None, &["create", "delete", "patch"]),
     (Reach::OwnNamespace, "", "configmaps", None, &["create", "get", "list", "patch", "watch"]),
 ];
+
+/// Where that node is, beside its name.
+const LABELS: &[Row] = &[(Reach::Cluster, "", "nodes", None, &["list", "watch"])];
+const KEYS: &[Row] = &[(Reach::Cluster, STORAGE, "csinodes", None, &["list", "watch"])];
 
 /// external-attacher's. Secrets are those that volumes name in `controllerPublishSecretRef`.
 const ATTACHER: &[Row] = &[
@@ -124,17 +129,41 @@ const PROTECTION: &[Row] = &[
 pub enum Drivers {
     /// Anywhere in the cluster.
     Anywhere,
-    /// In the node that the process is on, whose name is all that they want to know of it.
-    OfNode,
+    /// In the node that the process is on.
+    OfNode(Whereabouts),
 }
 
-const fn rows(role: Role, drivers: Drivers) -> &'static [Row] {
+/// How a driver says where its node is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Whereabouts {
+    /// By the node's name alone: its one topology key is `topology.cofferdam.dev/node`.
+    Name,
+    /// By other labels of the Node too.
+    Labels,
+    /// By labels whose keys stand in the CSINode: an existing CSI driver.
+    CsiNode,
+}
+
+impl Drivers {
+    /// Every case.
+    pub const ALL: [Self; 4] = [
+        Self::Anywhere,
+        Self::OfNode(Whereabouts::Name),
+        Self::OfNode(Whereabouts::Labels),
+        Self::OfNode(Whereabouts::CsiNode),
+    ];
+}
+
+const fn rows(role: Role, drivers: Drivers) -> &'static [&'static [Row]] {
+    use Whereabouts::{CsiNode, Labels, Name};
     match (role, drivers) {
-        (Role::Provisioner, Drivers::Anywhere) => PROVISIONER,
-        (Role::Provisioner, Drivers::OfNode) => PROVISIONER_OF_NODE,
-        (Role::Attacher, _) => ATTACHER,
-        (Role::PvController, _) => PV_CONTROLLER,
-        (Role::Protection, _) => PROTECTION,
+        (Role::Provisioner, Drivers::Anywhere) => &[PROVISIONER],
+        (Role::Provisioner, Drivers::OfNode(Name)) => &[PROVISIONER_OF_NODE],
+        (Role::Provisioner, Drivers::OfNode(Labels)) => &[PROVISIONER_OF_NODE, LABELS],
+        (Role::Provisioner, Drivers::OfNode(CsiNode)) => &[PROVISIONER_OF_NODE, LABELS, KEYS],
+        (Role::Attacher, _) => &[ATTACHER],
+        (Role::PvController, _) => &[PV_CONTROLLER],
+        (Role::Protection, _) => &[PROTECTION],
     }
 }
 
@@ -142,7 +171,7 @@ const fn rows(role: Role, drivers: Drivers) -> &'static [Row] {
 pub fn rules(roles: &BTreeSet<Role>, drivers: Drivers) -> Vec<Rule> {
     let mut rules: Vec<Rule> = Vec::new();
     for &(reach, group, resource, name, verbs) in
-        EVERYBODY.iter().chain(roles.iter().flat_map(|role| rows(*role, drivers)))
+        EVERYBODY.iter().chain(roles.iter().flat_map(|role| rows(*role, drivers)).copied().flatten())
     {
         let same = |rule: &&mut Rule| {
             (rule.reach, rule.group, rule.resource, rule.name) == (reach, group, resource, name)

@@ -45,8 +45,9 @@ async fn every_scenario_ends_so_with_a_process_for_each_role_and_its_rules_alone
     }
     // And no rule is there for nothing.
     let mut idle = Vec::new();
-    let of_node = (Role::Provisioner, Drivers::OfNode);
-    for (role, drivers) in Role::ALL.map(|role| (role, Drivers::Anywhere)).into_iter().chain([of_node]) {
+    let provisioners = Drivers::ALL.map(|drivers| (Role::Provisioner, drivers));
+    let others = [Role::Attacher, Role::PvController, Role::Protection].map(|role| (role, Drivers::Anywhere));
+    for (role, drivers) in provisioners.into_iter().chain(others) {
         for rule in rbac::rules(&[role].into(), drivers) {
             for verb in rule.verbs {
                 let right = format!("{verb} {}/{}", rule.group, rule.resource);

@@ -8,13 +8,14 @@ use std::{
 
 use cofferdam_backend::{Backend, Call};
 use cofferdam_domain::{
-    NodeName, VolumeHandle,
+    NodeName, VolumeHandle, names,
     storage::{
         Ability, AttachmentRecord, CapabilityMode, Capacity, CapacityQuery, CreateVolume, CreatedVolume,
         Description, ErrorKind, Feature, Finality, PageRequest, Parameters, Placement, PublishVolume,
         Readiness, Segments, StorageError, ValidateVolume, Validation, VolumePage, VolumeStatus,
     },
 };
+use cofferdam_roles::rbac::Whereabouts;
 use futures::future::BoxFuture;
 
 use crate::{
@@ -94,6 +95,8 @@ pub struct Places {
     pub full: &'static [&'static str],
     /// Whether the driver tells how much room there is.
     pub tells: bool,
+    /// Whether the driver does not tell its keys, as CSI drivers cannot: they stand in CSINodes.
+    pub hidden: bool,
 }
 
 /// A volume and a node.
@@ -172,6 +175,16 @@ impl ScriptedDriver {
         self.lock().places = places;
     }
 
+    /// How a node's driver says where the node is.
+    pub(crate) fn whereabouts(&self) -> Whereabouts {
+        let places = self.lock().places;
+        match places.keys {
+            _ if places.hidden => Whereabouts::CsiNode,
+            [names::NODE_TOPOLOGY_KEY] => Whereabouts::Name,
+            _ => Whereabouts::Labels,
+        }
+    }
+
     /// Handles and nodes of what is published.
     pub fn published(&self) -> Vec<(String, String)> {
         self.lock().published.keys().cloned().collect()
@@ -223,11 +236,16 @@ impl ScriptedDriver {
             let array = self.lock();
             (array.listing, array.publishes, array.places)
         };
+        let keys = if places.hidden { &[] } else { places.keys };
         let description = Description {
             name: name.into(),
             version: "1".to_owned(),
-            topology_keys: places.keys.iter().map(|key| (*key).to_owned()).collect(),
-            placement: if node.is_some() { Placement::Node } else { Placement::Central },
+            topology_keys: keys.iter().map(|key| (*key).to_owned()).collect(),
+            // Nor can they tell this.
+            placement: match node {
+                Some(_) if !places.hidden => Placement::Node,
+                Some(_) | None => Placement::Central,
+            },
             volumes_per_node: None,
             features: [
                 Some(Feature::PublishReadonly),
@@ -472,6 +490,10 @@ impl Backend for MortalDriver {
 
     fn abilities(&self) -> &BTreeSet<Ability> {
         &self.abilities
+    }
+
+    fn has_topology(&self) -> bool {
+        !self.driver.lock().places.keys.is_empty()
     }
 
     fn probe(&self, _: Call) -> BoxFuture<'_, Result<Readiness, StorageError>> {

@@ -12,7 +12,7 @@ use std::{
 use cofferdam_backend::Backend;
 use cofferdam_roles::{
     NodeDeployment, Parts, Process, Role, Settings, Silent,
-    rbac::{self, Drivers},
+    rbac::{self, Drivers, Whereabouts},
 };
 use futures::future::BoxFuture;
 use http::Method;
@@ -124,8 +124,9 @@ impl Team {
     }
 
     /// The provisioner of one node.
-    fn on_node(node: &'static str) -> Self {
-        Self { node: Some(node), ..Self::new([Role::Provisioner].into(), Drivers::OfNode) }
+    fn on_node(node: &'static str, whereabouts: Whereabouts) -> Self {
+        let drivers = Drivers::OfNode(whereabouts);
+        Self { node: Some(node), ..Self::new([Role::Provisioner].into(), drivers) }
     }
 
     /// A process for each role.
@@ -240,7 +241,7 @@ impl Simulation {
             return self;
         }
         let rest = Team::new([Role::PvController, Role::Protection].into(), Drivers::Anywhere);
-        let teams = nodes.iter().map(|node| Team::on_node(node));
+        let teams = nodes.iter().map(|node| Team::on_node(node, self.driver.whereabouts()));
         Self { teams: teams.chain([Team { drives: false, ..rest }]).collect(), ..self }
     }
 
@@ -348,7 +349,10 @@ impl Simulation {
             roles: team.roles.clone(),
             identity: format!("process-{start}"),
             orphan_scan_interval: self.scans.then_some(SCAN),
-            node: team.node.map(|node| self.world.hurried(NodeDeployment::of(node.into()))),
+            node: team.node.map(|node| NodeDeployment {
+                every_driver: team.drivers == Drivers::OfNode(Whereabouts::CsiNode),
+                ..self.world.hurried(NodeDeployment::of(node.into()))
+            }),
             ..defaults
         };
         let clock = Arc::clone(&self.clock);
@@ -471,6 +475,11 @@ impl Simulation {
     }
 }
 
+/// Whether a volume's affinity names this node.
+fn is_on(volume: &Value, node: &str) -> bool {
+    places(volume).split([' ', ',']).any(|pair| pair.split_once('=').is_some_and(|(_, value)| value == node))
+}
+
 /// Where a volume is reachable from, as its affinity says.
 fn places(volume: &Value) -> String {
     let list = |object: &Value, pointer: &str| -> Vec<Value> {
@@ -554,7 +563,7 @@ fn leaks(
             key.split_once('/').map_or((None, key.as_str()), |(node, name)| (Some(node), name));
         let has_object = volumes.iter().any(|volume| {
             text(volume, "/spec/csi/volumeHandle") == format!("handle-{name}")
-                && node.is_none_or(|node| places(volume).ends_with(&format!("={node}")))
+                && node.is_none_or(|node| is_on(volume, node))
         });
         // On a node, what has no object is one too many: the claim may have its volume elsewhere.
         let has_claim =
@@ -567,9 +576,9 @@ fn leaks(
     for volume in volumes {
         if let Some(name) = text(volume, "/spec/csi/volumeHandle").strip_prefix("handle-")
             && !array.contains(name)
-            && !places(volume)
-                .split_once('=')
-                .is_some_and(|(_, node)| array.contains(&format!("{node}/{name}")))
+            && !array
+                .iter()
+                .any(|key| key.split_once('/').is_some_and(|(node, of)| of == name && is_on(volume, node)))
         {
             faults.push(format!(
                 "lost: PersistentVolume {} has no volume",

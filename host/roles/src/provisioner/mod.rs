@@ -5,6 +5,7 @@ pub mod object;
 pub mod parameters;
 pub mod placement;
 mod race;
+mod reclaim;
 pub mod reconcile;
 pub mod rules;
 pub mod topology;

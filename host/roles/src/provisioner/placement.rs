@@ -67,7 +67,12 @@ impl Here {
         self.drivers.contains_key(driver)
     }
 
-    /// Whether anybody but the node's own name has to be asked where it is.
+    /// Whether the node's CSINode has to be asked for keys.
+    pub fn needs_keys(&self) -> bool {
+        self.drivers.values().any(Vec::is_empty)
+    }
+
+    /// Whether the Node's labels have to be asked where it is, beside its name.
     pub fn needs_labels(&self) -> bool {
         let told =
             |keys: &Vec<String>| !keys.is_empty() && keys.iter().all(|key| *key == names::NODE_TOPOLOGY_KEY);

@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 use super::{CLAIM, Scenario};
 use crate::{
     Fault, Place, Places,
-    Sign::Called,
+    Sign::{Called, Event},
     UserAction::{self, Create, Delete, Patch, Settle, Until},
-    objects::{claim, class, volume, with},
+    objects::{claim, class, csi_node, node, volume, with},
 };
 
 const KEY: &str = "topology.cofferdam.dev/node";
@@ -23,6 +23,15 @@ fn allowing(class: Value, node: &str) -> Value {
     with(class, &json!({"allowedTopologies": [{"matchLabelExpressions": expressions}]}))
 }
 
+/// A registration of the driver with its key.
+fn registered(name: &str) -> UserAction {
+    let mut object = csi_node(name, name);
+    if let Some(keys) = object.pointer_mut("/spec/drivers/0/topologyKeys") {
+        *keys = json!(["disk.example/host"]);
+    }
+    Create(object)
+}
+
 /// The scheduler's choice, or that somebody takes it back.
 fn chosen(node: impl Into<Value>) -> UserAction {
     Patch(CLAIM, json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": node.into()}}}))
@@ -32,6 +41,11 @@ fn chosen(node: impl Into<Value>) -> UserAction {
 fn on(node: &str, more: impl IntoIterator<Item = UserAction>) -> Vec<UserAction> {
     let first = [Create(late()), Create(claim("a", "gold")), Settle, chosen(node)];
     first.into_iter().chain(more).collect()
+}
+
+/// The node is chosen again, and when all is well the claim goes.
+fn and_goes() -> [UserAction; 4] {
+    [Settle, chosen("n1"), Settle, Delete(CLAIM)]
 }
 
 /// A Released volume of a claim that is gone, on these nodes.
@@ -72,6 +86,7 @@ const TOLD_LATE: &[(Place, &str)] = &[
 
 const HERE: &[&str] = &["of-a Bound a topology.cofferdam.dev/node=n1"];
 const THERE: &[&str] = &["of-a Bound a topology.cofferdam.dev/node=n2"];
+const FAILED: &str = "a Warning ProvisioningFailed";
 const CREATED_HERE: &str = "create a topology.cofferdam.dev/node=n1";
 const CREATED_THERE: &str = "create a topology.cofferdam.dev/node=n2";
 /// The race takes longer than pv-controller waits before it says so.
@@ -85,7 +100,7 @@ const SUCCEEDED_AFTER_ALL: &[&str] =
 /// The rows.
 #[expect(clippy::too_many_lines, reason = "one table")]
 pub(super) fn scenarios() -> Vec<Scenario> {
-    let places = Places { keys: &[KEY], full: &[], tells: false };
+    let places = Places { keys: &[KEY], ..Places::default() };
     let nowhere = || Scenario { places, nodes: NODES, ..Scenario::default() };
     let here = || Scenario {
         claims: &["a Bound of-a"],
@@ -232,6 +247,45 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             name: "a static volume of one node is deleted there",
             user: released("v", &["n1"]).into(),
             calls: &["delete static-v on n1"],
+            ..nowhere()
+        },
+        Scenario {
+            name: "a node is also where its labels say",
+            user: [Create(node("n1", &json!({"zone": "a"})))].into_iter().chain(on("n1", and_goes())).collect(),
+            create_faults: vec![Fault::Refuse(ErrorKind::ResourceExhausted)],
+            places: Places { keys: &["zone", KEY], ..places },
+            events: SUCCEEDED_AFTER_ALL,
+            calls: &[
+                "create gone topology.cofferdam.dev/node=n1,zone=a",
+                "create gone topology.cofferdam.dev/node=n1,zone=a",
+                "delete gone on n1",
+            ],
+            ..nowhere()
+        },
+        Scenario {
+            name: "the label that a driver needs comes late",
+            user: on("n1", [Until(Event(FAILED)), Create(node("n1", &json!({"zone": "a"})))]),
+            places: Places { keys: &["zone", KEY], ..places },
+            volumes: &["of-a Bound a topology.cofferdam.dev/node=n1,zone=a"],
+            events: SUCCEEDED_AFTER_ALL,
+            calls: &["create a topology.cofferdam.dev/node=n1,zone=a"],
+            not_on: TOLD_LATE,
+            ..here()
+        },
+        Scenario {
+            name: "an existing CSI driver of a node, whose key stands in the CSINode",
+            user: [registered("n1"), Create(node("n1", &json!({"disk.example/host": "n1"})))]
+                .into_iter()
+                .chain(on("n1", and_goes()))
+                .collect(),
+            create_faults: vec![Fault::Refuse(ErrorKind::ResourceExhausted)],
+            places: Places { keys: &["disk.example/host"], hidden: true, ..places },
+            events: SUCCEEDED_AFTER_ALL,
+            calls: &[
+                "create gone disk.example/host=n1",
+                "create gone disk.example/host=n1",
+                "delete gone on n1",
+            ],
             ..nowhere()
         },
         Scenario {
