@@ -295,10 +295,14 @@ pub(crate) struct DevFlags {
 pub(crate) enum RenderCommand {
     /// A service account with exactly the rights that the roles use
     Rbac {
-        /// Role that runs under the account; repeat it for more: provisioner, attacher, pv-controller, protection
-        /// [default: all]
+        /// Role that runs under the account; repeat it for more: provisioner, attacher, pv-controller, protection, node, registrar,
+        /// liveness, csi-server [default: the first four]
         #[arg(long, value_name = "ROLE")]
         role: Vec<String>,
+
+        /// Where the storage of their drivers is
+        #[arg(long, value_enum, default_value_t, value_name = "WHERE")]
+        drivers: DriversPlace,
 
         /// Namespace of the account, and of the intent journal
         #[arg(long, value_name = "NAME", default_value = "cofferdam")]
@@ -308,6 +312,20 @@ pub(crate) enum RenderCommand {
         #[arg(long, value_name = "NAME", default_value = "cofferdam")]
         service_account: String,
     },
+}
+
+/// Where drivers' storage is, as far as rights depend on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DriversPlace {
+    /// In the cluster
+    #[default]
+    Anywhere,
+    /// In the node of the process, which is known by its name: the one topology key is topology.cofferdam.dev/node
+    Node,
+    /// The same, and the driver has topology keys that are other labels of the Node
+    LabelledNode,
+    /// The same of an existing CSI driver, whose keys stand in the CSINode
+    CsiNode,
 }
 
 /// What `orphans` has; without a command it lists.

@@ -44,6 +44,8 @@ pub(crate) enum Failure {
     Secret { backend: String, secret: String, problem: String },
     #[error("backend {name}: {source}")]
     Socket { name: String, source: SocketError },
+    #[error("backend {0}: its socket is served no more")]
+    Unserved(String),
     #[error(transparent)]
     Process(#[from] ProcessError),
     #[error("cannot start the Kubernetes API: {0}")]

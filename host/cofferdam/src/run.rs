@@ -57,13 +57,9 @@ pub(crate) async fn run(flags: &ClusterFlags, environment: &HashMap<String, Stri
         Some(cluster) => Some(on_cluster(configuration, cluster, &drivers, &mut registry)?),
     };
     let local = node::beside(configuration, &metrics).await?;
-    let work = Work { process, servers };
-    let running = supervisor::start(work, registry, configuration.http_endpoint.as_ref()).await?;
-    let end = running.until_signal(&mut signals, configuration.drain_timeout.get()).await;
-    if let Some(local) = local {
-        local.stop(configuration.drain_timeout.get()).await;
-    }
-    end
+    let work = Work { process, servers, local };
+    let running = supervisor::start(work, registry, node::endpoint(configuration).as_ref()).await?;
+    running.until_signal(&mut signals, configuration.drain_timeout.get()).await
 }
 
 /// The roles that work on a cluster.

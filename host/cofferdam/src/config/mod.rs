@@ -26,11 +26,11 @@ use backend::{MEMORY, OF_COMPONENTS, Socket};
 pub(crate) use duration::GoDuration;
 pub(crate) use error::ConfigError;
 pub(crate) use source::{Origin, backend_name};
-pub(crate) use value::{CompilationCache, Endpoint, LogFormat, ServerRole};
+pub(crate) use value::{CompilationCache, Endpoint, LogFormat, Roles, ServerRole};
 
 use keys::{KEYS, Shape};
 use source::{Layer, Source};
-use value::{Entries, Filter, Label, Roles, ScanInterval, SocketGroup, SocketMode, Workers};
+use value::{Entries, Filter, Label, ScanInterval, SocketGroup, SocketMode, Workers};
 
 use crate::cli::{ClusterFlags, NodeFlags, ProcessFlags};
 
