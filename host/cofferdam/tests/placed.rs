@@ -28,6 +28,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+const CHOSEN: &str = "volume.kubernetes.io/selected-node";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A process that goes with the test.
@@ -73,8 +74,15 @@ async fn until<K>(api: &Api<K>, fits: impl Fn(Option<&Value>) -> bool) -> Value
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + serde::Serialize + std::fmt::Debug,
 {
+    until_of(api, WatchParams::default(), fits).await
+}
+
+async fn until_of<K>(api: &Api<K>, of: WatchParams, fits: impl Fn(Option<&Value>) -> bool) -> Value
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + serde::Serialize + std::fmt::Debug,
+{
     let wait = async {
-        let events = api.watch(&WatchParams::default(), "0").await.unwrap();
+        let events = api.watch(&of, "0").await.unwrap();
         pin_mut!(events);
         while let Some(event) = events.next().await {
             let (object, gone) = match event.unwrap() {
@@ -148,35 +156,59 @@ async fn of_two_nodes_with_a_pool_one_makes_the_volume_and_deletes_it() {
     let _binder = start(&["--role", "pv-controller", "--role", "protection"]);
 
     let client = Client::new(api.service(), "default");
-    let class: StorageClass = serde_json::from_value(json!({
-        "metadata": {"name": "local"}, "provisioner": "pool.cofferdam.dev", "volumeBindingMode": "Immediate",
-    }))
-    .unwrap();
-    let claim: PersistentVolumeClaim = serde_json::from_value(json!({
-        "metadata": {"name": "a"},
-        "spec": {"storageClassName": "local", "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}},
-    }))
-    .unwrap();
     let (classes, claims): (Api<StorageClass>, Api<PersistentVolumeClaim>) =
         (Api::all(client.clone()), Api::default_namespaced(client.clone()));
     let volumes: Api<PersistentVolume> = Api::all(client);
-    classes.create(&PostParams::default(), &class).await.unwrap();
-    claims.create(&PostParams::default(), &claim).await.unwrap();
+    for (name, mode) in [("late", "WaitForFirstConsumer"), ("raced", "Immediate")] {
+        let class = json!({
+            "metadata": {"name": name}, "provisioner": "pool.cofferdam.dev", "volumeBindingMode": mode,
+        });
+        classes.create(&PostParams::default(), &serde_json::from_value(class).unwrap()).await.unwrap();
+    }
+    // One for each node, by the scheduler's word: then both processes are there, and race for the third.
+    for node in ["n1", "n2"] {
+        let bound = bound_claim(&claims, node, "late", json!({CHOSEN: node})).await;
+        assert_eq!(bound, node);
+    }
+    assert_eq!((items(home, "n1"), items(home, "n2")), (1, 1));
+    let chosen = bound_claim(&claims, "a", "raced", json!({})).await;
+    let found = (items(home, "n1"), items(home, "n2"));
+    assert_eq!(found, if chosen == "n1" { (2, 1) } else { (1, 2) }, "one volume, where the claim says");
 
-    let bound = |object: Option<&Value>| {
-        object.is_some_and(|object| object.pointer("/status/phase") == Some(&json!("Bound")))
-    };
-    let claim = until(&claims, bound).await;
-    let chosen = claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"].as_str().unwrap();
-    let volume = until(&volumes, bound).await;
+    let of_a = |volume: &Value| volume["spec"]["claimRef"]["name"] == "a";
+    let volume = until(&volumes, |volume| volume.is_some_and(of_a)).await;
     let terms = &volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"];
     let expected = json!([{"matchExpressions": [{"key": "topology.cofferdam.dev/node", "operator": "In", "values": [chosen]}]}]);
     assert_eq!(*terms, expected);
-    let other = if chosen == "n1" { "n2" } else { "n1" };
-    assert_eq!((items(home, chosen), items(home, other)), (1, 0), "one volume, where the claim says");
-
+    let name = volume["metadata"]["name"].as_str().unwrap();
     claims.delete("a", &DeleteParams::default()).await.unwrap();
-    until(&volumes, |object| object.is_none()).await;
-    assert_eq!((items(home, "n1"), items(home, "n2")), (0, 0), "nothing is left of it");
+    let of_name = WatchParams::default().fields(&format!("metadata.name={name}"));
+    until_of(&volumes, of_name, |volume| volume.is_none()).await;
+    assert_eq!(
+        (items(home, "n1"), items(home, "n2")),
+        (1, 1),
+        "nothing is left of it, and everything of the others"
+    );
     serving.shutdown().await;
+}
+
+/// Makes a claim and waits for its volume; the node that was chosen for it.
+async fn bound_claim(
+    claims: &Api<PersistentVolumeClaim>,
+    name: &str,
+    class: &str,
+    annotations: Value,
+) -> String {
+    let claim = json!({
+        "metadata": {"name": name, "annotations": annotations},
+        "spec": {
+            "storageClassName": class, "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}},
+        },
+    });
+    claims.create(&PostParams::default(), &serde_json::from_value(claim).unwrap()).await.unwrap();
+    let bound = |claim: Option<&Value>| {
+        claim.is_some_and(|claim| claim["metadata"]["name"] == name && claim["status"]["phase"] == "Bound")
+    };
+    let claim = until(claims, bound).await;
+    claim["metadata"]["annotations"][CHOSEN].as_str().unwrap().to_owned()
 }
