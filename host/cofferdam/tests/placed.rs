@@ -59,7 +59,7 @@ fn node(home: &Path, name: &str) -> PathBuf {
     let pool = home.join(name);
     fs::create_dir_all(pool.join("volumes")).unwrap();
     let text = format!(
-        "[backend.pool]\nfile = {:?}\n[backend.pool.settings]\nnode = {name:?}\n[backend.pool.pool]\ndirectory = {:?}\n[backend.pool.state]\nfile = {:?}\n",
+        "[backend.pool]\nfile = {:?}\n[backend.pool.settings]\nnode = \"$(node-name)\"\n[backend.pool.pool]\ndirectory = {:?}\n[backend.pool.state]\nfile = {:?}\n",
         home.join("pool.wasm"),
         pool.join("volumes"),
         pool.join("state.db"),

@@ -22,7 +22,7 @@ use figment::{Figment, value::Value};
 use serde::Deserialize;
 
 pub(crate) use backend::{BackendSection, carried};
-use backend::{MEMORY, OF_COMPONENTS, Socket};
+use backend::{MEMORY, OF_COMPONENTS, Setting, Socket};
 pub(crate) use duration::GoDuration;
 pub(crate) use error::ConfigError;
 pub(crate) use source::{Origin, backend_name};
@@ -37,6 +37,8 @@ use crate::cli::{ClusterFlags, NodeFlags, ProcessFlags};
 /// Shortest pause between two looks at everything.
 const MIN_PAUSE: Duration = Duration::from_secs(1);
 
+/// The value of a driver's setting that stands for the name of the node.
+const NODE_NAME: &str = "$(node-name)";
 /// Name of the driver that `csi-address` gives.
 const CSI: &str = "csi";
 
@@ -249,8 +251,32 @@ impl Loaded {
         }
         let mut loaded = Self { configuration, origins };
         loaded.take_csi_socket()?;
+        loaded.name_node()?;
         loaded.check()?;
         Ok(loaded)
+    }
+
+    /// Puts `node-name` where a driver's setting asks for it: a DaemonSet has one file for all its nodes.
+    fn name_node(&mut self) -> Result<(), ConfigError> {
+        let asks = |setting: &Setting| setting.0 == NODE_NAME;
+        let sections = self.configuration.backend.iter();
+        let asking = sections
+            .flat_map(|(name, section)| {
+                section.settings.iter().map(move |(key, setting)| (name, key, setting))
+            })
+            .find(|(.., setting)| asks(setting))
+            .map(|(name, key, _)| format!("backend.{name}.settings.{key}"));
+        let Some(key) = asking else { return Ok(()) };
+        let Some(node) = self.configuration.node_name.clone() else {
+            return Err(
+                self.refuse(&key, format!("is {NODE_NAME}, and no node is named: expected --node-name"))
+            );
+        };
+        let sections = self.configuration.backend.values_mut();
+        for setting in sections.flat_map(|section| section.settings.values_mut()).filter(|it| asks(it)) {
+            setting.0.clone_from(&node);
+        }
+        Ok(())
     }
 
     /// Gives `csi-socket` to the one driver that there is.
