@@ -113,6 +113,8 @@ fn a_driver_of_one_node_wants_to_know_the_node() {
     let api = "apiVersion: v1\nkind: Config\ncurrent-context: x\ncontexts: [{name: x, context: {cluster: x, user: x}}]\nclusters: [{name: x, cluster: {server: 'http://127.0.0.1:1'}}]\nusers: [{name: x, user: {}}]\n";
     fs::write(home.path().join("kubeconfig"), api).unwrap();
     let config = node(home.path(), "n1");
+    let named = fs::read_to_string(&config).unwrap().replace("$(node-name)", "n1");
+    fs::write(&config, named).unwrap();
     let config = config.to_str().unwrap();
     let fails = |more: &[&str]| {
         let arguments = [&["--config", config, "--role", "provisioner"][..], more].concat();
