@@ -241,3 +241,43 @@ async fn a_namespace_that_is_missing_is_named() {
     })
     .await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn each_node_has_a_journal_of_its_own() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = Wire::new(&api);
+    let on = |node: &str| {
+        Journal::on_node(wire.writer(), "default".to_owned(), "drv".into(), node.into(), metrics.clone())
+    };
+    let of = |uid: &str, node: &str| Intent { node: Some(node.into()), ..intent(uid) };
+    for node in ["n1", "n2"] {
+        let journal = on(node);
+        journal.load().await.unwrap();
+        assert_eq!(journal.uids(), [], "what is on another node is not read");
+        with(&journal, async { journal.record(of("a", node)).await.unwrap() }).await;
+    }
+    for node in ["n1", "n2"] {
+        let journal = on(node);
+        journal.load().await.unwrap();
+        assert_eq!(*journal.get(&"a".into()).unwrap(), of("a", node));
+    }
+    let central = journal(&wire, &metrics);
+    central.load().await.unwrap();
+    assert_eq!(central.uids(), []);
+
+    // What is another node's stays, and is not acted on, however it got there.
+    let maps = get(&api, "/api/v1/namespaces/default/configmaps").await;
+    let map = maps["items"].as_array().unwrap().iter();
+    let map = map.clone().find(|map| map["metadata"]["annotations"]["cofferdam.dev/node"] == "n1").unwrap();
+    let path = format!("/api/v1/namespaces/default/configmaps/{}", map["metadata"]["name"].as_str().unwrap());
+    let stray = json!({"data": {"b": serde_json::to_string(&of("b", "n2")).unwrap()}});
+    call(&api, Method::PATCH, &path, stray).await;
+    let journal = on("n1");
+    journal.load().await.unwrap();
+    assert_eq!(journal.uids(), [Uid::from("a")]);
+    with(&journal, async {
+        let refused = journal.record(of("b", "n1")).await.unwrap_err().to_string();
+        assert!(refused.contains("cannot read"), "{refused}");
+    })
+    .await;
+}

@@ -197,7 +197,7 @@ pub(crate) struct NodeFlags {
     #[arg(long, value_name = "PATH", help_heading = "Roles of a node")]
     pub(crate) csi_endpoint: Option<String>,
 
-    /// Name of the Node
+    /// Name of the Node; for the provisioner too, where a driver keeps its volumes on the node
     #[arg(long, value_name = "NAME", help_heading = "Roles of a node")]
     pub(crate) node_name: Option<String>,
 
@@ -219,6 +219,37 @@ pub(crate) struct NodeFlags {
         help_heading = "Roles of a node"
     )]
     pub(crate) single_process: Option<String>,
+
+    /// Every driver of this process keeps its volumes on this node, also one that does not say so, as CSI drivers cannot
+    /// [default: false]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        help_heading = "As in the Go sidecars"
+    )]
+    pub(crate) node_deployment: Option<String>,
+
+    /// Drivers of this node race with those of others for claims that no node was chosen for [default: true]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        help_heading = "As in the Go sidecars"
+    )]
+    pub(crate) node_deployment_immediate_binding: Option<String>,
+
+    /// Longest pause before a driver of this node takes such a claim [default: 20s]
+    #[arg(long, value_name = "DURATION", help_heading = "As in the Go sidecars")]
+    pub(crate) node_deployment_base_delay: Option<String>,
+
+    /// Longest pause before it tries again, having had no room [default: 1m]
+    #[arg(long, value_name = "DURATION", help_heading = "As in the Go sidecars")]
+    pub(crate) node_deployment_max_delay: Option<String>,
 
     /// Path of the driver's socket on the host, which kubelet is told [default: that of --csi-endpoint]
     #[arg(long, value_name = "PATH", help_heading = "As in the Go sidecars")]
@@ -264,10 +295,14 @@ pub(crate) struct DevFlags {
 pub(crate) enum RenderCommand {
     /// A service account with exactly the rights that the roles use
     Rbac {
-        /// Role that runs under the account; repeat it for more: provisioner, attacher, pv-controller, protection
-        /// [default: all]
+        /// Role that runs under the account; repeat it for more: provisioner, attacher, pv-controller, protection, node, registrar,
+        /// liveness, csi-server [default: the first four]
         #[arg(long, value_name = "ROLE")]
         role: Vec<String>,
+
+        /// Where the storage of their drivers is
+        #[arg(long, value_enum, default_value_t, value_name = "WHERE")]
+        drivers: DriversPlace,
 
         /// Namespace of the account, and of the intent journal
         #[arg(long, value_name = "NAME", default_value = "cofferdam")]
@@ -277,6 +312,20 @@ pub(crate) enum RenderCommand {
         #[arg(long, value_name = "NAME", default_value = "cofferdam")]
         service_account: String,
     },
+}
+
+/// Where drivers' storage is, as far as rights depend on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DriversPlace {
+    /// In the cluster
+    #[default]
+    Anywhere,
+    /// In the node of the process, which is known by its name: the one topology key is topology.cofferdam.dev/node
+    Node,
+    /// The same, and the driver has topology keys that are other labels of the Node
+    LabelledNode,
+    /// The same of an existing CSI driver, whose keys stand in the CSINode
+    CsiNode,
 }
 
 /// What `orphans` has; without a command it lists.

@@ -1,7 +1,9 @@
 //! The role `csi-server`: backends as CSI drivers, for whoever speaks CSI.
 
+use std::collections::HashMap;
+
 use cofferdam_csi::server::{BackendServer, Options, Server, ServerMetrics, Socket, SocketOptions};
-use tokio::task::JoinSet;
+use tokio::task::{Id, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -10,7 +12,7 @@ use crate::{
     failure::Failure,
 };
 
-/// Listens on the socket of every driver that has one, when the role runs.
+/// Listens on the socket of every driver that has one, when the role runs; under the driver's name in the configuration.
 ///
 /// # Errors
 /// [`Failure::Socket`]
@@ -18,7 +20,7 @@ pub(crate) async fn listen(
     configuration: &Configuration,
     drivers: &[Driver],
     metrics: &ServerMetrics,
-) -> Result<Vec<Server>, Failure> {
+) -> Result<Vec<(String, Server)>, Failure> {
     let mut servers = Vec::new();
     if !configuration.role.servers.contains(&ServerRole::CsiServer) {
         return Ok(servers);
@@ -40,17 +42,45 @@ pub(crate) async fn listen(
             Kind::Component(backend) => BackendServer::new(std::sync::Arc::clone(backend) as _),
             Kind::Csi(backend) => BackendServer::of_driver(std::sync::Arc::clone(backend)),
         };
-        servers.push(backend.on(Server::new(socket, options, metrics)));
+        servers.push((driver.name.clone(), backend.on(Server::new(socket, options, metrics))));
     }
     Ok(servers)
 }
 
 /// Serves until `stop`, and then until the calls that run have ended.
-pub(crate) async fn serve(servers: Vec<Server>, stop: CancellationToken) {
-    let mut running: JoinSet<()> = servers.into_iter().map(|server| server.serve(stop.clone())).collect();
+///
+/// # Errors
+/// [`Failure::Unserved`] when a socket's task ends before that: a driver that nobody reaches any more must not look alive.
+pub(crate) async fn serve(
+    servers: impl IntoIterator<Item = (String, impl Future<Output = ()> + Send + 'static)>,
+    stop: CancellationToken,
+) -> Result<(), Failure> {
+    let mut running = JoinSet::new();
+    let mut names = HashMap::new();
+    for (name, server) in servers {
+        names.insert(running.spawn(server).id(), name);
+    }
+    let mut unserved = |id: Id| Failure::Unserved(names.remove(&id).unwrap_or_default());
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => {}
+        Some(ended) = running.join_next_with_id() => {
+            if !stop.is_cancelled() {
+                return Err(match ended {
+                    Ok((id, ())) => unserved(id),
+                    Err(panicked) => {
+                        tracing::error!(%panicked, "a CSI socket's task ended");
+                        unserved(panicked.id())
+                    }
+                });
+            }
+        }
+    }
+    stop.cancelled().await;
     while let Some(ended) = running.join_next().await {
         if let Err(panicked) = ended {
             tracing::error!(%panicked, "a CSI socket's task ended");
         }
     }
+    Ok(())
 }

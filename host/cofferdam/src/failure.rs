@@ -37,13 +37,15 @@ pub(crate) enum Failure {
     #[error("backend {name}: {source}")]
     Csi { name: String, source: ConnectError },
     #[error(
-        "backend {0}: its storage is on one node (placement `node`), which `cofferdam run` does not serve yet; `cofferdam dev` does"
+        "backend {0}: its storage is on one node (placement `node`): expected that node's name, as in --node-name, and a process on every such node"
     )]
     Placement(String),
     #[error("backend {backend}: secret {secret}: {problem}")]
     Secret { backend: String, secret: String, problem: String },
     #[error("backend {name}: {source}")]
     Socket { name: String, source: SocketError },
+    #[error("backend {0}: its socket is served no more")]
+    Unserved(String),
     #[error(transparent)]
     Process(#[from] ProcessError),
     #[error("cannot start the Kubernetes API: {0}")]

@@ -1,14 +1,17 @@
 //! `cofferdam render`: what a cluster has to be given before the roles run in it.
 
-use std::collections::BTreeSet;
-
 use cofferdam_roles::{
     Role,
-    rbac::{self, Reach, Rule},
+    rbac::{self, Drivers, Reach, Rule, Whereabouts},
 };
 use serde_json::{Value, json};
 
-use crate::{cli::RenderCommand, failure::Failure};
+use crate::{
+    cli::{DriversPlace, RenderCommand},
+    config::Roles,
+    failure::Failure,
+    node::NodeRole,
+};
 
 const API: &str = "rbac.authorization.k8s.io";
 
@@ -28,7 +31,7 @@ pub(crate) enum RenderError {
 /// # Errors
 /// [`Failure`] for a role that does not exist, or a name that no object can have.
 pub(crate) fn render(command: &RenderCommand) -> Result<String, Failure> {
-    let RenderCommand::Rbac { role, namespace, service_account } = command;
+    let RenderCommand::Rbac { role, drivers, namespace, service_account } = command;
     if !is_label(namespace) {
         return Err(RenderError::Argument(format!(
             "--namespace: {namespace:?}; expected at most 63 lower-case letters, digits and dashes, with a letter or digit at both ends"
@@ -41,17 +44,49 @@ pub(crate) fn render(command: &RenderCommand) -> Result<String, Failure> {
         ))
         .into());
     }
-    let roles: BTreeSet<Role> = if role.is_empty() {
-        Role::ALL.into()
-    } else {
-        let parsed: Result<_, _> = role.iter().map(|name| name.parse()).collect();
-        parsed.map_err(|problem: cofferdam_roles::UnknownRole| {
-            RenderError::Argument(format!("--role: {problem}"))
-        })?
-    };
-    let objects = objects(&rbac::rules(&roles), namespace, service_account);
+    let mut roles = Roles::default();
+    match role.is_empty() {
+        true => roles.cluster = Role::ALL.into(),
+        false => role
+            .iter()
+            .try_for_each(|name| roles.insert(name))
+            .map_err(|problem| RenderError::Argument(format!("--role: {problem}")))?,
+    }
+    let objects = objects(&rules(&roles, *drivers), namespace, service_account);
     let text = serde_saphyr::to_string_multiple(&objects);
     Ok(text.map_err(|error| RenderError::Yaml(error.to_string()))?)
+}
+
+/// The rules of a process with these roles. A process without a role that works on the cluster knows the cluster only by its Node.
+fn rules(roles: &Roles, place: DriversPlace) -> Vec<Rule> {
+    let drivers = match place {
+        DriversPlace::Anywhere => Drivers::Anywhere,
+        DriversPlace::Node => Drivers::OfNode(Whereabouts::Name),
+        DriversPlace::LabelledNode => Drivers::OfNode(Whereabouts::Labels),
+        DriversPlace::CsiNode => Drivers::OfNode(Whereabouts::CsiNode),
+    };
+    let mut rules = match roles.cluster.is_empty() {
+        true => Vec::new(),
+        false => rbac::rules(&roles.cluster, drivers),
+    };
+    // The role `node` reads the labels once, where the manifest has keys that are labels; that does not depend on the driver's placement.
+    let labels = matches!(place, DriversPlace::LabelledNode | DriversPlace::CsiNode);
+    if labels && roles.node.contains(&NodeRole::Node) {
+        let nodes = |rule: &&mut Rule| (rule.group, rule.resource) == ("", "nodes");
+        match rules.iter_mut().find(nodes) {
+            Some(rule) => {
+                rule.verbs.insert("get");
+            }
+            None => rules.push(Rule {
+                reach: Reach::Cluster,
+                group: "",
+                resource: "nodes",
+                name: None,
+                verbs: ["get"].into(),
+            }),
+        }
+    }
+    rules
 }
 
 /// A DNS label, as namespaces are named.
@@ -118,8 +153,13 @@ mod tests {
     use super::*;
 
     fn rendered(role: &[&str], namespace: &str) -> Result<String, String> {
+        rendered_for(role, DriversPlace::Anywhere, namespace)
+    }
+
+    fn rendered_for(role: &[&str], drivers: DriversPlace, namespace: &str) -> Result<String, String> {
         let command = RenderCommand::Rbac {
             role: role.iter().map(|role| (*role).to_owned()).collect(),
+            drivers,
             namespace: namespace.to_owned(),
             service_account: "cofferdam".to_owned(),
         };
@@ -149,11 +189,57 @@ mod tests {
         assert!(attacher.contains("secrets") && !text.contains("secrets"), "{attacher}");
     }
 
+    /// Verbs, group and resource of every rule that is rendered.
+    fn rights(role: &[&str], drivers: DriversPlace) -> Vec<String> {
+        let text = rendered_for(role, drivers, "storage").unwrap();
+        let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+        let rules = documents.iter().filter_map(|object| object["rules"].as_array()).flatten();
+        let words = |value: &Value| {
+            value.as_array().unwrap().iter().map(|word| word.as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        let right = |rule: &Value| {
+            let (group, resource) =
+                (words(&rule["apiGroups"]).join(","), words(&rule["resources"]).join(","));
+            format!("{group}/{resource} {}", words(&rule["verbs"]).join(","))
+        };
+        rules.map(right).collect()
+    }
+
+    #[test]
+    fn roles_of_a_node_have_next_to_nothing() {
+        for role in ["registrar", "liveness", "csi-server"] {
+            assert_eq!(rights(&[role], DriversPlace::CsiNode), [""; 0], "{role}");
+        }
+        assert_eq!(rights(&["node"], DriversPlace::Anywhere), [""; 0]);
+        assert_eq!(rights(&["node"], DriversPlace::Node), [""; 0]);
+        assert_eq!(rights(&["node", "registrar"], DriversPlace::LabelledNode), ["/nodes get"]);
+        let beside = rights(&["node", "provisioner"], DriversPlace::LabelledNode);
+        assert!(beside.contains(&"/nodes get,list,watch".to_owned()), "{beside:?}");
+    }
+
+    #[test]
+    fn a_provisioner_of_a_node_reads_no_more_of_nodes_than_it_needs() {
+        let rights = |drivers| rights(&["provisioner"], drivers);
+        #[rustfmt::skip]
+        let name = [
+            "/events create,patch", "/namespaces get", "/persistentvolumeclaims get,list,patch,watch",
+            "/persistentvolumes create,delete,get,list,patch,watch", "storage.k8s.io/storageclasses list,watch",
+            "/configmaps create,get,list,patch,watch",
+        ];
+        assert_eq!(rights(DriversPlace::Node), name);
+        let has = |drivers, right: &str| rights(drivers).contains(&right.to_owned());
+        assert!(has(DriversPlace::LabelledNode, "/nodes list,watch"));
+        assert!(!has(DriversPlace::LabelledNode, "storage.k8s.io/csinodes list,watch"));
+        assert!(has(DriversPlace::CsiNode, "storage.k8s.io/csinodes list,watch"));
+        assert!(has(DriversPlace::Anywhere, "storage.k8s.io/csinodes get,list,watch"));
+    }
+
     #[test]
     fn service_accounts_have_longer_names_than_namespaces() {
         let render = |account: &str| {
             let command = RenderCommand::Rbac {
                 role: Vec::new(),
+                drivers: DriversPlace::Anywhere,
                 namespace: "storage".to_owned(),
                 service_account: account.to_owned(),
             };
@@ -173,7 +259,7 @@ mod tests {
     fn what_cannot_be_is_named() {
         assert_eq!(
             rendered(&["resizer"], "storage").unwrap_err(),
-            "--role: unknown role \"resizer\": expected one of provisioner, attacher, pv-controller, protection"
+            "--role: unknown role \"resizer\": expected one of provisioner, attacher, pv-controller, protection, node, registrar, liveness, csi-server"
         );
         assert!(rendered(&[], "Storage").unwrap_err().starts_with("--namespace: \"Storage\"; expected"));
     }

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use cofferdam_csi::server::Server;
-use cofferdam_roles::{Process, ProcessError};
+use cofferdam_roles::Process;
 use prometheus_client::registry::Registry;
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
@@ -16,6 +16,7 @@ use crate::{
     config::Endpoint,
     csi_server,
     failure::Failure,
+    node::Local,
     telemetry::{Pages, Telemetry},
 };
 
@@ -47,7 +48,7 @@ impl Signals {
 
 /// Roles that run, with the pages that show them.
 pub(crate) struct Running {
-    roles: JoinHandle<Result<(), ProcessError>>,
+    roles: JoinHandle<Result<(), Failure>>,
     pages: Option<JoinHandle<()>>,
     stop_roles: CancellationToken,
     stop_pages: CancellationToken,
@@ -69,8 +70,10 @@ pub(crate) enum End {
 pub(crate) struct Work {
     /// The roles that work on a cluster.
     pub(crate) process: Option<Arc<Process>>,
-    /// The sockets that are served.
-    pub(crate) servers: Vec<Server>,
+    /// The sockets that are served, by their drivers' names.
+    pub(crate) servers: Vec<(String, Server)>,
+    /// Roles of a node.
+    pub(crate) local: Option<Local>,
 }
 
 impl Work {
@@ -82,25 +85,26 @@ impl Work {
         }
     }
 
-    async fn run(self, stop: CancellationToken) -> Result<(), ProcessError> {
-        let Self { process, servers } = self;
-        let serving = csi_server::serve(servers, stop.clone());
-        let Some(process) = process else {
-            serving.await;
-            return Ok(());
-        };
-        // Roles that cannot go on end the process; whoever is served must not hold that up.
-        let roles = process.run(stop.clone());
-        tokio::pin!(serving, roles);
-        tokio::select! {
-            ended = &mut roles => {
-                if stop.is_cancelled() {
-                    serving.await;
-                }
-                ended
+    /// Works until `stop`. Whatever ends before that, by itself or by an error, ends all the rest: half a process looks like a whole
+    /// one, and nobody restarts it.
+    async fn run(self, stop: CancellationToken) -> Result<(), Failure> {
+        let Self { process, servers, local } = self;
+        let roles = async {
+            match process {
+                Some(process) => process.run(stop.clone()).await?,
+                None => stop.cancelled().await,
             }
-            () = &mut serving => roles.await,
-        }
+            if stop.is_cancelled() { Ok(()) } else { Err(Failure::Ended) }
+        };
+        let servers = servers.into_iter().map(|(name, server)| (name, server.serve(stop.clone())));
+        let serving = csi_server::serve(servers, stop.clone());
+        let local = async {
+            match local {
+                Some(local) => local.run(stop.clone()).await,
+                None => Ok(()),
+            }
+        };
+        tokio::try_join!(roles, serving, local).map(drop)
     }
 }
 
@@ -124,7 +128,7 @@ pub(crate) async fn start(
             let pages = Pages {
                 registry: Arc::new(registry),
                 ready: work.ready(),
-                health: None,
+                health: work.local.as_ref().map(Local::health),
                 stopping: stop_roles.clone(),
             };
             Some(tokio::spawn(telemetry.serve(pages, stop_pages.clone())))
@@ -178,7 +182,7 @@ impl Running {
         self.finish().await;
         match ended {
             Err(_) => Err(Failure::Drain(limit)),
-            Ok(Ok(result)) => result.map(|()| End::Drained).map_err(Failure::from),
+            Ok(Ok(result)) => result.map(|()| End::Drained),
             Ok(Err(panicked)) => {
                 tracing::error!(%panicked, "the roles' task ended");
                 Err(Failure::Ended)
@@ -196,9 +200,9 @@ impl Running {
     }
 }
 
-fn premature(ended: Result<Result<(), ProcessError>, tokio::task::JoinError>) -> Failure {
+fn premature(ended: Result<Result<(), Failure>, tokio::task::JoinError>) -> Failure {
     match ended {
-        Ok(Err(error)) => Failure::Process(error),
+        Ok(Err(failure)) => failure,
         Ok(Ok(())) => Failure::Ended,
         Err(panicked) => {
             tracing::error!(%panicked, "the roles' task ended");
@@ -206,3 +210,7 @@ fn premature(ended: Result<Result<(), ProcessError>, tokio::task::JoinError>) ->
         }
     }
 }
+
+#[cfg(test)]
+#[path = "supervisor_tests.rs"]
+mod tests;

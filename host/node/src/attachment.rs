@@ -5,7 +5,7 @@ use cofferdam_domain::storage::AttachmentRecord;
 use crate::{path::RelativePath, policy::Kind};
 
 /// Key of a volume's context that says what its content was made of, `volume` or `snapshot`. Such a volume is never formatted.
-pub const CONTENT_SOURCE: &str = "cofferdam.dev/content-source";
+pub const CONTENT_SOURCE: &str = cofferdam_domain::names::CONTENT_SOURCE;
 
 /// Longest stable id in bytes: a file name.
 const MAX_STABLE_ID: usize = 255;

@@ -22,21 +22,23 @@ use figment::{Figment, value::Value};
 use serde::Deserialize;
 
 pub(crate) use backend::{BackendSection, carried};
-use backend::{MEMORY, OF_COMPONENTS, Socket};
+use backend::{MEMORY, OF_COMPONENTS, Setting, Socket};
 pub(crate) use duration::GoDuration;
 pub(crate) use error::ConfigError;
 pub(crate) use source::{Origin, backend_name};
-pub(crate) use value::{CompilationCache, Endpoint, LogFormat, ServerRole};
+pub(crate) use value::{CompilationCache, Endpoint, LogFormat, Roles, ServerRole};
 
 use keys::{KEYS, Shape};
 use source::{Layer, Source};
-use value::{Entries, Filter, Label, Roles, ScanInterval, SocketGroup, SocketMode, Workers};
+use value::{Entries, Filter, Label, ScanInterval, SocketGroup, SocketMode, Workers};
 
 use crate::cli::{ClusterFlags, NodeFlags, ProcessFlags};
 
 /// Shortest pause between two looks at everything.
 const MIN_PAUSE: Duration = Duration::from_secs(1);
 
+/// The value of a driver's setting that stands for the name of the node.
+const NODE_NAME: &str = "$(node-name)";
 /// Name of the driver that `csi-address` gives.
 const CSI: &str = "csi";
 
@@ -69,6 +71,10 @@ pub(crate) struct Configuration {
     pub(crate) extra_create_metadata: bool,
     pub(crate) strict_topology: bool,
     pub(crate) immediate_topology: bool,
+    pub(crate) node_deployment: bool,
+    pub(crate) node_deployment_immediate_binding: bool,
+    pub(crate) node_deployment_base_delay: GoDuration,
+    pub(crate) node_deployment_max_delay: GoDuration,
     pub(crate) orphan_scan_interval: ScanInterval,
     pub(crate) single_process: bool,
     pub(crate) manifest: Option<PathBuf>,
@@ -152,6 +158,10 @@ impl NodeFlags {
             ("plugin-registration-path", one(&self.plugin_registration_path)),
             ("probe-timeout", one(&self.probe_timeout)),
             ("health-port", one(&self.health_port)),
+            ("node-deployment", one(&self.node_deployment)),
+            ("node-deployment-immediate-binding", one(&self.node_deployment_immediate_binding)),
+            ("node-deployment-base-delay", one(&self.node_deployment_base_delay)),
+            ("node-deployment-max-delay", one(&self.node_deployment_max_delay)),
         ]
     }
 }
@@ -241,8 +251,32 @@ impl Loaded {
         }
         let mut loaded = Self { configuration, origins };
         loaded.take_csi_socket()?;
+        loaded.name_node()?;
         loaded.check()?;
         Ok(loaded)
+    }
+
+    /// Puts `node-name` where a driver's setting asks for it: a DaemonSet has one file for all its nodes.
+    fn name_node(&mut self) -> Result<(), ConfigError> {
+        let asks = |setting: &Setting| setting.0 == NODE_NAME;
+        let sections = self.configuration.backend.iter();
+        let asking = sections
+            .flat_map(|(name, section)| {
+                section.settings.iter().map(move |(key, setting)| (name, key, setting))
+            })
+            .find(|(.., setting)| asks(setting))
+            .map(|(name, key, _)| format!("backend.{name}.settings.{key}"));
+        let Some(key) = asking else { return Ok(()) };
+        let Some(node) = self.configuration.node_name.clone() else {
+            return Err(
+                self.refuse(&key, format!("is {NODE_NAME}, and no node is named: expected --node-name"))
+            );
+        };
+        let sections = self.configuration.backend.values_mut();
+        for setting in sections.flat_map(|section| section.settings.values_mut()).filter(|it| asks(it)) {
+            setting.0.clone_from(&node);
+        }
+        Ok(())
     }
 
     /// Gives `csi-socket` to the one driver that there is.
@@ -302,6 +336,24 @@ impl Loaded {
                 "retry-interval-max",
                 format!("found {retry_interval_max}, expected at least retry-interval-start, {retry_interval_start}"),
             ));
+        }
+        let Configuration { node_deployment_base_delay: base, node_deployment_max_delay: most, .. } =
+            &self.configuration;
+        if most < base {
+            return Err(self.refuse(
+                "node-deployment-max-delay",
+                format!("found {most}, expected at least node-deployment-base-delay, {base}"),
+            ));
+        }
+        if self.configuration.node_deployment && self.configuration.node_name.is_none() {
+            return Err(self.refuse(
+                "node-deployment",
+                "needs the name of the node: expected --node-name, or node-name in the configuration"
+                    .to_owned(),
+            ));
+        }
+        if self.configuration.node_name.as_deref() == Some("") {
+            return Err(self.refuse("node-name", "is empty: expected the name of the Node".to_owned()));
         }
         for (name, section) in backend {
             if !source::is_backend_name(name) {

@@ -367,3 +367,20 @@ fn every_setting_of_the_table_has_a_flag() {
         assert!(cluster || given.iter().any(|(name, _)| *name == key.name), "{}", key.name);
     }
 }
+
+#[test]
+fn a_setting_can_be_the_name_of_the_node() {
+    let text = "[backend.pool]\nfile = \"pool.wasm\"\n[backend.pool.settings]\nnode = \"$(node-name)\"\nother = \"a$(node-name)\"\n";
+    let path = file("node-name", text);
+    let flags = flags(|flags| flags.config = Some(path.clone()));
+    let found = Loaded::for_cluster(&flags, &environment(&[("COFFERDAM_NODE_NAME", "n1")])).unwrap();
+    let settings = &found.configuration.backend["pool"].settings;
+    assert_eq!((settings["node"].0.as_str(), settings["other"].0.as_str()), ("n1", "a$(node-name)"));
+    let missing = error(&flags, &[]);
+    assert!(
+        missing.contains("backend.pool.settings.node") && missing.contains("expected --node-name"),
+        "{missing}"
+    );
+    assert!(error(&flags, &[("COFFERDAM_NODE_NAME", "")]).contains("node-name"));
+    std::fs::remove_file(&path).unwrap();
+}

@@ -80,7 +80,11 @@ impl Roles {
         names.chain(ServerRole::ALL.map(ServerRole::as_str)).collect::<Vec<_>>().join(", ")
     }
 
-    fn insert(&mut self, name: &str) -> Result<(), String> {
+    /// Takes one in, by its name.
+    ///
+    /// # Errors
+    /// That there is no such role.
+    pub(crate) fn insert(&mut self, name: &str) -> Result<(), String> {
         if let Some(role) = NodeRole::of(name) {
             self.node.insert(role);
             return Ok(());

@@ -152,7 +152,7 @@ impl Stage {
         };
         let process = Process::new(settings(configuration, NAMESPACE.to_owned()), parts, &mut registry)?;
         let process = Arc::new(process);
-        let work = Work { process: Some(Arc::clone(&process)), servers: Vec::new() };
+        let work = Work { process: Some(Arc::clone(&process)), ..Work::default() };
         let mut running = supervisor::start(work, registry, configuration.http_endpoint.as_ref()).await?;
         let mut ready = process.ready();
         tokio::select! {

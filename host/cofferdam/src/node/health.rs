@@ -34,6 +34,14 @@ impl Pulse {
         }
         self.registrar.as_ref().map_or(Ok(()), |registrar| registrar.health())
     }
+
+    /// The same as the pages ask it.
+    pub(super) fn into_health(self) -> Health {
+        Arc::new(move || {
+            let pulse = self.clone();
+            async move { pulse.beats().await }.boxed()
+        })
+    }
 }
 
 /// The pages of a process that has roles of a node only.
@@ -56,6 +64,16 @@ impl Served {
     }
 }
 
+/// Where the pages are: at the endpoint that was given, or at the one that the role `liveness` brings.
+pub(crate) fn endpoint(configuration: &Configuration) -> Option<Endpoint> {
+    let of_liveness = || {
+        let port = configuration.health_port.unwrap_or(PORT);
+        let liveness = configuration.role.node.contains(&NodeRole::Liveness);
+        liveness.then_some(Endpoint { host: None, port })
+    };
+    configuration.http_endpoint.clone().or_else(of_liveness)
+}
+
 /// Serves `/healthz`, `/readyz` and `/metrics` where an endpoint is given, or the role `liveness` brings its own.
 ///
 /// # Errors
@@ -66,25 +84,17 @@ pub(super) async fn serve(
     registry: Registry,
     stopping: CancellationToken,
 ) -> Result<Served, Failure> {
-    let of_liveness = || {
-        let port = configuration.health_port.unwrap_or(PORT);
-        let liveness = configuration.role.node.contains(&NodeRole::Liveness);
-        liveness.then_some(Endpoint { host: None, port })
-    };
     let (sender, ready) = watch::channel(true);
     let stop = CancellationToken::new();
-    let task = match configuration.http_endpoint.clone().or_else(of_liveness) {
+    let task = match endpoint(configuration) {
         None => None,
         Some(endpoint) => {
             let telemetry = Telemetry::bind(&endpoint).await?;
             if let Some(address) = telemetry.address() {
                 tracing::info!(%address, "serving /healthz, /readyz and /metrics");
             }
-            let health: Health = Arc::new(move || {
-                let pulse = pulse.clone();
-                async move { pulse.beats().await }.boxed()
-            });
-            let pages = Pages { registry: Arc::new(registry), ready, health: Some(health), stopping };
+            let health = Some(pulse.into_health());
+            let pages = Pages { registry: Arc::new(registry), ready, health, stopping };
             Some(tokio::spawn(telemetry.serve(pages, stop.clone())))
         }
     };

@@ -19,11 +19,14 @@ use tokio_util::sync::CancellationToken;
 #[cfg(target_os = "linux")]
 use serve::serve_node;
 
+pub(crate) use health::endpoint;
+
 use crate::{
     config::Configuration,
     failure::Failure,
     process_metrics,
     supervisor::{End, Signals},
+    telemetry::Health,
 };
 
 /// How long the registrar tries to reach a driver at first, as node-driver-registrar does.
@@ -188,8 +191,39 @@ impl Local {
         }
     }
 
+    /// Runs until `stop`, and then until the calls that run have ended.
+    ///
+    /// # Errors
+    /// [`NodeFailure::Ended`], or what made a role end before that.
+    pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<(), Failure> {
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => {}
+            ended = self.ended() => return Err(ended.into()),
+        }
+        self.stop.cancel();
+        while self.tasks.join_next().await.is_some() {}
+        Ok(())
+    }
+
+    /// What `/healthz` asks.
+    pub(crate) fn health(&self) -> Health {
+        self.health.clone().into_health()
+    }
+
+    /// One task as a role.
+    #[cfg(test)]
+    pub(crate) fn of(role: &'static str, task: impl Future<Output = ()> + Send + 'static) -> Self {
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            task.await;
+            (role, Ok(()))
+        });
+        Self { tasks, stop: CancellationToken::new(), health: health::Pulse::default() }
+    }
+
     /// Lets nobody in any more and lets running calls end; `false` when they did not in time.
-    pub(crate) async fn stop(mut self, limit: Duration) -> bool {
+    async fn stop(mut self, limit: Duration) -> bool {
         self.stop.cancel();
         let all = async { while self.tasks.join_next().await.is_some() {} };
         tokio::time::timeout(limit, all).await.is_ok()

@@ -122,6 +122,17 @@ async fn what_a_driver_cannot_do_is_not_asked() {
 }
 
 #[tokio::test]
+async fn what_a_volume_was_made_of_is_not_the_drivers_to_say() {
+    let fake = Fake::start();
+    let backend = fake.connect().await;
+    let context = [("cofferdam.dev/content-source", "snapshot"), ("tier", "gold")];
+    let volume_context = context.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    fake.once(CREATE, created(v1::Volume { volume_context, ..volume("v") }));
+    let made = backend.create_volume(call(), creation("a")).await.unwrap();
+    assert_eq!(made.context, [("tier".to_owned(), "gold".to_owned())].into());
+}
+
+#[tokio::test]
 async fn a_volume_of_a_source() {
     let fake = Fake::start();
     let backend = fake.connect().await;

@@ -152,9 +152,34 @@ pub fn decode(document: &str) -> Result<AttachmentRecord, DocumentError> {
     Ok(attachment)
 }
 
-/// The volume context of a volume that is handed out: the driver's attributes, and the attachment of one without a publish step.
-pub fn into_volume_context(attributes: Parameters, attachment: Option<&AttachmentRecord>) -> Parameters {
+/// What a volume's content was made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContentSource {
+    /// Another volume.
+    Volume,
+    /// A snapshot.
+    Snapshot,
+}
+
+impl ContentSource {
+    /// The word for it under [`names::CONTENT_SOURCE`].
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Volume => "volume",
+            Self::Snapshot => "snapshot",
+        }
+    }
+}
+
+/// The volume context of a volume that is handed out: the driver's attributes, the attachment of one without a publish step, and the
+/// source of one that was not empty from the start, which the node has to know before it formats anything.
+pub fn into_volume_context(
+    attributes: Parameters,
+    attachment: Option<&AttachmentRecord>,
+    source: Option<ContentSource>,
+) -> Parameters {
     let mut context = attributes;
+    context.extend(source.map(|source| (names::CONTENT_SOURCE.to_owned(), source.as_str().to_owned())));
     context.extend(attachment.map(|attachment| (names::ATTACHMENT.to_owned(), encode(attachment))));
     context
 }

@@ -65,7 +65,7 @@ fn what_is_written_is_read() {
         assert_eq!(decode(&document).as_ref(), Ok(&attachment));
         assert_eq!(encode(&attachment), document, "the same every time");
         let published = into_publish_context(attachment.clone());
-        let created = into_volume_context(Parameters::default(), Some(&attachment));
+        let created = into_volume_context(Parameters::default(), Some(&attachment), None);
         if attachment.kind != CSI_KIND {
             assert_eq!(of_contexts(&published, &Parameters::default(), true), Ok(attachment.clone()));
         }
@@ -138,10 +138,13 @@ fn what_others_wrote_is_refused() {
 fn contexts_keep_ours_and_theirs_apart() {
     let theirs: Parameters = [("tier".to_owned(), "gold".to_owned())].into();
     let directory = attachment("directory", 1, &[("path", "a")]);
-    let context = into_volume_context(theirs.clone(), Some(&directory));
-    assert_eq!(context.len(), 2);
+    let context = into_volume_context(theirs.clone(), Some(&directory), Some(ContentSource::Snapshot));
+    assert_eq!(context.len(), 3);
+    assert_eq!(context.get(names::CONTENT_SOURCE).map(String::as_str), Some("snapshot"));
     assert_eq!(attributes(context), theirs);
-    assert_eq!(into_volume_context(theirs.clone(), None), theirs);
+    assert_eq!(into_volume_context(theirs.clone(), None, None), theirs);
+    let cloned = into_volume_context(theirs.clone(), None, Some(ContentSource::Volume));
+    assert_eq!(cloned.get(names::CONTENT_SOURCE).map(String::as_str), Some("volume"));
     assert_eq!(
         into_publish_context(attachment("csi", 1, &[("lun", "1")])),
         [("lun".to_owned(), "1".to_owned())].into()
@@ -153,7 +156,7 @@ fn an_attachment_is_in_one_place() {
     let none = Parameters::default();
     let (published, created) = (attachment("directory", 1, &[("path", "a")]), attachment("none", 1, &[]));
     let publish = into_publish_context(published.clone());
-    let volume = into_volume_context(none.clone(), Some(&created));
+    let volume = into_volume_context(none.clone(), Some(&created), None);
     let elsewhere = |name| Err(DocumentError::Elsewhere { name });
     let missing = |name| Err(DocumentError::Missing { name });
     assert_eq!(of_contexts(&publish, &none, true), Ok(published));

@@ -3,6 +3,9 @@
 pub mod metrics;
 pub mod object;
 pub mod parameters;
+pub mod placement;
+mod race;
+mod reclaim;
 pub mod reconcile;
 pub mod rules;
 pub mod topology;

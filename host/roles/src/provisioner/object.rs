@@ -27,7 +27,8 @@ pub fn persistent_volume(
     let mut attributes = Map::new();
     attributes.insert(names::PROVISIONER_IDENTITY.to_owned(), json!(identity));
     // The driver's own word wins, as it does in external-provisioner.
-    let context = attachment::into_volume_context(created.context.clone(), created.attachment.as_ref());
+    // Claims with a source are refused before they come here: every volume was empty.
+    let context = attachment::into_volume_context(created.context.clone(), created.attachment.as_ref(), None);
     attributes.extend(context.into_iter().map(|(key, value)| (key, Value::from(value))));
     let access = intent.request.capabilities.first().map(|capability| &capability.access);
     let (mode, fs_type) = match access {

@@ -8,14 +8,13 @@ use std::{
 
 use cofferdam_backend::Call;
 use cofferdam_cluster::{
-    Change, Intent, Precondition, Seen, WriteError, hold,
+    Change, Intent, Seen, WriteError, hold,
     metrics::Metrics,
     queue::{Backoff, Outcome, Queue},
 };
 use cofferdam_domain::{
-    Attachment, Claim, CsiNode, DriverName, Node, NodeObject, StorageClass, Uid, Volume, VolumeName,
-    VolumePhase, names,
-    storage::{Ability, CreatedVolume, Feature, StorageError},
+    Attachment, Claim, CsiNode, DriverName, Node, NodeObject, StorageClass, Uid, Volume, VolumeName, names,
+    storage::{CreatedVolume, Feature, StorageError},
 };
 use serde_json::json;
 use tokio::time::Instant;
@@ -24,13 +23,13 @@ use tokio_util::sync::CancellationToken;
 use super::{
     metrics::ProvisionerMetrics,
     object::{self, ClaimShape},
-    rules::{self, ClaimVerdict, Created, Options, VolumeVerdict},
+    placement::{self, Races},
+    rules::{self, ClaimVerdict, Created, Options},
 };
 use crate::{
     act::{Context, Driver, MAX_EFFECTS, Teller},
     note::Note,
     observer::StepKind,
-    protection::{self, rules::Verdict},
     role::Role,
 };
 
@@ -41,7 +40,7 @@ const INFEASIBLE: usize = 10_000;
 
 /// The role.
 pub(crate) struct Provisioner {
-    context: Arc<Context>,
+    pub(super) context: Arc<Context>,
     options: Options,
     claims: Queue<Uid>,
     volumes: Queue<VolumeName>,
@@ -49,7 +48,9 @@ pub(crate) struct Provisioner {
     infeasible: Mutex<HashMap<Uid, (Uid, Instant)>>,
     /// Claims for which the nodes did not tell enough.
     await_nodes: Mutex<HashSet<Uid>>,
-    metrics: ProvisionerMetrics,
+    /// Claims that this process would take for its node.
+    races: Mutex<Races>,
+    pub(super) metrics: ProvisionerMetrics,
 }
 
 impl Provisioner {
@@ -77,12 +78,14 @@ impl Provisioner {
                 .collect(),
             strict_topology: settings.strict_topology,
             immediate_topology: settings.immediate_topology,
+            here: context.here.clone(),
         };
         let role = Arc::new(Self {
             claims: Queue::new("provisioner_claims", backoff, metrics),
             volumes: Queue::new("provisioner_volumes", backoff, metrics),
             infeasible: Mutex::default(),
             await_nodes: Mutex::default(),
+            races: Mutex::default(),
             metrics: own,
             options,
             context,
@@ -180,12 +183,21 @@ impl Provisioner {
             self.infeasible().remove(&old.meta.uid);
             self.await_nodes().remove(&old.meta.uid);
         }
+        if let Some(claim) = change.old.as_ref().or(change.new.as_ref())
+            && change.new.as_ref().is_none_or(|claim| claim.volume.is_some())
+        {
+            self.races().over(&claim.meta.uid);
+        }
     }
 
     /// Wakes the claims for which the nodes did not tell enough.
     fn nodes_changed(&self) {
         let waiting = std::mem::take(&mut *self.await_nodes());
         waiting.into_iter().for_each(|uid| self.claims.add(uid));
+    }
+
+    pub(super) fn races(&self) -> MutexGuard<'_, Races> {
+        self.races.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn await_nodes(&self) -> MutexGuard<'_, HashSet<Uid>> {
@@ -241,6 +253,11 @@ impl Provisioner {
                         driver.journal.forget(uid);
                     }
                     return Outcome::Done;
+                }
+                ClaimVerdict::Take { node, request } => {
+                    if let Some(outcome) = self.take(uid, &node, request.map(|request| *request)).await {
+                        return outcome;
+                    }
                 }
                 ClaimVerdict::Refuse { message, lasting } => {
                     if let Some(claim) = self.context.cache.claim_by_uid(uid) {
@@ -337,7 +354,7 @@ impl Provisioner {
         let answer = self.call_create(driver, intent, &teller).await;
         let took = started.elapsed();
         let wish = answer.as_ref().err().and_then(|error| error.retry_after_ms).map(Duration::from_millis);
-        match rules::created(&self.context.cache, intent, answer) {
+        match rules::created(&self.context.cache, self.context.here.as_ref(), intent, answer) {
             Created::Save(created, capacity) => {
                 self.save(driver, intent, created, capacity, &teller, started).await
             }
@@ -407,7 +424,9 @@ impl Provisioner {
         started: Instant,
     ) -> Outcome {
         let name = VolumeName::from(intent.request.name.as_str());
-        if let Some(other) = self.context.cache.other_with_handle(&intent.driver, &created.handle, &name) {
+        let may = |other: &Volume| !self.is_elsewhere(intent, other);
+        let other = self.context.cache.other_with_handle(&intent.driver, &created.handle, &name, may);
+        if let Some(other) = other {
             // Saved, deleting one of the two would delete the other's data.
             let handle = &created.handle;
             let message = format!(
@@ -455,6 +474,10 @@ impl Provisioner {
     ) -> Outcome {
         let name = VolumeName::from(intent.request.name.as_str());
         match self.context.writer.get::<Volume>(&name).await {
+            // The claim has its volume on another node: this one is one too many, and has no object that names it, whatever its handle.
+            Ok(Some(volume)) if self.is_elsewhere(intent, &volume) => {
+                self.undo(driver, intent, created, None, teller).await
+            }
             Ok(Some(volume))
                 if volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(&intent.uid) =>
             {
@@ -506,7 +529,8 @@ impl Provisioner {
                 driver.journal.forget(&intent.uid);
                 match message {
                     Some(message) => self.refuse(&intent.uid, message, false),
-                    None => Outcome::Done,
+                    // The claim may want another one.
+                    None => Outcome::Again,
                 }
             }
             Err(error) => {
@@ -524,7 +548,9 @@ impl Provisioner {
     /// answer was lost, and a claim that the watch has not shown yet keep it.
     async fn is_abandoned(&self, intent: &Intent, created: &CreatedVolume) -> Result<bool, WriteError> {
         let name = VolumeName::from(intent.request.name.as_str());
-        if let Some(volume) = self.context.writer.get::<Volume>(&name).await? {
+        if let Some(volume) = self.context.writer.get::<Volume>(&name).await?
+            && !self.is_elsewhere(intent, &volume)
+        {
             let of_claim = volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(&intent.uid);
             if of_claim || volume.csi.as_ref().is_some_and(|csi| csi.handle == created.handle) {
                 return Ok(false);
@@ -535,7 +561,12 @@ impl Provisioner {
         let too_small =
             created.capacity.is_some_and(|bytes| bytes > 0 && Some(bytes) < intent.request.capacity.required);
         let taken = matches!(self.context.cache.volumes.get(&name), Seen::Known(_));
-        Ok(too_small || taken || !rules::is_wanted(&self.context.cache, intent))
+        let here = self.context.here.as_ref();
+        Ok(too_small || taken || !rules::is_wanted(&self.context.cache, here, intent))
+    }
+
+    fn is_elsewhere(&self, intent: &Intent, volume: &Volume) -> bool {
+        placement::is_elsewhere(self.context.here.as_ref(), intent, volume)
     }
 
     /// Tells the claim, where it still exists, and chooses when to try again.
@@ -566,7 +597,7 @@ impl Provisioner {
         }
     }
 
-    fn component_for(&self, claim: &Claim) -> Box<str> {
+    pub(super) fn component_for(&self, claim: &Claim) -> Box<str> {
         let class = self.context.cache.class(claim.class_name()).known();
         let driver = class.and_then(|class| self.context.drivers.get(&class.provisioner));
         driver.map_or_else(|| "external-provisioner".into(), |driver| driver.component.clone())
@@ -596,146 +627,5 @@ impl Provisioner {
 
     fn infeasible(&self) -> MutexGuard<'_, HashMap<Uid, (Uid, Instant)>> {
         self.infeasible.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    async fn volume(&self, name: &VolumeName) -> Outcome {
-        let mut deleted = false;
-        for _ in 0..MAX_EFFECTS {
-            let Seen::Known(volume) = self.context.cache.volumes.get(name) else { return Outcome::Done };
-            let teller = Teller::of_volume(&self.context, Role::Provisioner, &volume);
-            let ours = |driver: &DriverName| self.context.drivers.contains_key(driver);
-            let writer = &self.context.writer;
-            let uid = &volume.meta.uid;
-            let finalizer = names::PROVISIONER_FINALIZER;
-            let result = match rules::volume(&ours, &volume, deleted, hold::is_held(&self.context.cache)) {
-                VolumeVerdict::Ignore(_) => return Outcome::Done,
-                VolumeVerdict::AddFinalizer => teller
-                    .act("protects the volume's object", writer.add_finalizer(&*volume, finalizer))
-                    .await
-                    .map(drop),
-                VolumeVerdict::RemoveFinalizer(at) => {
-                    let mut finalizers = vec![(at, finalizer)];
-                    // The other role of this process that keeps the object would take its own off next.
-                    if self.context.settings.roles.contains(&Role::Protection)
-                        && let Verdict::Remove(at) = protection::rules::volume(&volume, false)
-                    {
-                        finalizers.push((at, names::PV_PROTECTION));
-                    }
-                    let write = writer.remove_finalizers::<Volume>(name, uid, &mut finalizers);
-                    teller.act("releases the volume's object", write).await.map(drop)
-                }
-                VolumeVerdict::DeleteObject => {
-                    let precondition = Precondition { uid: Some(uid.clone()), version: None };
-                    teller
-                        .act("deletes the volume's object", writer.delete::<Volume>(name, &precondition))
-                        .await
-                }
-                VolumeVerdict::DeleteVolume => {
-                    if let Some(outcome) = self.delete(&volume, &teller).await {
-                        return outcome;
-                    }
-                    deleted = true;
-                    Ok(())
-                }
-                VolumeVerdict::Hold => return self.held(&volume, &teller),
-            };
-            if let Err(error) = result {
-                return self.context.after_failure::<Volume>(name, &error).await;
-            }
-        }
-        Outcome::Again
-    }
-
-    /// The one effect that cannot be taken back: before it, object and claim are read past the cache, unless the binder of this
-    /// process has just done so.
-    async fn delete(&self, volume: &Volume, teller: &Teller) -> Option<Outcome> {
-        let Some(csi) = &volume.csi else { return Some(Outcome::Done) };
-        let Some(driver) = self.context.drivers.get(&csi.driver) else { return Some(Outcome::Done) };
-        let secret = volume.meta.annotation(names::DELETION_SECRET_NAME).unwrap_or_default();
-        if !secret.is_empty() {
-            let text = format!(
-                "deleting the volume needs the secret {secret:?}: this version passes no secrets to drivers"
-            );
-            self.context.note(volume, &driver.component, Note::warning("VolumeFailedDelete", text));
-            return Some(Outcome::RetryAfter(self.context.settings.retry_interval_max));
-        }
-        if let Some(other) = self.context.cache.other_with_handle(&csi.driver, &csi.handle, &volume.name) {
-            let text = format!(
-                "PersistentVolume {other} stands for the same volume {}: it is not deleted",
-                csi.handle
-            );
-            self.context.note(volume, &driver.component, Note::warning("VolumeFailedDelete", text));
-            return Some(Outcome::RetryAfter(self.context.settings.retry_interval_max));
-        }
-        let publishes = driver.backend.abilities().contains(&Ability::Publishing);
-        let attached = self.context.cache.attachments_of_volume(&volume.name);
-        if let Some(attachment) = attached.first().filter(|_| publishes) {
-            let text =
-                format!("persistentvolume {} is still attached to node {}", volume.name, attachment.node);
-            teller.tell(StepKind::Waits, text.clone(), None);
-            self.context.note(volume, &driver.component, Note::warning("VolumeFailedDelete", text));
-            return Some(Outcome::Retry);
-        }
-        match self.still_released(volume).await {
-            Ok(true) => {}
-            // The binder has not said so yet, or is not there to say it: its word wakes this volume.
-            Ok(false) => return Some(Outcome::Retry),
-            Err(error) => return Some(self.context.after_failure::<Volume>(&volume.name, &error).await),
-        }
-        let call = Call::within(self.context.settings.timeout);
-        let started = Instant::now();
-        let class = volume.class.as_ref().into();
-        match driver.backend.delete_volume(call, csi.handle.clone()).await {
-            Ok(()) => {
-                self.metrics.deleted(&class, started.elapsed());
-                teller.tell(
-                    StepKind::Acts,
-                    format!("{} deletes the volume", csi.driver),
-                    Some(started.elapsed()),
-                );
-                None
-            }
-            Err(error) => {
-                self.metrics.delete_failed(&class);
-                let text = format!("{} cannot delete the volume: {error}", csi.driver);
-                teller.tell(StepKind::Fails, text, Some(started.elapsed()));
-                let note = Note::warning("VolumeFailedDelete", error.to_string());
-                self.context.note(volume, &driver.component, note);
-                Some(Outcome::Retry)
-            }
-        }
-    }
-
-    async fn still_released(&self, volume: &Volume) -> Result<bool, WriteError> {
-        if self.context.released.take(volume) {
-            return Ok(true);
-        }
-        let Some(live) = self.context.writer.get::<Volume>(&volume.name).await? else { return Ok(false) };
-        let same = live.meta.uid == volume.meta.uid && live.phase == VolumePhase::Released;
-        if !same || live.reclaim_policy != volume.reclaim_policy {
-            return Ok(false);
-        }
-        let Some(claim_ref) = live.claim_ref.as_ref().filter(|r| r.uid.is_some()) else { return Ok(false) };
-        let claim = self.context.writer.get::<Claim>(&claim_ref.key).await?;
-        // A claim of that uid that names another volume is the winner of a double provisioning; this one is the loser's.
-        Ok(claim.is_none_or(|claim| {
-            claim_ref.uid.as_ref() != Some(&claim.meta.uid)
-                || claim.volume.is_some_and(|name| name != live.name)
-        }))
-    }
-
-    fn held(&self, volume: &Volume, teller: &Teller) -> Outcome {
-        let text = format!(
-            "The cluster was restored from a backup: the volume is not deleted while ConfigMap {}/{} exists",
-            self.context.settings.namespace,
-            hold::MARK
-        );
-        teller.tell(StepKind::Waits, text.clone(), None);
-        let note = Note::warning("DeletionHeld", text);
-        let component = volume.csi.as_ref().and_then(|csi| self.context.drivers.get(&csi.driver));
-        let component =
-            component.map_or_else(|| "external-provisioner".into(), |driver| driver.component.clone());
-        self.context.note(volume, &component, note);
-        Outcome::Done
     }
 }

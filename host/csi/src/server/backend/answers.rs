@@ -3,7 +3,8 @@
 use cofferdam_backend::checks::weight;
 use cofferdam_domain::storage::{
     Capacity, CreatedVolume, GroupSnapshot, Segments, Snapshot, SnapshotPage, VolumePage, VolumeStatus,
-    ability::ControllerCapability as Can, attachment,
+    ability::ControllerCapability as Can,
+    attachment::{self, ContentSource},
 };
 
 use super::rules::Rules;
@@ -34,7 +35,11 @@ fn topology(segments: Segments) -> v1::Topology {
 
 /// A volume, with what its node has to know of it.
 pub(super) fn volume(volume: CreatedVolume, source: Option<v1::VolumeContentSource>) -> v1::Volume {
-    let volume_context = attachment::into_volume_context(volume.context, volume.attachment.as_ref());
+    let made_of = source.as_ref().and_then(|source| source.r#type.as_ref()).map(|made_of| match made_of {
+        v1::volume_content_source::Type::Volume(_) => ContentSource::Volume,
+        v1::volume_content_source::Type::Snapshot(_) => ContentSource::Snapshot,
+    });
+    let volume_context = attachment::into_volume_context(volume.context, volume.attachment.as_ref(), made_of);
     if weight(&volume_context) > MAP {
         let bytes = weight(&volume_context);
         tracing::warn!(volume = %volume.handle, bytes, "the volume context is larger than CSI's 4 KiB");

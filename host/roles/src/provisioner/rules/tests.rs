@@ -6,11 +6,15 @@ use std::{collections::BTreeSet, sync::Arc};
 use cofferdam_cluster::{Cache, Intent, Kind, decode};
 use cofferdam_domain::{
     Claim, ClassName, DriverName, StorageClass, Uid, Volume,
-    storage::{AccessType, CapabilityMode, CreatedVolume, ErrorKind, Finality, StorageError},
+    storage::{
+        AccessType, CapabilityMode, CreatedVolume, ErrorKind, Finality, Segments, StorageError,
+        TopologyRequirement,
+    },
 };
 use cofferdam_sim::objects::with;
 use serde_json::{Value, json};
 
+use super::super::placement::Here;
 use super::{ClaimVerdict, Created, Options, View, VolumeVerdict, capability_modes, claim, created, volume};
 
 const UID: &str = "1234";
@@ -26,6 +30,7 @@ fn options() -> Options {
         topology: BTreeSet::new(),
         strict_topology: false,
         immediate_topology: true,
+        here: None,
     }
 }
 
@@ -120,6 +125,9 @@ fn show(verdict: &ClaimVerdict) -> String {
         ClaimVerdict::Forget => "forget".to_owned(),
         ClaimVerdict::Refuse { message, lasting } => {
             format!("{} {message}", if *lasting { "refuse" } else { "retry" })
+        }
+        ClaimVerdict::Take { node, request } => {
+            format!("take for {node}{}", if request.is_some() { "" } else { " blindly" })
         }
         ClaimVerdict::AwaitNodes(message) => format!("nodes {message}"),
         ClaimVerdict::Reschedule { node, message } => format!("not on {node}: {message}"),
@@ -423,7 +431,7 @@ fn what_follows_an_answer() {
         let world = World::new(claim, None, None);
         let mut intent = (*intent()).clone();
         intent.class.reclaim_policy = cofferdam_domain::ReclaimPolicy::parse(policy);
-        let shown = match created(&world.cache, &intent, answer) {
+        let shown = match created(&world.cache, None, &intent, answer) {
             Created::Save(_, capacity) => format!("save {capacity}"),
             Created::Undo(_, None) => "undo".to_owned(),
             Created::Undo(_, Some(_)) => "undo told".to_owned(),
@@ -510,7 +518,7 @@ fn without_room_the_scheduler_chooses_again() {
     ];
     for (selected, kind, finality, expected) in table {
         let world = placed(selected, json!({}));
-        let shown = match created(&world.cache, &intent, answer(kind, finality)) {
+        let shown = match created(&world.cache, None, &intent, answer(kind, finality)) {
             Created::Reschedule { node, .. } => format!("not on {node}"),
             Created::Failed { lasting: false, .. } => "failed".to_owned(),
             Created::Repeat(_) => "repeat".to_owned(),
@@ -589,4 +597,46 @@ fn names_are_newtypes_over_what_the_api_has() {
     assert_eq!(class.name, ClassName::from("gold"));
     let claim: Claim = read(&claim_json());
     assert_eq!(claim.key.to_string(), "ns/c");
+}
+
+#[test]
+fn whose_a_claim_is_where_storage_is_in_nodes() {
+    let annotated = |pairs: Value| json!({"metadata": {"annotations": pairs}});
+    let (asked, node) = ("volume.kubernetes.io/storage-provisioner", "volume.kubernetes.io/selected-node");
+    let late = json!({"volumeBindingMode": "WaitForFirstConsumer"});
+    let only = |node: &str| json!({"allowedTopologies": [{"matchLabelExpressions": [{"key": KEY, "values": [node]}]}]});
+    const KEY: &str = "topology.cofferdam.dev/node";
+    #[rustfmt::skip] // one row a claim
+    let table = [
+        ("nobody has asked",           json!({}),                                   json!({}),      true,  "ignore"),
+        ("chosen, and nobody asked",   annotated(json!({node: "n1"})),              late.clone(),   true,  "ignore"),
+        ("ours",                       annotated(json!({asked: "drv", node: "n1"})), late.clone(),  true,  "record"),
+        ("another node's",             annotated(json!({asked: "drv", node: "n2"})), late.clone(),  true,  "ignore"),
+        ("not chosen yet",             annotated(json!({asked: "drv"})),            late,           true,  "ignore"),
+        ("a race",                     annotated(json!({asked: "drv"})),            json!({}),      true,  "take for n1"),
+        ("no race here",               annotated(json!({asked: "drv"})),            json!({}),      false, "ignore"),
+        ("a race that was won",        annotated(json!({asked: "drv", node: "n1"})), json!({}),     false, "record"),
+        ("a race that was lost",       annotated(json!({asked: "drv", node: "n2"})), json!({}),     true,  "ignore"),
+        ("allowed here",               annotated(json!({asked: "drv"})),            only("n1"),     true,  "take for n1"),
+        ("allowed elsewhere",          annotated(json!({asked: "drv"})),            only("n2"),     true,  "ignore"),
+        ("chosen where not allowed",   annotated(json!({asked: "drv", node: "n1"})), only("n2"),    true,
+            "nodes failed to provision volume with StorageClass \"gold\": error generating accessibility requirements: topology \
+             {topology.cofferdam.dev/node=n1} of node n1 is not in allowed topologies: {topology.cofferdam.dev/node=n2}"),
+        ("what cannot be asked for",   annotated(json!({asked: "drv"})),            json!({"parameters": {"csi.storage.k8s.io/x": "y"}}), true, "take for n1 blindly"),
+    ];
+    for (name, claim, class, immediate, expected) in table {
+        let mut world =
+            World::new(Some(merged(claim_json(), claim)), Some(merged(class_json(), class)), None);
+        let drivers = [("drv".into(), vec![KEY.to_owned()])].into();
+        world.options.here = Some(Here { node: "n1".into(), drivers, immediate });
+        world.options.topology = ["drv".into()].into();
+        let verdict = world.decide();
+        assert_eq!(show(&verdict), expected, "{name}");
+        if let ClaimVerdict::Record(intent) = verdict {
+            assert_eq!(intent.node, Some("n1".into()), "{name}");
+            let place: Segments = [(KEY.to_owned(), "n1".to_owned())].into();
+            let topology = TopologyRequirement { requisite: vec![place.clone()], preferred: vec![place] };
+            assert_eq!(intent.request.topology, Some(topology), "{name}");
+        }
+    }
 }

@@ -3,10 +3,13 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use cofferdam_backend::{Backend as _, BackendMetrics, Call};
-use cofferdam_domain::storage::{
-    Ability, AccessType, CapabilityMode, CapacityRange, CreateSnapshot, CreateVolume, ErrorKind,
-    ExpandVolume, Feature, Finality, PageRequest, Parameters, PublishVolume, Readiness, TopologyRequirement,
-    ValidateVolume, Validation, VolumeCapability, attachment,
+use cofferdam_domain::{
+    names,
+    storage::{
+        Ability, AccessType, CapabilityMode, CapacityRange, CreateSnapshot, CreateVolume, ErrorKind,
+        ExpandVolume, Feature, Finality, PageRequest, Parameters, PublishVolume, Readiness,
+        TopologyRequirement, ValidateVolume, Validation, VolumeCapability, attachment,
+    },
 };
 use tokio::{task::JoinHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -211,6 +214,35 @@ async fn a_second_operation_is_aborted_until_the_first_has_gone() {
             code => break assert_eq!(code, tonic::Code::DeadlineExceeded),
         }
     }
+}
+
+#[tokio::test]
+async fn what_a_volume_was_made_of_travels_with_it() {
+    use v1::volume_content_source::{SnapshotSource, Type, VolumeSource};
+    let rig = serve(Fake::complete()).await;
+    let mut wire = rig.wire().await.0.controller();
+    let table = [
+        (None, None),
+        (Some(Type::Volume(VolumeSource { volume_id: "x".to_owned() })), Some("volume")),
+        (Some(Type::Snapshot(SnapshotSource { snapshot_id: "x".to_owned() })), Some("snapshot")),
+    ];
+    for (source, expected) in table {
+        let request = v1::CreateVolumeRequest {
+            name: "n".to_owned(),
+            volume_capabilities: vec![crate::request::capability(capability(), true)],
+            volume_content_source: source
+                .clone()
+                .map(|source| v1::VolumeContentSource { r#type: Some(source) }),
+            ..Default::default()
+        };
+        let made = wire.create_volume(request).await.unwrap().into_inner().volume.unwrap();
+        let found = made.volume_context.get(names::CONTENT_SOURCE).map(String::as_str);
+        assert_eq!(found, expected, "{source:?}");
+    }
+    // This program's own client asked for it, and takes it from nobody.
+    let client = rig.client().await;
+    let cloned = client.clone_volume(call(), creation("n"), "x".into()).await.unwrap();
+    assert_eq!(cloned.context, parameters(&[("tier", "gold")]));
 }
 
 #[tokio::test]
