@@ -48,7 +48,7 @@ pub const ALL: &[Suite] = &[
     },
     Suite {
         name: "sanity",
-        about: "csi-sanity finds nothing wrong with our own CSI server",
+        about: "csi-sanity finds nothing wrong with our drivers behind our CSI server and our node",
         limit: Duration::from_secs(600),
         run: |run| Box::pin(sanity::run(run)),
     },
