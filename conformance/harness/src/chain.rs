@@ -2,7 +2,7 @@
 //! their own, which never sees the driver.
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -171,7 +171,7 @@ impl Backend {
             .arg(format_args!("--plugin-registration-path={}", plugins.display()))
             .env("RUST_BACKTRACE", "1");
         let (process, _) = ready(run, spec, "/healthz").await?;
-        Ok(NodeRoles { process, socket, registration: plugins.join(format!("{}-reg.sock", self.driver)) })
+        Ok(NodeRoles { process, socket, registration: plugins.join(format!("{}@reg.sock", self.driver)) })
     }
 }
 
@@ -187,14 +187,18 @@ pub struct NodeRoles {
 }
 
 impl NodeRoles {
-    /// The files of its records: of volumes that are on the node, and of no others.
+    /// Its records: of volumes that are on the node, and of no others.
     ///
     /// # Errors
-    /// When they cannot be listed.
+    /// When they cannot be read.
     pub fn records(&self) -> Result<Vec<String>> {
         let mut records = Vec::new();
         for entry in fs::read_dir(self.socket.with_file_name("volumes"))? {
-            records.push(entry?.file_name().to_string_lossy().into_owned());
+            match fs::read_to_string(entry?.path()) {
+                // It went while we looked.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                record => records.push(record?),
+            }
         }
         Ok(records)
     }

@@ -202,6 +202,9 @@ fn kubelet(run: &Run, plane: &ControlPlane, name: &str, directory: &Path, root: 
         // A name by which what a killed run leaves is found.
         "cgroupRoot": Path::new("/").join(run.scratch().file_name().unwrap_or_default()),
         "failCgroupV1": false,
+        // A volume is mounted once the API has heard that it is in use, and detached once it has heard that it is not.
+        "nodeStatusUpdateFrequency": "1s",
+        "volumeStatsAggPeriod": "1s",
         "cgroupsPerQOS": false,
         "enforceNodeAllocatable": [],
         "failSwapOn": false,
