@@ -170,23 +170,41 @@ impl Backend {
             .arg(format_args!("--kubelet-root={}", root.display()))
             .arg(format_args!("--plugin-registration-path={}", plugins.display()))
             .env("RUST_BACKTRACE", "1");
-        let (process, _) = ready(run, spec, "/healthz").await?;
-        Ok(NodeRoles { process, socket, registration: plugins.join(format!("{}@reg.sock", self.driver)) })
+        let (process, client) = ready(run, spec, "/healthz").await?;
+        Ok(NodeRoles {
+            driver: self.driver.clone(),
+            process,
+            client,
+            socket,
+            registration: plugins.join(format!("{}@reg.sock", self.driver)),
+        })
     }
 }
 
 /// The roles of a node for one driver.
-#[derive(Debug)]
 pub struct NodeRoles {
+    /// The driver's name.
+    pub driver: String,
     /// Their process.
     pub process: Process,
     /// The socket that kubelet calls.
     pub socket: PathBuf,
     /// The socket that tells kubelet of it.
     pub registration: PathBuf,
+    client: Client,
 }
 
 impl NodeRoles {
+    /// Starts them again, after they were killed, and waits until they are healthy.
+    ///
+    /// # Errors
+    /// When they are not, with the end of their log.
+    pub async fn again(&mut self) -> Result<()> {
+        self.process.again()?;
+        let client = &self.client;
+        self.process.ready(READY, async || control_plane::get(client, "/healthz").await).await
+    }
+
     /// Its records: of volumes that are on the node, and of no others.
     ///
     /// # Errors

@@ -48,11 +48,17 @@ impl Node {
         fs::create_dir_all(directory.join("cni"))?;
         fs::write(directory.join("cni/10-conformance.conflist"), network(&directory).to_string())?;
         let containerd = containerd(run, &directory).await?;
-        let root = run.scratch().join(ROOT);
+        let root = Self::root_of(run);
         let spec = kubelet(run, plane, name, &directory, &root)?;
         let mut node = Self { name: name.to_owned(), root, containerd, kubelet: Process::start(run, spec)? };
         node.ready(plane).await?;
         Ok(node)
+    }
+
+    /// Kubelet's root in a run, before there is one.
+    #[must_use]
+    pub fn root_of(run: &Run) -> PathBuf {
+        run.scratch().join(ROOT)
     }
 
     /// The directory that kubelet keeps plugins' sockets and pods' volumes in.

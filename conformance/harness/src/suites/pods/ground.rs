@@ -1,11 +1,12 @@
 //! What every theme stands on: a cluster with our roles and a real node, and words for claims and pods on it.
 
-use std::time::Duration;
+use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::{
     NamespaceResourceScope,
     api::{
+        apps::v1::StatefulSet,
         core::v1::{Event, Namespace, PersistentVolume, PersistentVolumeClaim, Pod},
         storage::v1::{CSIDriver, StorageClass, VolumeAttachment},
     },
@@ -23,7 +24,7 @@ use crate::{
     control_plane::{ControlPlane, Options},
     image,
     node::Node,
-    process::Process,
+    process::{self, Process},
     run::Run,
     wait::until,
 };
@@ -32,9 +33,13 @@ use crate::{
 pub(super) const SOON: Duration = Duration::from_secs(90);
 /// The one node.
 pub(super) const NODE: &str = "node-1";
+/// Bytes of the disk that kubelet's root is on.
+const DISK: u64 = 1 << 30;
 /// Loops of kube-controller-manager, none of which is ours: what attaches, what makes pods, and what keeps nodes in order.
 const CONTROLLERS: &str = "persistentvolume-attach-detach-controller,statefulset-controller,\
                            node-lifecycle-controller,namespace-controller,pod-garbage-collector-controller";
+/// How a script ends whose pod stays: until then it has done its work.
+pub(super) const STAYS: &str = "echo done; trap exit TERM; sleep 3600 & wait";
 /// The volume in every pod.
 pub(super) const AT: &str = "/volume";
 
@@ -72,6 +77,7 @@ impl<'a> Ground<'a> {
         let options =
             Options { controllers: Some(CONTROLLERS.to_owned()), scheduler: true, ..Options::default() };
         let plane = ControlPlane::start(run, options).await?;
+        disk(run).await?;
         let node = Node::start(run, &plane, NODE).await?;
         let (memory, pool) = (Backend::memory(run, NODE)?, Backend::pool(run, NODE)?);
         let all = ["provisioner", "pv-controller", "protection", "attacher"];
@@ -141,9 +147,24 @@ impl<'a> Ground<'a> {
         {
             ensure!(!left.exists(), "{} is left", left.display());
         }
+        let root = self.node.root().display().to_string();
         self.node.stop().await?;
+        process::output("umount", &[&root]).await?;
         self.plane.stop().await
     }
+}
+
+/// Kubelet's root on a disk: of memory it has no statistics, and then of no volume either.
+async fn disk(run: &Run) -> Result<()> {
+    let (disk, root) = (run.scratch().join("disk"), Node::root_of(run));
+    fs::File::create(&disk)?.set_len(DISK)?;
+    fs::create_dir_all(&root)?;
+    let (disk, root) = (disk.display().to_string(), root.display().to_string());
+    process::output("mkfs.ext4", &["-q", &disk]).await?;
+    // Its loop device goes when it is unmounted.
+    process::output("mount", &["-o", "loop", &disk, &root]).await?;
+    // A directory that is no pod's and no plugin's.
+    Ok(fs::remove_dir(Path::new(&root).join("lost+found"))?)
 }
 
 /// A namespace, and what stands in it.
@@ -244,6 +265,10 @@ impl Room {
         self.api()
     }
 
+    pub(super) fn sets(&self) -> Api<StatefulSet> {
+        self.api()
+    }
+
     pub(super) fn claims(&self) -> Api<PersistentVolumeClaim> {
         self.api()
     }
@@ -306,7 +331,7 @@ impl Room {
 
     /// Makes a pod that runs a script and stays, and waits until it has done so.
     pub(super) async fn stays(&self, name: &str, of: &Use, script: &str) -> Result<String> {
-        self.pod(name, of, &format!("{script}\necho done; sleep 3600 & wait")).await?;
+        self.pod(name, of, &format!("{script}\n{STAYS}")).await?;
         self.done(name).await
     }
 
