@@ -231,16 +231,18 @@ impl Cache {
         })
     }
 
-    /// Another object that stands for the same volume of a driver.
+    /// Another object that stands for the same volume of a driver; only those that `may` is true for.
     pub fn other_with_handle(
         &self,
         driver: &DriverName,
         handle: &VolumeHandle,
         name: &VolumeName,
+        may: impl Fn(&Volume) -> bool,
     ) -> Option<VolumeName> {
-        self.volumes.query(|index, _| {
+        self.volumes.query(|index, volumes| {
             let names = index.by_handle.get(&(driver.clone(), handle.clone()))?;
-            names.iter().find(|other| *other != name).cloned()
+            let others = names.iter().filter(|other| *other != name);
+            others.into_iter().find(|other| volumes.get(*other).is_none_or(|other| may(other))).cloned()
         })
     }
 

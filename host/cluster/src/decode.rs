@@ -327,7 +327,39 @@ impl Kind for Volume {
             persistent_volume_reclaim_policy: Option<Box<str>>,
             claim_ref: Option<Reference>,
             mount_options: Option<Vec<String>>,
+            node_affinity: Option<NodeAffinity>,
             csi: Option<Csi>,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(default)]
+        struct NodeAffinity {
+            required: Option<NodeSelector>,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(rename_all = "camelCase", default)]
+        struct NodeSelector {
+            node_selector_terms: Option<Vec<Term>>,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Term {
+            match_expressions: Option<Vec<TermExpression>>,
+        }
+        #[derive(Deserialize)]
+        struct TermExpression {
+            key: String,
+            operator: Box<str>,
+            values: Option<Vec<String>>,
+        }
+        impl Term {
+            fn pinned(self) -> BTreeMap<String, String> {
+                let one = |expression: TermExpression| {
+                    let mut values = expression.values.unwrap_or_default().into_iter();
+                    let pair = (expression.key, values.next()?);
+                    (&*expression.operator == "In" && values.next().is_none()).then_some(pair)
+                };
+                self.match_expressions.unwrap_or_default().into_iter().filter_map(one).collect()
+            }
         }
         #[derive(Deserialize, Default)]
         #[serde(default)]
@@ -376,6 +408,14 @@ impl Kind for Volume {
                 uid: r.uid.filter(|uid| !uid.is_empty()).map(Uid::new),
             }),
             mount_options: spec.mount_options.unwrap_or_default(),
+            places: spec
+                .node_affinity
+                .and_then(|affinity| affinity.required)
+                .and_then(|required| required.node_selector_terms)
+                .unwrap_or_default()
+                .into_iter()
+                .map(Term::pinned)
+                .collect(),
             csi: spec.csi.map(|csi| CsiSource {
                 driver: csi.driver.into(),
                 handle: csi.volume_handle.into(),

@@ -4,7 +4,7 @@
 //! So the request is written down first, exactly as it will be sent, in ConfigMaps of the operator's namespace, keyed by the
 //! claim's uid. A retry sends the very same request; the entry goes when the PersistentVolume exists or the failure is final.
 //!
-//! One journal per driver, so that a driver that hangs fills only its own. Writes are committed in groups: at once when
+//! One journal per driver, and per node for drivers whose storage is one node's, so that a driver that hangs fills only its own. Writes are committed in groups: at once when
 //! nothing is in flight, otherwise with everything that came meanwhile. Removals wait a moment for company.
 
 use std::{
@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     metrics::Metrics,
+    orphans::fnv,
     sleep_until,
     writer::{WriteError, Writer},
 };
@@ -138,10 +139,12 @@ struct Shared {
     writer: Writer,
     namespace: String,
     driver: DriverName,
+    /// Where the driver's storage is, if it is one node's.
+    node: Option<NodeObject>,
     metrics: Metrics,
 }
 
-/// One driver's journal; clones share it.
+/// One driver's journal, or one driver's on one node; clones share it.
 #[derive(Clone)]
 pub struct Journal {
     shared: Arc<Shared>,
@@ -150,6 +153,27 @@ pub struct Journal {
 impl Journal {
     /// A journal for `driver` in ConfigMaps of `namespace`. [`Journal::load`] it before use, and [`Journal::run`] it.
     pub fn new(writer: Writer, namespace: String, driver: DriverName, metrics: Metrics) -> Self {
+        Self::with(writer, namespace, driver, None, metrics)
+    }
+
+    /// The same for what `driver` is asked for on this node: each node's process has a journal of its own.
+    pub fn on_node(
+        writer: Writer,
+        namespace: String,
+        driver: DriverName,
+        node: NodeObject,
+        metrics: Metrics,
+    ) -> Self {
+        Self::with(writer, namespace, driver, Some(node), metrics)
+    }
+
+    fn with(
+        writer: Writer,
+        namespace: String,
+        driver: DriverName,
+        node: Option<NodeObject>,
+        metrics: Metrics,
+    ) -> Self {
         let state = State {
             entries: HashMap::new(),
             shards: std::iter::repeat_with(Shard::default).take(SHARDS).collect(),
@@ -164,6 +188,7 @@ impl Journal {
             writer,
             namespace,
             driver,
+            node,
             metrics,
         };
         Self { shared: Arc::new(shared) }
@@ -457,16 +482,16 @@ impl Journal {
                 self.shared.writer.send_json_for_meta(Method::PATCH, &path, &body, &name).await
             }
             None => {
-                let body = json!({
-                    "apiVersion": "v1",
-                    "kind": "ConfigMap",
-                    "metadata": {
-                        "name": name,
-                        "namespace": self.shared.namespace,
-                        "labels": {"app.kubernetes.io/managed-by": "cofferdam", "cofferdam.dev/journal": "intents"},
-                    },
-                    "data": data,
+                let mut metadata = json!({
+                    "name": name,
+                    "namespace": self.shared.namespace,
+                    "labels": {"app.kubernetes.io/managed-by": "cofferdam", "cofferdam.dev/journal": "intents"},
                 });
+                if let (Some(node), Some(metadata)) = (&self.shared.node, metadata.as_object_mut()) {
+                    metadata.insert("annotations".to_owned(), json!({"cofferdam.dev/node": node}));
+                }
+                let body =
+                    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
                 self.shared.writer.send_json_for_meta(Method::POST, &collection, &body, &name).await
             }
         }?;
@@ -594,6 +619,10 @@ impl Journal {
         if intent.driver != self.shared.driver {
             return Err(format!("it is of driver {}, expected {}", intent.driver, self.shared.driver));
         }
+        if let Some(node) = self.shared.node.as_ref().filter(|node| intent.node.as_ref() != Some(node)) {
+            let of = intent.node.as_ref().map_or("none", |node| node.as_str());
+            return Err(format!("it is of node {of}, expected {node}"));
+        }
         Ok(intent)
     }
 
@@ -634,7 +663,12 @@ impl Journal {
     }
 
     fn shard_name(&self, index: usize) -> String {
-        format!("cofferdam-intents-{}-{index}", self.shared.driver)
+        let Shared { driver, node, .. } = &*self.shared;
+        match node {
+            None => format!("cofferdam-intents-{driver}-{index}"),
+            // A digest, for both names together can be longer than a name may be. An annotation has the node's name.
+            Some(node) => format!("cofferdam-intents-{driver}.{:016x}-{index}", fnv(node.as_str())),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

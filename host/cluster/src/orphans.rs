@@ -60,7 +60,7 @@ impl fmt::Display for ReportKey {
 }
 
 /// FNV-1a: the same in every build, which the standard library's hashers do not promise.
-fn fnv(text: &str) -> u64 {
+pub(crate) fn fnv(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })

@@ -197,7 +197,7 @@ pub(crate) struct NodeFlags {
     #[arg(long, value_name = "PATH", help_heading = "Roles of a node")]
     pub(crate) csi_endpoint: Option<String>,
 
-    /// Name of the Node
+    /// Name of the Node; for the provisioner too, where a driver keeps its volumes on the node
     #[arg(long, value_name = "NAME", help_heading = "Roles of a node")]
     pub(crate) node_name: Option<String>,
 
@@ -219,6 +219,37 @@ pub(crate) struct NodeFlags {
         help_heading = "Roles of a node"
     )]
     pub(crate) single_process: Option<String>,
+
+    /// Every driver of this process keeps its volumes on this node, also one that does not say so, as CSI drivers cannot
+    /// [default: false]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        help_heading = "As in the Go sidecars"
+    )]
+    pub(crate) node_deployment: Option<String>,
+
+    /// Drivers of this node race with those of others for claims that no node was chosen for [default: true]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        help_heading = "As in the Go sidecars"
+    )]
+    pub(crate) node_deployment_immediate_binding: Option<String>,
+
+    /// Longest pause before a driver of this node takes such a claim [default: 20s]
+    #[arg(long, value_name = "DURATION", help_heading = "As in the Go sidecars")]
+    pub(crate) node_deployment_base_delay: Option<String>,
+
+    /// Longest pause before it tries again, having had no room [default: 1m]
+    #[arg(long, value_name = "DURATION", help_heading = "As in the Go sidecars")]
+    pub(crate) node_deployment_max_delay: Option<String>,
 
     /// Path of the driver's socket on the host, which kubelet is told [default: that of --csi-endpoint]
     #[arg(long, value_name = "PATH", help_heading = "As in the Go sidecars")]

@@ -147,7 +147,8 @@ fn secrets(name: &str, section: &BackendSection) -> Result<Secrets, Failure> {
     section.secrets.iter().map(secret).collect()
 }
 
-/// Refuses drivers of one node's storage: with several nodes, several processes would provision for one claim.
+/// Refuses drivers of one node's storage where nobody says which node this is: processes of several nodes would all provision for one
+/// claim, and delete what they do not have.
 ///
 /// # Errors
 /// [`Failure::Placement`]

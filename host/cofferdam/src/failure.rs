@@ -37,7 +37,7 @@ pub(crate) enum Failure {
     #[error("backend {name}: {source}")]
     Csi { name: String, source: ConnectError },
     #[error(
-        "backend {0}: its storage is on one node (placement `node`), which `cofferdam run` does not serve yet; `cofferdam dev` does"
+        "backend {0}: its storage is on one node (placement `node`): expected that node's name, as in --node-name, and a process on every such node"
     )]
     Placement(String),
     #[error("backend {backend}: secret {secret}: {problem}")]

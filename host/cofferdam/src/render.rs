@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use cofferdam_roles::{
     Role,
-    rbac::{self, Reach, Rule},
+    rbac::{self, Drivers, Reach, Rule},
 };
 use serde_json::{Value, json};
 
@@ -49,7 +49,7 @@ pub(crate) fn render(command: &RenderCommand) -> Result<String, Failure> {
             RenderError::Argument(format!("--role: {problem}"))
         })?
     };
-    let objects = objects(&rbac::rules(&roles), namespace, service_account);
+    let objects = objects(&rbac::rules(&roles, Drivers::Anywhere), namespace, service_account);
     let text = serde_saphyr::to_string_multiple(&objects);
     Ok(text.map_err(|error| RenderError::Yaml(error.to_string()))?)
 }

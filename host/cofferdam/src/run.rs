@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use cofferdam_csi::server::ServerMetrics;
-use cofferdam_roles::{Parts, Process, Settings, Silent};
+use cofferdam_roles::{NodeDeployment, Parts, Process, Settings, Silent};
 use prometheus_client::registry::Registry;
 
 use crate::{
@@ -46,7 +46,7 @@ pub(crate) async fn run(flags: &ClusterFlags, environment: &HashMap<String, Stri
     process_metrics::register(&mut registry);
     let metrics = ServerMetrics::register(&mut registry);
     let drivers = Loader::new(configuration, &mut registry)?.load_all(configuration).await?;
-    if cluster.is_some() {
+    if cluster.is_some() && configuration.node_name.is_none() {
         drivers::all_central(&drivers)?;
     }
     let servers = csi_server::listen(configuration, &drivers, &metrics).await?;
@@ -107,6 +107,13 @@ pub(crate) fn settings(configuration: &Configuration, namespace: String) -> Sett
         strict_topology: configuration.strict_topology,
         immediate_topology: configuration.immediate_topology,
         orphan_scan_interval: configuration.orphan_scan_interval.0,
+        node: configuration.node_name.as_deref().map(|node| NodeDeployment {
+            node: node.into(),
+            every_driver: configuration.node_deployment,
+            immediate: configuration.node_deployment_immediate_binding,
+            base_delay: configuration.node_deployment_base_delay.get(),
+            max_delay: configuration.node_deployment_max_delay.get(),
+        }),
     }
 }
 

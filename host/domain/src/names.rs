@@ -66,6 +66,8 @@ pub const RESERVED_PARAMETER_PREFIX: &str = "csi.storage.k8s.io/";
 pub const PROVISIONER_IDENTITY: &str = "storage.kubernetes.io/csiProvisionerIdentity";
 /// Key under which an attachment of ours travels to the node, in volume attributes and in attachment metadata.
 pub const ATTACHMENT: &str = "cofferdam.dev/attachment";
+/// Topology key whose value is the name of the node. The host knows it without asking anybody.
+pub const NODE_TOPOLOGY_KEY: &str = "topology.cofferdam.dev/node";
 /// Prefix of the volume attributes that are ours: drivers neither set nor see them.
 pub const OWN_ATTRIBUTE_PREFIX: &str = "cofferdam.dev/";
 

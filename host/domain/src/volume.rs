@@ -8,7 +8,7 @@ use crate::{
     ids::{ClaimKey, DriverName, ObjectMeta, Uid, VolumeHandle, VolumeName},
     names,
     quantity::Quantity,
-    storage::Parameters,
+    storage::{Parameters, Segments},
 };
 
 /// One of Kubernetes' access modes.
@@ -226,6 +226,9 @@ pub struct Volume {
     pub claim_ref: Option<ClaimRef>,
     /// `spec.mountOptions`
     pub mount_options: Vec<String>,
+    /// `spec.nodeAffinity.required`: of each term the labels that a node must have with this one value. What else a term asks for
+    /// only narrows it.
+    pub places: Vec<Segments>,
     /// `spec.csi`; absent for in-tree sources.
     pub csi: Option<CsiSource>,
     /// `status.phase`
@@ -237,6 +240,20 @@ impl Volume {
     /// (pre-)bound to claim").
     pub fn is_bound_to(&self, key: &ClaimKey, uid: &Uid) -> bool {
         self.claim_ref.as_ref().is_some_and(|r| r.key == *key && r.uid.as_ref().is_none_or(|u| u == uid))
+    }
+
+    /// Whether only nodes with all these labels reach the volume.
+    pub fn is_only_at(&self, place: &Segments) -> bool {
+        let pinned =
+            |term: &Segments| place.iter().all(|(key, value)| term.get(key).is_some_and(|has| has == value));
+        !place.is_empty() && !self.places.is_empty() && self.places.iter().all(pinned)
+    }
+
+    /// Whether no node with these labels reaches the volume.
+    pub fn is_never_at(&self, place: &Segments) -> bool {
+        let away =
+            |term: &Segments| place.iter().any(|(key, value)| term.get(key).is_some_and(|has| has != value));
+        !self.places.is_empty() && self.places.iter().all(away)
     }
 
     /// Value of the annotation that names who made the volume, when not empty.

@@ -19,6 +19,7 @@ use crate::{
     note::Note,
     observer::{Observer, Step, StepKind},
     process::Settings,
+    provisioner::placement::Here,
     released::Released,
     role::Role,
 };
@@ -47,6 +48,8 @@ pub(crate) struct Context {
     pub(crate) settings: Settings,
     pub(crate) cluster: ClusterId,
     pub(crate) drivers: HashMap<DriverName, Driver>,
+    /// The node that the process is on, with the drivers whose storage is in it.
+    pub(crate) here: Option<Here>,
     /// The provisioner's claims, where it runs in this process: binding hands over what needs a new volume.
     pub(crate) wanted: OnceLock<Queue<Uid>>,
     /// What the binder of this process has released.
@@ -59,9 +62,17 @@ impl Context {
         (self.clock)()
     }
 
-    /// Whether the provisioner of this driver runs in this process.
+    /// Whether the provisioner of this driver runs in this process. That of a driver whose storage is in one node runs on every
+    /// node, and what other processes have to hear of stands in the API.
     pub(crate) fn provisions(&self, driver: &DriverName) -> bool {
-        self.settings.roles.contains(&Role::Provisioner) && self.drivers.contains_key(driver)
+        self.settings.roles.contains(&Role::Provisioner)
+            && self.drivers.contains_key(driver)
+            && !self.is_of_node(driver)
+    }
+
+    /// Whether the driver's storage is in the node of this process.
+    pub(crate) fn is_of_node(&self, driver: &DriverName) -> bool {
+        self.here.as_ref().is_some_and(|here| here.has(driver))
     }
 
     /// Sends a note as an event on an object.

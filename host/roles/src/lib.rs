@@ -20,4 +20,5 @@ mod released;
 
 pub use observer::{Observer, Silent, Step, StepKind};
 pub use process::{Parts, Process, ProcessError, Settings};
+pub use provisioner::placement::NodeDeployment;
 pub use role::{Role, UnknownRole};

@@ -27,7 +27,11 @@ use crate::{
     observer::Observer,
     orphans::{Orphans, metrics::OrphanMetrics},
     protection::reconcile::Protection,
-    provisioner::{metrics::ProvisionerMetrics, reconcile::Provisioner},
+    provisioner::{
+        metrics::ProvisionerMetrics,
+        placement::{Here, NodeDeployment},
+        reconcile::Provisioner,
+    },
     pv_controller::reconcile::PvController,
     released::Released,
     role::Role,
@@ -71,9 +75,16 @@ pub struct Settings {
     pub immediate_topology: bool,
     /// Pause between two scans for orphans; absent for none.
     pub orphan_scan_interval: Option<Duration>,
+    /// The node that the process is on, where it has drivers whose storage is in it. Absent, every driver is everybody's.
+    pub node: Option<NodeDeployment>,
 }
 
 impl Settings {
+    /// Whether a driver's storage is in the node of this process.
+    fn is_of_node(&self, backend: &dyn Backend) -> bool {
+        self.node.as_ref().is_some_and(|node| node.covers(backend))
+    }
+
     /// Whether this process looks for orphans: whoever provisions owns the drivers.
     fn scans(&self) -> bool {
         self.roles.contains(&Role::Provisioner) && self.orphan_scan_interval.is_some()
@@ -102,6 +113,7 @@ impl Default for Settings {
             strict_topology: false,
             immediate_topology: true,
             orphan_scan_interval: Some(Duration::from_secs(3600)),
+            node: None,
         }
     }
 }
@@ -132,6 +144,14 @@ pub enum ProcessError {
         "volume name prefix {0:?} cannot start a volume's name: expected lower-case letters, digits and dashes, at most 63"
     )]
     Prefix(String),
+    /// A driver whose storage is in one node cannot say so of its volumes.
+    #[error("driver {0} is of one node and has no topology: expected a driver with topology keys")]
+    NoTopology(DriverName),
+    /// Every node's process would attach everywhere.
+    #[error(
+        "driver {0} is of one node: expected no role attacher beside it, for its volumes are not attached"
+    )]
+    Attacher(DriverName),
     /// A first read of the API failed.
     #[error("cannot start: {0}")]
     Start(#[source] WriteError),
@@ -163,6 +183,15 @@ impl Process {
             let name = &backend.description().name;
             if !drivers.insert(name.clone()) {
                 return Err(ProcessError::TwoBackends(name.clone()));
+            }
+        }
+        for backend in parts.backends.iter().filter(|backend| settings.is_of_node(&***backend)) {
+            let name = backend.description().name.clone();
+            if !backend.has_topology() {
+                return Err(ProcessError::NoTopology(name));
+            }
+            if settings.roles.contains(&Role::Attacher) {
+                return Err(ProcessError::Attacher(name));
             }
         }
         let idle = |role: &Role| settings.roles.contains(role) && drivers.is_empty();
@@ -243,6 +272,7 @@ impl Process {
             settings: self.settings.clone(),
             cluster,
             drivers,
+            here: self.here(),
             wanted: OnceLock::new(),
             released: Released::default(),
         });
@@ -285,20 +315,24 @@ impl Process {
         let mut drivers = HashMap::new();
         for backend in &self.parts.backends {
             let name = backend.description().name.clone();
-            let journal = Journal::new(
-                writer.clone(),
-                self.settings.namespace.clone(),
-                name.clone(),
-                self.metrics.clone(),
-            );
+            let namespace = self.settings.namespace.clone();
+            let node = self.settings.node.as_ref().filter(|node| node.covers(&**backend));
+            let journal = match node {
+                None => Journal::new(writer.clone(), namespace, name.clone(), self.metrics.clone()),
+                Some(NodeDeployment { node, .. }) => {
+                    let (writer, metrics) = (writer.clone(), self.metrics.clone());
+                    Journal::on_node(writer, namespace, name.clone(), node.clone(), metrics)
+                }
+            };
             if self.settings.roles.contains(&Role::Provisioner) {
                 journal.load().await.map_err(ProcessError::Start)?;
             }
             let started = (self.parts.clock)().as_millisecond();
+            let on = node.map(|node| format!("-{}", node.node)).unwrap_or_default();
             let driver = Driver {
                 backend: Arc::clone(backend),
                 journal,
-                identity: format!("{started}-{}-{name}", self.settings.identity),
+                identity: format!("{started}-{}-{name}{on}", self.settings.identity),
                 component: format!("{name}_{}", self.settings.identity).into(),
             };
             drivers.insert(name, driver);
@@ -347,17 +381,15 @@ impl Process {
             }
         };
         let csi_nodes = async {
-            if self.reads_csi_nodes() {
-                follow::<CsiNode>(writer, events, metrics, everything(), stop.clone()).await
-            } else {
-                Ok(())
+            match self.csi_nodes() {
+                Some(scope) => follow::<CsiNode>(writer, events, metrics, scope, stop.clone()).await,
+                None => Ok(()),
             }
         };
         let nodes = async {
-            if self.provisions_by_topology() {
-                follow::<Node>(writer, events, metrics, everything(), stop.clone()).await
-            } else {
-                Ok(())
+            match self.nodes() {
+                Some(scope) => follow::<Node>(writer, events, metrics, scope, stop.clone()).await,
+                None => Ok(()),
             }
         };
         let all = futures::future::try_join5(
@@ -378,15 +410,38 @@ impl Process {
             || (roles.contains(&Role::Provisioner) && self.parts.backends.iter().any(publishes))
     }
 
-    /// Whether somebody looks at the places of nodes.
-    fn provisions_by_topology(&self) -> bool {
-        self.settings.roles.contains(&Role::Provisioner)
-            && self.parts.backends.iter().any(|backend| backend.has_topology())
+    /// The drivers whose storage is in this node.
+    fn here(&self) -> Option<Here> {
+        let deployment = self.settings.node.as_ref()?;
+        let of_node = self.parts.backends.iter().filter(|backend| deployment.covers(&***backend));
+        let describe = |backend: &Arc<dyn Backend>| {
+            let description = backend.description();
+            (description.name.clone(), description.topology_keys.clone())
+        };
+        let drivers = of_node.map(describe).collect();
+        Some(Here { node: deployment.node.clone(), drivers, immediate: deployment.immediate })
     }
 
-    /// Whether somebody looks at what drivers call nodes, or at their topology keys.
-    fn reads_csi_nodes(&self) -> bool {
-        self.settings.roles.contains(&Role::Attacher) || self.provisions_by_topology()
+    /// The Nodes whose places somebody looks at: all of them, or only this one.
+    fn nodes(&self) -> Option<Scope> {
+        if !self.settings.roles.contains(&Role::Provisioner) {
+            return None;
+        }
+        let anywhere =
+            |backend: &Arc<dyn Backend>| backend.has_topology() && !self.settings.is_of_node(&**backend);
+        if self.parts.backends.iter().any(anywhere) {
+            return Some(Scope::default());
+        }
+        let here = self.here().filter(Here::needs_labels)?;
+        Some(Scope { fields: Some(format!("metadata.name={}", here.node)), ..Scope::default() })
+    }
+
+    /// The CSINodes at which somebody looks: for what drivers call nodes, or for their topology keys.
+    fn csi_nodes(&self) -> Option<Scope> {
+        match self.settings.roles.contains(&Role::Attacher) {
+            true => Some(Scope::default()),
+            false => self.nodes(),
+        }
     }
 
     /// Waits for the first list of every kind; `false` when stopped before.
@@ -404,10 +459,10 @@ impl Process {
             if self.reads_attachments() {
                 cache.attachments.synced().await;
             }
-            if self.reads_csi_nodes() {
+            if self.csi_nodes().is_some() {
                 cache.csi_nodes.synced().await;
             }
-            if self.provisions_by_topology() {
+            if self.nodes().is_some() {
                 cache.nodes.synced().await;
             }
         };

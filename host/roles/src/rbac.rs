@@ -87,6 +87,14 @@ const PROVISIONER: &[Row] = &[
     (Reach::Cluster, STORAGE, "volumeattachments", None, &["list", "watch"]),
 ];
 
+/// The same on a node, for drivers whose storage is in it. Which node that is, its process knows by itself; and nothing is attached.
+const PROVISIONER_OF_NODE: &[Row] = &[
+    // A node is chosen where nobody has, and taken back where there is no room.
+    (Reach::Cluster, "", "persistentvolumeclaims", None, &["patch"]),
+    (Reach::Cluster, "", "persistentvolumes", None, &["create", "delete", "patch"]),
+    (Reach::OwnNamespace, "", "configmaps", None, &["create", "get", "list", "patch", "watch"]),
+];
+
 /// external-attacher's. Secrets are those that volumes name in `controllerPublishSecretRef`.
 const ATTACHER: &[Row] = &[
     (Reach::Cluster, "", "persistentvolumes", None, &["patch"]),
@@ -111,20 +119,30 @@ const PROTECTION: &[Row] = &[
     (Reach::Cluster, "", "persistentvolumes", None, &["patch"]),
 ];
 
-const fn rows(role: Role) -> &'static [Row] {
-    match role {
-        Role::Provisioner => PROVISIONER,
-        Role::Attacher => ATTACHER,
-        Role::PvController => PV_CONTROLLER,
-        Role::Protection => PROTECTION,
+/// Where the storage of a process' drivers is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Drivers {
+    /// Anywhere in the cluster.
+    Anywhere,
+    /// In the node that the process is on, whose name is all that they want to know of it.
+    OfNode,
+}
+
+const fn rows(role: Role, drivers: Drivers) -> &'static [Row] {
+    match (role, drivers) {
+        (Role::Provisioner, Drivers::Anywhere) => PROVISIONER,
+        (Role::Provisioner, Drivers::OfNode) => PROVISIONER_OF_NODE,
+        (Role::Attacher, _) => ATTACHER,
+        (Role::PvController, _) => PV_CONTROLLER,
+        (Role::Protection, _) => PROTECTION,
     }
 }
 
 /// The rules of a process with these roles: one for each resource, and no more than the roles use.
-pub fn rules(roles: &BTreeSet<Role>) -> Vec<Rule> {
+pub fn rules(roles: &BTreeSet<Role>, drivers: Drivers) -> Vec<Rule> {
     let mut rules: Vec<Rule> = Vec::new();
     for &(reach, group, resource, name, verbs) in
-        EVERYBODY.iter().chain(roles.iter().flat_map(|role| rows(*role)))
+        EVERYBODY.iter().chain(roles.iter().flat_map(|role| rows(*role, drivers)))
     {
         let same = |rule: &&mut Rule| {
             (rule.reach, rule.group, rule.resource, rule.name) == (reach, group, resource, name)
@@ -147,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_rule_allows_its_requests_and_no_others() {
-        let rules = rules(&[Role::Provisioner].into());
+        let rules = rules(&[Role::Provisioner].into(), Drivers::Anywhere);
         let allowed = |verb, group, resource, namespace, name| {
             let request = Attributes { verb, group, resource, namespace, name };
             rules.iter().any(|rule| rule.allows(&request, "storage"))
@@ -168,7 +186,7 @@ mod tests {
 
     #[test]
     fn roles_of_one_process_share_their_rules() {
-        let rules = rules(&Role::ALL.into());
+        let rules = rules(&Role::ALL.into(), Drivers::Anywhere);
         let mut resources: Vec<_> =
             rules.iter().map(|rule| (rule.reach, rule.group, rule.resource)).collect();
         let all = resources.len();

@@ -6,13 +6,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cofferdam_roles::{Role, rbac};
-use cofferdam_sim::{Outcome, Scenario, Simulation, scenarios};
+use cofferdam_roles::{
+    Role,
+    rbac::{self, Drivers},
+};
+use cofferdam_sim::{Outcome, Scenario, Simulation, UsedRules, scenarios};
 
-async fn play(scenario: &Scenario, die_after: Option<usize>) -> (Outcome, usize) {
+/// Of a scenario on several nodes, `mortal` says which of their processes may die.
+async fn play(scenario: &Scenario, mortal: usize, die_after: Option<usize>) -> (Outcome, usize) {
     let simulation =
         Simulation::new(&Role::ALL, scenario.create_faults.clone(), scenario.delete_faults.clone());
-    let simulation = scenario.with_driver(simulation);
+    let simulation = scenario.with_driver(simulation).mortal(mortal);
     let (outcome, effects) = simulation.play(&scenario.user, die_after).await;
     (outcome, effects.len())
 }
@@ -21,7 +25,7 @@ async fn play(scenario: &Scenario, die_after: Option<usize>) -> (Outcome, usize)
 async fn every_scenario_ends_as_it_should() {
     let mut differences = Vec::new();
     for scenario in scenarios() {
-        let (outcome, _) = play(&scenario, None).await;
+        let (outcome, _) = play(&scenario, 0, None).await;
         differences.extend(scenario.differences(&outcome, false));
     }
     assert!(differences.is_empty(), "{}", differences.join("\n"));
@@ -29,26 +33,27 @@ async fn every_scenario_ends_as_it_should() {
 
 #[tokio::test(start_paused = true)]
 async fn every_scenario_ends_so_with_a_process_for_each_role_and_its_rules_alone() {
-    let mut used: BTreeMap<Role, BTreeSet<String>> = BTreeMap::new();
+    let mut used: BTreeMap<(Role, Drivers), BTreeSet<String>> = BTreeMap::new();
     for scenario in scenarios() {
         let faults = (scenario.create_faults.clone(), scenario.delete_faults.clone());
         let simulation = scenario.with_driver(Simulation::new(&Role::ALL, faults.0, faults.1)).apart();
         let (outcome, _) = simulation.play(&scenario.user, None).await;
         assert_eq!(scenario.differences(&outcome, true), [""; 0]);
-        for (roles, rules) in simulation.used_rules() {
-            roles.into_iter().for_each(|role| used.entry(role).or_default().extend(rules.clone()));
+        for UsedRules { roles, drivers, used: rules } in simulation.used_rules() {
+            roles.into_iter().for_each(|role| used.entry((role, drivers)).or_default().extend(rules.clone()));
         }
     }
     // And no rule is there for nothing.
     let mut idle = Vec::new();
-    for role in Role::ALL {
-        for rule in rbac::rules(&[role].into()) {
+    let of_node = (Role::Provisioner, Drivers::OfNode);
+    for (role, drivers) in Role::ALL.map(|role| (role, Drivers::Anywhere)).into_iter().chain([of_node]) {
+        for rule in rbac::rules(&[role].into(), drivers) {
             for verb in rule.verbs {
                 let right = format!("{verb} {}/{}", rule.group, rule.resource);
                 // Whatever a role does, it may have to tell of an object that it cannot read, and to read anew what it writes.
                 let any_time = rule.resource == "events" || verb == "get";
-                if !any_time && !used[&role].contains(&right) {
-                    idle.push(format!("{role}: {right}"));
+                if !any_time && !used[&(role, drivers)].contains(&right) {
+                    idle.push(format!("{role}, drivers {drivers:?}: {right}"));
                 }
             }
         }
@@ -60,14 +65,23 @@ async fn every_scenario_ends_so_with_a_process_for_each_role_and_its_rules_alone
 async fn every_scenario_ends_so_wherever_the_process_dies() {
     let mut deaths = 0;
     for scenario in scenarios() {
-        let (_, effects) = play(&scenario, None).await;
-        assert!(effects > 0, "{} has no effect to die after", scenario.name);
-        for n in 1..=effects {
-            let (outcome, _) = play(&scenario, Some(n)).await;
-            let differences = scenario.differences(&outcome, true);
-            assert_eq!(differences, [""; 0], "killed after effect {n} of {effects}");
-            deaths += 1;
+        let mut of_scenario = 0;
+        for mortal in 0..scenario.nodes.len().max(1) {
+            let (_, effects) = play(&scenario, mortal, None).await;
+            for n in 1..=effects {
+                let (outcome, _) = play(&scenario, mortal, Some(n)).await;
+                let differences = scenario.differences(&outcome, true);
+                assert_eq!(differences, [""; 0], "process {mortal} killed after effect {n} of {effects}");
+                of_scenario += 1;
+            }
         }
+        // Where nothing is to be done by a node, nobody can die by it.
+        assert!(
+            of_scenario > 0 || !scenario.nodes.is_empty(),
+            "{} has no effect to die after",
+            scenario.name
+        );
+        deaths += of_scenario;
     }
     assert!(deaths > 200, "only {deaths} deaths were died");
 }

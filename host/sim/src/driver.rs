@@ -10,9 +10,9 @@ use cofferdam_backend::{Backend, Call};
 use cofferdam_domain::{
     NodeName, VolumeHandle,
     storage::{
-        Ability, AttachmentRecord, CapabilityMode, CreateVolume, CreatedVolume, Description, ErrorKind,
-        Feature, Finality, PageRequest, Parameters, Placement, PublishVolume, Readiness, Segments,
-        StorageError, ValidateVolume, Validation, VolumePage, VolumeStatus,
+        Ability, AttachmentRecord, CapabilityMode, Capacity, CapacityQuery, CreateVolume, CreatedVolume,
+        Description, ErrorKind, Feature, Finality, PageRequest, Parameters, Placement, PublishVolume,
+        Readiness, Segments, StorageError, ValidateVolume, Validation, VolumePage, VolumeStatus,
     },
 };
 use futures::future::BoxFuture;
@@ -92,6 +92,8 @@ pub struct Places {
     pub keys: &'static [&'static str],
     /// Places without room, such as `zone=a`. The driver looks no further than at the place that is preferred.
     pub full: &'static [&'static str],
+    /// Whether the driver tells how much room there is.
+    pub tells: bool,
 }
 
 /// A volume and a node.
@@ -211,7 +213,12 @@ impl ScriptedDriver {
     }
 
     /// The driver as one process sees it.
-    pub(crate) fn for_process(&self, name: &str, effects: Arc<Effects>) -> Arc<dyn Backend> {
+    pub(crate) fn for_process(
+        &self,
+        name: &str,
+        node: Option<&'static str>,
+        effects: Arc<Effects>,
+    ) -> Arc<dyn Backend> {
         let (listing, publishes, places) = {
             let array = self.lock();
             (array.listing, array.publishes, array.places)
@@ -220,7 +227,7 @@ impl ScriptedDriver {
             name: name.into(),
             version: "1".to_owned(),
             topology_keys: places.keys.iter().map(|key| (*key).to_owned()).collect(),
-            placement: Placement::Central,
+            placement: if node.is_some() { Placement::Node } else { Placement::Central },
             volumes_per_node: None,
             features: [
                 Some(Feature::PublishReadonly),
@@ -231,39 +238,47 @@ impl ScriptedDriver {
             .map(|feature| feature.to_string())
             .collect(),
         };
-        let publishing = publishes.then_some(Ability::Publishing);
-        let abilities = listing.map(|_| Ability::Listing).into_iter().chain(publishing).collect();
-        Arc::new(MortalDriver { driver: self.clone(), description, abilities, effects })
+        let abilities = [
+            listing.map(|_| Ability::Listing),
+            (publishes && node.is_none()).then_some(Ability::Publishing),
+            places.tells.then_some(Ability::Capacity),
+        ];
+        let abilities = abilities.into_iter().flatten().collect();
+        Arc::new(MortalDriver { driver: self.clone(), node, description, abilities, effects })
     }
 
     fn lock(&self) -> MutexGuard<'_, Array> {
         self.array.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn make(&self, request: CreateVolume, size: Option<u64>) -> Result<CreatedVolume, StorageError> {
+    fn make(
+        &self,
+        name: String,
+        request: CreateVolume,
+        size: Option<u64>,
+    ) -> Result<CreatedVolume, StorageError> {
         let mut array = self.lock();
         let size = size.or(request.capacity.required).unwrap_or_default();
-        if let Some(there) = array.volumes.get(&request.name)
+        if let Some(there) = array.volumes.get(&name)
             && there.request != request
         {
-            let message = format!("{} was asked for with other arguments", request.name);
+            let message = format!("{name} was asked for with other arguments");
             array.violations.push(message.clone());
             return Err(StorageError::last(ErrorKind::AlreadyExists, message));
         }
         let place = preferred(&request).first().copied().map(text_of);
         if place.is_some_and(|place| array.places.full.contains(&place.as_str())) {
-            array.asked.remove(&request.name);
+            array.asked.remove(&name);
             return Err(StorageError::last(ErrorKind::ResourceExhausted, "there is no room"));
         }
-        let name = request.name.clone();
         let now = u64::try_from((self.clock)().as_millisecond()).unwrap_or_default();
-        let volume = array.volumes.entry(name.clone()).or_insert_with(|| ArrayVolume {
+        let volume = array.volumes.entry(name).or_insert_with(|| ArrayVolume {
             request,
             size,
             changed_at_ms: now,
             published: Vec::new(),
         });
-        Ok(created(&name, volume))
+        Ok(created(volume))
     }
 
     fn page(&self, listing: Listing, request: &PageRequest) -> VolumePage {
@@ -271,7 +286,7 @@ impl ScriptedDriver {
         let after = request.after.as_deref().unwrap_or_default();
         let asked = request.limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
         let most = if listing.page == 0 { asked } else { asked.min(listing.page) };
-        let own = array.volumes.iter().map(|(name, volume)| (name.clone(), status(name, volume, listing)));
+        let own = array.volumes.iter().map(|(name, volume)| (name.clone(), status(volume, listing)));
         let strange = array.strangers.iter().map(|handle| (handle.clone(), stranger(handle)));
         let mut all: BTreeMap<String, VolumeStatus> = own.chain(strange).collect();
         for ((handle, node), _) in array.published.iter().filter(|_| listing.nodes) {
@@ -292,9 +307,9 @@ impl ScriptedDriver {
     }
 }
 
-fn created(name: &str, volume: &ArrayVolume) -> CreatedVolume {
+fn created(volume: &ArrayVolume) -> CreatedVolume {
     CreatedVolume {
-        handle: VolumeHandle::from(format!("handle-{name}")),
+        handle: VolumeHandle::from(format!("handle-{}", volume.request.name)),
         capacity: Some(volume.size),
         context: BTreeMap::new(),
         topology: preferred(&volume.request).into_iter().take(1).cloned().collect(),
@@ -312,9 +327,9 @@ fn text_of(place: &Segments) -> String {
     place.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
 }
 
-fn status(name: &str, volume: &ArrayVolume, listing: Listing) -> VolumeStatus {
+fn status(volume: &ArrayVolume, listing: Listing) -> VolumeStatus {
     VolumeStatus {
-        volume: created(name, volume),
+        volume: created(volume),
         owner: volume.request.owner.clone().filter(|_| listing.owners),
         published_nodes: volume.published.clone(),
         condition: None,
@@ -384,6 +399,8 @@ fn shown(verb: &str, call: &Call, handle: &VolumeHandle, node: &str, more: &str)
 
 struct MortalDriver {
     driver: ScriptedDriver,
+    /// The node that its storage is in. Names and handles are the same on every node: only the place tells two volumes apart.
+    node: Option<&'static str>,
     description: Description,
     abilities: BTreeSet<Ability>,
     effects: Arc<Effects>,
@@ -402,6 +419,11 @@ impl Drop for Begun {
 }
 
 impl MortalDriver {
+    /// How the array calls a volume.
+    fn key(&self, name: &str) -> String {
+        self.node.map_or_else(|| name.to_owned(), |node| format!("{node}/{name}"))
+    }
+
     fn call(&self) -> Begun {
         Begun { driver: self.driver.clone(), _busy: self.effects.calls() }
     }
@@ -467,24 +489,25 @@ impl Backend for MortalDriver {
             let wanted: String =
                 preferred(&request).into_iter().map(|place| format!(" {}", text_of(place))).collect();
             let call = format!("create {}{wanted}", request.name);
+            let key = self.key(&request.name);
             let fault = {
                 let mut array = self.driver.lock();
                 array.calls.push(call.clone());
                 if request.topology.is_some() && array.places.keys.is_empty() {
                     array.violations.push(format!("{} was asked for at a place", request.name));
                 }
-                if array.asked.get(&request.name).is_some_and(|before| *before != request) {
-                    array.violations.push(format!("{} was asked for in two ways", request.name));
+                if array.asked.get(&key).is_some_and(|before| *before != request) {
+                    array.violations.push(format!("{key} was asked for in two ways"));
                 }
-                array.asked.insert(request.name.clone(), request.clone());
+                array.asked.insert(key.clone(), request.clone());
                 let fault = array.create_faults.pop_front();
                 if matches!(fault, Some(Fault::Refuse(_))) {
-                    array.asked.remove(&request.name);
+                    array.asked.remove(&key);
                 }
                 fault
             };
             let (answer_lost, size) = self.fault(fault).await?;
-            let answer = self.driver.make(request, size);
+            let answer = self.driver.make(key, request, size);
             self.effects.note(Effect::Call(call)).await;
             if answer_lost { Err(lost()) } else { answer }
         })
@@ -494,7 +517,11 @@ impl Backend for MortalDriver {
         Box::pin(async move {
             self.effects.gate().await;
             let _call = self.call();
-            let call = format!("delete {handle}");
+            let call = match self.node {
+                None => format!("delete {handle}"),
+                Some(node) => format!("delete {handle} on {node}"),
+            };
+            let key = self.key(handle.as_str().strip_prefix("handle-").unwrap_or_default());
             let fault = {
                 let mut array = self.driver.lock();
                 array.calls.push(call.clone());
@@ -506,8 +533,8 @@ impl Backend for MortalDriver {
             let (answer_lost, _) = self.fault(fault).await?;
             {
                 let mut array = self.driver.lock();
-                array.volumes.retain(|name, _| format!("handle-{name}") != handle.as_str());
-                array.asked.retain(|name, _| format!("handle-{name}") != handle.as_str());
+                array.volumes.remove(&key);
+                array.asked.remove(&key);
             }
             self.effects.note(Effect::Call(call)).await;
             if answer_lost { Err(lost()) } else { Ok(()) }
@@ -590,6 +617,17 @@ impl Backend for MortalDriver {
             let page = self.driver.page(listing, &request);
             let (answer_lost, _) = self.fault(fault).await?;
             if answer_lost { Err(lost()) } else { Ok(page) }
+        })
+    }
+
+    fn get_capacity(&self, _: Call, query: CapacityQuery) -> BoxFuture<'_, Result<Capacity, StorageError>> {
+        Box::pin(async move {
+            self.effects.gate().await;
+            let _busy = self.effects.calls();
+            let place = query.topology.as_ref().map(text_of).unwrap_or_default();
+            let full = self.driver.lock().places.full.contains(&place.as_str());
+            let available = if full { 0 } else { 1 << 60 };
+            Ok(Capacity { available, maximum_volume: None, minimum_volume: None })
         })
     }
 

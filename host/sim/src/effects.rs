@@ -285,7 +285,10 @@ mod tests {
 
     #[test]
     fn every_request_is_judged() {
-        let rules = cofferdam_roles::rbac::rules(&cofferdam_roles::Role::ALL.into());
+        let rules = cofferdam_roles::rbac::rules(
+            &cofferdam_roles::Role::ALL.into(),
+            cofferdam_roles::rbac::Drivers::Anywhere,
+        );
         let rbac = Rbac::new(rules, "storage".to_owned());
         let allowed =
             |method: &str, path: &'static str| rbac.allows(&method.parse().unwrap(), &Uri::from_static(path));

@@ -17,4 +17,4 @@ pub use driver::{ArrayVolume, Fault, Listing, Places, Publishing, ScriptedDriver
 pub use effects::{Effect, Effects};
 pub use ground::{Api, Ground, InProcess, OverHttp, Place, Who};
 pub use scenarios::{Scenario, scenarios};
-pub use simulation::{Outcome, Sign, Simulation, UserAction};
+pub use simulation::{Outcome, Sign, Simulation, UsedRules, UserAction};

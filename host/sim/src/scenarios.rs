@@ -3,6 +3,7 @@
 //! It holds on every [`Ground`](crate::Ground). Where one cannot play a scenario, the row says so and why.
 
 mod attaching;
+mod placed;
 mod placing;
 
 use std::time::Duration;
@@ -39,6 +40,8 @@ pub struct Scenario {
     pub told: bool,
     /// Where the driver's volumes can be.
     pub places: Places,
+    /// Nodes that have the driver's storage, each its own; none where it is one for all.
+    pub nodes: &'static [&'static str],
     /// [`Outcome::claims`]
     pub claims: &'static [&'static str],
     /// [`Outcome::volumes`]
@@ -67,7 +70,7 @@ impl Scenario {
 
     /// A simulation with the driver that the scenario wants.
     pub fn with_driver(&self, simulation: Simulation) -> Simulation {
-        simulation.publishing(self.publishing.clone(), self.told).places(self.places)
+        simulation.publishing(self.publishing.clone(), self.told).places(self.places).on_nodes(self.nodes)
     }
 
     /// What came out otherwise than it should. Where a process died, calls may be repeated and events lost.
@@ -130,6 +133,7 @@ pub fn scenarios() -> Vec<Scenario> {
     let mut all = claims_and_volumes();
     all.extend(attaching::scenarios());
     all.extend(placing::scenarios());
+    all.extend(placed::scenarios());
     all
 }
 

@@ -1,7 +1,7 @@
 //! One run of a scenario: a cluster, an array, a user, and a process that may be killed.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -9,7 +9,11 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_roles::{Parts, Process, Role, Settings, Silent, rbac};
+use cofferdam_backend::Backend;
+use cofferdam_roles::{
+    NodeDeployment, Parts, Process, Role, Settings, Silent,
+    rbac::{self, Drivers},
+};
 use futures::future::BoxFuture;
 use http::Method;
 use prometheus_client::registry::Registry;
@@ -105,13 +109,41 @@ pub struct Simulation {
 /// The roles of one process, and what they may do.
 struct Team {
     roles: BTreeSet<Role>,
+    drivers: Drivers,
     rbac: Arc<Rbac>,
+    /// The node that it is on, where the driver's storage is in nodes.
+    node: Option<&'static str>,
+    /// Whether it has the driver.
+    drives: bool,
 }
 
 impl Team {
-    fn new(roles: BTreeSet<Role>) -> Self {
-        Self { rbac: Rbac::new(rbac::rules(&roles), Settings::default().namespace), roles }
+    fn new(roles: BTreeSet<Role>, drivers: Drivers) -> Self {
+        let rbac = Rbac::new(rbac::rules(&roles, drivers), Settings::default().namespace);
+        Self { roles, drivers, rbac, node: None, drives: true }
     }
+
+    /// The provisioner of one node.
+    fn on_node(node: &'static str) -> Self {
+        Self { node: Some(node), ..Self::new([Role::Provisioner].into(), Drivers::OfNode) }
+    }
+
+    /// A process for each role.
+    fn split(self) -> Vec<Self> {
+        let Self { roles, drivers, node, drives, .. } = self;
+        roles.into_iter().map(|role| Self { node, drives, ..Self::new([role].into(), drivers) }).collect()
+    }
+}
+
+/// What one process used of its rules.
+#[derive(Clone, Debug)]
+pub struct UsedRules {
+    /// Its roles.
+    pub roles: BTreeSet<Role>,
+    /// Where its drivers' storage is.
+    pub drivers: Drivers,
+    /// What it used, as `verb group/resource`.
+    pub used: BTreeSet<String>,
 }
 
 struct Running {
@@ -158,7 +190,7 @@ impl Simulation {
             clock,
             metrics: Mutex::default(),
             world,
-            teams: vec![Team::new(roles.iter().copied().collect())],
+            teams: vec![Team::new(roles.iter().copied().collect(), Drivers::Anywhere)],
             scans: false,
             starts: AtomicU64::new(0),
         }
@@ -197,8 +229,27 @@ impl Simulation {
     /// Gives each role a process of its own, as a cluster does that runs them in several pods. The first one is who may die.
     #[must_use]
     pub fn apart(self) -> Self {
-        let roles = self.teams.iter().flat_map(|team| team.roles.iter().copied());
-        Self { teams: roles.map(|role| Team::new([role].into())).collect(), ..self }
+        Self { teams: self.teams.into_iter().flat_map(Team::split).collect(), ..self }
+    }
+
+    /// Puts the driver's storage into nodes: each has a process that provisions for it, and one more process has the roles that need no
+    /// driver. The first node's is who may die.
+    #[must_use]
+    pub fn on_nodes(self, nodes: &[&'static str]) -> Self {
+        if nodes.is_empty() {
+            return self;
+        }
+        let rest = Team::new([Role::PvController, Role::Protection].into(), Drivers::Anywhere);
+        let teams = nodes.iter().map(|node| Team::on_node(node));
+        Self { teams: teams.chain([Team { drives: false, ..rest }]).collect(), ..self }
+    }
+
+    /// Lets another process be who may die: the one that comes so many after the first.
+    #[must_use]
+    pub fn mortal(mut self, number: usize) -> Self {
+        let teams = self.teams.len().max(1);
+        self.teams.rotate_left(number % teams);
+        self
     }
 
     /// The array.
@@ -206,9 +257,14 @@ impl Simulation {
         &self.driver
     }
 
-    /// What each process used of the rules of its roles, as `verb group/resource`.
-    pub fn used_rules(&self) -> Vec<(BTreeSet<Role>, BTreeSet<String>)> {
-        self.teams.iter().map(|team| (team.roles.clone(), team.rbac.used())).collect()
+    /// What each process used of the rules of its roles.
+    pub fn used_rules(&self) -> Vec<UsedRules> {
+        let used = |team: &Team| UsedRules {
+            roles: team.roles.clone(),
+            drivers: team.drivers,
+            used: team.rbac.used(),
+        };
+        self.teams.iter().map(used).collect()
     }
 
     /// Now, in the world of the simulation.
@@ -283,7 +339,8 @@ impl Simulation {
         });
         let api = MortalApi { api, effects: Arc::clone(&effects), rbac: Arc::clone(&team.rbac) };
         let client = kube::Client::new(api, "default");
-        let backend = self.driver.for_process(DRIVER, Arc::clone(&effects));
+        let backend = || self.driver.for_process(DRIVER, team.node, Arc::clone(&effects));
+        let backends: Vec<Arc<dyn Backend>> = team.drives.then(backend).into_iter().collect();
         let start = self.starts.fetch_add(1, Ordering::Relaxed);
         let defaults = Settings::default();
         let settings = Settings {
@@ -291,10 +348,11 @@ impl Simulation {
             roles: team.roles.clone(),
             identity: format!("process-{start}"),
             orphan_scan_interval: self.scans.then_some(SCAN),
+            node: team.node.map(|node| self.world.hurried(NodeDeployment::of(node.into()))),
             ..defaults
         };
         let clock = Arc::clone(&self.clock);
-        let parts = Parts { client, backends: vec![backend], clock, observer: Arc::new(Silent) };
+        let parts = Parts { client, backends, clock, observer: Arc::new(Silent) };
         let stop = CancellationToken::new();
         let token = stop.clone();
         let mut registry = Registry::default();
@@ -341,10 +399,13 @@ impl Simulation {
         let claims = self.world.list("/api/v1/persistentvolumeclaims").await;
         let volumes = self.world.list("/api/v1/persistentvolumes").await;
         let array = self.driver.volumes();
-        let names: BTreeMap<String, String> = array
-            .values()
-            .filter_map(|volume| volume.request.owner.as_ref())
-            .map(|owner| (owner.claim.to_string(), owner.volume.to_string()))
+        let held: BTreeSet<(String, String)> = array
+            .iter()
+            .filter_map(|(key, volume)| Some((key, volume.request.owner.as_ref()?)))
+            .map(|(key, owner)| {
+                let node = key.split_once('/').map(|(node, _)| format!(" on {node}"));
+                (owner.claim.to_string(), node.unwrap_or_default())
+            })
             .collect();
         let mut faults = self.world.faults();
         faults.extend(self.driver.violations());
@@ -384,7 +445,7 @@ impl Simulation {
             })),
             attachments: sorted(attachments.iter().map(attachment_line)),
             published: sorted(published.iter().map(|(handle, node)| format!("{handle} {node}"))),
-            array: sorted(names.keys().map(|uid| claim_of(uid))),
+            array: sorted(held.iter().map(|(uid, node)| format!("{}{node}", claim_of(uid)))),
             intents: self.intents().await,
             events: self.events().await,
             calls: self.driver.calls().iter().map(|call| rename(call, &claim_of)).collect(),
@@ -488,17 +549,27 @@ fn leaks(
     alias: &dyn Fn(&str) -> String,
 ) -> Vec<String> {
     let mut faults = Vec::new();
-    for name in array {
-        let has_object =
-            volumes.iter().any(|volume| text(volume, "/spec/csi/volumeHandle") == format!("handle-{name}"));
-        let has_claim = claims.iter().any(|claim| name.ends_with(text(claim, "/metadata/uid")));
+    for key in array {
+        let (node, name) =
+            key.split_once('/').map_or((None, key.as_str()), |(node, name)| (Some(node), name));
+        let has_object = volumes.iter().any(|volume| {
+            text(volume, "/spec/csi/volumeHandle") == format!("handle-{name}")
+                && node.is_none_or(|node| places(volume).ends_with(&format!("={node}")))
+        });
+        // On a node, what has no object is one too many: the claim may have its volume elsewhere.
+        let has_claim =
+            node.is_none() && claims.iter().any(|claim| name.ends_with(text(claim, "/metadata/uid")));
         if !has_object && !has_claim {
-            faults.push(format!("leaked: {} has neither a PersistentVolume nor a claim", alias(name)));
+            let on = node.map(|node| format!(" on {node}")).unwrap_or_default();
+            faults.push(format!("leaked: {}{on} has neither a PersistentVolume nor a claim", alias(name)));
         }
     }
     for volume in volumes {
         if let Some(name) = text(volume, "/spec/csi/volumeHandle").strip_prefix("handle-")
             && !array.contains(name)
+            && !places(volume)
+                .split_once('=')
+                .is_some_and(|(_, node)| array.contains(&format!("{node}/{name}")))
         {
             faults.push(format!(
                 "lost: PersistentVolume {} has no volume",

@@ -8,7 +8,7 @@ use std::{
 
 use cofferdam_cluster::{Cache, Seen, writer::Cached};
 use cofferdam_domain::{Attachment, Claim, CsiNode, Node, StorageClass, Volume};
-use cofferdam_roles::Process;
+use cofferdam_roles::{NodeDeployment, Process};
 use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
 use kube::client::Body;
@@ -70,6 +70,18 @@ impl World {
     /// The longest pause of a role after a failure, where time is real: nobody waits five minutes for a test.
     pub(crate) fn longest_retry(&self) -> Option<Duration> {
         self.is_real().then_some(Duration::from_secs(1))
+    }
+
+    /// The race of nodes for claims, in a time for which somebody waits.
+    pub(crate) fn hurried(&self, deployment: NodeDeployment) -> NodeDeployment {
+        match self.is_real() {
+            false => deployment,
+            true => NodeDeployment {
+                base_delay: Duration::from_millis(200),
+                max_delay: Duration::from_millis(400),
+                ..deployment
+            },
+        }
     }
 
     pub(crate) fn born(&self, effects: &Arc<Effects>, process: Option<&Arc<Process>>) {

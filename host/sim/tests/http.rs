@@ -26,7 +26,7 @@ async fn outcome(scenario: &Scenario) -> Outcome {
 async fn every_scenario_ends_as_it_should_over_http() {
     let (able, unable): (Vec<_>, Vec<_>) =
         scenarios().into_iter().partition(|scenario| scenario.refused_by(Place::Http).is_none());
-    assert_eq!(unable.len(), 5, "what cannot be played here is known, with the reason in the table");
+    assert_eq!(unable.len(), 14, "what cannot be played here is known, with the reason in the table");
     let mut playing: JoinSet<Vec<String>> = able.into_iter().map(play).collect();
     let mut differences = Vec::new();
     while let Some(found) = playing.join_next().await {
@@ -48,4 +48,26 @@ async fn of_two_claims_for_one_volume_both_get_one() {
         assert_eq!((outcome.calls.len(), outcome.intents), (1, 0), "{:?}", outcome.calls);
         assert!(outcome.faults.is_empty(), "{:?}", outcome.faults);
     }
+}
+
+/// Whoever of two nodes is the first at a claim, there is one volume.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_nodes_one_makes_the_volume() {
+    let race = || scenarios().into_iter().find(|row| row.name.starts_with("two nodes race for a claim"));
+    let mut playing: JoinSet<Outcome> =
+        (0..40).map(|_| race().unwrap()).map(|race| async move { outcome(&race).await }).collect();
+    let mut firsts = [0, 0];
+    while let Some(outcome) = playing.join_next().await {
+        let outcome = outcome.unwrap();
+        assert_eq!(outcome.claims, ["a Bound of-a"]);
+        assert_eq!(
+            (outcome.calls.len(), outcome.array.len(), outcome.intents),
+            (1, 1, 0),
+            "{:?}",
+            outcome.calls
+        );
+        assert!(outcome.faults.is_empty(), "{:?}", outcome.faults);
+        firsts[usize::from(outcome.array == ["a on n2"])] += 1;
+    }
+    assert!(firsts.iter().all(|times| *times > 0), "the same node is always the first: {firsts:?}");
 }

@@ -34,7 +34,7 @@ const fn key(name: &'static str, shape: Shape, default: Option<&'static str>) ->
 
 /// Every setting, in the order in which people think of them. The sidecars' defaults where they have the flag, but for
 /// `timeout`: theirs, 10 s, is too short for many arrays.
-pub(crate) const KEYS: [Key; 38] = [
+pub(crate) const KEYS: [Key; 42] = [
     key("role", Shape::List, None),
     key("backend", Shape::Backends, None),
     key("csi-address", Shape::Text, None),
@@ -58,6 +58,10 @@ pub(crate) const KEYS: [Key; 38] = [
     key("extra-create-metadata", Shape::Bool, Some("false")),
     key("strict-topology", Shape::Bool, Some("false")),
     key("immediate-topology", Shape::Bool, Some("true")),
+    key("node-deployment", Shape::Bool, Some("false")),
+    key("node-deployment-immediate-binding", Shape::Bool, Some("true")),
+    key("node-deployment-base-delay", Shape::Text, Some("20s")),
+    key("node-deployment-max-delay", Shape::Text, Some("1m")),
     key("orphan-scan-interval", Shape::Text, Some("1h")),
     key("single-process", Shape::Bool, Some("false")),
     key("manifest", Shape::Text, None),

@@ -69,6 +69,10 @@ pub(crate) struct Configuration {
     pub(crate) extra_create_metadata: bool,
     pub(crate) strict_topology: bool,
     pub(crate) immediate_topology: bool,
+    pub(crate) node_deployment: bool,
+    pub(crate) node_deployment_immediate_binding: bool,
+    pub(crate) node_deployment_base_delay: GoDuration,
+    pub(crate) node_deployment_max_delay: GoDuration,
     pub(crate) orphan_scan_interval: ScanInterval,
     pub(crate) single_process: bool,
     pub(crate) manifest: Option<PathBuf>,
@@ -152,6 +156,10 @@ impl NodeFlags {
             ("plugin-registration-path", one(&self.plugin_registration_path)),
             ("probe-timeout", one(&self.probe_timeout)),
             ("health-port", one(&self.health_port)),
+            ("node-deployment", one(&self.node_deployment)),
+            ("node-deployment-immediate-binding", one(&self.node_deployment_immediate_binding)),
+            ("node-deployment-base-delay", one(&self.node_deployment_base_delay)),
+            ("node-deployment-max-delay", one(&self.node_deployment_max_delay)),
         ]
     }
 }
@@ -302,6 +310,24 @@ impl Loaded {
                 "retry-interval-max",
                 format!("found {retry_interval_max}, expected at least retry-interval-start, {retry_interval_start}"),
             ));
+        }
+        let Configuration { node_deployment_base_delay: base, node_deployment_max_delay: most, .. } =
+            &self.configuration;
+        if most < base {
+            return Err(self.refuse(
+                "node-deployment-max-delay",
+                format!("found {most}, expected at least node-deployment-base-delay, {base}"),
+            ));
+        }
+        if self.configuration.node_deployment && self.configuration.node_name.is_none() {
+            return Err(self.refuse(
+                "node-deployment",
+                "needs the name of the node: expected --node-name, or node-name in the configuration"
+                    .to_owned(),
+            ));
+        }
+        if self.configuration.node_name.as_deref() == Some("") {
+            return Err(self.refuse("node-name", "is empty: expected the name of the Node".to_owned()));
         }
         for (name, section) in backend {
             if !source::is_backend_name(name) {

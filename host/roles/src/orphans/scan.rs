@@ -76,7 +76,13 @@ impl Orphans {
             })
         };
         let role = Arc::new(Self {
-            desks: context.drivers.keys().map(|name| (name.clone(), desk())).collect(),
+            // One report a driver: the processes of several nodes would write over each other.
+            desks: context
+                .drivers
+                .keys()
+                .filter(|name| !context.is_of_node(name))
+                .map(|name| (name.clone(), desk()))
+                .collect(),
             queue: Queue::new("orphans", backoff, metrics),
             metrics: own,
             interval,
@@ -87,7 +93,7 @@ impl Orphans {
             let asks =
                 change.new.as_ref().is_some_and(|map| map.text(DELETE).or(map.text(DELETING)).is_some());
             if let Some(me) = me.upgrade().filter(|_| asks) {
-                let drivers = me.context.drivers.keys();
+                let drivers = me.desks.keys();
                 drivers
                     .filter(|driver| me.key(driver) == change.key)
                     .for_each(|name| me.queue.add(name.clone()));
@@ -96,7 +102,7 @@ impl Orphans {
         let me = Arc::downgrade(&role);
         role.context.cache.restore_marks.subscribe(move |_| {
             if let Some(me) = me.upgrade() {
-                me.context.drivers.keys().for_each(|name| me.queue.add(name.clone()));
+                me.desks.keys().for_each(|name| me.queue.add(name.clone()));
             }
         });
         role
@@ -109,7 +115,7 @@ impl Orphans {
             () = stop.cancelled() => return,
             () = self.context.cache.orphan_reports.synced() => {}
         }
-        self.context.drivers.keys().for_each(|name| self.queue.add(name.clone()));
+        self.desks.keys().for_each(|name| self.queue.add(name.clone()));
         let me = Arc::clone(self);
         let stopping = stop.clone();
         let work = move |name: DriverName| {

@@ -3,6 +3,8 @@
 pub mod metrics;
 pub mod object;
 pub mod parameters;
+pub mod placement;
+mod race;
 pub mod reconcile;
 pub mod rules;
 pub mod topology;

@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     metrics::ProvisionerMetrics,
     object::{self, ClaimShape},
+    placement::{self, Here, Races},
     rules::{self, ClaimVerdict, Created, Options, VolumeVerdict},
 };
 use crate::{
@@ -41,7 +42,7 @@ const INFEASIBLE: usize = 10_000;
 
 /// The role.
 pub(crate) struct Provisioner {
-    context: Arc<Context>,
+    pub(super) context: Arc<Context>,
     options: Options,
     claims: Queue<Uid>,
     volumes: Queue<VolumeName>,
@@ -49,6 +50,8 @@ pub(crate) struct Provisioner {
     infeasible: Mutex<HashMap<Uid, (Uid, Instant)>>,
     /// Claims for which the nodes did not tell enough.
     await_nodes: Mutex<HashSet<Uid>>,
+    /// Claims that this process would take for its node.
+    races: Mutex<Races>,
     metrics: ProvisionerMetrics,
 }
 
@@ -77,12 +80,14 @@ impl Provisioner {
                 .collect(),
             strict_topology: settings.strict_topology,
             immediate_topology: settings.immediate_topology,
+            here: context.here.clone(),
         };
         let role = Arc::new(Self {
             claims: Queue::new("provisioner_claims", backoff, metrics),
             volumes: Queue::new("provisioner_volumes", backoff, metrics),
             infeasible: Mutex::default(),
             await_nodes: Mutex::default(),
+            races: Mutex::default(),
             metrics: own,
             options,
             context,
@@ -180,12 +185,21 @@ impl Provisioner {
             self.infeasible().remove(&old.meta.uid);
             self.await_nodes().remove(&old.meta.uid);
         }
+        if let Some(claim) = change.old.as_ref().or(change.new.as_ref())
+            && change.new.as_ref().is_none_or(|claim| claim.volume.is_some())
+        {
+            self.races().over(&claim.meta.uid);
+        }
     }
 
     /// Wakes the claims for which the nodes did not tell enough.
     fn nodes_changed(&self) {
         let waiting = std::mem::take(&mut *self.await_nodes());
         waiting.into_iter().for_each(|uid| self.claims.add(uid));
+    }
+
+    pub(super) fn races(&self) -> MutexGuard<'_, Races> {
+        self.races.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn await_nodes(&self) -> MutexGuard<'_, HashSet<Uid>> {
@@ -241,6 +255,11 @@ impl Provisioner {
                         driver.journal.forget(uid);
                     }
                     return Outcome::Done;
+                }
+                ClaimVerdict::Take { node, request } => {
+                    if let Some(outcome) = self.take(uid, &node, request.map(|request| *request)).await {
+                        return outcome;
+                    }
                 }
                 ClaimVerdict::Refuse { message, lasting } => {
                     if let Some(claim) = self.context.cache.claim_by_uid(uid) {
@@ -337,7 +356,7 @@ impl Provisioner {
         let answer = self.call_create(driver, intent, &teller).await;
         let took = started.elapsed();
         let wish = answer.as_ref().err().and_then(|error| error.retry_after_ms).map(Duration::from_millis);
-        match rules::created(&self.context.cache, intent, answer) {
+        match rules::created(&self.context.cache, self.context.here.as_ref(), intent, answer) {
             Created::Save(created, capacity) => {
                 self.save(driver, intent, created, capacity, &teller, started).await
             }
@@ -407,7 +426,9 @@ impl Provisioner {
         started: Instant,
     ) -> Outcome {
         let name = VolumeName::from(intent.request.name.as_str());
-        if let Some(other) = self.context.cache.other_with_handle(&intent.driver, &created.handle, &name) {
+        let may = |other: &Volume| !self.is_elsewhere(intent, other);
+        let other = self.context.cache.other_with_handle(&intent.driver, &created.handle, &name, may);
+        if let Some(other) = other {
             // Saved, deleting one of the two would delete the other's data.
             let handle = &created.handle;
             let message = format!(
@@ -455,6 +476,10 @@ impl Provisioner {
     ) -> Outcome {
         let name = VolumeName::from(intent.request.name.as_str());
         match self.context.writer.get::<Volume>(&name).await {
+            // The claim has its volume on another node: this one is one too many, and has no object that names it, whatever its handle.
+            Ok(Some(volume)) if self.is_elsewhere(intent, &volume) => {
+                self.undo(driver, intent, created, None, teller).await
+            }
             Ok(Some(volume))
                 if volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(&intent.uid) =>
             {
@@ -506,7 +531,8 @@ impl Provisioner {
                 driver.journal.forget(&intent.uid);
                 match message {
                     Some(message) => self.refuse(&intent.uid, message, false),
-                    None => Outcome::Done,
+                    // The claim may want another one.
+                    None => Outcome::Again,
                 }
             }
             Err(error) => {
@@ -524,7 +550,9 @@ impl Provisioner {
     /// answer was lost, and a claim that the watch has not shown yet keep it.
     async fn is_abandoned(&self, intent: &Intent, created: &CreatedVolume) -> Result<bool, WriteError> {
         let name = VolumeName::from(intent.request.name.as_str());
-        if let Some(volume) = self.context.writer.get::<Volume>(&name).await? {
+        if let Some(volume) = self.context.writer.get::<Volume>(&name).await?
+            && !self.is_elsewhere(intent, &volume)
+        {
             let of_claim = volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(&intent.uid);
             if of_claim || volume.csi.as_ref().is_some_and(|csi| csi.handle == created.handle) {
                 return Ok(false);
@@ -535,7 +563,12 @@ impl Provisioner {
         let too_small =
             created.capacity.is_some_and(|bytes| bytes > 0 && Some(bytes) < intent.request.capacity.required);
         let taken = matches!(self.context.cache.volumes.get(&name), Seen::Known(_));
-        Ok(too_small || taken || !rules::is_wanted(&self.context.cache, intent))
+        let here = self.context.here.as_ref();
+        Ok(too_small || taken || !rules::is_wanted(&self.context.cache, here, intent))
+    }
+
+    fn is_elsewhere(&self, intent: &Intent, volume: &Volume) -> bool {
+        placement::is_elsewhere(self.context.here.as_ref(), intent, volume)
     }
 
     /// Tells the claim, where it still exists, and chooses when to try again.
@@ -566,7 +599,7 @@ impl Provisioner {
         }
     }
 
-    fn component_for(&self, claim: &Claim) -> Box<str> {
+    pub(super) fn component_for(&self, claim: &Claim) -> Box<str> {
         let class = self.context.cache.class(claim.class_name()).known();
         let driver = class.and_then(|class| self.context.drivers.get(&class.provisioner));
         driver.map_or_else(|| "external-provisioner".into(), |driver| driver.component.clone())
@@ -603,7 +636,11 @@ impl Provisioner {
         for _ in 0..MAX_EFFECTS {
             let Seen::Known(volume) = self.context.cache.volumes.get(name) else { return Outcome::Done };
             let teller = Teller::of_volume(&self.context, Role::Provisioner, &volume);
-            let ours = |driver: &DriverName| self.context.drivers.contains_key(driver);
+            let holds = |here: &Here| here.holds(&volume, &self.context.cache);
+            let here = self.context.here.as_ref().is_some_and(holds);
+            let ours = |driver: &DriverName| {
+                self.context.drivers.contains_key(driver) && (here || !self.context.is_of_node(driver))
+            };
             let writer = &self.context.writer;
             let uid = &volume.meta.uid;
             let finalizer = names::PROVISIONER_FINALIZER;
@@ -659,7 +696,11 @@ impl Provisioner {
             self.context.note(volume, &driver.component, Note::warning("VolumeFailedDelete", text));
             return Some(Outcome::RetryAfter(self.context.settings.retry_interval_max));
         }
-        if let Some(other) = self.context.cache.other_with_handle(&csi.driver, &csi.handle, &volume.name) {
+        let here = self.context.here.as_ref().filter(|here| here.has(&csi.driver));
+        let place = here.and_then(|here| here.segments(&csi.driver, &self.context.cache).ok());
+        let may = |other: &Volume| !place.as_ref().is_some_and(|place| other.is_never_at(place));
+        let cache = &self.context.cache;
+        if let Some(other) = cache.other_with_handle(&csi.driver, &csi.handle, &volume.name, may) {
             let text = format!(
                 "PersistentVolume {other} stands for the same volume {}: it is not deleted",
                 csi.handle

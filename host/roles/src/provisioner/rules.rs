@@ -9,8 +9,8 @@ use std::{
 
 use cofferdam_cluster::{Cache, Intent, IntentClass, Seen};
 use cofferdam_domain::{
-    AccessMode, AccessModes, Claim, ClusterId, DriverName, NodeObject, ReclaimPolicy, StorageClass, Uid,
-    Volume, VolumeMode, VolumeName, VolumePhase, names,
+    AccessMode, AccessModes, BindingMode, Claim, ClusterId, DriverName, NodeObject, ReclaimPolicy,
+    StorageClass, Uid, Volume, VolumeMode, VolumeName, VolumePhase, names,
     storage::{
         AccessType, CapabilityMode, CapacityRange, CreateVolume, CreatedVolume, ErrorKind, Finality, Owner,
         StorageError, TopologyRequirement, VolumeCapability,
@@ -19,6 +19,7 @@ use cofferdam_domain::{
 
 use super::{
     parameters,
+    placement::{self, Here},
     topology::{self, Ask, Missing},
 };
 use crate::pv_controller::rules::{self as binding, ClaimVerdict as Binding, World};
@@ -44,6 +45,15 @@ pub struct Options {
     pub strict_topology: bool,
     /// Whether all places are named where no node is chosen and the class allows everything.
     pub immediate_topology: bool,
+    /// The node that this process is on, with the drivers whose storage is in it.
+    pub here: Option<Here>,
+}
+
+impl Options {
+    /// The node of this process, where the driver's storage is in it.
+    fn here_of(&self, driver: &DriverName) -> Option<&Here> {
+        self.here.as_ref().filter(|here| here.has(driver))
+    }
 }
 
 /// The world that a decision about a claim is about.
@@ -72,6 +82,14 @@ pub enum ClaimVerdict {
     Create(Arc<Intent>),
     /// The volume's object exists: the intent has served.
     Forget,
+    /// Nobody has chosen a node: choose this process' own, if it is its turn in the race with the other nodes and the driver has
+    /// room for the request.
+    Take {
+        /// This process' node.
+        node: NodeObject,
+        /// What the driver would be asked for; absent where it cannot be: who has taken the claim tells it.
+        request: Option<Box<CreateVolume>>,
+    },
     /// The claim cannot be provisioned as it stands. `lasting`: only a change helps.
     Refuse {
         /// For the event.
@@ -103,7 +121,13 @@ pub fn claim(view: View<'_>, uid: &Uid) -> ClaimVerdict {
     if let Some(intent) = view.intent {
         let name = VolumeName::from(intent.request.name.as_str());
         return match view.cache.volumes.get(&name) {
-            Seen::Known(volume) if belongs_to(&volume, uid) => ClaimVerdict::Forget,
+            // One on another node has nothing to do with what this node's driver may have made.
+            Seen::Known(volume)
+                if belongs_to(&volume, uid)
+                    && !placement::is_elsewhere(view.options.here.as_ref(), intent, &volume) =>
+            {
+                ClaimVerdict::Forget
+            }
             Seen::Opaque(_) => ClaimVerdict::Ignore("its volume's object cannot be read"),
             // Nobody's, or a stranger's: what the driver made or may have made is still to be settled.
             Seen::Absent | Seen::Known(_) => ClaimVerdict::Create(Arc::clone(intent)),
@@ -119,12 +143,45 @@ pub fn claim(view: View<'_>, uid: &Uid) -> ClaimVerdict {
         }
         Seen::Known(_) | Seen::Opaque(_) => return ClaimVerdict::Ignore("its volume exists"),
     }
-    match class_to_provision(view, &claim) {
-        Ok(class) => match request(view, &claim, &class, &name) {
-            Ok(intent) => ClaimVerdict::Record(Box::new(intent)),
-            Err(verdict) => *verdict,
-        },
-        Err(verdict) => *verdict,
+    let decided = class_to_provision(view, &claim).and_then(|class| {
+        if let Some(here) = view.options.here_of(&class.provisioner)
+            && claim.selected_node().is_none()
+        {
+            return take(view, here, &claim, &class, &name);
+        }
+        request(view, &claim, &class, &name).map(|intent| ClaimVerdict::Record(Box::new(intent)))
+    });
+    decided.unwrap_or_else(|verdict| *verdict)
+}
+
+/// Whether a claim that no node was chosen for may be this node's.
+fn take(
+    view: View<'_>,
+    here: &Here,
+    claim: &Claim,
+    class: &StorageClass,
+    name: &VolumeName,
+) -> Result<ClaimVerdict, Box<ClaimVerdict>> {
+    let own = here
+        .segments(&class.provisioner, view.cache)
+        .map_err(|problem| Box::new(ClaimVerdict::AwaitNodes(no_requirement(claim, &problem))))?;
+    if placement::requirement(here, class, &own).is_err() {
+        return Ok(ClaimVerdict::Ignore("its class does not allow this node"));
+    }
+    let request = request(view, claim, class, name).ok().map(|intent| Box::new(intent.request));
+    Ok(ClaimVerdict::Take { node: here.node.clone(), request })
+}
+
+/// Why a claim, whose volume would be of one node, is not for this one.
+fn not_here(here: &Here, claim: &Claim, class: &StorageClass) -> Option<&'static str> {
+    match claim.selected_node() {
+        Some(node) if node == here.node.as_str() => None,
+        Some(_) => Some("it is another node's"),
+        None if class.binding_mode == Some(BindingMode::WaitForFirstConsumer) => {
+            Some("the scheduler has not chosen a node yet")
+        }
+        None if !here.immediate => Some("no node was chosen, and this process takes none of these claims"),
+        None => None,
     }
 }
 
@@ -161,14 +218,23 @@ fn class_to_provision(view: View<'_>, claim: &Claim) -> Result<Arc<StorageClass>
     if view.infeasible == Some(&class.meta.uid) {
         return ignore("its request was found invalid a short while ago");
     }
+    if let Some(here) = view.options.here_of(&class.provisioner) {
+        // Other nodes' processes decide by what stands in the API, and so does this one, whoever binds.
+        if claim.storage_provisioner().is_none() {
+            return ignore("nobody has asked for its volume yet");
+        }
+        return match not_here(here, claim, &class) {
+            Some(reason) => ignore(reason),
+            None => Ok(class),
+        };
+    }
     if view.options.binder_here {
         // Without an annotation to wait for, the search for a volume that exists must have come to its end here.
         let world = World { cache: view.cache, provisions: view.ours, spoken_for: &|_| false };
         if !matches!(binding::claim(world, claim), Binding::Provision(..)) {
             return ignore("binding is not at the point where a volume is needed");
         }
-    } else if class.binding_mode == Some(cofferdam_domain::BindingMode::WaitForFirstConsumer)
-        && claim.selected_node().is_none()
+    } else if class.binding_mode == Some(BindingMode::WaitForFirstConsumer) && claim.selected_node().is_none()
     {
         return ignore("the scheduler has not chosen a node yet");
     }
@@ -248,7 +314,10 @@ fn request(
         claim: claim.key.clone(),
         uid: claim.meta.uid.clone(),
         driver: class.provisioner.clone(),
-        node: claim.selected_node().filter(|_| has_topology).map(NodeObject::from),
+        node: match options.here_of(&class.provisioner) {
+            Some(here) => Some(here.node.clone()),
+            None => claim.selected_node().filter(|_| has_topology).map(NodeObject::from),
+        },
         class: IntentClass {
             name: claim.class_name().into(),
             uid: class.meta.uid.clone(),
@@ -280,6 +349,15 @@ fn requirement(
     claim: &Claim,
     class: &StorageClass,
 ) -> Result<Option<TopologyRequirement>, Box<ClaimVerdict>> {
+    if let Some(here) = view.options.here_of(&class.provisioner) {
+        let own = here.segments(&class.provisioner, view.cache);
+        let required = own.and_then(|own| {
+            placement::requirement(here, class, &own)
+                .map_err(|(Missing::Node(problem) | Missing::NotYet(problem))| problem)
+        });
+        let missing = |problem: String| Box::new(ClaimVerdict::AwaitNodes(no_requirement(claim, &problem)));
+        return required.map_err(missing);
+    }
     let selected = claim.selected_node();
     let ask = Ask {
         claim: &claim.key.name,
@@ -290,12 +368,7 @@ fn requirement(
     };
     let (csi_nodes, nodes) = (view.cache.csi_nodes.list(), view.cache.nodes.list());
     let places = topology::places(&class.provisioner, &csi_nodes, &nodes);
-    let text = |problem: String| {
-        format!(
-            "failed to provision volume with StorageClass {:?}: error generating accessibility requirements: {problem}",
-            claim.class_name()
-        )
-    };
+    let text = |problem: String| no_requirement(claim, &problem);
     topology::requirement(ask, &places).map_err(|missing| {
         Box::new(match (missing, selected) {
             (Missing::Node(problem), Some(node)) => {
@@ -304,6 +377,13 @@ fn requirement(
             (Missing::Node(problem) | Missing::NotYet(problem), _) => ClaimVerdict::AwaitNodes(text(problem)),
         })
     })
+}
+
+fn no_requirement(claim: &Claim, problem: &str) -> String {
+    format!(
+        "failed to provision volume with StorageClass {:?}: error generating accessibility requirements: {problem}",
+        claim.class_name()
+    )
 }
 
 /// Each of the claim's modes by itself, as external-provisioner maps them; `finely` for a driver that tells one writer on a node
@@ -379,9 +459,20 @@ pub enum Created {
 }
 
 /// Decides what follows an answer. `cache` is looked at anew: the claim may have gone while the driver worked.
-pub fn created(cache: &Cache, intent: &Intent, answer: Result<CreatedVolume, StorageError>) -> Created {
+/// `here`: as in [`Options`].
+pub fn created(
+    cache: &Cache,
+    here: Option<&Here>,
+    intent: &Intent,
+    answer: Result<CreatedVolume, StorageError>,
+) -> Created {
     match answer {
-        Ok(volume) => {
+        Ok(mut volume) => {
+            let of_node = here.is_some_and(|here| here.has(&intent.driver));
+            if let Some(place) = placement::place_of(intent).filter(|_| of_node) {
+                // Where this process is, the host knows better than the driver, and by it the volume is found again.
+                volume.topology = vec![place.clone()];
+            }
             let required = intent.request.capacity.required.unwrap_or_default();
             let capacity = volume.capacity.filter(|bytes| *bytes > 0).unwrap_or(required);
             if capacity < required {
@@ -389,7 +480,10 @@ pub fn created(cache: &Cache, intent: &Intent, answer: Result<CreatedVolume, Sto
                     "created volume capacity {capacity} less than requested capacity {required}; the volume is deleted again"
                 );
                 Created::Undo(volume, Some(message))
-            } else if is_wanted(cache, intent) || intent.class.reclaim_policy != ReclaimPolicy::Delete {
+            } else if is_wanted(cache, here, intent)
+                || (intent.class.reclaim_policy != ReclaimPolicy::Delete
+                    && !is_superseded(cache, here, intent))
+            {
                 // With Retain the volume is kept even when its claim is gone: its object shows it as Released.
                 Created::Save(volume, capacity)
             } else {
@@ -434,8 +528,26 @@ fn is_selected(cache: &Cache, intent: &Intent, node: &NodeObject) -> bool {
     claim.is_some_and(|claim| claim.selected_node() == Some(node.as_str()))
 }
 
+/// Whether another node has, or is to make, the volume of the claim.
+fn is_superseded(cache: &Cache, here: Option<&Here>, intent: &Intent) -> bool {
+    if !here.is_some_and(|here| here.has(&intent.driver)) {
+        return false;
+    }
+    let name = VolumeName::from(intent.request.name.as_str());
+    if let Seen::Known(volume) = cache.volumes.get(&name)
+        && belongs_to(&volume, &intent.uid)
+    {
+        return placement::is_elsewhere(here, intent, &volume);
+    }
+    let claim = cache.claim_by_uid(&intent.uid);
+    claim.is_some_and(|claim| claim.selected_node() != intent.node.as_ref().map(NodeObject::as_str))
+}
+
 /// Whether the claim still needs the volume that was asked for.
-pub fn is_wanted(cache: &Cache, intent: &Intent) -> bool {
+pub fn is_wanted(cache: &Cache, here: Option<&Here>, intent: &Intent) -> bool {
+    if is_superseded(cache, here, intent) {
+        return false;
+    }
     match cache.claims.get(&intent.claim) {
         Seen::Known(claim) => {
             let named = claim.volume.as_ref().is_none_or(|name| name.as_str() == intent.request.name);
@@ -465,15 +577,16 @@ pub enum VolumeVerdict {
 }
 
 /// Decides the next step for a volume. `deleted`: whether the driver has said in this run that the volume is gone; `held`:
-/// whether deletions are held back.
+/// whether deletions are held back. `ours` says whether a driver is ours and, where its storage is in one node, whether the volume is
+/// in this one.
 pub fn volume(
     ours: &dyn Fn(&DriverName) -> bool,
     volume: &Volume,
     deleted: bool,
     held: bool,
 ) -> VolumeVerdict {
-    let Some(csi) = volume.csi.as_ref().filter(|_| is_ours(ours, volume)) else {
-        return VolumeVerdict::Ignore("it is another driver's");
+    let Some(csi) = volume.csi.as_ref().filter(|csi| is_ours(ours, volume) && ours(&csi.driver)) else {
+        return VolumeVerdict::Ignore("it is another driver's, or another node's");
     };
     let finalizer = volume.meta.finalizer(names::PROVISIONER_FINALIZER);
     let delete = volume.reclaim_policy == ReclaimPolicy::Delete;

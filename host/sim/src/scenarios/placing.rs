@@ -49,7 +49,7 @@ const CHOSEN_TWICE: &[&str] = &["a Normal ProvisioningSucceeded", "a Normal Wait
 /// The rows.
 #[expect(clippy::too_many_lines, reason = "one table")]
 pub(super) fn scenarios() -> Vec<Scenario> {
-    let places = Places { keys: &["zone"], full: &[] };
+    let places = Places { keys: &["zone"], full: &[], tells: false };
     let base = || Scenario { places, claims: &["a Bound of-a"], array: &["a"], ..Scenario::default() };
     let pending = || Scenario { places, ..Scenario::default() };
     vec![

@@ -26,6 +26,7 @@ fn options() -> Options {
         topology: BTreeSet::new(),
         strict_topology: false,
         immediate_topology: true,
+        here: None,
     }
 }
 
@@ -120,6 +121,9 @@ fn show(verdict: &ClaimVerdict) -> String {
         ClaimVerdict::Forget => "forget".to_owned(),
         ClaimVerdict::Refuse { message, lasting } => {
             format!("{} {message}", if *lasting { "refuse" } else { "retry" })
+        }
+        ClaimVerdict::Take { node, request } => {
+            format!("take for {node}{}", if request.is_some() { "" } else { " blindly" })
         }
         ClaimVerdict::AwaitNodes(message) => format!("nodes {message}"),
         ClaimVerdict::Reschedule { node, message } => format!("not on {node}: {message}"),
@@ -423,7 +427,7 @@ fn what_follows_an_answer() {
         let world = World::new(claim, None, None);
         let mut intent = (*intent()).clone();
         intent.class.reclaim_policy = cofferdam_domain::ReclaimPolicy::parse(policy);
-        let shown = match created(&world.cache, &intent, answer) {
+        let shown = match created(&world.cache, None, &intent, answer) {
             Created::Save(_, capacity) => format!("save {capacity}"),
             Created::Undo(_, None) => "undo".to_owned(),
             Created::Undo(_, Some(_)) => "undo told".to_owned(),
@@ -510,7 +514,7 @@ fn without_room_the_scheduler_chooses_again() {
     ];
     for (selected, kind, finality, expected) in table {
         let world = placed(selected, json!({}));
-        let shown = match created(&world.cache, &intent, answer(kind, finality)) {
+        let shown = match created(&world.cache, None, &intent, answer(kind, finality)) {
             Created::Reschedule { node, .. } => format!("not on {node}"),
             Created::Failed { lasting: false, .. } => "failed".to_owned(),
             Created::Repeat(_) => "repeat".to_owned(),

@@ -78,6 +78,7 @@ fn pv(spec: &str) -> Volume {
             other => panic!("ref {other}"),
         },
         mount_options: Vec::new(),
+        places: Vec::new(),
         csi: None,
         phase: match phase {
             "A" => VolumePhase::Available,

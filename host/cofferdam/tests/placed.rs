@@ -1,0 +1,182 @@
+//! Drivers whose storage is in one node, from the shell to the disk: the built binary as the processes of two nodes, each with a pool
+//! of its own, and as the one that binds.
+#![allow(
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking, also in what its functions share"
+)]
+
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use cofferdam_apiserver::{ApiServer, Options, ServeOptions};
+use futures::{StreamExt as _, pin_mut};
+use k8s_openapi::api::{
+    core::v1::{PersistentVolume, PersistentVolumeClaim},
+    storage::v1::StorageClass,
+};
+use kube::{
+    Api, Client, Resource,
+    api::{DeleteParams, PostParams, WatchEvent, WatchParams},
+};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A process that goes with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn cofferdam(home: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
+    command
+        .args(["run", "--namespace", "kube-system", "--compilation-cache"])
+        .arg(home.join("cache"))
+        .arg("--kubeconfig")
+        .arg(home.join("kubeconfig"))
+        .args(arguments)
+        .env_clear()
+        .stdin(Stdio::null());
+    command
+}
+
+/// A node with a pool, and its configuration.
+fn node(home: &Path, name: &str) -> PathBuf {
+    let pool = home.join(name);
+    fs::create_dir_all(pool.join("volumes")).unwrap();
+    let text = format!(
+        "[backend.pool]\nfile = {:?}\n[backend.pool.settings]\nnode = {name:?}\n[backend.pool.pool]\ndirectory = {:?}\n[backend.pool.state]\nfile = {:?}\n",
+        home.join("pool.wasm"),
+        pool.join("volumes"),
+        pool.join("state.db"),
+    );
+    let file = pool.join("config.toml");
+    fs::write(&file, text).unwrap();
+    file
+}
+
+/// Waits until an object of the kind fits.
+async fn until<K>(api: &Api<K>, fits: impl Fn(Option<&Value>) -> bool) -> Value
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + serde::Serialize + std::fmt::Debug,
+{
+    let wait = async {
+        let events = api.watch(&WatchParams::default(), "0").await.unwrap();
+        pin_mut!(events);
+        while let Some(event) = events.next().await {
+            let (object, gone) = match event.unwrap() {
+                WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, false),
+                WatchEvent::Deleted(object) => (object, true),
+                WatchEvent::Bookmark(_) | WatchEvent::Error(_) => continue,
+            };
+            let object = serde_json::to_value(object).unwrap();
+            if fits((!gone).then_some(&object)) {
+                return object;
+            }
+        }
+        Value::Null
+    };
+    tokio::time::timeout(PATIENCE, wait).await.unwrap()
+}
+
+/// How many volumes are in a pool; its own files begin otherwise.
+fn items(home: &Path, node: &str) -> usize {
+    let entries = fs::read_dir(home.join(node).join("volumes")).unwrap();
+    entries.filter(|entry| entry.as_ref().unwrap().file_name().to_str().unwrap().starts_with("vol-")).count()
+}
+
+#[test]
+fn a_driver_of_one_node_wants_to_know_the_node() {
+    let home = TempDir::new().unwrap();
+    fs::write(home.path().join("pool.wasm"), cofferdam_guests::POOL).unwrap();
+    let api = "apiVersion: v1\nkind: Config\ncurrent-context: x\ncontexts: [{name: x, context: {cluster: x, user: x}}]\nclusters: [{name: x, cluster: {server: 'http://127.0.0.1:1'}}]\nusers: [{name: x, user: {}}]\n";
+    fs::write(home.path().join("kubeconfig"), api).unwrap();
+    let config = node(home.path(), "n1");
+    let config = config.to_str().unwrap();
+    let fails = |more: &[&str]| {
+        let arguments = [&["--config", config, "--role", "provisioner"][..], more].concat();
+        let output = cofferdam(home.path(), &arguments).output().unwrap();
+        assert!(!output.status.success());
+        let text = String::from_utf8(output.stderr).unwrap();
+        text.lines().last().unwrap_or_default().to_owned()
+    };
+    assert_eq!(
+        fails(&[]),
+        "cofferdam: backend pool: its storage is on one node (placement `node`): expected that node's name, as in --node-name, and a process on every such node"
+    );
+    assert_eq!(
+        fails(&["--node-name", "n1", "--role", "attacher"]),
+        "cofferdam: driver pool.cofferdam.dev is of one node: expected no role attacher beside it, for its volumes are not attached"
+    );
+    assert!(fails(&["--node-deployment"]).contains("expected --node-name"));
+    assert!(
+        fails(&["--node-name", "n1", "--node-deployment-max-delay", "1s"])
+            .contains("expected at least node-deployment-base-delay")
+    );
+}
+
+#[tokio::test]
+async fn of_two_nodes_with_a_pool_one_makes_the_volume_and_deletes_it() {
+    let home = TempDir::new().unwrap();
+    let home = home.path();
+    let api = ApiServer::new(Options::default());
+    let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let serving = api.serve(ServeOptions { addr }).await.unwrap();
+    fs::write(home.join("kubeconfig"), serving.kubeconfig()).unwrap();
+    fs::write(home.join("pool.wasm"), cofferdam_guests::POOL).unwrap();
+    let start = |arguments: &[&str]| Running(cofferdam(home, arguments).spawn().unwrap());
+    let on = |name: &str| {
+        let config = node(home, name);
+        let config = config.to_str().unwrap();
+        let delays = ["--node-deployment-base-delay", "200ms", "--node-deployment-max-delay", "1s"];
+        start(&[&["--config", config, "--role", "provisioner", "--node-name", name], &delays[..]].concat())
+    };
+    let _nodes = [on("n1"), on("n2")];
+    let _binder = start(&["--role", "pv-controller", "--role", "protection"]);
+
+    let client = Client::new(api.service(), "default");
+    let class: StorageClass = serde_json::from_value(json!({
+        "metadata": {"name": "local"}, "provisioner": "pool.cofferdam.dev", "volumeBindingMode": "Immediate",
+    }))
+    .unwrap();
+    let claim: PersistentVolumeClaim = serde_json::from_value(json!({
+        "metadata": {"name": "a"},
+        "spec": {"storageClassName": "local", "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}},
+    }))
+    .unwrap();
+    let (classes, claims): (Api<StorageClass>, Api<PersistentVolumeClaim>) =
+        (Api::all(client.clone()), Api::default_namespaced(client.clone()));
+    let volumes: Api<PersistentVolume> = Api::all(client);
+    classes.create(&PostParams::default(), &class).await.unwrap();
+    claims.create(&PostParams::default(), &claim).await.unwrap();
+
+    let bound = |object: Option<&Value>| {
+        object.is_some_and(|object| object.pointer("/status/phase") == Some(&json!("Bound")))
+    };
+    let claim = until(&claims, bound).await;
+    let chosen = claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"].as_str().unwrap();
+    let volume = until(&volumes, bound).await;
+    let terms = &volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"];
+    let expected = json!([{"matchExpressions": [{"key": "topology.cofferdam.dev/node", "operator": "In", "values": [chosen]}]}]);
+    assert_eq!(*terms, expected);
+    let other = if chosen == "n1" { "n2" } else { "n1" };
+    assert_eq!((items(home, chosen), items(home, other)), (1, 0), "one volume, where the claim says");
+
+    claims.delete("a", &DeleteParams::default()).await.unwrap();
+    until(&volumes, |object| object.is_none()).await;
+    assert_eq!((items(home, "n1"), items(home, "n2")), (0, 0), "nothing is left of it");
+    serving.shutdown().await;
+}

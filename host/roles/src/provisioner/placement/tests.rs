@@ -1,0 +1,121 @@
+//! Whose a claim and a volume are, where storage is in nodes.
+
+use cofferdam_cluster::decode;
+use cofferdam_domain::{CsiNode, Node};
+use serde_json::{Value, json};
+
+use super::*;
+
+const KEY: &str = names::NODE_TOPOLOGY_KEY;
+
+fn here(drivers: &[(&str, &[&str])]) -> Here {
+    let keys = |keys: &[&str]| keys.iter().map(|key| (*key).to_owned()).collect();
+    let drivers = drivers.iter().map(|(name, of)| ((*name).into(), keys(of))).collect();
+    Here { node: "n1".into(), drivers, immediate: true }
+}
+
+fn volume(driver: &str, terms: &Value) -> Volume {
+    let object = json!({
+        "metadata": {"name": "v", "uid": "u", "resourceVersion": "1"},
+        "spec": {
+            "csi": {"driver": driver, "volumeHandle": "h"},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": terms}},
+        },
+    });
+    decode::object(&object.to_string()).unwrap().unwrap()
+}
+
+fn term(key: &str, operator: &str, values: &[&str]) -> Value {
+    json!({"matchExpressions": [{"key": key, "operator": operator, "values": values}]})
+}
+
+#[test]
+fn a_volume_is_held_by_the_one_node_that_has_it() {
+    let (here, cache) = (here(&[("drv", &[KEY])]), Cache::default());
+    let own = [(KEY.to_owned(), "n1".to_owned())].into();
+    let zoned = json!({"matchExpressions": [
+        {"key": KEY, "operator": "In", "values": ["n1"]}, {"key": "zone", "operator": "In", "values": ["a", "b"]},
+    ]});
+    #[rustfmt::skip] // one row an affinity: held, and certainly not
+    let table = [
+        ("one term",        json!([term(KEY, "In", &["n1"])]),                              true,  false),
+        ("narrower",        json!([zoned]),                                                 true,  false),
+        ("another node",    json!([term(KEY, "In", &["n2"])]),                              false, true),
+        ("two values",      json!([term(KEY, "In", &["n1", "n2"])]),                        false, false),
+        ("two terms",       json!([term(KEY, "In", &["n1"]), term(KEY, "In", &["n2"])]),    false, false),
+        ("all but another", json!([term(KEY, "NotIn", &["n2"])]),                           false, false),
+        ("another key",     json!([term("zone", "In", &["a"])]),                            false, false),
+        ("no term",         json!([]),                                                      false, false),
+        ("none",            Value::Null,                                                    false, false),
+    ];
+    for (name, terms, held, never) in table {
+        let volume = volume("drv", &terms);
+        assert_eq!(here.holds(&volume, &cache), held, "{name}");
+        assert_eq!(volume.is_never_at(&own), never, "{name}");
+    }
+    assert!(!here.holds(&volume("other", &json!([term(KEY, "In", &["n1"])])), &cache), "another driver's");
+}
+
+#[test]
+fn a_node_is_where_its_name_and_its_labels_say() {
+    let drivers = here(&[("own", &[KEY]), ("both", &[KEY, "zone"]), ("socket", &[])]);
+    assert!(drivers.needs_labels() && !here(&[("own", &[KEY])]).needs_labels() && !here(&[]).needs_labels());
+    let cache = Cache::default();
+    let segments = |driver: &str| drivers.segments(&driver.into(), &cache);
+    let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    assert_eq!(segments("own"), Ok([pair(KEY, "n1")].into()));
+    assert_eq!(segments("both"), Err("node n1 has no label zone".to_owned()));
+    assert_eq!(segments("socket"), Err("no topology key found on CSINode n1".to_owned()));
+
+    let node =
+        json!({"metadata": {"name": "n1", "uid": "u", "resourceVersion": "1", "labels": {"zone": "a"}}});
+    assert!(cache.nodes.apply(Ok(decode::object::<Node>(&node.to_string()).unwrap().unwrap())));
+    let registered = json!({
+        "metadata": {"name": "n1", "uid": "c", "resourceVersion": "1"},
+        "spec": {"drivers": [{"name": "socket", "nodeID": "x", "topologyKeys": ["zone"]}]},
+    });
+    assert!(cache.csi_nodes.apply(Ok(decode::object::<CsiNode>(&registered.to_string()).unwrap().unwrap())));
+    assert_eq!(segments("both"), Ok([pair(KEY, "n1"), pair("zone", "a")].into()));
+    assert_eq!(segments("socket"), Ok([pair("zone", "a")].into()));
+}
+
+#[test]
+fn pauses_are_spread_and_grow() {
+    let seconds = |from: u64, to: u64| Duration::from_secs(from)..=Duration::from_secs(to);
+    let mut first = Vec::new();
+    for number in 0..200 {
+        let deployment = NodeDeployment::of(format!("node-{number}").into());
+        let at = |attempt| pause(&deployment, &"uid".into(), attempt);
+        assert!(seconds(0, 20).contains(&at(0)) && seconds(20, 40).contains(&at(1)), "{:?}", (at(0), at(1)));
+        for later in [2, 3, 31, u32::MAX] {
+            assert!(seconds(40, 60).contains(&at(later)), "{later}: {:?}", at(later));
+        }
+        assert_eq!(at(0), at(0));
+        first.push(at(0));
+    }
+    first.sort();
+    for (part, pause) in [(40, 4), (80, 8), (120, 12), (160, 16)] {
+        let found = first[part].as_secs_f64();
+        assert!((found - f64::from(pause)).abs() < 2.0, "a {part}th of 200 pauses is {found} s");
+    }
+    first.dedup();
+    assert!(first.len() > 150, "only {} pauses differ", first.len());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_turn_comes_after_its_pause_and_the_next_one_later() {
+    let deployment = NodeDeployment::of("n1".into());
+    let (mut races, uid) = (Races::default(), Uid::from("uid"));
+    let first = races.turn(&deployment, &uid).unwrap();
+    assert_eq!(first, pause(&deployment, &uid, 0));
+    tokio::time::advance(first / 2).await;
+    assert_eq!(races.turn(&deployment, &uid), Some(first - first / 2), "who asks early waits no longer");
+    tokio::time::advance(first).await;
+    assert_eq!(races.turn(&deployment, &uid), None);
+    assert_eq!(races.left(&uid), pause(&deployment, &uid, 1));
+    assert!(races.tells(&uid) && !races.tells(&uid));
+    races.again(&uid);
+    assert_eq!(races.turn(&deployment, &uid), None, "the claim was written by somebody who did not take it");
+    races.over(&uid);
+    assert_eq!(races.turn(&deployment, &uid), Some(first));
+}
