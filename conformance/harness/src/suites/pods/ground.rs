@@ -1,6 +1,6 @@
 //! What every theme stands on: a cluster with our roles and a real node, and words for claims and pods on it.
 
-use std::{fs, path::Path, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::{
@@ -24,7 +24,7 @@ use crate::{
     control_plane::{ControlPlane, Options},
     image,
     node::Node,
-    process::{self, Process},
+    process::Process,
     run::Run,
     wait::until,
 };
@@ -33,8 +33,6 @@ use crate::{
 pub(super) const SOON: Duration = Duration::from_secs(90);
 /// The one node.
 pub(super) const NODE: &str = "node-1";
-/// Bytes of the disk that kubelet's root is on.
-const DISK: u64 = 1 << 30;
 /// Loops of kube-controller-manager, none of which is ours: what attaches, what makes pods, and what keeps nodes in order.
 const CONTROLLERS: &str = "persistentvolume-attach-detach-controller,statefulset-controller,\
                            node-lifecycle-controller,namespace-controller,pod-garbage-collector-controller";
@@ -77,16 +75,14 @@ impl<'a> Ground<'a> {
         let options =
             Options { controllers: Some(CONTROLLERS.to_owned()), scheduler: true, ..Options::default() };
         let plane = ControlPlane::start(run, options).await?;
-        disk(run).await?;
-        let node = Node::start(run, &plane, NODE).await?;
+        let node = Node::on_disk(run, &plane, NODE).await?;
         let (memory, pool) = (Backend::memory(run, NODE)?, Backend::pool(run, NODE)?);
         let all = ["provisioner", "pv-controller", "protection", "attacher"];
         let account = Account::new(run, &plane, &all).await?;
         let mut roles = vec![memory.control(run, &account, &[]).await?];
         let account = Account::new(run, &plane, &["provisioner"]).await?;
-        let (server, socket, _) = pool.serve(run).await?;
-        roles.push(server);
-        roles.push(crate::cofferdam::start_before(run, &account, &socket).await?);
+        // Storage of a node: a provisioner of its own, on that node.
+        roles.push(pool.control(run, &account, &[format!("--node-name={NODE}")]).await?);
         for (backend, attached) in [(&memory, true), (&pool, false)] {
             let driver: CSIDriver = serde_json::from_value(json!({
                 "metadata": { "name": backend.driver() },
@@ -147,24 +143,9 @@ impl<'a> Ground<'a> {
         {
             ensure!(!left.exists(), "{} is left", left.display());
         }
-        let root = self.node.root().display().to_string();
         self.node.stop().await?;
-        process::output("umount", &[&root]).await?;
         self.plane.stop().await
     }
-}
-
-/// Kubelet's root on a disk: of memory it has no statistics, and then of no volume either.
-async fn disk(run: &Run) -> Result<()> {
-    let (disk, root) = (run.scratch().join("disk"), Node::root_of(run));
-    fs::File::create(&disk)?.set_len(DISK)?;
-    fs::create_dir_all(&root)?;
-    let (disk, root) = (disk.display().to_string(), root.display().to_string());
-    process::output("mkfs.ext4", &["-q", &disk]).await?;
-    // Its loop device goes when it is unmounted.
-    process::output("mount", &["-o", "loop", &disk, &root]).await?;
-    // A directory that is no pod's and no plugin's.
-    Ok(fs::remove_dir(Path::new(&root).join("lost+found"))?)
 }
 
 /// A namespace, and what stands in it.

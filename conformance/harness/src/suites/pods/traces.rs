@@ -7,8 +7,9 @@ use anyhow::{Result, ensure};
 use super::ground::{Ground, SOON};
 use crate::{process, wait::until};
 
-/// Where kubelet keeps a directory for each driver that it has met.
+/// Where kubelet keeps a directory for each driver that it has met, and what it keeps there for raw block volumes.
 const KUBELETS: &str = "plugins/kubernetes.io/csi";
+const DEVICES: [&str; 2] = ["volumeDevices/publish", "volumeDevices/staging"];
 
 /// Mounts, loop devices, and the files beneath kubelet's root and the pool's.
 #[derive(Debug)]
