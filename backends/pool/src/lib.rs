@@ -48,7 +48,8 @@ impl Backend for Pool {
         Ok(Description {
             topology_keys: vec![volumes::NODE_KEY.to_owned()],
             placement: Placement::Node,
-            features: vec!["volume-condition".to_owned()],
+            // Who writes on the node, the node keeps apart.
+            features: ["volume-condition", "single-node-multi-writer"].map(str::to_owned).into(),
             ..Description::new(name, env!("CARGO_PKG_VERSION"))
         })
     }

@@ -8,6 +8,7 @@
 pub mod account;
 mod bench;
 pub mod certificates;
+pub mod chain;
 pub mod chance;
 pub mod claims;
 pub mod cli;

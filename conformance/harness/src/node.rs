@@ -24,6 +24,8 @@ const READY: Duration = Duration::from_secs(90);
 /// containerd puts the sockets of its shims here whatever it is told; the directory is the run's own.
 const STATE: &str = "/run/containerd";
 const SOCKET: &str = "/run/containerd/containerd.sock";
+/// Bytes of a disk of its root.
+const DISK: u64 = 1 << 30;
 /// The directory of kubelet, below the scratch directory.
 const ROOT: &str = "kubelet";
 
@@ -32,6 +34,7 @@ const ROOT: &str = "kubelet";
 pub struct Node {
     name: String,
     root: PathBuf,
+    on_disk: bool,
     /// The container runtime.
     pub containerd: Process,
     /// The kubelet.
@@ -44,13 +47,29 @@ impl Node {
     /// # Errors
     /// When it does not become Ready, with the end of a log.
     pub async fn start(run: &Run, plane: &ControlPlane, name: &str) -> Result<Self> {
+        Self::with(run, plane, name, false).await
+    }
+
+    /// The same with kubelet's root on a disk. Of memory kubelet has no statistics, and then of no pod and no volume either.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub async fn on_disk(run: &Run, plane: &ControlPlane, name: &str) -> Result<Self> {
+        Self::with(run, plane, name, true).await
+    }
+
+    async fn with(run: &Run, plane: &ControlPlane, name: &str, on_disk: bool) -> Result<Self> {
         let directory = run.scratch().join("node");
         fs::create_dir_all(directory.join("cni"))?;
         fs::write(directory.join("cni/10-conformance.conflist"), network(&directory).to_string())?;
         let containerd = containerd(run, &directory).await?;
         let root = run.scratch().join(ROOT);
-        let spec = kubelet(run, plane, name, &directory, &root)?;
-        let mut node = Self { name: name.to_owned(), root, containerd, kubelet: Process::start(run, spec)? };
+        if on_disk {
+            disk(run, &root).await?;
+        }
+        let spec = kubelet(run, plane, name, &directory, &root, on_disk)?;
+        let kubelet = Process::start(run, spec)?;
+        let mut node = Self { name: name.to_owned(), root, on_disk, containerd, kubelet };
         node.ready(plane).await?;
         Ok(node)
     }
@@ -105,8 +124,23 @@ impl Node {
     /// When one has ended by itself, or had to be killed.
     pub async fn stop(mut self) -> Result<()> {
         self.kubelet.stop().await?;
-        self.containerd.stop().await
+        self.containerd.stop().await?;
+        if self.on_disk {
+            process::output("umount", &[&self.root.display().to_string()]).await?;
+        }
+        Ok(())
     }
+}
+
+/// A disk of a file, mounted as kubelet's root. Its loop device goes when it is unmounted.
+async fn disk(run: &Run, root: &Path) -> Result<()> {
+    let disk = run.scratch().join("disk");
+    fs::File::create(&disk)?.set_len(DISK)?;
+    fs::create_dir_all(root)?;
+    let (disk, mounted) = (disk.display().to_string(), root.display().to_string());
+    process::output("mkfs.ext4", &["-q", &disk]).await?;
+    process::output("mount", &["-o", "loop", &disk, &mounted]).await?;
+    Ok(())
 }
 
 async fn ctr(run: &Run, arguments: &[&str]) -> Result<String> {
@@ -181,7 +215,14 @@ fn network(directory: &Path) -> Value {
     })
 }
 
-fn kubelet(run: &Run, plane: &ControlPlane, name: &str, directory: &Path, root: &Path) -> Result<Spec> {
+fn kubelet(
+    run: &Run,
+    plane: &ControlPlane,
+    name: &str,
+    directory: &Path,
+    root: &Path,
+    on_disk: bool,
+) -> Result<Spec> {
     let resolver = directory.join("resolv.conf");
     fs::write(&resolver, "")?;
     let configuration = directory.join("kubelet.json");
@@ -202,11 +243,14 @@ fn kubelet(run: &Run, plane: &ControlPlane, name: &str, directory: &Path, root: 
         // A name by which what a killed run leaves is found.
         "cgroupRoot": Path::new("/").join(run.scratch().file_name().unwrap_or_default()),
         "failCgroupV1": false,
+        // A volume is mounted once the API has heard that it is in use, and detached once it has heard that it is not.
+        "nodeStatusUpdateFrequency": "1s",
+        "volumeStatsAggPeriod": "1s",
         "cgroupsPerQOS": false,
         "enforceNodeAllocatable": [],
         "failSwapOn": false,
         "makeIPTablesUtilChains": false,
-        "localStorageCapacityIsolation": false,
+        "localStorageCapacityIsolation": on_disk,
         "evictionHard": {
             "memory.available": "0%", "nodefs.available": "0%", "nodefs.inodesFree": "0%",
             "imagefs.available": "0%", "imagefs.inodesFree": "0%",

@@ -68,7 +68,7 @@ fn node_registrar_and_liveness_in_one_process() {
     let mut until = |what: &str| lines.by_ref().map(Result::unwrap).find(|line| line.contains(what)).unwrap();
     // Which of the two comes first is the scheduler's.
     let port = until("/healthz").split("127.0.0.1:").nth(1).unwrap().split(' ').next().unwrap().to_owned();
-    let registration = home.path().join("pool.example.com-reg.sock");
+    let registration = home.path().join("pool.example.com@reg.sock");
     while UnixStream::connect(&registration).is_err() {
         std::thread::yield_now();
     }

@@ -56,7 +56,9 @@ struct Answers {
 impl Registrar {
     /// A driver that kubelet reaches at `endpoint`, a path on the host; `directory` is kubelet's directory of plugins.
     pub fn new(driver: String, endpoint: String, directory: &std::path::Path) -> Self {
-        let socket = directory.join(format!("{driver}-reg.sock"));
+        // Kubelet names the server by the socket's whole path, percent-encoded, which is no host; the HTTP/2 of ours refuses such
+        // a request. Before an "@" it is a user's name, and may be anything.
+        let socket = directory.join(format!("{driver}@reg.sock"));
         Self { driver, endpoint, socket, state: watch::Sender::new(Registration::Waiting) }
     }
 

@@ -8,6 +8,7 @@ mod faults;
 mod grounds;
 mod kubectl;
 mod node;
+mod pods;
 mod provision;
 mod sanity;
 mod swap;
@@ -48,7 +49,7 @@ pub const ALL: &[Suite] = &[
     },
     Suite {
         name: "sanity",
-        about: "csi-sanity finds nothing wrong with our own CSI server",
+        about: "csi-sanity finds nothing wrong with our drivers behind our CSI server and our node",
         limit: Duration::from_secs(600),
         run: |run| Box::pin(sanity::run(run)),
     },
@@ -81,6 +82,12 @@ pub const ALL: &[Suite] = &[
         about: "a pod with our image runs on a real kubelet, says something, and goes without a trace",
         limit: Duration::from_secs(300),
         run: |run| Box::pin(node::run(run)),
+    },
+    Suite {
+        name: "pods",
+        about: "volumes of our drivers in pods on a real kubelet: written, read, shared, killed in the middle, and gone without a trace",
+        limit: Duration::from_secs(900),
+        run: |run| Box::pin(pods::run(run)),
     },
     Suite {
         name: "grounds",

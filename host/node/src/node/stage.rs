@@ -14,13 +14,48 @@ impl<M: Machine> Node<M> {
     /// Makes a volume usable at its staging path. The same again is a success.
     ///
     /// # Errors
-    /// [`NodeError`]; then the same call again goes on, or [`Self::unstage`] undoes what was done.
+    /// [`NodeError`]; then what was done for a volume that was not staged before is undone: for kubelet a call that has failed has
+    /// had no effect, and it does not unstage. What cannot be undone now, the same call again or [`Self::unstage`] goes on with.
     pub fn stage(&self, request: &Stage) -> Result<(), NodeError> {
         let place = self.roots.place("staging_target_path", &request.staging_path)?;
+        // In doubt it is somebody's.
+        let occupied = self.occupied(&place).unwrap_or(true);
+        let staged = self.stage_at(request, &place);
+        if staged.is_err() && !occupied {
+            // The reason of the failure is what the caller needs.
+            let _ = self.give_up(&request.volume, &place);
+        }
+        staged
+    }
+
+    /// Whether something is mounted at a staging path, or on the device's file in it.
+    fn occupied(&self, place: &Place) -> Result<bool, NodeError> {
+        Ok(self.is_mounted(place)?
+            || (self.look(place)?.is_some() && self.is_mounted(&place.join(crate::executor::BLOCK))?))
+    }
+
+    /// Undoes what a call has done that failed, unless the volume was staged before.
+    fn give_up(&self, volume: &str, place: &Place) -> Result<(), NodeError> {
+        let records = self.machine.records().step("read the volumes' records")?;
+        let Some(record) = records.iter().find(|record| record.volume == volume) else { return Ok(()) };
+        if record.staged || !record.targets.is_empty() || record.staging.as_ref() != Some(&place.to_string())
+        {
+            return Ok(());
+        }
+        unstage(&self.machine, place, Some(record), &records)?;
+        // That a device was begun to be formatted has to be known the next time.
+        if record.formatting {
+            Ok(())
+        } else {
+            self.machine.forget(volume).step("forget the volume's record")
+        }
+    }
+
+    fn stage_at(&self, request: &Stage, place: &Place) -> Result<(), NodeError> {
         let attachment = Attachment::parse(&request.attachment).map_err(NodeError::Invalid)?;
         let executor = self.policy.executor(attachment)?;
         executor.supports(&request.capability)?;
-        match self.look(&place)?.map(|found| found.kind) {
+        match self.look(place)?.map(|found| found.kind) {
             Some(FoundKind::Directory) => {}
             Some(FoundKind::File(_) | FoundKind::Device(_) | FoundKind::Other) | None => {
                 return Err(NodeError::Precondition(format!(
@@ -29,14 +64,14 @@ impl<M: Machine> Node<M> {
             }
         }
         let others = self.machine.records().step("read the volumes' records")?;
-        let mut record = self.begin(request, &place, &others)?;
+        let mut record = self.begin(request, place, &others)?;
         executor.identify(&self.machine, &mut record)?;
         self.alone(&record, &others)?;
         let known = others.iter().find(|other| other.volume == record.volume);
         if known != Some(&record) {
             self.machine.keep(&record).step("keep the volume's record")?;
         }
-        self.run(&*executor, request, &place, record)
+        self.run(&*executor, request, place, record)
     }
 
     fn run(

@@ -105,6 +105,35 @@ fn what_is_not_there_and_what_is_in_the_way() {
 }
 
 #[test]
+fn what_a_failed_stage_has_done_is_undone() {
+    use cofferdam_node::Machine as _;
+    let (raw, blank) =
+        (|| attachment("image", &[("path", "raw")]), || attachment("image", &[("path", "blank")]));
+    let rows = [
+        ("data that is no filesystem", raw(), writer(), ErrorKind::FailedPrecondition),
+        ("an option that is not allowed", blank(), with("ext4", &["suid"], ""), ErrorKind::PermissionDenied),
+        (
+            "an option of a directory",
+            attachment("directory", &[("path", "one")]),
+            with("", &["suid"], ""),
+            ErrorKind::PermissionDenied,
+        ),
+    ];
+    for (name, attachment, capability, kind) in rows {
+        let node = node();
+        let error = do_stage(&node, &stage("v", attachment, capability)).unwrap_err();
+        assert_eq!(error.kind(), kind, "{name}: {error}");
+        assert!(node.machine().records().unwrap().is_empty(), "{name}: a record stays");
+        assert_eq!(node.machine().left_behind(), "", "{name}");
+    }
+    // What was staged before stays so, and what somebody else has mounted is not ours to undo.
+    let node = node();
+    do_stage(&node, &stage("v", blank(), writer())).unwrap();
+    node.stage(&stage("v", blank(), with("ext4", &["suid"], ""))).unwrap_err();
+    assert_eq!(node.machine().mounts_at(&staging("v")).len(), 1);
+}
+
+#[test]
 fn data_beneath_a_target_is_never_removed() {
     let node = node();
     node.machine().directory_at(&target("p/data"));

@@ -28,13 +28,21 @@ async fn kubelet(socket: &Path) -> RegistrationClient<Wire> {
         let mut sender = sender.clone();
         async move { sender.send_request(request).await }
     });
-    RegistrationClient::with_origin(Wire::new(wire), http::Uri::from_static("http://localhost"))
+    RegistrationClient::with_origin(Wire::new(wire), format!("http://{}", authority(socket)).parse().unwrap())
+}
+
+/// What kubelet calls the server: the socket's path, as gRPC for Go makes an authority of it.
+fn authority(socket: &Path) -> String {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.~!$&'()*+,;=:[]@".contains(byte);
+    let path = socket.to_str().unwrap().bytes();
+    path.map(|byte| if plain(&byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
 }
 
 #[tokio::test]
 async fn kubelet_registers_refuses_and_forgets() {
     let directory = tempfile::TempDir::new().unwrap();
-    let socket = directory.path().join("pool.example.com-reg.sock");
+    let socket = directory.path().join("pool.example.com@reg.sock");
     let endpoint = "/var/lib/kubelet/plugins/pool/csi.sock".to_owned();
     let registrar =
         Arc::new(Registrar::new("pool.example.com".to_owned(), endpoint.clone(), directory.path()));

@@ -1,0 +1,437 @@
+//! What every theme stands on: a cluster with our roles and a real node, and words for claims and pods on it.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use k8s_openapi::{
+    NamespaceResourceScope,
+    api::{
+        apps::v1::StatefulSet,
+        core::v1::{Event, Namespace, PersistentVolume, PersistentVolumeClaim, Pod},
+        storage::v1::{CSIDriver, CSINode, StorageClass, VolumeAttachment},
+    },
+};
+use kube::{
+    Api, Client, Resource, ResourceExt as _,
+    api::{DeleteParams, ListParams, LogParams, PostParams},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+use crate::{
+    account::Account,
+    chain::{Backend, NodeRoles},
+    control_plane::{ControlPlane, Options},
+    image,
+    node::Node,
+    process::Process,
+    run::Run,
+    wait::until,
+};
+
+/// How long a pod may take to start, or to go.
+pub(super) const SOON: Duration = Duration::from_secs(90);
+/// The one node.
+pub(super) const NODE: &str = "node-1";
+/// Loops of kube-controller-manager, none of which is ours: what attaches, what makes pods, and what keeps nodes in order.
+const CONTROLLERS: &str = "persistentvolume-attach-detach-controller,statefulset-controller,\
+                           node-lifecycle-controller,namespace-controller,pod-garbage-collector-controller";
+/// How a script ends whose pod stays: until then it has done its work.
+pub(super) const STAYS: &str = "echo done; trap exit TERM; sleep 3600 & wait";
+/// The volume in every pod.
+pub(super) const AT: &str = "/volume";
+
+/// A class of volumes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Class {
+    /// Its name.
+    pub(super) name: &'static str,
+    backend: &'static str,
+    kind: &'static str,
+    /// Whether the volume comes before its pod.
+    pub(super) immediate: bool,
+}
+
+/// A node's memory, attached by our attacher.
+pub(super) const MEMORY: Class = Class { name: "memory", backend: "memory", kind: "", immediate: true };
+/// Directories of the node.
+pub(super) const DIRECTORY: Class =
+    Class { name: "directory", backend: "pool", kind: "directory", immediate: false };
+/// Images of the node.
+pub(super) const IMAGE: Class = Class { name: "image", backend: "pool", kind: "image", immediate: false };
+
+/// A cluster with one node, on which volumes are ours.
+pub(super) struct Ground<'a> {
+    pub(super) run: &'a Run,
+    pub(super) plane: ControlPlane,
+    pub(super) node: Node,
+    pub(super) memory: NodeRoles,
+    pub(super) pool: NodeRoles,
+    roles: Vec<Process>,
+}
+
+impl<'a> Ground<'a> {
+    pub(super) async fn new(run: &'a Run) -> Result<Self> {
+        let options =
+            Options { controllers: Some(CONTROLLERS.to_owned()), scheduler: true, ..Options::default() };
+        let plane = ControlPlane::start(run, options).await?;
+        let node = Node::on_disk(run, &plane, NODE).await?;
+        let (memory, pool) = (Backend::memory(run, NODE)?, Backend::pool(run, NODE)?);
+        let all = ["provisioner", "pv-controller", "protection", "attacher"];
+        let account = Account::new(run, &plane, &all).await?;
+        let mut roles = vec![memory.control(run, &account, &[]).await?];
+        let account = Account::new(run, &plane, &["provisioner"]).await?;
+        // Storage of a node: a provisioner of its own, on that node.
+        roles.push(pool.control(run, &account, &[format!("--node-name={NODE}")]).await?);
+        objects(&plane, &memory, &pool).await?;
+        let root = node.root().to_owned();
+        let (memory, pool) = (memory.node(run, NODE, &root).await?, pool.node(run, NODE, &root).await?);
+        Ok(Self { run, plane, node, memory, pool, roles })
+    }
+
+    /// A namespace for a theme.
+    pub(super) async fn room(&self, name: &str) -> Result<Room> {
+        let client = self.plane.client().clone();
+        let namespace: Namespace = serde_json::from_value(json!({ "metadata": { "name": name } }))?;
+        Api::all(client.clone()).create(&PostParams::default(), &namespace).await?;
+        Ok(Room { client, namespace: name.to_owned() })
+    }
+
+    /// Waits until no pod of the node has the volume of a claim any more.
+    pub(super) async fn unstaged(&self, class: Class, room: &Room, claim: &str) -> Result<()> {
+        let roles = if class.backend == "memory" { &self.memory } else { &self.pool };
+        let handle =
+            room.bound(claim).await?.spec.and_then(|spec| spec.csi).context("no CSI volume")?.volume_handle;
+        until(&format!("the volume of {claim} is unstaged"), SOON, async || {
+            let known = roles.records()?;
+            ensure!(!known.iter().any(|record| record.contains(&format!("{handle:?}"))), "it is on the node");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Ends everything, from the roles down.
+    pub(super) async fn end(mut self) -> Result<()> {
+        for process in [&mut self.memory.process, &mut self.pool.process] {
+            process.stop().await?;
+        }
+        until("kubelet has forgotten the drivers", SOON, async || {
+            let node = Api::<CSINode>::all(self.plane.client().clone()).get(NODE).await?;
+            ensure!(node.spec.drivers.is_empty(), "it knows {:?}", node.spec.drivers);
+            Ok(())
+        })
+        .await?;
+        for process in &mut self.roles {
+            process.stop().await?;
+        }
+        for left in
+            [&self.memory, &self.pool].into_iter().flat_map(|roles| [&roles.socket, &roles.registration])
+        {
+            ensure!(!left.exists(), "{} is left", left.display());
+        }
+        self.node.stop().await?;
+        self.plane.stop().await
+    }
+}
+
+/// The drivers as the cluster knows them, and their classes.
+async fn objects(plane: &ControlPlane, memory: &Backend, pool: &Backend) -> Result<()> {
+    for (backend, attached) in [(memory, true), (pool, false)] {
+        let driver: CSIDriver = serde_json::from_value(json!({
+            "metadata": { "name": backend.driver() },
+            "spec": {
+                "attachRequired": attached,
+                "podInfoOnMount": true,
+                "fsGroupPolicy": "File",
+                "volumeLifecycleModes": if attached { json!(["Persistent", "Ephemeral"]) } else { json!(["Persistent"]) },
+            },
+        }))?;
+        Api::all(plane.client().clone()).create(&PostParams::default(), &driver).await?;
+    }
+    for class in [MEMORY, DIRECTORY, IMAGE] {
+        let driver = if class.backend == "memory" { memory.driver() } else { pool.driver() };
+        let parameters = if class.kind.is_empty() { json!({}) } else { json!({ "kind": class.kind }) };
+        let object: StorageClass = serde_json::from_value(json!({
+            "metadata": { "name": class.name },
+            "provisioner": driver,
+            "parameters": parameters,
+            "reclaimPolicy": "Delete",
+            "volumeBindingMode": if class.immediate { "Immediate" } else { "WaitForFirstConsumer" },
+        }))?;
+        Api::all(plane.client().clone()).create(&PostParams::default(), &object).await?;
+    }
+    Ok(())
+}
+
+/// A namespace, and what stands in it.
+#[derive(Clone)]
+pub(super) struct Room {
+    client: Client,
+    namespace: String,
+}
+
+/// One container's share of a volume.
+#[derive(Clone, Debug)]
+pub(super) struct Use {
+    volume: Value,
+    mount: Value,
+    block: bool,
+    security: Value,
+}
+
+impl Use {
+    /// A claim, mounted at [`AT`].
+    pub(super) fn claim(name: &str) -> Self {
+        Self {
+            volume: json!({ "name": "volume", "persistentVolumeClaim": { "claimName": name } }),
+            mount: json!({ "name": "volume", "mountPath": AT }),
+            block: false,
+            security: Value::Null,
+        }
+    }
+
+    /// A claim, as a device at [`AT`].
+    pub(super) fn device(name: &str) -> Self {
+        let device = json!({ "name": "volume", "devicePath": AT });
+        Self { mount: device, block: true, ..Self::claim(name) }
+    }
+
+    /// An inline volume with these attributes.
+    pub(super) fn inline(driver: &str, attributes: Value) -> Self {
+        let volume = json!({ "name": "volume", "csi": { "driver": driver, "volumeAttributes": attributes } });
+        Self { volume, ..Self::claim("") }
+    }
+
+    /// Sets a field of the mount.
+    pub(super) fn with(mut self, field: &str, value: Value) -> Self {
+        if let Some(mount) = self.mount.as_object_mut() {
+            mount.insert(field.to_owned(), value);
+        }
+        self
+    }
+
+    /// The volume can only be read, whichever container mounts it.
+    pub(super) fn read_only(mut self) -> Self {
+        if let Some(claim) = self.volume.get_mut("persistentVolumeClaim").and_then(Value::as_object_mut) {
+            claim.insert("readOnly".to_owned(), json!(true));
+        }
+        self
+    }
+
+    /// The pod is this user, and the volume is for this group.
+    pub(super) fn user(mut self, user: u32, group: u32) -> Self {
+        self.security = json!({ "runAsUser": user, "runAsGroup": user, "fsGroup": group });
+        self
+    }
+
+    fn pod(&self, name: &str, script: &str) -> Result<Pod> {
+        let field = if self.block { "volumeDevices" } else { "volumeMounts" };
+        let mut container = json!({
+            "name": "shell",
+            "image": image::SHELL,
+            "imagePullPolicy": "Never",
+            "command": ["sh", "-ec", script],
+        });
+        if let Some(container) = container.as_object_mut() {
+            container.insert(field.to_owned(), json!([self.mount]));
+        }
+        Ok(serde_json::from_value(json!({
+            "metadata": { "name": name, "labels": { "app": name } },
+            "spec": {
+                "terminationGracePeriodSeconds": 1,
+                "restartPolicy": "Never",
+                "securityContext": self.security,
+                "containers": [container],
+                "volumes": [self.volume],
+            },
+        }))?)
+    }
+}
+
+impl Room {
+    /// The namespace's name.
+    pub(super) fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<Scope = NamespaceResourceScope>,
+        K::DynamicType: Default,
+    {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    pub(super) fn pods(&self) -> Api<Pod> {
+        self.api()
+    }
+
+    pub(super) fn sets(&self) -> Api<StatefulSet> {
+        self.api()
+    }
+
+    pub(super) fn claims(&self) -> Api<PersistentVolumeClaim> {
+        self.api()
+    }
+
+    /// Makes an object.
+    pub(super) async fn make<K>(&self, object: Value) -> Result<K>
+    where
+        K: Resource<Scope = NamespaceResourceScope> + Clone + std::fmt::Debug + DeserializeOwned + Serialize,
+        K::DynamicType: Default,
+    {
+        Ok(self.api::<K>().create(&PostParams::default(), &serde_json::from_value(object)?).await?)
+    }
+
+    /// Makes a claim for 64 MiB.
+    pub(super) async fn claim(&self, name: &str, class: Class) -> Result<()> {
+        self.claim_as(name, class, "Filesystem", "ReadWriteOnce").await
+    }
+
+    /// The same with a volume mode and an access mode.
+    pub(super) async fn claim_as(&self, name: &str, class: Class, mode: &str, access: &str) -> Result<()> {
+        self.make::<PersistentVolumeClaim>(json!({
+            "metadata": { "name": name },
+            "spec": claim(class, mode, access),
+        }))
+        .await?;
+        Ok(())
+    }
+
+    /// The volume of a claim that is Bound.
+    pub(super) async fn bound(&self, name: &str) -> Result<PersistentVolume> {
+        let volume = until(&format!("claim {name} is Bound"), SOON, async || {
+            let claim = self.claims().get(name).await?;
+            let phase = claim.status.and_then(|status| status.phase).unwrap_or_default();
+            ensure!(phase == "Bound", "it is {phase}: {}", self.events(name).await?);
+            claim.spec.and_then(|spec| spec.volume_name).context("it names no volume")
+        })
+        .await?;
+        Ok(Api::all(self.client.clone()).get(&volume).await?)
+    }
+
+    /// Makes a pod that runs a script.
+    pub(super) async fn pod(&self, name: &str, of: &Use, script: &str) -> Result<()> {
+        self.pods().create(&PostParams::default(), &of.pod(name, script)?).await?;
+        Ok(())
+    }
+
+    /// Makes a pod, lets it run to its good end, and removes it: what it has said.
+    pub(super) async fn says(&self, name: &str, of: &Use, script: &str) -> Result<String> {
+        self.pod(name, of, script).await?;
+        let said = self.said(name).await?;
+        self.gone(name).await?;
+        Ok(said)
+    }
+
+    /// What a pod has said that runs to its good end.
+    pub(super) async fn said(&self, name: &str) -> Result<String> {
+        self.phase(name, "Succeeded").await?;
+        Ok(self.pods().logs(name, &LogParams::default()).await?.trim().to_owned())
+    }
+
+    /// Makes a pod that runs a script and stays, and waits until it has done so.
+    pub(super) async fn stays(&self, name: &str, of: &Use, script: &str) -> Result<String> {
+        self.pod(name, of, &format!("{script}\n{STAYS}")).await?;
+        self.done(name).await
+    }
+
+    /// Waits until a pod that stays has run its script.
+    pub(super) async fn done(&self, name: &str) -> Result<String> {
+        self.phase(name, "Running").await?;
+        until(&format!("pod {name} has done its work"), SOON, async || {
+            let said = self.pods().logs(name, &LogParams::default()).await?;
+            let said = said.trim().strip_suffix("done").with_context(|| format!("it said {said:?}"))?;
+            Ok(said.trim().to_owned())
+        })
+        .await
+    }
+
+    /// Waits until a pod is in this phase.
+    pub(super) async fn phase(&self, name: &str, expected: &str) -> Result<()> {
+        let mut failed = None;
+        until(&format!("pod {name} is {expected}"), SOON, async || {
+            let pod = self.pods().get(name).await?;
+            let status = pod.status.context("no status")?;
+            let phase = status.phase.as_deref().unwrap_or_default();
+            if phase == "Failed" && expected != "Failed" {
+                let said = self.pods().logs(name, &LogParams::default()).await.unwrap_or_default();
+                failed = Some(format!("pod {name} has failed: {:?}: {said}", status.container_statuses));
+                return Ok(());
+            }
+            ensure!(phase == expected, "it is {phase}: {}", self.events(name).await?);
+            Ok(())
+        })
+        .await?;
+        if let Some(failed) = failed {
+            bail!("{failed}");
+        }
+        Ok(())
+    }
+
+    /// What was said of an object, the newest last.
+    pub(super) async fn events(&self, name: &str) -> Result<String> {
+        let of = ListParams::default().fields(&format!("involvedObject.name={name}"));
+        let mut events = self.api::<Event>().list(&of).await?.items;
+        events.sort_by_key(|event| event.metadata.creation_timestamp.clone());
+        let words = events.into_iter().map(|event| {
+            format!("{}: {}", event.reason.unwrap_or_default(), event.message.unwrap_or_default())
+        });
+        Ok(words.collect::<Vec<_>>().join("; "))
+    }
+
+    /// Deletes a pod, and waits until it is gone.
+    pub(super) async fn gone(&self, name: &str) -> Result<()> {
+        self.pods().delete(name, &DeleteParams::default()).await?;
+        self.pod_is_gone(name).await
+    }
+
+    /// Waits until a pod is gone.
+    pub(super) async fn pod_is_gone(&self, name: &str) -> Result<()> {
+        until(&format!("pod {name} is gone"), SOON, async || {
+            ensure!(self.pods().get_opt(name).await?.is_none(), "it is there: {}", self.events(name).await?);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Deletes all claims, and waits until they and their volumes are gone.
+    pub(super) async fn empty(&self) -> Result<()> {
+        let mut volumes = Vec::new();
+        for claim in self.claims().list(&ListParams::default()).await?.items {
+            self.claims().delete(&claim.name_any(), &DeleteParams::default()).await?;
+            volumes.extend(claim.spec.and_then(|spec| spec.volume_name));
+        }
+        until("claims, volumes and attachments are gone", SOON, async || {
+            let claims = self.claims().list(&ListParams::default()).await?.items;
+            ensure!(claims.is_empty(), "claims: {:?}", names(&claims));
+            let mut left =
+                Api::<PersistentVolume>::all(self.client.clone()).list(&ListParams::default()).await?.items;
+            left.retain(|volume| volumes.contains(&volume.name_any()));
+            let attachments =
+                Api::<VolumeAttachment>::all(self.client.clone()).list(&ListParams::default()).await?;
+            let attached = attachments.items.iter().filter(|attachment| {
+                let name = attachment.spec.source.persistent_volume_name.as_ref();
+                name.is_some_and(|name| volumes.contains(name))
+            });
+            let attached = attached.count();
+            ensure!(left.is_empty() && attached == 0, "volumes: {:?}, attached {attached}", names(&left));
+            Ok(())
+        })
+        .await
+    }
+}
+
+/// The spec of a claim for 64 MiB.
+pub(super) fn claim(class: Class, mode: &str, access: &str) -> Value {
+    json!({
+        "storageClassName": class.name,
+        "volumeMode": mode,
+        "accessModes": [access],
+        "resources": { "requests": { "storage": "64Mi" } },
+    })
+}
+
+fn names<K: Resource>(objects: &[K]) -> Vec<String> {
+    objects.iter().map(kube::ResourceExt::name_any).collect()
+}
