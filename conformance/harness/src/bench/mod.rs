@@ -3,6 +3,8 @@
 //! Each stack has a control plane of its own, as fresh as the others'. Everything is on one machine, so figures are of that
 //! machine; what counts are the ratios of one run.
 
+mod attachers;
+mod attachments;
 mod ceiling;
 mod load;
 mod measure;
@@ -20,6 +22,7 @@ use kube::Client;
 use serde::Serialize;
 
 use self::{
+    attachers::ATTACHERS,
     ceiling::Volumes,
     load::{Answered, Load},
     measure::{Cost, Reading},
@@ -50,6 +53,10 @@ enum Flow {
     Gone,
     /// Claims become Bound to volumes that were made before.
     Static,
+    /// Volumes are attached to nodes.
+    Attached,
+    /// Volumes are detached again.
+    Detached,
 }
 
 /// One load and how it was answered.
@@ -85,6 +92,13 @@ impl Figures {
     }
 }
 
+/// What was measured of each stack, side by side.
+#[derive(Clone, Debug, Serialize)]
+struct Results {
+    claims: Vec<Figures>,
+    attachments: Vec<Figures>,
+}
+
 /// Measures everything and writes it down.
 ///
 /// # Errors
@@ -98,11 +112,15 @@ pub(crate) async fn run(run: &Run) -> Result<()> {
         _ => CLAIMS,
     };
     let output = env::var_os("OUTPUT").map_or_else(|| run.directory().to_owned(), PathBuf::from);
-    let mut all = Vec::new();
+    let mut all = Results { claims: Vec::new(), attachments: Vec::new() };
     for stack in STACKS {
-        all.push(answered(run, stack, claims).await?);
+        all.claims.push(answered(run, stack, claims).await?);
     }
-    all.push(unanswered(run, claims).await?);
+    all.claims.push(unanswered(run, claims).await?);
+    for attacher in ATTACHERS {
+        all.attachments.push(attacher.measured(run, claims / 2).await?);
+    }
+    all.attachments.push(attachers::nobody(run, claims / 2).await?);
     fs::write(output.join("benchmarks.json"), serde_json::to_string_pretty(&all)? + "\n")?;
     let report = report::markdown(&all, claims);
     fs::write(output.join("benchmarks.md"), &report)?;
@@ -201,7 +219,7 @@ async fn answered(run: &Run, stack: &Stack, claims: usize) -> Result<Figures> {
         name: stack.name.to_owned(),
         about: stack.about.to_owned(),
         whose: Some(stack.whose),
-        controllers: controllers.controllers.iter().map(|process| process.name().to_owned()).collect(),
+        controllers: controllers.names(),
         loads: ground.done(),
     };
     controllers.stop().await?;

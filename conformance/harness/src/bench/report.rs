@@ -10,14 +10,16 @@ use std::{
 
 use anyhow::Result;
 
-use super::{Figures, Flow, Measured, Whose, load::USERS};
+use super::{Figures, Flow, Measured, Results, Whose, load::USERS};
 
 /// The loads and what they are called.
-const FLOWS: [(Flow, &str); 4] = [
+const FLOWS: [(Flow, &str); 6] = [
     (Flow::Bound, "Claims created → Bound"),
     (Flow::Gone, "Claims deleted → volumes gone"),
     (Flow::Static, "Claims created → Bound to volumes that were made before"),
     (Flow::Alone, "One claim alone → Bound, the next one when it is"),
+    (Flow::Attached, "VolumeAttachments created → attached"),
+    (Flow::Detached, "VolumeAttachments deleted → gone"),
 ];
 
 /// A figure and what it should be.
@@ -53,9 +55,20 @@ impl Aim {
 }
 
 /// Everything in Markdown.
-pub(super) fn markdown(all: &[Figures], claims: usize) -> String {
+pub(super) fn markdown(all: &Results, claims: usize) -> String {
     let mut text = head(all, claims);
     text.push_str("\n## What is aimed at\n\nRatios of this one run.\n");
+    text.push_str(&aimed(&all.claims, aims));
+    text.push_str(&aimed(&all.attachments, attaching));
+    for (flow, title) in FLOWS {
+        text.push_str(&section(&[all.claims.as_slice(), &all.attachments].concat(), flow, title));
+    }
+    text
+}
+
+/// What some stacks were to reach, each of ours by theirs and by what the API alone reaches.
+fn aimed(all: &[Figures], aims: fn(&Figures, &Figures, &Figures) -> Option<Vec<Aim>>) -> String {
+    let mut text = String::new();
     let theirs = all.iter().find(|figures| figures.whose == Some(Whose::Theirs));
     let nobody = all.iter().find(|figures| figures.whose.is_none());
     for ours in all.iter().filter(|figures| figures.whose == Some(Whose::Ours)) {
@@ -77,9 +90,6 @@ pub(super) fn markdown(all: &[Figures], claims: usize) -> String {
             );
         }
     }
-    for (flow, title) in FLOWS {
-        text.push_str(&section(all, flow, title));
-    }
     text
 }
 
@@ -91,7 +101,7 @@ pub(super) fn print(text: &str) -> Result<()> {
     Ok(writeln!(io::stdout(), "{text}")?)
 }
 
-fn head(all: &[Figures], claims: usize) -> String {
+fn head(all: &Results, claims: usize) -> String {
     let date = jiff::Timestamp::now().strftime("%Y-%m-%d");
     let cores = thread::available_parallelism().map_or(0, usize::from);
     let processor = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -102,17 +112,18 @@ fn head(all: &[Figures], claims: usize) -> String {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut text = format!(
         "# Side by side\n\nMade by `make bench-peers CLAIMS={claims}` on {date}; do not edit. {cores} cores of {processor}, Linux {}; \
-         etcd, API, controllers and load share them, etcd writes to memory. {claims} claims by {USERS} users at once. \
+         etcd, API, controllers and load share them, etcd writes to memory. {claims} claims, or half as many attachments, by {USERS} users at once. \
          Each stack has a fresh control plane of its own (priority and fairness off, as many requests as come). \
          All figures: [benchmarks.json](benchmarks.json).\n\n| stack | is |\n|---|---|\n",
         kernel.trim(),
     );
-    for figures in all {
+    for figures in all.claims.iter().chain(&all.attachments) {
         let _ = writeln!(text, "| {} | {} |", figures.name, figures.about);
     }
     text
 }
 
+/// Of claims.
 fn aims(ours: &Figures, theirs: &Figures, nobody: &Figures) -> Option<Vec<Aim>> {
     let (bound, gone, made) = (ours.of(Flow::Bound)?, ours.of(Flow::Gone)?, ours.of(Flow::Static)?);
     let peer = theirs.of(Flow::Bound)?;
@@ -160,6 +171,16 @@ fn aims(ours: &Figures, theirs: &Figures, nobody: &Figures) -> Option<Vec<Aim>> 
     ])
 }
 
+/// Of attachments.
+fn attaching(ours: &Figures, theirs: &Figures, nobody: &Figures) -> Option<Vec<Aim>> {
+    let faster =
+        |what, flow| Some(Aim::faster(what, 2.5, [ours.of(flow)?, theirs.of(flow)?, nobody.of(flow)?]));
+    Some(vec![
+        faster("created → attached, throughput by Go's", Flow::Attached)?,
+        faster("deleted → gone, throughput by Go's", Flow::Detached)?,
+    ])
+}
+
 /// What the controllers of a stack take together.
 fn sum(figures: &Figures, by_process: &BTreeMap<String, f64>) -> f64 {
     figures.controllers.iter().filter_map(|name| by_process.get(name)).sum()
@@ -167,7 +188,7 @@ fn sum(figures: &Figures, by_process: &BTreeMap<String, f64>) -> f64 {
 
 fn section(all: &[Figures], flow: Flow, title: &str) -> String {
     let mut text = format!(
-        "\n## {title}\n\n| stack | per second | p50 | p99 | API writes | watch events | watches | CPU per claim, ms | memory after, MB |\n\
+        "\n## {title}\n\n| stack | per second | p50 | p99 | API writes | watch events | watches | CPU each, ms | memory after, MB |\n\
          |---|---:|---:|---:|---:|---:|---:|---|---|\n"
     );
     let rows = || all.iter().filter_map(|figures| Some((figures, figures.of(flow)?)));
@@ -187,7 +208,7 @@ fn section(all: &[Figures], flow: Flow, title: &str) -> String {
             cost.watches,
         );
     }
-    text.push_str("\nRequests for a claim, the user's own among them:\n\n");
+    text.push_str("\nRequests for each, the user's own among them:\n\n");
     for (figures, measured) in rows() {
         let requests = measured.cost.requests.iter().map(|(name, each)| format!("{name} {each:.2}"));
         let _ = writeln!(text, "- {}: {}", figures.name, list(requests));
