@@ -49,6 +49,8 @@ distribution() {
 /bin/busybox|busybox-static
 /usr/lib/cni/ptp|containernetworking-plugins
 /usr/bin/faketime|faketime
+/usr/bin/strace|strace
+/usr/sbin/mkfs.ext4|e2fsprogs
 END
 }
 

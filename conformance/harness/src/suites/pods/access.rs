@@ -3,7 +3,8 @@
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use super::ground::{AT, Class, DIRECTORY, Ground, IMAGE, MEMORY, Use};
+use super::ground::{AT, Class, DIRECTORY, Ground, IMAGE, MEMORY, SOON, Use};
+use crate::wait::until;
 
 const FILESYSTEMS: [Class; 3] = [MEMORY, DIRECTORY, IMAGE];
 const KEPT: [Class; 2] = [DIRECTORY, IMAGE];
@@ -99,6 +100,30 @@ pub(super) async fn together(ground: &Ground<'_>) -> Result<()> {
             room.gone(pod).await?;
         }
         anyhow::Ok(())
+    });
+    futures::future::try_join_all(rows).await?;
+    room.empty().await
+}
+
+/// A volume for one pod is had by one pod, and then by the next.
+pub(super) async fn alone(ground: &Ground<'_>) -> Result<()> {
+    let room = &ground.room("alone").await?;
+    let rows = FILESYSTEMS.map(async |class| {
+        let name = class.name;
+        room.claim_as(name, class, "Filesystem", "ReadWriteOncePod").await?;
+        let (of, first, next) = (Use::claim(name), format!("{name}-first"), format!("{name}-next"));
+        room.stays(&first, &of, &format!("touch {AT}/f")).await?;
+        room.pod(&next, &of, "echo mine").await?;
+        until(&format!("pod {next} has to wait"), SOON, async || {
+            let events = room.events(&next).await?;
+            ensure!(events.contains("ReadWriteOncePod"), "it was told {events:?}");
+            Ok(())
+        })
+        .await?;
+        room.gone(&first).await?;
+        let said = room.said(&next).await?;
+        ensure!(said == "mine", "{name}: the next pod says {said:?}");
+        room.gone(&next).await
     });
     futures::future::try_join_all(rows).await?;
     room.empty().await

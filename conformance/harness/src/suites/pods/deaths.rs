@@ -71,7 +71,7 @@ pub(super) async fn in_the_middle(ground: &mut Ground<'_>) -> Result<()> {
     let room = ground.room("deaths").await?;
     let mut handles = Vec::new();
     for (lane, rows, roles) in
-        [("memory", &OF_MEMORY[..], &mut ground.memory), ("pool", &OF_POOL[..], &mut ground.pool)]
+        [("memory", OF_MEMORY.as_slice(), &mut ground.memory), ("pool", OF_POOL.as_slice(), &mut ground.pool)]
     {
         let room = room.clone();
         handles.push(async move {

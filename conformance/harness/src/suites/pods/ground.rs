@@ -8,7 +8,7 @@ use k8s_openapi::{
     api::{
         apps::v1::StatefulSet,
         core::v1::{Event, Namespace, PersistentVolume, PersistentVolumeClaim, Pod},
-        storage::v1::{CSIDriver, StorageClass, VolumeAttachment},
+        storage::v1::{CSIDriver, CSINode, StorageClass, VolumeAttachment},
     },
 };
 use kube::{
@@ -83,30 +83,7 @@ impl<'a> Ground<'a> {
         let account = Account::new(run, &plane, &["provisioner"]).await?;
         // Storage of a node: a provisioner of its own, on that node.
         roles.push(pool.control(run, &account, &[format!("--node-name={NODE}")]).await?);
-        for (backend, attached) in [(&memory, true), (&pool, false)] {
-            let driver: CSIDriver = serde_json::from_value(json!({
-                "metadata": { "name": backend.driver() },
-                "spec": {
-                    "attachRequired": attached,
-                    "podInfoOnMount": true,
-                    "fsGroupPolicy": "File",
-                    "volumeLifecycleModes": if attached { json!(["Persistent", "Ephemeral"]) } else { json!(["Persistent"]) },
-                },
-            }))?;
-            Api::all(plane.client().clone()).create(&PostParams::default(), &driver).await?;
-        }
-        for class in [MEMORY, DIRECTORY, IMAGE] {
-            let driver = if class.backend == "memory" { memory.driver() } else { pool.driver() };
-            let parameters = if class.kind.is_empty() { json!({}) } else { json!({ "kind": class.kind }) };
-            let object: StorageClass = serde_json::from_value(json!({
-                "metadata": { "name": class.name },
-                "provisioner": driver,
-                "parameters": parameters,
-                "reclaimPolicy": "Delete",
-                "volumeBindingMode": if class.immediate { "Immediate" } else { "WaitForFirstConsumer" },
-            }))?;
-            Api::all(plane.client().clone()).create(&PostParams::default(), &object).await?;
-        }
+        objects(&plane, &memory, &pool).await?;
         let root = node.root().to_owned();
         let (memory, pool) = (memory.node(run, NODE, &root).await?, pool.node(run, NODE, &root).await?);
         Ok(Self { run, plane, node, memory, pool, roles })
@@ -135,7 +112,16 @@ impl<'a> Ground<'a> {
 
     /// Ends everything, from the roles down.
     pub(super) async fn end(mut self) -> Result<()> {
-        for process in [&mut self.memory.process, &mut self.pool.process].into_iter().chain(&mut self.roles) {
+        for process in [&mut self.memory.process, &mut self.pool.process] {
+            process.stop().await?;
+        }
+        until("kubelet has forgotten the drivers", SOON, async || {
+            let node = Api::<CSINode>::all(self.plane.client().clone()).get(NODE).await?;
+            ensure!(node.spec.drivers.is_empty(), "it knows {:?}", node.spec.drivers);
+            Ok(())
+        })
+        .await?;
+        for process in &mut self.roles {
             process.stop().await?;
         }
         for left in
@@ -146,6 +132,35 @@ impl<'a> Ground<'a> {
         self.node.stop().await?;
         self.plane.stop().await
     }
+}
+
+/// The drivers as the cluster knows them, and their classes.
+async fn objects(plane: &ControlPlane, memory: &Backend, pool: &Backend) -> Result<()> {
+    for (backend, attached) in [(memory, true), (pool, false)] {
+        let driver: CSIDriver = serde_json::from_value(json!({
+            "metadata": { "name": backend.driver() },
+            "spec": {
+                "attachRequired": attached,
+                "podInfoOnMount": true,
+                "fsGroupPolicy": "File",
+                "volumeLifecycleModes": if attached { json!(["Persistent", "Ephemeral"]) } else { json!(["Persistent"]) },
+            },
+        }))?;
+        Api::all(plane.client().clone()).create(&PostParams::default(), &driver).await?;
+    }
+    for class in [MEMORY, DIRECTORY, IMAGE] {
+        let driver = if class.backend == "memory" { memory.driver() } else { pool.driver() };
+        let parameters = if class.kind.is_empty() { json!({}) } else { json!({ "kind": class.kind }) };
+        let object: StorageClass = serde_json::from_value(json!({
+            "metadata": { "name": class.name },
+            "provisioner": driver,
+            "parameters": parameters,
+            "reclaimPolicy": "Delete",
+            "volumeBindingMode": if class.immediate { "Immediate" } else { "WaitForFirstConsumer" },
+        }))?;
+        Api::all(plane.client().clone()).create(&PostParams::default(), &object).await?;
+    }
+    Ok(())
 }
 
 /// A namespace, and what stands in it.
@@ -234,6 +249,11 @@ impl Use {
 }
 
 impl Room {
+    /// The namespace's name.
+    pub(super) fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
     fn api<K>(&self) -> Api<K>
     where
         K: Resource<Scope = NamespaceResourceScope>,

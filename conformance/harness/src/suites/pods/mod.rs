@@ -5,6 +5,7 @@ mod access;
 mod block;
 mod data;
 mod deaths;
+mod forged;
 mod ground;
 mod inline;
 mod placing;
@@ -24,15 +25,17 @@ use traces::Traces;
 
 /// What is shown at the same time, each in a namespace of its own.
 type Theme = for<'a> fn(&'a Ground<'a>) -> LocalBoxFuture<'a, Result<()>>;
-const THEMES: [(&str, Theme); 11] = [
+const THEMES: [(&str, Theme); 13] = [
     ("pods come and go", |ground| Box::pin(data::pods_come_and_go(ground))),
     ("a StatefulSet of three", |ground| Box::pin(sets::three_pods(ground))),
     ("a group of pods that are not root", |ground| Box::pin(access::groups(ground))),
     ("reading only", |ground| Box::pin(access::reading(ground))),
     ("a part of a volume", |ground| Box::pin(access::parts(ground))),
     ("two pods on one volume", |ground| Box::pin(access::together(ground))),
+    ("one pod on one volume", |ground| Box::pin(access::alone(ground))),
     ("raw block devices", |ground| Box::pin(block::devices(ground))),
     ("inline volumes", |ground| Box::pin(inline::volumes(ground))),
+    ("forged volumes", |ground| Box::pin(forged::volumes(ground))),
     ("the first consumer", |ground| Box::pin(placing::first_consumer(ground))),
     ("kubelet's summary", |ground| Box::pin(stats::summary(ground))),
     ("deletion with force", |ground| Box::pin(restarts::forced(ground))),

@@ -61,9 +61,9 @@ fn files(root: &Path, directory: &Path, found: &mut BTreeSet<String>) -> Result<
         let name = path.strip_prefix(root)?.display().to_string();
         if kind.is_dir() {
             files(root, &path, found)?;
-            let kubelets =
-                Path::new(KUBELETS).starts_with(&name) || path.parent() == Some(&root.join(KUBELETS));
-            if !kubelets {
+            let own = root.join(KUBELETS);
+            let of_devices = DEVICES.iter().any(|devices| path == own.join(devices));
+            if !(own.starts_with(&path) || path.parent() == Some(&own) || of_devices) {
                 found.insert(format!("directory {name}"));
             }
         } else {
