@@ -24,7 +24,7 @@ pub(super) const USERS: usize = 50;
 /// How long a load may take to be answered, on a busy machine.
 const LIMIT: Duration = Duration::from_secs(300);
 
-const VOLUMES: &str = "/api/v1/persistentvolumes";
+pub(super) const VOLUMES: &str = "/api/v1/persistentvolumes";
 
 /// When each object of a load was asked for, and when it was there.
 #[derive(Clone, Debug)]
@@ -184,7 +184,7 @@ impl Sight {
     }
 
     /// When an object first was in the state.
-    fn at(&self, name: &str) -> Option<Instant> {
+    pub(super) fn at(&self, name: &str) -> Option<Instant> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).get(name).map(|seen| seen.at)
     }
 

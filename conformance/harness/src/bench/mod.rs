@@ -8,6 +8,7 @@ mod attachments;
 mod ceiling;
 mod load;
 mod measure;
+mod pods;
 mod report;
 mod stacks;
 
@@ -26,6 +27,7 @@ use self::{
     ceiling::Volumes,
     load::{Answered, Load},
     measure::{Cost, Reading},
+    pods::OfNode,
     stacks::{STACKS, Stack, Whose},
 };
 use crate::{
@@ -57,6 +59,8 @@ enum Flow {
     Attached,
     /// Volumes are detached again.
     Detached,
+    /// Pods run that have a new volume.
+    Pods,
 }
 
 /// One load and how it was answered.
@@ -93,10 +97,12 @@ impl Figures {
 }
 
 /// What was measured of each stack, side by side.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 struct Results {
     claims: Vec<Figures>,
     attachments: Vec<Figures>,
+    pods: Vec<Figures>,
+    node: Option<OfNode>,
 }
 
 /// Measures everything and writes it down.
@@ -112,7 +118,7 @@ pub(crate) async fn run(run: &Run) -> Result<()> {
         _ => CLAIMS,
     };
     let output = env::var_os("OUTPUT").map_or_else(|| run.directory().to_owned(), PathBuf::from);
-    let mut all = Results { claims: Vec::new(), attachments: Vec::new() };
+    let mut all = Results::default();
     for stack in STACKS {
         all.claims.push(answered(run, stack, claims).await?);
     }
@@ -121,6 +127,11 @@ pub(crate) async fn run(run: &Run) -> Result<()> {
         all.attachments.push(attacher.measured(run, claims / 2).await?);
     }
     all.attachments.push(attachers::nobody(run, claims / 2).await?);
+    for whose in [Whose::Theirs, Whose::Ours] {
+        let (figures, node) = pods::measured(run, whose, pods::count(claims)).await?;
+        all.pods.push(figures);
+        all.node = all.node.or(node);
+    }
     fs::write(output.join("benchmarks.json"), serde_json::to_string_pretty(&all)? + "\n")?;
     let report = report::markdown(&all, claims);
     fs::write(output.join("benchmarks.md"), &report)?;

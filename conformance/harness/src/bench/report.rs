@@ -10,17 +10,24 @@ use std::{
 
 use anyhow::Result;
 
-use super::{Figures, Flow, Measured, Results, Whose, load::USERS};
+use super::{Figures, Flow, Measured, Results, Whose, load::USERS, pods::OfNode};
 
 /// The loads and what they are called.
-const FLOWS: [(Flow, &str); 6] = [
+const FLOWS: [(Flow, &str); 7] = [
     (Flow::Bound, "Claims created → Bound"),
     (Flow::Gone, "Claims deleted → volumes gone"),
     (Flow::Static, "Claims created → Bound to volumes that were made before"),
     (Flow::Alone, "One claim alone → Bound, the next one when it is"),
     (Flow::Attached, "VolumeAttachments created → attached"),
     (Flow::Detached, "VolumeAttachments deleted → gone"),
+    (
+        Flow::Pods,
+        "Pods: created with a new claim → Running, by 5 users, each the next when pod and volume are gone",
+    ),
 ];
+
+/// The head of a table of what is aimed at.
+const HEAD: &str = "| | wanted | measured | the API alone | |\n|---|---:|---:|---:|---|\n";
 
 /// A figure and what it should be.
 struct Aim {
@@ -60,8 +67,9 @@ pub(super) fn markdown(all: &Results, claims: usize) -> String {
     text.push_str("\n## What is aimed at\n\nRatios of this one run.\n");
     text.push_str(&aimed(&all.claims, aims));
     text.push_str(&aimed(&all.attachments, attaching));
+    text.extend(all.node.as_ref().map(of_node));
     for (flow, title) in FLOWS {
-        text.push_str(&section(&[all.claims.as_slice(), &all.attachments].concat(), flow, title));
+        text.push_str(&section(&[all.claims.as_slice(), &all.attachments, &all.pods].concat(), flow, title));
     }
     text
 }
@@ -72,23 +80,40 @@ fn aimed(all: &[Figures], aims: fn(&Figures, &Figures, &Figures) -> Option<Vec<A
     let theirs = all.iter().find(|figures| figures.whose == Some(Whose::Theirs));
     let nobody = all.iter().find(|figures| figures.whose.is_none());
     for ours in all.iter().filter(|figures| figures.whose == Some(Whose::Ours)) {
-        let _ = write!(
+        let _ = write!(text, "\n### {}\n\n{HEAD}", ours.name);
+        let aims =
+            theirs.zip(nobody).and_then(|(theirs, nobody)| aims(ours, theirs, nobody)).unwrap_or_default();
+        text.push_str(&rows(&aims));
+    }
+    text
+}
+
+/// Of the roles of a node.
+fn of_node(node: &OfNode) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "fewer bytes than a float has digits")]
+    let memory = node.memory as f64 / 1_000_000.0;
+    let aims = [
+        Aim::most(
+            "memory of `node`, `registrar` and `liveness` in one process after the pods",
+            12.0,
+            "MB",
+            memory,
+        ),
+        Aim::most("`NodePublishVolume` of a directory, p50", 2.0, "ms", node.publish_p50),
+    ];
+    format!("\n### On a node\n\n{HEAD}{}", rows(&aims))
+}
+
+fn rows(aims: &[Aim]) -> String {
+    let mut text = String::new();
+    for aim in aims {
+        let (sign, word) = (if aim.least { "≥" } else { "≤" }, if aim.met() { "met" } else { "**missed**" });
+        let Aim { what, wanted, unit, measured, possible, .. } = aim;
+        let possible = possible.map(|possible| format!("{possible:.2} {unit}")).unwrap_or_default();
+        let _ = writeln!(
             text,
-            "\n### {}\n\n| | wanted | measured | the API alone | |\n|---|---:|---:|---:|---|\n",
-            ours.name
+            "| {what} | {sign} {wanted} {unit} | {measured:.2} {unit} | {possible} | {word} |"
         );
-        for aim in
-            theirs.zip(nobody).and_then(|(theirs, nobody)| aims(ours, theirs, nobody)).unwrap_or_default()
-        {
-            let (sign, word) =
-                (if aim.least { "≥" } else { "≤" }, if aim.met() { "met" } else { "**missed**" });
-            let Aim { what, wanted, unit, measured, possible, .. } = aim;
-            let possible = possible.map(|possible| format!("{possible:.2} {unit}")).unwrap_or_default();
-            let _ = writeln!(
-                text,
-                "| {what} | {sign} {wanted} {unit} | {measured:.2} {unit} | {possible} | {word} |"
-            );
-        }
     }
     text
 }
@@ -117,7 +142,7 @@ fn head(all: &Results, claims: usize) -> String {
          All figures: [benchmarks.json](benchmarks.json).\n\n| stack | is |\n|---|---|\n",
         kernel.trim(),
     );
-    for figures in all.claims.iter().chain(&all.attachments) {
+    for figures in all.claims.iter().chain(&all.attachments).chain(&all.pods) {
         let _ = writeln!(text, "| {} | {} |", figures.name, figures.about);
     }
     text
