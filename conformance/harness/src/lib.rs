@@ -22,6 +22,7 @@ pub mod leftovers;
 pub mod node;
 pub mod outside;
 pub mod peers;
+pub(crate) mod pod;
 pub mod process;
 pub mod proxy;
 pub mod results;

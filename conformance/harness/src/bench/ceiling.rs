@@ -62,7 +62,11 @@ pub(super) async fn gone(load: &Load, count: usize) -> Result<Answered> {
     .await
 }
 
-async fn timed(count: usize, work: impl AsyncFn(usize) -> Result<()>) -> Result<Answered> {
+/// Does something for each number by all users at once, and tells how long each took.
+///
+/// # Errors
+/// The first that comes.
+pub(super) async fn timed(count: usize, work: impl AsyncFn(usize) -> Result<()>) -> Result<Answered> {
     let started = Instant::now();
     let times = each(count, async |number| {
         let sent = Instant::now();

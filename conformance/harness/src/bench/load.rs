@@ -24,7 +24,7 @@ pub(super) const USERS: usize = 50;
 /// How long a load may take to be answered, on a busy machine.
 const LIMIT: Duration = Duration::from_secs(300);
 
-const VOLUMES: &str = "/api/v1/persistentvolumes";
+pub(super) const VOLUMES: &str = "/api/v1/persistentvolumes";
 
 /// When each object of a load was asked for, and when it was there.
 #[derive(Clone, Debug)]
@@ -41,7 +41,15 @@ impl Answered {
         Self { took, each }
     }
 
-    fn of(started: Instant, sent: &HashMap<String, Instant>, seen: &HashMap<String, Seen>) -> Result<Self> {
+    /// From when each was sent to when it was seen.
+    ///
+    /// # Errors
+    /// When one was not seen.
+    pub(super) fn of(
+        started: Instant,
+        sent: &HashMap<String, Instant>,
+        seen: &HashMap<String, Seen>,
+    ) -> Result<Self> {
         let mut each = Vec::new();
         let mut last = started;
         for (name, sent) in sent {
@@ -66,7 +74,7 @@ pub(super) struct Load {
     class: String,
 }
 
-/// A claim or a volume, as far as it matters.
+/// A claim, a volume or an attachment, as far as it matters.
 #[derive(Clone, Debug, Deserialize)]
 struct Object {
     metadata: Metadata,
@@ -93,6 +101,7 @@ struct Spec {
 #[serde(default)]
 struct Status {
     phase: String,
+    attached: bool,
 }
 
 #[derive(Deserialize)]
@@ -107,21 +116,23 @@ struct ListMeta {
     resource_version: String,
 }
 
+/// When an object was seen, and the volume that it named then.
 #[derive(Clone, Debug)]
-struct Seen {
+pub(super) struct Seen {
     at: Instant,
     volume: String,
 }
 
 /// Which state of an object a watch waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+pub(super) enum State {
     Phase(&'static str),
+    Attached,
     Gone,
 }
 
 /// A watch that notes when each object first was in a state.
-struct Sight {
+pub(super) struct Sight {
     task: JoinHandle<Result<Infallible>>,
     seen: Arc<Mutex<HashMap<String, Seen>>>,
     more: Arc<Notify>,
@@ -129,7 +140,10 @@ struct Sight {
 
 impl Sight {
     /// Looks from now on.
-    async fn of(client: &Client, path: &str, state: State) -> Result<Self> {
+    ///
+    /// # Errors
+    /// When the API does not show them.
+    pub(super) async fn of(client: &Client, path: &str, state: State) -> Result<Self> {
         let list: List = client.request(Request::get(path).body(Vec::new())?).await?;
         let seen = Arc::new(Mutex::new(HashMap::new()));
         let version = list.metadata.resource_version;
@@ -170,12 +184,15 @@ impl Sight {
     }
 
     /// When an object first was in the state.
-    fn at(&self, name: &str) -> Option<Instant> {
+    pub(super) fn at(&self, name: &str) -> Option<Instant> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).get(name).map(|seen| seen.at)
     }
 
     /// Waits until so many objects were in the state, and takes them.
-    async fn until(mut self, count: usize) -> Result<HashMap<String, Seen>> {
+    ///
+    /// # Errors
+    /// When they are not within the limit.
+    pub(super) async fn until(mut self, count: usize) -> Result<HashMap<String, Seen>> {
         self.reaches(count).await?;
         Ok(mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner)))
     }
@@ -207,6 +224,7 @@ impl Drop for Sight {
 fn note(seen: &Mutex<HashMap<String, Seen>>, object: Object, state: State, gone: bool) -> bool {
     let is = match state {
         State::Phase(phase) => !gone && object.status.phase == phase,
+        State::Attached => !gone && object.status.attached,
         State::Gone => gone,
     };
     let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);

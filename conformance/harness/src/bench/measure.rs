@@ -169,7 +169,10 @@ fn cpu_of(process: &Process) -> Result<f64> {
 }
 
 /// Resident bytes of a process.
-fn memory_of(process: &Process) -> Result<u64> {
+///
+/// # Errors
+/// When it has ended.
+pub(super) fn memory_of(process: &Process) -> Result<u64> {
     let status = page(process, "status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
     let kilobytes = line.trim().trim_end_matches(" kB").parse::<u64>()?;

@@ -3,9 +3,12 @@
 //! Each stack has a control plane of its own, as fresh as the others'. Everything is on one machine, so figures are of that
 //! machine; what counts are the ratios of one run.
 
+mod attachers;
+mod attachments;
 mod ceiling;
 mod load;
 mod measure;
+mod pods;
 mod report;
 mod stacks;
 
@@ -20,9 +23,11 @@ use kube::Client;
 use serde::Serialize;
 
 use self::{
+    attachers::ATTACHERS,
     ceiling::Volumes,
     load::{Answered, Load},
     measure::{Cost, Reading},
+    pods::OfNode,
     stacks::{STACKS, Stack, Whose},
 };
 use crate::{
@@ -50,6 +55,12 @@ enum Flow {
     Gone,
     /// Claims become Bound to volumes that were made before.
     Static,
+    /// Volumes are attached to nodes.
+    Attached,
+    /// Volumes are detached again.
+    Detached,
+    /// Pods run that have a new volume.
+    Pods,
 }
 
 /// One load and how it was answered.
@@ -85,6 +96,15 @@ impl Figures {
     }
 }
 
+/// What was measured of each stack, side by side.
+#[derive(Clone, Debug, Default, Serialize)]
+struct Results {
+    claims: Vec<Figures>,
+    attachments: Vec<Figures>,
+    pods: Vec<Figures>,
+    node: Option<OfNode>,
+}
+
 /// Measures everything and writes it down.
 ///
 /// # Errors
@@ -98,11 +118,20 @@ pub(crate) async fn run(run: &Run) -> Result<()> {
         _ => CLAIMS,
     };
     let output = env::var_os("OUTPUT").map_or_else(|| run.directory().to_owned(), PathBuf::from);
-    let mut all = Vec::new();
+    let mut all = Results::default();
     for stack in STACKS {
-        all.push(answered(run, stack, claims).await?);
+        all.claims.push(answered(run, stack, claims).await?);
     }
-    all.push(unanswered(run, claims).await?);
+    all.claims.push(unanswered(run, claims).await?);
+    for attacher in ATTACHERS {
+        all.attachments.push(attacher.measured(run, claims / 2).await?);
+    }
+    all.attachments.push(attachers::nobody(run, claims / 2).await?);
+    for whose in [Whose::Theirs, Whose::Ours] {
+        let (figures, node) = pods::measured(run, whose, pods::count(claims)).await?;
+        all.pods.push(figures);
+        all.node = all.node.or(node);
+    }
     fs::write(output.join("benchmarks.json"), serde_json::to_string_pretty(&all)? + "\n")?;
     let report = report::markdown(&all, claims);
     fs::write(output.join("benchmarks.md"), &report)?;
@@ -201,7 +230,7 @@ async fn answered(run: &Run, stack: &Stack, claims: usize) -> Result<Figures> {
         name: stack.name.to_owned(),
         about: stack.about.to_owned(),
         whose: Some(stack.whose),
-        controllers: controllers.controllers.iter().map(|process| process.name().to_owned()).collect(),
+        controllers: controllers.names(),
         loads: ground.done(),
     };
     controllers.stop().await?;

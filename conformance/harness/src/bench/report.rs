@@ -10,15 +10,24 @@ use std::{
 
 use anyhow::Result;
 
-use super::{Figures, Flow, Measured, Whose, load::USERS};
+use super::{Figures, Flow, Measured, Results, Whose, load::USERS, pods::OfNode};
 
 /// The loads and what they are called.
-const FLOWS: [(Flow, &str); 4] = [
+const FLOWS: [(Flow, &str); 7] = [
     (Flow::Bound, "Claims created → Bound"),
     (Flow::Gone, "Claims deleted → volumes gone"),
     (Flow::Static, "Claims created → Bound to volumes that were made before"),
     (Flow::Alone, "One claim alone → Bound, the next one when it is"),
+    (Flow::Attached, "VolumeAttachments created → attached"),
+    (Flow::Detached, "VolumeAttachments deleted → gone"),
+    (
+        Flow::Pods,
+        "Pods: created with a new claim → Running, by 5 users, each the next when pod and volume are gone",
+    ),
 ];
+
+/// The head of a table of what is aimed at.
+const HEAD: &str = "| | wanted | measured | the API alone | |\n|---|---:|---:|---:|---|\n";
 
 /// A figure and what it should be.
 struct Aim {
@@ -53,32 +62,58 @@ impl Aim {
 }
 
 /// Everything in Markdown.
-pub(super) fn markdown(all: &[Figures], claims: usize) -> String {
+pub(super) fn markdown(all: &Results, claims: usize) -> String {
     let mut text = head(all, claims);
     text.push_str("\n## What is aimed at\n\nRatios of this one run.\n");
+    text.push_str(&aimed(&all.claims, aims));
+    text.push_str(&aimed(&all.attachments, attaching));
+    text.extend(all.node.as_ref().map(of_node));
+    for (flow, title) in FLOWS {
+        text.push_str(&section(&[all.claims.as_slice(), &all.attachments, &all.pods].concat(), flow, title));
+    }
+    text
+}
+
+/// What some stacks were to reach, each of ours by theirs and by what the API alone reaches.
+fn aimed(all: &[Figures], aims: fn(&Figures, &Figures, &Figures) -> Option<Vec<Aim>>) -> String {
+    let mut text = String::new();
     let theirs = all.iter().find(|figures| figures.whose == Some(Whose::Theirs));
     let nobody = all.iter().find(|figures| figures.whose.is_none());
     for ours in all.iter().filter(|figures| figures.whose == Some(Whose::Ours)) {
-        let _ = write!(
-            text,
-            "\n### {}\n\n| | wanted | measured | the API alone | |\n|---|---:|---:|---:|---|\n",
-            ours.name
-        );
-        for aim in
-            theirs.zip(nobody).and_then(|(theirs, nobody)| aims(ours, theirs, nobody)).unwrap_or_default()
-        {
-            let (sign, word) =
-                (if aim.least { "≥" } else { "≤" }, if aim.met() { "met" } else { "**missed**" });
-            let Aim { what, wanted, unit, measured, possible, .. } = aim;
-            let possible = possible.map(|possible| format!("{possible:.2} {unit}")).unwrap_or_default();
-            let _ = writeln!(
-                text,
-                "| {what} | {sign} {wanted} {unit} | {measured:.2} {unit} | {possible} | {word} |"
-            );
-        }
+        let _ = write!(text, "\n### {}\n\n{HEAD}", ours.name);
+        let aims =
+            theirs.zip(nobody).and_then(|(theirs, nobody)| aims(ours, theirs, nobody)).unwrap_or_default();
+        text.push_str(&rows(&aims));
     }
-    for (flow, title) in FLOWS {
-        text.push_str(&section(all, flow, title));
+    text
+}
+
+/// Of the roles of a node.
+fn of_node(node: &OfNode) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "fewer bytes than a float has digits")]
+    let memory = node.memory as f64 / 1_000_000.0;
+    let aims = [
+        Aim::most(
+            "memory of `node`, `registrar` and `liveness` in one process after the pods",
+            12.0,
+            "MB",
+            memory,
+        ),
+        Aim::most("`NodePublishVolume` of a directory, p50", 2.0, "ms", node.publish_p50),
+    ];
+    format!("\n### On a node\n\n{HEAD}{}", rows(&aims))
+}
+
+fn rows(aims: &[Aim]) -> String {
+    let mut text = String::new();
+    for aim in aims {
+        let (sign, word) = (if aim.least { "≥" } else { "≤" }, if aim.met() { "met" } else { "**missed**" });
+        let Aim { what, wanted, unit, measured, possible, .. } = aim;
+        let possible = possible.map(|possible| format!("{possible:.2} {unit}")).unwrap_or_default();
+        let _ = writeln!(
+            text,
+            "| {what} | {sign} {wanted} {unit} | {measured:.2} {unit} | {possible} | {word} |"
+        );
     }
     text
 }
@@ -91,7 +126,7 @@ pub(super) fn print(text: &str) -> Result<()> {
     Ok(writeln!(io::stdout(), "{text}")?)
 }
 
-fn head(all: &[Figures], claims: usize) -> String {
+fn head(all: &Results, claims: usize) -> String {
     let date = jiff::Timestamp::now().strftime("%Y-%m-%d");
     let cores = thread::available_parallelism().map_or(0, usize::from);
     let processor = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -102,17 +137,18 @@ fn head(all: &[Figures], claims: usize) -> String {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut text = format!(
         "# Side by side\n\nMade by `make bench-peers CLAIMS={claims}` on {date}; do not edit. {cores} cores of {processor}, Linux {}; \
-         etcd, API, controllers and load share them, etcd writes to memory. {claims} claims by {USERS} users at once. \
+         etcd, API, controllers and load share them, etcd writes to memory. {claims} claims, or half as many attachments, by {USERS} users at once. \
          Each stack has a fresh control plane of its own (priority and fairness off, as many requests as come). \
          All figures: [benchmarks.json](benchmarks.json).\n\n| stack | is |\n|---|---|\n",
         kernel.trim(),
     );
-    for figures in all {
+    for figures in all.claims.iter().chain(&all.attachments).chain(&all.pods) {
         let _ = writeln!(text, "| {} | {} |", figures.name, figures.about);
     }
     text
 }
 
+/// Of claims.
 fn aims(ours: &Figures, theirs: &Figures, nobody: &Figures) -> Option<Vec<Aim>> {
     let (bound, gone, made) = (ours.of(Flow::Bound)?, ours.of(Flow::Gone)?, ours.of(Flow::Static)?);
     let peer = theirs.of(Flow::Bound)?;
@@ -160,6 +196,16 @@ fn aims(ours: &Figures, theirs: &Figures, nobody: &Figures) -> Option<Vec<Aim>> 
     ])
 }
 
+/// Of attachments.
+fn attaching(ours: &Figures, theirs: &Figures, nobody: &Figures) -> Option<Vec<Aim>> {
+    let faster =
+        |what, flow| Some(Aim::faster(what, 2.5, [ours.of(flow)?, theirs.of(flow)?, nobody.of(flow)?]));
+    Some(vec![
+        faster("created → attached, throughput by Go's", Flow::Attached)?,
+        faster("deleted → gone, throughput by Go's", Flow::Detached)?,
+    ])
+}
+
 /// What the controllers of a stack take together.
 fn sum(figures: &Figures, by_process: &BTreeMap<String, f64>) -> f64 {
     figures.controllers.iter().filter_map(|name| by_process.get(name)).sum()
@@ -167,7 +213,7 @@ fn sum(figures: &Figures, by_process: &BTreeMap<String, f64>) -> f64 {
 
 fn section(all: &[Figures], flow: Flow, title: &str) -> String {
     let mut text = format!(
-        "\n## {title}\n\n| stack | per second | p50 | p99 | API writes | watch events | watches | CPU per claim, ms | memory after, MB |\n\
+        "\n## {title}\n\n| stack | per second | p50 | p99 | API writes | watch events | watches | CPU each, ms | memory after, MB |\n\
          |---|---:|---:|---:|---:|---:|---:|---|---|\n"
     );
     let rows = || all.iter().filter_map(|figures| Some((figures, figures.of(flow)?)));
@@ -187,7 +233,7 @@ fn section(all: &[Figures], flow: Flow, title: &str) -> String {
             cost.watches,
         );
     }
-    text.push_str("\nRequests for a claim, the user's own among them:\n\n");
+    text.push_str("\nRequests for each, the user's own among them:\n\n");
     for (figures, measured) in rows() {
         let requests = measured.cost.requests.iter().map(|(name, each)| format!("{name} {each:.2}"));
         let _ = writeln!(text, "- {}: {}", figures.name, list(requests));

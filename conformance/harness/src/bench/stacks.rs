@@ -13,7 +13,8 @@ use crate::{
     sidecar,
 };
 
-const DRIVER: &str = "bench.conformance.cofferdam.dev";
+/// The driver that all stacks have.
+pub(super) const DRIVER: &str = "bench.conformance.cofferdam.dev";
 /// The loops of kube-controller-manager that do what our roles do.
 const LOOPS: &str = "persistentvolume-binder-controller,persistentvolume-protection-controller,\
                      persistentvolumeclaim-protection-controller";
@@ -69,7 +70,7 @@ pub(super) struct Controllers {
     /// What controls: it is measured and compared.
     pub(super) controllers: Vec<Process>,
     /// What stores: it is measured.
-    storage: Vec<Process>,
+    pub(super) storage: Vec<Process>,
 }
 
 impl Stack {
@@ -86,6 +87,11 @@ impl Controllers {
     /// All its processes.
     pub(super) fn processes(&self) -> impl Iterator<Item = &Process> {
         self.controllers.iter().chain(&self.storage)
+    }
+
+    /// The names of those whose work is compared.
+    pub(super) fn names(&self) -> Vec<String> {
+        self.controllers.iter().map(|process| process.name().to_owned()).collect()
     }
 
     /// Ends them.

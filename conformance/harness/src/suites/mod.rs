@@ -7,6 +7,7 @@ mod driver;
 mod faults;
 mod grounds;
 mod kubectl;
+mod mixed;
 mod node;
 mod pods;
 mod provision;
@@ -106,6 +107,12 @@ pub const ALL: &[Suite] = &[
         about: "ours and Kubernetes' controllers take each other's place in the middle of 300 claims",
         limit: Duration::from_secs(900),
         run: |run| Box::pin(swap::run(run)),
+    },
+    Suite {
+        name: "mixed",
+        about: "the Go sidecars before our csi-server, ours in their place in the middle of 200 claims with pods, on our node",
+        limit: Duration::from_secs(900),
+        run: |run| Box::pin(mixed::run(run)),
     },
 ];
 
