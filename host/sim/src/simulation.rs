@@ -361,7 +361,7 @@ impl Simulation {
         let token = stop.clone();
         let mut registry = Registry::default();
         let process = Process::new(settings, parts, &mut registry).map(Arc::new);
-        self.world.born(&effects, process.as_ref().ok());
+        self.world.born(&effects, process.as_ref().ok(), team.node);
         *self.metrics.lock().unwrap_or_else(PoisonError::into_inner) = registry;
         let world = Arc::clone(&self.world);
         let task = tokio::spawn(async move {

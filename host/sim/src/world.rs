@@ -47,6 +47,8 @@ pub(crate) const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments"
 struct Live {
     effects: Arc<Effects>,
     process: Option<Arc<Process>>,
+    /// The only node that it looks at, where it looks at one.
+    node: Option<&'static str>,
 }
 
 /// What all processes and the user share.
@@ -84,8 +86,13 @@ impl World {
         }
     }
 
-    pub(crate) fn born(&self, effects: &Arc<Effects>, process: Option<&Arc<Process>>) {
-        self.live().push(Live { effects: Arc::clone(effects), process: process.cloned() });
+    pub(crate) fn born(
+        &self,
+        effects: &Arc<Effects>,
+        process: Option<&Arc<Process>>,
+        node: Option<&'static str>,
+    ) {
+        self.live().push(Live { effects: Arc::clone(effects), process: process.cloned(), node });
     }
 
     pub(crate) fn bury(&self, effects: &Arc<Effects>) {
@@ -207,14 +214,19 @@ impl World {
         live.iter().all(|live| {
             live.process.as_ref().is_some_and(|process| {
                 let cache = process.cache();
+                let its_own = |objects: &[Value]| -> Vec<Value> {
+                    let sees =
+                        |object: &&Value| live.node.is_none_or(|node| text(object, "/metadata/name") == node);
+                    objects.iter().filter(sees).cloned().collect()
+                };
                 *process.ready().borrow()
                     && knows::<Claim>(&cache, &claims)
                     && knows::<Volume>(&cache, &volumes)
                     && knows::<StorageClass>(&cache, &classes)
                     // Not every role looks at these.
                     && (!cache.attachments.is_synced() || knows::<Attachment>(&cache, &attachments))
-                    && (!cache.csi_nodes.is_synced() || knows::<CsiNode>(&cache, &csi_nodes))
-                    && (!cache.nodes.is_synced() || knows::<Node>(&cache, &nodes))
+                    && (!cache.csi_nodes.is_synced() || knows::<CsiNode>(&cache, &its_own(&csi_nodes)))
+                    && (!cache.nodes.is_synced() || knows::<Node>(&cache, &its_own(&nodes)))
             })
         })
     }
