@@ -172,7 +172,14 @@ impl Chain {
         for process in self.processes.iter_mut().chain([&mut self.roles.process]) {
             process.stop().await?;
         }
-        self.node.stop().await
+        let root = self.node.root().to_owned();
+        self.node.stop().await?;
+        // A run has one node at a time, and the next one begins as fresh as this one.
+        for directory in [root, run.scratch().join("node")] {
+            fs::remove_dir_all(&directory)
+                .with_context(|| format!("cannot remove {}", directory.display()))?;
+        }
+        Ok(())
     }
 }
 

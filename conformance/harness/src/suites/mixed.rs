@@ -64,7 +64,7 @@ pub(super) async fn run(run: &Run) -> Result<()> {
     let users = Users::new(&plane, backend.driver()).await?;
     let mut places = Places::new(run, &plane, socket).await?;
     let started = Instant::now();
-    tokio::try_join!(users.all(), swaps(&users, &mut places))?;
+    tokio::try_join!(users.all(), swaps(run, &users, &mut places, &page))?;
     run.tell(&format!("{CLAIMS} claims with pods, four swaps: {:.0} s", started.elapsed().as_secs_f64()))?;
 
     nothing_is_left(run, &users, &places.socket, &roles, &node).await?;
@@ -88,22 +88,34 @@ const METHODS: [&str; 4] =
     ["CreateVolume", "ControllerPublishVolume", "ControllerUnpublishVolume", "DeleteVolume"];
 
 /// Each place is ours for a while, and nobody knows of it but who is swapped.
-async fn swaps(users: &Users, places: &mut Places<'_>) -> Result<()> {
-    for (number, (place, whose)) in [
+async fn swaps(run: &Run, users: &Users, places: &mut Places<'_>, page: &Client) -> Result<()> {
+    const SWAPS: [(Place, Whose); 4] = [
         (Place::Provisioner, Whose::Ours),
         (Place::Attacher, Whose::Ours),
         (Place::Provisioner, Whose::Theirs),
         (Place::Attacher, Whose::Theirs),
-    ]
-    .into_iter()
-    .enumerate()
-    {
+    ];
+    let mut since = BTreeMap::new();
+    for (number, (place, whose)) in SWAPS.into_iter().enumerate() {
         users.ran(FIRST + number * BETWEEN).await?;
         places.vacate(place).await?;
+        if whose == Whose::Theirs {
+            let (before, now) = (since.clone(), calls(page).await?);
+            let more = |method: &str| {
+                let of = |calls: &BTreeMap<String, usize>| calls.get(method).copied().unwrap_or_default();
+                format!("{method} {}", of(&now).saturating_sub(of(&before)))
+            };
+            let said = place.methods().map(more).join(", ");
+            run.tell(&format!("while the place was ours: {said}"))?;
+        }
         // Something waits for who comes: so it is the middle.
         match place {
             Place::Provisioner => users.a_claim_waits().await?,
             Place::Attacher => users.an_attachment_waits().await?,
+        }
+        if whose == Whose::Ours {
+            let now = calls(page).await?;
+            since.extend(now.into_iter().filter(|(method, _)| place.methods().contains(&method.as_str())));
         }
         places.take(place, whose).await?;
     }
@@ -114,6 +126,16 @@ async fn swaps(users: &Users, places: &mut Places<'_>) -> Result<()> {
 enum Place {
     Provisioner,
     Attacher,
+}
+
+impl Place {
+    /// What whoever has it calls.
+    const fn methods(self) -> [&'static str; 2] {
+        match self {
+            Self::Provisioner => ["CreateVolume", "DeleteVolume"],
+            Self::Attacher => ["ControllerPublishVolume", "ControllerUnpublishVolume"],
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
