@@ -118,7 +118,7 @@ impl MemoryDriver {
 /// # Errors
 /// When it is not, with the end of its log.
 pub async fn start(run: &Run, account: &Account, driver: &MemoryDriver) -> Result<Process> {
-    started(run, account, &driver.flag()).await
+    started(run, account, &driver.flag(), &[]).await
 }
 
 /// The same before an existing CSI driver.
@@ -126,14 +126,45 @@ pub async fn start(run: &Run, account: &Account, driver: &MemoryDriver) -> Resul
 /// # Errors
 /// As [`start`].
 pub async fn start_before(run: &Run, account: &Account, socket: &Path) -> Result<Process> {
-    started(run, account, &format!("--csi-address={}", socket.display())).await
+    started(run, account, &of_socket(socket), &[]).await
 }
 
-async fn started(run: &Run, account: &Account, driver: &str) -> Result<Process> {
+/// [`start`] with more flags.
+///
+/// # Errors
+/// As [`start`].
+pub(crate) async fn start_with(
+    run: &Run,
+    account: &Account,
+    driver: &MemoryDriver,
+    more: &[&str],
+) -> Result<Process> {
+    started(run, account, &driver.flag(), more).await
+}
+
+/// [`start_before`] with more flags.
+///
+/// # Errors
+/// As [`start`].
+pub(crate) async fn start_before_with(
+    run: &Run,
+    account: &Account,
+    socket: &Path,
+    more: &[&str],
+) -> Result<Process> {
+    started(run, account, &of_socket(socket), more).await
+}
+
+fn of_socket(socket: &Path) -> String {
+    format!("--csi-address={}", socket.display())
+}
+
+async fn started(run: &Run, account: &Account, driver: &str, more: &[&str]) -> Result<Process> {
     let port = run.port()?;
     let roles: Vec<&str> = account.roles().iter().map(String::as_str).collect();
     let spec = program(run, account.kubeconfig(), &roles, driver, port)
-        .arg(format_args!("--namespace={}", account::NAMESPACE));
+        .arg(format_args!("--namespace={}", account::NAMESPACE))
+        .args(more);
     let mut process = Process::start(run, spec)?;
     let client = plain(port)?;
     process.ready(READY, async || control_plane::get(&client, "/readyz").await).await?;

@@ -27,6 +27,8 @@ use crate::{
 const MAKERS: [&str; 2] = ["provisioner", "pv-controller"];
 /// Who has the volumes, for the driver and for the users.
 const VOLUMES: &str = "volumes";
+/// Theirs and ours get as many.
+const WORKERS: [&str; 1] = ["--worker-threads=100"];
 
 /// An attacher and its driver.
 pub(super) struct Attacher {
@@ -53,7 +55,7 @@ pub(super) const ATTACHERS: &[Attacher] = &[
     },
     Attacher {
         name: "Cofferdam, attaching",
-        about: "`cofferdam run` with attacher, the Go driver on a unix socket",
+        about: "`cofferdam run` with attacher, 100 workers, the Go driver on a unix socket",
         whose: Whose::Ours,
         kind: Kind::BeforeDriver,
     },
@@ -85,8 +87,10 @@ impl Storage {
     /// Starts roles of ours that run it.
     async fn roles(&self, run: &Run, account: &Account) -> Result<Process> {
         match self {
-            Self::Driver(driver) => cofferdam::start_before(run, account, driver.socket()).await,
-            Self::Component(driver) => cofferdam::start(run, account, driver).await,
+            Self::Driver(driver) => {
+                cofferdam::start_before_with(run, account, driver.socket(), &WORKERS).await
+            }
+            Self::Component(driver) => cofferdam::start_with(run, account, driver, &WORKERS).await,
         }
     }
 }
@@ -132,8 +136,7 @@ impl Attacher {
         let attacher = match (self.kind, &storage) {
             (Kind::Go, Storage::Driver(driver)) => {
                 let kubeconfig = plane.kubeconfig(User::Admin)?;
-                let workers = ["--worker-threads=100"];
-                sidecar::start(run, "csi-attacher", &kubeconfig, driver.socket(), &workers).await?
+                sidecar::start(run, "csi-attacher", &kubeconfig, driver.socket(), &WORKERS).await?
             }
             (Kind::Go | Kind::BeforeDriver | Kind::Component, _) => {
                 storage.roles(run, &Account::new(run, plane, &["attacher"]).await?).await?
