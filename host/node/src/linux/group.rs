@@ -38,6 +38,11 @@ fn add(file: &OwnedFd, more: Mode) -> rustix::io::Result<()> {
     fchmod(file, mode | more)
 }
 
+/// Whether a name went, or leads to something else, since it was read: a pod may be at work.
+fn is_another_by_now(error: Errno) -> bool {
+    matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP)
+}
+
 /// Gives everything to a group: what is deepest first, the directory itself last.
 pub(super) fn give(directory: OwnedFd, group: u32) -> rustix::io::Result<()> {
     let gid = Gid::from_raw(group);
@@ -60,8 +65,7 @@ pub(super) fn give(directory: OwnedFd, group: u32) -> rustix::io::Result<()> {
         }
         let here = level.fd()?;
         let stat = match statat(here, name, AtFlags::SYMLINK_NOFOLLOW) {
-            // It went while it was looked at: a pod may be at work.
-            Err(Errno::NOENT) => continue,
+            Err(error) if is_another_by_now(error) => continue,
             stat => stat?,
         };
         let kind = FileType::from_raw_mode(stat.st_mode);
@@ -69,13 +73,21 @@ pub(super) fn give(directory: OwnedFd, group: u32) -> rustix::io::Result<()> {
             if depth >= DEPTH {
                 return Err(Errno::NAMETOOLONG);
             }
-            let deeper = open(here, name, OFlags::DIRECTORY)?;
-            levels.push(Dir::new(deeper)?);
+            match open(here, name, OFlags::DIRECTORY) {
+                Err(error) if is_another_by_now(error) => {}
+                deeper => levels.push(Dir::new(deeper?)?),
+            }
             continue;
         }
-        chownat(here, name, None, Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
+        match chownat(here, name, None, Some(gid), AtFlags::SYMLINK_NOFOLLOW) {
+            Err(error) if is_another_by_now(error) => continue,
+            given => given?,
+        }
         if kind == FileType::RegularFile {
-            add(&open(here, name, OFlags::empty())?, FILE)?;
+            match open(here, name, OFlags::empty()) {
+                Err(error) if is_another_by_now(error) => {}
+                file => add(&file?, FILE)?,
+            }
         }
     }
 }

@@ -42,9 +42,35 @@ impl<M: Machine> Node<M> {
     /// Publishes a staged volume at a target. The same again is a success.
     ///
     /// # Errors
-    /// [`NodeError`]; then the same call again goes on, or [`Self::unpublish`] undoes what was done.
+    /// [`NodeError`]; then what was done is undone, unless the volume was published there before: for kubelet a call that has
+    /// failed has had no effect, and it does not unpublish. What cannot be undone now, the same call again or
+    /// [`Self::unpublish`] goes on with.
     pub fn publish(&self, request: &Publish) -> Result<(), NodeError> {
         let target = self.roots.place("target_path", &request.target_path)?;
+        self.or_nothing(&request.volume, &target, || self.publish_at(request, &target))
+    }
+
+    /// Publishes, and undoes what a publication has done that failed.
+    fn or_nothing(
+        &self,
+        volume: &str,
+        target: &Place,
+        publish: impl FnOnce() -> Result<(), NodeError>,
+    ) -> Result<(), NodeError> {
+        // In doubt it is somebody's.
+        let occupied = self.is_mounted(target).unwrap_or(true);
+        let published = publish();
+        if published.is_err() && !occupied {
+            let admitted = |record: VolumeRecord| record.targets.contains_key(&target.to_string());
+            if self.record(volume).is_ok_and(|record| record.is_some_and(admitted)) {
+                // The reason of the failure is what the caller needs.
+                let _ = self.unpublish(volume, &target.to_string());
+            }
+        }
+        published
+    }
+
+    fn publish_at(&self, request: &Publish, target: &Place) -> Result<(), NodeError> {
         let staging = self.roots.place("staging_target_path", &request.staging_path)?;
         let group = group(&request.capability)?;
         let not_staged = || NodeError::Precondition(format!("the volume is not staged at {staging}"));
@@ -60,16 +86,16 @@ impl<M: Machine> Node<M> {
         let read_only =
             request.read_only || reads_only(request.capability.mode) || reads_only(record.capability.mode);
         let wanted = Target { capability: request.capability.clone(), read_only: request.read_only };
-        let record = self.admit(record, &target, wanted)?;
-        self.make_target(&target, block)?;
-        self.bind_target(&source, &staged, &target)?;
+        let record = self.admit(record, target, wanted)?;
+        self.make_target(target, block)?;
+        self.bind_target(&source, &staged, target)?;
         if read_only {
-            restrict(&self.machine, &target, Attributes { read_only, ..Attributes::default() })?;
+            restrict(&self.machine, target, Attributes { read_only, ..Attributes::default() })?;
         }
         // What is staged for reading, as `none` always is, takes no group either.
         let writable = staged.mounts.last().is_some_and(|top| !top.attributes.read_only) && !read_only;
         if let Some(group) = group.filter(|_| writable && !block) {
-            self.give(&target, group)?;
+            self.give(target, group)?;
         }
         tracing::debug!(volume = record.volume, %target, "published");
         Ok(())
@@ -152,9 +178,13 @@ impl<M: Machine> Node<M> {
     /// Publishes a volume that a pod describes by itself: memory of the node, and nothing else.
     ///
     /// # Errors
-    /// [`NodeError::Denied`] unless the policy has inline volumes.
+    /// [`NodeError::Denied`] unless the policy has inline volumes; otherwise as [`Self::publish`].
     pub fn publish_inline(&self, request: &PublishInline) -> Result<(), NodeError> {
         let target = self.roots.place("target_path", &request.target_path)?;
+        self.or_nothing(&request.volume, &target, || self.publish_memory(request, &target))
+    }
+
+    fn publish_memory(&self, request: &PublishInline, target: &Place) -> Result<(), NodeError> {
         let Some(most) = self.policy.inline.tmpfs_most else {
             return Err(NodeError::Denied("inline volumes are not allowed on this node".to_owned()));
         };
@@ -171,12 +201,12 @@ impl<M: Machine> Node<M> {
             AccessType::Block => &[],
         };
         let options = MountOptions::read(flags, Of::Memory, self.policy.least())?;
-        self.admit_inline(request, size, &target)?;
-        self.make_target(&target, false)?;
+        self.admit_inline(request, size, target)?;
+        self.make_target(target, false)?;
         let name = memory_name(&request.volume);
-        match self.look(&target)?.filter(|found| !found.mounts.is_empty()) {
+        match self.look(target)?.filter(|found| !found.mounts.is_empty()) {
             None => {
-                self.machine.mount_memory(&name, size, &options, &target).step("mount the volume's memory")?
+                self.machine.mount_memory(&name, size, &options, target).step("mount the volume's memory")?
             }
             Some(found) if is_memory(&found, &name) => {}
             Some(_) => {
@@ -184,10 +214,10 @@ impl<M: Machine> Node<M> {
             }
         }
         if let Some(group) = group {
-            self.give(&target, group)?;
+            self.give(target, group)?;
         }
         let read_only = request.read_only || reads_only(request.capability.mode);
-        restrict(&self.machine, &target, Attributes { read_only, ..options.attributes })
+        restrict(&self.machine, target, Attributes { read_only, ..options.attributes })
     }
 
     fn admit_inline(&self, request: &PublishInline, size: u64, target: &Place) -> Result<(), NodeError> {

@@ -18,6 +18,9 @@ use crate::{
     node::{Publish, PublishInline, Stage},
 };
 
+/// Bytes of all mount flags of a volume.
+const MAX_MOUNT_FLAGS: usize = 4096;
+
 type Result<T> = std::result::Result<T, Status>;
 
 /// Longest handle in bytes.
@@ -99,6 +102,10 @@ pub(super) fn capability(capability: v1::VolumeCapability) -> Result<VolumeCapab
         None => return Err(invalid("has no access_type")),
         Some(Wire::Block(_)) => AccessType::Block,
         Some(Wire::Mount(MountVolume { fs_type, mount_flags, volume_mount_group })) => {
+            // As csi-server has it. Each publication keeps them in the volume's record.
+            if mount_flags.iter().map(|flag| flag.len()).sum::<usize>() > MAX_MOUNT_FLAGS {
+                return Err(invalid("has mount_flags of more than 4096 bytes together"));
+            }
             AccessType::Filesystem {
                 fs_type: text(fs_type),
                 mount_flags,

@@ -369,7 +369,9 @@ impl Attacher {
                 teller.act("writes down what it attaches", write).await
             }
             Verdict::Publish(request) => {
-                self.read_secrets(attachment, run).await?;
+                if self.read_anew(attachment, run).await? {
+                    return Ok(());
+                }
                 return self.publish(driver, attachment, *request, run, &teller).await;
             }
             Verdict::MarkAttached => {
@@ -378,7 +380,9 @@ impl Attacher {
                 teller.act("is attached: the driver needs nothing for it", write).await
             }
             Verdict::Unpublish(unpublish) => {
-                self.read_secrets(attachment, run).await?;
+                if self.read_anew(attachment, run).await? {
+                    return Ok(());
+                }
                 return self.unpublish(driver, attachment, unpublish, run, &teller).await;
             }
             Verdict::Release(at) => {
@@ -505,6 +509,14 @@ impl Attacher {
             Err(error) => return Err(self.fail(attachment, error.to_string().into()).await),
         }
         Ok(())
+    }
+
+    /// Reads the Secret, if that was not done yet; whether it was asked of the API. Then the world has gone on meanwhile, and what
+    /// was decided before is decided again: nothing may come between a decision and the driver's turn.
+    async fn read_anew(&self, attachment: &Attachment, run: &mut Run<'_>) -> Result<bool, End> {
+        let had = run.secrets.is_some();
+        self.read_secrets(attachment, run).await?;
+        Ok(run.secrets.is_some() && !had)
     }
 
     /// Writes the failure into the status, and chooses when to try again.

@@ -56,26 +56,30 @@ impl Turns {
 
     /// Ends a turn. Returns whose it is now: that one must be woken.
     pub(super) fn end(&self, key: &Key) -> Option<AttachmentName> {
-        let mut state = self.lock();
-        let turn = state.turns.get_mut(key)?;
-        let Some(next) = turn.waiting.pop_front() else {
-            state.turns.remove(key);
-            return None;
-        };
-        (turn.of, turn.taken) = (next.clone(), false);
-        state.kept.insert(next.clone(), key.clone());
-        Some(next)
+        end(&mut self.lock(), key)
     }
 
     /// Gives up a turn that was kept for somebody who does not need it any more. Returns whose it is now.
     pub(super) fn pass(&self, name: &AttachmentName) -> Option<AttachmentName> {
-        let key = self.lock().kept.remove(name)?;
-        self.end(&key)
+        let mut state = self.lock();
+        let key = state.kept.remove(name)?;
+        end(&mut state, &key)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn end(state: &mut State, key: &Key) -> Option<AttachmentName> {
+    let turn = state.turns.get_mut(key)?;
+    let Some(next) = turn.waiting.pop_front() else {
+        state.turns.remove(key);
+        return None;
+    };
+    (turn.of, turn.taken) = (next.clone(), false);
+    state.kept.insert(next.clone(), key.clone());
+    Some(next)
 }
 
 #[cfg(test)]
