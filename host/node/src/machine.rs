@@ -129,7 +129,9 @@ pub enum Content {
     Blank,
     /// A filesystem of this type.
     Filesystem(String),
-    /// Something else, for people.
+    /// Bytes that no program knows: what a format that was broken off leaves, or somebody's data.
+    Unknown,
+    /// Something else that is known, for people.
     Other(String),
 }
 

@@ -95,10 +95,15 @@ fn ready(job: &mut Job<'_>, device: &Device) -> Result<Filesystem, NodeError> {
             }
             Ok(found)
         }
-        Content::Other(what) if !unfinished => Err(NodeError::Precondition(format!(
+        Content::Unknown if !unfinished => Err(NodeError::Precondition(
+            "the volume holds data that is no filesystem: expected a filesystem, or nothing at all; it is not formatted"
+                .to_owned(),
+        )),
+        // Whatever was begun here once, by now it is somebody's.
+        Content::Other(what) => Err(NodeError::Precondition(format!(
             "the volume holds {what}: expected a filesystem, or nothing at all; it is not formatted"
         ))),
-        Content::Blank | Content::Other(_) => {
+        Content::Blank | Content::Unknown => {
             let first = job.filesystems.first().copied().unwrap_or(Filesystem::Ext4);
             format(job, device, asked.unwrap_or(first))
         }

@@ -140,7 +140,7 @@ pub(super) fn probe(tools: &Tools, device: &Device) -> Result<Content> {
             (_, None, None) => Content::Other("something that blkid knows".to_owned()),
         }),
         Some(2) if is_zero(device)? => Ok(Content::Blank),
-        Some(2) => Ok(Content::Other("data that is no filesystem".to_owned())),
+        Some(2) => Ok(Content::Unknown),
         Some(8) => Ok(Content::Other("several signatures at once".to_owned())),
         code => Err(failed(format_args!("blkid ended with {code:?}: {}", said.words))),
     }

@@ -197,7 +197,12 @@ impl Machine for Linux {
     fn make_filesystem(&self, device: &Device, filesystem: Filesystem, unfinished: bool) -> Result<()> {
         match devices::probe(&self.tools, device)? {
             Content::Blank => {}
-            Content::Other(_) if unfinished => {}
+            Content::Unknown if unfinished => {}
+            Content::Unknown => {
+                return Err(MachineError::Refused(format!(
+                    "{device} holds unknown data: it is not formatted"
+                )));
+            }
             Content::Other(what) | Content::Filesystem(what) => {
                 return Err(MachineError::Refused(format!("{device} holds {what}: it is not formatted")));
             }

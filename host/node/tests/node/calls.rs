@@ -134,6 +134,21 @@ fn what_a_failed_stage_has_done_is_undone() {
 }
 
 #[test]
+fn what_a_failed_publication_has_done_is_undone() {
+    use cofferdam_node::Machine as _;
+    let node = node();
+    do_stage(&node, &stage("v", attachment("image", &[("path", "blank")]), writer())).unwrap();
+    let before = node.machine().records().unwrap();
+    let grouped = publish("v", "p", with("ext4", &[], "7"));
+    node.machine().refuse_groups();
+    assert!(node.publish(&grouped).is_err());
+    assert_eq!(node.machine().records().unwrap(), before, "the record says that it is published");
+    assert!(node.machine().mounts_at(&grouped.target_path).is_empty());
+    node.unstage("v", &staging("v")).unwrap();
+    assert_eq!(node.machine().left_behind(), "");
+}
+
+#[test]
 fn data_beneath_a_target_is_never_removed() {
     let node = node();
     node.machine().directory_at(&target("p/data"));

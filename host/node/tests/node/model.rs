@@ -71,6 +71,8 @@ pub(crate) struct State {
     /// Effects before death; absent for a long life.
     left: Option<usize>,
     dead: bool,
+    /// Whether no volume can be given to a group.
+    refuses_groups: bool,
     /// Whether the last effect is cut short, where it can be.
     half: bool,
     /// What was done, in order.
@@ -235,6 +237,11 @@ impl Model {
     }
 
     /// Mounts of a path, the last one on top.
+    /// From now on no volume can be given to a group.
+    pub(crate) fn refuse_groups(&self) {
+        self.state().refuses_groups = true;
+    }
+
     pub(crate) fn mounts_at(&self, path: &str) -> Vec<Mount> {
         let state = self.state();
         state
@@ -454,16 +461,13 @@ impl Machine for Model {
             let disk = state.disk(device);
             match &disk.content {
                 Content::Blank => {}
-                Content::Other(what) if unfinished && what == "half a filesystem" => {}
-                content @ (Content::Other(_) | Content::Filesystem(_)) => {
+                Content::Unknown if unfinished => {}
+                content @ (Content::Unknown | Content::Other(_) | Content::Filesystem(_)) => {
                     panic!("{device} is formatted although it holds {content:?}")
                 }
             }
-            disk.content = if half {
-                Content::Other("half a filesystem".to_owned())
-            } else {
-                Content::Filesystem(filesystem.as_str().to_owned())
-            };
+            disk.content =
+                if half { Content::Unknown } else { Content::Filesystem(filesystem.as_str().to_owned()) };
             disk.covers = size;
             disk.made += 1;
             Ok(())
@@ -611,6 +615,9 @@ impl Machine for Model {
         self.act(format!("chgrp {place} {group}"), |state, _| {
             if state.top(place)?.mount.attributes.read_only {
                 return failed("a read-only filesystem");
+            }
+            if state.refuses_groups {
+                return failed("too many levels of directories");
             }
             let id = state.top(place)?.id;
             for mounted in state.mounts.iter_mut().filter(|mounted| mounted.id == id) {

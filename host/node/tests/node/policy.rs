@@ -102,7 +102,11 @@ fn a_device_with_anything_on_it_is_never_formatted() {
     let image = |path: &str| attachment("image", &[("path", path)]);
     assert_eq!(refused(policy(), image("raw"), writer()), ErrorKind::FailedPrecondition);
     assert_eq!(refused(policy(), image("xfs"), with("ext4", &[], "")), ErrorKind::FailedPrecondition);
-    for content in [Content::Filesystem("btrfs".to_owned()), Content::Other("a partition table".to_owned())] {
+    for content in [
+        Content::Filesystem("btrfs".to_owned()),
+        Content::Other("a partition table".to_owned()),
+        Content::Unknown,
+    ] {
         let node = node();
         node.machine().image_at("/srv/images/strange", Disk::new(content, MIB));
         let error = do_stage(&node, &stage("v", image("strange"), writer())).unwrap_err();
