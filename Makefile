@@ -59,9 +59,9 @@ conformance: toolchain need-root peers ## run every suite on a real Kubernetes, 
 	$(CARGO) run --locked --bin conformance -- $(if $(RESULTS),--results=$(RESULTS)) $(SUITE)
 
 .PHONY: bench-peers
-bench-peers: toolchain need-root peers ## Kubernetes' own controllers and ours answer the same CLAIMS=2000 claims: docs/benchmarks.md
+bench-peers: toolchain need-root peers ## Kubernetes' own controllers and ours answer the same CLAIMS=2000 claims: docs/benchmarks.md; LOADS=placed,held prints a part only
 	$(CARGO) build --locked --release --bin cofferdam --bin conformance
-	OUTPUT=$(CURDIR)/docs CLAIMS=$(CLAIMS) $(CARGO) run --locked --release --bin conformance -- bench-peers
+	OUTPUT=$(CURDIR)/docs CLAIMS=$(CLAIMS) LOADS=$(LOADS) $(CARGO) run --locked --release --bin conformance -- bench-peers
 
 # Before anything is built for half an hour.
 .PHONY: need-root
@@ -93,6 +93,7 @@ toolchain:
 			--component clippy --component rustfmt --target $(WASM_TARGET); \
 	fi
 
-# Built in a directory of its own, so that neither its profile nor its target directory is ours.
+# Built in a directory of its own, so that neither its profile nor its target directory is ours; without optimisation, for it is
+# built much longer than it ever runs.
 $(DENY):
-	$(CARGO) install --locked cargo-deny --version $(CARGO_DENY_VERSION) --root $(TOOLS)/cargo-deny-$(CARGO_DENY_VERSION)
+	$(CARGO) install --debug --locked cargo-deny --version $(CARGO_DENY_VERSION) --root $(TOOLS)/cargo-deny-$(CARGO_DENY_VERSION)

@@ -144,14 +144,33 @@ func (c controller) ControllerPublishVolume(_ context.Context, r *csi.Controller
 	if err != nil {
 		return nil, err
 	}
-	if r.NodeId != c.node && !c.anyNode {
+	if !c.knows(r.NodeId) {
 		return nil, status.Errorf(codes.NotFound, "node %q does not exist: expected %q", r.NodeId, c.node)
+	}
+	if single(r.VolumeCapability) {
+		for other := range volume.Published {
+			if other != r.NodeId {
+				return nil, status.Errorf(codes.FailedPrecondition, "volume %q is published to %q, and for one node only", r.VolumeId, other)
+			}
+		}
 	}
 	if readonly, ok := volume.Published[r.NodeId]; ok && readonly != r.Readonly {
 		return nil, status.Errorf(codes.AlreadyExists, "volume %q is published to %q with readonly=%t", r.VolumeId, r.NodeId, readonly)
 	}
 	volume.Published[r.NodeId] = r.Readonly
 	return &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{"node": r.NodeId}}, nil
+}
+
+// Whether a volume that is used so is on one node only.
+func single(capability *csi.VolumeCapability) bool {
+	switch capability.GetAccessMode().GetMode() {
+	case csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
+		csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
+		csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER:
+		return false
+	default:
+		return true
+	}
 }
 
 func (c controller) ControllerUnpublishVolume(_ context.Context, r *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -31,6 +32,7 @@ func run() error {
 	admin := flag.String("admin", "", "unix `socket` to serve the state and the faults on, by HTTP")
 	flag.StringVar(&options.name, "name", "peer.cofferdam.dev", "`name` of the driver")
 	flag.StringVar(&options.node, "node", "node-1", "`name` of the node that the node service is on")
+	flag.Func("other-node", "`NAME=SOCKET`: another node that reaches the volumes, with the socket of its node service (repeatable)", options.another)
 	flag.BoolVar(&options.anyNode, "any-node", false, "publish volumes to nodes that the driver does not know")
 	flag.BoolVar(&options.attach, "attach", true, "volumes are published to nodes before they are used there")
 	flag.StringVar(&options.directory, "directory", "", "`directory` that holds volumes; without one there is no node service")
@@ -51,7 +53,12 @@ func run() error {
 	csi.RegisterIdentityServer(server, identity{state: state})
 	csi.RegisterControllerServer(server, controller{state: state})
 	if options.directory != "" {
-		csi.RegisterNodeServer(server, node{state: state})
+		csi.RegisterNodeServer(server, node{state: state, id: options.node})
+		for name, socket := range options.others {
+			if err := serveNode(state, &faults, name, socket); err != nil {
+				return err
+			}
+		}
 	}
 	if *admin != "" {
 		listener, err := listen(*admin)
@@ -69,6 +76,32 @@ func run() error {
 	}()
 	log.Printf("%s serves CSI on %s", options.name, *socket)
 	return server.Serve(listener)
+}
+
+// The form of NAME=SOCKET.
+func (o *options) another(text string) error {
+	name, socket, ok := strings.Cut(text, "=")
+	if !ok || name == "" || socket == "" {
+		return fmt.Errorf("%q: expected NAME=SOCKET", text)
+	}
+	if o.others == nil {
+		o.others = map[string]string{}
+	}
+	o.others[name] = socket
+	return nil
+}
+
+// Another machine's part of the driver, in this process: it knows what the controller knows, as if it were told with each call.
+func serveNode(state *state, faults *faults, name, socket string) error {
+	listener, err := listen(socket)
+	if err != nil {
+		return err
+	}
+	server := grpc.NewServer(grpc.UnaryInterceptor(faults.intercept))
+	csi.RegisterIdentityServer(server, identity{state: state})
+	csi.RegisterNodeServer(server, node{state: state, id: name})
+	go func() { log.Fatalf("csi-driver: %v", server.Serve(listener)) }()
+	return nil
 }
 
 // A socket that an earlier process left behind is in nobody's use: whoever starts a driver twice on one path wants the second.

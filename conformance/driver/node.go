@@ -17,10 +17,11 @@ import (
 type node struct {
 	csi.UnimplementedNodeServer
 	*state
+	id string
 }
 
 func (n node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	return &csi.NodeGetInfoResponse{NodeId: n.node}, nil
+	return &csi.NodeGetInfoResponse{NodeId: n.id}, nil
 }
 
 func (n node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
@@ -40,6 +41,9 @@ func (n node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesReque
 
 func (n node) NodeStageVolume(_ context.Context, r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	if err := n.check(r.VolumeId, r.StagingTargetPath, r.VolumeCapability); err != nil {
+		return nil, err
+	}
+	if err := n.here(r.VolumeId); err != nil {
 		return nil, err
 	}
 	data := filepath.Join(n.directory, r.VolumeId)
@@ -148,6 +152,20 @@ func (n node) check(id, path string, capability *csi.VolumeCapability) error {
 	defer n.mutex.Unlock()
 	_, err := n.volume(id)
 	return err
+}
+
+// A volume that is published to nodes can be reached on those and on no other.
+func (n node) here(id string) error {
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	volume, err := n.volume(id)
+	if err != nil {
+		return err
+	}
+	if _, published := volume.Published[n.id]; n.attach && !published {
+		return status.Errorf(codes.FailedPrecondition, "volume %q is not published to %q", id, n.id)
+	}
+	return nil
 }
 
 func (n node) exists(id, path string) error {

@@ -21,6 +21,7 @@ var idForm = regexp.MustCompile(`^[vs]-[0-9]{8}$`)
 type options struct {
 	name      string
 	node      string
+	others    map[string]string // further nodes, with the socket of each
 	anyNode   bool
 	attach    bool
 	directory string
@@ -67,6 +68,12 @@ func newState(options options) *state {
 		volumeNames:   map[string]*volume{},
 		snapshotNames: map[string]*snapshot{},
 	}
+}
+
+// Whether volumes can be published to a node of this name.
+func (o options) knows(node string) bool {
+	_, other := o.others[node]
+	return o.anyNode || other || node == o.node
 }
 
 // Ids sort in the order in which they were given, so that a page of a listing goes on where the one before ended.

@@ -51,6 +51,7 @@ distribution() {
 /usr/bin/faketime|faketime
 /usr/bin/strace|strace
 /usr/sbin/mkfs.ext4|e2fsprogs
+/usr/sbin/mkfs.xfs|xfsprogs
 END
 }
 

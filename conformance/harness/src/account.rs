@@ -21,6 +21,9 @@ use crate::{
 pub const NAMESPACE: &str = "cofferdam-system";
 /// Where they are for what expects them where users' objects are: the table of scenarios.
 pub const WITH_USERS: &str = "default";
+/// Every role that a cluster has once: together they leave Kubernetes' own and the sidecars nothing to do.
+pub const ALL: [&str; 6] =
+    ["provisioner", "pv-controller", "protection", "attacher", "attach-detach", "resizer"];
 
 /// Roles, and an account that may do what they do.
 #[derive(Clone, Debug)]

@@ -25,6 +25,8 @@ const SECTION: &str = "driver";
 const MEMORY_MOST: u64 = 16 << 30;
 /// How many volumes of memory a node takes.
 const MOST: u32 = 20;
+/// What all volumes of memory have together.
+const CAPACITY: &str = "1Ti";
 /// Largest memory of an inline volume, in bytes.
 pub const INLINE_MOST: u64 = 16 << 20;
 
@@ -47,7 +49,8 @@ impl Backend {
     /// # Errors
     /// When its files cannot be written.
     pub fn memory(run: &Run, node: &str) -> Result<Self> {
-        let settings = format!("nodes = {node:?}\nvolumes-per-node = \"{MOST}\"\n");
+        let settings =
+            format!("nodes = {node:?}\nvolumes-per-node = \"{MOST}\"\ncapacity = \"{CAPACITY}\"\n");
         let policy = format!(
             "attachments = [\"tmpfs\", \"none\"]\ntmpfs-most = {MEMORY_MOST}\n\n[node.inline]\ntmpfs-most = {INLINE_MOST}\n"
         );
@@ -65,7 +68,7 @@ impl Backend {
         let more = format!("\n[backend.{SECTION}.pool]\ndirectory = {pool:?}\n");
         let policy = format!(
             "attachments = [\"directory\", \"image\"]\ndirectory-root = {pool:?}\nimage-root = {pool:?}\n\
-             filesystems = [\"ext4\"]\n"
+             filesystems = [\"ext4\", \"xfs\"]\n"
         );
         Self::new(run, "pool", cofferdam_guests::POOL, &settings, &more, &policy)
     }

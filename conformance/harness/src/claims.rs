@@ -11,16 +11,56 @@ use k8s_openapi::api::{
     core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim},
     storage::v1::StorageClass,
 };
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::{
     Api, Client,
-    api::{DeleteParams, ListParams, PostParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::wait::until;
 
 /// How many requests are made at once.
 const AT_ONCE: usize = 50;
+
+/// How far the growth of a claim is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Growth {
+    /// What it has, such as `1Gi`.
+    pub capacity: String,
+    /// What was asked of the driver last, as the status says it; empty if nothing was.
+    pub asked_for: String,
+    /// The state, such as `NodeResizePending`; empty when nothing is open.
+    pub state: String,
+}
+
+impl Growth {
+    /// That of a claim.
+    #[must_use]
+    pub fn of(claim: &PersistentVolumeClaim) -> Self {
+        let status = claim.status.clone().unwrap_or_default();
+        let size = |sizes: Option<BTreeMap<String, Quantity>>| {
+            sizes.and_then(|mut sizes| sizes.remove("storage")).unwrap_or_default().0
+        };
+        let states = status.allocated_resource_statuses;
+        Self {
+            capacity: size(status.capacity),
+            asked_for: size(status.allocated_resources),
+            state: states.and_then(|mut states| states.remove("storage")).unwrap_or_default(),
+        }
+    }
+}
+
+/// How far a claim is on the way to another VolumeAttributesClass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Modification {
+    /// The class that it has; empty where it has none.
+    pub current: String,
+    /// The class that its status says it is on the way to.
+    pub wanted: String,
+    /// The state, such as `InProgress`; empty when nothing is open.
+    pub state: String,
+}
 
 /// Claims of one class in one namespace.
 #[derive(Clone)]
@@ -136,6 +176,84 @@ impl Claims {
             let claims = self.api().list(&ListParams::default()).await?.items;
             let bound = claims.iter().filter(|claim| phase(claim) == "Bound").count();
             ensure!(bound >= least, "{bound} of {} are", claims.len());
+            Ok(())
+        })
+        .await
+    }
+
+    /// Lets the claims of these numbers ask for another size.
+    ///
+    /// # Errors
+    /// When the API refuses one.
+    pub async fn grow(&self, numbers: std::ops::Range<usize>, size: &str) -> Result<()> {
+        self.patch(numbers, json!({ "spec": { "resources": { "requests": { "storage": size } } } })).await
+    }
+
+    /// How far each claim's growth is.
+    ///
+    /// # Errors
+    /// When the API does not say.
+    pub async fn growths(&self) -> Result<Vec<Growth>> {
+        Ok(self.api().list(&ListParams::default()).await?.items.iter().map(Growth::of).collect())
+    }
+
+    /// Lets the claims of these numbers name another VolumeAttributesClass.
+    ///
+    /// # Errors
+    /// When the API refuses one.
+    pub async fn modify(&self, numbers: std::ops::Range<usize>, class: &str) -> Result<()> {
+        self.patch(numbers, json!({ "spec": { "volumeAttributesClassName": class } })).await
+    }
+
+    async fn patch(&self, numbers: std::ops::Range<usize>, patch: Value) -> Result<()> {
+        let (api, patch) = (&self.api(), &Patch::Merge(patch));
+        stream::iter(numbers)
+            .map(|number| async move {
+                api.patch(&format!("claim-{number}"), &PatchParams::default(), patch).await?;
+                anyhow::Ok(())
+            })
+            .buffer_unordered(AT_ONCE)
+            .try_collect()
+            .await
+    }
+
+    /// How far each claim is on the way to another VolumeAttributesClass.
+    ///
+    /// # Errors
+    /// When the API does not say.
+    pub async fn modifications(&self) -> Result<Vec<Modification>> {
+        let claims = self.api().list(&ListParams::default()).await?.items;
+        let of = |claim: PersistentVolumeClaim| {
+            let status = claim.status.unwrap_or_default();
+            let (wanted, state) = status
+                .modify_volume_status
+                .map(|open| (open.target_volume_attributes_class_name.unwrap_or_default(), open.status))
+                .unwrap_or_default();
+            let current = status.current_volume_attributes_class_name.unwrap_or_default();
+            Modification { current, wanted, state }
+        };
+        Ok(claims.into_iter().map(of).collect())
+    }
+
+    /// The VolumeAttributesClass of every volume; empty where it has none.
+    ///
+    /// # Errors
+    /// When the API does not say.
+    pub async fn classes_of_volumes(&self) -> Result<Vec<String>> {
+        let volumes = self.volumes().list(&ListParams::default()).await?.items;
+        let class = |volume: PersistentVolume| volume.spec?.volume_attributes_class_name;
+        Ok(volumes.into_iter().map(|volume| class(volume).unwrap_or_default()).collect())
+    }
+
+    /// Waits until at least so many claims have this size.
+    ///
+    /// # Errors
+    /// When they have not within `limit`, with how many have.
+    pub async fn have(&self, size: &str, least: usize, limit: Duration) -> Result<()> {
+        until(&format!("{least} claims have {size}"), limit, async || {
+            let all = self.growths().await?;
+            let have = all.iter().filter(|growth| growth.capacity == size).count();
+            ensure!(have >= least, "{have} of {} have", all.len());
             Ok(())
         })
         .await

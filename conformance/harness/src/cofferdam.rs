@@ -19,6 +19,8 @@ use crate::{
     sidecar::plain,
 };
 
+/// The name of its process and log, where there is one.
+const NAME: &str = "cofferdam";
 const READY: Duration = Duration::from_secs(60);
 
 /// The memory driver as our program has it: under a name that the suite gives, with a state that outlives the process.
@@ -118,7 +120,15 @@ impl MemoryDriver {
 /// # Errors
 /// When it is not, with the end of its log.
 pub async fn start(run: &Run, account: &Account, driver: &MemoryDriver) -> Result<Process> {
-    started(run, account, &driver.flag(), &[]).await
+    start_with(run, account, driver, &[]).await
+}
+
+/// The same for roles that call no driver.
+///
+/// # Errors
+/// As [`start`].
+pub(crate) async fn start_alone(run: &Run, account: &Account) -> Result<Process> {
+    started(run, NAME, account, None, &[]).await
 }
 
 /// The same before an existing CSI driver.
@@ -126,7 +136,27 @@ pub async fn start(run: &Run, account: &Account, driver: &MemoryDriver) -> Resul
 /// # Errors
 /// As [`start`].
 pub async fn start_before(run: &Run, account: &Account, socket: &Path) -> Result<Process> {
-    started(run, account, &of_socket(socket), &[]).await
+    start_before_with(run, account, socket, &[]).await
+}
+
+/// Starts the role `registrar` for an existing CSI driver's node service at a socket, below a root of kubelet's, and waits until it
+/// is healthy.
+///
+/// # Errors
+/// When it is not, with the end of its log.
+pub(crate) async fn registrar(run: &Run, node: &str, socket: &Path, root: &Path) -> Result<Process> {
+    let (plugins, port) = (root.join("plugins_registry"), run.port()?);
+    fs::create_dir_all(&plugins)?;
+    let spec = Spec::new(format!("registrar-{node}"), run.program())
+        .args(["run", "--role=registrar"])
+        .arg(format_args!("--csi-address={}", socket.display()))
+        .arg(format_args!("--kubelet-registration-path={}", socket.display()))
+        .arg(format_args!("--plugin-registration-path={}", plugins.display()))
+        .arg(format_args!("--http-endpoint=127.0.0.1:{port}"));
+    let mut process = Process::start(run, spec)?;
+    let client = plain(port)?;
+    process.ready(READY, async || control_plane::get(&client, "/healthz").await).await?;
+    Ok(process)
 }
 
 /// [`start`] with more flags.
@@ -139,7 +169,7 @@ pub(crate) async fn start_with(
     driver: &MemoryDriver,
     more: &[&str],
 ) -> Result<Process> {
-    started(run, account, &driver.flag(), more).await
+    started(run, NAME, account, Some(&driver.flag()), more).await
 }
 
 /// [`start_before`] with more flags.
@@ -152,17 +182,31 @@ pub(crate) async fn start_before_with(
     socket: &Path,
     more: &[&str],
 ) -> Result<Process> {
-    started(run, account, &of_socket(socket), more).await
+    started(run, NAME, account, Some(&of_socket(socket)), more).await
+}
+
+/// [`start_before`] beside another process of ours: under a name of its own, which its log has too.
+///
+/// # Errors
+/// As [`start`].
+pub(crate) async fn start_beside(run: &Run, name: &str, account: &Account, socket: &Path) -> Result<Process> {
+    started(run, name, account, Some(&of_socket(socket)), &[]).await
 }
 
 fn of_socket(socket: &Path) -> String {
     format!("--csi-address={}", socket.display())
 }
 
-async fn started(run: &Run, account: &Account, driver: &str, more: &[&str]) -> Result<Process> {
+async fn started(
+    run: &Run,
+    name: &str,
+    account: &Account,
+    driver: Option<&str>,
+    more: &[&str],
+) -> Result<Process> {
     let port = run.port()?;
     let roles: Vec<&str> = account.roles().iter().map(String::as_str).collect();
-    let spec = program(run, account.kubeconfig(), &roles, driver, port)
+    let spec = program(run, name, account.kubeconfig(), &roles, driver, port)
         .arg(format_args!("--namespace={}", account::NAMESPACE))
         .args(more);
     let mut process = Process::start(run, spec)?;
@@ -173,14 +217,21 @@ async fn started(run: &Run, account: &Account, driver: &str, more: &[&str]) -> R
 
 /// `cofferdam run` with these roles, which serves its metrics on this port.
 pub(crate) fn spec(run: &Run, kubeconfig: &Path, roles: &[&str], driver: &MemoryDriver, port: u16) -> Spec {
-    program(run, kubeconfig, roles, &driver.flag(), port)
+    program(run, NAME, kubeconfig, roles, Some(&driver.flag()), port)
 }
 
-fn program(run: &Run, kubeconfig: &Path, roles: &[&str], driver: &str, port: u16) -> Spec {
-    Spec::new("cofferdam", run.program())
+fn program(
+    run: &Run,
+    name: &str,
+    kubeconfig: &Path,
+    roles: &[&str],
+    driver: Option<&str>,
+    port: u16,
+) -> Spec {
+    Spec::new(name, run.program())
         .arg("run")
         .args(roles.iter().map(|role| format!("--role={role}")))
-        .arg(driver)
+        .args(driver)
         .arg(format_args!("--kubeconfig={}", kubeconfig.display()))
         .arg(format_args!("--http-endpoint=127.0.0.1:{port}"))
         .arg(format_args!("--compilation-cache={}", run.scratch().join("compiled").display()))

@@ -27,6 +27,9 @@ use crate::{
 const READY: Duration = Duration::from_secs(90);
 /// Client rates that are no limit.
 const UNLIMITED: [&str; 2] = ["--kube-api-qps=100000", "--kube-api-burst=100000"];
+/// kube-controller-manager with all that it has but the loops that are roles of ours.
+pub const BUT_OURS: &str = "*,-persistentvolume-binder-controller,-persistentvolume-attach-detach-controller,\
+                            -persistentvolume-protection-controller,-persistentvolumeclaim-protection-controller";
 
 /// What a control plane is made of.
 #[derive(Clone, Debug, Default)]
@@ -35,6 +38,8 @@ pub struct Options {
     pub controllers: Option<String>,
     /// Whether kube-scheduler is started.
     pub scheduler: bool,
+    /// How long nothing may be heard of a kubelet until its node is not ready; none: Kubernetes' own time.
+    pub missed_after: Option<Duration>,
     /// Whether the API takes as many requests as come.
     pub unlimited: bool,
     /// Whether nobody looks for requests of our accounts that are refused, because that takes time of the API.
@@ -181,7 +186,13 @@ impl ControlPlane {
         };
         plane.api_ready().await?;
         if let Some(controllers) = &options.controllers {
-            plane.start_controller_manager(run, controllers).await?;
+            let missed = options.missed_after.map(|after| {
+                [
+                    "--node-monitor-period=1s".to_owned(),
+                    format!("--node-monitor-grace-period={}s", after.as_secs()),
+                ]
+            });
+            plane.controller_manager(run, controllers, missed.as_ref().map_or(&[], |flags| flags)).await?;
         }
         if options.scheduler {
             plane.start_scheduler(run).await?;
@@ -327,6 +338,21 @@ impl ControlPlane {
     /// # Errors
     /// When it is not, with the end of its log.
     pub async fn start_controller_manager(&mut self, run: &Run, controllers: &str) -> Result<()> {
+        self.controller_manager(run, controllers, &[]).await
+    }
+
+    /// Kills kube-controller-manager, where it runs, and starts it with these loops.
+    ///
+    /// # Errors
+    /// When it had ended before, or is not healthy, with the end of its log.
+    pub async fn replace_controller_manager(&mut self, run: &Run, controllers: &str) -> Result<()> {
+        if let Some(running) = &mut self.controller_manager {
+            running.kill().await?;
+        }
+        self.start_controller_manager(run, controllers).await
+    }
+
+    async fn controller_manager(&mut self, run: &Run, controllers: &str, more: &[String]) -> Result<()> {
         let kubeconfig = self.run.kubeconfig(User::ControllerManager)?;
         let spec = Spec::new("kube-controller-manager", run.peers().program("kube-controller-manager")?)
             .arg(format_args!("--controllers={controllers}"))
@@ -337,7 +363,8 @@ impl ControlPlane {
                 "--service-account-private-key-file={}",
                 self.run.directory.join("sa.key").display()
             ))
-            .args(UNLIMITED);
+            .args(UNLIMITED)
+            .args(more);
         self.controller_manager = Some(self.start_component(run, spec, &kubeconfig).await?);
         Ok(())
     }

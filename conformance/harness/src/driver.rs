@@ -68,6 +68,42 @@ impl Driver {
             .collect()
     }
 
+    /// Bytes of its volumes, by id.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn sizes(&self) -> Result<BTreeMap<String, u64>> {
+        let volumes: BTreeMap<String, Value> =
+            serde_json::from_str(&ask(&self.admin, "GET", "/volumes").await?)?;
+        let size =
+            |volume: Value| volume.get("size").and_then(Value::as_u64).context("a volume without a size");
+        volumes.into_iter().map(|(id, volume)| Ok((id, size(volume)?))).collect()
+    }
+
+    /// What can be changed of its volumes, the tier, by id; empty where it was never named.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn tiers(&self) -> Result<BTreeMap<String, String>> {
+        let volumes: BTreeMap<String, Value> =
+            serde_json::from_str(&ask(&self.admin, "GET", "/volumes").await?)?;
+        let tier = |volume: Value| {
+            volume.pointer("/mutable/tier").and_then(Value::as_str).unwrap_or_default().to_owned()
+        };
+        Ok(volumes.into_iter().map(|(id, volume)| (id, tier(volume))).collect())
+    }
+
+    /// The nodes that its volumes are published to, once for each volume.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn published(&self) -> Result<Vec<String>> {
+        let volumes: BTreeMap<String, Value> =
+            serde_json::from_str(&ask(&self.admin, "GET", "/volumes").await?)?;
+        let nodes = volumes.values().filter_map(|volume| volume.get("published")?.as_object());
+        Ok(nodes.flat_map(|nodes| nodes.keys().cloned()).collect())
+    }
+
     /// How often each method was called.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
-//! A real node: containerd, runc, CNI and kubelet.
+//! A real node: containerd, runc, CNI and kubelet. A run may have several, each with a container runtime of its own.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     time::Duration,
@@ -9,6 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::Api;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::{
@@ -23,17 +25,53 @@ use crate::{
 const READY: Duration = Duration::from_secs(90);
 /// containerd puts the sockets of its shims here whatever it is told; the directory is the run's own.
 const STATE: &str = "/run/containerd";
-const SOCKET: &str = "/run/containerd/containerd.sock";
 /// Bytes of a disk of its root.
 const DISK: u64 = 1 << 30;
-/// The directory of kubelet, below the scratch directory.
-const ROOT: &str = "kubelet";
 
-/// A node of a control plane. A run has one.
+/// Where a node of the machine has its things.
+#[derive(Clone, Debug)]
+struct Place {
+    /// What names of directories and logs end with: nothing for the first node.
+    suffix: String,
+    /// containerd, CNI and kubelet's configuration.
+    directory: PathBuf,
+    /// kubelet's plugins and pods.
+    root: PathBuf,
+    /// What of containerd does not outlive the machine.
+    state: PathBuf,
+    /// Addresses of its pods.
+    subnet: String,
+}
+
+impl Place {
+    fn new(run: &Run, number: u8) -> Self {
+        let suffix = if number == 0 { String::new() } else { format!("-{number}") };
+        Self {
+            directory: run.scratch().join(format!("node{suffix}")),
+            root: run.scratch().join(format!("kubelet{suffix}")),
+            state: format!("{STATE}{suffix}").into(),
+            subnet: format!("10.88.{number}.0/24"),
+            suffix,
+        }
+    }
+
+    fn socket(&self) -> String {
+        self.state.join("containerd.sock").display().to_string()
+    }
+
+    async fn ctr(&self, run: &Run, arguments: &[&str]) -> Result<String> {
+        let socket = self.socket();
+        let mut all = vec!["--address", &socket, "--namespace", "k8s.io"];
+        all.extend(arguments);
+        process::output(run.peers().program("ctr")?, &all).await
+    }
+}
+
+/// A node of a control plane.
 #[derive(Debug)]
 pub struct Node {
     name: String,
-    root: PathBuf,
+    place: Place,
     on_disk: bool,
     /// The container runtime.
     pub containerd: Process,
@@ -47,7 +85,15 @@ impl Node {
     /// # Errors
     /// When it does not become Ready, with the end of a log.
     pub async fn start(run: &Run, plane: &ControlPlane, name: &str) -> Result<Self> {
-        Self::with(run, plane, name, false).await
+        Self::with(run, plane, name, 0, false).await
+    }
+
+    /// The same for a further node, with a number above 0 that no other has.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub async fn another(run: &Run, plane: &ControlPlane, name: &str, number: u8) -> Result<Self> {
+        Self::with(run, plane, name, number, false).await
     }
 
     /// The same with kubelet's root on a disk. Of memory kubelet has no statistics, and then of no pod and no volume either.
@@ -55,21 +101,20 @@ impl Node {
     /// # Errors
     /// As [`start`](Self::start).
     pub async fn on_disk(run: &Run, plane: &ControlPlane, name: &str) -> Result<Self> {
-        Self::with(run, plane, name, true).await
+        Self::with(run, plane, name, 0, true).await
     }
 
-    async fn with(run: &Run, plane: &ControlPlane, name: &str, on_disk: bool) -> Result<Self> {
-        let directory = run.scratch().join("node");
-        fs::create_dir_all(directory.join("cni"))?;
-        fs::write(directory.join("cni/10-conformance.conflist"), network(&directory).to_string())?;
-        let containerd = containerd(run, &directory).await?;
-        let root = run.scratch().join(ROOT);
+    async fn with(run: &Run, plane: &ControlPlane, name: &str, number: u8, on_disk: bool) -> Result<Self> {
+        let place = Place::new(run, number);
+        fs::create_dir_all(place.directory.join("cni"))?;
+        fs::write(place.directory.join("cni/10-conformance.conflist"), network(&place).to_string())?;
+        let containerd = containerd(run, &place).await?;
         if on_disk {
-            disk(run, &root).await?;
+            disk(run, &place.root).await?;
         }
-        let spec = kubelet(run, plane, name, &directory, &root, on_disk)?;
+        let spec = kubelet(run, plane, name, &place, on_disk)?;
         let kubelet = Process::start(run, spec)?;
-        let mut node = Self { name: name.to_owned(), root, on_disk, containerd, kubelet };
+        let mut node = Self { name: name.to_owned(), place, on_disk, containerd, kubelet };
         node.ready(plane).await?;
         Ok(node)
     }
@@ -77,7 +122,13 @@ impl Node {
     /// The directory that kubelet keeps plugins' sockets and pods' volumes in.
     #[must_use]
     pub fn root(&self) -> &Path {
-        &self.root
+        &self.place.root
+    }
+
+    /// The node's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Waits until the node is Ready.
@@ -99,19 +150,35 @@ impl Node {
             .await
     }
 
-    /// Waits until nothing of a pod is mounted or runs any more.
+    /// Waits until nothing of a pod is mounted or runs any more, of this node or, where it is only a network, of any.
     ///
     /// # Errors
     /// When something is after `limit`, with what it is.
     pub async fn idle(&self, run: &Run, limit: Duration) -> Result<()> {
+        self.without_pods(run, limit).await?;
+        until("no network of a pod is left", limit, async || {
+            let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+            let left = mounts.lines().find(|line| line.contains("/netns/"));
+            ensure!(left.is_none(), "mounted: {}", left.unwrap_or_default());
+            Ok(())
+        })
+        .await
+    }
+
+    /// The same without a look at networks, which do not say whose they are.
+    ///
+    /// # Errors
+    /// As [`idle`](Self::idle).
+    pub async fn without_pods(&self, run: &Run, limit: Duration) -> Result<()> {
         until("nothing of a pod is left on the node", limit, async || {
             let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-            let pods = self.root.join("pods").display().to_string();
-            let left = mounts
-                .lines()
-                .find(|line| line.contains(&pods) || line.contains(STATE) || line.contains("/netns/"));
+            let own = [self.root().join("pods"), self.place.state.clone()];
+            let at = |line: &&str| {
+                line.split(' ').nth(4).is_some_and(|at| own.iter().any(|own| Path::new(at).starts_with(own)))
+            };
+            let left = mounts.lines().find(at);
             ensure!(left.is_none(), "mounted: {}", left.unwrap_or_default());
-            let tasks = ctr(run, &["tasks", "list", "--quiet"]).await?;
+            let tasks = self.place.ctr(run, &["tasks", "list", "--quiet"]).await?;
             ensure!(tasks.trim().is_empty(), "containers: {}", tasks.trim());
             Ok(())
         })
@@ -126,10 +193,113 @@ impl Node {
         self.kubelet.stop().await?;
         self.containerd.stop().await?;
         if self.on_disk {
-            process::output("umount", &[&self.root.display().to_string()]).await?;
+            process::output("umount", &[&self.root().display().to_string()]).await?;
         }
         Ok(())
     }
+
+    /// Takes its power away: kubelet, the container runtime and every container end at once, nobody says good-bye to the API, and
+    /// what was mounted is not any more.
+    ///
+    /// # Errors
+    /// When one of them had ended before, or something stays.
+    pub async fn lose_power(&mut self) -> Result<()> {
+        self.kubelet.kill().await?;
+        self.containerd.kill().await?;
+        let socket = self.place.socket();
+        let containers = until("no container is left", READY, async || {
+            let all = running()?;
+            let mut gone: BTreeSet<u32> = BTreeSet::new();
+            // Parents before their children, so that nobody starts again what ends.
+            for one in &all {
+                let shim = one.arguments.contains("containerd-shim") && one.arguments.contains(&socket);
+                if shim || gone.contains(&one.parent) {
+                    gone.insert(one.id);
+                }
+            }
+            Ok(gone)
+        })
+        .await?;
+        let networks: BTreeSet<String> = containers.iter().filter_map(|id| network_of(*id)).collect();
+        for id in &containers {
+            if let Some(id) = Pid::from_raw(id.cast_signed()) {
+                // One that has ended meanwhile is what we want.
+                let _ = kill_process(id, Signal::KILL);
+            }
+        }
+        until("its containers have ended", READY, async || {
+            let left = running()?.into_iter().find(|one| containers.contains(&one.id));
+            ensure!(left.is_none(), "{left:?} runs");
+            Ok(())
+        })
+        .await?;
+        self.unmount(&networks).await
+    }
+
+    /// Gives it its power back after [`lose_power`](Self::lose_power), and waits until it is Ready.
+    ///
+    /// # Errors
+    /// When it is not, with the end of a log.
+    pub async fn power_on(&mut self, run: &Run, plane: &ControlPlane) -> Result<()> {
+        // What a machine that starts does not have: what containerd knew of its containers.
+        for entry in fs::read_dir(&self.place.state)? {
+            let path = entry?.path();
+            if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("io.containerd.")) {
+                fs::remove_dir_all(&path)?;
+            }
+        }
+        self.containerd.again()?;
+        let place = &self.place;
+        self.containerd.ready(READY, async || place.ctr(run, &["version"]).await.map(|_| ())).await?;
+        self.kubelet.again()?;
+        self.ready(plane).await
+    }
+
+    /// Unmounts what is mounted below the node's directories, and the networks of its pods.
+    async fn unmount(&self, networks: &BTreeSet<String>) -> Result<()> {
+        let table = fs::read_to_string("/proc/self/mountinfo")?;
+        // What was mounted last goes first.
+        for line in table.lines().rev() {
+            let words: Vec<&str> = line.split(' ').collect();
+            let [_, _, _, root, at, ..] = words.as_slice() else { continue };
+            let inside =
+                [&self.place.root, &self.place.state].iter().any(|own| Path::new(at).starts_with(own));
+            if inside || networks.contains(*root) {
+                process::output("umount", &["--lazy", at]).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A process of the run.
+#[derive(Debug)]
+struct Running {
+    id: u32,
+    parent: u32,
+    arguments: String,
+}
+
+/// All processes of the run's namespace, the oldest first.
+fn running() -> Result<Vec<Running>> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let entry = entry?;
+        let Some(id) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        // Who ends while we look is not there.
+        let Ok(status) = fs::read_to_string(entry.path().join("stat")) else { continue };
+        let Ok(arguments) = fs::read(entry.path().join("cmdline")) else { continue };
+        let parent = status.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
+        let parent = parent.with_context(|| format!("/proc/{id}/stat has no parent: {status}"))?;
+        all.push(Running { id, parent, arguments: String::from_utf8_lossy(&arguments).replace('\0', " ") });
+    }
+    all.sort_by_key(|one| one.id);
+    Ok(all)
+}
+
+/// The network of a process, as the table of mounts calls it.
+fn network_of(id: u32) -> Option<String> {
+    Some(fs::read_link(format!("/proc/{id}/ns/net")).ok()?.to_str()?.to_owned())
 }
 
 /// A disk of a file, mounted as kubelet's root. Its loop device goes when it is unmounted.
@@ -143,23 +313,18 @@ async fn disk(run: &Run, root: &Path) -> Result<()> {
     Ok(())
 }
 
-async fn ctr(run: &Run, arguments: &[&str]) -> Result<String> {
-    let mut all = vec!["--address", SOCKET, "--namespace", "k8s.io"];
-    all.extend(arguments);
-    process::output(run.peers().program("ctr")?, &all).await
-}
-
-async fn containerd(run: &Run, directory: &Path) -> Result<Process> {
+async fn containerd(run: &Run, place: &Place) -> Result<Process> {
+    let directory = &place.directory;
     let configuration = directory.join("containerd.toml");
     fs::write(
         &configuration,
         format!(
             r#"version = 3
 root = "{root}"
-state = "{STATE}"
+state = "{state}"
 
 [grpc]
-  address = "{SOCKET}"
+  address = "{socket}"
 
 [plugins."io.containerd.internal.v1.opt"]
   path = "{opt}"
@@ -180,25 +345,27 @@ state = "{STATE}"
       SystemdCgroup = false
 "#,
             root = directory.join("containerd").display(),
+            state = place.state.display(),
+            socket = place.socket(),
             opt = directory.join("opt").display(),
             cni = directory.join("cni").display(),
             pause = image::PAUSE,
         ),
     )?;
     let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", run.peers().directory().display());
-    let spec = Spec::new("containerd", run.peers().program("containerd")?)
+    let spec = Spec::new(format!("containerd{}", place.suffix), run.peers().program("containerd")?)
         .arg(format_args!("--config={}", configuration.display()))
         .env("PATH", path);
     let mut process = Process::start(run, spec)?;
-    process.ready(READY, async || ctr(run, &["version"]).await.map(|_| ())).await?;
+    process.ready(READY, async || place.ctr(run, &["version"]).await.map(|_| ())).await?;
     let images = directory.join("images");
     fs::create_dir_all(&images)?;
     let archive = image::archive(&images).await?.display().to_string();
-    ctr(run, &["images", "import", &archive]).await?;
+    place.ctr(run, &["images", "import", &archive]).await?;
     Ok(process)
 }
 
-fn network(directory: &Path) -> Value {
+fn network(place: &Place) -> Value {
     json!({
         "cniVersion": "1.0.0",
         "name": "conformance",
@@ -207,22 +374,16 @@ fn network(directory: &Path) -> Value {
             "ipMasq": false,
             "ipam": {
                 "type": "host-local",
-                "dataDir": directory.join("addresses"),
-                "ranges": [[{ "subnet": "10.88.0.0/24" }]],
+                "dataDir": place.directory.join("addresses"),
+                "ranges": [[{ "subnet": place.subnet }]],
                 "routes": [{ "dst": "0.0.0.0/0" }],
             },
         }],
     })
 }
 
-fn kubelet(
-    run: &Run,
-    plane: &ControlPlane,
-    name: &str,
-    directory: &Path,
-    root: &Path,
-    on_disk: bool,
-) -> Result<Spec> {
+fn kubelet(run: &Run, plane: &ControlPlane, name: &str, place: &Place, on_disk: bool) -> Result<Spec> {
+    let directory = &place.directory;
     let resolver = directory.join("resolv.conf");
     fs::write(&resolver, "")?;
     let configuration = directory.join("kubelet.json");
@@ -231,7 +392,7 @@ fn kubelet(
         "kind": "KubeletConfiguration",
         "port": run.port()?,
         "healthzPort": run.port()?,
-        "containerRuntimeEndpoint": format!("unix://{SOCKET}"),
+        "containerRuntimeEndpoint": format!("unix://{}", place.socket()),
         // The API reaches kubelet by the node's address, so it listens on all; who may ask, a certificate says.
         "authentication": {
             "anonymous": { "enabled": false },
@@ -245,6 +406,8 @@ fn kubelet(
         "failCgroupV1": false,
         // A volume is mounted once the API has heard that it is in use, and detached once it has heard that it is not.
         "nodeStatusUpdateFrequency": "1s",
+        // A quarter of it is how often a node says that it lives.
+        "nodeLeaseDurationSeconds": 8,
         "volumeStatsAggPeriod": "1s",
         "cgroupsPerQOS": false,
         "enforceNodeAllocatable": [],
@@ -261,10 +424,10 @@ fn kubelet(
         "podLogsDir": directory.join("pod-logs"),
     });
     fs::write(&configuration, text.to_string())?;
-    Ok(Spec::new("kubelet", run.peers().program("kubelet")?)
+    Ok(Spec::new(format!("kubelet{}", place.suffix), run.peers().program("kubelet")?)
         .arg(format_args!("--config={}", configuration.display()))
         .arg(format_args!("--kubeconfig={}", plane.kubeconfig(User::Node(name))?.display()))
-        .arg(format_args!("--root-dir={}", root.display()))
+        .arg(format_args!("--root-dir={}", place.root.display()))
         .arg(format_args!("--cert-dir={}", directory.join("pki").display()))
         .arg(format_args!("--hostname-override={name}")))
 }

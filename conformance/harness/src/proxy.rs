@@ -60,6 +60,8 @@ struct Way {
     /// Answers that were no answers.
     spoilt: AtomicUsize,
     cut: watch::Sender<()>,
+    /// Connections that were cut.
+    ended: AtomicUsize,
 }
 
 impl Drop for Proxy {
@@ -92,6 +94,7 @@ impl Proxy {
             weather: Mutex::default(),
             spoilt: AtomicUsize::new(0),
             cut: watch::Sender::default(),
+            ended: AtomicUsize::new(0),
         };
         let way = Arc::new(way);
         let listener = tokio::spawn(accept(listener, tls(plane)?, Arc::clone(&way)));
@@ -113,6 +116,12 @@ impl Proxy {
     #[must_use]
     pub fn spoilt(&self) -> usize {
         self.way.spoilt.load(Ordering::SeqCst)
+    }
+
+    /// How many connections were cut.
+    #[must_use]
+    pub fn ended(&self) -> usize {
+        self.way.ended.load(Ordering::SeqCst)
     }
 
     /// Cuts every connection, in the middle of whatever is on it.
@@ -139,8 +148,10 @@ async fn accept(listener: TcpListener, tls: TlsAcceptor, way: Arc<Way>) {
         let mut cut = way.cut.subscribe();
         tokio::spawn(async move {
             tokio::select! {
-                () = connection(stream, tls, way) => {}
-                _ = cut.changed() => {}
+                () = connection(stream, tls, Arc::clone(&way)) => {}
+                _ = cut.changed() => {
+                    way.ended.fetch_add(1, Ordering::SeqCst);
+                }
             }
         });
     }

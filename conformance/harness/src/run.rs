@@ -6,7 +6,7 @@ use std::{
     io::Write as _,
     net::{Ipv4Addr, TcpListener},
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -28,7 +28,7 @@ pub struct Run {
     scratch: PathBuf,
     peers: Peers,
     program: PathBuf,
-    ports: Mutex<BTreeSet<u16>>,
+    ports: Arc<Mutex<BTreeSet<u16>>>,
 }
 
 impl Run {
@@ -43,7 +43,19 @@ impl Run {
         if !program.exists() {
             bail!("cofferdam has not been built: expected {}; run `cargo build`", program.display());
         }
-        Ok(Self { directory, scratch, peers, program, ports: Mutex::default() })
+        Ok(Self { directory, scratch, peers, program, ports: Arc::default() })
+    }
+
+    /// A part of it, with logs and files of its own: for a suite that has the same program more than once.
+    ///
+    /// # Errors
+    /// When its directories cannot be made.
+    pub fn part(&self, name: &str) -> Result<Self> {
+        let (directory, scratch) = (self.directory.join(name), self.scratch.join(name));
+        fs::create_dir_all(directory.join("logs"))?;
+        fs::create_dir_all(&scratch)?;
+        let (peers, program) = (self.peers.clone(), self.program.clone());
+        Ok(Self { directory, scratch, peers, program, ports: Arc::clone(&self.ports) })
     }
 
     /// Where what is kept goes: logs, kubeconfigs.

@@ -338,7 +338,7 @@ impl Inner {
                 }
             }
         });
-        let gone = self.may_go(kind, &next);
+        let gone = !meta::has_grace(&owner.value) && self.may_go(kind, &next);
         let change = if gone {
             Change::Remove(owner.value.clone(), owner.managed.clone())
         } else {

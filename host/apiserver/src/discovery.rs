@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::bind::BINDING;
 use crate::descriptors::{GROUPS, Kind, RESOURCES, Resource, VERSION};
 use crate::meta;
 
@@ -88,6 +89,15 @@ fn resource_list(group: &str) -> Value {
             meta::set(&mut entry, "categories", json!(categories(resource)));
         }
         resources.push(entry);
+        if resource.id == Kind::Pod {
+            resources.push(json!({
+                "name": format!("{}/{BINDING}", resource.plural),
+                "singularName": "",
+                "namespaced": true,
+                "kind": "Binding",
+                "verbs": ["create"],
+            }));
+        }
         if resource.status {
             resources.push(json!({
                 "name": format!("{}/status", resource.plural),
@@ -154,11 +164,16 @@ fn aggregated_resource(resource: &'static Resource) -> Value {
         "categories": categories(resource),
         "verbs": verbs(resource),
     });
-    if resource.status
-        && let Value::Object(map) = &mut document
-    {
-        let status = json!([{"subresource": "status", "responseKind": kind, "verbs": STATUS_VERBS}]);
-        map.insert("subresources".to_owned(), status);
+    let mut parts = Vec::new();
+    if resource.id == Kind::Pod {
+        let kind = json!({"group": "", "version": VERSION, "kind": "Binding"});
+        parts.push(json!({"subresource": BINDING, "responseKind": kind, "verbs": ["create"]}));
+    }
+    if resource.status {
+        parts.push(json!({"subresource": "status", "responseKind": kind, "verbs": STATUS_VERBS}));
+    }
+    if !parts.is_empty() {
+        meta::set(&mut document, "subresources", json!(parts));
     }
     document
 }

@@ -11,6 +11,7 @@
 
 mod apply;
 mod base64;
+mod bind;
 mod delete;
 mod descriptors;
 mod discovery;

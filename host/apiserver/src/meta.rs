@@ -88,6 +88,14 @@ pub(crate) fn deleting(value: &Value) -> bool {
     value.pointer("/metadata/deletionTimestamp").is_some_and(|at| !at.is_null())
 }
 
+/// Whether an object that is being deleted is given time to end, as a pod is by its kubelet.
+pub(crate) fn has_grace(value: &Value) -> bool {
+    value
+        .pointer("/metadata/deletionGracePeriodSeconds")
+        .and_then(Value::as_i64)
+        .is_some_and(|grace| grace > 0)
+}
+
 /// The uids of an object's owners.
 pub(crate) fn owners(value: &Value) -> impl Iterator<Item = &str> {
     list(value, "/metadata/ownerReferences").iter().filter_map(|owner| owner.get("uid")?.as_str())

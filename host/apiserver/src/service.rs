@@ -14,6 +14,7 @@ use http_body_util::BodyExt;
 use serde_json::{Value, json};
 
 use crate::Inner;
+use crate::bind;
 use crate::delete::{DeleteOptions, Deleted};
 use crate::descriptors::Kind;
 use crate::discovery;
@@ -261,6 +262,18 @@ impl Inner {
     fn resource(self: &Arc<Self>, parts: &Parts, target: &Target, body: &Bytes) -> Answer {
         let query = Query::parse(parts.uri.query());
         let verb = request::verb(&parts.method, target, &query)?;
+        if bind::is_binding(target) {
+            return match verb {
+                Verb::Create => self.binding(parts, target, &query, body),
+                Verb::Get
+                | Verb::List
+                | Verb::Watch
+                | Verb::Update
+                | Verb::Patch
+                | Verb::Delete
+                | Verb::DeleteCollection => Err(Status::method_not_allowed()),
+            };
+        }
         Part::of(target)?;
         let view = request::view(&parts.headers)?;
         let renderer = Renderer::new(target.resource.id, view, query.get("includeObject"), (self.now)())?;
@@ -311,6 +324,16 @@ impl Inner {
             }
         };
         answer.map(|response| warned(response, warnings))
+    }
+
+    fn binding(&self, parts: &Parts, target: &Target, query: &Query, body: &Bytes) -> Answer {
+        let warnings = Warnings::default();
+        let agent = request::agent(&parts.headers);
+        let options = WriteOptions::parse("CreateOptions", query, agent, None, &warnings)?;
+        self.bind(target, &json_body(parts, body, "Binding")?, options.dry_run)?;
+        let status =
+            json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
+        Ok(json_bytes(StatusCode::CREATED, status.to_string().into()))
     }
 
     fn delete_options(&self, parts: &Parts, query: &Query, body: &Bytes) -> Result<DeleteOptions, Status> {

@@ -166,7 +166,12 @@ impl Status {
     }
 
     pub(crate) fn conflict(resource: &Resource, name: &str, why: &str) -> Self {
-        let message = format!("Operation cannot be fulfilled on {} \"{name}\": {why}", resource.qualified());
+        Self::conflict_on(resource, &resource.qualified(), name, why)
+    }
+
+    /// The same of a sub-resource, by its qualified name.
+    pub(crate) fn conflict_on(resource: &Resource, what: &str, name: &str, why: &str) -> Self {
+        let message = format!("Operation cannot be fulfilled on {what} \"{name}\": {why}");
         Self::new(StatusCode::CONFLICT, "Conflict", message).about(resource, resource.plural, name)
     }
 

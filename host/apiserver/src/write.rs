@@ -361,7 +361,8 @@ impl Inner {
             return Ok(Some(Object::transient(resource.id, current.version, next, managed)));
         }
         let key = store::key(&target.namespace, name);
-        let gone = meta::deleting(old) && self.may_go(resource.id, &next);
+        // Kubelet goes on writing the status of a pod that it ends, and deletes it itself.
+        let gone = meta::deleting(old) && !meta::has_grace(old) && self.may_go(resource.id, &next);
         // What a finalizer's removal deletes is the stored object; the writer gets what it sent.
         let change = if gone {
             Change::Remove(old.clone(), current.managed.clone())

@@ -419,3 +419,23 @@ async fn metadata_alone_can_be_read_and_watched() {
     let mut watch = api.watch_metadata(&WatchParams::default(), "0").await.unwrap().boxed();
     assert!(matches!(watch.try_next().await.unwrap(), Some(WatchEvent::Added(_))));
 }
+
+/// Kubelet writes the status of a pod that it ends until the pod is gone; it is gone when kubelet says so.
+#[tokio::test]
+async fn a_pod_in_its_grace_period_outlives_its_status() {
+    use k8s_openapi::api::core::v1::Pod;
+    let Setup { client, .. } = setup();
+    let pods: Api<Pod> = Api::default_namespaced(client);
+    let pod = json!({
+        "metadata": {"name": "p"},
+        "spec": {"nodeName": "n", "containers": [{"name": "c", "image": "i"}]},
+    });
+    pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();
+    let deleted = pods.delete("p", &DeleteParams::default()).await.unwrap().left().unwrap();
+    assert_eq!(deleted.metadata.deletion_grace_period_seconds, Some(30));
+    let status = Patch::Merge(json!({"status": {"phase": "Running"}}));
+    pods.patch_status("p", &PatchParams::default(), &status).await.unwrap();
+    assert_eq!(pods.get("p").await.unwrap().status.unwrap().phase.as_deref(), Some("Running"));
+    pods.delete("p", &DeleteParams::default().grace_period(0)).await.unwrap();
+    assert_eq!(code(pods.get("p").await), (404, "NotFound".to_owned()));
+}

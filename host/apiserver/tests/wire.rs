@@ -206,6 +206,39 @@ async fn tables_have_the_columns_of_kubectl() {
 }
 
 #[tokio::test]
+async fn a_binding_puts_a_pod_on_a_node_once() {
+    let service = setup().server.service();
+    let pods = "/api/v1/namespaces/default/pods";
+    let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    let (code, created) = create(&service, pods, &pod).await;
+    assert_eq!(code, 201, "{created}");
+    let path = format!("{pods}/p/binding");
+    let to = |node: &str| json!({"metadata": {"name": "p"}, "target": {"kind": "Node", "name": node}});
+    let (code, refused) = create(&service, &path, &to("")).await;
+    assert_eq!(code, 422, "{refused}");
+    let (code, status) = create(&service, &path, &to("n1")).await;
+    assert_eq!((code.as_u16(), status["status"].as_str()), (201, Some("Success")), "{status}");
+    let (_, found) = get(&service, &format!("{pods}/p"), "application/json").await;
+    assert_eq!(found["spec"]["nodeName"], "n1");
+    let scheduled = &found["status"]["conditions"][0];
+    assert_eq!((&scheduled["type"], &scheduled["status"]), (&json!("PodScheduled"), &json!("True")));
+    let (code, refused) = create(&service, &path, &to("n2")).await;
+    assert_eq!(code, 409);
+    assert_eq!(
+        refused["message"],
+        "Operation cannot be fulfilled on pods/binding \"p\": pod p is already assigned to node \"n1\""
+    );
+    assert_eq!(get(&service, &path, "application/json").await.0, 405);
+    let (code, _) = create(
+        &service,
+        &format!("{pods}/q/binding"),
+        &json!({"metadata": {"name": "q"}, "target": {"name": "n"}}),
+    )
+    .await;
+    assert_eq!(code, 404);
+}
+
+#[tokio::test]
 async fn discovery_is_aggregated_on_request() {
     let service = setup().server.service();
     let accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";

@@ -1,7 +1,8 @@
 //! One call at a time for a volume or snapshot, and only the right one after a call whose outcome nobody knows.
 //!
 //! After `unknown` or `in-progress` only the same call with the same arguments may follow, until it is final, or the call that
-//! undoes it (contract, rule 4). A guard is shared: what a call has begun outside of the sandbox, an HTTP exchange or a copy
+//! undoes it (contract, rule 4). What is open at one node concerns that node's calls alone: whoever knew of it may never come back,
+//! as an attachment that was removed by force, and other nodes' would wait for ever. A guard is shared: what a call has begun outside of the sandbox, an HTTP exchange or a copy
 //! in the pool, holds it until that has ended, also when the call itself is long over.
 
 use std::{
@@ -184,7 +185,8 @@ impl Guards {
         }
         let open: Vec<_> = subjects.iter().filter_map(|subject| inner.open.get(subject)).flatten().collect();
         let repeats = open.iter().any(|open| open.act == intent.act);
-        if let Some(other) = open.first()
+        let here = |open: &&&Open| open.act.node.is_none() || open.act.node == intent.act.node;
+        if let Some(other) = open.iter().find(here)
             && intent.undoes == Undoes::Nothing
             && !repeats
         {
@@ -230,12 +232,15 @@ impl Guard {
         }
         let mut inner = self.guards.lock();
         let Intent { subject, act, undoes, .. } = &self.intent;
+        let gone =
+            error.is_some_and(|error| error.finality == Finality::Final && error.kind == ErrorKind::NotFound);
         let settled = |open: &Act| match (error, undoes) {
             (None, Undoes::Everything) => true,
-            (None, Undoes::OfNode(method)) => {
+            // What is not there is not published there.
+            (_, Undoes::OfNode(method)) if error.is_none() || gone => {
                 open == act || (open.method == *method && (act.node.is_none() || open.node == act.node))
             }
-            (None, Undoes::Nothing) | (Some(_), _) => open == act,
+            (None, Undoes::Nothing | Undoes::OfNode(_)) | (Some(_), _) => open == act,
         };
         for subject in &self.subjects {
             inner.forget(subject, settled);
@@ -385,6 +390,29 @@ mod tests {
         assert_eq!(admitted(&guards, name(1)), Err(Refusal::Busy), "what it began still runs");
         drop(exchange);
         assert_eq!(admitted(&guards, name(1)), Ok(()));
+    }
+
+    #[test]
+    fn what_is_open_at_one_node_holds_up_no_other() {
+        // The node died; whoever unpublished from it may have been removed by force.
+        let guards = Guards::default();
+        end(&guards, unpublish(Some("dead")), Some(open()));
+        assert_eq!(admitted(&guards, publish("healthy", 0)), Ok(()));
+        assert_eq!(admitted(&guards, volume("expand")), Ok(()));
+        assert_eq!(admitted(&guards, publish("dead", 0)), Err(Refusal::Unsettled("unpublish")));
+        // What is open for the volume holds up everybody.
+        end(&guards, volume("expand"), Some(open()));
+        assert_eq!(admitted(&guards, publish("healthy", 0)), Err(Refusal::Unsettled("expand")));
+        // The node has another name by now: of the former one nothing is left open.
+        let guards = Guards::default();
+        end(&guards, publish("former", 0), Some(open()));
+        let missing = StorageError::last(ErrorKind::NotFound, "no such node");
+        end(&guards, unpublish(Some("former")), Some(missing));
+        assert_eq!(guards.unsettled(), 0);
+        // Any other failure settles nothing but itself.
+        end(&guards, publish("n", 0), Some(open()));
+        end(&guards, unpublish(Some("n")), Some(last()));
+        assert_eq!(admitted(&guards, publish("n", 1)), Err(Refusal::Unsettled("publish")));
     }
 
     #[test]

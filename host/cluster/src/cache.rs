@@ -6,8 +6,9 @@ use std::{
 };
 
 use cofferdam_domain::{
-    AccessModes, Attachment, AttachmentName, Claim, ClaimKey, CsiNode, DriverName, Node, NodeObject, Pod,
-    PodKey, Quantity, StorageClass, Uid, Volume, VolumeHandle, VolumeMode, VolumeName, VolumePhase,
+    AccessModes, Attachment, AttachmentName, AttributesClass, Claim, ClaimKey, CsiDriver, CsiNode,
+    DriverName, Node, NodeObject, Pod, PodKey, Quantity, StorageClass, Uid, Volume, VolumeHandle, VolumeMode,
+    VolumeName, VolumePhase,
 };
 
 use crate::{
@@ -27,12 +28,16 @@ pub struct Cache {
     pub volumes: Table<Volume>,
     /// StorageClasses
     pub classes: Table<StorageClass>,
+    /// VolumeAttributesClasses
+    pub attributes_classes: Table<AttributesClass>,
     /// Pods
     pub pods: Table<Pod>,
     /// VolumeAttachments
     pub attachments: Table<Attachment>,
     /// CSINodes
     pub csi_nodes: Table<CsiNode>,
+    /// CSIDrivers
+    pub csi_drivers: Table<CsiDriver>,
     /// Nodes
     pub nodes: Table<Node>,
     /// The mark of a restored cluster, where it stands.
@@ -74,7 +79,7 @@ impl Index<Claim> for ClaimIndex {
 }
 
 /// What a claim and a volume must have in common before sizes are compared.
-type Shelf = (Box<str>, VolumeMode, Box<str>);
+type Shelf = (Arc<str>, VolumeMode, Box<str>);
 
 /// Free volumes of one shelf: by the number of their access modes, the modes, then size and name.
 type Shelved = BTreeSet<(u32, AccessModes, Quantity, VolumeName)>;
@@ -129,10 +134,11 @@ impl Index<Volume> for VolumeIndex {
     }
 }
 
-/// Pods by the claims that they use.
+/// Pods by the claims that they use; those with claims by their node, too.
 #[derive(Debug, Default)]
 pub struct PodIndex {
     by_claim: HashMap<ClaimKey, Few<PodKey>>,
+    by_node: HashMap<NodeObject, BTreeSet<PodKey>>,
 }
 
 impl PodIndex {
@@ -141,6 +147,10 @@ impl PodIndex {
         let all = pod.claims.iter().chain(&pod.ephemeral_claims);
         all.map(|name| ClaimKey::new(pod.key.namespace.clone(), name.clone()))
     }
+
+    fn place(pod: &Pod) -> Option<&NodeObject> {
+        pod.node.as_ref().filter(|_| !pod.claims.is_empty() || !pod.ephemeral_claims.is_empty())
+    }
 }
 
 impl Index<Pod> for PodIndex {
@@ -148,11 +158,17 @@ impl Index<Pod> for PodIndex {
         for claim in Self::claims_of(pod) {
             self.by_claim.entry(claim).or_default().add(pod.key.clone());
         }
+        if let Some(node) = Self::place(pod) {
+            self.by_node.entry(node.clone()).or_default().insert(pod.key.clone());
+        }
     }
 
     fn remove(&mut self, pod: &Pod) {
         for claim in Self::claims_of(pod) {
             remove_member(&mut self.by_claim, &claim, &pod.key);
+        }
+        if let Some(node) = Self::place(pod) {
+            remove_member(&mut self.by_node, node, &pod.key);
         }
     }
 }
@@ -245,6 +261,22 @@ impl Cache {
             .query(|index, _| index.by_handle.get(&(driver.clone(), handle.clone()))?.iter().next().cloned())
     }
 
+    /// The objects that stand for this volume of a driver, by name.
+    pub fn volumes_with_handle(&self, driver: &DriverName, handle: &VolumeHandle) -> Vec<Arc<Volume>> {
+        self.volumes.query(|index, volumes| {
+            let names = index.by_handle.get(&(driver.clone(), handle.clone())).into_iter().flatten();
+            names.filter_map(|name| volumes.get(name).cloned()).collect()
+        })
+    }
+
+    /// The handles of a driver's volumes. It looks at every volume there is.
+    pub fn handles_of(&self, driver: &DriverName) -> Vec<VolumeHandle> {
+        self.volumes.query(|index, _| {
+            let mine = index.by_handle.keys().filter(|(of, _)| of == driver);
+            mine.map(|(_, handle)| handle.clone()).collect()
+        })
+    }
+
     /// The first free volume on the claim's shelf that `fits`, in Kubernetes' order: fewest access modes, then smallest, then
     /// by name. Only volumes at least as large as `request` with every mode of `modes` are offered.
     pub fn find_free_volume(
@@ -266,6 +298,18 @@ impl Cache {
         self.pods.query(|index, pods| {
             index.by_claim.get(claim).into_iter().flatten().filter_map(|key| pods.get(key).cloned()).collect()
         })
+    }
+
+    /// Pods with claims that are on a node.
+    pub fn pods_on(&self, node: &NodeObject) -> Vec<Arc<Pod>> {
+        self.pods.query(|index, pods| {
+            index.by_node.get(node).into_iter().flatten().filter_map(|key| pods.get(key).cloned()).collect()
+        })
+    }
+
+    /// Nodes that have pods with claims.
+    pub fn nodes_with_pods(&self) -> Vec<NodeObject> {
+        self.pods.query(|index, _| index.by_node.keys().cloned().collect())
     }
 
     /// VolumeAttachments that name a volume, whoever's they are, by name.

@@ -16,6 +16,16 @@ use tower::{BoxError, ServiceBuilder};
 /// bound on their number: with sixteen, a burst of 2,000 claims opened new ones all the time, for half as much CPU again.
 const IDLE: Duration = Duration::from_secs(60);
 
+/// A connection on which nothing comes for this time is asked whether the other side is there: a machine that is gone says nothing,
+/// and a watch would wait for its end.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+/// Pause until it is asked again, and how often.
+const KEEPALIVE_PAUSE: Duration = Duration::from_secs(10);
+const KEEPALIVE_TRIES: u32 = 3;
+/// How long what was sent may stay unconfirmed: then the connection counts as dead, whatever was asked on it.
+#[cfg(target_os = "linux")]
+const UNCONFIRMED: Duration = Duration::from_secs(45);
+
 /// A client as kube makes one (HTTP/1.1: ADR 0017), over connections whose small writes do not wait for each other: its own connections leave Nagle's
 /// algorithm on, and a request behind the end of a handshake then waits 40 ms for the other side's delayed acknowledgement.
 ///
@@ -31,6 +41,11 @@ pub fn client(config: Config) -> Result<Client, kube::Error> {
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
     tcp.set_connect_timeout(config.connect_timeout);
+    tcp.set_keepalive(Some(KEEPALIVE));
+    tcp.set_keepalive_interval(Some(KEEPALIVE_PAUSE));
+    tcp.set_keepalive_retries(Some(KEEPALIVE_TRIES));
+    #[cfg(target_os = "linux")]
+    tcp.set_tcp_user_timeout(Some(UNCONFIRMED));
     let connector = config.rustls_https_connector_with_connector(tcp)?;
     let connections = legacy::Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())

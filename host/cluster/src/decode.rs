@@ -4,44 +4,68 @@
 //! never fails a list: what is left of it (key, uid, version, reason) stays in the cache as opaque.
 
 mod attachment;
+mod class;
+mod progress;
+mod text;
 mod volume;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use cofferdam_domain::{
-    AccessMode, AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, ObjectMeta, Pod, PodKey, Quantity,
-    ReclaimPolicy, Requirement, Selector, StorageClass, Uid, VolumeMode, claim::DataSource,
-    ids::ResourceVersion,
+    AccessMode, AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, NodeObject, ObjectMeta, Pod, PodKey,
+    Quantity, ReclaimPolicy, Requirement, Selector, StorageClass, StringMap, Uid, VolumeMode, VolumeName,
+    claim::DataSource, ids::ResourceVersion,
 };
 use serde::Deserialize;
 
+use self::text::{Common, OfAnnotations, OfLabels, Text, Texts};
 use crate::{
     cache::{ClaimIndex, PodIndex},
     kind::{Kind, Resource},
     table::{Decoded, Opaque},
 };
 
-/// kubectl's copy of the last applied manifest: large, and no role decides on it.
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
-
 type Map = BTreeMap<Box<str>, Box<str>>;
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Meta {
-    pub(crate) name: Box<str>,
-    pub(crate) namespace: Box<str>,
-    uid: Option<Box<str>>,
+    name: Text,
+    namespace: Common,
+    uid: Option<Text>,
     resource_version: Option<Box<str>>,
     deletion_timestamp: Option<Box<str>>,
     deletion_grace_period_seconds: Option<i64>,
     creation_timestamp: Option<Box<str>>,
-    finalizers: Option<Vec<Box<str>>>,
-    annotations: Option<Map>,
-    labels: Option<Map>,
+    finalizers: Option<Vec<Common>>,
+    annotations: Option<Texts<OfAnnotations>>,
+    labels: Option<Texts<OfLabels>>,
+    owner_references: Option<Vec<Owner>>,
+}
+
+#[derive(Deserialize)]
+struct Owner {
+    uid: Text,
+    controller: Option<bool>,
 }
 
 impl Meta {
+    /// The name, counted.
+    pub(crate) fn name(&self) -> Arc<str> {
+        Arc::clone(&self.name.0)
+    }
+
+    /// The namespace, counted; empty where there is none.
+    pub(crate) fn namespace(&self) -> Arc<str> {
+        Arc::clone(&self.namespace.0)
+    }
+
+    /// Uid of the owner that controls the object.
+    fn controller(&self) -> Option<Uid> {
+        let mut owners = self.owner_references.iter().flatten();
+        owners.find(|owner| owner.controller == Some(true)).map(|owner| Uid::new(Arc::clone(&owner.uid.0)))
+    }
+
     fn version(&self) -> Result<ResourceVersion, String> {
         match self.resource_version.as_deref() {
             None | Some("") => Ok(ResourceVersion::default()),
@@ -60,16 +84,14 @@ impl Meta {
                 .map_err(|_| format!("metadata.creationTimestamp is {text:?}: expected an RFC 3339 time"))?
                 .as_millisecond(),
         };
-        let mut annotations = self.annotations.unwrap_or_default();
-        annotations.remove(LAST_APPLIED);
         Ok(ObjectMeta {
-            uid: Uid::new(self.uid.unwrap_or_default()),
+            uid: Uid::new(self.uid.unwrap_or_default().0),
             version,
             deleting: self.deletion_timestamp.is_some(),
             created_ms,
-            finalizers: self.finalizers.unwrap_or_default(),
-            annotations: annotations.into(),
-            labels: self.labels.unwrap_or_default().into(),
+            finalizers: self.finalizers.into_iter().flatten().map(|finalizer| finalizer.0).collect(),
+            annotations: self.annotations.unwrap_or_default().map,
+            labels: self.labels.unwrap_or_default().map,
         })
     }
 }
@@ -92,8 +114,8 @@ pub fn object<K: Kind>(json: &str) -> Result<Decoded<K>, String> {
     let head: Head = serde_json::from_str(json).map_err(|_| format!("a {kind} cannot be read: {reason}"))?;
     let version = head.metadata.version()?;
     Ok(Err(Opaque {
-        key: K::key_of(&head.metadata.namespace, &head.metadata.name),
-        uid: Uid::new(head.metadata.uid.unwrap_or_default()),
+        key: K::key_of(&head.metadata.namespace.0, &head.metadata.name.0),
+        uid: Uid::new(head.metadata.uid.unwrap_or_default().0),
         version,
         reason,
     }))
@@ -212,8 +234,8 @@ impl Kind for Claim {
         #[derive(Deserialize, Default)]
         #[serde(rename_all = "camelCase", default)]
         struct Spec {
-            volume_name: Option<Box<str>>,
-            storage_class_name: Option<Box<str>>,
+            volume_name: Option<Text>,
+            storage_class_name: Option<Common>,
             access_modes: Option<Vec<Box<str>>>,
             volume_mode: Option<Box<str>>,
             resources: Resources,
@@ -240,28 +262,32 @@ impl Kind for Claim {
             access_modes: Option<Vec<Box<str>>>,
             capacity: Option<Amounts>,
             current_volume_attributes_class_name: Option<Box<str>>,
+            allocated_resources: Option<Amounts>,
+            allocated_resource_statuses: Option<progress::Statuses>,
+            modify_volume_status: Option<progress::Modifying>,
+            conditions: Option<Vec<progress::Condition>>,
         }
         let Wire { metadata, spec, status } = read(json)?;
-        let key = ClaimKey::new(metadata.namespace.clone(), metadata.name.clone());
+        let key = ClaimKey::new(metadata.namespace(), metadata.name());
         let source = spec.data_source.or(spec.data_source_ref);
         Ok(Self {
             key,
+            controller: metadata.controller(),
             meta: metadata.into_domain()?,
-            volume: spec.volume_name.filter(|name| !name.is_empty()).map(cofferdam_domain::VolumeName::new),
-            class: spec.storage_class_name,
+            volume: spec.volume_name.filter(|name| !name.0.is_empty()).map(|name| VolumeName::new(name.0)),
+            class: spec.storage_class_name.map(|name| name.0),
             access_modes: access_modes("spec.accessModes", spec.access_modes)?,
             mode: volume_mode(spec.volume_mode.as_deref())?,
             request: spec
                 .resources
                 .requests
                 .and_then(|requests| requests.storage)
-                .map_or_else(|| Quantity::parse(""), |amount| amount.parse()),
-            selector: spec.selector.map(selector),
+                .map_or_else(|| Quantity::parse(""), |amount| amount.parse())
+                .map_err(Box::new),
+            selector: spec.selector.map(|labels| Box::new(selector(labels))),
             attributes_class: spec.volume_attributes_class_name.unwrap_or_default(),
-            source: source.map(|s| DataSource {
-                group: s.api_group.unwrap_or_default(),
-                kind: s.kind,
-                name: s.name,
+            source: source.map(|s| {
+                Box::new(DataSource { group: s.api_group.unwrap_or_default(), kind: s.kind, name: s.name })
             }),
             phase: match status.phase.as_deref() {
                 Some("Bound") => ClaimPhase::Bound,
@@ -274,15 +300,13 @@ impl Kind for Claim {
                 .and_then(|capacity| capacity.storage)
                 .and_then(|amount| amount.parse().ok()),
             status_attributes_class: status.current_volume_attributes_class_name,
+            progress: progress::progress(
+                status.allocated_resources,
+                status.allocated_resource_statuses,
+                status.modify_volume_status,
+                status.conditions,
+            ),
         })
-    }
-
-    fn key_of(namespace: &str, name: &str) -> ClaimKey {
-        ClaimKey::new(namespace, name)
-    }
-
-    fn locate(key: &ClaimKey) -> (Option<&str>, &str) {
-        (Some(&key.namespace), &key.name)
     }
 
     fn key(&self) -> ClaimKey {
@@ -328,7 +352,7 @@ impl Kind for StorageClass {
             values: Vec<String>,
         }
         let wire: Wire = read(json)?;
-        let name = wire.metadata.name.clone();
+        let name = wire.metadata.name();
         let binding_mode = match wire.volume_binding_mode.as_deref() {
             None => None,
             Some("Immediate") => Some(BindingMode::Immediate),
@@ -359,14 +383,6 @@ impl Kind for StorageClass {
         })
     }
 
-    fn key_of(_: &str, name: &str) -> Self::Key {
-        name.into()
-    }
-
-    fn locate(key: &Self::Key) -> (Option<&str>, &str) {
-        (None, key.as_str())
-    }
-
     fn key(&self) -> Self::Key {
         self.name.clone()
     }
@@ -394,7 +410,7 @@ impl Kind for Pod {
         #[derive(Deserialize, Default)]
         #[serde(rename_all = "camelCase", default)]
         struct Spec {
-            node_name: Option<Box<str>>,
+            node_name: Option<Common>,
             volumes: Option<Vec<PodVolume>>,
         }
         #[derive(Deserialize)]
@@ -407,7 +423,7 @@ impl Kind for Pod {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct ClaimSource {
-            claim_name: Box<str>,
+            claim_name: Text,
         }
         #[derive(Deserialize, Default)]
         #[serde(rename_all = "camelCase", default)]
@@ -425,7 +441,8 @@ impl Kind for Pod {
         #[derive(Deserialize, Default)]
         #[serde(default)]
         struct ContainerState {
-            running: Option<serde::de::IgnoredAny>,
+            waiting: Option<serde::de::IgnoredAny>,
+            terminated: Option<serde::de::IgnoredAny>,
         }
         let Wire { metadata, spec, status } = read(json)?;
         let running = [
@@ -436,36 +453,33 @@ impl Kind for Pod {
         .into_iter()
         .flatten()
         .flatten()
-        .any(|status| status.state.running.is_some());
+        // What says nothing may run: so does Kubernetes read it.
+        .any(|status| status.state.waiting.is_none() && status.state.terminated.is_none());
         let deleting = metadata.deletion_timestamp.is_some();
         let shut_down = deleting && metadata.deletion_grace_period_seconds == Some(0);
         let mut claims = Vec::new();
         let mut ephemeral_claims = Vec::new();
         for volume in spec.volumes.unwrap_or_default() {
             if let Some(source) = volume.persistent_volume_claim {
-                claims.push(source.claim_name);
+                claims.push(source.claim_name.0);
             } else if volume.ephemeral.is_some() {
-                ephemeral_claims.push(format!("{}-{}", metadata.name, volume.name).into());
+                ephemeral_claims.push(format!("{}-{}", metadata.name.0, volume.name).into());
             }
         }
         Ok(Self {
-            key: PodKey { namespace: metadata.namespace.clone(), name: metadata.name.clone() },
-            meta: metadata.into_domain()?,
-            scheduled: spec.node_name.is_some_and(|node| !node.is_empty()),
+            key: PodKey::new(metadata.namespace(), metadata.name()),
+            meta: ObjectMeta {
+                annotations: StringMap::default(),
+                labels: StringMap::default(),
+                ..metadata.into_domain()?
+            },
+            node: spec.node_name.filter(|node| !node.0.is_empty()).map(|node| NodeObject::new(node.0)),
             terminated: matches!(status.phase.as_deref(), Some("Failed" | "Succeeded"))
                 || (deleting && !running),
             shut_down,
-            claims,
-            ephemeral_claims,
+            claims: claims.into(),
+            ephemeral_claims: ephemeral_claims.into(),
         })
-    }
-
-    fn key_of(namespace: &str, name: &str) -> PodKey {
-        PodKey { namespace: namespace.into(), name: name.into() }
-    }
-
-    fn locate(key: &PodKey) -> (Option<&str>, &str) {
-        (Some(&key.namespace), &key.name)
     }
 
     fn key(&self) -> PodKey {

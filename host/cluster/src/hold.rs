@@ -58,14 +58,6 @@ impl Kind for RestoreMark {
         Ok(Self { name: metadata.name, meta })
     }
 
-    fn key_of(_: &str, name: &str) -> Box<str> {
-        name.into()
-    }
-
-    fn locate(key: &Box<str>) -> (Option<&str>, &str) {
-        (None, key)
-    }
-
     fn key(&self) -> Box<str> {
         self.name.clone()
     }

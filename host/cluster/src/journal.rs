@@ -72,6 +72,10 @@ pub struct Intent {
     pub node: Option<NodeObject>,
     /// The class at the time of the first request.
     pub class: IntentClass,
+    /// Name of the VolumeAttributesClass, as the claim had it then; empty for none. Entries written before there were any do not
+    /// have it.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub attributes_class: Box<str>,
     /// The request, byte for byte.
     pub request: CreateVolume,
 }

@@ -2,7 +2,10 @@
 
 use std::{fmt, hash::Hash};
 
-use cofferdam_domain::{ObjectMeta, ids::ResourceVersion};
+use cofferdam_domain::{
+    AttachmentName, AttributesClassName, ClaimKey, ClassName, DriverName, NodeObject, ObjectMeta, PodKey,
+    VolumeName, ids::ResourceVersion,
+};
 
 /// Where a kind lives in the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,14 +44,67 @@ impl Resource {
     }
 }
 
+/// What an object is found by: its name, and its namespace where its kind has one.
+pub trait Key: Clone + Eq + Ord + Hash + fmt::Debug + fmt::Display + Send + Sync + 'static {
+    /// The key that belongs to a namespace (empty for cluster-scoped kinds) and a name.
+    fn of(namespace: &str, name: &str) -> Self;
+
+    /// Namespace, for kinds that have one, and name.
+    fn locate(&self) -> (Option<&str>, &str);
+}
+
+/// Keys of kinds without a namespace.
+macro_rules! names {
+    ($($name:ty),+) => {$(
+        impl Key for $name {
+            fn of(_: &str, name: &str) -> Self {
+                name.into()
+            }
+
+            fn locate(&self) -> (Option<&str>, &str) {
+                (None, self.as_str())
+            }
+        }
+    )+};
+}
+names!(AttachmentName, AttributesClassName, ClassName, DriverName, NodeObject, VolumeName);
+
+impl Key for Box<str> {
+    fn of(_: &str, name: &str) -> Self {
+        name.into()
+    }
+
+    fn locate(&self) -> (Option<&str>, &str) {
+        (None, self)
+    }
+}
+
+/// Keys of kinds with one.
+macro_rules! namespaced {
+    ($($key:ty),+) => {$(
+        impl Key for $key {
+            fn of(namespace: &str, name: &str) -> Self {
+                Self { namespace: namespace.into(), name: name.into() }
+            }
+
+            fn locate(&self) -> (Option<&str>, &str) {
+                (Some(&self.namespace), &self.name)
+            }
+        }
+    )+};
+}
+namespaced!(ClaimKey, PodKey, crate::orphans::ReportKey);
+
 /// A domain type that mirrors one Kubernetes kind.
 pub trait Kind: Clone + Send + Sync + 'static {
     /// Namespace and name, or the name.
-    type Key: Clone + Eq + Ord + Hash + fmt::Debug + fmt::Display + Send + Sync + 'static;
+    type Key: Key;
     /// What the cache finds objects by, beside their key.
     type Index: Index<Self>;
     /// Where the kind lives.
     const RESOURCE: Resource;
+    /// Whether clusters may be without the kind: then there are no objects of it, and it is looked for again now and then.
+    const OPTIONAL: bool = false;
 
     /// Reads one object; fields that the roles do not use are skipped.
     ///
@@ -57,10 +113,14 @@ pub trait Kind: Clone + Send + Sync + 'static {
     fn decode(json: &str) -> Result<Self, String>;
 
     /// The key that belongs to a namespace (empty for cluster-scoped kinds) and a name.
-    fn key_of(namespace: &str, name: &str) -> Self::Key;
+    fn key_of(namespace: &str, name: &str) -> Self::Key {
+        Self::Key::of(namespace, name)
+    }
 
     /// Namespace, for kinds that have one, and name of a key.
-    fn locate(key: &Self::Key) -> (Option<&str>, &str);
+    fn locate(key: &Self::Key) -> (Option<&str>, &str) {
+        key.locate()
+    }
 
     /// The object's key.
     fn key(&self) -> Self::Key;

@@ -1,6 +1,6 @@
 //! What an index holds for one key.
 
-use std::collections::BTreeSet;
+use std::{cmp::Ordering, collections::BTreeSet};
 
 /// A set under a key of an index.
 pub(crate) trait Members<T> {
@@ -21,20 +21,28 @@ impl<T: Ord> Members<T> for BTreeSet<T> {
     }
 }
 
-/// A set that has one member almost always, sorted: as large as that one, where the smallest `BTreeSet` takes ten times as much.
+/// A set that has one member almost always, sorted: that one stands in the index itself.
 #[derive(Debug)]
-pub(crate) struct Few<T>(Vec<T>);
+pub(crate) enum Few<T> {
+    /// The only member.
+    One(T),
+    /// None, or two and more, sorted.
+    Many(Vec<T>),
+}
 
 impl<T> Default for Few<T> {
     fn default() -> Self {
-        Self(Vec::new())
+        Self::Many(Vec::new())
     }
 }
 
 impl<T> Few<T> {
     /// The members, sorted.
     pub(crate) fn iter(&self) -> std::slice::Iter<'_, T> {
-        self.0.iter()
+        match self {
+            Self::One(member) => std::slice::from_ref(member).iter(),
+            Self::Many(members) => members.iter(),
+        }
     }
 }
 
@@ -49,19 +57,40 @@ impl<'a, T> IntoIterator for &'a Few<T> {
 
 impl<T: Ord> Members<T> for Few<T> {
     fn add(&mut self, member: T) {
-        if let Err(place) = self.0.binary_search(&member) {
-            if self.0.is_empty() {
-                self.0.reserve_exact(1);
+        *self = match std::mem::take(self) {
+            Self::Many(members) if members.is_empty() => Self::One(member),
+            Self::One(one) => match one.cmp(&member) {
+                Ordering::Equal => Self::One(one),
+                Ordering::Less => Self::Many(vec![one, member]),
+                Ordering::Greater => Self::Many(vec![member, one]),
+            },
+            Self::Many(mut members) => {
+                if let Err(place) = members.binary_search(&member) {
+                    members.insert(place, member);
+                }
+                Self::Many(members)
             }
-            self.0.insert(place, member);
-        }
+        };
     }
 
     fn drop_member(&mut self, member: &T) -> bool {
-        if let Ok(place) = self.0.binary_search(member) {
-            self.0.remove(place);
-        }
-        self.0.is_empty()
+        *self = match std::mem::take(self) {
+            Self::One(one) if one == *member => Self::default(),
+            Self::One(one) => Self::One(one),
+            Self::Many(mut members) => {
+                if let Ok(place) = members.binary_search(member) {
+                    members.remove(place);
+                }
+                match (members.pop(), members.is_empty()) {
+                    (Some(last), true) => Self::One(last),
+                    (last, _) => {
+                        members.extend(last);
+                        Self::Many(members)
+                    }
+                }
+            }
+        };
+        self.iter().len() == 0
     }
 }
 
@@ -75,6 +104,11 @@ mod tests {
         [3, 1, 2, 3].into_iter().for_each(|member| few.add(member));
         assert_eq!(few.iter().copied().collect::<Vec<_>>(), [1, 2, 3]);
         assert!(!few.drop_member(&2) && !few.drop_member(&2) && !few.drop_member(&1));
-        assert!(few.drop_member(&3), "none is left");
+        assert!(matches!(few, Few::One(3)), "one stands in the index itself");
+        few.add(3);
+        assert!(matches!(few, Few::One(3)) && !few.drop_member(&4));
+        assert!(few.drop_member(&3) && few.iter().next().is_none(), "none is left");
+        assert!(few.drop_member(&3));
+        assert_eq!(size_of::<Few<Box<str>>>(), size_of::<Vec<Box<str>>>());
     }
 }

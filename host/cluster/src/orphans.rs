@@ -97,16 +97,8 @@ impl Kind for OrphanReport {
             data: Option<BTreeMap<Box<str>, Box<str>>>,
         }
         let Wire { metadata, data } = serde_json::from_str(json).map_err(|error| error.to_string())?;
-        let key = Self::key_of(&metadata.namespace, &metadata.name);
+        let key = Self::key_of(&metadata.namespace(), &metadata.name());
         Ok(Self { key, meta: metadata.into_domain()?, data: data.unwrap_or_default() })
-    }
-
-    fn key_of(namespace: &str, name: &str) -> ReportKey {
-        ReportKey { namespace: namespace.into(), name: name.into() }
-    }
-
-    fn locate(key: &ReportKey) -> (Option<&str>, &str) {
-        (Some(&key.namespace), &key.name)
     }
 
     fn key(&self) -> ReportKey {

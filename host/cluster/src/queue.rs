@@ -53,6 +53,9 @@ impl Backoff {
     }
 }
 
+/// Keys that a queue keeps room for: what a larger burst has taken is given back when it is over.
+const ROOM: usize = 256;
+
 struct State<K> {
     ready: VecDeque<K>,
     /// In `ready`, with the time of its adding.
@@ -69,6 +72,24 @@ struct State<K> {
     /// How often in a row a key asked to run again at once.
     again: HashMap<K, u32>,
     tickets: u64,
+}
+
+impl<K: Eq + Hash + Ord> State<K> {
+    /// Gives back what a burst has taken, if it is over.
+    fn relax(&mut self) {
+        if !self.ready.is_empty() || !self.running.is_empty() || self.queued.capacity() <= 2 * ROOM {
+            return;
+        }
+        self.ready.shrink_to(ROOM);
+        self.queued.shrink_to(ROOM);
+        self.running.shrink_to(ROOM);
+        self.dirty.shrink_to(ROOM);
+        self.woken.shrink_to(ROOM);
+        self.delayed.shrink_to(ROOM);
+        self.due.shrink_to(ROOM);
+        self.failures.shrink_to(ROOM);
+        self.again.shrink_to(ROOM);
+    }
 }
 
 /// A key that asks so often in a row to run again at once does not see what the API sees: from then on it backs off. Real
@@ -261,6 +282,7 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
             Outcome::After(delay) | Outcome::RetryAfter(delay) => self.delay(&mut state, key, delay),
             Outcome::Retry => self.delay(&mut state, key, self.shared.backoff.pause(failures)),
         }
+        state.relax();
     }
 
     fn enqueue(&self, state: &mut State<K>, key: K) {

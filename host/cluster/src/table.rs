@@ -13,19 +13,23 @@
 //! So an echo that comes late can neither undo an answer nor revive what is gone.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{HashMap, HashSet, VecDeque, hash_map::Entry},
     fmt,
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    time::Duration,
 };
 
 use cofferdam_domain::{Uid, ids::ResourceVersion};
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
 use crate::kind::{Index, Kind};
 
 /// How many deletions are remembered. A late answer arrives within the client's time-out, in which far fewer objects of one
 /// kind go.
 const TOMBSTONES: usize = 4096;
+
+/// How long a deletion is remembered: longer than a request or a watch lasts that could still show the object.
+const BURIED_FOR: Duration = Duration::from_mins(15);
 
 /// What the cache knows about a key.
 #[derive(Debug)]
@@ -84,12 +88,19 @@ pub struct Opaque<Key> {
 /// A decoded object or what is left of one.
 pub type Decoded<K> = Result<K, Opaque<<K as Kind>::Key>>;
 
+/// A deletion that is remembered.
+struct Tombstone {
+    uid: Uid,
+    version: ResourceVersion,
+    since: Instant,
+}
+
 struct Inner<K: Kind> {
     objects: HashMap<K::Key, Arc<K>>,
     opaque: HashMap<K::Key, Opaque<K::Key>>,
     index: K::Index,
-    tombstones: HashMap<K::Key, (Uid, ResourceVersion)>,
-    graves: VecDeque<K::Key>,
+    tombstones: HashMap<K::Key, Tombstone>,
+    graves: VecDeque<(K::Key, Instant)>,
     highest: ResourceVersion,
 }
 
@@ -167,6 +178,8 @@ impl<K: Kind> Table<K> {
     pub fn saw(&self, version: ResourceVersion) {
         let mut inner = self.write();
         inner.highest = inner.highest.max(version);
+        // Bookmarks come where nothing else does: after a burst, too, somebody clears away.
+        inner.clear_graves();
     }
 
     /// Whether a first list has been taken in.
@@ -252,8 +265,8 @@ impl<K: Kind> Inner<K> {
         if self.cached_version(&key).is_some_and(|cached| cached > version) {
             return None;
         }
-        if let Some((buried, at)) = self.tombstones.get(&key) {
-            if *buried == uid || *at >= version {
+        if let Some(buried) = self.tombstones.get(&key) {
+            if buried.uid == uid || buried.version >= version {
                 return None;
             }
             self.tombstones.remove(&key);
@@ -304,13 +317,38 @@ impl<K: Kind> Inner<K> {
     }
 
     fn bury(&mut self, key: K::Key, uid: Uid, version: ResourceVersion) {
-        if self.tombstones.insert(key.clone(), (uid, version)).is_none() {
-            self.graves.push_back(key);
-        }
-        while self.graves.len() > TOMBSTONES {
-            if let Some(oldest) = self.graves.pop_front() {
-                self.tombstones.remove(&oldest);
+        let since = Instant::now();
+        match self.tombstones.entry(key) {
+            // An answer and its echo tell of one deletion twice.
+            Entry::Occupied(mut known) => {
+                let known = known.get_mut();
+                (known.uid, known.version) = (uid, version);
             }
+            Entry::Vacant(free) => {
+                self.graves.push_back((free.key().clone(), since));
+                free.insert(Tombstone { uid, version, since });
+            }
+        }
+        self.clear_graves();
+    }
+
+    /// Forgets deletions that are too many or too old.
+    fn clear_graves(&mut self) {
+        let now = Instant::now();
+        let is_over = |since: &Instant| now.duration_since(*since) >= BURIED_FOR;
+        let before = self.graves.len();
+        while let Some((key, since)) = self.graves.front()
+            && (self.graves.len() > TOMBSTONES || is_over(since))
+        {
+            // A successor that went as well has a grave of its own.
+            if self.tombstones.get(key).is_some_and(|buried| buried.since == *since) {
+                self.tombstones.remove(key);
+            }
+            self.graves.pop_front();
+        }
+        if self.graves.len() < before && self.graves.len() < self.graves.capacity() / 4 {
+            self.graves.shrink_to(self.graves.len() * 2);
+            self.tombstones.shrink_to(self.graves.len() * 2);
         }
     }
 }

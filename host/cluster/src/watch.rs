@@ -4,7 +4,7 @@
 //! decode must not fail its list, a list version below the highest one seen means a restored cluster, and objects are read
 //! from the answer's bytes straight into slim domain values.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use bytes::BytesMut;
 use cofferdam_domain::ids::ResourceVersion;
@@ -41,6 +41,8 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_PAGE: usize = 256 << 20;
 /// The longest watch line that is read: the API's limit for an object is 1.5 MiB, twice, and room for escapes.
 const MAX_LINE: usize = 8 << 20;
+/// Pause before a kind that the cluster does not have is looked for again: an API appears with an upgrade of the cluster.
+const ABSENT: Duration = Duration::from_secs(60);
 const BACKOFF: Backoff = Backoff { first: Duration::from_millis(500), most: Duration::from_secs(30) };
 
 /// The cluster's state is older than what was seen before: it was restored from a backup.
@@ -106,7 +108,22 @@ pub async fn follow<K: Cached>(
     scope: Scope,
     stop: CancellationToken,
 ) -> Result<(), Restored> {
-    let follower = Follower::<K> { writer, events, metrics, scope, table: K::table(writer.cache()) };
+    follow_into(K::table(writer.cache()), writer, events, metrics, scope, stop).await
+}
+
+/// The same for a table that is not of the writer's cache: for what needs more of a kind than the roles do.
+///
+/// # Errors
+/// [`Restored`], once; everything else is waited out.
+pub async fn follow_into<K: Kind>(
+    table: &Table<K>,
+    writer: &Writer,
+    events: &EventSink,
+    metrics: &Metrics,
+    scope: Scope,
+    stop: CancellationToken,
+) -> Result<(), Restored> {
+    let follower = Follower { writer, events, metrics, scope, table };
     tokio::select! {
         biased;
         () = stop.cancelled() => Ok(()),
@@ -145,55 +162,89 @@ struct WatchEvent<'a> {
     object: &'a RawValue,
 }
 
-impl<K: Cached> Follower<'_, K> {
+/// Why a list did not come.
+#[derive(Debug, thiserror::Error)]
+enum Unlisted {
+    /// The API answered something else.
+    #[error("{1}")]
+    Refused(StatusCode, String),
+    /// There was no answer, or none that can be read.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl<K: Kind> Follower<'_, K> {
     async fn run(&self) -> Restored {
         let mut failures = 0;
         loop {
-            let mut version = match self.list().await {
-                Ok(Ok(version)) => version,
+            match self.list().await {
+                Ok(Ok(version)) => self.stay(version, &mut failures).await,
                 Ok(Err(restored)) => return restored,
-                Err(message) => {
-                    failures += 1;
-                    self.pause(failures, "list", &message).await;
-                    continue;
+                Err(Unlisted::Refused(StatusCode::NOT_FOUND, _)) if K::OPTIONAL => {
+                    self.table.replace(Vec::new(), self.table.highest());
+                    tokio::time::sleep(ABSENT).await;
                 }
-            };
-            loop {
-                let begun = tokio::time::Instant::now();
-                let ended = self.watch(&mut version).await;
-                let short = begun.elapsed() < SHORT;
-                if !short {
-                    failures = 0;
-                }
-                match ended {
-                    Ended::Normally => {}
-                    Ended::InDoubt | Ended::Expired if short => {
-                        failures += 1;
-                        self.pause(failures, "watch", "it ended at once").await;
-                        break;
-                    }
-                    Ended::InDoubt | Ended::Expired => break,
-                    Ended::Failed(message) => {
-                        failures += 1;
-                        self.pause(failures, "watch", &message).await;
-                        if failures > 1 {
-                            // A broken connection heals by the next watch. What does not may be a restored cluster, whose
-                            // versions are below ours: only a list shows that.
-                            break;
+                Err(error) => self.pause(&mut failures, "list", &error).await,
+            }
+        }
+    }
+
+    /// Watches, one watch after the other, until only a list can tell how things are.
+    async fn stay(&self, mut version: ResourceVersion, failures: &mut u32) {
+        let mut listed = true;
+        loop {
+            // Time has passed since the last list, and a restored cluster opens a watch from a version that it does not have
+            // yet as if nothing were wrong.
+            if !std::mem::take(&mut listed) {
+                let seen = self.table.highest();
+                match self.now().await {
+                    Ok(now) if now < seen => return,
+                    Ok(_) => {}
+                    Err(error) => {
+                        self.pause(failures, "watch", &error).await;
+                        if *failures > 1 {
+                            return;
                         }
+                        continue;
+                    }
+                }
+            }
+            let begun = tokio::time::Instant::now();
+            let ended = self.watch(&mut version).await;
+            let short = begun.elapsed() < SHORT;
+            if !short {
+                *failures = 0;
+            }
+            match ended {
+                // Whoever ends each watch after its first event would be asked all the time.
+                Ended::Normally if short => self.pause(failures, "watch", &"it ended at once").await,
+                Ended::Normally => {}
+                Ended::InDoubt | Ended::Expired => {
+                    if short {
+                        self.pause(failures, "watch", &"it ended at once").await;
+                    }
+                    return;
+                }
+                Ended::Failed(message) => {
+                    self.pause(failures, "watch", &message).await;
+                    // A broken connection heals by the next watch. What does not is something else, and a list says what.
+                    if *failures > 1 {
+                        return;
                     }
                 }
             }
         }
     }
 
-    async fn pause(&self, failures: u32, what: &str, message: &str) {
-        let pause = BACKOFF.pause(failures);
-        tracing::warn!(kind = K::RESOURCE.kind, "{what} failed, again in {pause:?}: {message}");
+    /// One failure more, told and waited out.
+    async fn pause(&self, failures: &mut u32, what: &str, problem: &impl fmt::Display) {
+        *failures += 1;
+        let pause = BACKOFF.pause(*failures);
+        tracing::warn!(kind = K::RESOURCE.kind, "{what} failed, again in {pause:?}: {problem}");
         tokio::time::sleep(pause).await;
     }
 
-    async fn list(&self) -> Result<Result<ResourceVersion, Restored>, String> {
+    async fn list(&self) -> Result<Result<ResourceVersion, Restored>, Unlisted> {
         // Taken before the request: what is written while the list travels must not look like a future.
         let seen = self.table.highest();
         let mut items: Vec<Decoded<K>> = Vec::new();
@@ -205,23 +256,23 @@ impl<K: Cached> Follower<'_, K> {
             let path = self.path([("limit", limit.as_str())].into_iter().chain(token));
             let body = tokio::time::timeout(LIST_TIMEOUT, self.fetch(&path))
                 .await
-                .map_err(|_| format!("no answer within {LIST_TIMEOUT:?}"))?;
+                .map_err(|_| Unlisted::Failed(format!("no answer within {LIST_TIMEOUT:?}")))?;
             let body = match body {
                 Ok(body) => body,
                 // A page token that expired: the list starts over, on a newer version.
-                Err((StatusCode::GONE, _)) if next.is_some() => {
+                Err(Unlisted::Refused(StatusCode::GONE, _)) if next.is_some() => {
                     (items, next, version) = (Vec::new(), None, None);
                     continue;
                 }
-                Err((_, message)) => return Err(message),
+                Err(error) => return Err(error),
             };
-            let page: Page<'_> =
-                serde_json::from_slice(&body).map_err(|error| format!("unreadable list: {error}"))?;
+            let page: Page<'_> = serde_json::from_slice(&body)
+                .map_err(|error| Unlisted::Failed(format!("unreadable list: {error}")))?;
             let at = page.metadata.resource_version.parse().map(ResourceVersion).map_err(|_| {
-                format!(
+                Unlisted::Failed(format!(
                     "the list's resourceVersion is {:?}: expected a number",
                     page.metadata.resource_version
-                )
+                ))
             })?;
             items.extend(page.items.into_iter().flatten().filter_map(|item| self.decode(item)));
             // Later pages show the state of the first one.
@@ -239,18 +290,30 @@ impl<K: Cached> Follower<'_, K> {
         }
     }
 
+    /// The version that the cluster has now.
+    async fn now(&self) -> Result<ResourceVersion, Unlisted> {
+        let path = self.path([("limit", "1")]);
+        let body = tokio::time::timeout(LIST_TIMEOUT, self.fetch(&path)).await;
+        let body = body.map_err(|_| Unlisted::Failed(format!("no answer within {LIST_TIMEOUT:?}")))??;
+        bookmark(std::str::from_utf8(&body).unwrap_or_default())
+            .map_err(|()| Unlisted::Failed("unreadable list".to_owned()))
+    }
+
     /// The collection in this follower's scope, with a query.
     fn path<'q>(&self, query: impl IntoIterator<Item = (&'q str, &'q str)>) -> String {
         self.scope.path(K::RESOURCE, query)
     }
 
-    async fn fetch(&self, path: &str) -> Result<bytes::Bytes, (StatusCode, String)> {
-        let failed = |message: String| (StatusCode::SERVICE_UNAVAILABLE, message);
-        let response = self.open(path).await.map_err(failed)?;
+    async fn fetch(&self, path: &str) -> Result<bytes::Bytes, Unlisted> {
+        let response = self.open(path).await.map_err(Unlisted::Failed)?;
         let status = response.status();
         let body = http_body_util::Limited::new(response.into_body(), MAX_PAGE).collect().await;
-        let body = body.map_err(|error| failed(error.to_string()))?.to_bytes();
-        if status.is_success() { Ok(body) } else { Err((status, status_message(status, &body))) }
+        let body = body.map_err(|error| Unlisted::Failed(error.to_string()))?.to_bytes();
+        if status.is_success() {
+            Ok(body)
+        } else {
+            Err(Unlisted::Refused(status, status_message(status, &body)))
+        }
     }
 
     async fn open(&self, path: &str) -> Result<http::Response<Body>, String> {

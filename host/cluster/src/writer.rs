@@ -104,7 +104,7 @@ macro_rules! cached {
 }
 cached!(
     Claim => claims, Volume => volumes, StorageClass => classes, Pod => pods, Attachment => attachments,
-    CsiNode => csi_nodes, Node => nodes
+    CsiNode => csi_nodes, CsiDriver => csi_drivers, Node => nodes, AttributesClass => attributes_classes
 );
 
 /// Part of an object that a patch addresses.
@@ -181,7 +181,32 @@ impl Writer {
         key: &K::Key,
         part: Part,
         version: ResourceVersion,
+        patch: Value,
+    ) -> Result<K, WriteError> {
+        self.patch(key, part, version, patch, "application/merge-patch+json").await
+    }
+
+    /// The same as a strategic merge patch: members of lists that have a key are changed one by one, and the others stay.
+    ///
+    /// # Errors
+    /// [`WriteError`]; `Conflict` where the object is no longer at that version.
+    pub async fn strategic<K: Cached>(
+        &self,
+        key: &K::Key,
+        part: Part,
+        version: ResourceVersion,
+        patch: Value,
+    ) -> Result<K, WriteError> {
+        self.patch(key, part, version, patch, "application/strategic-merge-patch+json").await
+    }
+
+    async fn patch<K: Cached>(
+        &self,
+        key: &K::Key,
+        part: Part,
+        version: ResourceVersion,
         mut patch: Value,
+        content_type: &'static str,
     ) -> Result<K, WriteError> {
         let (namespace, name) = K::locate(key);
         let target = target(K::RESOURCE, namespace, name);
@@ -193,8 +218,7 @@ impl Writer {
             metadata.insert("resourceVersion".to_owned(), json!(version.to_string()));
         }
         let path = object_path(K::RESOURCE, namespace, name, part);
-        let answer =
-            self.send_json(Method::PATCH, &path, "application/merge-patch+json", &patch, &target).await?;
+        let answer = self.send_json(Method::PATCH, &path, content_type, &patch, &target).await?;
         self.take_in(&answer, &target)
     }
 
@@ -306,10 +330,12 @@ impl Writer {
         let (namespace, name) = K::locate(key);
         let target = target(K::RESOURCE, namespace, name);
         let path = object_path(K::RESOURCE, namespace, name, Part::Object);
+        // What the answer is about: a successor of the same name may be cached by the time it is here.
+        let cached = K::table(&self.cache).get(key).known();
         match self.send(Method::GET, &path, None, Bytes::new(), JSON, &target).await {
             Ok(answer) => self.take_in(&answer, &target).map(Some),
             Err(WriteError::NotFound(_)) => {
-                if let Some(cached) = K::table(&self.cache).get(key).known() {
+                if let Some(cached) = cached {
                     K::table(&self.cache).delete(key, &cached.meta().uid, cached.version());
                 }
                 Ok(None)

@@ -29,6 +29,7 @@ fn intent(uid: &str) -> Intent {
             reclaim_policy: ReclaimPolicy::Delete,
             mount_options: Vec::new(),
         },
+        attributes_class: "".into(),
         request: CreateVolume {
             name: format!("pvc-{uid}"),
             capacity: CapacityRange { required: Some(1), limit: None },

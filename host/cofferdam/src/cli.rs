@@ -3,9 +3,38 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Arg, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 
 use crate::vendor::BackendCommand;
+
+/// Value of a flag that says true without one, as Go's flags do.
+const SWITCH: &str = "BOOL";
+
+/// What the command line says. Where it says nothing that we know, ends the process with the reason, as with help.
+pub(crate) fn parse() -> Cli {
+    let mut command = Cli::command();
+    let names: Vec<String> = command.get_subcommands().map(|each| each.get_name().to_owned()).collect();
+    for name in names {
+        command = command.mut_subcommand(name, |each| each.mut_args(switch));
+    }
+    Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
+}
+
+/// Simulated nodes: each has a kubelet, which costs as much as one does.
+const MOST_NODES: usize = 100;
+
+fn nodes(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| *number <= MOST_NODES);
+    number.ok_or_else(|| format!("expected a number from 0 to {MOST_NODES}"))
+}
+
+fn switch(arg: Arg) -> Arg {
+    if arg.get_value_names().is_some_and(|names| names.iter().any(|name| name == SWITCH)) {
+        arg.num_args(0..=1).require_equals(true).default_missing_value("true")
+    } else {
+        arg
+    }
+}
 
 /// Kubernetes persistent storage from one binary; drivers are sandboxed WebAssembly components.
 #[derive(Debug, Parser)]
@@ -19,8 +48,10 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run roles against a cluster
     Run(ClusterFlags),
-    /// Run a Kubernetes API, a driver and every role in this process, for kubectl on this machine
+    /// Run a whole cluster in this process, from the API to pods with volumes, for kubectl on this machine
     Dev(DevFlags),
+    /// Show what every driver's claims, volumes and attachments are doing, what is stuck, and what went wrong last
+    Status(StatusFlags),
     /// Show volumes that drivers hold and nothing in the cluster stands for, and delete them one at a time
     Orphans(OrphansFlags),
     /// Work on a driver component without a cluster
@@ -60,12 +91,12 @@ pub(crate) struct ClusterFlags {
 /// Settings of everything that runs roles.
 #[derive(Debug, Default, Args)]
 pub(crate) struct ProcessFlags {
-    /// TOML file with settings
-    #[arg(long, value_name = "FILE", env = "COFFERDAM_CONFIG")]
+    /// TOML file with settings [default: $COFFERDAM_CONFIG]
+    #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Role to run; repeat it for more: provisioner, attacher, pv-controller, protection; on nodes: node, registrar, liveness;
-    /// without a cluster: csi-server
+    /// Role to run; repeat it for more: provisioner, attacher, resizer, pv-controller, protection, attach-detach; on nodes: node, registrar,
+    /// liveness; without a cluster: csi-server
     #[arg(long, value_name = "ROLE")]
     pub(crate) role: Vec<String>,
 
@@ -99,7 +130,7 @@ pub(crate) struct ProcessFlags {
     pub(crate) timeout: Option<String>,
 
     /// Socket of a CSI driver, which is called csi here; as --backend csi=unix:PATH
-    #[arg(long, value_name = "PATH", help_heading = "As in the Go sidecars")]
+    #[arg(long, visible_alias = "csi", value_name = "PATH", help_heading = "As in the Go sidecars")]
     pub(crate) csi_address: Option<String>,
 
     /// Socket on which the role csi-server serves the driver
@@ -131,6 +162,22 @@ pub(crate) struct ProcessFlags {
     #[arg(long, value_name = "NUMBER", help_heading = "As in the Go sidecars")]
     pub(crate) worker_threads: Option<String>,
 
+    /// Claims of a driver that the resizer grows at once, and as many that it modifies [default: 10]
+    #[arg(long, value_name = "NUMBER", help_heading = "As in the Go sidecars")]
+    pub(crate) workers: Option<String>,
+
+    /// Pause between two looks of the resizer at everything [default: 10m]
+    #[arg(long, value_name = "DURATION", help_heading = "As in the Go sidecars")]
+    pub(crate) resync_period: Option<String>,
+
+    /// Look at Pods for drivers that do not grow volumes in use [default: true]
+    #[arg(long, value_name = SWITCH, help_heading = "As in the Go sidecars")]
+    pub(crate) handle_volume_inuse_error: Option<String>,
+
+    /// Tell the driver the names of claim and volume when it modifies one [default: false]
+    #[arg(long, value_name = SWITCH, help_heading = "As in the Go sidecars")]
+    pub(crate) extra_modify_metadata: Option<String>,
+
     /// Pause between two looks of the attacher at everything [default: 10m]
     #[arg(long, value_name = "DURATION", help_heading = "As in the Go sidecars")]
     pub(crate) resync: Option<String>,
@@ -148,38 +195,22 @@ pub(crate) struct ProcessFlags {
     pub(crate) default_fstype: Option<String>,
 
     /// Tell the driver the names of claim and volume
-    #[arg(
-        long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        help_heading = "As in the Go sidecars"
-    )]
+    #[arg(long, value_name = SWITCH, help_heading = "As in the Go sidecars")]
     pub(crate) extra_create_metadata: Option<String>,
 
     /// Ask for a volume on the node that the scheduler has chosen, and nowhere else [default: false]
-    #[arg(
-        long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        help_heading = "As in the Go sidecars"
-    )]
+    #[arg(long, value_name = SWITCH, help_heading = "As in the Go sidecars")]
     pub(crate) strict_topology: Option<String>,
 
     /// Name all places of the cluster to the driver where no node is chosen and the class allows every place
     /// [default: true; in dev: false]
-    #[arg(
-        long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        help_heading = "As in the Go sidecars"
-    )]
+    #[arg(long, value_name = SWITCH, help_heading = "As in the Go sidecars")]
     pub(crate) immediate_topology: Option<String>,
+
+    /// Leave volumes on a node that is not ready for as long as it says that it uses them, and not for six minutes only
+    /// [default: false]
+    #[arg(long, value_name = SWITCH, help_heading = "As in kube-controller-manager")]
+    pub(crate) disable_force_detach_on_timeout: Option<String>,
 
     /// Pause between two scans for volumes that nothing stands for, or "off" [default: 1h]
     #[arg(long, value_name = "DURATION", help_heading = "Orphans")]
@@ -210,37 +241,16 @@ pub(crate) struct NodeFlags {
     pub(crate) kubelet_root: Vec<String>,
 
     /// Let a role that touches the node share this process with roles that run drivers
-    #[arg(
-        long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        help_heading = "Roles of a node"
-    )]
+    #[arg(long, value_name = SWITCH, help_heading = "Roles of a node")]
     pub(crate) single_process: Option<String>,
 
     /// Every driver of this process keeps its volumes on this node, also one that does not say so, as CSI drivers cannot
     /// [default: false]
-    #[arg(
-        long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        help_heading = "As in the Go sidecars"
-    )]
+    #[arg(long, value_name = SWITCH, help_heading = "As in the Go sidecars")]
     pub(crate) node_deployment: Option<String>,
 
     /// Drivers of this node race with those of others for claims that no node was chosen for [default: true]
-    #[arg(
-        long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        help_heading = "As in the Go sidecars"
-    )]
+    #[arg(long, value_name = SWITCH, help_heading = "As in the Go sidecars")]
     pub(crate) node_deployment_immediate_binding: Option<String>,
 
     /// Longest pause before a driver of this node takes such a claim [default: 20s]
@@ -274,13 +284,21 @@ pub(crate) struct DevFlags {
     #[command(flatten)]
     pub(crate) process: ProcessFlags,
 
-    /// Apply a class and a claim, show the volume come and go, and exit: 0 when everything held, 1 otherwise
+    /// Show a volume come to a pod, grow, move to another node and go, and exit: 0 when everything held, 1 otherwise
     #[arg(long)]
     pub(crate) demo: bool,
 
     /// Keep running after a demo that held
     #[arg(long, requires = "demo")]
     pub(crate) stay: bool,
+
+    /// Simulated nodes, each with a kubelet, at most 100; 0 for an API and roles alone
+    #[arg(long, value_name = "NUMBER", default_value_t = 2, value_parser = nodes, allow_negative_numbers = true)]
+    pub(crate) nodes: usize,
+
+    /// Mount for real, as root, under the policy of the section node; without it mounts are recorded and not made
+    #[arg(long)]
+    pub(crate) real_mounts: bool,
 
     /// Where the kubeconfig goes [default: a new directory under $XDG_RUNTIME_DIR or the temporary directory]
     #[arg(long, value_name = "FILE")]
@@ -295,8 +313,8 @@ pub(crate) struct DevFlags {
 pub(crate) enum RenderCommand {
     /// A service account with exactly the rights that the roles use
     Rbac {
-        /// Role that runs under the account; repeat it for more: provisioner, attacher, pv-controller, protection, node, registrar,
-        /// liveness, csi-server [default: the first four]
+        /// Role that runs under the account; repeat it for more: provisioner, attacher, resizer, pv-controller, protection, attach-detach, node,
+        /// registrar, liveness, csi-server [default: the first six]
         #[arg(long, value_name = "ROLE")]
         role: Vec<String>,
 
@@ -304,7 +322,8 @@ pub(crate) enum RenderCommand {
         #[arg(long, value_enum, default_value_t, value_name = "WHERE")]
         drivers: DriversPlace,
 
-        /// Namespace of the account, and of the intent journal
+        /// Namespace of the account, and of the intent journal; give run the same, which takes the pod's, the context's or "default"
+        /// otherwise
         #[arg(long, value_name = "NAME", default_value = "cofferdam")]
         namespace: String,
 
@@ -326,6 +345,30 @@ pub(crate) enum DriversPlace {
     LabelledNode,
     /// The same of an existing CSI driver, whose keys stand in the CSINode
     CsiNode,
+}
+
+/// Settings of `status`.
+#[derive(Debug, Args)]
+pub(crate) struct StatusFlags {
+    /// Kubeconfig file [default: $KUBECONFIG, the pod's service account, ~/.kube/config]
+    #[arg(long, value_name = "FILE", help_heading = "Cluster")]
+    pub(crate) kubeconfig: Option<String>,
+
+    /// Context of the kubeconfig [default: its current one]
+    #[arg(long, value_name = "NAME", help_heading = "Cluster")]
+    pub(crate) context: Option<String>,
+
+    /// Show this driver only
+    #[arg(long, value_name = "NAME")]
+    pub(crate) driver: Option<String>,
+
+    /// How long something may wait before it counts as stuck
+    #[arg(long, value_name = "DURATION", default_value = "5m")]
+    pub(crate) stuck_after: String,
+
+    /// How the result is printed
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: OutputFormat,
 }
 
 /// What `orphans` has; without a command it lists.

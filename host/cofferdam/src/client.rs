@@ -2,7 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{
+    client::AuthError,
+    config::{KubeConfigOptions, Kubeconfig, KubeconfigError, LoadDataError},
+};
 
 use crate::config::Configuration;
 
@@ -13,6 +16,8 @@ pub(crate) enum ClientError {
     Kubeconfig { path: PathBuf, problem: String },
     #[error("cannot read the kubeconfig that KUBECONFIG names, {value:?}: {problem}")]
     Variable { value: String, problem: String },
+    #[error("kubeconfig {origin} has no context {context:?}: expected {known}")]
+    NoContext { origin: String, context: String, known: String },
     #[error("kubeconfig {origin} cannot be used: {problem}")]
     Context { origin: String, problem: String },
     #[error("cannot use the pod's service account: {0}")]
@@ -32,8 +37,17 @@ pub(crate) struct Cluster {
     pub(crate) client: kube::Client,
     /// Where the API is.
     pub(crate) url: String,
+    /// Who says so, for people: a kubeconfig, or the pod's service account.
+    pub(crate) origin: String,
     /// The namespace of our own objects.
     pub(crate) namespace: String,
+}
+
+impl Cluster {
+    /// Which API this is, for people who look at one that does not answer.
+    pub(crate) fn place(&self) -> String {
+        format!("{} ({})", self.url, self.origin)
+    }
 }
 
 /// The environment's part in the choice, injected for tests.
@@ -93,45 +107,123 @@ pub(crate) async fn connect(
     let choice = surroundings.choose(configuration.kubeconfig.as_deref())?;
     let options =
         KubeConfigOptions { context: configuration.context.clone(), ..KubeConfigOptions::default() };
-    let client = match choice {
+    let (client, origin) = match choice {
         Choice::InCluster => {
-            kube::Config::incluster().map_err(|error| ClientError::InCluster(one_line(&error)))?
+            let client =
+                kube::Config::incluster().map_err(|error| ClientError::InCluster(one_line(&error)))?;
+            (client, "the pod's service account".to_owned())
         }
         Choice::File(path) => {
-            let read = Kubeconfig::read_from(&path);
-            let kubeconfig =
-                read.map_err(|error| ClientError::Kubeconfig { path: path.clone(), problem: cause(&error) })?;
-            of_kubeconfig(kubeconfig, &options, path.display().to_string()).await?
+            let origin = path.display().to_string();
+            (of_kubeconfig(read(&path)?, &options, &origin).await?, format!("kubeconfig {origin}"))
         }
         Choice::Variable(value) => {
-            let unreadable = |problem: String| ClientError::Variable { value: value.clone(), problem };
-            let kubeconfig = Kubeconfig::from_env()
-                .map_err(|error| unreadable(cause(&error)))?
-                .ok_or_else(|| unreadable("it names no file".to_owned()))?;
-            of_kubeconfig(kubeconfig, &options, format!("KUBECONFIG={value}")).await?
+            let origin = format!("KUBECONFIG={value}");
+            (of_kubeconfig(read_all(&value)?, &options, &origin).await?, origin)
         }
     };
     let given = configuration.namespace.as_ref().map(|label| label.0.clone());
     let namespace = given.unwrap_or_else(|| client.default_namespace.clone());
-    build(client, namespace)
+    build(client, origin, namespace)
+}
+
+/// One file.
+fn read(path: &Path) -> Result<Kubeconfig, ClientError> {
+    let unreadable =
+        |error: KubeconfigError| ClientError::Kubeconfig { path: path.to_owned(), problem: told(&error) };
+    Kubeconfig::read_from(path).map_err(unreadable)
+}
+
+/// The files of `KUBECONFIG`, merged; the first that says something is right.
+fn read_all(value: &str) -> Result<Kubeconfig, ClientError> {
+    let unreadable = |problem: String| ClientError::Variable { value: value.to_owned(), problem };
+    let mut merged: Option<Kubeconfig> = None;
+    for path in std::env::split_paths(value).filter(|path| !path.as_os_str().is_empty()) {
+        let next = read(&path)?;
+        merged = Some(match merged {
+            None => next,
+            Some(merged) => merged.merge(next).map_err(|error| unreadable(told(&error)))?,
+        });
+    }
+    merged.ok_or_else(|| unreadable("it names no file".to_owned()))
 }
 
 async fn of_kubeconfig(
     kubeconfig: Kubeconfig,
     options: &KubeConfigOptions,
-    origin: String,
+    origin: &str,
 ) -> Result<kube::Config, ClientError> {
+    if let Some(context) = &options.context
+        && !kubeconfig.contexts.iter().any(|known| known.name == *context)
+    {
+        let known: Vec<&str> = kubeconfig.contexts.iter().map(|known| known.name.as_str()).collect();
+        return Err(ClientError::NoContext {
+            origin: origin.to_owned(),
+            context: context.clone(),
+            known: if known.is_empty() {
+                "one, and it has none".to_owned()
+            } else {
+                format!("one of {}", known.join(", "))
+            },
+        });
+    }
     kube::Config::from_custom_kubeconfig(kubeconfig, options)
         .await
-        .map_err(|error| ClientError::Context { origin, problem: one_line(&error) })
+        .map_err(|error| ClientError::Context { origin: origin.to_owned(), problem: told(&error) })
 }
 
-fn build(mut config: kube::Config, namespace: String) -> Result<Cluster, ClientError> {
+fn build(mut config: kube::Config, origin: String, namespace: String) -> Result<Cluster, ClientError> {
     config.default_retry = false;
     let url = config.cluster_url.to_string();
     let client = cofferdam_cluster::connect::client(config)
-        .map_err(|error| ClientError::Client { url: url.clone(), problem: one_line(&error) })?;
-    Ok(Cluster { client, url, namespace })
+        .map_err(|error| ClientError::Client { url: url.clone(), problem: of_credentials(&error) })?;
+    Ok(Cluster { client, url, origin, namespace })
+}
+
+/// What is wrong with a kubeconfig, and nothing of what stands in it: that may be a token or a key. The parser's own words quote the
+/// lines around the mistake.
+fn told(error: &KubeconfigError) -> String {
+    if let KubeconfigError::Parse(error) = error {
+        return format!(
+            "{}not a kubeconfig: what stands there is not shown, for it may be secret",
+            place(error)
+        );
+    }
+    if let KubeconfigError::LoadCertificateAuthority(LoadDataError::DecodeBase64(_))
+    | KubeconfigError::LoadClientCertificate(LoadDataError::DecodeBase64(_))
+    | KubeconfigError::LoadClientKey(LoadDataError::DecodeBase64(_)) = error
+    {
+        return "a certificate or key is not base64".to_owned();
+    }
+    if let KubeconfigError::ParseCertificates(_) = error {
+        return "a certificate is not PEM".to_owned();
+    }
+    if let KubeconfigError::ReadConfig(source, _) = error {
+        return one_line(source);
+    }
+    one_line(error)
+}
+
+/// Where a parser stopped.
+fn place(error: &serde_saphyr::Error) -> String {
+    error.location().map_or_else(String::new, |at| format!("line {}, column {}: ", at.line(), at.column()))
+}
+
+/// Why credentials cannot be used: what a credential plugin writes, and the environment that it gets, are secrets too.
+fn of_credentials(error: &kube::Error) -> String {
+    if let kube::Error::InferKubeconfig(error) = error {
+        return told(error);
+    }
+    if let kube::Error::Auth(AuthError::AuthExecRun { out, .. }) = error {
+        return format!("the credential plugin failed: {}", out.status);
+    }
+    if let kube::Error::Auth(AuthError::AuthExecParse(error)) = error {
+        return format!(
+            "what the credential plugin wrote is no ExecCredential: {}it is not shown",
+            place(error)
+        );
+    }
+    one_line(error)
 }
 
 /// A client from a kubeconfig's text.
@@ -139,23 +231,12 @@ fn build(mut config: kube::Config, namespace: String) -> Result<Cluster, ClientE
 /// # Errors
 /// [`ClientError`]
 pub(crate) async fn from_text(kubeconfig: &str, origin: &str) -> Result<Cluster, ClientError> {
-    let problem = |error: &dyn std::error::Error| ClientError::Context {
-        origin: origin.to_owned(),
-        problem: one_line(error),
-    };
-    let kubeconfig = Kubeconfig::from_yaml(kubeconfig).map_err(|error| problem(&error))?;
-    let config = of_kubeconfig(kubeconfig, &KubeConfigOptions::default(), origin.to_owned()).await?;
+    let problem =
+        |error: KubeconfigError| ClientError::Context { origin: origin.to_owned(), problem: told(&error) };
+    let kubeconfig = Kubeconfig::from_yaml(kubeconfig).map_err(problem)?;
+    let config = of_kubeconfig(kubeconfig, &KubeConfigOptions::default(), origin).await?;
     let namespace = config.default_namespace.clone();
-    build(config, namespace)
-}
-
-/// The innermost cause, where the outer ones only repeat the path.
-fn cause(error: &dyn std::error::Error) -> String {
-    let mut cause = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    one_line(cause)
+    build(config, format!("kubeconfig {origin}"), namespace)
 }
 
 /// An error with its causes, each once, in one line.

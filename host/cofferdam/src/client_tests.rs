@@ -30,3 +30,61 @@ async fn the_client_repeats_nothing_and_takes_the_contexts_namespace() {
     let error = broken.err().unwrap().to_string();
     assert!(error.starts_with("kubeconfig test cannot be used: ") && error.contains("other"), "{error}");
 }
+
+/// What a secret in these tests looks like.
+const TOKEN: &str = "s3cr3t-t0k3n";
+
+fn written(directory: &tempfile::TempDir, text: &str) -> PathBuf {
+    let path = directory.path().join("config");
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+#[tokio::test]
+async fn nothing_that_stands_in_a_kubeconfig_is_told() {
+    let directory = tempfile::TempDir::new().unwrap();
+    let head = "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+        contexts: [{name: c, context: {cluster: k, user: u}}]\n";
+    let cluster = "clusters: [{name: k, cluster: {server: 'https://127.0.0.1:1'}}]\n";
+    for (text, place) in [
+        (format!("root:{TOKEN}:0\nbin:{TOKEN}:1\n"), "line 1, column 1"),
+        (format!("{head}{cluster}users:\n- name: u\n  user:\n    token: [{TOKEN}]\n"), "line 9, column 12"),
+        (format!("{head}{cluster}users:\n- name: u\n  user:\n    token: \"{TOKEN}\n"), "line "),
+        (format!("{head}{cluster}users:\n- name: u\n  user: {TOKEN}\n"), "line 8, column 9"),
+    ] {
+        let path = written(&directory, &text);
+        for error in [read(&path).err(), read_all(&path.display().to_string()).err()] {
+            let line = one_line(&error.unwrap());
+            let start = format!("cannot read kubeconfig {}: {place}", path.display());
+            assert!(line.starts_with(&start) && !line.contains(TOKEN), "{line}");
+        }
+        let error = from_text(&text, "test").await.err().unwrap();
+        assert!(!one_line(&error).contains(TOKEN), "{error}");
+    }
+    for (user, says) in [
+        (format!("client-key-data: '{TOKEN}', client-certificate-data: '{TOKEN}'"), "is not base64"),
+        (
+            format!(
+                "exec: {{apiVersion: client.authentication.k8s.io/v1, command: echo, args: ['{TOKEN}: [']}}"
+            ),
+            "ExecCredential",
+        ),
+        (
+            format!("exec: {{apiVersion: client.authentication.k8s.io/v1, command: ls, args: ['/{TOKEN}']}}"),
+            "plugin failed: exit status",
+        ),
+    ] {
+        let text = format!("{head}{cluster}users: [{{name: u, user: {{{user}}}}}]\n");
+        let error = one_line(&from_text(&text, "test").await.err().unwrap());
+        assert!(error.contains(says) && !error.contains(TOKEN), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_context_that_is_not_there_is_told_with_those_that_are() {
+    let text = "contexts: [{name: home, context: {cluster: k}}, {name: work, context: {cluster: k}}]\n";
+    let kubeconfig = Kubeconfig::from_yaml(text).unwrap();
+    let options = KubeConfigOptions { context: Some("nope".to_owned()), ..KubeConfigOptions::default() };
+    let error = of_kubeconfig(kubeconfig, &options, "/k").await.err().unwrap().to_string();
+    assert_eq!(error, "kubeconfig /k has no context \"nope\": expected one of home, work");
+}

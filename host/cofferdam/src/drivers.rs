@@ -53,6 +53,9 @@ impl Driver {
     }
 }
 
+/// How long a driver may take to answer before it is said that it is waited for.
+const TELL: Duration = Duration::from_secs(1);
+
 /// Loads and connects drivers.
 pub(crate) struct Loader {
     /// Runs components.
@@ -104,7 +107,13 @@ impl Loader {
     /// # Errors
     /// [`Failure::Csi`]
     pub(crate) async fn connect(&self, name: &str, config: CsiConfig) -> Result<Arc<CsiBackend>, Failure> {
-        let connected = CsiBackend::connect(config, &self.calls, &self.connections).await;
+        let address = config.address.clone();
+        let connecting = CsiBackend::connect(config, &self.calls, &self.connections);
+        let tell = || {
+            let there = if address.path().exists() { "" } else { ", which does not exist yet" };
+            tracing::warn!("backend {name}: waiting for the CSI driver on the socket {address}{there}");
+        };
+        let connected = telling(connecting, tell).await;
         connected.map_err(|source| Failure::Csi { name: name.to_owned(), source })
     }
 
@@ -117,6 +126,16 @@ impl Loader {
         let loaded = self.engine.load(source, config(name, section)?).await;
         loaded.map_err(|source| Failure::Backend { name: name.to_owned(), source })
     }
+}
+
+/// Waits for the work, and tells once that it is waited for.
+async fn telling<T>(work: impl Future<Output = T>, tell: impl FnOnce()) -> T {
+    tokio::pin!(work);
+    if let Ok(done) = tokio::time::timeout(TELL, &mut work).await {
+        return done;
+    }
+    tell();
+    work.await
 }
 
 /// What an existing driver is connected with; `None` for components.
@@ -197,4 +216,29 @@ pub(crate) fn config(name: &str, section: &BackendSection) -> Result<BackendConf
         config.grants = grants.clone();
     }
     Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::Cell, future::ready};
+
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_waited_for_is_told_once_after_a_second() {
+        let told = Cell::new(0);
+        let tell = || told.set(told.get() + 1);
+        assert_eq!(telling(ready(1), tell).await, 1);
+        telling(sleep(TELL / 2), tell).await;
+        assert_eq!(told.get(), 0);
+        let begun = Instant::now();
+        let work = async {
+            sleep(TELL * 2).await;
+            told.get()
+        };
+        assert_eq!(telling(work, tell).await, 1, "told while it is waited for");
+        assert_eq!(begun.elapsed(), TELL * 2);
+    }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use cofferdam_apiserver::ServeError;
 use cofferdam_backend::LoadError;
 use cofferdam_csi::{ConnectError, server::SocketError};
+use cofferdam_dev::DevError;
 use cofferdam_roles::ProcessError;
 
 use crate::{
@@ -14,6 +15,7 @@ use crate::{
     node::NodeFailure,
     orphans::OrphansError,
     render::RenderError,
+    status::StatusError,
     telemetry::ListenError,
     vendor::VendorError,
 };
@@ -48,12 +50,17 @@ pub(crate) enum Failure {
     Unserved(String),
     #[error(transparent)]
     Process(#[from] ProcessError),
+    /// A first read of the API failed, of a cluster that somebody has named.
+    #[error("{source}; the API is {api}")]
+    Start { api: String, source: ProcessError },
     #[error("cannot start the Kubernetes API: {0}")]
     Serve(#[source] ServeError),
     #[error(transparent)]
     Kubeconfig(#[from] KubeconfigError),
     #[error("cannot prepare the API: {0}")]
     Prepare(#[source] kube::Error),
+    #[error("cannot make the nodes: {0}")]
+    Dev(#[from] DevError),
     #[error("the demo did not hold: {0}")]
     Demo(#[from] DemoError),
     #[error("cannot listen for signals: {0}")]
@@ -64,6 +71,8 @@ pub(crate) enum Failure {
     Node(#[from] NodeFailure),
     #[error(transparent)]
     Orphans(#[from] OrphansError),
+    #[error(transparent)]
+    Status(#[from] StatusError),
     #[error(transparent)]
     Vendor(#[from] VendorError),
     #[error(transparent)]

@@ -17,7 +17,11 @@ pub(crate) fn start(configuration: &Configuration) {
     {
         filter = filter.add_directive(directive);
     }
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A line that cannot be written is lost. The subscriber would tell that on the same stderr, and panic there.
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .log_internal_errors(false);
     let started = match configuration.log_format {
         LogFormat::Text => log.with_ansi(wants_colour(&std::io::stderr())).try_init(),
         LogFormat::Json => log.json().flatten_event(true).try_init(),

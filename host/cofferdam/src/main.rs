@@ -14,6 +14,8 @@ mod orphans;
 mod process_metrics;
 mod render;
 mod run;
+mod status;
+mod style;
 mod supervisor;
 mod telemetry;
 mod vendor;
@@ -24,12 +26,11 @@ use std::{
     process::ExitCode,
 };
 
-use clap::Parser as _;
-
-use cli::{Cli, Command};
+use cli::Command;
 use config::Loaded;
 use failure::Failure;
 use supervisor::End;
+use tokio::runtime::Runtime;
 
 /// The roles wait for the API and for drivers, which have threads of their own.
 const WORKER_THREADS: usize = 2;
@@ -41,7 +42,7 @@ fn main() -> ExitCode {
     let environment: HashMap<String, String> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect();
-    match command(Cli::parse().command, &environment) {
+    match command(cli::parse().command, &environment) {
         Ok(End::Drained) => ExitCode::SUCCESS,
         Ok(End::Failed) => ExitCode::FAILURE,
         Ok(End::Forced) => ExitCode::from(FORCED),
@@ -58,6 +59,7 @@ fn command(command: Command, environment: &HashMap<String, String>) -> Result<En
     match command {
         Command::Run(flags) => block_on(run::run(&flags, environment)),
         Command::Dev(flags) => block_on(dev::run(&flags, environment)),
+        Command::Status(flags) => told(status::run(flags, environment)),
         Command::Orphans(flags) => told(orphans::run(flags, environment)),
         Command::Backend(command) => told(vendor::run(command, environment)),
         Command::Render(command) => print(&render::render(&command)?),
@@ -93,10 +95,22 @@ fn block_on(work: impl Future<Output = Result<End, Failure>>) -> Result<End, Fai
         .enable_all()
         .build()
         .map_err(Failure::Runtime)?;
-    let end = runtime.block_on(work);
-    // A second signal does not wait for what still runs.
-    runtime.shutdown_background();
-    end
+    let runtime = Unwaited(Some(runtime));
+    match &runtime.0 {
+        Some(runtime) => runtime.block_on(work),
+        None => Err(Failure::Ended),
+    }
+}
+
+/// A runtime whose end waits for nothing: neither a second signal nor a panic may hang on what still runs.
+struct Unwaited(Option<Runtime>);
+
+impl Drop for Unwaited {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 /// A reader that has seen enough, such as `head`, is no failure.

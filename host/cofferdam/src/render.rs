@@ -53,8 +53,17 @@ pub(crate) fn render(command: &RenderCommand) -> Result<String, Failure> {
             .map_err(|problem| RenderError::Argument(format!("--role: {problem}")))?,
     }
     let objects = objects(&rules(&roles, *drivers), namespace, service_account);
-    let text = serde_saphyr::to_string_multiple(&objects);
-    Ok(text.map_err(|error| RenderError::Yaml(error.to_string()))?)
+    let text =
+        serde_saphyr::to_string_multiple(&objects).map_err(|error| RenderError::Yaml(error.to_string()))?;
+    Ok(format!("{}{text}", heading(namespace)))
+}
+
+/// What has to be there before, and what `run` has to be told: it takes another namespace than `render` where nobody says one.
+fn heading(namespace: &str) -> String {
+    format!(
+        "# The namespace has to exist: kubectl create namespace {namespace}\n\
+         # Outside of it the roles have to be told: cofferdam run --namespace {namespace}\n"
+    )
 }
 
 /// The rules of a process with these roles. A process without a role that works on the cluster knows the cluster only by its Node.
@@ -169,6 +178,9 @@ mod tests {
     #[test]
     fn what_is_rendered_is_what_the_roles_need_and_no_more() {
         let text = rendered(&["provisioner"], "storage").unwrap();
+        for told in ["exist: kubectl create namespace storage\n", ": cofferdam run --namespace storage\n"] {
+            assert!(text.contains(told), "{text}");
+        }
         let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
         let kinds: Vec<_> = documents.iter().map(|object| object["kind"].as_str().unwrap()).collect();
         assert_eq!(kinds, ["ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"]);
@@ -224,7 +236,7 @@ mod tests {
         let name = [
             "/events create,patch", "/namespaces get", "/persistentvolumeclaims get,list,patch,watch",
             "/persistentvolumes create,delete,get,list,patch,watch", "storage.k8s.io/storageclasses list,watch",
-            "/configmaps create,get,list,patch,watch",
+            "storage.k8s.io/volumeattributesclasses list,watch", "/configmaps create,get,list,patch,watch",
         ];
         assert_eq!(rights(DriversPlace::Node), name);
         let has = |drivers, right: &str| rights(drivers).contains(&right.to_owned());
@@ -258,8 +270,8 @@ mod tests {
     #[test]
     fn what_cannot_be_is_named() {
         assert_eq!(
-            rendered(&["resizer"], "storage").unwrap_err(),
-            "--role: unknown role \"resizer\": expected one of provisioner, attacher, pv-controller, protection, node, registrar, liveness, csi-server"
+            rendered(&["resiser"], "storage").unwrap_err(),
+            "--role: unknown role \"resiser\": expected one of provisioner, attacher, resizer, pv-controller, protection, attach-detach, node, registrar, liveness, csi-server"
         );
         assert!(rendered(&[], "Storage").unwrap_err().starts_with("--namespace: \"Storage\"; expected"));
     }

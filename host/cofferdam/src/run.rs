@@ -3,7 +3,12 @@
 use std::{collections::HashMap, sync::Arc};
 
 use cofferdam_csi::server::ServerMetrics;
-use cofferdam_roles::{NodeDeployment, Parts, Process, Settings, Silent};
+use cofferdam_roles::{NodeDeployment, Parts, Process, ProcessError, Settings, Silent};
+use k8s_openapi::api::{
+    authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
+    core::v1::Namespace,
+};
+use kube::{Api, api::PostParams};
 use prometheus_client::registry::Registry;
 
 use crate::{
@@ -52,6 +57,7 @@ pub(crate) async fn run(flags: &ClusterFlags, environment: &HashMap<String, Stri
     let servers = csi_server::listen(configuration, &drivers, &metrics).await?;
     // Until here a signal ends the process by itself, also while a driver is slow to load: there is nothing to drain.
     let mut signals = Signals::take()?;
+    let api = cluster.as_ref().map(Cluster::place);
     let process = match cluster {
         None => None,
         Some(cluster) => Some(on_cluster(configuration, cluster, &drivers, &mut registry)?),
@@ -59,7 +65,48 @@ pub(crate) async fn run(flags: &ClusterFlags, environment: &HashMap<String, Stri
     let local = node::beside(configuration, &metrics).await?;
     let work = Work { process, servers, local };
     let running = supervisor::start(work, registry, node::endpoint(configuration).as_ref()).await?;
-    running.until_signal(&mut signals, configuration.drain_timeout.get()).await
+    let end = running.until_signal(&mut signals, configuration.drain_timeout.get()).await;
+    end.map_err(|failure| match (failure, api) {
+        (Failure::Process(source @ ProcessError::Start(_)), Some(api)) => Failure::Start { api, source },
+        (failure, _) => failure,
+    })
+}
+
+/// Says where the namespace of our own objects does not exist: they could not be written there. Who may not look says nothing, for no
+/// role needs that right, and nobody waits for the answer.
+fn look_for_namespace(cluster: &Cluster) {
+    let (client, namespace) = (cluster.client.clone(), cluster.namespace.clone());
+    tokio::spawn(async move {
+        if may_look(client.clone(), &namespace).await
+            && let Err(kube::Error::Api(status)) = Api::<Namespace>::all(client).get(&namespace).await
+            && status.code == 404
+        {
+            tracing::warn!(
+                namespace,
+                "the namespace does not exist: nothing can be written down there, such as the intent journal; expected it to be made, or another \
+                 one with --namespace"
+            );
+        }
+    });
+}
+
+/// Whether this account may read a namespace. It is asked before, for a request that is refused stands in the cluster's audit log.
+/// Where there are no such questions, as in dev, everybody may.
+async fn may_look(client: kube::Client, namespace: &str) -> bool {
+    let attributes = ResourceAttributes {
+        verb: Some("get".to_owned()),
+        version: Some("v1".to_owned()),
+        resource: Some("namespaces".to_owned()),
+        name: Some(namespace.to_owned()),
+        ..Default::default()
+    };
+    let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..Default::default() };
+    let question = SelfSubjectAccessReview { spec, ..Default::default() };
+    match Api::all(client).create(&PostParams::default(), &question).await {
+        Ok(answer) => answer.status.is_some_and(|status| status.allowed),
+        Err(kube::Error::Api(status)) => matches!(status.code, 404 | 405),
+        Err(_) => false,
+    }
 }
 
 /// The roles that work on a cluster.
@@ -69,6 +116,7 @@ fn on_cluster(
     drivers: &[Driver],
     registry: &mut Registry,
 ) -> Result<Arc<Process>, Failure> {
+    look_for_namespace(&cluster);
     tracing::info!(api = %cluster.url, namespace = %cluster.namespace, roles = ?configuration.role.cluster, "starting");
     let parts = Parts {
         client: cluster.client,
@@ -95,6 +143,10 @@ pub(crate) fn settings(configuration: &Configuration, namespace: String) -> Sett
         attacher_worker_threads: configuration
             .worker_threads
             .map_or(defaults.attacher_worker_threads, |workers| workers.0),
+        resizer_workers: configuration.workers.0,
+        resync_period: configuration.resync_period.get(),
+        handle_volume_inuse_error: configuration.handle_volume_inuse_error,
+        extra_modify_metadata: configuration.extra_modify_metadata,
         resync: configuration.resync.get(),
         reconcile_sync: configuration.reconcile_sync.get(),
         max_entries: configuration.max_entries.0,
@@ -102,6 +154,7 @@ pub(crate) fn settings(configuration: &Configuration, namespace: String) -> Sett
         extra_create_metadata: configuration.extra_create_metadata,
         strict_topology: configuration.strict_topology,
         immediate_topology: configuration.immediate_topology,
+        force_detach_on_timeout: !configuration.disable_force_detach_on_timeout,
         orphan_scan_interval: configuration.orphan_scan_interval.0,
         node: configuration.node_name.as_deref().map(|node| NodeDeployment {
             node: node.into(),

@@ -148,12 +148,14 @@ fn an_unusable_kubeconfig_is_named() {
     let kubeconfig = scratch.file("kubeconfig", KUBECONFIG);
     let line = with(&["--kubeconfig", &kubeconfig, "--context", "elsewhere"]);
     assert!(
-        line.starts_with(&format!("kubeconfig {kubeconfig} cannot be used: ")) && line.contains("elsewhere"),
+        line.starts_with(&format!("kubeconfig {kubeconfig} has no context \"elsewhere\": "))
+            && line.ends_with("nobody"),
         "{line}"
     );
 
     let line = with(&["--kubeconfig", &kubeconfig]);
-    assert!(line.starts_with("cannot start: "), "an API that nobody serves: {line}");
+    let api = format!("; the API is https://127.0.0.1:1/ (kubeconfig {kubeconfig})");
+    assert!(line.starts_with("cannot start: ") && line.ends_with(&api), "an API that nobody serves: {line}");
 
     let line = with(&[]);
     assert!(line.starts_with("no cluster: expected --kubeconfig FILE"), "{line}");
@@ -163,12 +165,12 @@ fn an_unusable_kubeconfig_is_named() {
 fn a_wrong_setting_is_one_line() {
     let scratch = Scratch::new("setting");
     assert_eq!(
-        refused(&scratch, &["run", "--role", "resizer"]),
-        "flag --role: role: unknown role \"resizer\": expected one of provisioner, attacher, pv-controller, protection, node, registrar, liveness, csi-server"
+        refused(&scratch, &["run", "--role", "resiser"]),
+        "flag --role: unknown role \"resiser\": expected one of provisioner, attacher, resizer, pv-controller, protection, attach-detach, node, registrar, liveness, csi-server"
     );
     assert_eq!(refused(&scratch, &["run"]), "no role: expected at least one, as in --role provisioner");
     let line = refused(&scratch, &["dev", "--timeout", "soon"]);
-    assert!(line.starts_with("flag --timeout: timeout: \"soon\" is not a duration"), "{line}");
+    assert!(line.starts_with("flag --timeout: \"soon\" is not a duration"), "{line}");
     let file = scratch.file("c.toml", "worker-threads = \"x\"\n");
     assert_eq!(
         refused(&scratch, &["config", "--config", &file]),
@@ -204,13 +206,60 @@ fn the_demo_holds() {
     let output = run(&scratch, &["dev", "--demo"]);
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{stdout}{stderr}");
-    assert!(stdout.contains("demo: everything held"), "{stdout}");
+    let told = [
+        "sees the pod Running on node-1",
+        "sees demo with 2Gi",
+        "sees the pod Running on node-2",
+        "finds nothing mounted and nothing attached",
+        "demo: everything held",
+    ];
+    let mut rest = &*stdout;
+    for line in told {
+        assert!(rest.contains(line), "{line:?} in its place in\n{stdout}");
+        rest = rest.split_once(line).unwrap().1;
+    }
     assert!(!stdout.contains('\x1b'), "no colours for a pipe: {stdout}");
     let left: Vec<_> = fs::read_dir(&scratch.0)
         .unwrap()
         .filter_map(|entry| entry.unwrap().file_name().into_string().ok())
         .collect();
     assert!(left.iter().all(|name| name == ".cache"), "the kubeconfig is gone: {left:?}");
+}
+
+#[test]
+fn a_driver_of_one_node_has_its_pods_there() {
+    let scratch = Scratch::new("pool-demo");
+    let pool = scratch.0.join("pool");
+    fs::create_dir(&pool).unwrap();
+    for (settings, node) in [("", "node-1"), ("settings = { node = \"here\" }\n", "here")] {
+        let section = format!("[backend.pool]\n{settings}pool = {{ directory = {pool:?} }}\n");
+        let config = scratch.file("pool.toml", section);
+        let output = run(&scratch, &["dev", "--demo", "--config", &config, "--nodes", "3"]);
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(0), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
+        assert!(stdout.contains(&format!("sees the pod Running on {node}")), "{stdout}");
+        let names = fs::read_dir(&pool).unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(names.collect::<Vec<_>>(), [".lock"], "the pool is empty again");
+    }
+}
+
+#[test]
+fn a_vendors_driver_comes_to_pods() {
+    let scratch = Scratch::new("vendor-demo");
+    let file = scratch.file("my_array.wasm", cofferdam_guests::STARTER);
+    let output = run(&scratch, &["dev", "--demo", "--backend", &file]);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(stdout.contains("sees the pod Running on node-2"), "{stdout}");
+}
+
+#[test]
+fn without_nodes_there_is_the_api_alone() {
+    let scratch = Scratch::new("no-nodes");
+    let output = run(&scratch, &["dev", "--demo", "--nodes", "0"]);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{stdout}");
+    assert!(stdout.contains("demo: everything held") && !stdout.contains("Pod demo"), "{stdout}");
 }
 
 /// A child that does not outlive its test.
@@ -277,6 +326,87 @@ fn roles_run_against_an_api_and_drain_on_sigterm() {
     assert_eq!(api_lines.map(Result::unwrap).last().as_deref(), Some("stopped"));
     assert_eq!(api.end(), (Some(0), String::new()));
     assert!(!Path::new(&kubeconfig).exists(), "the kubeconfig is gone");
+}
+
+/// What a process has left in its temporary directory.
+fn left(scratch: &Scratch) -> Vec<String> {
+    let names = fs::read_dir(&scratch.0).unwrap().map(|entry| entry.unwrap().file_name());
+    names.filter_map(|name| name.into_string().ok()).filter(|name| name.starts_with("cofferdam-")).collect()
+}
+
+#[test]
+fn a_closed_stderr_is_no_failure() {
+    let scratch = Scratch::new("closed-stderr");
+    let (mut dev, mut lines) = Running::start(cofferdam(&scratch, &["dev", "--log", "debug"]));
+    drop(dev.0.stderr.take());
+    lines.by_ref().map(Result::unwrap).find(|line| line.contains("ready in")).unwrap();
+    dev.signal("TERM");
+    assert_eq!(lines.map(Result::unwrap).last().as_deref(), Some("stopped"));
+    assert_eq!(dev.0.wait().unwrap().code(), Some(0));
+    assert_eq!(left(&scratch), [""; 0]);
+}
+
+#[test]
+fn who_insists_leaves_nothing_of_recorded_mounts() {
+    let scratch = Scratch::new("insists");
+    for _ in 0..3 {
+        let (mut dev, mut lines) = Running::start(cofferdam(&scratch, &["dev"]));
+        lines.by_ref().map(Result::unwrap).find(|line| line.contains("ready in")).unwrap();
+        // As `timeout` does: to the process, and to its group at once.
+        let id = dev.0.id().to_string();
+        Command::new("kill").args(["-TERM", &id, &id]).status().unwrap();
+        let code = dev.0.wait().unwrap().code();
+        assert!(matches!(code, Some(0 | 130)), "{code:?}");
+        assert_eq!(left(&scratch), [""; 0]);
+    }
+}
+
+#[test]
+fn a_demo_that_lacks_a_role_is_refused() {
+    let scratch = Scratch::new("lacking");
+    assert_eq!(
+        refused(&scratch, &["dev", "--role", "provisioner", "--demo", "--nodes", "0"]),
+        "flag --role: the demo lacks pv-controller, protection: expected these too, or no role at all"
+    );
+    let line = refused(&scratch, &["dev", "--role", "provisioner,pv-controller,protection", "--demo"]);
+    assert!(line.contains("the demo lacks attacher, resizer, attach-detach: "), "{line}");
+}
+
+#[test]
+fn nodes_are_a_number_up_to_a_hundred() {
+    let scratch = Scratch::new("nodes");
+    for value in ["-1", "abc", "1.5", "101"] {
+        let output = run(&scratch, &["dev", "--nodes", value]);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains(&format!("'{value}'")) && text.contains("'--nodes <NUMBER>'"), "{text}");
+        assert!(text.contains("expected a number from 0 to 100"), "{text}");
+    }
+}
+
+#[test]
+fn nothing_of_a_kubeconfig_is_told() {
+    let scratch = Scratch::new("secret");
+    let file = scratch.file("passwd", "root:hunter2:0:0\nbin:hunter2:1:1\n");
+    let line = refused(&scratch, &["status", "--kubeconfig", &file]);
+    assert!(line.starts_with(&format!("cannot read kubeconfig {file}: line 1, column 1: ")), "{line}");
+    assert!(!line.contains("hunter2"), "{line}");
+}
+
+#[test]
+fn a_namespace_that_does_not_exist_is_told() {
+    let scratch = Scratch::new("namespace");
+    let kubeconfig = scratch.0.join("kubeconfig").display().to_string();
+    let api = ["dev", "--role", "protection", "--nodes", "0", "--kubeconfig-out", &kubeconfig];
+    let (_api, mut api_lines) = Running::start(cofferdam(&scratch, &api));
+    let lines: Vec<_> =
+        api_lines.by_ref().map(Result::unwrap).take_while(|line| !line.contains("kubectl")).collect();
+    assert!(lines.iter().any(|line| line.ends_with("none: pods do not start")), "{lines:?}");
+    let flags = ["run", "--role", "attach-detach", "--kubeconfig", &kubeconfig, "--namespace", "nowhere"];
+    let (mut roles, _lines) = Running::start(cofferdam(&scratch, &flags));
+    let log = BufReader::new(roles.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let told = log.take_while(|line| !line.contains("ERROR")).find(|line| line.contains("does not exist"));
+    assert!(told.unwrap().contains("namespace=\"nowhere\""));
 }
 
 /// The answer to one request, with its head.

@@ -12,6 +12,7 @@ use cofferdam_csi::v1::{
     self,
     controller_server::{Controller, ControllerServer},
     identity_server::{Identity, IdentityServer},
+    node_server::{Node, NodeServer},
 };
 use tempfile::TempDir;
 use tokio::{net::UnixListener, task::JoinHandle};
@@ -97,6 +98,38 @@ impl Controller for Driver {
     }
 }
 
+/// Its volumes on a node are directories that are made where they are wanted.
+#[tonic::async_trait]
+impl Node for Driver {
+    async fn node_get_info(&self, _: Request<v1::NodeGetInfoRequest>) -> Answer<v1::NodeGetInfoResponse> {
+        let node_id = "here".to_owned();
+        Ok(Response::new(v1::NodeGetInfoResponse { node_id, ..v1::NodeGetInfoResponse::default() }))
+    }
+
+    async fn node_get_capabilities(
+        &self,
+        _: Request<v1::NodeGetCapabilitiesRequest>,
+    ) -> Answer<v1::NodeGetCapabilitiesResponse> {
+        Ok(Response::new(v1::NodeGetCapabilitiesResponse { capabilities: Vec::new() }))
+    }
+
+    async fn node_publish_volume(
+        &self,
+        request: Request<v1::NodePublishVolumeRequest>,
+    ) -> Answer<v1::NodePublishVolumeResponse> {
+        std::fs::create_dir_all(request.into_inner().target_path)?;
+        Ok(Response::new(v1::NodePublishVolumeResponse {}))
+    }
+
+    async fn node_unpublish_volume(
+        &self,
+        request: Request<v1::NodeUnpublishVolumeRequest>,
+    ) -> Answer<v1::NodeUnpublishVolumeResponse> {
+        std::fs::remove_dir(request.into_inner().target_path)?;
+        Ok(Response::new(v1::NodeUnpublishVolumeResponse {}))
+    }
+}
+
 /// A driver that runs, and the directory of its socket.
 struct Running {
     driver: Driver,
@@ -106,12 +139,18 @@ struct Running {
 
 impl Running {
     fn start() -> Self {
+        Self::with_nodes(false)
+    }
+
+    /// With a Node service, or without.
+    fn with_nodes(nodes: bool) -> Self {
         let directory = TempDir::new().unwrap();
         let listener = UnixListener::bind(directory.path().join("csi.sock")).unwrap();
         let driver = Driver::default();
         let services = Server::builder()
             .add_service(IdentityServer::new(driver.clone()))
-            .add_service(ControllerServer::new(driver.clone()));
+            .add_service(ControllerServer::new(driver.clone()))
+            .add_optional_service(nodes.then(|| NodeServer::new(driver.clone())));
         let server = tokio::spawn(async move {
             services.serve_with_incoming(UnixListenerStream::new(listener)).await.unwrap();
         });
@@ -147,9 +186,27 @@ async fn claims_are_served_by_an_existing_driver() {
     let (code, text) = running.cofferdam(&["dev", "--demo", "--backend", &address]).await;
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("demo: everything held") && text.contains("existing.example 7, at "), "{text}");
+    assert!(text.contains("existing.example has no Node service"), "{text}");
     let store = running.driver.0.lock().unwrap();
     assert!(!store.created.is_empty());
     assert!(store.volumes.is_empty(), "what the demo deletes is gone: {:?}", store.volumes);
+}
+
+#[tokio::test]
+async fn a_driver_with_a_node_service_is_on_one_node_and_dev_says_so() {
+    let running = Running::with_nodes(true);
+    let address = format!("unix://{}", running.socket().display());
+    let (code, text) = running.cofferdam(&["dev", "--demo", "--csi", &address]).await;
+    assert_eq!(code, Some(0), "{text}");
+    for told in [
+        "node-1, node-2, simulated: no container is run",
+        "existing.example mounts by itself, on real directories, and on node-1 only",
+        "leaves the pod on node-1: the driver mounts there and nowhere else",
+        "demo: everything held",
+    ] {
+        assert!(text.contains(told), "{told:?} in\n{text}");
+    }
+    assert!(!text.contains("recorded"), "{text}");
 }
 
 #[tokio::test]

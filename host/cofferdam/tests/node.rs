@@ -61,7 +61,7 @@ fn node_registrar_and_liveness_in_one_process() {
     let arguments = [
         "--role", "node,registrar", "--role", "liveness", "--manifest", &manifest, "--csi-endpoint", &socket,
         "--node-name", "n1", "--plugin-registration-path", &plugins, "--http-endpoint", "127.0.0.1:0",
-        "--log", "info",
+        "--log", "info", "--kubelet-root", &plugins,
     ];
     let mut child = Running(command(home.path(), &arguments).spawn().unwrap());
     let mut lines = BufReader::new(child.0.stderr.take().unwrap()).lines();
@@ -95,11 +95,12 @@ fn what_does_not_fit_is_refused_at_start() {
     };
     let rootless = write("rootless.toml", "[node]\nattachments = [\"directory\"]\n");
     let unknown = write("unknown.toml", "[node]\nattachments = [\"nfs\"]\n");
+    let away = "[node]\nattachments = [\"directory\"]\ndirectory-root = \"/nowhere/pool\"\n";
+    let away = write("away.toml", away);
     let (manifest, socket) = (path("manifest.json"), path("csi.sock"));
     let base = ["--role", "node", "--manifest", &manifest, "--csi-endpoint", &socket, "--node-name", "n1"];
-    let with = |more: &[&'static str]| -> Vec<String> {
-        base.iter().chain(more).map(|text| (*text).to_owned()).collect()
-    };
+    let with =
+        |more: &[&str]| -> Vec<String> { base.iter().chain(more).map(|text| (*text).to_owned()).collect() };
     let refuse = |arguments: Vec<String>, expected: &str| {
         refused(home.path(), &arguments.iter().map(String::as_str).collect::<Vec<_>>(), expected);
     };
@@ -110,6 +111,10 @@ fn what_does_not_fit_is_refused_at_start() {
     let served = ["--role", "csi-server", "--backend", "x.wasm", "--csi-socket", "/nowhere/csi.sock"];
     refuse(with(&served), "--single-process");
     refuse(with(&["--kubelet-root", "relative"]), "relative");
+    let here = path("");
+    refuse([with(&["--kubelet-root"]), vec![path("none")]].concat(), "kubelet-root: ");
+    refuse([with(&["--kubelet-root"]), vec![manifest.clone()]].concat(), "is not a directory");
+    refuse([with(&["--kubelet-root", &here, "--config"]), vec![away]].concat(), "directory-root: /nowhere");
     refuse([with(&["--config"]), vec![rootless]].concat(), "directory-root");
     refuse([with(&["--config"]), vec![unknown]].concat(), "nfs");
 }

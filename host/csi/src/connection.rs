@@ -4,7 +4,7 @@
 //! other roles cannot: as node-driver-registrar does, it tries again, and asks the driver anew who it is before any call goes
 //! through.
 
-use std::{sync::Arc, time::Duration};
+use std::{os::unix::fs::FileTypeExt as _, sync::Arc, time::Duration};
 
 use cofferdam_backend::{BackendMetrics, checks::printable};
 use cofferdam_domain::DriverName;
@@ -68,6 +68,9 @@ struct Session {
     closed: AbortOnDropHandle<String>,
     identity: Identity,
 }
+
+/// A session that lasted this long was one: the next loss is met without a long pause.
+const STEADY: Duration = Duration::from_secs(10);
 
 /// Pauses between tries, without end.
 fn pauses() -> impl Iterator<Item = Duration> {
@@ -139,6 +142,9 @@ impl Options {
                 }
                 Err(Unfit::Untrue(reason)) => return Err(ConnectError::Description { address, reason }),
             };
+            if self.is_no_socket() {
+                return Err(ConnectError::NoSocket { address });
+            }
             if waited >= self.connect {
                 return Err(ConnectError::Unreachable { address, waited, reason });
             }
@@ -148,6 +154,10 @@ impl Options {
             }
             sleep(pauses.next().unwrap_or(LONGEST_PAUSE).min(self.connect - waited)).await;
         }
+    }
+
+    fn is_no_socket(&self) -> bool {
+        std::fs::metadata(self.address.path()).is_ok_and(|found| !found.file_type().is_socket())
     }
 
     fn of_this_name(&self, session: Session) -> Result<Session, ConnectError> {
@@ -193,7 +203,9 @@ impl Options {
     async fn supervise(self, mut session: Session, state: watch::Sender<State>, metrics: DriverConnection) {
         let known = session.identity.clone();
         let driver = &known.description.name;
+        let mut pauses = pauses();
         loop {
+            let begun = Instant::now();
             metrics.up();
             tracing::info!(%driver, version = session.identity.description.version, "connected to the CSI driver");
             let reason = session.closed.await.unwrap_or_else(|error| error.to_string());
@@ -201,14 +213,21 @@ impl Options {
             let reason = printable(&reason);
             tracing::warn!(%driver, %reason, "lost connection to the CSI driver");
             state.send_replace(State::Down(format!("the connection is lost: {reason}").into()));
-            session = self.again(&known, &state).await;
+            if begun.elapsed() >= STEADY {
+                pauses = self::pauses();
+            }
+            session = self.again(&known, &state, &mut pauses).await;
             state.send_replace(State::Up(session.wire.clone()));
         }
     }
 
     /// The next session of the same driver.
-    async fn again(&self, known: &Identity, state: &watch::Sender<State>) -> Session {
-        let mut pauses = pauses();
+    async fn again(
+        &self,
+        known: &Identity,
+        state: &watch::Sender<State>,
+        pauses: &mut impl Iterator<Item = Duration>,
+    ) -> Session {
         loop {
             sleep(pauses.next().unwrap_or(LONGEST_PAUSE)).await;
             // A driver that starts slowly is looked at again on a new connection, so that the state tells of it.

@@ -11,7 +11,7 @@ use crate::address::Address;
 #[non_exhaustive]
 pub enum ConnectError {
     /// Nobody listens, or whoever does speaks something else.
-    #[error("{address}: no CSI driver after {waited:?}: {reason}")]
+    #[error("{address}: no CSI driver after {waited:.1?}: {reason}")]
     Unreachable {
         /// The socket.
         address: Address,
@@ -20,8 +20,14 @@ pub enum ConnectError {
         /// What the last try met.
         reason: String,
     },
+    /// What is there will never be listened on: a file, a directory.
+    #[error("{address}: is not a socket; expected the one of a CSI driver, or nothing there yet")]
+    NoSocket {
+        /// The path.
+        address: Address,
+    },
     /// The driver says that it is not ready.
-    #[error("{address}: the driver is not ready after {waited:?}: {reason}")]
+    #[error("{address}: the driver is not ready after {waited:.1?}: {reason}")]
     NotReady {
         /// The socket.
         address: Address,

@@ -23,6 +23,7 @@ pub(crate) const PROBE: &str = "/csi.v1.Identity/Probe";
 const INFO: &str = "/csi.v1.Identity/GetPluginInfo";
 const PLUGIN: &str = "/csi.v1.Identity/GetPluginCapabilities";
 const CONTROLLER: &str = "/csi.v1.Controller/ControllerGetCapabilities";
+const NODE: &str = "/csi.v1.Node/NodeGetCapabilities";
 const GROUP: &str = "/csi.v1.GroupController/GroupControllerGetCapabilities";
 
 /// The version of a driver that names none, which CSI does not allow and the sidecars do.
@@ -35,6 +36,8 @@ pub(crate) struct Identity {
     pub(crate) abilities: BTreeSet<Ability>,
     pub(crate) plugin: BTreeSet<PluginCapability>,
     pub(crate) controller: BTreeSet<ControllerCapability>,
+    /// Volumes grow on their nodes, and the controller has no part in it.
+    pub(crate) grows_on_node: bool,
 }
 
 impl Identity {
@@ -114,9 +117,14 @@ impl Questions<'_> {
         };
         let groups =
             plugin.contains(&PluginCapability::GroupControllerService) && self.groups(&calls).await?;
+        let grows_on_node = plugin.contains(&PluginCapability::ControllerService)
+            && !controller.contains(&ControllerCapability::ExpandVolume)
+            && self.grows_on_node(&calls).await?;
         description.features =
             features(&plugin, &controller).into_iter().map(|feature| feature.to_string()).collect();
-        Ok(Identity { description, abilities: abilities(&controller, groups), plugin, controller })
+        let mut abilities = abilities(&controller, groups);
+        abilities.extend(grows_on_node.then_some(Ability::Expansion));
+        Ok(Identity { description, abilities, plugin, controller, grows_on_node })
     }
 
     async fn plugin(&self, calls: &CallMetrics) -> Result<BTreeSet<PluginCapability>, Unfit> {
@@ -146,6 +154,21 @@ impl Questions<'_> {
         Ok(found
             .into_iter()
             .any(|Type::Rpc(found)| found.r#type() == rpc::Type::CreateDeleteGetVolumeGroupSnapshot))
+    }
+
+    /// Whether the node service behind this socket expands volumes, as external-resizer asks it. Most controllers' sockets have no node
+    /// service: no answer is a no.
+    async fn grows_on_node(&self, calls: &CallMetrics) -> Result<bool, Unfit> {
+        use v1::node_service_capability::{Type, rpc};
+        let method: Method<_, v1::NodeGetCapabilitiesResponse> =
+            |wire, request| Box::pin(async { wire.node().node_get_capabilities(request).await });
+        let answer = match self.ask(NODE, v1::NodeGetCapabilitiesRequest {}, method, calls).await {
+            Ok(answer) => answer,
+            Err(Fault::Broken(reason)) => return Err(Unfit::Broken(reason)),
+            Err(Fault::Said(..) | Fault::Unreadable(_) | Fault::Deadline(_)) => return Ok(false),
+        };
+        let found = answer.capabilities.iter().filter_map(|capability| capability.r#type.as_ref());
+        Ok(found.into_iter().any(|Type::Rpc(found)| found.r#type() == rpc::Type::ExpandVolume))
     }
 
     async fn ask<Q: std::fmt::Debug, R: std::fmt::Debug>(

@@ -12,6 +12,7 @@ mod connection;
 mod error;
 mod identity;
 mod metrics;
+pub mod once;
 pub mod registration;
 mod request;
 pub mod server;

@@ -29,7 +29,7 @@ use crate::{
     status::Fault,
     v1::{
         controller_client::ControllerClient, group_controller_client::GroupControllerClient,
-        identity_client::IdentityClient,
+        identity_client::IdentityClient, node_client::NodeClient,
     },
 };
 
@@ -38,7 +38,7 @@ const MAX_ANSWER: usize = 4 << 20;
 /// Largest headers and trailers that are read, in bytes: a status' message is for people.
 const MAX_HEADERS: u32 = 64 << 10;
 /// What gRPC calls the other end of a unix socket.
-const ORIGIN: &str = "http://localhost";
+pub(crate) const ORIGIN: &str = "http://localhost";
 /// Where the driver's word stands.
 const STATUS: &str = "grpc-status";
 /// What more a driver may say of a failure. Nobody here reads it, and tonic 0.14 panics when it is not base64.
@@ -156,6 +156,10 @@ impl Wire {
 
     pub(crate) fn controller(self) -> ControllerClient<Self> {
         ControllerClient::with_origin(self, Uri::from_static(ORIGIN)).max_decoding_message_size(MAX_ANSWER)
+    }
+
+    pub(crate) fn node(self) -> NodeClient<Self> {
+        NodeClient::with_origin(self, Uri::from_static(ORIGIN)).max_decoding_message_size(MAX_ANSWER)
     }
 
     pub(crate) fn group_controller(self) -> GroupControllerClient<Self> {

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    ids::{AttachmentName, DriverName, NodeName, NodeObject, ObjectMeta, VolumeName},
-    storage::Parameters,
+    ids::{
+        AttachmentName, DriverName, NodeName, NodeObject, ObjectMeta, UniqueVolume, VolumeHandle, VolumeName,
+    },
+    string_map::StringMap,
 };
 
 /// `spec.source`: which volume.
@@ -43,11 +45,11 @@ pub struct Attachment {
     /// `status.attached`
     pub attached: bool,
     /// `status.attachmentMetadata`
-    pub metadata: Parameters,
+    pub metadata: StringMap,
     /// `status.attachError`
-    pub attach_error: Option<AttachmentError>,
+    pub attach_error: Option<Box<AttachmentError>>,
     /// `status.detachError`
-    pub detach_error: Option<AttachmentError>,
+    pub detach_error: Option<Box<AttachmentError>>,
 }
 
 impl Attachment {
@@ -73,7 +75,54 @@ pub struct CsiNode {
     pub topology_keys: BTreeMap<DriverName, Vec<String>>,
 }
 
-/// A Node: the labels tell its places.
+impl CsiNode {
+    /// Whether the driver is registered on the node.
+    pub fn has(&self, driver: &DriverName) -> bool {
+        self.ids.get(driver).is_some_and(|id| !id.as_str().is_empty())
+    }
+}
+
+/// A CSIDriver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CsiDriver {
+    /// `metadata.name`
+    pub name: DriverName,
+    /// Metadata.
+    pub meta: ObjectMeta,
+    /// `spec.attachRequired`; the API's default is true.
+    pub attach_required: bool,
+}
+
+/// First part of the [`UniqueVolume`] of every CSI volume.
+const CSI_PLUGIN: &str = "kubernetes.io/csi/";
+
+impl UniqueVolume {
+    /// The name of a CSI driver's volume.
+    pub fn of_csi(driver: &DriverName, handle: &VolumeHandle) -> Self {
+        Self::new(format!("{CSI_PLUGIN}{driver}^{handle}"))
+    }
+
+    /// Driver and handle; absent for volumes of other plugins. A driver's name has no `^`, a handle may.
+    pub fn csi(&self) -> Option<(DriverName, VolumeHandle)> {
+        let (driver, handle) = self.as_str().strip_prefix(CSI_PLUGIN)?.split_once('^')?;
+        Some((driver.into(), handle.into()))
+    }
+}
+
+/// What a Node's status says of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeVolume {
+    /// Which volume.
+    pub name: UniqueVolume,
+    /// Whether it is in `status.volumesAttached`: kubelet may mount it.
+    pub attached: bool,
+    /// `devicePath` there; empty for CSI volumes.
+    pub device_path: Box<str>,
+    /// Whether it is in `status.volumesInUse`: kubelet mounts it, or is about to.
+    pub in_use: bool,
+}
+
+/// A Node: where it is, and what it says of volumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     /// `metadata.name`
@@ -82,4 +131,36 @@ pub struct Node {
     pub meta: ObjectMeta,
     /// `metadata.labels`
     pub labels: BTreeMap<String, String>,
+    /// Whether volumes are attached to it by the controller (`volumes.kubernetes.io/controller-managed-attach-detach`), not by
+    /// its kubelet.
+    pub managed: bool,
+    /// Whether the condition `Ready` is true.
+    pub ready: bool,
+    /// Whether it has the taint `node.kubernetes.io/out-of-service`.
+    pub out_of_service: bool,
+    /// `status.volumesAttached` and `status.volumesInUse`, by name.
+    pub volumes: Box<[NodeVolume]>,
+}
+
+impl Node {
+    /// What the status says of a volume.
+    pub fn volume(&self, name: &UniqueVolume) -> Option<&NodeVolume> {
+        let at = self.volumes.binary_search_by(|volume| volume.name.cmp(name)).ok()?;
+        self.volumes.get(at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_volumes_are_read_and_written() {
+        let name = UniqueVolume::of_csi(&"d.example.com".into(), &"a^b".into());
+        assert_eq!(name.as_str(), "kubernetes.io/csi/d.example.com^a^b");
+        assert_eq!(name.csi(), Some(("d.example.com".into(), "a^b".into())));
+        for other in ["kubernetes.io/iscsi/x", "kubernetes.io/csi/d", ""] {
+            assert_eq!(UniqueVolume::from(other).csi(), None, "{other}");
+        }
+    }
 }

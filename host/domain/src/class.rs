@@ -1,7 +1,7 @@
 //! StorageClass, as far as the roles decide on it.
 
 use crate::{
-    ids::{ClassName, DriverName, ObjectMeta},
+    ids::{AttributesClassName, ClassName, DriverName, ObjectMeta},
     names,
     storage::Parameters,
     volume::ReclaimPolicy,
@@ -44,6 +44,19 @@ impl StorageClass {
             .iter()
             .any(|key| self.meta.annotation(key) == Some("true"))
     }
+}
+
+/// A VolumeAttributesClass: parameters of a volume that can be changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttributesClass {
+    /// `metadata.name`
+    pub name: AttributesClassName,
+    /// Metadata.
+    pub meta: ObjectMeta,
+    /// `driverName`
+    pub driver: DriverName,
+    /// `parameters`
+    pub parameters: Parameters,
 }
 
 /// The class that a claim without any gets: the newest one marked as default, then the smallest name (Kubernetes' admission

@@ -1,21 +1,35 @@
 //! Identity: one newtype per thing that has a name, and the part of an object's metadata that every kind shares.
+//!
+//! Text is counted, not copied: a name stands in its object, in the table, in each index and in each queue.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::string_map::StringMap;
+
+/// How counted text is written and read: serde knows it only with a feature that every crate would have.
+mod counted {
+    use super::{Arc, Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(text: &Arc<str>, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(text)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<str>, D::Error> {
+        Box::<str>::deserialize(deserializer).map(Arc::from)
+    }
+}
 
 macro_rules! name {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
-        #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-        #[serde(transparent)]
-        pub struct $name(Box<str>);
+        #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(Arc<str>);
 
         impl $name {
             /// Wraps a name as it stands in the API or on the wire; it is not validated here.
-            pub fn new(name: impl Into<Box<str>>) -> Self {
+            pub fn new(name: impl Into<Arc<str>>) -> Self {
                 Self(name.into())
             }
 
@@ -34,6 +48,18 @@ macro_rules! name {
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, "{:?}", self.0)
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                counted::serialize(&self.0, serializer)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                counted::deserialize(deserializer).map(Self)
             }
         }
 
@@ -84,12 +110,20 @@ name!(
     AttachmentName
 );
 name!(
+    /// A volume as `status.volumesAttached` and `status.volumesInUse` of a Node name it: `kubernetes.io/csi/<driver>^<handle>`.
+    UniqueVolume
+);
+name!(
     /// A driver's name, as a StorageClass' `provisioner` and a PV's `spec.csi.driver` spell it.
     DriverName
 );
 name!(
     /// Name of a StorageClass.
     ClassName
+);
+name!(
+    /// Name of a VolumeAttributesClass.
+    AttributesClassName
 );
 name!(
     /// Identity of the cluster: the uid of the namespace `kube-system`.
@@ -100,14 +134,16 @@ name!(
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ClaimKey {
     /// `metadata.namespace`
-    pub namespace: Box<str>,
+    #[serde(with = "counted")]
+    pub namespace: Arc<str>,
     /// `metadata.name`
-    pub name: Box<str>,
+    #[serde(with = "counted")]
+    pub name: Arc<str>,
 }
 
 impl ClaimKey {
     /// A claim's place from its two parts.
-    pub fn new(namespace: impl Into<Box<str>>, name: impl Into<Box<str>>) -> Self {
+    pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }
 }
@@ -122,9 +158,16 @@ impl fmt::Display for ClaimKey {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PodKey {
     /// `metadata.namespace`
-    pub namespace: Box<str>,
+    pub namespace: Arc<str>,
     /// `metadata.name`
-    pub name: Box<str>,
+    pub name: Arc<str>,
+}
+
+impl PodKey {
+    /// A pod's place from its two parts.
+    pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
 }
 
 impl fmt::Display for PodKey {
@@ -157,7 +200,7 @@ pub struct ObjectMeta {
     /// `metadata.creationTimestamp` in milliseconds since the Unix epoch; 0 when absent.
     pub created_ms: i64,
     /// `metadata.finalizers`, in order: a JSON patch removes a member by its index.
-    pub finalizers: Vec<Box<str>>,
+    pub finalizers: Box<[Arc<str>]>,
     /// `metadata.annotations` without `kubectl.kubernetes.io/last-applied-configuration`.
     pub annotations: StringMap,
     /// `metadata.labels`

@@ -17,12 +17,15 @@ pub mod string_map;
 pub mod text;
 pub mod volume;
 
-pub use attachment::{Attachment, AttachmentError, AttachmentSource, CsiNode, Node};
-pub use claim::{Claim, ClaimPhase};
-pub use class::{BindingMode, StorageClass};
+pub use attachment::{Attachment, AttachmentError, AttachmentSource, CsiDriver, CsiNode, Node, NodeVolume};
+pub use claim::{
+    Claim, ClaimCondition, ClaimPhase, ConditionKind, Modification, ModifyState, Progress, ResizeState,
+};
+pub use class::{AttributesClass, BindingMode, StorageClass};
 pub use ids::{
-    AttachmentName, ClaimKey, ClassName, ClusterId, DriverName, GroupSnapshotHandle, NodeName, NodeObject,
-    ObjectMeta, PodKey, ResourceVersion, SnapshotHandle, Uid, VolumeHandle, VolumeName,
+    AttachmentName, AttributesClassName, ClaimKey, ClassName, ClusterId, DriverName, GroupSnapshotHandle,
+    NodeName, NodeObject, ObjectMeta, PodKey, ResourceVersion, SnapshotHandle, Uid, UniqueVolume,
+    VolumeHandle, VolumeName,
 };
 pub use pod::Pod;
 pub use quantity::{Quantity, QuantityError};

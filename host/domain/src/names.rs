@@ -1,6 +1,8 @@
 //! Annotations, finalizers and parameters that Kubernetes and its sidecars share; each must match byte for byte.
 
-use crate::ids::DriverName;
+use sha2::{Digest as _, Sha256};
+
+use crate::ids::{AttachmentName, DriverName, NodeObject, VolumeHandle};
 
 /// PVC: the claim once reached Bound; only presence counts.
 pub const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
@@ -20,6 +22,12 @@ pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 pub const CLASS_BETA: &str = "volume.beta.kubernetes.io/storage-class";
 /// PV: capacity before a resize that has not reached the claim yet.
 pub const PRE_RESIZE_CAPACITY: &str = "volume.alpha.kubernetes.io/pre-resize-capacity";
+/// PVC: `true` where the node has no part in the last growth.
+pub const NODE_EXPANSION_NOT_REQUIRED: &str = "volume.kubernetes.io/node-expansion-not-required";
+/// PV: name of the secret that ControllerModifyVolume gets.
+pub const MODIFY_SECRET_NAME: &str = "volume.kubernetes.io/controller-modify-secret-name";
+/// PV: namespace of the secret that ControllerModifyVolume gets.
+pub const MODIFY_SECRET_NAMESPACE: &str = "volume.kubernetes.io/controller-modify-secret-namespace";
 /// StorageClass: the default class.
 pub const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
 /// StorageClass: the default class, legacy form.
@@ -40,6 +48,34 @@ pub const PROVISIONER_FINALIZER: &str = "external-provisioner.volume.kubernetes.
 pub const NODE_ID: &str = "csi.alpha.kubernetes.io/node-id";
 /// Prefix of the finalizer that keeps a VolumeAttachment and its PV until the driver has let go of the node.
 const ATTACHER_FINALIZER_PREFIX: &str = "external-attacher/";
+
+/// Node: volumes are attached to it by the controller and not by its kubelet; only presence counts.
+pub const MANAGED_ATTACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
+/// Node: key of the taint by which a person says that it is down for good, whatever the value and effect.
+pub const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+/// Prefix of the VolumeAttachments that Kubernetes makes for pods.
+const ATTACHMENT_PREFIX: &str = "csi-";
+
+/// Name of the VolumeAttachment of a volume on a node: handle, driver and node one after the other, as SHA-256.
+pub fn attachment(driver: &DriverName, handle: &VolumeHandle, node: &NodeObject) -> AttachmentName {
+    let digest = hex_digest([handle.as_str(), driver.as_str(), node.as_str()]);
+    AttachmentName::new(format!("{ATTACHMENT_PREFIX}{digest}"))
+}
+
+/// SHA-256 of some parts one after the other, in small hexadecimal digits: what Kubernetes makes names of.
+pub fn hex_digest<const N: usize>(parts: [&str; N]) -> String {
+    let mut digest = Sha256::new();
+    parts.into_iter().for_each(|part| digest.update(part));
+    let digits =
+        |byte: u8| [byte >> 4, byte & 15].map(|digit| char::from_digit(digit.into(), 16).unwrap_or('0'));
+    digest.finalize().into_iter().flat_map(digits).collect()
+}
+
+/// Whether a VolumeAttachment was made for pods, by Kubernetes or by us: nobody else names them so.
+pub fn is_made_for_pods(name: &AttachmentName) -> bool {
+    let digest = name.as_str().strip_prefix(ATTACHMENT_PREFIX).unwrap_or_default();
+    digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+}
 
 /// Finalizer of a driver's VolumeAttachments, and of the PVs that they name.
 pub fn attacher_finalizer(driver: &DriverName) -> String {
@@ -90,6 +126,18 @@ mod tests {
         ];
         for (driver, finalizer) in table {
             assert_eq!(attacher_finalizer(&driver.into()), finalizer);
+        }
+    }
+
+    #[test]
+    fn attachments_are_named_as_kubernetes_names_them() {
+        let name = attachment(&"d.example.com".into(), &"handle-1".into(), &"node-1".into());
+        // printf handle-1d.example.comnode-1 | sha256sum
+        let digest = "b7f29d167cefa1a883c19fab49603673493a2b29c3c043d56ff3884d844c827b";
+        assert_eq!(name.as_str(), format!("csi-{digest}"));
+        assert!(is_made_for_pods(&name));
+        for other in ["a", "csi-", "csi-b7f2", &digest.to_uppercase(), digest] {
+            assert!(!is_made_for_pods(&other.into()), "{other}");
         }
     }
 }

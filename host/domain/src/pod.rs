@@ -1,22 +1,24 @@
 //! Pod, as far as the storage roles look at it.
 
-use crate::ids::{ObjectMeta, PodKey};
+use std::sync::Arc;
+
+use crate::ids::{NodeObject, ObjectMeta, PodKey};
 
 /// A Pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
     /// Namespace and name.
     pub key: PodKey,
-    /// Metadata.
+    /// Metadata without annotations and labels: a cluster has more pods than anything else.
     pub meta: ObjectMeta,
-    /// Whether `spec.nodeName` is set.
-    pub scheduled: bool,
+    /// `spec.nodeName`, when not empty.
+    pub node: Option<NodeObject>,
     /// Phase Failed or Succeeded, or deleting with no container running.
     pub terminated: bool,
     /// Deleting with a grace period of zero: shut down for good.
     pub shut_down: bool,
     /// Names of the claims that it uses directly.
-    pub claims: Vec<Box<str>>,
+    pub claims: Box<[Arc<str>]>,
     /// Names of the claims of its generic ephemeral volumes (`<pod>-<volume>`).
-    pub ephemeral_claims: Vec<Box<str>>,
+    pub ephemeral_claims: Box<[Arc<str>]>,
 }

@@ -1,11 +1,11 @@
-//! Annotations and labels.
+//! Annotations, labels, and what drivers say of their volumes.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// A few strings by their names, sorted: as large as what is in it. A cluster has two such maps for each object, most of them with
-/// one entry or none, and the smallest `BTreeMap` with an entry takes 400 bytes.
+/// one entry or none, and the smallest `BTreeMap` with an entry takes 400 bytes. Texts are counted: most objects have the same.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct StringMap(Box<[(Box<str>, Box<str>)]>);
+pub struct StringMap(Box<[(Arc<str>, Arc<str>)]>);
 
 impl StringMap {
     /// The value of this name.
@@ -35,9 +35,28 @@ impl StringMap {
     }
 }
 
+/// Of a name that comes twice the last value counts, as it does in JSON.
+impl FromIterator<(Arc<str>, Arc<str>)> for StringMap {
+    fn from_iter<T: IntoIterator<Item = (Arc<str>, Arc<str>)>>(entries: T) -> Self {
+        Self(entries.into_iter().collect::<BTreeMap<_, _>>().into_iter().collect())
+    }
+}
+
+impl From<BTreeMap<String, String>> for StringMap {
+    fn from(map: BTreeMap<String, String>) -> Self {
+        Self(map.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
+    }
+}
+
+impl From<&StringMap> for BTreeMap<String, String> {
+    fn from(few: &StringMap) -> Self {
+        few.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    }
+}
+
 impl From<BTreeMap<Box<str>, Box<str>>> for StringMap {
     fn from(map: BTreeMap<Box<str>, Box<str>>) -> Self {
-        Self(map.into_iter().collect())
+        Self(map.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
     }
 }
 
@@ -58,5 +77,7 @@ mod tests {
         assert_eq!((few.get("c"), few.contains_key("a/"), few.contains_key("a")), (None, false, true));
         assert_eq!(few.iter().map(|(name, _)| name).collect::<Vec<_>>(), ["", "a", "a/b", "b", "ä"]);
         assert!(!few.is_empty() && StringMap::default().is_empty());
+        let map: BTreeMap<String, String> = (&few).into();
+        assert_eq!((map.len(), StringMap::from(map)), (5, few));
     }
 }

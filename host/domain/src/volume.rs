@@ -1,6 +1,6 @@
 //! PersistentVolume, as far as the roles decide on it.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,8 @@ use crate::{
     ids::{ClaimKey, DriverName, ObjectMeta, Uid, VolumeHandle, VolumeName},
     names,
     quantity::Quantity,
-    storage::{Parameters, Segments},
+    storage::Segments,
+    string_map::StringMap,
 };
 
 /// One of Kubernetes' access modes.
@@ -194,13 +195,15 @@ pub struct CsiSource {
     /// `volumeHandle`
     pub handle: VolumeHandle,
     /// `volumeAttributes`
-    pub attributes: Parameters,
+    pub attributes: StringMap,
     /// `fsType`, when not empty.
-    pub fs_type: Option<String>,
+    pub fs_type: Option<Arc<str>>,
     /// `readOnly`
     pub read_only: bool,
     /// `controllerPublishSecretRef`
-    pub publish_secret: Option<SecretRef>,
+    pub publish_secret: Option<Box<SecretRef>>,
+    /// `controllerExpandSecretRef`
+    pub expand_secret: Option<Box<SecretRef>>,
 }
 
 /// A PersistentVolume.
@@ -217,7 +220,7 @@ pub struct Volume {
     /// `spec.volumeMode`
     pub mode: VolumeMode,
     /// The class: legacy annotation, else `spec.storageClassName`, else empty.
-    pub class: Box<str>,
+    pub class: Arc<str>,
     /// `spec.volumeAttributesClassName`, empty when absent.
     pub attributes_class: Box<str>,
     /// `spec.persistentVolumeReclaimPolicy`
@@ -228,9 +231,11 @@ pub struct Volume {
     pub mount_options: Vec<String>,
     /// `spec.nodeAffinity.required`: of each term the labels that a node must have with this one value. What else a term asks for
     /// only narrows it.
-    pub places: Vec<Segments>,
+    pub places: Box<[StringMap]>,
     /// `spec.csi`; absent for in-tree sources.
     pub csi: Option<CsiSource>,
+    /// The member of `spec` with an in-tree source that has to be attached, or whose plugin a CSI driver took over.
+    pub in_tree: Option<&'static str>,
     /// `status.phase`
     pub phase: VolumePhase,
 }
@@ -245,14 +250,14 @@ impl Volume {
     /// Whether only nodes with all these labels reach the volume.
     pub fn is_only_at(&self, place: &Segments) -> bool {
         let pinned =
-            |term: &Segments| place.iter().all(|(key, value)| term.get(key).is_some_and(|has| has == value));
+            |term: &StringMap| place.iter().all(|(key, value)| term.get(key).is_some_and(|has| has == value));
         !place.is_empty() && !self.places.is_empty() && self.places.iter().all(pinned)
     }
 
     /// Whether no node with these labels reaches the volume.
     pub fn is_never_at(&self, place: &Segments) -> bool {
         let away =
-            |term: &Segments| place.iter().any(|(key, value)| term.get(key).is_some_and(|has| has != value));
+            |term: &StringMap| place.iter().any(|(key, value)| term.get(key).is_some_and(|has| has != value));
         !self.places.is_empty() && self.places.iter().all(away)
     }
 

@@ -5,17 +5,11 @@ use std::time::Duration;
 
 use cofferdam_csi::{
     Address,
+    once::{Channel, Once},
     v1::{GetPluginInfoRequest, ProbeRequest, identity_client::IdentityClient},
 };
-use http::{Request, Uri};
-use hyper::client::conn::http2;
-use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::{net::UnixStream, time::timeout};
-use tokio_util::task::AbortOnDropHandle;
-use tonic::{Response, Status, body::Body};
-
-/// What gRPC calls the other end of a unix socket.
-const ORIGIN: &str = "http://localhost";
+use tonic::{Response, Status};
 
 /// Why a driver did not answer as it should.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -113,23 +107,10 @@ impl Driver {
     }
 }
 
-/// What carries calls over one connection.
-type Wire =
-    tower::util::BoxCloneSyncService<Request<Body>, http::Response<hyper::body::Incoming>, hyper::Error>;
-
 async fn exchange<R>(
     stream: UnixStream,
-    call: impl AsyncFnOnce(&mut IdentityClient<Wire>) -> Result<Response<R>, Status>,
+    call: impl AsyncFnOnce(&mut IdentityClient<Channel>) -> Result<Response<R>, Status>,
 ) -> Result<R, Status> {
-    let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
-        .await
-        .map_err(|error| Status::unavailable(error.to_string()))?;
-    let _connection = AbortOnDropHandle::new(tokio::spawn(connection));
-    let wire = tower::service_fn(move |request| {
-        let mut sender = sender.clone();
-        async move { sender.send_request(request).await }
-    });
-    let wire = Wire::new(wire);
-    let mut client = IdentityClient::with_origin(wire, Uri::from_static(ORIGIN));
-    call(&mut client).await.map(Response::into_inner)
+    let once = Once::over(stream).await?;
+    call(&mut once.client(IdentityClient::with_origin)).await.map(Response::into_inner)
 }

@@ -37,6 +37,6 @@ pub use node::{Expand, Health, Node, Publish, PublishInline, Stage, Statistics};
 pub use options::{AccessTimes, MountOptions};
 pub use path::{Beneath, Place, RelativePath, Roots};
 pub use policy::{InlinePolicy, Kind, Pattern, Policy};
-pub use record::{Target, VolumeRecord};
+pub use record::{Target, VolumeRecord, VolumeRecords};
 pub use registrar::{Registrar, Registration};
 pub use service::{NodeService, Whereabouts};

@@ -6,7 +6,7 @@ use crate::{
     error::MachineError,
     options::MountOptions,
     path::{Beneath, Place},
-    record::VolumeRecord,
+    record::{VolumeRecord, VolumeRecords},
 };
 
 type Result<T> = std::result::Result<T, MachineError>;
@@ -258,8 +258,8 @@ pub trait Machine: Send + Sync {
     /// Every record.
     ///
     /// # Errors
-    /// [`MachineError::Failed`], also for one that cannot be read.
-    fn records(&self) -> Result<Vec<VolumeRecord>>;
+    /// [`MachineError::Failed`]; one that cannot be read is part of the answer.
+    fn records(&self) -> Result<VolumeRecords>;
 
     /// The record of a volume.
     ///

@@ -40,8 +40,13 @@ pub struct Manifest {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Document {
+struct Version {
     manifest_version: u32,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Document {
     driver: DriverName,
     version: String,
     topology_keys: Vec<String>,
@@ -58,30 +63,49 @@ fn is_name(name: &str) -> bool {
 }
 
 impl Manifest {
+    /// The manifest of a driver that runs in this process.
+    ///
+    /// # Errors
+    /// When its name is none, for the socket of its registration is called so.
+    pub fn of(description: Description, abilities: BTreeSet<Ability>) -> Result<Self, String> {
+        if !is_name(description.name.as_str()) {
+            return Err(format!(
+                "names the driver {:?}: expected a DNS subdomain",
+                description.name.as_str()
+            ));
+        }
+        Ok(Self { description: Description { placement: Placement::Central, ..description }, abilities })
+    }
+
     /// Reads a file.
     ///
     /// # Errors
     /// [`ManifestError`], which names it.
     pub fn open(path: &Path) -> Result<Self, ManifestError> {
         let fail = |problem: String| ManifestError { path: path.display().to_string(), problem };
-        let mut text = String::new();
+        let mut bytes = Vec::new();
         let file = File::open(path).map_err(|error| fail(error.to_string()))?;
-        file.take(MAX_MANIFEST).read_to_string(&mut text).map_err(|error| fail(error.to_string()))?;
-        Self::parse(&text).map_err(fail)
+        file.take(MAX_MANIFEST).read_to_end(&mut bytes).map_err(|error| fail(error.to_string()))?;
+        Self::parse(&bytes).map_err(fail)
     }
 
-    /// Reads a text.
+    /// Reads a document.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let document: Document = serde_json::from_str(text).map_err(|error| error.to_string())?;
-        if document.manifest_version != VERSION {
+    pub fn parse(document: impl AsRef<[u8]>) -> Result<Self, String> {
+        let none = |error: serde_json::Error| {
+            format!("is none: {error}; expected what `cofferdam backend inspect -o manifest` writes")
+        };
+        let document = document.as_ref();
+        // First of all: another version has other members.
+        let Version { manifest_version: version } = serde_json::from_slice(document).map_err(none)?;
+        if version != VERSION {
             return Err(format!(
-                "has version {}: expected {VERSION}, as this program's `backend inspect -o manifest` writes it",
-                document.manifest_version
+                "has version {version}: expected {VERSION}, as this program's `backend inspect -o manifest` writes it"
             ));
         }
+        let document: Document = serde_json::from_slice(document).map_err(none)?;
         if !is_name(document.driver.as_str()) {
             return Err(format!("names the driver {:?}: expected a DNS subdomain", document.driver.as_str()));
         }
@@ -178,8 +202,12 @@ mod tests {
             ("pool.example.com", ""),
             ("\"driver\"", "\"river\""),
         ] {
-            assert!(Manifest::parse(&GOOD.replace(from, to)).is_err(), "{from} {to}");
+            assert!(Manifest::parse(GOOD.replace(from, to)).is_err(), "{from} {to}");
         }
+        let later = Manifest::parse(r#"{"manifestVersion":2}"#).unwrap_err();
+        assert!(later.contains("version 2"), "{later}");
+        let component = Manifest::parse(b"\0asm\xff").unwrap_err();
+        assert!(component.contains("inspect -o manifest"), "{component}");
         let missing = Manifest::open(Path::new("/nowhere/manifest.json")).unwrap_err().to_string();
         assert!(missing.contains("/nowhere/manifest.json"), "{missing}");
     }

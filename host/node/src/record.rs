@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cofferdam_domain::storage::{AttachmentRecord, VolumeCapability};
 use serde::{Deserialize, Serialize};
 
-use crate::machine::FileId;
+use crate::{error::MachineError, machine::FileId};
 
 /// One publication of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,7 +27,7 @@ pub struct VolumeRecord {
     pub attachment: Option<AttachmentRecord>,
     /// How it was staged.
     pub capability: VolumeCapability,
-    /// Bytes of an inline volume.
+    /// Bytes of an inline volume, or of memory that has grown.
     pub size: Option<u64>,
     /// The image behind its loop device.
     pub image: Option<FileId>,
@@ -39,4 +39,28 @@ pub struct VolumeRecord {
     pub staged: bool,
     /// Where it is published.
     pub targets: BTreeMap<String, Target>,
+}
+
+/// Everything that is written down.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VolumeRecords {
+    /// The records.
+    pub readable: Vec<VolumeRecord>,
+    /// Why others cannot be read, for people.
+    pub unreadable: Vec<String>,
+}
+
+impl VolumeRecords {
+    /// Every record. What takes storage for itself has to know all of them; what gives it back has not.
+    ///
+    /// # Errors
+    /// [`MachineError::Failed`] when one cannot be read.
+    pub fn complete(self) -> Result<Vec<VolumeRecord>, MachineError> {
+        match self.unreadable.first() {
+            None => Ok(self.readable),
+            Some(problem) => {
+                Err(MachineError::Failed(format!("{problem}: expected it to be repaired or removed")))
+            }
+        }
+    }
 }

@@ -13,7 +13,8 @@ use cofferdam_cluster::{
     writer::Cached,
 };
 use cofferdam_domain::{Claim, ClaimKey, ClusterId, DriverName, Uid, Volume, VolumeName};
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     note::Note,
@@ -27,6 +28,9 @@ use crate::{
 /// More effects than any flow has in a row. A run that gets there chases a world that changes as fast as it writes, and
 /// goes back to the end of the queue.
 pub(crate) const MAX_EFFECTS: usize = 16;
+
+/// A complaint that stands is repeated: the API keeps events for an hour.
+pub(crate) const REPEAT: Duration = Duration::from_secs(1800);
 
 /// A driver with what belongs to it.
 pub(crate) struct Driver {
@@ -132,6 +136,11 @@ impl Teller {
         Self { observer: Arc::clone(&context.observer), role: Role::Attacher, claim, volume: name.cloned() }
     }
 
+    /// For an object that belongs to no claim and no volume.
+    pub(crate) fn of_nothing(context: &Context, role: Role) -> Self {
+        Self { observer: Arc::clone(&context.observer), role, claim: None, volume: None }
+    }
+
     pub(crate) fn tell(&self, kind: StepKind, text: impl Into<String>, took: Option<Duration>) {
         let text = text.into();
         let claim = self.claim.as_ref().map(tracing::field::display);
@@ -164,13 +173,26 @@ impl Teller {
     }
 }
 
+/// Does something once in a period, until `stop`.
+pub(crate) async fn every(period: Duration, stop: CancellationToken, mut then: impl FnMut()) {
+    let mut ticks = interval_at(Instant::now() + period, period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            _ = ticks.tick() => then(),
+        }
+    }
+}
+
 /// `claimRef` as binding writes it: with the claim's uid and version.
 pub(crate) fn claim_reference(claim: &Claim) -> serde_json::Value {
     serde_json::json!({
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "namespace": claim.key.namespace,
-        "name": claim.key.name,
+        "namespace": &*claim.key.namespace,
+        "name": &*claim.key.name,
         "uid": claim.meta.uid,
         "resourceVersion": claim.meta.version.to_string(),
     })

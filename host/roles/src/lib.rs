@@ -4,6 +4,7 @@
 //! that dies after any effect, or finds the world changed, goes on from what is there; there is no other recovery.
 #![forbid(unsafe_code)]
 
+pub mod attach_detach;
 pub mod attacher;
 pub mod note;
 pub mod observer;
@@ -13,9 +14,11 @@ pub mod protection;
 pub mod provisioner;
 pub mod pv_controller;
 pub mod rbac;
+pub mod resizer;
 pub mod role;
 
 mod act;
+mod lookups;
 mod released;
 
 pub use observer::{Observer, Silent, Step, StepKind};

@@ -15,7 +15,8 @@ use cofferdam_cluster::{
     watch::{Restored, Scope, follow},
 };
 use cofferdam_domain::{
-    Attachment, Claim, ClusterId, CsiNode, DriverName, Node, Pod, StorageClass, Volume, storage::Ability,
+    Attachment, AttributesClass, Claim, ClusterId, CsiDriver, CsiNode, DriverName, Node, Pod, StorageClass,
+    Volume, storage::Ability,
 };
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
@@ -23,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     act::{Context, Driver},
+    attach_detach::{metrics::AttachDetachMetrics, reconcile::AttachDetach},
     attacher::{metrics::AttacherMetrics, reconcile::Attacher},
     observer::Observer,
     orphans::{Orphans, metrics::OrphanMetrics},
@@ -34,6 +36,7 @@ use crate::{
     },
     pv_controller::reconcile::PvController,
     released::Released,
+    resizer::{expand::asks_for_pods, reconcile::Resizer},
     role::Role,
 };
 
@@ -59,6 +62,14 @@ pub struct Settings {
     /// Attachments of one driver that are attached at once, and as many that are detached (external-attacher's
     /// `--worker-threads`).
     pub attacher_worker_threads: usize,
+    /// Claims of one driver that grow at once, and as many that are modified (`--workers`).
+    pub resizer_workers: usize,
+    /// Pause between two looks of the resizer at every claim (`--resync-period`).
+    pub resync_period: Duration,
+    /// Whether Pods are looked at for drivers that do not grow volumes that are in use (`--handle-volume-inuse-error`).
+    pub handle_volume_inuse_error: bool,
+    /// Adds the names of claim and volume to the parameters of a modification (`--extra-modify-metadata`).
+    pub extra_modify_metadata: bool,
     /// Pause between two looks at every attachment, whether anything has changed or not (`--resync`).
     pub resync: Duration,
     /// Pause between two comparisons of attachments with what drivers list (`--reconcile-sync`).
@@ -73,6 +84,9 @@ pub struct Settings {
     pub strict_topology: bool,
     /// Where no node is chosen and the class allows everything, all places of the cluster are named (`--immediate-topology`).
     pub immediate_topology: bool,
+    /// Whether volumes leave a node that is not ready, although it says that it uses them, when they were asked to leave six
+    /// minutes ago (not `--disable-force-detach-on-timeout`).
+    pub force_detach_on_timeout: bool,
     /// Pause between two scans for orphans; absent for none.
     pub orphan_scan_interval: Option<Duration>,
     /// The node that the process is on, where it has drivers whose storage is in it. Absent, every driver is everybody's.
@@ -100,6 +114,10 @@ impl Default for Settings {
             retry_interval_max: Duration::from_secs(300),
             worker_threads: 100,
             attacher_worker_threads: 10,
+            resizer_workers: 10,
+            resync_period: Duration::from_secs(600),
+            handle_volume_inuse_error: true,
+            extra_modify_metadata: false,
             resync: Duration::from_secs(600),
             reconcile_sync: Duration::from_secs(60),
             max_entries: None,
@@ -107,6 +125,7 @@ impl Default for Settings {
             extra_create_metadata: false,
             strict_topology: false,
             immediate_topology: true,
+            force_detach_on_timeout: true,
             orphan_scan_interval: Some(Duration::from_secs(3600)),
             node: None,
         }
@@ -159,6 +178,7 @@ pub struct Process {
     metrics: Metrics,
     provisioner_metrics: ProvisionerMetrics,
     attacher_metrics: AttacherMetrics,
+    attach_detach_metrics: AttachDetachMetrics,
     orphan_metrics: OrphanMetrics,
     ready: watch::Sender<bool>,
     cache: Mutex<Arc<Cache>>,
@@ -190,7 +210,7 @@ impl Process {
             }
         }
         let idle = |role: &Role| settings.roles.contains(role) && drivers.is_empty();
-        if let Some(role) = [Role::Provisioner, Role::Attacher].into_iter().find(idle) {
+        if let Some(role) = [Role::Provisioner, Role::Attacher, Role::Resizer].into_iter().find(idle) {
             return Err(ProcessError::NoBackend(role));
         }
         let prefix = &settings.volume_name_prefix;
@@ -202,6 +222,7 @@ impl Process {
             metrics: Metrics::register(registry),
             provisioner_metrics: ProvisionerMetrics::register(registry),
             attacher_metrics: AttacherMetrics::register(registry),
+            attach_detach_metrics: AttachDetachMetrics::register(registry),
             orphan_metrics: OrphanMetrics::register(registry),
             ready: watch::Sender::new(false),
             cache: Mutex::default(),
@@ -347,7 +368,7 @@ impl Process {
         let marks = hold::scope(&self.settings.namespace);
         let needs = |role: Role| self.settings.roles.contains(&role);
         let pods = async {
-            if needs(Role::Protection) {
+            if self.reads_pods() {
                 follow::<Pod>(writer, events, metrics, everything(), stop.clone()).await
             } else {
                 Ok(())
@@ -387,6 +408,21 @@ impl Process {
                 None => Ok(()),
             }
         };
+        let csi_drivers = async {
+            if needs(Role::AttachDetach) {
+                follow::<CsiDriver>(writer, events, metrics, everything(), stop.clone()).await
+            } else {
+                Ok(())
+            }
+        };
+        let attributes_classes = async {
+            if self.reads_attributes_classes() {
+                follow::<AttributesClass>(writer, events, metrics, everything(), stop.clone()).await
+            } else {
+                Ok(())
+            }
+        };
+        let nodes = futures::future::try_join(nodes, csi_drivers);
         let all = futures::future::try_join5(
             follow::<Claim>(writer, events, metrics, everything(), stop.clone()),
             follow::<Volume>(writer, events, metrics, everything(), stop.clone()),
@@ -394,7 +430,28 @@ impl Process {
             pods,
             marks,
         );
-        futures::future::try_join5(all, reports, attachments, csi_nodes, nodes).await.err()
+        let all = futures::future::try_join5(all, reports, attachments, csi_nodes, nodes);
+        futures::future::try_join(all, attributes_classes).await.err()
+    }
+
+    /// Whether somebody looks at Pods: who uses a claim, which keeps the claim, and a volume from growing at some drivers; and what
+    /// is to be attached.
+    fn reads_pods(&self) -> bool {
+        let Settings { roles, handle_volume_inuse_error, .. } = &self.settings;
+        let mut backends = self.parts.backends.iter();
+        roles.contains(&Role::Protection)
+            || roles.contains(&Role::AttachDetach)
+            || (roles.contains(&Role::Resizer)
+                && *handle_volume_inuse_error
+                && backends.any(|backend| asks_for_pods(&**backend)))
+    }
+
+    /// Whether somebody looks at VolumeAttributesClasses: where no driver modifies volumes, there is nothing to find in them.
+    fn reads_attributes_classes(&self) -> bool {
+        let modifies = |backend: &Arc<dyn Backend>| backend.abilities().contains(&Ability::Modification);
+        let roles = &self.settings.roles;
+        (roles.contains(&Role::Resizer) || roles.contains(&Role::Provisioner))
+            && self.parts.backends.iter().any(modifies)
     }
 
     /// Whether this process looks for orphans: whoever provisions owns the drivers. Of storage in nodes there is no report yet.
@@ -410,6 +467,7 @@ impl Process {
         let publishes = |backend: &Arc<dyn Backend>| backend.abilities().contains(&Ability::Publishing);
         let roles = &self.settings.roles;
         roles.contains(&Role::Attacher)
+            || roles.contains(&Role::AttachDetach)
             || (roles.contains(&Role::Provisioner) && self.parts.backends.iter().any(publishes))
     }
 
@@ -427,12 +485,16 @@ impl Process {
 
     /// The Nodes whose places somebody looks at: all of them, or only this one.
     fn nodes(&self) -> Option<Scope> {
-        self.places_of_drivers(Here::needs_labels)
+        match self.settings.roles.contains(&Role::AttachDetach) {
+            true => Some(Scope::default()),
+            false => self.places_of_drivers(Here::needs_labels),
+        }
     }
 
     /// The CSINodes at which somebody looks: for what drivers call nodes, or for their topology keys.
     fn csi_nodes(&self) -> Option<Scope> {
-        match self.settings.roles.contains(&Role::Attacher) {
+        let all = [Role::Attacher, Role::AttachDetach];
+        match all.iter().any(|role| self.settings.roles.contains(role)) {
             true => Some(Scope::default()),
             false => self.places_of_drivers(Here::needs_keys),
         }
@@ -440,12 +502,13 @@ impl Process {
 
     /// Everything, where a driver's volumes may be anywhere; what is this node's, where drivers of this node need it.
     fn places_of_drivers(&self, needed: fn(&Here) -> bool) -> Option<Scope> {
-        if !self.settings.roles.contains(&Role::Provisioner) {
+        let roles = &self.settings.roles;
+        if !roles.contains(&Role::Provisioner) && !roles.contains(&Role::Resizer) {
             return None;
         }
         let anywhere =
             |backend: &Arc<dyn Backend>| backend.has_topology() && !self.settings.is_of_node(&**backend);
-        if self.parts.backends.iter().any(anywhere) {
+        if roles.contains(&Role::Provisioner) && self.parts.backends.iter().any(anywhere) {
             return Some(Scope::default());
         }
         let here = self.here().filter(needed)?;
@@ -458,8 +521,14 @@ impl Process {
             cache.claims.synced().await;
             cache.volumes.synced().await;
             cache.classes.synced().await;
-            if self.settings.roles.contains(&Role::Protection) {
+            if self.reads_pods() {
                 cache.pods.synced().await;
+            }
+            if self.settings.roles.contains(&Role::AttachDetach) {
+                cache.csi_drivers.synced().await;
+            }
+            if self.reads_attributes_classes() {
+                cache.attributes_classes.synced().await;
             }
             if self.settings.roles.contains(&Role::Provisioner) {
                 cache.restore_marks.synced().await;
@@ -487,7 +556,9 @@ struct Roles {
     pv_controller: Option<Arc<PvController>>,
     provisioner: Option<Arc<Provisioner>>,
     attacher: Option<Arc<Attacher>>,
+    resizer: Option<Arc<Resizer>>,
     protection: Option<Arc<Protection>>,
+    attach_detach: Option<Arc<AttachDetach>>,
     orphans: Option<Arc<Orphans>>,
 }
 
@@ -497,6 +568,7 @@ impl Roles {
             metrics,
             provisioner_metrics: provisioner,
             attacher_metrics: attacher,
+            attach_detach_metrics: attach_detach,
             orphan_metrics,
             ..
         } = process;
@@ -507,7 +579,10 @@ impl Roles {
                 .then(|| Provisioner::new(Arc::clone(context), metrics, provisioner.clone())),
             attacher: has(Role::Attacher)
                 .then(|| Attacher::new(Arc::clone(context), metrics, attacher.clone())),
+            resizer: has(Role::Resizer).then(|| Resizer::new(Arc::clone(context), metrics)),
             protection: has(Role::Protection).then(|| Protection::new(Arc::clone(context), metrics)),
+            attach_detach: has(Role::AttachDetach)
+                .then(|| AttachDetach::new(Arc::clone(context), metrics, attach_detach.clone())),
             orphans: context
                 .settings
                 .orphan_scan_interval
@@ -517,18 +592,22 @@ impl Roles {
     }
 
     async fn run(&self, stop: CancellationToken) {
-        let (pv_controller, provisioner, attacher, protection, orphans) = (
+        let (pv_controller, provisioner, attacher, resizer, protection, attach_detach, orphans) = (
             self.pv_controller.iter().map(|role| role.run(stop.clone())),
             self.provisioner.iter().map(|role| role.run(stop.clone())),
             self.attacher.iter().map(|role| role.run(stop.clone())),
+            self.resizer.iter().map(|role| role.run(stop.clone())),
             self.protection.iter().map(|role| role.run(stop.clone())),
+            self.attach_detach.iter().map(|role| role.run(stop.clone())),
             self.orphans.iter().map(|role| role.run(stop.clone())),
         );
         tokio::join!(
             futures::future::join_all(pv_controller),
             futures::future::join_all(provisioner),
             futures::future::join_all(attacher),
+            futures::future::join_all(resizer),
             futures::future::join_all(protection),
+            futures::future::join_all(attach_detach),
             futures::future::join_all(orphans),
         );
     }

@@ -85,6 +85,7 @@ const PROVISIONER: &[Row] = &[
     (Reach::Cluster, "", "persistentvolumes", None, &["create", "delete", "patch"]),
     (Reach::OwnNamespace, "", "configmaps", None, &["create", "get", "list", "patch", "watch"]),
     (Reach::Cluster, STORAGE, "volumeattachments", None, &["list", "watch"]),
+    (Reach::Cluster, STORAGE, "volumeattributesclasses", None, &["list", "watch"]),
 ];
 
 /// The same on a node, for drivers whose storage is in it. Which node that is, its process knows by itself; nothing is attached, and
@@ -94,6 +95,7 @@ const PROVISIONER_OF_NODE: &[Row] = &[
     (Reach::Cluster, "", "persistentvolumeclaims", None, &["patch"]),
     (Reach::Cluster, "", "persistentvolumes", None, &["create", "delete", "patch"]),
     (Reach::OwnNamespace, "", "configmaps", None, &["create", "get", "list", "patch", "watch"]),
+    (Reach::Cluster, STORAGE, "volumeattributesclasses", None, &["list", "watch"]),
 ];
 
 /// Where that node is, beside its name.
@@ -109,6 +111,16 @@ const ATTACHER: &[Row] = &[
     (Reach::Cluster, STORAGE, "volumeattachments/status", None, &["patch"]),
 ];
 
+/// external-resizer's. Secrets are those that volumes name in `controllerExpandSecretRef`, and in annotations.
+const RESIZER: &[Row] = &[
+    (Reach::Cluster, "", "persistentvolumeclaims/status", None, &["patch"]),
+    (Reach::Cluster, "", "persistentvolumes", None, &["patch"]),
+    // Whether a volume is in use, for drivers that do not grow those that are.
+    (Reach::Cluster, "", "pods", None, &["list", "watch"]),
+    (Reach::Cluster, "", "secrets", None, &["get"]),
+    (Reach::Cluster, STORAGE, "volumeattributesclasses", None, &["list", "watch"]),
+];
+
 /// PersistentVolumeController's.
 const PV_CONTROLLER: &[Row] = &[
     (Reach::Cluster, "", "persistentvolumeclaims", None, &["patch"]),
@@ -122,6 +134,16 @@ const PROTECTION: &[Row] = &[
     (Reach::Cluster, "", "pods", None, &["list", "watch"]),
     (Reach::Cluster, "", "persistentvolumeclaims", None, &["patch"]),
     (Reach::Cluster, "", "persistentvolumes", None, &["patch"]),
+];
+
+/// AttachDetachController's.
+const ATTACH_DETACH: &[Row] = &[
+    (Reach::Cluster, "", "nodes", None, READ),
+    (Reach::Cluster, "", "nodes/status", None, &["patch"]),
+    (Reach::Cluster, "", "pods", None, &["list", "watch"]),
+    (Reach::Cluster, STORAGE, "csidrivers", None, &["list", "watch"]),
+    (Reach::Cluster, STORAGE, "csinodes", None, &["list", "watch"]),
+    (Reach::Cluster, STORAGE, "volumeattachments", None, &["create", "delete", "get", "list", "watch"]),
 ];
 
 /// Where the storage of a process' drivers is.
@@ -162,8 +184,12 @@ const fn rows(role: Role, drivers: Drivers) -> &'static [&'static [Row]] {
         (Role::Provisioner, Drivers::OfNode(Labels)) => &[PROVISIONER_OF_NODE, LABELS],
         (Role::Provisioner, Drivers::OfNode(CsiNode)) => &[PROVISIONER_OF_NODE, LABELS, KEYS],
         (Role::Attacher, _) => &[ATTACHER],
+        (Role::Resizer, Drivers::Anywhere | Drivers::OfNode(Name)) => &[RESIZER],
+        (Role::Resizer, Drivers::OfNode(Labels)) => &[RESIZER, LABELS],
+        (Role::Resizer, Drivers::OfNode(CsiNode)) => &[RESIZER, LABELS, KEYS],
         (Role::PvController, _) => &[PV_CONTROLLER],
         (Role::Protection, _) => &[PROTECTION],
+        (Role::AttachDetach, _) => &[ATTACH_DETACH],
     }
 }
 

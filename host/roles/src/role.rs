@@ -9,10 +9,14 @@ pub enum Role {
     Provisioner,
     /// VolumeAttachments to volumes that nodes can reach (external-attacher).
     Attacher,
+    /// Claims that grow or change their VolumeAttributesClass (external-resizer).
+    Resizer,
     /// Binding, phases, reclaim (PersistentVolumeController of kube-controller-manager).
     PvController,
     /// Releases the protection finalizers (pv- and pvc-protection of kube-controller-manager).
     Protection,
+    /// Pods to VolumeAttachments, and what nodes are told of them (AttachDetachController of kube-controller-manager).
+    AttachDetach,
 }
 
 /// A name that is no role.
@@ -25,15 +29,24 @@ pub struct UnknownRole {
 
 impl Role {
     /// Every role.
-    pub const ALL: [Self; 4] = [Self::Provisioner, Self::Attacher, Self::PvController, Self::Protection];
+    pub const ALL: [Self; 6] = [
+        Self::Provisioner,
+        Self::Attacher,
+        Self::Resizer,
+        Self::PvController,
+        Self::Protection,
+        Self::AttachDetach,
+    ];
 
     /// The name.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Provisioner => "provisioner",
             Self::Attacher => "attacher",
+            Self::Resizer => "resizer",
             Self::PvController => "pv-controller",
             Self::Protection => "protection",
+            Self::AttachDetach => "attach-detach",
         }
     }
 }

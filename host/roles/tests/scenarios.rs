@@ -4,13 +4,19 @@
 //! the answer lost, and another one that starts on what is there: the same objects must come out, with no volume leaked, lost or
 //! asked for in two ways.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    num::NonZeroUsize,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+};
 
 use cofferdam_roles::{
     Role,
     rbac::{self, Drivers},
 };
 use cofferdam_sim::{Outcome, Scenario, Simulation, UsedRules, scenarios};
+use tokio::runtime::Builder;
 
 /// Of a scenario on several nodes, `mortal` says which of their processes may die.
 async fn play(scenario: &Scenario, mortal: usize, die_after: Option<usize>) -> (Outcome, usize) {
@@ -46,7 +52,8 @@ async fn every_scenario_ends_so_with_a_process_for_each_role_and_its_rules_alone
     // And no rule is there for nothing.
     let mut idle = Vec::new();
     let provisioners = Drivers::ALL.map(|drivers| (Role::Provisioner, drivers));
-    let others = [Role::Attacher, Role::PvController, Role::Protection].map(|role| (role, Drivers::Anywhere));
+    let others = [Role::Attacher, Role::Resizer, Role::PvController, Role::Protection, Role::AttachDetach];
+    let others = others.map(|role| (role, Drivers::Anywhere));
     for (role, drivers) in provisioners.into_iter().chain(others) {
         for rule in rbac::rules(&[role].into(), drivers) {
             for verb in rule.verbs {
@@ -62,27 +69,43 @@ async fn every_scenario_ends_so_with_a_process_for_each_role_and_its_rules_alone
     assert!(idle.is_empty(), "rights that no scenario uses: {idle:#?}");
 }
 
-#[tokio::test(start_paused = true)]
-async fn every_scenario_ends_so_wherever_the_process_dies() {
-    let mut deaths = 0;
-    for scenario in scenarios() {
-        let mut of_scenario = 0;
-        for mortal in 0..scenario.nodes.len().max(1) {
-            let (_, effects) = play(&scenario, mortal, None).await;
-            for n in 1..=effects {
-                let (outcome, _) = play(&scenario, mortal, Some(n)).await;
-                let differences = scenario.differences(&outcome, true);
-                assert_eq!(differences, [""; 0], "process {mortal} killed after effect {n} of {effects}");
-                of_scenario += 1;
-            }
+#[test]
+fn every_scenario_ends_so_wherever_the_process_dies() {
+    let next = AtomicUsize::new(0);
+    // A row waits for nobody and has a clock of its own, so that as many are played at once as there are processors.
+    let work = || {
+        let (table, mut deaths) = (scenarios(), 0);
+        while let Some(scenario) = table.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+            deaths += runtime.block_on(every_death(scenario));
         }
-        // Where nothing is to be done by a node, nobody can die by it.
-        assert!(
-            of_scenario > 0 || !scenario.nodes.is_empty(),
-            "{} has no effect to die after",
-            scenario.name
-        );
-        deaths += of_scenario;
-    }
+        deaths
+    };
+    let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let deaths: usize = thread::scope(|scope| {
+        let workers: Vec<_> = (0..processors).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).sum()
+    });
     assert!(deaths > 200, "only {deaths} deaths were died");
+}
+
+/// How many deaths a scenario has; each has to end as it should.
+async fn every_death(scenario: &Scenario) -> usize {
+    let mut deaths = 0;
+    for mortal in 0..scenario.nodes.len().max(1) {
+        let (_, effects) = play(scenario, mortal, None).await;
+        for n in 1..=effects {
+            let (outcome, _) = play(scenario, mortal, Some(n)).await;
+            let differences = scenario.differences(&outcome, true);
+            assert_eq!(
+                differences, [""; 0],
+                "process {mortal} killed after effect {n} of {effects}: {:?}",
+                outcome.calls
+            );
+            deaths += 1;
+        }
+    }
+    // Where nothing is to be done by a node, nobody can die by it.
+    assert!(deaths > 0 || !scenario.nodes.is_empty(), "{} has no effect to die after", scenario.name);
+    deaths
 }

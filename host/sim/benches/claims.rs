@@ -121,7 +121,7 @@ async fn run() {
     post(&api.service(), "/apis/storage.k8s.io/v1/storageclasses", &class).await;
 
     // Bound is when the roles' own cache, fed by the answers of their writes, shows it.
-    let (bound, mut arrivals) = tokio::sync::mpsc::unbounded_channel::<(Box<str>, Instant)>();
+    let (bound, mut arrivals) = tokio::sync::mpsc::unbounded_channel::<(Arc<str>, Instant)>();
     process.cache().claims.subscribe(move |change| {
         let phase = |claim: &Option<Arc<cofferdam_domain::Claim>>| claim.as_ref().map(|claim| claim.phase);
         if phase(&change.new) == Some(ClaimPhase::Bound) && phase(&change.old) != Some(ClaimPhase::Bound) {

@@ -8,11 +8,12 @@ use std::{
 
 use cofferdam_backend::{Backend, Call};
 use cofferdam_domain::{
-    NodeName, VolumeHandle, names,
+    NodeName, Quantity, VolumeHandle, names,
     storage::{
         Ability, AttachmentRecord, CapabilityMode, Capacity, CapacityQuery, CreateVolume, CreatedVolume,
-        Description, ErrorKind, Feature, Finality, PageRequest, Parameters, Placement, PublishVolume,
-        Readiness, Segments, StorageError, ValidateVolume, Validation, VolumePage, VolumeStatus,
+        Description, ErrorKind, ExpandVolume, ExpandedVolume, Feature, Finality, PageRequest, Parameters,
+        Placement, PublishVolume, Readiness, Segments, StorageError, ValidateVolume, Validation, VolumePage,
+        VolumeStatus,
     },
 };
 use cofferdam_roles::rbac::Whereabouts;
@@ -36,12 +37,31 @@ pub enum Fault {
     Slow(Duration),
     /// A user does this while the driver is at work; then all is well.
     Meanwhile(UserAction),
+    /// A user does this while the driver is at work; then this goes wrong.
+    MeanwhileThen(UserAction, Box<Fault>),
     /// The process' watches end and no other one begins, as with a connection that hangs; then as [`Fault::Meanwhile`].
     MeanwhileUnseen(UserAction),
     /// The volume has this many bytes, whatever was asked for.
     Size(u64),
     /// It happens, and is undone by whoever works on the array itself.
     Undone,
+}
+
+impl Fault {
+    /// Whether the driver says that nothing happens.
+    fn refuses(&self) -> bool {
+        match self {
+            Self::Refuse(_) => true,
+            Self::MeanwhileThen(_, then) => then.refuses(),
+            Self::LostRequest
+            | Self::LostAnswer
+            | Self::Slow(_)
+            | Self::Meanwhile(_)
+            | Self::MeanwhileUnseen(_)
+            | Self::Size(_)
+            | Self::Undone => false,
+        }
+    }
 }
 
 /// By then every watch of a process has ended by itself, and none that began after it is given up as dead yet.
@@ -86,6 +106,19 @@ pub struct Publishing {
     pub undo_faults: Vec<Fault>,
 }
 
+/// What a scenario wants of the driver's growing and modifying.
+#[derive(Clone, Debug, Default)]
+pub struct Resizing {
+    /// The driver can do neither.
+    pub none: bool,
+    /// The node has a part in growing.
+    pub on_node: bool,
+    /// What goes wrong with its expand calls, one each.
+    pub faults: Vec<Fault>,
+    /// What goes wrong with its modify calls, one each.
+    pub modify_faults: Vec<Fault>,
+}
+
 /// What a scenario wants of the places of the driver's volumes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Places {
@@ -116,6 +149,18 @@ struct Array {
     wanted: BTreeMap<Place, PublishVolume>,
     /// Volumes that no process has created and that were published once: they are listed, too.
     strangers: BTreeSet<String>,
+    resizes: bool,
+    /// The node has a part in growing.
+    on_node: bool,
+    expand_faults: VecDeque<Fault>,
+    modify_faults: VecDeque<Fault>,
+    /// Sizes of volumes that have grown, by their handles.
+    sizes: BTreeMap<String, u64>,
+    /// Growths and modifications that may still take effect.
+    growing: BTreeMap<String, ExpandVolume>,
+    modifying: BTreeMap<String, Parameters>,
+    /// Volumes that a call changes just now.
+    changing: BTreeSet<String>,
     listing: Option<Listing>,
     list_faults: VecDeque<Fault>,
     calls: Vec<String>,
@@ -150,6 +195,7 @@ impl ScriptedDriver {
             create_faults: create_faults.into(),
             delete_faults: delete_faults.into(),
             publishes: true,
+            resizes: true,
             ..Array::default()
         };
         Self { array: Arc::new(Mutex::new(array)), users, clock }
@@ -168,6 +214,14 @@ impl ScriptedDriver {
         array.publishes = !publishing.none;
         array.publish_faults = publishing.faults.into();
         array.unpublish_faults = publishing.undo_faults.into();
+    }
+
+    /// Says what the driver does when it grows and modifies volumes.
+    pub fn resizes(&self, resizing: Resizing) {
+        let mut array = self.lock();
+        (array.resizes, array.on_node) = (!resizing.none, resizing.on_node);
+        array.expand_faults = resizing.faults.into();
+        array.modify_faults = resizing.modify_faults.into();
     }
 
     /// Says where the driver's volumes can be.
@@ -232,9 +286,9 @@ impl ScriptedDriver {
         node: Option<&'static str>,
         effects: Arc<Effects>,
     ) -> Arc<dyn Backend> {
-        let (listing, publishes, places) = {
+        let (listing, publishes, resizes, places) = {
             let array = self.lock();
-            (array.listing, array.publishes, array.places)
+            (array.listing, array.publishes, array.resizes, array.places)
         };
         let keys = if places.hidden { &[] } else { places.keys };
         let description = Description {
@@ -259,6 +313,8 @@ impl ScriptedDriver {
         let abilities = [
             listing.map(|_| Ability::Listing),
             (publishes && node.is_none()).then_some(Ability::Publishing),
+            resizes.then_some(Ability::Expansion),
+            resizes.then_some(Ability::Modification),
             places.tells.then_some(Ability::Capacity),
         ];
         let abilities = abilities.into_iter().flatten().collect();
@@ -401,6 +457,20 @@ impl Array {
         Ok(AttachmentRecord { kind: "directory".to_owned(), version: 1, fields })
     }
 
+    /// The volume has at least this size, or exactly that one.
+    fn expand(&mut self, request: &ExpandVolume, answer: Option<u64>) -> ExpandedVolume {
+        let handle = request.handle.as_str();
+        let made = self.volumes.get(handle.strip_prefix("handle-").unwrap_or_default());
+        let size = made.map(|volume| volume.size).unwrap_or_default();
+        let before = self.sizes.get(handle).copied().unwrap_or(size);
+        let size = before.max(request.capacity.required.unwrap_or_default());
+        // A wrong answer says nothing of the volume.
+        let size = answer.filter(|answer| *answer > size).unwrap_or(size);
+        self.sizes.insert(handle.to_owned(), size);
+        self.growing.remove(handle);
+        ExpandedVolume { capacity: answer.unwrap_or(size), node_expansion: self.on_node }
+    }
+
     fn unpublish(&mut self, handle: &VolumeHandle, node: Option<&NodeName>) {
         let stays =
             |place: &Place| place.0 != handle.as_str() || node.is_some_and(|node| place.1 != node.as_str());
@@ -413,6 +483,28 @@ impl Array {
 fn shown(verb: &str, call: &Call, handle: &VolumeHandle, node: &str, more: &str) -> String {
     let secrets: String = call.secrets.iter().map(|(name, _)| format!(" with {name}")).collect();
     format!("{verb} {handle} {node}{more}{secrets}")
+}
+
+/// A call that changes a volume: no other may.
+struct Changing {
+    driver: ScriptedDriver,
+    handle: String,
+}
+
+impl Changing {
+    fn of(driver: &ScriptedDriver, handle: &VolumeHandle) -> Self {
+        let mut array = driver.lock();
+        if !array.changing.insert(handle.to_string()) {
+            array.violations.push(format!("{handle} is changed by two calls at once"));
+        }
+        Self { driver: driver.clone(), handle: handle.to_string() }
+    }
+}
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        self.driver.lock().changing.remove(&self.handle);
+    }
 }
 
 struct MortalDriver {
@@ -463,6 +555,10 @@ impl MortalDriver {
                 (self.driver.users)(action).await;
                 Ok((false, None))
             }
+            Some(Fault::MeanwhileThen(action, then)) => {
+                (self.driver.users)(action).await;
+                Box::pin(self.fault(Some(*then))).await
+            }
             Some(Fault::MeanwhileUnseen(action)) => {
                 self.effects.deafen();
                 tokio::time::sleep(DEAF_AFTER).await;
@@ -510,7 +606,9 @@ impl Backend for MortalDriver {
             let _call = self.call();
             let wanted: String =
                 preferred(&request).into_iter().map(|place| format!(" {}", text_of(place))).collect();
-            let call = format!("create {}{wanted}", request.name);
+            let attributes = text_of(&request.mutable_parameters);
+            let attributes = if attributes.is_empty() { attributes } else { format!(" with {attributes}") };
+            let call = format!("create {}{wanted}{attributes}", request.name);
             let key = self.key(&request.name);
             let fault = {
                 let mut array = self.driver.lock();
@@ -523,7 +621,7 @@ impl Backend for MortalDriver {
                 }
                 array.asked.insert(key.clone(), request.clone());
                 let fault = array.create_faults.pop_front();
-                if matches!(fault, Some(Fault::Refuse(_))) {
+                if fault.as_ref().is_some_and(Fault::refuses) {
                     array.asked.remove(&key);
                 }
                 fault
@@ -582,7 +680,7 @@ impl Backend for MortalDriver {
                 }
                 array.wanted.insert(place.clone(), request.clone());
                 let fault = array.publish_faults.pop_front();
-                if matches!(fault, Some(Fault::Refuse(_))) {
+                if fault.as_ref().is_some_and(Fault::refuses) {
                     array.wanted.remove(&place);
                 }
                 fault
@@ -623,6 +721,71 @@ impl Backend for MortalDriver {
             };
             let (answer_lost, _) = self.fault(fault).await?;
             self.driver.lock().unpublish(&handle, node.as_ref());
+            self.effects.note(Effect::Call(call)).await;
+            if answer_lost { Err(lost()) } else { Ok(()) }
+        })
+    }
+
+    fn expand_volume(
+        &self,
+        call: Call,
+        request: ExpandVolume,
+    ) -> BoxFuture<'_, Result<ExpandedVolume, StorageError>> {
+        Box::pin(async move {
+            self.effects.gate().await;
+            let _call = self.call();
+            let _changing = Changing::of(&self.driver, &request.handle);
+            let handle = request.handle.to_string();
+            let size = Quantity::from_bytes(request.capacity.required.unwrap_or_default()).to_string();
+            let on = self.node.map(|node| format!(" on {node}")).unwrap_or_default();
+            let call = shown("expand", &call, &request.handle, &size, &on);
+            let fault = {
+                let mut array = self.driver.lock();
+                array.calls.push(call.clone());
+                if array.growing.get(&handle).is_some_and(|before| *before != request) {
+                    array.violations.push(format!("{handle} was grown in two ways"));
+                }
+                array.growing.insert(handle.clone(), request.clone());
+                let fault = array.expand_faults.pop_front();
+                if fault.as_ref().is_some_and(Fault::refuses) {
+                    array.growing.remove(&handle);
+                }
+                fault
+            };
+            let (answer_lost, size) = self.fault(fault).await?;
+            let answer = self.driver.lock().expand(&request, size);
+            self.effects.note(Effect::Call(call)).await;
+            if answer_lost { Err(lost()) } else { Ok(answer) }
+        })
+    }
+
+    fn modify_volume(
+        &self,
+        call: Call,
+        handle: VolumeHandle,
+        parameters: Parameters,
+    ) -> BoxFuture<'_, Result<(), StorageError>> {
+        Box::pin(async move {
+            self.effects.gate().await;
+            let _call = self.call();
+            let _changing = Changing::of(&self.driver, &handle);
+            let call = shown("modify", &call, &handle, &text_of(&parameters), "");
+            let handle = handle.to_string();
+            let fault = {
+                let mut array = self.driver.lock();
+                array.calls.push(call.clone());
+                if array.modifying.get(&handle).is_some_and(|before| *before != parameters) {
+                    array.violations.push(format!("{handle} was modified in two ways"));
+                }
+                array.modifying.insert(handle.clone(), parameters);
+                let fault = array.modify_faults.pop_front();
+                if fault.as_ref().is_some_and(Fault::refuses) {
+                    array.modifying.remove(&handle);
+                }
+                fault
+            };
+            let (answer_lost, _) = self.fault(fault).await?;
+            self.driver.lock().modifying.remove(&handle);
             self.effects.note(Effect::Call(call)).await;
             if answer_lost { Err(lost()) } else { Ok(()) }
         })

@@ -8,6 +8,7 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::{Context, Poll},
+    time::Duration,
 };
 
 use cofferdam_roles::rbac::{Attributes, Rule};
@@ -15,10 +16,15 @@ use futures::future::BoxFuture;
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full};
 use kube::client::Body;
+use serde_json::json;
 use tokio::sync::Notify;
 use tower::{BoxError, Service, ServiceExt as _};
 
-use crate::ground::{AnswerBody, Api};
+use crate::{
+    ground::{AnswerBody, Api},
+    judge,
+    world::World,
+};
 
 /// Something that a process did to the world.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +33,32 @@ pub enum Effect {
     Write(String),
     /// A call that the driver carried out.
     Call(String),
+}
+
+/// Something that goes wrong with one write of a process.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ApiFault {
+    /// The write's method.
+    pub method: &'static str,
+    /// What its path begins with.
+    pub path: &'static str,
+    /// What its body contains.
+    pub saying: &'static str,
+    /// What goes wrong.
+    pub how: Mishap,
+}
+
+/// What goes wrong with a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mishap {
+    /// It is carried out, and not answered.
+    LostAnswer,
+    /// It is neither carried out nor answered.
+    LostRequest,
+    /// It is not answered, and carried out after this time.
+    Late(Duration),
+    /// It is refused once, as if it were decided on what is not so any more.
+    Conflict,
 }
 
 /// One process' effects. After the one that it shall die by, the process gets no answer any more, to anything.
@@ -231,13 +263,24 @@ pub(crate) struct MortalApi {
     pub(crate) api: Api,
     pub(crate) effects: Arc<Effects>,
     pub(crate) rbac: Arc<Rbac>,
+    pub(crate) world: Arc<World>,
 }
 
-/// What an API server answers to who may not.
-fn forbidden() -> Response<AnswerBody> {
-    let body = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"forbidden by the rules of the roles","reason":"Forbidden","code":403}"#;
-    let mut response = Response::new(Full::from(body).map_err(|never| match never {}).boxed_unsync());
-    *response.status_mut() = StatusCode::FORBIDDEN;
+/// What an API server says of a request that it does not carry out: code, reason, message.
+type Refusal = (StatusCode, &'static str, &'static str);
+
+const FORBIDDEN: Refusal = (StatusCode::FORBIDDEN, "Forbidden", "forbidden by the rules of the roles");
+const UNAVAILABLE: Refusal = (StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", "the API is not there");
+const CONFLICT: Refusal = (StatusCode::CONFLICT, "Conflict", "the object has been modified");
+
+fn status((code, reason, message): Refusal) -> Response<AnswerBody> {
+    let body = json!({
+        "apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure", "message": message,
+        "reason": reason, "code": code.as_u16(),
+    });
+    let body = Full::from(body.to_string()).map_err(|never| match never {}).boxed_unsync();
+    let mut response = Response::new(body);
+    *response.status_mut() = code;
     response
 }
 
@@ -251,31 +294,63 @@ impl Service<Request<Body>> for MortalApi {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let mut api = self.api.clone();
-        let effects = Arc::clone(&self.effects);
+        let me = self.clone();
         let allowed = self.rbac.allows(request.method(), request.uri());
         Box::pin(async move {
-            effects.gate().await;
+            me.effects.gate().await;
             if !allowed {
-                return Ok(forbidden());
+                return Ok(status(FORBIDDEN));
             }
             let watches = request.uri().query().is_some_and(|query| query.contains("watch=true"));
-            if watches && effects.deaf.load(Ordering::SeqCst) {
+            if watches && me.effects.deaf.load(Ordering::SeqCst) {
                 std::future::pending::<()>().await;
             }
-            let write = (request.method() != Method::GET)
-                .then(|| format!("{} {}", request.method(), request.uri().path()));
-            let busy = effects.busy(|effects| &effects.requests);
-            let answer = api.ready().await?.call(request).await;
-            drop(busy);
-            effects.gate().await;
-            let response = answer?;
-            if let Some(write) = write.filter(|_| response.status().is_success()) {
-                effects.note(Effect::Write(write)).await;
+            judge::before(&me.world, request.method(), request.uri().path()).await;
+            let (request, mishap) = me.world.mishap(request).await?;
+            match mishap {
+                None => me.carry_out(request).await,
+                Some(Mishap::LostAnswer) => me.carry_out(request).await.map(|_| status(UNAVAILABLE)),
+                Some(Mishap::LostRequest) => Ok(status(UNAVAILABLE)),
+                Some(Mishap::Late(after)) => {
+                    tokio::spawn(async move {
+                        tokio::time::sleep(after).await;
+                        // Who asked has an answer, and hears nothing of this.
+                        let _ = me.carry_out(request).await;
+                    });
+                    Ok(status(UNAVAILABLE))
+                }
+                Some(Mishap::Conflict) => Ok(status(CONFLICT)),
             }
-            effects.gate().await;
-            Ok(response)
         })
+    }
+}
+
+impl MortalApi {
+    async fn carry_out(mut self, request: Request<Body>) -> Result<Response<AnswerBody>, BoxError> {
+        let Self { api, effects, world, .. } = &mut self;
+        let write = (request.method() != Method::GET)
+            .then(|| format!("{} {}", request.method(), request.uri().path()));
+        let busy = effects.busy(|effects| &effects.requests);
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let answer = api.ready().await?.call(request).await;
+        drop(busy);
+        effects.gate().await;
+        let response = answer?;
+        let response = if judge::is_judged(world, &method, &path) && response.status().is_success() {
+            let (head, body) = response.into_parts();
+            let body = body.collect().await?.to_bytes();
+            if let Ok(made) = serde_json::from_slice(&body) {
+                judge::made(world, &made).await;
+            }
+            Response::from_parts(head, Full::from(body).map_err(|never| match never {}).boxed_unsync())
+        } else {
+            response
+        };
+        if let Some(write) = write.filter(|_| response.status().is_success()) {
+            effects.note(Effect::Write(write)).await;
+        }
+        effects.gate().await;
+        Ok(response)
     }
 }
 

@@ -8,13 +8,14 @@
 pub mod driver;
 pub mod effects;
 pub mod ground;
+mod judge;
 pub mod objects;
 pub mod scenarios;
 pub mod simulation;
 mod world;
 
-pub use driver::{ArrayVolume, Fault, Listing, Places, Publishing, ScriptedDriver};
-pub use effects::{Effect, Effects};
+pub use driver::{ArrayVolume, Fault, Listing, Places, Publishing, Resizing, ScriptedDriver};
+pub use effects::{ApiFault, Effect, Effects, Mishap};
 pub use ground::{Api, Ground, InProcess, OverHttp, Place, Who};
-pub use scenarios::{Scenario, scenarios};
+pub use scenarios::{Scenario, scenarios, unplayed};
 pub use simulation::{Outcome, Sign, Simulation, UsedRules, UserAction};

@@ -58,11 +58,48 @@ pub fn node(name: &str, labels: &Value) -> Value {
     json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}})
 }
 
+/// A Node that is ready, and whose volumes the controller attaches.
+pub fn machine(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {
+            "name": name, "annotations": {"volumes.kubernetes.io/controller-managed-attach-detach": "true"},
+        },
+        "status": {"conditions": [ready(true)]},
+    })
+}
+
+/// The condition of a Node that its kubelet is there, or is not heard any more.
+pub fn ready(ready: bool) -> Value {
+    json!({"type": "Ready", "status": if ready { "True" } else { "Unknown" }})
+}
+
+/// The name under which nodes know a volume of the scenario's driver.
+pub fn unique(handle: &str) -> String {
+    format!("kubernetes.io/csi/{DRIVER}^{handle}")
+}
+
+/// The CSIDriver of the scenario's driver.
+pub fn csi_driver(attach_required: bool) -> Value {
+    json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": DRIVER},
+        "spec": {"attachRequired": attach_required},
+    })
+}
+
 /// That a volume of the scenario's driver shall be attached to a node.
 pub fn attachment(name: &str, volume: &str, node: &str) -> Value {
     json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment", "metadata": {"name": name},
         "spec": {"attacher": DRIVER, "nodeName": node, "source": {"persistentVolumeName": volume}},
+    })
+}
+
+/// A VolumeAttributesClass of the scenario's driver.
+pub fn attributes_class(name: &str, speed: &str) -> Value {
+    json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttributesClass", "metadata": {"name": name},
+        "driverName": DRIVER, "parameters": {"speed": speed},
     })
 }
 
@@ -93,6 +130,7 @@ pub fn collection(object: &Value) -> String {
     let root = if version.contains('/') { format!("/apis/{version}") } else { format!("/api/{version}") };
     let plural = match text("/kind") {
         "StorageClass" => "storageclasses".to_owned(),
+        "VolumeAttributesClass" => "volumeattributesclasses".to_owned(),
         kind => format!("{}s", kind.to_lowercase()),
     };
     match text("/metadata/namespace") {

@@ -1,10 +1,13 @@
-//! The scenario table of provisioner, attacher, pv-controller and protection: objects in, faults in → objects, events, driver calls out.
+//! The scenario table of provisioner, attacher, resizer, pv-controller, protection and attach-detach: objects in, faults in → objects, events, driver calls out.
 //!
 //! It holds on every [`Ground`](crate::Ground). Where one cannot play a scenario, the row says so and why.
 
 mod attaching;
+mod leaving;
+mod moving;
 mod placed;
 mod placing;
+mod resizing;
 
 use std::time::Duration;
 
@@ -12,7 +15,7 @@ use cofferdam_domain::storage::ErrorKind;
 use serde_json::json;
 
 use crate::{
-    Fault, Outcome, Place, Places, Publishing,
+    ApiFault, Fault, Outcome, Place, Places, Publishing, Resizing,
     Sign::{Called, Event, Gone},
     Simulation,
     UserAction::{self, Backup, Compact, Create, Delete, Patch, Restore, Settle, Until},
@@ -34,10 +37,14 @@ pub struct Scenario {
     pub create_faults: Vec<Fault>,
     /// What goes wrong with the driver's delete calls, one each.
     pub delete_faults: Vec<Fault>,
+    /// What goes wrong with writes of the processes, one each.
+    pub api_faults: Vec<ApiFault>,
     /// What the driver does when it publishes.
     pub publishing: Publishing,
     /// Whether the driver lists where its volumes are published.
     pub told: bool,
+    /// What the driver does when it grows and modifies volumes.
+    pub resizing: Resizing,
     /// Where the driver's volumes can be.
     pub places: Places,
     /// Nodes that have the driver's storage, each its own; none where it is one for all.
@@ -46,8 +53,12 @@ pub struct Scenario {
     pub claims: &'static [&'static str],
     /// [`Outcome::volumes`]
     pub volumes: &'static [&'static str],
+    /// [`Outcome::resizes`]
+    pub resizes: &'static [&'static str],
     /// [`Outcome::attachments`]
     pub attachments: &'static [&'static str],
+    /// [`Outcome::told`]
+    pub told_nodes: &'static [&'static str],
     /// [`Outcome::published`]
     pub published: &'static [&'static str],
     /// [`Outcome::array`]
@@ -70,7 +81,12 @@ impl Scenario {
 
     /// A simulation with the driver that the scenario wants.
     pub fn with_driver(&self, simulation: Simulation) -> Simulation {
-        simulation.publishing(self.publishing.clone(), self.told).places(self.places).on_nodes(self.nodes)
+        simulation
+            .publishing(self.publishing.clone(), self.told)
+            .resizing(self.resizing.clone())
+            .places(self.places)
+            .on_nodes(self.nodes)
+            .misfortune(self.api_faults.clone())
     }
 
     /// What came out otherwise than it should. Where a process died, calls may be repeated and events lost.
@@ -84,13 +100,16 @@ impl Scenario {
         compare("faults", &outcome.faults, self.faults);
         compare("claims", &outcome.claims, self.claims);
         compare("volumes", &outcome.volumes, self.volumes);
+        compare("resizes", &outcome.resizes, self.resizes);
         compare("attachments", &outcome.attachments, self.attachments);
+        compare("told", &outcome.told, self.told_nodes);
         compare("published", &outcome.published, self.published);
         compare("array", &outcome.array, self.array);
         compare("intents", &[outcome.intents.to_string()], &["0"]);
         if !died {
             compare("events", &outcome.events, self.events);
             compare("calls", &outcome.calls, self.calls);
+            compare("unused", &outcome.unused, &[]);
         }
         differences
     }
@@ -123,17 +142,40 @@ const EITHER: &[(Place, &str)] = &[
     (Place::Kubernetes, "on real time the second claim may be the first at the volume"),
 ];
 
+const PAUSES: &[(Place, &str)] = &[
+    (Place::Http, "on real time nobody waits for every pause of an hour"),
+    (Place::Kubernetes, "on real time nobody waits for every pause of an hour"),
+];
+
+/// Tested on its own there.
+const EITHER_PART: &[(Place, &str)] = &[
+    (Place::Http, "on real time the modification may be the first at the driver"),
+    (Place::Kubernetes, "on real time the modification may be the first at the driver"),
+];
+
 const BOUND: &[&str] = &["a Bound of-a"];
 const VOLUME: &[&str] = &["of-a Bound a"];
 const SUCCEEDED: &[&str] = &["a Normal ProvisioningSucceeded"];
 const FAILED_THEN_SUCCEEDED: &[&str] = &["a Normal ProvisioningSucceeded", "a Warning ProvisioningFailed"];
 
+/// How many rows a ground cannot play: each has its reason in the table, and a new one wants to be seen.
+pub const fn unplayed(place: Place) -> usize {
+    match place {
+        Place::InProcess => 0,
+        Place::Http => 34,
+        Place::Kubernetes => 32,
+    }
+}
+
 /// The table.
 pub fn scenarios() -> Vec<Scenario> {
     let mut all = claims_and_volumes();
     all.extend(attaching::scenarios());
+    all.extend(moving::scenarios());
+    all.extend(leaving::scenarios());
     all.extend(placing::scenarios());
     all.extend(placed::scenarios());
+    all.extend(resizing::scenarios());
     all
 }
 
@@ -507,4 +549,17 @@ fn claims_and_volumes() -> Vec<Scenario> {
             ..base()
         },
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_played_is_known() {
+        for place in [Place::InProcess, Place::Http, Place::Kubernetes] {
+            let refused = scenarios().into_iter().filter(|row| row.refused_by(place).is_some());
+            assert_eq!(refused.count(), unplayed(place), "{place}");
+        }
+    }
 }

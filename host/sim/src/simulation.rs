@@ -23,11 +23,12 @@ use tokio_util::sync::CancellationToken;
 use tower::BoxError;
 
 use crate::{
-    driver::{Clock, Fault, Listing, Places, Publishing, ScriptedDriver},
-    effects::{Effect, Effects, MortalApi, Rbac},
+    driver::{Clock, Fault, Listing, Places, Publishing, Resizing, ScriptedDriver},
+    effects::{ApiFault, Effect, Effects, MortalApi, Rbac},
     ground::{Ground, InProcess, Who},
+    judge,
     objects::DRIVER,
-    world::{ATTACHMENTS, World, call, text},
+    world::{ATTACHMENTS, NODES, World, call, text},
 };
 
 /// Pause between two scans for orphans, where the driver lists its volumes.
@@ -77,9 +78,14 @@ pub struct Outcome {
     /// `name phase claim` of every volume, sorted; provisioned ones by the name of their claim, and what is not reachable from
     /// everywhere with its places, `name phase claim key=value`.
     pub volumes: Vec<String>,
+    /// What claims and their volumes say of growing and modifying, of those that say anything; sorted. `name 1Gi/2Gi` are their sizes;
+    /// then come `allocated=2Gi`, the state, the conditions, `no-node`, `was=1Gi`, `class=a/b` and `target=b` with its state.
+    pub resizes: Vec<String>,
     /// `name attached kind` or `name detached` of every attachment, with `attachError CODE` and `detachError` where there are such;
     /// sorted.
     pub attachments: Vec<String>,
+    /// `handles on node` of every node that is told of attached volumes, sorted.
+    pub told: Vec<String>,
     /// `handle node` of what the array has published, sorted.
     pub published: Vec<String>,
     /// Names of the array's volumes' owners: claims by name, sorted.
@@ -90,6 +96,8 @@ pub struct Outcome {
     pub events: Vec<String>,
     /// Calls that reached the driver, with claims' names.
     pub calls: Vec<String>,
+    /// What was to go wrong with writes, and did not, for nobody has asked for them.
+    pub unused: Vec<String>,
     /// What must never be: leaks, losses, breaches of the contract with drivers.
     pub faults: Vec<String>,
 }
@@ -123,10 +131,10 @@ impl Team {
         Self { roles, drivers, rbac, node: None, drives: true }
     }
 
-    /// The provisioner of one node.
+    /// The provisioner and the resizer of one node.
     fn on_node(node: &'static str, whereabouts: Whereabouts) -> Self {
         let drivers = Drivers::OfNode(whereabouts);
-        Self { node: Some(node), ..Self::new([Role::Provisioner].into(), drivers) }
+        Self { node: Some(node), ..Self::new([Role::Provisioner, Role::Resizer].into(), drivers) }
     }
 
     /// A process for each role.
@@ -214,10 +222,24 @@ impl Simulation {
         self
     }
 
+    /// Says what the driver does when it grows and modifies volumes.
+    #[must_use]
+    pub fn resizing(self, resizing: Resizing) -> Self {
+        self.driver.resizes(resizing);
+        self
+    }
+
     /// Says where the driver's volumes can be.
     #[must_use]
     pub fn places(self, places: Places) -> Self {
         self.driver.places(places);
+        self
+    }
+
+    /// Says what goes wrong with writes of the processes, one each.
+    #[must_use]
+    pub fn misfortune(self, faults: Vec<ApiFault>) -> Self {
+        self.world.misfortune(faults);
         self
     }
 
@@ -233,7 +255,7 @@ impl Simulation {
         Self { teams: self.teams.into_iter().flat_map(Team::split).collect(), ..self }
     }
 
-    /// Puts the driver's storage into nodes: each has a process that provisions for it, and one more process has the roles that need no
+    /// Puts the driver's storage into nodes: each has a process that provisions and grows for it, and one more process has the roles that need no
     /// driver. The first node's is who may die.
     #[must_use]
     pub fn on_nodes(self, nodes: &[&'static str]) -> Self {
@@ -338,7 +360,8 @@ impl Simulation {
             self.world.fault(format!("a process has no client: {error}"));
             self.world.user.clone()
         });
-        let api = MortalApi { api, effects: Arc::clone(&effects), rbac: Arc::clone(&team.rbac) };
+        let (world, rbac) = (Arc::clone(&self.world), Arc::clone(&team.rbac));
+        let api = MortalApi { api, effects: Arc::clone(&effects), rbac, world };
         let client = kube::Client::new(api, "default");
         let backend = || self.driver.for_process(DRIVER, team.node, Arc::clone(&effects));
         let backends: Vec<Arc<dyn Backend>> = team.drives.then(backend).into_iter().collect();
@@ -431,6 +454,8 @@ impl Simulation {
         let attachments = self.world.list(ATTACHMENTS).await;
         let published = self.driver.published();
         faults.extend(astray(&attachments, &volumes, &published));
+        let nodes = self.world.list(NODES).await;
+        faults.extend(judge::told_too_much(&nodes, &attachments));
         let shown = |object: &Value, of: &str| {
             let line =
                 format!("{} {} {of}", alias(text(object, "/metadata/name")), text(object, "/status/phase"));
@@ -447,12 +472,15 @@ impl Simulation {
             volumes: sorted(volumes.iter().map(|volume| {
                 shown(volume, &format!("{}{}", text(volume, "/spec/claimRef/name"), places(volume)))
             })),
+            resizes: sorted(claims.iter().filter_map(|claim| resize_line(claim, &volumes))),
             attachments: sorted(attachments.iter().map(attachment_line)),
+            told: sorted(nodes.iter().filter_map(judge::told_line)),
             published: sorted(published.iter().map(|(handle, node)| format!("{handle} {node}"))),
             array: sorted(held.iter().map(|(uid, node)| format!("{}{node}", claim_of(uid)))),
             intents: self.intents().await,
             events: self.events().await,
             calls: self.driver.calls().iter().map(|call| rename(call, &claim_of)).collect(),
+            unused: self.world.mishaps_left().iter().map(|fault| format!("{fault:?}")).collect(),
             faults,
         }
     }
@@ -509,9 +537,39 @@ fn sorted(lines: impl Iterator<Item = String>) -> Vec<String> {
     lines
 }
 
+/// What a claim and its volume say of growing and modifying.
+fn resize_line(claim: &Value, volumes: &[Value]) -> Option<String> {
+    let name = text(claim, "/spec/volumeName");
+    let volume = volumes.iter().find(|volume| text(volume, "/metadata/name") == name).unwrap_or(&Value::Null);
+    let mut said = String::new();
+    let mut say = |what: &str, text: &str| {
+        if !text.is_empty() {
+            said.push_str(&format!(" {what}{text}"));
+        }
+    };
+    say("allocated=", text(claim, "/status/allocatedResources/storage"));
+    say("", text(claim, "/status/allocatedResourceStatuses/storage"));
+    let conditions = claim.pointer("/status/conditions").and_then(Value::as_array);
+    let kinds = sorted(conditions.into_iter().flatten().map(|condition| text(condition, "/type").to_owned()));
+    say("", &kinds.join(" "));
+    let required = text(claim, "/metadata/annotations/volume.kubernetes.io~1node-expansion-not-required");
+    say("", if required == "true" { "no-node" } else { "" });
+    say("was=", text(volume, "/metadata/annotations/volume.alpha.kubernetes.io~1pre-resize-capacity"));
+    let class = text(claim, "/status/currentVolumeAttributesClassName");
+    let of_volume = text(volume, "/spec/volumeAttributesClassName");
+    let classes = format!("{class}/{of_volume}");
+    say("class=", if classes == "/" { "" } else { &classes });
+    let target = text(claim, "/status/modifyVolumeStatus/targetVolumeAttributesClassName");
+    say("target=", target);
+    say("", text(claim, "/status/modifyVolumeStatus/status"));
+    let sizes =
+        format!("{}/{}", text(claim, "/status/capacity/storage"), text(volume, "/spec/capacity/storage"));
+    (!said.is_empty()).then(|| format!("{} {sizes}{said}", text(claim, "/metadata/name")))
+}
+
 fn attachment_line(attachment: &Value) -> String {
     let attached = attachment.pointer("/status/attached").and_then(Value::as_bool) == Some(true);
-    let mut line = text(attachment, "/metadata/name").to_owned();
+    let mut line = judge::alias(attachment);
     line.push_str(if attached { " attached" } else { " detached" });
     let how = text(attachment, "/status/attachmentMetadata/cofferdam.dev~1attachment");
     if let Ok(how) = serde_json::from_str::<Value>(how) {

@@ -1,13 +1,15 @@
 //! The world around the processes: the cluster that they stand on, the user, and whether anything still happens.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use cofferdam_cluster::{Cache, Seen, writer::Cached};
-use cofferdam_domain::{Attachment, Claim, CsiNode, Node, StorageClass, Volume};
+use cofferdam_domain::{
+    Attachment, AttributesClass, Claim, CsiDriver, CsiNode, Node, Pod, StorageClass, Volume,
+};
 use cofferdam_roles::{NodeDeployment, Process};
 use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
@@ -17,8 +19,9 @@ use tokio::time::Instant;
 use tower::{BoxError, ServiceExt as _};
 
 use crate::{
-    effects::Effects,
+    effects::{ApiFault, Effects, Mishap},
     ground::{Api, Ground, Place},
+    judge,
     objects::collection,
     simulation::UserAction,
 };
@@ -43,6 +46,9 @@ const LONGEST_LOOK: Duration = Duration::from_secs(10);
 /// Where VolumeAttachments are.
 pub(crate) const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
 
+/// Where Nodes are.
+pub(crate) const NODES: &str = "/api/v1/nodes";
+
 /// A process that lives, or whose death nobody has seen yet.
 struct Live {
     effects: Arc<Effects>,
@@ -57,15 +63,28 @@ pub(crate) struct World {
     pub(crate) user: Api,
     live: Mutex<Vec<Live>>,
     faults: Mutex<Vec<String>>,
+    /// Attachments that processes have made, by volume.
+    made: Mutex<HashMap<String, HashSet<String>>>,
+    memory: Mutex<judge::Memory>,
+    /// What goes wrong with writes, one each.
+    mishaps: Mutex<Vec<ApiFault>>,
 }
 
 impl World {
     pub(crate) fn new(ground: Arc<dyn Ground>, user: Api) -> Arc<Self> {
-        Arc::new(Self { ground, user, live: Mutex::default(), faults: Mutex::default() })
+        Arc::new(Self {
+            ground,
+            user,
+            live: Mutex::default(),
+            faults: Mutex::default(),
+            made: Mutex::default(),
+            memory: Mutex::default(),
+            mishaps: Mutex::default(),
+        })
     }
 
     /// Whether time passes as on a clock on the wall.
-    fn is_real(&self) -> bool {
+    pub(crate) fn is_real(&self) -> bool {
         self.ground.place() != Place::InProcess
     }
 
@@ -108,6 +127,53 @@ impl World {
         self.faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Takes note of an attachment of a volume that a process has made. Returns all that have been.
+    pub(crate) fn made(&self, volume: &str, attachment: &str) -> HashSet<String> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let of = made.entry(volume.to_owned()).or_default();
+        of.insert(attachment.to_owned());
+        of.clone()
+    }
+
+    /// What the judge remembers.
+    pub(crate) fn memory<T>(&self, look: impl FnOnce(&mut judge::Memory) -> T) -> T {
+        look(&mut self.memory.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Says what goes wrong with writes, one each.
+    pub(crate) fn misfortune(&self, faults: Vec<ApiFault>) {
+        *self.mishaps.lock().unwrap_or_else(PoisonError::into_inner) = faults;
+    }
+
+    /// What goes wrong with a write; returns the request, too.
+    pub(crate) async fn mishap(
+        &self,
+        request: Request<Body>,
+    ) -> Result<(Request<Body>, Option<Mishap>), BoxError> {
+        if request.method() == Method::GET || self.mishaps_left().is_empty() {
+            return Ok((request, None));
+        }
+        let (head, body) = request.into_parts();
+        let body = body.collect().await?.to_bytes();
+        let text = String::from_utf8_lossy(&body);
+        let mishap = {
+            let mut faults = self.mishaps.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_it = |fault: &ApiFault| {
+                fault.method == head.method.as_str()
+                    && head.uri.path().starts_with(fault.path)
+                    && text.contains(fault.saying)
+            };
+            let at = faults.iter().position(is_it);
+            at.map(|at| faults.remove(at).how)
+        };
+        Ok((Request::from_parts(head, Body::from(body.to_vec())), mishap))
+    }
+
+    /// What has not gone wrong yet.
+    pub(crate) fn mishaps_left(&self) -> Vec<ApiFault> {
+        self.mishaps.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     fn live(&self) -> MutexGuard<'_, Vec<Live>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -115,6 +181,7 @@ impl World {
     /// What a user does to objects, and an operator to the cluster.
     pub(crate) async fn act(&self, action: &UserAction) {
         let json = "application/json";
+        judge::user(self, action).await;
         let done = match action {
             UserAction::Create(object) => {
                 let answer = call(&self.user, Method::POST, &collection(object), json, object).await;
@@ -209,7 +276,10 @@ impl World {
         let classes = self.list("/apis/storage.k8s.io/v1/storageclasses").await;
         let attachments = self.list(ATTACHMENTS).await;
         let csi_nodes = self.list("/apis/storage.k8s.io/v1/csinodes").await;
-        let nodes = self.list("/api/v1/nodes").await;
+        let nodes = self.list(NODES).await;
+        let csi_drivers = self.list("/apis/storage.k8s.io/v1/csidrivers").await;
+        let pods = self.list("/api/v1/pods").await;
+        let attributes_classes = self.list("/apis/storage.k8s.io/v1/volumeattributesclasses").await;
         let live = self.live();
         live.iter().all(|live| {
             live.process.as_ref().is_some_and(|process| {
@@ -226,6 +296,10 @@ impl World {
                     // Not every role looks at these.
                     && (!cache.attachments.is_synced() || knows::<Attachment>(&cache, &attachments))
                     && (!cache.csi_nodes.is_synced() || knows::<CsiNode>(&cache, &its_own(&csi_nodes)))
+                    && (!cache.csi_drivers.is_synced() || knows::<CsiDriver>(&cache, &csi_drivers))
+                    && (!cache.pods.is_synced() || knows::<Pod>(&cache, &pods))
+                    && (!cache.attributes_classes.is_synced()
+                        || knows::<AttributesClass>(&cache, &attributes_classes))
                     && (!cache.nodes.is_synced() || knows::<Node>(&cache, &its_own(&nodes)))
             })
         })

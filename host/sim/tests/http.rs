@@ -1,12 +1,16 @@
-//! The scenario table on the embedded API behind TLS and HTTP, on real time: all rows at once, each on a server of its own.
+//! The scenario table on the embedded API behind TLS and HTTP, on real time: many rows at once, each on a server of its own.
 
 #![expect(clippy::unwrap_used, reason = "a test's helper fails with its test")]
 
 use std::sync::Arc;
 
 use cofferdam_roles::Role;
-use cofferdam_sim::{Ground as _, Outcome, OverHttp, Place, Scenario, Simulation, scenarios};
+use cofferdam_sim::{Ground as _, Outcome, OverHttp, Place, Scenario, Simulation, scenarios, unplayed};
+use futures::{StreamExt as _, stream};
 use tokio::task::JoinSet;
+
+/// Scenarios that are played at once: what a role waits for in real time must not depend on how many rows the table has.
+const AT_ONCE: usize = 48;
 
 async fn play(scenario: Scenario) -> Vec<String> {
     let outcome = outcome(&scenario).await;
@@ -26,12 +30,10 @@ async fn outcome(scenario: &Scenario) -> Outcome {
 async fn every_scenario_ends_as_it_should_over_http() {
     let (able, unable): (Vec<_>, Vec<_>) =
         scenarios().into_iter().partition(|scenario| scenario.refused_by(Place::Http).is_none());
-    assert_eq!(unable.len(), 15, "what cannot be played here is known, with the reason in the table");
-    let mut playing: JoinSet<Vec<String>> = able.into_iter().map(play).collect();
-    let mut differences = Vec::new();
-    while let Some(found) = playing.join_next().await {
-        differences.extend(found.unwrap());
-    }
+    assert_eq!(unable.len(), unplayed(Place::Http), "what cannot be played here is known");
+    let playing = stream::iter(able).map(|scenario| tokio::spawn(play(scenario))).buffer_unordered(AT_ONCE);
+    let found: Vec<Vec<String>> = playing.map(Result::unwrap).collect().await;
+    let differences = found.concat();
     assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::load::{Answered, Sight, State, each, send};
 
-const PATH: &str = "/apis/storage.k8s.io/v1/volumeattachments";
+pub(super) const PATH: &str = "/apis/storage.k8s.io/v1/volumeattachments";
 /// How many nodes the volumes are spread over.
 const NODES: usize = 5;
 
@@ -17,22 +17,23 @@ const NODES: usize = 5;
 pub(super) struct Attachments {
     client: Client,
     driver: String,
+    nodes: usize,
     volumes: Vec<String>,
 }
 
 impl Attachments {
-    /// Makes the nodes, on which the driver is.
+    /// Makes the nodes.
     ///
     /// # Errors
     /// When the API refuses one.
     pub(super) async fn new(client: &Client, driver: &str, volumes: Vec<String>) -> Result<Self> {
-        for node in (0..NODES).map(node) {
-            send(client, "POST", "/api/v1/nodes", &json!({ "metadata": { "name": node } })).await?;
-            let drivers = json!([{ "name": driver, "nodeID": node, "topologyKeys": null }]);
-            let object = json!({ "metadata": { "name": node }, "spec": { "drivers": drivers } });
-            send(client, "POST", "/apis/storage.k8s.io/v1/csinodes", &object).await?;
-        }
-        Ok(Self { client: client.clone(), driver: driver.to_owned(), volumes })
+        nodes(client, &[driver.to_owned()], NODES).await?;
+        Ok(Self::on_nodes(client, driver, NODES, volumes))
+    }
+
+    /// On so many nodes, which are there.
+    pub(super) fn on_nodes(client: &Client, driver: &str, nodes: usize, volumes: Vec<String>) -> Self {
+        Self { client: client.clone(), driver: driver.to_owned(), nodes, volumes }
     }
 
     /// How many there are.
@@ -85,10 +86,9 @@ impl Attachments {
         let kept = json!({ "metadata": { "finalizers": [self.finalizer()] } });
         let claimed = json!({ "metadata": {
             "finalizers": [self.finalizer()],
-            "annotations": { "csi.alpha.kubernetes.io/node-id": node(number) },
+            "annotations": { "csi.alpha.kubernetes.io/node-id": node(number, self.nodes) },
         } });
-        let attached =
-            json!({ "status": { "attached": true, "attachmentMetadata": { "node": node(number) } } });
+        let attached = json!({ "status": { "attached": true, "attachmentMetadata": { "node": node(number, self.nodes) } } });
         for (method, path, body) in [
             ("POST", PATH, &self.attachment(number)?),
             ("PATCH", &volume, &kept),
@@ -123,7 +123,7 @@ impl Attachments {
             "metadata": { "name": name(number) },
             "spec": {
                 "attacher": self.driver,
-                "nodeName": node(number),
+                "nodeName": node(number, self.nodes),
                 "source": { "persistentVolumeName": self.volume(number)? },
             },
         }))
@@ -134,8 +134,26 @@ fn name(number: usize) -> String {
     format!("attachment-{number}")
 }
 
-fn node(number: usize) -> String {
-    format!("node-{}", number % NODES)
+/// The node of an object of the load, of so many.
+pub(super) fn node(number: usize, of: usize) -> String {
+    format!("node-{}", number % of)
+}
+
+/// Makes nodes on which the drivers are, and whose volumes a controller attaches.
+///
+/// # Errors
+/// When the API refuses one.
+pub(super) async fn nodes(client: &Client, drivers: &[String], count: usize) -> Result<()> {
+    for name in (0..count).map(|number| node(number, count)) {
+        let annotations = json!({ "volumes.kubernetes.io/controller-managed-attach-detach": "true" });
+        let object = json!({ "metadata": { "name": name, "annotations": annotations } });
+        send(client, "POST", "/api/v1/nodes", &object).await?;
+        let driver = |driver| json!({ "name": driver, "nodeID": name, "topologyKeys": null });
+        let drivers: Vec<Value> = drivers.iter().map(driver).collect();
+        let object = json!({ "metadata": { "name": name }, "spec": { "drivers": drivers } });
+        send(client, "POST", "/apis/storage.k8s.io/v1/csinodes", &object).await?;
+    }
+    Ok(())
 }
 
 fn path(number: usize) -> String {

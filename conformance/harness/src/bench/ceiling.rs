@@ -6,9 +6,7 @@ use std::time::Instant;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::load::{Answered, Load, each, send};
-
-const VOLUMES: &str = "/api/v1/persistentvolumes";
+use super::load::{Answered, LARGER, Load, VOLUMES, each, send};
 
 /// Whether volumes are made for the claims, or are there before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +60,33 @@ pub(super) async fn gone(load: &Load, count: usize) -> Result<Answered> {
     .await
 }
 
+/// Bound claims, each grown in four writes.
+///
+/// # Errors
+/// When the API refuses one.
+pub(super) async fn grown(load: &Load, count: usize) -> Result<Answered> {
+    timed(count, async |number| {
+        let claim = format!("{}/claim-{number}", load.claims());
+        let begun = json!({ "status": {
+            "allocatedResources": { "storage": LARGER },
+            "allocatedResourceStatuses": { "storage": "ControllerResizeInProgress" },
+        } });
+        let done = json!({ "status": {
+            "capacity": { "storage": LARGER }, "allocatedResourceStatuses": null,
+        } });
+        for (path, body) in [
+            (&claim, &Load::larger()),
+            (&format!("{claim}/status"), &begun),
+            (&volume(load, number), &json!({ "spec": { "capacity": { "storage": LARGER } } })),
+            (&format!("{claim}/status"), &done),
+        ] {
+            send(load.client(), "PATCH", path, body).await?;
+        }
+        Ok(())
+    })
+    .await
+}
+
 /// Does something for each number by all users at once, and tells how long each took.
 ///
 /// # Errors
@@ -103,6 +128,7 @@ async fn bind(load: &Load, number: usize, volumes: Volumes) -> Result<()> {
                     "storageClassName": load.namespace(),
                     "accessModes": modes,
                     "capacity": { "storage": "1Gi" },
+                    "volumeMode": load.mode(),
                     "persistentVolumeReclaimPolicy": "Delete",
                     "claimRef": reference,
                     "csi": { "driver": "bench.conformance.cofferdam.dev", "volumeHandle": name },

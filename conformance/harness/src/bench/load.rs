@@ -25,6 +25,8 @@ pub(super) const USERS: usize = 50;
 const LIMIT: Duration = Duration::from_secs(300);
 
 pub(super) const VOLUMES: &str = "/api/v1/persistentvolumes";
+/// What claims grow to.
+pub(super) const LARGER: &str = "2Gi";
 
 /// When each object of a load was asked for, and when it was there.
 #[derive(Clone, Debug)]
@@ -72,9 +74,10 @@ pub(super) struct Load {
     client: Client,
     namespace: String,
     class: String,
+    mode: &'static str,
 }
 
-/// A claim, a volume or an attachment, as far as it matters.
+/// A claim, a volume, an attachment or a node, as far as it matters.
 #[derive(Clone, Debug, Deserialize)]
 struct Object {
     metadata: Metadata,
@@ -98,10 +101,23 @@ struct Spec {
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 struct Status {
     phase: String,
     attached: bool,
+    capacity: Capacity,
+    volumes_attached: Vec<AttachedVolume>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Capacity {
+    storage: String,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct AttachedVolume {
+    name: String,
 }
 
 #[derive(Deserialize)]
@@ -128,6 +144,10 @@ pub(super) struct Seen {
 pub(super) enum State {
     Phase(&'static str),
     Attached,
+    /// A claim that has this capacity.
+    Capacity(&'static str),
+    /// A node that has volumes attached: what is noted are these, by the names that they have there.
+    OnNode,
     Gone,
 }
 
@@ -194,12 +214,30 @@ impl Sight {
     /// When they are not within the limit.
     pub(super) async fn until(mut self, count: usize) -> Result<HashMap<String, Seen>> {
         self.reaches(count).await?;
-        Ok(mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner)))
+        Ok(self.take())
+    }
+
+    /// Waits until each of these was in the state, whatever else was, and takes all.
+    ///
+    /// # Errors
+    /// When they are not within the limit.
+    pub(super) async fn until_each(mut self, of: &HashMap<String, Instant>) -> Result<HashMap<String, Seen>> {
+        self.shows(of.len(), |seen| of.keys().filter(|name| seen.contains_key(*name)).count()).await?;
+        Ok(self.take())
+    }
+
+    fn take(&self) -> HashMap<String, Seen> {
+        mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Waits until so many objects were in the state.
     async fn reaches(&mut self, count: usize) -> Result<()> {
-        let number = || self.seen.lock().unwrap_or_else(PoisonError::into_inner).len();
+        self.shows(count, HashMap::len).await
+    }
+
+    /// Waits until so many were seen of those that count.
+    async fn shows(&mut self, count: usize, seen: impl Fn(&HashMap<String, Seen>) -> usize) -> Result<()> {
+        let number = || seen(&self.seen.lock().unwrap_or_else(PoisonError::into_inner));
         let all = async {
             while number() < count {
                 self.more.notified().await;
@@ -225,14 +263,24 @@ fn note(seen: &Mutex<HashMap<String, Seen>>, object: Object, state: State, gone:
     let is = match state {
         State::Phase(phase) => !gone && object.status.phase == phase,
         State::Attached => !gone && object.status.attached,
+        State::Capacity(size) => !gone && object.status.capacity.storage == size,
+        State::OnNode => !gone,
         State::Gone => gone,
     };
-    let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-    if !is || seen.contains_key(&object.metadata.name) {
+    if !is {
         return false;
     }
-    seen.insert(object.metadata.name, Seen { at: Instant::now(), volume: object.spec.volume_name });
-    true
+    let names = if state == State::OnNode {
+        object.status.volumes_attached.into_iter().map(|volume| volume.name).collect()
+    } else {
+        vec![object.metadata.name]
+    };
+    let (mut seen, at) = (seen.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
+    let before = seen.len();
+    for name in names {
+        seen.entry(name).or_insert_with(|| Seen { at, volume: object.spec.volume_name.clone() });
+    }
+    seen.len() > before
 }
 
 impl Load {
@@ -248,14 +296,25 @@ impl Load {
                 "provisioner": driver,
                 "reclaimPolicy": "Delete",
                 "volumeBindingMode": "Immediate",
+                "allowVolumeExpansion": true,
             });
             send(client, "POST", "/apis/storage.k8s.io/v1/storageclasses", &class).await?;
         }
-        Ok(Self { client: client.clone(), namespace: name.to_owned(), class: name.to_owned() })
+        let (client, namespace, class) = (client.clone(), name.to_owned(), name.to_owned());
+        Ok(Self { client, namespace, class, mode: "Filesystem" })
+    }
+
+    /// The same for volumes without a filesystem, which no node has to do anything for when they grow.
+    pub(super) fn of_blocks(self) -> Self {
+        Self { mode: "Block", ..self }
     }
 
     pub(super) fn client(&self) -> &Client {
         &self.client
+    }
+
+    pub(super) const fn mode(&self) -> &str {
+        self.mode
     }
 
     pub(super) fn namespace(&self) -> &str {
@@ -273,9 +332,15 @@ impl Load {
             "spec": {
                 "storageClassName": self.class,
                 "accessModes": ["ReadWriteOnce"],
+                "volumeMode": self.mode,
                 "resources": { "requests": { "storage": "1Gi" } },
             },
         })
+    }
+
+    /// What a user writes into a claim that shall grow.
+    pub(super) fn larger() -> Value {
+        json!({ "spec": { "resources": { "requests": { "storage": LARGER } } } })
     }
 
     /// One claim, and the next when it is Bound.
@@ -342,6 +407,25 @@ impl Load {
         Answered::of(started, &sent, &seen)
     }
 
+    /// Bound claims are grown by all users at once, until the last one says so.
+    ///
+    /// # Errors
+    /// When the API refuses it, or they do not grow.
+    pub(super) async fn grown(&self, count: usize) -> Result<Answered> {
+        let sight = Sight::of(&self.client, &self.claims(), State::Capacity(LARGER)).await?;
+        let (started, path) = (Instant::now(), self.claims());
+        let sent: HashMap<String, Instant> = each(count, async |number| {
+            let (name, at) = (format!("claim-{number}"), Instant::now());
+            send(&self.client, "PATCH", &format!("{path}/{name}"), &Self::larger()).await?;
+            Ok((name, at))
+        })
+        .await?
+        .into_iter()
+        .collect();
+        let seen = sight.until(count).await?;
+        Answered::of(started, &sent, &seen)
+    }
+
     /// Makes volumes that fit the claims.
     ///
     /// # Errors
@@ -354,6 +438,7 @@ impl Load {
                     "storageClassName": self.class,
                     "accessModes": ["ReadWriteOnce"],
                     "capacity": { "storage": "1Gi" },
+                    "volumeMode": self.mode,
                     "persistentVolumeReclaimPolicy": "Retain",
                     "csi": { "driver": "made.conformance.cofferdam.dev", "volumeHandle": number.to_string() },
                 },

@@ -3,13 +3,16 @@
 //! Each stack has a control plane of its own, as fresh as the others'. Everything is on one machine, so figures are of that
 //! machine; what counts are the ratios of one run.
 
-mod attachers;
 mod attachments;
 mod ceiling;
+mod contenders;
+mod held;
 mod load;
 mod measure;
+mod placed;
 mod pods;
 mod report;
+mod rounds;
 mod stacks;
 
 use std::{
@@ -23,8 +26,9 @@ use kube::Client;
 use serde::Serialize;
 
 use self::{
-    attachers::ATTACHERS,
     ceiling::Volumes,
+    contenders::Task,
+    held::Held,
     load::{Answered, Load},
     measure::{Cost, Reading},
     pods::OfNode,
@@ -38,6 +42,8 @@ use crate::{
 
 /// How many claims a load has, if `CLAIMS` does not say.
 const CLAIMS: usize = 2000;
+/// How many rounds there are, if `ROUNDS` does not say.
+const ROUNDS: usize = 3;
 /// How many claims come alone.
 const ALONE: usize = 50;
 /// What the API without anybody is called.
@@ -59,6 +65,12 @@ enum Flow {
     Attached,
     /// Volumes are detached again.
     Detached,
+    /// Claims are grown.
+    Grown,
+    /// Pods are placed on nodes, and their volumes are there.
+    Placed,
+    /// Pods have gone from nodes, and their volumes too.
+    Left,
     /// Pods run that have a new volume.
     Pods,
 }
@@ -101,41 +113,123 @@ impl Figures {
 struct Results {
     claims: Vec<Figures>,
     attachments: Vec<Figures>,
+    growth: Vec<Figures>,
+    placed: Vec<Figures>,
     pods: Vec<Figures>,
     node: Option<OfNode>,
+    held: Option<Held>,
 }
 
-/// Measures everything and writes it down.
+/// What a variable says; make hands on an empty one where it was given none.
+fn number(variable: &str, default: usize) -> Result<usize> {
+    let number = match env::var(variable) {
+        Ok(text) if !text.is_empty() => {
+            text.parse().with_context(|| format!("{variable}={text}: expected a number"))?
+        }
+        _ => default,
+    };
+    ensure!(number > 0, "{variable}=0: expected at least one");
+    Ok(number)
+}
+
+/// A group of loads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Claims,
+    Attachments,
+    Growth,
+    Placed,
+    Pods,
+    Held,
+}
+
+/// All groups and what `LOADS` calls them.
+const PARTS: [(&str, Part); 6] = [
+    ("claims", Part::Claims),
+    ("attachments", Part::Attachments),
+    ("growth", Part::Growth),
+    ("placed", Part::Placed),
+    ("pods", Part::Pods),
+    ("held", Part::Held),
+];
+
+/// The groups that `LOADS` names, separated by commas; absent where it names none.
+fn chosen() -> Result<Option<Vec<Part>>> {
+    let text = env::var("LOADS").unwrap_or_default();
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let part = |name: &str| {
+        let found = PARTS.iter().find(|(known, _)| *known == name).map(|(_, part)| *part);
+        found.with_context(|| {
+            format!("LOADS={text}: {name:?} is none of {}", PARTS.map(|(name, _)| name).join(", "))
+        })
+    };
+    text.split(',').map(part).collect::<Result<_>>().map(Some)
+}
+
+/// Measures everything, or what `LOADS` names, and writes it down. What is a part only is left in the run's directory.
 ///
 /// # Errors
 /// When something does not run, or a claim is not answered.
 pub(crate) async fn run(run: &Run) -> Result<()> {
     ensure!(!cfg!(debug_assertions), "this build is not optimised: expected `make bench-peers`");
-    let claims = match env::var("CLAIMS") {
-        Ok(text) if !text.is_empty() => {
-            text.parse().with_context(|| format!("CLAIMS={text}: expected a number"))?
-        }
-        _ => CLAIMS,
+    let claims = number("CLAIMS", CLAIMS)?;
+    let chosen = chosen()?;
+    let output = env::var_os("OUTPUT").filter(|_| chosen.is_none());
+    let output = output.map_or_else(|| run.directory().to_owned(), PathBuf::from);
+    let is_chosen = |part: Part| chosen.as_ref().is_none_or(|chosen| chosen.contains(&part));
+    let count = number("ROUNDS", ROUNDS)?;
+    // Memory at rest does not drift as speed does: once is enough.
+    let held = match is_chosen(Part::Held) {
+        true => Some(held::measured(run, claims * 5).await?),
+        false => None,
     };
-    let output = env::var_os("OUTPUT").map_or_else(|| run.directory().to_owned(), PathBuf::from);
-    let mut all = Results::default();
-    for stack in STACKS {
-        all.claims.push(answered(run, stack, claims).await?);
+    let mut all = Vec::new();
+    let mut report = String::new();
+    for number in 1..=count {
+        // For who waits: a round takes minutes.
+        let _ = writeln!(io::stderr(), "round {number} of {count}");
+        all.push(round(run, claims, is_chosen).await?);
+        let medians = Results { held: held.clone(), ..rounds::medians(&all) };
+        let json = serde_json::json!({ "medians": &medians, "rounds": &all });
+        // Who ends it early has the rounds that were.
+        fs::write(output.join("benchmarks.json"), serde_json::to_string_pretty(&json)? + "\n")?;
+        report = report::markdown(&medians, claims, number);
+        fs::write(output.join("benchmarks.md"), &report)?;
     }
-    all.claims.push(unanswered(run, claims).await?);
-    for attacher in ATTACHERS {
-        all.attachments.push(attacher.measured(run, claims / 2).await?);
-    }
-    all.attachments.push(attachers::nobody(run, claims / 2).await?);
-    for whose in [Whose::Theirs, Whose::Ours] {
-        let (figures, node) = pods::measured(run, whose, pods::count(claims)).await?;
-        all.pods.push(figures);
-        all.node = all.node.or(node);
-    }
-    fs::write(output.join("benchmarks.json"), serde_json::to_string_pretty(&all)? + "\n")?;
-    let report = report::markdown(&all, claims);
-    fs::write(output.join("benchmarks.md"), &report)?;
     report::print(&report)
+}
+
+/// Every load that is chosen on every stack, once.
+async fn round(run: &Run, claims: usize, is_chosen: impl Fn(Part) -> bool) -> Result<Results> {
+    let mut all = Results::default();
+    if is_chosen(Part::Claims) {
+        for stack in STACKS {
+            all.claims.push(answered(run, stack, claims).await?);
+        }
+        all.claims.push(unanswered(run, claims).await?);
+    }
+    if is_chosen(Part::Attachments) {
+        all.attachments = contenders::measured(run, Task::Attach, claims / 2).await?;
+    }
+    if is_chosen(Part::Growth) {
+        all.growth = contenders::measured(run, Task::Grow, claims / 2).await?;
+    }
+    if is_chosen(Part::Placed) {
+        for whose in [Whose::Theirs, Whose::Ours] {
+            all.placed.push(placed::measured(run, whose, claims / 4).await?);
+        }
+        all.placed.push(placed::unanswered(run, claims / 4).await?);
+    }
+    if is_chosen(Part::Pods) {
+        for whose in [Whose::Theirs, Whose::Ours] {
+            let (figures, node) = pods::measured(run, whose, pods::count(claims)).await?;
+            all.pods.push(figures);
+            all.node = all.node.or(node);
+        }
+    }
+    Ok(all)
 }
 
 /// One control plane, and the counters of what runs on it.

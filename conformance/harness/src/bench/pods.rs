@@ -208,7 +208,13 @@ pub(super) async fn measured(run: &Run, whose: Whose, count: usize) -> Result<(F
             COMMON.to_owned(),
         ),
     };
-    let options = Options { controllers: Some(loops), scheduler: true, unlimited: true, unaudited: true };
+    let options = Options {
+        controllers: Some(loops),
+        scheduler: true,
+        unlimited: true,
+        unaudited: true,
+        missed_after: None,
+    };
     let plane = ControlPlane::start(run, options).await?;
     let client = plane.client().clone();
     let watches = Reading::at_rest(&client, &[]).await?.watches();

@@ -10,16 +10,19 @@ use std::{
 
 use anyhow::Result;
 
-use super::{Figures, Flow, Measured, Results, Whose, load::USERS, pods::OfNode};
+use super::{Figures, Flow, Measured, Results, Whose, held::Held, load::USERS, pods::OfNode};
 
 /// The loads and what they are called.
-const FLOWS: [(Flow, &str); 7] = [
+const FLOWS: [(Flow, &str); 10] = [
     (Flow::Bound, "Claims created → Bound"),
     (Flow::Gone, "Claims deleted → volumes gone"),
     (Flow::Static, "Claims created → Bound to volumes that were made before"),
     (Flow::Alone, "One claim alone → Bound, the next one when it is"),
     (Flow::Attached, "VolumeAttachments created → attached"),
     (Flow::Detached, "VolumeAttachments deleted → gone"),
+    (Flow::Grown, "Claims grown → their capacity says so"),
+    (Flow::Placed, "Pods placed on 20 nodes → their volumes in `volumesAttached`"),
+    (Flow::Left, "Pods deleted → their VolumeAttachments gone"),
     (
         Flow::Pods,
         "Pods: created with a new claim → Running, by 5 users, each the next when pod and volume are gone",
@@ -51,9 +54,14 @@ impl Aim {
     }
 
     /// How much faster than Go's stack: the API alone is the most that there can be.
-    fn faster(what: &'static str, wanted: f64, [ours, theirs, nobody]: [&Measured; 3]) -> Self {
+    fn faster(
+        what: &'static str,
+        wanted: f64,
+        [ours, theirs]: [&Measured; 2],
+        nobody: Option<&Measured>,
+    ) -> Self {
         let ratio = |measured: &Measured| measured.per_second / theirs.per_second;
-        Self { possible: Some(ratio(nobody)), ..Self::least(what, wanted, "×", ratio(ours)) }
+        Self { possible: nobody.map(ratio), ..Self::least(what, wanted, "×", ratio(ours)) }
     }
 
     fn met(&self) -> bool {
@@ -62,36 +70,73 @@ impl Aim {
 }
 
 /// Everything in Markdown.
-pub(super) fn markdown(all: &Results, claims: usize) -> String {
+pub(super) fn markdown(all: &Results, claims: usize, rounds: usize) -> String {
     let mut text = head(all, claims);
-    text.push_str("\n## What is aimed at\n\nRatios of this one run.\n");
+    let of = match rounds {
+        1 => "every figure is of one round".to_owned(),
+        rounds => format!(
+            "every figure is the median of {rounds} rounds, in each of which all stacks had their turn"
+        ),
+    };
+    let _ = write!(text, "\n## What is aimed at\n\nRatios of this one run: {of}.\n");
     text.push_str(&aimed(&all.claims, aims));
     text.push_str(&aimed(&all.attachments, attaching));
+    text.push_str(&aimed(&all.growth, growing));
+    text.push_str(&aimed(&all.placed, placing));
     text.extend(all.node.as_ref().map(of_node));
+    text.extend(all.held.as_ref().map(of_held));
     for (flow, title) in FLOWS {
-        text.push_str(&section(&[all.claims.as_slice(), &all.attachments, &all.pods].concat(), flow, title));
+        text.push_str(&section(&everything(all), flow, title));
     }
     text
 }
 
+/// All stacks, in the order in which they were measured.
+fn everything(all: &Results) -> Vec<Figures> {
+    let Results { claims, attachments, growth, placed, pods, node: _, held: _ } = all;
+    [claims.as_slice(), attachments, growth, placed, pods].concat()
+}
+
+/// Ours, theirs and nobody's figures, if there are some of nobody's: what is to be reached by them.
+type Aims = fn(&Figures, &Figures, Option<&Figures>) -> Option<Vec<Aim>>;
+
 /// What some stacks were to reach, each of ours by theirs and by what the API alone reaches.
-fn aimed(all: &[Figures], aims: fn(&Figures, &Figures, &Figures) -> Option<Vec<Aim>>) -> String {
+fn aimed(all: &[Figures], aims: Aims) -> String {
     let mut text = String::new();
     let theirs = all.iter().find(|figures| figures.whose == Some(Whose::Theirs));
     let nobody = all.iter().find(|figures| figures.whose.is_none());
     for ours in all.iter().filter(|figures| figures.whose == Some(Whose::Ours)) {
         let _ = write!(text, "\n### {}\n\n{HEAD}", ours.name);
-        let aims =
-            theirs.zip(nobody).and_then(|(theirs, nobody)| aims(ours, theirs, nobody)).unwrap_or_default();
+        let aims = theirs.and_then(|theirs| aims(ours, theirs, nobody)).unwrap_or_default();
         text.push_str(&rows(&aims));
     }
     text
 }
 
+/// Bytes as megabytes.
+fn megabytes(bytes: u64) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "fewer bytes than a float has digits")]
+    let bytes = bytes as f64;
+    bytes / 1_000_000.0
+}
+
+/// Of everything at rest.
+fn of_held(held: &Held) -> String {
+    let Held { objects, drivers, nodes, ours, theirs } = held;
+    let aim = Aim::most("memory of all roles in one process", 60.0, "MB", megabytes(*ours));
+    let each = list(theirs.iter().map(|(name, bytes)| format!("{name} {:.0}", megabytes(*bytes))));
+    format!(
+        "\n### All roles at rest\n\n{HEAD}{}\nWith {objects} volumes, claims, attachments and pods, {nodes} nodes and {drivers} drivers on \
+         sockets. Theirs, {} processes, take {:.0} MB for the same: {each}.\n",
+        rows(&[aim]),
+        1 + 3 * drivers,
+        megabytes(theirs.values().sum()),
+    )
+}
+
 /// Of the roles of a node.
 fn of_node(node: &OfNode) -> String {
-    #[expect(clippy::cast_precision_loss, reason = "fewer bytes than a float has digits")]
-    let memory = node.memory as f64 / 1_000_000.0;
+    let memory = megabytes(node.memory);
     let aims = [
         Aim::most(
             "memory of `node`, `registrar` and `liveness` in one process after the pods",
@@ -142,25 +187,25 @@ fn head(all: &Results, claims: usize) -> String {
          All figures: [benchmarks.json](benchmarks.json).\n\n| stack | is |\n|---|---|\n",
         kernel.trim(),
     );
-    for figures in all.claims.iter().chain(&all.attachments).chain(&all.pods) {
+    for figures in everything(all) {
         let _ = writeln!(text, "| {} | {} |", figures.name, figures.about);
     }
     text
 }
 
 /// Of claims.
-fn aims(ours: &Figures, theirs: &Figures, nobody: &Figures) -> Option<Vec<Aim>> {
+fn aims(ours: &Figures, theirs: &Figures, nobody: Option<&Figures>) -> Option<Vec<Aim>> {
+    let nobody = nobody?;
     let (bound, gone, made) = (ours.of(Flow::Bound)?, ours.of(Flow::Gone)?, ours.of(Flow::Static)?);
     let peer = theirs.of(Flow::Bound)?;
     let ratio = |ours: &Measured, theirs: &Measured| ours.per_second / theirs.per_second;
-    let cpu = |figures: &Figures, measured: &Measured| sum(figures, &measured.cost.cpu);
     let memory = |figures: &Figures, measured: &Measured| {
         #[expect(clippy::cast_precision_loss, reason = "fewer bytes than a float has digits")]
         let bytes = measured.cost.memory.iter().map(|(name, bytes)| (name.clone(), *bytes as f64)).collect();
         sum(figures, &bytes)
     };
     Some(vec![
-        Aim::faster("created → Bound, throughput by Go's", 3.0, [bound, peer, nobody.of(Flow::Bound)?]),
+        Aim::faster("created → Bound, throughput by Go's", 3.0, [bound, peer], nobody.of(Flow::Bound)),
         Aim::least(
             "created → Bound, throughput by the API's alone",
             65.0,
@@ -171,12 +216,14 @@ fn aims(ours: &Figures, theirs: &Figures, nobody: &Figures) -> Option<Vec<Aim>> 
         Aim::faster(
             "deleted → gone, throughput by Go's",
             3.0,
-            [gone, theirs.of(Flow::Gone)?, nobody.of(Flow::Gone)?],
+            [gone, theirs.of(Flow::Gone)?],
+            nobody.of(Flow::Gone),
         ),
         Aim::faster(
             "made before → Bound, throughput by Go's",
             5.0,
-            [made, theirs.of(Flow::Static)?, nobody.of(Flow::Static)?],
+            [made, theirs.of(Flow::Static)?],
+            nobody.of(Flow::Static),
         ),
         // The user's own is no work of ours.
         Aim::most("writes of the API for a claim, without the user's own", 5.5, "", bound.cost.writes - 1.0),
@@ -196,14 +243,51 @@ fn aims(ours: &Figures, theirs: &Figures, nobody: &Figures) -> Option<Vec<Aim>> 
     ])
 }
 
+/// How fast one load of a stack is by the same of another.
+fn faster(
+    what: &'static str,
+    wanted: f64,
+    flow: Flow,
+    [ours, theirs]: [&Figures; 2],
+    nobody: Option<&Figures>,
+) -> Option<Aim> {
+    let nobody = nobody.and_then(|nobody| nobody.of(flow));
+    Some(Aim::faster(what, wanted, [ours.of(flow)?, theirs.of(flow)?], nobody))
+}
+
 /// Of attachments.
-fn attaching(ours: &Figures, theirs: &Figures, nobody: &Figures) -> Option<Vec<Aim>> {
-    let faster =
-        |what, flow| Some(Aim::faster(what, 2.5, [ours.of(flow)?, theirs.of(flow)?, nobody.of(flow)?]));
+fn attaching(ours: &Figures, theirs: &Figures, nobody: Option<&Figures>) -> Option<Vec<Aim>> {
+    let both = [ours, theirs];
     Some(vec![
-        faster("created → attached, throughput by Go's", Flow::Attached)?,
-        faster("deleted → gone, throughput by Go's", Flow::Detached)?,
+        faster("created → attached, throughput by Go's", 2.5, Flow::Attached, both, nobody)?,
+        faster("deleted → gone, throughput by Go's", 2.5, Flow::Detached, both, nobody)?,
     ])
+}
+
+/// Of claims that grow.
+fn growing(ours: &Figures, theirs: &Figures, nobody: Option<&Figures>) -> Option<Vec<Aim>> {
+    Some(vec![faster(
+        "larger request → capacity, throughput by Go's",
+        2.5,
+        Flow::Grown,
+        [ours, theirs],
+        nobody,
+    )?])
+}
+
+/// Of pods that are placed.
+fn placing(ours: &Figures, theirs: &Figures, nobody: Option<&Figures>) -> Option<Vec<Aim>> {
+    let share = |flow| Some(100.0 * cpu(ours, ours.of(flow)?) / cpu(theirs, theirs.of(flow)?));
+    let what = "pods placed → `volumesAttached`, throughput by kube-controller-manager's";
+    Some(vec![
+        faster(what, 3.0, Flow::Placed, [ours, theirs], nobody)?,
+        Aim::most("CPU of the controller for a pod placed, by theirs", 33.3, "%", share(Flow::Placed)?),
+    ])
+}
+
+/// CPU of a stack's controllers for one object.
+fn cpu(figures: &Figures, measured: &Measured) -> f64 {
+    sum(figures, &measured.cost.cpu)
 }
 
 /// What the controllers of a stack take together.
@@ -217,6 +301,9 @@ fn section(all: &[Figures], flow: Flow, title: &str) -> String {
          |---|---:|---:|---:|---:|---:|---:|---|---|\n"
     );
     let rows = || all.iter().filter_map(|figures| Some((figures, figures.of(flow)?)));
+    if rows().next().is_none() {
+        return String::new();
+    }
     for (figures, measured) in rows() {
         let cost = &measured.cost;
         let cpu = list(cost.cpu.iter().map(|(name, each)| format!("{name} {each:.2}")));

@@ -20,7 +20,7 @@ use crate::{
 
 /// What ends a namespace.
 const CONTROLLERS: &str = "namespace-controller";
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_secs(180);
 
 pub(super) async fn run(run: &Run) -> Result<()> {
     // The namespace's own loop is what ends a namespace.

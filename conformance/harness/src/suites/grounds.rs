@@ -1,7 +1,7 @@
 //! The scenario table of the roles on kube-apiserver and etcd: what a simulation shows on the embedded API holds on the real one.
 //! Once each row as it stands, and once with a process that dies after one of its effects, with the answer lost.
 
-use std::{fmt::Debug, path::Path, sync::Arc, time::Duration};
+use std::{cell::RefCell, fmt::Debug, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cofferdam_cluster::connect;
@@ -9,15 +9,16 @@ use cofferdam_roles::Role;
 use cofferdam_sim::{
     Api as Reached, Ground, Place, Scenario, Simulation, Who,
     ground::{BoxError, Clock, Done, through},
-    scenarios,
+    scenarios, unplayed,
 };
+use futures::future::try_join_all;
 use k8s_openapi::api::{
     core::v1::{ConfigMap, Event, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod},
-    storage::v1::{CSINode, StorageClass, VolumeAttachment},
+    storage::v1::{CSIDriver, CSINode, StorageClass, VolumeAttachment},
 };
 use kube::{
     Api, Client, Config, Resource,
-    api::{DeleteParams, ListParams, Patch, PatchParams},
+    api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams},
     config::Kubeconfig,
 };
 use serde::de::DeserializeOwned;
@@ -35,10 +36,51 @@ use crate::{
 
 const SOON: Duration = Duration::from_secs(60);
 const BACKUP: &str = "backup";
+/// How many clusters play at once. Most of a row is waiting for silence: a second processor would wait beside the first.
+const CLUSTERS: usize = 3;
 
 pub(super) async fn run(run: &Run) -> Result<()> {
+    let mut chance = chance()?;
+    let rows: Vec<Row> =
+        scenarios().into_iter().map(|scenario| Row { scenario, chance: chance.fork() }).collect();
+    let (rows, tally) = (RefCell::new(rows.into_iter()), RefCell::new(Tally::default()));
+    let clusters = (1..=CLUSTERS).map(|n| cluster(run, run.part(&n.to_string()), &rows, &tally));
+    try_join_all(clusters).await?;
+    let Tally { whole, deaths, unplayed: skipped, differences } = tally.into_inner();
+    ensure!(differences.is_empty(), "{}", differences.join("\n"));
+    let expected = unplayed(Place::Kubernetes);
+    ensure!(
+        skipped == expected && whole > 0,
+        "{skipped} scenarios were not played and {whole} were: expected {expected} that cannot be"
+    );
+    run.tell(&format!("{whole} scenarios, each once whole, {deaths} of them once more with a death"))
+}
+
+/// A scenario and what decides where it dies: the same, whichever cluster plays it and when.
+struct Row {
+    scenario: Scenario,
+    chance: fastrand::Rng,
+}
+
+/// What has been played.
+#[derive(Default)]
+struct Tally {
+    whole: usize,
+    deaths: usize,
+    unplayed: usize,
+    differences: Vec<String>,
+}
+
+/// A cluster that plays what nobody has played yet.
+async fn cluster(
+    run: &Run,
+    part: Result<Run>,
+    rows: &RefCell<impl Iterator<Item = Row>>,
+    tally: &RefCell<Tally>,
+) -> Result<()> {
+    let part = part?;
     // What takes finalizers off is our own role.
-    let mut plane = ControlPlane::start(run, Options::default()).await?;
+    let mut plane = ControlPlane::start(&part, Options::default()).await?;
     let client = plane.client().clone();
     let namespaces: Api<Namespace> = Api::all(client.clone());
     until("the namespaces of every cluster are there", SOON, async || {
@@ -49,16 +91,23 @@ pub(super) async fn run(run: &Run) -> Result<()> {
     })
     .await?;
     let roles = Role::ALL.map(Role::as_str);
-    let account = Account::in_namespace(run, &plane, &roles, account::WITH_USERS).await?;
+    let account = Account::in_namespace(&part, &plane, &roles, account::WITH_USERS).await?;
     let (asks, asked) = mpsc::channel(1);
     let ground = Arc::new(Kubernetes {
         user: config(&plane.kubeconfig(User::Admin)?).await?,
         process: config(account.kubeconfig()).await?,
         asks,
     });
+    let plays = async {
+        let next = || rows.borrow_mut().next();
+        while let Some(row) = next() {
+            play_row(run, &client, &ground, row, tally).await?;
+        }
+        anyhow::Ok(())
+    };
     tokio::select! {
-        played = play_all(run, &client, &ground) => played?,
-        stopped = operate(run, &mut plane, asked) => stopped?,
+        played = plays => played?,
+        stopped = operate(&part, &mut plane, asked) => stopped?,
     }
     drop((namespaces, client, ground));
     plane.stop().await
@@ -71,31 +120,36 @@ async fn config(kubeconfig: &Path) -> Result<Config> {
     Ok(config)
 }
 
-async fn play_all(run: &Run, client: &Client, ground: &Arc<Kubernetes>) -> Result<()> {
-    let mut chance = chance()?;
-    let mut differences = Vec::new();
-    let (mut whole, mut deaths) = (0, 0);
-    for scenario in scenarios() {
-        if let Some(why) = scenario.refused_by(Place::Kubernetes) {
-            run.tell(&format!("not played: {}: {why}", scenario.name))?;
-            continue;
-        }
-        say(format_args!("  {}", scenario.name));
-        let (found, effects) = play(client, ground, &scenario, None).await?;
-        differences.extend(found);
-        whole += 1;
-        // All that happens is done by the process of another node.
-        if effects == 0 && !scenario.nodes.is_empty() {
-            continue;
-        }
-        ensure!(effects > 0, "{} has no effect to die after", scenario.name);
-        let n = chance.usize(1..=effects);
-        let (found, _) = play(client, ground, &scenario, Some(n)).await?;
-        differences.extend(found.into_iter().map(|d| format!("killed after effect {n} of {effects}: {d}")));
-        deaths += 1;
+/// Plays a row as it stands, and once more with a death.
+async fn play_row(
+    run: &Run,
+    client: &Client,
+    ground: &Arc<Kubernetes>,
+    Row { scenario, mut chance }: Row,
+    tally: &RefCell<Tally>,
+) -> Result<()> {
+    if let Some(why) = scenario.refused_by(Place::Kubernetes) {
+        tally.borrow_mut().unplayed += 1;
+        return run.tell(&format!("not played: {}: {why}", scenario.name));
     }
-    ensure!(differences.is_empty(), "{}", differences.join("\n"));
-    run.tell(&format!("{whole} scenarios, each once whole, {deaths} of them once more with a death"))
+    say(format_args!("  {}", scenario.name));
+    let (found, effects) = play(client, ground, &scenario, None).await?;
+    {
+        let mut tally = tally.borrow_mut();
+        tally.differences.extend(found);
+        tally.whole += 1;
+    }
+    // All that happens is done by the process of another node.
+    if effects == 0 && !scenario.nodes.is_empty() {
+        return Ok(());
+    }
+    ensure!(effects > 0, "{} has no effect to die after", scenario.name);
+    let n = chance.usize(1..=effects);
+    let (found, _) = play(client, ground, &scenario, Some(n)).await?;
+    let mut tally = tally.borrow_mut();
+    tally.differences.extend(found.into_iter().map(|d| format!("killed after effect {n} of {effects}: {d}")));
+    tally.deaths += 1;
+    Ok(())
 }
 
 /// Plays one on a clean cluster; what came out otherwise than it should, and how many effects there were.
@@ -119,11 +173,16 @@ async fn clean(client: &Client) -> Result<()> {
     let default = || client.clone();
     remove::<VolumeAttachment>(&Api::all(default()), "").await?;
     remove::<CSINode>(&Api::all(default()), "").await?;
+    remove::<CSIDriver>(&Api::all(default()), "").await?;
     remove::<Node>(&Api::all(default()), "").await?;
     remove::<Pod>(&Api::default_namespaced(default()), "").await?;
     remove::<PersistentVolumeClaim>(&Api::default_namespaced(default()), "").await?;
     remove::<PersistentVolume>(&Api::all(default()), "").await?;
     remove::<StorageClass>(&Api::all(default()), "").await?;
+    // The library's own type of it is not the one of v1 yet.
+    let kind = GroupVersionKind::gvk("storage.k8s.io", "v1", "VolumeAttributesClass");
+    let kind = ApiResource::from_gvk_with_plural(&kind, "volumeattributesclasses");
+    remove_all::<DynamicObject>("VolumeAttributesClass", &Api::all_with(default(), &kind), "").await?;
     remove::<ConfigMap>(&Api::default_namespaced(default()), "cofferdam-").await?;
     remove::<Event>(&Api::default_namespaced(default()), "").await
 }
@@ -133,7 +192,14 @@ async fn remove<K>(api: &Api<K>, prefix: &str) -> Result<()>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
-    let what = format!("no {} is left", K::kind(&()));
+    remove_all(&K::kind(&()), api, prefix).await
+}
+
+async fn remove_all<K>(kind: &str, api: &Api<K>, prefix: &str) -> Result<()>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    let what = format!("no {kind} is left");
     until(&what, SOON, async || {
         let mut items = api.list(&ListParams::default()).await?.items;
         items.retain(|item| item.meta().name.as_deref().is_some_and(|name| name.starts_with(prefix)));

@@ -6,11 +6,13 @@ mod differential;
 mod driver;
 mod faults;
 mod grounds;
+mod kills;
 mod kubectl;
 mod mixed;
 mod node;
 mod pods;
 mod provision;
+mod resize;
 mod sanity;
 mod swap;
 
@@ -91,6 +93,18 @@ pub const ALL: &[Suite] = &[
         run: |run| Box::pin(pods::run(run)),
     },
     Suite {
+        name: "shutdown",
+        about: "a node loses its power: out of service, its pods run on another one with their data, on all of our roles and a driver in Go",
+        limit: Duration::from_secs(600),
+        run: |run| Box::pin(pods::shutdown::run(run)),
+    },
+    Suite {
+        name: "resize",
+        about: "claims grow before a driver in Go: what one resizer has begun or failed at, the other ends, ours and csi-resizer",
+        limit: Duration::from_secs(600),
+        run: |run| Box::pin(resize::run(run)),
+    },
+    Suite {
         name: "grounds",
         about: "every scenario of the roles ends on kube-apiserver as on the embedded API, also with a death in its middle",
         limit: Duration::from_secs(1_800),
@@ -109,8 +123,14 @@ pub const ALL: &[Suite] = &[
         run: |run| Box::pin(swap::run(run)),
     },
     Suite {
+        name: "kills",
+        about: "all roles in one process, killed with -9 50 times while 300 pods with growing claims come, move and go",
+        limit: Duration::from_secs(900),
+        run: |run| Box::pin(kills::run(run)),
+    },
+    Suite {
         name: "mixed",
-        about: "the Go sidecars before our csi-server, ours in their place in the middle of 200 claims with pods, on our node",
+        about: "the Go sidecars before our csi-server, a driver in Go before our roles, and everybody replaced in the middle of claims with pods",
         limit: Duration::from_secs(900),
         run: |run| Box::pin(mixed::run(run)),
     },

@@ -11,7 +11,6 @@ use crate::{
     cofferdam::{self, MemoryDriver},
     control_plane::{ControlPlane, Options, User},
     driver::Driver,
-    process::Process,
     run::Run,
     sidecar,
 };
@@ -47,7 +46,7 @@ async fn our_provisioner(run: &Run, plane: &mut ControlPlane) -> Result<()> {
     let mut ours = cofferdam::start(run, &alone, &driver).await?;
     let swaps = async {
         claims.bound(FIRST, LONG).await?;
-        kubernetes(run, plane, PROTECTION).await?;
+        plane.replace_controller_manager(run, PROTECTION).await?;
         ours.kill().await?;
         claims.in_the_middle().await?;
         ours = cofferdam::start(run, &both, &driver).await?;
@@ -55,7 +54,7 @@ async fn our_provisioner(run: &Run, plane: &mut ControlPlane) -> Result<()> {
         ours.kill().await?;
         claims.in_the_middle().await?;
         ours = cofferdam::start(run, &alone, &driver).await?;
-        kubernetes(run, plane, BINDER).await?;
+        plane.replace_controller_manager(run, BINDER).await?;
         claims.bound(CLAIMS, LONG).await
     };
     tokio::try_join!(claims.create(0..CLAIMS), swaps)?;
@@ -66,7 +65,7 @@ async fn our_provisioner(run: &Run, plane: &mut ControlPlane) -> Result<()> {
     ours.again()?;
     let swap = async {
         claims.left(CLAIMS - FIRST, LONG).await?;
-        kubernetes(run, plane, PROTECTION).await?;
+        plane.replace_controller_manager(run, PROTECTION).await?;
         ours.kill().await?;
         claims.in_the_middle().await?;
         ours = cofferdam::start(run, &both, &driver).await?;
@@ -87,15 +86,15 @@ async fn our_binder(run: &Run, plane: &mut ControlPlane) -> Result<()> {
     let account = Account::new(run, plane, &["pv-controller"]).await?;
     let binder = async || cofferdam::start(run, &account, &memory).await;
 
-    kubernetes(run, plane, PROTECTION).await?;
+    plane.replace_controller_manager(run, PROTECTION).await?;
     let mut ours = binder().await?;
     let swaps = async {
         claims.bound(FIRST, LONG).await?;
         ours.kill().await?;
         claims.in_the_middle().await?;
-        kubernetes(run, plane, BINDER).await?;
+        plane.replace_controller_manager(run, BINDER).await?;
         claims.bound(SECOND, LONG).await?;
-        kubernetes(run, plane, PROTECTION).await?;
+        plane.replace_controller_manager(run, PROTECTION).await?;
         claims.in_the_middle().await?;
         ours = binder().await?;
         claims.bound(CLAIMS, LONG).await
@@ -107,7 +106,7 @@ async fn our_binder(run: &Run, plane: &mut ControlPlane) -> Result<()> {
         claims.left(CLAIMS - FIRST, LONG).await?;
         ours.kill().await?;
         claims.in_the_middle().await?;
-        kubernetes(run, plane, BINDER).await?;
+        plane.replace_controller_manager(run, BINDER).await?;
         claims.left(0, LONG).await
     };
     tokio::try_join!(claims.delete(0..CLAIMS), swap)?;
@@ -126,7 +125,7 @@ async fn one_provisioner_for_the_other(run: &Run, plane: &mut ControlPlane) -> R
     let theirs = async || sidecar::start(run, "csi-provisioner", &kubeconfig, driver.socket(), &[]).await;
     let ours = async || cofferdam::start_before(run, &account, driver.socket()).await;
 
-    kubernetes(run, plane, BINDER).await?;
+    plane.replace_controller_manager(run, BINDER).await?;
     let mut provisioner = theirs().await?;
     let swaps = async {
         claims.bound(FIRST, LONG).await?;
@@ -153,14 +152,6 @@ async fn one_provisioner_for_the_other(run: &Run, plane: &mut ControlPlane) -> R
     empty(&driver.volumes().await?)?;
     provisioner.stop().await?;
     driver.process.stop().await
-}
-
-/// Kills kube-controller-manager and starts it with these loops.
-async fn kubernetes(run: &Run, plane: &mut ControlPlane, controllers: &str) -> Result<()> {
-    if let Some(running) = plane.controller_manager.as_mut() {
-        Process::kill(running).await?;
-    }
-    plane.start_controller_manager(run, controllers).await
 }
 
 fn empty(stored: &BTreeMap<String, String>) -> Result<()> {

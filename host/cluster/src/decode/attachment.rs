@@ -1,14 +1,17 @@
-//! VolumeAttachment, CSINode and Node.
+//! VolumeAttachment, CSINode, CSIDriver and Node.
 
 use std::collections::BTreeMap;
 
 use cofferdam_domain::{
-    Attachment, AttachmentError, AttachmentName, AttachmentSource, CsiNode, Node, NodeObject, ObjectMeta,
-    StringMap,
+    Attachment, AttachmentError, AttachmentName, AttachmentSource, CsiDriver, CsiNode, DriverName, Node,
+    NodeObject, NodeVolume, ObjectMeta, StringMap, UniqueVolume, VolumeName, names,
 };
 use serde::{Deserialize, de::IgnoredAny};
 
-use super::{Meta, read};
+use super::{
+    Meta, read,
+    text::{Common, OfDrivers, Text, Texts},
+};
 use crate::{
     cache::AttachmentIndex,
     kind::{Kind, Resource},
@@ -38,22 +41,22 @@ impl Kind for Attachment {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct Spec {
-            attacher: String,
-            node_name: String,
+            attacher: Common,
+            node_name: Common,
             #[serde(default)]
             source: Source,
         }
         #[derive(Deserialize, Default)]
         #[serde(rename_all = "camelCase", default)]
         struct Source {
-            persistent_volume_name: Option<String>,
+            persistent_volume_name: Option<Text>,
             inline_volume_spec: Option<IgnoredAny>,
         }
         #[derive(Deserialize, Default)]
         #[serde(rename_all = "camelCase", default)]
         struct Status {
             attached: bool,
-            attachment_metadata: Option<BTreeMap<String, String>>,
+            attachment_metadata: Option<Texts<OfDrivers>>,
             attach_error: Option<Failure>,
             detach_error: Option<Failure>,
         }
@@ -63,33 +66,27 @@ impl Kind for Attachment {
             message: String,
             error_code: Option<i32>,
         }
-        let error = |failure: Failure| AttachmentError { message: failure.message, code: failure.error_code };
+        let error = |failure: Failure| {
+            Box::new(AttachmentError { message: failure.message, code: failure.error_code })
+        };
         let Wire { metadata, spec, status } = read(json)?;
-        let volume = spec.source.persistent_volume_name.filter(|name| !name.is_empty());
+        let volume = spec.source.persistent_volume_name.filter(|name| !name.0.is_empty());
         Ok(Self {
-            name: AttachmentName::new(metadata.name.clone()),
+            name: AttachmentName::new(metadata.name()),
             meta: metadata.into_domain()?,
-            attacher: spec.attacher.into(),
+            attacher: DriverName::new(spec.attacher.0),
             source: match (volume, spec.source.inline_volume_spec) {
-                (Some(volume), None) => AttachmentSource::Volume(volume.into()),
+                (Some(volume), None) => AttachmentSource::Volume(VolumeName::new(volume.0)),
                 (None, Some(IgnoredAny)) => AttachmentSource::Inline,
                 (None, None) => AttachmentSource::Unclear(0),
                 (Some(_), Some(IgnoredAny)) => AttachmentSource::Unclear(2),
             },
-            node: spec.node_name.into(),
+            node: NodeObject::new(spec.node_name.0),
             attached: status.attached,
-            metadata: status.attachment_metadata.unwrap_or_default(),
+            metadata: status.attachment_metadata.unwrap_or_default().map,
             attach_error: status.attach_error.map(error),
             detach_error: status.detach_error.map(error),
         })
-    }
-
-    fn key_of(_: &str, name: &str) -> Self::Key {
-        name.into()
-    }
-
-    fn locate(key: &Self::Key) -> (Option<&str>, &str) {
-        (None, key.as_str())
     }
 
     fn key(&self) -> Self::Key {
@@ -121,7 +118,7 @@ impl Kind for CsiNode {
         }
         #[derive(Deserialize)]
         struct Driver {
-            name: String,
+            name: Common,
             #[serde(rename = "nodeID")]
             id: String,
             #[serde(rename = "topologyKeys")]
@@ -130,19 +127,52 @@ impl Kind for CsiNode {
         let Wire { metadata, spec } = read(json)?;
         let (mut ids, mut topology_keys) = (BTreeMap::new(), BTreeMap::new());
         for Driver { name, id, keys } in spec.drivers.into_iter().flatten() {
-            topology_keys.insert(name.as_str().into(), keys.unwrap_or_default());
-            ids.insert(name.into(), id.into());
+            let name = DriverName::new(name.0);
+            topology_keys.insert(name.clone(), keys.unwrap_or_default());
+            ids.insert(name, id.into());
         }
-        let name = NodeObject::new(metadata.name.clone());
+        let name = NodeObject::new(metadata.name());
         Ok(Self { name, meta: metadata.into_domain()?, ids, topology_keys })
     }
 
-    fn key_of(_: &str, name: &str) -> Self::Key {
-        name.into()
+    fn key(&self) -> Self::Key {
+        self.name.clone()
     }
 
-    fn locate(key: &Self::Key) -> (Option<&str>, &str) {
-        (None, key.as_str())
+    fn meta(&self) -> &ObjectMeta {
+        &self.meta
+    }
+}
+
+impl Kind for CsiDriver {
+    type Key = DriverName;
+    type Index = ();
+    const RESOURCE: Resource = Resource {
+        group: STORAGE,
+        version: "v1",
+        kind: "CSIDriver",
+        plural: "csidrivers",
+        namespaced: false,
+    };
+
+    fn decode(json: &str) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Wire {
+            metadata: Meta,
+            #[serde(default)]
+            spec: Spec,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Spec {
+            attach_required: Option<bool>,
+        }
+        let Wire { metadata, spec } = read(json)?;
+        Ok(Self {
+            name: DriverName::new(metadata.name()),
+            meta: metadata.into_domain()?,
+            attach_required: spec.attach_required.unwrap_or(true),
+        })
     }
 
     fn key(&self) -> Self::Key {
@@ -164,25 +194,72 @@ impl Kind for Node {
         #[derive(Deserialize)]
         struct Wire {
             metadata: Meta,
+            #[serde(default)]
+            spec: Spec,
+            #[serde(default)]
+            status: Status,
         }
-        let Wire { metadata } = read(json)?;
-        let name = NodeObject::new(metadata.name.clone());
+        #[derive(Deserialize, Default)]
+        #[serde(default)]
+        struct Spec {
+            taints: Option<Vec<Taint>>,
+        }
+        #[derive(Deserialize)]
+        struct Taint {
+            key: Box<str>,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Status {
+            conditions: Option<Vec<Condition>>,
+            volumes_attached: Option<Vec<Attached>>,
+            volumes_in_use: Option<Vec<Text>>,
+        }
+        #[derive(Deserialize)]
+        struct Condition {
+            #[serde(rename = "type")]
+            kind: Box<str>,
+            status: Box<str>,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Attached {
+            name: Text,
+            #[serde(default)]
+            device_path: Box<str>,
+        }
+        let Wire { metadata, spec, status } = read(json)?;
+        let name = NodeObject::new(metadata.name());
         let mut meta = metadata.into_domain()?;
+        let managed = meta.has_annotation(names::MANAGED_ATTACH);
         meta.annotations = StringMap::default();
         let labels = std::mem::take(&mut meta.labels);
+        let mut volumes: BTreeMap<UniqueVolume, NodeVolume> = BTreeMap::new();
+        let blank = |name: &UniqueVolume| NodeVolume {
+            name: name.clone(),
+            attached: false,
+            device_path: Box::default(),
+            in_use: false,
+        };
+        for Attached { name: Text(name), device_path } in status.volumes_attached.into_iter().flatten() {
+            let name = UniqueVolume::new(name);
+            let volume = volumes.entry(name.clone()).or_insert_with(|| blank(&name));
+            (volume.attached, volume.device_path) = (true, device_path);
+        }
+        for Text(name) in status.volumes_in_use.into_iter().flatten() {
+            let name = UniqueVolume::new(name);
+            volumes.entry(name.clone()).or_insert_with(|| blank(&name)).in_use = true;
+        }
+        let ready = |condition: &Condition| &*condition.kind == "Ready" && &*condition.status == "True";
         Ok(Self {
             name,
             meta,
             labels: labels.iter().map(|(key, value)| (key.into(), value.into())).collect(),
+            managed,
+            ready: status.conditions.iter().flatten().any(ready),
+            out_of_service: spec.taints.iter().flatten().any(|taint| &*taint.key == names::OUT_OF_SERVICE),
+            volumes: volumes.into_values().collect(),
         })
-    }
-
-    fn key_of(_: &str, name: &str) -> Self::Key {
-        name.into()
-    }
-
-    fn locate(key: &Self::Key) -> (Option<&str>, &str) {
-        (None, key.as_str())
     }
 
     fn key(&self) -> Self::Key {
@@ -227,8 +304,9 @@ mod tests {
             }),
         );
         assert_eq!((read.attacher.as_str(), read.node.as_str(), read.attached), ("d", "n", true));
-        assert_eq!(read.metadata, BTreeMap::from([("k".to_owned(), "v".to_owned())]));
-        let error = |message: &str, code| Some(AttachmentError { message: message.to_owned(), code });
+        assert_eq!(read.metadata.iter().collect::<Vec<_>>(), [("k", "v")]);
+        let error =
+            |message: &str, code| Some(Box::new(AttachmentError { message: message.to_owned(), code }));
         assert_eq!((read.attach_error, read.detach_error), (error("m", Some(8)), error("n", None)));
     }
 
@@ -245,6 +323,49 @@ mod tests {
         assert_eq!(node.topology_keys, BTreeMap::from([("d".into(), vec!["k".to_owned()])]));
         let none = read(json!({"drivers": [{"name": "d", "nodeID": "id-1", "topologyKeys": null}]}));
         assert_eq!(none.topology_keys, BTreeMap::from([("d".into(), Vec::new())]));
+    }
+
+    #[test]
+    fn drivers_need_attaching_unless_they_say_otherwise() {
+        let read = |spec: Value| {
+            let metadata = json!({"name": "d", "resourceVersion": "7"});
+            let json = json!({"metadata": metadata, "spec": spec}).to_string();
+            object::<CsiDriver>(&json).unwrap().unwrap().attach_required
+        };
+        assert!(read(json!({})) && read(json!({"attachRequired": true})));
+        assert!(!read(json!({"attachRequired": false})));
+    }
+
+    #[test]
+    fn nodes_tell_of_their_volumes() {
+        let json = json!({
+            "metadata": {
+                "name": "n", "resourceVersion": "7",
+                "annotations": {"volumes.kubernetes.io/controller-managed-attach-detach": ""},
+            },
+            "spec": {"taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]},
+            "status": {
+                "conditions": [{"type": "Ready", "status": "True"}],
+                "volumesAttached": [{"name": "b", "devicePath": "/dev/b"}, {"name": "a", "devicePath": ""}],
+                "volumesInUse": ["b", "c"],
+            },
+        });
+        let node = object::<Node>(&json.to_string()).unwrap().unwrap();
+        assert!(node.managed && node.ready && node.out_of_service);
+        let volume = |name: &str, attached, device_path: &str, in_use| NodeVolume {
+            name: name.into(),
+            attached,
+            device_path: device_path.into(),
+            in_use,
+        };
+        let (a, b) = (volume("a", true, "", false), volume("b", true, "/dev/b", true));
+        assert_eq!(*node.volumes, [a, b.clone(), volume("c", false, "", true)]);
+        assert_eq!((node.volume(&"b".into()), node.volume(&"d".into())), (Some(&b), None));
+        let bare = json!({"metadata": {"name": "n", "resourceVersion": "7"}, "status": {"conditions": [
+            {"type": "Ready", "status": "Unknown"}, {"type": "DiskPressure", "status": "True"},
+        ]}});
+        let node = object::<Node>(&bare.to_string()).unwrap().unwrap();
+        assert!(!node.managed && !node.ready && !node.out_of_service && node.volumes.is_empty());
     }
 
     #[test]

@@ -1,14 +1,17 @@
 //! PersistentVolume.
 
-use std::collections::BTreeMap;
-
 use cofferdam_domain::{
-    ClaimKey, ClaimRef, ObjectMeta, ReclaimPolicy, Uid, Volume, VolumePhase, names,
+    ClaimKey, ClaimRef, DriverName, ObjectMeta, ReclaimPolicy, StringMap, Uid, Volume, VolumeHandle,
+    VolumePhase, names,
     volume::{CsiSource, SecretRef},
 };
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 
-use super::{Amounts, Meta, access_modes, read, volume_mode};
+use super::{
+    Amounts, Meta, access_modes, read,
+    text::{Common, OfDrivers, Text, Texts},
+    volume_mode,
+};
 use crate::{
     cache::VolumeIndex,
     kind::{Kind, Resource},
@@ -40,13 +43,36 @@ impl Kind for Volume {
             capacity: Option<Amounts>,
             access_modes: Option<Vec<Box<str>>>,
             volume_mode: Option<Box<str>>,
-            storage_class_name: Option<Box<str>>,
+            storage_class_name: Option<Common>,
             volume_attributes_class_name: Option<Box<str>>,
             persistent_volume_reclaim_policy: Option<Box<str>>,
             claim_ref: Option<Reference>,
             mount_options: Option<Vec<String>>,
             node_affinity: Option<NodeAffinity>,
             csi: Option<Csi>,
+            aws_elastic_block_store: Option<IgnoredAny>,
+            azure_disk: Option<IgnoredAny>,
+            cinder: Option<IgnoredAny>,
+            fc: Option<IgnoredAny>,
+            gce_persistent_disk: Option<IgnoredAny>,
+            iscsi: Option<IgnoredAny>,
+            portworx_volume: Option<IgnoredAny>,
+            vsphere_volume: Option<IgnoredAny>,
+        }
+        impl Spec {
+            fn in_tree(&self) -> Option<&'static str> {
+                let sources = [
+                    ("awsElasticBlockStore", &self.aws_elastic_block_store),
+                    ("azureDisk", &self.azure_disk),
+                    ("cinder", &self.cinder),
+                    ("fc", &self.fc),
+                    ("gcePersistentDisk", &self.gce_persistent_disk),
+                    ("iscsi", &self.iscsi),
+                    ("portworxVolume", &self.portworx_volume),
+                    ("vsphereVolume", &self.vsphere_volume),
+                ];
+                sources.into_iter().find(|(_, source)| source.is_some()).map(|(name, _)| name)
+            }
         }
         #[derive(Deserialize, Default)]
         #[serde(default)]
@@ -65,15 +91,15 @@ impl Kind for Volume {
         }
         #[derive(Deserialize)]
         struct TermExpression {
-            key: String,
+            key: Common,
             operator: Box<str>,
-            values: Option<Vec<String>>,
+            values: Option<Vec<Common>>,
         }
         impl Term {
-            fn pinned(self) -> BTreeMap<String, String> {
+            fn pinned(self) -> StringMap {
                 let one = |expression: TermExpression| {
                     let mut values = expression.values.unwrap_or_default().into_iter();
-                    let pair = (expression.key, values.next()?);
+                    let pair = (expression.key.0, values.next()?.0);
                     (&*expression.operator == "In" && values.next().is_none()).then_some(pair)
                 };
                 self.match_expressions.unwrap_or_default().into_iter().filter_map(one).collect()
@@ -82,20 +108,26 @@ impl Kind for Volume {
         #[derive(Deserialize, Default)]
         #[serde(default)]
         struct Reference {
-            namespace: Box<str>,
-            name: Box<str>,
-            uid: Option<Box<str>>,
+            namespace: Common,
+            name: Text,
+            uid: Option<Text>,
+        }
+        impl Reference {
+            fn into_secret(self) -> Box<SecretRef> {
+                Box::new(SecretRef { namespace: (*self.namespace.0).into(), name: (*self.name.0).into() })
+            }
         }
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct Csi {
-            driver: String,
-            volume_handle: String,
-            volume_attributes: Option<BTreeMap<String, String>>,
-            fs_type: Option<String>,
+            driver: Common,
+            volume_handle: Text,
+            volume_attributes: Option<Texts<OfDrivers>>,
+            fs_type: Option<Common>,
             #[serde(default)]
             read_only: bool,
             controller_publish_secret_ref: Option<Reference>,
+            controller_expand_secret_ref: Option<Reference>,
         }
         #[derive(Deserialize, Default)]
         #[serde(default)]
@@ -103,15 +135,18 @@ impl Kind for Volume {
             phase: Option<Box<str>>,
         }
         let Wire { metadata, spec, status } = read(json)?;
-        let name = metadata.name.clone();
+        let name = metadata.name();
         let meta = metadata.into_domain()?;
+        let in_tree = spec.in_tree();
         let capacity = spec
             .capacity
             .and_then(|capacity| capacity.storage)
             .map(|amount| amount.parse().map_err(|e| format!("spec.capacity.storage: {e}")))
             .transpose()?;
-        let class = meta.annotation(names::CLASS_BETA).map(Into::into).or(spec.storage_class_name);
+        let class = meta.annotation(names::CLASS_BETA).map(Into::into);
+        let class = class.or(spec.storage_class_name.map(|class| class.0));
         Ok(Self {
+            in_tree,
             name: cofferdam_domain::VolumeName::new(name),
             capacity,
             access_modes: access_modes("spec.accessModes", spec.access_modes)?,
@@ -122,8 +157,8 @@ impl Kind for Volume {
                 spec.persistent_volume_reclaim_policy.as_deref().unwrap_or("Retain"),
             ),
             claim_ref: spec.claim_ref.map(|r| ClaimRef {
-                key: ClaimKey::new(r.namespace, r.name),
-                uid: r.uid.filter(|uid| !uid.is_empty()).map(Uid::new),
+                key: ClaimKey::new(r.namespace.0, r.name.0),
+                uid: r.uid.filter(|uid| !uid.0.is_empty()).map(|uid| Uid::new(uid.0)),
             }),
             mount_options: spec.mount_options.unwrap_or_default(),
             places: spec
@@ -135,14 +170,13 @@ impl Kind for Volume {
                 .map(Term::pinned)
                 .collect(),
             csi: spec.csi.map(|csi| CsiSource {
-                driver: csi.driver.into(),
-                handle: csi.volume_handle.into(),
-                attributes: csi.volume_attributes.unwrap_or_default(),
-                fs_type: csi.fs_type.filter(|fs_type| !fs_type.is_empty()),
+                driver: DriverName::new(csi.driver.0),
+                handle: VolumeHandle::new(csi.volume_handle.0),
+                attributes: csi.volume_attributes.unwrap_or_default().map,
+                fs_type: csi.fs_type.map(|fs_type| fs_type.0).filter(|fs_type| !fs_type.is_empty()),
                 read_only: csi.read_only,
-                publish_secret: csi
-                    .controller_publish_secret_ref
-                    .map(|r| SecretRef { namespace: r.namespace, name: r.name }),
+                publish_secret: csi.controller_publish_secret_ref.map(Reference::into_secret),
+                expand_secret: csi.controller_expand_secret_ref.map(Reference::into_secret),
             }),
             phase: match status.phase.as_deref() {
                 Some("Available") => VolumePhase::Available,
@@ -153,14 +187,6 @@ impl Kind for Volume {
             },
             meta,
         })
-    }
-
-    fn key_of(_: &str, name: &str) -> Self::Key {
-        name.into()
-    }
-
-    fn locate(key: &Self::Key) -> (Option<&str>, &str) {
-        (None, key.as_str())
     }
 
     fn key(&self) -> Self::Key {

@@ -201,3 +201,16 @@ async fn a_reminder_leaves_what_waits_for_its_time() {
     let log = run(&queue, 4, Duration::from_secs(20), |_, _| Outcome::Done).await;
     assert_eq!(log, [(2, 0), (1, 5)]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_a_burst_has_taken_is_given_back() {
+    let queue = queue();
+    (0..10_000).for_each(|key| queue.add(key));
+    assert!(queue.lock().queued.capacity() >= 10_000);
+    let log = run(&queue, 64, Duration::from_secs(1), |_, _| Outcome::Done).await;
+    assert_eq!(log.len(), 10_000);
+    let state = queue.lock();
+    for left in [state.queued.capacity(), state.ready.capacity(), state.running.capacity()] {
+        assert!(left < 1_000, "room for {left}");
+    }
+}

@@ -142,3 +142,36 @@ fn forgets_the_oldest_deletions() {
     assert_eq!(table.read().tombstones.len(), super::TOMBSTONES);
     assert!(!table.read().tombstones.contains_key(&ClaimKey::new("ns", "c0")));
 }
+
+#[tokio::test(start_paused = true)]
+async fn forgets_deletions_by_age_and_gives_their_room_back() {
+    let table = Table::<Claim>::default();
+    for n in 0..1_000 {
+        table.delete(&ClaimKey::new("ns", format!("c{n}")), &Uid::from("x"), version(5));
+    }
+    tokio::time::advance(super::BURIED_FOR / 2).await;
+    table.delete(&key(), &Uid::from("a"), version(7));
+    table.saw(version(8));
+    assert_eq!(table.read().tombstones.len(), 1_001);
+    tokio::time::advance(super::BURIED_FOR / 2).await;
+    // A bookmark is enough.
+    table.saw(version(9));
+    let (held, room) = (table.read().tombstones.len(), table.read().tombstones.capacity());
+    assert!(held == 1 && room < 10, "{held} of {room}");
+    assert!(!table.apply(claim("a", 8)), "the younger one stands");
+    tokio::time::advance(super::BURIED_FOR).await;
+    table.saw(version(10));
+    assert_eq!((table.read().tombstones.len(), table.read().graves.len()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grave_of_the_predecessor_does_not_take_the_successors() {
+    let table = Table::<Claim>::default();
+    table.delete(&key(), &Uid::from("a"), version(5));
+    tokio::time::advance(super::BURIED_FOR / 2).await;
+    table.apply(claim("b", 6));
+    table.delete(&key(), &Uid::from("b"), version(7));
+    tokio::time::advance(super::BURIED_FOR / 2).await;
+    table.saw(version(8));
+    assert!(!table.apply(claim("b", 9)), "the same uid never returns");
+}

@@ -38,11 +38,13 @@ pub(crate) struct Wire {
     pub(crate) api: ApiService,
     pub(crate) delay: Duration,
     pub(crate) troubles: Arc<Mutex<VecDeque<Trouble>>>,
+    /// A kind that the API does not have yet, by its plural name.
+    pub(crate) lacks: Arc<Mutex<Option<&'static str>>>,
 }
 
 impl Wire {
     pub(crate) fn new(api: &ApiServer) -> Self {
-        Self { api: api.service(), delay: Duration::ZERO, troubles: Arc::default() }
+        Self { api: api.service(), delay: Duration::ZERO, troubles: Arc::default(), lacks: Arc::default() }
     }
 
     pub(crate) fn client(&self) -> kube::Client {
@@ -72,6 +74,10 @@ impl tower::Service<Request<Body>> for Wire {
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let wire = self.clone();
         Box::pin(async move {
+            let lacks = *wire.lacks.lock().unwrap();
+            if lacks.is_some_and(|kind| request.uri().path().contains(kind)) {
+                return Ok(status(StatusCode::NOT_FOUND).map(http_body_util::Either::Right));
+            }
             if request.method() == Method::GET {
                 return Ok(wire.api.oneshot(request).await?.map(http_body_util::Either::Left));
             }

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     path::PathBuf,
+    str::FromStr,
 };
 
 use cofferdam_backend::{Digest, Grant, HttpConfig, Limits, PoolConfig, StateConfig};
@@ -11,7 +12,7 @@ use cofferdam_csi::Address;
 use cofferdam_domain::DriverName;
 use serde::{Deserialize, Deserializer, de};
 
-use super::value::from_text;
+use super::{source::address, value::from_text};
 
 /// Name of the driver that dev mode has when it is given none.
 pub(crate) const MEMORY: &str = "memory";
@@ -77,7 +78,15 @@ pub(crate) struct Socket(pub(crate) Address);
 
 impl<'de> Deserialize<'de> for Socket {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_text(deserializer, "the path of a CSI driver's socket").map(Self)
+        from_text(deserializer, "the path of a CSI driver's socket")
+    }
+}
+
+impl FromStr for Socket {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        address(text).map(Self)
     }
 }
 

@@ -9,15 +9,15 @@ use super::source::Origin;
 /// Why there is no configuration.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
-    #[error("cannot read configuration file {}: {source}", path.display())]
-    Read { path: PathBuf, source: std::io::Error },
-    #[error("configuration file {} has {size} bytes: expected at most {most}", path.display())]
-    TooLarge { path: PathBuf, size: u64, most: u64 },
-    #[error("{}:{line}: not TOML: {problem}", path.display())]
-    Syntax { path: PathBuf, line: usize, problem: String },
+    #[error("{named}: cannot read configuration file {}: {source}", path.display())]
+    Read { named: Origin, path: PathBuf, source: std::io::Error },
+    #[error("{named}: configuration file {} has {size} bytes: expected at most {most}", path.display())]
+    TooLarge { named: Origin, path: PathBuf, size: u64, most: u64 },
+    #[error("{named}: {}:{line}: not TOML: {problem}", path.display())]
+    Syntax { named: Origin, path: PathBuf, line: usize, problem: String },
     #[error("{origin}: unknown key {key}: expected one of {known}")]
     UnknownKey { origin: Origin, key: String, known: String },
-    #[error("{origin}: {key}: {problem}")]
+    #[error("{}: {problem}", origin.with(key))]
     Value { origin: Origin, key: String, problem: String },
     #[error(
         "two backends are called {name}, {first} and {second}: expected a name each, as in --backend NAME=FILE"
@@ -55,16 +55,26 @@ impl ConfigError {
             | Kind::ISizeOutOfRange(_)
             | Kind::USizeOutOfRange(_)
             | Kind::Unsupported(_)
-            | Kind::UnsupportedKey(..)) => Self::Value { origin, key, problem: problem(kind) },
+            | Kind::UnsupportedKey(..)) => {
+                let problem = if is_secret(&path) { SECRET.to_owned() } else { problem(kind) };
+                Self::Value { origin, key, problem }
+            }
         }
     }
+}
+
+/// Somebody may have written the secret where the name of its file belongs.
+const SECRET: &str = "expected the path of a file that holds the secret; what stands there is not shown";
+
+fn is_secret(path: &[String]) -> bool {
+    matches!(path, [backend, _, secrets, ..] if backend == "backend" && secrets == "secrets")
 }
 
 fn problem(kind: Kind) -> String {
     match kind {
         Kind::Message(message) => message,
         Kind::InvalidType(actual, expected) | Kind::InvalidValue(actual, expected) => {
-            format!("found {}, expected {expected}", found(&actual))
+            format!("found {}, expected {}", found(&actual), plain(&expected))
         }
         Kind::InvalidLength(length, expected) => format!("found {length} items, expected {expected}"),
         Kind::UnknownVariant(variant, known) => {
@@ -79,6 +89,15 @@ fn problem(kind: Kind) -> String {
         Kind::UnsupportedKey(actual, expected) => {
             format!("found the key {}, expected {expected}", found(&actual))
         }
+    }
+}
+
+/// What was expected, without the names of Rust's types.
+fn plain(expected: &str) -> &str {
+    match expected {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number",
+        section if section.starts_with("struct ") => "a section",
+        other => other,
     }
 }
 

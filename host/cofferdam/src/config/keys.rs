@@ -34,7 +34,7 @@ const fn key(name: &'static str, shape: Shape, default: Option<&'static str>) ->
 
 /// Every setting, in the order in which people think of them. The sidecars' defaults where they have the flag, but for
 /// `timeout`: theirs, 10 s, is too short for many arrays.
-pub(crate) const KEYS: [Key; 42] = [
+pub(crate) const KEYS: [Key; 47] = [
     key("role", Shape::List, None),
     key("backend", Shape::Backends, None),
     key("csi-address", Shape::Text, None),
@@ -51,6 +51,10 @@ pub(crate) const KEYS: [Key; 42] = [
     key("retry-interval-start", Shape::Text, Some("1s")),
     key("retry-interval-max", Shape::Text, Some("5m")),
     key("worker-threads", Shape::Number, None),
+    key("workers", Shape::Number, Some("10")),
+    key("resync-period", Shape::Text, Some("10m")),
+    key("handle-volume-inuse-error", Shape::Bool, Some("true")),
+    key("extra-modify-metadata", Shape::Bool, Some("false")),
     key("resync", Shape::Text, Some("10m")),
     key("reconcile-sync", Shape::Text, Some("1m")),
     key("max-entries", Shape::Number, Some("0")),
@@ -62,6 +66,7 @@ pub(crate) const KEYS: [Key; 42] = [
     key("node-deployment-immediate-binding", Shape::Bool, Some("true")),
     key("node-deployment-base-delay", Shape::Text, Some("20s")),
     key("node-deployment-max-delay", Shape::Text, Some("1m")),
+    key("disable-force-detach-on-timeout", Shape::Bool, Some("false")),
     key("orphan-scan-interval", Shape::Text, Some("1h")),
     key("single-process", Shape::Bool, Some("false")),
     key("manifest", Shape::Text, None),

@@ -18,14 +18,15 @@ use std::{
 };
 
 use cofferdam_node::Policy;
+use cofferdam_roles::Role;
 use figment::{Figment, value::Value};
 use serde::Deserialize;
 
-pub(crate) use backend::{BackendSection, carried};
-use backend::{MEMORY, OF_COMPONENTS, Setting, Socket};
+pub(crate) use backend::{BackendSection, Setting, carried};
+use backend::{MEMORY, OF_COMPONENTS, Socket};
 pub(crate) use duration::GoDuration;
 pub(crate) use error::ConfigError;
-pub(crate) use source::{Origin, backend_name};
+pub(crate) use source::{Origin, backend_name, check_place};
 pub(crate) use value::{CompilationCache, Endpoint, LogFormat, Roles, ServerRole};
 
 use keys::{KEYS, Shape};
@@ -39,6 +40,8 @@ const MIN_PAUSE: Duration = Duration::from_secs(1);
 
 /// The value of a driver's setting that stands for the name of the node.
 const NODE_NAME: &str = "$(node-name)";
+/// The variable that every program of this ecosystem reads for its log.
+const RUST_LOG: &str = "RUST_LOG";
 /// Name of the driver that `csi-address` gives.
 const CSI: &str = "csi";
 
@@ -64,6 +67,10 @@ pub(crate) struct Configuration {
     pub(crate) retry_interval_start: GoDuration,
     pub(crate) retry_interval_max: GoDuration,
     pub(crate) worker_threads: Option<Workers>,
+    pub(crate) workers: Workers,
+    pub(crate) resync_period: GoDuration,
+    pub(crate) handle_volume_inuse_error: bool,
+    pub(crate) extra_modify_metadata: bool,
     pub(crate) resync: GoDuration,
     pub(crate) reconcile_sync: GoDuration,
     pub(crate) max_entries: Entries,
@@ -75,6 +82,7 @@ pub(crate) struct Configuration {
     pub(crate) node_deployment_immediate_binding: bool,
     pub(crate) node_deployment_base_delay: GoDuration,
     pub(crate) node_deployment_max_delay: GoDuration,
+    pub(crate) disable_force_detach_on_timeout: bool,
     pub(crate) orphan_scan_interval: ScanInterval,
     pub(crate) single_process: bool,
     pub(crate) manifest: Option<PathBuf>,
@@ -129,6 +137,10 @@ impl ProcessFlags {
             ("retry-interval-start", one(&self.retry_interval_start)),
             ("retry-interval-max", one(&self.retry_interval_max)),
             ("worker-threads", one(&self.worker_threads)),
+            ("workers", one(&self.workers)),
+            ("resync-period", one(&self.resync_period)),
+            ("handle-volume-inuse-error", one(&self.handle_volume_inuse_error)),
+            ("extra-modify-metadata", one(&self.extra_modify_metadata)),
             ("resync", one(&self.resync)),
             ("reconcile-sync", one(&self.reconcile_sync)),
             ("max-entries", one(&self.max_entries)),
@@ -136,6 +148,7 @@ impl ProcessFlags {
             ("extra-create-metadata", one(&self.extra_create_metadata)),
             ("strict-topology", one(&self.strict_topology)),
             ("immediate-topology", one(&self.immediate_topology)),
+            ("disable-force-detach-on-timeout", one(&self.disable_force_detach_on_timeout)),
             ("orphan-scan-interval", one(&self.orphan_scan_interval)),
             ("compilation-cache", one(&self.compilation_cache)),
             ("log", one(&self.log)),
@@ -181,6 +194,7 @@ impl Loaded {
         given.extend(own.map(|(name, text)| (name, text.iter().cloned().collect())));
         given.extend(flags.node.given());
         let loaded = Self::load(&given, environment, flags.process.config.as_deref(), &[])?;
+        loaded.only_known_roles(Roles::names)?;
         let missing = |(_, section): &(&String, &BackendSection)| !section.is_somewhere();
         match loaded.configuration.backend.iter().find(missing) {
             Some((name, _)) => Err(loaded.without_file(name)),
@@ -197,14 +211,14 @@ impl Loaded {
         flags: &ProcessFlags,
         environment: &HashMap<String, String>,
     ) -> Result<Self, ConfigError> {
-        let instead = [
-            ("role", "provisioner,attacher,pv-controller,protection"),
-            ("immediate-topology", "false"),
-            ("log", "warn"),
-        ];
+        let roles = Role::ALL.map(Role::as_str).join(",");
+        let instead = [("role", roles.as_str()), ("immediate-topology", "false"), ("log", "warn")];
         let mut loaded = Self::load(&flags.given(), environment, flags.config.as_deref(), &instead)?;
+        let known = || Role::ALL.map(Role::as_str).join(", ");
+        loaded.only_known_roles(known)?;
         if let Some(role) = loaded.configuration.role.beside_cluster() {
-            let problem = format!("{role} is for `cofferdam run`: expected roles that work on a cluster");
+            let problem =
+                format!("{role} is for `cofferdam run`: expected roles that work on a cluster: {}", known());
             return Err(loaded.refuse("role", problem));
         }
         if loaded.configuration.backend.is_empty() {
@@ -222,11 +236,11 @@ impl Loaded {
         given: &Given,
         environment: &HashMap<String, String>,
         file: Option<&Path>,
-        instead: &[(&'static str, &'static str)],
+        instead: &[(&'static str, &str)],
     ) -> Result<Self, ConfigError> {
         let mut sources = vec![source::defaults(instead)?, source::rust_log(environment)];
-        if let Some(path) = file {
-            sources.push(source::file(path)?);
+        if let Some((path, named)) = source::named(file, environment) {
+            sources.push(source::file(&path, &named)?);
         }
         sources.push(source::environment(environment)?);
         sources.push(source::flags(given)?);
@@ -325,12 +339,15 @@ impl Loaded {
     /// What no single value can tell.
     fn check(&self) -> Result<(), ConfigError> {
         let Configuration { retry_interval_start, retry_interval_max, backend, .. } = &self.configuration;
-        let Configuration { resync, reconcile_sync, .. } = &self.configuration;
-        for (key, pause) in [("resync", resync), ("reconcile-sync", reconcile_sync)] {
+        let Configuration { resync, resync_period, reconcile_sync, .. } = &self.configuration;
+        let pauses =
+            [("resync", resync), ("resync-period", resync_period), ("reconcile-sync", reconcile_sync)];
+        for (key, pause) in pauses {
             if pause.get() < MIN_PAUSE {
                 return Err(self.refuse(key, format!("found {pause}, expected at least 1s")));
             }
         }
+        self.check_log()?;
         if retry_interval_max < retry_interval_start {
             return Err(self.refuse(
                 "retry-interval-max",
@@ -391,13 +408,39 @@ impl Loaded {
         }
     }
 
+    /// Refuses a role that does not exist, with those that this command has.
+    fn only_known_roles(&self, known: impl FnOnce() -> String) -> Result<(), ConfigError> {
+        match &self.configuration.role.unknown {
+            Some(name) => {
+                Err(self.refuse("role", format!("unknown role {name:?}: expected one of {}", known())))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a level that is none, but where it may be meant for other programs.
+    fn check_log(&self) -> Result<(), ConfigError> {
+        let origin = self.origin("log");
+        match self.configuration.log.misspelt() {
+            Some(word) if origin != Origin::Variable(RUST_LOG.to_owned()) => Err(self.refuse(
+                "log",
+                format!(
+                    "{word:?} is no level: expected off, error, warn, info, debug or trace, or directives such as \
+                     info,cofferdam_roles=debug"
+                ),
+            )),
+            Some(_) | None => Ok(()),
+        }
+    }
+
     fn without_file(&self, name: &str) -> ConfigError {
         let key = format!("backend.{name}.file");
         let origin = self.origin(&key);
         ConfigError::Missing(format!("{key} is missing: expected it, or backend.{name}.csi, in {origin}"))
     }
 
-    fn refuse(&self, key: &str, problem: String) -> ConfigError {
+    /// The error that a key's value is not as it has to be.
+    pub(crate) fn refuse(&self, key: &str, problem: String) -> ConfigError {
         ConfigError::Value { origin: self.origin(key), key: key.to_owned(), problem }
     }
 

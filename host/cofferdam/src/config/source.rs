@@ -26,6 +26,9 @@ use super::{
 /// The largest configuration file that is read: far more than any has, far less than would hurt.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
+/// The setting that names drivers.
+const BACKEND: &str = "backend";
+
 /// Who said a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
@@ -37,6 +40,16 @@ pub(crate) enum Origin {
     File(PathBuf, Option<usize>),
     /// Nobody.
     Default,
+}
+
+impl Origin {
+    /// The place and the key, which a flag says already.
+    pub(crate) fn with(&self, key: &str) -> String {
+        match self {
+            Self::Flag(name) if name == key => self.to_string(),
+            Self::Flag(_) | Self::Variable(_) | Self::File(..) | Self::Default => format!("{self}: {key}"),
+        }
+    }
 }
 
 impl fmt::Display for Origin {
@@ -137,7 +150,10 @@ fn read(key: &Key, text: &str) -> Result<Value, ConfigError> {
         Shape::Number => text.parse::<u64>().map_or_else(|_| Value::from(text), Value::from),
         Shape::Bool => text.parse::<bool>().map_or_else(|_| Value::from(text), Value::from),
         Shape::List => list(text.split(',')),
-        Shape::Backends => backends(text.split(','))?,
+        Shape::Backends => {
+            let given = text.split(',').map(str::trim).filter(|entry| !entry.is_empty());
+            backends(given, &Origin::Variable(key.variable()))?
+        }
     })
 }
 
@@ -147,13 +163,18 @@ fn list<'a>(items: impl Iterator<Item = &'a str>) -> Value {
 
 /// Drivers as the table `backend`: `NAME=FILE`, or a file that is named as it is called. What begins with `unix:` is the socket of
 /// a CSI driver instead.
-fn backends<'a>(files: impl Iterator<Item = &'a str>) -> Result<Value, ConfigError> {
+fn backends<'a>(files: impl Iterator<Item = &'a str>, origin: &Origin) -> Result<Value, ConfigError> {
     let mut table: BTreeMap<String, &str> = BTreeMap::new();
-    for entry in files.map(str::trim).filter(|entry| !entry.is_empty()) {
+    for entry in files {
         let (name, file) = match entry.split_once('=') {
             Some((name, file)) if is_backend_name(name) => (name.to_owned(), file),
             _ => (backend_name(entry), entry),
         };
+        check_place(file).map_err(|problem| ConfigError::Value {
+            origin: origin.clone(),
+            key: BACKEND.to_owned(),
+            problem,
+        })?;
         if let Some(first) = table.insert(name.clone(), file) {
             return Err(ConfigError::TwoBackends { name, first: first.to_owned(), second: file.to_owned() });
         }
@@ -163,6 +184,35 @@ fn backends<'a>(files: impl Iterator<Item = &'a str>) -> Result<Value, ConfigErr
         (name, Value::from(Dict::from([(key.to_owned(), Value::from(file))])))
     };
     Ok(Value::from(table.into_iter().map(entry).collect::<Dict>()))
+}
+
+/// Refuses what is neither a file nor the socket of a driver.
+///
+/// # Errors
+/// What was expected instead.
+pub(crate) fn check_place(file: &str) -> Result<(), String> {
+    if file.is_empty() {
+        return Err("found no file: expected [NAME=]FILE, or [NAME=]unix:PATH".to_owned());
+    }
+    if Address::has_scheme(file) {
+        return address(file).map(drop);
+    }
+    match file.contains("://") {
+        true => Err(format!("{file:?}: only unix: or a file: expected [NAME=]FILE, or [NAME=]unix:PATH")),
+        false => Ok(()),
+    }
+}
+
+/// The address of a socket. Behind two slashes stands a host in every other address, and a path that begins with one in this.
+///
+/// # Errors
+/// What was found, and what was expected.
+pub(crate) fn address(text: &str) -> Result<Address, String> {
+    let rest = text.strip_prefix("unix://");
+    if rest.is_some_and(|rest| !rest.starts_with('/')) {
+        return Err(format!("{text:?} is not a driver's socket: expected unix:PATH or unix:///PATH"));
+    }
+    text.parse()
 }
 
 /// Whether a name can stand in the configuration: no dots, which separate keys.
@@ -189,7 +239,9 @@ pub(crate) fn flags(given: &[(&'static str, Vec<String>)]) -> Result<Source, Con
         };
         let value = match (key.shape, texts.last()) {
             (Shape::List, _) => list(texts.iter().flat_map(|text| text.split(','))),
-            (Shape::Backends, _) => backends(texts.iter().map(String::as_str))?,
+            (Shape::Backends, _) => {
+                backends(texts.iter().map(|text| text.trim()), &Origin::Flag(key.name.to_owned()))?
+            }
             (Shape::Text | Shape::Number | Shape::Bool | Shape::Table, Some(text)) => read(key, text)?,
             (Shape::Text | Shape::Number | Shape::Bool | Shape::Table, None) => continue,
         };
@@ -218,7 +270,7 @@ pub(crate) fn rust_log(variables: &HashMap<String, String>) -> Source {
 }
 
 /// The table of settings, with what a command holds instead.
-pub(crate) fn defaults(instead: &[(&'static str, &'static str)]) -> Result<Source, ConfigError> {
+pub(crate) fn defaults(instead: &[(&'static str, &str)]) -> Result<Source, ConfigError> {
     let mut values = Dict::new();
     for key in &KEYS {
         let instead = instead.iter().find(|(name, _)| *name == key.name).map(|(_, text)| *text);
@@ -229,15 +281,34 @@ pub(crate) fn defaults(instead: &[(&'static str, &'static str)]) -> Result<Sourc
     Ok(Source { layer: Layer::Defaults, values })
 }
 
-/// A TOML file.
-pub(crate) fn file(path: &Path) -> Result<Source, ConfigError> {
-    let unreadable = |source| ConfigError::Read { path: path.to_owned(), source };
+/// The variable that names the file, where no flag does.
+const CONFIG: &str = "COFFERDAM_CONFIG";
+
+/// The file with settings, if there is one, and who has named it.
+pub(crate) fn named(flag: Option<&Path>, variables: &HashMap<String, String>) -> Option<(PathBuf, Origin)> {
+    let variable = variables.get(CONFIG).filter(|path| !path.is_empty());
+    match (flag, variable) {
+        (Some(path), _) => Some((path.to_owned(), Origin::Flag("config".to_owned()))),
+        (None, Some(path)) => Some((PathBuf::from(path), Origin::Variable(CONFIG.to_owned()))),
+        (None, None) => None,
+    }
+}
+
+/// A TOML file that somebody has named.
+pub(crate) fn file(path: &Path, named: &Origin) -> Result<Source, ConfigError> {
+    let unreadable = |source| ConfigError::Read { named: named.clone(), path: path.to_owned(), source };
     let size = std::fs::metadata(path).map_err(unreadable)?.len();
     if size > MAX_FILE_BYTES {
-        return Err(ConfigError::TooLarge { path: path.to_owned(), size, most: MAX_FILE_BYTES });
+        return Err(ConfigError::TooLarge {
+            named: named.clone(),
+            path: path.to_owned(),
+            size,
+            most: MAX_FILE_BYTES,
+        });
     }
     let text = std::fs::read_to_string(path).map_err(unreadable)?;
     let broken = |error: &toml::de::Error| ConfigError::Syntax {
+        named: named.clone(),
         path: path.to_owned(),
         line: line_of(&text, error.span()),
         problem: error.message().replace('\n', ", "),

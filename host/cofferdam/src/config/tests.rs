@@ -140,7 +140,7 @@ fn dev_runs_every_role_quietly() {
     let loaded = Loaded::for_dev(&off, &HashMap::new()).unwrap();
     assert_eq!(loaded.configuration.orphan_scan_interval.0, None);
     let loaded = Loaded::for_dev(&ProcessFlags::default(), &HashMap::new()).unwrap();
-    assert_eq!(loaded.configuration.role.cluster.len(), 4);
+    assert_eq!(loaded.configuration.role.cluster.len(), 6);
     assert_eq!(loaded.configuration.log.0, "warn");
     assert_eq!(loaded.configuration.backend.keys().collect::<Vec<_>>(), [MEMORY]);
     for role in ["node", "registrar", "liveness", "csi-server"] {
@@ -148,10 +148,15 @@ fn dev_runs_every_role_quietly() {
         assert_eq!(
             Loaded::for_dev(&flags, &HashMap::new()).unwrap_err().to_string(),
             format!(
-                "flag --role: role: {role} is for `cofferdam run`: expected roles that work on a cluster"
+                "flag --role: {role} is for `cofferdam run`: expected roles that work on a cluster: provisioner, attacher, resizer, pv-controller, protection, attach-detach"
             )
         );
     }
+    let flags = ProcessFlags { role: vec!["foo".to_owned()], ..ProcessFlags::default() };
+    assert_eq!(
+        Loaded::for_dev(&flags, &HashMap::new()).unwrap_err().to_string(),
+        "flag --role: unknown role \"foo\": expected one of provisioner, attacher, resizer, pv-controller, protection, attach-detach"
+    );
     let path = file("dev", "[backend.memory.settings]\ncapacity = \"1Gi\"\n");
     let flags = ProcessFlags { config: Some(path.clone()), ..ProcessFlags::default() };
     let loaded = Loaded::for_dev(&flags, &HashMap::new()).unwrap();
@@ -174,58 +179,90 @@ fn a_bad_flag_or_variable_names_itself_the_value_and_the_expectation() {
     let text = |text: &str| Some(text.to_owned());
     for (flags, expected) in [
         (
-            flags(|flags| flags.role = vec!["resizer".to_owned()]),
-            "flag --role: role: unknown role \"resizer\": expected one of provisioner, attacher, pv-controller, protection, node, registrar, liveness, csi-server",
+            flags(|flags| flags.role = vec!["resiser".to_owned()]),
+            "flag --role: unknown role \"resiser\": expected one of provisioner, attacher, resizer, pv-controller, protection, attach-detach, node, registrar, liveness, csi-server",
         ),
         (
             flags(|flags| flags.timeout = text("10")),
-            "flag --timeout: timeout: \"10\" is not a duration: expected one above zero such as 500ms, 10s or 1m30s",
+            "flag --timeout: \"10\" is not a duration: expected one above zero such as 500ms, 10s or 1m30s",
         ),
         (
             flags(|flags| flags.worker_threads = text("many")),
-            "flag --worker-threads: worker-threads: found the text \"many\", expected a number from 1 to 10000",
+            "flag --worker-threads: found the text \"many\", expected a number from 1 to 10000",
         ),
-        (
-            flags(|flags| flags.resync = text("10ms")),
-            "flag --resync: resync: found 10ms, expected at least 1s",
-        ),
+        (flags(|flags| flags.resync = text("10ms")), "flag --resync: found 10ms, expected at least 1s"),
         (
             flags(|flags| flags.max_entries = text("-1")),
-            "flag --max-entries: max-entries: found the text \"-1\", expected a number from 0 to 10000",
+            "flag --max-entries: found the text \"-1\", expected a number from 0 to 10000",
         ),
         (
             flags(|flags| flags.worker_threads = text("0")),
-            "flag --worker-threads: worker-threads: found the number 0, expected a number from 1 to 10000",
+            "flag --worker-threads: found the number 0, expected a number from 1 to 10000",
         ),
         (
             flags(|flags| flags.extra_create_metadata = text("yes")),
-            "flag --extra-create-metadata: extra-create-metadata: found the text \"yes\", expected a boolean",
+            "flag --extra-create-metadata: found the text \"yes\", expected a boolean",
         ),
         (
             flags(|flags| flags.http_endpoint = text("8080")),
-            "flag --http-endpoint: http-endpoint: \"8080\" is not an address: expected [HOST]:PORT, such as :8080 or \
+            "flag --http-endpoint: \"8080\" is not an address: expected [HOST]:PORT, such as :8080 or \
              127.0.0.1:8080",
         ),
         (
             flags(|flags| flags.orphan_scan_interval = text("10ms")),
-            "flag --orphan-scan-interval: orphan-scan-interval: \"10ms\" is no pause between scans: expected one from 1s, \
+            "flag --orphan-scan-interval: \"10ms\" is no pause between scans: expected one from 1s, \
              such as 1h, or off",
         ),
         (
             flags(|flags| flags.log_format = text("xml")),
-            "flag --log-format: log-format: found \"xml\", expected one of text, json",
+            "flag --log-format: found \"xml\", expected one of text, json",
         ),
         (
             flags(|flags| flags.retry_interval_max = text("500ms")),
-            "flag --retry-interval-max: retry-interval-max: found 500ms, expected at least retry-interval-start, 1s",
+            "flag --retry-interval-max: found 500ms, expected at least retry-interval-start, 1s",
         ),
         (
             flags(|flags| flags.backend = vec!["a/x.wasm".to_owned(), "b/x.wasm".to_owned()]),
             "two backends are called x, a/x.wasm and b/x.wasm: expected a name each, as in --backend NAME=FILE",
         ),
+        (
+            flags(|flags| flags.backend = vec!["tcp://1.2.3.4:5".to_owned()]),
+            "flag --backend: \"tcp://1.2.3.4:5\": only unix: or a file: expected [NAME=]FILE, or [NAME=]unix:PATH",
+        ),
+        (
+            flags(|flags| flags.backend = vec![String::new()]),
+            "flag --backend: found no file: expected [NAME=]FILE, or [NAME=]unix:PATH",
+        ),
+        (
+            flags(|flags| flags.backend = vec!["unix:".to_owned()]),
+            "flag --backend: \"unix:\" is not a driver's socket: expected a path, or unix:///PATH",
+        ),
+        (
+            flags(|flags| flags.csi_address = text("unix://nope.sock")),
+            "flag --csi-address: \"unix://nope.sock\" is not a driver's socket: expected unix:PATH or unix:///PATH",
+        ),
+        (
+            flags(|flags| flags.log = text("blah")),
+            "flag --log: \"blah\" is no level: expected off, error, warn, info, debug or trace, or directives such as \
+             info,cofferdam_roles=debug",
+        ),
+        (
+            flags(|flags| flags.config = Some("/nowhere.toml".into())),
+            "flag --config: cannot read configuration file /nowhere.toml: No such file or directory (os error 2)",
+        ),
     ] {
         assert_eq!(error(&flags, &[]), expected);
     }
+    for allowed in ["Warn,cofferdam_roles=debug", "off", "info,[span]=trace"] {
+        Loaded::for_cluster(&flags(|flags| flags.log = text(allowed)), &HashMap::new()).unwrap();
+    }
+    let others = environment(&[("RUST_LOG", "hyper"), ("COFFERDAM_CONFIG", "")]);
+    Loaded::for_cluster(&ClusterFlags::default(), &others).unwrap();
+    assert_eq!(
+        error(&ClusterFlags::default(), &[("COFFERDAM_CONFIG", "/nowhere.toml")]),
+        "environment variable COFFERDAM_CONFIG: cannot read configuration file /nowhere.toml: No such file or directory (os \
+         error 2)"
+    );
     let none = ClusterFlags::default();
     assert_eq!(
         error(&none, &[("COFFERDAM_DRAIN_TIMEOUT", "soon")]),
@@ -263,7 +300,17 @@ fn a_bad_file_names_the_line() {
         (
             "list",
             "role = \"x\"\n",
-            "FILE:1: role: found the text \"x\", expected a list of roles, out of provisioner, attacher, pv-controller, protection, node, registrar, liveness, csi-server",
+            "FILE:1: role: unknown role \"x\": expected one of provisioner, attacher, resizer, pv-controller, protection, attach-detach, node, registrar, liveness, csi-server",
+        ),
+        (
+            "number",
+            "role = 5\n",
+            "FILE:1: role: found the number 5, expected a list of roles, such as [\"provisioner\"]",
+        ),
+        (
+            "secret",
+            "[backend.a]\nfile = \"x\"\n[backend.a.secrets]\npin = 4711\n",
+            "FILE:4: backend.a.secrets.pin: expected the path of a file that holds the secret; what stands there is not shown",
         ),
         ("missing", "[backend.a]\n", "backend.a.file is missing: expected it, or backend.a.csi, in FILE:1"),
         (
@@ -334,7 +381,12 @@ fn a_bad_file_names_the_line() {
         (
             "limit",
             "[backend.a]\nfile = \"x\"\n[backend.a.limits]\ncpu-ms = \"5s\"\n",
-            "FILE:4: backend.a.limits.cpu-ms: found the text \"5s\", expected u64",
+            "FILE:4: backend.a.limits.cpu-ms: found the text \"5s\", expected a whole number",
+        ),
+        (
+            "limits",
+            "[backend.a]\nfile = \"x\"\nlimits = 3\n",
+            "FILE:3: backend.a.limits: found the number 3, expected a section",
         ),
         (
             "setting",
@@ -345,9 +397,12 @@ fn a_bad_file_names_the_line() {
         assert_eq!(error_in_file(name, text), expected);
     }
     let syntax = error_in_file("syntax", "timeout = \"1s\"\nrole = [\n");
-    assert!(syntax.starts_with("FILE:") && syntax.contains(": not TOML: "), "{syntax}");
+    assert!(syntax.starts_with("flag --config: FILE:") && syntax.contains(": not TOML: "), "{syntax}");
     let absent = error(&flags(|flags| flags.config = Some("/nowhere/c.toml".into())), &[]);
-    assert!(absent.starts_with("cannot read configuration file /nowhere/c.toml: No such file"), "{absent}");
+    assert!(
+        absent.starts_with("flag --config: cannot read configuration file /nowhere/c.toml: No such file"),
+        "{absent}"
+    );
 }
 
 #[test]

@@ -6,7 +6,7 @@ use cofferdam_csi::server::{Group, Mode};
 use cofferdam_roles::Role;
 use figment::value::Value;
 use serde::{Deserialize, Deserializer, de};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 use super::GoDuration;
 use crate::node::NodeRole;
@@ -72,10 +72,13 @@ pub(crate) struct Roles {
     pub(crate) node: BTreeSet<NodeRole>,
     /// Those that answer others.
     pub(crate) servers: BTreeSet<ServerRole>,
+    /// The first name that is no role: each command says which it has.
+    pub(crate) unknown: Option<String>,
 }
 
 impl Roles {
-    fn names() -> String {
+    /// Every role, for people.
+    pub(crate) fn names() -> String {
         let names = Role::ALL.map(Role::as_str).into_iter().chain(NodeRole::ALL.map(NodeRole::as_str));
         names.chain(ServerRole::ALL.map(ServerRole::as_str)).collect::<Vec<_>>().join(", ")
     }
@@ -96,6 +99,13 @@ impl Roles {
         let unknown = |_| format!("unknown role {name:?}: expected one of {}", Self::names());
         self.cluster.insert(name.parse().map_err(unknown)?);
         Ok(())
+    }
+
+    /// Takes one in, also a name that is none.
+    fn take(&mut self, name: String) {
+        if self.insert(&name).is_err() {
+            self.unknown.get_or_insert(name);
+        }
     }
 
     /// Whether a driver runs in this process: every role but those of a node calls one.
@@ -122,18 +132,24 @@ impl<'de> Deserialize<'de> for Roles {
             type Value = Roles;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "a list of roles, out of {}", Roles::names())
+                f.write_str("a list of roles, such as [\"provisioner\"]")
             }
 
             fn visit_seq<A: de::SeqAccess<'de>>(self, mut items: A) -> Result<Roles, A::Error> {
                 let mut roles = Roles::default();
                 while let Some(name) = items.next_element::<String>()? {
-                    roles.insert(&name).map_err(de::Error::custom)?;
+                    roles.take(name);
                 }
                 Ok(roles)
             }
+
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<Roles, E> {
+                let mut roles = Roles::default();
+                roles.take(name.to_owned());
+                Ok(roles)
+            }
         }
-        deserializer.deserialize_seq(Visitor)
+        deserializer.deserialize_any(Visitor)
     }
 }
 
@@ -350,6 +366,16 @@ impl FromStr for Filter {
                  info,cofferdam_roles=debug"
             )),
         }
+    }
+}
+
+impl Filter {
+    /// A word that stands alone and is no level. The subscriber takes it for a part of a program, all of which is to be logged, and a
+    /// level that is misspelt for a part that nobody has.
+    pub(crate) fn misspelt(&self) -> Option<&str> {
+        let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
+        let mut words = self.0.split(',').map(str::trim).filter(|word| !word.contains(['=', '[']));
+        words.find(|word| !word.is_empty() && !is_level(word))
     }
 }
 

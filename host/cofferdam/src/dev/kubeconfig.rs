@@ -88,7 +88,10 @@ fn remove_ours(path: &Path) -> Result<(), KubeconfigError> {
 
 impl Drop for KubeconfigFile {
     fn drop(&mut self) {
-        let mut removed = std::fs::remove_file(&self.path);
+        let mut removed = match std::fs::remove_file(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        };
         if let Some(directory) = &self.directory {
             removed = removed.and_then(|()| std::fs::remove_dir(directory));
         }

@@ -1,8 +1,8 @@
-//! `cofferdam dev`: a Kubernetes API, a driver and every role in this process, for kubectl on this machine.
+//! `cofferdam dev`: a Kubernetes API, a driver, every role and simulated nodes in this process, for kubectl on this machine.
 
 mod demo;
 mod kubeconfig;
-mod style;
+mod nodes;
 mod timeline;
 pub(crate) mod wait;
 
@@ -13,15 +13,20 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use cofferdam_apiserver::{ApiServer, Options, ServeOptions, Serving};
-use cofferdam_backend::Grant;
+use cofferdam_backend::{Backend, Grant};
+use cofferdam_domain::{
+    names::NODE_TOPOLOGY_KEY,
+    storage::{Ability, Placement},
+};
 use cofferdam_roles::{Parts, Process};
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::{Api, Client, api::PostParams};
+use kube::{Api, Client, ResourceExt as _, api::PostParams};
 use prometheus_client::registry::Registry;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 pub(crate) use demo::DemoError;
@@ -29,7 +34,7 @@ pub(crate) use kubeconfig::KubeconfigError;
 
 use demo::Demo;
 use kubeconfig::KubeconfigFile;
-use style::{Colour, Style};
+use nodes::RunningNodes;
 use timeline::Timeline;
 
 use crate::{
@@ -40,6 +45,7 @@ use crate::{
     failure::Failure,
     logging, process_metrics,
     run::settings,
+    style::{Colour, Style},
     supervisor::{self, End, Running, Signals, Work},
 };
 
@@ -54,7 +60,11 @@ const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
 /// [`Failure`], one line.
 pub(crate) async fn run(flags: &DevFlags, environment: &HashMap<String, String>) -> Result<End, Failure> {
     let start = Instant::now();
-    let loaded = Loaded::for_dev(&flags.process, environment)?;
+    let mut loaded = Loaded::for_dev(&flags.process, environment)?;
+    if flags.demo {
+        demo::all_roles(&loaded, flags.nodes)?;
+    }
+    nodes::name_pool(&mut loaded.configuration);
     logging::start(&loaded.configuration);
     let style = Style { colours: logging::wants_colour(&io::stdout()) };
     let (timeline, printer) = Timeline::start(start, style, io::stdout());
@@ -77,8 +87,18 @@ async fn show(
     style: Style,
     start: Instant,
 ) -> Result<End, Failure> {
-    let (stage, mut running, mut signals) = Stage::build(flags, configuration, timeline).await?;
-    let signals = &mut signals;
+    let mut registry = Registry::default();
+    process_metrics::register(&mut registry);
+    let drivers = Loader::new(configuration, &mut registry)?.load_all(configuration).await?;
+    // Until here a signal ends the process by itself; from here on there are files to remove.
+    let signals = &mut Signals::take()?;
+    let (mut stage, mut running) = tokio::select! {
+        built = Stage::build(flags, configuration, timeline, drivers, registry) => built?,
+        name = signals.next() => {
+            tracing::info!("{name} before everything was up");
+            return Ok(End::Drained);
+        }
+    };
     timeline.text(stage.banner(start, style));
     if !flags.demo {
         timeline.text(stage.hint(style));
@@ -86,7 +106,11 @@ async fn show(
     timeline.text(timeline::heading(style));
     let drain = configuration.drain_timeout.get();
     let shown = tokio::select! {
-        failure = running.failed() => return Err(failure),
+        failure = running.failed() => {
+            stage.leave(signals, drain).await;
+            stage.serving.shutdown().await;
+            return Err(failure);
+        }
         name = signals.next() => {
             tracing::info!("{name} during the demo");
             None
@@ -103,7 +127,10 @@ async fn show(
             }
             running.until_signal(signals, drain).await
         }
-        Some(Ok(_)) | None => running.drain(drain).await,
+        Some(Ok(_)) | None => {
+            stage.leave(signals, drain).await;
+            running.drain(drain).await
+        }
         Some(Err(failure)) => {
             if let Err(undrained) = running.drain(drain).await {
                 tracing::warn!(error = %undrained, "after the demo");
@@ -111,6 +138,9 @@ async fn show(
             Err(failure)
         }
     };
+    // Who insists does not wait for what is mounted either.
+    let limit = if matches!(end, Ok(End::Forced)) { Duration::ZERO } else { drain };
+    stage.leave(signals, limit).await;
     stage.serving.shutdown().await;
     end
 }
@@ -121,20 +151,20 @@ struct Stage {
     kubeconfig: KubeconfigFile,
     drivers: Vec<Driver>,
     classes: Vec<String>,
+    nodes: Option<RunningNodes>,
+    /// The node of drivers whose storage is in one.
+    place: Option<String>,
 }
 
 impl Stage {
-    /// Builds everything and waits until the roles run.
+    /// Builds everything and waits until the roles run. Who stops waiting drops it, and with it its files.
     async fn build(
         flags: &DevFlags,
         configuration: &Configuration,
         timeline: &Timeline,
-    ) -> Result<(Self, Running, Signals), Failure> {
-        let mut registry = Registry::default();
-        process_metrics::register(&mut registry);
-        let drivers = Loader::new(configuration, &mut registry)?.load_all(configuration).await?;
-        // Until here a signal ends the process by itself; from here on there is a file to remove.
-        let signals = Signals::take()?;
+        drivers: Vec<Driver>,
+        mut registry: Registry,
+    ) -> Result<(Self, Running), Failure> {
         let api = ApiServer::new(Options::default());
         let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, flags.port));
         let serving = api.serve(ServeOptions { addr }).await.map_err(Failure::Serve)?;
@@ -143,9 +173,10 @@ impl Stage {
 
         // The roles need no socket to reach an API of the same process.
         let inside = Client::new(api.service(), "default");
-        let classes = create_classes(&inside, &drivers).await.map_err(Failure::Prepare)?;
+        let place = (flags.nodes > 0).then(|| nodes::first_name(configuration, &drivers));
+        let classes = create_classes(&inside, &drivers, place.as_deref()).await.map_err(Failure::Prepare)?;
         let parts = Parts {
-            client: inside,
+            client: inside.clone(),
             backends: drivers.iter().map(Driver::backend).collect(),
             clock: cofferdam_cluster::system_clock(),
             observer: Arc::new(timeline.clone()),
@@ -160,7 +191,16 @@ impl Stage {
             _ = ready.wait_for(|ready| *ready) => {}
         }
         timeline.follow(&process.cache());
-        Ok((Self { serving, kubeconfig, drivers, classes }, running, signals))
+        let base = runtime_directory();
+        let nodes = RunningNodes::start(flags, configuration, (inside, &base), &drivers, timeline).await?;
+        Ok((Self { serving, kubeconfig, drivers, classes, nodes, place }, running))
+    }
+
+    /// Ends the nodes, within a time and until another signal.
+    async fn leave(&mut self, signals: &mut Signals, limit: Duration) {
+        if let Some(nodes) = self.nodes.take() {
+            nodes.stop(limit, signals.next()).await;
+        }
     }
 
     /// Shows the demo where it is wanted; whether it was.
@@ -175,7 +215,18 @@ impl Stage {
             Kind::Csi(_) => None,
         };
         let name = driver.backend().description().name.to_string();
-        Demo { client: user.client, driver: &name, state: &state, timeline }.run().await?;
+        let nodes = self.nodes.as_ref().filter(|nodes| !nodes.without.contains(&name));
+        let demo = Demo {
+            client: user.client,
+            driver: &name,
+            backend: &*driver.backend(),
+            class: class(demo::NAME, driver, self.place.as_deref()),
+            state: &state,
+            nodes: nodes.map(|nodes| (&nodes.view, nodes.names.len())),
+            everywhere: nodes::is_everywhere(driver),
+            timeline,
+        };
+        demo.run().await?;
         Ok(true)
     }
 
@@ -192,6 +243,13 @@ impl Stage {
             row("driver", &format!("{} {}, {}", description.name, description.version, driver.place()));
             row("class", class);
         }
+        match &self.nodes {
+            Some(nodes) => {
+                row("nodes", &nodes.describe());
+                nodes.exceptions().for_each(|exception| row("", &exception));
+            }
+            None => row("nodes", "none: pods do not start"),
+        }
         row("kubectl", &style.paint(Colour::Bold, &export(self.kubeconfig.path())));
         let head =
             format!("cofferdam {}, ready in {} ms", env!("CARGO_PKG_VERSION"), start.elapsed().as_millis());
@@ -200,7 +258,7 @@ impl Stage {
 
     fn hint(&self, style: Style) -> String {
         let text = format!(
-            "kubectl works in another terminal after: {}; Ctrl-C ends this",
+            "Ctrl-C ends this; kubectl works in another terminal after: {}",
             export(self.kubeconfig.path())
         );
         style.paint(Colour::Dim, &text)
@@ -227,23 +285,51 @@ fn runtime_directory() -> PathBuf {
 }
 
 /// A class for each driver; that of the first is for claims that name none.
-async fn create_classes(client: &Client, drivers: &[Driver]) -> Result<Vec<String>, kube::Error> {
+async fn create_classes(
+    client: &Client,
+    drivers: &[Driver],
+    node: Option<&str>,
+) -> Result<Vec<String>, kube::Error> {
     let api: Api<StorageClass> = Api::all(client.clone());
     let mut names = Vec::with_capacity(drivers.len());
     for (index, driver) in drivers.iter().enumerate() {
         let is_default = index == 0;
         let name = format!("cofferdam-{}", driver.name.replace('_', "-").to_ascii_lowercase());
-        let class = serde_json::from_value(json!({
-            "metadata": {"name": name, "annotations": {DEFAULT_CLASS: is_default.to_string()}},
-            "provisioner": driver.backend().description().name,
-            "reclaimPolicy": "Delete",
-            "volumeBindingMode": "Immediate",
-        }))
-        .map_err(kube::Error::SerdeError)?;
+        let mut class: StorageClass =
+            serde_json::from_value(class(&name, driver, node)).map_err(kube::Error::SerdeError)?;
+        class.annotations_mut().insert(DEFAULT_CLASS.to_owned(), is_default.to_string());
         api.create(&PostParams::default(), &class).await?;
         names.push(if is_default { format!("{name} (default)") } else { name });
     }
     Ok(names)
+}
+
+/// How a class says where volumes may be: those of a driver whose storage is in one node come after their pod, which goes there.
+fn place_of_class(backend: &dyn Backend, node: Option<&str>) -> Value {
+    match (backend.description().placement, node) {
+        (Placement::Node, Some(node)) => json!({
+            "volumeBindingMode": "WaitForFirstConsumer",
+            "allowedTopologies": [{"matchLabelExpressions": [{"key": NODE_TOPOLOGY_KEY, "values": [node]}]}],
+        }),
+        (Placement::Node, None) | (Placement::Central, _) => json!({"volumeBindingMode": "Immediate"}),
+    }
+}
+
+/// A class, as it is applied.
+fn class(name: &str, driver: &Driver, node: Option<&str>) -> Value {
+    let backend = driver.backend();
+    let mut class = json!({
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {"name": name},
+        "provisioner": backend.description().name,
+        "reclaimPolicy": "Delete",
+        "allowVolumeExpansion": backend.abilities().contains(&Ability::Expansion),
+    });
+    if let (Value::Object(class), Value::Object(place)) = (&mut class, place_of_class(&*backend, node)) {
+        class.extend(place);
+    }
+    class
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::style::{Colour, Style};
+use crate::style::{Colour, Style};
 
 /// Lines that wait for the terminal. A burst beyond it is counted and told in one line: the terminal must not slow the roles.
 const BACKLOG: usize = 4096;
@@ -40,7 +40,7 @@ const WHAT_WIDTH: usize = 52;
 pub(crate) struct Line {
     /// When it was done, since the start.
     pub(crate) at: Duration,
-    /// Claim or volume.
+    /// Claim, volume or pod.
     pub(crate) object: String,
     /// A role, `demo` or `api`.
     pub(crate) who: &'static str,
@@ -204,6 +204,19 @@ impl Observer for Timeline {
     }
 }
 
+/// What is simulated tells its steps as roles do.
+impl cofferdam_dev::Observer for Timeline {
+    fn step(&self, step: cofferdam_dev::Step) {
+        let kind = match step.kind {
+            cofferdam_dev::StepKind::Waits => StepKind::Waits,
+            cofferdam_dev::StepKind::Acts => StepKind::Acts,
+            cofferdam_dev::StepKind::Settled => StepKind::Settled,
+            cofferdam_dev::StepKind::Fails => StepKind::Fails,
+        };
+        self.line(step.who, LineKind::Step(kind), step.object, step.text, step.took);
+    }
+}
+
 impl Shared {
     fn send(&self, message: Message) {
         let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
@@ -331,7 +344,7 @@ fn print<W: Write>(
 pub(crate) fn heading(style: Style) -> String {
     let width = OBJECT_WIDTH.0;
     let text =
-        format!("{:>9}  {:width$}  {:WHO_WIDTH$}  {:WHAT_WIDTH$}  TOOK", "TIME", "CLAIM", "WHO", "WHAT");
+        format!("{:>9}  {:width$}  {:WHO_WIDTH$}  {:WHAT_WIDTH$}  TOOK", "TIME", "OBJECT", "WHO", "WHAT");
     style.paint(Colour::Dim, &text)
 }
 

@@ -38,6 +38,11 @@ pub(super) async fn serve_node(
     let policy = configuration.node.clone();
     policy.check().map_err(NodeFailure::Policy)?;
     let roots = Roots::new(configuration.kubelet_root.clone()).map_err(NodeFailure::Machine)?;
+    let named = [("directory-root", &policy.directory_root), ("image-root", &policy.image_root)];
+    let named = named.iter().filter_map(|(key, root)| Some((*key, root.as_deref()?)));
+    for (key, root) in roots.iter().map(|root| ("kubelet-root", root)).chain(named) {
+        is_directory(key, root).map_err(NodeFailure::Machine)?;
+    }
     let beside = || address.path().parent().map(|parent| parent.join(RECORDS)).unwrap_or_default();
     let records: PathBuf = configuration.node_records.clone().unwrap_or_else(beside);
     let machine = Linux::open(&policy, &records).map_err(NodeFailure::Machine)?;
@@ -53,6 +58,15 @@ pub(super) async fn serve_node(
         .with(IdentityServer::new(service.clone()))
         .with(NodeServer::new(service));
     Ok((server, driver))
+}
+
+/// A root that is not there would be told with the first volume only.
+fn is_directory(key: &str, root: &str) -> Result<(), String> {
+    match std::fs::metadata(root) {
+        Ok(found) if found.is_dir() => Ok(()),
+        Ok(_) => Err(format!("{key}: {root} is not a directory")),
+        Err(error) => Err(format!("{key}: {root}: {error}; expected a directory")),
+    }
 }
 
 /// The labels of the Node, where the driver's topology needs them: only then is the API asked, once.

@@ -27,11 +27,14 @@ use crate::{
     dev::wait::{self, Wish},
     failure::Failure,
     run,
+    style::plain,
 };
 
 /// Why a command was not carried out.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OrphansError {
+    #[error("cannot list the reports of the API at {api}: {problem}")]
+    List { api: String, problem: String },
     #[error("cannot read the reports: {0}")]
     Read(String),
     #[error("cannot ask for the deletion: {0}")]
@@ -126,7 +129,8 @@ async fn find(
             listed => listed,
         },
     };
-    let maps = listed.map_err(|error| OrphansError::Read(one_line(&error)))?;
+    let maps =
+        listed.map_err(|error| OrphansError::List { api: cluster.place(), problem: one_line(&error) })?;
     let mut found = maps.items.iter().map(Found::of).collect::<Result<Vec<_>, _>>()?;
     found.retain(|found| driver.is_none_or(|driver| driver == found.driver));
     found.sort_by(|a, b| (&a.driver, &a.map.key).cmp(&(&b.driver, &b.map.key)));
@@ -200,8 +204,8 @@ async fn ask(
         Some(Ok(Request { handle, requested_at, by })) => {
             return Err(OrphansError::Busy {
                 driver: driver.clone(),
-                handle: table::plain(handle.as_str()),
-                by: table::plain(&by),
+                handle: plain(handle.as_str()),
+                by: plain(&by),
                 since: requested_at,
             });
         }

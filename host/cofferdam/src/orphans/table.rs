@@ -10,18 +10,7 @@ use cofferdam_roles::orphans::{
 use jiff::Timestamp;
 
 use super::Found;
-
-/// Text that a driver or a person has made, without what a terminal would act on.
-pub(super) fn plain(text: &str) -> String {
-    text.chars().fold(String::with_capacity(text.len()), |mut plain, c| {
-        if c.is_control() {
-            plain.extend(c.escape_unicode())
-        } else {
-            plain.push(c)
-        }
-        plain
-    })
-}
+use crate::style::plain;
 
 /// What became of a request.
 pub(super) fn answer(driver: &DriverName, request: &Request, answer: &Answer) -> String {

@@ -13,7 +13,7 @@ use prometheus_client::registry::Registry;
 use super::{VendorError, arguments::once, flags::ComponentFlags};
 use crate::{
     cli::ProcessFlags,
-    config::{Loaded, backend_name},
+    config::{Loaded, backend_name, check_place},
     drivers::{self, Loader},
     failure::Failure,
     logging,
@@ -72,6 +72,8 @@ pub(crate) fn settings(
     environment: &HashMap<String, String>,
 ) -> Result<(String, Loaded), Failure> {
     let file = flags.file.display().to_string();
+    // Before the configuration does, which would name a flag that nobody gave.
+    check_place(&file).map_err(VendorError::Argument)?;
     let name = flags.name.clone().unwrap_or_else(|| backend_name(&file));
     if let Some(path) = &flags.config {
         has_section(path, &name)?;

@@ -18,7 +18,7 @@ use cofferdam_domain::{
 };
 use tokio::time::Instant;
 
-use super::{CsiBackend, Exhausted, Job, watch::Watch};
+use super::{CsiBackend, Exhausted, Job, Lane, watch::Watch};
 use crate::{
     answer,
     identity::PROBE,
@@ -357,6 +357,7 @@ impl Backend for CsiBackend {
             |wire, request| Box::pin(async { wire.controller().controller_publish_volume(request).await }),
             accept,
         );
+        let job = Job { lane: Lane::Attachments, ..job };
         self.answer(call, job)
     }
 
@@ -376,15 +377,21 @@ impl Backend for CsiBackend {
             |wire, request| Box::pin(async { wire.controller().controller_unpublish_volume(request).await }),
             |v1::ControllerUnpublishVolumeResponse {}| Ok(()),
         );
+        let job = Job { lane: Lane::Attachments, ..job };
         self.answer(call, job)
     }
 
     fn expand_volume(&self, call: Call, request: ExpandVolume) -> Answer<'_, ExpandedVolume> {
+        let required = request.capacity.required;
+        if self.identity.grows_on_node {
+            // Nothing is to be asked of the controller: the volume has the size on its node's word.
+            let capacity = required.unwrap_or_default();
+            return Box::pin(ready(Ok(ExpandedVolume { capacity, node_expansion: true })));
+        }
         if let Some(error) = self.lacks(Can::ExpandVolume) {
             return failed(error);
         }
         let intent = volume_act(&request.handle, "expand", &request);
-        let required = request.capacity.required;
         let capacity_range = match request::capacity_range(request.capacity) {
             Ok(range) => Some(range),
             Err(error) => return failed(error),

@@ -33,9 +33,11 @@ use crate::{
 };
 use watch::Told;
 
-/// Calls of one driver at once; others wait within their deadline. More than the roles' workers have by default, few enough
-/// for drivers that were written for the sidecars' ten to hundred.
+/// Calls of one driver at once, those of attachments not counted; others wait within their deadline. Few enough for drivers that
+/// were written for the sidecars' ten to hundred.
 const CONCURRENT: usize = 128;
+/// Publications at once, and what takes them back: volumes that hang while they are made hold up no pod.
+const ATTACHING: usize = 128;
 
 /// What an existing driver is connected with.
 #[derive(Clone, Debug)]
@@ -75,6 +77,7 @@ pub struct CsiBackend {
     connection: Connection,
     guards: Guards,
     running: Semaphore,
+    attaching: Semaphore,
     metrics: CallMetrics,
     told: Arc<Told>,
 }
@@ -91,6 +94,13 @@ impl fmt::Debug for CsiBackend {
 /// Makes an answer of what a driver sent, or says which rule that breaks.
 type Accept<R, U> = Box<dyn FnOnce(R) -> Result<U, String> + Send>;
 
+/// Which calls wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lane {
+    Volumes,
+    Attachments,
+}
+
 /// One call as the methods describe it.
 struct Job<Q, R, U> {
     /// CSI's path of the call.
@@ -101,6 +111,7 @@ struct Job<Q, R, U> {
     method: Method<Q, R>,
     accept: Accept<R, U>,
     exhausted: Exhausted,
+    lane: Lane,
     /// What the guard remembers of a success.
     remember: fn(&Guard, &U),
 }
@@ -114,7 +125,16 @@ impl<Q, R, U> Job<Q, R, U> {
         accept: impl FnOnce(R) -> Result<U, String> + Send + 'static,
     ) -> Self {
         let accept = Box::new(accept);
-        Self { path, intent, request, method, accept, exhausted: Exhausted::Final, remember: |_, _| {} }
+        Self {
+            path,
+            intent,
+            request,
+            method,
+            accept,
+            exhausted: Exhausted::Final,
+            lane: Lane::Volumes,
+            remember: |_, _| {},
+        }
     }
 }
 
@@ -145,6 +165,7 @@ impl CsiBackend {
             connection,
             guards: Guards::default(),
             running: Semaphore::new(CONCURRENT),
+            attaching: Semaphore::new(ATTACHING),
             told: Arc::default(),
         }))
     }
@@ -182,7 +203,7 @@ impl CsiBackend {
     {
         let begun = Instant::now();
         let _in_flight = self.metrics.begin();
-        let Job { path, intent, request, method, accept, exhausted, remember } = job;
+        let Job { path, intent, request, method, accept, exhausted, lane, remember } = job;
         let redactor = Redactor::new(self.config.secrets.and(&call.secrets));
         let guard = match intent.map(|intent| self.guards.take(intent)).transpose() {
             Ok(guard) => guard,
@@ -192,7 +213,16 @@ impl CsiBackend {
             }
         };
         let deadline = begun + call.deadline.min(self.config.deadline);
-        let answer = self.exchange(path, deadline, guard.as_deref(), request, method, &redactor).await;
+        let turns = match lane {
+            Lane::Volumes => &self.running,
+            Lane::Attachments => &self.attaching,
+        };
+        let answer = match timeout_at(deadline, turns.acquire()).await {
+            Ok(Ok(_turn)) => {
+                self.exchange(path, deadline, guard.as_deref(), request, method, &redactor).await
+            }
+            Ok(Err(_)) | Err(_) => Err(Failure::Overloaded),
+        };
         let answer = answer.and_then(|answer| accept(answer).map_err(Failure::Untrue));
         let answer = self.conclude(begun, path, exhausted, &redactor, answer);
         let answer = answer.map_err(|error| guard.iter().fold(error, |error, guard| guard.doubt(error)));
@@ -219,9 +249,6 @@ impl CsiBackend {
         Q: fmt::Debug,
         R: fmt::Debug,
     {
-        let Ok(Ok(_turn)) = timeout_at(deadline, self.running.acquire()).await else {
-            return Err(Failure::Overloaded);
-        };
         let wire = self.connection.wire(deadline).await.map_err(Failure::Unconnected)?;
         if Instant::now() >= deadline {
             return Err(Failure::Overloaded);

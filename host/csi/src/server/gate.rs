@@ -18,6 +18,9 @@ use super::{
 /// What callers hear of a defect: the panic itself is in the log.
 const DEFECT: &str = "a defect of this program ended the call: its log says more";
 
+/// How much of a service's name is repeated to who asked for it.
+const MAX_NAME: usize = 100;
+
 /// The services behind one socket. `B` is the body of a request.
 pub(super) struct Gate<B> {
     services: BTreeMap<&'static str, BoxCloneSyncService<Request<B>, Response<Body>, Infallible>>,
@@ -84,7 +87,8 @@ impl<B: Send + 'static> Gate<B> {
         let path = request.uri().path();
         let name = path.strip_prefix('/').and_then(|path| path.split_once('/')).map(|(name, _)| name);
         let Some(service) = name.and_then(|name| self.services.get(name)) else {
-            return Err(Status::unimplemented("this socket does not serve what was called"));
+            let name = name.unwrap_or(path).chars().take(MAX_NAME).collect::<String>();
+            return Err(Status::unimplemented(format!("this socket does not serve {name:?}")));
         };
         request.extensions_mut().insert(deadline);
         let work = AssertUnwindSafe(service.clone().oneshot(request)).catch_unwind();

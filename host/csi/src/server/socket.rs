@@ -158,8 +158,9 @@ pub enum SocketError {
 /// A socket that is listened on. Its file goes when it is dropped.
 #[derive(Debug)]
 pub struct Socket {
-    pub(super) listener: UnixListener,
+    /// It goes first: while somebody listens, nobody else takes the place of the file, and so what is removed is ours.
     file: File,
+    pub(super) listener: UnixListener,
 }
 
 /// A socket's file, told from a later one of the same name.

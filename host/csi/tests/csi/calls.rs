@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use cofferdam_backend::{Backend, Call};
 use cofferdam_csi::{CsiConfig, v1};
 use cofferdam_domain::storage::{
-    AttachmentRecord, CapabilityMode, Capacity, CapacityQuery, CreateGroupSnapshot, CreateSnapshot,
-    ErrorKind, Finality, PageRequest, PublishVolume, Secret, TopologyRequirement, ValidateVolume, Validation,
-    VolumeCapability,
+    Ability, AttachmentRecord, CapabilityMode, Capacity, CapacityQuery, CapacityRange, CreateGroupSnapshot,
+    CreateSnapshot, ErrorKind, ExpandVolume, Finality, PageRequest, PublishVolume, Secret,
+    TopologyRequirement, ValidateVolume, Validation, VolumeCapability,
 };
 use prost_types::Timestamp;
 use v1::volume_content_source::{SnapshotSource, Type, VolumeSource};
@@ -119,6 +119,44 @@ async fn what_a_driver_cannot_do_is_not_asked() {
     let backend = fake.connect().await;
     left_open(backend.create_volume(call(), creation("a")).await.unwrap_err(), unable);
     assert_eq!(fake.heard(CREATE).len(), 0);
+}
+
+#[tokio::test]
+async fn what_grows_on_its_node_grows_without_the_controller() {
+    use v1::node_service_capability::{Rpc, Type};
+    const NODE: &str = "/csi.v1.Node/NodeGetCapabilities";
+    const EXPAND: &str = "/csi.v1.Controller/ControllerExpandVolume";
+    let node = |numbers: &[i32]| {
+        let capability =
+            |r#type: &i32| v1::NodeServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type: *r#type })) };
+        message(&v1::NodeGetCapabilitiesResponse { capabilities: numbers.iter().map(capability).collect() })
+    };
+    let fake = Fake::start();
+    let (create, expand) = (1, 9);
+    #[rustfmt::skip] // one row a driver
+    let table = [
+        // controller          node's answer                        expands  asked of the node
+        (vec![create, expand], node(&[1, 2, 3]),                    true,    0),
+        (vec![create],         node(&[1, 2, 3]),                    true,    1),
+        (vec![create],         node(&[1, 2]),                       false,   1),
+        (vec![create],         Reply::Status(12, "no node here"),   false,   1),
+        (vec![create],         Reply::Status(14, "not now"),        false,   1),
+    ];
+    for (controller, answer, expands, asked) in table {
+        let before = fake.heard(NODE).len();
+        fake.controller(&controller);
+        fake.always(NODE, answer);
+        let backend = fake.connect().await;
+        assert_eq!(backend.abilities().contains(&Ability::Expansion), expands, "{controller:?}");
+        assert_eq!(fake.heard(NODE).len() - before, asked, "{controller:?}");
+    }
+    fake.always(NODE, node(&[3]));
+    let backend = fake.connect().await;
+    let capacity = CapacityRange { required: Some(2 << 30), limit: None };
+    let request = ExpandVolume { handle: "v".into(), capacity, capability: None };
+    let grown = backend.expand_volume(call(), request).await.unwrap();
+    assert_eq!((grown.capacity, grown.node_expansion), (2 << 30, true));
+    assert_eq!(fake.heard(EXPAND).len(), 0);
 }
 
 #[tokio::test]

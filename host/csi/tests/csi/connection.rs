@@ -33,6 +33,15 @@ async fn a_driver_that_never_comes_is_given_up() {
 }
 
 #[tokio::test]
+async fn a_file_where_the_socket_should_be_is_not_waited_for() {
+    let fake = Fake::absent();
+    std::fs::write(fake.socket(), "").unwrap();
+    let error = connect(fake.config()).await.unwrap_err();
+    assert!(matches!(error, ConnectError::NoSocket { .. }), "{error}");
+    assert!(error.to_string().contains("csi.sock: is not a socket"), "{error}");
+}
+
+#[tokio::test]
 async fn something_else_behind_the_socket_is_given_up() {
     let fake = Fake::absent();
     let listener = tokio::net::UnixListener::bind(fake.socket()).unwrap();

@@ -89,7 +89,7 @@ fn ready(job: &mut Job<'_>, device: &Device) -> Result<Filesystem, NodeError> {
                 )));
             };
             allowed(job, found)?;
-            finished(job)?;
+            job.formatted()?;
             if !job.read_only() {
                 job.machine.check_filesystem(device, found).step("check the volume's filesystem")?;
             }
@@ -130,7 +130,7 @@ fn format(job: &mut Job<'_>, device: &Device, filesystem: Filesystem) -> Result<
         job.keep()?;
     }
     job.machine.make_filesystem(device, filesystem, unfinished).step("make the volume's filesystem")?;
-    finished(job)?;
+    job.formatted()?;
     Ok(filesystem)
 }
 
@@ -139,14 +139,6 @@ fn allowed(job: &Job<'_>, filesystem: Filesystem) -> Result<(), NodeError> {
         return Ok(());
     }
     Err(NodeError::Denied(format!("the filesystem {} is not allowed on this node", filesystem.as_str())))
-}
-
-fn finished(job: &mut Job<'_>) -> Result<(), NodeError> {
-    if job.record.formatting {
-        job.record.formatting = false;
-        job.keep()?;
-    }
-    Ok(())
 }
 
 /// Refuses a size that the device does not have: to make it larger is the driver's.

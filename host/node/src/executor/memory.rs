@@ -1,6 +1,6 @@
 //! `tmpfs`: memory of the node, empty after each mount.
 
-use cofferdam_domain::storage::VolumeCapability;
+use cofferdam_domain::{names, storage::VolumeCapability};
 
 use super::{Executor, Job, filesystem_only, restrict};
 use crate::{
@@ -21,15 +21,7 @@ pub(crate) struct Memory {
 
 /// What the mount table calls the memory of a volume: it tells one from another.
 pub(crate) fn memory_name(volume: &str) -> String {
-    use sha2::{Digest as _, Sha256};
-    use std::fmt::Write as _;
-    let digest = Sha256::digest(volume.as_bytes());
-    let mut name = "cofferdam-".to_owned();
-    for byte in digest.iter().take(16) {
-        // Writing to a string cannot fail.
-        let _ = write!(name, "{byte:02x}");
-    }
-    name
+    format!("cofferdam-{:.32}", names::hex_digest([volume]))
 }
 
 /// Whether a place holds the memory of this name.
@@ -57,13 +49,15 @@ impl Executor for Memory {
     }
 
     fn stage(&self, job: &mut Job<'_>) -> Result<(), NodeError> {
-        stage_memory(job, &memory_name(&job.record.volume), self.size, job.read_only())
+        // What it has grown to since it was attached counts after a reboot too.
+        let size = job.record.size.unwrap_or_default().max(self.size);
+        stage_memory(job, &memory_name(&job.record.volume), size, job.read_only())
     }
 
     fn expand(
         &self,
         machine: &dyn Machine,
-        _: &VolumeRecord,
+        record: &VolumeRecord,
         place: &Place,
         required: Option<u64>,
     ) -> Result<Option<u64>, NodeError> {
@@ -76,6 +70,10 @@ impl Executor for Memory {
             return Err(NodeError::Range(format!(
                 "memory of {required} bytes: expected at most {most} on this node"
             )));
+        }
+        if record.size != Some(required) {
+            let grown = VolumeRecord { size: Some(required), ..record.clone() };
+            machine.keep(&grown).step("keep the volume's record")?;
         }
         machine.resize_memory(required, place).step("grow the volume's memory")?;
         Ok(Some(required))

@@ -64,6 +64,15 @@ impl Job<'_> {
         self.machine.keep(&self.record).step("keep the volume's record")
     }
 
+    /// Notes that a filesystem that was begun is not being made any more.
+    fn formatted(&mut self) -> Result<(), NodeError> {
+        if self.record.formatting {
+            self.record.formatting = false;
+            self.keep()?;
+        }
+        Ok(())
+    }
+
     /// What is staged; a filesystem that is there must be what `is_ours` knows.
     pub(crate) fn mounted(
         &self,
@@ -202,7 +211,9 @@ fn detach(
 }
 
 /// Puts a device's node on a file in the staging path.
-fn bind_device(job: &Job<'_>, device: &Device) -> Result<(), NodeError> {
+fn bind_device(job: &mut Job<'_>, device: &Device) -> Result<(), NodeError> {
+    // From now on what it holds is the user's.
+    job.formatted()?;
     let place = job.place.join(BLOCK);
     if job.machine.look(&place).step("look at the device's file")?.is_none() {
         job.machine.make_file(&place).step("make the device's file")?;

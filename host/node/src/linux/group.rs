@@ -1,6 +1,12 @@
 //! Everything in a volume for a group. What is in it was written by a pod: no link is followed, no mount is crossed, no device is
 //! opened.
 
+use std::{
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt as _,
+    path::{Path, PathBuf},
+};
+
 use rustix::{
     fd::{AsFd, OwnedFd},
     fs::{
@@ -8,15 +14,14 @@ use rustix::{
         statat,
     },
     io::Errno,
+    path::Arg,
 };
 
-/// How deep a volume may be: every level keeps a file open.
-const DEPTH: usize = 200;
 /// What the group may do with a file, and with a directory: new files in it get the group too.
 const FILE: Mode = Mode::RGRP.union(Mode::WGRP);
 const DIRECTORY: Mode = FILE.union(Mode::XGRP).union(Mode::SGID);
 
-fn open(parent: impl AsFd, name: &std::ffi::CStr, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+fn open(parent: impl AsFd, name: impl Arg, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH
         | ResolveFlags::NO_SYMLINKS
         | ResolveFlags::NO_MAGICLINKS
@@ -43,51 +48,89 @@ fn is_another_by_now(error: Errno) -> bool {
     matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP)
 }
 
-/// Gives everything to a group: what is deepest first, the directory itself last.
-pub(super) fn give(directory: OwnedFd, group: u32) -> rustix::io::Result<()> {
+/// Gives everything to a group, the directory itself last. Fails where a path within it is longer than the kernel takes, as
+/// kubelet's own walk does.
+pub(super) fn give(directory: &OwnedFd, group: u32) -> rustix::io::Result<()> {
     let gid = Gid::from_raw(group);
-    let mut levels = vec![Dir::new(directory)?];
-    loop {
-        let depth = levels.len();
-        let Some(level) = levels.last_mut() else { return Ok(()) };
-        let Some(entry) = level.read() else {
-            let own = level.fd()?;
-            fchown(own, None, Some(gid))?;
-            let mode = Mode::from_raw_mode(fstat(own)?.st_mode);
-            fchmod(own, mode | DIRECTORY)?;
-            levels.pop();
-            continue;
-        };
+    // Paths, not open directories: however deep a volume is, two files are open.
+    let mut left = Vec::new();
+    entries(directory, Path::new(""), gid, &mut left)?;
+    while let Some(path) = left.pop() {
+        match open(directory, &path, OFlags::DIRECTORY) {
+            Err(error) if is_another_by_now(error) => {}
+            opened => {
+                let opened = opened?;
+                entries(&opened, &path, gid, &mut left)?;
+                own(&opened, gid)?;
+            }
+        }
+    }
+    own(directory, gid)
+}
+
+/// Gives the files of a directory, and adds its directories to what is left.
+fn entries(directory: &OwnedFd, path: &Path, gid: Gid, left: &mut Vec<PathBuf>) -> rustix::io::Result<()> {
+    for entry in Dir::read_from(directory)? {
         let entry = entry?;
         let name = entry.file_name();
         if matches!(name.to_bytes(), b"." | b"..") {
             continue;
         }
-        let here = level.fd()?;
-        let stat = match statat(here, name, AtFlags::SYMLINK_NOFOLLOW) {
+        let stat = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(error) if is_another_by_now(error) => continue,
             stat => stat?,
         };
         let kind = FileType::from_raw_mode(stat.st_mode);
         if kind == FileType::Directory {
-            if depth >= DEPTH {
-                return Err(Errno::NAMETOOLONG);
-            }
-            match open(here, name, OFlags::DIRECTORY) {
-                Err(error) if is_another_by_now(error) => {}
-                deeper => levels.push(Dir::new(deeper?)?),
-            }
+            left.push(path.join(OsStr::from_bytes(name.to_bytes())));
             continue;
         }
-        match chownat(here, name, None, Some(gid), AtFlags::SYMLINK_NOFOLLOW) {
+        match chownat(directory, name, None, Some(gid), AtFlags::SYMLINK_NOFOLLOW) {
             Err(error) if is_another_by_now(error) => continue,
             given => given?,
         }
         if kind == FileType::RegularFile {
-            match open(here, name, OFlags::empty()) {
+            match open(directory, name, OFlags::empty()) {
                 Err(error) if is_another_by_now(error) => {}
                 file => add(&file?, FILE)?,
             }
         }
+    }
+    Ok(())
+}
+
+fn own(directory: &OwnedFd, gid: Gid) -> rustix::io::Result<()> {
+    fchown(directory, None, Some(gid))?;
+    add(directory, DIRECTORY)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_tree_that_is_deep_is_given_whole() {
+        let volume = tempfile::TempDir::new().unwrap();
+        let mut deepest = volume.path().to_owned();
+        for _ in 0..1000 {
+            deepest.push("d");
+            std::fs::create_dir(&deepest).unwrap();
+        }
+        let file = deepest.join("file");
+        std::fs::write(&file, "data").unwrap();
+        let link = volume.path().join("link");
+        std::os::unix::fs::symlink("/etc/hostname", &link).unwrap();
+        // Its own group: a test that is not root's has no other to give.
+        let group = rustix::process::getgid().as_raw();
+        let directory = OwnedFd::from(std::fs::File::open(volume.path()).unwrap());
+        give(&directory, group).unwrap();
+        for path in [volume.path(), &deepest] {
+            let found = std::fs::metadata(path).unwrap();
+            assert_eq!((found.gid(), found.mode() & 0o2070), (group, 0o2070), "{path:?}");
+        }
+        assert_eq!(std::fs::metadata(&file).unwrap().mode() & 0o060, 0o060);
+        assert_eq!(of(&directory).unwrap(), Some(group));
     }
 }

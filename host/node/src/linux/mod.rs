@@ -24,7 +24,7 @@ use crate::{
     options::MountOptions,
     path::{Beneath, Place},
     policy::Policy,
-    record::VolumeRecord,
+    record::{VolumeRecord, VolumeRecords},
 };
 
 use paths::{Result, failure};
@@ -118,7 +118,7 @@ impl Machine for Linux {
         group::of(&paths::at(place)?).map_err(|error| failure(place, error))
     }
 
-    fn records(&self) -> Result<Vec<VolumeRecord>> {
+    fn records(&self) -> Result<VolumeRecords> {
         self.records.all()
     }
 
@@ -273,6 +273,6 @@ impl Machine for Linux {
     }
 
     fn set_group(&self, place: &Place, group: u32) -> Result<()> {
-        group::give(paths::directory_at(place)?, group).map_err(|error| failure(place, error))
+        group::give(&paths::directory_at(place)?, group).map_err(|error| failure(place, error))
     }
 }

@@ -1,21 +1,23 @@
 //! Records on the disk: one file a volume, named by the digest of its handle. One process has them.
 
 use std::{
-    fmt::Write as _,
     fs::{self, File, OpenOptions},
     io::{self, Read as _, Write as _},
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
 
+use cofferdam_domain::names;
 use rustix::fs::{FlockOperation, flock};
-use sha2::{Digest as _, Sha256};
 
 use super::paths::Result;
-use crate::{error::MachineError, record::VolumeRecord};
+use crate::{
+    error::MachineError,
+    record::{VolumeRecord, VolumeRecords},
+};
 
-/// Largest record that is read, in bytes: an attachment of 4 KiB and thousands of targets.
-const MAX_RECORD: u64 = 1 << 20;
+/// Largest record in bytes: an attachment of 4 KiB and thousands of targets.
+const MAX_RECORD: usize = 1 << 20;
 const ENDING: &str = "json";
 
 /// A directory of records.
@@ -41,12 +43,7 @@ impl Records {
     }
 
     fn file(&self, volume: &str, ending: &str) -> PathBuf {
-        let mut name = String::new();
-        for byte in Sha256::digest(volume.as_bytes()) {
-            // Writing to a string cannot fail.
-            let _ = write!(name, "{byte:02x}");
-        }
-        self.path.join(format!("{name}.{ending}"))
+        self.path.join(format!("{}.{ending}", names::hex_digest([volume])))
     }
 
     fn read(path: &Path) -> Result<Option<VolumeRecord>> {
@@ -58,7 +55,7 @@ impl Records {
             Err(error) => return Err(fail(error.to_string())),
         };
         let mut text = String::new();
-        file.take(MAX_RECORD).read_to_string(&mut text).map_err(|error| fail(error.to_string()))?;
+        file.take(MAX_RECORD as u64).read_to_string(&mut text).map_err(|error| fail(error.to_string()))?;
         serde_json::from_str(&text).map(Some).map_err(|error| fail(error.to_string()))
     }
 
@@ -66,14 +63,17 @@ impl Records {
         Self::read(&self.file(volume, ENDING))
     }
 
-    pub(super) fn all(&self) -> Result<Vec<VolumeRecord>> {
+    pub(super) fn all(&self) -> Result<VolumeRecords> {
         let fail = |error: io::Error| MachineError::Failed(format!("the records' directory: {error}"));
-        let mut records = Vec::new();
+        let mut records = VolumeRecords::default();
         for entry in fs::read_dir(&self.path).map_err(fail)? {
             let path = entry.map_err(fail)?.path();
             if path.extension().is_some_and(|ending| ending == ENDING) {
                 // It may have been forgotten meanwhile, by a call for another volume.
-                records.extend(Self::read(&path)?);
+                match Self::read(&path) {
+                    Ok(record) => records.readable.extend(record),
+                    Err(problem) => records.unreadable.push(problem.to_string()),
+                }
             }
         }
         Ok(records)
@@ -82,6 +82,12 @@ impl Records {
     pub(super) fn keep(&self, record: &VolumeRecord) -> Result<()> {
         let fail = |error: io::Error| MachineError::Failed(format!("the record of a volume: {error}"));
         let text = serde_json::to_vec(record).map_err(|error| MachineError::Failed(error.to_string()))?;
+        if text.len() > MAX_RECORD {
+            return Err(MachineError::Refused(format!(
+                "the record of a volume would have {} bytes: expected at most {MAX_RECORD}",
+                text.len()
+            )));
+        }
         let (path, new) = (self.file(&record.volume, ENDING), self.file(&record.volume, "new"));
         let mut options = OpenOptions::new();
         let mut file =
@@ -105,6 +111,7 @@ mod tests {
     use cofferdam_domain::storage::{AccessType, CapabilityMode, VolumeCapability};
 
     use super::*;
+    use crate::record::Target;
 
     fn record(volume: &str, staged: bool) -> VolumeRecord {
         VolumeRecord {
@@ -138,11 +145,31 @@ mod tests {
         let records = Records::open(&path).unwrap();
         assert_eq!(records.get(one).unwrap(), Some(record(one, true)));
         assert_eq!(records.get("nobody").unwrap(), None);
-        assert_eq!(records.all().unwrap().len(), 2);
+        assert_eq!(records.all().unwrap().readable.len(), 2);
         records.forget(one).unwrap();
         records.forget(one).unwrap();
-        assert_eq!(records.all().unwrap(), [record(other, false)]);
-        fs::write(records.file("broken", ENDING), "{").unwrap();
-        assert!(records.get("broken").is_err() && records.all().is_err());
+        assert_eq!(records.all().unwrap().complete().unwrap(), [record(other, false)]);
+        // One that cannot be read is named, and hides no other.
+        let broken = records.file("broken", ENDING);
+        fs::write(&broken, "{").unwrap();
+        assert!(records.get("broken").is_err());
+        let all = records.all().unwrap();
+        assert_eq!(all.readable, [record(other, false)]);
+        let problem = all.complete().unwrap_err().to_string();
+        assert!(problem.contains(&broken.display().to_string()), "{problem}");
+    }
+
+    #[test]
+    fn what_could_not_be_read_again_is_not_kept() {
+        let directory = tempfile::TempDir::new().unwrap();
+        let records = Records::open(directory.path()).unwrap();
+        let mut large = record("large", true);
+        records.keep(&large).unwrap();
+        let target = Target { capability: large.capability.clone(), read_only: false };
+        let paths = (0..MAX_RECORD / 100).map(|number| (format!("/{number:0100}"), target.clone()));
+        large.targets = paths.collect();
+        let problem = records.keep(&large).unwrap_err().to_string();
+        assert!(problem.contains("at most 1048576"), "{problem}");
+        assert_eq!(records.get("large").unwrap(), Some(record("large", true)));
     }
 }

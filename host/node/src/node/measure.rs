@@ -43,6 +43,8 @@ pub struct Expand {
     pub required: Option<u64>,
     /// At most this many bytes, where the caller says it.
     pub limit: Option<u64>,
+    /// Whether the driver says each time it publishes the volume how it is reached, and so how large it has become.
+    pub published: bool,
 }
 
 impl<M: Machine> Node<M> {
@@ -98,6 +100,13 @@ impl<M: Machine> Node<M> {
             return Err(NodeError::Precondition("an inline volume does not grow".to_owned()));
         };
         let attachment = Attachment::parse(attachment).map_err(NodeError::Invalid)?;
+        if matches!(attachment, Attachment::Tmpfs { .. }) && !request.published {
+            return Err(NodeError::Precondition(
+                "memory whose size was said once, when the volume was created, does not grow: it would be small again when \
+                 it is staged the next time"
+                    .to_owned(),
+            ));
+        }
         let executor = self.policy.executor(attachment)?;
         let (place, _) = self
             .staged_at(&record)?

@@ -5,6 +5,7 @@
 mod measure;
 mod publish;
 mod stage;
+mod turns;
 
 use cofferdam_domain::storage::{AccessType, AttachmentRecord, VolumeCapability};
 
@@ -70,12 +71,13 @@ pub struct Node<M> {
     machine: M,
     roots: Roots,
     policy: Policy,
+    turns: turns::Turns,
 }
 
 impl<M: Machine> Node<M> {
     /// A node whose kubelet has these roots.
-    pub const fn new(machine: M, roots: Roots, policy: Policy) -> Self {
-        Self { machine, roots, policy }
+    pub fn new(machine: M, roots: Roots, policy: Policy) -> Self {
+        Self { machine, roots, policy, turns: turns::Turns::default() }
     }
 
     /// The machine.

@@ -132,7 +132,7 @@ impl<M: Machine> Node<M> {
     /// Refuses a target that another volume has.
     fn nobodys(&self, volume: &str, target: &Place) -> Result<(), NodeError> {
         let path = target.to_string();
-        let others = self.machine.records().step("read the volumes' records")?;
+        let others = self.machine.records().step("read the volumes' records")?.readable;
         let taken = others.iter().any(|other| other.volume != volume && other.targets.contains_key(&path));
         if taken {
             return Err(NodeError::Precondition(format!("another volume is published at {target}")));
@@ -259,7 +259,7 @@ impl<M: Machine> Node<M> {
     pub fn unpublish(&self, volume: &str, target_path: &str) -> Result<(), NodeError> {
         let target = self.roots.place("target_path", target_path)?;
         let path = target.to_string();
-        let records = self.machine.records().step("read the volumes' records")?;
+        let records = self.machine.records().step("read the volumes' records")?.readable;
         let is_at = |record: &VolumeRecord| {
             record.targets.contains_key(&path) || record.staging.as_deref() == Some(path.as_str())
         };

@@ -1,5 +1,7 @@
 //! NodeStageVolume and NodeUnstageVolume.
 
+use std::collections::BTreeSet;
+
 use super::{Node, Stage};
 use crate::{
     attachment::Attachment,
@@ -18,6 +20,7 @@ impl<M: Machine> Node<M> {
     /// had no effect, and it does not unstage. What cannot be undone now, the same call again or [`Self::unstage`] goes on with.
     pub fn stage(&self, request: &Stage) -> Result<(), NodeError> {
         let place = self.roots.place("staging_target_path", &request.staging_path)?;
+        let _turn = self.turns.begin(&request.volume);
         // In doubt it is somebody's.
         let occupied = self.occupied(&place).unwrap_or(true);
         let staged = self.stage_at(request, &place);
@@ -36,7 +39,7 @@ impl<M: Machine> Node<M> {
 
     /// Undoes what a call has done that failed, unless the volume was staged before.
     fn give_up(&self, volume: &str, place: &Place) -> Result<(), NodeError> {
-        let records = self.machine.records().step("read the volumes' records")?;
+        let records = self.machine.records().step("read the volumes' records")?.readable;
         let Some(record) = records.iter().find(|record| record.volume == volume) else { return Ok(()) };
         if record.staged || !record.targets.is_empty() || record.staging.as_ref() != Some(&place.to_string())
         {
@@ -63,15 +66,29 @@ impl<M: Machine> Node<M> {
                 )));
             }
         }
+        let record = self.take(&*executor, request, place)?;
+        self.run(&*executor, request, place, record)
+    }
+
+    /// Takes what the volume is on this machine for it alone; it stands in the record when this returns.
+    fn take(
+        &self,
+        executor: &dyn Executor,
+        request: &Stage,
+        place: &Place,
+    ) -> Result<VolumeRecord, NodeError> {
+        // From what is read until what is written no other volume takes anything.
+        let turns = self.turns.lock();
         let others = self.machine.records().step("read the volumes' records")?;
+        let others = others.complete().step("read the volumes' records")?;
         let mut record = self.begin(request, place, &others)?;
         executor.identify(&self.machine, &mut record)?;
-        self.alone(&record, &others)?;
+        self.alone(&record, &others, &turns)?;
         let known = others.iter().find(|other| other.volume == record.volume);
         if known != Some(&record) {
             self.machine.keep(&record).step("keep the volume's record")?;
         }
-        self.run(&*executor, request, place, record)
+        Ok(record)
     }
 
     fn run(
@@ -122,11 +139,18 @@ impl<M: Machine> Node<M> {
         let same = there.staging == fresh.staging
             && there.attachment == fresh.attachment
             && there.capability == fresh.capability;
+        let is_live = self.staged_at(there)?.is_some() || !self.live_targets(there)?.is_empty();
         if same {
-            return Ok(there.clone());
+            let again = there.clone();
+            // Of a life before the last reboot: a call that fails now has staged nothing.
+            return Ok(if is_live {
+                again
+            } else {
+                VolumeRecord { staged: false, targets: fresh.targets, ..again }
+            });
         }
         let at = there.staging.as_deref().unwrap_or("no staging path");
-        if self.staged_at(there)?.is_some() || !self.live_targets(there)?.is_empty() {
+        if is_live {
             return Err(if there.staging == fresh.staging {
                 NodeError::Exists(format!("the volume is staged at {at} in another way"))
             } else {
@@ -145,12 +169,22 @@ impl<M: Machine> Node<M> {
     }
 
     /// Refuses what another volume of this node has: its staging path, its image, its device.
-    fn alone(&self, record: &VolumeRecord, others: &[VolumeRecord]) -> Result<(), NodeError> {
+    fn alone(
+        &self,
+        record: &VolumeRecord,
+        others: &[VolumeRecord],
+        turns: &BTreeSet<String>,
+    ) -> Result<(), NodeError> {
         for other in others.iter().filter(|other| other.volume != record.volume) {
             let shares = (record.image.is_some() && record.image == other.image)
                 || (record.device.is_some() && record.device == other.device)
                 || record.staging == other.staging;
-            if shares && (self.staged_at(other)?.is_some() || !self.live_targets(other)?.is_empty()) {
+            let is_live = || -> Result<bool, NodeError> {
+                Ok(turns.contains(&other.volume)
+                    || self.staged_at(other)?.is_some()
+                    || !self.live_targets(other)?.is_empty())
+            };
+            if shares && is_live()? {
                 return Err(NodeError::Precondition(
                     "another volume of this node has the same storage, or is staged at the same path"
                         .to_owned(),
@@ -166,7 +200,8 @@ impl<M: Machine> Node<M> {
     /// [`NodeError::Precondition`] while it is published.
     pub fn unstage(&self, volume: &str, staging_path: &str) -> Result<(), NodeError> {
         let place = self.roots.place("staging_target_path", staging_path)?;
-        let others = self.machine.records().step("read the volumes' records")?;
+        let _turn = self.turns.begin(volume);
+        let others = self.machine.records().step("read the volumes' records")?.readable;
         let staging = place.to_string();
         let foreign = |other: &&VolumeRecord| {
             other.volume != volume && other.staging.as_deref() == Some(staging.as_str())

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use cofferdam_backend::guard::Subject;
 use cofferdam_csi::{
-    server::Locks,
+    server::{Lock, Locks},
     v1::{
         self, GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest,
         GetPluginInfoResponse, NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest,
@@ -22,6 +22,7 @@ use cofferdam_csi::{
     },
 };
 use cofferdam_domain::storage::{Feature, ability::PluginCapability};
+use tokio::sync::Mutex;
 use tonic::{Request, Response, Status};
 
 use crate::{
@@ -48,6 +49,9 @@ pub struct NodeService<M> {
     manifest: Arc<Manifest>,
     whereabouts: Arc<Whereabouts>,
     locks: Locks,
+    /// Volumes that are being measured: storage that hangs holds one thread, however often it is asked for.
+    measured: Locks,
+    probe: Arc<Mutex<()>>,
 }
 
 impl<M> Clone for NodeService<M> {
@@ -57,6 +61,8 @@ impl<M> Clone for NodeService<M> {
             manifest: Arc::clone(&self.manifest),
             whereabouts: Arc::clone(&self.whereabouts),
             locks: self.locks.clone(),
+            measured: self.measured.clone(),
+            probe: Arc::clone(&self.probe),
         }
     }
 }
@@ -69,6 +75,8 @@ impl<M: Machine + 'static> NodeService<M> {
             manifest: Arc::new(manifest),
             whereabouts: Arc::new(whereabouts),
             locks: Locks::default(),
+            measured: Locks::default(),
+            probe: Arc::default(),
         }
     }
 
@@ -85,6 +93,14 @@ impl<M: Machine + 'static> NodeService<M> {
         work: impl FnOnce(&Node<M>) -> Result<R, NodeError> + Send + 'static,
     ) -> Result<R, Status> {
         let lock = self.locks.take(Subject::Volume(volume.into()))?;
+        self.with(lock, work).await
+    }
+
+    async fn with<R: Send + 'static>(
+        &self,
+        lock: Lock,
+        work: impl FnOnce(&Node<M>) -> Result<R, NodeError> + Send + 'static,
+    ) -> Result<R, Status> {
         let node = Arc::clone(&self.node);
         let ended = tokio::task::spawn_blocking(move || {
             let done = work(&node);
@@ -126,7 +142,14 @@ impl<M: Machine + 'static> Identity for NodeService<M> {
 
     async fn probe(&self, _: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
         let node = Arc::clone(&self.node);
-        let read = tokio::task::spawn_blocking(move || node.machine().records().map(drop)).await;
+        // A disk that hangs holds one thread; who asks meanwhile waits for as long as he likes.
+        let turn = Arc::clone(&self.probe).lock_owned().await;
+        let read = tokio::task::spawn_blocking(move || {
+            let read = node.machine().records().map(drop);
+            drop(turn);
+            read
+        });
+        let read = read.await;
         match read {
             Ok(Ok(())) => Ok(Response::new(ProbeResponse { ready: Some(true) })),
             Ok(Err(error)) => Err(Status::failed_precondition(error.to_string())),
@@ -203,9 +226,9 @@ impl<M: Machine + 'static> NodeCalls for NodeService<M> {
         let NodeGetVolumeStatsRequest { volume_id, volume_path, .. } = request.into_inner();
         convert::volume(&volume_id)?;
         convert::required("volume_path", &volume_path)?;
-        let node = Arc::clone(&self.node);
-        let looked = tokio::task::spawn_blocking(move || node.statistics(&volume_id, &volume_path));
-        Ok(Response::new(statistics(&finish(looked.await)?)))
+        let lock = self.measured.take(Subject::Volume(volume_id.as_str().into()))?;
+        let looked = self.with(lock, move |node| node.statistics(&volume_id, &volume_path)).await?;
+        Ok(Response::new(statistics(&looked)))
     }
 
     async fn node_expand_volume(
@@ -217,7 +240,13 @@ impl<M: Machine + 'static> NodeCalls for NodeService<M> {
         convert::required("volume_path", &request.volume_path)?;
         request.volume_capability.map(convert::capability).transpose()?;
         let (required, limit) = convert::range(request.capacity_range)?;
-        let expand = Expand { volume: request.volume_id, volume_path: request.volume_path, required, limit };
+        let expand = Expand {
+            volume: request.volume_id,
+            volume_path: request.volume_path,
+            required,
+            limit,
+            published: self.manifest.publishes(),
+        };
         let size = self.alone(&expand.volume.clone(), move |node| node.expand(&expand)).await?;
         Ok(Response::new(NodeExpandVolumeResponse {
             capacity_bytes: convert::signed(size.unwrap_or_default()),

@@ -106,7 +106,6 @@ fn what_is_not_there_and_what_is_in_the_way() {
 
 #[test]
 fn what_a_failed_stage_has_done_is_undone() {
-    use cofferdam_node::Machine as _;
     let (raw, blank) =
         (|| attachment("image", &[("path", "raw")]), || attachment("image", &[("path", "blank")]));
     let rows = [
@@ -123,11 +122,21 @@ fn what_a_failed_stage_has_done_is_undone() {
         let node = node();
         let error = do_stage(&node, &stage("v", attachment, capability)).unwrap_err();
         assert_eq!(error.kind(), kind, "{name}: {error}");
-        assert!(node.machine().records().unwrap().is_empty(), "{name}: a record stays");
+        assert!(node.machine().left_behind().is_empty(), "{name}: a record stays");
         assert_eq!(node.machine().left_behind(), "", "{name}");
     }
-    // What was staged before stays so, and what somebody else has mounted is not ours to undo.
+    // Nor does a record of before a reboot say that anything is staged.
     let node = node();
+    do_stage(&node, &stage("v", blank(), writer())).unwrap();
+    node.publish(&publish("v", "p", writer())).unwrap();
+    node.machine().reboot();
+    node.machine().with_image("/srv/images/blank", |disk| {
+        disk.content = cofferdam_node::Content::Filesystem("btrfs".to_owned());
+    });
+    do_stage(&node, &stage("v", blank(), writer())).unwrap_err();
+    assert_eq!(node.machine().left_behind(), "");
+    // What was staged before stays so, and what somebody else has mounted is not ours to undo.
+    let node = crate::support::node();
     do_stage(&node, &stage("v", blank(), writer())).unwrap();
     node.stage(&stage("v", blank(), with("ext4", &["suid"], ""))).unwrap_err();
     assert_eq!(node.machine().mounts_at(&staging("v")).len(), 1);
@@ -146,6 +155,46 @@ fn what_a_failed_publication_has_done_is_undone() {
     assert!(node.machine().mounts_at(&grouped.target_path).is_empty());
     node.unstage("v", &staging("v")).unwrap();
     assert_eq!(node.machine().left_behind(), "");
+}
+
+#[test]
+fn a_record_that_cannot_be_read_stops_nothing_that_gives_back() {
+    let node = node();
+    let one = || attachment("directory", &[("path", "one")]);
+    do_stage(&node, &stage("v", one(), writer())).unwrap();
+    node.publish(&publish("v", "p", writer())).unwrap();
+    node.machine().state().unreadable = vec!["the record /records/x.json: EOF".to_owned()];
+    node.unpublish("v", &target("p")).unwrap();
+    node.unstage("v", &staging("v")).unwrap();
+    assert_eq!(node.machine().left_behind(), "");
+    let error = node.stage(&stage("v", one(), writer())).unwrap_err().to_string();
+    assert!(error.contains("/records/x.json") && error.contains("repaired or removed"), "{error}");
+}
+
+#[test]
+fn what_was_used_as_a_raw_device_is_never_formatted() {
+    use cofferdam_node::Content;
+    let node = node();
+    let blank = || attachment("image", &[("path", "blank")]);
+    // It dies while a filesystem is made.
+    let effects = |node: &cofferdam_node::Node<_>| {
+        let node: &cofferdam_node::Node<crate::model::Model> = node;
+        node.machine().state().effects.clone()
+    };
+    let whole = crate::support::node();
+    do_stage(&whole, &stage("v", blank(), writer())).unwrap();
+    let until = effects(&whole).iter().position(|effect| effect.starts_with("mkfs")).unwrap() + 1;
+    node.machine().directory_at(&staging("v"));
+    node.machine().live(Some(until), true);
+    node.stage(&stage("v", blank(), writer())).unwrap_err();
+    node.machine().live(None, false);
+    // A user's pod writes to the raw device, and the machine goes down.
+    node.stage(&stage("v", blank(), block())).unwrap();
+    node.machine().reboot();
+    node.machine().with_image("/srv/images/blank", |disk| disk.content = Content::Unknown);
+    let error = node.stage(&stage("v", blank(), writer())).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::FailedPrecondition, "{error}");
+    assert!(error.to_string().contains("not formatted"), "{error}");
 }
 
 #[test]
@@ -241,6 +290,7 @@ fn a_volume_grows_with_its_storage() {
         volume_path: path,
         required,
         limit,
+        published: true,
     };
     let node = node();
     for (name, path, capability) in [("v", "blank", writer()), ("raw", "raw", block())] {
@@ -267,6 +317,12 @@ fn a_volume_grows_with_its_storage() {
     // Memory grows to what the policy allows.
     do_stage(&node, &stage("m", attachment("tmpfs", &[("size", "1048576")]), writer())).unwrap();
     assert_eq!(node.expand(&expand("m", staging("m"), Some(2 * MIB), None)).unwrap(), Some(2 * MIB));
+    node.machine().reboot();
+    do_stage(&node, &stage("m", attachment("tmpfs", &[("size", "1048576")]), writer())).unwrap();
+    let after = node.statistics("m", &staging("m")).unwrap().usage.total;
+    assert_eq!(after, 2 * MIB, "small again after a reboot");
+    let said_once = Expand { published: false, ..expand("m", staging("m"), Some(4 * MIB), None) };
+    assert_eq!(node.expand(&said_once).unwrap_err().kind(), ErrorKind::FailedPrecondition);
     let error = node.expand(&expand("m", staging("m"), Some(65 * MIB), None)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfRange);
     assert_eq!(node.expand(&expand("x", staging("m"), None, None)).unwrap_err().kind(), ErrorKind::NotFound);

@@ -22,6 +22,7 @@ fn lives() -> Vec<(String, Vec<Scenario>)> {
             volume_path: staging(name),
             required: Some(MIB),
             limit: None,
+            published: true,
         };
         let second = publish(name, "second", capability);
         lives.push((
@@ -125,4 +126,29 @@ fn it_may_die_after_any_effect() {
         }
     }
     assert!(runs > 500, "{runs}");
+}
+
+#[test]
+fn any_effect_may_fail() {
+    let mut failures = 0;
+    for (name, steps) in lives() {
+        for gives_up in [false, true] {
+            for after in 0..effects_of(&steps) {
+                let node = node();
+                node.machine().fail_after(after);
+                for (index, step) in steps.iter().enumerate() {
+                    let Err(error) = step(&node) else { continue };
+                    assert!(error.to_string().contains("no space left"), "{name} {after}: {error}");
+                    failures += 1;
+                    if gives_up {
+                        break;
+                    }
+                    // Kubelet calls again.
+                    step(&node).unwrap_or_else(|error| panic!("{name} {after}, step {index}: {error}"));
+                }
+                undo(&node, &name);
+            }
+        }
+    }
+    assert!(failures > 100, "{failures}");
 }

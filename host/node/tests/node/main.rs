@@ -5,9 +5,11 @@
 
 mod calls;
 mod crashes;
+mod fuzz;
 mod model;
 mod policy;
 mod registrar;
 mod requests;
 mod sequences;
 mod support;
+mod together;

@@ -3,32 +3,21 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use cofferdam_csi::{
+    once::{Channel, Once},
     registration::{InfoRequest, RegistrationStatus, registration_client::RegistrationClient},
     server::ServerMetrics,
 };
 use cofferdam_node::{Driver, ProbeError, Registrar, Registration};
-use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::{net::UnixStream, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 const LONG: Duration = Duration::from_secs(30);
 
-type Wire = tower::util::BoxCloneSyncService<
-    http::Request<tonic::body::Body>,
-    http::Response<hyper::body::Incoming>,
-    hyper::Error,
->;
-
-async fn kubelet(socket: &Path) -> RegistrationClient<Wire> {
-    let stream = UnixStream::connect(socket).await.unwrap();
-    let (sender, connection) =
-        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
-    tokio::spawn(connection);
-    let wire = tower::service_fn(move |request| {
-        let mut sender = sender.clone();
-        async move { sender.send_request(request).await }
-    });
-    RegistrationClient::with_origin(Wire::new(wire), format!("http://{}", authority(socket)).parse().unwrap())
+async fn kubelet(socket: &Path) -> (Once, RegistrationClient<Channel>) {
+    let once = Once::over(UnixStream::connect(socket).await.unwrap()).await.unwrap();
+    let origin = format!("http://{}", authority(socket)).parse().unwrap();
+    let client = once.client(|channel, _| RegistrationClient::with_origin(channel, origin));
+    (once, client)
 }
 
 /// What kubelet calls the server: the socket's path, as gRPC for Go makes an authority of it.
@@ -56,7 +45,7 @@ async fn kubelet_registers_refuses_and_forgets() {
     timeout(LONG, state.changed()).await.unwrap().unwrap();
     assert!(round(&state.borrow_and_update()));
 
-    let mut client = kubelet(&socket).await;
+    let (once, mut client) = kubelet(&socket).await;
     let info = client.get_info(InfoRequest {}).await.unwrap().into_inner();
     assert_eq!((info.r#type.as_str(), info.name.as_str()), ("CSIPlugin", "pool.example.com"));
     assert_eq!((info.endpoint, info.supported_versions), (endpoint, vec!["1.0.0".to_owned()]));
@@ -68,9 +57,9 @@ async fn kubelet_registers_refuses_and_forgets() {
 
     // Kubelet asks again only when the socket comes back.
     client.notify_registration_status(told(false, "a label clashes")).await.unwrap();
-    drop(client);
+    drop((once, client));
     timeout(LONG, state.wait_for(round)).await.unwrap().unwrap();
-    kubelet(&socket).await.get_info(InfoRequest {}).await.unwrap();
+    kubelet(&socket).await.1.get_info(InfoRequest {}).await.unwrap();
 
     stop.cancel();
     timeout(LONG, serving).await.unwrap().unwrap().unwrap();
@@ -86,4 +75,19 @@ async fn a_driver_that_is_not_there_is_not_healthy() {
     let _listener = tokio::net::UnixListener::bind(&path).unwrap();
     let hasty = Driver::new(path.to_str().unwrap().parse().unwrap(), Duration::from_millis(1));
     assert!(matches!(hasty.probe().await, Err(ProbeError::Silent { .. })));
+}
+
+/// The kernel's own directories take no socket, whoever asks; neither does what is no directory, or is not there.
+#[tokio::test]
+async fn a_directory_in_which_nothing_can_be_made_is_named() {
+    let scratch = tempfile::TempDir::new().unwrap();
+    let file = scratch.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    for directory in [Path::new("/proc/self"), &file, &scratch.path().join("missing")] {
+        let registrar = Arc::new(Registrar::new("pool.example.com".to_owned(), "/x".to_owned(), directory));
+        let refused = Arc::clone(&registrar).serve(&ServerMetrics::default(), CancellationToken::new()).await;
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains(directory.to_str().unwrap()), "{refused}");
+        assert!(registrar.health().is_err());
+    }
 }

@@ -22,7 +22,7 @@ use crate::{
 
 type Service = NodeService<Model>;
 
-fn service(abilities: &str) -> Service {
+pub(crate) fn service(abilities: &str) -> Service {
     let text = format!(
         r#"{{"manifestVersion":1,"driver":"pool.example.com","version":"1","topologyKeys":["zone"],"volumesPerNode":9,
             "features":["volume-mount-group"],"abilities":[{abilities}]}}"#
@@ -31,7 +31,7 @@ fn service(abilities: &str) -> Service {
     let whereabouts = Whereabouts { node: "n1".to_owned(), segments };
     let node = node();
     node.machine().directory_at(&staging("v"));
-    NodeService::new(node, Manifest::parse(&text).unwrap(), whereabouts)
+    NodeService::new(node, Manifest::parse(text).unwrap(), whereabouts)
 }
 
 fn mounted() -> Option<VolumeCapability> {
@@ -49,7 +49,7 @@ fn pairs(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
 
-fn stage() -> NodeStageVolumeRequest {
+pub(crate) fn stage() -> NodeStageVolumeRequest {
     NodeStageVolumeRequest {
         volume_id: "v".to_owned(),
         staging_target_path: staging("v"),
@@ -59,7 +59,7 @@ fn stage() -> NodeStageVolumeRequest {
     }
 }
 
-fn publish() -> NodePublishVolumeRequest {
+pub(crate) fn publish() -> NodePublishVolumeRequest {
     NodePublishVolumeRequest {
         volume_id: "v".to_owned(),
         staging_target_path: staging("v"),
@@ -70,7 +70,7 @@ fn publish() -> NodePublishVolumeRequest {
     }
 }
 
-fn inline() -> NodePublishVolumeRequest {
+pub(crate) fn inline() -> NodePublishVolumeRequest {
     NodePublishVolumeRequest {
         volume_id: format!("csi-{}", "0".repeat(64)),
         target_path: target("inline"),
@@ -246,20 +246,24 @@ async fn everything_else() {
         let answer = service.node_expand_volume(Request::new(request)).await;
         assert_eq!(answer.as_ref().map_or_else(|it| it.code(), |_| Code::Ok), expected, "{volume} {path}");
     }
-    let memory = broken(stage(), |it| {
-        it.volume_id = "m".to_owned();
-        it.staging_target_path = staging("m");
-        it.volume_context = context("tmpfs", &[("size", "1048576")]);
-    });
-    service.node().machine().directory_at(&staging("m"));
-    service.node_stage_volume(Request::new(memory)).await.unwrap();
-    let request = NodeExpandVolumeRequest {
-        volume_id: "m".to_owned(),
-        volume_path: staging("m"),
-        capacity_range: range(i64::try_from(65 * MIB).unwrap(), 0),
-        ..Default::default()
-    };
-    assert_eq!(service.node_expand_volume(Request::new(request)).await.unwrap_err().code(), OutOfRange);
+    // Memory grows as far as the policy allows, if the driver says each time how large it is.
+    for (publishes, expected) in [(false, Code::FailedPrecondition), (true, OutOfRange)] {
+        let service = crate::requests::service(if publishes { r#""publishing""# } else { "" });
+        let memory = broken(stage(), |it| {
+            it.volume_context.clear();
+            let context = context("tmpfs", &[("size", "1048576")]);
+            if publishes { it.publish_context = context } else { it.volume_context = context }
+        });
+        service.node_stage_volume(Request::new(memory)).await.unwrap();
+        let request = NodeExpandVolumeRequest {
+            volume_id: "v".to_owned(),
+            volume_path: staging("v"),
+            capacity_range: range(i64::try_from(65 * MIB).unwrap(), 0),
+            ..Default::default()
+        };
+        let refused = service.node_expand_volume(Request::new(request)).await.unwrap_err();
+        assert_eq!(refused.code(), expected, "{refused}");
+    }
 
     for (volume, path, expected) in [
         ("", path(), InvalidArgument),

@@ -72,6 +72,7 @@ fn call(node: &Node<Model>, random: &mut fastrand::Rng) {
                 volume_path: staging(volume),
                 required: Some(random.u64(1..40 << 20)),
                 limit: None,
+                published: true,
             };
             // It may be too much, or not staged: the model's rules are what counts.
             let _ = node.expand(&expand);

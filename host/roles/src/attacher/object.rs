@@ -9,7 +9,7 @@ const CUT: &str = "…";
 
 /// The patch that says that it is attached. Metadata of an earlier time goes.
 pub(super) fn attached(attachment: &Attachment, metadata: &Parameters) -> Value {
-    let gone = attachment.metadata.keys().map(|key| (key.clone(), Value::Null));
+    let gone = attachment.metadata.iter().map(|(key, _)| (key.to_owned(), Value::Null));
     let mut all: Map<String, Value> = gone.collect();
     all.extend(metadata.iter().map(|(key, value)| (key.clone(), json!(value))));
     let metadata = if metadata.is_empty() { Value::Null } else { Value::Object(all) };

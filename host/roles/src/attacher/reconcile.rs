@@ -21,7 +21,7 @@ use cofferdam_domain::{
     },
 };
 use serde_json::json;
-use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -32,7 +32,7 @@ use super::{
     turns::{Key, Turns},
 };
 use crate::{
-    act::{Context, Driver, MAX_EFFECTS, Teller},
+    act::{Context, Driver, MAX_EFFECTS, Teller, every},
     observer::StepKind,
     role::Role,
 };
@@ -175,15 +175,7 @@ impl Attacher {
 
     /// Looks at everything now and then (`--resync`).
     async fn remind(&self, stop: CancellationToken) {
-        let period = self.context.settings.resync;
-        let mut ticks = interval_at(Instant::now() + period, period);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => return,
-                _ = ticks.tick() => {}
-            }
+        every(self.context.settings.resync, stop, || {
             for attachment in self.context.cache.attachments.list() {
                 if let Some(lanes) = self.lanes.get(&attachment.attacher) {
                     lanes.queue(Lane::of(&attachment)).wake(attachment.name.clone());
@@ -193,7 +185,8 @@ impl Attacher {
             volumes.iter().filter(|volume| volume.meta.deleting).for_each(|volume| {
                 self.volumes.wake(volume.name.clone());
             });
-        }
+        })
+        .await;
     }
 
     fn attachment_changed(&self, change: &Change<Attachment>) {
@@ -288,7 +281,8 @@ impl Attacher {
                 }
                 Outcome::Done
             }
-            End::Parked => Outcome::Done,
+            // The turn wakes it. What failed before stays counted: that it waits is no success.
+            End::Parked => Outcome::After(self.context.settings.resync),
             End::Later(outcome) => outcome,
         }
     }

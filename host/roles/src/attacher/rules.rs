@@ -93,7 +93,7 @@ fn try_attach(view: View<'_>, attachment: &Attachment) -> Result<Verdict, String
     if volume.meta.deleting {
         return Err(format!("PersistentVolume {} is marked for deletion", volume.name));
     }
-    let capability = capability(&volume, &csi, view)?;
+    let capability = capability(&volume, &csi, view.able.tells_writers, view.default_fs_type)?;
     let node = node_id(view.cache, attachment)?;
     let recorded = recorded(attachment);
     let finalizer = names::attacher_finalizer(&attachment.attacher);
@@ -117,7 +117,7 @@ fn try_attach(view: View<'_>, attachment: &Attachment) -> Result<Verdict, String
         node_identities: Default::default(),
         capability,
         read_only: csi.read_only && view.able.read_only,
-        context: attachment::attributes(csi.attributes),
+        context: attachment::attributes((&csi.attributes).into()),
     })))
 }
 
@@ -218,7 +218,7 @@ pub fn volume_of(cache: &Cache, attachment: &Attachment) -> Result<(Arc<Volume>,
 
 /// The Secret that a volume is published with.
 pub fn secret_of(cache: &Cache, attachment: &Attachment) -> Option<SecretRef> {
-    volume_of(cache, attachment).ok().and_then(|(_, csi)| csi.publish_secret)
+    volume_of(cache, attachment).ok().and_then(|(_, csi)| csi.publish_secret).map(|secret| *secret)
 }
 
 /// How the driver calls the node, as its node service said when it was registered.
@@ -243,14 +243,22 @@ fn recorded(attachment: &Attachment) -> Option<NodeName> {
     attachment.meta.annotation(names::NODE_ID).filter(|id| !id.is_empty()).map(NodeName::from)
 }
 
-/// The volume's ways of use, folded into one as external-attacher does.
-fn capability(volume: &Volume, csi: &CsiSource, view: View<'_>) -> Result<VolumeCapability, String> {
-    let mode = mode(volume, view.able.tells_writers)
+/// The volume's ways of use, folded into one as external-attacher and external-resizer do.
+///
+/// # Errors
+/// A sentence for people.
+pub fn capability(
+    volume: &Volume,
+    csi: &CsiSource,
+    tells_writers: bool,
+    default_fs_type: Option<&str>,
+) -> Result<VolumeCapability, String> {
+    let mode = mode(volume, tells_writers)
         .map_err(|problem| format!("PersistentVolume {}: spec.accessModes {problem}", volume.name))?;
     let access = match volume.mode {
         VolumeMode::Block => AccessType::Block,
         VolumeMode::Filesystem => AccessType::Filesystem {
-            fs_type: csi.fs_type.clone().or_else(|| view.default_fs_type.map(str::to_owned)),
+            fs_type: csi.fs_type.as_deref().or(default_fs_type).map(str::to_owned),
             mount_flags: volume.mount_options.clone(),
             mount_group: None,
         },

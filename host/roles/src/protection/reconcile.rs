@@ -12,12 +12,10 @@ use cofferdam_cluster::{
 use cofferdam_domain::{Claim, ClaimKey, DriverName, Pod, Volume, VolumeName, names};
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    lookups::Lookups,
-    rules::{self, Verdict},
-};
+use super::rules::{self, Verdict};
 use crate::{
     act::{Context, MAX_EFFECTS, Teller},
+    lookups::Lookups,
     provisioner,
     role::Role,
 };
@@ -73,12 +71,15 @@ impl Protection {
     }
 
     async fn claim(&self, key: &ClaimKey) -> Outcome {
-        let mut looked_up = false;
+        let mut looked_up = None;
         for _ in 0..MAX_EFFECTS {
             let Seen::Known(claim) = self.context.cache.claims.get(key) else { return Outcome::Done };
             let teller = Teller::of_claim(&self.context, Role::Protection, key);
-            let verdict = rules::claim(&self.context.cache, &claim, looked_up);
-            looked_up |= verdict == Verdict::LookUpPods;
+            let verdict =
+                rules::claim(&self.context.cache, &claim, looked_up.as_ref() == Some(&claim.meta.uid));
+            if verdict == Verdict::LookUpPods {
+                looked_up = Some(claim.meta.uid.clone());
+            }
             match self.perform(&teller, &*claim, verdict, names::PVC_PROTECTION).await {
                 None => return Outcome::Done,
                 Some(Ok(())) => {}

@@ -34,7 +34,7 @@ pub fn volume(volume: &Volume, provisioner_here: bool) -> Verdict {
 pub fn claim(cache: &Cache, claim: &Claim, looked_up: bool) -> Verdict {
     // A pod without a node cannot start with a claim that is being deleted: it does not count.
     let used = claim.meta.deleting
-        && cache.pods_using(&claim.key).iter().filter(|pod| pod.scheduled).any(|pod| {
+        && cache.pods_using(&claim.key).iter().filter(|pod| pod.node.is_some()).any(|pod| {
             pod.claims.contains(&claim.key.name)
                 || (pod.ephemeral_claims.contains(&claim.key.name) && !pod.shut_down)
         });

@@ -44,8 +44,8 @@ pub fn persistent_volume(
     let mut claim = json!({
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "namespace": intent.claim.namespace,
-        "name": intent.claim.name,
+        "namespace": &*intent.claim.namespace,
+        "name": &*intent.claim.name,
         "uid": intent.uid,
     });
     insert(&mut csi, "fsType", fs_type.map(Value::from));
@@ -65,6 +65,8 @@ pub fn persistent_volume(
     let mount_options = Some(&intent.class.mount_options).filter(|options| !options.is_empty());
     insert(&mut spec, "mountOptions", mount_options.map(|options| json!(options)));
     insert(&mut spec, "nodeAffinity", node_affinity(created));
+    let attributes_class = Some(&intent.attributes_class).filter(|name| !name.is_empty());
+    insert(&mut spec, "volumeAttributesClassName", attributes_class.map(|name| json!(name)));
     json!({
         "apiVersion": "v1",
         "kind": "PersistentVolume",

@@ -79,6 +79,16 @@ pub enum ParameterError {
     },
 }
 
+/// The parameter with which a class names the secret of creations and deletions.
+pub fn deletion_secret(class: &StorageClass) -> Option<&str> {
+    let is_one = |key: &&String| {
+        let reserved = key.strip_prefix(RESERVED_PARAMETER_PREFIX);
+        *key == "csiProvisionerSecretName"
+            || matches!(reserved, Some("secret-name" | "provisioner-secret-name"))
+    };
+    class.parameters.keys().find(is_one).map(String::as_str)
+}
+
 /// Takes a class' parameters apart.
 ///
 /// # Errors

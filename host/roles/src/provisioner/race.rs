@@ -3,7 +3,7 @@
 use cofferdam_backend::Call;
 use cofferdam_cluster::{WriteError, queue::Outcome, writer::Part};
 use cofferdam_domain::{
-    Claim, DriverName, NodeObject, Uid, names,
+    Claim, DriverName, NodeObject, names,
     storage::{Ability, CapacityQuery, CreateVolume},
 };
 use serde_json::json;
@@ -14,25 +14,27 @@ use crate::{act::Teller, note::Note, observer::StepKind, role::Role};
 impl Provisioner {
     /// Writes this process' node on the claim, when its turn has come and there is room. Without an outcome the claim is decided
     /// anew.
+    ///
+    /// The claim is the one of the decision, and not read again here: on a newer one somebody else's choice may stand already.
     pub(super) async fn take(
         &self,
-        uid: &Uid,
+        claim: &Claim,
         node: &NodeObject,
         request: Option<CreateVolume>,
     ) -> Option<Outcome> {
         let Some(deployment) = &self.context.settings.node else { return Some(Outcome::Done) };
-        let Some(claim) = self.context.cache.claim_by_uid(uid) else { return Some(Outcome::Done) };
+        let uid = &claim.meta.uid;
         let teller = Teller::of_claim(&self.context, Role::Provisioner, &claim.key);
         if let Some(left) = self.races().turn(deployment, uid) {
             return Some(Outcome::After(left));
         }
         if let Some(request) = request
-            && let Some(text) = self.lacks_room(&claim, node, request).await
+            && let Some(text) = self.lacks_room(claim, node, request).await
         {
             teller.tell(StepKind::Waits, text.clone(), None);
             if self.races().tells(uid) {
-                let component = self.component_for(&claim);
-                self.context.note(&*claim, &component, Note::warning("ProvisioningFailed", text));
+                let component = self.component_for(claim);
+                self.context.note(claim, &component, Note::warning("ProvisioningFailed", text));
             }
             return Some(Outcome::After(self.races().left(uid)));
         }

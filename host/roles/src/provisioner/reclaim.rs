@@ -6,6 +6,7 @@ use cofferdam_domain::{Claim, DriverName, Volume, VolumeName, VolumePhase, names
 use tokio::time::Instant;
 
 use super::{
+    parameters,
     placement::Here,
     reconcile::Provisioner,
     rules::{self, VolumeVerdict},
@@ -21,7 +22,7 @@ use crate::{
 impl Provisioner {
     /// Protects, releases or deletes a volume.
     pub(super) async fn volume(&self, name: &VolumeName) -> Outcome {
-        let mut deleted = false;
+        let mut deleted = None;
         for _ in 0..MAX_EFFECTS {
             let Seen::Known(volume) = self.context.cache.volumes.get(name) else { return Outcome::Done };
             let teller = Teller::of_volume(&self.context, Role::Provisioner, &volume);
@@ -33,7 +34,12 @@ impl Provisioner {
             let writer = &self.context.writer;
             let uid = &volume.meta.uid;
             let finalizer = names::PROVISIONER_FINALIZER;
-            let result = match rules::volume(&ours, &volume, deleted, hold::is_held(&self.context.cache)) {
+            let result = match rules::volume(
+                &ours,
+                &volume,
+                deleted.as_ref() == Some(uid),
+                hold::is_held(&self.context.cache),
+            ) {
                 VolumeVerdict::Ignore(_) => return Outcome::Done,
                 VolumeVerdict::AddFinalizer => teller
                     .act("protects the volume's object", writer.add_finalizer(&*volume, finalizer))
@@ -60,7 +66,7 @@ impl Provisioner {
                     if let Some(outcome) = self.delete(&volume, &teller).await {
                         return outcome;
                     }
-                    deleted = true;
+                    deleted = Some(uid.clone());
                     Ok(())
                 }
                 VolumeVerdict::Hold => return self.held(&volume, &teller),
@@ -72,16 +78,32 @@ impl Provisioner {
         Outcome::Again
     }
 
+    /// Why a volume cannot be deleted without a secret: its own annotation names one, or it has none and its class does, as
+    /// external-provisioner looks there then. An annotation that is empty says that there is no secret.
+    fn needs_secret(&self, volume: &Volume) -> Option<String> {
+        match volume.meta.annotation(names::DELETION_SECRET_NAME) {
+            Some("") => None,
+            Some(secret) => Some(format!(
+                "deleting the volume needs the secret {secret:?}: this version passes no secrets to drivers"
+            )),
+            None => {
+                let class = self.context.cache.class(&volume.class).known()?;
+                let key = parameters::deletion_secret(&class)?;
+                let class = &class.name;
+                Some(format!(
+                    "deleting the volume may need the secret that StorageClass {class} names with {key:?}: this version passes no \
+                     secrets to drivers"
+                ))
+            }
+        }
+    }
+
     /// The one effect that cannot be taken back: before it, object and claim are read past the cache, unless the binder of this
     /// process has just done so.
     async fn delete(&self, volume: &Volume, teller: &Teller) -> Option<Outcome> {
         let Some(csi) = &volume.csi else { return Some(Outcome::Done) };
         let Some(driver) = self.context.drivers.get(&csi.driver) else { return Some(Outcome::Done) };
-        let secret = volume.meta.annotation(names::DELETION_SECRET_NAME).unwrap_or_default();
-        if !secret.is_empty() {
-            let text = format!(
-                "deleting the volume needs the secret {secret:?}: this version passes no secrets to drivers"
-            );
+        if let Some(text) = self.needs_secret(volume) {
             self.context.note(volume, &driver.component, Note::warning("VolumeFailedDelete", text));
             return Some(Outcome::RetryAfter(self.context.settings.retry_interval_max));
         }

@@ -11,10 +11,12 @@ use cofferdam_cluster::{
     Change, Intent, Seen, WriteError, hold,
     metrics::Metrics,
     queue::{Backoff, Outcome, Queue},
+    watch::Scope,
 };
 use cofferdam_domain::{
-    Attachment, Claim, CsiNode, DriverName, Node, NodeObject, StorageClass, Uid, Volume, VolumeName, names,
-    storage::{CreatedVolume, Feature, StorageError},
+    Attachment, AttributesClass, Claim, CsiNode, DriverName, Node, NodeObject, StorageClass, Uid, Volume,
+    VolumeName, names,
+    storage::{Ability, CreatedVolume, Feature, StorageError},
 };
 use serde_json::json;
 use tokio::time::Instant;
@@ -37,6 +39,22 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How many claims are remembered as infeasible; beyond it the oldest get a fresh try.
 const INFEASIBLE: usize = 10_000;
+
+/// What is to become of a volume that its claim seems not to want.
+enum Fate {
+    /// Nobody has it.
+    Abandoned,
+    /// Its claim wants it after all, or has it.
+    Wanted,
+    /// An object stands for it, or may: why it is not deleted.
+    Known(String),
+}
+
+/// Why a volume is neither saved nor deleted.
+fn known(intent: &Intent, created: &CreatedVolume, other: &VolumeName) -> String {
+    let (driver, handle) = (&intent.driver, &created.handle);
+    format!("driver {driver} answers with volume {handle}, which is PersistentVolume {other}'s")
+}
 
 /// The role.
 pub(crate) struct Provisioner {
@@ -68,6 +86,12 @@ impl Provisioner {
                 .drivers
                 .iter()
                 .filter(|(_, driver)| driver.backend.description().has(Feature::SingleNodeMultiWriter))
+                .map(|(name, _)| name.clone())
+                .collect(),
+            modifying: context
+                .drivers
+                .iter()
+                .filter(|(_, driver)| driver.backend.abilities().contains(&Ability::Modification))
                 .map(|(name, _)| name.clone())
                 .collect(),
             topology: context
@@ -116,6 +140,15 @@ impl Provisioner {
             }
         });
         let me = Arc::downgrade(&role);
+        cache.attributes_classes.subscribe(move |change: &Change<AttributesClass>| {
+            let Some(me) = me.upgrade() else { return };
+            let waits = |claim: &&Arc<Claim>| {
+                claim.volume.is_none() && *claim.attributes_class == *change.key.as_str()
+            };
+            let claims = me.context.cache.claims.list();
+            claims.iter().filter(waits).for_each(|claim| me.claims.add(claim.meta.uid.clone()));
+        });
+        let me = Arc::downgrade(&role);
         cache.attachments.subscribe(move |change: &Change<Attachment>| {
             let gone = change.old.as_ref().filter(|_| change.new.is_none());
             if let (Some(me), Some(volume)) = (me.upgrade(), gone.and_then(|gone| gone.volume())) {
@@ -124,15 +157,16 @@ impl Provisioner {
         });
         let me = Arc::downgrade(&role);
         cache.csi_nodes.subscribe(move |change: &Change<CsiNode>| {
-            let keys = |node: &Option<Arc<CsiNode>>| node.as_ref().map(|node| node.topology_keys.clone());
-            if let Some(me) = me.upgrade().filter(|_| keys(&change.old) != keys(&change.new)) {
+            let [old, new] =
+                [&change.old, &change.new].map(|node| node.as_ref().map(|node| &node.topology_keys));
+            if let Some(me) = me.upgrade().filter(|_| old != new) {
                 me.nodes_changed();
             }
         });
         let me = Arc::downgrade(&role);
         cache.nodes.subscribe(move |change: &Change<Node>| {
-            let labels = |node: &Option<Arc<Node>>| node.as_ref().map(|node| node.labels.clone());
-            if let Some(me) = me.upgrade().filter(|_| labels(&change.old) != labels(&change.new)) {
+            let [old, new] = [&change.old, &change.new].map(|node| node.as_ref().map(|node| &node.labels));
+            if let Some(me) = me.upgrade().filter(|_| old != new) {
                 me.nodes_changed();
             }
         });
@@ -254,8 +288,8 @@ impl Provisioner {
                     }
                     return Outcome::Done;
                 }
-                ClaimVerdict::Take { node, request } => {
-                    if let Some(outcome) = self.take(uid, &node, request.map(|request| *request)).await {
+                ClaimVerdict::Take { claim, node, request } => {
+                    if let Some(outcome) = self.take(&claim, &node, request.map(|request| *request)).await {
                         return outcome;
                     }
                 }
@@ -266,7 +300,11 @@ impl Provisioner {
                     }
                     return self.refuse(uid, message, lasting);
                 }
-                ClaimVerdict::AwaitNodes(message) => return self.wait_for_nodes(uid, message),
+                ClaimVerdict::AwaitNodes(message) => {
+                    if let Some(outcome) = self.wait_for_nodes(uid, message) {
+                        return outcome;
+                    }
+                }
                 ClaimVerdict::Reschedule { node, message } => {
                     if let Some(outcome) = self.node_is_gone(uid, &node, message).await {
                         return outcome;
@@ -285,14 +323,17 @@ impl Provisioner {
         Outcome::Again
     }
 
-    /// The claim's next turn comes when a node changes, or after its back-off.
-    fn wait_for_nodes(&self, uid: &Uid, message: String) -> Outcome {
+    /// The claim's next turn comes when a node changes, or after its back-off. Absent where nobody would have told of a change
+    /// since it was decided that it waits: then it is decided once more.
+    fn wait_for_nodes(&self, uid: &Uid, message: String) -> Option<Outcome> {
+        if self.await_nodes().insert(uid.clone()) {
+            return None;
+        }
         if let Some(claim) = self.context.cache.claim_by_uid(uid) {
             let teller = Teller::of_claim(&self.context, Role::Provisioner, &claim.key);
             teller.tell(StepKind::Waits, message.clone(), None);
         }
-        self.await_nodes().insert(uid.clone());
-        self.refuse(uid, message, false)
+        Some(self.refuse(uid, message, false))
     }
 
     /// Takes the scheduler's choice back, unless the node is one that the watch has not shown yet.
@@ -302,7 +343,7 @@ impl Provisioner {
         }
         match self.context.cache.csi_nodes.get(node) {
             Seen::Known(_) => None,
-            Seen::Opaque(_) => Some(self.wait_for_nodes(uid, message)),
+            Seen::Opaque(_) => self.wait_for_nodes(uid, message),
             Seen::Absent => Some(self.reschedule(uid, node, message).await),
         }
     }
@@ -423,16 +464,9 @@ impl Provisioner {
         teller: &Teller,
         started: Instant,
     ) -> Outcome {
-        let name = VolumeName::from(intent.request.name.as_str());
-        let may = |other: &Volume| !self.is_elsewhere(intent, other);
-        let other = self.context.cache.other_with_handle(&intent.driver, &created.handle, &name, may);
-        if let Some(other) = other {
+        if let Some(other) = self.other(intent, &created) {
             // Saved, deleting one of the two would delete the other's data.
-            let handle = &created.handle;
-            let message = format!(
-                "driver {} answers with volume {handle}, which is PersistentVolume {other}'s",
-                intent.driver
-            );
+            let message = known(intent, &created, &other);
             teller.tell(StepKind::Fails, message.clone(), None);
             return self.refuse(&intent.uid, message, true);
         }
@@ -515,9 +549,18 @@ impl Provisioner {
             teller.tell(StepKind::Waits, "deletions are held back since the cluster was restored", None);
             return Outcome::RetryAfter(self.context.settings.retry_interval_max);
         }
-        match self.is_abandoned(intent, created).await {
-            Ok(true) => {}
-            Ok(false) => return Outcome::Retry,
+        match self.fate(intent, created).await {
+            Ok(Fate::Abandoned) => {}
+            Ok(Fate::Wanted) => return Outcome::Retry,
+            Ok(Fate::Known(message)) => {
+                teller.tell(StepKind::Fails, message.clone(), None);
+                if self.context.cache.claim_by_uid(&intent.uid).is_some() {
+                    return self.refuse(&intent.uid, message, true);
+                }
+                // Nobody waits for it, and whoever has it keeps it.
+                driver.journal.forget(&intent.uid);
+                return Outcome::Done;
+            }
             Err(error) => return self.refuse(&intent.uid, error.to_string(), false),
         }
         let call = Call::within(self.context.settings.timeout);
@@ -544,17 +587,29 @@ impl Provisioner {
         }
     }
 
-    /// Whether really nobody has or wants the volume, read past the cache: an object that another process wrote, or whose
-    /// answer was lost, and a claim that the watch has not shown yet keep it.
-    async fn is_abandoned(&self, intent: &Intent, created: &CreatedVolume) -> Result<bool, WriteError> {
+    /// Whether really nobody has or wants the volume, read past the cache: an object that another process or a person wrote, or
+    /// whose answer was lost, and a claim that the watch has not shown yet keep it.
+    async fn fate(&self, intent: &Intent, created: &CreatedVolume) -> Result<Fate, WriteError> {
         let name = VolumeName::from(intent.request.name.as_str());
         if let Some(volume) = self.context.writer.get::<Volume>(&name).await?
             && !self.is_elsewhere(intent, &volume)
         {
-            let of_claim = volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(&intent.uid);
-            if of_claim || volume.csi.as_ref().is_some_and(|csi| csi.handle == created.handle) {
-                return Ok(false);
+            if volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(&intent.uid) {
+                return Ok(Fate::Wanted);
             }
+            if volume.csi.as_ref().is_some_and(|csi| csi.handle == created.handle) {
+                return Ok(Fate::Known(known(intent, created, &name)));
+            }
+        }
+        let volumes = self.context.writer.list_in::<Volume>(&Scope::default()).await?;
+        if let Some(opaque) = volumes.into_iter().find_map(Result::err) {
+            let (handle, key) = (&created.handle, opaque.key);
+            return Ok(Fate::Known(format!(
+                "PersistentVolume {key} cannot be read, and may stand for volume {handle}: it is not deleted"
+            )));
+        }
+        if let Some(other) = self.other(intent, created) {
+            return Ok(Fate::Known(known(intent, created, &other)));
         }
         self.context.writer.refresh::<Claim>(&intent.claim).await?;
         // The volume itself may be what is not wanted: too small, or its name taken.
@@ -562,7 +617,15 @@ impl Provisioner {
             created.capacity.is_some_and(|bytes| bytes > 0 && Some(bytes) < intent.request.capacity.required);
         let taken = matches!(self.context.cache.volumes.get(&name), Seen::Known(_));
         let here = self.context.here.as_ref();
-        Ok(too_small || taken || !rules::is_wanted(&self.context.cache, here, intent))
+        let is_wanted = !too_small && !taken && rules::is_wanted(&self.context.cache, here, intent);
+        Ok(if is_wanted { Fate::Wanted } else { Fate::Abandoned })
+    }
+
+    /// Another object that stands for the volume, as far as it can be of the same storage.
+    fn other(&self, intent: &Intent, created: &CreatedVolume) -> Option<VolumeName> {
+        let name = VolumeName::from(intent.request.name.as_str());
+        let may = |other: &Volume| !self.is_elsewhere(intent, other);
+        self.context.cache.other_with_handle(&intent.driver, &created.handle, &name, may)
     }
 
     fn is_elsewhere(&self, intent: &Intent, volume: &Volume) -> bool {

@@ -2,10 +2,7 @@
 //! the request", "result states"), and the intent journal: what was once asked for is asked for again, word for word, until the
 //! answer is final, whatever happened to the claim and its class meanwhile.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use cofferdam_cluster::{Cache, Intent, IntentClass, Seen};
 use cofferdam_domain::{
@@ -13,7 +10,7 @@ use cofferdam_domain::{
     StorageClass, Uid, Volume, VolumeMode, VolumeName, VolumePhase, names,
     storage::{
         AccessType, CapabilityMode, CapacityRange, CreateVolume, CreatedVolume, ErrorKind, Finality, Owner,
-        StorageError, TopologyRequirement, VolumeCapability,
+        Parameters, StorageError, TopologyRequirement, VolumeCapability,
     },
 };
 
@@ -39,6 +36,8 @@ pub struct Options {
     pub binder_here: bool,
     /// Drivers that tell one writer on a node from many (CSI `SINGLE_NODE_MULTI_WRITER`).
     pub tell_writers: BTreeSet<DriverName>,
+    /// Drivers whose volumes have parameters that may change.
+    pub modifying: BTreeSet<DriverName>,
     /// Drivers whose volumes may be reachable from some nodes only.
     pub topology: BTreeSet<DriverName>,
     /// Whether a chosen node is the only place.
@@ -85,6 +84,8 @@ pub enum ClaimVerdict {
     /// Nobody has chosen a node: choose this process' own, if it is its turn in the race with the other nodes and the driver has
     /// room for the request.
     Take {
+        /// The claim as it was when nobody had chosen: what is written is written on this version of it.
+        claim: Arc<Claim>,
         /// This process' node.
         node: NodeObject,
         /// What the driver would be asked for; absent where it cannot be: who has taken the claim tells it.
@@ -158,7 +159,7 @@ pub fn claim(view: View<'_>, uid: &Uid) -> ClaimVerdict {
 fn take(
     view: View<'_>,
     here: &Here,
-    claim: &Claim,
+    claim: &Arc<Claim>,
     class: &StorageClass,
     name: &VolumeName,
 ) -> Result<ClaimVerdict, Box<ClaimVerdict>> {
@@ -169,7 +170,7 @@ fn take(
         return Ok(ClaimVerdict::Ignore("its class does not allow this node"));
     }
     let request = request(view, claim, class, name).ok().map(|intent| Box::new(intent.request));
-    Ok(ClaimVerdict::Take { node: here.node.clone(), request })
+    Ok(ClaimVerdict::Take { claim: Arc::clone(claim), node: here.node.clone(), request })
 }
 
 /// Why a claim, whose volume would be of one node, is not for this one.
@@ -261,7 +262,8 @@ fn request(
             _ => Box::new(ClaimVerdict::LeaveToPopulator),
         });
     }
-    if !claim.attributes_class.is_empty() {
+    let modifies = options.modifying.contains(&class.provisioner);
+    if !claim.attributes_class.is_empty() && !modifies {
         return Err(refuse(format!("driver {} does not modify volumes", class.provisioner)));
     }
     if claim.selector.is_some() {
@@ -310,6 +312,7 @@ fn request(
         .map_err(refuse)?
         .into_iter();
     let topology = if has_topology { requirement(view, claim, class)? } else { None };
+    let mutable_parameters = mutable_parameters(view, claim, class)?;
     Ok(Intent {
         claim: claim.key.clone(),
         uid: claim.meta.uid.clone(),
@@ -324,6 +327,7 @@ fn request(
             reclaim_policy: class.reclaim_policy.clone(),
             mount_options: class.mount_options.clone(),
         },
+        attributes_class: claim.attributes_class.clone(),
         request: CreateVolume {
             name: name.as_str().to_owned(),
             capacity: CapacityRange { required: Some(size), limit: None },
@@ -331,7 +335,7 @@ fn request(
                 .map(|mode| VolumeCapability { mode, access: access.clone() })
                 .collect(),
             parameters,
-            mutable_parameters: BTreeMap::new(),
+            mutable_parameters,
             topology,
             owner: Some(Owner {
                 cluster: options.cluster.clone(),
@@ -341,6 +345,29 @@ fn request(
             }),
         },
     })
+}
+
+/// What the claim's VolumeAttributesClass adds to the request. A class that is not there yet may come; one of another driver never
+/// fits (external-provisioner, sidecars §2.6 row 18).
+fn mutable_parameters(
+    view: View<'_>,
+    claim: &Claim,
+    class: &StorageClass,
+) -> Result<Parameters, Box<ClaimVerdict>> {
+    let name = &*claim.attributes_class;
+    if name.is_empty() {
+        return Ok(Parameters::new());
+    }
+    let (message, lasting) = match view.cache.attributes_classes.get(&name.into()) {
+        Seen::Known(found) if found.driver == class.provisioner => return Ok(found.parameters.clone()),
+        Seen::Known(found) => {
+            let (other, own) = (&found.driver, &class.provisioner);
+            (format!("VolumeAttributesClass {name:?} is of driver {other}: expected one of {own}"), true)
+        }
+        Seen::Opaque(_) => (format!("VolumeAttributesClass {name:?} cannot be read"), false),
+        Seen::Absent => (format!("volumeattributesclass.storage.k8s.io {name:?} not found"), false),
+    };
+    Err(Box::new(ClaimVerdict::Refuse { message, lasting }))
 }
 
 /// Where the volume must be reachable.

@@ -14,7 +14,7 @@ use cofferdam_cluster::{
     writer::Part,
 };
 use cofferdam_domain::{
-    Claim, ClaimKey, DriverName, StorageClass, Uid, Volume, VolumeName, VolumePhase, names,
+    Claim, ClaimKey, ClaimRef, DriverName, StorageClass, Uid, Volume, VolumeName, VolumePhase, names,
 };
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -300,18 +300,21 @@ impl PvController {
     }
 
     async fn volume(&self, name: &VolumeName) -> Outcome {
-        let mut looked_up = None;
+        let mut looked_up: Option<(ClaimRef, Instant)> = None;
         for _ in 0..MAX_EFFECTS {
             let Seen::Known(volume) = self.context.cache.volumes.get(name) else { return Outcome::Done };
             let teller = Teller::of_volume(&self.context, Role::PvController, &volume);
             let provisions = |driver: &DriverName| self.context.provisions(driver);
             let world = World { cache: &self.context.cache, provisions: &provisions, spoken_for: &|_| false };
-            match rules::volume(world, &volume, looked_up.is_some()) {
+            match rules::volume(world, &volume, looked_up.as_ref().map(|(claim, _)| claim)) {
                 VolumeVerdict::Do(effect, note) => {
                     if let VolumeEffect::LookUpClaim(_) = effect {
-                        looked_up = Some(Instant::now());
+                        looked_up = volume.claim_ref.clone().map(|claim| (claim, Instant::now()));
                     }
-                    if let Err(error) = self.perform_on_volume(&teller, &volume, effect, looked_up).await {
+                    let looked =
+                        looked_up.as_ref().filter(|(claim, _)| volume.claim_ref.as_ref() == Some(claim));
+                    let looked = looked.map(|(_, at)| *at);
+                    if let Err(error) = self.perform_on_volume(&teller, &volume, effect, looked).await {
                         return self.context.after_failure::<Volume>(name, &error).await;
                     }
                     if let Some(note) = note {

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use cofferdam_cluster::{Cache, Seen};
 use cofferdam_domain::{
-    AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, ClassName, DriverName, Quantity, ReclaimPolicy,
-    StorageClass, Volume, VolumeName, VolumePhase, class::default_class, names,
+    AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, ClaimRef, ClassName, DriverName, Quantity,
+    ReclaimPolicy, StorageClass, Volume, VolumeName, VolumePhase, class::default_class, names,
 };
 
 use crate::note::Note;
@@ -360,7 +360,7 @@ fn is_delayed(cache: &Cache, claim: &Claim) -> Result<bool, String> {
 /// The volume for a claim that names none: one that is reserved for it, else the best free one.
 fn find_volume(world: World<'_>, claim: &Claim, delayed: bool) -> Result<Option<Arc<Volume>>, String> {
     let cache = world.cache;
-    let selector = match &claim.selector {
+    let selector = match claim.selector.as_deref() {
         None => None,
         Some(Ok(selector)) => Some(selector),
         Some(Err(reason)) => return Err(format!("the claim's selector cannot be used: {reason}")),
@@ -435,8 +435,9 @@ pub enum VolumeVerdict {
     Settled(&'static str),
 }
 
-/// Decides the next step for a volume. `looked_up`: whether the claim was read past the cache just now.
-pub fn volume(world: World<'_>, volume: &Volume, looked_up: bool) -> VolumeVerdict {
+/// Decides the next step for a volume. `looked_up`: the claim that was read past the cache just now. It says nothing of another one
+/// that the volume has come to name meanwhile.
+pub fn volume(world: World<'_>, volume: &Volume, looked_up: Option<&ClaimRef>) -> VolumeVerdict {
     let Some(claim_ref) = &volume.claim_ref else {
         return phase(volume, VolumePhase::Available, "it is free");
     };
@@ -444,6 +445,7 @@ pub fn volume(world: World<'_>, volume: &Volume, looked_up: bool) -> VolumeVerdi
         return phase(volume, VolumePhase::Available, "it is reserved by name");
     };
     let over = matches!(volume.phase, VolumePhase::Released | VolumePhase::Failed);
+    let looked_up = looked_up == Some(claim_ref);
     let claim = match world.cache.claims.get(&claim_ref.key) {
         // Hands off: whether it is this claim or a successor, it may need the volume.
         Seen::Opaque(_) => return VolumeVerdict::Settled("its claim cannot be read"),

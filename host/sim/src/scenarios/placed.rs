@@ -3,7 +3,7 @@
 use cofferdam_domain::storage::ErrorKind;
 use serde_json::{Value, json};
 
-use super::{CLAIM, Scenario};
+use super::{CLAIM, CLASS, Scenario};
 use crate::{
     Fault, Place, Places,
     Sign::{Called, Event},
@@ -113,6 +113,26 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     let there = || Scenario { volumes: THERE, array: &["a on n2"], calls: &[CREATED_THERE], ..here() };
     vec![
         Scenario { name: "the chosen node's process makes the volume", user: on("n1", []), ..here() },
+        Scenario {
+            name: "a volume of a node grows, by that node's process",
+            user: on(
+                "n1",
+                [
+                    Settle,
+                    Patch(CLASS, json!({"allowVolumeExpansion": true})),
+                    Patch(CLAIM, json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}})),
+                ],
+            ),
+            resizes: &["a 2Gi/2Gi allocated=2Gi no-node"],
+            events: &[
+                "a Normal ProvisioningSucceeded",
+                "a Normal Resizing",
+                "a Normal VolumeResizeSuccessful",
+                "a Normal WaitForFirstConsumer",
+            ],
+            calls: &[CREATED_HERE, "expand a 2Gi on n1"],
+            ..here()
+        },
         Scenario { name: "and that of another node another node's", user: on("n2", []), ..there() },
         Scenario {
             name: "a node without a process is waited for",

@@ -76,7 +76,13 @@ async fn connections_cut(stage: &mut Stage<'_>) -> Result<()> {
         for cut in 0..CUTS {
             claims.bound(FIRST + cut * BETWEEN, LONG).await?;
             claims.in_the_middle().await?;
+            let before = proxy.ended();
             proxy.cut();
+            until("connections were cut", LONG, async || {
+                anyhow::ensure!(proxy.ended() > before, "no connection was cut");
+                Ok(())
+            })
+            .await?;
         }
         recovers(run, &claims, "20 times all connections cut", CLAIMS, Instant::now()).await
     };

@@ -19,9 +19,9 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use crate::{
-    account::Account,
+    account::{ALL, Account},
     chain::{Backend, NodeRoles},
-    control_plane::{ControlPlane, Options},
+    control_plane::{BUT_OURS, ControlPlane, Options},
     image,
     node::Node,
     process::Process,
@@ -33,9 +33,6 @@ use crate::{
 pub(super) const SOON: Duration = Duration::from_secs(90);
 /// The one node.
 pub(super) const NODE: &str = "node-1";
-/// Loops of kube-controller-manager, none of which is ours: what attaches, what makes pods, and what keeps nodes in order.
-const CONTROLLERS: &str = "persistentvolume-attach-detach-controller,statefulset-controller,\
-                           node-lifecycle-controller,namespace-controller,pod-garbage-collector-controller";
 /// How a script ends whose pod stays: until then it has done its work.
 pub(super) const STAYS: &str = "echo done; trap exit TERM; sleep 3600 & wait";
 /// The volume in every pod.
@@ -60,6 +57,9 @@ pub(super) const DIRECTORY: Class =
 /// Images of the node.
 pub(super) const IMAGE: Class = Class { name: "image", backend: "pool", kind: "image", immediate: false };
 
+/// The same with xfs, where a filesystem is wanted.
+pub(super) const XFS: Class = Class { name: "xfs", backend: "pool", kind: "image", immediate: false };
+
 /// A cluster with one node, on which volumes are ours.
 pub(super) struct Ground<'a> {
     pub(super) run: &'a Run,
@@ -73,15 +73,14 @@ pub(super) struct Ground<'a> {
 impl<'a> Ground<'a> {
     pub(super) async fn new(run: &'a Run) -> Result<Self> {
         let options =
-            Options { controllers: Some(CONTROLLERS.to_owned()), scheduler: true, ..Options::default() };
+            Options { controllers: Some(BUT_OURS.to_owned()), scheduler: true, ..Options::default() };
         let plane = ControlPlane::start(run, options).await?;
         let node = Node::on_disk(run, &plane, NODE).await?;
         let (memory, pool) = (Backend::memory(run, NODE)?, Backend::pool(run, NODE)?);
-        let all = ["provisioner", "pv-controller", "protection", "attacher"];
-        let account = Account::new(run, &plane, &all).await?;
+        let account = Account::new(run, &plane, &ALL).await?;
         let mut roles = vec![memory.control(run, &account, &[]).await?];
-        let account = Account::new(run, &plane, &["provisioner"]).await?;
-        // Storage of a node: a provisioner of its own, on that node.
+        let account = Account::new(run, &plane, &["provisioner", "resizer"]).await?;
+        // Storage of a node: roles of its own, on that node.
         roles.push(pool.control(run, &account, &[format!("--node-name={NODE}")]).await?);
         objects(&plane, &memory, &pool).await?;
         let root = node.root().to_owned();
@@ -94,7 +93,7 @@ impl<'a> Ground<'a> {
         let client = self.plane.client().clone();
         let namespace: Namespace = serde_json::from_value(json!({ "metadata": { "name": name } }))?;
         Api::all(client.clone()).create(&PostParams::default(), &namespace).await?;
-        Ok(Room { client, namespace: name.to_owned() })
+        Ok(Room::of(client, name))
     }
 
     /// Waits until no pod of the node has the volume of a claim any more.
@@ -148,15 +147,20 @@ async fn objects(plane: &ControlPlane, memory: &Backend, pool: &Backend) -> Resu
         }))?;
         Api::all(plane.client().clone()).create(&PostParams::default(), &driver).await?;
     }
-    for class in [MEMORY, DIRECTORY, IMAGE] {
+    for class in [MEMORY, DIRECTORY, IMAGE, XFS] {
         let driver = if class.backend == "memory" { memory.driver() } else { pool.driver() };
-        let parameters = if class.kind.is_empty() { json!({}) } else { json!({ "kind": class.kind }) };
+        let parameters = match class {
+            XFS => json!({ "kind": class.kind, "csi.storage.k8s.io/fstype": "xfs" }),
+            _ if class.kind.is_empty() => json!({}),
+            _ => json!({ "kind": class.kind }),
+        };
         let object: StorageClass = serde_json::from_value(json!({
             "metadata": { "name": class.name },
             "provisioner": driver,
             "parameters": parameters,
             "reclaimPolicy": "Delete",
             "volumeBindingMode": if class.immediate { "Immediate" } else { "WaitForFirstConsumer" },
+            "allowVolumeExpansion": true,
         }))?;
         Api::all(plane.client().clone()).create(&PostParams::default(), &object).await?;
     }
@@ -199,6 +203,13 @@ impl Use {
     /// An inline volume with these attributes.
     pub(super) fn inline(driver: &str, attributes: Value) -> Self {
         let volume = json!({ "name": "volume", "csi": { "driver": driver, "volumeAttributes": attributes } });
+        Self { volume, ..Self::claim("") }
+    }
+
+    /// A claim of the pod's own.
+    pub(super) fn ephemeral(class: Class) -> Self {
+        let spec = claim(class, "Filesystem", "ReadWriteOnce");
+        let volume = json!({ "name": "volume", "ephemeral": { "volumeClaimTemplate": { "spec": spec } } });
         Self { volume, ..Self::claim("") }
     }
 
@@ -249,6 +260,11 @@ impl Use {
 }
 
 impl Room {
+    /// A namespace that is there.
+    pub(super) fn of(client: Client, namespace: &str) -> Self {
+        Self { client, namespace: namespace.to_owned() }
+    }
+
     /// The namespace's name.
     pub(super) fn namespace(&self) -> &str {
         &self.namespace
@@ -290,11 +306,20 @@ impl Room {
 
     /// The same with a volume mode and an access mode.
     pub(super) async fn claim_as(&self, name: &str, class: Class, mode: &str, access: &str) -> Result<()> {
-        self.make::<PersistentVolumeClaim>(json!({
-            "metadata": { "name": name },
-            "spec": claim(class, mode, access),
-        }))
-        .await?;
+        self.claim_with(name, claim(class, mode, access)).await
+    }
+
+    /// Makes a claim of another size.
+    pub(super) async fn claim_of(&self, name: &str, class: Class, size: &str) -> Result<()> {
+        let mut spec = claim(class, "Filesystem", "ReadWriteOnce");
+        if let Some(resources) = spec.get_mut("resources") {
+            *resources = json!({ "requests": { "storage": size } });
+        }
+        self.claim_with(name, spec).await
+    }
+
+    async fn claim_with(&self, name: &str, spec: Value) -> Result<()> {
+        self.make::<PersistentVolumeClaim>(json!({ "metadata": { "name": name }, "spec": spec })).await?;
         Ok(())
     }
 

@@ -1,16 +1,19 @@
-//! Volumes of ours in pods, on a real kubelet: with Kubernetes' own scheduler and attach-detach controller, and our roles under
-//! their accounts.
+//! Volumes of ours in pods, on a real kubelet: no sidecar, and of kube-controller-manager what is no role of ours; the scheduler
+//! is Kubernetes' own. Our roles run under their accounts.
 
 mod access;
 mod block;
 mod data;
 mod deaths;
+mod ephemeral;
 mod forged;
 mod ground;
+mod growth;
 mod inline;
 mod placing;
 mod restarts;
 mod sets;
+pub(super) mod shutdown;
 mod stats;
 mod traces;
 
@@ -25,7 +28,7 @@ use traces::Traces;
 
 /// What is shown at the same time, each in a namespace of its own.
 type Theme = for<'a> fn(&'a Ground<'a>) -> LocalBoxFuture<'a, Result<()>>;
-const THEMES: [(&str, Theme); 13] = [
+const THEMES: [(&str, Theme); 16] = [
     ("pods come and go", |ground| Box::pin(data::pods_come_and_go(ground))),
     ("a StatefulSet of three", |ground| Box::pin(sets::three_pods(ground))),
     ("a group of pods that are not root", |ground| Box::pin(access::groups(ground))),
@@ -34,10 +37,13 @@ const THEMES: [(&str, Theme); 13] = [
     ("two pods on one volume", |ground| Box::pin(access::together(ground))),
     ("one pod on one volume", |ground| Box::pin(access::alone(ground))),
     ("raw block devices", |ground| Box::pin(block::devices(ground))),
+    ("generic ephemeral volumes", |ground| Box::pin(ephemeral::volumes(ground))),
     ("inline volumes", |ground| Box::pin(inline::volumes(ground))),
     ("forged volumes", |ground| Box::pin(forged::volumes(ground))),
     ("the first consumer", |ground| Box::pin(placing::first_consumer(ground))),
     ("kubelet's summary", |ground| Box::pin(stats::summary(ground))),
+    ("growth under a pod", |ground| Box::pin(growth::under_a_pod(ground))),
+    ("growth of images", |ground| Box::pin(growth::of_images(ground))),
     ("deletion with force", |ground| Box::pin(restarts::forced(ground))),
 ];
 

@@ -27,6 +27,7 @@ fn options() -> Options {
         cluster: "cluster".into(),
         binder_here: true,
         tell_writers: BTreeSet::new(),
+        modifying: BTreeSet::new(),
         topology: BTreeSet::new(),
         strict_topology: false,
         immediate_topology: true,
@@ -126,12 +127,43 @@ fn show(verdict: &ClaimVerdict) -> String {
         ClaimVerdict::Refuse { message, lasting } => {
             format!("{} {message}", if *lasting { "refuse" } else { "retry" })
         }
-        ClaimVerdict::Take { node, request } => {
+        ClaimVerdict::Take { node, request, .. } => {
             format!("take for {node}{}", if request.is_some() { "" } else { " blindly" })
         }
         ClaimVerdict::AwaitNodes(message) => format!("nodes {message}"),
         ClaimVerdict::Reschedule { node, message } => format!("not on {node}: {message}"),
         ClaimVerdict::LeaveToPopulator => "populator".to_owned(),
+    }
+}
+
+#[test]
+fn a_class_of_attributes_is_part_of_the_request() {
+    let fast = json!({
+        "metadata": {"name": "fast", "uid": "fast-uid", "resourceVersion": "2"},
+        "driverName": "drv", "parameters": {"iops": "9"},
+    });
+    let table = [
+        ("there", Some(json!({})), "record"),
+        ("not yet", None, "retry volumeattributesclass.storage.k8s.io \"fast\" not found"),
+        (
+            "another driver's",
+            Some(json!({"driverName": "other"})),
+            "refuse VolumeAttributesClass \"fast\" is of driver other: expected one of drv",
+        ),
+    ];
+    for (name, change, expected) in table {
+        let claim = merged(claim_json(), json!({"spec": {"volumeAttributesClassName": "fast"}}));
+        let mut world = World::new(Some(claim), Some(class_json()), None);
+        world.options.modifying.insert("drv".into());
+        if let Some(change) = change {
+            assert!(world.cache.attributes_classes.apply(Ok(read(&merged(fast.clone(), change)))));
+        }
+        let verdict = world.decide();
+        assert_eq!(show(&verdict), expected, "{name}");
+        if let ClaimVerdict::Record(intent) = verdict {
+            assert_eq!(&*intent.attributes_class, "fast");
+            assert_eq!(intent.request.mutable_parameters, [("iops".to_owned(), "9".to_owned())].into());
+        }
     }
 }
 

@@ -90,8 +90,9 @@ fn pv(spec: &str) -> Volume {
             other => panic!("ref {other}"),
         },
         mount_options: Vec::new(),
-        places: Vec::new(),
+        places: Box::default(),
         csi: None,
+        in_tree: None,
         phase: match phase {
             "A" => VolumePhase::Available,
             "B" => VolumePhase::Bound,
@@ -122,6 +123,7 @@ fn pv(spec: &str) -> Volume {
                     fs_type: None,
                     read_only: false,
                     publish_secret: None,
+                    expand_secret: None,
                 });
             }
             ("l", label) => meta.labels = with(&meta.labels, &pair(label).0, &pair(label).1),
@@ -141,6 +143,7 @@ fn pvc(spec: &str) -> Claim {
     let mut claim = Claim {
         key: key(),
         meta: ObjectMeta { version: 1.into_version(), uid: ME.into(), ..ObjectMeta::default() },
+        controller: None,
         volume: (volume != "-").then(|| volume.into()),
         class: None,
         access_modes: modes("RWO+ROX"),
@@ -153,6 +156,7 @@ fn pvc(spec: &str) -> Claim {
         status_access_modes: AccessModes::default(),
         status_capacity: None,
         status_attributes_class: None,
+        progress: None,
     };
     match phase {
         "P" => {}
@@ -179,9 +183,9 @@ fn pvc(spec: &str) -> Claim {
             ("sel", label) => {
                 let (key, value) = pair(label);
                 let requirements = vec![Requirement::In(key, vec![value])];
-                claim.selector = Some(Ok(Selector { requirements }));
+                claim.selector = Some(Box::new(Ok(Selector { requirements })));
             }
-            ("badsel", _) => claim.selector = Some(Err("operator Near".to_owned())),
+            ("badsel", _) => claim.selector = Some(Box::new(Err("operator Near".to_owned()))),
             ("gone", _) => meta.deleting = true,
             ("cap", size) => claim.status_capacity = Some(Quantity::parse(size).unwrap()),
             other => panic!("word {other:?}"),
@@ -393,12 +397,12 @@ impl Api {
 
     /// Follows the verdicts for a volume to their end; `live` is what the API has of the claim beside the cache.
     fn settle_volume(&mut self, name: &str, live: Option<&str>) -> String {
-        let mut looked_up = false;
+        let mut looked_up = None;
         for _ in 0..20 {
             let Some(seen) = self.cache.volumes.get(&name.into()).known() else { return "absent".to_owned() };
-            match volume(self.world(&|_| false), &seen, looked_up) {
+            match volume(self.world(&|_| false), &seen, looked_up.as_ref()) {
                 VolumeVerdict::Do(VolumeEffect::LookUpClaim(key), _) => {
-                    looked_up = true;
+                    looked_up = seen.claim_ref.clone();
                     if let Some(live) = live {
                         self.version += 1;
                         let version = self.version.into_version();
@@ -771,4 +775,18 @@ fn verdicts_carry_their_reason() {
     let verdict = super::claim(api.world(&|_| false), &claim);
     let ClaimVerdict::Wait(note) = verdict else { panic!("{verdict:?}") };
     assert_eq!(note.text, "Cannot bind to requested volume \"v\": requested PV is too small");
+}
+
+#[test]
+fn a_look_for_one_claim_says_nothing_of_another() {
+    let api = Api::new(&[], &["v 1Gi me B"], &[]);
+    let seen = api.cache.volumes.get(&"v".into()).known().unwrap();
+    let other = ClaimRef { uid: Some("another".into()), ..seen.claim_ref.clone().unwrap() };
+    let decide = |looked_up: Option<&ClaimRef>| volume(api.world(&|_| false), &seen, looked_up);
+    // The volume was given to this claim after the other one had been looked for, and the claim's own watch is late.
+    assert!(matches!(decide(Some(&other)), VolumeVerdict::Do(VolumeEffect::LookUpClaim(_), _)));
+    assert!(matches!(
+        decide(seen.claim_ref.as_ref()),
+        VolumeVerdict::Do(VolumeEffect::SetPhase(VolumePhase::Released, _), _)
+    ));
 }

@@ -5,58 +5,59 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// Lists by namespace, one of each at a time. Who asks gets the answer of a list that began after the question: what was seen
-/// before does not count.
+/// Reads by what is read, a namespace's list or an object, one of each at a time. Who asks gets the answer of a read that began
+/// after the question: what was seen before does not count.
 #[derive(Debug, Default)]
-pub(super) struct Lookups(Mutex<HashMap<Box<str>, Arc<Namespace>>>);
+pub(crate) struct Lookups(Mutex<HashMap<Box<str>, Arc<Lookup>>>);
 
 #[derive(Debug, Default)]
-struct Namespace {
-    /// Lists that have begun.
+struct Lookup {
+    /// Reads that have begun.
     begun: Mutex<u64>,
-    /// The last list that has succeeded; held by who lists.
+    /// The last read that has succeeded; held by who reads.
     last: tokio::sync::Mutex<u64>,
 }
 
 impl Lookups {
-    /// Lists a namespace, or waits for somebody else who does.
+    /// Reads what has this name, or waits for somebody else who does.
     ///
     /// # Errors
-    /// That of the own list; after a failure of another's the next one lists itself.
-    pub(super) async fn look<E, F: Future<Output = Result<(), E>>>(
+    /// That of the own read; after a failure of another's the next one reads itself.
+    pub(crate) async fn look<E, F: Future<Output = Result<(), E>>>(
         &self,
         name: &str,
-        list: impl FnOnce(String) -> F,
+        read: impl FnOnce(String) -> F,
     ) -> Result<(), E> {
-        let namespace = Arc::clone(self.all().entry(name.into()).or_default());
-        let needed = *namespace.begun() + 1;
+        let lookup = Arc::clone(self.all().entry(name.into()).or_default());
+        let needed = *lookup.begun() + 1;
         let looked = {
-            let mut last = namespace.last.lock().await;
+            let mut last = lookup.last.lock().await;
             if *last >= needed {
                 Ok(())
             } else {
                 let mine = {
-                    let mut begun = namespace.begun();
+                    let mut begun = lookup.begun();
                     *begun += 1;
                     *begun
                 };
-                list(name.to_owned()).await.map(|()| *last = mine)
+                read(name.to_owned()).await.map(|()| *last = mine)
             }
         };
         let mut all = self.all();
-        // Two of the owners are this map and this call: nobody else asks.
-        if Arc::strong_count(&namespace) <= 2 {
+        drop(lookup);
+        // The map's own is the last: nobody else asks.
+        if all.get(name).is_some_and(|lookup| Arc::strong_count(lookup) == 1) {
             all.remove(name);
         }
         looked
     }
 
-    fn all(&self) -> MutexGuard<'_, HashMap<Box<str>, Arc<Namespace>>> {
+    fn all(&self) -> MutexGuard<'_, HashMap<Box<str>, Arc<Lookup>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Namespace {
+impl Lookup {
     fn begun(&self) -> MutexGuard<'_, u64> {
         self.begun.lock().unwrap_or_else(PoisonError::into_inner)
     }

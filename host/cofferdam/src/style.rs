@@ -1,4 +1,4 @@
-//! Colours of the terminal, or none.
+//! What goes to a terminal: colours or none, and nothing that it would act on.
 
 /// A way to write text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,4 +40,16 @@ impl Style {
         };
         if self.colours && !text.is_empty() { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
+}
+
+/// Text that a driver or a person has made, without what a terminal would act on.
+pub(crate) fn plain(text: &str) -> String {
+    text.chars().fold(String::with_capacity(text.len()), |mut plain, c| {
+        if c.is_control() {
+            plain.extend(c.escape_unicode())
+        } else {
+            plain.push(c)
+        }
+        plain
+    })
 }

@@ -1,0 +1,104 @@
+//! `pods/binding`: how a scheduler puts a pod on a node, the only way in which a pod gets one after it was made.
+
+use serde_json::{Value, json};
+
+use crate::Inner;
+use crate::descriptors::Kind;
+use crate::meta::{self, text};
+use crate::request::Target;
+use crate::status::{FieldError, Status};
+use crate::store::{self, Change};
+use crate::write::{RETRIES, check_name, check_namespace};
+
+/// The sub-resource.
+pub(crate) const BINDING: &str = "binding";
+
+/// Whether a target is that of a binding.
+pub(crate) fn is_binding(target: &Target) -> bool {
+    target.resource.id == Kind::Pod && target.subresource.as_deref() == Some(BINDING)
+}
+
+impl Inner {
+    /// Puts a pod on the node that the binding names.
+    pub(crate) fn bind(&self, target: &Target, binding: &Value, dry_run: bool) -> Result<(), Status> {
+        check_namespace(target, binding)?;
+        check_name(target, binding)?;
+        let node = text(binding, "/target/name");
+        let kind = text(binding, "/target/kind");
+        let mut errors = Vec::new();
+        if !matches!(kind, "" | "Node") {
+            errors.push(FieldError::not_supported("target.kind", kind, &["Node", "<empty>"]));
+        }
+        if node.is_empty() {
+            errors.push(FieldError::required("target.name", ""));
+        }
+        if !errors.is_empty() {
+            return Err(Status::invalid(target.resource, target.name(), &errors));
+        }
+        let key = store::key(&target.namespace, target.name());
+        for _ in 0..RETRIES {
+            let current = self.find(target)?;
+            self.check_bindable(target, &current.value, binding)?;
+            if dry_run {
+                return Ok(());
+            }
+            let next = bound(current.value.clone(), binding, node, &meta::timestamp((self.now)()));
+            let change = Change::Put(next, current.managed.clone());
+            if self.store.commit(Kind::Pod, &key, Some(current.version), change).is_ok() {
+                return Ok(());
+            }
+        }
+        Err(Status::busy(target.resource, target.name()))
+    }
+
+    fn check_bindable(&self, target: &Target, pod: &Value, binding: &Value) -> Result<(), Status> {
+        let conflict =
+            |why: &str| Err(Status::conflict_on(target.resource, "pods/binding", target.name(), why));
+        for member in ["uid", "resourceVersion"] {
+            let pointer = format!("/metadata/{member}");
+            let wanted = text(binding, &pointer);
+            if !wanted.is_empty() && wanted != text(pod, &pointer) {
+                return conflict(&format!(
+                    "the {member} in the precondition ({wanted}) is not that of the pod"
+                ));
+            }
+        }
+        if meta::deleting(pod) {
+            return conflict(&format!(
+                "pod {} is being deleted, cannot be assigned to a host",
+                target.name()
+            ));
+        }
+        let node = text(pod, "/spec/nodeName");
+        if !node.is_empty() {
+            return conflict(&format!("pod {} is already assigned to node \"{node}\"", target.name()));
+        }
+        if !meta::list(pod, "/spec/schedulingGates").is_empty() {
+            return conflict(&format!("pod {} has non-empty .spec.schedulingGates", target.name()));
+        }
+        Ok(())
+    }
+}
+
+/// The pod with its node.
+fn bound(mut pod: Value, binding: &Value, node: &str, now: &Value) -> Value {
+    meta::edit(&mut pod, "spec", |spec| spec.insert("nodeName".to_owned(), json!(node)));
+    meta::edit_meta(&mut pod, |meta| {
+        for member in ["annotations", "labels"] {
+            let Some(Value::Object(more)) = binding.pointer(&format!("/metadata/{member}")) else { continue };
+            if let Value::Object(all) = meta.entry(member).or_insert_with(|| json!({})) {
+                all.extend(more.clone());
+            }
+        }
+    });
+    meta::edit(&mut pod, "status", |status| {
+        let scheduled = json!({
+            "type": "PodScheduled", "status": "True", "lastProbeTime": null, "lastTransitionTime": now,
+        });
+        if let Value::Array(conditions) = status.entry("conditions").or_insert_with(|| json!([])) {
+            conditions.retain(|one| text(one, "/type") != "PodScheduled");
+            conditions.push(scheduled);
+        }
+    });
+    pod
+}

@@ -1,0 +1,53 @@
+//! Answers that come late, when the name belongs to somebody else by now.
+#![expect(clippy::unwrap_used, reason = "tests: a failed step is the failure of the test")]
+
+use std::{convert::Infallible, sync::Arc};
+
+use bytes::Bytes;
+use cofferdam_cluster::{Cache, Seen, Writer, decode, metrics::Metrics};
+use cofferdam_domain::{Claim, ClaimKey, ResourceVersion};
+use http::{Request, Response};
+use http_body_util::Full;
+use kube::client::Body;
+
+fn claim(uid: &str, version: u64) -> Claim {
+    let json = serde_json::json!({
+        "metadata": {"name": "c", "namespace": "default", "uid": uid, "resourceVersion": version.to_string()},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    });
+    decode::object::<Claim>(&json.to_string()).unwrap().unwrap()
+}
+
+#[tokio::test]
+async fn a_late_404_does_not_bury_the_successor() {
+    let (cache, key) = (Arc::new(Cache::default()), ClaimKey::new("default", "c"));
+    cache.claims.apply(Ok(claim("old", 5)));
+    let watch = Arc::clone(&cache);
+    // Before the answer is taken in, the watch shows the deletion and the successor.
+    let service = tower::service_fn(move |_: Request<Body>| {
+        let cache = Arc::clone(&watch);
+        async move {
+            cache.claims.delete(&ClaimKey::new("default", "c"), &"old".into(), ResourceVersion(6));
+            cache.claims.apply(Ok(claim("new", 7)));
+            let body = r#"{"kind":"Status","reason":"NotFound","code":404}"#;
+            let body = Full::new(Bytes::from(body));
+            Ok::<_, Infallible>(Response::builder().status(404).body(body).unwrap())
+        }
+    });
+    let writer = Writer::new(kube::Client::new(service, "default"), Arc::clone(&cache), Metrics::default());
+    assert!(writer.get::<Claim>(&key).await.unwrap().is_none());
+    let uid = |cache: &Cache| match cache.claims.get(&key) {
+        Seen::Known(claim) => Some(claim.meta.uid.clone()),
+        Seen::Opaque(_) | Seen::Absent => None,
+    };
+    assert_eq!(uid(&cache), Some("new".into()));
+    // What is cached when it is asked for, and is gone, goes.
+    let writer_sees_nothing = tower::service_fn(|_: Request<Body>| async {
+        let body = Full::new(Bytes::from(r#"{"kind":"Status","reason":"NotFound","code":404}"#));
+        Ok::<_, Infallible>(Response::builder().status(404).body(body).unwrap())
+    });
+    let client = kube::Client::new(writer_sees_nothing, "default");
+    let writer = Writer::new(client, Arc::clone(&cache), Metrics::default());
+    assert!(writer.get::<Claim>(&key).await.unwrap().is_none());
+    assert_eq!(uid(&cache), None);
+}

@@ -1,0 +1,126 @@
+//! The state of a cluster for people.
+
+use std::fmt::Write as _;
+
+use super::facts::{DriverStatus, LastError, Object, Status, Stuck, Waiting};
+use crate::style::{Colour, Style, plain};
+
+/// Characters of a reason or a message on a line.
+const WIDTH: usize = 160;
+
+/// A duration as people say it: two units at most.
+fn age(seconds: i64) -> String {
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, _) => format!("{minutes}m{}s", seconds % 60),
+        (0, _, _) => format!("{hours}h{minutes}m"),
+        _ => format!("{days}d{hours}h"),
+    }
+}
+
+/// Text of others on one line, cut where it is too long.
+fn short(text: &str) -> String {
+    let text = plain(text.trim());
+    if text.chars().count() <= WIDTH { text } else { text.chars().take(WIDTH - 1).chain(['…']).collect() }
+}
+
+fn name(object: &Object) -> String {
+    let kind = match object.kind {
+        "PersistentVolumeClaim" => "claim",
+        "PersistentVolume" => "volume",
+        "VolumeAttachment" => "attachment",
+        other => other,
+    };
+    let name = plain(&object.name);
+    match &object.namespace {
+        Some(namespace) => format!("{kind} {}/{name}", plain(namespace)),
+        None => format!("{kind} {name}"),
+    }
+}
+
+/// Everything.
+pub(super) fn text(status: &Status, now: jiff::Timestamp, style: Style) -> String {
+    let mut text = String::new();
+    if status.drivers.is_empty() {
+        text.push_str("no storage: there is no CSI driver, no claim, no volume and no attachment\n");
+    }
+    for (index, driver) in status.drivers.iter().enumerate() {
+        if index > 0 {
+            text.push('\n');
+        }
+        section(&mut text, driver, now, style);
+    }
+    if !status.forbidden.is_empty() {
+        let what = status.forbidden.join(", ");
+        let line = format!("not shown, for you may not list them: {what}");
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "\n{}", style.paint(Colour::Yellow, &line));
+    }
+    text
+}
+
+fn section(text: &mut String, status: &DriverStatus, now: jiff::Timestamp, style: Style) {
+    let title = match &status.driver {
+        Some(driver) => plain(driver),
+        None => "without a CSI driver".to_owned(),
+    };
+    let mut facts = Vec::new();
+    if status.driver.is_some() {
+        facts.push(if status.installed { "" } else { "no CSIDriver" }.to_owned());
+        facts.push(if status.attach_required { "" } else { "no attachments" }.to_owned());
+        facts.push(match status.nodes {
+            1 => "1 node".to_owned(),
+            nodes => format!("{nodes} nodes"),
+        });
+        facts.extend(status.orphans.filter(|orphans| *orphans > 0).map(|orphans| {
+            style.paint(Colour::Yellow, &format!("{orphans} orphans, see `cofferdam orphans`"))
+        }));
+    }
+    facts.retain(|fact| !fact.is_empty());
+    let mut line = |line: String| {
+        text.push_str(line.trim_end());
+        text.push('\n');
+    };
+    line(format!("{}  {}", style.paint(Colour::Bold, &title), facts.join(", ")));
+    for (what, counts) in
+        [("claims", &status.claims), ("volumes", &status.volumes), ("attachments", &status.attachments)]
+    {
+        if !counts.is_empty() {
+            let counts: Vec<String> = counts
+                .iter()
+                .map(|(state, count)| style.paint(colour(state), &format!("{count} {state}")))
+                .collect();
+            line(format!("  {what:<12} {}", counts.join(", ")));
+        }
+    }
+    if !status.waiting.is_empty() {
+        let waiting =
+            status.waiting.iter().map(|(work, Waiting { count, oldest_seconds })| match oldest_seconds {
+                Some(seconds) => format!("{count} to {work} (oldest {})", age(*seconds)),
+                None => format!("{count} to {work}"),
+            });
+        line(format!("  {:<12} {}", "waiting", waiting.collect::<Vec<_>>().join(", ")));
+    }
+    for (index, Stuck { object, work, seconds, reason }) in status.stuck.iter().enumerate() {
+        let head = if index == 0 { "stuck" } else { "" };
+        let waited = seconds.map(|seconds| format!(" for {}", age(seconds))).unwrap_or_default();
+        let waits = format!("{}: to {work}{waited}", name(object));
+        line(format!("  {head:<12} {}: {}", style.paint(Colour::Red, &waits), short(reason)));
+    }
+    for (index, LastError { object, time, message }) in status.errors.iter().enumerate() {
+        let head = if index == 0 { "last errors" } else { "" };
+        let ago = age(now.duration_since(*time).as_secs().max(0));
+        line(format!("  {head:<12} {ago} ago, {}: {}", name(object), short(message)));
+    }
+}
+
+/// How a state is painted.
+fn colour(state: &str) -> Colour {
+    match state {
+        "bound" | "attached" | "available" => Colour::Green,
+        "lost" | "failed" => Colour::Red,
+        "waiting for a pod" => Colour::Plain,
+        _ => Colour::Yellow,
+    }
+}

@@ -1,0 +1,47 @@
+//! A connection for one question or two, as kubelet and livenessprobe open them.
+
+use http::{Request, Uri};
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::UnixStream;
+use tokio_util::task::AbortOnDropHandle;
+use tonic::{Status, body::Body};
+
+use crate::wire::ORIGIN;
+
+/// What carries the calls of one connection.
+pub type Channel =
+    tower::util::BoxCloneSyncService<Request<Body>, http::Response<hyper::body::Incoming>, hyper::Error>;
+
+/// A connection that ends with its owner. Errors of calls are what tonic makes of them: nobody asks here whether a failure is final.
+#[derive(Debug)]
+pub struct Once {
+    channel: Channel,
+    _connection: AbortOnDropHandle<()>,
+}
+
+impl Once {
+    /// Greets whoever listens at the other end.
+    ///
+    /// # Errors
+    /// `Unavailable`, if they do not speak HTTP/2.
+    pub async fn over(stream: UnixStream) -> Result<Self, Status> {
+        let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await;
+        let (sender, connection) = handshake.map_err(|error| Status::unavailable(error.to_string()))?;
+        let connection = tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection to a driver ended");
+            }
+        });
+        let channel = tower::service_fn(move |request| {
+            let mut sender = sender.clone();
+            async move { sender.send_request(request).await }
+        });
+        Ok(Self { channel: Channel::new(channel), _connection: AbortOnDropHandle::new(connection) })
+    }
+
+    /// A client of one of the services, by its `with_origin`.
+    pub fn client<C>(&self, with_origin: impl FnOnce(Channel, Uri) -> C) -> C {
+        with_origin(self.channel.clone(), Uri::from_static(ORIGIN))
+    }
+}

@@ -1,0 +1,210 @@
+//! Kinds as a scheduler and a kubelet see them: what the roles know of an object, and the whole of it beside that. A cluster of dev
+//! mode is small.
+
+use std::{collections::BTreeMap, fmt};
+
+use cofferdam_cluster::kind::{Key, Kind, Resource};
+use cofferdam_domain::{CsiDriver, CsiNode, Node, ObjectMeta, Pod, Quantity, ResourceVersion, Uid, Volume};
+use k8s_openapi::{
+    api::{
+        core::v1::{self as core, PersistentVolumeSpec, PodSpec},
+        storage::v1 as storage,
+    },
+    apimachinery::pkg::apis::meta::v1::LabelSelector,
+};
+use serde::{Deserialize, de::DeserializeOwned};
+
+/// An object: what the roles know of it, and all of it.
+#[derive(Clone, Debug)]
+pub struct Full<S, F> {
+    /// What the roles know.
+    pub slim: S,
+    /// All of it.
+    pub full: F,
+}
+
+/// A Pod.
+pub type PodObject = Full<Pod, core::Pod>;
+/// A Node.
+pub type NodeObject = Full<Node, core::Node>;
+/// A PersistentVolume.
+pub type VolumeObject = Full<Volume, core::PersistentVolume>;
+/// A CSINode.
+pub type CsiNodeObject = Full<CsiNode, storage::CSINode>;
+/// A CSIDriver.
+pub type CsiDriverObject = Full<CsiDriver, storage::CSIDriver>;
+
+impl<S, F> Kind for Full<S, F>
+where
+    S: Kind,
+    F: Clone + DeserializeOwned + Send + Sync + 'static,
+{
+    type Key = S::Key;
+    type Index = ();
+    const RESOURCE: Resource = S::RESOURCE;
+
+    fn decode(json: &str) -> Result<Self, String> {
+        let full = serde_json::from_str(json).map_err(|error| error.to_string())?;
+        Ok(Self { slim: S::decode(json)?, full })
+    }
+
+    fn key(&self) -> S::Key {
+        self.slim.key()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        self.slim.meta()
+    }
+}
+
+impl PodObject {
+    /// `spec`; the API has none without it.
+    pub fn spec(&self) -> &PodSpec {
+        static NONE: std::sync::LazyLock<PodSpec> = std::sync::LazyLock::new(PodSpec::default);
+        self.full.spec.as_ref().unwrap_or(&NONE)
+    }
+
+    /// Its volumes.
+    pub fn volumes(&self) -> &[core::Volume] {
+        self.spec().volumes.as_deref().unwrap_or_default()
+    }
+
+    /// `status.phase`
+    pub fn phase(&self) -> &str {
+        self.full.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
+    }
+
+    /// Whether a container of it runs, as its status says.
+    pub fn is_running(&self) -> bool {
+        let statuses = self.full.status.as_ref().and_then(|status| status.container_statuses.as_ref());
+        let running = |status: &core::ContainerStatus| {
+            status.state.as_ref().is_some_and(|state| state.running.is_some())
+        };
+        statuses.into_iter().flatten().any(running)
+    }
+
+    /// Name of the claim of a volume, where it has one.
+    pub fn claim_of(&self, volume: &core::Volume) -> Option<String> {
+        if let Some(source) = &volume.persistent_volume_claim {
+            return Some(source.claim_name.clone());
+        }
+        volume.ephemeral.as_ref().map(|_| format!("{}-{}", self.slim.key.name, volume.name))
+    }
+}
+
+impl VolumeObject {
+    /// `spec`; the API has none without it.
+    pub fn spec(&self) -> &PersistentVolumeSpec {
+        static NONE: std::sync::LazyLock<PersistentVolumeSpec> =
+            std::sync::LazyLock::new(PersistentVolumeSpec::default);
+        self.full.spec.as_ref().unwrap_or(&NONE)
+    }
+}
+
+impl CsiNodeObject {
+    /// How many volumes of a driver the node takes; absent without a limit.
+    pub fn limit(&self, driver: &str) -> Option<usize> {
+        let entry = self.full.spec.drivers.iter().find(|entry| entry.name == driver)?;
+        let count = entry.allocatable.as_ref()?.count?;
+        usize::try_from(count).ok()
+    }
+}
+
+/// A CSIStorageCapacity: how much room a driver has for a class in a place.
+#[derive(Clone, Debug)]
+pub struct Capacity {
+    key: CapacityKey,
+    meta: ObjectMeta,
+    /// `storageClassName`
+    pub class: String,
+    /// `nodeTopology`; absent where the room is for no node.
+    pub nodes: Option<LabelSelector>,
+    /// The largest volume there, as far as it is known: `maximumVolumeSize`, else `capacity`.
+    pub largest: Option<Quantity>,
+}
+
+/// Where a CSIStorageCapacity stands.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CapacityKey {
+    namespace: Box<str>,
+    name: Box<str>,
+}
+
+impl fmt::Display for CapacityKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+impl Key for CapacityKey {
+    fn of(namespace: &str, name: &str) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+
+    fn locate(&self) -> (Option<&str>, &str) {
+        (Some(&self.namespace), &self.name)
+    }
+}
+
+impl Kind for Capacity {
+    type Key = CapacityKey;
+    type Index = ();
+    const RESOURCE: Resource = Resource {
+        group: "storage.k8s.io",
+        version: "v1",
+        kind: "CSIStorageCapacity",
+        plural: "csistoragecapacities",
+        namespaced: true,
+    };
+
+    fn decode(json: &str) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Wire {
+            metadata: Meta,
+            storage_class_name: String,
+            node_topology: Option<LabelSelector>,
+            capacity: Option<String>,
+            maximum_volume_size: Option<String>,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Meta {
+            name: Box<str>,
+            namespace: Box<str>,
+            uid: Box<str>,
+            resource_version: String,
+            deletion_timestamp: Option<String>,
+        }
+        let wire: Wire = serde_json::from_str(json).map_err(|error| error.to_string())?;
+        let version = &wire.metadata.resource_version;
+        let version = version
+            .parse()
+            .map_err(|_| format!("metadata.resourceVersion is {version:?}: expected a number"))?;
+        let largest = wire.maximum_volume_size.or(wire.capacity);
+        let largest = largest.map(|text| Quantity::parse(&text).map_err(|error| error.to_string()));
+        Ok(Self {
+            key: CapacityKey { namespace: wire.metadata.namespace, name: wire.metadata.name },
+            meta: ObjectMeta {
+                uid: Uid::new(wire.metadata.uid),
+                version: ResourceVersion(version),
+                deleting: wire.metadata.deletion_timestamp.is_some(),
+                ..ObjectMeta::default()
+            },
+            class: wire.storage_class_name,
+            nodes: wire.node_topology,
+            largest: largest.transpose()?,
+        })
+    }
+
+    fn key(&self) -> CapacityKey {
+        self.key.clone()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.meta
+    }
+}
+
+/// Labels of a node.
+pub type Labels = BTreeMap<String, String>;

@@ -1,0 +1,14 @@
+//! A whole cluster in one process: the embedded API, every role, the memory driver in its sandbox, and simulated nodes whose Node
+//! services are real, behind their sockets.
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking, also in what its functions share"
+)]
+
+mod ground;
+mod kubelet;
+mod life;
+mod placing;
+#[cfg(target_os = "linux")]
+mod real;

@@ -1,0 +1,202 @@
+//! The attach-detach controller's metrics, by the names that kube-controller-manager gives them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use cofferdam_cluster::{Cache, cache::PodIndex};
+use cofferdam_domain::{DriverName, NodeObject, UniqueVolume};
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
+    metrics::{MetricType, family::Family, gauge::ConstGauge, histogram::Histogram},
+    registry::{Registry, Unit},
+};
+
+use super::{rules::Force, wants};
+
+/// Seconds; Kubernetes' buckets of `storage_operation_duration_seconds`.
+const BUCKETS: [f64; 13] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operation {
+    /// From the wish to `status.attached`.
+    Attach,
+    /// From the deletion of the attachment to its end.
+    Detach,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OperationLabels {
+    volume_plugin: String,
+    operation_name: &'static str,
+    status: &'static str,
+    migrated: &'static str,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    cache: Weak<Cache>,
+    forced: BTreeMap<Force, u64>,
+}
+
+/// Handles to the metrics; clones share them.
+#[derive(Clone, Debug)]
+pub struct AttachDetachMetrics {
+    seconds: Family<OperationLabels, Histogram>,
+    state: Arc<Mutex<State>>,
+}
+
+/// A driver as Kubernetes' metrics name it.
+fn plugin(driver: &DriverName) -> String {
+    format!("kubernetes.io/csi:{driver}")
+}
+
+impl AttachDetachMetrics {
+    /// Metrics that a scrape of `registry` shows.
+    pub fn register(registry: &mut Registry) -> Self {
+        let histogram: fn() -> Histogram = || Histogram::new(BUCKETS);
+        let metrics = Self { seconds: Family::new_with_constructor(histogram), state: Arc::default() };
+        registry.register_with_unit(
+            "storage_operation_duration",
+            "Time from the wish to attach or detach a volume until it is so",
+            Unit::Seconds,
+            metrics.seconds.clone(),
+        );
+        registry.register_collector(Box::new(Volumes(metrics.clone())));
+        metrics
+    }
+
+    /// The cache that volumes are counted in.
+    pub(super) fn begin(&self, cache: &Arc<Cache>) {
+        self.lock().cache = Arc::downgrade(cache);
+    }
+
+    /// Something took so long, or failed after so long.
+    pub(super) fn took(&self, operation: Operation, driver: &DriverName, took: Duration, done: bool) {
+        let labels = OperationLabels {
+            volume_plugin: plugin(driver),
+            operation_name: match operation {
+                Operation::Attach => "volume_attach",
+                Operation::Detach => "volume_detach",
+            },
+            status: if done { "success" } else { "fail-unknown" },
+            migrated: "false",
+        };
+        self.seconds.get_or_create(&labels).observe(took.as_secs_f64());
+    }
+
+    /// A volume left a node that may still have used it.
+    pub(super) fn forced(&self, force: Force) {
+        *self.lock().forced.entry(force).or_default() += 1;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Volumes are counted when somebody looks.
+#[derive(Debug)]
+struct Volumes(AttachDetachMetrics);
+
+/// Volumes that the pods of each node use, and that have to be attached.
+fn used(cache: &Cache) -> BTreeMap<NodeObject, BTreeSet<UniqueVolume>> {
+    let mut used: BTreeMap<NodeObject, BTreeSet<UniqueVolume>> = BTreeMap::new();
+    for node in cache.nodes_with_pods() {
+        for pod in cache.pods_on(&node) {
+            for key in PodIndex::claims_of(&pod) {
+                let Ok((claim, volume)) = wants::bound(cache, &key) else { continue };
+                let Some(csi) = volume.csi.as_ref().filter(|csi| wants::is_attached(cache, &csi.driver))
+                else {
+                    continue;
+                };
+                if wants::uses(&pod, &claim) == Ok(true) {
+                    let volumes = used.entry(node.clone()).or_default();
+                    volumes.insert(UniqueVolume::of_csi(&csi.driver, &csi.handle));
+                }
+            }
+        }
+    }
+    used
+}
+
+impl Volumes {
+    fn in_use(
+        encoder: &mut DescriptorEncoder<'_>,
+        used: &BTreeMap<NodeObject, BTreeSet<UniqueVolume>>,
+    ) -> fmt::Result {
+        let (name, help) = ("storage_count_attachable_volumes_in_use", "Volumes that pods of a node use");
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (node, volumes) in used {
+            for (plugin, count) in by_plugin(volumes.iter().filter_map(UniqueVolume::csi).map(|(of, _)| of)) {
+                let labels = [("node", node.as_str()), ("volume_plugin", plugin.as_str())];
+                ConstGauge::new(count).encode(metric.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn total(
+        encoder: &mut DescriptorEncoder<'_>,
+        cache: &Cache,
+        used: &BTreeMap<NodeObject, BTreeSet<UniqueVolume>>,
+    ) -> fmt::Result {
+        let (name, help) = ("attachdetach_controller_total_volumes", "Volumes that are wanted, and attached");
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        let managed = |node: &NodeObject| cache.nodes.get(node).known().is_some_and(|node| node.managed);
+        let wanted = used.iter().filter(|(node, _)| managed(node)).flat_map(|(_, volumes)| volumes);
+        let attachments = cache.attachments.list();
+        let attached = attachments.iter().filter(|one| one.attached).map(|one| one.attacher.clone());
+        let states = [
+            ("desired_state_of_world", by_plugin(wanted.filter_map(UniqueVolume::csi).map(|(of, _)| of))),
+            ("actual_state_of_world", by_plugin(attached)),
+        ];
+        for (state, counts) in states {
+            for (plugin, count) in counts {
+                let labels = [("plugin_name", plugin.as_str()), ("state", state)];
+                ConstGauge::new(count).encode(metric.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A gauge, for a counter would get a name that Kubernetes' has not.
+    fn forced(encoder: &mut DescriptorEncoder<'_>, forced: &BTreeMap<Force, u64>) -> fmt::Result {
+        let name = "attach_detach_controller_attachdetach_controller_forced_detaches";
+        let help = "Volumes that left a node that may still have used them";
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (force, count) in forced {
+            let labels = [("reason", force.as_str())];
+            let count = i64::try_from(*count).unwrap_or(i64::MAX);
+            ConstGauge::new(count).encode(metric.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}
+
+fn by_plugin(drivers: impl Iterator<Item = DriverName>) -> BTreeMap<String, i64> {
+    let mut counts = BTreeMap::new();
+    for driver in drivers {
+        *counts.entry(plugin(&driver)).or_default() += 1;
+    }
+    counts
+}
+
+impl Collector for Volumes {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let (cache, forced) = {
+            let state = self.0.lock();
+            (state.cache.upgrade(), state.forced.clone())
+        };
+        Self::forced(&mut encoder, &forced)?;
+        let Some(cache) = cache else { return Ok(()) };
+        let used = used(&cache);
+        Self::in_use(&mut encoder, &used)?;
+        Self::total(&mut encoder, &cache, &used)
+    }
+}

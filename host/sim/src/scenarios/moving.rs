@@ -1,0 +1,422 @@
+//! Pods that bring their volumes to nodes and take them along: attach-detach together with the attacher.
+
+use std::time::Duration;
+
+use cofferdam_domain::storage::ErrorKind;
+use serde_json::{Value, json};
+
+use super::{CLAIM, Scenario};
+use crate::{
+    Fault, Place, Publishing,
+    Sign::Event,
+    UserAction::{self, Create, Delete, Patch, Settle, Until, Wait},
+    objects::{claim, csi_driver, csi_node, machine, pod, ready, unique, volume, with},
+};
+
+const POD: &str = "/api/v1/namespaces/default/pods/p";
+pub(super) const POD_GONE: &str = "/api/v1/namespaces/default/pods/p?gracePeriodSeconds=0";
+const POD_STATUS: &str = "/api/v1/namespaces/default/pods/p/status";
+pub(super) const NODE: &str = "/api/v1/nodes/node-1";
+const NODE_STATUS: &str = "/api/v1/nodes/node-1/status";
+const CSI_NODE: &str = "/apis/storage.k8s.io/v1/csinodes/node-1";
+const DRIVER: &str = "/apis/storage.k8s.io/v1/csidrivers/sim.cofferdam.dev";
+pub(super) const VOLUME: &str = "/api/v1/persistentvolumes/v";
+/// SHA-256 of `static-v`, the driver and `node-1`.
+pub(super) const ATTACHMENT: &str = "/apis/storage.k8s.io/v1/volumeattachments/csi-66dbd8cd56ad77d9c8e6c999c6c94bc28596efa87aec4df9bd12a385a89bec32";
+pub(super) const ATTACHMENT_STATUS: &str = "/apis/storage.k8s.io/v1/volumeattachments/csi-66dbd8cd56ad77d9c8e6c999c6c94bc28596efa87aec4df9bd12a385a89bec32/status";
+
+pub(super) const ON_FIRST: &[&str] = &["v on node-1 attached directory"];
+pub(super) const ON_SECOND: &[&str] = &["v on node-2 attached directory"];
+pub(super) const SUCCEEDED: &[&str] = &["p Normal SuccessfulAttachVolume"];
+const WAITED: &[&str] =
+    &["p Normal SuccessfulAttachVolume", "q Normal SuccessfulAttachVolume", "q Warning FailedAttachVolume"];
+pub(super) const FAILED_FIRST: &[&str] = &["p Normal SuccessfulAttachVolume", "p Warning FailedAttachVolume"];
+
+pub(super) const SIX_MINUTES: &[(Place, &str)] =
+    &[(Place::Http, "six minutes of real time"), (Place::Kubernetes, "six minutes of real time")];
+
+const MOMENT: &[(Place, &str)] =
+    &[(Place::Http, "ten seconds of real time"), (Place::Kubernetes, "ten seconds of real time")];
+
+const QUICKER: &[(Place, &str)] = &[
+    (Place::Http, "on real time the attacher may be quicker than who deletes"),
+    (Place::Kubernetes, "on real time the attacher may be quicker than who deletes"),
+];
+
+/// Two nodes, and a claim with its volume.
+pub(super) fn ground(volume: Value) -> Vec<UserAction> {
+    vec![
+        Create(csi_node("node-1", "id-1")),
+        Create(csi_node("node-2", "id-2")),
+        Create(machine("node-1")),
+        Create(machine("node-2")),
+        Create(volume),
+        Settle,
+        Create(claim("a", "none")),
+        Settle,
+    ]
+}
+
+pub(super) fn after_ground(more: impl IntoIterator<Item = UserAction>) -> Vec<UserAction> {
+    ground(volume("v", "none", "1Gi")).into_iter().chain(more).collect()
+}
+
+/// A pod on the first node, and its volume there.
+pub(super) fn running(more: impl IntoIterator<Item = UserAction>) -> Vec<UserAction> {
+    after_ground([Create(pod("p", "a")), Settle].into_iter().chain(more))
+}
+
+/// A pod on the second node.
+pub(super) fn second() -> UserAction {
+    Create(with(pod("q", "a"), &json!({"spec": {"nodeName": "node-2"}})))
+}
+
+/// The first node says that it uses the volume, or no longer.
+pub(super) fn uses(uses: bool) -> UserAction {
+    let volumes = if uses { vec![unique("static-v")] } else { Vec::new() };
+    Patch(NODE_STATUS, json!({"status": {"volumesInUse": volumes}}))
+}
+
+pub(super) fn silent() -> UserAction {
+    Patch(NODE_STATUS, json!({"status": {"conditions": [ready(false)]}}))
+}
+
+fn shared() -> Value {
+    with(volume("v", "none", "1Gi"), &json!({"spec": {"accessModes": ["ReadWriteOnce", "ReadWriteMany"]}}))
+}
+
+fn publishing(faults: Vec<Fault>) -> Publishing {
+    Publishing { faults, ..Publishing::default() }
+}
+
+/// A claim with its volume.
+pub(super) fn base() -> Scenario {
+    Scenario { claims: &["a Bound v"], volumes: &["v Bound a"], ..Scenario::default() }
+}
+
+/// The volume is on the first node.
+pub(super) fn attached() -> Scenario {
+    Scenario {
+        attachments: ON_FIRST,
+        told_nodes: &["static-v on node-1"],
+        published: &["static-v id-1"],
+        events: SUCCEEDED,
+        calls: &["publish static-v id-1"],
+        ..base()
+    }
+}
+
+/// It has been there.
+pub(super) fn detached() -> Scenario {
+    Scenario { events: SUCCEEDED, calls: &["publish static-v id-1", "unpublish static-v id-1"], ..base() }
+}
+
+/// It is on the second node, and has been on the first.
+pub(super) fn moved() -> Scenario {
+    Scenario {
+        attachments: ON_SECOND,
+        told_nodes: &["static-v on node-2"],
+        published: &["static-v id-2"],
+        events: WAITED,
+        calls: &["publish static-v id-1", "unpublish static-v id-1", "publish static-v id-2"],
+        ..base()
+    }
+}
+
+#[expect(clippy::too_many_lines, reason = "one table")]
+pub(super) fn scenarios() -> Vec<Scenario> {
+    let nothing = || Scenario { events: &[], ..base() };
+    vec![
+        Scenario { name: "a pod brings its volume to its node", user: running([]), ..attached() },
+        Scenario { name: "and takes it along", user: running([uses(true), uses(false), Delete(POD)]), ..detached() },
+        Scenario {
+            name: "a pod that is done needs its volume no more",
+            user: running([Patch(POD_STATUS, json!({"status": {"phase": "Succeeded"}}))]),
+            ..detached()
+        },
+        Scenario {
+            name: "a pod that goes while its container runs keeps its volume",
+            user: running([
+                Patch(
+                    POD_STATUS,
+                    json!({"status": {"containerStatuses": [{
+                        "name": "main", "image": "busybox", "imageID": "i", "ready": true, "restartCount": 0,
+                        "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}},
+                    }]}}),
+                ),
+                Delete(POD),
+            ]),
+            ..attached()
+        },
+        Scenario {
+            name: "a node that uses a volume keeps it",
+            user: running([uses(true), Delete(POD), Settle]),
+            ..attached()
+        },
+        Scenario {
+            name: "until it has unmounted it",
+            user: running([uses(true), Delete(POD), Settle, uses(false)]),
+            ..detached()
+        },
+        Scenario {
+            name: "a node that is not heard any more keeps it for six minutes",
+            user: running([uses(true), silent(), Delete(POD), Wait(Duration::from_secs(359))]),
+            not_on: SIX_MINUTES,
+            ..detached()
+        },
+        Scenario {
+            name: "a node that is out of service loses it at once",
+            user: running([
+                uses(true),
+                silent(),
+                Delete(POD_GONE),
+                Settle,
+                Patch(
+                    NODE,
+                    json!({"spec": {"taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]}}),
+                ),
+            ]),
+            ..detached()
+        },
+        Scenario {
+            name: "a node that is gone loses at once what it did not use",
+            user: running([Delete(NODE), Settle, Delete(POD_GONE)]),
+            ..detached()
+        },
+        Scenario {
+            name: "a node that comes again is told again",
+            user: running([Delete(NODE), Settle, Create(machine("node-1"))]),
+            ..attached()
+        },
+        Scenario {
+            name: "a node whose kubelet attaches by itself is left alone",
+            user: after_ground([
+                Patch(
+                    NODE,
+                    json!({"metadata": {"annotations": {"volumes.kubernetes.io/controller-managed-attach-detach": null}}}),
+                ),
+                Create(pod("p", "a")),
+            ]),
+            ..nothing()
+        },
+        Scenario {
+            name: "a volume for one node follows its pod, detached first",
+            user: running([
+                uses(true),
+                second(),
+                Until(Event("q Warning FailedAttachVolume")),
+                Delete(POD_GONE),
+                Settle,
+                uses(false),
+            ]),
+            ..moved()
+        },
+        Scenario {
+            name: "two pods of one claim on two nodes: the second waits",
+            user: running([second()]),
+            events: &["p Normal SuccessfulAttachVolume", "q Warning FailedAttachVolume"],
+            ..attached()
+        },
+        Scenario {
+            name: "a volume for many nodes",
+            user: ground(shared())
+                .into_iter()
+                .chain([Create(pod("p", "a")), Settle, second(), Settle, Delete(POD_GONE)])
+                .collect(),
+            attachments: ON_SECOND,
+            told_nodes: &["static-v on node-2"],
+            published: &["static-v id-2"],
+            events: &["p Normal SuccessfulAttachVolume", "q Normal SuccessfulAttachVolume"],
+            calls: &["publish static-v id-1", "publish static-v id-2", "unpublish static-v id-1"],
+            ..base()
+        },
+        Scenario {
+            name: "two pods on one node: the volume stays for the second",
+            user: running([Create(pod("q", "a")), Settle, Delete(POD_GONE)]),
+            ..attached()
+        },
+        Scenario {
+            name: "a driver that needs no attaching",
+            user: [Create(csi_driver(false))].into_iter().chain(running([])).collect(),
+            ..nothing()
+        },
+        Scenario {
+            name: "and whose CSIDriver is replaced",
+            user: [Create(csi_driver(false))]
+                .into_iter()
+                .chain(running([Delete(DRIVER), Wait(Duration::from_secs(1)), Create(csi_driver(false))]))
+                .collect(),
+            ..nothing()
+        },
+        Scenario {
+            name: "and whose CSIDriver is gone: it may need it",
+            user: [Create(csi_driver(false))].into_iter().chain(running([Delete(DRIVER)])).collect(),
+            not_on: MOMENT,
+            ..attached()
+        },
+        Scenario {
+            name: "a driver that needs it no more",
+            user: [Create(csi_driver(true))]
+                .into_iter()
+                .chain(running([
+                    Delete(DRIVER),
+                    Create(csi_driver(false)),
+                ]))
+                .collect(),
+            ..detached()
+        },
+        Scenario {
+            name: "a claim that comes late",
+            user: vec![
+                Create(csi_node("node-1", "id-1")),
+                Create(machine("node-1")),
+                Create(volume("v", "none", "1Gi")),
+                Create(pod("p", "a")),
+                Until(Event("p Warning FailedAttachVolume")),
+                Create(claim("a", "none")),
+            ],
+            events: FAILED_FIRST,
+            ..attached()
+        },
+        Scenario {
+            name: "a volume whose node has no CSINode: the pod is told",
+            user: [Create(machine("node-1")), Create(volume("v", "none", "1Gi")), Settle]
+                .into_iter()
+                .chain([Create(claim("a", "none")), Settle, Create(pod("p", "a"))])
+                .chain([Until(Event("p Warning FailedAttachVolume")), Create(csi_node("node-1", "id-1"))])
+                .collect(),
+            events: FAILED_FIRST,
+            ..attached()
+        },
+        Scenario {
+            name: "a CSINode that loses its driver: what is attached stays, and is detached",
+            user: running([Patch(CSI_NODE, json!({"spec": {"drivers": []}})), Settle, Delete(POD)]),
+            ..detached()
+        },
+        Scenario {
+            name: "a node that comes late",
+            user: vec![
+                Create(csi_node("node-1", "id-1")),
+                Create(volume("v", "none", "1Gi")),
+                Settle,
+                Create(claim("a", "none")),
+                Create(pod("p", "a")),
+                Settle,
+                Create(machine("node-1")),
+            ],
+            ..attached()
+        },
+        Scenario {
+            name: "a volume of an in-tree plugin: the pod is told",
+            user: ground(with(
+                volume("v", "none", "1Gi"),
+                &json!({"spec": {
+                    "csi": null, "iscsi": {"targetPortal": "10.0.0.1:3260", "iqn": "iqn.2026-01.dev.cofferdam:a", "lun": 0},
+                }}),
+            ))
+            .into_iter()
+            .chain([Create(pod("p", "a"))])
+            .collect(),
+            events: &["p Warning FailedAttachVolume"],
+            ..base()
+        },
+        Scenario {
+            name: "a claim of the name of a generic ephemeral volume that is somebody else's",
+            user: after_ground([Create(with(
+                pod("a", "a"),
+                &json!({"metadata": {"name": "a"}, "spec": {"volumes": [{"name": "data", "ephemeral": {
+                    "volumeClaimTemplate": {"spec": {
+                        "storageClassName": "none", "accessModes": ["ReadWriteOnce"],
+                        "resources": {"requests": {"storage": "1Gi"}},
+                    }},
+                }}]}}),
+            )), Create(with(claim("a-data", "none"), &json!({}))), Create(volume("w", "none", "1Gi"))]),
+            claims: &["a Bound v", "a-data Bound w"],
+            volumes: &["v Bound a", "w Bound a-data"],
+            events: &["a Warning FailedAttachVolume", "a-data Warning ProvisioningFailed"],
+            ..base()
+        },
+        Scenario {
+            name: "inline CSI volumes are not attached",
+            user: after_ground([Create(with(
+                pod("p", "a"),
+                &json!({"spec": {"volumes": [{"name": "data", "csi": {"driver": "sim.cofferdam.dev"}}]}}),
+            ))]),
+            ..nothing()
+        },
+        Scenario {
+            name: "an attachment for a pod whose volume is no more",
+            user: vec![Create(csi_node("node-1", "id-1")), Create(machine("node-1")), Create(json!({
+                "apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment",
+                "metadata": {"name": ATTACHMENT.rsplit('/').next()},
+                "spec": {
+                    "attacher": "sim.cofferdam.dev", "nodeName": "node-1", "source": {"persistentVolumeName": "v"},
+                },
+            }))],
+            ..Scenario::default()
+        },
+        Scenario {
+            name: "and one that was left behind",
+            user: after_ground([Create(json!({
+                "apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment",
+                "metadata": {"name": ATTACHMENT.rsplit('/').next(), "finalizers": ["example.com/x"]},
+                "spec": {
+                    "attacher": "sim.cofferdam.dev", "nodeName": "node-1", "source": {"persistentVolumeName": "v"},
+                },
+            })), Settle, Patch(ATTACHMENT, json!({"metadata": {"finalizers": null}}))]),
+            not_on: QUICKER,
+            calls: &["publish static-v id-1", "unpublish static-v id-1"],
+            ..nothing()
+        },
+        Scenario {
+            name: "an attachment that somebody deletes is made again",
+            user: running([Delete(ATTACHMENT)]),
+            calls: &["publish static-v id-1", "unpublish static-v id-1", "publish static-v id-1"],
+            ..attached()
+        },
+        Scenario {
+            name: "an attachment that is said not to be attached",
+            user: running([Patch(ATTACHMENT_STATUS, json!({"status": {"attached": false}}))]),
+            calls: &["publish static-v id-1", "publish static-v id-1"],
+            ..attached()
+        },
+        Scenario {
+            name: "the node has no room, and then has: the pod is told",
+            user: running([]),
+            publishing: publishing(vec![Fault::Refuse(ErrorKind::ResourceExhausted)]),
+            events: FAILED_FIRST,
+            calls: &["publish static-v id-1", "publish static-v id-1"],
+            ..attached()
+        },
+        Scenario {
+            name: "the pod goes while the driver publishes",
+            user: after_ground([Create(pod("p", "a"))]),
+            publishing: publishing(vec![Fault::Meanwhile(Delete(POD_GONE))]),
+            events: &[],
+            ..detached()
+        },
+        Scenario {
+            name: "the pod moves while it cannot be detached",
+            user: running([Delete(POD_GONE), second()]),
+            publishing: Publishing {
+                undo_faults: vec![Fault::Refuse(ErrorKind::Internal), Fault::LostAnswer],
+                ..Publishing::default()
+            },
+            calls: &[
+                "publish static-v id-1",
+                "unpublish static-v id-1",
+                "unpublish static-v id-1",
+                "unpublish static-v id-1",
+                "publish static-v id-2",
+            ],
+            ..moved()
+        },
+        Scenario {
+            name: "the volume's object is deleted under its pod",
+            user: running([uses(true), Delete(VOLUME), Settle, Delete(CLAIM), Delete(POD_GONE), uses(false)]),
+            claims: &[],
+            volumes: &[],
+            ..detached()
+        },
+    ]
+}
