@@ -1,6 +1,7 @@
 //! The command line: runs suites on a real Kubernetes, each in namespaces of its own.
 
 use std::{
+    fs,
     io::{self, Write as _},
     path::{Path, PathBuf},
     process::{self, ExitCode},
@@ -16,7 +17,7 @@ use crate::{
     outside::{self, Outcome},
     peers::Peers,
     results::Results,
-    run::Run,
+    run::{self, Run},
     say,
     suites::{self, Suite},
 };
@@ -107,7 +108,7 @@ async fn run_all(chosen: &[&Suite], base: &Path, document: Option<&Path>) -> Res
         let taken = started.elapsed().as_secs_f64();
         let failed = match outcome {
             Ok(Outcome::Passed) => None,
-            Ok(Outcome::Failed) => Some("FAILED".to_owned()),
+            Ok(Outcome::Failed) => Some(format!("FAILED: {}", why(&directory))),
             Ok(Outcome::TimedOut) => Some(format!("FAILED: it did not end within {:?}", suite.limit)),
             Ok(Outcome::Interrupted) => {
                 bail!("suite {} was interrupted, logs in {}", suite.name, directory.display())
@@ -122,6 +123,10 @@ async fn run_all(chosen: &[&Suite], base: &Path, document: Option<&Path>) -> Res
         results.write(document, &jiff::Timestamp::now().strftime("%Y-%m-%d").to_string())?;
     }
     let (passed, failed) = results.count();
+    // Once more: what a suite said when it failed stands an hour further up.
+    for (suite, why) in results.failed() {
+        say(format_args!("suite {suite} {why}, logs in {}", base.join(suite).display()));
+    }
     say(format_args!("conformance: {passed} passed, {failed} failed"));
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -142,7 +147,7 @@ fn init(inside: &Inside) -> Result<u8> {
 fn suite(inside: &Inside) -> Result<()> {
     let suite = suites::named(&inside.suite)?;
     let run = Run::new(inside.directory.clone(), inside.scratch.clone(), Peers::at(inside.peers.clone()))?;
-    runtime()?.block_on(async {
+    let done = runtime()?.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         tokio::select! {
@@ -150,7 +155,16 @@ fn suite(inside: &Inside) -> Result<()> {
             _ = terminate.recv() => bail!("told to end"),
             _ = interrupt.recv() => bail!("interrupted"),
         }
-    })
+    });
+    if let Err(error) = &done {
+        fs::write(run::failure(&inside.directory), format!("{error:#}"))?;
+    }
+    done
+}
+
+/// What the suite that ran here said when it failed.
+fn why(directory: &Path) -> String {
+    fs::read_to_string(run::failure(directory)).unwrap_or_else(|_| "it ended without a word".to_owned())
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime> {

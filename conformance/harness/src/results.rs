@@ -41,8 +41,13 @@ impl Results {
     /// How many passed, and how many did not.
     #[must_use]
     pub fn count(&self) -> (usize, usize) {
-        let failed = self.rows.iter().filter(|row| row.failed.is_some()).count();
+        let failed = self.failed().count();
         (self.rows.len() - failed, failed)
+    }
+
+    /// The suites that did not pass, and why.
+    pub fn failed(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.rows.iter().filter_map(|row| Some((row.suite.as_str(), row.failed.as_deref()?)))
     }
 
     /// Puts them into a document, in the place of those that it has.
@@ -96,6 +101,7 @@ mod tests {
         fs::write(run::told(directory.path()), "one | two\nthree\n").unwrap();
         results.add("b", Some("FAILED".to_owned()), 2.5, directory.path()).unwrap();
         assert_eq!(results.count(), (1, 1));
+        assert_eq!(results.failed().collect::<Vec<_>>(), [("b", "FAILED")]);
 
         let document = directory.path().join("page.md");
         fs::write(&document, format!("head\n{BEGIN}\nold\n{END}\ntail\n")).unwrap();

@@ -21,6 +21,11 @@ pub(crate) fn told(directory: &Path) -> PathBuf {
     directory.join("told.txt")
 }
 
+/// Where a run keeps why its suite failed.
+pub(crate) fn failure(directory: &Path) -> PathBuf {
+    directory.join("failure.txt")
+}
+
 /// What every part of a suite is started with.
 #[derive(Debug)]
 pub struct Run {

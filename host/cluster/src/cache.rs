@@ -6,9 +6,9 @@ use std::{
 };
 
 use cofferdam_domain::{
-    AccessModes, Attachment, AttachmentName, AttributesClass, Claim, ClaimKey, CsiDriver, CsiNode,
-    DriverName, Node, NodeObject, Pod, PodKey, Quantity, StorageClass, Uid, Volume, VolumeHandle, VolumeMode,
-    VolumeName, VolumePhase,
+    AccessModes, Attachment, AttachmentName, AttributesClass, AttributesClassName, Claim, ClaimKey,
+    CsiDriver, CsiNode, DriverName, Node, NodeObject, Pod, PodKey, Quantity, StorageClass, Uid, Volume,
+    VolumeHandle, VolumeMode, VolumeName, VolumePhase,
 };
 
 use crate::{
@@ -52,11 +52,13 @@ pub struct ClaimIndex {
     by_uid: HashMap<Uid, ClaimKey>,
     unbound_by_class: HashMap<Box<str>, BTreeSet<ClaimKey>>,
     by_volume: HashMap<VolumeName, Few<ClaimKey>>,
+    of_attributes_class: Counts,
 }
 
 impl Index<Claim> for ClaimIndex {
     fn insert(&mut self, claim: &Claim) {
         self.by_uid.insert(claim.meta.uid.clone(), claim.key.clone());
+        claim.attributes_classes().for_each(|class| self.of_attributes_class.one_more(class));
         match &claim.volume {
             Some(volume) => {
                 self.by_volume.entry(volume.clone()).or_default().add(claim.key.clone());
@@ -71,9 +73,30 @@ impl Index<Claim> for ClaimIndex {
         if self.by_uid.get(&claim.meta.uid) == Some(&claim.key) {
             self.by_uid.remove(&claim.meta.uid);
         }
+        claim.attributes_classes().for_each(|class| self.of_attributes_class.one_less(class));
         match &claim.volume {
             Some(volume) => remove_member(&mut self.by_volume, volume, &claim.key),
             None => remove_member(&mut self.unbound_by_class, claim.class_name(), &claim.key),
+        }
+    }
+}
+
+/// How many objects name a VolumeAttributesClass. The empty name means none, and most have none.
+#[derive(Debug, Default)]
+struct Counts(HashMap<Box<str>, usize>);
+
+impl Counts {
+    fn one_more(&mut self, class: &str) {
+        if !class.is_empty() {
+            *self.0.entry(class.into()).or_default() += 1;
+        }
+    }
+
+    fn one_less(&mut self, class: &str) {
+        let Some(count) = self.0.get_mut(class) else { return };
+        *count = count.saturating_sub(1);
+        if *count == 0 {
+            self.0.remove(class);
         }
     }
 }
@@ -90,6 +113,7 @@ pub struct VolumeIndex {
     by_claim: HashMap<ClaimKey, Few<VolumeName>>,
     by_handle: HashMap<(DriverName, VolumeHandle), Few<VolumeName>>,
     free: HashMap<Shelf, Shelved>,
+    of_attributes_class: Counts,
 }
 
 impl VolumeIndex {
@@ -104,6 +128,7 @@ impl VolumeIndex {
 
 impl Index<Volume> for VolumeIndex {
     fn insert(&mut self, volume: &Volume) {
+        self.of_attributes_class.one_more(&volume.attributes_class);
         if let Some(claim) = &volume.claim_ref {
             self.by_claim.entry(claim.key.clone()).or_default().add(volume.name.clone());
         }
@@ -117,6 +142,7 @@ impl Index<Volume> for VolumeIndex {
     }
 
     fn remove(&mut self, volume: &Volume) {
+        self.of_attributes_class.one_less(&volume.attributes_class);
         if let Some(claim) = &volume.claim_ref {
             remove_member(&mut self.by_claim, &claim.key, &volume.name);
         }
@@ -216,6 +242,12 @@ impl Cache {
     /// The class of that name; [`Seen::Absent`] for the empty name, which means "no class".
     pub fn class(&self, name: &str) -> Seen<StorageClass> {
         if name.is_empty() { Seen::Absent } else { self.classes.get(&name.into()) }
+    }
+
+    /// Whether a claim or a volume names this VolumeAttributesClass.
+    pub fn names_attributes_class(&self, name: &AttributesClassName) -> bool {
+        self.claims.query(|index, _| index.of_attributes_class.0.contains_key(name.as_str()))
+            || self.volumes.query(|index, _| index.of_attributes_class.0.contains_key(name.as_str()))
     }
 
     /// Claims that name no volume and have this class.

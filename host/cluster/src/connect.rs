@@ -8,7 +8,7 @@ use hyper_util::{
 };
 use kube::{
     Client, Config,
-    client::{ClientBuilder, ConfigExt as _},
+    client::{AuthError, ClientBuilder, ConfigExt as _},
 };
 use tower::{BoxError, ServiceBuilder};
 
@@ -52,10 +52,31 @@ pub fn client(config: Config) -> Result<Client, kube::Error> {
         .pool_idle_timeout(IDLE)
         .build(connector);
     let service = ServiceBuilder::new()
+        .map_err(|error: BoxError| match error.downcast_ref::<AuthError>().and_then(of_plugin) {
+            Some(problem) => problem.into(),
+            None => error,
+        })
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
         .service(connections);
     Ok(ClientBuilder::new(service, config.default_namespace).build())
+}
+
+/// What is wrong with a credential plugin, without what it has written and the environment that it gets, which are secrets: kube's own
+/// text has both. Absent where it is not about a plugin.
+pub fn of_plugin(error: &AuthError) -> Option<String> {
+    if let AuthError::AuthExecRun { out, .. } = error {
+        return Some(format!("the credential plugin failed: {}", out.status));
+    }
+    if let AuthError::AuthExecParse(error) = error {
+        let place = error
+            .location()
+            .map_or_else(String::new, |at| format!(" (line {}, column {})", at.line(), at.column()));
+        return Some(format!(
+            "what the credential plugin wrote is no ExecCredential{place}: it is not shown"
+        ));
+    }
+    None
 }

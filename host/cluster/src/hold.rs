@@ -84,7 +84,7 @@ pub fn scope(namespace: &str) -> Scope {
 
 /// Whether deletions are held back.
 pub fn is_held(cache: &Cache) -> bool {
-    !matches!(cache.restore_marks.get(&MARK.into()), Seen::Absent)
+    !cache.restore_marks.get(&MARK.into()).is_absent()
 }
 
 /// Whether deletions are held back, read past the cache.

@@ -5,7 +5,8 @@
 //! claim's uid. A retry sends the very same request; the entry goes when the PersistentVolume exists or the failure is final.
 //!
 //! One journal per driver, and per node for drivers whose storage is one node's, so that a driver that hangs fills only its own. Writes are committed in groups: at once when
-//! nothing is in flight, otherwise with everything that came meanwhile. Removals wait a moment for company.
+//! nothing is in flight, otherwise with everything that came meanwhile. Removals wait a moment for company; one that fails is
+//! decided anew after the page was read, for another process may have written the claim's intent meanwhile.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -209,7 +210,7 @@ impl Journal {
     /// [`WriteError`] of the first read that fails.
     pub async fn load(&self) -> Result<(), WriteError> {
         for shard in 0..SHARDS {
-            self.read_shard(shard, &BTreeMap::new()).await?;
+            self.read_shard(shard).await?;
         }
         Ok(())
     }
@@ -252,7 +253,8 @@ impl Journal {
         Ok(self.mentions(claim, volume))
     }
 
-    /// Waits until a read has shown intents that another process wrote, and returns their uids.
+    /// Waits until a read has shown intents that somebody has to look at, and returns their uids: another process wrote them, or
+    /// their removal failed.
     pub async fn adopted(&self) -> Vec<Uid> {
         loop {
             let notified = self.shared.found.notified();
@@ -394,10 +396,12 @@ impl Journal {
             if batch.is_empty() {
                 return true;
             }
-            if !self.is_read(index)
-                && let Err(error) = self.read_shard(index, &batch).await
-            {
-                return self.give_back(index, batch, &error);
+            if !self.is_read(index) {
+                if let Err(error) = self.read_shard(index).await {
+                    return self.give_back(index, batch, &error);
+                }
+                // What stands there is known again, and may be another's.
+                batch.retain(|_, change| matches!(change, Change::Put { .. }));
             }
             self.yield_to_standing(&mut batch);
             if batch.is_empty() {
@@ -590,8 +594,8 @@ impl Journal {
         Ok(Some((version, map.data)))
     }
 
-    /// Reads a ConfigMap; entries whose removal is part of `batch` are as good as gone.
-    async fn read_shard(&self, index: usize, batch: &BTreeMap<Uid, Change>) -> Result<(), WriteError> {
+    /// Reads a ConfigMap.
+    async fn read_shard(&self, index: usize) -> Result<(), WriteError> {
         let name = self.shard_name(index);
         let Some((version, data)) = self.fetch_shard(index).await? else {
             if let Some(shard) = self.lock().shards.get_mut(index) {
@@ -611,8 +615,7 @@ impl Journal {
                 }
             }
         });
-        let leaving = |uid: &Uid| matches!(batch.get(uid), Some(Change::Remove));
-        self.adopt(index, version, intents.filter(|(_, intent)| !leaving(&intent.uid)).collect());
+        self.adopt(index, version, intents.collect());
         Ok(())
     }
 
@@ -638,9 +641,6 @@ impl Journal {
         shard.missing = false;
         for (size, intent) in intents {
             let uid = intent.uid.clone();
-            if shard.changes.contains_key(&uid) && !state.entries.contains_key(&uid) {
-                continue;
-            }
             match state.entries.get_mut(&uid) {
                 Some(entry) if entry.durable => {
                     // The same claim on two pages: one is enough.
@@ -654,6 +654,8 @@ impl Journal {
                     entry.durable = true;
                 }
                 None => {
+                    // A removal that came meanwhile was not decided on this.
+                    shard.changes.remove(&uid);
                     shard.entries += 1;
                     shard.bytes += size;
                     let entry = Entry { intent: Arc::new(intent), shard: index, size, durable: true };

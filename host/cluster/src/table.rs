@@ -53,6 +53,11 @@ impl<K> Clone for Seen<K> {
 }
 
 impl<K> Seen<K> {
+    /// Whether there is no such object; one that could not be decoded is there.
+    pub const fn is_absent(&self) -> bool {
+        matches!(self, Self::Absent)
+    }
+
     /// The object, when it exists and decodes.
     pub fn known(self) -> Option<Arc<K>> {
         match self {

@@ -185,12 +185,43 @@ async fn failures_are_told_and_what_was_written_all_the_same_is_found() {
         journal.record(intent("c")).await.unwrap();
         assert_eq!(*journal.get(&"a".into()).unwrap(), intent("a"), "the lost answer's intent stands");
         assert_eq!(entries(&get(&api, PAGE).await), ["a", "c"]);
+        assert_eq!(journal.adopted().await, [Uid::from("a")]);
         wire.troubles.lock().unwrap().push_back(Trouble::Refused(StatusCode::SERVICE_UNAVAILABLE));
         journal.forget(&"c".into());
+        assert_eq!(journal.adopted().await, [Uid::from("c")], "a removal that fails is decided anew");
+        assert_eq!(*journal.get(&"c".into()).unwrap(), intent("c"));
+        journal.forget(&"c".into());
         tokio::time::sleep(Duration::from_secs(5)).await;
-        assert_eq!(entries(&get(&api, PAGE).await), ["a"], "a removal is tried until it is done");
+        assert_eq!(entries(&get(&api, PAGE).await), ["a"]);
     })
     .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_another_process_wrote_anew_is_not_removed() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = Wire::new(&api);
+    let (ours, theirs) = (journal(&wire, &metrics), journal(&wire, &metrics));
+    let again = Intent { attributes_class: "fast".into(), ..intent("a") };
+    ours.load().await.unwrap();
+    with(&ours, async { ours.record(intent("a")).await.unwrap() }).await;
+    let ours = journal(&wire, &metrics);
+    ours.load().await.unwrap();
+    assert_eq!(ours.adopted().await, [Uid::from("a")]);
+    theirs.load().await.unwrap();
+    with(&theirs, async {
+        theirs.forget(&"a".into());
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        theirs.record(again.clone()).await.unwrap();
+    })
+    .await;
+    with(&ours, async {
+        ours.forget(&"a".into());
+        assert_eq!(ours.adopted().await, [Uid::from("a")]);
+        assert_eq!(*ours.get(&"a".into()).unwrap(), again);
+    })
+    .await;
+    assert_eq!(entries(&get(&api, PAGE).await), ["a"]);
 }
 
 #[tokio::test(start_paused = true)]

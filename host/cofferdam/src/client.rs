@@ -2,10 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use kube::{
-    client::AuthError,
-    config::{KubeConfigOptions, Kubeconfig, KubeconfigError, LoadDataError},
-};
+use cofferdam_cluster::connect;
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError, LoadDataError};
 
 use crate::config::Configuration;
 
@@ -175,7 +173,7 @@ async fn of_kubeconfig(
 fn build(mut config: kube::Config, origin: String, namespace: String) -> Result<Cluster, ClientError> {
     config.default_retry = false;
     let url = config.cluster_url.to_string();
-    let client = cofferdam_cluster::connect::client(config)
+    let client = connect::client(config)
         .map_err(|error| ClientError::Client { url: url.clone(), problem: of_credentials(&error) })?;
     Ok(Cluster { client, url, origin, namespace })
 }
@@ -209,21 +207,13 @@ fn place(error: &serde_saphyr::Error) -> String {
     error.location().map_or_else(String::new, |at| format!("line {}, column {}: ", at.line(), at.column()))
 }
 
-/// Why credentials cannot be used: what a credential plugin writes, and the environment that it gets, are secrets too.
+/// Why credentials cannot be used, without them.
 fn of_credentials(error: &kube::Error) -> String {
-    if let kube::Error::InferKubeconfig(error) = error {
-        return told(error);
+    match error {
+        kube::Error::InferKubeconfig(error) => told(error),
+        kube::Error::Auth(auth) => connect::of_plugin(auth).unwrap_or_else(|| one_line(error)),
+        error => one_line(error),
     }
-    if let kube::Error::Auth(AuthError::AuthExecRun { out, .. }) = error {
-        return format!("the credential plugin failed: {}", out.status);
-    }
-    if let kube::Error::Auth(AuthError::AuthExecParse(error)) = error {
-        return format!(
-            "what the credential plugin wrote is no ExecCredential: {}it is not shown",
-            place(error)
-        );
-    }
-    one_line(error)
 }
 
 /// A client from a kubeconfig's text.

@@ -81,6 +81,37 @@ async fn nothing_that_stands_in_a_kubeconfig_is_told() {
 }
 
 #[tokio::test]
+async fn a_plugin_that_fails_later_is_not_quoted_either() {
+    let directory = tempfile::TempDir::new().unwrap();
+    let marker = directory.path().join("asked");
+    for (fails, says) in [
+        (format!("echo {TOKEN}; echo {TOKEN} >&2; exit 3"), "the credential plugin failed: exit status: 3"),
+        (format!("echo '{{\"status\": [{TOKEN}'"), "what the credential plugin wrote is no ExecCredential"),
+    ] {
+        // It is asked again at once: what it gives first has run out.
+        let script = format!(
+            "#!/bin/sh\nif [ -e {marker} ]; then {fails}; else touch {marker}; echo '{{\"kind\": \"ExecCredential\", \
+             \"apiVersion\": \"client.authentication.k8s.io/v1\", \"status\": {{\"token\": \"{TOKEN}\", \
+             \"expirationTimestamp\": \"2020-01-01T00:00:00Z\"}}}}'; fi\n",
+            marker = marker.display(),
+        );
+        let plugin = directory.path().join("plugin");
+        std::fs::write(&plugin, script).unwrap();
+        let text = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n\
+             clusters: [{{name: k, cluster: {{server: 'http://127.0.0.1:1'}}}}]\n\
+             users: [{{name: u, user: {{exec: {{apiVersion: client.authentication.k8s.io/v1, command: sh, args: ['{}']}}}}}}]\n",
+            plugin.display(),
+        );
+        let cluster = from_text(&text, "test").await.unwrap();
+        let error = cluster.client.apiserver_version().await.unwrap_err();
+        let (line, debug) = (one_line(&error), format!("{error:?}"));
+        assert!(line.contains(says) && !line.contains(TOKEN) && !debug.contains(TOKEN), "{line}");
+        std::fs::remove_file(&marker).unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_context_that_is_not_there_is_told_with_those_that_are() {
     let text = "contexts: [{name: home, context: {cluster: k}}, {name: work, context: {cluster: k}}]\n";
     let kubeconfig = Kubeconfig::from_yaml(text).unwrap();

@@ -95,22 +95,9 @@ fn block_on(work: impl Future<Output = Result<End, Failure>>) -> Result<End, Fai
         .enable_all()
         .build()
         .map_err(Failure::Runtime)?;
-    let runtime = Unwaited(Some(runtime));
-    match &runtime.0 {
-        Some(runtime) => runtime.block_on(work),
-        None => Err(Failure::Ended),
-    }
-}
-
-/// A runtime whose end waits for nothing: neither a second signal nor a panic may hang on what still runs.
-struct Unwaited(Option<Runtime>);
-
-impl Drop for Unwaited {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.0.take() {
-            runtime.shutdown_background();
-        }
-    }
+    // Its end waits for nothing: neither a second signal nor a panic may hang on what still runs.
+    let runtime = scopeguard::guard(runtime, Runtime::shutdown_background);
+    runtime.block_on(work)
 }
 
 /// A reader that has seen enough, such as `head`, is no failure.

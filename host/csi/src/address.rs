@@ -11,7 +11,10 @@ const SCHEME: &str = "unix:";
 /// Longest path of a unix socket on Linux, in bytes.
 const MAX_PATH: usize = 107;
 
-/// A driver's unix socket: a path, or `unix:PATH` or `unix:///PATH` as the sidecars' `--csi-address` takes it.
+/// A driver's unix socket: a path, `unix:PATH` or `unix:///PATH`.
+///
+/// Not `unix://PATH` with a relative path, which the sidecars' `--csi-address` takes: behind two slashes stands a host in every
+/// other address, and who wrote it so has most likely forgotten the third.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address(PathBuf);
 
@@ -32,15 +35,17 @@ impl FromStr for Address {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let path = match text.strip_prefix(SCHEME) {
-            Some(rest) => rest.strip_prefix("//").unwrap_or(rest),
-            None if text.contains("://") => {
-                return Err(format!("{text:?} is not a driver's socket: expected a path, or unix:///PATH"));
-            }
-            None => text,
+            Some(rest) => match rest.strip_prefix("//") {
+                Some(path) => Some(path).filter(|path| path.starts_with('/')),
+                None => Some(rest),
+            },
+            None => Some(text).filter(|text| !text.contains("://")),
         };
-        if path.is_empty() || path.contains('\0') {
-            return Err(format!("{text:?} is not a driver's socket: expected a path, or unix:///PATH"));
-        }
+        let Some(path) = path.filter(|path| !path.is_empty() && !path.contains('\0')) else {
+            return Err(format!(
+                "{text:?} is not a driver's socket: expected a path, unix:PATH or unix:///PATH"
+            ));
+        };
         if path.len() > MAX_PATH {
             return Err(format!(
                 "the socket's path {path:?} has {} bytes: expected at most {MAX_PATH}",
@@ -68,7 +73,8 @@ mod tests {
             ("unix:///run/csi/socket", Some("/run/csi/socket")),
             ("unix:/run/csi/socket", Some("/run/csi/socket")),
             ("csi.sock", Some("csi.sock")),
-            ("unix://csi.sock", Some("csi.sock")),
+            ("unix:csi.sock", Some("csi.sock")),
+            ("unix://csi.sock", None),
             ("", None),
             ("unix://", None),
             ("tcp://127.0.0.1:9000", None),

@@ -254,6 +254,16 @@ impl Claim {
         self.progress.as_deref().unwrap_or(&NONE)
     }
 
+    /// The VolumeAttributesClasses that the claim asks for, has, or is on the way to, each once.
+    pub fn attributes_classes(&self) -> impl Iterator<Item = &str> {
+        let asks = &*self.attributes_class;
+        let has = self.status_attributes_class.as_deref().unwrap_or_default();
+        let moves_to = self.progress().modification.as_ref().map_or("", |modification| &modification.target);
+        let has = Some(has).filter(|has| *has != asks);
+        let moves_to = Some(moves_to).filter(|to| *to != asks && Some(*to) != has);
+        [Some(asks), has, moves_to].into_iter().flatten().filter(|name| !name.is_empty())
+    }
+
     /// The class: legacy annotation, even empty, else `spec.storageClassName`, else empty.
     pub fn class_name(&self) -> &str {
         self.meta.annotation(names::CLASS_BETA).or(self.class.as_deref()).unwrap_or_default()

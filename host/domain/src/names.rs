@@ -41,6 +41,8 @@ pub const DELETION_SECRET_NAMESPACE: &str = "volume.kubernetes.io/provisioner-de
 pub const PV_PROTECTION: &str = "kubernetes.io/pv-protection";
 /// Finalizer of a PVC while a pod uses it.
 pub const PVC_PROTECTION: &str = "kubernetes.io/pvc-protection";
+/// Finalizer of a VolumeAttributesClass while a PV or a PVC names it.
+pub const VAC_PROTECTION: &str = "kubernetes.io/vac-protection";
 /// Finalizer of a PV until the driver's volume is deleted.
 pub const PROVISIONER_FINALIZER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
 

@@ -446,12 +446,13 @@ impl Process {
                 && backends.any(|backend| asks_for_pods(&**backend)))
     }
 
-    /// Whether somebody looks at VolumeAttributesClasses: where no driver modifies volumes, there is nothing to find in them.
+    /// Whether somebody looks at VolumeAttributesClasses: who protects them, and who works for a driver that modifies volumes.
     fn reads_attributes_classes(&self) -> bool {
         let modifies = |backend: &Arc<dyn Backend>| backend.abilities().contains(&Ability::Modification);
         let roles = &self.settings.roles;
-        (roles.contains(&Role::Resizer) || roles.contains(&Role::Provisioner))
-            && self.parts.backends.iter().any(modifies)
+        roles.contains(&Role::Protection)
+            || ((roles.contains(&Role::Resizer) || roles.contains(&Role::Provisioner))
+                && self.parts.backends.iter().any(modifies))
     }
 
     /// Whether this process looks for orphans: whoever provisions owns the drivers. Of storage in nodes there is no report yet.

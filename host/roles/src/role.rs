@@ -13,7 +13,7 @@ pub enum Role {
     Resizer,
     /// Binding, phases, reclaim (PersistentVolumeController of kube-controller-manager).
     PvController,
-    /// Releases the protection finalizers (pv- and pvc-protection of kube-controller-manager).
+    /// Releases the protection finalizers (pv-, pvc- and vac-protection of kube-controller-manager).
     Protection,
     /// Pods to VolumeAttachments, and what nodes are told of them (AttachDetachController of kube-controller-manager).
     AttachDetach,

@@ -12,7 +12,7 @@ use cofferdam_csi::Address;
 use cofferdam_domain::DriverName;
 use serde::{Deserialize, Deserializer, de};
 
-use super::{source::address, value::from_text};
+use super::value::from_text;
 
 /// Name of the driver that dev mode has when it is given none.
 pub(crate) const MEMORY: &str = "memory";
@@ -86,7 +86,7 @@ impl FromStr for Socket {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        address(text).map(Self)
+        text.parse().map(Self)
     }
 }
 

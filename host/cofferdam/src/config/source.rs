@@ -195,24 +195,12 @@ pub(crate) fn check_place(file: &str) -> Result<(), String> {
         return Err("found no file: expected [NAME=]FILE, or [NAME=]unix:PATH".to_owned());
     }
     if Address::has_scheme(file) {
-        return address(file).map(drop);
+        return file.parse::<Address>().map(drop);
     }
     match file.contains("://") {
         true => Err(format!("{file:?}: only unix: or a file: expected [NAME=]FILE, or [NAME=]unix:PATH")),
         false => Ok(()),
     }
-}
-
-/// The address of a socket. Behind two slashes stands a host in every other address, and a path that begins with one in this.
-///
-/// # Errors
-/// What was found, and what was expected.
-pub(crate) fn address(text: &str) -> Result<Address, String> {
-    let rest = text.strip_prefix("unix://");
-    if rest.is_some_and(|rest| !rest.starts_with('/')) {
-        return Err(format!("{text:?} is not a driver's socket: expected unix:PATH or unix:///PATH"));
-    }
-    text.parse()
 }
 
 /// Whether a name can stand in the configuration: no dots, which separate keys.

@@ -235,11 +235,11 @@ fn a_bad_flag_or_variable_names_itself_the_value_and_the_expectation() {
         ),
         (
             flags(|flags| flags.backend = vec!["unix:".to_owned()]),
-            "flag --backend: \"unix:\" is not a driver's socket: expected a path, or unix:///PATH",
+            "flag --backend: \"unix:\" is not a driver's socket: expected a path, unix:PATH or unix:///PATH",
         ),
         (
             flags(|flags| flags.csi_address = text("unix://nope.sock")),
-            "flag --csi-address: \"unix://nope.sock\" is not a driver's socket: expected unix:PATH or unix:///PATH",
+            "flag --csi-address: \"unix://nope.sock\" is not a driver's socket: expected a path, unix:PATH or unix:///PATH",
         ),
         (
             flags(|flags| flags.log = text("blah")),
@@ -316,7 +316,7 @@ fn a_bad_file_names_the_line() {
         (
             "csi",
             "[backend.a]\ncsi = \"tcp://array:9000\"\n",
-            "FILE:2: backend.a.csi: \"tcp://array:9000\" is not a driver's socket: expected a path, or unix:///PATH",
+            "FILE:2: backend.a.csi: \"tcp://array:9000\" is not a driver's socket: expected a path, unix:PATH or unix:///PATH",
         ),
         (
             "both",

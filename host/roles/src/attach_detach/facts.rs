@@ -146,7 +146,7 @@ impl Sources<'_> {
         let version = known.as_ref().map(|node| node.meta.version).unwrap_or_default();
         let ours = made_for.is_ours();
         let waits = wanted && !attachment.attached && !attachment.meta.deleting;
-        let is_there = || !matches!(self.cache.attachments.get(name), Seen::Absent);
+        let is_there = || !self.cache.attachments.get(name).is_absent();
         let in_use = match machine {
             // What it said last stands: its kubelet may live. Where nobody has heard that, it may use everything.
             Machine::Gone => self

@@ -110,7 +110,7 @@ impl AttachDetach {
                 tracing::debug!(%error, "reading an attachment failed");
                 return Outcome::Retry;
             }
-            if left.is_zero() || !matches!(self.context.cache.attachments.get(&name), Seen::Absent) {
+            if left.is_zero() || !self.context.cache.attachments.get(&name).is_absent() {
                 self.marks.settle(key);
             }
         }
@@ -208,7 +208,7 @@ impl AttachDetach {
         let cache = &self.context.cache;
         let attachment = cache.attachments.get(&held.name).known();
         let Some(name) = attachment.as_ref().and_then(|one| one.volume()) else { return Ok(()) };
-        if held.made_for != MadeFor::Nobody || !matches!(cache.volumes.get(name), Seen::Absent) {
+        if held.made_for != MadeFor::Nobody || !cache.volumes.get(name).is_absent() {
             return Ok(());
         }
         if let Err(error) = self.context.writer.refresh::<Volume>(name).await {
@@ -449,7 +449,7 @@ impl AttachDetach {
 
     /// Whether there is an attachment of this name.
     fn is_there(&self, name: &AttachmentName) -> bool {
-        !matches!(self.context.cache.attachments.get(name), Seen::Absent)
+        !self.context.cache.attachments.get(name).is_absent()
     }
 
     /// Whether an attachment is attached, and nobody has asked for its end.

@@ -9,7 +9,9 @@ use cofferdam_cluster::{
     queue::{Backoff, Outcome, Queue},
     writer::Cached,
 };
-use cofferdam_domain::{Claim, ClaimKey, DriverName, Pod, Volume, VolumeName, names};
+use cofferdam_domain::{
+    AttributesClass, AttributesClassName, Claim, ClaimKey, DriverName, Pod, Volume, VolumeName, names,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::rules::{self, Verdict};
@@ -30,6 +32,7 @@ pub(crate) struct Protection {
     context: Arc<Context>,
     claims: Queue<ClaimKey>,
     volumes: Queue<VolumeName>,
+    attributes_classes: Queue<AttributesClassName>,
     lookups: Lookups,
 }
 
@@ -39,13 +42,28 @@ impl Protection {
         let role = Arc::new(Self {
             claims: Queue::new("pvcprotection", BACKOFF, metrics),
             volumes: Queue::new("pvprotection", BACKOFF, metrics),
+            attributes_classes: Queue::new("vacprotection", BACKOFF, metrics),
             lookups: Lookups::default(),
             context,
         });
-        let claims = role.claims.clone();
-        role.context.cache.claims.subscribe(move |change| claims.add(change.key.clone()));
-        let volumes = role.volumes.clone();
-        role.context.cache.volumes.subscribe(move |change| volumes.add(change.key.clone()));
+        let (claims, classes) = (role.claims.clone(), role.attributes_classes.clone());
+        role.context.cache.claims.subscribe(move |change: &Change<Claim>| {
+            claims.add(change.key.clone());
+            let names =
+                |class: &&str| change.new.iter().any(|new| new.attributes_classes().any(|n| n == *class));
+            let old = change.old.iter().flat_map(|old| old.attributes_classes());
+            old.filter(|class| !names(class)).for_each(|class| classes.add(class.into()));
+        });
+        let (volumes, classes) = (role.volumes.clone(), role.attributes_classes.clone());
+        role.context.cache.volumes.subscribe(move |change: &Change<Volume>| {
+            volumes.add(change.key.clone());
+            let class = |volume: &Option<Arc<Volume>>| volume.as_ref().map(|it| it.attributes_class.clone());
+            let old =
+                class(&change.old).filter(|old| !old.is_empty() && class(&change.new).as_ref() != Some(old));
+            old.into_iter().for_each(|class| classes.add((*class).into()));
+        });
+        let classes = role.attributes_classes.clone();
+        role.context.cache.attributes_classes.subscribe(move |change| classes.add(change.key.clone()));
         let claims = role.claims.clone();
         role.context.cache.pods.subscribe(move |change: &Change<Pod>| {
             for pod in [&change.old, &change.new].into_iter().flatten() {
@@ -57,15 +75,19 @@ impl Protection {
 
     /// Works until `stop`.
     pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
-        let (claims, volumes) = (Arc::clone(self), Arc::clone(self));
+        let (claims, volumes, classes) = (Arc::clone(self), Arc::clone(self), Arc::clone(self));
         tokio::join!(
             self.claims.run(WORKERS, stop.clone(), move |key| {
                 let me = Arc::clone(&claims);
                 async move { me.claim(&key).await }
             }),
-            self.volumes.run(WORKERS, stop, move |name| {
+            self.volumes.run(WORKERS, stop.clone(), move |name| {
                 let me = Arc::clone(&volumes);
                 async move { me.volume(&name).await }
+            }),
+            self.attributes_classes.run(WORKERS, stop, move |name| {
+                let me = Arc::clone(&classes);
+                async move { me.attributes_class(&name).await }
             }),
         );
     }
@@ -100,6 +122,21 @@ impl Protection {
                 None => return Outcome::Done,
                 Some(Ok(())) => {}
                 Some(Err(error)) => return self.context.after_failure::<Volume>(name, &error).await,
+            }
+        }
+        Outcome::Again
+    }
+
+    async fn attributes_class(&self, name: &AttributesClassName) -> Outcome {
+        let cache = &self.context.cache;
+        for _ in 0..MAX_EFFECTS {
+            let Seen::Known(class) = cache.attributes_classes.get(name) else { return Outcome::Done };
+            let teller = Teller::of_nothing(&self.context, Role::Protection);
+            let verdict = rules::attributes_class(cache, &class);
+            match self.perform(&teller, &*class, verdict, names::VAC_PROTECTION).await {
+                None => return Outcome::Done,
+                Some(Ok(())) => {}
+                Some(Err(error)) => return self.context.after_failure::<AttributesClass>(name, &error).await,
             }
         }
         Outcome::Again

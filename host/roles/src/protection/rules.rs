@@ -1,8 +1,9 @@
 //! When a protection finalizer goes. Source: kube-controller-manager's pv-protection (a volume is in use while its phase is
-//! Bound) and pvc-protection (a claim is in use while a scheduled pod refers to it, finished or not).
+//! Bound), pvc-protection (a claim is in use while a scheduled pod refers to it, finished or not) and vac-protection (a
+//! VolumeAttributesClass is in use while a claim asks for it, has it or is on the way to it, or a volume has it).
 
 use cofferdam_cluster::Cache;
-use cofferdam_domain::{Claim, ObjectMeta, Volume, VolumePhase, names};
+use cofferdam_domain::{AttributesClass, Claim, ObjectMeta, Volume, VolumePhase, names};
 
 /// The next step for an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +41,16 @@ pub fn claim(cache: &Cache, claim: &Claim, looked_up: bool) -> Verdict {
         });
     let verdict = decide(&claim.meta, names::PVC_PROTECTION, used);
     if matches!(verdict, Verdict::Remove(_)) && !looked_up { Verdict::LookUpPods } else { verdict }
+}
+
+/// Decides for a VolumeAttributesClass, from what the cache knows, as Kubernetes does: no data hangs on it, and a claim that names one
+/// that is gone waits until it comes.
+pub fn attributes_class(cache: &Cache, class: &AttributesClass) -> Verdict {
+    decide(
+        &class.meta,
+        names::VAC_PROTECTION,
+        class.meta.deleting && cache.names_attributes_class(&class.name),
+    )
 }
 
 fn decide(meta: &ObjectMeta, finalizer: &str, used: bool) -> Verdict {

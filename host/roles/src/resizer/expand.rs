@@ -7,7 +7,7 @@ use cofferdam_cluster::{
     writer::{Cached, Part as Endpoint},
 };
 use cofferdam_domain::{
-    Claim, ClaimKey, DriverName, Quantity, ResizeState, Uid, Volume,
+    Claim, ClaimKey, DriverName, Quantity, ResizeState, Volume,
     storage::{Ability, ErrorKind, Feature, Finality, StorageError},
 };
 use tokio::time::Instant;
@@ -30,7 +30,7 @@ const FAILED: &str = "VolumeResizeFailed";
 impl Resizer {
     /// Grows a claim's volume as far as it can be done now.
     pub(super) async fn grow(&self, name: &DriverName, driver: &Driver, key: &ClaimKey) -> Outcome {
-        let mut grown: Option<(Uid, Grown)> = None;
+        let mut grown: Option<Grown> = None;
         for _ in 0..MAX_EFFECTS {
             let Seen::Known(claim) = self.context.cache.claims.get(key) else { return Outcome::Done };
             if !self.is_ours(name, &claim) {
@@ -40,10 +40,8 @@ impl Resizer {
             let left = left(memory.slow.as_ref());
             let slow = left.is_some() && memory.slow.map(|(target, _)| target) == claim.progress().allocated;
             let known = Known { last: memory.last, in_use: memory.in_use, slow };
-            let grown_here =
-                grown.as_ref().filter(|(uid, _)| *uid == claim.meta.uid).map(|(_, grown)| *grown);
             let view =
-                View { cache: &self.context.cache, able: Self::able(driver), known, grown: grown_here };
+                View { cache: &self.context.cache, able: Self::able(driver), known, grown: grown.as_ref() };
             let ended = match rules::growth(view, &claim) {
                 Verdict::Settled(_) => {
                     if claim.progress().resize.is_none() {
@@ -60,14 +58,10 @@ impl Resizer {
                     self.warn(name, &claim, FAILED, problem);
                     return Outcome::Retry;
                 }
-                Verdict::Expand(expand) => match self.expand(name, driver, &claim, *expand).await {
-                    Ok(answer) => {
-                        // The answer is for this claim, not for a successor of its name.
-                        grown = Some((claim.meta.uid.clone(), answer));
-                        Ok(())
-                    }
-                    Err(outcome) => Err(outcome),
-                },
+                Verdict::Expand(expand) => {
+                    let answer = self.expand(name, driver, &claim, *expand).await;
+                    answer.map(|answer| grown = Some(answer))
+                }
                 verdict @ (Verdict::Forget(_)
                 | Verdict::Begin(_)
                 | Verdict::Enlarge(_)
@@ -206,7 +200,7 @@ impl Resizer {
         let size = Quantity::from_bytes(answer.capacity);
         let text = format!("{name} grows the volume to {size}");
         self.teller(claim).tell(StepKind::Acts, text, Some(started.elapsed()));
-        Ok(Grown { target, volume: answer })
+        Ok(Grown { claim: uid.clone(), target, volume: answer })
     }
 
     /// Whether a claim is still there: of one that is gone nothing is remembered.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cofferdam_cluster::Seen;
 use cofferdam_domain::{
-    AttributesClass, Claim, ConditionKind, Modification, ModifyState, Volume, VolumeHandle,
+    AttributesClass, Claim, ConditionKind, Modification, ModifyState, Uid, Volume, VolumeHandle,
     storage::{ErrorKind, Finality, Parameters, StorageError},
 };
 
@@ -24,8 +24,9 @@ pub struct View<'a> {
     pub slow: Option<&'a str>,
     /// The class that is known to be waited for, to whoever looks at the claim's events.
     pub told: Option<&'a str>,
-    /// The class that the driver has given to the volume in this run.
-    pub modified: Option<&'a str>,
+    /// The claim for which the driver has changed the volume in this run, and the class: a successor of the claim's name has another
+    /// volume.
+    pub modified: Option<(&'a Uid, &'a str)>,
 }
 
 /// The next effect for a claim.
@@ -98,7 +99,7 @@ pub fn modification(view: View<'_>, claim: &Claim) -> Verdict {
         return Verdict::Hopeless(format!("driver {} does not modify volumes", csi.driver));
     }
     let running = running.filter(|running| &*running.target == target);
-    if view.modified == Some(target) && running.is_some() {
+    if view.modified == Some((&claim.meta.uid, target)) && running.is_some() {
         return match *volume.attributes_class == *target {
             true => Verdict::Finish(target.into()),
             false => Verdict::Record(volume, target.into()),

@@ -27,7 +27,6 @@ const FAILED: &str = "VolumeModifyFailed";
 impl Resizer {
     /// Gives a claim's volume the class that it asks for, as far as it can be done now.
     pub(super) async fn modify(&self, name: &DriverName, driver: &Driver, key: &ClaimKey) -> Outcome {
-        // With the claim that it is about: a successor of its name has another volume.
         let mut modified: Option<(Uid, Box<str>)> = None;
         for _ in 0..MAX_EFFECTS {
             let Seen::Known(claim) = self.context.cache.claims.get(key) else { return Outcome::Done };
@@ -47,10 +46,7 @@ impl Resizer {
                     .as_ref()
                     .filter(|told| self::left(Some(told)).is_some())
                     .map(|(told, _)| &**told),
-                modified: modified
-                    .as_ref()
-                    .filter(|(uid, _)| *uid == claim.meta.uid)
-                    .map(|(_, target)| &**target),
+                modified: modified.as_ref().map(|(uid, target)| (uid, &**target)),
             };
             let ended = match modification::modification(view, &claim) {
                 Verdict::Settled(_) => {

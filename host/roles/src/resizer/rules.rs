@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cofferdam_cluster::{Cache, Seen};
 use cofferdam_domain::{
-    Claim, ClaimPhase, ConditionKind, Quantity, ResizeState, Volume, names,
+    Claim, ClaimPhase, ConditionKind, Quantity, ResizeState, Uid, Volume, names,
     storage::{CapacityRange, ErrorKind, ExpandVolume, ExpandedVolume, Finality, StorageError},
     volume::CsiSource,
 };
@@ -35,8 +35,10 @@ pub struct Known {
 }
 
 /// What a driver has answered in this run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grown {
+    /// The claim that it was asked for: a successor of its name has another volume.
+    pub claim: Uid,
     /// What it was asked for.
     pub target: Quantity,
     /// What it has answered.
@@ -53,7 +55,7 @@ pub struct View<'a> {
     /// What is remembered.
     pub known: Known,
     /// What the driver has answered in this run.
-    pub grown: Option<Grown>,
+    pub grown: Option<&'a Grown>,
 }
 
 /// The next effect for a claim.
@@ -137,9 +139,9 @@ pub fn growth(view: View<'_>, claim: &Claim) -> Verdict {
     };
     let progress = claim.progress();
     let allocated = progress.allocated == Some(target);
-    if let Some(Grown { volume: answer, .. }) = view.grown.filter(|grown| allocated && grown.target == target)
-    {
-        return recorded(claim, volume, answer);
+    let ours = |grown: &&Grown| grown.claim == claim.meta.uid && grown.target == target;
+    if let Some(grown) = view.grown.filter(ours).filter(|_| allocated) {
+        return recorded(claim, volume, grown.volume);
     }
     if allocated && view.known.slow {
         return Verdict::Slow;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{BOUND, CLAIM, CLASS, SUCCEEDED, Scenario, VOLUME};
 use crate::{
     Fault, Resizing,
-    Sign::{Called, Event},
+    Sign::{Called, Event, Gone},
     UserAction::{self, Create, Delete, Patch, Settle, Until, Wait},
     objects::{attributes_class, claim, class, pod, volume, with},
 };
@@ -29,6 +29,7 @@ const HANDED: &[&str] =
     &["a 1Gi/2Gi allocated=2Gi NodeResizePending FileSystemResizePending Resizing was=1Gi"];
 const HANDED_OVER: &[&str] =
     &["a Normal FileSystemResizeRequired", "a Normal ProvisioningSucceeded", "a Normal Resizing"];
+const FAST: &str = "/apis/storage.k8s.io/v1/volumeattributesclasses/fast";
 const MODIFIED: &[&str] = &["a 1Gi/1Gi class=fast/fast"];
 const CHANGED: &[&str] =
     &["a Normal ProvisioningSucceeded", "a Normal VolumeModify", "a Normal VolumeModifySuccessful"];
@@ -358,6 +359,24 @@ fn modifying() -> Vec<Scenario> {
             name: "and another one",
             user: ground([fast(), slow(), Settle, give("slow"), Settle, give("fast")]),
             calls: &["create a", "modify a speed=1", "modify a speed=9"],
+            ..modified()
+        },
+        Scenario {
+            name: "a class that somebody has stays until nobody does",
+            user: ground([
+                fast(),
+                slow(),
+                Settle,
+                give("fast"),
+                Settle,
+                Delete(FAST),
+                give("slow"),
+                Until(Gone(FAST)),
+                Create(attributes_class("fast", "3")),
+                Settle,
+                give("fast"),
+            ]),
+            calls: &["create a", "modify a speed=9", "modify a speed=1", "modify a speed=3"],
             ..modified()
         },
         Scenario {

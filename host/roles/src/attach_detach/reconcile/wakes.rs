@@ -241,7 +241,7 @@ impl AttachDetach {
         }
         self.nodes.add(attachment.node.clone());
         let is_orphan = wants::unique_of(cache, attachment).is_none();
-        let is_there = !matches!(cache.attachments.get(&attachment.name), Seen::Absent);
+        let is_there = !cache.attachments.get(&attachment.name).is_absent();
         self.marks
             .orphan(attachment, is_orphan && is_there)
             .into_iter()

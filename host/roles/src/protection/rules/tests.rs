@@ -1,10 +1,10 @@
 //! When protection finalizers go.
 
 use cofferdam_cluster::{Cache, Kind, decode};
-use cofferdam_domain::{Claim, Pod, Volume};
+use cofferdam_domain::{AttributesClass, Claim, Pod, Volume};
 use serde_json::{Value, json};
 
-use super::{Verdict, claim, volume};
+use super::{Verdict, attributes_class, claim, volume};
 
 fn read<K: Kind>(json: &Value) -> K {
     decode::object(&json.to_string()).unwrap().unwrap()
@@ -108,4 +108,68 @@ fn a_claim_is_in_use_while_a_scheduled_pod_refers_to_it() {
             );
         }
     }
+}
+
+#[test]
+fn an_attributes_class_is_in_use_while_it_is_named() {
+    const PROTECTED: &[&str] = &["kubernetes.io/vac-protection"];
+    let named = |spec: Value, status: Value| json!({"metadata": metadata(&[], false), "spec": spec, "status": status});
+    let in_use = Verdict::Settled("it is in use");
+    let cases = [
+        ("nobody", None, None, Verdict::Remove(0)),
+        ("asked for", Some(named(json!({"volumeAttributesClassName": "fast"}), json!({}))), None, in_use),
+        (
+            "given",
+            Some(named(
+                json!({"volumeAttributesClassName": "slow"}),
+                json!({"currentVolumeAttributesClassName": "fast"}),
+            )),
+            None,
+            in_use,
+        ),
+        (
+            "on its way",
+            Some(named(
+                json!({"volumeAttributesClassName": "slow"}),
+                json!({
+                    "currentVolumeAttributesClassName": "slow",
+                    "modifyVolumeStatus": {"targetVolumeAttributesClassName": "fast", "status": "InProgress"},
+                }),
+            )),
+            None,
+            in_use,
+        ),
+        (
+            "another",
+            Some(named(json!({"volumeAttributesClassName": "slow"}), json!({}))),
+            None,
+            Verdict::Remove(0),
+        ),
+        ("of a volume", None, Some(named(json!({"volumeAttributesClassName": "fast"}), json!({}))), in_use),
+    ];
+    let class = |finalizers, deleting| {
+        let mut object = json!({"metadata": metadata(finalizers, deleting), "driverName": "drv"});
+        object["metadata"]["name"] = json!("fast");
+        read::<AttributesClass>(&object)
+    };
+    for (name, claim, volume, expected) in cases {
+        let cache = Cache::default();
+        claim.iter().for_each(|claim| assert!(cache.claims.apply(Ok(read::<Claim>(claim)))));
+        volume.iter().for_each(|volume| assert!(cache.volumes.apply(Ok(read::<Volume>(volume)))));
+        assert_eq!(attributes_class(&cache, &class(PROTECTED, true)), expected, "{name}");
+        let protected = attributes_class(&cache, &class(PROTECTED, false));
+        assert_eq!(protected, Verdict::Settled("it is protected"), "{name}");
+        // Who does not name it any more leaves nothing behind.
+        for claim in cache.claims.list() {
+            let mut gone = (*claim).clone();
+            (gone.attributes_class, gone.status_attributes_class, gone.progress) = ("".into(), None, None);
+            gone.meta.version.0 += 1;
+            assert!(cache.claims.apply(Ok(gone)));
+        }
+        for volume in cache.volumes.list() {
+            assert!(cache.volumes.delete(&volume.name, &volume.meta.uid, volume.meta.version));
+        }
+        assert_eq!(attributes_class(&cache, &class(PROTECTED, true)), Verdict::Remove(0), "{name}");
+    }
+    assert_eq!(attributes_class(&Cache::default(), &class(&[], false)), Verdict::Add);
 }

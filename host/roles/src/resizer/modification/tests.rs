@@ -123,10 +123,10 @@ fn the_class_is_chosen_as_the_sidecar_chooses_it() {
 fn what_hinders_a_call_and_what_follows_one() {
     let decide = |class: &str, able, slow, modified, claim: Value| {
         let cache = cache(class);
-        says(modification(
-            View { cache: &cache, able, closed: false, slow, told: None, modified },
-            &read(&claim),
-        ))
+        let modified = modified.map(|(uid, class): (&str, _)| (Uid::from(uid), class));
+        let modified = modified.as_ref().map(|(uid, class)| (uid, *class));
+        let view = View { cache: &cache, able, closed: false, slow, told: None, modified };
+        says(modification(view, &read(&claim)))
     };
     let infeasible = claim("fast", "old", "fast", "Infeasible");
     assert_eq!(decide("old", ABLE, Some("fast"), None, infeasible.clone()), "slow");
@@ -136,11 +136,16 @@ fn what_hinders_a_call_and_what_follows_one() {
     let running = || claim("fast", "old", "fast", "InProgress");
     let unmarked = with(running(), &json!({"status": {"conditions": []}}));
     assert_eq!(decide("old", ABLE, None, None, unmarked), "begin fast");
-    assert_eq!(decide("old", ABLE, None, Some("fast"), running()), "record v fast");
-    assert_eq!(decide("fast", ABLE, None, Some("fast"), running()), "finish fast");
+    assert_eq!(decide("old", ABLE, None, Some(("a-uid", "fast")), running()), "record v fast");
+    assert_eq!(decide("fast", ABLE, None, Some(("a-uid", "fast")), running()), "finish fast");
+    let of_another = decide("old", ABLE, None, Some(("another", "fast")), running());
+    assert!(
+        of_another.starts_with("modify "),
+        "{of_another}: the answer is for the claim, not for a successor of its name"
+    );
     // The class may be gone by then.
     let gone = claim("gone", "old", "gone", "InProgress");
-    assert_eq!(decide("gone", ABLE, None, Some("gone"), gone), "finish gone");
+    assert_eq!(decide("gone", ABLE, None, Some(("a-uid", "gone")), gone), "finish gone");
     let away = with(running(), &json!({"spec": {"volumeName": null}}));
     assert_eq!(decide("old", ABLE, None, None, away), "settled: it is not bound");
 }

@@ -89,7 +89,7 @@ impl World {
         let cache = Cache::default();
         put::<Volume>(&cache, &self.volume);
         self.pod.iter().for_each(|pod| put::<Pod>(&cache, pod));
-        let view = View { cache: &cache, able: self.able, known: self.known, grown: self.grown };
+        let view = View { cache: &cache, able: self.able, known: self.known, grown: self.grown.as_ref() };
         growth(view, &read(&self.claim))
     }
 
@@ -214,6 +214,7 @@ fn one_effect_after_the_other_up_to_the_answer() {
     assert_eq!(world.clone().claim(&unmarked).says(), "begin 2Gi again");
 
     let answer = |capacity, node_expansion| Grown {
+        claim: "a-uid".into(),
         target: Quantity::from_bytes(2 * GIB),
         volume: ExpandedVolume { capacity, node_expansion },
     };
@@ -237,6 +238,13 @@ fn one_effect_after_the_other_up_to_the_answer() {
     for (world, expected) in table {
         assert_eq!(world.says(), expected);
     }
+    let of_another =
+        World { grown: Some(Grown { claim: "another".into(), ..answer(2 * GIB, false) }), ..world };
+    assert_eq!(
+        of_another.says(),
+        "expand 2Gi",
+        "the answer is for the claim, not for a successor of its name"
+    );
 }
 
 #[test]
@@ -438,7 +446,8 @@ fn whatever_happens_nothing_shrinks_and_all_comes_to_rest() {
                             open = None;
                             real = real.max(asked);
                             let volume = ExpandedVolume { capacity: real, node_expansion: on_node };
-                            world.grown = Some(Grown { target: expand.target, volume });
+                            world.grown =
+                                Some(Grown { claim: claim.meta.uid.clone(), target: expand.target, volume });
                         }
                     }
                 }
