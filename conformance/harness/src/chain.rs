@@ -18,7 +18,7 @@ use crate::{
     sidecar::plain,
 };
 
-const READY: Duration = Duration::from_secs(60);
+const READY: Duration = Duration::from_secs(120);
 /// The name of the driver's section in the configuration.
 const SECTION: &str = "driver";
 /// Largest memory that a node gives a volume or a pod here, in bytes: more than any of ours asks for.

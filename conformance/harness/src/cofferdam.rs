@@ -21,7 +21,7 @@ use crate::{
 
 /// The name of its process and log, where there is one.
 const NAME: &str = "cofferdam";
-const READY: Duration = Duration::from_secs(60);
+const READY: Duration = Duration::from_secs(120);
 
 /// The memory driver as our program has it: under a name that the suite gives, with a state that outlives the process.
 #[derive(Clone, Debug)]

@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// How long a component may take until it is ready, on a busy machine.
-const READY: Duration = Duration::from_secs(90);
+const READY: Duration = Duration::from_secs(180);
 /// Client rates that are no limit.
 const UNLIMITED: [&str; 2] = ["--kube-api-qps=100000", "--kube-api-burst=100000"];
 /// kube-controller-manager with all that it has but the loops that are roles of ours.

@@ -18,7 +18,7 @@ use crate::{
     run::Run,
 };
 
-const READY: Duration = Duration::from_secs(30);
+const READY: Duration = Duration::from_secs(120);
 
 /// A running driver.
 #[derive(Debug)]

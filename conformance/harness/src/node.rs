@@ -22,7 +22,7 @@ use crate::{
     wait::until,
 };
 
-const READY: Duration = Duration::from_secs(90);
+const READY: Duration = Duration::from_secs(180);
 /// containerd puts the sockets of its shims here whatever it is told; the directory is the run's own.
 const STATE: &str = "/run/containerd";
 /// Bytes of a disk of its root.
@@ -207,26 +207,19 @@ impl Node {
         self.kubelet.kill().await?;
         self.containerd.kill().await?;
         let socket = self.place.socket();
-        let containers = until("no container is left", READY, async || {
-            let all = running()?;
-            let mut gone: BTreeSet<u32> = BTreeSet::new();
-            // Parents before their children, so that nobody starts again what ends.
-            for one in &all {
-                let shim = one.arguments.contains("containerd-shim") && one.arguments.contains(&socket);
-                if shim || gone.contains(&one.parent) {
-                    gone.insert(one.id);
-                }
+        let mut containers = BTreeSet::new();
+        loop {
+            let found = below_shims(&running()?, &socket);
+            let new: Vec<u32> = found.difference(&containers).copied().collect();
+            if new.is_empty() {
+                break;
             }
-            Ok(gone)
-        })
-        .await?;
-        let networks: BTreeSet<String> = containers.iter().filter_map(|id| network_of(*id)).collect();
-        for id in &containers {
-            if let Some(id) = Pid::from_raw(id.cast_signed()) {
-                // One that has ended meanwhile is what we want.
-                let _ = kill_process(id, Signal::KILL);
-            }
+            // Who stands still starts nobody: when no look finds more, all are known.
+            signal(&new, Signal::STOP);
+            containers.extend(new);
         }
+        let networks: BTreeSet<String> = containers.iter().filter_map(|id| network_of(*id)).collect();
+        signal(&containers, Signal::KILL);
         until("its containers have ended", READY, async || {
             let left = running()?.into_iter().find(|one| containers.contains(&one.id));
             ensure!(left.is_none(), "{left:?} runs");
@@ -280,7 +273,33 @@ struct Running {
     arguments: String,
 }
 
-/// All processes of the run's namespace, the oldest first.
+/// The shims that serve this containerd, and whoever descends from them.
+fn below_shims(all: &[Running], socket: &str) -> BTreeSet<u32> {
+    let shim = |one: &Running| one.arguments.contains("containerd-shim") && one.arguments.contains(socket);
+    let mut found: BTreeSet<u32> = all.iter().filter(|one| shim(one)).map(|one| one.id).collect();
+    loop {
+        let more: Vec<u32> = all
+            .iter()
+            .filter(|one| found.contains(&one.parent) && !found.contains(&one.id))
+            .map(|one| one.id)
+            .collect();
+        if more.is_empty() {
+            return found;
+        }
+        found.extend(more);
+    }
+}
+
+/// Signals processes; one that has ended meanwhile needs none.
+fn signal<'a>(ids: impl IntoIterator<Item = &'a u32>, signal: Signal) {
+    for id in ids {
+        if let Some(id) = Pid::from_raw(id.cast_signed()) {
+            let _ = kill_process(id, signal);
+        }
+    }
+}
+
+/// All processes of the run's namespace.
 fn running() -> Result<Vec<Running>> {
     let mut all = Vec::new();
     for entry in fs::read_dir("/proc")? {
@@ -293,7 +312,6 @@ fn running() -> Result<Vec<Running>> {
         let parent = parent.with_context(|| format!("/proc/{id}/stat has no parent: {status}"))?;
         all.push(Running { id, parent, arguments: String::from_utf8_lossy(&arguments).replace('\0', " ") });
     }
-    all.sort_by_key(|one| one.id);
     Ok(all)
 }
 

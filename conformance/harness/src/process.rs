@@ -15,7 +15,7 @@ use tokio::process::{Child, Command};
 use crate::{run::Run, wait::until};
 
 /// How long a program has to end after SIGTERM. kube-apiserver drains for up to a minute.
-const STOP: Duration = Duration::from_secs(75);
+const STOP: Duration = Duration::from_secs(150);
 /// Lines of a log that stand in an error.
 const TAIL: usize = 12;
 

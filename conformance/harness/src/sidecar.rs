@@ -13,7 +13,7 @@ use crate::{
     run::Run,
 };
 
-const READY: Duration = Duration::from_secs(60);
+const READY: Duration = Duration::from_secs(120);
 
 /// Starts a sidecar such as `csi-provisioner` with unlimited client rates, and waits until it serves its metrics.
 ///

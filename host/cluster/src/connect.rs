@@ -29,12 +29,11 @@ const UNCONFIRMED: Duration = Duration::from_secs(45);
 /// A client as kube makes one (HTTP/1.1: ADR 0017), over connections whose small writes do not wait for each other: its own connections leave Nagle's
 /// algorithm on, and a request behind the end of a handshake then waits 40 ms for the other side's delayed acknowledgement.
 ///
-/// Through a proxy it is kube's own client.
-///
 /// # Errors
 /// Where the configuration's certificates or credentials cannot be used.
 pub fn client(config: Config) -> Result<Client, kube::Error> {
     if config.proxy_url.is_some() {
+        // A named error; proxies are no feature of this build.
         return Client::try_from(config);
     }
     let mut tcp = HttpConnector::new();

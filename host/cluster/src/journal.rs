@@ -5,8 +5,8 @@
 //! claim's uid. A retry sends the very same request; the entry goes when the PersistentVolume exists or the failure is final.
 //!
 //! One journal per driver, and per node for drivers whose storage is one node's, so that a driver that hangs fills only its own. Writes are committed in groups: at once when
-//! nothing is in flight, otherwise with everything that came meanwhile. Removals wait a moment for company; one that fails is
-//! decided anew after the page was read, for another process may have written the claim's intent meanwhile.
+//! nothing is in flight, otherwise with everything that came meanwhile. Removals wait a moment for company; an intent
+//! that another process has written for the claim meanwhile is not the one that was to go, and stays.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -105,8 +105,12 @@ type Page = (ResourceVersion, HashMap<String, String>);
 type Outcome = oneshot::Receiver<Result<Arc<Intent>, JournalError>>;
 
 enum Change {
-    Put { json: String, waiting: Vec<Recorded> },
-    Remove,
+    Put {
+        json: String,
+        waiting: Vec<Recorded>,
+    },
+    /// Of this intent, and of no other that the claim may have by then.
+    Remove(Arc<Intent>),
 }
 
 struct Entry {
@@ -210,7 +214,7 @@ impl Journal {
     /// [`WriteError`] of the first read that fails.
     pub async fn load(&self) -> Result<(), WriteError> {
         for shard in 0..SHARDS {
-            self.read_shard(shard).await?;
+            self.read_shard(shard, &mut BTreeMap::new()).await?;
         }
         Ok(())
     }
@@ -253,8 +257,7 @@ impl Journal {
         Ok(self.mentions(claim, volume))
     }
 
-    /// Waits until a read has shown intents that somebody has to look at, and returns their uids: another process wrote them, or
-    /// their removal failed.
+    /// Waits until a read has shown intents that another process wrote, and returns their uids.
     pub async fn adopted(&self) -> Vec<Uid> {
         loop {
             let notified = self.shared.found.notified();
@@ -290,7 +293,7 @@ impl Journal {
         if let Some(shard) = state.shards.get_mut(entry.shard) {
             shard.entries = shard.entries.saturating_sub(1);
             shard.bytes = shard.bytes.saturating_sub(entry.size);
-            shard.changes.insert(uid.clone(), Change::Remove);
+            shard.changes.insert(uid.clone(), Change::Remove(entry.intent));
         }
         drop(state);
         self.shared.dirty.notify_one();
@@ -346,7 +349,7 @@ impl Journal {
                     waiting.push(sender);
                     Ok(receiver)
                 }
-                Some(Change::Remove) | None => {
+                Some(Change::Remove(_)) | None => {
                     Err(JournalError::Unavailable("the claim's intent is on its way".to_owned()))
                 }
             };
@@ -396,12 +399,10 @@ impl Journal {
             if batch.is_empty() {
                 return true;
             }
-            if !self.is_read(index) {
-                if let Err(error) = self.read_shard(index).await {
-                    return self.give_back(index, batch, &error);
-                }
-                // What stands there is known again, and may be another's.
-                batch.retain(|_, change| matches!(change, Change::Put { .. }));
+            if !self.is_read(index)
+                && let Err(error) = self.read_shard(index, &mut batch).await
+            {
+                return self.give_back(index, batch, &error);
             }
             self.yield_to_standing(&mut batch);
             if batch.is_empty() {
@@ -474,9 +475,9 @@ impl Journal {
             .iter()
             .filter_map(|(uid, change)| match (change, version) {
                 (Change::Put { json, .. }, _) => Some((uid.as_str().to_owned(), json!(json))),
-                (Change::Remove, Some(_)) => Some((uid.as_str().to_owned(), Value::Null)),
+                (Change::Remove(_), Some(_)) => Some((uid.as_str().to_owned(), Value::Null)),
                 // What does not exist needs no removal.
-                (Change::Remove, None) => None,
+                (Change::Remove(_), None) => None,
             })
             .collect();
         if data.is_empty() {
@@ -553,10 +554,10 @@ impl Journal {
                         let _ = sender.send(Err(refused.clone()));
                     }
                 }
-                Change::Remove => {
+                removal @ Change::Remove(_) => {
                     clean = false;
                     if let Some(shard) = state.shards.get_mut(index) {
-                        shard.changes.entry(uid).or_insert(Change::Remove);
+                        shard.changes.entry(uid).or_insert(removal);
                     }
                 }
             }
@@ -594,8 +595,9 @@ impl Journal {
         Ok(Some((version, map.data)))
     }
 
-    /// Reads a ConfigMap.
-    async fn read_shard(&self, index: usize) -> Result<(), WriteError> {
+    /// Reads a ConfigMap; entries whose removal is part of `batch` are as good as gone, unless another intent stands there by now:
+    /// then the removal is dropped.
+    async fn read_shard(&self, index: usize, batch: &mut BTreeMap<Uid, Change>) -> Result<(), WriteError> {
         let name = self.shard_name(index);
         let Some((version, data)) = self.fetch_shard(index).await? else {
             if let Some(shard) = self.lock().shards.get_mut(index) {
@@ -615,7 +617,8 @@ impl Journal {
                 }
             }
         });
-        self.adopt(index, version, intents.collect());
+        let standing = intents.filter(|(_, intent)| !leaves(batch, intent)).collect();
+        self.adopt(index, version, standing);
         Ok(())
     }
 
@@ -639,23 +642,28 @@ impl Journal {
         let Some(shard) = state.shards.get_mut(index) else { return };
         shard.version = Some(version);
         shard.missing = false;
+        let mut moved = Vec::new();
         for (size, intent) in intents {
             let uid = intent.uid.clone();
+            if !state.entries.contains_key(&uid) && leaves(&mut shard.changes, &intent) {
+                continue;
+            }
             match state.entries.get_mut(&uid) {
                 Some(entry) if entry.durable => {
                     // The same claim on two pages: one is enough.
                     if entry.shard != index {
-                        shard.changes.insert(uid, Change::Remove);
+                        shard.changes.insert(uid, Change::Remove(Arc::new(intent)));
                     }
                     continue;
                 }
                 Some(entry) => {
-                    entry.intent = Arc::new(intent);
-                    entry.durable = true;
+                    // It stands here, wherever it was to be written.
+                    moved.push((entry.shard, entry.size));
+                    shard.entries += 1;
+                    shard.bytes += size;
+                    *entry = Entry { intent: Arc::new(intent), shard: index, size, durable: true };
                 }
                 None => {
-                    // A removal that came meanwhile was not decided on this.
-                    shard.changes.remove(&uid);
                     shard.entries += 1;
                     shard.bytes += size;
                     let entry = Entry { intent: Arc::new(intent), shard: index, size, durable: true };
@@ -663,6 +671,12 @@ impl Journal {
                 }
             }
             state.adopted.push(uid);
+        }
+        for (from, size) in moved {
+            if let Some(shard) = state.shards.get_mut(from) {
+                shard.entries = shard.entries.saturating_sub(1);
+                shard.bytes = shard.bytes.saturating_sub(size);
+            }
         }
         drop(guard);
         self.shared.found.notify_one();
@@ -681,4 +695,14 @@ impl Journal {
         // Nothing under the lock can panic half-way through a change.
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether one of these changes is the removal of this intent. A removal of another one for the claim is dropped.
+fn leaves(changes: &mut BTreeMap<Uid, Change>, intent: &Intent) -> bool {
+    let Some(Change::Remove(leaving)) = changes.get(&intent.uid) else { return false };
+    let same = **leaving == *intent;
+    if !same {
+        changes.remove(&intent.uid);
+    }
+    same
 }

@@ -241,6 +241,29 @@ impl<K: Kind> Table<K> {
         self.synced.send_replace(true);
     }
 
+    /// Forgets every object of a kind that the API does not have at this moment. None of them was deleted: when the kind comes back, so
+    /// do they.
+    pub fn clear(&self) {
+        let mut changes = Vec::new();
+        {
+            let mut inner = self.write();
+            let keys: Vec<K::Key> = inner.objects.keys().chain(inner.opaque.keys()).cloned().collect();
+            for key in keys {
+                let old = inner.take(&key);
+                changes.push(Change { key, old, new: None });
+            }
+        }
+        for change in changes {
+            self.notify(Some(change));
+        }
+        self.synced.send_replace(true);
+    }
+
+    /// Whether there are objects that cannot be decoded.
+    pub fn has_opaque(&self) -> bool {
+        !self.read().opaque.is_empty()
+    }
+
     fn notify(&self, change: Option<Change<K>>) -> bool {
         let Some(change) = change else { return false };
         for subscriber in self.subscribers.read().unwrap_or_else(PoisonError::into_inner).iter() {

@@ -181,7 +181,7 @@ impl<K: Kind> Follower<'_, K> {
                 Ok(Ok(version)) => self.stay(version, &mut failures).await,
                 Ok(Err(restored)) => return restored,
                 Err(Unlisted::Refused(StatusCode::NOT_FOUND, _)) if K::OPTIONAL => {
-                    self.table.replace(Vec::new(), self.table.highest());
+                    self.table.clear();
                     tokio::time::sleep(ABSENT).await;
                 }
                 Err(error) => self.pause(&mut failures, "list", &error).await,

@@ -211,6 +211,10 @@ fn place(error: &serde_saphyr::Error) -> String {
 fn of_credentials(error: &kube::Error) -> String {
     match error {
         kube::Error::InferKubeconfig(error) => told(error),
+        kube::Error::ProxyProtocolDisabled { .. } => {
+            // kube's own text has the proxy's password.
+            "its proxy-url is set: expected none, connections through a proxy are not supported".to_owned()
+        }
         kube::Error::Auth(auth) => connect::of_plugin(auth).unwrap_or_else(|| one_line(error)),
         error => one_line(error),
     }

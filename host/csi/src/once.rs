@@ -1,17 +1,16 @@
 //! A connection for one question or two, as kubelet and livenessprobe open them.
 
-use http::{Request, Uri};
+use http::{Request, Response, Uri};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::UnixStream;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Status, body::Body};
 
-use crate::wire::ORIGIN;
+use crate::wire::{Broken, Heard, ORIGIN, Word};
 
 /// What carries the calls of one connection.
-pub type Channel =
-    tower::util::BoxCloneSyncService<Request<Body>, http::Response<hyper::body::Incoming>, hyper::Error>;
+pub type Channel = tower::util::BoxCloneSyncService<Request<Body>, Response<Heard>, Broken>;
 
 /// A connection that ends with its owner. Errors of calls are what tonic makes of them: nobody asks here whether a failure is final.
 #[derive(Debug)]
@@ -35,7 +34,7 @@ impl Once {
         });
         let channel = tower::service_fn(move |request| {
             let mut sender = sender.clone();
-            async move { sender.send_request(request).await }
+            async move { Ok(Heard::of(sender.send_request(request).await?, Word::none())) }
         });
         Ok(Self { channel: Channel::new(channel), _connection: AbortOnDropHandle::new(connection) })
     }

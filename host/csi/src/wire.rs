@@ -47,7 +47,7 @@ const DETAILS: &str = "grpc-status-details-bin";
 /// The connection broke, or the other side does not speak gRPC.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct Broken(String);
+pub struct Broken(String);
 
 impl From<hyper::Error> for Broken {
     /// Without the source: tonic would look into it and make a status of what it finds.
@@ -64,12 +64,12 @@ impl From<hyper::Error> for Broken {
 
 /// The gRPC code that the driver sent for one call.
 #[derive(Clone, Debug)]
-struct Word(Arc<AtomicI32>);
+pub(crate) struct Word(Arc<AtomicI32>);
 
 impl Word {
     const NONE: i32 = -1;
 
-    fn none() -> Self {
+    pub(crate) fn none() -> Self {
         Self(Arc::new(AtomicI32::new(Self::NONE)))
     }
 
@@ -193,19 +193,23 @@ impl tower::Service<http::Request<tonic::body::Body>> for Wire {
     fn call(&mut self, request: http::Request<tonic::body::Body>) -> Self::Future {
         let word = request.extensions().get::<Word>().cloned().unwrap_or_else(Word::none);
         let sent = self.0.send_request(request);
-        Box::pin(async move {
-            let mut response = sent.await?;
-            word.hear(response.headers_mut());
-            Ok(response.map(|body| Heard { body, word }))
-        })
+        Box::pin(async move { Ok(Heard::of(sent.await?, word)) })
     }
 }
 
-/// A body whose trailers are listened to.
+/// A body whose trailers are listened to, and rid of what tonic must not see.
 #[derive(Debug)]
-pub(crate) struct Heard {
+pub struct Heard {
     body: Incoming,
     word: Word,
+}
+
+impl Heard {
+    /// Listens to an answer.
+    pub(crate) fn of(mut answer: http::Response<Incoming>, word: Word) -> http::Response<Self> {
+        word.hear(answer.headers_mut());
+        answer.map(|body| Self { body, word })
+    }
 }
 
 impl Body for Heard {

@@ -134,7 +134,7 @@ const PROTECTION: &[Row] = &[
     (Reach::Cluster, "", "pods", None, &["list", "watch"]),
     (Reach::Cluster, "", "persistentvolumeclaims", None, &["patch"]),
     (Reach::Cluster, "", "persistentvolumes", None, &["patch"]),
-    (Reach::Cluster, STORAGE, "volumeattributesclasses", None, &["list", "patch", "watch"]),
+    (Reach::Cluster, STORAGE, "volumeattributesclasses", None, &["get", "list", "patch", "watch"]),
 ];
 
 /// AttachDetachController's.

@@ -26,7 +26,7 @@ pub(super) const STAYS: &str = "mess-and-stay";
 const MARK: &str = "86399.25";
 /// The file that says that the mess has been made.
 const MADE: &str = "made";
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_secs(180);
 
 /// A harness inside of this one.
 struct Inner {

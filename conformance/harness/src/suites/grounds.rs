@@ -34,7 +34,7 @@ use crate::{
     wait::until,
 };
 
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_secs(180);
 const BACKUP: &str = "backup";
 /// How many clusters play at once. Most of a row is waiting for silence: a second processor would wait beside the first.
 const CLUSTERS: usize = 3;

@@ -32,7 +32,7 @@ use crate::{
 const CONTROLLERS: &str = "garbage-collector-controller,namespace-controller";
 const NAMESPACE: &str = "shown";
 /// How long one command may take.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 /// Differences that an error shows; all of them are in the transcripts.
 const SHOWN: usize = 12;
 

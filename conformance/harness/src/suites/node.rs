@@ -18,7 +18,7 @@ use crate::{
     wait::until,
 };
 
-const SOON: Duration = Duration::from_secs(90);
+const SOON: Duration = Duration::from_secs(240);
 const NODE: &str = "node-1";
 const SAID: &str = "there is a shell in here";
 

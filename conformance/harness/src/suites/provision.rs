@@ -13,7 +13,7 @@ use crate::{
 };
 
 const CLAIMS: usize = 50;
-const SOON: Duration = Duration::from_secs(90);
+const SOON: Duration = Duration::from_secs(240);
 const DRIVER: &str = "memory.conformance.cofferdam.dev";
 
 pub(super) async fn run(run: &Run) -> Result<()> {

@@ -19,7 +19,7 @@ const CLAIMS: usize = 300;
 /// How many claims are done when the first swap begins, and when the second does.
 const FIRST: usize = 40;
 const SECOND: usize = 140;
-const LONG: Duration = Duration::from_secs(180);
+const LONG: Duration = Duration::from_secs(300);
 const DRIVER: &str = "peer.conformance.cofferdam.dev";
 /// The loops of kube-controller-manager that take finalizers off: they run throughout.
 const PROTECTION: &str = "persistentvolume-protection-controller,persistentvolumeclaim-protection-controller";

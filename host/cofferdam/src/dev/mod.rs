@@ -74,7 +74,12 @@ pub(crate) async fn run(flags: &DevFlags, environment: &HashMap<String, String>)
     }
     // Everything is written before the error, if there is one, is.
     timeline.close();
-    let written = printer.finish().await;
+    // Whoever reads it may stand still: then another signal ends that, too.
+    let mut signals = Signals::take()?;
+    let written = tokio::select! {
+        written = printer.finish() => written,
+        _ = signals.next() => return Ok(End::Forced),
+    };
     let end = result?;
     written.map_err(Failure::Output)?;
     Ok(end)
@@ -99,11 +104,6 @@ async fn show(
             return Ok(End::Drained);
         }
     };
-    timeline.text(stage.banner(start, style));
-    if !flags.demo {
-        timeline.text(stage.hint(style));
-    }
-    timeline.text(timeline::heading(style));
     let drain = configuration.drain_timeout.get();
     let shown = tokio::select! {
         failure = running.failed() => {
@@ -112,10 +112,18 @@ async fn show(
             return Err(failure);
         }
         name = signals.next() => {
-            tracing::info!("{name} during the demo");
+            tracing::info!("{name} before everything was shown");
             None
         }
-        shown = stage.demonstrate(flags.demo, timeline) => Some(shown),
+        shown = async {
+            stage.registered().await;
+            timeline.text(stage.banner(start, style));
+            if !flags.demo {
+                timeline.text(stage.hint(style));
+            }
+            timeline.text(timeline::heading(style));
+            stage.demonstrate(flags.demo, timeline).await
+        } => Some(shown),
     };
     if let Some(Ok(true)) = shown {
         timeline.text(style.paint(Colour::Green, "demo: everything held"));
@@ -157,7 +165,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// Builds everything and waits until the roles run. Who stops waiting drops it, and with it its files.
+    /// Builds everything and waits until the roles run. Who stops waiting drops it, and with it its files; nothing is mounted yet.
     async fn build(
         flags: &DevFlags,
         configuration: &Configuration,
@@ -194,6 +202,13 @@ impl Stage {
         let base = runtime_directory();
         let nodes = RunningNodes::start(flags, configuration, (inside, &base), &drivers, timeline).await?;
         Ok((Self { serving, kubeconfig, drivers, classes, nodes, place }, running))
+    }
+
+    /// Waits until the nodes' drivers are registered.
+    async fn registered(&self) {
+        if let Some(nodes) = &self.nodes {
+            nodes.registered().await;
+        }
     }
 
     /// Ends the nodes, within a time and until another signal.

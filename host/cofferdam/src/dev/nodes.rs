@@ -57,7 +57,7 @@ pub(crate) struct RunningNodes {
 }
 
 impl RunningNodes {
-    /// Starts them and waits until the drivers are registered; absent where no nodes are wanted.
+    /// Starts them; absent where no nodes are wanted. Whoever drops them leaves behind what they have mounted: [`Self::stop`] does not.
     ///
     /// # Errors
     /// [`Failure`], one line.
@@ -73,7 +73,7 @@ impl RunningNodes {
             return Ok(None);
         }
         let names = names(flags.nodes, configuration, drivers);
-        let directory = Directory::new(base)?;
+        let mut directory = Directory::new(base)?;
         let mut served = Vec::with_capacity(drivers.len());
         let (mut without, mut own) = (Vec::new(), Vec::new());
         for driver in drivers {
@@ -103,14 +103,21 @@ impl RunningNodes {
         })
         .await?;
         let (view, stop) = (nodes.view(), CancellationToken::new());
+        let real = flags.real_mounts;
+        if real || !own.is_empty() {
+            directory.keep();
+        }
         let task = tokio::spawn(nodes.run(stop.clone()));
-        if tokio::time::timeout(REGISTRATION, view.registered()).await.is_err() {
+        Ok(Some(Self { view, names, without, own, real, all_own, stop, task, directory }))
+    }
+
+    /// Waits until the drivers are registered, and not for ever.
+    pub(crate) async fn registered(&self) {
+        if tokio::time::timeout(REGISTRATION, self.view.registered()).await.is_err() {
             tracing::warn!(
                 "drivers are not registered after {REGISTRATION:?}; the log of level info says why"
             );
         }
-        let real = flags.real_mounts;
-        Ok(Some(Self { view, names, without, own, real, all_own, stop, task, directory }))
     }
 
     /// The nodes, for people.
@@ -140,15 +147,16 @@ impl RunningNodes {
     pub(crate) async fn stop(mut self, limit: Duration, insists: impl Future<Output = &'static str>) {
         self.stop.cancel();
         let task = self.task.abort_handle();
-        if !ended(self.task, limit, insists).await {
+        let ended = ended(self.task, limit, insists).await;
+        if !ended {
             task.abort();
-            // What is only recorded is mounted nowhere, whatever still runs.
-            if self.real || !self.own.is_empty() {
-                self.directory.keep();
-            }
         }
-        for left in self.view.left() {
+        let left = self.view.left();
+        for left in &left {
             tracing::warn!("{left}");
+        }
+        if ended && left.is_empty() {
+            self.directory.release();
         }
     }
 }
@@ -267,7 +275,7 @@ async fn create_drivers(client: &Client, drivers: &[Driver]) -> Result<(), kube:
     Ok(())
 }
 
-/// A directory for sockets and mounts; dropping it removes it, unless something is still mounted there, or may be soon.
+/// A directory for sockets and mounts; dropping it removes it, unless something is mounted there, or may be.
 #[derive(Debug)]
 struct Directory {
     path: PathBuf,
@@ -276,6 +284,9 @@ struct Directory {
 
 impl Directory {
     fn new(base: &Path) -> Result<Self, DevError> {
+        // The table of mounts knows no links.
+        let base = fs::canonicalize(base)
+            .map_err(|error| DevError::Machine(format!("cannot find {}: {error}", base.display())))?;
         let path = base.join(format!("cofferdam-{}-nodes", std::process::id()));
         let failed = |error: io::Error| DevError::Machine(format!("cannot make {}: {error}", path.display()));
         let make = || DirBuilder::new().mode(0o700).create(&path);
@@ -290,9 +301,14 @@ impl Directory {
         Ok(Self { path, kept: false })
     }
 
-    /// It stays: a call that still runs may mount something there.
+    /// It stays: from now on something may be mounted there.
     fn keep(&mut self) {
         self.kept = true;
+    }
+
+    /// Nothing is mounted there any more, and nobody mounts anything.
+    fn release(&mut self) {
+        self.kept = false;
     }
 
     /// What is mounted there. Data of a volume must never be taken for a file of ours.
@@ -312,7 +328,7 @@ impl Directory {
 impl Drop for Directory {
     fn drop(&mut self) {
         if self.kept {
-            tracing::warn!(directory = %self.path.display(), "left there, for the nodes have not ended");
+            tracing::warn!(directory = %self.path.display(), "left there, for something may be mounted");
             return;
         }
         let plain = self.path.display().to_string().chars().all(|c| !c.is_whitespace() && c != '\\');
@@ -322,9 +338,7 @@ impl Drop for Directory {
             tracing::warn!(directory = %self.path.display(), place, "left there, for something may be mounted");
             return;
         }
-        // A call that still ran may have put something there meanwhile.
-        let removed = fs::remove_dir_all(&self.path).or_else(|_| fs::remove_dir_all(&self.path));
-        if let Err(error) = removed {
+        if let Err(error) = fs::remove_dir_all(&self.path) {
             tracing::warn!(directory = %self.path.display(), %error, "cannot remove the nodes' directory");
         }
     }

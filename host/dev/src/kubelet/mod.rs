@@ -425,6 +425,9 @@ impl Kubelet {
         if held.get(id).is_some_and(|held| !held.is_busy()) {
             held.remove(id);
         }
+        if !held.contains_key(id) {
+            self.retries.forget(id);
+        }
         self.count.send_replace(held.len());
         drop(held);
         self.queue.add(Key::Node);

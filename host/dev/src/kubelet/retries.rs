@@ -36,8 +36,8 @@ impl Retries {
         pause
     }
 
-    /// A step has succeeded.
-    pub(super) fn succeeded(&self, id: &VolumeId) {
+    /// A step has succeeded, or none is left.
+    pub(super) fn forget(&self, id: &VolumeId) {
         lock(&self.0).remove(id);
     }
 }
@@ -58,7 +58,7 @@ mod tests {
         assert_eq!(retries.pause(&id, &Step::Stage), None);
         assert_eq!(retries.failed(&id, &Step::Stage), 2 * half);
         assert_eq!(retries.failed(&id, &Step::Unstage), half);
-        retries.succeeded(&id);
+        retries.forget(&id);
         assert_eq!(retries.pause(&id, &Step::Unstage), None);
         assert_eq!(retries.failed(&id, &Step::Stage), half);
         for _ in 0..20 {

@@ -41,7 +41,7 @@ impl Kubelet {
                 wants.iter().for_each(|wanted| self.complain(wanted, &step, &problem));
                 return Outcome::After(self.retries.failed(id, &step));
             }
-            self.retries.succeeded(id);
+            self.retries.forget(id);
             wants.iter().for_each(|wanted| self.queue.add(Key::Pod(wanted.pod.slim.key.clone())));
         }
         Outcome::Again

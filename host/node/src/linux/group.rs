@@ -2,9 +2,10 @@
 //! opened.
 
 use std::{
-    ffi::OsStr,
+    ffi::{CStr, CString, OsStr},
     os::unix::ffi::OsStrExt as _,
-    path::{Path, PathBuf},
+    path::PathBuf,
+    rc::Rc,
 };
 
 use rustix::{
@@ -48,19 +49,37 @@ fn is_another_by_now(error: Errno) -> bool {
     matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP)
 }
 
+/// A directory within the volume, by its name in the one above: a pod can make far more of them than their paths have room in memory.
+struct Below {
+    above: Option<Rc<Below>>,
+    name: CString,
+}
+
+impl Below {
+    fn path(&self) -> PathBuf {
+        let mut names = vec![self.name.as_c_str()];
+        let mut above = &self.above;
+        while let Some(next) = above {
+            names.push(&next.name);
+            above = &next.above;
+        }
+        names.into_iter().rev().map(CStr::to_bytes).map(OsStr::from_bytes).collect()
+    }
+}
+
 /// Gives everything to a group, the directory itself last. Fails where a path within it is longer than the kernel takes, as
 /// kubelet's own walk does.
 pub(super) fn give(directory: &OwnedFd, group: u32) -> rustix::io::Result<()> {
     let gid = Gid::from_raw(group);
-    // Paths, not open directories: however deep a volume is, two files are open.
+    // Names, not open directories: however deep a volume is, two files are open.
     let mut left = Vec::new();
-    entries(directory, Path::new(""), gid, &mut left)?;
-    while let Some(path) = left.pop() {
-        match open(directory, &path, OFlags::DIRECTORY) {
+    entries(directory, None, gid, &mut left)?;
+    while let Some(below) = left.pop() {
+        match open(directory, below.path(), OFlags::DIRECTORY) {
             Err(error) if is_another_by_now(error) => {}
             opened => {
                 let opened = opened?;
-                entries(&opened, &path, gid, &mut left)?;
+                entries(&opened, Some(&Rc::new(below)), gid, &mut left)?;
                 own(&opened, gid)?;
             }
         }
@@ -69,7 +88,12 @@ pub(super) fn give(directory: &OwnedFd, group: u32) -> rustix::io::Result<()> {
 }
 
 /// Gives the files of a directory, and adds its directories to what is left.
-fn entries(directory: &OwnedFd, path: &Path, gid: Gid, left: &mut Vec<PathBuf>) -> rustix::io::Result<()> {
+fn entries(
+    directory: &OwnedFd,
+    above: Option<&Rc<Below>>,
+    gid: Gid,
+    left: &mut Vec<Below>,
+) -> rustix::io::Result<()> {
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
         let name = entry.file_name();
@@ -82,7 +106,7 @@ fn entries(directory: &OwnedFd, path: &Path, gid: Gid, left: &mut Vec<PathBuf>) 
         };
         let kind = FileType::from_raw_mode(stat.st_mode);
         if kind == FileType::Directory {
-            left.push(path.join(OsStr::from_bytes(name.to_bytes())));
+            left.push(Below { above: above.map(Rc::clone), name: name.to_owned() });
             continue;
         }
         match chownat(directory, name, None, Some(gid), AtFlags::SYMLINK_NOFOLLOW) {

@@ -263,14 +263,14 @@ impl<M: Machine> Node<M> {
         let is_at = |record: &VolumeRecord| {
             record.targets.contains_key(&path) || record.staging.as_deref() == Some(path.as_str())
         };
-        let own = records.iter().find(|record| record.volume == volume);
+        let own = self.record(volume)?;
         if records.iter().any(|record| record.volume != volume && is_at(record))
-            || own.is_some_and(|record| record.staging.as_deref() == Some(path.as_str()))
+            || own.as_ref().is_some_and(|record| record.staging.as_deref() == Some(path.as_str()))
         {
             return Err(NodeError::Missing(format!("the volume is not published at {target}")));
         }
         self.clear(&target)?;
-        let Some(mut record) = own.cloned() else { return Ok(()) };
+        let Some(mut record) = own else { return Ok(()) };
         if record.targets.remove(&path).is_none() {
             return Ok(());
         }

@@ -39,13 +39,13 @@ impl<M: Machine> Node<M> {
 
     /// Undoes what a call has done that failed, unless the volume was staged before.
     fn give_up(&self, volume: &str, place: &Place) -> Result<(), NodeError> {
+        let Some(record) = self.record(volume)? else { return Ok(()) };
         let records = self.machine.records().step("read the volumes' records")?.readable;
-        let Some(record) = records.iter().find(|record| record.volume == volume) else { return Ok(()) };
         if record.staged || !record.targets.is_empty() || record.staging.as_ref() != Some(&place.to_string())
         {
             return Ok(());
         }
-        unstage(&self.machine, place, Some(record), &records)?;
+        unstage(&self.machine, place, Some(&record), &records)?;
         // That a device was begun to be formatted has to be known the next time.
         if record.formatting {
             Ok(())
@@ -209,8 +209,9 @@ impl<M: Machine> Node<M> {
         if others.iter().any(|other| foreign(&other)) {
             return Err(NodeError::Missing(format!("another volume is staged at {place}")));
         }
-        let record = others.iter().find(|other| other.volume == volume);
-        if let Some(record) = record {
+        // One that cannot be read is not as good as none: it may have a device.
+        let record = self.record(volume)?;
+        if let Some(record) = &record {
             if record.staging.as_deref() != Some(staging.as_str()) {
                 let at = record.staging.as_deref().unwrap_or("no staging path");
                 return Err(NodeError::Precondition(format!("the volume is staged at {at}, not at {place}")));
@@ -228,7 +229,7 @@ impl<M: Machine> Node<M> {
                 )));
             }
         }
-        unstage(&self.machine, &place, record, &others)?;
+        unstage(&self.machine, &place, record.as_ref(), &others)?;
         if record.is_some() {
             self.machine.forget(volume).step("forget the volume's record")?;
         }

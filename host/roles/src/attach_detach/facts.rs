@@ -1,10 +1,10 @@
 //! What is decided on, out of the cache and the marks.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use cofferdam_cluster::{Cache, Seen};
 use cofferdam_domain::{
-    Attachment, AttachmentName, DriverName, Node, NodeVolume, UniqueVolume, VolumeHandle, names,
+    Attachment, AttachmentName, DriverName, Node, NodeObject, NodeVolume, UniqueVolume, VolumeHandle, names,
 };
 
 use super::{
@@ -12,6 +12,15 @@ use super::{
     rules::{Facts, Held, Machine, MadeFor, Want},
     wants,
 };
+
+/// What a run for a volume has seen so far.
+#[derive(Debug, Default)]
+pub(super) struct Run {
+    /// Attachments whose nodes were looked at past the cache.
+    pub(super) looked: HashSet<AttachmentName>,
+    /// Nodes for which the API has refused an effect.
+    pub(super) refused: BTreeSet<NodeObject>,
+}
 
 /// Where facts come from.
 #[derive(Clone, Copy)]
@@ -23,28 +32,21 @@ pub(super) struct Sources<'a> {
 
 impl Sources<'_> {
     /// The facts of a volume, or of an attachment without one; absent where there is nothing that could be decided.
-    /// `looked`: attachments whose nodes were looked at past the cache.
-    pub(super) fn facts(&self, key: &Key, looked: &HashSet<AttachmentName>) -> Option<Facts> {
+    pub(super) fn facts(&self, key: &Key, run: &Run) -> Option<Facts> {
         match key {
             Key::Volume(name) => {
                 let (driver, handle) = name.csi()?;
-                Some(self.of_volume(name, driver, handle, looked))
+                Some(self.of_volume(name, driver, handle, run))
             }
             Key::Orphan(name) => {
                 let attachment = self.cache.attachments.get(name).known()?;
-                self.of_orphan(&attachment, looked)
+                self.of_orphan(&attachment, run)
             }
             Key::Claim(_) => None,
         }
     }
 
-    fn of_volume(
-        &self,
-        name: &UniqueVolume,
-        driver: DriverName,
-        handle: VolumeHandle,
-        looked: &HashSet<AttachmentName>,
-    ) -> Facts {
+    fn of_volume(&self, name: &UniqueVolume, driver: DriverName, handle: VolumeHandle, run: &Run) -> Facts {
         let (wants, keepers) = match self.is_attached(&driver) {
             true => {
                 (wants::wants(self.cache, &driver, &handle), wants::keepers(self.cache, &driver, &handle))
@@ -57,7 +59,7 @@ impl Sources<'_> {
                 let ours = wants::unique_of(self.cache, &attachment).as_ref() == Some(name);
                 let made_for = if ours { MadeFor::It } else { MadeFor::Others };
                 let wanted = ours && keepers.contains(&attachment.node);
-                held.push(self.held(&attachment, Some(name), made_for, wanted, looked));
+                held.push(self.held(&attachment, Some(name), made_for, wanted, run));
             }
         }
         // What was made for it by way of an object that is no more holds it all the same.
@@ -67,7 +69,7 @@ impl Sources<'_> {
                 let goes = self.is_orphan(&attachment);
                 let made_for = if goes { MadeFor::Nobody } else { MadeFor::Namesake };
                 let wanted = goes && keepers.contains(&attachment.node);
-                held.push(self.held(&attachment, Some(name), made_for, wanted, looked));
+                held.push(self.held(&attachment, Some(name), made_for, wanted, run));
             }
         }
         for want in &wants {
@@ -87,15 +89,16 @@ impl Sources<'_> {
             doubt: self.marks.doubted_on(&Key::Volume(name.clone())),
             wants,
             held,
+            refused: run.refused.clone(),
             force_on_timeout: self.force_on_timeout,
         }
     }
 
-    fn of_orphan(&self, attachment: &Attachment, looked: &HashSet<AttachmentName>) -> Option<Facts> {
+    fn of_orphan(&self, attachment: &Attachment, run: &Run) -> Option<Facts> {
         if !self.is_orphan(attachment) {
             return None;
         }
-        let held = self.orphaned(attachment, looked);
+        let held = self.orphaned(attachment, run);
         Some(Facts {
             driver: attachment.attacher.clone(),
             handle: None,
@@ -103,6 +106,7 @@ impl Sources<'_> {
             wants: Vec::new(),
             held: vec![held],
             unregistered: Vec::new(),
+            refused: run.refused.clone(),
             force_on_timeout: self.force_on_timeout,
         })
     }
@@ -125,9 +129,9 @@ impl Sources<'_> {
         wants::is_attached(self.cache, driver) && self.marks.replaced(driver).is_none()
     }
 
-    fn orphaned(&self, attachment: &Attachment, looked: &HashSet<AttachmentName>) -> Held {
+    fn orphaned(&self, attachment: &Attachment, run: &Run) -> Held {
         let wanted = self.is_attached(&attachment.attacher) && wants::is_kept(self.cache, attachment);
-        self.held(attachment, None, MadeFor::Nobody, wanted, looked)
+        self.held(attachment, None, MadeFor::Nobody, wanted, run)
     }
 
     /// An attachment as one of its volume.
@@ -137,7 +141,7 @@ impl Sources<'_> {
         volume: Option<&UniqueVolume>,
         made_for: MadeFor,
         wanted: bool,
-        looked: &HashSet<AttachmentName>,
+        run: &Run,
     ) -> Held {
         let Attachment { name, node, .. } = attachment;
         let machine = wants::machine(self.cache, node);
@@ -174,20 +178,20 @@ impl Sources<'_> {
                 && (told.is_some_and(|told| told.attached) || self.marks.is_promised(node, version, name)),
             in_use,
             leaving: self.marks.leaving(name),
-            looked: looked.contains(name),
+            looked: run.looked.contains(name),
         }
     }
 
     /// An attachment that was made for pods, with all that is known of its volume.
     pub(super) fn alone(&self, attachment: &Attachment) -> Option<(Held, Option<UniqueVolume>)> {
-        let looked = HashSet::new();
+        let run = Run::default();
         if let Some(name) = wants::unique_of(self.cache, attachment) {
             let (driver, handle) = name.csi()?;
             let wanted = self.is_attached(&driver)
                 && wants::keepers(self.cache, &driver, &handle).contains(&attachment.node);
-            return Some((self.held(attachment, Some(&name), MadeFor::It, wanted, &looked), Some(name)));
+            return Some((self.held(attachment, Some(&name), MadeFor::It, wanted, &run), Some(name)));
         }
-        self.is_orphan(attachment).then(|| (self.orphaned(attachment, &looked), None))
+        self.is_orphan(attachment).then(|| (self.orphaned(attachment, &run), None))
     }
 }
 

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    facts::{Sources, entry},
+    facts::{Run, Sources, entry},
     marks::{Key, Marks, OPEN_FOR, Promised},
     metrics::{AttachDetachMetrics, Operation},
     pace::Pace,
@@ -114,21 +114,21 @@ impl AttachDetach {
                 self.marks.settle(key);
             }
         }
-        let mut looked = HashSet::new();
+        let (mut run, mut refused) = (Run::default(), Vec::new());
         let mut done = 0;
-        while let Some(facts) = self.sources().facts(key, &looked) {
+        while let Some(facts) = self.sources().facts(key, &run) {
             self.welcome(&facts);
             let step = facts.next();
             if matches!(step, Step::Rest) {
-                return self.rest(key, &facts);
+                let rest = self.rest(key, &facts, refused);
+                return if run.refused.is_empty() { rest } else { Outcome::Retry };
             }
             // A volume for many nodes has as many effects.
             if done >= MAX_EFFECTS + 4 * (facts.wants.len() + facts.held.len()) {
                 return Outcome::Again;
             }
             done += 1;
-            let mut refused = Vec::new();
-            if let Err(outcome) = self.perform(key, step, &mut looked, &mut refused).await {
+            if let Err(outcome) = self.perform(key, step, &mut run, &mut refused).await {
                 refused.extend(facts.complaints());
                 self.complain(key, &refused);
                 return outcome;
@@ -138,10 +138,10 @@ impl AttachDetach {
         Outcome::Done
     }
 
-    /// Nothing is to be done now.
-    fn rest(&self, key: &Key, facts: &Facts) -> Outcome {
+    /// Nothing is to be done now. `complaints`: what was refused in this run.
+    fn rest(&self, key: &Key, facts: &Facts, mut complaints: Vec<(Arc<Pod>, Note)>) -> Outcome {
         facts.to_be_told().for_each(|node| self.nodes.add(node.clone()));
-        let complaints = facts.complaints();
+        complaints.extend(facts.complaints());
         self.complain(key, &complaints);
         let repeat = (!complaints.is_empty()).then_some(REPEAT);
         let pauses = facts.patience().into_iter().chain(repeat).chain(self.marks.replaced(&facts.driver));
@@ -153,14 +153,14 @@ impl AttachDetach {
         &self,
         key: &Key,
         step: Step,
-        looked: &mut HashSet<AttachmentName>,
+        run: &mut Run,
         refused: &mut Vec<(Arc<Pod>, Note)>,
     ) -> Result<(), Outcome> {
         match step {
             Step::Rest => Ok(()),
             Step::Begin(held) => {
                 // A look that was before this counts no more.
-                looked.remove(&held.name);
+                run.looked.remove(&held.name);
                 if !self.marks.begin(&held.node, &held.name, || self.told(&held)) {
                     // It was told in this moment.
                     self.nodes.add(held.node);
@@ -181,13 +181,13 @@ impl AttachDetach {
                     tracing::warn!(%error, "a node cannot be read; nothing leaves it before");
                     return Err(Outcome::Retry);
                 }
-                looked.insert(held.name);
+                run.looked.insert(held.name);
                 Ok(())
             }
-            Step::Detach(held, force) => self.detach(key, &held, force).await,
+            Step::Detach(held, force) => self.detach(key, &held, force, run).await,
             Step::Attach(wants) => {
                 for want in wants.iter().filter(|want| self.is_wanted(want)) {
-                    self.attach(key, want, refused).await?;
+                    self.attach(key, want, run, refused).await?;
                 }
                 Ok(())
             }
@@ -241,7 +241,13 @@ impl AttachDetach {
         }
     }
 
-    async fn detach(&self, key: &Key, held: &Held, force: Option<Force>) -> Result<(), Outcome> {
+    async fn detach(
+        &self,
+        key: &Key,
+        held: &Held,
+        force: Option<Force>,
+        run: &mut Run,
+    ) -> Result<(), Outcome> {
         let Held { name, uid, node, .. } = held;
         let driver = match self.context.cache.attachments.get(name) {
             Seen::Known(attachment) => attachment.attacher.clone(),
@@ -265,7 +271,7 @@ impl AttachDetach {
                     self.marks.end(name);
                 }
                 tracing::debug!(?key, %error, "a detachment failed");
-                Err(self.context.after_failure::<Attachment>(name, &error).await)
+                self.go_on(name, node, &error, run).await
             }
         }
     }
@@ -274,6 +280,7 @@ impl AttachDetach {
         &self,
         key: &Key,
         want: &Want,
+        run: &mut Run,
         refused: &mut Vec<(Arc<Pod>, Note)>,
     ) -> Result<(), Outcome> {
         let Want { node, volume, pods, .. } = want;
@@ -306,7 +313,24 @@ impl AttachDetach {
             let note = Note::warning("FailedAttachVolume", text);
             refused.extend(pods.iter().map(|pod| (Arc::clone(pod), note.clone())));
         }
-        Err(self.context.after_failure::<Attachment>(&name, &error).await)
+        self.go_on(&name, node, &error, run).await
+    }
+
+    /// How a run goes on after a write for a node that failed. What was refused had no effect, and is no reason to keep the volume's other
+    /// nodes waiting.
+    async fn go_on(
+        &self,
+        name: &AttachmentName,
+        node: &NodeObject,
+        error: &WriteError,
+        run: &mut Run,
+    ) -> Result<(), Outcome> {
+        let outcome = self.context.after_failure::<Attachment>(name, error).await;
+        if let WriteError::Refused { .. } = error {
+            run.refused.insert(node.clone());
+            return Ok(());
+        }
+        Err(outcome)
     }
 
     /// Tells pods of volumes that have been attached.

@@ -1,7 +1,7 @@
 //! What is attached, what is detached, and when. Source: kube-controller-manager's attach-detach controller.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -162,6 +162,8 @@ pub struct Facts {
     pub doubt: Option<(NodeObject, Duration)>,
     /// Nodes among those that want it whose CSINode does not name the driver.
     pub unregistered: Vec<NodeObject>,
+    /// Nodes for which the API has refused an effect in this run: the others have their turn.
+    pub refused: BTreeSet<NodeObject>,
     /// Whether volumes leave nodes by force when their time is over.
     pub force_on_timeout: bool,
 }
@@ -305,7 +307,7 @@ impl Facts {
 
     /// The next effect. Detaching comes first: a pod that moves frees its volume for where it went.
     pub fn next(&self) -> Step {
-        for held in &self.held {
+        for held in self.held.iter().filter(|held| !self.refused.contains(&held.node)) {
             let goes = match leave(held, self.force_on_timeout) {
                 Leave::Goes(force) if !held.listed || held.leaving == Some(Leaving::Asked) => Some(force),
                 Leave::Goes(_) | Leave::Stays | Leave::Waits(_) => None,
@@ -327,6 +329,7 @@ impl Facts {
         if holders.exclusive {
             free.truncate(1);
         }
+        free.retain(|want| !self.refused.contains(&want.node));
         if free.is_empty() { Step::Rest } else { Step::Attach(free.into_iter().cloned().collect()) }
     }
 

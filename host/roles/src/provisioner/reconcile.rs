@@ -46,8 +46,10 @@ enum Fate {
     Abandoned,
     /// Its claim wants it after all, or has it.
     Wanted,
-    /// An object stands for it, or may: why it is not deleted.
+    /// An object stands for it: why it is not deleted.
     Known(String),
+    /// An object that cannot be read may stand for it.
+    Unclear(String),
 }
 
 /// Why a volume is neither saved nor deleted.
@@ -552,6 +554,12 @@ impl Provisioner {
         match self.fate(intent, created).await {
             Ok(Fate::Abandoned) => {}
             Ok(Fate::Wanted) => return Outcome::Retry,
+            Ok(Fate::Unclear(message)) => {
+                // The intent stays: nobody else knows of the volume.
+                teller.tell(StepKind::Fails, message.clone(), None);
+                let _ = self.refuse(&intent.uid, message, false);
+                return Outcome::RetryAfter(self.context.settings.retry_interval_max);
+            }
             Ok(Fate::Known(message)) => {
                 teller.tell(StepKind::Fails, message.clone(), None);
                 if self.context.cache.claim_by_uid(&intent.uid).is_some() {
@@ -604,7 +612,7 @@ impl Provisioner {
         let volumes = self.context.writer.list_in::<Volume>(&Scope::default()).await?;
         if let Some(opaque) = volumes.into_iter().find_map(Result::err) {
             let (handle, key) = (&created.handle, opaque.key);
-            return Ok(Fate::Known(format!(
+            return Ok(Fate::Unclear(format!(
                 "PersistentVolume {key} cannot be read, and may stand for volume {handle}: it is not deleted"
             )));
         }

@@ -27,7 +27,7 @@ const ROLES: [&str; 3] = ["provisioner", "pv-controller", "protection"];
 pub(super) const DRIVER: &str = "faults.conformance.cofferdam.dev";
 /// How long claims may take until they are Bound, or gone, once nothing goes wrong any more.
 pub(super) const LONG: Duration = Duration::from_secs(300);
-const READY: Duration = Duration::from_secs(60);
+const READY: Duration = Duration::from_secs(120);
 /// Claims that a user makes at once: who does not give up must not be what keeps the API from coming back.
 const AT_ONCE: usize = 10;
 

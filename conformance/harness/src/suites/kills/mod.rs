@@ -41,7 +41,7 @@ const WAVE: usize = 3;
 const STEPS: usize = 8;
 /// Of the deaths, how many have to hit a process in the middle of work, for the others to count.
 const IN_WORK: usize = KILLS / 2;
-const READY: Duration = Duration::from_secs(60);
+const READY: Duration = Duration::from_secs(120);
 /// How long it may take after the last death until nothing is left.
 const LONG: Duration = Duration::from_secs(240);
 /// Pause between two looks of the nodes and of the users.

@@ -32,7 +32,7 @@ use users::Users;
 /// How many pods are there at once: as many volumes as the driver has room for on a node.
 const AT_ONCE: usize = 20;
 /// How long one pod may take while somebody is swapped, with the pauses of everybody's back-off.
-const LONG: Duration = Duration::from_secs(180);
+const LONG: Duration = Duration::from_secs(300);
 const NODE: &str = "node-1";
 /// Claims with pods, during which each place changes hands twice.
 struct Round {

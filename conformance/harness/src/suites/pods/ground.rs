@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// How long a pod may take to start, or to go.
-pub(super) const SOON: Duration = Duration::from_secs(90);
+pub(super) const SOON: Duration = Duration::from_secs(240);
 /// The one node.
 pub(super) const NODE: &str = "node-1";
 /// How a script ends whose pod stays: until then it has done its work.

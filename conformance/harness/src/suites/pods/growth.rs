@@ -59,8 +59,12 @@ pub(super) async fn under_a_pod(ground: &Ground<'_>) -> Result<()> {
     })
     .await?;
     ensure!(refused.contains("more bytes do not fit"), "the condition says {refused:?}");
-    let events = room.events("memory").await?;
-    ensure!(events.contains("VolumeResizeFailed: "), "the claim was told {events:?}");
+    until("the claim is told that the driver refuses", SOON, async || {
+        let events = room.events("memory").await?;
+        ensure!(events.contains("VolumeResizeFailed: "), "the claim was told {events:?}");
+        Ok(())
+    })
+    .await?;
     let volume = room.bound("memory").await?;
     let capacity = volume.spec.and_then(|spec| spec.capacity).unwrap_or_default();
     ensure!(capacity.get("storage").is_some_and(|size| size.0 == SECOND.wish), "the volume has {capacity:?}");

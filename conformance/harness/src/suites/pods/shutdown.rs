@@ -41,7 +41,7 @@ const PODS: [&str; 2] = ["set-0", "set-1"];
 /// How long nothing is heard of a kubelet until its node is not ready.
 const GRACE: Duration = Duration::from_secs(15);
 /// How long it may take until the pod runs elsewhere: kube-controller-manager looks each 20 s for pods of a node out of service.
-const LONG: Duration = Duration::from_secs(150);
+const LONG: Duration = Duration::from_secs(300);
 
 pub(in crate::suites) async fn run(run: &Run) -> Result<()> {
     let mut stage = Stage::new(run).await?;

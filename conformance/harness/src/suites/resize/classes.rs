@@ -1,5 +1,7 @@
 //! Claims get another VolumeAttributesClass, and the place of who modifies their volumes changes hands meanwhile.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, ensure};
 use kube::{
     Api, Client,
@@ -7,7 +9,7 @@ use kube::{
 };
 use serde_json::json;
 
-use super::{ALWAYS, DRIVER, LATENCY, LONG, Place, Whose};
+use super::{ALWAYS, DRIVER, HANGS, LONG, Place, Whose, called, hangs};
 use crate::{
     claims::{Claims, Modification},
     driver::Driver,
@@ -16,8 +18,8 @@ use crate::{
 };
 
 const CLAIMS: usize = 60;
-/// How many have their class when the place changes hands.
-const SWAPS: [usize; 2] = [15, 35];
+/// How many have their class when the place changes hands; as many more get it then.
+const SWAPS: [usize; 2] = [15, 45];
 const MODIFY: &str = "ControllerModifyVolume";
 /// The driver knows a tier, whatever that is.
 const CLASSES: [&str; 2] = ["bronze", "gold"];
@@ -75,21 +77,23 @@ async fn many(run: &Run, client: &Client, driver: &Driver, place: &Place<'_>) ->
     let claims = Claims::new(client, "many-classes", DRIVER).await?;
     claims.create(0..CLAIMS).await?;
     claims.bound(CLAIMS, LONG).await?;
-    driver.latency(LATENCY).await?;
     let mut who = place.take(Whose::Ours).await?;
-    let swaps = async {
-        for (least, next) in SWAPS.into_iter().zip([Whose::Theirs, Whose::Ours]) {
-            done(&claims, bronze, least).await?;
-            who.kill().await?;
-            let open = claims.modifications().await?.into_iter().filter(|now| now.current != bronze).count();
-            ensure!(open > 0, "all have their class: expected a swap in the middle");
-            who = place.take(next).await?;
-        }
-        done(&claims, bronze, CLAIMS).await
-    };
-    tokio::try_join!(claims.modify(0..CLAIMS, bronze), swaps)?;
+    let mut asked = 0;
+    for (least, next) in SWAPS.into_iter().zip([Whose::Theirs, Whose::Ours]) {
+        claims.modify(asked..least, bronze).await?;
+        done(&claims, bronze, least).await?;
+        let ended = called(driver, MODIFY).await?;
+        driver.latency(HANGS).await?;
+        asked = 2 * least - asked;
+        claims.modify(least..asked, bronze).await?;
+        hangs(driver, MODIFY, ended).await?;
+        who.kill().await?;
+        driver.latency(Duration::ZERO).await?;
+        who = place.take(next).await?;
+    }
+    claims.modify(asked..CLAIMS, bronze).await?;
+    done(&claims, bronze, CLAIMS).await?;
     who.stop().await?;
-    driver.latency(std::time::Duration::ZERO).await?;
     sound(&claims, driver, bronze, CLAIMS).await?;
     run.tell(&format!(
         "{CLAIMS} claims got another class of attributes while the resizer was ours, theirs, and ours"

@@ -22,11 +22,13 @@ use crate::{
 
 const DRIVER: &str = "resize.conformance.cofferdam.dev";
 const CLAIMS: usize = 200;
-/// How many have grown when the place changes hands.
+/// How many have grown when the place changes hands; as many more grow then.
 const SWAPS: [usize; 2] = [40, 120];
-/// How long a call of the driver takes then, so that there is a middle.
-const LATENCY: Duration = Duration::from_millis(300);
-const LONG: Duration = Duration::from_secs(120);
+/// How long a call of the driver takes while the place changes hands: none ends before.
+const HANGS: Duration = Duration::from_secs(3600);
+/// How many calls are open then: both resizers make as many at once.
+const OPEN: u64 = 10;
+const LONG: Duration = Duration::from_secs(240);
 /// A claim's size, and what it asks for.
 const BEFORE: &str = "1Gi";
 const SMALLER: &str = "2Gi";
@@ -115,12 +117,12 @@ impl Row {
         let claims = Claims::new(client, self.name, DRIVER).await?;
         claims.create(0..1).await?;
         claims.bound(1, LONG).await?;
-        let before = called(driver).await?;
+        let before = called(driver, EXPAND).await?;
         driver.fail(EXPAND, self.code, ALWAYS).await?;
         let mut first = place.take(self.first).await?;
         claims.grow(0..1, LARGER).await?;
         until("the first has failed", LONG, async || {
-            let (calls, growth) = (called(driver).await?, growth(&claims).await?);
+            let (calls, growth) = (called(driver, EXPAND).await?, growth(&claims).await?);
             ensure!(calls > before && growth.state == self.leaves, "{} calls, {growth:?}", calls - before);
             Ok(())
         })
@@ -153,24 +155,25 @@ async fn many(run: &Run, client: &Client, driver: &Driver, place: &Place<'_>) ->
     let claims = Claims::new(client, "many", DRIVER).await?;
     claims.create(0..CLAIMS).await?;
     claims.bound(CLAIMS, LONG).await?;
-    driver.latency(LATENCY).await?;
-    let before = called(driver).await?;
+    let before = called(driver, EXPAND).await?;
     let mut who = place.take(Whose::Ours).await?;
-    let swaps = async {
-        for (most, next) in SWAPS.into_iter().zip([Whose::Theirs, Whose::Ours]) {
-            claims.have(SMALLER, most, LONG).await?;
-            who.kill().await?;
-            let open =
-                claims.growths().await?.into_iter().filter(|growth| growth.capacity != SMALLER).count();
-            ensure!(open > 0, "all have grown: expected a swap in the middle");
-            who = place.take(next).await?;
-        }
-        claims.have(SMALLER, CLAIMS, LONG).await
-    };
-    tokio::try_join!(claims.grow(0..CLAIMS, SMALLER), swaps)?;
+    let mut asked = 0;
+    for (done, next) in SWAPS.into_iter().zip([Whose::Theirs, Whose::Ours]) {
+        claims.grow(asked..done, SMALLER).await?;
+        claims.have(SMALLER, done, LONG).await?;
+        let ended = called(driver, EXPAND).await?;
+        driver.latency(HANGS).await?;
+        asked = 2 * done - asked;
+        claims.grow(done..asked, SMALLER).await?;
+        hangs(driver, EXPAND, ended).await?;
+        who.kill().await?;
+        driver.latency(Duration::ZERO).await?;
+        who = place.take(next).await?;
+    }
+    claims.grow(asked..CLAIMS, SMALLER).await?;
+    claims.have(SMALLER, CLAIMS, LONG).await?;
     who.stop().await?;
-    driver.latency(Duration::ZERO).await?;
-    let calls = called(driver).await? - before;
+    let calls = called(driver, EXPAND).await? - before;
     run.tell(&format!(
         "{CLAIMS} claims grew while the resizer was ours, theirs, and ours: {calls} calls of the driver"
     ))?;
@@ -214,8 +217,19 @@ async fn growth(claims: &Claims) -> Result<Growth> {
     claims.growths().await?.pop().context("no claim")
 }
 
-async fn called(driver: &Driver) -> Result<u64> {
-    Ok(driver.calls().await?.get(EXPAND).copied().unwrap_or_default())
+/// How many calls of a method have begun.
+async fn called(driver: &Driver, method: &str) -> Result<u64> {
+    Ok(driver.calls().await?.get(method).copied().unwrap_or_default())
+}
+
+/// Waits until calls hang, after those that have ended.
+async fn hangs(driver: &Driver, method: &str, ended: u64) -> Result<()> {
+    until(&format!("{OPEN} calls of {method} hang"), LONG, async || {
+        let open = called(driver, method).await? - ended;
+        ensure!(open >= OPEN, "{open} calls hang");
+        Ok(())
+    })
+    .await
 }
 
 /// Bytes of a size in GiB.

@@ -1,6 +1,6 @@
 //! What attaching and detaching decide, case by case.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use cofferdam_cluster::{Cache, Kind, decode};
 use cofferdam_domain::{Attachment, Claim, Node, ResourceVersion, names};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::attach_detach::{
-    facts::Sources,
+    facts::{Run, Sources},
     marks::{Key, Marks},
     wants,
 };
@@ -76,7 +76,7 @@ impl World {
     fn facts(&self) -> Facts {
         let sources = Sources { cache: &self.cache, marks: &self.marks, force_on_timeout: true };
         let key = Key::Volume("kubernetes.io/csi/d^h".into());
-        sources.facts(&key, &HashSet::new()).unwrap()
+        sources.facts(&key, &Run::default()).unwrap()
     }
 
     /// The next effect and its node.
@@ -220,6 +220,8 @@ fn the_oldest_pod_comes_first_and_the_other_is_told() {
     });
     world.cache.pods.apply(Ok(read::<Pod>(&young)));
     assert_eq!(world.next(), "attach n");
+    let refused = Facts { refused: ["n".into()].into(), ..world.facts() };
+    assert!(matches!(refused.next(), Step::Rest), "the first of a volume for one node is tried again");
     world.attachment("n", json!({"status": {"attached": false}}));
     assert_eq!(world.next(), "rest", "also as long as it is not known what comes of the first");
     let text = "Multi-Attach error for volume \"v\" Volume is already used by pod(s) p";
@@ -244,6 +246,13 @@ fn a_volume_for_many_nodes_is_attached_to_all_of_them_after_one_look() {
     world.attachment("n500", json!({}));
     let Step::Attach(wants) = world.facts().next() else { panic!("{}", world.next()) };
     assert_eq!((wants.len(), wants[0].node.as_str()), (MANY - 1, "n000"));
+    let refused = Facts { refused: ["n000".into()].into(), ..world.facts() };
+    let Step::Attach(wants) = refused.next() else { panic!("{}", world.next()) };
+    assert_eq!(
+        (wants.len(), wants[0].node.as_str()),
+        (MANY - 2, "n001"),
+        "one that is refused hinders no other"
+    );
     assert_eq!(world.complaints().len(), 0);
 }
 
@@ -315,8 +324,8 @@ fn a_volume_leaves_once_its_node_is_not_told_of_it_any_more() {
     assert_eq!(world.next(), "call off n", "it is wanted again");
     world.marks.ask(&name, &"d".into());
     let sources = Sources { cache: &world.cache, marks: &world.marks, force_on_timeout: true };
-    let looked = [name].into();
-    let facts = sources.facts(&Key::Volume("kubernetes.io/csi/d^h".into()), &looked).unwrap();
+    let run = Run { looked: [name].into(), ..Run::default() };
+    let facts = sources.facts(&Key::Volume("kubernetes.io/csi/d^h".into()), &run).unwrap();
     assert!(matches!(facts.next(), Step::Detach(..)), "what was asked for is carried through");
 }
 
