@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::{
     cache::Cache,
     kind::{Kind, Resource},
-    table::{Seen, Table},
+    table::Table,
     watch::{Restored, Scope},
     writer::{Cached, WriteError, Writer},
 };

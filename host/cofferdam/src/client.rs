@@ -209,15 +209,19 @@ fn place(error: &serde_saphyr::Error) -> String {
 
 /// Why credentials cannot be used, without them.
 fn of_credentials(error: &kube::Error) -> String {
-    match error {
-        kube::Error::InferKubeconfig(error) => told(error),
-        kube::Error::ProxyProtocolDisabled { .. } => {
-            // kube's own text has the proxy's password.
-            "its proxy-url is set: expected none, connections through a proxy are not supported".to_owned()
-        }
-        kube::Error::Auth(auth) => connect::of_plugin(auth).unwrap_or_else(|| one_line(error)),
-        error => one_line(error),
+    if let kube::Error::InferKubeconfig(error) = error {
+        return told(error);
     }
+    if let kube::Error::ProxyProtocolDisabled { .. } = error {
+        // kube's own text has the proxy's password.
+        return "proxy-url is set: expected none, connections through a proxy are not supported".to_owned();
+    }
+    if let kube::Error::Auth(error) = error
+        && let Some(problem) = connect::of_plugin(error)
+    {
+        return problem;
+    }
+    one_line(error)
 }
 
 /// A client from a kubeconfig's text.

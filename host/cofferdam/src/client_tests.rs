@@ -81,6 +81,17 @@ async fn nothing_that_stands_in_a_kubeconfig_is_told() {
 }
 
 #[tokio::test]
+async fn a_proxys_password_is_not_told() {
+    let text = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n\
+         clusters: [{{name: k, cluster: {{server: 'https://127.0.0.1:1', proxy-url: 'http://me:{TOKEN}@127.0.0.1:2'}}}}]\n\
+         users: [{{name: u, user: {{}}}}]\n",
+    );
+    let error = one_line(&from_text(&text, "test").await.err().unwrap());
+    assert!(error.contains("proxy-url is set") && !error.contains(TOKEN), "{error}");
+}
+
+#[tokio::test]
 async fn a_plugin_that_fails_later_is_not_quoted_either() {
     let directory = tempfile::TempDir::new().unwrap();
     let marker = directory.path().join("asked");

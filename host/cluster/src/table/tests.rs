@@ -33,12 +33,13 @@ enum Step {
     Object(&'static str, u64),
     Deleted(&'static str, u64),
     List(&'static [(&'static str, u64)], u64),
+    Cleared,
 }
 
 #[test]
 fn takes_in_lists_events_and_answers_in_any_order() {
-    use Step::{Deleted, List, Object};
-    let cases: [(&str, &[Step], Option<(&str, u64)>); 14] = [
+    use Step::{Cleared, Deleted, List, Object};
+    let cases: [(&str, &[Step], Option<(&str, u64)>); 16] = [
         ("first", &[Object("a", 5)], Some(("a", 5))),
         ("newer wins", &[Object("a", 5), Object("a", 6)], Some(("a", 6))),
         ("older is ignored", &[Object("a", 6), Object("a", 5)], Some(("a", 6))),
@@ -52,6 +53,8 @@ fn takes_in_lists_events_and_answers_in_any_order() {
         ("list removes what it lacks", &[Object("a", 5), List(&[], 6)], None),
         ("list keeps what was written through after it", &[Object("a", 7), List(&[], 6)], Some(("a", 7))),
         ("list does not undo a newer answer", &[Object("a", 7), List(&[("a", 5)], 6)], Some(("a", 7))),
+        ("a kind that the API does not have", &[Object("a", 5), Cleared], None),
+        ("is back", &[Object("a", 5), Cleared, List(&[("a", 5)], 6)], Some(("a", 5))),
         ("list does not revive", &[Object("a", 5), Deleted("a", 8), List(&[("a", 5)], 6)], None),
     ];
     for (name, steps, expected) in cases {
@@ -60,6 +63,7 @@ fn takes_in_lists_events_and_answers_in_any_order() {
             match step {
                 Object(uid, at) => drop(table.apply(claim(uid, *at))),
                 Deleted(uid, at) => drop(table.delete(&key(), &Uid::from(*uid), version(*at))),
+                Cleared => table.clear(),
                 List(items, at) => {
                     table.replace(items.iter().map(|(uid, v)| claim(uid, *v)).collect(), version(*at));
                 }

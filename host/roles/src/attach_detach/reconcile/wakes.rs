@@ -3,7 +3,7 @@
 
 use std::{cmp::Ordering, sync::Arc};
 
-use cofferdam_cluster::{Change, Kind, Seen, Table, cache::PodIndex};
+use cofferdam_cluster::{Change, Kind, Table, cache::PodIndex};
 use cofferdam_domain::{
     Attachment, AttachmentName, Claim, ClaimKey, CsiDriver, Node, NodeObject, NodeVolume, Pod, Uid,
     UniqueVolume, Volume, names,

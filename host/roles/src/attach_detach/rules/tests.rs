@@ -285,6 +285,7 @@ fn who_has_the_volume_is_told_and_names_of_other_namespaces_are_not() {
             wants,
             held: vec![held()],
             unregistered: Vec::new(),
+            refused: BTreeSet::new(),
             force_on_timeout: true,
         };
         let complaints = facts.complaints();

@@ -172,4 +172,9 @@ fn an_attributes_class_is_in_use_while_it_is_named() {
         assert_eq!(attributes_class(&cache, &class(PROTECTED, true)), Verdict::Remove(0), "{name}");
     }
     assert_eq!(attributes_class(&Cache::default(), &class(&[], false)), Verdict::Add);
+    let cache = Cache::default();
+    let odd = json!({"metadata": metadata(&[], false), "spec": {"accessModes": "all"}});
+    cache.claims.apply(decode::object(&odd.to_string()).unwrap());
+    assert!(cache.claims.has_opaque());
+    assert_eq!(attributes_class(&cache, &class(PROTECTED, true)), in_use, "what cannot be read may name it");
 }

@@ -121,9 +121,9 @@ fn the_class_is_chosen_as_the_sidecar_chooses_it() {
 
 #[test]
 fn what_hinders_a_call_and_what_follows_one() {
-    let decide = |class: &str, able, slow, modified, claim: Value| {
+    let decide = |class: &str, able, slow, modified: Option<(&str, &'static str)>, claim: Value| {
         let cache = cache(class);
-        let modified = modified.map(|(uid, class): (&str, _)| (Uid::from(uid), class));
+        let modified = modified.map(|(uid, class)| (Uid::from(uid), class));
         let modified = modified.as_ref().map(|(uid, class)| (uid, *class));
         let view = View { cache: &cache, able, closed: false, slow, told: None, modified };
         says(modification(view, &read(&claim)))
