@@ -94,14 +94,14 @@ async fn a_proxys_password_is_not_told() {
 #[tokio::test]
 async fn a_plugin_that_fails_later_is_not_quoted_either() {
     let directory = tempfile::TempDir::new().unwrap();
-    let marker = directory.path().join("asked");
+    let marker = directory.path().join("fails");
     for (fails, says) in [
         (format!("echo {TOKEN}; echo {TOKEN} >&2; exit 3"), "the credential plugin failed: exit status: 3"),
         (format!("echo '{{\"status\": [{TOKEN}'"), "what the credential plugin wrote is no ExecCredential"),
     ] {
-        // It is asked again at once: what it gives first has run out.
+        // What it gives has run out, and it is asked again for every request.
         let script = format!(
-            "#!/bin/sh\nif [ -e {marker} ]; then {fails}; else touch {marker}; echo '{{\"kind\": \"ExecCredential\", \
+            "#!/bin/sh\nif [ -e {marker} ]; then {fails}; else echo '{{\"kind\": \"ExecCredential\", \
              \"apiVersion\": \"client.authentication.k8s.io/v1\", \"status\": {{\"token\": \"{TOKEN}\", \
              \"expirationTimestamp\": \"2020-01-01T00:00:00Z\"}}}}'; fi\n",
             marker = marker.display(),
@@ -115,6 +115,7 @@ async fn a_plugin_that_fails_later_is_not_quoted_either() {
             plugin.display(),
         );
         let cluster = from_text(&text, "test").await.unwrap();
+        std::fs::write(&marker, "").unwrap();
         let error = cluster.client.apiserver_version().await.unwrap_err();
         let (line, debug) = (one_line(&error), format!("{error:?}"));
         assert!(line.contains(says) && !line.contains(TOKEN) && !debug.contains(TOKEN), "{line}");

@@ -157,15 +157,21 @@ impl Questions<'_> {
     }
 
     /// Whether the node service behind this socket expands volumes, as external-resizer asks it. Most controllers' sockets have no node
-    /// service, which is a no; another failure may not be the last word.
+    /// service, which is a no. One that cannot answer now is asked again: what it says first counts for as long as this process runs.
     async fn grows_on_node(&self, calls: &CallMetrics) -> Result<bool, Unfit> {
         use v1::node_service_capability::{Type, rpc};
         let method: Method<_, v1::NodeGetCapabilitiesResponse> =
             |wire, request| Box::pin(async { wire.node().node_get_capabilities(request).await });
         let answer = match self.ask(NODE, v1::NodeGetCapabilitiesRequest {}, method, calls).await {
             Ok(answer) => answer,
-            Err(Fault::Said(Code::Unimplemented, _)) => return Ok(false),
-            Err(fault) => return Err(unfit(NODE, fault)),
+            Err(Fault::Broken(reason)) => return Err(Unfit::Broken(reason)),
+            Err(Fault::Said(Code::Unavailable | Code::DeadlineExceeded, reason)) => {
+                return Err(Unfit::Broken(format!("{NODE} failed: {reason}")));
+            }
+            Err(Fault::Deadline(after)) => {
+                return Err(Unfit::Broken(format!("{NODE} had no answer within {after:?}")));
+            }
+            Err(Fault::Said(..) | Fault::Unreadable(_)) => return Ok(false),
         };
         let found = answer.capabilities.iter().filter_map(|capability| capability.r#type.as_ref());
         Ok(found.into_iter().any(|Type::Rpc(found)| found.r#type() == rpc::Type::ExpandVolume))

@@ -140,7 +140,7 @@ async fn what_grows_on_its_node_grows_without_the_controller() {
         (vec![create],         node(&[1, 2, 3]),                    true,    1),
         (vec![create],         node(&[1, 2]),                       false,   1),
         (vec![create],         Reply::Status(12, "no node here"),   false,   1),
-        (vec![create],         Reply::Status(14, "not now"),        false,   1),
+        (vec![create],         Reply::Status(13, "how odd"),        false,   1),
     ];
     for (controller, answer, expands, asked) in table {
         let before = fake.heard(NODE).len();
@@ -151,7 +151,10 @@ async fn what_grows_on_its_node_grows_without_the_controller() {
         assert_eq!(fake.heard(NODE).len() - before, asked, "{controller:?}");
     }
     fake.always(NODE, node(&[3]));
+    fake.once(NODE, Reply::Status(14, "not now"));
+    let before = fake.heard(NODE).len();
     let backend = fake.connect().await;
+    assert_eq!(fake.heard(NODE).len() - before, 2, "it was asked again");
     let capacity = CapacityRange { required: Some(2 << 30), limit: None };
     let request = ExpandVolume { handle: "v".into(), capacity, capability: None };
     let grown = backend.expand_volume(call(), request).await.unwrap();
