@@ -37,7 +37,7 @@ func run() error {
 	flag.BoolVar(&options.attach, "attach", true, "volumes are published to nodes before they are used there")
 	flag.StringVar(&options.directory, "directory", "", "`directory` that holds volumes; without one there is no node service")
 	flag.Int64Var(&options.capacity, "capacity", 0, "`bytes` that all volumes have together; 0 is no limit")
-	flag.DurationVar(&faults.latency, "latency", 0, "`time` that every call of the controller takes")
+	flag.DurationVar(&faults.latency, "latency", 0, "`time` that every call of the controller takes but those for its capabilities")
 	flag.Func("fail", "`METHOD=CODE:TIMES`, such as CreateVolume=UNAVAILABLE:3: the next calls answer that (repeatable)", faults.parse)
 	flag.Parse()
 	if *socket == "" || flag.NArg() != 0 {

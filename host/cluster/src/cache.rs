@@ -244,11 +244,8 @@ impl Cache {
         if name.is_empty() { Seen::Absent } else { self.classes.get(&name.into()) }
     }
 
-    /// Whether a claim or a volume names this VolumeAttributesClass, or may: one that cannot be read.
+    /// Whether a claim or a volume names this VolumeAttributesClass. What cannot be read may name any.
     pub fn names_attributes_class(&self, name: &AttributesClassName) -> bool {
-        if self.claims.has_opaque() || self.volumes.has_opaque() {
-            return true;
-        }
         self.claims.query(|index, _| index.of_attributes_class.0.contains_key(name.as_str()))
             || self.volumes.query(|index, _| index.of_attributes_class.0.contains_key(name.as_str()))
     }

@@ -44,6 +44,9 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Tries of one commit against another writer of the same ConfigMap before it is left to the callers' back-off.
 const CONFLICTS: usize = 8;
 
+/// Why nothing is recorded for a claim.
+const UNREADABLE: &str = "an intent for this claim stands there that this version cannot read";
+
 /// The class of an intent: what the volume's object needs of it, so that it can be written when the class is gone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -139,6 +142,18 @@ struct State {
     /// Uids that a read has shown and that nobody here wrote.
     adopted: Vec<Uid>,
     closed: bool,
+}
+
+impl State {
+    /// Takes an entry out, and its part of its page.
+    fn drop_entry(&mut self, uid: &Uid) -> Option<Entry> {
+        let entry = self.entries.remove(uid)?;
+        if let Some(shard) = self.shards.get_mut(entry.shard) {
+            shard.entries = shard.entries.saturating_sub(1);
+            shard.bytes = shard.bytes.saturating_sub(entry.size);
+        }
+        Some(entry)
+    }
 }
 
 struct Shared {
@@ -289,10 +304,8 @@ impl Journal {
     /// Drops a claim's intent with one of the next commits.
     pub fn forget(&self, uid: &Uid) {
         let mut state = self.lock();
-        let Some(entry) = state.entries.remove(uid) else { return };
+        let Some(entry) = state.drop_entry(uid) else { return };
         if let Some(shard) = state.shards.get_mut(entry.shard) {
-            shard.entries = shard.entries.saturating_sub(1);
-            shard.bytes = shard.bytes.saturating_sub(entry.size);
             shard.changes.insert(uid.clone(), Change::Remove(entry.intent));
         }
         drop(state);
@@ -335,8 +348,7 @@ impl Journal {
             return Err(JournalError::Closed);
         }
         if state.unreadable.contains(&intent.uid) {
-            let why = "an intent for this claim stands there that this version cannot read";
-            return Err(JournalError::Refused(why.to_owned()));
+            return Err(JournalError::Refused(UNREADABLE.to_owned()));
         }
         if let Some(entry) = state.entries.get(&intent.uid) {
             if entry.durable {
@@ -544,14 +556,17 @@ impl Journal {
         for (uid, change) in batch {
             match change {
                 Change::Put { waiting, .. } => {
-                    if let Some(entry) = state.entries.remove(&uid)
-                        && let Some(shard) = state.shards.get_mut(index)
-                    {
-                        shard.entries = shard.entries.saturating_sub(1);
-                        shard.bytes = shard.bytes.saturating_sub(entry.size);
-                    }
+                    // It may have been found on another page meanwhile.
+                    let standing = state.entries.get(&uid).filter(|entry| entry.durable);
+                    let answer = match standing {
+                        Some(entry) => Ok(Arc::clone(&entry.intent)),
+                        None => {
+                            state.drop_entry(&uid);
+                            Err(refused.clone())
+                        }
+                    };
                     for sender in waiting {
-                        let _ = sender.send(Err(refused.clone()));
+                        let _ = sender.send(answer.clone());
                     }
                 }
                 removal @ Change::Remove(_) => {
@@ -605,6 +620,7 @@ impl Journal {
             }
             return Ok(());
         };
+        let mut unreadable = Vec::new();
         let intents = data.into_iter().filter_map(|(uid, json)| {
             let intent = serde_json::from_str::<Intent>(&json).map_err(|error| error.to_string());
             match intent.and_then(|intent| self.check(&uid, intent)) {
@@ -612,14 +628,35 @@ impl Journal {
                 Err(reason) => {
                     // Never dropped: a newer build may have written it, and a volume may hang on it.
                     tracing::error!(config_map = %name, entry = %uid, %reason, "an intent cannot be read; it stays");
-                    self.lock().unreadable.insert(Uid::from(uid));
+                    unreadable.push(Uid::from(uid));
                     None
                 }
             }
         });
         let standing = intents.filter(|(_, intent)| !leaves(batch, intent)).collect();
         self.adopt(index, version, standing);
+        for uid in unreadable {
+            self.yield_to_unreadable(uid, index, batch);
+        }
         Ok(())
+    }
+
+    /// Nothing is written in the place of an intent that cannot be read, and it is not removed.
+    fn yield_to_unreadable(&self, uid: Uid, index: usize, batch: &mut BTreeMap<Uid, Change>) {
+        let mut state = self.lock();
+        let later = state.shards.get_mut(index).and_then(|shard| shard.changes.remove(&uid));
+        for change in batch.remove(&uid).into_iter().chain(later) {
+            if let Change::Put { waiting, .. } = change {
+                for sender in waiting {
+                    let _ = sender.send(Err(JournalError::Refused(UNREADABLE.to_owned())));
+                }
+            }
+        }
+        // What this process knew of it is as it stands there no more.
+        if state.entries.get(&uid).is_some_and(|entry| entry.shard == index) {
+            state.drop_entry(&uid);
+        }
+        state.unreadable.insert(uid);
     }
 
     fn check(&self, uid: &str, intent: Intent) -> Result<Intent, String> {
@@ -650,11 +687,17 @@ impl Journal {
             }
             match state.entries.get_mut(&uid) {
                 Some(entry) if entry.durable => {
-                    // The same claim on two pages: one is enough.
                     if entry.shard != index {
+                        // The same claim on two pages: one is enough.
                         shard.changes.insert(uid, Change::Remove(Arc::new(intent)));
+                        continue;
                     }
-                    continue;
+                    if *entry.intent == intent {
+                        continue;
+                    }
+                    // Another process has written it anew.
+                    shard.bytes = shard.bytes.saturating_sub(entry.size) + size;
+                    *entry = Entry { intent: Arc::new(intent), shard: index, size, durable: true };
                 }
                 Some(entry) => {
                     // It stands here, wherever it was to be written.

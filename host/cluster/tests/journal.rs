@@ -211,6 +211,7 @@ async fn what_another_process_wrote_anew_is_not_removed() {
         theirs.record(again.clone()).await.unwrap();
     })
     .await;
+    let late = journal(&wire, &metrics);
     with(&ours, async {
         ours.forget(&"a".into());
         assert_eq!(ours.adopted().await, [Uid::from("a")]);
@@ -218,6 +219,50 @@ async fn what_another_process_wrote_anew_is_not_removed() {
     })
     .await;
     assert_eq!(entries(&get(&api, PAGE).await), ["a"]);
+
+    // Also where the page was read for something else before.
+    late.load().await.unwrap();
+    assert_eq!(late.adopted().await, [Uid::from("a")]);
+    let (other, third) =
+        (journal(&wire, &metrics), Intent { attributes_class: "slow".into(), ..intent("a") });
+    other.load().await.unwrap();
+    with(&other, async {
+        other.forget(&"a".into());
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        other.record(third.clone()).await.unwrap();
+    })
+    .await;
+    with(&late, async {
+        late.record(intent("b")).await.unwrap();
+        assert_eq!(late.adopted().await, [Uid::from("a")]);
+        assert_eq!(*late.get(&"a".into()).unwrap(), third);
+    })
+    .await;
+    assert_eq!(entries(&get(&api, PAGE).await), ["a", "b"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_has_become_unreadable_is_neither_replaced_nor_removed() {
+    let (api, metrics) = (api(), Metrics::default());
+    let wire = Wire::new(&api);
+    let journal = journal(&wire, &metrics);
+    journal.load().await.unwrap();
+    with(&journal, async {
+        journal.record(intent("a")).await.unwrap();
+        let newer =
+            json!({"data": {"a": "{\"from\": \"a newer build\"}", "b": "{\"from\": \"a newer build\"}"}});
+        call(&api, Method::PATCH, PAGE, newer).await;
+        journal.forget(&"a".into());
+        let refused = journal.record(intent("b")).await.unwrap_err();
+        assert!(matches!(&refused, JournalError::Refused(why) if why.contains("cannot read")), "{refused}");
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert!(journal.get(&"a".into()).is_none() && journal.get(&"b".into()).is_none());
+    })
+    .await;
+    let page = get(&api, PAGE).await;
+    for entry in ["a", "b"] {
+        assert_eq!(page["data"][entry], "{\"from\": \"a newer build\"}", "{entry}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

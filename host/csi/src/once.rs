@@ -44,3 +44,24 @@ impl Once {
         with_origin(self.channel.clone(), Uri::from_static(ORIGIN))
     }
 }
+
+/// Whether a call has failed because its connection did: nobody knows what came of it.
+pub fn is_broken(status: &Status) -> bool {
+    std::error::Error::source(status).is_some_and(|source| source.is::<Broken>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::v1::{ProbeRequest, identity_client::IdentityClient};
+
+    #[tokio::test]
+    async fn a_connection_that_breaks_is_told_from_an_answer() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let once = Once::over(ours).await.unwrap();
+        drop(theirs);
+        let status = once.client(IdentityClient::with_origin).probe(ProbeRequest {}).await.unwrap_err();
+        assert!(is_broken(&status), "{status:?}");
+        assert!(!is_broken(&Status::unknown("the driver's own word")));
+    }
+}

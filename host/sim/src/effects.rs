@@ -59,6 +59,8 @@ pub enum Mishap {
     Late(Duration),
     /// It is refused once, as if it were decided on what is not so any more.
     Conflict,
+    /// It is refused, as by a rule or a webhook of the cluster's.
+    Forbidden,
 }
 
 /// One process' effects. After the one that it shall die by, the process gets no answer any more, to anything.
@@ -320,6 +322,7 @@ impl Service<Request<Body>> for MortalApi {
                     Ok(status(UNAVAILABLE))
                 }
                 Some(Mishap::Conflict) => Ok(status(CONFLICT)),
+                Some(Mishap::Forbidden) => Ok(status(FORBIDDEN)),
             }
         })
     }

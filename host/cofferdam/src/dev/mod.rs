@@ -78,7 +78,7 @@ pub(crate) async fn run(flags: &DevFlags, environment: &HashMap<String, String>)
     let mut signals = Signals::take()?;
     let written = tokio::select! {
         written = printer.finish() => written,
-        _ = signals.next() => return Ok(End::Forced),
+        _ = signals.next() => return result.map(|_| End::Forced),
     };
     let end = result?;
     written.map_err(Failure::Output)?;

@@ -165,11 +165,10 @@ impl RunningNodes {
 async fn ended(task: JoinHandle<()>, limit: Duration, insists: impl Future<Output = &'static str>) -> bool {
     tokio::select! {
         ended = tokio::time::timeout(limit, task) => match ended {
-            Ok(ended) => {
-                if let Err(panicked) = ended {
-                    tracing::error!(%panicked, "the nodes' task ended");
-                }
-                true
+            Ok(Ok(())) => true,
+            Ok(Err(panicked)) => {
+                tracing::error!(%panicked, "the nodes' task ended");
+                false
             }
             Err(_) => {
                 tracing::warn!("the nodes have not ended within {limit:?}");

@@ -3,7 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use cofferdam_csi::{
-    once::{Channel, Once},
+    once::{self, Channel, Once},
     registration::registration_client::RegistrationClient,
     v1::node_client::NodeClient,
 };
@@ -15,14 +15,15 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Whether a call may have done what it was asked for although it has failed.
 pub(super) fn is_uncertain(status: &Status) -> bool {
-    matches!(
-        status.code(),
-        Code::Cancelled
-            | Code::DeadlineExceeded
-            | Code::Unavailable
-            | Code::ResourceExhausted
-            | Code::Aborted
-    )
+    once::is_broken(status)
+        || matches!(
+            status.code(),
+            Code::Cancelled
+                | Code::DeadlineExceeded
+                | Code::Unavailable
+                | Code::ResourceExhausted
+                | Code::Aborted
+        )
 }
 
 /// A failure in kubelet's words.

@@ -263,7 +263,11 @@ impl<M: Machine> Node<M> {
         let is_at = |record: &VolumeRecord| {
             record.targets.contains_key(&path) || record.staging.as_deref() == Some(path.as_str())
         };
-        let own = self.record(volume)?;
+        // What is mounted at the target can go without the record; that of one that cannot be read stays for whoever can.
+        let own = self.record(volume).unwrap_or_else(|error| {
+            tracing::warn!(volume, %error, "a volume is unpublished whose record cannot be read");
+            None
+        });
         if records.iter().any(|record| record.volume != volume && is_at(record))
             || own.as_ref().is_some_and(|record| record.staging.as_deref() == Some(path.as_str()))
         {

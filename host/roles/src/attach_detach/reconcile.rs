@@ -121,7 +121,17 @@ impl AttachDetach {
             let step = facts.next();
             if matches!(step, Step::Rest) {
                 let rest = self.rest(key, &facts, refused);
-                return if run.refused.is_empty() { rest } else { Outcome::Retry };
+                return match rest {
+                    rest if run.refused.is_empty() => rest,
+                    // The others' time goes on.
+                    Outcome::After(left) => {
+                        let failures = self.volumes.failures(key).saturating_add(1);
+                        Outcome::RetryAfter(left.min(BACKOFF.pause(failures)))
+                    }
+                    Outcome::Done | Outcome::Again | Outcome::Retry | Outcome::RetryAfter(_) => {
+                        Outcome::Retry
+                    }
+                };
             }
             // A volume for many nodes has as many effects.
             if done >= MAX_EFFECTS + 4 * (facts.wants.len() + facts.held.len()) {

@@ -46,11 +46,12 @@ pub fn claim(cache: &Cache, claim: &Claim, looked_up: bool) -> Verdict {
 /// Decides for a VolumeAttributesClass, from what the cache knows, as Kubernetes does: no data hangs on it, and a claim that names one
 /// that is gone waits until it comes.
 pub fn attributes_class(cache: &Cache, class: &AttributesClass) -> Verdict {
-    decide(
-        &class.meta,
-        names::VAC_PROTECTION,
-        class.meta.deleting && cache.names_attributes_class(&class.name),
-    )
+    let used = class.meta.deleting && cache.names_attributes_class(&class.name);
+    let verdict = decide(&class.meta, names::VAC_PROTECTION, used);
+    if matches!(verdict, Verdict::Remove(_)) && (cache.claims.has_opaque() || cache.volumes.has_opaque()) {
+        return Verdict::Settled("a claim or volume that cannot be read may name it");
+    }
+    verdict
 }
 
 fn decide(meta: &ObjectMeta, finalizer: &str, used: bool) -> Verdict {

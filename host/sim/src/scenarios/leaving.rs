@@ -8,12 +8,12 @@ use super::{
     CLAIM, Scenario,
     moving::{
         ATTACHMENT, ATTACHMENT_STATUS, FAILED_FIRST, NODE, POD_GONE, SIX_MINUTES, after_ground, attached,
-        base, detached, ground, moved, running, second, silent, uses,
+        base, detached, ground, moved, running, second, shared, silent, uses,
     },
 };
 use crate::{
     ApiFault,
-    Mishap::{self, Late, LostAnswer, LostRequest},
+    Mishap::{self, Forbidden, Late, LostAnswer, LostRequest},
     Place,
     Sign::Called,
     UserAction::{self, Create, Delete, Patch, Settle, Until, Wait},
@@ -250,6 +250,24 @@ fn misheard() -> Vec<Scenario> {
             ]),
             attachments: &[" on node-1 detached attachError"],
             events: &["p Warning FailedAttachVolume"],
+            ..base()
+        },
+        Scenario {
+            name: "a volume for many nodes: one that is refused keeps no other waiting",
+            user: ground(shared()).into_iter().chain([Create(pod("p", "a")), second()]).collect(),
+            api_faults: vec![
+                ApiFault { method: "POST", path: ATTACHMENTS, saying: "node-1", how: Forbidden };
+                4
+            ],
+            attachments: &["v on node-1 attached directory", "v on node-2 attached directory"],
+            told_nodes: &["static-v on node-1", "static-v on node-2"],
+            published: &["static-v id-1", "static-v id-2"],
+            events: &[
+                "p Normal SuccessfulAttachVolume",
+                "p Warning FailedAttachVolume",
+                "q Normal SuccessfulAttachVolume",
+            ],
+            calls: &["publish static-v id-2", "publish static-v id-1"],
             ..base()
         },
         Scenario {

@@ -81,7 +81,7 @@ pub(super) fn silent() -> UserAction {
     Patch(NODE_STATUS, json!({"status": {"conditions": [ready(false)]}}))
 }
 
-fn shared() -> Value {
+pub(super) fn shared() -> Value {
     with(volume("v", "none", "1Gi"), &json!({"spec": {"accessModes": ["ReadWriteOnce", "ReadWriteMany"]}}))
 }
 

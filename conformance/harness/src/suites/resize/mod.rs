@@ -24,7 +24,7 @@ const DRIVER: &str = "resize.conformance.cofferdam.dev";
 const CLAIMS: usize = 200;
 /// How many have grown when the place changes hands; as many more grow then.
 const SWAPS: [usize; 2] = [40, 120];
-/// How long a call of the driver takes while the place changes hands: none ends before.
+/// How long a call of the driver takes while the place changes hands: longer than either resizer waits.
 const HANGS: Duration = Duration::from_secs(3600);
 /// How many calls are open then: both resizers make as many at once.
 const OPEN: u64 = 10;
