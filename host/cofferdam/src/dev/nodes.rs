@@ -349,6 +349,32 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn the_directory_goes_when_nothing_can_be_mounted_there() {
+        let base = tempfile::TempDir::new().unwrap();
+        let (real, link) = (base.path().join("real"), base.path().join("link"));
+        fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        let mut directory = Directory::new(&link).unwrap();
+        let path = directory.path.clone();
+        assert!(
+            path.starts_with(fs::canonicalize(&real).unwrap()),
+            "{path:?} is not what the kernel calls it"
+        );
+        fs::write(path.join("data"), "of a volume").unwrap();
+        directory.keep();
+        drop(directory);
+        assert!(path.join("data").exists());
+        // The next process of this id takes its place.
+        let mut directory = Directory::new(&link).unwrap();
+        directory.keep();
+        directory.release();
+        drop(directory);
+        assert!(!path.exists());
+        let missing = Directory::new(&base.path().join("missing")).unwrap_err().to_string();
+        assert!(missing.contains("missing"), "{missing}");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn the_end_of_the_nodes_is_waited_for_so_long_and_no_longer() {
         let (limit, stuck) = (Duration::from_secs(30), || tokio::spawn(pending()));

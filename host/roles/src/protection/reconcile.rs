@@ -46,29 +46,19 @@ impl Protection {
             lookups: Lookups::default(),
             context,
         });
-        let (claims, classes) = (role.claims.clone(), role.attributes_classes.clone());
-        let leaving = Arc::downgrade(&role);
+        let (claims, me) = (role.claims.clone(), Arc::downgrade(&role));
         role.context.cache.claims.subscribe(move |change: &Change<Claim>| {
             claims.add(change.key.clone());
-            if change.old.is_none() {
-                leaving.upgrade().iter().for_each(|role| role.look_at_leaving_classes());
+            if change.old.as_ref().is_none_or(|old| old.attributes_classes().next().is_some()) {
+                me.upgrade().iter().for_each(|me| me.look_at_leaving_classes());
             }
-            let names =
-                |class: &&str| change.new.iter().any(|new| new.attributes_classes().any(|n| n == *class));
-            let old = change.old.iter().flat_map(|old| old.attributes_classes());
-            old.filter(|class| !names(class)).for_each(|class| classes.add(class.into()));
         });
-        let (volumes, classes) = (role.volumes.clone(), role.attributes_classes.clone());
-        let leaving = Arc::downgrade(&role);
+        let (volumes, me) = (role.volumes.clone(), Arc::downgrade(&role));
         role.context.cache.volumes.subscribe(move |change: &Change<Volume>| {
             volumes.add(change.key.clone());
-            if change.old.is_none() {
-                leaving.upgrade().iter().for_each(|role| role.look_at_leaving_classes());
+            if change.old.as_ref().is_none_or(|old| !old.attributes_class.is_empty()) {
+                me.upgrade().iter().for_each(|me| me.look_at_leaving_classes());
             }
-            let class = |volume: &Option<Arc<Volume>>| volume.as_ref().map(|it| it.attributes_class.clone());
-            let old =
-                class(&change.old).filter(|old| !old.is_empty() && class(&change.new).as_ref() != Some(old));
-            old.into_iter().for_each(|class| classes.add((*class).into()));
         });
         let classes = role.attributes_classes.clone();
         role.context.cache.attributes_classes.subscribe(move |change| classes.add(change.key.clone()));
@@ -81,7 +71,7 @@ impl Protection {
         role
     }
 
-    /// What could not be read, and is gone or can be read now, may have been what kept one.
+    /// What named one, or could not be read and may have, may have been what kept it.
     fn look_at_leaving_classes(&self) {
         let classes = self.context.cache.attributes_classes.list();
         let leaving = classes.iter().filter(|class| class.meta.deleting);
