@@ -676,50 +676,32 @@ impl Journal {
     fn adopt(&self, index: usize, version: ResourceVersion, intents: Vec<(usize, Intent)>) {
         let mut guard = self.lock();
         let state = &mut *guard;
-        let Some(shard) = state.shards.get_mut(index) else { return };
-        shard.version = Some(version);
-        shard.missing = false;
-        let mut moved = Vec::new();
+        if let Some(shard) = state.shards.get_mut(index) {
+            shard.version = Some(version);
+            shard.missing = false;
+        }
         for (size, intent) in intents {
             let uid = intent.uid.clone();
-            if !state.entries.contains_key(&uid) && leaves(&mut shard.changes, &intent) {
-                continue;
+            let Some(shard) = state.shards.get_mut(index) else { return };
+            match state.entries.get(&uid) {
+                None if leaves(&mut shard.changes, &intent) => continue,
+                Some(entry) if entry.durable && entry.shard != index => {
+                    // The same claim on two pages: one is enough.
+                    shard.changes.insert(uid, Change::Remove(Arc::new(intent)));
+                    continue;
+                }
+                Some(entry) if entry.durable && *entry.intent == intent => continue,
+                // Another process has written it, or written it anew; it stands here, wherever ours was to be written.
+                Some(_) | None => {}
             }
-            match state.entries.get_mut(&uid) {
-                Some(entry) if entry.durable => {
-                    if entry.shard != index {
-                        // The same claim on two pages: one is enough.
-                        shard.changes.insert(uid, Change::Remove(Arc::new(intent)));
-                        continue;
-                    }
-                    if *entry.intent == intent {
-                        continue;
-                    }
-                    // Another process has written it anew.
-                    shard.bytes = shard.bytes.saturating_sub(entry.size) + size;
-                    *entry = Entry { intent: Arc::new(intent), shard: index, size, durable: true };
-                }
-                Some(entry) => {
-                    // It stands here, wherever it was to be written.
-                    moved.push((entry.shard, entry.size));
-                    shard.entries += 1;
-                    shard.bytes += size;
-                    *entry = Entry { intent: Arc::new(intent), shard: index, size, durable: true };
-                }
-                None => {
-                    shard.entries += 1;
-                    shard.bytes += size;
-                    let entry = Entry { intent: Arc::new(intent), shard: index, size, durable: true };
-                    state.entries.insert(uid.clone(), entry);
-                }
+            state.drop_entry(&uid);
+            if let Some(shard) = state.shards.get_mut(index) {
+                shard.entries += 1;
+                shard.bytes += size;
             }
+            let entry = Entry { intent: Arc::new(intent), shard: index, size, durable: true };
+            state.entries.insert(uid.clone(), entry);
             state.adopted.push(uid);
-        }
-        for (from, size) in moved {
-            if let Some(shard) = state.shards.get_mut(from) {
-                shard.entries = shard.entries.saturating_sub(1);
-                shard.bytes = shard.bytes.saturating_sub(size);
-            }
         }
         drop(guard);
         self.shared.found.notify_one();
