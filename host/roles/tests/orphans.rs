@@ -14,7 +14,7 @@ use cofferdam_roles::{
 use cofferdam_sim::{
     ArrayVolume, Effect, Fault, Listing, Simulation,
     UserAction::{self, Backup, Create, Delete, Patch, Restore, Settle, Wait},
-    objects::{DRIVER, claim, class, volume, with},
+    objects::{DRIVER, claim, class, restore_mark, volume, with},
 };
 use serde_json::{Value, json};
 
@@ -260,13 +260,6 @@ struct Refusal {
 fn static_volume() -> Value {
     let csi = json!({"spec": {"csi": {"driver": DRIVER, "volumeHandle": "handle-lost"}}});
     with(volume("saved", "none", "1Gi"), &csi)
-}
-
-fn restore_mark() -> Value {
-    json!({
-        "apiVersion": "v1", "kind": "ConfigMap",
-        "metadata": {"name": "cofferdam-restored", "namespace": "default"}, "data": {"detected": "x"},
-    })
 }
 
 #[tokio::test(start_paused = true)]

@@ -176,16 +176,22 @@ impl Provisioner {
         cache.restore_marks.subscribe(move |_| {
             if let Some(me) = me.upgrade() {
                 me.context.cache.volumes.list().iter().for_each(|volume| me.volumes.add(volume.name.clone()));
+                me.add_intents();
             }
         });
         role
     }
 
-    /// Works until `stop`.
-    pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
+    /// What is written down as begun is to be looked at.
+    fn add_intents(&self) {
         for driver in self.context.drivers.values() {
             driver.journal.uids().into_iter().for_each(|uid| self.claims.add(uid));
         }
+    }
+
+    /// Works until `stop`.
+    pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
+        self.add_intents();
         let workers = self.context.settings.worker_threads;
         let (claims, volumes) = (Arc::clone(self), Arc::clone(self));
         let journals = futures::future::join_all(self.context.drivers.values().map(|driver| async {

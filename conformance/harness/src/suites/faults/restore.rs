@@ -1,16 +1,17 @@
 //! etcd is put back to what it was half a minute ago: claims that were made since are gone, and their volumes look abandoned.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{ConfigMap, Event, PersistentVolume};
 use kube::{
-    Api,
+    Api, ResourceExt as _,
     api::{DeleteParams, ListParams},
 };
+use serde_json::Value;
 
 use super::{
     CLAIMS,
@@ -51,10 +52,10 @@ pub(super) async fn half_a_minute(stage: &mut Stage<'_>) -> Result<()> {
 
     // Deletions wait, also those of the next process.
     claims.delete(0..DELETED).await?;
-    until("the volumes of deleted claims are Released", LONG, async || {
-        let released = volumes(stage, "Released").await?;
-        ensure!(released == DELETED + late, "{released} are");
-        Ok(())
+    let released = until("the volumes of deleted claims are Released", LONG, async || {
+        let released = released(stage).await?;
+        ensure!(released.len() == DELETED + late, "{} are", released.len());
+        Ok(released)
     })
     .await?;
     let events: Api<Event> = Api::default_namespaced(stage.plane.client().clone());
@@ -67,22 +68,40 @@ pub(super) async fn half_a_minute(stage: &mut Stage<'_>) -> Result<()> {
     ensure!(stage.stored().await? == stored, "volumes went before the operator had looked");
     ensure!(stage.ours.metric(HELD).await? == "1", "the next process does not hold deletions");
 
+    // Those whose creation was under way, and who have no object yet, stand in the journal.
+    let begun = self::begun(stage).await?;
+    let goes: BTreeSet<_> = stored
+        .iter()
+        .filter(|(handle, name)| released.contains(*handle) || begun.contains(*name))
+        .map(|(handle, _)| handle)
+        .collect();
+    let kept: BTreeSet<_> = stored.keys().filter(|handle| !goes.contains(handle)).collect();
+
     // The operator's word.
     let maps: Api<ConfigMap> = Api::namespaced(stage.plane.client().clone(), NAMESPACE);
     maps.delete(MARK, &DeleteParams::default()).await?;
     claims.left(known - DELETED, LONG).await?;
+    until("the journal is empty", LONG, async || {
+        let open = self::begun(stage).await?;
+        ensure!(open.is_empty(), "it has {open:?}");
+        Ok(())
+    })
+    .await?;
     let left = stage.stored().await?;
-    let expected = stored.len() - DELETED - late;
+    let left: BTreeSet<_> = left.keys().collect();
     ensure!(
-        left.len() == expected,
-        "{} of {} volumes are left: expected {expected}",
-        left.len(),
-        stored.len()
+        left == kept,
+        "of {} volumes, {:?} went and were to stay, {:?} stayed and were to go",
+        stored.len(),
+        kept.difference(&left).collect::<Vec<_>>(),
+        left.difference(&kept).collect::<Vec<_>>(),
     );
     ensure!(stage.ours.metric(HELD).await? == "0", "deletions are held without the mark");
     stage.run.tell(&format!(
-        "the storage kept {forgotten} volumes that the snapshot did not know; when told, it let go {DELETED} of deleted claims, \
-         and {late} of claims that were there no more when their volume was made"
+        "the storage kept {} volumes that the snapshot did not know; when told, it let go {DELETED} of deleted claims, \
+         and {} of claims that were there no more when their volume was made",
+        kept.len() - (known - DELETED),
+        goes.len() - DELETED,
     ))
 }
 
@@ -139,11 +158,30 @@ async fn handles(stage: &Stage<'_>, claims: &Claims) -> Result<(BTreeSet<String>
     Ok((owned, late))
 }
 
-async fn volumes(stage: &Stage<'_>, phase: &str) -> Result<usize> {
+/// The handles of volumes that are Released.
+async fn released(stage: &Stage<'_>) -> Result<BTreeSet<String>> {
     let volumes: Api<PersistentVolume> = Api::all(stage.plane.client().clone());
     let volumes = volumes.list(&ListParams::default()).await?.items;
-    let in_phase = |volume: &&PersistentVolume| {
-        volume.status.as_ref().and_then(|status| status.phase.as_deref()) == Some(phase)
+    let is_released = |volume: &PersistentVolume| {
+        volume.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Released")
     };
-    Ok(volumes.iter().filter(in_phase).count())
+    let handle = |volume: PersistentVolume| Some(volume.spec?.csi?.volume_handle);
+    Ok(volumes.into_iter().filter(is_released).filter_map(handle).collect())
+}
+
+/// The names of volumes that our program has begun and whose objects it has not written, as its journal says.
+async fn begun(stage: &Stage<'_>) -> Result<BTreeSet<String>> {
+    let maps: Api<ConfigMap> = Api::namespaced(stage.plane.client().clone(), NAMESPACE);
+    let pages = maps.list(&ListParams::default()).await?.items;
+    let journal = format!("cofferdam-intents-{DRIVER}-");
+    let pages = pages.into_iter().filter(|page| page.name_any().starts_with(&journal));
+    let mut names = BTreeSet::new();
+    for intent in pages.filter_map(|page| page.data).flat_map(BTreeMap::into_values) {
+        let intent: Value = serde_json::from_str(&intent)?;
+        let name = intent.pointer("/request/name").and_then(Value::as_str);
+        names.insert(
+            name.with_context(|| format!("an intent without its volume's name: {intent}"))?.to_owned(),
+        );
+    }
+    Ok(names)
 }

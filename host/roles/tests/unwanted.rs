@@ -1,12 +1,14 @@
-//! A volume that somebody else has by the time its claim is gone.
+//! A volume whose claim is gone by the time that it is there.
+
+use std::time::Duration;
 
 use cofferdam_roles::Role;
 use cofferdam_sim::{
     Fault, Outcome,
     Sign::Called,
     Simulation,
-    UserAction::{self, Create, Delete, Settle, Until},
-    objects::{claim, class, volume, with},
+    UserAction::{self, Create, Delete, Settle, Until, Wait},
+    objects::{claim, class, restore_mark, volume, with},
 };
 use serde_json::json;
 
@@ -22,7 +24,7 @@ async fn play(then: impl IntoIterator<Item = UserAction>) -> (Outcome, Vec<Strin
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_is_not_deleted() {
+async fn what_somebody_else_has_is_not_deleted() {
     let (_, effects) = play([]).await;
     let effects = effects.join(" ");
     let at = effects.find("create pvc-").unwrap() + "create ".len();
@@ -43,4 +45,30 @@ async fn it_is_not_deleted() {
     assert!(outcome.faults.is_empty() && !deletes(&outcome), "{:?} {:?}", outcome.faults, outcome.calls);
     assert_eq!(outcome.claims, ["a Pending"]);
     assert!(outcome.events.iter().any(|event| event.contains("ProvisioningFailed")), "{:?}", outcome.events);
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_restore_it_waits_until_the_operator_has_looked() {
+    const MARK: &str = "/api/v1/namespaces/default/configmaps/cofferdam-restored";
+    let simulation = Simulation::new(&Role::ALL, vec![Fault::Meanwhile(Delete(CLAIM))], vec![]);
+    // In the middle of two tries, which are five minutes apart by then.
+    let looks_at = Duration::from_secs(3700);
+    let user = [
+        Create(restore_mark()),
+        Create(class("gold")),
+        Create(claim("a", "gold")),
+        Wait(looks_at),
+        Delete(MARK),
+    ];
+    let second = Duration::from_secs(1);
+    let look = async {
+        tokio::time::sleep(looks_at - second).await;
+        let before = simulation.array().volumes().len();
+        tokio::time::sleep(2 * second).await;
+        (before, simulation.array().volumes().len())
+    };
+    let ((outcome, _), volumes) = tokio::join!(simulation.play(&user, None), look);
+    assert_eq!(volumes, (1, 0), "{:?}", outcome.calls);
+    assert_eq!(outcome.calls.iter().filter(|call| *call == "delete gone").count(), 1, "{:?}", outcome.calls);
+    assert!(outcome.faults.is_empty() && outcome.intents == 0, "{outcome:?}");
 }
