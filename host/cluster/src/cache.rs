@@ -12,7 +12,7 @@ use cofferdam_domain::{
 };
 
 use crate::{
-    hold::RestoreMark,
+    hold::{Restoration, RestoreMark},
     kind::Index,
     members::{Few, Members},
     orphans::OrphanReport,
@@ -44,6 +44,8 @@ pub struct Cache {
     pub restore_marks: Table<RestoreMark>,
     /// Reports of what drivers hold without an object.
     pub orphan_reports: Table<OrphanReport>,
+    /// Whether all of this was in a cluster that is no more.
+    pub restoration: Restoration,
 }
 
 /// Claims by uid, by class and by the volume that they name.

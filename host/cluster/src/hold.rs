@@ -4,19 +4,78 @@
 //! whose claim is gone is a volume to delete. So once a list shows an older state than was seen before, a ConfigMap marks
 //! the namespace, and while it stands no role deletes anything at a driver, in this process or in the next one. An operator
 //! who has looked deletes the mark.
+//!
+//! A list may come late: until the watches are back, what roles read and write themselves is of the restored cluster already. So
+//! each answer to a write tells as well, and before the one effect that cannot be taken back the cluster is asked.
 
-use cofferdam_domain::{ObjectMeta, Uid};
+use cofferdam_domain::{ObjectMeta, Uid, Volume, ids::ResourceVersion};
 use http::Method;
 use serde::Deserialize;
 use serde_json::json;
+use tokio::sync::watch as channel;
 
 use crate::{
     cache::Cache,
     kind::{Kind, Resource},
     table::Table,
-    watch::{Restored, Scope},
+    watch::Scope,
     writer::{Cached, WriteError, Writer},
 };
+
+/// The cluster's state is older than what was seen before: it was restored from a backup.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the cluster was restored: {kind} objects are at version {found}, but {seen} was seen before")]
+pub struct Restored {
+    /// Kind whose objects told.
+    pub kind: &'static str,
+    /// Highest version seen before.
+    pub seen: ResourceVersion,
+    /// Version that the cluster has now.
+    pub found: ResourceVersion,
+}
+
+impl Restored {
+    /// `seen`: the highest version of the kind when the request went out, whose answer has the version `found`.
+    ///
+    /// # Errors
+    /// [`Restored`], where the answer is older.
+    pub fn compare(kind: &'static str, seen: ResourceVersion, found: ResourceVersion) -> Result<(), Self> {
+        if found < seen { Err(Self { kind, seen, found }) } else { Ok(()) }
+    }
+}
+
+/// Whether the cluster that a cache shows is no more.
+#[derive(Debug, Default)]
+pub struct Restoration(channel::Sender<Option<Restored>>);
+
+impl Restoration {
+    /// Tells of it; the first word counts.
+    pub fn tell(&self, restored: Restored) {
+        self.0.send_if_modified(|told| {
+            let first = told.is_none();
+            told.get_or_insert(restored);
+            first
+        });
+    }
+
+    /// What was told.
+    pub fn told(&self) -> Option<Restored> {
+        self.0.borrow().clone()
+    }
+
+    /// Waits until it is told.
+    pub async fn wait(&self) -> Restored {
+        let mut told = self.0.subscribe();
+        loop {
+            if let Some(restored) = told.borrow_and_update().clone() {
+                return restored;
+            }
+            if told.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
 
 /// Name of the ConfigMap.
 pub const MARK: &str = "cofferdam-restored";
@@ -84,7 +143,21 @@ pub fn scope(namespace: &str) -> Scope {
 
 /// Whether deletions are held back.
 pub fn is_held(cache: &Cache) -> bool {
-    !cache.restore_marks.get(&MARK.into()).is_absent()
+    cache.restoration.told().is_some() || !cache.restore_marks.get(&MARK.into()).is_absent()
+}
+
+/// Looks whether the cluster was restored and nobody has noticed yet: [`is_held`] says so then. To be asked after everything that a
+/// deletion rests on, for that may have been read from the restored cluster.
+///
+/// # Errors
+/// [`WriteError`] of the read.
+pub async fn look(writer: &Writer) -> Result<(), WriteError> {
+    let seen = writer.cache().volumes.highest();
+    let found = writer.version::<Volume>(&Scope::default()).await?;
+    if let Err(restored) = Restored::compare(Volume::RESOURCE.kind, seen, found) {
+        writer.cache().restoration.tell(restored);
+    }
+    Ok(())
 }
 
 /// Whether deletions are held back, read past the cache.

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     decode,
     events::{Event, EventSink, EventType, Subject},
+    hold::Restored,
     kind::{Kind, Resource},
     metrics::Metrics,
     queue::Backoff,
@@ -44,18 +45,6 @@ const MAX_LINE: usize = 8 << 20;
 /// Pause before a kind that the cluster does not have is looked for again: an API appears with an upgrade of the cluster.
 const ABSENT: Duration = Duration::from_secs(60);
 const BACKOFF: Backoff = Backoff { first: Duration::from_millis(500), most: Duration::from_secs(30) };
-
-/// The cluster's state is older than what was seen before: it was restored from a backup.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the cluster was restored: {kind} objects are at version {found}, but {seen} was seen before")]
-pub struct Restored {
-    /// Kind whose list told.
-    pub kind: &'static str,
-    /// Highest version seen before.
-    pub seen: ResourceVersion,
-    /// Version of the list.
-    pub found: ResourceVersion,
-}
 
 /// Which objects of a kind are watched.
 #[derive(Clone, Debug, Default)]
@@ -178,7 +167,11 @@ impl<K: Kind> Follower<'_, K> {
         let mut failures = 0;
         loop {
             match self.list().await {
-                Ok(Ok(version)) => self.stay(version, &mut failures).await,
+                Ok(Ok(version)) => {
+                    if let Err(restored) = self.stay(version, &mut failures).await {
+                        return restored;
+                    }
+                }
                 Ok(Err(restored)) => return restored,
                 Err(Unlisted::Refused(StatusCode::NOT_FOUND, _)) if K::OPTIONAL => {
                     self.table.clear();
@@ -190,20 +183,20 @@ impl<K: Kind> Follower<'_, K> {
     }
 
     /// Watches, one watch after the other, until only a list can tell how things are.
-    async fn stay(&self, mut version: ResourceVersion, failures: &mut u32) {
+    async fn stay(&self, mut version: ResourceVersion, failures: &mut u32) -> Result<(), Restored> {
         let mut listed = true;
         loop {
             // Time has passed since the last list, and a restored cluster opens a watch from a version that it does not have
             // yet as if nothing were wrong.
             if !std::mem::take(&mut listed) {
                 let seen = self.table.highest();
-                match self.now().await {
-                    Ok(now) if now < seen => return,
-                    Ok(_) => {}
+                match self.writer.version::<K>(&self.scope).await {
+                    // Told here: by the time of a list it may have caught up.
+                    Ok(now) => Restored::compare(K::RESOURCE.kind, seen, now)?,
                     Err(error) => {
                         self.pause(failures, "watch", &error).await;
                         if *failures > 1 {
-                            return;
+                            return Ok(());
                         }
                         continue;
                     }
@@ -223,13 +216,13 @@ impl<K: Kind> Follower<'_, K> {
                     if short {
                         self.pause(failures, "watch", &"it ended at once").await;
                     }
-                    return;
+                    return Ok(());
                 }
                 Ended::Failed(message) => {
                     self.pause(failures, "watch", &message).await;
                     // A broken connection heals by the next watch. What does not is something else, and a list says what.
                     if *failures > 1 {
-                        return;
+                        return Ok(());
                     }
                 }
             }
@@ -281,22 +274,13 @@ impl<K: Kind> Follower<'_, K> {
             if next.is_some() {
                 continue;
             }
-            if version < seen {
-                return Ok(Err(Restored { kind: K::RESOURCE.kind, seen, found: version }));
+            if let Err(restored) = Restored::compare(K::RESOURCE.kind, seen, version) {
+                return Ok(Err(restored));
             }
             self.metrics.relist(K::RESOURCE.kind);
             self.table.replace(items, version);
             return Ok(Ok(version));
         }
-    }
-
-    /// The version that the cluster has now.
-    async fn now(&self) -> Result<ResourceVersion, Unlisted> {
-        let path = self.path([("limit", "1")]);
-        let body = tokio::time::timeout(LIST_TIMEOUT, self.fetch(&path)).await;
-        let body = body.map_err(|_| Unlisted::Failed(format!("no answer within {LIST_TIMEOUT:?}")))??;
-        bookmark(std::str::from_utf8(&body).unwrap_or_default())
-            .map_err(|()| Unlisted::Failed("unreadable list".to_owned()))
     }
 
     /// The collection in this follower's scope, with a query.
@@ -401,7 +385,7 @@ impl<K: Kind> Follower<'_, K> {
                 }
             }
             "BOOKMARK" => {
-                if let Ok(at) = bookmark(event.object.get()) {
+                if let Ok(at) = version_of(event.object.get()) {
                     if at < *version {
                         return Err(Ended::InDoubt);
                     }
@@ -460,13 +444,16 @@ impl<K: Kind> Follower<'_, K> {
     }
 }
 
-fn bookmark(json: &str) -> Result<ResourceVersion, ()> {
+/// `metadata.resourceVersion` of a bookmark or a list.
+pub(crate) fn version_of(json: &str) -> Result<ResourceVersion, String> {
     #[derive(Deserialize)]
-    struct Bookmark {
+    struct Object {
         metadata: ListMeta,
     }
-    let bookmark: Bookmark = serde_json::from_str(json).map_err(|_| ())?;
-    bookmark.metadata.resource_version.parse().map(ResourceVersion).map_err(|_| ())
+    let object: Object = serde_json::from_str(json).map_err(|error| error.to_string())?;
+    let version = object.metadata.resource_version;
+    let number = version.parse().map(ResourceVersion);
+    number.map_err(|_| format!("metadata.resourceVersion is {version:?}: expected a number"))
 }
 
 fn status_message(status: StatusCode, body: &[u8]) -> String {

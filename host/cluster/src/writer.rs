@@ -16,10 +16,11 @@ use serde_json::{Value, json, value::RawValue};
 use crate::{
     cache::Cache,
     decode,
+    hold::Restored,
     kind::{Kind, Resource},
     metrics::Metrics,
     table::{Decoded, Table},
-    watch::Scope,
+    watch::{self, Scope},
 };
 
 /// How long one request may take before its outcome counts as unknown. The API server's own limit for non-watch requests
@@ -168,8 +169,9 @@ impl Writer {
         let name = body.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
         let target = target(K::RESOURCE, namespace, name);
         let path = K::RESOURCE.collection(namespace);
+        let seen = K::table(&self.cache).highest();
         let answer = self.send_json(Method::POST, &path, "application/json", body, &target).await?;
-        self.take_in(&answer, &target)
+        self.take_in_written(&answer, &target, seen, None)
     }
 
     /// Merge patch on an object as it was at `version`, and caches the answer.
@@ -218,8 +220,9 @@ impl Writer {
             metadata.insert("resourceVersion".to_owned(), json!(version.to_string()));
         }
         let path = object_path(K::RESOURCE, namespace, name, part);
+        let seen = K::table(&self.cache).highest();
         let answer = self.send_json(Method::PATCH, &path, content_type, &patch, &target).await?;
-        self.take_in(&answer, &target)
+        self.take_in_written(&answer, &target, seen, Some(version))
     }
 
     /// JSON patch (RFC 6902) on an object of this uid, and caches the answer. `operations` test what they depend on.
@@ -395,6 +398,16 @@ impl Writer {
         }
     }
 
+    /// The version that the cluster has now: that of a list of one object.
+    ///
+    /// # Errors
+    /// [`WriteError`]
+    pub async fn version<K: Kind>(&self, scope: &Scope) -> Result<ResourceVersion, WriteError> {
+        let target = format!("{}s", K::RESOURCE.kind);
+        let answer = self.read(&scope.path(K::RESOURCE, [("limit", "1")]), &target).await?;
+        watch::version_of(&answer).map_err(|message| WriteError::Answer { target, message })
+    }
+
     /// After a [`WriteError::Conflict`] or `NotFound`: brings the cache up to date for this key.
     ///
     /// # Errors
@@ -503,15 +516,40 @@ impl Writer {
     }
 
     fn take_in<K: Cached>(&self, answer: &str, target: &str) -> Result<K, WriteError> {
+        Self::decoded(answer, target).map(|object| self.keep(object))
+    }
+
+    /// What is written gets a version above all that were `seen` before: but in a cluster that was restored. That is known before the
+    /// object wakes anybody. A patch that changes nothing is no write, and leaves the object as old as `before`.
+    fn take_in_written<K: Cached>(
+        &self,
+        answer: &str,
+        target: &str,
+        seen: ResourceVersion,
+        before: Option<ResourceVersion>,
+    ) -> Result<K, WriteError> {
+        let object: K = Self::decoded(answer, target)?;
+        if before != Some(object.version())
+            && let Err(restored) = Restored::compare(K::RESOURCE.kind, seen, object.version())
+        {
+            self.cache.restoration.tell(restored);
+        }
+        Ok(self.keep(object))
+    }
+
+    fn decoded<K: Kind>(answer: &str, target: &str) -> Result<K, WriteError> {
         let unreadable = |message| WriteError::Answer { target: target.to_owned(), message };
-        let object = decode::object::<K>(answer).map_err(unreadable)?.map_err(|o| unreadable(o.reason))?;
+        decode::object::<K>(answer).map_err(unreadable)?.map_err(|opaque| unreadable(opaque.reason))
+    }
+
+    fn keep<K: Cached>(&self, object: K) -> K {
         if object.meta().deleting && object.meta().finalizers.is_empty() {
             // The last finalizer of a deleted object went with this write, and the object with it.
             K::table(&self.cache).delete(&object.key(), &object.meta().uid, object.version());
         } else {
             K::table(&self.cache).apply(Ok(object.clone()));
         }
-        Ok(object)
+        object
     }
 
     fn bury<K: Cached>(&self, key: &K::Key, uid: Option<&Uid>) {

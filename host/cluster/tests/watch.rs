@@ -7,8 +7,9 @@ use std::{sync::Arc, time::Duration};
 
 use cofferdam_cluster::{
     EventSink, Seen, Writer,
+    hold::Restored,
     metrics::Metrics,
-    watch::{Restored, Scope, follow},
+    watch::{Scope, follow},
     writer::Cached,
 };
 use cofferdam_domain::{AttributesClass, Claim, ClaimKey};

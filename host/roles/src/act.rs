@@ -8,7 +8,7 @@ use std::{
 
 use cofferdam_backend::Backend;
 use cofferdam_cluster::{
-    Cache, Clock, Event, EventSink, Journal, Kind, Subject, WriteError, Writer,
+    Cache, Clock, Event, EventSink, Journal, Kind, Subject, WriteError, Writer, hold,
     queue::{Outcome, Queue},
     writer::Cached,
 };
@@ -17,6 +17,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    lookups::Lookups,
     note::Note,
     observer::{Observer, Step, StepKind},
     process::Settings,
@@ -58,6 +59,8 @@ pub(crate) struct Context {
     pub(crate) wanted: OnceLock<Queue<Uid>>,
     /// What the binder of this process has released.
     pub(crate) released: Released,
+    /// Looks whether the cluster was restored.
+    pub(crate) looks: Lookups,
 }
 
 impl Context {
@@ -77,6 +80,14 @@ impl Context {
     /// Whether the driver's storage is in the node of this process.
     pub(crate) fn is_of_node(&self, driver: &DriverName) -> bool {
         self.here.as_ref().is_some_and(|here| here.has(driver))
+    }
+
+    /// Looks whether the cluster was restored, for `hold::is_held` to say so: together with whoever looks at the same time.
+    ///
+    /// # Errors
+    /// [`WriteError`] of the read.
+    pub(crate) async fn look(&self) -> Result<(), WriteError> {
+        self.looks.look("", |_| hold::look(&self.writer)).await
     }
 
     /// Sends a note as an event on an object.

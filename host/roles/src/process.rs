@@ -9,10 +9,10 @@ use std::{
 use cofferdam_backend::Backend;
 use cofferdam_cluster::{
     Cache, Clock, EventSink, Journal, OrphanReport, WriteError, Writer,
-    hold::{self, RestoreMark},
+    hold::{self, RestoreMark, Restored},
     metrics::Metrics,
     orphans,
-    watch::{Restored, Scope, follow},
+    watch::{Scope, follow},
 };
 use cofferdam_domain::{
     Attachment, AttributesClass, Claim, ClusterId, CsiDriver, CsiNode, DriverName, Node, Pod, StorageClass,
@@ -26,6 +26,7 @@ use crate::{
     act::{Context, Driver},
     attach_detach::{metrics::AttachDetachMetrics, reconcile::AttachDetach},
     attacher::{metrics::AttacherMetrics, reconcile::Attacher},
+    lookups::Lookups,
     observer::Observer,
     orphans::{Orphans, metrics::OrphanMetrics},
     protection::reconcile::Protection,
@@ -291,6 +292,7 @@ impl Process {
             here: self.here(),
             wanted: OnceLock::new(),
             released: Released::default(),
+            looks: Lookups::default(),
         });
         // Before the watches: what they find first wakes the roles.
         let roles = Roles::new(&context, self);
@@ -317,7 +319,11 @@ impl Process {
         };
         let (restored, (), ()) = tokio::join!(
             async {
-                let restored = watches.await;
+                let restored = tokio::select! {
+                    restored = watches => restored,
+                    // A write or a look was quicker than the lists.
+                    restored = cache.restoration.wait() => Some(restored),
+                };
                 working.cancel();
                 restored
             },

@@ -7,12 +7,13 @@ use cofferdam_sim::{
     Fault, Outcome,
     Sign::Called,
     Simulation,
-    UserAction::{self, Create, Delete, Settle, Until, Wait},
+    UserAction::{self, Backup, Create, Delete, Restore, Settle, Until, Wait},
     objects::{claim, class, restore_mark, volume, with},
 };
 use serde_json::json;
 
 const CLAIM: &str = "/api/v1/namespaces/default/persistentvolumeclaims/a";
+const MARK: &str = "/api/v1/namespaces/default/configmaps/cofferdam-restored";
 
 /// What happens when the driver has made the volume, and nobody has heard of it.
 async fn play(then: impl IntoIterator<Item = UserAction>) -> (Outcome, Vec<String>) {
@@ -49,7 +50,6 @@ async fn what_somebody_else_has_is_not_deleted() {
 
 #[tokio::test(start_paused = true)]
 async fn after_a_restore_it_waits_until_the_operator_has_looked() {
-    const MARK: &str = "/api/v1/namespaces/default/configmaps/cofferdam-restored";
     let simulation = Simulation::new(&Role::ALL, vec![Fault::Meanwhile(Delete(CLAIM))], vec![]);
     // In the middle of two tries, which are five minutes apart by then.
     let looks_at = Duration::from_secs(3700);
@@ -71,4 +71,18 @@ async fn after_a_restore_it_waits_until_the_operator_has_looked() {
     assert_eq!(volumes, (1, 0), "{:?}", outcome.calls);
     assert_eq!(outcome.calls.iter().filter(|call| *call == "delete gone").count(), 1, "{:?}", outcome.calls);
     assert!(outcome.faults.is_empty() && outcome.intents == 0, "{outcome:?}");
+}
+
+/// Restored while the driver works and while no watch of the process lives: what it reads itself says that the claim is gone.
+#[tokio::test(start_paused = true)]
+async fn it_is_not_deleted_before_the_restore_is_noticed() {
+    let faults = vec![Fault::Slow(Duration::ZERO), Fault::MeanwhileUnseen(Restore)];
+    let simulation = Simulation::new(&Role::ALL, faults, vec![]);
+    let user =
+        [Create(class("gold")), Create(claim("b", "gold")), Settle, Backup, Create(claim("a", "gold"))];
+    let (outcome, _) = simulation.play(&user, None).await;
+    assert_eq!(outcome.claims, ["b Bound of-b"]);
+    assert_eq!(outcome.volumes, ["of-b Bound b", "of-gone Released a"]);
+    assert_eq!(outcome.array, ["b", "gone"], "{:?}", outcome.calls);
+    assert!(simulation.object(MARK).await.is_some() && outcome.faults.is_empty(), "{:?}", outcome.faults);
 }

@@ -146,7 +146,8 @@ impl Orphans {
             Some(owner) => driver.journal.mentions_now(&owner.claim, &owner.volume).await?,
             None => false,
         };
-        if hold::is_held_now(writer, &settings.namespace).await? {
+        self.context.look().await?;
+        if hold::is_held_now(writer, &settings.namespace).await? || hold::is_held(&self.context.cache) {
             return Ok(locked());
         }
         let intent = |owner: &Owner| recorded || driver.journal.mentions(&owner.claim, &owner.volume);

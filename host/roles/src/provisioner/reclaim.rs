@@ -98,8 +98,8 @@ impl Provisioner {
         }
     }
 
-    /// The one effect that cannot be taken back: before it, object and claim are read past the cache, unless the binder of this
-    /// process has just done so.
+    /// The one effect that cannot be taken back: before it, object and claim are read past the cache, and then whether the cluster
+    /// is still the same, unless the binder of this process has just done so and has heard so by what it wrote.
     async fn delete(&self, volume: &Volume, teller: &Teller) -> Option<Outcome> {
         let Some(csi) = &volume.csi else { return Some(Outcome::Done) };
         let Some(driver) = self.context.drivers.get(&csi.driver) else { return Some(Outcome::Done) };
@@ -133,6 +133,9 @@ impl Provisioner {
             // The binder has not said so yet, or is not there to say it: its word wakes this volume.
             Ok(false) => return Some(Outcome::Retry),
             Err(error) => return Some(self.context.after_failure::<Volume>(&volume.name, &error).await),
+        }
+        if hold::is_held(&self.context.cache) {
+            return Some(self.held(volume, teller));
         }
         let call = Call::within(self.context.settings.timeout);
         let started = Instant::now();
@@ -169,6 +172,7 @@ impl Provisioner {
         }
         let Some(claim_ref) = live.claim_ref.as_ref().filter(|r| r.uid.is_some()) else { return Ok(false) };
         let claim = self.context.writer.get::<Claim>(&claim_ref.key).await?;
+        self.context.look().await?;
         // A claim of that uid that names another volume is the winner of a double provisioning; this one is the loser's.
         Ok(claim.is_none_or(|claim| {
             claim_ref.uid.as_ref() != Some(&claim.meta.uid)

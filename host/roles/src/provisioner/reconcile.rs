@@ -553,9 +553,7 @@ impl Provisioner {
         teller: &Teller,
     ) -> Outcome {
         if hold::is_held(&self.context.cache) {
-            // The intent stays, and with it the knowledge of the volume.
-            teller.tell(StepKind::Waits, "deletions are held back since the cluster was restored", None);
-            return Outcome::RetryAfter(self.context.settings.retry_interval_max);
+            return self.keep(teller);
         }
         match self.fate(intent, created).await {
             Ok(Fate::Abandoned) => {}
@@ -576,6 +574,9 @@ impl Provisioner {
                 return Outcome::Done;
             }
             Err(error) => return self.refuse(&intent.uid, error.to_string(), false),
+        }
+        if hold::is_held(&self.context.cache) {
+            return self.keep(teller);
         }
         let call = Call::within(self.context.settings.timeout);
         let started = Instant::now();
@@ -599,6 +600,12 @@ impl Provisioner {
                 self.refuse(&intent.uid, message.unwrap_or(text), false)
             }
         }
+    }
+
+    /// The intent stays, and with it the knowledge of the volume, until the operator has looked.
+    fn keep(&self, teller: &Teller) -> Outcome {
+        teller.tell(StepKind::Waits, "deletions are held back since the cluster was restored", None);
+        Outcome::RetryAfter(self.context.settings.retry_interval_max)
     }
 
     /// Whether really nobody has or wants the volume, read past the cache: an object that another process or a person wrote, or
@@ -631,6 +638,7 @@ impl Provisioner {
             created.capacity.is_some_and(|bytes| bytes > 0 && Some(bytes) < intent.request.capacity.required);
         let taken = matches!(self.context.cache.volumes.get(&name), Seen::Known(_));
         let here = self.context.here.as_ref();
+        self.context.look().await?;
         let is_wanted = !too_small && !taken && rules::is_wanted(&self.context.cache, here, intent);
         Ok(if is_wanted { Fate::Wanted } else { Fate::Abandoned })
     }

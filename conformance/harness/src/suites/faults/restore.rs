@@ -37,6 +37,9 @@ pub(super) async fn half_a_minute(stage: &mut Stage<'_>) -> Result<()> {
     // What the snapshot knew ends Bound, and nothing of the storage goes.
     recovers(stage.run, &claims, "etcd restored from 30 s ago", known, Instant::now()).await?;
     noticed(stage).await?;
+    // Of the process that went through the restore, which ends with the next line.
+    let deletions = stage.ours.deletions().await?;
+    ensure!(deletions.is_empty(), "volumes were deleted before the operator had looked: {deletions:?}");
     let stored = stage.stored().await?;
     let (owned, late) = handles(stage, &claims).await?;
     ensure!(owned.len() == known, "{} volumes for {known} claims", owned.len());

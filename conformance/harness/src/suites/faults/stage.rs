@@ -31,6 +31,10 @@ const READY: Duration = Duration::from_secs(120);
 /// Claims that a user makes at once: who does not give up must not be what keeps the API from coming back.
 const AT_ONCE: usize = 10;
 
+/// Calls of the driver in the metrics.
+const CREATES: &str = "method_name=\"/csi.v1.Controller/CreateVolume\"";
+const DELETES: &str = "method_name=\"/csi.v1.Controller/DeleteVolume\"";
+
 /// Our program, with all roles.
 pub(super) struct Ours {
     pub(super) process: Process,
@@ -66,9 +70,20 @@ impl Ours {
         control_plane::get(&self.client, "/readyz").await.is_ok()
     }
 
+    async fn metrics(&self) -> Result<String> {
+        Ok(self.client.request_text(Request::get("/metrics").body(Vec::new())?).await?)
+    }
+
+    /// How often this process has asked the driver to delete a volume, by how that ended.
+    pub(super) async fn deletions(&self) -> Result<Vec<String>> {
+        let text = self.metrics().await?;
+        ensure!(text.contains(CREATES), "the metrics have no {CREATES}: expected the driver's calls");
+        Ok(text.lines().filter(|line| line.contains(DELETES)).map(str::to_owned).collect())
+    }
+
     /// A metric without labels.
     pub(super) async fn metric(&self, name: &str) -> Result<String> {
-        let text = self.client.request_text(Request::get("/metrics").body(Vec::new())?).await?;
+        let text = self.metrics().await?;
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         value.map(str::to_owned).with_context(|| format!("no metric {name}"))
     }

@@ -1,0 +1,81 @@
+//! What tells of a restored cluster before a list does.
+#![allow(clippy::unwrap_used, reason = "what cannot be is a failed test")]
+
+mod common;
+
+use cofferdam_cluster::{Kind as _, Writer, hold, writer::Part};
+use cofferdam_domain::Volume;
+use common::{Wire, api};
+use serde_json::{Value, json};
+
+fn volume(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"},
+            "csi": {"driver": "d.example.com", "volumeHandle": name},
+        },
+    })
+}
+
+async fn make(writer: &Writer, name: &str) -> Volume {
+    writer.create::<Volume>(None, &volume(name)).await.unwrap()
+}
+
+async fn label(writer: &Writer, volume: &Volume, value: &str) -> Volume {
+    let patch = json!({"metadata": {"labels": {"a": value}}});
+    writer.merge::<Volume>(&volume.name, Part::Object, volume.version(), patch).await.unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_told_of_a_cluster_that_goes_on() {
+    let api = api();
+    let writer = Wire::new(&api).writer();
+    let first = label(&writer, &make(&writer, "first").await, "b").await;
+    let second = make(&writer, "second").await;
+    // What changes nothing is answered with an object that is older than others.
+    assert_eq!(label(&writer, &first, "b").await.version(), first.version());
+    assert!(first.version() < second.version());
+    label(&writer, &first, "c").await;
+    hold::look(&writer).await.unwrap();
+    assert!(!hold::is_held(writer.cache()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_tells() {
+    let api = api();
+    for creates in [true, false] {
+        let writer = Wire::new(&api).writer();
+        let name = format!("before-{creates}");
+        let before = make(&writer, &name).await;
+        let backup = api.snapshot();
+        for lost in ["a", "b", "c"] {
+            make(&writer, &format!("{lost}-{creates}")).await;
+        }
+        api.restore(&backup);
+        let written = if creates { make(&writer, "after").await } else { label(&writer, &before, "x").await };
+        let told = writer.cache().restoration.told().unwrap();
+        assert_eq!((told.kind, told.found), ("PersistentVolume", written.version()));
+        assert!(told.found < told.seen, "{told}");
+        assert!(hold::is_held(writer.cache()));
+        assert_eq!(writer.cache().restoration.wait().await, told);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_look_tells_and_the_first_word_counts() {
+    let api = api();
+    let writer = Wire::new(&api).writer();
+    let backup = api.snapshot();
+    make(&writer, "lost").await;
+    make(&writer, "lost-too").await;
+    hold::look(&writer).await.unwrap();
+    assert!(!hold::is_held(writer.cache()));
+    api.restore(&backup);
+    let waits = writer.cache().restoration.wait();
+    let (told, looked) = tokio::join!(waits, hold::look(&writer));
+    looked.unwrap();
+    assert!(hold::is_held(writer.cache()));
+    make(&writer, "later").await;
+    assert_eq!(writer.cache().restoration.told(), Some(told));
+}
