@@ -1,14 +1,15 @@
 //! Holding back deletions after the cluster was restored from a backup.
 //!
 //! A restored etcd makes live volumes look abandoned: claims that were made after the backup are gone, and a Delete volume
-//! whose claim is gone is a volume to delete. So once a list shows an older state than was seen before, a ConfigMap marks
+//! whose claim is gone is a volume to delete. So once an answer shows an older state than was seen before, a ConfigMap marks
 //! the namespace, and while it stands no role deletes anything at a driver, in this process or in the next one. An operator
 //! who has looked deletes the mark.
 //!
-//! A list may come late: until the watches are back, what roles read and write themselves is of the restored cluster already. So
-//! each answer to a write tells as well, and before the one effect that cannot be taken back the cluster is asked.
+//! A watcher's list may come late: until then, what roles read and write themselves is of the restored cluster already. So each
+//! answer that carries a version tells, of a list as of a write, and that a claim is gone, which carries none, counts with the
+//! version of a list after it.
 
-use cofferdam_domain::{ObjectMeta, Uid, Volume, ids::ResourceVersion};
+use cofferdam_domain::{Claim, ObjectMeta, Uid, Volume, ids::ResourceVersion};
 use http::Method;
 use serde::Deserialize;
 use serde_json::json;
@@ -49,6 +50,13 @@ impl Restored {
 pub struct Restoration(channel::Sender<Option<Restored>>);
 
 impl Restoration {
+    /// `found`: the version of an answer to a request that went out when `seen` was the highest of the kind. Tells of a restore.
+    pub fn compare<K: Kind>(&self, seen: ResourceVersion, found: ResourceVersion) {
+        if let Err(restored) = Restored::compare(K::RESOURCE.kind, seen, found) {
+            self.tell(restored);
+        }
+    }
+
     /// Tells of it; the first word counts.
     pub fn tell(&self, restored: Restored) {
         self.0.send_if_modified(|told| {
@@ -147,16 +155,22 @@ pub fn is_held(cache: &Cache) -> bool {
 }
 
 /// Looks whether the cluster was restored and nobody has noticed yet: [`is_held`] says so then. To be asked after everything that a
-/// deletion rests on, for that may have been read from the restored cluster.
+/// deletion rests on, for that may have been read from the restored cluster. Of claims and of volumes, for one kind may have been
+/// quiet since the backup, and each may have an etcd of its own.
 ///
 /// # Errors
-/// [`WriteError`] of the read.
+/// [`WriteError`] of the reads.
 pub async fn look(writer: &Writer) -> Result<(), WriteError> {
-    let seen = writer.cache().volumes.highest();
-    let found = writer.version::<Volume>(&Scope::default()).await?;
-    if let Err(restored) = Restored::compare(Volume::RESOURCE.kind, seen, found) {
-        writer.cache().restoration.tell(restored);
-    }
+    futures::future::try_join(look_at::<Claim>(writer), look_at::<Volume>(writer)).await.map(drop)
+}
+
+async fn look_at<K: Cached>(writer: &Writer) -> Result<(), WriteError> {
+    let table = K::table(writer.cache());
+    let seen = table.highest();
+    let found = writer.version::<K>(&Scope::default()).await?;
+    // A kind that is quiet knows by this where the cluster was.
+    table.saw(found);
+    writer.cache().restoration.compare::<K>(seen, found);
     Ok(())
 }
 

@@ -25,6 +25,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    hold::Restored,
     metrics::Metrics,
     orphans::fnv,
     sleep_until,
@@ -127,6 +128,8 @@ struct Entry {
 struct Shard {
     /// Version of the ConfigMap as last seen; absent when it must be read first.
     version: Option<ResourceVersion>,
+    /// The highest version that was seen.
+    highest: ResourceVersion,
     /// Whether a read showed that there is no ConfigMap.
     missing: bool,
     entries: usize,
@@ -519,6 +522,7 @@ impl Journal {
         self.shared.metrics.journal_commit();
         if let Some(shard) = self.lock().shards.get_mut(index) {
             shard.version = Some(answer);
+            shard.highest = shard.highest.max(answer);
             shard.missing = false;
         }
         Ok(())
@@ -597,6 +601,7 @@ impl Journal {
         }
         let name = self.shard_name(index);
         let path = format!("/api/v1/namespaces/{}/configmaps/{name}", self.shared.namespace);
+        let seen = self.lock().shards.get(index).map(|shard| shard.highest).unwrap_or_default();
         let answer = match self.shared.writer.read(&path, &name).await {
             Ok(answer) => answer,
             Err(WriteError::NotFound(_)) => return Ok(None),
@@ -607,6 +612,9 @@ impl Journal {
         let version = map.metadata.resource_version.parse().map(ResourceVersion).map_err(|_| {
             unreadable(format!("resourceVersion is {:?}: expected a number", map.metadata.resource_version))
         })?;
+        if let Err(restored) = Restored::compare("ConfigMap", seen, version) {
+            self.shared.writer.cache().restoration.tell(restored);
+        }
         Ok(Some((version, map.data)))
     }
 
@@ -678,6 +686,7 @@ impl Journal {
         let state = &mut *guard;
         if let Some(shard) = state.shards.get_mut(index) {
             shard.version = Some(version);
+            shard.highest = shard.highest.max(version);
             shard.missing = false;
         }
         for (size, intent) in intents {

@@ -97,7 +97,9 @@ pub async fn follow<K: Cached>(
     scope: Scope,
     stop: CancellationToken,
 ) -> Result<(), Restored> {
-    follow_into(K::table(writer.cache()), writer, events, metrics, scope, stop).await
+    let followed = follow_into(K::table(writer.cache()), writer, events, metrics, scope, stop).await;
+    // Who works with the cache hears of it before anybody tells them to stop.
+    followed.inspect_err(|restored| writer.cache().restoration.tell(restored.clone()))
 }
 
 /// The same for a table that is not of the writer's cache: for what needs more of a kind than the roles do.
@@ -192,7 +194,10 @@ impl<K: Kind> Follower<'_, K> {
                 let seen = self.table.highest();
                 match self.writer.version::<K>(&self.scope).await {
                     // Told here: by the time of a list it may have caught up.
-                    Ok(now) => Restored::compare(K::RESOURCE.kind, seen, now)?,
+                    Ok(now) => {
+                        Restored::compare(K::RESOURCE.kind, seen, now)?;
+                        self.table.saw(now);
+                    }
                     Err(error) => {
                         self.pause(failures, "watch", &error).await;
                         if *failures > 1 {

@@ -16,7 +16,6 @@ use serde_json::{Value, json, value::RawValue};
 use crate::{
     cache::Cache,
     decode,
-    hold::Restored,
     kind::{Kind, Resource},
     metrics::Metrics,
     table::{Decoded, Table},
@@ -369,7 +368,9 @@ impl Writer {
             items: Option<Vec<&'a RawValue>>,
         }
         #[derive(Deserialize, Default)]
+        #[serde(rename_all = "camelCase", default)]
         struct ListMeta {
+            resource_version: String,
             #[serde(rename = "continue")]
             next: Option<String>,
         }
@@ -378,6 +379,7 @@ impl Writer {
             None => format!("{}s", K::RESOURCE.kind),
         };
         let unreadable = |message| WriteError::Answer { target: target.clone(), message };
+        let seen = K::table(&self.cache).highest();
         let mut objects = Vec::new();
         let mut next: Option<String> = None;
         loop {
@@ -386,6 +388,9 @@ impl Writer {
             let answer = self.read(&path, &target).await?;
             let page: Page<'_> =
                 serde_json::from_str(&answer).map_err(|error| unreadable(error.to_string()))?;
+            if let Ok(found) = page.metadata.resource_version.parse().map(ResourceVersion) {
+                self.cache.restoration.compare::<K>(seen, found);
+            }
             for item in page.items.into_iter().flatten() {
                 let object = decode::object::<K>(item.get()).map_err(unreadable)?;
                 K::table(&self.cache).apply(object.clone());
@@ -402,7 +407,7 @@ impl Writer {
     ///
     /// # Errors
     /// [`WriteError`]
-    pub async fn version<K: Kind>(&self, scope: &Scope) -> Result<ResourceVersion, WriteError> {
+    pub(crate) async fn version<K: Kind>(&self, scope: &Scope) -> Result<ResourceVersion, WriteError> {
         let target = format!("{}s", K::RESOURCE.kind);
         let answer = self.read(&scope.path(K::RESOURCE, [("limit", "1")]), &target).await?;
         watch::version_of(&answer).map_err(|message| WriteError::Answer { target, message })
@@ -529,10 +534,8 @@ impl Writer {
         before: Option<ResourceVersion>,
     ) -> Result<K, WriteError> {
         let object: K = Self::decoded(answer, target)?;
-        if before != Some(object.version())
-            && let Err(restored) = Restored::compare(K::RESOURCE.kind, seen, object.version())
-        {
-            self.cache.restoration.tell(restored);
+        if before != Some(object.version()) {
+            self.cache.restoration.compare::<K>(seen, object.version());
         }
         Ok(self.keep(object))
     }

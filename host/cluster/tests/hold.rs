@@ -3,10 +3,20 @@
 
 mod common;
 
-use cofferdam_cluster::{Kind as _, Writer, hold, writer::Part};
-use cofferdam_domain::Volume;
-use common::{Wire, api};
+use cofferdam_cluster::{Kind as _, Writer, hold, watch::Scope, writer::Part};
+use cofferdam_domain::{Claim, Volume};
+use common::{Wire, api, call};
+use http::Method;
 use serde_json::{Value, json};
+
+const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
+
+fn claim(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    })
+}
 
 fn volume(name: &str) -> Value {
     json!({
@@ -78,4 +88,45 @@ async fn a_look_tells_and_the_first_word_counts() {
     assert!(hold::is_held(writer.cache()));
     make(&writer, "later").await;
     assert_eq!(writer.cache().restoration.told(), Some(told));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_tells() {
+    let api = api();
+    let writer = Wire::new(&api).writer();
+    let backup = api.snapshot();
+    make(&writer, "lost").await;
+    writer.list_in::<Volume>(&Scope::default()).await.unwrap();
+    assert!(!hold::is_held(writer.cache()));
+    api.restore(&backup);
+    writer.list_in::<Volume>(&Scope::default()).await.unwrap();
+    assert!(hold::is_held(writer.cache()));
+}
+
+/// What is lost is a claim; of volumes nothing was heard since long before the backup.
+#[tokio::test(start_paused = true)]
+async fn a_look_tells_by_the_kind_that_knows() {
+    let api = api();
+    let writer = Wire::new(&api).writer();
+    make(&writer, "old").await;
+    call(&api, Method::POST, CLAIMS, claim("known")).await;
+    let backup = api.snapshot();
+    let lost = writer.create::<Claim>(Some("default"), &claim("lost")).await.unwrap();
+    api.restore(&backup);
+    hold::look(&writer).await.unwrap();
+    let told = writer.cache().restoration.told().unwrap();
+    assert_eq!((told.kind, told.seen), ("PersistentVolumeClaim", lost.version()));
+}
+
+/// And a look lets the quiet kind know where the cluster was.
+#[tokio::test(start_paused = true)]
+async fn a_look_remembers_what_it_found() {
+    let api = api();
+    let writer = Wire::new(&api).writer();
+    let backup = api.snapshot();
+    call(&api, Method::POST, CLAIMS, claim("lost")).await;
+    hold::look(&writer).await.unwrap();
+    api.restore(&backup);
+    hold::look(&writer).await.unwrap();
+    assert!(hold::is_held(writer.cache()));
 }

@@ -119,6 +119,11 @@ async fn a_restored_cluster_is_told_from_a_lagging_list() {
     assert!(since.elapsed() < Duration::from_secs(60), "{:?} on the paused clock", since.elapsed());
     assert_eq!(restored.kind, "PersistentVolumeClaim");
     assert!(restored.found < restored.seen, "{restored}");
+    assert_eq!(
+        followed.writer.cache().restoration.told(),
+        Some(restored),
+        "whoever works with the cache knows"
+    );
     assert_eq!(followed.writer.cache().claims.len(), 2, "the cache is left for whoever drops it");
 }
 

@@ -9,9 +9,10 @@ use std::{
 use cofferdam_backend::Backend;
 use cofferdam_cluster::{
     Cache, Clock, EventSink, Journal, OrphanReport, WriteError, Writer,
-    hold::{self, RestoreMark, Restored},
+    hold::{self, RestoreMark},
     metrics::Metrics,
     orphans,
+    queue::Backoff,
     watch::{Scope, follow},
 };
 use cofferdam_domain::{
@@ -19,7 +20,7 @@ use cofferdam_domain::{
     Volume, storage::Ability,
 };
 use prometheus_client::registry::Registry;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -187,6 +188,11 @@ pub struct Process {
 
 /// Pause before the mark of a restored cluster is written again: nothing else may happen before it stands.
 const MARK_RETRY: Duration = Duration::from_secs(1);
+/// Tries to write it when the process is to stop; whoever waits for its end has less patience than the API may need.
+const LAST_TRIES: usize = 20;
+/// A life of the cache that was shorter has not come to work: the next one waits.
+const SHORT: Duration = Duration::from_secs(60);
+const BETWEEN_LIVES: Backoff = Backoff { first: Duration::from_secs(1), most: Duration::from_secs(30) };
 
 impl Process {
     /// Checks settings and parts and registers the metrics. Does not touch the API.
@@ -254,24 +260,47 @@ impl Process {
     /// # Errors
     /// [`ProcessError::Start`] where the API refuses the first reads.
     pub async fn run(&self, stop: CancellationToken) -> Result<(), ProcessError> {
+        let (mut first, mut short) = (true, 0);
         loop {
-            let restored = self.run_once(stop.clone()).await?;
+            let begun = Instant::now();
+            match self.run_once(stop.clone()).await {
+                Ok(()) => {}
+                Err(error) if first => return Err(error),
+                // The API has only just come back, or somebody restores it once more.
+                Err(error) => tracing::warn!(%error, "nothing runs yet after the restore"),
+            }
             self.ready.send_replace(false);
-            let Some(restored) = restored else { return Ok(()) };
-            tracing::error!("{restored}; deletions are held back until ConfigMap {} is deleted", hold::MARK);
-            let writer = Writer::new(self.parts.client.clone(), Arc::default(), self.metrics.clone());
-            while let Err(error) = hold::mark(&writer, &self.settings.namespace, &restored).await {
-                tracing::error!(%error, "ConfigMap {} cannot be written; nothing runs before it stands", hold::MARK);
-                tokio::select! {
-                    () = stop.cancelled() => return Ok(()),
-                    () = tokio::time::sleep(MARK_RETRY) => {}
-                }
+            short = if begun.elapsed() < SHORT && !first { short + 1 } else { 0 };
+            first = false;
+            let pause = if short > 0 { BETWEEN_LIVES.pause(short) } else { Duration::ZERO };
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return Ok(()),
+                () = tokio::time::sleep(pause) => {}
             }
         }
     }
 
-    /// One life of the cache; ends with `stop` or with the news of a restore.
-    async fn run_once(&self, stop: CancellationToken) -> Result<Option<Restored>, ProcessError> {
+    /// Waits for the news of a restore, and marks it.
+    async fn mark(&self, writer: &Writer, stop: &CancellationToken, told: impl Fn()) {
+        let restored = writer.cache().restoration.wait().await;
+        told();
+        tracing::error!("{restored}; deletions are held back until ConfigMap {} is deleted", hold::MARK);
+        let mut last = LAST_TRIES;
+        while let Err(error) = hold::mark(writer, &self.settings.namespace, &restored).await {
+            tracing::error!(%error, "ConfigMap {} cannot be written; nothing runs before it stands", hold::MARK);
+            if stop.is_cancelled() {
+                last -= 1;
+                if last == 0 {
+                    return;
+                }
+            }
+            tokio::time::sleep(MARK_RETRY).await;
+        }
+    }
+
+    /// One life of the cache; ends with `stop` or with the news of a restore, which is marked by then.
+    async fn run_once(&self, stop: CancellationToken) -> Result<(), ProcessError> {
         let cache = Arc::new(Cache::default());
         *self.cache.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&cache);
         let writer = Writer::new(self.parts.client.clone(), Arc::clone(&cache), self.metrics.clone());
@@ -317,20 +346,30 @@ impl Process {
                 futures::future::join_all(journals.iter().map(|journal| journal.run(flushing.clone())));
             tokio::join!(journals, event_loop.run(flushing.clone()));
         };
-        let (restored, (), ()) = tokio::join!(
+        let told = || {
+            self.metrics.deletions_held.set(1);
+            working.cancel();
+        };
+        // Beside the drain: it takes its time, and other processes delete as well. News may also come while it drains.
+        let marking = async {
+            tokio::select! {
+                () = self.mark(&writer, &stop, told) => true,
+                () = flushing.cancelled() => false,
+            }
+        };
+        let ((), (), (), marked) = tokio::join!(
             async {
-                let restored = tokio::select! {
-                    restored = watches => restored,
-                    // A write or a look was quicker than the lists.
-                    restored = cache.restoration.wait() => Some(restored),
-                };
+                watches.await;
                 working.cancel();
-                restored
             },
             work,
             background,
+            marking,
         );
-        Ok(restored)
+        if !marked && cache.restoration.told().is_some() {
+            self.mark(&writer, &stop, told).await;
+        }
+        Ok(())
     }
 
     async fn drivers(&self, writer: &Writer) -> Result<HashMap<DriverName, Driver>, ProcessError> {
@@ -363,12 +402,7 @@ impl Process {
     }
 
     /// Follows every kind that a role of this process reads, until `stop` or until one shows a restore.
-    async fn watches(
-        &self,
-        writer: &Writer,
-        events: &EventSink,
-        stop: CancellationToken,
-    ) -> Option<Restored> {
+    async fn watches(&self, writer: &Writer, events: &EventSink, stop: CancellationToken) {
         let metrics = &self.metrics;
         let everything = Scope::default;
         let marks = hold::scope(&self.settings.namespace);
@@ -437,7 +471,8 @@ impl Process {
             marks,
         );
         let all = futures::future::try_join5(all, reports, attachments, csi_nodes, nodes);
-        futures::future::try_join(all, attributes_classes).await.err()
+        // The first that shows a restore ends the others; whoever asks the cache knows it from there.
+        let _ = futures::future::try_join(all, attributes_classes).await;
     }
 
     /// Whether somebody looks at Pods: who uses a claim, which keeps the claim, and a volume from growing at some drivers; and what

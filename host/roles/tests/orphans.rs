@@ -329,7 +329,8 @@ async fn what_no_watch_has_told_is_read_before_anything_is_deleted() {
     ] {
         let simulation = leaked(Vec::new()).await;
         simulation.play(&[Wait(DAY)], None).await;
-        let faults = vec![Fault::Slow(Duration::ZERO), Fault::MeanwhileUnseen(Create(unseen))];
+        let faults =
+            vec![Fault::Slow(Duration::ZERO), Fault::Unseen(Box::new(Fault::Meanwhile(Create(unseen))))];
         simulation.array().lists(FULL, faults);
         let minute = Duration::from_secs(60);
         simulation.play(&[Wait(minute), ask(&simulation, minute, "lost")], None).await;

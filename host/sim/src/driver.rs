@@ -39,8 +39,8 @@ pub enum Fault {
     Meanwhile(UserAction),
     /// A user does this while the driver is at work; then this goes wrong.
     MeanwhileThen(UserAction, Box<Fault>),
-    /// The process' watches end and no other one begins, as with a connection that hangs; then as [`Fault::Meanwhile`].
-    MeanwhileUnseen(UserAction),
+    /// The process' watches end and no other one begins, as with a connection that hangs; then this goes wrong.
+    Unseen(Box<Fault>),
     /// The volume has this many bytes, whatever was asked for.
     Size(u64),
     /// It happens, and is undone by whoever works on the array itself.
@@ -52,12 +52,11 @@ impl Fault {
     fn refuses(&self) -> bool {
         match self {
             Self::Refuse(_) => true,
-            Self::MeanwhileThen(_, then) => then.refuses(),
+            Self::MeanwhileThen(_, then) | Self::Unseen(then) => then.refuses(),
             Self::LostRequest
             | Self::LostAnswer
             | Self::Slow(_)
             | Self::Meanwhile(_)
-            | Self::MeanwhileUnseen(_)
             | Self::Size(_)
             | Self::Undone => false,
         }
@@ -559,11 +558,10 @@ impl MortalDriver {
                 (self.driver.users)(action).await;
                 Box::pin(self.fault(Some(*then))).await
             }
-            Some(Fault::MeanwhileUnseen(action)) => {
+            Some(Fault::Unseen(then)) => {
                 self.effects.deafen();
                 tokio::time::sleep(DEAF_AFTER).await;
-                (self.driver.users)(action).await;
-                Ok((false, None))
+                Box::pin(self.fault(Some(*then))).await
             }
             Some(Fault::Size(bytes)) => Ok((false, Some(bytes))),
         }

@@ -98,8 +98,8 @@ impl Provisioner {
         }
     }
 
-    /// The one effect that cannot be taken back: before it, object and claim are read past the cache, and then whether the cluster
-    /// is still the same, unless the binder of this process has just done so and has heard so by what it wrote.
+    /// The one effect that cannot be taken back: before it, object and claim are read past the cache, and then the version of the
+    /// cluster, unless the binder of this process has just done so.
     async fn delete(&self, volume: &Volume, teller: &Teller) -> Option<Outcome> {
         let Some(csi) = &volume.csi else { return Some(Outcome::Done) };
         let Some(driver) = self.context.drivers.get(&csi.driver) else { return Some(Outcome::Done) };
@@ -182,7 +182,7 @@ impl Provisioner {
 
     fn held(&self, volume: &Volume, teller: &Teller) -> Outcome {
         let text = format!(
-            "The cluster was restored from a backup: the volume is not deleted while ConfigMap {}/{} exists",
+            "The cluster was restored from a backup: the volume is not deleted until ConfigMap {}/{} is deleted",
             self.context.settings.namespace,
             hold::MARK
         );
@@ -192,6 +192,6 @@ impl Provisioner {
         let component =
             component.map_or_else(|| "external-provisioner".into(), |driver| driver.component.clone());
         self.context.note(volume, &component, note);
-        Outcome::Done
+        Outcome::RetryAfter(self.context.settings.retry_interval_max)
     }
 }

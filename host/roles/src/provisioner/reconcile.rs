@@ -602,7 +602,8 @@ impl Provisioner {
         }
     }
 
-    /// The intent stays, and with it the knowledge of the volume, until the operator has looked.
+    /// The intent stays until the operator has looked. One that the backup does not know ends with this life of the process: its
+    /// volume is an orphan then, as are all that were made since.
     fn keep(&self, teller: &Teller) -> Outcome {
         teller.tell(StepKind::Waits, "deletions are held back since the cluster was restored", None);
         Outcome::RetryAfter(self.context.settings.retry_interval_max)

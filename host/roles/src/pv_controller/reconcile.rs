@@ -374,7 +374,13 @@ impl PvController {
                     .act("gives it up", writer.merge::<Volume>(&volume.name, Part::Object, version, patch))
                     .await?;
             }
-            VolumeEffect::LookUpClaim(key) => writer.refresh::<Claim>(&key).await?,
+            VolumeEffect::LookUpClaim(key) => {
+                writer.refresh::<Claim>(&key).await?;
+                // What follows for the volume's data rests on it: only this cluster may say so, not one that was restored.
+                if self.context.cache.claims.get(&key).is_absent() {
+                    self.context.look().await?;
+                }
+            }
         }
         Ok(())
     }

@@ -38,8 +38,7 @@ pub(super) async fn half_a_minute(stage: &mut Stage<'_>) -> Result<()> {
     recovers(stage.run, &claims, "etcd restored from 30 s ago", known, Instant::now()).await?;
     noticed(stage).await?;
     // Of the process that went through the restore, which ends with the next line.
-    let deletions = stage.ours.deletions().await?;
-    ensure!(deletions.is_empty(), "volumes were deleted before the operator had looked: {deletions:?}");
+    nothing_deleted(stage).await?;
     let stored = stage.stored().await?;
     let (owned, late) = handles(stage, &claims).await?;
     ensure!(owned.len() == known, "{} volumes for {known} claims", owned.len());
@@ -58,16 +57,19 @@ pub(super) async fn half_a_minute(stage: &mut Stage<'_>) -> Result<()> {
     let released = until("the volumes of deleted claims are Released", LONG, async || {
         let released = released(stage).await?;
         ensure!(released.len() == DELETED + late, "{} are", released.len());
-        Ok(released)
+        anyhow::Ok(released)
     })
     .await?;
     let events: Api<Event> = Api::default_namespaced(stage.plane.client().clone());
     until("DeletionHeld is told", LONG, async || {
-        let told = events.list(&ListParams::default().fields("reason=DeletionHeld")).await?.items.len();
-        ensure!(told >= DELETED + late, "of {told} volumes");
+        let told = events.list(&ListParams::default().fields("reason=DeletionHeld")).await?.items;
+        let told: BTreeSet<_> = told.into_iter().filter_map(|event| event.involved_object.name).collect();
+        let untold: Vec<_> = released.values().filter(|name| !told.contains(*name)).collect();
+        ensure!(untold.is_empty(), "but of {untold:?}");
         Ok(())
     })
     .await?;
+    nothing_deleted(stage).await?;
     ensure!(stage.stored().await? == stored, "volumes went before the operator had looked");
     ensure!(stage.ours.metric(HELD).await? == "1", "the next process does not hold deletions");
 
@@ -75,10 +77,12 @@ pub(super) async fn half_a_minute(stage: &mut Stage<'_>) -> Result<()> {
     let begun = self::begun(stage).await?;
     let goes: BTreeSet<_> = stored
         .iter()
-        .filter(|(handle, name)| released.contains(*handle) || begun.contains(*name))
+        .filter(|(handle, name)| released.contains_key(*handle) || begun.contains(*name))
         .map(|(handle, _)| handle)
         .collect();
     let kept: BTreeSet<_> = stored.keys().filter(|handle| !goes.contains(handle)).collect();
+
+    nothing_deleted(stage).await?;
 
     // The operator's word.
     let maps: Api<ConfigMap> = Api::namespaced(stage.plane.client().clone(), NAMESPACE);
@@ -90,6 +94,9 @@ pub(super) async fn half_a_minute(stage: &mut Stage<'_>) -> Result<()> {
         Ok(())
     })
     .await?;
+    ensure!(stage.ours.metric(HELD).await? == "0", "deletions are held without the mark");
+    let deletions = stage.ours.deletions().await?;
+    ensure!(!deletions.is_empty(), "the metrics say nothing of deletions: expected {} of them", goes.len());
     let left = stage.stored().await?;
     let left: BTreeSet<_> = left.keys().collect();
     ensure!(
@@ -99,7 +106,6 @@ pub(super) async fn half_a_minute(stage: &mut Stage<'_>) -> Result<()> {
         kept.difference(&left).collect::<Vec<_>>(),
         left.difference(&kept).collect::<Vec<_>>(),
     );
-    ensure!(stage.ours.metric(HELD).await? == "0", "deletions are held without the mark");
     stage.run.tell(&format!(
         "the storage kept {} volumes that the snapshot did not know; when told, it let go {DELETED} of deleted claims, \
          and {} of claims that were there no more when their volume was made",
@@ -124,13 +130,15 @@ async fn restore(stage: &mut Stage<'_>, claims: &Claims) -> Result<usize> {
         claims.bound(KNOWN + BOUND, LONG).await?;
         claims.in_the_middle().await
     };
-    // Some fail when the API goes; nobody makes them again.
+    // Nobody makes those that the user has not come to by then.
     let user = async {
-        drop(claims.create(KNOWN..CLAIMS).await);
-        Ok(())
+        claims.create(KNOWN..CLAIMS).await?;
+        std::future::pending().await
     };
-    let making = async { tokio::try_join!(user, middle) };
-    making.await?;
+    tokio::select! {
+        made = user => made,
+        there = middle => there,
+    }?;
     plane.restore(run, "half-a-minute").await?;
     claims.count().await
 }
@@ -161,15 +169,22 @@ async fn handles(stage: &Stage<'_>, claims: &Claims) -> Result<(BTreeSet<String>
     Ok((owned, late))
 }
 
-/// The handles of volumes that are Released.
-async fn released(stage: &Stage<'_>) -> Result<BTreeSet<String>> {
+/// The driver has not been asked for any deletion by the process that runs.
+async fn nothing_deleted(stage: &Stage<'_>) -> Result<()> {
+    let deletions = stage.ours.deletions().await?;
+    ensure!(deletions.is_empty(), "volumes were deleted before the operator had looked: {deletions:?}");
+    Ok(())
+}
+
+/// The volumes that are Released: names by handle.
+async fn released(stage: &Stage<'_>) -> Result<BTreeMap<String, String>> {
     let volumes: Api<PersistentVolume> = Api::all(stage.plane.client().clone());
     let volumes = volumes.list(&ListParams::default()).await?.items;
     let is_released = |volume: &PersistentVolume| {
         volume.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Released")
     };
-    let handle = |volume: PersistentVolume| Some(volume.spec?.csi?.volume_handle);
-    Ok(volumes.into_iter().filter(is_released).filter_map(handle).collect())
+    let entry = |volume: PersistentVolume| Some((volume.spec?.csi?.volume_handle, volume.metadata.name?));
+    Ok(volumes.into_iter().filter(is_released).filter_map(entry).collect())
 }
 
 /// The names of volumes that our program has begun and whose objects it has not written, as its journal says.

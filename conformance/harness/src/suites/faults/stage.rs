@@ -31,8 +31,7 @@ const READY: Duration = Duration::from_secs(120);
 /// Claims that a user makes at once: who does not give up must not be what keeps the API from coming back.
 const AT_ONCE: usize = 10;
 
-/// Calls of the driver in the metrics.
-const CREATES: &str = "method_name=\"/csi.v1.Controller/CreateVolume\"";
+/// A call of the driver in the metrics.
 const DELETES: &str = "method_name=\"/csi.v1.Controller/DeleteVolume\"";
 
 /// Our program, with all roles.
@@ -77,7 +76,6 @@ impl Ours {
     /// How often this process has asked the driver to delete a volume, by how that ended.
     pub(super) async fn deletions(&self) -> Result<Vec<String>> {
         let text = self.metrics().await?;
-        ensure!(text.contains(CREATES), "the metrics have no {CREATES}: expected the driver's calls");
         Ok(text.lines().filter(|line| line.contains(DELETES)).map(str::to_owned).collect())
     }
 
