@@ -5,9 +5,11 @@
 //! the namespace, and while it stands no role deletes anything at a driver, in this process or in the next one. An operator
 //! who has looked deletes the mark.
 //!
-//! A watcher's list may come late: until then, what roles read and write themselves is of the restored cluster already. So each
-//! answer that carries a version tells, of a list as of a write, and that a claim is gone, which carries none, counts with the
-//! version of a list after it.
+//! A watcher's list may come late: until then, what roles read and write themselves is of the restored cluster already. So every
+//! list tells, and every create and merge patch. That a claim is gone has no version, and counts with that of a list after it. JSON
+//! patches tell nothing: one that takes the last finalizer of a deleted object is answered with the object as old as it was.
+
+use std::time::Duration;
 
 use cofferdam_domain::{Claim, ObjectMeta, Uid, Volume, ids::ResourceVersion};
 use http::Method;
@@ -85,6 +87,9 @@ impl Restoration {
     }
 }
 
+/// How long a look may take: whoever waits for it holds up others.
+const LOOK: Duration = Duration::from_secs(5);
+
 /// Name of the ConfigMap.
 pub const MARK: &str = "cofferdam-restored";
 
@@ -161,7 +166,14 @@ pub fn is_held(cache: &Cache) -> bool {
 /// # Errors
 /// [`WriteError`] of the reads.
 pub async fn look(writer: &Writer) -> Result<(), WriteError> {
-    futures::future::try_join(look_at::<Claim>(writer), look_at::<Volume>(writer)).await.map(drop)
+    let looks = futures::future::try_join(look_at::<Claim>(writer), look_at::<Volume>(writer));
+    match tokio::time::timeout(LOOK, looks).await {
+        Ok(looked) => looked.map(drop),
+        Err(_) => Err(WriteError::Unavailable {
+            target: "the version of the cluster".to_owned(),
+            message: format!("no answer within {LOOK:?}"),
+        }),
+    }
 }
 
 async fn look_at<K: Cached>(writer: &Writer) -> Result<(), WriteError> {

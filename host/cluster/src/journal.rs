@@ -521,6 +521,8 @@ impl Journal {
         }?;
         self.shared.metrics.journal_commit();
         if let Some(shard) = self.lock().shards.get_mut(index) {
+            // A page that is made anew after it was lost tells of a restore, too.
+            self.compare(shard.highest, answer);
             shard.version = Some(answer);
             shard.highest = shard.highest.max(answer);
             shard.missing = false;
@@ -612,10 +614,15 @@ impl Journal {
         let version = map.metadata.resource_version.parse().map(ResourceVersion).map_err(|_| {
             unreadable(format!("resourceVersion is {:?}: expected a number", map.metadata.resource_version))
         })?;
-        if let Err(restored) = Restored::compare("ConfigMap", seen, version) {
+        self.compare(seen, version);
+        Ok(Some((version, map.data)))
+    }
+
+    /// The version of a page, and the highest that was seen of it.
+    fn compare(&self, seen: ResourceVersion, found: ResourceVersion) {
+        if let Err(restored) = Restored::compare("ConfigMap", seen, found) {
             self.shared.writer.cache().restoration.tell(restored);
         }
-        Ok(Some((version, map.data)))
     }
 
     /// Reads a ConfigMap; entries whose removal is part of `batch` are as good as gone, unless another intent stands there by now:

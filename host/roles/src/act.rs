@@ -85,7 +85,7 @@ impl Context {
     /// Looks whether the cluster was restored, for `hold::is_held` to say so: together with whoever looks at the same time.
     ///
     /// # Errors
-    /// [`WriteError`] of the read.
+    /// [`WriteError`] of the reads.
     pub(crate) async fn look(&self) -> Result<(), WriteError> {
         self.looks.look("", |_| hold::look(&self.writer)).await
     }

@@ -9,7 +9,7 @@ use std::{
 use cofferdam_backend::Backend;
 use cofferdam_cluster::{
     Cache, Clock, EventSink, Journal, OrphanReport, WriteError, Writer,
-    hold::{self, RestoreMark},
+    hold::{self, RestoreMark, Restored},
     metrics::Metrics,
     orphans,
     queue::Backoff,
@@ -281,17 +281,19 @@ impl Process {
         }
     }
 
-    /// Waits for the news of a restore, and marks it.
-    async fn mark(&self, writer: &Writer, stop: &CancellationToken, told: impl Fn()) {
-        let restored = writer.cache().restoration.wait().await;
-        told();
+    /// Marks a restore, however long the API refuses; after `stop` only a while.
+    async fn mark(&self, writer: &Writer, restored: &Restored, stop: &CancellationToken) {
         tracing::error!("{restored}; deletions are held back until ConfigMap {} is deleted", hold::MARK);
         let mut last = LAST_TRIES;
-        while let Err(error) = hold::mark(writer, &self.settings.namespace, &restored).await {
+        while let Err(error) = hold::mark(writer, &self.settings.namespace, restored).await {
             tracing::error!(%error, "ConfigMap {} cannot be written; nothing runs before it stands", hold::MARK);
             if stop.is_cancelled() {
                 last -= 1;
                 if last == 0 {
+                    tracing::error!(
+                        "ConfigMap {} is not written: write it before the next process starts, which knows of no restore",
+                        hold::MARK
+                    );
                     return;
                 }
             }
@@ -299,7 +301,8 @@ impl Process {
         }
     }
 
-    /// One life of the cache; ends with `stop` or with the news of a restore, which is marked by then.
+    /// One life of the cache; ends with `stop` or with the news of a restore, which is marked by then, as far as the API lets it
+    /// within a stop.
     async fn run_once(&self, stop: CancellationToken) -> Result<(), ProcessError> {
         let cache = Arc::new(Cache::default());
         *self.cache.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&cache);
@@ -335,6 +338,8 @@ impl Process {
         let watches = self.watches(&writer, &events, working.clone());
         let work = async {
             if self.synced(&cache, &working).await {
+                // The mark may have gone between two lives, and without a provisioner nobody follows it.
+                self.metrics.deletions_held.set(i64::from(hold::is_held(&cache)));
                 self.ready.send_replace(true);
                 roles.run(working.clone()).await;
             }
@@ -352,10 +357,14 @@ impl Process {
         };
         // Beside the drain: it takes its time, and other processes delete as well. News may also come while it drains.
         let marking = async {
-            tokio::select! {
-                () = self.mark(&writer, &stop, told) => true,
-                () = flushing.cancelled() => false,
-            }
+            let restored = tokio::select! {
+                biased;
+                restored = cache.restoration.wait() => restored,
+                () = flushing.cancelled() => return false,
+            };
+            told();
+            self.mark(&writer, &restored, &stop).await;
+            true
         };
         let ((), (), (), marked) = tokio::join!(
             async {
@@ -366,8 +375,8 @@ impl Process {
             background,
             marking,
         );
-        if !marked && cache.restoration.told().is_some() {
-            self.mark(&writer, &stop, told).await;
+        if let Some(restored) = cache.restoration.told().filter(|_| !marked) {
+            self.mark(&writer, &restored, &stop).await;
         }
         Ok(())
     }

@@ -170,9 +170,13 @@ async fn the_next_life_begins_when_the_api_lets_it() {
     life.left.store(3, Ordering::SeqCst);
     let before = life.process.cache();
     life.tell();
+    let held = || life.process.metrics().deletions_held.get();
     let mut ready = life.process.ready();
     ready.wait_for(|ready| !*ready).await.unwrap();
+    assert_eq!(held(), 1);
     ready.wait_for(|ready| *ready).await.unwrap();
+    // A process without the provisioner has no deletions, and follows no mark.
+    assert_eq!(held(), 0);
     assert_eq!(life.left.load(Ordering::SeqCst), 0, "refused three times");
     assert!(is_marked(&life.api).await && !Arc::ptr_eq(&before, &life.process.cache()));
     life.stop.cancel();

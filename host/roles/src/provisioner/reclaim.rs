@@ -12,7 +12,7 @@ use super::{
     rules::{self, VolumeVerdict},
 };
 use crate::{
-    act::{MAX_EFFECTS, Teller},
+    act::{MAX_EFFECTS, REPEAT, Teller},
     note::Note,
     observer::StepKind,
     protection::{self, rules::Verdict},
@@ -192,6 +192,6 @@ impl Provisioner {
         let component =
             component.map_or_else(|| "external-provisioner".into(), |driver| driver.component.clone());
         self.context.note(volume, &component, note);
-        Outcome::RetryAfter(self.context.settings.retry_interval_max)
+        Outcome::After(REPEAT)
     }
 }

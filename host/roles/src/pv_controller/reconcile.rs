@@ -376,10 +376,8 @@ impl PvController {
             }
             VolumeEffect::LookUpClaim(key) => {
                 writer.refresh::<Claim>(&key).await?;
-                // What follows for the volume's data rests on it: only this cluster may say so, not one that was restored.
-                if self.context.cache.claims.get(&key).is_absent() {
-                    self.context.look().await?;
-                }
+                // The volume's deletion may rest on it: not if the cluster that says so is one that was restored.
+                self.context.look().await?;
             }
         }
         Ok(())

@@ -132,7 +132,7 @@ async fn restore(stage: &mut Stage<'_>, claims: &Claims) -> Result<usize> {
     };
     // Nobody makes those that the user has not come to by then.
     let user = async {
-        claims.create(KNOWN..CLAIMS).await?;
+        create(claims, KNOWN..CLAIMS).await?;
         std::future::pending().await
     };
     tokio::select! {
@@ -146,7 +146,9 @@ async fn restore(stage: &mut Stage<'_>, claims: &Claims) -> Result<usize> {
 /// A mark, the log and the metric say what happened.
 async fn noticed(stage: &Stage<'_>) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(stage.plane.client().clone(), NAMESPACE);
-    let map = maps.get(MARK).await.context("nothing marks the restore")?;
+    let map =
+        until("a mark stands", LONG, async || maps.get(MARK).await.context("nothing marks the restore"))
+            .await?;
     let told = map.data.and_then(|mut data| data.remove("detected")).unwrap_or_default();
     ensure!(told.contains("the cluster was restored"), "the mark says {told:?}");
     let log = std::fs::read_to_string(stage.ours.process.log())?;
