@@ -53,8 +53,8 @@ pub struct Restoration(channel::Sender<Option<Restored>>);
 
 impl Restoration {
     /// `found`: the version of an answer to a request that went out when `seen` was the highest of the kind. Tells of a restore.
-    pub fn compare<K: Kind>(&self, seen: ResourceVersion, found: ResourceVersion) {
-        if let Err(restored) = Restored::compare(K::RESOURCE.kind, seen, found) {
+    pub fn compare(&self, kind: &'static str, seen: ResourceVersion, found: ResourceVersion) {
+        if let Err(restored) = Restored::compare(kind, seen, found) {
             self.tell(restored);
         }
     }
@@ -76,13 +76,9 @@ impl Restoration {
     /// Waits until it is told.
     pub async fn wait(&self) -> Restored {
         let mut told = self.0.subscribe();
-        loop {
-            if let Some(restored) = told.borrow_and_update().clone() {
-                return restored;
-            }
-            if told.changed().await.is_err() {
-                std::future::pending::<()>().await;
-            }
+        match told.wait_for(Option::is_some).await.ok().and_then(|told| told.clone()) {
+            Some(restored) => restored,
+            None => std::future::pending().await,
         }
     }
 }
@@ -182,7 +178,7 @@ async fn look_at<K: Cached>(writer: &Writer) -> Result<(), WriteError> {
     let found = writer.version::<K>(&Scope::default()).await?;
     // A kind that is quiet knows by this where the cluster was.
     table.saw(found);
-    writer.cache().restoration.compare::<K>(seen, found);
+    writer.cache().restoration.compare(K::RESOURCE.kind, seen, found);
     Ok(())
 }
 

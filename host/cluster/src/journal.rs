@@ -25,13 +25,14 @@ use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    hold::Restored,
     metrics::Metrics,
     orphans::fnv,
     sleep_until,
     writer::{WriteError, Writer},
 };
 
+/// What a page is. Versions are compared with those of the same page.
+const CONFIG_MAP: &str = "ConfigMap";
 /// ConfigMaps per driver. With [`SHARD_ENTRIES`] it bounds how many volumes of one driver can be in an unknown state.
 const SHARDS: usize = 8;
 /// Intents per ConfigMap.
@@ -522,7 +523,7 @@ impl Journal {
         self.shared.metrics.journal_commit();
         if let Some(shard) = self.lock().shards.get_mut(index) {
             // A page that is made anew after it was lost tells of a restore, too.
-            self.compare(shard.highest, answer);
+            self.shared.writer.cache().restoration.compare(CONFIG_MAP, shard.highest, answer);
             shard.version = Some(answer);
             shard.highest = shard.highest.max(answer);
             shard.missing = false;
@@ -614,15 +615,8 @@ impl Journal {
         let version = map.metadata.resource_version.parse().map(ResourceVersion).map_err(|_| {
             unreadable(format!("resourceVersion is {:?}: expected a number", map.metadata.resource_version))
         })?;
-        self.compare(seen, version);
+        self.shared.writer.cache().restoration.compare(CONFIG_MAP, seen, version);
         Ok(Some((version, map.data)))
-    }
-
-    /// The version of a page, and the highest that was seen of it.
-    fn compare(&self, seen: ResourceVersion, found: ResourceVersion) {
-        if let Err(restored) = Restored::compare("ConfigMap", seen, found) {
-            self.shared.writer.cache().restoration.tell(restored);
-        }
     }
 
     /// Reads a ConfigMap; entries whose removal is part of `batch` are as good as gone, unless another intent stands there by now:

@@ -389,7 +389,7 @@ impl Writer {
             let page: Page<'_> =
                 serde_json::from_str(&answer).map_err(|error| unreadable(error.to_string()))?;
             if let Ok(found) = page.metadata.resource_version.parse().map(ResourceVersion) {
-                self.cache.restoration.compare::<K>(seen, found);
+                self.cache.restoration.compare(K::RESOURCE.kind, seen, found);
             }
             for item in page.items.into_iter().flatten() {
                 let object = decode::object::<K>(item.get()).map_err(unreadable)?;
@@ -535,7 +535,7 @@ impl Writer {
     ) -> Result<K, WriteError> {
         let object: K = Self::decoded(answer, target)?;
         if before != Some(object.version()) {
-            self.cache.restoration.compare::<K>(seen, object.version());
+            self.cache.restoration.compare(K::RESOURCE.kind, seen, object.version());
         }
         Ok(self.keep(object))
     }

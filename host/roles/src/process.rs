@@ -351,10 +351,6 @@ impl Process {
                 futures::future::join_all(journals.iter().map(|journal| journal.run(flushing.clone())));
             tokio::join!(journals, event_loop.run(flushing.clone()));
         };
-        let told = || {
-            self.metrics.deletions_held.set(1);
-            working.cancel();
-        };
         // Beside the drain: it takes its time, and other processes delete as well. News may also come while it drains.
         let marking = async {
             let restored = tokio::select! {
@@ -362,7 +358,8 @@ impl Process {
                 restored = cache.restoration.wait() => restored,
                 () = flushing.cancelled() => return false,
             };
-            told();
+            self.metrics.deletions_held.set(1);
+            working.cancel();
             self.mark(&writer, &restored, &stop).await;
             true
         };

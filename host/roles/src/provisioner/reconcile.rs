@@ -634,12 +634,12 @@ impl Provisioner {
             return Ok(Fate::Known(known(intent, created, &other)));
         }
         self.context.writer.refresh::<Claim>(&intent.claim).await?;
+        self.context.look().await?;
         // The volume itself may be what is not wanted: too small, or its name taken.
         let too_small =
             created.capacity.is_some_and(|bytes| bytes > 0 && Some(bytes) < intent.request.capacity.required);
         let taken = matches!(self.context.cache.volumes.get(&name), Seen::Known(_));
         let here = self.context.here.as_ref();
-        self.context.look().await?;
         let is_wanted = !too_small && !taken && rules::is_wanted(&self.context.cache, here, intent);
         Ok(if is_wanted { Fate::Wanted } else { Fate::Abandoned })
     }
