@@ -51,6 +51,12 @@ impl Backoff {
         let doublings = failures.saturating_sub(1).min(31);
         self.first.saturating_mul(1 << doublings).min(self.most)
     }
+
+    /// The same, with no pause that is longer than this.
+    #[must_use]
+    pub fn at_most(self, longest: Duration) -> Self {
+        Self { most: self.most.min(longest), ..self }
+    }
 }
 
 /// Keys that a queue keeps room for: what a larger burst has taken is given back when it is over.

@@ -153,7 +153,7 @@ pub(crate) struct ProcessFlags {
     #[arg(long, value_name = "DURATION", help_heading = "As in the Go sidecars")]
     pub(crate) retry_interval_start: Option<String>,
 
-    /// Longest pause after a failure [default: 5m]
+    /// Longest pause of any role after a failure [default: 5m]
     #[arg(long, value_name = "DURATION", help_heading = "As in the Go sidecars")]
     pub(crate) retry_interval_max: Option<String>,
 

@@ -12,7 +12,7 @@ use cofferdam_cluster::{
     hold::{self, RestoreMark, Restored},
     metrics::Metrics,
     orphans,
-    queue::Backoff,
+    queue::{Backoff, Outcome},
     watch::{Scope, follow},
 };
 use cofferdam_domain::{
@@ -99,6 +99,26 @@ impl Settings {
     /// Whether a driver's storage is in the node of this process.
     fn is_of_node(&self, backend: &dyn Backend) -> bool {
         self.node.as_ref().is_some_and(|node| node.covers(backend))
+    }
+}
+
+impl Settings {
+    /// The back-off of what waits for a driver.
+    pub(crate) const fn backoff(&self) -> Backoff {
+        Backoff { first: self.retry_interval_start, most: self.retry_interval_max }
+    }
+
+    /// What has failed comes again when a driver wishes it, but for its own back-off and the longest pause; `failures`: before this one.
+    pub(crate) fn retry_as_wished(&self, wish: Duration, failures: u32) -> Outcome {
+        let own = self.backoff().pause(failures.saturating_add(1));
+        Outcome::RetryAfter(wish.max(own).min(self.retry_interval_max))
+    }
+
+    /// The back-off of what waits for the API alone: client-go's per-item limits for a controller's queue, with a start that a
+    /// person does not notice.
+    pub(crate) fn api_backoff(&self) -> Backoff {
+        let own = Backoff { first: Duration::from_millis(50), most: Duration::from_secs(1000) };
+        own.at_most(self.retry_interval_max)
     }
 }
 

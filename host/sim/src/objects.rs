@@ -131,6 +131,12 @@ pub fn with(mut object: Value, change: &Value) -> Value {
     object
 }
 
+/// Whether an object is of a kind that administrators make, and that others only name.
+pub(crate) fn is_administrators(object: &Value) -> bool {
+    let kinds = ["StorageClass", "VolumeAttributesClass", "CSIDriver", "CSINode", "Node"];
+    object.get("kind").and_then(Value::as_str).is_some_and(|kind| kinds.contains(&kind))
+}
+
 /// Where an object of a kind lives in the API: the collection's path.
 pub fn collection(object: &Value) -> String {
     let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();

@@ -2,7 +2,10 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -22,7 +25,7 @@ use crate::{
     effects::{ApiFault, Effects, Mishap},
     ground::{Api, Ground, Place},
     judge,
-    objects::collection,
+    objects::{self, collection},
     simulation::UserAction,
 };
 
@@ -32,7 +35,7 @@ const SETTLE: Duration = Duration::from_secs(3600);
 /// On paused time: long enough for every watch to tell.
 const TOLD: Duration = Duration::from_millis(10);
 /// On real time: longer than every pause that a role makes there before it does something, see [`World::longest_retry`].
-const QUIET: Duration = Duration::from_millis(1_400);
+const QUIET: Duration = Duration::from_millis(2_000);
 /// On real time, while the driver is at work: long enough for a process that has been told to act on it. Below what a role waits
 /// before it tells users that the driver takes its time.
 const QUIET_IN_CALL: Duration = Duration::from_millis(400);
@@ -68,6 +71,8 @@ pub(crate) struct World {
     memory: Mutex<judge::Memory>,
     /// What goes wrong with writes, one each.
     mishaps: Mutex<Vec<ApiFault>>,
+    /// Whether an administrator has made something since all processes knew everything.
+    prepared: AtomicBool,
 }
 
 impl World {
@@ -80,6 +85,7 @@ impl World {
             made: Mutex::default(),
             memory: Mutex::default(),
             mishaps: Mutex::default(),
+            prepared: AtomicBool::new(false),
         })
     }
 
@@ -181,6 +187,7 @@ impl World {
     /// What a user does to objects, and an operator to the cluster.
     pub(crate) async fn act(&self, action: &UserAction) {
         let json = "application/json";
+        self.after_preparation(action).await;
         judge::user(self, action).await;
         let done = match action {
             UserAction::Create(object) => {
@@ -204,6 +211,26 @@ impl World {
         };
         if let Err(error) = done {
             self.fault(format!("a user could not {action:?}: {error}"));
+        }
+    }
+
+    /// Watches of two kinds have no order on real time, and administrators prepare a cluster before it is used: what they have made is
+    /// known before the first action that is not theirs.
+    async fn after_preparation(&self, action: &UserAction) {
+        if !self.is_real() {
+            return;
+        }
+        if matches!(action, UserAction::Create(object) if objects::is_administrators(object)) {
+            self.prepared.store(true, Ordering::SeqCst);
+        } else if self.prepared.swap(false, Ordering::SeqCst) {
+            let known = async {
+                while !self.everybody_knows().await {
+                    tokio::time::sleep(LOOK).await;
+                }
+            };
+            if tokio::time::timeout(LIMIT, known).await.is_err() {
+                self.fault(format!("not every process knows after {LIMIT:?} what administrators have made"));
+            }
         }
     }
 

@@ -38,7 +38,7 @@ use crate::{
 
 /// `source.component` of this controller's events.
 const COMPONENT: &str = "attachdetach-controller";
-/// Kubernetes' back-off of attaching and detaching.
+/// Kubernetes' back-off of attaching and detaching; `--retry-interval-max` makes it shorter.
 const BACKOFF: Backoff = Backoff { first: Duration::from_millis(500), most: Duration::from_secs(122) };
 /// A claim that leads to no volume is told to its pods after this time: it, or its volume, may be on its way.
 const CLAIM_PATIENCE: Duration = Duration::from_secs(1);
@@ -57,19 +57,22 @@ pub(crate) struct AttachDetach {
     /// Nodes that are read past the cache: all volumes that are about to leave one share a read.
     lookups: Lookups,
     metrics: AttachDetachMetrics,
+    backoff: Backoff,
 }
 
 impl AttachDetach {
     /// The role, woken by every change from now on.
     pub(crate) fn new(context: Arc<Context>, metrics: &Metrics, own: AttachDetachMetrics) -> Arc<Self> {
         own.begin(&context.cache);
+        let backoff = BACKOFF.at_most(context.settings.retry_interval_max);
         let role = Arc::new(Self {
-            volumes: Queue::new("attachdetach_volumes", BACKOFF, metrics),
-            nodes: Queue::new("attachdetach_nodes", BACKOFF, metrics),
+            volumes: Queue::new("attachdetach_volumes", backoff, metrics),
+            nodes: Queue::new("attachdetach_nodes", backoff, metrics),
             marks: Marks::default(),
             pace: Pace::default(),
             lookups: Lookups::default(),
             metrics: own,
+            backoff,
             context,
         });
         role.subscribe();
@@ -126,7 +129,7 @@ impl AttachDetach {
                     // The others' time goes on.
                     Outcome::After(left) => {
                         let failures = self.volumes.failures(key).saturating_add(1);
-                        Outcome::RetryAfter(left.min(BACKOFF.pause(failures)))
+                        Outcome::RetryAfter(left.min(self.backoff.pause(failures)))
                     }
                     Outcome::Done | Outcome::Again | Outcome::Retry | Outcome::RetryAfter(_) => {
                         Outcome::Retry

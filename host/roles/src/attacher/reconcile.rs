@@ -10,7 +10,7 @@ use cofferdam_backend::Call;
 use cofferdam_cluster::{
     Change, Seen, WriteError,
     metrics::Metrics,
-    queue::{Backoff, Outcome, Queue},
+    queue::{Outcome, Queue},
     secrets,
     writer::Part,
 };
@@ -113,8 +113,7 @@ struct Run<'a> {
 impl Attacher {
     /// The role, woken by every change from now on.
     pub(crate) fn new(context: Arc<Context>, metrics: &Metrics, own: AttacherMetrics) -> Arc<Self> {
-        let settings = &context.settings;
-        let backoff = Backoff { first: settings.retry_interval_start, most: settings.retry_interval_max };
+        let backoff = context.settings.backoff();
         own.begin(context.drivers.keys());
         let role = Arc::new(Self {
             lanes: context.drivers.keys().map(|name| (name.clone(), Lanes::new(backoff, metrics))).collect(),
@@ -543,11 +542,8 @@ impl Attacher {
         let (Some(wish), Some(lanes)) = (wish, self.lanes.get(&attachment.attacher)) else {
             return Outcome::Retry;
         };
-        let settings = &self.context.settings;
-        let backoff = Backoff { first: settings.retry_interval_start, most: settings.retry_interval_max };
         let failures = lanes.queue(Lane::of(attachment)).failures(&attachment.name);
-        let own = backoff.pause(failures.saturating_add(1));
-        Outcome::RetryAfter(wish.max(own).min(settings.retry_interval_max))
+        self.context.settings.retry_as_wished(wish, failures)
     }
 
     fn teller(&self, attachment: &Attachment) -> Teller {

@@ -11,7 +11,7 @@ use cofferdam_cluster::{
     Change, Event, EventType, Kind, OrphanReport, Seen, Subject, WriteError, hold,
     metrics::Metrics,
     orphans::ReportKey,
-    queue::{Backoff, Outcome, Queue},
+    queue::{Outcome, Queue},
     writer::Part,
 };
 use cofferdam_domain::{
@@ -65,7 +65,7 @@ impl Orphans {
         own: OrphanMetrics,
     ) -> Arc<Self> {
         let settings = &context.settings;
-        let backoff = Backoff { first: settings.retry_interval_start, most: settings.retry_interval_max };
+        let backoff = settings.backoff();
         let desk = || {
             Mutex::new(Desk {
                 next_scan: Instant::now(),

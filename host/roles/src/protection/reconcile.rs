@@ -1,12 +1,12 @@
 //! Carries out what [`rules`] decides.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use cofferdam_cluster::{
     Change, Seen, WriteError,
     cache::PodIndex,
     metrics::Metrics,
-    queue::{Backoff, Outcome, Queue},
+    queue::{Outcome, Queue},
     writer::Cached,
 };
 use cofferdam_domain::{
@@ -22,8 +22,6 @@ use crate::{
     role::Role,
 };
 
-/// client-go's per-item limits for a controller's queue, with a start that a person does not notice.
-const BACKOFF: Backoff = Backoff { first: Duration::from_millis(50), most: Duration::from_secs(1000) };
 /// Objects of each kind that are worked on at once; each takes one small write.
 const WORKERS: usize = 64;
 
@@ -39,10 +37,11 @@ pub(crate) struct Protection {
 impl Protection {
     /// The role, woken by every change from now on.
     pub(crate) fn new(context: Arc<Context>, metrics: &Metrics) -> Arc<Self> {
+        let backoff = context.settings.api_backoff();
         let role = Arc::new(Self {
-            claims: Queue::new("pvcprotection", BACKOFF, metrics),
-            volumes: Queue::new("pvprotection", BACKOFF, metrics),
-            attributes_classes: Queue::new("vacprotection", BACKOFF, metrics),
+            claims: Queue::new("pvcprotection", backoff, metrics),
+            volumes: Queue::new("pvprotection", backoff, metrics),
+            attributes_classes: Queue::new("vacprotection", backoff, metrics),
             lookups: Lookups::default(),
             context,
         });

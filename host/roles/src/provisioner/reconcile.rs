@@ -10,7 +10,7 @@ use cofferdam_backend::Call;
 use cofferdam_cluster::{
     Change, Intent, Seen, WriteError, hold,
     metrics::Metrics,
-    queue::{Backoff, Outcome, Queue},
+    queue::{Outcome, Queue},
     watch::Scope,
 };
 use cofferdam_domain::{
@@ -77,7 +77,7 @@ impl Provisioner {
     /// The role, woken by every change from now on.
     pub(crate) fn new(context: Arc<Context>, metrics: &Metrics, own: ProvisionerMetrics) -> Arc<Self> {
         let settings = &context.settings;
-        let backoff = Backoff { first: settings.retry_interval_start, most: settings.retry_interval_max };
+        let backoff = settings.backoff();
         let options = Options {
             prefix: settings.volume_name_prefix.clone(),
             default_fs_type: settings.default_fs_type.clone(),
@@ -672,12 +672,9 @@ impl Provisioner {
 
     /// A back-off that is no shorter than what the driver wishes.
     fn later(&self, outcome: Outcome, uid: &Uid, wish: Option<Duration>) -> Outcome {
-        let settings = &self.context.settings;
-        let backoff = Backoff { first: settings.retry_interval_start, most: settings.retry_interval_max };
         match (outcome, wish) {
             (Outcome::Retry, Some(wish)) => {
-                let own = backoff.pause(self.claims.failures(uid).saturating_add(1));
-                Outcome::RetryAfter(wish.max(own).min(settings.retry_interval_max))
+                self.context.settings.retry_as_wished(wish, self.claims.failures(uid))
             }
             (outcome, _) => outcome,
         }

@@ -10,7 +10,7 @@ use std::{
 use cofferdam_cluster::{
     Change, Seen, WriteError,
     metrics::Metrics,
-    queue::{Backoff, Outcome, Queue},
+    queue::{Outcome, Queue},
     writer::Part,
 };
 use cofferdam_domain::{
@@ -35,8 +35,6 @@ use crate::{
 
 /// `source.component` of this controller's events.
 const COMPONENT: &str = "persistentvolume-controller";
-/// client-go's per-item limits for a controller's queue, with a start that a person does not notice.
-const BACKOFF: Backoff = Backoff { first: Duration::from_millis(50), most: Duration::from_secs(1000) };
 /// A claim that has no volume after this time gets the event that tells what it waits for. Kubernetes sends it at once and
 /// then with every resync; most claims are bound before anybody could read it.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -56,11 +54,12 @@ pub(crate) struct PvController {
 impl PvController {
     /// The role, woken by every change from now on.
     pub(crate) fn new(context: Arc<Context>, metrics: &Metrics) -> Arc<Self> {
-        let claims = Queue::new("claims", BACKOFF, metrics);
+        let backoff = context.settings.api_backoff();
+        let claims = Queue::new("claims", backoff, metrics);
         let role = Arc::new(Self {
             turns: Turns::new(claims.clone()),
             claims,
-            volumes: Queue::new("volumes", BACKOFF, metrics),
+            volumes: Queue::new("volumes", backoff, metrics),
             waiting: Mutex::default(),
             context,
         });

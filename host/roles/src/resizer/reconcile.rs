@@ -6,7 +6,7 @@ use cofferdam_backend::Call;
 use cofferdam_cluster::{
     Change, WriteError,
     metrics::Metrics,
-    queue::{Backoff, Outcome, Queue},
+    queue::{Outcome, Queue},
     secrets,
 };
 use cofferdam_domain::{
@@ -56,8 +56,7 @@ impl Queues {
 impl Resizer {
     /// The role, woken by every change from now on.
     pub(crate) fn new(context: Arc<Context>, metrics: &Metrics) -> Arc<Self> {
-        let settings = &context.settings;
-        let backoff = Backoff { first: settings.retry_interval_start, most: settings.retry_interval_max };
+        let backoff = context.settings.backoff();
         let queues = |name: &DriverName| {
             let growth = Queue::new("resizer_growth", backoff, metrics);
             (
@@ -295,9 +294,7 @@ impl Resizer {
         wish: Option<u64>,
     ) -> Outcome {
         let (Some(wish), Some(queues)) = (wish, self.queues.get(driver)) else { return Outcome::Retry };
-        let settings = &self.context.settings;
-        let backoff = Backoff { first: settings.retry_interval_start, most: settings.retry_interval_max };
-        let own = backoff.pause(queues.of(part).failures(claim).saturating_add(1));
-        Outcome::RetryAfter(Duration::from_millis(wish).max(own).min(settings.retry_interval_max))
+        let failures = queues.of(part).failures(claim);
+        self.context.settings.retry_as_wished(Duration::from_millis(wish), failures)
     }
 }

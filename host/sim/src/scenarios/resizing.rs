@@ -350,14 +350,13 @@ fn modifying() -> Vec<Scenario> {
         ..bound()
     };
     let failed = || Scenario { events: FAILED_THEN_CHANGED, ..modified() };
-    // Watches of two kinds have no order: what names a class comes when it has been seen.
     let fast = || Create(attributes_class("fast", "9"));
     let slow = || Create(attributes_class("slow", "1"));
     vec![
-        Scenario { name: "a claim gets a class", user: ground([fast(), Settle, give("fast")]), ..modified() },
+        Scenario { name: "a claim gets a class", user: ground([fast(), give("fast")]), ..modified() },
         Scenario {
             name: "and another one",
-            user: ground([fast(), slow(), Settle, give("slow"), Settle, give("fast")]),
+            user: ground([fast(), slow(), give("slow"), Settle, give("fast")]),
             calls: &["create a", "modify a speed=1", "modify a speed=9"],
             ..modified()
         },
@@ -366,14 +365,12 @@ fn modifying() -> Vec<Scenario> {
             user: ground([
                 fast(),
                 slow(),
-                Settle,
                 give("fast"),
                 Settle,
                 Delete(FAST),
                 give("slow"),
                 Until(Gone(FAST)),
                 Create(attributes_class("fast", "3")),
-                Settle,
                 give("fast"),
             ]),
             calls: &["create a", "modify a speed=9", "modify a speed=1", "modify a speed=3"],
@@ -386,7 +383,7 @@ fn modifying() -> Vec<Scenario> {
         },
         Scenario {
             name: "a claim that names a class from the beginning",
-            user: vec![fast(), Create(growing_class("gold")), Settle, with_class("fast")],
+            user: vec![fast(), Create(growing_class("gold")), with_class("fast")],
             resizes: &["a 1Gi/1Gi class=fast/fast"],
             events: &["a Normal ProvisioningSucceeded"],
             calls: &["create a with speed=9"],
@@ -410,7 +407,7 @@ fn modifying() -> Vec<Scenario> {
         },
         Scenario {
             name: "a volume that may have a class in part, and one that never comes",
-            user: ground([fast(), Settle, give("fast")]),
+            user: ground([fast(), give("fast")]),
             // Twice, so that a process which takes another's place does not succeed with the former class.
             resizing: modify_faults(vec![
                 then(give("gone"), refuse(ErrorKind::Internal)),
@@ -438,14 +435,14 @@ fn modifying() -> Vec<Scenario> {
         },
         Scenario {
             name: "the answer of modify is lost",
-            user: ground([fast(), Settle, give("fast")]),
+            user: ground([fast(), give("fast")]),
             resizing: modify_faults(vec![Fault::LostAnswer]),
             calls: &["create a", "modify a speed=9", "modify a speed=9"],
             ..failed()
         },
         Scenario {
             name: "parameters that are impossible, and a class with others",
-            user: ground([fast(), slow(), Settle, give("slow")]),
+            user: ground([fast(), slow(), give("slow")]),
             resizing: modify_faults(vec![
                 then(give("fast"), refuse(ErrorKind::InvalidArgument)),
                 refuse(ErrorKind::InvalidArgument),
@@ -455,7 +452,7 @@ fn modifying() -> Vec<Scenario> {
         },
         Scenario {
             name: "parameters that stay impossible: the claim says so",
-            user: ground([fast(), Settle, give("fast")]),
+            user: ground([fast(), give("fast")]),
             resizing: modify_faults(vec![refuse(ErrorKind::InvalidArgument); 100]),
             resizes: &["a 1Gi/1Gi ModifyVolumeError ModifyingVolume target=fast Infeasible"],
             events: &[
@@ -483,14 +480,14 @@ fn modifying() -> Vec<Scenario> {
         },
         Scenario {
             name: "nobody knows whether it is modified: what was asked for comes first",
-            user: ground([fast(), slow(), Settle, give("slow")]),
+            user: ground([fast(), slow(), give("slow")]),
             resizing: modify_faults(vec![then(give("fast"), Fault::LostRequest)]),
             calls: &["create a", "modify a speed=1", "modify a speed=1", "modify a speed=9"],
             ..failed()
         },
         Scenario {
             name: "a driver whose volumes cannot be modified: the claim is told",
-            user: ground([fast(), Settle, give("fast")]),
+            user: ground([fast(), give("fast")]),
             resizing: Resizing { none: true, ..Resizing::default() },
             resizes: &[],
             events: &["a Normal ProvisioningSucceeded", "a Warning VolumeModifyFailed"],
@@ -501,7 +498,6 @@ fn modifying() -> Vec<Scenario> {
             name: "a claim grows and gets a class at once: one call after the other",
             user: ground([
                 fast(),
-                Settle,
                 Patch(
                     CLAIM,
                     json!({"spec": {
