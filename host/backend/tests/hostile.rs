@@ -72,7 +72,8 @@ async fn a_sleeping_guest_is_stopped_by_its_deadline() {
     let error = backend.delete_volume(call, VolumeHandle::new("sleep")).await.unwrap_err();
     assert_unknown(&error, ErrorKind::DeadlineExceeded, "has not answered within");
     works(&backend).await;
-    let impatient = hostile(&[], Limits { deadline_ms: 50, ..limits() }).await;
+    // Also a limit of loading it: there is time for that.
+    let impatient = hostile(&[], Limits { deadline_ms: 2_000, ..limits() }).await;
     let error = create(&impatient, "sleep", 1).await.unwrap_err();
     assert_unknown(&error, ErrorKind::DeadlineExceeded, "has not answered within");
 }

@@ -14,7 +14,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use cofferdam_domain::{
     AccessMode, AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, NodeObject, ObjectMeta, Pod, PodKey,
     Quantity, ReclaimPolicy, Requirement, Selector, StorageClass, StringMap, Uid, VolumeMode, VolumeName,
-    claim::DataSource, ids::ResourceVersion,
+    claim::DataSource,
+    ids::{InvalidResourceVersion, ResourceVersion},
 };
 use serde::Deserialize;
 
@@ -69,9 +70,7 @@ impl Meta {
     fn version(&self) -> Result<ResourceVersion, String> {
         match self.resource_version.as_deref() {
             None | Some("") => Ok(ResourceVersion::default()),
-            Some(text) => text.parse().map(ResourceVersion).map_err(|_| {
-                format!("metadata.resourceVersion is {text:?}: expected a decimal number of 64 bits")
-            }),
+            Some(text) => text.parse().map_err(|error: InvalidResourceVersion| error.to_string()),
         }
     }
 

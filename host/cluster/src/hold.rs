@@ -11,7 +11,10 @@
 
 use std::time::Duration;
 
-use cofferdam_domain::{Claim, ObjectMeta, Uid, Volume, ids::ResourceVersion};
+use cofferdam_domain::{
+    Claim, ObjectMeta, Uid, Volume,
+    ids::{InvalidResourceVersion, ResourceVersion},
+};
 use http::Method;
 use serde::Deserialize;
 use serde_json::json;
@@ -115,14 +118,9 @@ impl Kind for RestoreMark {
             resource_version: String,
         }
         let Wire { metadata } = serde_json::from_str(json).map_err(|error| error.to_string())?;
-        let version = metadata.resource_version.parse().map_err(|_| {
-            format!("metadata.resourceVersion is {:?}: expected a number", metadata.resource_version)
-        })?;
-        let meta = ObjectMeta {
-            uid: Uid::new(metadata.uid),
-            version: cofferdam_domain::ResourceVersion(version),
-            ..ObjectMeta::default()
-        };
+        let version = metadata.resource_version.parse();
+        let version = version.map_err(|error: InvalidResourceVersion| error.to_string())?;
+        let meta = ObjectMeta { uid: Uid::new(metadata.uid), version, ..ObjectMeta::default() };
         Ok(Self { name: metadata.name, meta })
     }
 

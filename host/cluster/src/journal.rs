@@ -15,7 +15,8 @@ use std::{
 };
 
 use cofferdam_domain::{
-    ClaimKey, ClassName, DriverName, NodeObject, ReclaimPolicy, Uid, VolumeName, ids::ResourceVersion,
+    ClaimKey, ClassName, DriverName, NodeObject, ReclaimPolicy, Uid, VolumeName,
+    ids::{InvalidResourceVersion, ResourceVersion},
     storage::CreateVolume,
 };
 use http::Method;
@@ -612,9 +613,8 @@ impl Journal {
         };
         let unreadable = |message: String| WriteError::Answer { target: name.clone(), message };
         let map: ConfigMap = serde_json::from_str(&answer).map_err(|error| unreadable(error.to_string()))?;
-        let version = map.metadata.resource_version.parse().map(ResourceVersion).map_err(|_| {
-            unreadable(format!("resourceVersion is {:?}: expected a number", map.metadata.resource_version))
-        })?;
+        let version = map.metadata.resource_version.parse();
+        let version = version.map_err(|error: InvalidResourceVersion| unreadable(error.to_string()))?;
         self.shared.writer.cache().restoration.compare(CONFIG_MAP, seen, version);
         Ok(Some((version, map.data)))
     }

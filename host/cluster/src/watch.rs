@@ -7,7 +7,7 @@
 use std::{fmt, time::Duration};
 
 use bytes::BytesMut;
-use cofferdam_domain::ids::ResourceVersion;
+use cofferdam_domain::ids::{InvalidResourceVersion, ResourceVersion};
 use form_urlencoded::Serializer;
 use http::{Request, StatusCode, header};
 use http_body_util::BodyExt;
@@ -130,19 +130,42 @@ struct Follower<'a, K: Kind> {
     table: &'a Table<K>,
 }
 
+/// `metadata` of a list.
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-struct ListMeta {
+pub(crate) struct ListMeta {
     resource_version: String,
     #[serde(rename = "continue")]
     next: Option<String>,
 }
 
+/// A list, or a part of it.
 #[derive(Deserialize)]
-struct Page<'a> {
+pub(crate) struct Page<'a> {
+    #[serde(default)]
     metadata: ListMeta,
     #[serde(borrow)]
     items: Option<Vec<&'a RawValue>>,
+}
+
+impl<'a> Page<'a> {
+    /// `metadata.resourceVersion`.
+    ///
+    /// # Errors
+    /// When that is no number.
+    pub(crate) fn version(&self) -> Result<ResourceVersion, InvalidResourceVersion> {
+        self.metadata.resource_version.parse()
+    }
+
+    /// The token of the next part; there is none after the last.
+    pub(crate) fn next(&mut self) -> Option<String> {
+        self.metadata.next.take().filter(|token| !token.is_empty())
+    }
+
+    /// The objects of this part.
+    pub(crate) fn items(self) -> impl Iterator<Item = &'a RawValue> {
+        self.items.into_iter().flatten()
+    }
 }
 
 #[derive(Deserialize)]
@@ -264,18 +287,13 @@ impl<K: Kind> Follower<'_, K> {
                 }
                 Err(error) => return Err(error),
             };
-            let page: Page<'_> = serde_json::from_slice(&body)
-                .map_err(|error| Unlisted::Failed(format!("unreadable list: {error}")))?;
-            let at = page.metadata.resource_version.parse().map(ResourceVersion).map_err(|_| {
-                Unlisted::Failed(format!(
-                    "the list's resourceVersion is {:?}: expected a number",
-                    page.metadata.resource_version
-                ))
-            })?;
-            items.extend(page.items.into_iter().flatten().filter_map(|item| self.decode(item)));
+            let unreadable =
+                |reason: &dyn fmt::Display| Unlisted::Failed(format!("unreadable list: {reason}"));
+            let mut page: Page<'_> = serde_json::from_slice(&body).map_err(|error| unreadable(&error))?;
             // Later pages show the state of the first one.
-            let version = *version.get_or_insert(at);
-            next = page.metadata.next.filter(|token| !token.is_empty());
+            let version = *version.get_or_insert(page.version().map_err(|error| unreadable(&error))?);
+            next = page.next();
+            items.extend(page.items().filter_map(|item| self.decode(item)));
             if next.is_some() {
                 continue;
             }
@@ -456,9 +474,8 @@ pub(crate) fn version_of(json: &str) -> Result<ResourceVersion, String> {
         metadata: ListMeta,
     }
     let object: Object = serde_json::from_str(json).map_err(|error| error.to_string())?;
-    let version = object.metadata.resource_version;
-    let number = version.parse().map(ResourceVersion);
-    number.map_err(|_| format!("metadata.resourceVersion is {version:?}: expected a number"))
+    let version = object.metadata.resource_version.parse();
+    version.map_err(|error: InvalidResourceVersion| error.to_string())
 }
 
 fn status_message(status: StatusCode, body: &[u8]) -> String {

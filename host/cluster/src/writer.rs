@@ -6,12 +6,15 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use cofferdam_domain::{Uid, ids::ResourceVersion};
+use cofferdam_domain::{
+    Uid,
+    ids::{InvalidResourceVersion, ResourceVersion},
+};
 use http::{Method, Request, StatusCode, header};
 use http_body_util::BodyExt;
 use kube::client::Body;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json, value::RawValue};
+use serde_json::{Value, json};
 
 use crate::{
     cache::Cache,
@@ -19,7 +22,7 @@ use crate::{
     kind::{Kind, Resource},
     metrics::Metrics,
     table::{Decoded, Table},
-    watch::{self, Scope},
+    watch::{self, Page, Scope},
 };
 
 /// How long one request may take before its outcome counts as unknown. The API server's own limit for non-watch requests
@@ -360,20 +363,6 @@ impl Writer {
     /// # Errors
     /// [`WriteError`]
     pub async fn list_in<K: Cached>(&self, scope: &Scope) -> Result<Vec<Decoded<K>>, WriteError> {
-        #[derive(Deserialize)]
-        struct Page<'a> {
-            #[serde(default)]
-            metadata: ListMeta,
-            #[serde(borrow)]
-            items: Option<Vec<&'a RawValue>>,
-        }
-        #[derive(Deserialize, Default)]
-        #[serde(rename_all = "camelCase", default)]
-        struct ListMeta {
-            resource_version: String,
-            #[serde(rename = "continue")]
-            next: Option<String>,
-        }
         let target = match &scope.namespace {
             Some(namespace) => format!("{}s of namespace {namespace}", K::RESOURCE.kind),
             None => format!("{}s", K::RESOURCE.kind),
@@ -386,17 +375,17 @@ impl Writer {
             let token = next.as_deref().map(|token| ("continue", token));
             let path = scope.path(K::RESOURCE, [("limit", PAGE)].into_iter().chain(token));
             let answer = self.read(&path, &target).await?;
-            let page: Page<'_> =
+            let mut page: Page<'_> =
                 serde_json::from_str(&answer).map_err(|error| unreadable(error.to_string()))?;
-            if let Ok(found) = page.metadata.resource_version.parse().map(ResourceVersion) {
+            if let Ok(found) = page.version() {
                 self.cache.restoration.compare(K::RESOURCE.kind, seen, found);
             }
-            for item in page.items.into_iter().flatten() {
+            next = page.next();
+            for item in page.items() {
                 let object = decode::object::<K>(item.get()).map_err(unreadable)?;
                 K::table(&self.cache).apply(object.clone());
                 objects.push(object);
             }
-            next = page.metadata.next.filter(|token| !token.is_empty());
             if next.is_none() {
                 return Ok(objects);
             }
@@ -464,11 +453,8 @@ impl Writer {
         let answer = self.send(method, path, Some(content_type), body, METADATA, target).await?;
         let unreadable = |message| WriteError::Answer { target: target.to_owned(), message };
         let object: Object = serde_json::from_str(&answer).map_err(|error| unreadable(error.to_string()))?;
-        let version = object.metadata.resource_version;
-        version
-            .parse()
-            .map(ResourceVersion)
-            .map_err(|_| unreadable(format!("metadata.resourceVersion is {version:?}: expected a number")))
+        let version = object.metadata.resource_version.parse();
+        version.map_err(|error: InvalidResourceVersion| unreadable(error.to_string()))
     }
 
     /// A read of something that is not cached; returns the answer.

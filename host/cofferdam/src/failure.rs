@@ -85,6 +85,8 @@ pub(crate) enum Failure {
     Drain(Duration),
     #[error("the roles ended before they were told to")]
     Ended,
+    #[error("the simulated nodes ended before they were told to; the log says why")]
+    Nodes,
 }
 
 impl Failure {

@@ -1,6 +1,6 @@
 //! `cofferdam run`: roles against a cluster.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, future::pending, sync::Arc};
 
 use cofferdam_csi::server::ServerMetrics;
 use cofferdam_roles::{NodeDeployment, Parts, Process, ProcessError, Settings, Silent};
@@ -65,7 +65,7 @@ pub(crate) async fn run(flags: &ClusterFlags, environment: &HashMap<String, Stri
     let local = node::beside(configuration, &metrics).await?;
     let work = Work { process, servers, local };
     let running = supervisor::start(work, registry, node::endpoint(configuration).as_ref()).await?;
-    let end = running.until_signal(&mut signals, configuration.drain_timeout.get()).await;
+    let end = running.until_signal(&mut signals, configuration.drain_timeout.get(), pending()).await;
     end.map_err(|failure| match (failure, api) {
         (Failure::Process(source @ ProcessError::Start(_)), Some(api)) => Failure::Start { api, source },
         (failure, _) => failure,

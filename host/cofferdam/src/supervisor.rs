@@ -139,16 +139,21 @@ pub(crate) async fn start(
 }
 
 impl Running {
-    /// Runs until a signal, then drains. The first signal asks, the second insists.
+    /// Runs until a signal, then drains. The first signal asks, the second insists. `broken`: what else ends it.
     ///
     /// # Errors
-    /// What made the roles stop, or that they did not within `drain`.
+    /// What made the roles stop, what was broken, or that they did not within `drain`.
     pub(crate) async fn until_signal(
         mut self,
         signals: &mut Signals,
         drain: Duration,
+        broken: impl Future<Output = Failure>,
     ) -> Result<End, Failure> {
         let name = tokio::select! {
+            failure = broken => {
+                self.abandon(drain).await;
+                return Err(failure);
+            }
             ended = &mut self.roles => {
                 self.finish().await;
                 return Err(premature(ended));
@@ -187,6 +192,13 @@ impl Running {
                 tracing::error!(%panicked, "the roles' task ended");
                 Err(Failure::Ended)
             }
+        }
+    }
+
+    /// Drains after something else has gone wrong, which is what is told.
+    pub(crate) async fn abandon(self, limit: Duration) {
+        if let Err(undrained) = self.drain(limit).await {
+            tracing::warn!(error = %undrained, "when it was to end");
         }
     }
 

@@ -4,7 +4,9 @@
 use std::{collections::BTreeMap, fmt};
 
 use cofferdam_cluster::kind::{Key, Kind, Resource};
-use cofferdam_domain::{CsiDriver, CsiNode, Node, ObjectMeta, Pod, Quantity, ResourceVersion, Uid, Volume};
+use cofferdam_domain::{
+    CsiDriver, CsiNode, Node, ObjectMeta, Pod, Quantity, Uid, Volume, ids::InvalidResourceVersion,
+};
 use k8s_openapi::{
     api::{
         core::v1::{self as core, PersistentVolumeSpec, PodSpec},
@@ -177,17 +179,15 @@ impl Kind for Capacity {
             deletion_timestamp: Option<String>,
         }
         let wire: Wire = serde_json::from_str(json).map_err(|error| error.to_string())?;
-        let version = &wire.metadata.resource_version;
-        let version = version
-            .parse()
-            .map_err(|_| format!("metadata.resourceVersion is {version:?}: expected a number"))?;
+        let version = wire.metadata.resource_version.parse();
+        let version = version.map_err(|error: InvalidResourceVersion| error.to_string())?;
         let largest = wire.maximum_volume_size.or(wire.capacity);
         let largest = largest.map(|text| Quantity::parse(&text).map_err(|error| error.to_string()));
         Ok(Self {
             key: CapacityKey { namespace: wire.metadata.namespace, name: wire.metadata.name },
             meta: ObjectMeta {
                 uid: Uid::new(wire.metadata.uid),
-                version: ResourceVersion(version),
+                version,
                 deleting: wire.metadata.deletion_timestamp.is_some(),
                 ..ObjectMeta::default()
             },

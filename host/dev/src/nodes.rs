@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
+    pin::pin,
     sync::Arc,
     time::Duration,
 };
@@ -109,6 +110,9 @@ pub enum DevError {
     /// The machine is not fit for it.
     #[error("{0}")]
     Machine(String),
+    /// What serves the nodes' drivers has ended by itself.
+    #[error("a server of the nodes ended before it was told to: {0}")]
+    Ended(String),
 }
 
 /// One node.
@@ -304,12 +308,19 @@ impl Nodes {
         self.servers.push(server);
     }
 
-    /// Runs everything until `stop`; then what is mounted is unmounted, and the sockets go.
-    pub async fn run(self, stop: CancellationToken) {
+    /// Runs everything until `stop`, or until something ends by itself; then what is mounted is unmounted, and the sockets go.
+    ///
+    /// # Errors
+    /// What has ended by itself; `stop` is cancelled then.
+    pub async fn run(self, stop: CancellationToken) -> Result<(), DevError> {
         let Self { world, events, scheduler, ephemeral, places, servers, registrars, .. } = self;
         let (mut tasks, serving) = (JoinSet::new(), CancellationToken::new());
         for server in servers {
-            tasks.spawn(server.serve(serving.clone()));
+            let served = server.serve(serving.clone());
+            tasks.spawn(async move {
+                served.await;
+                Err(DevError::Ended("a driver's socket is served no more".to_owned()))
+            });
         }
         for (registrar, kubelet, socket, ground) in registrars {
             tasks.spawn(serve_registrar(registrar, kubelet, (socket, ground), serving.clone()));
@@ -327,10 +338,19 @@ impl Nodes {
                 futures::future::join_all(kubelets),
             );
         };
-        tokio::join!(following, working, events.run(stop.clone()));
+        let mut all = pin!(async { tokio::join!(following, working, events.run(stop.clone())) });
+        let result = tokio::select! {
+            _ = &mut all => Ok(()),
+            Some(ended) = tasks.join_next() => {
+                stop.cancel();
+                all.as_mut().await;
+                ended.unwrap_or_else(|broken| Err(DevError::Ended(broken.to_string())))
+            }
+        };
         futures::future::join_all(places.iter().map(|place| place.kubelet.clear())).await;
         serving.cancel();
         while tasks.join_next().await.is_some() {}
+        result
     }
 }
 
@@ -340,7 +360,7 @@ async fn serve_registrar(
     kubelet: Arc<Kubelet>,
     (socket, ground): (PathBuf, Ground),
     stop: CancellationToken,
-) {
+) -> Result<(), DevError> {
     let mut state = registrar.state();
     let metrics = ServerMetrics::default();
     let serving = Arc::clone(&registrar).serve(&metrics, stop.clone());
@@ -353,12 +373,8 @@ async fn serve_registrar(
         }
     };
     tokio::select! {
-        served = serving => {
-            if let Err(error) = served {
-                tracing::error!(%error, "a driver cannot be registered");
-            }
-        }
-        () = telling => {}
+        served = serving => Ok(served?),
+        () = telling => Err(DevError::Ended("a driver's registrar has gone".to_owned())),
     }
 }
 

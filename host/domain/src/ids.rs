@@ -2,7 +2,7 @@
 //!
 //! Text is counted, not copied: a name stands in its object, in the table, in each index and in each queue.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, str::FromStr, sync::Arc};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -185,6 +185,19 @@ pub struct ResourceVersion(pub u64);
 impl fmt::Display for ResourceVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+/// A text that is no [`ResourceVersion`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("metadata.resourceVersion is {0:?}: expected a decimal number of 64 bits")]
+pub struct InvalidResourceVersion(pub Box<str>);
+
+impl FromStr for ResourceVersion {
+    type Err = InvalidResourceVersion;
+
+    fn from_str(text: &str) -> Result<Self, InvalidResourceVersion> {
+        text.parse().map(Self).map_err(|_| InvalidResourceVersion(text.into()))
     }
 }
 

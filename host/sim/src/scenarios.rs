@@ -363,26 +363,19 @@ fn claims_and_volumes() -> Vec<Scenario> {
         },
         Scenario {
             name: "the answer is lost and the claim deleted",
-            user: after_gold_claim([Until(Called(1)), Delete(CLAIM)]),
-            create_faults: vec![Fault::LostAnswer],
-            events: &["a Warning ProvisioningFailed"],
+            user: gold_claim(),
+            create_faults: vec![Fault::MeanwhileThen(Delete(CLAIM), Box::new(Fault::LostAnswer))],
             calls: &["create gone", "create gone", "delete gone"],
             ..base()
         },
         Scenario {
             name: "the claim is deleted and comes again",
-            user: after_gold_claim([
-                Until(Called(1)),
-                Delete(CLAIM),
-                Until(Called(3)),
-                Until(Gone(CLAIM)),
-                Create(claim("a", "gold")),
-            ]),
-            create_faults: vec![Fault::LostAnswer],
+            user: after_gold_claim([Until(Called(3)), Until(Gone(CLAIM)), Create(claim("a", "gold"))]),
+            create_faults: vec![Fault::MeanwhileThen(Delete(CLAIM), Box::new(Fault::LostAnswer))],
             claims: BOUND,
             volumes: VOLUME,
             array: &["a"],
-            events: &["a Normal ProvisioningSucceeded", "a Warning ProvisioningFailed"],
+            events: SUCCEEDED,
             calls: &["create gone", "create gone", "delete gone", "create a"],
             ..base()
         },

@@ -11,7 +11,7 @@ use std::{
 
 use cofferdam_backend::Backend;
 use cofferdam_roles::{
-    NodeDeployment, Parts, Process, Role, Settings, Silent,
+    NodeDeployment, Parts, Process, ProcessError, Role, Settings, Silent,
     rbac::{self, Drivers, Whereabouts},
 };
 use futures::future::BoxFuture;
@@ -33,6 +33,8 @@ use crate::{
 
 /// Pause between two scans for orphans, where the driver lists its volumes.
 const SCAN: Duration = Duration::from_secs(3600);
+/// On real time: pause before a process that could not begin is started again.
+const AGAIN: Duration = Duration::from_millis(200);
 /// How long a process has to end when it is told to.
 const STOP: Duration = Duration::from_secs(60);
 
@@ -388,8 +390,15 @@ impl Simulation {
         *self.metrics.lock().unwrap_or_else(PoisonError::into_inner) = registry;
         let world = Arc::clone(&self.world);
         let task = tokio::spawn(async move {
+            let run = async |process: Arc<Process>| loop {
+                match process.run(token.clone()).await {
+                    // The API is not there, as when a watch's versions are compacted on Kubernetes: kubelet starts it again.
+                    Err(ProcessError::Start(_)) if world.is_real() => tokio::time::sleep(AGAIN).await,
+                    ended => break ended,
+                }
+            };
             let ended = match process {
-                Ok(process) => process.run(token).await,
+                Ok(process) => run(process).await,
                 Err(error) => Err(error),
             };
             if let Err(error) = ended {

@@ -45,6 +45,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(10);
 /// The same on paused time, in the end.
 const LONGEST_LOOK: Duration = Duration::from_secs(10);
+/// Longest pause before everybody's knowledge is looked at again: it takes nine lists.
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// Where VolumeAttachments are.
 pub(crate) const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
@@ -197,12 +199,13 @@ impl World {
                     status.is_success().then_some(()).ok_or_else(|| format!("{status}: {message}").into())
                 })
             }
+            // To be refused is what some rows are about.
             UserAction::Delete(path) => {
-                call(&self.user, Method::DELETE, path, json, &Value::Null).await.map(|_| ())
+                call(&self.user, Method::DELETE, path, json, &Value::Null).await.map(drop)
             }
             UserAction::Patch(path, patch) => {
                 let merge = "application/merge-patch+json";
-                call(&self.user, Method::PATCH, path, merge, patch).await.map(|_| ())
+                call(&self.user, Method::PATCH, path, merge, patch).await.map(drop)
             }
             UserAction::Backup => self.ground.backup().await,
             UserAction::Restore => self.ground.restore().await,
@@ -224,8 +227,10 @@ impl World {
             self.prepared.store(true, Ordering::SeqCst);
         } else if self.prepared.swap(false, Ordering::SeqCst) {
             let known = async {
+                let mut pause = LOOK;
                 while !self.everybody_knows().await {
-                    tokio::time::sleep(LOOK).await;
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
                 }
             };
             if tokio::time::timeout(LIMIT, known).await.is_err() {
@@ -272,21 +277,28 @@ impl World {
     /// Waits until every process knows what is in the API, and for so long nobody has asked the API or the driver anything.
     async fn quiet(&self, quiet: Duration, in_call: bool, limit: Duration) {
         let started = Instant::now();
-        let mut since = None;
+        let mut pause = LOOK;
         let mut last = None;
+        // Since when it is silent, and how many looks ago: on a machine that stands still, time alone is no silence.
+        let mut since: Option<(Instant, u32)> = None;
         while started.elapsed() < limit {
             let now = self.activity(in_call);
             if now.is_none() || now != last {
-                (last, since) = (now, None);
-            } else if since.is_none_or(|since: Instant| since.elapsed() >= quiet) {
+                (last, since, pause) = (now, None, LOOK);
+            } else if since.is_none_or(|(since, looks)| since.elapsed() >= quiet && LOOK * looks >= quiet / 2)
+            {
                 // Told of everything before the silence, and not of anything new at its end: then nobody had a reason to act.
-                let known = self.everybody_knows().await;
+                let known = self.everybody_knows().await && self.activity(in_call) == last;
                 if known && since.is_some() {
                     return;
                 }
-                since = known.then(Instant::now);
+                pause = if known { LOOK } else { (pause * 2).min(LONGEST_PAUSE) };
+                since = known.then(|| (Instant::now(), 0));
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(pause).await;
+            if let Some((_, looks)) = &mut since {
+                *looks += 1;
+            }
         }
         self.fault(format!("something still happens after {limit:?}"));
     }

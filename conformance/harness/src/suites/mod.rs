@@ -107,13 +107,13 @@ pub const ALL: &[Suite] = &[
     Suite {
         name: "grounds",
         about: "every scenario of the roles ends on kube-apiserver as on the embedded API, also with a death in its middle",
-        limit: Duration::from_secs(1_800),
+        limit: Duration::from_secs(3_600),
         run: |run| Box::pin(grounds::run(run)),
     },
     Suite {
         name: "faults",
         about: "kube-apiserver dies, etcd stands still and goes back in time, connections are cut, we die 50 times: no claim is lost",
-        limit: Duration::from_secs(3_000),
+        limit: Duration::from_secs(6_000),
         run: |run| Box::pin(faults::run(run)),
     },
     Suite {

@@ -111,6 +111,12 @@ async fn show(
             stage.serving.shutdown().await;
             return Err(failure);
         }
+        () = over(stage.nodes.as_ref()) => {
+            stage.leave(signals, drain).await;
+            running.abandon(drain).await;
+            stage.serving.shutdown().await;
+            return Err(Failure::Nodes);
+        }
         name = signals.next() => {
             tracing::info!("{name} before everything was shown");
             None
@@ -133,16 +139,18 @@ async fn show(
             if demo {
                 timeline.text(stage.hint(style));
             }
-            running.until_signal(signals, drain).await
+            let broken = async {
+                over(stage.nodes.as_ref()).await;
+                Failure::Nodes
+            };
+            running.until_signal(signals, drain, broken).await
         }
         Some(Ok(_)) | None => {
             stage.leave(signals, drain).await;
             running.drain(drain).await
         }
         Some(Err(failure)) => {
-            if let Err(undrained) = running.drain(drain).await {
-                tracing::warn!(error = %undrained, "after the demo");
-            }
+            running.abandon(drain).await;
             Err(failure)
         }
     };
@@ -151,6 +159,14 @@ async fn show(
     stage.leave(signals, limit).await;
     stage.serving.shutdown().await;
     end
+}
+
+/// Waits until the nodes are over by themselves, where there are any.
+async fn over(nodes: Option<&RunningNodes>) {
+    match nodes {
+        Some(nodes) => nodes.over().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// What stands while dev mode runs.

@@ -52,7 +52,9 @@ pub(crate) struct RunningNodes {
     /// Whether every driver has one.
     all_own: bool,
     stop: CancellationToken,
-    task: JoinHandle<()>,
+    task: JoinHandle<Result<(), DevError>>,
+    /// Cancelled when the task is over, however.
+    over: CancellationToken,
     directory: Directory,
 }
 
@@ -107,8 +109,18 @@ impl RunningNodes {
         if real || !own.is_empty() {
             directory.keep();
         }
-        let task = tokio::spawn(nodes.run(stop.clone()));
-        Ok(Some(Self { view, names, without, own, real, all_own, stop, task, directory }))
+        let (over, running) = (CancellationToken::new(), nodes.run(stop.clone()));
+        let guard = over.clone().drop_guard();
+        let task = tokio::spawn(async move {
+            let _over = guard;
+            running.await
+        });
+        Ok(Some(Self { view, names, without, own, real, all_own, stop, task, over, directory }))
+    }
+
+    /// Waits until they are over, which they never are by themselves in order: [`Self::stop`] tells why.
+    pub(crate) async fn over(&self) {
+        self.over.cancelled().await;
     }
 
     /// Waits until the drivers are registered, and not for ever.
@@ -161,11 +173,19 @@ impl RunningNodes {
     }
 }
 
-/// Waits for the nodes' task; whether it has ended.
-async fn ended(task: JoinHandle<()>, limit: Duration, insists: impl Future<Output = &'static str>) -> bool {
+/// Waits for the nodes' task; whether it has ended in order.
+async fn ended(
+    task: JoinHandle<Result<(), DevError>>,
+    limit: Duration,
+    insists: impl Future<Output = &'static str>,
+) -> bool {
     tokio::select! {
         ended = tokio::time::timeout(limit, task) => match ended {
-            Ok(Ok(())) => true,
+            Ok(Ok(Ok(()))) => true,
+            Ok(Ok(Err(error))) => {
+                tracing::error!(%error, "the nodes ended");
+                false
+            }
             Ok(Err(panicked)) => {
                 tracing::error!(%panicked, "the nodes' task ended");
                 false
@@ -378,7 +398,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_end_of_the_nodes_is_waited_for_so_long_and_no_longer() {
         let (limit, stuck) = (Duration::from_secs(30), || tokio::spawn(pending()));
-        assert!(ended(tokio::spawn(ready(())), limit, pending()).await);
+        assert!(ended(tokio::spawn(ready(Ok(()))), limit, pending()).await);
         let start = tokio::time::Instant::now();
         assert!(!ended(stuck(), limit, pending()).await);
         assert!(start.elapsed() >= limit);

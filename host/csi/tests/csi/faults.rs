@@ -9,7 +9,9 @@ use cofferdam_domain::storage::{
 };
 use prost::Message as _;
 
-use crate::fake::{CREATE, DELETE, Fake, Reply, call, created, creation, framed, hurried, measured, volume};
+use crate::fake::{
+    CREATE, DELETE, Fake, Reply, SHORT, call, created, creation, framed, hurried, measured, volume,
+};
 
 const EXPAND: &str = "/csi.v1.Controller/ControllerExpandVolume";
 
@@ -118,7 +120,7 @@ async fn a_deadline_is_sent_and_held() {
         "m" => Duration::from_millis(number),
         other => panic!("grpc-timeout in {other}"),
     };
-    assert!(sent <= Duration::from_millis(101), "{sent:?}");
+    assert!(sent <= SHORT + Duration::from_millis(1), "{sent:?}");
     let line = format!(
         r#"csi_sidecar_operations_seconds_count{{driver_name="fake.example",method_name="{CREATE}",grpc_status_code="DeadlineExceeded"}} 1"#
     );
@@ -126,7 +128,7 @@ async fn a_deadline_is_sent_and_held() {
 
     // The operator's own limit counts too.
     let mut config = fake.config();
-    config.deadline = Duration::from_millis(100);
+    config.deadline = SHORT;
     let backend = crate::fake::connect(config).await.unwrap();
     fake.once(CREATE, Reply::Hang);
     let error = backend.create_volume(call(), creation("b")).await.unwrap_err();

@@ -87,7 +87,8 @@ impl Cluster {
         .await
         .unwrap();
         let view = nodes.view();
-        tasks.spawn(nodes.run(stop.clone()));
+        let running = nodes.run(stop.clone());
+        tasks.spawn(async move { running.await.unwrap() });
 
         let parts = Parts {
             client: client.clone(),

@@ -6,6 +6,7 @@
     reason = "a test fails by panicking, also in what its functions share"
 )]
 
+mod ends;
 mod ground;
 mod kubelet;
 mod life;

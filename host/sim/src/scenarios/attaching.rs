@@ -105,8 +105,11 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         },
         Scenario {
             name: "the answer of publish is lost and the attachment deleted",
-            user: on_ground([attach(), Until(Called(1)), Delete(ATTACHMENT)]),
-            publishing: publishing(vec![Fault::LostAnswer]),
+            user: on_ground([attach()]),
+            publishing: publishing(vec![Fault::MeanwhileThen(
+                Delete(ATTACHMENT),
+                Box::new(Fault::LostAnswer),
+            )]),
             ..detached()
         },
         Scenario {

@@ -190,6 +190,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                     NODE,
                     json!({"metadata": {"annotations": {"volumes.kubernetes.io/controller-managed-attach-detach": null}}}),
                 ),
+                // Watches of two kinds have no order.
+                Settle,
                 Create(pod("p", "a")),
             ]),
             ..nothing()
@@ -325,7 +327,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                         "resources": {"requests": {"storage": "1Gi"}},
                     }},
                 }}]}}),
-            )), Create(with(claim("a-data", "none"), &json!({}))), Create(volume("w", "none", "1Gi"))]),
+            )), Create(claim("a-data", "none")), Until(Event("a-data Warning ProvisioningFailed")), Create(volume("w", "none", "1Gi"))]),
             claims: &["a Bound v", "a-data Bound w"],
             volumes: &["v Bound a", "w Bound a-data"],
             events: &["a Warning FailedAttachVolume", "a-data Warning ProvisioningFailed"],

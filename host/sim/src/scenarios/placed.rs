@@ -3,7 +3,7 @@
 use cofferdam_domain::storage::ErrorKind;
 use serde_json::{Value, json};
 
-use super::{CLAIM, CLASS, Scenario};
+use super::{CLAIM, Scenario};
 use crate::{
     Fault, Place, Places,
     Sign::{Called, Event},
@@ -115,14 +115,15 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         Scenario { name: "the chosen node's process makes the volume", user: on("n1", []), ..here() },
         Scenario {
             name: "a volume of a node grows, by that node's process",
-            user: on(
-                "n1",
-                [
-                    Settle,
-                    Patch(CLASS, json!({"allowVolumeExpansion": true})),
-                    Patch(CLAIM, json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}})),
-                ],
-            ),
+            // The API's own look at the class may be late: it allows growth from the beginning.
+            user: vec![
+                Create(with(late(), &json!({"allowVolumeExpansion": true}))),
+                Create(claim("a", "gold")),
+                Settle,
+                chosen("n1"),
+                Settle,
+                Patch(CLAIM, json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}})),
+            ],
             resizes: &["a 2Gi/2Gi allocated=2Gi no-node"],
             events: &[
                 "a Normal ProvisioningSucceeded",

@@ -195,7 +195,7 @@ fn growing() -> Vec<Scenario> {
                 Create(claim("a", "none")),
                 Settle,
                 grow("2Gi"),
-                Wait(Duration::from_secs(3)),
+                Until(Event("a Warning VolumeResizeFailed")),
                 Create(json!({
                     "apiVersion": "v1", "kind": "Secret", "metadata": {"namespace": "default", "name": "s"},
                     "data": {"password": "aHVudGVyMg=="},

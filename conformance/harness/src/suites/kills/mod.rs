@@ -39,8 +39,8 @@ const KILLS: usize = 50;
 const WAVE: usize = 3;
 /// After how many steps of users a process dies at most that is to die at work: fewer than a wave makes.
 const STEPS: usize = 8;
-/// Of the deaths, how many have to hit a process in the middle of work, for the others to count.
-const IN_WORK: usize = KILLS / 2;
+/// Of the deaths, how many have to hit a process in the middle of work, for the others to count. Some 25 do.
+const IN_WORK: usize = 15;
 const READY: Duration = Duration::from_secs(120);
 /// How long it may take after the last death until nothing is left.
 const LONG: Duration = Duration::from_secs(240);
@@ -133,11 +133,11 @@ async fn deaths(run: &Run, ours: &mut Ours, course: &Course) -> Result<()> {
             let life = start.mul_f64(0.3 + chance.f64() * 1.4);
             tokio::time::sleep(life).await;
         }
-        ready += usize::from(ours.is_ready().await);
-        ours.process.kill().await?;
         let (made, gone) = course.progress.get();
         in_work += usize::from(made > before && gone < kill * WAVE);
         before = made;
+        ready += usize::from(ours.is_ready().await);
+        ours.process.kill().await?;
         ours.process.again()?;
     }
     let ended = Instant::now();

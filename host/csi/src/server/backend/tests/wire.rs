@@ -52,6 +52,21 @@ impl Rig {
         let (wire, closed) = Wire::connect(&self.socket.to_str().unwrap().parse().unwrap()).await.unwrap();
         (wire, tokio::spawn(closed))
     }
+
+    /// Waits until the driver has heard a call.
+    async fn heard(&self) {
+        until(|| !self.fake.heard.lock().unwrap().is_empty()).await;
+    }
+}
+
+/// Waits for what has to come, and not for ever.
+async fn until(there: impl Fn() -> bool) {
+    let looks = async {
+        while !there() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), looks).await.unwrap();
 }
 
 fn call() -> Call {
@@ -194,9 +209,7 @@ async fn a_second_operation_is_aborted_until_the_first_has_gone() {
     let (wire, closed) = rig.wire().await;
     let mut first = wire.controller();
     let first = tokio::spawn(async move { first.delete_volume(hanging()).await });
-    while rig.fake.heard.lock().unwrap().is_empty() {
-        tokio::task::yield_now().await;
-    }
+    rig.heard().await;
     let mut second = rig.wire().await.0.controller();
     let refused = second.delete_volume(hanging()).await.unwrap_err();
     assert_eq!(
@@ -250,16 +263,12 @@ async fn an_end_waits_for_what_runs_and_lets_nobody_in() {
     let rig = serve(Fake::complete()).await;
     let mut running = rig.wire().await.0.controller();
     let mut request = tonic::Request::new(hanging());
-    request.set_timeout(Duration::from_millis(300));
+    request.set_timeout(Duration::from_secs(5));
     let running = tokio::spawn(async move { running.delete_volume(request).await });
-    while rig.fake.heard.lock().unwrap().is_empty() {
-        tokio::task::yield_now().await;
-    }
+    rig.heard().await;
     let begun = Instant::now();
     rig.stop.cancel();
-    while rig.socket.exists() {
-        tokio::task::yield_now().await;
-    }
+    until(|| !rig.socket.exists()).await;
     assert!(!rig.served.is_finished(), "a call runs");
     rig.served.await.unwrap();
     assert_eq!(running.await.unwrap().unwrap_err().code(), tonic::Code::DeadlineExceeded);
