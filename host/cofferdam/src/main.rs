@@ -34,7 +34,7 @@ use tokio::runtime::Runtime;
 
 /// Gives back what a burst of objects took, which glibc's does not (docs/performance.md, "Memory"). What it is told stands in
 /// `.cargo/config.toml`.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

@@ -114,8 +114,8 @@ impl Settings {
         Outcome::RetryAfter(wish.max(own).min(self.retry_interval_max))
     }
 
-    /// The back-off of what waits for the API alone: client-go's per-item limits for a controller's queue, with a start that a
-    /// person does not notice.
+    /// The back-off of what waits for the API alone: client-go's per-item limits for a controller's queue, but for a start that a
+    /// person does not notice, and for the operator's longest pause.
     pub(crate) fn api_backoff(&self) -> Backoff {
         let own = Backoff { first: Duration::from_millis(50), most: Duration::from_secs(1000) };
         own.at_most(self.retry_interval_max)

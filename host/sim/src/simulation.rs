@@ -393,7 +393,10 @@ impl Simulation {
             let run = async |process: Arc<Process>| loop {
                 match process.run(token.clone()).await {
                     // The API is not there, as when a watch's versions are compacted on Kubernetes: kubelet starts it again.
-                    Err(ProcessError::Start(_)) if world.is_real() => tokio::time::sleep(AGAIN).await,
+                    Err(ProcessError::Start(error)) if world.is_real() && !token.is_cancelled() => {
+                        tracing::warn!(%error, "a process could not begin");
+                        tokio::time::sleep(AGAIN).await;
+                    }
                     ended => break ended,
                 }
             };

@@ -173,18 +173,20 @@ impl RunningNodes {
     }
 }
 
-/// Waits for the nodes' task; whether it has ended in order.
+/// Waits for the nodes' task; whether it has ended, and left nothing running.
 async fn ended(
     task: JoinHandle<Result<(), DevError>>,
     limit: Duration,
     insists: impl Future<Output = &'static str>,
 ) -> bool {
     tokio::select! {
+        // Who insists learns nevertheless why it has ended.
+        biased;
         ended = tokio::time::timeout(limit, task) => match ended {
             Ok(Ok(Ok(()))) => true,
             Ok(Ok(Err(error))) => {
                 tracing::error!(%error, "the nodes ended");
-                false
+                true
             }
             Ok(Err(panicked)) => {
                 tracing::error!(%panicked, "the nodes' task ended");

@@ -133,11 +133,11 @@ async fn deaths(run: &Run, ours: &mut Ours, course: &Course) -> Result<()> {
             let life = start.mul_f64(0.3 + chance.f64() * 1.4);
             tokio::time::sleep(life).await;
         }
+        ready += usize::from(ours.is_ready().await);
         let (made, gone) = course.progress.get();
         in_work += usize::from(made > before && gone < kill * WAVE);
-        before = made;
-        ready += usize::from(ours.is_ready().await);
         ours.process.kill().await?;
+        before = course.progress.get().0;
         ours.process.again()?;
     }
     let ended = Instant::now();
