@@ -35,6 +35,8 @@ use crate::{
 const SCAN: Duration = Duration::from_secs(3600);
 /// On real time: pause before a process that could not begin is started again.
 const AGAIN: Duration = Duration::from_millis(200);
+/// How often; a process that does not begin then never does, and the scenario says why.
+const STARTS: usize = 100;
 /// How long a process has to end when it is told to.
 const STOP: Duration = Duration::from_secs(60);
 
@@ -390,14 +392,19 @@ impl Simulation {
         *self.metrics.lock().unwrap_or_else(PoisonError::into_inner) = registry;
         let world = Arc::clone(&self.world);
         let task = tokio::spawn(async move {
-            let run = async |process: Arc<Process>| loop {
-                match process.run(token.clone()).await {
-                    // The API is not there, as when a watch's versions are compacted on Kubernetes: kubelet starts it again.
-                    Err(ProcessError::Start(error)) if world.is_real() && !token.is_cancelled() => {
-                        tracing::warn!(%error, "a process could not begin");
-                        tokio::time::sleep(AGAIN).await;
+            let run = async |process: Arc<Process>| {
+                let mut left = STARTS;
+                loop {
+                    match process.run(token.clone()).await {
+                        // The API is not there, as when a watch's versions are compacted on Kubernetes: kubelet starts it again.
+                        Err(ProcessError::Start(_))
+                            if world.is_real() && left > 0 && !token.is_cancelled() =>
+                        {
+                            left -= 1;
+                            tokio::time::sleep(AGAIN).await;
+                        }
+                        ended => break ended,
                     }
-                    ended => break ended,
                 }
             };
             let ended = match process {
