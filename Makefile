@@ -70,9 +70,9 @@ need-root:
 
 .PHONY: bench
 bench: toolchain ## measure: calls into the sandbox, neighbours, claims per second, dev mode (an optimised build)
-	$(CARGO) bench --locked --package cofferdam-backend --bench create_call
-	$(CARGO) bench --locked --package cofferdam-backend --bench calls
-	$(CARGO) bench --locked --package cofferdam-backend --bench neighbours
+	$(CARGO) bench --locked --package cofferdam-wasm --bench create_call
+	$(CARGO) bench --locked --package cofferdam-wasm --bench calls
+	$(CARGO) bench --locked --package cofferdam-wasm --bench neighbours
 	$(CARGO) bench --locked --package cofferdam-sim --bench claims
 	$(CARGO) bench --locked --package cofferdam --bench dev
 

@@ -54,7 +54,7 @@ impl Backend {
         let policy = format!(
             "attachments = [\"tmpfs\", \"none\"]\ntmpfs-most = {MEMORY_MOST}\n\n[node.inline]\ntmpfs-most = {INLINE_MOST}\n"
         );
-        Self::new(run, "memory", cofferdam_guests::MEMORY, &settings, "", &policy)
+        Self::new(run, "memory", cofferdam_carried::MEMORY, &settings, "", &policy)
     }
 
     /// Directories and images in a directory of the node.
@@ -70,7 +70,7 @@ impl Backend {
             "attachments = [\"directory\", \"image\"]\ndirectory-root = {pool:?}\nimage-root = {pool:?}\n\
              filesystems = [\"ext4\", \"xfs\"]\n"
         );
-        Self::new(run, "pool", cofferdam_guests::POOL, &settings, &more, &policy)
+        Self::new(run, "pool", cofferdam_carried::POOL, &settings, &more, &policy)
     }
 
     fn new(

@@ -56,7 +56,7 @@ impl MemoryDriver {
             state: directory.join("state.redb"),
             configuration: directory.join("cofferdam.toml"),
         };
-        fs::write(&driver.component, cofferdam_guests::MEMORY)?;
+        fs::write(&driver.component, cofferdam_carried::MEMORY)?;
         let mut text = format!(
             "[backend.memory]\nfile = {:?}\n\n[backend.memory.settings]\ndriver-name = {driver_name:?}\n",
             driver.component,

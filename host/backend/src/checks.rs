@@ -11,7 +11,7 @@ use cofferdam_domain::{
 };
 pub use cofferdam_domain::{storage::weight, text::printable};
 
-use crate::capabilities::secrets::Redactor;
+use crate::Redactor;
 
 /// CSI's limit for strings, in bytes: ids, names, keys.
 const MAX_STRING: usize = 128;
@@ -173,7 +173,7 @@ const MAX_OWNER: usize = 253;
 /// Longest token of a listing, in bytes; it is kept between two calls.
 const MAX_TOKEN: usize = 4 << 10;
 /// A guest's pairs as a map.
-pub(crate) fn map(what: &str, pairs: Vec<(String, String)>) -> Result<BTreeMap<String, String>, String> {
+pub fn map(what: &str, pairs: Vec<(String, String)>) -> Result<BTreeMap<String, String>, String> {
     let mut map = BTreeMap::new();
     for (key, value) in pairs {
         if map.contains_key(&key) {
@@ -185,37 +185,37 @@ pub(crate) fn map(what: &str, pairs: Vec<(String, String)>) -> Result<BTreeMap<S
 }
 
 /// [`Bounds::created`] of a component.
-pub(crate) fn created(volume: &CreatedVolume) -> Result<(), String> {
+pub fn created(volume: &CreatedVolume) -> Result<(), String> {
     Bounds::SPECIFIED.created(volume)
 }
 
 /// [`Bounds::status`] of a component.
-pub(crate) fn status(status: &VolumeStatus) -> Result<(), String> {
+pub fn status(status: &VolumeStatus) -> Result<(), String> {
     Bounds::SPECIFIED.status(status)
 }
 
 /// [`Bounds::volume_page`] of a component.
-pub(crate) fn volume_page(page: &VolumePage, asked: &PageRequest) -> Result<(), String> {
+pub fn volume_page(page: &VolumePage, asked: &PageRequest) -> Result<(), String> {
     Bounds::SPECIFIED.volume_page(page, asked)
 }
 
 /// [`Bounds::snapshot_page`] of a component.
-pub(crate) fn snapshot_page(page: &SnapshotPage, asked: &PageRequest) -> Result<(), String> {
+pub fn snapshot_page(page: &SnapshotPage, asked: &PageRequest) -> Result<(), String> {
     Bounds::SPECIFIED.snapshot_page(page, asked)
 }
 
 /// [`Bounds::snapshot`] of a component.
-pub(crate) fn snapshot(snapshot: &Snapshot) -> Result<(), String> {
+pub fn snapshot(snapshot: &Snapshot) -> Result<(), String> {
     Bounds::SPECIFIED.snapshot(snapshot)
 }
 
 /// [`Bounds::group_snapshot`] of a component.
-pub(crate) fn group_snapshot(group: &GroupSnapshot) -> Result<(), String> {
+pub fn group_snapshot(group: &GroupSnapshot) -> Result<(), String> {
     Bounds::SPECIFIED.group_snapshot(group)
 }
 
 /// [`Bounds::attachment`] of a component.
-pub(crate) fn attachment(attachment: &AttachmentRecord) -> Result<(), String> {
+pub fn attachment(attachment: &AttachmentRecord) -> Result<(), String> {
     Bounds::SPECIFIED.attachment(attachment)
 }
 
@@ -272,7 +272,7 @@ fn progress(found: usize, next: Option<&str>, asked: &PageRequest) -> Result<(),
 }
 
 /// Refuses pairs that hold a secret of the call: they are stored in the cluster, where everybody reads them.
-pub(crate) fn no_secret(what: &str, map: &Parameters, redactor: &Redactor) -> Result<(), String> {
+pub fn no_secret(what: &str, map: &Parameters, redactor: &Redactor) -> Result<(), String> {
     match map.iter().find(|(key, value)| redactor.finds(key) || redactor.finds(value)) {
         Some((key, _)) => Err(format!(
             "{what} holds a secret of the call under the key {:?}",
@@ -284,7 +284,7 @@ pub(crate) fn no_secret(what: &str, map: &Parameters, redactor: &Redactor) -> Re
 
 /// Refuses an id that holds a secret of the call: it is stored in the cluster, and stands in logs and metrics. Short secrets, such
 /// as a user's name, occur in ids by chance.
-pub(crate) fn no_secret_in(what: &str, id: &str, redactor: &Redactor) -> Result<(), String> {
+pub fn no_secret_in(what: &str, id: &str, redactor: &Redactor) -> Result<(), String> {
     if redactor.finds_long(id) { Err(format!("{what} holds a secret of the call")) } else { Ok(()) }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 
-use crate::vendor::BackendCommand;
+use crate::commands::backend::BackendCommand;
 
 /// Value of a flag that says true without one, as Go's flags do.
 const SWITCH: &str = "BOOL";

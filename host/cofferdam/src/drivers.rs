@@ -6,11 +6,10 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_backend::{
-    Backend, BackendConfig, BackendMetrics, CompiledCache, Engine, EngineOptions, Source, WasmBackend,
-};
+use cofferdam_backend::{Backend, BackendMetrics};
 use cofferdam_csi::{ConnectionMetrics, CsiBackend, CsiConfig};
 use cofferdam_domain::storage::{Placement, Secret, Secrets};
+use cofferdam_wasm::{BackendConfig, CompiledCache, Engine, EngineOptions, Source, WasmBackend, WasmMetrics};
 use prometheus_client::registry::Registry;
 
 use crate::{
@@ -77,7 +76,7 @@ impl Loader {
             CompilationCache::Directory(path) => CompiledCache::Directory(path.clone()),
         };
         let calls = BackendMetrics::register(registry);
-        let options = EngineOptions { cache, metrics: calls.clone() };
+        let options = EngineOptions { cache, metrics: WasmMetrics::register(registry, calls.clone()) };
         Ok(Self {
             engine: Engine::new(options).map_err(Failure::Engine)?,
             calls,

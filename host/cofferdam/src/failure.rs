@@ -3,21 +3,21 @@
 use std::time::Duration;
 
 use cofferdam_apiserver::ServeError;
-use cofferdam_backend::LoadError;
+use cofferdam_controllers::ProcessError;
 use cofferdam_csi::{ConnectError, server::SocketError};
-use cofferdam_dev::DevError;
-use cofferdam_roles::ProcessError;
+use cofferdam_dev_cluster::DevError;
+use cofferdam_wasm::LoadError;
 
 use crate::{
     client::ClientError,
+    commands::backend::VendorError,
+    commands::dev::{DemoError, KubeconfigError},
+    commands::orphans::OrphansError,
+    commands::render::RenderError,
+    commands::run::node::NodeFailure,
+    commands::status::StatusError,
     config::{ConfigError, GoDuration},
-    dev::{DemoError, KubeconfigError},
-    node::NodeFailure,
-    orphans::OrphansError,
-    render::RenderError,
-    status::StatusError,
     telemetry::ListenError,
-    vendor::VendorError,
 };
 
 /// What failed.

@@ -3,22 +3,15 @@
 
 mod cli;
 mod client;
+mod commands;
 mod config;
-mod csi_server;
-mod dev;
 mod drivers;
 mod failure;
 mod logging;
-mod node;
-mod orphans;
 mod process_metrics;
-mod render;
-mod run;
-mod status;
 mod style;
 mod supervisor;
 mod telemetry;
-mod vendor;
 
 use std::{
     collections::HashMap,
@@ -27,14 +20,15 @@ use std::{
 };
 
 use cli::Command;
+use commands::{backend, dev, orphans, render, run, status};
 use config::Loaded;
 use failure::Failure;
 use supervisor::End;
 use tokio::runtime::Runtime;
 
-/// Gives back what a burst of objects took, which glibc's does not (docs/performance.md, "Memory"). What it is told stands in
-/// `.cargo/config.toml`.
-#[cfg(all(target_os = "linux", target_env = "gnu"))]
+/// Returns freed memory to the system after a burst of objects; glibc's allocator does not (docs/performance.md, "Memory").
+/// `.cargo/config.toml` holds its settings.
+#[cfg(all(feature = "jemalloc", target_os = "linux", target_env = "gnu"))]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
@@ -67,7 +61,7 @@ fn command(command: Command, environment: &HashMap<String, String>) -> Result<En
         Command::Dev(flags) => block_on(dev::run(&flags, environment)),
         Command::Status(flags) => told(status::run(flags, environment)),
         Command::Orphans(flags) => told(orphans::run(flags, environment)),
-        Command::Backend(command) => told(vendor::run(command, environment)),
+        Command::Backend(command) => told(backend::run(command, environment)),
         Command::Render(command) => print(&render::render(&command)?),
         Command::Config(flags) => print(&Loaded::for_cluster(&flags, environment)?.table()),
         Command::Version => print(&version()),

@@ -2,8 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use cofferdam_controllers::Process;
 use cofferdam_csi::server::Server;
-use cofferdam_roles::Process;
 use prometheus_client::registry::Registry;
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
@@ -13,10 +13,10 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    commands::run::csi_server,
+    commands::run::node::Local,
     config::Endpoint,
-    csi_server,
     failure::Failure,
-    node::Local,
     telemetry::{Pages, Telemetry},
 };
 

@@ -77,7 +77,7 @@ fn refused_driver(scratch: &Scratch, file: &str) -> String {
 #[test]
 fn a_broken_driver_is_named_with_what_it_is_and_what_was_expected() {
     let scratch = Scratch::new("driver");
-    let memory = cofferdam_guests::MEMORY;
+    let memory = cofferdam_carried::MEMORY;
     for (name, content, says) in [
         ("empty.wasm", &[][..], "component"),
         ("text.wasm", b"#!/bin/sh\nexit 0\n", "component"),
@@ -96,7 +96,7 @@ fn a_broken_driver_is_named_with_what_it_is_and_what_was_expected() {
 fn a_driver_of_another_contract_is_refused_with_both_versions() {
     let scratch = Scratch::new("contract");
     let ours = b"cofferdam:storage/volumes@0.1.0";
-    let mut component = cofferdam_guests::MEMORY.to_vec();
+    let mut component = cofferdam_carried::MEMORY.to_vec();
     let mut places = 0;
     for start in 0..component.len() - ours.len() {
         if component[start..].starts_with(ours) {
@@ -112,7 +112,7 @@ fn a_driver_of_another_contract_is_refused_with_both_versions() {
 #[test]
 fn two_drivers_of_one_name_are_refused() {
     let scratch = Scratch::new("twins");
-    let file = scratch.file("memory.wasm", cofferdam_guests::MEMORY);
+    let file = scratch.file("memory.wasm", cofferdam_carried::MEMORY);
     let kubeconfig = scratch.file("kubeconfig", KUBECONFIG);
     let (first, second) = (format!("a={file}"), format!("b={file}"));
     let line =
@@ -133,7 +133,7 @@ users: [{name: nobody, user: {token: none}}]
 #[test]
 fn an_unusable_kubeconfig_is_named() {
     let scratch = Scratch::new("kubeconfig");
-    let driver = scratch.file("memory.wasm", cofferdam_guests::MEMORY);
+    let driver = scratch.file("memory.wasm", cofferdam_carried::MEMORY);
     let with = |flags: &[&str]| refused_run(&scratch, &[&["--backend", &driver], flags].concat());
     let line = with(&["--kubeconfig", "/nowhere/config"]);
     assert!(
@@ -246,7 +246,7 @@ fn a_driver_of_one_node_has_its_pods_there() {
 #[test]
 fn a_vendors_driver_comes_to_pods() {
     let scratch = Scratch::new("vendor-demo");
-    let file = scratch.file("my_array.wasm", cofferdam_guests::STARTER);
+    let file = scratch.file("my_array.wasm", cofferdam_test_guests::STARTER);
     let output = run(&scratch, &["dev", "--demo", "--backend", &file]);
     let stdout = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
@@ -297,7 +297,7 @@ impl Drop for Running {
 fn roles_run_against_an_api_and_drain_on_sigterm() {
     let scratch = Scratch::new("drain");
     let kubeconfig = scratch.0.join("kubeconfig").display().to_string();
-    let driver = scratch.file("memory.wasm", cofferdam_guests::MEMORY);
+    let driver = scratch.file("memory.wasm", cofferdam_carried::MEMORY);
 
     // The API, with everything but the driver of the other process.
     let api = ["dev", "--role", "pv-controller", "--role", "protection", "--kubeconfig-out", &kubeconfig];
@@ -447,7 +447,7 @@ fn tested(scratch: &Scratch, arguments: &[&str]) -> (Option<i32>, String) {
 #[test]
 fn a_driver_that_keeps_the_rules_passes() {
     let scratch = Scratch::new("passes");
-    let file = scratch.file("memory.wasm", cofferdam_guests::MEMORY);
+    let file = scratch.file("memory.wasm", cofferdam_carried::MEMORY);
     let flags =
         ["--only", "modification", "--only", "crashes/cr*", "--mutable-parameter", "iops=100", "--seed", "5"];
     let (code, card) = tested(&scratch, &[&[file.as_str()], &flags[..]].concat());
@@ -465,7 +465,7 @@ fn a_driver_that_keeps_the_rules_passes() {
 #[test]
 fn a_driver_that_breaks_a_rule_fails_in_every_form() {
     let scratch = Scratch::new("fails");
-    let file = scratch.file("broken.wasm", cofferdam_guests::BROKEN);
+    let file = scratch.file("broken.wasm", cofferdam_test_guests::BROKEN);
     let given =
         ["--grant", "http", "--setting", "break=volumes/no-size", "--only", "volumes/no-*", "--seed", "9"];
     let with = |output| tested(&scratch, &[&[file.as_str()], &given[..], &["-o", output]].concat());
@@ -491,8 +491,8 @@ fn a_driver_that_breaks_a_rule_fails_in_every_form() {
 #[test]
 fn what_cannot_be_tested_is_a_usage_error() {
     let scratch = Scratch::new("untested");
-    let memory = scratch.file("memory.wasm", cofferdam_guests::MEMORY);
-    let broken = scratch.file("broken.wasm", cofferdam_guests::BROKEN);
+    let memory = scratch.file("memory.wasm", cofferdam_carried::MEMORY);
+    let broken = scratch.file("broken.wasm", cofferdam_test_guests::BROKEN);
     for (arguments, says) in [
         (&[memory.as_str(), "--only", "nothing/"][..], "--only \"nothing/\": no case is called so"),
         (&[&memory, "--node", "a"], "--node: 1 given; expected two that differ"),

@@ -56,7 +56,7 @@ impl Served {
     fn start() -> Self {
         let directory = TempDir::new().unwrap();
         let path = |name: &str| directory.path().join(name);
-        std::fs::write(path("memory.wasm"), cofferdam_guests::MEMORY).unwrap();
+        std::fs::write(path("memory.wasm"), cofferdam_carried::MEMORY).unwrap();
         let mut command = cofferdam();
         command
             .arg("--compilation-cache")

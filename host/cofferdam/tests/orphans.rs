@@ -16,9 +16,8 @@ use std::{
 };
 
 use cofferdam_apiserver::{ApiServer, Options, ServeOptions, Serving};
-use cofferdam_backend::{
-    Answer, Backend, BackendConfig, BackendMetrics, Call, CompiledCache, Engine, EngineOptions, Source,
-};
+use cofferdam_backend::{Answer, Backend, Call};
+use cofferdam_controllers::{Parts, Process, ProcessError, Role, Settings, Silent};
 use cofferdam_domain::{
     ReclaimPolicy, VolumeHandle,
     storage::{
@@ -26,7 +25,7 @@ use cofferdam_domain::{
         PageRequest, Readiness, ValidateVolume, Validation, VolumeCapability, VolumePage,
     },
 };
-use cofferdam_roles::{Parts, Process, ProcessError, Role, Settings, Silent};
+use cofferdam_wasm::{BackendConfig, CompiledCache, Engine, EngineOptions, Source, WasmMetrics};
 use futures::{StreamExt as _, pin_mut};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::{
@@ -96,9 +95,9 @@ impl Stage {
         let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let serving = api.serve(ServeOptions { addr }).await.unwrap();
         std::fs::write(scratch.join("kubeconfig"), serving.kubeconfig()).unwrap();
-        let metrics = BackendMetrics::register(&mut Registry::default());
+        let metrics = WasmMetrics::default();
         let engine = Engine::new(EngineOptions { cache: CompiledCache::Off, metrics }).unwrap();
-        let source = Source::Bytes { name: "memory".to_owned(), bytes: cofferdam_guests::MEMORY };
+        let source = Source::Bytes { name: "memory".to_owned(), bytes: cofferdam_carried::MEMORY };
         let backend = engine.load(source, BackendConfig::default()).await.unwrap();
         let client = Client::new(api.service(), "default");
         Self { serving, client, backend: Arc::new(Aged(backend)), scratch }

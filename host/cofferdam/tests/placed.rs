@@ -109,7 +109,7 @@ fn items(home: &Path, node: &str) -> usize {
 #[test]
 fn a_driver_of_one_node_wants_to_know_the_node() {
     let home = TempDir::new().unwrap();
-    fs::write(home.path().join("pool.wasm"), cofferdam_guests::POOL).unwrap();
+    fs::write(home.path().join("pool.wasm"), cofferdam_carried::POOL).unwrap();
     let api = "apiVersion: v1\nkind: Config\ncurrent-context: x\ncontexts: [{name: x, context: {cluster: x, user: x}}]\nclusters: [{name: x, cluster: {server: 'http://127.0.0.1:1'}}]\nusers: [{name: x, user: {}}]\n";
     fs::write(home.path().join("kubeconfig"), api).unwrap();
     let config = node(home.path(), "n1");
@@ -146,7 +146,7 @@ async fn of_two_nodes_with_a_pool_one_makes_the_volume_and_deletes_it() {
     let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let serving = api.serve(ServeOptions { addr }).await.unwrap();
     fs::write(home.join("kubeconfig"), serving.kubeconfig()).unwrap();
-    fs::write(home.join("pool.wasm"), cofferdam_guests::POOL).unwrap();
+    fs::write(home.join("pool.wasm"), cofferdam_carried::POOL).unwrap();
     let start = |arguments: &[&str]| Running(cofferdam(home, arguments).spawn().unwrap());
     let on = |name: &str| {
         let config = node(home, name);

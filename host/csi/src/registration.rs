@@ -6,4 +6,4 @@
     reason = "generated: kubelet's own names, documented in proto/registration.proto where a name does not say it"
 )]
 
-include!(concat!(env!("OUT_DIR"), "/pluginregistration.rs"));
+include!("generated/pluginregistration.rs");

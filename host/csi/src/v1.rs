@@ -5,5 +5,5 @@
     reason = "generated: CSI's own names, documented in proto/csi.proto where a name does not say it"
 )]
 
-include!(concat!(env!("OUT_DIR"), "/csi.v1.rs"));
-include!(concat!(env!("OUT_DIR"), "/debug.rs"));
+include!("generated/csi.v1.rs");
+include!("generated/debug.rs");

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_backend::{Answer, Backend as _, Call, Engine, Source, WasmBackend, testing::FaultPlan};
+use cofferdam_backend::{Answer, Backend as _, Call};
 use cofferdam_domain::{
     ClusterId, GroupSnapshotHandle, ReclaimPolicy, SnapshotHandle, Uid, VolumeHandle, VolumeName,
     storage::{
@@ -19,6 +19,7 @@ use cofferdam_domain::{
         GroupSnapshot, Owner, Snapshot, StorageError, TopologyRequirement, VolumeStatus,
     },
 };
+use cofferdam_wasm::{Engine, Source, WasmBackend, testing::FaultPlan};
 use tokio::time::{Instant, sleep};
 
 use crate::{

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use cofferdam_backend::BackendConfig;
 use cofferdam_domain::{
     NodeName,
     storage::{AccessType, CapabilityMode, Parameters, Secrets, Segments, VolumeCapability},
 };
+use cofferdam_wasm::BackendConfig;
 
 /// What a run is told. The default fits a driver that needs no parameters, secrets or topology.
 #[derive(Clone, Debug)]

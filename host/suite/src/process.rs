@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use cofferdam_backend::{Answer, Backend, Call, WasmBackend};
+use cofferdam_backend::{Answer, Backend, Call};
 use cofferdam_domain::{
     GroupSnapshotHandle, NodeName, SnapshotHandle, VolumeHandle,
     storage::{
@@ -22,6 +22,7 @@ use cofferdam_domain::{
         VolumeStatus,
     },
 };
+use cofferdam_wasm::WasmBackend;
 use words::Words as _;
 
 use crate::check::{cut, shown};

@@ -2,8 +2,9 @@
 
 use std::{sync::Arc, time::Instant};
 
-use cofferdam_backend::{Backend as _, Engine, Grant, LoadError, Source, WasmBackend, testing::FaultPlan};
+use cofferdam_backend::Backend as _;
 use cofferdam_domain::storage::Ability;
+use cofferdam_wasm::{Engine, Grant, LoadError, Source, WasmBackend, testing::FaultPlan};
 
 use crate::{
     Case, Need, Options,

@@ -6,13 +6,13 @@ mod common;
 
 use std::time::Duration;
 
-use cofferdam_backend::{BackendConfig, Grant, HttpConfig, OriginConfig, PoolConfig, Source, StateConfig};
 use cofferdam_domain::{
     NodeName,
     storage::{AccessType, Secret},
 };
 use cofferdam_fake_array::FakeArray;
 use cofferdam_suite::{Options, Report, Verdict, run};
+use cofferdam_wasm::{BackendConfig, Grant, HttpConfig, OriginConfig, PoolConfig, Source, StateConfig};
 
 fn map<const N: usize>(pairs: [(&str, &str); N]) -> std::collections::BTreeMap<String, String> {
     pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
@@ -57,20 +57,20 @@ const EVERYTHING: [&str; 10] = [
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_passes() {
     let options = Options { mutable_parameters: map([("iops", "100")]), ..Options::default() };
-    passes("memory.wasm", cofferdam_guests::MEMORY, options, &EVERYTHING).await;
+    passes("memory.wasm", cofferdam_carried::MEMORY, options, &EVERYTHING).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_passes_without_features() {
     let report =
-        passes("memory.wasm", cofferdam_guests::MEMORY, settings([("features", "")]), &["expansion"]).await;
+        passes("memory.wasm", cofferdam_carried::MEMORY, settings([("features", "")]), &["expansion"]).await;
     assert_eq!(report.driver.unwrap().features, [""; 0]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_passes_when_snapshots_take_their_time() {
     let options = settings([("snapshot-ready-after", "2"), ("latency-ms", "1")]);
-    passes("memory.wasm", cofferdam_guests::MEMORY, options, &["snapshots", "group-snapshots"]).await;
+    passes("memory.wasm", cofferdam_carried::MEMORY, options, &["snapshots", "group-snapshots"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -83,14 +83,14 @@ async fn memory_passes_in_a_place_and_for_known_nodes() {
     ]);
     options.topology = Some(map([("topology.example/zone", "a")]));
     options.nodes = ["n1", "n2"].map(NodeName::new);
-    passes("memory.wasm", cofferdam_guests::MEMORY, options, &["topology", "publishing", "capacity"]).await;
+    passes("memory.wasm", cofferdam_carried::MEMORY, options, &["topology", "publishing", "capacity"]).await;
 }
 
 /// A driver that has bad days of its own breaks no rule by that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_passes_when_calls_fail_with_an_open_outcome() {
     let errors = "create:unavailable:2,create:deadline-exceeded:2:after,delete:aborted:2:in-progress,publish:unavailable:1:after";
-    let source = Source::Bytes { name: "memory.wasm".to_owned(), bytes: cofferdam_guests::MEMORY };
+    let source = Source::Bytes { name: "memory.wasm".to_owned(), bytes: cofferdam_carried::MEMORY };
     let report = run(&common::engine(), source, settings([("errors", errors)])).await.unwrap();
     // It counts its failures in its state.
     assert_eq!(report.failures(), ["cleanup/nothing-is-left"], "{}", report.to_text(false));
@@ -116,7 +116,7 @@ fn items(directory: &std::path::Path) -> Vec<String> {
 async fn pool_passes_with_directories() {
     let directory = tempfile::tempdir().unwrap();
     let tried = ["volumes", "cloning", "restoring", "snapshots", "listing", "capacity", "crashes"];
-    passes("pool.wasm", cofferdam_guests::POOL, pool(directory.path()), &tried).await;
+    passes("pool.wasm", cofferdam_carried::POOL, pool(directory.path()), &tried).await;
     assert_eq!(items(directory.path()), [""; 0]);
 }
 
@@ -129,14 +129,19 @@ async fn pool_passes_with_images() {
     for parameters in [&mut options.parameters, &mut options.snapshot_parameters] {
         parameters.insert("consistency".to_owned(), "none".to_owned());
     }
-    passes("pool.wasm", cofferdam_guests::POOL, options, &["expansion", "crashes"]).await;
+    passes("pool.wasm", cofferdam_carried::POOL, options, &["expansion", "crashes"]).await;
     assert_eq!(items(directory.path()), [""; 0]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_starter_passes() {
-    passes("starter.wasm", cofferdam_guests::STARTER, Options::default(), &["volumes", "listing", "crashes"])
-        .await;
+    passes(
+        "starter.wasm",
+        cofferdam_test_guests::STARTER,
+        Options::default(),
+        &["volumes", "listing", "crashes"],
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -144,7 +149,7 @@ async fn the_starter_passes_over_a_file() {
     let directory = tempfile::tempdir().unwrap();
     let mut options = Options::default();
     options.config.state = StateConfig { file: Some(directory.path().join("state")) };
-    passes("starter.wasm", cofferdam_guests::STARTER, options, &["concurrency", "crashes"]).await;
+    passes("starter.wasm", cofferdam_test_guests::STARTER, options, &["concurrency", "crashes"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -165,7 +170,7 @@ async fn the_array_driver_passes() {
     options.patience = Duration::from_secs(20);
     let tried =
         ["volumes", "cloning", "restoring", "publishing", "snapshots", "listing", "inspection", "crashes"];
-    passes("array.wasm", cofferdam_guests::ARRAY, options, &tried).await;
+    passes("array.wasm", cofferdam_test_guests::ARRAY, options, &tried).await;
     let content = array.content();
     assert!(content.volumes.is_empty() && content.snapshots.is_empty(), "{content:?}");
 }

@@ -6,9 +6,9 @@ mod common;
 
 use std::collections::BTreeSet;
 
-use cofferdam_backend::Engine;
 use cofferdam_fake_array::FakeArray;
 use cofferdam_suite::{Case, cases};
+use cofferdam_wasm::Engine;
 use futures::{StreamExt as _, future, stream};
 
 /// Runs at once: a run mostly waits for its driver's turns.

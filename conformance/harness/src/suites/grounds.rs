@@ -5,7 +5,7 @@ use std::{cell::RefCell, fmt::Debug, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cofferdam_cluster::connect;
-use cofferdam_roles::Role;
+use cofferdam_controllers::Role;
 use cofferdam_sim::{
     Api as Reached, Ground, Place, Scenario, Simulation, Who,
     ground::{BoxError, Clock, Done, through},

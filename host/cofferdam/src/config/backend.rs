@@ -7,9 +7,9 @@ use std::{
     str::FromStr,
 };
 
-use cofferdam_backend::{Digest, Grant, HttpConfig, Limits, PoolConfig, StateConfig};
 use cofferdam_csi::Address;
 use cofferdam_domain::DriverName;
+use cofferdam_wasm::{Digest, Grant, HttpConfig, Limits, PoolConfig, StateConfig};
 use serde::{Deserialize, Deserializer, de};
 
 use super::value::from_text;
@@ -20,8 +20,8 @@ pub(crate) const MEMORY: &str = "memory";
 /// The component of a driver that the program carries, by the name of its section: it needs no file in dev mode.
 pub(crate) fn carried(name: &str) -> Option<&'static [u8]> {
     match name {
-        MEMORY => Some(cofferdam_guests::MEMORY),
-        "pool" => Some(cofferdam_guests::POOL),
+        MEMORY => Some(cofferdam_carried::MEMORY),
+        "pool" => Some(cofferdam_carried::POOL),
         _ => None,
     }
 }

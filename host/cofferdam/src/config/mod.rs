@@ -17,8 +17,8 @@ use std::{
     time::Duration,
 };
 
+use cofferdam_controllers::Role;
 use cofferdam_node::Policy;
-use cofferdam_roles::Role;
 use figment::{Figment, value::Value};
 use serde::Deserialize;
 
@@ -426,7 +426,7 @@ impl Loaded {
                 "log",
                 format!(
                     "{word:?} is no level: expected off, error, warn, info, debug or trace, or directives such as \
-                     info,cofferdam_roles=debug"
+                     info,cofferdam_controllers=debug"
                 ),
             )),
             Some(_) | None => Ok(()),

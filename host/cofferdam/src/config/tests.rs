@@ -244,7 +244,7 @@ fn a_bad_flag_or_variable_names_itself_the_value_and_the_expectation() {
         (
             flags(|flags| flags.log = text("blah")),
             "flag --log: \"blah\" is no level: expected off, error, warn, info, debug or trace, or directives such as \
-             info,cofferdam_roles=debug",
+             info,cofferdam_controllers=debug",
         ),
         (
             flags(|flags| flags.config = Some("/nowhere.toml".into())),
@@ -253,7 +253,7 @@ fn a_bad_flag_or_variable_names_itself_the_value_and_the_expectation() {
     ] {
         assert_eq!(error(&flags, &[]), expected);
     }
-    for allowed in ["Warn,cofferdam_roles=debug", "off", "info,[span]=trace"] {
+    for allowed in ["Warn,cofferdam_controllers=debug", "off", "info,[span]=trace"] {
         Loaded::for_cluster(&flags(|flags| flags.log = text(allowed)), &HashMap::new()).unwrap();
     }
     let others = environment(&[("RUST_LOG", "hyper"), ("COFFERDAM_CONFIG", "")]);

@@ -2,14 +2,14 @@
 
 use std::{collections::BTreeSet, fmt, path::PathBuf, str::FromStr, time::Duration};
 
+use cofferdam_controllers::Role;
 use cofferdam_csi::server::{Group, Mode};
-use cofferdam_roles::Role;
 use figment::value::Value;
 use serde::{Deserialize, Deserializer, de};
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 use super::GoDuration;
-use crate::node::NodeRole;
+use crate::commands::run::node::NodeRole;
 
 /// Work that runs at once; more only adds memory, for the API and the driver are the limit long before.
 const MAX_WORKERS: u64 = 10_000;
@@ -363,7 +363,7 @@ impl FromStr for Filter {
             Ok(_) => Ok(Self(text.to_owned())),
             Err(error) => Err(format!(
                 "{text:?} is not a log filter ({error}): expected a level, or directives such as \
-                 info,cofferdam_roles=debug"
+                 info,cofferdam_controllers=debug"
             )),
         }
     }

@@ -1,7 +1,8 @@
 //! Who the driver is.
 
-use cofferdam_backend::{Backend as _, BackendConfig};
+use cofferdam_backend::Backend as _;
 use cofferdam_domain::storage::Readiness;
+use cofferdam_wasm::BackendConfig;
 
 use super::case;
 use crate::{

@@ -4,11 +4,11 @@
 
 use std::time::Duration;
 
-use cofferdam_backend::{
-    BackendConfig, CompiledCache, Engine, EngineOptions, Grant, HttpConfig, OriginConfig, Source,
-};
 use cofferdam_domain::storage::Secret;
 use cofferdam_suite::{Options, Report, run};
+use cofferdam_wasm::{
+    BackendConfig, CompiledCache, Engine, EngineOptions, Grant, HttpConfig, OriginConfig, Source,
+};
 
 /// An engine whose compiled code lives in the build's directory.
 pub(crate) fn engine() -> Engine {
@@ -45,6 +45,6 @@ pub(crate) fn options(settings: &[(&str, &str)], only: &[&str]) -> Options {
 
 /// A run over the driver that breaks rules on demand.
 pub(crate) async fn broken(engine: &Engine, settings: &[(&str, &str)], only: &[&str]) -> Report {
-    let source = Source::Bytes { name: "broken.wasm".to_owned(), bytes: cofferdam_guests::BROKEN };
+    let source = Source::Bytes { name: "broken.wasm".to_owned(), bytes: cofferdam_test_guests::BROKEN };
     run(engine, source, options(settings, only)).await.unwrap()
 }

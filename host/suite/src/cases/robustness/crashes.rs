@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use cofferdam_backend::{Backend as _, testing::Fault};
+use cofferdam_backend::Backend as _;
 use cofferdam_domain::{
     VolumeHandle,
     storage::{
@@ -10,6 +10,7 @@ use cofferdam_domain::{
         StorageError,
     },
 };
+use cofferdam_wasm::testing::Fault;
 use futures::future::BoxFuture;
 
 use crate::{

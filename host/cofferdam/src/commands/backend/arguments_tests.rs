@@ -1,0 +1,102 @@
+//! What stands on a command line, and what a driver is asked then.
+
+use clap::Parser as _;
+use cofferdam_domain::{ReclaimPolicy, storage::CapabilityMode};
+
+use super::*;
+use crate::commands::backend::flags::ArgumentFlags;
+
+#[derive(Debug, clap::Parser)]
+struct Line {
+    #[command(flatten)]
+    arguments: ArgumentFlags,
+}
+
+fn parse(flags: &[&str]) -> Result<Arguments, String> {
+    let line = Line::try_parse_from([&["line"], flags].concat()).map_err(|error| error.to_string())?;
+    Ok(Arguments::new("volumes.create".to_owned(), line.arguments))
+}
+
+fn creation(flags: &[&str]) -> Result<CreateVolume, String> {
+    let mut arguments = parse(&[&["--volume-name", "a", "--size", "1Gi"], flags].concat())?;
+    let creation = arguments.creation().map_err(|error| error.to_string())?;
+    arguments.end().map_err(|error| error.to_string())?;
+    Ok(creation)
+}
+
+#[test]
+fn an_owner_is_given_whole() {
+    let owner = creation(&["--owner", "cluster=c,claim=u,volume=pvc-u,reclaim-policy=retain"]).unwrap().owner;
+    let owner = owner.unwrap();
+    assert_eq!((owner.cluster.as_str(), owner.claim.as_str(), owner.volume.as_str()), ("c", "u", "pvc-u"));
+    assert_eq!(owner.reclaim_policy, ReclaimPolicy::Retain);
+    let owner = creation(&["--owner", "volume=v,claim=u,cluster=c"]).unwrap().owner.unwrap();
+    assert_eq!(owner.reclaim_policy, ReclaimPolicy::Delete);
+    for (text, expected) in [
+        ("cluster=c,claim=u", "expected volume=…"),
+        ("cluster=c,claim=u,volume=v,reclaim-policy=keep", "expected delete or retain"),
+        ("cluster=c,cluster=d,claim=u,volume=v", "cluster=… was given twice"),
+        ("clusters=c,claim=u,volume=v", "expected cluster, claim, volume or reclaim-policy"),
+    ] {
+        let error = creation(&["--owner", text]).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    }
+    assert!(creation(&[]).unwrap().owner.is_none());
+}
+
+#[test]
+fn several_ways_of_use_are_given_whole() {
+    let filesystem = |fs_type: Option<&str>, flags: &[&str], group: Option<&str>| AccessType::Filesystem {
+        fs_type: fs_type.map(str::to_owned),
+        mount_flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+        mount_group: group.map(str::to_owned),
+    };
+    let several = [
+        "--capability",
+        "multi-node-multi-writer,block",
+        "--capability",
+        "single-node-writer,fs-type=xfs,mount-flag=ro,mount-flag=uid=7,mount-group=1000",
+        "--capability",
+        "multi-node-reader-only",
+    ];
+    assert_eq!(
+        creation(&several).unwrap().capabilities,
+        [
+            VolumeCapability { mode: CapabilityMode::MultiNodeMultiWriter, access: AccessType::Block },
+            VolumeCapability {
+                mode: CapabilityMode::SingleNodeWriter,
+                access: filesystem(Some("xfs"), &["ro", "uid=7"], Some("1000")),
+            },
+            VolumeCapability {
+                mode: CapabilityMode::MultiNodeReaderOnly,
+                access: filesystem(None, &[], None),
+            },
+        ]
+    );
+    let one = creation(&["--mount-group", "7"]).unwrap().capabilities;
+    let mounted = filesystem(None, &[], Some("7"));
+    assert_eq!(one, [VolumeCapability { mode: CapabilityMode::SingleNodeWriter, access: mounted }]);
+    for (flags, expected) in [
+        (&["--capability", "everybody,block"][..], "expected one of single-node-writer"),
+        (&["--capability", "single-node-writer,block,fs-type=ext4"], "expected block alone"),
+        (&["--capability", "single-node-writer,block", "--block"], "cannot be used with"),
+        (&["--mount-group", "7", "--block"], "cannot be used with"),
+    ] {
+        let error = creation(flags).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn a_function_of_one_way_of_use_takes_no_second() {
+    let two = ["--capability", "single-node-writer,block", "--capability", "single-node-writer"];
+    let refused = "volumes.create takes one --capability";
+    assert_eq!(parse(&two).unwrap().capability().unwrap_err().to_string(), refused);
+    assert_eq!(parse(&two).unwrap().capability_if_any().unwrap_err().to_string(), refused);
+    assert_eq!(parse(&[]).unwrap().capability_if_any().unwrap(), None);
+    assert!(parse(&two[..2]).unwrap().capability_if_any().unwrap().is_some());
+    let left = parse(&["--mount-group", "7"]).unwrap().end().unwrap_err().to_string();
+    assert_eq!(left, "volumes.create has no argument --mount-group");
+    let left = parse(&["--owner", "cluster=c,claim=u,volume=v"]).unwrap().end().unwrap_err().to_string();
+    assert_eq!(left, "volumes.create has no argument --owner");
+}

@@ -1,0 +1,413 @@
+//! The nodes of dev mode, with the drivers of the configuration.
+
+use std::{
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use cofferdam_dev_cluster::{
+    DevError, Driver as NodeDriver, DriverNode, Mounts, Nodes, Options, View, serves_nodes,
+};
+use cofferdam_domain::storage::{Ability, Placement};
+use cofferdam_node::{Kind as AttachmentKind, Manifest, Policy};
+use k8s_openapi::api::storage::v1::CSIDriver;
+use kube::{Api, Client, api::PostParams};
+use serde_json::json;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::timeline::Timeline;
+use crate::{
+    cli::DevFlags,
+    config::{Configuration, Setting},
+    drivers::{Driver, Kind},
+    failure::Failure,
+};
+
+/// How long drivers may take to register before dev mode goes on without them.
+const REGISTRATION: Duration = Duration::from_secs(10);
+/// Most memory of one volume that is mounted for real, where the operator says nothing: 16 GiB.
+const MEMORY: u64 = 16 << 30;
+
+/// Name of the first node, where nothing else is said.
+const FIRST: &str = "node-1";
+/// The setting by which a driver whose storage is in a node hears the node's name.
+const NODE: &str = "node";
+/// The driver with that setting that the program carries.
+const POOL: &str = "pool";
+
+/// The nodes while they run.
+pub(crate) struct RunningNodes {
+    /// What is on them.
+    pub(crate) view: View,
+    /// Their names.
+    pub(crate) names: Vec<String>,
+    /// Drivers without a Node service: no pod gets their volumes.
+    pub(crate) without: Vec<String>,
+    /// Drivers with a Node service of their own, which mounts by itself.
+    pub(crate) own: Vec<String>,
+    real: bool,
+    /// Whether every driver has one.
+    all_own: bool,
+    stop: CancellationToken,
+    task: JoinHandle<Result<(), DevError>>,
+    /// Cancelled when the task is over, however.
+    over: CancellationToken,
+    directory: Directory,
+}
+
+impl RunningNodes {
+    /// Starts them; absent where no nodes are wanted. Whoever drops them leaves behind what they have mounted: [`Self::stop`] does not.
+    ///
+    /// # Errors
+    /// [`Failure`], one line.
+    pub(crate) async fn start(
+        flags: &DevFlags,
+        configuration: &Configuration,
+        (client, base): (Client, &Path),
+        drivers: &[Driver],
+        timeline: &Timeline,
+    ) -> Result<Option<Self>, Failure> {
+        create_drivers(&client, drivers).await.map_err(Failure::Prepare)?;
+        if flags.nodes == 0 {
+            return Ok(None);
+        }
+        let names = names(flags.nodes, configuration, drivers);
+        let mut directory = Directory::new(base)?;
+        let mut served = Vec::with_capacity(drivers.len());
+        let (mut without, mut own) = (Vec::new(), Vec::new());
+        for driver in drivers {
+            match of_nodes(driver, configuration).await? {
+                Some(node) => {
+                    if matches!(node.node, DriverNode::Own(_)) {
+                        own.push(node.name.clone());
+                    }
+                    served.push(node);
+                }
+                None => without.push(driver.backend().description().name.to_string()),
+            }
+        }
+        let mounts = match flags.real_mounts {
+            false => Mounts::Recorded,
+            true => Mounts::Real(Box::new(policy(configuration))),
+        };
+        let all_own = !own.is_empty() && own.len() == served.len();
+        let nodes = Nodes::new(Options {
+            client,
+            clock: cofferdam_cluster::system_clock(),
+            observer: Arc::new(timeline.clone()),
+            nodes: names.clone(),
+            directory: directory.path.clone(),
+            drivers: served,
+            mounts,
+        })
+        .await?;
+        let (view, stop) = (nodes.view(), CancellationToken::new());
+        let real = flags.real_mounts;
+        if real || !own.is_empty() {
+            directory.keep();
+        }
+        let (over, running) = (CancellationToken::new(), nodes.run(stop.clone()));
+        let guard = over.clone().drop_guard();
+        let task = tokio::spawn(async move {
+            let _over = guard;
+            running.await
+        });
+        Ok(Some(Self { view, names, without, own, real, all_own, stop, task, over, directory }))
+    }
+
+    /// Waits until they are over, which they never are by themselves in order: [`Self::stop`] tells why.
+    pub(crate) async fn over(&self) {
+        self.over.cancelled().await;
+    }
+
+    /// Waits until the drivers are registered, and not for ever.
+    pub(crate) async fn registered(&self) {
+        if tokio::time::timeout(REGISTRATION, self.view.registered()).await.is_err() {
+            tracing::warn!(
+                "drivers are not registered after {REGISTRATION:?}; the log of level info says why"
+            );
+        }
+    }
+
+    /// The nodes, for people.
+    pub(crate) fn describe(&self) -> String {
+        let names = self.names.join(", ");
+        let mounts = match (self.real, self.all_own) {
+            (_, true) => "",
+            (true, false) => "mounts are real, ",
+            (false, false) => "mounts are recorded, not made, ",
+        };
+        format!("{names}, simulated: {mounts}no container is run")
+    }
+
+    /// What differs for single drivers, for people: a line each.
+    pub(crate) fn exceptions(&self) -> impl Iterator<Item = String> {
+        let first = self.names.first().map_or(FIRST, String::as_str);
+        let own = self.own.iter().map(move |driver| {
+            format!("{driver} mounts by itself, on real directories, and on {first} only")
+        });
+        let without = self.without.iter();
+        own.chain(
+            without.map(|driver| format!("{driver} has no Node service: pods with its volumes do not start")),
+        )
+    }
+
+    /// Ends them: what is mounted is unmounted, as far as that goes within `limit`, and until somebody insists.
+    pub(crate) async fn stop(mut self, limit: Duration, insists: impl Future<Output = &'static str>) {
+        self.stop.cancel();
+        let task = self.task.abort_handle();
+        let ended = ended(self.task, limit, insists).await;
+        if !ended {
+            task.abort();
+        }
+        let left = self.view.left();
+        for left in &left {
+            tracing::warn!("{left}");
+        }
+        if ended && left.is_empty() {
+            self.directory.release();
+        }
+    }
+}
+
+/// Waits for the nodes' task; whether it has ended, and left nothing running.
+async fn ended(
+    task: JoinHandle<Result<(), DevError>>,
+    limit: Duration,
+    insists: impl Future<Output = &'static str>,
+) -> bool {
+    tokio::select! {
+        // Who insists learns nevertheless why it has ended.
+        biased;
+        ended = tokio::time::timeout(limit, task) => match ended {
+            Ok(Ok(Ok(()))) => true,
+            Ok(Ok(Err(error))) => {
+                tracing::error!(%error, "the nodes ended");
+                true
+            }
+            Ok(Err(panicked)) => {
+                tracing::error!(%panicked, "the nodes' task ended");
+                false
+            }
+            Err(_) => {
+                tracing::warn!("the nodes have not ended within {limit:?}");
+                false
+            }
+        },
+        name = insists => {
+            tracing::warn!("{name} again: the nodes are left as they are");
+            false
+        }
+    }
+}
+
+/// What is allowed where mounts are real: what the operator says, else memory alone.
+fn policy(configuration: &Configuration) -> Policy {
+    if configuration.node != Policy::default() {
+        return configuration.node.clone();
+    }
+    Policy {
+        attachments: [AttachmentKind::Tmpfs, AttachmentKind::None].into(),
+        tmpfs_most: Some(MEMORY),
+        ..Policy::default()
+    }
+}
+
+/// Who serves kubelet for a driver; absent where nobody does.
+async fn of_nodes(driver: &Driver, configuration: &Configuration) -> Result<Option<NodeDriver>, Failure> {
+    let backend = driver.backend();
+    let description = backend.description();
+    let name = description.name.to_string();
+    let node = match &driver.kind {
+        Kind::Csi(backend) => match serves_nodes(backend.address().path()).await {
+            Ok(true) => DriverNode::Own(backend.address().clone()),
+            Ok(false) => return Ok(None),
+            Err(problem) => {
+                tracing::warn!(driver = name, "its Node service does not answer: {problem}");
+                return Ok(None);
+            }
+        },
+        Kind::Component(_) => {
+            let manifest = Manifest::of(description.clone(), backend.abilities().clone());
+            let manifest = manifest
+                .map_err(|problem| DevError::Machine(format!("backend {}: it {problem}", driver.name)))?;
+            let section = configuration.backend.get(&driver.name);
+            let root = section.and_then(|section| section.pool.as_ref()).map(|pool| pool.directory.clone());
+            DriverNode::Ours { manifest: Box::new(manifest), root }
+        }
+    };
+    let everywhere = is_everywhere(driver);
+    Ok(Some(NodeDriver { name, node, everywhere }))
+}
+
+/// Whether a driver is on every node: one that brings its own Node service is where that runs, and one whose storage is in a node is
+/// there.
+pub(crate) fn is_everywhere(driver: &Driver) -> bool {
+    match driver.kind {
+        Kind::Component(_) => driver.backend().description().placement == Placement::Central,
+        Kind::Csi(_) => false,
+    }
+}
+
+/// Name of the first node: as a driver calls it whose storage is there, by the setting that such drivers have.
+pub(crate) fn first_name(configuration: &Configuration, drivers: &[Driver]) -> String {
+    let of_a_node =
+        drivers.iter().filter(|driver| driver.backend().description().placement == Placement::Node);
+    let mut sections = of_a_node.filter_map(|driver| configuration.backend.get(&driver.name));
+    let named = sections.find_map(|section| section.settings.get(NODE));
+    named.map_or_else(|| FIRST.to_owned(), |name| name.0.clone())
+}
+
+/// Tells the pool that the program carries which node it is in, where the operator does not.
+pub(crate) fn name_pool(configuration: &mut Configuration) {
+    if let Some(section) = configuration.backend.get_mut(POOL).filter(|section| !section.is_somewhere()) {
+        section.settings.entry(NODE.to_owned()).or_insert_with(|| Setting(FIRST.to_owned()));
+    }
+}
+
+fn names(count: usize, configuration: &Configuration, drivers: &[Driver]) -> Vec<String> {
+    let others = (2..=count).map(|number| format!("node-{number}"));
+    std::iter::once(first_name(configuration, drivers)).chain(others).take(count).collect()
+}
+
+/// What a driver's own manifests would say of it.
+async fn create_drivers(client: &Client, drivers: &[Driver]) -> Result<(), kube::Error> {
+    let api: Api<CSIDriver> = Api::all(client.clone());
+    for driver in drivers {
+        let backend = driver.backend();
+        let modes = match driver.kind {
+            Kind::Component(_) => &["Persistent", "Ephemeral"][..],
+            Kind::Csi(_) => &["Persistent"],
+        };
+        let object = serde_json::from_value(json!({
+            "metadata": {"name": backend.description().name},
+            "spec": {
+                "attachRequired": backend.abilities().contains(&Ability::Publishing),
+                "podInfoOnMount": true,
+                "volumeLifecycleModes": modes,
+            },
+        }))
+        .map_err(kube::Error::SerdeError)?;
+        api.create(&PostParams::default(), &object).await?;
+    }
+    Ok(())
+}
+
+/// A directory for sockets and mounts; dropping it removes it, unless something is mounted there, or may be.
+#[derive(Debug)]
+struct Directory {
+    path: PathBuf,
+    kept: bool,
+}
+
+impl Directory {
+    fn new(base: &Path) -> Result<Self, DevError> {
+        // The table of mounts knows no links.
+        let base = fs::canonicalize(base)
+            .map_err(|error| DevError::Machine(format!("cannot find {}: {error}", base.display())))?;
+        let path = base.join(format!("cofferdam-{}-nodes", std::process::id()));
+        let failed = |error: io::Error| DevError::Machine(format!("cannot make {}: {error}", path.display()));
+        let make = || DirBuilder::new().mode(0o700).create(&path);
+        match make() {
+            // Of a process of the same id that was killed.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                drop(Self { path: path.clone(), kept: false });
+                make().map_err(failed)?;
+            }
+            made => made.map_err(failed)?,
+        }
+        Ok(Self { path, kept: false })
+    }
+
+    /// It stays: from now on something may be mounted there.
+    fn keep(&mut self) {
+        self.kept = true;
+    }
+
+    /// Nothing is mounted there any more, and nobody mounts anything.
+    fn release(&mut self) {
+        self.kept = false;
+    }
+
+    /// What is mounted there. Data of a volume must never be taken for a file of ours.
+    fn mounted(&self) -> Option<String> {
+        let table = match fs::read_to_string("/proc/self/mountinfo") {
+            Ok(table) => table,
+            // Elsewhere nothing is mounted for real.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+            Err(error) => return Some(error.to_string()),
+        };
+        let own = self.path.display().to_string();
+        let places = table.lines().filter_map(|line| line.split(' ').nth(4));
+        places.filter(|place| place.starts_with(&own)).map(str::to_owned).next()
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        if self.kept {
+            tracing::warn!(directory = %self.path.display(), "left there, for something may be mounted");
+            return;
+        }
+        let plain = self.path.display().to_string().chars().all(|c| !c.is_whitespace() && c != '\\');
+        if let Some(place) =
+            self.mounted().or_else(|| (!plain).then(|| "a path that cannot be looked up".to_owned()))
+        {
+            tracing::warn!(directory = %self.path.display(), place, "left there, for something may be mounted");
+            return;
+        }
+        if let Err(error) = fs::remove_dir_all(&self.path) {
+            tracing::warn!(directory = %self.path.display(), %error, "cannot remove the nodes' directory");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use super::*;
+
+    #[test]
+    fn the_directory_goes_when_nothing_can_be_mounted_there() {
+        let base = tempfile::TempDir::new().unwrap();
+        let (real, link) = (base.path().join("real"), base.path().join("link"));
+        fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        let mut directory = Directory::new(&link).unwrap();
+        let path = directory.path.clone();
+        assert!(
+            path.starts_with(fs::canonicalize(&real).unwrap()),
+            "{path:?} is not what the kernel calls it"
+        );
+        fs::write(path.join("data"), "of a volume").unwrap();
+        directory.keep();
+        drop(directory);
+        assert!(path.join("data").exists());
+        // The next process of this id takes its place.
+        let mut directory = Directory::new(&link).unwrap();
+        directory.keep();
+        directory.release();
+        drop(directory);
+        assert!(!path.exists());
+        let missing = Directory::new(&base.path().join("missing")).unwrap_err().to_string();
+        assert!(missing.contains("missing"), "{missing}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_the_nodes_is_waited_for_so_long_and_no_longer() {
+        let (limit, stuck) = (Duration::from_secs(30), || tokio::spawn(pending()));
+        assert!(ended(tokio::spawn(ready(Ok(()))), limit, pending()).await);
+        let start = tokio::time::Instant::now();
+        assert!(!ended(stuck(), limit, pending()).await);
+        assert!(start.elapsed() >= limit);
+        let start = tokio::time::Instant::now();
+        assert!(!ended(stuck(), limit, ready("SIGINT")).await);
+        assert!(start.elapsed() < limit, "who insists does not wait");
+    }
+}

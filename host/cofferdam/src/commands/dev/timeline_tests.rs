@@ -1,0 +1,138 @@
+use cofferdam_controllers::Role;
+use cofferdam_domain::ClaimKey;
+
+use super::*;
+
+/// What was written, shared with the printer.
+#[derive(Clone, Default)]
+struct Paper(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Paper {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Paper {
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+fn step(kind: StepKind, text: &str, took: Option<Duration>) -> Step {
+    let claim = Some(ClaimKey::new("default", "demo"));
+    Step { role: Role::Provisioner, claim, volume: None, kind, text: text.to_owned(), took }
+}
+
+async fn printed(style: Style, tell: impl FnOnce(&Timeline)) -> String {
+    let paper = Paper::default();
+    let (timeline, printer) = Timeline::start(Instant::now(), style, paper.clone());
+    tell(&timeline);
+    timeline.close();
+    printer.finish().await.unwrap();
+    paper.text()
+}
+
+#[tokio::test]
+async fn lines_are_plain_and_aligned_without_a_terminal() {
+    let text = printed(Style { colours: false }, |timeline| {
+        timeline.step(step(StepKind::Acts, "creates the volume", Some(Duration::from_micros(45))));
+        timeline.line("demo", LineKind::User, "default/demo", "claim created: 1Gi, class a", None);
+        timeline.step(step(StepKind::Fails, "writes the volume", Some(Duration::from_millis(1500))));
+    })
+    .await;
+    let lines: Vec<_> = text.lines().map(|line| line.split_once("s  ").unwrap().1).collect();
+    let what = format!("{:WHAT_WIDTH$}", "creates the volume");
+    assert_eq!(lines[0], format!("default/demo        provisioner    {what}     45 µs"));
+    assert_eq!(lines[1], "default/demo        demo           claim created: 1Gi, class a");
+    assert!(lines[2].ends_with(" 1.50 s"), "{}", lines[2]);
+    assert!(!text.contains('\x1b'));
+}
+
+#[tokio::test]
+async fn a_terminal_gets_colours() {
+    let text =
+        printed(Style { colours: true }, |timeline| timeline.step(step(StepKind::Settled, "bound", None)))
+            .await;
+    assert!(text.contains("\x1b[32mbound\x1b[0m"), "{text:?}");
+}
+
+#[tokio::test]
+async fn the_same_wait_is_told_once_until_something_happens() {
+    let text = printed(Style { colours: false }, |timeline| {
+        timeline.step(step(StepKind::Waits, "for a driver", None));
+        timeline.step(step(StepKind::Waits, "for a driver", None));
+        timeline.step(step(StepKind::Acts, "acts", None));
+        timeline.step(step(StepKind::Acts, "acts", None));
+        timeline.step(step(StepKind::Waits, "for a driver", None));
+    })
+    .await;
+    assert_eq!((text.matches("for a driver").count(), text.matches("acts").count()), (2, 2), "{text}");
+}
+
+#[tokio::test]
+async fn what_comes_too_fast_is_counted() {
+    let (sender, receiver) = mpsc::channel(1);
+    let shared = Shared {
+        start: Instant::now(),
+        sender: Mutex::new(Some(sender)),
+        skipped: AtomicU64::new(0),
+        told: Mutex::new(HashMap::new()),
+    };
+    for text in ["first", "second", "third"] {
+        shared.send(Message::Text(text.to_owned()));
+    }
+    shared.sender.lock().unwrap().take();
+    let paper = Paper::default();
+    let out = paper.clone();
+    tokio::task::spawn_blocking(move || print(receiver, &shared, Style { colours: false }, out))
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(paper.text(), "first\n… 2 lines that came too fast\n");
+}
+
+#[test]
+fn lines_stand_in_the_order_in_which_things_began() {
+    let mut writer = Writer { out: Vec::new(), style: Style { colours: false }, width: 1, held: Vec::new() };
+    let line = |what: &str, at: u64, took: Option<u64>| {
+        let (at, took) = (Duration::from_millis(at), took.map(Duration::from_millis));
+        Message::Line(Line {
+            at,
+            object: String::new(),
+            who: "x",
+            kind: LineKind::Object,
+            what: what.to_owned(),
+            took,
+        })
+    };
+    for message in [
+        line("a short step's effect", 1001, None),
+        line("the short step", 1002, Some(3)),
+        line("later", 1030, None),
+        line("a long step, when it is done", 1031, Some(900)),
+        Message::Text("the end".to_owned()),
+    ] {
+        writer.take(message).unwrap();
+    }
+    let text = String::from_utf8(writer.out).unwrap();
+    let order =
+        ["the short step", "a short step's effect", "later", "a long step, when it is done", "the end"];
+    let places: Vec<_> = text.lines().zip(order).map(|(line, what)| line.contains(what)).collect();
+    assert_eq!(places, [true; 5], "{text}");
+    assert!(text.starts_with("   0.999s"), "{text}");
+}
+
+#[test]
+fn uids_are_cut_and_nothing_else() {
+    let uid = "72c5e63a-728c-4dbb-bb52-db41e03b37ae";
+    assert_eq!(shorten(&format!("binds to pvc-{uid} now")), "binds to pvc-72c5e63a… now");
+    assert_eq!(shorten(uid), "72c5e63a…");
+    let other = "a-word-of-thirty-six-letters-it-is-éé";
+    assert_eq!(shorten(other), other);
+}

@@ -1,0 +1,169 @@
+//! Reports for people.
+
+use std::fmt::Write as _;
+
+use cofferdam_controllers::orphans::{
+    report::{Answer, Counts, DELETING, Orphan, Report, Request, Verdict},
+    rules,
+};
+use cofferdam_domain::DriverName;
+use jiff::Timestamp;
+
+use super::Found;
+use crate::style::plain;
+
+/// What became of a request.
+pub(super) fn answer(driver: &DriverName, request: &Request, answer: &Answer) -> String {
+    let verdict = match answer.verdict {
+        Verdict::Deleted => "deleted",
+        Verdict::Refused => "refused",
+    };
+    let told =
+        if answer.message == verdict { String::new() } else { format!(": {}", plain(&answer.message)) };
+    format!("volume {} of {driver}: {verdict}{told}\n", plain(request.handle.as_str()))
+}
+
+/// Every report, one after the other.
+pub(super) fn text(found: &[Found], now: Timestamp) -> String {
+    if found.is_empty() {
+        return "no process reports about a driver: expected one that runs the role provisioner\n".to_owned();
+    }
+    let mut text = String::new();
+    for (index, found) in found.iter().enumerate() {
+        if index > 0 {
+            text.push('\n');
+        }
+        section(&mut text, found, now);
+    }
+    text
+}
+
+fn section(text: &mut String, found: &Found, now: Timestamp) {
+    let mut line = |line: String| {
+        text.push_str(&line);
+        text.push('\n');
+    };
+    let Some(report) = Report::read(&found.map) else {
+        line(format!(
+            "{}: the report in ConfigMap {} cannot be read by this version",
+            plain(&found.driver),
+            found.map.key
+        ));
+        return;
+    };
+    line(format!("driver {}", plain(&found.driver)));
+    line(format!("  leak detection: {}", report.leak_detection));
+    match report.time {
+        Some(time) => line(format!("  scanned: {}", moment(time, now))),
+        None => line("  scanned: never".to_owned()),
+    }
+    if let Some(failure) = &report.failure {
+        line(format!("  the scan of {} failed: {}", moment(failure.time, now), plain(&failure.message)));
+    }
+    if report.held {
+        line(format!("  locked: {}", rules::locked(&found.map.key.namespace)));
+    }
+    if report.counts.total() > 0 {
+        line(format!("  volumes: {}", counts(&report.counts)));
+    }
+    if let Some(request) = found.pending().and_then(Result::ok) {
+        let state = if found.map.text(DELETING).is_some() { "being deleted" } else { "to be deleted" };
+        let (handle, by) = (plain(request.handle.as_str()), plain(&request.by));
+        line(format!("  {state}: {handle}, as {by} asked {}", moment(request.requested_at, now)));
+    } else if let Some(Answer { request: Some(request), verdict, message, answered_at }) =
+        Answer::read(&found.map)
+    {
+        let asked = Answer { request: None, verdict, message, answered_at };
+        let told = answer(&report.driver, &request, &asked);
+        line(format!("  last request, answered {}: {}", moment(answered_at, now), told.trim_end()));
+    }
+    volumes(text, &report, now);
+}
+
+fn counts(counts: &Counts) -> String {
+    let Counts { known, orphan, young, no_owner, other_cluster, kept } = *counts;
+    let mut text = format!("{known} known, {orphan} orphan, {young} young, {} unknown", counts.unknown());
+    let reasons = [
+        (no_owner, "without a kept owner"),
+        (other_cluster, "of another cluster"),
+        (kept, "not to be deleted"),
+    ];
+    let reasons: Vec<String> = reasons
+        .into_iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, why)| format!("{count} {why}"))
+        .collect();
+    if !reasons.is_empty() {
+        // Writing to a string cannot fail.
+        let _ = write!(text, " ({})", reasons.join(", "));
+    }
+    text
+}
+
+/// The volumes that are listed, as a table.
+fn volumes(text: &mut String, report: &Report, now: Timestamp) {
+    let row = |verdict: &str, orphan: &Orphan| {
+        [
+            verdict.to_owned(),
+            plain(orphan.handle.as_str()),
+            orphan.bytes.map_or_else(|| "unknown".to_owned(), size),
+            moment(orphan.since, now),
+            plain(orphan.volume.as_str()),
+            plain(orphan.claim.as_str()),
+        ]
+    };
+    let orphans = report.orphans.iter().map(|orphan| row("orphan", orphan));
+    let young = report.young.iter().map(|orphan| row("young", orphan));
+    let mut rows =
+        vec![["VERDICT", "HANDLE", "SIZE", "UNCHANGED SINCE", "MADE AS", "FOR CLAIM"].map(str::to_owned)];
+    rows.extend(orphans.chain(young));
+    if rows.len() == 1 {
+        return;
+    }
+    let mut widths = [0; 6];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    for row in &rows {
+        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
+        let line = cells.collect::<Vec<_>>().join("  ");
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "  {}", line.trim_end());
+    }
+    for (more, what) in [(report.more, "orphans"), (report.more_young, "young volumes")] {
+        if more > 0 {
+            let _ = writeln!(text, "  … and {more} more {what}: the report has no room for them");
+        }
+    }
+}
+
+/// A time, and how long ago it was.
+fn moment(time: Timestamp, now: Timestamp) -> String {
+    let seconds = now.duration_since(time).as_secs().max(0);
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
+    let ago = match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, _) => format!("{minutes}m"),
+        (0, _, _) => format!("{hours}h{minutes}m"),
+        (_, _, _) => format!("{days}d{hours}h"),
+    };
+    let time = Timestamp::from_second(time.as_second()).unwrap_or(time);
+    format!("{time} ({ago} ago)")
+}
+
+/// Bytes in the largest unit of which there is at least one.
+fn size(bytes: u64) -> String {
+    let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let Some((unit, shift)) = units.into_iter().find(|(_, shift)| bytes >> shift > 0) else {
+        return format!("{bytes} B");
+    };
+    let (whole, rest) = (bytes >> shift, bytes & ((1 << shift) - 1));
+    let tenths = (u128::from(rest) * 10) >> shift;
+    if tenths == 0 { format!("{whole} {unit}") } else { format!("{whole}.{tenths} {unit}") }
+}
+
+#[cfg(test)]
+#[path = "table_tests.rs"]
+mod tests;

@@ -1,0 +1,104 @@
+use cofferdam_controllers::orphans::report::LeakDetection;
+use k8s_openapi::api::core::v1::ConfigMap;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn at(text: &str) -> Timestamp {
+    text.parse().unwrap()
+}
+
+fn now() -> Timestamp {
+    at("2026-06-03T12:00:00Z")
+}
+
+fn orphan(handle: &str, since: &str) -> Orphan {
+    Orphan {
+        handle: handle.into(),
+        bytes: Some(3 << 29),
+        claim: "uid-1".into(),
+        volume: "pvc-1".into(),
+        since: at(since),
+        state: None,
+    }
+}
+
+fn found(data: Value) -> Found {
+    let map: ConfigMap = serde_json::from_value(json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "data": data,
+        "metadata": {"name": "cofferdam-orphans-drv", "namespace": "storage", "uid": "u", "resourceVersion": "7"},
+    }))
+    .unwrap();
+    Found::of(&map).unwrap()
+}
+
+fn report() -> Report {
+    let mut report = Report::new("drv".into(), LeakDetection::Owner);
+    report.time = Some(at("2026-06-03T11:48:00.123Z"));
+    report.counts = Counts { known: 12, orphan: 2, young: 1, no_owner: 1, other_cluster: 0, kept: 3 };
+    report.orphans = vec![orphan("h-1", "2026-06-01T09:00:00Z")];
+    report.more = 1;
+    report.young = vec![orphan("h-\u{1b}[2J", "2026-06-03T11:00:00Z")];
+    report
+}
+
+#[test]
+fn a_report_shows_what_was_found_and_why_the_rest_is_not_judged() {
+    let shown = text(&[found(json!({"driver": "drv", "report": json!(report()).to_string()}))], now());
+    let expected = "\
+driver drv
+  leak detection: by owner
+  scanned: 2026-06-03T11:48:00Z (11m ago)
+  volumes: 12 known, 2 orphan, 1 young, 4 unknown (1 without a kept owner, 3 not to be deleted)
+  VERDICT  HANDLE       SIZE     UNCHANGED SINCE                  MADE AS  FOR CLAIM
+  orphan   h-1          1.5 GiB  2026-06-01T09:00:00Z (2d3h ago)  pvc-1    uid-1
+  young    h-\\u{1b}[2J  1.5 GiB  2026-06-03T11:00:00Z (1h0m ago)  pvc-1    uid-1
+  … and 1 more orphans: the report has no room for them
+";
+    assert_eq!(shown, expected);
+}
+
+#[test]
+fn it_tells_of_the_lock_of_failures_and_of_requests() {
+    let mut locked = report();
+    locked.held = true;
+    locked.failure = Some(cofferdam_controllers::orphans::report::Failure {
+        time: at("2026-06-03T11:59:30Z"),
+        message: "Unavailable: no array".to_owned(),
+    });
+    let request =
+        Request { handle: "h-1".into(), requested_at: at("2026-06-03T11:58:00Z"), by: "me@here".to_owned() };
+    let answer = Answer {
+        request: Some(request.clone()),
+        verdict: Verdict::Refused,
+        message: "PersistentVolume pv stands for it".to_owned(),
+        answered_at: at("2026-06-03T11:59:00Z"),
+    };
+    let report = json!(locked).to_string();
+    let show = |data: Value| text(&[found(data)], now());
+    let answered = show(json!({"driver": "drv", "report": report, "answer": json!(answer).to_string()}));
+    for part in [
+        "locked: the cluster was restored from a backup",
+        "nothing is deleted while ConfigMap storage/cofferdam-restored exists",
+        "the scan of 2026-06-03T11:59:30Z (30s ago) failed: Unavailable: no array",
+        "last request, answered 2026-06-03T11:59:00Z (1m ago): volume h-1 of drv: refused: PersistentVolume pv stands",
+    ] {
+        assert!(answered.contains(part), "{part} in\n{answered}");
+    }
+    for (key, state) in [("delete", "to be deleted"), ("deleting", "being deleted")] {
+        let shown = show(json!({"driver": "drv", "report": report, key: json!(request).to_string()}));
+        let line = format!("  {state}: h-1, as me@here asked 2026-06-03T11:58:00Z (2m ago)\n");
+        assert!(shown.contains(&line), "{shown}");
+    }
+    assert!(show(json!({"driver": "drv", "report": "{}"})).contains("cannot be read by this version"));
+    assert!(text(&[], now()).starts_with("no process reports"));
+}
+
+#[test]
+fn sizes_are_short() {
+    for (bytes, shown) in
+        [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (u64::MAX, "16777215.9 TiB"), (1 << 40, "1 TiB")]
+    {
+        assert_eq!(size(bytes), shown);
+    }
+}

@@ -1,0 +1,278 @@
+//! `cofferdam render`: what a cluster has to be given before the roles run in it.
+
+use cofferdam_controllers::{
+    Role,
+    rbac::{self, Drivers, Reach, Rule, Whereabouts},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    cli::{DriversPlace, RenderCommand},
+    commands::run::node::NodeRole,
+    config::Roles,
+    failure::Failure,
+};
+
+const API: &str = "rbac.authorization.k8s.io";
+
+/// Why nothing was rendered.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RenderError {
+    /// A flag makes no sense.
+    #[error("{0}")]
+    Argument(String),
+    /// The library cannot write what it was given.
+    #[error("cannot write YAML: {0}")]
+    Yaml(String),
+}
+
+/// The text for `kubectl apply`.
+///
+/// # Errors
+/// [`Failure`] for a role that does not exist, or a name that no object can have.
+pub(crate) fn render(command: &RenderCommand) -> Result<String, Failure> {
+    let RenderCommand::Rbac { role, drivers, namespace, service_account } = command;
+    if !is_label(namespace) {
+        return Err(RenderError::Argument(format!(
+            "--namespace: {namespace:?}; expected at most 63 lower-case letters, digits and dashes, with a letter or digit at both ends"
+        ))
+        .into());
+    }
+    if !is_subdomain(service_account) {
+        return Err(RenderError::Argument(format!(
+            "--service-account: {service_account:?}; expected at most 253 lower-case letters, digits, dashes and dots, with a letter or digit at both ends of each part"
+        ))
+        .into());
+    }
+    let mut roles = Roles::default();
+    match role.is_empty() {
+        true => roles.cluster = Role::ALL.into(),
+        false => role
+            .iter()
+            .try_for_each(|name| roles.insert(name))
+            .map_err(|problem| RenderError::Argument(format!("--role: {problem}")))?,
+    }
+    let objects = objects(&rules(&roles, *drivers), namespace, service_account);
+    let text =
+        serde_saphyr::to_string_multiple(&objects).map_err(|error| RenderError::Yaml(error.to_string()))?;
+    Ok(format!("{}{text}", heading(namespace)))
+}
+
+/// What has to be there before, and what `run` has to be told: it takes another namespace than `render` where nobody says one.
+fn heading(namespace: &str) -> String {
+    format!(
+        "# The namespace has to exist: kubectl create namespace {namespace}\n\
+         # Outside of it the roles have to be told: cofferdam run --namespace {namespace}\n"
+    )
+}
+
+/// The rules of a process with these roles. A process without a role that works on the cluster knows the cluster only by its Node.
+fn rules(roles: &Roles, place: DriversPlace) -> Vec<Rule> {
+    let drivers = match place {
+        DriversPlace::Anywhere => Drivers::Anywhere,
+        DriversPlace::Node => Drivers::OfNode(Whereabouts::Name),
+        DriversPlace::LabelledNode => Drivers::OfNode(Whereabouts::Labels),
+        DriversPlace::CsiNode => Drivers::OfNode(Whereabouts::CsiNode),
+    };
+    let mut rules = match roles.cluster.is_empty() {
+        true => Vec::new(),
+        false => rbac::rules(&roles.cluster, drivers),
+    };
+    // The role `node` reads the labels once, where the manifest has keys that are labels; that does not depend on the driver's placement.
+    let labels = matches!(place, DriversPlace::LabelledNode | DriversPlace::CsiNode);
+    if labels && roles.node.contains(&NodeRole::Node) {
+        let nodes = |rule: &&mut Rule| (rule.group, rule.resource) == ("", "nodes");
+        match rules.iter_mut().find(nodes) {
+            Some(rule) => {
+                rule.verbs.insert("get");
+            }
+            None => rules.push(Rule {
+                reach: Reach::Cluster,
+                group: "",
+                resource: "nodes",
+                name: None,
+                verbs: ["get"].into(),
+            }),
+        }
+    }
+    rules
+}
+
+/// A DNS label, as namespaces are named.
+fn is_label(text: &str) -> bool {
+    text.len() <= 63 && is_part(text)
+}
+
+/// A DNS subdomain, as most objects are named. Kubernetes limits its whole length only.
+fn is_subdomain(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(is_part)
+}
+
+fn is_part(text: &str) -> bool {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    !text.is_empty() && text.chars().all(inner) && !text.starts_with('-') && !text.ends_with('-')
+}
+
+fn objects(rules: &[Rule], namespace: &str, account: &str) -> Vec<Value> {
+    let mut objects = vec![json!({
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {"name": account, "namespace": namespace},
+    })];
+    for (reach, kind) in [(Reach::Cluster, "ClusterRole"), (Reach::OwnNamespace, "Role")] {
+        let rules: Vec<Value> = rules.iter().filter(|rule| rule.reach == reach).map(rule).collect();
+        if rules.is_empty() {
+            continue;
+        }
+        // Two releases in two namespaces must not share what is cluster-wide.
+        let metadata = match reach {
+            Reach::Cluster => json!({"name": format!("{namespace}:{account}")}),
+            Reach::OwnNamespace => json!({"name": account, "namespace": namespace}),
+        };
+        let api_version = format!("{API}/v1");
+        let role_name = metadata.get("name");
+        objects.push(json!({
+            "apiVersion": api_version, "kind": kind, "metadata": metadata, "rules": rules,
+        }));
+        objects.push(json!({
+            "apiVersion": api_version,
+            "kind": format!("{kind}Binding"),
+            "metadata": metadata,
+            "roleRef": {"apiGroup": API, "kind": kind, "name": role_name},
+            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
+        }));
+    }
+    objects
+}
+
+fn rule(rule: &Rule) -> Value {
+    let mut value = json!({
+        "apiGroups": [rule.group],
+        "resources": [rule.resource],
+        "verbs": rule.verbs,
+    });
+    if let (Some(name), Some(fields)) = (rule.name, value.as_object_mut()) {
+        fields.insert("resourceNames".to_owned(), json!([name]));
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rendered(role: &[&str], namespace: &str) -> Result<String, String> {
+        rendered_for(role, DriversPlace::Anywhere, namespace)
+    }
+
+    fn rendered_for(role: &[&str], drivers: DriversPlace, namespace: &str) -> Result<String, String> {
+        let command = RenderCommand::Rbac {
+            role: role.iter().map(|role| (*role).to_owned()).collect(),
+            drivers,
+            namespace: namespace.to_owned(),
+            service_account: "cofferdam".to_owned(),
+        };
+        render(&command).map_err(|failure| failure.to_string())
+    }
+
+    #[test]
+    fn what_is_rendered_is_what_the_roles_need_and_no_more() {
+        let text = rendered(&["provisioner"], "storage").unwrap();
+        for told in ["exist: kubectl create namespace storage\n", ": cofferdam run --namespace storage\n"] {
+            assert!(text.contains(told), "{text}");
+        }
+        let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+        let kinds: Vec<_> = documents.iter().map(|object| object["kind"].as_str().unwrap()).collect();
+        assert_eq!(kinds, ["ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"]);
+        let cluster = &documents[1];
+        assert_eq!(cluster["metadata"]["name"], "storage:cofferdam");
+        assert_eq!(documents[2]["roleRef"]["name"], "storage:cofferdam");
+        assert_eq!(documents[3]["metadata"]["namespace"], "storage");
+        let claims = cluster["rules"].as_array().unwrap().iter();
+        let claims: Vec<_> = claims.filter(|rule| rule["resources"][0] == "persistentvolumeclaims").collect();
+        assert_eq!(claims.len(), 1);
+        assert_eq!(claims[0]["verbs"], json!(["get", "list", "patch", "watch"]));
+        assert!(!text.contains("pods"));
+        assert!(rendered(&[], "storage").unwrap().contains("pods"), "without a role it is all of them");
+        let protection = rendered(&["protection"], "storage").unwrap();
+        assert!(protection.contains("pods") && !protection.contains("- delete"), "{protection}");
+        let attacher = rendered(&["attacher"], "storage").unwrap();
+        assert!(attacher.contains("volumeattachments/status") && attacher.contains("csinodes"), "{attacher}");
+        assert!(attacher.contains("secrets") && !text.contains("secrets"), "{attacher}");
+    }
+
+    /// Verbs, group and resource of every rule that is rendered.
+    fn rights(role: &[&str], drivers: DriversPlace) -> Vec<String> {
+        let text = rendered_for(role, drivers, "storage").unwrap();
+        let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+        let rules = documents.iter().filter_map(|object| object["rules"].as_array()).flatten();
+        let words = |value: &Value| {
+            value.as_array().unwrap().iter().map(|word| word.as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        let right = |rule: &Value| {
+            let (group, resource) =
+                (words(&rule["apiGroups"]).join(","), words(&rule["resources"]).join(","));
+            format!("{group}/{resource} {}", words(&rule["verbs"]).join(","))
+        };
+        rules.map(right).collect()
+    }
+
+    #[test]
+    fn roles_of_a_node_have_next_to_nothing() {
+        for role in ["registrar", "liveness", "csi-server"] {
+            assert_eq!(rights(&[role], DriversPlace::CsiNode), [""; 0], "{role}");
+        }
+        assert_eq!(rights(&["node"], DriversPlace::Anywhere), [""; 0]);
+        assert_eq!(rights(&["node"], DriversPlace::Node), [""; 0]);
+        assert_eq!(rights(&["node", "registrar"], DriversPlace::LabelledNode), ["/nodes get"]);
+        let beside = rights(&["node", "provisioner"], DriversPlace::LabelledNode);
+        assert!(beside.contains(&"/nodes get,list,watch".to_owned()), "{beside:?}");
+    }
+
+    #[test]
+    fn a_provisioner_of_a_node_reads_no_more_of_nodes_than_it_needs() {
+        let rights = |drivers| rights(&["provisioner"], drivers);
+        #[rustfmt::skip]
+        let name = [
+            "/events create,patch", "/namespaces get", "/persistentvolumeclaims get,list,patch,watch",
+            "/persistentvolumes create,delete,get,list,patch,watch", "storage.k8s.io/storageclasses list,watch",
+            "storage.k8s.io/volumeattributesclasses list,watch", "/configmaps create,get,list,patch,watch",
+        ];
+        assert_eq!(rights(DriversPlace::Node), name);
+        let has = |drivers, right: &str| rights(drivers).contains(&right.to_owned());
+        assert!(has(DriversPlace::LabelledNode, "/nodes list,watch"));
+        assert!(!has(DriversPlace::LabelledNode, "storage.k8s.io/csinodes list,watch"));
+        assert!(has(DriversPlace::CsiNode, "storage.k8s.io/csinodes list,watch"));
+        assert!(has(DriversPlace::Anywhere, "storage.k8s.io/csinodes get,list,watch"));
+    }
+
+    #[test]
+    fn service_accounts_have_longer_names_than_namespaces() {
+        let render = |account: &str| {
+            let command = RenderCommand::Rbac {
+                role: Vec::new(),
+                drivers: DriversPlace::Anywhere,
+                namespace: "storage".to_owned(),
+                service_account: account.to_owned(),
+            };
+            render(&command).map_err(|failure| failure.to_string())
+        };
+        assert!(render("csi.array.example").unwrap().contains("name: csi.array.example"));
+        assert!(render(&"a".repeat(253)).is_ok());
+        for wrong in [&"a".repeat(254), "", ".", "a..b", "a.", "-a.b", "a.b-", "A", "a_b"] {
+            assert!(render(wrong).unwrap_err().starts_with("--service-account: "), "{wrong}");
+        }
+        for namespace in ["a.b", &"a".repeat(64)] {
+            assert!(rendered(&[], namespace).unwrap_err().starts_with("--namespace: "), "{namespace}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_named() {
+        assert_eq!(
+            rendered(&["resiser"], "storage").unwrap_err(),
+            "--role: unknown role \"resiser\": expected one of provisioner, attacher, resizer, pv-controller, protection, attach-detach, node, registrar, liveness, csi-server"
+        );
+        assert!(rendered(&[], "Storage").unwrap_err().starts_with("--namespace: \"Storage\"; expected"));
+    }
+}

@@ -1,0 +1,177 @@
+//! `cofferdam run`: roles against a cluster.
+
+pub(crate) mod csi_server;
+pub(crate) mod node;
+
+use std::{collections::HashMap, future::pending, sync::Arc};
+
+use cofferdam_controllers::{NodeDeployment, Parts, Process, ProcessError, Settings, Silent};
+use cofferdam_csi::server::ServerMetrics;
+use k8s_openapi::api::{
+    authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
+    core::v1::Namespace,
+};
+use kube::{Api, api::PostParams};
+use prometheus_client::registry::Registry;
+
+use crate::{
+    cli::ClusterFlags,
+    client::{self, Cluster, Surroundings},
+    config::{ConfigError, Configuration, Loaded},
+    drivers::{self, Driver, Loader},
+    failure::Failure,
+    logging, process_metrics,
+    supervisor::{self, End, Signals, Work},
+};
+
+/// Runs until a signal or until the roles cannot go on.
+///
+/// # Errors
+/// [`Failure`], one line.
+pub(crate) async fn run(flags: &ClusterFlags, environment: &HashMap<String, String>) -> Result<End, Failure> {
+    let loaded = Loaded::for_cluster(flags, environment)?;
+    let configuration = &loaded.configuration;
+    let roles = &configuration.role;
+    if roles.only_of_node() {
+        logging::start(configuration);
+        return node::run(configuration).await;
+    }
+    node::may_share(configuration)?;
+    if !roles.run_drivers() {
+        return Err(ConfigError::Missing(
+            "no role: expected at least one, as in --role provisioner".to_owned(),
+        )
+        .into());
+    }
+    logging::start(configuration);
+    // Who only serves needs no cluster.
+    let cluster = match roles.cluster.is_empty() {
+        true => None,
+        false => Some(client::connect(configuration, &Surroundings::of_process()).await?),
+    };
+    let mut registry = Registry::default();
+    process_metrics::register(&mut registry);
+    let metrics = ServerMetrics::register(&mut registry);
+    let drivers = Loader::new(configuration, &mut registry)?.load_all(configuration).await?;
+    if cluster.is_some() && configuration.node_name.is_none() {
+        drivers::all_central(&drivers)?;
+    }
+    let servers = csi_server::listen(configuration, &drivers, &metrics).await?;
+    // Until here a signal ends the process by itself, also while a driver is slow to load: there is nothing to drain.
+    let mut signals = Signals::take()?;
+    let api = cluster.as_ref().map(Cluster::place);
+    let process = match cluster {
+        None => None,
+        Some(cluster) => Some(on_cluster(configuration, cluster, &drivers, &mut registry)?),
+    };
+    let local = node::beside(configuration, &metrics).await?;
+    let work = Work { process, servers, local };
+    let running = supervisor::start(work, registry, node::endpoint(configuration).as_ref()).await?;
+    let end = running.until_signal(&mut signals, configuration.drain_timeout.get(), pending()).await;
+    end.map_err(|failure| match (failure, api) {
+        (Failure::Process(source @ ProcessError::Start(_)), Some(api)) => Failure::Start { api, source },
+        (failure, _) => failure,
+    })
+}
+
+/// Says where the namespace of our own objects does not exist: they could not be written there. Who may not look says nothing, for no
+/// role needs that right, and nobody waits for the answer.
+fn look_for_namespace(cluster: &Cluster) {
+    let (client, namespace) = (cluster.client.clone(), cluster.namespace.clone());
+    tokio::spawn(async move {
+        if may_look(client.clone(), &namespace).await
+            && let Err(kube::Error::Api(status)) = Api::<Namespace>::all(client).get(&namespace).await
+            && status.code == 404
+        {
+            tracing::warn!(
+                namespace,
+                "the namespace does not exist: nothing can be written down there, such as the intent journal; expected it to be made, or another \
+                 one with --namespace"
+            );
+        }
+    });
+}
+
+/// Whether this account may read a namespace. It is asked before, for a request that is refused stands in the cluster's audit log.
+/// Where there are no such questions, as in dev, everybody may.
+async fn may_look(client: kube::Client, namespace: &str) -> bool {
+    let attributes = ResourceAttributes {
+        verb: Some("get".to_owned()),
+        version: Some("v1".to_owned()),
+        resource: Some("namespaces".to_owned()),
+        name: Some(namespace.to_owned()),
+        ..Default::default()
+    };
+    let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..Default::default() };
+    let question = SelfSubjectAccessReview { spec, ..Default::default() };
+    match Api::all(client).create(&PostParams::default(), &question).await {
+        Ok(answer) => answer.status.is_some_and(|status| status.allowed),
+        Err(kube::Error::Api(status)) => matches!(status.code, 404 | 405),
+        Err(_) => false,
+    }
+}
+
+/// The roles that work on a cluster.
+fn on_cluster(
+    configuration: &Configuration,
+    cluster: Cluster,
+    drivers: &[Driver],
+    registry: &mut Registry,
+) -> Result<Arc<Process>, Failure> {
+    look_for_namespace(&cluster);
+    tracing::info!(api = %cluster.url, namespace = %cluster.namespace, roles = ?configuration.role.cluster, "starting");
+    let parts = Parts {
+        client: cluster.client,
+        backends: drivers.iter().map(Driver::backend).collect(),
+        clock: cofferdam_cluster::system_clock(),
+        observer: Arc::new(Silent),
+    };
+    let settings = settings(configuration, cluster.namespace);
+    Ok(Arc::new(Process::new(settings, parts, registry)?))
+}
+
+/// The roles' settings, out of the configuration.
+pub(crate) fn settings(configuration: &Configuration, namespace: String) -> Settings {
+    let defaults = Settings::default();
+    Settings {
+        roles: configuration.role.cluster.clone(),
+        namespace,
+        identity: identity(),
+        volume_name_prefix: configuration.volume_name_prefix.clone(),
+        timeout: configuration.timeout.get(),
+        retry_interval_start: configuration.retry_interval_start.get(),
+        retry_interval_max: configuration.retry_interval_max.get(),
+        worker_threads: configuration.worker_threads.map_or(defaults.worker_threads, |workers| workers.0),
+        attacher_worker_threads: configuration
+            .worker_threads
+            .map_or(defaults.attacher_worker_threads, |workers| workers.0),
+        resizer_workers: configuration.workers.0,
+        resync_period: configuration.resync_period.get(),
+        handle_volume_inuse_error: configuration.handle_volume_inuse_error,
+        extra_modify_metadata: configuration.extra_modify_metadata,
+        resync: configuration.resync.get(),
+        reconcile_sync: configuration.reconcile_sync.get(),
+        max_entries: configuration.max_entries.0,
+        default_fs_type: configuration.default_fstype.clone().filter(|name| !name.is_empty()),
+        extra_create_metadata: configuration.extra_create_metadata,
+        strict_topology: configuration.strict_topology,
+        immediate_topology: configuration.immediate_topology,
+        force_detach_on_timeout: !configuration.disable_force_detach_on_timeout,
+        orphan_scan_interval: configuration.orphan_scan_interval.0,
+        node: configuration.node_name.as_deref().map(|node| NodeDeployment {
+            node: node.into(),
+            every_driver: configuration.node_deployment,
+            immediate: configuration.node_deployment_immediate_binding,
+            base_delay: configuration.node_deployment_base_delay.get(),
+            max_delay: configuration.node_deployment_max_delay.get(),
+        }),
+    }
+}
+
+/// The host's name, which in a pod is the pod's.
+pub(crate) fn identity() -> String {
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = kernel.trim();
+    let name = if name.is_empty() { std::env::var("HOSTNAME").unwrap_or_default() } else { name.to_owned() };
+    if name.is_empty() { "cofferdam".to_owned() } else { name }
+}

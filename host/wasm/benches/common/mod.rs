@@ -1,0 +1,38 @@
+//! What the benchmarks share.
+#![allow(dead_code, reason = "each benchmark uses a part of it")]
+
+use std::time::Duration;
+
+use cofferdam_backend::{Backend as _, Call};
+use cofferdam_domain::storage::{
+    AccessType, CapabilityMode, CapacityRange, CreateVolume, Parameters, VolumeCapability,
+};
+use cofferdam_wasm::WasmBackend;
+
+pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// A volume of 1 GiB, as a claim asks for it.
+pub(crate) fn request(name: String) -> CreateVolume {
+    let access = AccessType::Filesystem { fs_type: None, mount_flags: Vec::new(), mount_group: None };
+    CreateVolume {
+        name,
+        capacity: CapacityRange { required: Some(1 << 30), limit: None },
+        capabilities: vec![VolumeCapability { mode: CapabilityMode::SingleNodeWriter, access }],
+        parameters: Parameters::new(),
+        mutable_parameters: Parameters::new(),
+        topology: None,
+        owner: None,
+    }
+}
+
+/// One CreateVolume with all the time that it may want.
+pub(crate) async fn create(backend: &WasmBackend, name: String) -> Result<(), Failure> {
+    backend.create_volume(Call::within(Duration::from_secs(60)), request(name)).await?;
+    Ok(())
+}
+
+/// The time that so many of a hundred did not exceed.
+pub(crate) fn percentile(sorted: &[Duration], percent: usize) -> Duration {
+    let last = sorted.len().saturating_sub(1);
+    sorted.get((sorted.len() * percent / 100).min(last)).copied().unwrap_or_default()
+}

@@ -1,0 +1,112 @@
+//! What a backend feels of its neighbours: calls of a quiet one alone, and beside others that loop, hoard and flood with all the
+//! concurrency that they may have. Prints a table; takes how many calls to measure for each row.
+
+mod common;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use cofferdam_backend::{Backend as _, Call};
+use cofferdam_domain::{
+    VolumeHandle,
+    storage::{Parameters, ValidateVolume},
+};
+use cofferdam_wasm::{BackendConfig, CompiledCache, Engine, EngineOptions, Limits, Source, WasmBackend};
+
+use common::{Failure, create, percentile};
+
+async fn load(engine: &Engine, name: &str, bytes: &'static [u8]) -> Result<Arc<WasmBackend>, Failure> {
+    // A breaker that never opens: the neighbours shall go on for as long as they are measured.
+    let limits = Limits { breaker_failures: u32::MAX, ..Limits::default() };
+    let source = Source::Bytes { name: name.to_owned(), bytes };
+    Ok(engine.load(source, BackendConfig { limits, ..BackendConfig::default() }).await?)
+}
+
+/// One call after the other, and how long each took.
+async fn measure(backend: &WasmBackend, row: usize, calls: usize) -> Result<Vec<Duration>, Failure> {
+    let mut times = Vec::with_capacity(calls);
+    for number in 0..calls {
+        let begun = Instant::now();
+        create(backend, format!("{row}-{number}")).await?;
+        times.push(begun.elapsed());
+    }
+    times.sort_unstable();
+    Ok(times)
+}
+
+/// Keeps a backend as busy as its limits allow until it is told to stop.
+fn disturb(backend: &Arc<WasmBackend>, misdeed: &'static str, stop: &Arc<AtomicBool>) {
+    for _ in 0..Limits::default().concurrent_calls {
+        let (backend, stop) = (Arc::clone(backend), Arc::clone(stop));
+        tokio::spawn(async move {
+            while !stop.load(Ordering::Relaxed) {
+                // Asks about a volume and changes none, so no call guards it from the next.
+                let request = ValidateVolume {
+                    handle: VolumeHandle::new("v"),
+                    context: Parameters::new(),
+                    capabilities: Vec::new(),
+                    parameters: [("misdeed".to_owned(), misdeed.to_owned())].into(),
+                    mutable_parameters: Parameters::new(),
+                };
+                // How it ends does not matter either.
+                drop(backend.validate_volume(Call::within(Duration::from_secs(60)), request).await);
+            }
+        });
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "a table is what this program is for")]
+fn print(name: &str, times: &[Duration], alone: Duration) {
+    let (middle, tail, worst) = (percentile(times, 50), percentile(times, 99), percentile(times, 100));
+    let ratio = tail.as_secs_f64() / alone.as_secs_f64();
+    println!("{name:<44} {middle:>10.1?} {tail:>10.1?} {worst:>10.1?} {ratio:>14.2}");
+}
+
+#[expect(clippy::print_stdout, reason = "a table is what this program is for")]
+async fn run(calls: usize) -> Result<(), Failure> {
+    println!("{:<44} {:>10} {:>10} {:>10} {:>14}", "quiet backend", "p50", "p99", "worst", "p99 / alone");
+    let mut alone = Duration::ZERO;
+    for (row, (name, misdeed)) in [
+        ("warming up", ""),
+        ("alone", ""),
+        ("beside 64 endless loops", "loop"),
+        ("beside 64 memory hogs", "hoard"),
+        ("beside 64 log floods", "flood"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        // An engine for each row: what an earlier row has left running disturbs no later one.
+        let engine = Engine::new(EngineOptions { cache: CompiledCache::Off, ..EngineOptions::default() })?;
+        let quiet = load(&engine, "memory", cofferdam_carried::MEMORY).await?;
+        let noisy = load(&engine, "hostile", cofferdam_test_guests::HOSTILE).await?;
+        let stop = Arc::new(AtomicBool::new(false));
+        if !misdeed.is_empty() {
+            disturb(&noisy, misdeed, &stop);
+            // The neighbours are at work when the first of them has been stopped, or a second has passed.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        let times = measure(&quiet, row, calls).await?;
+        stop.store(true, Ordering::Relaxed);
+        if misdeed.is_empty() {
+            alone = percentile(&times, 99);
+        }
+        if row > 0 {
+            print(name, &times, alone);
+        }
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), Failure> {
+    let calls = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(10_000);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let result = runtime.block_on(run(calls));
+    runtime.shutdown_background();
+    result
+}

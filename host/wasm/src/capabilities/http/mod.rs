@@ -1,0 +1,101 @@
+//! `http`: whole requests to the origins that the operator names, sent by the host.
+
+pub(crate) mod client;
+pub(crate) mod connect;
+pub(crate) mod policy;
+mod request;
+mod tls;
+
+use std::sync::Arc;
+
+use self::client::Customer;
+use super::Capabilities;
+use crate::{
+    bindings::cofferdam::storage::http::{Failure, Host, HttpError, Request, Response},
+    metrics::HttpMetrics,
+};
+use cofferdam_backend::checks::printable;
+
+/// A request without a response, before the call's secrets are blotted out of what it says.
+#[derive(Debug)]
+pub(crate) struct Failed {
+    failure: Failure,
+    message: String,
+    maybe_sent: bool,
+    /// What was denied, as metrics name it.
+    denied: Option<&'static str>,
+}
+
+impl Failed {
+    /// Nothing of the request has left.
+    fn unsent(failure: Failure, message: String) -> Self {
+        Self { failure, message, maybe_sent: false, denied: None }
+    }
+
+    /// The server may have the request.
+    fn sent(failure: Failure, message: String) -> Self {
+        Self { maybe_sent: true, ..Self::unsent(failure, message) }
+    }
+
+    fn denied(self, what: &'static str) -> Self {
+        Self { denied: Some(what), ..self }
+    }
+
+    /// Name in metrics.
+    const fn label(&self) -> &'static str {
+        match self.failure {
+            Failure::Invalid => "invalid",
+            Failure::Forbidden => "forbidden",
+            Failure::NameNotFound => "name-not-found",
+            Failure::Connect => "connect",
+            Failure::Tls => "tls",
+            Failure::Timeout => "timeout",
+            Failure::TooLarge => "too-large",
+            Failure::Broken => "broken",
+            Failure::Overloaded => "overloaded",
+        }
+    }
+
+    fn count(&self, metrics: &HttpMetrics) {
+        if let Some(what) = self.denied {
+            metrics.denied(what);
+        }
+    }
+}
+
+impl Host for Capabilities {
+    async fn send(&mut self, request: Request) -> wasmtime::Result<Result<Response, HttpError>> {
+        // A refusal is made of what the guest has said and of the configuration, never of a secret. It is told as it is: were
+        // secrets blotted out of it, a guest could find them out by guessing.
+        let refused = |failed: Failed| HttpError {
+            failure: failed.failure,
+            message: printable(&failed.message),
+            maybe_sent: failed.maybe_sent,
+        };
+        let answer = match self.order(request)? {
+            Ok(order) => {
+                let customer = Customer { tenant: self.tenant(), guard: self.context.guard.clone() };
+                let client = Arc::clone(&self.http);
+                let answer = self.faults.around(async { Ok(client.exchange(order, customer).await) }).await?;
+                if self.faults.loses() {
+                    let lost = "the conformance suite lost the answer".to_owned();
+                    Err(Failed::sent(Failure::Broken, lost))
+                } else {
+                    answer
+                }
+            }
+            Err(failed) => {
+                self.http.refused(&failed);
+                return Ok(Err(refused(failed)));
+            }
+        };
+        Ok(answer.map_err(|failed| HttpError {
+            failure: failed.failure,
+            message: printable(&self.redactor.blot(&failed.message)),
+            maybe_sent: failed.maybe_sent,
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,243 @@
+//! From a guest's request to one that may be sent: its URL, its headers, and the proof of who asks.
+
+use std::time::Duration;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use bytes::Bytes;
+use cofferdam_domain::storage::Secret;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
+use zeroize::Zeroizing;
+
+use super::{
+    Failed,
+    client::Order,
+    policy::{Origin, Refusal},
+};
+use crate::{
+    bindings::cofferdam::storage::http::{
+        Authorization, Basic, Failure, Method as GuestMethod, Request, SecretHeader, UserName,
+    },
+    capabilities::Capabilities,
+};
+
+/// Most bytes of a request's URL and headers together.
+const MAX_HEAD: usize = 64 << 10;
+/// Most bytes of a header's name: one more is enough to see that it is too long.
+const MAX_HEADER_NAME: usize = MAX_HEAD + 1;
+/// Most headers of a request.
+const MAX_HEADERS: usize = 128;
+
+type Headers = Vec<(String, String)>;
+
+/// A header that proves who asks.
+struct Proof {
+    name: HeaderName,
+    value: HeaderValue,
+}
+
+impl Capabilities {
+    /// Checks a request. The outer error is a handle that is none, a defect of the guest.
+    pub(super) fn order(&self, request: Request) -> wasmtime::Result<Result<Order, Failed>> {
+        let proof = request.authorization.as_ref().map(|proof| self.proof(proof)).transpose()?;
+        Ok(proof.transpose().and_then(|proof| self.checked(request, proof)))
+    }
+
+    fn checked(&self, request: Request, proof: Option<Proof>) -> Result<Order, Failed> {
+        if request.url.len() > MAX_HEAD {
+            let message = format!("the URL has {} bytes; at most {MAX_HEAD} are allowed", request.url.len());
+            return Err(Failed::unsent(Failure::TooLarge, message));
+        }
+        let (target, path) = self.http.policy.find(&request.url).map_err(refused)?;
+        let headers = headers(&request.url, request.headers, &target.origin, proof)?;
+        let body = request.body.unwrap_or_default();
+        let bounds = self.http.bounds();
+        if body.len() > bounds.request_bytes {
+            let message = format!(
+                "the body has {} bytes; at most {} are allowed (limit `http-request-bytes`)",
+                body.len(),
+                bounds.request_bytes
+            );
+            return Err(Failed::unsent(Failure::TooLarge, message));
+        }
+        let timeout = request.timeout_ms.map_or(bounds.longest, Duration::from_millis).min(bounds.longest);
+        Ok(Order {
+            target,
+            method: method(request.method),
+            path: Uri::from(path),
+            headers,
+            body: Bytes::from(body),
+            timeout,
+        })
+    }
+
+    fn proof(&self, authorization: &Authorization) -> wasmtime::Result<Result<Proof, Failed>> {
+        let (name, text) = match authorization {
+            Authorization::Basic(Basic { user, password }) => {
+                let user = match user {
+                    UserName::Plain(user) => user.as_str(),
+                    UserName::Hidden(user) => self.handles.get(user)?.0.expose(),
+                };
+                if user.contains(':') {
+                    return Ok(Err(invalid("the user's name has a colon, which ends it".to_owned())));
+                }
+                let password = self.handles.get(password)?.0.expose();
+                let pair = Zeroizing::new(format!("{user}:{password}"));
+                let encoded = Zeroizing::new(STANDARD.encode(pair.as_bytes()));
+                if !self.redactor.learn(Secret::new(encoded.as_str())) {
+                    return Ok(Err(invalid("too many names and passwords in one call".to_owned())));
+                }
+                (header::AUTHORIZATION, Zeroizing::new(format!("Basic {}", encoded.as_str())))
+            }
+            Authorization::Bearer(token) => {
+                let token = self.handles.get(token)?.0.expose();
+                (header::AUTHORIZATION, Zeroizing::new(format!("Bearer {token}")))
+            }
+            Authorization::Header(SecretHeader { name, value }) => {
+                let value = Zeroizing::new(self.handles.get(value)?.0.expose().to_owned());
+                match header_name(name) {
+                    Ok(name) => (name, value),
+                    Err(failed) => return Ok(Err(failed)),
+                }
+            }
+        };
+        Ok(header_value(&name, &text).map(|value| Proof { name, value }))
+    }
+}
+
+fn invalid(message: String) -> Failed {
+    Failed::unsent(Failure::Invalid, message)
+}
+
+fn refused(refusal: Refusal) -> Failed {
+    match refusal {
+        Refusal::Invalid(reason) => invalid(format!("the URL is wrong: {reason}")),
+        Refusal::Forbidden(origin) => {
+            let message = format!(
+                "requests to {origin} are not allowed; expected an origin of the backend's `http` section"
+            );
+            Failed::unsent(Failure::Forbidden, message).denied("origin")
+        }
+    }
+}
+
+const fn method(method: GuestMethod) -> Method {
+    match method {
+        GuestMethod::Get => Method::GET,
+        GuestMethod::Head => Method::HEAD,
+        GuestMethod::Post => Method::POST,
+        GuestMethod::Put => Method::PUT,
+        GuestMethod::Patch => Method::PATCH,
+        GuestMethod::Delete => Method::DELETE,
+        GuestMethod::Options => Method::OPTIONS,
+    }
+}
+
+fn headers(url: &str, given: Headers, origin: &Origin, proof: Option<Proof>) -> Result<HeaderMap, Failed> {
+    let bytes = given.iter().map(|(name, value)| name.len().saturating_add(value.len()));
+    let bytes = bytes.fold(url.len(), usize::saturating_add);
+    if bytes > MAX_HEAD || given.len() > MAX_HEADERS {
+        let message = format!(
+            "URL and headers have {bytes} bytes in {} headers; at most {MAX_HEAD} in {MAX_HEADERS} are allowed",
+            given.len()
+        );
+        return Err(Failed::unsent(Failure::TooLarge, message));
+    }
+    let mut headers = HeaderMap::new();
+    let host = HeaderValue::try_from(origin.authority())
+        .map_err(|_| invalid("the host cannot stand in a header".to_owned()))?;
+    headers.insert(header::HOST, host);
+    for (name, value) in given {
+        let name = header_name(&name)?;
+        let value = header_value(&name, &value)?;
+        headers.append(name, value);
+    }
+    if let Some(Proof { name, value }) = proof {
+        if headers.contains_key(&name) {
+            return Err(invalid(format!("the header `{name}` is given twice: plainly and as authorization")));
+        }
+        headers.insert(name, value);
+    }
+    Ok(headers)
+}
+
+/// A header's name, unless it frames the message or speaks to what stands between.
+fn header_name(name: &str) -> Result<HeaderName, Failed> {
+    const OURS: [&str; 10] = [
+        "host",
+        "connection",
+        "keep-alive",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "content-length",
+        "expect",
+        "http2-settings",
+    ];
+    // What a guest takes for a name may have any length.
+    let Ok(name) = HeaderName::from_bytes(name.get(..MAX_HEADER_NAME).unwrap_or(name).as_bytes()) else {
+        return Err(invalid(format!(
+            "{:?} is not a header's name",
+            cofferdam_backend::checks::printable(name)
+        )));
+    };
+    if OURS.contains(&name.as_str()) || name.as_str().starts_with("proxy-") {
+        return Err(invalid(format!("the header `{name}` is the host's")));
+    }
+    Ok(name)
+}
+
+/// A header's value. What is wrong with it is not shown: it may be a secret.
+fn header_value(name: &HeaderName, value: &str) -> Result<HeaderValue, Failed> {
+    // The library lets bytes above ASCII through, which servers read in different ways.
+    let accepted = value.is_ascii().then(|| HeaderValue::from_str(value).ok()).flatten();
+    let mut value = accepted.ok_or_else(|| {
+        invalid(format!(
+            "the value of the header `{name}` has characters other than visible ASCII, spaces and tabs"
+        ))
+    })?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_frames_a_message_is_the_hosts() {
+        for name in [
+            "Host",
+            "connection",
+            "Keep-Alive",
+            "Proxy-Authorization",
+            "proxy-connection",
+            "TE",
+            "trailer",
+            "Transfer-Encoding",
+            "upgrade",
+            "Content-Length",
+            "expect",
+            "HTTP2-Settings",
+        ] {
+            let error = header_name(name).unwrap_err();
+            assert_eq!(error.message, format!("the header `{}` is the host's", name.to_ascii_lowercase()));
+        }
+        for name in ["", "a b", "a:b", "a\r\nb", "ä", "a\0"] {
+            assert!(header_name(name).unwrap_err().message.ends_with("is not a header's name"), "{name:?}");
+        }
+        assert_eq!(header_name("X-Auth-Token").unwrap(), "x-auth-token");
+    }
+
+    #[test]
+    fn a_value_cannot_begin_another_header() {
+        let name = HeaderName::from_static("x");
+        for value in ["a\r\nb: c", "a\nb", "a\rb", "a\0b", "\u{7f}", "ä"] {
+            let message = header_value(&name, value).unwrap_err().message;
+            assert!(message.starts_with("the value of the header `x` has characters"), "{message}");
+        }
+        let value = header_value(&name, "Token a\tb").unwrap();
+        assert!(value.is_sensitive());
+        assert_eq!(format!("{value:?}"), "Sensitive");
+    }
+}

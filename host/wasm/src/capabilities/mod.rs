@@ -1,0 +1,125 @@
+//! What a guest may ask of the host: one module per import, each with its own policy.
+
+pub(crate) mod ambient;
+pub(crate) mod http;
+pub(crate) mod log;
+pub(crate) mod owner;
+pub(crate) mod pool;
+pub(crate) mod secrets;
+pub(crate) mod session;
+pub(crate) mod settings;
+pub(crate) mod state;
+pub(crate) mod workers;
+
+use std::sync::Arc;
+
+use cofferdam_domain::storage::Secrets;
+use tokio::time::Instant;
+use wasmtime::component::{HasData, Linker, ResourceTable};
+
+use self::{secrets::Tenant, workers::Workers};
+use crate::{bindings::cofferdam::storage as wit, instance::Host, limits::Limits, testing::FaultPlan};
+use cofferdam_backend::{Redactor, guard::Guard};
+
+/// What one call brings with it.
+#[derive(Debug)]
+pub(crate) struct Context {
+    /// When the call has to be over.
+    pub(crate) deadline: Instant,
+    /// Its secrets.
+    pub(crate) secrets: Secrets,
+    /// Knows them, and what is made of them on the way.
+    pub(crate) redactor: Redactor,
+    /// Keeps its volume to it. What the call begins outside of the sandbox holds a clone until it has ended.
+    pub(crate) guard: Option<Arc<Guard>>,
+}
+
+/// What one call can reach.
+#[derive(Debug)]
+pub(crate) struct Capabilities {
+    context: Context,
+    redactor: Redactor,
+    /// The guest's handles of secrets.
+    handles: ResourceTable,
+    log: log::Log,
+    session: session::Session,
+    http: Arc<http::client::Client>,
+    settings: Arc<settings::Settings>,
+    state: Arc<state::Store>,
+    pool: Option<Arc<pool::Pool>>,
+    pool_workers: Workers,
+    faults: FaultPlan,
+}
+
+/// What all calls of one backend share.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared {
+    pub(crate) session: Arc<session::Store>,
+    pub(crate) http: Arc<http::client::Client>,
+    pub(crate) settings: Arc<settings::Settings>,
+    pub(crate) state: Arc<state::Store>,
+    /// The backend's directory, when the operator gives it one.
+    pub(crate) pool: Option<Arc<pool::Pool>>,
+    pub(crate) pool_workers: Workers,
+    pub(crate) faults: FaultPlan,
+}
+
+impl Shared {
+    /// The part of it that one call gets.
+    pub(crate) fn for_call(&self, limits: &Limits, context: Context) -> Capabilities {
+        let mut handles = ResourceTable::new();
+        handles.set_max_capacity(limits.handles);
+        Capabilities {
+            redactor: context.redactor.clone(),
+            context,
+            handles,
+            log: log::Log::new(limits.log_bytes),
+            session: session::Session::new(Arc::clone(&self.session)),
+            http: Arc::clone(&self.http),
+            settings: Arc::clone(&self.settings),
+            state: Arc::clone(&self.state),
+            pool: self.pool.clone(),
+            pool_workers: self.pool_workers.clone(),
+            faults: self.faults.clone(),
+        }
+    }
+}
+
+impl Capabilities {
+    /// Says how many lines the log has lost, when the call is over, and returns it.
+    pub(crate) fn finish(&self) -> u64 {
+        self.log.finish()
+    }
+
+    /// Whom the call works for.
+    fn tenant(&self) -> Tenant {
+        Tenant::of(&self.context.secrets)
+    }
+
+    /// Blots the call's secrets out.
+    pub(crate) fn redactor(&self) -> &Redactor {
+        &self.redactor
+    }
+}
+
+/// How the generated code finds the capabilities in a store.
+struct Access;
+
+impl HasData for Access {
+    type Data<'a> = &'a mut Capabilities;
+}
+
+/// Links everything that exists. What a component may import of it was judged before: a linker is the same for all, so that
+/// one component is linked once whoever uses it.
+pub(crate) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
+    wit::types::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
+    wit::log::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
+    wit::ambient::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
+    wit::settings::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
+    wit::secrets::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
+    wit::reveal::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
+    wit::session::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
+    wit::http::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
+    wit::state::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
+    wit::pool::add_to_linker::<Host, Access>(linker, Host::capabilities)
+}

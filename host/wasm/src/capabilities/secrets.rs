@@ -1,0 +1,85 @@
+//! `secrets` and `reveal`: the call's secrets as handles, and what stands in them for those who may see it.
+
+use std::fmt;
+
+use cofferdam_domain::storage::{Secret, Secrets};
+use sha2::{Digest as _, Sha256};
+use wasmtime::component::Resource;
+
+use super::Capabilities;
+use crate::bindings::cofferdam::storage::{reveal, secrets, types};
+
+/// What is behind a guest's handle.
+#[derive(Clone, Debug)]
+#[expect(unreachable_pub, reason = "the generated bindings export it again")]
+pub struct Handle(pub(crate) Secret);
+
+/// Whom a call works for: calls with the same secrets, and only those, are the same. What one has opened with its secrets never
+/// serves another.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Tenant([u8; 32]);
+
+impl Tenant {
+    pub(crate) fn of(secrets: &Secrets) -> Self {
+        let mut digest = Sha256::new();
+        for text in secrets.iter().flat_map(|(name, secret)| [name, secret.expose()]) {
+            // The lengths keep apart what would read the same when joined.
+            digest.update(text.len().to_le_bytes());
+            digest.update(text);
+        }
+        Self(digest.finalize().into())
+    }
+}
+
+impl fmt::Debug for Tenant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[tenant]")
+    }
+}
+
+impl types::Host for Capabilities {}
+
+impl types::HostSecret for Capabilities {
+    fn drop(&mut self, handle: Resource<Handle>) -> wasmtime::Result<()> {
+        self.handles.delete(handle)?;
+        Ok(())
+    }
+}
+
+impl secrets::Host for Capabilities {
+    fn names(&mut self) -> wasmtime::Result<Vec<String>> {
+        Ok(self.context.secrets.iter().map(|(name, _)| name.to_owned()).collect())
+    }
+
+    fn get(&mut self, name: String) -> wasmtime::Result<Option<Resource<Handle>>> {
+        let Some(secret) = self.context.secrets.get(&name) else { return Ok(None) };
+        Ok(Some(self.handles.push(Handle(secret.clone()))?))
+    }
+}
+
+impl reveal::Host for Capabilities {
+    fn reveal(&mut self, handle: Resource<Handle>) -> wasmtime::Result<String> {
+        Ok(self.handles.get(&handle)?.0.expose().to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tenants_differ_by_every_name_and_value() {
+        let tenant = |pairs: &[(&str, &str)]| {
+            Tenant::of(&pairs.iter().map(|(name, text)| ((*name).to_owned(), Secret::new(*text))).collect())
+        };
+        let sets: [&[(&str, &str)]; 6] =
+            [&[], &[("a", "b")], &[("a", "c")], &[("ab", "")], &[("", "ab")], &[("a", "b"), ("c", "d")]];
+        for (n, one) in sets.iter().enumerate() {
+            for (m, other) in sets.iter().enumerate() {
+                assert_eq!(tenant(one) == tenant(other), n == m, "{one:?} {other:?}");
+            }
+        }
+        assert_eq!(tenant(&[("c", "d"), ("a", "b")]), tenant(&[("a", "b"), ("c", "d")]));
+        assert_eq!(format!("{:?}", tenant(&[])), "[tenant]");
+    }
+}

@@ -1,0 +1,73 @@
+//! Threads that wait with a disk, counted for each backend.
+
+use std::sync::Arc;
+
+use tokio::{sync::Semaphore, task::JoinError};
+
+use cofferdam_backend::guard::Guard;
+
+/// Threads that one store of one backend may keep busy. Work that has begun outlives its call, so the bound on calls does not
+/// bound it; and all backends share the threads of the runtime, which has 512.
+const WORKERS: usize = 8;
+
+/// The turns of one store.
+#[derive(Clone, Debug)]
+pub(crate) struct Workers(Arc<Semaphore>);
+
+impl Default for Workers {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(WORKERS)))
+    }
+}
+
+impl Workers {
+    /// Waits for a thread and does the work there. What has begun runs to its end and keeps its volume guarded until then, also
+    /// when the call is over; what still waits is forgotten with its call.
+    ///
+    /// # Errors
+    /// When the work panicked.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        guard: Option<Arc<Guard>>,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, JoinError> {
+        // Nobody closes the semaphore: without a permit there would be no bound, and still an answer.
+        let permit = Arc::clone(&self.0).acquire_owned().await.ok();
+        let task = tokio::task::spawn_blocking(move || {
+            let answer = work();
+            drop((guard, permit));
+            answer
+        });
+        task.await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn abandoned_work_keeps_its_thread_and_no_more_than_its_share() {
+        let workers = Workers::default();
+        let (begun, count) = mpsc::channel();
+        let (go, gate) = mpsc::channel::<()>();
+        let gate = Arc::new(std::sync::Mutex::new(gate));
+        for _ in 0..3 * WORKERS {
+            let (begun, gate) = (begun.clone(), Arc::clone(&gate));
+            let work = workers.run(None, move || {
+                begun.send(()).unwrap();
+                // Woken when the other end is dropped.
+                gate.lock().unwrap().recv().unwrap_err();
+            });
+            // A call whose deadline comes at once.
+            assert!(tokio::time::timeout(std::time::Duration::ZERO, work).await.is_err());
+        }
+        drop(go);
+        // Whoever comes now waits for those, and is served.
+        workers.run(None, || ()).await.unwrap();
+        drop(begun);
+        assert!(count.iter().count() <= WORKERS, "only what had a thread began");
+    }
+}

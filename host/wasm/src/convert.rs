@@ -1,0 +1,318 @@
+//! Between the contract's types and the house's.
+
+use cofferdam_domain::{
+    DriverName, GroupSnapshotHandle, NodeName, ReclaimPolicy, SnapshotHandle, VolumeHandle,
+    storage::{
+        AccessType, AttachmentRecord, CapabilityMode, Capacity, CapacityQuery, CapacityRange, Condition,
+        CreateGroupSnapshot, CreateSnapshot, CreateVolume, CreatedVolume, Description, ErrorKind,
+        ExpandVolume, Finality, GroupSnapshot, Owner, Parameters, Placement, PublishVolume, Readiness,
+        Segments, Snapshot, SnapshotOwner, SnapshotPage, StorageError, TopologyRequirement, ValidateVolume,
+        Validation, VolumeCapability, VolumePage, VolumeStatus,
+    },
+};
+
+use crate::bindings::{
+    cofferdam::storage::types as wit,
+    exports::cofferdam::storage::{
+        capacity, expansion, group_snapshots, identity, listing, publishing, snapshots, volumes,
+    },
+};
+use cofferdam_backend::{
+    Redactor,
+    checks::{self, printable},
+};
+
+type Pairs = Vec<(String, String)>;
+
+/// A request as the guest reads it.
+pub(crate) fn create_request(request: CreateVolume) -> wit::CreateRequest {
+    wit::CreateRequest {
+        name: request.name,
+        capacity: capacity_range(request.capacity),
+        capabilities: request.capabilities.into_iter().map(capability).collect(),
+        parameters: pairs(request.parameters),
+        mutable_parameters: pairs(request.mutable_parameters),
+        topology: request.topology.map(topology),
+        owner: request.owner.map(owner),
+    }
+}
+
+/// A request as the guest reads it.
+pub(crate) fn validate_request(request: ValidateVolume) -> volumes::ValidateRequest {
+    volumes::ValidateRequest {
+        handle: request.handle.as_str().to_owned(),
+        context: pairs(request.context),
+        capabilities: request.capabilities.into_iter().map(capability).collect(),
+        parameters: pairs(request.parameters),
+        mutable_parameters: pairs(request.mutable_parameters),
+    }
+}
+
+fn capability(capability: VolumeCapability) -> wit::VolumeCapability {
+    wit::VolumeCapability {
+        mode: match capability.mode {
+            CapabilityMode::SingleNodeWriter => wit::AccessMode::SingleNodeWriter,
+            CapabilityMode::SingleNodeReaderOnly => wit::AccessMode::SingleNodeReaderOnly,
+            CapabilityMode::MultiNodeReaderOnly => wit::AccessMode::MultiNodeReaderOnly,
+            CapabilityMode::MultiNodeSingleWriter => wit::AccessMode::MultiNodeSingleWriter,
+            CapabilityMode::MultiNodeMultiWriter => wit::AccessMode::MultiNodeMultiWriter,
+            CapabilityMode::SingleNodeSingleWriter => wit::AccessMode::SingleNodeSingleWriter,
+            CapabilityMode::SingleNodeMultiWriter => wit::AccessMode::SingleNodeMultiWriter,
+        },
+        access: match capability.access {
+            AccessType::Block => wit::AccessType::Block,
+            AccessType::Filesystem { fs_type, mount_flags, mount_group } => {
+                wit::AccessType::Filesystem(wit::FilesystemAccess { fs_type, mount_flags, mount_group })
+            }
+        },
+    }
+}
+
+fn topology(requirement: TopologyRequirement) -> wit::TopologyRequirement {
+    let segments = |places: Vec<Segments>| places.into_iter().map(pairs).collect();
+    wit::TopologyRequirement {
+        requisite: segments(requirement.requisite),
+        preferred: segments(requirement.preferred),
+    }
+}
+
+fn owner(owner: Owner) -> wit::Owner {
+    wit::Owner {
+        cluster_id: owner.cluster.as_str().to_owned(),
+        claim_uid: owner.claim.as_str().to_owned(),
+        pv_name: owner.volume.as_str().to_owned(),
+        reclaim_policy: match owner.reclaim_policy {
+            // Kubernetes' Recycle ends with an empty volume that stays; what nobody knows must not be deleted.
+            ReclaimPolicy::Retain | ReclaimPolicy::Recycle | ReclaimPolicy::Other(_) => {
+                wit::ReclaimPolicy::Retain
+            }
+            ReclaimPolicy::Delete => wit::ReclaimPolicy::Delete,
+        },
+    }
+}
+
+fn snapshot_owner(owner: SnapshotOwner) -> wit::SnapshotOwner {
+    wit::SnapshotOwner {
+        cluster_id: owner.cluster.as_str().to_owned(),
+        snapshot_uid: owner.snapshot.as_str().to_owned(),
+        content_name: owner.content,
+        reclaim_policy: if owner.retain { wit::ReclaimPolicy::Retain } else { wit::ReclaimPolicy::Delete },
+    }
+}
+
+fn snapshot_owner_of(owner: wit::SnapshotOwner) -> SnapshotOwner {
+    SnapshotOwner {
+        cluster: owner.cluster_id.into(),
+        snapshot: owner.snapshot_uid.into(),
+        content: owner.content_name,
+        retain: owner.reclaim_policy == wit::ReclaimPolicy::Retain,
+    }
+}
+
+/// A request as the guest reads it.
+pub(crate) fn publish_request(request: PublishVolume) -> publishing::PublishRequest {
+    publishing::PublishRequest {
+        handle: request.handle.as_str().to_owned(),
+        node: request.node.as_str().to_owned(),
+        node_identities: pairs(request.node_identities),
+        capability: capability(request.capability),
+        read_only: request.read_only,
+        context: pairs(request.context),
+    }
+}
+
+/// A request as the guest reads it.
+pub(crate) fn expand_request(request: ExpandVolume) -> expansion::ExpandRequest {
+    expansion::ExpandRequest {
+        handle: request.handle.as_str().to_owned(),
+        capacity: capacity_range(request.capacity),
+        capability: request.capability.map(capability),
+    }
+}
+
+/// A request as the guest reads it.
+pub(crate) fn snapshot_request(request: CreateSnapshot) -> snapshots::SnapshotRequest {
+    snapshots::SnapshotRequest {
+        name: request.name,
+        source: request.source.as_str().to_owned(),
+        parameters: pairs(request.parameters),
+        owner: request.owner.map(snapshot_owner),
+    }
+}
+
+/// A request as the guest reads it.
+pub(crate) fn group_request(request: CreateGroupSnapshot) -> group_snapshots::GroupRequest {
+    group_snapshots::GroupRequest {
+        name: request.name,
+        sources: request.sources.iter().map(|source| source.as_str().to_owned()).collect(),
+        parameters: pairs(request.parameters),
+        owner: request.owner.map(snapshot_owner),
+    }
+}
+
+/// A request as the guest reads it.
+pub(crate) fn capacity_request(query: CapacityQuery) -> capacity::CapacityRequest {
+    capacity::CapacityRequest {
+        capabilities: query.capabilities.into_iter().map(capability).collect(),
+        parameters: pairs(query.parameters),
+        topology: query.topology.map(pairs),
+    }
+}
+
+/// Parameters as the guest reads them.
+pub(crate) fn pairs(map: Parameters) -> Pairs {
+    map.into_iter().collect()
+}
+
+fn capacity_range(range: CapacityRange) -> wit::CapacityRange {
+    wit::CapacityRange { required_bytes: range.required, limit_bytes: range.limit }
+}
+
+/// A volume as the house reads it; the error says which rule of the contract it breaks.
+pub(crate) fn created(volume: wit::Volume) -> Result<CreatedVolume, String> {
+    let topology = volume.topology.into_iter().map(|segments| checks::map("a topology segment", segments));
+    Ok(CreatedVolume {
+        handle: VolumeHandle::new(volume.handle),
+        capacity: volume.capacity_bytes,
+        context: checks::map("the context", volume.context)?,
+        topology: topology.collect::<Result<_, _>>()?,
+        attachment: volume.attachment.map(attachment).transpose()?,
+    })
+}
+
+/// An attachment as the house reads it; the error says which rule of the contract it breaks.
+pub(crate) fn attachment(attachment: wit::Attachment) -> Result<AttachmentRecord, String> {
+    Ok(AttachmentRecord {
+        kind: attachment.kind,
+        version: attachment.version,
+        fields: checks::map("the attachment", attachment.fields)?,
+    })
+}
+
+/// A volume's state as the house reads it; the error says which rule of the contract it breaks.
+pub(crate) fn status(status: wit::VolumeStatus, redactor: &Redactor) -> Result<VolumeStatus, String> {
+    Ok(VolumeStatus {
+        volume: created(status.volume)?,
+        owner: status.owner.map(|owner| Owner {
+            cluster: owner.cluster_id.into(),
+            claim: owner.claim_uid.into(),
+            volume: owner.pv_name.into(),
+            reclaim_policy: match owner.reclaim_policy {
+                wit::ReclaimPolicy::Delete => ReclaimPolicy::Delete,
+                wit::ReclaimPolicy::Retain => ReclaimPolicy::Retain,
+            },
+        }),
+        published_nodes: status.published_nodes.into_iter().map(NodeName::from).collect(),
+        condition: status.condition.map(|condition| Condition {
+            abnormal: condition.abnormal,
+            message: shown(&condition.message, redactor),
+        }),
+        changed_at_ms: status.changed_at_ms,
+    })
+}
+
+/// A part of a listing as the house reads it; the error says which rule of the contract it breaks.
+pub(crate) fn volume_page(page: listing::VolumePage, redactor: &Redactor) -> Result<VolumePage, String> {
+    let volumes = page.volumes.into_iter().map(|found| status(found, redactor)).collect::<Result<_, _>>()?;
+    Ok(VolumePage { volumes, next: page.next })
+}
+
+/// A snapshot as the house reads it.
+pub(crate) fn snapshot(snapshot: wit::Snapshot) -> Snapshot {
+    Snapshot {
+        handle: SnapshotHandle::from(snapshot.handle),
+        source: VolumeHandle::from(snapshot.source),
+        size: snapshot.size_bytes,
+        created_at_ms: snapshot.created_at_ms,
+        ready: snapshot.ready,
+        group: snapshot.group.map(GroupSnapshotHandle::from),
+        owner: snapshot.owner.map(snapshot_owner_of),
+    }
+}
+
+/// A part of a listing as the house reads it.
+pub(crate) fn snapshot_page(page: snapshots::SnapshotPage) -> SnapshotPage {
+    SnapshotPage { snapshots: page.snapshots.into_iter().map(snapshot).collect(), next: page.next }
+}
+
+/// A group snapshot as the house reads it.
+pub(crate) fn group_snapshot(group: group_snapshots::GroupSnapshot) -> GroupSnapshot {
+    GroupSnapshot {
+        handle: GroupSnapshotHandle::from(group.handle),
+        snapshots: group.snapshots.into_iter().map(snapshot).collect(),
+        created_at_ms: group.created_at_ms,
+        ready: group.ready,
+    }
+}
+
+/// A capacity as the house reads it.
+pub(crate) fn capacity(report: capacity::CapacityReport) -> Capacity {
+    Capacity {
+        available: report.available_bytes,
+        maximum_volume: report.maximum_volume_bytes,
+        minimum_volume: report.minimum_volume_bytes,
+    }
+}
+
+pub(crate) fn validation(validation: volumes::Validation, redactor: &Redactor) -> Validation {
+    match validation {
+        volumes::Validation::Confirmed => Validation::Confirmed,
+        volumes::Validation::Refused(message) => Validation::Refused(shown(&message, redactor)),
+    }
+}
+
+pub(crate) fn readiness(readiness: identity::Readiness, redactor: &Redactor) -> Readiness {
+    match readiness {
+        identity::Readiness::Ready => Readiness::Ready,
+        identity::Readiness::NotReady(message) => Readiness::NotReady(shown(&message, redactor)),
+    }
+}
+
+/// A guest's text for people, without the call's secrets. Blotted out before it is cut, which could leave half a secret.
+fn shown(text: &str, redactor: &Redactor) -> String {
+    printable(&redactor.blot(text))
+}
+
+pub(crate) fn description(description: identity::Description) -> Description {
+    Description {
+        name: DriverName::new(description.name),
+        version: description.version,
+        topology_keys: description.topology_keys,
+        placement: match description.placement {
+            identity::Placement::Central => Placement::Central,
+            identity::Placement::Node => Placement::Node,
+        },
+        volumes_per_node: description.volumes_per_node,
+        features: description.features,
+    }
+}
+
+pub(crate) fn error(error: wit::StorageError, redactor: &Redactor) -> StorageError {
+    StorageError {
+        kind: match error.kind {
+            wit::ErrorKind::InvalidArgument => ErrorKind::InvalidArgument,
+            wit::ErrorKind::NotFound => ErrorKind::NotFound,
+            wit::ErrorKind::AlreadyExists => ErrorKind::AlreadyExists,
+            wit::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
+            wit::ErrorKind::Unauthenticated => ErrorKind::Unauthenticated,
+            wit::ErrorKind::ResourceExhausted => ErrorKind::ResourceExhausted,
+            wit::ErrorKind::FailedPrecondition => ErrorKind::FailedPrecondition,
+            wit::ErrorKind::Aborted => ErrorKind::Aborted,
+            wit::ErrorKind::OutOfRange => ErrorKind::OutOfRange,
+            wit::ErrorKind::Unimplemented => ErrorKind::Unimplemented,
+            wit::ErrorKind::Internal => ErrorKind::Internal,
+            wit::ErrorKind::Unavailable => ErrorKind::Unavailable,
+            wit::ErrorKind::DeadlineExceeded => ErrorKind::DeadlineExceeded,
+            wit::ErrorKind::Cancelled => ErrorKind::Cancelled,
+            wit::ErrorKind::DataLoss => ErrorKind::DataLoss,
+            wit::ErrorKind::Unknown => ErrorKind::Unknown,
+        },
+        message: shown(&error.message, redactor),
+        retry_after_ms: error.retry_after_ms,
+        finality: match error.finality {
+            wit::Finality::Final => Finality::Final,
+            wit::Finality::InProgress => Finality::InProgress,
+            wit::Finality::Unknown => Finality::Unknown,
+        },
+    }
+}

@@ -1,0 +1,306 @@
+//! The one WebAssembly engine of a process.
+
+use std::{
+    collections::HashMap,
+    fs::DirBuilder,
+    num::NonZeroUsize,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, Weak},
+    thread,
+    time::Duration,
+};
+
+use tokio::runtime::{Builder, Handle, Runtime};
+use wasmtime::{
+    Cache, CacheConfig, Config, InstanceAllocationStrategy, WasmBacktraceDetails, component::Linker,
+};
+
+use crate::{
+    capabilities,
+    digest::Digest,
+    error::LoadError,
+    instance::Host,
+    lane::Lane,
+    limits::TICK,
+    loader::Compiled,
+    metrics::WasmMetrics,
+    slots::{self, Slots},
+    wasi,
+};
+
+/// Frames of a guest's backtrace: what a log line can show.
+const BACKTRACE_FRAMES: usize = 16;
+/// The niceness of threads for long calls. Whoever wakes up beside such a thread runs at once; between the niceness of all
+/// others and this one the system lets it wait for a slice of the processor, which is many short calls. Not the lowest: on a
+/// machine that others keep busy, a thread of niceness 19 gets less than a hundredth of a processor, and calls meet their deadline.
+const LOW: i32 = 10;
+/// Most bytes of compiled code on the disk: some twenty components of the largest languages.
+const CACHE_BYTES: u64 = 1 << 30;
+
+/// Where compiled code is kept, so that a restart does not compile anew.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum CompiledCache {
+    /// In the user's cache directory; nowhere, with a warning, when there is none or it cannot be written.
+    #[default]
+    User,
+    /// In this directory. What lies there is run, so that it is nowhere, with a warning, when somebody else can write to the
+    /// directory, or nobody can.
+    Directory(PathBuf),
+    /// Nowhere.
+    Off,
+}
+
+/// What an engine is made with.
+#[derive(Clone, Debug, Default)]
+pub struct EngineOptions {
+    /// Where compiled code is kept.
+    pub cache: CompiledCache,
+    /// Where calls are counted.
+    pub metrics: WasmMetrics,
+}
+
+/// Compiles and runs components. A process has one; clones are the same engine.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) wasm: wasmtime::Engine,
+    pub(crate) metrics: WasmMetrics,
+    /// One component is compiled at a time: compiling takes a whole CPU and, for some languages, hundreds of megabytes.
+    pub(crate) compiling: tokio::sync::Mutex<()>,
+    /// What is compiled and linked already: a component that several backends use is in memory once.
+    pub(crate) compiled: Mutex<HashMap<Digest, Weak<Compiled>>>,
+    /// What components import, the same for all of them.
+    pub(crate) linker: Linker<Host>,
+    /// Where instances live.
+    pub(crate) slots: Arc<Slots>,
+    guests: Threads,
+    /// For calls that compute for long.
+    long: Threads,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// Starts an engine: its clock and the threads that run guests.
+    ///
+    /// # Errors
+    ///
+    /// When the processor or the system does not let code be compiled and run, or threads cannot be started.
+    pub fn new(options: EngineOptions) -> Result<Self, LoadError> {
+        let wasm =
+            start(open_cache(&options.cache)).map_err(|error| LoadError::Engine(format!("{error:#}")))?;
+        let linker = link(&wasm).map_err(|error| LoadError::Engine(format!("{error:#}")))?;
+        start_clock(&wasm)?;
+        let processors = thread::available_parallelism().map_or(2, NonZeroUsize::get);
+        // Apart from the threads that watch the cluster, renew leases and answer health checks, so that no guest can starve those.
+        let guests = Threads::start("guest", processors, || ())?;
+        let long = Threads::start("guest-long", processors.div_ceil(2), make_way)?;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                wasm,
+                metrics: options.metrics,
+                compiling: tokio::sync::Mutex::new(()),
+                compiled: Mutex::default(),
+                linker,
+                slots: Arc::default(),
+                guests,
+                long,
+            }),
+        })
+    }
+}
+
+impl Inner {
+    /// The threads that run guests.
+    pub(crate) fn guests(&self) -> &Handle {
+        &self.guests.handle
+    }
+
+    /// The lane of one more backend.
+    pub(crate) fn lane(&self) -> Lane {
+        Lane::new(self.long.handle.clone())
+    }
+}
+
+/// Threads that run tasks; they end with the last owner.
+struct Threads {
+    handle: Handle,
+    runtime: Option<Runtime>,
+}
+
+impl Threads {
+    fn start(name: &str, count: usize, begin: fn()) -> Result<Self, LoadError> {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(count)
+            .thread_name(name)
+            .on_thread_start(begin)
+            .enable_time()
+            .enable_io()
+            .build()
+            .map_err(LoadError::Threads)?;
+        Ok(Self { handle: runtime.handle().clone(), runtime: Some(runtime) })
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        // The last owner may be a task, and a task must not wait for threads.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// The calling thread yields to the others. On Linux alone is a niceness a thread's own.
+fn make_way() {
+    if cfg!(target_os = "linux")
+        && let Err(error) = rustix::process::setpriority_process(None, LOW)
+    {
+        tracing::debug!(%error, "the threads for long calls have the priority of all others");
+    }
+}
+
+/// Where addresses are scarce, such as under `ulimit -v`, instances live without slots: slower, and as safe.
+fn start(cache: Option<Cache>) -> wasmtime::Result<wasmtime::Engine> {
+    let mut config = config();
+    config.cache(cache);
+    let mut with_slots = config.clone();
+    slots::reserve(&mut with_slots);
+    wasmtime::Engine::new(&with_slots).or_else(|error| {
+        tracing::warn!(
+            error = format!("{error:#}"),
+            "no slots can be reserved for guests: every call maps its own memory"
+        );
+        config.allocation_strategy(InstanceAllocationStrategy::OnDemand);
+        wasmtime::Engine::new(&config)
+    })
+}
+
+/// Everything that guests need and nothing more: what is off cannot be attacked. Proposals that need cargo features which
+/// this build leaves out (garbage collection, exceptions, component-model async, parallel compilation) are off with them.
+fn config() -> Config {
+    let mut config = Config::new();
+    config
+        .wasm_component_model(true)
+        .concurrency_support(false)
+        .epoch_interruption(true)
+        .memory_init_cow(true)
+        .wasm_backtrace_details(WasmBacktraceDetails::Disable)
+        .wasm_backtrace_max_frames(NonZeroUsize::new(BACKTRACE_FRAMES));
+    config
+}
+
+fn link(engine: &wasmtime::Engine) -> wasmtime::Result<Linker<Host>> {
+    let mut linker = Linker::new(engine);
+    wasi::link(&mut linker)?;
+    capabilities::link(&mut linker)?;
+    Ok(linker)
+}
+
+/// The clock that stops guests. It has a thread of its own because a task could starve behind the guests that it shall stop;
+/// it ends with the engine.
+fn start_clock(engine: &wasmtime::Engine) -> Result<(), LoadError> {
+    let engine = engine.weak();
+    let tick = move || {
+        while let Some(engine) = engine.upgrade() {
+            engine.increment_epoch();
+            drop(engine);
+            thread::sleep(TICK);
+        }
+    };
+    thread::Builder::new().name("guest-clock".to_owned()).spawn(tick).map(drop).map_err(LoadError::Threads)
+}
+
+fn open_cache(cache: &CompiledCache) -> Option<Cache> {
+    let directory = match cache {
+        CompiledCache::Off => return None,
+        CompiledCache::User => None,
+        CompiledCache::Directory(directory) => Some(directory.as_path()),
+    };
+    match cache_in(directory) {
+        Ok(cache) => Some(cache),
+        Err(error) => {
+            let directory = directory.unwrap_or(Path::new("the user's cache directory"));
+            tracing::warn!(
+                directory = %directory.display(),
+                error = format!("{error:#}"),
+                "compiled components are not cached: every start compiles them anew"
+            );
+            None
+        }
+    }
+}
+
+fn cache_in(directory: Option<&Path>) -> wasmtime::Result<Cache> {
+    let mut config = CacheConfig::new();
+    config.with_files_total_size_soft_limit(CACHE_BYTES).with_cleanup_interval(Duration::from_secs(3600));
+    if let Some(directory) = directory {
+        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        // The library wants an absolute path.
+        config.with_directory(std::path::absolute(directory)?);
+    }
+    let cache = Cache::new(config)?;
+    only_ours(cache.directory())?;
+    Ok(cache)
+}
+
+/// Whoever can write compiled code into the cache runs it in this process, outside of every sandbox.
+fn only_ours(directory: &Path) -> wasmtime::Result<()> {
+    let found = std::fs::metadata(directory)?;
+    let (owner, us) = (found.uid(), rustix::process::geteuid().as_raw());
+    if owner != us && owner != 0 {
+        wasmtime::bail!("{} belongs to user {owner}, and this process is user {us}", directory.display());
+    }
+    if found.mode() & 0o022 != 0 {
+        let mode = found.mode() & 0o7777;
+        wasmtime::bail!(
+            "others can write to {}: its mode is {mode:04o}, expected 0755 or less (chmod go-w)",
+            directory.display()
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt as _};
+
+    use super::*;
+
+    #[test]
+    fn a_cache_that_others_can_write_is_not_used() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = CompiledCache::Directory(directory.path().join("cache"));
+        assert!(open_cache(&cache).is_some());
+        for (mode, used) in [(0o755, true), (0o775, false), (0o757, false), (0o1777, false), (0o700, true)] {
+            fs::set_permissions(directory.path().join("cache"), fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(open_cache(&cache).is_some(), used, "{mode:o}");
+        }
+        assert!(open_cache(&CompiledCache::Off).is_none());
+    }
+
+    #[test]
+    fn the_surface_is_as_small_as_intended() {
+        let engine = wasmtime::Engine::new(&config()).unwrap();
+        assert!(engine.get_epoch_interruption());
+        assert!(!engine.get_concurrency_support(), "component-model async came back through a dependency");
+        assert!(engine.get_memory_init_cow());
+        assert_eq!(engine.get_wasm_backtrace_max_frames(), BACKTRACE_FRAMES);
+        for (proposal, text) in [
+            ("garbage collection", "(module (type (struct)))"),
+            ("exceptions", "(module (tag))"),
+            ("threads", "(module (memory 1 1 shared))"),
+        ] {
+            let bytes = wat::parse_str(text).unwrap();
+            assert!(wasmtime::Module::validate(&engine, &bytes).is_err(), "{proposal} is on");
+        }
+    }
+}

@@ -1,0 +1,517 @@
+//! From a file to a backend: read once, hash, recognise, compile, judge, link, ask.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::Read as _,
+    path::PathBuf,
+    sync::{Arc, PoisonError, Weak},
+};
+
+use cofferdam_domain::storage::{Description, Readiness, Secrets};
+use tokio::time::Instant;
+use wasmtime::component::{Component, InstancePre};
+
+use crate::{
+    backend::WasmBackend,
+    call::{self, Function, Parts},
+    capabilities::{
+        Context, Shared,
+        http::{
+            client::Client,
+            connect,
+            policy::{HttpConfig, Policy},
+        },
+        pool::{Pool, PoolConfig},
+        session,
+        state::{self, StateConfig},
+        workers::Workers,
+    },
+    convert,
+    digest::Digest,
+    engine::{Engine, Inner},
+    error::LoadError,
+    exports::{self, Exports},
+    inspect::{Grant, Manifest},
+    instance::Host,
+    limits::Limits,
+    slots::{self, Share},
+    testing::FaultPlan,
+};
+use cofferdam_backend::{
+    Redactor,
+    checks::{self, printable},
+};
+
+/// Where a component comes from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// A file.
+    File(PathBuf),
+    /// Bytes that the program carries.
+    Bytes {
+        /// What messages call it.
+        name: String,
+        /// The component.
+        bytes: &'static [u8],
+    },
+}
+
+impl Source {
+    /// What messages call it.
+    fn name(&self) -> String {
+        match self {
+            Self::File(path) => path.display().to_string(),
+            Self::Bytes { name, .. } => name.clone(),
+        }
+    }
+}
+
+/// What an operator tells and allows a backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackendConfig {
+    /// Which component it has to be; absent for whichever the file holds.
+    pub sha256: Option<Digest>,
+    /// What the backend reads through its `settings` import.
+    pub settings: BTreeMap<String, String>,
+    /// Secrets that every call of the backend has.
+    pub secrets: Secrets,
+    /// What it may import; see [`effective_grants`](Self::effective_grants).
+    pub grants: BTreeSet<Grant>,
+    /// Where its HTTP requests may go.
+    pub http: HttpConfig,
+    /// What it may use.
+    pub limits: Limits,
+    /// Where its `state` import keeps what outlives a call.
+    pub state: StateConfig,
+    /// The directory behind its `pool` import, which this grants.
+    pub pool: Option<PoolConfig>,
+}
+
+impl BackendConfig {
+    /// What the backend may import in the end: by name, and by a section of its own. Who names origins for its requests has
+    /// granted it `http` with them, and who names a directory `pool`.
+    pub fn effective_grants(&self) -> BTreeSet<Grant> {
+        let http = (!self.http.origins.is_empty()).then_some(Grant::Http);
+        let pool = self.pool.is_some().then_some(Grant::Pool);
+        self.grants.iter().copied().chain(http).chain(pool).collect()
+    }
+}
+
+impl Default for BackendConfig {
+    fn default() -> Self {
+        Self {
+            sha256: None,
+            settings: BTreeMap::new(),
+            secrets: Secrets::default(),
+            grants: Grant::DEFAULT.into(),
+            http: HttpConfig::default(),
+            limits: Limits::default(),
+            state: StateConfig::default(),
+            pool: None,
+        }
+    }
+}
+
+impl Engine {
+    /// Reads a component and tells what it imports and exports. Nothing of it runs.
+    ///
+    /// # Errors
+    ///
+    /// When the component cannot be read, is none, or imports what nobody offers.
+    pub async fn inspect(&self, source: Source, limits: &Limits) -> Result<Inspection, LoadError> {
+        let compiled = self.compiled(source, limits.file_bytes, None).await?;
+        Ok(Inspection { digest: compiled.digest, size: compiled.size, manifest: compiled.manifest.clone() })
+    }
+
+    /// Asks a component who it is, with every import in place and nothing behind those that reach outside of the call: what a
+    /// component says of itself must not depend on them.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load), but for grants.
+    pub async fn describe(
+        &self,
+        source: Source,
+        settings: BTreeMap<String, String>,
+        limits: Limits,
+    ) -> Result<Description, LoadError> {
+        let name = source.name();
+        check_limits(&name, &limits)?;
+        let compiled = self.compiled(source, limits.file_bytes, None).await?;
+        let shared = bare(&name, settings, &limits).await?;
+        let engine = self.inner.wasm.clone();
+        let (slots, lane) = (Share::new(Arc::clone(&self.inner.slots)), self.inner.lane());
+        let parts =
+            Arc::new(Parts { engine, compiled, shared, limits, secrets: Secrets::default(), slots, lane });
+        describe(&name, &self.inner, &parts).await
+    }
+
+    async fn compiled(
+        &self,
+        source: Source,
+        limit: u64,
+        pinned: Option<Digest>,
+    ) -> Result<Arc<Compiled>, LoadError> {
+        let name = source.name();
+        let _one_at_a_time = self.inner.compiling.lock().await;
+        let inner = Arc::clone(&self.inner);
+        let work = {
+            let name = name.clone();
+            move || compile(&inner, &name, &source, limit, pinned)
+        };
+        tokio::task::spawn_blocking(work)
+            .await
+            .map_err(|error| LoadError::Host { name, reason: format!("compiling failed: {error}") })?
+    }
+
+    /// Makes a backend of a component, and asks it who it is and whether it is ready.
+    ///
+    /// A backend that says that it is not ready is loaded all the same: it may become ready.
+    ///
+    /// # Errors
+    ///
+    /// When the component cannot be read, is none, asks for what it must not have, or fails its first calls. The message is
+    /// one line that names it.
+    pub async fn load(&self, source: Source, config: BackendConfig) -> Result<Arc<WasmBackend>, LoadError> {
+        self.load_with_faults(source, config, FaultPlan::default()).await
+    }
+
+    /// As [`load`](Self::load), for the conformance suite, which lets calls die by a plan.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    pub async fn load_with_faults(
+        &self,
+        source: Source,
+        config: BackendConfig,
+        faults: FaultPlan,
+    ) -> Result<Arc<WasmBackend>, LoadError> {
+        let grants = config.effective_grants();
+        let BackendConfig { sha256, settings, secrets, grants: _, http, limits, state, pool } = config;
+        let name = source.name();
+        check_limits(&name, &limits)?;
+        let compiled = self.compiled(source, limits.file_bytes, sha256).await?;
+        compiled.manifest.check(&name, &grants)?;
+        if pool.is_none() && compiled.manifest.grants.contains(&Grant::Pool) {
+            return Err(LoadError::NoPool { name });
+        }
+        let policy = {
+            let name = name.clone();
+            tokio::task::spawn_blocking(move || Policy::new(&name, &http)).await
+        };
+        let policy = policy.map_err(|error| LoadError::Host {
+            name: name.clone(),
+            reason: format!("reading certificates failed: {error}"),
+        })??;
+        let state = open_state(&name, state, limits.state_bytes).await?;
+        let pool = open_pool(&name, pool).await?;
+        let shared = Shared {
+            session: Arc::new(session::Store::new(&limits)),
+            http: Arc::new(Client::new(policy, &limits, Arc::new(connect::System))),
+            settings: Arc::new(settings),
+            state: Arc::new(state),
+            pool: pool.map(Arc::new),
+            pool_workers: Workers::default(),
+            faults,
+        };
+        let parts = Arc::new(Parts {
+            engine: self.inner.wasm.clone(),
+            compiled,
+            shared,
+            limits,
+            secrets,
+            slots: Share::new(Arc::clone(&self.inner.slots)),
+            lane: self.inner.lane(),
+        });
+        introduce(&name, Arc::clone(&self.inner), parts).await
+    }
+}
+
+/// What a component is, without any of it having run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inspection {
+    /// SHA-256 of the file.
+    pub digest: Digest,
+    /// Size of the file in bytes.
+    pub size: u64,
+    /// Imports and exports.
+    pub manifest: Manifest,
+}
+
+async fn open_state(name: &str, config: StateConfig, limit: usize) -> Result<state::Store, LoadError> {
+    let file = config.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
+    let opened = tokio::task::spawn_blocking(move || state::Store::open(&config, limit)).await;
+    let opened = opened.map_err(|error| LoadError::Host {
+        name: name.to_owned(),
+        reason: format!("opening its state failed: {error}"),
+    })?;
+    opened.map_err(|reason| LoadError::StateFile { name: name.to_owned(), file, reason })
+}
+
+async fn open_pool(name: &str, config: Option<PoolConfig>) -> Result<Option<Pool>, LoadError> {
+    let Some(config) = config else { return Ok(None) };
+    let directory = config.directory.display().to_string();
+    let opened = tokio::task::spawn_blocking(move || Pool::open(&config)).await;
+    let opened = opened.map_err(|error| LoadError::Host {
+        name: name.to_owned(),
+        reason: format!("opening its pool failed: {error}"),
+    })?;
+    opened.map(Some).map_err(|reason| LoadError::Pool { name: name.to_owned(), directory, reason })
+}
+
+/// Limits that no call could meet are a mistake of the operator, not of the guest.
+fn check_limits(name: &str, limits: &Limits) -> Result<(), LoadError> {
+    let most_permits = tokio::sync::Semaphore::MAX_PERMITS;
+    let checks = [
+        ("deadline-ms", limits.deadline_ms, limits.deadline_ms > 0, "at least 1"),
+        ("cpu-ms", limits.cpu_ms, limits.cpu_ms > 0, "at least 1"),
+        (
+            "concurrent-calls",
+            wide(limits.concurrent_calls),
+            (1..=most_permits).contains(&limits.concurrent_calls),
+            "at least 1 and not more than a semaphore holds",
+        ),
+        (
+            "queued-calls",
+            wide(limits.queued_calls),
+            (limits.concurrent_calls..=most_permits).contains(&limits.queued_calls),
+            "at least `concurrent-calls` and not more than a semaphore holds",
+        ),
+    ];
+    let too_high = slots::ceilings(limits).into_iter().find(|(_, value, most)| value > most);
+    if let Some((limit, value, most)) = too_high {
+        return Err(LoadError::LimitTooHigh { name: name.to_owned(), limit, value, most });
+    }
+    match checks.into_iter().find(|(_, _, valid, _)| !valid) {
+        Some((limit, value, _, expected)) => {
+            Err(LoadError::Limit { name: name.to_owned(), limit, value, expected })
+        }
+        None => Ok(()),
+    }
+}
+
+fn wide(number: usize) -> u64 {
+    number.try_into().unwrap_or(u64::MAX)
+}
+
+/// A component that is compiled and linked.
+pub(crate) struct Compiled {
+    pub(crate) digest: Digest,
+    pub(crate) size: u64,
+    pub(crate) manifest: Manifest,
+    pub(crate) pre: InstancePre<Host>,
+    pub(crate) exports: Exports,
+    /// How many slots a call of it takes.
+    pub(crate) slots: u32,
+}
+
+/// Everything that needs a thread of its own. The bytes are read once: what is hashed is what is compiled.
+fn compile(
+    inner: &Inner,
+    name: &str,
+    source: &Source,
+    limit: u64,
+    pinned: Option<Digest>,
+) -> Result<Arc<Compiled>, LoadError> {
+    let owned = || name.to_owned();
+    let bytes = read(name, source, limit)?;
+    if let Some(found) = not_a_component(&bytes) {
+        return Err(LoadError::NotAComponent { name: owned(), found });
+    }
+    let digest = Digest::of(&bytes);
+    if let Some(expected) = pinned.filter(|expected| *expected != digest) {
+        return Err(LoadError::Digest { name: owned(), found: digest, expected });
+    }
+    let known = || inner.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(compiled) = known().get(&digest).and_then(Weak::upgrade) {
+        return Ok(compiled);
+    }
+    let component = Component::from_binary(&inner.wasm, &bytes).map_err(|error| invalid(owned(), &error))?;
+    let kind = component.component_type();
+    let imports = kind.imports(&inner.wasm).map(|(import, _)| import.to_owned()).collect();
+    let exports = kind.exports(&inner.wasm).map(|(export, _)| export.to_owned()).collect();
+    let manifest = Manifest::read(name, imports, exports)?;
+    let mismatch = |error: wasmtime::Error| LoadError::Mismatch { name: owned(), reason: one_line(&error) };
+    let slots = slots::needed(&component);
+    let pre = inner.linker.instantiate_pre(&component).map_err(mismatch)?;
+    let exports = Exports::find(&pre, &manifest.abilities).map_err(mismatch)?;
+    let compiled = Arc::new(Compiled { digest, size: wide(bytes.len()), manifest, pre, exports, slots });
+    let mut known = known();
+    known.retain(|_, compiled| compiled.strong_count() > 0);
+    known.insert(digest, Arc::downgrade(&compiled));
+    Ok(compiled)
+}
+
+fn read(name: &str, source: &Source, limit: u64) -> Result<Vec<u8>, LoadError> {
+    let failed = |source| LoadError::Read { name: name.to_owned(), source };
+    let too_large = |bytes| LoadError::TooLarge { name: name.to_owned(), bytes, limit };
+    let mut bytes = Vec::new();
+    match source {
+        Source::File(path) => {
+            // Opening a pipe would wait for its other end.
+            if !std::fs::metadata(path).map_err(failed)?.is_file() {
+                return Err(failed(std::io::Error::other("it is not a regular file: expected a component")));
+            }
+            let file = std::fs::File::open(path).map_err(failed)?;
+            let size = file.metadata().map_err(failed)?.len();
+            if size > limit {
+                return Err(too_large(size));
+            }
+            // The file may grow.
+            file.take(limit.saturating_add(1)).read_to_end(&mut bytes).map_err(failed)?;
+        }
+        Source::Bytes { bytes: carried, .. } => bytes.extend_from_slice(carried),
+    }
+    if wide(bytes.len()) > limit {
+        return Err(too_large(wide(bytes.len())));
+    }
+    Ok(bytes)
+}
+
+/// What a file is that is no component, by its first bytes; `None` for what may be one.
+fn not_a_component(bytes: &[u8]) -> Option<String> {
+    const MAGIC: &[u8] = b"\0asm";
+    /// Version 1, layer 0.
+    const CORE: &[u8] = &[1, 0, 0, 0];
+    /// Version 13, layer 1: every component of today's format.
+    const COMPONENT: &[u8] = &[13, 0, 1, 0];
+    if bytes.is_empty() {
+        return Some("empty".to_owned());
+    }
+    match bytes.strip_prefix(MAGIC) {
+        Some(rest) if rest.starts_with(COMPONENT) => None,
+        Some(rest) if rest.starts_with(CORE) => Some("a core WebAssembly module".to_owned()),
+        Some(rest) if rest.len() < CORE.len() => Some(format!("cut off after {} bytes", bytes.len())),
+        Some(_) => Some("WebAssembly of an unknown version".to_owned()),
+        None if wasmtime::Engine::detect_precompiled(bytes).is_some() => {
+            Some("compiled machine code, which is never loaded from a file".to_owned())
+        }
+        None if bytes.trim_ascii_start().starts_with(b"(") => Some("WebAssembly text".to_owned()),
+        None => Some("not WebAssembly".to_owned()),
+    }
+}
+
+/// Why code was not made of a component. What does not fit a slot is no fault of its form.
+fn invalid(name: String, error: &wasmtime::Error) -> LoadError {
+    const SLOTS: &str = "pooling allocator";
+    let reason = one_line(error);
+    if reason.contains(SLOTS) {
+        LoadError::TooDemanding { name, reason: reason.replace(SLOTS, "slots of this program") }
+    } else {
+        LoadError::Invalid { name, reason }
+    }
+}
+
+/// An error with its causes in one line.
+fn one_line(error: &wasmtime::Error) -> String {
+    printable(&format!("{error:#}"))
+}
+
+/// What a backend shares that nothing was configured for.
+pub(crate) async fn bare(
+    name: &str,
+    settings: BTreeMap<String, String>,
+    limits: &Limits,
+) -> Result<Shared, LoadError> {
+    let policy = Policy::new(name, &HttpConfig::default())?;
+    Ok(Shared {
+        session: Arc::new(session::Store::new(limits)),
+        http: Arc::new(Client::new(policy, limits, Arc::new(connect::System))),
+        settings: Arc::new(settings),
+        state: Arc::new(open_state(name, StateConfig::default(), limits.state_bytes).await?),
+        pool: None,
+        pool_workers: Workers::default(),
+        faults: FaultPlan::default(),
+    })
+}
+
+/// Calls a component for the first time, under the same limits as any call.
+async fn first_call<T: Send + 'static>(
+    name: &str,
+    inner: &Inner,
+    parts: &Arc<Parts>,
+    function: &'static str,
+    work: Function<T>,
+) -> Result<T, LoadError> {
+    let context = Context {
+        deadline: Instant::now() + parts.limits.deadline(),
+        secrets: parts.secrets.clone(),
+        redactor: Redactor::new(parts.secrets.clone()),
+        guard: None,
+    };
+    let end = match parts.room(context.deadline).await {
+        Ok(_room) => call::spawn(inner, Arc::clone(parts), context, function, work).await,
+        Err(failure) => call::End::without_guest(failure),
+    };
+    end.answer.map_err(|failure| LoadError::FirstCall {
+        name: name.to_owned(),
+        function,
+        source: failure.into_error(),
+    })
+}
+
+/// Asks a component who it is.
+async fn describe(name: &str, inner: &Inner, parts: &Arc<Parts>) -> Result<Description, LoadError> {
+    first_call(name, inner, parts, "instantiation", exports::check())
+        .await?
+        .map_err(|reason| LoadError::Mismatch { name: name.to_owned(), reason: printable(&reason) })?;
+    let description = first_call(name, inner, parts, "identity.describe", exports::describe()).await?;
+    let description = convert::description(description);
+    checks::description(&description)
+        .map_err(|reason| LoadError::Description { name: name.to_owned(), reason })?;
+    Ok(description)
+}
+
+/// Asks a component who it is and whether it is ready.
+async fn introduce(name: &str, inner: Arc<Inner>, parts: Arc<Parts>) -> Result<Arc<WasmBackend>, LoadError> {
+    let digest = parts.compiled.digest;
+    let description = describe(name, &inner, &parts).await?;
+    let metrics = inner.metrics.of(&description.name);
+    parts.shared.session.count(metrics.session());
+    parts.shared.http.count(metrics.http());
+    let readiness = first_call(name, &inner, &parts, "identity.probe", exports::probe()).await?;
+    match convert::readiness(readiness, &Redactor::default()) {
+        Readiness::Ready => {
+            tracing::info!(driver = %description.name, version = printable(&description.version), %digest, "backend loaded");
+        }
+        Readiness::NotReady(reason) => {
+            tracing::warn!(driver = %description.name, %digest, reason, "backend loaded; it says that it is not ready");
+        }
+    }
+    Ok(Arc::new(WasmBackend::new(inner, parts, description)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_recognised() {
+        for (bytes, expected) in [
+            (&b""[..], Some("empty")),
+            (b"\0asm", Some("cut off after 4 bytes")),
+            (b"\0asm\x01\0\0\0rest", Some("a core WebAssembly module")),
+            (b"\0asm\x0a\0\x01\0", Some("WebAssembly of an unknown version")),
+            (b"  (component)", Some("WebAssembly text")),
+            (b"#!/bin/sh", Some("not WebAssembly")),
+            (b"\0asm\x0d\0\x01\0", None),
+        ] {
+            assert_eq!(not_a_component(bytes).as_deref(), expected, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn limits_without_sense_are_named() {
+        let limits = Limits { queued_calls: 3, ..Limits::default() };
+        let error = check_limits("x.wasm", &limits).unwrap_err().to_string();
+        assert!(
+            error.starts_with("x.wasm: the limit `queued-calls` is 3; expected at least `concurrent-calls`"),
+            "{error}"
+        );
+        let limits = Limits { tables: 257, ..Limits::default() };
+        let error = check_limits("x.wasm", &limits).unwrap_err().to_string();
+        assert_eq!(error, "x.wasm: the limit `tables` is 257; expected at most 256");
+        assert!(check_limits("x.wasm", &Limits::default()).is_ok());
+    }
+}

@@ -1,0 +1,66 @@
+//! What the suites share.
+#![allow(dead_code, reason = "each suite uses a part of it")]
+#![allow(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use cofferdam_backend::{Backend as _, Call};
+use cofferdam_domain::storage::{
+    AccessType, CapabilityMode, CapacityRange, CreateVolume, CreatedVolume, Parameters, StorageError,
+    VolumeCapability,
+};
+use cofferdam_wasm::{
+    BackendConfig, CompiledCache, Engine, EngineOptions, Limits, LoadError, Source, WasmBackend,
+};
+
+/// A call with all the time that a backend has by default.
+pub(crate) fn call() -> Call {
+    Call::within(Duration::from_secs(60))
+}
+
+/// An engine whose compiled code lives in the build's directory: suites run often, and compiling is what they wait for.
+pub(crate) fn engine() -> Engine {
+    let cache = CompiledCache::Directory(std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("compiled"));
+    Engine::new(EngineOptions { cache, ..EngineOptions::default() }).unwrap()
+}
+
+pub(crate) fn settings(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+}
+
+pub(crate) async fn load(
+    engine: &Engine,
+    bytes: &'static [u8],
+    pairs: &[(&str, &str)],
+    limits: Limits,
+) -> Result<Arc<WasmBackend>, LoadError> {
+    let source = Source::Bytes { name: "guest.wasm".to_owned(), bytes };
+    engine.load(source, BackendConfig { settings: settings(pairs), limits, ..BackendConfig::default() }).await
+}
+
+pub(crate) async fn memory(engine: &Engine, pairs: &[(&str, &str)]) -> Arc<WasmBackend> {
+    load(engine, cofferdam_carried::MEMORY, pairs, Limits::default()).await.unwrap()
+}
+
+pub(crate) fn request(name: &str, bytes: u64) -> CreateVolume {
+    CreateVolume {
+        name: name.to_owned(),
+        capacity: CapacityRange { required: Some(bytes), limit: None },
+        capabilities: vec![VolumeCapability {
+            mode: CapabilityMode::SingleNodeWriter,
+            access: AccessType::Filesystem { fs_type: None, mount_flags: Vec::new(), mount_group: None },
+        }],
+        parameters: Parameters::new(),
+        mutable_parameters: Parameters::new(),
+        topology: None,
+        owner: None,
+    }
+}
+
+pub(crate) async fn create(
+    backend: &WasmBackend,
+    name: &str,
+    bytes: u64,
+) -> Result<CreatedVolume, StorageError> {
+    backend.create_volume(call(), request(name, bytes)).await
+}

@@ -1,0 +1,375 @@
+//! Guests that misbehave, through the real engine: each gets a typed error, and the next call works.
+#![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
+
+mod common;
+
+use std::{sync::Arc, time::Duration};
+
+use cofferdam_backend::{Backend as _, Call};
+use cofferdam_domain::{
+    GroupSnapshotHandle, SnapshotHandle, VolumeHandle,
+    storage::{
+        CreateGroupSnapshot, CreateSnapshot, ErrorKind, Finality, PageRequest, Parameters, Readiness, Secret,
+        StorageError, ValidateVolume, Validation,
+    },
+};
+use cofferdam_wasm::{Limits, WasmBackend};
+use common::{call, create, engine, load, request};
+
+/// A breaker that stays out of the way.
+fn limits() -> Limits {
+    Limits { breaker_failures: 1_000, ..Limits::default() }
+}
+
+/// A small budget, so that endless loops end soon.
+fn hasty() -> Limits {
+    Limits { cpu_ms: 50, ..limits() }
+}
+
+async fn hostile(pairs: &[(&str, &str)], limits: Limits) -> Arc<WasmBackend> {
+    load(&engine(), cofferdam_test_guests::HOSTILE, pairs, limits).await.unwrap()
+}
+
+async fn works(backend: &WasmBackend) {
+    assert_eq!(create(backend, "well-behaved", 7).await.unwrap().capacity, Some(7));
+}
+
+fn assert_unknown(error: &StorageError, kind: ErrorKind, expected: &str) {
+    assert_eq!((error.kind, error.finality), (kind, Finality::Unknown), "{error}");
+    assert!(error.message.contains(expected) && !error.message.contains('\n'), "{error}");
+}
+
+#[tokio::test]
+async fn each_misdeed_is_a_typed_error_and_the_next_call_works() {
+    let backend = hostile(&[], limits()).await;
+    for (misdeed, expected) in [
+        ("panic", "trapped: wasm `unreachable` instruction executed"),
+        ("hoard", "wanted more than 67108864 bytes of memory"),
+        ("recurse", "trapped: "),
+        ("exit", "ended its program"),
+        ("random", "5000 random bytes at once; at most 4096"),
+        ("oversized", "a value of more than 4194304 bytes"),
+        ("many", "a value of more than 4194304 bytes"),
+    ] {
+        let error = create(&backend, misdeed, 1).await.unwrap_err();
+        assert_unknown(&error, ErrorKind::Internal, expected);
+        works(&backend).await;
+    }
+    let hasty = hostile(&[], hasty()).await;
+    let error = create(&hasty, "loop", 1).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::Internal, "computed for more than 50ms");
+    works(&hasty).await;
+    for flood in ["flood", "stderr"] {
+        // A flood costs the guest its own time; within it, only lines are lost.
+        let roomy = hostile(&[], Limits { cpu_ms: 60_000, ..limits() }).await;
+        assert!(create(&roomy, flood, 1).await.is_ok());
+    }
+}
+
+#[tokio::test]
+async fn a_sleeping_guest_is_stopped_by_its_deadline() {
+    let backend = hostile(&[], limits()).await;
+    let call = Call::within(Duration::from_millis(50));
+    let error = backend.delete_volume(call, VolumeHandle::new("sleep")).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::DeadlineExceeded, "has not answered within");
+    works(&backend).await;
+    // Also a limit of loading it: there is time for that.
+    let impatient = hostile(&[], Limits { deadline_ms: 2_000, ..limits() }).await;
+    let error = create(&impatient, "sleep", 1).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::DeadlineExceeded, "has not answered within");
+}
+
+#[tokio::test]
+async fn other_calls_go_on_beside_endless_loops() {
+    let backend = hostile(&[], Limits { cpu_ms: 200, ..limits() }).await;
+    let loops = (0..4).map(|_| backend.delete_volume(call(), VolumeHandle::new("loop")));
+    let first = backend.delete_volume(call(), VolumeHandle::new("loop"));
+    let ((), error) = futures::join!(works(&backend), first);
+    assert_unknown(&error.unwrap_err(), ErrorKind::Internal, "computed for more than");
+    // One volume has one call at a time.
+    let busy: Vec<_> = futures::future::join_all(loops).await.into_iter().map(Result::unwrap_err).collect();
+    assert_eq!(busy.iter().filter(|error| error.kind == ErrorKind::Aborted).count(), 3);
+    assert!(busy.iter().all(|error| error.finality != Finality::Final));
+}
+
+#[tokio::test]
+async fn lies_are_refused() {
+    let backend = hostile(&[], limits()).await;
+    for (lie, expected) in [
+        ("no-handle", "the volume handle has 0 bytes"),
+        ("long-handle", "the volume handle has 129 bytes"),
+        ("inline-handle", "the shape of an inline volume's"),
+        ("control-handle", "has control characters"),
+        ("too-large", "the volume has 18446744073709551615 bytes"),
+        ("large-context", "the context has 5001 bytes"),
+        ("repeated-key", "the context has the key \"k\" twice"),
+        ("odd-topology", "the topology key \"not a key\" is not a label's key"),
+        ("odd-attachment", "the attachment's kind is \"Di/rectory\""),
+    ] {
+        let error = create(&backend, lie, 100).await.unwrap_err();
+        assert_unknown(&error, ErrorKind::Internal, expected);
+    }
+    // Not refused: the volume exists, and only who hears of its id can delete it again.
+    assert_eq!(create(&backend, "too-small", 100).await.unwrap().capacity, Some(1));
+    let error = create(&backend, "long-message", 1).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::Unavailable, " [31mé é");
+    assert!(error.message.len() <= 1_003 && error.message.ends_with('…'));
+    works(&backend).await;
+}
+
+#[tokio::test]
+async fn what_describes_itself_wrongly_is_not_loaded() {
+    let engine = engine();
+    let error =
+        load(&engine, cofferdam_test_guests::HOSTILE, &[("on-describe", "loop")], hasty()).await.unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("identity.describe failed: Internal: the backend computed for more than 50ms")
+    );
+    for (settings, expected) in [
+        (("on-describe", "panic"), "identity.describe failed: Internal: the backend trapped"),
+        (("on-describe", "hoard"), "identity.describe failed: Internal: the backend wanted more than"),
+        (("on-probe", "exit"), "identity.probe failed: Internal: the backend ended its program"),
+        (("name", ""), "the driver name is \"\"; expected a DNS subdomain"),
+        (("name", "Has Spaces"), "the driver name is \"Has Spaces\"; expected a DNS subdomain"),
+        (("topology-keys", "a,a"), "the topology key \"a\" is given twice"),
+        (("features", "Not A Word"), "the feature \"Not A Word\" is not valid"),
+    ] {
+        let error = load(&engine, cofferdam_test_guests::HOSTILE, &[settings], limits())
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("guest.wasm: ") && error.contains(expected) && !error.contains('\n'),
+            "{error}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_backend_that_only_fails_is_left_alone() {
+    // The pause is long, so the second call meets it however slow the machine is.
+    let limits = Limits { breaker_failures: 3, breaker_pause_ms: 3_600_000, ..limits() };
+    let backend = hostile(&[], limits).await;
+    for _ in 0..2 {
+        create(&backend, "panic", 1).await.unwrap_err();
+    }
+    works(&backend).await;
+    for _ in 0..3 {
+        create(&backend, "panic", 1).await.unwrap_err();
+    }
+    let error = create(&backend, "well-behaved", 1).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::Unavailable, "failed too often and is left alone");
+    assert!(error.retry_after_ms.is_some_and(|pause| pause > 3_000_000));
+}
+
+#[tokio::test]
+async fn too_many_calls_are_refused_at_once() {
+    let limits = Limits { concurrent_calls: 1, queued_calls: 1, deadline_ms: 2_000, ..limits() };
+    let backend = hostile(&[], limits).await;
+    // Sleepers of different volumes: whichever comes first has the only place.
+    let first = create(&backend, "sleep", 1);
+    let second = backend.delete_volume(call(), VolumeHandle::new("sleep"));
+    let (first, second) = futures::join!(first, second);
+    let mut kinds = [first.unwrap_err().kind, second.unwrap_err().kind];
+    kinds.sort_by_key(|kind| kind.as_str());
+    assert_eq!(kinds, [ErrorKind::DeadlineExceeded, ErrorKind::Unavailable]);
+    works(&backend).await;
+}
+
+#[tokio::test]
+async fn a_guest_that_looks_around_finds_nothing() {
+    let backend = hostile(&[], limits()).await;
+    let found = create(&backend, "look-around", 1).await.unwrap().context;
+    assert_eq!(found.len(), 6);
+    assert!(found.values().all(|count| count == "0"), "{found:?}");
+}
+
+#[tokio::test]
+async fn state_without_measure() {
+    let small = Limits { state_bytes: 1 << 20, ..limits() };
+    let backend = hostile(&[], small).await;
+    for (misuse, expected) in [
+        ("state-key", "StateError::KeySize(Bound { limit: 512, given: 10240 })"),
+        ("state-read-key", "StateError::KeySize(Bound { limit: 512, given: 10240 })"),
+        ("state-prefix", "StateError::KeySize(Bound { limit: 512, given: 10240 })"),
+        ("state-no-key", "StateError::KeySize(Bound { limit: 512, given: 0 })"),
+        ("state-value", "StateError::ValueSize(Bound { limit: 65536, given: 65537 })"),
+        ("state-batch", "StateError::BatchSize(Bound { limit: 16, given: 17 })"),
+        ("state-none", "StateError::BatchSize(Bound { limit: 16, given: 0 })"),
+        ("state-twice", "StateError::RepeatedKey(\"k\")"),
+    ] {
+        let error = create(&backend, misuse, 1).await.unwrap_err();
+        assert_eq!((error.kind, error.message.as_str()), (ErrorKind::InvalidArgument, expected), "{misuse}");
+    }
+    let error = create(&backend, "state-huge-value", 1).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::Internal, "a value of more than 4194304 bytes");
+    assert_eq!(backend.state_usage(), (0, 0));
+    // A GiB does not fit the memory of a call; where the operator allows that much memory, it does not fit an import.
+    let error = create(&backend, "state-giant-value", 1).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::Internal, "wanted more than 67108864 bytes of memory");
+    let roomy = hostile(&[], Limits { memory_bytes: 3 << 30, cpu_ms: 60_000, ..limits() }).await;
+    let error = create(&roomy, "state-giant-value", 1).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::Internal, "a value of more than 4194304 bytes");
+    assert_eq!(roomy.state_usage(), (0, 0));
+    let error = create(&backend, "state-full", 1).await.unwrap_err();
+    assert!(error.message.starts_with("StateError::Full(Bound { limit: 1048576, given: "), "{error}");
+    assert!(backend.state_usage().1 <= 1 << 20);
+    works(&backend).await;
+}
+
+/// What no guest may repeat; as long as secrets are, with a character that is escaped where texts are quoted.
+const SECRET: &str = "hunter2\"hunter2";
+
+fn secret_call() -> Call {
+    Call { secrets: [("password".to_owned(), Secret::new(SECRET))].into_iter().collect(), ..call() }
+}
+
+#[tokio::test]
+async fn secrets_do_not_come_back() {
+    let backend = hostile(&[("echo", SECRET), ("on-probe", "echo")], limits()).await;
+    for (echo, expected) in [
+        ("echo-handle", "the volume handle holds a secret of the call"),
+        ("echo-context", "the context holds a secret of the call under the key \"password\""),
+        ("echo-key", "the context has the key \"[secret]\" twice"),
+        ("echo-attachment", "the attachment holds a secret of the call under the key \"path\""),
+        ("echo-kind", "the attachment's kind is \"the array says: [secret].\""),
+        ("echo-topology", "the topology key \"the array says: [secret].\" is not a label's key"),
+        ("echo-error", "the array says: [secret]."),
+    ] {
+        let error = backend.create_volume(secret_call(), request(echo, 1)).await.unwrap_err();
+        assert!(error.message.contains(expected) && !error.message.contains("hunter2"), "{error}");
+    }
+    let asked = ValidateVolume {
+        handle: VolumeHandle::new("v"),
+        context: Parameters::new(),
+        capabilities: Vec::new(),
+        parameters: [("echo".to_owned(), SECRET.to_owned())].into(),
+        mutable_parameters: Parameters::new(),
+    };
+    let answer = backend.validate_volume(secret_call(), asked).await.unwrap();
+    assert_eq!(answer, Validation::Refused("the array knows [secret] already".to_owned()));
+    let answer = backend.probe(secret_call()).await.unwrap();
+    assert_eq!(answer, Readiness::NotReady("the array says: [secret].".to_owned()));
+    let status = backend.get_volume(secret_call(), VolumeHandle::new("echo")).await.unwrap();
+    assert_eq!(status.condition.unwrap().message, "the array says: [secret].");
+    let asked = CreateSnapshot {
+        name: "echo-handle".to_owned(),
+        source: VolumeHandle::new("v"),
+        parameters: Parameters::new(),
+        owner: None,
+    };
+    let error = backend.create_snapshot(secret_call(), asked).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::Internal, "the snapshot handle holds a secret of the call");
+}
+
+fn after(after: &str) -> PageRequest {
+    PageRequest { after: Some(after.to_owned()), limit: Some(3) }
+}
+
+#[tokio::test]
+async fn listings_that_lie() {
+    let backend = hostile(&[], limits()).await;
+    let source = || Some(VolumeHandle::new("v"));
+    for (lie, expected) in [
+        ("same", "a page ends where it began"),
+        ("no-next", "a page's end has 0 bytes; expected 1 to 4096"),
+        ("long-next", "a page's end has 10240 bytes; expected 1 to 4096"),
+        ("too-many", "a page has 4 entries; at most 3 were asked for"),
+    ] {
+        let error = backend.list_snapshots(call(), source(), after(lie)).await.unwrap_err();
+        assert_unknown(&error, ErrorKind::Internal, expected);
+        let error = backend.list_volumes(call(), after(lie)).await.unwrap_err();
+        assert_unknown(&error, ErrorKind::Internal, expected);
+    }
+    let error = backend.list_snapshots(call(), source(), after("stranger")).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::Internal, "is a snapshot of another volume");
+    let error = backend.list_volumes(call(), after("bad-entry")).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::Internal, "the volume handle has 0 bytes");
+    assert_eq!(backend.list_snapshots(call(), source(), after("good")).await.unwrap().snapshots.len(), 3);
+    assert_eq!(backend.list_volumes(call(), after("good")).await.unwrap().next.as_deref(), Some("end"));
+}
+
+#[tokio::test]
+async fn answers_about_something_else() {
+    let backend = hostile(&[], limits()).await;
+    let error = backend.get_volume(call(), VolumeHandle::new("other")).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::Internal, "it describes another volume than other");
+    let error = backend.get_snapshot(call(), SnapshotHandle::new("other")).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::Internal, "it describes another snapshot than other");
+    let group = GroupSnapshotHandle::new("other");
+    let error = backend.get_group_snapshot(call(), group, [].into()).await.unwrap_err();
+    assert_unknown(&error, ErrorKind::Internal, "it describes another group snapshot than other");
+    for (lie, expected) in [
+        ("long-node", "a node's id has 10240 bytes; expected 1 to 256"),
+        ("control-node", "a node's id \"a b\" has control characters"),
+        ("many-nodes", "a volume is published to 10001 nodes"),
+        ("long-owner", "the owner's cluster has 10240 bytes; expected 0 to 253"),
+    ] {
+        let error = backend.get_volume(call(), VolumeHandle::new(lie)).await.unwrap_err();
+        assert_unknown(&error, ErrorKind::Internal, expected);
+    }
+}
+
+#[tokio::test]
+async fn snapshots_and_groups_that_lie() {
+    let backend = hostile(&[], limits()).await;
+    let (source, parameters) = (VolumeHandle::new("v"), Parameters::new());
+    for (lie, expected) in [
+        ("no-handle", "the snapshot handle has 0 bytes"),
+        ("too-large", "18446744073709551615 bytes"),
+        ("late", "the snapshot was cut at 18446744073709551615 ms"),
+        ("long-group", "the group's handle has 129 bytes"),
+    ] {
+        let (name, source, parameters) = (lie.to_owned(), source.clone(), parameters.clone());
+        let error = backend
+            .create_snapshot(call(), CreateSnapshot { name, source, parameters, owner: None })
+            .await
+            .unwrap_err();
+        assert_unknown(&error, ErrorKind::Internal, expected);
+    }
+    let group = |name: &str| CreateGroupSnapshot {
+        name: name.to_owned(),
+        sources: [VolumeHandle::new("a"), VolumeHandle::new("b")].into(),
+        parameters: Parameters::new(),
+        owner: None,
+    };
+    let members = "the group's members are not one snapshot of each volume that was asked for";
+    for (lie, expected) in [
+        ("fewer", members),
+        ("twice", members),
+        ("stranger", members),
+        ("no-member", "the member \"a\" does not say that it is the group's"),
+        ("not-ready", "the group is ready and one of its members is not"),
+    ] {
+        let error = backend.create_group_snapshot(call(), group(lie)).await.unwrap_err();
+        assert_unknown(&error, ErrorKind::Internal, expected);
+    }
+    assert_eq!(backend.create_group_snapshot(call(), group("good")).await.unwrap().snapshots.len(), 2);
+}
+
+#[tokio::test]
+async fn a_quiet_backend_works_beside_noisy_ones() {
+    let engine = engine();
+    let noisy = load(&engine, cofferdam_test_guests::HOSTILE, &[], limits()).await.unwrap();
+    let quiet = load(&engine, cofferdam_carried::MEMORY, &[], Limits::default()).await.unwrap();
+    for misdeed in ["loop", "hoard", "flood"] {
+        let ask = || {
+            let asked = ValidateVolume {
+                handle: VolumeHandle::new("v"),
+                context: Parameters::new(),
+                capabilities: Vec::new(),
+                parameters: [("misdeed".to_owned(), misdeed.to_owned())].into(),
+                mutable_parameters: Parameters::new(),
+            };
+            let noisy = Arc::clone(&noisy);
+            tokio::spawn(async move { noisy.validate_volume(call(), asked).await })
+        };
+        let noise: Vec<_> = (0..Limits::default().concurrent_calls).map(|_| ask()).collect();
+        for number in 0..200 {
+            create(&quiet, &format!("{misdeed}-{number}"), 7).await.unwrap();
+        }
+        noise.iter().for_each(tokio::task::JoinHandle::abort);
+    }
+}

@@ -1,0 +1,490 @@
+//! The import `http` through a guest and real sockets: what is allowed works, what is not is refused before anything is sent.
+#![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
+
+mod common;
+mod net;
+
+use std::{sync::Arc, time::Duration};
+
+use cofferdam_backend::{BackendMetrics, Call};
+use cofferdam_domain::storage::{ErrorKind, Finality};
+use cofferdam_wasm::{
+    BackendConfig, Engine, EngineOptions, Grant, HttpConfig, Limits, LoadError, OriginConfig, Source,
+    WasmBackend, WasmMetrics,
+};
+use common::{call, engine};
+use net::{Authority, PATIENCE, Server, asking, get, load, origin, perform, secrets, send};
+use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
+
+async fn with(origins: Vec<OriginConfig>) -> Arc<WasmBackend> {
+    load(&engine(), origins, Limits::default()).await.unwrap()
+}
+
+#[tokio::test]
+async fn what_is_allowed_works() {
+    let server = Server::start(None).await;
+    let backend = asking(&server).await;
+    assert_eq!(
+        send(&backend, get(&server.http("/echo?a=b#c"))).await,
+        "200 GET /echo?a=b 0",
+        "the fragment stays here"
+    );
+    let post = json!({
+        "method": "POST", "url": server.http("/echo"), "body": "hello", "headers": [["X-Two", "a"], ["x-two", "b"]]
+    });
+    assert_eq!(send(&backend, post).await, "200 POST /echo 5");
+    let headers = server.headers();
+    assert_eq!(headers.get_all("x-two").iter().collect::<Vec<_>>(), ["a", "b"]);
+    assert_eq!(headers.get("host").unwrap(), &server.address.to_string());
+    assert_eq!(headers.get("content-length").unwrap(), "5");
+    for method in ["HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"] {
+        let expected = if method == "HEAD" { "200 ".to_owned() } else { format!("200 {method} /echo 0") };
+        let request = json!({ "method": method, "url": server.http("/echo") });
+        assert_eq!(send(&backend, request).await, expected);
+    }
+    assert_eq!(
+        send(&backend, get(&server.http("/missing"))).await,
+        "404 x-reason=none no such thing",
+        "a response of whatever status"
+    );
+    let redirect = send(&backend, get(&server.http("/redirect"))).await;
+    assert_eq!(redirect, "302 location=http://169.254.169.254/latest ", "nothing follows it");
+}
+
+#[tokio::test]
+async fn requests_of_one_call_share_a_connection_and_those_with_other_secrets_do_not() {
+    let server = Server::start(None).await;
+    let backend = asking(&server).await;
+    let script = json!([{ "send": get(&server.http("/echo")) }, { "send": get(&server.http("/echo")) }]);
+    perform(&backend, "a", call(), script.clone()).await.unwrap();
+    let before = server.connections();
+    let other = Call { secrets: secrets(&[("password", "other")]), ..call() };
+    perform(&backend, "b", other, script).await.unwrap();
+    assert!(server.connections() > before);
+    assert!(server.connections() < 4, "{} connections for 4 requests", server.connections());
+}
+
+#[tokio::test]
+async fn tls_with_a_private_authority_a_pin_and_a_clients_certificate() {
+    let (authority, clients) = (Authority::new(), Authority::new());
+    let identity = authority.server("localhost");
+    let (certificate_file, key_file) =
+        clients.sign("driver", rcgen::ExtendedKeyUsagePurpose::ClientAuth).files("client");
+    let open = Server::start(Some(identity.serve(None))).await;
+    let closed = Server::start(Some(identity.serve(Some(&clients)))).await;
+    let ca_file = Some(authority.file("allowed-ca.pem"));
+    let by_authority =
+        |server: &Server| OriginConfig { ca_file: ca_file.clone(), ..origin(&server.https("")) };
+    let by_pin =
+        |server: &Server| OriginConfig { pin_sha256: Some(identity.pin()), ..origin(&server.https("")) };
+    for config in [
+        by_authority(&open),
+        by_pin(&open),
+        OriginConfig { pin_sha256: Some(identity.pin().to_uppercase()), ..by_authority(&open) },
+    ] {
+        let backend = with(vec![config]).await;
+        assert_eq!(send(&backend, get(&open.https("/echo"))).await, "200 GET /echo 0");
+    }
+    let known = OriginConfig {
+        certificate_file: Some(certificate_file),
+        key_file: Some(key_file),
+        ..by_authority(&closed)
+    };
+    let backend = with(vec![known, by_authority(&open)]).await;
+    assert_eq!(send(&backend, get(&closed.https("/echo"))).await, "200 GET /echo 0");
+    assert_eq!(send(&backend, get(&open.https("/echo"))).await, "200 GET /echo 0");
+    // The server refuses a client without a certificate when the request may be on its way already.
+    let hits = closed.hits();
+    let stranger = with(vec![by_authority(&closed)]).await;
+    let refused = send(&stranger, get(&closed.https("/echo"))).await;
+    assert!(refused.starts_with("Failure::Tls "), "{refused}");
+    assert_eq!(closed.hits(), hits);
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_the_right_one_gets_nothing() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let identity = authority.server("localhost");
+    let server = Server::start(Some(identity.serve(None))).await;
+    let elsewhere = Server::start(Some(authority.server("elsewhere.example").serve(None))).await;
+    let plain = Server::start(None).await;
+    let ca_file = Some(authority.file("right-ca.pem"));
+    let of = |server: &Server| OriginConfig { ca_file: ca_file.clone(), ..origin(&server.https("")) };
+    for (server, config) in [
+        (&server, OriginConfig { ca_file: Some(other.file("wrong-ca.pem")), ..of(&server) }),
+        (&server, OriginConfig { pin_sha256: Some("0".repeat(64)), ..of(&server) }),
+        (&server, OriginConfig { ca_file: None, pin_sha256: Some("0".repeat(64)), ..of(&server) }),
+        (
+            &server,
+            OriginConfig {
+                ca_file: Some(other.file("wrong-ca.pem")),
+                pin_sha256: Some(identity.pin()),
+                ..of(&server)
+            },
+        ),
+        (&elsewhere, of(&elsewhere)),
+        (&plain, of(&plain)),
+    ] {
+        let backend = with(vec![config]).await;
+        let refused = send(&backend, get(&server.https("/echo"))).await;
+        assert!(
+            refused.starts_with("Failure::Tls maybe-sent=false TLS with https://localhost:"),
+            "{refused}"
+        );
+        assert_eq!(server.hits(), 0);
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_allowed_is_refused_before_anything_is_sent() {
+    let server = Server::start(None).await;
+    let other = Server::start(None).await;
+    let backend = asking(&server).await;
+    let (port, allowed) = (server.address.port(), server.http(""));
+    let mapped = format!("http://[::ffff:127.0.0.1]:{port}/echo");
+    for (url, failure) in [
+        (other.http("/echo"), "Forbidden"),
+        (allowed.replace("http:", "https:"), "Forbidden"),
+        (format!("http://localhost:{port}/echo"), "Forbidden"),
+        (format!("http://2130706433:{port}/echo"), "Forbidden"),
+        (format!("http://0x7f000001:{port}/echo"), "Forbidden"),
+        (format!("http://127.1:{port}/echo"), "Forbidden"),
+        (format!("http://127.0.0.1.:{port}/echo"), "Forbidden"),
+        (format!("http://[::1]:{port}/echo"), "Forbidden"),
+        (mapped, "Forbidden"),
+        ("http://127.0.0.1/echo".to_owned(), "Forbidden"),
+        (format!("{allowed}@{}/echo", other.address), "Invalid"),
+        (format!("http://user:password@127.0.0.1:{port}/echo"), "Invalid"),
+        (format!("{allowed}\\@{}/echo", other.address), "Invalid"),
+        (format!("ftp://127.0.0.1:{port}/echo"), "Invalid"),
+        ("/echo".to_owned(), "Invalid"),
+        (format!("{allowed}/echo HTTP/1.1\r\nx: y"), "Invalid"),
+    ] {
+        let refused = send(&backend, get(&format!("{url}?token=hidden"))).await;
+        assert!(refused.starts_with(&format!("Failure::{failure} maybe-sent=false ")), "{url}: {refused}");
+        assert!(!refused.contains("hidden") && !refused.contains("password"), "{refused}");
+    }
+    assert_eq!((server.connections(), other.connections()), (0, 0));
+    // An absolute URL in the place of a path is a path.
+    let nested = send(&backend, get(&format!("{allowed}/echo?http://{}/", other.address))).await;
+    assert_eq!(nested, format!("200 GET /echo?http://{}/ 0", other.address));
+}
+
+#[tokio::test]
+async fn a_name_that_leads_to_this_machine_is_refused_unless_it_is_meant() {
+    let server = Server::start(None).await;
+    let name = format!("http://localhost:{}", server.address.port());
+    let open = OriginConfig { addresses: None, ..origin(&name) };
+    let refused = send(&*with(vec![open]).await, get(&format!("{name}/echo"))).await;
+    assert!(refused.starts_with("Failure::Forbidden maybe-sent=false localhost is at "), "{refused}");
+    let elsewhere = OriginConfig { addresses: Some(vec!["10.0.0.0/8".to_owned()]), ..origin(&name) };
+    let refused = send(&*with(vec![elsewhere]).await, get(&format!("{name}/echo"))).await;
+    assert!(refused.starts_with("Failure::Forbidden maybe-sent=false localhost is at "), "{refused}");
+    assert_eq!(server.connections(), 0);
+    let meant = send(&*with(vec![origin(&name)]).await, get(&format!("{name}/echo"))).await;
+    assert_eq!(meant, "200 GET /echo 0");
+}
+
+#[tokio::test]
+async fn headers_cannot_change_what_is_sent() {
+    let server = Server::start(None).await;
+    let backend = asking(&server).await;
+    for (name, value) in [
+        ("x", "a\r\nx-evil: b"),
+        ("x", "a\nb"),
+        ("x\r\nx-evil", "b"),
+        ("x y", "b"),
+        ("", "b"),
+        ("Host", "evil"),
+        ("Connection", "close"),
+        ("Transfer-Encoding", "chunked"),
+        ("content-length", "1"),
+        ("Proxy-Authorization", "x"),
+        ("Expect", "100-continue"),
+        ("upgrade", "h2c"),
+        ("TE", "trailers"),
+    ] {
+        let request = json!({ "method": "GET", "url": server.http("/echo"), "headers": [[name, value]] });
+        let refused = send(&backend, request).await;
+        assert!(refused.starts_with("Failure::Invalid maybe-sent=false "), "{name:?}: {refused}");
+    }
+    let many: Vec<_> = (0..129).map(|number| [format!("x-{number}"), String::new()]).collect();
+    let request = json!({ "method": "GET", "url": server.http("/echo"), "headers": many });
+    assert!(send(&backend, request).await.starts_with("Failure::TooLarge maybe-sent=false "));
+    assert_eq!(server.connections(), 0);
+}
+
+#[tokio::test]
+async fn sizes_are_bounded() {
+    let server = Server::start(None).await;
+    let limits = Limits { http_request_bytes: 1_000, http_response_bytes: 2_000, ..Limits::default() };
+    let backend = load(&engine(), vec![origin(&server.http(""))], limits).await.unwrap();
+    let post = |bytes: u32| json!({ "method": "POST", "url": server.http("/echo"), "body_bytes": bytes });
+    assert_eq!(send(&backend, post(1_000)).await, "200 POST /echo 1000");
+    let refused = send(&backend, post(1_001)).await;
+    assert!(
+        refused.starts_with("Failure::TooLarge maybe-sent=false the body has 1001 bytes; at most 1000"),
+        "{refused}"
+    );
+    let large = async |bytes: u32| {
+        let script = json!([{ "measure": get(&server.http(&format!("/large?{bytes}"))) }]);
+        perform(&backend, "v", call(), script).await.unwrap().remove(0)
+    };
+    assert_eq!(large(2_000).await, "200 with 2000 bytes");
+    let refused = large(2_001).await;
+    assert!(refused.starts_with("Failure::TooLarge maybe-sent=true the response of http://"), "{refused}");
+    let refused = send(&backend, get(&server.http("/long-head"))).await;
+    assert!(refused.starts_with("Failure::TooLarge maybe-sent=true "), "{refused}");
+}
+
+#[tokio::test]
+async fn an_endless_response_times_out_and_may_have_been_sent() {
+    let server = Server::start(None).await;
+    let backend = asking(&server).await;
+    let endless = json!({ "method": "POST", "url": server.http("/gate"), "timeout_ms": 2_000 });
+    let (failed, arrived) = tokio::join!(send(&backend, endless), server.arrived());
+    assert_eq!(arrived, "POST /gate ");
+    assert!(failed.starts_with("Failure::Timeout maybe-sent=true http://127.0.0.1:"), "{failed}");
+    assert!(failed.ends_with("has not answered within 2s"), "{failed}");
+    // Somebody who takes connections and says nothing: TLS never begins.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("https://localhost:{}", silent.local_addr().unwrap().port());
+    let backend = with(vec![OriginConfig { pin_sha256: Some("0".repeat(64)), ..origin(&url) }]).await;
+    let failed = send(&backend, json!({ "method": "POST", "url": url, "timeout_ms": 100 })).await;
+    assert!(failed.starts_with("Failure::Timeout maybe-sent=false no connection to https://"), "{failed}");
+    // Nobody at all.
+    let gone = silent.local_addr().unwrap();
+    drop(silent);
+    let backend = with(vec![origin(&format!("http://{gone}"))]).await;
+    let failed = send(&backend, get(&format!("http://{gone}/"))).await;
+    assert!(failed.starts_with("Failure::Connect maybe-sent=false no connection to http://"), "{failed}");
+}
+
+#[tokio::test]
+async fn an_exchange_that_has_begun_outlives_its_call_and_keeps_the_volume() {
+    let server = Server::start(None).await;
+    let backend = asking(&server).await;
+    let create = json!([{ "send": { "method": "POST", "url": server.http("/gate"), "body": "create v" } }]);
+    let hurried = Call { deadline: Duration::from_secs(3), ..call() };
+    let (end, arrived) = tokio::join!(perform(&backend, "v", hurried, create.clone()), server.arrived());
+    assert_eq!(arrived, "POST /gate create v");
+    let error = end.unwrap_err();
+    assert_eq!((error.kind, error.finality), (ErrorKind::DeadlineExceeded, Finality::Unknown), "{error}");
+    // The guest is gone, the array still works on it.
+    let error = perform(&backend, "v", call(), create.clone()).await.unwrap_err();
+    assert_eq!((error.kind, error.finality), (ErrorKind::Aborted, Finality::InProgress));
+    assert_eq!(error.message, "another call for this volume is running");
+    assert_eq!(server.hits(), 1);
+    server.open(2);
+    let other = json!([{ "send": get(&server.http("/echo")) }]);
+    let until_free = async {
+        loop {
+            let error = perform(&backend, "v", call(), other.clone()).await.unwrap_err();
+            assert_eq!(error.kind, ErrorKind::Aborted);
+            if error.message != "another call for this volume is running" {
+                return error.message;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let unsettled = tokio::time::timeout(PATIENCE, until_free).await.unwrap();
+    assert!(unsettled.starts_with("the outcome of `create` for this volume is open"), "{unsettled}");
+    assert_eq!(server.hits(), 1);
+    assert_eq!(perform(&backend, "v", call(), create).await.unwrap(), ["200 passed"]);
+    assert_eq!(perform(&backend, "v", call(), other).await.unwrap(), ["200 GET /echo 0"]);
+}
+
+#[tokio::test]
+async fn an_exchange_of_which_nothing_was_sent_ends_with_its_call() {
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://localhost:{}", silent.local_addr().unwrap().port());
+    let backend = with(vec![OriginConfig { pin_sha256: Some("0".repeat(64)), ..origin(&url) }]).await;
+    let script = json!([{ "send": get(&url) }]);
+    let hurried = Call { deadline: Duration::from_secs(3), ..call() };
+    let (end, connection) = tokio::join!(perform(&backend, "v", hurried, script), async {
+        let (mut connection, _) = silent.accept().await.unwrap();
+        let mut greeting = Vec::new();
+        tokio::io::AsyncReadExt::read_to_end(&mut connection, &mut greeting).await.unwrap();
+        greeting
+    });
+    assert_eq!(end.unwrap_err().kind, ErrorKind::DeadlineExceeded);
+    assert_eq!(connection.first(), Some(&22), "a client's greeting, and then the end");
+    let other = perform(&backend, "v", call(), json!([])).await.unwrap_err();
+    assert!(other.message.starts_with("the outcome of `create`"), "nothing runs any more: {other}");
+}
+
+#[tokio::test]
+async fn too_many_at_once_are_refused_at_once() {
+    let server = Server::start(None).await;
+    let limits = Limits { http_exchanges: 1, ..Limits::default() };
+    let backend = load(&engine(), vec![origin(&server.http(""))], limits).await.unwrap();
+    let first = {
+        let (backend, url) = (Arc::clone(&backend), server.http("/gate"));
+        tokio::spawn(async move { perform(&backend, "first", call(), json!([{ "send": get(&url) }])).await })
+    };
+    assert_eq!(server.arrived().await, "GET /gate ");
+    let refused = send(&backend, get(&server.http("/echo"))).await;
+    assert!(refused.starts_with("Failure::Overloaded maybe-sent=false 1 requests"), "{refused}");
+    server.open(1);
+    assert_eq!(first.await.unwrap().unwrap(), ["200 passed"]);
+    assert_eq!(send(&backend, get(&server.http("/echo"))).await, "200 GET /echo 0");
+}
+
+fn proof(url: String, authorization: Value) -> Value {
+    json!({ "method": "GET", "url": url, "authorization": authorization })
+}
+
+#[tokio::test]
+async fn secrets_are_used_unseen_and_blotted_out_when_a_server_repeats_them() {
+    let server = Server::start(None).await;
+    let backend = asking(&server).await;
+    let of = || Call { secrets: secrets(&[("user", "admin"), ("password", "correct horse")]), ..call() };
+    for (authorization, path, header, expected) in [
+        (
+            json!({ "basic": ["root", "password"] }),
+            "/authorization",
+            "authorization",
+            "Basic cm9vdDpjb3JyZWN0IGhvcnNl",
+        ),
+        (
+            json!({ "hidden-basic": ["user", "password"] }),
+            "/authorization",
+            "authorization",
+            "Basic YWRtaW46Y29ycmVjdCBob3JzZQ==",
+        ),
+        (json!({ "bearer": "password" }), "/authorization", "authorization", "Bearer correct horse"),
+        (json!({ "header": ["X-API-Key", "password"] }), "/api-key", "x-api-key", "correct horse"),
+    ] {
+        let script = json!([{ "repeat": proof(server.http(path), authorization.clone()) }]);
+        let error = perform(&backend, expected, of(), script.clone()).await.unwrap_err();
+        assert_eq!(server.headers().get(header).unwrap(), expected);
+        let blotted = expected
+            .rsplit_once("Basic ")
+            .map_or_else(|| expected.replace("correct horse", "[secret]"), |_| "Basic [secret]".to_owned());
+        assert_eq!(error.message, blotted);
+        // As an answer it is refused: the caller would store it where it can be read.
+        let name = authorization.to_string();
+        let script = json!([{ "leak": proof(server.http(path), authorization) }]);
+        let error = perform(&backend, &name, of(), script).await.unwrap_err();
+        assert!(error.message.starts_with("the backend's answer breaks the contract: "), "{error}");
+        assert!(!error.message.contains("horse") && !error.message.contains("Y29ycmVjdCBob3JzZ"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn proofs_that_cannot_be_sent_are_refused_without_showing_them() {
+    let server = Server::start(None).await;
+    let backend = asking(&server).await;
+    let of = || Call {
+        secrets: secrets(&[("split", "a\r\nb: c"), ("colon", "a:b"), ("fine", "good luck")]),
+        ..call()
+    };
+    let header = |name: &str| json!({ "header": [name, "fine"] });
+    for (authorization, headers, expected) in [
+        (json!({ "bearer": "split" }), json!([]), "the value of the header `authorization` has characters"),
+        (
+            json!({ "header": ["x-key", "split"] }),
+            json!([]),
+            "the value of the header `x-key` has characters",
+        ),
+        (json!({ "hidden-basic": ["colon", "fine"] }), json!([]), "the user's name has a colon"),
+        (header("host"), json!([]), "the header `host` is the host's"),
+        (header("x key"), json!([]), "\"x key\" is not a header's name"),
+        (header("X-Key"), json!([["x-kEY", "e"]]), "the header `x-key` is given twice"),
+        (
+            json!({ "basic": ["u", "fine"] }),
+            json!([["Authorization", "e"]]),
+            "the header `authorization` is given",
+        ),
+    ] {
+        let mut request = proof(server.http("/echo"), authorization);
+        request.as_object_mut().unwrap().insert("headers".to_owned(), headers);
+        let script = json!([{ "send": request }]);
+        let refused = perform(&backend, "v", of(), script).await.unwrap().remove(0);
+        assert!(refused.starts_with(&format!("Failure::Invalid maybe-sent=false {expected}")), "{refused}");
+    }
+    let plain =
+        json!({ "method": "GET", "url": server.http("/echo"), "headers": [["Authorization", "Token t"]] });
+    assert_eq!(send(&backend, plain).await, "200 GET /echo 0");
+    assert_eq!(server.headers().get("authorization").unwrap(), "Token t");
+    assert_eq!(server.hits(), 1);
+}
+
+#[tokio::test]
+async fn exchanges_and_logins_are_counted() {
+    let mut registry = Registry::default();
+    let calls = BackendMetrics::register(&mut registry);
+    let metrics = WasmMetrics::register(&mut registry, calls);
+    let cache = cofferdam_wasm::CompiledCache::Directory(
+        std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("compiled"),
+    );
+    let engine = Engine::new(EngineOptions { cache, metrics }).unwrap();
+    let server = Server::start(None).await;
+    let backend = load(&engine, vec![origin(&server.http(""))], Limits::default()).await.unwrap();
+    let script = json!([
+        { "send": get(&server.http("/echo")) },
+        { "send": get(&server.http("/missing")) },
+        { "send": get("http://evil.example/") },
+        { "acquire": "k" },
+        { "put": ["k", "v", 60_000] },
+        { "acquire": "k" },
+    ]);
+    perform(&backend, "v", call(), script).await.unwrap();
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+    for line in [
+        "cofferdam_backend_http_exchanges_total{driver_name=\"net.example\",outcome=\"2xx\"} 1",
+        "cofferdam_backend_http_exchanges_total{driver_name=\"net.example\",outcome=\"4xx\"} 1",
+        "cofferdam_backend_http_exchanges_total{driver_name=\"net.example\",outcome=\"forbidden\"} 1",
+        "cofferdam_backend_http_exchange_seconds_count{driver_name=\"net.example\"} 2",
+        "cofferdam_backend_http_denied_total{driver_name=\"net.example\",reason=\"origin\"} 1",
+        "cofferdam_backend_sessions{driver_name=\"net.example\"} 1",
+        "cofferdam_backend_session_events_total{driver_name=\"net.example\",event=\"hit\"} 1",
+        "cofferdam_backend_session_events_total{driver_name=\"net.example\",event=\"miss\"} 1",
+        "cofferdam_backend_session_events_total{driver_name=\"net.example\",event=\"put\"} 1",
+        "cofferdam_backend_session_events_total{driver_name=\"net.example\",event=\"invalidated\"} 0",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    }
+    assert!(!text.contains("evil") && !text.contains("127.0.0.1"), "no label shows where requests go");
+}
+
+#[tokio::test]
+async fn what_the_operator_wrote_wrongly_is_named_at_load() {
+    let refused = async |config: OriginConfig| -> LoadError {
+        load(&engine(), vec![config], Limits::default()).await.unwrap_err()
+    };
+    let error =
+        refused(OriginConfig { ca_file: Some("/nowhere/ca.pem".into()), ..origin("https://a.example") })
+            .await;
+    assert!(
+        error.to_string().starts_with(
+            "net.wasm: the HTTP origin `https://a.example`: `ca-file` /nowhere/ca.pem: No such file"
+        ),
+        "{error}"
+    );
+    let error = refused(OriginConfig { addresses: None, ..origin("http://127.0.0.1:80") }).await;
+    assert!(error.to_string().contains("127.0.0.1 is not allowed as an address"), "{error}");
+}
+
+#[tokio::test]
+async fn every_call_has_the_operators_secrets_and_the_callers_come_first() {
+    let server = Server::start(None).await;
+    let config = BackendConfig {
+        http: HttpConfig { origins: vec![origin(&server.http(""))] },
+        secrets: secrets(&[("token", "of the operator")]),
+        grants: Grant::ALL.into(),
+        ..BackendConfig::default()
+    };
+    let source = Source::Bytes { name: "net.wasm".to_owned(), bytes: cofferdam_test_guests::NET };
+    let backend = engine().load(source, config).await.unwrap();
+    let script = json!([{ "repeat": proof(server.http("/authorization"), json!({ "bearer": "token" })) }]);
+    let error = perform(&backend, "a", call(), script.clone()).await.unwrap_err();
+    assert_eq!(server.headers().get("authorization").unwrap(), "Bearer of the operator");
+    assert_eq!(error.message, "Bearer [secret]");
+    let own = Call { secrets: secrets(&[("token", "of the caller")]), ..call() };
+    let error = perform(&backend, "b", own, script).await.unwrap_err();
+    assert_eq!(server.headers().get("authorization").unwrap(), "Bearer of the caller");
+    assert_eq!(error.message, "Bearer [secret]");
+}

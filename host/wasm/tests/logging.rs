@@ -1,0 +1,78 @@
+//! What guests say reaches the log: clean, bounded, and beside the trap that it explains. One test, because a process has one
+//! log.
+#![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
+
+mod common;
+
+use std::{
+    io,
+    sync::{Arc, Mutex},
+};
+
+use cofferdam_backend::{Backend as _, Call};
+use cofferdam_domain::storage::Secret;
+use cofferdam_wasm::Limits;
+use common::{call, create, engine, load, request};
+
+#[derive(Clone, Default)]
+struct Captured(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Captured {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Captured {
+    fn take(&self) -> String {
+        String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn what_guests_say_is_logged_and_bounded() {
+    let captured = Captured::default();
+    let writer = captured.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_max_level(tracing::Level::DEBUG)
+        .with_writer(move || writer.clone())
+        .finish();
+    tracing::subscriber::set_global_default(subscriber).unwrap();
+    let limits = Limits { cpu_ms: 60_000, log_bytes: 4_096, ..Limits::default() };
+    let echo = [("echo", "hunter2-hunter2")];
+    let backend = load(&engine(), cofferdam_test_guests::HOSTILE, &echo, limits).await.unwrap();
+    captured.take();
+
+    create(&backend, "panic", 1).await.unwrap_err();
+    let log = captured.take();
+    assert!(log.contains("the array answered with a fish") && log.contains("outcome=\"trap\""), "{log}");
+    assert!(log.contains("driver=hostile.example method=\"/csi.v1.Controller/CreateVolume\""), "{log}");
+
+    create(&backend, "flood", 1).await.unwrap();
+    let log = captured.take();
+    let lines = log.lines().filter(|line| line.contains("of a flood that nobody wants to read")).count();
+    assert!((10..100).contains(&lines), "{lines} lines");
+    assert!(log.contains(&format!("lines={}", 200_000 - lines)), "{log}");
+
+    create(&backend, "stderr", 1).await.unwrap();
+    let log = captured.take();
+    assert!(
+        log.contains("a line on stderr that nobody wants to read") && log.len() < 10_000,
+        "{}",
+        log.len()
+    );
+
+    let secret = ("password".to_owned(), Secret::new("hunter2-hunter2"));
+    let secret_call = Call { secrets: [secret].into_iter().collect(), ..call() };
+    backend.create_volume(secret_call, request("echo-log", 1)).await.unwrap();
+    let log = captured.take();
+    // Through the import, on standard output, and on standard error.
+    assert_eq!(log.matches("the array says: [secret].").count(), 3, "{log}");
+    assert!(!log.contains("hunter2"), "{log}");
+}

@@ -1,0 +1,297 @@
+//! A server on loopback, certificates for it, and a guest that asks it what a script says.
+#![allow(dead_code, reason = "each suite uses a part of it")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a helper of tests fails as a test does")]
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use cofferdam_backend::{Backend as _, Call};
+use cofferdam_domain::storage::{CreateVolume, Secret, Secrets, StorageError};
+use cofferdam_wasm::{
+    BackendConfig, Engine, Grant, HttpConfig, Limits, LoadError, OriginConfig, Source, WasmBackend,
+};
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::rt::TokioIo;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, KeyUsagePurpose};
+use rustls::{
+    RootCertStore, ServerConfig,
+    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer},
+    server::WebPkiClientVerifier,
+};
+use serde_json::{Value, json};
+use tokio::{
+    net::TcpListener,
+    sync::{Semaphore, mpsc},
+};
+use tokio_rustls::TlsAcceptor;
+
+/// Longest time that anything here may take; nothing comes near it unless it hangs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A server. Its paths say what it does.
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    state: Arc<State>,
+    /// Requests that have arrived, each with its body.
+    arrived: tokio::sync::Mutex<mpsc::UnboundedReceiver<String>>,
+}
+
+struct State {
+    hits: AtomicUsize,
+    connections: AtomicUsize,
+    /// Answers to `/gate` wait for a permit.
+    gate: Semaphore,
+    arrived: mpsc::UnboundedSender<String>,
+    headers: Mutex<HeaderMap>,
+}
+
+impl Server {
+    pub(crate) async fn start(tls: Option<ServerConfig>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (sender, arrived) = mpsc::unbounded_channel();
+        let state = Arc::new(State {
+            hits: AtomicUsize::new(0),
+            connections: AtomicUsize::new(0),
+            gate: Semaphore::new(0),
+            arrived: sender,
+            headers: Mutex::default(),
+        });
+        let acceptor = tls.map(|config| TlsAcceptor::from(Arc::new(config)));
+        tokio::spawn(accept(listener, acceptor, Arc::clone(&state)));
+        Self { address, state, arrived: tokio::sync::Mutex::new(arrived) }
+    }
+
+    pub(crate) fn http(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    pub(crate) fn https(&self, path: &str) -> String {
+        format!("https://localhost:{}{path}", self.address.port())
+    }
+
+    /// How many requests have arrived.
+    pub(crate) fn hits(&self) -> usize {
+        self.state.hits.load(Ordering::Acquire)
+    }
+
+    /// How many connections were made.
+    pub(crate) fn connections(&self) -> usize {
+        self.state.connections.load(Ordering::Acquire)
+    }
+
+    /// The headers of the latest request.
+    pub(crate) fn headers(&self) -> HeaderMap {
+        self.state.headers.lock().unwrap().clone()
+    }
+
+    /// The next request that arrives, or has arrived.
+    pub(crate) async fn arrived(&self) -> String {
+        tokio::time::timeout(PATIENCE, self.arrived.lock().await.recv()).await.unwrap().unwrap()
+    }
+
+    /// Lets so many requests of `/gate` be answered.
+    pub(crate) fn open(&self, requests: usize) {
+        self.state.gate.add_permits(requests);
+    }
+}
+
+async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, state: Arc<State>) {
+    loop {
+        let Ok((tcp, _)) = listener.accept().await else { return };
+        state.connections.fetch_add(1, Ordering::AcqRel);
+        let (tls, state) = (tls.clone(), Arc::clone(&state));
+        tokio::spawn(async move {
+            let service = service_fn(move |request| answer(Arc::clone(&state), request));
+            let http = hyper::server::conn::http1::Builder::new();
+            // How a connection ends is the client's matter, which the test looks at.
+            match tls {
+                None => drop(http.serve_connection(TokioIo::new(tcp), service).await),
+                Some(tls) => {
+                    if let Ok(tls) = tls.accept(tcp).await {
+                        drop(http.serve_connection(TokioIo::new(tls), service).await);
+                    }
+                }
+            }
+        });
+    }
+}
+
+async fn answer(state: Arc<State>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    let (head, body) = request.into_parts();
+    let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+    state.hits.fetch_add(1, Ordering::AcqRel);
+    *state.headers.lock().unwrap() = head.headers.clone();
+    let shown = body.iter().take(100).map(|byte| char::from(*byte)).collect::<String>();
+    let _ = state.arrived.send(format!("{} {} {shown}", head.method, head.uri));
+    let mut response = Response::builder();
+    let header = |name: &str| {
+        head.headers.get(name).cloned().map(|value| Bytes::from_owner(value.as_bytes().to_vec()))
+    };
+    let body = match head.uri.path() {
+        "/echo" => Bytes::from(format!("{} {} {}", head.method, head.uri, body.len())),
+        "/authorization" => header("authorization").unwrap_or_default(),
+        "/api-key" => header("x-api-key").unwrap_or_default(),
+        "/redirect" => {
+            response = response.status(StatusCode::FOUND).header("location", "http://169.254.169.254/latest");
+            Bytes::new()
+        }
+        "/missing" => {
+            response = response.status(StatusCode::NOT_FOUND).header("x-reason", "none");
+            Bytes::from_static(b"no such thing")
+        }
+        "/large" => Bytes::from(vec![b'x'; head.uri.query().unwrap().parse().unwrap()]),
+        "/long-head" => {
+            response = response.header("x-long", "x".repeat(100_000));
+            Bytes::new()
+        }
+        "/gate" => {
+            state.gate.acquire().await.unwrap().forget();
+            Bytes::from_static(b"passed")
+        }
+        path => panic!("the server has no {path}"),
+    };
+    Ok(response.body(Full::new(body)).unwrap())
+}
+
+/// An authority with what it has signed.
+pub(crate) struct Authority {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+/// A certificate with its key.
+pub(crate) struct Identity {
+    pub(crate) certificate: CertificateDer<'static>,
+    certificate_pem: String,
+    key: KeyPair,
+}
+
+impl Authority {
+    pub(crate) fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        Self { issuer: CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap() }
+    }
+
+    pub(crate) fn sign(&self, name: &str, usage: rcgen::ExtendedKeyUsagePurpose) -> Identity {
+        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        params.extended_key_usages = vec![usage];
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        Identity { certificate: certificate.der().clone(), certificate_pem: certificate.pem(), key }
+    }
+
+    pub(crate) fn server(&self, name: &str) -> Identity {
+        self.sign(name, rcgen::ExtendedKeyUsagePurpose::ServerAuth)
+    }
+
+    /// The authority's certificate in a file.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        write(name, &self.issuer.pem())
+    }
+}
+
+impl Identity {
+    /// Certificate and key in files.
+    pub(crate) fn files(&self, name: &str) -> (PathBuf, PathBuf) {
+        let key = self.key.serialize_pem();
+        (write(&format!("{name}.crt"), &self.certificate_pem), write(&format!("{name}.key"), &key))
+    }
+
+    pub(crate) fn pin(&self) -> String {
+        use sha2::Digest as _;
+        sha2::Sha256::digest(&self.certificate).iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// A server with this certificate, for all clients or for those of an authority.
+    pub(crate) fn serve(&self, clients: Option<&Authority>) -> ServerConfig {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .unwrap();
+        let builder = match clients {
+            None => builder.with_no_client_auth(),
+            Some(authority) => {
+                let mut roots = RootCertStore::empty();
+                roots.add(authority.issuer.der().clone()).unwrap();
+                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+                builder.with_client_cert_verifier(verifier.build().unwrap())
+            }
+        };
+        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(self.key.serialize_der()));
+        builder.with_single_cert(vec![self.certificate.clone()], key).unwrap()
+    }
+}
+
+fn write(name: &str, text: &str) -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}", std::process::id()));
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+/// An origin on loopback.
+pub(crate) fn origin(url: &str) -> OriginConfig {
+    OriginConfig {
+        origin: url.to_owned(),
+        addresses: Some(vec!["127.0.0.1".to_owned()]),
+        ..OriginConfig::default()
+    }
+}
+
+pub(crate) async fn load(
+    engine: &Engine,
+    origins: Vec<OriginConfig>,
+    limits: Limits,
+) -> Result<Arc<WasmBackend>, LoadError> {
+    let source = Source::Bytes { name: "net.wasm".to_owned(), bytes: cofferdam_test_guests::NET };
+    let grants = Grant::DEFAULT.into_iter().chain([Grant::Reveal]).collect();
+    let config = BackendConfig { http: HttpConfig { origins }, limits, grants, ..BackendConfig::default() };
+    engine.load(source, config).await
+}
+
+/// A backend that may ask one server.
+pub(crate) async fn asking(server: &Server) -> Arc<WasmBackend> {
+    load(&super::common::engine(), vec![origin(&server.http(""))], Limits::default()).await.unwrap()
+}
+
+pub(crate) fn secrets(pairs: &[(&str, &str)]) -> Secrets {
+    pairs.iter().map(|(name, text)| ((*name).to_owned(), Secret::new(*text))).collect()
+}
+
+/// Lets a backend perform a script; answers what came of each step.
+pub(crate) async fn perform(
+    backend: &WasmBackend,
+    name: &str,
+    call: Call,
+    script: Value,
+) -> Result<Vec<String>, StorageError> {
+    let parameters = BTreeMap::from([("script".to_owned(), script.to_string())]);
+    let request = CreateVolume { parameters, ..super::common::request(name, 1) };
+    let volume = backend.create_volume(call, request).await?;
+    let mut results: Vec<_> = volume.context.into_iter().collect();
+    results.sort_by_key(|(number, _)| number.parse::<usize>().unwrap());
+    Ok(results.into_iter().map(|(_, result)| result).collect())
+}
+
+/// Sends one request without a secret.
+pub(crate) async fn send(backend: &WasmBackend, request: Value) -> String {
+    let script = json!([{ "send": request }]);
+    perform(backend, "v", super::common::call(), script).await.unwrap().remove(0)
+}
+
+pub(crate) fn get(url: &str) -> Value {
+    json!({ "method": "GET", "url": url })
+}
