@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use cofferdam_domain::{
-    GroupSnapshotHandle, NodeName, SnapshotHandle, VolumeHandle,
+    GroupSnapshotHandle, NodeId, SnapshotHandle, VolumeHandle,
     storage::{
         Ability, AttachmentRecord, Capacity, CapacityQuery, CreateGroupSnapshot, CreateSnapshot,
         CreateVolume, CreatedVolume, Description, ErrorKind, ExpandVolume, ExpandedVolume, GroupSnapshot,
@@ -94,12 +94,7 @@ pub trait Backend: Send + Sync + 'static {
     }
 
     /// Makes a volume unreachable from a node, or from all when none is given. CSI `ControllerUnpublishVolume`.
-    fn unpublish_volume(
-        &self,
-        _call: Call,
-        _handle: VolumeHandle,
-        _node: Option<NodeName>,
-    ) -> Answer<'_, ()> {
+    fn unpublish_volume(&self, _call: Call, _handle: VolumeHandle, _node: Option<NodeId>) -> Answer<'_, ()> {
         unable(Ability::Publishing)
     }
 

@@ -15,7 +15,7 @@ use std::{
 };
 
 use cofferdam_domain::{
-    GroupSnapshotHandle, NodeName, SnapshotHandle, VolumeHandle,
+    GroupSnapshotHandle, NodeId, SnapshotHandle, VolumeHandle,
     storage::{ErrorKind, Finality, StorageError},
 };
 
@@ -46,7 +46,7 @@ struct Act {
     method: &'static str,
     arguments: u64,
     /// The node that it is about, for those that are about one.
-    node: Option<NodeName>,
+    node: Option<NodeId>,
 }
 
 /// What a success leaves nothing open of, beside the call itself.
@@ -84,12 +84,12 @@ impl Intent {
     }
 
     /// A call that undoes another one for the same node, or for every node without one: always allowed.
-    pub fn undoing(self, method: &'static str, node: Option<NodeName>) -> Self {
+    pub fn undoing(self, method: &'static str, node: Option<NodeId>) -> Self {
         Self { undoes: Undoes::OfNode(method), ..self.of_node(node) }
     }
 
     /// The same for a node.
-    pub fn of_node(mut self, node: Option<NodeName>) -> Self {
+    pub fn of_node(mut self, node: Option<NodeId>) -> Self {
         self.act.node = node;
         self
     }
@@ -351,12 +351,12 @@ mod tests {
 
     fn publish(node: &str, arguments: u32) -> Intent {
         let intent = Intent::new(Subject::Volume("h".into()), "publish", &(node, arguments));
-        intent.of_node(Some(NodeName::new(node)))
+        intent.of_node(Some(NodeId::new(node)))
     }
 
     fn unpublish(node: Option<&str>) -> Intent {
         let intent = Intent::new(Subject::Volume("h".into()), "unpublish", &node);
-        intent.undoing("publish", node.map(NodeName::new))
+        intent.undoing("publish", node.map(NodeId::new))
     }
 
     fn open() -> StorageError {

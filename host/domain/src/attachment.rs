@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     ids::{
-        AttachmentName, DriverName, NodeName, NodeObject, ObjectMeta, UniqueVolume, VolumeHandle, VolumeName,
+        AttachmentName, DriverName, NodeId, NodeObject, ObjectMeta, UniqueVolume, VolumeHandle, VolumeName,
     },
     string_map::StringMap,
 };
@@ -70,7 +70,7 @@ pub struct CsiNode {
     /// Metadata.
     pub meta: ObjectMeta,
     /// `spec.drivers`: the `nodeID` of each.
-    pub ids: BTreeMap<DriverName, NodeName>,
+    pub ids: BTreeMap<DriverName, NodeId>,
     /// `spec.drivers`: the `topologyKeys` of each.
     pub topology_keys: BTreeMap<DriverName, Vec<String>>,
 }

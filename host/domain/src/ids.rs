@@ -99,7 +99,7 @@ name!(
 );
 name!(
     /// A node, by the id that its CSI node service gives: for our own node service, the name of the Node.
-    NodeName
+    NodeId
 );
 name!(
     /// Name of a Node, which is that of its CSINode, too.

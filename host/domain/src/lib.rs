@@ -24,8 +24,8 @@ pub use claim::{
 pub use class::{AttributesClass, BindingMode, StorageClass};
 pub use ids::{
     AttachmentName, AttributesClassName, ClaimKey, ClassName, ClusterId, DriverName, GroupSnapshotHandle,
-    NodeName, NodeObject, ObjectMeta, PodKey, ResourceVersion, SnapshotHandle, Uid, UniqueVolume,
-    VolumeHandle, VolumeName,
+    NodeId, NodeObject, ObjectMeta, PodKey, ResourceVersion, SnapshotHandle, Uid, UniqueVolume, VolumeHandle,
+    VolumeName,
 };
 pub use pod::Pod;
 pub use quantity::{Quantity, QuantityError};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cofferdam_domain::{
-    NodeName,
+    NodeId,
     storage::{AccessType, CapabilityMode, Parameters, Secrets, Segments, VolumeCapability},
 };
 use cofferdam_wasm::BackendConfig;
@@ -26,7 +26,7 @@ pub struct Options {
     /// Where volumes must be reachable, for drivers with topology.
     pub topology: Option<Segments>,
     /// Two nodes that the driver can publish to.
-    pub nodes: [NodeName; 2],
+    pub nodes: [NodeId; 2],
     /// Size of a volume, in bytes. A case may ask for up to four times this.
     pub size: u64,
     /// Makes the names of the run; the same seed makes the same names.
@@ -56,7 +56,7 @@ impl Default for Options {
                 access: AccessType::Filesystem { fs_type: None, mount_flags: Vec::new(), mount_group: None },
             },
             topology: None,
-            nodes: [NodeName::new("cofferdam-test-1"), NodeName::new("cofferdam-test-2")],
+            nodes: [NodeId::new("cofferdam-test-1"), NodeId::new("cofferdam-test-2")],
             size: 1 << 20,
             seed: 0,
             command: "cofferdam backend test".to_owned(),

@@ -14,7 +14,7 @@ use std::{
 
 use cofferdam_backend::{Answer, Backend, Call};
 use cofferdam_domain::{
-    GroupSnapshotHandle, NodeName, SnapshotHandle, VolumeHandle,
+    GroupSnapshotHandle, NodeId, SnapshotHandle, VolumeHandle,
     storage::{
         Ability, AttachmentRecord, Capacity, CapacityQuery, CreateGroupSnapshot, CreateSnapshot,
         CreateVolume, CreatedVolume, Description, ExpandVolume, ExpandedVolume, GroupSnapshot, PageRequest,
@@ -187,7 +187,7 @@ impl Backend for Process {
         self.watch("publishing.publish", request.words(), self.backend.publish_volume(call, request))
     }
 
-    fn unpublish_volume(&self, call: Call, handle: VolumeHandle, node: Option<NodeName>) -> Answer<'_, ()> {
+    fn unpublish_volume(&self, call: Call, handle: VolumeHandle, node: Option<NodeId>) -> Answer<'_, ()> {
         let from =
             node.as_ref().map_or_else(|| "all nodes".to_owned(), |node| format!("node {:?}", node.as_str()));
         let words = format!("{}, {from}", handle.words());

@@ -7,7 +7,7 @@ mod common;
 use std::time::Duration;
 
 use cofferdam_domain::{
-    NodeName,
+    NodeId,
     storage::{AccessType, Secret},
 };
 use cofferdam_fake_array::FakeArray;
@@ -82,7 +82,7 @@ async fn memory_passes_in_a_place_and_for_known_nodes() {
         ("volumes-per-node", "10"),
     ]);
     options.topology = Some(map([("topology.example/zone", "a")]));
-    options.nodes = ["n1", "n2"].map(NodeName::new);
+    options.nodes = ["n1", "n2"].map(NodeId::new);
     passes("memory.wasm", cofferdam_carried::MEMORY, options, &["topology", "publishing", "capacity"]).await;
 }
 
@@ -166,7 +166,7 @@ async fn the_array_driver_passes() {
     let secrets = [("user", "admin"), ("password", "secret")];
     options.secrets =
         secrets.map(|(name, value)| (name.to_owned(), Secret::new(value.to_owned()))).into_iter().collect();
-    options.nodes = [NodeName::new("n1"), NodeName::new("n2")];
+    options.nodes = [NodeId::new("n1"), NodeId::new("n2")];
     options.patience = Duration::from_secs(20);
     let tried =
         ["volumes", "cloning", "restoring", "publishing", "snapshots", "listing", "inspection", "crashes"];

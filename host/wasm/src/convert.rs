@@ -1,7 +1,7 @@
 //! Between the contract's types and the house's.
 
 use cofferdam_domain::{
-    DriverName, GroupSnapshotHandle, NodeName, ReclaimPolicy, SnapshotHandle, VolumeHandle,
+    DriverName, GroupSnapshotHandle, NodeId, ReclaimPolicy, SnapshotHandle, VolumeHandle,
     storage::{
         AccessType, AttachmentRecord, CapabilityMode, Capacity, CapacityQuery, CapacityRange, Condition,
         CreateGroupSnapshot, CreateSnapshot, CreateVolume, CreatedVolume, Description, ErrorKind,
@@ -202,7 +202,7 @@ pub(crate) fn status(status: wit::VolumeStatus, redactor: &Redactor) -> Result<V
                 wit::ReclaimPolicy::Retain => ReclaimPolicy::Retain,
             },
         }),
-        published_nodes: status.published_nodes.into_iter().map(NodeName::from).collect(),
+        published_nodes: status.published_nodes.into_iter().map(NodeId::from).collect(),
         condition: status.condition.map(|condition| Condition {
             abnormal: condition.abnormal,
             message: shown(&condition.message, redactor),

@@ -13,7 +13,7 @@ use std::{
 
 use cofferdam_backend::{Backend as _, Call};
 use cofferdam_domain::{
-    NodeName,
+    NodeId,
     storage::{
         Ability, CapacityQuery, CapacityRange, CreateGroupSnapshot, CreateSnapshot, CreateVolume,
         ExpandVolume, PageRequest, Parameters, PublishVolume, Readiness, Secret, ValidateVolume, Validation,
@@ -120,7 +120,7 @@ async fn exports_of_every_version_answer() {
         assert_eq!(backend.expand_volume(call(), larger).await.unwrap().capacity, 8_192);
         let publish = PublishVolume {
             handle: volume.handle.clone(),
-            node: NodeName::new("n"),
+            node: NodeId::new("n"),
             node_identities: Parameters::new(),
             capability: request("v", 1).capabilities.remove(0),
             read_only: false,

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use cofferdam_backend::Backend as _;
 use cofferdam_domain::{
-    NodeName, SnapshotHandle, VolumeHandle,
+    NodeId, SnapshotHandle, VolumeHandle,
     storage::{
         Ability, AccessType, CapabilityMode, CapacityQuery, CapacityRange, CreateGroupSnapshot,
         CreateSnapshot, CreateVolume, ErrorKind, ExpandVolume, Finality, PageRequest, Parameters,
@@ -41,7 +41,7 @@ fn on(handle: &str, node: &str, mode: CapabilityMode) -> PublishVolume {
     PublishVolume {
         handle: VolumeHandle::new(handle),
         node_identities: Parameters::new(),
-        node: NodeName::new(node),
+        node: NodeId::new(node),
         capability: used(mode),
         read_only: false,
         context: Parameters::new(),
@@ -118,12 +118,12 @@ async fn publishing_follows_the_mode() {
     assert_eq!(kind(publish(on("", "n1", SingleNodeWriter)).await), ErrorKind::InvalidArgument);
     assert_eq!(kind(publish(on("mem-many", "", SingleNodeWriter)).await), ErrorKind::InvalidArgument);
     let status = backend.get_volume(call(), VolumeHandle::new("mem-one")).await.unwrap();
-    assert_eq!(status.published_nodes, [NodeName::new("n1")]);
+    assert_eq!(status.published_nodes, [NodeId::new("n1")]);
     assert_eq!(
         kind(backend.delete_volume(call(), VolumeHandle::new("mem-one")).await),
         ErrorKind::FailedPrecondition
     );
-    for node in [Some(NodeName::new("n1")), None, Some(NodeName::new("n9"))] {
+    for node in [Some(NodeId::new("n1")), None, Some(NodeId::new("n9"))] {
         backend.unpublish_volume(call(), VolumeHandle::new("mem-one"), node).await.unwrap();
     }
     backend.unpublish_volume(call(), VolumeHandle::new("mem-none"), None).await.unwrap();

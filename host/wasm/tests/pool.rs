@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
 use cofferdam_backend::Backend as _;
 use cofferdam_domain::{
-    NodeName, VolumeHandle,
+    NodeId, VolumeHandle,
     storage::{
         AccessType, AttachmentRecord, CapabilityMode, CapacityQuery, CapacityRange, CreateSnapshot,
         CreateVolume, ErrorKind, ExpandVolume, PageRequest, Placement, PublishVolume, VolumeCapability,
@@ -210,7 +210,7 @@ async fn the_pool_driver_keeps_real_bytes() {
     let publish = PublishVolume {
         handle: image.handle.clone(),
         node_identities: BTreeMap::new(),
-        node: NodeName::new("n1"),
+        node: NodeId::new("n1"),
         capability: block("disk", 1).capabilities.remove(0),
         read_only: false,
         context: BTreeMap::new(),

@@ -15,7 +15,7 @@ use cofferdam_cluster::{
     writer::Part,
 };
 use cofferdam_domain::{
-    Attachment, AttachmentName, CsiNode, DriverName, NodeName, Volume, VolumeName, names,
+    Attachment, AttachmentName, CsiNode, DriverName, NodeId, Volume, VolumeName, names,
     storage::{
         Ability, ErrorKind, Feature, PublishVolume, Secrets, StorageError, attachment::into_publish_context,
     },
@@ -105,7 +105,7 @@ impl Drop for Visit<'_> {
 /// What a run knows beside the cache.
 #[derive(Default)]
 struct Run<'a> {
-    gone_from: Vec<NodeName>,
+    gone_from: Vec<NodeId>,
     secrets: Option<Secrets>,
     turn: Option<Held<'a>>,
 }

@@ -8,7 +8,7 @@ use std::{
 
 use cofferdam_cluster::{Cache, Seen};
 use cofferdam_domain::{
-    AccessMode, Attachment, AttachmentSource, DriverName, NodeName, Volume, VolumeHandle, VolumeMode, names,
+    AccessMode, Attachment, AttachmentSource, DriverName, NodeId, Volume, VolumeHandle, VolumeMode, names,
     storage::{AccessType, CapabilityMode, PublishVolume, VolumeCapability, attachment},
     volume::{CsiSource, SecretRef},
 };
@@ -36,7 +36,7 @@ pub struct View<'a> {
     /// Whether the driver's listing contradicts the attachment's status.
     pub forced: bool,
     /// Nodes that the volume was unpublished from in this run.
-    pub gone_from: &'a [NodeName],
+    pub gone_from: &'a [NodeId],
 }
 
 /// The next effect for an attachment.
@@ -47,7 +47,7 @@ pub enum Verdict {
     /// Put our finalizer on the volume's object: without it nobody could tell later what to detach.
     ProtectVolume(Arc<Volume>),
     /// Put our finalizer and the driver's name of the node on the attachment.
-    Claim(NodeName),
+    Claim(NodeId),
     /// Publish the volume, then write down how the node reaches it.
     Publish(Box<PublishVolume>),
     /// Say that it is attached: the driver has nothing to do for it.
@@ -68,7 +68,7 @@ pub struct Unpublish {
     /// The volume.
     pub handle: VolumeHandle,
     /// The node.
-    pub node: NodeName,
+    pub node: NodeId,
     /// Whether the node has another name by now: that the driver does not know the former one is a success.
     pub former: bool,
 }
@@ -162,7 +162,7 @@ fn next_unpublish(view: View<'_>, attachment: &Attachment) -> Result<Option<Unpu
             attachment.attacher
         ));
     }
-    let has_gone = |node: &NodeName| view.gone_from.contains(node);
+    let has_gone = |node: &NodeId| view.gone_from.contains(node);
     if let Some(former) = recorded.as_ref().filter(|former| now.as_ref().is_some_and(|now| now != *former))
         && !has_gone(former)
     {
@@ -225,7 +225,7 @@ pub fn secret_of(cache: &Cache, attachment: &Attachment) -> Option<SecretRef> {
 ///
 /// # Errors
 /// A sentence for people.
-pub fn node_id(cache: &Cache, attachment: &Attachment) -> Result<NodeName, String> {
+pub fn node_id(cache: &Cache, attachment: &Attachment) -> Result<NodeId, String> {
     let Attachment { node, attacher, .. } = attachment;
     let known = match cache.csi_nodes.get(node) {
         Seen::Known(known) => known,
@@ -239,8 +239,8 @@ pub fn node_id(cache: &Cache, attachment: &Attachment) -> Result<NodeName, Strin
 }
 
 /// How the driver called the node when the volume was published.
-fn recorded(attachment: &Attachment) -> Option<NodeName> {
-    attachment.meta.annotation(names::NODE_ID).filter(|id| !id.is_empty()).map(NodeName::from)
+fn recorded(attachment: &Attachment) -> Option<NodeId> {
+    attachment.meta.annotation(names::NODE_ID).filter(|id| !id.is_empty()).map(NodeId::from)
 }
 
 /// The volume's ways of use, folded into one as external-attacher and external-resizer do.
@@ -306,7 +306,7 @@ pub fn volume(cache: &Cache, ours: &dyn Fn(&DriverName) -> bool, volume: &Volume
 }
 
 /// Where a driver's listing says that volumes are published.
-pub type Listed = HashMap<VolumeHandle, HashSet<NodeName>>;
+pub type Listed = HashMap<VolumeHandle, HashSet<NodeId>>;
 
 /// Whether a listing contradicts an attachment. A volume that is not in the list at all proves nothing: to publish it again would
 /// not bring it back, and a list that is not complete would have everything published again.

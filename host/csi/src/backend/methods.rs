@@ -7,7 +7,7 @@ use cofferdam_backend::{
     guard::{Guard, Guards, Intent, Refusal, Subject},
 };
 use cofferdam_domain::{
-    GroupSnapshotHandle, NodeName, SnapshotHandle, VolumeHandle,
+    GroupSnapshotHandle, NodeId, SnapshotHandle, VolumeHandle,
     storage::{
         Ability, AttachmentRecord, Capacity, CapacityQuery, CreateGroupSnapshot, CreateSnapshot,
         CreateVolume, CreatedVolume, Description, ErrorKind, ExpandVolume, ExpandedVolume, Finality,
@@ -361,7 +361,7 @@ impl Backend for CsiBackend {
         self.answer(call, job)
     }
 
-    fn unpublish_volume(&self, call: Call, handle: VolumeHandle, node: Option<NodeName>) -> Answer<'_, ()> {
+    fn unpublish_volume(&self, call: Call, handle: VolumeHandle, node: Option<NodeId>) -> Answer<'_, ()> {
         if let Some(error) = self.lacks(Can::PublishUnpublishVolume) {
             return failed(error);
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ids::{ClusterId, NodeName, Uid, VolumeHandle, VolumeName},
+    ids::{ClusterId, NodeId, Uid, VolumeHandle, VolumeName},
     volume::ReclaimPolicy,
 };
 
@@ -198,7 +198,7 @@ pub struct PublishVolume {
     /// The volume.
     pub handle: VolumeHandle,
     /// The node, by its CSI node id.
-    pub node: NodeName,
+    pub node: NodeId,
     /// What the node is called in the protocols that storage speaks, such as `iscsi-initiator`.
     pub node_identities: Parameters,
     /// How it will be used there.

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::{
-    ids::NodeName,
+    ids::NodeId,
     storage::{CreatedVolume, Owner, Parameters, Segments, VolumeCapability},
 };
 
@@ -27,7 +27,7 @@ pub struct VolumeStatus {
     /// Who asked for it, when the driver has kept that.
     pub owner: Option<Owner>,
     /// The nodes that it is published to.
-    pub published_nodes: Vec<NodeName>,
+    pub published_nodes: Vec<NodeId>,
     /// Its condition, when the driver knows.
     pub condition: Option<Condition>,
     /// When it was created or changed last, in milliseconds since the Unix epoch, when the driver knows.

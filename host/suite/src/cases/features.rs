@@ -1,7 +1,7 @@
 //! One case for each feature: a driver that names what it does not do fails here.
 
 use cofferdam_domain::{
-    NodeName,
+    NodeId,
     storage::{
         Ability, AccessType, CapabilityMode, CreateVolume, ErrorKind, Feature, PublishVolume, Validation,
         VolumeCapability,
@@ -118,7 +118,7 @@ async fn published_nodes(bench: &Bench) -> Checked {
 }
 
 /// Compares the nodes that the driver tells with those that it must.
-async fn shown(bench: &Bench, request: &PublishVolume, nodes: &[NodeName]) -> Checked {
+async fn shown(bench: &Bench, request: &PublishVolume, nodes: &[NodeId]) -> Checked {
     for (place, status) in bench.looks(&request.handle).await? {
         let what = format!("the nodes that it is published to, in {place}");
         same(&what, &nodes.to_vec(), &status.published_nodes)?;

@@ -2,7 +2,7 @@
 
 use cofferdam_backend::Backend as _;
 use cofferdam_domain::{
-    NodeName, VolumeHandle,
+    NodeId, VolumeHandle,
     storage::{
         Ability, AttachmentRecord, CapabilityMode, CreateVolume, CreatedVolume, ErrorKind, Feature,
         PublishVolume, StorageError, VolumeCapability,
@@ -128,7 +128,7 @@ impl Bench {
     pub(super) async fn unpublish(
         &self,
         handle: &VolumeHandle,
-        node: Option<&NodeName>,
+        node: Option<&NodeId>,
     ) -> Result<(), StorageError> {
         let begin = || self.backend.unpublish_volume(self.call(), handle.clone(), node.cloned());
         self.settled("unpublish", begin).await

@@ -9,7 +9,7 @@ use std::{
 use cofferdam_backend::{Backend, Call};
 use cofferdam_controllers::rbac::Whereabouts;
 use cofferdam_domain::{
-    NodeName, Quantity, VolumeHandle, names,
+    NodeId, Quantity, VolumeHandle, names,
     storage::{
         Ability, AttachmentRecord, CapabilityMode, Capacity, CapacityQuery, CreateVolume, CreatedVolume,
         Description, ErrorKind, ExpandVolume, ExpandedVolume, Feature, Finality, PageRequest, Parameters,
@@ -76,7 +76,7 @@ pub struct ArrayVolume {
     /// When it was created or changed last, in milliseconds since the Unix epoch.
     pub changed_at_ms: u64,
     /// Nodes that it is published to.
-    pub published: Vec<NodeName>,
+    pub published: Vec<NodeId>,
 }
 
 /// How the driver lists its volumes.
@@ -470,7 +470,7 @@ impl Array {
         ExpandedVolume { capacity: answer.unwrap_or(size), node_expansion: self.on_node }
     }
 
-    fn unpublish(&mut self, handle: &VolumeHandle, node: Option<&NodeName>) {
+    fn unpublish(&mut self, handle: &VolumeHandle, node: Option<&NodeId>) {
         let stays =
             |place: &Place| place.0 != handle.as_str() || node.is_some_and(|node| place.1 != node.as_str());
         self.published.retain(|place, _| stays(place));
@@ -705,12 +705,12 @@ impl Backend for MortalDriver {
         &self,
         call: Call,
         handle: VolumeHandle,
-        node: Option<NodeName>,
+        node: Option<NodeId>,
     ) -> BoxFuture<'_, Result<(), StorageError>> {
         Box::pin(async move {
             self.effects.gate().await;
             let _call = self.call();
-            let at = node.as_ref().map_or("everywhere", NodeName::as_str);
+            let at = node.as_ref().map_or("everywhere", NodeId::as_str);
             let call = shown("unpublish", &call, &handle, at, "");
             let fault = {
                 let mut array = self.driver.lock();

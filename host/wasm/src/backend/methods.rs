@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use cofferdam_domain::{
-    GroupSnapshotHandle, NodeName, SnapshotHandle, VolumeHandle,
+    GroupSnapshotHandle, NodeId, SnapshotHandle, VolumeHandle,
     storage::{
         Ability, AttachmentRecord, Capacity, CapacityQuery, CreateGroupSnapshot, CreateSnapshot,
         CreateVolume, CreatedVolume, Description, ErrorKind, ExpandVolume, ExpandedVolume, GroupSnapshot,
@@ -145,7 +145,7 @@ impl Backend for WasmBackend {
         self.able(Ability::Publishing, call, job)
     }
 
-    fn unpublish_volume(&self, call: Call, handle: VolumeHandle, node: Option<NodeName>) -> Answer<'_, ()> {
+    fn unpublish_volume(&self, call: Call, handle: VolumeHandle, node: Option<NodeId>) -> Answer<'_, ()> {
         let function = exports::unpublish(text(&handle), node.as_ref().map(text));
         let intent = Intent::new(Subject::Volume(handle), "unpublish", &node).undoing("publish", node);
         let method = "/csi.v1.Controller/ControllerUnpublishVolume";

@@ -7,7 +7,7 @@ use std::{
 };
 
 use cofferdam_domain::{
-    NodeName,
+    NodeId,
     storage::{AccessType, VolumeCapability},
 };
 use cofferdam_suite::{Options, cases};
@@ -77,7 +77,7 @@ fn options(flags: TestFlags, component: &Component) -> Result<Options, VendorErr
     };
     let nodes = match flags.nodes.as_slice() {
         [] => base.nodes.clone(),
-        [first, second] if first != second => [first.as_str(), second.as_str()].map(NodeName::new),
+        [first, second] if first != second => [first.as_str(), second.as_str()].map(NodeId::new),
         given => {
             let given = given.len();
             return Err(VendorError::Argument(format!(

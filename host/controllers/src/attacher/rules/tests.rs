@@ -3,7 +3,7 @@
 
 use cofferdam_cluster::{Cache, Kind, decode, writer::Cached};
 use cofferdam_domain::{
-    Attachment, CsiNode, DriverName, NodeName, Volume,
+    Attachment, CsiNode, DriverName, NodeId, Volume,
     storage::{AccessType, CapabilityMode},
 };
 use cofferdam_sim::objects::with;
@@ -68,7 +68,7 @@ struct World {
     cache: Cache,
     able: Able,
     forced: bool,
-    gone_from: Vec<NodeName>,
+    gone_from: Vec<NodeId>,
 }
 
 impl World {
@@ -341,7 +341,7 @@ fn own_writes_are_no_reason_to_look_again() {
 #[test]
 fn a_listing_contradicts_what_it_shows_otherwise() {
     let listed = |handle: &str, nodes: &[&str]| -> Listed {
-        [(handle.into(), nodes.iter().map(|node| NodeName::from(*node)).collect())].into()
+        [(handle.into(), nodes.iter().map(|node| NodeId::from(*node)).collect())].into()
     };
     let is = |world: World, listed: &Listed, json: &Value| contradicts(&world.cache, listed, &read(json));
     let there = with(claimed(), &attached());

@@ -2,7 +2,7 @@
 
 use cofferdam_cluster::decode;
 use cofferdam_domain::{
-    Claim, NodeName, Volume,
+    Claim, NodeId, Volume,
     storage::{Condition, CreatedVolume},
 };
 use jiff::ToSpan as _;
@@ -228,7 +228,7 @@ fn only_an_orphan_that_is_nowhere_in_use_is_deleted() {
     let blind = Live { unreadable: Some("odd".into()), ..live(ORPHAN(48 * HOUR)) };
     refused(&blind, "PersistentVolume odd cannot be read");
     let used = with(|s| {
-        s.published_nodes = vec![NodeName::from("n1")];
+        s.published_nodes = vec![NodeId::from("n1")];
         s.condition = Some(Condition { abnormal: true, message: "odd".to_owned() });
     });
     refused(

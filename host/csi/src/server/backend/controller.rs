@@ -2,7 +2,7 @@
 
 use cofferdam_backend::{Call, guard::Subject};
 use cofferdam_domain::{
-    NodeName, SnapshotHandle, VolumeHandle,
+    NodeId, SnapshotHandle, VolumeHandle,
     storage::{
         CapacityQuery, CreateSnapshot, CreateVolume, CreatedVolume, ErrorKind, ExpandVolume, Parameters,
         PublishVolume, ValidateVolume, Validation, ability::ControllerCapability as Can, attachment,
@@ -163,7 +163,7 @@ impl Controller for BackendServer {
         let rules = self.rules();
         rules.offers(Can::PublishUnpublishVolume)?;
         let id: Id<VolumeHandle> = rules.volume("volume_id", asked.volume_id)?;
-        let node: Id<NodeName> = rules::node(asked.node_id)?;
+        let node: Id<NodeId> = rules::node(asked.node_id)?;
         let capability = asked.volume_capability.ok_or_else(|| invalid("volume_capability is missing"))?;
         let capability = rules.capability(capability)?;
         if asked.readonly && !rules.can(Can::PublishReadonly) {
@@ -195,7 +195,7 @@ impl Controller for BackendServer {
         let id: Id<VolumeHandle> = self.rules().volume("volume_id", asked.volume_id)?;
         let node = Some(asked.node_id).filter(|node| !node.is_empty()).map(rules::node).transpose()?;
         let call = with(call, rules::secrets(asked.secrets)?);
-        let node: Option<NodeName> = match node {
+        let node: Option<NodeId> = match node {
             None => None,
             Some(Id::Possible(node)) => Some(node),
             // Nothing is published to a node that cannot be.

@@ -8,7 +8,7 @@ use std::{
 
 use cofferdam_backend::{Answer, Backend, Call};
 use cofferdam_domain::{
-    GroupSnapshotHandle, NodeName, SnapshotHandle, VolumeHandle,
+    GroupSnapshotHandle, NodeId, SnapshotHandle, VolumeHandle,
     storage::{
         Ability, AttachmentRecord, Capacity, CapacityQuery, Condition, CreateGroupSnapshot, CreateSnapshot,
         CreateVolume, CreatedVolume, Description, ErrorKind, ExpandVolume, ExpandedVolume, Feature,
@@ -162,7 +162,7 @@ impl Backend for Fake {
         self.end(format!("{} {}", request.handle, request.node), &request, directory())
     }
 
-    fn unpublish_volume(&self, _: Call, handle: VolumeHandle, node: Option<NodeName>) -> Answer<'_, ()> {
+    fn unpublish_volume(&self, _: Call, handle: VolumeHandle, node: Option<NodeId>) -> Answer<'_, ()> {
         self.end(text(&handle), &(&handle, node), ())
     }
 
