@@ -7,7 +7,7 @@ use std::{
 
 use cofferdam_domain::{
     AccessModes, Attachment, AttachmentName, AttributesClass, AttributesClassName, Claim, ClaimKey,
-    CsiDriver, CsiNode, DriverName, Node, NodeObject, Pod, PodKey, Quantity, StorageClass, Uid, Volume,
+    CsiDriver, CsiNode, DriverName, Node, NodeName, Pod, PodKey, Quantity, StorageClass, Uid, Volume,
     VolumeHandle, VolumeMode, VolumeName, VolumePhase,
 };
 
@@ -166,7 +166,7 @@ impl Index<Volume> for VolumeIndex {
 #[derive(Debug, Default)]
 pub struct PodIndex {
     by_claim: HashMap<ClaimKey, Few<PodKey>>,
-    by_node: HashMap<NodeObject, BTreeSet<PodKey>>,
+    by_node: HashMap<NodeName, BTreeSet<PodKey>>,
 }
 
 impl PodIndex {
@@ -176,7 +176,7 @@ impl PodIndex {
         all.map(|name| ClaimKey::new(pod.key.namespace.clone(), name.clone()))
     }
 
-    fn place(pod: &Pod) -> Option<&NodeObject> {
+    fn place(pod: &Pod) -> Option<&NodeName> {
         pod.node.as_ref().filter(|_| !pod.claims.is_empty() || !pod.ephemeral_claims.is_empty())
     }
 }
@@ -205,7 +205,7 @@ impl Index<Pod> for PodIndex {
 #[derive(Debug, Default)]
 pub struct AttachmentIndex {
     by_volume: HashMap<VolumeName, Few<AttachmentName>>,
-    by_node: HashMap<NodeObject, BTreeSet<AttachmentName>>,
+    by_node: HashMap<NodeName, BTreeSet<AttachmentName>>,
 }
 
 impl Index<Attachment> for AttachmentIndex {
@@ -335,14 +335,14 @@ impl Cache {
     }
 
     /// Pods with claims that are on a node.
-    pub fn pods_on(&self, node: &NodeObject) -> Vec<Arc<Pod>> {
+    pub fn pods_on(&self, node: &NodeName) -> Vec<Arc<Pod>> {
         self.pods.query(|index, pods| {
             index.by_node.get(node).into_iter().flatten().filter_map(|key| pods.get(key).cloned()).collect()
         })
     }
 
     /// Nodes that have pods with claims.
-    pub fn nodes_with_pods(&self) -> Vec<NodeObject> {
+    pub fn nodes_with_pods(&self) -> Vec<NodeName> {
         self.pods.query(|index, _| index.by_node.keys().cloned().collect())
     }
 
@@ -355,7 +355,7 @@ impl Cache {
     }
 
     /// VolumeAttachments for a node, whoever's they are, by name.
-    pub fn attachments_of_node(&self, node: &NodeObject) -> Vec<Arc<Attachment>> {
+    pub fn attachments_of_node(&self, node: &NodeName) -> Vec<Arc<Attachment>> {
         self.attachments.query(|index, attachments| {
             let names = index.by_node.get(node).into_iter().flatten();
             names.filter_map(|name| attachments.get(name).cloned()).collect()

@@ -12,7 +12,7 @@ mod volume;
 use std::{collections::BTreeMap, sync::Arc};
 
 use cofferdam_domain::{
-    AccessMode, AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, NodeObject, ObjectMeta, Pod, PodKey,
+    AccessMode, AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, NodeName, ObjectMeta, Pod, PodKey,
     Quantity, ReclaimPolicy, Requirement, Selector, StorageClass, StringMap, Uid, VolumeMode, VolumeName,
     claim::DataSource,
     ids::{InvalidResourceVersion, ResourceVersion},
@@ -472,7 +472,7 @@ impl Kind for Pod {
                 labels: StringMap::default(),
                 ..metadata.into_domain()?
             },
-            node: spec.node_name.filter(|node| !node.0.is_empty()).map(|node| NodeObject::new(node.0)),
+            node: spec.node_name.filter(|node| !node.0.is_empty()).map(|node| NodeName::new(node.0)),
             terminated: matches!(status.phase.as_deref(), Some("Failed" | "Succeeded"))
                 || (deleting && !running),
             shut_down,

@@ -15,7 +15,7 @@ use std::{
 };
 
 use cofferdam_domain::{
-    ClaimKey, ClassName, DriverName, NodeObject, ReclaimPolicy, Uid, VolumeName,
+    ClaimKey, ClassName, DriverName, NodeName, ReclaimPolicy, Uid, VolumeName,
     ids::{InvalidResourceVersion, ResourceVersion},
     storage::CreateVolume,
 };
@@ -76,7 +76,7 @@ pub struct Intent {
     pub driver: DriverName,
     /// The node that the scheduler had chosen, where the driver has topology. Entries written before there were any do not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub node: Option<NodeObject>,
+    pub node: Option<NodeName>,
     /// The class at the time of the first request.
     pub class: IntentClass,
     /// Name of the VolumeAttributesClass, as the claim had it then; empty for none. Entries written before there were any do not
@@ -169,7 +169,7 @@ struct Shared {
     namespace: String,
     driver: DriverName,
     /// Where the driver's storage is, if it is one node's.
-    node: Option<NodeObject>,
+    node: Option<NodeName>,
     metrics: Metrics,
 }
 
@@ -190,7 +190,7 @@ impl Journal {
         writer: Writer,
         namespace: String,
         driver: DriverName,
-        node: NodeObject,
+        node: NodeName,
         metrics: Metrics,
     ) -> Self {
         Self::with(writer, namespace, driver, Some(node), metrics)
@@ -200,7 +200,7 @@ impl Journal {
         writer: Writer,
         namespace: String,
         driver: DriverName,
-        node: Option<NodeObject>,
+        node: Option<NodeName>,
         metrics: Metrics,
     ) -> Self {
         let state = State {

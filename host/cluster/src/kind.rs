@@ -3,7 +3,7 @@
 use std::{fmt, hash::Hash};
 
 use cofferdam_domain::{
-    AttachmentName, AttributesClassName, ClaimKey, ClassName, DriverName, NodeObject, ObjectMeta, PodKey,
+    AttachmentName, AttributesClassName, ClaimKey, ClassName, DriverName, NodeName, ObjectMeta, PodKey,
     VolumeName, ids::ResourceVersion,
 };
 
@@ -67,7 +67,7 @@ macro_rules! names {
         }
     )+};
 }
-names!(AttachmentName, AttributesClassName, ClassName, DriverName, NodeObject, VolumeName);
+names!(AttachmentName, AttributesClassName, ClassName, DriverName, NodeName, VolumeName);
 
 impl Key for Box<str> {
     fn of(_: &str, name: &str) -> Self {

@@ -14,7 +14,7 @@ use cofferdam_csi::{
     server::{Options as ServerOptions, Server, ServerMetrics, Socket, SocketError, SocketOptions},
     v1::{identity_server::IdentityServer, node_server::NodeServer},
 };
-use cofferdam_domain::{NodeObject as NodeName, names};
+use cofferdam_domain::{NodeName, names};
 use cofferdam_node::{
     Kind as AttachmentKind, Machine, Manifest, Node, NodeService, Pattern, Policy, Registrar, Roots,
     Whereabouts,

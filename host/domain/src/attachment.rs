@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     ids::{
-        AttachmentName, DriverName, NodeId, NodeObject, ObjectMeta, UniqueVolume, VolumeHandle, VolumeName,
+        AttachmentName, DriverName, NodeId, NodeName, ObjectMeta, UniqueVolume, VolumeHandle, VolumeName,
     },
     string_map::StringMap,
 };
@@ -41,7 +41,7 @@ pub struct Attachment {
     /// `spec.source`
     pub source: AttachmentSource,
     /// `spec.nodeName`: name of the Node.
-    pub node: NodeObject,
+    pub node: NodeName,
     /// `status.attached`
     pub attached: bool,
     /// `status.attachmentMetadata`
@@ -66,7 +66,7 @@ impl Attachment {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CsiNode {
     /// `metadata.name`, which is the Node's.
-    pub name: NodeObject,
+    pub name: NodeName,
     /// Metadata.
     pub meta: ObjectMeta,
     /// `spec.drivers`: the `nodeID` of each.
@@ -126,7 +126,7 @@ pub struct NodeVolume {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     /// `metadata.name`
-    pub name: NodeObject,
+    pub name: NodeName,
     /// Metadata without annotations and labels: a cluster has thousands of nodes.
     pub meta: ObjectMeta,
     /// `metadata.labels`

@@ -103,7 +103,7 @@ name!(
 );
 name!(
     /// Name of a Node, which is that of its CSINode, too.
-    NodeObject
+    NodeName
 );
 name!(
     /// Name of a VolumeAttachment.

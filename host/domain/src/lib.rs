@@ -24,7 +24,7 @@ pub use claim::{
 pub use class::{AttributesClass, BindingMode, StorageClass};
 pub use ids::{
     AttachmentName, AttributesClassName, ClaimKey, ClassName, ClusterId, DriverName, GroupSnapshotHandle,
-    NodeId, NodeObject, ObjectMeta, PodKey, ResourceVersion, SnapshotHandle, Uid, UniqueVolume, VolumeHandle,
+    NodeId, NodeName, ObjectMeta, PodKey, ResourceVersion, SnapshotHandle, Uid, UniqueVolume, VolumeHandle,
     VolumeName,
 };
 pub use pod::Pod;

@@ -2,7 +2,7 @@
 
 use sha2::{Digest as _, Sha256};
 
-use crate::ids::{AttachmentName, DriverName, NodeObject, VolumeHandle};
+use crate::ids::{AttachmentName, DriverName, NodeName, VolumeHandle};
 
 /// PVC: the claim once reached Bound; only presence counts.
 pub const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
@@ -59,7 +59,7 @@ pub const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 const ATTACHMENT_PREFIX: &str = "csi-";
 
 /// Name of the VolumeAttachment of a volume on a node: handle, driver and node one after the other, as SHA-256.
-pub fn attachment(driver: &DriverName, handle: &VolumeHandle, node: &NodeObject) -> AttachmentName {
+pub fn attachment(driver: &DriverName, handle: &VolumeHandle, node: &NodeName) -> AttachmentName {
     let digest = hex_digest([handle.as_str(), driver.as_str(), node.as_str()]);
     AttachmentName::new(format!("{ATTACHMENT_PREFIX}{digest}"))
 }

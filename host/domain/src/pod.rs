@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::ids::{NodeObject, ObjectMeta, PodKey};
+use crate::ids::{NodeName, ObjectMeta, PodKey};
 
 /// A Pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,7 +12,7 @@ pub struct Pod {
     /// Metadata without annotations and labels: a cluster has more pods than anything else.
     pub meta: ObjectMeta,
     /// `spec.nodeName`, when not empty.
-    pub node: Option<NodeObject>,
+    pub node: Option<NodeName>,
     /// Phase Failed or Succeeded, or deleting with no container running.
     pub terminated: bool,
     /// Deleting with a grace period of zero: shut down for good.

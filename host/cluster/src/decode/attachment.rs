@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use cofferdam_domain::{
     Attachment, AttachmentError, AttachmentName, AttachmentSource, CsiDriver, CsiNode, DriverName, Node,
-    NodeObject, NodeVolume, ObjectMeta, StringMap, UniqueVolume, VolumeName, names,
+    NodeName, NodeVolume, ObjectMeta, StringMap, UniqueVolume, VolumeName, names,
 };
 use serde::{Deserialize, de::IgnoredAny};
 
@@ -81,7 +81,7 @@ impl Kind for Attachment {
                 (None, None) => AttachmentSource::Unclear(0),
                 (Some(_), Some(IgnoredAny)) => AttachmentSource::Unclear(2),
             },
-            node: NodeObject::new(spec.node_name.0),
+            node: NodeName::new(spec.node_name.0),
             attached: status.attached,
             metadata: status.attachment_metadata.unwrap_or_default().map,
             attach_error: status.attach_error.map(error),
@@ -99,7 +99,7 @@ impl Kind for Attachment {
 }
 
 impl Kind for CsiNode {
-    type Key = NodeObject;
+    type Key = NodeName;
     type Index = ();
     const RESOURCE: Resource =
         Resource { group: STORAGE, version: "v1", kind: "CSINode", plural: "csinodes", namespaced: false };
@@ -131,7 +131,7 @@ impl Kind for CsiNode {
             topology_keys.insert(name.clone(), keys.unwrap_or_default());
             ids.insert(name, id.into());
         }
-        let name = NodeObject::new(metadata.name());
+        let name = NodeName::new(metadata.name());
         Ok(Self { name, meta: metadata.into_domain()?, ids, topology_keys })
     }
 
@@ -185,7 +185,7 @@ impl Kind for CsiDriver {
 }
 
 impl Kind for Node {
-    type Key = NodeObject;
+    type Key = NodeName;
     type Index = ();
     const RESOURCE: Resource =
         Resource { group: "", version: "v1", kind: "Node", plural: "nodes", namespaced: false };
@@ -229,7 +229,7 @@ impl Kind for Node {
             device_path: Box<str>,
         }
         let Wire { metadata, spec, status } = read(json)?;
-        let name = NodeObject::new(metadata.name());
+        let name = NodeName::new(metadata.name());
         let mut meta = metadata.into_domain()?;
         let managed = meta.has_annotation(names::MANAGED_ATTACH);
         meta.annotations = StringMap::default();

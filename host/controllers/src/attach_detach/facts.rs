@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use cofferdam_cluster::{Cache, Seen};
 use cofferdam_domain::{
-    Attachment, AttachmentName, DriverName, Node, NodeObject, NodeVolume, UniqueVolume, VolumeHandle, names,
+    Attachment, AttachmentName, DriverName, Node, NodeName, NodeVolume, UniqueVolume, VolumeHandle, names,
 };
 
 use super::{
@@ -19,7 +19,7 @@ pub(super) struct Run {
     /// Attachments whose nodes were looked at past the cache.
     pub(super) looked: HashSet<AttachmentName>,
     /// Nodes for which the API has refused an effect.
-    pub(super) refused: BTreeSet<NodeObject>,
+    pub(super) refused: BTreeSet<NodeName>,
 }
 
 /// Where facts come from.

@@ -13,7 +13,7 @@ use std::{
 };
 
 use cofferdam_domain::{
-    Attachment, AttachmentName, ClaimKey, DriverName, Node, NodeObject, ResourceVersion, Uid, UniqueVolume,
+    Attachment, AttachmentName, ClaimKey, DriverName, Node, NodeName, ResourceVersion, Uid, UniqueVolume,
     VolumeHandle, names,
 };
 use tokio::time::Instant;
@@ -69,7 +69,7 @@ pub(super) struct Promised {
 /// The creation of an attachment has an open outcome.
 struct Doubt {
     name: AttachmentName,
-    node: NodeObject,
+    node: NodeName,
     /// When it was asked for last.
     asked: Instant,
 }
@@ -81,11 +81,11 @@ struct State {
     leaving: HashMap<AttachmentName, Leaving>,
     /// Deletions that were asked for, with the driver, since when.
     detaching: HashMap<AttachmentName, (DriverName, Instant)>,
-    promises: HashMap<NodeObject, Promise>,
+    promises: HashMap<NodeName, Promise>,
     /// Attachments that were made for pods, of volumes that nobody knows any more, by driver and node.
-    orphans: HashMap<DriverName, BTreeMap<NodeObject, BTreeSet<AttachmentName>>>,
+    orphans: HashMap<DriverName, BTreeMap<NodeName, BTreeSet<AttachmentName>>>,
     /// Nodes that are gone and have attachments, as they were last.
-    former: HashMap<NodeObject, Arc<Node>>,
+    former: HashMap<NodeName, Arc<Node>>,
     /// Drivers whose CSIDriver said that nothing has to be attached, and is gone, since when.
     replaced: HashMap<DriverName, Instant>,
     /// Volumes that an orphan has kept from nodes.
@@ -156,7 +156,7 @@ impl Marks {
     /// Whether a write that is under way may tell the node of an attachment. `version`: that of the node as it is known.
     pub(super) fn is_promised(
         &self,
-        node: &NodeObject,
+        node: &NodeName,
         version: ResourceVersion,
         name: &AttachmentName,
     ) -> bool {
@@ -166,7 +166,7 @@ impl Marks {
     /// Begins a detachment, unless the node is told of the volume or may be. `listed` looks at the node as it is known by then.
     pub(super) fn begin(
         &self,
-        node: &NodeObject,
+        node: &NodeName,
         name: &AttachmentName,
         listed: impl FnOnce() -> (ResourceVersion, bool),
     ) -> bool {
@@ -209,7 +209,7 @@ impl Marks {
     /// has left since the names were found is no mark any longer.
     pub(super) fn promise(
         &self,
-        node: &NodeObject,
+        node: &NodeName,
         version: ResourceVersion,
         names: Vec<(AttachmentName, UniqueVolume)>,
         is_attached: impl Fn(&AttachmentName) -> bool,
@@ -234,24 +234,24 @@ impl Marks {
     }
 
     /// What was promised is written now.
-    pub(super) fn send(&self, node: &NodeObject) {
+    pub(super) fn send(&self, node: &NodeName) {
         if let Some(promise) = self.lock().promises.get_mut(node) {
             promise.sent = Some(Instant::now());
         }
     }
 
     /// The node has what was promised. Returns what it was promised before and does not have.
-    pub(super) fn keep(&self, node: &NodeObject) -> HashSet<AttachmentName> {
+    pub(super) fn keep(&self, node: &NodeName) -> HashSet<AttachmentName> {
         self.lock().promises.remove(node).map(|promise| promise.before).unwrap_or_default()
     }
 
     /// A promise is not kept, and never will be. Returns what it was about.
-    pub(super) fn withdraw(&self, node: &NodeObject) -> Vec<AttachmentName> {
+    pub(super) fn withdraw(&self, node: &NodeName) -> Vec<AttachmentName> {
         self.lock().promises.remove(node).into_iter().flat_map(Promise::all).collect()
     }
 
     /// Whether a write of a node's list is under way or open.
-    pub(super) fn has_promised(&self, node: &NodeObject) -> bool {
+    pub(super) fn has_promised(&self, node: &NodeName) -> bool {
         self.lock().promises.contains_key(node)
     }
 
@@ -298,13 +298,13 @@ impl Marks {
     }
 
     /// Those on a node.
-    pub(super) fn orphans_on(&self, node: &NodeObject) -> Vec<AttachmentName> {
+    pub(super) fn orphans_on(&self, node: &NodeName) -> Vec<AttachmentName> {
         let state = self.lock();
         state.orphans.values().filter_map(|nodes| nodes.get(node)).flatten().cloned().collect()
     }
 
     /// A node is gone, as it was last; or it is there, or nothing is attached to it any more.
-    pub(super) fn went(&self, name: &NodeObject, last: Option<Arc<Node>>) {
+    pub(super) fn went(&self, name: &NodeName, last: Option<Arc<Node>>) {
         let mut state = self.lock();
         match last {
             Some(last) => drop(state.former.insert(name.clone(), last)),
@@ -313,7 +313,7 @@ impl Marks {
     }
 
     /// A node that is gone as it was last, where somebody has seen it.
-    pub(super) fn former(&self, name: &NodeObject) -> Option<Arc<Node>> {
+    pub(super) fn former(&self, name: &NodeName) -> Option<Arc<Node>> {
         self.lock().former.get(name).cloned()
     }
 
@@ -334,7 +334,7 @@ impl Marks {
     }
 
     /// The creation of an attachment has an open outcome.
-    pub(super) fn doubt(&self, key: &Key, name: &AttachmentName, node: &NodeObject) {
+    pub(super) fn doubt(&self, key: &Key, name: &AttachmentName, node: &NodeName) {
         let doubt = Doubt { name: name.clone(), node: node.clone(), asked: Instant::now() };
         self.lock().doubts.insert(key.clone(), doubt);
     }
@@ -347,7 +347,7 @@ impl Marks {
     }
 
     /// Its node, and for how long.
-    pub(super) fn doubted_on(&self, key: &Key) -> Option<(NodeObject, Duration)> {
+    pub(super) fn doubted_on(&self, key: &Key) -> Option<(NodeName, Duration)> {
         let state = self.lock();
         let doubt = state.doubts.get(key)?;
         Some((doubt.node.clone(), OPEN_FOR.saturating_sub(doubt.asked.elapsed())))
@@ -397,7 +397,7 @@ impl Marks {
 }
 
 impl State {
-    fn is_promised(&self, node: &NodeObject, version: ResourceVersion, name: &AttachmentName) -> bool {
+    fn is_promised(&self, node: &NodeName, version: ResourceVersion, name: &AttachmentName) -> bool {
         let open = self.promises.get(node).filter(|promise| promise.version >= version);
         open.is_some_and(|promise| promise.names.contains(name) || promise.before.contains(name))
     }
@@ -409,8 +409,8 @@ mod tests {
 
     const ONE: ResourceVersion = ResourceVersion(1);
 
-    fn names() -> (NodeObject, AttachmentName, Vec<(AttachmentName, UniqueVolume)>) {
-        let (node, name) = (NodeObject::from("n"), AttachmentName::from("a"));
+    fn names() -> (NodeName, AttachmentName, Vec<(AttachmentName, UniqueVolume)>) {
+        let (node, name) = (NodeName::from("n"), AttachmentName::from("a"));
         (node, name.clone(), vec![(name, "v".into())])
     }
 

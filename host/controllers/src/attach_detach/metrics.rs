@@ -8,7 +8,7 @@ use std::{
 };
 
 use cofferdam_cluster::{Cache, cache::PodIndex};
-use cofferdam_domain::{DriverName, NodeObject, UniqueVolume};
+use cofferdam_domain::{DriverName, NodeName, UniqueVolume};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
@@ -105,8 +105,8 @@ impl AttachDetachMetrics {
 struct Volumes(AttachDetachMetrics);
 
 /// Volumes that the pods of each node use, and that have to be attached.
-fn used(cache: &Cache) -> BTreeMap<NodeObject, BTreeSet<UniqueVolume>> {
-    let mut used: BTreeMap<NodeObject, BTreeSet<UniqueVolume>> = BTreeMap::new();
+fn used(cache: &Cache) -> BTreeMap<NodeName, BTreeSet<UniqueVolume>> {
+    let mut used: BTreeMap<NodeName, BTreeSet<UniqueVolume>> = BTreeMap::new();
     for node in cache.nodes_with_pods() {
         for pod in cache.pods_on(&node) {
             for key in PodIndex::claims_of(&pod) {
@@ -128,7 +128,7 @@ fn used(cache: &Cache) -> BTreeMap<NodeObject, BTreeSet<UniqueVolume>> {
 impl Volumes {
     fn in_use(
         encoder: &mut DescriptorEncoder<'_>,
-        used: &BTreeMap<NodeObject, BTreeSet<UniqueVolume>>,
+        used: &BTreeMap<NodeName, BTreeSet<UniqueVolume>>,
     ) -> fmt::Result {
         let (name, help) = ("storage_count_attachable_volumes_in_use", "Volumes that pods of a node use");
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
@@ -144,11 +144,11 @@ impl Volumes {
     fn total(
         encoder: &mut DescriptorEncoder<'_>,
         cache: &Cache,
-        used: &BTreeMap<NodeObject, BTreeSet<UniqueVolume>>,
+        used: &BTreeMap<NodeName, BTreeSet<UniqueVolume>>,
     ) -> fmt::Result {
         let (name, help) = ("attachdetach_controller_total_volumes", "Volumes that are wanted, and attached");
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        let managed = |node: &NodeObject| cache.nodes.get(node).known().is_some_and(|node| node.managed);
+        let managed = |node: &NodeName| cache.nodes.get(node).known().is_some_and(|node| node.managed);
         let wanted = used.iter().filter(|(node, _)| managed(node)).flat_map(|(_, volumes)| volumes);
         let attachments = cache.attachments.list();
         let attached = attachments.iter().filter(|one| one.attached).map(|one| one.attacher.clone());

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_domain::NodeObject;
+use cofferdam_domain::NodeName;
 use tokio::time::Instant;
 
 /// The pause, by what the last write took.
@@ -17,11 +17,11 @@ const LONGEST: Duration = Duration::from_secs(1);
 
 /// Nodes whose lists rest, until when.
 #[derive(Debug, Default)]
-pub(super) struct Pace(Mutex<HashMap<NodeObject, Instant>>);
+pub(super) struct Pace(Mutex<HashMap<NodeName, Instant>>);
 
 impl Pace {
     /// For how long a node's list rests still.
-    pub(super) fn left(&self, node: &NodeObject) -> Option<Duration> {
+    pub(super) fn left(&self, node: &NodeName) -> Option<Duration> {
         let mut resting = self.lock();
         let left = resting.get(node)?.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -32,17 +32,17 @@ impl Pace {
     }
 
     /// A node's list was written, or not, and it took so long to know.
-    pub(super) fn wrote(&self, node: &NodeObject, took: Duration) {
+    pub(super) fn wrote(&self, node: &NodeName, took: Duration) {
         let pause = took.saturating_mul(TIMES).min(LONGEST);
         self.lock().insert(node.clone(), Instant::now() + pause);
     }
 
     /// There is no such node any more.
-    pub(super) fn forget(&self, node: &NodeObject) {
+    pub(super) fn forget(&self, node: &NodeName) {
         self.lock().remove(node);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<NodeObject, Instant>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, Instant>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -53,7 +53,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_list_rests_by_what_its_write_took() {
-        let (pace, node, other) = (Pace::default(), NodeObject::from("a"), NodeObject::from("b"));
+        let (pace, node, other) = (Pace::default(), NodeName::from("a"), NodeName::from("b"));
         assert_eq!(pace.left(&node), None);
         for (took, pause) in [(3, Some(6)), (400, Some(800)), (60_000, Some(1000)), (0, None)] {
             pace.wrote(&node, Duration::from_millis(took));

@@ -15,7 +15,7 @@ use cofferdam_cluster::{
     writer::Part,
 };
 use cofferdam_domain::{
-    Attachment, AttachmentName, ClaimKey, Node, NodeObject, Pod, ResourceVersion, UniqueVolume, Volume, names,
+    Attachment, AttachmentName, ClaimKey, Node, NodeName, Pod, ResourceVersion, UniqueVolume, Volume, names,
 };
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -51,7 +51,7 @@ const NODE_WORKERS: usize = 32;
 pub(crate) struct AttachDetach {
     context: Arc<Context>,
     volumes: Queue<Key>,
-    nodes: Queue<NodeObject>,
+    nodes: Queue<NodeName>,
     marks: Marks,
     pace: Pace,
     /// Nodes that are read past the cache: all volumes that are about to leave one share a read.
@@ -334,7 +334,7 @@ impl AttachDetach {
     async fn go_on(
         &self,
         name: &AttachmentName,
-        node: &NodeObject,
+        node: &NodeName,
         error: &WriteError,
         run: &mut Run,
     ) -> Result<(), Outcome> {
@@ -391,7 +391,7 @@ impl AttachDetach {
     }
 
     /// The list of a node.
-    async fn node(&self, name: &NodeObject) -> Outcome {
+    async fn node(&self, name: &NodeName) -> Outcome {
         let cache = &self.context.cache;
         for _ in 0..MAX_EFFECTS {
             let node = match cache.nodes.get(name) {

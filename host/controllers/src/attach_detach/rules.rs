@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_domain::{AccessMode, AttachmentName, DriverName, NodeObject, Pod, Uid, Volume, VolumeHandle};
+use cofferdam_domain::{AccessMode, AttachmentName, DriverName, NodeName, Pod, Uid, Volume, VolumeHandle};
 
 use crate::note::Note;
 
@@ -39,7 +39,7 @@ pub enum Machine {
 #[derive(Clone, Debug)]
 pub struct Want {
     /// Which node.
-    pub node: NodeObject,
+    pub node: NodeName,
     /// What is known of it.
     pub machine: Machine,
     /// The object by which they use it.
@@ -50,7 +50,7 @@ pub struct Want {
 
 impl Want {
     /// Since when it is wanted there, and by whom first: the order of those who want it.
-    fn order(&self) -> (i64, &NodeObject) {
+    fn order(&self) -> (i64, &NodeName) {
         let created = self.pods.iter().map(|pod| pod.meta.created_ms).min();
         (created.unwrap_or(i64::MAX), &self.node)
     }
@@ -93,7 +93,7 @@ pub struct Held {
     /// Its uid.
     pub uid: Uid,
     /// The node that it is for.
-    pub node: NodeObject,
+    pub node: NodeName,
     /// What is known of that.
     pub machine: Machine,
     /// What it was made for.
@@ -159,11 +159,11 @@ pub struct Facts {
     pub held: Vec<Held>,
     /// The node that an attachment was asked for, without an answer, and for how long it may still be made: no other node gets one
     /// before.
-    pub doubt: Option<(NodeObject, Duration)>,
+    pub doubt: Option<(NodeName, Duration)>,
     /// Nodes among those that want it whose CSINode does not name the driver.
-    pub unregistered: Vec<NodeObject>,
+    pub unregistered: Vec<NodeName>,
     /// Nodes for which the API has refused an effect in this run: the others have their turn.
-    pub refused: BTreeSet<NodeObject>,
+    pub refused: BTreeSet<NodeName>,
     /// Whether volumes leave nodes by force when their time is over.
     pub force_on_timeout: bool,
 }
@@ -266,21 +266,21 @@ pub fn is_exclusive(volume: &Volume) -> bool {
 
 /// The attachments of a volume by their nodes.
 struct Holders<'a> {
-    own: HashMap<&'a NodeObject, &'a Held>,
+    own: HashMap<&'a NodeName, &'a Held>,
     /// Those that have the name of the one that their node wants, and are not it.
-    namesakes: HashMap<&'a NodeObject, &'a Held>,
-    nodes: HashSet<&'a NodeObject>,
+    namesakes: HashMap<&'a NodeName, &'a Held>,
+    nodes: HashSet<&'a NodeName>,
     /// Whether the volume may be on one node only.
     exclusive: bool,
 }
 
 impl Holders<'_> {
     /// Whether an attachment elsewhere keeps the volume from a node. One whose outcome is open does, too.
-    fn keep_from(&self, node: &NodeObject) -> bool {
+    fn keep_from(&self, node: &NodeName) -> bool {
         self.exclusive && self.nodes.len() > usize::from(self.nodes.contains(node))
     }
 
-    fn is_free(&self, node: &NodeObject) -> bool {
+    fn is_free(&self, node: &NodeName) -> bool {
         !self.own.contains_key(node) && !self.namesakes.contains_key(node) && !self.keep_from(node)
     }
 }
@@ -334,7 +334,7 @@ impl Facts {
     }
 
     /// Nodes that must no longer be told of the volume before it can leave them.
-    pub fn to_be_told(&self) -> impl Iterator<Item = &NodeObject> {
+    pub fn to_be_told(&self) -> impl Iterator<Item = &NodeName> {
         let told = |held: &&Held| held.listed != is_reported(held, self.force_on_timeout);
         self.held.iter().filter(|held| held.made_for.is_ours()).filter(told).map(|held| &held.node)
     }

@@ -7,7 +7,7 @@ use std::{
 
 use cofferdam_cluster::{Cache, Seen, cache::PodIndex};
 use cofferdam_domain::{
-    Attachment, Claim, ClaimKey, ClaimPhase, ClaimRef, DriverName, NodeObject, Pod, UniqueVolume, Volume,
+    Attachment, Claim, ClaimKey, ClaimPhase, ClaimRef, DriverName, NodeName, Pod, UniqueVolume, Volume,
     VolumeHandle, names,
 };
 
@@ -89,7 +89,7 @@ pub(super) fn is_attached(cache: &Cache, driver: &DriverName) -> bool {
 
 /// The nodes whose pods use a volume that has to be attached, by name.
 pub(super) fn wants(cache: &Cache, driver: &DriverName, handle: &VolumeHandle) -> Vec<Want> {
-    let mut wants: BTreeMap<NodeObject, Want> = BTreeMap::new();
+    let mut wants: BTreeMap<NodeName, Want> = BTreeMap::new();
     for volume in cache.volumes_with_handle(driver, handle) {
         let Some(reference) = &volume.claim_ref else { continue };
         let Ok((claim, bound)) = bound(cache, &reference.key) else { continue };
@@ -112,7 +112,7 @@ pub(super) fn wants(cache: &Cache, driver: &DriverName, handle: &VolumeHandle) -
 
 /// The nodes that keep a volume: a pod there names the claim that the volume is of, whatever has become of the claim. What wants a
 /// volume needs more, see [`wants`].
-pub(super) fn keepers(cache: &Cache, driver: &DriverName, handle: &VolumeHandle) -> BTreeSet<NodeObject> {
+pub(super) fn keepers(cache: &Cache, driver: &DriverName, handle: &VolumeHandle) -> BTreeSet<NodeName> {
     let volumes = cache.volumes_with_handle(driver, handle);
     let references = volumes.iter().filter_map(|volume| volume.claim_ref.as_ref());
     let pods = references.flat_map(|reference| {
@@ -158,7 +158,7 @@ fn names_claim(cache: &Cache, pod: &Pod, reference: &ClaimRef) -> bool {
 }
 
 /// What is known of a node.
-pub(super) fn machine(cache: &Cache, node: &NodeObject) -> Machine {
+pub(super) fn machine(cache: &Cache, node: &NodeName) -> Machine {
     match cache.nodes.get(node) {
         Seen::Absent => Machine::Gone,
         Seen::Opaque(_) => Machine::Unreadable,

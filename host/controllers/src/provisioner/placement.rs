@@ -10,7 +10,7 @@ use std::{
 use cofferdam_backend::Backend;
 use cofferdam_cluster::{Cache, Intent};
 use cofferdam_domain::{
-    DriverName, NodeObject, StorageClass, Uid, Volume, names,
+    DriverName, NodeName, StorageClass, Uid, Volume, names,
     storage::{Placement, Segments},
 };
 use tokio::time::Instant;
@@ -21,7 +21,7 @@ use super::topology::{self, Ask, Missing, Place, Registered};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeDeployment {
     /// The node that this process is on (`--node-name`).
-    pub node: NodeObject,
+    pub node: NodeName,
     /// Whether every driver of the process is of this node, also one that does not say so (`--node-deployment`).
     pub every_driver: bool,
     /// Whether claims that no node was chosen for are taken in a race (`--node-deployment-immediate-binding`).
@@ -34,7 +34,7 @@ pub struct NodeDeployment {
 
 impl NodeDeployment {
     /// The sidecar's defaults.
-    pub const fn of(node: NodeObject) -> Self {
+    pub const fn of(node: NodeName) -> Self {
         Self {
             node,
             every_driver: false,
@@ -54,7 +54,7 @@ impl NodeDeployment {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Here {
     /// The node.
-    pub node: NodeObject,
+    pub node: NodeName,
     /// Topology keys of each driver, as it tells them; none for one that does not: they stand in the CSINode.
     pub drivers: BTreeMap<DriverName, Vec<String>>,
     /// Whether claims that no node was chosen for are taken in a race.

@@ -3,7 +3,7 @@
 use cofferdam_backend::Call;
 use cofferdam_cluster::{WriteError, queue::Outcome, writer::Part};
 use cofferdam_domain::{
-    Claim, DriverName, NodeObject, names,
+    Claim, DriverName, NodeName, names,
     storage::{Ability, CapacityQuery, CreateVolume},
 };
 use serde_json::json;
@@ -19,7 +19,7 @@ impl Provisioner {
     pub(super) async fn take(
         &self,
         claim: &Claim,
-        node: &NodeObject,
+        node: &NodeName,
         request: Option<CreateVolume>,
     ) -> Option<Outcome> {
         let Some(deployment) = &self.context.settings.node else { return Some(Outcome::Done) };
@@ -48,7 +48,7 @@ impl Provisioner {
     }
 
     /// Why the claim is left to other nodes. A driver that cannot tell, or does not, is given the claim: what it answers then is told.
-    async fn lacks_room(&self, claim: &Claim, node: &NodeObject, request: CreateVolume) -> Option<String> {
+    async fn lacks_room(&self, claim: &Claim, node: &NodeName, request: CreateVolume) -> Option<String> {
         let class = self.context.cache.class(claim.class_name()).known()?;
         let driver = self.context.drivers.get::<DriverName>(&class.provisioner)?;
         if !driver.backend.abilities().contains(&Ability::Capacity) {

@@ -14,7 +14,7 @@ use cofferdam_cluster::{
     watch::Scope,
 };
 use cofferdam_domain::{
-    Attachment, AttributesClass, Claim, CsiNode, DriverName, Node, NodeObject, StorageClass, Uid, Volume,
+    Attachment, AttributesClass, Claim, CsiNode, DriverName, Node, NodeName, StorageClass, Uid, Volume,
     VolumeName, names,
     storage::{Ability, CreatedVolume, Feature, StorageError},
 };
@@ -345,7 +345,7 @@ impl Provisioner {
     }
 
     /// Takes the scheduler's choice back, unless the node is one that the watch has not shown yet.
-    async fn node_is_gone(&self, uid: &Uid, node: &NodeObject, message: String) -> Option<Outcome> {
+    async fn node_is_gone(&self, uid: &Uid, node: &NodeName, message: String) -> Option<Outcome> {
         if let Err(error) = self.context.writer.refresh::<CsiNode>(node).await {
             return Some(self.refuse(uid, error.to_string(), false));
         }
@@ -357,7 +357,7 @@ impl Provisioner {
     }
 
     /// Tells the claim and takes the scheduler's choice back, if it is still this node: the scheduler chooses again.
-    async fn reschedule(&self, uid: &Uid, node: &NodeObject, message: String) -> Outcome {
+    async fn reschedule(&self, uid: &Uid, node: &NodeName, message: String) -> Outcome {
         let Some(claim) = self.context.cache.claim_by_uid(uid) else { return Outcome::Again };
         let teller = Teller::of_claim(&self.context, Role::Provisioner, &claim.key);
         teller.tell(StepKind::Fails, message.clone(), None);

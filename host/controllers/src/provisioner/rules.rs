@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use cofferdam_cluster::{Cache, Intent, IntentClass, Seen};
 use cofferdam_domain::{
-    AccessMode, AccessModes, BindingMode, Claim, ClusterId, DriverName, NodeObject, ReclaimPolicy,
+    AccessMode, AccessModes, BindingMode, Claim, ClusterId, DriverName, NodeName, ReclaimPolicy,
     StorageClass, Uid, Volume, VolumeMode, VolumeName, VolumePhase, names,
     storage::{
         AccessType, CapabilityMode, CapacityRange, CreateVolume, CreatedVolume, ErrorKind, Finality, Owner,
@@ -87,7 +87,7 @@ pub enum ClaimVerdict {
         /// The claim as it was when nobody had chosen: what is written is written on this version of it.
         claim: Arc<Claim>,
         /// This process' node.
-        node: NodeObject,
+        node: NodeName,
         /// What the driver would be asked for; absent where it cannot be: who has taken the claim tells it.
         request: Option<Box<CreateVolume>>,
     },
@@ -103,7 +103,7 @@ pub enum ClaimVerdict {
     /// There is no such node any more: take the scheduler's choice back.
     Reschedule {
         /// The node.
-        node: NodeObject,
+        node: NodeName,
         /// For the event.
         message: String,
     },
@@ -319,7 +319,7 @@ fn request(
         driver: class.provisioner.clone(),
         node: match options.here_of(&class.provisioner) {
             Some(here) => Some(here.node.clone()),
-            None => claim.selected_node().filter(|_| has_topology).map(NodeObject::from),
+            None => claim.selected_node().filter(|_| has_topology).map(NodeName::from),
         },
         class: IntentClass {
             name: claim.class_name().into(),
@@ -477,7 +477,7 @@ pub enum Created {
     /// It failed for good where the scheduler wanted it: drop the intent, take the scheduler's choice back, tell the claim.
     Reschedule {
         /// The node that was chosen.
-        node: NodeObject,
+        node: NodeName,
         /// For the event.
         message: String,
     },
@@ -550,7 +550,7 @@ pub fn created(
 }
 
 /// Whether the scheduler's choice is still the node that the request was made for.
-fn is_selected(cache: &Cache, intent: &Intent, node: &NodeObject) -> bool {
+fn is_selected(cache: &Cache, intent: &Intent, node: &NodeName) -> bool {
     let claim = cache.claim_by_uid(&intent.uid);
     claim.is_some_and(|claim| claim.selected_node() == Some(node.as_str()))
 }
@@ -567,7 +567,7 @@ fn is_superseded(cache: &Cache, here: Option<&Here>, intent: &Intent) -> bool {
         return placement::is_elsewhere(here, intent, &volume);
     }
     let claim = cache.claim_by_uid(&intent.uid);
-    claim.is_some_and(|claim| claim.selected_node() != intent.node.as_ref().map(NodeObject::as_str))
+    claim.is_some_and(|claim| claim.selected_node() != intent.node.as_ref().map(NodeName::as_str))
 }
 
 /// Whether the claim still needs the volume that was asked for.

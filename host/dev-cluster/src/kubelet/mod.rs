@@ -25,7 +25,7 @@ use cofferdam_cluster::{
     queue::{Backoff, Outcome, Queue},
 };
 use cofferdam_domain::{
-    AccessMode, Claim, ClaimKey, ClaimPhase, DriverName, NodeObject as NodeName, PodKey, Quantity, Uid,
+    AccessMode, Claim, ClaimKey, ClaimPhase, DriverName, NodeName, PodKey, Quantity, Uid,
     UniqueVolume,
 };
 use k8s_openapi::api::core::v1 as core;

@@ -15,7 +15,7 @@ use cofferdam_cluster::{
     EventType, WriteError,
     queue::{Backoff, Outcome, Queue},
 };
-use cofferdam_domain::{Claim, NodeObject as NodeName, PodKey, Uid, VolumeName, names};
+use cofferdam_domain::{Claim, NodeName, PodKey, Uid, VolumeName, names};
 use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;

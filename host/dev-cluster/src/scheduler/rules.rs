@@ -8,7 +8,7 @@ use std::{
 };
 
 use cofferdam_domain::{
-    AccessMode, Attachment, BindingMode, Claim, ClaimKey, ClaimPhase, NodeObject as NodeName, StorageClass,
+    AccessMode, Attachment, BindingMode, Claim, ClaimKey, ClaimPhase, NodeName, StorageClass,
     Uid, VolumeName,
 };
 

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_domain::{DriverName, NodeObject, VolumeHandle, names};
+use cofferdam_domain::{DriverName, NodeName, VolumeHandle, names};
 use http::Method;
 use serde_json::Value;
 use tokio::time::Instant;
@@ -266,7 +266,7 @@ async fn volume(world: &World, attachment: &Value) -> Option<Value> {
     if let Some(volume) = get(world, &format!("{VOLUMES}/{named}")).await {
         return Some(volume);
     }
-    let node = NodeObject::from(text(attachment, "/spec/nodeName"));
+    let node = NodeName::from(text(attachment, "/spec/nodeName"));
     world.list(VOLUMES).await.into_iter().find(|volume| {
         let driver = DriverName::from(text(volume, "/spec/csi/driver"));
         let handle = VolumeHandle::from(text(volume, "/spec/csi/volumeHandle"));

@@ -5,14 +5,14 @@ use std::{cmp::Ordering, sync::Arc};
 
 use cofferdam_cluster::{Change, Kind, Table, cache::PodIndex};
 use cofferdam_domain::{
-    Attachment, AttachmentName, Claim, ClaimKey, CsiDriver, Node, NodeObject, NodeVolume, Pod, Uid,
+    Attachment, AttachmentName, Claim, ClaimKey, CsiDriver, Node, NodeName, NodeVolume, Pod, Uid,
     UniqueVolume, Volume, names,
 };
 
 use super::{AttachDetach, Key, Operation, wants};
 
 /// What of a pod matters.
-type PodFacts<'a> = (&'a Uid, Option<&'a NodeObject>, bool, &'a [Arc<str>], &'a [Arc<str>]);
+type PodFacts<'a> = (&'a Uid, Option<&'a NodeName>, bool, &'a [Arc<str>], &'a [Arc<str>]);
 
 fn pod_facts(pod: &Pod) -> PodFacts<'_> {
     (&pod.meta.uid, pod.node.as_ref(), pod.terminated, &pod.claims, &pod.ephemeral_claims)
@@ -184,7 +184,7 @@ impl AttachDetach {
     }
 
     /// Wakes the volumes of which a node says something else now.
-    fn wake_told(&self, node: &NodeObject, old: &[NodeVolume], new: &[NodeVolume]) {
+    fn wake_told(&self, node: &NodeName, old: &[NodeVolume], new: &[NodeVolume]) {
         for name in differing(old, new) {
             let Some((driver, handle)) = name.csi() else { continue };
             let attachment = names::attachment(&driver, &handle, node);
