@@ -1,18 +1,18 @@
 //! Compiles the guests.
 
-use cofferdam_guest_builder::{Guest, build};
+use cofferdam_guest_builder::{GuestPackage, build};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     build(&[
-        Guest {
+        GuestPackage {
             package: "cofferdam-backend-memory",
             directory: "backends/memory",
-            variable: "COFFERDAM_GUEST_MEMORY",
+            path_variable: "COFFERDAM_GUEST_MEMORY",
         },
-        Guest {
+        GuestPackage {
             package: "cofferdam-backend-pool",
             directory: "backends/pool",
-            variable: "COFFERDAM_GUEST_POOL",
+            path_variable: "COFFERDAM_GUEST_POOL",
         },
     ])
 }

@@ -5,10 +5,10 @@ use std::{collections::BTreeSet, time::Duration};
 use cofferdam_domain::{
     GroupSnapshotHandle, NodeId, SnapshotHandle, VolumeHandle,
     storage::{
-        Ability, AttachmentRecord, Capacity, CapacityQuery, CreateGroupSnapshot, CreateSnapshot,
-        CreateVolume, CreatedVolume, Description, ErrorKind, ExpandVolume, ExpandedVolume, GroupSnapshot,
-        PageRequest, Parameters, PublishVolume, Readiness, Secrets, Snapshot, SnapshotPage, StorageError,
-        ValidateVolume, Validation, VolumePage, VolumeStatus,
+        Ability, Capacity, CapacityQuery, ConnectionInfo, CreateGroupSnapshot, CreateSnapshot, CreateVolume,
+        CreatedVolume, Description, ErrorKind, ExpandVolume, ExpandedVolume, GroupSnapshot, PageRequest,
+        Parameters, PublishVolume, Readiness, Secrets, Snapshot, SnapshotPage, StorageError, ValidateVolume,
+        Validation, VolumePage, VolumeStatus,
     },
 };
 use futures::future::BoxFuture;
@@ -24,16 +24,17 @@ pub struct Call {
 
 impl Call {
     /// A call without secrets.
-    pub fn within(deadline: Duration) -> Self {
+    pub fn with_deadline(deadline: Duration) -> Self {
         Self { deadline, secrets: Secrets::default() }
     }
 }
 
 /// What a call answers, some time.
-pub type Answer<'a, T> = BoxFuture<'a, Result<T, StorageError>>;
+pub type BackendFuture<'a, T> = BoxFuture<'a, Result<T, StorageError>>;
 
-fn unable<T: Send + 'static>(ability: Ability) -> Answer<'static, T> {
-    let error = StorageError::last(ErrorKind::Unimplemented, format!("the driver has no `{ability}`"));
+fn unimplemented<T: Send + 'static>(ability: Ability) -> BackendFuture<'static, T> {
+    let error =
+        StorageError::final_outcome(ErrorKind::Unimplemented, format!("the driver has no `{ability}`"));
     Box::pin(std::future::ready(Err(error)))
 }
 
@@ -57,16 +58,16 @@ pub trait Backend: Send + Sync + 'static {
     }
 
     /// Whether the driver is ready. CSI `Probe`.
-    fn probe(&self, call: Call) -> Answer<'_, Readiness>;
+    fn probe(&self, call: Call) -> BackendFuture<'_, Readiness>;
 
     /// Creates a volume, or finds the one of this name. CSI `CreateVolume`.
-    fn create_volume(&self, call: Call, request: CreateVolume) -> Answer<'_, CreatedVolume>;
+    fn create_volume(&self, call: Call, request: CreateVolume) -> BackendFuture<'_, CreatedVolume>;
 
     /// Deletes a volume; one that does not exist is a success. CSI `DeleteVolume`.
-    fn delete_volume(&self, call: Call, handle: VolumeHandle) -> Answer<'_, ()>;
+    fn delete_volume(&self, call: Call, handle: VolumeHandle) -> BackendFuture<'_, ()>;
 
     /// Tells whether a volume can be used in some ways. CSI `ValidateVolumeCapabilities`.
-    fn validate_volume(&self, call: Call, request: ValidateVolume) -> Answer<'_, Validation>;
+    fn validate_volume(&self, call: Call, request: ValidateVolume) -> BackendFuture<'_, Validation>;
 
     /// Creates a volume with the content of another one. CSI `CreateVolume` with a volume as its source.
     fn clone_volume(
@@ -74,8 +75,8 @@ pub trait Backend: Send + Sync + 'static {
         _call: Call,
         _request: CreateVolume,
         _source: VolumeHandle,
-    ) -> Answer<'_, CreatedVolume> {
-        unable(Ability::Cloning)
+    ) -> BackendFuture<'_, CreatedVolume> {
+        unimplemented(Ability::Cloning)
     }
 
     /// Creates a volume with the content of a snapshot. CSI `CreateVolume` with a snapshot as its source.
@@ -84,43 +85,53 @@ pub trait Backend: Send + Sync + 'static {
         _call: Call,
         _request: CreateVolume,
         _source: SnapshotHandle,
-    ) -> Answer<'_, CreatedVolume> {
-        unable(Ability::Restoring)
+    ) -> BackendFuture<'_, CreatedVolume> {
+        unimplemented(Ability::Restoring)
     }
 
     /// Makes a volume reachable from a node. CSI `ControllerPublishVolume`.
-    fn publish_volume(&self, _call: Call, _request: PublishVolume) -> Answer<'_, AttachmentRecord> {
-        unable(Ability::Publishing)
+    fn publish_volume(&self, _call: Call, _request: PublishVolume) -> BackendFuture<'_, ConnectionInfo> {
+        unimplemented(Ability::Publishing)
     }
 
     /// Makes a volume unreachable from a node, or from all when none is given. CSI `ControllerUnpublishVolume`.
-    fn unpublish_volume(&self, _call: Call, _handle: VolumeHandle, _node: Option<NodeId>) -> Answer<'_, ()> {
-        unable(Ability::Publishing)
+    fn unpublish_volume(
+        &self,
+        _call: Call,
+        _handle: VolumeHandle,
+        _node: Option<NodeId>,
+    ) -> BackendFuture<'_, ()> {
+        unimplemented(Ability::Publishing)
     }
 
     /// Makes a volume larger. CSI `ControllerExpandVolume`.
-    fn expand_volume(&self, _call: Call, _request: ExpandVolume) -> Answer<'_, ExpandedVolume> {
-        unable(Ability::Expansion)
+    fn expand_volume(&self, _call: Call, _request: ExpandVolume) -> BackendFuture<'_, ExpandedVolume> {
+        unimplemented(Ability::Expansion)
     }
 
     /// Changes a volume's mutable parameters, all or none. CSI `ControllerModifyVolume`.
-    fn modify_volume(&self, _call: Call, _handle: VolumeHandle, _parameters: Parameters) -> Answer<'_, ()> {
-        unable(Ability::Modification)
+    fn modify_volume(
+        &self,
+        _call: Call,
+        _handle: VolumeHandle,
+        _parameters: Parameters,
+    ) -> BackendFuture<'_, ()> {
+        unimplemented(Ability::Modification)
     }
 
     /// Cuts a snapshot, or finds the one of this name. CSI `CreateSnapshot`.
-    fn create_snapshot(&self, _call: Call, _request: CreateSnapshot) -> Answer<'_, Snapshot> {
-        unable(Ability::Snapshots)
+    fn create_snapshot(&self, _call: Call, _request: CreateSnapshot) -> BackendFuture<'_, Snapshot> {
+        unimplemented(Ability::Snapshots)
     }
 
     /// Deletes a snapshot; one that does not exist is a success. CSI `DeleteSnapshot`.
-    fn delete_snapshot(&self, _call: Call, _handle: SnapshotHandle) -> Answer<'_, ()> {
-        unable(Ability::Snapshots)
+    fn delete_snapshot(&self, _call: Call, _handle: SnapshotHandle) -> BackendFuture<'_, ()> {
+        unimplemented(Ability::Snapshots)
     }
 
     /// Describes a snapshot. CSI `GetSnapshot`.
-    fn get_snapshot(&self, _call: Call, _handle: SnapshotHandle) -> Answer<'_, Snapshot> {
-        unable(Ability::Snapshots)
+    fn get_snapshot(&self, _call: Call, _handle: SnapshotHandle) -> BackendFuture<'_, Snapshot> {
+        unimplemented(Ability::Snapshots)
     }
 
     /// Lists snapshots, all or those of one volume. CSI `ListSnapshots`.
@@ -129,13 +140,17 @@ pub trait Backend: Send + Sync + 'static {
         _call: Call,
         _source: Option<VolumeHandle>,
         _page: PageRequest,
-    ) -> Answer<'_, SnapshotPage> {
-        unable(Ability::Snapshots)
+    ) -> BackendFuture<'_, SnapshotPage> {
+        unimplemented(Ability::Snapshots)
     }
 
     /// Cuts snapshots of several volumes at one moment. CSI `CreateVolumeGroupSnapshot`.
-    fn create_group_snapshot(&self, _call: Call, _request: CreateGroupSnapshot) -> Answer<'_, GroupSnapshot> {
-        unable(Ability::GroupSnapshots)
+    fn create_group_snapshot(
+        &self,
+        _call: Call,
+        _request: CreateGroupSnapshot,
+    ) -> BackendFuture<'_, GroupSnapshot> {
+        unimplemented(Ability::GroupSnapshots)
     }
 
     /// Deletes a group with its members; one that does not exist is a success. CSI `DeleteVolumeGroupSnapshot`.
@@ -144,8 +159,8 @@ pub trait Backend: Send + Sync + 'static {
         _call: Call,
         _handle: GroupSnapshotHandle,
         _snapshots: BTreeSet<SnapshotHandle>,
-    ) -> Answer<'_, ()> {
-        unable(Ability::GroupSnapshots)
+    ) -> BackendFuture<'_, ()> {
+        unimplemented(Ability::GroupSnapshots)
     }
 
     /// Describes a group. CSI `GetVolumeGroupSnapshot`.
@@ -154,22 +169,22 @@ pub trait Backend: Send + Sync + 'static {
         _call: Call,
         _handle: GroupSnapshotHandle,
         _snapshots: BTreeSet<SnapshotHandle>,
-    ) -> Answer<'_, GroupSnapshot> {
-        unable(Ability::GroupSnapshots)
+    ) -> BackendFuture<'_, GroupSnapshot> {
+        unimplemented(Ability::GroupSnapshots)
     }
 
     /// Lists volumes. CSI `ListVolumes`.
-    fn list_volumes(&self, _call: Call, _page: PageRequest) -> Answer<'_, VolumePage> {
-        unable(Ability::Listing)
+    fn list_volumes(&self, _call: Call, _page: PageRequest) -> BackendFuture<'_, VolumePage> {
+        unimplemented(Ability::Listing)
     }
 
     /// Describes a volume. CSI `ControllerGetVolume`.
-    fn get_volume(&self, _call: Call, _handle: VolumeHandle) -> Answer<'_, VolumeStatus> {
-        unable(Ability::Inspection)
+    fn get_volume(&self, _call: Call, _handle: VolumeHandle) -> BackendFuture<'_, VolumeStatus> {
+        unimplemented(Ability::Inspection)
     }
 
     /// Tells the room for more volumes. CSI `GetCapacity`.
-    fn get_capacity(&self, _call: Call, _query: CapacityQuery) -> Answer<'_, Capacity> {
-        unable(Ability::Capacity)
+    fn get_capacity(&self, _call: Call, _query: CapacityQuery) -> BackendFuture<'_, Capacity> {
+        unimplemented(Ability::Capacity)
     }
 }

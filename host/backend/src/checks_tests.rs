@@ -10,14 +10,14 @@ fn volume() -> CreatedVolume {
         capacity: Some(10),
         context: Parameters::new(),
         topology: Vec::new(),
-        attachment: None,
+        connection_info: None,
     }
 }
 
-fn refused(change: impl FnOnce(&mut CreatedVolume), expected: &str) {
+fn assert_rejected(change: impl FnOnce(&mut CreatedVolume), expected: &str) {
     let mut volume = volume();
     change(&mut volume);
-    let error = created(&volume).unwrap_err();
+    let error = created_volume(&volume).unwrap_err();
     assert!(error.contains(expected) && !error.contains('\n'), "{error}");
 }
 
@@ -26,51 +26,58 @@ fn pairs(key: &str, value: &str) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn volumes() {
-    assert_eq!(created(&volume()), Ok(()));
-    refused(|volume| volume.handle = VolumeHandle::new(""), "has 0 bytes");
-    refused(|volume| volume.handle = VolumeHandle::new("é".repeat(65)), "has 130 bytes");
-    refused(|volume| volume.handle = VolumeHandle::new("a\nb"), "control characters");
-    refused(|volume| volume.handle = VolumeHandle::new(format!("csi-{}", "0f".repeat(32))), "inline volume");
-    refused(|volume| volume.context = pairs("k", &"v".repeat(4096)), "4097 bytes");
-    refused(|volume| volume.context = pairs("", "v"), "key of 0 bytes");
-    refused(|volume| volume.context = pairs("cofferdam.dev/attachment", "{}"), "are the host's");
-    refused(|volume| volume.topology = vec![pairs("a b", "v")], "not a label's key");
-    refused(|volume| volume.topology = vec![pairs("example.com/zone", "a/b")], "not a label's value");
-    refused(|volume| volume.topology = vec![Segments::new()], "has 0 keys");
-    refused(|volume| volume.topology = vec![pairs("k", "v"); 1025], "1025 places");
+fn invalid_volume_fields_are_rejected() {
+    assert_eq!(created_volume(&volume()), Ok(()));
+    assert_rejected(|volume| volume.handle = VolumeHandle::new(""), "has 0 bytes");
+    assert_rejected(|volume| volume.handle = VolumeHandle::new("é".repeat(65)), "has 130 bytes");
+    assert_rejected(|volume| volume.handle = VolumeHandle::new("a\nb"), "control characters");
+    assert_rejected(
+        |volume| volume.handle = VolumeHandle::new(format!("csi-{}", "0f".repeat(32))),
+        "inline volume",
+    );
+    assert_rejected(|volume| volume.context = pairs("k", &"v".repeat(4096)), "4097 bytes");
+    assert_rejected(|volume| volume.context = pairs("", "v"), "key of 0 bytes");
+    assert_rejected(|volume| volume.context = pairs("cofferdam.dev/attachment", "{}"), "are the host's");
+    assert_rejected(|volume| volume.topology = vec![pairs("a b", "v")], "not a label's key");
+    assert_rejected(|volume| volume.topology = vec![pairs("example.com/zone", "a/b")], "not a label's value");
+    assert_rejected(|volume| volume.topology = vec![Segments::new()], "has 0 keys");
+    assert_rejected(|volume| volume.topology = vec![pairs("k", "v"); 1025], "1025 places");
     let attachment =
-        |kind: &str| AttachmentRecord { kind: kind.to_owned(), version: 1, fields: Parameters::new() };
-    refused(|volume| volume.attachment = Some(attachment("Dir")), "kind is \"Dir\"");
+        |kind: &str| ConnectionInfo { kind: kind.to_owned(), version: 1, fields: Parameters::new() };
+    assert_rejected(|volume| volume.connection_info = Some(attachment("Dir")), "kind is \"Dir\"");
     for bytes in [0, u64::MAX] {
-        assert!(created(&CreatedVolume { capacity: Some(bytes), ..volume() }).is_err());
+        assert!(created_volume(&CreatedVolume { capacity: Some(bytes), ..volume() }).is_err());
     }
-    assert_eq!(created(&CreatedVolume { capacity: None, ..volume() }), Ok(()));
+    assert_eq!(created_volume(&CreatedVolume { capacity: None, ..volume() }), Ok(()));
 }
 
 #[test]
-fn what_can_be_stored_is_more_than_what_csi_allows() {
+fn limits_for_csi_drivers_exceed_the_csi_spec() {
     let found = |handle: usize, value: usize| CreatedVolume {
         handle: VolumeHandle::new("v".repeat(handle)),
         context: pairs("k", &"v".repeat(value)),
         ..volume()
     };
-    for (bounds, id, map) in [(Bounds::SPECIFIED, 128, 4_096), (Bounds::STORABLE, 4_096, 262_144)] {
-        assert_eq!(bounds.created(&found(id, map - 1)), Ok(()));
-        assert!(bounds.created(&found(id + 1, 0)).unwrap_err().contains("the volume handle has"));
-        assert!(bounds.created(&found(1, map)).unwrap_err().contains("the context has"));
+    for (bounds, id, map) in
+        [(ResponseLimits::CSI_SPEC, 128, 4_096), (ResponseLimits::KUBERNETES_API, 4_096, 262_144)]
+    {
+        assert_eq!(bounds.check_created_volume(&found(id, map - 1)), Ok(()));
+        assert!(
+            bounds.check_created_volume(&found(id + 1, 0)).unwrap_err().contains("the volume handle has")
+        );
+        assert!(bounds.check_created_volume(&found(1, map)).unwrap_err().contains("the context has"));
     }
 }
 
 #[test]
-fn a_handle_like_an_inline_one_is_not_one() {
+fn handles_resembling_inline_handles_are_accepted() {
     for name in ["csi-", &format!("csi-{}", "0f".repeat(31)), &format!("csi-{}", "0g".repeat(32))] {
-        assert_eq!(Bounds::SPECIFIED.handle(name), Ok(()));
+        assert_eq!(ResponseLimits::CSI_SPEC.check_handle(name), Ok(()));
     }
 }
 
 #[test]
-fn descriptions() {
+fn invalid_driver_descriptions_are_rejected() {
     let describe = |name: &str| Description {
         name: DriverName::new(name),
         version: "1".to_owned(),
@@ -97,8 +104,11 @@ fn descriptions() {
 }
 
 #[test]
-fn a_key_occurs_once() {
+fn duplicate_map_keys_are_rejected() {
     let pairs = |keys: [&str; 2]| keys.map(|key| (key.to_owned(), String::new())).to_vec();
-    assert_eq!(map("the context", pairs(["a", "b"])).unwrap().len(), 2);
-    assert_eq!(map("the context", pairs(["a", "a"])), Err("the context has the key \"a\" twice".to_owned()));
+    assert_eq!(unique_map("the context", pairs(["a", "b"])).unwrap().len(), 2);
+    assert_eq!(
+        unique_map("the context", pairs(["a", "a"])),
+        Err("the context has the key \"a\" twice".to_owned())
+    );
 }

@@ -7,10 +7,10 @@
 
 pub mod backend;
 pub mod checks;
-pub mod guard;
+pub mod in_flight;
 mod metrics;
 mod redactor;
 
-pub use backend::{Answer, Backend, Call};
-pub use metrics::{BackendMetrics, CallMetrics, InFlight};
+pub use backend::{Backend, BackendFuture, Call};
+pub use metrics::{BackendMetrics, CallMetrics, InFlightGuard};
 pub use redactor::Redactor;

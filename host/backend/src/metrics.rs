@@ -16,31 +16,31 @@ const SIDECAR_BUCKETS: [f64; 13] =
 const UNKNOWN_DRIVER: &str = "unknown-driver";
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Operation {
+struct CallLabels {
     driver_name: String,
     method_name: &'static str,
     grpc_status_code: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct CallResult {
+struct CallOutcomeLabels {
     driver_name: String,
     method_name: &'static str,
     outcome: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Driver {
+struct DriverLabels {
     driver_name: String,
 }
 
 /// Metrics of the calls of all drivers of a process.
 #[derive(Clone, Debug)]
 pub struct BackendMetrics {
-    operations: Family<Operation, Histogram, fn() -> Histogram>,
-    outcomes: Family<CallResult, Counter>,
-    in_flight: Family<Driver, Gauge>,
-    unsettled: Family<Driver, Gauge>,
+    operations: Family<CallLabels, Histogram, fn() -> Histogram>,
+    outcomes: Family<CallOutcomeLabels, Counter>,
+    in_flight: Family<DriverLabels, Gauge>,
+    in_doubt: Family<DriverLabels, Gauge>,
 }
 
 impl Default for BackendMetrics {
@@ -49,7 +49,7 @@ impl Default for BackendMetrics {
             operations: Family::new_with_constructor(|| Histogram::new(SIDECAR_BUCKETS)),
             outcomes: Family::default(),
             in_flight: Family::default(),
-            unsettled: Family::default(),
+            in_doubt: Family::default(),
         }
     }
 }
@@ -72,19 +72,19 @@ impl BackendMetrics {
         registry.register(
             "cofferdam_backend_unsettled",
             "Volumes and snapshots whose last call has an open outcome",
-            metrics.unsettled.clone(),
+            metrics.in_doubt.clone(),
         );
         metrics
     }
 
     /// Call metrics of one driver. `None`: the driver has not reported its name yet.
-    pub fn calls(&self, driver: Option<&DriverName>) -> CallMetrics {
+    pub fn call_metrics(&self, driver: Option<&DriverName>) -> CallMetrics {
         let driver = driver.map_or(UNKNOWN_DRIVER, DriverName::as_str).to_owned();
-        let label = Driver { driver_name: driver.clone() };
+        let label = DriverLabels { driver_name: driver.clone() };
         CallMetrics {
             in_flight: self.in_flight.get_or_create(&label).clone(),
-            unsettled: self.unsettled.get_or_create(&label).clone(),
-            all: self.clone(),
+            in_doubt: self.in_doubt.get_or_create(&label).clone(),
+            backend_metrics: self.clone(),
             driver,
         }
     }
@@ -93,44 +93,47 @@ impl BackendMetrics {
 /// Call metrics of one driver.
 #[derive(Clone, Debug)]
 pub struct CallMetrics {
-    all: BackendMetrics,
+    backend_metrics: BackendMetrics,
     driver: String,
     in_flight: Gauge<i64, AtomicI64>,
-    unsettled: Gauge<i64, AtomicI64>,
+    in_doubt: Gauge<i64, AtomicI64>,
 }
 
 impl CallMetrics {
     /// Counts a call as in flight until the returned value is dropped.
-    pub fn begin(&self) -> InFlight {
+    pub fn start(&self) -> InFlightGuard {
         self.in_flight.inc();
-        InFlight(self.in_flight.clone())
+        InFlightGuard(self.in_flight.clone())
     }
 
     /// Records a finished call: the CSI method path, the gRPC code in Go's spelling, and the outcome.
-    pub fn ended(
+    pub fn observe(
         &self,
         method_name: &'static str,
         grpc_status_code: &'static str,
         outcome: &'static str,
-        took: Duration,
+        duration: Duration,
     ) {
         let driver_name = self.driver.clone();
-        let operation = Operation { driver_name: driver_name.clone(), method_name, grpc_status_code };
-        self.all.operations.get_or_create(&operation).observe(took.as_secs_f64());
-        self.all.outcomes.get_or_create(&CallResult { driver_name, method_name, outcome }).inc();
+        let operation = CallLabels { driver_name: driver_name.clone(), method_name, grpc_status_code };
+        self.backend_metrics.operations.get_or_create(&operation).observe(duration.as_secs_f64());
+        self.backend_metrics
+            .outcomes
+            .get_or_create(&CallOutcomeLabels { driver_name, method_name, outcome })
+            .inc();
     }
 
     /// Sets the number of volumes and snapshots whose last call has an open outcome.
-    pub fn unsettled(&self, subjects: usize) {
-        self.unsettled.set(i64::try_from(subjects).unwrap_or(i64::MAX));
+    pub fn set_in_doubt(&self, operations: usize) {
+        self.in_doubt.set(i64::try_from(operations).unwrap_or(i64::MAX));
     }
 }
 
 /// A call that runs or waits.
 #[derive(Debug)]
-pub struct InFlight(Gauge<i64, AtomicI64>);
+pub struct InFlightGuard(Gauge<i64, AtomicI64>);
 
-impl Drop for InFlight {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
         self.0.dec();
     }
@@ -143,14 +146,15 @@ mod tests {
     #[test]
     fn scrape_after_known_calls() {
         let mut registry = Registry::default();
-        let calls = BackendMetrics::register(&mut registry).calls(Some(&DriverName::new("array.example")));
-        let running = calls.begin();
-        drop(calls.begin());
+        let calls =
+            BackendMetrics::register(&mut registry).call_metrics(Some(&DriverName::new("array.example")));
+        let running = calls.start();
+        drop(calls.start());
         for took in [50, 700] {
-            calls.ended("/csi.v1.Controller/CreateVolume", "OK", "ok", Duration::from_millis(took));
+            calls.observe("/csi.v1.Controller/CreateVolume", "OK", "ok", Duration::from_millis(took));
         }
-        calls.ended("/csi.v1.Controller/DeleteVolume", "Internal", "trap", Duration::from_secs(1));
-        calls.unsettled(3);
+        calls.observe("/csi.v1.Controller/DeleteVolume", "Internal", "trap", Duration::from_secs(1));
+        calls.set_in_doubt(3);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         let create = r#"driver_name="array.example",method_name="/csi.v1.Controller/CreateVolume""#;

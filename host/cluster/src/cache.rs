@@ -6,46 +6,46 @@ use std::{
 };
 
 use cofferdam_domain::{
-    AccessModes, Attachment, AttachmentName, AttributesClass, AttributesClassName, Claim, ClaimKey,
-    CsiDriver, CsiNode, DriverName, Node, NodeName, Pod, PodKey, Quantity, StorageClass, Uid, Volume,
-    VolumeHandle, VolumeMode, VolumeName, VolumePhase,
+    AccessModes, Claim, ClaimKey, CsiDriver, CsiNode, DriverName, Node, NodeName, Pod, PodKey, Quantity,
+    StorageClass, Uid, Volume, VolumeAttachment, VolumeAttachmentName, VolumeAttributesClass,
+    VolumeAttributesClassName, VolumeHandle, VolumeMode, VolumeName, VolumePhase,
 };
 
 use crate::{
-    hold::{Restoration, RestoreMark},
+    deletion_freeze::{RestoreDetector, RestoreMarker},
     kind::Index,
-    members::{Few, Members},
-    orphans::OrphanReport,
-    table::{Seen, Table},
+    orphan_report::OrphanReport,
+    small_set::{KeySet, SmallSet},
+    store::{Lookup, ObjectStore},
 };
 
 /// Everything that the roles read.
 #[derive(Debug, Default)]
 pub struct Cache {
     /// PersistentVolumeClaims
-    pub claims: Table<Claim>,
+    pub claims: ObjectStore<Claim>,
     /// PersistentVolumes
-    pub volumes: Table<Volume>,
+    pub volumes: ObjectStore<Volume>,
     /// StorageClasses
-    pub classes: Table<StorageClass>,
+    pub classes: ObjectStore<StorageClass>,
     /// VolumeAttributesClasses
-    pub attributes_classes: Table<AttributesClass>,
+    pub attributes_classes: ObjectStore<VolumeAttributesClass>,
     /// Pods
-    pub pods: Table<Pod>,
+    pub pods: ObjectStore<Pod>,
     /// VolumeAttachments
-    pub attachments: Table<Attachment>,
+    pub attachments: ObjectStore<VolumeAttachment>,
     /// CSINodes
-    pub csi_nodes: Table<CsiNode>,
+    pub csi_nodes: ObjectStore<CsiNode>,
     /// CSIDrivers
-    pub csi_drivers: Table<CsiDriver>,
+    pub csi_drivers: ObjectStore<CsiDriver>,
     /// Nodes
-    pub nodes: Table<Node>,
+    pub nodes: ObjectStore<Node>,
     /// The mark of a restored cluster, where it stands.
-    pub restore_marks: Table<RestoreMark>,
+    pub restore_markers: ObjectStore<RestoreMarker>,
     /// Reports of what drivers hold without an object.
-    pub orphan_reports: Table<OrphanReport>,
+    pub orphan_reports: ObjectStore<OrphanReport>,
     /// Whether all of this was in a cluster that is no more.
-    pub restoration: Restoration,
+    pub restore_detector: RestoreDetector,
 }
 
 /// Claims by uid, by class and by the volume that they name.
@@ -53,20 +53,23 @@ pub struct Cache {
 pub struct ClaimIndex {
     by_uid: HashMap<Uid, ClaimKey>,
     unbound_by_class: HashMap<Box<str>, BTreeSet<ClaimKey>>,
-    by_volume: HashMap<VolumeName, Few<ClaimKey>>,
-    of_attributes_class: Counts,
+    by_volume: HashMap<VolumeName, SmallSet<ClaimKey>>,
+    attributes_class_refs: ReferenceCounts,
 }
 
 impl Index<Claim> for ClaimIndex {
     fn insert(&mut self, claim: &Claim) {
         self.by_uid.insert(claim.meta.uid.clone(), claim.key.clone());
-        claim.attributes_classes().for_each(|class| self.of_attributes_class.one_more(class));
+        claim.attributes_classes().for_each(|class| self.attributes_class_refs.increment(class));
         match &claim.volume {
             Some(volume) => {
-                self.by_volume.entry(volume.clone()).or_default().add(claim.key.clone());
+                self.by_volume.entry(volume.clone()).or_default().insert_member(claim.key.clone());
             }
             None => {
-                self.unbound_by_class.entry(claim.class_name().into()).or_default().add(claim.key.clone());
+                self.unbound_by_class
+                    .entry(claim.class_name().into())
+                    .or_default()
+                    .insert_member(claim.key.clone());
             }
         }
     }
@@ -75,7 +78,7 @@ impl Index<Claim> for ClaimIndex {
         if self.by_uid.get(&claim.meta.uid) == Some(&claim.key) {
             self.by_uid.remove(&claim.meta.uid);
         }
-        claim.attributes_classes().for_each(|class| self.of_attributes_class.one_less(class));
+        claim.attributes_classes().for_each(|class| self.attributes_class_refs.decrement(class));
         match &claim.volume {
             Some(volume) => remove_member(&mut self.by_volume, volume, &claim.key),
             None => remove_member(&mut self.unbound_by_class, claim.class_name(), &claim.key),
@@ -85,16 +88,16 @@ impl Index<Claim> for ClaimIndex {
 
 /// How many objects name a VolumeAttributesClass. The empty name means none, and most have none.
 #[derive(Debug, Default)]
-struct Counts(HashMap<Box<str>, usize>);
+struct ReferenceCounts(HashMap<Box<str>, usize>);
 
-impl Counts {
-    fn one_more(&mut self, class: &str) {
+impl ReferenceCounts {
+    fn increment(&mut self, class: &str) {
         if !class.is_empty() {
             *self.0.entry(class.into()).or_default() += 1;
         }
     }
 
-    fn one_less(&mut self, class: &str) {
+    fn decrement(&mut self, class: &str) {
         let Some(count) = self.0.get_mut(class) else { return };
         *count = count.saturating_sub(1);
         if *count == 0 {
@@ -104,54 +107,56 @@ impl Counts {
 }
 
 /// What a claim and a volume must have in common before sizes are compared.
-type Shelf = (Arc<str>, VolumeMode, Box<str>);
+type FreeVolumeKey = (Arc<str>, VolumeMode, Box<str>);
 
 /// Free volumes of one shelf: by the number of their access modes, the modes, then size and name.
-type Shelved = BTreeSet<(u32, AccessModes, Quantity, VolumeName)>;
+type FreeVolumes = BTreeSet<(u32, AccessModes, Quantity, VolumeName)>;
 
 /// Volumes by the claim that they belong to or are reserved for, and the free ones in the order of the search.
 #[derive(Debug, Default)]
 pub struct VolumeIndex {
-    by_claim: HashMap<ClaimKey, Few<VolumeName>>,
-    by_handle: HashMap<(DriverName, VolumeHandle), Few<VolumeName>>,
-    free: HashMap<Shelf, Shelved>,
-    of_attributes_class: Counts,
+    by_claim: HashMap<ClaimKey, SmallSet<VolumeName>>,
+    by_handle: HashMap<(DriverName, VolumeHandle), SmallSet<VolumeName>>,
+    free: HashMap<FreeVolumeKey, FreeVolumes>,
+    attributes_class_refs: ReferenceCounts,
 }
 
 impl VolumeIndex {
-    fn place(volume: &Volume) -> Option<(Shelf, (u32, AccessModes, Quantity, VolumeName))> {
-        let free =
+    fn free_index_entry(
+        volume: &Volume,
+    ) -> Option<(FreeVolumeKey, (u32, AccessModes, Quantity, VolumeName))> {
+        let is_free =
             volume.claim_ref.is_none() && volume.phase == VolumePhase::Available && !volume.meta.deleting;
-        let capacity = volume.capacity.filter(|_| free)?;
-        let shelf = (volume.class.clone(), volume.mode, volume.attributes_class.clone());
-        Some((shelf, (volume.access_modes.len(), volume.access_modes, capacity, volume.name.clone())))
+        let capacity = volume.capacity.filter(|_| is_free)?;
+        let key = (volume.class.clone(), volume.mode, volume.attributes_class.clone());
+        Some((key, (volume.access_modes.len(), volume.access_modes, capacity, volume.name.clone())))
     }
 }
 
 impl Index<Volume> for VolumeIndex {
     fn insert(&mut self, volume: &Volume) {
-        self.of_attributes_class.one_more(&volume.attributes_class);
+        self.attributes_class_refs.increment(&volume.attributes_class);
         if let Some(claim) = &volume.claim_ref {
-            self.by_claim.entry(claim.key.clone()).or_default().add(volume.name.clone());
+            self.by_claim.entry(claim.key.clone()).or_default().insert_member(volume.name.clone());
         }
         if let Some(csi) = &volume.csi {
             let handle = (csi.driver.clone(), csi.handle.clone());
-            self.by_handle.entry(handle).or_default().add(volume.name.clone());
+            self.by_handle.entry(handle).or_default().insert_member(volume.name.clone());
         }
-        if let Some((shelf, place)) = Self::place(volume) {
+        if let Some((shelf, place)) = Self::free_index_entry(volume) {
             self.free.entry(shelf).or_default().insert(place);
         }
     }
 
     fn remove(&mut self, volume: &Volume) {
-        self.of_attributes_class.one_less(&volume.attributes_class);
+        self.attributes_class_refs.decrement(&volume.attributes_class);
         if let Some(claim) = &volume.claim_ref {
             remove_member(&mut self.by_claim, &claim.key, &volume.name);
         }
         if let Some(csi) = &volume.csi {
             remove_member(&mut self.by_handle, &(csi.driver.clone(), csi.handle.clone()), &volume.name);
         }
-        if let Some((shelf, place)) = Self::place(volume)
+        if let Some((shelf, place)) = Self::free_index_entry(volume)
             && let Some(shelved) = self.free.get_mut(&shelf)
         {
             shelved.remove(&place);
@@ -165,7 +170,7 @@ impl Index<Volume> for VolumeIndex {
 /// Pods by the claims that they use; those with claims by their node, too.
 #[derive(Debug, Default)]
 pub struct PodIndex {
-    by_claim: HashMap<ClaimKey, Few<PodKey>>,
+    by_claim: HashMap<ClaimKey, SmallSet<PodKey>>,
     by_node: HashMap<NodeName, BTreeSet<PodKey>>,
 }
 
@@ -176,7 +181,7 @@ impl PodIndex {
         all.map(|name| ClaimKey::new(pod.key.namespace.clone(), name.clone()))
     }
 
-    fn place(pod: &Pod) -> Option<&NodeName> {
+    fn node_index_key(pod: &Pod) -> Option<&NodeName> {
         pod.node.as_ref().filter(|_| !pod.claims.is_empty() || !pod.ephemeral_claims.is_empty())
     }
 }
@@ -184,9 +189,9 @@ impl PodIndex {
 impl Index<Pod> for PodIndex {
     fn insert(&mut self, pod: &Pod) {
         for claim in Self::claims_of(pod) {
-            self.by_claim.entry(claim).or_default().add(pod.key.clone());
+            self.by_claim.entry(claim).or_default().insert_member(pod.key.clone());
         }
-        if let Some(node) = Self::place(pod) {
+        if let Some(node) = Self::node_index_key(pod) {
             self.by_node.entry(node.clone()).or_default().insert(pod.key.clone());
         }
     }
@@ -195,7 +200,7 @@ impl Index<Pod> for PodIndex {
         for claim in Self::claims_of(pod) {
             remove_member(&mut self.by_claim, &claim, &pod.key);
         }
-        if let Some(node) = Self::place(pod) {
+        if let Some(node) = Self::node_index_key(pod) {
             remove_member(&mut self.by_node, node, &pod.key);
         }
     }
@@ -203,20 +208,20 @@ impl Index<Pod> for PodIndex {
 
 /// VolumeAttachments by volume and by node.
 #[derive(Debug, Default)]
-pub struct AttachmentIndex {
-    by_volume: HashMap<VolumeName, Few<AttachmentName>>,
-    by_node: HashMap<NodeName, BTreeSet<AttachmentName>>,
+pub struct VolumeAttachmentIndex {
+    by_volume: HashMap<VolumeName, SmallSet<VolumeAttachmentName>>,
+    by_node: HashMap<NodeName, BTreeSet<VolumeAttachmentName>>,
 }
 
-impl Index<Attachment> for AttachmentIndex {
-    fn insert(&mut self, attachment: &Attachment) {
+impl Index<VolumeAttachment> for VolumeAttachmentIndex {
+    fn insert(&mut self, attachment: &VolumeAttachment) {
         if let Some(volume) = attachment.volume() {
-            self.by_volume.entry(volume.clone()).or_default().add(attachment.name.clone());
+            self.by_volume.entry(volume.clone()).or_default().insert_member(attachment.name.clone());
         }
-        self.by_node.entry(attachment.node.clone()).or_default().add(attachment.name.clone());
+        self.by_node.entry(attachment.node.clone()).or_default().insert_member(attachment.name.clone());
     }
 
-    fn remove(&mut self, attachment: &Attachment) {
+    fn remove(&mut self, attachment: &VolumeAttachment) {
         if let Some(volume) = attachment.volume() {
             remove_member(&mut self.by_volume, volume, &attachment.name);
         }
@@ -228,9 +233,9 @@ fn remove_member<K, Q, V, M>(map: &mut HashMap<K, M>, key: &Q, member: &V)
 where
     K: std::borrow::Borrow<Q> + Eq + std::hash::Hash,
     Q: Eq + std::hash::Hash + ?Sized,
-    M: Members<V>,
+    M: KeySet<V>,
 {
-    if map.get_mut(key).is_some_and(|members| members.drop_member(member)) {
+    if map.get_mut(key).is_some_and(|members| members.remove_member(member)) {
         map.remove(key);
     }
 }
@@ -242,14 +247,14 @@ impl Cache {
     }
 
     /// The class of that name; [`Seen::Absent`] for the empty name, which means "no class".
-    pub fn class(&self, name: &str) -> Seen<StorageClass> {
-        if name.is_empty() { Seen::Absent } else { self.classes.get(&name.into()) }
+    pub fn class(&self, name: &str) -> Lookup<StorageClass> {
+        if name.is_empty() { Lookup::Missing } else { self.classes.get(&name.into()) }
     }
 
     /// Whether a claim or a volume names this VolumeAttributesClass. What cannot be read may name any.
-    pub fn names_attributes_class(&self, name: &AttributesClassName) -> bool {
-        self.claims.query(|index, _| index.of_attributes_class.0.contains_key(name.as_str()))
-            || self.volumes.query(|index, _| index.of_attributes_class.0.contains_key(name.as_str()))
+    pub fn is_attributes_class_in_use(&self, name: &VolumeAttributesClassName) -> bool {
+        self.claims.query(|index, _| index.attributes_class_refs.0.contains_key(name.as_str()))
+            || self.volumes.query(|index, _| index.attributes_class_refs.0.contains_key(name.as_str()))
     }
 
     /// Claims that name no volume and have this class.
@@ -260,7 +265,7 @@ impl Cache {
     }
 
     /// Claims whose `spec.volumeName` is this volume.
-    pub fn claims_naming(&self, volume: &VolumeName) -> Vec<ClaimKey> {
+    pub fn claims_referencing_volume(&self, volume: &VolumeName) -> Vec<ClaimKey> {
         self.claims.query(|index, _| {
             index.by_volume.get(volume).map(|keys| keys.iter().cloned().collect()).unwrap_or_default()
         })
@@ -275,17 +280,20 @@ impl Cache {
     }
 
     /// Another object that stands for the same volume of a driver; only those that `may` is true for.
-    pub fn other_with_handle(
+    pub fn other_volume_with_handle(
         &self,
         driver: &DriverName,
         handle: &VolumeHandle,
         name: &VolumeName,
-        may: impl Fn(&Volume) -> bool,
+        is_candidate: impl Fn(&Volume) -> bool,
     ) -> Option<VolumeName> {
         self.volumes.query(|index, volumes| {
             let names = index.by_handle.get(&(driver.clone(), handle.clone()))?;
             let others = names.iter().filter(|other| *other != name);
-            others.into_iter().find(|other| volumes.get(*other).is_none_or(|other| may(other))).cloned()
+            others
+                .into_iter()
+                .find(|other| volumes.get(*other).is_none_or(|other| is_candidate(other)))
+                .cloned()
         })
     }
 
@@ -304,10 +312,10 @@ impl Cache {
     }
 
     /// The handles of a driver's volumes. It looks at every volume there is.
-    pub fn handles_of(&self, driver: &DriverName) -> Vec<VolumeHandle> {
+    pub fn handles_of_driver(&self, driver: &DriverName) -> Vec<VolumeHandle> {
         self.volumes.query(|index, _| {
-            let mine = index.by_handle.keys().filter(|(of, _)| of == driver);
-            mine.map(|(_, handle)| handle.clone()).collect()
+            let entries = index.by_handle.keys().filter(|(of, _)| of == driver);
+            entries.map(|(_, handle)| handle.clone()).collect()
         })
     }
 
@@ -318,24 +326,25 @@ impl Cache {
         (class, mode, attributes_class): (&str, VolumeMode, &str),
         modes: AccessModes,
         request: Quantity,
-        mut fits: impl FnMut(&Volume) -> bool,
+        mut is_match: impl FnMut(&Volume) -> bool,
     ) -> Option<Arc<Volume>> {
         self.volumes.query(|index, volumes| {
-            let shelved = index.free.get(&(class.into(), mode, attributes_class.into()))?;
-            let offered = shelved.iter().filter(|(_, has, size, _)| has.contains(modes) && *size >= request);
-            offered.filter_map(|(.., name)| volumes.get(name)).find(|volume| fits(volume)).cloned()
+            let free_volumes = index.free.get(&(class.into(), mode, attributes_class.into()))?;
+            let candidates =
+                free_volumes.iter().filter(|(_, has, size, _)| has.contains(modes) && *size >= request);
+            candidates.filter_map(|(.., name)| volumes.get(name)).find(|volume| is_match(volume)).cloned()
         })
     }
 
     /// Pods that use the claim.
-    pub fn pods_using(&self, claim: &ClaimKey) -> Vec<Arc<Pod>> {
+    pub fn pods_using_claim(&self, claim: &ClaimKey) -> Vec<Arc<Pod>> {
         self.pods.query(|index, pods| {
             index.by_claim.get(claim).into_iter().flatten().filter_map(|key| pods.get(key).cloned()).collect()
         })
     }
 
     /// Pods with claims that are on a node.
-    pub fn pods_on(&self, node: &NodeName) -> Vec<Arc<Pod>> {
+    pub fn pods_on_node(&self, node: &NodeName) -> Vec<Arc<Pod>> {
         self.pods.query(|index, pods| {
             index.by_node.get(node).into_iter().flatten().filter_map(|key| pods.get(key).cloned()).collect()
         })
@@ -347,7 +356,7 @@ impl Cache {
     }
 
     /// VolumeAttachments that name a volume, whoever's they are, by name.
-    pub fn attachments_of_volume(&self, volume: &VolumeName) -> Vec<Arc<Attachment>> {
+    pub fn attachments_of_volume(&self, volume: &VolumeName) -> Vec<Arc<VolumeAttachment>> {
         self.attachments.query(|index, attachments| {
             let names = index.by_volume.get(volume).into_iter().flatten();
             names.filter_map(|name| attachments.get(name).cloned()).collect()
@@ -355,7 +364,7 @@ impl Cache {
     }
 
     /// VolumeAttachments for a node, whoever's they are, by name.
-    pub fn attachments_of_node(&self, node: &NodeName) -> Vec<Arc<Attachment>> {
+    pub fn attachments_of_node(&self, node: &NodeName) -> Vec<Arc<VolumeAttachment>> {
         self.attachments.query(|index, attachments| {
             let names = index.by_node.get(node).into_iter().flatten();
             names.filter_map(|name| attachments.get(name).cloned()).collect()

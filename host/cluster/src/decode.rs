@@ -3,27 +3,28 @@
 //! Kubernetes validates its own kinds, so an object that does not decode means a newer API, an aggregated one or a bug. It
 //! never fails a list: what is left of it (key, uid, version, reason) stays in the cache as opaque.
 
-mod attachment;
 mod class;
 mod progress;
-mod text;
+mod strings;
 mod volume;
+mod volume_attachment;
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use cofferdam_domain::{
-    AccessMode, AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, NodeName, ObjectMeta, Pod, PodKey,
-    Quantity, ReclaimPolicy, Requirement, Selector, StorageClass, StringMap, Uid, VolumeMode, VolumeName,
+    AccessMode, AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, LabelSelector,
+    LabelSelectorRequirement, NodeName, ObjectMeta, Pod, PodKey, Quantity, ReclaimPolicy, StorageClass,
+    StringMap, Uid, VolumeMode, VolumeName,
     claim::DataSource,
     ids::{InvalidResourceVersion, ResourceVersion},
 };
 use serde::Deserialize;
 
-use self::text::{Common, OfAnnotations, OfLabels, Text, Texts};
+use self::strings::{AnnotationPolicy, InternedMap, InternedStr, LabelPolicy, OwnedStr};
 use crate::{
     cache::{ClaimIndex, PodIndex},
-    kind::{Kind, Resource},
-    table::{Decoded, Opaque},
+    kind::{ApiResource, Kind},
+    store::{DecodeResult, UndecodableObject},
 };
 
 type Map = BTreeMap<Box<str>, Box<str>>;
@@ -31,22 +32,22 @@ type Map = BTreeMap<Box<str>, Box<str>>;
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Meta {
-    name: Text,
-    namespace: Common,
-    uid: Option<Text>,
+    name: OwnedStr,
+    namespace: InternedStr,
+    uid: Option<OwnedStr>,
     resource_version: Option<Box<str>>,
     deletion_timestamp: Option<Box<str>>,
     deletion_grace_period_seconds: Option<i64>,
     creation_timestamp: Option<Box<str>>,
-    finalizers: Option<Vec<Common>>,
-    annotations: Option<Texts<OfAnnotations>>,
-    labels: Option<Texts<OfLabels>>,
-    owner_references: Option<Vec<Owner>>,
+    finalizers: Option<Vec<InternedStr>>,
+    annotations: Option<InternedMap<AnnotationPolicy>>,
+    labels: Option<InternedMap<LabelPolicy>>,
+    owner_references: Option<Vec<OwnerReference>>,
 }
 
 #[derive(Deserialize)]
-struct Owner {
-    uid: Text,
+struct OwnerReference {
+    uid: OwnedStr,
     controller: Option<bool>,
 }
 
@@ -67,7 +68,7 @@ impl Meta {
         owners.find(|owner| owner.controller == Some(true)).map(|owner| Uid::new(Arc::clone(&owner.uid.0)))
     }
 
-    fn version(&self) -> Result<ResourceVersion, String> {
+    fn resource_version(&self) -> Result<ResourceVersion, String> {
         match self.resource_version.as_deref() {
             None | Some("") => Ok(ResourceVersion::default()),
             Some(text) => text.parse().map_err(|error: InvalidResourceVersion| error.to_string()),
@@ -75,7 +76,7 @@ impl Meta {
     }
 
     pub(crate) fn into_domain(self) -> Result<ObjectMeta, String> {
-        let version = self.version()?;
+        let version = self.resource_version()?;
         let created_ms = match self.creation_timestamp.as_deref() {
             None => 0,
             Some(text) => text
@@ -85,7 +86,7 @@ impl Meta {
         };
         Ok(ObjectMeta {
             uid: Uid::new(self.uid.unwrap_or_default().0),
-            version,
+            resource_version: version,
             deleting: self.deletion_timestamp.is_some(),
             created_ms,
             finalizers: self.finalizers.into_iter().flatten().map(|finalizer| finalizer.0).collect(),
@@ -99,28 +100,28 @@ impl Meta {
 ///
 /// # Errors
 /// The inner error keeps the key of an object whose metadata can be read; the outer one means that not even that can.
-pub fn object<K: Kind>(json: &str) -> Result<Decoded<K>, String> {
+pub fn object<K: Kind>(json: &str) -> Result<DecodeResult<K>, String> {
     #[derive(Deserialize)]
     struct Head {
         metadata: Meta,
     }
     let reason = match K::decode(json) {
-        Ok(object) if object.version() != ResourceVersion::default() => return Ok(Ok(object)),
+        Ok(object) if object.resource_version() != ResourceVersion::default() => return Ok(Ok(object)),
         Ok(_) => "metadata.resourceVersion is absent".to_owned(),
         Err(reason) => reason,
     };
     let kind = K::RESOURCE.kind;
     let head: Head = serde_json::from_str(json).map_err(|_| format!("a {kind} cannot be read: {reason}"))?;
-    let version = head.metadata.version()?;
-    Ok(Err(Opaque {
-        key: K::key_of(&head.metadata.namespace.0, &head.metadata.name.0),
+    let version = head.metadata.resource_version()?;
+    Ok(Err(UndecodableObject {
+        key: K::key_from_parts(&head.metadata.namespace.0, &head.metadata.name.0),
         uid: Uid::new(head.metadata.uid.unwrap_or_default().0),
-        version,
+        resource_version: version,
         reason,
     }))
 }
 
-fn read<'a, T: Deserialize<'a>>(json: &'a str) -> Result<T, String> {
+fn parse_json<'a, T: Deserialize<'a>>(json: &'a str) -> Result<T, String> {
     serde_json::from_str(json).map_err(|error| error.to_string())
 }
 
@@ -148,20 +149,20 @@ fn volume_mode(mode: Option<&str>) -> Result<VolumeMode, String> {
 }
 
 /// A selector as the API serves it; the reason why it cannot be used is kept for the claim's event.
-fn selector(selector: LabelSelector) -> Result<Selector, String> {
-    let mut requirements: Vec<Requirement> = selector
+fn selector(selector: WireLabelSelector) -> Result<LabelSelector, String> {
+    let mut requirements: Vec<LabelSelectorRequirement> = selector
         .match_labels
         .unwrap_or_default()
         .into_iter()
-        .map(|(key, value)| Requirement::In(key, vec![value]))
+        .map(|(key, value)| LabelSelectorRequirement::In(key, vec![value]))
         .collect();
-    for Expression { key, operator, values } in selector.match_expressions.unwrap_or_default() {
+    for WireRequirement { key, operator, values } in selector.match_expressions.unwrap_or_default() {
         let values = values.unwrap_or_default();
         requirements.push(match (&*operator, values.is_empty()) {
-            ("In", false) => Requirement::In(key, values),
-            ("NotIn", false) => Requirement::NotIn(key, values),
-            ("Exists", true) => Requirement::Exists(key),
-            ("DoesNotExist", true) => Requirement::DoesNotExist(key),
+            ("In", false) => LabelSelectorRequirement::In(key, values),
+            ("NotIn", false) => LabelSelectorRequirement::NotIn(key, values),
+            ("Exists", true) => LabelSelectorRequirement::Exists(key),
+            ("DoesNotExist", true) => LabelSelectorRequirement::DoesNotExist(key),
             _ => {
                 return Err(format!(
                     "selector on {key:?} has operator {operator:?} with {} values: expected In or NotIn with values, \
@@ -171,18 +172,18 @@ fn selector(selector: LabelSelector) -> Result<Selector, String> {
             }
         });
     }
-    Ok(Selector { requirements })
+    Ok(LabelSelector { requirements })
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct LabelSelector {
+struct WireLabelSelector {
     match_labels: Option<Map>,
-    match_expressions: Option<Vec<Expression>>,
+    match_expressions: Option<Vec<WireRequirement>>,
 }
 
 #[derive(Deserialize)]
-struct Expression {
+struct WireRequirement {
     key: Box<str>,
     operator: Box<str>,
     values: Option<Vec<Box<str>>>,
@@ -191,12 +192,12 @@ struct Expression {
 /// Amounts arrive as text, or as a number where a client wrote one.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Amount {
+enum WireQuantity {
     Text(Box<str>),
     Number(serde_json::Number),
 }
 
-impl Amount {
+impl WireQuantity {
     fn parse(&self) -> Result<Quantity, cofferdam_domain::QuantityError> {
         match self {
             Self::Text(text) => Quantity::parse(text),
@@ -206,14 +207,14 @@ impl Amount {
 }
 
 #[derive(Deserialize, Default)]
-struct Amounts {
-    storage: Option<Amount>,
+struct ResourceList {
+    storage: Option<WireQuantity>,
 }
 
 impl Kind for Claim {
     type Key = ClaimKey;
     type Index = ClaimIndex;
-    const RESOURCE: Resource = Resource {
+    const RESOURCE: ApiResource = ApiResource {
         group: "",
         version: "v1",
         kind: "PersistentVolumeClaim",
@@ -233,19 +234,19 @@ impl Kind for Claim {
         #[derive(Deserialize, Default)]
         #[serde(rename_all = "camelCase", default)]
         struct Spec {
-            volume_name: Option<Text>,
-            storage_class_name: Option<Common>,
+            volume_name: Option<OwnedStr>,
+            storage_class_name: Option<InternedStr>,
             access_modes: Option<Vec<Box<str>>>,
             volume_mode: Option<Box<str>>,
             resources: Resources,
-            selector: Option<LabelSelector>,
+            selector: Option<WireLabelSelector>,
             volume_attributes_class_name: Option<Box<str>>,
             data_source: Option<Source>,
             data_source_ref: Option<Source>,
         }
         #[derive(Deserialize, Default)]
         struct Resources {
-            requests: Option<Amounts>,
+            requests: Option<ResourceList>,
         }
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -259,19 +260,19 @@ impl Kind for Claim {
         struct Status {
             phase: Option<Box<str>>,
             access_modes: Option<Vec<Box<str>>>,
-            capacity: Option<Amounts>,
+            capacity: Option<ResourceList>,
             current_volume_attributes_class_name: Option<Box<str>>,
-            allocated_resources: Option<Amounts>,
-            allocated_resource_statuses: Option<progress::Statuses>,
-            modify_volume_status: Option<progress::Modifying>,
-            conditions: Option<Vec<progress::Condition>>,
+            allocated_resources: Option<ResourceList>,
+            allocated_resource_statuses: Option<progress::ResourceStatuses>,
+            modify_volume_status: Option<progress::WireModifyVolumeStatus>,
+            conditions: Option<Vec<progress::WireCondition>>,
         }
-        let Wire { metadata, spec, status } = read(json)?;
+        let Wire { metadata, spec, status } = parse_json(json)?;
         let key = ClaimKey::new(metadata.namespace(), metadata.name());
         let source = spec.data_source.or(spec.data_source_ref);
         Ok(Self {
             key,
-            controller: metadata.controller(),
+            controller_uid: metadata.controller(),
             meta: metadata.into_domain()?,
             volume: spec.volume_name.filter(|name| !name.0.is_empty()).map(|name| VolumeName::new(name.0)),
             class: spec.storage_class_name.map(|name| name.0),
@@ -318,9 +319,9 @@ impl Kind for Claim {
 }
 
 impl Kind for StorageClass {
-    type Key = cofferdam_domain::ClassName;
+    type Key = cofferdam_domain::StorageClassName;
     type Index = ();
-    const RESOURCE: Resource = Resource {
+    const RESOURCE: ApiResource = ApiResource {
         group: "storage.k8s.io",
         version: "v1",
         kind: "StorageClass",
@@ -350,7 +351,7 @@ impl Kind for StorageClass {
             key: String,
             values: Vec<String>,
         }
-        let wire: Wire = read(json)?;
+        let wire: Wire = parse_json(json)?;
         let name = wire.metadata.name();
         let binding_mode = match wire.volume_binding_mode.as_deref() {
             None => None,
@@ -363,7 +364,7 @@ impl Kind for StorageClass {
             }
         };
         Ok(Self {
-            name: cofferdam_domain::ClassName::new(name),
+            name: cofferdam_domain::StorageClassName::new(name),
             meta: wire.metadata.into_domain()?,
             provisioner: wire.provisioner.into(),
             parameters: wire.parameters.unwrap_or_default(),
@@ -394,8 +395,8 @@ impl Kind for StorageClass {
 impl Kind for Pod {
     type Key = PodKey;
     type Index = PodIndex;
-    const RESOURCE: Resource =
-        Resource { group: "", version: "v1", kind: "Pod", plural: "pods", namespaced: true };
+    const RESOURCE: ApiResource =
+        ApiResource { group: "", version: "v1", kind: "Pod", plural: "pods", namespaced: true };
 
     fn decode(json: &str) -> Result<Self, String> {
         #[derive(Deserialize)]
@@ -409,7 +410,7 @@ impl Kind for Pod {
         #[derive(Deserialize, Default)]
         #[serde(rename_all = "camelCase", default)]
         struct Spec {
-            node_name: Option<Common>,
+            node_name: Option<InternedStr>,
             volumes: Option<Vec<PodVolume>>,
         }
         #[derive(Deserialize)]
@@ -422,7 +423,7 @@ impl Kind for Pod {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct ClaimSource {
-            claim_name: Text,
+            claim_name: OwnedStr,
         }
         #[derive(Deserialize, Default)]
         #[serde(rename_all = "camelCase", default)]
@@ -443,7 +444,7 @@ impl Kind for Pod {
             waiting: Option<serde::de::IgnoredAny>,
             terminated: Option<serde::de::IgnoredAny>,
         }
-        let Wire { metadata, spec, status } = read(json)?;
+        let Wire { metadata, spec, status } = parse_json(json)?;
         let running = [
             &status.container_statuses,
             &status.init_container_statuses,
@@ -475,7 +476,7 @@ impl Kind for Pod {
             node: spec.node_name.filter(|node| !node.0.is_empty()).map(|node| NodeName::new(node.0)),
             terminated: matches!(status.phase.as_deref(), Some("Failed" | "Succeeded"))
                 || (deleting && !running),
-            shut_down,
+            zero_grace_period: shut_down,
             claims: claims.into(),
             ephemeral_claims: ephemeral_claims.into(),
         })

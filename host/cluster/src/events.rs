@@ -17,22 +17,22 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     Clock,
-    kind::{Kind, Resource},
+    kind::{ApiResource, Kind},
     metrics::Metrics,
-    writer::{WriteError, Writer},
+    writer::{ApiError, Writer},
 };
 
 /// Events that wait to be sent. A burst of one event per claim of a large namespace fits; beyond it the newest are dropped
 /// and counted, for a flood of events must not take the memory that the volumes need.
-const WAITING: usize = 8192;
+const QUEUE_CAPACITY: usize = 8192;
 /// Events in flight at once: enough to keep up with the claims, few enough to leave the API to them.
-const IN_FLIGHT: usize = 8;
+const MAX_IN_FLIGHT: usize = 8;
 /// Distinct events that are remembered for folding.
-const REMEMBERED: usize = 4096;
+const MAX_REMEMBERED: usize = 4096;
 /// An event that comes again is written at most this often, with its count.
-const FOLD: Duration = Duration::from_secs(60);
+const MIN_UPDATE_INTERVAL: Duration = Duration::from_secs(60);
 /// How long an event is remembered: what client-go aggregates over.
-const REMEMBER: Duration = Duration::from_secs(600);
+const AGGREGATION_WINDOW: Duration = Duration::from_secs(600);
 
 /// Kubernetes' two types of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,9 +55,9 @@ impl EventType {
 
 /// The object that an event is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Subject {
+pub struct ObjectReference {
     /// Its kind.
-    pub resource: Resource,
+    pub resource: ApiResource,
     /// Its namespace; empty for cluster-scoped objects, whose events stand in `default`.
     pub namespace: Box<str>,
     /// Its name.
@@ -65,20 +65,20 @@ pub struct Subject {
     /// Its uid.
     pub uid: Uid,
     /// Its version when the event happened.
-    pub version: ResourceVersion,
+    pub resource_version: ResourceVersion,
 }
 
-impl Subject {
+impl ObjectReference {
     /// The subject for a cached object.
-    pub fn of<K: Kind>(object: &K) -> Self {
+    pub fn from_object<K: Kind>(object: &K) -> Self {
         let key = object.key();
-        let (namespace, name) = K::locate(&key);
+        let (namespace, name) = K::key_parts(&key);
         Self {
             resource: K::RESOURCE,
             namespace: namespace.unwrap_or_default().into(),
             name: name.into(),
             uid: object.meta().uid.clone(),
-            version: object.version(),
+            resource_version: object.resource_version(),
         }
     }
 }
@@ -87,9 +87,9 @@ impl Subject {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     /// The object.
-    pub subject: Subject,
+    pub involved_object: ObjectReference,
     /// Normal or Warning.
-    pub kind: EventType,
+    pub event_type: EventType,
     /// One word in UpperCamelCase.
     pub reason: &'static str,
     /// For people; never holds secret values.
@@ -108,10 +108,21 @@ pub struct EventSink {
 impl EventSink {
     /// A sink and the loop that sends what is left there.
     pub fn new(writer: Writer, clock: Clock, metrics: Metrics) -> (Self, EventLoop) {
-        let (sender, receiver) = mpsc::channel(WAITING);
+        let (sender, receiver) = mpsc::channel(QUEUE_CAPACITY);
         let sink = Self { sender, metrics: metrics.clone() };
-        let sent = HashMap::new();
-        (sink, EventLoop { receiver, writer, clock, metrics, sent, order: VecDeque::new(), serial: 0 })
+        let sent_events = HashMap::new();
+        (
+            sink,
+            EventLoop {
+                receiver,
+                writer,
+                clock,
+                metrics,
+                sent_events,
+                insertion_order: VecDeque::new(),
+                serial: 0,
+            },
+        )
     }
 
     /// Leaves an event; dropped, and counted, when too many wait.
@@ -122,14 +133,14 @@ impl EventSink {
     }
 }
 
-type Identity = (Uid, &'static str, String);
+type EventKey = (Uid, &'static str, String);
 
-struct Sent {
+struct SentEvent {
     namespace: Box<str>,
     name: String,
     count: u64,
-    first: Instant,
-    written: Instant,
+    first_sent: Instant,
+    last_written: Instant,
 }
 
 /// Sends events until it is stopped.
@@ -138,15 +149,15 @@ pub struct EventLoop {
     writer: Writer,
     clock: Clock,
     metrics: Metrics,
-    sent: HashMap<Identity, Sent>,
-    order: VecDeque<Identity>,
+    sent_events: HashMap<EventKey, SentEvent>,
+    insertion_order: VecDeque<EventKey>,
     serial: u64,
 }
 
 impl EventLoop {
     /// Sends until `stop`, then what is left, and returns when the last one is answered.
     pub async fn run(mut self, stop: CancellationToken) {
-        let permits = Arc::new(Semaphore::new(IN_FLIGHT));
+        let permits = Arc::new(Semaphore::new(MAX_IN_FLIGHT));
         let tasks = TaskTracker::new();
         loop {
             let event = tokio::select! {
@@ -168,62 +179,69 @@ impl EventLoop {
     }
 
     /// The write that an event needs, if any.
-    fn request(&mut self, event: Event) -> Option<Write> {
-        let namespace = match &*event.subject.namespace {
+    fn request(&mut self, event: Event) -> Option<EventRequest> {
+        let namespace = match &*event.involved_object.namespace {
             "" => "default".into(),
-            _ => event.subject.namespace.clone(),
+            _ => event.involved_object.namespace.clone(),
         };
         let now = (self.clock)();
-        let stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-        let identity = (event.subject.uid.clone(), event.reason, event.note.clone());
-        if let Some(sent) = self.sent.get_mut(&identity)
-            && sent.first.elapsed() < REMEMBER
+        let timestamp = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        let key = (event.involved_object.uid.clone(), event.reason, event.note.clone());
+        if let Some(sent) = self.sent_events.get_mut(&key)
+            && sent.first_sent.elapsed() < AGGREGATION_WINDOW
         {
             sent.count += 1;
-            if sent.written.elapsed() < FOLD {
+            if sent.last_written.elapsed() < MIN_UPDATE_INTERVAL {
                 self.metrics.event("folded");
                 return None;
             }
-            sent.written = Instant::now();
-            return Some(Write {
+            sent.last_written = Instant::now();
+            return Some(EventRequest {
                 method: Method::PATCH,
                 path: format!("/api/v1/namespaces/{}/events/{}", sent.namespace, sent.name),
                 content_type: "application/merge-patch+json",
-                body: json!({"count": sent.count, "lastTimestamp": stamp}),
+                body: json!({"count": sent.count, "lastTimestamp": timestamp}),
             });
         }
         self.serial += 1;
         // As client-go names them: the object and a number that grows with time; the serial keeps equal times apart.
         let unique = (now.as_nanosecond() as u64).wrapping_add(self.serial);
-        let name = format!("{}.{unique:x}", event.subject.name);
-        let body = body(&event, &namespace, &name, &stamp);
+        let name = format!("{}.{unique:x}", event.involved_object.name);
+        let body = body(&event, &namespace, &name, &timestamp);
         let path = format!("/api/v1/namespaces/{namespace}/events");
         let (first, written) = (Instant::now(), Instant::now());
-        if self.sent.insert(identity.clone(), Sent { namespace, name, count: 1, first, written }).is_none() {
-            self.order.push_back(identity);
+        if self
+            .sent_events
+            .insert(
+                key.clone(),
+                SentEvent { namespace, name, count: 1, first_sent: first, last_written: written },
+            )
+            .is_none()
+        {
+            self.insertion_order.push_back(key);
         }
-        while self.order.len() > REMEMBERED {
-            if let Some(oldest) = self.order.pop_front() {
-                self.sent.remove(&oldest);
+        while self.insertion_order.len() > MAX_REMEMBERED {
+            if let Some(oldest) = self.insertion_order.pop_front() {
+                self.sent_events.remove(&oldest);
             }
         }
-        Some(Write { method: Method::POST, path, content_type: "application/json", body })
+        Some(EventRequest { method: Method::POST, path, content_type: "application/json", body })
     }
 }
 
-struct Write {
+struct EventRequest {
     method: Method,
     path: String,
     content_type: &'static str,
     body: serde_json::Value,
 }
 
-async fn send(writer: &Writer, metrics: &Metrics, write: Write) {
-    let Write { method, path, content_type, body } = write;
+async fn send(writer: &Writer, metrics: &Metrics, write: EventRequest) {
+    let EventRequest { method, path, content_type, body } = write;
     match writer.send_json(method, &path, content_type, &body, "an event").await {
         Ok(_) => metrics.event("sent"),
         // The namespace or the folded event went away: nobody reads it any more.
-        Err(WriteError::NotFound(_)) => metrics.event("dropped"),
+        Err(ApiError::NotFound(_)) => metrics.event("dropped"),
         Err(error) => {
             metrics.event("dropped");
             tracing::debug!(%error, "an event was lost");
@@ -231,14 +249,14 @@ async fn send(writer: &Writer, metrics: &Metrics, write: Write) {
     }
 }
 
-fn body(event: &Event, namespace: &str, name: &str, stamp: &str) -> serde_json::Value {
-    let subject = &event.subject;
+fn body(event: &Event, namespace: &str, name: &str, timestamp: &str) -> serde_json::Value {
+    let subject = &event.involved_object;
     let mut involved = json!({
         "apiVersion": subject.resource.api_version(),
         "kind": subject.resource.kind,
         "name": subject.name,
         "uid": subject.uid,
-        "resourceVersion": subject.version.to_string(),
+        "resourceVersion": subject.resource_version.to_string(),
     });
     if let Some(involved) = involved.as_object_mut().filter(|_| !subject.namespace.is_empty()) {
         involved.insert("namespace".to_owned(), json!(subject.namespace));
@@ -248,14 +266,14 @@ fn body(event: &Event, namespace: &str, name: &str, stamp: &str) -> serde_json::
         "kind": "Event",
         "metadata": {"name": name, "namespace": namespace},
         "involvedObject": involved,
-        "type": event.kind.as_str(),
+        "type": event.event_type.as_str(),
         "reason": event.reason,
         "message": event.note,
         "source": {"component": event.component},
         "reportingComponent": event.component,
         "reportingInstance": "",
-        "firstTimestamp": stamp,
-        "lastTimestamp": stamp,
+        "firstTimestamp": timestamp,
+        "lastTimestamp": timestamp,
         "count": 1,
     })
 }

@@ -3,13 +3,13 @@
 use std::{fmt, hash::Hash};
 
 use cofferdam_domain::{
-    AttachmentName, AttributesClassName, ClaimKey, ClassName, DriverName, NodeName, ObjectMeta, PodKey,
-    VolumeName, ids::ResourceVersion,
+    ClaimKey, DriverName, NodeName, ObjectMeta, PodKey, StorageClassName, VolumeAttachmentName,
+    VolumeAttributesClassName, VolumeName, ids::ResourceVersion,
 };
 
 /// Where a kind lives in the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Resource {
+pub struct ApiResource {
     /// API group, empty for the core group.
     pub group: &'static str,
     /// Version, such as `v1`.
@@ -22,7 +22,7 @@ pub struct Resource {
     pub namespaced: bool,
 }
 
-impl Resource {
+impl ApiResource {
     /// `group/version`, or the version alone for the core group.
     pub fn api_version(&self) -> String {
         if self.group.is_empty() {
@@ -33,7 +33,7 @@ impl Resource {
     }
 
     /// Path of the collection, in one namespace or in all of them.
-    pub fn collection(&self, namespace: Option<&str>) -> String {
+    pub fn collection_path(&self, namespace: Option<&str>) -> String {
         let root = if self.group.is_empty() { "/api".to_owned() } else { format!("/apis/{}", self.group) };
         match namespace {
             Some(namespace) if self.namespaced => {
@@ -45,36 +45,36 @@ impl Resource {
 }
 
 /// What an object is found by: its name, and its namespace where its kind has one.
-pub trait Key: Clone + Eq + Ord + Hash + fmt::Debug + fmt::Display + Send + Sync + 'static {
+pub trait ObjectKey: Clone + Eq + Ord + Hash + fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// The key that belongs to a namespace (empty for cluster-scoped kinds) and a name.
-    fn of(namespace: &str, name: &str) -> Self;
+    fn from_parts(namespace: &str, name: &str) -> Self;
 
     /// Namespace, for kinds that have one, and name.
-    fn locate(&self) -> (Option<&str>, &str);
+    fn parts(&self) -> (Option<&str>, &str);
 }
 
 /// Keys of kinds without a namespace.
 macro_rules! names {
     ($($name:ty),+) => {$(
-        impl Key for $name {
-            fn of(_: &str, name: &str) -> Self {
+        impl ObjectKey for $name {
+            fn from_parts(_: &str, name: &str) -> Self {
                 name.into()
             }
 
-            fn locate(&self) -> (Option<&str>, &str) {
+            fn parts(&self) -> (Option<&str>, &str) {
                 (None, self.as_str())
             }
         }
     )+};
 }
-names!(AttachmentName, AttributesClassName, ClassName, DriverName, NodeName, VolumeName);
+names!(VolumeAttachmentName, VolumeAttributesClassName, StorageClassName, DriverName, NodeName, VolumeName);
 
-impl Key for Box<str> {
-    fn of(_: &str, name: &str) -> Self {
+impl ObjectKey for Box<str> {
+    fn from_parts(_: &str, name: &str) -> Self {
         name.into()
     }
 
-    fn locate(&self) -> (Option<&str>, &str) {
+    fn parts(&self) -> (Option<&str>, &str) {
         (None, self)
     }
 }
@@ -82,27 +82,27 @@ impl Key for Box<str> {
 /// Keys of kinds with one.
 macro_rules! namespaced {
     ($($key:ty),+) => {$(
-        impl Key for $key {
-            fn of(namespace: &str, name: &str) -> Self {
+        impl ObjectKey for $key {
+            fn from_parts(namespace: &str, name: &str) -> Self {
                 Self { namespace: namespace.into(), name: name.into() }
             }
 
-            fn locate(&self) -> (Option<&str>, &str) {
+            fn parts(&self) -> (Option<&str>, &str) {
                 (Some(&self.namespace), &self.name)
             }
         }
     )+};
 }
-namespaced!(ClaimKey, PodKey, crate::orphans::ReportKey);
+namespaced!(ClaimKey, PodKey, crate::orphan_report::OrphanReportKey);
 
 /// A domain type that mirrors one Kubernetes kind.
 pub trait Kind: Clone + Send + Sync + 'static {
     /// Namespace and name, or the name.
-    type Key: Key;
+    type Key: ObjectKey;
     /// What the cache finds objects by, beside their key.
     type Index: Index<Self>;
     /// Where the kind lives.
-    const RESOURCE: Resource;
+    const RESOURCE: ApiResource;
     /// Whether clusters may be without the kind: then there are no objects of it, and it is looked for again now and then.
     const OPTIONAL: bool = false;
 
@@ -113,13 +113,13 @@ pub trait Kind: Clone + Send + Sync + 'static {
     fn decode(json: &str) -> Result<Self, String>;
 
     /// The key that belongs to a namespace (empty for cluster-scoped kinds) and a name.
-    fn key_of(namespace: &str, name: &str) -> Self::Key {
-        Self::Key::of(namespace, name)
+    fn key_from_parts(namespace: &str, name: &str) -> Self::Key {
+        Self::Key::from_parts(namespace, name)
     }
 
     /// Namespace, for kinds that have one, and name of a key.
-    fn locate(key: &Self::Key) -> (Option<&str>, &str) {
-        key.locate()
+    fn key_parts(key: &Self::Key) -> (Option<&str>, &str) {
+        key.parts()
     }
 
     /// The object's key.
@@ -129,8 +129,8 @@ pub trait Kind: Clone + Send + Sync + 'static {
     fn meta(&self) -> &ObjectMeta;
 
     /// The object's version.
-    fn version(&self) -> ResourceVersion {
-        self.meta().version
+    fn resource_version(&self) -> ResourceVersion {
+        self.meta().resource_version
     }
 }
 

@@ -8,26 +8,26 @@
 pub mod cache;
 pub mod connect;
 pub mod decode;
+pub mod deletion_freeze;
 pub mod events;
-pub mod hold;
 pub mod journal;
 pub mod kind;
-mod members;
 pub mod metrics;
-pub mod orphans;
+pub mod orphan_report;
 pub mod queue;
+pub mod reflector;
 pub mod secrets;
-pub mod table;
-pub mod watch;
+mod small_set;
+pub mod store;
 pub mod writer;
 
 pub use cache::Cache;
-pub use events::{Event, EventSink, EventType, Subject};
+pub use events::{Event, EventSink, EventType, ObjectReference};
 pub use journal::{Intent, IntentClass, Journal, JournalError};
-pub use kind::{Kind, Resource};
-pub use orphans::OrphanReport;
-pub use table::{Change, Seen, Table};
-pub use writer::{Precondition, WriteError, Writer};
+pub use kind::{ApiResource, Kind};
+pub use orphan_report::OrphanReport;
+pub use store::{Change, Lookup, ObjectStore};
+pub use writer::{ApiError, Precondition, Writer};
 
 use std::sync::Arc;
 
@@ -40,9 +40,9 @@ pub fn system_clock() -> Clock {
 }
 
 /// Waits for a moment, or for ever where there is none.
-async fn sleep_until(at: Option<tokio::time::Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at).await,
+async fn sleep_until(deadline: Option<tokio::time::Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
         None => std::future::pending().await,
     }
 }

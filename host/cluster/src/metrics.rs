@@ -42,12 +42,12 @@ pub struct Metrics {
     journal_commits: Counter,
     journal_entries: Gauge,
     /// 1 while deletions are held back after a detected restore.
-    pub deletions_held: Gauge,
+    pub deletions_frozen: Gauge,
     depth: Family<QueueLabels, Gauge>,
     adds: Family<QueueLabels, Counter>,
     retries: Family<QueueLabels, Counter>,
-    wait: Family<QueueLabels, Histogram>,
-    work: Family<QueueLabels, Histogram>,
+    queue_duration: Family<QueueLabels, Histogram>,
+    work_duration: Family<QueueLabels, Histogram>,
 }
 
 impl Default for Metrics {
@@ -60,12 +60,12 @@ impl Default for Metrics {
             events: Family::default(),
             journal_commits: Counter::default(),
             journal_entries: Gauge::default(),
-            deletions_held: Gauge::default(),
+            deletions_frozen: Gauge::default(),
             depth: Family::default(),
             adds: Family::default(),
             retries: Family::default(),
-            wait: Family::new_with_constructor(histogram),
-            work: Family::new_with_constructor(histogram),
+            queue_duration: Family::new_with_constructor(histogram),
+            work_duration: Family::new_with_constructor(histogram),
         }
     }
 }
@@ -92,13 +92,13 @@ impl Metrics {
         registry.register(
             "cofferdam_deletions_held",
             "1 while deletions are held back because the cluster was restored from a backup",
-            m.deletions_held,
+            m.deletions_frozen,
         );
         registry.register("workqueue_depth", "Keys that wait", m.depth);
         registry.register("workqueue_adds", "Keys added", m.adds);
         registry.register("workqueue_retries", "Keys put back after a failure", m.retries);
-        registry.register("workqueue_queue_duration_seconds", "Time from added to taken", m.wait);
-        registry.register("workqueue_work_duration_seconds", "Time from taken to done", m.work);
+        registry.register("workqueue_queue_duration_seconds", "Time from added to taken", m.queue_duration);
+        registry.register("workqueue_work_duration_seconds", "Time from taken to done", m.work_duration);
         metrics
     }
 
@@ -122,7 +122,7 @@ impl Metrics {
         self.journal_commits.inc();
     }
 
-    pub(crate) fn journal_size(&self, entries: usize) {
+    pub(crate) fn set_journal_entries(&self, entries: usize) {
         self.journal_entries.set(i64::try_from(entries).unwrap_or(i64::MAX));
     }
 
@@ -137,8 +137,8 @@ impl Metrics {
             depth: self.depth.get_or_create(&labels).clone(),
             adds: self.adds.get_or_create(&labels).clone(),
             retries: self.retries.get_or_create(&labels).clone(),
-            wait: self.wait.get_or_create(&labels).clone(),
-            work: self.work.get_or_create(&labels).clone(),
+            queue_duration: self.queue_duration.get_or_create(&labels).clone(),
+            work_duration: self.work_duration.get_or_create(&labels).clone(),
         }
     }
 }
@@ -149,6 +149,6 @@ pub(crate) struct QueueMetrics {
     pub(crate) depth: Gauge,
     pub(crate) adds: Counter,
     pub(crate) retries: Counter,
-    pub(crate) wait: Histogram,
-    pub(crate) work: Histogram,
+    pub(crate) queue_duration: Histogram,
+    pub(crate) work_duration: Histogram,
 }

@@ -23,44 +23,44 @@ use crate::{
 
 /// What a run of a key asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum Action {
     /// Nothing until the next change; the back-off is forgotten.
     Done,
     /// At once again, behind the others: the world changed while deciding.
-    Again,
+    Requeue,
     /// Again after this time, without counting as a failure.
-    After(Duration),
+    RequeueAfter(Duration),
     /// Again after the back-off.
-    Retry,
+    Backoff,
     /// Again after this time, counting as a failure.
-    RetryAfter(Duration),
+    BackoffFor(Duration),
 }
 
 /// Back-off of a key: doubles from `first` up to `most`.
 #[derive(Clone, Copy, Debug)]
-pub struct Backoff {
+pub struct ExponentialBackoff {
     /// After the first failure.
-    pub first: Duration,
+    pub initial: Duration,
     /// Never longer.
-    pub most: Duration,
+    pub max: Duration,
 }
 
-impl Backoff {
+impl ExponentialBackoff {
     /// The pause after so many failures in a row.
-    pub fn pause(self, failures: u32) -> Duration {
+    pub fn delay(self, failures: u32) -> Duration {
         let doublings = failures.saturating_sub(1).min(31);
-        self.first.saturating_mul(1 << doublings).min(self.most)
+        self.initial.saturating_mul(1 << doublings).min(self.max)
     }
 
     /// The same, with no pause that is longer than this.
     #[must_use]
-    pub fn at_most(self, longest: Duration) -> Self {
-        Self { most: self.most.min(longest), ..self }
+    pub fn capped_at(self, max: Duration) -> Self {
+        Self { max: self.max.min(max), ..self }
     }
 }
 
 /// Keys that a queue keeps room for: what a larger burst has taken is given back when it is over.
-const ROOM: usize = 256;
+const RETAINED_CAPACITY: usize = 256;
 
 struct State<K> {
     ready: VecDeque<K>,
@@ -70,37 +70,40 @@ struct State<K> {
     /// Added while running.
     dirty: HashSet<K>,
     /// Woken while running.
-    woken: HashSet<K>,
+    rerun_when_done: HashSet<K>,
     delayed: BinaryHeap<Reverse<(Instant, u64, K)>>,
     /// The one entry of `delayed` that counts for a key; others are stale.
     due: HashMap<K, u64>,
     failures: HashMap<K, u32>,
     /// How often in a row a key asked to run again at once.
-    again: HashMap<K, u32>,
-    tickets: u64,
+    immediate_requeues: HashMap<K, u32>,
+    last_ticket: u64,
 }
 
 impl<K: Eq + Hash + Ord> State<K> {
     /// Gives back what a burst has taken, if it is over.
-    fn relax(&mut self) {
-        if !self.ready.is_empty() || !self.running.is_empty() || self.queued.capacity() <= 2 * ROOM {
+    fn shrink_when_idle(&mut self) {
+        if !self.ready.is_empty()
+            || !self.running.is_empty()
+            || self.queued.capacity() <= 2 * RETAINED_CAPACITY
+        {
             return;
         }
-        self.ready.shrink_to(ROOM);
-        self.queued.shrink_to(ROOM);
-        self.running.shrink_to(ROOM);
-        self.dirty.shrink_to(ROOM);
-        self.woken.shrink_to(ROOM);
-        self.delayed.shrink_to(ROOM);
-        self.due.shrink_to(ROOM);
-        self.failures.shrink_to(ROOM);
-        self.again.shrink_to(ROOM);
+        self.ready.shrink_to(RETAINED_CAPACITY);
+        self.queued.shrink_to(RETAINED_CAPACITY);
+        self.running.shrink_to(RETAINED_CAPACITY);
+        self.dirty.shrink_to(RETAINED_CAPACITY);
+        self.rerun_when_done.shrink_to(RETAINED_CAPACITY);
+        self.delayed.shrink_to(RETAINED_CAPACITY);
+        self.due.shrink_to(RETAINED_CAPACITY);
+        self.failures.shrink_to(RETAINED_CAPACITY);
+        self.immediate_requeues.shrink_to(RETAINED_CAPACITY);
     }
 }
 
 /// A key that asks so often in a row to run again at once does not see what the API sees: from then on it backs off. Real
 /// conflicts end after a few.
-const MAX_AGAIN: u32 = 8;
+const MAX_IMMEDIATE_REQUEUES: u32 = 8;
 
 /// The queue; clones share it.
 pub struct Queue<K> {
@@ -110,7 +113,7 @@ pub struct Queue<K> {
 struct Shared<K> {
     state: Mutex<State<K>>,
     changed: Notify,
-    backoff: Backoff,
+    backoff: ExponentialBackoff,
     metrics: QueueMetrics,
     name: &'static str,
 }
@@ -131,18 +134,18 @@ impl<K> Clone for Queue<K> {
 
 impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
     /// An empty queue; `name` is its label in metrics.
-    pub fn new(name: &'static str, backoff: Backoff, metrics: &Metrics) -> Self {
+    pub fn new(name: &'static str, backoff: ExponentialBackoff, metrics: &Metrics) -> Self {
         let state = State {
             ready: VecDeque::new(),
             queued: HashMap::new(),
             running: HashSet::new(),
             dirty: HashSet::new(),
-            woken: HashSet::new(),
+            rerun_when_done: HashSet::new(),
             delayed: BinaryHeap::new(),
             due: HashMap::new(),
             failures: HashMap::new(),
-            again: HashMap::new(),
-            tickets: 0,
+            immediate_requeues: HashMap::new(),
+            last_ticket: 0,
         };
         let shared = Shared {
             state: Mutex::new(state),
@@ -162,19 +165,19 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
         if state.running.contains(&key) {
             state.dirty.insert(key);
         } else {
-            self.enqueue(&mut state, key);
+            self.push_ready(&mut state, key);
         }
     }
 
     /// Adds a key unless it waits already, for a worker or for its time: a reminder, not a change. One that runs may have
     /// looked before the reminder: it runs again, unless it ends with a time of its own.
-    pub fn wake(&self, key: K) {
+    pub fn add_if_absent(&self, key: K) {
         let mut state = self.lock();
         if state.running.contains(&key) {
-            state.woken.insert(key);
+            state.rerun_when_done.insert(key);
         } else if !state.due.contains_key(&key) {
             self.shared.metrics.adds.inc();
-            self.enqueue(&mut state, key);
+            self.push_ready(&mut state, key);
         }
     }
 
@@ -194,78 +197,78 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
     /// `work` runs in a task of its own: a panic there is logged, counts as a failure of the key and touches no other.
     pub async fn run<F>(&self, workers: usize, stop: CancellationToken, work: impl Fn(K) -> F)
     where
-        F: Future<Output = Outcome> + Send + 'static,
+        F: Future<Output = Action> + Send + 'static,
     {
-        let mut tasks: JoinSet<(K, Instant, Outcome)> = JoinSet::new();
+        let mut tasks: JoinSet<(K, Instant, Action)> = JoinSet::new();
         let mut keys: HashMap<tokio::task::Id, K> = HashMap::new();
         loop {
             while tasks.len() < workers.max(1)
-                && let Some(key) = self.take()
+                && let Some(key) = self.pop_ready()
             {
                 let future = work(key.clone());
-                let owner = key.clone();
+                let running_key = key.clone();
                 let handle = tasks.spawn(async move {
                     let started = Instant::now();
-                    (owner, started, future.await)
+                    (running_key, started, future.await)
                 });
                 keys.insert(handle.id(), key);
             }
-            let wake = self.next_due();
+            let next_due = self.next_due();
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                Some(done) = tasks.join_next_with_id(), if !tasks.is_empty() => self.settle(done, &mut keys),
+                Some(done) = tasks.join_next_with_id(), if !tasks.is_empty() => self.handle_finished(done, &mut keys),
                 () = self.shared.changed.notified() => {}
-                () = sleep_until(wake), if tasks.len() < workers.max(1) => self.promote(),
+                () = sleep_until(next_due), if tasks.len() < workers.max(1) => self.promote_due(),
             }
         }
         while let Some(done) = tasks.join_next_with_id().await {
-            self.settle(done, &mut keys);
+            self.handle_finished(done, &mut keys);
         }
     }
 
-    fn settle(
+    fn handle_finished(
         &self,
-        done: Result<(tokio::task::Id, (K, Instant, Outcome)), tokio::task::JoinError>,
+        done: Result<(tokio::task::Id, (K, Instant, Action)), tokio::task::JoinError>,
         keys: &mut HashMap<tokio::task::Id, K>,
     ) {
         match done {
             Ok((id, (key, started, outcome))) => {
                 keys.remove(&id);
-                self.shared.metrics.work.observe(started.elapsed().as_secs_f64());
+                self.shared.metrics.work_duration.observe(started.elapsed().as_secs_f64());
                 self.finish(key, outcome);
             }
             Err(error) => {
                 let Some(key) = keys.remove(&error.id()) else { return };
                 tracing::error!(queue = self.shared.name, ?key, %error, "a run broke off; it is tried again");
-                self.finish(key, Outcome::Retry);
+                self.finish(key, Action::Backoff);
             }
         }
     }
 
-    fn take(&self) -> Option<K> {
+    fn pop_ready(&self) -> Option<K> {
         let mut state = self.lock();
         let key = state.ready.pop_front()?;
         if let Some(since) = state.queued.remove(&key) {
-            self.shared.metrics.wait.observe(since.elapsed().as_secs_f64());
+            self.shared.metrics.queue_duration.observe(since.elapsed().as_secs_f64());
         }
         state.running.insert(key.clone());
         self.shared.metrics.depth.dec();
         Some(key)
     }
 
-    fn finish(&self, key: K, outcome: Outcome) {
+    fn finish(&self, key: K, action: Action) {
         let mut state = self.lock();
         state.running.remove(&key);
-        let outcome = if outcome == Outcome::Again {
-            let again = state.again.entry(key.clone()).or_default();
-            *again = again.saturating_add(1);
-            if *again > MAX_AGAIN { Outcome::Retry } else { Outcome::Again }
+        let action = if action == Action::Requeue {
+            let requeues = state.immediate_requeues.entry(key.clone()).or_default();
+            *requeues = requeues.saturating_add(1);
+            if *requeues > MAX_IMMEDIATE_REQUEUES { Action::Backoff } else { Action::Requeue }
         } else {
-            state.again.remove(&key);
-            outcome
+            state.immediate_requeues.remove(&key);
+            action
         };
-        let failed = matches!(outcome, Outcome::Retry | Outcome::RetryAfter(_));
+        let failed = matches!(action, Action::Backoff | Action::BackoffFor(_));
         let failures = if failed {
             let failures = state.failures.entry(key.clone()).or_default();
             *failures = failures.saturating_add(1);
@@ -273,25 +276,25 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
             *failures
         } else {
             // Only a clean end forgets: a conflict in between says nothing about the failure before it.
-            if outcome == Outcome::Done {
+            if action == Action::Done {
                 state.failures.remove(&key);
             }
             0
         };
-        let woken = state.woken.remove(&key) && outcome == Outcome::Done;
-        if state.dirty.remove(&key) || woken || outcome == Outcome::Again {
-            self.enqueue(&mut state, key);
+        let reruns = state.rerun_when_done.remove(&key) && action == Action::Done;
+        if state.dirty.remove(&key) || reruns || action == Action::Requeue {
+            self.push_ready(&mut state, key);
             return;
         }
-        match outcome {
-            Outcome::Done | Outcome::Again => {}
-            Outcome::After(delay) | Outcome::RetryAfter(delay) => self.delay(&mut state, key, delay),
-            Outcome::Retry => self.delay(&mut state, key, self.shared.backoff.pause(failures)),
+        match action {
+            Action::Done | Action::Requeue => {}
+            Action::RequeueAfter(delay) | Action::BackoffFor(delay) => self.delay(&mut state, key, delay),
+            Action::Backoff => self.delay(&mut state, key, self.shared.backoff.delay(failures)),
         }
-        state.relax();
+        state.shrink_when_idle();
     }
 
-    fn enqueue(&self, state: &mut State<K>, key: K) {
+    fn push_ready(&self, state: &mut State<K>, key: K) {
         if state.queued.contains_key(&key) {
             return;
         }
@@ -302,8 +305,8 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
     }
 
     fn delay(&self, state: &mut State<K>, key: K, delay: Duration) {
-        state.tickets += 1;
-        let ticket = state.tickets;
+        state.last_ticket += 1;
+        let ticket = state.last_ticket;
         state.due.insert(key.clone(), ticket);
         state.delayed.push(Reverse((Instant::now() + delay, ticket, key)));
         self.shared.changed.notify_one();
@@ -322,7 +325,7 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
     }
 
     /// Moves keys whose time has come.
-    fn promote(&self) {
+    fn promote_due(&self) {
         let now = Instant::now();
         let mut state = self.lock();
         while let Some(Reverse((at, _, _))) = state.delayed.peek()
@@ -334,7 +337,7 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
                 if state.running.contains(&key) {
                     state.dirty.insert(key);
                 } else {
-                    self.enqueue(&mut state, key);
+                    self.push_ready(&mut state, key);
                 }
             }
         }

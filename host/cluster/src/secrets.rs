@@ -10,13 +10,13 @@ use cofferdam_domain::{
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
-use crate::writer::{WriteError, Writer};
+use crate::writer::{ApiError, Writer};
 
 /// What a Secret holds, as texts: drivers get nothing else.
 ///
 /// # Errors
 /// [`WriteError`]; `NotFound` where there is no such Secret, `Answer` where a value is no text. None of them holds a value.
-pub async fn read(writer: &Writer, secret: &SecretRef) -> Result<Secrets, WriteError> {
+pub async fn read(writer: &Writer, secret: &SecretRef) -> Result<Secrets, ApiError> {
     #[derive(Deserialize)]
     struct Wire<'a> {
         // Base64 has nothing that JSON escapes: it need not be copied.
@@ -26,7 +26,7 @@ pub async fn read(writer: &Writer, secret: &SecretRef) -> Result<Secrets, WriteE
     let target = format!("Secret {secret}");
     let path = format!("/api/v1/namespaces/{}/secrets/{}", secret.namespace, secret.name);
     let answer = Zeroizing::new(writer.read(&path, &target).await?);
-    let unreadable = |message: String| WriteError::Answer { target: target.clone(), message };
+    let unreadable = |message: String| ApiError::InvalidResponse { target: target.clone(), message };
     // The parser's own words may repeat what it has read.
     let wire: Wire<'_> =
         serde_json::from_str(&answer).map_err(|_| unreadable("it is not a Secret".to_owned()))?;

@@ -19,10 +19,10 @@ use serde_json::{Value, json};
 use crate::{
     cache::Cache,
     decode,
-    kind::{Kind, Resource},
+    kind::{ApiResource, Kind},
     metrics::Metrics,
-    table::{Decoded, Table},
-    watch::{self, Page, Scope},
+    reflector::{self, ListPage, Scope},
+    store::{DecodeResult, ObjectStore},
 };
 
 /// How long one request may take before its outcome counts as unknown. The API server's own limit for non-watch requests
@@ -30,19 +30,19 @@ use crate::{
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// No answer to a request that this crate sends is larger: a list page of 500 objects stays below it.
-const MAX_ANSWER: usize = 64 << 20;
+const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 /// Objects per page of a list: the page that the API server's own clients use.
-const PAGE: &str = "500";
+const LIST_PAGE_SIZE: &str = "500";
 
-const JSON: &str = "application/json";
-const JSON_PATCH: &str = "application/json-patch+json";
+const ACCEPT_JSON: &str = "application/json";
+const JSON_PATCH_CONTENT_TYPE: &str = "application/json-patch+json";
 /// Asks for an answer without spec and status.
-const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+const ACCEPT_METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 
 /// Why a request to the API failed.
 #[derive(Debug, thiserror::Error)]
-pub enum WriteError {
+pub enum ApiError {
     /// The object is not as the decision saw it (409 Conflict, or a JSON patch test that failed). Normal: read again,
     /// decide again; neither an event nor an error log.
     #[error("{0} has changed meanwhile")]
@@ -73,7 +73,7 @@ pub enum WriteError {
     },
     /// The answer cannot be read.
     #[error("the API's answer for {target} cannot be read: {message}")]
-    Answer {
+    InvalidResponse {
         /// What was written.
         target: String,
         /// Which part of the answer.
@@ -87,32 +87,32 @@ pub struct Precondition {
     /// The object must still be this one.
     pub uid: Option<Uid>,
     /// And at this version.
-    pub version: Option<ResourceVersion>,
+    pub resource_version: Option<ResourceVersion>,
 }
 
 /// A kind with a table in the cache.
-pub trait Cached: Kind {
+pub trait CachedKind: Kind {
     /// Where the cache keeps the kind.
-    fn table(cache: &Cache) -> &Table<Self>;
+    fn store(cache: &Cache) -> &ObjectStore<Self>;
 }
 
 macro_rules! cached {
     ($($kind:ident => $field:ident),*) => {$(
-        impl Cached for cofferdam_domain::$kind {
-            fn table(cache: &Cache) -> &Table<Self> {
+        impl CachedKind for cofferdam_domain::$kind {
+            fn store(cache: &Cache) -> &ObjectStore<Self> {
                 &cache.$field
             }
         }
     )*};
 }
 cached!(
-    Claim => claims, Volume => volumes, StorageClass => classes, Pod => pods, Attachment => attachments,
-    CsiNode => csi_nodes, CsiDriver => csi_drivers, Node => nodes, AttributesClass => attributes_classes
+    Claim => claims, Volume => volumes, StorageClass => classes, Pod => pods, VolumeAttachment => attachments,
+    CsiNode => csi_nodes, CsiDriver => csi_drivers, Node => nodes, VolumeAttributesClass => attributes_classes
 );
 
 /// Part of an object that a patch addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum PatchTarget {
     /// The object without its status.
     Object,
     /// The status alone.
@@ -167,26 +167,26 @@ impl Writer {
     ///
     /// # Errors
     /// [`WriteError`]; `AlreadyExists` where the name is taken.
-    pub async fn create<K: Cached>(&self, namespace: Option<&str>, body: &Value) -> Result<K, WriteError> {
+    pub async fn create<K: CachedKind>(&self, namespace: Option<&str>, body: &Value) -> Result<K, ApiError> {
         let name = body.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
-        let target = target(K::RESOURCE, namespace, name);
-        let path = K::RESOURCE.collection(namespace);
-        let seen = K::table(&self.cache).highest();
+        let target = describe_target(K::RESOURCE, namespace, name);
+        let path = K::RESOURCE.collection_path(namespace);
+        let highest_seen = K::store(&self.cache).highest_version();
         let answer = self.send_json(Method::POST, &path, "application/json", body, &target).await?;
-        self.take_in_written(&answer, &target, seen, None)
+        self.cache_write_response(&answer, &target, highest_seen, None)
     }
 
     /// Merge patch on an object as it was at `version`, and caches the answer.
     ///
     /// # Errors
     /// [`WriteError`]; `Conflict` where the object is no longer at that version.
-    pub async fn merge<K: Cached>(
+    pub async fn merge_patch<K: CachedKind>(
         &self,
         key: &K::Key,
-        part: Part,
+        part: PatchTarget,
         version: ResourceVersion,
         patch: Value,
-    ) -> Result<K, WriteError> {
+    ) -> Result<K, ApiError> {
         self.patch(key, part, version, patch, "application/merge-patch+json").await
     }
 
@@ -194,26 +194,26 @@ impl Writer {
     ///
     /// # Errors
     /// [`WriteError`]; `Conflict` where the object is no longer at that version.
-    pub async fn strategic<K: Cached>(
+    pub async fn strategic_merge_patch<K: CachedKind>(
         &self,
         key: &K::Key,
-        part: Part,
+        part: PatchTarget,
         version: ResourceVersion,
         patch: Value,
-    ) -> Result<K, WriteError> {
+    ) -> Result<K, ApiError> {
         self.patch(key, part, version, patch, "application/strategic-merge-patch+json").await
     }
 
-    async fn patch<K: Cached>(
+    async fn patch<K: CachedKind>(
         &self,
         key: &K::Key,
-        part: Part,
+        part: PatchTarget,
         version: ResourceVersion,
         mut patch: Value,
         content_type: &'static str,
-    ) -> Result<K, WriteError> {
-        let (namespace, name) = K::locate(key);
-        let target = target(K::RESOURCE, namespace, name);
+    ) -> Result<K, ApiError> {
+        let (namespace, name) = K::key_parts(key);
+        let target = describe_target(K::RESOURCE, namespace, name);
         if let Some(metadata) = patch
             .as_object_mut()
             .map(|patch| patch.entry("metadata").or_insert_with(|| json!({})))
@@ -222,41 +222,41 @@ impl Writer {
             metadata.insert("resourceVersion".to_owned(), json!(version.to_string()));
         }
         let path = object_path(K::RESOURCE, namespace, name, part);
-        let seen = K::table(&self.cache).highest();
+        let highest_seen = K::store(&self.cache).highest_version();
         let answer = self.send_json(Method::PATCH, &path, content_type, &patch, &target).await?;
-        self.take_in_written(&answer, &target, seen, Some(version))
+        self.cache_write_response(&answer, &target, highest_seen, Some(version))
     }
 
     /// JSON patch (RFC 6902) on an object of this uid, and caches the answer. `operations` test what they depend on.
     ///
     /// # Errors
     /// [`WriteError`]; `Conflict` where a test fails.
-    pub async fn json_patch<K: Cached>(
+    pub async fn json_patch<K: CachedKind>(
         &self,
         key: &K::Key,
         uid: &Uid,
         mut operations: Vec<Value>,
-    ) -> Result<K, WriteError> {
-        let (namespace, name) = K::locate(key);
-        let target = target(K::RESOURCE, namespace, name);
+    ) -> Result<K, ApiError> {
+        let (namespace, name) = K::key_parts(key);
+        let target = describe_target(K::RESOURCE, namespace, name);
         operations.insert(0, json!({"op": "test", "path": "/metadata/uid", "value": uid}));
-        let path = object_path(K::RESOURCE, namespace, name, Part::Object);
+        let path = object_path(K::RESOURCE, namespace, name, PatchTarget::Object);
         let body = Value::Array(operations);
-        let answer = self.send_json(Method::PATCH, &path, JSON_PATCH, &body, &target).await?;
-        self.take_in(&answer, &target)
+        let answer = self.send_json(Method::PATCH, &path, JSON_PATCH_CONTENT_TYPE, &body, &target).await?;
+        self.cache_response(&answer, &target)
     }
 
     /// Removes a finalizer that stands at `index`, if it still does.
     ///
     /// # Errors
     /// [`WriteError`]; `Conflict` where another finalizer stands there now.
-    pub async fn remove_finalizer<K: Cached>(
+    pub async fn remove_finalizer<K: CachedKind>(
         &self,
         key: &K::Key,
         uid: &Uid,
         index: usize,
         name: &str,
-    ) -> Result<K, WriteError> {
+    ) -> Result<K, ApiError> {
         self.remove_finalizers(key, uid, &mut [(index, name)]).await
     }
 
@@ -264,12 +264,12 @@ impl Writer {
     ///
     /// # Errors
     /// [`WriteError`]; `Conflict` where another finalizer stands at one of the places now.
-    pub async fn remove_finalizers<K: Cached>(
+    pub async fn remove_finalizers<K: CachedKind>(
         &self,
         key: &K::Key,
         uid: &Uid,
         finalizers: &mut [(usize, &str)],
-    ) -> Result<K, WriteError> {
+    ) -> Result<K, ApiError> {
         // The last one first: what is removed moves those behind it.
         finalizers.sort_unstable_by_key(|(index, _)| std::cmp::Reverse(*index));
         let operations = finalizers.iter().flat_map(|(index, name)| {
@@ -283,23 +283,23 @@ impl Writer {
     ///
     /// # Errors
     /// [`WriteError`]; `Conflict` where the object is no longer at that version.
-    pub async fn add_finalizer<K: Cached>(&self, object: &K, name: &str) -> Result<K, WriteError> {
+    pub async fn add_finalizer<K: CachedKind>(&self, object: &K, name: &str) -> Result<K, ApiError> {
         let meta = object.meta();
         let mut finalizers: Vec<&str> = meta.finalizers.iter().map(AsRef::as_ref).collect();
         finalizers.push(name);
         let patch = json!({"metadata": {"finalizers": finalizers}});
-        self.merge(&object.key(), Part::Object, meta.version, patch).await
+        self.merge_patch(&object.key(), PatchTarget::Object, meta.resource_version, patch).await
     }
 
     /// Deletes an object. An object with finalizers stays, marked; the cache has what the API answers.
     ///
     /// # Errors
     /// [`WriteError`]; `Conflict` where a precondition fails, `NotFound` where it is gone already.
-    pub async fn delete<K: Cached>(
+    pub async fn delete<K: CachedKind>(
         &self,
         key: &K::Key,
         precondition: &Precondition,
-    ) -> Result<(), WriteError> {
+    ) -> Result<(), ApiError> {
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]
         struct Wire<'a> {
@@ -308,21 +308,21 @@ impl Writer {
             #[serde(skip_serializing_if = "Option::is_none")]
             resource_version: Option<String>,
         }
-        let (namespace, name) = K::locate(key);
-        let target = target(K::RESOURCE, namespace, name);
+        let (namespace, name) = K::key_parts(key);
+        let target = describe_target(K::RESOURCE, namespace, name);
         let preconditions = Wire {
             uid: precondition.uid.as_ref(),
-            resource_version: precondition.version.map(|v| v.to_string()),
+            resource_version: precondition.resource_version.map(|v| v.to_string()),
         };
         let options = json!({"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions});
-        let path = object_path(K::RESOURCE, namespace, name, Part::Object);
+        let path = object_path(K::RESOURCE, namespace, name, PatchTarget::Object);
         let answer = self.send_json(Method::DELETE, &path, "application/json", &options, &target).await?;
         // Gone at once, the API answers with a Status or with the object's last state; with finalizers, with the object.
         match decode::object::<K>(&answer) {
             Ok(Ok(object)) if object.meta().deleting && !object.meta().finalizers.is_empty() => {
-                K::table(&self.cache).apply(Ok(object));
+                K::store(&self.cache).apply(Ok(object));
             }
-            Ok(_) | Err(_) => self.bury::<K>(key, precondition.uid.as_ref()),
+            Ok(_) | Err(_) => self.cache_deletion::<K>(key, precondition.uid.as_ref()),
         }
         Ok(())
     }
@@ -331,17 +331,17 @@ impl Writer {
     ///
     /// # Errors
     /// [`WriteError`], without `NotFound`: that is `None`.
-    pub async fn get<K: Cached>(&self, key: &K::Key) -> Result<Option<K>, WriteError> {
-        let (namespace, name) = K::locate(key);
-        let target = target(K::RESOURCE, namespace, name);
-        let path = object_path(K::RESOURCE, namespace, name, Part::Object);
+    pub async fn get<K: CachedKind>(&self, key: &K::Key) -> Result<Option<K>, ApiError> {
+        let (namespace, name) = K::key_parts(key);
+        let target = describe_target(K::RESOURCE, namespace, name);
+        let path = object_path(K::RESOURCE, namespace, name, PatchTarget::Object);
         // What the answer is about: a successor of the same name may be cached by the time it is here.
-        let cached = K::table(&self.cache).get(key).known();
-        match self.send(Method::GET, &path, None, Bytes::new(), JSON, &target).await {
-            Ok(answer) => self.take_in(&answer, &target).map(Some),
-            Err(WriteError::NotFound(_)) => {
+        let cached = K::store(&self.cache).get(key).into_object();
+        match self.send(Method::GET, &path, None, Bytes::new(), ACCEPT_JSON, &target).await {
+            Ok(answer) => self.cache_response(&answer, &target).map(Some),
+            Err(ApiError::NotFound(_)) => {
                 if let Some(cached) = cached {
-                    K::table(&self.cache).delete(key, &cached.meta().uid, cached.version());
+                    K::store(&self.cache).delete(key, &cached.meta().uid, cached.resource_version());
                 }
                 Ok(None)
             }
@@ -353,40 +353,40 @@ impl Writer {
     ///
     /// # Errors
     /// [`WriteError`]
-    pub async fn list<K: Cached>(&self, namespace: &str) -> Result<(), WriteError> {
+    pub async fn list<K: CachedKind>(&self, namespace: &str) -> Result<(), ApiError> {
         let scope = Scope { namespace: Some(namespace.to_owned()), ..Scope::default() };
-        self.list_in::<K>(&scope).await.map(drop)
+        self.list_scope::<K>(&scope).await.map(drop)
     }
 
     /// Reads every object of a scope past the cache, page by page, caches and returns them.
     ///
     /// # Errors
     /// [`WriteError`]
-    pub async fn list_in<K: Cached>(&self, scope: &Scope) -> Result<Vec<Decoded<K>>, WriteError> {
+    pub async fn list_scope<K: CachedKind>(&self, scope: &Scope) -> Result<Vec<DecodeResult<K>>, ApiError> {
         let target = match &scope.namespace {
             Some(namespace) => format!("{}s of namespace {namespace}", K::RESOURCE.kind),
             None => format!("{}s", K::RESOURCE.kind),
         };
-        let unreadable = |message| WriteError::Answer { target: target.clone(), message };
-        let seen = K::table(&self.cache).highest();
+        let unreadable = |message| ApiError::InvalidResponse { target: target.clone(), message };
+        let highest_seen = K::store(&self.cache).highest_version();
         let mut objects = Vec::new();
-        let mut next: Option<String> = None;
+        let mut continue_token: Option<String> = None;
         loop {
-            let token = next.as_deref().map(|token| ("continue", token));
-            let path = scope.path(K::RESOURCE, [("limit", PAGE)].into_iter().chain(token));
+            let token = continue_token.as_deref().map(|token| ("continue", token));
+            let path = scope.path(K::RESOURCE, [("limit", LIST_PAGE_SIZE)].into_iter().chain(token));
             let answer = self.read(&path, &target).await?;
-            let mut page: Page<'_> =
+            let mut page: ListPage<'_> =
                 serde_json::from_str(&answer).map_err(|error| unreadable(error.to_string()))?;
             if let Ok(found) = page.version() {
-                self.cache.restoration.compare(K::RESOURCE.kind, seen, found);
+                self.cache.restore_detector.detect_rollback(K::RESOURCE.kind, highest_seen, found);
             }
-            next = page.next();
+            continue_token = page.take_continue_token();
             for item in page.items() {
                 let object = decode::object::<K>(item.get()).map_err(unreadable)?;
-                K::table(&self.cache).apply(object.clone());
+                K::store(&self.cache).apply(object.clone());
                 objects.push(object);
             }
-            if next.is_none() {
+            if continue_token.is_none() {
                 return Ok(objects);
             }
         }
@@ -396,17 +396,18 @@ impl Writer {
     ///
     /// # Errors
     /// [`WriteError`]
-    pub(crate) async fn version<K: Kind>(&self, scope: &Scope) -> Result<ResourceVersion, WriteError> {
+    pub(crate) async fn current_version<K: Kind>(&self, scope: &Scope) -> Result<ResourceVersion, ApiError> {
         let target = format!("{}s", K::RESOURCE.kind);
         let answer = self.read(&scope.path(K::RESOURCE, [("limit", "1")]), &target).await?;
-        watch::version_of(&answer).map_err(|message| WriteError::Answer { target, message })
+        reflector::parse_list_version(&answer)
+            .map_err(|message| ApiError::InvalidResponse { target, message })
     }
 
     /// After a [`WriteError::Conflict`] or `NotFound`: brings the cache up to date for this key.
     ///
     /// # Errors
     /// [`WriteError`] of the read.
-    pub async fn refresh<K: Cached>(&self, key: &K::Key) -> Result<(), WriteError> {
+    pub async fn refresh<K: CachedKind>(&self, key: &K::Key) -> Result<(), ApiError> {
         self.get::<K>(key).await.map(drop)
     }
 
@@ -421,9 +422,9 @@ impl Writer {
         content_type: &'static str,
         body: &Value,
         target: &str,
-    ) -> Result<String, WriteError> {
+    ) -> Result<String, ApiError> {
         let body = Bytes::from(body.to_string());
-        self.send(method, path, Some(content_type), body, JSON, target).await
+        self.send(method, path, Some(content_type), body, ACCEPT_JSON, target).await
     }
 
     /// Like [`Writer::send_json`], for objects whose content the caller knows: only their new version comes back. A PATCH is
@@ -431,13 +432,13 @@ impl Writer {
     ///
     /// # Errors
     /// [`WriteError`]
-    pub async fn send_json_for_meta(
+    pub async fn send_json_for_version(
         &self,
         method: Method,
         path: &str,
         body: &Value,
         target: &str,
-    ) -> Result<ResourceVersion, WriteError> {
+    ) -> Result<ResourceVersion, ApiError> {
         #[derive(Deserialize)]
         struct Object {
             metadata: Meta,
@@ -450,8 +451,8 @@ impl Writer {
         let content_type =
             if method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };
         let body = Bytes::from(body.to_string());
-        let answer = self.send(method, path, Some(content_type), body, METADATA, target).await?;
-        let unreadable = |message| WriteError::Answer { target: target.to_owned(), message };
+        let answer = self.send(method, path, Some(content_type), body, ACCEPT_METADATA, target).await?;
+        let unreadable = |message| ApiError::InvalidResponse { target: target.to_owned(), message };
         let object: Object = serde_json::from_str(&answer).map_err(|error| unreadable(error.to_string()))?;
         let version = object.metadata.resource_version.parse();
         version.map_err(|error: InvalidResourceVersion| unreadable(error.to_string()))
@@ -461,8 +462,8 @@ impl Writer {
     ///
     /// # Errors
     /// [`WriteError`]
-    pub async fn read(&self, path: &str, target: &str) -> Result<String, WriteError> {
-        self.send(Method::GET, path, None, Bytes::new(), JSON, target).await
+    pub async fn read(&self, path: &str, target: &str) -> Result<String, ApiError> {
+        self.send(Method::GET, path, None, Bytes::new(), ACCEPT_JSON, target).await
     }
 
     async fn send(
@@ -473,22 +474,23 @@ impl Writer {
         body: Bytes,
         accept: &'static str,
         target: &str,
-    ) -> Result<String, WriteError> {
+    ) -> Result<String, ApiError> {
         let verb = verb(&method);
-        let unavailable = |message: String| WriteError::Unavailable { target: target.to_owned(), message };
+        let unavailable = |message: String| ApiError::Unavailable { target: target.to_owned(), message };
         let mut request = Request::builder().method(method).uri(path).header(header::ACCEPT, accept);
         if let Some(content_type) = content_type {
             request = request.header(header::CONTENT_TYPE, content_type);
         }
-        let request = request.body(Body::from(body)).map_err(|error| WriteError::Refused {
+        let request = request.body(Body::from(body)).map_err(|error| ApiError::Refused {
             target: target.to_owned(),
             code: 0,
             message: error.to_string(),
         })?;
         let exchange = async {
-            let response = self.client.send(request).await.map_err(|error| unavailable(chain(&error)))?;
+            let response =
+                self.client.send(request).await.map_err(|error| unavailable(error_chain(&error)))?;
             let (head, body) = response.into_parts();
-            let body = http_body_util::Limited::new(body, MAX_ANSWER).collect().await;
+            let body = http_body_util::Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
             let body = body.map_err(|error| unavailable(error.to_string()))?.to_bytes();
             Ok((head.status, body))
         };
@@ -498,68 +500,72 @@ impl Writer {
             .inspect_err(|_| self.metrics.request(verb, "none"))?;
         self.metrics.request(verb, status.as_str());
         if status.is_success() {
-            return String::from_utf8(body.into()).map_err(|error| WriteError::Answer {
+            return String::from_utf8(body.into()).map_err(|error| ApiError::InvalidResponse {
                 target: target.to_owned(),
                 message: error.to_string(),
             });
         }
-        Err(refusal(status, &body, target, content_type == Some(JSON_PATCH)))
+        Err(error_from_status(status, &body, target, content_type == Some(JSON_PATCH_CONTENT_TYPE)))
     }
 
-    fn take_in<K: Cached>(&self, answer: &str, target: &str) -> Result<K, WriteError> {
-        Self::decoded(answer, target).map(|object| self.keep(object))
+    fn cache_response<K: CachedKind>(&self, answer: &str, target: &str) -> Result<K, ApiError> {
+        Self::decode_response(answer, target).map(|object| self.cache_object(object))
     }
 
     /// What is written gets a version above all that were `seen` before: but in a cluster that was restored. That is known before the
     /// object wakes anybody. A patch that changes nothing is no write, and leaves the object as old as `before`.
-    fn take_in_written<K: Cached>(
+    fn cache_write_response<K: CachedKind>(
         &self,
         answer: &str,
         target: &str,
-        seen: ResourceVersion,
-        before: Option<ResourceVersion>,
-    ) -> Result<K, WriteError> {
-        let object: K = Self::decoded(answer, target)?;
-        if before != Some(object.version()) {
-            self.cache.restoration.compare(K::RESOURCE.kind, seen, object.version());
+        highest_seen: ResourceVersion,
+        version_before: Option<ResourceVersion>,
+    ) -> Result<K, ApiError> {
+        let object: K = Self::decode_response(answer, target)?;
+        if version_before != Some(object.resource_version()) {
+            self.cache.restore_detector.detect_rollback(
+                K::RESOURCE.kind,
+                highest_seen,
+                object.resource_version(),
+            );
         }
-        Ok(self.keep(object))
+        Ok(self.cache_object(object))
     }
 
-    fn decoded<K: Kind>(answer: &str, target: &str) -> Result<K, WriteError> {
-        let unreadable = |message| WriteError::Answer { target: target.to_owned(), message };
+    fn decode_response<K: Kind>(answer: &str, target: &str) -> Result<K, ApiError> {
+        let unreadable = |message| ApiError::InvalidResponse { target: target.to_owned(), message };
         decode::object::<K>(answer).map_err(unreadable)?.map_err(|opaque| unreadable(opaque.reason))
     }
 
-    fn keep<K: Cached>(&self, object: K) -> K {
+    fn cache_object<K: CachedKind>(&self, object: K) -> K {
         if object.meta().deleting && object.meta().finalizers.is_empty() {
             // The last finalizer of a deleted object went with this write, and the object with it.
-            K::table(&self.cache).delete(&object.key(), &object.meta().uid, object.version());
+            K::store(&self.cache).delete(&object.key(), &object.meta().uid, object.resource_version());
         } else {
-            K::table(&self.cache).apply(Ok(object.clone()));
+            K::store(&self.cache).apply(Ok(object.clone()));
         }
         object
     }
 
-    fn bury<K: Cached>(&self, key: &K::Key, uid: Option<&Uid>) {
-        let table = K::table(&self.cache);
-        if let Some(cached) = table.get(key).known()
+    fn cache_deletion<K: CachedKind>(&self, key: &K::Key, uid: Option<&Uid>) {
+        let table = K::store(&self.cache);
+        if let Some(cached) = table.get(key).into_object()
             && uid.is_none_or(|uid| *uid == cached.meta().uid)
         {
-            table.delete(key, &cached.meta().uid, cached.version());
+            table.delete(key, &cached.meta().uid, cached.resource_version());
         }
     }
 }
 
-fn object_path(resource: Resource, namespace: Option<&str>, name: &str, part: Part) -> String {
-    let collection = resource.collection(namespace);
+fn object_path(resource: ApiResource, namespace: Option<&str>, name: &str, part: PatchTarget) -> String {
+    let collection = resource.collection_path(namespace);
     match part {
-        Part::Object => format!("{collection}/{name}"),
-        Part::Status => format!("{collection}/{name}/status"),
+        PatchTarget::Object => format!("{collection}/{name}"),
+        PatchTarget::Status => format!("{collection}/{name}/status"),
     }
 }
 
-fn target(resource: Resource, namespace: Option<&str>, name: &str) -> String {
+fn describe_target(resource: ApiResource, namespace: Option<&str>, name: &str) -> String {
     match namespace {
         Some(namespace) => format!("{} {namespace}/{name}", resource.kind),
         None => format!("{} {name}", resource.kind),
@@ -576,7 +582,7 @@ const fn verb(method: &Method) -> &'static str {
 }
 
 /// An error with everything beneath it, on one line.
-fn chain(error: &dyn std::error::Error) -> String {
+fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
@@ -589,25 +595,23 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-fn refusal(status: StatusCode, body: &[u8], target: &str, json_patch: bool) -> WriteError {
+fn error_from_status(status: StatusCode, body: &[u8], target: &str, json_patch: bool) -> ApiError {
     let parsed: Status = serde_json::from_slice(body).unwrap_or_default();
     let target = target.to_owned();
     match (status, parsed.reason.as_str()) {
-        (StatusCode::CONFLICT, "AlreadyExists") => WriteError::AlreadyExists(target),
-        (StatusCode::CONFLICT, _) => WriteError::Conflict(target),
+        (StatusCode::CONFLICT, "AlreadyExists") => ApiError::AlreadyExists(target),
+        (StatusCode::CONFLICT, _) => ApiError::Conflict(target),
         // A JSON patch whose test failed names no field; a validation error names at least one.
         (StatusCode::UNPROCESSABLE_ENTITY, _)
             if json_patch && parsed.details.causes.iter().all(|c| c.field.is_empty()) =>
         {
-            WriteError::Conflict(target)
+            ApiError::Conflict(target)
         }
-        (StatusCode::NOT_FOUND, _) => WriteError::NotFound(target),
+        (StatusCode::NOT_FOUND, _) => ApiError::NotFound(target),
         (StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS, _) => {
-            WriteError::Unavailable { target, message: parsed.message }
+            ApiError::Unavailable { target, message: parsed.message }
         }
-        (status, _) if status.is_server_error() => {
-            WriteError::Unavailable { target, message: parsed.message }
-        }
-        (status, _) => WriteError::Refused { target, code: status.as_u16(), message: parsed.message },
+        (status, _) if status.is_server_error() => ApiError::Unavailable { target, message: parsed.message },
+        (status, _) => ApiError::Refused { target, code: status.as_u16(), message: parsed.message },
     }
 }

@@ -22,22 +22,22 @@ use tokio::{
 };
 
 /// Passes bytes on to the API and counts connections; all are cut when `cut` changes.
-struct Wire {
+struct CountingProxy {
     address: SocketAddr,
     connections: Arc<AtomicUsize>,
-    cut: watch::Sender<()>,
-    _passing: JoinSet<()>,
+    disconnect: watch::Sender<()>,
+    _forwarders: JoinSet<()>,
 }
 
-impl Wire {
-    async fn to(api: SocketAddr) -> Self {
+impl CountingProxy {
+    async fn start(api: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let connections = Arc::new(AtomicUsize::new(0));
-        let (cut, mut is_cut) = watch::channel(());
-        let mut passing = JoinSet::new();
+        let (cut, mut disconnected) = watch::channel(());
+        let mut forwarders = JoinSet::new();
         let count = Arc::clone(&connections);
-        passing.spawn(async move {
+        forwarders.spawn(async move {
             let mut open = JoinSet::new();
             loop {
                 tokio::select! {
@@ -48,11 +48,11 @@ impl Wire {
                             io::copy_bidirectional(&mut from, &mut to).await.ok();
                         });
                     }
-                    Ok(()) = is_cut.changed() => open.shutdown().await,
+                    Ok(()) = disconnected.changed() => open.shutdown().await,
                 }
             }
         });
-        Self { address, connections, cut, _passing: passing }
+        Self { address, connections, disconnect: cut, _forwarders: forwarders }
     }
 
     fn connections(&self) -> usize {
@@ -60,42 +60,42 @@ impl Wire {
     }
 }
 
-async fn ask(client: &Client) -> Option<StatusCode> {
+async fn request_status(client: &Client) -> Option<StatusCode> {
     let request = Request::get("/api/v1/persistentvolumes").body(Body::empty()).unwrap();
     let answer = client.send(request).await.ok()?;
     Some(answer.status())
 }
 
 #[tokio::test]
-async fn a_connection_is_used_again_and_replaced_when_it_breaks() {
+async fn connections_are_reused_and_replaced_after_a_disconnect() {
     let api = ApiServer::new(Options::default());
-    let serving = api.serve(ServeOptions::default()).await.unwrap();
-    let wire = Wire::to(serving.local_addr()).await;
+    let server = api.serve(ServeOptions::default()).await.unwrap();
+    let proxy = CountingProxy::start(server.local_addr()).await;
     let mut config = Config::from_custom_kubeconfig(
-        Kubeconfig::from_yaml(&serving.kubeconfig()).unwrap(),
+        Kubeconfig::from_yaml(&server.kubeconfig()).unwrap(),
         &Default::default(),
     )
     .await
     .unwrap();
-    config.cluster_url = format!("https://{}", wire.address).parse().unwrap();
+    config.cluster_url = format!("https://{}", proxy.address).parse().unwrap();
     let client = connect::client(config).unwrap();
 
     for _ in 0..20 {
-        assert_eq!(ask(&client).await, Some(StatusCode::OK));
+        assert_eq!(request_status(&client).await, Some(StatusCode::OK));
     }
-    assert_eq!(wire.connections(), 1);
-    let answers = join_all((0..20).map(|_| ask(&client))).await;
+    assert_eq!(proxy.connections(), 1);
+    let answers = join_all((0..20).map(|_| request_status(&client))).await;
     assert!(answers.iter().all(|answer| *answer == Some(StatusCode::OK)), "{answers:?}");
-    let burst = wire.connections();
+    let burst = proxy.connections();
     assert!(burst <= 20, "{burst} connections for 20 requests at once");
 
-    wire.cut.send(()).unwrap();
+    proxy.disconnect.send(()).unwrap();
     // What was sent into the end of a connection is lost; its sender is told, and asks again.
-    let mut answer = ask(&client).await;
+    let mut answer = request_status(&client).await;
     for _ in 0..burst {
-        answer = if answer.is_none() { ask(&client).await } else { break };
+        answer = if answer.is_none() { request_status(&client).await } else { break };
     }
     assert_eq!(answer, Some(StatusCode::OK));
-    assert!(wire.connections() > burst, "the broken ones are not used any more");
-    serving.shutdown().await;
+    assert!(proxy.connections() > burst, "the broken ones are not used any more");
+    server.shutdown().await;
 }

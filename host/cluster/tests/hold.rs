@@ -3,9 +3,9 @@
 
 mod common;
 
-use cofferdam_cluster::{Kind as _, Writer, hold, watch::Scope, writer::Part};
+use cofferdam_cluster::{Kind as _, Writer, deletion_freeze, reflector::Scope, writer::PatchTarget};
 use cofferdam_domain::{Claim, Volume};
-use common::{Wire, api, call};
+use common::{FaultyApi, api, call};
 use http::Method;
 use serde_json::{Value, json};
 
@@ -28,105 +28,109 @@ fn volume(name: &str) -> Value {
     })
 }
 
-async fn make(writer: &Writer, name: &str) -> Volume {
+async fn create_volume(writer: &Writer, name: &str) -> Volume {
     writer.create::<Volume>(None, &volume(name)).await.unwrap()
 }
 
 async fn label(writer: &Writer, volume: &Volume, value: &str) -> Volume {
     let patch = json!({"metadata": {"labels": {"a": value}}});
-    writer.merge::<Volume>(&volume.name, Part::Object, volume.version(), patch).await.unwrap()
+    writer
+        .merge_patch::<Volume>(&volume.name, PatchTarget::Object, volume.resource_version(), patch)
+        .await
+        .unwrap()
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_told_of_a_cluster_that_goes_on() {
+async fn no_restore_is_detected_in_normal_operation() {
     let api = api();
-    let writer = Wire::new(&api).writer();
-    let first = label(&writer, &make(&writer, "first").await, "b").await;
-    let second = make(&writer, "second").await;
+    let writer = FaultyApi::new(&api).writer();
+    let first = label(&writer, &create_volume(&writer, "first").await, "b").await;
+    let second = create_volume(&writer, "second").await;
     // What changes nothing is answered with an object that is older than others.
-    assert_eq!(label(&writer, &first, "b").await.version(), first.version());
-    assert!(first.version() < second.version());
+    assert_eq!(label(&writer, &first, "b").await.resource_version(), first.resource_version());
+    assert!(first.resource_version() < second.resource_version());
     label(&writer, &first, "c").await;
-    hold::look(&writer).await.unwrap();
-    assert!(!hold::is_held(writer.cache()));
+    deletion_freeze::check_live(&writer).await.unwrap();
+    assert!(!deletion_freeze::is_frozen(writer.cache()));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_write_tells() {
+async fn a_write_response_detects_a_restore() {
     let api = api();
     for creates in [true, false] {
-        let writer = Wire::new(&api).writer();
+        let writer = FaultyApi::new(&api).writer();
         let name = format!("before-{creates}");
-        let before = make(&writer, &name).await;
+        let before = create_volume(&writer, &name).await;
         let backup = api.snapshot();
         for lost in ["a", "b", "c"] {
-            make(&writer, &format!("{lost}-{creates}")).await;
+            create_volume(&writer, &format!("{lost}-{creates}")).await;
         }
         api.restore(&backup);
-        let written = if creates { make(&writer, "after").await } else { label(&writer, &before, "x").await };
-        let told = writer.cache().restoration.told().unwrap();
-        assert_eq!((told.kind, told.found), ("PersistentVolume", written.version()));
-        assert!(told.found < told.seen, "{told}");
-        assert!(hold::is_held(writer.cache()));
-        assert_eq!(writer.cache().restoration.wait().await, told);
+        let written =
+            if creates { create_volume(&writer, "after").await } else { label(&writer, &before, "x").await };
+        let detected = writer.cache().restore_detector.reported().unwrap();
+        assert_eq!((detected.kind, detected.found), ("PersistentVolume", written.resource_version()));
+        assert!(detected.found < detected.highest_seen, "{detected}");
+        assert!(deletion_freeze::is_frozen(writer.cache()));
+        assert_eq!(writer.cache().restore_detector.wait_reported().await, detected);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_look_tells_and_the_first_word_counts() {
+async fn a_live_check_detects_a_restore_and_the_first_report_is_kept() {
     let api = api();
-    let writer = Wire::new(&api).writer();
+    let writer = FaultyApi::new(&api).writer();
     let backup = api.snapshot();
-    make(&writer, "lost").await;
-    make(&writer, "lost-too").await;
-    hold::look(&writer).await.unwrap();
-    assert!(!hold::is_held(writer.cache()));
+    create_volume(&writer, "lost").await;
+    create_volume(&writer, "lost-too").await;
+    deletion_freeze::check_live(&writer).await.unwrap();
+    assert!(!deletion_freeze::is_frozen(writer.cache()));
     api.restore(&backup);
-    let waits = writer.cache().restoration.wait();
-    let (told, looked) = tokio::join!(waits, hold::look(&writer));
-    looked.unwrap();
-    assert!(hold::is_held(writer.cache()));
-    make(&writer, "later").await;
-    assert_eq!(writer.cache().restoration.told(), Some(told));
+    let reported = writer.cache().restore_detector.wait_reported();
+    let (detected, checked) = tokio::join!(reported, deletion_freeze::check_live(&writer));
+    checked.unwrap();
+    assert!(deletion_freeze::is_frozen(writer.cache()));
+    create_volume(&writer, "later").await;
+    assert_eq!(writer.cache().restore_detector.reported(), Some(detected));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_tells() {
+async fn a_list_response_detects_a_restore() {
     let api = api();
-    let writer = Wire::new(&api).writer();
+    let writer = FaultyApi::new(&api).writer();
     let backup = api.snapshot();
-    make(&writer, "lost").await;
-    writer.list_in::<Volume>(&Scope::default()).await.unwrap();
-    assert!(!hold::is_held(writer.cache()));
+    create_volume(&writer, "lost").await;
+    writer.list_scope::<Volume>(&Scope::default()).await.unwrap();
+    assert!(!deletion_freeze::is_frozen(writer.cache()));
     api.restore(&backup);
-    writer.list_in::<Volume>(&Scope::default()).await.unwrap();
-    assert!(hold::is_held(writer.cache()));
+    writer.list_scope::<Volume>(&Scope::default()).await.unwrap();
+    assert!(deletion_freeze::is_frozen(writer.cache()));
 }
 
 /// What is lost is a claim; of volumes nothing was heard since long before the backup.
 #[tokio::test(start_paused = true)]
-async fn a_look_tells_by_the_kind_that_knows() {
+async fn a_live_check_detects_a_restore_by_claims_alone() {
     let api = api();
-    let writer = Wire::new(&api).writer();
-    make(&writer, "old").await;
+    let writer = FaultyApi::new(&api).writer();
+    create_volume(&writer, "old").await;
     call(&api, Method::POST, CLAIMS, claim("known")).await;
     let backup = api.snapshot();
     let lost = writer.create::<Claim>(Some("default"), &claim("lost")).await.unwrap();
     api.restore(&backup);
-    hold::look(&writer).await.unwrap();
-    let told = writer.cache().restoration.told().unwrap();
-    assert_eq!((told.kind, told.seen), ("PersistentVolumeClaim", lost.version()));
+    deletion_freeze::check_live(&writer).await.unwrap();
+    let detected = writer.cache().restore_detector.reported().unwrap();
+    assert_eq!((detected.kind, detected.highest_seen), ("PersistentVolumeClaim", lost.resource_version()));
 }
 
 /// And a look lets the quiet kind know where the cluster was.
 #[tokio::test(start_paused = true)]
-async fn a_look_remembers_what_it_found() {
+async fn a_live_check_records_the_version_of_an_unwatched_kind() {
     let api = api();
-    let writer = Wire::new(&api).writer();
+    let writer = FaultyApi::new(&api).writer();
     let backup = api.snapshot();
     call(&api, Method::POST, CLAIMS, claim("lost")).await;
-    hold::look(&writer).await.unwrap();
+    deletion_freeze::check_live(&writer).await.unwrap();
     api.restore(&backup);
-    hold::look(&writer).await.unwrap();
-    assert!(hold::is_held(writer.cache()));
+    deletion_freeze::check_live(&writer).await.unwrap();
+    assert!(deletion_freeze::is_frozen(writer.cache()));
 }

@@ -10,17 +10,17 @@ use cofferdam_domain::{
     ClaimKey, ReclaimPolicy, Uid,
     storage::{CapacityRange, CreateVolume},
 };
-use common::{Trouble, Wire, api, call, get};
+use common::{FaultyApi, WriteFault, api, call, get};
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-const PAGE: &str = "/api/v1/namespaces/default/configmaps/cofferdam-intents-drv-0";
+const SHARD_PATH: &str = "/api/v1/namespaces/default/configmaps/cofferdam-intents-drv-0";
 
 fn intent(uid: &str) -> Intent {
     Intent {
         claim: ClaimKey::new("ns", format!("claim-{uid}")),
-        uid: uid.into(),
+        claim_uid: uid.into(),
         driver: "drv".into(),
         node: None,
         class: IntentClass {
@@ -42,16 +42,16 @@ fn intent(uid: &str) -> Intent {
     }
 }
 
-fn journal(wire: &Wire, metrics: &Metrics) -> Journal {
+fn journal(wire: &FaultyApi, metrics: &Metrics) -> Journal {
     Journal::new(wire.writer(), "default".to_owned(), "drv".into(), metrics.clone())
 }
 
 /// Runs a journal's loop beside a test, and stops it in good order.
-async fn with<T>(journal: &Journal, test: impl Future<Output = T>) -> T {
+async fn with_running<T>(journal: &Journal, test: impl Future<Output = T>) -> T {
     let stop = CancellationToken::new();
-    let running = journal.clone();
+    let runner = journal.clone();
     let token = stop.clone();
-    let task = tokio::spawn(async move { running.run(token).await });
+    let task = tokio::spawn(async move { runner.run(token).await });
     let result = test.await;
     stop.cancel();
     task.await.unwrap();
@@ -64,40 +64,40 @@ fn entries(page: &Value) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_intent_is_durable_before_it_is_acted_on_and_read_back_word_for_word() {
+async fn a_recorded_intent_is_durable_and_survives_a_restart() {
     let (api, metrics) = (api(), Metrics::default());
-    let wire = Wire::new(&api);
+    let wire = FaultyApi::new(&api);
     let first = journal(&wire, &metrics);
     first.load().await.unwrap();
-    with(&first, async {
+    with_running(&first, async {
         let recorded = first.record(intent("a")).await.unwrap();
         assert_eq!(*recorded, intent("a"));
-        assert_eq!(entries(&get(&api, PAGE).await), ["a"]);
+        assert_eq!(entries(&get(&api, SHARD_PATH).await), ["a"]);
     })
     .await;
     let second = journal(&wire, &metrics);
     second.load().await.unwrap();
     assert_eq!(second.uids(), [Uid::from("a")]);
     assert_eq!(*second.get(&"a".into()).unwrap(), intent("a"));
-    with(&second, async {
+    with_running(&second, async {
         let mut other = intent("a");
         other.request.name = "another".to_owned();
-        let standing = second.record(other).await.unwrap();
-        assert_eq!(*standing, intent("a"), "what may have been sent stands");
-        second.forget(&"a".into());
+        let existing = second.record(other).await.unwrap();
+        assert_eq!(*existing, intent("a"), "what may have been sent stands");
+        second.remove(&"a".into());
         assert!(second.get(&"a".into()).is_none());
     })
     .await;
-    assert_eq!(entries(&get(&api, PAGE).await), [""; 0], "what is forgotten goes with the last commit");
+    assert_eq!(entries(&get(&api, SHARD_PATH).await), [""; 0], "what is forgotten goes with the last commit");
 }
 
 #[tokio::test(start_paused = true)]
-async fn commits_are_shared_while_one_is_on_its_way() {
+async fn concurrent_intents_share_a_commit() {
     let (api, metrics) = (api(), Metrics::default());
-    let wire = Wire { delay: Duration::from_millis(10), ..Wire::new(&api) };
+    let wire = FaultyApi { delay: Duration::from_millis(10), ..FaultyApi::new(&api) };
     let journal = journal(&wire, &metrics);
     journal.load().await.unwrap();
-    with(&journal, async {
+    with_running(&journal, async {
         let recorded = (0..100).map(|n| {
             let journal = journal.clone();
             async move { journal.record(intent(&n.to_string())).await.map(drop) }
@@ -108,167 +108,167 @@ async fn commits_are_shared_while_one_is_on_its_way() {
     })
     .await;
     assert!(metrics.journal_commits() <= 2, "{} commits for 100 intents", metrics.journal_commits());
-    assert_eq!(entries(&get(&api, PAGE).await).len(), 100);
+    assert_eq!(entries(&get(&api, SHARD_PATH).await).len(), 100);
 }
 
 #[tokio::test(start_paused = true)]
-async fn removals_wait_for_company() {
+async fn removals_are_committed_with_the_next_intent_or_after_a_delay() {
     let (api, metrics) = (api(), Metrics::default());
-    let wire = Wire::new(&api);
+    let wire = FaultyApi::new(&api);
     let journal = journal(&wire, &metrics);
     journal.load().await.unwrap();
-    with(&journal, async {
+    with_running(&journal, async {
         for n in 0..10 {
             journal.record(intent(&n.to_string())).await.unwrap();
-            journal.forget(&n.to_string().as_str().into());
+            journal.remove(&n.to_string().as_str().into());
         }
         assert_eq!(metrics.journal_commits(), 10, "each removal rides with the next intent");
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(metrics.journal_commits(), 11, "and the last one goes by itself");
-        assert_eq!(entries(&get(&api, PAGE).await), [""; 0]);
+        assert_eq!(entries(&get(&api, SHARD_PATH).await), [""; 0]);
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_journal_says_so_at_once() {
+async fn a_full_journal_rejects_intents_immediately() {
     let (api, metrics) = (api(), Metrics::default());
-    let wire = Wire::new(&api);
+    let wire = FaultyApi::new(&api);
     let journal = journal(&wire, &metrics);
     journal.load().await.unwrap();
-    with(&journal, async {
+    with_running(&journal, async {
         let full = 8 * 400;
         let all = (0..full).map(|n| journal.record(intent(&n.to_string())));
         for result in futures::future::join_all(all).await {
             result.unwrap();
         }
         assert_eq!(journal.record(intent("late")).await, Err(JournalError::Full(full)));
-        journal.forget(&"7".into());
+        journal.remove(&"7".into());
         assert_eq!(*journal.record(intent("late")).await.unwrap(), intent("late"));
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_intent_that_another_process_wrote_meanwhile_wins() {
+async fn an_intent_of_another_process_takes_precedence() {
     let (api, metrics) = (api(), Metrics::default());
-    let wire = Wire::new(&api);
-    let ours = journal(&wire, &metrics);
-    let theirs = journal(&wire, &metrics);
-    ours.load().await.unwrap();
-    theirs.load().await.unwrap();
+    let wire = FaultyApi::new(&api);
+    let first = journal(&wire, &metrics);
+    let second = journal(&wire, &metrics);
+    first.load().await.unwrap();
+    second.load().await.unwrap();
     let mut other = intent("a");
     other.class.name = "silver".into();
-    with(&theirs, async { theirs.record(other.clone()).await.unwrap() }).await;
-    with(&ours, async {
-        assert_eq!(*ours.record(intent("a")).await.unwrap(), other);
-        ours.record(intent("b")).await.unwrap();
-        assert_eq!(ours.adopted().await, [Uid::from("a")]);
+    with_running(&second, async { second.record(other.clone()).await.unwrap() }).await;
+    with_running(&first, async {
+        assert_eq!(*first.record(intent("a")).await.unwrap(), other);
+        first.record(intent("b")).await.unwrap();
+        assert_eq!(first.wait_recovered().await, [Uid::from("a")]);
     })
     .await;
-    assert_eq!(entries(&get(&api, PAGE).await), ["a", "b"]);
+    assert_eq!(entries(&get(&api, SHARD_PATH).await), ["a", "b"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_are_told_and_what_was_written_all_the_same_is_found() {
+async fn failed_commits_are_reported_and_written_intents_recovered() {
     let (api, metrics) = (api(), Metrics::default());
-    let wire = Wire::new(&api);
+    let wire = FaultyApi::new(&api);
     let journal = journal(&wire, &metrics);
     journal.load().await.unwrap();
-    with(&journal, async {
-        wire.troubles.lock().unwrap().push_back(Trouble::AnswerLost);
+    with_running(&journal, async {
+        wire.faults.lock().unwrap().push_back(WriteFault::ResponseLost);
         assert!(matches!(journal.record(intent("a")).await, Err(JournalError::Unavailable(_))));
         assert!(journal.get(&"a".into()).is_none());
-        wire.troubles.lock().unwrap().push_back(Trouble::Refused(StatusCode::FORBIDDEN));
+        wire.faults.lock().unwrap().push_back(WriteFault::Refused(StatusCode::FORBIDDEN));
         let refused = journal.record(intent("b")).await.unwrap_err();
         assert!(matches!(&refused, JournalError::Refused(why) if why.contains("in trouble")), "{refused}");
         journal.record(intent("c")).await.unwrap();
         assert_eq!(*journal.get(&"a".into()).unwrap(), intent("a"), "the lost answer's intent stands");
-        assert_eq!(entries(&get(&api, PAGE).await), ["a", "c"]);
-        wire.troubles.lock().unwrap().push_back(Trouble::Refused(StatusCode::SERVICE_UNAVAILABLE));
-        journal.forget(&"c".into());
+        assert_eq!(entries(&get(&api, SHARD_PATH).await), ["a", "c"]);
+        wire.faults.lock().unwrap().push_back(WriteFault::Refused(StatusCode::SERVICE_UNAVAILABLE));
+        journal.remove(&"c".into());
         tokio::time::sleep(Duration::from_secs(5)).await;
-        assert_eq!(entries(&get(&api, PAGE).await), ["a"], "a removal is tried until it is done");
+        assert_eq!(entries(&get(&api, SHARD_PATH).await), ["a"], "a removal is tried until it is done");
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_another_process_wrote_anew_is_not_removed() {
+async fn an_intent_rewritten_by_another_process_is_not_removed() {
     let (api, metrics) = (api(), Metrics::default());
-    let wire = Wire::new(&api);
-    let (ours, theirs) = (journal(&wire, &metrics), journal(&wire, &metrics));
-    let again = Intent { attributes_class: "fast".into(), ..intent("a") };
-    ours.load().await.unwrap();
-    with(&ours, async { ours.record(intent("a")).await.unwrap() }).await;
-    let ours = journal(&wire, &metrics);
-    ours.load().await.unwrap();
-    assert_eq!(ours.adopted().await, [Uid::from("a")]);
-    theirs.load().await.unwrap();
-    with(&theirs, async {
-        theirs.forget(&"a".into());
+    let wire = FaultyApi::new(&api);
+    let (first, second) = (journal(&wire, &metrics), journal(&wire, &metrics));
+    let rewritten = Intent { attributes_class: "fast".into(), ..intent("a") };
+    first.load().await.unwrap();
+    with_running(&first, async { first.record(intent("a")).await.unwrap() }).await;
+    let first = journal(&wire, &metrics);
+    first.load().await.unwrap();
+    assert_eq!(first.wait_recovered().await, [Uid::from("a")]);
+    second.load().await.unwrap();
+    with_running(&second, async {
+        second.remove(&"a".into());
         tokio::time::sleep(Duration::from_secs(1)).await;
-        theirs.record(again.clone()).await.unwrap();
+        second.record(rewritten.clone()).await.unwrap();
     })
     .await;
     let late = journal(&wire, &metrics);
-    with(&ours, async {
-        ours.forget(&"a".into());
-        assert_eq!(ours.adopted().await, [Uid::from("a")]);
-        assert_eq!(*ours.get(&"a".into()).unwrap(), again);
+    with_running(&first, async {
+        first.remove(&"a".into());
+        assert_eq!(first.wait_recovered().await, [Uid::from("a")]);
+        assert_eq!(*first.get(&"a".into()).unwrap(), rewritten);
     })
     .await;
-    assert_eq!(entries(&get(&api, PAGE).await), ["a"]);
+    assert_eq!(entries(&get(&api, SHARD_PATH).await), ["a"]);
 
     // Also where the page was read for something else before.
     late.load().await.unwrap();
-    assert_eq!(late.adopted().await, [Uid::from("a")]);
+    assert_eq!(late.wait_recovered().await, [Uid::from("a")]);
     let (other, third) =
         (journal(&wire, &metrics), Intent { attributes_class: "slow".into(), ..intent("a") });
     other.load().await.unwrap();
-    with(&other, async {
-        other.forget(&"a".into());
+    with_running(&other, async {
+        other.remove(&"a".into());
         tokio::time::sleep(Duration::from_secs(1)).await;
         other.record(third.clone()).await.unwrap();
     })
     .await;
-    with(&late, async {
+    with_running(&late, async {
         late.record(intent("b")).await.unwrap();
-        assert_eq!(late.adopted().await, [Uid::from("a")]);
+        assert_eq!(late.wait_recovered().await, [Uid::from("a")]);
         assert_eq!(*late.get(&"a".into()).unwrap(), third);
     })
     .await;
-    assert_eq!(entries(&get(&api, PAGE).await), ["a", "b"]);
+    assert_eq!(entries(&get(&api, SHARD_PATH).await), ["a", "b"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_has_become_unreadable_is_neither_replaced_nor_removed() {
+async fn an_intent_that_became_undecodable_is_kept() {
     let (api, metrics) = (api(), Metrics::default());
-    let wire = Wire::new(&api);
+    let wire = FaultyApi::new(&api);
     let journal = journal(&wire, &metrics);
     journal.load().await.unwrap();
-    with(&journal, async {
+    with_running(&journal, async {
         journal.record(intent("a")).await.unwrap();
         let newer =
             json!({"data": {"a": "{\"from\": \"a newer build\"}", "b": "{\"from\": \"a newer build\"}"}});
-        call(&api, Method::PATCH, PAGE, newer).await;
-        journal.forget(&"a".into());
+        call(&api, Method::PATCH, SHARD_PATH, newer).await;
+        journal.remove(&"a".into());
         let refused = journal.record(intent("b")).await.unwrap_err();
         assert!(matches!(&refused, JournalError::Refused(why) if why.contains("cannot read")), "{refused}");
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert!(journal.get(&"a".into()).is_none() && journal.get(&"b".into()).is_none());
     })
     .await;
-    let page = get(&api, PAGE).await;
+    let page = get(&api, SHARD_PATH).await;
     for entry in ["a", "b"] {
         assert_eq!(page["data"][entry], "{\"from\": \"a newer build\"}", "{entry}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_read_stays() {
+async fn undecodable_intents_are_kept() {
     let (api, metrics) = (api(), Metrics::default());
-    let wire = Wire::new(&api);
+    let wire = FaultyApi::new(&api);
     let foreign = serde_json::to_string(&Intent { driver: "other".into(), ..intent("x") }).unwrap();
     let page = json!({
         "metadata": {"name": "cofferdam-intents-drv-0"},
@@ -278,34 +278,34 @@ async fn what_cannot_be_read_stays() {
     let journal = journal(&wire, &metrics);
     journal.load().await.unwrap();
     assert_eq!(journal.uids(), [""; 0].map(Uid::from));
-    with(&journal, async {
+    with_running(&journal, async {
         journal.record(intent("a")).await.unwrap();
         let refused = journal.record(intent("n")).await.unwrap_err();
         assert!(matches!(&refused, JournalError::Refused(why) if why.contains("cannot read")), "{refused}");
     })
     .await;
-    let page = get(&api, PAGE).await;
+    let page = get(&api, SHARD_PATH).await;
     assert_eq!(entries(&page), ["a", "n", "x", "y"]);
     assert_eq!(page["data"]["n"], "{\"from\": \"a newer build\"}", "also by its own claim");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stopped_journal_takes_nothing() {
+async fn a_stopped_journal_rejects_intents() {
     let (api, metrics) = (api(), Metrics::default());
-    let wire = Wire::new(&api);
+    let wire = FaultyApi::new(&api);
     let journal = journal(&wire, &metrics);
     let journal = Arc::new(journal);
-    with(&journal, async {}).await;
+    with_running(&journal, async {}).await;
     assert_eq!(journal.record(intent("a")).await, Err(JournalError::Closed));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_namespace_that_is_missing_is_named() {
+async fn a_missing_namespace_is_reported_by_name() {
     let (api, metrics) = (api(), Metrics::default());
-    let wire = Wire::new(&api);
+    let wire = FaultyApi::new(&api);
     let journal = Journal::new(wire.writer(), "storage".to_owned(), "drv".into(), metrics);
     journal.load().await.unwrap();
-    with(&journal, async {
+    with_running(&journal, async {
         let refused = journal.record(intent("a")).await.unwrap_err().to_string();
         assert!(refused.contains("namespace \"storage\" does not exist"), "{refused}");
         let namespace = json!({"metadata": {"name": "storage"}});
@@ -316,23 +316,23 @@ async fn a_namespace_that_is_missing_is_named() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_node_has_a_journal_of_its_own() {
+async fn each_node_has_its_own_journal() {
     let (api, metrics) = (api(), Metrics::default());
-    let wire = Wire::new(&api);
-    let on = |node: &str| {
-        Journal::on_node(wire.writer(), "default".to_owned(), "drv".into(), node.into(), metrics.clone())
+    let wire = FaultyApi::new(&api);
+    let journal_of = |node: &str| {
+        Journal::for_node(wire.writer(), "default".to_owned(), "drv".into(), node.into(), metrics.clone())
     };
-    let of = |uid: &str, node: &str| Intent { node: Some(node.into()), ..intent(uid) };
+    let intent_of = |uid: &str, node: &str| Intent { node: Some(node.into()), ..intent(uid) };
     for node in ["n1", "n2"] {
-        let journal = on(node);
+        let journal = journal_of(node);
         journal.load().await.unwrap();
         assert_eq!(journal.uids(), [], "what is on another node is not read");
-        with(&journal, async { journal.record(of("a", node)).await.unwrap() }).await;
+        with_running(&journal, async { journal.record(intent_of("a", node)).await.unwrap() }).await;
     }
     for node in ["n1", "n2"] {
-        let journal = on(node);
+        let journal = journal_of(node);
         journal.load().await.unwrap();
-        assert_eq!(*journal.get(&"a".into()).unwrap(), of("a", node));
+        assert_eq!(*journal.get(&"a".into()).unwrap(), intent_of("a", node));
     }
     let central = journal(&wire, &metrics);
     central.load().await.unwrap();
@@ -343,13 +343,13 @@ async fn each_node_has_a_journal_of_its_own() {
     let map = maps["items"].as_array().unwrap().iter();
     let map = map.clone().find(|map| map["metadata"]["annotations"]["cofferdam.dev/node"] == "n1").unwrap();
     let path = format!("/api/v1/namespaces/default/configmaps/{}", map["metadata"]["name"].as_str().unwrap());
-    let stray = json!({"data": {"b": serde_json::to_string(&of("b", "n2")).unwrap()}});
-    call(&api, Method::PATCH, &path, stray).await;
-    let journal = on("n1");
+    let foreign = json!({"data": {"b": serde_json::to_string(&intent_of("b", "n2")).unwrap()}});
+    call(&api, Method::PATCH, &path, foreign).await;
+    let journal = journal_of("n1");
     journal.load().await.unwrap();
     assert_eq!(journal.uids(), [Uid::from("a")]);
-    with(&journal, async {
-        let refused = journal.record(of("b", "n1")).await.unwrap_err().to_string();
+    with_running(&journal, async {
+        let refused = journal.record(intent_of("b", "n1")).await.unwrap_err().to_string();
         assert!(refused.contains("cannot read"), "{refused}");
     })
     .await;

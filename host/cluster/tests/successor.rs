@@ -4,7 +4,7 @@
 use std::{convert::Infallible, sync::Arc};
 
 use bytes::Bytes;
-use cofferdam_cluster::{Cache, Seen, Writer, decode, metrics::Metrics};
+use cofferdam_cluster::{Cache, Lookup, Writer, decode, metrics::Metrics};
 use cofferdam_domain::{Claim, ClaimKey, ResourceVersion};
 use http::{Request, Response};
 use http_body_util::Full;
@@ -19,7 +19,7 @@ fn claim(uid: &str, version: u64) -> Claim {
 }
 
 #[tokio::test]
-async fn a_late_404_does_not_bury_the_successor() {
+async fn a_late_404_does_not_remove_a_recreated_object() {
     let (cache, key) = (Arc::new(Cache::default()), ClaimKey::new("default", "c"));
     cache.claims.apply(Ok(claim("old", 5)));
     let watch = Arc::clone(&cache);
@@ -37,16 +37,16 @@ async fn a_late_404_does_not_bury_the_successor() {
     let writer = Writer::new(kube::Client::new(service, "default"), Arc::clone(&cache), Metrics::default());
     assert!(writer.get::<Claim>(&key).await.unwrap().is_none());
     let uid = |cache: &Cache| match cache.claims.get(&key) {
-        Seen::Known(claim) => Some(claim.meta.uid.clone()),
-        Seen::Opaque(_) | Seen::Absent => None,
+        Lookup::Found(claim) => Some(claim.meta.uid.clone()),
+        Lookup::Undecodable(_) | Lookup::Missing => None,
     };
     assert_eq!(uid(&cache), Some("new".into()));
     // What is cached when it is asked for, and is gone, goes.
-    let writer_sees_nothing = tower::service_fn(|_: Request<Body>| async {
+    let not_found_service = tower::service_fn(|_: Request<Body>| async {
         let body = Full::new(Bytes::from(r#"{"kind":"Status","reason":"NotFound","code":404}"#));
         Ok::<_, Infallible>(Response::builder().status(404).body(body).unwrap())
     });
-    let client = kube::Client::new(writer_sees_nothing, "default");
+    let client = kube::Client::new(not_found_service, "default");
     let writer = Writer::new(client, Arc::clone(&cache), Metrics::default());
     assert!(writer.get::<Claim>(&key).await.unwrap().is_none());
     assert_eq!(uid(&cache), None);

@@ -217,7 +217,7 @@ fn of_credentials(error: &kube::Error) -> String {
         return "proxy-url is set: expected none, connections through a proxy are not supported".to_owned();
     }
     if let kube::Error::Auth(error) = error
-        && let Some(problem) = connect::of_plugin(error)
+        && let Some(problem) = connect::exec_plugin_error(error)
     {
         return problem;
     }

@@ -9,7 +9,9 @@ use std::{
 use cofferdam_backend::{Backend, BackendMetrics};
 use cofferdam_csi::{ConnectionMetrics, CsiBackend, CsiConfig};
 use cofferdam_domain::storage::{Placement, Secret, Secrets};
-use cofferdam_wasm::{BackendConfig, CompiledCache, Engine, EngineOptions, Source, WasmBackend, WasmMetrics};
+use cofferdam_wasm::{
+    BackendConfig, CompiledCache, ComponentSource, Engine, EngineOptions, WasmBackend, WasmMetrics,
+};
 use prometheus_client::registry::Registry;
 
 use crate::{
@@ -118,9 +120,11 @@ impl Loader {
 
     async fn load(&self, name: &str, section: &BackendSection) -> Result<Arc<WasmBackend>, Failure> {
         let source = match &section.file {
-            Some(file) => Source::File(file.clone()),
+            Some(file) => ComponentSource::File(file.clone()),
             // The configuration was refused if there is neither.
-            None => Source::Bytes { name: name.to_owned(), bytes: carried(name).unwrap_or_default() },
+            None => {
+                ComponentSource::Bytes { name: name.to_owned(), bytes: carried(name).unwrap_or_default() }
+            }
         };
         let loaded = self.engine.load(source, config(name, section)?).await;
         loaded.map_err(|source| Failure::Backend { name: name.to_owned(), source })

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cofferdam_apiserver::ServeError;
-use cofferdam_controllers::ProcessError;
+use cofferdam_controllers::ControllerManagerError;
 use cofferdam_csi::{ConnectError, server::SocketError};
 use cofferdam_dev_cluster::DevError;
 use cofferdam_wasm::LoadError;
@@ -49,10 +49,10 @@ pub(crate) enum Failure {
     #[error("backend {0}: its socket is served no more")]
     Unserved(String),
     #[error(transparent)]
-    Process(#[from] ProcessError),
+    Process(#[from] ControllerManagerError),
     /// A first read of the API failed, of a cluster that somebody has named.
     #[error("{source}; the API is {api}")]
-    Start { api: String, source: ProcessError },
+    Start { api: String, source: ControllerManagerError },
     #[error("cannot start the Kubernetes API: {0}")]
     Serve(#[source] ServeError),
     #[error(transparent)]

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cofferdam_controllers::Process;
+use cofferdam_controllers::ControllerManager;
 use cofferdam_csi::server::Server;
 use prometheus_client::registry::Registry;
 use tokio::{
@@ -69,7 +69,7 @@ pub(crate) enum End {
 #[derive(Default)]
 pub(crate) struct Work {
     /// The roles that work on a cluster.
-    pub(crate) process: Option<Arc<Process>>,
+    pub(crate) process: Option<Arc<ControllerManager>>,
     /// The sockets that are served, by their drivers' names.
     pub(crate) servers: Vec<(String, Server)>,
     /// Roles of a node.

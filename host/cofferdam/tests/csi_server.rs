@@ -11,7 +11,7 @@ use std::{
 use cofferdam_backend::{Backend as _, BackendMetrics, Call};
 use cofferdam_csi::{ConnectionMetrics, CsiBackend, CsiConfig};
 use cofferdam_domain::storage::{
-    Ability, AccessType, CapabilityMode, CapacityRange, CreateVolume, Parameters, VolumeCapability,
+    Ability, AccessType, CapacityRange, CreateVolume, CsiAccessMode, Parameters, VolumeCapability,
 };
 use tempfile::TempDir;
 
@@ -99,7 +99,10 @@ fn creation(name: &str) -> CreateVolume {
     CreateVolume {
         name: name.to_owned(),
         capacity: CapacityRange { required: Some(1 << 30), limit: None },
-        capabilities: vec![VolumeCapability { mode: CapabilityMode::SingleNodeWriter, access }],
+        capabilities: vec![VolumeCapability {
+            access_mode: CsiAccessMode::SingleNodeWriter,
+            access_type: access,
+        }],
         parameters: Parameters::new(),
         mutable_parameters: Parameters::new(),
         topology: None,
@@ -113,7 +116,7 @@ async fn a_component_is_a_csi_driver_and_can_be_passed_on() {
     let direct = client(&served.path("csi.sock")).await;
     assert_eq!(direct.driver().as_str(), "memory.cofferdam.dev");
     assert_eq!(direct.abilities(), &Ability::ALL.into());
-    let call = || Call::within(Duration::from_secs(60));
+    let call = || Call::with_deadline(Duration::from_secs(60));
     let made = direct.create_volume(call(), creation("v")).await.unwrap();
     assert_eq!(made.capacity, Some(1 << 30));
 

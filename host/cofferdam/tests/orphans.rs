@@ -15,17 +15,19 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_apiserver::{ApiServer, Options, ServeOptions, Serving};
-use cofferdam_backend::{Answer, Backend, Call};
-use cofferdam_controllers::{Parts, Process, ProcessError, Role, Settings, Silent};
+use cofferdam_apiserver::{ApiServer, Options, ServeOptions, ServerHandle};
+use cofferdam_backend::{Backend, BackendFuture, Call};
+use cofferdam_controllers::{
+    ControllerManager, ControllerManagerError, Dependencies, NoopStepObserver, Role, Settings,
+};
 use cofferdam_domain::{
     ReclaimPolicy, VolumeHandle,
     storage::{
-        Ability, AccessType, CapabilityMode, CapacityRange, CreateVolume, CreatedVolume, Description, Owner,
-        PageRequest, Readiness, ValidateVolume, Validation, VolumeCapability, VolumePage,
+        Ability, AccessType, CapacityRange, CreateVolume, CreatedVolume, CsiAccessMode, Description,
+        PageRequest, Readiness, ValidateVolume, Validation, VolumeCapability, VolumeOwner, VolumePage,
     },
 };
-use cofferdam_wasm::{BackendConfig, CompiledCache, Engine, EngineOptions, Source, WasmMetrics};
+use cofferdam_wasm::{BackendConfig, CompiledCache, ComponentSource, Engine, EngineOptions, WasmMetrics};
 use futures::{StreamExt as _, pin_mut};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::{
@@ -52,23 +54,23 @@ impl Backend for Aged {
         self.0.abilities()
     }
 
-    fn probe(&self, call: Call) -> Answer<'_, Readiness> {
+    fn probe(&self, call: Call) -> BackendFuture<'_, Readiness> {
         self.0.probe(call)
     }
 
-    fn create_volume(&self, call: Call, request: CreateVolume) -> Answer<'_, CreatedVolume> {
+    fn create_volume(&self, call: Call, request: CreateVolume) -> BackendFuture<'_, CreatedVolume> {
         self.0.create_volume(call, request)
     }
 
-    fn delete_volume(&self, call: Call, handle: VolumeHandle) -> Answer<'_, ()> {
+    fn delete_volume(&self, call: Call, handle: VolumeHandle) -> BackendFuture<'_, ()> {
         self.0.delete_volume(call, handle)
     }
 
-    fn validate_volume(&self, call: Call, request: ValidateVolume) -> Answer<'_, Validation> {
+    fn validate_volume(&self, call: Call, request: ValidateVolume) -> BackendFuture<'_, Validation> {
         self.0.validate_volume(call, request)
     }
 
-    fn list_volumes(&self, call: Call, request: PageRequest) -> Answer<'_, VolumePage> {
+    fn list_volumes(&self, call: Call, request: PageRequest) -> BackendFuture<'_, VolumePage> {
         Box::pin(async move {
             let mut page = self.0.list_volumes(call, request).await?;
             for status in &mut page.volumes {
@@ -81,7 +83,7 @@ impl Backend for Aged {
 
 /// A cluster, a driver, and a place for files.
 struct Stage {
-    serving: Serving,
+    serving: ServerHandle,
     client: Client,
     backend: Arc<dyn Backend>,
     scratch: PathBuf,
@@ -97,7 +99,7 @@ impl Stage {
         std::fs::write(scratch.join("kubeconfig"), serving.kubeconfig()).unwrap();
         let metrics = WasmMetrics::default();
         let engine = Engine::new(EngineOptions { cache: CompiledCache::Off, metrics }).unwrap();
-        let source = Source::Bytes { name: "memory".to_owned(), bytes: cofferdam_carried::MEMORY };
+        let source = ComponentSource::Bytes { name: "memory".to_owned(), bytes: cofferdam_carried::MEMORY };
         let backend = engine.load(source, BackendConfig::default()).await.unwrap();
         let client = Client::new(api.service(), "default");
         Self { serving, client, backend: Arc::new(Aged(backend)), scratch }
@@ -111,38 +113,38 @@ impl Stage {
             name: name.to_owned(),
             capacity: CapacityRange { required: Some(1 << 30), limit: None },
             capabilities: vec![VolumeCapability {
-                access: AccessType::Block,
-                mode: CapabilityMode::SingleNodeWriter,
+                access_type: AccessType::Block,
+                access_mode: CsiAccessMode::SingleNodeWriter,
             }],
             parameters: Default::default(),
             mutable_parameters: Default::default(),
             topology: None,
-            owner: Some(Owner {
-                cluster: cluster.into(),
-                claim: format!("uid-of-{name}").as_str().into(),
-                volume: name.into(),
+            owner: Some(VolumeOwner {
+                cluster_id: cluster.into(),
+                claim_uid: format!("uid-of-{name}").as_str().into(),
+                pv_name: name.into(),
                 reclaim_policy: ReclaimPolicy::Delete,
             }),
         };
-        let call = Call::within(Duration::from_secs(60));
+        let call = Call::with_deadline(Duration::from_secs(60));
         self.backend.create_volume(call, request).await.unwrap().handle
     }
 
     /// Starts a process that owns the driver, and waits for its first report.
-    async fn own(&self) -> (CancellationToken, JoinHandle<Result<(), ProcessError>>) {
+    async fn own(&self) -> (CancellationToken, JoinHandle<Result<(), ControllerManagerError>>) {
         let settings = Settings {
             roles: Role::ALL.into(),
             namespace: "kube-system".to_owned(),
             orphan_scan_interval: Some(Duration::from_secs(1)),
             ..Settings::default()
         };
-        let parts = Parts {
+        let parts = Dependencies {
             client: self.client.clone(),
             backends: vec![Arc::clone(&self.backend)],
             clock: cofferdam_cluster::system_clock(),
-            observer: Arc::new(Silent),
+            observer: Arc::new(NoopStepObserver),
         };
-        let process = Process::new(settings, parts, &mut Registry::default()).unwrap();
+        let process = ControllerManager::new(settings, parts, &mut Registry::default()).unwrap();
         let stop = CancellationToken::new();
         let token = stop.clone();
         let running = tokio::spawn(async move { process.run(token).await });
@@ -187,8 +189,9 @@ impl Stage {
     }
 
     async fn held(&self) -> Vec<String> {
-        let request = PageRequest { after: None, limit: None };
-        let page = self.backend.list_volumes(Call::within(Duration::from_secs(60)), request).await.unwrap();
+        let request = PageRequest { starting_token: None, max_entries: None };
+        let page =
+            self.backend.list_volumes(Call::with_deadline(Duration::from_secs(60)), request).await.unwrap();
         page.volumes.into_iter().map(|status| status.volume.handle.to_string()).collect()
     }
 
@@ -227,7 +230,7 @@ async fn an_orphan_is_shown_and_goes_at_an_operators_word() {
     let (text, code) = stage.told(&["delete", DRIVER, "nothing"]).await;
     assert_eq!(
         (text.as_str(), code),
-        ("volume nothing of memory.cofferdam.dev: refused: the driver lists no such volume\n", Some(1))
+        ("volume nothing of memory.cofferdam.dev: the driver lists no such volume\n", Some(1))
     );
     let (text, code) = stage.told(&["delete", DRIVER, lost.as_str()]).await;
     assert_eq!((text, code), (format!("volume {lost} of {DRIVER}: deleted\n"), Some(0)));

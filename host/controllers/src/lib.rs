@@ -6,10 +6,10 @@
 
 pub mod attach_detach;
 pub mod attacher;
-pub mod note;
+pub mod event_spec;
+pub mod manager;
 pub mod observer;
 pub mod orphans;
-pub mod process;
 pub mod protection;
 pub mod provisioner;
 pub mod pv_controller;
@@ -17,11 +17,11 @@ pub mod rbac;
 pub mod resizer;
 pub mod role;
 
-mod act;
-mod lookups;
-mod released;
+mod context;
+mod live_reads;
+mod release_hints;
 
-pub use observer::{Observer, Silent, Step, StepKind};
-pub use process::{Parts, Process, ProcessError, Settings};
+pub use manager::{ControllerManager, ControllerManagerError, Dependencies, Settings};
+pub use observer::{NoopStepObserver, ReconcileStep, StepObserver, StepResult};
 pub use provisioner::placement::NodeDeployment;
 pub use role::{Role, UnknownRole};

@@ -8,20 +8,20 @@ use crate::role::Role;
 
 /// How a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum StepKind {
+pub enum StepResult {
     /// Nothing to do now; the text says what is waited for.
-    Waits,
+    Waiting,
     /// An effect was performed.
-    Acts,
+    Applied,
     /// The object is where it shall be.
-    Settled,
+    UpToDate,
     /// An effect failed; it is tried again.
-    Fails,
+    Failed,
 }
 
 /// One thing that a role did or found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct ReconcileStep {
     /// Who.
     pub role: Role,
     /// For which claim, where there is one.
@@ -29,23 +29,23 @@ pub struct Step {
     /// For which volume, where there is one.
     pub volume: Option<VolumeName>,
     /// How it ended.
-    pub kind: StepKind,
+    pub result: StepResult,
     /// For people: a short clause in the present tense, without the object's name; never holds secret values.
     pub text: String,
     /// How long the effect took.
-    pub took: Option<Duration>,
+    pub duration: Option<Duration>,
 }
 
 /// Hears of steps; called where they happen, so it must be quick.
-pub trait Observer: Send + Sync + 'static {
+pub trait StepObserver: Send + Sync + 'static {
     /// A step.
-    fn step(&self, step: Step);
+    fn on_step(&self, step: ReconcileStep);
 }
 
 /// Hears nothing.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Silent;
+pub struct NoopStepObserver;
 
-impl Observer for Silent {
-    fn step(&self, _: Step) {}
+impl StepObserver for NoopStepObserver {
+    fn on_step(&self, _: ReconcileStep) {}
 }

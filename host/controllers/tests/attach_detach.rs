@@ -16,9 +16,9 @@ use std::{
 use cofferdam_controllers::Role;
 use cofferdam_domain::storage::ErrorKind;
 use cofferdam_sim::{
-    ApiFault, Effect, Fault, Mishap, Outcome, Publishing, Simulation,
+    ApiFault, DriverFault, Effect, FaultKind, FinalState, PublishingBehavior, Simulation,
     UserAction::{self, Create, Delete, Patch, Settle, Wait},
-    objects::{claim, csi_node, machine, pod, ready, unique, volume, with},
+    objects::{claim, csi_node, pod, ready_condition, ready_node, unique_volume_name, volume, with},
 };
 use proptest::{
     collection::vec,
@@ -36,59 +36,59 @@ const CASES: u32 = 48;
 
 /// Something that happens; what cannot happen in a world as it is does not.
 #[derive(Clone, Debug)]
-enum Happening {
+enum ClusterChange {
     /// A pod appears on a node, with a volume.
-    Comes { node: usize, volume: usize },
+    PodCreated { node: usize, volume: usize },
     /// The pod of this number goes, of those that are there.
-    Goes(usize),
+    PodDeleted(usize),
     /// A node says that it uses a volume, or no longer.
-    Uses { node: usize, volume: usize, uses: bool },
+    VolumeInUse { node: usize, volume: usize, in_use: bool },
     /// A node is heard, or no longer.
-    Heard { node: usize, heard: bool },
+    NodeReady { node: usize, ready: bool },
     /// A node is down for good, or not.
-    Down { node: usize, down: bool },
+    NodeOutOfService { node: usize, out_of_service: bool },
     /// A node is deleted, or comes again.
-    There { node: usize, there: bool },
+    NodePresent { node: usize, present: bool },
     /// A driver is no longer registered on a node, or is.
-    Registered { node: usize, registered: bool },
+    DriverRegistered { node: usize, registered: bool },
     /// Somebody deletes an attachment.
-    Detached { node: usize, volume: usize },
+    AttachmentDeleted { node: usize, volume: usize },
     /// Time passes.
-    Time(u64),
+    AdvanceTime(u64),
 }
 
-fn happening() -> impl Strategy<Value = Happening> {
+fn cluster_change() -> impl Strategy<Value = ClusterChange> {
     let (node, volume) = (0..NODES.len(), 0..VOLUMES.len());
     prop_oneof![
-        6 => (node.clone(), volume.clone()).prop_map(|(node, volume)| Happening::Comes { node, volume }),
-        5 => any::<usize>().prop_map(Happening::Goes),
+        6 => (node.clone(), volume.clone()).prop_map(|(node, volume)| ClusterChange::PodCreated { node, volume }),
+        5 => any::<usize>().prop_map(ClusterChange::PodDeleted),
         5 => (node.clone(), volume.clone(), any::<bool>())
-            .prop_map(|(node, volume, uses)| Happening::Uses { node, volume, uses }),
-        2 => (node.clone(), any::<bool>()).prop_map(|(node, heard)| Happening::Heard { node, heard }),
-        1 => (node.clone(), any::<bool>()).prop_map(|(node, down)| Happening::Down { node, down }),
-        2 => (node.clone(), any::<bool>()).prop_map(|(node, there)| Happening::There { node, there }),
+            .prop_map(|(node, volume, in_use)| ClusterChange::VolumeInUse { node, volume, in_use }),
+        2 => (node.clone(), any::<bool>()).prop_map(|(node, ready)| ClusterChange::NodeReady { node, ready }),
+        1 => (node.clone(), any::<bool>()).prop_map(|(node, out_of_service)| ClusterChange::NodeOutOfService { node, out_of_service }),
+        2 => (node.clone(), any::<bool>()).prop_map(|(node, present)| ClusterChange::NodePresent { node, present }),
         1 => (node.clone(), any::<bool>())
-            .prop_map(|(node, registered)| Happening::Registered { node, registered }),
-        1 => (node, volume).prop_map(|(node, volume)| Happening::Detached { node, volume }),
-        4 => prop_oneof![Just(0), Just(1), Just(50), Just(3_000), Just(400_000)].prop_map(Happening::Time),
+            .prop_map(|(node, registered)| ClusterChange::DriverRegistered { node, registered }),
+        1 => (node, volume).prop_map(|(node, volume)| ClusterChange::AttachmentDeleted { node, volume }),
+        4 => prop_oneof![Just(0), Just(1), Just(50), Just(3_000), Just(400_000)].prop_map(ClusterChange::AdvanceTime),
     ]
 }
 
-fn fault() -> impl Strategy<Value = Fault> {
+fn fault() -> impl Strategy<Value = DriverFault> {
     prop_oneof![
-        Just(Fault::LostAnswer),
-        Just(Fault::LostRequest),
-        Just(Fault::Refuse(ErrorKind::Internal)),
-        Just(Fault::Slow(Duration::from_secs(2))),
+        Just(DriverFault::LostResponse),
+        Just(DriverFault::LostRequest),
+        Just(DriverFault::Refuse(ErrorKind::Internal)),
+        Just(DriverFault::Slow(Duration::from_secs(2))),
     ]
 }
 
-fn mishap() -> impl Strategy<Value = ApiFault> {
+fn api_fault() -> impl Strategy<Value = ApiFault> {
     let how = prop_oneof![
-        Just(Mishap::LostAnswer),
-        Just(Mishap::LostRequest),
-        Just(Mishap::Conflict),
-        (1..59_u64).prop_map(|seconds| Mishap::Late(Duration::from_secs(seconds))),
+        Just(FaultKind::LostResponse),
+        Just(FaultKind::LostRequest),
+        Just(FaultKind::Conflict),
+        (1..59_u64).prop_map(|seconds| FaultKind::Delayed(Duration::from_secs(seconds))),
     ];
     let what = prop_oneof![
         Just(("PATCH", "/api/v1/nodes/node-0")),
@@ -96,33 +96,38 @@ fn mishap() -> impl Strategy<Value = ApiFault> {
         Just(("POST", ATTACHMENTS)),
         Just(("DELETE", ATTACHMENTS)),
     ];
-    (what, how).prop_map(|((method, path), how)| ApiFault { method, path, saying: "", how })
+    (what, how).prop_map(|((method, path), how)| ApiFault {
+        method,
+        path_prefix: path,
+        body_contains: "",
+        kind: how,
+    })
 }
 
 /// The world as its user sees it.
 #[derive(Default)]
-struct Model {
+struct ClusterModel {
     pods: BTreeMap<String, (usize, usize)>,
-    made: usize,
-    uses: [[bool; VOLUMES.len()]; NODES.len()],
-    gone: [bool; NODES.len()],
+    pods_created: usize,
+    in_use: [[bool; VOLUMES.len()]; NODES.len()],
+    is_node_deleted: [bool; NODES.len()],
     actions: Vec<UserAction>,
 }
 
-fn path(text: String) -> &'static str {
+fn leak_path(text: String) -> &'static str {
     // A user's path lives as long as the test.
     Box::leak(text.into_boxed_str())
 }
 
-fn status_of(node: usize) -> &'static str {
-    path(format!("/api/v1/nodes/{}/status", NODES[node]))
+fn node_status_path(node: usize) -> &'static str {
+    leak_path(format!("/api/v1/nodes/{}/status", NODES[node]))
 }
 
-impl Model {
+impl ClusterModel {
     fn new() -> Self {
         let mut model = Self::default();
         for node in NODES {
-            model.actions.extend([Create(csi_node(node, &format!("id-{node}"))), Create(machine(node))]);
+            model.actions.extend([Create(csi_node(node, &format!("id-{node}"))), Create(ready_node(node))]);
         }
         for (name, mode) in VOLUMES {
             let modes = json!({"spec": {"accessModes": [mode], "storageClassName": name}});
@@ -136,96 +141,101 @@ impl Model {
     }
 
     /// Writes down which volumes a node uses.
-    fn tell(&mut self, node: usize) {
-        let used = VOLUMES.iter().zip(self.uses[node]).filter(|(_, uses)| *uses);
-        let used: Vec<_> = used.map(|((name, _), _)| unique(&format!("static-{name}"))).collect();
-        self.actions.push(Patch(status_of(node), json!({"status": {"volumesInUse": used}})));
+    fn update_volumes_in_use(&mut self, node: usize) {
+        let volumes_in_use = VOLUMES.iter().zip(self.in_use[node]).filter(|(_, uses)| *uses);
+        let volumes_in_use: Vec<_> =
+            volumes_in_use.map(|((name, _), _)| unique_volume_name(&format!("static-{name}"))).collect();
+        self.actions.push(Patch(node_status_path(node), json!({"status": {"volumesInUse": volumes_in_use}})));
     }
 
-    fn happens(&mut self, happening: &Happening) {
-        match happening {
-            Happening::Comes { node, volume } => {
-                let name = format!("p{}", self.made);
-                self.made += 1;
+    fn apply(&mut self, change: &ClusterChange) {
+        match change {
+            ClusterChange::PodCreated { node, volume } => {
+                let name = format!("p{}", self.pods_created);
+                self.pods_created += 1;
                 self.pods.insert(name.clone(), (*node, *volume));
-                let place = json!({"spec": {"nodeName": NODES[*node]}});
-                self.actions.push(Create(with(pod(&name, VOLUMES[*volume].0), &place)));
+                let node_name = json!({"spec": {"nodeName": NODES[*node]}});
+                self.actions.push(Create(with(pod(&name, VOLUMES[*volume].0), &node_name)));
             }
-            Happening::Goes(number) => {
+            ClusterChange::PodDeleted(number) => {
                 let Some(name) = self.pods.keys().nth(number % self.pods.len().max(1)).cloned() else {
                     return;
                 };
                 self.pods.remove(&name);
                 let of = format!("/api/v1/namespaces/default/pods/{name}?gracePeriodSeconds=0");
-                self.actions.push(Delete(path(of)));
+                self.actions.push(Delete(leak_path(of)));
             }
-            Happening::Uses { node, volume, uses } => {
-                self.uses[*node][*volume] = *uses;
-                self.tell(*node);
+            ClusterChange::VolumeInUse { node, volume, in_use } => {
+                self.in_use[*node][*volume] = *in_use;
+                self.update_volumes_in_use(*node);
             }
-            Happening::Heard { node, heard } => {
-                let conditions = json!({"status": {"conditions": [ready(*heard)]}});
-                self.actions.push(Patch(status_of(*node), conditions));
+            ClusterChange::NodeReady { node, ready: ready_status } => {
+                let conditions = json!({"status": {"conditions": [ready_condition(*ready_status)]}});
+                self.actions.push(Patch(node_status_path(*node), conditions));
             }
-            Happening::Down { node, down } => {
+            ClusterChange::NodeOutOfService { node, out_of_service } => {
                 let taint = json!({"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"});
-                let taints = if *down { json!([taint]) } else { json!([]) };
+                let taints = if *out_of_service { json!([taint]) } else { json!([]) };
                 let of = format!("/api/v1/nodes/{}", NODES[*node]);
-                self.actions.push(Patch(path(of), json!({"spec": {"taints": taints}})));
+                self.actions.push(Patch(leak_path(of), json!({"spec": {"taints": taints}})));
             }
-            Happening::There { node, there } if self.gone[*node] == *there => {
-                self.gone[*node] = !there;
-                self.uses[*node] = Default::default();
-                self.actions.push(match there {
-                    true => Create(machine(NODES[*node])),
-                    false => Delete(path(format!("/api/v1/nodes/{}", NODES[*node]))),
+            ClusterChange::NodePresent { node, present } if self.is_node_deleted[*node] == *present => {
+                self.is_node_deleted[*node] = !present;
+                self.in_use[*node] = Default::default();
+                self.actions.push(match present {
+                    true => Create(ready_node(NODES[*node])),
+                    false => Delete(leak_path(format!("/api/v1/nodes/{}", NODES[*node]))),
                 });
             }
-            Happening::There { .. } => {}
-            Happening::Registered { node, registered } => {
+            ClusterChange::NodePresent { .. } => {}
+            ClusterChange::DriverRegistered { node, registered } => {
                 let of = format!("/apis/storage.k8s.io/v1/csinodes/{}", NODES[*node]);
-                let known = csi_node(NODES[*node], &format!("id-{}", NODES[*node]));
-                let spec =
-                    if *registered { known.get("spec").cloned() } else { Some(json!({"drivers": []})) };
-                self.actions.push(Patch(path(of), json!({"spec": spec})));
+                let registered_node = csi_node(NODES[*node], &format!("id-{}", NODES[*node]));
+                let spec = if *registered {
+                    registered_node.get("spec").cloned()
+                } else {
+                    Some(json!({"drivers": []}))
+                };
+                self.actions.push(Patch(leak_path(of), json!({"spec": spec})));
             }
-            Happening::Detached { node, volume } => {
+            ClusterChange::AttachmentDeleted { node, volume } => {
                 let handle = format!("static-{}", VOLUMES[*volume].0);
                 let driver = cofferdam_sim::objects::DRIVER;
-                let name = cofferdam_domain::names::attachment(
+                let name = cofferdam_domain::names::volume_attachment_name(
                     &driver.into(),
                     &handle.as_str().into(),
                     &NODES[*node].into(),
                 );
-                self.actions.push(Delete(path(format!("/apis/storage.k8s.io/v1/volumeattachments/{name}"))));
+                self.actions
+                    .push(Delete(leak_path(format!("/apis/storage.k8s.io/v1/volumeattachments/{name}"))));
             }
-            Happening::Time(ms) => self.actions.push(Wait(Duration::from_millis(*ms))),
+            ClusterChange::AdvanceTime(ms) => self.actions.push(Wait(Duration::from_millis(*ms))),
         }
     }
 
     /// Everything comes to rest: nodes are heard and use nothing any more, drivers are there.
-    fn ends(&mut self) {
+    fn finish(&mut self) {
         for node in 0..NODES.len() {
-            self.happens(&Happening::Registered { node, registered: true });
-            self.happens(&Happening::Down { node, down: false });
-            self.happens(&Happening::Heard { node, heard: true });
-            self.uses[node] = Default::default();
-            self.tell(node);
+            self.apply(&ClusterChange::DriverRegistered { node, registered: true });
+            self.apply(&ClusterChange::NodeOutOfService { node, out_of_service: false });
+            self.apply(&ClusterChange::NodeReady { node, ready: true });
+            self.in_use[node] = Default::default();
+            self.update_volumes_in_use(node);
         }
         self.actions.push(Settle);
     }
 
     /// What is otherwise than pods want it in the end.
-    fn differences(&self, outcome: &Outcome) -> Vec<String> {
-        let mut differences = outcome.faults.clone();
-        let mut there: BTreeMap<(usize, usize), bool> = BTreeMap::new();
+    fn differences(&self, outcome: &FinalState) -> Vec<String> {
+        let mut differences = outcome.violations.clone();
+        let mut attached: BTreeMap<(usize, usize), bool> = BTreeMap::new();
         for line in &outcome.attachments {
-            let place = VOLUMES.iter().enumerate().flat_map(|(v, (name, _))| {
+            let attachment = VOLUMES.iter().enumerate().flat_map(|(v, (name, _))| {
                 NODES.iter().enumerate().map(move |(n, node)| (v, n, format!("{name} on {node} ")))
             });
-            let place = place.into_iter().find(|(.., start)| line.starts_with(start));
-            match place {
-                Some((volume, node, _)) => there.insert((volume, node), line.contains(" attached ")),
+            let attachment = attachment.into_iter().find(|(.., start)| line.starts_with(start));
+            match attachment {
+                Some((volume, node, _)) => attached.insert((volume, node), line.contains(" attached ")),
                 None => {
                     differences.push(format!("unknown: {line}"));
                     None
@@ -233,31 +243,32 @@ impl Model {
             };
         }
         for (number, (name, mode)) in VOLUMES.iter().enumerate() {
-            let wanted: BTreeSet<usize> =
+            let desired: BTreeSet<usize> =
                 self.pods.values().filter(|(_, of)| *of == number).map(|(node, _)| *node).collect();
             let reachable: BTreeSet<usize> =
-                wanted.iter().copied().filter(|node| !self.gone[*node]).collect();
+                desired.iter().copied().filter(|node| !self.is_node_deleted[*node]).collect();
             let found: BTreeSet<usize> =
-                there.keys().filter(|(of, _)| *of == number).map(|(_, node)| *node).collect();
+                attached.keys().filter(|(of, _)| *of == number).map(|(_, node)| *node).collect();
             let right = match *mode {
                 "ReadWriteOnce" => {
-                    found.is_subset(&wanted)
+                    found.is_subset(&desired)
                         && found.len() <= 1
                         && (!found.is_empty() || reachable.is_empty())
                 }
-                _ => found.is_superset(&reachable) && found.is_subset(&wanted),
+                _ => found.is_superset(&reachable) && found.is_subset(&desired),
             };
             if !right {
                 differences
-                    .push(format!("{name}: wanted on {wanted:?}, reachable {reachable:?}, found {found:?}"));
+                    .push(format!("{name}: wanted on {desired:?}, reachable {reachable:?}, found {found:?}"));
             }
-            for node in found.iter().filter(|node| !self.gone[**node]) {
-                let told = outcome.told.iter().any(|line| {
-                    line.strip_suffix(&format!(" on {}", NODES[*node]))
-                        .is_some_and(|handles| handles.split(", ").any(|one| one == format!("static-{name}")))
+            for node in found.iter().filter(|node| !self.is_node_deleted[**node]) {
+                let is_reported = outcome.volumes_attached.iter().any(|line| {
+                    line.strip_suffix(&format!(" on {}", NODES[*node])).is_some_and(|handles| {
+                        handles.split(", ").any(|handle| handle == format!("static-{name}"))
+                    })
                 });
-                if !told || there.get(&(number, *node)) != Some(&true) {
-                    differences.push(format!("{name} on {node}: told {told}, {there:?}"));
+                if !is_reported || attached.get(&(number, *node)) != Some(&true) {
+                    differences.push(format!("{name} on {node}: told {is_reported}, {attached:?}"));
                 }
             }
         }
@@ -265,36 +276,40 @@ impl Model {
     }
 }
 
-fn played(
-    happenings: &[Happening],
-    publishing: Publishing,
-    mishaps: Vec<ApiFault>,
-    die_after: Option<usize>,
-) -> (Model, Outcome, Vec<Effect>) {
+fn run_case(
+    changes: &[ClusterChange],
+    publishing: PublishingBehavior,
+    api_faults: Vec<ApiFault>,
+    crash_after: Option<usize>,
+) -> (ClusterModel, FinalState, Vec<Effect>) {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     runtime.block_on(async {
         let simulation = Simulation::new(&Role::ALL, Vec::new(), Vec::new())
-            .publishing(publishing, false)
-            .misfortune(mishaps);
-        let mut model = Model::new();
-        happenings.iter().for_each(|happening| model.happens(happening));
-        model.ends();
-        let (outcome, effects) = simulation.play(&model.actions, die_after).await;
+            .with_publishing(publishing, false)
+            .with_api_faults(api_faults);
+        let mut model = ClusterModel::new();
+        changes.iter().for_each(|change| model.apply(change));
+        model.finish();
+        let (outcome, effects) = simulation.run(&model.actions, crash_after).await;
         (model, outcome, effects)
     })
 }
 
 #[test]
-fn whatever_happens_volumes_end_where_pods_want_them() {
+fn random_changes_end_with_volumes_attached_where_pods_run() {
     let config =
         Config { cases: CASES, failure_persistence: None, rng_seed: RngSeed::Fixed(1), ..Config::default() };
-    let faults = (vec(fault(), 0..3), vec(fault(), 0..3), vec(mishap(), 0..4));
-    let worlds = (vec(happening(), 1..40), faults, proptest::option::of(1..60_usize));
+    let faults = (vec(fault(), 0..3), vec(fault(), 0..3), vec(api_fault(), 0..4));
+    let cases = (vec(cluster_change(), 1..40), faults, proptest::option::of(1..60_usize));
     TestRunner::new(config)
-        .run(&worlds, |(happenings, (faults, undo_faults, mishaps), die_after)| {
-            let publishing = Publishing { faults, undo_faults, ..Publishing::default() };
-            let (model, outcome, _) = played(&happenings, publishing, mishaps, die_after);
+        .run(&cases, |(changes, (faults, undo_faults, api_faults), crash_after)| {
+            let publishing = PublishingBehavior {
+                publish_faults: faults,
+                unpublish_faults: undo_faults,
+                ..PublishingBehavior::default()
+            };
+            let (model, outcome, _) = run_case(&changes, publishing, api_faults, crash_after);
             let differences = model.differences(&outcome);
             prop_assert!(differences.is_empty(), "{}", differences.join("\n"));
             Ok(())
@@ -303,40 +318,40 @@ fn whatever_happens_volumes_end_where_pods_want_them() {
 }
 
 /// Reads, and events, are no effects of this kind.
-fn writes(effects: &[Effect], of: &str) -> usize {
+fn count_writes(effects: &[Effect], of: &str) -> usize {
     effects.iter().filter(|effect| matches!(effect, Effect::Write(text) if text.contains(of))).count()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_with_hundreds_of_volumes_gets_them_with_few_writes_to_its_node() {
+async fn node_status_updates_of_a_pod_with_many_volumes_are_batched() {
     const MANY: usize = 400;
     let simulation = Simulation::new(&Role::ALL, Vec::new(), Vec::new());
-    let mut user = vec![Create(csi_node("node-1", "id")), Create(machine("node-1"))];
+    let mut actions = vec![Create(csi_node("node-1", "id")), Create(ready_node("node-1"))];
     for number in 0..MANY {
         let name = format!("v{number}");
         let class = json!({"spec": {"storageClassName": name}});
-        user.push(Create(with(volume(&name, "none", "1Gi"), &class)));
-        user.push(Create(with(claim(&name, "none"), &class)));
+        actions.push(Create(with(volume(&name, "none", "1Gi"), &class)));
+        actions.push(Create(with(claim(&name, "none"), &class)));
     }
     let volumes: Vec<_> = (0..MANY)
         .map(|number| json!({"name": format!("d{number}"), "persistentVolumeClaim": {"claimName": format!("v{number}")}}))
         .collect();
-    user.extend([Settle, Create(with(pod("p", "v0"), &json!({"spec": {"volumes": volumes}})))]);
-    let (outcome, effects) = simulation.play(&user, None).await;
-    assert_eq!(outcome.faults, [""; 0]);
+    actions.extend([Settle, Create(with(pod("p", "v0"), &json!({"spec": {"volumes": volumes}})))]);
+    let (outcome, effects) = simulation.run(&actions, None).await;
+    assert_eq!(outcome.violations, [""; 0]);
     let attached = outcome.attachments.iter().filter(|line| line.ends_with(" attached directory"));
-    assert_eq!((attached.count(), outcome.told[0].split(", ").count()), (MANY, MANY));
-    let told = writes(&effects, "/api/v1/nodes/node-1/status");
-    assert!(told < MANY / 2, "{told} writes of the node's status");
+    assert_eq!((attached.count(), outcome.volumes_attached[0].split(", ").count()), (MANY, MANY));
+    let status_updates = count_writes(&effects, "/api/v1/nodes/node-1/status");
+    assert!(status_updates < MANY / 2, "{status_updates} writes of the node's status");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_attached_makes_no_noise() {
+async fn unattachable_volumes_cause_few_writes_and_events() {
     let simulation = Simulation::new(&[Role::AttachDetach, Role::PvController], Vec::new(), Vec::new());
     // A claim that is not there, a volume that nobody attaches, and one that is attached elsewhere.
-    let user = vec![
-        Create(machine("node-1")),
-        Create(machine("node-2")),
+    let actions = vec![
+        Create(ready_node("node-1")),
+        Create(ready_node("node-2")),
         Create(volume("v", "none", "1Gi")),
         Settle,
         Create(claim("a", "none")),
@@ -345,8 +360,8 @@ async fn what_cannot_be_attached_makes_no_noise() {
         Settle,
         Create(with(pod("q", "a"), &json!({"spec": {"nodeName": "node-2"}}))),
     ];
-    let (outcome, effects) = simulation.play(&user, None).await;
-    assert_eq!(outcome.faults, [""; 0]);
+    let (outcome, effects) = simulation.run(&actions, None).await;
+    assert_eq!(outcome.violations, [""; 0]);
     assert_eq!(outcome.attachments, ["v on node-1 detached"]);
     let failed = [
         "p Warning FailedAttachVolume",
@@ -355,10 +370,10 @@ async fn what_cannot_be_attached_makes_no_noise() {
     ];
     assert_eq!(outcome.events, failed);
     // Two hours pass.
-    assert_eq!(writes(&effects, "volumeattachments"), 1, "{effects:?}");
+    assert_eq!(count_writes(&effects, "volumeattachments"), 1, "{effects:?}");
     // Each of the three once, and again every half an hour: events are kept for an hour.
-    let said = writes(&effects, "/events");
-    assert!((6..=12).contains(&said), "{said} events");
+    let event_writes = count_writes(&effects, "/events");
+    assert!((6..=12).contains(&event_writes), "{event_writes} events");
 }
 
 #[tokio::test(start_paused = true)]
@@ -368,31 +383,32 @@ async fn a_generic_ephemeral_volume_is_attached_for_the_pod_that_owns_it() {
         "storageClassName": "none", "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}},
     }});
     let ephemeral = json!([{"name": "data", "ephemeral": {"volumeClaimTemplate": template}}]);
-    let user = [
+    let actions = [
         Create(csi_node("node-1", "id")),
-        Create(machine("node-1")),
+        Create(ready_node("node-1")),
         Create(volume("v", "none", "1Gi")),
         Create(with(pod("p", "a"), &json!({"spec": {"volumes": ephemeral}}))),
     ];
-    let (outcome, _) = simulation.play(&user, None).await;
+    let (outcome, _) = simulation.run(&actions, None).await;
     assert_eq!(outcome.events, ["p Warning FailedAttachVolume"], "its claim is not there");
     let uid =
         simulation.object("/api/v1/namespaces/default/pods/p").await.unwrap()["metadata"]["uid"].clone();
     let owner = json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": uid, "controller": true});
     let owned = with(claim("p-data", "none"), &json!({"metadata": {"ownerReferences": [owner]}}));
-    let (outcome, _) = simulation.play(&[Create(owned)], None).await;
-    assert_eq!(outcome.faults, [""; 0]);
+    let (outcome, _) = simulation.run(&[Create(owned)], None).await;
+    assert_eq!(outcome.violations, [""; 0]);
     assert_eq!(outcome.attachments, ["v on node-1 attached directory"]);
-    assert_eq!(outcome.told, ["static-v on node-1"]);
+    assert_eq!(outcome.volumes_attached, ["static-v on node-1"]);
 }
 
 /// What kubelet was told of volumes that are not ours stays: pods run with them.
 #[tokio::test(start_paused = true)]
-async fn entries_of_others_stay_in_a_nodes_list() {
+async fn unmanaged_entries_of_volumes_attached_are_kept() {
     let simulation = Simulation::new(&[Role::AttachDetach, Role::PvController], Vec::new(), Vec::new());
     let driver = cofferdam_sim::objects::DRIVER;
-    let made = |handle: &str, source: serde_json::Value| {
-        let name = cofferdam_domain::names::attachment(&driver.into(), &handle.into(), &"node-1".into());
+    let attachment = |handle: &str, source: serde_json::Value| {
+        let name =
+            cofferdam_domain::names::volume_attachment_name(&driver.into(), &handle.into(), &"node-1".into());
         Create(json!({
             "apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment", "metadata": {"name": name},
             "spec": {"attacher": driver, "nodeName": "node-1", "source": source},
@@ -406,60 +422,68 @@ async fn entries_of_others_stay_in_a_nodes_list() {
         "iscsi": {"targetPortal": "10.0.0.1:3260", "iqn": "iqn.2026-01.dev.cofferdam:a", "lun": 0},
     }});
     let entry = |name: &str| json!({"name": name, "devicePath": "/dev/x"});
-    let told = ["inline", "migrated", "nobody"].map(|handle| entry(&unique(handle)));
-    let told: Vec<_> = told.into_iter().chain([entry("kubernetes.io/iscsi/x")]).collect();
-    let user = [
-        Create(machine("node-1")),
+    let volumes_attached = ["inline", "migrated", "nobody"].map(|handle| entry(&unique_volume_name(handle)));
+    let volumes_attached: Vec<_> =
+        volumes_attached.into_iter().chain([entry("kubernetes.io/iscsi/x")]).collect();
+    let actions = [
+        Create(ready_node("node-1")),
         Create(with(volume("m", "none", "1Gi"), &in_tree)),
-        made("inline", inline),
-        made("migrated", json!({"persistentVolumeName": "m"})),
-        Patch("/api/v1/nodes/node-1/status", json!({"status": {"volumesAttached": told}})),
+        attachment("inline", inline),
+        attachment("migrated", json!({"persistentVolumeName": "m"})),
+        Patch("/api/v1/nodes/node-1/status", json!({"status": {"volumesAttached": volumes_attached}})),
         Create(volume("v", "none", "1Gi")),
         Create(claim("a", "none")),
         Create(pod("p", "a")),
         Settle,
         Patch(
-            path(format!(
+            leak_path(format!(
                 "{ATTACHMENTS}/{}/status",
-                cofferdam_domain::names::attachment(&driver.into(), &"static-v".into(), &"node-1".into())
+                cofferdam_domain::names::volume_attachment_name(
+                    &driver.into(),
+                    &"static-v".into(),
+                    &"node-1".into()
+                )
             )),
             json!({"status": {"attached": true}}),
         ),
     ];
-    let (outcome, _) = simulation.play(&user, None).await;
-    assert_eq!(outcome.told, ["inline, kubernetes.io/iscsi/x, migrated, static-v on node-1"]);
+    let (outcome, _) = simulation.run(&actions, None).await;
+    assert_eq!(outcome.volumes_attached, ["inline, kubernetes.io/iscsi/x, migrated, static-v on node-1"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn metrics_have_kubernetes_names() {
     let simulation = Simulation::new(&Role::ALL, Vec::new(), Vec::new());
     let taint = json!([{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]);
-    let user = [
+    let actions = [
         Create(csi_node("node-1", "id")),
-        Create(machine("node-1")),
-        Create(machine("node-2")),
+        Create(ready_node("node-1")),
+        Create(ready_node("node-2")),
         Create(csi_node("node-2", "id-2")),
         Create(volume("v", "none", "1Gi")),
         Settle,
         Create(claim("a", "none")),
         Create(pod("p", "a")),
         Settle,
-        Patch("/api/v1/nodes/node-1/status", json!({"status": {"volumesInUse": [unique("static-v")]}})),
+        Patch(
+            "/api/v1/nodes/node-1/status",
+            json!({"status": {"volumesInUse": [unique_volume_name("static-v")]}}),
+        ),
         Delete("/api/v1/namespaces/default/pods/p?gracePeriodSeconds=0"),
         Patch("/api/v1/nodes/node-1", json!({"spec": {"taints": taint}})),
         Settle,
         Create(with(pod("q", "a"), &json!({"spec": {"nodeName": "node-2"}}))),
     ];
-    let look = async {
-        let there = "/api/v1/namespaces/default/pods/q";
-        while simulation.object(there).await.is_none() {
+    let scrape = async {
+        let pod_path = "/api/v1/namespaces/default/pods/q";
+        while simulation.object(pod_path).await.is_none() {
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
         tokio::time::sleep(Duration::from_secs(60)).await;
         simulation.metrics()
     };
-    let ((outcome, _), scraped) = tokio::join!(simulation.play(&user, None), look);
-    assert_eq!(outcome.faults, [""; 0]);
+    let ((outcome, _), scraped) = tokio::join!(simulation.run(&actions, None), scrape);
+    assert_eq!(outcome.violations, [""; 0]);
     let plugin = "kubernetes.io/csi:sim.cofferdam.dev";
     let duration = |operation: &str, count: u32| {
         format!(

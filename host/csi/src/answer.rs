@@ -1,18 +1,18 @@
 //! CSI's answers as the house's, checked: an error is the rule that an answer breaks, in words.
 
-use cofferdam_backend::checks::{self, Bounds};
+use cofferdam_backend::checks::{self, ResponseLimits};
 use cofferdam_domain::{
     names,
     storage::{
-        Capacity, Condition, CreatedVolume, ExpandedVolume, GroupSnapshot, PageRequest, Segments, Snapshot,
-        SnapshotPage, Validation, VolumePage, VolumeStatus, attachment,
+        Capacity, CreatedVolume, ExpandedVolume, GroupSnapshot, PageRequest, Segments, Snapshot,
+        SnapshotPage, Validation, VolumeCondition, VolumePage, VolumeStatus, connection_info,
     },
 };
 
 use crate::v1;
 
 /// How long ids and maps of a driver may be: the sidecars look at no length.
-pub(crate) const BOUNDS: Bounds = Bounds::STORABLE;
+pub(crate) const BOUNDS: ResponseLimits = ResponseLimits::KUBERNETES_API;
 
 /// A number of bytes; 0 is how CSI says that nobody knows.
 fn size(what: &str, bytes: i64) -> Result<Option<u64>, String> {
@@ -47,16 +47,17 @@ pub(crate) fn volume(volume: Option<v1::Volume>) -> Result<CreatedVolume, String
     let mut context = volume.volume_context;
     // So it tells what the volume was made of; but who asked for it knows that, and takes nobody's word for it.
     context.remove(names::CONTENT_SOURCE);
-    let attachment = context.remove(names::ATTACHMENT).map(|document| attachment::decode(&document));
+    let connection_info =
+        context.remove(names::CONNECTION_INFO).map(|document| connection_info::decode(&document));
     let created = CreatedVolume {
         capacity: size("the volume's capacity", volume.capacity_bytes)?,
         handle: volume.volume_id.into(),
         context,
         // A place without keys says nothing, and the sidecars leave it out.
         topology: places.filter(|segments: &Segments| !segments.is_empty()).collect(),
-        attachment: attachment.transpose().map_err(|error| error.to_string())?,
+        connection_info: connection_info.transpose().map_err(|error| error.to_string())?,
     };
-    BOUNDS.created(&created).map(|()| created)
+    BOUNDS.check_created_volume(&created).map(|()| created)
 }
 
 /// Whether a volume was filled from where it should be.
@@ -85,8 +86,8 @@ pub(crate) fn expanded(
     required: Option<u64>,
 ) -> Result<ExpandedVolume, String> {
     let capacity = count("the volume's capacity", answer.capacity_bytes)?;
-    let expanded = ExpandedVolume { capacity, node_expansion: answer.node_expansion_required };
-    checks::expanded(&expanded)?;
+    let expanded = ExpandedVolume { capacity, node_expansion_required: answer.node_expansion_required };
+    checks::expanded_volume(&expanded)?;
     match required.filter(|required| capacity < *required) {
         Some(required) => Err(format!("the volume has {capacity} bytes; {required} were asked for")),
         None => Ok(expanded),
@@ -108,7 +109,7 @@ fn bare_snapshot(snapshot: v1::Snapshot) -> Result<Snapshot, String> {
 /// A snapshot.
 pub(crate) fn snapshot(answer: Option<v1::Snapshot>) -> Result<Snapshot, String> {
     let snapshot = bare_snapshot(answer.ok_or("it has no snapshot")?)?;
-    BOUNDS.snapshot(&snapshot).map(|()| snapshot)
+    BOUNDS.check_snapshot(&snapshot).map(|()| snapshot)
 }
 
 /// A part of the snapshots.
@@ -118,9 +119,11 @@ pub(crate) fn snapshot_page(
 ) -> Result<SnapshotPage, String> {
     let entries = answer.entries.into_iter();
     let snapshots = entries.map(|entry| bare_snapshot(entry.snapshot.ok_or("an entry has no snapshot")?));
-    let page =
-        SnapshotPage { snapshots: snapshots.collect::<Result<_, _>>()?, next: filled(answer.next_token) };
-    BOUNDS.snapshot_page(&page, asked).map(|()| page)
+    let page = SnapshotPage {
+        snapshots: snapshots.collect::<Result<_, _>>()?,
+        next_token: filled(answer.next_token),
+    };
+    BOUNDS.check_snapshot_page(&page, asked).map(|()| page)
 }
 
 /// A group with its members. A member that does not say whose it is belongs to the group that it came with.
@@ -139,7 +142,7 @@ pub(crate) fn group(answer: Option<v1::VolumeGroupSnapshot>) -> Result<GroupSnap
         ready: group.ready_to_use,
         handle: handle.into(),
     };
-    BOUNDS.group_snapshot(&found).map(|()| found)
+    BOUNDS.check_group_snapshot(&found).map(|()| found)
 }
 
 fn status(
@@ -147,18 +150,18 @@ fn status(
     nodes: Vec<String>,
     condition: Option<v1::VolumeCondition>,
 ) -> Result<VolumeStatus, String> {
-    let condition = condition.map(|condition| Condition {
+    let condition = condition.map(|condition| VolumeCondition {
         abnormal: condition.abnormal,
         message: checks::printable(&condition.message),
     });
     let status = VolumeStatus {
         volume: volume(found)?,
         owner: None,
-        published_nodes: nodes.into_iter().map(Into::into).collect(),
+        published_node_ids: nodes.into_iter().map(Into::into).collect(),
         condition,
         changed_at_ms: None,
     };
-    BOUNDS.status(&status).map(|()| status)
+    BOUNDS.check_volume_status(&status).map(|()| status)
 }
 
 /// One volume's state.
@@ -177,19 +180,19 @@ pub(crate) fn volume_page(
         status(entry.volume, state.published_node_ids, state.volume_condition)
     };
     let volumes = answer.entries.into_iter().map(entry).collect::<Result<_, _>>()?;
-    let page = VolumePage { volumes, next: filled(answer.next_token) };
-    BOUNDS.volume_page(&page, asked).map(|()| page)
+    let page = VolumePage { volumes, next_token: filled(answer.next_token) };
+    BOUNDS.check_volume_page(&page, asked).map(|()| page)
 }
 
 /// The room for more volumes.
 pub(crate) fn capacity(answer: &v1::GetCapacityResponse) -> Result<Capacity, String> {
     let capacity = Capacity {
         available: count("the available capacity", answer.available_capacity)?,
-        maximum_volume: answer
+        maximum_volume_size: answer
             .maximum_volume_size
             .map(|size| count("the largest volume", size))
             .transpose()?,
-        minimum_volume: answer
+        minimum_volume_size: answer
             .minimum_volume_size
             .map(|size| count("the smallest volume", size))
             .transpose()?,

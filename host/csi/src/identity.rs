@@ -76,7 +76,7 @@ impl Questions<'_> {
     pub(crate) async fn probe(&self, name: Option<&DriverName>) -> Result<(), Unfit> {
         let method: Method<_, v1::ProbeResponse> =
             |wire, request| Box::pin(async { wire.identity().probe(request).await });
-        match self.ask(PROBE, v1::ProbeRequest {}, method, &self.metrics.calls(name)).await {
+        match self.ask(PROBE, v1::ProbeRequest {}, method, &self.metrics.call_metrics(name)).await {
             Ok(answer) if answer.ready.unwrap_or(true) => Ok(()),
             Ok(_) => Err(Unfit::NotReady("Probe says so".to_owned())),
             Err(Fault::Deadline(_) | Fault::Said(Code::DeadlineExceeded, _)) => {
@@ -93,7 +93,7 @@ impl Questions<'_> {
     pub(crate) async fn identity(&self) -> Result<Identity, Unfit> {
         let method: Method<_, v1::GetPluginInfoResponse> =
             |wire, request| Box::pin(async { wire.identity().get_plugin_info(request).await });
-        let unnamed = self.metrics.calls(None);
+        let unnamed = self.metrics.call_metrics(None);
         let info = self.ask(INFO, v1::GetPluginInfoRequest {}, method, &unnamed).await;
         let info = info.map_err(|fault| unfit(INFO, fault))?;
         let name = DriverName::from(info.name.as_str());
@@ -108,7 +108,7 @@ impl Questions<'_> {
             features: Vec::new(),
         };
         checks::description(&description).map_err(Unfit::Untrue)?;
-        let calls = self.metrics.calls(Some(&description.name));
+        let calls = self.metrics.call_metrics(Some(&description.name));
         let plugin = self.plugin(&calls).await?;
         let controller = if plugin.contains(&PluginCapability::ControllerService) {
             self.controller(&calls).await?
@@ -192,7 +192,7 @@ impl Questions<'_> {
             (failure.into_error(Exhausted::Final, &Redactor::default()).kind.as_str(), label)
         });
         let (code, outcome) = failed.unwrap_or(("OK", "ok"));
-        calls.ended(path, code, outcome, begun.elapsed());
+        calls.observe(path, code, outcome, begun.elapsed());
         answer
     }
 }

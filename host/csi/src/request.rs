@@ -1,7 +1,7 @@
 //! The house's requests as CSI's messages.
 
 use cofferdam_domain::storage::{
-    AccessType, CapabilityMode, CapacityRange, ErrorKind, PageRequest, Secrets, Segments, StorageError,
+    AccessType, CapacityRange, CsiAccessMode, ErrorKind, PageRequest, Secrets, Segments, StorageError,
     TopologyRequirement, VolumeCapability,
 };
 
@@ -17,19 +17,19 @@ pub(crate) fn secrets(secrets: &Secrets) -> std::collections::BTreeMap<String, S
 
 /// How a volume is used. The modes that tell one writer on a node from many are only for drivers that know them.
 pub(crate) fn capability(capability: VolumeCapability, multi_writer: bool) -> v1::VolumeCapability {
-    let mode = match capability.mode {
-        CapabilityMode::SingleNodeWriter => Mode::SingleNodeWriter,
-        CapabilityMode::SingleNodeReaderOnly => Mode::SingleNodeReaderOnly,
-        CapabilityMode::MultiNodeReaderOnly => Mode::MultiNodeReaderOnly,
-        CapabilityMode::MultiNodeSingleWriter => Mode::MultiNodeSingleWriter,
-        CapabilityMode::MultiNodeMultiWriter => Mode::MultiNodeMultiWriter,
-        CapabilityMode::SingleNodeSingleWriter if multi_writer => Mode::SingleNodeSingleWriter,
-        CapabilityMode::SingleNodeMultiWriter if multi_writer => Mode::SingleNodeMultiWriter,
-        CapabilityMode::SingleNodeSingleWriter | CapabilityMode::SingleNodeMultiWriter => {
+    let mode = match capability.access_mode {
+        CsiAccessMode::SingleNodeWriter => Mode::SingleNodeWriter,
+        CsiAccessMode::SingleNodeReaderOnly => Mode::SingleNodeReaderOnly,
+        CsiAccessMode::MultiNodeReaderOnly => Mode::MultiNodeReaderOnly,
+        CsiAccessMode::MultiNodeSingleWriter => Mode::MultiNodeSingleWriter,
+        CsiAccessMode::MultiNodeMultiWriter => Mode::MultiNodeMultiWriter,
+        CsiAccessMode::SingleNodeSingleWriter if multi_writer => Mode::SingleNodeSingleWriter,
+        CsiAccessMode::SingleNodeMultiWriter if multi_writer => Mode::SingleNodeMultiWriter,
+        CsiAccessMode::SingleNodeSingleWriter | CsiAccessMode::SingleNodeMultiWriter => {
             Mode::SingleNodeWriter
         }
     };
-    let access = match capability.access {
+    let access = match capability.access_type {
         AccessType::Block => CsiAccess::Block(BlockVolume {}),
         AccessType::Filesystem { fs_type, mount_flags, mount_group } => CsiAccess::Mount(MountVolume {
             fs_type: fs_type.unwrap_or_default(),
@@ -45,7 +45,7 @@ fn signed(what: &str, bytes: Option<u64>) -> Result<i64, StorageError> {
     i64::try_from(bytes.unwrap_or_default()).map_err(|_| {
         let bytes = bytes.unwrap_or_default();
         let message = format!("{what} is {bytes} bytes; expected at most {}", i64::MAX);
-        StorageError::last(ErrorKind::InvalidArgument, message)
+        StorageError::final_outcome(ErrorKind::InvalidArgument, message)
     })
 }
 
@@ -75,8 +75,8 @@ pub(crate) fn requirement(requirement: TopologyRequirement) -> v1::TopologyRequi
 
 /// A part of a listing: how many at most, and from where.
 pub(crate) fn page(page: &PageRequest) -> (i32, String) {
-    let limit = page.limit.map_or(0, |limit| i32::try_from(limit).unwrap_or(i32::MAX));
-    (limit, page.after.clone().unwrap_or_default())
+    let limit = page.max_entries.map_or(0, |limit| i32::try_from(limit).unwrap_or(i32::MAX));
+    (limit, page.starting_token.clone().unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn modes_that_a_driver_does_not_know_are_not_sent() {
-        use CapabilityMode as M;
+        use CsiAccessMode as M;
         #[rustfmt::skip] // one row a mode: what a driver without and with SINGLE_NODE_MULTI_WRITER hears
         let table = [
             (M::SingleNodeWriter,       1, 1),
@@ -98,7 +98,8 @@ mod tests {
         ];
         for (mode, without, with) in table {
             for (knows, expected) in [(false, without), (true, with)] {
-                let sent = capability(VolumeCapability { mode, access: AccessType::Block }, knows);
+                let sent =
+                    capability(VolumeCapability { access_mode: mode, access_type: AccessType::Block }, knows);
                 assert_eq!(sent.access_mode.unwrap().mode, expected, "{mode:?} {knows}");
             }
         }
@@ -116,7 +117,7 @@ mod tests {
 
     #[test]
     fn no_limit_of_a_page_overflows() {
-        let sent = |limit| page(&PageRequest { after: None, limit });
+        let sent = |limit| page(&PageRequest { starting_token: None, max_entries: limit });
         assert_eq!(sent(None), (0, String::new()));
         assert_eq!(sent(Some(7)).0, 7);
         assert_eq!(sent(Some(u32::MAX)).0, i32::MAX);

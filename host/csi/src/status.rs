@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cofferdam_backend::{Redactor, checks::printable, guard::Refusal};
+use cofferdam_backend::{Redactor, checks::printable, in_flight::OperationConflict};
 use cofferdam_domain::storage::{ErrorKind, Finality, StorageError};
 use tonic::Code;
 
@@ -31,7 +31,7 @@ pub(crate) enum Failure {
     /// Time ran out before the driver was asked.
     Overloaded,
     /// Another call for the volume is running, or has an open outcome.
-    Guarded(Refusal),
+    Guarded(OperationConflict),
 }
 
 /// What ResourceExhausted means for a method: the sidecars do not agree.
@@ -94,8 +94,8 @@ pub(crate) const fn finality(code: Code, exhausted: Exhausted) -> Finality {
 impl Failure {
     /// What the caller hears. Only the driver's own word can be final.
     pub(crate) fn into_error(self, exhausted: Exhausted, redactor: &Redactor) -> StorageError {
-        let clean = |text: &str| printable(&redactor.blot_quoted(text));
-        let unknown = StorageError::unknown;
+        let clean = |text: &str| printable(&redactor.redact_escaped(text));
+        let unknown = StorageError::unknown_outcome;
         match self {
             Self::Fault(Fault::Said(code, message)) => StorageError {
                 kind: kind(code),

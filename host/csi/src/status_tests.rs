@@ -51,7 +51,7 @@ fn what_the_driver_did_not_say_is_never_final() {
         (Failure::Untrue(text()), ErrorKind::Internal, Finality::Unknown, "untrue"),
         (Failure::Unconnected(text()), ErrorKind::Unavailable, Finality::Unknown, "unconnected"),
         (Failure::Overloaded, ErrorKind::Unavailable, Finality::Unknown, "overloaded"),
-        (Failure::Guarded(Refusal::Busy), ErrorKind::Aborted, Finality::InProgress, "busy"),
+        (Failure::Guarded(OperationConflict::Busy), ErrorKind::Aborted, Finality::InProgress, "busy"),
     ] {
         assert_eq!(failure.label(), label);
         let error = failure.into_error(Exhausted::Final, &Redactor::default());

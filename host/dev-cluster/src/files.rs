@@ -7,7 +7,7 @@ use std::{
 };
 
 /// Kubelet's directories are for it alone.
-const MODE: u32 = 0o750;
+const DIRECTORY_MODE: u32 = 0o750;
 
 /// A node's files, as far as kubelet handles them. Paths are absolute.
 pub trait Files: Send + Sync {
@@ -32,32 +32,32 @@ pub trait Files: Send + Sync {
 
 /// The files of this machine.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Disk;
+pub struct LocalFiles;
 
-fn failed(what: &str, path: &str, error: &io::Error) -> String {
-    format!("cannot {what} {path}: {error}")
+fn error_message(action: &str, path: &str, error: &io::Error) -> String {
+    format!("cannot {action} {path}: {error}")
 }
 
-impl Files for Disk {
+impl Files for LocalFiles {
     fn make_directory(&self, path: &str) -> Result<(), String> {
-        let made = DirBuilder::new().recursive(true).mode(MODE).create(path);
-        made.map_err(|error| failed("make the directory", path, &error))
+        let result = DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path);
+        result.map_err(|error| error_message("make the directory", path, &error))
     }
 
     fn write(&self, path: &str, text: &str) -> Result<(), String> {
         // A half-written file would be worse than none: nobody could unmount the volume.
         let new = format!("{path}.new");
-        let written = fs::write(&new, text).and_then(|()| fs::rename(&new, path));
-        written.map_err(|error| failed("write", path, &error))
+        let result = fs::write(&new, text).and_then(|()| fs::rename(&new, path));
+        result.map_err(|error| error_message("write", path, &error))
     }
 
     fn remove(&self, path: &str) -> Result<(), String> {
-        let removed = match fs::symlink_metadata(path) {
+        let result = match fs::symlink_metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => Err(error),
             Ok(found) if found.is_dir() => fs::remove_dir(path),
             Ok(_) => fs::remove_file(path),
         };
-        removed.map_err(|error| failed("remove", path, &error))
+        result.map_err(|error| error_message("remove", path, &error))
     }
 }

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use cofferdam_cluster::kind::{Key, Kind, Resource};
+use cofferdam_cluster::kind::{ApiResource, Kind, ObjectKey};
 use cofferdam_domain::{
     CsiDriver, CsiNode, Node, ObjectMeta, Pod, Quantity, Uid, Volume, ids::InvalidResourceVersion,
 };
@@ -18,7 +18,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 /// An object: what the roles know of it, and all of it.
 #[derive(Clone, Debug)]
-pub struct Full<S, F> {
+pub struct FullObject<S, F> {
     /// What the roles know.
     pub slim: S,
     /// All of it.
@@ -26,24 +26,24 @@ pub struct Full<S, F> {
 }
 
 /// A Pod.
-pub type PodObject = Full<Pod, core::Pod>;
+pub type PodObject = FullObject<Pod, core::Pod>;
 /// A Node.
-pub type NodeObject = Full<Node, core::Node>;
+pub type NodeObject = FullObject<Node, core::Node>;
 /// A PersistentVolume.
-pub type VolumeObject = Full<Volume, core::PersistentVolume>;
+pub type VolumeObject = FullObject<Volume, core::PersistentVolume>;
 /// A CSINode.
-pub type CsiNodeObject = Full<CsiNode, storage::CSINode>;
+pub type CsiNodeObject = FullObject<CsiNode, storage::CSINode>;
 /// A CSIDriver.
-pub type CsiDriverObject = Full<CsiDriver, storage::CSIDriver>;
+pub type CsiDriverObject = FullObject<CsiDriver, storage::CSIDriver>;
 
-impl<S, F> Kind for Full<S, F>
+impl<S, F> Kind for FullObject<S, F>
 where
     S: Kind,
     F: Clone + DeserializeOwned + Send + Sync + 'static,
 {
     type Key = S::Key;
     type Index = ();
-    const RESOURCE: Resource = S::RESOURCE;
+    const RESOURCE: ApiResource = S::RESOURCE;
 
     fn decode(json: &str) -> Result<Self, String> {
         let full = serde_json::from_str(json).map_err(|error| error.to_string())?;
@@ -86,7 +86,7 @@ impl PodObject {
     }
 
     /// Name of the claim of a volume, where it has one.
-    pub fn claim_of(&self, volume: &core::Volume) -> Option<String> {
+    pub fn claim_name(&self, volume: &core::Volume) -> Option<String> {
         if let Some(source) = &volume.persistent_volume_claim {
             return Some(source.claim_name.clone());
         }
@@ -105,7 +105,7 @@ impl VolumeObject {
 
 impl CsiNodeObject {
     /// How many volumes of a driver the node takes; absent without a limit.
-    pub fn limit(&self, driver: &str) -> Option<usize> {
+    pub fn volume_limit(&self, driver: &str) -> Option<usize> {
         let entry = self.full.spec.drivers.iter().find(|entry| entry.name == driver)?;
         let count = entry.allocatable.as_ref()?.count?;
         usize::try_from(count).ok()
@@ -114,44 +114,44 @@ impl CsiNodeObject {
 
 /// A CSIStorageCapacity: how much room a driver has for a class in a place.
 #[derive(Clone, Debug)]
-pub struct Capacity {
-    key: CapacityKey,
+pub struct CsiStorageCapacity {
+    key: CsiStorageCapacityKey,
     meta: ObjectMeta,
     /// `storageClassName`
-    pub class: String,
+    pub storage_class: String,
     /// `nodeTopology`; absent where the room is for no node.
-    pub nodes: Option<LabelSelector>,
+    pub node_topology: Option<LabelSelector>,
     /// The largest volume there, as far as it is known: `maximumVolumeSize`, else `capacity`.
-    pub largest: Option<Quantity>,
+    pub maximum_volume_size: Option<Quantity>,
 }
 
 /// Where a CSIStorageCapacity stands.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct CapacityKey {
+pub struct CsiStorageCapacityKey {
     namespace: Box<str>,
     name: Box<str>,
 }
 
-impl fmt::Display for CapacityKey {
+impl fmt::Display for CsiStorageCapacityKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
     }
 }
 
-impl Key for CapacityKey {
-    fn of(namespace: &str, name: &str) -> Self {
+impl ObjectKey for CsiStorageCapacityKey {
+    fn from_parts(namespace: &str, name: &str) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }
 
-    fn locate(&self) -> (Option<&str>, &str) {
+    fn parts(&self) -> (Option<&str>, &str) {
         (Some(&self.namespace), &self.name)
     }
 }
 
-impl Kind for Capacity {
-    type Key = CapacityKey;
+impl Kind for CsiStorageCapacity {
+    type Key = CsiStorageCapacityKey;
     type Index = ();
-    const RESOURCE: Resource = Resource {
+    const RESOURCE: ApiResource = ApiResource {
         group: "storage.k8s.io",
         version: "v1",
         kind: "CSIStorageCapacity",
@@ -184,20 +184,20 @@ impl Kind for Capacity {
         let largest = wire.maximum_volume_size.or(wire.capacity);
         let largest = largest.map(|text| Quantity::parse(&text).map_err(|error| error.to_string()));
         Ok(Self {
-            key: CapacityKey { namespace: wire.metadata.namespace, name: wire.metadata.name },
+            key: CsiStorageCapacityKey { namespace: wire.metadata.namespace, name: wire.metadata.name },
             meta: ObjectMeta {
                 uid: Uid::new(wire.metadata.uid),
-                version,
+                resource_version: version,
                 deleting: wire.metadata.deletion_timestamp.is_some(),
                 ..ObjectMeta::default()
             },
-            class: wire.storage_class_name,
-            nodes: wire.node_topology,
-            largest: largest.transpose()?,
+            storage_class: wire.storage_class_name,
+            node_topology: wire.node_topology,
+            maximum_volume_size: largest.transpose()?,
         })
     }
 
-    fn key(&self) -> CapacityKey {
+    fn key(&self) -> CsiStorageCapacityKey {
         self.key.clone()
     }
 

@@ -5,16 +5,16 @@
 //! instead of made, unless they are wanted: see [`dry`].
 #![forbid(unsafe_code)]
 
-pub mod dry;
-mod ephemeral;
+mod client;
+mod cluster;
+mod ephemeral_volume;
+pub mod fake_host;
 pub mod files;
 pub mod kinds;
 pub mod kubelet;
-mod nodes;
 pub mod observer;
 pub mod scheduler;
-mod world;
 
-pub use kubelet::serves_nodes;
-pub use nodes::{DevError, Driver, DriverNode, Mounts, Nodes, Options, View};
-pub use observer::{Observer, Silent, Step, StepKind};
+pub use cluster::{DevCluster, DevClusterOptions, DevError, Mounts, NodeDriver, NodePlugin, NodesView};
+pub use kubelet::has_node_service;
+pub use observer::{ClusterStep, ClusterStepObserver, ClusterStepResult, NoopClusterStepObserver};

@@ -4,42 +4,42 @@ use std::time::Duration;
 
 /// How a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StepKind {
+pub enum ClusterStepResult {
     /// Nothing to do now; the text says what is waited for.
-    Waits,
+    Waiting,
     /// Something was done.
-    Acts,
+    Applied,
     /// The object is where it shall be.
-    Settled,
+    UpToDate,
     /// Something failed; it is tried again.
-    Fails,
+    Failed,
 }
 
 /// One thing that a simulated part did or found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct ClusterStep {
     /// `scheduler`, `kubelet` or `ephemeral`.
-    pub who: &'static str,
+    pub component: &'static str,
     /// What it is about, such as `pod/default/web`.
     pub object: String,
     /// How it ended.
-    pub kind: StepKind,
+    pub result: ClusterStepResult,
     /// For people: a short clause in the present tense; never holds secret values.
     pub text: String,
     /// How long it took.
-    pub took: Option<Duration>,
+    pub duration: Option<Duration>,
 }
 
 /// Hears of steps; called where they happen, so it must be quick.
-pub trait Observer: Send + Sync + 'static {
+pub trait ClusterStepObserver: Send + Sync + 'static {
     /// A step.
-    fn step(&self, step: Step);
+    fn on_step(&self, step: ClusterStep);
 }
 
 /// Hears nothing.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Silent;
+pub struct NoopClusterStepObserver;
 
-impl Observer for Silent {
-    fn step(&self, _: Step) {}
+impl ClusterStepObserver for NoopClusterStepObserver {
+    fn on_step(&self, _: ClusterStep) {}
 }

@@ -6,7 +6,7 @@ use crate::{
     ids::{ClaimKey, ObjectMeta, Uid, VolumeName},
     names,
     quantity::{Quantity, QuantityError},
-    selector::Selector,
+    selector::LabelSelector,
     volume::{AccessModes, VolumeMode},
 };
 
@@ -108,16 +108,16 @@ impl ModifyState {
 
 /// `status.modifyVolumeStatus`
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Modification {
+pub struct ModifyVolumeStatus {
     /// `status`
     pub state: ModifyState,
     /// `targetVolumeAttributesClassName`, empty when absent.
-    pub target: Box<str>,
+    pub target_class: Box<str>,
 }
 
 /// Type of a condition that growing or modifying puts on a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum ConditionKind {
+pub enum ClaimConditionType {
     /// It grows.
     Resizing,
     /// The node's part is to come.
@@ -132,12 +132,12 @@ pub enum ConditionKind {
     ModifyVolumeError,
 }
 
-impl ConditionKind {
+impl ClaimConditionType {
     /// Those of growing.
-    pub const OF_GROWTH: [Self; 4] =
+    pub const RESIZE_TYPES: [Self; 4] =
         [Self::Resizing, Self::FileSystemResizePending, Self::ControllerResizeError, Self::NodeResizeError];
     /// Those of modifying.
-    pub const OF_MODIFICATION: [Self; 2] = [Self::ModifyingVolume, Self::ModifyVolumeError];
+    pub const MODIFY_TYPES: [Self; 2] = [Self::ModifyingVolume, Self::ModifyVolumeError];
 
     /// The API's spelling.
     pub const fn as_str(self) -> &'static str {
@@ -153,7 +153,7 @@ impl ConditionKind {
 
     /// Reads the API's spelling; absent for the conditions of others.
     pub fn parse(text: &str) -> Option<Self> {
-        let all = Self::OF_GROWTH.into_iter().chain(Self::OF_MODIFICATION);
+        let all = Self::RESIZE_TYPES.into_iter().chain(Self::MODIFY_TYPES);
         all.into_iter().find(|kind| kind.as_str() == text)
     }
 }
@@ -162,9 +162,9 @@ impl ConditionKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimCondition {
     /// `type`
-    pub kind: ConditionKind,
+    pub condition_type: ClaimConditionType,
     /// Whether `status` is True.
-    pub holds: bool,
+    pub is_true: bool,
     /// `reason`, empty when absent.
     pub reason: Box<str>,
     /// `message`, empty when absent.
@@ -175,26 +175,27 @@ pub struct ClaimCondition {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// `allocatedResources.storage`: the size that was asked for last.
-    pub allocated: Option<Quantity>,
+    pub allocated_resources: Option<Quantity>,
     /// `allocatedResourceStatuses.storage`
     pub resize: Option<ResizeState>,
     /// `modifyVolumeStatus`
-    pub modification: Option<Modification>,
+    pub modification: Option<ModifyVolumeStatus>,
     /// Those of `conditions` that are about this.
     pub conditions: Vec<ClaimCondition>,
 }
 
 impl Progress {
-    const NONE: Self = Self { allocated: None, resize: None, modification: None, conditions: Vec::new() };
+    const NONE: Self =
+        Self { allocated_resources: None, resize: None, modification: None, conditions: Vec::new() };
 
     /// The condition of a type.
-    pub fn condition(&self, kind: ConditionKind) -> Option<&ClaimCondition> {
-        self.conditions.iter().find(|condition| condition.kind == kind)
+    pub fn condition(&self, kind: ClaimConditionType) -> Option<&ClaimCondition> {
+        self.conditions.iter().find(|condition| condition.condition_type == kind)
     }
 
     /// Whether a condition is True.
-    pub fn holds(&self, kind: ConditionKind) -> bool {
-        self.condition(kind).is_some_and(|condition| condition.holds)
+    pub fn is_condition_true(&self, kind: ClaimConditionType) -> bool {
+        self.condition(kind).is_some_and(|condition| condition.is_true)
     }
 }
 
@@ -217,7 +218,7 @@ pub struct Claim {
     /// Metadata.
     pub meta: ObjectMeta,
     /// Uid of the owner that controls it: the pod whose generic ephemeral volume it is.
-    pub controller: Option<Uid>,
+    pub controller_uid: Option<Uid>,
     /// `spec.volumeName`
     pub volume: Option<VolumeName>,
     /// `spec.storageClassName`; absent and empty differ.
@@ -230,7 +231,7 @@ pub struct Claim {
     /// text here, so that the claim can be told.
     pub request: Result<Quantity, Box<QuantityError>>,
     /// `spec.selector`; a selector that is not valid keeps its reason.
-    pub selector: Option<Box<Result<Selector, String>>>,
+    pub selector: Option<Box<Result<LabelSelector, String>>>,
     /// `spec.volumeAttributesClassName`, empty when absent.
     pub attributes_class: Box<str>,
     /// `spec.dataSource` or `spec.dataSourceRef`
@@ -256,12 +257,13 @@ impl Claim {
 
     /// The VolumeAttributesClasses that the claim asks for, has, or is on the way to, each once.
     pub fn attributes_classes(&self) -> impl Iterator<Item = &str> {
-        let asks = &*self.attributes_class;
+        let requested = &*self.attributes_class;
         let has = self.status_attributes_class.as_deref().unwrap_or_default();
-        let moves_to = self.progress().modification.as_ref().map_or("", |modification| &modification.target);
-        let has = Some(has).filter(|has| *has != asks);
-        let moves_to = Some(moves_to).filter(|to| *to != asks && Some(*to) != has);
-        [Some(asks), has, moves_to].into_iter().flatten().filter(|name| !name.is_empty())
+        let target =
+            self.progress().modification.as_ref().map_or("", |modification| &modification.target_class);
+        let has = Some(has).filter(|has| *has != requested);
+        let target = Some(target).filter(|to| *to != requested && Some(*to) != has);
+        [Some(requested), has, target].into_iter().flatten().filter(|name| !name.is_empty())
     }
 
     /// The class: legacy annotation, even empty, else `spec.storageClassName`, else empty.

@@ -1,7 +1,7 @@
 //! StorageClass, as far as the roles decide on it.
 
 use crate::{
-    ids::{AttributesClassName, ClassName, DriverName, ObjectMeta},
+    ids::{DriverName, ObjectMeta, StorageClassName, VolumeAttributesClassName},
     names,
     storage::Parameters,
     volume::ReclaimPolicy,
@@ -20,7 +20,7 @@ pub enum BindingMode {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StorageClass {
     /// `metadata.name`
-    pub name: ClassName,
+    pub name: StorageClassName,
     /// Metadata.
     pub meta: ObjectMeta,
     /// `provisioner`
@@ -48,9 +48,9 @@ impl StorageClass {
 
 /// A VolumeAttributesClass: parameters of a volume that can be changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AttributesClass {
+pub struct VolumeAttributesClass {
     /// `metadata.name`
-    pub name: AttributesClassName,
+    pub name: VolumeAttributesClassName,
     /// Metadata.
     pub meta: ObjectMeta,
     /// `driverName`

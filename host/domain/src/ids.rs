@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::string_map::StringMap;
 
 /// How counted text is written and read: serde knows it only with a feature that every crate would have.
-mod counted {
+mod arc_str {
     use super::{Arc, Deserialize, Deserializer, Serializer};
 
     pub(super) fn serialize<S: Serializer>(text: &Arc<str>, serializer: S) -> Result<S::Ok, S::Error> {
@@ -53,13 +53,13 @@ macro_rules! name {
 
         impl Serialize for $name {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                counted::serialize(&self.0, serializer)
+                arc_str::serialize(&self.0, serializer)
             }
         }
 
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                counted::deserialize(deserializer).map(Self)
+                arc_str::deserialize(deserializer).map(Self)
             }
         }
 
@@ -107,11 +107,11 @@ name!(
 );
 name!(
     /// Name of a VolumeAttachment.
-    AttachmentName
+    VolumeAttachmentName
 );
 name!(
     /// A volume as `status.volumesAttached` and `status.volumesInUse` of a Node name it: `kubernetes.io/csi/<driver>^<handle>`.
-    UniqueVolume
+    UniqueVolumeName
 );
 name!(
     /// A driver's name, as a StorageClass' `provisioner` and a PV's `spec.csi.driver` spell it.
@@ -119,11 +119,11 @@ name!(
 );
 name!(
     /// Name of a StorageClass.
-    ClassName
+    StorageClassName
 );
 name!(
     /// Name of a VolumeAttributesClass.
-    AttributesClassName
+    VolumeAttributesClassName
 );
 name!(
     /// Identity of the cluster: the uid of the namespace `kube-system`.
@@ -134,10 +134,10 @@ name!(
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ClaimKey {
     /// `metadata.namespace`
-    #[serde(with = "counted")]
+    #[serde(with = "arc_str")]
     pub namespace: Arc<str>,
     /// `metadata.name`
-    #[serde(with = "counted")]
+    #[serde(with = "arc_str")]
     pub name: Arc<str>,
 }
 
@@ -207,7 +207,7 @@ pub struct ObjectMeta {
     /// `metadata.uid`
     pub uid: Uid,
     /// `metadata.resourceVersion`
-    pub version: ResourceVersion,
+    pub resource_version: ResourceVersion,
     /// Whether `metadata.deletionTimestamp` is set.
     pub deleting: bool,
     /// `metadata.creationTimestamp` in milliseconds since the Unix epoch; 0 when absent.
@@ -238,7 +238,7 @@ impl ObjectMeta {
     }
 
     /// Index of a finalizer in the list.
-    pub fn finalizer(&self, name: &str) -> Option<usize> {
+    pub fn finalizer_index(&self, name: &str) -> Option<usize> {
         self.finalizers.iter().position(|f| &**f == name)
     }
 }

@@ -4,7 +4,6 @@
 //! that rules over it can be tables.
 #![forbid(unsafe_code)]
 
-pub mod attachment;
 pub mod claim;
 pub mod class;
 pub mod ids;
@@ -16,19 +15,23 @@ pub mod storage;
 pub mod string_map;
 pub mod text;
 pub mod volume;
+pub mod volume_attachment;
 
-pub use attachment::{Attachment, AttachmentError, AttachmentSource, CsiDriver, CsiNode, Node, NodeVolume};
 pub use claim::{
-    Claim, ClaimCondition, ClaimPhase, ConditionKind, Modification, ModifyState, Progress, ResizeState,
+    Claim, ClaimCondition, ClaimConditionType, ClaimPhase, ModifyState, ModifyVolumeStatus, Progress,
+    ResizeState,
 };
-pub use class::{AttributesClass, BindingMode, StorageClass};
+pub use class::{BindingMode, StorageClass, VolumeAttributesClass};
 pub use ids::{
-    AttachmentName, AttributesClassName, ClaimKey, ClassName, ClusterId, DriverName, GroupSnapshotHandle,
-    NodeId, NodeName, ObjectMeta, PodKey, ResourceVersion, SnapshotHandle, Uid, UniqueVolume, VolumeHandle,
-    VolumeName,
+    ClaimKey, ClusterId, DriverName, GroupSnapshotHandle, NodeId, NodeName, ObjectMeta, PodKey,
+    ResourceVersion, SnapshotHandle, StorageClassName, Uid, UniqueVolumeName, VolumeAttachmentName,
+    VolumeAttributesClassName, VolumeHandle, VolumeName,
 };
 pub use pod::Pod;
 pub use quantity::{Quantity, QuantityError};
-pub use selector::{Requirement, Selector};
+pub use selector::{LabelSelector, LabelSelectorRequirement};
 pub use string_map::StringMap;
 pub use volume::{AccessMode, AccessModes, ClaimRef, ReclaimPolicy, Volume, VolumeMode, VolumePhase};
+pub use volume_attachment::{
+    CsiDriver, CsiNode, Node, NodeVolumeStatus, VolumeAttachment, VolumeAttachmentSource, VolumeError,
+};

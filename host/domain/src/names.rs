@@ -2,7 +2,7 @@
 
 use sha2::{Digest as _, Sha256};
 
-use crate::ids::{AttachmentName, DriverName, NodeName, VolumeHandle};
+use crate::ids::{DriverName, NodeName, VolumeAttachmentName, VolumeHandle};
 
 /// PVC: the claim once reached Bound; only presence counts.
 pub const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
@@ -52,20 +52,24 @@ pub const NODE_ID: &str = "csi.alpha.kubernetes.io/node-id";
 const ATTACHER_FINALIZER_PREFIX: &str = "external-attacher/";
 
 /// Node: volumes are attached to it by the controller and not by its kubelet; only presence counts.
-pub const MANAGED_ATTACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
+pub const CONTROLLER_MANAGED_ATTACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 /// Node: key of the taint by which a person says that it is down for good, whatever the value and effect.
-pub const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+pub const OUT_OF_SERVICE_TAINT: &str = "node.kubernetes.io/out-of-service";
 /// Prefix of the VolumeAttachments that Kubernetes makes for pods.
-const ATTACHMENT_PREFIX: &str = "csi-";
+const VOLUME_ATTACHMENT_PREFIX: &str = "csi-";
 
 /// Name of the VolumeAttachment of a volume on a node: handle, driver and node one after the other, as SHA-256.
-pub fn attachment(driver: &DriverName, handle: &VolumeHandle, node: &NodeName) -> AttachmentName {
-    let digest = hex_digest([handle.as_str(), driver.as_str(), node.as_str()]);
-    AttachmentName::new(format!("{ATTACHMENT_PREFIX}{digest}"))
+pub fn volume_attachment_name(
+    driver: &DriverName,
+    handle: &VolumeHandle,
+    node: &NodeName,
+) -> VolumeAttachmentName {
+    let digest = sha256_hex([handle.as_str(), driver.as_str(), node.as_str()]);
+    VolumeAttachmentName::new(format!("{VOLUME_ATTACHMENT_PREFIX}{digest}"))
 }
 
 /// SHA-256 of some parts one after the other, in small hexadecimal digits: what Kubernetes makes names of.
-pub fn hex_digest<const N: usize>(parts: [&str; N]) -> String {
+pub fn sha256_hex<const N: usize>(parts: [&str; N]) -> String {
     let mut digest = Sha256::new();
     parts.into_iter().for_each(|part| digest.update(part));
     let digits =
@@ -74,25 +78,25 @@ pub fn hex_digest<const N: usize>(parts: [&str; N]) -> String {
 }
 
 /// Whether a VolumeAttachment was made for pods, by Kubernetes or by us: nobody else names them so.
-pub fn is_made_for_pods(name: &AttachmentName) -> bool {
-    let digest = name.as_str().strip_prefix(ATTACHMENT_PREFIX).unwrap_or_default();
+pub fn is_pod_attachment(name: &VolumeAttachmentName) -> bool {
+    let digest = name.as_str().strip_prefix(VOLUME_ATTACHMENT_PREFIX).unwrap_or_default();
     digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
 
 /// Finalizer of a driver's VolumeAttachments, and of the PVs that they name.
 pub fn attacher_finalizer(driver: &DriverName) -> String {
-    format!("{ATTACHER_FINALIZER_PREFIX}{}", clean(driver.as_str()))
+    format!("{ATTACHER_FINALIZER_PREFIX}{}", sanitize_driver_name(driver.as_str()))
 }
 
 /// A driver's name as the sidecars spell it in finalizers and leases: what is neither letter, digit nor dash becomes a dash, and
 /// after a dash at the end comes an `X`.
-fn clean(driver: &str) -> String {
-    let keep = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '-' };
-    let mut cleaned: String = driver.chars().map(keep).collect();
-    if cleaned.ends_with('-') {
-        cleaned.push('X');
+fn sanitize_driver_name(driver: &str) -> String {
+    let sanitize = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '-' };
+    let mut sanitized: String = driver.chars().map(sanitize).collect();
+    if sanitized.ends_with('-') {
+        sanitized.push('X');
     }
-    cleaned
+    sanitized
 }
 
 /// Prefix of in-tree plugins' names.
@@ -103,21 +107,21 @@ pub const RESERVED_PARAMETER_PREFIX: &str = "csi.storage.k8s.io/";
 /// Volume attribute that names the process which provisioned the volume.
 pub const PROVISIONER_IDENTITY: &str = "storage.kubernetes.io/csiProvisionerIdentity";
 /// Key under which an attachment of ours travels to the node, in volume attributes and in attachment metadata.
-pub const ATTACHMENT: &str = "cofferdam.dev/attachment";
+pub const CONNECTION_INFO: &str = "cofferdam.dev/attachment";
 /// Topology key whose value is the name of the node. The host knows it without asking anybody.
 pub const NODE_TOPOLOGY_KEY: &str = "topology.cofferdam.dev/node";
 /// Key of the volume attribute that says what the volume's content was made of, `volume` or `snapshot`. A node never formats such a
 /// volume.
 pub const CONTENT_SOURCE: &str = "cofferdam.dev/content-source";
 /// Prefix of the volume attributes that are ours: drivers neither set nor see them.
-pub const OWN_ATTRIBUTE_PREFIX: &str = "cofferdam.dev/";
+pub const RESERVED_ATTRIBUTE_PREFIX: &str = "cofferdam.dev/";
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn finalizers_are_the_sidecars_byte_for_byte() {
+    fn attacher_finalizers_match_external_attacher() {
         #[rustfmt::skip] // one row a driver
         let table = [
             ("d.example.com", "external-attacher/d-example-com"),
@@ -132,14 +136,14 @@ mod tests {
     }
 
     #[test]
-    fn attachments_are_named_as_kubernetes_names_them() {
-        let name = attachment(&"d.example.com".into(), &"handle-1".into(), &"node-1".into());
+    fn volume_attachment_names_match_kubernetes() {
+        let name = volume_attachment_name(&"d.example.com".into(), &"handle-1".into(), &"node-1".into());
         // printf handle-1d.example.comnode-1 | sha256sum
         let digest = "b7f29d167cefa1a883c19fab49603673493a2b29c3c043d56ff3884d844c827b";
         assert_eq!(name.as_str(), format!("csi-{digest}"));
-        assert!(is_made_for_pods(&name));
+        assert!(is_pod_attachment(&name));
         for other in ["a", "csi-", "csi-b7f2", &digest.to_uppercase(), digest] {
-            assert!(!is_made_for_pods(&other.into()), "{other}");
+            assert!(!is_pod_attachment(&other.into()), "{other}");
         }
     }
 }

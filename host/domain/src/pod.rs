@@ -16,7 +16,7 @@ pub struct Pod {
     /// Phase Failed or Succeeded, or deleting with no container running.
     pub terminated: bool,
     /// Deleting with a grace period of zero: shut down for good.
-    pub shut_down: bool,
+    pub zero_grace_period: bool,
     /// Names of the claims that it uses directly.
     pub claims: Box<[Arc<str>]>,
     /// Names of the claims of its generic ephemeral volumes (`<pod>-<volume>`).

@@ -75,13 +75,13 @@ impl Quantity {
             return Err(QuantityError::Negative(text.to_owned()));
         }
         let digits: u128 = digits.parse().map_err(|_| too_large())?;
-        let places = i64::try_from(fraction.len()).map_err(|_| syntax())?;
+        let fraction_digits = i64::try_from(fraction.len()).map_err(|_| syntax())?;
         let bytes = match scale {
             Scale::Binary(shift) => {
                 let factor = 1_u128.checked_shl(shift).ok_or_else(too_large)?;
-                power_of_ten(digits.checked_mul(factor).ok_or_else(too_large)?, -places)
+                power_of_ten(digits.checked_mul(factor).ok_or_else(too_large)?, -fraction_digits)
             }
-            Scale::Decimal(exponent) => power_of_ten(digits, i64::from(exponent) - places),
+            Scale::Decimal(exponent) => power_of_ten(digits, i64::from(exponent) - fraction_digits),
         };
         bytes.filter(|bytes| *bytes <= MAX_BYTES).map(Self).ok_or_else(too_large)
     }
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_every_form_that_kubernetes_writes() {
+    fn every_quantity_form_of_kubernetes_is_parsed() {
         let cases = [
             ("0", 0),
             ("1", 1),
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn compares_beyond_64_bits() {
+    fn quantities_beyond_64_bits_are_compared() {
         let exa = |n: &str| Quantity::parse(n).unwrap();
         assert!(exa("950E") > exa("800E"));
         assert!(exa("800E").to_csi_bytes().is_none());
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn names_the_text_and_what_was_expected() {
+    fn invalid_quantities_are_rejected_with_their_text() {
         for text in ["", "Gi", "1.2.3", "1 Gi", "1GiB", "0x10", "one", "1e", "1ee3", "٣", "."] {
             assert!(matches!(Quantity::parse(text), Err(QuantityError::Syntax(t)) if t == text), "{text}");
         }
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn prints_the_largest_whole_binary_suffix() {
+    fn display_uses_the_largest_exact_binary_suffix() {
         for (bytes, text) in [
             (0, "0"),
             (1, "1"),

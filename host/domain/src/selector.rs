@@ -4,7 +4,7 @@ use crate::string_map::StringMap;
 
 /// One requirement of a label selector (`matchExpressions`).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Requirement {
+pub enum LabelSelectorRequirement {
     /// The label exists with one of the values.
     In(Box<str>, Vec<Box<str>>),
     /// The label is absent or has none of the values.
@@ -17,23 +17,27 @@ pub enum Requirement {
 
 /// A label selector: every requirement must hold. Without requirements it matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Selector {
+pub struct LabelSelector {
     /// `matchLabels` and `matchExpressions`.
-    pub requirements: Vec<Requirement>,
+    pub requirements: Vec<LabelSelectorRequirement>,
 }
 
-impl Selector {
+impl LabelSelector {
     /// Whether the labels satisfy every requirement.
     pub fn matches(&self, labels: &StringMap) -> bool {
         self.requirements.iter().all(|requirement| match requirement {
-            Requirement::In(key, values) => labels.get(key).is_some_and(|value| is_one(value, values)),
-            Requirement::NotIn(key, values) => labels.get(key).is_none_or(|value| !is_one(value, values)),
-            Requirement::Exists(key) => labels.contains_key(key),
-            Requirement::DoesNotExist(key) => !labels.contains_key(key),
+            LabelSelectorRequirement::In(key, values) => {
+                labels.get(key).is_some_and(|value| is_one_of(value, values))
+            }
+            LabelSelectorRequirement::NotIn(key, values) => {
+                labels.get(key).is_none_or(|value| !is_one_of(value, values))
+            }
+            LabelSelectorRequirement::Exists(key) => labels.contains_key(key),
+            LabelSelectorRequirement::DoesNotExist(key) => !labels.contains_key(key),
         })
     }
 }
 
-fn is_one(value: &str, values: &[Box<str>]) -> bool {
+fn is_one_of(value: &str, values: &[Box<str>]) -> bool {
     values.iter().any(|one| **one == *value)
 }

@@ -10,8 +10,8 @@ pub struct StringMap(Box<[(Arc<str>, Arc<str>)]>);
 impl StringMap {
     /// The value of this name.
     pub fn get(&self, name: &str) -> Option<&str> {
-        let place = self.0.binary_search_by(|(other, _)| (**other).cmp(name)).ok()?;
-        self.0.get(place).map(|(_, value)| &**value)
+        let index = self.0.binary_search_by(|(other, _)| (**other).cmp(name)).ok()?;
+        self.0.get(index).map(|(_, value)| &**value)
     }
 
     /// Whether there is a value of this name.
@@ -65,19 +65,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_in_it_is_found() {
+    fn entries_are_found_by_name_in_sorted_order() {
         let names = ["b", "", "a/b", "ä", "a"];
         let map: BTreeMap<Box<str>, Box<str>> =
             names.into_iter().map(|name| (name.into(), format!("value of {name}").into())).collect();
-        let few = StringMap::from(map);
-        assert_eq!(few.len(), 5);
+        let string_map = StringMap::from(map);
+        assert_eq!(string_map.len(), 5);
         for name in names {
-            assert_eq!(few.get(name), Some(&*format!("value of {name}")));
+            assert_eq!(string_map.get(name), Some(&*format!("value of {name}")));
         }
-        assert_eq!((few.get("c"), few.contains_key("a/"), few.contains_key("a")), (None, false, true));
-        assert_eq!(few.iter().map(|(name, _)| name).collect::<Vec<_>>(), ["", "a", "a/b", "b", "ä"]);
-        assert!(!few.is_empty() && StringMap::default().is_empty());
-        let map: BTreeMap<String, String> = (&few).into();
-        assert_eq!((map.len(), StringMap::from(map)), (5, few));
+        assert_eq!(
+            (string_map.get("c"), string_map.contains_key("a/"), string_map.contains_key("a")),
+            (None, false, true)
+        );
+        assert_eq!(string_map.iter().map(|(name, _)| name).collect::<Vec<_>>(), ["", "a", "a/b", "b", "ä"]);
+        assert!(!string_map.is_empty() && StringMap::default().is_empty());
+        let map: BTreeMap<String, String> = (&string_map).into();
+        assert_eq!((map.len(), StringMap::from(map)), (5, string_map));
     }
 }

@@ -1,13 +1,13 @@
 //! Texts of others, as they may be shown.
 
 /// Longest message that is passed on, in bytes; events hold 1,024.
-const MAX_MESSAGE: usize = 1_000;
+const MAX_MESSAGE_BYTES: usize = 1_000;
 
 /// Somebody else's text as it may be shown: one line, without control characters, cut at a character's border.
 pub fn printable(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len().min(MAX_MESSAGE));
+    let mut shown = String::with_capacity(text.len().min(MAX_MESSAGE_BYTES));
     for c in text.chars() {
-        if shown.len() + c.len_utf8() > MAX_MESSAGE {
+        if shown.len() + c.len_utf8() > MAX_MESSAGE_BYTES {
             shown.push('…');
             break;
         }
@@ -21,9 +21,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_one_clean_line() {
+    fn printable_text_is_one_line_without_control_characters() {
         assert_eq!(printable("a\u{1b}[31m\nb\u{7f}é"), "a [31m b é");
         let long = printable(&"é".repeat(1 << 20));
-        assert!(long.len() <= MAX_MESSAGE + '…'.len_utf8() && long.ends_with("é…"));
+        assert!(long.len() <= MAX_MESSAGE_BYTES + '…'.len_utf8() && long.ends_with("é…"));
     }
 }

@@ -189,7 +189,7 @@ impl fmt::Display for SecretRef {
 
 /// `spec.csi`, as far as the roles use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CsiSource {
+pub struct CsiVolumeSource {
     /// `driver`
     pub driver: DriverName,
     /// `volumeHandle`
@@ -231,11 +231,11 @@ pub struct Volume {
     pub mount_options: Vec<String>,
     /// `spec.nodeAffinity.required`: of each term the labels that a node must have with this one value. What else a term asks for
     /// only narrows it.
-    pub places: Box<[StringMap]>,
+    pub node_affinity_terms: Box<[StringMap]>,
     /// `spec.csi`; absent for in-tree sources.
-    pub csi: Option<CsiSource>,
+    pub csi: Option<CsiVolumeSource>,
     /// The member of `spec` with an in-tree source that has to be attached, or whose plugin a CSI driver took over.
-    pub in_tree: Option<&'static str>,
+    pub in_tree_source: Option<&'static str>,
     /// `status.phase`
     pub phase: VolumePhase,
 }
@@ -248,17 +248,21 @@ impl Volume {
     }
 
     /// Whether only nodes with all these labels reach the volume.
-    pub fn is_only_at(&self, place: &Segments) -> bool {
-        let pinned =
-            |term: &StringMap| place.iter().all(|(key, value)| term.get(key).is_some_and(|has| has == value));
-        !place.is_empty() && !self.places.is_empty() && self.places.iter().all(pinned)
+    pub fn is_only_accessible_from(&self, segments: &Segments) -> bool {
+        let requires_segments = |term: &StringMap| {
+            segments.iter().all(|(key, value)| term.get(key).is_some_and(|has| has == value))
+        };
+        !segments.is_empty()
+            && !self.node_affinity_terms.is_empty()
+            && self.node_affinity_terms.iter().all(requires_segments)
     }
 
     /// Whether no node with these labels reaches the volume.
-    pub fn is_never_at(&self, place: &Segments) -> bool {
-        let away =
-            |term: &StringMap| place.iter().any(|(key, value)| term.get(key).is_some_and(|has| has != value));
-        !self.places.is_empty() && self.places.iter().all(away)
+    pub fn is_inaccessible_from(&self, segments: &Segments) -> bool {
+        let excludes_segments = |term: &StringMap| {
+            segments.iter().any(|(key, value)| term.get(key).is_some_and(|has| has != value))
+        };
+        !self.node_affinity_terms.is_empty() && self.node_affinity_terms.iter().all(excludes_segments)
     }
 
     /// Value of the annotation that names who made the volume, when not empty.

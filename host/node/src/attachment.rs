@@ -1,6 +1,6 @@
 //! What the node knows of attachments, and the one strict reader of their fields.
 
-use cofferdam_domain::storage::AttachmentRecord;
+use cofferdam_domain::storage::ConnectionInfo;
 
 use crate::{path::RelativePath, policy::Kind};
 
@@ -53,7 +53,7 @@ impl Attachment {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn parse(record: &AttachmentRecord) -> Result<Self, String> {
+    pub fn parse(record: &ConnectionInfo) -> Result<Self, String> {
         let kind = Kind::of(&record.kind).ok_or_else(|| {
             let known = Kind::ALL.map(Kind::as_str).join(", ");
             format!("the attachment's kind is {:?}: expected one of {known}", record.kind)
@@ -103,9 +103,9 @@ fn stable_id(text: String) -> Result<String, String> {
 mod tests {
     use super::*;
 
-    fn record(kind: &str, version: u32, fields: &[(&str, &str)]) -> AttachmentRecord {
+    fn record(kind: &str, version: u32, fields: &[(&str, &str)]) -> ConnectionInfo {
         let fields = fields.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        AttachmentRecord { kind: kind.to_owned(), version, fields }
+        ConnectionInfo { kind: kind.to_owned(), version, fields }
     }
 
     #[test]

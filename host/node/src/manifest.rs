@@ -110,7 +110,7 @@ impl Manifest {
             return Err(format!("names the driver {:?}: expected a DNS subdomain", document.driver.as_str()));
         }
         // An ability that a later release has is nothing that a node does.
-        let abilities = document.abilities.iter().filter_map(|name| Ability::of(name)).collect();
+        let abilities = document.abilities.iter().filter_map(|name| Ability::from_interface(name)).collect();
         let description = Description {
             name: document.driver,
             version: document.version,
@@ -139,7 +139,7 @@ impl Manifest {
 
     /// Whether the driver says that it has a feature.
     pub fn has(&self, feature: Feature) -> bool {
-        self.description.has(feature)
+        self.description.has_feature(feature)
     }
 
     /// Whether attachments come with each publication, and not with the volume.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cofferdam_domain::storage::{AttachmentRecord, VolumeCapability};
+use cofferdam_domain::storage::{ConnectionInfo, VolumeCapability};
 use serde::{Deserialize, Serialize};
 
 use crate::{error::MachineError, machine::FileId};
@@ -24,7 +24,7 @@ pub struct VolumeRecord {
     /// Where it is staged; absent for inline volumes.
     pub staging: Option<String>,
     /// How it is reached; absent for inline volumes.
-    pub attachment: Option<AttachmentRecord>,
+    pub attachment: Option<ConnectionInfo>,
     /// How it was staged.
     pub capability: VolumeCapability,
     /// Bytes of an inline volume, or of memory that has grown.

@@ -11,15 +11,15 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_backend::{Answer, Backend as _, Call};
+use cofferdam_backend::{Backend as _, BackendFuture, Call};
 use cofferdam_domain::{
     ClusterId, GroupSnapshotHandle, ReclaimPolicy, SnapshotHandle, Uid, VolumeHandle, VolumeName,
     storage::{
         CapacityRange, CreateGroupSnapshot, CreateSnapshot, CreateVolume, CreatedVolume, ErrorKind, Finality,
-        GroupSnapshot, Owner, Snapshot, StorageError, TopologyRequirement, VolumeStatus,
+        GroupSnapshot, Snapshot, StorageError, TopologyRequirement, VolumeOwner, VolumeStatus,
     },
 };
-use cofferdam_wasm::{Engine, Source, WasmBackend, testing::FaultPlan};
+use cofferdam_wasm::{ComponentSource, Engine, WasmBackend, fault_injection::FaultPlan};
 use tokio::time::{Instant, sleep};
 
 use crate::{
@@ -81,7 +81,7 @@ pub(crate) struct Made {
 /// What a case works at.
 pub(crate) struct Bench {
     pub(crate) engine: Engine,
-    pub(crate) source: Source,
+    pub(crate) source: ComponentSource,
     pub(crate) options: Options,
     pub(crate) backend: Arc<Process>,
     pub(crate) journal: Journal,
@@ -102,7 +102,7 @@ pub(crate) struct Bench {
 impl Bench {
     pub(crate) fn new(
         engine: Engine,
-        source: Source,
+        source: ComponentSource,
         options: Options,
         backend: Arc<WasmBackend>,
         faults: FaultPlan,
@@ -153,11 +153,11 @@ impl Bench {
     }
 
     /// Who owns the volumes of this run.
-    pub(crate) fn owner(&self, name: &str) -> Owner {
-        Owner {
-            cluster: ClusterId::new(self.prefix.as_str()),
-            claim: Uid::new(format!("claim-of-{name}").chars().take(128).collect::<String>()),
-            volume: VolumeName::new(name.chars().take(63).collect::<String>()),
+    pub(crate) fn owner(&self, name: &str) -> VolumeOwner {
+        VolumeOwner {
+            cluster_id: ClusterId::new(self.prefix.as_str()),
+            claim_uid: Uid::new(format!("claim-of-{name}").chars().take(128).collect::<String>()),
+            pv_name: VolumeName::new(name.chars().take(63).collect::<String>()),
             reclaim_policy: ReclaimPolicy::Delete,
         }
     }
@@ -187,7 +187,7 @@ impl Bench {
     pub(crate) async fn settled<'a, T>(
         &self,
         method: &'static str,
-        call: impl Fn() -> Answer<'a, T>,
+        call: impl Fn() -> BackendFuture<'a, T>,
     ) -> Result<T, StorageError> {
         let begun = Instant::now();
         let mut round = 0;
@@ -232,7 +232,7 @@ impl Bench {
         call: Call,
         request: &CreateVolume,
         origin: &Origin,
-    ) -> Answer<'a, CreatedVolume> {
+    ) -> BackendFuture<'a, CreatedVolume> {
         let request = request.clone();
         match origin {
             Origin::Empty => backend.create_volume(call, request),
@@ -385,7 +385,7 @@ impl Bench {
 
     /// Whether the run has made this volume.
     pub(crate) fn is_ours(&self, status: &VolumeStatus) -> bool {
-        let of_run = |owner: &Owner| owner.cluster.as_str() == self.prefix;
+        let of_run = |owner: &VolumeOwner| owner.cluster_id.as_str() == self.prefix;
         lock(&self.ever).0.contains(&status.volume.handle) || status.owner.as_ref().is_some_and(of_run)
     }
 

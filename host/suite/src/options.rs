@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cofferdam_domain::{
     NodeId,
-    storage::{AccessType, CapabilityMode, Parameters, Secrets, Segments, VolumeCapability},
+    storage::{AccessType, CsiAccessMode, Parameters, Secrets, Segments, VolumeCapability},
 };
 use cofferdam_wasm::BackendConfig;
 
@@ -52,8 +52,12 @@ impl Default for Options {
             mutable_parameters: Parameters::new(),
             snapshot_parameters: Parameters::new(),
             capability: VolumeCapability {
-                mode: CapabilityMode::SingleNodeWriter,
-                access: AccessType::Filesystem { fs_type: None, mount_flags: Vec::new(), mount_group: None },
+                access_mode: CsiAccessMode::SingleNodeWriter,
+                access_type: AccessType::Filesystem {
+                    fs_type: None,
+                    mount_flags: Vec::new(),
+                    mount_group: None,
+                },
             },
             topology: None,
             nodes: [NodeId::new("cofferdam-test-1"), NodeId::new("cofferdam-test-2")],

@@ -12,13 +12,13 @@ use std::{
     },
 };
 
-use cofferdam_backend::{Answer, Backend, Call};
+use cofferdam_backend::{Backend, BackendFuture, Call};
 use cofferdam_domain::{
     GroupSnapshotHandle, NodeId, SnapshotHandle, VolumeHandle,
     storage::{
-        Ability, AttachmentRecord, Capacity, CapacityQuery, CreateGroupSnapshot, CreateSnapshot,
-        CreateVolume, CreatedVolume, Description, ExpandVolume, ExpandedVolume, GroupSnapshot, PageRequest,
-        Parameters, PublishVolume, Readiness, Snapshot, SnapshotPage, ValidateVolume, Validation, VolumePage,
+        Ability, Capacity, CapacityQuery, ConnectionInfo, CreateGroupSnapshot, CreateSnapshot, CreateVolume,
+        CreatedVolume, Description, ExpandVolume, ExpandedVolume, GroupSnapshot, PageRequest, Parameters,
+        PublishVolume, Readiness, Snapshot, SnapshotPage, ValidateVolume, Validation, VolumePage,
         VolumeStatus,
     },
 };
@@ -115,7 +115,7 @@ impl Process {
 
     /// Another process with the same driver and storage.
     pub(crate) fn twin(&self) -> Arc<Self> {
-        Arc::new(Self::new(self.backend.twin(), self.journal.clone()))
+        Arc::new(Self::new(self.backend.second_process(), self.journal.clone()))
     }
 
     /// Writes a call down when it begins, and its answer when it comes.
@@ -123,8 +123,8 @@ impl Process {
         &'a self,
         function: &'static str,
         arguments: String,
-        answer: Answer<'a, T>,
-    ) -> Answer<'a, T> {
+        answer: BackendFuture<'a, T>,
+    ) -> BackendFuture<'a, T> {
         Box::pin(async move {
             let place = self.journal.begin(self.number, format!("{function}({})", cut(arguments, LONGEST)));
             let answer = answer.await;
@@ -143,19 +143,19 @@ impl Backend for Process {
         self.backend.abilities()
     }
 
-    fn probe(&self, call: Call) -> Answer<'_, Readiness> {
+    fn probe(&self, call: Call) -> BackendFuture<'_, Readiness> {
         self.watch("identity.probe", String::new(), self.backend.probe(call))
     }
 
-    fn create_volume(&self, call: Call, request: CreateVolume) -> Answer<'_, CreatedVolume> {
+    fn create_volume(&self, call: Call, request: CreateVolume) -> BackendFuture<'_, CreatedVolume> {
         self.watch("volumes.create", request.words(), self.backend.create_volume(call, request))
     }
 
-    fn delete_volume(&self, call: Call, handle: VolumeHandle) -> Answer<'_, ()> {
+    fn delete_volume(&self, call: Call, handle: VolumeHandle) -> BackendFuture<'_, ()> {
         self.watch("volumes.delete", handle.words(), self.backend.delete_volume(call, handle))
     }
 
-    fn validate_volume(&self, call: Call, request: ValidateVolume) -> Answer<'_, Validation> {
+    fn validate_volume(&self, call: Call, request: ValidateVolume) -> BackendFuture<'_, Validation> {
         self.watch("volumes.validate", request.words(), self.backend.validate_volume(call, request))
     }
 
@@ -164,7 +164,7 @@ impl Backend for Process {
         call: Call,
         request: CreateVolume,
         source: VolumeHandle,
-    ) -> Answer<'_, CreatedVolume> {
+    ) -> BackendFuture<'_, CreatedVolume> {
         let words = format!("{}, source {}", request.words(), source.words());
         self.watch("cloning.create-from-volume", words, self.backend.clone_volume(call, request, source))
     }
@@ -174,7 +174,7 @@ impl Backend for Process {
         call: Call,
         request: CreateVolume,
         source: SnapshotHandle,
-    ) -> Answer<'_, CreatedVolume> {
+    ) -> BackendFuture<'_, CreatedVolume> {
         let words = format!("{}, source {}", request.words(), source.words());
         self.watch(
             "restoring.create-from-snapshot",
@@ -183,35 +183,45 @@ impl Backend for Process {
         )
     }
 
-    fn publish_volume(&self, call: Call, request: PublishVolume) -> Answer<'_, AttachmentRecord> {
+    fn publish_volume(&self, call: Call, request: PublishVolume) -> BackendFuture<'_, ConnectionInfo> {
         self.watch("publishing.publish", request.words(), self.backend.publish_volume(call, request))
     }
 
-    fn unpublish_volume(&self, call: Call, handle: VolumeHandle, node: Option<NodeId>) -> Answer<'_, ()> {
+    fn unpublish_volume(
+        &self,
+        call: Call,
+        handle: VolumeHandle,
+        node: Option<NodeId>,
+    ) -> BackendFuture<'_, ()> {
         let from =
             node.as_ref().map_or_else(|| "all nodes".to_owned(), |node| format!("node {:?}", node.as_str()));
         let words = format!("{}, {from}", handle.words());
         self.watch("publishing.unpublish", words, self.backend.unpublish_volume(call, handle, node))
     }
 
-    fn expand_volume(&self, call: Call, request: ExpandVolume) -> Answer<'_, ExpandedVolume> {
+    fn expand_volume(&self, call: Call, request: ExpandVolume) -> BackendFuture<'_, ExpandedVolume> {
         self.watch("expansion.expand", request.words(), self.backend.expand_volume(call, request))
     }
 
-    fn modify_volume(&self, call: Call, handle: VolumeHandle, parameters: Parameters) -> Answer<'_, ()> {
+    fn modify_volume(
+        &self,
+        call: Call,
+        handle: VolumeHandle,
+        parameters: Parameters,
+    ) -> BackendFuture<'_, ()> {
         let words = format!("{}, parameters {parameters:?}", handle.words());
         self.watch("modification.modify", words, self.backend.modify_volume(call, handle, parameters))
     }
 
-    fn create_snapshot(&self, call: Call, request: CreateSnapshot) -> Answer<'_, Snapshot> {
+    fn create_snapshot(&self, call: Call, request: CreateSnapshot) -> BackendFuture<'_, Snapshot> {
         self.watch("snapshots.create", request.words(), self.backend.create_snapshot(call, request))
     }
 
-    fn delete_snapshot(&self, call: Call, handle: SnapshotHandle) -> Answer<'_, ()> {
+    fn delete_snapshot(&self, call: Call, handle: SnapshotHandle) -> BackendFuture<'_, ()> {
         self.watch("snapshots.delete", handle.words(), self.backend.delete_snapshot(call, handle))
     }
 
-    fn get_snapshot(&self, call: Call, handle: SnapshotHandle) -> Answer<'_, Snapshot> {
+    fn get_snapshot(&self, call: Call, handle: SnapshotHandle) -> BackendFuture<'_, Snapshot> {
         self.watch("snapshots.get", handle.words(), self.backend.get_snapshot(call, handle))
     }
 
@@ -220,7 +230,7 @@ impl Backend for Process {
         call: Call,
         source: Option<VolumeHandle>,
         page: PageRequest,
-    ) -> Answer<'_, SnapshotPage> {
+    ) -> BackendFuture<'_, SnapshotPage> {
         let of = source
             .as_ref()
             .map_or_else(|| "of all volumes".to_owned(), |source| format!("of {}", source.words()));
@@ -228,7 +238,11 @@ impl Backend for Process {
         self.watch("snapshots.list", words, self.backend.list_snapshots(call, source, page))
     }
 
-    fn create_group_snapshot(&self, call: Call, request: CreateGroupSnapshot) -> Answer<'_, GroupSnapshot> {
+    fn create_group_snapshot(
+        &self,
+        call: Call,
+        request: CreateGroupSnapshot,
+    ) -> BackendFuture<'_, GroupSnapshot> {
         self.watch(
             "group-snapshots.create",
             request.words(),
@@ -241,7 +255,7 @@ impl Backend for Process {
         call: Call,
         handle: GroupSnapshotHandle,
         snapshots: BTreeSet<SnapshotHandle>,
-    ) -> Answer<'_, ()> {
+    ) -> BackendFuture<'_, ()> {
         let words = format!("{}, members {}", handle.words(), snapshots.words());
         self.watch(
             "group-snapshots.delete",
@@ -255,20 +269,20 @@ impl Backend for Process {
         call: Call,
         handle: GroupSnapshotHandle,
         snapshots: BTreeSet<SnapshotHandle>,
-    ) -> Answer<'_, GroupSnapshot> {
+    ) -> BackendFuture<'_, GroupSnapshot> {
         let words = format!("{}, members {}", handle.words(), snapshots.words());
         self.watch("group-snapshots.get", words, self.backend.get_group_snapshot(call, handle, snapshots))
     }
 
-    fn list_volumes(&self, call: Call, page: PageRequest) -> Answer<'_, VolumePage> {
+    fn list_volumes(&self, call: Call, page: PageRequest) -> BackendFuture<'_, VolumePage> {
         self.watch("listing.list", page.words(), self.backend.list_volumes(call, page))
     }
 
-    fn get_volume(&self, call: Call, handle: VolumeHandle) -> Answer<'_, VolumeStatus> {
+    fn get_volume(&self, call: Call, handle: VolumeHandle) -> BackendFuture<'_, VolumeStatus> {
         self.watch("inspection.get", handle.words(), self.backend.get_volume(call, handle))
     }
 
-    fn get_capacity(&self, call: Call, query: CapacityQuery) -> Answer<'_, Capacity> {
+    fn get_capacity(&self, call: Call, query: CapacityQuery) -> BackendFuture<'_, Capacity> {
         self.watch("capacity.available", query.words(), self.backend.get_capacity(call, query))
     }
 }

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use cofferdam_backend::Backend as _;
 use cofferdam_domain::storage::Ability;
-use cofferdam_wasm::{Engine, Grant, LoadError, Source, WasmBackend, testing::FaultPlan};
+use cofferdam_wasm::{ComponentSource, Engine, Grant, LoadError, WasmBackend, fault_injection::FaultPlan};
 
 use crate::{
     Case, Need, Options,
@@ -26,12 +26,16 @@ const SHOWN: usize = 8;
 ///
 /// When the component was not tried for another reason: its file cannot be read, it lacks a grant or a directory, or the options
 /// make no sense.
-pub async fn run(engine: &Engine, source: Source, mut options: Options) -> Result<Report, LoadError> {
+pub async fn run(
+    engine: &Engine,
+    source: ComponentSource,
+    mut options: Options,
+) -> Result<Report, LoadError> {
     // Calls die on purpose, several in a row.
     options.config.limits.breaker_failures = u32::MAX;
     let name = match &source {
-        Source::File(path) => path.display().to_string(),
-        Source::Bytes { name, .. } => name.clone(),
+        ComponentSource::File(path) => path.display().to_string(),
+        ComponentSource::Bytes { name, .. } => name.clone(),
     };
     let mut report = Report::new(name, options.seed, options.command.clone());
     let faults = FaultPlan::default();
@@ -63,13 +67,13 @@ fn is_the_drivers(error: &LoadError) -> bool {
     matches!(
         error,
         LoadError::Invalid { .. }
-            | LoadError::TooDemanding { .. }
-            | LoadError::ForeignContract { .. }
+            | LoadError::ExceedsInstancePool { .. }
+            | LoadError::UnsupportedContract { .. }
             | LoadError::UnknownImport { .. }
             | LoadError::MissingExport { .. }
-            | LoadError::Mismatch { .. }
-            | LoadError::FirstCall { .. }
-            | LoadError::Description { .. }
+            | LoadError::TypeMismatch { .. }
+            | LoadError::InitialCall { .. }
+            | LoadError::InvalidDescription { .. }
     )
 }
 
@@ -119,18 +123,18 @@ fn meets(bench: &Bench, need: Need) -> bool {
     let can = |ability| bench.backend.abilities().contains(&ability);
     match need {
         Need::Can(ability) => can(ability),
-        Need::Has(feature) => bench.backend.description().has(feature),
-        Need::Lacks(feature) => !bench.backend.description().has(feature),
+        Need::Has(feature) => bench.backend.description().has_feature(feature),
+        Need::Lacks(feature) => !bench.backend.description().has_feature(feature),
         Need::Looks => can(Ability::Listing) || can(Ability::Inspection),
         Need::HostCalls => {
-            let grants = &bench.backend.manifest().grants;
+            let grants = &bench.backend.interfaces().grants;
             [Grant::State, Grant::Pool, Grant::Http].iter().any(|grant| grants.contains(grant))
         }
         Need::Topology => {
             !bench.backend.description().topology_keys.is_empty() && bench.options.topology.is_some()
         }
         Need::NoTopology => bench.backend.description().topology_keys.is_empty(),
-        Need::Http => bench.backend.manifest().grants.contains(&Grant::Http),
+        Need::Http => bench.backend.interfaces().grants.contains(&Grant::Http),
         Need::Secrets => !bench.options.secrets.is_empty(),
         Need::MutableParameters => !bench.options.mutable_parameters.is_empty(),
     }

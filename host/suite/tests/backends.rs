@@ -12,7 +12,9 @@ use cofferdam_domain::{
 };
 use cofferdam_fake_array::FakeArray;
 use cofferdam_suite::{Options, Report, Verdict, run};
-use cofferdam_wasm::{BackendConfig, Grant, HttpConfig, OriginConfig, PoolConfig, Source, StateConfig};
+use cofferdam_wasm::{
+    BackendConfig, ComponentSource, Grant, HttpConfig, OriginConfig, PoolConfig, StateConfig,
+};
 
 fn map<const N: usize>(pairs: [(&str, &str); N]) -> std::collections::BTreeMap<String, String> {
     pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
@@ -27,7 +29,7 @@ fn settings<const N: usize>(pairs: [(&str, &str); N]) -> Options {
 
 /// Runs everything, and expects that nothing is broken, nothing is left, and these interfaces were tried.
 async fn passes(name: &str, bytes: &'static [u8], options: Options, tried: &[&str]) -> Report {
-    let source = Source::Bytes { name: name.to_owned(), bytes };
+    let source = ComponentSource::Bytes { name: name.to_owned(), bytes };
     let report = run(&common::engine(), source, options).await.unwrap();
     assert!(report.passed(), "{}", report.to_text(false));
     assert_eq!(report.left, [""; 0]);
@@ -90,7 +92,7 @@ async fn memory_passes_in_a_place_and_for_known_nodes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_passes_when_calls_fail_with_an_open_outcome() {
     let errors = "create:unavailable:2,create:deadline-exceeded:2:after,delete:aborted:2:in-progress,publish:unavailable:1:after";
-    let source = Source::Bytes { name: "memory.wasm".to_owned(), bytes: cofferdam_carried::MEMORY };
+    let source = ComponentSource::Bytes { name: "memory.wasm".to_owned(), bytes: cofferdam_carried::MEMORY };
     let report = run(&common::engine(), source, settings([("errors", errors)])).await.unwrap();
     // It counts its failures in its state.
     assert_eq!(report.failures(), ["cleanup/nothing-is-left"], "{}", report.to_text(false));
@@ -124,7 +126,7 @@ async fn pool_passes_with_directories() {
 async fn pool_passes_with_images() {
     let directory = tempfile::tempdir().unwrap();
     let mut options = pool(directory.path());
-    options.capability.access = AccessType::Block;
+    options.capability.access_type = AccessType::Block;
     // The disk of whoever runs this may not share what is equal, and then images are copied as they are read.
     for parameters in [&mut options.parameters, &mut options.snapshot_parameters] {
         parameters.insert("consistency".to_owned(), "none".to_owned());

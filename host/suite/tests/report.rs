@@ -11,7 +11,7 @@ mod common;
 use std::time::Duration;
 
 use cofferdam_suite::{Options, Report, Verdict, run};
-use cofferdam_wasm::Source;
+use cofferdam_wasm::ComponentSource;
 
 async fn report() -> Report {
     let settings = [("break", "volumes/size-in-range"), ("features", "")];
@@ -80,7 +80,8 @@ async fn calls_with(seed: u64) -> serde_json::Value {
         seed,
         ..common::options(&[("break", "volumes/size-in-range")], &["volumes/size-in-range"])
     };
-    let source = Source::Bytes { name: "broken.wasm".to_owned(), bytes: cofferdam_test_guests::BROKEN };
+    let source =
+        ComponentSource::Bytes { name: "broken.wasm".to_owned(), bytes: cofferdam_test_guests::BROKEN };
     run(&common::engine(), source, options).await.unwrap().to_json()["cases"][0]["calls"].clone()
 }
 
@@ -96,7 +97,7 @@ async fn the_same_seed_makes_the_same_calls() {
 async fn storage_that_never_answers_is_given_up() {
     let mut options = Options { patience: Duration::from_millis(10), ..Options::default() };
     options.config.settings.insert("errors".to_owned(), "create:unavailable:always".to_owned());
-    let source = Source::Bytes { name: "memory.wasm".to_owned(), bytes: cofferdam_carried::MEMORY };
+    let source = ComponentSource::Bytes { name: "memory.wasm".to_owned(), bytes: cofferdam_carried::MEMORY };
     let report = run(&common::engine(), source, options).await.unwrap();
     assert!(report.failures().contains(&"volumes/create-is-idempotent"));
     let last = report.entries.last().unwrap();

@@ -1,38 +1,38 @@
 //! Compiles the guests.
 
-use cofferdam_guest_builder::{Guest, build};
+use cofferdam_guest_builder::{GuestPackage, build};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     build(&[
-        Guest {
+        GuestPackage {
             package: "cofferdam-guest-hostile",
             directory: "host/testing/guests/hostile",
-            variable: "COFFERDAM_GUEST_HOSTILE",
+            path_variable: "COFFERDAM_GUEST_HOSTILE",
         },
-        Guest {
+        GuestPackage {
             package: "cofferdam-guest-net",
             directory: "host/testing/guests/net",
-            variable: "COFFERDAM_GUEST_NET",
+            path_variable: "COFFERDAM_GUEST_NET",
         },
-        Guest {
+        GuestPackage {
             package: "cofferdam-guest-pool-tricks",
             directory: "host/testing/guests/pool-tricks",
-            variable: "COFFERDAM_GUEST_POOL_TRICKS",
+            path_variable: "COFFERDAM_GUEST_POOL_TRICKS",
         },
-        Guest {
+        GuestPackage {
             package: "cofferdam-guest-broken",
             directory: "host/testing/guests/broken",
-            variable: "COFFERDAM_GUEST_BROKEN",
+            path_variable: "COFFERDAM_GUEST_BROKEN",
         },
-        Guest {
+        GuestPackage {
             package: "cofferdam-example-starter",
             directory: "examples/starter",
-            variable: "COFFERDAM_GUEST_STARTER",
+            path_variable: "COFFERDAM_GUEST_STARTER",
         },
-        Guest {
+        GuestPackage {
             package: "cofferdam-example-array",
             directory: "examples/array-driver",
-            variable: "COFFERDAM_GUEST_ARRAY",
+            path_variable: "COFFERDAM_GUEST_ARRAY",
         },
     ])
 }

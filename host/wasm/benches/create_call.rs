@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cofferdam_wasm::{BackendConfig, CompiledCache, Engine, EngineOptions, Source};
+use cofferdam_wasm::{BackendConfig, CompiledCache, ComponentSource, Engine, EngineOptions};
 use futures::future::BoxFuture;
 use tokio::net::{UnixListener, UnixStream};
 use tokio_stream::wrappers::UnixListenerStream;
@@ -22,7 +22,7 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 
-use common::{Failure, create, percentile};
+use common::{BenchError, create, percentile};
 
 /// The part of CSI's messages that a simple driver fills; field numbers as CSI 1.12 has them.
 mod csi {
@@ -57,17 +57,17 @@ mod csi {
     }
 }
 
-const PATH: &str = "/csi.v1.Controller/CreateVolume";
+const METHOD_PATH: &str = "/csi.v1.Controller/CreateVolume";
 
 /// A driver that remembers its volumes in a map.
 #[derive(Clone, Default)]
-struct Driver(Arc<Mutex<BTreeMap<String, i64>>>);
+struct GrpcDriver(Arc<Mutex<BTreeMap<String, i64>>>);
 
-impl NamedService for Driver {
+impl NamedService for GrpcDriver {
     const NAME: &'static str = "csi.v1.Controller";
 }
 
-impl UnaryService<csi::CreateVolumeRequest> for Driver {
+impl UnaryService<csi::CreateVolumeRequest> for GrpcDriver {
     type Response = csi::CreateVolumeResponse;
     type Future = BoxFuture<'static, Result<tonic::Response<Self::Response>, tonic::Status>>;
 
@@ -84,7 +84,7 @@ impl UnaryService<csi::CreateVolumeRequest> for Driver {
     }
 }
 
-impl tower::Service<http::Request<Body>> for Driver {
+impl tower::Service<http::Request<Body>> for GrpcDriver {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
@@ -100,9 +100,9 @@ impl tower::Service<http::Request<Body>> for Driver {
     }
 }
 
-async fn grpc_channel(socket: std::path::PathBuf) -> Result<Channel, Failure> {
+async fn grpc_channel(socket: std::path::PathBuf) -> Result<Channel, BenchError> {
     let listener = UnixListener::bind(&socket)?;
-    let server = Server::builder().add_service(Driver::default());
+    let server = Server::builder().add_service(GrpcDriver::default());
     tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
     let connect = move |_: Uri| {
         let socket = socket.clone();
@@ -111,7 +111,7 @@ async fn grpc_channel(socket: std::path::PathBuf) -> Result<Channel, Failure> {
     Ok(Endpoint::from_static("http://driver").connect_with_connector(tower::service_fn(connect)).await?)
 }
 
-async fn over_grpc(channel: &Channel, name: String) -> Result<(), Failure> {
+async fn create_over_grpc(channel: &Channel, name: String) -> Result<(), BenchError> {
     let mut client = tonic::client::Grpc::new(channel.clone());
     client.ready().await?;
     let codec = ProstCodec::<csi::CreateVolumeRequest, csi::CreateVolumeResponse>::default();
@@ -120,13 +120,13 @@ async fn over_grpc(channel: &Channel, name: String) -> Result<(), Failure> {
         capacity_range: Some(csi::CapacityRange { required_bytes: 1 << 30 }),
         parameters: BTreeMap::new(),
     };
-    let path = http::uri::PathAndQuery::from_static(PATH);
+    let path = http::uri::PathAndQuery::from_static(METHOD_PATH);
     let response = client.unary(tonic::Request::new(request), path, codec).await?;
     response.into_inner().volume.map(drop).ok_or_else(|| "no volume came back".into())
 }
 
 #[expect(clippy::print_stdout, reason = "a table is what this program is for")]
-fn print(rows: &[(&str, Vec<Duration>)]) {
+fn print_table(rows: &[(&str, Vec<Duration>)]) {
     let base = rows.last().map(|(_, times)| percentile(times, 50)).unwrap_or_default();
     println!("{:<44} {:>10} {:>10} {:>12}", "CreateVolume", "p50", "p99", "p50 / gRPC");
     for (name, times) in rows {
@@ -136,9 +136,9 @@ fn print(rows: &[(&str, Vec<Duration>)]) {
     }
 }
 
-async fn measure(calls: usize, before: usize) -> Result<(), Failure> {
+async fn measure(calls: usize, existing_volumes: usize) -> Result<(), BenchError> {
     let engine = Engine::new(EngineOptions { cache: CompiledCache::Off, ..EngineOptions::default() })?;
-    let source = Source::Bytes { name: "memory".to_owned(), bytes: cofferdam_carried::MEMORY };
+    let source = ComponentSource::Bytes { name: "memory".to_owned(), bytes: cofferdam_carried::MEMORY };
     let backend = engine.load(source, BackendConfig::default()).await?;
     let directory = std::env::temp_dir().join(format!("cofferdam-bench-{}", std::process::id()));
     std::fs::create_dir_all(&directory)?;
@@ -150,10 +150,10 @@ async fn measure(calls: usize, before: usize) -> Result<(), Failure> {
         create(&backend, format!("few-{number}")).await?;
         few.push(begun.elapsed());
         let begun = Instant::now();
-        over_grpc(&channel, format!("grpc-{number}")).await?;
+        create_over_grpc(&channel, format!("grpc-{number}")).await?;
         grpc.push(begun.elapsed());
     }
-    for number in 0..before {
+    for number in 0..existing_volumes {
         create(&backend, format!("before-{number}")).await?;
     }
     for number in 0..calls {
@@ -165,12 +165,12 @@ async fn measure(calls: usize, before: usize) -> Result<(), Failure> {
     for times in [&mut few, &mut many, &mut grpc] {
         times.sort_unstable();
     }
-    let with = format!("fresh sandbox, after {} volumes", calls + before);
-    print(&[("fresh sandbox", few), (&with, many), ("gRPC on a unix socket", grpc)]);
+    let with = format!("fresh sandbox, after {} volumes", calls + existing_volumes);
+    print_table(&[("fresh sandbox", few), (&with, many), ("gRPC on a unix socket", grpc)]);
     Ok(())
 }
 
-fn main() -> Result<(), Failure> {
+fn main() -> Result<(), BenchError> {
     let mut numbers = std::env::args().skip(1).filter_map(|argument| argument.parse().ok());
     let calls = numbers.next().unwrap_or(3_000);
     let before = numbers.next().unwrap_or(5_000);

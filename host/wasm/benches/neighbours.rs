@@ -16,19 +16,21 @@ use cofferdam_domain::{
     VolumeHandle,
     storage::{Parameters, ValidateVolume},
 };
-use cofferdam_wasm::{BackendConfig, CompiledCache, Engine, EngineOptions, Limits, Source, WasmBackend};
+use cofferdam_wasm::{
+    BackendConfig, CompiledCache, ComponentSource, Engine, EngineOptions, Limits, WasmBackend,
+};
 
-use common::{Failure, create, percentile};
+use common::{BenchError, create, percentile};
 
-async fn load(engine: &Engine, name: &str, bytes: &'static [u8]) -> Result<Arc<WasmBackend>, Failure> {
+async fn load(engine: &Engine, name: &str, bytes: &'static [u8]) -> Result<Arc<WasmBackend>, BenchError> {
     // A breaker that never opens: the neighbours shall go on for as long as they are measured.
     let limits = Limits { breaker_failures: u32::MAX, ..Limits::default() };
-    let source = Source::Bytes { name: name.to_owned(), bytes };
+    let source = ComponentSource::Bytes { name: name.to_owned(), bytes };
     Ok(engine.load(source, BackendConfig { limits, ..BackendConfig::default() }).await?)
 }
 
 /// One call after the other, and how long each took.
-async fn measure(backend: &WasmBackend, row: usize, calls: usize) -> Result<Vec<Duration>, Failure> {
+async fn measure(backend: &WasmBackend, row: usize, calls: usize) -> Result<Vec<Duration>, BenchError> {
     let mut times = Vec::with_capacity(calls);
     for number in 0..calls {
         let begun = Instant::now();
@@ -40,7 +42,7 @@ async fn measure(backend: &WasmBackend, row: usize, calls: usize) -> Result<Vec<
 }
 
 /// Keeps a backend as busy as its limits allow until it is told to stop.
-fn disturb(backend: &Arc<WasmBackend>, misdeed: &'static str, stop: &Arc<AtomicBool>) {
+fn spawn_load(backend: &Arc<WasmBackend>, misbehavior: &'static str, stop: &Arc<AtomicBool>) {
     for _ in 0..Limits::default().concurrent_calls {
         let (backend, stop) = (Arc::clone(backend), Arc::clone(stop));
         tokio::spawn(async move {
@@ -50,25 +52,25 @@ fn disturb(backend: &Arc<WasmBackend>, misdeed: &'static str, stop: &Arc<AtomicB
                     handle: VolumeHandle::new("v"),
                     context: Parameters::new(),
                     capabilities: Vec::new(),
-                    parameters: [("misdeed".to_owned(), misdeed.to_owned())].into(),
+                    parameters: [("misdeed".to_owned(), misbehavior.to_owned())].into(),
                     mutable_parameters: Parameters::new(),
                 };
                 // How it ends does not matter either.
-                drop(backend.validate_volume(Call::within(Duration::from_secs(60)), request).await);
+                drop(backend.validate_volume(Call::with_deadline(Duration::from_secs(60)), request).await);
             }
         });
     }
 }
 
 #[expect(clippy::print_stdout, reason = "a table is what this program is for")]
-fn print(name: &str, times: &[Duration], alone: Duration) {
+fn print_row(name: &str, times: &[Duration], alone: Duration) {
     let (middle, tail, worst) = (percentile(times, 50), percentile(times, 99), percentile(times, 100));
     let ratio = tail.as_secs_f64() / alone.as_secs_f64();
     println!("{name:<44} {middle:>10.1?} {tail:>10.1?} {worst:>10.1?} {ratio:>14.2}");
 }
 
 #[expect(clippy::print_stdout, reason = "a table is what this program is for")]
-async fn run(calls: usize) -> Result<(), Failure> {
+async fn run(calls: usize) -> Result<(), BenchError> {
     println!("{:<44} {:>10} {:>10} {:>10} {:>14}", "quiet backend", "p50", "p99", "worst", "p99 / alone");
     let mut alone = Duration::ZERO;
     for (row, (name, misdeed)) in [
@@ -87,7 +89,7 @@ async fn run(calls: usize) -> Result<(), Failure> {
         let noisy = load(&engine, "hostile", cofferdam_test_guests::HOSTILE).await?;
         let stop = Arc::new(AtomicBool::new(false));
         if !misdeed.is_empty() {
-            disturb(&noisy, misdeed, &stop);
+            spawn_load(&noisy, misdeed, &stop);
             // The neighbours are at work when the first of them has been stopped, or a second has passed.
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
@@ -97,13 +99,13 @@ async fn run(calls: usize) -> Result<(), Failure> {
             alone = percentile(&times, 99);
         }
         if row > 0 {
-            print(name, &times, alone);
+            print_row(name, &times, alone);
         }
     }
     Ok(())
 }
 
-fn main() -> Result<(), Failure> {
+fn main() -> Result<(), BenchError> {
     let calls = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(10_000);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let result = runtime.block_on(run(calls));

@@ -19,5 +19,5 @@ wasmtime::component::bindgen!({
         "cofferdam:storage/pool.usage": async | trappable,
     },
     exports: { default: async },
-    with: { "cofferdam:storage/types.secret": crate::capabilities::secrets::Handle },
+    with: { "cofferdam:storage/types.secret": crate::capabilities::secrets::SecretHandle },
 });

@@ -9,33 +9,33 @@ use tokio::time::Instant;
 
 /// The longest pause, in first pauses: one minute when the first is a second, so that a repaired backend is not waited for
 /// longer than people are patient.
-const LONGEST: u32 = 60;
+const MAX_PAUSE_FACTOR: u32 = 60;
 
 /// State of one backend's breaker; the caller gives the time.
 #[derive(Debug)]
 pub(crate) struct Breaker {
     threshold: u32,
-    first_pause: Duration,
-    state: State,
+    initial_pause: Duration,
+    state: BreakerState,
     /// Counts the changes of the state.
-    era: u64,
+    generation: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum BreakerState {
     Closed { failures: u32 },
     Open { until: Instant, pause: Duration },
-    HalfOpen { pause: Duration, trial_until: Instant },
+    HalfOpen { pause: Duration, trial_deadline: Instant },
 }
 
 /// That a call was let through. How it ends counts as long as nothing has changed since: the end of a call that began before
 /// the breaker opened says nothing about the trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Pass(u64);
+pub(crate) struct BreakerPermit(u64);
 
 /// What the metric shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Position {
+pub(crate) enum BreakerStatus {
     /// Calls go through.
     Closed,
     /// One call is tried.
@@ -46,83 +46,92 @@ pub(crate) enum Position {
 
 impl Breaker {
     pub(crate) fn new(threshold: u32, first_pause: Duration) -> Self {
-        Self { threshold: threshold.max(1), first_pause, state: State::Closed { failures: 0 }, era: 0 }
+        Self {
+            threshold: threshold.max(1),
+            initial_pause: first_pause,
+            state: BreakerState::Closed { failures: 0 },
+            generation: 0,
+        }
     }
 
     /// Asks for a call that takes at most `longest`; refused calls learn when to come back.
-    pub(crate) fn admit(&mut self, now: Instant, longest: Duration) -> Result<Pass, Duration> {
+    pub(crate) fn admit(&mut self, now: Instant, max_duration: Duration) -> Result<BreakerPermit, Duration> {
         match self.state {
-            State::Closed { .. } => Ok(Pass(self.era)),
-            State::Open { until, .. } if now < until => Err(until - now),
+            BreakerState::Closed { .. } => Ok(BreakerPermit(self.generation)),
+            BreakerState::Open { until, .. } if now < until => Err(until - now),
             // A trial whose end was never told, because its task was lost, does not close the door for ever.
-            State::HalfOpen { trial_until, .. } if now < trial_until => Err(trial_until - now),
-            State::Open { pause, .. } | State::HalfOpen { pause, .. } => {
-                self.enter(State::HalfOpen { pause, trial_until: now + longest });
-                Ok(Pass(self.era))
+            BreakerState::HalfOpen { trial_deadline: trial_until, .. } if now < trial_until => {
+                Err(trial_until - now)
+            }
+            BreakerState::Open { pause, .. } | BreakerState::HalfOpen { pause, .. } => {
+                self.set_state(BreakerState::HalfOpen { pause, trial_deadline: now + max_duration });
+                Ok(BreakerPermit(self.generation))
             }
         }
     }
 
     /// Asks again for a call that has waited since it was let through.
-    pub(crate) fn admit_again(
+    pub(crate) fn readmit(
         &mut self,
-        pass: Pass,
+        permit: BreakerPermit,
         now: Instant,
-        longest: Duration,
-    ) -> Result<Pass, Duration> {
-        if pass.0 == self.era { Ok(pass) } else { self.admit(now, longest) }
+        max_duration: Duration,
+    ) -> Result<BreakerPermit, Duration> {
+        if permit.0 == self.generation { Ok(permit) } else { self.admit(now, max_duration) }
     }
 
     /// A call ended with an answer of the guest.
-    pub(crate) fn succeeded(&mut self, pass: Pass) {
-        if pass.0 != self.era {
+    pub(crate) fn record_success(&mut self, permit: BreakerPermit) {
+        if permit.0 != self.generation {
             return;
         }
         match self.state {
-            State::Closed { .. } => self.state = State::Closed { failures: 0 },
-            State::Open { .. } | State::HalfOpen { .. } => self.enter(State::Closed { failures: 0 }),
+            BreakerState::Closed { .. } => self.state = BreakerState::Closed { failures: 0 },
+            BreakerState::Open { .. } | BreakerState::HalfOpen { .. } => {
+                self.set_state(BreakerState::Closed { failures: 0 })
+            }
         }
     }
 
     /// A call trapped, hung or broke the host's rules.
-    pub(crate) fn failed(&mut self, pass: Pass, now: Instant) {
-        if pass.0 != self.era {
+    pub(crate) fn record_failure(&mut self, permit: BreakerPermit, now: Instant) {
+        if permit.0 != self.generation {
             return;
         }
         match self.state {
-            State::Closed { failures } if failures + 1 < self.threshold => {
-                self.state = State::Closed { failures: failures + 1 };
+            BreakerState::Closed { failures } if failures + 1 < self.threshold => {
+                self.state = BreakerState::Closed { failures: failures + 1 };
             }
-            State::Closed { .. } => self.open(now, self.first_pause),
-            State::HalfOpen { pause, .. } => self.open(now, pause.saturating_mul(2)),
-            State::Open { .. } => {}
+            BreakerState::Closed { .. } => self.open(now, self.initial_pause),
+            BreakerState::HalfOpen { pause, .. } => self.open(now, pause.saturating_mul(2)),
+            BreakerState::Open { .. } => {}
         }
     }
 
     /// A call ended before the guest was reached: if it was the trial, the next call may try.
-    pub(crate) fn undecided(&mut self, pass: Pass, now: Instant) {
-        if pass.0 == self.era
-            && let State::HalfOpen { pause, .. } = self.state
+    pub(crate) fn record_not_reached(&mut self, permit: BreakerPermit, now: Instant) {
+        if permit.0 == self.generation
+            && let BreakerState::HalfOpen { pause, .. } = self.state
         {
-            self.enter(State::Open { until: now, pause });
+            self.set_state(BreakerState::Open { until: now, pause });
         }
     }
 
     fn open(&mut self, now: Instant, pause: Duration) {
-        let pause = pause.min(self.first_pause.saturating_mul(LONGEST));
-        self.enter(State::Open { until: now + pause, pause });
+        let pause = pause.min(self.initial_pause.saturating_mul(MAX_PAUSE_FACTOR));
+        self.set_state(BreakerState::Open { until: now + pause, pause });
     }
 
-    fn enter(&mut self, state: State) {
+    fn set_state(&mut self, state: BreakerState) {
         self.state = state;
-        self.era = self.era.saturating_add(1);
+        self.generation = self.generation.saturating_add(1);
     }
 
-    pub(crate) fn position(&self) -> Position {
+    pub(crate) fn status(&self) -> BreakerStatus {
         match self.state {
-            State::Closed { .. } => Position::Closed,
-            State::Open { .. } => Position::Open,
-            State::HalfOpen { .. } => Position::HalfOpen,
+            BreakerState::Closed { .. } => BreakerStatus::Closed,
+            BreakerState::Open { .. } => BreakerStatus::Open,
+            BreakerState::HalfOpen { .. } => BreakerStatus::HalfOpen,
         }
     }
 }
@@ -132,75 +141,79 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
-    const LONG: Duration = Duration::from_secs(10);
+    const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-    fn opened() -> (Breaker, Instant) {
+    fn open_breaker() -> (Breaker, Instant) {
         let (mut breaker, now) = (Breaker::new(3, SECOND), Instant::now());
         for _ in 0..3 {
-            let pass = breaker.admit(now, LONG).unwrap();
-            breaker.failed(pass, now);
+            let pass = breaker.admit(now, CALL_TIMEOUT).unwrap();
+            breaker.record_failure(pass, now);
         }
         (breaker, now)
     }
 
     #[test]
-    fn it_opens_after_consecutive_failures_only() {
+    fn breaker_opens_after_consecutive_failures_only() {
         let (mut breaker, now) = (Breaker::new(3, SECOND), Instant::now());
-        let pass = breaker.admit(now, LONG).unwrap();
+        let pass = breaker.admit(now, CALL_TIMEOUT).unwrap();
         for _ in 0..5 {
-            breaker.failed(pass, now);
-            breaker.failed(pass, now);
-            breaker.succeeded(pass);
+            breaker.record_failure(pass, now);
+            breaker.record_failure(pass, now);
+            breaker.record_success(pass);
         }
-        assert_eq!(breaker.position(), Position::Closed);
-        assert_eq!(opened().0.position(), Position::Open);
+        assert_eq!(breaker.status(), BreakerStatus::Closed);
+        assert_eq!(open_breaker().0.status(), BreakerStatus::Open);
     }
 
     #[test]
-    fn it_lets_one_call_try_and_pauses_twice_as_long() {
-        let (mut breaker, mut now) = opened();
-        assert_eq!(breaker.admit(now, LONG), Err(SECOND));
+    fn half_open_breaker_admits_one_call_and_doubles_the_pause() {
+        let (mut breaker, mut now) = open_breaker();
+        assert_eq!(breaker.admit(now, CALL_TIMEOUT), Err(SECOND));
         let mut pause = SECOND;
         for _ in 0..10 {
             now += pause;
-            let trial = breaker.admit(now, LONG).unwrap();
-            assert_eq!(breaker.admit(now, LONG), Err(LONG));
-            breaker.failed(trial, now);
+            let trial = breaker.admit(now, CALL_TIMEOUT).unwrap();
+            assert_eq!(breaker.admit(now, CALL_TIMEOUT), Err(CALL_TIMEOUT));
+            breaker.record_failure(trial, now);
             pause = (pause * 2).min(SECOND * 60);
-            assert_eq!(breaker.admit(now, LONG), Err(pause));
+            assert_eq!(breaker.admit(now, CALL_TIMEOUT), Err(pause));
         }
         now += pause;
-        let trial = breaker.admit(now, LONG).unwrap();
-        breaker.succeeded(trial);
-        assert_eq!(breaker.position(), Position::Closed);
-        assert!(breaker.admit(now, LONG).is_ok());
+        let trial = breaker.admit(now, CALL_TIMEOUT).unwrap();
+        breaker.record_success(trial);
+        assert_eq!(breaker.status(), BreakerStatus::Closed);
+        assert!(breaker.admit(now, CALL_TIMEOUT).is_ok());
     }
 
     #[test]
-    fn a_lost_trial_is_tried_again() {
-        let (mut breaker, now) = opened();
-        assert!(breaker.admit(now + SECOND, LONG).is_ok());
-        let trial = breaker.admit(now + SECOND + LONG, LONG).unwrap();
-        breaker.undecided(trial, now + SECOND + LONG);
-        assert!(breaker.admit(now + SECOND + LONG, LONG).is_ok());
+    fn lost_trial_call_is_replaced_after_its_deadline() {
+        let (mut breaker, now) = open_breaker();
+        assert!(breaker.admit(now + SECOND, CALL_TIMEOUT).is_ok());
+        let trial = breaker.admit(now + SECOND + CALL_TIMEOUT, CALL_TIMEOUT).unwrap();
+        breaker.record_not_reached(trial, now + SECOND + CALL_TIMEOUT);
+        assert!(breaker.admit(now + SECOND + CALL_TIMEOUT, CALL_TIMEOUT).is_ok());
     }
 
     #[test]
-    fn what_began_before_says_nothing_about_the_trial() {
+    fn calls_admitted_before_opening_do_not_affect_the_trial() {
         let (mut breaker, now) = (Breaker::new(3, SECOND), Instant::now());
-        let early = breaker.admit(now, LONG).unwrap();
+        let early = breaker.admit(now, CALL_TIMEOUT).unwrap();
         for _ in 0..3 {
-            breaker.failed(early, now);
+            breaker.record_failure(early, now);
         }
-        breaker.failed(early, now + SECOND / 2);
-        assert_eq!(breaker.admit_again(early, now, LONG), Err(SECOND), "a call that waited while it opened");
-        let trial = breaker.admit(now + SECOND, LONG).unwrap();
-        breaker.succeeded(early);
-        breaker.undecided(early, now + SECOND);
-        breaker.failed(early, now + SECOND);
-        assert_eq!(breaker.position(), Position::HalfOpen);
-        assert_eq!(breaker.admit(now + SECOND, LONG), Err(LONG), "one trial at a time");
-        breaker.failed(trial, now + SECOND);
-        assert_eq!(breaker.admit(now + SECOND, LONG), Err(SECOND * 2));
+        breaker.record_failure(early, now + SECOND / 2);
+        assert_eq!(
+            breaker.readmit(early, now, CALL_TIMEOUT),
+            Err(SECOND),
+            "a call that waited while it opened"
+        );
+        let trial = breaker.admit(now + SECOND, CALL_TIMEOUT).unwrap();
+        breaker.record_success(early);
+        breaker.record_not_reached(early, now + SECOND);
+        breaker.record_failure(early, now + SECOND);
+        assert_eq!(breaker.status(), BreakerStatus::HalfOpen);
+        assert_eq!(breaker.admit(now + SECOND, CALL_TIMEOUT), Err(CALL_TIMEOUT), "one trial at a time");
+        breaker.record_failure(trial, now + SECOND);
+        assert_eq!(breaker.admit(now + SECOND, CALL_TIMEOUT), Err(SECOND * 2));
     }
 }

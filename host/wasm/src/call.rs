@@ -10,173 +10,190 @@ use wasmtime_wasi::I32Exit;
 
 use crate::{
     bindings::cofferdam::storage::types as wit,
-    capabilities::{Context, Shared},
+    capabilities::{CallContext, SharedCapabilities},
     convert,
-    effort::Effort,
-    engine::Inner,
+    cpu_pool::CpuPool,
+    cpu_time::CpuTime,
+    engine::EngineInner,
     exports::Exports,
-    instance::{self, Host},
-    lane::Lane,
-    limits::{Limits, Refused},
-    loader::Compiled,
-    outcome::{Bounded, Failure},
-    slots::{Share, Taken},
-    testing::ENDED,
-    usage::Usage,
+    failure::{CallFailure, GuestLimit},
+    fault_injection::INJECTED_FAULT,
+    instance::{self, StoreData},
+    instance_pool::{InstancePermit, InstanceQuota},
+    limits::{ExceededLimit, Limits},
+    loader::CompiledComponent,
+    usage::CallUsage,
 };
 use cofferdam_backend::checks::printable;
 
 /// Everything that calls of one backend share.
-pub(crate) struct Parts {
+pub(crate) struct SharedState {
     pub(crate) engine: wasmtime::Engine,
-    pub(crate) compiled: Arc<Compiled>,
-    pub(crate) shared: Shared,
+    pub(crate) compiled: Arc<CompiledComponent>,
+    pub(crate) capabilities: SharedCapabilities,
     pub(crate) limits: Limits,
     /// What the operator gives every call.
     pub(crate) secrets: Secrets,
     /// Where its instances live, among those of all backends.
-    pub(crate) slots: Share,
+    pub(crate) instance_quota: InstanceQuota,
     /// Where calls that compute for long take turns.
-    pub(crate) lane: Lane,
+    pub(crate) cpu_pool: CpuPool,
 }
 
 /// A fresh instance, for one call.
-pub(crate) struct Fresh<'a> {
-    pub(crate) store: &'a mut Store<Host>,
+pub(crate) struct GuestInstance<'a> {
+    pub(crate) store: &'a mut Store<StoreData>,
     pub(crate) instance: Instance,
     pub(crate) exports: &'a Exports,
 }
 
 /// What a guest's function answers.
-pub(crate) type Answer<T> = wasmtime::Result<Result<T, wit::StorageError>>;
+pub(crate) type GuestResult<T> = wasmtime::Result<Result<T, wit::StorageError>>;
 
 /// One function of a guest with its arguments.
-pub(crate) type Function<T> = Box<dyn for<'a> FnOnce(Fresh<'a>) -> BoxFuture<'a, Answer<T>> + Send>;
+pub(crate) type GuestFunction<T> =
+    Box<dyn for<'a> FnOnce(GuestInstance<'a>) -> BoxFuture<'a, GuestResult<T>> + Send>;
 
 /// How a call ended.
-pub(crate) struct End<T> {
-    pub(crate) answer: Result<T, Failure>,
+pub(crate) struct CallOutcome<T> {
+    pub(crate) result: Result<T, CallFailure>,
     /// What the guest used; absent when there was no guest.
-    pub(crate) usage: Option<Usage>,
+    pub(crate) usage: Option<CallUsage>,
 }
 
-impl<T> End<T> {
-    pub(crate) fn without_guest(failure: Failure) -> Self {
-        Self { answer: Err(failure), usage: None }
+impl<T> CallOutcome<T> {
+    pub(crate) fn not_started(failure: CallFailure) -> Self {
+        Self { result: Err(failure), usage: None }
     }
 }
 
-impl Parts {
+impl SharedState {
     /// Waits for the slots of a call, which its caller holds until the call is over.
-    pub(crate) async fn room(&self, deadline: Instant) -> Result<Taken<'_>, Failure> {
-        let taken = timeout_at(deadline, self.slots.take(self.compiled.slots)).await;
-        taken.map_err(|_| Failure::Crowded)
+    pub(crate) async fn acquire_instance(
+        &self,
+        deadline: Instant,
+    ) -> Result<InstancePermit<'_>, CallFailure> {
+        let permit =
+            timeout_at(deadline, self.instance_quota.acquire(self.compiled.required_instances)).await;
+        permit.map_err(|_| CallFailure::PoolExhausted)
     }
 }
 
 /// Runs a call in a task on the guests' threads: a panic ends the task and nothing else.
 pub(crate) async fn spawn<T: Send + 'static>(
-    inner: &Inner,
-    parts: Arc<Parts>,
-    context: Context,
+    inner: &EngineInner,
+    shared_state: Arc<SharedState>,
+    context: CallContext,
     method: &'static str,
-    function: Function<T>,
-) -> End<T> {
-    let task = inner.guests().spawn(run(parts, context, method, function));
+    function: GuestFunction<T>,
+) -> CallOutcome<T> {
+    let task = inner.guest_runtime().spawn(run(shared_state, context, method, function));
     task.await.unwrap_or_else(|error| {
         tracing::error!(method, %error, "the host failed while it ran a guest");
-        End::without_guest(Failure::Panic)
+        CallOutcome::not_started(CallFailure::Panic)
     })
 }
 
 /// Runs a call here, or where calls run that compute for long.
 pub(crate) async fn run<T: Send + 'static>(
-    parts: Arc<Parts>,
-    context: Context,
+    shared_state: Arc<SharedState>,
+    context: CallContext,
     method: &'static str,
-    function: Function<T>,
-) -> End<T> {
-    let (lane, effort) = (parts.lane.clone(), Effort::default());
+    function: GuestFunction<T>,
+) -> CallOutcome<T> {
+    let (cpu_pool, cpu_time) = (shared_state.cpu_pool.clone(), CpuTime::default());
     let call = {
-        let effort = effort.clone();
-        async move { alone(&parts, context, method, function, effort).await }
+        let cpu_time = cpu_time.clone();
+        async move { run_isolated(&shared_state, context, method, function, cpu_time).await }
     };
-    lane.pace(&effort, Box::pin(call)).await
+    cpu_pool.run(&cpu_time, Box::pin(call)).await
 }
 
 /// The call itself. The store dies with it, whatever happened: after a trap nothing in it can be trusted.
-async fn alone<T>(
-    parts: &Parts,
-    context: Context,
+async fn run_isolated<T>(
+    shared_state: &SharedState,
+    context: CallContext,
     method: &'static str,
-    function: Function<T>,
-    effort: Effort,
-) -> End<T> {
-    let begun = Instant::now();
+    function: GuestFunction<T>,
+    cpu_time: CpuTime,
+) -> CallOutcome<T> {
+    let started = Instant::now();
     let deadline = context.deadline;
-    let mut store = instance::store(parts, context, effort.clone());
-    let work = async {
-        let instance = parts.compiled.pre.instantiate_async(&mut store).await?;
-        function(Fresh { store: &mut store, instance, exports: &parts.compiled.exports }).await
+    let mut store = instance::new_store(shared_state, context, cpu_time.clone());
+    let guest_call = async {
+        let instance = shared_state.compiled.pre.instantiate_async(&mut store).await?;
+        function(GuestInstance { store: &mut store, instance, exports: &shared_state.compiled.exports }).await
     };
     let outcome = tokio::select! {
         // First, because a call that has waited for its turn until now must not run any more.
         biased;
         () = sleep_until(deadline) => None,
-        answer = work => Some(answer),
+        answer = guest_call => Some(answer),
     };
     let answer = match outcome {
         Some(Ok(Ok(value))) => Ok(value),
-        Some(Ok(Err(error))) => Err(Failure::Storage(convert::error(error, store.data().redactor()))),
-        Some(Err(error)) => Err(classify(&error, store.data(), &parts.limits)),
-        None => Err(timed_out(deadline.saturating_duration_since(begun), &parts.limits)),
+        Some(Ok(Err(error))) => {
+            Err(CallFailure::Storage(convert::storage_error(error, store.data().redactor())))
+        }
+        Some(Err(error)) => Err(classify(&error, store.data(), &shared_state.limits)),
+        None => Err(deadline_failure(deadline.saturating_duration_since(started), &shared_state.limits)),
     };
     let host = store.data();
     let lost_lines = host.finish();
-    report(method, answer.as_ref().err(), host);
-    let usage = Usage { memory_bytes: host.meter.peak(), computed: effort.until_now(), lost_lines };
-    End { answer, usage: Some(usage) }
+    log_guest_output(method, answer.as_ref().err(), host);
+    let usage = CallUsage {
+        memory_bytes: host.limiter.peak_memory(),
+        cpu_time: cpu_time.elapsed_in_slice(),
+        dropped_log_lines: lost_lines,
+    };
+    CallOutcome { result: answer, usage: Some(usage) }
 }
 
 /// What a passed deadline says. A caller in a hurry, or a call that waited long for its turn, is not the guest's fault.
-fn timed_out(ran: Duration, limits: &Limits) -> Failure {
+fn deadline_failure(elapsed: Duration, limits: &Limits) -> CallFailure {
     /// Longer than any guest computes without waiting for its storage, and well below the second that callers give a probe.
-    const PATIENCE: Duration = Duration::from_millis(500);
-    if ran < PATIENCE.min(limits.deadline()) { Failure::Hurried(ran) } else { Failure::Deadline(ran) }
+    const MIN_GUEST_TIME: Duration = Duration::from_millis(500);
+    if elapsed < MIN_GUEST_TIME.min(limits.deadline()) {
+        CallFailure::CallerDeadline(elapsed)
+    } else {
+        CallFailure::Deadline(elapsed)
+    }
 }
 
 /// Why wasmtime ended a call. The limits leave their mark in the store, which is surer than reading the error.
-fn classify(error: &wasmtime::Error, host: &Host, limits: &Limits) -> Failure {
-    if host.out_of_time {
-        return Failure::Cpu(Duration::from_millis(limits.cpu_ms));
+fn classify(error: &wasmtime::Error, host: &StoreData, limits: &Limits) -> CallFailure {
+    if host.is_cpu_exhausted {
+        return CallFailure::Cpu(Duration::from_millis(limits.cpu_ms));
     }
     if error.downcast_ref::<I32Exit>().is_some() {
-        return Failure::Exit;
+        return CallFailure::Exit;
     }
-    if let Some(failure) = error.chain().find_map(|cause| spoken(&cause.to_string(), limits)) {
+    if let Some(failure) = error.chain().find_map(|cause| limit_from_error(&cause.to_string(), limits)) {
         return failure;
     }
-    match host.meter.refused() {
-        Some(Refused::Memory) => return Failure::Memory(limits.memory_bytes),
-        Some(Refused::TableElements) => {
-            return Failure::Exhausted(Bounded {
-                what: "elements of a table",
-                most: limits.table_elements,
-                limit: "table-elements",
+    match host.limiter.exceeded_limit() {
+        Some(ExceededLimit::Memory) => return CallFailure::Memory(limits.memory_bytes),
+        Some(ExceededLimit::TableElements) => {
+            return CallFailure::LimitExceeded(GuestLimit {
+                noun: "elements of a table",
+                max: limits.table_elements,
+                limit_name: "table-elements",
             });
         }
         None => {}
     }
     // The chain begins with the backtrace, which has many lines; its end is the reason.
     let reason = error.chain().last().map(ToString::to_string).unwrap_or_default();
-    tracing::debug!(error = %host.redactor().blot(&format!("{error:?}")), "trap");
-    Failure::Trap(printable(&host.redactor().blot(reason.strip_prefix("wasm trap: ").unwrap_or(&reason))))
+    tracing::debug!(error = %host.redactor().redact(&format!("{error:?}")), "trap");
+    CallFailure::Trap(printable(
+        &host.redactor().redact(reason.strip_prefix("wasm trap: ").unwrap_or(&reason)),
+    ))
 }
 
 /// The limits for whose excess the library has words but no types.
-fn spoken(cause: &str, limits: &Limits) -> Option<Failure> {
-    if cause.contains("fuel allocated for hostcalls has been exhausted") {
-        return Some(Failure::ResultTooLarge(limits.result_bytes));
+fn limit_from_error(message: &str, limits: &Limits) -> Option<CallFailure> {
+    if message.contains("fuel allocated for hostcalls has been exhausted") {
+        return Some(CallFailure::ResultTooLarge(limits.result_bytes));
     }
     #[rustfmt::skip] // one row a limit
     let table = [
@@ -186,22 +203,24 @@ fn spoken(cause: &str, limits: &Limits) -> Option<Failure> {
         ("store handle limit exceeded",       "handles",   limits.handles,   "handles"),
         ("resource table has no free keys",   "handles",   limits.handles,   "handles"),
     ];
-    let (_, what, most, limit) = table.into_iter().find(|(words, ..)| cause.contains(words))?;
-    Some(Failure::Exhausted(Bounded { what, most, limit }))
+    let (_, what, most, limit) = table.into_iter().find(|(words, ..)| message.contains(words))?;
+    Some(CallFailure::LimitExceeded(GuestLimit { noun: what, max: most, limit_name: limit }))
 }
 
 /// Logs what a guest printed: it is the only place where a trap says why.
-fn report(method: &'static str, failure: Option<&Failure>, host: &Host) {
-    let printed = host.output.text(|text| host.redactor().blot(text).into_owned());
+fn log_guest_output(method: &'static str, failure: Option<&CallFailure>, host: &StoreData) {
+    let printed = host.output.redacted_text(|text| host.redactor().redact(text).into_owned());
     let (output, lost) = printed.unwrap_or_default();
     match failure {
-        Some(Failure::Storage(_)) | None => {
+        Some(CallFailure::Storage(_)) | None => {
             if !output.is_empty() {
                 tracing::debug!(method, output, lost, "a guest printed");
             }
         }
         // Nobody needs to look at what was done on purpose.
-        Some(Failure::Trap(reason)) if reason == ENDED => tracing::debug!(method, "a call was ended"),
+        Some(CallFailure::Trap(reason)) if reason == INJECTED_FAULT => {
+            tracing::debug!(method, "a call was ended")
+        }
         Some(failure) => {
             tracing::warn!(method, outcome = failure.label(), ?failure, output, lost, "a guest failed");
         }

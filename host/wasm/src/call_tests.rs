@@ -8,7 +8,7 @@ use wasmtime::component::Component;
 use super::*;
 use crate::{
     CompiledCache, Digest, Engine, EngineOptions, exports,
-    loader::{self, BackendConfig, Source},
+    loader::{self, BackendConfig, ComponentSource},
 };
 use cofferdam_backend::Redactor;
 
@@ -16,18 +16,18 @@ fn engine() -> Engine {
     Engine::new(EngineOptions { cache: CompiledCache::Off, ..EngineOptions::default() }).unwrap()
 }
 
-fn context() -> Context {
-    Context {
+fn context() -> CallContext {
+    CallContext {
         deadline: Instant::now() + Duration::from_secs(60),
         secrets: Secrets::default(),
         redactor: Redactor::default(),
-        guard: None,
+        operation_permit: None,
     }
 }
 
 /// The memory backend, with a function of the host behind `settings.entries` that panics.
-async fn parts(engine: &Engine) -> Arc<Parts> {
-    let source = Source::Bytes { name: "memory".to_owned(), bytes: cofferdam_carried::MEMORY };
+async fn shared_state_with_panicking_import(engine: &Engine) -> Arc<SharedState> {
+    let source = ComponentSource::Bytes { name: "memory".to_owned(), bytes: cofferdam_carried::MEMORY };
     let digest: Digest = engine.load(source, BackendConfig::default()).await.unwrap().digest();
     let wasm = &engine.inner.wasm;
     let component = Component::from_binary(wasm, cofferdam_carried::MEMORY).unwrap();
@@ -42,32 +42,42 @@ async fn parts(engine: &Engine) -> Arc<Parts> {
         .unwrap();
     let pre = linker.instantiate_pre(&component).unwrap();
     let exports = Exports::find(&pre, &BTreeSet::new()).unwrap();
-    let manifest = crate::inspect::Manifest {
+    let manifest = crate::inspect::ComponentInterfaces {
         imports: Vec::new(),
         exports: Vec::new(),
         grants: BTreeSet::new(),
         abilities: BTreeSet::new(),
     };
-    Arc::new(Parts {
+    Arc::new(SharedState {
         engine: wasm.clone(),
-        compiled: Arc::new(Compiled { digest, size: 0, manifest, pre, exports, slots: 1 }),
-        shared: loader::bare("memory", BTreeMap::new(), &Limits::default()).await.unwrap(),
+        compiled: Arc::new(CompiledComponent {
+            digest,
+            size: 0,
+            interfaces: manifest,
+            pre,
+            exports,
+            required_instances: 1,
+        }),
+        capabilities: loader::unconfigured_capabilities("memory", BTreeMap::new(), &Limits::default())
+            .await
+            .unwrap(),
         limits: Limits::default(),
         secrets: Secrets::default(),
-        slots: crate::slots::Share::new(Arc::default()),
-        lane: engine.inner.lane(),
+        instance_quota: crate::instance_pool::InstanceQuota::new(Arc::default()),
+        cpu_pool: engine.inner.new_cpu_pool(),
     })
 }
 
 #[tokio::test]
-async fn a_panic_of_the_host_is_a_typed_error() {
+async fn host_panic_fails_only_its_call() {
     let engine = engine();
-    let parts = parts(&engine).await;
+    let shared_state = shared_state_with_panicking_import(&engine).await;
     for _ in 0..2 {
-        let end = spawn(&engine.inner, Arc::clone(&parts), context(), "describe", exports::describe()).await;
-        assert_eq!(end.answer.map(drop), Err(Failure::Panic));
+        let outcome =
+            spawn(&engine.inner, Arc::clone(&shared_state), context(), "describe", exports::describe()).await;
+        assert_eq!(outcome.result.map(drop), Err(CallFailure::Panic));
     }
     // The engine and its threads are as they were: another backend loads and answers.
-    let source = Source::Bytes { name: "memory".to_owned(), bytes: cofferdam_carried::MEMORY };
+    let source = ComponentSource::Bytes { name: "memory".to_owned(), bytes: cofferdam_carried::MEMORY };
     engine.load(source, BackendConfig::default()).await.unwrap();
 }

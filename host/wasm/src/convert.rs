@@ -3,11 +3,11 @@
 use cofferdam_domain::{
     DriverName, GroupSnapshotHandle, NodeId, ReclaimPolicy, SnapshotHandle, VolumeHandle,
     storage::{
-        AccessType, AttachmentRecord, CapabilityMode, Capacity, CapacityQuery, CapacityRange, Condition,
-        CreateGroupSnapshot, CreateSnapshot, CreateVolume, CreatedVolume, Description, ErrorKind,
-        ExpandVolume, Finality, GroupSnapshot, Owner, Parameters, Placement, PublishVolume, Readiness,
-        Segments, Snapshot, SnapshotOwner, SnapshotPage, StorageError, TopologyRequirement, ValidateVolume,
-        Validation, VolumeCapability, VolumePage, VolumeStatus,
+        AccessType, Capacity, CapacityQuery, CapacityRange, ConnectionInfo, CreateGroupSnapshot,
+        CreateSnapshot, CreateVolume, CreatedVolume, CsiAccessMode, Description, ErrorKind, ExpandVolume,
+        Finality, GroupSnapshot, Parameters, Placement, PublishVolume, Readiness, Segments, Snapshot,
+        SnapshotOwner, SnapshotPage, StorageError, TopologyRequirement, ValidateVolume, Validation,
+        VolumeCapability, VolumeCondition, VolumeOwner, VolumePage, VolumeStatus,
     },
 };
 
@@ -50,16 +50,16 @@ pub(crate) fn validate_request(request: ValidateVolume) -> volumes::ValidateRequ
 
 fn capability(capability: VolumeCapability) -> wit::VolumeCapability {
     wit::VolumeCapability {
-        mode: match capability.mode {
-            CapabilityMode::SingleNodeWriter => wit::AccessMode::SingleNodeWriter,
-            CapabilityMode::SingleNodeReaderOnly => wit::AccessMode::SingleNodeReaderOnly,
-            CapabilityMode::MultiNodeReaderOnly => wit::AccessMode::MultiNodeReaderOnly,
-            CapabilityMode::MultiNodeSingleWriter => wit::AccessMode::MultiNodeSingleWriter,
-            CapabilityMode::MultiNodeMultiWriter => wit::AccessMode::MultiNodeMultiWriter,
-            CapabilityMode::SingleNodeSingleWriter => wit::AccessMode::SingleNodeSingleWriter,
-            CapabilityMode::SingleNodeMultiWriter => wit::AccessMode::SingleNodeMultiWriter,
+        mode: match capability.access_mode {
+            CsiAccessMode::SingleNodeWriter => wit::AccessMode::SingleNodeWriter,
+            CsiAccessMode::SingleNodeReaderOnly => wit::AccessMode::SingleNodeReaderOnly,
+            CsiAccessMode::MultiNodeReaderOnly => wit::AccessMode::MultiNodeReaderOnly,
+            CsiAccessMode::MultiNodeSingleWriter => wit::AccessMode::MultiNodeSingleWriter,
+            CsiAccessMode::MultiNodeMultiWriter => wit::AccessMode::MultiNodeMultiWriter,
+            CsiAccessMode::SingleNodeSingleWriter => wit::AccessMode::SingleNodeSingleWriter,
+            CsiAccessMode::SingleNodeMultiWriter => wit::AccessMode::SingleNodeMultiWriter,
         },
-        access: match capability.access {
+        access: match capability.access_type {
             AccessType::Block => wit::AccessType::Block,
             AccessType::Filesystem { fs_type, mount_flags, mount_group } => {
                 wit::AccessType::Filesystem(wit::FilesystemAccess { fs_type, mount_flags, mount_group })
@@ -69,18 +69,18 @@ fn capability(capability: VolumeCapability) -> wit::VolumeCapability {
 }
 
 fn topology(requirement: TopologyRequirement) -> wit::TopologyRequirement {
-    let segments = |places: Vec<Segments>| places.into_iter().map(pairs).collect();
+    let to_segments = |places: Vec<Segments>| places.into_iter().map(pairs).collect();
     wit::TopologyRequirement {
-        requisite: segments(requirement.requisite),
-        preferred: segments(requirement.preferred),
+        requisite: to_segments(requirement.requisite),
+        preferred: to_segments(requirement.preferred),
     }
 }
 
-fn owner(owner: Owner) -> wit::Owner {
+fn owner(owner: VolumeOwner) -> wit::Owner {
     wit::Owner {
-        cluster_id: owner.cluster.as_str().to_owned(),
-        claim_uid: owner.claim.as_str().to_owned(),
-        pv_name: owner.volume.as_str().to_owned(),
+        cluster_id: owner.cluster_id.as_str().to_owned(),
+        claim_uid: owner.claim_uid.as_str().to_owned(),
+        pv_name: owner.pv_name.as_str().to_owned(),
         reclaim_policy: match owner.reclaim_policy {
             // Kubernetes' Recycle ends with an empty volume that stays; what nobody knows must not be deleted.
             ReclaimPolicy::Retain | ReclaimPolicy::Recycle | ReclaimPolicy::Other(_) => {
@@ -93,18 +93,18 @@ fn owner(owner: Owner) -> wit::Owner {
 
 fn snapshot_owner(owner: SnapshotOwner) -> wit::SnapshotOwner {
     wit::SnapshotOwner {
-        cluster_id: owner.cluster.as_str().to_owned(),
-        snapshot_uid: owner.snapshot.as_str().to_owned(),
-        content_name: owner.content,
+        cluster_id: owner.cluster_id.as_str().to_owned(),
+        snapshot_uid: owner.snapshot_uid.as_str().to_owned(),
+        content_name: owner.content_name,
         reclaim_policy: if owner.retain { wit::ReclaimPolicy::Retain } else { wit::ReclaimPolicy::Delete },
     }
 }
 
-fn snapshot_owner_of(owner: wit::SnapshotOwner) -> SnapshotOwner {
+fn from_snapshot_owner(owner: wit::SnapshotOwner) -> SnapshotOwner {
     SnapshotOwner {
-        cluster: owner.cluster_id.into(),
-        snapshot: owner.snapshot_uid.into(),
-        content: owner.content_name,
+        cluster_id: owner.cluster_id.into(),
+        snapshot_uid: owner.snapshot_uid.into(),
+        content_name: owner.content_name,
         retain: owner.reclaim_policy == wit::ReclaimPolicy::Retain,
     }
 }
@@ -113,7 +113,7 @@ fn snapshot_owner_of(owner: wit::SnapshotOwner) -> SnapshotOwner {
 pub(crate) fn publish_request(request: PublishVolume) -> publishing::PublishRequest {
     publishing::PublishRequest {
         handle: request.handle.as_str().to_owned(),
-        node: request.node.as_str().to_owned(),
+        node: request.node_id.as_str().to_owned(),
         node_identities: pairs(request.node_identities),
         capability: capability(request.capability),
         read_only: request.read_only,
@@ -131,7 +131,7 @@ pub(crate) fn expand_request(request: ExpandVolume) -> expansion::ExpandRequest 
 }
 
 /// A request as the guest reads it.
-pub(crate) fn snapshot_request(request: CreateSnapshot) -> snapshots::SnapshotRequest {
+pub(crate) fn create_snapshot_request(request: CreateSnapshot) -> snapshots::SnapshotRequest {
     snapshots::SnapshotRequest {
         name: request.name,
         source: request.source.as_str().to_owned(),
@@ -141,7 +141,7 @@ pub(crate) fn snapshot_request(request: CreateSnapshot) -> snapshots::SnapshotRe
 }
 
 /// A request as the guest reads it.
-pub(crate) fn group_request(request: CreateGroupSnapshot) -> group_snapshots::GroupRequest {
+pub(crate) fn create_group_snapshot_request(request: CreateGroupSnapshot) -> group_snapshots::GroupRequest {
     group_snapshots::GroupRequest {
         name: request.name,
         sources: request.sources.iter().map(|source| source.as_str().to_owned()).collect(),
@@ -169,43 +169,44 @@ fn capacity_range(range: CapacityRange) -> wit::CapacityRange {
 }
 
 /// A volume as the house reads it; the error says which rule of the contract it breaks.
-pub(crate) fn created(volume: wit::Volume) -> Result<CreatedVolume, String> {
-    let topology = volume.topology.into_iter().map(|segments| checks::map("a topology segment", segments));
+pub(crate) fn created_volume(volume: wit::Volume) -> Result<CreatedVolume, String> {
+    let topology =
+        volume.topology.into_iter().map(|segments| checks::unique_map("a topology segment", segments));
     Ok(CreatedVolume {
         handle: VolumeHandle::new(volume.handle),
         capacity: volume.capacity_bytes,
-        context: checks::map("the context", volume.context)?,
+        context: checks::unique_map("the context", volume.context)?,
         topology: topology.collect::<Result<_, _>>()?,
-        attachment: volume.attachment.map(attachment).transpose()?,
+        connection_info: volume.attachment.map(connection_info).transpose()?,
     })
 }
 
 /// An attachment as the house reads it; the error says which rule of the contract it breaks.
-pub(crate) fn attachment(attachment: wit::Attachment) -> Result<AttachmentRecord, String> {
-    Ok(AttachmentRecord {
-        kind: attachment.kind,
-        version: attachment.version,
-        fields: checks::map("the attachment", attachment.fields)?,
+pub(crate) fn connection_info(connection_info: wit::Attachment) -> Result<ConnectionInfo, String> {
+    Ok(ConnectionInfo {
+        kind: connection_info.kind,
+        version: connection_info.version,
+        fields: checks::unique_map("the attachment", connection_info.fields)?,
     })
 }
 
 /// A volume's state as the house reads it; the error says which rule of the contract it breaks.
-pub(crate) fn status(status: wit::VolumeStatus, redactor: &Redactor) -> Result<VolumeStatus, String> {
+pub(crate) fn volume_status(status: wit::VolumeStatus, redactor: &Redactor) -> Result<VolumeStatus, String> {
     Ok(VolumeStatus {
-        volume: created(status.volume)?,
-        owner: status.owner.map(|owner| Owner {
-            cluster: owner.cluster_id.into(),
-            claim: owner.claim_uid.into(),
-            volume: owner.pv_name.into(),
+        volume: created_volume(status.volume)?,
+        owner: status.owner.map(|owner| VolumeOwner {
+            cluster_id: owner.cluster_id.into(),
+            claim_uid: owner.claim_uid.into(),
+            pv_name: owner.pv_name.into(),
             reclaim_policy: match owner.reclaim_policy {
                 wit::ReclaimPolicy::Delete => ReclaimPolicy::Delete,
                 wit::ReclaimPolicy::Retain => ReclaimPolicy::Retain,
             },
         }),
-        published_nodes: status.published_nodes.into_iter().map(NodeId::from).collect(),
-        condition: status.condition.map(|condition| Condition {
+        published_node_ids: status.published_nodes.into_iter().map(NodeId::from).collect(),
+        condition: status.condition.map(|condition| VolumeCondition {
             abnormal: condition.abnormal,
-            message: shown(&condition.message, redactor),
+            message: redacted(&condition.message, redactor),
         }),
         changed_at_ms: status.changed_at_ms,
     })
@@ -213,8 +214,9 @@ pub(crate) fn status(status: wit::VolumeStatus, redactor: &Redactor) -> Result<V
 
 /// A part of a listing as the house reads it; the error says which rule of the contract it breaks.
 pub(crate) fn volume_page(page: listing::VolumePage, redactor: &Redactor) -> Result<VolumePage, String> {
-    let volumes = page.volumes.into_iter().map(|found| status(found, redactor)).collect::<Result<_, _>>()?;
-    Ok(VolumePage { volumes, next: page.next })
+    let volumes =
+        page.volumes.into_iter().map(|found| volume_status(found, redactor)).collect::<Result<_, _>>()?;
+    Ok(VolumePage { volumes, next_token: page.next })
 }
 
 /// A snapshot as the house reads it.
@@ -226,13 +228,13 @@ pub(crate) fn snapshot(snapshot: wit::Snapshot) -> Snapshot {
         created_at_ms: snapshot.created_at_ms,
         ready: snapshot.ready,
         group: snapshot.group.map(GroupSnapshotHandle::from),
-        owner: snapshot.owner.map(snapshot_owner_of),
+        owner: snapshot.owner.map(from_snapshot_owner),
     }
 }
 
 /// A part of a listing as the house reads it.
 pub(crate) fn snapshot_page(page: snapshots::SnapshotPage) -> SnapshotPage {
-    SnapshotPage { snapshots: page.snapshots.into_iter().map(snapshot).collect(), next: page.next }
+    SnapshotPage { snapshots: page.snapshots.into_iter().map(snapshot).collect(), next_token: page.next }
 }
 
 /// A group snapshot as the house reads it.
@@ -249,28 +251,28 @@ pub(crate) fn group_snapshot(group: group_snapshots::GroupSnapshot) -> GroupSnap
 pub(crate) fn capacity(report: capacity::CapacityReport) -> Capacity {
     Capacity {
         available: report.available_bytes,
-        maximum_volume: report.maximum_volume_bytes,
-        minimum_volume: report.minimum_volume_bytes,
+        maximum_volume_size: report.maximum_volume_bytes,
+        minimum_volume_size: report.minimum_volume_bytes,
     }
 }
 
 pub(crate) fn validation(validation: volumes::Validation, redactor: &Redactor) -> Validation {
     match validation {
         volumes::Validation::Confirmed => Validation::Confirmed,
-        volumes::Validation::Refused(message) => Validation::Refused(shown(&message, redactor)),
+        volumes::Validation::Refused(message) => Validation::Refused(redacted(&message, redactor)),
     }
 }
 
 pub(crate) fn readiness(readiness: identity::Readiness, redactor: &Redactor) -> Readiness {
     match readiness {
         identity::Readiness::Ready => Readiness::Ready,
-        identity::Readiness::NotReady(message) => Readiness::NotReady(shown(&message, redactor)),
+        identity::Readiness::NotReady(message) => Readiness::NotReady(redacted(&message, redactor)),
     }
 }
 
 /// A guest's text for people, without the call's secrets. Blotted out before it is cut, which could leave half a secret.
-fn shown(text: &str, redactor: &Redactor) -> String {
-    printable(&redactor.blot(text))
+fn redacted(text: &str, redactor: &Redactor) -> String {
+    printable(&redactor.redact(text))
 }
 
 pub(crate) fn description(description: identity::Description) -> Description {
@@ -287,7 +289,7 @@ pub(crate) fn description(description: identity::Description) -> Description {
     }
 }
 
-pub(crate) fn error(error: wit::StorageError, redactor: &Redactor) -> StorageError {
+pub(crate) fn storage_error(error: wit::StorageError, redactor: &Redactor) -> StorageError {
     StorageError {
         kind: match error.kind {
             wit::ErrorKind::InvalidArgument => ErrorKind::InvalidArgument,
@@ -307,7 +309,7 @@ pub(crate) fn error(error: wit::StorageError, redactor: &Redactor) -> StorageErr
             wit::ErrorKind::DataLoss => ErrorKind::DataLoss,
             wit::ErrorKind::Unknown => ErrorKind::Unknown,
         },
-        message: shown(&error.message, redactor),
+        message: redacted(&error.message, redactor),
         retry_after_ms: error.retry_after_ms,
         finality: match error.finality {
             wit::Finality::Final => Finality::Final,

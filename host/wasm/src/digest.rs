@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, de};
 use sha2::{Digest as _, Sha256};
 
 /// Hexadecimal digits of a digest.
-const DIGITS: usize = 64;
+const HEX_DIGITS: usize = 64;
 
 /// SHA-256 of a component's bytes: which component it is, whatever its file is called.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,7 +23,7 @@ impl FromStr for Digest {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        parse(text.strip_prefix("sha256:").unwrap_or(text)).map(Self).ok_or_else(|| {
+        parse_hex(text.strip_prefix("sha256:").unwrap_or(text)).map(Self).ok_or_else(|| {
             format!(
                 "found {text:?}, expected 64 hexadecimal digits, as `sha256sum` prints them of the component"
             )
@@ -39,7 +39,7 @@ impl<'de> Deserialize<'de> for Digest {
 
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sha256:{}", hexadecimal(&self.0))
+        write!(f, "sha256:{}", to_hex(&self.0))
     }
 }
 
@@ -50,9 +50,9 @@ impl fmt::Debug for Digest {
 }
 
 /// The bytes of a digest; absent when the text is not 64 hexadecimal digits.
-pub(crate) fn parse(text: &str) -> Option<[u8; 32]> {
+pub(crate) fn parse_hex(text: &str) -> Option<[u8; 32]> {
     let digits = text.as_bytes();
-    if digits.len() != DIGITS {
+    if digits.len() != HEX_DIGITS {
         return None;
     }
     let mut digest = [0; 32];
@@ -64,7 +64,7 @@ pub(crate) fn parse(text: &str) -> Option<[u8; 32]> {
     Some(digest)
 }
 
-pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+pub(crate) fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

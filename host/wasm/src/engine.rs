@@ -18,14 +18,14 @@ use wasmtime::{
 
 use crate::{
     capabilities,
+    cpu_pool::CpuPool,
     digest::Digest,
     error::LoadError,
-    instance::Host,
-    lane::Lane,
-    limits::TICK,
-    loader::Compiled,
+    instance::StoreData,
+    instance_pool::{self, InstancePool},
+    limits::EPOCH_TICK,
+    loader::CompiledComponent,
     metrics::WasmMetrics,
-    slots::{self, Slots},
     wasi,
 };
 
@@ -34,9 +34,9 @@ const BACKTRACE_FRAMES: usize = 16;
 /// The niceness of threads for long calls. Whoever wakes up beside such a thread runs at once; between the niceness of all
 /// others and this one the system lets it wait for a slice of the processor, which is many short calls. Not the lowest: on a
 /// machine that others keep busy, a thread of niceness 19 gets less than a hundredth of a processor, and calls meet their deadline.
-const LOW: i32 = 10;
+const CPU_BOUND_NICENESS: i32 = 10;
 /// Most bytes of compiled code on the disk: some twenty components of the largest languages.
-const CACHE_BYTES: u64 = 1 << 30;
+const MAX_CACHE_BYTES: u64 = 1 << 30;
 
 /// Where compiled code is kept, so that a restart does not compile anew.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,26 +63,26 @@ pub struct EngineOptions {
 /// Compiles and runs components. A process has one; clones are the same engine.
 #[derive(Clone, Debug)]
 pub struct Engine {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) inner: Arc<EngineInner>,
 }
 
-pub(crate) struct Inner {
+pub(crate) struct EngineInner {
     pub(crate) wasm: wasmtime::Engine,
     pub(crate) metrics: WasmMetrics,
     /// One component is compiled at a time: compiling takes a whole CPU and, for some languages, hundreds of megabytes.
-    pub(crate) compiling: tokio::sync::Mutex<()>,
+    pub(crate) compile_lock: tokio::sync::Mutex<()>,
     /// What is compiled and linked already: a component that several backends use is in memory once.
-    pub(crate) compiled: Mutex<HashMap<Digest, Weak<Compiled>>>,
+    pub(crate) component_cache: Mutex<HashMap<Digest, Weak<CompiledComponent>>>,
     /// What components import, the same for all of them.
-    pub(crate) linker: Linker<Host>,
+    pub(crate) linker: Linker<StoreData>,
     /// Where instances live.
-    pub(crate) slots: Arc<Slots>,
-    guests: Threads,
+    pub(crate) instance_pool: Arc<InstancePool>,
+    guest_threads: WorkerThreads,
     /// For calls that compute for long.
-    long: Threads,
+    cpu_bound_threads: WorkerThreads,
 }
 
-impl std::fmt::Debug for Inner {
+impl std::fmt::Debug for EngineInner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine").finish_non_exhaustive()
     }
@@ -95,53 +95,53 @@ impl Engine {
     ///
     /// When the processor or the system does not let code be compiled and run, or threads cannot be started.
     pub fn new(options: EngineOptions) -> Result<Self, LoadError> {
-        let wasm =
-            start(open_cache(&options.cache)).map_err(|error| LoadError::Engine(format!("{error:#}")))?;
-        let linker = link(&wasm).map_err(|error| LoadError::Engine(format!("{error:#}")))?;
-        start_clock(&wasm)?;
+        let wasm = new_engine(open_cache(&options.cache))
+            .map_err(|error| LoadError::Engine(format!("{error:#}")))?;
+        let linker = new_linker(&wasm).map_err(|error| LoadError::Engine(format!("{error:#}")))?;
+        start_epoch_ticker(&wasm)?;
         let processors = thread::available_parallelism().map_or(2, NonZeroUsize::get);
         // Apart from the threads that watch the cluster, renew leases and answer health checks, so that no guest can starve those.
-        let guests = Threads::start("guest", processors, || ())?;
-        let long = Threads::start("guest-long", processors.div_ceil(2), make_way)?;
+        let guests = WorkerThreads::start("guest", processors, || ())?;
+        let long = WorkerThreads::start("guest-long", processors.div_ceil(2), lower_thread_priority)?;
         Ok(Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(EngineInner {
                 wasm,
                 metrics: options.metrics,
-                compiling: tokio::sync::Mutex::new(()),
-                compiled: Mutex::default(),
+                compile_lock: tokio::sync::Mutex::new(()),
+                component_cache: Mutex::default(),
                 linker,
-                slots: Arc::default(),
-                guests,
-                long,
+                instance_pool: Arc::default(),
+                guest_threads: guests,
+                cpu_bound_threads: long,
             }),
         })
     }
 }
 
-impl Inner {
+impl EngineInner {
     /// The threads that run guests.
-    pub(crate) fn guests(&self) -> &Handle {
-        &self.guests.handle
+    pub(crate) fn guest_runtime(&self) -> &Handle {
+        &self.guest_threads.handle
     }
 
     /// The lane of one more backend.
-    pub(crate) fn lane(&self) -> Lane {
-        Lane::new(self.long.handle.clone())
+    pub(crate) fn new_cpu_pool(&self) -> CpuPool {
+        CpuPool::new(self.cpu_bound_threads.handle.clone())
     }
 }
 
 /// Threads that run tasks; they end with the last owner.
-struct Threads {
+struct WorkerThreads {
     handle: Handle,
     runtime: Option<Runtime>,
 }
 
-impl Threads {
-    fn start(name: &str, count: usize, begin: fn()) -> Result<Self, LoadError> {
+impl WorkerThreads {
+    fn start(name: &str, count: usize, on_start: fn()) -> Result<Self, LoadError> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(count)
             .thread_name(name)
-            .on_thread_start(begin)
+            .on_thread_start(on_start)
             .enable_time()
             .enable_io()
             .build()
@@ -150,7 +150,7 @@ impl Threads {
     }
 }
 
-impl Drop for Threads {
+impl Drop for WorkerThreads {
     fn drop(&mut self) {
         // The last owner may be a task, and a task must not wait for threads.
         if let Some(runtime) = self.runtime.take() {
@@ -160,21 +160,21 @@ impl Drop for Threads {
 }
 
 /// The calling thread yields to the others. On Linux alone is a niceness a thread's own.
-fn make_way() {
+fn lower_thread_priority() {
     if cfg!(target_os = "linux")
-        && let Err(error) = rustix::process::setpriority_process(None, LOW)
+        && let Err(error) = rustix::process::setpriority_process(None, CPU_BOUND_NICENESS)
     {
         tracing::debug!(%error, "the threads for long calls have the priority of all others");
     }
 }
 
 /// Where addresses are scarce, such as under `ulimit -v`, instances live without slots: slower, and as safe.
-fn start(cache: Option<Cache>) -> wasmtime::Result<wasmtime::Engine> {
-    let mut config = config();
+fn new_engine(cache: Option<Cache>) -> wasmtime::Result<wasmtime::Engine> {
+    let mut config = engine_config();
     config.cache(cache);
-    let mut with_slots = config.clone();
-    slots::reserve(&mut with_slots);
-    wasmtime::Engine::new(&with_slots).or_else(|error| {
+    let mut pooling = config.clone();
+    instance_pool::configure_pooling(&mut pooling);
+    wasmtime::Engine::new(&pooling).or_else(|error| {
         tracing::warn!(
             error = format!("{error:#}"),
             "no slots can be reserved for guests: every call maps its own memory"
@@ -186,7 +186,7 @@ fn start(cache: Option<Cache>) -> wasmtime::Result<wasmtime::Engine> {
 
 /// Everything that guests need and nothing more: what is off cannot be attacked. Proposals that need cargo features which
 /// this build leaves out (garbage collection, exceptions, component-model async, parallel compilation) are off with them.
-fn config() -> Config {
+fn engine_config() -> Config {
     let mut config = Config::new();
     config
         .wasm_component_model(true)
@@ -198,7 +198,7 @@ fn config() -> Config {
     config
 }
 
-fn link(engine: &wasmtime::Engine) -> wasmtime::Result<Linker<Host>> {
+fn new_linker(engine: &wasmtime::Engine) -> wasmtime::Result<Linker<StoreData>> {
     let mut linker = Linker::new(engine);
     wasi::link(&mut linker)?;
     capabilities::link(&mut linker)?;
@@ -207,13 +207,13 @@ fn link(engine: &wasmtime::Engine) -> wasmtime::Result<Linker<Host>> {
 
 /// The clock that stops guests. It has a thread of its own because a task could starve behind the guests that it shall stop;
 /// it ends with the engine.
-fn start_clock(engine: &wasmtime::Engine) -> Result<(), LoadError> {
+fn start_epoch_ticker(engine: &wasmtime::Engine) -> Result<(), LoadError> {
     let engine = engine.weak();
     let tick = move || {
         while let Some(engine) = engine.upgrade() {
             engine.increment_epoch();
             drop(engine);
-            thread::sleep(TICK);
+            thread::sleep(EPOCH_TICK);
         }
     };
     thread::Builder::new().name("guest-clock".to_owned()).spawn(tick).map(drop).map_err(LoadError::Threads)
@@ -225,7 +225,7 @@ fn open_cache(cache: &CompiledCache) -> Option<Cache> {
         CompiledCache::User => None,
         CompiledCache::Directory(directory) => Some(directory.as_path()),
     };
-    match cache_in(directory) {
+    match new_cache(directory) {
         Ok(cache) => Some(cache),
         Err(error) => {
             let directory = directory.unwrap_or(Path::new("the user's cache directory"));
@@ -239,25 +239,25 @@ fn open_cache(cache: &CompiledCache) -> Option<Cache> {
     }
 }
 
-fn cache_in(directory: Option<&Path>) -> wasmtime::Result<Cache> {
+fn new_cache(directory: Option<&Path>) -> wasmtime::Result<Cache> {
     let mut config = CacheConfig::new();
-    config.with_files_total_size_soft_limit(CACHE_BYTES).with_cleanup_interval(Duration::from_secs(3600));
+    config.with_files_total_size_soft_limit(MAX_CACHE_BYTES).with_cleanup_interval(Duration::from_secs(3600));
     if let Some(directory) = directory {
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         // The library wants an absolute path.
         config.with_directory(std::path::absolute(directory)?);
     }
     let cache = Cache::new(config)?;
-    only_ours(cache.directory())?;
+    check_cache_permissions(cache.directory())?;
     Ok(cache)
 }
 
 /// Whoever can write compiled code into the cache runs it in this process, outside of every sandbox.
-fn only_ours(directory: &Path) -> wasmtime::Result<()> {
+fn check_cache_permissions(directory: &Path) -> wasmtime::Result<()> {
     let found = std::fs::metadata(directory)?;
-    let (owner, us) = (found.uid(), rustix::process::geteuid().as_raw());
-    if owner != us && owner != 0 {
-        wasmtime::bail!("{} belongs to user {owner}, and this process is user {us}", directory.display());
+    let (owner, uid) = (found.uid(), rustix::process::geteuid().as_raw());
+    if owner != uid && owner != 0 {
+        wasmtime::bail!("{} belongs to user {owner}, and this process is user {uid}", directory.display());
     }
     if found.mode() & 0o022 != 0 {
         let mode = found.mode() & 0o7777;
@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cache_that_others_can_write_is_not_used() {
+    fn cache_writable_by_others_is_not_used() {
         let directory = tempfile::tempdir().unwrap();
         let cache = CompiledCache::Directory(directory.path().join("cache"));
         assert!(open_cache(&cache).is_some());
@@ -288,8 +288,8 @@ mod tests {
     }
 
     #[test]
-    fn the_surface_is_as_small_as_intended() {
-        let engine = wasmtime::Engine::new(&config()).unwrap();
+    fn unused_wasm_proposals_are_disabled() {
+        let engine = wasmtime::Engine::new(&engine_config()).unwrap();
         assert!(engine.get_epoch_interruption());
         assert!(!engine.get_concurrency_support(), "component-model async came back through a dependency");
         assert!(engine.get_memory_init_cow());

@@ -4,7 +4,7 @@ use cofferdam_domain::storage::StorageError;
 
 use crate::{
     digest::Digest,
-    inspect::{FoundVersion, Grant},
+    inspect::{Grant, InterfaceVersion},
 };
 
 /// A component that cannot become a backend, or an engine that cannot start. Every message is one line that names the
@@ -48,7 +48,7 @@ pub enum LoadError {
     },
     /// The file is another component than the operator wants.
     #[error("{name}: has the digest {found}; expected {expected} (`sha256`)")]
-    Digest {
+    DigestMismatch {
         /// The component.
         name: String,
         /// Its digest.
@@ -65,12 +65,12 @@ pub enum LoadError {
         reason: String,
     },
     /// The component was written for another version of the contract.
-    #[error("{name}: speaks `{found}`; this program speaks cofferdam:storage@{ours}", ours = crate::inspect::OUR_VERSION)]
-    ForeignContract {
+    #[error("{name}: speaks `{found}`; this program speaks cofferdam:storage@{ours}", ours = crate::inspect::CONTRACT_VERSION)]
+    UnsupportedContract {
         /// The component.
         name: String,
         /// What it imports or exports.
-        found: FoundVersion,
+        found: InterfaceVersion,
     },
     /// The component needs something that nobody offers.
     #[error("{name}: imports `{import}`, which this program does not offer; {advice}")]
@@ -84,7 +84,7 @@ pub enum LoadError {
     },
     /// One call of the component needs more than this program has room for, whatever its limits.
     #[error("{name}: no call of it can be served: {reason}")]
-    TooDemanding {
+    ExceedsInstancePool {
         /// The component.
         name: String,
         /// What it needs, and how much there is.
@@ -110,7 +110,7 @@ pub enum LoadError {
     },
     /// An import or export has the right name and another type.
     #[error("{name}: does not match the contract: {reason}")]
-    Mismatch {
+    TypeMismatch {
         /// The component.
         name: String,
         /// What differs.
@@ -118,7 +118,7 @@ pub enum LoadError {
     },
     /// The component failed when it was asked who it is.
     #[error("{name}: {function} failed: {source}")]
-    FirstCall {
+    InitialCall {
         /// The component.
         name: String,
         /// The function.
@@ -128,7 +128,7 @@ pub enum LoadError {
     },
     /// What the component says of itself cannot be true.
     #[error("{name}: describes itself wrongly: {reason}")]
-    Description {
+    InvalidDescription {
         /// The component.
         name: String,
         /// What is wrong with it.
@@ -136,7 +136,7 @@ pub enum LoadError {
     },
     /// A limit makes no sense.
     #[error("{name}: the limit `{limit}` is {value}; expected {expected}")]
-    Limit {
+    InvalidLimit {
         /// The component.
         name: String,
         /// The limit.
@@ -147,7 +147,7 @@ pub enum LoadError {
         expected: &'static str,
     },
     /// A limit is higher than this program can serve.
-    #[error("{name}: the limit `{limit}` is {value}; expected at most {most}")]
+    #[error("{name}: the limit `{limit}` is {value}; expected at most {max}")]
     LimitTooHigh {
         /// The component.
         name: String,
@@ -156,7 +156,7 @@ pub enum LoadError {
         /// Its value.
         value: usize,
         /// The most that it may be.
-        most: usize,
+        max: usize,
     },
     /// An origin for the backend's HTTP requests cannot be used.
     #[error("{name}: the HTTP origin `{origin}`: {reason}")]
@@ -196,7 +196,7 @@ pub enum LoadError {
     },
     /// The host itself failed while it loaded the component.
     #[error("{name}: could not be loaded: {reason}")]
-    Host {
+    Internal {
         /// The component.
         name: String,
         /// What happened.

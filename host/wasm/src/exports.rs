@@ -13,8 +13,8 @@ use crate::{
             publishing, restoring, snapshots, volumes,
         },
     },
-    call::Function,
-    instance::Host,
+    call::GuestFunction,
+    instance::StoreData,
 };
 
 type Pairs = Vec<(String, String)>;
@@ -38,7 +38,10 @@ pub(crate) struct Exports {
 
 impl Exports {
     /// Finds the mandatory exports and those of the abilities; one of another type is an error.
-    pub(crate) fn find(pre: &InstancePre<Host>, abilities: &BTreeSet<Ability>) -> wasmtime::Result<Self> {
+    pub(crate) fn find(
+        pre: &InstancePre<StoreData>,
+        abilities: &BTreeSet<Ability>,
+    ) -> wasmtime::Result<Self> {
         /// Finds an interface if the component has the ability.
         macro_rules! find {
             ($module:ident, $ability:ident) => {
@@ -68,7 +71,7 @@ impl Exports {
 
 /// Checks the types of all that was found: the library looks at them only when something is called, and a driver that cannot
 /// cut snapshots must be known before the first one is wanted. The inner error says which interface differs, and how.
-pub(crate) fn check() -> Function<Result<(), String>> {
+pub(crate) fn check_types() -> GuestFunction<Result<(), String>> {
     Box::new(|fresh| {
         Box::pin(async move {
             /// Loads each interface that was found.
@@ -101,12 +104,12 @@ pub(crate) fn check() -> Function<Result<(), String>> {
     })
 }
 
-/// Makes a [`Function`] of each function of the contract.
+/// Makes a [`GuestFunction`] of each function of the contract.
 macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) -> $answer:ty = $interface:ident.$call:ident($($pass:expr),*);)*) => {
         $(
             $(#[$doc])*
-            pub(crate) fn $name($($arg: $type),*) -> Function<$answer> {
+            pub(crate) fn $name($($arg: $type),*) -> GuestFunction<$answer> {
                 Box::new(move |fresh| {
                     Box::pin(async move {
                         let absent = || wasmtime::Error::msg(concat!(stringify!($interface), " is not exported"));

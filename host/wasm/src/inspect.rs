@@ -9,11 +9,11 @@ use crate::error::LoadError;
 use cofferdam_backend::checks::printable;
 
 /// The contract's package.
-const PACKAGE: &str = "cofferdam:storage";
+const CONTRACT_PACKAGE: &str = "cofferdam:storage";
 /// The contract's version.
-pub(crate) const OUR_VERSION: &str = "0.1.0";
+pub(crate) const CONTRACT_VERSION: &str = "0.1.0";
 /// Interfaces that every backend exports.
-pub(crate) const MANDATORY: [&str; 2] = ["identity", "volumes"];
+pub(crate) const MANDATORY_EXPORTS: [&str; 2] = ["identity", "volumes"];
 
 /// One ability that a backend is given. A component that imports one that it was not granted is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -96,7 +96,7 @@ impl Grant {
         }
     }
 
-    fn of(interface: &str) -> Option<Self> {
+    fn from_interface(interface: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|grant| grant.as_str() == interface)
     }
 }
@@ -109,9 +109,9 @@ impl fmt::Display for Grant {
 
 /// An interface of the contract in a version that is not ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FoundVersion(String);
+pub struct InterfaceVersion(String);
 
-impl fmt::Display for FoundVersion {
+impl fmt::Display for InterfaceVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
@@ -119,7 +119,7 @@ impl fmt::Display for FoundVersion {
 
 /// What a component is, without having run it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Manifest {
+pub struct ComponentInterfaces {
     /// Every import, as the component spells it.
     pub imports: Vec<String>,
     /// Every export, as the component spells it.
@@ -130,39 +130,45 @@ pub struct Manifest {
     pub abilities: BTreeSet<Ability>,
 }
 
-impl Manifest {
+impl ComponentInterfaces {
     /// Reads a component by the names of what it imports and exports.
-    pub(crate) fn read(
+    pub(crate) fn from_names(
         component: &str,
         imports: Vec<String>,
         exports: Vec<String>,
     ) -> Result<Self, LoadError> {
-        let grants = grants(component, &imports)?;
-        let abilities = abilities(component, &exports)?;
+        let grants = required_grants(component, &imports)?;
+        let abilities = exported_abilities(component, &exports)?;
         Ok(Self { imports, exports, grants, abilities })
     }
 
     /// Refuses a component that imports more than its operator grants.
-    pub(crate) fn check(&self, component: &str, granted: &BTreeSet<Grant>) -> Result<(), LoadError> {
+    pub(crate) fn check_grants(&self, component: &str, granted: &BTreeSet<Grant>) -> Result<(), LoadError> {
         let Some(missing) = self.grants.difference(granted).next() else { return Ok(()) };
-        let of_grant = |import: &&String| Name::parse(import).of_contract() == Some(missing.as_str());
+        let is_import_of_grant =
+            |import: &&String| InterfaceName::parse(import).contract_interface() == Some(missing.as_str());
         Err(LoadError::NotGranted {
             name: component.to_owned(),
-            import: self.imports.iter().find(of_grant).map(|import| printable(import)).unwrap_or_default(),
+            import: self
+                .imports
+                .iter()
+                .find(is_import_of_grant)
+                .map(|import| printable(import))
+                .unwrap_or_default(),
             grant: *missing,
         })
     }
 
     /// The imports that are linked with nothing behind them, as the component spells them.
-    pub fn inert(&self) -> impl Iterator<Item = &str> {
-        self.imports.iter().map(String::as_str).filter(|import| is_inert(Name::parse(import)))
+    pub fn inert_imports(&self) -> impl Iterator<Item = &str> {
+        self.imports.iter().map(String::as_str).filter(|import| is_inert(InterfaceName::parse(import)))
     }
 }
 
 /// WASI interfaces that the runtimes of guest languages import without needing them. They are linked with nothing behind
 /// them: no environment, no arguments, no directory, no input; clocks and randomness work; output goes to the log.
 /// Sockets and HTTP are not among them.
-pub(crate) const INERT: [&str; 20] = [
+pub(crate) const INERT_IMPORTS: [&str; 20] = [
     "wasi:cli/environment",
     "wasi:cli/exit",
     "wasi:cli/stdin",
@@ -187,12 +193,12 @@ pub(crate) const INERT: [&str; 20] = [
 
 /// An import's or export's name in its parts: `package/interface@version`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Name<'a> {
+struct InterfaceName<'a> {
     path: &'a str,
     version: Option<&'a str>,
 }
 
-impl<'a> Name<'a> {
+impl<'a> InterfaceName<'a> {
     fn parse(name: &'a str) -> Self {
         match name.split_once('@') {
             Some((path, version)) => Self { path, version: Some(version) },
@@ -201,41 +207,42 @@ impl<'a> Name<'a> {
     }
 
     /// The interface, if it is one of the contract's, in whatever version.
-    fn of_contract(self) -> Option<&'a str> {
-        self.path.strip_prefix(PACKAGE)?.strip_prefix('/')
+    fn contract_interface(self) -> Option<&'a str> {
+        self.path.strip_prefix(CONTRACT_PACKAGE)?.strip_prefix('/')
     }
 
     /// Whether semantic versioning lets this stand in for ours: the same minor version while the major one is 0.
-    fn is_ours(self) -> bool {
-        let track = |version: &str| {
+    fn is_compatible(self) -> bool {
+        let compatibility_track = |version: &str| {
             let (core, pre) =
                 version.split_once('-').map_or((version, None), |(core, pre)| (core, Some(pre.to_owned())));
             let mut parts = core.split('.').map(str::to_owned);
             (parts.next(), parts.next(), pre)
         };
-        self.version.is_some_and(|version| track(version) == track(OUR_VERSION))
+        self.version
+            .is_some_and(|version| compatibility_track(version) == compatibility_track(CONTRACT_VERSION))
     }
 }
 
-fn foreign(component: &str, name: &str) -> LoadError {
-    LoadError::ForeignContract { name: component.to_owned(), found: FoundVersion(printable(name)) }
+fn unsupported_contract(component: &str, name: &str) -> LoadError {
+    LoadError::UnsupportedContract { name: component.to_owned(), found: InterfaceVersion(printable(name)) }
 }
 
 /// The grants that a component needs; an import that nobody offers is an error.
-fn grants(component: &str, imports: &[String]) -> Result<BTreeSet<Grant>, LoadError> {
+fn required_grants(component: &str, imports: &[String]) -> Result<BTreeSet<Grant>, LoadError> {
     let mut grants = BTreeSet::new();
     for import in imports {
-        let name = Name::parse(import);
+        let name = InterfaceName::parse(import);
         let unknown = || LoadError::UnknownImport {
             name: component.to_owned(),
             import: printable(import),
-            advice: advice(name.path),
+            advice: import_advice(name.path),
         };
-        match name.of_contract() {
-            Some(_) if !name.is_ours() => return Err(foreign(component, import)),
+        match name.contract_interface() {
+            Some(_) if !name.is_compatible() => return Err(unsupported_contract(component, import)),
             Some("types") => {}
             Some(interface) => {
-                grants.insert(Grant::of(interface).ok_or_else(unknown)?);
+                grants.insert(Grant::from_interface(interface).ok_or_else(unknown)?);
             }
             None if is_inert(name) => {}
             None => return Err(unknown()),
@@ -246,33 +253,33 @@ fn grants(component: &str, imports: &[String]) -> Result<BTreeSet<Grant>, LoadEr
 
 /// The abilities that a component has. Exports that are not the contract's are tool chains' own and tolerated; the
 /// contract's in another version are not: the ability would be lost without a word.
-fn abilities(component: &str, exports: &[String]) -> Result<BTreeSet<Ability>, LoadError> {
-    let ours = |export: &String| {
-        let name = Name::parse(export);
-        match name.of_contract() {
-            Some(_) if !name.is_ours() => Some(Err(foreign(component, export))),
+fn exported_abilities(component: &str, exports: &[String]) -> Result<BTreeSet<Ability>, LoadError> {
+    let contract_export = |export: &String| {
+        let name = InterfaceName::parse(export);
+        match name.contract_interface() {
+            Some(_) if !name.is_compatible() => Some(Err(unsupported_contract(component, export))),
             interface => interface.map(|interface| Ok(interface.to_owned())),
         }
     };
-    let interfaces = exports.iter().filter_map(ours).collect::<Result<BTreeSet<_>, _>>()?;
-    match MANDATORY.into_iter().find(|mandatory| !interfaces.contains(*mandatory)) {
+    let interfaces = exports.iter().filter_map(contract_export).collect::<Result<BTreeSet<_>, _>>()?;
+    match MANDATORY_EXPORTS.into_iter().find(|mandatory| !interfaces.contains(*mandatory)) {
         Some(mandatory) => Err(LoadError::MissingExport {
             name: component.to_owned(),
-            export: format!("{PACKAGE}/{mandatory}@{OUR_VERSION}"),
+            export: format!("{CONTRACT_PACKAGE}/{mandatory}@{CONTRACT_VERSION}"),
         }),
-        None => Ok(interfaces.iter().filter_map(|interface| Ability::of(interface)).collect()),
+        None => Ok(interfaces.iter().filter_map(|interface| Ability::from_interface(interface)).collect()),
     }
 }
 
 /// Any 0.2 of WASI: the linker matches versions of one track.
-fn is_inert(name: Name<'_>) -> bool {
-    INERT.contains(&name.path)
+fn is_inert(name: InterfaceName<'_>) -> bool {
+    INERT_IMPORTS.contains(&name.path)
         && name.version.is_some_and(|version| version.starts_with("0.2.") && !version.contains('-'))
 }
 
 /// What a vendor can do about an import that nobody offers.
-fn advice(path: &str) -> String {
-    let way_out = match path.split_once('/').map_or(path, |(package, _)| package) {
+fn import_advice(path: &str) -> String {
+    let hint = match path.split_once('/').map_or(path, |(package, _)| package) {
         "wasi:http" => {
             "use the contract's `http` import; JavaScript: build with `disableFeatures: ['http', 'fetch-event']`"
         }
@@ -281,10 +288,10 @@ fn advice(path: &str) -> String {
         }
         _ => {
             let grants: Vec<_> = Grant::ALL.into_iter().map(Grant::as_str).collect();
-            return format!("it offers {PACKAGE}/{{{}}} and parts of WASI 0.2", grants.join(", "));
+            return format!("it offers {CONTRACT_PACKAGE}/{{{}}} and parts of WASI 0.2", grants.join(", "));
         }
     };
-    way_out.to_owned()
+    hint.to_owned()
 }
 
 #[cfg(test)]
@@ -294,28 +301,33 @@ mod tests {
     const IDENTITY: &str = "cofferdam:storage/identity@0.1.0";
     const VOLUMES: &str = "cofferdam:storage/volumes@0.1.0";
 
-    fn verdict(imports: &[&str], exports: &[&str], granted: &[Grant]) -> Result<Manifest, String> {
+    fn load_result(
+        imports: &[&str],
+        exports: &[&str],
+        granted: &[Grant],
+    ) -> Result<ComponentInterfaces, String> {
         let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        let manifest = Manifest::read("x.wasm", owned(imports), owned(exports));
+        let manifest = ComponentInterfaces::from_names("x.wasm", owned(imports), owned(exports));
         manifest
             .and_then(|manifest| {
-                manifest.check("x.wasm", &granted.iter().copied().collect()).map(|()| manifest)
+                manifest.check_grants("x.wasm", &granted.iter().copied().collect()).map(|()| manifest)
             })
             .map_err(|error| error.to_string())
     }
 
     #[test]
-    fn what_is_granted_and_inert_is_accepted() {
+    fn granted_and_inert_imports_are_accepted() {
         let imports =
             ["cofferdam:storage/types@0.1.0", "cofferdam:storage/state@0.1.3", "wasi:cli/stderr@0.2.12"];
         let manifest =
-            verdict(&imports, &[IDENTITY, VOLUMES, "init", "exports"], &[Grant::State, Grant::Log]).unwrap();
+            load_result(&imports, &[IDENTITY, VOLUMES, "init", "exports"], &[Grant::State, Grant::Log])
+                .unwrap();
         assert_eq!(manifest.grants, [Grant::State].into());
-        assert_eq!(manifest.inert().collect::<Vec<_>>(), ["wasi:cli/stderr@0.2.12"]);
+        assert_eq!(manifest.inert_imports().collect::<Vec<_>>(), ["wasi:cli/stderr@0.2.12"]);
     }
 
     #[test]
-    fn everything_else_is_refused_by_name() {
+    fn other_imports_are_rejected_by_name() {
         for (import, expected) in [
             ("evil:thing/x@1.0.0", "imports `evil:thing/x@1.0.0`, which this program does not offer"),
             ("wasi:sockets/tcp@0.2.6", "imports `wasi:sockets/tcp@0.2.6`, which this program does not offer"),
@@ -333,7 +345,7 @@ mod tests {
                 "imports `cofferdam:storage/log@0.1.0`, which is not granted to it",
             ),
         ] {
-            let error = verdict(&[import], &[IDENTITY, VOLUMES], &[]).unwrap_err();
+            let error = load_result(&[import], &[IDENTITY, VOLUMES], &[]).unwrap_err();
             assert!(
                 error.starts_with("x.wasm: ") && error.contains(expected) && !error.contains('\n'),
                 "{error}"
@@ -342,31 +354,32 @@ mod tests {
     }
 
     #[test]
-    fn what_is_exported_is_an_ability() {
+    fn exported_interfaces_become_abilities() {
         let exports =
             [IDENTITY, VOLUMES, "cofferdam:storage/snapshots@0.1.2", "cofferdam:storage/new-thing@0.1.9"];
-        assert_eq!(verdict(&[], &exports, &[]).unwrap().abilities, [Ability::Snapshots].into());
-        let error = verdict(&[], &[IDENTITY, VOLUMES, "cofferdam:storage/snapshots@0.2.0"], &[]).unwrap_err();
+        assert_eq!(load_result(&[], &exports, &[]).unwrap().abilities, [Ability::Snapshots].into());
+        let error =
+            load_result(&[], &[IDENTITY, VOLUMES, "cofferdam:storage/snapshots@0.2.0"], &[]).unwrap_err();
         assert!(error.contains("speaks `cofferdam:storage/snapshots@0.2.0`"), "{error}");
     }
 
     #[test]
-    fn what_links_inert_is_documented() {
+    fn documented_inert_imports_match_the_linker() {
         let document = include_str!("../../../docs/threat-model.md");
         let (_, section) = document.split_once("link *inert*").unwrap();
         let (table, _) = section.split_once("Everything else is refused").unwrap();
         let mut listed: Vec<_> = table.split('`').filter(|word| word.starts_with("wasi:")).collect();
         listed.sort_unstable();
-        let mut linked = INERT.to_vec();
+        let mut linked = INERT_IMPORTS.to_vec();
         linked.sort_unstable();
         assert_eq!(listed, linked);
     }
 
     #[test]
-    fn mandatory_exports_are_named() {
-        let error = verdict(&[], &[IDENTITY], &[]).unwrap_err();
+    fn missing_mandatory_export_is_named_in_the_error() {
+        let error = load_result(&[], &[IDENTITY], &[]).unwrap_err();
         assert_eq!(error, format!("x.wasm: does not export `{VOLUMES}`, which every backend must"));
-        let error = verdict(&[], &["cofferdam:storage/identity@0.2.0", VOLUMES], &[]).unwrap_err();
+        let error = load_result(&[], &["cofferdam:storage/identity@0.2.0", VOLUMES], &[]).unwrap_err();
         assert!(error.contains("speaks `cofferdam:storage/identity@0.2.0`"), "{error}");
     }
 }

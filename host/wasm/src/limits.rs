@@ -94,7 +94,7 @@ impl Default for Limits {
 
 /// How often the engine's clock ticks. Guests give their thread back and are stopped at ticks, so it is also the grain of their
 /// budget of computing time.
-pub(crate) const TICK: Duration = Duration::from_millis(10);
+pub(crate) const EPOCH_TICK: Duration = Duration::from_millis(10);
 
 impl Limits {
     /// Time that one call may take in all.
@@ -104,42 +104,42 @@ impl Limits {
 
     /// Every limit by its name in the configuration.
     pub(crate) fn entries(&self) -> [(&'static str, u64); 22] {
-        let wide = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+        let to_u64 = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
         [
-            ("memory-bytes", wide(self.memory_bytes)),
+            ("memory-bytes", to_u64(self.memory_bytes)),
             ("cpu-ms", self.cpu_ms),
             ("deadline-ms", self.deadline_ms),
-            ("result-bytes", wide(self.result_bytes)),
-            ("log-bytes", wide(self.log_bytes)),
+            ("result-bytes", to_u64(self.result_bytes)),
+            ("log-bytes", to_u64(self.log_bytes)),
             ("file-bytes", self.file_bytes),
-            ("concurrent-calls", wide(self.concurrent_calls)),
-            ("queued-calls", wide(self.queued_calls)),
-            ("state-bytes", wide(self.state_bytes)),
-            ("session-keys", wide(self.session_keys)),
+            ("concurrent-calls", to_u64(self.concurrent_calls)),
+            ("queued-calls", to_u64(self.queued_calls)),
+            ("state-bytes", to_u64(self.state_bytes)),
+            ("session-keys", to_u64(self.session_keys)),
             ("session-ttl-ms", self.session_ttl_ms),
-            ("http-request-bytes", wide(self.http_request_bytes)),
-            ("http-response-bytes", wide(self.http_response_bytes)),
-            ("http-exchanges", wide(self.http_exchanges)),
+            ("http-request-bytes", to_u64(self.http_request_bytes)),
+            ("http-response-bytes", to_u64(self.http_response_bytes)),
+            ("http-exchanges", to_u64(self.http_exchanges)),
             ("http-timeout-ms", self.http_timeout_ms),
-            ("instances", wide(self.instances)),
-            ("memories", wide(self.memories)),
-            ("tables", wide(self.tables)),
-            ("table-elements", wide(self.table_elements)),
-            ("handles", wide(self.handles)),
+            ("instances", to_u64(self.instances)),
+            ("memories", to_u64(self.memories)),
+            ("tables", to_u64(self.tables)),
+            ("table-elements", to_u64(self.table_elements)),
+            ("handles", to_u64(self.handles)),
             ("breaker-failures", u64::from(self.breaker_failures)),
             ("breaker-pause-ms", self.breaker_pause_ms),
         ]
     }
 
     /// Time that one call may compute.
-    pub(crate) fn computing(&self) -> Duration {
+    pub(crate) fn cpu_budget(&self) -> Duration {
         Duration::from_millis(self.cpu_ms)
     }
 }
 
 /// What a call asked for in vain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub(crate) enum ExceededLimit {
     /// More memory.
     Memory,
     /// A larger table.
@@ -148,82 +148,82 @@ pub(crate) enum Refused {
 
 /// Watches the memory of one call.
 #[derive(Debug)]
-pub(crate) struct Meter {
-    limit: usize,
-    used: usize,
-    peak: usize,
-    refused: Option<Refused>,
+pub(crate) struct StoreLimiter {
+    max_memory: usize,
+    used_memory: usize,
+    peak_memory: usize,
+    exceeded_limit: Option<ExceededLimit>,
     /// Growth that was allowed last; taken back when the allocation itself fails.
     last_growth: usize,
-    table_elements: usize,
-    instances: usize,
-    tables: usize,
-    memories: usize,
+    max_table_elements: usize,
+    max_instances: usize,
+    max_tables: usize,
+    max_memories: usize,
 }
 
-impl Meter {
+impl StoreLimiter {
     pub(crate) fn new(limits: &Limits) -> Self {
         Self {
-            limit: limits.memory_bytes,
-            used: 0,
-            peak: 0,
-            refused: None,
+            max_memory: limits.memory_bytes,
+            used_memory: 0,
+            peak_memory: 0,
+            exceeded_limit: None,
             last_growth: 0,
-            table_elements: limits.table_elements,
-            instances: limits.instances,
-            tables: limits.tables,
-            memories: limits.memories,
+            max_table_elements: limits.table_elements,
+            max_instances: limits.instances,
+            max_tables: limits.tables,
+            max_memories: limits.memories,
         }
     }
 
     /// The most memory that the call had at once, in bytes.
-    pub(crate) fn peak(&self) -> usize {
-        self.peak
+    pub(crate) fn peak_memory(&self) -> usize {
+        self.peak_memory
     }
 
     /// What the call asked for last and may not have.
-    pub(crate) fn refused(&self) -> Option<Refused> {
-        self.refused
+    pub(crate) fn exceeded_limit(&self) -> Option<ExceededLimit> {
+        self.exceeded_limit
     }
 }
 
-impl ResourceLimiter for Meter {
+impl ResourceLimiter for StoreLimiter {
     fn memory_growing(&mut self, current: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
         let growth = desired.saturating_sub(current);
-        let sum = self.used.saturating_add(growth);
-        if sum > self.limit {
-            self.refused = Some(Refused::Memory);
+        let sum = self.used_memory.saturating_add(growth);
+        if sum > self.max_memory {
+            self.exceeded_limit = Some(ExceededLimit::Memory);
             return Ok(false);
         }
-        self.used = sum;
-        self.peak = self.peak.max(sum);
+        self.used_memory = sum;
+        self.peak_memory = self.peak_memory.max(sum);
         self.last_growth = growth;
         Ok(true)
     }
 
     fn memory_grow_failed(&mut self, _: wasmtime::Error) -> wasmtime::Result<()> {
-        self.used = self.used.saturating_sub(std::mem::take(&mut self.last_growth));
+        self.used_memory = self.used_memory.saturating_sub(std::mem::take(&mut self.last_growth));
         Ok(())
     }
 
     fn table_growing(&mut self, _: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
-        let allowed = desired <= self.table_elements;
+        let allowed = desired <= self.max_table_elements;
         if !allowed {
-            self.refused = Some(Refused::TableElements);
+            self.exceeded_limit = Some(ExceededLimit::TableElements);
         }
         Ok(allowed)
     }
 
     fn instances(&self) -> usize {
-        self.instances
+        self.max_instances
     }
 
     fn tables(&self) -> usize {
-        self.tables
+        self.max_tables
     }
 
     fn memories(&self) -> usize {
-        self.memories
+        self.max_memories
     }
 }
 
@@ -231,12 +231,12 @@ impl ResourceLimiter for Meter {
 mod tests {
     use super::*;
 
-    fn meter(bytes: usize) -> Meter {
-        Meter::new(&Limits { memory_bytes: bytes, ..Limits::default() })
+    fn limiter(bytes: usize) -> StoreLimiter {
+        StoreLimiter::new(&Limits { memory_bytes: bytes, ..Limits::default() })
     }
 
     #[test]
-    fn every_limit_is_told() {
+    fn entries_cover_every_configuration_key() {
         let limits = Limits::default();
         let entries = limits.entries().map(|(name, value)| (name.to_owned(), value.into()));
         let told = serde_json::Value::Object(entries.into_iter().collect());
@@ -245,28 +245,28 @@ mod tests {
 
     #[test]
     fn memory_is_summed_over_memories() {
-        let mut meter = meter(100);
+        let mut meter = limiter(100);
         assert!(meter.memory_growing(0, 60, None).unwrap());
         assert!(!meter.memory_growing(0, 50, None).unwrap());
         assert!(meter.memory_growing(60, 100, None).unwrap());
-        assert_eq!((meter.peak(), meter.refused()), (100, Some(Refused::Memory)));
+        assert_eq!((meter.peak_memory(), meter.exceeded_limit()), (100, Some(ExceededLimit::Memory)));
     }
 
     #[test]
-    fn a_failed_growth_is_taken_back() {
-        let mut meter = meter(100);
+    fn failed_memory_growth_is_not_counted() {
+        let mut meter = limiter(100);
         assert!(meter.memory_growing(0, 90, None).unwrap());
         meter.memory_grow_failed(wasmtime::Error::msg("no memory")).unwrap();
         assert!(meter.memory_growing(0, 100, None).unwrap());
-        assert_eq!(meter.refused(), None);
+        assert_eq!(meter.exceeded_limit(), None);
     }
 
     #[test]
-    fn what_was_refused_is_told_apart() {
-        let mut meter = meter(100);
+    fn exceeded_limit_names_memory_or_table() {
+        let mut meter = limiter(100);
         assert!(meter.table_growing(0, 20_000, None).unwrap());
-        assert_eq!(meter.refused(), None);
+        assert_eq!(meter.exceeded_limit(), None);
         assert!(!meter.table_growing(0, 20_001, None).unwrap());
-        assert_eq!(meter.refused(), Some(Refused::TableElements));
+        assert_eq!(meter.exceeded_limit(), Some(ExceededLimit::TableElements));
     }
 }

@@ -13,13 +13,13 @@ use wasmtime::component::{Component, InstancePre};
 
 use crate::{
     backend::WasmBackend,
-    call::{self, Function, Parts},
+    call::{self, GuestFunction, SharedState},
     capabilities::{
-        Context, Shared,
+        CallContext, SharedCapabilities,
         http::{
-            client::Client,
+            client::HttpClient,
             connect,
-            policy::{HttpConfig, Policy},
+            policy::{HttpConfig, OriginPolicy},
         },
         pool::{Pool, PoolConfig},
         session,
@@ -28,14 +28,14 @@ use crate::{
     },
     convert,
     digest::Digest,
-    engine::{Engine, Inner},
+    engine::{Engine, EngineInner},
     error::LoadError,
     exports::{self, Exports},
-    inspect::{Grant, Manifest},
-    instance::Host,
+    fault_injection::FaultPlan,
+    inspect::{ComponentInterfaces, Grant},
+    instance::StoreData,
+    instance_pool::{self, InstanceQuota},
     limits::Limits,
-    slots::{self, Share},
-    testing::FaultPlan,
 };
 use cofferdam_backend::{
     Redactor,
@@ -44,7 +44,7 @@ use cofferdam_backend::{
 
 /// Where a component comes from.
 #[derive(Clone, Debug)]
-pub enum Source {
+pub enum ComponentSource {
     /// A file.
     File(PathBuf),
     /// Bytes that the program carries.
@@ -56,7 +56,7 @@ pub enum Source {
     },
 }
 
-impl Source {
+impl ComponentSource {
     /// What messages call it.
     fn name(&self) -> String {
         match self {
@@ -118,9 +118,17 @@ impl Engine {
     /// # Errors
     ///
     /// When the component cannot be read, is none, or imports what nobody offers.
-    pub async fn inspect(&self, source: Source, limits: &Limits) -> Result<Inspection, LoadError> {
-        let compiled = self.compiled(source, limits.file_bytes, None).await?;
-        Ok(Inspection { digest: compiled.digest, size: compiled.size, manifest: compiled.manifest.clone() })
+    pub async fn inspect(
+        &self,
+        source: ComponentSource,
+        limits: &Limits,
+    ) -> Result<ComponentInfo, LoadError> {
+        let compiled = self.compile(source, limits.file_bytes, None).await?;
+        Ok(ComponentInfo {
+            digest: compiled.digest,
+            size: compiled.size,
+            interfaces: compiled.interfaces.clone(),
+        })
     }
 
     /// Asks a component who it is, with every import in place and nothing behind those that reach outside of the call: what a
@@ -131,37 +139,45 @@ impl Engine {
     /// As [`load`](Self::load), but for grants.
     pub async fn describe(
         &self,
-        source: Source,
+        source: ComponentSource,
         settings: BTreeMap<String, String>,
         limits: Limits,
     ) -> Result<Description, LoadError> {
         let name = source.name();
-        check_limits(&name, &limits)?;
-        let compiled = self.compiled(source, limits.file_bytes, None).await?;
-        let shared = bare(&name, settings, &limits).await?;
+        validate_limits(&name, &limits)?;
+        let compiled = self.compile(source, limits.file_bytes, None).await?;
+        let capabilities = unconfigured_capabilities(&name, settings, &limits).await?;
         let engine = self.inner.wasm.clone();
-        let (slots, lane) = (Share::new(Arc::clone(&self.inner.slots)), self.inner.lane());
-        let parts =
-            Arc::new(Parts { engine, compiled, shared, limits, secrets: Secrets::default(), slots, lane });
-        describe(&name, &self.inner, &parts).await
+        let (slots, cpu_pool) =
+            (InstanceQuota::new(Arc::clone(&self.inner.instance_pool)), self.inner.new_cpu_pool());
+        let shared_state = Arc::new(SharedState {
+            engine,
+            compiled,
+            capabilities,
+            limits,
+            secrets: Secrets::default(),
+            instance_quota: slots,
+            cpu_pool,
+        });
+        describe(&name, &self.inner, &shared_state).await
     }
 
-    async fn compiled(
+    async fn compile(
         &self,
-        source: Source,
+        source: ComponentSource,
         limit: u64,
-        pinned: Option<Digest>,
-    ) -> Result<Arc<Compiled>, LoadError> {
+        expected_digest: Option<Digest>,
+    ) -> Result<Arc<CompiledComponent>, LoadError> {
         let name = source.name();
-        let _one_at_a_time = self.inner.compiling.lock().await;
+        let _compile_guard = self.inner.compile_lock.lock().await;
         let inner = Arc::clone(&self.inner);
         let work = {
             let name = name.clone();
-            move || compile(&inner, &name, &source, limit, pinned)
+            move || compile_blocking(&inner, &name, &source, limit, expected_digest)
         };
         tokio::task::spawn_blocking(work)
             .await
-            .map_err(|error| LoadError::Host { name, reason: format!("compiling failed: {error}") })?
+            .map_err(|error| LoadError::Internal { name, reason: format!("compiling failed: {error}") })?
     }
 
     /// Makes a backend of a component, and asks it who it is and whether it is ready.
@@ -172,7 +188,11 @@ impl Engine {
     ///
     /// When the component cannot be read, is none, asks for what it must not have, or fails its first calls. The message is
     /// one line that names it.
-    pub async fn load(&self, source: Source, config: BackendConfig) -> Result<Arc<WasmBackend>, LoadError> {
+    pub async fn load(
+        &self,
+        source: ComponentSource,
+        config: BackendConfig,
+    ) -> Result<Arc<WasmBackend>, LoadError> {
         self.load_with_faults(source, config, FaultPlan::default()).await
     }
 
@@ -183,66 +203,66 @@ impl Engine {
     /// As [`load`](Self::load).
     pub async fn load_with_faults(
         &self,
-        source: Source,
+        source: ComponentSource,
         config: BackendConfig,
         faults: FaultPlan,
     ) -> Result<Arc<WasmBackend>, LoadError> {
         let grants = config.effective_grants();
         let BackendConfig { sha256, settings, secrets, grants: _, http, limits, state, pool } = config;
         let name = source.name();
-        check_limits(&name, &limits)?;
-        let compiled = self.compiled(source, limits.file_bytes, sha256).await?;
-        compiled.manifest.check(&name, &grants)?;
-        if pool.is_none() && compiled.manifest.grants.contains(&Grant::Pool) {
+        validate_limits(&name, &limits)?;
+        let compiled = self.compile(source, limits.file_bytes, sha256).await?;
+        compiled.interfaces.check_grants(&name, &grants)?;
+        if pool.is_none() && compiled.interfaces.grants.contains(&Grant::Pool) {
             return Err(LoadError::NoPool { name });
         }
         let policy = {
             let name = name.clone();
-            tokio::task::spawn_blocking(move || Policy::new(&name, &http)).await
+            tokio::task::spawn_blocking(move || OriginPolicy::new(&name, &http)).await
         };
-        let policy = policy.map_err(|error| LoadError::Host {
+        let policy = policy.map_err(|error| LoadError::Internal {
             name: name.clone(),
             reason: format!("reading certificates failed: {error}"),
         })??;
         let state = open_state(&name, state, limits.state_bytes).await?;
         let pool = open_pool(&name, pool).await?;
-        let shared = Shared {
-            session: Arc::new(session::Store::new(&limits)),
-            http: Arc::new(Client::new(policy, &limits, Arc::new(connect::System))),
+        let capabilities = SharedCapabilities {
+            session: Arc::new(session::SessionStore::new(&limits)),
+            http: Arc::new(HttpClient::new(policy, &limits, Arc::new(connect::SystemResolver))),
             settings: Arc::new(settings),
             state: Arc::new(state),
             pool: pool.map(Arc::new),
             pool_workers: Workers::default(),
             faults,
         };
-        let parts = Arc::new(Parts {
+        let shared_state = Arc::new(SharedState {
             engine: self.inner.wasm.clone(),
             compiled,
-            shared,
+            capabilities,
             limits,
             secrets,
-            slots: Share::new(Arc::clone(&self.inner.slots)),
-            lane: self.inner.lane(),
+            instance_quota: InstanceQuota::new(Arc::clone(&self.inner.instance_pool)),
+            cpu_pool: self.inner.new_cpu_pool(),
         });
-        introduce(&name, Arc::clone(&self.inner), parts).await
+        describe_and_probe(&name, Arc::clone(&self.inner), shared_state).await
     }
 }
 
 /// What a component is, without any of it having run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Inspection {
+pub struct ComponentInfo {
     /// SHA-256 of the file.
     pub digest: Digest,
     /// Size of the file in bytes.
     pub size: u64,
     /// Imports and exports.
-    pub manifest: Manifest,
+    pub interfaces: ComponentInterfaces,
 }
 
-async fn open_state(name: &str, config: StateConfig, limit: usize) -> Result<state::Store, LoadError> {
+async fn open_state(name: &str, config: StateConfig, limit: usize) -> Result<state::StateStore, LoadError> {
     let file = config.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
-    let opened = tokio::task::spawn_blocking(move || state::Store::open(&config, limit)).await;
-    let opened = opened.map_err(|error| LoadError::Host {
+    let opened = tokio::task::spawn_blocking(move || state::StateStore::open(&config, limit)).await;
+    let opened = opened.map_err(|error| LoadError::Internal {
         name: name.to_owned(),
         reason: format!("opening its state failed: {error}"),
     })?;
@@ -253,7 +273,7 @@ async fn open_pool(name: &str, config: Option<PoolConfig>) -> Result<Option<Pool
     let Some(config) = config else { return Ok(None) };
     let directory = config.directory.display().to_string();
     let opened = tokio::task::spawn_blocking(move || Pool::open(&config)).await;
-    let opened = opened.map_err(|error| LoadError::Host {
+    let opened = opened.map_err(|error| LoadError::Internal {
         name: name.to_owned(),
         reason: format!("opening its pool failed: {error}"),
     })?;
@@ -261,94 +281,103 @@ async fn open_pool(name: &str, config: Option<PoolConfig>) -> Result<Option<Pool
 }
 
 /// Limits that no call could meet are a mistake of the operator, not of the guest.
-fn check_limits(name: &str, limits: &Limits) -> Result<(), LoadError> {
-    let most_permits = tokio::sync::Semaphore::MAX_PERMITS;
+fn validate_limits(name: &str, limits: &Limits) -> Result<(), LoadError> {
+    let max_permits = tokio::sync::Semaphore::MAX_PERMITS;
     let checks = [
         ("deadline-ms", limits.deadline_ms, limits.deadline_ms > 0, "at least 1"),
         ("cpu-ms", limits.cpu_ms, limits.cpu_ms > 0, "at least 1"),
         (
             "concurrent-calls",
-            wide(limits.concurrent_calls),
-            (1..=most_permits).contains(&limits.concurrent_calls),
+            to_u64(limits.concurrent_calls),
+            (1..=max_permits).contains(&limits.concurrent_calls),
             "at least 1 and not more than a semaphore holds",
         ),
         (
             "queued-calls",
-            wide(limits.queued_calls),
-            (limits.concurrent_calls..=most_permits).contains(&limits.queued_calls),
+            to_u64(limits.queued_calls),
+            (limits.concurrent_calls..=max_permits).contains(&limits.queued_calls),
             "at least `concurrent-calls` and not more than a semaphore holds",
         ),
     ];
-    let too_high = slots::ceilings(limits).into_iter().find(|(_, value, most)| value > most);
+    let too_high = instance_pool::limit_maxima(limits).into_iter().find(|(_, value, most)| value > most);
     if let Some((limit, value, most)) = too_high {
-        return Err(LoadError::LimitTooHigh { name: name.to_owned(), limit, value, most });
+        return Err(LoadError::LimitTooHigh { name: name.to_owned(), limit, value, max: most });
     }
     match checks.into_iter().find(|(_, _, valid, _)| !valid) {
         Some((limit, value, _, expected)) => {
-            Err(LoadError::Limit { name: name.to_owned(), limit, value, expected })
+            Err(LoadError::InvalidLimit { name: name.to_owned(), limit, value, expected })
         }
         None => Ok(()),
     }
 }
 
-fn wide(number: usize) -> u64 {
+fn to_u64(number: usize) -> u64 {
     number.try_into().unwrap_or(u64::MAX)
 }
 
 /// A component that is compiled and linked.
-pub(crate) struct Compiled {
+pub(crate) struct CompiledComponent {
     pub(crate) digest: Digest,
     pub(crate) size: u64,
-    pub(crate) manifest: Manifest,
-    pub(crate) pre: InstancePre<Host>,
+    pub(crate) interfaces: ComponentInterfaces,
+    pub(crate) pre: InstancePre<StoreData>,
     pub(crate) exports: Exports,
     /// How many slots a call of it takes.
-    pub(crate) slots: u32,
+    pub(crate) required_instances: u32,
 }
 
 /// Everything that needs a thread of its own. The bytes are read once: what is hashed is what is compiled.
-fn compile(
-    inner: &Inner,
+fn compile_blocking(
+    inner: &EngineInner,
     name: &str,
-    source: &Source,
+    source: &ComponentSource,
     limit: u64,
-    pinned: Option<Digest>,
-) -> Result<Arc<Compiled>, LoadError> {
+    expected_digest: Option<Digest>,
+) -> Result<Arc<CompiledComponent>, LoadError> {
     let owned = || name.to_owned();
     let bytes = read(name, source, limit)?;
-    if let Some(found) = not_a_component(&bytes) {
+    if let Some(found) = unsupported_file_kind(&bytes) {
         return Err(LoadError::NotAComponent { name: owned(), found });
     }
     let digest = Digest::of(&bytes);
-    if let Some(expected) = pinned.filter(|expected| *expected != digest) {
-        return Err(LoadError::Digest { name: owned(), found: digest, expected });
+    if let Some(expected) = expected_digest.filter(|expected| *expected != digest) {
+        return Err(LoadError::DigestMismatch { name: owned(), found: digest, expected });
     }
-    let known = || inner.compiled.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(compiled) = known().get(&digest).and_then(Weak::upgrade) {
+    let cache = || inner.component_cache.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(compiled) = cache().get(&digest).and_then(Weak::upgrade) {
         return Ok(compiled);
     }
-    let component = Component::from_binary(&inner.wasm, &bytes).map_err(|error| invalid(owned(), &error))?;
+    let component =
+        Component::from_binary(&inner.wasm, &bytes).map_err(|error| compile_error(owned(), &error))?;
     let kind = component.component_type();
     let imports = kind.imports(&inner.wasm).map(|(import, _)| import.to_owned()).collect();
     let exports = kind.exports(&inner.wasm).map(|(export, _)| export.to_owned()).collect();
-    let manifest = Manifest::read(name, imports, exports)?;
-    let mismatch = |error: wasmtime::Error| LoadError::Mismatch { name: owned(), reason: one_line(&error) };
-    let slots = slots::needed(&component);
+    let manifest = ComponentInterfaces::from_names(name, imports, exports)?;
+    let mismatch =
+        |error: wasmtime::Error| LoadError::TypeMismatch { name: owned(), reason: one_line(&error) };
+    let slots = instance_pool::required_instances(&component);
     let pre = inner.linker.instantiate_pre(&component).map_err(mismatch)?;
     let exports = Exports::find(&pre, &manifest.abilities).map_err(mismatch)?;
-    let compiled = Arc::new(Compiled { digest, size: wide(bytes.len()), manifest, pre, exports, slots });
-    let mut known = known();
-    known.retain(|_, compiled| compiled.strong_count() > 0);
-    known.insert(digest, Arc::downgrade(&compiled));
+    let compiled = Arc::new(CompiledComponent {
+        digest,
+        size: to_u64(bytes.len()),
+        interfaces: manifest,
+        pre,
+        exports,
+        required_instances: slots,
+    });
+    let mut cache = cache();
+    cache.retain(|_, compiled| compiled.strong_count() > 0);
+    cache.insert(digest, Arc::downgrade(&compiled));
     Ok(compiled)
 }
 
-fn read(name: &str, source: &Source, limit: u64) -> Result<Vec<u8>, LoadError> {
+fn read(name: &str, source: &ComponentSource, limit: u64) -> Result<Vec<u8>, LoadError> {
     let failed = |source| LoadError::Read { name: name.to_owned(), source };
     let too_large = |bytes| LoadError::TooLarge { name: name.to_owned(), bytes, limit };
     let mut bytes = Vec::new();
     match source {
-        Source::File(path) => {
+        ComponentSource::File(path) => {
             // Opening a pipe would wait for its other end.
             if !std::fs::metadata(path).map_err(failed)?.is_file() {
                 return Err(failed(std::io::Error::other("it is not a regular file: expected a component")));
@@ -361,16 +390,16 @@ fn read(name: &str, source: &Source, limit: u64) -> Result<Vec<u8>, LoadError> {
             // The file may grow.
             file.take(limit.saturating_add(1)).read_to_end(&mut bytes).map_err(failed)?;
         }
-        Source::Bytes { bytes: carried, .. } => bytes.extend_from_slice(carried),
+        ComponentSource::Bytes { bytes: carried, .. } => bytes.extend_from_slice(carried),
     }
-    if wide(bytes.len()) > limit {
-        return Err(too_large(wide(bytes.len())));
+    if to_u64(bytes.len()) > limit {
+        return Err(too_large(to_u64(bytes.len())));
     }
     Ok(bytes)
 }
 
 /// What a file is that is no component, by its first bytes; `None` for what may be one.
-fn not_a_component(bytes: &[u8]) -> Option<String> {
+fn unsupported_file_kind(bytes: &[u8]) -> Option<String> {
     const MAGIC: &[u8] = b"\0asm";
     /// Version 1, layer 0.
     const CORE: &[u8] = &[1, 0, 0, 0];
@@ -393,11 +422,14 @@ fn not_a_component(bytes: &[u8]) -> Option<String> {
 }
 
 /// Why code was not made of a component. What does not fit a slot is no fault of its form.
-fn invalid(name: String, error: &wasmtime::Error) -> LoadError {
-    const SLOTS: &str = "pooling allocator";
+fn compile_error(name: String, error: &wasmtime::Error) -> LoadError {
+    const WASMTIME_POOL: &str = "pooling allocator";
     let reason = one_line(error);
-    if reason.contains(SLOTS) {
-        LoadError::TooDemanding { name, reason: reason.replace(SLOTS, "slots of this program") }
+    if reason.contains(WASMTIME_POOL) {
+        LoadError::ExceedsInstancePool {
+            name,
+            reason: reason.replace(WASMTIME_POOL, "slots of this program"),
+        }
     } else {
         LoadError::Invalid { name, reason }
     }
@@ -409,15 +441,15 @@ fn one_line(error: &wasmtime::Error) -> String {
 }
 
 /// What a backend shares that nothing was configured for.
-pub(crate) async fn bare(
+pub(crate) async fn unconfigured_capabilities(
     name: &str,
     settings: BTreeMap<String, String>,
     limits: &Limits,
-) -> Result<Shared, LoadError> {
-    let policy = Policy::new(name, &HttpConfig::default())?;
-    Ok(Shared {
-        session: Arc::new(session::Store::new(limits)),
-        http: Arc::new(Client::new(policy, limits, Arc::new(connect::System))),
+) -> Result<SharedCapabilities, LoadError> {
+    let policy = OriginPolicy::new(name, &HttpConfig::default())?;
+    Ok(SharedCapabilities {
+        session: Arc::new(session::SessionStore::new(limits)),
+        http: Arc::new(HttpClient::new(policy, limits, Arc::new(connect::SystemResolver))),
         settings: Arc::new(settings),
         state: Arc::new(open_state(name, StateConfig::default(), limits.state_bytes).await?),
         pool: None,
@@ -427,24 +459,24 @@ pub(crate) async fn bare(
 }
 
 /// Calls a component for the first time, under the same limits as any call.
-async fn first_call<T: Send + 'static>(
+async fn initial_call<T: Send + 'static>(
     name: &str,
-    inner: &Inner,
-    parts: &Arc<Parts>,
+    inner: &EngineInner,
+    shared_state: &Arc<SharedState>,
     function: &'static str,
-    work: Function<T>,
+    work: GuestFunction<T>,
 ) -> Result<T, LoadError> {
-    let context = Context {
-        deadline: Instant::now() + parts.limits.deadline(),
-        secrets: parts.secrets.clone(),
-        redactor: Redactor::new(parts.secrets.clone()),
-        guard: None,
+    let context = CallContext {
+        deadline: Instant::now() + shared_state.limits.deadline(),
+        secrets: shared_state.secrets.clone(),
+        redactor: Redactor::new(shared_state.secrets.clone()),
+        operation_permit: None,
     };
-    let end = match parts.room(context.deadline).await {
-        Ok(_room) => call::spawn(inner, Arc::clone(parts), context, function, work).await,
-        Err(failure) => call::End::without_guest(failure),
+    let outcome = match shared_state.acquire_instance(context.deadline).await {
+        Ok(_instance_permit) => call::spawn(inner, Arc::clone(shared_state), context, function, work).await,
+        Err(failure) => call::CallOutcome::not_started(failure),
     };
-    end.answer.map_err(|failure| LoadError::FirstCall {
+    outcome.result.map_err(|failure| LoadError::InitialCall {
         name: name.to_owned(),
         function,
         source: failure.into_error(),
@@ -452,25 +484,34 @@ async fn first_call<T: Send + 'static>(
 }
 
 /// Asks a component who it is.
-async fn describe(name: &str, inner: &Inner, parts: &Arc<Parts>) -> Result<Description, LoadError> {
-    first_call(name, inner, parts, "instantiation", exports::check())
+async fn describe(
+    name: &str,
+    inner: &EngineInner,
+    shared_state: &Arc<SharedState>,
+) -> Result<Description, LoadError> {
+    initial_call(name, inner, shared_state, "instantiation", exports::check_types())
         .await?
-        .map_err(|reason| LoadError::Mismatch { name: name.to_owned(), reason: printable(&reason) })?;
-    let description = first_call(name, inner, parts, "identity.describe", exports::describe()).await?;
+        .map_err(|reason| LoadError::TypeMismatch { name: name.to_owned(), reason: printable(&reason) })?;
+    let description =
+        initial_call(name, inner, shared_state, "identity.describe", exports::describe()).await?;
     let description = convert::description(description);
     checks::description(&description)
-        .map_err(|reason| LoadError::Description { name: name.to_owned(), reason })?;
+        .map_err(|reason| LoadError::InvalidDescription { name: name.to_owned(), reason })?;
     Ok(description)
 }
 
 /// Asks a component who it is and whether it is ready.
-async fn introduce(name: &str, inner: Arc<Inner>, parts: Arc<Parts>) -> Result<Arc<WasmBackend>, LoadError> {
-    let digest = parts.compiled.digest;
-    let description = describe(name, &inner, &parts).await?;
-    let metrics = inner.metrics.of(&description.name);
-    parts.shared.session.count(metrics.session());
-    parts.shared.http.count(metrics.http());
-    let readiness = first_call(name, &inner, &parts, "identity.probe", exports::probe()).await?;
+async fn describe_and_probe(
+    name: &str,
+    inner: Arc<EngineInner>,
+    shared_state: Arc<SharedState>,
+) -> Result<Arc<WasmBackend>, LoadError> {
+    let digest = shared_state.compiled.digest;
+    let description = describe(name, &inner, &shared_state).await?;
+    let metrics = inner.metrics.driver_metrics(&description.name);
+    shared_state.capabilities.session.set_metrics(metrics.session_metrics());
+    shared_state.capabilities.http.set_metrics(metrics.http_metrics());
+    let readiness = initial_call(name, &inner, &shared_state, "identity.probe", exports::probe()).await?;
     match convert::readiness(readiness, &Redactor::default()) {
         Readiness::Ready => {
             tracing::info!(driver = %description.name, version = printable(&description.version), %digest, "backend loaded");
@@ -479,7 +520,7 @@ async fn introduce(name: &str, inner: Arc<Inner>, parts: Arc<Parts>) -> Result<A
             tracing::warn!(driver = %description.name, %digest, reason, "backend loaded; it says that it is not ready");
         }
     }
-    Ok(Arc::new(WasmBackend::new(inner, parts, description)))
+    Ok(Arc::new(WasmBackend::new(inner, shared_state, description)))
 }
 
 #[cfg(test)]
@@ -487,7 +528,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_recognised() {
+    fn unsupported_files_are_named_by_kind() {
         for (bytes, expected) in [
             (&b""[..], Some("empty")),
             (b"\0asm", Some("cut off after 4 bytes")),
@@ -497,21 +538,21 @@ mod tests {
             (b"#!/bin/sh", Some("not WebAssembly")),
             (b"\0asm\x0d\0\x01\0", None),
         ] {
-            assert_eq!(not_a_component(bytes).as_deref(), expected, "{bytes:?}");
+            assert_eq!(unsupported_file_kind(bytes).as_deref(), expected, "{bytes:?}");
         }
     }
 
     #[test]
-    fn limits_without_sense_are_named() {
+    fn invalid_limits_are_rejected_by_name() {
         let limits = Limits { queued_calls: 3, ..Limits::default() };
-        let error = check_limits("x.wasm", &limits).unwrap_err().to_string();
+        let error = validate_limits("x.wasm", &limits).unwrap_err().to_string();
         assert!(
             error.starts_with("x.wasm: the limit `queued-calls` is 3; expected at least `concurrent-calls`"),
             "{error}"
         );
         let limits = Limits { tables: 257, ..Limits::default() };
-        let error = check_limits("x.wasm", &limits).unwrap_err().to_string();
+        let error = validate_limits("x.wasm", &limits).unwrap_err().to_string();
         assert_eq!(error, "x.wasm: the limit `tables` is 257; expected at most 256");
-        assert!(check_limits("x.wasm", &Limits::default()).is_ok());
+        assert!(validate_limits("x.wasm", &Limits::default()).is_ok());
     }
 }

@@ -13,7 +13,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::{breaker::Position, limits::Limits, usage::Usage};
+use crate::{breaker::BreakerStatus, limits::Limits, usage::CallUsage};
 
 /// From an array next door to one that takes its time. In seconds.
 const EXCHANGE_BUCKETS: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
@@ -31,13 +31,13 @@ const MEMORY_BUCKETS: [f64; 9] = [
 ];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Bounded {
+struct LimitLabels {
     driver_name: String,
     limit: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PoolOperation {
+struct PoolOperationLabels {
     driver_name: String,
     operation: &'static str,
     outcome: &'static str,
@@ -49,42 +49,42 @@ struct Driver {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct SessionUse {
+struct SessionEventLabels {
     driver_name: String,
     event: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Exchange {
+struct ExchangeLabels {
     driver_name: String,
     outcome: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Denial {
+struct DenialLabels {
     driver_name: String,
     reason: &'static str,
 }
 
-type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
+type HistogramFamily<L> = Family<L, Histogram, fn() -> Histogram>;
 
 /// The metrics of all backends of a process.
 #[derive(Clone, Debug)]
 pub struct WasmMetrics {
     calls: BackendMetrics,
-    memory: Histograms<Driver>,
+    memory: HistogramFamily<Driver>,
     breaker: Family<Driver, Gauge>,
-    limits: Family<Bounded, Gauge>,
-    computed: Family<Driver, Counter<f64, AtomicU64>>,
-    lost_lines: Family<Driver, Counter>,
+    limits: Family<LimitLabels, Gauge>,
+    cpu_seconds: Family<Driver, Counter<f64, AtomicU64>>,
+    dropped_log_lines: Family<Driver, Counter>,
     sessions: Family<Driver, Gauge>,
-    session_uses: Family<SessionUse, Counter>,
-    exchanges: Family<Exchange, Counter>,
-    exchange_seconds: Histograms<Driver>,
-    denials: Family<Denial, Counter>,
+    session_events: Family<SessionEventLabels, Counter>,
+    exchanges: Family<ExchangeLabels, Counter>,
+    exchange_seconds: HistogramFamily<Driver>,
+    denials: Family<DenialLabels, Counter>,
     state_entries: Family<Driver, Gauge>,
     state_bytes: Family<Driver, Gauge>,
-    pool_operations: Family<PoolOperation, Counter>,
+    pool_operations: Family<PoolOperationLabels, Counter>,
     pool_items: Family<Driver, Gauge>,
     pool_bytes: Family<Driver, Gauge>,
 }
@@ -96,10 +96,10 @@ impl Default for WasmMetrics {
             memory: Family::new_with_constructor(|| Histogram::new(MEMORY_BUCKETS)),
             breaker: Family::default(),
             limits: Family::default(),
-            computed: Family::default(),
-            lost_lines: Family::default(),
+            cpu_seconds: Family::default(),
+            dropped_log_lines: Family::default(),
             sessions: Family::default(),
-            session_uses: Family::default(),
+            session_events: Family::default(),
             exchanges: Family::default(),
             exchange_seconds: Family::new_with_constructor(|| Histogram::new(EXCHANGE_BUCKETS)),
             denials: Family::default(),
@@ -134,12 +134,12 @@ impl WasmMetrics {
         registry.register(
             "cofferdam_backend_computed_seconds",
             "Time that calls computed",
-            metrics.computed.clone(),
+            metrics.cpu_seconds.clone(),
         );
         registry.register(
             "cofferdam_backend_log_lines_lost",
             "Lines that calls wrote beyond the limit of their log",
-            metrics.lost_lines.clone(),
+            metrics.dropped_log_lines.clone(),
         );
         registry.register(
             "cofferdam_backend_sessions",
@@ -149,7 +149,7 @@ impl WasmMetrics {
         registry.register(
             "cofferdam_backend_session_events",
             "Uses of the `session` import: hit, miss (a call got the turn), put, invalidated",
-            metrics.session_uses.clone(),
+            metrics.session_events.clone(),
         );
         registry.register(
             "cofferdam_backend_http_exchanges",
@@ -199,19 +199,19 @@ impl WasmMetrics {
     }
 
     /// The part of one driver.
-    pub(crate) fn of(&self, driver: &DriverName) -> DriverMetrics {
-        let calls = self.calls.calls(Some(driver));
+    pub(crate) fn driver_metrics(&self, driver: &DriverName) -> DriverMetrics {
+        let calls = self.calls.call_metrics(Some(driver));
         let driver = driver.to_string();
         let label = Driver { driver_name: driver.clone() };
         DriverMetrics {
             calls,
             breaker: self.breaker.get_or_create(&label).clone(),
-            computed: self.computed.get_or_create(&label).clone(),
-            lost_lines: self.lost_lines.get_or_create(&label).clone(),
+            cpu_seconds: self.cpu_seconds.get_or_create(&label).clone(),
+            dropped_log_lines: self.dropped_log_lines.get_or_create(&label).clone(),
             memory: self.memory.get_or_create(&label).clone(),
             state_entries: self.state_entries.get_or_create(&label).clone(),
             state_bytes: self.state_bytes.get_or_create(&label).clone(),
-            all: self.clone(),
+            backend_metrics: self.clone(),
             driver,
         }
     }
@@ -220,12 +220,12 @@ impl WasmMetrics {
 /// The metrics of one driver.
 #[derive(Clone, Debug)]
 pub(crate) struct DriverMetrics {
-    all: WasmMetrics,
+    backend_metrics: WasmMetrics,
     driver: String,
     calls: CallMetrics,
     breaker: Gauge<i64, AtomicI64>,
-    computed: Counter<f64, AtomicU64>,
-    lost_lines: Counter,
+    cpu_seconds: Counter<f64, AtomicU64>,
+    dropped_log_lines: Counter,
     memory: Histogram,
     state_entries: Gauge<i64, AtomicI64>,
     state_bytes: Gauge<i64, AtomicI64>,
@@ -233,14 +233,18 @@ pub(crate) struct DriverMetrics {
 
 impl DriverMetrics {
     /// The part of the `session` import.
-    pub(crate) fn session(&self) -> SessionMetrics {
+    pub(crate) fn session_metrics(&self) -> SessionMetrics {
         let driver_name = self.driver.clone();
         let of = |event| {
-            let label = SessionUse { driver_name: driver_name.clone(), event };
-            self.all.session_uses.get_or_create(&label).clone()
+            let label = SessionEventLabels { driver_name: driver_name.clone(), event };
+            self.backend_metrics.session_events.get_or_create(&label).clone()
         };
         SessionMetrics {
-            held: self.all.sessions.get_or_create(&Driver { driver_name: driver_name.clone() }).clone(),
+            entries: self
+                .backend_metrics
+                .sessions
+                .get_or_create(&Driver { driver_name: driver_name.clone() })
+                .clone(),
             hits: of("hit"),
             misses: of("miss"),
             puts: of("put"),
@@ -249,18 +253,18 @@ impl DriverMetrics {
     }
 
     /// The part of the `http` import.
-    pub(crate) fn http(&self) -> HttpMetrics {
+    pub(crate) fn http_metrics(&self) -> HttpMetrics {
         let label = Driver { driver_name: self.driver.clone() };
         HttpMetrics {
-            exchanges: self.all.exchanges.clone(),
-            denials: self.all.denials.clone(),
-            seconds: self.all.exchange_seconds.get_or_create(&label).clone(),
+            exchanges: self.backend_metrics.exchanges.clone(),
+            denials: self.backend_metrics.denials.clone(),
+            seconds: self.backend_metrics.exchange_seconds.get_or_create(&label).clone(),
             driver: self.driver.clone(),
         }
     }
 
     /// What is counted of every call.
-    pub(crate) fn calls(&self) -> &CallMetrics {
+    pub(crate) fn call_metrics(&self) -> &CallMetrics {
         &self.calls
     }
 
@@ -269,44 +273,44 @@ impl DriverMetrics {
         clippy::cast_precision_loss,
         reason = "a memory's size fits a double for all that a histogram shows"
     )]
-    pub(crate) fn used(&self, usage: &Usage) {
+    pub(crate) fn observe_usage(&self, usage: &CallUsage) {
         self.memory.observe(usage.memory_bytes as f64);
-        self.computed.inc_by(usage.computed.as_secs_f64());
-        self.lost_lines.inc_by(usage.lost_lines);
+        self.cpu_seconds.inc_by(usage.cpu_time.as_secs_f64());
+        self.dropped_log_lines.inc_by(usage.dropped_log_lines);
     }
 
     /// What the driver may use.
-    pub(crate) fn limits(&self, limits: &Limits) {
+    pub(crate) fn set_limits(&self, limits: &Limits) {
         for (limit, value) in limits.entries() {
-            let label = Bounded { driver_name: self.driver.clone(), limit };
-            self.all.limits.get_or_create(&label).set(i64::try_from(value).unwrap_or(i64::MAX));
+            let label = LimitLabels { driver_name: self.driver.clone(), limit };
+            self.backend_metrics.limits.get_or_create(&label).set(i64::try_from(value).unwrap_or(i64::MAX));
         }
     }
 
     /// The state has so many entries and bytes.
-    pub(crate) fn state(&self, (entries, bytes): (usize, usize)) {
+    pub(crate) fn set_state_usage(&self, (entries, bytes): (usize, usize)) {
         self.state_entries.set(i64::try_from(entries).unwrap_or(i64::MAX));
         self.state_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
     }
 
     /// The pool has so many items, and has promised so many bytes to images. Drivers without a pool never say so.
-    pub(crate) fn pool(&self, items: usize, bytes: u64) {
+    pub(crate) fn set_pool_usage(&self, items: usize, bytes: u64) {
         let label = Driver { driver_name: self.driver.clone() };
-        self.all.pool_items.get_or_create(&label).set(i64::try_from(items).unwrap_or(i64::MAX));
-        self.all.pool_bytes.get_or_create(&label).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        self.backend_metrics.pool_items.get_or_create(&label).set(i64::try_from(items).unwrap_or(i64::MAX));
+        self.backend_metrics.pool_bytes.get_or_create(&label).set(i64::try_from(bytes).unwrap_or(i64::MAX));
     }
 
     /// An operation on the pool ended.
-    pub(crate) fn pool_operation(&self, operation: &'static str, outcome: &'static str) {
-        let label = PoolOperation { driver_name: self.driver.clone(), operation, outcome };
-        self.all.pool_operations.get_or_create(&label).inc();
+    pub(crate) fn count_pool_operation(&self, operation: &'static str, outcome: &'static str) {
+        let label = PoolOperationLabels { driver_name: self.driver.clone(), operation, outcome };
+        self.backend_metrics.pool_operations.get_or_create(&label).inc();
     }
 
-    pub(crate) fn breaker(&self, position: Position) {
+    pub(crate) fn set_breaker_status(&self, position: BreakerStatus) {
         self.breaker.set(match position {
-            Position::Closed => 0,
-            Position::Open => 1,
-            Position::HalfOpen => 2,
+            BreakerStatus::Closed => 0,
+            BreakerStatus::Open => 1,
+            BreakerStatus::HalfOpen => 2,
         });
     }
 }
@@ -314,7 +318,7 @@ impl DriverMetrics {
 /// What the `session` import of one driver counts.
 #[derive(Clone, Debug)]
 pub(crate) struct SessionMetrics {
-    held: Gauge<i64, AtomicI64>,
+    entries: Gauge<i64, AtomicI64>,
     hits: Counter,
     misses: Counter,
     puts: Counter,
@@ -322,23 +326,23 @@ pub(crate) struct SessionMetrics {
 }
 
 impl SessionMetrics {
-    pub(crate) fn held(&self, values: usize) {
-        self.held.set(i64::try_from(values).unwrap_or(i64::MAX));
+    pub(crate) fn set_entries(&self, values: usize) {
+        self.entries.set(i64::try_from(values).unwrap_or(i64::MAX));
     }
 
-    pub(crate) fn hit(&self) {
+    pub(crate) fn count_hit(&self) {
         self.hits.inc();
     }
 
-    pub(crate) fn miss(&self) {
+    pub(crate) fn count_miss(&self) {
         self.misses.inc();
     }
 
-    pub(crate) fn put(&self) {
+    pub(crate) fn count_put(&self) {
         self.puts.inc();
     }
 
-    pub(crate) fn invalidated(&self) {
+    pub(crate) fn count_invalidation(&self) {
         self.invalidations.inc();
     }
 }
@@ -346,29 +350,29 @@ impl SessionMetrics {
 /// What the `http` import of one driver counts.
 #[derive(Clone, Debug)]
 pub(crate) struct HttpMetrics {
-    exchanges: Family<Exchange, Counter>,
-    denials: Family<Denial, Counter>,
+    exchanges: Family<ExchangeLabels, Counter>,
+    denials: Family<DenialLabels, Counter>,
     seconds: Histogram,
     driver: String,
 }
 
 impl HttpMetrics {
     /// A request ended.
-    pub(crate) fn ended(&self, outcome: &'static str, took: Duration) {
-        self.refused(outcome);
+    pub(crate) fn observe(&self, outcome: &'static str, took: Duration) {
+        self.count_exchange(outcome);
         self.seconds.observe(took.as_secs_f64());
     }
 
     /// A request was refused at once.
-    pub(crate) fn refused(&self, outcome: &'static str) {
+    pub(crate) fn count_exchange(&self, outcome: &'static str) {
         let driver_name = self.driver.clone();
-        self.exchanges.get_or_create(&Exchange { driver_name, outcome }).inc();
+        self.exchanges.get_or_create(&ExchangeLabels { driver_name, outcome }).inc();
     }
 
     /// A request was to go where it may not.
-    pub(crate) fn denied(&self, reason: &'static str) {
+    pub(crate) fn count_denial(&self, reason: &'static str) {
         let driver_name = self.driver.clone();
-        self.denials.get_or_create(&Denial { driver_name, reason }).inc();
+        self.denials.get_or_create(&DenialLabels { driver_name, reason }).inc();
     }
 }
 
@@ -380,10 +384,15 @@ mod tests {
     fn scrape_after_known_calls() {
         let mut registry = Registry::default();
         let calls = BackendMetrics::register(&mut registry);
-        let metrics = WasmMetrics::register(&mut registry, calls).of(&DriverName::new("array.example"));
-        metrics.used(&Usage { memory_bytes: 1 << 20, computed: Duration::from_millis(30), lost_lines: 5 });
-        metrics.breaker(Position::Open);
-        metrics.limits(&Limits { cpu_ms: 77, ..Limits::default() });
+        let metrics =
+            WasmMetrics::register(&mut registry, calls).driver_metrics(&DriverName::new("array.example"));
+        metrics.observe_usage(&CallUsage {
+            memory_bytes: 1 << 20,
+            cpu_time: Duration::from_millis(30),
+            dropped_log_lines: 5,
+        });
+        metrics.set_breaker_status(BreakerStatus::Open);
+        metrics.set_limits(&Limits { cpu_ms: 77, ..Limits::default() });
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         for line in [

@@ -19,7 +19,9 @@ use cofferdam_domain::{
         ExpandVolume, PageRequest, Parameters, PublishVolume, Readiness, Secret, ValidateVolume, Validation,
     },
 };
-use cofferdam_wasm::{BackendConfig, Grant, HttpConfig, OriginConfig, PoolConfig, Source, WasmBackend};
+use cofferdam_wasm::{
+    BackendConfig, ComponentSource, Grant, HttpConfig, OriginConfig, PoolConfig, WasmBackend,
+};
 use common::{call, engine, request, settings};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -29,7 +31,7 @@ use tokio::{
 /// The versions that were released, or are about to be.
 const VERSIONS: [&str; 1] = ["0.1.0"];
 
-fn kept(version: &str, file: &str) -> PathBuf {
+fn fixture_path(version: &str, file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compatibility").join(version).join(file)
 }
 
@@ -60,10 +62,10 @@ fn interfaces(folder: &Path) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn published_interfaces_do_not_change() {
+fn released_wit_interfaces_do_not_change() {
     let today = interfaces(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../wit"));
     for version in VERSIONS {
-        let then = interfaces(&kept(version, "wit"));
+        let then = interfaces(&fixture_path(version, "wit"));
         assert!(then.len() >= 22, "{version}: {:?}", then.keys());
         for (name, body) in then {
             assert_eq!(
@@ -76,20 +78,22 @@ fn published_interfaces_do_not_change() {
 }
 
 async fn load(version: &str, file: &str, config: BackendConfig) -> Arc<WasmBackend> {
-    let source = Source::File(kept(version, file));
+    let source = ComponentSource::File(fixture_path(version, file));
     engine().load(source, config).await.unwrap()
 }
 
 #[tokio::test]
-async fn components_of_every_version_cover_the_whole_contract() {
+async fn released_components_cover_every_interface() {
     for version in VERSIONS {
         let mut abilities = BTreeSet::new();
         let mut grants = BTreeSet::new();
         for file in ["memory.wasm", "pool.wasm", "net.wasm"] {
-            let inspection =
-                engine().inspect(Source::File(kept(version, file)), &Default::default()).await.unwrap();
-            abilities.extend(inspection.manifest.abilities);
-            grants.extend(inspection.manifest.grants);
+            let inspection = engine()
+                .inspect(ComponentSource::File(fixture_path(version, file)), &Default::default())
+                .await
+                .unwrap();
+            abilities.extend(inspection.interfaces.abilities);
+            grants.extend(inspection.interfaces.grants);
         }
         // A later version may know more than these.
         assert_eq!(abilities, Ability::ALL.into(), "{version}");
@@ -98,7 +102,7 @@ async fn components_of_every_version_cover_the_whole_contract() {
 }
 
 #[tokio::test]
-async fn exports_of_every_version_answer() {
+async fn released_components_answer_every_export() {
     for version in VERSIONS {
         let backend = load(version, "memory.wasm", BackendConfig::default()).await;
         assert_eq!(backend.probe(call()).await, Ok(Readiness::Ready));
@@ -120,7 +124,7 @@ async fn exports_of_every_version_answer() {
         assert_eq!(backend.expand_volume(call(), larger).await.unwrap().capacity, 8_192);
         let publish = PublishVolume {
             handle: volume.handle.clone(),
-            node: NodeId::new("n"),
+            node_id: NodeId::new("n"),
             node_identities: Parameters::new(),
             capability: request("v", 1).capabilities.remove(0),
             read_only: false,
@@ -162,7 +166,7 @@ async fn exports_of_every_version_answer() {
 }
 
 #[tokio::test]
-async fn imports_of_every_version_are_served() {
+async fn released_components_can_use_every_import() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let origin = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move {

@@ -22,15 +22,15 @@ fn limits() -> Limits {
 }
 
 /// A small budget, so that endless loops end soon.
-fn hasty() -> Limits {
+fn small_cpu_budget() -> Limits {
     Limits { cpu_ms: 50, ..limits() }
 }
 
-async fn hostile(pairs: &[(&str, &str)], limits: Limits) -> Arc<WasmBackend> {
+async fn load_hostile(pairs: &[(&str, &str)], limits: Limits) -> Arc<WasmBackend> {
     load(&engine(), cofferdam_test_guests::HOSTILE, pairs, limits).await.unwrap()
 }
 
-async fn works(backend: &WasmBackend) {
+async fn assert_works(backend: &WasmBackend) {
     assert_eq!(create(backend, "well-behaved", 7).await.unwrap().capacity, Some(7));
 }
 
@@ -40,8 +40,8 @@ fn assert_unknown(error: &StorageError, kind: ErrorKind, expected: &str) {
 }
 
 #[tokio::test]
-async fn each_misdeed_is_a_typed_error_and_the_next_call_works() {
-    let backend = hostile(&[], limits()).await;
+async fn misbehaving_guest_fails_only_its_call() {
+    let backend = load_hostile(&[], limits()).await;
     for (misdeed, expected) in [
         ("panic", "trapped: wasm `unreachable` instruction executed"),
         ("hoard", "wanted more than 67108864 bytes of memory"),
@@ -53,38 +53,38 @@ async fn each_misdeed_is_a_typed_error_and_the_next_call_works() {
     ] {
         let error = create(&backend, misdeed, 1).await.unwrap_err();
         assert_unknown(&error, ErrorKind::Internal, expected);
-        works(&backend).await;
+        assert_works(&backend).await;
     }
-    let hasty = hostile(&[], hasty()).await;
-    let error = create(&hasty, "loop", 1).await.unwrap_err();
+    let limited = load_hostile(&[], small_cpu_budget()).await;
+    let error = create(&limited, "loop", 1).await.unwrap_err();
     assert_unknown(&error, ErrorKind::Internal, "computed for more than 50ms");
-    works(&hasty).await;
+    assert_works(&limited).await;
     for flood in ["flood", "stderr"] {
         // A flood costs the guest its own time; within it, only lines are lost.
-        let roomy = hostile(&[], Limits { cpu_ms: 60_000, ..limits() }).await;
+        let roomy = load_hostile(&[], Limits { cpu_ms: 60_000, ..limits() }).await;
         assert!(create(&roomy, flood, 1).await.is_ok());
     }
 }
 
 #[tokio::test]
 async fn a_sleeping_guest_is_stopped_by_its_deadline() {
-    let backend = hostile(&[], limits()).await;
-    let call = Call::within(Duration::from_millis(50));
+    let backend = load_hostile(&[], limits()).await;
+    let call = Call::with_deadline(Duration::from_millis(50));
     let error = backend.delete_volume(call, VolumeHandle::new("sleep")).await.unwrap_err();
     assert_unknown(&error, ErrorKind::DeadlineExceeded, "has not answered within");
-    works(&backend).await;
+    assert_works(&backend).await;
     // Also a limit of loading it: there is time for that.
-    let impatient = hostile(&[], Limits { deadline_ms: 2_000, ..limits() }).await;
+    let impatient = load_hostile(&[], Limits { deadline_ms: 2_000, ..limits() }).await;
     let error = create(&impatient, "sleep", 1).await.unwrap_err();
     assert_unknown(&error, ErrorKind::DeadlineExceeded, "has not answered within");
 }
 
 #[tokio::test]
 async fn other_calls_go_on_beside_endless_loops() {
-    let backend = hostile(&[], Limits { cpu_ms: 200, ..limits() }).await;
+    let backend = load_hostile(&[], Limits { cpu_ms: 200, ..limits() }).await;
     let loops = (0..4).map(|_| backend.delete_volume(call(), VolumeHandle::new("loop")));
     let first = backend.delete_volume(call(), VolumeHandle::new("loop"));
-    let ((), error) = futures::join!(works(&backend), first);
+    let ((), error) = futures::join!(assert_works(&backend), first);
     assert_unknown(&error.unwrap_err(), ErrorKind::Internal, "computed for more than");
     // One volume has one call at a time.
     let busy: Vec<_> = futures::future::join_all(loops).await.into_iter().map(Result::unwrap_err).collect();
@@ -93,8 +93,8 @@ async fn other_calls_go_on_beside_endless_loops() {
 }
 
 #[tokio::test]
-async fn lies_are_refused() {
-    let backend = hostile(&[], limits()).await;
+async fn invalid_volumes_from_a_guest_are_rejected() {
+    let backend = load_hostile(&[], limits()).await;
     for (lie, expected) in [
         ("no-handle", "the volume handle has 0 bytes"),
         ("long-handle", "the volume handle has 129 bytes"),
@@ -114,14 +114,15 @@ async fn lies_are_refused() {
     let error = create(&backend, "long-message", 1).await.unwrap_err();
     assert_unknown(&error, ErrorKind::Unavailable, " [31mé é");
     assert!(error.message.len() <= 1_003 && error.message.ends_with('…'));
-    works(&backend).await;
+    assert_works(&backend).await;
 }
 
 #[tokio::test]
-async fn what_describes_itself_wrongly_is_not_loaded() {
+async fn guest_with_an_invalid_description_is_not_loaded() {
     let engine = engine();
-    let error =
-        load(&engine, cofferdam_test_guests::HOSTILE, &[("on-describe", "loop")], hasty()).await.unwrap_err();
+    let error = load(&engine, cofferdam_test_guests::HOSTILE, &[("on-describe", "loop")], small_cpu_budget())
+        .await
+        .unwrap_err();
     assert!(
         error
             .to_string()
@@ -148,14 +149,14 @@ async fn what_describes_itself_wrongly_is_not_loaded() {
 }
 
 #[tokio::test]
-async fn a_backend_that_only_fails_is_left_alone() {
+async fn circuit_opens_after_consecutive_failures() {
     // The pause is long, so the second call meets it however slow the machine is.
     let limits = Limits { breaker_failures: 3, breaker_pause_ms: 3_600_000, ..limits() };
-    let backend = hostile(&[], limits).await;
+    let backend = load_hostile(&[], limits).await;
     for _ in 0..2 {
         create(&backend, "panic", 1).await.unwrap_err();
     }
-    works(&backend).await;
+    assert_works(&backend).await;
     for _ in 0..3 {
         create(&backend, "panic", 1).await.unwrap_err();
     }
@@ -165,9 +166,9 @@ async fn a_backend_that_only_fails_is_left_alone() {
 }
 
 #[tokio::test]
-async fn too_many_calls_are_refused_at_once() {
+async fn calls_over_the_queue_limit_are_rejected_immediately() {
     let limits = Limits { concurrent_calls: 1, queued_calls: 1, deadline_ms: 2_000, ..limits() };
-    let backend = hostile(&[], limits).await;
+    let backend = load_hostile(&[], limits).await;
     // Sleepers of different volumes: whichever comes first has the only place.
     let first = create(&backend, "sleep", 1);
     let second = backend.delete_volume(call(), VolumeHandle::new("sleep"));
@@ -175,21 +176,21 @@ async fn too_many_calls_are_refused_at_once() {
     let mut kinds = [first.unwrap_err().kind, second.unwrap_err().kind];
     kinds.sort_by_key(|kind| kind.as_str());
     assert_eq!(kinds, [ErrorKind::DeadlineExceeded, ErrorKind::Unavailable]);
-    works(&backend).await;
+    assert_works(&backend).await;
 }
 
 #[tokio::test]
-async fn a_guest_that_looks_around_finds_nothing() {
-    let backend = hostile(&[], limits()).await;
+async fn guest_has_no_environment_or_file_access() {
+    let backend = load_hostile(&[], limits()).await;
     let found = create(&backend, "look-around", 1).await.unwrap().context;
     assert_eq!(found.len(), 6);
     assert!(found.values().all(|count| count == "0"), "{found:?}");
 }
 
 #[tokio::test]
-async fn state_without_measure() {
+async fn oversized_state_requests_are_rejected() {
     let small = Limits { state_bytes: 1 << 20, ..limits() };
-    let backend = hostile(&[], small).await;
+    let backend = load_hostile(&[], small).await;
     for (misuse, expected) in [
         ("state-key", "StateError::KeySize(Bound { limit: 512, given: 10240 })"),
         ("state-read-key", "StateError::KeySize(Bound { limit: 512, given: 10240 })"),
@@ -209,14 +210,14 @@ async fn state_without_measure() {
     // A GiB does not fit the memory of a call; where the operator allows that much memory, it does not fit an import.
     let error = create(&backend, "state-giant-value", 1).await.unwrap_err();
     assert_unknown(&error, ErrorKind::Internal, "wanted more than 67108864 bytes of memory");
-    let roomy = hostile(&[], Limits { memory_bytes: 3 << 30, cpu_ms: 60_000, ..limits() }).await;
+    let roomy = load_hostile(&[], Limits { memory_bytes: 3 << 30, cpu_ms: 60_000, ..limits() }).await;
     let error = create(&roomy, "state-giant-value", 1).await.unwrap_err();
     assert_unknown(&error, ErrorKind::Internal, "a value of more than 4194304 bytes");
     assert_eq!(roomy.state_usage(), (0, 0));
     let error = create(&backend, "state-full", 1).await.unwrap_err();
     assert!(error.message.starts_with("StateError::Full(Bound { limit: 1048576, given: "), "{error}");
     assert!(backend.state_usage().1 <= 1 << 20);
-    works(&backend).await;
+    assert_works(&backend).await;
 }
 
 /// What no guest may repeat; as long as secrets are, with a character that is escaped where texts are quoted.
@@ -227,8 +228,8 @@ fn secret_call() -> Call {
 }
 
 #[tokio::test]
-async fn secrets_do_not_come_back() {
-    let backend = hostile(&[("echo", SECRET), ("on-probe", "echo")], limits()).await;
+async fn secrets_in_guest_answers_are_redacted_or_rejected() {
+    let backend = load_hostile(&[("echo", SECRET), ("on-probe", "echo")], limits()).await;
     for (echo, expected) in [
         ("echo-handle", "the volume handle holds a secret of the call"),
         ("echo-context", "the context holds a secret of the call under the key \"password\""),
@@ -264,13 +265,13 @@ async fn secrets_do_not_come_back() {
     assert_unknown(&error, ErrorKind::Internal, "the snapshot handle holds a secret of the call");
 }
 
-fn after(after: &str) -> PageRequest {
-    PageRequest { after: Some(after.to_owned()), limit: Some(3) }
+fn page_after(after: &str) -> PageRequest {
+    PageRequest { starting_token: Some(after.to_owned()), max_entries: Some(3) }
 }
 
 #[tokio::test]
-async fn listings_that_lie() {
-    let backend = hostile(&[], limits()).await;
+async fn invalid_list_pages_are_rejected() {
+    let backend = load_hostile(&[], limits()).await;
     let source = || Some(VolumeHandle::new("v"));
     for (lie, expected) in [
         ("same", "a page ends where it began"),
@@ -278,22 +279,28 @@ async fn listings_that_lie() {
         ("long-next", "a page's end has 10240 bytes; expected 1 to 4096"),
         ("too-many", "a page has 4 entries; at most 3 were asked for"),
     ] {
-        let error = backend.list_snapshots(call(), source(), after(lie)).await.unwrap_err();
+        let error = backend.list_snapshots(call(), source(), page_after(lie)).await.unwrap_err();
         assert_unknown(&error, ErrorKind::Internal, expected);
-        let error = backend.list_volumes(call(), after(lie)).await.unwrap_err();
+        let error = backend.list_volumes(call(), page_after(lie)).await.unwrap_err();
         assert_unknown(&error, ErrorKind::Internal, expected);
     }
-    let error = backend.list_snapshots(call(), source(), after("stranger")).await.unwrap_err();
+    let error = backend.list_snapshots(call(), source(), page_after("stranger")).await.unwrap_err();
     assert_unknown(&error, ErrorKind::Internal, "is a snapshot of another volume");
-    let error = backend.list_volumes(call(), after("bad-entry")).await.unwrap_err();
+    let error = backend.list_volumes(call(), page_after("bad-entry")).await.unwrap_err();
     assert_unknown(&error, ErrorKind::Internal, "the volume handle has 0 bytes");
-    assert_eq!(backend.list_snapshots(call(), source(), after("good")).await.unwrap().snapshots.len(), 3);
-    assert_eq!(backend.list_volumes(call(), after("good")).await.unwrap().next.as_deref(), Some("end"));
+    assert_eq!(
+        backend.list_snapshots(call(), source(), page_after("good")).await.unwrap().snapshots.len(),
+        3
+    );
+    assert_eq!(
+        backend.list_volumes(call(), page_after("good")).await.unwrap().next_token.as_deref(),
+        Some("end")
+    );
 }
 
 #[tokio::test]
-async fn answers_about_something_else() {
-    let backend = hostile(&[], limits()).await;
+async fn answers_about_another_object_are_rejected() {
+    let backend = load_hostile(&[], limits()).await;
     let error = backend.get_volume(call(), VolumeHandle::new("other")).await.unwrap_err();
     assert_unknown(&error, ErrorKind::Internal, "it describes another volume than other");
     let error = backend.get_snapshot(call(), SnapshotHandle::new("other")).await.unwrap_err();
@@ -313,8 +320,8 @@ async fn answers_about_something_else() {
 }
 
 #[tokio::test]
-async fn snapshots_and_groups_that_lie() {
-    let backend = hostile(&[], limits()).await;
+async fn invalid_snapshots_and_groups_are_rejected() {
+    let backend = load_hostile(&[], limits()).await;
     let (source, parameters) = (VolumeHandle::new("v"), Parameters::new());
     for (lie, expected) in [
         ("no-handle", "the snapshot handle has 0 bytes"),
@@ -350,7 +357,7 @@ async fn snapshots_and_groups_that_lie() {
 }
 
 #[tokio::test]
-async fn a_quiet_backend_works_beside_noisy_ones() {
+async fn noisy_backend_does_not_starve_others() {
     let engine = engine();
     let noisy = load(&engine, cofferdam_test_guests::HOSTILE, &[], limits()).await.unwrap();
     let quiet = load(&engine, cofferdam_carried::MEMORY, &[], Limits::default()).await.unwrap();

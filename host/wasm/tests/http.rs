@@ -9,22 +9,24 @@ use std::{sync::Arc, time::Duration};
 use cofferdam_backend::{BackendMetrics, Call};
 use cofferdam_domain::storage::{ErrorKind, Finality};
 use cofferdam_wasm::{
-    BackendConfig, Engine, EngineOptions, Grant, HttpConfig, Limits, LoadError, OriginConfig, Source,
-    WasmBackend, WasmMetrics,
+    BackendConfig, ComponentSource, Engine, EngineOptions, Grant, HttpConfig, Limits, LoadError,
+    OriginConfig, WasmBackend, WasmMetrics,
 };
 use common::{call, engine};
-use net::{Authority, PATIENCE, Server, asking, get, load, origin, perform, secrets, send};
+use net::{
+    TEST_TIMEOUT, TestAuthority, TestServer, backend_for_server, get, load, origin, run_script, secrets, send,
+};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
-async fn with(origins: Vec<OriginConfig>) -> Arc<WasmBackend> {
+async fn load_with_origins(origins: Vec<OriginConfig>) -> Arc<WasmBackend> {
     load(&engine(), origins, Limits::default()).await.unwrap()
 }
 
 #[tokio::test]
-async fn what_is_allowed_works() {
-    let server = Server::start(None).await;
-    let backend = asking(&server).await;
+async fn requests_to_a_configured_origin_succeed() {
+    let server = TestServer::start(None).await;
+    let backend = backend_for_server(&server).await;
     assert_eq!(
         send(&backend, get(&server.http("/echo?a=b#c"))).await,
         "200 GET /echo?a=b 0",
@@ -53,37 +55,37 @@ async fn what_is_allowed_works() {
 }
 
 #[tokio::test]
-async fn requests_of_one_call_share_a_connection_and_those_with_other_secrets_do_not() {
-    let server = Server::start(None).await;
-    let backend = asking(&server).await;
+async fn connections_are_shared_only_by_calls_with_the_same_secrets() {
+    let server = TestServer::start(None).await;
+    let backend = backend_for_server(&server).await;
     let script = json!([{ "send": get(&server.http("/echo")) }, { "send": get(&server.http("/echo")) }]);
-    perform(&backend, "a", call(), script.clone()).await.unwrap();
-    let before = server.connections();
+    run_script(&backend, "a", call(), script.clone()).await.unwrap();
+    let before = server.connection_count();
     let other = Call { secrets: secrets(&[("password", "other")]), ..call() };
-    perform(&backend, "b", other, script).await.unwrap();
-    assert!(server.connections() > before);
-    assert!(server.connections() < 4, "{} connections for 4 requests", server.connections());
+    run_script(&backend, "b", other, script).await.unwrap();
+    assert!(server.connection_count() > before);
+    assert!(server.connection_count() < 4, "{} connections for 4 requests", server.connection_count());
 }
 
 #[tokio::test]
-async fn tls_with_a_private_authority_a_pin_and_a_clients_certificate() {
-    let (authority, clients) = (Authority::new(), Authority::new());
-    let identity = authority.server("localhost");
+async fn tls_works_with_a_private_ca_a_pin_and_a_client_certificate() {
+    let (authority, clients) = (TestAuthority::new(), TestAuthority::new());
+    let identity = authority.server_certificate("localhost");
     let (certificate_file, key_file) =
         clients.sign("driver", rcgen::ExtendedKeyUsagePurpose::ClientAuth).files("client");
-    let open = Server::start(Some(identity.serve(None))).await;
-    let closed = Server::start(Some(identity.serve(Some(&clients)))).await;
-    let ca_file = Some(authority.file("allowed-ca.pem"));
+    let open = TestServer::start(Some(identity.server_config(None))).await;
+    let closed = TestServer::start(Some(identity.server_config(Some(&clients)))).await;
+    let ca_file = Some(authority.certificate_file("allowed-ca.pem"));
     let by_authority =
-        |server: &Server| OriginConfig { ca_file: ca_file.clone(), ..origin(&server.https("")) };
+        |server: &TestServer| OriginConfig { ca_file: ca_file.clone(), ..origin(&server.https("")) };
     let by_pin =
-        |server: &Server| OriginConfig { pin_sha256: Some(identity.pin()), ..origin(&server.https("")) };
+        |server: &TestServer| OriginConfig { pin_sha256: Some(identity.pin()), ..origin(&server.https("")) };
     for config in [
         by_authority(&open),
         by_pin(&open),
         OriginConfig { pin_sha256: Some(identity.pin().to_uppercase()), ..by_authority(&open) },
     ] {
-        let backend = with(vec![config]).await;
+        let backend = load_with_origins(vec![config]).await;
         assert_eq!(send(&backend, get(&open.https("/echo"))).await, "200 GET /echo 0");
     }
     let known = OriginConfig {
@@ -91,34 +93,35 @@ async fn tls_with_a_private_authority_a_pin_and_a_clients_certificate() {
         key_file: Some(key_file),
         ..by_authority(&closed)
     };
-    let backend = with(vec![known, by_authority(&open)]).await;
+    let backend = load_with_origins(vec![known, by_authority(&open)]).await;
     assert_eq!(send(&backend, get(&closed.https("/echo"))).await, "200 GET /echo 0");
     assert_eq!(send(&backend, get(&open.https("/echo"))).await, "200 GET /echo 0");
     // The server refuses a client without a certificate when the request may be on its way already.
-    let hits = closed.hits();
-    let stranger = with(vec![by_authority(&closed)]).await;
-    let refused = send(&stranger, get(&closed.https("/echo"))).await;
+    let hits = closed.request_count();
+    let without_certificate = load_with_origins(vec![by_authority(&closed)]).await;
+    let refused = send(&without_certificate, get(&closed.https("/echo"))).await;
     assert!(refused.starts_with("Failure::Tls "), "{refused}");
-    assert_eq!(closed.hits(), hits);
+    assert_eq!(closed.request_count(), hits);
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_the_right_one_gets_nothing() {
-    let (authority, other) = (Authority::new(), Authority::new());
-    let identity = authority.server("localhost");
-    let server = Server::start(Some(identity.serve(None))).await;
-    let elsewhere = Server::start(Some(authority.server("elsewhere.example").serve(None))).await;
-    let plain = Server::start(None).await;
-    let ca_file = Some(authority.file("right-ca.pem"));
-    let of = |server: &Server| OriginConfig { ca_file: ca_file.clone(), ..origin(&server.https("")) };
+async fn server_with_a_wrong_certificate_receives_no_request() {
+    let (authority, other) = (TestAuthority::new(), TestAuthority::new());
+    let identity = authority.server_certificate("localhost");
+    let server = TestServer::start(Some(identity.server_config(None))).await;
+    let elsewhere =
+        TestServer::start(Some(authority.server_certificate("elsewhere.example").server_config(None))).await;
+    let plain = TestServer::start(None).await;
+    let ca_file = Some(authority.certificate_file("right-ca.pem"));
+    let of = |server: &TestServer| OriginConfig { ca_file: ca_file.clone(), ..origin(&server.https("")) };
     for (server, config) in [
-        (&server, OriginConfig { ca_file: Some(other.file("wrong-ca.pem")), ..of(&server) }),
+        (&server, OriginConfig { ca_file: Some(other.certificate_file("wrong-ca.pem")), ..of(&server) }),
         (&server, OriginConfig { pin_sha256: Some("0".repeat(64)), ..of(&server) }),
         (&server, OriginConfig { ca_file: None, pin_sha256: Some("0".repeat(64)), ..of(&server) }),
         (
             &server,
             OriginConfig {
-                ca_file: Some(other.file("wrong-ca.pem")),
+                ca_file: Some(other.certificate_file("wrong-ca.pem")),
                 pin_sha256: Some(identity.pin()),
                 ..of(&server)
             },
@@ -126,21 +129,21 @@ async fn a_server_that_is_not_the_right_one_gets_nothing() {
         (&elsewhere, of(&elsewhere)),
         (&plain, of(&plain)),
     ] {
-        let backend = with(vec![config]).await;
+        let backend = load_with_origins(vec![config]).await;
         let refused = send(&backend, get(&server.https("/echo"))).await;
         assert!(
             refused.starts_with("Failure::Tls maybe-sent=false TLS with https://localhost:"),
             "{refused}"
         );
-        assert_eq!(server.hits(), 0);
+        assert_eq!(server.request_count(), 0);
     }
 }
 
 #[tokio::test]
-async fn what_is_not_allowed_is_refused_before_anything_is_sent() {
-    let server = Server::start(None).await;
-    let other = Server::start(None).await;
-    let backend = asking(&server).await;
+async fn request_to_another_origin_is_rejected_before_sending() {
+    let server = TestServer::start(None).await;
+    let other = TestServer::start(None).await;
+    let backend = backend_for_server(&server).await;
     let (port, allowed) = (server.address.port(), server.http(""));
     let mapped = format!("http://[::ffff:127.0.0.1]:{port}/echo");
     for (url, failure) in [
@@ -165,31 +168,31 @@ async fn what_is_not_allowed_is_refused_before_anything_is_sent() {
         assert!(refused.starts_with(&format!("Failure::{failure} maybe-sent=false ")), "{url}: {refused}");
         assert!(!refused.contains("hidden") && !refused.contains("password"), "{refused}");
     }
-    assert_eq!((server.connections(), other.connections()), (0, 0));
+    assert_eq!((server.connection_count(), other.connection_count()), (0, 0));
     // An absolute URL in the place of a path is a path.
     let nested = send(&backend, get(&format!("{allowed}/echo?http://{}/", other.address))).await;
     assert_eq!(nested, format!("200 GET /echo?http://{}/ 0", other.address));
 }
 
 #[tokio::test]
-async fn a_name_that_leads_to_this_machine_is_refused_unless_it_is_meant() {
-    let server = Server::start(None).await;
+async fn name_resolving_to_loopback_is_rejected_unless_configured() {
+    let server = TestServer::start(None).await;
     let name = format!("http://localhost:{}", server.address.port());
     let open = OriginConfig { addresses: None, ..origin(&name) };
-    let refused = send(&*with(vec![open]).await, get(&format!("{name}/echo"))).await;
+    let refused = send(&*load_with_origins(vec![open]).await, get(&format!("{name}/echo"))).await;
     assert!(refused.starts_with("Failure::Forbidden maybe-sent=false localhost is at "), "{refused}");
     let elsewhere = OriginConfig { addresses: Some(vec!["10.0.0.0/8".to_owned()]), ..origin(&name) };
-    let refused = send(&*with(vec![elsewhere]).await, get(&format!("{name}/echo"))).await;
+    let refused = send(&*load_with_origins(vec![elsewhere]).await, get(&format!("{name}/echo"))).await;
     assert!(refused.starts_with("Failure::Forbidden maybe-sent=false localhost is at "), "{refused}");
-    assert_eq!(server.connections(), 0);
-    let meant = send(&*with(vec![origin(&name)]).await, get(&format!("{name}/echo"))).await;
+    assert_eq!(server.connection_count(), 0);
+    let meant = send(&*load_with_origins(vec![origin(&name)]).await, get(&format!("{name}/echo"))).await;
     assert_eq!(meant, "200 GET /echo 0");
 }
 
 #[tokio::test]
-async fn headers_cannot_change_what_is_sent() {
-    let server = Server::start(None).await;
-    let backend = asking(&server).await;
+async fn invalid_and_reserved_headers_are_rejected() {
+    let server = TestServer::start(None).await;
+    let backend = backend_for_server(&server).await;
     for (name, value) in [
         ("x", "a\r\nx-evil: b"),
         ("x", "a\nb"),
@@ -212,12 +215,12 @@ async fn headers_cannot_change_what_is_sent() {
     let many: Vec<_> = (0..129).map(|number| [format!("x-{number}"), String::new()]).collect();
     let request = json!({ "method": "GET", "url": server.http("/echo"), "headers": many });
     assert!(send(&backend, request).await.starts_with("Failure::TooLarge maybe-sent=false "));
-    assert_eq!(server.connections(), 0);
+    assert_eq!(server.connection_count(), 0);
 }
 
 #[tokio::test]
-async fn sizes_are_bounded() {
-    let server = Server::start(None).await;
+async fn request_and_response_sizes_are_bounded() {
+    let server = TestServer::start(None).await;
     let limits = Limits { http_request_bytes: 1_000, http_response_bytes: 2_000, ..Limits::default() };
     let backend = load(&engine(), vec![origin(&server.http(""))], limits).await.unwrap();
     let post = |bytes: u32| json!({ "method": "POST", "url": server.http("/echo"), "body_bytes": bytes });
@@ -229,7 +232,7 @@ async fn sizes_are_bounded() {
     );
     let large = async |bytes: u32| {
         let script = json!([{ "measure": get(&server.http(&format!("/large?{bytes}"))) }]);
-        perform(&backend, "v", call(), script).await.unwrap().remove(0)
+        run_script(&backend, "v", call(), script).await.unwrap().remove(0)
     };
     assert_eq!(large(2_000).await, "200 with 2000 bytes");
     let refused = large(2_001).await;
@@ -239,48 +242,50 @@ async fn sizes_are_bounded() {
 }
 
 #[tokio::test]
-async fn an_endless_response_times_out_and_may_have_been_sent() {
-    let server = Server::start(None).await;
-    let backend = asking(&server).await;
+async fn response_timeout_reports_maybe_sent() {
+    let server = TestServer::start(None).await;
+    let backend = backend_for_server(&server).await;
     let endless = json!({ "method": "POST", "url": server.http("/gate"), "timeout_ms": 2_000 });
-    let (failed, arrived) = tokio::join!(send(&backend, endless), server.arrived());
+    let (failed, arrived) = tokio::join!(send(&backend, endless), server.next_request());
     assert_eq!(arrived, "POST /gate ");
     assert!(failed.starts_with("Failure::Timeout maybe-sent=true http://127.0.0.1:"), "{failed}");
     assert!(failed.ends_with("has not answered within 2s"), "{failed}");
     // Somebody who takes connections and says nothing: TLS never begins.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("https://localhost:{}", silent.local_addr().unwrap().port());
-    let backend = with(vec![OriginConfig { pin_sha256: Some("0".repeat(64)), ..origin(&url) }]).await;
+    let backend =
+        load_with_origins(vec![OriginConfig { pin_sha256: Some("0".repeat(64)), ..origin(&url) }]).await;
     let failed = send(&backend, json!({ "method": "POST", "url": url, "timeout_ms": 100 })).await;
     assert!(failed.starts_with("Failure::Timeout maybe-sent=false no connection to https://"), "{failed}");
     // Nobody at all.
     let gone = silent.local_addr().unwrap();
     drop(silent);
-    let backend = with(vec![origin(&format!("http://{gone}"))]).await;
+    let backend = load_with_origins(vec![origin(&format!("http://{gone}"))]).await;
     let failed = send(&backend, get(&format!("http://{gone}/"))).await;
     assert!(failed.starts_with("Failure::Connect maybe-sent=false no connection to http://"), "{failed}");
 }
 
 #[tokio::test]
-async fn an_exchange_that_has_begun_outlives_its_call_and_keeps_the_volume() {
-    let server = Server::start(None).await;
-    let backend = asking(&server).await;
+async fn sent_exchange_outlives_its_call_and_keeps_the_volume_locked() {
+    let server = TestServer::start(None).await;
+    let backend = backend_for_server(&server).await;
     let create = json!([{ "send": { "method": "POST", "url": server.http("/gate"), "body": "create v" } }]);
     let hurried = Call { deadline: Duration::from_secs(3), ..call() };
-    let (end, arrived) = tokio::join!(perform(&backend, "v", hurried, create.clone()), server.arrived());
+    let (end, arrived) =
+        tokio::join!(run_script(&backend, "v", hurried, create.clone()), server.next_request());
     assert_eq!(arrived, "POST /gate create v");
     let error = end.unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::DeadlineExceeded, Finality::Unknown), "{error}");
     // The guest is gone, the array still works on it.
-    let error = perform(&backend, "v", call(), create.clone()).await.unwrap_err();
+    let error = run_script(&backend, "v", call(), create.clone()).await.unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::Aborted, Finality::InProgress));
     assert_eq!(error.message, "another call for this volume is running");
-    assert_eq!(server.hits(), 1);
-    server.open(2);
+    assert_eq!(server.request_count(), 1);
+    server.release_gate(2);
     let other = json!([{ "send": get(&server.http("/echo")) }]);
-    let until_free = async {
+    let wait_until_unlocked = async {
         loop {
-            let error = perform(&backend, "v", call(), other.clone()).await.unwrap_err();
+            let error = run_script(&backend, "v", call(), other.clone()).await.unwrap_err();
             assert_eq!(error.kind, ErrorKind::Aborted);
             if error.message != "another call for this volume is running" {
                 return error.message;
@@ -288,21 +293,22 @@ async fn an_exchange_that_has_begun_outlives_its_call_and_keeps_the_volume() {
             tokio::task::yield_now().await;
         }
     };
-    let unsettled = tokio::time::timeout(PATIENCE, until_free).await.unwrap();
-    assert!(unsettled.starts_with("the outcome of `create` for this volume is open"), "{unsettled}");
-    assert_eq!(server.hits(), 1);
-    assert_eq!(perform(&backend, "v", call(), create).await.unwrap(), ["200 passed"]);
-    assert_eq!(perform(&backend, "v", call(), other).await.unwrap(), ["200 GET /echo 0"]);
+    let in_doubt = tokio::time::timeout(TEST_TIMEOUT, wait_until_unlocked).await.unwrap();
+    assert!(in_doubt.starts_with("the outcome of `create` for this volume is open"), "{in_doubt}");
+    assert_eq!(server.request_count(), 1);
+    assert_eq!(run_script(&backend, "v", call(), create).await.unwrap(), ["200 passed"]);
+    assert_eq!(run_script(&backend, "v", call(), other).await.unwrap(), ["200 GET /echo 0"]);
 }
 
 #[tokio::test]
-async fn an_exchange_of_which_nothing_was_sent_ends_with_its_call() {
+async fn unsent_exchange_ends_with_its_call() {
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("https://localhost:{}", silent.local_addr().unwrap().port());
-    let backend = with(vec![OriginConfig { pin_sha256: Some("0".repeat(64)), ..origin(&url) }]).await;
+    let backend =
+        load_with_origins(vec![OriginConfig { pin_sha256: Some("0".repeat(64)), ..origin(&url) }]).await;
     let script = json!([{ "send": get(&url) }]);
     let hurried = Call { deadline: Duration::from_secs(3), ..call() };
-    let (end, connection) = tokio::join!(perform(&backend, "v", hurried, script), async {
+    let (end, connection) = tokio::join!(run_script(&backend, "v", hurried, script), async {
         let (mut connection, _) = silent.accept().await.unwrap();
         let mut greeting = Vec::new();
         tokio::io::AsyncReadExt::read_to_end(&mut connection, &mut greeting).await.unwrap();
@@ -310,35 +316,37 @@ async fn an_exchange_of_which_nothing_was_sent_ends_with_its_call() {
     });
     assert_eq!(end.unwrap_err().kind, ErrorKind::DeadlineExceeded);
     assert_eq!(connection.first(), Some(&22), "a client's greeting, and then the end");
-    let other = perform(&backend, "v", call(), json!([])).await.unwrap_err();
+    let other = run_script(&backend, "v", call(), json!([])).await.unwrap_err();
     assert!(other.message.starts_with("the outcome of `create`"), "nothing runs any more: {other}");
 }
 
 #[tokio::test]
-async fn too_many_at_once_are_refused_at_once() {
-    let server = Server::start(None).await;
+async fn exchanges_over_the_limit_are_rejected_immediately() {
+    let server = TestServer::start(None).await;
     let limits = Limits { http_exchanges: 1, ..Limits::default() };
     let backend = load(&engine(), vec![origin(&server.http(""))], limits).await.unwrap();
     let first = {
         let (backend, url) = (Arc::clone(&backend), server.http("/gate"));
-        tokio::spawn(async move { perform(&backend, "first", call(), json!([{ "send": get(&url) }])).await })
+        tokio::spawn(
+            async move { run_script(&backend, "first", call(), json!([{ "send": get(&url) }])).await },
+        )
     };
-    assert_eq!(server.arrived().await, "GET /gate ");
+    assert_eq!(server.next_request().await, "GET /gate ");
     let refused = send(&backend, get(&server.http("/echo"))).await;
     assert!(refused.starts_with("Failure::Overloaded maybe-sent=false 1 requests"), "{refused}");
-    server.open(1);
+    server.release_gate(1);
     assert_eq!(first.await.unwrap().unwrap(), ["200 passed"]);
     assert_eq!(send(&backend, get(&server.http("/echo"))).await, "200 GET /echo 0");
 }
 
-fn proof(url: String, authorization: Value) -> Value {
+fn authorized_get(url: String, authorization: Value) -> Value {
     json!({ "method": "GET", "url": url, "authorization": authorization })
 }
 
 #[tokio::test]
-async fn secrets_are_used_unseen_and_blotted_out_when_a_server_repeats_them() {
-    let server = Server::start(None).await;
-    let backend = asking(&server).await;
+async fn secrets_echoed_by_a_server_are_redacted() {
+    let server = TestServer::start(None).await;
+    let backend = backend_for_server(&server).await;
     let of = || Call { secrets: secrets(&[("user", "admin"), ("password", "correct horse")]), ..call() };
     for (authorization, path, header, expected) in [
         (
@@ -356,8 +364,8 @@ async fn secrets_are_used_unseen_and_blotted_out_when_a_server_repeats_them() {
         (json!({ "bearer": "password" }), "/authorization", "authorization", "Bearer correct horse"),
         (json!({ "header": ["X-API-Key", "password"] }), "/api-key", "x-api-key", "correct horse"),
     ] {
-        let script = json!([{ "repeat": proof(server.http(path), authorization.clone()) }]);
-        let error = perform(&backend, expected, of(), script.clone()).await.unwrap_err();
+        let script = json!([{ "repeat": authorized_get(server.http(path), authorization.clone()) }]);
+        let error = run_script(&backend, expected, of(), script.clone()).await.unwrap_err();
         assert_eq!(server.headers().get(header).unwrap(), expected);
         let blotted = expected
             .rsplit_once("Basic ")
@@ -365,17 +373,17 @@ async fn secrets_are_used_unseen_and_blotted_out_when_a_server_repeats_them() {
         assert_eq!(error.message, blotted);
         // As an answer it is refused: the caller would store it where it can be read.
         let name = authorization.to_string();
-        let script = json!([{ "leak": proof(server.http(path), authorization) }]);
-        let error = perform(&backend, &name, of(), script).await.unwrap_err();
+        let script = json!([{ "leak": authorized_get(server.http(path), authorization) }]);
+        let error = run_script(&backend, &name, of(), script).await.unwrap_err();
         assert!(error.message.starts_with("the backend's answer breaks the contract: "), "{error}");
         assert!(!error.message.contains("horse") && !error.message.contains("Y29ycmVjdCBob3JzZ"), "{error}");
     }
 }
 
 #[tokio::test]
-async fn proofs_that_cannot_be_sent_are_refused_without_showing_them() {
-    let server = Server::start(None).await;
-    let backend = asking(&server).await;
+async fn invalid_authorization_is_rejected_without_showing_the_secret() {
+    let server = TestServer::start(None).await;
+    let backend = backend_for_server(&server).await;
     let of = || Call {
         secrets: secrets(&[("split", "a\r\nb: c"), ("colon", "a:b"), ("fine", "good luck")]),
         ..call()
@@ -398,21 +406,21 @@ async fn proofs_that_cannot_be_sent_are_refused_without_showing_them() {
             "the header `authorization` is given",
         ),
     ] {
-        let mut request = proof(server.http("/echo"), authorization);
+        let mut request = authorized_get(server.http("/echo"), authorization);
         request.as_object_mut().unwrap().insert("headers".to_owned(), headers);
         let script = json!([{ "send": request }]);
-        let refused = perform(&backend, "v", of(), script).await.unwrap().remove(0);
+        let refused = run_script(&backend, "v", of(), script).await.unwrap().remove(0);
         assert!(refused.starts_with(&format!("Failure::Invalid maybe-sent=false {expected}")), "{refused}");
     }
     let plain =
         json!({ "method": "GET", "url": server.http("/echo"), "headers": [["Authorization", "Token t"]] });
     assert_eq!(send(&backend, plain).await, "200 GET /echo 0");
     assert_eq!(server.headers().get("authorization").unwrap(), "Token t");
-    assert_eq!(server.hits(), 1);
+    assert_eq!(server.request_count(), 1);
 }
 
 #[tokio::test]
-async fn exchanges_and_logins_are_counted() {
+async fn http_and_session_metrics_are_counted() {
     let mut registry = Registry::default();
     let calls = BackendMetrics::register(&mut registry);
     let metrics = WasmMetrics::register(&mut registry, calls);
@@ -420,7 +428,7 @@ async fn exchanges_and_logins_are_counted() {
         std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("compiled"),
     );
     let engine = Engine::new(EngineOptions { cache, metrics }).unwrap();
-    let server = Server::start(None).await;
+    let server = TestServer::start(None).await;
     let backend = load(&engine, vec![origin(&server.http(""))], Limits::default()).await.unwrap();
     let script = json!([
         { "send": get(&server.http("/echo")) },
@@ -430,7 +438,7 @@ async fn exchanges_and_logins_are_counted() {
         { "put": ["k", "v", 60_000] },
         { "acquire": "k" },
     ]);
-    perform(&backend, "v", call(), script).await.unwrap();
+    run_script(&backend, "v", call(), script).await.unwrap();
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
     for line in [
@@ -451,7 +459,7 @@ async fn exchanges_and_logins_are_counted() {
 }
 
 #[tokio::test]
-async fn what_the_operator_wrote_wrongly_is_named_at_load() {
+async fn invalid_http_configuration_is_rejected_at_load() {
     let refused = async |config: OriginConfig| -> LoadError {
         load(&engine(), vec![config], Limits::default()).await.unwrap_err()
     };
@@ -469,22 +477,23 @@ async fn what_the_operator_wrote_wrongly_is_named_at_load() {
 }
 
 #[tokio::test]
-async fn every_call_has_the_operators_secrets_and_the_callers_come_first() {
-    let server = Server::start(None).await;
+async fn caller_secrets_override_configured_secrets() {
+    let server = TestServer::start(None).await;
     let config = BackendConfig {
         http: HttpConfig { origins: vec![origin(&server.http(""))] },
         secrets: secrets(&[("token", "of the operator")]),
         grants: Grant::ALL.into(),
         ..BackendConfig::default()
     };
-    let source = Source::Bytes { name: "net.wasm".to_owned(), bytes: cofferdam_test_guests::NET };
+    let source = ComponentSource::Bytes { name: "net.wasm".to_owned(), bytes: cofferdam_test_guests::NET };
     let backend = engine().load(source, config).await.unwrap();
-    let script = json!([{ "repeat": proof(server.http("/authorization"), json!({ "bearer": "token" })) }]);
-    let error = perform(&backend, "a", call(), script.clone()).await.unwrap_err();
+    let script =
+        json!([{ "repeat": authorized_get(server.http("/authorization"), json!({ "bearer": "token" })) }]);
+    let error = run_script(&backend, "a", call(), script.clone()).await.unwrap_err();
     assert_eq!(server.headers().get("authorization").unwrap(), "Bearer of the operator");
     assert_eq!(error.message, "Bearer [secret]");
     let own = Call { secrets: secrets(&[("token", "of the caller")]), ..call() };
-    let error = perform(&backend, "b", own, script).await.unwrap_err();
+    let error = run_script(&backend, "b", own, script).await.unwrap_err();
     assert_eq!(server.headers().get("authorization").unwrap(), "Bearer of the caller");
     assert_eq!(error.message, "Bearer [secret]");
 }

@@ -5,11 +5,11 @@ mod common;
 
 use std::path::PathBuf;
 
-use cofferdam_wasm::{BackendConfig, Grant, Limits, LoadError, Source};
+use cofferdam_wasm::{BackendConfig, ComponentSource, Grant, Limits, LoadError};
 use common::engine;
 
-async fn refused(bytes: &'static [u8], config: BackendConfig) -> LoadError {
-    let source = Source::Bytes { name: "x.wasm".to_owned(), bytes };
+async fn load_error(bytes: &'static [u8], config: BackendConfig) -> LoadError {
+    let source = ComponentSource::Bytes { name: "x.wasm".to_owned(), bytes };
     engine().load(source, config).await.unwrap_err()
 }
 
@@ -18,7 +18,7 @@ fn component(text: &str) -> &'static [u8] {
 }
 
 #[tokio::test]
-async fn what_is_no_backend_is_refused_in_one_line() {
+async fn invalid_components_are_rejected_with_one_line() {
     let truncated = &cofferdam_carried::MEMORY[..cofferdam_carried::MEMORY.len() / 2];
     let mut garbled = cofferdam_carried::MEMORY.to_vec();
     garbled.iter_mut().skip(100).step_by(7).for_each(|byte| *byte = !*byte);
@@ -63,7 +63,7 @@ async fn what_is_no_backend_is_refused_in_one_line() {
             "does not match the contract: ",
         ),
     ] {
-        let error = refused(bytes, BackendConfig::default()).await.to_string();
+        let error = load_error(bytes, BackendConfig::default()).await.to_string();
         assert!(
             error.starts_with("x.wasm: ") && error.contains(expected) && !error.contains('\n'),
             "{error}"
@@ -72,10 +72,10 @@ async fn what_is_no_backend_is_refused_in_one_line() {
 }
 
 #[tokio::test]
-async fn what_is_not_granted_is_refused_by_name() {
+async fn import_without_a_grant_is_rejected_by_name() {
     let grants = [Grant::Log, Grant::Ambient, Grant::Settings].into();
     let error =
-        refused(cofferdam_carried::MEMORY, BackendConfig { grants, ..BackendConfig::default() }).await;
+        load_error(cofferdam_carried::MEMORY, BackendConfig { grants, ..BackendConfig::default() }).await;
     assert_eq!(
         error.to_string(),
         "x.wasm: imports `cofferdam:storage/state@0.1.0`, which is not granted to it; add `state` to its grants, or by --grant where the command has it"
@@ -83,32 +83,32 @@ async fn what_is_not_granted_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn files_are_bounded_and_named() {
+async fn oversized_and_unreadable_files_are_rejected() {
     let limits = Limits { file_bytes: 1_000, ..Limits::default() };
     let error =
-        refused(cofferdam_carried::MEMORY, BackendConfig { limits, ..BackendConfig::default() }).await;
+        load_error(cofferdam_carried::MEMORY, BackendConfig { limits, ..BackendConfig::default() }).await;
     assert!(error.to_string().contains("at most 1000 are allowed (limit `file-bytes`)"), "{error}");
-    let absent = Source::File(PathBuf::from("/nowhere/x.wasm"));
+    let absent = ComponentSource::File(PathBuf::from("/nowhere/x.wasm"));
     let error = engine().load(absent, BackendConfig::default()).await.unwrap_err();
     assert!(error.to_string().starts_with("/nowhere/x.wasm: cannot be read: "), "{error}");
-    let endless = Source::File(PathBuf::from("/dev/zero"));
+    let endless = ComponentSource::File(PathBuf::from("/dev/zero"));
     let error = engine().load(endless, BackendConfig::default()).await.unwrap_err();
     assert!(error.to_string().contains("/dev/zero: cannot be read: it is not a regular file"), "{error}");
 }
 
 #[tokio::test]
-async fn a_backend_tells_what_it_is() {
+async fn loaded_backend_reports_digest_and_interfaces() {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("memory.wasm");
     std::fs::write(&path, cofferdam_carried::MEMORY).unwrap();
-    let backend = engine().load(Source::File(path), BackendConfig::default()).await.unwrap();
+    let backend = engine().load(ComponentSource::File(path), BackendConfig::default()).await.unwrap();
     assert!(backend.digest().to_string().starts_with("sha256:") && backend.digest().to_string().len() == 71);
-    assert_eq!(backend.manifest().grants, [Grant::Ambient, Grant::Settings, Grant::State].into());
-    assert!(backend.manifest().exports.contains(&"cofferdam:storage/volumes@0.1.0".to_owned()));
+    assert_eq!(backend.interfaces().grants, [Grant::Ambient, Grant::Settings, Grant::State].into());
+    assert!(backend.interfaces().exports.contains(&"cofferdam:storage/volumes@0.1.0".to_owned()));
 }
 
 #[tokio::test]
-async fn a_pinned_component_is_loaded_and_no_other() {
-    let source = || Source::Bytes { name: "memory".to_owned(), bytes: cofferdam_carried::MEMORY };
+async fn only_the_component_with_the_pinned_digest_is_loaded() {
+    let source = || ComponentSource::Bytes { name: "memory".to_owned(), bytes: cofferdam_carried::MEMORY };
     let engine = engine();
     let found = engine.load(source(), BackendConfig::default()).await.unwrap().digest();
     let pinned = BackendConfig { sha256: Some(found), ..BackendConfig::default() };

@@ -15,9 +15,9 @@ use cofferdam_wasm::Limits;
 use common::{call, create, engine, load, request};
 
 #[derive(Clone, Default)]
-struct Captured(Arc<Mutex<Vec<u8>>>);
+struct CapturedLog(Arc<Mutex<Vec<u8>>>);
 
-impl io::Write for Captured {
+impl io::Write for CapturedLog {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().unwrap().extend_from_slice(bytes);
         Ok(bytes.len())
@@ -28,15 +28,15 @@ impl io::Write for Captured {
     }
 }
 
-impl Captured {
+impl CapturedLog {
     fn take(&self) -> String {
         String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap()
     }
 }
 
 #[tokio::test]
-async fn what_guests_say_is_logged_and_bounded() {
-    let captured = Captured::default();
+async fn guest_output_is_logged_redacted_and_bounded() {
+    let captured = CapturedLog::default();
     let writer = captured.clone();
     let subscriber = tracing_subscriber::fmt()
         .with_ansi(false)

@@ -6,30 +6,30 @@ use cofferdam_backend::Backend as _;
 use cofferdam_domain::{
     ClusterId, ReclaimPolicy, Uid, VolumeHandle, VolumeName,
     storage::{
-        AccessType, CapabilityMode, CapacityRange, CreateVolume, ErrorKind, Finality, Owner, Parameters,
-        Readiness, ValidateVolume, Validation, VolumeCapability,
+        AccessType, CapacityRange, CreateVolume, CsiAccessMode, ErrorKind, Finality, Parameters, Readiness,
+        ValidateVolume, Validation, VolumeCapability, VolumeOwner,
     },
 };
 use cofferdam_wasm::Limits;
-use common::{call, create, engine, load, memory, request};
+use common::{call, create, engine, load, load_memory_backend, request};
 
 const GIB: u64 = 1 << 30;
 
 #[tokio::test]
-async fn a_volume_comes_and_goes() {
-    let backend = memory(&engine(), &[]).await;
+async fn volume_is_created_and_deleted_idempotently() {
+    let backend = load_memory_backend(&engine(), &[]).await;
     assert_eq!(backend.driver().as_str(), "memory.cofferdam.dev");
     assert_eq!(backend.probe(call()).await, Ok(Readiness::Ready));
-    let owner = Owner {
-        cluster: ClusterId::new("c"),
-        claim: Uid::new("u"),
-        volume: VolumeName::new("pvc-u"),
+    let owner = VolumeOwner {
+        cluster_id: ClusterId::new("c"),
+        claim_uid: Uid::new("u"),
+        pv_name: VolumeName::new("pvc-u"),
         reclaim_policy: ReclaimPolicy::Delete,
     };
     let request = CreateVolume { owner: Some(owner), ..request("pvc-u", GIB) };
     let created = backend.create_volume(call(), request.clone()).await.unwrap();
     assert_eq!((created.handle.as_str(), created.capacity), ("mem-pvc-u", Some(GIB)));
-    assert_eq!(created.attachment, None, "how a node reaches it is said when it is published");
+    assert_eq!(created.connection_info, None, "how a node reaches it is said when it is published");
     assert_eq!(backend.create_volume(call(), request).await, Ok(created.clone()), "create is idempotent");
     assert_eq!(backend.state_keys(), ["ledger", "volume/mem-pvc-u"]);
     for _ in 0..2 {
@@ -43,12 +43,13 @@ async fn a_volume_comes_and_goes() {
 }
 
 #[tokio::test]
-async fn a_name_with_other_arguments_is_taken() {
-    let backend = memory(&engine(), &[]).await;
+async fn same_name_with_other_arguments_already_exists() {
+    let backend = load_memory_backend(&engine(), &[]).await;
     create(&backend, "v", GIB).await.unwrap();
     let base = request("v", GIB);
     let label = |label: &str| Parameters::from([("label".to_owned(), label.to_owned())]);
-    let block = VolumeCapability { mode: CapabilityMode::SingleNodeWriter, access: AccessType::Block };
+    let block =
+        VolumeCapability { access_mode: CsiAccessMode::SingleNodeWriter, access_type: AccessType::Block };
     for other in [
         request("v", 2 * GIB),
         CreateVolume { capacity: CapacityRange { required: None, limit: Some(GIB / 2) }, ..base.clone() },
@@ -63,8 +64,8 @@ async fn a_name_with_other_arguments_is_taken() {
 }
 
 #[tokio::test]
-async fn bad_requests_are_named() {
-    let backend = memory(&engine(), &[]).await;
+async fn invalid_requests_name_the_field() {
+    let backend = load_memory_backend(&engine(), &[]).await;
     let base = request("v", GIB);
     let parameters = |key: &str| Parameters::from([(key.to_owned(), "x".repeat(64))]);
     let range =
@@ -97,8 +98,8 @@ async fn bad_requests_are_named() {
 }
 
 #[tokio::test]
-async fn names_of_every_length_have_handles_of_their_own() {
-    let backend = memory(&engine(), &[]).await;
+async fn volume_names_of_any_length_get_unique_handles() {
+    let backend = load_memory_backend(&engine(), &[]).await;
     let mut handles = std::collections::BTreeSet::new();
     for length in 120..=128 {
         for last in ["a", "b"] {
@@ -116,8 +117,8 @@ async fn names_of_every_length_have_handles_of_their_own() {
 }
 
 #[tokio::test]
-async fn capacity_is_kept_exactly() {
-    let backend = memory(&engine(), &[("capacity", "10Gi")]).await;
+async fn configured_capacity_is_enforced_exactly() {
+    let backend = load_memory_backend(&engine(), &[("capacity", "10Gi")]).await;
     let first = create(&backend, "a", 6 * GIB).await.unwrap();
     let error = create(&backend, "b", 5 * GIB).await.unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::ResourceExhausted, Finality::Final));
@@ -130,8 +131,8 @@ async fn capacity_is_kept_exactly() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_at_the_same_time_neither_leak_nor_count_twice() {
-    let backend = memory(&engine(), &[("capacity", "100")]).await;
+async fn concurrent_calls_neither_leak_nor_double_count_capacity() {
+    let backend = load_memory_backend(&engine(), &[("capacity", "100")]).await;
     for round in 0..3 {
         let names: Vec<_> = (0..150).map(|number| format!("v-{round}-{number}")).collect();
         let calls = names.iter().map(|name| create(&backend, name, 1));
@@ -149,7 +150,7 @@ async fn calls_at_the_same_time_neither_leak_nor_count_twice() {
 }
 
 #[tokio::test]
-async fn a_full_state_is_a_full_driver() {
+async fn full_state_returns_resource_exhausted() {
     let limits = Limits { state_bytes: 2_000, ..Limits::default() };
     let backend = load(&engine(), cofferdam_carried::MEMORY, &[], limits).await.unwrap();
     let mut handles = Vec::new();
@@ -167,8 +168,8 @@ async fn a_full_state_is_a_full_driver() {
 }
 
 #[tokio::test]
-async fn validate_tells_what_does_not_hold() {
-    let backend = memory(&engine(), &[]).await;
+async fn validate_names_the_unsupported_capability() {
+    let backend = load_memory_backend(&engine(), &[]).await;
     let base = request("v", GIB);
     let volume = backend.create_volume(call(), base.clone()).await.unwrap();
     let ask = |handle: VolumeHandle, capabilities| ValidateVolume {
@@ -181,7 +182,8 @@ async fn validate_tells_what_does_not_hold() {
     let confirmed =
         backend.validate_volume(call(), ask(volume.handle.clone(), base.capabilities.clone())).await;
     assert_eq!(confirmed, Ok(Validation::Confirmed));
-    let block = VolumeCapability { mode: CapabilityMode::MultiNodeMultiWriter, access: AccessType::Block };
+    let block =
+        VolumeCapability { access_mode: CsiAccessMode::MultiNodeMultiWriter, access_type: AccessType::Block };
     let refused = backend.validate_volume(call(), ask(volume.handle.clone(), vec![block])).await.unwrap();
     assert!(
         matches!(refused, Validation::Refused(why) if why.starts_with("multi-node-multi-writer block is not"))
@@ -193,9 +195,10 @@ async fn validate_tells_what_does_not_hold() {
 }
 
 #[tokio::test]
-async fn settings_are_checked() {
+async fn invalid_settings_are_reported() {
     let engine = engine();
-    let backend = memory(&engine, &[("driver-name", "other.example.com"), ("capacity", "lots")]).await;
+    let backend =
+        load_memory_backend(&engine, &[("driver-name", "other.example.com"), ("capacity", "lots")]).await;
     assert_eq!(backend.driver().as_str(), "other.example.com");
     let expected = "the setting \"capacity\" is \"lots\"; expected bytes such as 1073741824 or 500Gi";
     assert_eq!(backend.probe(call()).await, Ok(Readiness::NotReady(expected.to_owned())));

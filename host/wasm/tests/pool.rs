@@ -9,19 +9,19 @@ use cofferdam_backend::Backend as _;
 use cofferdam_domain::{
     NodeId, VolumeHandle,
     storage::{
-        AccessType, AttachmentRecord, CapabilityMode, CapacityQuery, CapacityRange, CreateSnapshot,
-        CreateVolume, ErrorKind, ExpandVolume, PageRequest, Placement, PublishVolume, VolumeCapability,
+        AccessType, CapacityQuery, CapacityRange, ConnectionInfo, CreateSnapshot, CreateVolume,
+        CsiAccessMode, ErrorKind, ExpandVolume, PageRequest, Placement, PublishVolume, VolumeCapability,
     },
 };
-use cofferdam_wasm::{BackendConfig, LoadError, PoolConfig, Source, StateConfig, WasmBackend};
+use cofferdam_wasm::{BackendConfig, ComponentSource, LoadError, PoolConfig, StateConfig, WasmBackend};
 use common::{call, engine, request, settings};
 
 const MIB: u64 = 1 << 20;
 
 /// A directory for the pool, with a neighbour that nothing may touch.
-struct Disk(tempfile::TempDir);
+struct PoolFixture(tempfile::TempDir);
 
-impl Disk {
+impl PoolFixture {
     fn new() -> Self {
         let disk = Self(tempfile::tempdir().unwrap());
         fs::create_dir(disk.pool()).unwrap();
@@ -51,23 +51,24 @@ impl Disk {
     }
 }
 
-async fn tricks(config: BackendConfig) -> Result<Arc<WasmBackend>, LoadError> {
-    let source = Source::Bytes { name: "tricks".to_owned(), bytes: cofferdam_test_guests::POOL_TRICKS };
+async fn load_pool_tricks(config: BackendConfig) -> Result<Arc<WasmBackend>, LoadError> {
+    let source =
+        ComponentSource::Bytes { name: "tricks".to_owned(), bytes: cofferdam_test_guests::POOL_TRICKS };
     engine().load(source, config).await
 }
 
 /// The pool driver with its records beside the pool.
-async fn driver(disk: &Disk) -> Arc<WasmBackend> {
+async fn load_pool_driver(disk: &PoolFixture) -> Arc<WasmBackend> {
     let config = BackendConfig {
         settings: settings(&[("node", "n1")]),
         state: StateConfig { file: Some(disk.0.path().join("records.db")) },
         ..disk.config(Some(64 * MIB))
     };
-    let source = Source::Bytes { name: "pool".to_owned(), bytes: cofferdam_carried::POOL };
+    let source = ComponentSource::Bytes { name: "pool".to_owned(), bytes: cofferdam_carried::POOL };
     engine().load(source, config).await.unwrap()
 }
 
-async fn attempt(
+async fn run_operation(
     backend: &WasmBackend,
     action: &str,
     name: &str,
@@ -86,12 +87,12 @@ async fn attempt(
 }
 
 #[tokio::test]
-async fn no_name_leads_out_of_the_pool() {
-    let disk = Disk::new();
+async fn invalid_names_do_not_escape_the_pool() {
+    let disk = PoolFixture::new();
     let outside = disk.0.path().join("neighbour");
     std::os::unix::fs::symlink(&outside, disk.pool().join("link")).unwrap();
-    let backend = tricks(disk.config(None)).await.unwrap();
-    assert_eq!(attempt(&backend, "create-directory", "fine", &[], 1).await, "ok");
+    let backend = load_pool_tricks(disk.config(None)).await.unwrap();
+    assert_eq!(run_operation(&backend, "create-directory", "fine", &[], 1).await, "ok");
     let absolute = outside.display().to_string();
     for name in [
         "..",
@@ -111,25 +112,25 @@ async fn no_name_leads_out_of_the_pool() {
         "a\n",
     ] {
         for action in ["create-directory", "create-image", "remove", "grow", "measure"] {
-            let outcome = attempt(&backend, action, name, &[], 4_096).await;
+            let outcome = run_operation(&backend, action, name, &[], 4_096).await;
             assert_eq!(outcome, "invalid-name", "{action} {name:?}");
         }
         assert_eq!(
-            attempt(&backend, "copy", name, &[("source", "fine")], 1).await,
+            run_operation(&backend, "copy", name, &[("source", "fine")], 1).await,
             "invalid-name",
             "{name:?}"
         );
         assert_eq!(
-            attempt(&backend, "copy", "copy", &[("source", name)], 1).await,
+            run_operation(&backend, "copy", "copy", &[("source", name)], 1).await,
             "invalid-name",
             "{name:?}"
         );
     }
     // A link that somebody else has put there is not followed: it is not an item of the pool.
     for action in ["measure", "grow"] {
-        assert_eq!(attempt(&backend, action, "link", &[], 4_096).await, "wrong-kind", "{action}");
+        assert_eq!(run_operation(&backend, action, "link", &[], 4_096).await, "wrong-kind", "{action}");
     }
-    let copied = attempt(&backend, "copy", "stolen", &[("source", "link")], 1).await;
+    let copied = run_operation(&backend, "copy", "stolen", &[("source", "link")], 1).await;
     assert_eq!(copied, "wrong-kind");
     assert!(!disk.items().contains(&"stolen".to_owned()));
     assert_eq!(fs::read_to_string(outside.join("file")).unwrap(), "untouched");
@@ -137,9 +138,9 @@ async fn no_name_leads_out_of_the_pool() {
 }
 
 #[tokio::test]
-async fn sizes_and_room_are_kept() {
-    let disk = Disk::new();
-    let backend = tricks(disk.config(Some(8 * MIB))).await.unwrap();
+async fn image_sizes_and_pool_capacity_are_enforced() {
+    let disk = PoolFixture::new();
+    let backend = load_pool_tricks(disk.config(Some(8 * MIB))).await.unwrap();
     for (action, name, bytes, expected) in [
         ("create-image", "a", 4_095, "invalid-size"),
         ("create-image", "a", u64::MAX >> 1, "invalid-size"),
@@ -153,65 +154,75 @@ async fn sizes_and_room_are_kept() {
         ("remove", "a", 1, "ok"),
         ("remove", "a", 2, "missing"),
     ] {
-        assert_eq!(attempt(&backend, action, name, &[], bytes).await, expected, "{action} {name} {bytes}");
+        assert_eq!(
+            run_operation(&backend, action, name, &[], bytes).await,
+            expected,
+            "{action} {name} {bytes}"
+        );
     }
     assert_eq!(disk.items(), [] as [&str; 0]);
 }
 
 #[tokio::test]
-async fn a_pool_must_be_given_and_has_one_owner() {
-    let error = tricks(BackendConfig::default()).await.unwrap_err().to_string();
+async fn pool_must_be_configured_and_has_one_owner() {
+    let error = load_pool_tricks(BackendConfig::default()).await.unwrap_err().to_string();
     assert_eq!(
         error,
         "tricks: imports `cofferdam:storage/pool@0.1.0`, which is not granted to it; name its directory in a section [backend.NAME.pool], or by --pool where the command has it"
     );
-    let disk = Disk::new();
-    let first = tricks(disk.config(None)).await.unwrap();
-    let error = tricks(disk.config(None)).await.unwrap_err().to_string();
+    let disk = PoolFixture::new();
+    let first = load_pool_tricks(disk.config(None)).await.unwrap();
+    let error = load_pool_tricks(disk.config(None)).await.unwrap_err().to_string();
     assert!(error.contains("is in use by another backend of this process"), "{error}");
     drop(first);
     let missing = PoolConfig { directory: "/nowhere/at/all".into(), capacity: None, image_bytes_max: None };
-    let error = tricks(BackendConfig { pool: Some(missing), ..BackendConfig::default() }).await.unwrap_err();
+    let error = load_pool_tricks(BackendConfig { pool: Some(missing), ..BackendConfig::default() })
+        .await
+        .unwrap_err();
     assert!(error.to_string().starts_with("tricks: the pool /nowhere/at/all "), "{error}");
 }
 
-fn path_of(disk: &Disk, attachment: Option<&AttachmentRecord>, kind: &str) -> std::path::PathBuf {
-    let attachment = attachment.unwrap();
-    assert_eq!((attachment.kind.as_str(), attachment.version), (kind, 1));
-    let path = attachment.fields.get("path").unwrap();
+fn connection_path(
+    disk: &PoolFixture,
+    connection_info: Option<&ConnectionInfo>,
+    kind: &str,
+) -> std::path::PathBuf {
+    let connection_info = connection_info.unwrap();
+    assert_eq!((connection_info.kind.as_str(), connection_info.version), (kind, 1));
+    let path = connection_info.fields.get("path").unwrap();
     assert!(Path::new(path).is_relative(), "{path}: a driver does not know where its pool is");
     disk.pool().join(path)
 }
 
-fn block(name: &str, bytes: u64) -> CreateVolume {
+fn block_volume_request(name: &str, bytes: u64) -> CreateVolume {
     CreateVolume {
         capabilities: vec![VolumeCapability {
-            mode: CapabilityMode::SingleNodeWriter,
-            access: AccessType::Block,
+            access_mode: CsiAccessMode::SingleNodeWriter,
+            access_type: AccessType::Block,
         }],
         ..request(name, bytes)
     }
 }
 
 #[tokio::test]
-async fn the_pool_driver_keeps_real_bytes() {
-    let disk = Disk::new();
-    let backend = driver(&disk).await;
+async fn pool_driver_keeps_data_across_snapshot_clone_and_restart() {
+    let disk = PoolFixture::new();
+    let backend = load_pool_driver(&disk).await;
     assert_eq!(backend.description().placement, Placement::Node);
     let directory = backend.create_volume(call(), request("files", 10 * MIB)).await.unwrap();
-    let image = backend.create_volume(call(), block("disk", 10 * MIB)).await.unwrap();
+    let image = backend.create_volume(call(), block_volume_request("disk", 10 * MIB)).await.unwrap();
     assert_eq!(image.capacity, Some(10 * MIB));
     assert!(directory.topology.iter().any(|segments| segments.values().any(|node| node.as_str() == "n1")));
-    let files = path_of(&disk, directory.attachment.as_ref(), "directory");
-    let bytes = path_of(&disk, image.attachment.as_ref(), "image");
+    let files = connection_path(&disk, directory.connection_info.as_ref(), "directory");
+    let bytes = connection_path(&disk, image.connection_info.as_ref(), "image");
     fs::write(files.join("note"), "of the first day").unwrap();
     assert_eq!(fs::metadata(&bytes).unwrap().len(), 10 * MIB);
     // What is not exported is refused without asking it.
     let publish = PublishVolume {
         handle: image.handle.clone(),
         node_identities: BTreeMap::new(),
-        node: NodeId::new("n1"),
-        capability: block("disk", 1).capabilities.remove(0),
+        node_id: NodeId::new("n1"),
+        capability: block_volume_request("disk", 1).capabilities.remove(0),
         read_only: false,
         context: BTreeMap::new(),
     };
@@ -227,18 +238,18 @@ async fn the_pool_driver_keeps_real_bytes() {
     fs::write(files.join("note"), "of the second day").unwrap();
     // Another process goes on where this one ended.
     drop(backend);
-    let backend = driver(&disk).await;
+    let backend = load_pool_driver(&disk).await;
     let restored = backend
         .restore_snapshot(call(), request("restored", 10 * MIB), snapshot.handle.clone())
         .await
         .unwrap();
     let cloned =
         backend.clone_volume(call(), request("cloned", 10 * MIB), directory.handle.clone()).await.unwrap();
-    let note = |attachment: Option<&AttachmentRecord>| {
-        fs::read_to_string(path_of(&disk, attachment, "directory").join("note")).unwrap()
+    let note = |attachment: Option<&ConnectionInfo>| {
+        fs::read_to_string(connection_path(&disk, attachment, "directory").join("note")).unwrap()
     };
-    assert_eq!(note(restored.attachment.as_ref()), "of the first day");
-    assert_eq!(note(cloned.attachment.as_ref()), "of the second day");
+    assert_eq!(note(restored.connection_info.as_ref()), "of the first day");
+    assert_eq!(note(cloned.connection_info.as_ref()), "of the second day");
 
     let larger = ExpandVolume {
         handle: image.handle.clone(),
@@ -246,9 +257,9 @@ async fn the_pool_driver_keeps_real_bytes() {
         capability: None,
     };
     let expanded = backend.expand_volume(call(), larger).await.unwrap();
-    assert_eq!((expanded.capacity, expanded.node_expansion), (20 * MIB, true));
+    assert_eq!((expanded.capacity, expanded.node_expansion_required), (20 * MIB, true));
     assert_eq!(fs::metadata(&bytes).unwrap().len(), 20 * MIB);
-    let error = backend.create_volume(call(), block("too-large", 60 * MIB)).await.unwrap_err();
+    let error = backend.create_volume(call(), block_volume_request("too-large", 60 * MIB)).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::ResourceExhausted, "{error}");
     let room = backend.get_capacity(call(), CapacityQuery::default()).await.unwrap();
     assert!(room.available <= 44 * MIB, "{room:?}");
@@ -267,11 +278,11 @@ async fn the_pool_driver_keeps_real_bytes() {
 }
 
 #[tokio::test]
-async fn an_image_is_cut_at_one_moment_or_not_at_all() {
-    let disk = Disk::new();
-    let backend = driver(&disk).await;
-    let image = backend.create_volume(call(), block("disk", MIB)).await.unwrap();
-    let bytes = path_of(&disk, image.attachment.as_ref(), "image");
+async fn image_snapshot_is_point_in_time_or_rejected() {
+    let disk = PoolFixture::new();
+    let backend = load_pool_driver(&disk).await;
+    let image = backend.create_volume(call(), block_volume_request("disk", MIB)).await.unwrap();
+    let bytes = connection_path(&disk, image.connection_info.as_ref(), "image");
     let cut = |name: &str, parameters: &[(&str, &str)]| {
         let parameters = parameters.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
         let cut = CreateSnapshot {
@@ -304,7 +315,10 @@ async fn an_image_is_cut_at_one_moment_or_not_at_all() {
     fs::write(&bytes, "first").unwrap();
     fs::File::options().write(true).open(&bytes).unwrap().set_len(MIB).unwrap();
     let snapshot = cut("lax", &[("consistency", "none")]).await.unwrap();
-    let restored = backend.restore_snapshot(call(), block("restored", MIB), snapshot.handle).await.unwrap();
-    let restored = fs::read(path_of(&disk, restored.attachment.as_ref(), "image")).unwrap();
+    let restored = backend
+        .restore_snapshot(call(), block_volume_request("restored", MIB), snapshot.handle)
+        .await
+        .unwrap();
+    let restored = fs::read(connection_path(&disk, restored.connection_info.as_ref(), "image")).unwrap();
     assert_eq!((&restored[..5], restored.len()), (&b"first"[..], 1 << 20));
 }

@@ -13,24 +13,24 @@ use std::{
 
 use cofferdam_backend::Backend as _;
 use cofferdam_domain::storage::PageRequest;
-use cofferdam_wasm::{BackendConfig, Engine, LoadError, Source, StateConfig, WasmBackend};
+use cofferdam_wasm::{BackendConfig, ComponentSource, Engine, LoadError, StateConfig, WasmBackend};
 use common::{call, create, engine};
 
 /// Tells the test that it is the process that will be killed, and which file to write.
-const VICTIM: &str = "COFFERDAM_TEST_VICTIM";
-const ROUNDS: usize = 5;
+const CHILD_FILE: &str = "COFFERDAM_TEST_VICTIM";
+const ITERATIONS: usize = 5;
 /// How many answers a victim gives before it is killed.
-const ANSWERS: usize = 25;
+const VOLUMES_PER_ITERATION: usize = 25;
 
 async fn open(engine: &Engine, file: &Path) -> Result<Arc<WasmBackend>, LoadError> {
-    let source = Source::Bytes { name: "memory".to_owned(), bytes: cofferdam_carried::MEMORY };
+    let source = ComponentSource::Bytes { name: "memory".to_owned(), bytes: cofferdam_carried::MEMORY };
     let state = StateConfig { file: Some(file.to_owned()) };
     engine.load(source, BackendConfig { state, ..BackendConfig::default() }).await
 }
 
 async fn volumes(backend: &WasmBackend) -> BTreeSet<String> {
     let page = backend.list_volumes(call(), PageRequest::default()).await.unwrap();
-    assert!(page.next.is_none());
+    assert!(page.next_token.is_none());
     page.volumes.iter().map(|status| status.volume.handle.as_str().to_owned()).collect()
 }
 
@@ -47,41 +47,46 @@ async fn write_until_killed(file: PathBuf) {
 }
 
 #[tokio::test]
-async fn what_was_answered_survives_a_kill_and_the_file_has_one_owner() {
-    if let Some(file) = std::env::var_os(VICTIM) {
+async fn committed_state_survives_a_kill_and_has_one_owner() {
+    if let Some(file) = std::env::var_os(CHILD_FILE) {
         return write_until_killed(file.into()).await;
     }
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("state.db");
     let engine = engine();
     let mut answered = BTreeSet::new();
-    for round in 0..ROUNDS {
-        let mut victim = Command::new(std::env::current_exe().unwrap())
+    for iteration in 0..ITERATIONS {
+        let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "what_was_answered_survives_a_kill_and_the_file_has_one_owner", "--nocapture"])
-            .env(VICTIM, &file)
+            .env(CHILD_FILE, &file)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(victim.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let handles: Vec<_> = lines.by_ref().filter(|line| line.starts_with("mem-")).take(ANSWERS).collect();
-        assert_eq!(handles.len(), ANSWERS, "round {round}: the victim ended before it was killed");
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let handles: Vec<_> =
+            lines.by_ref().filter(|line| line.starts_with("mem-")).take(VOLUMES_PER_ITERATION).collect();
+        assert_eq!(
+            handles.len(),
+            VOLUMES_PER_ITERATION,
+            "round {iteration}: the victim ended before it was killed"
+        );
         let refused = open(&engine, &file).await.unwrap_err().to_string();
         assert!(
             refused.contains("state.db")
-                && refused.contains(&format!("is in use by the process {}", victim.id())),
+                && refused.contains(&format!("is in use by the process {}", child.id())),
             "{refused}"
         );
-        victim.kill().unwrap();
-        victim.wait().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
         drop(lines);
         answered.extend(handles);
         let backend = open(&engine, &file).await.unwrap();
         let found = volumes(&backend).await;
-        assert!(found.is_superset(&answered), "round {round}: lost {:?}", answered.difference(&found));
+        assert!(found.is_superset(&answered), "round {iteration}: lost {:?}", answered.difference(&found));
         let again = open(&engine, &file).await.unwrap_err().to_string();
         assert!(again.contains("is in use by another backend of this process"), "{again}");
         // What it has done and not told counts from here on.
         answered = found;
     }
-    assert!(answered.len() >= ROUNDS * ANSWERS);
+    assert!(answered.len() >= ITERATIONS * VOLUMES_PER_ITERATION);
 }

@@ -7,9 +7,9 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cofferdam_cluster::connect;
 use cofferdam_controllers::Role;
 use cofferdam_sim::{
-    Api as Reached, Ground, Place, Scenario, Simulation, Who,
-    ground::{BoxError, Clock, Done, through},
-    scenarios, unplayed,
+    ApiTransport as Reached, EnvironmentKind, Scenario, Simulation, TestCluster, TestUser, scenarios,
+    skipped_count,
+    test_cluster::{BoxError, Clock, ClusterFuture, client_transport},
 };
 use futures::future::try_join_all;
 use k8s_openapi::api::{
@@ -48,7 +48,7 @@ pub(super) async fn run(run: &Run) -> Result<()> {
     try_join_all(clusters).await?;
     let Tally { whole, deaths, unplayed: skipped, differences } = tally.into_inner();
     ensure!(differences.is_empty(), "{}", differences.join("\n"));
-    let expected = unplayed(Place::Kubernetes);
+    let expected = skipped_count(EnvironmentKind::Kubernetes);
     ensure!(
         skipped == expected && whole > 0,
         "{skipped} scenarios were not played and {whole} were: expected {expected} that cannot be"
@@ -128,7 +128,7 @@ async fn play_row(
     Row { scenario, mut chance }: Row,
     tally: &RefCell<Tally>,
 ) -> Result<()> {
-    if let Some(why) = scenario.refused_by(Place::Kubernetes) {
+    if let Some(why) = scenario.skip_reason(EnvironmentKind::Kubernetes) {
         tally.borrow_mut().unplayed += 1;
         return run.tell(&format!("not played: {}: {why}", scenario.name));
     }
@@ -140,7 +140,7 @@ async fn play_row(
         tally.whole += 1;
     }
     // All that happens is done by the process of another node.
-    if effects == 0 && !scenario.nodes.is_empty() {
+    if effects == 0 && !scenario.storage_nodes.is_empty() {
         return Ok(());
     }
     ensure!(effects > 0, "{} has no effect to die after", scenario.name);
@@ -161,10 +161,11 @@ async fn play(
 ) -> Result<(Vec<String>, usize)> {
     clean(client).await?;
     let (creates, deletes) = (scenario.create_faults.clone(), scenario.delete_faults.clone());
-    let simulation = Simulation::on(Arc::clone(ground) as Arc<dyn Ground>, &Role::ALL, creates, deletes)
-        .map_err(|error| anyhow!(error))?;
-    let simulation = scenario.with_driver(simulation);
-    let (outcome, effects) = simulation.play(&scenario.user, die_after).await;
+    let simulation =
+        Simulation::on_cluster(Arc::clone(ground) as Arc<dyn TestCluster>, &Role::ALL, creates, deletes)
+            .map_err(|error| anyhow!(error))?;
+    let simulation = scenario.configure(simulation);
+    let (outcome, effects) = simulation.run(&scenario.actions, die_after).await;
     Ok((scenario.differences(&outcome, die_after.is_some()), effects.len()))
 }
 
@@ -253,7 +254,7 @@ struct Kubernetes {
 }
 
 impl Kubernetes {
-    fn ask(&self, operation: Operation) -> Done<'_> {
+    fn ask(&self, operation: Operation) -> ClusterFuture<'_> {
         Box::pin(async move {
             let (answer, answered) = oneshot::channel();
             self.asks.send((operation, answer)).await?;
@@ -263,32 +264,32 @@ impl Kubernetes {
     }
 }
 
-impl Ground for Kubernetes {
-    fn place(&self) -> Place {
-        Place::Kubernetes
+impl TestCluster for Kubernetes {
+    fn environment(&self) -> EnvironmentKind {
+        EnvironmentKind::Kubernetes
     }
 
     fn clock(&self) -> Clock {
-        cofferdam_sim::ground::wall_clock()
+        cofferdam_sim::test_cluster::wall_clock()
     }
 
-    fn connect(&self, who: Who) -> Result<Reached, BoxError> {
+    fn connect(&self, who: TestUser) -> Result<Reached, BoxError> {
         let config = match who {
-            Who::User => &self.user,
-            Who::Process => &self.process,
+            TestUser::Admin => &self.user,
+            TestUser::Process => &self.process,
         };
-        Ok(through(connect::client(config.clone())?))
+        Ok(client_transport(connect::client(config.clone())?))
     }
 
-    fn compact(&self) -> Done<'_> {
+    fn compact(&self) -> ClusterFuture<'_> {
         self.ask(Operation::Compact)
     }
 
-    fn backup(&self) -> Done<'_> {
+    fn backup(&self) -> ClusterFuture<'_> {
         self.ask(Operation::Backup)
     }
 
-    fn restore(&self) -> Done<'_> {
+    fn restore(&self) -> ClusterFuture<'_> {
         self.ask(Operation::Restore)
     }
 }

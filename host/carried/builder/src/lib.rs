@@ -21,20 +21,20 @@ const PROFILE: &str = "guest";
 
 /// A guest crate of this workspace.
 #[derive(Clone, Copy, Debug)]
-pub struct Guest {
+pub struct GuestPackage {
     /// Cargo's package name.
     pub package: &'static str,
     /// Directory, relative to the workspace.
     pub directory: &'static str,
     /// Environment variable that passes the path of the component to the crate being built.
-    pub variable: &'static str,
+    pub path_variable: &'static str,
 }
 
 /// Builds the guests and passes the path of each component to the crate whose build script calls this.
 ///
 /// # Errors
 /// The workspace is not found, the target cannot be installed, or a guest does not build.
-pub fn build(guests: &[Guest]) -> Result<(), Box<dyn Error>> {
+pub fn build(guests: &[GuestPackage]) -> Result<(), Box<dyn Error>> {
     let root = workspace()?;
     for watched in ["wit", "guest-sdk", "Cargo.toml", "Cargo.lock"] {
         println!("cargo:rerun-if-changed={}", root.join(watched).display());
@@ -44,7 +44,7 @@ pub fn build(guests: &[Guest]) -> Result<(), Box<dyn Error>> {
     for guest in guests {
         println!("cargo:rerun-if-changed={}", root.join(guest.directory).display());
         let component = build_guest(guest, &root, &target)?;
-        println!("cargo:rustc-env={}={}", guest.variable, component.display());
+        println!("cargo:rustc-env={}={}", guest.path_variable, component.display());
     }
     Ok(())
 }
@@ -85,7 +85,7 @@ fn install_target(root: &Path) -> Result<(), String> {
     }
 }
 
-fn build_guest(guest: &Guest, root: &Path, target: &Path) -> Result<PathBuf, Box<dyn Error>> {
+fn build_guest(guest: &GuestPackage, root: &Path, target: &Path) -> Result<PathBuf, Box<dyn Error>> {
     let mut cargo = Command::new(variable("CARGO")?);
     cargo
         .args(["build", "--locked", "--package", guest.package, "--target", TARGET, "--profile", PROFILE])

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use cofferdam_domain::{AttributesClass, AttributesClassName, ObjectMeta};
+use cofferdam_domain::{ObjectMeta, VolumeAttributesClass, VolumeAttributesClassName};
 use serde::Deserialize;
 
-use super::{Meta, read};
-use crate::kind::{Kind, Resource};
+use super::{Meta, parse_json};
+use crate::kind::{ApiResource, Kind};
 
-impl Kind for AttributesClass {
-    type Key = AttributesClassName;
+impl Kind for VolumeAttributesClass {
+    type Key = VolumeAttributesClassName;
     type Index = ();
-    const RESOURCE: Resource = Resource {
+    const RESOURCE: ApiResource = ApiResource {
         group: "storage.k8s.io",
         version: "v1",
         kind: "VolumeAttributesClass",
@@ -29,10 +29,10 @@ impl Kind for AttributesClass {
             driver_name: String,
             parameters: Option<BTreeMap<String, String>>,
         }
-        let Wire { metadata, driver_name, parameters } = read(json)?;
+        let Wire { metadata, driver_name, parameters } = parse_json(json)?;
         let name = metadata.name();
         Ok(Self {
-            name: AttributesClassName::new(name),
+            name: VolumeAttributesClassName::new(name),
             meta: metadata.into_domain()?,
             driver: driver_name.into(),
             parameters: parameters.unwrap_or_default(),

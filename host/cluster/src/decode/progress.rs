@@ -1,26 +1,28 @@
 //! What the status of a claim says of growing and modifying.
 
-use cofferdam_domain::{ClaimCondition, ConditionKind, Modification, ModifyState, Progress, ResizeState};
+use cofferdam_domain::{
+    ClaimCondition, ClaimConditionType, ModifyState, ModifyVolumeStatus, Progress, ResizeState,
+};
 use serde::Deserialize;
 
-use super::Amounts;
+use super::ResourceList;
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub(super) struct Statuses {
+pub(super) struct ResourceStatuses {
     storage: Option<Box<str>>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct Modifying {
+pub(super) struct WireModifyVolumeStatus {
     target_volume_attributes_class_name: Option<Box<str>>,
     status: Box<str>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub(super) struct Condition {
+pub(super) struct WireCondition {
     #[serde(rename = "type")]
     kind: Box<str>,
     status: Box<str>,
@@ -28,11 +30,11 @@ pub(super) struct Condition {
     message: Option<Box<str>>,
 }
 
-impl Condition {
+impl WireCondition {
     fn into_domain(self) -> Option<ClaimCondition> {
         Some(ClaimCondition {
-            kind: ConditionKind::parse(&self.kind)?,
-            holds: &*self.status == "True",
+            condition_type: ClaimConditionType::parse(&self.kind)?,
+            is_true: &*self.status == "True",
             reason: self.reason.unwrap_or_default(),
             message: self.message.unwrap_or_default(),
         })
@@ -41,20 +43,22 @@ impl Condition {
 
 /// Nothing, where the status says nothing.
 pub(super) fn progress(
-    allocated: Option<Amounts>,
-    statuses: Option<Statuses>,
-    modifying: Option<Modifying>,
-    conditions: Option<Vec<Condition>>,
+    allocated: Option<ResourceList>,
+    statuses: Option<ResourceStatuses>,
+    modify_volume_status: Option<WireModifyVolumeStatus>,
+    conditions: Option<Vec<WireCondition>>,
 ) -> Option<Box<Progress>> {
-    let modifying = modifying.filter(|status| !status.status.is_empty());
+    let modify_volume_status = modify_volume_status.filter(|status| !status.status.is_empty());
     let progress = Progress {
-        allocated: allocated.and_then(|amounts| amounts.storage).and_then(|amount| amount.parse().ok()),
+        allocated_resources: allocated
+            .and_then(|amounts| amounts.storage)
+            .and_then(|amount| amount.parse().ok()),
         resize: statuses.and_then(|statuses| statuses.storage).and_then(|state| ResizeState::parse(&state)),
-        modification: modifying.map(|status| Modification {
+        modification: modify_volume_status.map(|status| ModifyVolumeStatus {
             state: ModifyState::parse(&status.status),
-            target: status.target_volume_attributes_class_name.unwrap_or_default(),
+            target_class: status.target_volume_attributes_class_name.unwrap_or_default(),
         }),
-        conditions: conditions.into_iter().flatten().filter_map(Condition::into_domain).collect(),
+        conditions: conditions.into_iter().flatten().filter_map(WireCondition::into_domain).collect(),
     };
     (progress != Progress::default()).then(|| Box::new(progress))
 }
@@ -75,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn most_claims_have_none() {
+    fn claim_without_resize_status_has_no_progress() {
         let status = json!({
             "phase": "Bound", "conditions": [{"type": "example.com/Mine", "status": "True"}],
             "allocatedResourceStatuses": {"example.com/iops": "x"}, "allocatedResources": {},
@@ -85,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_growth_and_a_modification() {
+    fn resize_and_modify_status_are_decoded() {
         let found = claim(&json!({
             "allocatedResources": {"storage": "2Gi"},
             "allocatedResourceStatuses": {"storage": "NodeResizePending"},
@@ -96,17 +100,20 @@ mod tests {
             ],
         }));
         let progress = found.progress();
-        assert_eq!(progress.allocated, Some(Quantity::from_bytes(2 << 30)));
+        assert_eq!(progress.allocated_resources, Some(Quantity::from_bytes(2 << 30)));
         assert_eq!(progress.resize, Some(ResizeState::NodePending));
-        let modification = Modification { state: ModifyState::Infeasible, target: "fast".into() };
+        let modification = ModifyVolumeStatus { state: ModifyState::Infeasible, target_class: "fast".into() };
         assert_eq!(progress.modification, Some(modification));
-        assert!(progress.holds(ConditionKind::Resizing) && !progress.holds(ConditionKind::ModifyVolumeError));
-        let error = progress.condition(ConditionKind::ModifyVolumeError).unwrap();
+        assert!(
+            progress.is_condition_true(ClaimConditionType::Resizing)
+                && !progress.is_condition_true(ClaimConditionType::ModifyVolumeError)
+        );
+        let error = progress.condition(ClaimConditionType::ModifyVolumeError).unwrap();
         assert_eq!((&*error.reason, &*error.message), ("r", "m"));
     }
 
     #[test]
-    fn what_a_newer_kubernetes_says_is_no_state_of_ours() {
+    fn unknown_resize_status_is_ignored() {
         let found = claim(&json!({"allocatedResourceStatuses": {"storage": "Teleported"}}));
         assert_eq!(found.progress().resize, None);
     }

@@ -3,24 +3,24 @@
 use cofferdam_domain::{
     ClaimKey, ClaimRef, DriverName, ObjectMeta, ReclaimPolicy, StringMap, Uid, Volume, VolumeHandle,
     VolumePhase, names,
-    volume::{CsiSource, SecretRef},
+    volume::{CsiVolumeSource, SecretRef},
 };
 use serde::{Deserialize, de::IgnoredAny};
 
 use super::{
-    Amounts, Meta, access_modes, read,
-    text::{Common, OfDrivers, Text, Texts},
+    Meta, ResourceList, access_modes, parse_json,
+    strings::{DriverDataPolicy, InternedMap, InternedStr, OwnedStr},
     volume_mode,
 };
 use crate::{
     cache::VolumeIndex,
-    kind::{Kind, Resource},
+    kind::{ApiResource, Kind},
 };
 
 impl Kind for Volume {
     type Key = cofferdam_domain::VolumeName;
     type Index = VolumeIndex;
-    const RESOURCE: Resource = Resource {
+    const RESOURCE: ApiResource = ApiResource {
         group: "",
         version: "v1",
         kind: "PersistentVolume",
@@ -40,10 +40,10 @@ impl Kind for Volume {
         #[derive(Deserialize, Default)]
         #[serde(rename_all = "camelCase", default)]
         struct Spec {
-            capacity: Option<Amounts>,
+            capacity: Option<ResourceList>,
             access_modes: Option<Vec<Box<str>>>,
             volume_mode: Option<Box<str>>,
-            storage_class_name: Option<Common>,
+            storage_class_name: Option<InternedStr>,
             volume_attributes_class_name: Option<Box<str>>,
             persistent_volume_reclaim_policy: Option<Box<str>>,
             claim_ref: Option<Reference>,
@@ -91,26 +91,26 @@ impl Kind for Volume {
         }
         #[derive(Deserialize)]
         struct TermExpression {
-            key: Common,
+            key: InternedStr,
             operator: Box<str>,
-            values: Option<Vec<Common>>,
+            values: Option<Vec<InternedStr>>,
         }
         impl Term {
-            fn pinned(self) -> StringMap {
-                let one = |expression: TermExpression| {
+            fn single_value_labels(self) -> StringMap {
+                let single_value = |expression: TermExpression| {
                     let mut values = expression.values.unwrap_or_default().into_iter();
                     let pair = (expression.key.0, values.next()?.0);
                     (&*expression.operator == "In" && values.next().is_none()).then_some(pair)
                 };
-                self.match_expressions.unwrap_or_default().into_iter().filter_map(one).collect()
+                self.match_expressions.unwrap_or_default().into_iter().filter_map(single_value).collect()
             }
         }
         #[derive(Deserialize, Default)]
         #[serde(default)]
         struct Reference {
-            namespace: Common,
-            name: Text,
-            uid: Option<Text>,
+            namespace: InternedStr,
+            name: OwnedStr,
+            uid: Option<OwnedStr>,
         }
         impl Reference {
             fn into_secret(self) -> Box<SecretRef> {
@@ -120,10 +120,10 @@ impl Kind for Volume {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct Csi {
-            driver: Common,
-            volume_handle: Text,
-            volume_attributes: Option<Texts<OfDrivers>>,
-            fs_type: Option<Common>,
+            driver: InternedStr,
+            volume_handle: OwnedStr,
+            volume_attributes: Option<InternedMap<DriverDataPolicy>>,
+            fs_type: Option<InternedStr>,
             #[serde(default)]
             read_only: bool,
             controller_publish_secret_ref: Option<Reference>,
@@ -134,7 +134,7 @@ impl Kind for Volume {
         struct Status {
             phase: Option<Box<str>>,
         }
-        let Wire { metadata, spec, status } = read(json)?;
+        let Wire { metadata, spec, status } = parse_json(json)?;
         let name = metadata.name();
         let meta = metadata.into_domain()?;
         let in_tree = spec.in_tree();
@@ -146,7 +146,7 @@ impl Kind for Volume {
         let class = meta.annotation(names::CLASS_BETA).map(Into::into);
         let class = class.or(spec.storage_class_name.map(|class| class.0));
         Ok(Self {
-            in_tree,
+            in_tree_source: in_tree,
             name: cofferdam_domain::VolumeName::new(name),
             capacity,
             access_modes: access_modes("spec.accessModes", spec.access_modes)?,
@@ -161,15 +161,15 @@ impl Kind for Volume {
                 uid: r.uid.filter(|uid| !uid.0.is_empty()).map(|uid| Uid::new(uid.0)),
             }),
             mount_options: spec.mount_options.unwrap_or_default(),
-            places: spec
+            node_affinity_terms: spec
                 .node_affinity
                 .and_then(|affinity| affinity.required)
                 .and_then(|required| required.node_selector_terms)
                 .unwrap_or_default()
                 .into_iter()
-                .map(Term::pinned)
+                .map(Term::single_value_labels)
                 .collect(),
-            csi: spec.csi.map(|csi| CsiSource {
+            csi: spec.csi.map(|csi| CsiVolumeSource {
                 driver: DriverName::new(csi.driver.0),
                 handle: VolumeHandle::new(csi.volume_handle.0),
                 attributes: csi.volume_attributes.unwrap_or_default().map,

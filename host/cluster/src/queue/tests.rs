@@ -6,10 +6,11 @@ use std::{
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Backoff, Outcome, Queue};
+use super::{Action, ExponentialBackoff, Queue};
 use crate::metrics::Metrics;
 
-const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), most: Duration::from_secs(5) };
+const BACKOFF: ExponentialBackoff =
+    ExponentialBackoff { initial: Duration::from_secs(1), max: Duration::from_secs(5) };
 
 fn queue() -> Queue<u32> {
     Queue::new("test", BACKOFF, &Metrics::default())
@@ -19,8 +20,8 @@ fn queue() -> Queue<u32> {
 async fn run(
     queue: &Queue<u32>,
     workers: usize,
-    until: Duration,
-    work: impl Fn(u32, usize) -> Outcome + Send + Sync + 'static,
+    duration: Duration,
+    work: impl Fn(u32, usize) -> Action + Send + Sync + 'static,
 ) -> Vec<(u32, u64)> {
     let log: Arc<Mutex<Vec<(u32, u64)>>> = Arc::default();
     let stop = CancellationToken::new();
@@ -36,28 +37,28 @@ async fn run(
         }
     });
     tokio::join!(running, async {
-        tokio::time::sleep(until).await;
+        tokio::time::sleep(duration).await;
         stop.cancel();
     });
     Arc::try_unwrap(log).map_or_else(|log| log.lock().unwrap().clone(), |log| log.into_inner().unwrap())
 }
 
 #[tokio::test(start_paused = true)]
-async fn runs_a_key_once_however_often_it_was_added() {
+async fn repeated_adds_of_a_key_run_it_once() {
     let queue = queue();
     [1, 2, 1, 1].into_iter().for_each(|key| queue.add(key));
-    let log = run(&queue, 4, Duration::from_secs(60), |_, _| Outcome::Done).await;
+    let log = run(&queue, 4, Duration::from_secs(60), |_, _| Action::Done).await;
     assert_eq!(log, [(1, 0), (2, 0)]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn backs_off_per_key_up_to_the_longest_pause() {
+async fn failures_back_off_per_key_up_to_the_maximum() {
     let queue = queue();
     queue.add(1);
     queue.add(2);
     let log = run(&queue, 4, Duration::from_secs(20), |key, _| match key {
-        1 => Outcome::Retry,
-        _ => Outcome::Done,
+        1 => Action::Backoff,
+        _ => Action::Done,
     })
     .await;
     // 0, +1, +2, +4, +5, +5
@@ -66,14 +67,14 @@ async fn backs_off_per_key_up_to_the_longest_pause() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_success_forgets_the_failures_and_a_conflict_does_not() {
+async fn success_resets_the_backoff_and_requeue_does_not() {
     let queue = queue();
     queue.add(1);
     let log = run(&queue, 1, Duration::from_secs(60), |_, before| match before {
-        0 => Outcome::Retry,
-        1 => Outcome::Again,
-        2 => Outcome::Retry,
-        _ => Outcome::Done,
+        0 => Action::Backoff,
+        1 => Action::Requeue,
+        2 => Action::Backoff,
+        _ => Action::Done,
     })
     .await;
     assert_eq!(log, [(1, 0), (1, 1), (1, 1), (1, 3)]);
@@ -81,14 +82,14 @@ async fn a_success_forgets_the_failures_and_a_conflict_does_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_overtakes_the_back_off() {
+async fn add_during_backoff_runs_the_key_immediately() {
     let queue = queue();
     queue.add(1);
     let adder = queue.clone();
     let log = tokio::join!(
         run(&queue, 1, Duration::from_secs(60), |_, before| match before {
-            0 => Outcome::RetryAfter(Duration::from_secs(30)),
-            _ => Outcome::Done,
+            0 => Action::BackoffFor(Duration::from_secs(30)),
+            _ => Action::Done,
         }),
         async move {
             tokio::time::sleep(Duration::from_secs(3)).await;
@@ -100,7 +101,7 @@ async fn a_change_overtakes_the_back_off() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn never_runs_a_key_twice_at_once_but_runs_it_again_when_it_changed_meanwhile() {
+async fn a_key_added_while_running_runs_again_afterwards() {
     let queue = queue();
     let running: Arc<Mutex<(u32, u32, u32)>> = Arc::default();
     let stop = CancellationToken::new();
@@ -122,7 +123,7 @@ async fn never_runs_a_key_twice_at_once_but_runs_it_again_when_it_changed_meanwh
             }
             tokio::time::sleep(Duration::from_secs(1)).await;
             state.lock().unwrap().0 -= 1;
-            Outcome::Done
+            Action::Done
         }
     });
     tokio::join!(runs, async {
@@ -133,20 +134,20 @@ async fn never_runs_a_key_twice_at_once_but_runs_it_again_when_it_changed_meanwh
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_is_a_failure_of_its_key_alone() {
+async fn a_panic_backs_off_only_its_own_key() {
     let queue = queue();
     queue.add(1);
     queue.add(2);
     let log = run(&queue, 2, Duration::from_secs(10), |key, before| {
         assert!(key != 1 || before > 0, "the first run of key 1 breaks off");
-        Outcome::Done
+        Action::Done
     })
     .await;
     assert_eq!(log, [(1, 0), (2, 0), (1, 1)]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn lets_what_runs_come_to_its_end_when_stopped() {
+async fn shutdown_waits_for_running_keys() {
     let queue = queue();
     queue.add(1);
     queue.add(2);
@@ -159,7 +160,7 @@ async fn lets_what_runs_come_to_its_end_when_stopped() {
             token.cancel();
             tokio::time::sleep(Duration::from_secs(5)).await;
             log.lock().unwrap().push(key);
-            Outcome::Done
+            Action::Done
         }
     });
     runs.await;
@@ -167,47 +168,47 @@ async fn lets_what_runs_come_to_its_end_when_stopped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_that_never_comes_to_an_end_backs_off() {
+async fn endless_immediate_requeues_back_off() {
     let queue = queue();
     queue.add(1);
-    let log = run(&queue, 1, Duration::from_secs(4), |_, _| Outcome::Again).await;
+    let log = run(&queue, 1, Duration::from_secs(4), |_, _| Action::Requeue).await;
     let at_once = log.iter().filter(|(_, at)| *at == 0).count();
     assert_eq!(at_once, 9, "eight times again, then with pauses");
     assert_eq!(&log[9..], [(1, 1), (1, 3)]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reminder_while_a_key_runs_is_not_lost_and_shortens_no_pause() {
+async fn add_if_absent_while_running_reruns_only_a_done_key() {
     let queue = queue();
     queue.add(1);
     queue.add(2);
-    let remind = queue.clone();
+    let adder = queue.clone();
     let log = run(&queue, 4, Duration::from_secs(20), move |key, before| {
         if before == 0 {
-            remind.wake(key);
+            adder.add_if_absent(key);
         }
-        if key == 2 && before == 0 { Outcome::After(Duration::from_secs(10)) } else { Outcome::Done }
+        if key == 2 && before == 0 { Action::RequeueAfter(Duration::from_secs(10)) } else { Action::Done }
     })
     .await;
     assert_eq!(log, [(1, 0), (2, 0), (1, 0), (2, 10)]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reminder_leaves_what_waits_for_its_time() {
+async fn add_if_absent_does_not_shorten_a_pending_delay() {
     let queue = queue();
     queue.add_after(1, Duration::from_secs(5));
-    queue.wake(1);
-    queue.wake(2);
-    let log = run(&queue, 4, Duration::from_secs(20), |_, _| Outcome::Done).await;
+    queue.add_if_absent(1);
+    queue.add_if_absent(2);
+    let log = run(&queue, 4, Duration::from_secs(20), |_, _| Action::Done).await;
     assert_eq!(log, [(2, 0), (1, 5)]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_burst_has_taken_is_given_back() {
+async fn memory_is_released_after_a_burst() {
     let queue = queue();
     (0..10_000).for_each(|key| queue.add(key));
     assert!(queue.lock().queued.capacity() >= 10_000);
-    let log = run(&queue, 64, Duration::from_secs(1), |_, _| Outcome::Done).await;
+    let log = run(&queue, 64, Duration::from_secs(1), |_, _| Action::Done).await;
     assert_eq!(log.len(), 10_000);
     let state = queue.lock();
     for left in [state.queued.capacity(), state.ready.capacity(), state.running.capacity()] {

@@ -25,26 +25,31 @@ use tower::ServiceExt as _;
 
 /// What happens to a write on its way.
 #[derive(Clone, Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum WriteFault {
     /// The API never sees it; the answer is this status.
     Refused(StatusCode),
     /// The API takes it; the answer is 503.
-    AnswerLost,
+    ResponseLost,
 }
 
 /// The API behind a wire that can be slow and lossy.
 #[derive(Clone)]
-pub(crate) struct Wire {
+pub(crate) struct FaultyApi {
     pub(crate) api: ApiService,
     pub(crate) delay: Duration,
-    pub(crate) troubles: Arc<Mutex<VecDeque<Trouble>>>,
+    pub(crate) faults: Arc<Mutex<VecDeque<WriteFault>>>,
     /// A kind that the API does not have yet, by its plural name.
-    pub(crate) lacks: Arc<Mutex<Option<&'static str>>>,
+    pub(crate) missing_kind: Arc<Mutex<Option<&'static str>>>,
 }
 
-impl Wire {
+impl FaultyApi {
     pub(crate) fn new(api: &ApiServer) -> Self {
-        Self { api: api.service(), delay: Duration::ZERO, troubles: Arc::default(), lacks: Arc::default() }
+        Self {
+            api: api.service(),
+            delay: Duration::ZERO,
+            faults: Arc::default(),
+            missing_kind: Arc::default(),
+        }
     }
 
     pub(crate) fn client(&self) -> kube::Client {
@@ -56,13 +61,13 @@ impl Wire {
     }
 }
 
-fn status(code: StatusCode) -> Response<Full<Bytes>> {
+fn error_response(code: StatusCode) -> Response<Full<Bytes>> {
     let body =
         serde_json::json!({"kind": "Status", "message": "in trouble", "reason": "", "code": code.as_u16()});
     Response::builder().status(code).body(Full::new(Bytes::from(body.to_string()))).unwrap()
 }
 
-impl tower::Service<Request<Body>> for Wire {
+impl tower::Service<Request<Body>> for FaultyApi {
     type Response = Response<http_body_util::Either<ApiBody, Full<Bytes>>>;
     type Error = Infallible;
     type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
@@ -74,20 +79,22 @@ impl tower::Service<Request<Body>> for Wire {
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let wire = self.clone();
         Box::pin(async move {
-            let lacks = *wire.lacks.lock().unwrap();
+            let lacks = *wire.missing_kind.lock().unwrap();
             if lacks.is_some_and(|kind| request.uri().path().contains(kind)) {
-                return Ok(status(StatusCode::NOT_FOUND).map(http_body_util::Either::Right));
+                return Ok(error_response(StatusCode::NOT_FOUND).map(http_body_util::Either::Right));
             }
             if request.method() == Method::GET {
                 return Ok(wire.api.oneshot(request).await?.map(http_body_util::Either::Left));
             }
             tokio::time::sleep(wire.delay).await;
-            let trouble = wire.troubles.lock().unwrap().pop_front();
+            let trouble = wire.faults.lock().unwrap().pop_front();
             match trouble {
-                Some(Trouble::Refused(code)) => Ok(status(code).map(http_body_util::Either::Right)),
-                Some(Trouble::AnswerLost) => {
+                Some(WriteFault::Refused(code)) => {
+                    Ok(error_response(code).map(http_body_util::Either::Right))
+                }
+                Some(WriteFault::ResponseLost) => {
                     wire.api.oneshot(request).await?;
-                    Ok(status(StatusCode::SERVICE_UNAVAILABLE).map(http_body_util::Either::Right))
+                    Ok(error_response(StatusCode::SERVICE_UNAVAILABLE).map(http_body_util::Either::Right))
                 }
                 None => Ok(wire.api.oneshot(request).await?.map(http_body_util::Either::Left)),
             }

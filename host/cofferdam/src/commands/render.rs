@@ -2,7 +2,7 @@
 
 use cofferdam_controllers::{
     Role,
-    rbac::{self, Drivers, Reach, Rule, Whereabouts},
+    rbac::{self, DriverPlacement, NodeTopologySource, PolicyRule, RuleScope},
 };
 use serde_json::{Value, json};
 
@@ -67,12 +67,12 @@ fn heading(namespace: &str) -> String {
 }
 
 /// The rules of a process with these roles. A process without a role that works on the cluster knows the cluster only by its Node.
-fn rules(roles: &Roles, place: DriversPlace) -> Vec<Rule> {
+fn rules(roles: &Roles, place: DriversPlace) -> Vec<PolicyRule> {
     let drivers = match place {
-        DriversPlace::Anywhere => Drivers::Anywhere,
-        DriversPlace::Node => Drivers::OfNode(Whereabouts::Name),
-        DriversPlace::LabelledNode => Drivers::OfNode(Whereabouts::Labels),
-        DriversPlace::CsiNode => Drivers::OfNode(Whereabouts::CsiNode),
+        DriversPlace::Anywhere => DriverPlacement::ClusterWide,
+        DriversPlace::Node => DriverPlacement::NodeLocal(NodeTopologySource::Name),
+        DriversPlace::LabelledNode => DriverPlacement::NodeLocal(NodeTopologySource::Labels),
+        DriversPlace::CsiNode => DriverPlacement::NodeLocal(NodeTopologySource::CsiNode),
     };
     let mut rules = match roles.cluster.is_empty() {
         true => Vec::new(),
@@ -81,13 +81,13 @@ fn rules(roles: &Roles, place: DriversPlace) -> Vec<Rule> {
     // The role `node` reads the labels once, where the manifest has keys that are labels; that does not depend on the driver's placement.
     let labels = matches!(place, DriversPlace::LabelledNode | DriversPlace::CsiNode);
     if labels && roles.node.contains(&NodeRole::Node) {
-        let nodes = |rule: &&mut Rule| (rule.group, rule.resource) == ("", "nodes");
+        let nodes = |rule: &&mut PolicyRule| (rule.group, rule.resource) == ("", "nodes");
         match rules.iter_mut().find(nodes) {
             Some(rule) => {
                 rule.verbs.insert("get");
             }
-            None => rules.push(Rule {
-                reach: Reach::Cluster,
+            None => rules.push(PolicyRule {
+                scope: RuleScope::Cluster,
                 group: "",
                 resource: "nodes",
                 name: None,
@@ -113,21 +113,21 @@ fn is_part(text: &str) -> bool {
     !text.is_empty() && text.chars().all(inner) && !text.starts_with('-') && !text.ends_with('-')
 }
 
-fn objects(rules: &[Rule], namespace: &str, account: &str) -> Vec<Value> {
+fn objects(rules: &[PolicyRule], namespace: &str, account: &str) -> Vec<Value> {
     let mut objects = vec![json!({
         "apiVersion": "v1",
         "kind": "ServiceAccount",
         "metadata": {"name": account, "namespace": namespace},
     })];
-    for (reach, kind) in [(Reach::Cluster, "ClusterRole"), (Reach::OwnNamespace, "Role")] {
-        let rules: Vec<Value> = rules.iter().filter(|rule| rule.reach == reach).map(rule).collect();
+    for (reach, kind) in [(RuleScope::Cluster, "ClusterRole"), (RuleScope::OwnNamespace, "Role")] {
+        let rules: Vec<Value> = rules.iter().filter(|rule| rule.scope == reach).map(rule).collect();
         if rules.is_empty() {
             continue;
         }
         // Two releases in two namespaces must not share what is cluster-wide.
         let metadata = match reach {
-            Reach::Cluster => json!({"name": format!("{namespace}:{account}")}),
-            Reach::OwnNamespace => json!({"name": account, "namespace": namespace}),
+            RuleScope::Cluster => json!({"name": format!("{namespace}:{account}")}),
+            RuleScope::OwnNamespace => json!({"name": account, "namespace": namespace}),
         };
         let api_version = format!("{API}/v1");
         let role_name = metadata.get("name");
@@ -145,7 +145,7 @@ fn objects(rules: &[Rule], namespace: &str, account: &str) -> Vec<Value> {
     objects
 }
 
-fn rule(rule: &Rule) -> Value {
+fn rule(rule: &PolicyRule) -> Value {
     let mut value = json!({
         "apiGroups": [rule.group],
         "resources": [rule.resource],

@@ -8,7 +8,7 @@ use std::{
 };
 
 use cofferdam_cluster::{Cache, cache::PodIndex};
-use cofferdam_domain::{DriverName, NodeName, UniqueVolume};
+use cofferdam_domain::{DriverName, NodeName, UniqueVolumeName};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
@@ -16,14 +16,14 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use super::{rules::Force, wants};
+use super::{desired_state, rules::ForceDetachReason};
 
 /// Seconds; Kubernetes' buckets of `storage_operation_duration_seconds`.
 const BUCKETS: [f64; 13] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Operation {
+pub(super) enum VolumeOperation {
     /// From the wish to `status.attached`.
     Attach,
     /// From the deletion of the attachment to its end.
@@ -41,7 +41,7 @@ struct OperationLabels {
 #[derive(Debug, Default)]
 struct State {
     cache: Weak<Cache>,
-    forced: BTreeMap<Force, u64>,
+    forced_detaches: BTreeMap<ForceDetachReason, u64>,
 }
 
 /// Handles to the metrics; clones share them.
@@ -67,22 +67,28 @@ impl AttachDetachMetrics {
             Unit::Seconds,
             metrics.seconds.clone(),
         );
-        registry.register_collector(Box::new(Volumes(metrics.clone())));
+        registry.register_collector(Box::new(VolumeCollector(metrics.clone())));
         metrics
     }
 
     /// The cache that volumes are counted in.
-    pub(super) fn begin(&self, cache: &Arc<Cache>) {
+    pub(super) fn set_cache(&self, cache: &Arc<Cache>) {
         self.lock().cache = Arc::downgrade(cache);
     }
 
     /// Something took so long, or failed after so long.
-    pub(super) fn took(&self, operation: Operation, driver: &DriverName, took: Duration, done: bool) {
+    pub(super) fn observe_operation(
+        &self,
+        operation: VolumeOperation,
+        driver: &DriverName,
+        took: Duration,
+        done: bool,
+    ) {
         let labels = OperationLabels {
             volume_plugin: plugin(driver),
             operation_name: match operation {
-                Operation::Attach => "volume_attach",
-                Operation::Detach => "volume_detach",
+                VolumeOperation::Attach => "volume_attach",
+                VolumeOperation::Detach => "volume_detach",
             },
             status: if done { "success" } else { "fail-unknown" },
             migrated: "false",
@@ -91,8 +97,8 @@ impl AttachDetachMetrics {
     }
 
     /// A volume left a node that may still have used it.
-    pub(super) fn forced(&self, force: Force) {
-        *self.lock().forced.entry(force).or_default() += 1;
+    pub(super) fn inc_forced_detaches(&self, force: ForceDetachReason) {
+        *self.lock().forced_detaches.entry(force).or_default() += 1;
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -102,22 +108,25 @@ impl AttachDetachMetrics {
 
 /// Volumes are counted when somebody looks.
 #[derive(Debug)]
-struct Volumes(AttachDetachMetrics);
+struct VolumeCollector(AttachDetachMetrics);
 
 /// Volumes that the pods of each node use, and that have to be attached.
-fn used(cache: &Cache) -> BTreeMap<NodeName, BTreeSet<UniqueVolume>> {
-    let mut used: BTreeMap<NodeName, BTreeSet<UniqueVolume>> = BTreeMap::new();
+fn volumes_in_use(cache: &Cache) -> BTreeMap<NodeName, BTreeSet<UniqueVolumeName>> {
+    let mut used: BTreeMap<NodeName, BTreeSet<UniqueVolumeName>> = BTreeMap::new();
     for node in cache.nodes_with_pods() {
-        for pod in cache.pods_on(&node) {
+        for pod in cache.pods_on_node(&node) {
             for key in PodIndex::claims_of(&pod) {
-                let Ok((claim, volume)) = wants::bound(cache, &key) else { continue };
-                let Some(csi) = volume.csi.as_ref().filter(|csi| wants::is_attached(cache, &csi.driver))
+                let Ok((claim, volume)) = desired_state::bound_claim_and_volume(cache, &key) else {
+                    continue;
+                };
+                let Some(csi) =
+                    volume.csi.as_ref().filter(|csi| desired_state::is_attach_required(cache, &csi.driver))
                 else {
                     continue;
                 };
-                if wants::uses(&pod, &claim) == Ok(true) {
+                if desired_state::is_using_claim(&pod, &claim) == Ok(true) {
                     let volumes = used.entry(node.clone()).or_default();
-                    volumes.insert(UniqueVolume::of_csi(&csi.driver, &csi.handle));
+                    volumes.insert(UniqueVolumeName::from_csi(&csi.driver, &csi.handle));
                 }
             }
         }
@@ -125,15 +134,17 @@ fn used(cache: &Cache) -> BTreeMap<NodeName, BTreeSet<UniqueVolume>> {
     used
 }
 
-impl Volumes {
+impl VolumeCollector {
     fn in_use(
         encoder: &mut DescriptorEncoder<'_>,
-        used: &BTreeMap<NodeName, BTreeSet<UniqueVolume>>,
+        used: &BTreeMap<NodeName, BTreeSet<UniqueVolumeName>>,
     ) -> fmt::Result {
         let (name, help) = ("storage_count_attachable_volumes_in_use", "Volumes that pods of a node use");
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (node, volumes) in used {
-            for (plugin, count) in by_plugin(volumes.iter().filter_map(UniqueVolume::csi).map(|(of, _)| of)) {
+            for (plugin, count) in
+                by_plugin(volumes.iter().filter_map(UniqueVolumeName::parse_csi).map(|(of, _)| of))
+            {
                 let labels = [("node", node.as_str()), ("volume_plugin", plugin.as_str())];
                 ConstGauge::new(count).encode(metric.encode_family(&labels)?)?;
             }
@@ -144,16 +155,23 @@ impl Volumes {
     fn total(
         encoder: &mut DescriptorEncoder<'_>,
         cache: &Cache,
-        used: &BTreeMap<NodeName, BTreeSet<UniqueVolume>>,
+        used: &BTreeMap<NodeName, BTreeSet<UniqueVolumeName>>,
     ) -> fmt::Result {
         let (name, help) = ("attachdetach_controller_total_volumes", "Volumes that are wanted, and attached");
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        let managed = |node: &NodeName| cache.nodes.get(node).known().is_some_and(|node| node.managed);
-        let wanted = used.iter().filter(|(node, _)| managed(node)).flat_map(|(_, volumes)| volumes);
+        let managed =
+            |node: &NodeName| cache.nodes.get(node).into_object().is_some_and(|node| node.controller_managed);
+        let desired = used.iter().filter(|(node, _)| managed(node)).flat_map(|(_, volumes)| volumes);
         let attachments = cache.attachments.list();
-        let attached = attachments.iter().filter(|one| one.attached).map(|one| one.attacher.clone());
+        let attached = attachments
+            .iter()
+            .filter(|attachment| attachment.attached)
+            .map(|attachment| attachment.attacher.clone());
         let states = [
-            ("desired_state_of_world", by_plugin(wanted.filter_map(UniqueVolume::csi).map(|(of, _)| of))),
+            (
+                "desired_state_of_world",
+                by_plugin(desired.filter_map(UniqueVolumeName::parse_csi).map(|(of, _)| of)),
+            ),
             ("actual_state_of_world", by_plugin(attached)),
         ];
         for (state, counts) in states {
@@ -166,7 +184,7 @@ impl Volumes {
     }
 
     /// A gauge, for a counter would get a name that Kubernetes' has not.
-    fn forced(encoder: &mut DescriptorEncoder<'_>, forced: &BTreeMap<Force, u64>) -> fmt::Result {
+    fn forced(encoder: &mut DescriptorEncoder<'_>, forced: &BTreeMap<ForceDetachReason, u64>) -> fmt::Result {
         let name = "attach_detach_controller_attachdetach_controller_forced_detaches";
         let help = "Volumes that left a node that may still have used them";
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
@@ -187,15 +205,15 @@ fn by_plugin(drivers: impl Iterator<Item = DriverName>) -> BTreeMap<String, i64>
     counts
 }
 
-impl Collector for Volumes {
+impl Collector for VolumeCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let (cache, forced) = {
             let state = self.0.lock();
-            (state.cache.upgrade(), state.forced.clone())
+            (state.cache.upgrade(), state.forced_detaches.clone())
         };
         Self::forced(&mut encoder, &forced)?;
         let Some(cache) = cache else { return Ok(()) };
-        let used = used(&cache);
+        let used = volumes_in_use(&cache);
         Self::in_use(&mut encoder, &used)?;
         Self::total(&mut encoder, &cache, &used)
     }

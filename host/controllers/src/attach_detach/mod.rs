@@ -4,10 +4,10 @@
 //! There is no world of its own beside the cluster's: what is wanted follows from pods, claims and volumes, what is there from the
 //! VolumeAttachments and the Nodes. So a process that starts has nothing to reconstruct.
 
-mod facts;
-mod marks;
+mod desired_state;
+mod input;
 pub mod metrics;
-mod pace;
 pub mod reconcile;
 pub mod rules;
-mod wants;
+mod state;
+mod throttle;

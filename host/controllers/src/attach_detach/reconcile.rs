@@ -1,6 +1,6 @@
 //! Carries out what [`rules`] decides, one effect at a time: of a volume its attachments, of a node its list.
 
-mod wakes;
+mod handlers;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -9,39 +9,44 @@ use std::{
 };
 
 use cofferdam_cluster::{
-    Precondition, Seen, WriteError,
+    ApiError, Lookup, Precondition,
     metrics::Metrics,
-    queue::{Backoff, Outcome, Queue},
-    writer::Part,
+    queue::{Action, ExponentialBackoff, Queue},
+    writer::PatchTarget,
 };
 use cofferdam_domain::{
-    Attachment, AttachmentName, ClaimKey, Node, NodeName, Pod, ResourceVersion, UniqueVolume, Volume, names,
+    ClaimKey, Node, NodeName, Pod, ResourceVersion, UniqueVolumeName, Volume, VolumeAttachment,
+    VolumeAttachmentName, names,
 };
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    facts::{Run, Sources, entry},
-    marks::{Key, Marks, OPEN_FOR, Promised},
-    metrics::{AttachDetachMetrics, Operation},
-    pace::Pace,
-    rules::{self, Facts, Force, Held, MadeFor, Step, Want},
-    wants,
+    desired_state,
+    input::{InputSources, ReconcileState, node_volume_entry},
+    metrics::{AttachDetachMetrics, VolumeOperation},
+    rules::{
+        self, AttachDetachStep, AttachedVolume, AttachmentPurpose, DesiredAttachment, ForceDetachReason,
+        ReconcileInput,
+    },
+    state::{AttachState, Key, PreparedUpdate, REQUEST_MAY_APPLY},
+    throttle::NodeStatusThrottle,
 };
 use crate::{
-    act::{Context, MAX_EFFECTS, REPEAT, Teller},
-    lookups::Lookups,
-    note::Note,
+    context::{ControllerContext, EVENT_REPEAT_INTERVAL, MAX_EFFECTS, StepRecorder},
+    event_spec::EventSpec,
+    live_reads::SingleFlightReads,
     role::Role,
 };
 
 /// `source.component` of this controller's events.
 const COMPONENT: &str = "attachdetach-controller";
 /// Kubernetes' back-off of attaching and detaching; `--retry-interval-max` makes it shorter.
-const BACKOFF: Backoff = Backoff { first: Duration::from_millis(500), most: Duration::from_secs(122) };
+const BACKOFF: ExponentialBackoff =
+    ExponentialBackoff { initial: Duration::from_millis(500), max: Duration::from_secs(122) };
 /// A claim that leads to no volume is told to its pods after this time: it, or its volume, may be on its way.
-const CLAIM_PATIENCE: Duration = Duration::from_secs(1);
+const CLAIM_EVENT_DELAY: Duration = Duration::from_secs(1);
 /// Volumes that are worked on at once; each takes one small write.
 const WORKERS: usize = 64;
 /// Nodes whose lists are written at once.
@@ -49,28 +54,32 @@ const NODE_WORKERS: usize = 32;
 
 /// The role.
 pub(crate) struct AttachDetach {
-    context: Arc<Context>,
+    context: Arc<ControllerContext>,
     volumes: Queue<Key>,
     nodes: Queue<NodeName>,
-    marks: Marks,
-    pace: Pace,
+    state: AttachState,
+    throttle: NodeStatusThrottle,
     /// Nodes that are read past the cache: all volumes that are about to leave one share a read.
-    lookups: Lookups,
+    node_reads: SingleFlightReads,
     metrics: AttachDetachMetrics,
-    backoff: Backoff,
+    backoff: ExponentialBackoff,
 }
 
 impl AttachDetach {
     /// The role, woken by every change from now on.
-    pub(crate) fn new(context: Arc<Context>, metrics: &Metrics, own: AttachDetachMetrics) -> Arc<Self> {
-        own.begin(&context.cache);
-        let backoff = BACKOFF.at_most(context.settings.retry_interval_max);
+    pub(crate) fn new(
+        context: Arc<ControllerContext>,
+        metrics: &Metrics,
+        own: AttachDetachMetrics,
+    ) -> Arc<Self> {
+        own.set_cache(&context.cache);
+        let backoff = BACKOFF.capped_at(context.settings.retry_interval_max);
         let role = Arc::new(Self {
             volumes: Queue::new("attachdetach_volumes", backoff, metrics),
             nodes: Queue::new("attachdetach_nodes", backoff, metrics),
-            marks: Marks::default(),
-            pace: Pace::default(),
-            lookups: Lookups::default(),
+            state: AttachState::default(),
+            throttle: NodeStatusThrottle::default(),
+            node_reads: SingleFlightReads::default(),
             metrics: own,
             backoff,
             context,
@@ -84,123 +93,134 @@ impl AttachDetach {
         let (volumes, nodes) = (Arc::clone(self), Arc::clone(self));
         tokio::join!(
             self.volumes.run(WORKERS, stop.clone(), move |key| {
-                let me = Arc::clone(&volumes);
-                async move { me.work(&key).await }
+                let controller = Arc::clone(&volumes);
+                async move { controller.work(&key).await }
             }),
             self.nodes.run(NODE_WORKERS, stop, move |name| {
-                let me = Arc::clone(&nodes);
-                async move { me.node(&name).await }
+                let controller = Arc::clone(&nodes);
+                async move { controller.reconcile_node(&name).await }
             }),
         );
     }
 
-    fn sources(&self) -> Sources<'_> {
-        Sources {
+    fn sources(&self) -> InputSources<'_> {
+        InputSources {
             cache: &self.context.cache,
-            marks: &self.marks,
+            state: &self.state,
             force_on_timeout: self.context.settings.force_detach_on_timeout,
         }
     }
 
-    async fn work(&self, key: &Key) -> Outcome {
+    async fn work(&self, key: &Key) -> Action {
         if let Key::Claim(claim) = key {
-            return self.claim(claim, key);
+            return self.reconcile_claim(claim, key);
         }
-        if let Some((name, left)) = self.marks.doubted(key) {
+        if let Some((name, left)) = self.state.uncertain_attachment(key) {
             // Until it is known whether it is there, another may be one too many. Not to be there yet says nothing before its time is
             // over, but who asks again for the same knows.
-            if let Err(error) = self.context.writer.refresh::<Attachment>(&name).await {
+            if let Err(error) = self.context.writer.refresh::<VolumeAttachment>(&name).await {
                 tracing::debug!(%error, "reading an attachment failed");
-                return Outcome::Retry;
+                return Action::Backoff;
             }
-            if left.is_zero() || !self.context.cache.attachments.get(&name).is_absent() {
-                self.marks.settle(key);
+            if left.is_zero() || !self.context.cache.attachments.get(&name).is_missing() {
+                self.state.clear_uncertain(key);
             }
         }
-        let (mut run, mut refused) = (Run::default(), Vec::new());
+        let (mut reconcile_state, mut refused) = (ReconcileState::default(), Vec::new());
         let mut done = 0;
-        while let Some(facts) = self.sources().facts(key, &run) {
-            self.welcome(&facts);
-            let step = facts.next();
-            if matches!(step, Step::Rest) {
-                let rest = self.rest(key, &facts, refused);
-                return match rest {
-                    rest if run.refused.is_empty() => rest,
+        while let Some(input) = self.sources().reconcile_input(key, &reconcile_state) {
+            self.emit_attach_events(&input);
+            let step = input.next();
+            if matches!(step, AttachDetachStep::Wait) {
+                let action = self.requeue(key, &input, refused);
+                return match action {
+                    action if reconcile_state.refused_nodes.is_empty() => action,
                     // The others' time goes on.
-                    Outcome::After(left) => {
+                    Action::RequeueAfter(left) => {
                         let failures = self.volumes.failures(key).saturating_add(1);
-                        Outcome::RetryAfter(left.min(self.backoff.pause(failures)))
+                        Action::BackoffFor(left.min(self.backoff.delay(failures)))
                     }
-                    Outcome::Done | Outcome::Again | Outcome::Retry | Outcome::RetryAfter(_) => {
-                        Outcome::Retry
+                    Action::Done | Action::Requeue | Action::Backoff | Action::BackoffFor(_) => {
+                        Action::Backoff
                     }
                 };
             }
             // A volume for many nodes has as many effects.
-            if done >= MAX_EFFECTS + 4 * (facts.wants.len() + facts.held.len()) {
-                return Outcome::Again;
+            if done >= MAX_EFFECTS + 4 * (input.desired.len() + input.actual.len()) {
+                return Action::Requeue;
             }
             done += 1;
-            if let Err(outcome) = self.perform(key, step, &mut run, &mut refused).await {
-                refused.extend(facts.complaints());
-                self.complain(key, &refused);
-                return outcome;
+            if let Err(action) = self.perform(key, step, &mut reconcile_state, &mut refused).await {
+                refused.extend(input.failures());
+                self.emit_failures(key, &refused);
+                return action;
             }
         }
-        self.complain(key, &[]);
-        Outcome::Done
+        self.emit_failures(key, &[]);
+        Action::Done
     }
 
     /// Nothing is to be done now. `complaints`: what was refused in this run.
-    fn rest(&self, key: &Key, facts: &Facts, mut complaints: Vec<(Arc<Pod>, Note)>) -> Outcome {
-        facts.to_be_told().for_each(|node| self.nodes.add(node.clone()));
-        complaints.extend(facts.complaints());
-        self.complain(key, &complaints);
-        let repeat = (!complaints.is_empty()).then_some(REPEAT);
-        let pauses = facts.patience().into_iter().chain(repeat).chain(self.marks.replaced(&facts.driver));
-        pauses.min().map_or(Outcome::Done, Outcome::After)
+    fn requeue(&self, key: &Key, input: &ReconcileInput, mut failures: Vec<(Arc<Pod>, EventSpec)>) -> Action {
+        input.nodes_to_update().for_each(|node| self.nodes.add(node.clone()));
+        failures.extend(input.failures());
+        self.emit_failures(key, &failures);
+        let repeat = (!failures.is_empty()).then_some(EVENT_REPEAT_INTERVAL);
+        let pauses = input
+            .recheck_after()
+            .into_iter()
+            .chain(repeat)
+            .chain(self.state.csi_driver_grace_left(&input.driver));
+        pauses.min().map_or(Action::Done, Action::RequeueAfter)
     }
 
     /// One effect.
     async fn perform(
         &self,
         key: &Key,
-        step: Step,
-        run: &mut Run,
-        refused: &mut Vec<(Arc<Pod>, Note)>,
-    ) -> Result<(), Outcome> {
+        step: AttachDetachStep,
+        reconcile_state: &mut ReconcileState,
+        refused: &mut Vec<(Arc<Pod>, EventSpec)>,
+    ) -> Result<(), Action> {
         match step {
-            Step::Rest => Ok(()),
-            Step::Begin(held) => {
+            AttachDetachStep::Wait => Ok(()),
+            AttachDetachStep::Start(attached_volume) => {
                 // A look that was before this counts no more.
-                run.looked.remove(&held.name);
-                if !self.marks.begin(&held.node, &held.name, || self.told(&held)) {
+                reconcile_state.refreshed.remove(&attached_volume.name);
+                if !self.state.start_detach(&attached_volume.node, &attached_volume.name, || {
+                    self.volumes_attached_entry(&attached_volume)
+                }) {
                     // It was told in this moment.
-                    self.nodes.add(held.node);
-                    return Err(Outcome::Again);
+                    self.nodes.add(attached_volume.node);
+                    return Err(Action::Requeue);
                 }
                 Ok(())
             }
-            Step::CallOff(held) => {
-                self.marks.end(&held.name);
-                self.nodes.add(held.node);
+            AttachDetachStep::Cancel(attached_volume) => {
+                self.state.end_detach(&attached_volume.name);
+                self.nodes.add(attached_volume.node);
                 Ok(())
             }
-            Step::Look(held) => {
-                self.look_for_volume(&held).await?;
+            AttachDetachStep::RefreshNode(attached_volume) => {
+                self.refresh_volume(&attached_volume).await?;
                 let writer = &self.context.writer;
-                let read = |_| async { writer.refresh::<Node>(&held.node).await };
-                if let Err(error) = self.lookups.look(held.node.as_str(), read).await {
+                let read = |_| async { writer.refresh::<Node>(&attached_volume.node).await };
+                if let Err(error) = self.node_reads.read_live(attached_volume.node.as_str(), read).await {
                     tracing::warn!(%error, "a node cannot be read; nothing leaves it before");
-                    return Err(Outcome::Retry);
+                    return Err(Action::Backoff);
                 }
-                run.looked.insert(held.name);
+                reconcile_state.refreshed.insert(attached_volume.name);
                 Ok(())
             }
-            Step::Detach(held, force) => self.detach(key, &held, force, run).await,
-            Step::Attach(wants) => {
-                for want in wants.iter().filter(|want| self.is_wanted(want)) {
-                    self.attach(key, want, run, refused).await?;
+            AttachDetachStep::Detach(attached_volume, force) => {
+                self.detach(key, &attached_volume, force, reconcile_state).await
+            }
+            AttachDetachStep::Attach(desired_attachments) => {
+                for desired_attachment in desired_attachments
+                    .iter()
+                    .filter(|desired_attachment| self.is_still_desired(desired_attachment))
+                {
+                    self.attach(key, desired_attachment, reconcile_state, refused).await?;
                 }
                 Ok(())
             }
@@ -208,83 +228,89 @@ impl AttachDetach {
     }
 
     /// Whether a pod that wants a volume is still there: it takes a while to attach one to many nodes.
-    fn is_wanted(&self, want: &Want) -> bool {
+    fn is_still_desired(&self, desired_attachment: &DesiredAttachment) -> bool {
         let there = |pod: &Arc<Pod>| {
-            let now = self.context.cache.pods.get(&pod.key).known();
+            let now = self.context.cache.pods.get(&pod.key).into_object();
             now.is_some_and(|now| now.meta.uid == pod.meta.uid && !now.terminated)
         };
-        want.pods.iter().any(there)
+        desired_attachment.pods.iter().any(there)
     }
 
     /// Looks past the cache whether the object is gone that an attachment was made for: lists of two kinds are of two moments.
-    async fn look_for_volume(&self, held: &Held) -> Result<(), Outcome> {
+    async fn refresh_volume(&self, attached_volume: &AttachedVolume) -> Result<(), Action> {
         let cache = &self.context.cache;
-        let attachment = cache.attachments.get(&held.name).known();
-        let Some(name) = attachment.as_ref().and_then(|one| one.volume()) else { return Ok(()) };
-        if held.made_for != MadeFor::Nobody || !cache.volumes.get(name).is_absent() {
+        let attachment = cache.attachments.get(&attached_volume.name).into_object();
+        let Some(name) = attachment.as_ref().and_then(|attachment| attachment.volume()) else {
+            return Ok(());
+        };
+        if attached_volume.purpose != AttachmentPurpose::PodOfReplacedVolume
+            || !cache.volumes.get(name).is_missing()
+        {
             return Ok(());
         }
         if let Err(error) = self.context.writer.refresh::<Volume>(name).await {
             tracing::warn!(%error, "a volume cannot be read; it is not detached before");
-            return Err(Outcome::Retry);
+            return Err(Action::Backoff);
         }
         Ok(())
     }
 
     /// Whether a node is told of an attachment, with the version of the node that says so.
-    fn told(&self, held: &Held) -> (ResourceVersion, bool) {
+    fn volumes_attached_entry(&self, attached_volume: &AttachedVolume) -> (ResourceVersion, bool) {
         let cache = &self.context.cache;
-        let (Some(node), Some(attachment)) =
-            (cache.nodes.get(&held.node).known(), cache.attachments.get(&held.name).known())
-        else {
+        let (Some(node), Some(attachment)) = (
+            cache.nodes.get(&attached_volume.node).into_object(),
+            cache.attachments.get(&attached_volume.name).into_object(),
+        ) else {
             return Default::default();
         };
-        let volume = wants::unique_of(cache, &attachment);
-        let told = entry(&node, &attachment, volume.as_ref());
-        (node.meta.version, told.is_some_and(|told| told.attached))
+        let volume = desired_state::unique_volume_of_attachment(cache, &attachment);
+        let entry = node_volume_entry(&node, &attachment, volume.as_ref());
+        (node.meta.resource_version, entry.is_some_and(|entry| entry.attached))
     }
 
-    fn teller(&self, name: &AttachmentName) -> Teller {
+    fn recorder(&self, name: &VolumeAttachmentName) -> StepRecorder {
         let cache = &self.context.cache;
-        let attachment = cache.attachments.get(name).known();
-        let volume = attachment.and_then(|one| cache.volumes.get(one.volume()?).known());
+        let attachment = cache.attachments.get(name).into_object();
+        let volume = attachment.and_then(|attachment| cache.volumes.get(attachment.volume()?).into_object());
         match volume {
-            Some(volume) => Teller::of_volume(&self.context, Role::AttachDetach, &volume),
-            None => Teller::of_nothing(&self.context, Role::AttachDetach),
+            Some(volume) => StepRecorder::of_volume(&self.context, Role::AttachDetach, &volume),
+            None => StepRecorder::of_role(&self.context, Role::AttachDetach),
         }
     }
 
     async fn detach(
         &self,
         key: &Key,
-        held: &Held,
-        force: Option<Force>,
-        run: &mut Run,
-    ) -> Result<(), Outcome> {
-        let Held { name, uid, node, .. } = held;
+        attached_volume: &AttachedVolume,
+        force: Option<ForceDetachReason>,
+        reconcile_state: &mut ReconcileState,
+    ) -> Result<(), Action> {
+        let AttachedVolume { name, uid, node, .. } = attached_volume;
         let driver = match self.context.cache.attachments.get(name) {
-            Seen::Known(attachment) => attachment.attacher.clone(),
-            Seen::Opaque(_) | Seen::Absent => return Err(Outcome::Again),
+            Lookup::Found(attachment) => attachment.attacher.clone(),
+            Lookup::Undecodable(_) | Lookup::Missing => return Err(Action::Requeue),
         };
         if let Some(force) = force {
-            self.metrics.forced(force);
+            self.metrics.inc_forced_detaches(force);
             tracing::warn!(%name, %node, reason = force.as_str(), "a volume leaves a node by force");
         }
-        self.marks.ask(name, &driver);
-        let precondition = Precondition { uid: Some(uid.clone()), version: None };
-        let write = self.context.writer.delete::<Attachment>(name, &precondition);
-        let done = self.teller(name).act(&format!("detaches the volume from {node}"), write).await;
+        self.state.request_detach(name, &driver);
+        let precondition = Precondition { uid: Some(uid.clone()), resource_version: None };
+        let write = self.context.writer.delete::<VolumeAttachment>(name, &precondition);
+        let done =
+            self.recorder(name).record_effect(&format!("detaches the volume from {node}"), write).await;
         match done {
             Ok(()) => {
-                self.marks.end(name);
+                self.state.end_detach(name);
                 Ok(())
             }
             Err(error) => {
-                if !is_open(&error) {
-                    self.marks.end(name);
+                if !is_result_unknown(&error) {
+                    self.state.end_detach(name);
                 }
                 tracing::debug!(?key, %error, "a detachment failed");
-                self.go_on(name, node, &error, run).await
+                self.handle_write_error(name, node, &error, reconcile_state).await
             }
         }
     }
@@ -292,13 +318,13 @@ impl AttachDetach {
     async fn attach(
         &self,
         key: &Key,
-        want: &Want,
-        run: &mut Run,
-        refused: &mut Vec<(Arc<Pod>, Note)>,
-    ) -> Result<(), Outcome> {
-        let Want { node, volume, pods, .. } = want;
-        let Some(csi) = &volume.csi else { return Err(Outcome::Again) };
-        let name = names::attachment(&csi.driver, &csi.handle, node);
+        desired_attachment: &DesiredAttachment,
+        reconcile_state: &mut ReconcileState,
+        refused: &mut Vec<(Arc<Pod>, EventSpec)>,
+    ) -> Result<(), Action> {
+        let DesiredAttachment { node, volume, pods, .. } = desired_attachment;
+        let Some(csi) = &volume.csi else { return Err(Action::Requeue) };
+        let name = names::volume_attachment_name(&csi.driver, &csi.handle, node);
         let body = json!({
             "apiVersion": "storage.k8s.io/v1",
             "kind": "VolumeAttachment",
@@ -309,219 +335,265 @@ impl AttachDetach {
                 "source": {"persistentVolumeName": volume.name},
             },
         });
-        let teller = Teller::of_volume(&self.context, Role::AttachDetach, volume);
-        let write = self.context.writer.create::<Attachment>(None, &body);
-        let error = match teller.act(&format!("attaches the volume to {node}"), write).await {
+        let recorder = StepRecorder::of_volume(&self.context, Role::AttachDetach, volume);
+        let write = self.context.writer.create::<VolumeAttachment>(None, &body);
+        let error = match recorder.record_effect(&format!("attaches the volume to {node}"), write).await {
             Ok(_) => {
-                self.marks.settle(key);
-                self.marks.attaching(&name, || self.is_there(&name));
+                self.state.clear_uncertain(key);
+                self.state.attaching_for(&name, || self.has_attachment(&name));
                 return Ok(());
             }
             Err(error) => error,
         };
-        if is_open(&error) {
-            self.marks.doubt(key, &name, node);
-        } else if let WriteError::Refused { .. } = &error {
+        if is_result_unknown(&error) {
+            self.state.set_uncertain(key, &name, node);
+        } else if let ApiError::Refused { .. } = &error {
             let text = format!("AttachVolume.Attach failed for volume \"{}\" : {error}", volume.name);
-            let note = Note::warning("FailedAttachVolume", text);
-            refused.extend(pods.iter().map(|pod| (Arc::clone(pod), note.clone())));
+            let event = EventSpec::warning("FailedAttachVolume", text);
+            refused.extend(pods.iter().map(|pod| (Arc::clone(pod), event.clone())));
         }
-        self.go_on(&name, node, &error, run).await
+        self.handle_write_error(&name, node, &error, reconcile_state).await
     }
 
     /// How a run goes on after a write for a node that failed. What was refused had no effect, and is no reason to keep the volume's other
     /// nodes waiting.
-    async fn go_on(
+    async fn handle_write_error(
         &self,
-        name: &AttachmentName,
+        name: &VolumeAttachmentName,
         node: &NodeName,
-        error: &WriteError,
-        run: &mut Run,
-    ) -> Result<(), Outcome> {
-        let outcome = self.context.after_failure::<Attachment>(name, error).await;
-        if let WriteError::Refused { .. } = error {
-            run.refused.insert(node.clone());
+        error: &ApiError,
+        reconcile_state: &mut ReconcileState,
+    ) -> Result<(), Action> {
+        let action = self.context.action_for_write_error::<VolumeAttachment>(name, error).await;
+        if let ApiError::Refused { .. } = error {
+            reconcile_state.refused_nodes.insert(node.clone());
             return Ok(());
         }
-        Err(outcome)
+        Err(action)
     }
 
     /// Tells pods of volumes that have been attached.
-    fn welcome(&self, facts: &Facts) {
-        for held in facts.held.iter().filter(|held| held.made_for.is_ours() && held.attached) {
-            let Some(took) = self.marks.attached(&held.name) else { continue };
-            self.metrics.took(Operation::Attach, &facts.driver, took, true);
-            let wants = facts.wants.iter().filter(|want| want.node == held.node);
-            for (want, pod) in wants.flat_map(|want| want.pods.iter().map(move |pod| (want, pod))) {
-                self.context.note(&**pod, COMPONENT, rules::succeeded(&want.volume));
+    fn emit_attach_events(&self, input: &ReconcileInput) {
+        for attached_volume in input
+            .actual
+            .iter()
+            .filter(|attached_volume| attached_volume.purpose.is_for_pod() && attached_volume.attached)
+        {
+            let Some(took) = self.state.finish_attach(&attached_volume.name) else { continue };
+            self.metrics.observe_operation(VolumeOperation::Attach, &input.driver, took, true);
+            let desired_attachments = input
+                .desired
+                .iter()
+                .filter(|desired_attachment| desired_attachment.node == attached_volume.node);
+            for (desired_attachment, pod) in desired_attachments.flat_map(|desired_attachment| {
+                desired_attachment.pods.iter().map(move |pod| (desired_attachment, pod))
+            }) {
+                self.context.emit_event(
+                    &**pod,
+                    COMPONENT,
+                    rules::attach_succeeded_event(&desired_attachment.volume),
+                );
             }
         }
     }
 
     /// Tells pods what keeps them waiting, each thing once as long as it does.
-    fn complain(&self, key: &Key, complaints: &[(Arc<Pod>, Note)]) {
+    fn emit_failures(&self, key: &Key, failures: &[(Arc<Pod>, EventSpec)]) {
         let of: Vec<_> =
-            complaints.iter().map(|(pod, note)| (pod.meta.uid.clone(), note.text.as_str())).collect();
-        let new = self.marks.say(key, &of);
-        for ((pod, note), _) in complaints.iter().zip(new).filter(|(_, new)| *new) {
-            self.context.note(&**pod, COMPONENT, note.clone());
+            failures.iter().map(|(pod, event)| (pod.meta.uid.clone(), event.text.as_str())).collect();
+        let new = self.state.filter_new_failures(key, &of);
+        for ((pod, event), _) in failures.iter().zip(new).filter(|(_, new)| *new) {
+            self.context.emit_event(&**pod, COMPONENT, event.clone());
         }
     }
 
     /// A claim that pods use, and that leads to no volume.
-    fn claim(&self, claim: &ClaimKey, key: &Key) -> Outcome {
+    fn reconcile_claim(&self, claim: &ClaimKey, key: &Key) -> Action {
         let cache = &self.context.cache;
-        let pods = cache.pods_using(claim).into_iter().filter(|pod| {
-            let managed = |node| cache.nodes.get(node).known().is_some_and(|node| node.managed);
+        let pods = cache.pods_using_claim(claim).into_iter().filter(|pod| {
+            let managed =
+                |node| cache.nodes.get(node).into_object().is_some_and(|node| node.controller_managed);
             !pod.terminated && pod.node.as_ref().is_some_and(managed)
         });
-        let bound = wants::bound(cache, claim);
+        let bound = desired_state::bound_claim_and_volume(cache, claim);
         let problem = |pod: &Pod| match &bound {
-            Ok((claim, _)) => wants::uses(pod, claim).err(),
+            Ok((claim, _)) => desired_state::is_using_claim(pod, claim).err(),
             Err(problem) => Some(problem.clone()),
         };
-        let complaints: Vec<_> =
-            pods.filter_map(|pod| problem(&pod).map(|problem| (pod, rules::unusable(&problem)))).collect();
-        let since = self.marks.unresolved(claim, complaints.is_empty());
-        if !complaints.is_empty() && since < CLAIM_PATIENCE {
-            return Outcome::After(CLAIM_PATIENCE.saturating_sub(since));
+        let failures: Vec<_> = pods
+            .filter_map(|pod| problem(&pod).map(|problem| (pod, rules::unusable_claim_event(&problem))))
+            .collect();
+        let since = self.state.unresolved_for(claim, failures.is_empty());
+        if !failures.is_empty() && since < CLAIM_EVENT_DELAY {
+            return Action::RequeueAfter(CLAIM_EVENT_DELAY.saturating_sub(since));
         }
-        self.complain(key, &complaints);
-        if complaints.is_empty() { Outcome::Done } else { Outcome::After(REPEAT) }
+        self.emit_failures(key, &failures);
+        if failures.is_empty() { Action::Done } else { Action::RequeueAfter(EVENT_REPEAT_INTERVAL) }
     }
 
     /// The list of a node.
-    async fn node(&self, name: &NodeName) -> Outcome {
+    async fn reconcile_node(&self, name: &NodeName) -> Action {
         let cache = &self.context.cache;
         for _ in 0..MAX_EFFECTS {
             let node = match cache.nodes.get(name) {
-                Seen::Known(node) => node,
-                Seen::Opaque(_) => return Outcome::Done,
-                Seen::Absent => {
-                    self.pace.forget(name);
+                Lookup::Found(node) => node,
+                Lookup::Undecodable(_) => return Action::Done,
+                Lookup::Missing => {
+                    self.throttle.remove(name);
                     // Nobody can be told any more, whatever was asked for.
-                    self.free(self.marks.withdraw(name));
-                    return Outcome::Done;
+                    self.enqueue_attachments(self.state.abort(name));
+                    return Action::Done;
                 }
             };
-            if !node.managed {
-                return Outcome::Done;
+            if !node.controller_managed {
+                return Action::Done;
             }
-            if let Some(left) = self.pace.left(name) {
-                return Outcome::After(left);
+            if let Some(left) = self.throttle.remaining(name) {
+                return Action::RequeueAfter(left);
             }
-            let Promised { listed, open, freed } =
-                self.marks
-                    .promise(name, node.meta.version, self.reported(&node), |one| self.is_attached(one));
-            self.free(freed);
-            let Some(patch) = list(&node, &listed, &self.foreign(&node, &listed)) else {
-                match self.is_over(&node, open).await {
-                    Ok(true) => self.free(self.marks.keep(name)),
+            let PreparedUpdate { volumes_attached: listed, unanswered_for, superseded } = self.state.prepare(
+                name,
+                node.meta.resource_version,
+                self.volumes_to_report(&node),
+                |attachment| self.is_attached(attachment),
+            );
+            self.enqueue_attachments(superseded);
+            let Some(patch) = volumes_attached_patch(&node, &listed, &self.foreign_volumes(&node, &listed))
+            else {
+                match self.is_update_final(&node, unanswered_for).await {
+                    Ok(true) => self.enqueue_attachments(self.state.commit(name)),
                     Ok(false) => continue,
                     Err(outcome) => return outcome,
                 }
-                return Outcome::Done;
+                return Action::Done;
             };
-            let teller = Teller::of_nothing(&self.context, Role::AttachDetach);
+            let recorder = StepRecorder::of_role(&self.context, Role::AttachDetach);
             let text = format!("tells {name} of {} attached volumes", listed.len());
-            self.marks.send(name);
-            let write = self.context.writer.merge::<Node>(name, Part::Status, node.meta.version, patch);
+            self.state.mark_sent(name);
+            let write = self.context.writer.merge_patch::<Node>(
+                name,
+                PatchTarget::Status,
+                node.meta.resource_version,
+                patch,
+            );
             let since = Instant::now();
-            let written = teller.act(&text, write).await;
+            let written = recorder.record_effect(&text, write).await;
             // What conflicts was not written, and is decided anew at once.
-            if !matches!(written, Err(WriteError::Conflict(_))) {
-                self.pace.wrote(name, since.elapsed());
+            if !matches!(written, Err(ApiError::Conflict(_))) {
+                self.throttle.record_write(name, since.elapsed());
             }
             let Err(error) = written else {
-                self.free(self.marks.keep(name));
+                self.enqueue_attachments(self.state.commit(name));
                 continue;
             };
-            if is_open(&error) {
+            if is_result_unknown(&error) {
                 // It may have been under way until now.
-                self.marks.send(name);
+                self.state.mark_sent(name);
             }
             // What is refused says nothing of an earlier write; a conflict says that the node is newer than all of them.
-            let refused = matches!(error, WriteError::Refused { .. });
-            if !is_open(&error) && (open.is_none() || !refused) {
-                self.free(self.marks.withdraw(name));
+            let refused = matches!(error, ApiError::Refused { .. });
+            if !is_result_unknown(&error) && (unanswered_for.is_none() || !refused) {
+                self.enqueue_attachments(self.state.abort(name));
             }
-            return self.context.after_failure::<Node>(name, &error).await;
+            return self.context.action_for_write_error::<Node>(name, &error).await;
         }
-        Outcome::Again
+        Action::Requeue
     }
 
     /// Whether no write of a node's list is open any more, where the list is as it shall be; false where the node is newer than it
     /// was thought to be.
-    async fn is_over(&self, node: &Node, open: Option<Duration>) -> Result<bool, Outcome> {
-        let Some(open) = open else { return Ok(true) };
+    async fn is_update_final(&self, node: &Node, unanswered_for: Option<Duration>) -> Result<bool, Action> {
+        let Some(unanswered_for) = unanswered_for else { return Ok(true) };
         if let Err(error) = self.context.writer.refresh::<Node>(&node.name).await {
             tracing::debug!(%error, "reading a node failed");
-            return Err(Outcome::Retry);
+            return Err(Action::Backoff);
         }
-        let now = self.context.cache.nodes.get(&node.name).known();
-        if now.is_none_or(|now| now.meta.version != node.meta.version) {
+        let now = self.context.cache.nodes.get(&node.name).into_object();
+        if now.is_none_or(|now| now.meta.resource_version != node.meta.resource_version) {
             return Ok(false);
         }
-        match OPEN_FOR.checked_sub(open).filter(|left| !left.is_zero()) {
-            Some(left) => Err(Outcome::After(left)),
+        match REQUEST_MAY_APPLY.checked_sub(unanswered_for).filter(|left| !left.is_zero()) {
+            Some(left) => Err(Action::RequeueAfter(left)),
             None => Ok(true),
         }
     }
 
     /// Entries of CSI volumes in a node's list that are not ours: their attachments were made for pods, and are of in-tree plugins that
     /// a driver took over, or cannot be read.
-    fn foreign(&self, node: &Node, listed: &[UniqueVolume]) -> BTreeSet<UniqueVolume> {
+    fn foreign_volumes(&self, node: &Node, listed: &[UniqueVolumeName]) -> BTreeSet<UniqueVolumeName> {
         let (sources, listed) = (self.sources(), listed.iter().collect::<HashSet<_>>());
-        let told = node.volumes.iter().filter(|one| one.attached && !listed.contains(&one.name));
-        let foreign = told.filter(|one| {
-            let Some((driver, handle)) = one.name.csi() else { return false };
-            match self.context.cache.attachments.get(&names::attachment(&driver, &handle, &node.name)) {
-                Seen::Absent => false,
-                Seen::Opaque(_) => true,
-                Seen::Known(attachment) => !attachment.meta.deleting && sources.alone(&attachment).is_none(),
+        let attached = node.volumes.iter().filter(|volume| volume.attached && !listed.contains(&volume.name));
+        let foreign = attached.filter(|volume| {
+            let Some((driver, handle)) = volume.name.parse_csi() else { return false };
+            match self
+                .context
+                .cache
+                .attachments
+                .get(&names::volume_attachment_name(&driver, &handle, &node.name))
+            {
+                Lookup::Missing => false,
+                Lookup::Undecodable(_) => true,
+                Lookup::Found(attachment) => {
+                    !attachment.meta.deleting && sources.resolve_attachment(&attachment).is_none()
+                }
             }
         });
-        foreign.map(|one| one.name.clone()).collect()
+        foreign.map(|volume| volume.name.clone()).collect()
     }
 
     /// Whether there is an attachment of this name.
-    fn is_there(&self, name: &AttachmentName) -> bool {
-        !self.context.cache.attachments.get(name).is_absent()
+    fn has_attachment(&self, name: &VolumeAttachmentName) -> bool {
+        !self.context.cache.attachments.get(name).is_missing()
     }
 
     /// Whether an attachment is attached, and nobody has asked for its end.
-    fn is_attached(&self, name: &AttachmentName) -> bool {
-        let now = self.context.cache.attachments.get(name).known();
+    fn is_attached(&self, name: &VolumeAttachmentName) -> bool {
+        let now = self.context.cache.attachments.get(name).into_object();
         now.is_some_and(|now| now.attached && !now.meta.deleting)
     }
 
     /// What a node shall be told of.
-    fn reported(&self, node: &Node) -> Vec<(AttachmentName, UniqueVolume)> {
+    fn volumes_to_report(&self, node: &Node) -> Vec<(VolumeAttachmentName, UniqueVolumeName)> {
         let sources = self.sources();
         let attachments = self.context.cache.attachments_of_node(&node.name);
-        let made = attachments.iter().filter(|one| names::is_made_for_pods(&one.name));
-        let known = made.filter_map(|one| sources.alone(one).map(|(held, volume)| (one, held, volume)));
-        let reported = known.filter(|(_, held, _)| rules::is_reported(held, sources.force_on_timeout));
-        let named = reported.filter_map(|(one, held, volume)| {
+        let made = attachments.iter().filter(|attachment| names::is_pod_attachment(&attachment.name));
+        let known = made.filter_map(|attachment| {
+            sources
+                .resolve_attachment(attachment)
+                .map(|(attached_volume, volume)| (attachment, attached_volume, volume))
+        });
+        let reported = known.filter(|(_, attached_volume, _)| {
+            rules::is_reported_as_attached(attached_volume, sources.force_on_timeout)
+        });
+        let named = reported.filter_map(|(attachment, attached_volume, volume)| {
             // A volume that nobody knows any more keeps the place that it has.
-            let listed = || entry(node, one, None).filter(|told| told.attached).map(|told| told.name.clone());
-            Some((held.name, volume.or_else(listed)?))
+            let listed = || {
+                node_volume_entry(node, attachment, None)
+                    .filter(|told| told.attached)
+                    .map(|told| told.name.clone())
+            };
+            Some((attached_volume.name, volume.or_else(listed)?))
         });
         named.collect()
     }
 }
 
 /// Whether the outcome of a write is open.
-const fn is_open(error: &WriteError) -> bool {
-    matches!(error, WriteError::Unavailable { .. } | WriteError::Answer { .. })
+const fn is_result_unknown(error: &ApiError) -> bool {
+    matches!(error, ApiError::Unavailable { .. } | ApiError::InvalidResponse { .. })
 }
 
 /// The patch that makes `status.volumesAttached` of a node what it shall be; absent where it is that. What other plugins have there
 /// stays, and what is `foreign`.
-fn list(node: &Node, reported: &[UniqueVolume], foreign: &BTreeSet<UniqueVolume>) -> Option<Value> {
+fn volumes_attached_patch(
+    node: &Node,
+    reported: &[UniqueVolumeName],
+    foreign: &BTreeSet<UniqueVolumeName>,
+) -> Option<Value> {
     let attached = || node.volumes.iter().filter(|volume| volume.attached);
-    let others = attached().filter(|volume| volume.name.csi().is_none() || foreign.contains(&volume.name));
-    let mut next: BTreeMap<&UniqueVolume, &str> =
+    let others =
+        attached().filter(|volume| volume.name.parse_csi().is_none() || foreign.contains(&volume.name));
+    let mut next: BTreeMap<&UniqueVolumeName, &str> =
         others.map(|volume| (&volume.name, &*volume.device_path)).collect();
     next.extend(reported.iter().map(|name| (name, "")));
     if next.keys().copied().eq(attached().map(|volume| &volume.name)) {

@@ -6,28 +6,30 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_domain::{AccessMode, AttachmentName, DriverName, NodeName, Pod, Uid, Volume, VolumeHandle};
+use cofferdam_domain::{
+    AccessMode, DriverName, NodeName, Pod, Uid, Volume, VolumeAttachmentName, VolumeHandle,
+};
 
-use crate::note::Note;
+use crate::event_spec::EventSpec;
 
 /// How long a node that is not ready keeps a volume that it says it uses (`maxWaitForUnmountDuration`).
-pub const FORCE_AFTER: Duration = Duration::from_secs(360);
+pub const MAX_WAIT_FOR_UNMOUNT: Duration = Duration::from_secs(360);
 /// How long an attachment may take before its pods are told (kubelet's and Kubernetes' own wait for CSI).
-pub const ATTACH_PATIENCE: Duration = Duration::from_secs(120);
+pub const ATTACH_TIMEOUT: Duration = Duration::from_secs(120);
 
 const FAILED: &str = "FailedAttachVolume";
 
 /// What is known of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Machine {
+pub enum NodeState {
     /// There is no such Node.
-    Gone,
+    Deleted,
     /// There is, and it cannot be decoded: hands off.
-    Unreadable,
+    Undecodable,
     /// Its kubelet attaches by itself.
     Unmanaged,
     /// It is ours to attach to.
-    There {
+    Managed {
         /// Its condition `Ready` is true.
         ready: bool,
         /// A person says that it is down for good.
@@ -37,20 +39,20 @@ pub enum Machine {
 
 /// A node whose pods use the volume.
 #[derive(Clone, Debug)]
-pub struct Want {
+pub struct DesiredAttachment {
     /// Which node.
     pub node: NodeName,
     /// What is known of it.
-    pub machine: Machine,
+    pub node_state: NodeState,
     /// The object by which they use it.
     pub volume: Arc<Volume>,
     /// The pods, at least one.
     pub pods: Vec<Arc<Pod>>,
 }
 
-impl Want {
+impl DesiredAttachment {
     /// Since when it is wanted there, and by whom first: the order of those who want it.
-    fn order(&self) -> (i64, &NodeName) {
+    fn sort_key(&self) -> (i64, &NodeName) {
         let created = self.pods.iter().map(|pod| pod.meta.created_ms).min();
         (created.unwrap_or(i64::MAX), &self.node)
     }
@@ -58,46 +60,46 @@ impl Want {
 
 /// How far a detachment is that has begun: the node is no longer told of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leaving {
+pub enum DetachState {
     /// Nothing was asked of the API: it may be called off.
-    Begun,
+    Started,
     /// The object's deletion was asked for, with an open outcome: it is carried through.
-    Asked,
+    Requested,
 }
 
 /// What a VolumeAttachment was made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MadeFor {
+pub enum AttachmentPurpose {
     /// For pods, by us or by Kubernetes, and for this volume.
-    It,
+    Pod,
     /// For pods, by way of an object that is no more, or is another volume now.
-    Nobody,
+    PodOfReplacedVolume,
     /// Something else, and it has the name that one for pods on its node gets.
-    Namesake,
+    NameConflict,
     /// Something else: it only holds the volume.
-    Others,
+    Other,
 }
 
-impl MadeFor {
+impl AttachmentPurpose {
     /// Whether it was made for pods: others are nobody's business here.
-    pub const fn is_ours(self) -> bool {
-        matches!(self, Self::It | Self::Nobody)
+    pub const fn is_for_pod(self) -> bool {
+        matches!(self, Self::Pod | Self::PodOfReplacedVolume)
     }
 }
 
 /// A VolumeAttachment of the volume.
 #[derive(Clone, Debug)]
-pub struct Held {
+pub struct AttachedVolume {
     /// Its name.
-    pub name: AttachmentName,
+    pub name: VolumeAttachmentName,
     /// Its uid.
     pub uid: Uid,
     /// The node that it is for.
     pub node: NodeName,
     /// What is known of that.
-    pub machine: Machine,
+    pub node_state: NodeState,
     /// What it was made for.
-    pub made_for: MadeFor,
+    pub purpose: AttachmentPurpose,
     /// `status.attached`
     pub attached: bool,
     /// Whether it is being deleted.
@@ -107,70 +109,70 @@ pub struct Held {
     /// Message of `status.detachError`.
     pub detach_error: Option<String>,
     /// Whether a pod on the node names the volume's claim, whatever the claim has come to.
-    pub wanted: bool,
+    pub desired: bool,
     /// For how long no pod there has.
-    pub unwanted_for: Duration,
+    pub undesired_for: Duration,
     /// For how long it has not been attached, though wanted.
     pub attaching_for: Duration,
     /// Whether the node is told that it is attached, or may be by a write that is under way.
-    pub listed: bool,
+    pub in_volumes_attached: bool,
     /// Whether the node says that it uses the volume; of one that is gone, whether it may.
     pub in_use: bool,
     /// How far its detachment is.
-    pub leaving: Option<Leaving>,
+    pub detach_state: Option<DetachState>,
     /// Whether the node was looked at past the cache since that began.
-    pub looked: bool,
+    pub node_refreshed: bool,
 }
 
-impl Held {
+impl AttachedVolume {
     /// One of this name that cannot be read.
-    pub fn unreadable(name: AttachmentName, want: &Want) -> Self {
+    pub fn undecodable(name: VolumeAttachmentName, desired_attachment: &DesiredAttachment) -> Self {
         Self {
             name,
             uid: Uid::from(""),
-            node: want.node.clone(),
-            machine: want.machine,
-            made_for: MadeFor::Namesake,
+            node: desired_attachment.node.clone(),
+            node_state: desired_attachment.node_state,
+            purpose: AttachmentPurpose::NameConflict,
             attached: false,
             deleting: false,
             attach_error: None,
             detach_error: None,
-            wanted: false,
-            unwanted_for: Duration::ZERO,
+            desired: false,
+            undesired_for: Duration::ZERO,
             attaching_for: Duration::ZERO,
-            listed: false,
+            in_volumes_attached: false,
             in_use: false,
-            leaving: None,
-            looked: false,
+            detach_state: None,
+            node_refreshed: false,
         }
     }
 }
 
 /// Everything that is decided on.
 #[derive(Clone, Debug)]
-pub struct Facts {
+pub struct ReconcileInput {
     /// The driver.
     pub driver: DriverName,
     /// Its volume; absent where nobody knows any more which one it was.
     pub handle: Option<VolumeHandle>,
     /// Nodes whose pods use it, by name.
-    pub wants: Vec<Want>,
+    pub desired: Vec<DesiredAttachment>,
     /// Its VolumeAttachments, whoever's.
-    pub held: Vec<Held>,
+    pub actual: Vec<AttachedVolume>,
     /// The node that an attachment was asked for, without an answer, and for how long it may still be made: no other node gets one
     /// before.
-    pub doubt: Option<(NodeName, Duration)>,
+    pub uncertain: Option<(NodeName, Duration)>,
     /// Nodes among those that want it whose CSINode does not name the driver.
     pub unregistered: Vec<NodeName>,
     /// Nodes for which the API has refused an effect in this run: the others have their turn.
-    pub refused: BTreeSet<NodeName>,
+    pub refused_nodes: BTreeSet<NodeName>,
     /// Whether volumes leave nodes by force when their time is over.
     pub force_on_timeout: bool,
 }
 
 /// Why a volume leaves a node that may use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Force {
+pub enum ForceDetachReason {
     /// The node is not ready, and its time is over.
     Timeout,
     /// A person says that it is down for good.
@@ -179,7 +181,7 @@ pub enum Force {
     NodeGone,
 }
 
-impl Force {
+impl ForceDetachReason {
     /// Kubernetes' name of the reason in metrics; the last one is ours.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -192,69 +194,76 @@ impl Force {
 
 /// Whether a volume leaves a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leave {
+pub enum DetachDecision {
     /// No.
-    Stays,
+    Keep,
     /// Once the node has unmounted it, or after this time.
-    Waits(Option<Duration>),
+    Wait(Option<Duration>),
     /// Yes; why, where the node may still use it.
-    Goes(Option<Force>),
+    Detach(Option<ForceDetachReason>),
 }
 
 /// The next effect.
 #[derive(Clone, Debug)]
-pub enum Step {
+pub enum AttachDetachStep {
     /// Nothing.
-    Rest,
+    Wait,
     /// The node may no longer be told of the volume.
-    Begin(Held),
+    Start(AttachedVolume),
     /// It may be told again.
-    CallOff(Held),
+    Cancel(AttachedVolume),
     /// The node has to be looked at past the cache.
-    Look(Held),
+    RefreshNode(AttachedVolume),
     /// The attachment is deleted.
-    Detach(Held, Option<Force>),
+    Detach(AttachedVolume, Option<ForceDetachReason>),
     /// Attachments are made: one, or for a volume that many nodes may have all that are wanted.
-    Attach(Vec<Want>),
+    Attach(Vec<DesiredAttachment>),
 }
 
 /// Whether a volume leaves a node, and why not.
-pub fn leave(held: &Held, force_on_timeout: bool) -> Leave {
-    if !held.made_for.is_ours() || held.deleting {
-        return Leave::Stays;
+pub fn detach_decision(attached_volume: &AttachedVolume, force_on_timeout: bool) -> DetachDecision {
+    if !attached_volume.purpose.is_for_pod() || attached_volume.deleting {
+        return DetachDecision::Keep;
     }
-    if held.leaving == Some(Leaving::Asked) {
-        return Leave::Goes(None);
+    if attached_volume.detach_state == Some(DetachState::Requested) {
+        return DetachDecision::Detach(None);
     }
-    if held.wanted && held.made_for == MadeFor::It {
-        return Leave::Stays;
+    if attached_volume.desired && attached_volume.purpose == AttachmentPurpose::Pod {
+        return DetachDecision::Keep;
     }
-    let (ready, force) = match held.machine {
-        Machine::Unreadable | Machine::Unmanaged => return Leave::Stays,
-        Machine::There { out_of_service: true, .. } if !held.wanted => {
-            return Leave::Goes(Some(Force::OutOfService));
+    let (ready, force) = match attached_volume.node_state {
+        NodeState::Undecodable | NodeState::Unmanaged => return DetachDecision::Keep,
+        NodeState::Managed { out_of_service: true, .. } if !attached_volume.desired => {
+            return DetachDecision::Detach(Some(ForceDetachReason::OutOfService));
         }
-        Machine::There { ready, .. } => (ready, Force::Timeout),
-        Machine::Gone => (false, Force::NodeGone),
+        NodeState::Managed { ready, .. } => (ready, ForceDetachReason::Timeout),
+        NodeState::Deleted => (false, ForceDetachReason::NodeGone),
     };
-    match held.in_use {
-        false => Leave::Goes(None),
+    match attached_volume.in_use {
+        false => DetachDecision::Detach(None),
         // Only what no pod wants is taken by force.
-        true if ready || held.wanted || !force_on_timeout => Leave::Waits(None),
-        true => match FORCE_AFTER.checked_sub(held.unwanted_for).filter(|left| !left.is_zero()) {
-            Some(left) => Leave::Waits(Some(left)),
-            None => Leave::Goes(Some(force)),
+        true if ready || attached_volume.desired || !force_on_timeout => DetachDecision::Wait(None),
+        true => match MAX_WAIT_FOR_UNMOUNT
+            .checked_sub(attached_volume.undesired_for)
+            .filter(|left| !left.is_zero())
+        {
+            Some(left) => DetachDecision::Wait(Some(left)),
+            None => DetachDecision::Detach(Some(force)),
         },
     }
 }
 
 /// Whether a node shall be told that a volume is attached to it.
-pub fn is_reported(held: &Held, force_on_timeout: bool) -> bool {
-    let stays = match leave(held, force_on_timeout) {
-        Leave::Stays | Leave::Waits(_) => true,
-        Leave::Goes(_) => false,
+pub fn is_reported_as_attached(attached_volume: &AttachedVolume, force_on_timeout: bool) -> bool {
+    let stays = match detach_decision(attached_volume, force_on_timeout) {
+        DetachDecision::Keep | DetachDecision::Wait(_) => true,
+        DetachDecision::Detach(_) => false,
     };
-    stays && held.made_for.is_ours() && held.attached && !held.deleting && held.leaving.is_none()
+    stays
+        && attached_volume.purpose.is_for_pod()
+        && attached_volume.attached
+        && !attached_volume.deleting
+        && attached_volume.detach_state.is_none()
 }
 
 /// Whether a volume may be attached to one node only.
@@ -265,146 +274,187 @@ pub fn is_exclusive(volume: &Volume) -> bool {
 }
 
 /// The attachments of a volume by their nodes.
-struct Holders<'a> {
-    own: HashMap<&'a NodeName, &'a Held>,
+struct AttachmentsByNode<'a> {
+    for_pods: HashMap<&'a NodeName, &'a AttachedVolume>,
     /// Those that have the name of the one that their node wants, and are not it.
-    namesakes: HashMap<&'a NodeName, &'a Held>,
+    name_conflicts: HashMap<&'a NodeName, &'a AttachedVolume>,
     nodes: HashSet<&'a NodeName>,
     /// Whether the volume may be on one node only.
     exclusive: bool,
 }
 
-impl Holders<'_> {
+impl AttachmentsByNode<'_> {
     /// Whether an attachment elsewhere keeps the volume from a node. One whose outcome is open does, too.
-    fn keep_from(&self, node: &NodeName) -> bool {
+    fn is_multi_attach_error(&self, node: &NodeName) -> bool {
         self.exclusive && self.nodes.len() > usize::from(self.nodes.contains(node))
     }
 
     fn is_free(&self, node: &NodeName) -> bool {
-        !self.own.contains_key(node) && !self.namesakes.contains_key(node) && !self.keep_from(node)
+        !self.for_pods.contains_key(node)
+            && !self.name_conflicts.contains_key(node)
+            && !self.is_multi_attach_error(node)
     }
 }
 
-impl Facts {
-    fn holders(&self) -> Holders<'_> {
-        let is = |made_for: fn(MadeFor) -> bool| {
-            let held = self.held.iter().filter(move |held| made_for(held.made_for));
+impl ReconcileInput {
+    fn attachments_by_node(&self) -> AttachmentsByNode<'_> {
+        let is = |made_for: fn(AttachmentPurpose) -> bool| {
+            let attached_volume =
+                self.actual.iter().filter(move |attached_volume| made_for(attached_volume.purpose));
             // Of two the first one counts.
-            held.rev().map(|held| (&held.node, held)).collect()
+            attached_volume.rev().map(|attached_volume| (&attached_volume.node, attached_volume)).collect()
         };
-        Holders {
-            own: is(MadeFor::is_ours),
-            namesakes: is(|made_for| made_for == MadeFor::Namesake),
-            nodes: self.held.iter().map(|held| &held.node).collect(),
-            exclusive: self.wants.iter().any(|want| is_exclusive(&want.volume)),
+        AttachmentsByNode {
+            for_pods: is(AttachmentPurpose::is_for_pod),
+            name_conflicts: is(|made_for| made_for == AttachmentPurpose::NameConflict),
+            nodes: self.actual.iter().map(|attached_volume| &attached_volume.node).collect(),
+            exclusive: self.desired.iter().any(|desired_attachment| is_exclusive(&desired_attachment.volume)),
         }
     }
 
     /// Wants of nodes that are ours to attach to.
-    fn attachable(&self) -> impl Iterator<Item = &Want> {
-        self.wants.iter().filter(|want| matches!(want.machine, Machine::There { .. }))
+    fn attachable(&self) -> impl Iterator<Item = &DesiredAttachment> {
+        self.desired
+            .iter()
+            .filter(|desired_attachment| matches!(desired_attachment.node_state, NodeState::Managed { .. }))
     }
 
     /// The next effect. Detaching comes first: a pod that moves frees its volume for where it went.
-    pub fn next(&self) -> Step {
-        for held in self.held.iter().filter(|held| !self.refused.contains(&held.node)) {
-            let goes = match leave(held, self.force_on_timeout) {
-                Leave::Goes(force) if !held.listed || held.leaving == Some(Leaving::Asked) => Some(force),
-                Leave::Goes(_) | Leave::Stays | Leave::Waits(_) => None,
+    pub fn next(&self) -> AttachDetachStep {
+        for attached_volume in
+            self.actual.iter().filter(|attached_volume| !self.refused_nodes.contains(&attached_volume.node))
+        {
+            let goes = match detach_decision(attached_volume, self.force_on_timeout) {
+                DetachDecision::Detach(force)
+                    if !attached_volume.in_volumes_attached
+                        || attached_volume.detach_state == Some(DetachState::Requested) =>
+                {
+                    Some(force)
+                }
+                DetachDecision::Detach(_) | DetachDecision::Keep | DetachDecision::Wait(_) => None,
             };
-            match (goes, held.leaving) {
+            match (goes, attached_volume.detach_state) {
                 (None, None) => {}
-                (None, Some(_)) if held.deleting => {}
-                (None, Some(_)) => return Step::CallOff(held.clone()),
-                (Some(_), None) => return Step::Begin(held.clone()),
-                (Some(_), Some(Leaving::Begun)) if !held.looked => return Step::Look(held.clone()),
-                (Some(force), Some(_)) => return Step::Detach(held.clone(), force),
+                (None, Some(_)) if attached_volume.deleting => {}
+                (None, Some(_)) => return AttachDetachStep::Cancel(attached_volume.clone()),
+                (Some(_), None) => return AttachDetachStep::Start(attached_volume.clone()),
+                (Some(_), Some(DetachState::Started)) if !attached_volume.node_refreshed => {
+                    return AttachDetachStep::RefreshNode(attached_volume.clone());
+                }
+                (Some(force), Some(_)) => return AttachDetachStep::Detach(attached_volume.clone(), force),
             }
         }
-        let holders = self.holders();
-        let asked = |want: &&Want| self.doubt.as_ref().is_none_or(|(node, _)| *node == want.node);
-        let mut free: Vec<&Want> =
-            self.attachable().filter(|want| holders.is_free(&want.node)).filter(asked).collect();
-        free.sort_by(|a, b| a.order().cmp(&b.order()));
-        if holders.exclusive {
+        let attachments = self.attachments_by_node();
+        let asked = |desired_attachment: &&DesiredAttachment| {
+            self.uncertain.as_ref().is_none_or(|(node, _)| *node == desired_attachment.node)
+        };
+        let mut free: Vec<&DesiredAttachment> = self
+            .attachable()
+            .filter(|desired_attachment| attachments.is_free(&desired_attachment.node))
+            .filter(asked)
+            .collect();
+        free.sort_by(|a, b| a.sort_key().cmp(&b.sort_key()));
+        if attachments.exclusive {
             free.truncate(1);
         }
-        free.retain(|want| !self.refused.contains(&want.node));
-        if free.is_empty() { Step::Rest } else { Step::Attach(free.into_iter().cloned().collect()) }
+        free.retain(|desired_attachment| !self.refused_nodes.contains(&desired_attachment.node));
+        if free.is_empty() {
+            AttachDetachStep::Wait
+        } else {
+            AttachDetachStep::Attach(free.into_iter().cloned().collect())
+        }
     }
 
     /// Nodes that must no longer be told of the volume before it can leave them.
-    pub fn to_be_told(&self) -> impl Iterator<Item = &NodeName> {
-        let told = |held: &&Held| held.listed != is_reported(held, self.force_on_timeout);
-        self.held.iter().filter(|held| held.made_for.is_ours()).filter(told).map(|held| &held.node)
+    pub fn nodes_to_update(&self) -> impl Iterator<Item = &NodeName> {
+        let needs_update = |attached_volume: &&AttachedVolume| {
+            attached_volume.in_volumes_attached
+                != is_reported_as_attached(attached_volume, self.force_on_timeout)
+        };
+        self.actual
+            .iter()
+            .filter(|attached_volume| attached_volume.purpose.is_for_pod())
+            .filter(needs_update)
+            .map(|attached_volume| &attached_volume.node)
     }
 
     /// When to look again, without a change of anything.
-    pub fn patience(&self) -> Option<Duration> {
-        let forced = self.held.iter().filter_map(|held| match leave(held, self.force_on_timeout) {
-            Leave::Waits(left) => left,
-            Leave::Stays | Leave::Goes(_) => None,
+    pub fn recheck_after(&self) -> Option<Duration> {
+        let forced = self.actual.iter().filter_map(|attached_volume| {
+            match detach_decision(attached_volume, self.force_on_timeout) {
+                DetachDecision::Wait(left) => left,
+                DetachDecision::Keep | DetachDecision::Detach(_) => None,
+            }
         });
-        let holders = self.holders();
+        let attachments = self.attachments_by_node();
+        let attaching = self
+            .attachable()
+            .filter_map(|desired_attachment| attachments.for_pods.get(&desired_attachment.node))
+            .filter(|attached_volume| !attached_volume.attached);
         let attaching =
-            self.attachable().filter_map(|want| holders.own.get(&want.node)).filter(|held| !held.attached);
-        let attaching = attaching.filter_map(|held| ATTACH_PATIENCE.checked_sub(held.attaching_for));
-        let doubt = self.doubt.iter().map(|(_, left)| *left);
-        forced.chain(attaching.filter(|left| !left.is_zero())).chain(doubt).min()
+            attaching.filter_map(|attached_volume| ATTACH_TIMEOUT.checked_sub(attached_volume.attaching_for));
+        let uncertain = self.uncertain.iter().map(|(_, left)| *left);
+        forced.chain(attaching.filter(|left| !left.is_zero())).chain(uncertain).min()
     }
 
     /// What keeps pods waiting.
-    pub fn complaints(&self) -> Vec<(Arc<Pod>, Note)> {
-        let holders = self.holders();
-        let mut complaints = Vec::new();
-        for want in self.attachable() {
-            let volume = &want.volume.name;
-            match holders.own.get(&want.node) {
-                Some(held) => {
-                    if let Some(problem) = self.problem(held) {
+    pub fn failures(&self) -> Vec<(Arc<Pod>, EventSpec)> {
+        let attachments = self.attachments_by_node();
+        let mut failures = Vec::new();
+        for desired_attachment in self.attachable() {
+            let volume = &desired_attachment.volume.name;
+            match attachments.for_pods.get(&desired_attachment.node) {
+                Some(attached_volume) => {
+                    if let Some(problem) = self.problem(attached_volume) {
                         let text = format!("AttachVolume.Attach failed for volume \"{volume}\" : {problem}");
-                        let note = Note::warning(FAILED, text);
-                        complaints.extend(want.pods.iter().map(|pod| (Arc::clone(pod), note.clone())));
+                        let event = EventSpec::warning(FAILED, text);
+                        failures.extend(
+                            desired_attachment.pods.iter().map(|pod| (Arc::clone(pod), event.clone())),
+                        );
                     }
                 }
-                None if holders.keep_from(&want.node) => {
-                    for pod in &want.pods {
-                        let text =
-                            format!("Multi-Attach error for volume \"{volume}\" {}", self.users(want, pod));
-                        complaints.push((Arc::clone(pod), Note::warning(FAILED, text)));
+                None if attachments.is_multi_attach_error(&desired_attachment.node) => {
+                    for pod in &desired_attachment.pods {
+                        let text = format!(
+                            "Multi-Attach error for volume \"{volume}\" {}",
+                            self.users(desired_attachment, pod)
+                        );
+                        failures.push((Arc::clone(pod), EventSpec::warning(FAILED, text)));
                     }
                 }
                 None => {
-                    if let Some(namesake) = holders.namesakes.get(&want.node) {
+                    if let Some(conflict) = attachments.name_conflicts.get(&desired_attachment.node) {
                         let text = format!(
                             "AttachVolume.Attach failed for volume \"{volume}\" : VolumeAttachment {} is there, and not for it",
-                            namesake.name
+                            conflict.name
                         );
-                        let note = Note::warning(FAILED, text);
-                        complaints.extend(want.pods.iter().map(|pod| (Arc::clone(pod), note.clone())));
+                        let event = EventSpec::warning(FAILED, text);
+                        failures.extend(
+                            desired_attachment.pods.iter().map(|pod| (Arc::clone(pod), event.clone())),
+                        );
                     }
                 }
             }
         }
-        complaints
+        failures
     }
 
     /// Why an attachment is not there although it is wanted.
-    fn problem(&self, held: &Held) -> Option<String> {
-        if held.deleting {
-            let error = held.detach_error.as_ref()?;
+    fn problem(&self, attached_volume: &AttachedVolume) -> Option<String> {
+        if attached_volume.deleting {
+            let error = attached_volume.detach_error.as_ref()?;
             return Some(format!("volume attachment is being deleted: {error}"));
         }
-        if held.attached {
+        if attached_volume.attached {
             return None;
         }
-        if held.attach_error.is_some() {
-            return held.attach_error.clone();
+        if attached_volume.attach_error.is_some() {
+            return attached_volume.attach_error.clone();
         }
-        if held.attaching_for < ATTACH_PATIENCE {
+        if attached_volume.attaching_for < ATTACH_TIMEOUT {
             return None;
         }
-        let (driver, node) = (&self.driver, &held.node);
+        let (driver, node) = (&self.driver, &attached_volume.node);
         let handle = self.handle.as_ref().map(VolumeHandle::as_str).unwrap_or_default();
         let mut text = format!(
             "timed out waiting for external-attacher of {driver} CSI driver to attach volume {handle}"
@@ -416,11 +466,13 @@ impl Facts {
     }
 
     /// Who has the volume that a pod waits for. Names of other namespaces are none of its business.
-    fn users(&self, want: &Want, pod: &Pod) -> String {
-        let others = self.wants.iter().filter(|other| other.node != want.node);
-        let holds = |other: &&Want| self.held.iter().any(|held| held.node == other.node);
+    fn users(&self, desired_attachment: &DesiredAttachment, pod: &Pod) -> String {
+        let others = self.desired.iter().filter(|other| other.node != desired_attachment.node);
+        let is_attached = |other: &&DesiredAttachment| {
+            self.actual.iter().any(|attached_volume| attached_volume.node == other.node)
+        };
         let (near, far): (Vec<&Arc<Pod>>, Vec<_>) = others
-            .filter(holds)
+            .filter(is_attached)
             .flat_map(|other| &other.pods)
             .partition(|other| other.key.namespace == pod.key.namespace);
         if near.is_empty() && far.is_empty() {
@@ -440,14 +492,14 @@ impl Facts {
 }
 
 /// The event of a volume that has been attached. Kubernetes ends it with a blank, too.
-pub fn succeeded(volume: &Volume) -> Note {
+pub fn attach_succeeded_event(volume: &Volume) -> EventSpec {
     let text = format!("AttachVolume.Attach succeeded for volume \"{}\" ", volume.name);
-    Note::normal("SuccessfulAttachVolume", text)
+    EventSpec::normal("SuccessfulAttachVolume", text)
 }
 
 /// The event of a pod whose claim has no volume that could be attached.
-pub fn unusable(problem: &str) -> Note {
-    Note::warning(FAILED, format!("AttachVolume.Attach failed: {problem}"))
+pub fn unusable_claim_event(problem: &str) -> EventSpec {
+    EventSpec::warning(FAILED, format!("AttachVolume.Attach failed: {problem}"))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use cofferdam_domain::{AttachmentName, DriverName};
+use cofferdam_domain::{DriverName, VolumeAttachmentName};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
@@ -14,14 +14,14 @@ use prometheus_client::{
 };
 use tokio::time::Instant;
 
-use super::lanes::Lane;
+use super::work_queues::QueueKind;
 
 /// Attachments that are not where they shall be, with the time since when.
-type Waiting = HashMap<AttachmentName, Instant>;
+type PendingAttachments = HashMap<VolumeAttachmentName, Instant>;
 
 /// Handles to the metrics; clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct AttacherMetrics(Arc<Mutex<BTreeMap<DriverName, BTreeMap<Lane, Waiting>>>>);
+pub struct AttacherMetrics(Arc<Mutex<BTreeMap<DriverName, BTreeMap<QueueKind, PendingAttachments>>>>);
 
 impl AttacherMetrics {
     /// Metrics that a scrape of `registry` shows.
@@ -32,31 +32,31 @@ impl AttacherMetrics {
     }
 
     /// The drivers whose lanes there are, all of them empty.
-    pub(super) fn begin<'a>(&self, drivers: impl Iterator<Item = &'a DriverName>) {
-        let empty = || Lane::ALL.map(|lane| (lane, Waiting::new())).into();
+    pub(super) fn set_drivers<'a>(&self, drivers: impl Iterator<Item = &'a DriverName>) {
+        let empty = || QueueKind::ALL.map(|kind| (kind, PendingAttachments::new())).into();
         *self.lock() = drivers.map(|driver| (driver.clone(), empty())).collect();
     }
 
     /// An attachment shall go through a lane. It keeps its age when it waits there already.
-    pub(super) fn waits(&self, driver: &DriverName, lane: Lane, name: &AttachmentName) {
+    pub(super) fn add_pending(&self, driver: &DriverName, kind: QueueKind, name: &VolumeAttachmentName) {
         let mut all = self.lock();
-        for (other, waiting) in all.get_mut(driver).into_iter().flatten() {
-            if *other == lane {
-                waiting.entry(name.clone()).or_insert_with(Instant::now);
+        for (other, pending) in all.get_mut(driver).into_iter().flatten() {
+            if *other == kind {
+                pending.entry(name.clone()).or_insert_with(Instant::now);
             } else {
-                waiting.remove(name);
+                pending.remove(name);
             }
         }
     }
 
     /// An attachment is where it shall be, or gone.
-    pub(super) fn settled(&self, driver: &DriverName, name: &AttachmentName) {
-        for waiting in self.lock().get_mut(driver).into_iter().flat_map(BTreeMap::values_mut) {
-            waiting.remove(name);
+    pub(super) fn remove_pending(&self, driver: &DriverName, name: &VolumeAttachmentName) {
+        for pending in self.lock().get_mut(driver).into_iter().flat_map(BTreeMap::values_mut) {
+            pending.remove(name);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<DriverName, BTreeMap<Lane, Waiting>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<DriverName, BTreeMap<QueueKind, PendingAttachments>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -70,13 +70,13 @@ impl Ages {
         &self,
         encoder: &mut DescriptorEncoder<'_>,
         (name, help): (&str, &str),
-        of: impl Fn(&Waiting) -> f64,
+        of: impl Fn(&PendingAttachments) -> f64,
     ) -> Result<(), std::fmt::Error> {
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (driver, lanes) in &*self.0.lock() {
-            for (lane, waiting) in lanes {
-                let labels = [("driver_name", driver.as_str()), ("lane", lane.as_str())];
-                ConstGauge::new(of(waiting)).encode(metric.encode_family(&labels)?)?;
+        for (driver, queues) in &*self.0.lock() {
+            for (kind, pending) in queues {
+                let labels = [("driver_name", driver.as_str()), ("lane", kind.as_str())];
+                ConstGauge::new(of(pending)).encode(metric.encode_family(&labels)?)?;
             }
         }
         Ok(())
@@ -87,12 +87,12 @@ impl Collector for Ages {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let age =
             ("cofferdam_attacher_queue_age_seconds", "Age of the oldest attachment that is not done yet");
-        self.show(&mut encoder, age, |waiting| {
-            let oldest = waiting.values().min();
+        self.show(&mut encoder, age, |pending| {
+            let oldest = pending.values().min();
             oldest.map_or(0.0, |since| since.elapsed().as_secs_f64())
         })?;
         let count = ("cofferdam_attacher_queue_length", "Attachments that are not done yet");
-        self.show(&mut encoder, count, |waiting| f64::from(u32::try_from(waiting.len()).unwrap_or(u32::MAX)))
+        self.show(&mut encoder, count, |pending| f64::from(u32::try_from(pending.len()).unwrap_or(u32::MAX)))
     }
 }
 
@@ -103,31 +103,31 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn ages_grow_until_attachments_are_done() {
+    async fn queue_age_grows_until_the_attachment_is_done() {
         let mut registry = Registry::default();
         let metrics = AttacherMetrics::register(&mut registry);
-        let scrape = |registry: &Registry, lane: &str| {
+        let scrape = |registry: &Registry, queue: &str| {
             let mut text = String::new();
             prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
-            let label = format!("{{driver_name=\"d\",lane=\"{lane}\"}} ");
+            let label = format!("{{driver_name=\"d\",lane=\"{queue}\"}} ");
             let lines = text.lines().filter_map(|line| line.strip_prefix("cofferdam_attacher_queue_"));
             let values = lines.filter_map(|line| Some(line.split_once(&label)?.1.to_owned()));
             values.collect::<Vec<_>>()
         };
         let driver = DriverName::from("d");
         assert!(scrape(&registry, "attach").is_empty());
-        metrics.begin([&driver].into_iter());
+        metrics.set_drivers([&driver].into_iter());
         assert_eq!(scrape(&registry, "attach"), ["0.0", "0.0"]);
-        metrics.waits(&driver, Lane::Attach, &"a".into());
+        metrics.add_pending(&driver, QueueKind::Attach, &"a".into());
         tokio::time::advance(Duration::from_secs(3)).await;
-        metrics.waits(&driver, Lane::Attach, &"a".into());
-        metrics.waits(&driver, Lane::Attach, &"b".into());
+        metrics.add_pending(&driver, QueueKind::Attach, &"a".into());
+        metrics.add_pending(&driver, QueueKind::Attach, &"b".into());
         assert_eq!(scrape(&registry, "attach"), ["3.0", "2.0"]);
-        metrics.waits(&driver, Lane::Detach, &"a".into());
+        metrics.add_pending(&driver, QueueKind::Detach, &"a".into());
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(scrape(&registry, "attach"), ["1.0", "1.0"]);
         assert_eq!(scrape(&registry, "detach"), ["1.0", "1.0"]);
-        metrics.settled(&driver, &"a".into());
+        metrics.remove_pending(&driver, &"a".into());
         assert_eq!(scrape(&registry, "detach"), ["0.0", "0.0"]);
     }
 }

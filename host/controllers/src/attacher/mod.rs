@@ -1,10 +1,10 @@
 //! `attacher`: makes volumes reachable from nodes, and unreachable again, as VolumeAttachments ask. Takes the place of
 //! external-attacher.
 
-mod compare;
-mod lanes;
+mod list_volumes;
 pub mod metrics;
-mod object;
 pub mod reconcile;
 pub mod rules;
-mod turns;
+mod status;
+mod volume_locks;
+mod work_queues;

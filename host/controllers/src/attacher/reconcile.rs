@@ -8,16 +8,17 @@ use std::{
 
 use cofferdam_backend::Call;
 use cofferdam_cluster::{
-    Change, Seen, WriteError,
+    ApiError, Change, Lookup,
     metrics::Metrics,
-    queue::{Outcome, Queue},
+    queue::{Action, Queue},
     secrets,
-    writer::Part,
+    writer::PatchTarget,
 };
 use cofferdam_domain::{
-    Attachment, AttachmentName, CsiNode, DriverName, NodeId, Volume, VolumeName, names,
+    CsiNode, DriverName, NodeId, Volume, VolumeAttachment, VolumeAttachmentName, VolumeName, names,
     storage::{
-        Ability, ErrorKind, Feature, PublishVolume, Secrets, StorageError, attachment::into_publish_context,
+        Ability, ErrorKind, Feature, PublishVolume, Secrets, StorageError,
+        connection_info::into_publish_context,
     },
 };
 use serde_json::json;
@@ -25,121 +26,125 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    lanes::{Lane, Lanes},
     metrics::AttacherMetrics,
-    object,
-    rules::{self, Able, Unpublish, Verdict, View},
-    turns::{Key, Turns},
+    rules::{self, AttacherInput, AttachmentVerdict, PublishAbilities, Unpublish},
+    status,
+    volume_locks::{VolumeKey, VolumeLocks},
+    work_queues::{QueueKind, WorkQueues},
 };
 use crate::{
-    act::{Context, Driver, MAX_EFFECTS, Teller, every},
-    observer::StepKind,
+    context::{ControllerContext, MAX_EFFECTS, ManagedDriver, StepRecorder, run_periodically},
+    observer::StepResult,
     role::Role,
 };
 
 /// The role.
 pub(crate) struct Attacher {
-    pub(super) context: Arc<Context>,
-    lanes: HashMap<DriverName, Lanes>,
+    pub(super) context: Arc<ControllerContext>,
+    queues: HashMap<DriverName, WorkQueues>,
     volumes: Queue<VolumeName>,
-    turns: Turns,
+    volume_locks: VolumeLocks,
     /// Attachments whose status their driver's listing contradicts.
-    forced: Mutex<HashSet<AttachmentName>>,
+    force_sync: Mutex<HashSet<VolumeAttachmentName>>,
     metrics: AttacherMetrics,
 }
 
 /// How a run of an attachment ends.
-enum End {
+enum ReconcileResult {
     /// It is where it shall be, or not ours any more.
-    Settled,
+    Done,
     /// Another attachment's call for the volume runs: it is woken after it.
-    Parked,
+    WaitingForLock,
     /// It comes again.
-    Later(Outcome),
+    Requeue(Action),
 }
 
 /// A call that failed, or that could not be made.
-struct Failure {
+struct AttacherFailure {
     message: String,
     code: Option<i32>,
-    wish: Option<Duration>,
+    retry_after: Option<Duration>,
 }
 
-impl From<StorageError> for Failure {
+impl From<StorageError> for AttacherFailure {
     fn from(error: StorageError) -> Self {
-        let wish = error.retry_after_ms.map(Duration::from_millis);
-        Self { message: error.to_string(), code: Some(error.kind.code()), wish }
+        let retry_after = error.retry_after_ms.map(Duration::from_millis);
+        Self { message: error.to_string(), code: Some(error.kind.grpc_code()), retry_after }
     }
 }
 
-impl From<String> for Failure {
+impl From<String> for AttacherFailure {
     fn from(message: String) -> Self {
-        Self { message, code: None, wish: None }
+        Self { message, code: None, retry_after: None }
     }
 }
 
 /// The turn at a volume; it ends when this is dropped.
-struct Held<'a> {
+struct LockGuard<'a> {
     attacher: &'a Attacher,
-    key: Key,
+    key: VolumeKey,
 }
 
-impl Drop for Held<'_> {
+impl Drop for LockGuard<'_> {
     fn drop(&mut self) {
-        self.attacher.wake(self.attacher.turns.end(&self.key));
+        self.attacher.enqueue_lock_owner(self.attacher.volume_locks.release(&self.key));
     }
 }
 
 /// A run of an attachment; at its end a turn that was kept for it and that it did not need goes on to the next.
-struct Visit<'a> {
+struct ReservationGuard<'a> {
     attacher: &'a Attacher,
-    name: &'a AttachmentName,
+    name: &'a VolumeAttachmentName,
 }
 
-impl Drop for Visit<'_> {
+impl Drop for ReservationGuard<'_> {
     fn drop(&mut self) {
-        self.attacher.wake(self.attacher.turns.pass(self.name));
+        self.attacher.enqueue_lock_owner(self.attacher.volume_locks.release_reservation(self.name));
     }
 }
 
 /// What a run knows beside the cache.
 #[derive(Default)]
-struct Run<'a> {
-    gone_from: Vec<NodeId>,
+struct AttacherState<'a> {
+    unpublished_from: Vec<NodeId>,
     secrets: Option<Secrets>,
-    turn: Option<Held<'a>>,
+    lock: Option<LockGuard<'a>>,
 }
 
 impl Attacher {
     /// The role, woken by every change from now on.
-    pub(crate) fn new(context: Arc<Context>, metrics: &Metrics, own: AttacherMetrics) -> Arc<Self> {
+    pub(crate) fn new(context: Arc<ControllerContext>, metrics: &Metrics, own: AttacherMetrics) -> Arc<Self> {
         let backoff = context.settings.backoff();
-        own.begin(context.drivers.keys());
+        own.set_drivers(context.drivers.keys());
         let role = Arc::new(Self {
-            lanes: context.drivers.keys().map(|name| (name.clone(), Lanes::new(backoff, metrics))).collect(),
+            queues: context
+                .drivers
+                .keys()
+                .map(|name| (name.clone(), WorkQueues::new(backoff, metrics)))
+                .collect(),
             volumes: Queue::new("attacher_volumes", backoff, metrics),
-            turns: Turns::default(),
-            forced: Mutex::default(),
+            volume_locks: VolumeLocks::default(),
+            force_sync: Mutex::default(),
             metrics: own,
             context,
         });
         let cache = Arc::clone(&role.context.cache);
-        let me = Arc::downgrade(&role);
+        let controller = Arc::downgrade(&role);
         cache.attachments.subscribe(move |change| {
-            if let Some(me) = me.upgrade() {
-                me.attachment_changed(change);
+            if let Some(controller) = controller.upgrade() {
+                controller.attachment_changed(change);
             }
         });
-        let me = Arc::downgrade(&role);
+        let controller = Arc::downgrade(&role);
         cache.volumes.subscribe(move |change| {
-            if let Some(me) = me.upgrade() {
-                me.volume_changed(change);
+            if let Some(controller) = controller.upgrade() {
+                controller.volume_changed(change);
             }
         });
-        let me = Arc::downgrade(&role);
+        let controller = Arc::downgrade(&role);
         cache.csi_nodes.subscribe(move |change| {
-            if let Some(me) = me.upgrade() {
-                me.node_changed(change);
+            if let Some(controller) = controller.upgrade() {
+                controller.csi_node_changed(change);
             }
         });
         role
@@ -148,59 +153,63 @@ impl Attacher {
     /// Works until `stop`.
     pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
         let workers = self.context.settings.attacher_worker_threads;
-        let lanes = self.lanes.iter().flat_map(|(driver, lanes)| {
-            Lane::ALL.map(|lane| {
-                let (me, driver) = (Arc::clone(self), driver.clone());
-                lanes.queue(lane).run(workers, stop.clone(), move |name| {
-                    let (me, driver) = (Arc::clone(&me), driver.clone());
-                    async move { me.attachment(&driver, lane, &name).await }
+        let lanes = self.queues.iter().flat_map(|(driver, lanes)| {
+            QueueKind::ALL.map(|kind| {
+                let (controller, driver) = (Arc::clone(self), driver.clone());
+                lanes.queue(kind).run(workers, stop.clone(), move |name| {
+                    let (controller, driver) = (Arc::clone(&controller), driver.clone());
+                    async move { controller.reconcile_attachment(&driver, kind, &name).await }
                 })
             })
         });
         let volumes = Arc::clone(self);
         let volumes = self.volumes.run(workers, stop.clone(), move |name| {
-            let me = Arc::clone(&volumes);
-            async move { me.volume(&name).await }
+            let controller = Arc::clone(&volumes);
+            async move { controller.reconcile_volume(&name).await }
         });
-        let told = self.context.drivers.iter().filter(|(_, driver)| Self::is_told(driver));
-        let compared = told.map(|(name, driver)| self.compare_always(name, driver, stop.clone()));
+        let listing_drivers =
+            self.context.drivers.iter().filter(|(_, driver)| Self::can_list_published_nodes(driver));
+        let compared =
+            listing_drivers.map(|(name, driver)| self.run_list_volumes_checks(name, driver, stop.clone()));
         tokio::join!(
             futures::future::join_all(lanes),
             volumes,
             futures::future::join_all(compared),
-            self.remind(stop.clone()),
+            self.resync(stop.clone()),
         );
     }
 
     /// Looks at everything now and then (`--resync`).
-    async fn remind(&self, stop: CancellationToken) {
-        every(self.context.settings.resync, stop, || {
+    async fn resync(&self, stop: CancellationToken) {
+        run_periodically(self.context.settings.resync, stop, || {
             for attachment in self.context.cache.attachments.list() {
-                if let Some(lanes) = self.lanes.get(&attachment.attacher) {
-                    lanes.queue(Lane::of(&attachment)).wake(attachment.name.clone());
+                if let Some(queues) = self.queues.get(&attachment.attacher) {
+                    queues
+                        .queue(QueueKind::for_attachment(&attachment))
+                        .add_if_absent(attachment.name.clone());
                 }
             }
             let volumes = self.context.cache.volumes.list();
             volumes.iter().filter(|volume| volume.meta.deleting).for_each(|volume| {
-                self.volumes.wake(volume.name.clone());
+                self.volumes.add_if_absent(volume.name.clone());
             });
         })
         .await;
     }
 
-    fn attachment_changed(&self, change: &Change<Attachment>) {
+    fn attachment_changed(&self, change: &Change<VolumeAttachment>) {
         if let Some(old) = &change.old
             && change.new.as_ref().is_none_or(|new| new.meta.uid != old.meta.uid)
         {
-            self.unforce(&old.name);
-            self.metrics.settled(&old.attacher, &old.name);
+            self.clear_force_sync(&old.name);
+            self.metrics.remove_pending(&old.attacher, &old.name);
             // It may have been the last that kept the volume's object.
             old.volume().into_iter().for_each(|volume| self.volumes.add(volume.clone()));
         }
         if let Some(new) = &change.new
-            && rules::matters(change.old.as_deref(), new)
+            && rules::is_relevant_change(change.old.as_deref(), new)
         {
-            self.add(new);
+            self.enqueue(new);
         }
     }
 
@@ -214,143 +223,173 @@ impl Attacher {
         };
         if change.old.as_ref().is_none_or(other) {
             let attachments = self.context.cache.attachments_of_volume(&change.key);
-            self.add_unsettled(attachments.iter());
+            self.enqueue_out_of_sync(attachments.iter());
         }
     }
 
-    fn node_changed(&self, change: &Change<CsiNode>) {
-        let id = |node: &Option<Arc<CsiNode>>, attachment: &Attachment| {
-            node.as_ref().and_then(|node| node.ids.get(&attachment.attacher).cloned())
+    fn csi_node_changed(&self, change: &Change<CsiNode>) {
+        let id = |node: &Option<Arc<CsiNode>>, attachment: &VolumeAttachment| {
+            node.as_ref().and_then(|node| node.node_ids.get(&attachment.attacher).cloned())
         };
         let attachments = self.context.cache.attachments_of_node(&change.key);
-        let other = attachments.iter().filter(|one| id(&change.old, one) != id(&change.new, one));
-        self.add_unsettled(other);
+        let other = attachments
+            .iter()
+            .filter(|attachment| id(&change.old, attachment) != id(&change.new, attachment));
+        self.enqueue_out_of_sync(other);
     }
 
     /// Looks again at attachments that may have waited for a change of something else.
-    fn add_unsettled<'a>(&self, attachments: impl Iterator<Item = &'a Arc<Attachment>>) {
-        attachments.filter(|one| one.meta.deleting || !one.attached).for_each(|one| self.add(one));
+    fn enqueue_out_of_sync<'a>(&self, attachments: impl Iterator<Item = &'a Arc<VolumeAttachment>>) {
+        attachments
+            .filter(|attachment| attachment.meta.deleting || !attachment.attached)
+            .for_each(|attachment| self.enqueue(attachment));
     }
 
-    fn add(&self, attachment: &Attachment) {
-        if let Some(lanes) = self.lanes.get(&attachment.attacher) {
-            let lane = Lane::of(attachment);
-            self.metrics.waits(&attachment.attacher, lane, &attachment.name);
-            lanes.queue(lane).add(attachment.name.clone());
+    fn enqueue(&self, attachment: &VolumeAttachment) {
+        if let Some(queues) = self.queues.get(&attachment.attacher) {
+            let kind = QueueKind::for_attachment(attachment);
+            self.metrics.add_pending(&attachment.attacher, kind, &attachment.name);
+            queues.queue(kind).add(attachment.name.clone());
         }
     }
 
     /// Has an attachment looked at against its status.
-    pub(super) fn force(&self, attachment: &Attachment) {
-        self.forced().insert(attachment.name.clone());
-        self.add(attachment);
+    pub(super) fn set_force_sync(&self, attachment: &VolumeAttachment) {
+        self.lock_force_sync().insert(attachment.name.clone());
+        self.enqueue(attachment);
     }
 
     /// Takes the word of the status again.
-    pub(super) fn unforce(&self, name: &AttachmentName) {
-        self.forced().remove(name);
+    pub(super) fn clear_force_sync(&self, name: &VolumeAttachmentName) {
+        self.lock_force_sync().remove(name);
     }
 
-    fn forced(&self) -> MutexGuard<'_, HashSet<AttachmentName>> {
-        self.forced.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_force_sync(&self) -> MutexGuard<'_, HashSet<VolumeAttachmentName>> {
+        self.force_sync.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Wakes whose turn it is; one that is gone gives it to the next.
-    fn wake(&self, mut next: Option<AttachmentName>) {
+    fn enqueue_lock_owner(&self, mut next: Option<VolumeAttachmentName>) {
         while let Some(name) = next {
             match self.context.cache.attachments.get(&name) {
-                Seen::Known(attachment) if self.lanes.contains_key(&attachment.attacher) => {
-                    self.add(&attachment);
+                Lookup::Found(attachment) if self.queues.contains_key(&attachment.attacher) => {
+                    self.enqueue(&attachment);
                     return;
                 }
-                Seen::Known(_) | Seen::Opaque(_) | Seen::Absent => next = self.turns.pass(&name),
+                Lookup::Found(_) | Lookup::Undecodable(_) | Lookup::Missing => {
+                    next = self.volume_locks.release_reservation(&name)
+                }
             }
         }
     }
 
-    async fn attachment(&self, driver: &DriverName, lane: Lane, name: &AttachmentName) -> Outcome {
-        let _visit = Visit { attacher: self, name };
-        let Some(backend) = self.context.drivers.get(driver) else { return Outcome::Done };
-        match self.work(driver, backend, lane, name).await {
-            End::Settled => {
+    async fn reconcile_attachment(
+        &self,
+        driver: &DriverName,
+        kind: QueueKind,
+        name: &VolumeAttachmentName,
+    ) -> Action {
+        let _reservation = ReservationGuard { attacher: self, name };
+        let Some(backend) = self.context.drivers.get(driver) else { return Action::Done };
+        match self.work(driver, backend, kind, name).await {
+            ReconcileResult::Done => {
                 // In the other lane it may not be.
-                let here = |attachment: &Arc<Attachment>| Lane::of(attachment) == lane;
-                if self.context.cache.attachments.get(name).known().is_none_or(|one| here(&one)) {
-                    self.metrics.settled(driver, name);
+                let is_same_queue =
+                    |attachment: &Arc<VolumeAttachment>| QueueKind::for_attachment(attachment) == kind;
+                if self
+                    .context
+                    .cache
+                    .attachments
+                    .get(name)
+                    .into_object()
+                    .is_none_or(|attachment| is_same_queue(&attachment))
+                {
+                    self.metrics.remove_pending(driver, name);
                 }
-                Outcome::Done
+                Action::Done
             }
             // The turn wakes it. What failed before stays counted: that it waits is no success.
-            End::Parked => Outcome::After(self.context.settings.resync),
-            End::Later(outcome) => outcome,
+            ReconcileResult::WaitingForLock => Action::RequeueAfter(self.context.settings.resync),
+            ReconcileResult::Requeue(action) => action,
         }
     }
 
-    async fn work(&self, name: &DriverName, driver: &Driver, lane: Lane, key: &AttachmentName) -> End {
-        let mut run = Run::default();
+    async fn work(
+        &self,
+        name: &DriverName,
+        driver: &ManagedDriver,
+        kind: QueueKind,
+        key: &VolumeAttachmentName,
+    ) -> ReconcileResult {
+        let mut state = AttacherState::default();
         for _ in 0..MAX_EFFECTS {
-            let Seen::Known(attachment) = self.context.cache.attachments.get(key) else {
-                return End::Settled;
+            let Lookup::Found(attachment) = self.context.cache.attachments.get(key) else {
+                return ReconcileResult::Done;
             };
-            if attachment.attacher != *name || Lane::of(&attachment) != lane {
-                return End::Settled;
+            if attachment.attacher != *name || QueueKind::for_attachment(&attachment) != kind {
+                return ReconcileResult::Done;
             }
-            let verdict = self.verdict(driver, &attachment, &run);
-            if let Verdict::Settled(_) = verdict {
-                self.unforce(key);
-                return End::Settled;
+            let verdict = self.verdict(driver, &attachment, &state);
+            if let AttachmentVerdict::NoAction(_) = verdict {
+                self.clear_force_sync(key);
+                return ReconcileResult::Done;
             }
-            match self.perform(driver, &attachment, verdict, &mut run).await {
+            match self.perform(driver, &attachment, verdict, &mut state).await {
                 Ok(()) => {}
                 Err(end) => return end,
             }
         }
-        End::Later(Outcome::Again)
+        ReconcileResult::Requeue(Action::Requeue)
     }
 
-    fn verdict(&self, driver: &Driver, attachment: &Attachment, run: &Run<'_>) -> Verdict {
+    fn verdict(
+        &self,
+        driver: &ManagedDriver,
+        attachment: &VolumeAttachment,
+        state: &AttacherState<'_>,
+    ) -> AttachmentVerdict {
         let description = driver.backend.description();
-        let able = Able {
+        let abilities = PublishAbilities {
             publishes: driver.backend.abilities().contains(&Ability::Publishing),
-            read_only: description.has(Feature::PublishReadonly),
-            tells_writers: description.has(Feature::SingleNodeMultiWriter),
+            read_only: description.has_feature(Feature::PublishReadonly),
+            single_node_multi_writer: description.has_feature(Feature::SingleNodeMultiWriter),
         };
-        let view = View {
+        let input = AttacherInput {
             cache: &self.context.cache,
-            able,
+            abilities,
             default_fs_type: self.context.settings.default_fs_type.as_deref(),
-            forced: self.forced().contains(&attachment.name),
-            gone_from: &run.gone_from,
+            force_sync: self.lock_force_sync().contains(&attachment.name),
+            unpublished_from: &state.unpublished_from,
         };
-        rules::attachment(view, attachment)
+        rules::decide_attachment(input, attachment)
     }
 
     /// One effect.
     async fn perform<'a>(
         &'a self,
-        driver: &Driver,
-        attachment: &Attachment,
-        verdict: Verdict,
-        run: &mut Run<'a>,
-    ) -> Result<(), End> {
-        let teller = self.teller(attachment);
+        driver: &ManagedDriver,
+        attachment: &VolumeAttachment,
+        verdict: AttachmentVerdict,
+        state: &mut AttacherState<'a>,
+    ) -> Result<(), ReconcileResult> {
+        let recorder = self.recorder(attachment);
         let (writer, key) = (&self.context.writer, &attachment.name);
         let finalizer = names::attacher_finalizer(&attachment.attacher);
-        let version = attachment.meta.version;
+        let version = attachment.meta.resource_version;
         let written = match verdict {
-            Verdict::Settled(_) => return Ok(()),
-            Verdict::Refuse(message) => return Err(self.fail(attachment, message.into()).await),
-            Verdict::ProtectVolume(volume) => {
+            AttachmentVerdict::NoAction(_) => return Ok(()),
+            AttachmentVerdict::Fail(message) => return Err(self.fail(attachment, message.into()).await),
+            AttachmentVerdict::AddVolumeFinalizer(volume) => {
                 let write = writer.add_finalizer(&*volume, &finalizer);
-                return match teller.act("protects the volume's object", write).await {
+                return match recorder.record_effect("protects the volume's object", write).await {
                     Ok(_) => Ok(()),
-                    Err(error) => {
-                        Err(End::Later(self.context.after_failure::<Volume>(&volume.name, &error).await))
-                    }
+                    Err(error) => Err(ReconcileResult::Requeue(
+                        self.context.action_for_write_error::<Volume>(&volume.name, &error).await,
+                    )),
                 };
             }
-            Verdict::Claim(node) => {
-                self.read_secrets(attachment, run).await?;
+            AttachmentVerdict::RecordNodeId(node) => {
+                self.read_secrets(attachment, state).await?;
                 let mut finalizers: Vec<&str> =
                     attachment.meta.finalizers.iter().map(AsRef::as_ref).collect();
                 if !finalizers.contains(&finalizer.as_str()) {
@@ -358,146 +397,157 @@ impl Attacher {
                 }
                 let annotations = json!({names::NODE_ID: node});
                 let patch = json!({"metadata": {"finalizers": finalizers, "annotations": annotations}});
-                let write = writer.merge::<Attachment>(key, Part::Object, version, patch);
-                teller.act("writes down what it attaches", write).await
+                let write = writer.merge_patch::<VolumeAttachment>(key, PatchTarget::Object, version, patch);
+                recorder.record_effect("writes down what it attaches", write).await
             }
-            Verdict::Publish(request) => {
-                if self.read_anew(attachment, run).await? {
+            AttachmentVerdict::Publish(request) => {
+                if self.ensure_secrets(attachment, state).await? {
                     return Ok(());
                 }
-                return self.publish(driver, attachment, *request, run, &teller).await;
+                return self.publish(driver, attachment, *request, state, &recorder).await;
             }
-            Verdict::MarkAttached => {
-                let patch = object::attached(attachment, &Default::default());
-                let write = writer.merge::<Attachment>(key, Part::Status, version, patch);
-                teller.act("is attached: the driver needs nothing for it", write).await
+            AttachmentVerdict::MarkAttached => {
+                let patch = status::attached_patch(attachment, &Default::default());
+                let write = writer.merge_patch::<VolumeAttachment>(key, PatchTarget::Status, version, patch);
+                recorder.record_effect("is attached: the driver needs nothing for it", write).await
             }
-            Verdict::Unpublish(unpublish) => {
-                if self.read_anew(attachment, run).await? {
+            AttachmentVerdict::Unpublish(unpublish) => {
+                if self.ensure_secrets(attachment, state).await? {
                     return Ok(());
                 }
-                return self.unpublish(driver, attachment, unpublish, run, &teller).await;
+                return self.unpublish(driver, attachment, unpublish, state, &recorder).await;
             }
-            Verdict::Release(at) => {
-                let write = writer.remove_finalizer::<Attachment>(key, &attachment.meta.uid, at, &finalizer);
-                teller.act("releases the attachment", write).await
+            AttachmentVerdict::RemoveFinalizer(at) => {
+                let write =
+                    writer.remove_finalizer::<VolumeAttachment>(key, &attachment.meta.uid, at, &finalizer);
+                recorder.record_effect("releases the attachment", write).await
             }
-            Verdict::MarkDetached => {
-                let write = writer.merge::<Attachment>(key, Part::Status, version, object::detached());
-                teller.act("is detached", write).await
+            AttachmentVerdict::MarkDetached => {
+                let write = writer.merge_patch::<VolumeAttachment>(
+                    key,
+                    PatchTarget::Status,
+                    version,
+                    status::detached_patch(),
+                );
+                recorder.record_effect("is detached", write).await
             }
         };
         match written {
             Ok(_) => Ok(()),
-            Err(error) => Err(self.badly_written(attachment, &error).await),
+            Err(error) => Err(self.fail_write(attachment, &error).await),
         }
     }
 
     /// How a run ends after a write of the attachment that failed. What the API refuses for good its owner has to know.
-    async fn badly_written(&self, attachment: &Attachment, error: &WriteError) -> End {
+    async fn fail_write(&self, attachment: &VolumeAttachment, error: &ApiError) -> ReconcileResult {
         match error {
-            WriteError::Refused { .. } => self.fail(attachment, error.to_string().into()).await,
-            WriteError::Conflict(_)
-            | WriteError::NotFound(_)
-            | WriteError::AlreadyExists(_)
-            | WriteError::Unavailable { .. }
-            | WriteError::Answer { .. } => {
-                End::Later(self.context.after_failure::<Attachment>(&attachment.name, error).await)
-            }
+            ApiError::Refused { .. } => self.fail(attachment, error.to_string().into()).await,
+            ApiError::Conflict(_)
+            | ApiError::NotFound(_)
+            | ApiError::AlreadyExists(_)
+            | ApiError::Unavailable { .. }
+            | ApiError::InvalidResponse { .. } => ReconcileResult::Requeue(
+                self.context.action_for_write_error::<VolumeAttachment>(&attachment.name, error).await,
+            ),
         }
     }
 
-    fn take_turn<'a>(
+    fn acquire_lock<'a>(
         &'a self,
-        attachment: &Attachment,
+        attachment: &VolumeAttachment,
         handle: &cofferdam_domain::VolumeHandle,
-        run: &mut Run<'a>,
-    ) -> Result<(), End> {
-        if run.turn.is_none() {
+        state: &mut AttacherState<'a>,
+    ) -> Result<(), ReconcileResult> {
+        if state.lock.is_none() {
             let key = (attachment.attacher.clone(), handle.clone());
-            if !self.turns.take(&key, &attachment.name) {
-                return Err(End::Parked);
+            if !self.volume_locks.try_acquire(&key, &attachment.name) {
+                return Err(ReconcileResult::WaitingForLock);
             }
-            run.turn = Some(Held { attacher: self, key });
+            state.lock = Some(LockGuard { attacher: self, key });
         }
         Ok(())
     }
 
     async fn publish<'a>(
         &'a self,
-        driver: &Driver,
-        attachment: &Attachment,
+        driver: &ManagedDriver,
+        attachment: &VolumeAttachment,
         request: PublishVolume,
-        run: &mut Run<'a>,
-        teller: &Teller,
-    ) -> Result<(), End> {
-        self.take_turn(attachment, &request.handle, run)?;
-        let call = self.call(run);
-        let text = format!("{} publishes the volume to {}", attachment.attacher, request.node);
+        state: &mut AttacherState<'a>,
+        recorder: &StepRecorder,
+    ) -> Result<(), ReconcileResult> {
+        self.acquire_lock(attachment, &request.handle, state)?;
+        let call = self.call(state);
+        let text = format!("{} publishes the volume to {}", attachment.attacher, request.node_id);
         let started = Instant::now();
         let answer = driver.backend.publish_volume(call, request).await;
-        let record = match answer {
-            Ok(record) => record,
+        let connection_info = match answer {
+            Ok(connection_info) => connection_info,
             Err(error) => return Err(self.fail(attachment, error.into()).await),
         };
-        teller.tell(StepKind::Acts, text, Some(started.elapsed()));
-        let patch = object::attached(attachment, &into_publish_context(record));
-        let (key, version) = (&attachment.name, attachment.meta.version);
-        let write = self.context.writer.merge::<Attachment>(key, Part::Status, version, patch);
-        match teller.act("is attached", write).await {
+        recorder.record(StepResult::Applied, text, Some(started.elapsed()));
+        let patch = status::attached_patch(attachment, &into_publish_context(connection_info));
+        let (key, version) = (&attachment.name, attachment.meta.resource_version);
+        let write =
+            self.context.writer.merge_patch::<VolumeAttachment>(key, PatchTarget::Status, version, patch);
+        match recorder.record_effect("is attached", write).await {
             Ok(_) => {
-                self.unforce(key);
+                self.clear_force_sync(key);
                 Ok(())
             }
-            Err(error) => Err(self.badly_written(attachment, &error).await),
+            Err(error) => Err(self.fail_write(attachment, &error).await),
         }
     }
 
     async fn unpublish<'a>(
         &'a self,
-        driver: &Driver,
-        attachment: &Attachment,
+        driver: &ManagedDriver,
+        attachment: &VolumeAttachment,
         unpublish: Unpublish,
-        run: &mut Run<'a>,
-        teller: &Teller,
-    ) -> Result<(), End> {
+        state: &mut AttacherState<'a>,
+        recorder: &StepRecorder,
+    ) -> Result<(), ReconcileResult> {
         let Unpublish { handle, node, former } = unpublish;
-        self.take_turn(attachment, &handle, run)?;
-        let call = self.call(run);
+        self.acquire_lock(attachment, &handle, state)?;
+        let call = self.call(state);
         let started = Instant::now();
         match driver.backend.unpublish_volume(call, handle, Some(node.clone())).await {
             Ok(()) => {
                 let text = format!("{} unpublishes the volume from {node}", attachment.attacher);
-                teller.tell(StepKind::Acts, text, Some(started.elapsed()));
+                recorder.record(StepResult::Applied, text, Some(started.elapsed()));
             }
             Err(error)
                 if former && matches!(error.kind, ErrorKind::NotFound | ErrorKind::InvalidArgument) =>
             {
                 let text = format!("{} does not know the node's former name {node}", attachment.attacher);
-                teller.tell(StepKind::Acts, text, Some(started.elapsed()));
+                recorder.record(StepResult::Applied, text, Some(started.elapsed()));
             }
             Err(error) => return Err(self.fail(attachment, error.into()).await),
         }
-        run.gone_from.push(node);
+        state.unpublished_from.push(node);
         Ok(())
     }
 
-    fn call(&self, run: &Run<'_>) -> Call {
-        Call { deadline: self.context.settings.timeout, secrets: run.secrets.clone().unwrap_or_default() }
+    fn call(&self, state: &AttacherState<'_>) -> Call {
+        Call { deadline: self.context.settings.timeout, secrets: state.secrets.clone().unwrap_or_default() }
     }
 
     /// Reads the Secret that the volume names, once in a run. To detach it is not needed: a Secret that went first would keep the
     /// volume attached for ever, and the driver says whether it can do without.
-    async fn read_secrets(&self, attachment: &Attachment, run: &mut Run<'_>) -> Result<(), End> {
-        if run.secrets.is_some() {
+    async fn read_secrets(
+        &self,
+        attachment: &VolumeAttachment,
+        state: &mut AttacherState<'_>,
+    ) -> Result<(), ReconcileResult> {
+        if state.secrets.is_some() {
             return Ok(());
         }
-        let Some(reference) = rules::secret_of(&self.context.cache, attachment) else { return Ok(()) };
+        let Some(reference) = rules::publish_secret(&self.context.cache, attachment) else { return Ok(()) };
         match secrets::read(&self.context.writer, &reference).await {
-            Ok(secrets) => run.secrets = Some(secrets),
-            Err(WriteError::NotFound(_)) if attachment.meta.deleting => {
+            Ok(secrets) => state.secrets = Some(secrets),
+            Err(ApiError::NotFound(_)) if attachment.meta.deleting => {
                 tracing::warn!(attachment = %attachment.name, "Secret {reference} is gone; the driver is asked without it");
-                run.secrets = Some(Secrets::default());
+                state.secrets = Some(Secrets::default());
             }
             Err(error) => return Err(self.fail(attachment, error.to_string().into()).await),
         }
@@ -506,65 +556,76 @@ impl Attacher {
 
     /// Reads the Secret, if that was not done yet; whether it was asked of the API. Then the world has gone on meanwhile, and what
     /// was decided before is decided again: nothing may come between a decision and the driver's turn.
-    async fn read_anew(&self, attachment: &Attachment, run: &mut Run<'_>) -> Result<bool, End> {
-        let had = run.secrets.is_some();
-        self.read_secrets(attachment, run).await?;
-        Ok(run.secrets.is_some() && !had)
+    async fn ensure_secrets(
+        &self,
+        attachment: &VolumeAttachment,
+        state: &mut AttacherState<'_>,
+    ) -> Result<bool, ReconcileResult> {
+        let had = state.secrets.is_some();
+        self.read_secrets(attachment, state).await?;
+        Ok(state.secrets.is_some() && !had)
     }
 
     /// Writes the failure into the status, and chooses when to try again.
-    async fn fail(&self, attachment: &Attachment, failure: Failure) -> End {
-        let Failure { message, code, wish } = failure;
+    async fn fail(&self, attachment: &VolumeAttachment, failure: AttacherFailure) -> ReconcileResult {
+        let AttacherFailure { message, code, retry_after } = failure;
         let key = &attachment.name;
-        let teller = self.teller(attachment);
-        teller.tell(StepKind::Fails, message.clone(), None);
+        let recorder = self.recorder(attachment);
+        recorder.record(StepResult::Failed, message.clone(), None);
         let deleting = attachment.meta.deleting;
-        let patch = object::failed(deleting, self.context.now(), &message, code);
+        let patch = status::error_patch(deleting, self.context.now(), &message, code);
         // As it is by now: other writes of this run may have come between.
-        let current = self.context.cache.attachments.get(key).known();
+        let current = self.context.cache.attachments.get(key).into_object();
         // Said once is enough: its time is since when it is so.
-        let news = |current: &Arc<Attachment>| {
-            current.meta.uid == attachment.meta.uid && !object::says(current, &message, code)
+        let news = |current: &Arc<VolumeAttachment>| {
+            current.meta.uid == attachment.meta.uid && !status::has_error(current, &message, code)
         };
         if let Some(current) = current.filter(news) {
-            let write =
-                self.context.writer.merge::<Attachment>(key, Part::Status, current.meta.version, patch);
+            let write = self.context.writer.merge_patch::<VolumeAttachment>(
+                key,
+                PatchTarget::Status,
+                current.meta.resource_version,
+                patch,
+            );
             if let Err(error) = write.await {
                 // Told or not, it is tried again in time; what has changed is seen then.
-                self.context.after_failure::<Attachment>(key, &error).await;
+                self.context.action_for_write_error::<VolumeAttachment>(key, &error).await;
             }
         }
-        End::Later(self.later(attachment, wish))
+        ReconcileResult::Requeue(self.requeue_after(attachment, retry_after))
     }
 
     /// A back-off that is no shorter than what the driver wishes.
-    fn later(&self, attachment: &Attachment, wish: Option<Duration>) -> Outcome {
-        let (Some(wish), Some(lanes)) = (wish, self.lanes.get(&attachment.attacher)) else {
-            return Outcome::Retry;
+    fn requeue_after(&self, attachment: &VolumeAttachment, retry_after: Option<Duration>) -> Action {
+        let (Some(retry_after), Some(queues)) = (retry_after, self.queues.get(&attachment.attacher)) else {
+            return Action::Backoff;
         };
-        let failures = lanes.queue(Lane::of(attachment)).failures(&attachment.name);
-        self.context.settings.retry_as_wished(wish, failures)
+        let failures = queues.queue(QueueKind::for_attachment(attachment)).failures(&attachment.name);
+        self.context.settings.retry_after_hint(retry_after, failures)
     }
 
-    fn teller(&self, attachment: &Attachment) -> Teller {
+    fn recorder(&self, attachment: &VolumeAttachment) -> StepRecorder {
         let name = attachment.volume();
-        let volume = name.and_then(|name| self.context.cache.volumes.get(name).known());
-        Teller::of_attachment(&self.context, name, volume.as_deref())
+        let volume = name.and_then(|name| self.context.cache.volumes.get(name).into_object());
+        StepRecorder::of_attachment(&self.context, name, volume.as_deref())
     }
 
     /// Lets go of a volume's object.
-    async fn volume(&self, name: &VolumeName) -> Outcome {
-        let Seen::Known(volume) = self.context.cache.volumes.get(name) else { return Outcome::Done };
-        let ours = |driver: &DriverName| self.lanes.contains_key(driver);
-        let (Some(at), Some(csi)) = (rules::volume(&self.context.cache, &ours, &volume), &volume.csi) else {
-            return Outcome::Done;
+    async fn reconcile_volume(&self, name: &VolumeName) -> Action {
+        let Lookup::Found(volume) = self.context.cache.volumes.get(name) else { return Action::Done };
+        let is_managed_driver = |driver: &DriverName| self.queues.contains_key(driver);
+        let (Some(at), Some(csi)) = (
+            rules::removable_volume_finalizer(&self.context.cache, &is_managed_driver, &volume),
+            &volume.csi,
+        ) else {
+            return Action::Done;
         };
         let finalizer = names::attacher_finalizer(&csi.driver);
-        let teller = Teller::of_volume(&self.context, Role::Attacher, &volume);
+        let recorder = StepRecorder::of_volume(&self.context, Role::Attacher, &volume);
         let write = self.context.writer.remove_finalizer::<Volume>(name, &volume.meta.uid, at, &finalizer);
-        match teller.act("releases the volume's object", write).await {
-            Ok(_) => Outcome::Done,
-            Err(error) => self.context.after_failure::<Volume>(name, &error).await,
+        match recorder.record_effect("releases the volume's object", write).await {
+            Ok(_) => Action::Done,
+            Err(error) => self.context.action_for_write_error::<Volume>(name, &error).await,
         }
     }
 }

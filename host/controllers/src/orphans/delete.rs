@@ -1,163 +1,196 @@
 //! One request, one volume: everything is read anew, then the driver is called, then the answer is written.
 
 use cofferdam_backend::Call;
-use cofferdam_cluster::{EventType, OrphanReport, WriteError, hold, queue::Outcome, watch::Scope};
+use cofferdam_cluster::{
+    ApiError, EventType, OrphanReport, deletion_freeze, queue::Action, reflector::Scope,
+};
 use cofferdam_domain::{
     Volume, VolumeHandle,
-    storage::{Ability, ErrorKind, Finality, Owner, VolumeStatus},
+    storage::{Ability, ErrorKind, Finality, VolumeOwner, VolumeStatus},
 };
 use serde_json::{Value, json};
 
 use super::{
-    listing::{Pages, Sights},
-    report::{ANSWER, Answer, DELETE, DELETING, REPORT, Report, Request, Verdict},
-    rules::{self, Decision, Live},
-    scan::{Desk, Orphans, judge},
+    listing::{ObservationHistory, VolumePages},
+    report::{
+        DELETE, DELETING, DeletionRequest, DeletionResponse, DeletionResult, REPORT, RESPONSE, ScanReport,
+    },
+    rules::{self, DeletionInput, DeletionVerdict},
+    scan::{DriverScanState, OrphanScanner, classify_with_history},
 };
-use crate::act::Driver;
+use crate::context::ManagedDriver;
 
 /// Why a volume could not be looked at; asked again later.
 #[derive(Debug, thiserror::Error)]
-enum Unseen {
+enum VolumeLookupError {
     #[error("the driver's volumes cannot be listed: {0}")]
     Listing(String),
     #[error(transparent)]
-    Read(#[from] WriteError),
+    Read(#[from] ApiError),
 }
 
 /// What comes of one look at a request.
-enum Step {
+enum RequestStep {
     /// It is decided.
-    Answer(Answer),
+    Respond(DeletionResponse),
     /// Its beginning was written down, or was not.
-    Begun(Result<(), WriteError>),
+    Started(Result<(), ApiError>),
     /// It has to be tried again.
-    Later,
+    Retry,
 }
 
-impl Orphans {
+impl OrphanScanner {
     /// The next effect for a request: its beginning, the driver call, or the answer. `Err` ends this run.
-    pub(super) async fn answer(
+    pub(super) async fn handle_request(
         &self,
-        driver: &Driver,
-        standing: &OrphanReport,
-        last: Option<Report>,
-        desk: &mut Desk,
-    ) -> Result<Result<(), WriteError>, Outcome> {
-        let begun = standing.text(DELETING);
-        let Some(text) = begun.or(standing.text(DELETE)) else { return Ok(Ok(())) };
-        let request = Request::parse(text);
+        driver: &ManagedDriver,
+        config_map: &OrphanReport,
+        last_report: Option<ScanReport>,
+        scan_state: &mut DriverScanState,
+    ) -> Result<Result<(), ApiError>, Action> {
+        let started = config_map.data_value(DELETING);
+        let Some(text) = started.or(config_map.data_value(DELETE)) else { return Ok(Ok(())) };
+        let request = DeletionRequest::parse(text);
         // An answer to a request that was taken back meanwhile has nobody to read it.
-        let kept = desk.answer.take().filter(|answer| answer.request.as_ref() == request.as_ref().ok());
-        let answer = match (kept, request) {
-            (Some(answer), _) => answer,
-            (None, Err(message)) => self.refusal(None, message),
+        let pending_response = scan_state
+            .pending_response
+            .take()
+            .filter(|response| response.request.as_ref() == request.as_ref().ok());
+        let response = match (pending_response, request) {
+            (Some(response), _) => response,
+            (None, Err(message)) => self.refused_response(None, message),
             (None, Ok(request)) => {
-                match self.carry_out(driver, standing, request, begun.is_some(), &mut desk.sights).await {
-                    Step::Answer(answer) => answer,
-                    Step::Begun(written) => return Ok(written),
-                    Step::Later => return Err(Outcome::Retry),
+                match self
+                    .process_request(driver, config_map, request, started.is_some(), &mut scan_state.history)
+                    .await
+                {
+                    RequestStep::Respond(response) => response,
+                    RequestStep::Started(written) => return Ok(written),
+                    RequestStep::Retry => return Err(Action::Backoff),
                 }
             }
         };
-        let written = self.reply(driver, standing, text, last, &answer).await;
+        let written = self.write_response(driver, config_map, text, last_report, &response).await;
         if written.is_err() {
             // What the driver has said once is not asked for again.
-            desk.answer = Some(answer);
+            scan_state.pending_response = Some(response);
         }
         Ok(written)
     }
 
     /// Decides and acts on a request.
-    async fn carry_out(
+    async fn process_request(
         &self,
-        driver: &Driver,
-        standing: &OrphanReport,
-        request: Request,
-        begun: bool,
-        sights: &mut Sights,
-    ) -> Step {
+        driver: &ManagedDriver,
+        config_map: &OrphanReport,
+        request: DeletionRequest,
+        is_started: bool,
+        history: &mut ObservationHistory,
+    ) -> RequestStep {
         let name = &driver.backend.description().name;
-        let decision = match self.decide(driver, &request, begun, sights).await {
+        let decision = match self.decide_deletion(driver, &request, is_started, history).await {
             Ok(decision) => decision,
             Err(error) => {
                 tracing::warn!(driver = %name, volume = %request.handle, %error, "a deletion waits");
-                return Step::Later;
+                return RequestStep::Retry;
             }
         };
         match decision {
-            Decision::Refuse(why) => Step::Answer(self.refusal(Some(request), why)),
-            Decision::Gone => {
+            DeletionVerdict::Refuse(why) => RequestStep::Respond(self.refused_response(Some(request), why)),
+            DeletionVerdict::AlreadyDeleted => {
                 let message = "the driver lists it no more".to_owned();
-                Step::Answer(self.verdict(Some(request), Verdict::Deleted, message))
+                RequestStep::Respond(self.response(Some(request), DeletionResult::Deleted, message))
             }
-            Decision::Delete if begun => self.call(driver, request).await.map_or(Step::Later, Step::Answer),
+            DeletionVerdict::Delete if is_started => {
+                self.delete_volume(driver, request).await.map_or(RequestStep::Retry, RequestStep::Respond)
+            }
             // After it everything is looked at once more: the API took this write, so the process is not cut off from it.
-            Decision::Delete => {
+            DeletionVerdict::Delete => {
                 let data = json!({DELETING: json!(request).to_string()});
-                Step::Begun(self.write(name, Some(standing), data).await.map(drop))
+                RequestStep::Started(self.write(name, Some(config_map), data).await.map(drop))
             }
         }
     }
 
     /// The effect that cannot be taken back.
-    async fn call(&self, driver: &Driver, request: Request) -> Option<Answer> {
+    async fn delete_volume(
+        &self,
+        driver: &ManagedDriver,
+        request: DeletionRequest,
+    ) -> Option<DeletionResponse> {
         let name = &driver.backend.description().name;
-        tracing::info!(driver = %name, volume = %request.handle, by = %request.by, "deleting an orphan");
-        let call = Call::within(self.context.settings.timeout);
+        tracing::info!(driver = %name, volume = %request.handle, by = %request.requested_by, "deleting an orphan");
+        let call = Call::with_deadline(self.context.settings.timeout);
         match driver.backend.delete_volume(call, request.handle.clone()).await {
-            Ok(()) => Some(self.verdict(Some(request), Verdict::Deleted, "deleted".to_owned())),
+            Ok(()) => Some(self.response(Some(request), DeletionResult::Deleted, "deleted".to_owned())),
             Err(error) if error.finality != Finality::Final => {
                 tracing::warn!(driver = %name, volume = %request.handle, %error, "deleting an orphan is tried again");
                 None
             }
-            Err(error) if error.kind == ErrorKind::NotFound => {
-                Some(self.verdict(Some(request), Verdict::Deleted, "the driver knows it no more".to_owned()))
-            }
-            Err(error) => Some(self.refusal(Some(request), format!("the driver refuses: {error}"))),
+            Err(error) if error.kind == ErrorKind::NotFound => Some(self.response(
+                Some(request),
+                DeletionResult::Deleted,
+                "the driver knows it no more".to_owned(),
+            )),
+            Err(error) => Some(self.refused_response(Some(request), format!("the driver refuses: {error}"))),
         }
     }
 
     /// Looks at everything that a deletion rests on, the cluster last: it is what may change while the driver lists.
-    async fn decide(
+    async fn decide_deletion(
         &self,
-        driver: &Driver,
-        request: &Request,
-        begun: bool,
-        sights: &mut Sights,
-    ) -> Result<Decision, Unseen> {
+        driver: &ManagedDriver,
+        request: &DeletionRequest,
+        is_started: bool,
+        history: &mut ObservationHistory,
+    ) -> Result<DeletionVerdict, VolumeLookupError> {
         let (settings, writer) = (&self.context.settings, &self.context.writer);
         if !driver.backend.abilities().contains(&Ability::Listing) {
-            return Ok(Decision::Refuse(format!("the driver has no `{}`", Ability::Listing)));
+            return Ok(DeletionVerdict::Refuse(format!("the driver has no `{}`", Ability::Listing)));
         }
-        let locked = || Decision::Refuse(rules::locked(&settings.namespace));
-        if hold::is_held(&self.context.cache) {
-            return Ok(locked());
+        let frozen = || DeletionVerdict::Refuse(rules::frozen_message(&settings.namespace));
+        if deletion_freeze::is_frozen(&self.context.cache) {
+            return Ok(frozen());
         }
-        if let Some(why) = rules::expired(request, self.now()).filter(|_| !begun) {
-            return Ok(Decision::Refuse(why));
+        if let Some(message) = rules::expired_message(request, self.now()).filter(|_| !is_started) {
+            return Ok(DeletionVerdict::Refuse(message));
         }
-        let Some(status) = self.find(driver, &request.handle).await.map_err(Unseen::Listing)? else {
-            return Ok(rules::decide(&Live { volume: None, unreadable: None, begun }));
+        let Some(status) =
+            self.find_volume(driver, &request.handle).await.map_err(VolumeLookupError::Listing)?
+        else {
+            return Ok(rules::decide_deletion(&DeletionInput { volume: None, unreadable: None, is_started }));
         };
-        let volumes = writer.list_in::<Volume>(&Scope::default()).await?;
+        let volumes = writer.list_scope::<Volume>(&Scope::default()).await?;
         let unreadable = volumes.into_iter().find_map(|volume| volume.err().map(|opaque| opaque.key));
-        let recorded = match &status.owner {
-            Some(owner) => driver.journal.mentions_now(&owner.claim, &owner.volume).await?,
+        let has_recorded_intent = match &status.owner {
+            Some(owner) => driver.journal.has_entry_for_live(&owner.claim_uid, &owner.pv_name).await?,
             None => false,
         };
-        self.context.look().await?;
-        if hold::is_held_now(writer, &settings.namespace).await? || hold::is_held(&self.context.cache) {
-            return Ok(locked());
+        self.context.check_live().await?;
+        if deletion_freeze::is_frozen_live(writer, &settings.namespace).await?
+            || deletion_freeze::is_frozen(&self.context.cache)
+        {
+            return Ok(frozen());
         }
-        let intent = |owner: &Owner| recorded || driver.journal.mentions(&owner.claim, &owner.volume);
-        let view = self.view(&driver.backend.description().name, &intent, None, self.now());
-        let verdict = judge(&view, &status, sights);
-        Ok(rules::decide(&Live { volume: Some((&status, verdict)), unreadable, begun }))
+        let has_intent = |owner: &VolumeOwner| {
+            has_recorded_intent || driver.journal.has_entry_for(&owner.claim_uid, &owner.pv_name)
+        };
+        let input =
+            self.classification_input(&driver.backend.description().name, &has_intent, None, self.now());
+        let classification = classify_with_history(&input, &status, history);
+        Ok(rules::decide_deletion(&DeletionInput {
+            volume: Some((&status, classification)),
+            unreadable,
+            is_started,
+        }))
     }
 
-    async fn find(&self, driver: &Driver, handle: &VolumeHandle) -> Result<Option<VolumeStatus>, String> {
-        let mut pages = Pages::new(&*driver.backend, self.context.settings.timeout);
+    async fn find_volume(
+        &self,
+        driver: &ManagedDriver,
+        handle: &VolumeHandle,
+    ) -> Result<Option<VolumeStatus>, String> {
+        let mut pages = VolumePages::new(&*driver.backend, self.context.settings.timeout);
         while let Some(page) = pages.next().await? {
             if let Some(found) = page.into_iter().find(|status| status.volume.handle == *handle) {
                 return Ok(Some(found));
@@ -167,43 +200,49 @@ impl Orphans {
     }
 
     /// Writes an answer in the place of its request, whose text this is.
-    async fn reply(
+    async fn write_response(
         &self,
-        driver: &Driver,
-        standing: &OrphanReport,
+        driver: &ManagedDriver,
+        config_map: &OrphanReport,
         text: &str,
-        last: Option<Report>,
-        answer: &Answer,
-    ) -> Result<(), WriteError> {
+        last_report: Option<ScanReport>,
+        response: &DeletionResponse,
+    ) -> Result<(), ApiError> {
         let name = &driver.backend.description().name;
-        let deleted = answer.request.as_ref().filter(|_| answer.verdict == Verdict::Deleted);
-        let mut data = json!({DELETING: Value::Null, ANSWER: json!(answer).to_string()});
-        if let Some(data) = data.as_object_mut().filter(|_| standing.text(DELETE) == Some(text)) {
+        let deleted = response.request.as_ref().filter(|_| response.result == DeletionResult::Deleted);
+        let mut data = json!({DELETING: Value::Null, RESPONSE: json!(response).to_string()});
+        if let Some(data) = data.as_object_mut().filter(|_| config_map.data_value(DELETE) == Some(text)) {
             data.insert(DELETE.to_owned(), Value::Null);
         }
-        let report = last.zip(deleted).map(|(mut report, request)| {
+        let report = last_report.zip(deleted).map(|(mut report, request)| {
             report.remove(&request.handle);
             report
         });
         if let (Some(report), Some(data)) = (&report, data.as_object_mut()) {
             data.insert(REPORT.to_owned(), json!(json!(report).to_string()));
         }
-        let map = self.write(name, Some(standing), data).await?;
+        let map = self.write(name, Some(config_map), data).await?;
         if let Some(report) = &report {
-            self.metrics.show(report);
+            self.metrics.record_report(report);
         }
-        if let Some(Request { handle, by, .. }) = deleted {
-            let text = format!("Volume {handle}, an orphan, is gone as {by} asked: {}", answer.message);
-            self.note(driver, &map, EventType::Normal, "OrphanDeleted", text);
+        if let Some(DeletionRequest { handle, requested_by, .. }) = deleted {
+            let text =
+                format!("Volume {handle}, an orphan, is gone as {requested_by} asked: {}", response.message);
+            self.emit_event(driver, &map, EventType::Normal, "OrphanDeleted", text);
         }
         Ok(())
     }
 
-    fn refusal(&self, request: Option<Request>, message: String) -> Answer {
-        self.verdict(request, Verdict::Refused, message)
+    fn refused_response(&self, request: Option<DeletionRequest>, message: String) -> DeletionResponse {
+        self.response(request, DeletionResult::Refused, message)
     }
 
-    fn verdict(&self, request: Option<Request>, verdict: Verdict, message: String) -> Answer {
-        Answer { request, verdict, message, answered_at: self.now() }
+    fn response(
+        &self,
+        request: Option<DeletionRequest>,
+        result: DeletionResult,
+        message: String,
+    ) -> DeletionResponse {
+        DeletionResponse { request, result, message, answered_at: self.now() }
     }
 }

@@ -14,37 +14,45 @@ use cofferdam_domain::{
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::{report::Report, rules::Observed};
+use super::{report::ScanReport, rules::LastChange};
 
 /// Volumes per page: at a KiB each, far below what one call may return.
 const PAGE: u32 = 500;
 /// Pages of one listing: a million volumes. A driver that goes on after that does not know its end.
 const MAX_PAGES: usize = 2_000;
 /// How long one listing may take: half of the time to the next by default.
-const MAX_TIME: Duration = Duration::from_secs(1_800);
+const MAX_LISTING_TIME: Duration = Duration::from_secs(1_800);
 /// Volumes that are remembered with the time since when they have not changed; others stay young.
-const MAX_OBSERVED: usize = 50_000;
+const MAX_OBSERVATIONS: usize = 50_000;
 
 /// A listing under way.
-pub(crate) struct Pages<'a> {
+pub(crate) struct VolumePages<'a> {
     backend: &'a dyn Backend,
     timeout: Duration,
-    until: Instant,
-    after: Option<String>,
+    deadline: Instant,
+    next_token: Option<String>,
     limit: Option<u32>,
     pages: usize,
     ended: bool,
 }
 
-impl<'a> Pages<'a> {
+impl<'a> VolumePages<'a> {
     /// From the beginning; one call takes at most `timeout`.
     pub(crate) fn new(backend: &'a dyn Backend, timeout: Duration) -> Self {
-        let until = Instant::now() + MAX_TIME;
-        Self { backend, timeout, until, after: None, limit: Some(PAGE), pages: 0, ended: false }
+        let until = Instant::now() + MAX_LISTING_TIME;
+        Self {
+            backend,
+            timeout,
+            deadline: until,
+            next_token: None,
+            limit: Some(PAGE),
+            pages: 0,
+            ended: false,
+        }
     }
 
     /// The same in pages of so many volumes; absent leaves it to the driver.
-    pub(crate) fn of(self, limit: Option<u32>) -> Self {
+    pub(crate) fn with_limit(self, limit: Option<u32>) -> Self {
         Self { limit, ..self }
     }
 
@@ -60,65 +68,70 @@ impl<'a> Pages<'a> {
             return Err(format!("the listing has not ended after {MAX_PAGES} pages"));
         }
         self.pages += 1;
-        let request = PageRequest { after: self.after.take(), limit: self.limit };
-        let call = self.backend.list_volumes(Call::within(self.timeout), request);
-        let page = tokio::time::timeout_at(self.until, call)
+        let request = PageRequest { starting_token: self.next_token.take(), max_entries: self.limit };
+        let call = self.backend.list_volumes(Call::with_deadline(self.timeout), request);
+        let page = tokio::time::timeout_at(self.deadline, call)
             .await
-            .map_err(|_| format!("the listing has not ended within {MAX_TIME:?}"))?
+            .map_err(|_| format!("the listing has not ended within {MAX_LISTING_TIME:?}"))?
             .map_err(|error| error.to_string())?;
-        self.ended = page.next.is_none();
-        self.after = page.next;
+        self.ended = page.next_token.is_none();
+        self.next_token = page.next_token;
         Ok(Some(page.volumes))
     }
 }
 
-struct Sight {
+struct Observation {
     state: String,
     since: Timestamp,
     /// How long the volume had not changed at `at`.
     age: Duration,
-    at: Instant,
+    observed_at: Instant,
 }
 
 /// Since when volumes have not changed, by the eyes of this process and of those before it.
 #[derive(Default)]
-pub(super) struct Sights(HashMap<VolumeHandle, Sight>);
+pub(super) struct ObservationHistory(HashMap<VolumeHandle, Observation>);
 
-impl Sights {
+impl ObservationHistory {
     /// What the processes before this one have seen.
-    pub(super) fn recall(&mut self, report: &Report, now: Timestamp) {
-        for orphan in report.orphans.iter().chain(&report.young) {
+    pub(super) fn restore(&mut self, report: &ScanReport, now: Timestamp) {
+        for orphan in report.orphans.iter().chain(&report.within_grace_period) {
             let Some(state) = orphan.state.clone() else { continue };
             let age = Duration::try_from(now.duration_since(orphan.since)).unwrap_or_default();
-            let sight = Sight { state, since: orphan.since.min(now), age, at: Instant::now() };
-            self.0.insert(orphan.handle.clone(), sight);
+            let observation =
+                Observation { state, since: orphan.since.min(now), age, observed_at: Instant::now() };
+            self.0.insert(orphan.handle.clone(), observation);
         }
     }
 
     /// Since when the volume is as it is; from now on, where it is seen first or has changed.
-    pub(super) fn see(&mut self, status: &VolumeStatus, now: Timestamp) -> Observed {
-        let state = state(status);
+    pub(super) fn observe(&mut self, status: &VolumeStatus, now: Timestamp) -> LastChange {
+        let state = state_digest(status);
         let handle = &status.volume.handle;
-        if let Some(sight) = self.0.get(handle).filter(|sight| sight.state == state) {
-            return Observed { since: sight.since, age: sight.age + sight.at.elapsed() };
+        if let Some(observation) = self.0.get(handle).filter(|observation| observation.state == state) {
+            return LastChange {
+                since: observation.since,
+                age: observation.age + observation.observed_at.elapsed(),
+            };
         }
-        if self.0.len() < MAX_OBSERVED || self.0.contains_key(handle) {
-            let sight = Sight { state, since: now, age: Duration::ZERO, at: Instant::now() };
-            self.0.insert(handle.clone(), sight);
+        if self.0.len() < MAX_OBSERVATIONS || self.0.contains_key(handle) {
+            let observation =
+                Observation { state, since: now, age: Duration::ZERO, observed_at: Instant::now() };
+            self.0.insert(handle.clone(), observation);
         }
-        Observed { since: now, age: Duration::ZERO }
+        LastChange { since: now, age: Duration::ZERO }
     }
 
     /// Forgets all others: a complete listing did not show them.
-    pub(super) fn keep(&mut self, seen: &HashSet<VolumeHandle>) {
-        self.0.retain(|handle, _| seen.contains(handle));
+    pub(super) fn retain(&mut self, listed: &HashSet<VolumeHandle>) {
+        self.0.retain(|handle, _| listed.contains(handle));
     }
 }
 
 /// A digest of everything about a volume that changes with its use; its health does not.
-pub(super) fn state(status: &VolumeStatus) -> String {
+pub(super) fn state_digest(status: &VolumeStatus) -> String {
     // Another build may hash otherwise: then its volumes are young once more, which costs a day and no data.
     let mut hasher = DefaultHasher::new();
-    (&status.volume, &status.owner, &status.published_nodes).hash(&mut hasher);
+    (&status.volume, &status.owner, &status.published_node_ids).hash(&mut hasher);
     format!("{:016x}", hasher.finish())
 }

@@ -8,26 +8,26 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use super::report::{LeakDetection, Report};
+use super::report::{LeakDetection, ScanReport};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct Labels {
+struct DriverLabels {
     driver_name: String,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct Verdict {
+struct ClassificationLabels {
     driver_name: String,
-    verdict: &'static str,
+    state: &'static str,
 }
 
 /// Handles to the metrics; clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct OrphanMetrics {
-    volumes: Family<Verdict, Gauge>,
-    bytes: Family<Labels, Gauge>,
-    scanned: Family<Labels, Gauge>,
-    errors: Family<Labels, Counter>,
+    volumes: Family<ClassificationLabels, Gauge>,
+    bytes: Family<DriverLabels, Gauge>,
+    last_scan: Family<DriverLabels, Gauge>,
+    errors: Family<DriverLabels, Counter>,
 }
 
 impl OrphanMetrics {
@@ -41,45 +41,45 @@ impl OrphanMetrics {
             "cofferdam_orphan_scan_timestamp",
             "End of the last complete scan since the Unix epoch",
             Unit::Seconds,
-            m.scanned,
+            m.last_scan,
         );
         registry.register("cofferdam_orphan_scan_errors", "Scans that came to no end", m.errors);
         metrics
     }
 
     /// Shows what a report says. Where nothing was looked at, nothing is shown: zero orphans would be a claim.
-    pub(crate) fn show(&self, report: &Report) {
+    pub(crate) fn record_report(&self, report: &ScanReport) {
         let counts = &report.counts;
         if counts.total() == 0 && matches!(report.leak_detection, LeakDetection::None { .. }) {
             return;
         }
         let driver_name = report.driver.to_string();
         let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-        for (verdict, count) in [
-            ("known", counts.known),
+        for (state, count) in [
+            ("known", counts.referenced),
             ("orphan", counts.orphan),
-            ("young", counts.young),
-            ("unknown", counts.unknown()),
+            ("young", counts.within_grace_period),
+            ("unknown", counts.unmanaged()),
         ] {
-            let labels = Verdict { driver_name: driver_name.clone(), verdict };
+            let labels = ClassificationLabels { driver_name: driver_name.clone(), state };
             self.volumes.get_or_create(&labels).set(signed(count));
         }
-        self.bytes.get_or_create(&Labels { driver_name }).set(signed(report.orphaned_bytes));
+        self.bytes.get_or_create(&DriverLabels { driver_name }).set(signed(report.orphaned_bytes));
     }
 
     /// Notes the end of a complete scan.
-    pub(crate) fn scanned(&self, driver: &DriverName, at: Timestamp) {
-        self.scanned.get_or_create(&labels(driver)).set(at.as_second());
+    pub(crate) fn record_scan(&self, driver: &DriverName, at: Timestamp) {
+        self.last_scan.get_or_create(&labels(driver)).set(at.as_second());
         // So that a scrape shows that there were none.
         drop(self.errors.get_or_create(&labels(driver)));
     }
 
     /// Notes a scan that came to no end.
-    pub(crate) fn failed(&self, driver: &DriverName) {
+    pub(crate) fn record_scan_failure(&self, driver: &DriverName) {
         self.errors.get_or_create(&labels(driver)).inc();
     }
 }
 
-fn labels(driver: &DriverName) -> Labels {
-    Labels { driver_name: driver.to_string() }
+fn labels(driver: &DriverName) -> DriverLabels {
+    DriverLabels { driver_name: driver.to_string() }
 }

@@ -10,6 +10,6 @@ pub mod rules;
 mod delete;
 pub(crate) mod listing;
 mod scan;
-mod tally;
+mod summary;
 
-pub(crate) use scan::Orphans;
+pub(crate) use scan::OrphanScanner;

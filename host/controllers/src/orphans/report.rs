@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-use cofferdam_cluster::{OrphanReport, orphans};
+use cofferdam_cluster::{OrphanReport, orphan_report};
 use cofferdam_domain::{DriverName, Uid, VolumeHandle, VolumeName};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -16,16 +16,16 @@ pub const DELETE: &str = "delete";
 /// knows that it may have been asked.
 pub const DELETING: &str = "deleting";
 /// Key of the [`Answer`] to the last request.
-pub const ANSWER: &str = "answer";
+pub const RESPONSE: &str = "answer";
 
 /// Orphans that a report lists, and as many young volumes; more are only counted.
 pub const MAX_LISTED: usize = 500;
 /// Bytes of everything that is listed: less than half of the API's limit of 1 MiB for a ConfigMap.
 const MAX_BYTES: usize = 448 << 10;
 /// A report that says nothing new is written again after this time, so that its age tells whether anybody still looks.
-const REFRESH: Duration = Duration::from_secs(3600);
+const REFRESH_INTERVAL: Duration = Duration::from_secs(3600);
 /// Longest request that is read, in bytes: a handle has at most 128.
-const MAX_REQUEST: usize = 4 << 10;
+const MAX_REQUEST_BYTES: usize = 4 << 10;
 
 /// How leaks of a driver are found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,7 +36,7 @@ pub enum LeakDetection {
     /// Not at all.
     None {
         /// Why, for people.
-        why: String,
+        message: String,
     },
 }
 
@@ -44,7 +44,7 @@ impl fmt::Display for LeakDetection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Owner => f.write_str("by owner"),
-            Self::None { why } => write!(f, "none: {why}"),
+            Self::None { message } => write!(f, "none: {message}"),
         }
     }
 }
@@ -52,30 +52,30 @@ impl fmt::Display for LeakDetection {
 /// Volumes by verdict.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Counts {
+pub struct VolumeCounts {
     /// An object, a claim or an intent speaks for them.
-    pub known: u64,
+    pub referenced: u64,
     /// Nothing does, for a day.
     pub orphan: u64,
     /// Nothing does, but not for a day yet.
-    pub young: u64,
+    pub within_grace_period: u64,
     /// No object stands for them, and the driver has kept no owner.
     pub no_owner: u64,
     /// No object stands for them, and they were made for another cluster.
     pub other_cluster: u64,
     /// No object stands for them, and their reclaim policy was not Delete.
-    pub kept: u64,
+    pub retained: u64,
 }
 
-impl Counts {
+impl VolumeCounts {
     /// Volumes without an object that may not be ours to judge.
-    pub fn unknown(&self) -> u64 {
-        self.no_owner + self.other_cluster + self.kept
+    pub fn unmanaged(&self) -> u64 {
+        self.no_owner + self.other_cluster + self.retained
     }
 
     /// Every volume that the driver lists.
     pub fn total(&self) -> u64 {
-        self.known + self.orphan + self.young + self.unknown()
+        self.referenced + self.orphan + self.within_grace_period + self.unmanaged()
     }
 }
 
@@ -100,7 +100,7 @@ pub struct Orphan {
 
 /// A scan that came to no end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
+pub struct ScanFailure {
     /// When.
     pub time: Timestamp,
     /// Why, for people.
@@ -110,7 +110,7 @@ pub struct Failure {
 /// What a driver holds, as the last complete scan found it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Report {
+pub struct ScanReport {
     /// The driver.
     pub driver: DriverName,
     /// End of the last complete scan; absent before the first.
@@ -118,70 +118,76 @@ pub struct Report {
     /// How leaks are found.
     pub leak_detection: LeakDetection,
     /// Whether nothing may be deleted because the cluster was restored from a backup.
-    pub held: bool,
+    pub deletions_frozen: bool,
     /// Every volume that the driver lists.
-    pub counts: Counts,
+    pub counts: VolumeCounts,
     /// Sizes of all orphans together, as far as the driver knows them.
     pub orphaned_bytes: u64,
     /// Orphans by handle, at most [`MAX_LISTED`].
     pub orphans: Vec<Orphan>,
     /// How many orphans are not listed.
-    pub more: u64,
+    pub unlisted_orphans: u64,
     /// Volumes that become orphans when a day has passed, by handle, at most [`MAX_LISTED`].
     #[serde(default)]
-    pub young: Vec<Orphan>,
+    pub within_grace_period: Vec<Orphan>,
     /// How many of those are not listed.
     #[serde(default)]
-    pub more_young: u64,
+    pub unlisted_within_grace_period: u64,
     /// The last scan, where it came to no end: everything else is from the one before.
-    pub failure: Option<Failure>,
+    pub failure: Option<ScanFailure>,
 }
 
-impl Report {
+impl ScanReport {
     /// A report of a driver that was never scanned.
     pub fn new(driver: DriverName, leak_detection: LeakDetection) -> Self {
         Self {
             driver,
             time: None,
             leak_detection,
-            held: false,
-            counts: Counts::default(),
+            deletions_frozen: false,
+            counts: VolumeCounts::default(),
             orphaned_bytes: 0,
             orphans: Vec::new(),
-            more: 0,
-            young: Vec::new(),
-            more_young: 0,
+            unlisted_orphans: 0,
+            within_grace_period: Vec::new(),
+            unlisted_within_grace_period: 0,
             failure: None,
         }
     }
 
     /// The report in a ConfigMap; absent where there is none that this build can read.
     pub fn read(map: &OrphanReport) -> Option<Self> {
-        serde_json::from_str(map.text(REPORT)?).ok()
+        serde_json::from_str(map.data_value(REPORT)?).ok()
     }
 
     /// Lists orphans, then young volumes, as far as they fit; all of them are counted already.
-    pub fn list(&mut self, orphans: BTreeMap<VolumeHandle, Orphan>, young: BTreeMap<VolumeHandle, Orphan>) {
+    pub fn set_listed(
+        &mut self,
+        orphans: BTreeMap<VolumeHandle, Orphan>,
+        within_grace_period: BTreeMap<VolumeHandle, Orphan>,
+    ) {
         let mut bytes = 0;
         let mut fits = |orphan: &Orphan| {
             bytes += serde_json::to_string(orphan).map_or(MAX_BYTES, |json| json.len() + 1);
             bytes <= MAX_BYTES
         };
         self.orphans = orphans.into_values().take(MAX_LISTED).take_while(&mut fits).collect();
-        self.young = young.into_values().take(MAX_LISTED).take_while(&mut fits).collect();
-        let missing = |count: u64, listed: &[Orphan]| {
+        self.within_grace_period =
+            within_grace_period.into_values().take(MAX_LISTED).take_while(&mut fits).collect();
+        let unlisted = |count: u64, listed: &[Orphan]| {
             count.saturating_sub(u64::try_from(listed.len()).unwrap_or(u64::MAX))
         };
-        self.more = missing(self.counts.orphan, &self.orphans);
-        self.more_young = missing(self.counts.young, &self.young);
+        self.unlisted_orphans = unlisted(self.counts.orphan, &self.orphans);
+        self.unlisted_within_grace_period =
+            unlisted(self.counts.within_grace_period, &self.within_grace_period);
     }
 
     /// Takes out an orphan that is gone.
     pub fn remove(&mut self, handle: &VolumeHandle) {
         let Some(at) = self.orphans.iter().position(|orphan| orphan.handle == *handle) else { return };
-        let gone = self.orphans.remove(at);
+        let removed = self.orphans.remove(at);
         self.counts.orphan = self.counts.orphan.saturating_sub(1);
-        self.orphaned_bytes = self.orphaned_bytes.saturating_sub(gone.bytes.unwrap_or_default());
+        self.orphaned_bytes = self.orphaned_bytes.saturating_sub(removed.bytes.unwrap_or_default());
     }
 
     /// The orphan of this handle, where it is listed.
@@ -190,28 +196,30 @@ impl Report {
     }
 
     /// Whether this report has to be written where `before` stands: it says something new, or `before` is an hour old.
-    pub fn replaces(&self, before: &Self) -> bool {
+    pub fn is_update_of(&self, before: &Self) -> bool {
         let mut same = Self { time: before.time, failure: self.failure.clone(), ..self.clone() };
-        if let (Some(now), Some(then)) = (&mut same.failure, &before.failure) {
-            now.time = then.time;
+        if let (Some(now), Some(previous)) = (&mut same.failure, &before.failure) {
+            now.time = previous.time;
         }
         same != *before
-            || self.stamp() >= before.stamp() + jiff::SignedDuration::try_from(REFRESH).unwrap_or_default()
+            || self.last_attempt()
+                >= before.last_attempt()
+                    + jiff::SignedDuration::try_from(REFRESH_INTERVAL).unwrap_or_default()
     }
 
     /// Orphans that `before` did not have. Where it did not list all of its own, only a larger number tells.
-    pub fn grown(&self, before: Option<&Self>) -> Vec<&VolumeHandle> {
+    pub fn new_orphans(&self, before: Option<&Self>) -> Vec<&VolumeHandle> {
         let new = |orphan: &&Orphan| before.is_none_or(|before| before.orphan(&orphan.handle).is_none());
-        let doubtful =
-            before.is_some_and(|before| before.more > 0 && before.counts.orphan >= self.counts.orphan);
-        if doubtful {
+        let is_uncertain = before
+            .is_some_and(|before| before.unlisted_orphans > 0 && before.counts.orphan >= self.counts.orphan);
+        if is_uncertain {
             return Vec::new();
         }
         self.orphans.iter().filter(new).map(|orphan| &orphan.handle).collect()
     }
 
     /// When somebody looked last, with or without success.
-    fn stamp(&self) -> Timestamp {
+    fn last_attempt(&self) -> Timestamp {
         let failed = self.failure.as_ref().map(|failure| failure.time);
         self.time.max(failed).unwrap_or(Timestamp::UNIX_EPOCH)
     }
@@ -220,23 +228,26 @@ impl Report {
 /// A wish to delete one volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Request {
+pub struct DeletionRequest {
     /// The volume.
     pub handle: VolumeHandle,
     /// When it was asked for.
     pub requested_at: Timestamp,
     /// Who asks, for people.
-    pub by: String,
+    pub requested_by: String,
 }
 
-impl Request {
+impl DeletionRequest {
     /// Reads what stands in a ConfigMap.
     ///
     /// # Errors
     /// A sentence for people.
     pub fn parse(text: &str) -> Result<Self, String> {
-        if text.len() > MAX_REQUEST {
-            return Err(format!("the request has {} bytes; expected at most {MAX_REQUEST}", text.len()));
+        if text.len() > MAX_REQUEST_BYTES {
+            return Err(format!(
+                "the request has {} bytes; expected at most {MAX_REQUEST_BYTES}",
+                text.len()
+            ));
         }
         serde_json::from_str(text).map_err(|error| format!("the request cannot be read: {error}"))
     }
@@ -250,7 +261,7 @@ impl Request {
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
+pub enum DeletionResult {
     /// The volume is gone.
     Deleted,
     /// The volume was left alone.
@@ -260,27 +271,27 @@ pub enum Verdict {
 /// The answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Answer {
+pub struct DeletionResponse {
     /// The request; absent where it could not be read.
-    pub request: Option<Request>,
+    pub request: Option<DeletionRequest>,
     /// What became of it.
-    pub verdict: Verdict,
+    pub result: DeletionResult,
     /// Why, for people.
     pub message: String,
     /// When.
     pub answered_at: Timestamp,
 }
 
-impl Answer {
+impl DeletionResponse {
     /// The answer in a ConfigMap; absent where there is none that this build can read.
     pub fn read(map: &OrphanReport) -> Option<Self> {
-        serde_json::from_str(map.text(ANSWER)?).ok()
+        serde_json::from_str(map.data_value(RESPONSE)?).ok()
     }
 }
 
 /// Labels of the ConfigMap.
 pub(crate) fn labels() -> Value {
-    json!({"app.kubernetes.io/managed-by": "cofferdam", orphans::LABEL: orphans::LABEL_VALUE})
+    json!({"app.kubernetes.io/managed-by": "cofferdam", orphan_report::REPORT_LABEL: orphan_report::REPORT_LABEL_VALUE})
 }
 
 #[cfg(test)]

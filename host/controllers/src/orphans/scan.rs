@@ -8,15 +8,15 @@ use std::{
 };
 
 use cofferdam_cluster::{
-    Change, Event, EventType, Kind, OrphanReport, Seen, Subject, WriteError, hold,
+    ApiError, Change, Event, EventType, Kind, Lookup, ObjectReference, OrphanReport, deletion_freeze,
     metrics::Metrics,
-    orphans::ReportKey,
-    queue::{Outcome, Queue},
-    writer::Part,
+    orphan_report::OrphanReportKey,
+    queue::{Action, Queue},
+    writer::PatchTarget,
 };
 use cofferdam_domain::{
     DriverName, VolumeHandle,
-    storage::{Ability, Owner, VolumeStatus},
+    storage::{Ability, VolumeOwner, VolumeStatus},
 };
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -24,85 +24,90 @@ use tokio::{sync::Mutex, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    listing::{Pages, Sights},
+    listing::{ObservationHistory, VolumePages},
     metrics::OrphanMetrics,
-    report::{self, Answer, DELETE, DELETING, Failure, LeakDetection, REPORT, Report, Request},
-    rules::{self, Observed, Verdict, View},
-    tally::{Tally, describe},
+    report::{
+        self, DELETE, DELETING, DeletionRequest, DeletionResponse, LeakDetection, REPORT, ScanFailure,
+        ScanReport,
+    },
+    rules::{self, Classification, ClassificationInput, LastChange},
+    summary::{ScanSummary, describe},
 };
-use crate::act::{Context, Driver, MAX_EFFECTS};
+use crate::context::{ControllerContext, MAX_EFFECTS, ManagedDriver};
 
 /// The part of its interval by which a scan may come later.
 const JITTER: u32 = 10;
 
 /// The scan of every driver of this process.
-pub(crate) struct Orphans {
-    pub(super) context: Arc<Context>,
+pub(crate) struct OrphanScanner {
+    pub(super) context: Arc<ControllerContext>,
     pub(super) metrics: OrphanMetrics,
     interval: Duration,
     queue: Queue<DriverName>,
-    desks: HashMap<DriverName, Mutex<Desk>>,
+    scan_states: HashMap<DriverName, Mutex<DriverScanState>>,
 }
 
 /// What is under way for a driver.
-pub(super) struct Desk {
+pub(super) struct DriverScanState {
     next_scan: Instant,
     /// A report that is not written yet.
-    report: Option<Report>,
+    pending_report: Option<ScanReport>,
     /// An answer that is not written yet.
-    pub(super) answer: Option<Answer>,
-    pub(super) sights: Sights,
+    pub(super) pending_response: Option<DeletionResponse>,
+    pub(super) history: ObservationHistory,
     /// Whether the sights have what the last process had seen.
-    recalled: bool,
+    is_history_restored: bool,
 }
 
-impl Orphans {
+impl OrphanScanner {
     /// The scan, woken by requests from now on.
     pub(crate) fn new(
-        context: Arc<Context>,
+        context: Arc<ControllerContext>,
         interval: Duration,
         metrics: &Metrics,
-        own: OrphanMetrics,
+        orphan_metrics: OrphanMetrics,
     ) -> Arc<Self> {
         let settings = &context.settings;
         let backoff = settings.backoff();
-        let desk = || {
-            Mutex::new(Desk {
+        let scan_state = || {
+            Mutex::new(DriverScanState {
                 next_scan: Instant::now(),
-                report: None,
-                answer: None,
-                sights: Sights::default(),
-                recalled: false,
+                pending_report: None,
+                pending_response: None,
+                history: ObservationHistory::default(),
+                is_history_restored: false,
             })
         };
         let role = Arc::new(Self {
             // One report a driver: the processes of several nodes would write over each other.
-            desks: context
+            scan_states: context
                 .drivers
                 .keys()
-                .filter(|name| !context.is_of_node(name))
-                .map(|name| (name.clone(), desk()))
+                .filter(|name| !context.is_node_local(name))
+                .map(|name| (name.clone(), scan_state()))
                 .collect(),
             queue: Queue::new("orphans", backoff, metrics),
-            metrics: own,
+            metrics: orphan_metrics,
             interval,
             context,
         });
-        let me = Arc::downgrade(&role);
+        let controller = Arc::downgrade(&role);
         role.context.cache.orphan_reports.subscribe(move |change: &Change<OrphanReport>| {
-            let asks =
-                change.new.as_ref().is_some_and(|map| map.text(DELETE).or(map.text(DELETING)).is_some());
-            if let Some(me) = me.upgrade().filter(|_| asks) {
-                let drivers = me.desks.keys();
+            let has_request = change
+                .new
+                .as_ref()
+                .is_some_and(|map| map.data_value(DELETE).or(map.data_value(DELETING)).is_some());
+            if let Some(controller) = controller.upgrade().filter(|_| has_request) {
+                let drivers = controller.scan_states.keys();
                 drivers
-                    .filter(|driver| me.key(driver) == change.key)
-                    .for_each(|name| me.queue.add(name.clone()));
+                    .filter(|driver| controller.report_key(driver) == change.key)
+                    .for_each(|name| controller.queue.add(name.clone()));
             }
         });
-        let me = Arc::downgrade(&role);
-        role.context.cache.restore_marks.subscribe(move |_| {
-            if let Some(me) = me.upgrade() {
-                me.desks.keys().for_each(|name| me.queue.add(name.clone()));
+        let controller = Arc::downgrade(&role);
+        role.context.cache.restore_markers.subscribe(move |_| {
+            if let Some(controller) = controller.upgrade() {
+                controller.scan_states.keys().for_each(|name| controller.queue.add(name.clone()));
             }
         });
         role
@@ -113,68 +118,74 @@ impl Orphans {
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            () = self.context.cache.orphan_reports.synced() => {}
+            () = self.context.cache.orphan_reports.wait_synced() => {}
         }
-        self.desks.keys().for_each(|name| self.queue.add(name.clone()));
-        let me = Arc::clone(self);
+        self.scan_states.keys().for_each(|name| self.queue.add(name.clone()));
+        let controller = Arc::clone(self);
         let stopping = stop.clone();
         let work = move |name: DriverName| {
-            let (me, stopping) = (Arc::clone(&me), stopping.clone());
-            async move { me.work(&name, &stopping).await }
+            let (controller, stopping) = (Arc::clone(&controller), stopping.clone());
+            async move { controller.reconcile(&name, &stopping).await }
         };
-        self.queue.run(self.desks.len(), stop, work).await;
+        self.queue.run(self.scan_states.len(), stop, work).await;
     }
 
-    async fn work(&self, name: &DriverName, stop: &CancellationToken) -> Outcome {
-        let (Some(driver), Some(desk)) = (self.context.drivers.get(name), self.desks.get(name)) else {
-            return Outcome::Done;
+    async fn reconcile(&self, name: &DriverName, stop: &CancellationToken) -> Action {
+        let (Some(driver), Some(scan_state)) = (self.context.drivers.get(name), self.scan_states.get(name))
+        else {
+            return Action::Done;
         };
-        let mut desk = desk.lock().await;
+        let mut scan_state = scan_state.lock().await;
         for _ in 0..MAX_EFFECTS {
-            let standing = match self.context.cache.orphan_reports.get(&self.key(name)) {
-                Seen::Known(standing) => Some(standing),
-                Seen::Absent => None,
+            let config_map = match self.context.cache.orphan_reports.get(&self.report_key(name)) {
+                Lookup::Found(config_map) => Some(config_map),
+                Lookup::Missing => None,
                 // Somebody else's ConfigMap under our name: hands off.
-                Seen::Opaque(_) => return Outcome::After(self.interval),
+                Lookup::Undecodable(_) => return Action::RequeueAfter(self.interval),
             };
-            let standing = standing.as_deref();
-            let last = standing.and_then(Report::read);
-            if !std::mem::replace(&mut desk.recalled, true)
-                && let Some(last) = &last
+            let config_map = config_map.as_deref();
+            let last_report = config_map.and_then(ScanReport::read);
+            if !std::mem::replace(&mut scan_state.is_history_restored, true)
+                && let Some(last_report) = &last_report
             {
-                desk.sights.recall(last, self.now());
+                scan_state.history.restore(last_report, self.now());
             }
-            let held = hold::is_held(&self.context.cache);
-            let result = if let Some(report) = desk.report.take() {
-                self.publish(driver, standing, last, report, &mut desk).await
-            } else if desk.next_scan <= Instant::now() || last.as_ref().is_some_and(|last| last.held != held)
+            let is_frozen = deletion_freeze::is_frozen(&self.context.cache);
+            let result = if let Some(report) = scan_state.pending_report.take() {
+                self.publish_report(driver, config_map, last_report, report, &mut scan_state).await
+            } else if scan_state.next_scan <= Instant::now()
+                || last_report.as_ref().is_some_and(|last_report| last_report.deletions_frozen != is_frozen)
             {
                 let scan = tokio::select! {
                     biased;
-                    () = stop.cancelled() => return Outcome::Done,
-                    scan = self.scan(driver, standing, &mut desk) => scan,
+                    () = stop.cancelled() => return Action::Done,
+                    scan = self.scan(driver, config_map, &mut scan_state) => scan,
                 };
-                desk.report = Some(self.conclude(name, last, held, scan, &mut desk));
+                scan_state.pending_report =
+                    Some(self.build_report(name, last_report, is_frozen, scan, &mut scan_state));
                 continue;
-            } else if let Some(standing) =
-                standing.filter(|map| map.text(DELETE).or(map.text(DELETING)).is_some())
+            } else if let Some(config_map) =
+                config_map.filter(|map| map.data_value(DELETE).or(map.data_value(DELETING)).is_some())
             {
-                match self.answer(driver, standing, last, &mut desk).await {
+                match self.handle_request(driver, config_map, last_report, &mut scan_state).await {
                     Ok(result) => result,
                     Err(outcome) => return outcome,
                 }
             } else {
-                return Outcome::After(desk.next_scan.saturating_duration_since(Instant::now()));
+                return Action::RequeueAfter(scan_state.next_scan.saturating_duration_since(Instant::now()));
             };
             if let Err(error) = result {
-                return self.context.after_failure::<OrphanReport>(&self.key(name), &error).await;
+                return self
+                    .context
+                    .action_for_write_error::<OrphanReport>(&self.report_key(name), &error)
+                    .await;
             }
         }
-        Outcome::Again
+        Action::Requeue
     }
 
-    pub(super) fn key(&self, driver: &DriverName) -> ReportKey {
-        ReportKey::of(&self.context.settings.namespace, driver)
+    pub(super) fn report_key(&self, driver: &DriverName) -> OrphanReportKey {
+        OrphanReportKey::for_driver(&self.context.settings.namespace, driver)
     }
 
     /// The wall clock, in the whole milliseconds that reports show.
@@ -186,96 +197,116 @@ impl Orphans {
     /// Judges everything that the driver lists. No effect.
     async fn scan(
         &self,
-        driver: &Driver,
-        standing: Option<&OrphanReport>,
-        desk: &mut Desk,
-    ) -> Result<Report, String> {
+        driver: &ManagedDriver,
+        config_map: Option<&OrphanReport>,
+        scan_state: &mut DriverScanState,
+    ) -> Result<ScanReport, String> {
         let name = &driver.backend.description().name;
         if !driver.backend.abilities().contains(&Ability::Listing) {
-            let why = format!("the driver has no `{}`", Ability::Listing);
-            return Ok(Report::new(name.clone(), LeakDetection::None { why }));
+            let message = format!("the driver has no `{}`", Ability::Listing);
+            return Ok(ScanReport::new(name.clone(), LeakDetection::None { message }));
         }
-        let deleting = standing.and_then(|map| Request::parse(map.text(DELETING)?).ok());
+        let deleting = config_map.and_then(|map| DeletionRequest::parse(map.data_value(DELETING)?).ok());
         let deleting = deleting.as_ref().map(|request| &request.handle);
-        let mut tally = Tally::default();
-        let mut pages = Pages::new(&*driver.backend, self.context.settings.timeout);
+        let mut summary = ScanSummary::default();
+        let mut pages = VolumePages::new(&*driver.backend, self.context.settings.timeout);
         while let Some(page) = pages.next().await? {
-            let intent = |owner: &Owner| driver.journal.mentions(&owner.claim, &owner.volume);
+            let intent = |owner: &VolumeOwner| driver.journal.has_entry_for(&owner.claim_uid, &owner.pv_name);
             let now = self.now();
             for status in page {
-                let view = self.view(name, &intent, deleting, now);
-                let verdict = judge(&view, &status, &mut desk.sights);
-                tally.take_in(status, verdict);
+                let input = self.classification_input(name, &intent, deleting, now);
+                let classification = classify_with_history(&input, &status, &mut scan_state.history);
+                summary.add(status, classification);
             }
         }
-        desk.sights.keep(&tally.watched);
-        Ok(tally.report(name.clone()))
+        scan_state.history.retain(&summary.observed_handles);
+        Ok(summary.into_report(name.clone()))
     }
 
     /// What verdicts rest on: the cache as it is now.
-    pub(super) fn view<'a>(
+    pub(super) fn classification_input<'a>(
         &'a self,
         driver: &'a DriverName,
-        intent: &'a dyn Fn(&Owner) -> bool,
+        has_intent: &'a dyn Fn(&VolumeOwner) -> bool,
         deleting: Option<&'a VolumeHandle>,
         now: Timestamp,
-    ) -> View<'a> {
-        View { cache: &self.context.cache, driver, cluster: &self.context.cluster, intent, deleting, now }
+    ) -> ClassificationInput<'a> {
+        ClassificationInput {
+            cache: &self.context.cache,
+            driver,
+            cluster: &self.context.cluster,
+            has_intent,
+            deleting,
+            now,
+        }
     }
 
     /// The report after a scan, and when the next one is due.
-    fn conclude(
+    fn build_report(
         &self,
         driver: &DriverName,
-        last: Option<Report>,
-        held: bool,
-        scan: Result<Report, String>,
-        desk: &mut Desk,
-    ) -> Report {
+        last_report: Option<ScanReport>,
+        is_frozen: bool,
+        scan: Result<ScanReport, String>,
+        scan_state: &mut DriverScanState,
+    ) -> ScanReport {
         let now = self.now();
         match scan {
             Ok(report) => {
-                desk.next_scan =
-                    Instant::now() + pause(self.interval, driver, &self.context.settings.identity, now);
-                self.metrics.scanned(driver, now);
-                Report { time: Some(now), held, ..report }
+                scan_state.next_scan =
+                    Instant::now() + scan_delay(self.interval, driver, &self.context.settings.identity, now);
+                self.metrics.record_scan(driver, now);
+                ScanReport { time: Some(now), deletions_frozen: is_frozen, ..report }
             }
             Err(message) => {
                 tracing::warn!(%driver, "the scan for orphans failed: {message}");
-                self.metrics.failed(driver);
-                desk.next_scan = Instant::now() + self.interval.min(self.context.settings.retry_interval_max);
-                let why = "no scan has come to its end yet".to_owned();
-                let last = last.unwrap_or_else(|| Report::new(driver.clone(), LeakDetection::None { why }));
-                Report { held, failure: Some(Failure { time: now, message }), ..last }
+                self.metrics.record_scan_failure(driver);
+                scan_state.next_scan =
+                    Instant::now() + self.interval.min(self.context.settings.retry_interval_max);
+                let reason = "no scan has come to its end yet".to_owned();
+                let last_report = last_report.unwrap_or_else(|| {
+                    ScanReport::new(driver.clone(), LeakDetection::None { message: reason })
+                });
+                ScanReport {
+                    deletions_frozen: is_frozen,
+                    failure: Some(ScanFailure { time: now, message }),
+                    ..last_report
+                }
             }
         }
     }
 
     /// The effect after a scan: the report. What goes wrong leaves it on the desk.
-    async fn publish(
+    async fn publish_report(
         &self,
-        driver: &Driver,
-        standing: Option<&OrphanReport>,
-        last: Option<Report>,
-        report: Report,
-        desk: &mut Desk,
-    ) -> Result<(), WriteError> {
-        self.metrics.show(&report);
-        if last.as_ref().is_some_and(|last| !report.replaces(last)) {
+        driver: &ManagedDriver,
+        config_map: Option<&OrphanReport>,
+        last_report: Option<ScanReport>,
+        report: ScanReport,
+        scan_state: &mut DriverScanState,
+    ) -> Result<(), ApiError> {
+        self.metrics.record_report(&report);
+        if last_report.as_ref().is_some_and(|last_report| !report.is_update_of(last_report)) {
             return Ok(());
         }
         let data = json!({"driver": report.driver, REPORT: json!(report).to_string()});
-        match self.write(&report.driver, standing, data).await {
+        match self.write(&report.driver, config_map, data).await {
             Ok(map) => {
-                let grown = report.grown(last.as_ref());
-                if !grown.is_empty() {
+                let new_orphans = report.new_orphans(last_report.as_ref());
+                if !new_orphans.is_empty() {
                     let reason = "OrphanedVolumes";
-                    self.note(driver, &map, EventType::Warning, reason, describe(&report, &grown));
+                    self.emit_event(
+                        driver,
+                        &map,
+                        EventType::Warning,
+                        reason,
+                        describe(&report, &new_orphans),
+                    );
                 }
                 Ok(())
             }
             Err(error) => {
-                desk.report = Some(report);
+                scan_state.pending_report = Some(report);
                 Err(error)
             }
         }
@@ -285,15 +316,17 @@ impl Orphans {
     pub(super) async fn write(
         &self,
         driver: &DriverName,
-        standing: Option<&OrphanReport>,
+        config_map: Option<&OrphanReport>,
         data: Value,
-    ) -> Result<OrphanReport, WriteError> {
-        let (key, labels) = (self.key(driver), report::labels());
+    ) -> Result<OrphanReport, ApiError> {
+        let (key, labels) = (self.report_key(driver), report::labels());
         let writer = &self.context.writer;
-        match standing {
+        match config_map {
             Some(map) => {
                 let patch = json!({"metadata": {"labels": labels}, "data": data});
-                writer.merge::<OrphanReport>(&key, Part::Object, map.meta.version, patch).await
+                writer
+                    .merge_patch::<OrphanReport>(&key, PatchTarget::Object, map.meta.resource_version, patch)
+                    .await
             }
             None => {
                 let body = json!({
@@ -308,9 +341,9 @@ impl Orphans {
     }
 
     /// Sends an event on the ConfigMap.
-    pub(super) fn note(
+    pub(super) fn emit_event(
         &self,
-        driver: &Driver,
+        driver: &ManagedDriver,
         map: &OrphanReport,
         kind: EventType,
         reason: &'static str,
@@ -318,25 +351,35 @@ impl Orphans {
     ) {
         let name = &driver.backend.description().name;
         tracing::info!(driver = %name, "{note}");
-        let subject = Subject::of(map);
+        let subject = ObjectReference::from_object(map);
         let component = driver.component.clone();
-        self.context.events.publish(Event { subject, kind, reason, note, component });
+        self.context.events.publish(Event {
+            involved_object: subject,
+            event_type: kind,
+            reason,
+            note,
+            component,
+        });
     }
 }
 
 /// What a volume is.
-pub(super) fn judge(view: &View<'_>, status: &VolumeStatus, sights: &mut Sights) -> Verdict {
-    let verdict = rules::judge(view, status, None);
+pub(super) fn classify_with_history(
+    input: &ClassificationInput<'_>,
+    status: &VolumeStatus,
+    history: &mut ObservationHistory,
+) -> Classification {
+    let classification = rules::classify(input, status, None);
     // Only what could be an orphan is worth remembering.
-    if status.changed_at_ms.is_none() && matches!(verdict, Verdict::Young { .. }) {
-        let observed: Observed = sights.see(status, view.now);
-        return rules::judge(view, status, Some(observed));
+    if status.changed_at_ms.is_none() && matches!(classification, Classification::WithinGracePeriod { .. }) {
+        let last_change: LastChange = history.observe(status, input.now);
+        return rules::classify(input, status, Some(last_change));
     }
-    verdict
+    classification
 }
 
 /// The pause before the next scan: up to a tenth longer than the interval, so that processes that started together part.
-fn pause(interval: Duration, driver: &DriverName, process: &str, now: Timestamp) -> Duration {
+fn scan_delay(interval: Duration, driver: &DriverName, process: &str, now: Timestamp) -> Duration {
     let mut hasher = DefaultHasher::new();
     (driver, process, now).hash(&mut hasher);
     let part = u32::try_from(hasher.finish() % 1_000).unwrap_or_default();
@@ -348,10 +391,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scans_part_and_none_comes_early_or_late() {
+    fn scan_delay_is_spread_within_a_tenth_of_the_interval() {
         let hour = Duration::from_secs(3600);
-        let of =
-            |process: usize| pause(hour, &"drv".into(), &format!("process-{process}"), Timestamp::UNIX_EPOCH);
+        let of = |process: usize| {
+            scan_delay(hour, &"drv".into(), &format!("process-{process}"), Timestamp::UNIX_EPOCH)
+        };
         let pauses: std::collections::BTreeSet<Duration> = (0..100).map(of).collect();
         assert!(pauses.len() > 80, "{pauses:?}");
         assert!(pauses.iter().all(|pause| (hour..hour + hour / 10).contains(pause)), "{pauses:?}");

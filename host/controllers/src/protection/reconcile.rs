@@ -3,21 +3,22 @@
 use std::sync::Arc;
 
 use cofferdam_cluster::{
-    Change, Seen, WriteError,
+    ApiError, Change, Lookup,
     cache::PodIndex,
     metrics::Metrics,
-    queue::{Outcome, Queue},
-    writer::Cached,
+    queue::{Action, Queue},
+    writer::CachedKind,
 };
 use cofferdam_domain::{
-    AttributesClass, AttributesClassName, Claim, ClaimKey, DriverName, Pod, Volume, VolumeName, names,
+    Claim, ClaimKey, DriverName, Pod, Volume, VolumeAttributesClass, VolumeAttributesClassName, VolumeName,
+    names,
 };
 use tokio_util::sync::CancellationToken;
 
-use super::rules::{self, Verdict};
+use super::rules::{self, FinalizerVerdict};
 use crate::{
-    act::{Context, MAX_EFFECTS, Teller},
-    lookups::Lookups,
+    context::{ControllerContext, MAX_EFFECTS, StepRecorder},
+    live_reads::SingleFlightReads,
     provisioner,
     role::Role,
 };
@@ -27,36 +28,36 @@ const WORKERS: usize = 64;
 
 /// The role.
 pub(crate) struct Protection {
-    context: Arc<Context>,
+    context: Arc<ControllerContext>,
     claims: Queue<ClaimKey>,
     volumes: Queue<VolumeName>,
-    attributes_classes: Queue<AttributesClassName>,
-    lookups: Lookups,
+    attributes_classes: Queue<VolumeAttributesClassName>,
+    pod_reads: SingleFlightReads,
 }
 
 impl Protection {
     /// The role, woken by every change from now on.
-    pub(crate) fn new(context: Arc<Context>, metrics: &Metrics) -> Arc<Self> {
+    pub(crate) fn new(context: Arc<ControllerContext>, metrics: &Metrics) -> Arc<Self> {
         let backoff = context.settings.api_backoff();
         let role = Arc::new(Self {
             claims: Queue::new("pvcprotection", backoff, metrics),
             volumes: Queue::new("pvprotection", backoff, metrics),
             attributes_classes: Queue::new("vacprotection", backoff, metrics),
-            lookups: Lookups::default(),
+            pod_reads: SingleFlightReads::default(),
             context,
         });
-        let (claims, me) = (role.claims.clone(), Arc::downgrade(&role));
+        let (claims, controller) = (role.claims.clone(), Arc::downgrade(&role));
         role.context.cache.claims.subscribe(move |change: &Change<Claim>| {
             claims.add(change.key.clone());
             if change.old.as_ref().is_none_or(|old| old.attributes_classes().next().is_some()) {
-                me.upgrade().iter().for_each(|me| me.look_at_leaving_classes());
+                controller.upgrade().iter().for_each(|controller| controller.enqueue_deleting_classes());
             }
         });
-        let (volumes, me) = (role.volumes.clone(), Arc::downgrade(&role));
+        let (volumes, controller) = (role.volumes.clone(), Arc::downgrade(&role));
         role.context.cache.volumes.subscribe(move |change: &Change<Volume>| {
             volumes.add(change.key.clone());
             if change.old.as_ref().is_none_or(|old| !old.attributes_class.is_empty()) {
-                me.upgrade().iter().for_each(|me| me.look_at_leaving_classes());
+                controller.upgrade().iter().for_each(|controller| controller.enqueue_deleting_classes());
             }
         });
         let classes = role.attributes_classes.clone();
@@ -71,7 +72,7 @@ impl Protection {
     }
 
     /// What named one, or could not be read and may have, may have been what kept it.
-    fn look_at_leaving_classes(&self) {
+    fn enqueue_deleting_classes(&self) {
         let classes = self.context.cache.attributes_classes.list();
         let leaving = classes.iter().filter(|class| class.meta.deleting);
         leaving.for_each(|class| self.attributes_classes.add(class.name.clone()));
@@ -82,95 +83,100 @@ impl Protection {
         let (claims, volumes, classes) = (Arc::clone(self), Arc::clone(self), Arc::clone(self));
         tokio::join!(
             self.claims.run(WORKERS, stop.clone(), move |key| {
-                let me = Arc::clone(&claims);
-                async move { me.claim(&key).await }
+                let controller = Arc::clone(&claims);
+                async move { controller.reconcile_claim(&key).await }
             }),
             self.volumes.run(WORKERS, stop.clone(), move |name| {
-                let me = Arc::clone(&volumes);
-                async move { me.volume(&name).await }
+                let controller = Arc::clone(&volumes);
+                async move { controller.reconcile_volume(&name).await }
             }),
             self.attributes_classes.run(WORKERS, stop, move |name| {
-                let me = Arc::clone(&classes);
-                async move { me.attributes_class(&name).await }
+                let controller = Arc::clone(&classes);
+                async move { controller.reconcile_attributes_class(&name).await }
             }),
         );
     }
 
-    async fn claim(&self, key: &ClaimKey) -> Outcome {
-        let mut looked_up = None;
+    async fn reconcile_claim(&self, key: &ClaimKey) -> Action {
+        let mut pods_refreshed_for = None;
         for _ in 0..MAX_EFFECTS {
-            let Seen::Known(claim) = self.context.cache.claims.get(key) else { return Outcome::Done };
-            let teller = Teller::of_claim(&self.context, Role::Protection, key);
-            let verdict =
-                rules::claim(&self.context.cache, &claim, looked_up.as_ref() == Some(&claim.meta.uid));
-            if verdict == Verdict::LookUpPods {
-                looked_up = Some(claim.meta.uid.clone());
+            let Lookup::Found(claim) = self.context.cache.claims.get(key) else { return Action::Done };
+            let recorder = StepRecorder::of_claim(&self.context, Role::Protection, key);
+            let verdict = rules::decide_claim(
+                &self.context.cache,
+                &claim,
+                pods_refreshed_for.as_ref() == Some(&claim.meta.uid),
+            );
+            if verdict == FinalizerVerdict::RefreshPods {
+                pods_refreshed_for = Some(claim.meta.uid.clone());
             }
-            match self.perform(&teller, &*claim, verdict, names::PVC_PROTECTION).await {
-                None => return Outcome::Done,
+            match self.perform(&recorder, &*claim, verdict, names::PVC_PROTECTION).await {
+                None => return Action::Done,
                 Some(Ok(())) => {}
-                Some(Err(error)) => return self.context.after_failure::<Claim>(key, &error).await,
+                Some(Err(error)) => return self.context.action_for_write_error::<Claim>(key, &error).await,
             }
         }
-        Outcome::Again
+        Action::Requeue
     }
 
-    async fn volume(&self, name: &VolumeName) -> Outcome {
+    async fn reconcile_volume(&self, name: &VolumeName) -> Action {
         for _ in 0..MAX_EFFECTS {
-            let Seen::Known(volume) = self.context.cache.volumes.get(name) else { return Outcome::Done };
-            let teller = Teller::of_volume(&self.context, Role::Protection, &volume);
-            let provisions = |driver: &DriverName| self.context.provisions(driver);
-            let provisioner_here = provisioner::rules::is_ours(&provisions, &volume);
-            let verdict = rules::volume(&volume, provisioner_here);
-            match self.perform(&teller, &*volume, verdict, names::PV_PROTECTION).await {
-                None => return Outcome::Done,
+            let Lookup::Found(volume) = self.context.cache.volumes.get(name) else { return Action::Done };
+            let recorder = StepRecorder::of_volume(&self.context, Role::Protection, &volume);
+            let has_provisioner = |driver: &DriverName| self.context.has_provisioner(driver);
+            let has_local_provisioner = provisioner::rules::is_managed_volume(&has_provisioner, &volume);
+            let verdict = rules::decide_volume(&volume, has_local_provisioner);
+            match self.perform(&recorder, &*volume, verdict, names::PV_PROTECTION).await {
+                None => return Action::Done,
                 Some(Ok(())) => {}
-                Some(Err(error)) => return self.context.after_failure::<Volume>(name, &error).await,
+                Some(Err(error)) => return self.context.action_for_write_error::<Volume>(name, &error).await,
             }
         }
-        Outcome::Again
+        Action::Requeue
     }
 
-    async fn attributes_class(&self, name: &AttributesClassName) -> Outcome {
+    async fn reconcile_attributes_class(&self, name: &VolumeAttributesClassName) -> Action {
         let cache = &self.context.cache;
         for _ in 0..MAX_EFFECTS {
-            let Seen::Known(class) = cache.attributes_classes.get(name) else { return Outcome::Done };
-            let teller = Teller::of_nothing(&self.context, Role::Protection);
-            let verdict = rules::attributes_class(cache, &class);
-            match self.perform(&teller, &*class, verdict, names::VAC_PROTECTION).await {
-                None => return Outcome::Done,
+            let Lookup::Found(class) = cache.attributes_classes.get(name) else { return Action::Done };
+            let recorder = StepRecorder::of_role(&self.context, Role::Protection);
+            let verdict = rules::decide_attributes_class(cache, &class);
+            match self.perform(&recorder, &*class, verdict, names::VAC_PROTECTION).await {
+                None => return Action::Done,
                 Some(Ok(())) => {}
-                Some(Err(error)) => return self.context.after_failure::<AttributesClass>(name, &error).await,
+                Some(Err(error)) => {
+                    return self.context.action_for_write_error::<VolumeAttributesClass>(name, &error).await;
+                }
             }
         }
-        Outcome::Again
+        Action::Requeue
     }
 
-    async fn perform<K: Cached>(
+    async fn perform<K: CachedKind>(
         &self,
-        teller: &Teller,
+        recorder: &StepRecorder,
         object: &K,
-        verdict: Verdict,
+        verdict: FinalizerVerdict,
         finalizer: &str,
-    ) -> Option<Result<(), WriteError>> {
+    ) -> Option<Result<(), ApiError>> {
         let writer = &self.context.writer;
         match verdict {
-            Verdict::Settled(_) => None,
-            Verdict::LookUpPods => {
+            FinalizerVerdict::NoAction(_) => None,
+            FinalizerVerdict::RefreshPods => {
                 let key = object.key();
-                let (namespace, _) = K::locate(&key);
+                let (namespace, _) = K::key_parts(&key);
                 let list = |namespace: String| async move { writer.list::<Pod>(&namespace).await };
-                Some(self.lookups.look(namespace.unwrap_or_default(), list).await)
+                Some(self.pod_reads.read_live(namespace.unwrap_or_default(), list).await)
             }
-            Verdict::Add => {
+            FinalizerVerdict::Add => {
                 let text = format!("puts {finalizer} on");
-                Some(teller.act(&text, writer.add_finalizer(object, finalizer)).await.map(drop))
+                Some(recorder.record_effect(&text, writer.add_finalizer(object, finalizer)).await.map(drop))
             }
-            Verdict::Remove(at) => {
+            FinalizerVerdict::Remove(at) => {
                 let text = format!("takes {finalizer} off");
                 let key = object.key();
                 let write = writer.remove_finalizer::<K>(&key, &object.meta().uid, at, finalizer);
-                Some(teller.act(&text, write).await.map(drop))
+                Some(recorder.record_effect(&text, write).await.map(drop))
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cofferdam_domain::ClassName;
+use cofferdam_domain::StorageClassName;
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, histogram::Histogram},
@@ -13,25 +13,25 @@ use prometheus_client::{
 const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct Provision {
+struct ProvisionLabels {
     class: String,
     source: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct Delete {
+struct DeleteLabels {
     class: String,
 }
 
 /// Handles to the metrics; clones share them.
 #[derive(Clone, Debug)]
 pub struct ProvisionerMetrics {
-    provisions: Family<Provision, Counter>,
-    provision_failures: Family<Provision, Counter>,
-    provision_seconds: Family<Provision, Histogram>,
-    deletions: Family<Delete, Counter>,
-    deletion_failures: Family<Delete, Counter>,
-    deletion_seconds: Family<Delete, Histogram>,
+    provisions: Family<ProvisionLabels, Counter>,
+    provision_failures: Family<ProvisionLabels, Counter>,
+    provision_seconds: Family<ProvisionLabels, Histogram>,
+    deletions: Family<DeleteLabels, Counter>,
+    deletion_failures: Family<DeleteLabels, Counter>,
+    deletion_seconds: Family<DeleteLabels, Histogram>,
 }
 
 impl ProvisionerMetrics {
@@ -68,23 +68,25 @@ impl ProvisionerMetrics {
         metrics
     }
 
-    pub(crate) fn provisioned(&self, class: &ClassName, took: Duration) {
-        let labels = Provision { class: class.to_string(), source: "" };
+    pub(crate) fn record_provision(&self, class: &StorageClassName, took: Duration) {
+        let labels = ProvisionLabels { class: class.to_string(), source: "" };
         self.provisions.get_or_create(&labels).inc();
         self.provision_seconds.get_or_create(&labels).observe(took.as_secs_f64());
     }
 
-    pub(crate) fn provision_failed(&self, class: &ClassName) {
-        self.provision_failures.get_or_create(&Provision { class: class.to_string(), source: "" }).inc();
+    pub(crate) fn record_provision_failure(&self, class: &StorageClassName) {
+        self.provision_failures
+            .get_or_create(&ProvisionLabels { class: class.to_string(), source: "" })
+            .inc();
     }
 
-    pub(crate) fn deleted(&self, class: &ClassName, took: Duration) {
-        let labels = Delete { class: class.to_string() };
+    pub(crate) fn record_deletion(&self, class: &StorageClassName, took: Duration) {
+        let labels = DeleteLabels { class: class.to_string() };
         self.deletions.get_or_create(&labels).inc();
         self.deletion_seconds.get_or_create(&labels).observe(took.as_secs_f64());
     }
 
-    pub(crate) fn delete_failed(&self, class: &ClassName) {
-        self.deletion_failures.get_or_create(&Delete { class: class.to_string() }).inc();
+    pub(crate) fn record_deletion_failure(&self, class: &StorageClassName) {
+        self.deletion_failures.get_or_create(&DeleteLabels { class: class.to_string() }).inc();
     }
 }

@@ -3,13 +3,13 @@
 use cofferdam_cluster::Intent;
 use cofferdam_domain::{
     AccessModes, Quantity, VolumeMode, names,
-    storage::{AccessType, CreatedVolume, attachment},
+    storage::{AccessType, CreatedVolume, connection_info},
 };
 use serde_json::{Map, Value, json};
 
 /// What the claim adds to the intent: it may be gone, then the request tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClaimShape {
+pub struct ClaimFields {
     /// `spec.accessModes`
     pub access_modes: AccessModes,
     /// `metadata.resourceVersion`, where the claim still exists.
@@ -22,15 +22,16 @@ pub fn persistent_volume(
     created: &CreatedVolume,
     capacity: u64,
     identity: &str,
-    shape: &ClaimShape,
+    claim_fields: &ClaimFields,
 ) -> Value {
     let mut attributes = Map::new();
     attributes.insert(names::PROVISIONER_IDENTITY.to_owned(), json!(identity));
     // The driver's own word wins, as it does in external-provisioner.
     // Claims with a source are refused before they come here: every volume was empty.
-    let context = attachment::into_volume_context(created.context.clone(), created.attachment.as_ref(), None);
+    let context =
+        connection_info::into_volume_context(created.context.clone(), created.connection_info.as_ref(), None);
     attributes.extend(context.into_iter().map(|(key, value)| (key, Value::from(value))));
-    let access = intent.request.capabilities.first().map(|capability| &capability.access);
+    let access = intent.request.capabilities.first().map(|capability| &capability.access_type);
     let (mode, fs_type) = match access {
         Some(AccessType::Block) => (VolumeMode::Block, None),
         Some(AccessType::Filesystem { fs_type, .. }) => (VolumeMode::Filesystem, fs_type.clone()),
@@ -46,13 +47,13 @@ pub fn persistent_volume(
         "kind": "PersistentVolumeClaim",
         "namespace": &*intent.claim.namespace,
         "name": &*intent.claim.name,
-        "uid": intent.uid,
+        "uid": intent.claim_uid,
     });
     insert(&mut csi, "fsType", fs_type.map(Value::from));
-    insert(&mut claim, "resourceVersion", shape.version.clone().map(Value::from));
+    insert(&mut claim, "resourceVersion", claim_fields.version.clone().map(Value::from));
     let mut spec = json!({
         "capacity": {"storage": Quantity::from_bytes(capacity).to_string()},
-        "accessModes": shape.access_modes.iter().map(|mode| mode.as_str()).collect::<Vec<_>>(),
+        "accessModes": claim_fields.access_modes.iter().map(|mode| mode.as_str()).collect::<Vec<_>>(),
         "persistentVolumeReclaimPolicy": intent.class.reclaim_policy.as_str(),
         "storageClassName": intent.class.name,
         "volumeMode": match mode {

@@ -50,7 +50,7 @@ pub struct ClassParameters {
 pub enum ParameterError {
     /// The filesystem type is named twice.
     #[error("StorageClass {class} names the filesystem type more than once ({keys}): expected at most one")]
-    FsTypes {
+    DuplicateFsType {
         /// The class.
         class: String,
         /// The keys in question.
@@ -81,12 +81,12 @@ pub enum ParameterError {
 
 /// The parameter with which a class names the secret of creations and deletions.
 pub fn deletion_secret(class: &StorageClass) -> Option<&str> {
-    let is_one = |key: &&String| {
+    let is_secret_name = |key: &&String| {
         let reserved = key.strip_prefix(RESERVED_PARAMETER_PREFIX);
         *key == "csiProvisionerSecretName"
             || matches!(reserved, Some("secret-name" | "provisioner-secret-name"))
     };
-    class.parameters.keys().find(is_one).map(String::as_str)
+    class.parameters.keys().find(is_secret_name).map(String::as_str)
 }
 
 /// Takes a class' parameters apart.
@@ -125,7 +125,7 @@ pub fn split(class: &StorageClass) -> Result<ClassParameters, ParameterError> {
         }
         several => {
             let keys: Vec<&str> = several.iter().map(|(key, _)| *key).collect();
-            Err(ParameterError::FsTypes { class: name(), keys: keys.join(", ") })
+            Err(ParameterError::DuplicateFsType { class: name(), keys: keys.join(", ") })
         }
     }
 }

@@ -15,7 +15,7 @@ use cofferdam_domain::{
 };
 use tokio::time::Instant;
 
-use super::topology::{self, Ask, Missing, Place, Registered};
+use super::topology::{self, DriverRegistration, NodeTopology, TopologyError, TopologyInput};
 
 /// What an operator chose for the drivers of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub struct NodeDeployment {
     /// Whether every driver of the process is of this node, also one that does not say so (`--node-deployment`).
     pub every_driver: bool,
     /// Whether claims that no node was chosen for are taken in a race (`--node-deployment-immediate-binding`).
-    pub immediate: bool,
+    pub immediate_binding: bool,
     /// Longest pause before the first try to take a claim (`--node-deployment-base-delay`).
     pub base_delay: Duration,
     /// Longest pause before a later one; it doubles up to here (`--node-deployment-max-delay`).
@@ -34,36 +34,36 @@ pub struct NodeDeployment {
 
 impl NodeDeployment {
     /// The sidecar's defaults.
-    pub const fn of(node: NodeName) -> Self {
+    pub const fn new(node: NodeName) -> Self {
         Self {
             node,
             every_driver: false,
-            immediate: true,
+            immediate_binding: true,
             base_delay: Duration::from_secs(20),
             max_delay: Duration::from_secs(60),
         }
     }
 
     /// Whether a driver's storage is in this node.
-    pub fn covers(&self, backend: &dyn Backend) -> bool {
+    pub fn is_node_local(&self, backend: &dyn Backend) -> bool {
         self.every_driver || backend.description().placement == Placement::Node
     }
 }
 
 /// The drivers of this process whose storage is in its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Here {
+pub struct LocalNode {
     /// The node.
     pub node: NodeName,
     /// Topology keys of each driver, as it tells them; none for one that does not: they stand in the CSINode.
     pub drivers: BTreeMap<DriverName, Vec<String>>,
     /// Whether claims that no node was chosen for are taken in a race.
-    pub immediate: bool,
+    pub immediate_binding: bool,
 }
 
-impl Here {
+impl LocalNode {
     /// Whether a driver's storage is in this node.
-    pub fn has(&self, driver: &DriverName) -> bool {
+    pub fn has_driver(&self, driver: &DriverName) -> bool {
         self.drivers.contains_key(driver)
     }
 
@@ -74,9 +74,9 @@ impl Here {
 
     /// Whether the Node's labels have to be asked where it is, beside its name.
     pub fn needs_labels(&self) -> bool {
-        let told =
+        let is_by_name =
             |keys: &Vec<String>| !keys.is_empty() && keys.iter().all(|key| *key == names::NODE_TOPOLOGY_KEY);
-        !self.drivers.values().all(told)
+        !self.drivers.values().all(is_by_name)
     }
 
     /// Where this node is for a driver: its name, and the Node's labels for all other keys.
@@ -85,11 +85,11 @@ impl Here {
     /// What is missing, for an event.
     pub fn segments(&self, driver: &DriverName, cache: &Cache) -> Result<Segments, String> {
         let node = &self.node;
-        let own = self.drivers.get(driver).filter(|keys| !keys.is_empty()).cloned();
-        let registered = || cache.csi_nodes.get(node).known()?.topology_keys.get(driver).cloned();
-        let keys = own.or_else(registered).filter(|keys| !keys.is_empty());
+        let declared = self.drivers.get(driver).filter(|keys| !keys.is_empty()).cloned();
+        let registered = || cache.csi_nodes.get(node).into_object()?.topology_keys.get(driver).cloned();
+        let keys = declared.or_else(registered).filter(|keys| !keys.is_empty());
         let keys = keys.ok_or_else(|| format!("no topology key found on CSINode {node}"))?;
-        let labels = cache.nodes.get(node).known().map(|node| node.labels.clone()).unwrap_or_default();
+        let labels = cache.nodes.get(node).into_object().map(|node| node.labels.clone()).unwrap_or_default();
         let value = |key: String| match key == names::NODE_TOPOLOGY_KEY {
             true => Ok((key, node.to_string())),
             false => match labels.get(&key) {
@@ -103,21 +103,21 @@ impl Here {
     /// Whether a volume is on this node, and nowhere else: then it is this process that adds and takes finalizers and deletes.
     /// Without an affinity, or with a wider one, it is nobody's: the process of a node that does not have it would find nothing to
     /// delete, and say that it is gone.
-    pub fn holds(&self, volume: &Volume, cache: &Cache) -> bool {
+    pub fn has_volume(&self, volume: &Volume, cache: &Cache) -> bool {
         let Some(csi) = &volume.csi else { return false };
-        self.segments(&csi.driver, cache).is_ok_and(|place| volume.is_only_at(&place))
+        self.segments(&csi.driver, cache).is_ok_and(|segments| volume.is_only_accessible_from(&segments))
     }
 }
 
 /// Where the volume of an intent is, where the driver's storage is in one node.
-pub fn place_of(intent: &Intent) -> Option<&Segments> {
+pub fn segments_of(intent: &Intent) -> Option<&Segments> {
     intent.request.topology.as_ref().and_then(|topology| topology.requisite.first())
 }
 
 /// Whether a volume's object stands for something on another node than the intent.
-pub fn is_elsewhere(here: Option<&Here>, intent: &Intent, volume: &Volume) -> bool {
-    here.is_some_and(|here| here.has(&intent.driver))
-        && place_of(intent).is_some_and(|place| volume.is_never_at(place))
+pub fn is_on_other_node(local_node: Option<&LocalNode>, intent: &Intent, volume: &Volume) -> bool {
+    local_node.is_some_and(|local_node| local_node.has_driver(&intent.driver))
+        && segments_of(intent).is_some_and(|segments| volume.is_inaccessible_from(segments))
 }
 
 /// The requirement of a request that this node shall serve: this node and nothing else.
@@ -125,26 +125,30 @@ pub fn is_elsewhere(here: Option<&Here>, intent: &Intent, volume: &Volume) -> bo
 /// # Errors
 /// [`Missing`] where the class does not allow it.
 pub fn requirement(
-    here: &Here,
+    local_node: &LocalNode,
     class: &StorageClass,
-    own: &Segments,
-) -> Result<Option<cofferdam_domain::storage::TopologyRequirement>, Missing> {
-    let keys: Vec<String> = own.keys().cloned().collect();
-    let place = Place { node: here.node.as_str(), keys: Registered::Yes(&keys), labels: Some(own) };
-    let ask = Ask {
+    segments: &Segments,
+) -> Result<Option<cofferdam_domain::storage::TopologyRequirement>, TopologyError> {
+    let keys: Vec<String> = segments.keys().cloned().collect();
+    let node_topology = NodeTopology {
+        node: local_node.node.as_str(),
+        registration: DriverRegistration::Registered(&keys),
+        labels: Some(segments),
+    };
+    let input = TopologyInput {
         claim: "",
         allowed: &class.allowed_topologies,
-        selected: Some(here.node.as_str()),
+        selected: Some(local_node.node.as_str()),
         strict: true,
         immediate: true,
     };
-    topology::requirement(ask, &[place])
+    topology::requirement(input, &[node_topology])
 }
 
 /// Pauses before tries to take a claim: a random part of the base is taken off, so that the nodes do not all come at once, and
 /// what follows on a claim that came back is twice as long. The chance is a digest of claim, node and try: the same in every run of a
 /// test, and no two nodes have the same.
-pub fn pause(deployment: &NodeDeployment, claim: &Uid, attempt: u32) -> Duration {
+pub fn attempt_delay(deployment: &NodeDeployment, claim: &Uid, attempt: u32) -> Duration {
     let longest = deployment
         .base_delay
         .saturating_mul(2_u32.saturating_pow(attempt))
@@ -160,53 +164,56 @@ pub fn pause(deployment: &NodeDeployment, claim: &Uid, attempt: u32) -> Duration
 
 /// The race for one claim, as one process runs it.
 #[derive(Clone, Debug)]
-struct Race {
+struct ImmediateBindingContest {
     attempt: u32,
     due: Instant,
-    told: bool,
+    warned: bool,
 }
 
 /// The claims that this process would take.
 #[derive(Debug, Default)]
-pub(super) struct Races(HashMap<Uid, Race>);
+pub(super) struct ImmediateBindingContests(HashMap<Uid, ImmediateBindingContest>);
 
-impl Races {
+impl ImmediateBindingContests {
     /// How long the claim has to wait still; nothing when it is its turn, and then the next turn is a longer pause away.
-    pub(super) fn turn(&mut self, deployment: &NodeDeployment, claim: &Uid) -> Option<Duration> {
+    pub(super) fn next_attempt(&mut self, deployment: &NodeDeployment, claim: &Uid) -> Option<Duration> {
         let now = Instant::now();
-        let race = self.0.entry(claim.clone()).or_insert_with(|| Race {
+        let contest = self.0.entry(claim.clone()).or_insert_with(|| ImmediateBindingContest {
             attempt: 0,
-            due: now + pause(deployment, claim, 0),
-            told: false,
+            due: now + attempt_delay(deployment, claim, 0),
+            warned: false,
         });
-        let left = race.due.saturating_duration_since(now);
-        if !left.is_zero() {
-            return Some(left);
+        let time_left = contest.due.saturating_duration_since(now);
+        if !time_left.is_zero() {
+            return Some(time_left);
         }
-        race.attempt = race.attempt.saturating_add(1);
-        race.due = now + pause(deployment, claim, race.attempt);
+        contest.attempt = contest.attempt.saturating_add(1);
+        contest.due = now + attempt_delay(deployment, claim, contest.attempt);
         None
     }
 
     /// Somebody has written the claim meanwhile: if nobody has taken it, it is still its turn.
-    pub(super) fn again(&mut self, claim: &Uid) {
-        if let Some(race) = self.0.get_mut(claim) {
-            race.due = Instant::now();
+    pub(super) fn retry_now(&mut self, claim: &Uid) {
+        if let Some(contest) = self.0.get_mut(claim) {
+            contest.due = Instant::now();
         }
     }
 
     /// How long until the next turn.
-    pub(super) fn left(&self, claim: &Uid) -> Duration {
-        self.0.get(claim).map(|race| race.due.saturating_duration_since(Instant::now())).unwrap_or_default()
+    pub(super) fn time_left(&self, claim: &Uid) -> Duration {
+        self.0
+            .get(claim)
+            .map(|contest| contest.due.saturating_duration_since(Instant::now()))
+            .unwrap_or_default()
     }
 
     /// Whether this is the first time that the claim is told why it is not taken.
-    pub(super) fn tells(&mut self, claim: &Uid) -> bool {
-        self.0.get_mut(claim).is_some_and(|race| !std::mem::replace(&mut race.told, true))
+    pub(super) fn warn_once(&mut self, claim: &Uid) -> bool {
+        self.0.get_mut(claim).is_some_and(|contest| !std::mem::replace(&mut contest.warned, true))
     }
 
     /// The claim has a volume or is gone.
-    pub(super) fn over(&mut self, claim: &Uid) {
+    pub(super) fn remove(&mut self, claim: &Uid) {
         self.0.remove(claim);
     }
 }

@@ -8,14 +8,14 @@ use std::{
 
 use cofferdam_backend::Call;
 use cofferdam_cluster::{
-    Change, Intent, Seen, WriteError, hold,
+    ApiError, Change, Intent, Lookup, deletion_freeze,
     metrics::Metrics,
-    queue::{Outcome, Queue},
-    watch::Scope,
+    queue::{Action, Queue},
+    reflector::Scope,
 };
 use cofferdam_domain::{
-    Attachment, AttributesClass, Claim, CsiNode, DriverName, Node, NodeName, StorageClass, Uid, Volume,
-    VolumeName, names,
+    Claim, CsiNode, DriverName, Node, NodeName, StorageClass, Uid, Volume, VolumeAttachment,
+    VolumeAttributesClass, VolumeName, names,
     storage::{Ability, CreatedVolume, Feature, StorageError},
 };
 use serde_json::json;
@@ -24,79 +24,85 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     metrics::ProvisionerMetrics,
-    object::{self, ClaimShape},
-    placement::{self, Races},
-    rules::{self, ClaimVerdict, Created, Options},
+    object::{self, ClaimFields},
+    placement::{self, ImmediateBindingContests},
+    rules::{self, CreateVerdict, ProvisionVerdict, ProvisionerOptions},
 };
 use crate::{
-    act::{Context, Driver, MAX_EFFECTS, Teller},
-    note::Note,
-    observer::StepKind,
+    context::{ControllerContext, MAX_EFFECTS, ManagedDriver, StepRecorder},
+    event_spec::EventSpec,
+    observer::StepResult,
     role::Role,
 };
 
 /// A claim that has no volume after this time gets the event that says that one is being made.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PROVISIONING_EVENT_DELAY: Duration = Duration::from_secs(1);
 /// How many claims are remembered as infeasible; beyond it the oldest get a fresh try.
-const INFEASIBLE: usize = 10_000;
+const MAX_INFEASIBLE: usize = 10_000;
 
 /// What is to become of a volume that its claim seems not to want.
-enum Fate {
+enum CreatedVolumeCheck {
     /// Nobody has it.
-    Abandoned,
+    Unclaimed,
     /// Its claim wants it after all, or has it.
-    Wanted,
+    Claimed,
     /// An object stands for it: why it is not deleted.
-    Known(String),
+    Recorded(String),
     /// An object that cannot be read may stand for it.
-    Unclear(String),
+    Undecided(String),
 }
 
 /// Why a volume is neither saved nor deleted.
-fn known(intent: &Intent, created: &CreatedVolume, other: &VolumeName) -> String {
+fn recorded_volume_message(intent: &Intent, created: &CreatedVolume, other: &VolumeName) -> String {
     let (driver, handle) = (&intent.driver, &created.handle);
     format!("driver {driver} answers with volume {handle}, which is PersistentVolume {other}'s")
 }
 
 /// The role.
 pub(crate) struct Provisioner {
-    pub(super) context: Arc<Context>,
-    options: Options,
+    pub(super) context: Arc<ControllerContext>,
+    options: ProvisionerOptions,
     claims: Queue<Uid>,
     volumes: Queue<VolumeName>,
     /// Claims whose request the driver found invalid: the class at that time, and until when that is remembered.
     infeasible: Mutex<HashMap<Uid, (Uid, Instant)>>,
     /// Claims for which the nodes did not tell enough.
-    await_nodes: Mutex<HashSet<Uid>>,
+    waiting_for_topology: Mutex<HashSet<Uid>>,
     /// Claims that this process would take for its node.
-    races: Mutex<Races>,
+    contests: Mutex<ImmediateBindingContests>,
     pub(super) metrics: ProvisionerMetrics,
 }
 
 impl Provisioner {
     /// The role, woken by every change from now on.
-    pub(crate) fn new(context: Arc<Context>, metrics: &Metrics, own: ProvisionerMetrics) -> Arc<Self> {
+    pub(crate) fn new(
+        context: Arc<ControllerContext>,
+        metrics: &Metrics,
+        provisioner_metrics: ProvisionerMetrics,
+    ) -> Arc<Self> {
         let settings = &context.settings;
         let backoff = settings.backoff();
-        let options = Options {
+        let options = ProvisionerOptions {
             prefix: settings.volume_name_prefix.clone(),
             default_fs_type: settings.default_fs_type.clone(),
             extra_create_metadata: settings.extra_create_metadata,
             cluster: context.cluster.clone(),
-            binder_here: settings.roles.contains(&Role::PvController),
-            tell_writers: context
+            runs_pv_controller: settings.roles.contains(&Role::PvController),
+            single_node_multi_writer_drivers: context
                 .drivers
                 .iter()
-                .filter(|(_, driver)| driver.backend.description().has(Feature::SingleNodeMultiWriter))
+                .filter(|(_, driver)| {
+                    driver.backend.description().has_feature(Feature::SingleNodeMultiWriter)
+                })
                 .map(|(name, _)| name.clone())
                 .collect(),
-            modifying: context
+            modification_drivers: context
                 .drivers
                 .iter()
                 .filter(|(_, driver)| driver.backend.abilities().contains(&Ability::Modification))
                 .map(|(name, _)| name.clone())
                 .collect(),
-            topology: context
+            topology_drivers: context
                 .drivers
                 .iter()
                 .filter(|(_, driver)| driver.backend.has_topology())
@@ -104,86 +110,94 @@ impl Provisioner {
                 .collect(),
             strict_topology: settings.strict_topology,
             immediate_topology: settings.immediate_topology,
-            here: context.here.clone(),
+            local_node: context.local_node.clone(),
         };
         let role = Arc::new(Self {
             claims: Queue::new("provisioner_claims", backoff, metrics),
             volumes: Queue::new("provisioner_volumes", backoff, metrics),
             infeasible: Mutex::default(),
-            await_nodes: Mutex::default(),
-            races: Mutex::default(),
-            metrics: own,
+            waiting_for_topology: Mutex::default(),
+            contests: Mutex::default(),
+            metrics: provisioner_metrics,
             options,
             context,
         });
         // Nobody else sets it: a process has one provisioner.
-        let _ = role.context.wanted.set(role.claims.clone());
+        let _ = role.context.provisioner_queue.set(role.claims.clone());
         let cache = Arc::clone(&role.context.cache);
-        let me = Arc::downgrade(&role);
+        let controller = Arc::downgrade(&role);
         cache.claims.subscribe(move |change| {
-            if let Some(me) = me.upgrade() {
-                me.claim_changed(change);
+            if let Some(controller) = controller.upgrade() {
+                controller.claim_changed(change);
             }
         });
-        let me = Arc::downgrade(&role);
+        let controller = Arc::downgrade(&role);
         cache.volumes.subscribe(move |change| {
-            if let Some(me) = me.upgrade() {
-                me.volume_changed(change);
+            if let Some(controller) = controller.upgrade() {
+                controller.volume_changed(change);
             }
         });
-        let me = Arc::downgrade(&role);
+        let controller = Arc::downgrade(&role);
         cache.classes.subscribe(move |change: &Change<StorageClass>| {
-            if let Some(me) = me.upgrade() {
-                for key in me.context.cache.unbound_claims_of_class(change.key.as_str()) {
-                    if let Some(claim) = me.context.cache.claims.get(&key).known() {
-                        me.claims.add(claim.meta.uid.clone());
+            if let Some(controller) = controller.upgrade() {
+                for key in controller.context.cache.unbound_claims_of_class(change.key.as_str()) {
+                    if let Some(claim) = controller.context.cache.claims.get(&key).into_object() {
+                        controller.claims.add(claim.meta.uid.clone());
                     }
                 }
             }
         });
-        let me = Arc::downgrade(&role);
-        cache.attributes_classes.subscribe(move |change: &Change<AttributesClass>| {
-            let Some(me) = me.upgrade() else { return };
-            let waits = |claim: &&Arc<Claim>| {
+        let controller = Arc::downgrade(&role);
+        cache.attributes_classes.subscribe(move |change: &Change<VolumeAttributesClass>| {
+            let Some(controller) = controller.upgrade() else { return };
+            let is_waiting = |claim: &&Arc<Claim>| {
                 claim.volume.is_none() && *claim.attributes_class == *change.key.as_str()
             };
-            let claims = me.context.cache.claims.list();
-            claims.iter().filter(waits).for_each(|claim| me.claims.add(claim.meta.uid.clone()));
+            let claims = controller.context.cache.claims.list();
+            claims.iter().filter(is_waiting).for_each(|claim| controller.claims.add(claim.meta.uid.clone()));
         });
-        let me = Arc::downgrade(&role);
-        cache.attachments.subscribe(move |change: &Change<Attachment>| {
-            let gone = change.old.as_ref().filter(|_| change.new.is_none());
-            if let (Some(me), Some(volume)) = (me.upgrade(), gone.and_then(|gone| gone.volume())) {
-                me.volumes.add(volume.clone());
+        let controller = Arc::downgrade(&role);
+        cache.attachments.subscribe(move |change: &Change<VolumeAttachment>| {
+            let deleted = change.old.as_ref().filter(|_| change.new.is_none());
+            if let (Some(controller), Some(volume)) =
+                (controller.upgrade(), deleted.and_then(|deleted| deleted.volume()))
+            {
+                controller.volumes.add(volume.clone());
             }
         });
-        let me = Arc::downgrade(&role);
+        let controller = Arc::downgrade(&role);
         cache.csi_nodes.subscribe(move |change: &Change<CsiNode>| {
             let [old, new] =
                 [&change.old, &change.new].map(|node| node.as_ref().map(|node| &node.topology_keys));
-            if let Some(me) = me.upgrade().filter(|_| old != new) {
-                me.nodes_changed();
+            if let Some(controller) = controller.upgrade().filter(|_| old != new) {
+                controller.nodes_changed();
             }
         });
-        let me = Arc::downgrade(&role);
+        let controller = Arc::downgrade(&role);
         cache.nodes.subscribe(move |change: &Change<Node>| {
             let [old, new] = [&change.old, &change.new].map(|node| node.as_ref().map(|node| &node.labels));
-            if let Some(me) = me.upgrade().filter(|_| old != new) {
-                me.nodes_changed();
+            if let Some(controller) = controller.upgrade().filter(|_| old != new) {
+                controller.nodes_changed();
             }
         });
-        let me = Arc::downgrade(&role);
-        cache.restore_marks.subscribe(move |_| {
-            if let Some(me) = me.upgrade() {
-                me.context.cache.volumes.list().iter().for_each(|volume| me.volumes.add(volume.name.clone()));
-                me.add_intents();
+        let controller = Arc::downgrade(&role);
+        cache.restore_markers.subscribe(move |_| {
+            if let Some(controller) = controller.upgrade() {
+                controller
+                    .context
+                    .cache
+                    .volumes
+                    .list()
+                    .iter()
+                    .for_each(|volume| controller.volumes.add(volume.name.clone()));
+                controller.enqueue_intents();
             }
         });
         role
     }
 
     /// What is written down as begun is to be looked at.
-    fn add_intents(&self) {
+    fn enqueue_intents(&self) {
         for driver in self.context.drivers.values() {
             driver.journal.uids().into_iter().for_each(|uid| self.claims.add(uid));
         }
@@ -191,23 +205,23 @@ impl Provisioner {
 
     /// Works until `stop`.
     pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
-        self.add_intents();
+        self.enqueue_intents();
         let workers = self.context.settings.worker_threads;
         let (claims, volumes) = (Arc::clone(self), Arc::clone(self));
         let journals = futures::future::join_all(self.context.drivers.values().map(|driver| async {
             loop {
-                driver.journal.adopted().await.into_iter().for_each(|uid| self.claims.add(uid));
+                driver.journal.wait_recovered().await.into_iter().for_each(|uid| self.claims.add(uid));
             }
         }));
         let queues = async {
             tokio::join!(
                 self.claims.run(workers, stop.clone(), move |uid| {
                     let me = Arc::clone(&claims);
-                    async move { me.claim(&uid).await }
+                    async move { me.reconcile_claim(&uid).await }
                 }),
                 self.volumes.run(workers, stop.clone(), move |name| {
                     let me = Arc::clone(&volumes);
-                    async move { me.volume(&name).await }
+                    async move { me.reconcile_volume(&name).await }
                 }),
             )
         };
@@ -223,27 +237,27 @@ impl Provisioner {
         }
         if let (Some(old), None) = (&change.old, &change.new) {
             self.infeasible().remove(&old.meta.uid);
-            self.await_nodes().remove(&old.meta.uid);
+            self.waiting_for_topology().remove(&old.meta.uid);
         }
         if let Some(claim) = change.old.as_ref().or(change.new.as_ref())
             && change.new.as_ref().is_none_or(|claim| claim.volume.is_some())
         {
-            self.races().over(&claim.meta.uid);
+            self.contests().remove(&claim.meta.uid);
         }
     }
 
     /// Wakes the claims for which the nodes did not tell enough.
     fn nodes_changed(&self) {
-        let waiting = std::mem::take(&mut *self.await_nodes());
+        let waiting = std::mem::take(&mut *self.waiting_for_topology());
         waiting.into_iter().for_each(|uid| self.claims.add(uid));
     }
 
-    pub(super) fn races(&self) -> MutexGuard<'_, Races> {
-        self.races.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn contests(&self) -> MutexGuard<'_, ImmediateBindingContests> {
+        self.contests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn await_nodes(&self) -> MutexGuard<'_, HashSet<Uid>> {
-        self.await_nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn waiting_for_topology(&self) -> MutexGuard<'_, HashSet<Uid>> {
+        self.waiting_for_topology.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn volume_changed(&self, change: &Change<Volume>) {
@@ -255,206 +269,223 @@ impl Provisioner {
         }
     }
 
-    fn driver_of(&self, uid: &Uid) -> Option<(&Driver, Arc<Intent>)> {
+    fn find_intent(&self, uid: &Uid) -> Option<(&ManagedDriver, Arc<Intent>)> {
         self.context.drivers.values().find_map(|driver| Some((driver, driver.journal.get(uid)?)))
     }
 
-    async fn claim(&self, uid: &Uid) -> Outcome {
+    async fn reconcile_claim(&self, uid: &Uid) -> Action {
         for _ in 0..MAX_EFFECTS {
-            let recorded = self.driver_of(uid);
+            let recorded = self.find_intent(uid);
             let intent = recorded.as_ref().map(|(_, intent)| intent);
-            let ours = |driver: &DriverName| self.context.drivers.contains_key(driver);
+            let is_managed_driver = |driver: &DriverName| self.context.drivers.contains_key(driver);
             let infeasible = self.infeasible_class(uid);
-            let view = rules::View {
+            let input = rules::ProvisionerInput {
                 cache: &self.context.cache,
                 intent,
-                ours: &ours,
+                is_managed_driver: &is_managed_driver,
                 infeasible: infeasible.as_ref().map(|(class, _)| class),
                 options: &self.options,
             };
-            match rules::claim(view, uid) {
+            match rules::provision(input, uid) {
                 // What waits for another class, or for its time, keeps its turn whatever woke it in between.
-                ClaimVerdict::Ignore(_) => {
-                    return infeasible.map_or(Outcome::Done, |(_, until)| {
-                        Outcome::After(until.saturating_duration_since(Instant::now()))
+                ProvisionVerdict::Ignore(_) => {
+                    return infeasible.map_or(Action::Done, |(_, until)| {
+                        Action::RequeueAfter(until.saturating_duration_since(Instant::now()))
                     });
                 }
-                ClaimVerdict::Record(intent) => {
+                ProvisionVerdict::Record(intent) => {
                     if let Some(outcome) = self.record(*intent).await {
                         return outcome;
                     }
                 }
-                ClaimVerdict::Create(intent) => {
-                    let Some((driver, _)) = recorded else { return Outcome::Again };
+                ProvisionVerdict::Create(intent) => {
+                    let Some((driver, _)) = recorded else { return Action::Requeue };
                     return self.create(driver, &intent).await;
                 }
-                ClaimVerdict::Forget => {
+                ProvisionVerdict::RemoveIntent => {
                     if let Some((driver, intent)) = recorded {
                         // Written by a process that did not live to hear of it, or to tell.
-                        self.succeeded(driver, &intent);
-                        driver.journal.forget(uid);
+                        self.emit_provisioning_succeeded(driver, &intent);
+                        driver.journal.remove(uid);
                     }
-                    return Outcome::Done;
+                    return Action::Done;
                 }
-                ClaimVerdict::Take { claim, node, request } => {
-                    if let Some(outcome) = self.take(&claim, &node, request.map(|request| *request)).await {
+                ProvisionVerdict::SelectNode { claim, node, request } => {
+                    if let Some(outcome) =
+                        self.select_node(&claim, &node, request.map(|request| *request)).await
+                    {
                         return outcome;
                     }
                 }
-                ClaimVerdict::Refuse { message, lasting } => {
+                ProvisionVerdict::Reject { message, permanent } => {
                     if let Some(claim) = self.context.cache.claim_by_uid(uid) {
-                        let teller = Teller::of_claim(&self.context, Role::Provisioner, &claim.key);
-                        teller.tell(StepKind::Fails, message.clone(), None);
+                        let recorder = StepRecorder::of_claim(&self.context, Role::Provisioner, &claim.key);
+                        recorder.record(StepResult::Failed, message.clone(), None);
                     }
-                    return self.refuse(uid, message, lasting);
+                    return self.fail(uid, message, permanent);
                 }
-                ClaimVerdict::AwaitNodes(message) => {
-                    if let Some(outcome) = self.wait_for_nodes(uid, message) {
+                ProvisionVerdict::WaitForTopology(message) => {
+                    if let Some(outcome) = self.wait_for_topology(uid, message) {
                         return outcome;
                     }
                 }
-                ClaimVerdict::Reschedule { node, message } => {
-                    if let Some(outcome) = self.node_is_gone(uid, &node, message).await {
+                ProvisionVerdict::Reschedule { node, message } => {
+                    if let Some(outcome) = self.handle_missing_node(uid, &node, message).await {
                         return outcome;
                     }
                 }
-                ClaimVerdict::LeaveToPopulator => {
+                ProvisionVerdict::LeaveToPopulator => {
                     if let Some(claim) = self.context.cache.claim_by_uid(uid) {
                         let text = "Assuming an external populator will provision the volume".to_owned();
-                        let note = Note::normal("Provisioning", text);
-                        self.context.note(&*claim, "external-provisioner", note);
+                        let event = EventSpec::normal("Provisioning", text);
+                        self.context.emit_event(&*claim, "external-provisioner", event);
                     }
-                    return Outcome::Done;
+                    return Action::Done;
                 }
             }
         }
-        Outcome::Again
+        Action::Requeue
     }
 
     /// The claim's next turn comes when a node changes, or after its back-off. Absent where nobody would have told of a change
     /// since it was decided that it waits: then it is decided once more.
-    fn wait_for_nodes(&self, uid: &Uid, message: String) -> Option<Outcome> {
-        if self.await_nodes().insert(uid.clone()) {
+    fn wait_for_topology(&self, uid: &Uid, message: String) -> Option<Action> {
+        if self.waiting_for_topology().insert(uid.clone()) {
             return None;
         }
         if let Some(claim) = self.context.cache.claim_by_uid(uid) {
-            let teller = Teller::of_claim(&self.context, Role::Provisioner, &claim.key);
-            teller.tell(StepKind::Waits, message.clone(), None);
+            let recorder = StepRecorder::of_claim(&self.context, Role::Provisioner, &claim.key);
+            recorder.record(StepResult::Waiting, message.clone(), None);
         }
-        Some(self.refuse(uid, message, false))
+        Some(self.fail(uid, message, false))
     }
 
     /// Takes the scheduler's choice back, unless the node is one that the watch has not shown yet.
-    async fn node_is_gone(&self, uid: &Uid, node: &NodeName, message: String) -> Option<Outcome> {
+    async fn handle_missing_node(&self, uid: &Uid, node: &NodeName, message: String) -> Option<Action> {
         if let Err(error) = self.context.writer.refresh::<CsiNode>(node).await {
-            return Some(self.refuse(uid, error.to_string(), false));
+            return Some(self.fail(uid, error.to_string(), false));
         }
         match self.context.cache.csi_nodes.get(node) {
-            Seen::Known(_) => None,
-            Seen::Opaque(_) => self.wait_for_nodes(uid, message),
-            Seen::Absent => Some(self.reschedule(uid, node, message).await),
+            Lookup::Found(_) => None,
+            Lookup::Undecodable(_) => self.wait_for_topology(uid, message),
+            Lookup::Missing => Some(self.reschedule(uid, node, message).await),
         }
     }
 
     /// Tells the claim and takes the scheduler's choice back, if it is still this node: the scheduler chooses again.
-    async fn reschedule(&self, uid: &Uid, node: &NodeName, message: String) -> Outcome {
-        let Some(claim) = self.context.cache.claim_by_uid(uid) else { return Outcome::Again };
-        let teller = Teller::of_claim(&self.context, Role::Provisioner, &claim.key);
-        teller.tell(StepKind::Fails, message.clone(), None);
-        let outcome = self.refuse(uid, message, false);
+    async fn reschedule(&self, uid: &Uid, node: &NodeName, message: String) -> Action {
+        let Some(claim) = self.context.cache.claim_by_uid(uid) else { return Action::Requeue };
+        let recorder = StepRecorder::of_claim(&self.context, Role::Provisioner, &claim.key);
+        recorder.record(StepResult::Failed, message.clone(), None);
+        let outcome = self.fail(uid, message, false);
         let path = format!("/metadata/annotations/{}", names::SELECTED_NODE.replace('/', "~1"));
         let operations =
             vec![json!({"op": "test", "path": path, "value": node}), json!({"op": "remove", "path": path})];
         let write = self.context.writer.json_patch::<Claim>(&claim.key, uid, operations);
-        match teller.act(&format!("takes the choice of node {node} back"), write).await {
-            Ok(_) => Outcome::Done,
-            Err(error) => match self.context.after_failure::<Claim>(&claim.key, &error).await {
+        match recorder.record_effect(&format!("takes the choice of node {node} back"), write).await {
+            Ok(_) => Action::Done,
+            Err(error) => match self.context.action_for_write_error::<Claim>(&claim.key, &error).await {
                 // Whatever there is now, the driver is not asked anew without a pause.
-                Outcome::Again => outcome,
-                other @ (Outcome::Done | Outcome::After(_) | Outcome::Retry | Outcome::RetryAfter(_)) => {
-                    other
-                }
+                Action::Requeue => outcome,
+                other
+                @ (Action::Done | Action::RequeueAfter(_) | Action::Backoff | Action::BackoffFor(_)) => other,
             },
         }
     }
 
     /// Effect 1: the intent.
-    async fn record(&self, intent: Intent) -> Option<Outcome> {
-        let Some(driver) = self.context.drivers.get(&intent.driver) else { return Some(Outcome::Again) };
-        let teller = Teller::of_claim(&self.context, Role::Provisioner, &intent.claim);
+    async fn record(&self, intent: Intent) -> Option<Action> {
+        let Some(driver) = self.context.drivers.get(&intent.driver) else { return Some(Action::Requeue) };
+        let recorder = StepRecorder::of_claim(&self.context, Role::Provisioner, &intent.claim);
         let started = Instant::now();
-        let uid = intent.uid.clone();
+        let uid = intent.claim_uid.clone();
         match driver.journal.record(intent).await {
             Ok(_) => {
-                teller.tell(StepKind::Acts, "writes the intent down", Some(started.elapsed()));
+                recorder.record(StepResult::Applied, "writes the intent down", Some(started.elapsed()));
                 None
             }
             Err(error) => {
-                teller.tell(StepKind::Fails, error.to_string(), Some(started.elapsed()));
-                Some(self.refuse(&uid, error.to_string(), false))
+                recorder.record(StepResult::Failed, error.to_string(), Some(started.elapsed()));
+                Some(self.fail(&uid, error.to_string(), false))
             }
         }
     }
 
     /// Effect 2: the driver call, and what follows from its answer.
-    async fn create(&self, driver: &Driver, intent: &Arc<Intent>) -> Outcome {
-        let teller = Teller::of_claim(&self.context, Role::Provisioner, &intent.claim);
+    async fn create(&self, driver: &ManagedDriver, intent: &Arc<Intent>) -> Action {
+        let recorder = StepRecorder::of_claim(&self.context, Role::Provisioner, &intent.claim);
         let started = Instant::now();
-        let answer = self.call_create(driver, intent, &teller).await;
-        let took = started.elapsed();
-        let wish = answer.as_ref().err().and_then(|error| error.retry_after_ms).map(Duration::from_millis);
-        match rules::created(&self.context.cache, self.context.here.as_ref(), intent, answer) {
-            Created::Save(created, capacity) => {
-                self.save(driver, intent, created, capacity, &teller, started).await
+        let answer = self.call_create(driver, intent, &recorder).await;
+        let elapsed = started.elapsed();
+        let retry_after =
+            answer.as_ref().err().and_then(|error| error.retry_after_ms).map(Duration::from_millis);
+        match rules::decide_after_create(
+            &self.context.cache,
+            self.context.local_node.as_ref(),
+            intent,
+            answer,
+        ) {
+            CreateVerdict::Save(created, capacity) => {
+                self.save(driver, intent, created, capacity, &recorder, started).await
             }
-            Created::Undo(created, message) => self.undo(driver, intent, &created, message, &teller).await,
-            Created::Failed { message, lasting } => {
-                teller.tell(StepKind::Fails, message.clone(), Some(took));
-                self.metrics.provision_failed(&intent.class.name);
-                driver.journal.forget(&intent.uid);
-                if lasting {
-                    self.remember_infeasible(&intent.uid, &intent.class.uid);
+            CreateVerdict::DeleteUnclaimed(created, message) => {
+                self.delete_unclaimed(driver, intent, &created, message, &recorder).await
+            }
+            CreateVerdict::Failed { message, permanent } => {
+                recorder.record(StepResult::Failed, message.clone(), Some(elapsed));
+                self.metrics.record_provision_failure(&intent.class.name);
+                driver.journal.remove(&intent.claim_uid);
+                if permanent {
+                    self.remember_infeasible(&intent.claim_uid, &intent.class.uid);
                 }
-                self.later(self.refuse(&intent.uid, message, lasting), &intent.uid, wish)
+                self.requeue_after(
+                    self.fail(&intent.claim_uid, message, permanent),
+                    &intent.claim_uid,
+                    retry_after,
+                )
             }
-            Created::Reschedule { node, message } => {
-                self.metrics.provision_failed(&intent.class.name);
-                driver.journal.forget(&intent.uid);
-                self.reschedule(&intent.uid, &node, message).await
+            CreateVerdict::Reschedule { node, message } => {
+                self.metrics.record_provision_failure(&intent.class.name);
+                driver.journal.remove(&intent.claim_uid);
+                self.reschedule(&intent.claim_uid, &node, message).await
             }
-            Created::Repeat(message) => {
-                teller.tell(StepKind::Fails, message.clone(), Some(took));
-                self.metrics.provision_failed(&intent.class.name);
-                self.later(self.refuse(&intent.uid, message, false), &intent.uid, wish)
+            CreateVerdict::Retry(message) => {
+                recorder.record(StepResult::Failed, message.clone(), Some(elapsed));
+                self.metrics.record_provision_failure(&intent.class.name);
+                self.requeue_after(
+                    self.fail(&intent.claim_uid, message, false),
+                    &intent.claim_uid,
+                    retry_after,
+                )
             }
         }
     }
 
     async fn call_create(
         &self,
-        driver: &Driver,
+        driver: &ManagedDriver,
         intent: &Intent,
-        teller: &Teller,
+        recorder: &StepRecorder,
     ) -> Result<CreatedVolume, StorageError> {
-        let call = Call::within(self.context.settings.timeout);
+        let call = Call::with_deadline(self.context.settings.timeout);
         let started = Instant::now();
         let mut answer = driver.backend.create_volume(call, intent.request.clone());
-        let answer = match tokio::time::timeout(PATIENCE, &mut answer).await {
+        let answer = match tokio::time::timeout(PROVISIONING_EVENT_DELAY, &mut answer).await {
             Ok(answer) => answer,
             Err(_) => {
-                teller.tell(StepKind::Waits, "the driver is still at work", None);
-                if let Some(claim) = self.context.cache.claim_by_uid(&intent.uid) {
+                recorder.record(StepResult::Waiting, "the driver is still at work", None);
+                if let Some(claim) = self.context.cache.claim_by_uid(&intent.claim_uid) {
                     let text =
                         format!("External provisioner is provisioning volume for claim \"{}\"", intent.claim);
-                    let note = Note::normal("Provisioning", text);
-                    self.context.note(&*claim, &driver.component, note);
+                    let event = EventSpec::normal("Provisioning", text);
+                    self.context.emit_event(&*claim, &driver.component, event);
                 }
                 answer.await
             }
         };
         if answer.is_ok() {
-            teller.tell(
-                StepKind::Acts,
+            recorder.record(
+                StepResult::Applied,
                 format!("{} creates the volume", intent.driver),
                 Some(started.elapsed()),
             );
@@ -465,130 +496,143 @@ impl Provisioner {
     /// Effect 3: the object.
     async fn save(
         &self,
-        driver: &Driver,
+        driver: &ManagedDriver,
         intent: &Arc<Intent>,
         created: CreatedVolume,
         capacity: u64,
-        teller: &Teller,
+        recorder: &StepRecorder,
         started: Instant,
-    ) -> Outcome {
-        if let Some(other) = self.other(intent, &created) {
+    ) -> Action {
+        if let Some(other) = self.other_volume_with_handle(intent, &created) {
             // Saved, deleting one of the two would delete the other's data.
-            let message = known(intent, &created, &other);
-            teller.tell(StepKind::Fails, message.clone(), None);
-            return self.refuse(&intent.uid, message, true);
+            let message = recorded_volume_message(intent, &created, &other);
+            recorder.record(StepResult::Failed, message.clone(), None);
+            return self.fail(&intent.claim_uid, message, true);
         }
-        let claim = self.context.cache.claims.get(&intent.claim).known().filter(|c| c.meta.uid == intent.uid);
-        let shape = ClaimShape {
+        let claim = self
+            .context
+            .cache
+            .claims
+            .get(&intent.claim)
+            .into_object()
+            .filter(|c| c.meta.uid == intent.claim_uid);
+        let claim_fields = ClaimFields {
             access_modes: claim.as_ref().map_or_else(|| rules::modes_of(&intent.request), |c| c.access_modes),
-            version: claim.as_ref().map(|c| c.meta.version.to_string()),
+            version: claim.as_ref().map(|c| c.meta.resource_version.to_string()),
         };
-        let body = object::persistent_volume(intent, &created, capacity, &driver.identity, &shape);
+        let body = object::persistent_volume(intent, &created, capacity, &driver.identity, &claim_fields);
         let write = self.context.writer.create::<Volume>(None, &body);
-        match teller.act(&format!("writes PersistentVolume {}", intent.request.name), write).await {
+        match recorder.record_effect(&format!("writes PersistentVolume {}", intent.request.name), write).await
+        {
             Ok(_) => {
-                driver.journal.forget(&intent.uid);
-                self.metrics.provisioned(&intent.class.name, started.elapsed());
-                self.succeeded(driver, intent);
-                Outcome::Done
+                driver.journal.remove(&intent.claim_uid);
+                self.metrics.record_provision(&intent.class.name, started.elapsed());
+                self.emit_provisioning_succeeded(driver, intent);
+                Action::Done
             }
-            Err(WriteError::AlreadyExists(_)) => self.name_taken(driver, intent, &created, teller).await,
+            Err(ApiError::AlreadyExists(_)) => {
+                self.resolve_name_conflict(driver, intent, &created, recorder).await
+            }
             // The volume exists: it is never rolled back because its object cannot be written; the journal remembers it.
-            Err(error) => self.refuse(&intent.uid, error.to_string(), false),
+            Err(error) => self.fail(&intent.claim_uid, error.to_string(), false),
         }
     }
 
     /// Tells the claim that its volume is there.
-    fn succeeded(&self, driver: &Driver, intent: &Intent) {
-        if let Some(claim) = self.context.cache.claim_by_uid(&intent.uid) {
+    fn emit_provisioning_succeeded(&self, driver: &ManagedDriver, intent: &Intent) {
+        if let Some(claim) = self.context.cache.claim_by_uid(&intent.claim_uid) {
             let text = format!("Successfully provisioned volume {}", intent.request.name);
-            self.context.note(&*claim, &driver.component, Note::normal("ProvisioningSucceeded", text));
+            self.context.emit_event(
+                &*claim,
+                &driver.component,
+                EventSpec::normal("ProvisioningSucceeded", text),
+            );
         }
     }
 
     /// An object of the volume's name exists: ours from before a crash, or a stranger's.
-    async fn name_taken(
+    async fn resolve_name_conflict(
         &self,
-        driver: &Driver,
+        driver: &ManagedDriver,
         intent: &Arc<Intent>,
         created: &CreatedVolume,
-        teller: &Teller,
-    ) -> Outcome {
+        recorder: &StepRecorder,
+    ) -> Action {
         let name = VolumeName::from(intent.request.name.as_str());
         match self.context.writer.get::<Volume>(&name).await {
             // The claim has its volume on another node: this one is one too many, and has no object that names it, whatever its handle.
-            Ok(Some(volume)) if self.is_elsewhere(intent, &volume) => {
-                self.undo(driver, intent, created, None, teller).await
+            Ok(Some(volume)) if self.is_on_other_node(intent, &volume) => {
+                self.delete_unclaimed(driver, intent, created, None, recorder).await
             }
             Ok(Some(volume))
-                if volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(&intent.uid) =>
+                if volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(&intent.claim_uid) =>
             {
-                self.succeeded(driver, intent);
-                driver.journal.forget(&intent.uid);
-                Outcome::Done
+                self.emit_provisioning_succeeded(driver, intent);
+                driver.journal.remove(&intent.claim_uid);
+                Action::Done
             }
             Ok(Some(volume)) if volume.csi.as_ref().is_some_and(|csi| csi.handle == created.handle) => {
                 let message = format!(
                     "a PersistentVolume {name} exists already, uses the volume {} and is not of this claim",
                     created.handle
                 );
-                self.refuse(&intent.uid, message, true)
+                self.fail(&intent.claim_uid, message, true)
             }
             Ok(Some(_)) => {
                 let message = format!("a PersistentVolume {name} exists already and is not of this claim");
-                self.undo(driver, intent, created, Some(message), teller).await
+                self.delete_unclaimed(driver, intent, created, Some(message), recorder).await
             }
-            Ok(None) => Outcome::Retry,
-            Err(error) => self.refuse(&intent.uid, error.to_string(), false),
+            Ok(None) => Action::Backoff,
+            Err(error) => self.fail(&intent.claim_uid, error.to_string(), false),
         }
     }
 
     /// Deletes by its id what nobody wants, then drops the intent.
-    async fn undo(
+    async fn delete_unclaimed(
         &self,
-        driver: &Driver,
+        driver: &ManagedDriver,
         intent: &Arc<Intent>,
         created: &CreatedVolume,
         message: Option<String>,
-        teller: &Teller,
-    ) -> Outcome {
-        if hold::is_held(&self.context.cache) {
-            return self.keep(teller);
+        recorder: &StepRecorder,
+    ) -> Action {
+        if deletion_freeze::is_frozen(&self.context.cache) {
+            return self.keep_intent_while_frozen(recorder);
         }
-        match self.fate(intent, created).await {
-            Ok(Fate::Abandoned) => {}
-            Ok(Fate::Wanted) => return Outcome::Retry,
-            Ok(Fate::Unclear(message)) => {
+        match self.check_created_volume(intent, created).await {
+            Ok(CreatedVolumeCheck::Unclaimed) => {}
+            Ok(CreatedVolumeCheck::Claimed) => return Action::Backoff,
+            Ok(CreatedVolumeCheck::Undecided(message)) => {
                 // The intent stays: nobody else knows of the volume.
-                teller.tell(StepKind::Fails, message.clone(), None);
-                let _ = self.refuse(&intent.uid, message, false);
-                return Outcome::RetryAfter(self.context.settings.retry_interval_max);
+                recorder.record(StepResult::Failed, message.clone(), None);
+                let _ = self.fail(&intent.claim_uid, message, false);
+                return Action::BackoffFor(self.context.settings.retry_interval_max);
             }
-            Ok(Fate::Known(message)) => {
-                teller.tell(StepKind::Fails, message.clone(), None);
-                if self.context.cache.claim_by_uid(&intent.uid).is_some() {
-                    return self.refuse(&intent.uid, message, true);
+            Ok(CreatedVolumeCheck::Recorded(message)) => {
+                recorder.record(StepResult::Failed, message.clone(), None);
+                if self.context.cache.claim_by_uid(&intent.claim_uid).is_some() {
+                    return self.fail(&intent.claim_uid, message, true);
                 }
                 // Nobody waits for it, and whoever has it keeps it.
-                driver.journal.forget(&intent.uid);
-                return Outcome::Done;
+                driver.journal.remove(&intent.claim_uid);
+                return Action::Done;
             }
-            Err(error) => return self.refuse(&intent.uid, error.to_string(), false),
+            Err(error) => return self.fail(&intent.claim_uid, error.to_string(), false),
         }
-        if hold::is_held(&self.context.cache) {
-            return self.keep(teller);
+        if deletion_freeze::is_frozen(&self.context.cache) {
+            return self.keep_intent_while_frozen(recorder);
         }
-        let call = Call::within(self.context.settings.timeout);
+        let call = Call::with_deadline(self.context.settings.timeout);
         let started = Instant::now();
         match driver.backend.delete_volume(call, created.handle.clone()).await {
             Ok(()) => {
                 let text = format!("{} deletes the volume that nobody wants any more", intent.driver);
-                teller.tell(StepKind::Acts, text, Some(started.elapsed()));
-                driver.journal.forget(&intent.uid);
+                recorder.record(StepResult::Applied, text, Some(started.elapsed()));
+                driver.journal.remove(&intent.claim_uid);
                 match message {
-                    Some(message) => self.refuse(&intent.uid, message, false),
+                    Some(message) => self.fail(&intent.claim_uid, message, false),
                     // The claim may want another one.
-                    None => Outcome::Again,
+                    None => Action::Requeue,
                 }
             }
             Err(error) => {
@@ -596,92 +640,97 @@ impl Provisioner {
                     "{} cannot delete the unwanted volume {}: {error}",
                     intent.driver, created.handle
                 );
-                teller.tell(StepKind::Fails, text.clone(), Some(started.elapsed()));
-                self.refuse(&intent.uid, message.unwrap_or(text), false)
+                recorder.record(StepResult::Failed, text.clone(), Some(started.elapsed()));
+                self.fail(&intent.claim_uid, message.unwrap_or(text), false)
             }
         }
     }
 
     /// The intent stays until the operator has looked. One that the backup does not know ends with this life of the process: its
     /// volume is an orphan then, as are all that were made since.
-    fn keep(&self, teller: &Teller) -> Outcome {
-        teller.tell(StepKind::Waits, "deletions are held back since the cluster was restored", None);
-        Outcome::RetryAfter(self.context.settings.retry_interval_max)
+    fn keep_intent_while_frozen(&self, recorder: &StepRecorder) -> Action {
+        recorder.record(StepResult::Waiting, "deletions are held back since the cluster was restored", None);
+        Action::BackoffFor(self.context.settings.retry_interval_max)
     }
 
     /// Whether really nobody has or wants the volume, read past the cache: an object that another process or a person wrote, or
     /// whose answer was lost, and a claim that the watch has not shown yet keep it.
-    async fn fate(&self, intent: &Intent, created: &CreatedVolume) -> Result<Fate, WriteError> {
+    async fn check_created_volume(
+        &self,
+        intent: &Intent,
+        created: &CreatedVolume,
+    ) -> Result<CreatedVolumeCheck, ApiError> {
         let name = VolumeName::from(intent.request.name.as_str());
         if let Some(volume) = self.context.writer.get::<Volume>(&name).await?
-            && !self.is_elsewhere(intent, &volume)
+            && !self.is_on_other_node(intent, &volume)
         {
-            if volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(&intent.uid) {
-                return Ok(Fate::Wanted);
+            if volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(&intent.claim_uid) {
+                return Ok(CreatedVolumeCheck::Claimed);
             }
             if volume.csi.as_ref().is_some_and(|csi| csi.handle == created.handle) {
-                return Ok(Fate::Known(known(intent, created, &name)));
+                return Ok(CreatedVolumeCheck::Recorded(recorded_volume_message(intent, created, &name)));
             }
         }
-        let volumes = self.context.writer.list_in::<Volume>(&Scope::default()).await?;
+        let volumes = self.context.writer.list_scope::<Volume>(&Scope::default()).await?;
         if let Some(opaque) = volumes.into_iter().find_map(Result::err) {
             let (handle, key) = (&created.handle, opaque.key);
-            return Ok(Fate::Unclear(format!(
+            return Ok(CreatedVolumeCheck::Undecided(format!(
                 "PersistentVolume {key} cannot be read, and may stand for volume {handle}: it is not deleted"
             )));
         }
-        if let Some(other) = self.other(intent, created) {
-            return Ok(Fate::Known(known(intent, created, &other)));
+        if let Some(other) = self.other_volume_with_handle(intent, created) {
+            return Ok(CreatedVolumeCheck::Recorded(recorded_volume_message(intent, created, &other)));
         }
         self.context.writer.refresh::<Claim>(&intent.claim).await?;
-        self.context.look().await?;
+        self.context.check_live().await?;
         // The volume itself may be what is not wanted: too small, or its name taken.
         let too_small =
             created.capacity.is_some_and(|bytes| bytes > 0 && Some(bytes) < intent.request.capacity.required);
-        let taken = matches!(self.context.cache.volumes.get(&name), Seen::Known(_));
-        let here = self.context.here.as_ref();
-        let is_wanted = !too_small && !taken && rules::is_wanted(&self.context.cache, here, intent);
-        Ok(if is_wanted { Fate::Wanted } else { Fate::Abandoned })
+        let is_name_taken = matches!(self.context.cache.volumes.get(&name), Lookup::Found(_));
+        let local_node = self.context.local_node.as_ref();
+        let is_claimed =
+            !too_small && !is_name_taken && rules::is_claimed(&self.context.cache, local_node, intent);
+        Ok(if is_claimed { CreatedVolumeCheck::Claimed } else { CreatedVolumeCheck::Unclaimed })
     }
 
     /// Another object that stands for the volume, as far as it can be of the same storage.
-    fn other(&self, intent: &Intent, created: &CreatedVolume) -> Option<VolumeName> {
+    fn other_volume_with_handle(&self, intent: &Intent, created: &CreatedVolume) -> Option<VolumeName> {
         let name = VolumeName::from(intent.request.name.as_str());
-        let may = |other: &Volume| !self.is_elsewhere(intent, other);
-        self.context.cache.other_with_handle(&intent.driver, &created.handle, &name, may)
+        let may_share_storage = |other: &Volume| !self.is_on_other_node(intent, other);
+        self.context.cache.other_volume_with_handle(&intent.driver, &created.handle, &name, may_share_storage)
     }
 
-    fn is_elsewhere(&self, intent: &Intent, volume: &Volume) -> bool {
-        placement::is_elsewhere(self.context.here.as_ref(), intent, volume)
+    fn is_on_other_node(&self, intent: &Intent, volume: &Volume) -> bool {
+        placement::is_on_other_node(self.context.local_node.as_ref(), intent, volume)
     }
 
     /// Tells the claim, where it still exists, and chooses when to try again.
-    fn refuse(&self, uid: &Uid, message: String, lasting: bool) -> Outcome {
+    fn fail(&self, uid: &Uid, message: String, permanent: bool) -> Action {
         if let Some(claim) = self.context.cache.claim_by_uid(uid) {
             let component = self.component_for(&claim);
-            let text = if lasting {
+            let text = if permanent {
                 format!("{message}; it is tried again after a change, or later")
             } else {
                 message
             };
-            let note = Note::warning("ProvisioningFailed", text);
-            self.context.note(&*claim, &component, note);
+            let event = EventSpec::warning("ProvisioningFailed", text);
+            self.context.emit_event(&*claim, &component, event);
         }
-        if lasting { Outcome::RetryAfter(self.context.settings.retry_interval_max) } else { Outcome::Retry }
+        if permanent { Action::BackoffFor(self.context.settings.retry_interval_max) } else { Action::Backoff }
     }
 
     /// A back-off that is no shorter than what the driver wishes.
-    fn later(&self, outcome: Outcome, uid: &Uid, wish: Option<Duration>) -> Outcome {
-        match (outcome, wish) {
-            (Outcome::Retry, Some(wish)) => {
-                self.context.settings.retry_as_wished(wish, self.claims.failures(uid))
+    fn requeue_after(&self, outcome: Action, uid: &Uid, retry_after: Option<Duration>) -> Action {
+        match (outcome, retry_after) {
+            (Action::Backoff, Some(retry_after)) => {
+                self.context.settings.retry_after_hint(retry_after, self.claims.failures(uid))
             }
             (outcome, _) => outcome,
         }
     }
 
     pub(super) fn component_for(&self, claim: &Claim) -> Box<str> {
-        let class = self.context.cache.class(claim.class_name()).known();
+        let class = self.context.cache.class(claim.class_name()).into_object();
         let driver = class.and_then(|class| self.context.drivers.get(&class.provisioner));
         driver.map_or_else(|| "external-provisioner".into(), |driver| driver.component.clone())
     }
@@ -700,7 +749,7 @@ impl Provisioner {
 
     fn remember_infeasible(&self, uid: &Uid, class: &Uid) {
         let mut infeasible = self.infeasible();
-        if infeasible.len() >= INFEASIBLE {
+        if infeasible.len() >= MAX_INFEASIBLE {
             let oldest = infeasible.iter().min_by_key(|(_, (_, until))| *until).map(|(uid, _)| uid.clone());
             oldest.and_then(|uid| infeasible.remove(&uid));
         }

@@ -4,26 +4,26 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use cofferdam_cluster::{Cache, Intent, IntentClass, Seen};
+use cofferdam_cluster::{Cache, Intent, IntentClass, Lookup};
 use cofferdam_domain::{
     AccessMode, AccessModes, BindingMode, Claim, ClusterId, DriverName, NodeName, ReclaimPolicy,
     StorageClass, Uid, Volume, VolumeMode, VolumeName, VolumePhase, names,
     storage::{
-        AccessType, CapabilityMode, CapacityRange, CreateVolume, CreatedVolume, ErrorKind, Finality, Owner,
-        Parameters, StorageError, TopologyRequirement, VolumeCapability,
+        AccessType, CapacityRange, CreateVolume, CreatedVolume, CsiAccessMode, ErrorKind, Finality,
+        Parameters, StorageError, TopologyRequirement, VolumeCapability, VolumeOwner,
     },
 };
 
 use super::{
     parameters,
-    placement::{self, Here},
-    topology::{self, Ask, Missing},
+    placement::{self, LocalNode},
+    topology::{self, TopologyError, TopologyInput},
 };
-use crate::pv_controller::rules::{self as binding, ClaimVerdict as Binding, World};
+use crate::pv_controller::rules::{self as binding, BindingInput, ClaimBindingVerdict as Binding};
 
 /// What an operator chose, as far as a request depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct ProvisionerOptions {
     /// First part of the volume's name.
     pub prefix: String,
     /// Filesystem type for classes that name none.
@@ -33,46 +33,46 @@ pub struct Options {
     /// This cluster.
     pub cluster: ClusterId,
     /// Whether binding runs in this process: then no request annotation is needed.
-    pub binder_here: bool,
+    pub runs_pv_controller: bool,
     /// Drivers that tell one writer on a node from many (CSI `SINGLE_NODE_MULTI_WRITER`).
-    pub tell_writers: BTreeSet<DriverName>,
+    pub single_node_multi_writer_drivers: BTreeSet<DriverName>,
     /// Drivers whose volumes have parameters that may change.
-    pub modifying: BTreeSet<DriverName>,
+    pub modification_drivers: BTreeSet<DriverName>,
     /// Drivers whose volumes may be reachable from some nodes only.
-    pub topology: BTreeSet<DriverName>,
+    pub topology_drivers: BTreeSet<DriverName>,
     /// Whether a chosen node is the only place.
     pub strict_topology: bool,
     /// Whether all places are named where no node is chosen and the class allows everything.
     pub immediate_topology: bool,
     /// The node that this process is on, with the drivers whose storage is in it.
-    pub here: Option<Here>,
+    pub local_node: Option<LocalNode>,
 }
 
-impl Options {
+impl ProvisionerOptions {
     /// The node of this process, where the driver's storage is in it.
-    fn here_of(&self, driver: &DriverName) -> Option<&Here> {
-        self.here.as_ref().filter(|here| here.has(driver))
+    fn local_node_of(&self, driver: &DriverName) -> Option<&LocalNode> {
+        self.local_node.as_ref().filter(|local_node| local_node.has_driver(driver))
     }
 }
 
 /// The world that a decision about a claim is about.
 #[derive(Clone, Copy)]
-pub struct View<'a> {
+pub struct ProvisionerInput<'a> {
     /// The cached objects.
     pub cache: &'a Cache,
     /// The claim's recorded intent.
     pub intent: Option<&'a Arc<Intent>>,
     /// Whether a driver is ours.
-    pub ours: &'a dyn Fn(&DriverName) -> bool,
+    pub is_managed_driver: &'a dyn Fn(&DriverName) -> bool,
     /// Class of the claim when its request was last found to be invalid, while that is remembered.
     pub infeasible: Option<&'a Uid>,
     /// What the operator chose.
-    pub options: &'a Options,
+    pub options: &'a ProvisionerOptions,
 }
 
 /// What is to be done for a claim.
 #[derive(Clone, Debug, PartialEq)]
-pub enum ClaimVerdict {
+pub enum ProvisionVerdict {
     /// Nothing; the text says why, for people.
     Ignore(&'static str),
     /// Write this intent down, then ask again.
@@ -80,10 +80,10 @@ pub enum ClaimVerdict {
     /// Send the recorded request, then ask [`created`] what follows.
     Create(Arc<Intent>),
     /// The volume's object exists: the intent has served.
-    Forget,
+    RemoveIntent,
     /// Nobody has chosen a node: choose this process' own, if it is its turn in the race with the other nodes and the driver has
     /// room for the request.
-    Take {
+    SelectNode {
         /// The claim as it was when nobody had chosen: what is written is written on this version of it.
         claim: Arc<Claim>,
         /// This process' node.
@@ -92,14 +92,14 @@ pub enum ClaimVerdict {
         request: Option<Box<CreateVolume>>,
     },
     /// The claim cannot be provisioned as it stands. `lasting`: only a change helps.
-    Refuse {
+    Reject {
         /// For the event.
         message: String,
         /// Whether trying again soon is of no use.
-        lasting: bool,
+        permanent: bool,
     },
     /// The nodes do not tell enough yet; for the event.
-    AwaitNodes(String),
+    WaitForTopology(String),
     /// There is no such node any more: take the scheduler's choice back.
     Reschedule {
         /// The node.
@@ -117,82 +117,87 @@ pub fn volume_name(prefix: &str, claim: &Uid) -> VolumeName {
 }
 
 /// Decides the next step for the claim of this uid.
-pub fn claim(view: View<'_>, uid: &Uid) -> ClaimVerdict {
-    let claim = view.cache.claim_by_uid(uid);
-    if let Some(intent) = view.intent {
+pub fn provision(input: ProvisionerInput<'_>, uid: &Uid) -> ProvisionVerdict {
+    let claim = input.cache.claim_by_uid(uid);
+    if let Some(intent) = input.intent {
         let name = VolumeName::from(intent.request.name.as_str());
-        return match view.cache.volumes.get(&name) {
+        return match input.cache.volumes.get(&name) {
             // One on another node has nothing to do with what this node's driver may have made.
-            Seen::Known(volume)
-                if belongs_to(&volume, uid)
-                    && !placement::is_elsewhere(view.options.here.as_ref(), intent, &volume) =>
+            Lookup::Found(volume)
+                if is_volume_of_claim(&volume, uid)
+                    && !placement::is_on_other_node(input.options.local_node.as_ref(), intent, &volume) =>
             {
-                ClaimVerdict::Forget
+                ProvisionVerdict::RemoveIntent
             }
-            Seen::Opaque(_) => ClaimVerdict::Ignore("its volume's object cannot be read"),
+            Lookup::Undecodable(_) => ProvisionVerdict::Ignore("its volume's object cannot be read"),
             // Nobody's, or a stranger's: what the driver made or may have made is still to be settled.
-            Seen::Absent | Seen::Known(_) => ClaimVerdict::Create(Arc::clone(intent)),
+            Lookup::Missing | Lookup::Found(_) => ProvisionVerdict::Create(Arc::clone(intent)),
         };
     }
-    let Some(claim) = claim else { return ClaimVerdict::Ignore("the claim is gone") };
-    let name = volume_name(&view.options.prefix, uid);
-    match view.cache.volumes.get(&name) {
-        Seen::Absent => {}
-        Seen::Known(volume) if !belongs_to(&volume, uid) && claim.volume.is_none() => {
+    let Some(claim) = claim else { return ProvisionVerdict::Ignore("the claim is gone") };
+    let name = volume_name(&input.options.prefix, uid);
+    match input.cache.volumes.get(&name) {
+        Lookup::Missing => {}
+        Lookup::Found(volume) if !is_volume_of_claim(&volume, uid) && claim.volume.is_none() => {
             let message = format!("a PersistentVolume {name} exists already and is not of this claim");
-            return ClaimVerdict::Refuse { message, lasting: true };
+            return ProvisionVerdict::Reject { message, permanent: true };
         }
-        Seen::Known(_) | Seen::Opaque(_) => return ClaimVerdict::Ignore("its volume exists"),
+        Lookup::Found(_) | Lookup::Undecodable(_) => return ProvisionVerdict::Ignore("its volume exists"),
     }
-    let decided = class_to_provision(view, &claim).and_then(|class| {
-        if let Some(here) = view.options.here_of(&class.provisioner)
+    let decided = class_to_provision(input, &claim).and_then(|class| {
+        if let Some(local_node) = input.options.local_node_of(&class.provisioner)
             && claim.selected_node().is_none()
         {
-            return take(view, here, &claim, &class, &name);
+            return select_local_node(input, local_node, &claim, &class, &name);
         }
-        request(view, &claim, &class, &name).map(|intent| ClaimVerdict::Record(Box::new(intent)))
+        build_request(input, &claim, &class, &name).map(|intent| ProvisionVerdict::Record(Box::new(intent)))
     });
     decided.unwrap_or_else(|verdict| *verdict)
 }
 
 /// Whether a claim that no node was chosen for may be this node's.
-fn take(
-    view: View<'_>,
-    here: &Here,
+fn select_local_node(
+    input: ProvisionerInput<'_>,
+    local_node: &LocalNode,
     claim: &Arc<Claim>,
     class: &StorageClass,
     name: &VolumeName,
-) -> Result<ClaimVerdict, Box<ClaimVerdict>> {
-    let own = here
-        .segments(&class.provisioner, view.cache)
-        .map_err(|problem| Box::new(ClaimVerdict::AwaitNodes(no_requirement(claim, &problem))))?;
-    if placement::requirement(here, class, &own).is_err() {
-        return Ok(ClaimVerdict::Ignore("its class does not allow this node"));
+) -> Result<ProvisionVerdict, Box<ProvisionVerdict>> {
+    let segments = local_node.segments(&class.provisioner, input.cache).map_err(|problem| {
+        Box::new(ProvisionVerdict::WaitForTopology(accessibility_error(claim, &problem)))
+    })?;
+    if placement::requirement(local_node, class, &segments).is_err() {
+        return Ok(ProvisionVerdict::Ignore("its class does not allow this node"));
     }
-    let request = request(view, claim, class, name).ok().map(|intent| Box::new(intent.request));
-    Ok(ClaimVerdict::Take { claim: Arc::clone(claim), node: here.node.clone(), request })
+    let request = build_request(input, claim, class, name).ok().map(|intent| Box::new(intent.request));
+    Ok(ProvisionVerdict::SelectNode { claim: Arc::clone(claim), node: local_node.node.clone(), request })
 }
 
 /// Why a claim, whose volume would be of one node, is not for this one.
-fn not_here(here: &Here, claim: &Claim, class: &StorageClass) -> Option<&'static str> {
+fn not_local_reason(local_node: &LocalNode, claim: &Claim, class: &StorageClass) -> Option<&'static str> {
     match claim.selected_node() {
-        Some(node) if node == here.node.as_str() => None,
+        Some(node) if node == local_node.node.as_str() => None,
         Some(_) => Some("it is another node's"),
         None if class.binding_mode == Some(BindingMode::WaitForFirstConsumer) => {
             Some("the scheduler has not chosen a node yet")
         }
-        None if !here.immediate => Some("no node was chosen, and this process takes none of these claims"),
+        None if !local_node.immediate_binding => {
+            Some("no node was chosen, and this process takes none of these claims")
+        }
         None => None,
     }
 }
 
-fn belongs_to(volume: &Volume, claim: &Uid) -> bool {
+fn is_volume_of_claim(volume: &Volume, claim: &Uid) -> bool {
     volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(claim)
 }
 
 /// The class by which the claim is ours to provision now.
-fn class_to_provision(view: View<'_>, claim: &Claim) -> Result<Arc<StorageClass>, Box<ClaimVerdict>> {
-    let ignore = |reason| Err(Box::new(ClaimVerdict::Ignore(reason)));
+fn class_to_provision(
+    input: ProvisionerInput<'_>,
+    claim: &Claim,
+) -> Result<Arc<StorageClass>, Box<ProvisionVerdict>> {
+    let ignore = |reason| Err(Box::new(ProvisionVerdict::Ignore(reason)));
     if claim.volume.is_some() || claim.is_bind_completed() {
         return ignore("it has a volume");
     }
@@ -200,39 +205,45 @@ fn class_to_provision(view: View<'_>, claim: &Claim) -> Result<Arc<StorageClass>
         return ignore("it is being deleted");
     }
     match claim.storage_provisioner() {
-        None if !view.options.binder_here => return ignore("nobody has asked for its volume yet"),
-        Some(driver) if !(view.ours)(&driver.into()) => return ignore("it is another driver's"),
+        None if !input.options.runs_pv_controller => return ignore("nobody has asked for its volume yet"),
+        Some(driver) if !(input.is_managed_driver)(&driver.into()) => {
+            return ignore("it is another driver's");
+        }
         None | Some(_) => {}
     }
-    let class = match view.cache.class(claim.class_name()) {
-        Seen::Known(class) => class,
-        Seen::Opaque(_) => return ignore("its class cannot be read"),
-        Seen::Absent if view.options.binder_here => return ignore("its class does not exist"),
-        Seen::Absent => {
+    let class = match input.cache.class(claim.class_name()) {
+        Lookup::Found(class) => class,
+        Lookup::Undecodable(_) => return ignore("its class cannot be read"),
+        Lookup::Missing if input.options.runs_pv_controller => return ignore("its class does not exist"),
+        Lookup::Missing => {
             let message = format!("storageclass.storage.k8s.io {:?} not found", claim.class_name());
-            return Err(Box::new(ClaimVerdict::Refuse { message, lasting: false }));
+            return Err(Box::new(ProvisionVerdict::Reject { message, permanent: false }));
         }
     };
-    if !(view.ours)(&class.provisioner) {
+    if !(input.is_managed_driver)(&class.provisioner) {
         return ignore("it is another driver's");
     }
-    if view.infeasible == Some(&class.meta.uid) {
+    if input.infeasible == Some(&class.meta.uid) {
         return ignore("its request was found invalid a short while ago");
     }
-    if let Some(here) = view.options.here_of(&class.provisioner) {
+    if let Some(local_node) = input.options.local_node_of(&class.provisioner) {
         // Other nodes' processes decide by what stands in the API, and so does this one, whoever binds.
         if claim.storage_provisioner().is_none() {
             return ignore("nobody has asked for its volume yet");
         }
-        return match not_here(here, claim, &class) {
+        return match not_local_reason(local_node, claim, &class) {
             Some(reason) => ignore(reason),
             None => Ok(class),
         };
     }
-    if view.options.binder_here {
+    if input.options.runs_pv_controller {
         // Without an annotation to wait for, the search for a volume that exists must have come to its end here.
-        let world = World { cache: view.cache, provisions: view.ours, spoken_for: &|_| false };
-        if !matches!(binding::claim(world, claim), Binding::Provision(..)) {
+        let binding_input = BindingInput {
+            cache: input.cache,
+            has_provisioner: input.is_managed_driver,
+            is_locked_by_other: &|_| false,
+        };
+        if !matches!(binding::decide_claim(binding_input, claim), Binding::Provision(..)) {
             return ignore("binding is not at the point where a volume is needed");
         }
     } else if class.binding_mode == Some(BindingMode::WaitForFirstConsumer) && claim.selected_node().is_none()
@@ -243,52 +254,52 @@ fn class_to_provision(view: View<'_>, claim: &Claim) -> Result<Arc<StorageClass>
 }
 
 /// The request for a claim, in external-provisioner's order of checks.
-fn request(
-    view: View<'_>,
+fn build_request(
+    input: ProvisionerInput<'_>,
     claim: &Claim,
     class: &StorageClass,
     name: &VolumeName,
-) -> Result<Intent, Box<ClaimVerdict>> {
-    let options = view.options;
-    let refuse = |message: String| Box::new(ClaimVerdict::Refuse { message, lasting: true });
+) -> Result<Intent, Box<ProvisionVerdict>> {
+    let options = input.options;
+    let reject = |message: String| Box::new(ProvisionVerdict::Reject { message, permanent: true });
     if let Some(source) = &claim.source {
         return Err(match (&*source.group, &*source.kind) {
             ("", "PersistentVolumeClaim") => {
-                refuse(format!("driver {} does not clone volumes", class.provisioner))
+                reject(format!("driver {} does not clone volumes", class.provisioner))
             }
             ("snapshot.storage.k8s.io", "VolumeSnapshot") => {
-                refuse(format!("driver {} does not restore snapshots", class.provisioner))
+                reject(format!("driver {} does not restore snapshots", class.provisioner))
             }
-            _ => Box::new(ClaimVerdict::LeaveToPopulator),
+            _ => Box::new(ProvisionVerdict::LeaveToPopulator),
         });
     }
-    let modifies = options.modifying.contains(&class.provisioner);
+    let modifies = options.modification_drivers.contains(&class.provisioner);
     if !claim.attributes_class.is_empty() && !modifies {
-        return Err(refuse(format!("driver {} does not modify volumes", class.provisioner)));
+        return Err(reject(format!("driver {} does not modify volumes", class.provisioner)));
     }
     if claim.selector.is_some() {
-        return Err(refuse("claim Selector is not supported".to_owned()));
+        return Err(reject("claim Selector is not supported".to_owned()));
     }
-    let has_topology = options.topology.contains(&class.provisioner);
+    let has_topology = options.topology_drivers.contains(&class.provisioner);
     if !class.allowed_topologies.is_empty() && !has_topology {
         let message = format!(
             "StorageClass {} has allowedTopologies: driver {} has no topology; expected none",
             class.name, class.provisioner
         );
-        return Err(refuse(message));
+        return Err(reject(message));
     }
     let size = match &claim.request {
-        Err(error) => return Err(refuse(format!("spec.resources.requests.storage: {error}"))),
+        Err(error) => return Err(reject(format!("spec.resources.requests.storage: {error}"))),
         Ok(size) if size.is_zero() => {
-            return Err(refuse(
+            return Err(reject(
                 "spec.resources.requests.storage is 0: expected more than zero bytes".to_owned(),
             ));
         }
         Ok(size) => size.to_csi_bytes().ok_or_else(|| {
-            refuse(format!("spec.resources.requests.storage is {size}: expected at most {} bytes", i64::MAX))
+            reject(format!("spec.resources.requests.storage is {size}: expected at most {} bytes", i64::MAX))
         })?,
     };
-    let split = parameters::split(class).map_err(|error| refuse(error.to_string()))?;
+    let split = parameters::split(class).map_err(|error| reject(error.to_string()))?;
     let mut parameters = split.for_driver;
     if options.extra_create_metadata {
         let extra = [
@@ -308,17 +319,18 @@ fn request(
             AccessType::Filesystem { fs_type, mount_flags: class.mount_options.clone(), mount_group: None }
         }
     };
-    let capabilities = capability_modes(claim, options.tell_writers.contains(&class.provisioner))
-        .map_err(refuse)?
-        .into_iter();
-    let topology = if has_topology { requirement(view, claim, class)? } else { None };
-    let mutable_parameters = mutable_parameters(view, claim, class)?;
+    let capabilities =
+        capability_modes(claim, options.single_node_multi_writer_drivers.contains(&class.provisioner))
+            .map_err(reject)?
+            .into_iter();
+    let topology = if has_topology { requirement(input, claim, class)? } else { None };
+    let mutable_parameters = mutable_parameters(input, claim, class)?;
     Ok(Intent {
         claim: claim.key.clone(),
-        uid: claim.meta.uid.clone(),
+        claim_uid: claim.meta.uid.clone(),
         driver: class.provisioner.clone(),
-        node: match options.here_of(&class.provisioner) {
-            Some(here) => Some(here.node.clone()),
+        node: match options.local_node_of(&class.provisioner) {
+            Some(local_node) => Some(local_node.node.clone()),
             None => claim.selected_node().filter(|_| has_topology).map(NodeName::from),
         },
         class: IntentClass {
@@ -332,15 +344,15 @@ fn request(
             name: name.as_str().to_owned(),
             capacity: CapacityRange { required: Some(size), limit: None },
             capabilities: capabilities
-                .map(|mode| VolumeCapability { mode, access: access.clone() })
+                .map(|mode| VolumeCapability { access_mode: mode, access_type: access.clone() })
                 .collect(),
             parameters,
             mutable_parameters,
             topology,
-            owner: Some(Owner {
-                cluster: options.cluster.clone(),
-                claim: claim.meta.uid.clone(),
-                volume: name.clone(),
+            owner: Some(VolumeOwner {
+                cluster_id: options.cluster.clone(),
+                claim_uid: claim.meta.uid.clone(),
+                pv_name: name.clone(),
                 reclaim_policy: class.reclaim_policy.clone(),
             }),
         },
@@ -350,63 +362,67 @@ fn request(
 /// What the claim's VolumeAttributesClass adds to the request. A class that is not there yet may come; one of another driver never
 /// fits (external-provisioner, sidecars §2.6 row 18).
 fn mutable_parameters(
-    view: View<'_>,
+    input: ProvisionerInput<'_>,
     claim: &Claim,
     class: &StorageClass,
-) -> Result<Parameters, Box<ClaimVerdict>> {
+) -> Result<Parameters, Box<ProvisionVerdict>> {
     let name = &*claim.attributes_class;
     if name.is_empty() {
         return Ok(Parameters::new());
     }
-    let (message, lasting) = match view.cache.attributes_classes.get(&name.into()) {
-        Seen::Known(found) if found.driver == class.provisioner => return Ok(found.parameters.clone()),
-        Seen::Known(found) => {
-            let (other, own) = (&found.driver, &class.provisioner);
-            (format!("VolumeAttributesClass {name:?} is of driver {other}: expected one of {own}"), true)
+    let (message, permanent) = match input.cache.attributes_classes.get(&name.into()) {
+        Lookup::Found(found) if found.driver == class.provisioner => return Ok(found.parameters.clone()),
+        Lookup::Found(found) => {
+            let (other, expected) = (&found.driver, &class.provisioner);
+            (format!("VolumeAttributesClass {name:?} is of driver {other}: expected one of {expected}"), true)
         }
-        Seen::Opaque(_) => (format!("VolumeAttributesClass {name:?} cannot be read"), false),
-        Seen::Absent => (format!("volumeattributesclass.storage.k8s.io {name:?} not found"), false),
+        Lookup::Undecodable(_) => (format!("VolumeAttributesClass {name:?} cannot be read"), false),
+        Lookup::Missing => (format!("volumeattributesclass.storage.k8s.io {name:?} not found"), false),
     };
-    Err(Box::new(ClaimVerdict::Refuse { message, lasting }))
+    Err(Box::new(ProvisionVerdict::Reject { message, permanent }))
 }
 
 /// Where the volume must be reachable.
 fn requirement(
-    view: View<'_>,
+    input: ProvisionerInput<'_>,
     claim: &Claim,
     class: &StorageClass,
-) -> Result<Option<TopologyRequirement>, Box<ClaimVerdict>> {
-    if let Some(here) = view.options.here_of(&class.provisioner) {
-        let own = here.segments(&class.provisioner, view.cache);
-        let required = own.and_then(|own| {
-            placement::requirement(here, class, &own)
-                .map_err(|(Missing::Node(problem) | Missing::NotYet(problem))| problem)
+) -> Result<Option<TopologyRequirement>, Box<ProvisionVerdict>> {
+    if let Some(local_node) = input.options.local_node_of(&class.provisioner) {
+        let segments = local_node.segments(&class.provisioner, input.cache);
+        let required = segments.and_then(|segments| {
+            placement::requirement(local_node, class, &segments)
+                .map_err(|(TopologyError::NodeNotFound(problem) | TopologyError::NotReady(problem))| problem)
         });
-        let missing = |problem: String| Box::new(ClaimVerdict::AwaitNodes(no_requirement(claim, &problem)));
+        let missing = |problem: String| {
+            Box::new(ProvisionVerdict::WaitForTopology(accessibility_error(claim, &problem)))
+        };
         return required.map_err(missing);
     }
     let selected = claim.selected_node();
-    let ask = Ask {
+    let topology_input = TopologyInput {
         claim: &claim.key.name,
         allowed: &class.allowed_topologies,
         selected,
-        strict: view.options.strict_topology,
-        immediate: view.options.immediate_topology,
+        strict: input.options.strict_topology,
+        immediate: input.options.immediate_topology,
     };
-    let (csi_nodes, nodes) = (view.cache.csi_nodes.list(), view.cache.nodes.list());
-    let places = topology::places(&class.provisioner, &csi_nodes, &nodes);
-    let text = |problem: String| no_requirement(claim, &problem);
-    topology::requirement(ask, &places).map_err(|missing| {
+    let (csi_nodes, nodes) = (input.cache.csi_nodes.list(), input.cache.nodes.list());
+    let node_topologies = topology::node_topologies(&class.provisioner, &csi_nodes, &nodes);
+    let text = |problem: String| accessibility_error(claim, &problem);
+    topology::requirement(topology_input, &node_topologies).map_err(|missing| {
         Box::new(match (missing, selected) {
-            (Missing::Node(problem), Some(node)) => {
-                ClaimVerdict::Reschedule { node: node.into(), message: text(problem) }
+            (TopologyError::NodeNotFound(problem), Some(node)) => {
+                ProvisionVerdict::Reschedule { node: node.into(), message: text(problem) }
             }
-            (Missing::Node(problem) | Missing::NotYet(problem), _) => ClaimVerdict::AwaitNodes(text(problem)),
+            (TopologyError::NodeNotFound(problem) | TopologyError::NotReady(problem), _) => {
+                ProvisionVerdict::WaitForTopology(text(problem))
+            }
         })
     })
 }
 
-fn no_requirement(claim: &Claim, problem: &str) -> String {
+fn accessibility_error(claim: &Claim, problem: &str) -> String {
     format!(
         "failed to provision volume with StorageClass {:?}: error generating accessibility requirements: {problem}",
         claim.class_name()
@@ -416,7 +432,7 @@ fn no_requirement(claim: &Claim, problem: &str) -> String {
 /// Each of the claim's modes by itself, as external-provisioner maps them; `finely` for a driver that tells one writer on a node
 /// from many. What could never be attached is refused here:
 /// ReadWriteOncePod with anything else, and ReadOnlyMany with ReadWriteOnce.
-fn capability_modes(claim: &Claim, finely: bool) -> Result<Vec<CapabilityMode>, String> {
+fn capability_modes(claim: &Claim, single_node_multi_writer: bool) -> Result<Vec<CsiAccessMode>, String> {
     let modes: Vec<AccessMode> = claim.access_modes.iter().collect();
     let has = |mode| modes.contains(&mode);
     if modes.is_empty() {
@@ -435,44 +451,42 @@ fn capability_modes(claim: &Claim, finely: bool) -> Result<Vec<CapabilityMode>, 
     Ok(modes
         .into_iter()
         .map(|mode| match mode {
-            AccessMode::ReadWriteOnce if finely => CapabilityMode::SingleNodeMultiWriter,
-            AccessMode::ReadWriteOncePod if finely => CapabilityMode::SingleNodeSingleWriter,
-            AccessMode::ReadWriteOnce | AccessMode::ReadWriteOncePod => CapabilityMode::SingleNodeWriter,
-            AccessMode::ReadOnlyMany => CapabilityMode::MultiNodeReaderOnly,
-            AccessMode::ReadWriteMany => CapabilityMode::MultiNodeMultiWriter,
+            AccessMode::ReadWriteOnce if single_node_multi_writer => CsiAccessMode::SingleNodeMultiWriter,
+            AccessMode::ReadWriteOncePod if single_node_multi_writer => CsiAccessMode::SingleNodeSingleWriter,
+            AccessMode::ReadWriteOnce | AccessMode::ReadWriteOncePod => CsiAccessMode::SingleNodeWriter,
+            AccessMode::ReadOnlyMany => CsiAccessMode::MultiNodeReaderOnly,
+            AccessMode::ReadWriteMany => CsiAccessMode::MultiNodeMultiWriter,
         })
         .collect())
 }
 
 /// The access modes that a request was made for, where the claim is gone and cannot be asked.
 pub fn modes_of(request: &CreateVolume) -> AccessModes {
-    let modes = request.capabilities.iter().map(|capability| match capability.mode {
-        CapabilityMode::MultiNodeReaderOnly | CapabilityMode::SingleNodeReaderOnly => {
-            AccessMode::ReadOnlyMany
-        }
-        CapabilityMode::MultiNodeMultiWriter | CapabilityMode::MultiNodeSingleWriter => {
+    let modes = request.capabilities.iter().map(|capability| match capability.access_mode {
+        CsiAccessMode::MultiNodeReaderOnly | CsiAccessMode::SingleNodeReaderOnly => AccessMode::ReadOnlyMany,
+        CsiAccessMode::MultiNodeMultiWriter | CsiAccessMode::MultiNodeSingleWriter => {
             AccessMode::ReadWriteMany
         }
-        CapabilityMode::SingleNodeSingleWriter => AccessMode::ReadWriteOncePod,
-        CapabilityMode::SingleNodeWriter | CapabilityMode::SingleNodeMultiWriter => AccessMode::ReadWriteOnce,
+        CsiAccessMode::SingleNodeSingleWriter => AccessMode::ReadWriteOncePod,
+        CsiAccessMode::SingleNodeWriter | CsiAccessMode::SingleNodeMultiWriter => AccessMode::ReadWriteOnce,
     });
     modes.collect()
 }
 
 /// What follows an answer of CreateVolume.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Created {
+pub enum CreateVerdict {
     /// Write the volume's object: `capacity` bytes.
     Save(CreatedVolume, u64),
     /// Nobody wants the volume any more, or it is not what was asked for: delete it by its id, then drop the intent. The
     /// message, where there is one, is for the claim's event.
-    Undo(CreatedVolume, Option<String>),
+    DeleteUnclaimed(CreatedVolume, Option<String>),
     /// It failed for good: drop the intent, tell the claim. `lasting`: only a change helps.
     Failed {
         /// For the event.
         message: String,
         /// Whether trying again soon is of no use.
-        lasting: bool,
+        permanent: bool,
     },
     /// It failed for good where the scheduler wanted it: drop the intent, take the scheduler's choice back, tell the claim.
     Reschedule {
@@ -482,23 +496,23 @@ pub enum Created {
         message: String,
     },
     /// Nobody knows: the same request again later.
-    Repeat(String),
+    Retry(String),
 }
 
 /// Decides what follows an answer. `cache` is looked at anew: the claim may have gone while the driver worked.
 /// `here`: as in [`Options`].
-pub fn created(
+pub fn decide_after_create(
     cache: &Cache,
-    here: Option<&Here>,
+    local_node: Option<&LocalNode>,
     intent: &Intent,
     answer: Result<CreatedVolume, StorageError>,
-) -> Created {
+) -> CreateVerdict {
     match answer {
         Ok(mut volume) => {
-            let of_node = here.is_some_and(|here| here.has(&intent.driver));
-            if let Some(place) = placement::place_of(intent).filter(|_| of_node) {
+            let is_node_local = local_node.is_some_and(|local_node| local_node.has_driver(&intent.driver));
+            if let Some(segments) = placement::segments_of(intent).filter(|_| is_node_local) {
                 // Where this process is, the host knows better than the driver, and by it the volume is found again.
-                volume.topology = vec![place.clone()];
+                volume.topology = vec![segments.clone()];
             }
             let required = intent.request.capacity.required.unwrap_or_default();
             let capacity = volume.capacity.filter(|bytes| *bytes > 0).unwrap_or(required);
@@ -506,15 +520,15 @@ pub fn created(
                 let message = format!(
                     "created volume capacity {capacity} less than requested capacity {required}; the volume is deleted again"
                 );
-                Created::Undo(volume, Some(message))
-            } else if is_wanted(cache, here, intent)
+                CreateVerdict::DeleteUnclaimed(volume, Some(message))
+            } else if is_claimed(cache, local_node, intent)
                 || (intent.class.reclaim_policy != ReclaimPolicy::Delete
-                    && !is_superseded(cache, here, intent))
+                    && !is_superseded(cache, local_node, intent))
             {
                 // With Retain the volume is kept even when its claim is gone: its object shows it as Released.
-                Created::Save(volume, capacity)
+                CreateVerdict::Save(volume, capacity)
             } else {
-                Created::Undo(volume, None)
+                CreateVerdict::DeleteUnclaimed(volume, None)
             }
         }
         Err(error) => {
@@ -532,18 +546,18 @@ pub fn created(
                             | ErrorKind::Aborted
                     ) =>
                 {
-                    Created::Repeat(message)
+                    CreateVerdict::Retry(message)
                 }
                 Finality::Final if error.kind == ErrorKind::ResourceExhausted => {
                     match intent.node.as_ref().filter(|node| is_selected(cache, intent, node)) {
-                        Some(node) => Created::Reschedule { node: node.clone(), message },
-                        None => Created::Failed { message, lasting: false },
+                        Some(node) => CreateVerdict::Reschedule { node: node.clone(), message },
+                        None => CreateVerdict::Failed { message, permanent: false },
                     }
                 }
                 Finality::Final => {
-                    Created::Failed { message, lasting: error.kind == ErrorKind::InvalidArgument }
+                    CreateVerdict::Failed { message, permanent: error.kind == ErrorKind::InvalidArgument }
                 }
-                Finality::InProgress | Finality::Unknown => Created::Repeat(message),
+                Finality::InProgress | Finality::Unknown => CreateVerdict::Retry(message),
             }
         }
     }
@@ -551,44 +565,44 @@ pub fn created(
 
 /// Whether the scheduler's choice is still the node that the request was made for.
 fn is_selected(cache: &Cache, intent: &Intent, node: &NodeName) -> bool {
-    let claim = cache.claim_by_uid(&intent.uid);
+    let claim = cache.claim_by_uid(&intent.claim_uid);
     claim.is_some_and(|claim| claim.selected_node() == Some(node.as_str()))
 }
 
 /// Whether another node has, or is to make, the volume of the claim.
-fn is_superseded(cache: &Cache, here: Option<&Here>, intent: &Intent) -> bool {
-    if !here.is_some_and(|here| here.has(&intent.driver)) {
+fn is_superseded(cache: &Cache, local_node: Option<&LocalNode>, intent: &Intent) -> bool {
+    if !local_node.is_some_and(|local_node| local_node.has_driver(&intent.driver)) {
         return false;
     }
     let name = VolumeName::from(intent.request.name.as_str());
-    if let Seen::Known(volume) = cache.volumes.get(&name)
-        && belongs_to(&volume, &intent.uid)
+    if let Lookup::Found(volume) = cache.volumes.get(&name)
+        && is_volume_of_claim(&volume, &intent.claim_uid)
     {
-        return placement::is_elsewhere(here, intent, &volume);
+        return placement::is_on_other_node(local_node, intent, &volume);
     }
-    let claim = cache.claim_by_uid(&intent.uid);
+    let claim = cache.claim_by_uid(&intent.claim_uid);
     claim.is_some_and(|claim| claim.selected_node() != intent.node.as_ref().map(NodeName::as_str))
 }
 
 /// Whether the claim still needs the volume that was asked for.
-pub fn is_wanted(cache: &Cache, here: Option<&Here>, intent: &Intent) -> bool {
-    if is_superseded(cache, here, intent) {
+pub fn is_claimed(cache: &Cache, local_node: Option<&LocalNode>, intent: &Intent) -> bool {
+    if is_superseded(cache, local_node, intent) {
         return false;
     }
     match cache.claims.get(&intent.claim) {
-        Seen::Known(claim) => {
+        Lookup::Found(claim) => {
             let named = claim.volume.as_ref().is_none_or(|name| name.as_str() == intent.request.name);
-            claim.meta.uid == intent.uid && !claim.meta.deleting && named
+            claim.meta.uid == intent.claim_uid && !claim.meta.deleting && named
         }
         // Exists: nothing is deleted that it may need.
-        Seen::Opaque(uid) => uid == intent.uid,
-        Seen::Absent => false,
+        Lookup::Undecodable(uid) => uid == intent.claim_uid,
+        Lookup::Missing => false,
     }
 }
 
 /// The next effect for a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum VolumeVerdict {
+pub enum ReclaimVerdict {
     /// Nothing; the text says why, for people.
     Ignore(&'static str),
     /// Put our finalizer on: the object must outlive the driver's volume.
@@ -600,52 +614,59 @@ pub enum VolumeVerdict {
     /// Delete the volume's object.
     DeleteObject,
     /// Deletions are held back since the cluster was restored.
-    Hold,
+    DeletionFrozen,
 }
 
 /// Decides the next step for a volume. `deleted`: whether the driver has said in this run that the volume is gone; `held`:
 /// whether deletions are held back. `ours` says whether a driver is ours and, where its storage is in one node, whether the volume is
 /// in this one.
-pub fn volume(
-    ours: &dyn Fn(&DriverName) -> bool,
+pub fn reclaim(
+    is_managed_driver: &dyn Fn(&DriverName) -> bool,
     volume: &Volume,
     deleted: bool,
-    held: bool,
-) -> VolumeVerdict {
-    let Some(csi) = volume.csi.as_ref().filter(|csi| is_ours(ours, volume) && ours(&csi.driver)) else {
-        return VolumeVerdict::Ignore("it is another driver's, or another node's");
+    is_frozen: bool,
+) -> ReclaimVerdict {
+    let Some(csi) = volume
+        .csi
+        .as_ref()
+        .filter(|csi| is_managed_volume(is_managed_driver, volume) && is_managed_driver(&csi.driver))
+    else {
+        return ReclaimVerdict::Ignore("it is another driver's, or another node's");
     };
-    let finalizer = volume.meta.finalizer(names::PROVISIONER_FINALIZER);
+    let finalizer = volume.meta.finalizer_index(names::PROVISIONER_FINALIZER);
     let delete = volume.reclaim_policy == ReclaimPolicy::Delete;
     if let (ReclaimPolicy::Retain | ReclaimPolicy::Recycle, Some(at)) = (&volume.reclaim_policy, finalizer) {
-        return VolumeVerdict::RemoveFinalizer(at);
+        return ReclaimVerdict::RemoveFinalizer(at);
     }
     if !delete || csi.handle.as_str().is_empty() {
-        return VolumeVerdict::Ignore("it stays when its claim goes");
+        return ReclaimVerdict::Ignore("it stays when its claim goes");
     }
-    let ours_alone = volume.claim_ref.as_ref().is_some_and(|r| r.uid.is_some());
+    let has_claim_uid = volume.claim_ref.as_ref().is_some_and(|r| r.uid.is_some());
     let bound = volume.phase == VolumePhase::Bound;
     if bound && finalizer.is_none() && !volume.meta.deleting {
-        return VolumeVerdict::AddFinalizer;
+        return ReclaimVerdict::AddFinalizer;
     }
     // Without a uid it is reserved by name: somebody is rescuing it.
-    if volume.phase != VolumePhase::Released || !ours_alone || (volume.meta.deleting && finalizer.is_none()) {
-        return VolumeVerdict::Ignore("it is in use or already dealt with");
+    if volume.phase != VolumePhase::Released
+        || !has_claim_uid
+        || (volume.meta.deleting && finalizer.is_none())
+    {
+        return ReclaimVerdict::Ignore("it is in use or already dealt with");
     }
     match (deleted, volume.meta.deleting, finalizer) {
-        (false, ..) if held => VolumeVerdict::Hold,
-        (false, ..) => VolumeVerdict::DeleteVolume,
-        (true, false, _) => VolumeVerdict::DeleteObject,
-        (true, true, Some(at)) => VolumeVerdict::RemoveFinalizer(at),
-        (true, true, None) => VolumeVerdict::Ignore("it goes"),
+        (false, ..) if is_frozen => ReclaimVerdict::DeletionFrozen,
+        (false, ..) => ReclaimVerdict::DeleteVolume,
+        (true, false, _) => ReclaimVerdict::DeleteObject,
+        (true, true, Some(at)) => ReclaimVerdict::RemoveFinalizer(at),
+        (true, true, None) => ReclaimVerdict::Ignore("it goes"),
     }
 }
 
 /// Whether we made the volume, or, where nobody is named, whether its driver is ours.
-pub(crate) fn is_ours(ours: &dyn Fn(&DriverName) -> bool, volume: &Volume) -> bool {
+pub(crate) fn is_managed_volume(is_managed_driver: &dyn Fn(&DriverName) -> bool, volume: &Volume) -> bool {
     match volume.meta.annotation(names::PROVISIONED_BY) {
-        Some(by) => ours(&by.into()),
-        None => volume.csi.as_ref().is_some_and(|csi| ours(&csi.driver)),
+        Some(driver) => is_managed_driver(&driver.into()),
+        None => volume.csi.as_ref().is_some_and(|csi| is_managed_driver(&csi.driver)),
     }
 }
 

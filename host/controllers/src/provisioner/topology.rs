@@ -12,49 +12,59 @@ use cofferdam_domain::{
 
 /// One node of the cluster, as far as one driver can use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place<'a> {
+pub struct NodeTopology<'a> {
     /// Name of the node.
     pub node: &'a str,
     /// Topology keys of the driver in its CSINode; absent while there is no CSINode, or it does not name the driver.
-    pub keys: Registered<'a>,
+    pub registration: DriverRegistration<'a>,
     /// Labels of the Node object, where there is one.
     pub labels: Option<&'a BTreeMap<String, String>>,
 }
 
 /// What a node's CSINode says of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Registered<'a> {
+pub enum DriverRegistration<'a> {
     /// There is no CSINode.
-    NoObject,
+    NoCsiNode,
     /// It does not name the driver.
-    No,
+    NotRegistered,
     /// It does, with these topology keys.
-    Yes(&'a [String]),
+    Registered(&'a [String]),
 }
 
 /// The nodes of the cluster as one driver can use them, by name.
-pub fn places<'a>(
+pub fn node_topologies<'a>(
     driver: &DriverName,
     csi_nodes: &'a [Arc<CsiNode>],
     nodes: &'a [Arc<Node>],
-) -> Vec<Place<'a>> {
-    let mut places: BTreeMap<&str, Place<'a>> = BTreeMap::new();
+) -> Vec<NodeTopology<'a>> {
+    let mut node_topologies: BTreeMap<&str, NodeTopology<'a>> = BTreeMap::new();
     for node in nodes {
         let name = node.name.as_str();
-        let place = Place { node: name, keys: Registered::NoObject, labels: Some(&node.labels) };
-        places.insert(name, place);
+        let node_topology = NodeTopology {
+            node: name,
+            registration: DriverRegistration::NoCsiNode,
+            labels: Some(&node.labels),
+        };
+        node_topologies.insert(name, node_topology);
     }
     for node in csi_nodes {
         let name = node.name.as_str();
-        let keys = node.topology_keys.get(driver).map_or(Registered::No, |keys| Registered::Yes(keys));
-        places.entry(name).or_insert(Place { node: name, keys, labels: None }).keys = keys;
+        let registration =
+            node.topology_keys.get(driver).map_or(DriverRegistration::NotRegistered, |registration| {
+                DriverRegistration::Registered(registration)
+            });
+        node_topologies
+            .entry(name)
+            .or_insert(NodeTopology { node: name, registration, labels: None })
+            .registration = registration;
     }
-    places.into_values().collect()
+    node_topologies.into_values().collect()
 }
 
 /// What a claim and its class ask for.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask<'a> {
+pub struct TopologyInput<'a> {
     /// `metadata.name` of the claim: spreads the replicas of a StatefulSet.
     pub claim: &'a str,
     /// `allowedTopologies` of the class: terms, each a list of keys with their values.
@@ -69,87 +79,101 @@ pub struct Ask<'a> {
 
 /// Why no requirement can be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Missing {
+pub enum TopologyError {
     /// Something that may come; for the event.
-    NotYet(String),
+    NotReady(String),
     /// The chosen node is gone: the scheduler has to choose again; for the event.
-    Node(String),
+    NodeNotFound(String),
 }
 
 /// The requirement of one request; absent where the volume may be anywhere.
 ///
 /// # Errors
 /// [`Missing`] where the cluster does not know enough yet.
-pub fn requirement(ask: Ask<'_>, places: &[Place<'_>]) -> Result<Option<TopologyRequirement>, Missing> {
-    let allowed = flatten(ask.allowed);
-    let Some(selected) = ask.selected else { return immediate(ask, allowed, places) };
-    let own = topology_of_node(selected, places)?;
-    let leads = |terms: &[Segments]| terms.iter().position(|term| is_part_of(term, &own));
-    let nowhere = || {
-        Missing::NotYet(format!(
+pub fn requirement(
+    input: TopologyInput<'_>,
+    node_topologies: &[NodeTopology<'_>],
+) -> Result<Option<TopologyRequirement>, TopologyError> {
+    let allowed = flatten(input.allowed);
+    let Some(selected) = input.selected else { return immediate(input, allowed, node_topologies) };
+    let node_segments = topology_of_node(selected, node_topologies)?;
+    let matching_index = |terms: &[Segments]| terms.iter().position(|term| is_subset(term, &node_segments));
+    let not_allowed = || {
+        TopologyError::NotReady(format!(
             "topology {} of node {selected} is not in allowed topologies: {}",
-            shown(&own),
-            allowed.iter().map(shown).collect::<Vec<_>>().join(", "),
+            format_segments(&node_segments),
+            allowed.iter().map(format_segments).collect::<Vec<_>>().join(", "),
         ))
     };
-    if ask.strict {
-        if !allowed.is_empty() && leads(&allowed).is_none() {
-            return Err(nowhere());
+    if input.strict {
+        if !allowed.is_empty() && matching_index(&allowed).is_none() {
+            return Err(not_allowed());
         }
-        return Ok(Some(TopologyRequirement { requisite: vec![own.clone()], preferred: vec![own] }));
+        return Ok(Some(TopologyRequirement {
+            requisite: vec![node_segments.clone()],
+            preferred: vec![node_segments],
+        }));
     }
     let requisite = if allowed.is_empty() {
-        let keys: BTreeSet<&String> = own.keys().collect();
-        aggregated(&keys, places)
+        let keys: BTreeSet<&String> = node_segments.keys().collect();
+        aggregate(&keys, node_topologies)
     } else {
         allowed.clone()
     };
-    let first = leads(&requisite).ok_or_else(nowhere)?;
-    Ok(Some(rotated(requisite, first)))
+    let first = matching_index(&requisite).ok_or_else(not_allowed)?;
+    Ok(Some(rotate(requisite, first)))
 }
 
 /// Where nobody has chosen a node.
 fn immediate(
-    ask: Ask<'_>,
+    input: TopologyInput<'_>,
     allowed: Vec<Segments>,
-    places: &[Place<'_>],
-) -> Result<Option<TopologyRequirement>, Missing> {
+    node_topologies: &[NodeTopology<'_>],
+) -> Result<Option<TopologyRequirement>, TopologyError> {
     let requisite = if !allowed.is_empty() {
         allowed
-    } else if ask.immediate {
+    } else if input.immediate {
         // The first by name: a request that is made again is the same one.
-        let keys = places.iter().find_map(|place| match place.keys {
-            Registered::Yes(keys) if !keys.is_empty() => Some(keys),
-            Registered::Yes(_) | Registered::No | Registered::NoObject => None,
+        let keys = node_topologies.iter().find_map(|node_topology| match node_topology.registration {
+            DriverRegistration::Registered(keys) if !keys.is_empty() => Some(keys),
+            DriverRegistration::Registered(_)
+            | DriverRegistration::NotRegistered
+            | DriverRegistration::NoCsiNode => None,
         });
         let keys: BTreeSet<&String> = keys.unwrap_or_default().iter().collect();
-        aggregated(&keys, places)
+        aggregate(&keys, node_topologies)
     } else {
         return Ok(None);
     };
     if requisite.is_empty() {
-        return Err(Missing::NotYet("no available topology found".to_owned()));
+        return Err(TopologyError::NotReady("no available topology found".to_owned()));
     }
-    let first = spread(ask.claim, requisite.len());
-    Ok(Some(rotated(requisite, first)))
+    let first = preferred_index(input.claim, requisite.len());
+    Ok(Some(rotate(requisite, first)))
 }
 
-fn topology_of_node(selected: &str, places: &[Place<'_>]) -> Result<Segments, Missing> {
-    let gone =
-        || Missing::Node(format!("error getting CSINode for selected node {selected:?}: it does not exist"));
-    let place = places.iter().find(|place| place.node == selected).ok_or_else(gone)?;
-    let keys = match place.keys {
-        Registered::NoObject => return Err(gone()),
-        Registered::Yes(keys) if !keys.is_empty() => keys,
-        Registered::Yes(_) | Registered::No => {
-            return Err(Missing::NotYet(format!("no topology key found on CSINode {selected}")));
+fn topology_of_node(selected: &str, node_topologies: &[NodeTopology<'_>]) -> Result<Segments, TopologyError> {
+    let not_found = || {
+        TopologyError::NodeNotFound(format!(
+            "error getting CSINode for selected node {selected:?}: it does not exist"
+        ))
+    };
+    let node_topology =
+        node_topologies.iter().find(|node_topology| node_topology.node == selected).ok_or_else(not_found)?;
+    let keys = match node_topology.registration {
+        DriverRegistration::NoCsiNode => return Err(not_found()),
+        DriverRegistration::Registered(keys) if !keys.is_empty() => keys,
+        DriverRegistration::Registered(_) | DriverRegistration::NotRegistered => {
+            return Err(TopologyError::NotReady(format!("no topology key found on CSINode {selected}")));
         }
     };
-    let labels = place.labels.ok_or_else(|| {
-        Missing::NotYet(format!("error getting selected node {selected:?}: it does not exist"))
+    let labels = node_topology.labels.ok_or_else(|| {
+        TopologyError::NotReady(format!("error getting selected node {selected:?}: it does not exist"))
     })?;
     segments(keys, labels).ok_or_else(|| {
-        Missing::NotYet(format!("topology labels from selected node {selected} are missing: {keys:?}"))
+        TopologyError::NotReady(format!(
+            "topology labels from selected node {selected} are missing: {keys:?}"
+        ))
     })
 }
 
@@ -162,11 +186,16 @@ fn segments<'a>(
 }
 
 /// The places of all nodes that have these keys.
-fn aggregated(keys: &BTreeSet<&String>, places: &[Place<'_>]) -> Vec<Segments> {
+fn aggregate(keys: &BTreeSet<&String>, node_topologies: &[NodeTopology<'_>]) -> Vec<Segments> {
     if keys.is_empty() {
         return Vec::new();
     }
-    sorted(places.iter().filter_map(|place| segments(keys.iter().copied(), place.labels?)).collect())
+    sort_and_dedup(
+        node_topologies
+            .iter()
+            .filter_map(|node_topology| segments(keys.iter().copied(), node_topology.labels?))
+            .collect(),
+    )
 }
 
 /// Each term of `allowedTopologies` is a cross product of its keys' values; terms are alternatives.
@@ -179,31 +208,31 @@ fn flatten(allowed: &[Vec<(String, Vec<String>)>]) -> Vec<Segments> {
                 segments.insert(key.clone(), value.clone());
                 segments
             };
-            products.iter().flat_map(|one| values.iter().map(|value| with(one, value))).collect()
+            products.iter().flat_map(|product| values.iter().map(|value| with(product, value))).collect()
         })
     });
-    sorted(terms.filter(|segments| !segments.is_empty()).collect())
+    sort_and_dedup(terms.filter(|segments| !segments.is_empty()).collect())
 }
 
 /// By the number of segments, then by keys and values; each once.
-fn sorted(mut terms: Vec<Segments>) -> Vec<Segments> {
+fn sort_and_dedup(mut terms: Vec<Segments>) -> Vec<Segments> {
     terms.sort_by(|a, b| a.len().cmp(&b.len()).then_with(|| a.cmp(b)));
     terms.dedup();
     terms
 }
 
-fn is_part_of(term: &Segments, of: &Segments) -> bool {
+fn is_subset(term: &Segments, of: &Segments) -> bool {
     term.iter().all(|(key, value)| of.get(key) == Some(value))
 }
 
-fn rotated(requisite: Vec<Segments>, first: usize) -> TopologyRequirement {
+fn rotate(requisite: Vec<Segments>, first: usize) -> TopologyRequirement {
     let mut preferred = requisite.clone();
     preferred.rotate_left(first);
     TopologyRequirement { requisite, preferred }
 }
 
 /// Which of `places` leads for a claim: replicas of a StatefulSet spread, several claims of one pod meet.
-fn spread(claim: &str, places: usize) -> usize {
+fn preferred_index(claim: &str, count: usize) -> usize {
     let (base, ordinal) = match claim.rsplit_once('-') {
         Some((rest, number)) if !number.is_empty() => match number.parse::<u32>() {
             // The name of the StatefulSet stands behind the last dash of the rest.
@@ -215,8 +244,8 @@ fn spread(claim: &str, places: usize) -> usize {
         Some(_) | None => (claim, 0),
     };
     let hash = u64::from(fnv1(base)).wrapping_add(u64::from(ordinal));
-    let places = u64::try_from(places).unwrap_or(u64::MAX).max(1);
-    usize::try_from(hash % places).unwrap_or_default()
+    let count = u64::try_from(count).unwrap_or(u64::MAX).max(1);
+    usize::try_from(hash % count).unwrap_or_default()
 }
 
 /// FNV-1 with 32 bits. The crate `fnv` has FNV-1a with 64.
@@ -224,7 +253,7 @@ fn fnv1(text: &str) -> u32 {
     text.bytes().fold(0x811c_9dc5, |hash: u32, byte| hash.wrapping_mul(0x0100_0193) ^ u32::from(byte))
 }
 
-fn shown(segments: &Segments) -> String {
+fn format_segments(segments: &Segments) -> String {
     let pairs: Vec<String> = segments.iter().map(|(key, value)| format!("{key}={value}")).collect();
     format!("{{{}}}", pairs.join(", "))
 }

@@ -3,4 +3,4 @@
 
 pub mod reconcile;
 pub mod rules;
-mod turns;
+mod volume_locks;

@@ -8,10 +8,10 @@ use std::{
 };
 
 use cofferdam_cluster::{
-    Change, Seen, WriteError,
+    ApiError, Change, Lookup,
     metrics::Metrics,
-    queue::{Outcome, Queue},
-    writer::Part,
+    queue::{Action, Queue},
+    writer::PatchTarget,
 };
 use cofferdam_domain::{
     Claim, ClaimKey, ClaimRef, DriverName, StorageClass, Uid, Volume, VolumeName, VolumePhase, names,
@@ -22,14 +22,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     rules::{
-        self, AttributesClassWrite, CapacityWrite, ClaimEffect, ClaimStatus, ClaimVerdict, VolumeEffect,
-        VolumeVerdict, World,
+        self, AttributesClassWrite, BindingInput, CapacityWrite, ClaimBindingVerdict, ClaimEffect,
+        ClaimStatus, VolumeBindingVerdict, VolumeEffect,
     },
-    turns::Turns,
+    volume_locks::VolumeLocks,
 };
 use crate::{
-    act::{Context, MAX_EFFECTS, Teller, claim_reference},
-    observer::StepKind,
+    context::{ControllerContext, MAX_EFFECTS, StepRecorder, claim_reference},
+    observer::StepResult,
     role::Role,
 };
 
@@ -37,49 +37,49 @@ use crate::{
 const COMPONENT: &str = "persistentvolume-controller";
 /// A claim that has no volume after this time gets the event that tells what it waits for. Kubernetes sends it at once and
 /// then with every resync; most claims are bound before anybody could read it.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PROVISIONING_EVENT_DELAY: Duration = Duration::from_secs(1);
 /// Claims, and as many volumes, that are worked on at once.
 const WORKERS: usize = 64;
 
 /// The role.
 pub(crate) struct PvController {
-    context: Arc<Context>,
+    context: Arc<ControllerContext>,
     claims: Queue<ClaimKey>,
     volumes: Queue<VolumeName>,
     /// Since when claims wait for their provisioner.
     waiting: Mutex<HashMap<Uid, Instant>>,
-    turns: Turns,
+    volume_locks: VolumeLocks,
 }
 
 impl PvController {
     /// The role, woken by every change from now on.
-    pub(crate) fn new(context: Arc<Context>, metrics: &Metrics) -> Arc<Self> {
+    pub(crate) fn new(context: Arc<ControllerContext>, metrics: &Metrics) -> Arc<Self> {
         let backoff = context.settings.api_backoff();
         let claims = Queue::new("claims", backoff, metrics);
         let role = Arc::new(Self {
-            turns: Turns::new(claims.clone()),
+            volume_locks: VolumeLocks::new(claims.clone()),
             claims,
             volumes: Queue::new("volumes", backoff, metrics),
             waiting: Mutex::default(),
             context,
         });
         let cache = Arc::clone(&role.context.cache);
-        let me = Arc::downgrade(&role);
+        let controller = Arc::downgrade(&role);
         cache.claims.subscribe(move |change| {
-            if let Some(me) = me.upgrade() {
-                me.claim_changed(change);
+            if let Some(controller) = controller.upgrade() {
+                controller.claim_changed(change);
             }
         });
-        let me = Arc::downgrade(&role);
+        let controller = Arc::downgrade(&role);
         cache.volumes.subscribe(move |change| {
-            if let Some(me) = me.upgrade() {
-                me.volume_changed(change);
+            if let Some(controller) = controller.upgrade() {
+                controller.volume_changed(change);
             }
         });
-        let me = Arc::downgrade(&role);
+        let controller = Arc::downgrade(&role);
         cache.classes.subscribe(move |change| {
-            if let Some(me) = me.upgrade() {
-                me.class_changed(change);
+            if let Some(controller) = controller.upgrade() {
+                controller.class_changed(change);
             }
         });
         role
@@ -90,12 +90,12 @@ impl PvController {
         let (claims, volumes) = (Arc::clone(self), Arc::clone(self));
         tokio::join!(
             self.claims.run(WORKERS, stop.clone(), move |key| {
-                let me = Arc::clone(&claims);
-                async move { me.claim(&key).await }
+                let controller = Arc::clone(&claims);
+                async move { controller.reconcile_claim(&key).await }
             }),
             self.volumes.run(WORKERS, stop, move |name| {
-                let me = Arc::clone(&volumes);
-                async move { me.volume(&name).await }
+                let controller = Arc::clone(&volumes);
+                async move { controller.reconcile_volume(&name).await }
             }),
         );
     }
@@ -126,7 +126,7 @@ impl PvController {
                 self.claims.add(claim.key.clone());
             }
         }
-        for claim in self.context.cache.claims_naming(&change.key) {
+        for claim in self.context.cache.claims_referencing_volume(&change.key) {
             self.claims.add(claim);
         }
         let free = |volume: &Option<Arc<Volume>>| volume.as_ref().is_some_and(|v| v.claim_ref.is_none());
@@ -139,106 +139,124 @@ impl PvController {
     }
 
     fn class_changed(&self, change: &Change<StorageClass>) {
-        if !rules::wakes(change.old.as_deref(), change.new.as_deref()) {
+        if !rules::is_relevant_class_change(change.old.as_deref(), change.new.as_deref()) {
             return;
         }
-        let mut woken = self.context.cache.unbound_claims_of_class(change.key.as_str());
+        let mut claims = self.context.cache.unbound_claims_of_class(change.key.as_str());
         if change.new.as_ref().is_some_and(|class| class.is_default()) {
-            woken.extend(self.context.cache.unbound_claims_of_class(""));
+            claims.extend(self.context.cache.unbound_claims_of_class(""));
         }
-        woken.into_iter().for_each(|claim| self.claims.add(claim));
+        claims.into_iter().for_each(|claim| self.claims.add(claim));
     }
 
-    async fn claim(&self, key: &ClaimKey) -> Outcome {
-        let teller = Teller::of_claim(&self.context, Role::PvController, key);
+    async fn reconcile_claim(&self, key: &ClaimKey) -> Action {
+        let recorder = StepRecorder::of_claim(&self.context, Role::PvController, key);
         for _ in 0..MAX_EFFECTS {
-            let Seen::Known(claim) = self.context.cache.claims.get(key) else { return Outcome::Done };
-            let (verdict, passed_over) = self.verdict(&claim);
-            if let Some(volume) = passed_over {
-                if self.turns.wait(&volume, key) {
-                    return Outcome::Done;
+            let Lookup::Found(claim) = self.context.cache.claims.get(key) else { return Action::Done };
+            let (verdict, locked_volume) = self.verdict(&claim);
+            if let Some(volume) = locked_volume {
+                if self.volume_locks.add_waiter(&volume, key) {
+                    return Action::Done;
                 }
                 continue;
             }
-            if !matches!(verdict, ClaimVerdict::Provision(..)) {
+            if !matches!(verdict, ClaimBindingVerdict::Provision(..)) {
                 self.waiting().remove(&claim.meta.uid);
             }
             match verdict {
-                ClaimVerdict::Do(effect, note) => {
-                    if let Err(error) = self.perform(&teller, &claim, effect).await {
-                        return self.context.after_failure::<Claim>(key, &error).await;
+                ClaimBindingVerdict::Apply(effect, event) => {
+                    if let Err(error) = self.perform(&recorder, &claim, effect).await {
+                        return self.context.action_for_write_error::<Claim>(key, &error).await;
                     }
-                    if let Some(note) = note {
-                        self.context.note(&*claim, COMPONENT, note);
+                    if let Some(event) = event {
+                        self.context.emit_event(&*claim, COMPONENT, event);
                     }
                 }
-                ClaimVerdict::Settled(reason) => {
-                    teller.tell(StepKind::Settled, reason, None);
-                    return Outcome::Done;
+                ClaimBindingVerdict::NoAction(reason) => {
+                    recorder.record(StepResult::UpToDate, reason, None);
+                    return Action::Done;
                 }
-                ClaimVerdict::Wait(note) => {
-                    teller.tell(StepKind::Waits, note.text.clone(), None);
-                    self.context.note(&*claim, COMPONENT, note);
-                    return Outcome::Done;
+                ClaimBindingVerdict::Wait(event) => {
+                    recorder.record(StepResult::Waiting, event.text.clone(), None);
+                    self.context.emit_event(&*claim, COMPONENT, event);
+                    return Action::Done;
                 }
-                ClaimVerdict::Provision(_, driver) => return self.provisioning(&teller, &claim, &driver),
-                ClaimVerdict::Fail(message, note) => {
-                    teller.tell(StepKind::Fails, message, None);
-                    if let Some(note) = note {
-                        self.context.note(&*claim, COMPONENT, note);
+                ClaimBindingVerdict::Provision(_, driver) => {
+                    return self.wait_for_provisioner(&recorder, &claim, &driver);
+                }
+                ClaimBindingVerdict::Fail(message, event) => {
+                    recorder.record(StepResult::Failed, message, None);
+                    if let Some(event) = event {
+                        self.context.emit_event(&*claim, COMPONENT, event);
                     }
-                    return Outcome::Retry;
+                    return Action::Backoff;
                 }
             }
         }
-        Outcome::Again
+        Action::Requeue
     }
 
     /// What is to be done for a claim; or the volume that would be its, were it not another's turn.
-    fn verdict(&self, claim: &Claim) -> (ClaimVerdict, Option<VolumeName>) {
-        let passed_over = Cell::new(None);
-        let provisions = |driver: &DriverName| self.context.provisions(driver);
-        let spoken_for = |volume: &VolumeName| {
-            let is = self.turns.is_of_another(volume, &claim.key);
+    fn verdict(&self, claim: &Claim) -> (ClaimBindingVerdict, Option<VolumeName>) {
+        let locked_volume = Cell::new(None);
+        let has_provisioner = |driver: &DriverName| self.context.has_provisioner(driver);
+        let is_locked_by_other = |volume: &VolumeName| {
+            let is = self.volume_locks.is_locked_by_other(volume, &claim.key);
             if is {
-                passed_over.set(Some(volume.clone()));
+                locked_volume.set(Some(volume.clone()));
             }
             is
         };
-        let world = World { cache: &self.context.cache, provisions: &provisions, spoken_for: &spoken_for };
-        let verdict = rules::claim(world, claim);
-        let found = matches!(verdict, ClaimVerdict::Do(ClaimEffect::ReserveVolume { .. }, _));
-        (verdict, passed_over.take().filter(|_| !found))
+        let input = BindingInput {
+            cache: &self.context.cache,
+            has_provisioner: &has_provisioner,
+            is_locked_by_other: &is_locked_by_other,
+        };
+        let verdict = rules::decide_claim(input, claim);
+        let found = matches!(verdict, ClaimBindingVerdict::Apply(ClaimEffect::ReserveVolume { .. }, _));
+        (verdict, locked_volume.take().filter(|_| !found))
     }
 
-    fn provisioning(&self, teller: &Teller, claim: &Claim, driver: &DriverName) -> Outcome {
+    fn wait_for_provisioner(&self, recorder: &StepRecorder, claim: &Claim, driver: &DriverName) -> Action {
         // It may have looked before this claim lost the race for a volume that exists.
-        if let Some(wanted) = self.context.wanted.get().filter(|_| self.context.provisions(driver)) {
-            wanted.wake(claim.meta.uid.clone());
+        if let Some(provisioner_queue) =
+            self.context.provisioner_queue.get().filter(|_| self.context.has_provisioner(driver))
+        {
+            provisioner_queue.add_if_absent(claim.meta.uid.clone());
             // It tells by itself what keeps a claim. In a burst, an event for each one whose turn is to come would make all wait longer.
-            teller.tell(StepKind::Waits, format!("a volume of {driver} is to come"), None);
-            return Outcome::Done;
+            recorder.record(StepResult::Waiting, format!("a volume of {driver} is to come"), None);
+            return Action::Done;
         }
         let since = *self.waiting().entry(claim.meta.uid.clone()).or_insert_with(Instant::now);
-        match PATIENCE.checked_sub(since.elapsed()) {
-            Some(left) if !left.is_zero() => Outcome::After(left),
+        match PROVISIONING_EVENT_DELAY.checked_sub(since.elapsed()) {
+            Some(left) if !left.is_zero() => Action::RequeueAfter(left),
             Some(_) | None => {
-                let note = rules::waiting_for(driver);
-                teller.tell(StepKind::Waits, format!("a volume of {driver} is to come"), None);
-                self.context.note(claim, COMPONENT, note);
-                Outcome::Done
+                let event = rules::external_provisioning_event(driver);
+                recorder.record(StepResult::Waiting, format!("a volume of {driver} is to come"), None);
+                self.context.emit_event(claim, COMPONENT, event);
+                Action::Done
             }
         }
     }
 
-    async fn perform(&self, teller: &Teller, claim: &Claim, effect: ClaimEffect) -> Result<(), WriteError> {
+    async fn perform(
+        &self,
+        recorder: &StepRecorder,
+        claim: &Claim,
+        effect: ClaimEffect,
+    ) -> Result<(), ApiError> {
         let writer = &self.context.writer;
-        let version = claim.meta.version;
+        let version = claim.meta.resource_version;
         match effect {
             ClaimEffect::AssignClass(class) => {
                 let patch = json!({"spec": {"storageClassName": class}});
                 let text = format!("assigns the default class {class}");
-                teller.act(&text, writer.merge::<Claim>(&claim.key, Part::Object, version, patch)).await?;
+                recorder
+                    .record_effect(
+                        &text,
+                        writer.merge_patch::<Claim>(&claim.key, PatchTarget::Object, version, patch),
+                    )
+                    .await?;
             }
             ClaimEffect::ReserveVolume { volume, by_controller } => {
                 let mut patch = json!({"spec": {"claimRef": claim_reference(claim)}});
@@ -246,28 +264,48 @@ impl PvController {
                     let annotations = json!({"annotations": {names::BOUND_BY_CONTROLLER: "yes"}});
                     patch.insert("metadata".to_owned(), annotations);
                 }
-                let Some(_turn) = self.turns.take(&volume.name, &claim.key) else {
-                    return Err(WriteError::Conflict(format!("PersistentVolume {}", volume.name)));
+                let Some(_lock) = self.volume_locks.try_acquire(&volume.name, &claim.key) else {
+                    return Err(ApiError::Conflict(format!("PersistentVolume {}", volume.name)));
                 };
                 let text = format!("reserves {}", volume.name);
-                let write = writer.merge::<Volume>(&volume.name, Part::Object, volume.meta.version, patch);
-                self.with_refresh(&volume.name, teller.act(&text, write).await).await?;
+                let write = writer.merge_patch::<Volume>(
+                    &volume.name,
+                    PatchTarget::Object,
+                    volume.meta.resource_version,
+                    patch,
+                );
+                self.with_refresh(&volume.name, recorder.record_effect(&text, write).await).await?;
             }
             ClaimEffect::MarkVolumeBound(volume) => {
                 let patch = json!({"status": {"phase": "Bound", "message": null}});
                 let text = format!("marks {} Bound", volume.name);
-                let write = writer.merge::<Volume>(&volume.name, Part::Status, volume.meta.version, patch);
-                self.with_refresh(&volume.name, teller.act(&text, write).await).await?;
+                let write = writer.merge_patch::<Volume>(
+                    &volume.name,
+                    PatchTarget::Status,
+                    volume.meta.resource_version,
+                    patch,
+                );
+                self.with_refresh(&volume.name, recorder.record_effect(&text, write).await).await?;
             }
             ClaimEffect::BindClaim { volume, by_controller, provisioner } => {
                 let patch = bind_patch(&volume, by_controller, provisioner.as_ref());
                 let text = format!("binds to {volume}");
-                teller.act(&text, writer.merge::<Claim>(&claim.key, Part::Object, version, patch)).await?;
+                recorder
+                    .record_effect(
+                        &text,
+                        writer.merge_patch::<Claim>(&claim.key, PatchTarget::Object, version, patch),
+                    )
+                    .await?;
             }
             ClaimEffect::SetStatus(status) => {
                 let text = format!("becomes {}", status.phase.as_str());
                 let patch = json!({"status": status_patch(&status)});
-                teller.act(&text, writer.merge::<Claim>(&claim.key, Part::Status, version, patch)).await?;
+                recorder
+                    .record_effect(
+                        &text,
+                        writer.merge_patch::<Claim>(&claim.key, PatchTarget::Status, version, patch),
+                    )
+                    .await?;
             }
             ClaimEffect::RequestProvisioning(driver) => {
                 let patch = json!({"metadata": {"annotations": {
@@ -275,22 +313,23 @@ impl PvController {
                     names::STORAGE_PROVISIONER_BETA: driver,
                 }}});
                 let text = format!("asks {driver} for a volume");
-                teller.act(&text, writer.merge::<Claim>(&claim.key, Part::Object, version, patch)).await?;
+                recorder
+                    .record_effect(
+                        &text,
+                        writer.merge_patch::<Claim>(&claim.key, PatchTarget::Object, version, patch),
+                    )
+                    .await?;
             }
         }
         Ok(())
     }
 
     /// A write on a volume that fails within a claim's run: the volume must be read again, not only the claim.
-    async fn with_refresh<T>(
-        &self,
-        name: &VolumeName,
-        result: Result<T, WriteError>,
-    ) -> Result<(), WriteError> {
+    async fn with_refresh<T>(&self, name: &VolumeName, result: Result<T, ApiError>) -> Result<(), ApiError> {
         match result {
             Ok(_) => Ok(()),
             Err(error) => {
-                if matches!(error, WriteError::Conflict(_) | WriteError::NotFound(_)) {
+                if matches!(error, ApiError::Conflict(_) | ApiError::NotFound(_)) {
                     self.context.writer.refresh::<Volume>(name).await?;
                 }
                 Err(error)
@@ -298,66 +337,72 @@ impl PvController {
         }
     }
 
-    async fn volume(&self, name: &VolumeName) -> Outcome {
-        let mut looked_up: Option<(ClaimRef, Instant)> = None;
+    async fn reconcile_volume(&self, name: &VolumeName) -> Action {
+        let mut refreshed_claim: Option<(ClaimRef, Instant)> = None;
         for _ in 0..MAX_EFFECTS {
-            let Seen::Known(volume) = self.context.cache.volumes.get(name) else { return Outcome::Done };
-            let teller = Teller::of_volume(&self.context, Role::PvController, &volume);
-            let provisions = |driver: &DriverName| self.context.provisions(driver);
-            let world = World { cache: &self.context.cache, provisions: &provisions, spoken_for: &|_| false };
-            match rules::volume(world, &volume, looked_up.as_ref().map(|(claim, _)| claim)) {
-                VolumeVerdict::Do(effect, note) => {
-                    if let VolumeEffect::LookUpClaim(_) = effect {
-                        looked_up = volume.claim_ref.clone().map(|claim| (claim, Instant::now()));
+            let Lookup::Found(volume) = self.context.cache.volumes.get(name) else { return Action::Done };
+            let recorder = StepRecorder::of_volume(&self.context, Role::PvController, &volume);
+            let has_provisioner = |driver: &DriverName| self.context.has_provisioner(driver);
+            let input = BindingInput {
+                cache: &self.context.cache,
+                has_provisioner: &has_provisioner,
+                is_locked_by_other: &|_| false,
+            };
+            match rules::decide_volume(input, &volume, refreshed_claim.as_ref().map(|(claim, _)| claim)) {
+                VolumeBindingVerdict::Apply(effect, event) => {
+                    if let VolumeEffect::RefreshClaim(_) = effect {
+                        refreshed_claim = volume.claim_ref.clone().map(|claim| (claim, Instant::now()));
                     }
-                    let looked =
-                        looked_up.as_ref().filter(|(claim, _)| volume.claim_ref.as_ref() == Some(claim));
-                    let looked = looked.map(|(_, at)| *at);
-                    if let Err(error) = self.perform_on_volume(&teller, &volume, effect, looked).await {
-                        return self.context.after_failure::<Volume>(name, &error).await;
+                    let refreshed_at = refreshed_claim
+                        .as_ref()
+                        .filter(|(claim, _)| volume.claim_ref.as_ref() == Some(claim));
+                    let refreshed_at = refreshed_at.map(|(_, at)| *at);
+                    if let Err(error) = self.perform_on_volume(&recorder, &volume, effect, refreshed_at).await
+                    {
+                        return self.context.action_for_write_error::<Volume>(name, &error).await;
                     }
-                    if let Some(note) = note {
-                        self.context.note(&*volume, COMPONENT, note);
+                    if let Some(event) = event {
+                        self.context.emit_event(&*volume, COMPONENT, event);
                     }
                 }
-                VolumeVerdict::WakeClaim(key) => {
+                VolumeBindingVerdict::EnqueueClaim(key) => {
                     self.claims.add(key);
-                    return Outcome::Done;
+                    return Action::Done;
                 }
-                VolumeVerdict::Mismatch(key, on_volume, on_claim) => {
-                    self.context.note(&*volume, COMPONENT, on_volume);
-                    if let Some(claim) = self.context.cache.claims.get(&key).known() {
-                        self.context.note(&*claim, COMPONENT, on_claim);
+                VolumeBindingVerdict::VolumeModeMismatch(key, on_volume, on_claim) => {
+                    self.context.emit_event(&*volume, COMPONENT, on_volume);
+                    if let Some(claim) = self.context.cache.claims.get(&key).into_object() {
+                        self.context.emit_event(&*claim, COMPONENT, on_claim);
                     }
-                    return Outcome::Done;
+                    return Action::Done;
                 }
-                VolumeVerdict::Settled(reason) => {
-                    teller.tell(StepKind::Settled, reason, None);
-                    return Outcome::Done;
+                VolumeBindingVerdict::NoAction(reason) => {
+                    recorder.record(StepResult::UpToDate, reason, None);
+                    return Action::Done;
                 }
             }
         }
-        Outcome::Again
+        Action::Requeue
     }
 
     async fn perform_on_volume(
         &self,
-        teller: &Teller,
+        recorder: &StepRecorder,
         volume: &Volume,
         effect: VolumeEffect,
-        looked_up: Option<Instant>,
-    ) -> Result<(), WriteError> {
+        claim_refreshed_at: Option<Instant>,
+    ) -> Result<(), ApiError> {
         let writer = &self.context.writer;
-        let version = volume.meta.version;
+        let version = volume.meta.resource_version;
         match effect {
             VolumeEffect::SetPhase(phase, message) => {
                 let message = if message.is_empty() { Value::Null } else { json!(message) };
                 let patch = json!({"status": {"phase": phase.as_str(), "message": message}});
                 let text = format!("marks it {}", phase.as_str());
-                let write = writer.merge::<Volume>(&volume.name, Part::Status, version, patch);
-                let written = teller.act(&text, write).await?;
-                if let Some(looked) = looked_up.filter(|_| phase == VolumePhase::Released) {
-                    self.context.released.note(&written, looked);
+                let write = writer.merge_patch::<Volume>(&volume.name, PatchTarget::Status, version, patch);
+                let written = recorder.record_effect(&text, write).await?;
+                if let Some(refreshed_at) = claim_refreshed_at.filter(|_| phase == VolumePhase::Released) {
+                    self.context.release_hints.insert(&written, refreshed_at);
                 }
             }
             VolumeEffect::Unbind { whole } => {
@@ -369,14 +414,17 @@ impl PvController {
                 } else {
                     json!({"spec": {"claimRef": {"uid": null}}})
                 };
-                teller
-                    .act("gives it up", writer.merge::<Volume>(&volume.name, Part::Object, version, patch))
+                recorder
+                    .record_effect(
+                        "gives it up",
+                        writer.merge_patch::<Volume>(&volume.name, PatchTarget::Object, version, patch),
+                    )
                     .await?;
             }
-            VolumeEffect::LookUpClaim(key) => {
+            VolumeEffect::RefreshClaim(key) => {
                 writer.refresh::<Claim>(&key).await?;
                 // The volume's deletion may rest on it: not if the cluster that says so is one that was restored.
-                self.context.look().await?;
+                self.context.check_live().await?;
             }
         }
         Ok(())

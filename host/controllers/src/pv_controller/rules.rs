@@ -7,23 +7,23 @@
 
 use std::sync::Arc;
 
-use cofferdam_cluster::{Cache, Seen};
+use cofferdam_cluster::{Cache, Lookup};
 use cofferdam_domain::{
-    AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, ClaimRef, ClassName, DriverName, Quantity,
-    ReclaimPolicy, StorageClass, Volume, VolumeName, VolumePhase, class::default_class, names,
+    AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, ClaimRef, DriverName, Quantity, ReclaimPolicy,
+    StorageClass, StorageClassName, Volume, VolumeName, VolumePhase, class::default_class, names,
 };
 
-use crate::note::Note;
+use crate::event_spec::EventSpec;
 
 /// The world that a decision is about.
 #[derive(Clone, Copy)]
-pub struct World<'a> {
+pub struct BindingInput<'a> {
     /// The cached objects.
     pub cache: &'a Cache,
     /// Whether a driver's provisioner runs in this process and needs no request through the API.
-    pub provisions: &'a dyn Fn(&DriverName) -> bool,
+    pub has_provisioner: &'a dyn Fn(&DriverName) -> bool,
     /// Whether another claim is about to get a free volume: its write is on the way.
-    pub spoken_for: &'a dyn Fn(&VolumeName) -> bool,
+    pub is_locked_by_other: &'a dyn Fn(&VolumeName) -> bool,
 }
 
 /// `status` of a claim as binding writes it.
@@ -65,7 +65,7 @@ pub enum AttributesClassWrite {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimEffect {
     /// U3: `spec.storageClassName` of a claim that has none.
-    AssignClass(ClassName),
+    AssignClass(StorageClassName),
     /// Bind write 1: the volume's claimRef; it decides who gets the volume.
     ReserveVolume {
         /// The volume as it was seen.
@@ -92,106 +92,110 @@ pub enum ClaimEffect {
 
 /// What is to be done for a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ClaimVerdict {
+pub enum ClaimBindingVerdict {
     /// This write, then ask again.
-    Do(ClaimEffect, Option<Note>),
+    Apply(ClaimEffect, Option<EventSpec>),
     /// Nothing; the text says why, for people.
-    Settled(&'static str),
+    NoAction(&'static str),
     /// Nothing before something else changes.
-    Wait(Note),
+    Wait(EventSpec),
     /// A provisioner is at work, or is to be.
-    Provision(ClassName, DriverName),
+    Provision(StorageClassName, DriverName),
     /// The claim's world is contradictory: try again later.
-    Fail(String, Option<Note>),
+    Fail(String, Option<EventSpec>),
 }
 
 /// Decides the next step for a claim.
-pub fn claim(world: World<'_>, claim: &Claim) -> ClaimVerdict {
-    if claim.is_bind_completed() { completed(world, claim) } else { unbound(world, claim) }
+pub fn decide_claim(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdict {
+    if claim.is_bind_completed() {
+        decide_bound_claim(input, claim)
+    } else {
+        decide_unbound_claim(input, claim)
+    }
 }
 
 /// A claim that never reached Bound.
-fn unbound(world: World<'_>, claim: &Claim) -> ClaimVerdict {
+fn decide_unbound_claim(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdict {
     match &claim.volume {
-        None => unchosen(world, claim),
-        Some(name) => chosen(world, claim, name),
+        None => decide_claim_without_volume(input, claim),
+        Some(name) => decide_claim_with_volume(input, claim, name),
     }
 }
 
 /// U1 – U6: the claim names no volume.
-fn unchosen(world: World<'_>, claim: &Claim) -> ClaimVerdict {
-    let delayed = match is_delayed(world.cache, claim) {
+fn decide_claim_without_volume(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdict {
+    let delayed = match is_delayed(input.cache, claim) {
         Ok(delayed) => delayed,
-        Err(message) => return ClaimVerdict::Fail(message, None),
+        Err(message) => return ClaimBindingVerdict::Fail(message, None),
     };
-    match find_volume(world, claim, delayed) {
+    match find_volume(input, claim, delayed) {
         Err(message) => {
-            let note = Note::warning("FailedBinding", message.clone());
-            return ClaimVerdict::Fail(message, Some(note));
+            let event = EventSpec::warning("FailedBinding", message.clone());
+            return ClaimBindingVerdict::Fail(message, Some(event));
         }
         // U2. A claim that goes needs no new volume; one that is its own already is only brought to its end.
-        Ok(Some(volume)) if !claim.meta.deleting => return bind(world, claim, &volume),
+        Ok(Some(volume)) if !claim.meta.deleting => return bind(input, claim, &volume),
         Ok(_) => {}
     }
     if claim.meta.deleting {
-        return pending(claim).unwrap_or(ClaimVerdict::Settled("it is being deleted"));
+        return reset_to_pending(claim).unwrap_or(ClaimBindingVerdict::NoAction("it is being deleted"));
     }
     if !claim.has_class()
-        && let Some(class) = default_class(world.cache.classes.list().iter().map(AsRef::as_ref))
+        && let Some(class) = default_class(input.cache.classes.list().iter().map(AsRef::as_ref))
     {
-        return ClaimVerdict::Do(ClaimEffect::AssignClass(class.name.clone()), None);
+        return ClaimBindingVerdict::Apply(ClaimEffect::AssignClass(class.name.clone()), None);
     }
-    if let Some(verdict) = pending(claim) {
+    if let Some(verdict) = reset_to_pending(claim) {
         return verdict;
     }
     if delayed && claim.selected_node().is_none() {
-        return ClaimVerdict::Wait(Note::normal(
+        return ClaimBindingVerdict::Wait(EventSpec::normal(
             "WaitForFirstConsumer",
             "waiting for first consumer to be created before binding",
         ));
     }
     if claim.class_name().is_empty() {
-        return ClaimVerdict::Wait(Note::normal(
+        return ClaimBindingVerdict::Wait(EventSpec::normal(
             "FailedBinding",
             "no persistent volumes available for this claim and no storage class is set",
         ));
     }
-    provision(world, claim)
+    provision(input, claim)
 }
 
 /// U5: the claim wants a new volume.
-fn provision(world: World<'_>, claim: &Claim) -> ClaimVerdict {
+fn provision(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdict {
     let name = claim.class_name();
-    let class = match world.cache.class(name) {
-        Seen::Known(class) => class,
-        Seen::Absent => {
+    let class = match input.cache.class(name) {
+        Lookup::Found(class) => class,
+        Lookup::Missing => {
             let text = format!("storageclass.storage.k8s.io {name:?} not found");
-            return ClaimVerdict::Wait(Note::warning("ProvisioningFailed", text));
+            return ClaimBindingVerdict::Wait(EventSpec::warning("ProvisioningFailed", text));
         }
-        Seen::Opaque(_) => {
+        Lookup::Undecodable(_) => {
             let text = format!("StorageClass {name:?} cannot be read by this version");
-            return ClaimVerdict::Wait(Note::warning("ProvisioningFailed", text));
+            return ClaimBindingVerdict::Wait(EventSpec::warning("ProvisioningFailed", text));
         }
     };
     let driver = &class.provisioner;
     if driver.as_str().starts_with(names::IN_TREE_PREFIX) {
         let text = format!("no volume plugin matched name: {driver}");
-        return ClaimVerdict::Wait(Note::warning("ProvisioningFailed", text));
+        return ClaimBindingVerdict::Wait(EventSpec::warning("ProvisioningFailed", text));
     }
     // In one process no annotation is needed; but one that names another driver would keep ours away for ever.
     let satisfied = match claim.storage_provisioner() {
         Some(asked) => asked == driver.as_str(),
-        None => (world.provisions)(driver),
+        None => (input.has_provisioner)(driver),
     };
     if !satisfied {
-        return ClaimVerdict::Do(ClaimEffect::RequestProvisioning(driver.clone()), None);
+        return ClaimBindingVerdict::Apply(ClaimEffect::RequestProvisioning(driver.clone()), None);
     }
-    ClaimVerdict::Provision(class.name.clone(), driver.clone())
+    ClaimBindingVerdict::Provision(class.name.clone(), driver.clone())
 }
 
 /// The event of a claim that has waited for its provisioner.
-pub fn waiting_for(driver: &DriverName) -> Note {
-    Note::normal(
+pub fn external_provisioning_event(driver: &DriverName) -> EventSpec {
+    EventSpec::normal(
         "ExternalProvisioning",
         format!(
             "Waiting for a volume to be created either by the external provisioner '{driver}' or manually by the system \
@@ -202,80 +206,86 @@ pub fn waiting_for(driver: &DriverName) -> Note {
 }
 
 /// U7 – U12: the claim names a volume.
-fn chosen(world: World<'_>, claim: &Claim, name: &VolumeName) -> ClaimVerdict {
-    let volume = match world.cache.volumes.get(name) {
-        Seen::Known(volume) => volume,
-        Seen::Absent => {
-            return pending(claim)
-                .unwrap_or(ClaimVerdict::Settled("the volume that it names does not exist"));
+fn decide_claim_with_volume(
+    input: BindingInput<'_>,
+    claim: &Claim,
+    name: &VolumeName,
+) -> ClaimBindingVerdict {
+    let volume = match input.cache.volumes.get(name) {
+        Lookup::Found(volume) => volume,
+        Lookup::Missing => {
+            return reset_to_pending(claim)
+                .unwrap_or(ClaimBindingVerdict::NoAction("the volume that it names does not exist"));
         }
-        Seen::Opaque(_) => return ClaimVerdict::Settled("the volume that it names cannot be read"),
+        Lookup::Undecodable(_) => {
+            return ClaimBindingVerdict::NoAction("the volume that it names cannot be read");
+        }
     };
     if volume.is_bound_to(&claim.key, &claim.meta.uid) {
-        return bind(world, claim, &volume);
+        return bind(input, claim, &volume);
     }
     if volume.claim_ref.is_none() && claim.meta.deleting {
-        return pending(claim).unwrap_or(ClaimVerdict::Settled("it is being deleted"));
+        return reset_to_pending(claim).unwrap_or(ClaimBindingVerdict::NoAction("it is being deleted"));
     }
     if volume.claim_ref.is_none() {
         return match mismatch(claim, &volume) {
-            None => bind(world, claim, &volume),
-            Some(reason) => pending(claim).unwrap_or_else(|| {
+            None => bind(input, claim, &volume),
+            Some(reason) => reset_to_pending(claim).unwrap_or_else(|| {
                 let text = format!("Cannot bind to requested volume \"{name}\": {reason}");
-                ClaimVerdict::Wait(Note::warning("VolumeMismatch", text))
+                ClaimBindingVerdict::Wait(EventSpec::warning("VolumeMismatch", text))
             }),
         };
     }
-    let note =
-        Note::warning("FailedBinding", format!("volume \"{name}\" already bound to a different claim."));
+    let event =
+        EventSpec::warning("FailedBinding", format!("volume \"{name}\" already bound to a different claim."));
     if claim.meta.has_annotation(names::BOUND_BY_CONTROLLER) {
         let text =
             format!("invalid binding of claim {} to volume {name}: the volume is another claim's", claim.key);
-        return ClaimVerdict::Fail(text, Some(note));
+        return ClaimBindingVerdict::Fail(text, Some(event));
     }
-    pending(claim).unwrap_or(ClaimVerdict::Wait(note))
+    reset_to_pending(claim).unwrap_or(ClaimBindingVerdict::Wait(event))
 }
 
 /// B1 – B5: the claim reached Bound once; now the volume is verified, never searched.
-fn completed(world: World<'_>, claim: &Claim) -> ClaimVerdict {
+fn decide_bound_claim(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdict {
     let Some(name) = &claim.volume else {
         let text = "Bound claim has lost reference to PersistentVolume. Data on the volume is lost!";
-        return lost(claim, "ClaimLost", text);
+        return mark_claim_lost(claim, "ClaimLost", text);
     };
-    let volume = match world.cache.volumes.get(name) {
-        Seen::Known(volume) => volume,
-        Seen::Absent => {
+    let volume = match input.cache.volumes.get(name) {
+        Lookup::Found(volume) => volume,
+        Lookup::Missing => {
             let text = "Bound claim has lost its PersistentVolume. Data on the volume is lost!";
-            return lost(claim, "ClaimLost", text);
+            return mark_claim_lost(claim, "ClaimLost", text);
         }
-        Seen::Opaque(_) => return ClaimVerdict::Settled("its volume cannot be read"),
+        Lookup::Undecodable(_) => return ClaimBindingVerdict::NoAction("its volume cannot be read"),
     };
     match volume.claim_ref.as_ref().map(|r| r.uid.as_ref()) {
-        None => bind(world, claim, &volume),
-        Some(Some(uid)) if *uid == claim.meta.uid => bind(world, claim, &volume),
+        None => bind(input, claim, &volume),
+        Some(Some(uid)) if *uid == claim.meta.uid => bind(input, claim, &volume),
         Some(_) => {
             let text = "Two claims are bound to the same volume, this one is bound incorrectly";
-            lost(claim, "ClaimMisbound", text)
+            mark_claim_lost(claim, "ClaimMisbound", text)
         }
     }
 }
 
-fn lost(claim: &Claim, reason: &'static str, text: &str) -> ClaimVerdict {
+fn mark_claim_lost(claim: &Claim, reason: &'static str, text: &str) -> ClaimBindingVerdict {
     if claim.phase == ClaimPhase::Lost {
-        return ClaimVerdict::Settled("it has lost its volume");
+        return ClaimBindingVerdict::NoAction("it has lost its volume");
     }
     let status = unbound_status(ClaimPhase::Lost, claim);
-    ClaimVerdict::Do(ClaimEffect::SetStatus(status), Some(Note::warning(reason, text)))
+    ClaimBindingVerdict::Apply(ClaimEffect::SetStatus(status), Some(EventSpec::warning(reason, text)))
 }
 
 /// The write that brings a claim's status back to Pending, where it is not there.
-fn pending(claim: &Claim) -> Option<ClaimVerdict> {
+fn reset_to_pending(claim: &Claim) -> Option<ClaimBindingVerdict> {
     let status = unbound_status(ClaimPhase::Pending, claim);
     let clean = claim.phase == ClaimPhase::Pending
         && claim.status_access_modes.is_empty()
         && status.capacity == CapacityWrite::Keep
         && status.attributes_class == AttributesClassWrite::Keep;
-    (!clean).then_some(ClaimVerdict::Do(ClaimEffect::SetStatus(status), None))
+    (!clean).then_some(ClaimBindingVerdict::Apply(ClaimEffect::SetStatus(status), None))
 }
 
 fn unbound_status(phase: ClaimPhase, claim: &Claim) -> ClaimStatus {
@@ -294,36 +304,39 @@ fn unbound_status(phase: ClaimPhase, claim: &Claim) -> ClaimStatus {
 ///
 /// The volume is the scarce object: from write 1 on nobody else can take it. A process that dies in between finds on its return
 /// that the volume is the claim's and goes on with the next write.
-fn bind(world: World<'_>, claim: &Claim, volume: &Arc<Volume>) -> ClaimVerdict {
-    let ours = volume.is_bound_to(&claim.key, &claim.meta.uid);
-    let complete = ours && volume.claim_ref.as_ref().is_some_and(|r| r.uid.is_some());
+fn bind(input: BindingInput<'_>, claim: &Claim, volume: &Arc<Volume>) -> ClaimBindingVerdict {
+    let is_bound_to_claim = volume.is_bound_to(&claim.key, &claim.meta.uid);
+    let complete = is_bound_to_claim && volume.claim_ref.as_ref().is_some_and(|r| r.uid.is_some());
     if !complete {
-        return ClaimVerdict::Do(
-            ClaimEffect::ReserveVolume { volume: Arc::clone(volume), by_controller: !ours },
+        return ClaimBindingVerdict::Apply(
+            ClaimEffect::ReserveVolume { volume: Arc::clone(volume), by_controller: !is_bound_to_claim },
             None,
         );
     }
     if volume.phase != VolumePhase::Bound {
-        return ClaimVerdict::Do(ClaimEffect::MarkVolumeBound(Arc::clone(volume)), None);
+        return ClaimBindingVerdict::Apply(ClaimEffect::MarkVolumeBound(Arc::clone(volume)), None);
     }
     let named = claim.volume.as_ref() == Some(&volume.name);
     if !named || !claim.is_bind_completed() {
         let provisioner = volume.provisioned_by().map(DriverName::from);
-        let provisioner = provisioner.filter(|driver| (world.provisions)(driver));
+        let provisioner = provisioner.filter(|driver| (input.has_provisioner)(driver));
         let asked = claim.meta.has_annotation(names::STORAGE_PROVISIONER);
         let effect = ClaimEffect::BindClaim {
             volume: volume.name.clone(),
             by_controller: !named,
             provisioner: provisioner.filter(|_| !asked),
         };
-        return ClaimVerdict::Do(effect, None);
+        return ClaimBindingVerdict::Apply(effect, None);
     }
     let becomes_bound = claim.phase != ClaimPhase::Bound;
     if !becomes_bound && claim.status_access_modes == volume.access_modes {
-        return ClaimVerdict::Settled("it is bound");
+        return ClaimBindingVerdict::NoAction("it is bound");
     }
     let Some(capacity) = volume.capacity else {
-        return ClaimVerdict::Fail(format!("PersistentVolume {} has no storage capacity", volume.name), None);
+        return ClaimBindingVerdict::Fail(
+            format!("PersistentVolume {} has no storage capacity", volume.name),
+            None,
+        );
     };
     let before_resize =
         volume.meta.annotation(names::PRE_RESIZE_CAPACITY).and_then(|text| Quantity::parse(text).ok());
@@ -343,14 +356,14 @@ fn bind(world: World<'_>, claim: &Claim, volume: &Arc<Volume>) -> ClaimVerdict {
         },
         attributes_class,
     };
-    ClaimVerdict::Do(ClaimEffect::SetStatus(status), None)
+    ClaimBindingVerdict::Apply(ClaimEffect::SetStatus(status), None)
 }
 
 /// Whether binding waits for the scheduler: the class says WaitForFirstConsumer.
 fn is_delayed(cache: &Cache, claim: &Claim) -> Result<bool, String> {
     match cache.class(claim.class_name()) {
-        Seen::Absent | Seen::Opaque(_) => Ok(false),
-        Seen::Known(class) => match class.binding_mode {
+        Lookup::Missing | Lookup::Undecodable(_) => Ok(false),
+        Lookup::Found(class) => match class.binding_mode {
             Some(mode) => Ok(mode == BindingMode::WaitForFirstConsumer),
             None => Err(format!("StorageClass {} has no volumeBindingMode", class.name)),
         },
@@ -358,8 +371,8 @@ fn is_delayed(cache: &Cache, claim: &Claim) -> Result<bool, String> {
 }
 
 /// The volume for a claim that names none: one that is reserved for it, else the best free one.
-fn find_volume(world: World<'_>, claim: &Claim, delayed: bool) -> Result<Option<Arc<Volume>>, String> {
-    let cache = world.cache;
+fn find_volume(input: BindingInput<'_>, claim: &Claim, delayed: bool) -> Result<Option<Arc<Volume>>, String> {
+    let cache = input.cache;
     let selector = match claim.selector.as_deref() {
         None => None,
         Some(Ok(selector)) => Some(selector),
@@ -378,10 +391,10 @@ fn find_volume(world: World<'_>, claim: &Claim, delayed: bool) -> Result<Option<
     if reserved.is_some() || delayed {
         return Ok(reserved);
     }
-    let shelf = (claim.class_name(), claim.mode, &*claim.attributes_class);
-    Ok(cache.find_free_volume(shelf, claim.access_modes, request, |volume| {
+    let free_volume_key = (claim.class_name(), claim.mode, &*claim.attributes_class);
+    Ok(cache.find_free_volume(free_volume_key, claim.access_modes, request, |volume| {
         selector.is_none_or(|selector| selector.matches(&volume.meta.labels))
-            && !(world.spoken_for)(&volume.name)
+            && !(input.is_locked_by_other)(&volume.name)
     }))
 }
 
@@ -419,72 +432,76 @@ pub enum VolumeEffect {
         whole: bool,
     },
     /// Reads the claim past the cache: what follows may end in the loss of data.
-    LookUpClaim(ClaimKey),
+    RefreshClaim(ClaimKey),
 }
 
 /// What is to be done for a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum VolumeVerdict {
+pub enum VolumeBindingVerdict {
     /// This effect, then ask again.
-    Do(VolumeEffect, Option<Note>),
+    Apply(VolumeEffect, Option<EventSpec>),
     /// Its claim's turn (V5).
-    WakeClaim(ClaimKey),
+    EnqueueClaim(ClaimKey),
     /// Its claim's turn never comes: the modes differ (V4). The notes are the volume's and the claim's.
-    Mismatch(ClaimKey, Note, Note),
+    VolumeModeMismatch(ClaimKey, EventSpec, EventSpec),
     /// Nothing; the text says why, for people.
-    Settled(&'static str),
+    NoAction(&'static str),
 }
 
 /// Decides the next step for a volume. `looked_up`: the claim that was read past the cache just now. It says nothing of another one
 /// that the volume has come to name meanwhile.
-pub fn volume(world: World<'_>, volume: &Volume, looked_up: Option<&ClaimRef>) -> VolumeVerdict {
+pub fn decide_volume(
+    input: BindingInput<'_>,
+    volume: &Volume,
+    refreshed_claim: Option<&ClaimRef>,
+) -> VolumeBindingVerdict {
     let Some(claim_ref) = &volume.claim_ref else {
-        return phase(volume, VolumePhase::Available, "it is free");
+        return set_phase(volume, VolumePhase::Available, "it is free");
     };
     let Some(uid) = &claim_ref.uid else {
-        return phase(volume, VolumePhase::Available, "it is reserved by name");
+        return set_phase(volume, VolumePhase::Available, "it is reserved by name");
     };
-    let over = matches!(volume.phase, VolumePhase::Released | VolumePhase::Failed);
-    let looked_up = looked_up == Some(claim_ref);
-    let claim = match world.cache.claims.get(&claim_ref.key) {
+    let is_released = matches!(volume.phase, VolumePhase::Released | VolumePhase::Failed);
+    let refreshed_claim = refreshed_claim == Some(claim_ref);
+    let claim = match input.cache.claims.get(&claim_ref.key) {
         // Hands off: whether it is this claim or a successor, it may need the volume.
-        Seen::Opaque(_) => return VolumeVerdict::Settled("its claim cannot be read"),
-        Seen::Known(claim) if claim.meta.uid == *uid => Some(claim),
-        Seen::Known(_) | Seen::Absent if looked_up => None,
-        Seen::Known(_) => {
-            return VolumeVerdict::Do(VolumeEffect::LookUpClaim(claim_ref.key.clone()), None);
+        Lookup::Undecodable(_) => return VolumeBindingVerdict::NoAction("its claim cannot be read"),
+        Lookup::Found(claim) if claim.meta.uid == *uid => Some(claim),
+        Lookup::Found(_) | Lookup::Missing if refreshed_claim => None,
+        Lookup::Found(_) => {
+            return VolumeBindingVerdict::Apply(VolumeEffect::RefreshClaim(claim_ref.key.clone()), None);
         }
-        Seen::Absent if over => None,
-        Seen::Absent => {
-            return VolumeVerdict::Do(VolumeEffect::LookUpClaim(claim_ref.key.clone()), None);
+        Lookup::Missing if is_released => None,
+        Lookup::Missing => {
+            return VolumeBindingVerdict::Apply(VolumeEffect::RefreshClaim(claim_ref.key.clone()), None);
         }
     };
     let Some(claim) = claim else {
-        return released(volume, over);
+        return decide_released_volume(volume, is_released);
     };
     match &claim.volume {
         None if claim.mode != volume.mode => mode_mismatch(volume, &claim),
-        None => VolumeVerdict::WakeClaim(claim.key.clone()),
-        Some(name) if *name == volume.name => phase(volume, VolumePhase::Bound, "it is bound"),
+        None => VolumeBindingVerdict::EnqueueClaim(claim.key.clone()),
+        Some(name) if *name == volume.name => set_phase(volume, VolumePhase::Bound, "it is bound"),
         Some(_) if volume.provisioned_by().is_some() && volume.reclaim_policy == ReclaimPolicy::Delete => {
-            released(volume, over)
+            decide_released_volume(volume, is_released)
         }
         Some(_) => {
             let whole = volume.meta.has_annotation(names::BOUND_BY_CONTROLLER);
-            VolumeVerdict::Do(VolumeEffect::Unbind { whole }, None)
+            VolumeBindingVerdict::Apply(VolumeEffect::Unbind { whole }, None)
         }
     }
 }
 
-fn phase(volume: &Volume, phase: VolumePhase, settled: &'static str) -> VolumeVerdict {
+fn set_phase(volume: &Volume, phase: VolumePhase, settled: &'static str) -> VolumeBindingVerdict {
     if volume.phase == phase {
-        return VolumeVerdict::Settled(settled);
+        return VolumeBindingVerdict::NoAction(settled);
     }
-    VolumeVerdict::Do(VolumeEffect::SetPhase(phase, String::new()), None)
+    VolumeBindingVerdict::Apply(VolumeEffect::SetPhase(phase, String::new()), None)
 }
 
 /// V4
-fn mode_mismatch(volume: &Volume, claim: &Claim) -> VolumeVerdict {
+fn mode_mismatch(volume: &Volume, claim: &Claim) -> VolumeBindingVerdict {
     let (claim_name, volume_name) = (&claim.key.name, &volume.name);
     let on_volume = format!(
         "Cannot bind PersistentVolume to requested PersistentVolumeClaim \"{claim_name}\" due to incompatible volumeMode."
@@ -492,31 +509,36 @@ fn mode_mismatch(volume: &Volume, claim: &Claim) -> VolumeVerdict {
     let on_claim = format!(
         "Cannot bind PersistentVolume \"{volume_name}\" to requested PersistentVolumeClaim due to incompatible volumeMode."
     );
-    VolumeVerdict::Mismatch(
+    VolumeBindingVerdict::VolumeModeMismatch(
         claim.key.clone(),
-        Note::warning("VolumeMismatch", on_volume),
-        Note::warning("VolumeMismatch", on_claim),
+        EventSpec::warning("VolumeMismatch", on_volume),
+        EventSpec::warning("VolumeMismatch", on_claim),
     )
 }
 
 /// V3 and V7: the volume's claim is gone. `over`: whether the phase says so already.
-fn released(volume: &Volume, over: bool) -> VolumeVerdict {
-    if !over {
-        return VolumeVerdict::Do(VolumeEffect::SetPhase(VolumePhase::Released, String::new()), None);
+fn decide_released_volume(volume: &Volume, is_released: bool) -> VolumeBindingVerdict {
+    if !is_released {
+        return VolumeBindingVerdict::Apply(
+            VolumeEffect::SetPhase(VolumePhase::Released, String::new()),
+            None,
+        );
     }
     if volume.meta.annotation(names::MIGRATED_TO).is_some_and(|to| !to.is_empty()) {
-        return VolumeVerdict::Settled("its driver reclaims it");
+        return VolumeBindingVerdict::NoAction("its driver reclaims it");
     }
     let failed = |reason: &'static str, text: String| {
         if volume.phase == VolumePhase::Failed {
-            return VolumeVerdict::Settled("reclaiming it failed");
+            return VolumeBindingVerdict::NoAction("reclaiming it failed");
         }
         let effect = VolumeEffect::SetPhase(VolumePhase::Failed, text.clone());
-        VolumeVerdict::Do(effect, Some(Note::warning(reason, text)))
+        VolumeBindingVerdict::Apply(effect, Some(EventSpec::warning(reason, text)))
     };
     match &volume.reclaim_policy {
-        ReclaimPolicy::Retain => VolumeVerdict::Settled("it is released and stays"),
-        ReclaimPolicy::Delete if deletes_elsewhere(volume) => VolumeVerdict::Settled("its driver deletes it"),
+        ReclaimPolicy::Retain => VolumeBindingVerdict::NoAction("it is released and stays"),
+        ReclaimPolicy::Delete if is_deleted_by_provisioner(volume) => {
+            VolumeBindingVerdict::NoAction("its driver deletes it")
+        }
         ReclaimPolicy::Delete => failed(
             "VolumeFailedDelete",
             format!(
@@ -535,7 +557,7 @@ fn released(volume: &Volume, over: bool) -> VolumeVerdict {
 }
 
 /// Whether a provisioner, not this controller, deletes the volume: then Released is the signal for it.
-fn deletes_elsewhere(volume: &Volume) -> bool {
+fn is_deleted_by_provisioner(volume: &Volume) -> bool {
     match volume.provisioned_by() {
         Some(by) => !by.starts_with(names::IN_TREE_PREFIX),
         None => volume.csi.is_some(),
@@ -543,7 +565,7 @@ fn deletes_elsewhere(volume: &Volume) -> bool {
 }
 
 /// Whether the class can give a claim a volume at all: claims of such classes are woken when it changes.
-pub fn wakes(old: Option<&StorageClass>, new: Option<&StorageClass>) -> bool {
+pub fn is_relevant_class_change(old: Option<&StorageClass>, new: Option<&StorageClass>) -> bool {
     let relevant = |class: &StorageClass| {
         (class.provisioner.clone(), class.binding_mode, class.is_default(), class.meta.uid.clone())
     };

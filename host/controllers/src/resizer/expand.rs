@@ -2,9 +2,9 @@
 
 use cofferdam_backend::Backend;
 use cofferdam_cluster::{
-    Seen, WriteError,
-    queue::Outcome,
-    writer::{Cached, Part as Endpoint},
+    ApiError, Lookup,
+    queue::Action,
+    writer::{CachedKind, PatchTarget as Endpoint},
 };
 use cofferdam_domain::{
     Claim, ClaimKey, DriverName, Quantity, ResizeState, Volume,
@@ -13,147 +13,172 @@ use cofferdam_domain::{
 use tokio::time::Instant;
 
 use super::{
-    calls::Part,
-    memory::left,
+    call_locks::ResizeOperation,
     object,
     reconcile::Resizer,
-    rules::{self, Expand, Failure, Grown, Known, Verdict, View},
+    rules::{
+        self, ExpandCall, ExpansionInput, ExpansionResult, ExpansionVerdict, LastExpansion, ResizeFailure,
+    },
+    state::time_left,
 };
 use crate::{
-    act::{Driver, MAX_EFFECTS},
-    note::Note,
-    observer::StepKind,
+    context::{MAX_EFFECTS, ManagedDriver},
+    event_spec::EventSpec,
+    observer::StepResult,
 };
 
-const FAILED: &str = "VolumeResizeFailed";
+const VOLUME_RESIZE_FAILED: &str = "VolumeResizeFailed";
 
 impl Resizer {
     /// Grows a claim's volume as far as it can be done now.
-    pub(super) async fn grow(&self, name: &DriverName, driver: &Driver, key: &ClaimKey) -> Outcome {
-        let mut grown: Option<Grown> = None;
+    pub(super) async fn reconcile_expansion(
+        &self,
+        name: &DriverName,
+        driver: &ManagedDriver,
+        key: &ClaimKey,
+    ) -> Action {
+        let mut expansion_result: Option<ExpansionResult> = None;
         for _ in 0..MAX_EFFECTS {
-            let Seen::Known(claim) = self.context.cache.claims.get(key) else { return Outcome::Done };
-            if !self.is_ours(name, &claim) {
-                return Outcome::Done;
+            let Lookup::Found(claim) = self.context.cache.claims.get(key) else { return Action::Done };
+            if !self.is_managed_claim(name, &claim) {
+                return Action::Done;
             }
-            let memory = self.memory.growth(&claim.meta.uid);
-            let left = left(memory.slow.as_ref());
-            let slow = left.is_some() && memory.slow.map(|(target, _)| target) == claim.progress().allocated;
-            let known = Known { last: memory.last, in_use: memory.in_use, slow };
-            let view =
-                View { cache: &self.context.cache, able: Self::able(driver), known, grown: grown.as_ref() };
-            let ended = match rules::growth(view, &claim) {
-                Verdict::Settled(_) => {
-                    if claim.progress().resize.is_none() {
-                        self.memory.forget_growth(&claim.meta.uid);
-                    }
-                    return Outcome::Done;
-                }
-                Verdict::Slow => return left.map_or(Outcome::Again, Outcome::After),
-                Verdict::Hopeless(problem) => {
-                    self.warn(name, &claim, FAILED, problem);
-                    return Outcome::Done;
-                }
-                Verdict::Refuse(problem) => {
-                    self.warn(name, &claim, FAILED, problem);
-                    return Outcome::Retry;
-                }
-                Verdict::Expand(expand) => {
-                    let answer = self.expand(name, driver, &claim, *expand).await;
-                    answer.map(|answer| grown = Some(answer))
-                }
-                verdict @ (Verdict::Forget(_)
-                | Verdict::Begin(_)
-                | Verdict::Enlarge(_)
-                | Verdict::HandOver
-                | Verdict::Finish(_)) => self.write(name, &claim, verdict).await,
+            let state = self.state.expansion(&claim.meta.uid);
+            let wait = time_left(state.infeasible.as_ref());
+            let infeasible = wait.is_some()
+                && state.infeasible.map(|(target, _)| target) == claim.progress().allocated_resources;
+            let last_expansion =
+                LastExpansion { finality: state.last_finality, in_use: state.in_use, infeasible };
+            let input = ExpansionInput {
+                cache: &self.context.cache,
+                abilities: Self::abilities(driver),
+                last_expansion,
+                result: expansion_result.as_ref(),
             };
-            if let Err(outcome) = ended {
+            let result = match rules::decide_expansion(input, &claim) {
+                ExpansionVerdict::NoAction(_) => {
+                    if claim.progress().resize.is_none() {
+                        self.state.remove_expansion(&claim.meta.uid);
+                    }
+                    return Action::Done;
+                }
+                ExpansionVerdict::WaitForRetry => return wait.map_or(Action::Requeue, Action::RequeueAfter),
+                ExpansionVerdict::Reject(problem) => {
+                    self.emit_failure(name, &claim, VOLUME_RESIZE_FAILED, problem);
+                    return Action::Done;
+                }
+                ExpansionVerdict::Retry(problem) => {
+                    self.emit_failure(name, &claim, VOLUME_RESIZE_FAILED, problem);
+                    return Action::Backoff;
+                }
+                ExpansionVerdict::Expand(expand) => {
+                    let answer = self.call_expand(name, driver, &claim, *expand).await;
+                    answer.map(|answer| expansion_result = Some(answer))
+                }
+                verdict @ (ExpansionVerdict::RemovePreResizeCapacity(_)
+                | ExpansionVerdict::MarkInProgress(_)
+                | ExpansionVerdict::UpdateVolumeCapacity(_)
+                | ExpansionVerdict::MarkNodePending
+                | ExpansionVerdict::MarkFinished(_)) => self.write_expansion(name, &claim, verdict).await,
+            };
+            if let Err(outcome) = result {
                 return outcome;
             }
         }
-        Outcome::Again
+        Action::Requeue
     }
 
     /// Performs a verdict that is a write.
-    async fn write(&self, name: &DriverName, claim: &Claim, verdict: Verdict) -> Result<(), Outcome> {
-        let (writer, now, teller) = (&self.context.writer, self.context.now(), self.teller(claim));
-        let (key, version, status) = (&claim.key, claim.meta.version, Endpoint::Status);
-        let (text, patch, note) = match verdict {
-            Verdict::Forget(volume) => {
-                let (text, patch) = ("forgets the size before", object::forgotten());
-                return self.write_volume((name, claim, FAILED), &volume, text, patch).await;
+    async fn write_expansion(
+        &self,
+        name: &DriverName,
+        claim: &Claim,
+        verdict: ExpansionVerdict,
+    ) -> Result<(), Action> {
+        let (writer, now, recorder) = (&self.context.writer, self.context.now(), self.recorder(claim));
+        let (key, version, status) = (&claim.key, claim.meta.resource_version, Endpoint::Status);
+        let (text, patch, event) = match verdict {
+            ExpansionVerdict::RemovePreResizeCapacity(volume) => {
+                let (text, patch) = ("forgets the size before", object::remove_pre_resize_capacity_patch());
+                return self.write_volume((name, claim, VOLUME_RESIZE_FAILED), &volume, text, patch).await;
             }
-            Verdict::Enlarge(enlarge) => {
-                let (text, patch) = ("writes the volume's new size", object::enlarged(&enlarge));
-                return self.write_volume((name, claim, FAILED), &enlarge.volume, text, patch).await;
+            ExpansionVerdict::UpdateVolumeCapacity(enlarge) => {
+                let (text, patch) = ("writes the volume's new size", object::capacity_patch(&enlarge));
+                return self
+                    .write_volume((name, claim, VOLUME_RESIZE_FAILED), &enlarge.volume, text, patch)
+                    .await;
             }
-            Verdict::Begin(begin) => {
-                self.memory.of_growth(&claim.meta.uid, |memory| {
+            ExpansionVerdict::MarkInProgress(begin) => {
+                self.state.update_expansion(&claim.meta.uid, |state| {
                     // A mark of an earlier size means nothing for this one.
-                    memory.slow = memory.slow.take().filter(|(target, _)| *target == begin.target);
+                    state.infeasible = state.infeasible.take().filter(|(target, _)| *target == begin.target);
                 });
-                ("begins to grow", object::begun(claim, now, begin), None)
+                ("begins to grow", object::in_progress_patch(claim, now, begin), None)
             }
-            Verdict::HandOver => {
+            ExpansionVerdict::MarkNodePending => {
                 if claim.progress().resize == Some(ResizeState::NodeInfeasible) {
                     // The node could not: it is handed back now, and the next time later.
-                    self.slow_down(claim);
+                    self.mark_infeasible(claim);
                 }
-                let note =
-                    Note::normal("FileSystemResizeRequired", "Require file system resize of volume on node");
-                ("is handed over to the node", object::handed_over(claim, now), Some(note))
+                let event = EventSpec::normal(
+                    "FileSystemResizeRequired",
+                    "Require file system resize of volume on node",
+                );
+                ("is handed over to the node", object::node_pending_patch(claim, now), Some(event))
             }
-            Verdict::Finish(size) => {
-                let note = Note::normal("VolumeResizeSuccessful", "Resize volume succeeded");
-                ("has grown", object::finished(claim, now, size), Some(note))
+            ExpansionVerdict::MarkFinished(size) => {
+                let event = EventSpec::normal("VolumeResizeSuccessful", "Resize volume succeeded");
+                ("has grown", object::finished_patch(claim, now, size), Some(event))
             }
-            Verdict::Settled(_)
-            | Verdict::Slow
-            | Verdict::Refuse(_)
-            | Verdict::Hopeless(_)
-            | Verdict::Expand(_) => return Ok(()),
+            ExpansionVerdict::NoAction(_)
+            | ExpansionVerdict::WaitForRetry
+            | ExpansionVerdict::Retry(_)
+            | ExpansionVerdict::Reject(_)
+            | ExpansionVerdict::Expand(_) => return Ok(()),
         };
-        let done = note.is_some();
-        match teller.act(text, writer.strategic::<Claim>(key, status, version, patch)).await {
+        let is_finished = event.is_some();
+        match recorder
+            .record_effect(text, writer.strategic_merge_patch::<Claim>(key, status, version, patch))
+            .await
+        {
             Ok(_) => {
-                if let Some(note) = note {
-                    self.note(name, claim, note);
+                if let Some(event) = event {
+                    self.emit_event(name, claim, event);
                 }
-                if done {
-                    self.memory.of_growth(&claim.meta.uid, |memory| {
-                        (memory.last, memory.in_use) = (None, false);
+                if is_finished {
+                    self.state.update_expansion(&claim.meta.uid, |state| {
+                        (state.last_finality, state.in_use) = (None, false);
                     });
                 }
                 Ok(())
             }
-            Err(error) => self.after_claim(name, claim, FAILED, &error).await,
+            Err(error) => self.handle_claim_write_error(name, claim, VOLUME_RESIZE_FAILED, &error).await,
         }
     }
 
     /// How a run goes on after a write of the claim that failed. After a conflict it looks again, with what the driver has answered.
-    pub(super) async fn after_claim(
+    pub(super) async fn handle_claim_write_error(
         &self,
         name: &DriverName,
         claim: &Claim,
         reason: &'static str,
-        error: &WriteError,
-    ) -> Result<(), Outcome> {
-        self.after::<Claim>((name, claim, reason), &claim.key, error).await
+        error: &ApiError,
+    ) -> Result<(), Action> {
+        self.handle_write_error::<Claim>((name, claim, reason), &claim.key, error).await
     }
 
-    async fn after<K: Cached>(
+    async fn handle_write_error<K: CachedKind>(
         &self,
         (name, claim, reason): (&DriverName, &Claim, &'static str),
         key: &K::Key,
-        error: &WriteError,
-    ) -> Result<(), Outcome> {
-        if let WriteError::Refused { .. } = error {
-            self.warn(name, claim, reason, error.to_string());
+        error: &ApiError,
+    ) -> Result<(), Action> {
+        if let ApiError::Refused { .. } = error {
+            self.emit_failure(name, claim, reason, error.to_string());
         }
-        match self.context.after_failure::<K>(key, error).await {
-            Outcome::Again => Ok(()),
-            outcome @ (Outcome::Done | Outcome::After(_) | Outcome::Retry | Outcome::RetryAfter(_)) => {
+        match self.context.action_for_write_error::<K>(key, error).await {
+            Action::Requeue => Ok(()),
+            outcome @ (Action::Done | Action::RequeueAfter(_) | Action::Backoff | Action::BackoffFor(_)) => {
                 Err(outcome)
             }
         }
@@ -166,95 +191,99 @@ impl Resizer {
         volume: &Volume,
         text: &str,
         patch: serde_json::Value,
-    ) -> Result<(), Outcome> {
-        let (writer, version) = (&self.context.writer, volume.meta.version);
-        let write = writer.merge::<Volume>(&volume.name, Endpoint::Object, version, patch);
-        let Err(error) = self.teller(claim).act(text, write).await else { return Ok(()) };
-        self.after::<Volume>((name, claim, reason), &volume.name, &error).await
+    ) -> Result<(), Action> {
+        let (writer, version) = (&self.context.writer, volume.meta.resource_version);
+        let write = writer.merge_patch::<Volume>(&volume.name, Endpoint::Object, version, patch);
+        let Err(error) = self.recorder(claim).record_effect(text, write).await else { return Ok(()) };
+        self.handle_write_error::<Volume>((name, claim, reason), &volume.name, &error).await
     }
 
-    async fn expand(
+    async fn call_expand(
         &self,
         name: &DriverName,
-        driver: &Driver,
+        driver: &ManagedDriver,
         claim: &Claim,
-        expand: Expand,
-    ) -> Result<Grown, Outcome> {
-        let Expand { volume, target, request } = expand;
+        expand: ExpandCall,
+    ) -> Result<ExpansionResult, Action> {
+        let ExpandCall { volume, target, request } = expand;
         let uid = &claim.meta.uid;
         let secret = volume.csi.as_ref().and_then(|csi| csi.expand_secret.as_deref());
-        let (call, _running) = self.ready((name, claim, FAILED), &volume, secret, Part::Growth).await?;
+        let (call, _running) = self
+            .prepare_call((name, claim, VOLUME_RESIZE_FAILED), &volume, secret, ResizeOperation::Expansion)
+            .await?;
         let text = format!("External resizer is resizing volume {}", volume.name);
-        self.note(name, claim, Note::normal("Resizing", text));
-        self.memory.of_growth(uid, |memory| memory.last = Some(Finality::Unknown));
+        self.emit_event(name, claim, EventSpec::normal("Resizing", text));
+        self.state.update_expansion(uid, |state| state.last_finality = Some(Finality::Unknown));
         let started = Instant::now();
         let answer = driver.backend.expand_volume(call, request).await;
         let answer = match answer {
             Ok(answer) => answer,
-            Err(error) => return Err(self.expansion_failed(name, claim, &volume, target, error).await),
+            Err(error) => {
+                return Err(self.handle_expansion_failure(name, claim, &volume, target, error).await);
+            }
         };
-        if let Err(problem) = rules::large_enough(target, answer) {
-            let error = StorageError::last(ErrorKind::Internal, problem);
-            return Err(self.expansion_failed(name, claim, &volume, target, error).await);
+        if let Err(problem) = rules::check_capacity(target, answer) {
+            let error = StorageError::final_outcome(ErrorKind::Internal, problem);
+            return Err(self.handle_expansion_failure(name, claim, &volume, target, error).await);
         }
         let size = Quantity::from_bytes(answer.capacity);
         let text = format!("{name} grows the volume to {size}");
-        self.teller(claim).tell(StepKind::Acts, text, Some(started.elapsed()));
-        Ok(Grown { claim: uid.clone(), target, volume: answer })
+        self.recorder(claim).record(StepResult::Applied, text, Some(started.elapsed()));
+        Ok(ExpansionResult { claim: uid.clone(), target, volume: answer })
     }
 
     /// Whether a claim is still there: of one that is gone nothing is remembered.
-    pub(super) fn is_there(&self, claim: &Claim) -> bool {
-        let now = self.context.cache.claims.get(&claim.key).known();
+    pub(super) fn is_claim_present(&self, claim: &Claim) -> bool {
+        let now = self.context.cache.claims.get(&claim.key).into_object();
         now.is_some_and(|now| now.meta.uid == claim.meta.uid)
     }
 
     /// Whether the world has gone on since a decision was made.
     pub(super) fn has_changed(&self, claim: &Claim, volume: &Volume) -> bool {
         let cache = &self.context.cache;
-        let claim_now = cache.claims.get(&claim.key).known();
-        let volume_now = cache.volumes.get(&volume.name).known();
-        claim_now.is_none_or(|now| now.meta.version != claim.meta.version)
-            || volume_now.is_none_or(|now| now.meta.version != volume.meta.version)
+        let claim_now = cache.claims.get(&claim.key).into_object();
+        let volume_now = cache.volumes.get(&volume.name).into_object();
+        claim_now.is_none_or(|now| now.meta.resource_version != claim.meta.resource_version)
+            || volume_now.is_none_or(|now| now.meta.resource_version != volume.meta.resource_version)
     }
 
     /// Writes the failure into the status, tells of it, and chooses when to try again.
-    async fn expansion_failed(
+    async fn handle_expansion_failure(
         &self,
         name: &DriverName,
         claim: &Claim,
         volume: &Volume,
         target: Quantity,
         error: StorageError,
-    ) -> Outcome {
-        if !self.is_there(claim) {
-            return Outcome::Done;
+    ) -> Action {
+        if !self.is_claim_present(claim) {
+            return Action::Done;
         }
-        let failure = rules::failure(&error);
+        let failure = rules::classify_failure(&error);
         let text = format!("resize volume {:?} by resizer {:?} failed: {error}", volume.name, name);
-        let in_use = error.kind == ErrorKind::FailedPrecondition && self.sees_pods(name);
-        self.memory.of_growth(&claim.meta.uid, |memory| {
-            memory.last = Some(error.finality);
-            memory.in_use = in_use;
-            memory.slow = None;
+        let in_use = error.kind == ErrorKind::FailedPrecondition && self.has_pod_watch(name);
+        self.state.update_expansion(&claim.meta.uid, |state| {
+            state.last_finality = Some(error.finality);
+            state.in_use = in_use;
+            state.infeasible = None;
         });
-        self.warn(name, claim, FAILED, text);
-        let infeasible = failure == Failure::Infeasible;
-        if failure != Failure::Open {
+        self.emit_failure(name, claim, VOLUME_RESIZE_FAILED, text);
+        let infeasible = failure == ResizeFailure::Infeasible;
+        if failure != ResizeFailure::InDoubt {
             self.write_failure(claim, "could not grow", |current| {
-                let same = current.progress().allocated == Some(target);
-                same.then(|| object::failed(current, self.context.now(), &error, infeasible))?
+                let same = current.progress().allocated_resources == Some(target);
+                same.then(|| object::failed_patch(current, self.context.now(), &error, infeasible))?
             })
             .await;
         }
         if infeasible {
             let pause = self.context.settings.retry_interval_max;
-            self.memory.of_growth(&claim.meta.uid, |memory| {
-                memory.slow = Some((target, Instant::now() + pause));
+            self.state.update_expansion(&claim.meta.uid, |state| {
+                state.infeasible = Some((target, Instant::now() + pause));
             });
-            return Outcome::RetryAfter(pause);
+            return Action::BackoffFor(pause);
         }
-        self.later(name, Part::Growth, &claim.key, error.retry_after_ms)
+        self.requeue_after(name, ResizeOperation::Expansion, &claim.key, error.retry_after_ms)
     }
 
     /// Writes into a claim's status how a call has failed, as the claim is by now; once more where it has changed in this moment.
@@ -265,38 +294,40 @@ impl Resizer {
         patch: impl Fn(&Claim) -> Option<serde_json::Value>,
     ) {
         for _ in 0..2 {
-            let now = self.context.cache.claims.get(&claim.key).known();
+            let now = self.context.cache.claims.get(&claim.key).into_object();
             let Some(current) = now.filter(|now| now.meta.uid == claim.meta.uid) else { return };
             let Some(patch) = patch(&current) else { return };
-            let (key, version) = (&claim.key, current.meta.version);
-            let write = self.context.writer.strategic::<Claim>(key, Endpoint::Status, version, patch);
-            let Err(error) = self.teller(claim).act(text, write).await else { return };
+            let (key, version) = (&claim.key, current.meta.resource_version);
+            let write =
+                self.context.writer.strategic_merge_patch::<Claim>(key, Endpoint::Status, version, patch);
+            let Err(error) = self.recorder(claim).record_effect(text, write).await else { return };
             // Told or not, the call is tried again in time; but who comes after this process has to know what was impossible.
-            if self.context.after_failure::<Claim>(key, &error).await != Outcome::Again {
+            if self.context.action_for_write_error::<Claim>(key, &error).await != Action::Requeue {
                 return;
             }
         }
     }
 
     /// The claim's present size is not tried again for a while.
-    fn slow_down(&self, claim: &Claim) {
+    fn mark_infeasible(&self, claim: &Claim) {
         let pause = self.context.settings.retry_interval_max;
-        if let Some(target) = claim.progress().allocated {
-            self.memory.of_growth(&claim.meta.uid, |memory| {
-                memory.slow = Some((target, Instant::now() + pause));
+        if let Some(target) = claim.progress().allocated_resources {
+            self.state.update_expansion(&claim.meta.uid, |state| {
+                state.infeasible = Some((target, Instant::now() + pause));
             });
         }
     }
 
     /// Whether this process can tell when a volume of the driver is in use.
-    fn sees_pods(&self, driver: &DriverName) -> bool {
+    fn has_pod_watch(&self, driver: &DriverName) -> bool {
         let driver = self.context.drivers.get(driver);
         self.context.settings.handle_volume_inuse_error
-            && driver.is_some_and(|driver| asks_for_pods(&*driver.backend))
+            && driver.is_some_and(|driver| is_offline_expansion_only(&*driver.backend))
     }
 }
 
 /// Whether a driver may refuse to grow what is in use.
-pub(crate) fn asks_for_pods(driver: &dyn Backend) -> bool {
-    driver.abilities().contains(&Ability::Expansion) && !driver.description().has(Feature::OnlineExpansion)
+pub(crate) fn is_offline_expansion_only(driver: &dyn Backend) -> bool {
+    driver.abilities().contains(&Ability::Expansion)
+        && !driver.description().has_feature(Feature::OnlineExpansion)
 }

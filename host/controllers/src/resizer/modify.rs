@@ -1,6 +1,6 @@
 //! Carries out what [`modification`] decides, one effect at a time.
 
-use cofferdam_cluster::{Seen, queue::Outcome, writer::Part as Endpoint};
+use cofferdam_cluster::{Lookup, queue::Action, writer::PatchTarget as Endpoint};
 use cofferdam_domain::{
     Claim, ClaimKey, DriverName, ModifyState, Uid, Volume, names,
     storage::{Parameters, StorageError},
@@ -9,77 +9,87 @@ use cofferdam_domain::{
 use tokio::time::Instant;
 
 use super::{
-    calls::Part,
-    memory::left,
-    modification::{self, Modify, Verdict, View},
+    call_locks::ResizeOperation,
+    modification::{self, ModificationInput, ModificationVerdict, ModifyCall},
     object,
     reconcile::Resizer,
-    rules::Failure,
+    rules::ResizeFailure,
+    state::time_left,
 };
 use crate::{
-    act::{Driver, MAX_EFFECTS, REPEAT},
-    note::Note,
-    observer::StepKind,
+    context::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, ManagedDriver},
+    event_spec::EventSpec,
+    observer::StepResult,
 };
 
-const FAILED: &str = "VolumeModifyFailed";
+const VOLUME_MODIFY_FAILED: &str = "VolumeModifyFailed";
 
 impl Resizer {
     /// Gives a claim's volume the class that it asks for, as far as it can be done now.
-    pub(super) async fn modify(&self, name: &DriverName, driver: &Driver, key: &ClaimKey) -> Outcome {
-        let mut modified: Option<(Uid, Box<str>)> = None;
+    pub(super) async fn reconcile_modification(
+        &self,
+        name: &DriverName,
+        driver: &ManagedDriver,
+        key: &ClaimKey,
+    ) -> Action {
+        let mut completed: Option<(Uid, Box<str>)> = None;
         for _ in 0..MAX_EFFECTS {
-            let Seen::Known(claim) = self.context.cache.claims.get(key) else { return Outcome::Done };
-            if !self.is_ours(name, &claim) {
-                return Outcome::Done;
+            let Lookup::Found(claim) = self.context.cache.claims.get(key) else { return Action::Done };
+            if !self.is_managed_claim(name, &claim) {
+                return Action::Done;
             }
-            let memory = self.memory.modification(&claim.meta.uid);
-            let left = left(memory.slow.as_ref());
-            let slow = memory.slow.as_ref().filter(|_| left.is_some()).map(|(target, _)| &**target);
-            let view = View {
+            let state = self.state.modification(&claim.meta.uid);
+            let wait = time_left(state.infeasible.as_ref());
+            let infeasible =
+                state.infeasible.as_ref().filter(|_| wait.is_some()).map(|(target, _)| &**target);
+            let input = ModificationInput {
                 cache: &self.context.cache,
-                able: Self::able(driver),
-                closed: memory.closed,
-                slow,
-                told: memory
-                    .told
+                abilities: Self::abilities(driver),
+                is_last_call_final: state.is_last_call_final,
+                infeasible,
+                pending_reported: state
+                    .pending_reported
                     .as_ref()
-                    .filter(|told| self::left(Some(told)).is_some())
-                    .map(|(told, _)| &**told),
-                modified: modified.as_ref().map(|(uid, target)| (uid, &**target)),
+                    .filter(|pending| self::time_left(Some(pending)).is_some())
+                    .map(|(pending, _)| &**pending),
+                completed: completed.as_ref().map(|(uid, target)| (uid, &**target)),
             };
-            let ended = match modification::modification(view, &claim) {
-                Verdict::Settled(_) => {
+            let result = match modification::decide_modification(input, &claim) {
+                ModificationVerdict::NoAction(_) => {
                     if claim.progress().modification.is_none() {
-                        self.memory.forget_modification(&claim.meta.uid);
+                        self.state.remove_modification(&claim.meta.uid);
                     }
-                    return Outcome::Done;
+                    return Action::Done;
                 }
-                Verdict::Slow => return left.map_or(Outcome::Again, Outcome::After),
-                Verdict::Hopeless(problem) => {
-                    self.warn(name, &claim, FAILED, problem);
-                    return Outcome::Done;
+                ModificationVerdict::WaitForRetry => {
+                    return wait.map_or(Action::Requeue, Action::RequeueAfter);
                 }
-                Verdict::Refuse(problem) => {
-                    self.warn(name, &claim, FAILED, problem);
-                    return Outcome::Retry;
+                ModificationVerdict::Reject(problem) => {
+                    self.emit_failure(name, &claim, VOLUME_MODIFY_FAILED, problem);
+                    return Action::Done;
                 }
-                Verdict::Modify(modify) => {
+                ModificationVerdict::Retry(problem) => {
+                    self.emit_failure(name, &claim, VOLUME_MODIFY_FAILED, problem);
+                    return Action::Backoff;
+                }
+                ModificationVerdict::Modify(modify) => {
                     let target = modify.target.clone();
                     let done = self.call_modify(name, driver, &claim, *modify).await;
-                    done.map(|()| modified = Some((claim.meta.uid.clone(), target)))
+                    done.map(|()| completed = Some((claim.meta.uid.clone(), target)))
                 }
-                verdict @ (Verdict::Cancel
-                | Verdict::Pend(..)
-                | Verdict::Begin(_)
-                | Verdict::Record(..)
-                | Verdict::Finish(_)) => self.write_modification(name, &claim, verdict).await,
+                verdict @ (ModificationVerdict::Cancel
+                | ModificationVerdict::MarkPending(..)
+                | ModificationVerdict::MarkInProgress(_)
+                | ModificationVerdict::UpdateVolumeClass(..)
+                | ModificationVerdict::MarkFinished(_)) => {
+                    self.write_modification(name, &claim, verdict).await
+                }
             };
-            if let Err(outcome) = ended {
+            if let Err(outcome) = result {
                 return outcome;
             }
         }
-        Outcome::Again
+        Action::Requeue
     }
 
     /// Performs a verdict that is a write.
@@ -87,119 +97,123 @@ impl Resizer {
         &self,
         name: &DriverName,
         claim: &Claim,
-        verdict: Verdict,
-    ) -> Result<(), Outcome> {
+        verdict: ModificationVerdict,
+    ) -> Result<(), Action> {
         let now = self.context.now();
-        let called = &claim.key.name;
-        let (text, patch, note) = match verdict {
-            Verdict::Record(volume, target) => {
+        let claim_name = &claim.key.name;
+        let (text, patch, event) = match verdict {
+            ModificationVerdict::UpdateVolumeClass(volume, target) => {
                 let text = "writes the volume's class";
-                let patch = object::classed(&target);
-                return self.write_volume((name, claim, FAILED), &volume, text, patch).await;
+                let patch = object::attributes_class_patch(&target);
+                return self.write_volume((name, claim, VOLUME_MODIFY_FAILED), &volume, text, patch).await;
             }
-            Verdict::Cancel => {
-                let note =
-                    Note::normal("VolumeModifyCanceled", format!("no class is asked for {called} any more"));
-                ("is modified no more", object::cancelled(claim, now), note)
+            ModificationVerdict::Cancel => {
+                let event = EventSpec::normal(
+                    "VolumeModifyCanceled",
+                    format!("no class is asked for {claim_name} any more"),
+                );
+                ("is modified no more", object::modification_cancelled_patch(claim, now), event)
             }
-            Verdict::Pend(target, problem) => {
-                self.memory.of_modification(&claim.meta.uid, |memory| {
-                    memory.told = Some((target, Instant::now() + REPEAT));
+            ModificationVerdict::MarkPending(target, problem) => {
+                self.state.update_modification(&claim.meta.uid, |state| {
+                    state.pending_reported = Some((target, Instant::now() + EVENT_REPEAT_INTERVAL));
                 });
-                let note = Note::warning(FAILED, problem);
-                if claim.progress().modification.as_ref().is_some_and(modification::waits) {
-                    self.note(name, claim, note);
+                let event = EventSpec::warning(VOLUME_MODIFY_FAILED, problem);
+                if claim.progress().modification.as_ref().is_some_and(modification::is_pending) {
+                    self.emit_event(name, claim, event);
                     return Ok(());
                 }
-                ("waits for its class", object::pending(), note)
+                ("waits for its class", object::modification_pending_patch(), event)
             }
-            Verdict::Begin(target) => {
+            ModificationVerdict::MarkInProgress(target) => {
                 // external-resizer's words.
-                let text = format!("external resizer is modifying volume {called} with vac {target}");
-                let patch = object::modification_begun(claim, now, &target);
-                ("begins to be modified", patch, Note::normal("VolumeModify", text))
+                let text = format!("external resizer is modifying volume {claim_name} with vac {target}");
+                let patch = object::modification_in_progress_patch(claim, now, &target);
+                ("begins to be modified", patch, EventSpec::normal("VolumeModify", text))
             }
-            Verdict::Finish(target) => {
+            ModificationVerdict::MarkFinished(target) => {
                 let text =
-                    format!("external resizer modified volume {called} with vac {target} successfully");
-                let patch = object::modified(claim, now, &target);
-                ("is modified", patch, Note::normal("VolumeModifySuccessful", text))
+                    format!("external resizer modified volume {claim_name} with vac {target} successfully");
+                let patch = object::modification_finished_patch(claim, now, &target);
+                ("is modified", patch, EventSpec::normal("VolumeModifySuccessful", text))
             }
-            Verdict::Settled(_)
-            | Verdict::Slow
-            | Verdict::Refuse(_)
-            | Verdict::Hopeless(_)
-            | Verdict::Modify(_) => return Ok(()),
+            ModificationVerdict::NoAction(_)
+            | ModificationVerdict::WaitForRetry
+            | ModificationVerdict::Retry(_)
+            | ModificationVerdict::Reject(_)
+            | ModificationVerdict::Modify(_) => return Ok(()),
         };
-        let (writer, version) = (&self.context.writer, claim.meta.version);
-        let write = writer.strategic::<Claim>(&claim.key, Endpoint::Status, version, patch);
-        match self.teller(claim).act(text, write).await {
+        let (writer, version) = (&self.context.writer, claim.meta.resource_version);
+        let write = writer.strategic_merge_patch::<Claim>(&claim.key, Endpoint::Status, version, patch);
+        match self.recorder(claim).record_effect(text, write).await {
             Ok(_) => {
-                self.note(name, claim, note);
+                self.emit_event(name, claim, event);
                 Ok(())
             }
-            Err(error) => self.after_claim(name, claim, FAILED, &error).await,
+            Err(error) => self.handle_claim_write_error(name, claim, VOLUME_MODIFY_FAILED, &error).await,
         }
     }
 
     async fn call_modify(
         &self,
         name: &DriverName,
-        driver: &Driver,
+        driver: &ManagedDriver,
         claim: &Claim,
-        modify: Modify,
-    ) -> Result<(), Outcome> {
-        let Modify { volume, target, handle, mut parameters } = modify;
+        modify: ModifyCall,
+    ) -> Result<(), Action> {
+        let ModifyCall { volume, target, handle, mut parameters } = modify;
         let secret = secret_of(&volume);
         let secret = secret.as_ref();
-        let (call, _running) = self.ready((name, claim, FAILED), &volume, secret, Part::Modification).await?;
+        let (call, _running) = self
+            .prepare_call((name, claim, VOLUME_MODIFY_FAILED), &volume, secret, ResizeOperation::Modification)
+            .await?;
         if self.context.settings.extra_modify_metadata {
             add_metadata(&mut parameters, claim, &volume);
         }
-        self.memory.of_modification(&claim.meta.uid, |memory| memory.closed = false);
+        self.state.update_modification(&claim.meta.uid, |state| state.is_last_call_final = false);
         let started = Instant::now();
         match driver.backend.modify_volume(call, handle, parameters).await {
             Ok(()) => {
                 let text = format!("{name} gives the volume the class {target}");
-                self.teller(claim).tell(StepKind::Acts, text, Some(started.elapsed()));
+                self.recorder(claim).record(StepResult::Applied, text, Some(started.elapsed()));
                 Ok(())
             }
-            Err(error) => Err(self.modification_failed(name, claim, &target, error).await),
+            Err(error) => Err(self.handle_modification_failure(name, claim, &target, error).await),
         }
     }
 
     /// Writes the failure into the status, tells of it, and chooses when to try again.
-    async fn modification_failed(
+    async fn handle_modification_failure(
         &self,
         name: &DriverName,
         claim: &Claim,
         target: &str,
         error: StorageError,
-    ) -> Outcome {
-        if !self.is_there(claim) {
-            return Outcome::Done;
+    ) -> Action {
+        if !self.is_claim_present(claim) {
+            return Action::Done;
         }
-        let failure = modification::failure(&error);
-        let infeasible = failure == Failure::Infeasible;
+        let failure = modification::classify_failure(&error);
+        let infeasible = failure == ResizeFailure::Infeasible;
         let pause = self.context.settings.retry_interval_max;
-        self.memory.of_modification(&claim.meta.uid, |memory| {
-            memory.closed = failure != Failure::Open;
-            memory.slow = infeasible.then(|| (target.into(), Instant::now() + pause));
+        self.state.update_modification(&claim.meta.uid, |modification_state| {
+            modification_state.is_last_call_final = failure != ResizeFailure::InDoubt;
+            modification_state.infeasible = infeasible.then(|| (target.into(), Instant::now() + pause));
         });
-        self.warn(name, claim, FAILED, error.to_string());
+        self.emit_failure(name, claim, VOLUME_MODIFY_FAILED, error.to_string());
         let state = if infeasible { ModifyState::Infeasible } else { ModifyState::InProgress };
-        let said = (error.kind.as_str(), error.message.as_str());
+        let error_text = (error.kind.as_str(), error.message.as_str());
         self.write_failure(claim, "could not be modified", |current| {
             let status = current.progress().modification.as_ref();
-            status.filter(|status| &*status.target == target)?;
-            let failed = (target, state, failure == Failure::Open);
-            object::modification_failed(current, self.context.now(), said, failed)
+            status.filter(|status| &*status.target_class == target)?;
+            let failed = (target, state, failure == ResizeFailure::InDoubt);
+            object::modification_failed_patch(current, self.context.now(), error_text, failed)
         })
         .await;
         if infeasible {
-            return Outcome::RetryAfter(pause);
+            return Action::BackoffFor(pause);
         }
-        self.later(name, Part::Modification, &claim.key, error.retry_after_ms)
+        self.requeue_after(name, ResizeOperation::Modification, &claim.key, error.retry_after_ms)
     }
 }
 

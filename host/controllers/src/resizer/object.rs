@@ -1,11 +1,11 @@
 //! The status of a claim, and what stands on its volume, as external-resizer writes them.
 
 use cofferdam_domain::{
-    Claim, ConditionKind, ModifyState, Quantity, ResizeState, names, storage::StorageError,
+    Claim, ClaimConditionType, ModifyState, Quantity, ResizeState, names, storage::StorageError,
 };
 use serde_json::{Map, Value, json};
 
-use super::rules::{Begin, Enlarge};
+use super::rules::{CapacityUpdate, InProgressUpdate};
 
 /// external-resizer's words, which kubectl shows.
 const NODE_PENDING: &str =
@@ -17,14 +17,14 @@ const MAX_MESSAGE: usize = 1024;
 const CUT: &str = "…";
 
 /// A strategic merge patch on a claim's status, piece by piece.
-struct Patch<'a> {
+struct StatusPatch<'a> {
     claim: &'a Claim,
     now: jiff::Timestamp,
     status: Map<String, Value>,
     conditions: Vec<Value>,
 }
 
-impl<'a> Patch<'a> {
+impl<'a> StatusPatch<'a> {
     fn new(claim: &'a Claim, now: jiff::Timestamp) -> Self {
         Self { claim, now, status: Map::new(), conditions: Vec::new() }
     }
@@ -34,15 +34,15 @@ impl<'a> Patch<'a> {
         self
     }
 
-    fn resize(self, state: Option<ResizeState>) -> Self {
+    fn set_resize_status(self, state: Option<ResizeState>) -> Self {
         self.set("allocatedResourceStatuses", json!({"storage": state.map(ResizeState::as_str)}))
     }
 
     /// Sets a condition.
-    fn holds(mut self, kind: ConditionKind, reason: &str, message: &str) -> Self {
+    fn set_condition(mut self, kind: ClaimConditionType, reason: &str, message: &str) -> Self {
         // Kubernetes' times of objects are whole seconds.
         let time = jiff::Timestamp::from_second(self.now.as_second()).unwrap_or(self.now);
-        let filled = |text: &str| (!text.is_empty()).then(|| bounded(text));
+        let filled = |text: &str| (!text.is_empty()).then(|| truncate_message(text));
         self.conditions.push(json!({
             "type": kind.as_str(), "status": "True", "lastTransitionTime": time.to_string(), "lastProbeTime": null,
             "reason": filled(reason), "message": filled(message),
@@ -51,15 +51,18 @@ impl<'a> Patch<'a> {
     }
 
     /// Sets a condition of a modification: its time is since when it is so, whatever it says now.
-    fn has(mut self, kind: ConditionKind, reason: &str, message: &str) -> Self {
-        let there =
-            self.claim.progress().condition(kind).is_some_and(|one| one.holds && *one.reason == *reason);
-        self = self.holds(kind, reason, message);
+    fn set_modify_condition(mut self, kind: ClaimConditionType, reason: &str, message: &str) -> Self {
+        let is_unchanged = self
+            .claim
+            .progress()
+            .condition(kind)
+            .is_some_and(|existing| existing.is_true && *existing.reason == *reason);
+        self = self.set_condition(kind, reason, message);
         if let Some(condition) = self.conditions.last_mut().and_then(Value::as_object_mut)
             && let Some(now) = condition.remove("lastTransitionTime")
         {
             condition.insert("lastProbeTime".to_owned(), now.clone());
-            if !there {
+            if !is_unchanged {
                 condition.insert("lastTransitionTime".to_owned(), now);
             }
         }
@@ -67,14 +70,14 @@ impl<'a> Patch<'a> {
     }
 
     /// Takes conditions away, those of these that are there.
-    fn without(mut self, kinds: impl IntoIterator<Item = ConditionKind>) -> Self {
+    fn remove_conditions(mut self, kinds: impl IntoIterator<Item = ClaimConditionType>) -> Self {
         let progress = self.claim.progress();
-        let there = kinds.into_iter().filter(|kind| progress.condition(*kind).is_some());
-        self.conditions.extend(there.map(|kind| json!({"type": kind.as_str(), "$patch": "delete"})));
+        let present = kinds.into_iter().filter(|kind| progress.condition(*kind).is_some());
+        self.conditions.extend(present.map(|kind| json!({"type": kind.as_str(), "$patch": "delete"})));
         self
     }
 
-    fn done(mut self) -> Value {
+    fn build(mut self) -> Value {
         if !self.conditions.is_empty() {
             self.status.insert("conditions".to_owned(), Value::Array(self.conditions));
         }
@@ -91,21 +94,21 @@ fn with_annotation(mut patch: Value, value: &Value) -> Value {
 }
 
 /// That the driver is about to be asked.
-pub(super) fn begun(claim: &Claim, now: jiff::Timestamp, begin: Begin) -> Value {
-    let patch = Patch::new(claim, now)
-        .set("allocatedResources", json!({"storage": begin.target.to_string()}))
-        .holds(ConditionKind::Resizing, "", "");
-    let patch = match begin.anew {
-        true => patch
-            .resize(Some(ResizeState::ControllerInProgress))
-            .without(ConditionKind::OF_GROWTH.into_iter().filter(|kind| *kind != ConditionKind::Resizing)),
+pub(super) fn in_progress_patch(claim: &Claim, now: jiff::Timestamp, update: InProgressUpdate) -> Value {
+    let patch = StatusPatch::new(claim, now)
+        .set("allocatedResources", json!({"storage": update.target.to_string()}))
+        .set_condition(ClaimConditionType::Resizing, "", "");
+    let patch = match update.is_new {
+        true => patch.set_resize_status(Some(ResizeState::ControllerInProgress)).remove_conditions(
+            ClaimConditionType::RESIZE_TYPES.into_iter().filter(|kind| *kind != ClaimConditionType::Resizing),
+        ),
         false => patch,
     };
-    with_annotation(patch.done(), &Value::Null)
+    with_annotation(patch.build(), &Value::Null)
 }
 
 /// That the driver could not; absent where the status says so already.
-pub(super) fn failed(
+pub(super) fn failed_patch(
     claim: &Claim,
     now: jiff::Timestamp,
     error: &StorageError,
@@ -114,40 +117,48 @@ pub(super) fn failed(
     let progress = claim.progress();
     let message = format!("{EXPANSION_FAILED}{error}");
     let message = message.as_str();
-    let condition = progress.condition(ConditionKind::ControllerResizeError);
-    let said = condition.is_some_and(|there| there.holds && *there.message == *bounded(message));
-    let known = !infeasible || progress.resize == Some(ResizeState::ControllerInfeasible);
-    if said && known {
+    let condition = progress.condition(ClaimConditionType::ControllerResizeError);
+    let is_reported =
+        condition.is_some_and(|existing| existing.is_true && *existing.message == *truncate_message(message));
+    let is_state_recorded = !infeasible || progress.resize == Some(ResizeState::ControllerInfeasible);
+    if is_reported && is_state_recorded {
         return None;
     }
-    let patch = Patch::new(claim, now).holds(ConditionKind::ControllerResizeError, "", message);
-    Some(if infeasible { patch.resize(Some(ResizeState::ControllerInfeasible)) } else { patch }.done())
+    let patch =
+        StatusPatch::new(claim, now).set_condition(ClaimConditionType::ControllerResizeError, "", message);
+    Some(
+        if infeasible { patch.set_resize_status(Some(ResizeState::ControllerInfeasible)) } else { patch }
+            .build(),
+    )
 }
 
 /// That the driver is done and the node is not. What stands there of the growth stays until its end.
-pub(super) fn handed_over(claim: &Claim, now: jiff::Timestamp) -> Value {
-    let pending = ConditionKind::FileSystemResizePending;
-    let patch =
-        Patch::new(claim, now).resize(Some(ResizeState::NodePending)).holds(pending, "", NODE_PENDING);
-    with_annotation(patch.done(), &Value::Null)
+pub(super) fn node_pending_patch(claim: &Claim, now: jiff::Timestamp) -> Value {
+    let pending = ClaimConditionType::FileSystemResizePending;
+    let patch = StatusPatch::new(claim, now).set_resize_status(Some(ResizeState::NodePending)).set_condition(
+        pending,
+        "",
+        NODE_PENDING,
+    );
+    with_annotation(patch.build(), &Value::Null)
 }
 
 /// That all is done, and the node has no part in it.
-pub(super) fn finished(claim: &Claim, now: jiff::Timestamp, size: Quantity) -> Value {
-    let patch = Patch::new(claim, now)
+pub(super) fn finished_patch(claim: &Claim, now: jiff::Timestamp, size: Quantity) -> Value {
+    let patch = StatusPatch::new(claim, now)
         .set("capacity", json!({"storage": size.to_string()}))
-        .resize(None)
-        .without(ConditionKind::OF_GROWTH);
-    with_annotation(patch.done(), &json!("true"))
+        .set_resize_status(None)
+        .remove_conditions(ClaimConditionType::RESIZE_TYPES);
+    with_annotation(patch.build(), &json!("true"))
 }
 
 /// The volume's new size, and the claim's former one.
-pub(super) fn enlarged(enlarge: &Enlarge) -> Value {
+pub(super) fn capacity_patch(update: &CapacityUpdate) -> Value {
     let mut patch = Map::new();
-    if let Some(size) = enlarge.size {
+    if let Some(size) = update.size {
         patch.insert("spec".to_owned(), json!({"capacity": {"storage": size.to_string()}}));
     }
-    if let Some(before) = enlarge.before {
+    if let Some(before) = update.pre_resize_capacity {
         let annotations = json!({names::PRE_RESIZE_CAPACITY: before.to_string()});
         patch.insert("metadata".to_owned(), json!({"annotations": annotations}));
     }
@@ -155,79 +166,84 @@ pub(super) fn enlarged(enlarge: &Enlarge) -> Value {
 }
 
 /// That the growth has come to its end.
-pub(super) fn forgotten() -> Value {
+pub(super) fn remove_pre_resize_capacity_patch() -> Value {
     json!({"metadata": {"annotations": {names::PRE_RESIZE_CAPACITY: null}}})
 }
 
 /// That a class is waited for. The one that the volume may have in part stays: who has a right to it in a quota is asked by that.
-pub(super) fn pending() -> Value {
+pub(super) fn modification_pending_patch() -> Value {
     json!({"status": {"modifyVolumeStatus": {"status": ModifyState::Pending.as_str()}}})
 }
 
 /// That the driver is about to be asked for a class.
-pub(super) fn modification_begun(claim: &Claim, now: jiff::Timestamp, target: &str) -> Value {
-    Patch::new(claim, now)
-        .set("modifyVolumeStatus", modifying(target, ModifyState::InProgress))
-        .has(ConditionKind::ModifyingVolume, "", &format!("Modifying volume to {target:?} is in progress."))
-        .done()
+pub(super) fn modification_in_progress_patch(claim: &Claim, now: jiff::Timestamp, target: &str) -> Value {
+    StatusPatch::new(claim, now)
+        .set("modifyVolumeStatus", modify_volume_status(target, ModifyState::InProgress))
+        .set_modify_condition(
+            ClaimConditionType::ModifyingVolume,
+            "",
+            &format!("Modifying volume to {target:?} is in progress."),
+        )
+        .build()
 }
 
 /// That the driver could not; absent where the status says so already.
-pub(super) fn modification_failed(
+pub(super) fn modification_failed_patch(
     claim: &Claim,
     now: jiff::Timestamp,
     (code, message): (&str, &str),
     failed: (&str, ModifyState, bool),
 ) -> Option<Value> {
-    let (target, state, open) = failed;
+    let (target, state, in_doubt) = failed;
     let progress = claim.progress();
-    let says = |kind, reason: &str, message: &str| {
-        let there = progress.condition(kind);
-        there.is_some_and(|c| c.holds && &*c.reason == reason && *c.message == *bounded(message))
+    let has_condition = |kind, reason: &str, message: &str| {
+        let existing = progress.condition(kind);
+        existing
+            .is_some_and(|c| c.is_true && &*c.reason == reason && *c.message == *truncate_message(message))
     };
-    let still = match open {
+    let progress_message = match in_doubt {
         true => format!("Modifying volume to {target:?} is still in progress."),
         false => format!("Modifying volume to {target:?} failed. Waiting for retry."),
     };
     let status = progress.modification.as_ref();
-    if status.is_some_and(|status| status.state == state && &*status.target == target)
-        && says(ConditionKind::ModifyVolumeError, code, message)
-        && says(ConditionKind::ModifyingVolume, "", &still)
+    if status.is_some_and(|status| status.state == state && &*status.target_class == target)
+        && has_condition(ClaimConditionType::ModifyVolumeError, code, message)
+        && has_condition(ClaimConditionType::ModifyingVolume, "", &progress_message)
     {
         return None;
     }
-    let patch = Patch::new(claim, now)
-        .set("modifyVolumeStatus", modifying(target, state))
-        .has(ConditionKind::ModifyingVolume, "", &still)
-        .has(ConditionKind::ModifyVolumeError, code, message);
-    Some(patch.done())
+    let patch = StatusPatch::new(claim, now)
+        .set("modifyVolumeStatus", modify_volume_status(target, state))
+        .set_modify_condition(ClaimConditionType::ModifyingVolume, "", &progress_message)
+        .set_modify_condition(ClaimConditionType::ModifyVolumeError, code, message);
+    Some(patch.build())
 }
 
 /// That the claim has its class.
-pub(super) fn modified(claim: &Claim, now: jiff::Timestamp, target: &str) -> Value {
-    Patch::new(claim, now)
+pub(super) fn modification_finished_patch(claim: &Claim, now: jiff::Timestamp, target: &str) -> Value {
+    StatusPatch::new(claim, now)
         .set("currentVolumeAttributesClassName", json!(target))
         .set("modifyVolumeStatus", Value::Null)
-        .without(ConditionKind::OF_MODIFICATION)
-        .done()
+        .remove_conditions(ClaimConditionType::MODIFY_TYPES)
+        .build()
 }
 
 /// That nobody asks for another class any more. The last error stays, for the volume may have that class in part.
-pub(super) fn cancelled(claim: &Claim, now: jiff::Timestamp) -> Value {
-    Patch::new(claim, now).without([ConditionKind::ModifyingVolume]).done()
+pub(super) fn modification_cancelled_patch(claim: &Claim, now: jiff::Timestamp) -> Value {
+    StatusPatch::new(claim, now).remove_conditions([ClaimConditionType::ModifyingVolume]).build()
 }
 
 /// The volume's class.
-pub(super) fn classed(target: &str) -> Value {
+pub(super) fn attributes_class_patch(target: &str) -> Value {
     json!({"spec": {"volumeAttributesClassName": target}})
 }
 
-fn modifying(target: &str, state: ModifyState) -> Value {
+fn modify_volume_status(target: &str, state: ModifyState) -> Value {
     json!({"targetVolumeAttributesClassName": target, "status": state.as_str()})
 }
 
 /// The message, cut.
-fn bounded(message: &str) -> String {
+fn truncate_message(message: &str) -> String {
     if message.len() <= MAX_MESSAGE {
         return message.to_owned();
     }

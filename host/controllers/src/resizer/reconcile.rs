@@ -4,70 +4,70 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use cofferdam_backend::Call;
 use cofferdam_cluster::{
-    Change, WriteError,
+    ApiError, Change,
     metrics::Metrics,
-    queue::{Outcome, Queue},
+    queue::{Action, Queue},
     secrets,
 };
 use cofferdam_domain::{
-    AttributesClass, Claim, ClaimKey, DriverName, Pod, Volume,
+    Claim, ClaimKey, DriverName, Pod, Volume, VolumeAttributesClass,
     storage::{Ability, Feature, Secrets},
     volume::SecretRef,
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    calls::{Calls, Part, Running},
-    memory::Memory,
+    call_locks::{CallGuard, CallLocks, ResizeOperation},
     modification,
-    rules::{self, Able},
+    rules::{self, ResizerAbilities},
+    state::ResizerState,
 };
 use crate::{
-    act::{Context, Driver, Teller, every},
-    note::Note,
-    observer::StepKind,
-    provisioner::placement::Here,
+    context::{ControllerContext, ManagedDriver, StepRecorder, run_periodically},
+    event_spec::EventSpec,
+    observer::StepResult,
+    provisioner::placement::LocalNode,
     role::Role,
 };
 
 /// The role.
 pub(crate) struct Resizer {
-    pub(super) context: Arc<Context>,
+    pub(super) context: Arc<ControllerContext>,
     queues: HashMap<DriverName, Queues>,
-    pub(super) memory: Memory,
-    pub(super) calls: Calls,
+    pub(super) state: ResizerState,
+    pub(super) call_locks: CallLocks,
 }
 
 /// The queues of one driver: no driver holds up another.
 struct Queues {
-    growth: Queue<ClaimKey>,
+    expansion: Queue<ClaimKey>,
     modification: Queue<ClaimKey>,
 }
 
 impl Queues {
-    const fn of(&self, part: Part) -> &Queue<ClaimKey> {
-        match part {
-            Part::Growth => &self.growth,
-            Part::Modification => &self.modification,
+    const fn get(&self, operation: ResizeOperation) -> &Queue<ClaimKey> {
+        match operation {
+            ResizeOperation::Expansion => &self.expansion,
+            ResizeOperation::Modification => &self.modification,
         }
     }
 }
 
 impl Resizer {
     /// The role, woken by every change from now on.
-    pub(crate) fn new(context: Arc<Context>, metrics: &Metrics) -> Arc<Self> {
+    pub(crate) fn new(context: Arc<ControllerContext>, metrics: &Metrics) -> Arc<Self> {
         let backoff = context.settings.backoff();
         let queues = |name: &DriverName| {
-            let growth = Queue::new("resizer_growth", backoff, metrics);
+            let expansion = Queue::new("resizer_growth", backoff, metrics);
             (
                 name.clone(),
-                Queues { growth, modification: Queue::new("resizer_modification", backoff, metrics) },
+                Queues { expansion, modification: Queue::new("resizer_modification", backoff, metrics) },
             )
         };
         let role = Arc::new(Self {
             queues: context.drivers.keys().map(queues).collect(),
-            memory: Memory::default(),
-            calls: Calls::default(),
+            state: ResizerState::default(),
+            call_locks: CallLocks::default(),
             context,
         });
         role.subscribe();
@@ -76,28 +76,28 @@ impl Resizer {
 
     fn subscribe(self: &Arc<Self>) {
         let cache = &self.context.cache;
-        let me = Arc::downgrade(self);
+        let controller = Arc::downgrade(self);
         cache.claims.subscribe(move |change| {
-            if let Some(me) = me.upgrade() {
-                me.claim_changed(change);
+            if let Some(controller) = controller.upgrade() {
+                controller.claim_changed(change);
             }
         });
-        let me = Arc::downgrade(self);
+        let controller = Arc::downgrade(self);
         cache.volumes.subscribe(move |change| {
-            if let Some(me) = me.upgrade() {
-                me.volume_changed(change);
+            if let Some(controller) = controller.upgrade() {
+                controller.volume_changed(change);
             }
         });
-        let me = Arc::downgrade(self);
+        let controller = Arc::downgrade(self);
         cache.attributes_classes.subscribe(move |change| {
-            if let Some(me) = me.upgrade() {
-                me.class_changed(change);
+            if let Some(controller) = controller.upgrade() {
+                controller.class_changed(change);
             }
         });
-        let me = Arc::downgrade(self);
+        let controller = Arc::downgrade(self);
         cache.pods.subscribe(move |change| {
-            if let Some(me) = me.upgrade() {
-                me.pod_changed(change);
+            if let Some(controller) = controller.upgrade() {
+                controller.pod_changed(change);
             }
         });
     }
@@ -106,30 +106,36 @@ impl Resizer {
     pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
         let workers = self.context.settings.resizer_workers;
         let queues = self.queues.iter().flat_map(|(driver, queues)| {
-            [Part::Growth, Part::Modification].map(|part| {
-                let (me, driver) = (Arc::clone(self), driver.clone());
-                queues.of(part).run(workers, stop.clone(), move |key| {
-                    let (me, driver) = (Arc::clone(&me), driver.clone());
+            [ResizeOperation::Expansion, ResizeOperation::Modification].map(|operation| {
+                let (controller, driver) = (Arc::clone(self), driver.clone());
+                queues.get(operation).run(workers, stop.clone(), move |key| {
+                    let (controller, driver) = (Arc::clone(&controller), driver.clone());
                     async move {
-                        let Some(backend) = me.context.drivers.get(&driver) else { return Outcome::Done };
-                        match part {
-                            Part::Growth => me.grow(&driver, backend, &key).await,
-                            Part::Modification => me.modify(&driver, backend, &key).await,
+                        let Some(backend) = controller.context.drivers.get(&driver) else {
+                            return Action::Done;
+                        };
+                        match operation {
+                            ResizeOperation::Expansion => {
+                                controller.reconcile_expansion(&driver, backend, &key).await
+                            }
+                            ResizeOperation::Modification => {
+                                controller.reconcile_modification(&driver, backend, &key).await
+                            }
                         }
                     }
                 })
             })
         });
-        tokio::join!(futures::future::join_all(queues), self.remind(stop.clone()));
+        tokio::join!(futures::future::join_all(queues), self.resync(stop.clone()));
     }
 
     /// Looks at everything now and then (`--resync-period`).
-    async fn remind(&self, stop: CancellationToken) {
-        every(self.context.settings.resync_period, stop, || {
+    async fn resync(&self, stop: CancellationToken) {
+        run_periodically(self.context.settings.resync_period, stop, || {
             for claim in self.context.cache.claims.list() {
                 if let Some(queues) = self.queues_of(&claim) {
-                    queues.growth.wake(claim.key.clone());
-                    queues.modification.wake(claim.key.clone());
+                    queues.expansion.add_if_absent(claim.key.clone());
+                    queues.modification.add_if_absent(claim.key.clone());
                 }
             }
         })
@@ -141,15 +147,15 @@ impl Resizer {
         if let Some(old) = old
             && change.new.as_ref().is_none_or(|new| new.meta.uid != old.meta.uid)
         {
-            self.memory.forget_growth(&old.meta.uid);
-            self.memory.forget_modification(&old.meta.uid);
+            self.state.remove_expansion(&old.meta.uid);
+            self.state.remove_modification(&old.meta.uid);
         }
         let Some(new) = &change.new else { return };
-        if rules::matters(old, new) {
-            self.add(new, Part::Growth);
+        if rules::is_relevant_change(old, new) {
+            self.enqueue_claim(new, ResizeOperation::Expansion);
         }
-        if modification::matters(old, new) {
-            self.add(new, Part::Modification);
+        if modification::is_relevant_change(old, new) {
+            self.enqueue_claim(new, ResizeOperation::Modification);
         }
     }
 
@@ -162,47 +168,48 @@ impl Resizer {
         if change.old.as_ref().is_some_and(same) {
             return;
         }
-        for claim in self.context.cache.claims_naming(&change.key) {
-            if let Some(claim) = self.context.cache.claims.get(&claim).known() {
-                self.add(&claim, Part::Growth);
-                self.add(&claim, Part::Modification);
+        for claim in self.context.cache.claims_referencing_volume(&change.key) {
+            if let Some(claim) = self.context.cache.claims.get(&claim).into_object() {
+                self.enqueue_claim(&claim, ResizeOperation::Expansion);
+                self.enqueue_claim(&claim, ResizeOperation::Modification);
             }
         }
     }
 
     /// A class comes seldom, and any claim may wait for it.
-    fn class_changed(&self, change: &Change<AttributesClass>) {
+    fn class_changed(&self, change: &Change<VolumeAttributesClass>) {
         let Some(class) = &change.new else { return };
         let name = class.name.as_str();
-        let waits = |claim: &Arc<Claim>| {
-            let target = claim.progress().modification.as_ref().map(|status| &*status.target);
+        let is_waiting = |claim: &Arc<Claim>| {
+            let target = claim.progress().modification.as_ref().map(|status| &*status.target_class);
             target == Some(name)
                 || (&*claim.attributes_class == name
                     && claim.status_attributes_class.as_deref() != Some(name))
         };
-        self.context.cache.claims.list().iter().filter(|claim| waits(claim)).for_each(|claim| {
-            self.add(claim, Part::Modification);
+        self.context.cache.claims.list().iter().filter(|claim| is_waiting(claim)).for_each(|claim| {
+            self.enqueue_claim(claim, ResizeOperation::Modification);
         });
     }
 
     /// A driver that does not grow what is in use waits for the last pod.
     fn pod_changed(&self, change: &Change<Pod>) {
-        let uses = |pod: &Option<Arc<Pod>>| pod.as_ref().is_some_and(|pod| !pod.terminated);
-        let Some(old) = change.old.as_ref().filter(|_| uses(&change.old) && !uses(&change.new)) else {
+        let is_in_use = |pod: &Option<Arc<Pod>>| pod.as_ref().is_some_and(|pod| !pod.terminated);
+        let Some(old) = change.old.as_ref().filter(|_| is_in_use(&change.old) && !is_in_use(&change.new))
+        else {
             return;
         };
         for key in cofferdam_cluster::cache::PodIndex::claims_of(old) {
-            if let Some(claim) = self.context.cache.claims.get(&key).known()
-                && self.memory.growth(&claim.meta.uid).in_use
+            if let Some(claim) = self.context.cache.claims.get(&key).into_object()
+                && self.state.expansion(&claim.meta.uid).in_use
             {
-                self.add(&claim, Part::Growth);
+                self.enqueue_claim(&claim, ResizeOperation::Expansion);
             }
         }
     }
 
-    fn add(&self, claim: &Claim, part: Part) {
+    fn enqueue_claim(&self, claim: &Claim, operation: ResizeOperation) {
         if let Some(queues) = self.queues_of(claim) {
-            queues.of(part).add(claim.key.clone());
+            queues.get(operation).add(claim.key.clone());
         }
     }
 
@@ -213,32 +220,36 @@ impl Resizer {
     }
 
     /// Whether a claim's volume is this process' to change: of this driver, and where its storage is in nodes, on this one.
-    pub(super) fn is_ours(&self, driver: &DriverName, claim: &Claim) -> bool {
+    pub(super) fn is_managed_claim(&self, driver: &DriverName, claim: &Claim) -> bool {
         let cache = &self.context.cache;
         let Ok((volume, csi)) = rules::volume_of(cache, claim) else { return false };
-        let holds = |here: &Here| here.holds(&volume, cache);
+        let has_volume = |local_node: &LocalNode| local_node.has_volume(&volume, cache);
         csi.driver == *driver
-            && (!self.context.is_of_node(driver) || self.context.here.as_ref().is_some_and(holds))
+            && (!self.context.is_node_local(driver)
+                || self.context.local_node.as_ref().is_some_and(has_volume))
     }
 
     /// Wakes the part of a claim that waited for the other one's call.
-    pub(super) fn wake(&self, driver: &DriverName, claim: &ClaimKey, part: Part) {
+    pub(super) fn enqueue(&self, driver: &DriverName, claim: &ClaimKey, operation: ResizeOperation) {
         if let Some(queues) = self.queues.get(driver) {
-            queues.of(part).add(claim.clone());
+            queues.get(operation).add(claim.clone());
         }
     }
 
-    pub(super) fn able(driver: &Driver) -> Able {
+    pub(super) fn abilities(driver: &ManagedDriver) -> ResizerAbilities {
         let abilities = driver.backend.abilities();
-        Able {
+        ResizerAbilities {
             expands: abilities.contains(&Ability::Expansion),
             modifies: abilities.contains(&Ability::Modification),
-            tells_writers: driver.backend.description().has(Feature::SingleNodeMultiWriter),
+            single_node_multi_writer: driver
+                .backend
+                .description()
+                .has_feature(Feature::SingleNodeMultiWriter),
         }
     }
 
     /// Reads the Secret that a volume names for a call.
-    async fn call(&self, secret: Option<&SecretRef>) -> Result<Call, WriteError> {
+    async fn build_call(&self, secret: Option<&SecretRef>) -> Result<Call, ApiError> {
         let secrets = match secret {
             Some(secret) => secrets::read(&self.context.writer, secret).await?,
             None => Secrets::default(),
@@ -247,54 +258,62 @@ impl Resizer {
     }
 
     /// What a call needs: its Secret, a world that has not gone on while that was read, and the volume for itself.
-    pub(super) async fn ready(
+    pub(super) async fn prepare_call(
         &self,
-        (name, claim, failed): (&DriverName, &Claim, &'static str),
+        (name, claim, reason): (&DriverName, &Claim, &'static str),
         volume: &Volume,
         secret: Option<&SecretRef>,
-        part: Part,
-    ) -> Result<(Call, Running<'_, impl Fn(Part)>), Outcome> {
-        let call = match self.call(secret).await {
+        operation: ResizeOperation,
+    ) -> Result<(Call, CallGuard<'_, impl Fn(ResizeOperation)>), Action> {
+        let call = match self.build_call(secret).await {
             Ok(call) => call,
             Err(error) => {
-                self.warn(name, claim, failed, error.to_string());
-                return Err(Outcome::Retry);
+                self.emit_failure(name, claim, reason, error.to_string());
+                return Err(Action::Backoff);
             }
         };
         if secret.is_some() && self.has_changed(claim, volume) {
-            return Err(Outcome::Again);
+            return Err(Action::Requeue);
         }
         let (name, key) = (name.clone(), claim.key.clone());
-        let wake = move |part| self.wake(&name, &key, part);
-        let running = self.calls.begin(&claim.key, part, wake).ok_or(Outcome::Done)?;
-        Ok((call, running))
+        let enqueue = move |operation| self.enqueue(&name, &key, operation);
+        let guard = self.call_locks.try_lock(&claim.key, operation, enqueue).ok_or(Action::Done)?;
+        Ok((call, guard))
     }
 
     /// Sends an event as external-resizer.
-    pub(super) fn note(&self, driver: &DriverName, claim: &Claim, note: Note) {
-        self.context.note(claim, &format!("external-resizer {driver}"), note);
+    pub(super) fn emit_event(&self, driver: &DriverName, claim: &Claim, event: EventSpec) {
+        self.context.emit_event(claim, &format!("external-resizer {driver}"), event);
     }
 
     /// Tells of something that hinders a claim.
-    pub(super) fn warn(&self, driver: &DriverName, claim: &Claim, reason: &'static str, text: String) {
-        self.teller(claim).tell(StepKind::Fails, text.clone(), None);
-        self.note(driver, claim, Note::warning(reason, text));
+    pub(super) fn emit_failure(
+        &self,
+        driver: &DriverName,
+        claim: &Claim,
+        reason: &'static str,
+        text: String,
+    ) {
+        self.recorder(claim).record(StepResult::Failed, text.clone(), None);
+        self.emit_event(driver, claim, EventSpec::warning(reason, text));
     }
 
-    pub(super) fn teller(&self, claim: &Claim) -> Teller {
-        Teller::of_claim(&self.context, Role::Resizer, &claim.key)
+    pub(super) fn recorder(&self, claim: &Claim) -> StepRecorder {
+        StepRecorder::of_claim(&self.context, Role::Resizer, &claim.key)
     }
 
     /// A back-off that is no shorter than what the driver wishes.
-    pub(super) fn later(
+    pub(super) fn requeue_after(
         &self,
         driver: &DriverName,
-        part: Part,
+        operation: ResizeOperation,
         claim: &ClaimKey,
-        wish: Option<u64>,
-    ) -> Outcome {
-        let (Some(wish), Some(queues)) = (wish, self.queues.get(driver)) else { return Outcome::Retry };
-        let failures = queues.of(part).failures(claim);
-        self.context.settings.retry_as_wished(Duration::from_millis(wish), failures)
+        retry_after: Option<u64>,
+    ) -> Action {
+        let (Some(retry_after), Some(queues)) = (retry_after, self.queues.get(driver)) else {
+            return Action::Backoff;
+        };
+        let failures = queues.get(operation).failures(claim);
+        self.context.settings.retry_after_hint(Duration::from_millis(retry_after), failures)
     }
 }

@@ -3,16 +3,16 @@
 use std::{collections::BTreeSet, fmt, future::ready, hash::Hash, sync::Arc};
 
 use cofferdam_backend::{
-    Answer, Backend, Call, Redactor, checks,
-    guard::{Guard, Guards, Intent, Refusal, Subject},
+    Backend, BackendFuture, Call, Redactor, checks,
+    in_flight::{InFlightTable, OperationConflict, OperationKey, OperationPermit, OperationRequest},
 };
 use cofferdam_domain::{
     GroupSnapshotHandle, NodeId, SnapshotHandle, VolumeHandle,
     storage::{
-        Ability, AttachmentRecord, Capacity, CapacityQuery, CreateGroupSnapshot, CreateSnapshot,
-        CreateVolume, CreatedVolume, Description, ErrorKind, ExpandVolume, ExpandedVolume, Finality,
-        GroupSnapshot, PageRequest, Parameters, PublishVolume, Readiness, Secrets, Snapshot, SnapshotPage,
-        StorageError, ValidateVolume, Validation, VolumeCapability, VolumePage, VolumeStatus,
+        Ability, Capacity, CapacityQuery, ConnectionInfo, CreateGroupSnapshot, CreateSnapshot, CreateVolume,
+        CreatedVolume, Description, ErrorKind, ExpandVolume, ExpandedVolume, Finality, GroupSnapshot,
+        PageRequest, Parameters, PublishVolume, Readiness, Secrets, Snapshot, SnapshotPage, StorageError,
+        ValidateVolume, Validation, VolumeCapability, VolumePage, VolumeStatus,
         ability::{ControllerCapability as Can, PluginCapability},
     },
 };
@@ -36,7 +36,7 @@ const DELETE: &str = "delete";
 /// How often a volume that was not filled is tried to be deleted, as external-provisioner does.
 const CLEANUPS: usize = 5;
 
-pub(super) fn failed<T: Send + 'static>(error: StorageError) -> Answer<'static, T> {
+pub(super) fn failed<T: Send + 'static>(error: StorageError) -> BackendFuture<'static, T> {
     Box::pin(ready(Err(error)))
 }
 
@@ -64,12 +64,13 @@ const UNFILLED: &str = "the driver does not say that it has the content of its s
 const DOOMED: &str = "it was to be deleted, and nobody knows whether that has ended";
 
 /// Whether the deletion of a volume has an open outcome: what it may still take must not be handed out.
-fn doomed(guards: &Guards, handle: &VolumeHandle) -> bool {
-    guards.take(volume_act(handle, "hand out", &())).err() == Some(Refusal::Unsettled(DELETE))
+fn doomed(guards: &InFlightTable, handle: &VolumeHandle) -> bool {
+    guards.acquire(volume_act(handle, "hand out", &())).err()
+        == Some(OperationConflict::PendingOperation(DELETE))
 }
 
 impl CsiBackend {
-    pub(super) fn answer<Q, R, U>(&self, call: Call, job: Job<Q, R, U>) -> Answer<'_, U>
+    pub(super) fn answer<Q, R, U>(&self, call: Call, job: Job<Q, R, U>) -> BackendFuture<'_, U>
     where
         Q: fmt::Debug + Send + 'static,
         R: fmt::Debug + Send + 'static,
@@ -85,7 +86,10 @@ impl CsiBackend {
 
     pub(super) fn unable(&self, needed: &str) -> StorageError {
         let driver = self.driver();
-        StorageError::last(ErrorKind::Unimplemented, format!("the CSI driver {driver} has no {needed}"))
+        StorageError::final_outcome(
+            ErrorKind::Unimplemented,
+            format!("the CSI driver {driver} has no {needed}"),
+        )
     }
 
     /// The same for a creation. An earlier try may have been made when the driver still had it, perhaps by another process:
@@ -103,7 +107,7 @@ impl CsiBackend {
     }
 
     fn all_secrets(&self, call: &Call) -> Secrets {
-        self.config.secrets.and(&call.secrets)
+        self.config.secrets.merged_with(&call.secrets)
     }
 
     pub(super) fn secrets(&self, call: &Call) -> std::collections::BTreeMap<String, String> {
@@ -123,7 +127,7 @@ impl CsiBackend {
         request: CreateVolume,
         source: Option<v1::VolumeContentSource>,
     ) -> Result<v1::CreateVolumeRequest, StorageError> {
-        let invalid = |message: &str| StorageError::unknown(ErrorKind::InvalidArgument, message);
+        let invalid = |message: &str| StorageError::unknown_outcome(ErrorKind::InvalidArgument, message);
         if let Some(error) = self.lacks_to_create(Can::CreateDeleteVolume) {
             return Err(error);
         }
@@ -157,11 +161,11 @@ impl CsiBackend {
         method: &'static str,
         call: Call,
         request: CreateVolume,
-        from: Option<(Subject, source::Type)>,
+        from: Option<(OperationKey, source::Type)>,
     ) -> Result<Filled, StorageError> {
-        let subject = Subject::Name(request.name.as_str().into());
+        let subject = OperationKey::VolumeName(request.name.as_str().into());
         let of = from.as_ref().map(|(subject, _)| subject.clone());
-        let intent = Intent::new(subject, method, &(&request, &of)).from(of);
+        let intent = OperationRequest::new(subject, method, &(&request, &of)).with_sources(of);
         let asked = from.map(|(_, r#type)| v1::VolumeContentSource { r#type: Some(r#type) });
         let message = self.creation(&call, request, asked.clone())?;
         let watch = self.watch(&call);
@@ -187,9 +191,9 @@ impl CsiBackend {
         );
         // One that is withheld is deleted again: as long as that is open, its name must not be the same as its handle, or the
         // creation could never be repeated.
-        let remember: fn(&Guard, &Filled) = |guard, (volume, withheld)| {
+        let remember: fn(&OperationPermit, &Filled) = |guard, (volume, withheld)| {
             if withheld.is_none() {
-                guard.created(Subject::Volume(volume.handle.clone()));
+                guard.add_alias(OperationKey::Volume(volume.handle.clone()));
             }
         };
         self.perform(call, Job { remember, ..job }).await
@@ -201,7 +205,7 @@ impl CsiBackend {
         method: &'static str,
         call: Call,
         request: CreateVolume,
-        from: (Subject, source::Type),
+        from: (OperationKey, source::Type),
     ) -> Result<CreatedVolume, StorageError> {
         let begun = Instant::now();
         let (volume, withheld) = self.create(method, call.clone(), request, Some(from)).await?;
@@ -219,16 +223,16 @@ impl CsiBackend {
             }
         }
         let redactor = Redactor::new(self.all_secrets(&call));
-        let handle = checks::printable(&redactor.blot_quoted(volume.handle.as_str()));
-        Err(StorageError::unknown(
+        let handle = checks::printable(&redactor.redact_escaped(volume.handle.as_str()));
+        Err(StorageError::unknown_outcome(
             ErrorKind::Internal,
             format!("volume {handle} is not handed out: {reason}; it was {end}"),
         ))
     }
 }
 
-fn volume_act(handle: &VolumeHandle, method: &'static str, arguments: &impl Hash) -> Intent {
-    Intent::new(Subject::Volume(handle.clone()), method, arguments)
+fn volume_act(handle: &VolumeHandle, method: &'static str, arguments: &impl Hash) -> OperationRequest {
+    OperationRequest::new(OperationKey::Volume(handle.clone()), method, arguments)
 }
 
 impl Backend for CsiBackend {
@@ -244,7 +248,7 @@ impl Backend for CsiBackend {
         self.identity.plugin.contains(&PluginCapability::AccessibilityConstraints)
     }
 
-    fn probe(&self, call: Call) -> Answer<'_, Readiness> {
+    fn probe(&self, call: Call) -> BackendFuture<'_, Readiness> {
         let accept = |found: v1::ProbeResponse| {
             Ok(match found.ready.unwrap_or(true) {
                 true => Readiness::Ready,
@@ -261,7 +265,7 @@ impl Backend for CsiBackend {
         self.answer(call, job)
     }
 
-    fn create_volume(&self, call: Call, request: CreateVolume) -> Answer<'_, CreatedVolume> {
+    fn create_volume(&self, call: Call, request: CreateVolume) -> BackendFuture<'_, CreatedVolume> {
         Box::pin(async move { Ok(self.create("create", call, request, None).await?.0) })
     }
 
@@ -270,12 +274,12 @@ impl Backend for CsiBackend {
         call: Call,
         request: CreateVolume,
         source: VolumeHandle,
-    ) -> Answer<'_, CreatedVolume> {
+    ) -> BackendFuture<'_, CreatedVolume> {
         if let Some(error) = self.lacks_to_create(Can::CloneVolume) {
             return failed(error);
         }
         let r#type = source::Type::Volume(source::VolumeSource { volume_id: text(&source) });
-        Box::pin(self.fill("create-from-volume", call, request, (Subject::Volume(source), r#type)))
+        Box::pin(self.fill("create-from-volume", call, request, (OperationKey::Volume(source), r#type)))
     }
 
     fn restore_snapshot(
@@ -283,30 +287,30 @@ impl Backend for CsiBackend {
         call: Call,
         request: CreateVolume,
         source: SnapshotHandle,
-    ) -> Answer<'_, CreatedVolume> {
+    ) -> BackendFuture<'_, CreatedVolume> {
         if let Some(error) = self.lacks_to_create(Can::CreateDeleteSnapshot) {
             return failed(error);
         }
         let r#type = source::Type::Snapshot(source::SnapshotSource { snapshot_id: text(&source) });
-        Box::pin(self.fill("create-from-snapshot", call, request, (Subject::Snapshot(source), r#type)))
+        Box::pin(self.fill("create-from-snapshot", call, request, (OperationKey::Snapshot(source), r#type)))
     }
 
-    fn delete_volume(&self, call: Call, handle: VolumeHandle) -> Answer<'_, ()> {
+    fn delete_volume(&self, call: Call, handle: VolumeHandle) -> BackendFuture<'_, ()> {
         if let Some(error) = self.lacks(Can::CreateDeleteVolume) {
             return failed(error);
         }
         let message = v1::DeleteVolumeRequest { volume_id: text(&handle), secrets: self.secrets(&call) };
         let job = Job::new(
             "/csi.v1.Controller/DeleteVolume",
-            Some(Intent::deleting(Subject::Volume(handle), DELETE, &())),
+            Some(OperationRequest::deletion(OperationKey::Volume(handle), DELETE, &())),
             message,
             |wire, request| Box::pin(async { wire.controller().delete_volume(request).await }),
             |v1::DeleteVolumeResponse {}| Ok(()),
         );
-        self.answer(call, Job { remember: |guard, ()| guard.deleted(), ..job })
+        self.answer(call, Job { remember: |guard, ()| guard.remove_alias(), ..job })
     }
 
-    fn validate_volume(&self, call: Call, request: ValidateVolume) -> Answer<'_, Validation> {
+    fn validate_volume(&self, call: Call, request: ValidateVolume) -> BackendFuture<'_, Validation> {
         let capabilities = self.capabilities(request.capabilities);
         let message = v1::ValidateVolumeCapabilitiesRequest {
             volume_id: text(&request.handle),
@@ -326,14 +330,14 @@ impl Backend for CsiBackend {
         self.answer(call, job)
     }
 
-    fn publish_volume(&self, call: Call, request: PublishVolume) -> Answer<'_, AttachmentRecord> {
+    fn publish_volume(&self, call: Call, request: PublishVolume) -> BackendFuture<'_, ConnectionInfo> {
         if let Some(error) = self.lacks(Can::PublishUnpublishVolume) {
             return failed(error);
         }
-        let intent = volume_act(&request.handle, "publish", &request).of_node(Some(request.node.clone()));
+        let intent = volume_act(&request.handle, "publish", &request).on_node(Some(request.node_id.clone()));
         let message = v1::ControllerPublishVolumeRequest {
             volume_id: text(&request.handle),
-            node_id: text(&request.node),
+            node_id: text(&request.node_id),
             volume_capability: Some(self.capability(request.capability)),
             // A driver that does not know it never hears it; the node mounts for reading only all the same.
             readonly: request.read_only && self.identity.can(Can::PublishReadonly),
@@ -342,13 +346,13 @@ impl Backend for CsiBackend {
         };
         let watch = self.watch(&call);
         let accept = move |found: v1::ControllerPublishVolumeResponse| {
-            let attachment = AttachmentRecord {
+            let attachment = ConnectionInfo {
                 kind: ATTACHMENT_KIND.to_owned(),
                 version: ATTACHMENT_VERSION,
                 fields: found.publish_context,
             };
             watch.map("publish context", &attachment.fields);
-            answer::BOUNDS.attachment(&attachment).map(|()| attachment)
+            answer::BOUNDS.check_connection_info(&attachment).map(|()| attachment)
         };
         let job = Job::new(
             "/csi.v1.Controller/ControllerPublishVolume",
@@ -361,7 +365,12 @@ impl Backend for CsiBackend {
         self.answer(call, job)
     }
 
-    fn unpublish_volume(&self, call: Call, handle: VolumeHandle, node: Option<NodeId>) -> Answer<'_, ()> {
+    fn unpublish_volume(
+        &self,
+        call: Call,
+        handle: VolumeHandle,
+        node: Option<NodeId>,
+    ) -> BackendFuture<'_, ()> {
         if let Some(error) = self.lacks(Can::PublishUnpublishVolume) {
             return failed(error);
         }
@@ -372,7 +381,7 @@ impl Backend for CsiBackend {
         };
         let job = Job::new(
             "/csi.v1.Controller/ControllerUnpublishVolume",
-            Some(volume_act(&handle, "unpublish", &node).undoing("publish", node)),
+            Some(volume_act(&handle, "unpublish", &node).inverse("publish", node)),
             message,
             |wire, request| Box::pin(async { wire.controller().controller_unpublish_volume(request).await }),
             |v1::ControllerUnpublishVolumeResponse {}| Ok(()),
@@ -381,12 +390,12 @@ impl Backend for CsiBackend {
         self.answer(call, job)
     }
 
-    fn expand_volume(&self, call: Call, request: ExpandVolume) -> Answer<'_, ExpandedVolume> {
+    fn expand_volume(&self, call: Call, request: ExpandVolume) -> BackendFuture<'_, ExpandedVolume> {
         let required = request.capacity.required;
         if self.identity.grows_on_node {
             // Nothing is to be asked of the controller: the volume has the size on its node's word.
             let capacity = required.unwrap_or_default();
-            return Box::pin(ready(Ok(ExpandedVolume { capacity, node_expansion: true })));
+            return Box::pin(ready(Ok(ExpandedVolume { capacity, node_expansion_required: true })));
         }
         if let Some(error) = self.lacks(Can::ExpandVolume) {
             return failed(error);
@@ -412,7 +421,12 @@ impl Backend for CsiBackend {
         self.answer(call, Job { exhausted: Exhausted::Open, ..job })
     }
 
-    fn modify_volume(&self, call: Call, handle: VolumeHandle, parameters: Parameters) -> Answer<'_, ()> {
+    fn modify_volume(
+        &self,
+        call: Call,
+        handle: VolumeHandle,
+        parameters: Parameters,
+    ) -> BackendFuture<'_, ()> {
         if let Some(error) = self.lacks(Can::ModifyVolume) {
             return failed(error);
         }
@@ -432,15 +446,15 @@ impl Backend for CsiBackend {
         self.answer(call, Job { exhausted: Exhausted::Open, ..job })
     }
 
-    fn create_snapshot(&self, call: Call, request: CreateSnapshot) -> Answer<'_, Snapshot> {
+    fn create_snapshot(&self, call: Call, request: CreateSnapshot) -> BackendFuture<'_, Snapshot> {
         self.cut_snapshot(call, request)
     }
 
-    fn delete_snapshot(&self, call: Call, handle: SnapshotHandle) -> Answer<'_, ()> {
+    fn delete_snapshot(&self, call: Call, handle: SnapshotHandle) -> BackendFuture<'_, ()> {
         self.drop_snapshot(call, handle)
     }
 
-    fn get_snapshot(&self, call: Call, handle: SnapshotHandle) -> Answer<'_, Snapshot> {
+    fn get_snapshot(&self, call: Call, handle: SnapshotHandle) -> BackendFuture<'_, Snapshot> {
         self.describe_snapshot(call, handle)
     }
 
@@ -449,11 +463,15 @@ impl Backend for CsiBackend {
         call: Call,
         source: Option<VolumeHandle>,
         page: PageRequest,
-    ) -> Answer<'_, SnapshotPage> {
+    ) -> BackendFuture<'_, SnapshotPage> {
         self.page_of_snapshots(call, source, page)
     }
 
-    fn create_group_snapshot(&self, call: Call, request: CreateGroupSnapshot) -> Answer<'_, GroupSnapshot> {
+    fn create_group_snapshot(
+        &self,
+        call: Call,
+        request: CreateGroupSnapshot,
+    ) -> BackendFuture<'_, GroupSnapshot> {
         self.cut_group(call, request)
     }
 
@@ -462,7 +480,7 @@ impl Backend for CsiBackend {
         call: Call,
         handle: GroupSnapshotHandle,
         snapshots: BTreeSet<SnapshotHandle>,
-    ) -> Answer<'_, ()> {
+    ) -> BackendFuture<'_, ()> {
         self.drop_group(call, handle, snapshots)
     }
 
@@ -471,11 +489,11 @@ impl Backend for CsiBackend {
         call: Call,
         handle: GroupSnapshotHandle,
         snapshots: BTreeSet<SnapshotHandle>,
-    ) -> Answer<'_, GroupSnapshot> {
+    ) -> BackendFuture<'_, GroupSnapshot> {
         self.describe_group(call, handle, snapshots)
     }
 
-    fn list_volumes(&self, call: Call, page: PageRequest) -> Answer<'_, VolumePage> {
+    fn list_volumes(&self, call: Call, page: PageRequest) -> BackendFuture<'_, VolumePage> {
         if let Some(error) = self.lacks(Can::ListVolumes) {
             return failed(error);
         }
@@ -490,7 +508,7 @@ impl Backend for CsiBackend {
         self.answer(call, job)
     }
 
-    fn get_volume(&self, call: Call, handle: VolumeHandle) -> Answer<'_, VolumeStatus> {
+    fn get_volume(&self, call: Call, handle: VolumeHandle) -> BackendFuture<'_, VolumeStatus> {
         if let Some(error) = self.lacks(Can::GetVolume) {
             return failed(error);
         }
@@ -509,7 +527,7 @@ impl Backend for CsiBackend {
         self.answer(call, job)
     }
 
-    fn get_capacity(&self, call: Call, query: CapacityQuery) -> Answer<'_, Capacity> {
+    fn get_capacity(&self, call: Call, query: CapacityQuery) -> BackendFuture<'_, Capacity> {
         if let Some(error) = self.lacks(Can::GetCapacity) {
             return failed(error);
         }

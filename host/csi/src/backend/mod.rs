@@ -8,7 +8,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use cofferdam_backend::{
     BackendMetrics, Call, CallMetrics, Redactor,
-    guard::{Guard, Guards, Intent},
+    in_flight::{InFlightTable, OperationPermit, OperationRequest},
 };
 use cofferdam_domain::{
     DriverName,
@@ -75,7 +75,7 @@ pub struct CsiBackend {
     config: CsiConfig,
     identity: Identity,
     connection: Connection,
-    guards: Guards,
+    guards: InFlightTable,
     running: Semaphore,
     attaching: Semaphore,
     metrics: CallMetrics,
@@ -106,20 +106,20 @@ struct Job<Q, R, U> {
     /// CSI's path of the call.
     path: &'static str,
     /// What it is about; absent for calls that change nothing.
-    intent: Option<Intent>,
+    intent: Option<OperationRequest>,
     request: Q,
     method: Method<Q, R>,
     accept: Accept<R, U>,
     exhausted: Exhausted,
     lane: Lane,
     /// What the guard remembers of a success.
-    remember: fn(&Guard, &U),
+    remember: fn(&OperationPermit, &U),
 }
 
 impl<Q, R, U> Job<Q, R, U> {
     fn new(
         path: &'static str,
-        intent: Option<Intent>,
+        intent: Option<OperationRequest>,
         request: Q,
         method: Method<Q, R>,
         accept: impl FnOnce(R) -> Result<U, String> + Send + 'static,
@@ -159,11 +159,11 @@ impl CsiBackend {
         };
         let (connection, identity) = Connection::open(options, connections).await?;
         Ok(Arc::new(Self {
-            metrics: calls.calls(Some(&identity.description.name)),
+            metrics: calls.call_metrics(Some(&identity.description.name)),
             config,
             identity,
             connection,
-            guards: Guards::default(),
+            guards: InFlightTable::default(),
             running: Semaphore::new(CONCURRENT),
             attaching: Semaphore::new(ATTACHING),
             told: Arc::default(),
@@ -202,10 +202,10 @@ impl CsiBackend {
         R: fmt::Debug,
     {
         let begun = Instant::now();
-        let _in_flight = self.metrics.begin();
+        let _in_flight = self.metrics.start();
         let Job { path, intent, request, method, accept, exhausted, lane, remember } = job;
-        let redactor = Redactor::new(self.config.secrets.and(&call.secrets));
-        let guard = match intent.map(|intent| self.guards.take(intent)).transpose() {
+        let redactor = Redactor::new(self.config.secrets.merged_with(&call.secrets));
+        let guard = match intent.map(|intent| self.guards.acquire(intent)).transpose() {
             Ok(guard) => guard,
             Err(refusal) => {
                 let failed = Err(Failure::Guarded(refusal));
@@ -225,14 +225,15 @@ impl CsiBackend {
         };
         let answer = answer.and_then(|answer| accept(answer).map_err(Failure::Untrue));
         let answer = self.conclude(begun, path, exhausted, &redactor, answer);
-        let answer = answer.map_err(|error| guard.iter().fold(error, |error, guard| guard.doubt(error)));
+        let answer =
+            answer.map_err(|error| guard.iter().fold(error, |error, guard| guard.keep_in_doubt(error)));
         if let Some(guard) = guard {
-            guard.settle(answer.as_ref().err());
+            guard.finish(answer.as_ref().err());
             if let Ok(value) = &answer {
                 remember(&guard, value);
             }
         }
-        self.metrics.unsettled(self.guards.unsettled());
+        self.metrics.set_in_doubt(self.guards.in_doubt_count());
         answer
     }
 
@@ -240,7 +241,7 @@ impl CsiBackend {
         &self,
         path: &'static str,
         deadline: Instant,
-        guard: Option<&Guard>,
+        guard: Option<&OperationPermit>,
         request: Q,
         method: Method<Q, R>,
         redactor: &Redactor,
@@ -254,13 +255,13 @@ impl CsiBackend {
             return Err(Failure::Overloaded);
         }
         if let Some(guard) = guard {
-            guard.reach();
+            guard.reached();
         }
         let driver = self.driver();
         tracing::trace!(%driver, method = path, ?request, "CSI call");
         let answer = wire.call(request, deadline, method).await.map_err(Failure::Fault);
         if tracing::enabled!(tracing::Level::TRACE) {
-            let shown = redactor.blot_quoted(&format!("{answer:?}"));
+            let shown = redactor.redact_escaped(&format!("{answer:?}"));
             tracing::trace!(%driver, method = path, answer = shown, "CSI answer");
         }
         answer
@@ -278,7 +279,7 @@ impl CsiBackend {
         let outcome = answer.as_ref().map_or_else(Failure::label, |_| "ok");
         let answer = answer.map_err(|failure| failure.into_error(exhausted, redactor));
         let code = answer.as_ref().map_or_else(|error| error.kind.as_str(), |_| "OK");
-        self.metrics.ended(path, code, outcome, begun.elapsed());
+        self.metrics.observe(path, code, outcome, begun.elapsed());
         answer
     }
 }

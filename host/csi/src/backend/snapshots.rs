@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use cofferdam_backend::{
-    Answer, Backend as _, Call,
-    guard::{Guard, Intent, Subject},
+    Backend as _, BackendFuture, Call,
+    in_flight::{OperationKey, OperationPermit, OperationRequest},
 };
 use cofferdam_domain::{
     GroupSnapshotHandle, SnapshotHandle, VolumeHandle,
@@ -36,14 +36,14 @@ fn texts(handles: BTreeSet<SnapshotHandle>) -> Vec<String> {
 }
 
 impl CsiBackend {
-    pub(super) fn cut_snapshot(&self, call: Call, request: CreateSnapshot) -> Answer<'_, Snapshot> {
+    pub(super) fn cut_snapshot(&self, call: Call, request: CreateSnapshot) -> BackendFuture<'_, Snapshot> {
         if let Some(error) = self.lacks_to_create(Can::CreateDeleteSnapshot) {
             return failed(error);
         }
-        let subject = Subject::SnapshotName(request.name.as_str().into());
+        let subject = OperationKey::SnapshotName(request.name.as_str().into());
         let source = request.source.clone();
-        let intent =
-            Intent::new(subject, "create-snapshot", &request).from([Subject::Volume(source.clone())]);
+        let intent = OperationRequest::new(subject, "create-snapshot", &request)
+            .with_sources([OperationKey::Volume(source.clone())]);
         let message = v1::CreateSnapshotRequest {
             source_volume_id: text(&request.source),
             name: request.name,
@@ -63,28 +63,32 @@ impl CsiBackend {
             |wire, request| Box::pin(async { wire.controller().create_snapshot(request).await }),
             accept,
         );
-        let remember: fn(&Guard, &Snapshot) =
-            |guard, snapshot| guard.created(Subject::Snapshot(snapshot.handle.clone()));
+        let remember: fn(&OperationPermit, &Snapshot) =
+            |guard, snapshot| guard.add_alias(OperationKey::Snapshot(snapshot.handle.clone()));
         self.answer(call, Job { exhausted: Exhausted::Open, remember, ..job })
     }
 
-    pub(super) fn drop_snapshot(&self, call: Call, handle: SnapshotHandle) -> Answer<'_, ()> {
+    pub(super) fn drop_snapshot(&self, call: Call, handle: SnapshotHandle) -> BackendFuture<'_, ()> {
         if let Some(error) = self.lacks(Can::CreateDeleteSnapshot) {
             return failed(error);
         }
         let message = v1::DeleteSnapshotRequest { snapshot_id: text(&handle), secrets: self.secrets(&call) };
         let job = Job::new(
             "/csi.v1.Controller/DeleteSnapshot",
-            Some(Intent::deleting(Subject::Snapshot(handle), "delete-snapshot", &())),
+            Some(OperationRequest::deletion(OperationKey::Snapshot(handle), "delete-snapshot", &())),
             message,
             |wire, request| Box::pin(async { wire.controller().delete_snapshot(request).await }),
             |v1::DeleteSnapshotResponse {}| Ok(()),
         );
-        let remember: fn(&Guard, &()) = |guard, ()| guard.deleted();
+        let remember: fn(&OperationPermit, &()) = |guard, ()| guard.remove_alias();
         self.answer(call, Job { exhausted: Exhausted::Open, remember, ..job })
     }
 
-    pub(super) fn describe_snapshot(&self, call: Call, handle: SnapshotHandle) -> Answer<'_, Snapshot> {
+    pub(super) fn describe_snapshot(
+        &self,
+        call: Call,
+        handle: SnapshotHandle,
+    ) -> BackendFuture<'_, Snapshot> {
         if self.lacks(Can::GetSnapshot).is_some() {
             // Older than GetSnapshot: the listing of one does.
             return match self.lacks(Can::ListSnapshots) {
@@ -123,7 +127,7 @@ impl CsiBackend {
         let found =
             self.perform(call, Job::new(LIST_SNAPSHOTS, None, message, list_snapshots, accept)).await?;
         found.ok_or_else(|| {
-            StorageError::last(ErrorKind::NotFound, format!("the driver lists no snapshot {handle}"))
+            StorageError::final_outcome(ErrorKind::NotFound, format!("the driver lists no snapshot {handle}"))
         })
     }
 
@@ -132,7 +136,7 @@ impl CsiBackend {
         call: Call,
         source: Option<VolumeHandle>,
         page: PageRequest,
-    ) -> Answer<'_, SnapshotPage> {
+    ) -> BackendFuture<'_, SnapshotPage> {
         if let Some(error) = self.lacks(Can::ListSnapshots) {
             return failed(error);
         }
@@ -155,14 +159,21 @@ impl CsiBackend {
         self.answer(call, Job::new(LIST_SNAPSHOTS, None, message, list_snapshots, accept))
     }
 
-    pub(super) fn cut_group(&self, call: Call, request: CreateGroupSnapshot) -> Answer<'_, GroupSnapshot> {
+    pub(super) fn cut_group(
+        &self,
+        call: Call,
+        request: CreateGroupSnapshot,
+    ) -> BackendFuture<'_, GroupSnapshot> {
         if !self.abilities().contains(&Ability::GroupSnapshots) {
             return failed(open(self.unable(GROUPS)));
         }
         let sources = request.sources.clone();
-        let intent =
-            Intent::new(Subject::GroupName(request.name.as_str().into()), "create-group-snapshot", &request)
-                .from(sources.iter().cloned().map(Subject::Volume));
+        let intent = OperationRequest::new(
+            OperationKey::GroupSnapshotName(request.name.as_str().into()),
+            "create-group-snapshot",
+            &request,
+        )
+        .with_sources(sources.iter().cloned().map(OperationKey::Volume));
         let message = v1::CreateVolumeGroupSnapshotRequest {
             name: request.name,
             source_volume_ids: request.sources.iter().map(text).collect(),
@@ -190,8 +201,8 @@ impl CsiBackend {
             },
             accept,
         );
-        let remember: fn(&Guard, &GroupSnapshot) =
-            |guard, group| guard.created(Subject::Group(group.handle.clone()));
+        let remember: fn(&OperationPermit, &GroupSnapshot) =
+            |guard, group| guard.add_alias(OperationKey::GroupSnapshot(group.handle.clone()));
         self.answer(call, Job { exhausted: Exhausted::Open, remember, ..job })
     }
 
@@ -200,11 +211,15 @@ impl CsiBackend {
         call: Call,
         handle: GroupSnapshotHandle,
         snapshots: BTreeSet<SnapshotHandle>,
-    ) -> Answer<'_, ()> {
+    ) -> BackendFuture<'_, ()> {
         if !self.abilities().contains(&Ability::GroupSnapshots) {
             return failed(self.unable(GROUPS));
         }
-        let intent = Intent::deleting(Subject::Group(handle.clone()), "delete-group-snapshot", &snapshots);
+        let intent = OperationRequest::deletion(
+            OperationKey::GroupSnapshot(handle.clone()),
+            "delete-group-snapshot",
+            &snapshots,
+        );
         let message = v1::DeleteVolumeGroupSnapshotRequest {
             group_snapshot_id: text(&handle),
             snapshot_ids: texts(snapshots),
@@ -219,7 +234,7 @@ impl CsiBackend {
             },
             |v1::DeleteVolumeGroupSnapshotResponse {}| Ok(()),
         );
-        let remember: fn(&Guard, &()) = |guard, ()| guard.deleted();
+        let remember: fn(&OperationPermit, &()) = |guard, ()| guard.remove_alias();
         self.answer(call, Job { exhausted: Exhausted::Open, remember, ..job })
     }
 
@@ -228,7 +243,7 @@ impl CsiBackend {
         call: Call,
         handle: GroupSnapshotHandle,
         snapshots: BTreeSet<SnapshotHandle>,
-    ) -> Answer<'_, GroupSnapshot> {
+    ) -> BackendFuture<'_, GroupSnapshot> {
         if !self.abilities().contains(&Ability::GroupSnapshots) {
             return failed(self.unable(GROUPS));
         }

@@ -7,7 +7,7 @@ use std::sync::{
 
 use cofferdam_backend::{
     Redactor,
-    checks::{self, Bounds, printable},
+    checks::{self, ResponseLimits, printable},
 };
 use cofferdam_domain::{DriverName, storage::Parameters};
 
@@ -48,8 +48,8 @@ impl Watch {
     }
 
     fn about_id(&self, what: &str, id: &str) -> Vec<String> {
-        let most = Bounds::SPECIFIED.id;
-        let leak = self.redactor.finds_long(id).then(|| {
+        let most = ResponseLimits::CSI_SPEC.max_id_bytes;
+        let leak = self.redactor.contains_long_secret(id).then(|| {
             let id = self.blotted(id);
             format!("a secret of the call in the {what} {id:?}, which everybody can read")
         });
@@ -57,9 +57,9 @@ impl Watch {
     }
 
     fn about_map(&self, what: &str, map: &Parameters) -> Vec<String> {
-        let (bytes, most) = (checks::weight(map), Bounds::SPECIFIED.map);
+        let (bytes, most) = (checks::total_bytes(map), ResponseLimits::CSI_SPEC.max_map_bytes);
         let leaks = |(key, value): &(&String, &String)| {
-            self.redactor.finds_long(key) || self.redactor.finds_long(value)
+            self.redactor.contains_long_secret(key) || self.redactor.contains_long_secret(value)
         };
         let leaks = map.iter().filter(leaks).map(|(key, _)| {
             let key = self.blotted(key);
@@ -69,7 +69,7 @@ impl Watch {
     }
 
     fn blotted(&self, text: &str) -> String {
-        printable(&self.redactor.blot_quoted(text))
+        printable(&self.redactor.redact_escaped(text))
     }
 
     /// That something is longer than CSI allows, once.

@@ -5,19 +5,19 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use cofferdam_backend::guard::Subject;
+use cofferdam_backend::in_flight::OperationKey;
 use tonic::Status;
 
 /// The operations of one server. Clones are the same.
 #[derive(Clone, Debug, Default)]
-pub struct Locks(Arc<Mutex<HashSet<Subject>>>);
+pub struct Locks(Arc<Mutex<HashSet<OperationKey>>>);
 
 /// Keeps what an operation is about until it is dropped. It can be moved into the task that does the work.
 #[derive(Debug)]
 #[must_use = "the operation ends with it"]
 pub struct Lock {
     locks: Locks,
-    subject: Subject,
+    subject: OperationKey,
 }
 
 impl Locks {
@@ -25,7 +25,7 @@ impl Locks {
     ///
     /// # Errors
     /// `ABORTED` while another operation on the same subject runs, as CSI wants it.
-    pub fn take(&self, subject: Subject) -> Result<Lock, Status> {
+    pub fn take(&self, subject: OperationKey) -> Result<Lock, Status> {
         if self.lock().insert(subject.clone()) {
             Ok(Lock { locks: self.clone(), subject })
         } else {
@@ -33,7 +33,7 @@ impl Locks {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashSet<Subject>> {
+    fn lock(&self) -> MutexGuard<'_, HashSet<OperationKey>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -44,14 +44,14 @@ impl Drop for Lock {
     }
 }
 
-const fn what(subject: &Subject) -> &'static str {
+const fn what(subject: &OperationKey) -> &'static str {
     match subject {
-        Subject::Name(_) => "volume name",
-        Subject::Volume(_) => "volume",
-        Subject::SnapshotName(_) => "snapshot name",
-        Subject::Snapshot(_) => "snapshot",
-        Subject::GroupName(_) => "group snapshot name",
-        Subject::Group(_) => "group snapshot",
+        OperationKey::VolumeName(_) => "volume name",
+        OperationKey::Volume(_) => "volume",
+        OperationKey::SnapshotName(_) => "snapshot name",
+        OperationKey::Snapshot(_) => "snapshot",
+        OperationKey::GroupSnapshotName(_) => "group snapshot name",
+        OperationKey::GroupSnapshot(_) => "group snapshot",
     }
 }
 
@@ -62,13 +62,13 @@ mod tests {
     #[test]
     fn a_second_operation_is_aborted() {
         let locks = Locks::default();
-        let volume = || Subject::Volume("v".into());
+        let volume = || OperationKey::Volume("v".into());
         let held = locks.take(volume()).unwrap();
         let refused = locks.clone().take(volume()).unwrap_err();
         assert_eq!(refused.code(), tonic::Code::Aborted);
         assert_eq!(refused.message(), "another operation for this volume is running");
-        let _name = locks.take(Subject::Name("v".into())).expect("a name is not an id");
-        let _other = locks.take(Subject::Volume("w".into())).expect("another volume");
+        let _name = locks.take(OperationKey::VolumeName("v".into())).expect("a name is not an id");
+        let _other = locks.take(OperationKey::Volume("w".into())).expect("another volume");
         drop(held);
         let _again = locks.take(volume()).expect("the first one has ended");
     }
@@ -78,11 +78,11 @@ mod tests {
         let locks = Locks::default();
         let inner = locks.clone();
         let ended = std::thread::spawn(move || {
-            let _held = inner.take(Subject::Volume("v".into())).unwrap();
+            let _held = inner.take(OperationKey::Volume("v".into())).unwrap();
             panic!("on purpose");
         })
         .join();
         assert!(ended.is_err());
-        let _again = locks.take(Subject::Volume("v".into())).expect("the first one has ended");
+        let _again = locks.take(OperationKey::Volume("v".into())).expect("the first one has ended");
     }
 }

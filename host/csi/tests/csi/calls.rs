@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use cofferdam_backend::{Backend, Call};
 use cofferdam_csi::{CsiConfig, v1};
 use cofferdam_domain::storage::{
-    Ability, AttachmentRecord, CapabilityMode, Capacity, CapacityQuery, CapacityRange, CreateGroupSnapshot,
-    CreateSnapshot, ErrorKind, ExpandVolume, Finality, PageRequest, PublishVolume, Secret,
+    Ability, Capacity, CapacityQuery, CapacityRange, ConnectionInfo, CreateGroupSnapshot, CreateSnapshot,
+    CsiAccessMode, ErrorKind, ExpandVolume, Finality, PageRequest, PublishVolume, Secret,
     TopologyRequirement, ValidateVolume, Validation, VolumeCapability,
 };
 use prost_types::Timestamp;
@@ -44,7 +44,7 @@ async fn a_volume_is_created_as_it_was_asked_for() {
     let found = backend.create_volume(call(), request).await.unwrap();
     assert_eq!((found.handle.as_str(), found.capacity), ("v-1", Some(1 << 30)));
     assert_eq!(found.context, map(&[("a", "b")]));
-    assert_eq!((found.topology, found.attachment), (vec![place("b")], None));
+    assert_eq!((found.topology, found.connection_info), (vec![place("b")], None));
 
     let heard: v1::CreateVolumeRequest = fake.heard(CREATE)[0].message();
     assert_eq!(heard.name, "pvc-1");
@@ -158,7 +158,7 @@ async fn what_grows_on_its_node_grows_without_the_controller() {
     let capacity = CapacityRange { required: Some(2 << 30), limit: None };
     let request = ExpandVolume { handle: "v".into(), capacity, capability: None };
     let grown = backend.expand_volume(call(), request).await.unwrap();
-    assert_eq!((grown.capacity, grown.node_expansion), (2 << 30, true));
+    assert_eq!((grown.capacity, grown.node_expansion_required), (2 << 30, true));
     assert_eq!(fake.heard(EXPAND).len(), 0);
 }
 
@@ -252,9 +252,9 @@ async fn a_handle_that_is_a_secret_is_not_told() {
 fn publication(read_only: bool) -> PublishVolume {
     PublishVolume {
         handle: "v".into(),
-        node: "n".into(),
+        node_id: "n".into(),
         node_identities: BTreeMap::new(),
-        capability: VolumeCapability { mode: CapabilityMode::SingleNodeMultiWriter, ..capability() },
+        capability: VolumeCapability { access_mode: CsiAccessMode::SingleNodeMultiWriter, ..capability() },
         read_only,
         context: map(&[("a", "b")]),
     }
@@ -265,7 +265,7 @@ async fn a_volume_is_published() {
     let fake = Fake::start();
     let publish_context = map(&[("lun", "3")]);
     fake.always(PUBLISH, message(&v1::ControllerPublishVolumeResponse { publish_context }));
-    let expected = AttachmentRecord { kind: "csi".to_owned(), version: 1, fields: map(&[("lun", "3")]) };
+    let expected = ConnectionInfo { kind: "csi".to_owned(), version: 1, fields: map(&[("lun", "3")]) };
     let (all, few): (Vec<i32>, _) = ((1..=15).collect(), vec![1, 2]);
     // Without PUBLISH_READONLY nothing is for reading only, without SINGLE_NODE_MULTI_WRITER no mode tells writers apart.
     for (capabilities, readonly, mode) in [(all, true, 7), (few, false, 1)] {
@@ -379,11 +379,11 @@ async fn volumes_are_listed_in_pages() {
     let answer = v1::ListVolumesResponse { entries: vec![entry], next_token: "more".to_owned() };
     let path = "/csi.v1.Controller/ListVolumes";
     fake.once(path, message(&answer));
-    let asked = PageRequest { after: Some("from".to_owned()), limit: Some(5) };
+    let asked = PageRequest { starting_token: Some("from".to_owned()), max_entries: Some(5) };
     let page = backend.list_volumes(call(), asked).await.unwrap();
-    assert_eq!(page.next.as_deref(), Some("more"));
+    assert_eq!(page.next_token.as_deref(), Some("more"));
     let found = &page.volumes[0];
-    assert_eq!(found.published_nodes, ["n".into()]);
+    assert_eq!(found.published_node_ids, ["n".into()]);
     let condition = found.condition.as_ref().unwrap();
     assert_eq!((condition.abnormal, condition.message.as_str()), (true, "one two"));
     let heard: v1::ListVolumesRequest = fake.heard(path)[0].message();
@@ -406,7 +406,7 @@ async fn the_room_is_told() {
     fake.once(path, message(&answer));
     let query = CapacityQuery { topology: Some(map(&[("zone", "a")])), ..CapacityQuery::default() };
     let found = backend.get_capacity(Call { ..call() }, query).await.unwrap();
-    assert_eq!(found, Capacity { available: 9, maximum_volume: Some(8), minimum_volume: None });
+    assert_eq!(found, Capacity { available: 9, maximum_volume_size: Some(8), minimum_volume_size: None });
     let heard: v1::GetCapacityRequest = fake.heard(path)[0].message();
     assert_eq!(heard.accessible_topology.unwrap().segments, map(&[("zone", "a")]));
 }

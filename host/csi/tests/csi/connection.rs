@@ -106,7 +106,7 @@ async fn capabilities_become_abilities() {
     assert_eq!(backend.abilities(), &Ability::ALL.into());
     let unsaid = [Feature::VolumeMountGroup];
     for feature in Feature::ALL {
-        assert_eq!(backend.description().has(feature), !unsaid.contains(&feature), "{feature}");
+        assert_eq!(backend.description().has_feature(feature), !unsaid.contains(&feature), "{feature}");
     }
     assert_eq!(backend.controller_capabilities().count(), 15);
 

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use cofferdam_backend::{BackendMetrics, Call};
 use cofferdam_csi::{Address, ConnectError, ConnectionMetrics, CsiBackend, CsiConfig, v1};
 use cofferdam_domain::storage::{
-    AccessType, CapabilityMode, CapacityRange, CreateVolume, Secret, Secrets, VolumeCapability,
+    AccessType, CapacityRange, CreateVolume, CsiAccessMode, Secret, Secrets, VolumeCapability,
 };
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::{BodyExt as _, Full, combinators::BoxBody};
@@ -336,7 +336,7 @@ pub(crate) fn capability() -> VolumeCapability {
         mount_flags: vec!["noatime".to_owned()],
         mount_group: None,
     };
-    VolumeCapability { mode: CapabilityMode::SingleNodeWriter, access }
+    VolumeCapability { access_mode: CsiAccessMode::SingleNodeWriter, access_type: access }
 }
 
 pub(crate) fn creation(name: &str) -> CreateVolume {

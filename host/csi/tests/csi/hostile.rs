@@ -232,7 +232,7 @@ async fn listings_that_cannot_be() {
     let entry = |volume| v1::list_volumes_response::Entry { volume, status: None };
     let page = |entries, next: &str| v1::ListVolumesResponse { entries, next_token: next.to_owned() };
     let two = || vec![entry(Some(volume("a"))), entry(Some(volume("b")))];
-    let asked = PageRequest { after: Some("here".to_owned()), limit: Some(1) };
+    let asked = PageRequest { starting_token: Some("here".to_owned()), max_entries: Some(1) };
     for (answer, expected) in [
         (page(vec![entry(None)], ""), "it has no volume"),
         (page(two(), ""), "a page has 2 entries; at most 1 were asked for"),

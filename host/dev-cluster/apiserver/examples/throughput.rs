@@ -11,9 +11,9 @@ use tower::ServiceExt;
 const OBJECTS: u32 = 20_000;
 const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
 
-type Failure = Box<dyn std::error::Error>;
+type BoxError = Box<dyn std::error::Error>;
 
-async fn send(service: &ApiService, method: Method, uri: &str, body: String) -> Result<usize, Failure> {
+async fn send(service: &ApiService, method: Method, uri: &str, body: String) -> Result<usize, BoxError> {
     let content = if method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };
     let request = Request::builder().method(method).uri(uri).header("content-type", content);
     let response = service.clone().oneshot(request.body(Full::new(Bytes::from(body)))?).await?;
@@ -24,12 +24,12 @@ async fn send(service: &ApiService, method: Method, uri: &str, body: String) -> 
 }
 
 #[expect(clippy::print_stdout, reason = "the numbers are what this is for")]
-fn report(what: &str, count: u32, took: Duration) {
-    println!("{what:<12} {:>10.0} /s", f64::from(count) / took.as_secs_f64());
+fn report(what: &str, count: u32, elapsed: Duration) {
+    println!("{what:<12} {:>10.0} /s", f64::from(count) / elapsed.as_secs_f64());
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Failure> {
+async fn main() -> Result<(), BoxError> {
     let service = ApiServer::new(Options::default()).service();
     let start = Instant::now();
     for index in 0..OBJECTS {

@@ -5,21 +5,21 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::Inner;
-use crate::descriptors::Resource;
-use crate::fields::{self, Applied, ApplyError, Conflict, Endpoint, Managed};
+use crate::descriptors::ResourceDescriptor;
+use crate::fields::{self, ApplyError, ApplyResult, Conflict, Endpoint, ManagedFields};
 use crate::meta;
 use crate::request::Target;
 use crate::schema;
 use crate::status::Status;
-use crate::store::Object;
+use crate::store::StoredObject;
 use crate::strategy;
-use crate::write::{FieldValidation, Part, RETRIES, WriteOptions, check_name, check_namespace};
+use crate::write::{FieldValidation, MAX_RETRIES, Subresource, WriteOptions, check_name, check_namespace};
 
 /// Where `kubectl apply` keeps what it applied before there was server-side apply.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// The manager as which `kubectl` applies.
-const KUBECTL: &str = "kubectl";
+const KUBECTL_MANAGER: &str = "kubectl";
 
 impl Inner {
     /// Applies a configuration. Also says whether the object was created.
@@ -28,25 +28,25 @@ impl Inner {
         target: &Target,
         body: &[u8],
         options: WriteOptions<'_>,
-    ) -> Result<(Arc<Object>, bool), Status> {
-        let part = Part::of(target)?;
-        let config = parse(body)?;
-        for _ in 0..RETRIES {
+    ) -> Result<(Arc<StoredObject>, bool), Status> {
+        let subresource = Subresource::of(target)?;
+        let configuration = parse(body)?;
+        for _ in 0..MAX_RETRIES {
             let current = match self.find(target) {
                 Ok(current) => current,
-                Err(_) if part == Part::Main => {
-                    return Ok((self.create_applied(target, &config, options)?, true));
+                Err(_) if subresource == Subresource::Main => {
+                    return Ok((self.create_applied(target, &configuration, options)?, true));
                 }
                 Err(status) => return Err(status),
             };
-            let stored = (&current.value, &current.managed);
-            let next = self.applied(target, part, stored, &config, options)?;
+            let stored = (&current.value, &current.managed_fields);
+            let next = self.merge_config(target, subresource, stored, &configuration, options)?;
             check_namespace(target, &next.0)?;
-            if let Some(done) = self.replace(target, part, &current, next, options)? {
+            if let Some(done) = self.replace(target, subresource, &current, next, options)? {
                 return Ok((done, false));
             }
         }
-        Err(Status::busy(target.resource, target.name()))
+        Err(Status::too_many_conflicts(target.resource, target.name()))
     }
 
     fn create_applied(
@@ -54,10 +54,10 @@ impl Inner {
         target: &Target,
         config: &Value,
         options: WriteOptions<'_>,
-    ) -> Result<Arc<Object>, Status> {
-        let nobody = Managed::default();
-        let stored = (schema::empty(target.resource.id), &nobody);
-        let (value, managed) = self.applied(target, Part::Main, stored, config, options)?;
+    ) -> Result<Arc<StoredObject>, Status> {
+        let no_managers = ManagedFields::default();
+        let stored = (schema::empty(target.resource.id), &no_managers);
+        let (value, managed) = self.merge_config(target, Subresource::Main, stored, config, options)?;
         check_namespace(target, &value)?;
         check_name(target, &value)?;
         let uid = meta::text(&value, "/metadata/uid");
@@ -71,30 +71,30 @@ impl Inner {
     }
 
     /// What the configuration makes of an object.
-    fn applied(
+    fn merge_config(
         &self,
         target: &Target,
-        part: Part,
-        (live, managed): (&Value, &Managed),
+        subresource: Subresource,
+        (live, managed): (&Value, &ManagedFields),
         config: &Value,
         options: WriteOptions<'_>,
-    ) -> Result<(Value, Managed), Status> {
+    ) -> Result<(Value, ManagedFields), Status> {
         let resource = target.resource;
         let body = check_type(resource, config)?;
-        let endpoint = Endpoint { kind: resource.id, part };
-        let now = self.time();
+        let endpoint = Endpoint { kind: resource.id, subresource };
+        let now = self.managed_fields_time();
         let apply = |force| fields::apply(endpoint, managed, (live, &body), (options.manager, force), &now);
         let applied = match apply(options.force) {
-            Err(ApplyError::Conflicts(conflicts)) if options.manager == KUBECTL => {
-                let left = not_from_client(resource, conflicts, live);
-                if left.is_empty() { apply(true) } else { Err(ApplyError::Conflicts(left)) }
+            Err(ApplyError::Conflicts(conflicts)) if options.manager == KUBECTL_MANAGER => {
+                let remaining = without_client_side_applied(resource, conflicts, live);
+                if remaining.is_empty() { apply(true) } else { Err(ApplyError::Conflicts(remaining)) }
             }
             other => other,
         };
-        let Applied { mut value, managed } = applied.map_err(|error| match error {
+        let ApplyResult { mut value, managed } = applied.map_err(|error| match error {
             ApplyError::Malformed(why) => Status::internal(format!(
                 "failed to create typed patch object ({}): {why}",
-                named(resource, &body)
+                describe_config(resource, &body)
             )),
             ApplyError::Conflicts(conflicts) => {
                 Status::apply_conflict(fields::describe(&conflicts), &conflicts)
@@ -104,12 +104,12 @@ impl Inner {
             let why = error.message.split_once(": ").map_or("", |(_, why)| why).to_owned();
             Status::internal(format!(
                 "failed to convert new object ({}) to proper version: unable to convert unstructured object to {}: {why}",
-                named(resource, &body),
+                describe_config(resource, &body),
                 group_version_kind(resource)
             ))
         })?;
-        strategy::defaults(resource.id, &mut value);
-        if options.manager == KUBECTL {
+        strategy::set_defaults(resource.id, &mut value);
+        if options.manager == KUBECTL_MANAGER {
             sync_last_applied(&mut value, config);
         }
         Ok((value, managed))
@@ -143,7 +143,7 @@ fn parse(body: &[u8]) -> Result<Value, Status> {
 }
 
 /// The configuration without `apiVersion` and `kind`, which must be those of the target.
-fn check_type(resource: &Resource, config: &Value) -> Result<Value, Status> {
+fn check_type(resource: &ResourceDescriptor, config: &Value) -> Result<Value, Status> {
     let mut body = config.clone();
     let version = meta::remove(&mut body, "apiVersion");
     let kind = meta::remove(&mut body, "kind");
@@ -159,24 +159,28 @@ fn check_type(resource: &Resource, config: &Value) -> Result<Value, Status> {
     Ok(body)
 }
 
-fn group_version_kind(resource: &Resource) -> String {
+fn group_version_kind(resource: &ResourceDescriptor) -> String {
     let slash = if resource.group.is_empty() { "/" } else { "" };
     format!("{slash}{}, Kind={}", resource.api_version(), resource.kind)
 }
 
 /// How messages name the configuration.
-fn named(resource: &Resource, config: &Value) -> String {
+fn describe_config(resource: &ResourceDescriptor, config: &Value) -> String {
     format!("{}/{}; {}", meta::namespace(config), meta::name(config), group_version_kind(resource))
 }
 
 /// The conflicts that are not about what an earlier `kubectl apply` wrote.
-fn not_from_client(resource: &Resource, conflicts: Vec<Conflict>, live: &Value) -> Vec<Conflict> {
+fn without_client_side_applied(
+    resource: &ResourceDescriptor,
+    conflicts: Vec<Conflict>,
+    live: &Value,
+) -> Vec<Conflict> {
     let annotations = live.pointer("/metadata/annotations");
     let last = annotations.and_then(|all| all.get(LAST_APPLIED)?.as_str());
     let last = last.and_then(|text| serde_json::from_str::<Value>(text).ok());
     match last {
         Some(last) if meta::text(&last, "/apiVersion") == resource.api_version() => {
-            fields::not_from_client(resource.id, conflicts, &last, live)
+            fields::without_client_side_applied(resource.id, conflicts, &last, live)
         }
         Some(_) | None => conflicts,
     }

@@ -10,9 +10,9 @@ pub(crate) fn encode(bytes: &[u8]) -> String {
 }
 
 /// Where a text stops being base64. `None`: it is good.
-pub(crate) fn first_wrong(text: &str) -> Option<usize> {
-    let mut room = vec![0; text.len()];
-    match STANDARD.decode_slice(text, &mut room) {
+pub(crate) fn first_invalid_index(text: &str) -> Option<usize> {
+    let mut buffer = vec![0; text.len()];
+    match STANDARD.decode_slice(text, &mut buffer) {
         Ok(_) => None,
         Err(DecodeSliceError::DecodeError(
             DecodeError::InvalidByte(at, _)
@@ -44,11 +44,11 @@ pub(crate) fn decode_url(text: &str) -> Result<Vec<u8>, usize> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn wrong_text_is_found() {
+    fn invalid_base64_is_located() {
         for (text, expected) in
             [("", None), ("Zg==", None), ("Zm9v", None), ("Zm9v!", Some(4)), ("Zg", Some(2))]
         {
-            assert_eq!(super::first_wrong(text), expected, "{text}");
+            assert_eq!(super::first_invalid_index(text), expected, "{text}");
         }
     }
 }

@@ -3,19 +3,19 @@
 use serde_json::{Value, json};
 
 use crate::Inner;
-use crate::descriptors::Kind;
+use crate::descriptors::ResourceKind;
 use crate::meta::{self, text};
 use crate::request::Target;
 use crate::status::{FieldError, Status};
-use crate::store::{self, Change};
-use crate::write::{RETRIES, check_name, check_namespace};
+use crate::store::{self, StoreChange};
+use crate::write::{MAX_RETRIES, check_name, check_namespace};
 
 /// The sub-resource.
 pub(crate) const BINDING: &str = "binding";
 
 /// Whether a target is that of a binding.
 pub(crate) fn is_binding(target: &Target) -> bool {
-    target.resource.id == Kind::Pod && target.subresource.as_deref() == Some(BINDING)
+    target.resource.id == ResourceKind::Pod && target.subresource.as_deref() == Some(BINDING)
 }
 
 impl Inner {
@@ -36,19 +36,19 @@ impl Inner {
             return Err(Status::invalid(target.resource, target.name(), &errors));
         }
         let key = store::key(&target.namespace, target.name());
-        for _ in 0..RETRIES {
+        for _ in 0..MAX_RETRIES {
             let current = self.find(target)?;
             self.check_bindable(target, &current.value, binding)?;
             if dry_run {
                 return Ok(());
             }
-            let next = bound(current.value.clone(), binding, node, &meta::timestamp((self.now)()));
-            let change = Change::Put(next, current.managed.clone());
-            if self.store.commit(Kind::Pod, &key, Some(current.version), change).is_ok() {
+            let next = with_binding(current.value.clone(), binding, node, &meta::timestamp((self.now)()));
+            let change = StoreChange::Put(next, current.managed_fields.clone());
+            if self.store.commit(ResourceKind::Pod, &key, Some(current.version), change).is_ok() {
                 return Ok(());
             }
         }
-        Err(Status::busy(target.resource, target.name()))
+        Err(Status::too_many_conflicts(target.resource, target.name()))
     }
 
     fn check_bindable(&self, target: &Target, pod: &Value, binding: &Value) -> Result<(), Status> {
@@ -81,13 +81,15 @@ impl Inner {
 }
 
 /// The pod with its node.
-fn bound(mut pod: Value, binding: &Value, node: &str, now: &Value) -> Value {
+fn with_binding(mut pod: Value, binding: &Value, node: &str, now: &Value) -> Value {
     meta::edit(&mut pod, "spec", |spec| spec.insert("nodeName".to_owned(), json!(node)));
     meta::edit_meta(&mut pod, |meta| {
         for member in ["annotations", "labels"] {
-            let Some(Value::Object(more)) = binding.pointer(&format!("/metadata/{member}")) else { continue };
+            let Some(Value::Object(additions)) = binding.pointer(&format!("/metadata/{member}")) else {
+                continue;
+            };
             if let Value::Object(all) = meta.entry(member).or_insert_with(|| json!({})) {
-                all.extend(more.clone());
+                all.extend(additions.clone());
             }
         }
     });

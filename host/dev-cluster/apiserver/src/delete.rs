@@ -5,17 +5,17 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::Inner;
-use crate::descriptors::{self, Kind, Resource};
+use crate::descriptors::{self, ResourceDescriptor, ResourceKind};
 use crate::meta;
 use crate::request::{self, Query, Target};
 use crate::status::{FieldError, Status};
-use crate::store::{self, Change, Object};
-use crate::write::RETRIES;
+use crate::store::{self, StoreChange, StoredObject};
+use crate::write::MAX_RETRIES;
 
-const FOREGROUND: &str = "foregroundDeletion";
+const FOREGROUND_FINALIZER: &str = "foregroundDeletion";
 
 /// A pod that names no grace period gets this many seconds.
-const POD_GRACE: i64 = 30;
+const DEFAULT_POD_GRACE_SECONDS: i64 = 30;
 
 /// What happens to the objects that a deleted object owns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -31,7 +31,7 @@ enum Propagation {
 pub(crate) struct DeleteOptions {
     dry_run: bool,
     propagation: Propagation,
-    grace: Option<i64>,
+    grace_period_seconds: Option<i64>,
     uid: Option<String>,
     version: Option<String>,
 }
@@ -79,7 +79,7 @@ impl DeleteOptions {
         Ok(Self {
             dry_run,
             propagation,
-            grace,
+            grace_period_seconds: grace,
             uid: precondition("uid"),
             version: precondition("resourceVersion"),
         })
@@ -88,29 +88,34 @@ impl DeleteOptions {
 
 /// What became of an object that was to be deleted.
 #[derive(Debug)]
-pub(crate) enum Deleted {
+pub(crate) enum DeleteOutcome {
     /// It is gone; this was its last state.
-    Gone(Arc<Object>),
+    Removed(Arc<StoredObject>),
     /// It stays until its finalizers, its grace period or its contents are gone.
-    Pending(Arc<Object>),
+    Terminating(Arc<StoredObject>),
 }
 
 impl Inner {
     /// Deletes one object.
-    pub(crate) fn delete(&self, target: &Target, options: &DeleteOptions) -> Result<Deleted, Status> {
+    pub(crate) fn delete(&self, target: &Target, options: &DeleteOptions) -> Result<DeleteOutcome, Status> {
         let deleted = self.delete_one(target.resource, &target.namespace, target.name(), options)?;
         if options.dry_run {
             return Ok(deleted);
         }
         match &deleted {
-            Deleted::Gone(object) => self.settle(vec![Arc::clone(object)]),
-            Deleted::Pending(object) => {
-                if object.kind == Kind::Namespace {
-                    self.empty_namespace(object.name());
+            DeleteOutcome::Removed(object) => self.collect_garbage(vec![Arc::clone(object)]),
+            DeleteOutcome::Terminating(object) => {
+                if object.kind == ResourceKind::Namespace {
+                    self.delete_namespace_contents(object.name());
                 }
-                if meta::finalizers(&object.value).contains(&FOREGROUND) {
+                if meta::finalizers(&object.value).contains(&FOREGROUND_FINALIZER) {
                     self.collect_dependents(object, options.propagation);
-                    self.finish_foreground(object.kind, &target.namespace, target.name(), object.uid());
+                    self.complete_foreground_deletion(
+                        object.kind,
+                        &target.namespace,
+                        target.name(),
+                        object.uid(),
+                    );
                 }
             }
         }
@@ -119,53 +124,53 @@ impl Inner {
 
     fn delete_one(
         &self,
-        resource: &'static Resource,
+        resource: &'static ResourceDescriptor,
         namespace: &str,
         name: &str,
         options: &DeleteOptions,
-    ) -> Result<Deleted, Status> {
+    ) -> Result<DeleteOutcome, Status> {
         let key = store::key(namespace, name);
-        for _ in 0..RETRIES {
+        for _ in 0..MAX_RETRIES {
             let current =
                 self.store.get(resource.id, &key).ok_or_else(|| Status::not_found(resource, name))?;
             check_preconditions(resource, &current, options)?;
             if options.propagation == Propagation::Orphan && !options.dry_run {
                 self.orphan_dependents(current.uid());
             }
-            let next = self.mark(&current, options);
+            let next = self.mark_terminating(&current, options);
             if let Some(next) = &next
                 && *next == current.value
             {
-                return Ok(Deleted::Pending(current));
+                return Ok(DeleteOutcome::Terminating(current));
             }
             if options.dry_run {
                 let marked = next.unwrap_or_else(|| current.value.clone());
-                let managed = current.managed.clone();
-                return Ok(Deleted::Pending(Object::transient(
+                let managed = current.managed_fields.clone();
+                return Ok(DeleteOutcome::Terminating(StoredObject::transient(
                     resource.id,
                     current.version,
                     marked,
                     managed,
                 )));
             }
-            let gone = next.is_none();
+            let is_removed = next.is_none();
             let change = match next {
-                Some(next) => Change::Put(next, current.managed.clone()),
-                None => Change::Remove(self.last_state(&current), current.managed.clone()),
+                Some(next) => StoreChange::Put(next, current.managed_fields.clone()),
+                None => StoreChange::Remove(self.last_state(&current), current.managed_fields.clone()),
             };
             match self.store.commit(resource.id, &key, Some(current.version), change) {
-                Ok(object) if gone => return Ok(Deleted::Gone(object)),
-                Ok(object) => return Ok(Deleted::Pending(object)),
+                Ok(object) if is_removed => return Ok(DeleteOutcome::Removed(object)),
+                Ok(object) => return Ok(DeleteOutcome::Terminating(object)),
                 Err(_) => {}
             }
         }
-        Err(Status::busy(resource, name))
+        Err(Status::too_many_conflicts(resource, name))
     }
 
     /// How a deleted object is shown last: a pod as one whose grace period is over.
-    fn last_state(&self, current: &Object) -> Value {
+    fn last_state(&self, current: &StoredObject) -> Value {
         let mut value = current.value.clone();
-        if current.kind == Kind::Pod && !meta::deleting(&value) {
+        if current.kind == ResourceKind::Pod && !meta::deleting(&value) {
             let now = meta::timestamp((self.now)());
             meta::edit_meta(&mut value, |meta| {
                 meta.insert("deletionTimestamp".to_owned(), now);
@@ -179,112 +184,114 @@ impl Inner {
     }
 
     /// The object marked as being deleted; `None` when nothing holds it.
-    fn mark(&self, current: &Object, options: &DeleteOptions) -> Option<Value> {
+    fn mark_terminating(&self, current: &StoredObject, options: &DeleteOptions) -> Option<Value> {
         let now = (self.now)();
         let mut next = current.value.clone();
-        let grace = grace(current, options);
+        let grace = grace_period_seconds(current, options);
         let foreground = options.propagation == Propagation::Foreground
             && !self.store.dependents(current.uid()).is_empty();
-        if foreground && !meta::finalizers(&next).contains(&FOREGROUND) && !meta::deleting(&next) {
+        if foreground && !meta::finalizers(&next).contains(&FOREGROUND_FINALIZER) && !meta::deleting(&next) {
             meta::edit_meta(&mut next, |meta| {
                 if let Value::Array(list) = meta.entry("finalizers").or_insert_with(|| json!([])) {
-                    list.push(json!(FOREGROUND));
+                    list.push(json!(FOREGROUND_FINALIZER));
                 }
             });
         }
-        if self.may_go(current.kind, &next) && grace == 0 {
+        if self.is_removable(current.kind, &next) && grace == 0 {
             return None;
         }
-        let already = meta::deleting(&next);
-        let shorter = next
+        let is_terminating = meta::deleting(&next);
+        let is_shorter = next
             .pointer("/metadata/deletionGracePeriodSeconds")
             .and_then(Value::as_i64)
             .is_some_and(|left| grace < left);
-        if already && !shorter {
+        if is_terminating && !is_shorter {
             return Some(next);
         }
         meta::edit_meta(&mut next, |meta| {
             let until = now.checked_add(jiff::SignedDuration::from_secs(grace)).unwrap_or(now);
             meta.insert("deletionTimestamp".to_owned(), meta::timestamp(until));
-            if current.kind != Kind::Namespace {
+            if current.kind != ResourceKind::Namespace {
                 meta.insert("deletionGracePeriodSeconds".to_owned(), json!(grace));
             }
-            if !already && let Some(generation) = meta.get("generation").and_then(Value::as_i64) {
+            if !is_terminating && let Some(generation) = meta.get("generation").and_then(Value::as_i64) {
                 meta.insert("generation".to_owned(), json!(generation + 1));
             }
         });
-        if current.kind == Kind::Namespace {
+        if current.kind == ResourceKind::Namespace {
             meta::edit(&mut next, "status", |status| status.insert("phase".to_owned(), json!("Terminating")));
         }
         Some(next)
     }
 
     /// Nothing holds an object that is being deleted.
-    pub(crate) fn may_go(&self, kind: Kind, value: &Value) -> bool {
+    pub(crate) fn is_removable(&self, kind: ResourceKind, value: &Value) -> bool {
         if !meta::finalizers(value).is_empty() {
             return false;
         }
         match kind {
-            Kind::Namespace => meta::deleting(value) && self.store.contents(meta::name(value)).is_empty(),
+            ResourceKind::Namespace => {
+                meta::deleting(value) && self.store.contents(meta::name(value)).is_empty()
+            }
             // A pod on a node is deleted by its kubelet, with a grace period of zero.
-            Kind::Pod => true,
-            Kind::Node
-            | Kind::PersistentVolume
-            | Kind::PersistentVolumeClaim
-            | Kind::Event
-            | Kind::Secret
-            | Kind::ConfigMap
-            | Kind::ServiceAccount
-            | Kind::StorageClass
-            | Kind::CsiDriver
-            | Kind::CsiNode
-            | Kind::CsiStorageCapacity
-            | Kind::VolumeAttachment
-            | Kind::VolumeAttributesClass
-            | Kind::Lease => true,
+            ResourceKind::Pod => true,
+            ResourceKind::Node
+            | ResourceKind::PersistentVolume
+            | ResourceKind::PersistentVolumeClaim
+            | ResourceKind::Event
+            | ResourceKind::Secret
+            | ResourceKind::ConfigMap
+            | ResourceKind::ServiceAccount
+            | ResourceKind::StorageClass
+            | ResourceKind::CsiDriver
+            | ResourceKind::CsiNode
+            | ResourceKind::CsiStorageCapacity
+            | ResourceKind::VolumeAttachment
+            | ResourceKind::VolumeAttributesClass
+            | ResourceKind::Lease => true,
         }
     }
 
     /// Follows removals: dependents go, owners that waited for them go, and namespaces that became empty.
-    pub(crate) fn settle(&self, removed: Vec<Arc<Object>>) {
+    pub(crate) fn collect_garbage(&self, removed: Vec<Arc<StoredObject>>) {
         let mut queue = removed;
         while let Some(object) = queue.pop() {
             queue.extend(self.collect_dependents(&object, Propagation::Background));
             for owner in meta::list(&object.value, "/metadata/ownerReferences") {
                 if let Some((kind, key)) = owner_key(owner, meta::namespace(&object.value)) {
-                    queue.extend(self.finish(kind, &key, meta::text(owner, "/uid")));
+                    queue.extend(self.remove_foreground_owner(kind, &key, meta::text(owner, "/uid")));
                 }
             }
             let namespace = meta::namespace(&object.value);
             if !namespace.is_empty() {
-                queue.extend(self.finish_namespace(namespace));
+                queue.extend(self.remove_empty_namespace(namespace));
             }
         }
     }
 
-    fn collect_dependents(&self, owner: &Object, propagation: Propagation) -> Vec<Arc<Object>> {
+    fn collect_dependents(&self, owner: &StoredObject, propagation: Propagation) -> Vec<Arc<StoredObject>> {
         let options = DeleteOptions { propagation, ..DeleteOptions::default() };
         let mut removed = Vec::new();
         for dependent in self.store.dependents(owner.uid()) {
             let others = meta::list(&dependent.value, "/metadata/ownerReferences")
                 .iter()
                 .filter(|reference| meta::text(reference, "/uid") != owner.uid());
-            let held = others.into_iter().any(|other| self.lives(other, &dependent));
-            if held {
+            let has_other_owner = others.into_iter().any(|other| self.is_owner_alive(other, &dependent));
+            if has_other_owner {
                 continue;
             }
             let namespace = meta::namespace(&dependent.value);
             match self.delete_one(dependent.kind.resource(), namespace, dependent.name(), &options) {
-                Ok(Deleted::Gone(object)) => removed.push(object),
+                Ok(DeleteOutcome::Removed(object)) => removed.push(object),
                 // Pending ones go when their finalizers go; a missing one was deleted by somebody else.
-                Ok(Deleted::Pending(_)) | Err(_) => {}
+                Ok(DeleteOutcome::Terminating(_)) | Err(_) => {}
             }
         }
         removed
     }
 
     /// An owner of a kind that is not served counts as alive.
-    fn lives(&self, owner: &Value, dependent: &Object) -> bool {
+    fn is_owner_alive(&self, owner: &Value, dependent: &StoredObject) -> bool {
         match owner_key(owner, meta::namespace(&dependent.value)) {
             Some((kind, key)) => {
                 self.store.get(kind, &key).is_some_and(|found| found.uid() == meta::text(owner, "/uid"))
@@ -310,68 +317,68 @@ impl Inner {
                 dependent.kind,
                 &key,
                 Some(dependent.version),
-                Change::Put(next, dependent.managed.clone()),
+                StoreChange::Put(next, dependent.managed_fields.clone()),
             );
         }
     }
 
-    fn finish_foreground(&self, kind: Kind, namespace: &str, name: &str, uid: &str) {
-        let removed = self.finish(kind, &store::key(namespace, name), uid);
-        self.settle(removed.into_iter().collect());
+    fn complete_foreground_deletion(&self, kind: ResourceKind, namespace: &str, name: &str, uid: &str) {
+        let removed = self.remove_foreground_owner(kind, &store::key(namespace, name), uid);
+        self.collect_garbage(removed.into_iter().collect());
     }
 
     /// Lets an owner in foreground deletion go when nothing depends on it any more.
-    fn finish(&self, kind: Kind, key: &str, uid: &str) -> Option<Arc<Object>> {
+    fn remove_foreground_owner(&self, kind: ResourceKind, key: &str, uid: &str) -> Option<Arc<StoredObject>> {
         let owner = self.store.get(kind, key)?;
-        let waits = meta::deleting(&owner.value)
+        let is_waiting = meta::deleting(&owner.value)
             && owner.uid() == uid
-            && meta::finalizers(&owner.value).contains(&FOREGROUND);
-        if !waits || !self.store.dependents(uid).is_empty() {
+            && meta::finalizers(&owner.value).contains(&FOREGROUND_FINALIZER);
+        if !is_waiting || !self.store.dependents(uid).is_empty() {
             return None;
         }
         let mut next = owner.value.clone();
         meta::edit_meta(&mut next, |meta| {
             if let Some(Value::Array(list)) = meta.get_mut("finalizers") {
-                list.retain(|finalizer| finalizer != FOREGROUND);
+                list.retain(|finalizer| finalizer != FOREGROUND_FINALIZER);
                 if list.is_empty() {
                     meta.remove("finalizers");
                 }
             }
         });
-        let gone = !meta::has_grace(&owner.value) && self.may_go(kind, &next);
-        let change = if gone {
-            Change::Remove(owner.value.clone(), owner.managed.clone())
+        let is_removed = !meta::has_grace(&owner.value) && self.is_removable(kind, &next);
+        let change = if is_removed {
+            StoreChange::Remove(owner.value.clone(), owner.managed_fields.clone())
         } else {
-            Change::Put(next, owner.managed.clone())
+            StoreChange::Put(next, owner.managed_fields.clone())
         };
         let written = self.store.commit(kind, key, Some(owner.version), change).ok()?;
-        gone.then_some(written)
+        is_removed.then_some(written)
     }
 
-    fn empty_namespace(&self, namespace: &str) {
+    fn delete_namespace_contents(&self, namespace: &str) {
         let mut removed = Vec::new();
         for object in self.store.contents(namespace) {
-            let options = DeleteOptions { grace: Some(0), ..DeleteOptions::default() };
+            let options = DeleteOptions { grace_period_seconds: Some(0), ..DeleteOptions::default() };
             let deleted = self.delete_one(object.kind.resource(), namespace, object.name(), &options);
-            if let Ok(Deleted::Gone(object)) = deleted {
+            if let Ok(DeleteOutcome::Removed(object)) = deleted {
                 removed.push(object);
             }
         }
-        removed.extend(self.finish_namespace(namespace));
-        self.settle(removed);
+        removed.extend(self.remove_empty_namespace(namespace));
+        self.collect_garbage(removed);
     }
 
-    fn finish_namespace(&self, namespace: &str) -> Option<Arc<Object>> {
-        let found = self.store.get(Kind::Namespace, namespace)?;
-        if !meta::deleting(&found.value) || !self.may_go(Kind::Namespace, &found.value) {
+    fn remove_empty_namespace(&self, namespace: &str) -> Option<Arc<StoredObject>> {
+        let found = self.store.get(ResourceKind::Namespace, namespace)?;
+        if !meta::deleting(&found.value) || !self.is_removable(ResourceKind::Namespace, &found.value) {
             return None;
         }
-        let change = Change::Remove(found.value.clone(), found.managed.clone());
-        self.store.commit(Kind::Namespace, namespace, Some(found.version), change).ok()
+        let change = StoreChange::Remove(found.value.clone(), found.managed_fields.clone());
+        self.store.commit(ResourceKind::Namespace, namespace, Some(found.version), change).ok()
     }
 }
 
-fn owner_key(owner: &Value, namespace: &str) -> Option<(Kind, String)> {
+fn owner_key(owner: &Value, namespace: &str) -> Option<(ResourceKind, String)> {
     let group = meta::text(owner, "/apiVersion").rsplit_once('/').map_or("", |(group, _)| group);
     let kind = meta::text(owner, "/kind");
     let resource =
@@ -381,27 +388,31 @@ fn owner_key(owner: &Value, namespace: &str) -> Option<(Kind, String)> {
 }
 
 /// Only a pod that runs on a node dies slowly.
-fn grace(current: &Object, options: &DeleteOptions) -> i64 {
+fn grace_period_seconds(current: &StoredObject, options: &DeleteOptions) -> i64 {
     let value = &current.value;
     let finished = matches!(meta::text(value, "/status/phase"), "Succeeded" | "Failed");
-    if current.kind != Kind::Pod || meta::text(value, "/spec/nodeName").is_empty() || finished {
+    if current.kind != ResourceKind::Pod || meta::text(value, "/spec/nodeName").is_empty() || finished {
         return 0;
     }
-    let own = value.pointer("/spec/terminationGracePeriodSeconds").and_then(Value::as_i64);
-    options.grace.or(own).unwrap_or(POD_GRACE).max(0)
+    let pod_grace = value.pointer("/spec/terminationGracePeriodSeconds").and_then(Value::as_i64);
+    options.grace_period_seconds.or(pod_grace).unwrap_or(DEFAULT_POD_GRACE_SECONDS).max(0)
 }
 
-fn check_preconditions(resource: &Resource, current: &Object, options: &DeleteOptions) -> Result<(), Status> {
-    let refuse = |why: String| Err(Status::precondition(resource, current.name(), &why));
+fn check_preconditions(
+    resource: &ResourceDescriptor,
+    current: &StoredObject,
+    options: &DeleteOptions,
+) -> Result<(), Status> {
+    let conflict = |why: String| Err(Status::precondition_failed(resource, current.name(), &why));
     if let Some(uid) = options.uid.as_ref().filter(|uid| *uid != current.uid()) {
-        return refuse(format!(
+        return conflict(format!(
             "the UID in the precondition ({uid}) does not match the UID in record ({}). The object might have been deleted and then recreated",
             current.uid()
         ));
     }
     let version = current.version.to_string();
     if let Some(wanted) = options.version.as_ref().filter(|wanted| **wanted != version) {
-        return refuse(format!(
+        return conflict(format!(
             "the ResourceVersion in the precondition ({wanted}) does not match the ResourceVersion in record ({version}). The object might have been modified"
         ));
     }

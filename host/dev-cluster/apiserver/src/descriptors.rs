@@ -2,7 +2,7 @@
 
 /// A kind that the server stores. Its number is its place in [`RESOURCES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Kind {
+pub(crate) enum ResourceKind {
     Namespace,
     Pod,
     Node,
@@ -26,141 +26,171 @@ pub(crate) const COUNT: usize = 16;
 
 /// What the server knows of a kind without looking at an object.
 #[derive(Debug)]
-pub(crate) struct Resource {
-    pub(crate) id: Kind,
+pub(crate) struct ResourceDescriptor {
+    pub(crate) id: ResourceKind,
     /// API group; empty for the core group.
     pub(crate) group: &'static str,
     pub(crate) kind: &'static str,
     pub(crate) plural: &'static str,
     pub(crate) singular: &'static str,
-    pub(crate) short: &'static [&'static str],
+    pub(crate) short_names: &'static [&'static str],
     pub(crate) namespaced: bool,
     /// `/status` is an endpoint of its own.
-    pub(crate) status: bool,
+    pub(crate) has_status: bool,
     /// `metadata.generation` counts changes of the spec.
-    pub(crate) generation: bool,
+    pub(crate) has_generation: bool,
     /// An update may leave out the resourceVersion.
-    pub(crate) unconditional: bool,
+    pub(crate) allow_unconditional_update: bool,
     /// A PUT to a name that does not exist creates it.
-    pub(crate) create_on_update: bool,
+    pub(crate) allow_create_on_update: bool,
 }
 
 /// Every group has one version here.
 pub(crate) const VERSION: &str = "v1";
 
-const fn resource(id: Kind, kind: &'static str, plural: &'static str, singular: &'static str) -> Resource {
-    Resource {
+const fn resource(
+    id: ResourceKind,
+    kind: &'static str,
+    plural: &'static str,
+    singular: &'static str,
+) -> ResourceDescriptor {
+    ResourceDescriptor {
         id,
         group: "",
         kind,
         plural,
         singular,
-        short: &[],
+        short_names: &[],
         namespaced: false,
-        status: false,
-        generation: false,
-        unconditional: true,
-        create_on_update: false,
+        has_status: false,
+        has_generation: false,
+        allow_unconditional_update: true,
+        allow_create_on_update: false,
     }
 }
 
-const fn storage(id: Kind, kind: &'static str, plural: &'static str, singular: &'static str) -> Resource {
-    Resource { group: "storage.k8s.io", ..resource(id, kind, plural, singular) }
+const fn storage_resource(
+    id: ResourceKind,
+    kind: &'static str,
+    plural: &'static str,
+    singular: &'static str,
+) -> ResourceDescriptor {
+    ResourceDescriptor { group: "storage.k8s.io", ..resource(id, kind, plural, singular) }
 }
 
 /// All kinds, in the order of [`Kind`].
-pub(crate) static RESOURCES: [Resource; COUNT] = [
-    Resource {
-        short: &["ns"],
-        status: true,
-        ..resource(Kind::Namespace, "Namespace", "namespaces", "namespace")
+pub(crate) static RESOURCES: [ResourceDescriptor; COUNT] = [
+    ResourceDescriptor {
+        short_names: &["ns"],
+        has_status: true,
+        ..resource(ResourceKind::Namespace, "Namespace", "namespaces", "namespace")
     },
-    Resource {
-        short: &["po"],
+    ResourceDescriptor {
+        short_names: &["po"],
         namespaced: true,
-        status: true,
-        generation: true,
-        ..resource(Kind::Pod, "Pod", "pods", "pod")
+        has_status: true,
+        has_generation: true,
+        ..resource(ResourceKind::Pod, "Pod", "pods", "pod")
     },
-    Resource { short: &["no"], status: true, ..resource(Kind::Node, "Node", "nodes", "node") },
-    Resource {
-        short: &["pv"],
-        status: true,
-        ..resource(Kind::PersistentVolume, "PersistentVolume", "persistentvolumes", "persistentvolume")
+    ResourceDescriptor {
+        short_names: &["no"],
+        has_status: true,
+        ..resource(ResourceKind::Node, "Node", "nodes", "node")
     },
-    Resource {
-        short: &["pvc"],
-        namespaced: true,
-        status: true,
+    ResourceDescriptor {
+        short_names: &["pv"],
+        has_status: true,
         ..resource(
-            Kind::PersistentVolumeClaim,
+            ResourceKind::PersistentVolume,
+            "PersistentVolume",
+            "persistentvolumes",
+            "persistentvolume",
+        )
+    },
+    ResourceDescriptor {
+        short_names: &["pvc"],
+        namespaced: true,
+        has_status: true,
+        ..resource(
+            ResourceKind::PersistentVolumeClaim,
             "PersistentVolumeClaim",
             "persistentvolumeclaims",
             "persistentvolumeclaim",
         )
     },
-    Resource {
-        short: &["ev"],
+    ResourceDescriptor {
+        short_names: &["ev"],
         namespaced: true,
-        create_on_update: true,
-        ..resource(Kind::Event, "Event", "events", "event")
+        allow_create_on_update: true,
+        ..resource(ResourceKind::Event, "Event", "events", "event")
     },
-    Resource { namespaced: true, ..resource(Kind::Secret, "Secret", "secrets", "secret") },
-    Resource {
-        short: &["cm"],
+    ResourceDescriptor { namespaced: true, ..resource(ResourceKind::Secret, "Secret", "secrets", "secret") },
+    ResourceDescriptor {
+        short_names: &["cm"],
         namespaced: true,
-        ..resource(Kind::ConfigMap, "ConfigMap", "configmaps", "configmap")
+        ..resource(ResourceKind::ConfigMap, "ConfigMap", "configmaps", "configmap")
     },
-    Resource {
-        short: &["sa"],
+    ResourceDescriptor {
+        short_names: &["sa"],
         namespaced: true,
-        ..resource(Kind::ServiceAccount, "ServiceAccount", "serviceaccounts", "serviceaccount")
+        ..resource(ResourceKind::ServiceAccount, "ServiceAccount", "serviceaccounts", "serviceaccount")
     },
-    Resource {
-        short: &["sc"],
-        ..storage(Kind::StorageClass, "StorageClass", "storageclasses", "storageclass")
+    ResourceDescriptor {
+        short_names: &["sc"],
+        ..storage_resource(ResourceKind::StorageClass, "StorageClass", "storageclasses", "storageclass")
     },
-    Resource { unconditional: false, ..storage(Kind::CsiDriver, "CSIDriver", "csidrivers", "csidriver") },
-    Resource { unconditional: false, ..storage(Kind::CsiNode, "CSINode", "csinodes", "csinode") },
-    Resource {
+    ResourceDescriptor {
+        allow_unconditional_update: false,
+        ..storage_resource(ResourceKind::CsiDriver, "CSIDriver", "csidrivers", "csidriver")
+    },
+    ResourceDescriptor {
+        allow_unconditional_update: false,
+        ..storage_resource(ResourceKind::CsiNode, "CSINode", "csinodes", "csinode")
+    },
+    ResourceDescriptor {
         namespaced: true,
-        unconditional: false,
-        ..storage(
-            Kind::CsiStorageCapacity,
+        allow_unconditional_update: false,
+        ..storage_resource(
+            ResourceKind::CsiStorageCapacity,
             "CSIStorageCapacity",
             "csistoragecapacities",
             "csistoragecapacity",
         )
     },
-    Resource {
-        status: true,
-        unconditional: false,
-        ..storage(Kind::VolumeAttachment, "VolumeAttachment", "volumeattachments", "volumeattachment")
+    ResourceDescriptor {
+        has_status: true,
+        allow_unconditional_update: false,
+        ..storage_resource(
+            ResourceKind::VolumeAttachment,
+            "VolumeAttachment",
+            "volumeattachments",
+            "volumeattachment",
+        )
     },
-    Resource {
-        short: &["vac"],
-        ..storage(
-            Kind::VolumeAttributesClass,
+    ResourceDescriptor {
+        short_names: &["vac"],
+        ..storage_resource(
+            ResourceKind::VolumeAttributesClass,
             "VolumeAttributesClass",
             "volumeattributesclasses",
             "volumeattributesclass",
         )
     },
-    Resource {
+    ResourceDescriptor {
         group: "coordination.k8s.io",
         namespaced: true,
-        unconditional: false,
-        create_on_update: true,
-        ..resource(Kind::Lease, "Lease", "leases", "lease")
+        allow_unconditional_update: false,
+        allow_create_on_update: true,
+        ..resource(ResourceKind::Lease, "Lease", "leases", "lease")
     },
 ];
 
 /// The named groups, in the order in which discovery shows them.
 pub(crate) const GROUPS: [&str; 2] = ["storage.k8s.io", "coordination.k8s.io"];
 
-impl Resource {
+impl ResourceDescriptor {
     /// `persistentvolumes`, `storageclasses.storage.k8s.io`: how messages name a resource.
-    pub(crate) fn qualified(&self) -> String {
+    pub(crate) fn qualified_resource(&self) -> String {
         self.in_group(self.plural)
     }
 
@@ -188,16 +218,16 @@ impl Resource {
     }
 }
 
-impl Kind {
+impl ResourceKind {
     /// The descriptor of this kind.
     #[expect(clippy::indexing_slicing, reason = "a kind is an index of an array of exactly COUNT entries")]
-    pub(crate) fn resource(self) -> &'static Resource {
+    pub(crate) fn resource(self) -> &'static ResourceDescriptor {
         &RESOURCES[self as usize]
     }
 }
 
 /// The resource with this plural name in a group.
-pub(crate) fn find(group: &str, plural: &str) -> Option<&'static Resource> {
+pub(crate) fn find(group: &str, plural: &str) -> Option<&'static ResourceDescriptor> {
     RESOURCES.iter().find(|resource| resource.group == group && resource.plural == plural)
 }
 
@@ -212,20 +242,20 @@ impl<T> PerKind<T> {
     }
 
     #[expect(clippy::indexing_slicing, reason = "a kind is an index of an array of exactly COUNT entries")]
-    pub(crate) fn of(&self, kind: Kind) -> &T {
+    pub(crate) fn get(&self, kind: ResourceKind) -> &T {
         &self.0[kind as usize]
     }
 
     #[expect(clippy::indexing_slicing, reason = "a kind is an index of an array of exactly COUNT entries")]
-    pub(crate) fn of_mut(&mut self, kind: Kind) -> &mut T {
+    pub(crate) fn get_mut(&mut self, kind: ResourceKind) -> &mut T {
         &mut self.0[kind as usize]
     }
 
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (Kind, &mut T)> {
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (ResourceKind, &mut T)> {
         RESOURCES.iter().map(|resource| resource.id).zip(self.0.iter_mut())
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Kind, &T)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ResourceKind, &T)> {
         RESOURCES.iter().map(|resource| resource.id).zip(self.0.iter())
     }
 }
@@ -235,7 +265,7 @@ mod tests {
     use super::RESOURCES;
 
     #[test]
-    fn the_table_stands_in_the_order_of_the_kinds() {
+    fn resources_are_in_the_order_of_their_kinds() {
         for (index, resource) in RESOURCES.iter().enumerate() {
             assert_eq!(resource.id as usize, index, "{}", resource.kind);
         }

@@ -3,18 +3,18 @@
 use serde_json::{Value, json};
 
 use crate::bind::BINDING;
-use crate::descriptors::{GROUPS, Kind, RESOURCES, Resource, VERSION};
+use crate::descriptors::{GROUPS, RESOURCES, ResourceDescriptor, ResourceKind, VERSION};
 use crate::meta;
 
 const VERBS: [&str; 8] = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
 const STATUS_VERBS: [&str; 3] = ["get", "patch", "update"];
 
 /// The release whose behaviour is followed.
-const RELEASE: &str = "v1.36.0";
+const KUBERNETES_VERSION: &str = "v1.36.0";
 
 /// The release that is followed, and that this is not it.
 pub(crate) fn git_version() -> String {
-    format!("{RELEASE}+cofferdam.{}", env!("CARGO_PKG_VERSION"))
+    format!("{KUBERNETES_VERSION}+cofferdam.{}", env!("CARGO_PKG_VERSION"))
 }
 
 /// `/version`.
@@ -66,15 +66,16 @@ fn group(name: &str) -> Value {
 }
 
 /// The resources of a group.
-pub(crate) fn of_group(group: &str) -> impl Iterator<Item = &'static Resource> {
-    let mut resources: Vec<&Resource> = RESOURCES.iter().filter(|resource| resource.group == group).collect();
+pub(crate) fn resources_of_group(group: &str) -> impl Iterator<Item = &'static ResourceDescriptor> {
+    let mut resources: Vec<&ResourceDescriptor> =
+        RESOURCES.iter().filter(|resource| resource.group == group).collect();
     resources.sort_by_key(|resource| resource.plural);
     resources.into_iter()
 }
 
 fn resource_list(group: &str) -> Value {
     let mut resources = Vec::new();
-    for resource in of_group(group) {
+    for resource in resources_of_group(group) {
         let mut entry = json!({
             "name": resource.plural,
             "singularName": resource.singular,
@@ -82,14 +83,14 @@ fn resource_list(group: &str) -> Value {
             "kind": resource.kind,
             "verbs": verbs(resource),
         });
-        if !resource.short.is_empty() {
-            meta::set(&mut entry, "shortNames", json!(resource.short));
+        if !resource.short_names.is_empty() {
+            meta::set(&mut entry, "shortNames", json!(resource.short_names));
         }
         if !categories(resource).is_empty() {
             meta::set(&mut entry, "categories", json!(categories(resource)));
         }
         resources.push(entry);
-        if resource.id == Kind::Pod {
+        if resource.id == ResourceKind::Pod {
             resources.push(json!({
                 "name": format!("{}/{BINDING}", resource.plural),
                 "singularName": "",
@@ -98,7 +99,7 @@ fn resource_list(group: &str) -> Value {
                 "verbs": ["create"],
             }));
         }
-        if resource.status {
+        if resource.has_status {
             resources.push(json!({
                 "name": format!("{}/status", resource.plural),
                 "singularName": "",
@@ -116,15 +117,15 @@ fn resource_list(group: &str) -> Value {
     list
 }
 
-fn verbs(resource: &Resource) -> Vec<&'static str> {
+fn verbs(resource: &ResourceDescriptor) -> Vec<&'static str> {
     // Namespaces can be deleted one by one only.
-    let all = |verb: &&'static str| resource.id != Kind::Namespace || *verb != "deletecollection";
+    let all = |verb: &&'static str| resource.id != ResourceKind::Namespace || *verb != "deletecollection";
     VERBS.into_iter().filter(all).collect()
 }
 
 /// `kubectl get all` shows workloads.
-fn categories(resource: &Resource) -> &'static [&'static str] {
-    if resource.id == Kind::Pod { &["all"] } else { &[] }
+fn categories(resource: &ResourceDescriptor) -> &'static [&'static str] {
+    if resource.id == ResourceKind::Pod { &["all"] } else { &[] }
 }
 
 /// The aggregated document of `/api` or `/apis`.
@@ -137,7 +138,7 @@ pub(crate) fn aggregated(path: &str) -> Option<Value> {
     let items: Vec<Value> = groups
         .iter()
         .map(|group| {
-            let resources: Vec<Value> = of_group(group).map(aggregated_resource).collect();
+            let resources: Vec<Value> = resources_of_group(group).map(aggregated_resource).collect();
             let meta = if group.is_empty() { json!({}) } else { json!({"name": group}) };
             json!({
                 "metadata": meta,
@@ -153,23 +154,23 @@ pub(crate) fn aggregated(path: &str) -> Option<Value> {
     }))
 }
 
-fn aggregated_resource(resource: &'static Resource) -> Value {
+fn aggregated_resource(resource: &'static ResourceDescriptor) -> Value {
     let kind = json!({"group": resource.group, "version": VERSION, "kind": resource.kind});
     let mut document = json!({
         "resource": resource.plural,
         "singularResource": resource.singular,
         "responseKind": kind,
         "scope": if resource.namespaced { "Namespaced" } else { "Cluster" },
-        "shortNames": resource.short,
+        "shortNames": resource.short_names,
         "categories": categories(resource),
         "verbs": verbs(resource),
     });
     let mut parts = Vec::new();
-    if resource.id == Kind::Pod {
+    if resource.id == ResourceKind::Pod {
         let kind = json!({"group": "", "version": VERSION, "kind": "Binding"});
         parts.push(json!({"subresource": BINDING, "responseKind": kind, "verbs": ["create"]}));
     }
-    if resource.status {
+    if resource.has_status {
         parts.push(json!({"subresource": "status", "responseKind": kind, "verbs": STATUS_VERBS}));
     }
     if !parts.is_empty() {

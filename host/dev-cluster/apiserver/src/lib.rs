@@ -24,6 +24,7 @@ mod protobuf;
 mod quantity;
 mod random;
 mod read;
+mod render;
 mod request;
 mod schema;
 mod selector;
@@ -34,7 +35,6 @@ mod store;
 mod strategy;
 mod table;
 mod validate;
-mod view;
 mod write;
 
 use std::sync::Arc;
@@ -42,11 +42,11 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde_json::json;
 
-pub use crate::serve::{ServeError, ServeOptions, Serving};
+pub use crate::serve::{ServeError, ServeOptions, ServerHandle};
 pub use crate::service::{ApiBody, ApiService};
-pub use crate::store::Snapshot;
+pub use crate::store::StateSnapshot;
 
-use crate::descriptors::Kind;
+use crate::descriptors::ResourceKind;
 use crate::random::Random;
 use crate::request::Target;
 use crate::store::Store;
@@ -56,7 +56,7 @@ use crate::write::{FieldValidation, Warnings, WriteOptions};
 const NAMESPACES: [&str; 4] = ["default", "kube-node-lease", "kube-public", "kube-system"];
 
 /// Watch events kept per kind unless told otherwise: some seconds of a busy cluster.
-const DEFAULT_HISTORY: usize = 10_000;
+const DEFAULT_WATCH_HISTORY: usize = 10_000;
 
 /// How a server is set up.
 #[derive(Clone)]
@@ -66,7 +66,7 @@ pub struct Options {
     /// Makes uids and generated names the same in every run. They are random when absent.
     pub uid_seed: Option<u64>,
     /// Watch events kept per kind; who falls further behind gets 410 Gone. At least 1.
-    pub history: usize,
+    pub watch_history: usize,
     /// The largest request body in bytes; a larger one is answered with 413.
     pub body_limit: usize,
 }
@@ -76,7 +76,7 @@ impl Default for Options {
         Self {
             now: Arc::new(Timestamp::now),
             uid_seed: None,
-            history: DEFAULT_HISTORY,
+            watch_history: DEFAULT_WATCH_HISTORY,
             // What the kube-apiserver accepts.
             body_limit: 3 * 1024 * 1024,
         }
@@ -87,7 +87,7 @@ impl std::fmt::Debug for Options {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Options")
             .field("uid_seed", &self.uid_seed)
-            .field("history", &self.history)
+            .field("history", &self.watch_history)
             .field("body_limit", &self.body_limit)
             .finish_non_exhaustive()
     }
@@ -129,21 +129,21 @@ impl ApiServer {
     #[must_use]
     pub fn new(options: Options) -> Self {
         let inner = Inner {
-            store: Store::new(options.history),
+            store: Store::new(options.watch_history),
             now: options.now,
             body_limit: options.body_limit,
             random: Random::new(options.uid_seed),
         };
         for name in NAMESPACES {
             let target = Target {
-                resource: Kind::Namespace.resource(),
+                resource: ResourceKind::Namespace.resource(),
                 namespace: String::new(),
                 name: None,
                 subresource: None,
             };
             let write = WriteOptions {
                 dry_run: false,
-                fields: FieldValidation::Strict,
+                field_validation: FieldValidation::Strict,
                 manager: "kube-apiserver",
                 force: false,
                 warnings: &Warnings::default(),
@@ -167,13 +167,13 @@ impl ApiServer {
 
     /// The present state, for [`ApiServer::restore`].
     #[must_use]
-    pub fn snapshot(&self) -> Snapshot {
+    pub fn snapshot(&self) -> StateSnapshot {
         self.inner.store.snapshot()
     }
 
     /// Sets objects and resourceVersion counter back to an earlier state, as an etcd restored from a backup does.
     /// Open watches end.
-    pub fn restore(&self, snapshot: &Snapshot) {
+    pub fn restore(&self, snapshot: &StateSnapshot) {
         self.inner.store.restore(snapshot);
     }
 

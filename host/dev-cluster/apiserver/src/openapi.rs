@@ -3,10 +3,10 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::descriptors::{GROUPS, Resource, VERSION};
-use crate::discovery::{git_version, of_group};
+use crate::descriptors::{GROUPS, ResourceDescriptor, VERSION};
+use crate::discovery::{git_version, resources_of_group};
 use crate::meta;
-use crate::schema::{self, Field, ListKind, Scalar, Strategy, Struct, Type};
+use crate::schema::{self, Field, ListType, PatchStrategy, Scalar, Struct, Type};
 
 /// The older document, of a server that has no types in it. kubectl asks for it when a manifest's kind is not in the newer one,
 /// and only then says that there is no such kind.
@@ -35,7 +35,7 @@ pub(crate) fn document(path: &str) -> Option<Value> {
         ["apis", group, VERSION] => GROUPS.iter().find(|known| *known == group)?,
         _ => return None,
     };
-    let paths: Map<String, Value> = of_group(group).map(path_item).collect();
+    let paths: Map<String, Value> = resources_of_group(group).map(path_item).collect();
     Some(json!({
         "openapi": "3.0.0",
         "info": {"title": "Kubernetes", "version": git_version()},
@@ -47,9 +47,9 @@ pub(crate) fn document(path: &str) -> Option<Value> {
 /// The types of a group's kinds by their names.
 fn schemas(group: &str) -> Map<String, Value> {
     let mut schemas = Map::new();
-    for resource in of_group(group) {
+    for resource in resources_of_group(group) {
         let root = schema::of(resource.id);
-        add(root, &mut schemas);
+        add_schema(root, &mut schemas);
         if let Some(Value::Object(document)) = schemas.get_mut(root.name) {
             let kind = json!([{"group": resource.group, "version": VERSION, "kind": resource.kind}]);
             document.insert("x-kubernetes-group-version-kind".to_owned(), kind);
@@ -62,13 +62,16 @@ fn schemas(group: &str) -> Map<String, Value> {
     schemas
 }
 
-fn add(shape: &'static Struct, schemas: &mut Map<String, Value>) {
+fn add_schema(shape: &'static Struct, schemas: &mut Map<String, Value>) {
     if schemas.contains_key(shape.name) {
         return;
     }
     schemas.insert(shape.name.to_owned(), Value::Null);
-    let properties: Map<String, Value> =
-        shape.fields.iter().map(|(name, field)| ((*name).to_owned(), property(field, schemas))).collect();
+    let properties: Map<String, Value> = shape
+        .fields
+        .iter()
+        .map(|(name, field)| ((*name).to_owned(), property_schema(field, schemas)))
+        .collect();
     let mut document = json!({"type": "object", "properties": properties});
     if shape.atomic {
         meta::set(&mut document, "x-kubernetes-map-type", json!("atomic"));
@@ -76,12 +79,12 @@ fn add(shape: &'static Struct, schemas: &mut Map<String, Value>) {
     schemas.insert(shape.name.to_owned(), document);
 }
 
-fn property(field: &'static Field, schemas: &mut Map<String, Value>) -> Value {
-    let mut document = document_of(&field.shape, schemas);
-    match field.strategy {
-        Strategy::Replace => {}
-        Strategy::Merge => meta::set(&mut document, "x-kubernetes-patch-strategy", json!("merge")),
-        Strategy::MergeBy(key) => {
+fn property_schema(field: &'static Field, schemas: &mut Map<String, Value>) -> Value {
+    let mut document = type_schema(&field.field_type, schemas);
+    match field.patch_strategy {
+        PatchStrategy::Replace => {}
+        PatchStrategy::Merge => meta::set(&mut document, "x-kubernetes-patch-strategy", json!("merge")),
+        PatchStrategy::MergeBy(key) => {
             meta::set(&mut document, "x-kubernetes-patch-strategy", json!("merge"));
             meta::set(&mut document, "x-kubernetes-patch-merge-key", json!(key));
         }
@@ -89,18 +92,18 @@ fn property(field: &'static Field, schemas: &mut Map<String, Value>) -> Value {
     document
 }
 
-fn document_of(shape: &'static Type, schemas: &mut Map<String, Value>) -> Value {
+fn type_schema(shape: &'static Type, schemas: &mut Map<String, Value>) -> Value {
     match shape {
         Type::Struct(shape) => {
-            add(shape, schemas);
+            add_schema(shape, schemas);
             json!({"allOf": [{"$ref": format!("#/components/schemas/{}", shape.name)}]})
         }
         Type::List(member, kind) => {
-            let mut list = json!({"type": "array", "items": document_of(member, schemas)});
+            let mut list = json!({"type": "array", "items": type_schema(member, schemas)});
             let (name, keys) = match kind {
-                ListKind::Atomic => ("atomic", None),
-                ListKind::Set => ("set", None),
-                ListKind::Keys(keys) => ("map", Some(keys)),
+                ListType::Atomic => ("atomic", None),
+                ListType::Set => ("set", None),
+                ListType::Keys(keys) => ("map", Some(keys)),
             };
             meta::set(&mut list, "x-kubernetes-list-type", json!(name));
             if let Some(keys) = keys {
@@ -109,7 +112,7 @@ fn document_of(shape: &'static Type, schemas: &mut Map<String, Value>) -> Value 
             list
         }
         Type::Map(member, atomic) => {
-            let mut map = json!({"type": "object", "additionalProperties": document_of(member, schemas)});
+            let mut map = json!({"type": "object", "additionalProperties": type_schema(member, schemas)});
             if *atomic {
                 meta::set(&mut map, "x-kubernetes-map-type", json!("atomic"));
             }
@@ -117,18 +120,18 @@ fn document_of(shape: &'static Type, schemas: &mut Map<String, Value>) -> Value 
         }
         Type::Scalar(scalar) => match scalar {
             Scalar::Any => json!({"type": "object"}),
-            Scalar::Text | Scalar::Quantity => json!({"type": "string"}),
+            Scalar::String | Scalar::Quantity => json!({"type": "string"}),
             Scalar::Bytes => json!({"type": "string", "format": "byte"}),
             Scalar::Int32 => json!({"type": "integer", "format": "int32"}),
             Scalar::Int64 => json!({"type": "integer", "format": "int64"}),
             Scalar::Bool => json!({"type": "boolean"}),
             Scalar::Time | Scalar::MicroTime => json!({"type": "string", "format": "date-time"}),
-            Scalar::IntOrText => json!({"type": "string", "format": "int-or-string"}),
+            Scalar::IntOrString => json!({"type": "string", "format": "int-or-string"}),
         },
     }
 }
 
-fn path_item(resource: &'static Resource) -> (String, Value) {
+fn path_item(resource: &'static ResourceDescriptor) -> (String, Value) {
     let namespace = if resource.namespaced { "/namespaces/{namespace}" } else { "" };
     let path = format!("{}{namespace}/{}/{{name}}", resource.root(), resource.plural);
     let kind = json!({"group": resource.group, "version": VERSION, "kind": resource.kind});

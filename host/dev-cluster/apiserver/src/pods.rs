@@ -7,28 +7,28 @@ use serde_json::{Map, Value, json};
 use crate::meta;
 use crate::quantity;
 use crate::status::FieldError;
-use crate::strategy::default;
+use crate::strategy::set_default;
 
 const CONTAINERS: [&str; 2] = ["initContainers", "containers"];
 /// The resources that a pod's class of service follows from.
-const COMPUTE: [&str; 2] = ["cpu", "memory"];
+const COMPUTE_RESOURCES: [&str; 2] = ["cpu", "memory"];
 /// What an update may change, in the words of the real API.
-const CHANGEABLE: &str = "pod updates may not change fields other than `spec.containers[*].image`,\
+const UPDATE_FORBIDDEN: &str = "pod updates may not change fields other than `spec.containers[*].image`,\
     `spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing \
     tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
 
 /// The defaults of a specification.
-pub(crate) fn defaults(spec: &mut Map<String, Value>) {
-    default(spec, "restartPolicy", "Always");
-    default(spec, "schedulerName", "default-scheduler");
-    default(spec, "dnsPolicy", "ClusterFirst");
+pub(crate) fn set_pod_defaults(spec: &mut Map<String, Value>) {
+    set_default(spec, "restartPolicy", "Always");
+    set_default(spec, "schedulerName", "default-scheduler");
+    set_default(spec, "dnsPolicy", "ClusterFirst");
     spec.entry("terminationGracePeriodSeconds").or_insert(json!(30));
     spec.entry("securityContext").or_insert(json!({}));
     spec.entry("enableServiceLinks").or_insert(json!(true));
     for member in CONTAINERS {
-        each_object(spec.get_mut(member), container);
+        for_each_object(spec.get_mut(member), set_container_defaults);
     }
-    each_object(spec.get_mut("volumes"), |volume| {
+    for_each_object(spec.get_mut("volumes"), |volume| {
         for source in ["configMap", "secret", "downwardAPI", "projected"] {
             if let Some(Value::Object(source)) = volume.get_mut(source) {
                 source.entry("defaultMode").or_insert(json!(0o644));
@@ -37,20 +37,20 @@ pub(crate) fn defaults(spec: &mut Map<String, Value>) {
     });
 }
 
-fn each_object(list: Option<&mut Value>, change: impl FnMut(&mut Map<String, Value>)) {
+fn for_each_object(list: Option<&mut Value>, change: impl FnMut(&mut Map<String, Value>)) {
     if let Some(Value::Array(list)) = list {
         list.iter_mut().filter_map(Value::as_object_mut).for_each(change);
     }
 }
 
-fn container(container: &mut Map<String, Value>) {
+fn set_container_defaults(container: &mut Map<String, Value>) {
     let image = container.get("image").and_then(Value::as_str).unwrap_or_default();
     let tag = image.rsplit('/').next().and_then(|name| name.split_once(':')).map(|(_, tag)| tag);
     let latest = !image.contains('@') && matches!(tag, None | Some("latest"));
-    default(container, "imagePullPolicy", if latest { "Always" } else { "IfNotPresent" });
-    default(container, "terminationMessagePath", "/dev/termination-log");
-    default(container, "terminationMessagePolicy", "File");
-    each_object(container.get_mut("ports"), |port| default(port, "protocol", "TCP"));
+    set_default(container, "imagePullPolicy", if latest { "Always" } else { "IfNotPresent" });
+    set_default(container, "terminationMessagePath", "/dev/termination-log");
+    set_default(container, "terminationMessagePolicy", "File");
+    for_each_object(container.get_mut("ports"), |port| set_default(port, "protocol", "TCP"));
     let Some(Value::Object(resources)) = container.get_mut("resources") else { return };
     let Some(Value::Object(limits)) = resources.get("limits").cloned() else { return };
     // Who says how much it may have and not how much it needs needs that much.
@@ -62,18 +62,19 @@ fn container(container: &mut Map<String, Value>) {
 }
 
 /// The class of service of a pod, by what its containers need and may have.
-pub(crate) fn quality(pod: &Value) -> &'static str {
+pub(crate) fn qos_class(pod: &Value) -> &'static str {
     let containers: Vec<&Value> =
         CONTAINERS.iter().flat_map(|member| meta::list(pod, &format!("/spec/{member}"))).collect();
     let sums = |member: &str| {
         let mut sums = BTreeMap::<&str, i128>::new();
-        for (resource, amount) in containers.iter().flat_map(|one| amounts(one, member)) {
+        for (resource, amount) in containers.iter().flat_map(|one| resource_amounts(one, member)) {
             *sums.entry(resource).or_default() += amount;
         }
         sums
     };
     let (requests, limits) = (sums("requests"), sums("limits"));
-    let limited = containers.iter().all(|one| amounts(one, "limits").count() == COMPUTE.len());
+    let limited =
+        containers.iter().all(|one| resource_amounts(one, "limits").count() == COMPUTE_RESOURCES.len());
     if requests.is_empty() && limits.is_empty() {
         "BestEffort"
     } else if limited && requests == limits {
@@ -84,15 +85,15 @@ pub(crate) fn quality(pod: &Value) -> &'static str {
 }
 
 /// How much of what counts a container asks for.
-fn amounts(container: &Value, member: &str) -> impl Iterator<Item = (&'static str, i128)> {
-    COMPUTE.into_iter().filter_map(move |resource| {
+fn resource_amounts(container: &Value, member: &str) -> impl Iterator<Item = (&'static str, i128)> {
+    COMPUTE_RESOURCES.into_iter().filter_map(move |resource| {
         let text = meta::text(container, &format!("/resources/{member}/{resource}"));
         Some((resource, quantity::parse(text).filter(|amount| *amount > 0)?))
     })
 }
 
 /// What an update changes that it may not. Pods that wait for their gates are left to who gates them.
-pub(crate) fn update(old: &Value, next: &Value, errors: &mut Vec<FieldError>) {
+pub(crate) fn validate_pod_update(old: &Value, next: &Value, errors: &mut Vec<FieldError>) {
     for member in ["containers", "initContainers"] {
         let pointer = format!("/spec/{member}");
         if meta::list(old, &pointer).len() != meta::list(next, &pointer).len() {
@@ -102,20 +103,20 @@ pub(crate) fn update(old: &Value, next: &Value, errors: &mut Vec<FieldError>) {
         }
     }
     let gated = !meta::list(old, "/spec/schedulingGates").is_empty();
-    if !gated && fixed(old) != fixed(next) {
-        errors.push(FieldError::forbidden("spec", CHANGEABLE));
+    if !gated && immutable_spec(old) != immutable_spec(next) {
+        errors.push(FieldError::forbidden("spec", UPDATE_FORBIDDEN));
     }
 }
 
 /// A specification without what may change.
-fn fixed(pod: &Value) -> Value {
+fn immutable_spec(pod: &Value) -> Value {
     let mut spec = pod.get("spec").cloned().unwrap_or_default();
     if let Value::Object(spec) = &mut spec {
         spec.remove("activeDeadlineSeconds");
         spec.remove("tolerations");
         spec.remove("schedulingGates");
         for member in CONTAINERS {
-            each_object(spec.get_mut(member), |container| {
+            for_each_object(spec.get_mut(member), |container| {
                 container.remove("image");
             });
         }
@@ -129,36 +130,36 @@ mod tests {
 
     fn pod(containers: Value) -> Value {
         let mut pod = json!({"spec": {"containers": containers}});
-        meta::edit(&mut pod, "spec", defaults);
+        meta::edit(&mut pod, "spec", set_pod_defaults);
         pod
     }
 
     #[test]
-    fn the_class_of_service_follows_from_what_is_asked_for() {
-        let class = |resources: Value| quality(&pod(json!([{"name": "a", "resources": resources}])));
-        assert_eq!(class(json!({})), "BestEffort");
-        assert_eq!(class(json!({"requests": {"storage": "1Gi"}})), "BestEffort");
-        assert_eq!(class(json!({"requests": {"cpu": "0"}})), "BestEffort");
-        assert_eq!(class(json!({"requests": {"cpu": "100m"}})), "Burstable");
-        assert_eq!(class(json!({"limits": {"cpu": "1"}})), "Burstable");
+    fn qos_class_follows_from_requests_and_limits() {
+        let qos_class_of = |resources: Value| qos_class(&pod(json!([{"name": "a", "resources": resources}])));
+        assert_eq!(qos_class_of(json!({})), "BestEffort");
+        assert_eq!(qos_class_of(json!({"requests": {"storage": "1Gi"}})), "BestEffort");
+        assert_eq!(qos_class_of(json!({"requests": {"cpu": "0"}})), "BestEffort");
+        assert_eq!(qos_class_of(json!({"requests": {"cpu": "100m"}})), "Burstable");
+        assert_eq!(qos_class_of(json!({"limits": {"cpu": "1"}})), "Burstable");
         // What is needed follows from the limits.
         let limits = json!({"cpu": "1", "memory": "1Gi"});
-        assert_eq!(class(json!({"limits": limits})), "Guaranteed");
-        assert_eq!(class(json!({"limits": limits, "requests": {"cpu": "1000m"}})), "Guaranteed");
-        assert_eq!(class(json!({"limits": limits, "requests": {"cpu": "500m"}})), "Burstable");
+        assert_eq!(qos_class_of(json!({"limits": limits})), "Guaranteed");
+        assert_eq!(qos_class_of(json!({"limits": limits, "requests": {"cpu": "1000m"}})), "Guaranteed");
+        assert_eq!(qos_class_of(json!({"limits": limits, "requests": {"cpu": "500m"}})), "Burstable");
         let two = json!([{"name": "a", "resources": {"limits": limits}}, {"name": "b"}]);
-        assert_eq!(quality(&pod(two)), "Burstable");
+        assert_eq!(qos_class(&pod(two)), "Burstable");
     }
 
     #[test]
-    fn images_may_change_and_commands_may_not() {
-        let refused = |next: Value| {
+    fn image_updates_are_allowed_and_command_updates_forbidden() {
+        let error_count = |next: Value| {
             let mut errors = Vec::new();
-            update(&pod(json!([{"name": "a", "image": "i:1"}])), &pod(next), &mut errors);
+            validate_pod_update(&pod(json!([{"name": "a", "image": "i:1"}])), &pod(next), &mut errors);
             errors.len()
         };
-        assert_eq!(refused(json!([{"name": "a", "image": "i:2"}])), 0);
-        assert_eq!(refused(json!([{"name": "a", "image": "i:1", "command": ["c"]}])), 1);
-        assert_eq!(refused(json!([])), 1);
+        assert_eq!(error_count(json!([{"name": "a", "image": "i:2"}])), 0);
+        assert_eq!(error_count(json!([{"name": "a", "image": "i:1", "command": ["c"]}])), 1);
+        assert_eq!(error_count(json!([])), 1);
     }
 }

@@ -4,91 +4,101 @@
 use serde_json::{Map, Value};
 
 use crate::base64;
-use crate::descriptors::Kind;
+use crate::descriptors::ResourceKind;
 
 /// Precedes the envelope of every protobuf body.
 const MAGIC: &[u8] = b"k8s\0";
 
 /// What a numbered field becomes.
 #[derive(Clone, Copy)]
-enum Field {
-    Text(&'static str),
-    Texts(&'static str),
-    Flag(&'static str),
+enum ProtobufField {
+    String(&'static str),
+    StringList(&'static str),
+    Bool(&'static str),
     /// A map of texts.
-    TextMap(&'static str),
+    StringMap(&'static str),
     /// A map from text to bytes, shown as base64.
     BytesMap(&'static str),
-    Message(&'static str, &'static [(u64, Field)]),
+    Message(&'static str, &'static [(u64, ProtobufField)]),
     /// Only the server sets it, so what a client says is of no interest.
     Ignored,
 }
 
-const META: Field = Field::Message(
+const META: ProtobufField = ProtobufField::Message(
     "metadata",
     &[
-        (1, Field::Text("name")),
-        (2, Field::Text("generateName")),
-        (3, Field::Text("namespace")),
-        (4, Field::Ignored),
-        (5, Field::Ignored),
-        (6, Field::Text("resourceVersion")),
-        (7, Field::Ignored),
-        (8, Field::Ignored),
-        (11, Field::TextMap("labels")),
-        (12, Field::TextMap("annotations")),
-        (14, Field::Texts("finalizers")),
-        (17, Field::Ignored),
+        (1, ProtobufField::String("name")),
+        (2, ProtobufField::String("generateName")),
+        (3, ProtobufField::String("namespace")),
+        (4, ProtobufField::Ignored),
+        (5, ProtobufField::Ignored),
+        (6, ProtobufField::String("resourceVersion")),
+        (7, ProtobufField::Ignored),
+        (8, ProtobufField::Ignored),
+        (11, ProtobufField::StringMap("labels")),
+        (12, ProtobufField::StringMap("annotations")),
+        (14, ProtobufField::StringList("finalizers")),
+        (17, ProtobufField::Ignored),
     ],
 );
 
-fn fields(kind: Kind) -> Option<&'static [(u64, Field)]> {
+fn fields(kind: ResourceKind) -> Option<&'static [(u64, ProtobufField)]> {
     Some(match kind {
-        Kind::Namespace => {
-            &[(1, META), (2, Field::Message("spec", &[(1, Field::Texts("finalizers"))])), (3, Field::Ignored)]
+        ResourceKind::Namespace => &[
+            (1, META),
+            (2, ProtobufField::Message("spec", &[(1, ProtobufField::StringList("finalizers"))])),
+            (3, ProtobufField::Ignored),
+        ],
+        ResourceKind::ConfigMap => &[
+            (1, META),
+            (2, ProtobufField::StringMap("data")),
+            (3, ProtobufField::BytesMap("binaryData")),
+            (4, ProtobufField::Bool("immutable")),
+        ],
+        ResourceKind::Secret => &[
+            (1, META),
+            (2, ProtobufField::BytesMap("data")),
+            (3, ProtobufField::String("type")),
+            (4, ProtobufField::StringMap("stringData")),
+            (5, ProtobufField::Bool("immutable")),
+        ],
+        ResourceKind::ServiceAccount => {
+            &[(1, META), (4, ProtobufField::Bool("automountServiceAccountToken"))]
         }
-        Kind::ConfigMap => &[
-            (1, META),
-            (2, Field::TextMap("data")),
-            (3, Field::BytesMap("binaryData")),
-            (4, Field::Flag("immutable")),
-        ],
-        Kind::Secret => &[
-            (1, META),
-            (2, Field::BytesMap("data")),
-            (3, Field::Text("type")),
-            (4, Field::TextMap("stringData")),
-            (5, Field::Flag("immutable")),
-        ],
-        Kind::ServiceAccount => &[(1, META), (4, Field::Flag("automountServiceAccountToken"))],
-        Kind::Pod
-        | Kind::Node
-        | Kind::PersistentVolume
-        | Kind::PersistentVolumeClaim
-        | Kind::Event
-        | Kind::StorageClass
-        | Kind::CsiDriver
-        | Kind::CsiNode
-        | Kind::CsiStorageCapacity
-        | Kind::VolumeAttachment
-        | Kind::VolumeAttributesClass
-        | Kind::Lease => return None,
+        ResourceKind::Pod
+        | ResourceKind::Node
+        | ResourceKind::PersistentVolume
+        | ResourceKind::PersistentVolumeClaim
+        | ResourceKind::Event
+        | ResourceKind::StorageClass
+        | ResourceKind::CsiDriver
+        | ResourceKind::CsiNode
+        | ResourceKind::CsiStorageCapacity
+        | ResourceKind::VolumeAttachment
+        | ResourceKind::VolumeAttributesClass
+        | ResourceKind::Lease => return None,
     })
 }
 
 /// Whether bodies of this kind are understood in protobuf.
-pub(crate) fn is_known(kind: Kind) -> bool {
+pub(crate) fn is_supported(kind: ResourceKind) -> bool {
     fields(kind).is_some()
 }
 
 /// Decodes an object of a known kind. `None`: malformed, or a field that is not understood.
-pub(crate) fn decode(kind: Kind, body: &[u8]) -> Option<Value> {
+pub(crate) fn decode(kind: ResourceKind, body: &[u8]) -> Option<Value> {
     let envelope = message(
         body.strip_prefix(MAGIC)?,
         &[
-            (1, Field::Message("type", &[(1, Field::Text("apiVersion")), (2, Field::Text("kind"))])),
-            (3, Field::Ignored),
-            (4, Field::Ignored),
+            (
+                1,
+                ProtobufField::Message(
+                    "type",
+                    &[(1, ProtobufField::String("apiVersion")), (2, ProtobufField::String("kind"))],
+                ),
+            ),
+            (3, ProtobufField::Ignored),
+            (4, ProtobufField::Ignored),
         ],
         // The object itself, kept aside.
         2,
@@ -101,7 +111,7 @@ pub(crate) fn decode(kind: Kind, body: &[u8]) -> Option<Value> {
 }
 
 /// The values of a field on the wire that occur here.
-enum Wire<'a> {
+enum WireValue<'a> {
     Number(u64),
     Bytes(&'a [u8]),
 }
@@ -119,15 +129,15 @@ fn varint(input: &mut &[u8]) -> Option<u64> {
     None
 }
 
-fn next<'a>(input: &mut &'a [u8]) -> Option<(u64, Wire<'a>)> {
+fn next<'a>(input: &mut &'a [u8]) -> Option<(u64, WireValue<'a>)> {
     let tag = varint(input)?;
     let wire = match tag & 7 {
-        0 => Wire::Number(varint(input)?),
+        0 => WireValue::Number(varint(input)?),
         2 => {
             let length = usize::try_from(varint(input)?).ok()?;
             let (bytes, rest) = input.split_at_checked(length)?;
             *input = rest;
-            Wire::Bytes(bytes)
+            WireValue::Bytes(bytes)
         }
         _ => return None,
     };
@@ -138,67 +148,67 @@ fn next<'a>(input: &mut &'a [u8]) -> Option<(u64, Wire<'a>)> {
 type Message<'a> = (Map<String, Value>, Option<&'a [u8]>);
 
 /// Decodes a message; the bytes of the field `aside` are handed out as they are.
-fn message<'a>(mut input: &'a [u8], fields: &[(u64, Field)], aside: u64) -> Option<Message<'a>> {
+fn message<'a>(mut input: &'a [u8], fields: &[(u64, ProtobufField)], raw_field: u64) -> Option<Message<'a>> {
     let mut map = Map::new();
-    let mut kept = None;
+    let mut raw_bytes = None;
     while !input.is_empty() {
         let (number, wire) = next(&mut input)?;
-        if let Wire::Bytes(bytes) = wire
-            && number == aside
+        if let WireValue::Bytes(bytes) = wire
+            && number == raw_field
         {
-            kept = Some(bytes);
+            raw_bytes = Some(bytes);
             continue;
         }
         let (_, field) = fields.iter().find(|(known, _)| *known == number)?;
-        put(&mut map, *field, &wire)?;
+        insert_field(&mut map, *field, &wire)?;
     }
-    Some((map, kept))
+    Some((map, raw_bytes))
 }
 
-fn put(map: &mut Map<String, Value>, field: Field, wire: &Wire<'_>) -> Option<()> {
+fn insert_field(map: &mut Map<String, Value>, field: ProtobufField, wire: &WireValue<'_>) -> Option<()> {
     let bytes = match wire {
-        Wire::Bytes(bytes) => *bytes,
-        Wire::Number(number) => {
+        WireValue::Bytes(bytes) => *bytes,
+        WireValue::Number(number) => {
             return match field {
-                Field::Flag(name) => {
+                ProtobufField::Bool(name) => {
                     map.insert(name.to_owned(), Value::Bool(*number != 0));
                     Some(())
                 }
-                Field::Ignored => Some(()),
-                Field::Text(_)
-                | Field::Texts(_)
-                | Field::TextMap(_)
-                | Field::BytesMap(_)
-                | Field::Message(..) => None,
+                ProtobufField::Ignored => Some(()),
+                ProtobufField::String(_)
+                | ProtobufField::StringList(_)
+                | ProtobufField::StringMap(_)
+                | ProtobufField::BytesMap(_)
+                | ProtobufField::Message(..) => None,
             };
         }
     };
     match field {
-        Field::Text(name) => {
+        ProtobufField::String(name) => {
             let text = std::str::from_utf8(bytes).ok()?;
             // Absent and empty are the same here.
             if !text.is_empty() {
                 map.insert(name.to_owned(), Value::from(text));
             }
         }
-        Field::Texts(name) => {
+        ProtobufField::StringList(name) => {
             let list = map.entry(name).or_insert_with(|| Value::Array(Vec::new()));
             list.as_array_mut()?.push(Value::from(std::str::from_utf8(bytes).ok()?));
         }
-        Field::TextMap(name) => {
+        ProtobufField::StringMap(name) => {
             let (key, value) = entry(bytes)?;
             let text = Value::from(std::str::from_utf8(value).ok()?);
             insert(map, name, key, text)?;
         }
-        Field::BytesMap(name) => {
+        ProtobufField::BytesMap(name) => {
             let (key, value) = entry(bytes)?;
             insert(map, name, key, Value::from(base64::encode(value)))?;
         }
-        Field::Message(name, fields) => {
+        ProtobufField::Message(name, fields) => {
             map.insert(name.to_owned(), Value::Object(message(bytes, fields, 0)?.0));
         }
-        Field::Ignored => {}
-        Field::Flag(_) => return None,
+        ProtobufField::Ignored => {}
+        ProtobufField::Bool(_) => return None,
     }
     Some(())
 }
@@ -214,8 +224,8 @@ fn entry(mut input: &[u8]) -> Option<(&str, &[u8])> {
     let (mut key, mut value): (&[u8], &[u8]) = (&[], &[]);
     while !input.is_empty() {
         match next(&mut input)? {
-            (1, Wire::Bytes(bytes)) => key = bytes,
-            (2, Wire::Bytes(bytes)) => value = bytes,
+            (1, WireValue::Bytes(bytes)) => key = bytes,
+            (2, WireValue::Bytes(bytes)) => value = bytes,
             _ => return None,
         }
     }
@@ -226,7 +236,7 @@ fn entry(mut input: &[u8]) -> Option<(&str, &[u8])> {
 mod tests {
     use serde_json::json;
 
-    use super::{Kind, decode};
+    use super::{ResourceKind, decode};
 
     fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
         [&[number << 3 | 2, u8::try_from(bytes.len()).unwrap()], bytes].concat()
@@ -238,13 +248,13 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_read() {
+    fn a_protobuf_secret_is_decoded() {
         let label = [field(1, b"k"), field(2, b"v")].concat();
         let meta = [field(1, b"s"), field(3, b""), field(8, &[]), field(11, &label)].concat();
         let data = [field(1, b"key"), field(2, b"foobar")].concat();
         let secret = [field(1, &meta), field(2, &data), field(3, b"Opaque"), vec![5 << 3, 1]].concat();
         assert_eq!(
-            decode(Kind::Secret, &envelope(&secret)),
+            decode(ResourceKind::Secret, &envelope(&secret)),
             Some(json!({
                 "apiVersion": "v1",
                 "kind": "Secret",
@@ -257,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused() {
+    fn malformed_protobuf_is_rejected() {
         for body in [
             b"".to_vec(),
             b"k8s\0".to_vec(),
@@ -267,7 +277,7 @@ mod tests {
             envelope(&[1 << 3 | 2, 200]),
             envelope(&[0xff; 12]),
         ] {
-            assert_eq!(decode(Kind::Secret, &body), None, "{body:?}");
+            assert_eq!(decode(ResourceKind::Secret, &body), None, "{body:?}");
         }
     }
 }

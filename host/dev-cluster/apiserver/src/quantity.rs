@@ -29,7 +29,7 @@ pub(crate) fn parse(text: &str) -> Option<i128> {
     let exponent = exponent + 9 - i32::try_from(fraction.len()).ok()?;
     let value = match digits {
         "" => 0,
-        digits => scaled(digits, base, exponent),
+        digits => scale_digits(digits, base, exponent),
     };
     Some(if negative { -value } else { value })
 }
@@ -42,7 +42,7 @@ pub(crate) fn canonical(text: &str) -> Option<String> {
         value.div_euclid(MILLI).checked_add(i128::from(value.rem_euclid(MILLI) != 0))?.checked_mul(MILLI)?;
     let suffix = text.trim_start_matches(|c: char| c.is_ascii_digit() || matches!(c, '.' | '+' | '-'));
     if value.abs() >= CAP && !suffix.ends_with('i') {
-        return large(text);
+        return canonical_large(text);
     }
     let binary = suffix.ends_with('i') && value.abs() >= 1024 * NANO && value % NANO == 0;
     if binary {
@@ -71,7 +71,7 @@ pub(crate) fn canonical(text: &str) -> Option<String> {
 }
 
 /// The canonical form of a decimal quantity that is too large to calculate with.
-fn large(text: &str) -> Option<String> {
+fn canonical_large(text: &str) -> Option<String> {
     let sign = if text.starts_with('-') { "-" } else { "" };
     let rest = text.trim_start_matches(['+', '-']);
     let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
@@ -118,7 +118,7 @@ fn scale(suffix: &str) -> Option<(u32, i32)> {
     })
 }
 
-fn scaled(digits: &str, base: u32, exponent: i32) -> i128 {
+fn scale_digits(digits: &str, base: u32, exponent: i32) -> i128 {
     let value = digits.parse::<i128>().ok().and_then(|value| value.checked_mul(1024_i128.checked_pow(base)?));
     let Some(value) = value else {
         // Too many digits for exact arithmetic: far above the cap, or far below one unit of a small exponent.
@@ -140,7 +140,7 @@ mod tests {
     use super::{CAP, NANO, canonical, parse};
 
     #[test]
-    fn quantities_have_values() {
+    fn quantities_are_parsed_to_nano_units() {
         for (text, expected) in [
             ("0", 0),
             ("1", NANO),
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn quantities_have_one_form() {
+    fn quantities_have_a_canonical_form() {
         for (text, expected) in [
             ("0", "0"),
             ("0Gi", "0"),
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_no_quantity() {
+    fn invalid_quantities_are_rejected() {
         for text in ["", "Gi", "1gb", "1 Gi", "1.2.3", "--1", "1e", "ten", "1KI", "."] {
             assert_eq!(parse(text), None, "{text}");
         }

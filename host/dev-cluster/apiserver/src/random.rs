@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use rustls::crypto::ring;
 
 /// The letters of generated names: none that could form a word or be misread.
-const LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
+const SUFFIX_ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
 
 #[derive(Debug)]
 pub(crate) struct Random(Mutex<u64>);
@@ -49,10 +49,10 @@ impl Random {
     /// Five letters for `generateName`.
     pub(crate) fn name_suffix(&self) -> String {
         let mut number = self.next();
-        let count = LETTERS.len() as u64;
+        let count = SUFFIX_ALPHABET.len() as u64;
         let mut suffix = String::with_capacity(5);
         for _ in 0..5 {
-            let letter = usize::try_from(number % count).ok().and_then(|index| LETTERS.get(index));
+            let letter = usize::try_from(number % count).ok().and_then(|index| SUFFIX_ALPHABET.get(index));
             suffix.push(char::from(letter.copied().unwrap_or(b'x')));
             number /= count;
         }

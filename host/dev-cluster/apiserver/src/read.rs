@@ -12,42 +12,42 @@ use tokio::time::Instant;
 
 use crate::Inner;
 use crate::base64;
-use crate::descriptors::Kind;
+use crate::descriptors::ResourceKind;
+use crate::render::{ListMeta, Renderer, error_frame};
 use crate::request::{Query, Target};
 use crate::selector::Selector;
 use crate::status::{FieldError, Status};
-use crate::store::{self, Event, EventType, HistoryError, Object};
-use crate::view::{ListMeta, Renderer, error_frame};
+use crate::store::{self, HistoryError, HistoryEvent, StoredObject, WatchEventType};
 
 /// How often a watcher that asked for bookmarks gets one, as the real server does it.
-const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
+const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// So long before its end a watch gets its last bookmark.
-const LAST_BOOKMARK: Duration = Duration::from_secs(2);
+const LAST_BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
 
 /// A watch that names no time-out ends after this; the real server picks a time between 30 and 60 minutes.
-const WATCH_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+const DEFAULT_WATCH_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-const EXPIRED_TOKEN: &str = "The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted between the time the first chunk was returned and now may show up in the list.";
+const EXPIRED_TOKEN_MESSAGE: &str = "The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted between the time the first chunk was returned and now may show up in the list.";
 
 impl Inner {
     /// One object.
-    pub(crate) fn get(&self, target: &Target, query: &Query) -> Result<Arc<Object>, Status> {
-        self.not_future(query.version().map_err(Status::internal)?)?;
+    pub(crate) fn get(&self, target: &Target, query: &Query) -> Result<Arc<StoredObject>, Status> {
+        self.check_not_future(query.version().map_err(Status::internal)?)?;
         self.find(target)
     }
 
     /// The object that a target names.
-    pub(crate) fn find(&self, target: &Target) -> Result<Arc<Object>, Status> {
+    pub(crate) fn find(&self, target: &Target) -> Result<Arc<StoredObject>, Status> {
         self.store
             .get(target.resource.id, &store::key(&target.namespace, target.name()))
             .ok_or_else(|| Status::not_found(target.resource, target.name()))
     }
 
-    fn not_future(&self, wanted: Option<u64>) -> Result<(), Status> {
+    fn check_not_future(&self, requested: Option<u64>) -> Result<(), Status> {
         let current = self.store.version();
-        match wanted {
-            Some(wanted) if wanted > current => Err(Status::future_version(wanted, current)),
+        match requested {
+            Some(requested) if requested > current => Err(Status::future_version(requested, current)),
             Some(_) | None => Ok(()),
         }
     }
@@ -56,26 +56,29 @@ impl Inner {
     pub(crate) fn list(&self, target: &Target, query: &Query, renderer: &Renderer) -> Result<Bytes, Status> {
         let kind = target.resource.id;
         let selector = selector(kind, query)?;
-        let page = Page::parse(query)?;
-        self.not_future(page.at.or(page.not_older_than))?;
+        let page = ListOptions::parse(query)?;
+        self.check_not_future(page.exact_version.or(page.min_version))?;
         let prefix = prefix(target);
-        let listing = self.store.list(kind, &prefix, page.at).map_err(|_| {
-            page.after.as_ref().map_or_else(
+        let listing = self.store.list(kind, &prefix, page.exact_version).map_err(|_| {
+            page.continue_after.as_ref().map_or_else(
                 || Status::expired("The resourceVersion for the provided list is too old."),
-                |after| Status::expired(EXPIRED_TOKEN).with_continue(token(None, after)),
+                |after| {
+                    Status::expired(EXPIRED_TOKEN_MESSAGE).with_continue(encode_continue_token(None, after))
+                },
             )
         })?;
-        let skip = page.after.as_ref().map_or(0, |after| {
+        let skip = page.continue_after.as_ref().map_or(0, |after| {
             listing.objects.partition_point(|object| key_of(object).as_str() <= after.as_str())
         });
         let mut rest = listing.objects.get(skip..).unwrap_or_default().iter();
         let Some(limit) = page.limit else {
-            let selected: Vec<&Object> =
+            let selected: Vec<&StoredObject> =
                 rest.map(AsRef::as_ref).filter(|object| selector.matches(&object.value)).collect();
-            let meta = ListMeta { version: listing.version, next: None, remaining: None };
+            let meta =
+                ListMeta { version: listing.version, continue_token: None, remaining_item_count: None };
             return Ok(renderer.list(&meta, selected.into_iter()));
         };
-        let mut selected: Vec<&Object> = Vec::new();
+        let mut selected: Vec<&StoredObject> = Vec::new();
         let mut next = None;
         let mut remaining = None;
         while let Some(object) = rest.next() {
@@ -83,13 +86,14 @@ impl Inner {
                 selected.push(object);
             }
             if selected.len() >= limit && rest.len() > 0 {
-                next = Some(token(Some(listing.version), &key_of(object)));
+                next = Some(encode_continue_token(Some(listing.version), &key_of(object)));
                 // With a selector nobody has counted what would still be selected.
                 remaining = selector.is_empty().then_some(rest.len());
                 break;
             }
         }
-        let meta = ListMeta { version: listing.version, next, remaining };
+        let meta =
+            ListMeta { version: listing.version, continue_token: next, remaining_item_count: remaining };
         Ok(renderer.list(&meta, selected.into_iter()))
     }
 
@@ -106,7 +110,8 @@ impl Inner {
         // Subscribed before the first read, so no change falls between.
         let (changed, epoch) = self.store.subscribe(kind);
         let seconds = query.number("timeoutSeconds")?.filter(|seconds| *seconds > 0);
-        let timeout = seconds.map_or(WATCH_TIMEOUT, Duration::from_secs).min(WATCH_TIMEOUT * 2);
+        let timeout =
+            seconds.map_or(DEFAULT_WATCH_TIMEOUT, Duration::from_secs).min(DEFAULT_WATCH_TIMEOUT * 2);
         let now = Instant::now();
         let deadline = now + timeout;
         let mut watcher = Watcher {
@@ -116,21 +121,21 @@ impl Inner {
             selector,
             renderer,
             pending: VecDeque::new(),
-            cursor: 0,
+            last_version: 0,
             epoch,
             changed,
             deadline,
-            bookmark: query.flag("allowWatchBookmarks").then(|| next_bookmark(now, deadline)),
-            ended: false,
+            next_bookmark_at: query.flag("allowWatchBookmarks").then(|| next_bookmark(now, deadline)),
+            is_ended: false,
         };
-        watcher.begin(start)?;
+        watcher.start(start)?;
         Ok(futures::stream::unfold(watcher, |mut watcher| async move {
             watcher.next().await.map(|frame| (frame, watcher))
         }))
     }
 }
 
-fn key_of(object: &Object) -> String {
+fn key_of(object: &StoredObject) -> String {
     store::key(crate::meta::namespace(&object.value), object.name())
 }
 
@@ -138,7 +143,7 @@ fn prefix(target: &Target) -> String {
     if target.namespace.is_empty() { String::new() } else { format!("{}/", target.namespace) }
 }
 
-pub(crate) fn selector(kind: Kind, query: &Query) -> Result<Selector, Status> {
+pub(crate) fn selector(kind: ResourceKind, query: &Query) -> Result<Selector, Status> {
     Selector::parse(kind, query.get("labelSelector"), query.get("fieldSelector"))
 }
 
@@ -147,13 +152,13 @@ const ANY_VERSION: i64 = -1;
 
 /// Where the next page begins: opaque to clients, in the form of the real server. Without a version it goes on in what is there by
 /// then.
-fn token(version: Option<u64>, after: &str) -> String {
+fn encode_continue_token(version: Option<u64>, after: &str) -> String {
     let version = version.map_or_else(|| json!(ANY_VERSION), |version| json!(version));
     let token = json!({"v": "meta.k8s.io/v1", "rv": version, "start": format!("{after}\u{0}")});
     base64::encode_url(token.to_string().as_bytes())
 }
 
-fn parse_token(token: &str) -> Result<(Option<u64>, String), String> {
+fn parse_continue_token(token: &str) -> Result<(Option<u64>, String), String> {
     let bytes = base64::decode_url(token).map_err(|at| format!("illegal base64 data at input byte {at}"))?;
     let value: Value = serde_json::from_slice(&bytes).map_err(|_| {
         // A byte above 127 is a letter to Go.
@@ -174,32 +179,32 @@ fn parse_token(token: &str) -> Result<(Option<u64>, String), String> {
 
 /// Which part of which version a list shows.
 #[derive(Debug, Default)]
-struct Page {
-    at: Option<u64>,
-    not_older_than: Option<u64>,
-    after: Option<String>,
+struct ListOptions {
+    exact_version: Option<u64>,
+    min_version: Option<u64>,
+    continue_after: Option<String>,
     limit: Option<usize>,
 }
 
-fn options(field: &str, detail: &str) -> Status {
+fn invalid_list_options(field: &str, detail: &str) -> Status {
     Status::invalid_options("ListOptions", &[FieldError::forbidden(field, detail)])
 }
 
-impl Page {
+impl ListOptions {
     fn parse(query: &Query) -> Result<Self, Status> {
         let limit = query.number("limit")?.filter(|limit| *limit > 0);
         let limit = limit.and_then(|limit| usize::try_from(limit).ok());
         let version =
             query.version().map_err(|why| Status::bad_request(format!("invalid resource version: {why}")))?;
-        let matching = query.get("resourceVersionMatch");
+        let version_match = query.get("resourceVersionMatch");
         let token = query.get("continue");
         if !query.get("sendInitialEvents").is_empty() {
-            return Err(options("sendInitialEvents", "sendInitialEvents is forbidden for list"));
+            return Err(invalid_list_options("sendInitialEvents", "sendInitialEvents is forbidden for list"));
         }
         // Any version may be answered from memory, and then as a whole.
         let limit = limit.filter(|_| version != Some(0) || !token.is_empty());
-        if !matching.is_empty() && version.is_none() {
-            return Err(options(
+        if !version_match.is_empty() && version.is_none() {
+            return Err(invalid_list_options(
                 "resourceVersionMatch",
                 "resourceVersionMatch is forbidden unless resourceVersion is provided",
             ));
@@ -210,22 +215,22 @@ impl Page {
                     "specifying resource version is not allowed when using continue",
                 ));
             }
-            let (at, after) = parse_token(token).map_err(|why| {
+            let (at, after) = parse_continue_token(token).map_err(|why| {
                 Status::bad_request(format!("invalid continue token: continue key is not valid: {why}"))
             })?;
-            return Ok(Self { at, not_older_than: None, after: Some(after), limit });
+            return Ok(Self { exact_version: at, min_version: None, continue_after: Some(after), limit });
         }
-        match matching {
+        match version_match {
             // A limited list at a version is exact, as it always was.
             "" if limit.is_some() && version.is_some_and(|version| version > 0) => {
-                Ok(Self { at: version, limit, ..Self::default() })
+                Ok(Self { exact_version: version, limit, ..Self::default() })
             }
-            "" | "NotOlderThan" => Ok(Self { not_older_than: version, limit, ..Self::default() }),
-            "Exact" if version == Some(0) => Err(options(
+            "" | "NotOlderThan" => Ok(Self { min_version: version, limit, ..Self::default() }),
+            "Exact" if version == Some(0) => Err(invalid_list_options(
                 "resourceVersionMatch",
                 "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
             )),
-            "Exact" => Ok(Self { at: version, limit, ..Self::default() }),
+            "Exact" => Ok(Self { exact_version: version, limit, ..Self::default() }),
             other => Err(Status::invalid_options(
                 "ListOptions",
                 &[FieldError::not_supported("resourceVersionMatch", other, &["Exact", "NotOlderThan", ""])],
@@ -238,51 +243,51 @@ impl Page {
 #[derive(Debug, Clone, Copy)]
 enum WatchStart {
     /// Every object as ADDED, then changes. With a closing bookmark when the client streams its list.
-    State { at_least: u64, closing_bookmark: bool },
+    CurrentState { min_version: u64, closing_bookmark: bool },
     /// Changes from now on.
     Now,
     /// Changes after a version.
-    After(u64),
+    AfterVersion(u64),
 }
 
 impl WatchStart {
     fn parse(query: &Query) -> Result<Self, Status> {
         let version = query.version().map_err(Status::internal)?;
-        let matching = query.get("resourceVersionMatch");
+        let version_match = query.get("resourceVersionMatch");
         let initial = query.get("sendInitialEvents");
         if initial.is_empty() {
-            if !matching.is_empty() {
-                return Err(options(
+            if !version_match.is_empty() {
+                return Err(invalid_list_options(
                     "resourceVersionMatch",
                     "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
                 ));
             }
             return Ok(match version {
-                None | Some(0) => Self::State { at_least: 0, closing_bookmark: false },
-                Some(version) => Self::After(version),
+                None | Some(0) => Self::CurrentState { min_version: 0, closing_bookmark: false },
+                Some(version) => Self::AfterVersion(version),
             });
         }
-        if matching != "NotOlderThan" {
-            return Err(options(
+        if version_match != "NotOlderThan" {
+            return Err(invalid_list_options(
                 "resourceVersionMatch",
                 "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
             ));
         }
         if query.flag("sendInitialEvents") {
             let closing_bookmark = query.flag("allowWatchBookmarks");
-            return Ok(Self::State { at_least: version.unwrap_or(0), closing_bookmark });
+            return Ok(Self::CurrentState { min_version: version.unwrap_or(0), closing_bookmark });
         }
         Ok(match version {
             None | Some(0) => Self::Now,
-            Some(version) => Self::After(version),
+            Some(version) => Self::AfterVersion(version),
         })
     }
 }
 
 /// Regularly, and shortly before the end, so that the next watch begins where this one stopped.
 fn next_bookmark(now: Instant, deadline: Instant) -> Instant {
-    let regular = now + BOOKMARK_EVERY;
-    match deadline.checked_sub(LAST_BOOKMARK) {
+    let regular = now + BOOKMARK_INTERVAL;
+    match deadline.checked_sub(LAST_BOOKMARK_BEFORE_END) {
         Some(last) if last > now => regular.min(last),
         Some(_) | None => regular,
     }
@@ -290,42 +295,42 @@ fn next_bookmark(now: Instant, deadline: Instant) -> Instant {
 
 struct Watcher {
     inner: Arc<Inner>,
-    kind: Kind,
+    kind: ResourceKind,
     prefix: String,
     selector: Selector,
     renderer: Renderer,
     pending: VecDeque<Bytes>,
     /// Every event up to this version has been looked at.
-    cursor: u64,
+    last_version: u64,
     epoch: u64,
     changed: watch::Receiver<u64>,
     deadline: Instant,
-    bookmark: Option<Instant>,
-    ended: bool,
+    next_bookmark_at: Option<Instant>,
+    is_ended: bool,
 }
 
 impl Watcher {
-    fn begin(&mut self, start: WatchStart) -> Result<(), Status> {
+    fn start(&mut self, start: WatchStart) -> Result<(), Status> {
         match start {
-            WatchStart::State { at_least, closing_bookmark } => {
-                self.inner.not_future(Some(at_least))?;
+            WatchStart::CurrentState { min_version: at_least, closing_bookmark } => {
+                self.inner.check_not_future(Some(at_least))?;
                 // The present state is always kept.
                 let Ok(listing) = self.inner.store.list(self.kind, &self.prefix, None) else { return Ok(()) };
-                self.cursor = listing.version;
+                self.last_version = listing.version;
                 for object in &listing.objects {
                     if self.selector.matches(&object.value) {
-                        let frame = self.renderer.frame(EventType::Added, object);
+                        let frame = self.renderer.frame(WatchEventType::Added, object);
                         self.pending.push_back(frame);
                     }
                 }
                 if closing_bookmark {
-                    self.pending.push_back(self.renderer.bookmark(self.cursor, true));
+                    self.pending.push_back(self.renderer.bookmark(self.last_version, true));
                 }
             }
-            WatchStart::Now => self.cursor = self.inner.store.version(),
+            WatchStart::Now => self.last_version = self.inner.store.version(),
             // A version of the future is not an error here: like the real server, the watch is silent until the
             // counter has passed it.
-            WatchStart::After(version) => self.cursor = version,
+            WatchStart::AfterVersion(version) => self.last_version = version,
         }
         Ok(())
     }
@@ -335,72 +340,72 @@ impl Watcher {
             if let Some(frame) = self.pending.pop_front() {
                 return Some(frame);
             }
-            if self.ended {
+            if self.is_ended {
                 return None;
             }
             self.changed.borrow_and_update();
-            self.read();
-            if !self.pending.is_empty() || self.ended {
+            self.read_events();
+            if !self.pending.is_empty() || self.is_ended {
                 continue;
             }
-            let bookmark = self.bookmark.unwrap_or(self.deadline);
+            let bookmark = self.next_bookmark_at.unwrap_or(self.deadline);
             tokio::select! {
                 biased;
-                changed = self.changed.changed() => self.ended |= changed.is_err(),
-                () = tokio::time::sleep_until(bookmark.min(self.deadline)) => self.tick(),
+                changed = self.changed.changed() => self.is_ended |= changed.is_err(),
+                () = tokio::time::sleep_until(bookmark.min(self.deadline)) => self.handle_timer(),
             }
         }
     }
 
-    fn tick(&mut self) {
+    fn handle_timer(&mut self) {
         let now = Instant::now();
         if now >= self.deadline {
-            self.ended = true;
-        } else if self.bookmark.is_some() {
-            self.bookmark = Some(next_bookmark(now, self.deadline));
+            self.is_ended = true;
+        } else if self.next_bookmark_at.is_some() {
+            self.next_bookmark_at = Some(next_bookmark(now, self.deadline));
             // A watcher that waits for the future hears nothing: there is no state to vouch for yet.
-            if self.cursor <= self.inner.store.version() {
-                self.pending.push_back(self.renderer.bookmark(self.cursor, false));
+            if self.last_version <= self.inner.store.version() {
+                self.pending.push_back(self.renderer.bookmark(self.last_version, false));
             }
         }
     }
 
-    fn read(&mut self) {
-        match self.inner.store.events(self.kind, self.cursor, self.epoch) {
+    fn read_events(&mut self) {
+        match self.inner.store.events(self.kind, self.last_version, self.epoch) {
             Ok((events, complete)) => {
                 for event in &events {
                     if let Some(frame) = self.frame(event) {
                         self.pending.push_back(frame);
                     }
                 }
-                self.cursor = self.cursor.max(complete);
+                self.last_version = self.last_version.max(complete);
             }
             Err(HistoryError::Compacted(oldest)) => {
-                self.pending.push_back(error_frame(&Status::too_old(self.cursor, oldest)));
-                self.ended = true;
+                self.pending.push_back(error_frame(&Status::too_old(self.last_version, oldest)));
+                self.is_ended = true;
             }
-            Err(HistoryError::Restored) => self.ended = true,
+            Err(HistoryError::Restored) => self.is_ended = true,
         }
     }
 
     /// What this watcher sees of an event: an object that enters its selection is added, one that leaves is deleted.
-    fn frame(&mut self, event: &Event) -> Option<Bytes> {
+    fn frame(&mut self, event: &HistoryEvent) -> Option<Bytes> {
         if !event.key.starts_with(&self.prefix) {
             return None;
         }
         let before = event.previous.as_ref().is_some_and(|object| self.selector.matches(&object.value));
-        let after = event.event_type != EventType::Deleted && self.selector.matches(&event.object.value);
+        let after = event.event_type != WatchEventType::Deleted && self.selector.matches(&event.object.value);
         let event_type = match (before, after) {
             (false, false) => return None,
-            (false, true) => EventType::Added,
-            (true, true) => EventType::Modified,
-            (true, false) => EventType::Deleted,
+            (false, true) => WatchEventType::Added,
+            (true, true) => WatchEventType::Modified,
+            (true, false) => WatchEventType::Deleted,
         };
-        if event_type == event.event_type && self.renderer.is_plain() {
+        if event_type == event.event_type && self.renderer.is_object_format() {
             return Some(event.frame());
         }
-        self.renderer.at((self.inner.now)());
-        if event_type == event.event_type || event_type == EventType::Added {
+        self.renderer.set_time((self.inner.now)());
+        if event_type == event.event_type || event_type == WatchEventType::Added {
             return Some(self.renderer.frame(event_type, &event.object));
         }
         // The object left the selection: its last selected state, at the version of the change.
@@ -409,7 +414,8 @@ impl Watcher {
         crate::meta::edit_meta(&mut value, |meta| {
             meta.insert("resourceVersion".to_owned(), event.object.version.to_string().into());
         });
-        let left = Object::transient(self.kind, event.object.version, value, previous.managed.clone());
-        Some(self.renderer.frame(event_type, &left))
+        let last_selected =
+            StoredObject::transient(self.kind, event.object.version, value, previous.managed_fields.clone());
+        Some(self.renderer.frame(event_type, &last_selected))
     }
 }

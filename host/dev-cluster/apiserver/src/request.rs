@@ -2,13 +2,13 @@
 
 use http::{HeaderMap, Method, header};
 
-use crate::descriptors::{self, Resource, VERSION};
+use crate::descriptors::{self, ResourceDescriptor, VERSION};
 use crate::status::{FieldError, Status};
 
 /// An object or a collection that a URL names.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
-    pub(crate) resource: &'static Resource,
+    pub(crate) resource: &'static ResourceDescriptor,
     /// Empty: all namespaces, or a kind without namespaces.
     pub(crate) namespace: String,
     pub(crate) name: Option<String>,
@@ -118,9 +118,9 @@ impl Query {
 
     /// `dryRun=All`; any other value is an error.
     pub(crate) fn dry_run(&self, errors: &mut Vec<FieldError>) -> bool {
-        let given: Vec<&str> =
+        let values: Vec<&str> =
             self.0.iter().filter(|(key, _)| key == "dryRun").map(|(_, value)| value.as_str()).collect();
-        dry_run(if given == [""] { &[] } else { &given }, errors)
+        dry_run(if values == [""] { &[] } else { &values }, errors)
     }
 
     /// Whether a parameter is there at all.
@@ -130,16 +130,16 @@ impl Query {
 }
 
 /// Whether a dry run is asked for.
-pub(crate) fn dry_run(given: &[&str], errors: &mut Vec<FieldError>) -> bool {
-    if given.iter().any(|one| *one != "All") {
-        errors.push(FieldError::not_supported_list("dryRun", given, &["All"]));
+pub(crate) fn dry_run(values: &[&str], errors: &mut Vec<FieldError>) -> bool {
+    if values.iter().any(|one| *one != "All") {
+        errors.push(FieldError::not_supported_list("dryRun", values, &["All"]));
     }
-    !given.is_empty()
+    !values.is_empty()
 }
 
 /// In which shape the client wants objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum View {
+pub(crate) enum ResponseFormat {
     Object,
     /// `PartialObjectMetadata`.
     Metadata,
@@ -155,7 +155,7 @@ pub(crate) enum Discovery {
 
 struct MediaRange<'a> {
     essence: &'a str,
-    of: &'a str,
+    object_kind: &'a str,
     group: &'a str,
     version: &'a str,
 }
@@ -166,14 +166,14 @@ pub(crate) fn wants_protobuf_openapi(headers: &HeaderMap) -> bool {
     accept.contains("com.github.proto-openapi.spec.v2")
 }
 
-fn accepted(headers: &HeaderMap) -> Vec<MediaRange<'_>> {
+fn parse_accept(headers: &HeaderMap) -> Vec<MediaRange<'_>> {
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("*/*");
     let range = |text| {
-        let mut range = MediaRange { essence: "", of: "", group: "", version: "" };
+        let mut range = MediaRange { essence: "", object_kind: "", group: "", version: "" };
         for (index, part) in str::split(text, ';').map(str::trim).enumerate() {
             match part.split_once('=') {
                 None if index == 0 => range.essence = part,
-                Some(("as", value)) => range.of = value,
+                Some(("as", value)) => range.object_kind = value,
                 Some(("g", value)) => range.group = value,
                 Some(("v", value)) => range.version = value,
                 Some(_) | None => {}
@@ -191,13 +191,15 @@ impl MediaRange<'_> {
 }
 
 /// The first shape in the client's order that can be served: JSON only, as a whole, a table or metadata.
-pub(crate) fn view(headers: &HeaderMap) -> Result<View, Status> {
-    for range in accepted(headers).iter().filter(|range| range.is_json()) {
+pub(crate) fn response_format(headers: &HeaderMap) -> Result<ResponseFormat, Status> {
+    for range in parse_accept(headers).iter().filter(|range| range.is_json()) {
         let meta_v1 = range.group == "meta.k8s.io" && range.version == "v1";
-        match range.of {
-            "" => return Ok(View::Object),
-            "Table" if meta_v1 => return Ok(View::Table),
-            "PartialObjectMetadata" | "PartialObjectMetadataList" if meta_v1 => return Ok(View::Metadata),
+        match range.object_kind {
+            "" => return Ok(ResponseFormat::Object),
+            "Table" if meta_v1 => return Ok(ResponseFormat::Table),
+            "PartialObjectMetadata" | "PartialObjectMetadataList" if meta_v1 => {
+                return Ok(ResponseFormat::Metadata);
+            }
             _ => {}
         }
     }
@@ -206,11 +208,12 @@ pub(crate) fn view(headers: &HeaderMap) -> Result<View, Status> {
 
 /// Which discovery document to answer.
 pub(crate) fn discovery(headers: &HeaderMap) -> Discovery {
-    let first = accepted(headers).into_iter().find(|range| {
+    let first = parse_accept(headers).into_iter().find(|range| {
         range.is_json()
-            && (range.of.is_empty() || (range.of == "APIGroupDiscoveryList" && range.version == "v2"))
+            && (range.object_kind.is_empty()
+                || (range.object_kind == "APIGroupDiscoveryList" && range.version == "v2"))
     });
-    if first.is_some_and(|range| range.of == "APIGroupDiscoveryList") {
+    if first.is_some_and(|range| range.object_kind == "APIGroupDiscoveryList") {
         Discovery::Aggregated
     } else {
         Discovery::Plain
@@ -277,7 +280,7 @@ pub(crate) fn is_resource_path(path: &str) -> bool {
 }
 
 /// What the client calls itself.
-pub(crate) fn agent(headers: &HeaderMap) -> &str {
+pub(crate) fn user_agent(headers: &HeaderMap) -> &str {
     headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
@@ -296,8 +299,8 @@ pub(crate) enum Verb {
 
 /// The verb of a method on a target.
 pub(crate) fn verb(method: &Method, target: &Target, query: &Query) -> Result<Verb, Status> {
-    let one = target.name.is_some();
-    match (method.as_str(), one) {
+    let is_object = target.name.is_some();
+    match (method.as_str(), is_object) {
         ("GET", false) if query.flag("watch") => Ok(Verb::Watch),
         ("GET" | "HEAD", true) => Ok(Verb::Get),
         ("GET" | "HEAD", false) => Ok(Verb::List),
@@ -315,10 +318,10 @@ pub(crate) fn verb(method: &Method, target: &Target, query: &Query) -> Result<Ve
 mod tests {
     use http::HeaderMap;
 
-    use super::{Discovery, View, discovery, target, view};
+    use super::{Discovery, ResponseFormat, discovery, response_format, target};
 
     #[test]
-    fn paths_name_targets() {
+    fn paths_are_parsed_to_targets() {
         for (path, expected) in [
             ("/api/v1/pods", Some(("pods", "", "", ""))),
             ("/api/v1/namespaces", Some(("namespaces", "", "", ""))),
@@ -346,25 +349,34 @@ mod tests {
     #[test]
     fn the_first_servable_media_type_wins() {
         for (accept, expected) in [
-            (None, Some(View::Object)),
-            (Some("*/*"), Some(View::Object)),
-            (Some("application/vnd.kubernetes.protobuf, application/json"), Some(View::Object)),
+            (None, Some(ResponseFormat::Object)),
+            (Some("*/*"), Some(ResponseFormat::Object)),
+            (Some("application/vnd.kubernetes.protobuf, application/json"), Some(ResponseFormat::Object)),
             (Some("application/vnd.kubernetes.protobuf"), None),
-            (Some("application/json;as=Table;v=v1;g=meta.k8s.io,application/json"), Some(View::Table)),
-            (Some("application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json"), Some(View::Object)),
-            (Some("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"), Some(View::Metadata)),
+            (
+                Some("application/json;as=Table;v=v1;g=meta.k8s.io,application/json"),
+                Some(ResponseFormat::Table),
+            ),
+            (
+                Some("application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json"),
+                Some(ResponseFormat::Object),
+            ),
+            (
+                Some("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"),
+                Some(ResponseFormat::Metadata),
+            ),
             (Some("application/yaml"), None),
         ] {
             let mut headers = HeaderMap::new();
             if let Some(accept) = accept {
                 headers.insert("accept", accept.parse().unwrap());
             }
-            assert_eq!(view(&headers).ok(), expected, "{accept:?}");
+            assert_eq!(response_format(&headers).ok(), expected, "{accept:?}");
         }
     }
 
     #[test]
-    fn aggregated_discovery_is_asked_for_by_media_type() {
+    fn aggregated_discovery_is_selected_by_media_type() {
         let mut headers = HeaderMap::new();
         assert_eq!(discovery(&headers), Discovery::Plain);
         let accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";

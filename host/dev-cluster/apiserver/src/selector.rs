@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::descriptors::Kind;
+use crate::descriptors::ResourceKind;
 use crate::status::Status;
 use crate::validate::names;
 
@@ -12,9 +12,9 @@ enum Requirement {
     In(String, Vec<String>),
     NotIn(String, Vec<String>),
     Exists(String),
-    Missing(String),
-    Greater(String, i64),
-    Less(String, i64),
+    DoesNotExist(String),
+    GreaterThan(String, i64),
+    LessThan(String, i64),
 }
 
 /// Which objects of a kind a request is about.
@@ -22,11 +22,11 @@ enum Requirement {
 pub(crate) struct Selector {
     labels: Vec<Requirement>,
     /// Pointer into the object, wanted text, and whether it must be equal.
-    fields: Vec<(Field, String, bool)>,
+    fields: Vec<(SelectableField, String, bool)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Field {
+struct SelectableField {
     pointer: &'static str,
     /// What an absent field counts as.
     default: &'static str,
@@ -34,7 +34,7 @@ struct Field {
 
 impl Selector {
     /// Parses both selectors of a request.
-    pub(crate) fn parse(kind: Kind, labels: &str, fields: &str) -> Result<Self, Status> {
+    pub(crate) fn parse(kind: ResourceKind, labels: &str, fields: &str) -> Result<Self, Status> {
         Ok(Self { labels: parse_labels(labels)?, fields: parse_fields(kind, fields)? })
     }
 
@@ -46,7 +46,7 @@ impl Selector {
     /// Whether an object is selected.
     pub(crate) fn matches(&self, object: &Value) -> bool {
         self.labels.iter().all(|requirement| requirement.matches(object))
-            && self.fields.iter().all(|(field, wanted, equal)| (field.of(object) == *wanted) == *equal)
+            && self.fields.iter().all(|(field, wanted, equal)| (field.value_in(object) == *wanted) == *equal)
     }
 }
 
@@ -58,15 +58,15 @@ impl Requirement {
             Self::In(key, values) => label(key).is_some_and(|value| values.iter().any(|one| one == value)),
             Self::NotIn(key, values) => label(key).is_none_or(|value| values.iter().all(|one| one != value)),
             Self::Exists(key) => label(key).is_some(),
-            Self::Missing(key) => label(key).is_none(),
-            Self::Greater(key, bound) => number(key).is_some_and(|value| value > *bound),
-            Self::Less(key, bound) => number(key).is_some_and(|value| value < *bound),
+            Self::DoesNotExist(key) => label(key).is_none(),
+            Self::GreaterThan(key, bound) => number(key).is_some_and(|value| value > *bound),
+            Self::LessThan(key, bound) => number(key).is_some_and(|value| value < *bound),
         }
     }
 }
 
-impl Field {
-    fn of(&self, object: &Value) -> String {
+impl SelectableField {
+    fn value_in(&self, object: &Value) -> String {
         match object.pointer(self.pointer) {
             Some(Value::String(text)) => text.clone(),
             Some(Value::Bool(flag)) => flag.to_string(),
@@ -78,25 +78,25 @@ impl Field {
 }
 
 /// The words of a label selector, as the real parser sees them.
-fn words(selector: &str) -> Vec<String> {
+fn tokenize(selector: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut rest = selector.chars().peekable();
     while let Some(first) = rest.next() {
-        let mut word = String::from(first);
+        let mut token = String::from(first);
         if first.is_whitespace() {
             continue;
         }
         if is_symbol(first) {
             // `==` and `!=` are the only long ones.
             if matches!(first, '=' | '!') && rest.peek() == Some(&'=') {
-                word.extend(rest.next());
+                token.extend(rest.next());
             }
         } else {
             while let Some(next) = rest.next_if(|next| !is_symbol(*next) && !next.is_whitespace()) {
-                word.push(next);
+                token.push(next);
             }
         }
-        words.push(word);
+        words.push(token);
     }
     words
 }
@@ -105,42 +105,42 @@ fn is_symbol(character: char) -> bool {
     matches!(character, '=' | '!' | '(' | ')' | ',' | '>' | '<')
 }
 
-fn is_word(word: &str) -> bool {
-    word.chars().next().is_some_and(|first| !is_symbol(first))
+fn is_identifier(token: &str) -> bool {
+    token.chars().next().is_some_and(|first| !is_symbol(first))
 }
 
 fn parse_labels(selector: &str) -> Result<Vec<Requirement>, Status> {
-    let words = words(selector);
-    let mut parser = LabelParser { words: &words };
+    let tokens = tokenize(selector);
+    let mut parser = LabelSelectorParser { tokens: &tokens };
     let mut requirements = Vec::new();
     parser.requirements(&mut requirements).map_err(Status::bad_request)?;
     Ok(requirements)
 }
 
-struct LabelParser<'a> {
-    words: &'a [String],
+struct LabelSelectorParser<'a> {
+    tokens: &'a [String],
 }
 
-impl<'a> LabelParser<'a> {
+impl<'a> LabelSelectorParser<'a> {
     fn peek(&self) -> &'a str {
-        self.words.first().map_or("", String::as_str)
+        self.tokens.first().map_or("", String::as_str)
     }
 
     fn next(&mut self) -> &'a str {
-        let Some((first, rest)) = self.words.split_first() else { return "" };
-        self.words = rest;
+        let Some((first, rest)) = self.tokens.split_first() else { return "" };
+        self.tokens = rest;
         first
     }
 
     fn requirements(&mut self, found: &mut Vec<Requirement>) -> Result<(), String> {
-        while !self.words.is_empty() {
-            if !is_word(self.peek()) && self.peek() != "!" {
+        while !self.tokens.is_empty() {
+            if !is_identifier(self.peek()) && self.peek() != "!" {
                 return Err(format!("found '{}', expected: !, identifier, or 'end of string'", self.peek()));
             }
             found.push(self.requirement().map_err(|why| format!("unable to parse requirement: {why}"))?);
             match self.next() {
                 "" => return Ok(()),
-                "," if is_word(self.peek()) || self.peek() == "!" => {}
+                "," if is_identifier(self.peek()) || self.peek() == "!" => {}
                 "," => return Err(format!("found '{}', expected: identifier after ','", self.peek())),
                 other => return Err(format!("found '{other}', expected: ',' or 'end of string'")),
             }
@@ -154,15 +154,15 @@ impl<'a> LabelParser<'a> {
             self.next();
         }
         let key = self.next();
-        if !is_word(key) {
+        if !is_identifier(key) {
             return Err(format!("found '{key}', expected: identifier"));
         }
-        if let Some(problem) = names::qualified(key).first() {
+        if let Some(problem) = names::qualified_name(key).first() {
             return Err(format!("<nil>: Invalid value: \"{key}\": {problem}"));
         }
         let key = key.to_owned();
         if missing {
-            return Ok(Requirement::Missing(key));
+            return Ok(Requirement::DoesNotExist(key));
         }
         match self.peek() {
             "" | "," => return Ok(Requirement::Exists(key)),
@@ -179,7 +179,7 @@ impl<'a> LabelParser<'a> {
                 })
             }
             "=" | "==" | "!=" => {
-                let value = if is_word(self.peek()) { self.next() } else { "" };
+                let value = if is_identifier(self.peek()) { self.next() } else { "" };
                 check_value(&key, 0, value)?;
                 let values = vec![value.to_owned()];
                 Ok(if operator == "!=" {
@@ -189,12 +189,16 @@ impl<'a> LabelParser<'a> {
                 })
             }
             ">" | "<" | "gt" | "lt" => {
-                let value = if is_word(self.peek()) { self.next() } else { "" };
+                let value = if is_identifier(self.peek()) { self.next() } else { "" };
                 let number = value.parse().map_err(|_| {
                     format!("values[0]: Invalid value: \"{value}\": for 'Gt', 'Lt' operators, the value must be an integer")
                 })?;
                 let greater = matches!(operator, ">" | "gt");
-                Ok(if greater { Requirement::Greater(key, number) } else { Requirement::Less(key, number) })
+                Ok(if greater {
+                    Requirement::GreaterThan(key, number)
+                } else {
+                    Requirement::LessThan(key, number)
+                })
             }
             other => Err(format!("found '{other}', expected: in, notin, =, ==, !=, gt, lt")),
         }
@@ -209,7 +213,7 @@ impl<'a> LabelParser<'a> {
         loop {
             match self.peek() {
                 ")" | "," => values.push(String::new()),
-                word if is_word(word) => values.push(self.next().to_owned()),
+                word if is_identifier(word) => values.push(self.next().to_owned()),
                 other => return Err(format!("found '{other}', expected: ',', ')' or identifier")),
             }
             match self.next() {
@@ -232,7 +236,7 @@ fn check_value(key: &str, index: usize, value: &str) -> Result<(), String> {
     }
 }
 
-fn parse_fields(kind: Kind, selector: &str) -> Result<Vec<(Field, String, bool)>, Status> {
+fn parse_fields(kind: ResourceKind, selector: &str) -> Result<Vec<(SelectableField, String, bool)>, Status> {
     let mut fields = Vec::new();
     for part in selector.split(',').filter(|part| !part.is_empty()) {
         let (name, wanted, equal) = if let Some((name, wanted)) = part.split_once("!=") {
@@ -243,15 +247,15 @@ fn parse_fields(kind: Kind, selector: &str) -> Result<Vec<(Field, String, bool)>
             let why = format!("invalid selector: '{selector}'; can't understand '{part}'");
             return Err(Status::bad_request(why));
         };
-        fields.push((field(kind, name)?, wanted.to_owned(), equal));
+        fields.push((selectable_field(kind, name)?, wanted.to_owned(), equal));
     }
     Ok(fields)
 }
 
 /// The fields by which objects can be selected, per kind.
-fn field(kind: Kind, name: &str) -> Result<Field, Status> {
-    let own: &[(&str, &'static str, &'static str)] = match kind {
-        Kind::Pod => &[
+fn selectable_field(kind: ResourceKind, name: &str) -> Result<SelectableField, Status> {
+    let supported: &[(&str, &'static str, &'static str)] = match kind {
+        ResourceKind::Pod => &[
             ("spec.nodeName", "/spec/nodeName", ""),
             ("spec.restartPolicy", "/spec/restartPolicy", "Always"),
             ("spec.schedulerName", "/spec/schedulerName", "default-scheduler"),
@@ -260,7 +264,7 @@ fn field(kind: Kind, name: &str) -> Result<Field, Status> {
             ("status.phase", "/status/phase", ""),
             ("status.nominatedNodeName", "/status/nominatedNodeName", ""),
         ],
-        Kind::Event => &[
+        ResourceKind::Event => &[
             ("involvedObject.kind", "/involvedObject/kind", ""),
             ("involvedObject.namespace", "/involvedObject/namespace", ""),
             ("involvedObject.name", "/involvedObject/name", ""),
@@ -273,31 +277,31 @@ fn field(kind: Kind, name: &str) -> Result<Field, Status> {
             ("source", "/source/component", ""),
             ("type", "/type", ""),
         ],
-        Kind::Namespace => &[("status.phase", "/status/phase", "")],
-        Kind::Node => &[("spec.unschedulable", "/spec/unschedulable", "false")],
-        Kind::Secret => &[("type", "/type", "")],
-        Kind::PersistentVolume
-        | Kind::PersistentVolumeClaim
-        | Kind::ConfigMap
-        | Kind::ServiceAccount
-        | Kind::StorageClass
-        | Kind::CsiDriver
-        | Kind::CsiNode
-        | Kind::CsiStorageCapacity
-        | Kind::VolumeAttachment
-        | Kind::VolumeAttributesClass
-        | Kind::Lease => &[],
+        ResourceKind::Namespace => &[("status.phase", "/status/phase", "")],
+        ResourceKind::Node => &[("spec.unschedulable", "/spec/unschedulable", "false")],
+        ResourceKind::Secret => &[("type", "/type", "")],
+        ResourceKind::PersistentVolume
+        | ResourceKind::PersistentVolumeClaim
+        | ResourceKind::ConfigMap
+        | ResourceKind::ServiceAccount
+        | ResourceKind::StorageClass
+        | ResourceKind::CsiDriver
+        | ResourceKind::CsiNode
+        | ResourceKind::CsiStorageCapacity
+        | ResourceKind::VolumeAttachment
+        | ResourceKind::VolumeAttributesClass
+        | ResourceKind::Lease => &[],
     };
     if name == "metadata.name" {
-        return Ok(Field { pointer: "/metadata/name", default: "" });
+        return Ok(SelectableField { pointer: "/metadata/name", default: "" });
     }
     if name == "metadata.namespace" {
-        return Ok(Field { pointer: "/metadata/namespace", default: "" });
+        return Ok(SelectableField { pointer: "/metadata/namespace", default: "" });
     }
-    if let Some((_, pointer, default)) = own.iter().find(|(own, _, _)| *own == name) {
-        return Ok(Field { pointer, default });
+    if let Some((_, pointer, default)) = supported.iter().find(|(supported, _, _)| *supported == name) {
+        return Ok(SelectableField { pointer, default });
     }
-    Err(Status::bad_request(if own.is_empty() {
+    Err(Status::bad_request(if supported.is_empty() {
         format!("\"{name}\" is not a known field selector: only \"metadata.name\", \"metadata.namespace\"")
     } else {
         format!("field label not supported: {name}")
@@ -308,18 +312,18 @@ fn field(kind: Kind, name: &str) -> Result<Field, Status> {
 mod tests {
     use serde_json::json;
 
-    use super::{Kind, Selector};
+    use super::{ResourceKind, Selector};
 
-    fn selects(labels: &str, fields: &str) -> bool {
+    fn matches_example(labels: &str, fields: &str) -> bool {
         let object = json!({
             "metadata": {"name": "one", "labels": {"app": "db", "tier": "3", "a.b/c": ""}},
             "status": {"phase": "Running"},
         });
-        Selector::parse(Kind::Pod, labels, fields).unwrap().matches(&object)
+        Selector::parse(ResourceKind::Pod, labels, fields).unwrap().matches(&object)
     }
 
     #[test]
-    fn labels_and_fields_select() {
+    fn objects_are_selected_by_labels_and_fields() {
         for (labels, fields, expected) in [
             ("", "", true),
             ("app=db", "", true),
@@ -339,12 +343,12 @@ mod tests {
             ("", "status.phase=Running,spec.nodeName=", true),
             ("", "spec.restartPolicy=Always", true),
         ] {
-            assert_eq!(selects(labels, fields), expected, "{labels:?} {fields:?}");
+            assert_eq!(matches_example(labels, fields), expected, "{labels:?} {fields:?}");
         }
     }
 
     #[test]
-    fn nonsense_is_refused_by_name() {
+    fn invalid_selectors_are_rejected_with_a_reason() {
         for (labels, fields, expected) in [
             ("app in web", "", "found 'web' expected: '('"),
             ("app among (web)", "", "found 'among', expected: in, notin"),
@@ -356,10 +360,10 @@ mod tests {
             ("", "spec.color=red", "field label not supported: spec.color"),
             ("", "metadata.name", "can't understand 'metadata.name'"),
         ] {
-            let error = Selector::parse(Kind::Pod, labels, fields).unwrap_err();
+            let error = Selector::parse(ResourceKind::Pod, labels, fields).unwrap_err();
             assert!(error.message.contains(expected), "{labels:?} {fields:?}: {}", error.message);
         }
-        let error = Selector::parse(Kind::Lease, "", "spec.x=1").unwrap_err();
+        let error = Selector::parse(ResourceKind::Lease, "", "spec.x=1").unwrap_err();
         assert!(error.message.contains("is not a known field selector"), "{}", error.message);
     }
 }

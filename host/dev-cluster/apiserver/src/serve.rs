@@ -23,20 +23,20 @@ use tower::ServiceExt as _;
 use crate::ApiServer;
 use crate::base64;
 use crate::random;
-use crate::service::{ApiBody, ApiService, failure, is_public};
+use crate::service::{ApiBody, ApiService, error_response, is_public};
 use crate::status::Status;
 
 /// Connections at a time; more wait. A kubectl or a client library uses one or two.
 const MAX_CONNECTIONS: usize = 512;
 
 /// A client that does not finish its TLS handshake in this time is dropped.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a shutdown lets requests finish before it closes their connections: watches never finish.
-const GRACE: Duration = Duration::from_secs(1);
+const SHUTDOWN_GRACE_PERIOD: Duration = Duration::from_secs(1);
 
 /// After a failed accept (no more file descriptors) the next try waits this long.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Where to listen.
 #[derive(Debug, Clone)]
@@ -74,32 +74,32 @@ pub enum ServeError {
 }
 
 /// A listening API. Dropping it stops it at once; [`Serving::shutdown`] lets requests finish.
-pub struct Serving {
+pub struct ServerHandle {
     address: SocketAddr,
     ca_pem: String,
     token: String,
     stop: CancellationToken,
     connections: TaskTracker,
-    kill: CancellationToken,
+    abort: CancellationToken,
     listener: JoinHandle<()>,
 }
 
-impl std::fmt::Debug for Serving {
+impl std::fmt::Debug for ServerHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // The token stays out.
         f.debug_struct("Serving").field("address", &self.address).finish_non_exhaustive()
     }
 }
 
-impl Drop for Serving {
+impl Drop for ServerHandle {
     fn drop(&mut self) {
         self.stop.cancel();
-        self.kill.cancel();
+        self.abort.cancel();
         self.listener.abort();
     }
 }
 
-impl Serving {
+impl ServerHandle {
     /// Where it listens.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
@@ -136,8 +136,8 @@ impl Serving {
     pub async fn shutdown(self) {
         self.stop.cancel();
         self.connections.close();
-        if tokio::time::timeout(GRACE, self.connections.wait()).await.is_err() {
-            self.kill.cancel();
+        if tokio::time::timeout(SHUTDOWN_GRACE_PERIOD, self.connections.wait()).await.is_err() {
+            self.abort.cancel();
             self.connections.wait().await;
         }
     }
@@ -148,7 +148,7 @@ impl ApiServer {
     ///
     /// # Errors
     /// When the address is not loopback or cannot be bound, or the certificate or token cannot be made.
-    pub async fn serve(&self, options: ServeOptions) -> Result<Serving, ServeError> {
+    pub async fn serve(&self, options: ServeOptions) -> Result<ServerHandle, ServeError> {
         let addr = options.addr;
         if !addr.ip().is_loopback() {
             return Err(ServeError::NotLoopback(addr));
@@ -156,25 +156,25 @@ impl ApiServer {
         let mut secret = [0; 32];
         random::fill(&mut secret)?;
         let token = random::hex(&secret);
-        let (tls, ca_pem) = tls()?;
+        let (tls, ca_pem) = tls_config()?;
         let bind = |source| ServeError::Bind { addr, source };
         let listener = TcpListener::bind(addr).await.map_err(bind)?;
         let address = listener.local_addr().map_err(bind)?;
         let (stop, kill, connections) =
             (CancellationToken::new(), CancellationToken::new(), TaskTracker::new());
-        let front = Front {
+        let front = ConnectionHandler {
             service: self.service(),
             tls: TlsAcceptor::from(tls),
             token: Arc::from(token.as_str()),
             stop: stop.clone(),
-            kill: kill.clone(),
+            abort: kill.clone(),
         };
-        let listener = tokio::spawn(accept(listener, front, connections.clone()));
-        Ok(Serving { address, ca_pem, token, stop, connections, kill, listener })
+        let listener = tokio::spawn(accept_connections(listener, front, connections.clone()));
+        Ok(ServerHandle { address, ca_pem, token, stop, connections, abort: kill, listener })
     }
 }
 
-fn tls() -> Result<(Arc<rustls::ServerConfig>, String), ServeError> {
+fn tls_config() -> Result<(Arc<rustls::ServerConfig>, String), ServeError> {
     let mut params = CertificateParams::new(Vec::new())?;
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
@@ -197,48 +197,48 @@ fn tls() -> Result<(Arc<rustls::ServerConfig>, String), ServeError> {
 }
 
 #[derive(Clone)]
-struct Front {
+struct ConnectionHandler {
     service: ApiService,
     tls: TlsAcceptor,
     token: Arc<str>,
     stop: CancellationToken,
-    kill: CancellationToken,
+    abort: CancellationToken,
 }
 
-async fn accept(listener: TcpListener, front: Front, connections: TaskTracker) {
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+async fn accept_connections(listener: TcpListener, handler: ConnectionHandler, connections: TaskTracker) {
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         // The semaphore is never closed.
-        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
+        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
         let accepted = tokio::select! {
-            () = front.stop.cancelled() => return,
+            () = handler.stop.cancelled() => return,
             accepted = listener.accept() => accepted,
         };
         match accepted {
             Ok((stream, _)) => {
-                let front = front.clone();
+                let handler = handler.clone();
                 connections.spawn(async move {
-                    let kill = front.kill.clone();
+                    let kill = handler.abort.clone();
                     tokio::select! {
-                        () = front.connection(stream) => {}
+                        () = handler.serve_connection(stream) => {}
                         () = kill.cancelled() => {}
                     }
-                    drop(slot);
+                    drop(permit);
                 });
             }
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
     }
 }
 
-impl Front {
-    async fn connection(self, stream: TcpStream) {
+impl ConnectionHandler {
+    async fn serve_connection(self, stream: TcpStream) {
         // Small answers go out at once.
         let _ = stream.set_nodelay(true);
-        let stream = match tokio::time::timeout(HANDSHAKE, self.tls.accept(stream)).await {
+        let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, self.tls.accept(stream)).await {
             Ok(Ok(stream)) => stream,
             Ok(Err(error)) => {
                 tracing::debug!(%error, "a TLS handshake failed");
@@ -250,7 +250,7 @@ impl Front {
             }
         };
         let stop = self.stop.clone();
-        let service = hyper::service::service_fn(move |request| self.clone().request(request));
+        let service = hyper::service::service_fn(move |request| self.clone().authenticate_and_call(request));
         let builder = auto::Builder::new(TokioExecutor::new());
         let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
         let ended = tokio::select! {
@@ -265,18 +265,22 @@ impl Front {
         }
     }
 
-    async fn request(self, request: Request<Incoming>) -> Result<Response<ApiBody>, Infallible> {
+    async fn authenticate_and_call(
+        self,
+        request: Request<Incoming>,
+    ) -> Result<Response<ApiBody>, Infallible> {
         let authorization = request.headers().get(header::AUTHORIZATION);
-        let given = authorization.and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-        let known = given.is_some_and(|given| same(given, self.token.as_bytes()));
-        if !known && !is_public(request.uri().path()) {
-            return Ok(failure(&Status::unauthorized()));
+        let token = authorization.and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+        let is_authenticated =
+            token.is_some_and(|token| is_equal_constant_time(token, self.token.as_bytes()));
+        if !is_authenticated && !is_public(request.uri().path()) {
+            return Ok(error_response(&Status::unauthorized()));
         }
         self.service.oneshot(request).await
     }
 }
 
 /// Compares in a time that depends on the lengths only.
-fn same(a: &[u8], b: &[u8]) -> bool {
+fn is_equal_constant_time(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
 }

@@ -15,42 +15,42 @@ use serde_json::{Value, json};
 
 use crate::Inner;
 use crate::bind;
-use crate::delete::{DeleteOptions, Deleted};
-use crate::descriptors::Kind;
+use crate::delete::{DeleteOptions, DeleteOutcome};
+use crate::descriptors::ResourceKind;
 use crate::discovery;
 use crate::meta;
 use crate::openapi;
 use crate::patch::{go_error, go_type};
 use crate::protobuf;
 use crate::read;
+use crate::render::Renderer;
 use crate::request::{self, BodyType, Discovery, PatchType, Query, Target, Verb};
 use crate::status::Status;
-use crate::store::Object;
-use crate::view::Renderer;
-use crate::write::{Part, Warnings, WriteOptions};
+use crate::store::StoredObject;
+use crate::write::{Subresource, Warnings, WriteOptions};
 
 type Frames = Pin<Box<dyn Stream<Item = Bytes> + Send>>;
 
 /// The body of an answer: bytes, or the frames of a watch.
-pub struct ApiBody(Content);
+pub struct ApiBody(BodyContent);
 
-enum Content {
-    Whole(Option<Bytes>),
+enum BodyContent {
+    Bytes(Option<Bytes>),
     Frames(Frames),
 }
 
 impl std::fmt::Debug for ApiBody {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.0 {
-            Content::Whole(bytes) => f.debug_tuple("Whole").field(bytes).finish(),
-            Content::Frames(_) => f.write_str("Frames"),
+            BodyContent::Bytes(bytes) => f.debug_tuple("Whole").field(bytes).finish(),
+            BodyContent::Frames(_) => f.write_str("Frames"),
         }
     }
 }
 
 impl From<Bytes> for ApiBody {
     fn from(bytes: Bytes) -> Self {
-        Self(Content::Whole(Some(bytes)))
+        Self(BodyContent::Bytes(Some(bytes)))
     }
 }
 
@@ -63,23 +63,23 @@ impl Body for ApiBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         match &mut self.0 {
-            Content::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Content::Frames(frames) => {
+            BodyContent::Bytes(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            BodyContent::Frames(frames) => {
                 frames.as_mut().poll_next(context).map(|frame| frame.map(|bytes| Ok(Frame::data(bytes))))
             }
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self.0, Content::Whole(None))
+        matches!(self.0, BodyContent::Bytes(None))
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
-            Content::Whole(bytes) => {
+            BodyContent::Bytes(bytes) => {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
             }
-            Content::Frames(_) => SizeHint::default(),
+            BodyContent::Frames(_) => SizeHint::default(),
         }
     }
 }
@@ -120,10 +120,10 @@ where
         Box::pin(async move {
             let (parts, body) = request.into_parts();
             let answer = match read_body(body, inner.body_limit).await {
-                Ok(body) => inner.answer(&parts, &body),
+                Ok(body) => inner.handle_request(&parts, &body),
                 Err(status) => Err(status),
             };
-            Ok(answer.unwrap_or_else(|status| failure(&status)))
+            Ok(answer.unwrap_or_else(|status| error_response(&status)))
         })
     }
 }
@@ -158,9 +158,9 @@ where
     Ok(all.freeze())
 }
 
-type Answer = Result<Response<ApiBody>, Status>;
+type ApiResult = Result<Response<ApiBody>, Status>;
 
-fn respond(code: StatusCode, content_type: &'static str, content: Content) -> Response<ApiBody> {
+fn response(code: StatusCode, content_type: &'static str, content: BodyContent) -> Response<ApiBody> {
     let mut response = Response::new(ApiBody(content));
     *response.status_mut() = code;
     let headers = response.headers_mut();
@@ -169,20 +169,20 @@ fn respond(code: StatusCode, content_type: &'static str, content: Content) -> Re
     response
 }
 
-fn json_bytes(code: StatusCode, bytes: Bytes) -> Response<ApiBody> {
-    respond(code, "application/json", Content::Whole(Some(bytes)))
+fn json_response(code: StatusCode, bytes: Bytes) -> Response<ApiBody> {
+    response(code, "application/json", BodyContent::Bytes(Some(bytes)))
 }
 
-fn json_value(value: &Value) -> Response<ApiBody> {
-    json_bytes(StatusCode::OK, value.to_string().into())
+fn json_value_response(value: &Value) -> Response<ApiBody> {
+    json_response(StatusCode::OK, value.to_string().into())
 }
 
-fn plain(code: StatusCode, text: &'static str) -> Response<ApiBody> {
-    respond(code, "text/plain; charset=utf-8", Content::Whole(Some(Bytes::from_static(text.as_bytes()))))
+fn text_response(code: StatusCode, text: &'static str) -> Response<ApiBody> {
+    response(code, "text/plain; charset=utf-8", BodyContent::Bytes(Some(Bytes::from_static(text.as_bytes()))))
 }
 
 /// An answer with its `Warning` headers.
-fn warned(mut response: Response<ApiBody>, warnings: Warnings) -> Response<ApiBody> {
+fn with_warning_headers(mut response: Response<ApiBody>, warnings: Warnings) -> Response<ApiBody> {
     for warning in warnings.into_inner() {
         let quoted = warning.replace('\\', "\\\\").replace('"', "\\\"");
         if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{quoted}\"")) {
@@ -193,8 +193,8 @@ fn warned(mut response: Response<ApiBody>, warnings: Warnings) -> Response<ApiBo
 }
 
 /// The answer to a request that failed.
-pub(crate) fn failure(status: &Status) -> Response<ApiBody> {
-    json_bytes(status.code, status.to_value().to_string().into())
+pub(crate) fn error_response(status: &Status) -> Response<ApiBody> {
+    json_response(status.code, status.to_value().to_string().into())
 }
 
 /// Paths that answer without a token, as on a real cluster.
@@ -204,29 +204,29 @@ pub(crate) fn is_public(path: &str) -> bool {
 
 /// A body that is an object, in JSON or YAML. Null is an empty one.
 fn json_body(parts: &Parts, body: &[u8], kind: &str) -> Result<Value, Status> {
-    let refuse = |why: &str| {
+    let to_bad_request = |why: &str| {
         Status::bad_request(format!(
             "the object provided is unrecognized (must be of type {kind}): couldn't get version/kind; json parse error: {why} ({})",
-            summary(body)
+            body_excerpt(body)
         ))
     };
     let value: Value = match request::body_type(&parts.headers)? {
-        BodyType::Json => serde_json::from_slice(body).map_err(|error| refuse(&go_error(&error)))?,
+        BodyType::Json => serde_json::from_slice(body).map_err(|error| to_bad_request(&go_error(&error)))?,
         BodyType::Yaml => std::str::from_utf8(body)
             .map_err(|error| error.to_string())
             .and_then(|text| serde_saphyr::from_str(text).map_err(|error| error.to_string()))
-            .map_err(|error| refuse(&format!("error converting YAML to JSON: yaml: {error}")))?,
+            .map_err(|error| to_bad_request(&format!("error converting YAML to JSON: yaml: {error}")))?,
     };
     match go_type(&value) {
         None => Ok(if value.is_null() { json!({}) } else { value }),
-        Some(found) => Err(refuse(&format!(
+        Some(found) => Err(to_bad_request(&format!(
             "json: cannot unmarshal {found} into Go value of type struct {{ APIVersion string \"json:\\\"apiVersion,omitempty\\\"\"; Kind string \"json:\\\"kind,omitempty\\\"\" }}"
         ))),
     }
 }
 
 /// The beginning of a body, as messages show it: as text when it could be JSON.
-fn summary(body: &[u8]) -> String {
+fn body_excerpt(body: &[u8]) -> String {
     const MOST: usize = 30;
     let start = body.get(..MOST).unwrap_or(body);
     let shown = match body.first() {
@@ -240,7 +240,7 @@ fn summary(body: &[u8]) -> String {
 /// An object in the body of a create or an update.
 fn object_body(parts: &Parts, target: &Target, body: &[u8]) -> Result<Value, Status> {
     let kind = target.resource.id;
-    if request::is_protobuf(&parts.headers) && protobuf::is_known(kind) {
+    if request::is_protobuf(&parts.headers) && protobuf::is_supported(kind) {
         return protobuf::decode(kind, body).ok_or_else(|| {
             Status::bad_request("the protobuf body is malformed or has fields that are not served: send JSON")
         });
@@ -249,22 +249,22 @@ fn object_body(parts: &Parts, target: &Target, body: &[u8]) -> Result<Value, Sta
 }
 
 impl Inner {
-    fn answer(self: &Arc<Self>, parts: &Parts, body: &Bytes) -> Answer {
+    fn handle_request(self: &Arc<Self>, parts: &Parts, body: &Bytes) -> ApiResult {
         let path = parts.uri.path();
         match request::target(path) {
-            Some(target) => self.resource(parts, &target, body),
+            Some(target) => self.handle_resource(parts, &target, body),
             None if parts.method == http::Method::GET => document(parts),
             None if path.starts_with("/api") => Err(Status::method_not_allowed()),
-            None => Ok(plain(StatusCode::NOT_FOUND, "404 page not found\n")),
+            None => Ok(text_response(StatusCode::NOT_FOUND, "404 page not found\n")),
         }
     }
 
-    fn resource(self: &Arc<Self>, parts: &Parts, target: &Target, body: &Bytes) -> Answer {
+    fn handle_resource(self: &Arc<Self>, parts: &Parts, target: &Target, body: &Bytes) -> ApiResult {
         let query = Query::parse(parts.uri.query());
         let verb = request::verb(&parts.method, target, &query)?;
         if bind::is_binding(target) {
             return match verb {
-                Verb::Create => self.binding(parts, target, &query, body),
+                Verb::Create => self.create_binding(parts, target, &query, body),
                 Verb::Get
                 | Verb::List
                 | Verb::Watch
@@ -274,18 +274,18 @@ impl Inner {
                 | Verb::DeleteCollection => Err(Status::method_not_allowed()),
             };
         }
-        Part::of(target)?;
-        let view = request::view(&parts.headers)?;
+        Subresource::of(target)?;
+        let view = request::response_format(&parts.headers)?;
         let renderer = Renderer::new(target.resource.id, view, query.get("includeObject"), (self.now)())?;
-        let agent = request::agent(&parts.headers);
+        let agent = request::user_agent(&parts.headers);
         let warnings = Warnings::default();
-        let one = |code, object: &Object| Ok(json_bytes(code, renderer.object(object)));
+        let one = |code, object: &StoredObject| Ok(json_response(code, renderer.object(object)));
         let answer = match verb {
             Verb::Get => one(StatusCode::OK, self.get(target, &query)?.as_ref()),
-            Verb::List => Ok(json_bytes(StatusCode::OK, self.list(target, &query, &renderer)?)),
+            Verb::List => Ok(json_response(StatusCode::OK, self.list(target, &query, &renderer)?)),
             Verb::Watch => {
                 let frames = Box::pin(self.watch(target, &query, renderer)?);
-                Ok(respond(StatusCode::OK, "application/json", Content::Frames(frames)))
+                Ok(response(StatusCode::OK, "application/json", BodyContent::Frames(frames)))
             }
             Verb::Create => {
                 if target.subresource.is_some() {
@@ -316,24 +316,24 @@ impl Inner {
             Verb::Delete if target.subresource.is_some() => Err(Status::method_not_allowed()),
             Verb::Delete => {
                 let deleted = self.delete(target, &self.delete_options(parts, &query, body)?)?;
-                Ok(deleted_answer(target, &deleted, &renderer))
+                Ok(delete_response(target, &deleted, &renderer))
             }
             Verb::DeleteCollection => {
                 let options = self.delete_options(parts, &query, body)?;
                 self.delete_collection(target, &query, &options)
             }
         };
-        answer.map(|response| warned(response, warnings))
+        answer.map(|response| with_warning_headers(response, warnings))
     }
 
-    fn binding(&self, parts: &Parts, target: &Target, query: &Query, body: &Bytes) -> Answer {
+    fn create_binding(&self, parts: &Parts, target: &Target, query: &Query, body: &Bytes) -> ApiResult {
         let warnings = Warnings::default();
-        let agent = request::agent(&parts.headers);
+        let agent = request::user_agent(&parts.headers);
         let options = WriteOptions::parse("CreateOptions", query, agent, None, &warnings)?;
         self.bind(target, &json_body(parts, body, "Binding")?, options.dry_run)?;
         let status =
             json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
-        Ok(json_bytes(StatusCode::CREATED, status.to_string().into()))
+        Ok(json_response(StatusCode::CREATED, status.to_string().into()))
     }
 
     fn delete_options(&self, parts: &Parts, query: &Query, body: &Bytes) -> Result<DeleteOptions, Status> {
@@ -341,9 +341,9 @@ impl Inner {
         DeleteOptions::parse(query, &body)
     }
 
-    fn delete_collection(&self, target: &Target, query: &Query, options: &DeleteOptions) -> Answer {
+    fn delete_collection(&self, target: &Target, query: &Query, options: &DeleteOptions) -> ApiResult {
         let kind = target.resource.id;
-        if kind == Kind::Namespace || target.resource.namespaced == target.namespace.is_empty() {
+        if kind == ResourceKind::Namespace || target.resource.namespaced == target.namespace.is_empty() {
             return Err(Status::method_not_allowed());
         }
         let selector = read::selector(kind, query)?;
@@ -355,14 +355,14 @@ impl Inner {
         for object in listing.objects.iter().filter(|object| selector.matches(&object.value)) {
             let one = Target { name: Some(object.name().to_owned()), ..target.clone() };
             match self.delete(&one, options) {
-                Ok(_) => items.push(object.item()),
+                Ok(_) => items.push(object.to_list_item()),
                 // Somebody else was faster.
                 Err(status) if status.code == StatusCode::NOT_FOUND => {}
                 Err(status) => return Err(status),
             }
         }
         let resource = target.resource;
-        Ok(json_value(&json!({
+        Ok(json_value_response(&json!({
             "kind": format!("{}List", resource.kind),
             "apiVersion": resource.api_version(),
             "metadata": {"resourceVersion": self.store.version().to_string()},
@@ -372,13 +372,18 @@ impl Inner {
 }
 
 /// A deleted object is answered as it last was; for some kinds only that it is gone.
-fn deleted_answer(target: &Target, deleted: &Deleted, renderer: &Renderer) -> Response<ApiBody> {
+fn delete_response(target: &Target, deleted: &DeleteOutcome, renderer: &Renderer) -> Response<ApiBody> {
     let resource = target.resource;
     match deleted {
-        Deleted::Gone(object)
+        DeleteOutcome::Removed(object)
             if matches!(
                 resource.id,
-                Kind::ConfigMap | Kind::Secret | Kind::Lease | Kind::Event | Kind::Node | Kind::Namespace
+                ResourceKind::ConfigMap
+                    | ResourceKind::Secret
+                    | ResourceKind::Lease
+                    | ResourceKind::Event
+                    | ResourceKind::Node
+                    | ResourceKind::Namespace
             ) =>
         {
             let mut details = json!({
@@ -390,7 +395,7 @@ fn deleted_answer(target: &Target, deleted: &Deleted, renderer: &Renderer) -> Re
             if resource.group.is_empty() {
                 meta::remove(&mut details, "group");
             }
-            json_value(&json!({
+            json_value_response(&json!({
                 "kind": "Status",
                 "apiVersion": "v1",
                 "metadata": {},
@@ -398,38 +403,38 @@ fn deleted_answer(target: &Target, deleted: &Deleted, renderer: &Renderer) -> Re
                 "details": details,
             }))
         }
-        Deleted::Gone(object) | Deleted::Pending(object) => {
-            json_bytes(StatusCode::OK, renderer.object(object))
+        DeleteOutcome::Removed(object) | DeleteOutcome::Terminating(object) => {
+            json_response(StatusCode::OK, renderer.object(object))
         }
     }
 }
 
 /// Everything that is not an object.
-fn document(parts: &Parts) -> Answer {
+fn document(parts: &Parts) -> ApiResult {
     let path = parts.uri.path();
     let known = match path.trim_end_matches('/') {
-        "/healthz" | "/livez" | "/readyz" => return Ok(plain(StatusCode::OK, "ok")),
+        "/healthz" | "/livez" | "/readyz" => return Ok(text_response(StatusCode::OK, "ok")),
         "/version" => Some(discovery::version()),
         "/api" | "/apis" if request::discovery(&parts.headers) == Discovery::Aggregated => {
             if let Some(document) = discovery::aggregated(path) {
-                let content = Content::Whole(Some(document.to_string().into()));
+                let content = BodyContent::Bytes(Some(document.to_string().into()));
                 let content_type = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
-                return Ok(respond(StatusCode::OK, content_type, content));
+                return Ok(response(StatusCode::OK, content_type, content));
             }
             None
         }
         "/openapi/v2" if request::wants_protobuf_openapi(&parts.headers) => {
             let content_type = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
-            let content = Content::Whole(Some(Bytes::from_static(openapi::V2_PROTOBUF)));
-            return Ok(respond(StatusCode::OK, content_type, content));
+            let content = BodyContent::Bytes(Some(Bytes::from_static(openapi::V2_PROTOBUF)));
+            return Ok(response(StatusCode::OK, content_type, content));
         }
         "/openapi/v2" => Some(openapi::v2()),
         path if path.starts_with("/openapi/v3") => openapi::document(path),
         path => discovery::document(path),
     };
     match known {
-        Some(document) => Ok(json_value(&document)),
+        Some(document) => Ok(json_value_response(&document)),
         None if request::is_resource_path(path) => Err(Status::no_such_resource()),
-        None => Ok(plain(StatusCode::NOT_FOUND, "404 page not found\n")),
+        None => Ok(text_response(StatusCode::NOT_FOUND, "404 page not found\n")),
     }
 }

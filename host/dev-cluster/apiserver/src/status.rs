@@ -3,7 +3,7 @@
 use http::StatusCode;
 use serde_json::{Map, Value, json};
 
-use crate::descriptors::Resource;
+use crate::descriptors::ResourceDescriptor;
 use crate::fields::Conflict;
 
 /// A failed request: what `kubectl` prints and what clients branch on (`reason` and `code`).
@@ -11,12 +11,12 @@ use crate::fields::Conflict;
 pub(crate) struct Status {
     pub(crate) code: StatusCode,
     /// The details are shown even when there are none.
-    bare: bool,
+    keep_empty_details: bool,
     pub(crate) reason: &'static str,
     pub(crate) message: String,
     details: Map<String, Value>,
     /// `metadata.continue`: how a list that cannot go on may go on.
-    next: Option<String>,
+    continue_token: Option<String>,
 }
 
 /// One rule that a field broke, in the API's own words.
@@ -111,7 +111,7 @@ impl std::fmt::Display for FieldError {
     }
 }
 
-fn shown(errors: &[FieldError]) -> String {
+fn join_errors(errors: &[FieldError]) -> String {
     match errors {
         [one] => one.to_string(),
         many => format!("[{}]", many.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
@@ -127,15 +127,22 @@ fn causes(errors: &[FieldError]) -> Vec<Value> {
 
 impl Status {
     fn new(code: StatusCode, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { code, bare: false, reason, message: message.into(), details: Map::new(), next: None }
+        Self {
+            code,
+            keep_empty_details: false,
+            reason,
+            message: message.into(),
+            details: Map::new(),
+            continue_token: None,
+        }
     }
 
     /// An answer that is about no object.
     fn generic(code: StatusCode, reason: &'static str, message: &str) -> Self {
-        Self { bare: true, ..Self::new(code, reason, message) }
+        Self { keep_empty_details: true, ..Self::new(code, reason, message) }
     }
 
-    fn about(mut self, resource: &Resource, kind: &str, name: &str) -> Self {
+    fn with_object(mut self, resource: &ResourceDescriptor, kind: &str, name: &str) -> Self {
         if !name.is_empty() {
             self.details.insert("name".to_owned(), json!(name));
         }
@@ -146,36 +153,36 @@ impl Status {
         self
     }
 
-    fn cause(mut self, causes: Vec<Value>) -> Self {
+    fn with_causes(mut self, causes: Vec<Value>) -> Self {
         self.details.insert("causes".to_owned(), Value::Array(causes));
         self
     }
 
-    pub(crate) fn not_found(resource: &Resource, name: &str) -> Self {
-        let message = format!("{} \"{name}\" not found", resource.qualified());
-        Self::new(StatusCode::NOT_FOUND, "NotFound", message).about(resource, resource.plural, name)
+    pub(crate) fn not_found(resource: &ResourceDescriptor, name: &str) -> Self {
+        let message = format!("{} \"{name}\" not found", resource.qualified_resource());
+        Self::new(StatusCode::NOT_FOUND, "NotFound", message).with_object(resource, resource.plural, name)
     }
 
     pub(crate) fn no_such_resource() -> Self {
         Self::generic(StatusCode::NOT_FOUND, "NotFound", "the server could not find the requested resource")
     }
 
-    pub(crate) fn already_exists(resource: &Resource, name: &str) -> Self {
-        let message = format!("{} \"{name}\" already exists", resource.qualified());
-        Self::new(StatusCode::CONFLICT, "AlreadyExists", message).about(resource, resource.plural, name)
+    pub(crate) fn already_exists(resource: &ResourceDescriptor, name: &str) -> Self {
+        let message = format!("{} \"{name}\" already exists", resource.qualified_resource());
+        Self::new(StatusCode::CONFLICT, "AlreadyExists", message).with_object(resource, resource.plural, name)
     }
 
-    pub(crate) fn conflict(resource: &Resource, name: &str, why: &str) -> Self {
-        Self::conflict_on(resource, &resource.qualified(), name, why)
+    pub(crate) fn conflict(resource: &ResourceDescriptor, name: &str, why: &str) -> Self {
+        Self::conflict_on(resource, &resource.qualified_resource(), name, why)
     }
 
     /// The same of a sub-resource, by its qualified name.
-    pub(crate) fn conflict_on(resource: &Resource, what: &str, name: &str, why: &str) -> Self {
+    pub(crate) fn conflict_on(resource: &ResourceDescriptor, what: &str, name: &str, why: &str) -> Self {
         let message = format!("Operation cannot be fulfilled on {what} \"{name}\": {why}");
-        Self::new(StatusCode::CONFLICT, "Conflict", message).about(resource, resource.plural, name)
+        Self::new(StatusCode::CONFLICT, "Conflict", message).with_object(resource, resource.plural, name)
     }
 
-    pub(crate) fn modified(resource: &Resource, name: &str) -> Self {
+    pub(crate) fn object_modified(resource: &ResourceDescriptor, name: &str) -> Self {
         Self::conflict(
             resource,
             name,
@@ -183,26 +190,26 @@ impl Status {
         )
     }
 
-    pub(crate) fn forbidden(resource: &Resource, name: &str, why: &str) -> Self {
-        let message = format!("{} \"{name}\" is forbidden: {why}", resource.qualified());
-        Self::new(StatusCode::FORBIDDEN, "Forbidden", message).about(resource, resource.plural, name)
+    pub(crate) fn forbidden(resource: &ResourceDescriptor, name: &str, why: &str) -> Self {
+        let message = format!("{} \"{name}\" is forbidden: {why}", resource.qualified_resource());
+        Self::new(StatusCode::FORBIDDEN, "Forbidden", message).with_object(resource, resource.plural, name)
     }
 
-    pub(crate) fn terminating(resource: &Resource, name: &str, namespace: &str) -> Self {
+    pub(crate) fn terminating(resource: &ResourceDescriptor, name: &str, namespace: &str) -> Self {
         let why =
             format!("unable to create new content in namespace {namespace} because it is being terminated");
-        Self::forbidden(resource, name, &why).cause(vec![json!({
+        Self::forbidden(resource, name, &why).with_causes(vec![json!({
             "reason": "NamespaceTerminating",
             "message": format!("namespace {namespace} is being terminated"),
             "field": "metadata.namespace",
         })])
     }
 
-    pub(crate) fn invalid(resource: &Resource, name: &str, errors: &[FieldError]) -> Self {
-        let message = format!("{} \"{name}\" is invalid: {}", resource.qualified_kind(), shown(errors));
+    pub(crate) fn invalid(resource: &ResourceDescriptor, name: &str, errors: &[FieldError]) -> Self {
+        let message = format!("{} \"{name}\" is invalid: {}", resource.qualified_kind(), join_errors(errors));
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message)
-            .about(resource, resource.kind, name)
-            .cause(causes(errors))
+            .with_object(resource, resource.kind, name)
+            .with_causes(causes(errors))
     }
 
     /// Options of a request (`ListOptions`, `PatchOptions`, …) that break rules.
@@ -210,11 +217,11 @@ impl Status {
         let mut status = Self::new(
             StatusCode::UNPROCESSABLE_ENTITY,
             "Invalid",
-            format!("{kind}.meta.k8s.io \"\" is invalid: {}", shown(errors)),
+            format!("{kind}.meta.k8s.io \"\" is invalid: {}", join_errors(errors)),
         );
         status.details.insert("group".to_owned(), json!("meta.k8s.io"));
         status.details.insert("kind".to_owned(), json!(kind));
-        status.cause(causes(errors))
+        status.with_causes(causes(errors))
     }
 
     /// A configuration would change what others own.
@@ -222,11 +229,11 @@ impl Status {
         let causes = conflicts.iter().map(|conflict| {
             json!({
                 "reason": "FieldManagerConflict",
-                "message": format!("conflict with {}", conflict.with.describe()),
+                "message": format!("conflict with {}", conflict.manager.describe()),
                 "field": conflict.path,
             })
         });
-        Self::new(StatusCode::CONFLICT, "Conflict", message).cause(causes.collect())
+        Self::new(StatusCode::CONFLICT, "Conflict", message).with_causes(causes.collect())
     }
 
     /// An error to which the API gives no reason.
@@ -287,27 +294,27 @@ impl Status {
     }
 
     /// A patch makes something of the object that cannot be decoded.
-    pub(crate) fn patched_wrong(shown: &str, why: &str) -> Self {
+    pub(crate) fn invalid_patch_result(shown: &str, why: &str) -> Self {
         let error = FieldError::invalid("patch", &Value::from(shown), why);
         let message = format!(" \"\" is invalid: {error}");
-        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message).cause(causes(&[error]))
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message).with_causes(causes(&[error]))
     }
 
     /// A precondition of a deletion that does not hold.
-    pub(crate) fn precondition(resource: &Resource, name: &str, why: &str) -> Self {
+    pub(crate) fn precondition_failed(resource: &ResourceDescriptor, name: &str, why: &str) -> Self {
         let message =
             format!("Operation cannot be fulfilled on {} \"{name}\": {why}", resource.qualified_kind());
-        Self::new(StatusCode::CONFLICT, "Conflict", message).about(resource, resource.kind, name)
+        Self::new(StatusCode::CONFLICT, "Conflict", message).with_object(resource, resource.kind, name)
     }
 
     /// An update that must say which version it is of, and does not.
-    pub(crate) fn unversioned(resource: &Resource, name: &str) -> Self {
+    pub(crate) fn resource_version_required(resource: &ResourceDescriptor, name: &str) -> Self {
         let detail = "must be specified for an update";
         let error = FieldError::invalid("metadata.resourceVersion", &Value::from(0), detail);
-        let message = format!("{} \"{name}\" is invalid: {error}", resource.qualified());
+        let message = format!("{} \"{name}\" is invalid: {error}", resource.qualified_resource());
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message)
-            .about(resource, resource.plural, name)
-            .cause(causes(&[error]))
+            .with_object(resource, resource.plural, name)
+            .with_causes(causes(&[error]))
     }
 
     pub(crate) fn too_large(limit: usize) -> Self {
@@ -324,7 +331,7 @@ impl Status {
 
     /// A list that goes on with this token in what is there by then.
     pub(crate) fn with_continue(self, token: String) -> Self {
-        Self { next: Some(token), ..self }
+        Self { continue_token: Some(token), ..self }
     }
 
     pub(crate) fn too_old(requested: u64, oldest: u64) -> Self {
@@ -337,7 +344,7 @@ impl Status {
             "Timeout",
             format!("Too large resource version: {requested}, current: {current}"),
         )
-        .cause(vec![json!({
+        .with_causes(vec![json!({
             "reason": "ResourceVersionTooLarge",
             "message": "Too large resource version",
         })]);
@@ -345,7 +352,7 @@ impl Status {
         status
     }
 
-    pub(crate) fn version_on_create() -> Self {
+    pub(crate) fn resource_version_on_create() -> Self {
         Self::new(
             StatusCode::INTERNAL_SERVER_ERROR,
             "",
@@ -353,7 +360,7 @@ impl Status {
         )
     }
 
-    pub(crate) fn busy(resource: &Resource, name: &str) -> Self {
+    pub(crate) fn too_many_conflicts(resource: &ResourceDescriptor, name: &str) -> Self {
         Self::conflict(resource, name, "the object kept changing while this request was retried")
     }
 
@@ -362,7 +369,7 @@ impl Status {
         let mut status = json!({
             "kind": "Status",
             "apiVersion": "v1",
-            "metadata": self.next.as_ref().map_or_else(|| json!({}), |next| json!({ "continue": next })),
+            "metadata": self.continue_token.as_ref().map_or_else(|| json!({}), |next| json!({ "continue": next })),
             "status": "Failure",
             "message": self.message,
             "reason": self.reason,
@@ -370,7 +377,7 @@ impl Status {
             "code": self.code.as_u16(),
         });
         if let Value::Object(map) = &mut status {
-            if self.details.is_empty() && !self.bare {
+            if self.details.is_empty() && !self.keep_empty_details {
                 map.remove("details");
             }
             if self.reason.is_empty() {

@@ -13,29 +13,34 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::Value;
 use tokio::sync::watch;
 
-use crate::descriptors::{Kind, PerKind};
-use crate::fields::Managed;
+use crate::descriptors::{PerKind, ResourceKind};
+use crate::fields::ManagedFields;
 use crate::meta;
 
 /// One version of one object. The value carries neither `apiVersion` nor `kind`: these belong to its kind.
 #[derive(Debug)]
-pub(crate) struct Object {
-    pub(crate) kind: Kind,
+pub(crate) struct StoredObject {
+    pub(crate) kind: ResourceKind,
     pub(crate) version: u64,
     pub(crate) value: Value,
     /// Who owns which field; the value itself does not carry it.
-    pub(crate) managed: Managed,
+    pub(crate) managed_fields: ManagedFields,
     json: OnceLock<Bytes>,
 }
 
-impl Object {
+impl StoredObject {
     /// An object outside of the store: a dry run, or a transient one.
-    pub(crate) fn transient(kind: Kind, version: u64, value: Value, managed: Managed) -> Arc<Self> {
-        Arc::new(Self { kind, version, value, managed, json: OnceLock::new() })
+    pub(crate) fn transient(
+        kind: ResourceKind,
+        version: u64,
+        value: Value,
+        managed: ManagedFields,
+    ) -> Arc<Self> {
+        Arc::new(Self { kind, version, value, managed_fields: managed, json: OnceLock::new() })
     }
 
     /// The value with its `apiVersion` and `kind`.
-    pub(crate) fn typed(&self) -> Value {
+    pub(crate) fn with_type_meta(&self) -> Value {
         let resource = self.kind.resource();
         let mut value = self.value.clone();
         meta::set(&mut value, "apiVersion", Value::String(resource.api_version()));
@@ -44,14 +49,14 @@ impl Object {
     }
 
     /// The object as it is answered.
-    pub(crate) fn whole(&self) -> Value {
-        let mut value = self.typed();
+    pub(crate) fn to_response(&self) -> Value {
+        let mut value = self.with_type_meta();
         meta::set(&mut value, "metadata", self.metadata());
         value
     }
 
     /// The object as lists hold it.
-    pub(crate) fn item(&self) -> Value {
+    pub(crate) fn to_list_item(&self) -> Value {
         let mut value = self.value.clone();
         meta::set(&mut value, "metadata", self.metadata());
         value
@@ -60,8 +65,8 @@ impl Object {
     /// Its metadata as they are answered.
     pub(crate) fn metadata(&self) -> Value {
         let mut metadata = self.value.get("metadata").cloned().unwrap_or_default();
-        if !self.managed.is_empty() {
-            meta::set(&mut metadata, "managedFields", self.managed.to_value());
+        if !self.managed_fields.is_empty() {
+            meta::set(&mut metadata, "managedFields", self.managed_fields.to_value());
         }
         metadata
     }
@@ -69,12 +74,15 @@ impl Object {
     /// The object as it is answered, `apiVersion` and `kind` first.
     pub(crate) fn json(&self) -> &Bytes {
         self.json.get_or_init(|| {
-            let head = head(self.kind);
+            let head = type_meta_prefix(self.kind);
             let mut bytes = Vec::with_capacity(1024);
             bytes.extend_from_slice(head.as_bytes());
             // A map of JSON values cannot fail to serialise into memory.
-            if serde_json::to_writer(&mut bytes, &Answer { value: &self.value, managed: &self.managed })
-                .is_ok()
+            if serde_json::to_writer(
+                &mut bytes,
+                &SerializedObject { value: &self.value, managed: &self.managed_fields },
+            )
+            .is_ok()
                 && let Some(brace) = bytes.get_mut(head.len())
             {
                 *brace = b',';
@@ -84,8 +92,8 @@ impl Object {
     }
 
     /// The members of the object without `apiVersion` and `kind` and without its opening brace, as lists hold it.
-    pub(crate) fn item_tail(&self) -> &[u8] {
-        self.json().get(head(self.kind).len() + 1..).unwrap_or_default()
+    pub(crate) fn list_item_bytes(&self) -> &[u8] {
+        self.json().get(type_meta_prefix(self.kind).len() + 1..).unwrap_or_default()
     }
 
     /// The name.
@@ -100,19 +108,21 @@ impl Object {
 }
 
 /// An object with its managed fields in their place.
-struct Answer<'a> {
+struct SerializedObject<'a> {
     value: &'a Value,
-    managed: &'a Managed,
+    managed: &'a ManagedFields,
 }
 
-impl Serialize for Answer<'_> {
+impl Serialize for SerializedObject<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Value::Object(members) = self.value else { return self.value.serialize(serializer) };
         let mut map = serializer.serialize_map(None)?;
         for (name, member) in members {
             let metadata = member.as_object().filter(|_| name == "metadata" && !self.managed.is_empty());
             match metadata {
-                Some(metadata) => map.serialize_entry(name, &Metadata { metadata, managed: self.managed })?,
+                Some(metadata) => {
+                    map.serialize_entry(name, &SerializedMetadata { metadata, managed: self.managed })?
+                }
                 None => map.serialize_entry(name, member)?,
             }
         }
@@ -120,12 +130,12 @@ impl Serialize for Answer<'_> {
     }
 }
 
-struct Metadata<'a> {
+struct SerializedMetadata<'a> {
     metadata: &'a serde_json::Map<String, Value>,
-    managed: &'a Managed,
+    managed: &'a ManagedFields,
 }
 
-impl Serialize for Metadata<'_> {
+impl Serialize for SerializedMetadata<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         for (name, member) in self.metadata {
@@ -136,9 +146,9 @@ impl Serialize for Metadata<'_> {
     }
 }
 
-fn head(kind: Kind) -> &'static str {
+fn type_meta_prefix(kind: ResourceKind) -> &'static str {
     static HEADS: OnceLock<PerKind<OnceLock<String>>> = OnceLock::new();
-    HEADS.get_or_init(|| PerKind::new(OnceLock::new)).of(kind).get_or_init(|| {
+    HEADS.get_or_init(|| PerKind::new(OnceLock::new)).get(kind).get_or_init(|| {
         let resource = kind.resource();
         format!("{{\"apiVersion\":\"{}\",\"kind\":\"{}\"", resource.api_version(), resource.kind)
     })
@@ -151,7 +161,7 @@ pub(crate) fn key(namespace: &str, name: &str) -> String {
 
 /// What happened to an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum EventType {
+pub(crate) enum WatchEventType {
     Added,
     Modified,
     Deleted,
@@ -159,15 +169,15 @@ pub(crate) enum EventType {
 
 /// A change, as history keeps it.
 #[derive(Debug)]
-pub(crate) struct Event {
-    pub(crate) event_type: EventType,
+pub(crate) struct HistoryEvent {
+    pub(crate) event_type: WatchEventType,
     pub(crate) key: Arc<str>,
-    pub(crate) object: Arc<Object>,
-    pub(crate) previous: Option<Arc<Object>>,
+    pub(crate) object: Arc<StoredObject>,
+    pub(crate) previous: Option<Arc<StoredObject>>,
     frame: OnceLock<Bytes>,
 }
 
-impl Event {
+impl HistoryEvent {
     /// The watch frame of this event for watchers that select the object before and after it; made once.
     pub(crate) fn frame(&self) -> Bytes {
         self.frame.get_or_init(|| frame(self.event_type, self.object.json())).clone()
@@ -175,11 +185,11 @@ impl Event {
 }
 
 /// A watch frame: one JSON document and a line feed.
-pub(crate) fn frame(event_type: EventType, object: &[u8]) -> Bytes {
+pub(crate) fn frame(event_type: WatchEventType, object: &[u8]) -> Bytes {
     let name = match event_type {
-        EventType::Added => "ADDED",
-        EventType::Modified => "MODIFIED",
-        EventType::Deleted => "DELETED",
+        WatchEventType::Added => "ADDED",
+        WatchEventType::Modified => "MODIFIED",
+        WatchEventType::Deleted => "DELETED",
     };
     let mut bytes = Vec::with_capacity(object.len() + 40);
     bytes.extend_from_slice(b"{\"type\":\"");
@@ -192,17 +202,17 @@ pub(crate) fn frame(event_type: EventType, object: &[u8]) -> Bytes {
 
 /// What a writer wants to happen to a key.
 #[derive(Debug)]
-pub(crate) enum Change {
-    Put(Value, Managed),
+pub(crate) enum StoreChange {
+    Put(Value, ManagedFields),
     /// The last state of the object, as its DELETED event shows it.
-    Remove(Value, Managed),
+    Remove(Value, ManagedFields),
 }
 
 /// Why a write did not happen.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum CommitError {
     /// Somebody else wrote since the caller read.
-    Raced,
+    Conflict,
     /// The namespace of a new object does not exist.
     NamespaceMissing,
     /// The namespace of a new object is being deleted.
@@ -218,14 +228,14 @@ pub(crate) enum HistoryError {
     Restored,
 }
 
-type Objects = BTreeMap<Arc<str>, Arc<Object>>;
+type Objects = BTreeMap<Arc<str>, Arc<StoredObject>>;
 
 #[derive(Debug)]
 struct KindState {
     objects: Objects,
-    history: VecDeque<Arc<Event>>,
+    history: VecDeque<Arc<HistoryEvent>>,
     /// Every event above this version is in the history.
-    compacted: u64,
+    compacted_version: u64,
     changed: watch::Sender<u64>,
 }
 
@@ -235,27 +245,27 @@ struct State {
     epoch: u64,
     kinds: PerKind<KindState>,
     /// Dependents by the uid of their owner.
-    owned: BTreeMap<String, BTreeSet<(Kind, Arc<str>)>>,
+    dependents_by_owner: BTreeMap<String, BTreeSet<(ResourceKind, Arc<str>)>>,
 }
 
 /// A state of the store to return to: what a backup of etcd holds.
 #[derive(Debug, Clone)]
-pub struct Snapshot {
+pub struct StateSnapshot {
     version: u64,
-    kinds: Arc<Vec<(Kind, Objects)>>,
+    kinds: Arc<Vec<(ResourceKind, Objects)>>,
 }
 
 /// The objects of a kind at one version.
 #[derive(Debug)]
 pub(crate) struct Listing {
     pub(crate) version: u64,
-    pub(crate) objects: Vec<Arc<Object>>,
+    pub(crate) objects: Vec<Arc<StoredObject>>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Store {
     state: Mutex<State>,
-    history: usize,
+    history_limit: usize,
 }
 
 impl Store {
@@ -263,11 +273,11 @@ impl Store {
         let kinds = PerKind::new(|| KindState {
             objects: Objects::new(),
             history: VecDeque::new(),
-            compacted: 0,
+            compacted_version: 0,
             changed: watch::Sender::new(0),
         });
-        let state = State { version: 1, epoch: 0, kinds, owned: BTreeMap::new() };
-        Self { state: Mutex::new(state), history: history.max(1) }
+        let state = State { version: 1, epoch: 0, kinds, dependents_by_owner: BTreeMap::new() };
+        Self { state: Mutex::new(state), history_limit: history.max(1) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -279,15 +289,20 @@ impl Store {
         self.lock().version
     }
 
-    pub(crate) fn get(&self, kind: Kind, key: &str) -> Option<Arc<Object>> {
-        self.lock().kinds.of(kind).objects.get(key).cloned()
+    pub(crate) fn get(&self, kind: ResourceKind, key: &str) -> Option<Arc<StoredObject>> {
+        self.lock().kinds.get(kind).objects.get(key).cloned()
     }
 
     /// The objects of a kind whose keys begin with a prefix, now or as they were at an earlier version.
-    pub(crate) fn list(&self, kind: Kind, prefix: &str, at: Option<u64>) -> Result<Listing, HistoryError> {
+    pub(crate) fn list(
+        &self,
+        kind: ResourceKind,
+        prefix: &str,
+        at: Option<u64>,
+    ) -> Result<Listing, HistoryError> {
         let state = self.lock();
-        let table = state.kinds.of(kind);
-        let collect = |objects: &Objects| -> Vec<Arc<Object>> {
+        let kind_state = state.kinds.get(kind);
+        let collect = |objects: &Objects| -> Vec<Arc<StoredObject>> {
             objects
                 .range::<str, _>((Bound::Included(prefix), Bound::Unbounded))
                 .take_while(|(key, _)| key.starts_with(prefix))
@@ -295,16 +310,16 @@ impl Store {
                 .collect()
         };
         let Some(at) = at.filter(|at| *at < state.version) else {
-            return Ok(Listing { version: state.version, objects: collect(&table.objects) });
+            return Ok(Listing { version: state.version, objects: collect(&kind_state.objects) });
         };
-        if at < table.compacted {
-            return Err(HistoryError::Compacted(table.compacted));
+        if at < kind_state.compacted_version {
+            return Err(HistoryError::Compacted(kind_state.compacted_version));
         }
-        if table.history.back().is_none_or(|event| event.object.version <= at) {
-            return Ok(Listing { version: at, objects: collect(&table.objects) });
+        if kind_state.history.back().is_none_or(|event| event.object.version <= at) {
+            return Ok(Listing { version: at, objects: collect(&kind_state.objects) });
         }
-        let mut objects = table.objects.clone();
-        for event in table.history.iter().rev().take_while(|event| event.object.version > at) {
+        let mut objects = kind_state.objects.clone();
+        for event in kind_state.history.iter().rev().take_while(|event| event.object.version > at) {
             match &event.previous {
                 Some(previous) => objects.insert(Arc::clone(&event.key), Arc::clone(previous)),
                 None => objects.remove(&event.key),
@@ -316,75 +331,75 @@ impl Store {
     /// Writes when the key still is at the version that the caller read (`None`: it did not exist).
     pub(crate) fn commit(
         &self,
-        kind: Kind,
+        kind: ResourceKind,
         key: &str,
         expected: Option<u64>,
-        change: Change,
-    ) -> Result<Arc<Object>, CommitError> {
+        change: StoreChange,
+    ) -> Result<Arc<StoredObject>, CommitError> {
         let mut state = self.lock();
-        let previous = state.kinds.of(kind).objects.get(key).cloned();
+        let previous = state.kinds.get(kind).objects.get(key).cloned();
         if previous.as_ref().map(|object| object.version) != expected {
-            return Err(CommitError::Raced);
+            return Err(CommitError::Conflict);
         }
         if previous.is_none()
             && let Some((namespace, _)) = key.split_once('/')
         {
-            match state.kinds.of(Kind::Namespace).objects.get(namespace) {
+            match state.kinds.get(ResourceKind::Namespace).objects.get(namespace) {
                 None => return Err(CommitError::NamespaceMissing),
                 Some(found) if meta::deleting(&found.value) => return Err(CommitError::NamespaceTerminating),
                 Some(_) => {}
             }
         }
-        Ok(state.write(kind, key, previous, change, self.history))
+        Ok(state.write(kind, key, previous, change, self.history_limit))
     }
 
     /// The events of a kind after a version, and the version up to which they are complete.
     pub(crate) fn events(
         &self,
-        kind: Kind,
+        kind: ResourceKind,
         after: u64,
         epoch: u64,
-    ) -> Result<(Vec<Arc<Event>>, u64), HistoryError> {
+    ) -> Result<(Vec<Arc<HistoryEvent>>, u64), HistoryError> {
         let state = self.lock();
         if state.epoch != epoch {
             return Err(HistoryError::Restored);
         }
-        let table = state.kinds.of(kind);
-        if after < table.compacted {
-            return Err(HistoryError::Compacted(table.compacted));
+        let kind_state = state.kinds.get(kind);
+        if after < kind_state.compacted_version {
+            return Err(HistoryError::Compacted(kind_state.compacted_version));
         }
-        let start = table.history.partition_point(|event| event.object.version <= after);
-        Ok((table.history.iter().skip(start).cloned().collect(), state.version))
+        let start = kind_state.history.partition_point(|event| event.object.version <= after);
+        Ok((kind_state.history.iter().skip(start).cloned().collect(), state.version))
     }
 
     /// A channel that changes whenever a kind changes, and the epoch in which to read its history.
-    pub(crate) fn subscribe(&self, kind: Kind) -> (watch::Receiver<u64>, u64) {
+    pub(crate) fn subscribe(&self, kind: ResourceKind) -> (watch::Receiver<u64>, u64) {
         let state = self.lock();
-        (state.kinds.of(kind).changed.subscribe(), state.epoch)
+        (state.kinds.get(kind).changed.subscribe(), state.epoch)
     }
 
     /// The objects that name this uid as an owner.
-    pub(crate) fn dependents(&self, uid: &str) -> Vec<Arc<Object>> {
+    pub(crate) fn dependents(&self, uid: &str) -> Vec<Arc<StoredObject>> {
         let state = self.lock();
-        let Some(keys) = state.owned.get(uid) else { return Vec::new() };
-        keys.iter().filter_map(|(kind, key)| state.kinds.of(*kind).objects.get(key).cloned()).collect()
+        let Some(keys) = state.dependents_by_owner.get(uid) else { return Vec::new() };
+        keys.iter().filter_map(|(kind, key)| state.kinds.get(*kind).objects.get(key).cloned()).collect()
     }
 
     /// Everything in a namespace.
-    pub(crate) fn contents(&self, namespace: &str) -> Vec<Arc<Object>> {
+    pub(crate) fn contents(&self, namespace: &str) -> Vec<Arc<StoredObject>> {
         let prefix = format!("{namespace}/");
         let state = self.lock();
-        let mut found = Vec::new();
+        let mut objects = Vec::new();
         for (kind, table) in state.kinds.iter() {
             if kind.resource().namespaced {
                 let range =
                     table.objects.range::<str, _>((Bound::Included(prefix.as_str()), Bound::Unbounded));
-                found.extend(
+                objects.extend(
                     range.take_while(|(key, _)| key.starts_with(&prefix)).map(|(_, object)| object.clone()),
                 );
             }
         }
-        found
+        objects
     }
 
     /// Drops the history: every version older than now answers 410 from here on.
@@ -393,25 +408,25 @@ impl Store {
         let version = state.version;
         for (_, table) in state.kinds.iter_mut() {
             table.history.clear();
-            table.compacted = version;
+            table.compacted_version = version;
         }
     }
 
-    pub(crate) fn snapshot(&self) -> Snapshot {
+    pub(crate) fn snapshot(&self) -> StateSnapshot {
         let state = self.lock();
         let kinds = state.kinds.iter().map(|(kind, table)| (kind, table.objects.clone())).collect();
-        Snapshot { version: state.version, kinds: Arc::new(kinds) }
+        StateSnapshot { version: state.version, kinds: Arc::new(kinds) }
     }
 
     /// Sets objects and version counter back. History is gone and open watches end.
-    pub(crate) fn restore(&self, snapshot: &Snapshot) {
+    pub(crate) fn restore(&self, snapshot: &StateSnapshot) {
         let mut state = self.lock();
         state.version = snapshot.version;
         state.epoch += 1;
-        state.owned.clear();
+        state.dependents_by_owner.clear();
         let mut owned = Vec::new();
         for (kind, objects) in snapshot.kinds.iter() {
-            let table = state.kinds.of_mut(*kind);
+            let table = state.kinds.get_mut(*kind);
             for (key, object) in objects {
                 owned.extend(
                     meta::owners(&object.value).map(|uid| (uid.to_owned(), (*kind, Arc::clone(key)))),
@@ -419,11 +434,11 @@ impl Store {
             }
             table.objects.clone_from(objects);
             table.history.clear();
-            table.compacted = snapshot.version;
+            table.compacted_version = snapshot.version;
             table.changed.send_replace(snapshot.version);
         }
         for (uid, dependent) in owned {
-            state.owned.entry(uid).or_default().insert(dependent);
+            state.dependents_by_owner.entry(uid).or_default().insert(dependent);
         }
     }
 }
@@ -431,60 +446,60 @@ impl Store {
 impl State {
     fn write(
         &mut self,
-        kind: Kind,
+        kind: ResourceKind,
         key: &str,
-        previous: Option<Arc<Object>>,
-        change: Change,
+        previous: Option<Arc<StoredObject>>,
+        change: StoreChange,
         history: usize,
-    ) -> Arc<Object> {
+    ) -> Arc<StoredObject> {
         self.version += 1;
         let version = self.version;
         let (mut value, managed, removed) = match change {
-            Change::Put(value, managed) => (value, managed, false),
-            Change::Remove(value, managed) => (value, managed, true),
+            StoreChange::Put(value, managed) => (value, managed, false),
+            StoreChange::Remove(value, managed) => (value, managed, true),
         };
         meta::edit_meta(&mut value, |meta| {
             meta.insert("resourceVersion".to_owned(), Value::String(version.to_string()));
         });
-        let key: Arc<str> = match self.kinds.of(kind).objects.get_key_value(key) {
+        let key: Arc<str> = match self.kinds.get(kind).objects.get_key_value(key) {
             Some((key, _)) => Arc::clone(key),
             None => Arc::from(key),
         };
         if let Some(previous) = &previous {
             for uid in meta::owners(&previous.value) {
-                if let Some(dependents) = self.owned.get_mut(uid) {
+                if let Some(dependents) = self.dependents_by_owner.get_mut(uid) {
                     dependents.remove(&(kind, Arc::clone(&key)));
                     if dependents.is_empty() {
-                        self.owned.remove(uid);
+                        self.dependents_by_owner.remove(uid);
                     }
                 }
             }
         }
-        let object = Object::transient(kind, version, value, managed);
-        let table = self.kinds.of_mut(kind);
+        let object = StoredObject::transient(kind, version, value, managed);
+        let kind_state = self.kinds.get_mut(kind);
         let event_type = if removed {
-            table.objects.remove(&key);
-            EventType::Deleted
+            kind_state.objects.remove(&key);
+            WatchEventType::Deleted
         } else {
-            table.objects.insert(Arc::clone(&key), Arc::clone(&object));
+            kind_state.objects.insert(Arc::clone(&key), Arc::clone(&object));
             for uid in meta::owners(&object.value) {
-                self.owned.entry(uid.to_owned()).or_default().insert((kind, Arc::clone(&key)));
+                self.dependents_by_owner.entry(uid.to_owned()).or_default().insert((kind, Arc::clone(&key)));
             }
-            if previous.is_some() { EventType::Modified } else { EventType::Added }
+            if previous.is_some() { WatchEventType::Modified } else { WatchEventType::Added }
         };
-        if table.history.len() >= history
-            && let Some(oldest) = table.history.pop_front()
+        if kind_state.history.len() >= history
+            && let Some(oldest) = kind_state.history.pop_front()
         {
-            table.compacted = oldest.object.version;
+            kind_state.compacted_version = oldest.object.version;
         }
-        table.history.push_back(Arc::new(Event {
+        kind_state.history.push_back(Arc::new(HistoryEvent {
             event_type,
             key,
             object: Arc::clone(&object),
             previous,
             frame: OnceLock::new(),
         }));
-        table.changed.send_replace(version);
+        kind_state.changed.send_replace(version);
         object
     }
 }

@@ -6,21 +6,21 @@ use serde_json::{Map, Value, json};
 
 use crate::Inner;
 use crate::base64;
-use crate::descriptors::{Kind, Resource};
+use crate::descriptors::{ResourceDescriptor, ResourceKind};
 use crate::meta::{self, text};
 use crate::pods;
 use crate::quantity;
 use crate::status::Status;
-use crate::write::Part;
+use crate::write::Subresource;
 
 /// Marks the class of claims that name none.
-const DEFAULT_CLASS: [&str; 2] =
+const DEFAULT_CLASS_ANNOTATIONS: [&str; 2] =
     ["storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"];
 
 /// The deprecated way to name a class.
-const BETA_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
+const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
 
-pub(crate) fn default(map: &mut Map<String, Value>, member: &str, value: &str) {
+pub(crate) fn set_default(map: &mut Map<String, Value>, member: &str, value: &str) {
     let absent = map.get(member).and_then(Value::as_str).unwrap_or_default().is_empty();
     if absent {
         map.insert(member.to_owned(), json!(value));
@@ -28,32 +28,32 @@ pub(crate) fn default(map: &mut Map<String, Value>, member: &str, value: &str) {
 }
 
 /// Fills in what the API's types default to.
-pub(crate) fn defaults(kind: Kind, value: &mut Value) {
+pub(crate) fn set_defaults(kind: ResourceKind, value: &mut Value) {
     match kind {
-        Kind::PersistentVolumeClaim => {
-            meta::edit(value, "spec", |spec| default(spec, "volumeMode", "Filesystem"));
-            meta::edit(value, "status", |status| default(status, "phase", "Pending"));
+        ResourceKind::PersistentVolumeClaim => {
+            meta::edit(value, "spec", |spec| set_default(spec, "volumeMode", "Filesystem"));
+            meta::edit(value, "status", |status| set_default(status, "phase", "Pending"));
         }
-        Kind::PersistentVolume => {
+        ResourceKind::PersistentVolume => {
             meta::edit(value, "spec", |spec| {
-                default(spec, "volumeMode", "Filesystem");
-                default(spec, "persistentVolumeReclaimPolicy", "Retain");
+                set_default(spec, "volumeMode", "Filesystem");
+                set_default(spec, "persistentVolumeReclaimPolicy", "Retain");
                 if let Some(Value::Object(path)) = spec.get_mut("hostPath") {
                     path.entry("type").or_insert(json!(""));
                 }
             });
-            meta::edit(value, "status", |status| default(status, "phase", "Pending"));
+            meta::edit(value, "status", |status| set_default(status, "phase", "Pending"));
         }
-        Kind::StorageClass => {
+        ResourceKind::StorageClass => {
             if let Value::Object(class) = value {
-                default(class, "reclaimPolicy", "Delete");
-                default(class, "volumeBindingMode", "Immediate");
+                set_default(class, "reclaimPolicy", "Delete");
+                set_default(class, "volumeBindingMode", "Immediate");
             }
         }
-        Kind::CsiDriver => meta::edit(value, "spec", csi_driver),
-        Kind::Secret => secret(value),
-        Kind::Pod => meta::edit(value, "spec", pods::defaults),
-        Kind::Namespace => {
+        ResourceKind::CsiDriver => meta::edit(value, "spec", set_csi_driver_defaults),
+        ResourceKind::Secret => encode_string_data(value),
+        ResourceKind::Pod => meta::edit(value, "spec", pods::set_pod_defaults),
+        ResourceKind::Namespace => {
             let name = meta::name(value).to_owned();
             if !name.is_empty() {
                 meta::edit_meta(value, |meta| {
@@ -63,21 +63,21 @@ pub(crate) fn defaults(kind: Kind, value: &mut Value) {
                 });
             }
         }
-        Kind::Node
-        | Kind::Event
-        | Kind::ConfigMap
-        | Kind::ServiceAccount
-        | Kind::CsiNode
-        | Kind::CsiStorageCapacity
-        | Kind::VolumeAttachment
-        | Kind::VolumeAttributesClass
-        | Kind::Lease => {}
+        ResourceKind::Node
+        | ResourceKind::Event
+        | ResourceKind::ConfigMap
+        | ResourceKind::ServiceAccount
+        | ResourceKind::CsiNode
+        | ResourceKind::CsiStorageCapacity
+        | ResourceKind::VolumeAttachment
+        | ResourceKind::VolumeAttributesClass
+        | ResourceKind::Lease => {}
     }
 }
 
 /// A source that no claim can come from is dropped. The rest of `dataSource` and `dataSourceRef` are filled from each
 /// other unless the reference crosses namespaces.
-fn data_source(spec: &mut Map<String, Value>) {
+fn normalize_data_source(spec: &mut Map<String, Value>) {
     let known = |source: &Value| {
         matches!(
             (text(source, "/apiGroup"), text(source, "/kind")),
@@ -99,17 +99,17 @@ fn data_source(spec: &mut Map<String, Value>) {
     }
 }
 
-fn csi_driver(spec: &mut Map<String, Value>) {
+fn set_csi_driver_defaults(spec: &mut Map<String, Value>) {
     spec.entry("attachRequired").or_insert(json!(true));
     for flag in ["podInfoOnMount", "storageCapacity", "requiresRepublish", "seLinuxMount"] {
         spec.entry(flag).or_insert(json!(false));
     }
-    default(spec, "fsGroupPolicy", "ReadWriteOnceWithFSType");
+    set_default(spec, "fsGroupPolicy", "ReadWriteOnceWithFSType");
     spec.entry("volumeLifecycleModes").or_insert(json!(["Persistent"]));
 }
 
 /// `stringData` is for writers only.
-fn secret(value: &mut Value) {
+fn encode_string_data(value: &mut Value) {
     if let Some(Value::Object(plain)) = meta::remove(value, "stringData") {
         meta::edit(value, "data", |data| {
             for (key, text) in plain {
@@ -119,77 +119,83 @@ fn secret(value: &mut Value) {
         });
     }
     if let Value::Object(map) = value {
-        default(map, "type", "Opaque");
+        set_default(map, "type", "Opaque");
     }
 }
 
 /// Fits a new object: the status that only the server begins.
-pub(crate) fn prepare_create(kind: Kind, value: &mut Value, now: Timestamp) {
+pub(crate) fn prepare_create(kind: ResourceKind, value: &mut Value, now: Timestamp) {
     match kind {
-        Kind::PersistentVolumeClaim => {
-            meta::edit(value, "spec", data_source);
+        ResourceKind::PersistentVolumeClaim => {
+            meta::edit(value, "spec", normalize_data_source);
             meta::set(value, "status", json!({"phase": "Pending"}));
         }
-        Kind::PersistentVolume => {
+        ResourceKind::PersistentVolume => {
             let status = json!({"phase": "Pending", "lastPhaseTransitionTime": meta::timestamp(now)});
             meta::set(value, "status", status);
         }
-        Kind::Namespace => {
+        ResourceKind::Namespace => {
             meta::edit(value, "spec", |spec| {
                 spec.entry("finalizers").or_insert(json!(["kubernetes"]));
             });
             meta::set(value, "status", json!({"phase": "Active"}));
         }
-        Kind::Pod => {
-            let status = json!({"phase": "Pending", "qosClass": pods::quality(value)});
+        ResourceKind::Pod => {
+            let status = json!({"phase": "Pending", "qosClass": pods::qos_class(value)});
             meta::set(value, "status", status);
         }
-        Kind::VolumeAttachment => meta::set(value, "status", json!({"attached": false})),
+        ResourceKind::VolumeAttachment => meta::set(value, "status", json!({"attached": false})),
         // A node reports itself with its status.
-        Kind::Node
-        | Kind::Event
-        | Kind::Secret
-        | Kind::ConfigMap
-        | Kind::ServiceAccount
-        | Kind::StorageClass
-        | Kind::CsiDriver
-        | Kind::CsiNode
-        | Kind::CsiStorageCapacity
-        | Kind::VolumeAttributesClass
-        | Kind::Lease => {}
+        ResourceKind::Node
+        | ResourceKind::Event
+        | ResourceKind::Secret
+        | ResourceKind::ConfigMap
+        | ResourceKind::ServiceAccount
+        | ResourceKind::StorageClass
+        | ResourceKind::CsiDriver
+        | ResourceKind::CsiNode
+        | ResourceKind::CsiStorageCapacity
+        | ResourceKind::VolumeAttributesClass
+        | ResourceKind::Lease => {}
     }
 }
 
 /// Fits the successor of an object: each endpoint changes its own part only.
-pub(crate) fn prepare_update(resource: &Resource, part: Part, old: &Value, next: &mut Value, now: Timestamp) {
-    match part {
-        Part::Main => {
-            if resource.status {
+pub(crate) fn prepare_update(
+    resource: &ResourceDescriptor,
+    subresource: Subresource,
+    old: &Value,
+    next: &mut Value,
+    now: Timestamp,
+) {
+    match subresource {
+        Subresource::Main => {
+            if resource.has_status {
                 meta::copy_member(next, old, "status");
             }
-            if resource.id == Kind::Namespace {
+            if resource.id == ResourceKind::Namespace {
                 meta::copy_member(next, old, "spec");
             }
             // A driver's generation begins with its first change.
-            let counted = resource.generation || resource.id == Kind::CsiDriver;
-            if counted && next.get("spec") != old.get("spec") {
+            let has_generation = resource.has_generation || resource.id == ResourceKind::CsiDriver;
+            if has_generation && next.get("spec") != old.get("spec") {
                 meta::edit_meta(next, |meta| {
                     let generation = meta.get("generation").and_then(Value::as_i64).unwrap_or(0);
                     meta.insert("generation".to_owned(), json!(generation + 1));
                 });
             }
         }
-        Part::Status => {
+        Subresource::Status => {
             meta::copy_member(next, old, "spec");
-            if resource.id == Kind::VolumeAttachment {
+            if resource.id == ResourceKind::VolumeAttachment {
                 // Here the status endpoint leaves all metadata alone.
                 meta::copy_member(next, old, "metadata");
             }
-            if resource.id == Kind::PersistentVolume {
-                phase_time(old, next, now);
+            if resource.id == ResourceKind::PersistentVolume {
+                set_phase_transition_time(old, next, now);
             }
         }
-        Part::Finalize => {
+        Subresource::Finalize => {
             meta::copy_member(next, old, "status");
             meta::copy_member(next, old, "metadata");
         }
@@ -197,16 +203,16 @@ pub(crate) fn prepare_update(resource: &Resource, part: Part, old: &Value, next:
 }
 
 /// A volume remembers when its phase changed, unless the writer says so itself.
-fn phase_time(old: &Value, next: &mut Value, now: Timestamp) {
+fn set_phase_transition_time(old: &Value, next: &mut Value, now: Timestamp) {
     const TIME: &str = "lastPhaseTransitionTime";
     let changed = text(old, "/status/phase") != text(next, "/status/phase");
     let previous = old.pointer("/status/lastPhaseTransitionTime").cloned();
     meta::edit(next, "status", |status| {
-        let given = status.get(TIME).cloned();
-        if changed && (given.is_none() || given == previous) {
+        let sent = status.get(TIME).cloned();
+        if changed && (sent.is_none() || sent == previous) {
             status.insert(TIME.to_owned(), meta::timestamp(now));
         } else if !changed
-            && given.is_none()
+            && sent.is_none()
             && let Some(previous) = previous
         {
             status.insert(TIME.to_owned(), previous);
@@ -228,21 +234,21 @@ fn add_finalizer(value: &mut Value, finalizer: &str) {
 impl Inner {
     /// Admission of a new object: `DefaultStorageClass`, `StorageObjectInUseProtection`, `TaintNodesByCondition`,
     /// `DefaultTolerationSeconds` and `Priority`.
-    pub(crate) fn admit_create(&self, kind: Kind, value: &mut Value) -> Result<(), Status> {
+    pub(crate) fn admit_create(&self, kind: ResourceKind, value: &mut Value) -> Result<(), Status> {
         match kind {
-            Kind::PersistentVolumeClaim => {
-                self.default_class(value);
+            ResourceKind::PersistentVolumeClaim => {
+                self.set_default_class(value);
                 add_finalizer(value, "kubernetes.io/pvc-protection");
             }
-            Kind::PersistentVolume => add_finalizer(value, "kubernetes.io/pv-protection"),
-            Kind::VolumeAttributesClass => add_finalizer(value, "kubernetes.io/vac-protection"),
-            Kind::Node => meta::edit(value, "spec", |spec| {
+            ResourceKind::PersistentVolume => add_finalizer(value, "kubernetes.io/pv-protection"),
+            ResourceKind::VolumeAttributesClass => add_finalizer(value, "kubernetes.io/vac-protection"),
+            ResourceKind::Node => meta::edit(value, "spec", |spec| {
                 let taint = json!({"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"});
                 if let Value::Array(taints) = spec.entry("taints").or_insert_with(|| json!([])) {
                     taints.push(taint);
                 }
             }),
-            Kind::Pod => meta::edit(value, "spec", |spec| {
+            ResourceKind::Pod => meta::edit(value, "spec", |spec| {
                 spec.entry("priority").or_insert(json!(0));
                 spec.entry("preemptionPolicy").or_insert(json!("PreemptLowerPriority"));
                 if let Value::Array(tolerations) = spec.entry("tolerations").or_insert_with(|| json!([])) {
@@ -255,33 +261,35 @@ impl Inner {
                     }
                 }
             }),
-            Kind::Namespace
-            | Kind::Event
-            | Kind::Secret
-            | Kind::ConfigMap
-            | Kind::ServiceAccount
-            | Kind::StorageClass
-            | Kind::CsiDriver
-            | Kind::CsiNode
-            | Kind::CsiStorageCapacity
-            | Kind::VolumeAttachment
-            | Kind::Lease => {}
+            ResourceKind::Namespace
+            | ResourceKind::Event
+            | ResourceKind::Secret
+            | ResourceKind::ConfigMap
+            | ResourceKind::ServiceAccount
+            | ResourceKind::StorageClass
+            | ResourceKind::CsiDriver
+            | ResourceKind::CsiNode
+            | ResourceKind::CsiStorageCapacity
+            | ResourceKind::VolumeAttachment
+            | ResourceKind::Lease => {}
         }
         Ok(())
     }
 
     /// A claim without any class gets the newest default class; of equally old ones the first by name.
-    fn default_class(&self, claim: &mut Value) {
+    fn set_default_class(&self, claim: &mut Value) {
         let annotated = claim
             .pointer("/metadata/annotations")
-            .is_some_and(|annotations| annotations.get(BETA_CLASS).is_some());
+            .is_some_and(|annotations| annotations.get(CLASS_ANNOTATION).is_some());
         if annotated || claim.pointer("/spec/storageClassName").is_some() {
             return;
         }
-        let Ok(classes) = self.store.list(Kind::StorageClass, "", None) else { return };
+        let Ok(classes) = self.store.list(ResourceKind::StorageClass, "", None) else { return };
         let is_default = |class: &Value| {
             let annotations = class.pointer("/metadata/annotations");
-            DEFAULT_CLASS.iter().any(|key| annotations.and_then(|all| all.get(key)?.as_str()) == Some("true"))
+            DEFAULT_CLASS_ANNOTATIONS
+                .iter()
+                .any(|key| annotations.and_then(|all| all.get(key)?.as_str()) == Some("true"))
         };
         let newest = classes.objects.iter().filter(|class| is_default(&class.value)).max_by(|a, b| {
             let created = |class: &Value| text(class, "/metadata/creationTimestamp").to_owned();
@@ -295,8 +303,8 @@ impl Inner {
     }
 
     /// Admission of an update: `PersistentVolumeClaimResize`.
-    pub(crate) fn admit_update(&self, kind: Kind, old: &Value, next: &Value) -> Result<(), Status> {
-        if kind != Kind::PersistentVolumeClaim {
+    pub(crate) fn admit_update(&self, kind: ResourceKind, old: &Value, next: &Value) -> Result<(), Status> {
+        if kind != ResourceKind::PersistentVolumeClaim {
             return Ok(());
         }
         let size = |claim: &Value| quantity::parse(text(claim, "/spec/resources/requests/storage"));
@@ -310,9 +318,9 @@ impl Inner {
         }
         let annotated = next
             .pointer("/metadata/annotations")
-            .and_then(|annotations| annotations.get(BETA_CLASS)?.as_str());
+            .and_then(|annotations| annotations.get(CLASS_ANNOTATION)?.as_str());
         let class = annotated.unwrap_or_else(|| text(next, "/spec/storageClassName"));
-        let expandable = self.store.get(Kind::StorageClass, class).is_some_and(|class| {
+        let expandable = self.store.get(ResourceKind::StorageClass, class).is_some_and(|class| {
             class.value.pointer("/allowVolumeExpansion").and_then(Value::as_bool) == Some(true)
         });
         if !expandable {

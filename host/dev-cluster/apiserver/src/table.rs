@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::descriptors::Kind;
+use crate::descriptors::ResourceKind;
 use crate::meta::{self, text};
 
 type Column = (&'static str, u8);
@@ -12,10 +12,10 @@ const NAME: Column = ("Name", 0);
 const AGE: Column = ("Age", 0);
 
 /// Column names and priorities (1: only with `-o wide`), as the API server of Kubernetes has them.
-const fn layout(kind: Kind) -> &'static [Column] {
+const fn column_layout(kind: ResourceKind) -> &'static [Column] {
     match kind {
-        Kind::Namespace => &[NAME, ("Status", 0), AGE],
-        Kind::Pod => &[
+        ResourceKind::Namespace => &[NAME, ("Status", 0), AGE],
+        ResourceKind::Pod => &[
             NAME,
             ("Ready", 0),
             ("Status", 0),
@@ -26,7 +26,7 @@ const fn layout(kind: Kind) -> &'static [Column] {
             ("Nominated Node", 1),
             ("Readiness Gates", 1),
         ],
-        Kind::Node => &[
+        ResourceKind::Node => &[
             NAME,
             ("Status", 0),
             ("Roles", 0),
@@ -38,7 +38,7 @@ const fn layout(kind: Kind) -> &'static [Column] {
             ("Kernel-Version", 1),
             ("Container-Runtime", 1),
         ],
-        Kind::PersistentVolume => &[
+        ResourceKind::PersistentVolume => &[
             NAME,
             ("Capacity", 0),
             ("Access Modes", 0),
@@ -51,7 +51,7 @@ const fn layout(kind: Kind) -> &'static [Column] {
             AGE,
             ("VolumeMode", 1),
         ],
-        Kind::PersistentVolumeClaim => &[
+        ResourceKind::PersistentVolumeClaim => &[
             NAME,
             ("Status", 0),
             ("Volume", 0),
@@ -62,7 +62,7 @@ const fn layout(kind: Kind) -> &'static [Column] {
             AGE,
             ("VolumeMode", 1),
         ],
-        Kind::Event => &[
+        ResourceKind::Event => &[
             ("Last Seen", 0),
             ("Type", 0),
             ("Reason", 0),
@@ -74,10 +74,10 @@ const fn layout(kind: Kind) -> &'static [Column] {
             ("Count", 1),
             ("Name", 1),
         ],
-        Kind::Secret => &[NAME, ("Type", 0), ("Data", 0), AGE],
-        Kind::ConfigMap => &[NAME, ("Data", 0), AGE],
-        Kind::ServiceAccount => &[NAME, ("Secrets", 0), AGE],
-        Kind::StorageClass => &[
+        ResourceKind::Secret => &[NAME, ("Type", 0), ("Data", 0), AGE],
+        ResourceKind::ConfigMap => &[NAME, ("Data", 0), AGE],
+        ResourceKind::ServiceAccount => &[NAME, ("Secrets", 0), AGE],
+        ResourceKind::StorageClass => &[
             NAME,
             ("Provisioner", 0),
             ("ReclaimPolicy", 0),
@@ -85,7 +85,7 @@ const fn layout(kind: Kind) -> &'static [Column] {
             ("AllowVolumeExpansion", 0),
             AGE,
         ],
-        Kind::CsiDriver => &[
+        ResourceKind::CsiDriver => &[
             NAME,
             ("AttachRequired", 0),
             ("PodInfoOnMount", 0),
@@ -95,16 +95,18 @@ const fn layout(kind: Kind) -> &'static [Column] {
             ("Modes", 0),
             AGE,
         ],
-        Kind::CsiNode => &[NAME, ("Drivers", 0), AGE],
-        Kind::CsiStorageCapacity => &[NAME, ("StorageClassName", 0), ("Capacity", 0)],
-        Kind::VolumeAttachment => &[NAME, ("Attacher", 0), ("PV", 0), ("Node", 0), ("Attached", 0), AGE],
-        Kind::VolumeAttributesClass => &[NAME, ("DriverName", 0), AGE],
-        Kind::Lease => &[NAME, ("Holder", 0), AGE],
+        ResourceKind::CsiNode => &[NAME, ("Drivers", 0), AGE],
+        ResourceKind::CsiStorageCapacity => &[NAME, ("StorageClassName", 0), ("Capacity", 0)],
+        ResourceKind::VolumeAttachment => {
+            &[NAME, ("Attacher", 0), ("PV", 0), ("Node", 0), ("Attached", 0), AGE]
+        }
+        ResourceKind::VolumeAttributesClass => &[NAME, ("DriverName", 0), AGE],
+        ResourceKind::Lease => &[NAME, ("Holder", 0), AGE],
     }
 }
 
 /// The column definitions of a kind.
-pub(crate) fn columns(kind: Kind) -> Value {
+pub(crate) fn columns(kind: ResourceKind) -> Value {
     let column = |(name, priority): &Column| {
         let name = *name;
         let kind =
@@ -112,51 +114,53 @@ pub(crate) fn columns(kind: Kind) -> Value {
         let format = if name == "Name" { "name" } else { "" };
         json!({"name": name, "type": kind, "format": format, "description": name, "priority": priority})
     };
-    Value::Array(layout(kind).iter().map(column).collect())
+    Value::Array(column_layout(kind).iter().map(column).collect())
 }
 
 /// The cells of one object's row.
-pub(crate) fn cells(kind: Kind, value: &Value, now: Timestamp) -> Vec<Value> {
-    let age = || json!(since(text(value, "/metadata/creationTimestamp"), now));
+pub(crate) fn cells(kind: ResourceKind, value: &Value, now: Timestamp) -> Vec<Value> {
+    let age = || json!(age(text(value, "/metadata/creationTimestamp"), now));
     let name = || json!(meta::name(value));
     match kind {
-        Kind::Namespace => vec![name(), json!(text(value, "/status/phase")), age()],
-        Kind::Pod => pod(value, age()),
-        Kind::Node => node(value, age()),
-        Kind::PersistentVolume => volume(value, age()),
-        Kind::PersistentVolumeClaim => claim(value, age()),
-        Kind::Event => event(value, now),
-        Kind::Secret => vec![name(), json!(text(value, "/type")), json!(members(value, &["/data"])), age()],
-        Kind::ConfigMap => vec![name(), json!(members(value, &["/data", "/binaryData"])), age()],
-        Kind::ServiceAccount => vec![name(), json!(meta::list(value, "/secrets").len()), age()],
-        Kind::StorageClass => storage_class(value, age()),
-        Kind::CsiDriver => csi_driver(value, age()),
-        Kind::CsiNode => vec![name(), json!(meta::list(value, "/spec/drivers").len()), age()],
-        Kind::CsiStorageCapacity => {
+        ResourceKind::Namespace => vec![name(), json!(text(value, "/status/phase")), age()],
+        ResourceKind::Pod => pod(value, age()),
+        ResourceKind::Node => node(value, age()),
+        ResourceKind::PersistentVolume => volume(value, age()),
+        ResourceKind::PersistentVolumeClaim => claim(value, age()),
+        ResourceKind::Event => event(value, now),
+        ResourceKind::Secret => {
+            vec![name(), json!(text(value, "/type")), json!(member_count(value, &["/data"])), age()]
+        }
+        ResourceKind::ConfigMap => vec![name(), json!(member_count(value, &["/data", "/binaryData"])), age()],
+        ResourceKind::ServiceAccount => vec![name(), json!(meta::list(value, "/secrets").len()), age()],
+        ResourceKind::StorageClass => storage_class(value, age()),
+        ResourceKind::CsiDriver => csi_driver(value, age()),
+        ResourceKind::CsiNode => vec![name(), json!(meta::list(value, "/spec/drivers").len()), age()],
+        ResourceKind::CsiStorageCapacity => {
             vec![name(), json!(text(value, "/storageClassName")), json!(text(value, "/capacity"))]
         }
-        Kind::VolumeAttachment => vec![
+        ResourceKind::VolumeAttachment => vec![
             name(),
             json!(text(value, "/spec/attacher")),
             json!(text(value, "/spec/source/persistentVolumeName")),
             json!(text(value, "/spec/nodeName")),
-            json!(flag(value, "/status/attached").to_string()),
+            json!(bool_at(value, "/status/attached").to_string()),
             age(),
         ],
-        Kind::VolumeAttributesClass => vec![name(), json!(text(value, "/driverName")), age()],
-        Kind::Lease => vec![name(), json!(text(value, "/spec/holderIdentity")), age()],
+        ResourceKind::VolumeAttributesClass => vec![name(), json!(text(value, "/driverName")), age()],
+        ResourceKind::Lease => vec![name(), json!(text(value, "/spec/holderIdentity")), age()],
     }
 }
 
-fn flag(value: &Value, pointer: &str) -> bool {
+fn bool_at(value: &Value, pointer: &str) -> bool {
     value.pointer(pointer).and_then(Value::as_bool).unwrap_or(false)
 }
 
-fn members(value: &Value, pointers: &[&str]) -> usize {
+fn member_count(value: &Value, pointers: &[&str]) -> usize {
     pointers.iter().filter_map(|pointer| value.pointer(pointer)?.as_object()).map(serde_json::Map::len).sum()
 }
 
-fn or<'a>(text: &'a str, default: &'a str) -> &'a str {
+fn or_default<'a>(text: &'a str, default: &'a str) -> &'a str {
     if text.is_empty() { default } else { text }
 }
 
@@ -186,7 +190,7 @@ fn class(value: &Value) -> &str {
 fn claim(value: &Value, age: Value) -> Vec<Value> {
     let phase = if meta::deleting(value) { "Terminating" } else { text(value, "/status/phase") };
     let bound = !text(value, "/spec/volumeName").is_empty();
-    let attributes = or(
+    let attributes = or_default(
         text(value, "/status/currentVolumeAttributesClassName"),
         text(value, "/spec/volumeAttributesClassName"),
     );
@@ -197,9 +201,9 @@ fn claim(value: &Value, age: Value) -> Vec<Value> {
         json!(if bound { text(value, "/status/capacity/storage") } else { "" }),
         json!(if bound { access_modes(value, "/status/accessModes") } else { String::new() }),
         json!(class(value)),
-        json!(or(attributes, "<unset>")),
+        json!(or_default(attributes, "<unset>")),
         age,
-        json!(or(text(value, "/spec/volumeMode"), "<unset>")),
+        json!(or_default(text(value, "/spec/volumeMode"), "<unset>")),
     ]
 }
 
@@ -217,10 +221,10 @@ fn volume(value: &Value, age: Value) -> Vec<Value> {
         json!(phase),
         json!(claim),
         json!(class(value)),
-        json!(or(text(value, "/spec/volumeAttributesClassName"), "<unset>")),
+        json!(or_default(text(value, "/spec/volumeAttributesClassName"), "<unset>")),
         json!(text(value, "/status/reason")),
         age,
-        json!(or(text(value, "/spec/volumeMode"), "<unset>")),
+        json!(or_default(text(value, "/spec/volumeMode"), "<unset>")),
     ]
 }
 
@@ -236,7 +240,7 @@ fn storage_class(value: &Value, age: Value) -> Vec<Value> {
         json!(text(value, "/provisioner")),
         json!(text(value, "/reclaimPolicy")),
         json!(text(value, "/volumeBindingMode")),
-        json!(flag(value, "/allowVolumeExpansion")),
+        json!(bool_at(value, "/allowVolumeExpansion")),
         age,
     ]
 }
@@ -247,10 +251,10 @@ fn csi_driver(value: &Value, age: Value) -> Vec<Value> {
     vec![
         json!(meta::name(value)),
         json!(value.pointer("/spec/attachRequired").and_then(Value::as_bool).unwrap_or(true)),
-        json!(flag(value, "/spec/podInfoOnMount")),
-        json!(flag(value, "/spec/storageCapacity")),
+        json!(bool_at(value, "/spec/podInfoOnMount")),
+        json!(bool_at(value, "/spec/storageCapacity")),
         json!(if tokens.is_empty() { "<unset>".to_owned() } else { tokens.join(",") }),
-        json!(flag(value, "/spec/requiresRepublish")),
+        json!(bool_at(value, "/spec/requiresRepublish")),
         json!(meta::strings(value, "/spec/volumeLifecycleModes").join(",")),
         age,
     ]
@@ -258,18 +262,18 @@ fn csi_driver(value: &Value, age: Value) -> Vec<Value> {
 
 fn pod(value: &Value, age: Value) -> Vec<Value> {
     let statuses = meta::list(value, "/status/containerStatuses");
-    let ready = statuses.iter().filter(|status| flag(status, "/ready")).count();
+    let ready = statuses.iter().filter(|status| bool_at(status, "/ready")).count();
     let restarts: u64 = statuses.iter().filter_map(|status| status.pointer("/restartCount")?.as_u64()).sum();
-    let phase = or(text(value, "/status/reason"), text(value, "/status/phase"));
+    let phase = or_default(text(value, "/status/reason"), text(value, "/status/phase"));
     vec![
         json!(meta::name(value)),
         json!(format!("{ready}/{}", meta::list(value, "/spec/containers").len())),
         json!(if meta::deleting(value) { "Terminating" } else { phase }),
         json!(restarts.to_string()),
         age,
-        json!(or(text(value, "/status/podIP"), "<none>")),
-        json!(or(text(value, "/spec/nodeName"), "<none>")),
-        json!(or(text(value, "/status/nominatedNodeName"), "<none>")),
+        json!(or_default(text(value, "/status/podIP"), "<none>")),
+        json!(or_default(text(value, "/spec/nodeName"), "<none>")),
+        json!(or_default(text(value, "/status/nominatedNodeName"), "<none>")),
         json!("<none>"),
     ]
 }
@@ -281,7 +285,7 @@ fn node(value: &Value, age: Value) -> Vec<Value> {
         Some(_) => "NotReady".to_owned(),
         None => "Unknown".to_owned(),
     };
-    if flag(value, "/spec/unschedulable") {
+    if bool_at(value, "/spec/unschedulable") {
         status.push_str(",SchedulingDisabled");
     }
     let labels = value.pointer("/metadata/labels").and_then(Value::as_object);
@@ -295,7 +299,8 @@ fn node(value: &Value, age: Value) -> Vec<Value> {
         let found = addresses.iter().find(|address| text(address, "/type") == wanted);
         found.map_or("<none>", |address| text(address, "/address")).to_owned()
     };
-    let info = |field: &str| json!(or(text(value, &format!("/status/nodeInfo/{field}")), "<unknown>"));
+    let info =
+        |field: &str| json!(or_default(text(value, &format!("/status/nodeInfo/{field}")), "<unknown>"));
     vec![
         json!(meta::name(value)),
         json!(status),
@@ -311,37 +316,37 @@ fn node(value: &Value, age: Value) -> Vec<Value> {
 }
 
 fn event(value: &Value, now: Timestamp) -> Vec<Value> {
-    let series = or(text(value, "/series/lastObservedTime"), text(value, "/lastTimestamp"));
-    let first = or(text(value, "/firstTimestamp"), text(value, "/eventTime"));
-    let last = or(series, first);
+    let series = or_default(text(value, "/series/lastObservedTime"), text(value, "/lastTimestamp"));
+    let first = or_default(text(value, "/firstTimestamp"), text(value, "/eventTime"));
+    let last = or_default(series, first);
     let kind = text(value, "/involvedObject/kind").to_lowercase();
     let name = text(value, "/involvedObject/name");
-    let source = or(text(value, "/source/component"), text(value, "/reportingComponent"));
+    let source = or_default(text(value, "/source/component"), text(value, "/reportingComponent"));
     let host = text(value, "/source/host");
     let count = value.pointer("/series/count").or_else(|| value.pointer("/count"));
     vec![
-        json!(since(last, now)),
+        json!(age(last, now)),
         json!(text(value, "/type")),
         json!(text(value, "/reason")),
         json!(if name.is_empty() { kind } else { format!("{kind}/{name}") }),
         json!(text(value, "/involvedObject/fieldPath")),
         json!(if host.is_empty() { source.to_owned() } else { format!("{source}, {host}") }),
         json!(text(value, "/message").trim()),
-        json!(since(first, now)),
+        json!(age(first, now)),
         json!(count.and_then(Value::as_u64).unwrap_or(1)),
         json!(meta::name(value)),
     ]
 }
 
-fn since(at: &str, now: Timestamp) -> String {
+fn age(at: &str, now: Timestamp) -> String {
     match at.parse::<Timestamp>() {
-        Ok(at) => human(now.as_second() - at.as_second()),
+        Ok(at) => human_duration(now.as_second() - at.as_second()),
         Err(_) => "<unknown>".to_owned(),
     }
 }
 
 /// A duration as `kubectl` shows ages: two units at most, fewer the longer it is.
-fn human(seconds: i64) -> String {
+fn human_duration(seconds: i64) -> String {
     let (minutes, hours) = (seconds / 60, seconds / 3600);
     let (days, years) = (hours / 24, hours / 24 / 365);
     let two = |first: i64, unit: &str, second: i64, small: &str| {
@@ -374,10 +379,10 @@ fn human(seconds: i64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::human;
+    use super::human_duration;
 
     #[test]
-    fn ages_read_as_kubectl_writes_them() {
+    fn ages_match_kubectl() {
         for (seconds, expected) in [
             (-5, "<invalid>"),
             (0, "0s"),
@@ -395,7 +400,7 @@ mod tests {
             (63_072_000, "2y"),
             (315_360_000, "10y"),
         ] {
-            assert_eq!(human(seconds), expected, "{seconds}");
+            assert_eq!(human_duration(seconds), expected, "{seconds}");
         }
     }
 }

@@ -6,19 +6,19 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::Inner;
-use crate::descriptors::{self, Kind, Resource};
-use crate::fields::{self, Endpoint, Managed};
+use crate::descriptors::{self, ResourceDescriptor, ResourceKind};
+use crate::fields::{self, Endpoint, ManagedFields};
 use crate::meta;
 use crate::patch;
 use crate::request::{PatchType, Query, Target};
 use crate::schema;
 use crate::status::{FieldError, Status};
-use crate::store::{self, Change, CommitError, Object};
+use crate::store::{self, CommitError, StoreChange, StoredObject};
 use crate::strategy;
 use crate::validate;
 
 /// How often a write without a resourceVersion is decided anew because somebody else wrote meanwhile.
-pub(crate) const RETRIES: usize = 16;
+pub(crate) const MAX_RETRIES: usize = 16;
 
 /// How unknown fields of a body are treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl Warnings {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WriteOptions<'a> {
     pub(crate) dry_run: bool,
-    pub(crate) fields: FieldValidation,
+    pub(crate) field_validation: FieldValidation,
     /// Who comes to own what the write changes.
     pub(crate) manager: &'a str,
     /// An applied configuration takes fields that others own.
@@ -65,7 +65,7 @@ pub(crate) struct WriteOptions<'a> {
 }
 
 /// The longest name of a field manager, in bytes.
-const MAX_MANAGER: usize = 128;
+const MAX_MANAGER_BYTES: usize = 128;
 
 impl<'a> WriteOptions<'a> {
     /// Reads the query. `agent` is the client's `User-Agent`; `patch` says how a patch changes the object.
@@ -85,8 +85,8 @@ impl<'a> WriteOptions<'a> {
         } else if patch.is_some() && query.has("force") {
             errors.push(FieldError::forbidden("force", "may not be specified for non-apply patch"));
         }
-        if named.len() > MAX_MANAGER {
-            errors.push(FieldError::too_long("fieldManager", MAX_MANAGER));
+        if named.len() > MAX_MANAGER_BYTES {
+            errors.push(FieldError::too_long("fieldManager", MAX_MANAGER_BYTES));
         }
         for (at, character) in named.char_indices().filter(|(_, character)| character.is_control()) {
             let code = u32::from(character);
@@ -108,33 +108,36 @@ impl<'a> WriteOptions<'a> {
             return Err(Status::invalid_options(options, &errors));
         }
         let manager = if named.is_empty() { agent_prefix(agent) } else { named };
-        Ok(Self { dry_run, fields, manager, force: query.flag("force"), warnings })
+        Ok(Self { dry_run, field_validation: fields, manager, force: query.flag("force"), warnings })
     }
 }
 
 /// The program's name in a `User-Agent`: what stands before the first slash.
 fn agent_prefix(agent: &str) -> &str {
     let name = agent.split('/').next().unwrap_or_default();
-    let end =
-        name.char_indices().map(|(at, one)| at + one.len_utf8()).take_while(|end| *end <= MAX_MANAGER).last();
+    let end = name
+        .char_indices()
+        .map(|(at, one)| at + one.len_utf8())
+        .take_while(|end| *end <= MAX_MANAGER_BYTES)
+        .last();
     name.get(..end.unwrap_or(0)).unwrap_or_default()
 }
 
 /// The endpoints of an object that can be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum Subresource {
     Main,
     Status,
     /// `namespaces/finalize`.
     Finalize,
 }
 
-impl Part {
+impl Subresource {
     pub(crate) fn of(target: &Target) -> Result<Self, Status> {
         match target.subresource.as_deref() {
             None => Ok(Self::Main),
-            Some("status") if target.resource.status => Ok(Self::Status),
-            Some("finalize") if target.resource.id == Kind::Namespace => Ok(Self::Finalize),
+            Some("status") if target.resource.has_status => Ok(Self::Status),
+            Some("finalize") if target.resource.id == ResourceKind::Namespace => Ok(Self::Finalize),
             Some(_) => Err(Status::no_such_resource()),
         }
     }
@@ -147,18 +150,18 @@ impl Inner {
         target: &Target,
         body: Value,
         options: WriteOptions<'_>,
-    ) -> Result<Arc<Object>, Status> {
+    ) -> Result<Arc<StoredObject>, Status> {
         let kind = target.resource.id;
-        let Accepted { mut value, sent } = accept(target.resource, body, options)?;
+        let DecodedBody { mut value, managed_fields: sent } = decode_body(target.resource, body, options)?;
         if !meta::text(&value, "/metadata/resourceVersion").is_empty() {
-            return Err(Status::version_on_create());
+            return Err(Status::resource_version_on_create());
         }
         check_namespace(target, &value)?;
-        strategy::defaults(kind, &mut value);
-        let endpoint = Endpoint { kind, part: Part::Main };
-        let before = fields::start(sent.as_ref(), &Managed::default());
+        strategy::set_defaults(kind, &mut value);
+        let endpoint = Endpoint { kind, subresource: Subresource::Main };
+        let before = fields::initial_managed_fields(sent.as_ref(), &ManagedFields::default());
         let change = (schema::empty(kind), &value);
-        let managed = fields::update(endpoint, &before, change, options.manager, &self.time());
+        let managed = fields::update(endpoint, &before, change, options.manager, &self.managed_fields_time());
         self.insert(target, value, managed, options)
     }
 
@@ -167,11 +170,11 @@ impl Inner {
         &self,
         target: &Target,
         mut value: Value,
-        managed: Managed,
+        managed: ManagedFields,
         options: WriteOptions<'_>,
-    ) -> Result<Arc<Object>, Status> {
+    ) -> Result<Arc<StoredObject>, Status> {
         let resource = target.resource;
-        self.stamp(resource, &target.namespace, &mut value);
+        self.set_system_metadata(resource, &target.namespace, &mut value);
         strategy::prepare_create(resource.id, &mut value, (self.now)());
         self.admit_create(resource.id, &mut value)?;
         schema::fill(resource.id, &mut value);
@@ -182,28 +185,32 @@ impl Inner {
         }
         if options.dry_run {
             self.check_creatable(target, &name)?;
-            return Ok(Object::transient(resource.id, 0, value, managed));
+            return Ok(StoredObject::transient(resource.id, 0, value, managed));
         }
         let key = store::key(&target.namespace, &name);
-        self.store.commit(resource.id, &key, None, Change::Put(value, managed)).map_err(|error| match error {
-            CommitError::Raced => Status::already_exists(resource, &name),
-            CommitError::NamespaceMissing => Status::not_found(Kind::Namespace.resource(), &target.namespace),
-            CommitError::NamespaceTerminating => Status::terminating(resource, &name, &target.namespace),
+        self.store.commit(resource.id, &key, None, StoreChange::Put(value, managed)).map_err(|error| {
+            match error {
+                CommitError::Conflict => Status::already_exists(resource, &name),
+                CommitError::NamespaceMissing => {
+                    Status::not_found(ResourceKind::Namespace.resource(), &target.namespace)
+                }
+                CommitError::NamespaceTerminating => Status::terminating(resource, &name, &target.namespace),
+            }
         })
     }
 
     /// Now, as managed fields carry it.
-    pub(crate) fn time(&self) -> String {
+    pub(crate) fn managed_fields_time(&self) -> String {
         meta::text(&json!({"now": meta::timestamp((self.now)())}), "/now").to_owned()
     }
 
     /// What a commit would have refused, for a dry run.
     fn check_creatable(&self, target: &Target, name: &str) -> Result<(), Status> {
         if target.resource.namespaced {
-            let namespaces = Kind::Namespace.resource();
+            let namespaces = ResourceKind::Namespace.resource();
             let namespace = self
                 .store
-                .get(Kind::Namespace, &target.namespace)
+                .get(ResourceKind::Namespace, &target.namespace)
                 .ok_or_else(|| Status::not_found(namespaces, &target.namespace))?;
             if meta::deleting(&namespace.value) {
                 return Err(Status::terminating(target.resource, name, &target.namespace));
@@ -216,7 +223,7 @@ impl Inner {
     }
 
     /// Gives a new object what only the server sets.
-    fn stamp(&self, resource: &Resource, namespace: &str, value: &mut Value) {
+    fn set_system_metadata(&self, resource: &ResourceDescriptor, namespace: &str, value: &mut Value) {
         let now = meta::timestamp((self.now)());
         let uid = self.uid();
         meta::edit_meta(value, |meta| {
@@ -230,8 +237,8 @@ impl Inner {
             ] {
                 meta.remove(system);
             }
-            let unnamed = meta.get("name").and_then(Value::as_str).unwrap_or_default().is_empty();
-            if unnamed && let Some(prefix) = meta.get("generateName").and_then(Value::as_str) {
+            let has_no_name = meta.get("name").and_then(Value::as_str).unwrap_or_default().is_empty();
+            if has_no_name && let Some(prefix) = meta.get("generateName").and_then(Value::as_str) {
                 // Names end at 63 characters; the random end is worth more than the end of the prefix.
                 let prefix: String = prefix.chars().take(58).collect();
                 meta.insert("name".to_owned(), Value::String(format!("{prefix}{}", self.name_suffix())));
@@ -241,7 +248,7 @@ impl Inner {
             } else {
                 meta.remove("namespace");
             }
-            if resource.generation {
+            if resource.has_generation {
                 meta.insert("generation".to_owned(), Value::from(1));
             }
             meta.insert("creationTimestamp".to_owned(), now);
@@ -255,26 +262,28 @@ impl Inner {
         target: &Target,
         body: Value,
         options: WriteOptions<'_>,
-    ) -> Result<(Arc<Object>, bool), Status> {
-        let part = Part::of(target)?;
-        let Accepted { value, sent } = accept(target.resource, body, options)?;
+    ) -> Result<(Arc<StoredObject>, bool), Status> {
+        let subresource = Subresource::of(target)?;
+        let DecodedBody { value, managed_fields: sent } = decode_body(target.resource, body, options)?;
         check_namespace(target, &value)?;
-        for _ in 0..RETRIES {
+        for _ in 0..MAX_RETRIES {
             let current = match self.find(target) {
                 Ok(current) => current,
-                Err(_) if target.resource.create_on_update && part == Part::Main => {
+                Err(_) if target.resource.allow_create_on_update && subresource == Subresource::Main => {
                     check_name(target, &value)?;
                     return Ok((self.create(target, value, options)?, true));
                 }
                 Err(status) => return Err(status),
             };
             check_uid(target, &current, &value)?;
-            let next = Accepted { value: value.clone(), sent: sent.clone() };
-            if let Some(done) = self.succeed(target, part, &current, next, options)? {
+            let next = DecodedBody { value: value.clone(), managed_fields: sent.clone() };
+            if let Some(done) =
+                self.update_managed_and_replace(target, subresource, &current, next, options)?
+            {
                 return Ok((done, false));
             }
         }
-        Err(Status::busy(target.resource, target.name()))
+        Err(Status::too_many_conflicts(target.resource, target.name()))
     }
 
     /// Patches an object.
@@ -284,57 +293,68 @@ impl Inner {
         patch_type: PatchType,
         body: &[u8],
         options: WriteOptions<'_>,
-    ) -> Result<Arc<Object>, Status> {
-        let part = Part::of(target)?;
+    ) -> Result<Arc<StoredObject>, Status> {
+        let subresource = Subresource::of(target)?;
         let change = patch::parse(patch_type, body)?;
-        for _ in 0..RETRIES {
+        for _ in 0..MAX_RETRIES {
             let current = self.find(target)?;
             // Managed fields are large and seldom patched.
-            let whole = if change.mentions("managedFields") { current.whole() } else { current.typed() };
+            let whole = if change.has_field("managedFields") {
+                current.to_response()
+            } else {
+                current.with_type_meta()
+            };
             let patched = change.apply(target.resource.id, whole)?;
-            let next = accept(target.resource, patched.clone(), options)
-                .map_err(|error| change.explain(&patched, error))?;
+            let next = decode_body(target.resource, patched.clone(), options)
+                .map_err(|error| change.patch_error(&patched, error))?;
             check_namespace(target, &next.value)?;
-            if let Some(done) = self.succeed(target, part, &current, next, options)? {
+            if let Some(done) =
+                self.update_managed_and_replace(target, subresource, &current, next, options)?
+            {
                 return Ok(done);
             }
         }
-        Err(Status::busy(target.resource, target.name()))
+        Err(Status::too_many_conflicts(target.resource, target.name()))
     }
 
     /// Decides who owns what of the successor of `current`, and writes it. `None`: somebody else wrote first.
-    fn succeed(
+    fn update_managed_and_replace(
         &self,
         target: &Target,
-        part: Part,
-        current: &Arc<Object>,
-        next: Accepted,
+        subresource: Subresource,
+        current: &Arc<StoredObject>,
+        next: DecodedBody,
         options: WriteOptions<'_>,
-    ) -> Result<Option<Arc<Object>>, Status> {
-        let Accepted { mut value, sent } = next;
+    ) -> Result<Option<Arc<StoredObject>>, Status> {
+        let DecodedBody { mut value, managed_fields: sent } = next;
         let kind = target.resource.id;
-        strategy::defaults(kind, &mut value);
+        strategy::set_defaults(kind, &mut value);
         // Through a subresource managed fields cannot be set.
-        let sent = sent.filter(|_| part == Part::Main);
-        let mut managed = fields::start(sent.as_ref(), &current.managed);
+        let sent = sent.filter(|_| subresource == Subresource::Main);
+        let mut managed = fields::initial_managed_fields(sent.as_ref(), &current.managed_fields);
         // Who cleared the list wants no tracking.
         if !managed.is_empty() {
             let change = (&current.value, &value);
-            managed =
-                fields::update(Endpoint { kind, part }, &managed, change, options.manager, &self.time());
+            managed = fields::update(
+                Endpoint { kind, subresource },
+                &managed,
+                change,
+                options.manager,
+                &self.managed_fields_time(),
+            );
         }
-        self.replace(target, part, current, (value, managed), options)
+        self.replace(target, subresource, current, (value, managed), options)
     }
 
     /// Decides and writes the successor of `current`. `None`: somebody else wrote first.
     pub(crate) fn replace(
         &self,
         target: &Target,
-        part: Part,
-        current: &Arc<Object>,
-        (mut next, managed): (Value, Managed),
+        subresource: Subresource,
+        current: &Arc<StoredObject>,
+        (mut next, managed): (Value, ManagedFields),
         options: WriteOptions<'_>,
-    ) -> Result<Option<Arc<Object>>, Status> {
+    ) -> Result<Option<Arc<StoredObject>>, Status> {
         let resource = target.resource;
         let name = target.name();
         check_name(target, &next)?;
@@ -344,55 +364,60 @@ impl Inner {
         if !immutable.is_empty() {
             return Err(Status::invalid(resource, name, &immutable));
         }
-        inherit(old, &mut next);
-        strategy::prepare_update(resource, part, old, &mut next, (self.now)());
+        copy_system_metadata(old, &mut next);
+        strategy::prepare_update(resource, subresource, old, &mut next, (self.now)());
         schema::fill(resource.id, &mut next);
-        let errors = validate::update(resource, part, old, &next);
+        let errors = validate::update(resource, subresource, old, &next);
         if !errors.is_empty() {
             return Err(Status::invalid(resource, name, &errors));
         }
-        if part == Part::Main {
+        if subresource == Subresource::Main {
             self.admit_update(resource.id, old, &next)?;
         }
-        if next == *old && managed.same_but_times(&current.managed) {
+        if next == *old && managed.is_equal_ignoring_times(&current.managed_fields) {
             return Ok(Some(Arc::clone(current)));
         }
         if options.dry_run {
-            return Ok(Some(Object::transient(resource.id, current.version, next, managed)));
+            return Ok(Some(StoredObject::transient(resource.id, current.version, next, managed)));
         }
         let key = store::key(&target.namespace, name);
         // Kubelet goes on writing the status of a pod that it ends, and deletes it itself.
-        let gone = meta::deleting(old) && !meta::has_grace(old) && self.may_go(resource.id, &next);
+        let is_removed =
+            meta::deleting(old) && !meta::has_grace(old) && self.is_removable(resource.id, &next);
         // What a finalizer's removal deletes is the stored object; the writer gets what it sent.
-        let change = if gone {
-            Change::Remove(old.clone(), current.managed.clone())
+        let change = if is_removed {
+            StoreChange::Remove(old.clone(), current.managed_fields.clone())
         } else {
-            Change::Put(next.clone(), managed.clone())
+            StoreChange::Put(next.clone(), managed.clone())
         };
         match self.store.commit(resource.id, &key, Some(current.version), change) {
-            Ok(_) if gone => {
-                let answer = Object::transient(resource.id, current.version, next, managed);
-                self.settle(vec![Arc::clone(&answer)]);
+            Ok(_) if is_removed => {
+                let answer = StoredObject::transient(resource.id, current.version, next, managed);
+                self.collect_garbage(vec![Arc::clone(&answer)]);
                 Ok(Some(answer))
             }
             Ok(written) => Ok(Some(written)),
-            Err(CommitError::Raced | CommitError::NamespaceMissing | CommitError::NamespaceTerminating) => {
-                Ok(None)
-            }
+            Err(
+                CommitError::Conflict | CommitError::NamespaceMissing | CommitError::NamespaceTerminating,
+            ) => Ok(None),
         }
     }
 }
 
 /// A decoded body.
 #[derive(Debug)]
-pub(crate) struct Accepted {
+pub(crate) struct DecodedBody {
     pub(crate) value: Value,
     /// The managed fields that stood in it.
-    sent: Option<Value>,
+    managed_fields: Option<Value>,
 }
 
 /// Checks `apiVersion` and `kind`, drops them, and decodes the rest.
-fn accept(resource: &Resource, mut body: Value, options: WriteOptions<'_>) -> Result<Accepted, Status> {
+fn decode_body(
+    resource: &ResourceDescriptor,
+    mut body: Value,
+    options: WriteOptions<'_>,
+) -> Result<DecodedBody, Status> {
     if !body.is_object() {
         return Err(Status::bad_request(
             "couldn't get version/kind; json parse error: an object was expected",
@@ -400,19 +425,19 @@ fn accept(resource: &Resource, mut body: Value, options: WriteOptions<'_>) -> Re
     }
     let version = meta::remove(&mut body, "apiVersion");
     let kind = meta::remove(&mut body, "kind");
-    check_type(resource, text_of(version.as_ref()), text_of(kind.as_ref()))?;
+    check_type(resource, text_or_empty(version.as_ref()), text_or_empty(kind.as_ref()))?;
     let metadata = body.get_mut("metadata").and_then(Value::as_object_mut);
     let sent = metadata.and_then(|metadata| metadata.remove("managedFields"));
-    options.warnings.add(schema::decode(resource, &mut body, options.fields)?);
-    Ok(Accepted { value: body, sent: sent.filter(|sent| !sent.is_null()) })
+    options.warnings.add(schema::decode(resource, &mut body, options.field_validation)?);
+    Ok(DecodedBody { value: body, managed_fields: sent.filter(|sent| !sent.is_null()) })
 }
 
-fn text_of(value: Option<&Value>) -> &str {
+fn text_or_empty(value: Option<&Value>) -> &str {
     value.and_then(Value::as_str).unwrap_or_default()
 }
 
 /// A body that says what it is must be of the resource's type.
-fn check_type(resource: &Resource, version: &str, kind: &str) -> Result<(), Status> {
+fn check_type(resource: &ResourceDescriptor, version: &str, kind: &str) -> Result<(), Status> {
     let (expected, wanted) = (resource.api_version(), resource.kind);
     let version = if version.is_empty() { expected.as_str() } else { version };
     let kind = if kind.is_empty() { wanted } else { kind };
@@ -470,14 +495,14 @@ pub(crate) fn check_name(target: &Target, value: &Value) -> Result<(), Status> {
 }
 
 /// A version in the body is a precondition.
-fn check_versions(resource: &Resource, current: &Object, next: &Value) -> Result<(), Status> {
+fn check_versions(resource: &ResourceDescriptor, current: &StoredObject, next: &Value) -> Result<(), Status> {
     let name = current.name();
     match meta::text(next, "/metadata/resourceVersion") {
-        "" | "0" if resource.unconditional => Ok(()),
-        "" | "0" => Err(Status::unversioned(resource, name)),
+        "" | "0" if resource.allow_unconditional_update => Ok(()),
+        "" | "0" => Err(Status::resource_version_required(resource, name)),
         version => match version.parse::<u64>() {
             Ok(version) if version == current.version => Ok(()),
-            Ok(_) => Err(Status::modified(resource, name)),
+            Ok(_) => Err(Status::object_modified(resource, name)),
             Err(_) => {
                 Err(Status::internal(format!("strconv.ParseUint: parsing \"{version}\": invalid syntax")))
             }
@@ -486,7 +511,7 @@ fn check_versions(resource: &Resource, current: &Object, next: &Value) -> Result
 }
 
 /// The uid in the body of an update is a precondition.
-fn check_uid(target: &Target, current: &Object, next: &Value) -> Result<(), Status> {
+fn check_uid(target: &Target, current: &StoredObject, next: &Value) -> Result<(), Status> {
     let resource = target.resource;
     let uid = meta::text(next, "/metadata/uid");
     if uid.is_empty() || uid == current.uid() {
@@ -494,7 +519,7 @@ fn check_uid(target: &Target, current: &Object, next: &Value) -> Result<(), Stat
     }
     let why = format!(
         "StorageError: invalid object, Code: 4, Key: /registry/{}/{}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
-        if resource.id == Kind::Node { "minions" } else { resource.plural },
+        if resource.id == ResourceKind::Node { "minions" } else { resource.plural },
         store::key(&target.namespace, target.name()),
         current.uid()
     );
@@ -502,7 +527,7 @@ fn check_uid(target: &Target, current: &Object, next: &Value) -> Result<(), Stat
 }
 
 /// Takes over what only the server sets.
-fn inherit(old: &Value, next: &mut Value) {
+fn copy_system_metadata(old: &Value, next: &mut Value) {
     let kept = old.get("metadata").and_then(Value::as_object);
     meta::edit_meta(next, |meta| {
         for system in [

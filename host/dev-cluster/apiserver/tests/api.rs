@@ -8,7 +8,7 @@
 
 mod common;
 
-use common::{Setup, claim, class, code, setup, volume};
+use common::{ApiFixture, claim, class, error_code, setup, volume};
 use futures::{StreamExt, TryStreamExt, pin_mut};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -19,7 +19,7 @@ use kube::api::{
 };
 use serde_json::{Value, json};
 
-fn config(name: &str) -> ConfigMap {
+fn config_map(name: &str) -> ConfigMap {
     serde_json::from_value(json!({"metadata": {"name": name}, "data": {"a": "1"}})).unwrap()
 }
 
@@ -28,13 +28,13 @@ fn post() -> PostParams {
 }
 
 #[tokio::test]
-async fn objects_are_created_read_replaced_and_deleted() {
-    let Setup { client, .. } = setup();
+async fn objects_can_be_created_read_replaced_and_deleted() {
+    let ApiFixture { client, .. } = setup();
     let api: Api<ConfigMap> = Api::default_namespaced(client);
-    let created = api.create(&post(), &config("one")).await.unwrap();
+    let created = api.create(&post(), &config_map("one")).await.unwrap();
     assert!(created.uid().is_some());
     assert_eq!(created.namespace().as_deref(), Some("default"));
-    assert_eq!(code(api.create(&post(), &config("one")).await), (409, "AlreadyExists".into()));
+    assert_eq!(error_code(api.create(&post(), &config_map("one")).await), (409, "AlreadyExists".into()));
 
     let mut next = created.clone();
     next.data.as_mut().unwrap().insert("a".into(), "2".into());
@@ -49,8 +49,8 @@ async fn objects_are_created_read_replaced_and_deleted() {
          changes to the latest version and try again"
     ));
     assert!(api.delete("one", &DeleteParams::default()).await.unwrap().is_right());
-    assert_eq!(code(api.get("one").await), (404, "NotFound".into()));
-    assert_eq!(code(api.delete("one", &DeleteParams::default()).await), (404, "NotFound".into()));
+    assert_eq!(error_code(api.get("one").await), (404, "NotFound".into()));
+    assert_eq!(error_code(api.delete("one", &DeleteParams::default()).await), (404, "NotFound".into()));
 }
 
 #[tokio::test]
@@ -58,7 +58,7 @@ async fn names_are_generated_and_uids_can_be_seeded() {
     let mut names = Vec::new();
     for _ in 0..2 {
         let api: Api<ConfigMap> = Api::default_namespaced(setup().client);
-        let mut object = config("");
+        let mut object = config_map("");
         object.metadata.name = None;
         object.metadata.generate_name = Some("x-".into());
         let created = api.create(&post(), &object).await.unwrap();
@@ -70,19 +70,19 @@ async fn names_are_generated_and_uids_can_be_seeded() {
 
 #[tokio::test]
 async fn a_dry_run_stores_nothing() {
-    let Setup { client, .. } = setup();
+    let ApiFixture { client, .. } = setup();
     let api: Api<ConfigMap> = Api::default_namespaced(client);
     let dry = PostParams { dry_run: true, ..post() };
-    api.create(&dry, &config("one")).await.unwrap();
-    assert_eq!(code(api.get("one").await).0, 404);
+    api.create(&dry, &config_map("one")).await.unwrap();
+    assert_eq!(error_code(api.get("one").await).0, 404);
 }
 
 #[tokio::test]
-async fn lists_are_selected_and_paged_at_one_version() {
-    let Setup { client, server } = setup();
+async fn pages_of_a_selected_list_show_one_resource_version() {
+    let ApiFixture { client, server } = setup();
     let api: Api<ConfigMap> = Api::default_namespaced(client);
     for index in 0..5 {
-        let mut object = config(&format!("c{index}"));
+        let mut object = config_map(&format!("c{index}"));
         object.labels_mut().insert("odd".into(), (index % 2 == 1).to_string());
         api.create(&post(), &object).await.unwrap();
     }
@@ -96,18 +96,18 @@ async fn lists_are_selected_and_paged_at_one_version() {
     let token = first.metadata.continue_.clone().unwrap();
     // What happens between two pages is not seen by the second.
     api.delete("c2", &DeleteParams::default()).await.unwrap();
-    api.create(&post(), &config("c9")).await.unwrap();
+    api.create(&post(), &config_map("c9")).await.unwrap();
     let page = ListParams::default().limit(10).continue_token(&token);
     let second = api.list(&page).await.unwrap();
     assert_eq!(second.items.iter().map(ResourceExt::name_any).collect::<Vec<_>>(), ["c2", "c3", "c4"]);
     assert_eq!(second.metadata.resource_version, first.metadata.resource_version);
     server.compact();
-    assert_eq!(code(api.list(&page).await), (410, "Expired".into()));
+    assert_eq!(error_code(api.list(&page).await), (410, "Expired".into()));
     let future = ListParams::default().at("999999");
-    assert_eq!(code(api.list(&future).await), (504, "Timeout".into()));
+    assert_eq!(error_code(api.list(&future).await), (504, "Timeout".into()));
 }
 
-async fn next(
+async fn next_event(
     stream: &mut (impl futures::Stream<Item = kube::Result<WatchEvent<ConfigMap>>> + Unpin),
 ) -> (&'static str, String) {
     match stream.next().await.unwrap().unwrap() {
@@ -120,56 +120,56 @@ async fn next(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_shows_what_enters_changes_and_leaves_its_selection() {
-    let Setup { client, server } = setup();
+async fn a_watch_reports_objects_entering_and_leaving_its_selector() {
+    let ApiFixture { client, server } = setup();
     let api: Api<ConfigMap> = Api::default_namespaced(client);
     let start = api.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
     let watch = api.watch(&WatchParams::default().labels("on=yes"), &start).await.unwrap();
     pin_mut!(watch);
-    api.create(&post(), &config("a")).await.unwrap();
+    api.create(&post(), &config_map("a")).await.unwrap();
     let label = |value: Value| Patch::Merge(json!({"metadata": {"labels": {"on": value}}}));
     let params = PatchParams::default();
     api.patch("a", &params, &label(json!("yes"))).await.unwrap();
-    assert_eq!(next(&mut watch).await, ("ADDED", "a".into()));
+    assert_eq!(next_event(&mut watch).await, ("ADDED", "a".into()));
     api.patch("a", &params, &Patch::Merge(json!({"data": {"a": "5"}}))).await.unwrap();
-    assert_eq!(next(&mut watch).await, ("MODIFIED", "a".into()));
+    assert_eq!(next_event(&mut watch).await, ("MODIFIED", "a".into()));
     api.patch("a", &params, &label(Value::Null)).await.unwrap();
-    assert_eq!(next(&mut watch).await, ("DELETED", "a".into()));
+    assert_eq!(next_event(&mut watch).await, ("DELETED", "a".into()));
     let now = server.resource_version().to_string();
-    assert_eq!(next(&mut watch).await, ("BOOKMARK", now), "a minute later");
+    assert_eq!(next_event(&mut watch).await, ("BOOKMARK", now), "a minute later");
 
     server.compact();
     let old = api.watch(&WatchParams::default(), &start).await.unwrap();
     pin_mut!(old);
-    assert_eq!(next(&mut old).await, ("ERROR", "410".into()));
+    assert_eq!(next_event(&mut old).await, ("ERROR", "410".into()));
     assert!(old.next().await.is_none());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_can_begin_with_the_list() {
-    let Setup { client, .. } = setup();
+async fn a_watch_can_send_initial_events() {
+    let ApiFixture { client, .. } = setup();
     let api: Api<ConfigMap> = Api::default_namespaced(client);
-    api.create(&post(), &config("a")).await.unwrap();
+    api.create(&post(), &config_map("a")).await.unwrap();
     let watch = api.watch(&WatchParams::default().initial_events(), "0").await.unwrap();
     pin_mut!(watch);
-    assert_eq!(next(&mut watch).await, ("ADDED", "a".into()));
+    assert_eq!(next_event(&mut watch).await, ("ADDED", "a".into()));
     let WatchEvent::Bookmark(mark) = watch.next().await.unwrap().unwrap() else { panic!("no bookmark") };
     assert_eq!(mark.metadata.annotations["k8s.io/initial-events-end"], "true");
     api.delete("a", &DeleteParams::default()).await.unwrap();
-    assert_eq!(next(&mut watch).await, ("DELETED", "a".into()));
+    assert_eq!(next_event(&mut watch).await, ("DELETED", "a".into()));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restored_store_ends_watches_and_counts_from_the_backup() {
-    let Setup { client, server } = setup();
+async fn a_restore_ends_watches_and_resets_the_resource_version() {
+    let ApiFixture { client, server } = setup();
     let api: Api<ConfigMap> = Api::default_namespaced(client);
-    api.create(&post(), &config("kept")).await.unwrap();
+    api.create(&post(), &config_map("kept")).await.unwrap();
     let backup = server.snapshot();
-    api.create(&post(), &config("lost")).await.unwrap();
+    api.create(&post(), &config_map("lost")).await.unwrap();
     let watch = api.watch(&WatchParams::default(), "0").await.unwrap();
     pin_mut!(watch);
-    assert_eq!(next(&mut watch).await.0, "ADDED");
-    assert_eq!(next(&mut watch).await.0, "ADDED");
+    assert_eq!(next_event(&mut watch).await.0, "ADDED");
+    assert_eq!(next_event(&mut watch).await.0, "ADDED");
     server.restore(&backup);
     assert!(watch.next().await.is_none());
     let list = api.list(&ListParams::default()).await.unwrap();
@@ -178,24 +178,24 @@ async fn a_restored_store_ends_watches_and_counts_from_the_backup() {
 }
 
 #[tokio::test]
-async fn finalizers_hold_an_object_until_the_last_is_gone() {
-    let Setup { client, .. } = setup();
+async fn an_object_is_deleted_when_its_last_finalizer_is_removed() {
+    let ApiFixture { client, .. } = setup();
     let api: Api<ConfigMap> = Api::default_namespaced(client.clone());
-    let mut object = config("held");
+    let mut object = config_map("held");
     object.finalizers_mut().push("example.com/hold".into());
     let created = api.create(&post(), &object).await.unwrap();
     let wrong = DeleteParams {
         preconditions: Some(Preconditions { uid: Some("other".into()), resource_version: None }),
         ..DeleteParams::default()
     };
-    assert_eq!(code(api.delete("held", &wrong).await), (409, "Conflict".into()));
+    assert_eq!(error_code(api.delete("held", &wrong).await), (409, "Conflict".into()));
     let held = api.delete("held", &DeleteParams::default()).await.unwrap().left().unwrap();
     assert!(held.metadata.deletion_timestamp.is_some());
     assert_eq!(held.uid(), created.uid());
     let again = api.delete("held", &DeleteParams::default()).await.unwrap().left().unwrap();
     assert_eq!(again.resource_version(), held.resource_version());
     let add = Patch::Merge(json!({"metadata": {"finalizers": ["example.com/hold", "example.com/more"]}}));
-    assert_eq!(code(api.patch("held", &PatchParams::default(), &add).await), (422, "Invalid".into()));
+    assert_eq!(error_code(api.patch("held", &PatchParams::default(), &add).await), (422, "Invalid".into()));
     let remove = |wanted: &str| {
         let patch = json!([
             {"op": "test", "path": "/metadata/finalizers/0", "value": wanted},
@@ -207,23 +207,23 @@ async fn finalizers_hold_an_object_until_the_last_is_gone() {
             .unwrap()
     };
     let failed = client.request::<ConfigMap>(remove("example.com/other")).await;
-    assert_eq!(code(failed), (422, "Invalid".into()));
+    assert_eq!(error_code(failed), (422, "Invalid".into()));
     let gone: ConfigMap = client.request(remove("example.com/hold")).await.unwrap();
     assert!(gone.finalizers().is_empty());
-    assert_eq!(code(api.get("held").await).0, 404);
+    assert_eq!(error_code(api.get("held").await).0, 404);
 }
 
 #[tokio::test]
-async fn dependents_follow_their_owner() {
+async fn dependents_are_garbage_collected_with_their_owner() {
     for (policy, owner_stays, dependent_stays) in [
         (PropagationPolicy::Background, false, false),
         (PropagationPolicy::Foreground, false, false),
         (PropagationPolicy::Orphan, false, true),
     ] {
-        let Setup { client, .. } = setup();
+        let ApiFixture { client, .. } = setup();
         let api: Api<ConfigMap> = Api::default_namespaced(client);
-        let owner = api.create(&post(), &config("owner")).await.unwrap();
-        let mut dependent = config("dependent");
+        let owner = api.create(&post(), &config_map("owner")).await.unwrap();
+        let mut dependent = config_map("dependent");
         let reference = json!({"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner.uid()});
         dependent.metadata.owner_references = Some(vec![serde_json::from_value(reference).unwrap()]);
         api.create(&post(), &dependent).await.unwrap();
@@ -237,22 +237,22 @@ async fn dependents_follow_their_owner() {
 }
 
 #[tokio::test]
-async fn a_namespace_goes_when_its_contents_are_gone() {
-    let Setup { client, .. } = setup();
+async fn a_namespace_is_deleted_after_its_contents() {
+    let ApiFixture { client, .. } = setup();
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let api: Api<ConfigMap> = Api::namespaced(client, "team");
-    assert_eq!(code(api.create(&post(), &config("a")).await), (404, "NotFound".into()));
+    assert_eq!(error_code(api.create(&post(), &config_map("a")).await), (404, "NotFound".into()));
     let team = serde_json::from_value(json!({"metadata": {"name": "team"}})).unwrap();
     namespaces.create(&post(), &team).await.unwrap();
-    let mut held = config("held");
+    let mut held = config_map("held");
     held.finalizers_mut().push("example.com/hold".into());
     api.create(&post(), &held).await.unwrap();
-    api.create(&post(), &config("plain")).await.unwrap();
+    api.create(&post(), &config_map("plain")).await.unwrap();
     namespaces.delete("team", &DeleteParams::default()).await.unwrap();
     assert_eq!(api.list(&ListParams::default()).await.unwrap().items.len(), 1);
     let terminating = namespaces.get("team").await.unwrap();
     assert_eq!(terminating.status.unwrap().phase.as_deref(), Some("Terminating"));
-    let error = api.create(&post(), &config("late")).await.unwrap_err();
+    let error = api.create(&post(), &config_map("late")).await.unwrap_err();
     assert!(error.to_string().contains(
         "configmaps \"late\" is forbidden: unable to create new content in namespace team because it is being \
          terminated"
@@ -263,8 +263,8 @@ async fn a_namespace_goes_when_its_contents_are_gone() {
 }
 
 #[tokio::test]
-async fn the_status_endpoint_and_the_object_are_apart() {
-    let Setup { client, .. } = setup();
+async fn status_and_spec_are_updated_by_separate_endpoints() {
+    let ApiFixture { client, .. } = setup();
     let api: Api<PersistentVolume> = Api::all(client);
     let mut wanted = volume("pv");
     wanted.status = serde_json::from_value(json!({"phase": "Bound"})).unwrap();
@@ -296,7 +296,7 @@ async fn the_status_endpoint_and_the_object_are_apart() {
 
 #[tokio::test]
 async fn claims_get_the_default_class_and_their_finalizer() {
-    let Setup { client, .. } = setup();
+    let ApiFixture { client, .. } = setup();
     let classes: Api<StorageClass> = Api::all(client.clone());
     for name in ["b", "a", "other"] {
         let mut class = class(name);
@@ -319,15 +319,15 @@ async fn claims_get_the_default_class_and_their_finalizer() {
 }
 
 #[tokio::test]
-async fn a_bound_claim_grows_only_where_its_class_allows_it() {
-    let Setup { client, .. } = setup();
+async fn a_bound_claim_expands_only_if_its_class_allows_expansion() {
+    let ApiFixture { client, .. } = setup();
     let classes: Api<StorageClass> = Api::all(client.clone());
     let api: Api<PersistentVolumeClaim> = Api::default_namespaced(client);
     classes.create(&post(), &class("fast")).await.unwrap();
     api.create(&post(), &claim("c", Some("fast"))).await.unwrap();
     let params = PatchParams::default();
     let resize = |size: &str| Patch::Merge(json!({"spec": {"resources": {"requests": {"storage": size}}}}));
-    assert_eq!(code(api.patch("c", &params, &resize("2Gi")).await), (422, "Invalid".into()));
+    assert_eq!(error_code(api.patch("c", &params, &resize("2Gi")).await), (422, "Invalid".into()));
     let bound = Patch::Merge(json!({"status": {"phase": "Bound", "capacity": {"storage": "1Gi"}}}));
     api.patch_status("c", &params, &bound).await.unwrap();
     let error = api.patch("c", &params, &resize("2Gi")).await.unwrap_err();
@@ -343,12 +343,12 @@ async fn a_bound_claim_grows_only_where_its_class_allows_it() {
     let name = Patch::Merge(json!({"spec": {"volumeName": "pv"}}));
     api.patch("c", &params, &name).await.unwrap();
     let name = Patch::Merge(json!({"spec": {"volumeName": "other"}}));
-    assert_eq!(code(api.patch("c", &params, &name).await), (422, "Invalid".into()));
+    assert_eq!(error_code(api.patch("c", &params, &name).await), (422, "Invalid".into()));
 }
 
 #[tokio::test]
-async fn server_side_apply_creates_owns_and_takes_over() {
-    let Setup { server, client } = setup();
+async fn server_side_apply_creates_objects_and_forces_ownership() {
+    let ApiFixture { server, client } = setup();
     let api: Api<ConfigMap> = Api::default_namespaced(client);
     let apply = async |manager: &str, force: bool, value: &str| {
         let params = PatchParams { force, ..PatchParams::apply(manager) };
@@ -364,16 +364,16 @@ async fn server_side_apply_creates_owns_and_takes_over() {
     let version = server.resource_version();
     apply("one", false, "1").await.unwrap();
     assert_eq!(server.resource_version(), version, "nothing changed");
-    assert_eq!(code(apply("two", false, "2").await), (409, "Conflict".into()));
+    assert_eq!(error_code(apply("two", false, "2").await), (409, "Conflict".into()));
     assert_eq!(owners(&apply("two", true, "2").await.unwrap()), ["two"]);
     assert_eq!(server.resource_version(), version + 1);
 }
 
 #[tokio::test]
-async fn restored_objects_keep_their_owners() {
-    let Setup { server, client } = setup();
+async fn owner_references_survive_a_restore() {
+    let ApiFixture { server, client } = setup();
     let api: Api<ConfigMap> = Api::default_namespaced(client);
-    api.create(&PostParams { field_manager: Some("one".into()), ..post() }, &config("x")).await.unwrap();
+    api.create(&PostParams { field_manager: Some("one".into()), ..post() }, &config_map("x")).await.unwrap();
     let snapshot = server.snapshot();
     let label = Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
     api.patch("x", &PatchParams { field_manager: Some("two".into()), ..PatchParams::default() }, &label)
@@ -386,10 +386,10 @@ async fn restored_objects_keep_their_owners() {
 
 #[tokio::test]
 async fn a_collection_is_deleted_by_selector() {
-    let Setup { client, .. } = setup();
+    let ApiFixture { client, .. } = setup();
     let api: Api<ConfigMap> = Api::default_namespaced(client);
     for name in ["a", "b", "c"] {
-        let mut object = config(name);
+        let mut object = config_map(name);
         object.labels_mut().insert("name".into(), name.into());
         api.create(&post(), &object).await.unwrap();
     }
@@ -400,8 +400,8 @@ async fn a_collection_is_deleted_by_selector() {
 }
 
 #[tokio::test]
-async fn discovery_and_version_answer_kube() {
-    let Setup { client, .. } = setup();
+async fn kube_client_reads_discovery_and_version() {
+    let ApiFixture { client, .. } = setup();
     assert_eq!(client.apiserver_version().await.unwrap().minor, "36");
     let core = client.list_core_api_resources("v1").await.unwrap();
     assert!(core.resources.iter().any(|found| found.name == "persistentvolumeclaims/status"));
@@ -410,8 +410,8 @@ async fn discovery_and_version_answer_kube() {
 }
 
 #[tokio::test]
-async fn metadata_alone_can_be_read_and_watched() {
-    let Setup { client, .. } = setup();
+async fn partial_object_metadata_can_be_listed_and_watched() {
+    let ApiFixture { client, .. } = setup();
     let api: Api<PersistentVolume> = Api::all(client);
     api.create(&post(), &volume("pv")).await.unwrap();
     assert_eq!(api.get_metadata("pv").await.unwrap().name_any(), "pv");
@@ -422,9 +422,9 @@ async fn metadata_alone_can_be_read_and_watched() {
 
 /// Kubelet writes the status of a pod that it ends until the pod is gone; it is gone when kubelet says so.
 #[tokio::test]
-async fn a_pod_in_its_grace_period_outlives_its_status() {
+async fn a_terminating_pod_survives_status_updates() {
     use k8s_openapi::api::core::v1::Pod;
-    let Setup { client, .. } = setup();
+    let ApiFixture { client, .. } = setup();
     let pods: Api<Pod> = Api::default_namespaced(client);
     let pod = json!({
         "metadata": {"name": "p"},
@@ -437,5 +437,5 @@ async fn a_pod_in_its_grace_period_outlives_its_status() {
     pods.patch_status("p", &PatchParams::default(), &status).await.unwrap();
     assert_eq!(pods.get("p").await.unwrap().status.unwrap().phase.as_deref(), Some("Running"));
     pods.delete("p", &DeleteParams::default().grace_period(0)).await.unwrap();
-    assert_eq!(code(pods.get("p").await), (404, "NotFound".to_owned()));
+    assert_eq!(error_code(pods.get("p").await), (404, "NotFound".to_owned()));
 }

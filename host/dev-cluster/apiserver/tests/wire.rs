@@ -54,7 +54,7 @@ fn claim(name: &str) -> Value {
 }
 
 #[tokio::test]
-async fn refusals_are_statuses() {
+async fn errors_are_returned_as_status_objects() {
     let service = setup().server.service();
     let (code, status) = get(&service, &format!("{CLAIMS}/none"), "application/json").await;
     assert_eq!(code, 404);
@@ -94,7 +94,7 @@ async fn refusals_are_statuses() {
 }
 
 #[tokio::test]
-async fn bad_requests_name_what_is_wrong() {
+async fn bad_requests_contain_the_reason() {
     let service = setup().server.service();
     let json_type = ("content-type", "application/json");
     let strict = format!("{CLAIMS}?fieldValidation=Strict");
@@ -165,7 +165,7 @@ async fn bad_requests_name_what_is_wrong() {
 }
 
 #[tokio::test]
-async fn tables_have_the_columns_of_kubectl() {
+async fn tables_have_the_printer_columns_of_kubernetes() {
     let service = setup().server.service();
     create(&service, CLAIMS, &claim("data")).await;
     let accept = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
@@ -206,7 +206,7 @@ async fn tables_have_the_columns_of_kubectl() {
 }
 
 #[tokio::test]
-async fn a_binding_puts_a_pod_on_a_node_once() {
+async fn a_pod_can_be_bound_to_a_node_once() {
     let service = setup().server.service();
     let pods = "/api/v1/namespaces/default/pods";
     let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
@@ -255,7 +255,7 @@ async fn discovery_is_aggregated_on_request() {
 }
 
 #[tokio::test]
-async fn secrets_are_written_as_text_and_kept_as_base64() {
+async fn string_data_of_secrets_is_stored_as_base64() {
     let service = setup().server.service();
     let secret = json!({"metadata": {"name": "s"}, "stringData": {"key": "foobar"}});
     let (_, created) = create(&service, "/api/v1/namespaces/default/secrets", &secret).await;
@@ -265,7 +265,7 @@ async fn secrets_are_written_as_text_and_kept_as_base64() {
 }
 
 #[tokio::test]
-async fn the_socket_demands_its_token() {
+async fn requests_over_tls_require_the_bearer_token() {
     let server = ApiServer::new(Options::default());
     let serving = server.serve(ServeOptions::default()).await.unwrap();
     let config = kube::config::Kubeconfig::from_yaml(&serving.kubeconfig()).unwrap();
@@ -285,14 +285,14 @@ async fn the_socket_demands_its_token() {
     let client = connect(wrong).await;
     let api: kube::Api<k8s_openapi::api::core::v1::Namespace> = kube::Api::all(client.clone());
     let refused = api.list(&kube::api::ListParams::default()).await;
-    assert_eq!(common::code(refused), (401, "Unauthorized".into()));
+    assert_eq!(common::error_code(refused), (401, "Unauthorized".into()));
     let health = Request::get("/healthz").body(Vec::new()).unwrap();
     assert_eq!(client.request_text(health).await.unwrap(), "ok");
     serving.shutdown().await;
 }
 
 #[tokio::test]
-async fn other_machines_are_kept_out() {
+async fn serving_on_a_non_loopback_address_is_rejected() {
     let server = ApiServer::new(Options::default());
     let options = ServeOptions { addr: "0.0.0.0:0".parse().unwrap() };
     let error = server.serve(options).await.unwrap_err();

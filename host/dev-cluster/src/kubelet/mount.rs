@@ -7,75 +7,80 @@ use cofferdam_csi::v1::{
     node_service_capability::{Type, rpc},
     volume_capability::{AccessMode as WireMode, AccessType, BlockVolume, MountVolume, access_mode::Mode},
 };
-use cofferdam_domain::{AccessMode, Attachment, VolumeHandle, VolumeMode, names, volume::SecretRef};
+use cofferdam_domain::{AccessMode, VolumeAttachment, VolumeHandle, VolumeMode, names, volume::SecretRef};
 use k8s_openapi::api::core::v1::SecretReference;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{Held, Key, Kubelet, Mounted, Phase, Plugin, Wanted, calls, lock, paths::Paths};
-use crate::{kinds::NodeObject, observer::StepKind, scheduler::reaches, world::pod_name};
+use super::{
+    Key, Kubelet, MountState, MountedVolume, Plugin, PodMount, VolumeToMount, lock, node_calls,
+    paths::VolumePaths,
+};
+use crate::{
+    client::pod_reference, kinds::NodeObject, observer::ClusterStepResult, scheduler::is_reachable_from,
+};
 
 /// What a Node service can do, as far as kubelet asks.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Abilities {
-    pub(super) stages: bool,
-    pub(super) expands: bool,
+pub(super) struct NodeCapabilities {
+    pub(super) stage_unstage: bool,
+    pub(super) expand: bool,
     multi_writer: bool,
     mount_group: bool,
 }
 
 impl Kubelet {
-    pub(super) async fn abilities(&self, plugin: &Plugin) -> Result<Abilities, String> {
-        let answer = calls::node(&plugin.endpoint, async |client| {
+    pub(super) async fn node_capabilities(&self, plugin: &Plugin) -> Result<NodeCapabilities, String> {
+        let answer = node_calls::call_node_service(&plugin.endpoint, async |client| {
             client.node_get_capabilities(NodeGetCapabilitiesRequest {}).await
         });
-        let answer = answer.await.map_err(|status| calls::words(&status))?;
-        let mut abilities = Abilities::default();
+        let answer = answer.await.map_err(|status| node_calls::format_status(&status))?;
+        let mut capabilities = NodeCapabilities::default();
         for capability in answer.capabilities {
             let Some(Type::Rpc(rpc)) = capability.r#type else { continue };
             match rpc.r#type() {
-                rpc::Type::StageUnstageVolume => abilities.stages = true,
-                rpc::Type::ExpandVolume => abilities.expands = true,
-                rpc::Type::SingleNodeMultiWriter => abilities.multi_writer = true,
-                rpc::Type::VolumeMountGroup => abilities.mount_group = true,
+                rpc::Type::StageUnstageVolume => capabilities.stage_unstage = true,
+                rpc::Type::ExpandVolume => capabilities.expand = true,
+                rpc::Type::SingleNodeMultiWriter => capabilities.multi_writer = true,
+                rpc::Type::VolumeMountGroup => capabilities.mount_group = true,
                 rpc::Type::Unknown | rpc::Type::GetVolumeStats | rpc::Type::VolumeCondition => {}
             }
         }
-        Ok(abilities)
+        Ok(capabilities)
     }
 
-    pub(super) fn paths(&self, wanted: &Wanted, plugin: &Plugin) -> Paths {
-        let inline = wanted.pod.volumes().iter().find(|volume| {
+    pub(super) fn volume_paths(&self, desired: &VolumeToMount, plugin: &Plugin) -> VolumePaths {
+        let inline = desired.pod.volumes().iter().find(|volume| {
             volume.csi.is_some()
-                && super::inline_handle(&wanted.pod.slim.meta.uid, &volume.name) == wanted.handle
+                && super::inline_handle(&desired.pod.slim.meta.uid, &volume.name) == desired.handle
         });
-        let name = wanted.volume.as_ref().map(|volume| volume.slim.name.to_string());
-        Paths {
-            root: plugin.ground.root.clone(),
-            driver: wanted.driver.to_string(),
-            handle: wanted.handle.clone(),
+        let name = desired.volume.as_ref().map(|volume| volume.slim.name.to_string());
+        VolumePaths {
+            root: plugin.root_dir.path.clone(),
+            driver: desired.driver.to_string(),
+            handle: desired.handle.clone(),
             name: name.or_else(|| inline.map(|volume| volume.name.clone())).unwrap_or_default(),
-            block: wanted.volume.as_ref().is_some_and(|volume| volume.slim.mode == VolumeMode::Block),
+            block: desired.volume.as_ref().is_some_and(|volume| volume.slim.mode == VolumeMode::Block),
         }
     }
 
     /// What the attacher has left for the node; checked as kubelet does before it mounts.
-    async fn publish_context(&self, wanted: &Wanted) -> Result<BTreeMap<String, String>, String> {
-        if !wanted.attachable {
+    async fn publish_context(&self, desired: &VolumeToMount) -> Result<BTreeMap<String, String>, String> {
+        if !desired.attachable {
             return Ok(BTreeMap::new());
         }
-        let super::VolumeId::Persistent(name) = &wanted.id else { return Ok(BTreeMap::new()) };
+        let super::VolumeId::Persistent(name) = &desired.id else { return Ok(BTreeMap::new()) };
         // Past the cache: what is taken from the node in this moment must not be mounted.
-        let node = self.world.get::<NodeObject>(&self.name).await.map_err(|error| error.to_string())?;
+        let node = self.client.get::<NodeObject>(&self.node_name).await.map_err(|error| error.to_string())?;
         let attached = node.is_some_and(|node| node.slim.volume(name).is_some_and(|entry| entry.attached));
         if !attached {
             return Err("Volume not attached according to node status".to_owned());
         }
-        let handle = VolumeHandle::from(wanted.handle.as_str());
-        let name = names::attachment(&wanted.driver, &handle, &self.name);
-        let found = self.world.get::<Attachment>(&name).await.map_err(|error| error.to_string())?;
+        let handle = VolumeHandle::from(desired.handle.as_str());
+        let name = names::volume_attachment_name(&desired.driver, &handle, &self.node_name);
+        let found = self.client.get::<VolumeAttachment>(&name).await.map_err(|error| error.to_string())?;
         match found {
-            Some(found) if found.attached && !found.meta.deleting => Ok((&found.metadata).into()),
+            Some(found) if found.attached && !found.meta.deleting => Ok((&found.attachment_metadata).into()),
             Some(_) => Err(format!("VolumeAttachment {name} is not attached")),
             None => Err(format!("VolumeAttachment {name} does not exist")),
         }
@@ -83,11 +88,11 @@ impl Kubelet {
 
     async fn secrets(&self, secret: Option<SecretRef>) -> Result<BTreeMap<String, String>, String> {
         let Some(secret) = secret else { return Ok(BTreeMap::new()) };
-        let found = self.world.secret(&secret).await.map_err(|error| error.to_string())?;
+        let found = self.client.secret(&secret).await.map_err(|error| error.to_string())?;
         Ok(found.iter().map(|(name, secret)| (name.to_owned(), secret.expose().to_owned())).collect())
     }
 
-    pub(super) async fn secrets_of(
+    pub(super) async fn referenced_secrets(
         &self,
         reference: Option<&SecretReference>,
     ) -> Result<BTreeMap<String, String>, String> {
@@ -99,168 +104,181 @@ impl Kubelet {
     }
 
     /// Mounts a volume for the node.
-    pub(super) async fn stage(&self, wanted: &Wanted) -> Result<(), String> {
-        let plugin = self.plugin(&wanted.driver)?;
-        let paths = self.paths(wanted, &plugin);
-        let Some(volume) = &wanted.volume else { return Ok(()) };
-        if self.node().is_some_and(|node| !reaches(volume, &node)) {
+    pub(super) async fn stage(&self, desired: &VolumeToMount) -> Result<(), String> {
+        let plugin = self.plugin(&desired.driver)?;
+        let paths = self.volume_paths(desired, &plugin);
+        let Some(volume) = &desired.volume else { return Ok(()) };
+        if self.node().is_some_and(|node| !is_reachable_from(volume, &node)) {
             return Err(
                 "no matching NodeSelectorTerms: the volume cannot be reached from this node".to_owned()
             );
         }
-        let publish_context = self.publish_context(wanted).await?;
-        let abilities = self.abilities(&plugin).await?;
-        let files = &plugin.ground.files;
-        files.make_directory(&paths.staging())?;
-        if !abilities.stages {
-            self.remember(wanted, &paths, |held| {
-                (held.device, held.size) = (Phase::Done, volume.slim.capacity);
+        let publish_context = self.publish_context(desired).await?;
+        let capabilities = self.node_capabilities(&plugin).await?;
+        let files = &plugin.root_dir.files;
+        files.make_directory(&paths.staging_path())?;
+        if !capabilities.stage_unstage {
+            self.update_mounted_volume(desired, &paths, |held| {
+                (held.device_state, held.size) = (MountState::Mounted, volume.slim.capacity);
             });
             return Ok(());
         }
         let source = volume.spec().csi.as_ref();
-        let secrets = self.secrets_of(source.and_then(|csi| csi.node_stage_secret_ref.as_ref())).await?;
+        let secrets =
+            self.referenced_secrets(source.and_then(|csi| csi.node_stage_secret_ref.as_ref())).await?;
         if paths.block {
             files.make_directory(
-                paths.data_of_node().trim_end_matches(super::paths::DATA).trim_end_matches('/'),
+                paths.node_data_file().trim_end_matches(super::paths::VOL_DATA_FILE).trim_end_matches('/'),
             )?;
         }
-        files.write(&paths.data_of_node(), &self.data(wanted, &paths))?;
+        files.write(&paths.node_data_file(), &self.volume_data(desired, &paths))?;
         let request = NodeStageVolumeRequest {
-            volume_id: wanted.handle.clone(),
+            volume_id: desired.handle.clone(),
             publish_context,
-            staging_target_path: paths.staging(),
-            volume_capability: Some(capability(wanted, abilities)),
+            staging_target_path: paths.staging_path(),
+            volume_capability: Some(csi_volume_capability(desired, capabilities)),
             secrets,
             volume_context: volume.slim.csi.as_ref().map(|csi| (&csi.attributes).into()).unwrap_or_default(),
         };
         let started = Instant::now();
         // Before the call: a pod that goes meanwhile must not take the volume from the node beneath the driver.
-        let mut before = Phase::Absent;
-        self.remember(wanted, &paths, |held| {
-            before = std::mem::replace(&mut held.device, Phase::Uncertain);
-            (held.staged, held.size) = (true, volume.slim.capacity);
+        let mut previous_state = MountState::NotMounted;
+        self.update_mounted_volume(desired, &paths, |held| {
+            previous_state = std::mem::replace(&mut held.device_state, MountState::Uncertain);
+            (held.stage_attempted, held.size) = (true, volume.slim.capacity);
         });
-        let answer =
-            calls::node(&plugin.endpoint, async |client| client.node_stage_volume(request).await).await;
+        let answer = node_calls::call_node_service(&plugin.endpoint, async |client| {
+            client.node_stage_volume(request).await
+        })
+        .await;
         match answer {
             Ok(_) => {
-                self.remember(wanted, &paths, |held| held.device = Phase::Done);
-                self.told(wanted, format!("stages volume {} on {}", paths.name, self.name), started);
+                self.update_mounted_volume(desired, &paths, |held| held.device_state = MountState::Mounted);
+                self.record_call(
+                    desired,
+                    format!("stages volume {} on {}", paths.name, self.node_name),
+                    started,
+                );
                 Ok(())
             }
             Err(status) => {
-                if before == Phase::Absent && !calls::is_uncertain(&status) {
-                    self.remember(wanted, &paths, |held| {
-                        (held.device, held.staged) = (Phase::Absent, false);
+                if previous_state == MountState::NotMounted && !node_calls::is_uncertain(&status) {
+                    self.update_mounted_volume(desired, &paths, |held| {
+                        (held.device_state, held.stage_attempted) = (MountState::NotMounted, false);
                     });
-                    if let Err(problem) = paths.of_node().iter().try_for_each(|path| files.remove(path)) {
+                    if let Err(problem) = paths.node_paths().iter().try_for_each(|path| files.remove(path)) {
                         // What the driver says is what counts.
-                        tracing::warn!(node = %self.name, volume = %wanted.id, "{problem}");
+                        tracing::warn!(node = %self.node_name, volume = %desired.id, "{problem}");
                     }
                 }
-                Err(format!("MountVolume.MountDevice failed: {}", calls::words(&status)))
+                Err(format!("MountVolume.MountDevice failed: {}", node_calls::format_status(&status)))
             }
         }
     }
 
     /// Mounts a volume for a pod.
-    pub(super) async fn publish(&self, wanted: &Wanted) -> Result<(), String> {
-        let plugin = self.plugin(&wanted.driver)?;
-        let paths = self.paths(wanted, &plugin);
-        let abilities = self.abilities(&plugin).await?;
-        let publish_context = self.publish_context(wanted).await?;
-        let pod = &wanted.pod.slim.meta.uid;
+    pub(super) async fn publish(&self, desired: &VolumeToMount) -> Result<(), String> {
+        let plugin = self.plugin(&desired.driver)?;
+        let paths = self.volume_paths(desired, &plugin);
+        let capabilities = self.node_capabilities(&plugin).await?;
+        let publish_context = self.publish_context(desired).await?;
+        let pod = &desired.pod.slim.meta.uid;
         let request = NodePublishVolumeRequest {
-            volume_id: wanted.handle.clone(),
+            volume_id: desired.handle.clone(),
             publish_context,
-            staging_target_path: match wanted.inline {
-                None if abilities.stages || paths.block => self.staging(wanted, &paths),
+            staging_target_path: match desired.inline {
+                None if capabilities.stage_unstage || paths.block => self.staging_path(desired, &paths),
                 None | Some(_) => String::new(),
             },
-            target_path: paths.target(pod),
-            volume_capability: Some(capability(wanted, abilities)),
-            readonly: wanted.read_only,
-            secrets: self.publish_secrets(wanted).await?,
-            volume_context: self.volume_context(wanted)?,
+            target_path: paths.target_path(pod),
+            volume_capability: Some(csi_volume_capability(desired, capabilities)),
+            readonly: desired.read_only,
+            secrets: self.publish_secrets(desired).await?,
+            volume_context: self.volume_context(desired)?,
         };
-        let files = &plugin.ground.files;
-        files.make_directory(&paths.of_pod(pod))?;
+        let files = &plugin.root_dir.files;
+        files.make_directory(&paths.pod_dir(pod))?;
         if !paths.block {
-            let data = format!("{}/{}", paths.of_pod(pod), super::paths::DATA);
-            files.write(&data, &self.data(wanted, &paths))?;
+            let data = format!("{}/{}", paths.pod_dir(pod), super::paths::VOL_DATA_FILE);
+            files.write(&data, &self.volume_data(desired, &paths))?;
         }
         let started = Instant::now();
-        let mounted = |phase| Mounted { phase, wanted: wanted.clone(), paths: paths.clone() };
+        let pod_mount = |phase| PodMount { state: phase, desired: desired.clone(), paths: paths.clone() };
         // Before the call: a pod that is deleted meanwhile stays until it is known what became of it.
         let mut is_first = true;
-        self.remember(wanted, &paths, |held| {
-            is_first = held.mounts.insert(pod.clone(), mounted(Phase::Uncertain)).is_none();
+        self.update_mounted_volume(desired, &paths, |held| {
+            is_first = held.pod_mounts.insert(pod.clone(), pod_mount(MountState::Uncertain)).is_none();
         });
-        let answer =
-            calls::node(&plugin.endpoint, async |client| client.node_publish_volume(request).await).await;
+        let answer = node_calls::call_node_service(&plugin.endpoint, async |client| {
+            client.node_publish_volume(request).await
+        })
+        .await;
         match answer {
             Ok(_) => {
-                self.remember(wanted, &paths, |held| {
-                    held.mounts.insert(pod.clone(), mounted(Phase::Done));
+                self.update_mounted_volume(desired, &paths, |held| {
+                    held.pod_mounts.insert(pod.clone(), pod_mount(MountState::Mounted));
                 });
-                self.told(wanted, format!("publishes volume {} on {}", paths.name, self.name), started);
+                self.record_call(
+                    desired,
+                    format!("publishes volume {} on {}", paths.name, self.node_name),
+                    started,
+                );
                 Ok(())
             }
             Err(status) => {
-                if is_first && !calls::is_uncertain(&status) {
-                    self.remember(wanted, &paths, |held| {
-                        held.mounts.remove(pod);
+                if is_first && !node_calls::is_uncertain(&status) {
+                    self.update_mounted_volume(desired, &paths, |held| {
+                        held.pod_mounts.remove(pod);
                     });
-                    self.clear_pod(&plugin, &paths, pod);
+                    self.remove_pod_paths(&plugin, &paths, pod);
                     // It may have been deleted meanwhile.
-                    self.queue.add(Key::Pod(wanted.pod.slim.key.clone()));
+                    self.queue.add(Key::Pod(desired.pod.slim.key.clone()));
                 }
-                Err(calls::words(&status))
+                Err(node_calls::format_status(&status))
             }
         }
     }
 
-    async fn publish_secrets(&self, wanted: &Wanted) -> Result<BTreeMap<String, String>, String> {
-        if let Some(inline) = &wanted.inline {
-            let namespace: &str = &wanted.pod.slim.key.namespace;
+    async fn publish_secrets(&self, desired: &VolumeToMount) -> Result<BTreeMap<String, String>, String> {
+        if let Some(inline) = &desired.inline {
+            let namespace: &str = &desired.pod.slim.key.namespace;
             let secret = inline.node_publish_secret_ref.as_ref().map(|reference| SecretRef {
                 namespace: namespace.into(),
                 name: reference.name.as_str().into(),
             });
             return self.secrets(secret).await;
         }
-        let source = wanted.volume.as_ref().and_then(|volume| volume.spec().csi.as_ref());
-        self.secrets_of(source.and_then(|csi| csi.node_publish_secret_ref.as_ref())).await
+        let source = desired.volume.as_ref().and_then(|volume| volume.spec().csi.as_ref());
+        self.referenced_secrets(source.and_then(|csi| csi.node_publish_secret_ref.as_ref())).await
     }
 
     /// What the volume says of itself, and of the pod where the driver asks for it.
-    fn volume_context(&self, wanted: &Wanted) -> Result<BTreeMap<String, String>, String> {
-        let mut context = match (&wanted.inline, &wanted.volume) {
+    fn volume_context(&self, desired: &VolumeToMount) -> Result<BTreeMap<String, String>, String> {
+        let mut context = match (&desired.inline, &desired.volume) {
             (Some(inline), _) => inline.volume_attributes.clone().unwrap_or_default(),
             (None, Some(volume)) => {
                 volume.slim.csi.as_ref().map(|csi| (&csi.attributes).into()).unwrap_or_default()
             }
             (None, None) => BTreeMap::new(),
         };
-        let driver = self.world.csi_drivers.get(&wanted.driver).known();
+        let driver = self.client.csi_drivers.get(&desired.driver).into_object();
         let spec = driver.as_ref().map(|driver| &driver.full.spec);
-        let mode = if wanted.inline.is_some() { "Ephemeral" } else { "Persistent" };
+        let mode = if desired.inline.is_some() { "Ephemeral" } else { "Persistent" };
         let modes = spec.and_then(|spec| spec.volume_lifecycle_modes.as_deref());
         let modes =
             modes.map_or_else(|| vec!["Persistent"], |modes| modes.iter().map(String::as_str).collect());
         if !modes.contains(&mode) {
-            return Err(format!("volume mode {mode:?} not supported by driver {}", wanted.driver));
+            return Err(format!("volume mode {mode:?} not supported by driver {}", desired.driver));
         }
         if spec.and_then(|spec| spec.pod_info_on_mount) == Some(true) {
-            let account = wanted.pod.spec().service_account_name.clone().unwrap_or_default();
-            let slim = &wanted.pod.slim;
+            let account = desired.pod.spec().service_account_name.clone().unwrap_or_default();
+            let slim = &desired.pod.slim;
             for (key, value) in [
                 ("pod.name", slim.key.name.to_string()),
                 ("pod.namespace", slim.key.namespace.to_string()),
                 ("pod.uid", slim.meta.uid.to_string()),
                 ("serviceAccount.name", account),
-                ("ephemeral", wanted.inline.is_some().to_string()),
+                ("ephemeral", desired.inline.is_some().to_string()),
             ] {
                 context.insert(format!("csi.storage.k8s.io/{key}"), value);
             }
@@ -269,60 +287,80 @@ impl Kubelet {
     }
 
     /// What kubelet writes down of a volume.
-    fn data(&self, wanted: &Wanted, paths: &Paths) -> String {
-        let handle = VolumeHandle::from(wanted.handle.as_str());
-        let mode = if wanted.inline.is_some() { "Ephemeral" } else { "Persistent" };
-        let attachment = names::attachment(&wanted.driver, &handle, &self.name);
+    fn volume_data(&self, desired: &VolumeToMount, paths: &VolumePaths) -> String {
+        let handle = VolumeHandle::from(desired.handle.as_str());
+        let mode = if desired.inline.is_some() { "Ephemeral" } else { "Persistent" };
+        let attachment = names::volume_attachment_name(&desired.driver, &handle, &self.node_name);
         let data: Value = json!({
             "attachmentID": attachment,
-            "driverName": wanted.driver,
-            "nodeName": self.name,
+            "driverName": desired.driver,
+            "nodeName": self.node_name,
             "specVolID": paths.name,
-            "volumeHandle": wanted.handle,
+            "volumeHandle": desired.handle,
             "volumeLifecycleMode": mode,
         });
         data.to_string()
     }
 
-    fn told(&self, wanted: &Wanted, text: String, started: Instant) {
-        let name = pod_name(&wanted.pod.slim.key);
-        self.world.told(super::COMPONENT, name, StepKind::Acts, text, Some(started.elapsed()));
+    fn record_call(&self, desired: &VolumeToMount, text: String, started: Instant) {
+        let name = pod_reference(&desired.pod.slim.key);
+        self.client.record_timed_step(
+            super::COMPONENT,
+            name,
+            ClusterStepResult::Applied,
+            text,
+            Some(started.elapsed()),
+        );
     }
 
     /// Where a volume is staged: another PersistentVolume of the same handle may have come first.
-    pub(super) fn staging(&self, wanted: &Wanted, paths: &Paths) -> String {
-        let held = lock(&self.held);
-        held.get(&wanted.id).map_or(paths, |held| &held.paths).staging()
+    pub(super) fn staging_path(&self, desired: &VolumeToMount, paths: &VolumePaths) -> String {
+        let mounted_volumes = lock(&self.mounted_volumes);
+        mounted_volumes
+            .get(&desired.id)
+            .map_or(paths, |mounted_volumes| &mounted_volumes.paths)
+            .staging_path()
     }
 
     /// Changes what is held of a volume. What it is held as stands from the first mount on.
-    pub(super) fn remember(&self, wanted: &Wanted, paths: &Paths, change: impl FnOnce(&mut Held)) {
-        let mut all = lock(&self.held);
-        if all.get(&wanted.id).is_some_and(|held| !held.is_busy()) {
-            all.remove(&wanted.id);
+    pub(super) fn update_mounted_volume(
+        &self,
+        desired: &VolumeToMount,
+        paths: &VolumePaths,
+        change: impl FnOnce(&mut MountedVolume),
+    ) {
+        let mut mounted_volumes = lock(&self.mounted_volumes);
+        if mounted_volumes
+            .get(&desired.id)
+            .is_some_and(|mounted_volume| !mounted_volume.is_possibly_mounted())
+        {
+            mounted_volumes.remove(&desired.id);
         }
-        let held = all.entry(wanted.id.clone()).or_insert_with(|| Held {
+        let mounted_volume = mounted_volumes.entry(desired.id.clone()).or_insert_with(|| MountedVolume {
             paths: paths.clone(),
-            driver: wanted.driver.clone(),
-            claim: wanted.claim.as_ref().map(|claim| claim.key.clone()),
-            attachable: wanted.attachable,
-            device: Phase::Absent,
-            staged: false,
-            mounts: BTreeMap::new(),
+            driver: desired.driver.clone(),
+            claim: desired.claim.as_ref().map(|claim| claim.key.clone()),
+            attachable: desired.attachable,
+            device_state: MountState::NotMounted,
+            stage_attempted: false,
+            pod_mounts: BTreeMap::new(),
             size: None,
-            refused: false,
+            expansion_refused: false,
         });
-        change(held);
-        self.count.send_replace(all.len());
+        change(mounted_volume);
+        self.mounted_count.send_replace(mounted_volumes.len());
     }
 }
 
 /// How the volume is used, in CSI's words.
-pub(super) fn capability(wanted: &Wanted, abilities: Abilities) -> VolumeCapability {
-    let volume = wanted.volume.as_deref();
+pub(super) fn csi_volume_capability(
+    desired: &VolumeToMount,
+    capabilities: NodeCapabilities,
+) -> VolumeCapability {
+    let volume = desired.volume.as_deref();
     // The first one that is written there, as kubelet takes it.
     let first = volume.and_then(|volume| volume.spec().access_modes.as_ref()?.first());
-    let mode = match (first.and_then(|mode| AccessMode::parse(mode)), abilities.multi_writer) {
+    let mode = match (first.and_then(|mode| AccessMode::parse(mode)), capabilities.multi_writer) {
         (None | Some(AccessMode::ReadWriteOnce), true) => Mode::SingleNodeMultiWriter,
         (Some(AccessMode::ReadWriteOncePod), true) => Mode::SingleNodeSingleWriter,
         (None | Some(AccessMode::ReadWriteOnce | AccessMode::ReadWriteOncePod), false) => {
@@ -331,14 +369,14 @@ pub(super) fn capability(wanted: &Wanted, abilities: Abilities) -> VolumeCapabil
         (Some(AccessMode::ReadOnlyMany), _) => Mode::MultiNodeReaderOnly,
         (Some(AccessMode::ReadWriteMany), _) => Mode::MultiNodeMultiWriter,
     };
-    let mode = if wanted.inline.is_some() { Mode::SingleNodeWriter } else { mode };
+    let mode = if desired.inline.is_some() { Mode::SingleNodeWriter } else { mode };
     let access = match volume {
         Some(volume) if volume.slim.mode == VolumeMode::Block => AccessType::Block(BlockVolume {}),
         Some(_) | None => {
             let csi = volume.and_then(|volume| volume.slim.csi.as_ref());
-            let inline = wanted.inline.as_ref().and_then(|inline| inline.fs_type.clone());
-            let security = wanted.pod.spec().security_context.as_ref();
-            let group = security.and_then(|context| context.fs_group).filter(|_| abilities.mount_group);
+            let inline = desired.inline.as_ref().and_then(|inline| inline.fs_type.clone());
+            let security = desired.pod.spec().security_context.as_ref();
+            let group = security.and_then(|context| context.fs_group).filter(|_| capabilities.mount_group);
             AccessType::Mount(MountVolume {
                 fs_type: inline
                     .or_else(|| csi.and_then(|csi| csi.fs_type.as_deref().map(str::to_owned)))

@@ -1,18 +1,18 @@
 //! Where kubelet keeps volumes.
 
-use cofferdam_domain::{Uid, names::hex_digest};
+use cofferdam_domain::{Uid, names::sha256_hex};
 
 /// What kubelet writes down beside a volume, so that it can unmount it after a restart.
-pub(super) const DATA: &str = "vol_data.json";
+pub(super) const VOL_DATA_FILE: &str = "vol_data.json";
 
 /// The handle of a volume that a pod describes by itself.
 pub(super) fn inline_handle(pod: &Uid, volume: &str) -> String {
-    format!("csi-{}", hex_digest([pod.as_str(), volume]))
+    format!("csi-{}", sha256_hex([pod.as_str(), volume]))
 }
 
 /// The directories of one volume on a node whose kubelet has this root.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Paths {
+pub(super) struct VolumePaths {
     pub(super) root: String,
     pub(super) driver: String,
     pub(super) handle: String,
@@ -21,60 +21,60 @@ pub(super) struct Paths {
     pub(super) block: bool,
 }
 
-impl Paths {
-    fn devices(&self) -> String {
+impl VolumePaths {
+    fn devices_dir(&self) -> String {
         format!("{}/plugins/kubernetes.io/csi/volumeDevices", self.root)
     }
 
     /// Where it is staged.
-    pub(super) fn staging(&self) -> String {
+    pub(super) fn staging_path(&self) -> String {
         if self.block {
-            return format!("{}/staging/{}", self.devices(), self.name);
+            return format!("{}/staging/{}", self.devices_dir(), self.name);
         }
-        format!("{}/globalmount", self.global())
+        format!("{}/globalmount", self.global_dir())
     }
 
     /// What belongs to the node's part, the innermost first.
-    pub(super) fn of_node(&self) -> Vec<String> {
+    pub(super) fn node_paths(&self) -> Vec<String> {
         if self.block {
-            let own = format!("{}/{}", self.devices(), self.name);
+            let device_dir = format!("{}/{}", self.devices_dir(), self.name);
             let (publish, data) =
-                (format!("{}/publish/{}", self.devices(), self.name), format!("{own}/data"));
-            return vec![self.staging(), publish, self.data_of_node(), data, own];
+                (format!("{}/publish/{}", self.devices_dir(), self.name), format!("{device_dir}/data"));
+            return vec![self.staging_path(), publish, self.node_data_file(), data, device_dir];
         }
-        vec![self.staging(), self.data_of_node(), self.global()]
+        vec![self.staging_path(), self.node_data_file(), self.global_dir()]
     }
 
-    fn global(&self) -> String {
-        format!("{}/plugins/kubernetes.io/csi/{}/{}", self.root, self.driver, hex_digest([&self.handle]))
+    fn global_dir(&self) -> String {
+        format!("{}/plugins/kubernetes.io/csi/{}/{}", self.root, self.driver, sha256_hex([&self.handle]))
     }
 
     /// What is written down of the node's part.
-    pub(super) fn data_of_node(&self) -> String {
+    pub(super) fn node_data_file(&self) -> String {
         if self.block {
-            return format!("{}/{}/data/{DATA}", self.devices(), self.name);
+            return format!("{}/{}/data/{VOL_DATA_FILE}", self.devices_dir(), self.name);
         }
-        format!("{}/{DATA}", self.global())
+        format!("{}/{VOL_DATA_FILE}", self.global_dir())
     }
 
     /// Where it is published for a pod.
-    pub(super) fn target(&self, pod: &Uid) -> String {
+    pub(super) fn target_path(&self, pod: &Uid) -> String {
         if self.block {
-            return format!("{}/publish/{}/{pod}", self.devices(), self.name);
+            return format!("{}/publish/{}/{pod}", self.devices_dir(), self.name);
         }
-        format!("{}/mount", self.of_pod(pod))
+        format!("{}/mount", self.pod_dir(pod))
     }
 
     /// The directory of its part for a pod.
-    pub(super) fn of_pod(&self, pod: &Uid) -> String {
+    pub(super) fn pod_dir(&self, pod: &Uid) -> String {
         if self.block {
-            return format!("{}/publish/{}", self.devices(), self.name);
+            return format!("{}/publish/{}", self.devices_dir(), self.name);
         }
         format!("{}/pods/{pod}/volumes/kubernetes.io~csi/{}", self.root, self.name)
     }
 
     /// Directories of a pod that go with its last volume, the innermost first.
-    pub(super) fn of_all_pods(&self, pod: &Uid) -> Vec<String> {
+    pub(super) fn pod_parent_dirs(&self, pod: &Uid) -> Vec<String> {
         if self.block {
             return Vec::new();
         }
@@ -88,8 +88,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn volumes_are_where_kubelet_has_them() {
-        let mut paths = Paths {
+    fn volume_paths_match_kubelets() {
+        let mut paths = VolumePaths {
             root: "/var/lib/kubelet".to_owned(),
             driver: "d.example.com".to_owned(),
             handle: "h".to_owned(),
@@ -99,12 +99,12 @@ mod tests {
         let (pod, csi) = (Uid::new("u"), "/var/lib/kubelet/plugins/kubernetes.io/csi");
         // printf h | sha256sum
         let digest = "aaa9402664f1a41f40ebbc52c9993eb66aeb366602958fdfaa283b71e64db123";
-        assert_eq!(paths.staging(), format!("{csi}/d.example.com/{digest}/globalmount"));
-        assert_eq!(paths.data_of_node(), format!("{csi}/d.example.com/{digest}/vol_data.json"));
-        assert_eq!(paths.target(&pod), "/var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/pv/mount");
+        assert_eq!(paths.staging_path(), format!("{csi}/d.example.com/{digest}/globalmount"));
+        assert_eq!(paths.node_data_file(), format!("{csi}/d.example.com/{digest}/vol_data.json"));
+        assert_eq!(paths.target_path(&pod), "/var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/pv/mount");
         paths.block = true;
-        assert_eq!(paths.staging(), format!("{csi}/volumeDevices/staging/pv"));
-        assert_eq!(paths.target(&pod), format!("{csi}/volumeDevices/publish/pv/u"));
+        assert_eq!(paths.staging_path(), format!("{csi}/volumeDevices/staging/pv"));
+        assert_eq!(paths.target_path(&pod), format!("{csi}/volumeDevices/publish/pv/u"));
         assert_eq!(inline_handle(&pod, "v").len(), 4 + 64);
     }
 }

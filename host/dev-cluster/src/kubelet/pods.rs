@@ -2,92 +2,96 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cofferdam_cluster::{EventType, queue::Outcome};
+use cofferdam_cluster::{EventType, queue::Action};
 use cofferdam_domain::PodKey;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{COMPONENT, Kubelet, Phase, lock};
+use super::{COMPONENT, Kubelet, MountState, lock};
 use crate::{
+    client::{PatchType, pod_reference},
     kinds::PodObject,
-    observer::StepKind,
-    world::{Patch, pod_name},
+    observer::ClusterStepResult,
 };
 
 /// How long kubelet waits for a pod's volumes before it says so, and again.
-const PATIENCE: Duration = Duration::from_secs(123);
+const POD_MOUNT_TIMEOUT: Duration = Duration::from_secs(123);
 
 impl Kubelet {
-    pub(super) async fn pod(&self, key: &PodKey) -> Outcome {
-        let Some(pod) = self.world.pods.get(key).known() else {
-            lock(&self.waiting).remove(key);
-            return Outcome::Done;
+    pub(super) async fn reconcile_pod(&self, key: &PodKey) -> Action {
+        let Some(pod) = self.client.pods.get(key).into_object() else {
+            lock(&self.waiting_since).remove(key);
+            return Action::Done;
         };
-        if pod.slim.node.as_ref() != Some(&self.name) {
-            return Outcome::Done;
+        if pod.slim.node.as_ref() != Some(&self.node_name) {
+            return Action::Done;
         }
         if pod.slim.meta.deleting {
-            return self.end(&pod).await;
+            return self.terminate_pod(&pod).await;
         }
         if pod.slim.terminated || pod.is_running() {
-            lock(&self.waiting).remove(key);
-            return Outcome::Done;
+            lock(&self.waiting_since).remove(key);
+            return Action::Done;
         }
-        let missing = self.missing(&pod);
+        let missing = self.unmounted_volumes(&pod);
         if !missing.is_empty() {
-            return self.wait(&pod, &missing);
+            return self.wait_for_volumes(&pod, &missing);
         }
-        lock(&self.waiting).remove(key);
-        let patch = json!({"status": self.running(&pod)});
-        let write = self.world.patch::<PodObject>(&pod, "/status", Patch::Strategic, patch);
+        lock(&self.waiting_since).remove(key);
+        let patch = json!({"status": self.running_status(&pod)});
+        let write = self.client.patch::<PodObject>(&pod, "/status", PatchType::Strategic, patch);
         match write.await {
             Ok(_) => {
-                self.tell_pod(&pod, StepKind::Settled, "the pod is Running");
-                Outcome::Done
+                self.record_pod_step(&pod, ClusterStepResult::UpToDate, "the pod is Running");
+                Action::Done
             }
-            Err(error) => self.failed::<PodObject>(key, &error).await,
+            Err(error) => self.outcome_for_write_error::<PodObject>(key, &error).await,
         }
     }
 
     /// The volumes of a pod that are not mounted yet.
-    fn missing(&self, pod: &Arc<PodObject>) -> Vec<String> {
-        let held = lock(&self.held);
+    fn unmounted_volumes(&self, pod: &Arc<PodObject>) -> Vec<String> {
+        let mounted_volumes = lock(&self.mounted_volumes);
         let uid = &pod.slim.meta.uid;
-        let is_missing = |volume: &&k8s_openapi::api::core::v1::Volume| match self.lead(pod, volume) {
+        let is_missing = |volume: &&k8s_openapi::api::core::v1::Volume| match self.resolve_volume(pod, volume)
+        {
             Ok(None) => false,
             Ok(Some(wanted)) => {
-                let mounted = held.get(&wanted.id).and_then(|held| held.mounts.get(uid));
-                let grows = super::grow::is_due(&wanted, held.get(&wanted.id));
-                grows || mounted.is_none_or(|mounted| mounted.phase != Phase::Done)
+                let pod_mount = mounted_volumes
+                    .get(&wanted.id)
+                    .and_then(|mounted_volumes| mounted_volumes.pod_mounts.get(uid));
+                let is_expansion_due =
+                    super::expand::is_expansion_due(&wanted, mounted_volumes.get(&wanted.id));
+                is_expansion_due || pod_mount.is_none_or(|pod_mount| pod_mount.state != MountState::Mounted)
             }
             Err(_) => true,
         };
         pod.volumes().iter().filter(is_missing).map(|volume| volume.name.clone()).collect()
     }
 
-    fn wait(&self, pod: &PodObject, missing: &[String]) -> Outcome {
+    fn wait_for_volumes(&self, pod: &PodObject, missing: &[String]) -> Action {
         let (key, uid) = (&pod.slim.key, &pod.slim.meta.uid);
-        let mut waiting = lock(&self.waiting);
+        let mut waiting = lock(&self.waiting_since);
         // An earlier pod of the name is not this one.
-        let known = waiting.get(key).filter(|(of, _)| of == uid).map(|(_, since)| *since);
-        let since = known.unwrap_or_else(Instant::now);
+        let earlier_since = waiting.get(key).filter(|(of, _)| of == uid).map(|(_, since)| *since);
+        let since = earlier_since.unwrap_or_else(Instant::now);
         waiting.insert(key.clone(), (uid.clone(), since));
         drop(waiting);
-        if since.elapsed() < PATIENCE {
-            return Outcome::After(PATIENCE - since.elapsed());
+        if since.elapsed() < POD_MOUNT_TIMEOUT {
+            return Action::RequeueAfter(POD_MOUNT_TIMEOUT - since.elapsed());
         }
-        lock(&self.waiting).remove(key);
+        lock(&self.waiting_since).remove(key);
         let note = format!(
             "Unable to attach or mount volumes: unmounted volumes=[{}]: timed out waiting for the condition",
             missing.join(" ")
         );
-        self.world.note(pod, COMPONENT, EventType::Warning, "FailedMount", note);
-        Outcome::Again
+        self.client.emit_event(pod, COMPONENT, EventType::Warning, "FailedMount", note);
+        Action::Requeue
     }
 
     /// The status of a pod whose containers run.
-    fn running(&self, pod: &PodObject) -> Value {
-        let now = self.world.now();
+    fn running_status(&self, pod: &PodObject) -> Value {
+        let now = self.client.now();
         let condition = |kind: &str| json!({"type": kind, "status": "True", "lastTransitionTime": now});
         let status = |container: &k8s_openapi::api::core::v1::Container| {
             json!({
@@ -105,41 +109,42 @@ impl Kubelet {
         json!({
             "phase": "Running",
             "startTime": now,
-            "hostIP": host_address(self.number),
+            "hostIP": host_address(self.node_index),
             "conditions": kinds.map(condition),
             "containerStatuses": containers,
         })
     }
 
     /// Ends a pod that is to be deleted: its containers first, then its volumes, then itself.
-    async fn end(&self, pod: &Arc<PodObject>) -> Outcome {
-        lock(&self.waiting).remove(&pod.slim.key);
+    async fn terminate_pod(&self, pod: &Arc<PodObject>) -> Action {
+        lock(&self.waiting_since).remove(&pod.slim.key);
         if pod.is_running() {
-            let patch = json!({"status": self.ended(pod)});
-            let write = self.world.patch::<PodObject>(pod, "/status", Patch::Strategic, patch);
-            let done = self.world.act(COMPONENT, pod_name(&pod.slim.key), "stops the pod", write).await;
-            return match done {
+            let patch = json!({"status": self.terminated_status(pod)});
+            let write = self.client.patch::<PodObject>(pod, "/status", PatchType::Strategic, patch);
+            let written =
+                self.client.perform(COMPONENT, pod_reference(&pod.slim.key), "stops the pod", write).await;
+            return match written {
                 // The change of the pod goes on.
-                Ok(_) => Outcome::Done,
-                Err(error) => self.failed::<PodObject>(&pod.slim.key, &error).await,
+                Ok(_) => Action::Done,
+                Err(error) => self.outcome_for_write_error::<PodObject>(&pod.slim.key, &error).await,
             };
         }
         let uid = &pod.slim.meta.uid;
-        if lock(&self.held).values().any(|held| held.mounts.contains_key(uid)) {
+        if lock(&self.mounted_volumes).values().any(|held| held.pod_mounts.contains_key(uid)) {
             // What is unmounted last comes back here.
-            return Outcome::Done;
+            return Action::Done;
         }
-        let removal = self.world.remove_pod(&pod.slim.key, uid);
-        match self.world.act(COMPONENT, pod_name(&pod.slim.key), "removes the pod", removal).await {
-            Ok(()) => Outcome::Done,
-            Err(error) => self.failed::<PodObject>(&pod.slim.key, &error).await,
+        let removal = self.client.delete_pod(&pod.slim.key, uid);
+        match self.client.perform(COMPONENT, pod_reference(&pod.slim.key), "removes the pod", removal).await {
+            Ok(()) => Action::Done,
+            Err(error) => self.outcome_for_write_error::<PodObject>(&pod.slim.key, &error).await,
         }
     }
 
-    fn ended(&self, pod: &PodObject) -> Value {
-        let now = self.world.now();
+    fn terminated_status(&self, pod: &PodObject) -> Value {
+        let now = self.client.now();
         let statuses = pod.full.status.as_ref().and_then(|status| status.container_statuses.clone());
-        let end = |status: k8s_openapi::api::core::v1::ContainerStatus| {
+        let terminated_container = |status: k8s_openapi::api::core::v1::ContainerStatus| {
             json!({
                 "name": status.name,
                 "image": status.image,
@@ -150,7 +155,8 @@ impl Kubelet {
                 "state": {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": now}},
             })
         };
-        let statuses: Vec<Value> = statuses.unwrap_or_default().into_iter().map(end).collect();
+        let statuses: Vec<Value> =
+            statuses.unwrap_or_default().into_iter().map(terminated_container).collect();
         let condition = |kind: &str| json!({"type": kind, "status": "False", "reason": "PodCompleted", "lastTransitionTime": now});
         let conditions = ["Ready", "ContainersReady"].map(condition);
         json!({

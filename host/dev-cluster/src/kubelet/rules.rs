@@ -9,25 +9,25 @@ use cofferdam_domain::Uid;
 
 /// How far something is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Phase {
+pub enum MountState {
     /// Not there.
     #[default]
-    Absent,
+    NotMounted,
     /// A call has failed in a way that leaves open what it has done.
     Uncertain,
     /// There.
-    Done,
+    Mounted,
 }
 
 /// What is decided on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Facts {
+pub struct MountInput {
     /// Pods that want it.
-    pub wants: BTreeSet<Uid>,
+    pub desired_pods: BTreeSet<Uid>,
     /// Whether it is mounted for the node.
-    pub device: Phase,
+    pub device_state: MountState,
     /// Whether it is mounted for pods.
-    pub mounts: BTreeMap<Uid, Phase>,
+    pub pod_mounts: BTreeMap<Uid, MountState>,
     /// Whether the pod describes it by itself: such a volume has no part for the node.
     pub inline: bool,
     /// Whether it has to be attached.
@@ -35,22 +35,22 @@ pub struct Facts {
     /// Whether the node's status says that it is attached.
     pub attached: bool,
     /// Whether the node's status says that it is in use.
-    pub reported: bool,
+    pub reported_in_use: bool,
     /// Whether one pod alone may use it.
     pub exclusive: bool,
     /// Whether the node's part of growing is to be done.
-    pub grows: bool,
+    pub expansion_due: bool,
 }
 
 /// What follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum MountStep {
     /// Nothing: everything is as it shall be.
-    Rest,
+    Done,
     /// Something else comes first; the text says what.
     Wait(&'static str),
     /// The node's status has to say whether it is in use.
-    Report,
+    ReportInUse,
     /// Mount it for the node.
     Stage,
     /// Mount it for a pod.
@@ -64,41 +64,41 @@ pub enum Step {
 }
 
 /// Decides.
-pub fn next(facts: &Facts) -> Step {
-    let unwanted = facts.mounts.keys().find(|pod| !facts.wants.contains(*pod));
-    if let Some(pod) = unwanted {
-        return Step::Unpublish(pod.clone());
+pub fn next_step(input: &MountInput) -> MountStep {
+    let unwanted_pod = input.pod_mounts.keys().find(|pod| !input.desired_pods.contains(*pod));
+    if let Some(pod) = unwanted_pod {
+        return MountStep::Unpublish(pod.clone());
     }
-    let reports = facts.attachable && !facts.inline;
-    if facts.wants.is_empty() {
-        return match facts.device {
-            Phase::Uncertain | Phase::Done => Step::Unstage,
-            Phase::Absent if reports && facts.reported => Step::Report,
-            Phase::Absent => Step::Rest,
+    let is_reportable = input.attachable && !input.inline;
+    if input.desired_pods.is_empty() {
+        return match input.device_state {
+            MountState::Uncertain | MountState::Mounted => MountStep::Unstage,
+            MountState::NotMounted if is_reportable && input.reported_in_use => MountStep::ReportInUse,
+            MountState::NotMounted => MountStep::Done,
         };
     }
-    if reports && !facts.reported {
-        return Step::Report;
+    if is_reportable && !input.reported_in_use {
+        return MountStep::ReportInUse;
     }
-    if reports && !facts.attached {
-        return Step::Wait("waits for the volume to be attached");
+    if is_reportable && !input.attached {
+        return MountStep::Wait("waits for the volume to be attached");
     }
-    if facts.device != Phase::Done && !facts.inline {
-        return Step::Stage;
+    if input.device_state != MountState::Mounted && !input.inline {
+        return MountStep::Stage;
     }
-    let mounted = |pod: &&Uid| facts.mounts.get(*pod) == Some(&Phase::Done);
+    let is_mounted = |pod: &&Uid| input.pod_mounts.get(*pod) == Some(&MountState::Mounted);
     // Growing begins with the mount of the first pod; the others wait for it as kubelet's do.
-    if facts.grows
-        && let Some(pod) = facts.wants.iter().find(mounted)
+    if input.expansion_due
+        && let Some(pod) = input.desired_pods.iter().find(is_mounted)
     {
-        return Step::Expand(pod.clone());
+        return MountStep::Expand(pod.clone());
     }
-    let Some(next) = facts.wants.iter().find(|pod| !mounted(pod)) else { return Step::Rest };
-    let another = facts.mounts.keys().any(|pod| pod != next);
-    if facts.exclusive && another {
-        return Step::Wait("the volume is for one pod alone, and another one has it");
+    let Some(next) = input.desired_pods.iter().find(|pod| !is_mounted(pod)) else { return MountStep::Done };
+    let is_used_by_another_pod = input.pod_mounts.keys().any(|pod| pod != next);
+    if input.exclusive && is_used_by_another_pod {
+        return MountStep::Wait("the volume is for one pod alone, and another one has it");
     }
-    Step::Publish(next.clone())
+    MountStep::Publish(next.clone())
 }
 
 #[cfg(test)]
@@ -109,70 +109,86 @@ mod tests {
         Uid::new(name)
     }
 
-    fn wanted(pods: &[&str]) -> Facts {
+    fn input_for_pods(pods: &[&str]) -> MountInput {
         let wants = pods.iter().map(|pod| uid(pod)).collect();
-        Facts { wants, attachable: true, attached: true, reported: true, ..Facts::default() }
+        MountInput {
+            desired_pods: wants,
+            attachable: true,
+            attached: true,
+            reported_in_use: true,
+            ..MountInput::default()
+        }
     }
 
-    fn mounts(pods: &[(&str, Phase)]) -> BTreeMap<Uid, Phase> {
+    fn pod_mounts(pods: &[(&str, MountState)]) -> BTreeMap<Uid, MountState> {
         pods.iter().map(|(pod, phase)| (uid(pod), *phase)).collect()
     }
 
     #[test]
-    fn the_way_to_a_pod() {
-        let unreported = Facts { reported: false, attached: false, ..wanted(&["a"]) };
-        let unattached = Facts { attached: false, ..wanted(&["a"]) };
-        let local = Facts { attachable: false, attached: false, reported: false, ..wanted(&["a"]) };
-        let staged = Facts { device: Phase::Done, ..wanted(&["a", "b"]) };
-        let one = Facts { mounts: mounts(&[("a", Phase::Done)]), ..staged.clone() };
-        let failed = Facts { mounts: mounts(&[("a", Phase::Uncertain)]), ..staged.clone() };
-        let both = Facts { mounts: mounts(&[("a", Phase::Done), ("b", Phase::Done)]), ..staged.clone() };
-        let inline = Facts { inline: true, attachable: false, reported: false, ..wanted(&["a"]) };
+    fn mount_steps_follow_kubelets_order() {
+        let unreported = MountInput { reported_in_use: false, attached: false, ..input_for_pods(&["a"]) };
+        let unattached = MountInput { attached: false, ..input_for_pods(&["a"]) };
+        let local = MountInput {
+            attachable: false,
+            attached: false,
+            reported_in_use: false,
+            ..input_for_pods(&["a"])
+        };
+        let staged = MountInput { device_state: MountState::Mounted, ..input_for_pods(&["a", "b"]) };
+        let published_for_one =
+            MountInput { pod_mounts: pod_mounts(&[("a", MountState::Mounted)]), ..staged.clone() };
+        let failed = MountInput { pod_mounts: pod_mounts(&[("a", MountState::Uncertain)]), ..staged.clone() };
+        let published_for_both = MountInput {
+            pod_mounts: pod_mounts(&[("a", MountState::Mounted), ("b", MountState::Mounted)]),
+            ..staged.clone()
+        };
+        let inline =
+            MountInput { inline: true, attachable: false, reported_in_use: false, ..input_for_pods(&["a"]) };
         #[rustfmt::skip] // one row a case
         let table = [
-            ("nothing",                     Facts::default(),                                    Step::Rest),
-            ("in use, before anything",     unreported,                                          Step::Report),
-            ("not attached",                unattached,  Step::Wait("waits for the volume to be attached")),
-            ("never attached",              local,                                               Step::Stage),
-            ("attached",                    wanted(&["a"]),                                      Step::Stage),
-            ("staging uncertain",  Facts { device: Phase::Uncertain, ..wanted(&["a"]) },          Step::Stage),
-            ("staged",                      staged.clone(),                                      Step::Publish(uid("a"))),
-            ("published for one",           one.clone(),                                         Step::Publish(uid("b"))),
-            ("publishing uncertain",        failed,                                              Step::Publish(uid("a"))),
-            ("one pod alone",               Facts { exclusive: true, ..one.clone() },
-                                            Step::Wait("the volume is for one pod alone, and another one has it")),
-            ("growing before the next pod", Facts { grows: true, ..one },                        Step::Expand(uid("a"))),
-            ("all there",                   both.clone(),                                        Step::Rest),
-            ("growing",                     Facts { grows: true, ..both },                       Step::Expand(uid("a"))),
-            ("inline",                      inline,                                              Step::Publish(uid("a"))),
+            ("nothing",                     MountInput::default(),                                    MountStep::Done),
+            ("in use, before anything",     unreported,                                          MountStep::ReportInUse),
+            ("not attached",                unattached,  MountStep::Wait("waits for the volume to be attached")),
+            ("never attached",              local,                                               MountStep::Stage),
+            ("attached",                    input_for_pods(&["a"]),                                      MountStep::Stage),
+            ("staging uncertain",  MountInput { device_state: MountState::Uncertain, ..input_for_pods(&["a"]) },          MountStep::Stage),
+            ("staged",                      staged.clone(),                                      MountStep::Publish(uid("a"))),
+            ("published for one",           published_for_one.clone(),                                         MountStep::Publish(uid("b"))),
+            ("publishing uncertain",        failed,                                              MountStep::Publish(uid("a"))),
+            ("one pod alone",               MountInput { exclusive: true, ..published_for_one.clone() },
+                                            MountStep::Wait("the volume is for one pod alone, and another one has it")),
+            ("growing before the next pod", MountInput { expansion_due: true, ..published_for_one },                        MountStep::Expand(uid("a"))),
+            ("all there",                   published_for_both.clone(),                                        MountStep::Done),
+            ("growing",                     MountInput { expansion_due: true, ..published_for_both },                       MountStep::Expand(uid("a"))),
+            ("inline",                      inline,                                              MountStep::Publish(uid("a"))),
         ];
         for (case, facts, expected) in table {
-            assert_eq!(next(&facts), expected, "{case}");
+            assert_eq!(next_step(&facts), expected, "{case}");
         }
     }
 
     #[test]
-    fn the_way_back() {
-        let there = Facts {
-            device: Phase::Done,
-            mounts: mounts(&[("a", Phase::Done), ("b", Phase::Uncertain)]),
-            ..wanted(&[])
+    fn unmount_steps_follow_kubelets_order() {
+        let mounted = MountInput {
+            device_state: MountState::Mounted,
+            pod_mounts: pod_mounts(&[("a", MountState::Mounted), ("b", MountState::Uncertain)]),
+            ..input_for_pods(&[])
         };
-        let staged = Facts { mounts: BTreeMap::new(), ..there.clone() };
-        let uncertain = Facts { device: Phase::Uncertain, ..staged.clone() };
-        let free = Facts { device: Phase::Absent, ..staged.clone() };
+        let staged = MountInput { pod_mounts: BTreeMap::new(), ..mounted.clone() };
+        let uncertain = MountInput { device_state: MountState::Uncertain, ..staged.clone() };
+        let free = MountInput { device_state: MountState::NotMounted, ..staged.clone() };
         #[rustfmt::skip] // one row a case
         let table = [
-            ("mounted",          there.clone(),                                             Step::Unpublish(uid("a"))),
-            ("another has it",   Facts { wants: [uid("a")].into(), ..there },               Step::Unpublish(uid("b"))),
-            ("staged",           staged,                                                    Step::Unstage),
-            ("staged, or not",   uncertain,                                                 Step::Unstage),
-            ("free",             free.clone(),                                              Step::Report),
-            ("told",             Facts { reported: false, ..free.clone() },                 Step::Rest),
-            ("never reported",   Facts { attachable: false, ..free },                       Step::Rest),
+            ("mounted",          mounted.clone(),                                             MountStep::Unpublish(uid("a"))),
+            ("another has it",   MountInput { desired_pods: [uid("a")].into(), ..mounted },               MountStep::Unpublish(uid("b"))),
+            ("staged",           staged,                                                    MountStep::Unstage),
+            ("staged, or not",   uncertain,                                                 MountStep::Unstage),
+            ("free",             free.clone(),                                              MountStep::ReportInUse),
+            ("told",             MountInput { reported_in_use: false, ..free.clone() },                 MountStep::Done),
+            ("never reported",   MountInput { attachable: false, ..free },                       MountStep::Done),
         ];
         for (case, facts, expected) in table {
-            assert_eq!(next(&facts), expected, "{case}");
+            assert_eq!(next_step(&facts), expected, "{case}");
         }
     }
 }

@@ -5,75 +5,85 @@ use cofferdam_domain::Uid;
 use tokio::time::Instant;
 
 use super::{
-    Held, Key, Kubelet, Phase, Plugin, VolumeId, calls, lock,
-    paths::{DATA, Paths},
+    Key, Kubelet, MountState, MountedVolume, Plugin, VolumeId, lock, node_calls,
+    paths::{VOL_DATA_FILE, VolumePaths},
 };
-use crate::{observer::StepKind, world::pod_name};
+use crate::{client::pod_reference, observer::ClusterStepResult};
 
 impl Kubelet {
     /// Unmounts everything, as far as it goes: the node ends.
-    pub(crate) async fn clear(&self) {
-        let held: Vec<(VolumeId, Held)> =
-            lock(&self.held).iter().map(|(id, held)| (id.clone(), held.clone())).collect();
-        for (id, held) in held {
-            let mut cleared = Ok(());
-            for pod in held.mounts.keys() {
-                cleared = cleared.and(self.unpublish(&id, pod).await);
+    pub(crate) async fn unmount_all(&self) {
+        let mounted_volumes: Vec<(VolumeId, MountedVolume)> = lock(&self.mounted_volumes)
+            .iter()
+            .map(|(id, mounted_volumes)| (id.clone(), mounted_volumes.clone()))
+            .collect();
+        for (id, mounted_volumes) in mounted_volumes {
+            let mut result = Ok(());
+            for pod in mounted_volumes.pod_mounts.keys() {
+                result = result.and(self.unpublish(&id, pod).await);
             }
-            if cleared.is_ok() {
-                cleared = self.unstage(&id).await;
+            if result.is_ok() {
+                result = self.unstage(&id).await;
             }
-            if let Err(problem) = cleared {
-                tracing::warn!(node = %self.name, volume = %id, "left on the node: {problem}");
+            if let Err(problem) = result {
+                tracing::warn!(node = %self.node_name, volume = %id, "left on the node: {problem}");
                 continue;
             }
-            let mut held = lock(&self.held);
-            held.remove(&id);
-            self.count.send_replace(held.len());
+            let mut mounted_volumes = lock(&self.mounted_volumes);
+            mounted_volumes.remove(&id);
+            self.mounted_count.send_replace(mounted_volumes.len());
         }
     }
 
-    fn holding(&self, id: &VolumeId) -> Option<Held> {
-        lock(&self.held).get(id).cloned()
+    fn mounted_volume(&self, id: &VolumeId) -> Option<MountedVolume> {
+        lock(&self.mounted_volumes).get(id).cloned()
     }
 
     /// Unmounts a volume for a pod.
     pub(super) async fn unpublish(&self, id: &VolumeId, pod: &Uid) -> Result<(), String> {
-        let Some(held) = self.holding(id) else { return Ok(()) };
-        let Some(mounted) = held.mounts.get(pod) else { return Ok(()) };
-        let plugin = self.plugin(&held.driver)?;
+        let Some(mounted_volume) = self.mounted_volume(id) else { return Ok(()) };
+        let Some(pod_mount) = mounted_volume.pod_mounts.get(pod) else { return Ok(()) };
+        let plugin = self.plugin(&mounted_volume.driver)?;
         let request = NodeUnpublishVolumeRequest {
-            volume_id: mounted.paths.handle.clone(),
-            target_path: mounted.paths.target(pod),
+            volume_id: pod_mount.paths.handle.clone(),
+            target_path: pod_mount.paths.target_path(pod),
         };
         let started = Instant::now();
-        calls::node(&plugin.endpoint, async |client| client.node_unpublish_volume(request).await)
-            .await
-            .map_err(|status| format!("UnmountVolume.TearDown failed: {}", calls::words(&status)))?;
-        let text = format!("unpublishes volume {} on {}", mounted.paths.name, self.name);
-        let took = Some(started.elapsed());
-        self.world.told(super::COMPONENT, pod_name(&mounted.wanted.pod.slim.key), StepKind::Acts, text, took);
-        if let Some(held) = lock(&self.held).get_mut(id) {
-            held.mounts.remove(pod);
+        node_calls::call_node_service(&plugin.endpoint, async |client| {
+            client.node_unpublish_volume(request).await
+        })
+        .await
+        .map_err(|status| format!("UnmountVolume.TearDown failed: {}", node_calls::format_status(&status)))?;
+        let text = format!("unpublishes volume {} on {}", pod_mount.paths.name, self.node_name);
+        let duration = Some(started.elapsed());
+        self.client.record_timed_step(
+            super::COMPONENT,
+            pod_reference(&pod_mount.desired.pod.slim.key),
+            ClusterStepResult::Applied,
+            text,
+            duration,
+        );
+        if let Some(mounted_volume) = lock(&self.mounted_volumes).get_mut(id) {
+            mounted_volume.pod_mounts.remove(pod);
         }
-        self.clear_pod(&plugin, &mounted.paths, pod);
-        self.queue.add(Key::Pod(mounted.wanted.pod.slim.key.clone()));
+        self.remove_pod_paths(&plugin, &pod_mount.paths, pod);
+        self.queue.add(Key::Pod(pod_mount.desired.pod.slim.key.clone()));
         Ok(())
     }
 
     /// Removes what was made for a volume of a pod. What another volume of it needs stays.
-    pub(super) fn clear_pod(&self, plugin: &Plugin, paths: &Paths, pod: &Uid) {
-        let files = &plugin.ground.files;
-        let own = paths.of_pod(pod);
-        let mut all = vec![paths.target(pod)];
+    pub(super) fn remove_pod_paths(&self, plugin: &Plugin, paths: &VolumePaths, pod: &Uid) {
+        let files = &plugin.root_dir.files;
+        let pod_dir = paths.pod_dir(pod);
+        let mut created_paths = vec![paths.target_path(pod)];
         if !paths.block {
-            all.push(format!("{own}/{DATA}"));
+            created_paths.push(format!("{pod_dir}/{VOL_DATA_FILE}"));
         }
-        all.push(own);
-        all.extend(paths.of_all_pods(pod));
-        for path in all {
+        created_paths.push(pod_dir);
+        created_paths.extend(paths.pod_parent_dirs(pod));
+        for path in created_paths {
             if let Err(problem) = files.remove(&path) {
-                tracing::debug!(node = %self.name, "{problem}");
+                tracing::debug!(node = %self.node_name, "{problem}");
                 return;
             }
         }
@@ -81,24 +91,32 @@ impl Kubelet {
 
     /// Unmounts a volume for the node.
     pub(super) async fn unstage(&self, id: &VolumeId) -> Result<(), String> {
-        let Some(held) = self.holding(id) else { return Ok(()) };
-        let plugin = self.plugin(&held.driver)?;
-        if held.staged {
+        let Some(mounted_volume) = self.mounted_volume(id) else { return Ok(()) };
+        let plugin = self.plugin(&mounted_volume.driver)?;
+        if mounted_volume.stage_attempted {
             let request = NodeUnstageVolumeRequest {
-                volume_id: held.paths.handle.clone(),
-                staging_target_path: held.paths.staging(),
+                volume_id: mounted_volume.paths.handle.clone(),
+                staging_target_path: mounted_volume.paths.staging_path(),
             };
             let started = Instant::now();
-            calls::node(&plugin.endpoint, async |client| client.node_unstage_volume(request).await)
-                .await
-                .map_err(|status| format!("UnmountDevice failed: {}", calls::words(&status)))?;
-            let text = format!("unstages volume {} on {}", held.paths.name, self.name);
-            let object = held.claim.as_ref().map_or_else(|| id.to_string(), ToString::to_string);
-            self.world.told(super::COMPONENT, object, StepKind::Acts, text, Some(started.elapsed()));
+            node_calls::call_node_service(&plugin.endpoint, async |client| {
+                client.node_unstage_volume(request).await
+            })
+            .await
+            .map_err(|status| format!("UnmountDevice failed: {}", node_calls::format_status(&status)))?;
+            let text = format!("unstages volume {} on {}", mounted_volume.paths.name, self.node_name);
+            let object = mounted_volume.claim.as_ref().map_or_else(|| id.to_string(), ToString::to_string);
+            self.client.record_timed_step(
+                super::COMPONENT,
+                object,
+                ClusterStepResult::Applied,
+                text,
+                Some(started.elapsed()),
+            );
         }
-        held.paths.of_node().iter().try_for_each(|path| plugin.ground.files.remove(path))?;
-        if let Some(held) = lock(&self.held).get_mut(id) {
-            (held.device, held.staged) = (Phase::Absent, false);
+        mounted_volume.paths.node_paths().iter().try_for_each(|path| plugin.root_dir.files.remove(path))?;
+        if let Some(mounted_volume) = lock(&self.mounted_volumes).get_mut(id) {
+            (mounted_volume.device_state, mounted_volume.stage_attempted) = (MountState::NotMounted, false);
         }
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! The scheduler: [`rules`] decides where a pod goes, this carries it out, one effect at a time.
 
-mod binding;
-mod limits;
 pub mod rules;
-mod terms;
+mod selectors;
+mod volume_binding;
+mod volume_limits;
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -12,174 +12,191 @@ use std::{
 };
 
 use cofferdam_cluster::{
-    EventType, WriteError,
-    queue::{Backoff, Outcome, Queue},
+    ApiError, EventType,
+    queue::{Action, ExponentialBackoff, Queue},
 };
 use cofferdam_domain::{Claim, NodeName, PodKey, Uid, VolumeName, names};
 use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::binding::reaches;
+pub(crate) use self::volume_binding::is_reachable_from;
 
-use self::rules::{Chosen, Decision, Facts, SCHEDULER};
+use self::rules::{AssumedNode, SCHEDULER_NAME, SchedulerInput, SchedulingDecision};
 use crate::{
+    client::{ClusterClient, PatchType, pod_reference},
     kinds::{PodObject, VolumeObject},
-    observer::StepKind,
-    world::{Patch, World, pod_name},
+    observer::ClusterStepResult,
 };
 
 /// kube-scheduler's back-off of pods that found no place.
-const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), most: Duration::from_secs(10) };
+const BACKOFF: ExponentialBackoff =
+    ExponentialBackoff { initial: Duration::from_secs(1), max: Duration::from_secs(10) };
 /// How long a pod waits for its volumes to be bound, as kube-scheduler's `bindTimeoutSeconds`.
-const BINDING: Duration = Duration::from_secs(600);
+const BIND_TIMEOUT: Duration = Duration::from_secs(600);
 /// More effects than a pod has volumes, in a world that does not change as fast as it is written.
 const MAX_EFFECTS: usize = 64;
-const WHO: &str = "scheduler";
+const STEP_COMPONENT: &str = "scheduler";
 
 /// The scheduler.
 pub(crate) struct Scheduler {
-    world: Arc<World>,
+    client: Arc<ClusterClient>,
     queue: Queue<PodKey>,
     /// Pods that a node was chosen for.
-    chosen: Mutex<HashMap<Uid, (PodKey, Chosen, Instant)>>,
+    assumed: Mutex<HashMap<Uid, (PodKey, AssumedNode, Instant)>>,
 }
 
 impl Scheduler {
     /// A scheduler that hears of every change from now on.
-    pub(crate) fn new(world: Arc<World>) -> Arc<Self> {
-        let queue = Queue::new("dev_scheduler", BACKOFF, &world.metrics);
-        let scheduler = Arc::new(Self { world, queue, chosen: Mutex::default() });
+    pub(crate) fn new(client: Arc<ClusterClient>) -> Arc<Self> {
+        let queue = Queue::new("dev_scheduler", BACKOFF, &client.metrics);
+        let scheduler = Arc::new(Self { client, queue, assumed: Mutex::default() });
         scheduler.subscribe();
         scheduler
     }
 
     /// Works until `stop`. One pod at a time: two of them could both take the last place.
     pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
-        let me = Arc::clone(self);
+        let scheduler = Arc::clone(self);
         let work = move |key: PodKey| {
-            let me = Arc::clone(&me);
-            async move { me.pod(&key).await }
+            let scheduler = Arc::clone(&scheduler);
+            async move { scheduler.schedule_pod(&key).await }
         };
         self.queue.run(1, stop, work).await;
     }
 
     fn subscribe(self: &Arc<Self>) {
         let me = Arc::downgrade(self);
-        self.world.pods.subscribe(move |change| {
+        self.client.pods.subscribe(move |change| {
             let Some(me) = me.upgrade() else { return };
             me.queue.add(change.key.clone());
-            if leaves(change.old.as_deref(), change.new.as_deref()) {
-                me.wake();
+            if has_freed_resources(change.old.as_deref(), change.new.as_deref()) {
+                me.enqueue_unscheduled();
             }
         });
         // Any other change may make place for a pod that has none.
-        macro_rules! wake {
+        macro_rules! enqueue_unscheduled_on_change {
             ($($table:ident),*) => {$(
                 let me = Arc::downgrade(self);
-                self.world.$table.subscribe(move |_| {
+                self.client.$table.subscribe(move |_| {
                     if let Some(me) = me.upgrade() {
-                        me.wake();
+                        me.enqueue_unscheduled();
                     }
                 });
             )*};
         }
-        wake!(nodes, claims, volumes, classes, attachments, csi_nodes, csi_drivers, capacities);
+        enqueue_unscheduled_on_change!(
+            nodes,
+            claims,
+            volumes,
+            classes,
+            volume_attachments,
+            csi_nodes,
+            csi_drivers,
+            capacities
+        );
     }
 
     /// Looks again at the pods that wait.
-    fn wake(&self) {
-        let waits = |pod: &Arc<PodObject>| pod.slim.node.is_none() && !pod.slim.terminated;
-        self.world
+    fn enqueue_unscheduled(&self) {
+        let is_unscheduled = |pod: &Arc<PodObject>| pod.slim.node.is_none() && !pod.slim.terminated;
+        self.client
             .pods
             .list()
             .iter()
-            .filter(|pod| waits(pod))
+            .filter(|pod| is_unscheduled(pod))
             .for_each(|pod| self.queue.add(pod.slim.key.clone()));
     }
 
-    async fn pod(&self, key: &PodKey) -> Outcome {
+    async fn schedule_pod(&self, key: &PodKey) -> Action {
         for _ in 0..MAX_EFFECTS {
-            let Some(pod) = self.world.pods.get(key).known() else {
-                self.forget(key);
-                return Outcome::Done;
+            let Some(pod) = self.client.pods.get(key).into_object() else {
+                self.forget_pod(key);
+                return Action::Done;
             };
-            if !rules::is_ours(&pod) {
-                self.forget(key);
-                return Outcome::Done;
+            if !rules::is_responsible_for(&pod) {
+                self.forget_pod(key);
+                return Action::Done;
             }
-            let facts = self.facts(&pod);
-            let done = match rules::decide(&pod, &facts) {
-                Decision::Leave => {
-                    self.forget(key);
-                    return Outcome::Done;
+            let input = self.scheduler_input(&pod);
+            let result = match rules::decide(&pod, &input) {
+                SchedulingDecision::Ignore => {
+                    self.forget_pod(key);
+                    return Action::Done;
                 }
-                Decision::Unschedulable(reason) => return self.refuse(&pod, &reason).await,
-                Decision::GiveUp(reason) => {
-                    self.forget(key);
-                    self.refuse(&pod, &reason).await;
+                SchedulingDecision::Unschedulable(reason) => {
+                    return self.mark_unschedulable(&pod, &reason).await;
+                }
+                SchedulingDecision::ForgetNode(reason) => {
+                    self.forget_pod(key);
+                    self.mark_unschedulable(&pod, &reason).await;
                     // What was said before is not written again: no change comes of it.
-                    return Outcome::Retry;
+                    return Action::Backoff;
                 }
-                Decision::Choose(node) => {
-                    let chosen = Chosen { node, told: BTreeSet::new() };
-                    self.lock().insert(pod.slim.meta.uid.clone(), (key.clone(), chosen, Instant::now()));
+                SchedulingDecision::AssumeNode(node) => {
+                    let chosen = AssumedNode { node, annotated_claims: BTreeSet::new() };
+                    self.lock_assumed()
+                        .insert(pod.slim.meta.uid.clone(), (key.clone(), chosen, Instant::now()));
                     Ok(())
                 }
-                Decision::Reserve(volume, claim) => self.reserve(&facts, &volume, &claim).await,
-                Decision::Tell(claim) => self.tell(&pod, &facts, &claim).await,
-                Decision::Wait(text) => return self.wait(&pod, text),
-                Decision::Bind(node) => return self.bind(&pod, &node).await,
+                SchedulingDecision::ReserveVolume(volume, claim) => {
+                    self.reserve_volume(&input, &volume, &claim).await
+                }
+                SchedulingDecision::SetSelectedNode(claim) => {
+                    self.set_selected_node(&pod, &input, &claim).await
+                }
+                SchedulingDecision::WaitForBinding(text) => return self.wait_for_binding(&pod, text),
+                SchedulingDecision::Bind(node) => return self.bind_pod(&pod, &node).await,
             };
-            if let Err(error) = done {
-                return self.failed(&error);
+            if let Err(error) = result {
+                return self.outcome_for_write_error(&error);
             }
         }
-        Outcome::Again
+        Action::Requeue
     }
 
-    fn facts(&self, pod: &PodObject) -> Facts {
-        let world = &self.world;
-        let (chosen, mut placed) = {
-            let all = self.lock();
+    fn scheduler_input(&self, pod: &PodObject) -> SchedulerInput {
+        let client = &self.client;
+        let (chosen, mut assigned_pods) = {
+            let all = self.lock_assumed();
             let chosen = all.get(&pod.slim.meta.uid).map(|(_, chosen, _)| chosen.clone());
             let others = all.iter().filter(|(uid, _)| **uid != pod.slim.meta.uid);
             let others = others.filter_map(|(uid, (key, chosen, _))| {
                 let is = |pod: &Arc<PodObject>| pod.slim.node.is_none() && pod.slim.meta.uid == *uid;
-                let pod = world.pods.get(key).known().filter(is)?;
+                let pod = client.pods.get(key).into_object().filter(is)?;
                 Some((chosen.node.clone(), pod))
             });
             (chosen, others.collect::<Vec<_>>())
         };
-        let bound = world.pods.list().into_iter().filter(|pod| !pod.slim.terminated);
-        placed.extend(bound.filter_map(|pod| Some((pod.slim.node.clone()?, pod))));
-        Facts {
-            nodes: world.nodes.list().into_iter().map(|node| (node.slim.name.clone(), node)).collect(),
-            claims: world.claims.list().into_iter().map(|claim| (claim.key.clone(), claim)).collect(),
-            volumes: world.volumes.list().into_iter().map(|one| (one.slim.name.clone(), one)).collect(),
-            classes: world.classes.list().into_iter().map(|one| (one.name.to_string(), one)).collect(),
-            attachments: world.attachments.list(),
-            csi_nodes: world.csi_nodes.list().into_iter().map(|one| (one.slim.name.clone(), one)).collect(),
-            csi_drivers: world
+        let bound_pods = client.pods.list().into_iter().filter(|pod| !pod.slim.terminated);
+        assigned_pods.extend(bound_pods.filter_map(|pod| Some((pod.slim.node.clone()?, pod))));
+        SchedulerInput {
+            nodes: client.nodes.list().into_iter().map(|node| (node.slim.name.clone(), node)).collect(),
+            claims: client.claims.list().into_iter().map(|claim| (claim.key.clone(), claim)).collect(),
+            volumes: client.volumes.list().into_iter().map(|one| (one.slim.name.clone(), one)).collect(),
+            classes: client.classes.list().into_iter().map(|one| (one.name.to_string(), one)).collect(),
+            volume_attachments: client.volume_attachments.list(),
+            csi_nodes: client.csi_nodes.list().into_iter().map(|one| (one.slim.name.clone(), one)).collect(),
+            csi_drivers: client
                 .csi_drivers
                 .list()
                 .into_iter()
                 .map(|one| (one.slim.name.to_string(), one))
                 .collect(),
-            capacities: world.capacities.list(),
-            placed,
-            chosen,
+            capacities: client.capacities.list(),
+            assigned_pods,
+            assumed: chosen,
         }
     }
 
     /// Reserves a volume that is there, as the binder's first write does.
-    async fn reserve(
+    async fn reserve_volume(
         &self,
-        facts: &Facts,
+        input: &SchedulerInput,
         name: &VolumeName,
         claim: &cofferdam_domain::ClaimKey,
-    ) -> Result<(), WriteError> {
-        let (Some(volume), Some(claim)) = (facts.volumes.get(name), facts.claims.get(claim)) else {
+    ) -> Result<(), ApiError> {
+        let (Some(volume), Some(claim)) = (input.volumes.get(name), input.claims.get(claim)) else {
             return Ok(());
         };
         let patch = json!({
@@ -190,110 +207,122 @@ impl Scheduler {
                 "namespace": &*claim.key.namespace,
                 "name": &*claim.key.name,
                 "uid": claim.meta.uid,
-                "resourceVersion": claim.meta.version.to_string(),
+                "resourceVersion": claim.meta.resource_version.to_string(),
             }},
         });
         let text = format!("reserves volume {name}");
-        let write = self.world.patch::<VolumeObject>(volume, "", Patch::Merge, patch);
-        self.world.act(WHO, claim.key.to_string(), &text, write).await.map(drop)
+        let write = self.client.patch::<VolumeObject>(volume, "", PatchType::Merge, patch);
+        self.client.perform(STEP_COMPONENT, claim.key.to_string(), &text, write).await.map(drop)
     }
 
     /// Tells the provisioner of a claim the node.
-    async fn tell(
+    async fn set_selected_node(
         &self,
         pod: &PodObject,
-        facts: &Facts,
+        input: &SchedulerInput,
         claim: &cofferdam_domain::ClaimKey,
-    ) -> Result<(), WriteError> {
-        let (Some(chosen), Some(claim)) = (&facts.chosen, facts.claims.get(claim)) else { return Ok(()) };
+    ) -> Result<(), ApiError> {
+        let (Some(chosen), Some(claim)) = (&input.assumed, input.claims.get(claim)) else { return Ok(()) };
         let patch = json!({"metadata": {"annotations": {names::SELECTED_NODE: chosen.node}}});
         let text = format!("selects {} for the claim", chosen.node);
-        let write = self.world.patch::<Claim>(claim, "", Patch::Merge, patch);
-        self.world.act(WHO, claim.key.to_string(), &text, write).await?;
-        if let Some((_, chosen, _)) = self.lock().get_mut(&pod.slim.meta.uid) {
-            chosen.told.insert(claim.meta.uid.clone());
+        let write = self.client.patch::<Claim>(claim, "", PatchType::Merge, patch);
+        self.client.perform(STEP_COMPONENT, claim.key.to_string(), &text, write).await?;
+        if let Some((_, chosen, _)) = self.lock_assumed().get_mut(&pod.slim.meta.uid) {
+            chosen.annotated_claims.insert(claim.meta.uid.clone());
         }
         Ok(())
     }
 
-    fn wait(&self, pod: &PodObject, text: String) -> Outcome {
-        let since =
-            self.lock().get(&pod.slim.meta.uid).map_or(Duration::ZERO, |(_, _, since)| since.elapsed());
-        if since >= BINDING {
-            self.forget(&pod.slim.key);
-            return Outcome::Again;
+    fn wait_for_binding(&self, pod: &PodObject, text: String) -> Action {
+        let since = self
+            .lock_assumed()
+            .get(&pod.slim.meta.uid)
+            .map_or(Duration::ZERO, |(_, _, since)| since.elapsed());
+        if since >= BIND_TIMEOUT {
+            self.forget_pod(&pod.slim.key);
+            return Action::Requeue;
         }
-        self.world.tell(WHO, pod_name(&pod.slim.key), StepKind::Waits, text);
-        Outcome::After(BINDING - since)
+        self.client.record_step(
+            STEP_COMPONENT,
+            pod_reference(&pod.slim.key),
+            ClusterStepResult::Waiting,
+            text,
+        );
+        Action::RequeueAfter(BIND_TIMEOUT - since)
     }
 
-    async fn bind(&self, pod: &PodObject, node: &NodeName) -> Outcome {
+    async fn bind_pod(&self, pod: &PodObject, node: &NodeName) -> Action {
         let text = format!("binds the pod to {node}");
-        let write = self.world.bind(pod, node.as_str());
-        match self.world.act(WHO, pod_name(&pod.slim.key), &text, write).await {
+        let write = self.client.bind(pod, node.as_str());
+        match self.client.perform(STEP_COMPONENT, pod_reference(&pod.slim.key), &text, write).await {
             Ok(()) => {
                 let note = format!("Successfully assigned {} to {node}", pod.slim.key);
-                self.world.note(pod, SCHEDULER, EventType::Normal, "Scheduled", note);
-                Outcome::Done
+                self.client.emit_event(pod, SCHEDULER_NAME, EventType::Normal, "Scheduled", note);
+                Action::Done
             }
-            Err(error) => self.failed(&error),
+            Err(error) => self.outcome_for_write_error(&error),
         }
     }
 
     /// Says why the pod has no place.
-    async fn refuse(&self, pod: &PodObject, reason: &str) -> Outcome {
-        self.world.tell(WHO, pod_name(&pod.slim.key), StepKind::Waits, reason);
+    async fn mark_unschedulable(&self, pod: &PodObject, reason: &str) -> Action {
+        self.client.record_step(
+            STEP_COMPONENT,
+            pod_reference(&pod.slim.key),
+            ClusterStepResult::Waiting,
+            reason,
+        );
         let conditions = pod.full.status.as_ref().and_then(|status| status.conditions.as_ref());
-        let told = conditions.into_iter().flatten().any(|condition| {
+        let is_reported = conditions.into_iter().flatten().any(|condition| {
             condition.type_ == "PodScheduled"
                 && condition.status == "False"
                 && condition.message.as_deref() == Some(reason)
         });
-        if told {
-            return Outcome::Done;
+        if is_reported {
+            return Action::Done;
         }
-        self.world.note(pod, SCHEDULER, EventType::Warning, "FailedScheduling", reason);
+        self.client.emit_event(pod, SCHEDULER_NAME, EventType::Warning, "FailedScheduling", reason);
         let condition = json!({
             "type": "PodScheduled",
             "status": "False",
             "reason": "Unschedulable",
             "message": reason,
-            "lastTransitionTime": self.world.now(),
+            "lastTransitionTime": self.client.now(),
         });
         let patch = json!({"status": {"conditions": [condition]}});
-        match self.world.patch::<PodObject>(pod, "/status", Patch::Strategic, patch).await {
-            Ok(_) => Outcome::Done,
-            Err(error) => self.failed(&error),
+        match self.client.patch::<PodObject>(pod, "/status", PatchType::Strategic, patch).await {
+            Ok(_) => Action::Done,
+            Err(error) => self.outcome_for_write_error(&error),
         }
     }
 
-    fn failed(&self, error: &WriteError) -> Outcome {
+    fn outcome_for_write_error(&self, error: &ApiError) -> Action {
         match error {
             // The watch brings what has changed.
-            WriteError::Conflict(_) | WriteError::NotFound(_) => Outcome::Again,
-            WriteError::AlreadyExists(_)
-            | WriteError::Refused { .. }
-            | WriteError::Unavailable { .. }
-            | WriteError::Answer { .. } => {
+            ApiError::Conflict(_) | ApiError::NotFound(_) => Action::Requeue,
+            ApiError::AlreadyExists(_)
+            | ApiError::Refused { .. }
+            | ApiError::Unavailable { .. }
+            | ApiError::InvalidResponse { .. } => {
                 tracing::warn!(%error, "the scheduler tries again");
-                Outcome::Retry
+                Action::Backoff
             }
         }
     }
 
-    fn forget(&self, key: &PodKey) {
-        self.lock().retain(|_, (of, _, _)| of != key);
+    fn forget_pod(&self, key: &PodKey) {
+        self.lock_assumed().retain(|_, (of, _, _)| of != key);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Uid, (PodKey, Chosen, Instant)>> {
-        self.chosen.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_assumed(&self) -> MutexGuard<'_, HashMap<Uid, (PodKey, AssumedNode, Instant)>> {
+        self.assumed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Whether a pod gives back what it had: its place, and the claims that are for one pod alone.
-fn leaves(old: Option<&PodObject>, new: Option<&PodObject>) -> bool {
-    let there = |pod: &&PodObject| !pod.slim.terminated;
-    let old = old.filter(there);
-    let same = |pod: &&PodObject| old.is_some_and(|old| old.slim.meta.uid == pod.slim.meta.uid);
-    old.is_some() && new.filter(there).filter(same).is_none()
+fn has_freed_resources(old: Option<&PodObject>, new: Option<&PodObject>) -> bool {
+    let is_active = |pod: &&PodObject| !pod.slim.terminated;
+    let old = old.filter(is_active);
+    let is_same_pod = |pod: &&PodObject| old.is_some_and(|old| old.slim.meta.uid == pod.slim.meta.uid);
+    old.is_some() && new.filter(is_active).filter(is_same_pod).is_none()
 }

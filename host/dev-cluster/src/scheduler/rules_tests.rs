@@ -29,7 +29,7 @@ fn claim(name: &str, class: &str) -> Value {
     })
 }
 
-fn bound(name: &str, volume: &str) -> Value {
+fn bound_claim(name: &str, volume: &str) -> Value {
     let mut claim = claim(name, "late");
     claim["metadata"]["annotations"] = json!({"pv.kubernetes.io/bind-completed": "yes"});
     claim["spec"]["volumeName"] = json!(volume);
@@ -73,11 +73,11 @@ fn pod(name: &str, claims: &[&str], more: Value) -> Arc<PodObject> {
 }
 
 /// Two nodes in two zones; classes that bind at once, late, by hand, and late in zone b alone.
-fn cluster() -> Facts {
-    let mut facts = Facts::default();
+fn cluster() -> SchedulerInput {
+    let mut input = SchedulerInput::default();
     for value in [node("n1", "a"), node("n2", "b")] {
         let node = object::<NodeObject>(value);
-        facts.nodes.insert(node.slim.name.clone(), node);
+        input.nodes.insert(node.slim.name.clone(), node);
     }
     for value in [
         class("now", "Immediate", json!({})),
@@ -92,99 +92,99 @@ fn cluster() -> Facts {
         ),
     ] {
         let class = object::<StorageClass>(value);
-        facts.classes.insert(class.name.to_string(), class);
+        input.classes.insert(class.name.to_string(), class);
     }
-    facts
+    input
 }
 
-fn with_claim(mut facts: Facts, value: Value) -> Facts {
+fn with_claim(mut input: SchedulerInput, value: Value) -> SchedulerInput {
     let claim = object::<Claim>(value);
-    facts.claims.insert(claim.key.clone(), claim);
-    facts
+    input.claims.insert(claim.key.clone(), claim);
+    input
 }
 
-fn with_volume(mut facts: Facts, value: Value) -> Facts {
+fn with_volume(mut input: SchedulerInput, value: Value) -> SchedulerInput {
     let volume = object::<VolumeObject>(value);
-    facts.volumes.insert(volume.slim.name.clone(), volume);
-    facts
+    input.volumes.insert(volume.slim.name.clone(), volume);
+    input
 }
 
-fn with_node(mut facts: Facts, value: Value) -> Facts {
+fn with_node(mut input: SchedulerInput, value: Value) -> SchedulerInput {
     let node = object::<NodeObject>(value);
-    facts.nodes.insert(node.slim.name.clone(), node);
-    facts
+    input.nodes.insert(node.slim.name.clone(), node);
+    input
 }
 
-fn placed(mut facts: Facts, node: &str, pod: Arc<PodObject>) -> Facts {
-    facts.placed.push((node.into(), pod));
-    facts
+fn with_assigned_pod(mut input: SchedulerInput, node: &str, pod: Arc<PodObject>) -> SchedulerInput {
+    input.assigned_pods.push((node.into(), pod));
+    input
 }
 
-fn limited(mut facts: Facts, node: &str, count: i32) -> Facts {
+fn with_volume_limit(mut input: SchedulerInput, node: &str, count: i32) -> SchedulerInput {
     let value = json!({
         "metadata": {"name": node},
         "spec": {"drivers": [{"name": "d", "nodeID": node, "topologyKeys": [], "allocatable": {"count": count}}]},
     });
-    facts.csi_nodes.insert(node.into(), object(value));
-    facts
+    input.csi_nodes.insert(node.into(), object(value));
+    input
 }
 
-fn measured(mut facts: Facts, class: &str, zone: &str, room: &str) -> Facts {
-    facts.csi_drivers.insert(
+fn with_capacity(mut input: SchedulerInput, class: &str, zone: &str, capacity: &str) -> SchedulerInput {
+    input.csi_drivers.insert(
         "d".to_owned(),
         object(json!({"metadata": {"name": "d"}, "spec": {"storageCapacity": true}})),
     );
-    facts.capacities.push(object(json!({
+    input.capacities.push(object(json!({
         "metadata": {"name": format!("{class}-{zone}"), "namespace": "default"},
         "storageClassName": class,
         "nodeTopology": {"matchLabels": {"zone": zone}},
-        "capacity": room,
+        "capacity": capacity,
     })));
-    facts
+    input
 }
 
-fn chosen(mut facts: Facts, node: &str, told: &[&str]) -> Facts {
-    let told = told.iter().map(|claim| Uid::new(format!("uid of {claim}"))).collect();
-    facts.chosen = Some(Chosen { node: node.into(), told });
-    facts
+fn with_assumed_node(mut input: SchedulerInput, node: &str, annotated_claims: &[&str]) -> SchedulerInput {
+    let annotated_claims = annotated_claims.iter().map(|claim| Uid::new(format!("uid of {claim}"))).collect();
+    input.assumed = Some(AssumedNode { node: node.into(), annotated_claims });
+    input
 }
 
-fn choose(node: &str) -> Decision {
-    Decision::Choose(node.into())
+fn assume_node(node: &str) -> SchedulingDecision {
+    SchedulingDecision::AssumeNode(node.into())
 }
 
-fn none(reason: &str) -> Decision {
-    Decision::Unschedulable(format!("0/2 nodes are available: {reason}."))
+fn unschedulable(reason: &str) -> SchedulingDecision {
+    SchedulingDecision::Unschedulable(format!("0/2 nodes are available: {reason}."))
 }
 
-fn key(claim: &str) -> ClaimKey {
+fn claim_key(claim: &str) -> ClaimKey {
     ClaimKey::new("default", claim)
 }
 
-fn selected(name: &str, node: &str) -> Value {
+fn claim_with_selected_node(name: &str, node: &str) -> Value {
     let mut claim = claim(name, "late");
     claim["metadata"]["annotations"] = json!({"volume.kubernetes.io/selected-node": node});
     claim
 }
 
-fn reserved(name: &str, zone: Option<&str>, claim: &str) -> Value {
+fn reserved_volume(name: &str, zone: Option<&str>, claim: &str) -> Value {
     let mut volume = volume(name, zone);
     let uid = format!("uid of {claim}");
     volume["spec"]["claimRef"] = json!({"namespace": "default", "name": claim, "uid": uid});
     volume
 }
 
-fn alone(mut claim: Value) -> Value {
+fn read_write_once_pod(mut claim: Value) -> Value {
     claim["spec"]["accessModes"] = json!(["ReadWriteOncePod"]);
     claim
 }
 
 #[test]
-fn a_pod_goes_where_its_volumes_can_be() {
-    let two = cluster;
-    let late = || with_claim(two(), claim("c", "late"));
-    let in_b = || with_volume(with_claim(two(), bound("c", "v")), volume("v", Some("b")));
-    let busy = |facts| placed(facts, "n1", pod("other", &[], json!({})));
+fn pod_is_scheduled_where_its_volumes_are_reachable() {
+    let two_nodes = cluster;
+    let late = || with_claim(two_nodes(), claim("c", "late"));
+    let in_b = || with_volume(with_claim(two_nodes(), bound_claim("c", "v")), volume("v", Some("b")));
+    let busy = |facts| with_assigned_pod(facts, "n1", pod("other", &[], json!({})));
     let cordoned = |name: &str, zone: &str| {
         let mut node = node(name, zone);
         node["spec"] = json!({"unschedulable": true});
@@ -199,43 +199,43 @@ fn a_pod_goes_where_its_volumes_can_be() {
     let plain = || pod("p", &["c"], json!({}));
     let affine = "1 node(s) didn't match PersistentVolume's node affinity, 1 node(s) didn't match Pod's node affinity/selector";
     #[rustfmt::skip] // one row a case
-    let table: Vec<(&str, Arc<PodObject>, Facts, Decision)> = vec![
-        ("no volumes",        pod("p", &[], json!({})),                      two(),                     choose("n1")),
-        ("the emptier node",  pod("p", &[], json!({})),                      busy(two()),               choose("n2")),
-        ("a node by label",   pod("p", &[], json!({"nodeSelector": {"zone": "b"}})), two(),             choose("n2")),
-        ("another scheduler", pod("p", &[], json!({"schedulerName": "mine"})), two(),                   Decision::Leave),
-        ("gated",             pod("p", &[], json!({"schedulingGates": [{"name": "g"}]})), two(),        Decision::Leave),
-        ("has its node",      pod("p", &[], json!({"nodeName": "n1"})),      two(),                     Decision::Leave),
-        ("cordoned",          pod("p", &[], json!({})),                      with_node(two(), cordoned("n1", "a")), choose("n2")),
-        ("all cordoned",      pod("p", &[], json!({})),                      with_node(with_node(two(), cordoned("n1", "a")), cordoned("n2", "b")),
-                              none("2 node(s) were unschedulable")),
-        ("tainted",           pod("p", &[], json!({})),                      with_node(two(), tainted.clone()), choose("n2")),
-        ("tolerated",         pod("p", &[], tolerant),                       with_node(two(), tainted), choose("n1")),
-        ("no claim",          plain(),                                       two(),     none("persistentvolumeclaim \"c\" not found")),
-        ("immediate, unbound", plain(),                                      with_claim(two(), claim("c", "now")),
-                              none("pod has unbound immediate PersistentVolumeClaims")),
-        ("no such class",     plain(),                                       with_claim(two(), claim("c", "gone")),
-                              none("pod has unbound immediate PersistentVolumeClaims")),
-        ("bound elsewhere",   plain(),                                       in_b(),                    choose("n2")),
-        ("bound, and away",   pod("p", &["c"], json!({"nodeSelector": {"zone": "a"}})), in_b(),         none(affine)),
-        ("bound to nothing",  plain(),                                       with_claim(two(), bound("c", "v")),
-                              none("2 node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)")),
-        ("late",              plain(),                                       late(),                    choose("n1")),
-        ("late, allowed in b", plain(),                                      with_claim(two(), claim("c", "b")), choose("n2")),
-        ("late, by hand",     plain(),                                       with_claim(two(), claim("c", "hand")),
-                              none("2 node(s) didn't find available persistent volumes to bind")),
-        ("selected before",   plain(),                                       with_claim(two(), selected("c", "n2")), choose("n2")),
-        ("no room",           plain(),                                       measured(late(), "late", "a", "1Mi"),
-                              none("2 node(s) did not have enough free storage")),
-        ("room in b",         plain(),                                       measured(measured(late(), "late", "a", "1Mi"), "late", "b", "2Gi"),
-                              choose("n2")),
-        ("a full node",       plain(),                                       limited(late(), "n1", 0),  choose("n2")),
-        ("its driver is there", plain(),                                     placed(limited(late(), "n2", 9), "n2", pod("other", &[], json!({}))), choose("n2")),
-        ("full nodes",        plain(),                                       limited(limited(late(), "n1", 0), "n2", 0),
-                              none("2 node(s) exceed max volume count")),
-        ("for one pod",       plain(),                                       placed(with_claim(two(), alone(claim("c", "late"))), "n1", pod("o", &["c"], json!({}))),
-                              none("2 node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode")),
-        ("for one pod, free", plain(),                                       with_claim(two(), alone(claim("c", "late"))), choose("n1")),
+    let table: Vec<(&str, Arc<PodObject>, SchedulerInput, SchedulingDecision)> = vec![
+        ("no volumes",        pod("p", &[], json!({})),                      two_nodes(),                     assume_node("n1")),
+        ("the emptier node",  pod("p", &[], json!({})),                      busy(two_nodes()),               assume_node("n2")),
+        ("a node by label",   pod("p", &[], json!({"nodeSelector": {"zone": "b"}})), two_nodes(),             assume_node("n2")),
+        ("another scheduler", pod("p", &[], json!({"schedulerName": "mine"})), two_nodes(),                   SchedulingDecision::Ignore),
+        ("gated",             pod("p", &[], json!({"schedulingGates": [{"name": "g"}]})), two_nodes(),        SchedulingDecision::Ignore),
+        ("has its node",      pod("p", &[], json!({"nodeName": "n1"})),      two_nodes(),                     SchedulingDecision::Ignore),
+        ("cordoned",          pod("p", &[], json!({})),                      with_node(two_nodes(), cordoned("n1", "a")), assume_node("n2")),
+        ("all cordoned",      pod("p", &[], json!({})),                      with_node(with_node(two_nodes(), cordoned("n1", "a")), cordoned("n2", "b")),
+                              unschedulable("2 node(s) were unschedulable")),
+        ("tainted",           pod("p", &[], json!({})),                      with_node(two_nodes(), tainted.clone()), assume_node("n2")),
+        ("tolerated",         pod("p", &[], tolerant),                       with_node(two_nodes(), tainted), assume_node("n1")),
+        ("no claim",          plain(),                                       two_nodes(),     unschedulable("persistentvolumeclaim \"c\" not found")),
+        ("immediate, unbound", plain(),                                      with_claim(two_nodes(), claim("c", "now")),
+                              unschedulable("pod has unbound immediate PersistentVolumeClaims")),
+        ("no such class",     plain(),                                       with_claim(two_nodes(), claim("c", "gone")),
+                              unschedulable("pod has unbound immediate PersistentVolumeClaims")),
+        ("bound elsewhere",   plain(),                                       in_b(),                    assume_node("n2")),
+        ("bound, and away",   pod("p", &["c"], json!({"nodeSelector": {"zone": "a"}})), in_b(),         unschedulable(affine)),
+        ("bound to nothing",  plain(),                                       with_claim(two_nodes(), bound_claim("c", "v")),
+                              unschedulable("2 node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)")),
+        ("late",              plain(),                                       late(),                    assume_node("n1")),
+        ("late, allowed in b", plain(),                                      with_claim(two_nodes(), claim("c", "b")), assume_node("n2")),
+        ("late, by hand",     plain(),                                       with_claim(two_nodes(), claim("c", "hand")),
+                              unschedulable("2 node(s) didn't find available persistent volumes to bind")),
+        ("selected before",   plain(),                                       with_claim(two_nodes(), claim_with_selected_node("c", "n2")), assume_node("n2")),
+        ("no room",           plain(),                                       with_capacity(late(), "late", "a", "1Mi"),
+                              unschedulable("2 node(s) did not have enough free storage")),
+        ("room in b",         plain(),                                       with_capacity(with_capacity(late(), "late", "a", "1Mi"), "late", "b", "2Gi"),
+                              assume_node("n2")),
+        ("a full node",       plain(),                                       with_volume_limit(late(), "n1", 0),  assume_node("n2")),
+        ("its driver is there", plain(),                                     with_assigned_pod(with_volume_limit(late(), "n2", 9), "n2", pod("other", &[], json!({}))), assume_node("n2")),
+        ("full nodes",        plain(),                                       with_volume_limit(with_volume_limit(late(), "n1", 0), "n2", 0),
+                              unschedulable("2 node(s) exceed max volume count")),
+        ("for one pod",       plain(),                                       with_assigned_pod(with_claim(two_nodes(), read_write_once_pod(claim("c", "late"))), "n1", pod("o", &["c"], json!({}))),
+                              unschedulable("2 node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode")),
+        ("for one pod, free", plain(),                                       with_claim(two_nodes(), read_write_once_pod(claim("c", "late"))), assume_node("n1")),
     ];
     for (case, pod, facts, expected) in table {
         assert_eq!(decide(&pod, &facts), expected, "{case}");
@@ -243,53 +243,55 @@ fn a_pod_goes_where_its_volumes_can_be() {
 }
 
 #[test]
-fn volumes_of_other_pods_count_by_what_they_are() {
-    let facts = with_volume(with_claim(cluster(), bound("c", "v")), volume("v", None));
-    let facts = limited(limited(facts, "n1", 1), "n2", 0);
+fn volume_limit_counts_each_distinct_volume_once() {
+    let facts = with_volume(with_claim(cluster(), bound_claim("c", "v")), volume("v", None));
+    let facts = with_volume_limit(with_volume_limit(facts, "n1", 1), "n2", 0);
     // The same volume once more is no other one.
-    let shared = placed(facts.clone(), "n1", pod("other", &["c"], json!({})));
-    assert_eq!(decide(&pod("p", &["c"], json!({})), &shared), choose("n1"));
-    let mut other = with_volume(with_claim(facts, bound("d", "w")), volume("w", None));
-    other.attachments.push(object(json!({
+    let shared = with_assigned_pod(facts.clone(), "n1", pod("other", &["c"], json!({})));
+    assert_eq!(decide(&pod("p", &["c"], json!({})), &shared), assume_node("n1"));
+    let mut other = with_volume(with_claim(facts, bound_claim("d", "w")), volume("w", None));
+    other.volume_attachments.push(object(json!({
         "metadata": {"name": "a"},
         "spec": {"attacher": "d", "nodeName": "n1", "source": {"persistentVolumeName": "w"}},
     })));
-    let full = none("2 node(s) exceed max volume count");
+    let full = unschedulable("2 node(s) exceed max volume count");
     assert_eq!(decide(&pod("p", &["c"], json!({})), &other), full, "what is attached counts, too");
     // Of claims that are not provisioned yet each is one.
     let late = with_claim(
-        with_claim(limited(limited(cluster(), "n1", 1), "n2", 2), claim("c", "late")),
+        with_claim(with_volume_limit(with_volume_limit(cluster(), "n1", 1), "n2", 2), claim("c", "late")),
         claim("d", "late"),
     );
-    assert_eq!(decide(&pod("p", &["c", "d"], json!({})), &late), choose("n2"));
+    assert_eq!(decide(&pod("p", &["c", "d"], json!({})), &late), assume_node("n2"));
 }
 
 #[test]
-fn what_is_written_before_a_pod_is_bound() {
+fn volumes_are_bound_before_the_pod() {
     let late = || with_claim(cluster(), claim("c", "late"));
-    let there = || with_volume(late(), volume("v", Some("a")));
-    let done = || with_volume(with_claim(cluster(), bound("c", "v")), volume("v", Some("a")));
-    let waits = |claims: &str| Decision::Wait(format!("waits for {claims} to be bound for n1"));
+    let with_existing_volume = || with_volume(late(), volume("v", Some("a")));
+    let done = || with_volume(with_claim(cluster(), bound_claim("c", "v")), volume("v", Some("a")));
+    let waits =
+        |claims: &str| SchedulingDecision::WaitForBinding(format!("waits for {claims} to be bound for n1"));
     let named = {
-        let mut claim = selected("c", "n1");
+        let mut claim = claim_with_selected_node("c", "n1");
         claim["spec"]["volumeName"] = json!("v");
         claim
     };
-    let lost = Decision::GiveUp("provisioning failed for PVC \"c\"".to_owned());
-    let away = Decision::GiveUp("node(s) didn't match PersistentVolume's node affinity".to_owned());
+    let lost = SchedulingDecision::ForgetNode("provisioning failed for PVC \"c\"".to_owned());
+    let away =
+        SchedulingDecision::ForgetNode("node(s) didn't match PersistentVolume's node affinity".to_owned());
     #[rustfmt::skip] // one row a case
-    let table: Vec<(&str, Facts, Decision)> = vec![
-        ("a volume that is there",   chosen(there(), "n1", &[]),          Decision::Reserve("v".into(), key("c"))),
-        ("one that is elsewhere",    chosen(there(), "n2", &[]),          Decision::Tell(key("c"))),
-        ("reserved",                 chosen(with_volume(late(), reserved("v", Some("a"), "c")), "n1", &[]), waits("c")),
-        ("of another claim",         chosen(with_volume(late(), reserved("v", None, "d")), "n1", &[]), Decision::Tell(key("c"))),
-        ("none is there",            chosen(late(), "n1", &[]),           Decision::Tell(key("c"))),
-        ("told",                     chosen(with_claim(cluster(), selected("c", "n1")), "n1", &["c"]), waits("c")),
-        ("told, and taken back",     chosen(late(), "n1", &["c"]),        lost),
-        ("told, and named",          chosen(with_volume(with_claim(cluster(), named), volume("v", None)), "n1", &["c"]), waits("c")),
-        ("bound",                    chosen(done(), "n1", &["c"]),        Decision::Bind("n1".into())),
-        ("bound elsewhere",          chosen(done(), "n2", &["c"]),        away),
-        ("the node is gone",         chosen(done(), "n3", &["c"]),        Decision::GiveUp("node n3 not found".to_owned())),
+    let table: Vec<(&str, SchedulerInput, SchedulingDecision)> = vec![
+        ("a volume that is there",   with_assumed_node(with_existing_volume(), "n1", &[]),          SchedulingDecision::ReserveVolume("v".into(), claim_key("c"))),
+        ("one that is elsewhere",    with_assumed_node(with_existing_volume(), "n2", &[]),          SchedulingDecision::SetSelectedNode(claim_key("c"))),
+        ("reserved",                 with_assumed_node(with_volume(late(), reserved_volume("v", Some("a"), "c")), "n1", &[]), waits("c")),
+        ("of another claim",         with_assumed_node(with_volume(late(), reserved_volume("v", None, "d")), "n1", &[]), SchedulingDecision::SetSelectedNode(claim_key("c"))),
+        ("none is there",            with_assumed_node(late(), "n1", &[]),           SchedulingDecision::SetSelectedNode(claim_key("c"))),
+        ("told",                     with_assumed_node(with_claim(cluster(), claim_with_selected_node("c", "n1")), "n1", &["c"]), waits("c")),
+        ("told, and taken back",     with_assumed_node(late(), "n1", &["c"]),        lost),
+        ("told, and named",          with_assumed_node(with_volume(with_claim(cluster(), named), volume("v", None)), "n1", &["c"]), waits("c")),
+        ("bound",                    with_assumed_node(done(), "n1", &["c"]),        SchedulingDecision::Bind("n1".into())),
+        ("bound elsewhere",          with_assumed_node(done(), "n2", &["c"]),        away),
+        ("the node is gone",         with_assumed_node(done(), "n3", &["c"]),        SchedulingDecision::ForgetNode("node n3 not found".to_owned())),
     ];
     for (case, facts, expected) in table {
         assert_eq!(decide(&pod("p", &["c"], json!({})), &facts), expected, "{case}");
@@ -297,19 +299,25 @@ fn what_is_written_before_a_pod_is_bound() {
 }
 
 #[test]
-fn the_smallest_volume_that_fits_is_taken() {
+fn smallest_matching_volume_is_reserved() {
     let sized = |name: &str, size: &str| {
         let mut volume = volume(name, None);
         volume["spec"]["capacity"]["storage"] = json!(size);
         volume
     };
-    let mut facts = chosen(with_claim(cluster(), claim("c", "late")), "n1", &[]);
+    let mut facts = with_assumed_node(with_claim(cluster(), claim("c", "late")), "n1", &[]);
     for (name, size) in [("a", "3Gi"), ("b", "2Gi"), ("c", "2Gi"), ("d", "1Mi")] {
         facts = with_volume(facts, sized(name, size));
     }
-    assert_eq!(decide(&pod("p", &["c"], json!({})), &facts), Decision::Reserve("b".into(), key("c")));
+    assert_eq!(
+        decide(&pod("p", &["c"], json!({})), &facts),
+        SchedulingDecision::ReserveVolume("b".into(), claim_key("c"))
+    );
     // Two claims of a pod do not get the same one.
     let facts = with_claim(facts, claim("d", "late"));
-    let facts = with_volume(facts, reserved("b", None, "c"));
-    assert_eq!(decide(&pod("p", &["c", "d"], json!({})), &facts), Decision::Reserve("c".into(), key("d")));
+    let facts = with_volume(facts, reserved_volume("b", None, "c"));
+    assert_eq!(
+        decide(&pod("p", &["c", "d"], json!({})), &facts),
+        SchedulingDecision::ReserveVolume("c".into(), claim_key("d"))
+    );
 }

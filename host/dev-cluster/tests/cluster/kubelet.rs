@@ -30,49 +30,49 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status};
 
-use crate::ground::{Cluster, until, volume};
+use crate::harness::{Cluster, claim_volume, wait_until};
 
 /// What a call found, and what it answers.
 #[derive(Default)]
-struct Ledger {
+struct CallLog {
     calls: Vec<String>,
     /// Failures to come, by the call's name.
-    fails: BTreeMap<&'static str, Vec<Code>>,
+    failures: BTreeMap<&'static str, Vec<Code>>,
     problems: Vec<String>,
     /// The next call of a name waits here.
-    gates: BTreeMap<&'static str, Gate>,
+    barriers: BTreeMap<&'static str, CallBarrier>,
 }
 
 /// A call that waits for the test.
-struct Gate {
+struct CallBarrier {
     entered: oneshot::Sender<()>,
-    go: oneshot::Receiver<()>,
+    release: oneshot::Receiver<()>,
 }
 
 /// A node plugin that somebody else brings.
 #[derive(Clone, Default)]
-struct Own(Arc<Mutex<Ledger>>);
+struct ExternalNodePlugin(Arc<Mutex<CallLog>>);
 
-impl Own {
-    async fn hears(&self, call: &'static str) -> Result<(), Status> {
-        let gate = {
-            let mut ledger = self.0.lock().unwrap();
-            ledger.calls.push(call.to_owned());
-            ledger.gates.remove(call)
+impl ExternalNodePlugin {
+    async fn handle_call(&self, call: &'static str) -> Result<(), Status> {
+        let barrier = {
+            let mut log = self.0.lock().unwrap();
+            log.calls.push(call.to_owned());
+            log.barriers.remove(call)
         };
-        if let Some(gate) = gate {
-            gate.entered.send(()).unwrap();
-            gate.go.await.unwrap();
+        if let Some(barrier) = barrier {
+            barrier.entered.send(()).unwrap();
+            barrier.release.await.unwrap();
         }
-        let mut ledger = self.0.lock().unwrap();
-        let next = ledger.fails.get_mut(call).and_then(Vec::pop);
-        next.map_or(Ok(()), |code| Err(Status::new(code, "as it was told to")))
+        let mut log = self.0.lock().unwrap();
+        let next_code = log.failures.get_mut(call).and_then(Vec::pop);
+        next_code.map_or(Ok(()), |code| Err(Status::new(code, "as it was told to")))
     }
 
     /// Holds the next call of a name: what tells that it is there, and what lets it go on.
-    fn hold(&self, call: &'static str) -> (oneshot::Receiver<()>, oneshot::Sender<()>) {
+    fn block_next(&self, call: &'static str) -> (oneshot::Receiver<()>, oneshot::Sender<()>) {
         let ((entered, is_there), (open, go)) = (oneshot::channel(), oneshot::channel());
-        self.0.lock().unwrap().gates.insert(call, Gate { entered, go });
+        self.0.lock().unwrap().barriers.insert(call, CallBarrier { entered, release: go });
         (is_there, open)
     }
 
@@ -80,21 +80,21 @@ impl Own {
         self.0.lock().unwrap().calls.clone()
     }
 
-    fn check(&self, holds: bool, what: &str) {
-        if !holds {
+    fn check(&self, is_valid: bool, what: &str) {
+        if !is_valid {
             self.0.lock().unwrap().problems.push(what.to_owned());
         }
     }
 }
 
-type Answer<T> = Result<Response<T>, Status>;
+type RpcResult<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
-impl Node for Own {
+impl Node for ExternalNodePlugin {
     async fn node_stage_volume(
         &self,
         request: Request<NodeStageVolumeRequest>,
-    ) -> Answer<NodeStageVolumeResponse> {
+    ) -> RpcResult<NodeStageVolumeResponse> {
         let request = request.into_inner();
         let staging = Path::new(&request.staging_target_path);
         self.check(staging.is_dir() && staging.ends_with("globalmount"), "the staging path is a directory");
@@ -102,28 +102,28 @@ impl Node for Own {
         let data = std::fs::read_to_string(data).unwrap_or_default();
         self.check(data.contains(&request.volume_id), "the volume is written down before it is staged");
         self.check(!request.publish_context.is_empty(), "what the attacher left is passed on");
-        self.hears("stage").await?;
+        self.handle_call("stage").await?;
         Ok(Response::new(NodeStageVolumeResponse {}))
     }
 
     async fn node_unstage_volume(
         &self,
         _: Request<NodeUnstageVolumeRequest>,
-    ) -> Answer<NodeUnstageVolumeResponse> {
-        self.hears("unstage").await?;
+    ) -> RpcResult<NodeUnstageVolumeResponse> {
+        self.handle_call("unstage").await?;
         Ok(Response::new(NodeUnstageVolumeResponse {}))
     }
 
     async fn node_publish_volume(
         &self,
         request: Request<NodePublishVolumeRequest>,
-    ) -> Answer<NodePublishVolumeResponse> {
+    ) -> RpcResult<NodePublishVolumeResponse> {
         let request = request.into_inner();
         let target = Path::new(&request.target_path);
         self.check(target.parent().unwrap().is_dir(), "the parent of the target is a directory");
         self.check(!target.exists(), "the target is the driver's to make");
         self.check(!request.staging_target_path.is_empty(), "the staging path is told");
-        self.hears("publish").await?;
+        self.handle_call("publish").await?;
         std::fs::create_dir(target).unwrap();
         Ok(Response::new(NodePublishVolumeResponse {}))
     }
@@ -131,10 +131,10 @@ impl Node for Own {
     async fn node_unpublish_volume(
         &self,
         request: Request<NodeUnpublishVolumeRequest>,
-    ) -> Answer<NodeUnpublishVolumeResponse> {
+    ) -> RpcResult<NodeUnpublishVolumeResponse> {
         let target = request.into_inner().target_path;
         self.check(Path::new(&target).is_dir(), "the target is where it was published");
-        self.hears("unpublish").await?;
+        self.handle_call("unpublish").await?;
         let _ = std::fs::remove_dir(target);
         Ok(Response::new(NodeUnpublishVolumeResponse {}))
     }
@@ -142,18 +142,18 @@ impl Node for Own {
     async fn node_expand_volume(
         &self,
         request: Request<NodeExpandVolumeRequest>,
-    ) -> Answer<NodeExpandVolumeResponse> {
+    ) -> RpcResult<NodeExpandVolumeResponse> {
         let request = request.into_inner();
         self.check(Path::new(&request.volume_path).is_dir(), "the volume path is where it is published");
         self.check(request.capacity_range.unwrap().required_bytes == 2 << 30, "the new size is told");
-        self.hears("expand").await?;
+        self.handle_call("expand").await?;
         Ok(Response::new(NodeExpandVolumeResponse::default()))
     }
 
     async fn node_get_capabilities(
         &self,
         _: Request<NodeGetCapabilitiesRequest>,
-    ) -> Answer<NodeGetCapabilitiesResponse> {
+    ) -> RpcResult<NodeGetCapabilitiesResponse> {
         let kinds = [rpc::Type::StageUnstageVolume, rpc::Type::ExpandVolume];
         let capability =
             |kind: rpc::Type| NodeServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type: kind.into() })) };
@@ -161,7 +161,7 @@ impl Node for Own {
         Ok(Response::new(NodeGetCapabilitiesResponse { capabilities }))
     }
 
-    async fn node_get_info(&self, _: Request<NodeGetInfoRequest>) -> Answer<NodeGetInfoResponse> {
+    async fn node_get_info(&self, _: Request<NodeGetInfoRequest>) -> RpcResult<NodeGetInfoResponse> {
         let segments = [("own.example/rack".to_owned(), "7".to_owned())].into();
         Ok(Response::new(NodeGetInfoResponse {
             node_id: "machine-1".to_owned(),
@@ -172,13 +172,13 @@ impl Node for Own {
 }
 
 /// A cluster whose driver brings its own node plugin.
-async fn cluster(own: &Own) -> (Cluster, tempfile::TempDir, CancellationToken) {
-    cluster_with(own, &[]).await
+async fn start_cluster(plugin: &ExternalNodePlugin) -> (Cluster, tempfile::TempDir, CancellationToken) {
+    start_cluster_with(plugin, &[]).await
 }
 
 /// The same, with settings of the memory driver, which is the controller.
-async fn cluster_with(
-    own: &Own,
+async fn start_cluster_with(
+    plugin: &ExternalNodePlugin,
     settings: &[(&str, &str)],
 ) -> (Cluster, tempfile::TempDir, CancellationToken) {
     let (directory, stop) = (tempfile::TempDir::new().unwrap(), CancellationToken::new());
@@ -186,83 +186,84 @@ async fn cluster_with(
     let socket = Socket::bind(&SocketOptions::new(address.clone())).await.unwrap();
     let options =
         Options { driver: "memory.cofferdam.dev".to_owned(), patience: std::time::Duration::from_secs(60) };
-    let server = Server::new(socket, options, &ServerMetrics::default()).with(NodeServer::new(own.clone()));
+    let server =
+        Server::new(socket, options, &ServerMetrics::default()).with(NodeServer::new(plugin.clone()));
     tokio::spawn(server.serve(stop.clone()));
-    let cluster = Cluster::with(2, settings, Some(address), Mounts::Recorded).await;
-    cluster.class("c", "Immediate", json!({})).await;
-    cluster.claim("data", "c").await;
+    let cluster = Cluster::start_with(2, settings, Some(address), Mounts::Recorded).await;
+    cluster.create_class("c", "Immediate", json!({})).await;
+    cluster.create_claim("data", "c").await;
     (cluster, directory, stop)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_driver_with_a_node_service_of_its_own_is_called_in_kubelets_order() {
-    let own = Own::default();
-    let (cluster, _directory, stop) = cluster(&own).await;
+async fn external_node_plugin_is_called_in_kubelets_order() {
+    let plugin = ExternalNodePlugin::default();
+    let (cluster, _directory, stop) = start_cluster(&plugin).await;
     let node = cluster.nodes().get("node-1").await.unwrap().metadata;
     let ids = &node.annotations.unwrap()["csi.volume.kubernetes.io/nodeid"];
     assert_eq!(ids, r#"{"memory.cofferdam.dev":"machine-1"}"#);
     assert_eq!(node.labels.unwrap()["own.example/rack"], "7");
 
     let rack = json!({"nodeSelector": {"own.example/rack": "7"}});
-    cluster.pod("p", volume("data"), rack).await;
-    assert_eq!(cluster.runs("p").await, "node-1");
+    cluster.create_pod("p", claim_volume("data"), rack).await;
+    assert_eq!(cluster.wait_until_running("p").await, "node-1");
     let size = json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}});
     cluster.patch(&cluster.claims(), "data", size).await;
-    let grown = |claim: Option<&PersistentVolumeClaim>| {
+    let is_expanded = |claim: Option<&PersistentVolumeClaim>| {
         let capacity = claim.and_then(|claim| claim.status.as_ref()?.capacity.as_ref()?.get("storage"));
         capacity.is_some_and(|size| size.0 == "2Gi")
     };
-    until(&cluster.claims(), "data", grown).await;
+    wait_until(&cluster.claims(), "data", is_expanded).await;
     cluster.delete(&cluster.pods(), "p").await;
-    cluster.none(&cluster.pods()).await;
-    cluster.view.empty().await;
-    let ledger = std::mem::take(&mut *own.0.lock().unwrap());
-    assert_eq!(ledger.calls, ["stage", "publish", "expand", "unpublish", "unstage"]);
-    assert_eq!(ledger.problems, Vec::<String>::new());
+    cluster.wait_until_empty(&cluster.pods()).await;
+    cluster.view.wait_until_unmounted().await;
+    let log = std::mem::take(&mut *plugin.0.lock().unwrap());
+    assert_eq!(log.calls, ["stage", "publish", "expand", "unpublish", "unstage"]);
+    assert_eq!(log.problems, Vec::<String>::new());
     let pods = cluster.directory.path().join("1/kubelet/pods");
     assert_eq!(std::fs::read_dir(pods).unwrap().count(), 0, "nothing is left of the pod");
     stop.cancel();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_fails_is_told_and_tried_again() {
-    let own = Own::default();
-    let fails = [("stage", vec![Code::Internal, Code::Unavailable]), ("publish", vec![Code::Internal])];
-    own.0.lock().unwrap().fails = fails.into();
-    let (cluster, _directory, stop) = cluster(&own).await;
-    cluster.pod("p", volume("data"), json!({"nodeName": "node-1"})).await;
-    let told = cluster.told("FailedMount").await;
-    assert!(told.contains("MountVolume.MountDevice failed: rpc error: code = Unavailable"), "{told}");
-    cluster.runs("p").await;
-    let ledger = std::mem::take(&mut *own.0.lock().unwrap());
-    assert_eq!(ledger.calls, ["stage", "stage", "stage", "publish", "publish"]);
-    assert_eq!(ledger.problems, Vec::<String>::new());
+async fn failed_stage_and_publish_are_reported_and_retried() {
+    let plugin = ExternalNodePlugin::default();
+    let failures = [("stage", vec![Code::Internal, Code::Unavailable]), ("publish", vec![Code::Internal])];
+    plugin.0.lock().unwrap().failures = failures.into();
+    let (cluster, _directory, stop) = start_cluster(&plugin).await;
+    cluster.create_pod("p", claim_volume("data"), json!({"nodeName": "node-1"})).await;
+    let message = cluster.wait_for_event("FailedMount").await;
+    assert!(message.contains("MountVolume.MountDevice failed: rpc error: code = Unavailable"), "{message}");
+    cluster.wait_until_running("p").await;
+    let log = std::mem::take(&mut *plugin.0.lock().unwrap());
+    assert_eq!(log.calls, ["stage", "stage", "stage", "publish", "publish"]);
+    assert_eq!(log.problems, Vec::<String>::new());
     stop.cancel();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_volume_that_may_be_staged_is_unstaged() {
-    let own = Own::default();
-    own.0.lock().unwrap().fails = [("stage", vec![Code::DeadlineExceeded; 64])].into();
-    let (cluster, _directory, stop) = cluster(&own).await;
-    cluster.pod("p", volume("data"), json!({"nodeName": "node-1"})).await;
-    cluster.told("FailedMount").await;
+async fn volume_with_uncertain_stage_is_unstaged() {
+    let plugin = ExternalNodePlugin::default();
+    plugin.0.lock().unwrap().failures = [("stage", vec![Code::DeadlineExceeded; 64])].into();
+    let (cluster, _directory, stop) = start_cluster(&plugin).await;
+    cluster.create_pod("p", claim_volume("data"), json!({"nodeName": "node-1"})).await;
+    cluster.wait_for_event("FailedMount").await;
     cluster.delete(&cluster.pods(), "p").await;
-    cluster.none(&cluster.pods()).await;
-    cluster.view.empty().await;
-    let ledger = std::mem::take(&mut *own.0.lock().unwrap());
-    assert_eq!(ledger.calls.last().map(String::as_str), Some("unstage"), "{:?}", ledger.calls);
+    cluster.wait_until_empty(&cluster.pods()).await;
+    cluster.view.wait_until_unmounted().await;
+    let log = std::mem::take(&mut *plugin.0.lock().unwrap());
+    assert_eq!(log.calls.last().map(String::as_str), Some("unstage"), "{:?}", log.calls);
     stop.cancel();
 }
 
 /// How many volumes a node has in use.
-async fn in_use(cluster: &Cluster, node: &str) -> usize {
+async fn count_volumes_in_use(cluster: &Cluster, node: &str) -> usize {
     let node: NodeObject = cluster.nodes().get(node).await.unwrap();
     node.status.unwrap().volumes_in_use.unwrap_or_default().len()
 }
 
 /// The same driver, of which it is said that its volumes are not attached.
-async fn no_attachments(cluster: &Cluster) {
+async fn disable_attach(cluster: &Cluster) {
     let drivers: Api<CSIDriver> = Api::all(cluster.client.clone());
     let name = cluster.driver_name();
     cluster.delete(&drivers, &name).await;
@@ -270,54 +271,54 @@ async fn no_attachments(cluster: &Cluster) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_volume_is_in_use_while_it_is_staged_for_a_pod_that_is_gone() {
-    let own = Own::default();
-    let (entered, go) = own.hold("stage");
-    let (cluster, _directory, stop) = cluster(&own).await;
-    cluster.pod("p", volume("data"), json!({"nodeName": "node-1"})).await;
+async fn volume_stays_in_use_while_staging_for_a_deleted_pod() {
+    let plugin = ExternalNodePlugin::default();
+    let (entered, release) = plugin.block_next("stage");
+    let (cluster, _directory, stop) = start_cluster(&plugin).await;
+    cluster.create_pod("p", claim_volume("data"), json!({"nodeName": "node-1"})).await;
     entered.await.unwrap();
     cluster.delete(&cluster.pods(), "p").await;
-    cluster.none(&cluster.pods()).await;
+    cluster.wait_until_empty(&cluster.pods()).await;
     // What another volume reports does not take the first one away.
-    cluster.claim("other", "c").await;
-    cluster.pod("q", volume("other"), json!({"nodeName": "node-1"})).await;
-    cluster.runs("q").await;
-    assert_eq!(in_use(&cluster, "node-1").await, 2);
-    go.send(()).unwrap();
+    cluster.create_claim("other", "c").await;
+    cluster.create_pod("q", claim_volume("other"), json!({"nodeName": "node-1"})).await;
+    cluster.wait_until_running("q").await;
+    assert_eq!(count_volumes_in_use(&cluster, "node-1").await, 2);
+    release.send(()).unwrap();
     cluster.delete(&cluster.pods(), "q").await;
-    cluster.view.empty().await;
-    let calls = own.calls();
+    cluster.view.wait_until_unmounted().await;
+    let calls = plugin.calls();
     assert_eq!(calls.iter().filter(|call| *call == "unstage").count(), 2, "{calls:?}");
     stop.cancel();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_that_is_deleted_while_it_is_mounted_stays_until_it_is_not() {
-    let own = Own::default();
-    let (entered, go) = own.hold("publish");
-    let (cluster, _directory, stop) = cluster(&own).await;
-    cluster.pod("p", volume("data"), json!({"nodeName": "node-1"})).await;
+async fn pod_deleted_during_publish_is_removed_after_the_call_fails() {
+    let plugin = ExternalNodePlugin::default();
+    let (entered, release) = plugin.block_next("publish");
+    let (cluster, _directory, stop) = start_cluster(&plugin).await;
+    cluster.create_pod("p", claim_volume("data"), json!({"nodeName": "node-1"})).await;
     entered.await.unwrap();
     cluster.delete(&cluster.pods(), "p").await;
     // Kubelet has seen it.
-    cluster.pod("q", json!([]), json!({"nodeName": "node-1"})).await;
-    cluster.runs("q").await;
+    cluster.create_pod("q", json!([]), json!({"nodeName": "node-1"})).await;
+    cluster.wait_until_running("q").await;
     assert!(cluster.pods().get("p").await.unwrap().metadata.deletion_timestamp.is_some());
     // A final failure: nothing is mounted.
-    own.0.lock().unwrap().fails = [("publish", vec![Code::Internal])].into();
-    go.send(()).unwrap();
-    until(&cluster.pods(), "p", |pod| pod.is_none()).await;
-    cluster.view.empty().await;
-    assert_eq!(own.calls(), ["stage", "publish", "unstage"]);
+    plugin.0.lock().unwrap().failures = [("publish", vec![Code::Internal])].into();
+    release.send(()).unwrap();
+    wait_until(&cluster.pods(), "p", |pod| pod.is_none()).await;
+    cluster.view.wait_until_unmounted().await;
+    assert_eq!(plugin.calls(), ["stage", "publish", "unstage"]);
     stop.cancel();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_volumes_of_one_handle_are_unpublished_where_they_were_published() {
-    let own = Own::default();
-    let (cluster, _directory, stop) = cluster(&own).await;
-    cluster.pod("p", volume("data"), json!({"nodeName": "node-1"})).await;
-    cluster.runs("p").await;
+async fn two_volumes_with_one_handle_are_unpublished_from_their_own_targets() {
+    let plugin = ExternalNodePlugin::default();
+    let (cluster, _directory, stop) = start_cluster(&plugin).await;
+    cluster.create_pod("p", claim_volume("data"), json!({"nodeName": "node-1"})).await;
+    cluster.wait_until_running("p").await;
     let claim = cluster.claims().get("data").await.unwrap();
     let first = cluster.volumes().get(&claim.spec.unwrap().volume_name.unwrap()).await.unwrap();
     let csi = first.spec.unwrap().csi.unwrap();
@@ -344,77 +345,78 @@ async fn two_volumes_of_one_handle_are_unpublished_where_they_were_published() {
             },
         }))
         .await;
-    cluster.pod("q", volume("other"), json!({"nodeName": "node-1"})).await;
-    cluster.runs("q").await;
+    cluster.create_pod("q", claim_volume("other"), json!({"nodeName": "node-1"})).await;
+    cluster.wait_until_running("q").await;
     for name in ["p", "q"] {
         cluster.delete(&cluster.pods(), name).await;
-        until(&cluster.pods(), name, |pod| pod.is_none()).await;
+        wait_until(&cluster.pods(), name, |pod| pod.is_none()).await;
     }
-    cluster.view.empty().await;
-    let ledger = std::mem::take(&mut *own.0.lock().unwrap());
-    assert_eq!(ledger.calls, ["stage", "publish", "publish", "unpublish", "unpublish", "unstage"]);
-    assert_eq!(ledger.problems, Vec::<String>::new());
+    cluster.view.wait_until_unmounted().await;
+    let log = std::mem::take(&mut *plugin.0.lock().unwrap());
+    assert_eq!(log.calls, ["stage", "publish", "publish", "unpublish", "unpublish", "unstage"]);
+    assert_eq!(log.problems, Vec::<String>::new());
     stop.cancel();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_keeps_a_volume_that_is_removed_by_force() {
-    let own = Own::default();
-    let (cluster, _directory, stop) = cluster(&own).await;
-    cluster.pod("p", volume("data"), json!({"nodeName": "node-1"})).await;
-    cluster.runs("p").await;
+async fn running_pod_keeps_a_volume_whose_pv_is_force_deleted() {
+    let plugin = ExternalNodePlugin::default();
+    let (cluster, _directory, stop) = start_cluster(&plugin).await;
+    cluster.create_pod("p", claim_volume("data"), json!({"nodeName": "node-1"})).await;
+    cluster.wait_until_running("p").await;
     let claim = cluster.claims().get("data").await.unwrap();
     let name = claim.spec.unwrap().volume_name.unwrap();
     cluster.delete(&cluster.volumes(), &name).await;
-    let free: Value = json!({"metadata": {"finalizers": null}});
-    cluster.patch(&cluster.volumes(), &name, free).await;
-    let lost = |claim: Option<&PersistentVolumeClaim>| {
+    let no_finalizers: Value = json!({"metadata": {"finalizers": null}});
+    cluster.patch(&cluster.volumes(), &name, no_finalizers).await;
+    let is_lost = |claim: Option<&PersistentVolumeClaim>| {
         let phase = claim.and_then(|claim| claim.status.as_ref()?.phase.clone());
         phase.as_deref() == Some("Lost")
     };
-    until(&cluster.claims(), "data", lost).await;
-    cluster.pod("q", json!([]), json!({"nodeName": "node-1"})).await;
-    cluster.runs("q").await;
-    assert_eq!(own.calls(), ["stage", "publish"]);
-    assert_eq!(in_use(&cluster, "node-1").await, 1);
+    wait_until(&cluster.claims(), "data", is_lost).await;
+    cluster.create_pod("q", json!([]), json!({"nodeName": "node-1"})).await;
+    cluster.wait_until_running("q").await;
+    assert_eq!(plugin.calls(), ["stage", "publish"]);
+    assert_eq!(count_volumes_in_use(&cluster, "node-1").await, 1);
     cluster.delete(&cluster.pods(), "p").await;
-    until(&cluster.pods(), "p", |pod| pod.is_none()).await;
-    cluster.view.empty().await;
-    assert_eq!(own.calls(), ["stage", "publish", "unpublish", "unstage"]);
+    wait_until(&cluster.pods(), "p", |pod| pod.is_none()).await;
+    cluster.view.wait_until_unmounted().await;
+    assert_eq!(plugin.calls(), ["stage", "publish", "unpublish", "unstage"]);
     stop.cancel();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_unpublished_is_not_unstaged_when_the_node_ends() {
-    let own = Own::default();
-    let (cluster, _directory, stop) = cluster(&own).await;
-    cluster.pod("p", volume("data"), json!({"nodeName": "node-1"})).await;
-    cluster.runs("p").await;
-    own.0.lock().unwrap().fails = [("unpublish", vec![Code::Internal; 64])].into();
-    let left = cluster.stop().await;
-    assert!(left.iter().any(|line| line.contains("is still mounted")), "{left:?}");
-    assert_eq!(own.calls(), ["stage", "publish", "unpublish"]);
+async fn volume_that_fails_to_unpublish_at_shutdown_is_not_unstaged() {
+    let plugin = ExternalNodePlugin::default();
+    let (cluster, _directory, stop) = start_cluster(&plugin).await;
+    cluster.create_pod("p", claim_volume("data"), json!({"nodeName": "node-1"})).await;
+    cluster.wait_until_running("p").await;
+    plugin.0.lock().unwrap().failures = [("unpublish", vec![Code::Internal; 64])].into();
+    let leftovers = cluster.stop().await;
+    assert!(leftovers.iter().any(|line| line.contains("is still mounted")), "{leftovers:?}");
+    assert_eq!(plugin.calls(), ["stage", "publish", "unpublish"]);
     stop.cancel();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_hears_that_its_volume_needs_no_attachment() {
-    let own = Own::default();
-    let (cluster, _directory, stop) = cluster_with(&own, &[("errors", "publish:unavailable:1000000")]).await;
-    cluster.pod("p", volume("data"), json!({"nodeName": "node-1"})).await;
-    cluster.told("FailedAttachVolume").await;
-    no_attachments(&cluster).await;
-    cluster.runs("p").await;
-    assert_eq!(own.calls(), ["stage", "publish"]);
+async fn pod_starts_after_its_csi_driver_stops_requiring_attach() {
+    let plugin = ExternalNodePlugin::default();
+    let (cluster, _directory, stop) =
+        start_cluster_with(&plugin, &[("errors", "publish:unavailable:1000000")]).await;
+    cluster.create_pod("p", claim_volume("data"), json!({"nodeName": "node-1"})).await;
+    cluster.wait_for_event("FailedAttachVolume").await;
+    disable_attach(&cluster).await;
+    cluster.wait_until_running("p").await;
+    assert_eq!(plugin.calls(), ["stage", "publish"]);
     stop.cancel();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_next_pod_of_a_claim_for_one_alone_comes_when_the_first_one_goes() {
-    let own = Own::default();
-    let (cluster, _directory, stop) = cluster(&own).await;
-    no_attachments(&cluster).await;
-    let alone = json!({
+async fn second_pod_of_a_read_write_once_pod_claim_waits_for_the_first() {
+    let plugin = ExternalNodePlugin::default();
+    let (cluster, _directory, stop) = start_cluster(&plugin).await;
+    disable_attach(&cluster).await;
+    let claim_body = json!({
         "metadata": {"name": "alone"},
         "spec": {
             "storageClassName": "c",
@@ -422,29 +424,29 @@ async fn the_next_pod_of_a_claim_for_one_alone_comes_when_the_first_one_goes() {
             "resources": {"requests": {"storage": "1Gi"}},
         },
     });
-    cluster.create::<PersistentVolumeClaim>(alone).await;
-    cluster.pod("first", volume("alone"), json!({})).await;
-    assert_eq!(cluster.runs("first").await, "node-1", "the driver is there alone");
-    cluster.pod("next", volume("alone"), json!({})).await;
-    cluster.waits("next", "ReadWriteOncePod").await;
+    cluster.create::<PersistentVolumeClaim>(claim_body).await;
+    cluster.create_pod("first", claim_volume("alone"), json!({})).await;
+    assert_eq!(cluster.wait_until_running("first").await, "node-1", "the driver is there alone");
+    cluster.create_pod("next", claim_volume("alone"), json!({})).await;
+    cluster.wait_until_unschedulable("next", "ReadWriteOncePod").await;
     cluster.delete(&cluster.pods(), "first").await;
-    assert_eq!(cluster.runs("next").await, "node-1", "the driver is there alone");
+    assert_eq!(cluster.wait_until_running("next").await, "node-1", "the driver is there alone");
     stop.cancel();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_says_that_a_claim_shall_grow_goes_when_it_has() {
-    let own = Own::default();
-    let (cluster, _directory, stop) = cluster(&own).await;
-    cluster.pod("p", volume("data"), json!({"nodeName": "node-1"})).await;
-    cluster.runs("p").await;
+async fn file_system_resize_pending_is_removed_after_node_expansion() {
+    let plugin = ExternalNodePlugin::default();
+    let (cluster, _directory, stop) = start_cluster(&plugin).await;
+    cluster.create_pod("p", claim_volume("data"), json!({"nodeName": "node-1"})).await;
+    cluster.wait_until_running("p").await;
     let condition = json!({"type": "FileSystemResizePending", "status": "True"});
     let patch = kube::api::Patch::Merge(json!({"status": {"conditions": [condition]}}));
     cluster.claims().patch_status("data", &PatchParams::default(), &patch).await.unwrap();
-    let told = |claim: Option<&PersistentVolumeClaim>| {
+    let has_no_conditions = |claim: Option<&PersistentVolumeClaim>| {
         claim.and_then(|claim| claim.status.as_ref()?.conditions.as_ref()).is_none_or(Vec::is_empty)
     };
-    until(&cluster.claims(), "data", told).await;
-    assert_eq!(own.calls(), ["stage", "publish", "expand"]);
+    wait_until(&cluster.claims(), "data", has_no_conditions).await;
+    assert_eq!(plugin.calls(), ["stage", "publish", "expand"]);
     stop.cancel();
 }

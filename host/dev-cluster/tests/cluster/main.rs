@@ -6,10 +6,10 @@
     reason = "a test fails by panicking, also in what its functions share"
 )]
 
-mod ends;
-mod ground;
+mod harness;
 mod kubelet;
-mod life;
-mod placing;
+mod lifecycle;
 #[cfg(target_os = "linux")]
-mod real;
+mod real_mounts;
+mod scheduling;
+mod shutdown;

@@ -61,7 +61,7 @@ impl Ability {
     }
 
     /// The ability of an interface's name.
-    pub fn of(interface: &str) -> Option<Self> {
+    pub fn from_interface(interface: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|ability| ability.as_str() == interface)
     }
 }
@@ -173,8 +173,8 @@ pub fn controller_capabilities(
 ) -> BTreeSet<ControllerCapability> {
     use ControllerCapability as Csi;
     let can = |ability| abilities.contains(&ability);
-    let lists = can(Ability::Listing) || can(Ability::Inspection);
-    let has = |feature| description.has(feature);
+    let can_report_status = can(Ability::Listing) || can(Ability::Inspection);
+    let has = |feature| description.has_feature(feature);
     #[rustfmt::skip] // one row a capability
     let rows = [
         (Csi::CreateDeleteVolume,        true),
@@ -187,7 +187,7 @@ pub fn controller_capabilities(
         (Csi::PublishReadonly,           can(Ability::Publishing) && has(Feature::PublishReadonly)),
         (Csi::ExpandVolume,              can(Ability::Expansion)),
         (Csi::ListVolumesPublishedNodes, can(Ability::Listing) && can(Ability::Publishing) && has(Feature::PublishedNodes)),
-        (Csi::VolumeCondition,           lists && has(Feature::VolumeCondition)),
+        (Csi::VolumeCondition,           can_report_status && has(Feature::VolumeCondition)),
         (Csi::GetVolume,                 can(Ability::Inspection)),
         (Csi::SingleNodeMultiWriter,     has(Feature::SingleNodeMultiWriter)),
         (Csi::ModifyVolume,              can(Ability::Modification)),
@@ -230,7 +230,7 @@ pub fn plugin_capabilities(
     description: &Description,
 ) -> BTreeSet<PluginCapability> {
     let expands = abilities.contains(&Ability::Expansion);
-    let online = description.has(Feature::OnlineExpansion);
+    let online = description.has_feature(Feature::OnlineExpansion);
     #[rustfmt::skip] // one row a capability
     let rows = [
         (PluginCapability::ControllerService,        true),
@@ -258,7 +258,7 @@ mod tests {
         }
     }
 
-    fn controller(abilities: &[Ability], features: &[Feature]) -> Vec<i32> {
+    fn capability_numbers(abilities: &[Ability], features: &[Feature]) -> Vec<i32> {
         controller_capabilities(&abilities.iter().copied().collect(), &description(features))
             .into_iter()
             .map(|capability| capability as i32)
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_exported_is_what_is_reported() {
+    fn controller_capabilities_follow_exports_and_features() {
         use Ability::{
             Capacity, Cloning, Expansion, Inspection, Listing, Modification, Publishing, Restoring, Snapshots,
         };
@@ -288,12 +288,12 @@ mod tests {
             (&Ability::ALL,              &Feature::ALL,            &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]),
         ];
         for (abilities, features, expected) in table {
-            assert_eq!(controller(abilities, features), expected, "{abilities:?} {features:?}");
+            assert_eq!(capability_numbers(abilities, features), expected, "{abilities:?} {features:?}");
         }
     }
 
     #[test]
-    fn a_plugin_says_how_it_expands() {
+    fn plugin_capabilities_report_online_or_offline_expansion() {
         let plugin = |abilities: &[Ability], features: &[Feature]| {
             plugin_capabilities(&abilities.iter().copied().collect(), &description(features))
         };
@@ -309,10 +309,10 @@ mod tests {
     }
 
     #[test]
-    fn names_lead_back() {
+    fn ability_names_round_trip() {
         for ability in Ability::ALL {
-            assert_eq!(Ability::of(ability.as_str()), Some(ability));
+            assert_eq!(Ability::from_interface(ability.as_str()), Some(ability));
         }
-        assert_eq!(Ability::of("volumes"), None);
+        assert_eq!(Ability::from_interface("volumes"), None);
     }
 }

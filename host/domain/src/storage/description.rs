@@ -35,7 +35,7 @@ pub struct Description {
 
 impl Description {
     /// Whether the backend says that it has a feature.
-    pub fn has(&self, feature: Feature) -> bool {
+    pub fn has_feature(&self, feature: Feature) -> bool {
         self.features.iter().any(|name| name == feature.as_str())
     }
 }

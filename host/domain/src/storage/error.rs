@@ -44,7 +44,7 @@ pub enum ErrorKind {
 impl ErrorKind {
     /// Whether a failure of this kind tells of the try and not of the volume: it says nothing about what an earlier try has
     /// done, however sure the driver is that this one did nothing.
-    pub const fn tells_of_the_try(self) -> bool {
+    pub const fn is_inconclusive(self) -> bool {
         match self {
             Self::Unauthenticated
             | Self::PermissionDenied
@@ -66,7 +66,7 @@ impl ErrorKind {
     }
 
     /// The gRPC code's number, as `errorCode` of a VolumeAttachment has it.
-    pub const fn code(self) -> i32 {
+    pub const fn grpc_code(self) -> i32 {
         match self {
             Self::Cancelled => 1,
             Self::Unknown => 2,
@@ -143,12 +143,12 @@ pub struct StorageError {
 
 impl StorageError {
     /// A failure after which nothing happened and nothing will.
-    pub fn last(kind: ErrorKind, message: impl Into<String>) -> Self {
+    pub fn final_outcome(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), retry_after_ms: None, finality: Finality::Final }
     }
 
     /// A failure whose outcome nobody knows.
-    pub fn unknown(kind: ErrorKind, message: impl Into<String>) -> Self {
+    pub fn unknown_outcome(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), retry_after_ms: None, finality: Finality::Unknown }
     }
 }

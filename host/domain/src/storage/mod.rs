@@ -10,7 +10,7 @@ use crate::{
 };
 
 pub mod ability;
-pub mod attachment;
+pub mod connection_info;
 mod description;
 mod error;
 mod secrets;
@@ -24,13 +24,13 @@ pub use secrets::{Secret, Secrets};
 pub use snapshot::{
     CreateGroupSnapshot, CreateSnapshot, GroupSnapshot, Snapshot, SnapshotOwner, SnapshotPage,
 };
-pub use status::{Capacity, CapacityQuery, Condition, VolumePage, VolumeStatus};
+pub use status::{Capacity, CapacityQuery, VolumeCondition, VolumePage, VolumeStatus};
 
 /// Opaque key-value pairs between a class, a driver and a volume, in the order of their keys.
 pub type Parameters = BTreeMap<String, String>;
 
 /// Bytes of all keys and values of a map.
-pub fn weight(map: &Parameters) -> usize {
+pub fn total_bytes(map: &Parameters) -> usize {
     map.iter().map(|(key, value)| key.len() + value.len()).sum()
 }
 
@@ -50,7 +50,7 @@ pub struct CapacityRange {
 /// CSI `VolumeCapability.AccessMode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum CapabilityMode {
+pub enum CsiAccessMode {
     /// Read and write on one node.
     SingleNodeWriter,
     /// Read only, on one node.
@@ -89,9 +89,9 @@ pub enum AccessType {
 #[serde(deny_unknown_fields)]
 pub struct VolumeCapability {
     /// Who may read and write, from where.
-    pub mode: CapabilityMode,
+    pub access_mode: CsiAccessMode,
     /// Device or filesystem.
-    pub access: AccessType,
+    pub access_type: AccessType,
 }
 
 /// Where a volume must be reachable. CSI `TopologyRequirement`.
@@ -107,13 +107,13 @@ pub struct TopologyRequirement {
 /// Who asked for a volume: kept by drivers that can, so that an orphan can be told from a stranger's volume.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Owner {
+pub struct VolumeOwner {
     /// The cluster.
-    pub cluster: ClusterId,
+    pub cluster_id: ClusterId,
     /// `metadata.uid` of the claim.
-    pub claim: Uid,
+    pub claim_uid: Uid,
     /// Name of the PersistentVolume.
-    pub volume: VolumeName,
+    pub pv_name: VolumeName,
     /// What shall happen to the volume when its claim is gone.
     pub reclaim_policy: ReclaimPolicy,
 }
@@ -138,13 +138,13 @@ pub struct CreateVolume {
     /// Where the volume must be reachable, for drivers with topology.
     pub topology: Option<TopologyRequirement>,
     /// Who asked.
-    pub owner: Option<Owner>,
+    pub owner: Option<VolumeOwner>,
 }
 
 /// How a node reaches a volume. An open record: kinds are added without a change of the contract, and the node's own
 /// parser decides what it accepts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct AttachmentRecord {
+pub struct ConnectionInfo {
     /// Kind, such as `directory` or `none`.
     pub kind: String,
     /// Version of the kind's fields.
@@ -165,7 +165,7 @@ pub struct CreatedVolume {
     /// Where the volume can be reached; empty when from everywhere.
     pub topology: Vec<Segments>,
     /// How a node reaches the volume, for drivers without a publish step.
-    pub attachment: Option<AttachmentRecord>,
+    pub connection_info: Option<ConnectionInfo>,
 }
 
 /// Arguments of ValidateVolumeCapabilities.
@@ -198,7 +198,7 @@ pub struct PublishVolume {
     /// The volume.
     pub handle: VolumeHandle,
     /// The node, by its CSI node id.
-    pub node: NodeId,
+    pub node_id: NodeId,
     /// What the node is called in the protocols that storage speaks, such as `iscsi-initiator`.
     pub node_identities: Parameters,
     /// How it will be used there.
@@ -227,14 +227,14 @@ pub struct ExpandedVolume {
     /// Size now, in bytes.
     pub capacity: u64,
     /// Whether the node has to do its part.
-    pub node_expansion: bool,
+    pub node_expansion_required: bool,
 }
 
 /// A part of a listing: from where, and how many at most.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PageRequest {
     /// Where an earlier part ended, in the driver's words; absent for the beginning.
-    pub after: Option<String>,
+    pub starting_token: Option<String>,
     /// At most this many; absent leaves it to the driver.
-    pub limit: Option<u32>,
+    pub max_entries: Option<u32>,
 }

@@ -43,7 +43,7 @@ impl Secrets {
 
     /// These and others together; of two with one name the other counts.
     #[must_use]
-    pub fn and(&self, others: &Self) -> Self {
+    pub fn merged_with(&self, others: &Self) -> Self {
         if others.is_empty() {
             return self.clone();
         }
@@ -71,18 +71,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_added_counts() {
+    fn merged_secrets_prefer_the_added_value() {
         let secrets = |pairs: &[(&str, &str)]| -> Secrets {
             pairs.iter().map(|(name, text)| ((*name).to_owned(), Secret::new(*text))).collect()
         };
-        let (own, more) = (secrets(&[("a", "1"), ("b", "2")]), secrets(&[("b", "3"), ("c", "4")]));
-        assert_eq!(own.and(&more), secrets(&[("a", "1"), ("b", "3"), ("c", "4")]));
-        assert_eq!(own.and(&Secrets::default()), own);
-        assert_eq!(Secrets::default().and(&more), more);
+        let (base, added) = (secrets(&[("a", "1"), ("b", "2")]), secrets(&[("b", "3"), ("c", "4")]));
+        assert_eq!(base.merged_with(&added), secrets(&[("a", "1"), ("b", "3"), ("c", "4")]));
+        assert_eq!(base.merged_with(&Secrets::default()), base);
+        assert_eq!(Secrets::default().merged_with(&added), added);
     }
 
     #[test]
-    fn nothing_of_a_secret_is_printed() {
+    fn debug_output_hides_secret_values() {
         let secrets: Secrets = [("password".to_owned(), Secret::new("hunter2"))].into_iter().collect();
         assert_eq!(format!("{secrets:?}"), r#"Secrets({"password": [secret]})"#);
         assert_eq!(secrets.get("password").map(Secret::expose), Some("hunter2"));

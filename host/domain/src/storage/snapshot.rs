@@ -14,11 +14,11 @@ use crate::{
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotOwner {
     /// The cluster.
-    pub cluster: ClusterId,
+    pub cluster_id: ClusterId,
     /// The VolumeSnapshot or VolumeGroupSnapshot.
-    pub snapshot: Uid,
+    pub snapshot_uid: Uid,
     /// Name of the object that stands for what is cut.
-    pub content: String,
+    pub content_name: String,
     /// Whether it stays when that object is gone.
     pub retain: bool,
 }
@@ -63,7 +63,7 @@ pub struct SnapshotPage {
     /// Snapshots.
     pub snapshots: Vec<Snapshot>,
     /// Where the next part begins; absent at the end.
-    pub next: Option<String>,
+    pub next_token: Option<String>,
 }
 
 /// Arguments of CreateVolumeGroupSnapshot.

@@ -4,13 +4,13 @@ use serde::Serialize;
 
 use crate::{
     ids::NodeId,
-    storage::{CreatedVolume, Owner, Parameters, Segments, VolumeCapability},
+    storage::{CreatedVolume, Parameters, Segments, VolumeCapability, VolumeOwner},
 };
 
 /// How healthy a volume is. CSI `VolumeCondition`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Condition {
+pub struct VolumeCondition {
     /// Whether something is wrong with it.
     pub abnormal: bool,
     /// What, for people.
@@ -25,11 +25,11 @@ pub struct VolumeStatus {
     /// The volume with its present size.
     pub volume: CreatedVolume,
     /// Who asked for it, when the driver has kept that.
-    pub owner: Option<Owner>,
+    pub owner: Option<VolumeOwner>,
     /// The nodes that it is published to.
-    pub published_nodes: Vec<NodeId>,
+    pub published_node_ids: Vec<NodeId>,
     /// Its condition, when the driver knows.
-    pub condition: Option<Condition>,
+    pub condition: Option<VolumeCondition>,
     /// When it was created or changed last, in milliseconds since the Unix epoch, when the driver knows.
     pub changed_at_ms: Option<u64>,
 }
@@ -41,7 +41,7 @@ pub struct VolumePage {
     /// Volumes.
     pub volumes: Vec<VolumeStatus>,
     /// Where the next part begins; absent at the end.
-    pub next: Option<String>,
+    pub next_token: Option<String>,
 }
 
 /// Arguments of GetCapacity.
@@ -62,7 +62,7 @@ pub struct Capacity {
     /// Bytes that volumes can still be created with.
     pub available: u64,
     /// The largest volume that can be created, in bytes; absent when the driver does not know.
-    pub maximum_volume: Option<u64>,
+    pub maximum_volume_size: Option<u64>,
     /// The smallest volume that can be created, in bytes; absent when the driver does not know.
-    pub minimum_volume: Option<u64>,
+    pub minimum_volume_size: Option<u64>,
 }

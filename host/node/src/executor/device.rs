@@ -1,6 +1,6 @@
 //! What is done with a block device, wherever it comes from.
 
-use cofferdam_domain::storage::{AccessType, CapabilityMode, VolumeCapability};
+use cofferdam_domain::storage::{AccessType, CsiAccessMode, VolumeCapability};
 
 use super::{Job, bind_device, restrict};
 use crate::{
@@ -12,21 +12,21 @@ use crate::{
 
 /// Whether a device can be used so: no filesystem here can be written by two nodes.
 pub(super) fn supports(capability: &VolumeCapability) -> Result<(), NodeError> {
-    let AccessType::Filesystem { fs_type, .. } = &capability.access else { return Ok(()) };
+    let AccessType::Filesystem { fs_type, .. } = &capability.access_type else { return Ok(()) };
     wanted(fs_type.as_deref())?;
-    match capability.mode {
-        CapabilityMode::MultiNodeMultiWriter | CapabilityMode::MultiNodeSingleWriter => {
+    match capability.access_mode {
+        CsiAccessMode::MultiNodeMultiWriter | CsiAccessMode::MultiNodeSingleWriter => {
             Err(NodeError::Precondition(
                 "a filesystem on a device must not be mounted by several nodes: expected a mode of one node, \
                  or readers only"
                     .to_owned(),
             ))
         }
-        CapabilityMode::SingleNodeWriter
-        | CapabilityMode::SingleNodeReaderOnly
-        | CapabilityMode::MultiNodeReaderOnly
-        | CapabilityMode::SingleNodeSingleWriter
-        | CapabilityMode::SingleNodeMultiWriter => Ok(()),
+        CsiAccessMode::SingleNodeWriter
+        | CsiAccessMode::SingleNodeReaderOnly
+        | CsiAccessMode::MultiNodeReaderOnly
+        | CsiAccessMode::SingleNodeSingleWriter
+        | CsiAccessMode::SingleNodeMultiWriter => Ok(()),
     }
 }
 
@@ -176,25 +176,27 @@ mod tests {
     #[test]
     fn modes_of_several_nodes_are_for_readers() {
         let capability = |mode, fs_type: &str| VolumeCapability {
-            mode,
-            access: AccessType::Filesystem {
+            access_mode: mode,
+            access_type: AccessType::Filesystem {
                 fs_type: Some(fs_type.to_owned()),
                 mount_flags: Vec::new(),
                 mount_group: None,
             },
         };
-        assert!(supports(&capability(CapabilityMode::SingleNodeWriter, "")).is_ok());
-        assert!(supports(&capability(CapabilityMode::MultiNodeReaderOnly, "xfs")).is_ok());
-        assert!(super::super::reads_only(CapabilityMode::MultiNodeReaderOnly));
+        assert!(supports(&capability(CsiAccessMode::SingleNodeWriter, "")).is_ok());
+        assert!(supports(&capability(CsiAccessMode::MultiNodeReaderOnly, "xfs")).is_ok());
+        assert!(super::super::reads_only(CsiAccessMode::MultiNodeReaderOnly));
         for (mode, fs_type) in [
-            (CapabilityMode::MultiNodeMultiWriter, "ext4"),
-            (CapabilityMode::MultiNodeSingleWriter, "ext4"),
-            (CapabilityMode::SingleNodeWriter, "btrfs"),
+            (CsiAccessMode::MultiNodeMultiWriter, "ext4"),
+            (CsiAccessMode::MultiNodeSingleWriter, "ext4"),
+            (CsiAccessMode::SingleNodeWriter, "btrfs"),
         ] {
             assert!(supports(&capability(mode, fs_type)).is_err(), "{mode:?} {fs_type}");
         }
-        let block =
-            VolumeCapability { mode: CapabilityMode::MultiNodeMultiWriter, access: AccessType::Block };
+        let block = VolumeCapability {
+            access_mode: CsiAccessMode::MultiNodeMultiWriter,
+            access_type: AccessType::Block,
+        };
         assert!(supports(&block).is_ok());
     }
 }

@@ -88,7 +88,7 @@ impl Executor for Image {
         if found.size != size {
             machine.refresh_loop(&found.device).step("tell the loop device its size")?;
         }
-        if matches!(record.capability.access, AccessType::Filesystem { .. }) {
+        if matches!(record.capability.access_type, AccessType::Filesystem { .. }) {
             device::grow(machine, &found.device, place)?;
         }
         Ok(Some(size))

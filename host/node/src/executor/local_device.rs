@@ -63,7 +63,7 @@ impl Executor for LocalDevice {
             return Err(NodeError::Precondition(format!("the device {:?} was replaced meanwhile", self.0)));
         }
         device::large_enough(facts.size, required)?;
-        if matches!(record.capability.access, AccessType::Filesystem { .. }) {
+        if matches!(record.capability.access_type, AccessType::Filesystem { .. }) {
             device::grow(machine, &facts.device, place)?;
         }
         Ok(Some(facts.size))

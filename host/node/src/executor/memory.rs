@@ -21,7 +21,7 @@ pub(crate) struct Memory {
 
 /// What the mount table calls the memory of a volume: it tells one from another.
 pub(crate) fn memory_name(volume: &str) -> String {
-    format!("cofferdam-{:.32}", names::hex_digest([volume]))
+    format!("cofferdam-{:.32}", names::sha256_hex([volume]))
 }
 
 /// Whether a place holds the memory of this name.

@@ -10,7 +10,7 @@ mod nothing;
 
 use std::collections::BTreeSet;
 
-use cofferdam_domain::storage::{AccessType, CapabilityMode, VolumeCapability};
+use cofferdam_domain::storage::{AccessType, CsiAccessMode, VolumeCapability};
 
 pub(crate) use directory::Directory;
 pub(crate) use image::Image;
@@ -45,11 +45,11 @@ pub(crate) struct Job<'a> {
 
 impl Job<'_> {
     pub(crate) fn access(&self) -> &AccessType {
-        &self.record.capability.access
+        &self.record.capability.access_type
     }
 
     pub(crate) fn flags(&self) -> &[String] {
-        match &self.record.capability.access {
+        match &self.record.capability.access_type {
             AccessType::Filesystem { mount_flags, .. } => mount_flags,
             AccessType::Block => &[],
         }
@@ -57,7 +57,7 @@ impl Job<'_> {
 
     /// Whether nobody may write, anywhere.
     pub(crate) fn read_only(&self) -> bool {
-        reads_only(self.record.capability.mode)
+        reads_only(self.record.capability.access_mode)
     }
 
     pub(crate) fn keep(&self) -> Result<(), NodeError> {
@@ -129,20 +129,20 @@ pub(crate) trait Executor: Send + Sync {
 }
 
 /// Whether a mode has no writer.
-pub(crate) const fn reads_only(mode: CapabilityMode) -> bool {
+pub(crate) const fn reads_only(mode: CsiAccessMode) -> bool {
     match mode {
-        CapabilityMode::SingleNodeReaderOnly | CapabilityMode::MultiNodeReaderOnly => true,
-        CapabilityMode::SingleNodeWriter
-        | CapabilityMode::MultiNodeSingleWriter
-        | CapabilityMode::MultiNodeMultiWriter
-        | CapabilityMode::SingleNodeSingleWriter
-        | CapabilityMode::SingleNodeMultiWriter => false,
+        CsiAccessMode::SingleNodeReaderOnly | CsiAccessMode::MultiNodeReaderOnly => true,
+        CsiAccessMode::SingleNodeWriter
+        | CsiAccessMode::MultiNodeSingleWriter
+        | CsiAccessMode::MultiNodeMultiWriter
+        | CsiAccessMode::SingleNodeSingleWriter
+        | CsiAccessMode::SingleNodeMultiWriter => false,
     }
 }
 
 /// Refuses a raw device of what is none.
 pub(crate) fn filesystem_only(what: &str, capability: &VolumeCapability) -> Result<(), NodeError> {
-    match capability.access {
+    match capability.access_type {
         AccessType::Filesystem { .. } => Ok(()),
         AccessType::Block => {
             Err(NodeError::Invalid(format!("{what} is no block device: expected a mounted filesystem")))

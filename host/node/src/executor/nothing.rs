@@ -17,7 +17,7 @@ pub(crate) struct Nothing;
 
 impl Executor for Nothing {
     fn supports(&self, capability: &VolumeCapability) -> Result<(), NodeError> {
-        match capability.access {
+        match capability.access_type {
             AccessType::Filesystem { .. } => Ok(()),
             AccessType::Block => Err(NodeError::Precondition(
                 "no node reaches this volume: there is no device that a pod could have".to_owned(),

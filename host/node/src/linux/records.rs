@@ -43,7 +43,7 @@ impl Records {
     }
 
     fn file(&self, volume: &str, ending: &str) -> PathBuf {
-        self.path.join(format!("{}.{ending}", names::hex_digest([volume])))
+        self.path.join(format!("{}.{ending}", names::sha256_hex([volume])))
     }
 
     fn read(path: &Path) -> Result<Option<VolumeRecord>> {
@@ -108,7 +108,7 @@ impl Records {
 
 #[cfg(test)]
 mod tests {
-    use cofferdam_domain::storage::{AccessType, CapabilityMode, VolumeCapability};
+    use cofferdam_domain::storage::{AccessType, CsiAccessMode, VolumeCapability};
 
     use super::*;
     use crate::record::Target;
@@ -119,8 +119,8 @@ mod tests {
             staging: Some("/var/lib/kubelet/x".to_owned()),
             attachment: None,
             capability: VolumeCapability {
-                mode: CapabilityMode::SingleNodeWriter,
-                access: AccessType::Block,
+                access_mode: CsiAccessMode::SingleNodeWriter,
+                access_type: AccessType::Block,
             },
             size: None,
             image: None,

@@ -66,7 +66,7 @@ impl<M: Machine> Node<M> {
     /// [`NodeError::Missing`] for a volume that is not at the path.
     pub fn statistics(&self, volume: &str, path: &str) -> Result<Statistics, NodeError> {
         let (record, place) = self.known(volume, path)?;
-        let block = matches!(record.capability.access, AccessType::Block);
+        let block = matches!(record.capability.access_type, AccessType::Block);
         let staged = record.staging.as_deref() == Some(place.to_string().as_str());
         let at = if block && staged { place.join(crate::executor::BLOCK) } else { place.clone() };
         let found = self.look(&at)?.filter(|found| !found.mounts.is_empty());
@@ -124,8 +124,8 @@ impl<M: Machine> Node<M> {
 /// What a mount tells of its volume.
 fn health(record: &VolumeRecord, found: &Found) -> Health {
     let gone_read_only = found.mounts.last().is_some_and(|top| top.filesystem_read_only)
-        && !reads_only(record.capability.mode);
-    let asked_for = match &record.capability.access {
+        && !reads_only(record.capability.access_mode);
+    let asked_for = match &record.capability.access_type {
         AccessType::Filesystem { mount_flags, .. } => {
             mount_flags.iter().any(|flags| flags.split(',').any(|flag| flag == "ro"))
         }

@@ -7,7 +7,7 @@ mod publish;
 mod stage;
 mod turns;
 
-use cofferdam_domain::storage::{AccessType, AttachmentRecord, VolumeCapability};
+use cofferdam_domain::storage::{AccessType, ConnectionInfo, VolumeCapability};
 
 pub use measure::{Expand, Health, Statistics};
 
@@ -30,7 +30,7 @@ pub struct Stage {
     /// How it is used.
     pub capability: VolumeCapability,
     /// How it is reached.
-    pub attachment: AttachmentRecord,
+    pub attachment: ConnectionInfo,
     /// Whether its content was made of another volume or of a snapshot.
     pub cloned: bool,
 }
@@ -106,7 +106,7 @@ impl<M: Machine> Node<M> {
     fn staged_at(&self, record: &VolumeRecord) -> Result<Option<(Place, Found)>, NodeError> {
         let Some(staging) = &record.staging else { return Ok(None) };
         let place = self.roots.place("staging_target_path", staging)?;
-        let place = match record.capability.access {
+        let place = match record.capability.access_type {
             AccessType::Filesystem { .. } => place,
             AccessType::Block if self.is_mounted(&place)? => return Ok(None),
             AccessType::Block => place.join(BLOCK),

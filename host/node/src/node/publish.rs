@@ -1,6 +1,6 @@
 //! NodePublishVolume and NodeUnpublishVolume.
 
-use cofferdam_domain::storage::{AccessType, CapabilityMode, VolumeCapability};
+use cofferdam_domain::storage::{AccessType, CsiAccessMode, VolumeCapability};
 
 use super::{Node, Publish, PublishInline};
 use crate::{
@@ -13,21 +13,21 @@ use crate::{
 };
 
 /// Whether a volume may be published at several targets of one node.
-const fn many_targets(mode: CapabilityMode) -> bool {
+const fn many_targets(mode: CsiAccessMode) -> bool {
     match mode {
-        CapabilityMode::MultiNodeReaderOnly
-        | CapabilityMode::MultiNodeSingleWriter
-        | CapabilityMode::MultiNodeMultiWriter
-        | CapabilityMode::SingleNodeMultiWriter => true,
-        CapabilityMode::SingleNodeWriter
-        | CapabilityMode::SingleNodeReaderOnly
-        | CapabilityMode::SingleNodeSingleWriter => false,
+        CsiAccessMode::MultiNodeReaderOnly
+        | CsiAccessMode::MultiNodeSingleWriter
+        | CsiAccessMode::MultiNodeMultiWriter
+        | CsiAccessMode::SingleNodeMultiWriter => true,
+        CsiAccessMode::SingleNodeWriter
+        | CsiAccessMode::SingleNodeReaderOnly
+        | CsiAccessMode::SingleNodeSingleWriter => false,
     }
 }
 
 /// The group that a capability names.
 fn group(capability: &VolumeCapability) -> Result<Option<u32>, NodeError> {
-    let name = match &capability.access {
+    let name = match &capability.access_type {
         AccessType::Filesystem { mount_group, .. } => mount_group.as_deref().filter(|name| !name.is_empty()),
         AccessType::Block => None,
     };
@@ -79,12 +79,13 @@ impl<M: Machine> Node<M> {
             return Err(not_staged());
         }
         let (source, staged) = self.staged_at(&record)?.ok_or_else(not_staged)?;
-        let block = matches!(record.capability.access, AccessType::Block);
-        if block != matches!(request.capability.access, AccessType::Block) {
+        let block = matches!(record.capability.access_type, AccessType::Block);
+        if block != matches!(request.capability.access_type, AccessType::Block) {
             return Err(NodeError::Exists("the volume is staged with the other type of access".to_owned()));
         }
-        let read_only =
-            request.read_only || reads_only(request.capability.mode) || reads_only(record.capability.mode);
+        let read_only = request.read_only
+            || reads_only(request.capability.access_mode)
+            || reads_only(record.capability.access_mode);
         let wanted = Target { capability: request.capability.clone(), read_only: request.read_only };
         let record = self.admit(record, target, wanted)?;
         self.make_target(target, block)?;
@@ -117,7 +118,7 @@ impl<M: Machine> Node<M> {
             return Err(NodeError::Exists(format!("the volume is published at {target} in another way")));
         }
         if let Some(other) = live.iter().find(|other| **other != path)
-            && !many_targets(wanted.capability.mode)
+            && !many_targets(wanted.capability.access_mode)
         {
             return Err(NodeError::Precondition(format!(
                 "the volume is published at {other}, and its access mode allows one target"
@@ -196,7 +197,7 @@ impl<M: Machine> Node<M> {
         }
         filesystem_only("an inline volume", &request.capability)?;
         let group = group(&request.capability)?;
-        let flags = match &request.capability.access {
+        let flags = match &request.capability.access_type {
             AccessType::Filesystem { mount_flags, .. } => mount_flags.as_slice(),
             AccessType::Block => &[],
         };
@@ -216,7 +217,7 @@ impl<M: Machine> Node<M> {
         if let Some(group) = group {
             self.give(target, group)?;
         }
-        let read_only = request.read_only || reads_only(request.capability.mode);
+        let read_only = request.read_only || reads_only(request.capability.access_mode);
         restrict(&self.machine, target, Attributes { read_only, ..options.attributes })
     }
 

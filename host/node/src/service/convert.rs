@@ -8,7 +8,7 @@ use cofferdam_csi::v1::{
 };
 use cofferdam_domain::{
     Quantity,
-    storage::{AccessType, CapabilityMode, ErrorKind, VolumeCapability, attachment},
+    storage::{AccessType, CsiAccessMode, ErrorKind, VolumeCapability, connection_info},
 };
 use tonic::{Code, Status};
 
@@ -88,13 +88,13 @@ pub(super) fn capability(capability: v1::VolumeCapability) -> Result<VolumeCapab
     let invalid = |text: &str| Status::invalid_argument(format!("volume_capability {text}"));
     let mode = capability.access_mode.ok_or_else(|| invalid("has no access_mode"))?.mode;
     let mode = match Mode::try_from(mode) {
-        Ok(Mode::SingleNodeWriter) => CapabilityMode::SingleNodeWriter,
-        Ok(Mode::SingleNodeReaderOnly) => CapabilityMode::SingleNodeReaderOnly,
-        Ok(Mode::MultiNodeReaderOnly) => CapabilityMode::MultiNodeReaderOnly,
-        Ok(Mode::MultiNodeSingleWriter) => CapabilityMode::MultiNodeSingleWriter,
-        Ok(Mode::MultiNodeMultiWriter) => CapabilityMode::MultiNodeMultiWriter,
-        Ok(Mode::SingleNodeSingleWriter) => CapabilityMode::SingleNodeSingleWriter,
-        Ok(Mode::SingleNodeMultiWriter) => CapabilityMode::SingleNodeMultiWriter,
+        Ok(Mode::SingleNodeWriter) => CsiAccessMode::SingleNodeWriter,
+        Ok(Mode::SingleNodeReaderOnly) => CsiAccessMode::SingleNodeReaderOnly,
+        Ok(Mode::MultiNodeReaderOnly) => CsiAccessMode::MultiNodeReaderOnly,
+        Ok(Mode::MultiNodeSingleWriter) => CsiAccessMode::MultiNodeSingleWriter,
+        Ok(Mode::MultiNodeMultiWriter) => CsiAccessMode::MultiNodeMultiWriter,
+        Ok(Mode::SingleNodeSingleWriter) => CsiAccessMode::SingleNodeSingleWriter,
+        Ok(Mode::SingleNodeMultiWriter) => CsiAccessMode::SingleNodeMultiWriter,
         Ok(Mode::Unknown) | Err(_) => return Err(invalid("has an access_mode that CSI 1.12 does not know")),
     };
     let text = |text: String| (!text.is_empty()).then_some(text);
@@ -113,7 +113,7 @@ pub(super) fn capability(capability: v1::VolumeCapability) -> Result<VolumeCapab
             }
         }
     };
-    Ok(VolumeCapability { mode, access })
+    Ok(VolumeCapability { access_mode: mode, access_type: access })
 }
 
 fn needed(given: Option<v1::VolumeCapability>) -> Result<VolumeCapability> {
@@ -146,13 +146,14 @@ pub(super) fn stage(request: NodeStageVolumeRequest, publishes: bool) -> Result<
             "volume_id has the shape of an inline volume's, which is not staged",
         ));
     }
-    let attachment = attachment::of_contexts(&request.publish_context, &request.volume_context, publishes)
-        .map_err(|error| Status::invalid_argument(error.to_string()))?;
+    let connection_info =
+        connection_info::from_contexts(&request.publish_context, &request.volume_context, publishes)
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
     Ok(Stage {
         volume: request.volume_id,
         staging_path: request.staging_target_path,
         capability,
-        attachment,
+        attachment: connection_info,
         cloned: request.volume_context.contains_key(CONTENT_SOURCE),
     })
 }

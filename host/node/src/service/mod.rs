@@ -4,7 +4,7 @@ mod convert;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use cofferdam_backend::guard::Subject;
+use cofferdam_backend::in_flight::OperationKey;
 use cofferdam_csi::{
     server::{Lock, Locks},
     v1::{
@@ -92,7 +92,7 @@ impl<M: Machine + 'static> NodeService<M> {
         volume: &str,
         work: impl FnOnce(&Node<M>) -> Result<R, NodeError> + Send + 'static,
     ) -> Result<R, Status> {
-        let lock = self.locks.take(Subject::Volume(volume.into()))?;
+        let lock = self.locks.take(OperationKey::Volume(volume.into()))?;
         self.with(lock, work).await
     }
 
@@ -226,7 +226,7 @@ impl<M: Machine + 'static> NodeCalls for NodeService<M> {
         let NodeGetVolumeStatsRequest { volume_id, volume_path, .. } = request.into_inner();
         convert::volume(&volume_id)?;
         convert::required("volume_path", &volume_path)?;
-        let lock = self.measured.take(Subject::Volume(volume_id.as_str().into()))?;
+        let lock = self.measured.take(OperationKey::Volume(volume_id.as_str().into()))?;
         let looked = self.with(lock, move |node| node.statistics(&volume_id, &volume_path)).await?;
         Ok(Response::new(statistics(&looked)))
     }

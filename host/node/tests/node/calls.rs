@@ -1,6 +1,6 @@
 //! What each call answers: repeated, with other arguments, in the wrong order, and for what is not there.
 
-use cofferdam_domain::storage::{AccessType, CapabilityMode, ErrorKind, VolumeCapability};
+use cofferdam_domain::storage::{AccessType, CsiAccessMode, ErrorKind, VolumeCapability};
 use cofferdam_node::Expand;
 
 use crate::support::{
@@ -33,7 +33,7 @@ fn every_call_may_be_repeated() {
 
 #[test]
 fn a_second_publication() {
-    use CapabilityMode as Mode;
+    use CsiAccessMode as Mode;
     use ErrorKind::{AlreadyExists, FailedPrecondition};
     #[rustfmt::skip] // the table of CSI: mode, other target, other arguments, the answer
     let table = [
@@ -209,16 +209,16 @@ fn data_beneath_a_target_is_never_removed() {
 #[test]
 fn modes_that_a_volume_cannot_have() {
     let image = || attachment("image", &[("path", "blank")]);
-    for mode in [CapabilityMode::MultiNodeMultiWriter, CapabilityMode::MultiNodeSingleWriter] {
+    for mode in [CsiAccessMode::MultiNodeMultiWriter, CsiAccessMode::MultiNodeSingleWriter] {
         let error = do_stage(&node(), &stage("v", image(), filesystem(mode))).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::FailedPrecondition, "{mode:?}");
-        let raw = VolumeCapability { mode, access: AccessType::Block };
+        let raw = VolumeCapability { access_mode: mode, access_type: AccessType::Block };
         do_stage(&node(), &stage("v", image(), raw)).unwrap();
     }
     let error = do_stage(&node(), &stage("v", image(), with("btrfs", &[], ""))).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     // Readers get no blank volume formatted, and what they get is read-only down to the filesystem.
-    let readers = filesystem(CapabilityMode::MultiNodeReaderOnly);
+    let readers = filesystem(CsiAccessMode::MultiNodeReaderOnly);
     let error = do_stage(&node(), &stage("v", image(), readers.clone())).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
     let node = node();

@@ -1,6 +1,6 @@
 //! Attackers: a driver's own answers, edited PersistentVolumes and VolumeAttachments, and authors of pods. They get nowhere.
 
-use cofferdam_domain::storage::{AttachmentRecord, ErrorKind, VolumeCapability};
+use cofferdam_domain::storage::{ConnectionInfo, ErrorKind, VolumeCapability};
 use cofferdam_node::{Content, InlinePolicy, Kind, Policy};
 
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Stages, and shows that a refusal left nothing behind.
-fn refused(policy: Policy, attachment: AttachmentRecord, capability: VolumeCapability) -> ErrorKind {
+fn refused(policy: Policy, attachment: ConnectionInfo, capability: VolumeCapability) -> ErrorKind {
     let node = again(node(), policy);
     let error = do_stage(&node, &stage("v", attachment, capability)).unwrap_err();
     assert!(!error.to_string().contains('\n'));
@@ -48,7 +48,7 @@ fn nothing_is_allowed_that_is_not_named() {
         (policy(),              attachment("local-device", &[("stable-id", "wwn-../../sda")]), InvalidArgument),
         (policy(),              attachment("nfs", &[("server", "10.0.0.1")]),           InvalidArgument),
         (policy(),              attachment("csi", &[]),                                 InvalidArgument),
-        (policy(),              AttachmentRecord { version: 2, ..attachment("none", &[]) }, InvalidArgument),
+        (policy(),              ConnectionInfo { version: 2, ..attachment("none", &[]) }, InvalidArgument),
     ];
     for (policy, attachment, expected) in table {
         let shown = format!("{attachment:?}");

@@ -11,7 +11,7 @@ use cofferdam_csi::v1::{
     node_server::Node as _,
     volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume},
 };
-use cofferdam_domain::{names, storage::attachment as document};
+use cofferdam_domain::{names, storage::connection_info as document};
 use cofferdam_node::{Manifest, NodeService, Whereabouts};
 use tonic::{Code, Request};
 
@@ -42,7 +42,7 @@ fn mounted() -> Option<VolumeCapability> {
 }
 
 fn context(kind: &str, fields: &[(&str, &str)]) -> BTreeMap<String, String> {
-    [(names::ATTACHMENT.to_owned(), document::encode(&attachment(kind, fields)))].into()
+    [(names::CONNECTION_INFO.to_owned(), document::encode(&attachment(kind, fields)))].into()
 }
 
 fn pairs(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
@@ -127,14 +127,14 @@ async fn stagings() -> Result<(), tonic::Status> {
         ("no attachment",         broken(stage(), |it| it.volume_context.clear()),                        InvalidArgument),
         ("in the wrong context",  broken(stage(), |it| std::mem::swap(&mut it.volume_context, &mut it.publish_context)), InvalidArgument),
         ("in both contexts",      broken(stage(), |it| it.publish_context = it.volume_context.clone()),   InvalidArgument),
-        ("no document",           broken(stage(), |it| it.volume_context = pairs(&[(names::ATTACHMENT, "{}")])), InvalidArgument),
+        ("no document",           broken(stage(), |it| it.volume_context = pairs(&[(names::CONNECTION_INFO, "{}")])), InvalidArgument),
         ("a way out",             broken(stage(), |it| it.volume_context = context("directory", &[("path", "../etc")])), InvalidArgument),
         ("nothing there",         broken(stage(), |it| it.volume_context = context("directory", &[("path", "x")])), NotFound),
         ("a device not allowed",  broken(stage(), |it| it.volume_context = context("local-device", &[("stable-id", "sda")])), PermissionDenied),
-        ("a field twice",         broken(stage(), |it| it.volume_context = pairs(&[(names::ATTACHMENT, r#"{"version":1,"kind":"directory","kindVersion":1,"fields":{"path":"x","path":"one"}}"#)])), InvalidArgument),
-        ("a member too many",     broken(stage(), |it| it.volume_context = pairs(&[(names::ATTACHMENT, r#"{"version":1,"kind":"directory","kindVersion":1,"fields":{"path":"one"},"x":1}"#)])), InvalidArgument),
-        ("a record, no document", broken(stage(), |it| it.volume_context = pairs(&[(names::ATTACHMENT, r#"{"kind":"directory","version":1,"fields":{"path":"one"}}"#)])), InvalidArgument),
-        ("as the provisioner writes it", broken(stage(), |it| it.volume_context = pairs(&[(names::ATTACHMENT, r#"{"version":1,"kind":"directory","kindVersion":1,"fields":{"path":"one"}}"#)])), Code::Ok),
+        ("a field twice",         broken(stage(), |it| it.volume_context = pairs(&[(names::CONNECTION_INFO, r#"{"version":1,"kind":"directory","kindVersion":1,"fields":{"path":"x","path":"one"}}"#)])), InvalidArgument),
+        ("a member too many",     broken(stage(), |it| it.volume_context = pairs(&[(names::CONNECTION_INFO, r#"{"version":1,"kind":"directory","kindVersion":1,"fields":{"path":"one"},"x":1}"#)])), InvalidArgument),
+        ("a record, no document", broken(stage(), |it| it.volume_context = pairs(&[(names::CONNECTION_INFO, r#"{"kind":"directory","version":1,"fields":{"path":"one"}}"#)])), InvalidArgument),
+        ("as the provisioner writes it", broken(stage(), |it| it.volume_context = pairs(&[(names::CONNECTION_INFO, r#"{"version":1,"kind":"directory","kindVersion":1,"fields":{"path":"one"}}"#)])), Code::Ok),
         ("as it should be",       stage(),                                                                Code::Ok),
     ];
     for (what, request, expected) in table {

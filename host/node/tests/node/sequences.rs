@@ -1,7 +1,7 @@
 //! Random sequences of calls, deaths and reboots: what an answer promised is there, the model's rules hold at every step, and
 //! everything can be undone at the end.
 
-use cofferdam_domain::storage::{AccessType, CapabilityMode, VolumeCapability};
+use cofferdam_domain::storage::{AccessType, CsiAccessMode, VolumeCapability};
 use cofferdam_node::{Content, Node};
 
 use crate::{
@@ -13,15 +13,15 @@ const SEEDS: u64 = 400;
 const CALLS: usize = 60;
 const TARGETS: [&str; 3] = ["a", "b", "c"];
 
-fn mode(random: &mut fastrand::Rng) -> CapabilityMode {
+fn mode(random: &mut fastrand::Rng) -> CsiAccessMode {
     let modes = [
-        CapabilityMode::SingleNodeWriter,
-        CapabilityMode::SingleNodeWriter,
-        CapabilityMode::SingleNodeMultiWriter,
-        CapabilityMode::SingleNodeSingleWriter,
-        CapabilityMode::SingleNodeReaderOnly,
-        CapabilityMode::MultiNodeReaderOnly,
-        CapabilityMode::MultiNodeMultiWriter,
+        CsiAccessMode::SingleNodeWriter,
+        CsiAccessMode::SingleNodeWriter,
+        CsiAccessMode::SingleNodeMultiWriter,
+        CsiAccessMode::SingleNodeSingleWriter,
+        CsiAccessMode::SingleNodeReaderOnly,
+        CsiAccessMode::MultiNodeReaderOnly,
+        CsiAccessMode::MultiNodeMultiWriter,
     ];
     modes[random.usize(..modes.len())]
 }
@@ -30,12 +30,12 @@ fn mode(random: &mut fastrand::Rng) -> CapabilityMode {
 fn call(node: &Node<Model>, random: &mut fastrand::Rng) {
     let sorts = sorts();
     let (volume, attachment, capability) = sorts[random.usize(..sorts.len())].clone();
-    let capability = VolumeCapability { mode: mode(random), ..capability };
+    let capability = VolumeCapability { access_mode: mode(random), ..capability };
     let name = format!("{volume}-{}", TARGETS[random.usize(..TARGETS.len())]);
     let model = node.machine();
     match random.u8(..6) {
         0 | 1 => {
-            let block = matches!(capability.access, AccessType::Block);
+            let block = matches!(capability.access_type, AccessType::Block);
             if do_stage(node, &stage(volume, attachment, capability)).is_ok() {
                 let at = if block { format!("{}/device", staging(volume)) } else { staging(volume) };
                 assert_eq!(model.mounts_at(&at).len(), 1, "{volume}");

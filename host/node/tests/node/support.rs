@@ -1,6 +1,6 @@
 //! Volumes, paths and a node to try them on.
 
-use cofferdam_domain::storage::{AccessType, AttachmentRecord, CapabilityMode, VolumeCapability};
+use cofferdam_domain::storage::{AccessType, ConnectionInfo, CsiAccessMode, VolumeCapability};
 use cofferdam_node::{
     Content, Filesystem, InlinePolicy, Kind, Node, NodeError, Pattern, Place, Policy, Publish, PublishInline,
     Roots, Stage,
@@ -50,23 +50,23 @@ pub(crate) fn again(node: Node<Model>, policy: Policy) -> Node<Model> {
     Node::new(model, roots(), policy)
 }
 
-pub(crate) fn attachment(kind: &str, fields: &[(&str, &str)]) -> AttachmentRecord {
+pub(crate) fn attachment(kind: &str, fields: &[(&str, &str)]) -> ConnectionInfo {
     let fields = fields.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-    AttachmentRecord { kind: kind.to_owned(), version: 1, fields }
+    ConnectionInfo { kind: kind.to_owned(), version: 1, fields }
 }
 
-pub(crate) fn filesystem(mode: CapabilityMode) -> VolumeCapability {
+pub(crate) fn filesystem(mode: CsiAccessMode) -> VolumeCapability {
     VolumeCapability {
-        mode,
-        access: AccessType::Filesystem { fs_type: None, mount_flags: Vec::new(), mount_group: None },
+        access_mode: mode,
+        access_type: AccessType::Filesystem { fs_type: None, mount_flags: Vec::new(), mount_group: None },
     }
 }
 
 pub(crate) fn with(fs_type: &str, flags: &[&str], group: &str) -> VolumeCapability {
     let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     VolumeCapability {
-        mode: CapabilityMode::SingleNodeWriter,
-        access: AccessType::Filesystem {
+        access_mode: CsiAccessMode::SingleNodeWriter,
+        access_type: AccessType::Filesystem {
             fs_type: text(fs_type),
             mount_flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
             mount_group: text(group),
@@ -75,11 +75,11 @@ pub(crate) fn with(fs_type: &str, flags: &[&str], group: &str) -> VolumeCapabili
 }
 
 pub(crate) fn block() -> VolumeCapability {
-    VolumeCapability { mode: CapabilityMode::SingleNodeWriter, access: AccessType::Block }
+    VolumeCapability { access_mode: CsiAccessMode::SingleNodeWriter, access_type: AccessType::Block }
 }
 
 pub(crate) fn writer() -> VolumeCapability {
-    filesystem(CapabilityMode::SingleNodeWriter)
+    filesystem(CsiAccessMode::SingleNodeWriter)
 }
 
 pub(crate) fn staging(volume: &str) -> String {
@@ -94,7 +94,7 @@ pub(crate) fn place(path: &str) -> Place {
     roots().place("path", path).unwrap()
 }
 
-pub(crate) fn stage(volume: &str, attachment: AttachmentRecord, capability: VolumeCapability) -> Stage {
+pub(crate) fn stage(volume: &str, attachment: ConnectionInfo, capability: VolumeCapability) -> Stage {
     Stage { volume: volume.to_owned(), staging_path: staging(volume), capability, attachment, cloned: false }
 }
 
@@ -125,7 +125,7 @@ pub(crate) fn do_stage(node: &Node<Model>, request: &Stage) -> Result<(), NodeEr
 }
 
 /// A volume of every sort, with how it is used.
-pub(crate) fn sorts() -> Vec<(&'static str, AttachmentRecord, VolumeCapability)> {
+pub(crate) fn sorts() -> Vec<(&'static str, ConnectionInfo, VolumeCapability)> {
     vec![
         ("directory", attachment("directory", &[("path", "one")]), with("ext4", &["noexec"], "")),
         ("image", attachment("image", &[("path", "blank")]), with("ext4", &["noatime,discard"], "2000")),

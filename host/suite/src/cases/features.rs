@@ -3,7 +3,7 @@
 use cofferdam_domain::{
     NodeId,
     storage::{
-        Ability, AccessType, CapabilityMode, CreateVolume, ErrorKind, Feature, PublishVolume, Validation,
+        Ability, AccessType, CreateVolume, CsiAccessMode, ErrorKind, Feature, PublishVolume, Validation,
         VolumeCapability,
     },
 };
@@ -80,7 +80,7 @@ async fn published_nodes_unannounced(bench: &Bench) -> Checked {
     let request = bench.publish_request(&volume, 0);
     done("publish", bench.publish(&request).await)?;
     for (place, status) in bench.looks(&volume.handle).await? {
-        let nodes = status.published_nodes;
+        let nodes = status.published_node_ids;
         let expected = || format!("no nodes in {place}, without the feature `published-nodes`");
         holds(nodes.is_empty(), expected, || format!("{nodes:?}"))?;
     }
@@ -112,8 +112,8 @@ async fn published_nodes(bench: &Bench) -> Checked {
     let (_, volume) = bench.volume("tracked").await?;
     let request = bench.publish_request(&volume, 0);
     done("publish", bench.publish(&request).await)?;
-    shown(bench, &request, std::slice::from_ref(&request.node)).await?;
-    done("unpublish", bench.unpublish(&volume.handle, Some(&request.node)).await)?;
+    shown(bench, &request, std::slice::from_ref(&request.node_id)).await?;
+    done("unpublish", bench.unpublish(&volume.handle, Some(&request.node_id)).await)?;
     shown(bench, &request, &[]).await
 }
 
@@ -121,7 +121,7 @@ async fn published_nodes(bench: &Bench) -> Checked {
 async fn shown(bench: &Bench, request: &PublishVolume, nodes: &[NodeId]) -> Checked {
     for (place, status) in bench.looks(&request.handle).await? {
         let what = format!("the nodes that it is published to, in {place}");
-        same(&what, &nodes.to_vec(), &status.published_nodes)?;
+        same(&what, &nodes.to_vec(), &status.published_node_ids)?;
     }
     Ok(())
 }
@@ -155,8 +155,8 @@ async fn usable(bench: &Bench, capability: VolumeCapability) -> Checked {
 }
 
 async fn single_node_multi_writer(bench: &Bench) -> Checked {
-    for mode in [CapabilityMode::SingleNodeSingleWriter, CapabilityMode::SingleNodeMultiWriter] {
-        usable(bench, VolumeCapability { mode, ..bench.options.capability.clone() }).await?;
+    for mode in [CsiAccessMode::SingleNodeSingleWriter, CsiAccessMode::SingleNodeMultiWriter] {
+        usable(bench, VolumeCapability { access_mode: mode, ..bench.options.capability.clone() }).await?;
     }
     Ok(())
 }
@@ -167,5 +167,5 @@ async fn volume_mount_group(bench: &Bench) -> Checked {
         mount_flags: Vec::new(),
         mount_group: Some("1000".to_owned()),
     };
-    usable(bench, VolumeCapability { access, ..bench.options.capability.clone() }).await
+    usable(bench, VolumeCapability { access_type: access, ..bench.options.capability.clone() }).await
 }

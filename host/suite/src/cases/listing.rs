@@ -139,11 +139,11 @@ impl Bench {
         let mut all = Vec::new();
         let mut after = None;
         loop {
-            let page = PageRequest { after: after.take(), limit };
+            let page = PageRequest { starting_token: after.take(), max_entries: limit };
             let begin = || self.backend.list_volumes(self.call(), page.clone());
             let page = done("a part of the listing", self.settled("list", begin).await)?;
             all.extend(page.volumes);
-            match page.next {
+            match page.next_token {
                 Some(next) if all.len() < MOST => after = Some(next),
                 Some(_) => return failed("a listing that ends", format!("{} volumes and more", all.len())),
                 None => return Ok(all),
@@ -207,7 +207,7 @@ async fn each_once(bench: &Bench) -> Checked {
 async fn limit(bench: &Bench) -> Checked {
     some(bench).await?;
     for limit in 1..=3 {
-        let page = PageRequest { after: None, limit: Some(limit) };
+        let page = PageRequest { starting_token: None, max_entries: Some(limit) };
         let begin = || bench.backend.list_volumes(bench.call(), page.clone());
         done(&format!("a page of at most {limit}"), bench.settled("list", begin).await)?;
     }
@@ -225,7 +225,7 @@ async fn huge_limit(bench: &Bench) -> Checked {
 async fn while_changing(bench: &Bench) -> Checked {
     let mut wanted: BTreeSet<_> = some(bench).await?.into_keys().collect();
     let list = async |after: Option<String>| {
-        let page = PageRequest { after, limit: Some(2) };
+        let page = PageRequest { starting_token: after, max_entries: Some(2) };
         let begin = || bench.backend.list_volumes(bench.call(), page.clone());
         done("a part of the listing", bench.settled("list", begin).await)
     };
@@ -247,7 +247,7 @@ async fn while_changing(bench: &Bench) -> Checked {
             bench.volume("listed").await?;
         }
         listed.extend(page.volumes.into_iter().map(|status| status.volume.handle));
-        match page.next {
+        match page.next_token {
             Some(place) => next = Some(place),
             None => break,
         }
@@ -291,7 +291,8 @@ async fn forgets_deleted(bench: &Bench) -> Checked {
 }
 
 async fn bad_token(bench: &Bench) -> Checked {
-    let page = PageRequest { after: Some("cofferdam-test-no-such-place".to_owned()), limit: None };
+    let page =
+        PageRequest { starting_token: Some("cofferdam-test-no-such-place".to_owned()), max_entries: None };
     let answer = bench.backend.list_volumes(bench.call(), page).await;
     refused_at_all("a place that no listing returned", &answer, ErrorKind::Aborted)
 }
@@ -352,7 +353,7 @@ async fn no_arguments(bench: &Bench) -> Checked {
 }
 
 async fn maximum_is_true(bench: &Bench) -> Checked {
-    let Some(maximum) = bench.room(query(bench)).await?.maximum_volume else {
+    let Some(maximum) = bench.room(query(bench)).await?.maximum_volume_size else {
         return skipped("the driver does not know the largest volume");
     };
     let request = sized(&bench.request("largest"), Some(maximum.saturating_add(1)), None);

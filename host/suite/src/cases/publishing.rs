@@ -4,7 +4,7 @@ use cofferdam_backend::Backend as _;
 use cofferdam_domain::{
     NodeId, VolumeHandle,
     storage::{
-        Ability, AttachmentRecord, CapabilityMode, CreateVolume, CreatedVolume, ErrorKind, Feature,
+        Ability, ConnectionInfo, CreateVolume, CreatedVolume, CsiAccessMode, ErrorKind, Feature,
         PublishVolume, StorageError, VolumeCapability,
     },
 };
@@ -111,7 +111,7 @@ impl Bench {
         PublishVolume {
             handle: volume.handle.clone(),
             node_identities: std::collections::BTreeMap::new(),
-            node: if node == 0 { first.clone() } else { second.clone() },
+            node_id: if node == 0 { first.clone() } else { second.clone() },
             capability: self.options.capability.clone(),
             read_only: false,
             context: volume.context.clone(),
@@ -119,7 +119,7 @@ impl Bench {
     }
 
     /// Publishes a volume.
-    pub(super) async fn publish(&self, request: &PublishVolume) -> Result<AttachmentRecord, StorageError> {
+    pub(super) async fn publish(&self, request: &PublishVolume) -> Result<ConnectionInfo, StorageError> {
         self.published(&request.handle);
         self.settled("publish", || self.backend.publish_volume(self.call(), request.clone())).await
     }
@@ -138,10 +138,10 @@ impl Bench {
     pub(super) async fn volume_for(
         &self,
         label: &str,
-        modes: &[CapabilityMode],
+        modes: &[CsiAccessMode],
     ) -> Checked<(CreateVolume, CreatedVolume)> {
         let capability =
-            |mode: &CapabilityMode| VolumeCapability { mode: *mode, ..self.options.capability.clone() };
+            |mode: &CsiAccessMode| VolumeCapability { access_mode: *mode, ..self.options.capability.clone() };
         let request =
             CreateVolume { capabilities: modes.iter().map(capability).collect(), ..self.request(label) };
         match self.create(&request).await {
@@ -153,9 +153,9 @@ impl Bench {
 
 /// A volume that is published to the first node.
 async fn published(bench: &Bench, label: &str) -> Checked<(CreatedVolume, PublishVolume)> {
-    let (_, volume) = bench.volume_for(label, &[CapabilityMode::SingleNodeWriter]).await?;
+    let (_, volume) = bench.volume_for(label, &[CsiAccessMode::SingleNodeWriter]).await?;
     let mut request = bench.publish_request(&volume, 0);
-    request.capability.mode = CapabilityMode::SingleNodeWriter;
+    request.capability.access_mode = CsiAccessMode::SingleNodeWriter;
     done("publish", bench.publish(&request).await)?;
     Ok((volume, request))
 }
@@ -174,17 +174,17 @@ async fn other_node(bench: &Bench) -> Checked {
     let other = PublishVolume { capability: request.capability, ..bench.publish_request(&volume, 1) };
     let answer = bench.publish(&other).await;
     refused("a single-node volume to a second node", &answer, &[ErrorKind::FailedPrecondition])?;
-    done("unpublish", bench.unpublish(&volume.handle, Some(&request.node)).await)?;
+    done("unpublish", bench.unpublish(&volume.handle, Some(&request.node_id)).await)?;
     done("publish to the second node once the first is free", bench.publish(&other).await).map(drop)
 }
 
 async fn other_way(bench: &Bench) -> Checked {
-    use CapabilityMode::{SingleNodeReaderOnly, SingleNodeWriter};
+    use CsiAccessMode::{SingleNodeReaderOnly, SingleNodeWriter};
     let (_, volume) = bench.volume_for("both-ways", &[SingleNodeWriter, SingleNodeReaderOnly]).await?;
     let mut request = bench.publish_request(&volume, 0);
-    request.capability.mode = SingleNodeWriter;
+    request.capability.access_mode = SingleNodeWriter;
     done("publish", bench.publish(&request).await)?;
-    request.capability.mode = SingleNodeReaderOnly;
+    request.capability.access_mode = SingleNodeReaderOnly;
     refused("the node again for another use", &bench.publish(&request).await, &[ErrorKind::AlreadyExists])
 }
 
@@ -197,7 +197,7 @@ async fn missing_volume(bench: &Bench) -> Checked {
 async fn unpublish_is_idempotent(bench: &Bench) -> Checked {
     let (volume, request) = published(bench, "unpublished").await?;
     for what in ["unpublish", "the same unpublish again"] {
-        done(what, bench.unpublish(&volume.handle, Some(&request.node)).await)?;
+        done(what, bench.unpublish(&volume.handle, Some(&request.node_id)).await)?;
     }
     let [_, never] = &bench.options.nodes;
     done("unpublish from a node that never had it", bench.unpublish(&volume.handle, Some(never)).await)
@@ -231,18 +231,18 @@ async fn delete_while_published(bench: &Bench) -> Checked {
 
 /// A volume for many nodes that is published to both, with the requests that did it.
 async fn on_both(bench: &Bench, label: &str) -> Checked<[PublishVolume; 2]> {
-    use CapabilityMode::{MultiNodeMultiWriter, MultiNodeReaderOnly};
+    use CsiAccessMode::{MultiNodeMultiWriter, MultiNodeReaderOnly};
     let (mode, volume) = match bench.volume_for(label, &[MultiNodeMultiWriter]).await {
         Ok((_, volume)) => (MultiNodeMultiWriter, volume),
         Err(_) => (MultiNodeReaderOnly, bench.volume_for(label, &[MultiNodeReaderOnly]).await?.1),
     };
     let requests = [0, 1].map(|node| {
         let mut request = bench.publish_request(&volume, node);
-        request.capability.mode = mode;
+        request.capability.access_mode = mode;
         request
     });
     for request in &requests {
-        done(&format!("publish to {}", request.node), bench.publish(request).await)?;
+        done(&format!("publish to {}", request.node_id), bench.publish(request).await)?;
     }
     Ok(requests)
 }
@@ -253,14 +253,14 @@ async fn many_nodes(bench: &Bench) -> Checked {
 
 async fn unpublish_one(bench: &Bench) -> Checked {
     let [first, second] = on_both(bench, "half-shared").await?;
-    done("unpublish from one node", bench.unpublish(&first.handle, Some(&first.node)).await)?;
-    let nodes = bench.look(&first.handle).await?.published_nodes;
-    same("the nodes that it is published to", &vec![second.node], &nodes)
+    done("unpublish from one node", bench.unpublish(&first.handle, Some(&first.node_id)).await)?;
+    let nodes = bench.look(&first.handle).await?.published_node_ids;
+    same("the nodes that it is published to", &vec![second.node_id], &nodes)
 }
 
 async fn attachment(bench: &Bench) -> Checked {
     let (_, volume) = bench.volume("unattached").await?;
-    let found = volume.attachment;
+    let found = volume.connection_info;
     holds(found.is_none(), || "no attachment before it is published".to_owned(), || format!("{found:?}"))
 }
 

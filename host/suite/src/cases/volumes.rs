@@ -7,7 +7,7 @@ use cofferdam_backend::Backend as _;
 use cofferdam_domain::{
     VolumeHandle,
     storage::{
-        AccessType, CapabilityMode, CapacityRange, CreateVolume, CreatedVolume, ErrorKind, Parameters,
+        AccessType, CapacityRange, CreateVolume, CreatedVolume, CsiAccessMode, ErrorKind, Parameters,
         StorageError, ValidateVolume, Validation, VolumeCapability,
     },
 };
@@ -221,7 +221,7 @@ impl Bench {
             capacity: None,
             context: Parameters::new(),
             topology: Vec::new(),
-            attachment: None,
+            connection_info: None,
         }
     }
 }
@@ -259,12 +259,12 @@ async fn create_other_parameters(bench: &Bench) -> Checked {
 
 async fn create_other_capability(bench: &Bench) -> Checked {
     let (request, _) = bench.volume("reused").await?;
-    let mode = if bench.options.capability.mode == CapabilityMode::MultiNodeReaderOnly {
-        CapabilityMode::SingleNodeWriter
+    let mode = if bench.options.capability.access_mode == CsiAccessMode::MultiNodeReaderOnly {
+        CsiAccessMode::SingleNodeWriter
     } else {
-        CapabilityMode::MultiNodeReaderOnly
+        CsiAccessMode::MultiNodeReaderOnly
     };
-    let capability = VolumeCapability { mode, ..bench.options.capability.clone() };
+    let capability = VolumeCapability { access_mode: mode, ..bench.options.capability.clone() };
     let other = CreateVolume { capabilities: vec![capability], ..request };
     let kinds = [ErrorKind::AlreadyExists, ErrorKind::InvalidArgument];
     refused("the name for another use", &bench.create(&other).await, &kinds)
@@ -340,7 +340,7 @@ async fn validate_refuses(bench: &Bench) -> Checked {
         mount_flags: Vec::new(),
         mount_group: None,
     };
-    let use_ = VolumeCapability { mode: CapabilityMode::SingleNodeWriter, access };
+    let use_ = VolumeCapability { access_mode: CsiAccessMode::SingleNodeWriter, access_type: access };
     let expected = "a refusal with a reason";
     match bench.validate(&volume, &[use_]).await {
         Ok(Validation::Confirmed) => failed(expected, "the filesystem `cofferdam-test-fs` is confirmed"),

@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use cofferdam_domain::{
     GroupSnapshotHandle, SnapshotHandle, VolumeHandle,
     storage::{
-        AccessType, CapabilityMode, CapacityQuery, CapacityRange, CreateGroupSnapshot, CreateSnapshot,
-        CreateVolume, ExpandVolume, PageRequest, Parameters, PublishVolume, ValidateVolume, VolumeCapability,
+        AccessType, CapacityQuery, CapacityRange, CreateGroupSnapshot, CreateSnapshot, CreateVolume,
+        CsiAccessMode, ExpandVolume, PageRequest, Parameters, PublishVolume, ValidateVolume,
+        VolumeCapability,
     },
 };
 
@@ -43,22 +44,22 @@ impl Words for CapacityRange {
     }
 }
 
-const fn mode(mode: CapabilityMode) -> &'static str {
+const fn mode(mode: CsiAccessMode) -> &'static str {
     match mode {
-        CapabilityMode::SingleNodeWriter => "single-node-writer",
-        CapabilityMode::SingleNodeReaderOnly => "single-node-reader-only",
-        CapabilityMode::MultiNodeReaderOnly => "multi-node-reader-only",
-        CapabilityMode::MultiNodeSingleWriter => "multi-node-single-writer",
-        CapabilityMode::MultiNodeMultiWriter => "multi-node-multi-writer",
-        CapabilityMode::SingleNodeSingleWriter => "single-node-single-writer",
-        CapabilityMode::SingleNodeMultiWriter => "single-node-multi-writer",
+        CsiAccessMode::SingleNodeWriter => "single-node-writer",
+        CsiAccessMode::SingleNodeReaderOnly => "single-node-reader-only",
+        CsiAccessMode::MultiNodeReaderOnly => "multi-node-reader-only",
+        CsiAccessMode::MultiNodeSingleWriter => "multi-node-single-writer",
+        CsiAccessMode::MultiNodeMultiWriter => "multi-node-multi-writer",
+        CsiAccessMode::SingleNodeSingleWriter => "single-node-single-writer",
+        CsiAccessMode::SingleNodeMultiWriter => "single-node-multi-writer",
     }
 }
 
 impl Words for VolumeCapability {
     fn words(&self) -> String {
-        let mode = mode(self.mode);
-        match &self.access {
+        let mode = mode(self.access_mode);
+        match &self.access_type {
             AccessType::Block => format!("{mode} block"),
             AccessType::Filesystem { fs_type, mount_flags, mount_group } => {
                 let mut words = format!("{mode} filesystem");
@@ -117,7 +118,7 @@ impl Words for PublishVolume {
         format!(
             "{}, node {:?}, for {}{how}",
             self.handle.words(),
-            self.node.as_str(),
+            self.node_id.as_str(),
             self.capability.words()
         )
     }
@@ -144,10 +145,10 @@ impl Words for CreateGroupSnapshot {
 impl Words for PageRequest {
     fn words(&self) -> String {
         let after = self
-            .after
+            .starting_token
             .as_ref()
             .map_or_else(|| "from the beginning".to_owned(), |after| format!("after {after:?}"));
-        match self.limit {
+        match self.max_entries {
             Some(limit) => format!("{after}, at most {limit}"),
             None => after,
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use cofferdam_domain::storage::Secret;
 use cofferdam_suite::{Options, Report, run};
 use cofferdam_wasm::{
-    BackendConfig, CompiledCache, Engine, EngineOptions, Grant, HttpConfig, OriginConfig, Source,
+    BackendConfig, CompiledCache, ComponentSource, Engine, EngineOptions, Grant, HttpConfig, OriginConfig,
 };
 
 /// An engine whose compiled code lives in the build's directory.
@@ -45,6 +45,7 @@ pub(crate) fn options(settings: &[(&str, &str)], only: &[&str]) -> Options {
 
 /// A run over the driver that breaks rules on demand.
 pub(crate) async fn broken(engine: &Engine, settings: &[(&str, &str)], only: &[&str]) -> Report {
-    let source = Source::Bytes { name: "broken.wasm".to_owned(), bytes: cofferdam_test_guests::BROKEN };
+    let source =
+        ComponentSource::Bytes { name: "broken.wasm".to_owned(), bytes: cofferdam_test_guests::BROKEN };
     run(engine, source, options(settings, only)).await.unwrap()
 }

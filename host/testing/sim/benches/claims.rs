@@ -22,9 +22,9 @@ use std::{
 
 use cofferdam_apiserver::{ApiBody, ApiServer, ApiService};
 use cofferdam_backend::Backend;
-use cofferdam_controllers::{Parts, Process, Role, Settings, Silent};
+use cofferdam_controllers::{ControllerManager, Dependencies, NoopStepObserver, Role, Settings};
 use cofferdam_domain::ClaimPhase;
-use cofferdam_wasm::{BackendConfig, Engine, EngineOptions, Source};
+use cofferdam_wasm::{BackendConfig, ComponentSource, Engine, EngineOptions};
 use futures::future::BoxFuture;
 use http::{Method, Request, Response};
 use kube::client::Body;
@@ -38,7 +38,7 @@ const CLAIMS: usize = 5_000;
 const CLIENTS: usize = 50;
 
 #[derive(Default)]
-struct Writes {
+struct WriteCounts {
     objects: AtomicU64,
     journal: AtomicU64,
     events: AtomicU64,
@@ -46,12 +46,12 @@ struct Writes {
 
 /// The API, counting what the roles write.
 #[derive(Clone)]
-struct Counting {
+struct CountingApi {
     api: ApiService,
-    writes: Arc<Writes>,
+    writes: Arc<WriteCounts>,
 }
 
-impl tower::Service<Request<Body>> for Counting {
+impl tower::Service<Request<Body>> for CountingApi {
     type Response = Response<ApiBody>;
     type Error = Infallible;
     type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
@@ -94,21 +94,23 @@ async fn post(api: &ApiService, path: &str, object: &serde_json::Value) {
 
 async fn run() {
     let api = ApiServer::new(cofferdam_apiserver::Options::default());
-    let writes = Arc::new(Writes::default());
-    let client = kube::Client::new(Counting { api: api.service(), writes: Arc::clone(&writes) }, "default");
+    let writes = Arc::new(WriteCounts::default());
+    let client =
+        kube::Client::new(CountingApi { api: api.service(), writes: Arc::clone(&writes) }, "default");
     let mut registry = Registry::default();
     let engine = Engine::new(EngineOptions::default()).expect("the engine starts");
-    let source = Source::Bytes { name: "memory".to_owned(), bytes: cofferdam_carried::MEMORY };
+    let source = ComponentSource::Bytes { name: "memory".to_owned(), bytes: cofferdam_carried::MEMORY };
     let backend = engine.load(source, BackendConfig::default()).await.expect("the memory backend loads");
     let driver = backend.description().name.clone();
-    let parts = Parts {
+    let parts = Dependencies {
         client,
         backends: vec![backend as Arc<dyn Backend>],
         clock: Arc::new(jiff::Timestamp::now),
-        observer: Arc::new(Silent),
+        observer: Arc::new(NoopStepObserver),
     };
     let settings = Settings { roles: Role::ALL.into(), ..Settings::default() };
-    let process = Arc::new(Process::new(settings, parts, &mut registry).expect("the settings are good"));
+    let process =
+        Arc::new(ControllerManager::new(settings, parts, &mut registry).expect("the settings are good"));
     let stop = CancellationToken::new();
     let running = Arc::clone(&process);
     let token = stop.clone();
@@ -122,7 +124,7 @@ async fn run() {
     post(&api.service(), "/apis/storage.k8s.io/v1/storageclasses", &class).await;
 
     // Bound is when the roles' own cache, fed by the answers of their writes, shows it.
-    let (bound, mut arrivals) = tokio::sync::mpsc::unbounded_channel::<(Arc<str>, Instant)>();
+    let (bound, mut bound_claims) = tokio::sync::mpsc::unbounded_channel::<(Arc<str>, Instant)>();
     process.cache().claims.subscribe(move |change| {
         let phase = |claim: &Option<Arc<cofferdam_domain::Claim>>| claim.as_ref().map(|claim| claim.phase);
         if phase(&change.new) == Some(ClaimPhase::Bound) && phase(&change.old) != Some(ClaimPhase::Bound) {
@@ -160,18 +162,18 @@ async fn run() {
             })
         });
         let clients: Vec<_> = clients.collect();
-        let mut ends = HashMap::new();
-        while ends.len() < CLAIMS {
-            let arrival = tokio::time::timeout(Duration::from_secs(60), arrivals.recv()).await;
+        let mut bound_at = HashMap::new();
+        while bound_at.len() < CLAIMS {
+            let next_bound = tokio::time::timeout(Duration::from_secs(60), bound_claims.recv()).await;
             let (name, at) =
-                arrival.expect("the next claim is Bound within a minute").expect("the process lives");
-            ends.insert(name, at);
+                next_bound.expect("the next claim is Bound within a minute").expect("the process lives");
+            bound_at.insert(name, at);
         }
         let took = started.elapsed();
         let mut latencies = Vec::new();
         for client in clients {
             for (name, at) in client.await.expect("a client ends well") {
-                latencies.push(ends[&*name].saturating_duration_since(at));
+                latencies.push(bound_at[&*name].saturating_duration_since(at));
             }
         }
         latencies.sort();

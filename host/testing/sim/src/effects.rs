@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_controllers::rbac::{Attributes, Rule};
+use cofferdam_controllers::rbac::{PolicyRule, ResourceAttributes};
 use futures::future::BoxFuture;
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full};
@@ -21,9 +21,9 @@ use tokio::sync::Notify;
 use tower::{BoxError, Service, ServiceExt as _};
 
 use crate::{
-    ground::{AnswerBody, Api},
-    judge,
-    world::World,
+    fixture::SimulationFixture,
+    invariants,
+    test_cluster::{ApiTransport, ResponseBody},
 };
 
 /// Something that a process did to the world.
@@ -41,22 +41,22 @@ pub struct ApiFault {
     /// The write's method.
     pub method: &'static str,
     /// What its path begins with.
-    pub path: &'static str,
+    pub path_prefix: &'static str,
     /// What its body contains.
-    pub saying: &'static str,
+    pub body_contains: &'static str,
     /// What goes wrong.
-    pub how: Mishap,
+    pub kind: FaultKind,
 }
 
 /// What goes wrong with a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mishap {
+pub enum FaultKind {
     /// It is carried out, and not answered.
-    LostAnswer,
+    LostResponse,
     /// It is neither carried out nor answered.
     LostRequest,
     /// It is not answered, and carried out after this time.
-    Late(Duration),
+    Delayed(Duration),
     /// It is refused once, as if it were decided on what is not so any more.
     Conflict,
     /// It is refused, as by a rule or a webhook of the cluster's.
@@ -67,26 +67,26 @@ pub enum Mishap {
 #[derive(Debug, Default)]
 pub struct Effects {
     count: AtomicUsize,
-    die_after: Option<usize>,
-    dead: AtomicBool,
-    deaf: AtomicBool,
-    died: Notify,
+    crash_after: Option<usize>,
+    crashed: AtomicBool,
+    watches_blocked: AtomicBool,
+    crash_notify: Notify,
     log: Mutex<Vec<Effect>>,
     /// Requests to the API and calls of the driver so far, their beginnings and their ends.
     activity: AtomicUsize,
     /// Requests that have no answer yet.
-    requests: AtomicUsize,
+    pending_requests: AtomicUsize,
     /// Calls of the driver that have no answer yet.
-    calls: AtomicUsize,
+    pending_calls: AtomicUsize,
 }
 
 /// Something that a process waits for.
-pub(crate) struct Busy {
+pub(crate) struct ActivityGuard {
     effects: Arc<Effects>,
     counter: fn(&Effects) -> &AtomicUsize,
 }
 
-impl Drop for Busy {
+impl Drop for ActivityGuard {
     fn drop(&mut self) {
         self.effects.activity.fetch_add(1, Ordering::SeqCst);
         (self.counter)(&self.effects).fetch_sub(1, Ordering::SeqCst);
@@ -95,8 +95,8 @@ impl Drop for Busy {
 
 impl Effects {
     /// Effects of a process that dies after the `n`-th, or lives.
-    pub fn new(die_after: Option<usize>) -> Arc<Self> {
-        Arc::new(Self { die_after, ..Self::default() })
+    pub fn new(crash_after: Option<usize>) -> Arc<Self> {
+        Arc::new(Self { crash_after, ..Self::default() })
     }
 
     /// What was done so far.
@@ -105,10 +105,10 @@ impl Effects {
     }
 
     /// Waits until the process has died.
-    pub async fn death(&self) {
+    pub async fn wait_for_crash(&self) {
         loop {
-            let died = self.died.notified();
-            if self.dead.load(Ordering::SeqCst) {
+            let died = self.crash_notify.notified();
+            if self.crashed.load(Ordering::SeqCst) {
                 return;
             }
             died.await;
@@ -118,79 +118,81 @@ impl Effects {
     /// How much the process has asked of the world; absent while it waits for an answer. Calls of the driver may be under way where
     /// one of them is who asks.
     pub(crate) fn activity(&self, in_call: bool) -> Option<usize> {
-        let waits = self.requests.load(Ordering::SeqCst) > 0
-            || (!in_call && self.calls.load(Ordering::SeqCst) > 0)
-            || self.dead.load(Ordering::SeqCst);
-        (!waits).then(|| self.activity.load(Ordering::SeqCst))
+        let is_pending = self.pending_requests.load(Ordering::SeqCst) > 0
+            || (!in_call && self.pending_calls.load(Ordering::SeqCst) > 0)
+            || self.crashed.load(Ordering::SeqCst);
+        (!is_pending).then(|| self.activity.load(Ordering::SeqCst))
     }
 
     /// A call of the driver begins; it ends with the value.
-    pub(crate) fn calls(self: &Arc<Self>) -> Busy {
-        self.busy(|effects| &effects.calls)
+    pub(crate) fn start_call(self: &Arc<Self>) -> ActivityGuard {
+        self.start_activity(|effects| &effects.pending_calls)
     }
 
-    fn busy(self: &Arc<Self>, counter: fn(&Self) -> &AtomicUsize) -> Busy {
+    fn start_activity(self: &Arc<Self>, counter: fn(&Self) -> &AtomicUsize) -> ActivityGuard {
         counter(self).fetch_add(1, Ordering::SeqCst);
         self.activity.fetch_add(1, Ordering::SeqCst);
-        Busy { effects: Arc::clone(self), counter }
+        ActivityGuard { effects: Arc::clone(self), counter }
     }
 
     /// Notes an effect; whoever did it must not go on when this does not return.
-    pub(crate) async fn note(&self, effect: Effect) {
+    pub(crate) async fn record(&self, effect: Effect) {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).push(effect);
         let count = self.count.fetch_add(1, Ordering::SeqCst) + 1;
-        if self.die_after == Some(count) {
+        if self.crash_after == Some(count) {
             self.kill();
         }
-        self.gate().await;
+        self.wait_if_crashed().await;
     }
 
     /// Lets the living pass.
-    pub(crate) async fn gate(&self) {
-        if self.dead.load(Ordering::SeqCst) {
+    pub(crate) async fn wait_if_crashed(&self) {
+        if self.crashed.load(Ordering::SeqCst) {
             std::future::pending::<()>().await;
         }
     }
 
     /// Lets no watch begin any more.
-    pub(crate) fn deafen(&self) {
-        self.deaf.store(true, Ordering::SeqCst);
+    pub(crate) fn block_watches(&self) {
+        self.watches_blocked.store(true, Ordering::SeqCst);
     }
 
     /// Ends the process' access to the world.
     pub fn kill(&self) {
-        self.dead.store(true, Ordering::SeqCst);
-        self.died.notify_waiters();
+        self.crashed.store(true, Ordering::SeqCst);
+        self.crash_notify.notify_waiters();
     }
 }
 
 /// What the roles of a process may do, and what they did.
 #[derive(Debug)]
 pub(crate) struct Rbac {
-    pub(crate) rules: Vec<Rule>,
+    pub(crate) rules: Vec<PolicyRule>,
     pub(crate) namespace: String,
-    asked: Mutex<BTreeSet<String>>,
-    refused: Mutex<BTreeSet<String>>,
+    used: Mutex<BTreeSet<String>>,
+    denied: Mutex<BTreeSet<String>>,
 }
 
 impl Rbac {
-    pub(crate) fn new(rules: Vec<Rule>, namespace: String) -> Arc<Self> {
-        Arc::new(Self { rules, namespace, asked: Mutex::default(), refused: Mutex::default() })
+    pub(crate) fn new(rules: Vec<PolicyRule>, namespace: String) -> Arc<Self> {
+        Arc::new(Self { rules, namespace, used: Mutex::default(), denied: Mutex::default() })
     }
 
     /// Requests that no rule allowed, as `verb group/resource namespace/name`.
-    pub(crate) fn refused(&self) -> Vec<String> {
-        self.refused.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    pub(crate) fn denied(&self) -> Vec<String> {
+        self.denied.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
     /// What of the rules was used, as `verb group/resource`.
     pub(crate) fn used(&self) -> BTreeSet<String> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn allows(&self, method: &Method, uri: &Uri) -> bool {
-        let Some(Asked { verb, group, resource, namespace, name }) = asked(method, uri) else { return true };
-        let request = Attributes {
+    fn is_allowed(&self, method: &Method, uri: &Uri) -> bool {
+        let Some(RequestInfo { verb, group, resource, namespace, name }) = request_info(method, uri) else {
+            return true;
+        };
+        let request = ResourceAttributes {
             verb: &verb,
             group: &group,
             resource: &resource,
@@ -199,18 +201,18 @@ impl Rbac {
         };
         if self.rules.iter().any(|rule| rule.allows(&request, &self.namespace)) {
             let used = format!("{verb} {group}/{resource}");
-            self.asked.lock().unwrap_or_else(PoisonError::into_inner).insert(used);
+            self.used.lock().unwrap_or_else(PoisonError::into_inner).insert(used);
             return true;
         }
-        let refused = format!("{verb} {group}/{resource} {namespace}/{name}");
-        self.refused.lock().unwrap_or_else(PoisonError::into_inner).insert(refused);
+        let denied = format!("{verb} {group}/{resource} {namespace}/{name}");
+        self.denied.lock().unwrap_or_else(PoisonError::into_inner).insert(denied);
         false
     }
 }
 
 /// What a request asks for.
 #[derive(Debug, PartialEq, Eq)]
-struct Asked {
+struct RequestInfo {
     verb: String,
     group: String,
     /// With its subresource, and whatever stands behind that.
@@ -221,15 +223,15 @@ struct Asked {
 
 /// What a request asks for, as the API server reads it from the path; absent for what is no resource, such as discovery. What
 /// nobody knows is asked for by the name that it has: no rule allows it.
-fn asked(method: &Method, uri: &Uri) -> Option<Asked> {
-    let mut parts = uri.path().strip_prefix('/')?.split('/');
-    let group = match parts.next()? {
+fn request_info(method: &Method, uri: &Uri) -> Option<RequestInfo> {
+    let mut segments = uri.path().strip_prefix('/')?.split('/');
+    let group = match segments.next()? {
         "api" => "",
-        "apis" => parts.next()?,
+        "apis" => segments.next()?,
         _ => return None,
     };
-    let _version = parts.next()?;
-    let rest: Vec<&str> = parts.collect();
+    let _version = segments.next()?;
+    let rest: Vec<&str> = segments.collect();
     let (namespace, rest) = match rest.as_slice() {
         // What stands below a namespace, but for its own subresources.
         ["namespaces", namespace, rest @ ..] if !matches!(rest, [] | ["status" | "finalize"]) => {
@@ -241,11 +243,11 @@ fn asked(method: &Method, uri: &Uri) -> Option<Asked> {
         [] => return None,
         [resource] => ((*resource).to_owned(), ""),
         [resource, name] => ((*resource).to_owned(), *name),
-        [resource, name, below @ ..] => (format!("{resource}/{}", below.join("/")), *name),
+        [resource, name, subresource @ ..] => (format!("{resource}/{}", subresource.join("/")), *name),
     };
-    let watches = uri.query().is_some_and(|query| query.contains("watch=true"));
+    let is_watch = uri.query().is_some_and(|query| query.contains("watch=true"));
     let verb = match *method {
-        Method::GET | Method::HEAD if watches => "watch".to_owned(),
+        Method::GET | Method::HEAD if is_watch => "watch".to_owned(),
         Method::GET | Method::HEAD if name.is_empty() => "list".to_owned(),
         Method::GET | Method::HEAD => "get".to_owned(),
         Method::POST => "create".to_owned(),
@@ -256,26 +258,27 @@ fn asked(method: &Method, uri: &Uri) -> Option<Asked> {
         _ => method.as_str().to_lowercase(),
     };
     let (group, namespace, name) = (group.to_owned(), namespace.to_owned(), name.to_owned());
-    Some(Asked { verb, group, resource, namespace, name })
+    Some(RequestInfo { verb, group, resource, namespace, name })
 }
 
 /// The API as one process sees it.
 #[derive(Clone)]
-pub(crate) struct MortalApi {
-    pub(crate) api: Api,
+pub(crate) struct CrashingApi {
+    pub(crate) api: ApiTransport,
     pub(crate) effects: Arc<Effects>,
     pub(crate) rbac: Arc<Rbac>,
-    pub(crate) world: Arc<World>,
+    pub(crate) fixture: Arc<SimulationFixture>,
 }
 
 /// What an API server says of a request that it does not carry out: code, reason, message.
-type Refusal = (StatusCode, &'static str, &'static str);
+type ErrorStatus = (StatusCode, &'static str, &'static str);
 
-const FORBIDDEN: Refusal = (StatusCode::FORBIDDEN, "Forbidden", "forbidden by the rules of the roles");
-const UNAVAILABLE: Refusal = (StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", "the API is not there");
-const CONFLICT: Refusal = (StatusCode::CONFLICT, "Conflict", "the object has been modified");
+const FORBIDDEN: ErrorStatus = (StatusCode::FORBIDDEN, "Forbidden", "forbidden by the rules of the roles");
+const UNAVAILABLE: ErrorStatus =
+    (StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", "the API is not there");
+const CONFLICT: ErrorStatus = (StatusCode::CONFLICT, "Conflict", "the object has been modified");
 
-fn status((code, reason, message): Refusal) -> Response<AnswerBody> {
+fn status_response((code, reason, message): ErrorStatus) -> Response<ResponseBody> {
     let body = json!({
         "apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure", "message": message,
         "reason": reason, "code": code.as_u16(),
@@ -286,8 +289,8 @@ fn status((code, reason, message): Refusal) -> Response<AnswerBody> {
     response
 }
 
-impl Service<Request<Body>> for MortalApi {
-    type Response = Response<AnswerBody>;
+impl Service<Request<Body>> for CrashingApi {
+    type Response = Response<ResponseBody>;
     type Error = BoxError;
     type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
 
@@ -296,63 +299,66 @@ impl Service<Request<Body>> for MortalApi {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let me = self.clone();
-        let allowed = self.rbac.allows(request.method(), request.uri());
+        let api = self.clone();
+        let allowed = self.rbac.is_allowed(request.method(), request.uri());
         Box::pin(async move {
-            me.effects.gate().await;
+            api.effects.wait_if_crashed().await;
             if !allowed {
-                return Ok(status(FORBIDDEN));
+                return Ok(status_response(FORBIDDEN));
             }
             let watches = request.uri().query().is_some_and(|query| query.contains("watch=true"));
-            if watches && me.effects.deaf.load(Ordering::SeqCst) {
+            if watches && api.effects.watches_blocked.load(Ordering::SeqCst) {
                 std::future::pending::<()>().await;
             }
-            judge::before(&me.world, request.method(), request.uri().path()).await;
-            let (request, mishap) = me.world.mishap(request).await?;
-            match mishap {
-                None => me.carry_out(request).await,
-                Some(Mishap::LostAnswer) => me.carry_out(request).await.map(|_| status(UNAVAILABLE)),
-                Some(Mishap::LostRequest) => Ok(status(UNAVAILABLE)),
-                Some(Mishap::Late(after)) => {
+            invariants::check_request(&api.fixture, request.method(), request.uri().path()).await;
+            let (request, fault) = api.fixture.take_api_fault(request).await?;
+            match fault {
+                None => api.send(request).await,
+                Some(FaultKind::LostResponse) => {
+                    api.send(request).await.map(|_| status_response(UNAVAILABLE))
+                }
+                Some(FaultKind::LostRequest) => Ok(status_response(UNAVAILABLE)),
+                Some(FaultKind::Delayed(after)) => {
                     tokio::spawn(async move {
                         tokio::time::sleep(after).await;
                         // Who asked has an answer, and hears nothing of this.
-                        let _ = me.carry_out(request).await;
+                        let _ = api.send(request).await;
                     });
-                    Ok(status(UNAVAILABLE))
+                    Ok(status_response(UNAVAILABLE))
                 }
-                Some(Mishap::Conflict) => Ok(status(CONFLICT)),
-                Some(Mishap::Forbidden) => Ok(status(FORBIDDEN)),
+                Some(FaultKind::Conflict) => Ok(status_response(CONFLICT)),
+                Some(FaultKind::Forbidden) => Ok(status_response(FORBIDDEN)),
             }
         })
     }
 }
 
-impl MortalApi {
-    async fn carry_out(mut self, request: Request<Body>) -> Result<Response<AnswerBody>, BoxError> {
-        let Self { api, effects, world, .. } = &mut self;
+impl CrashingApi {
+    async fn send(mut self, request: Request<Body>) -> Result<Response<ResponseBody>, BoxError> {
+        let Self { api, effects, fixture: world, .. } = &mut self;
         let write = (request.method() != Method::GET)
             .then(|| format!("{} {}", request.method(), request.uri().path()));
-        let busy = effects.busy(|effects| &effects.requests);
+        let activity = effects.start_activity(|effects| &effects.pending_requests);
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let answer = api.ready().await?.call(request).await;
-        drop(busy);
-        effects.gate().await;
+        drop(activity);
+        effects.wait_if_crashed().await;
         let response = answer?;
-        let response = if judge::is_judged(world, &method, &path) && response.status().is_success() {
-            let (head, body) = response.into_parts();
-            let body = body.collect().await?.to_bytes();
-            if let Ok(made) = serde_json::from_slice(&body) {
-                judge::made(world, &made).await;
-            }
-            Response::from_parts(head, Full::from(body).map_err(|never| match never {}).boxed_unsync())
-        } else {
-            response
-        };
+        let response =
+            if invariants::is_response_checked(world, &method, &path) && response.status().is_success() {
+                let (head, body) = response.into_parts();
+                let body = body.collect().await?.to_bytes();
+                if let Ok(created) = serde_json::from_slice(&body) {
+                    invariants::check_created_attachment(world, &created).await;
+                }
+                Response::from_parts(head, Full::from(body).map_err(|never| match never {}).boxed_unsync())
+            } else {
+                response
+            };
         if let Some(write) = write.filter(|_| response.status().is_success()) {
-            effects.note(Effect::Write(write)).await;
+            effects.record(Effect::Write(write)).await;
         }
-        effects.gate().await;
+        effects.wait_if_crashed().await;
         Ok(response)
     }
 }
@@ -362,19 +368,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_request_is_judged() {
+    fn every_request_is_checked_against_rbac_rules() {
         let rules = cofferdam_controllers::rbac::rules(
             &cofferdam_controllers::Role::ALL.into(),
-            cofferdam_controllers::rbac::Drivers::Anywhere,
+            cofferdam_controllers::rbac::DriverPlacement::ClusterWide,
         );
         let rbac = Rbac::new(rules, "storage".to_owned());
-        let allowed =
-            |method: &str, path: &'static str| rbac.allows(&method.parse().unwrap(), &Uri::from_static(path));
+        let allowed = |method: &str, path: &'static str| {
+            rbac.is_allowed(&method.parse().unwrap(), &Uri::from_static(path))
+        };
         assert!(allowed("GET", "/version") && allowed("GET", "/api/v1"));
         assert!(allowed("GET", "/api/v1/namespaces/kube-system"));
         assert!(allowed("PATCH", "/api/v1/persistentvolumes/v/status"));
         assert!(allowed("PATCH", "/api/v1/namespaces/a/persistentvolumeclaims/c/status"));
-        assert_eq!(rbac.refused(), Vec::<String>::new());
+        assert_eq!(rbac.denied(), Vec::<String>::new());
         #[rustfmt::skip] // one row a request
         let table = [
             ("POST",    "/api/v1/namespaces/a/pods/p/eviction",         "create /pods/eviction a/p"),
@@ -386,7 +393,7 @@ mod tests {
         ];
         for (method, path, expected) in table {
             assert!(!allowed(method, path), "{method} {path}");
-            assert!(rbac.refused().contains(&expected.to_owned()), "{expected}: {:?}", rbac.refused());
+            assert!(rbac.denied().contains(&expected.to_owned()), "{expected}: {:?}", rbac.denied());
         }
     }
 }

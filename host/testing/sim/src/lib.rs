@@ -7,15 +7,18 @@
 
 pub mod driver;
 pub mod effects;
-pub mod ground;
-mod judge;
+mod fixture;
+mod invariants;
 pub mod objects;
 pub mod scenarios;
 pub mod simulation;
-mod world;
+pub mod test_cluster;
 
-pub use driver::{ArrayVolume, Fault, Listing, Places, Publishing, Resizing, ScriptedDriver};
-pub use effects::{ApiFault, Effect, Effects, Mishap};
-pub use ground::{Api, Ground, InProcess, OverHttp, Place, Who};
-pub use scenarios::{Scenario, scenarios, unplayed};
-pub use simulation::{Outcome, Sign, Simulation, UsedRules, UserAction};
+pub use driver::{
+    ArrayVolume, DriverFault, ListingBehavior, PublishingBehavior, ResizingBehavior, ScriptedDriver,
+    TopologyBehavior,
+};
+pub use effects::{ApiFault, Effect, Effects, FaultKind};
+pub use scenarios::{Scenario, scenarios, skipped_count};
+pub use simulation::{FinalState, Simulation, UsedRules, UserAction, WaitFor};
+pub use test_cluster::{ApiTransport, EnvironmentKind, HttpCluster, InProcessCluster, TestCluster, TestUser};

@@ -59,23 +59,23 @@ pub fn node(name: &str, labels: &Value) -> Value {
 }
 
 /// A Node that is ready, and whose volumes the controller attaches.
-pub fn machine(name: &str) -> Value {
+pub fn ready_node(name: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Node",
         "metadata": {
             "name": name, "annotations": {"volumes.kubernetes.io/controller-managed-attach-detach": "true"},
         },
-        "status": {"conditions": [ready(true)]},
+        "status": {"conditions": [ready_condition(true)]},
     })
 }
 
 /// The condition of a Node that its kubelet is there, or is not heard any more.
-pub fn ready(ready: bool) -> Value {
+pub fn ready_condition(ready: bool) -> Value {
     json!({"type": "Ready", "status": if ready { "True" } else { "Unknown" }})
 }
 
 /// The name under which nodes know a volume of the scenario's driver.
-pub fn unique(handle: &str) -> String {
+pub fn unique_volume_name(handle: &str) -> String {
     format!("kubernetes.io/csi/{DRIVER}^{handle}")
 }
 
@@ -88,7 +88,7 @@ pub fn csi_driver(attach_required: bool) -> Value {
 }
 
 /// That a volume of the scenario's driver shall be attached to a node.
-pub fn attachment(name: &str, volume: &str, node: &str) -> Value {
+pub fn volume_attachment(name: &str, volume: &str, node: &str) -> Value {
     json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment", "metadata": {"name": name},
         "spec": {"attacher": DRIVER, "nodeName": node, "source": {"persistentVolumeName": volume}},
@@ -104,7 +104,7 @@ pub fn attributes_class(name: &str, speed: &str) -> Value {
 }
 
 /// What holds deletions back, as a process leaves it in the namespace of its journal after a restore.
-pub fn restore_mark() -> Value {
+pub fn restore_marker() -> Value {
     json!({
         "apiVersion": "v1", "kind": "ConfigMap",
         "metadata": {"name": "cofferdam-restored", "namespace": "default"}, "data": {"detected": "x"},
@@ -132,13 +132,13 @@ pub fn with(mut object: Value, change: &Value) -> Value {
 }
 
 /// Whether an object is of a kind that administrators make, and that others only name.
-pub(crate) fn is_administrators(object: &Value) -> bool {
+pub(crate) fn is_cluster_setup(object: &Value) -> bool {
     let kinds = ["StorageClass", "VolumeAttributesClass", "CSIDriver", "CSINode", "Node"];
     object.get("kind").and_then(Value::as_str).is_some_and(|kind| kinds.contains(&kind))
 }
 
 /// Where an object of a kind lives in the API: the collection's path.
-pub fn collection(object: &Value) -> String {
+pub fn collection_path(object: &Value) -> String {
     let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
     let version = text("/apiVersion");
     let root = if version.contains('/') { format!("/apis/{version}") } else { format!("/api/{version}") };

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use cofferdam_backend::{Backend as _, Call};
 use cofferdam_domain::storage::{
-    AccessType, CapabilityMode, CapacityRange, CreateVolume, Parameters, VolumeCapability,
+    AccessType, CapacityRange, CreateVolume, CsiAccessMode, Parameters, VolumeCapability,
 };
 use cofferdam_wasm::WasmBackend;
 
-pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
+pub(crate) type BenchError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A volume of 1 GiB, as a claim asks for it.
 pub(crate) fn request(name: String) -> CreateVolume {
@@ -17,7 +17,10 @@ pub(crate) fn request(name: String) -> CreateVolume {
     CreateVolume {
         name,
         capacity: CapacityRange { required: Some(1 << 30), limit: None },
-        capabilities: vec![VolumeCapability { mode: CapabilityMode::SingleNodeWriter, access }],
+        capabilities: vec![VolumeCapability {
+            access_mode: CsiAccessMode::SingleNodeWriter,
+            access_type: access,
+        }],
         parameters: Parameters::new(),
         mutable_parameters: Parameters::new(),
         topology: None,
@@ -26,8 +29,8 @@ pub(crate) fn request(name: String) -> CreateVolume {
 }
 
 /// One CreateVolume with all the time that it may want.
-pub(crate) async fn create(backend: &WasmBackend, name: String) -> Result<(), Failure> {
-    backend.create_volume(Call::within(Duration::from_secs(60)), request(name)).await?;
+pub(crate) async fn create(backend: &WasmBackend, name: String) -> Result<(), BenchError> {
+    backend.create_volume(Call::with_deadline(Duration::from_secs(60)), request(name)).await?;
     Ok(())
 }
 

@@ -5,91 +5,103 @@ use std::collections::BTreeSet;
 use cofferdam_domain::{
     GroupSnapshotHandle, NodeId, SnapshotHandle, VolumeHandle,
     storage::{
-        Ability, AttachmentRecord, Capacity, CapacityQuery, CreateGroupSnapshot, CreateSnapshot,
-        CreateVolume, CreatedVolume, Description, ErrorKind, ExpandVolume, ExpandedVolume, GroupSnapshot,
-        PageRequest, Parameters, PublishVolume, Readiness, Snapshot, SnapshotPage, StorageError,
-        ValidateVolume, Validation, VolumePage, VolumeStatus,
+        Ability, Capacity, CapacityQuery, ConnectionInfo, CreateGroupSnapshot, CreateSnapshot, CreateVolume,
+        CreatedVolume, Description, ErrorKind, ExpandVolume, ExpandedVolume, GroupSnapshot, PageRequest,
+        Parameters, PublishVolume, Readiness, Snapshot, SnapshotPage, StorageError, ValidateVolume,
+        Validation, VolumePage, VolumeStatus,
     },
 };
 
-use super::{Job, WasmBackend};
+use super::{CallSpec, WasmBackend};
 use crate::{bindings::cofferdam::storage::types as wit, convert, exports};
 use cofferdam_backend::{
-    Answer, Backend, Call, Redactor, checks,
-    guard::{Guard, Intent, Subject},
+    Backend, BackendFuture, Call, Redactor, checks,
+    in_flight::{OperationKey, OperationPermit, OperationRequest},
 };
 
 impl WasmBackend {
     /// Runs a call.
-    fn answer<T: Send + 'static, U: Send + 'static>(&self, call: Call, job: Job<T, U>) -> Answer<'_, U> {
+    fn run_boxed<T: Send + 'static, U: Send + 'static>(
+        &self,
+        call: Call,
+        job: CallSpec<T, U>,
+    ) -> BackendFuture<'_, U> {
         Box::pin(self.run(call, job))
     }
 
     /// Runs a call that needs an ability.
-    fn able<T: Send + 'static, U: Send + 'static>(
+    fn run_with_ability<T: Send + 'static, U: Send + 'static>(
         &self,
         ability: Ability,
         call: Call,
-        job: Job<T, U>,
-    ) -> Answer<'_, U> {
+        job: CallSpec<T, U>,
+    ) -> BackendFuture<'_, U> {
         if self.abilities().contains(&ability) {
-            return self.answer(call, job);
+            return self.run_boxed(call, job);
         }
         let message = format!("the driver {} has no `{ability}`", self.driver());
-        Box::pin(std::future::ready(Err(StorageError::last(ErrorKind::Unimplemented, message))))
+        Box::pin(std::future::ready(Err(StorageError::final_outcome(ErrorKind::Unimplemented, message))))
     }
 }
 
 /// A volume that a guest created, checked.
-fn created(volume: wit::Volume, redactor: &Redactor) -> Result<CreatedVolume, String> {
-    let volume = convert::created(volume)?;
-    checks::created(&volume)?;
-    checks::no_secret_in("the volume handle", volume.handle.as_str(), redactor)?;
-    checks::no_secret("the context", &volume.context, redactor)?;
+fn checked_volume(volume: wit::Volume, redactor: &Redactor) -> Result<CreatedVolume, String> {
+    let volume = convert::created_volume(volume)?;
+    checks::created_volume(&volume)?;
+    checks::no_secret_in_id("the volume handle", volume.handle.as_str(), redactor)?;
+    checks::no_secret_in_map("the context", &volume.context, redactor)?;
     for segments in &volume.topology {
-        checks::no_secret("the topology", segments, redactor)?;
+        checks::no_secret_in_map("the topology", segments, redactor)?;
     }
-    if let Some(attachment) = &volume.attachment {
-        checks::no_secret("the attachment", &attachment.fields, redactor)?;
+    if let Some(attachment) = &volume.connection_info {
+        checks::no_secret_in_map("the attachment", &attachment.fields, redactor)?;
     }
     Ok(volume)
 }
 
-fn remember_created(guard: &Guard, volume: &CreatedVolume) {
-    guard.created(Subject::Volume(volume.handle.clone()));
+fn add_volume_alias(guard: &OperationPermit, volume: &CreatedVolume) {
+    guard.add_alias(OperationKey::Volume(volume.handle.clone()));
 }
 
-fn named(method: &'static str, request: &CreateVolume, source: &impl std::hash::Hash) -> Option<Intent> {
-    Some(Intent::new(Subject::Name(request.name.as_str().into()), method, &(request, source)))
+fn create_operation(
+    method: &'static str,
+    request: &CreateVolume,
+    source: &impl std::hash::Hash,
+) -> Option<OperationRequest> {
+    Some(OperationRequest::new(
+        OperationKey::VolumeName(request.name.as_str().into()),
+        method,
+        &(request, source),
+    ))
 }
 
-fn text(handle: &impl ToString) -> String {
+fn handle_text(handle: &impl ToString) -> String {
     handle.to_string()
 }
 
-fn texts(handles: &BTreeSet<SnapshotHandle>) -> Vec<String> {
+fn handle_texts(handles: &BTreeSet<SnapshotHandle>) -> Vec<String> {
     handles.iter().map(ToString::to_string).collect()
 }
 
 impl Backend for WasmBackend {
     fn description(&self) -> &Description {
-        &self.shared.description
+        &self.inner.description
     }
 
     fn abilities(&self) -> &BTreeSet<Ability> {
-        &self.manifest().abilities
+        &self.interfaces().abilities
     }
 
-    fn probe(&self, call: Call) -> Answer<'_, Readiness> {
+    fn probe(&self, call: Call) -> BackendFuture<'_, Readiness> {
         let accept = |readiness, redactor: &Redactor| Ok(convert::readiness(readiness, redactor));
-        self.answer(call, Job::new("/csi.v1.Identity/Probe", None, exports::probe(), accept))
+        self.run_boxed(call, CallSpec::new("/csi.v1.Identity/Probe", None, exports::probe(), accept))
     }
 
-    fn create_volume(&self, call: Call, request: CreateVolume) -> Answer<'_, CreatedVolume> {
-        let intent = named("create", &request, &());
+    fn create_volume(&self, call: Call, request: CreateVolume) -> BackendFuture<'_, CreatedVolume> {
+        let intent = create_operation("create", &request, &());
         let function = exports::create(convert::create_request(request));
-        let job = Job::new("/csi.v1.Controller/CreateVolume", intent, function, created);
-        self.answer(call, Job { remember: remember_created, ..job })
+        let job = CallSpec::new("/csi.v1.Controller/CreateVolume", intent, function, checked_volume);
+        self.run_boxed(call, CallSpec { on_success: add_volume_alias, ..job })
     }
 
     fn clone_volume(
@@ -97,12 +109,12 @@ impl Backend for WasmBackend {
         call: Call,
         request: CreateVolume,
         source: VolumeHandle,
-    ) -> Answer<'_, CreatedVolume> {
-        let intent = named("create-from-volume", &request, &source)
-            .map(|intent| intent.from([Subject::Volume(source.clone())]));
-        let function = exports::create_from_volume(convert::create_request(request), text(&source));
-        let job = Job::new("/csi.v1.Controller/CreateVolume", intent, function, created);
-        self.able(Ability::Cloning, call, Job { remember: remember_created, ..job })
+    ) -> BackendFuture<'_, CreatedVolume> {
+        let intent = create_operation("create-from-volume", &request, &source)
+            .map(|intent| intent.with_sources([OperationKey::Volume(source.clone())]));
+        let function = exports::create_from_volume(convert::create_request(request), handle_text(&source));
+        let job = CallSpec::new("/csi.v1.Controller/CreateVolume", intent, function, checked_volume);
+        self.run_with_ability(Ability::Cloning, call, CallSpec { on_success: add_volume_alias, ..job })
     }
 
     fn restore_snapshot(
@@ -110,99 +122,127 @@ impl Backend for WasmBackend {
         call: Call,
         request: CreateVolume,
         source: SnapshotHandle,
-    ) -> Answer<'_, CreatedVolume> {
-        let intent = named("create-from-snapshot", &request, &source)
-            .map(|intent| intent.from([Subject::Snapshot(source.clone())]));
-        let function = exports::create_from_snapshot(convert::create_request(request), text(&source));
-        let job = Job::new("/csi.v1.Controller/CreateVolume", intent, function, created);
-        self.able(Ability::Restoring, call, Job { remember: remember_created, ..job })
+    ) -> BackendFuture<'_, CreatedVolume> {
+        let intent = create_operation("create-from-snapshot", &request, &source)
+            .map(|intent| intent.with_sources([OperationKey::Snapshot(source.clone())]));
+        let function = exports::create_from_snapshot(convert::create_request(request), handle_text(&source));
+        let job = CallSpec::new("/csi.v1.Controller/CreateVolume", intent, function, checked_volume);
+        self.run_with_ability(Ability::Restoring, call, CallSpec { on_success: add_volume_alias, ..job })
     }
 
-    fn delete_volume(&self, call: Call, handle: VolumeHandle) -> Answer<'_, ()> {
-        let function = exports::delete(text(&handle));
-        let intent = Intent::deleting(Subject::Volume(handle), "delete", &());
-        let job = Job::new("/csi.v1.Controller/DeleteVolume", Some(intent), function, |(), _| Ok(()));
-        self.answer(call, Job { remember: |guard, ()| guard.deleted(), ..job })
+    fn delete_volume(&self, call: Call, handle: VolumeHandle) -> BackendFuture<'_, ()> {
+        let function = exports::delete(handle_text(&handle));
+        let intent = OperationRequest::deletion(OperationKey::Volume(handle), "delete", &());
+        let job = CallSpec::new("/csi.v1.Controller/DeleteVolume", Some(intent), function, |(), _| Ok(()));
+        self.run_boxed(call, CallSpec { on_success: |guard, ()| guard.remove_alias(), ..job })
     }
 
-    fn validate_volume(&self, call: Call, request: ValidateVolume) -> Answer<'_, Validation> {
+    fn validate_volume(&self, call: Call, request: ValidateVolume) -> BackendFuture<'_, Validation> {
         let function = exports::validate(convert::validate_request(request));
         let accept = |validation, redactor: &Redactor| Ok(convert::validation(validation, redactor));
-        self.answer(call, Job::new("/csi.v1.Controller/ValidateVolumeCapabilities", None, function, accept))
+        self.run_boxed(
+            call,
+            CallSpec::new("/csi.v1.Controller/ValidateVolumeCapabilities", None, function, accept),
+        )
     }
 
-    fn publish_volume(&self, call: Call, request: PublishVolume) -> Answer<'_, AttachmentRecord> {
-        let intent = Intent::new(Subject::Volume(request.handle.clone()), "publish", &request)
-            .of_node(Some(request.node.clone()));
+    fn publish_volume(&self, call: Call, request: PublishVolume) -> BackendFuture<'_, ConnectionInfo> {
+        let intent = OperationRequest::new(OperationKey::Volume(request.handle.clone()), "publish", &request)
+            .on_node(Some(request.node_id.clone()));
         let function = exports::publish(convert::publish_request(request));
         let accept = |attachment, redactor: &Redactor| {
-            let attachment = convert::attachment(attachment)?;
-            checks::attachment(&attachment)?;
-            checks::no_secret("the attachment", &attachment.fields, redactor)?;
+            let attachment = convert::connection_info(attachment)?;
+            checks::connection_info(&attachment)?;
+            checks::no_secret_in_map("the attachment", &attachment.fields, redactor)?;
             Ok(attachment)
         };
-        let job = Job::new("/csi.v1.Controller/ControllerPublishVolume", Some(intent), function, accept);
-        self.able(Ability::Publishing, call, job)
+        let job = CallSpec::new("/csi.v1.Controller/ControllerPublishVolume", Some(intent), function, accept);
+        self.run_with_ability(Ability::Publishing, call, job)
     }
 
-    fn unpublish_volume(&self, call: Call, handle: VolumeHandle, node: Option<NodeId>) -> Answer<'_, ()> {
-        let function = exports::unpublish(text(&handle), node.as_ref().map(text));
-        let intent = Intent::new(Subject::Volume(handle), "unpublish", &node).undoing("publish", node);
+    fn unpublish_volume(
+        &self,
+        call: Call,
+        handle: VolumeHandle,
+        node: Option<NodeId>,
+    ) -> BackendFuture<'_, ()> {
+        let function = exports::unpublish(handle_text(&handle), node.as_ref().map(handle_text));
+        let intent =
+            OperationRequest::new(OperationKey::Volume(handle), "unpublish", &node).inverse("publish", node);
         let method = "/csi.v1.Controller/ControllerUnpublishVolume";
-        self.able(Ability::Publishing, call, Job::new(method, Some(intent), function, |(), _| Ok(())))
+        self.run_with_ability(
+            Ability::Publishing,
+            call,
+            CallSpec::new(method, Some(intent), function, |(), _| Ok(())),
+        )
     }
 
-    fn expand_volume(&self, call: Call, request: ExpandVolume) -> Answer<'_, ExpandedVolume> {
-        let intent = Intent::new(Subject::Volume(request.handle.clone()), "expand", &request);
+    fn expand_volume(&self, call: Call, request: ExpandVolume) -> BackendFuture<'_, ExpandedVolume> {
+        let intent = OperationRequest::new(OperationKey::Volume(request.handle.clone()), "expand", &request);
         let function = exports::expand(convert::expand_request(request));
         let accept = |expanded: crate::bindings::exports::cofferdam::storage::expansion::Expanded,
                       _: &Redactor| {
-            let expanded =
-                ExpandedVolume { capacity: expanded.capacity_bytes, node_expansion: expanded.node_expansion };
-            checks::expanded(&expanded).map(|()| expanded)
+            let expanded = ExpandedVolume {
+                capacity: expanded.capacity_bytes,
+                node_expansion_required: expanded.node_expansion,
+            };
+            checks::expanded_volume(&expanded).map(|()| expanded)
         };
-        let job = Job::new("/csi.v1.Controller/ControllerExpandVolume", Some(intent), function, accept);
-        self.able(Ability::Expansion, call, job)
+        let job = CallSpec::new("/csi.v1.Controller/ControllerExpandVolume", Some(intent), function, accept);
+        self.run_with_ability(Ability::Expansion, call, job)
     }
 
-    fn modify_volume(&self, call: Call, handle: VolumeHandle, parameters: Parameters) -> Answer<'_, ()> {
-        let intent = Intent::new(Subject::Volume(handle.clone()), "modify", &parameters);
-        let function = exports::modify(text(&handle), convert::pairs(parameters));
+    fn modify_volume(
+        &self,
+        call: Call,
+        handle: VolumeHandle,
+        parameters: Parameters,
+    ) -> BackendFuture<'_, ()> {
+        let intent = OperationRequest::new(OperationKey::Volume(handle.clone()), "modify", &parameters);
+        let function = exports::modify(handle_text(&handle), convert::pairs(parameters));
         let method = "/csi.v1.Controller/ControllerModifyVolume";
-        self.able(Ability::Modification, call, Job::new(method, Some(intent), function, |(), _| Ok(())))
+        self.run_with_ability(
+            Ability::Modification,
+            call,
+            CallSpec::new(method, Some(intent), function, |(), _| Ok(())),
+        )
     }
 
-    fn create_snapshot(&self, call: Call, request: CreateSnapshot) -> Answer<'_, Snapshot> {
-        let subject = Subject::SnapshotName(request.name.as_str().into());
+    fn create_snapshot(&self, call: Call, request: CreateSnapshot) -> BackendFuture<'_, Snapshot> {
+        let subject = OperationKey::SnapshotName(request.name.as_str().into());
         let source = request.source.clone();
-        let intent =
-            Intent::new(subject, "create-snapshot", &request).from([Subject::Volume(source.clone())]);
-        let function = exports::create_snapshot(convert::snapshot_request(request));
+        let intent = OperationRequest::new(subject, "create-snapshot", &request)
+            .with_sources([OperationKey::Volume(source.clone())]);
+        let function = exports::create_snapshot(convert::create_snapshot_request(request));
         let accept = move |found, redactor: &Redactor| {
-            let found = snapshot(found, redactor)?;
-            same("source", &source, &found.source).map(|()| found)
+            let found = checked_snapshot(found, redactor)?;
+            check_same_handle("source", &source, &found.source).map(|()| found)
         };
-        let job = Job::new("/csi.v1.Controller/CreateSnapshot", Some(intent), function, accept);
-        let remember: fn(&Guard, &Snapshot) =
-            |guard, snapshot| guard.created(Subject::Snapshot(snapshot.handle.clone()));
-        self.able(Ability::Snapshots, call, Job { remember, ..job })
+        let job = CallSpec::new("/csi.v1.Controller/CreateSnapshot", Some(intent), function, accept);
+        let remember: fn(&OperationPermit, &Snapshot) =
+            |guard, snapshot| guard.add_alias(OperationKey::Snapshot(snapshot.handle.clone()));
+        self.run_with_ability(Ability::Snapshots, call, CallSpec { on_success: remember, ..job })
     }
 
-    fn delete_snapshot(&self, call: Call, handle: SnapshotHandle) -> Answer<'_, ()> {
-        let function = exports::delete_snapshot(text(&handle));
-        let intent = Intent::deleting(Subject::Snapshot(handle), "delete-snapshot", &());
-        let job = Job::new("/csi.v1.Controller/DeleteSnapshot", Some(intent), function, |(), _| Ok(()));
-        self.able(Ability::Snapshots, call, Job { remember: |guard, ()| guard.deleted(), ..job })
+    fn delete_snapshot(&self, call: Call, handle: SnapshotHandle) -> BackendFuture<'_, ()> {
+        let function = exports::delete_snapshot(handle_text(&handle));
+        let intent = OperationRequest::deletion(OperationKey::Snapshot(handle), "delete-snapshot", &());
+        let job = CallSpec::new("/csi.v1.Controller/DeleteSnapshot", Some(intent), function, |(), _| Ok(()));
+        self.run_with_ability(
+            Ability::Snapshots,
+            call,
+            CallSpec { on_success: |guard, ()| guard.remove_alias(), ..job },
+        )
     }
 
-    fn get_snapshot(&self, call: Call, handle: SnapshotHandle) -> Answer<'_, Snapshot> {
-        let function = exports::get_snapshot(text(&handle));
+    fn get_snapshot(&self, call: Call, handle: SnapshotHandle) -> BackendFuture<'_, Snapshot> {
+        let function = exports::get_snapshot(handle_text(&handle));
         let accept = move |found, redactor: &Redactor| {
-            let found = snapshot(found, redactor)?;
-            same("snapshot", &handle, &found.handle).map(|()| found)
+            let found = checked_snapshot(found, redactor)?;
+            check_same_handle("snapshot", &handle, &found.handle).map(|()| found)
         };
-        let job = Job::new("/csi.v1.Controller/GetSnapshot", None, function, accept);
-        self.able(Ability::Snapshots, call, job)
+        let job = CallSpec::new("/csi.v1.Controller/GetSnapshot", None, function, accept);
+        self.run_with_ability(Ability::Snapshots, call, job)
     }
 
     fn list_snapshots(
@@ -210,13 +250,17 @@ impl Backend for WasmBackend {
         call: Call,
         source: Option<VolumeHandle>,
         page: PageRequest,
-    ) -> Answer<'_, SnapshotPage> {
-        let function = exports::list_snapshots(source.as_ref().map(text), page.after.clone(), page.limit);
+    ) -> BackendFuture<'_, SnapshotPage> {
+        let function = exports::list_snapshots(
+            source.as_ref().map(handle_text),
+            page.starting_token.clone(),
+            page.max_entries,
+        );
         let accept = move |found, redactor: &Redactor| {
             let found = convert::snapshot_page(found);
             checks::snapshot_page(&found, &page)?;
             for snapshot in &found.snapshots {
-                checks::no_secret_in("the snapshot handle", snapshot.handle.as_str(), redactor)?;
+                checks::no_secret_in_id("the snapshot handle", snapshot.handle.as_str(), redactor)?;
             }
             let stranger =
                 |snapshot: &&Snapshot| source.as_ref().is_some_and(|source| snapshot.source != *source);
@@ -225,18 +269,22 @@ impl Backend for WasmBackend {
                 None => Ok(found),
             }
         };
-        let job = Job::new("/csi.v1.Controller/ListSnapshots", None, function, accept);
-        self.able(Ability::Snapshots, call, job)
+        let job = CallSpec::new("/csi.v1.Controller/ListSnapshots", None, function, accept);
+        self.run_with_ability(Ability::Snapshots, call, job)
     }
 
-    fn create_group_snapshot(&self, call: Call, request: CreateGroupSnapshot) -> Answer<'_, GroupSnapshot> {
-        let subject = Subject::GroupName(request.name.as_str().into());
+    fn create_group_snapshot(
+        &self,
+        call: Call,
+        request: CreateGroupSnapshot,
+    ) -> BackendFuture<'_, GroupSnapshot> {
+        let subject = OperationKey::GroupSnapshotName(request.name.as_str().into());
         let sources = request.sources.clone();
-        let intent = Intent::new(subject, "create-group-snapshot", &request)
-            .from(sources.iter().cloned().map(Subject::Volume));
-        let function = exports::create_group(convert::group_request(request));
+        let intent = OperationRequest::new(subject, "create-group-snapshot", &request)
+            .with_sources(sources.iter().cloned().map(OperationKey::Volume));
+        let function = exports::create_group(convert::create_group_snapshot_request(request));
         let accept = move |found, redactor: &Redactor| {
-            let group = group(found, redactor)?;
+            let group = checked_group_snapshot(found, redactor)?;
             let members: BTreeSet<_> = group.snapshots.iter().map(|member| member.source.clone()).collect();
             if members == sources && group.snapshots.len() == sources.len() {
                 Ok(group)
@@ -245,10 +293,10 @@ impl Backend for WasmBackend {
             }
         };
         let method = "/csi.v1.GroupController/CreateVolumeGroupSnapshot";
-        let job = Job::new(method, Some(intent), function, accept);
-        let remember: fn(&Guard, &GroupSnapshot) =
-            |guard, group| guard.created(Subject::Group(group.handle.clone()));
-        self.able(Ability::GroupSnapshots, call, Job { remember, ..job })
+        let job = CallSpec::new(method, Some(intent), function, accept);
+        let remember: fn(&OperationPermit, &GroupSnapshot) =
+            |guard, group| guard.add_alias(OperationKey::GroupSnapshot(group.handle.clone()));
+        self.run_with_ability(Ability::GroupSnapshots, call, CallSpec { on_success: remember, ..job })
     }
 
     fn delete_group_snapshot(
@@ -256,12 +304,20 @@ impl Backend for WasmBackend {
         call: Call,
         handle: GroupSnapshotHandle,
         snapshots: BTreeSet<SnapshotHandle>,
-    ) -> Answer<'_, ()> {
-        let function = exports::delete_group(text(&handle), texts(&snapshots));
-        let intent = Intent::deleting(Subject::Group(handle), "delete-group-snapshot", &snapshots);
+    ) -> BackendFuture<'_, ()> {
+        let function = exports::delete_group(handle_text(&handle), handle_texts(&snapshots));
+        let intent = OperationRequest::deletion(
+            OperationKey::GroupSnapshot(handle),
+            "delete-group-snapshot",
+            &snapshots,
+        );
         let method = "/csi.v1.GroupController/DeleteVolumeGroupSnapshot";
-        let job = Job::new(method, Some(intent), function, |(), _| Ok(()));
-        self.able(Ability::GroupSnapshots, call, Job { remember: |guard, ()| guard.deleted(), ..job })
+        let job = CallSpec::new(method, Some(intent), function, |(), _| Ok(()));
+        self.run_with_ability(
+            Ability::GroupSnapshots,
+            call,
+            CallSpec { on_success: |guard, ()| guard.remove_alias(), ..job },
+        )
     }
 
     fn get_group_snapshot(
@@ -269,69 +325,73 @@ impl Backend for WasmBackend {
         call: Call,
         handle: GroupSnapshotHandle,
         snapshots: BTreeSet<SnapshotHandle>,
-    ) -> Answer<'_, GroupSnapshot> {
-        let function = exports::get_group(text(&handle), texts(&snapshots));
+    ) -> BackendFuture<'_, GroupSnapshot> {
+        let function = exports::get_group(handle_text(&handle), handle_texts(&snapshots));
         let accept = move |found, redactor: &Redactor| {
-            let found = group(found, redactor)?;
-            same("group snapshot", &handle, &found.handle).map(|()| found)
+            let found = checked_group_snapshot(found, redactor)?;
+            check_same_handle("group snapshot", &handle, &found.handle).map(|()| found)
         };
         let method = "/csi.v1.GroupController/GetVolumeGroupSnapshot";
-        self.able(Ability::GroupSnapshots, call, Job::new(method, None, function, accept))
+        self.run_with_ability(Ability::GroupSnapshots, call, CallSpec::new(method, None, function, accept))
     }
 
-    fn list_volumes(&self, call: Call, page: PageRequest) -> Answer<'_, VolumePage> {
-        let function = exports::list_volumes(page.after.clone(), page.limit);
+    fn list_volumes(&self, call: Call, page: PageRequest) -> BackendFuture<'_, VolumePage> {
+        let function = exports::list_volumes(page.starting_token.clone(), page.max_entries);
         let accept = move |found, redactor: &Redactor| {
             let found = convert::volume_page(found, redactor)?;
             checks::volume_page(&found, &page).map(|()| found)
         };
-        let job = Job::new("/csi.v1.Controller/ListVolumes", None, function, accept);
-        self.able(Ability::Listing, call, job)
+        let job = CallSpec::new("/csi.v1.Controller/ListVolumes", None, function, accept);
+        self.run_with_ability(Ability::Listing, call, job)
     }
 
-    fn get_volume(&self, call: Call, handle: VolumeHandle) -> Answer<'_, VolumeStatus> {
-        let function = exports::get_volume(text(&handle));
+    fn get_volume(&self, call: Call, handle: VolumeHandle) -> BackendFuture<'_, VolumeStatus> {
+        let function = exports::get_volume(handle_text(&handle));
         let accept = move |found, redactor: &Redactor| {
-            let found = convert::status(found, redactor)?;
-            checks::status(&found)?;
-            same("volume", &handle, &found.volume.handle).map(|()| found)
+            let found = convert::volume_status(found, redactor)?;
+            checks::volume_status(&found)?;
+            check_same_handle("volume", &handle, &found.volume.handle).map(|()| found)
         };
-        let job = Job::new("/csi.v1.Controller/ControllerGetVolume", None, function, accept);
-        self.able(Ability::Inspection, call, job)
+        let job = CallSpec::new("/csi.v1.Controller/ControllerGetVolume", None, function, accept);
+        self.run_with_ability(Ability::Inspection, call, job)
     }
 
-    fn get_capacity(&self, call: Call, query: CapacityQuery) -> Answer<'_, Capacity> {
+    fn get_capacity(&self, call: Call, query: CapacityQuery) -> BackendFuture<'_, Capacity> {
         let function = exports::available(convert::capacity_request(query));
         let accept = |found, _: &Redactor| {
             let capacity = convert::capacity(found);
             checks::capacity(&capacity).map(|()| capacity)
         };
-        let job = Job::new("/csi.v1.Controller/GetCapacity", None, function, accept);
-        self.able(Ability::Capacity, call, job)
+        let job = CallSpec::new("/csi.v1.Controller/GetCapacity", None, function, accept);
+        self.run_with_ability(Ability::Capacity, call, job)
     }
 }
 
-fn snapshot(found: wit::Snapshot, redactor: &Redactor) -> Result<Snapshot, String> {
+fn checked_snapshot(found: wit::Snapshot, redactor: &Redactor) -> Result<Snapshot, String> {
     let found = convert::snapshot(found);
     checks::snapshot(&found)?;
-    checks::no_secret_in("the snapshot handle", found.handle.as_str(), redactor)?;
+    checks::no_secret_in_id("the snapshot handle", found.handle.as_str(), redactor)?;
     Ok(found)
 }
 
-fn group(
+fn checked_group_snapshot(
     found: crate::bindings::exports::cofferdam::storage::group_snapshots::GroupSnapshot,
     redactor: &Redactor,
 ) -> Result<GroupSnapshot, String> {
     let found = convert::group_snapshot(found);
     checks::group_snapshot(&found)?;
-    checks::no_secret_in("the group's handle", found.handle.as_str(), redactor)?;
+    checks::no_secret_in_id("the group's handle", found.handle.as_str(), redactor)?;
     Ok(found)
 }
 
 /// Whether the guest told of what it was asked for.
-fn same<H: PartialEq + std::fmt::Display>(what: &str, asked: &H, found: &H) -> Result<(), String> {
-    if asked == found {
+fn check_same_handle<H: PartialEq + std::fmt::Display>(
+    what: &str,
+    expected: &H,
+    found: &H,
+) -> Result<(), String> {
+    if expected == found {
         return Ok(());
     }
-    Err(format!("it describes another {what} than {}", checks::printable(&asked.to_string())))
+    Err(format!("it describes another {what} than {}", checks::printable(&expected.to_string())))
 }

@@ -19,136 +19,140 @@ use tokio::{
 use tracing::Instrument as _;
 
 use crate::{
-    breaker::{Breaker, Pass},
-    call::{self, End, Function, Parts},
-    capabilities::Context,
+    breaker::{Breaker, BreakerPermit},
+    call::{self, CallOutcome, GuestFunction, SharedState},
+    capabilities::CallContext,
     digest::Digest,
-    engine::Inner,
-    inspect::Manifest,
+    engine::EngineInner,
+    failure::{BreakerSignal, CallFailure},
+    inspect::ComponentInterfaces,
     metrics::DriverMetrics,
-    outcome::{Failure, Sign},
-    usage::Usage,
+    usage::CallUsage,
 };
 use cofferdam_backend::{
     Call, Redactor,
-    guard::{Guard, Guards, Intent},
+    in_flight::{InFlightTable, OperationPermit, OperationRequest},
 };
 
 /// A vendor's component, loaded.
 #[derive(Clone)]
 pub struct WasmBackend {
-    shared: Arc<Shared>,
+    inner: Arc<BackendInner>,
 }
 
-struct Shared {
-    engine: Arc<Inner>,
-    parts: Arc<Parts>,
+struct BackendInner {
+    engine: Arc<EngineInner>,
+    shared_state: Arc<SharedState>,
     description: Description,
-    running: Semaphore,
-    waiting: Semaphore,
-    guards: Guards,
+    run_permits: Semaphore,
+    queue_permits: Semaphore,
+    in_flight: InFlightTable,
     breaker: std::sync::Mutex<Breaker>,
     metrics: DriverMetrics,
-    last: std::sync::Mutex<Usage>,
+    last_usage: std::sync::Mutex<CallUsage>,
 }
 
 impl std::fmt::Debug for WasmBackend {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("WasmBackend")
-            .field("driver", &self.shared.description.name)
+            .field("driver", &self.inner.description.name)
             .field("digest", &self.digest())
             .finish_non_exhaustive()
     }
 }
 
 /// Makes an answer of what a guest returned, or says which rule of the contract that breaks.
-type Accept<T, U> = dyn FnOnce(T, &Redactor) -> Result<U, String> + Send;
+type ResponseConverter<T, U> = dyn FnOnce(T, &Redactor) -> Result<U, String> + Send;
 
 /// One call as the methods describe it.
-struct Job<T, U> {
+struct CallSpec<T, U> {
     /// CSI's path of the call, which is what the sidecars' metrics are labelled with.
     method: &'static str,
     /// What it is about; absent for calls that change nothing.
-    intent: Option<Intent>,
-    function: Function<T>,
-    accept: Box<Accept<T, U>>,
+    operation: Option<OperationRequest>,
+    function: GuestFunction<T>,
+    convert: Box<ResponseConverter<T, U>>,
     /// What the guard remembers of a success.
-    remember: fn(&Guard, &U),
+    on_success: fn(&OperationPermit, &U),
 }
 
-impl<T, U> Job<T, U> {
+impl<T, U> CallSpec<T, U> {
     fn new(
         method: &'static str,
-        intent: Option<Intent>,
-        function: Function<T>,
-        accept: impl FnOnce(T, &Redactor) -> Result<U, String> + Send + 'static,
+        operation: Option<OperationRequest>,
+        function: GuestFunction<T>,
+        convert: impl FnOnce(T, &Redactor) -> Result<U, String> + Send + 'static,
     ) -> Self {
-        Self { method, intent, function, accept: Box::new(accept), remember: |_, _| {} }
+        Self { method, operation, function, convert: Box::new(convert), on_success: |_, _| {} }
     }
 }
 
 impl WasmBackend {
-    pub(crate) fn new(engine: Arc<Inner>, parts: Arc<Parts>, description: Description) -> Self {
-        let limits = &parts.limits;
-        let metrics = engine.metrics.of(&description.name);
-        metrics.state(parts.shared.state.usage());
-        metrics.limits(limits);
-        if let Some(pool) = &parts.shared.pool {
-            pool.observe(metrics.clone());
+    pub(crate) fn new(
+        engine: Arc<EngineInner>,
+        shared_state: Arc<SharedState>,
+        description: Description,
+    ) -> Self {
+        let limits = &shared_state.limits;
+        let metrics = engine.metrics.driver_metrics(&description.name);
+        metrics.set_state_usage(shared_state.capabilities.state.usage());
+        metrics.set_limits(limits);
+        if let Some(pool) = &shared_state.capabilities.pool {
+            pool.set_metrics(metrics.clone());
         }
-        let shared = Shared {
-            running: Semaphore::new(limits.concurrent_calls),
-            waiting: Semaphore::new(limits.queued_calls),
-            guards: Guards::default(),
+        let inner = BackendInner {
+            run_permits: Semaphore::new(limits.concurrent_calls),
+            queue_permits: Semaphore::new(limits.queued_calls),
+            in_flight: InFlightTable::default(),
             breaker: std::sync::Mutex::new(Breaker::new(
                 limits.breaker_failures,
                 Duration::from_millis(limits.breaker_pause_ms),
             )),
             metrics,
             engine,
-            parts,
+            shared_state,
             description,
-            last: std::sync::Mutex::default(),
+            last_usage: std::sync::Mutex::default(),
         };
-        Self { shared: Arc::new(shared) }
+        Self { inner: Arc::new(inner) }
     }
 
     /// The same backend as a second process would have it: the same component, settings and state, with guards and a breaker
     /// of its own. For the conformance suite, which asks what happens when two processes call a driver at once.
     #[must_use]
-    pub fn twin(&self) -> Arc<Self> {
-        let Shared { engine, parts, description, .. } = &*self.shared;
+    pub fn second_process(&self) -> Arc<Self> {
+        let BackendInner { engine, shared_state: parts, description, .. } = &*self.inner;
         Arc::new(Self::new(Arc::clone(engine), Arc::clone(parts), description.clone()))
     }
 
     /// The driver's name.
     pub fn driver(&self) -> &DriverName {
-        &self.shared.description.name
+        &self.inner.description.name
     }
 
     /// SHA-256 of the component.
     pub fn digest(&self) -> Digest {
-        self.shared.parts.compiled.digest
+        self.inner.shared_state.compiled.digest
     }
 
     /// What the component imports and exports.
-    pub fn manifest(&self) -> &Manifest {
-        &self.shared.parts.compiled.manifest
+    pub fn interfaces(&self) -> &ComponentInterfaces {
+        &self.inner.shared_state.compiled.interfaces
     }
 
     /// What the call that ended last used; of calls at the same time it is any.
-    pub fn last_usage(&self) -> Usage {
-        *self.shared.last.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn last_usage(&self) -> CallUsage {
+        *self.inner.last_usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keys that the backend keeps through its `state` import, in their order.
     pub fn state_keys(&self) -> Vec<String> {
-        self.shared.parts.shared.state.keys()
+        self.inner.shared_state.capabilities.state.keys()
     }
 
     /// How many entries the backend keeps through its `state` import, and how many bytes they take.
     pub fn state_usage(&self) -> (usize, usize) {
-        self.shared.parts.shared.state.usage()
+        self.inner.shared_state.capabilities.state.usage()
     }
 
     /// Runs a call in a task of its own. The task goes on when the caller goes away: the volume stays guarded until the guest
@@ -156,131 +160,143 @@ impl WasmBackend {
     fn run<T: Send + 'static, U: Send + 'static>(
         &self,
         call: Call,
-        job: Job<T, U>,
+        spec: CallSpec<T, U>,
     ) -> impl Future<Output = Result<U, StorageError>> + Send + 'static {
-        let begun = Instant::now();
-        let method = job.method;
-        let shared = Arc::clone(&self.shared);
+        let started = Instant::now();
+        let method = spec.method;
+        let shared = Arc::clone(&self.inner);
         let span = tracing::debug_span!("backend", driver = %self.driver(), method);
         let task = {
-            let shared = Arc::clone(&self.shared);
-            async move { shared.perform(begun, call, job).await }
+            let shared = Arc::clone(&self.inner);
+            async move { shared.execute(started, call, spec).await }
         };
         async move {
-            shared.engine.guests().spawn(task.instrument(span)).await.unwrap_or_else(|error| {
+            shared.engine.guest_runtime().spawn(task.instrument(span)).await.unwrap_or_else(|error| {
                 let driver = &shared.description.name;
                 tracing::error!(%driver, method, %error, "the host failed while it ran a backend");
-                shared.conclude(begun, method, None, Err(Failure::Panic))
+                shared.finish(started, method, None, Err(CallFailure::Panic))
             })
         }
     }
 }
 
-impl Shared {
-    async fn perform<T: Send + 'static, U>(
+impl BackendInner {
+    async fn execute<T: Send + 'static, U>(
         self: Arc<Self>,
-        begun: Instant,
+        started: Instant,
         call: Call,
-        job: Job<T, U>,
+        spec: CallSpec<T, U>,
     ) -> Result<U, StorageError> {
-        let Job { method, intent, function, accept, remember } = job;
-        let _in_flight = self.metrics.calls().begin();
-        let secrets = self.parts.secrets.and(&call.secrets);
+        let CallSpec { method, operation: intent, function, convert: accept, on_success: remember } = spec;
+        let _in_flight = self.metrics.call_metrics().start();
+        let secrets = self.shared_state.secrets.merged_with(&call.secrets);
         let redactor = Redactor::new(secrets.clone());
-        let allowed = call.deadline.min(self.parts.limits.deadline());
+        let timeout = call.deadline.min(self.shared_state.limits.deadline());
         // Bound first: the lock must be free when the refusal is counted.
-        let admitted = self.breaker().admit(begun, allowed);
+        let admitted = self.breaker().admit(started, timeout);
         let pass = match admitted {
             Ok(pass) => pass,
-            Err(pause) => return self.conclude(begun, method, None, Err(Failure::Tripped(pause))),
+            Err(pause) => return self.finish(started, method, None, Err(CallFailure::CircuitOpen(pause))),
         };
-        let guard = match intent.map(|intent| self.guards.take(intent)).transpose() {
-            Ok(guard) => guard,
-            Err(refusal) => return self.conclude(begun, method, Some(pass), Err(Failure::Guarded(refusal))),
+        let operation_permit = match intent.map(|intent| self.in_flight.acquire(intent)).transpose() {
+            Ok(operation_permit) => operation_permit,
+            Err(refusal) => {
+                return self.finish(started, method, Some(pass), Err(CallFailure::Conflict(refusal)));
+            }
         };
-        let context =
-            Context { deadline: begun + allowed, secrets, redactor: redactor.clone(), guard: guard.clone() };
-        let (end, pass) = self.admitted(context, method, pass, function).await;
-        if let Some(usage) = end.usage {
-            self.metrics.used(&usage);
-            *self.last.lock().unwrap_or_else(PoisonError::into_inner) = usage;
+        let context = CallContext {
+            deadline: started + timeout,
+            secrets,
+            redactor: redactor.clone(),
+            operation_permit: operation_permit.clone(),
+        };
+        let (outcome, pass) = self.run_admitted(context, method, pass, function).await;
+        if let Some(usage) = outcome.usage {
+            self.metrics.observe_usage(&usage);
+            *self.last_usage.lock().unwrap_or_else(PoisonError::into_inner) = usage;
         }
         // What breaks the contract is quoted, and may be a secret.
-        let accepted =
-            |value| accept(value, &redactor).map_err(|reason| Failure::Untrue(redactor.blot_quoted(&reason)));
-        let answer = self.conclude(begun, method, pass, end.answer.and_then(accepted));
-        let answer = answer.map_err(|error| guard.iter().fold(error, |error, guard| guard.doubt(error)));
-        if let Some(guard) = guard {
-            guard.settle(answer.as_ref().err());
+        let convert_value = |value| {
+            accept(value, &redactor)
+                .map_err(|reason| CallFailure::ContractViolation(redactor.redact_escaped(&reason)))
+        };
+        let answer = self.finish(started, method, pass, outcome.result.and_then(convert_value));
+        let answer = answer.map_err(|error| {
+            operation_permit
+                .iter()
+                .fold(error, |error, operation_permit| operation_permit.keep_in_doubt(error))
+        });
+        if let Some(operation_permit) = operation_permit {
+            operation_permit.finish(answer.as_ref().err());
             if let Ok(value) = &answer {
-                remember(&guard, value);
+                remember(&operation_permit, value);
             }
         }
-        self.metrics.calls().unsettled(self.guards.unsettled());
-        self.metrics.state(self.parts.shared.state.usage());
+        self.metrics.call_metrics().set_in_doubt(self.in_flight.in_doubt_count());
+        self.metrics.set_state_usage(self.shared_state.capabilities.state.usage());
         answer
     }
 
     /// Lets a call through to the guest when the limits allow it. The pass is the one that counts when it ends.
-    async fn admitted<T: Send + 'static>(
+    async fn run_admitted<T: Send + 'static>(
         &self,
-        context: Context,
+        context: CallContext,
         method: &'static str,
-        pass: Pass,
-        function: Function<T>,
-    ) -> (End<T>, Option<Pass>) {
-        let Ok(_place) = self.waiting.try_acquire() else {
-            return (End::without_guest(Failure::Overloaded), Some(pass));
+        pass: BreakerPermit,
+        function: GuestFunction<T>,
+    ) -> (CallOutcome<T>, Option<BreakerPermit>) {
+        let Ok(_queue_permit) = self.queue_permits.try_acquire() else {
+            return (CallOutcome::not_started(CallFailure::Overloaded), Some(pass));
         };
-        let Ok(Ok(_turn)) = timeout_at(context.deadline, self.running.acquire()).await else {
-            return (End::without_guest(Failure::Overloaded), Some(pass));
+        let Ok(Ok(_run_permit)) = timeout_at(context.deadline, self.run_permits.acquire()).await else {
+            return (CallOutcome::not_started(CallFailure::Overloaded), Some(pass));
         };
         // Before anything is said of the volume: who finds no room has not called.
-        let _room = match self.parts.room(context.deadline).await {
+        let _instance_permit = match self.shared_state.acquire_instance(context.deadline).await {
             Ok(room) => room,
-            Err(failure) => return (End::without_guest(failure), Some(pass)),
+            Err(failure) => return (CallOutcome::not_started(failure), Some(pass)),
         };
         let now = Instant::now();
         // The turn may come with the deadline.
         if now >= context.deadline {
-            return (End::without_guest(Failure::Overloaded), Some(pass));
+            return (CallOutcome::not_started(CallFailure::Overloaded), Some(pass));
         }
         // The calls before this one may have shown that nobody should call.
-        let still = self.breaker().admit_again(pass, now, context.deadline - now);
-        let pass = match still {
+        let readmission = self.breaker().readmit(pass, now, context.deadline - now);
+        let pass = match readmission {
             Ok(pass) => pass,
-            Err(pause) => return (End::without_guest(Failure::Tripped(pause)), None),
+            Err(pause) => return (CallOutcome::not_started(CallFailure::CircuitOpen(pause)), None),
         };
-        if let Some(guard) = &context.guard {
-            guard.reach();
+        if let Some(guard) = &context.operation_permit {
+            guard.reached();
         }
-        (call::run(Arc::clone(&self.parts), context, method, function).await, Some(pass))
+        (call::run(Arc::clone(&self.shared_state), context, method, function).await, Some(pass))
     }
 
     /// Counts a call's end, tells the breaker, and says what the caller hears.
-    fn conclude<U>(
+    fn finish<U>(
         &self,
-        begun: Instant,
+        started: Instant,
         method: &'static str,
-        pass: Option<Pass>,
-        answer: Result<U, Failure>,
+        pass: Option<BreakerPermit>,
+        answer: Result<U, CallFailure>,
     ) -> Result<U, StorageError> {
         let now = Instant::now();
         {
             let mut breaker = self.breaker();
             if let Some(pass) = pass {
-                match answer.as_ref().err().map_or(Sign::Alive, Failure::sign) {
-                    Sign::Alive => breaker.succeeded(pass),
-                    Sign::Broken => breaker.failed(pass, now),
-                    Sign::Unreached => breaker.undecided(pass, now),
+                match answer.as_ref().err().map_or(BreakerSignal::Success, CallFailure::breaker_signal) {
+                    BreakerSignal::Success => breaker.record_success(pass),
+                    BreakerSignal::Failure => breaker.record_failure(pass, now),
+                    BreakerSignal::NotReached => breaker.record_not_reached(pass, now),
                 }
             }
-            self.metrics.breaker(breaker.position());
+            self.metrics.set_breaker_status(breaker.status());
         }
-        let outcome = answer.as_ref().map_or_else(Failure::label, |_| "ok");
-        let answer = answer.map_err(Failure::into_error);
+        let outcome = answer.as_ref().map_or_else(CallFailure::label, |_| "ok");
+        let answer = answer.map_err(CallFailure::into_error);
         let code = answer.as_ref().map_or_else(|error| error.kind.as_str(), |_| "OK");
-        self.metrics.calls().ended(method, code, outcome, now.saturating_duration_since(begun));
+        self.metrics.call_metrics().observe(method, code, outcome, now.saturating_duration_since(started));
         answer
     }
 

@@ -5,42 +5,42 @@ use crate::bindings::cofferdam::storage::log::{Host, Level as GuestLevel};
 use cofferdam_backend::checks;
 
 /// Target of guests' lines, so that a filter can choose them.
-const TARGET: &str = "cofferdam_backend::guest";
+const LOG_TARGET: &str = "cofferdam_backend::guest";
 /// What a line, and each of its fields, costs beside its text: a flood of empty ones is a flood too.
-const LINE: usize = 16;
+const LINE_OVERHEAD: usize = 16;
 /// Most bytes that one byte of a guest's text becomes when it is written out: an escape such as `\\u{7f}`.
-const WORST_ESCAPE: usize = 6;
+const MAX_ESCAPE_BYTES: usize = 6;
 
 /// What is left of a call's allowance.
 #[derive(Debug)]
-pub(crate) struct Log {
-    left: usize,
-    lost: u64,
+pub(crate) struct GuestLog {
+    remaining_bytes: usize,
+    dropped_lines: u64,
 }
 
-impl Log {
+impl GuestLog {
     pub(crate) fn new(bytes: usize) -> Self {
-        Self { left: bytes, lost: 0 }
+        Self { remaining_bytes: bytes, dropped_lines: 0 }
     }
 
     /// Takes a line's share; `false` when the allowance is used up. A line that does not fit ends the log: short ones after a
     /// long one would read as if nothing were missing.
-    fn charge(&mut self, bytes: usize) -> bool {
-        if self.lost == 0 && bytes.saturating_add(LINE) <= self.left {
-            self.left = self.left.saturating_sub(bytes).saturating_sub(LINE);
+    fn try_charge(&mut self, bytes: usize) -> bool {
+        if self.dropped_lines == 0 && bytes.saturating_add(LINE_OVERHEAD) <= self.remaining_bytes {
+            self.remaining_bytes = self.remaining_bytes.saturating_sub(bytes).saturating_sub(LINE_OVERHEAD);
             true
         } else {
-            self.lost = self.lost.saturating_add(1);
+            self.dropped_lines = self.dropped_lines.saturating_add(1);
             false
         }
     }
 
     /// Says how many lines were lost, and returns it.
     pub(crate) fn finish(&self) -> u64 {
-        if self.lost > 0 {
-            tracing::warn!(target: TARGET, lines = self.lost, "the backend wrote more than a call may; lines were dropped");
+        if self.dropped_lines > 0 {
+            tracing::warn!(target: LOG_TARGET, lines = self.dropped_lines, "the backend wrote more than a call may; lines were dropped");
         }
-        self.lost
+        self.dropped_lines
     }
 }
 
@@ -52,24 +52,25 @@ impl Host for Capabilities {
         fields: Vec<(String, String)>,
     ) -> wasmtime::Result<()> {
         // Charged as if everything had to be escaped, but for the message of a well-behaved guest, which is not.
-        let field =
-            |(key, value): &(String, String)| LINE + key.len() + value.len().saturating_mul(WORST_ESCAPE);
+        let field = |(key, value): &(String, String)| {
+            LINE_OVERHEAD + key.len() + value.len().saturating_mul(MAX_ESCAPE_BYTES)
+        };
         let bytes = fields.iter().map(field).fold(message.len(), usize::saturating_add);
-        if !self.log.charge(bytes) {
+        if !self.log.try_charge(bytes) {
             return Ok(());
         }
-        let shown = |text: &str| checks::printable(&self.redactor.blot(text));
+        let shown = |text: &str| checks::printable(&self.redactor.redact(text));
         let mut line = shown(&message);
         for (key, value) in &fields {
             line.push_str(&format!(" {}={:?}", shown(key), shown(value)));
         }
         // The level of an event is a constant of its place in the code.
         match level {
-            GuestLevel::Trace => tracing::trace!(target: TARGET, "{line}"),
-            GuestLevel::Debug => tracing::debug!(target: TARGET, "{line}"),
-            GuestLevel::Info => tracing::info!(target: TARGET, "{line}"),
-            GuestLevel::Warn => tracing::warn!(target: TARGET, "{line}"),
-            GuestLevel::Error => tracing::error!(target: TARGET, "{line}"),
+            GuestLevel::Trace => tracing::trace!(target: LOG_TARGET, "{line}"),
+            GuestLevel::Debug => tracing::debug!(target: LOG_TARGET, "{line}"),
+            GuestLevel::Info => tracing::info!(target: LOG_TARGET, "{line}"),
+            GuestLevel::Warn => tracing::warn!(target: LOG_TARGET, "{line}"),
+            GuestLevel::Error => tracing::error!(target: LOG_TARGET, "{line}"),
         }
         Ok(())
     }
@@ -80,15 +81,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_allowance_ends_with_the_first_line_that_does_not_fit() {
-        let mut log = Log::new(100);
-        assert_eq!([log.charge(10), log.charge(80), log.charge(1)], [true, false, false]);
-        assert_eq!(log.lost, 2);
+    fn call_log_ends_at_the_first_line_over_the_limit() {
+        let mut log = GuestLog::new(100);
+        assert_eq!([log.try_charge(10), log.try_charge(80), log.try_charge(1)], [true, false, false]);
+        assert_eq!(log.dropped_lines, 2);
     }
 
     #[test]
-    fn empty_lines_are_not_free() {
-        let mut log = Log::new(64);
-        assert_eq!((0..100).filter(|_| log.charge(0)).count(), 4);
+    fn empty_log_lines_count_against_the_limit() {
+        let mut log = GuestLog::new(64);
+        assert_eq!((0..100).filter(|_| log.try_charge(0)).count(), 4);
     }
 }

@@ -2,8 +2,8 @@
 
 pub(crate) mod ambient;
 pub(crate) mod http;
+pub(crate) mod lock_file;
 pub(crate) mod log;
-pub(crate) mod owner;
 pub(crate) mod pool;
 pub(crate) mod secrets;
 pub(crate) mod session;
@@ -18,12 +18,14 @@ use tokio::time::Instant;
 use wasmtime::component::{HasData, Linker, ResourceTable};
 
 use self::{secrets::Tenant, workers::Workers};
-use crate::{bindings::cofferdam::storage as wit, instance::Host, limits::Limits, testing::FaultPlan};
-use cofferdam_backend::{Redactor, guard::Guard};
+use crate::{
+    bindings::cofferdam::storage as wit, fault_injection::FaultPlan, instance::StoreData, limits::Limits,
+};
+use cofferdam_backend::{Redactor, in_flight::OperationPermit};
 
 /// What one call brings with it.
 #[derive(Debug)]
-pub(crate) struct Context {
+pub(crate) struct CallContext {
     /// When the call has to be over.
     pub(crate) deadline: Instant,
     /// Its secrets.
@@ -31,21 +33,21 @@ pub(crate) struct Context {
     /// Knows them, and what is made of them on the way.
     pub(crate) redactor: Redactor,
     /// Keeps its volume to it. What the call begins outside of the sandbox holds a clone until it has ended.
-    pub(crate) guard: Option<Arc<Guard>>,
+    pub(crate) operation_permit: Option<Arc<OperationPermit>>,
 }
 
 /// What one call can reach.
 #[derive(Debug)]
 pub(crate) struct Capabilities {
-    context: Context,
+    context: CallContext,
     redactor: Redactor,
     /// The guest's handles of secrets.
     handles: ResourceTable,
-    log: log::Log,
+    log: log::GuestLog,
     session: session::Session,
-    http: Arc<http::client::Client>,
+    http: Arc<http::client::HttpClient>,
     settings: Arc<settings::Settings>,
-    state: Arc<state::Store>,
+    state: Arc<state::StateStore>,
     pool: Option<Arc<pool::Pool>>,
     pool_workers: Workers,
     faults: FaultPlan,
@@ -53,27 +55,27 @@ pub(crate) struct Capabilities {
 
 /// What all calls of one backend share.
 #[derive(Clone, Debug)]
-pub(crate) struct Shared {
-    pub(crate) session: Arc<session::Store>,
-    pub(crate) http: Arc<http::client::Client>,
+pub(crate) struct SharedCapabilities {
+    pub(crate) session: Arc<session::SessionStore>,
+    pub(crate) http: Arc<http::client::HttpClient>,
     pub(crate) settings: Arc<settings::Settings>,
-    pub(crate) state: Arc<state::Store>,
+    pub(crate) state: Arc<state::StateStore>,
     /// The backend's directory, when the operator gives it one.
     pub(crate) pool: Option<Arc<pool::Pool>>,
     pub(crate) pool_workers: Workers,
     pub(crate) faults: FaultPlan,
 }
 
-impl Shared {
+impl SharedCapabilities {
     /// The part of it that one call gets.
-    pub(crate) fn for_call(&self, limits: &Limits, context: Context) -> Capabilities {
+    pub(crate) fn call_capabilities(&self, limits: &Limits, context: CallContext) -> Capabilities {
         let mut handles = ResourceTable::new();
         handles.set_max_capacity(limits.handles);
         Capabilities {
             redactor: context.redactor.clone(),
             context,
             handles,
-            log: log::Log::new(limits.log_bytes),
+            log: log::GuestLog::new(limits.log_bytes),
             session: session::Session::new(Arc::clone(&self.session)),
             http: Arc::clone(&self.http),
             settings: Arc::clone(&self.settings),
@@ -93,7 +95,7 @@ impl Capabilities {
 
     /// Whom the call works for.
     fn tenant(&self) -> Tenant {
-        Tenant::of(&self.context.secrets)
+        Tenant::from_secrets(&self.context.secrets)
     }
 
     /// Blots the call's secrets out.
@@ -103,23 +105,23 @@ impl Capabilities {
 }
 
 /// How the generated code finds the capabilities in a store.
-struct Access;
+struct CapabilitiesData;
 
-impl HasData for Access {
+impl HasData for CapabilitiesData {
     type Data<'a> = &'a mut Capabilities;
 }
 
 /// Links everything that exists. What a component may import of it was judged before: a linker is the same for all, so that
 /// one component is linked once whoever uses it.
-pub(crate) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
-    wit::types::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
-    wit::log::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
-    wit::ambient::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
-    wit::settings::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
-    wit::secrets::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
-    wit::reveal::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
-    wit::session::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
-    wit::http::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
-    wit::state::add_to_linker::<Host, Access>(linker, Host::capabilities)?;
-    wit::pool::add_to_linker::<Host, Access>(linker, Host::capabilities)
+pub(crate) fn link(linker: &mut Linker<StoreData>) -> wasmtime::Result<()> {
+    wit::types::add_to_linker::<StoreData, CapabilitiesData>(linker, StoreData::capabilities)?;
+    wit::log::add_to_linker::<StoreData, CapabilitiesData>(linker, StoreData::capabilities)?;
+    wit::ambient::add_to_linker::<StoreData, CapabilitiesData>(linker, StoreData::capabilities)?;
+    wit::settings::add_to_linker::<StoreData, CapabilitiesData>(linker, StoreData::capabilities)?;
+    wit::secrets::add_to_linker::<StoreData, CapabilitiesData>(linker, StoreData::capabilities)?;
+    wit::reveal::add_to_linker::<StoreData, CapabilitiesData>(linker, StoreData::capabilities)?;
+    wit::session::add_to_linker::<StoreData, CapabilitiesData>(linker, StoreData::capabilities)?;
+    wit::http::add_to_linker::<StoreData, CapabilitiesData>(linker, StoreData::capabilities)?;
+    wit::state::add_to_linker::<StoreData, CapabilitiesData>(linker, StoreData::capabilities)?;
+    wit::pool::add_to_linker::<StoreData, CapabilitiesData>(linker, StoreData::capabilities)
 }

@@ -12,7 +12,7 @@ use crate::bindings::cofferdam::storage::{reveal, secrets, types};
 /// What is behind a guest's handle.
 #[derive(Clone, Debug)]
 #[expect(unreachable_pub, reason = "the generated bindings export it again")]
-pub struct Handle(pub(crate) Secret);
+pub struct SecretHandle(pub(crate) Secret);
 
 /// Whom a call works for: calls with the same secrets, and only those, are the same. What one has opened with its secrets never
 /// serves another.
@@ -20,7 +20,7 @@ pub struct Handle(pub(crate) Secret);
 pub(crate) struct Tenant([u8; 32]);
 
 impl Tenant {
-    pub(crate) fn of(secrets: &Secrets) -> Self {
+    pub(crate) fn from_secrets(secrets: &Secrets) -> Self {
         let mut digest = Sha256::new();
         for text in secrets.iter().flat_map(|(name, secret)| [name, secret.expose()]) {
             // The lengths keep apart what would read the same when joined.
@@ -40,7 +40,7 @@ impl fmt::Debug for Tenant {
 impl types::Host for Capabilities {}
 
 impl types::HostSecret for Capabilities {
-    fn drop(&mut self, handle: Resource<Handle>) -> wasmtime::Result<()> {
+    fn drop(&mut self, handle: Resource<SecretHandle>) -> wasmtime::Result<()> {
         self.handles.delete(handle)?;
         Ok(())
     }
@@ -51,14 +51,14 @@ impl secrets::Host for Capabilities {
         Ok(self.context.secrets.iter().map(|(name, _)| name.to_owned()).collect())
     }
 
-    fn get(&mut self, name: String) -> wasmtime::Result<Option<Resource<Handle>>> {
+    fn get(&mut self, name: String) -> wasmtime::Result<Option<Resource<SecretHandle>>> {
         let Some(secret) = self.context.secrets.get(&name) else { return Ok(None) };
-        Ok(Some(self.handles.push(Handle(secret.clone()))?))
+        Ok(Some(self.handles.push(SecretHandle(secret.clone()))?))
     }
 }
 
 impl reveal::Host for Capabilities {
-    fn reveal(&mut self, handle: Resource<Handle>) -> wasmtime::Result<String> {
+    fn reveal(&mut self, handle: Resource<SecretHandle>) -> wasmtime::Result<String> {
         Ok(self.handles.get(&handle)?.0.expose().to_owned())
     }
 }
@@ -68,9 +68,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tenants_differ_by_every_name_and_value() {
+    fn tenant_depends_on_every_secret_name_and_value() {
         let tenant = |pairs: &[(&str, &str)]| {
-            Tenant::of(&pairs.iter().map(|(name, text)| ((*name).to_owned(), Secret::new(*text))).collect())
+            Tenant::from_secrets(
+                &pairs.iter().map(|(name, text)| ((*name).to_owned(), Secret::new(*text))).collect(),
+            )
         };
         let sets: [&[(&str, &str)]; 6] =
             [&[], &[("a", "b")], &[("a", "c")], &[("ab", "")], &[("", "ab")], &[("a", "b"), ("c", "d")]];

@@ -27,134 +27,136 @@ const MAX_VALUE: usize = 8 << 10;
 
 /// The logins of one backend.
 #[derive(Debug)]
-pub(crate) struct Store {
-    keys: usize,
-    longest: Duration,
-    content: Mutex<Content>,
+pub(crate) struct SessionStore {
+    max_keys: usize,
+    max_ttl: Duration,
+    content: Mutex<SessionSlots>,
     metrics: OnceLock<SessionMetrics>,
 }
 
 #[derive(Debug, Default)]
-struct Content {
-    slots: HashMap<Name, Slot>,
+struct SessionSlots {
+    slots: HashMap<SessionKey, SessionSlot>,
     generation: u64,
 }
 
 /// A key together with those whom it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Name {
+struct SessionKey {
     tenant: Tenant,
     key: String,
 }
 
 /// A key's value and the turn to make it.
 #[derive(Debug, Default)]
-struct Slot {
-    value: Option<Value>,
+struct SessionSlot {
+    value: Option<SessionValue>,
     /// Locked by the call that has the turn. Its queue is fair and forgets those who no longer wait.
-    turn: Arc<tokio::sync::Mutex<()>>,
+    lock: Arc<tokio::sync::Mutex<()>>,
     /// Tells those who wait for the turn that a value is there already.
-    made: Arc<Notify>,
+    value_ready: Arc<Notify>,
 }
 
-struct Value {
-    content: Zeroizing<Vec<u8>>,
+struct SessionValue {
+    bytes: Zeroizing<Vec<u8>>,
     generation: u64,
     expires: Instant,
 }
 
-impl fmt::Debug for Value {
+impl fmt::Debug for SessionValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Value").field("generation", &self.generation).finish_non_exhaustive()
     }
 }
 
-impl Slot {
+impl SessionSlot {
     /// The value, if it has not expired.
-    fn live(&self) -> Option<&Value> {
+    fn live_value(&self) -> Option<&SessionValue> {
         self.value.as_ref().filter(|value| value.expires > Instant::now())
     }
 
     /// Whether somebody has the turn or waits for it.
-    fn wanted(&self) -> bool {
-        Arc::strong_count(&self.turn) > 1
+    fn is_in_use(&self) -> bool {
+        Arc::strong_count(&self.lock) > 1
     }
 }
 
 /// The turn of a key: it goes to the next call when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct SessionLock {
     key: String,
-    _lock: OwnedMutexGuard<()>,
+    _guard: OwnedMutexGuard<()>,
 }
 
 /// What a look at a key found.
-enum Look {
-    Held(Entry),
+enum SessionLookup {
+    Found(Entry),
     /// Nothing, and where to wait for the turn.
-    Empty(Arc<tokio::sync::Mutex<()>>, Arc<Notify>),
+    Missing(Arc<tokio::sync::Mutex<()>>, Arc<Notify>),
 }
 
-impl Store {
+impl SessionStore {
     pub(crate) fn new(limits: &Limits) -> Self {
         Self {
-            keys: limits.session_keys,
-            longest: Duration::from_millis(limits.session_ttl_ms),
+            max_keys: limits.session_keys,
+            max_ttl: Duration::from_millis(limits.session_ttl_ms),
             content: Mutex::default(),
             metrics: OnceLock::new(),
         }
     }
 
     /// Says where to count, once the driver's name is known. What happens before is not counted.
-    pub(crate) fn count(&self, metrics: SessionMetrics) {
+    pub(crate) fn set_metrics(&self, metrics: SessionMetrics) {
         // A second name would be a second load, which has a store of its own.
         let _ = self.metrics.set(metrics);
     }
 
     /// Finds a value or the turn to make it. Waits while another call has the turn; a call that stops waiting loses its place
     /// and nothing else.
-    async fn acquire(&self, tenant: Tenant, key: &str) -> Result<Result<Entry, Turn>, SessionError> {
+    async fn acquire(&self, tenant: Tenant, key: &str) -> Result<Result<Entry, SessionLock>, SessionError> {
         check_key(key)?;
-        let name = Name { tenant, key: key.to_owned() };
+        let name = SessionKey { tenant, key: key.to_owned() };
         loop {
-            let (turn, made) = match self.look(&name)? {
-                Look::Held(entry) => {
-                    self.measure(SessionMetrics::hit);
+            let (session_lock, value_ready) = match self.lookup(&name)? {
+                SessionLookup::Found(entry) => {
+                    self.record(SessionMetrics::count_hit);
                     return Ok(Ok(entry));
                 }
-                Look::Empty(turn, made) => (turn, made),
+                SessionLookup::Missing(session_lock, value_ready) => (session_lock, value_ready),
             };
-            let made = made.notified();
-            tokio::pin!(made);
-            made.as_mut().enable();
+            let value_ready = value_ready.notified();
+            tokio::pin!(value_ready);
+            value_ready.as_mut().enable();
             // Whoever put a value between the look and here has told nobody.
-            if self.has(&name) {
+            if self.has_value(&name) {
                 continue;
             }
             tokio::select! {
                 biased;
-                () = &mut made => {}
-                lock = turn.lock_owned() => {
-                    if !self.has(&name) {
-                        self.measure(SessionMetrics::miss);
-                        return Ok(Err(Turn { key: name.key, _lock: lock }));
+                () = &mut value_ready => {}
+                lock = session_lock.lock_owned() => {
+                    if !self.has_value(&name) {
+                        self.record(SessionMetrics::count_miss);
+                        return Ok(Err(SessionLock { key: name.key, _guard: lock }));
                     }
                 }
             }
         }
     }
 
-    fn look(&self, name: &Name) -> Result<Look, SessionError> {
+    fn lookup(&self, name: &SessionKey) -> Result<SessionLookup, SessionError> {
         let mut content = self.lock();
-        let slot = content.slot(name, self.keys)?;
-        Ok(match slot.live() {
-            Some(value) => Look::Held(Entry { value: value.content.to_vec(), generation: value.generation }),
-            None => Look::Empty(Arc::clone(&slot.turn), Arc::clone(&slot.made)),
+        let slot = content.slot(name, self.max_keys)?;
+        Ok(match slot.live_value() {
+            Some(value) => {
+                SessionLookup::Found(Entry { value: value.bytes.to_vec(), generation: value.generation })
+            }
+            None => SessionLookup::Missing(Arc::clone(&slot.lock), Arc::clone(&slot.value_ready)),
         })
     }
 
-    fn has(&self, name: &Name) -> bool {
-        self.lock().slots.get(name).is_some_and(|slot| slot.live().is_some())
+    fn has_value(&self, name: &SessionKey) -> bool {
+        self.lock().slots.get(name).is_some_and(|slot| slot.live_value().is_some())
     }
 
     fn put(&self, tenant: Tenant, key: &str, value: Vec<u8>, ttl: Duration) -> Result<u64, SessionError> {
@@ -163,57 +165,57 @@ impl Store {
         if value.len() > MAX_VALUE {
             return Err(SessionError::ValueSize(bound(MAX_VALUE, value.len())));
         }
-        let name = Name { tenant, key: key.to_owned() };
+        let name = SessionKey { tenant, key: key.to_owned() };
         let mut content = self.lock();
         let generation = content.generation.saturating_add(1);
-        let slot = content.slot(&name, self.keys)?;
-        let expires = Instant::now() + ttl.min(self.longest);
-        slot.value = Some(Value { content: value, generation, expires });
-        slot.made.notify_waiters();
+        let slot = content.slot(&name, self.max_keys)?;
+        let expires = Instant::now() + ttl.min(self.max_ttl);
+        slot.value = Some(SessionValue { bytes: value, generation, expires });
+        slot.value_ready.notify_waiters();
         content.generation = generation;
-        content.sweep();
-        self.measure(SessionMetrics::put);
-        self.show(&content);
+        content.remove_expired();
+        self.record(SessionMetrics::count_put);
+        self.update_gauge(&content);
         Ok(generation)
     }
 
     fn invalidate(&self, tenant: Tenant, key: &str, generation: u64) {
-        let name = Name { tenant, key: key.to_owned() };
+        let name = SessionKey { tenant, key: key.to_owned() };
         let mut content = self.lock();
         if let Some(slot) = content.slots.get_mut(&name)
-            && slot.live().is_some_and(|value| value.generation == generation)
+            && slot.live_value().is_some_and(|value| value.generation == generation)
         {
             slot.value = None;
-            self.measure(SessionMetrics::invalidated);
+            self.record(SessionMetrics::count_invalidation);
         }
-        content.sweep();
-        self.show(&content);
+        content.remove_expired();
+        self.update_gauge(&content);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Content> {
+    fn lock(&self) -> MutexGuard<'_, SessionSlots> {
         self.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn measure(&self, what: impl FnOnce(&SessionMetrics)) {
-        self.metrics.get().map(what);
+    fn record(&self, update: impl FnOnce(&SessionMetrics)) {
+        self.metrics.get().map(update);
     }
 
-    fn show(&self, content: &Content) {
-        let held = content.slots.values().filter(|slot| slot.value.is_some()).count();
-        self.measure(|metrics| metrics.held(held));
+    fn update_gauge(&self, content: &SessionSlots) {
+        let entries = content.slots.values().filter(|slot| slot.value.is_some()).count();
+        self.record(|metrics| metrics.set_entries(entries));
     }
 }
 
-impl Content {
+impl SessionSlots {
     /// The slot of a key, made if there is room.
-    fn slot(&mut self, name: &Name, most: usize) -> Result<&mut Slot, SessionError> {
-        if !self.slots.contains_key(name) && self.slots.len() >= most {
-            self.sweep();
-            if self.slots.len() >= most {
-                self.give_up_one();
+    fn slot(&mut self, name: &SessionKey, max_keys: usize) -> Result<&mut SessionSlot, SessionError> {
+        if !self.slots.contains_key(name) && self.slots.len() >= max_keys {
+            self.remove_expired();
+            if self.slots.len() >= max_keys {
+                self.evict_one();
             }
-            if self.slots.len() >= most {
-                return Err(SessionError::Full(bound(most, most.saturating_add(1))));
+            if self.slots.len() >= max_keys {
+                return Err(SessionError::Full(bound(max_keys, max_keys.saturating_add(1))));
             }
         }
         Ok(self.slots.entry(name.clone()).or_default())
@@ -221,26 +223,26 @@ impl Content {
 
     /// Drops the value that would expire first among those that nobody is about to make or wait for: whoever has many sets of
     /// secrets must not keep all others from logging in.
-    fn give_up_one(&mut self) {
-        let idle = self.slots.iter().filter(|(_, slot)| !slot.wanted());
-        let expiry = |slot: &Slot| slot.value.as_ref().map(|value| value.expires);
+    fn evict_one(&mut self) {
+        let idle = self.slots.iter().filter(|(_, slot)| !slot.is_in_use());
+        let expiry = |slot: &SessionSlot| slot.value.as_ref().map(|value| value.expires);
         let first = idle.min_by_key(|(_, slot)| expiry(slot)).map(|(name, _)| name.clone());
         first.map(|first| self.slots.remove(&first));
     }
 
     /// Drops what has expired, and the keys that nobody has or wants a value of.
-    fn sweep(&mut self) {
+    fn remove_expired(&mut self) {
         self.slots.retain(|_, slot| {
-            if slot.live().is_none() {
+            if slot.live_value().is_none() {
                 slot.value = None;
             }
-            slot.value.is_some() || slot.wanted()
+            slot.value.is_some() || slot.is_in_use()
         });
     }
 }
 
-fn bound(limit: usize, given: usize) -> Bound {
-    Bound { limit: limit.try_into().unwrap_or(u64::MAX), given: given.try_into().unwrap_or(u64::MAX) }
+fn bound(limit: usize, actual: usize) -> Bound {
+    Bound { limit: limit.try_into().unwrap_or(u64::MAX), given: actual.try_into().unwrap_or(u64::MAX) }
 }
 
 fn check_key(key: &str) -> Result<(), SessionError> {
@@ -253,27 +255,27 @@ fn check_key(key: &str) -> Result<(), SessionError> {
 /// One call's view of the logins.
 #[derive(Debug)]
 pub(crate) struct Session {
-    store: Arc<Store>,
-    turn: Option<Turn>,
+    store: Arc<SessionStore>,
+    lock: Option<SessionLock>,
 }
 
 impl Session {
-    pub(crate) fn new(store: Arc<Store>) -> Self {
-        Self { store, turn: None }
+    pub(crate) fn new(store: Arc<SessionStore>) -> Self {
+        Self { store, lock: None }
     }
 
     fn release(&mut self, key: &str) {
-        self.turn.take_if(|turn| turn.key == key);
+        self.lock.take_if(|turn| turn.key == key);
     }
 
     async fn acquire(&mut self, tenant: Tenant, key: &str) -> Result<Acquired, SessionError> {
         check_key(key)?;
-        match &self.turn {
+        match &self.lock {
             Some(turn) if turn.key != key => return Err(SessionError::TurnHeld(turn.key.clone())),
             Some(_) => {
                 // Another call may have put a value without the turn; then there is nothing left to make.
-                let name = Name { tenant, key: key.to_owned() };
-                if !self.store.has(&name) {
+                let name = SessionKey { tenant, key: key.to_owned() };
+                if !self.store.has_value(&name) {
                     return Ok(Acquired::Vacant);
                 }
                 self.release(key);
@@ -283,7 +285,7 @@ impl Session {
         Ok(match self.store.acquire(tenant, key).await? {
             Ok(entry) => Acquired::Held(entry),
             Err(turn) => {
-                self.turn = Some(turn);
+                self.lock = Some(turn);
                 Acquired::Vacant
             }
         })

@@ -7,20 +7,20 @@ use super::*;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-fn store(keys: usize) -> Arc<Store> {
-    Arc::new(Store::new(&Limits { session_keys: keys, ..Limits::default() }))
+fn store(keys: usize) -> Arc<SessionStore> {
+    Arc::new(SessionStore::new(&Limits { session_keys: keys, ..Limits::default() }))
 }
 
 fn tenant(password: &str) -> Tenant {
     let secrets: Secrets = [("password".to_owned(), Secret::new(password))].into_iter().collect();
-    Tenant::of(&secrets)
+    Tenant::from_secrets(&secrets)
 }
 
 /// A call of the usual tenant.
 struct Caller(Session);
 
 impl Caller {
-    fn new(store: &Arc<Store>) -> Self {
+    fn new(store: &Arc<SessionStore>) -> Self {
         Self(Session::new(Arc::clone(store)))
     }
 
@@ -37,7 +37,7 @@ impl Caller {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_value_lives_for_its_time_and_not_longer_than_the_limit() {
+async fn session_value_expires_after_its_ttl_or_the_limit() {
     let store = store(8);
     let mut caller = Caller::new(&store);
     assert_eq!(caller.acquire("k").await.unwrap(), None);
@@ -54,7 +54,7 @@ async fn a_value_lives_for_its_time_and_not_longer_than_the_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_with_other_secrets_never_meet() {
+async fn session_values_are_isolated_by_secrets() {
     let store = store(8);
     let mut first = Caller::new(&store);
     first.put("k", b"of a", HOUR).unwrap();
@@ -67,7 +67,7 @@ async fn calls_with_other_secrets_never_meet() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_put_serves_all_who_wait() {
+async fn put_serves_every_waiting_call() {
     let store = store(8);
     let mut holder = Caller::new(&store);
     assert_eq!(holder.acquire("k").await.unwrap(), None);
@@ -84,7 +84,7 @@ async fn a_put_serves_all_who_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_put_without_the_turn_serves_those_who_wait_too() {
+async fn put_without_the_lock_serves_waiting_calls() {
     let store = store(8);
     let mut holder = Caller::new(&store);
     assert_eq!(holder.acquire("k").await.unwrap(), None);
@@ -95,11 +95,11 @@ async fn a_put_without_the_turn_serves_those_who_wait_too() {
     let generation = other.put("k", b"v", HOUR).unwrap();
     assert_eq!(waiting.await.unwrap(), Some((b"v".to_vec(), generation)));
     assert_eq!(holder.acquire("k").await.unwrap(), Some((b"v".to_vec(), generation)));
-    assert!(holder.0.turn.is_none(), "there is nothing left to make");
+    assert!(holder.0.lock.is_none(), "there is nothing left to make");
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_turn_goes_to_exactly_one_whatever_ends_it() {
+async fn session_lock_passes_to_exactly_one_waiting_call() {
     for end in ["release", "end of the call"] {
         let store = store(8);
         let mut holder = Caller::new(&store);
@@ -127,23 +127,23 @@ async fn the_turn_goes_to_exactly_one_whatever_ends_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_who_stops_waiting_does_not_take_the_turn_along() {
+async fn cancelled_waiter_does_not_keep_the_session_lock() {
     let store = store(8);
     let mut holder = Caller::new(&store);
     assert_eq!(holder.acquire("k").await.unwrap(), None);
     let (mut second, mut third) = (Caller::new(&store), Caller::new(&store));
-    let mut gone_before = Box::pin(second.acquire("k"));
+    let mut cancelled = Box::pin(second.acquire("k"));
     let mut third_waits = Box::pin(third.acquire("k"));
-    assert!(gone_before.as_mut().now_or_never().is_none());
+    assert!(cancelled.as_mut().now_or_never().is_none());
     assert!(third_waits.as_mut().now_or_never().is_none());
     // The turn is on its way to the second when that one goes.
     holder.0.release("k");
-    drop(gone_before);
+    drop(cancelled);
     assert_eq!(third_waits.await.unwrap(), None);
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_holder_is_not_made_to_wait_for_itself_or_another() {
+async fn lock_holder_does_not_wait_for_any_session_key() {
     let store = store(8);
     let mut holder = Caller::new(&store);
     assert_eq!(holder.acquire("k").await.unwrap(), None);
@@ -154,7 +154,7 @@ async fn the_holder_is_not_made_to_wait_for_itself_or_another() {
     }
     holder.put("k2", b"other", HOUR).unwrap();
     assert!(
-        holder.0.turn.as_ref().is_some_and(|turn| turn.key == "k"),
+        holder.0.lock.as_ref().is_some_and(|turn| turn.key == "k"),
         "a put of another key keeps the turn"
     );
     holder.put("k", b"v", HOUR).unwrap();
@@ -162,7 +162,7 @@ async fn the_holder_is_not_made_to_wait_for_itself_or_another() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_the_generation_that_is_meant_is_removed() {
+async fn invalidate_removes_only_the_given_generation() {
     let store = store(8);
     let mut caller = Caller::new(&store);
     let old = caller.put("k", b"old", HOUR).unwrap();
@@ -176,7 +176,7 @@ async fn only_the_generation_that_is_meant_is_removed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn keys_are_bounded_and_what_expires_first_makes_room() {
+async fn full_session_store_evicts_the_first_to_expire() {
     let store = store(2);
     let mut caller = Caller::new(&store);
     caller.put("short", b"", Duration::from_secs(1)).unwrap();
@@ -189,15 +189,15 @@ async fn keys_are_bounded_and_what_expires_first_makes_room() {
     caller.put("fourth", b"", HOUR).unwrap();
     assert!(caller.acquire("third").await.unwrap().is_some());
     // A turn counts as a key as long as a call has it.
-    let small = self::store(1);
-    let mut holder = Caller::new(&small);
+    let small_store = self::store(1);
+    let mut holder = Caller::new(&small_store);
     assert_eq!(holder.acquire("k").await.unwrap(), None);
-    let Err(SessionError::Full(full)) = Caller::new(&small).acquire("other").await else {
+    let Err(SessionError::Full(full)) = Caller::new(&small_store).acquire("other").await else {
         panic!("not full")
     };
     assert_eq!((full.limit, full.given), (1, 2));
     drop(holder);
-    assert_eq!(Caller::new(&small).acquire("other").await.unwrap(), None);
+    assert_eq!(Caller::new(&small_store).acquire("other").await.unwrap(), None);
 }
 
 #[tokio::test(start_paused = true)]

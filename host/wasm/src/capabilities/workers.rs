@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use tokio::{sync::Semaphore, task::JoinError};
 
-use cofferdam_backend::guard::Guard;
+use cofferdam_backend::in_flight::OperationPermit;
 
 /// Threads that one store of one backend may keep busy. Work that has begun outlives its call, so the bound on calls does not
 /// bound it; and all backends share the threads of the runtime, which has 512.
-const WORKERS: usize = 8;
+const MAX_WORKERS: usize = 8;
 
 /// The turns of one store.
 #[derive(Clone, Debug)]
@@ -16,7 +16,7 @@ pub(crate) struct Workers(Arc<Semaphore>);
 
 impl Default for Workers {
     fn default() -> Self {
-        Self(Arc::new(Semaphore::new(WORKERS)))
+        Self(Arc::new(Semaphore::new(MAX_WORKERS)))
     }
 }
 
@@ -28,14 +28,14 @@ impl Workers {
     /// When the work panicked.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
-        guard: Option<Arc<Guard>>,
+        operation_permit: Option<Arc<OperationPermit>>,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, JoinError> {
         // Nobody closes the semaphore: without a permit there would be no bound, and still an answer.
         let permit = Arc::clone(&self.0).acquire_owned().await.ok();
         let task = tokio::task::spawn_blocking(move || {
             let answer = work();
-            drop((guard, permit));
+            drop((operation_permit, permit));
             answer
         });
         task.await
@@ -49,12 +49,12 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn abandoned_work_keeps_its_thread_and_no_more_than_its_share() {
+    async fn abandoned_work_counts_against_the_worker_limit() {
         let workers = Workers::default();
         let (begun, count) = mpsc::channel();
         let (go, gate) = mpsc::channel::<()>();
         let gate = Arc::new(std::sync::Mutex::new(gate));
-        for _ in 0..3 * WORKERS {
+        for _ in 0..3 * MAX_WORKERS {
             let (begun, gate) = (begun.clone(), Arc::clone(&gate));
             let work = workers.run(None, move || {
                 begun.send(()).unwrap();
@@ -68,6 +68,6 @@ mod tests {
         // Whoever comes now waits for those, and is served.
         workers.run(None, || ()).await.unwrap();
         drop(begun);
-        assert!(count.iter().count() <= WORKERS, "only what had a thread began");
+        assert!(count.iter().count() <= MAX_WORKERS, "only what had a thread began");
     }
 }

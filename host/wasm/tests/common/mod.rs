@@ -6,16 +6,16 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use cofferdam_backend::{Backend as _, Call};
 use cofferdam_domain::storage::{
-    AccessType, CapabilityMode, CapacityRange, CreateVolume, CreatedVolume, Parameters, StorageError,
+    AccessType, CapacityRange, CreateVolume, CreatedVolume, CsiAccessMode, Parameters, StorageError,
     VolumeCapability,
 };
 use cofferdam_wasm::{
-    BackendConfig, CompiledCache, Engine, EngineOptions, Limits, LoadError, Source, WasmBackend,
+    BackendConfig, CompiledCache, ComponentSource, Engine, EngineOptions, Limits, LoadError, WasmBackend,
 };
 
 /// A call with all the time that a backend has by default.
 pub(crate) fn call() -> Call {
-    Call::within(Duration::from_secs(60))
+    Call::with_deadline(Duration::from_secs(60))
 }
 
 /// An engine whose compiled code lives in the build's directory: suites run often, and compiling is what they wait for.
@@ -34,11 +34,11 @@ pub(crate) async fn load(
     pairs: &[(&str, &str)],
     limits: Limits,
 ) -> Result<Arc<WasmBackend>, LoadError> {
-    let source = Source::Bytes { name: "guest.wasm".to_owned(), bytes };
+    let source = ComponentSource::Bytes { name: "guest.wasm".to_owned(), bytes };
     engine.load(source, BackendConfig { settings: settings(pairs), limits, ..BackendConfig::default() }).await
 }
 
-pub(crate) async fn memory(engine: &Engine, pairs: &[(&str, &str)]) -> Arc<WasmBackend> {
+pub(crate) async fn load_memory_backend(engine: &Engine, pairs: &[(&str, &str)]) -> Arc<WasmBackend> {
     load(engine, cofferdam_carried::MEMORY, pairs, Limits::default()).await.unwrap()
 }
 
@@ -47,8 +47,8 @@ pub(crate) fn request(name: &str, bytes: u64) -> CreateVolume {
         name: name.to_owned(),
         capacity: CapacityRange { required: Some(bytes), limit: None },
         capabilities: vec![VolumeCapability {
-            mode: CapabilityMode::SingleNodeWriter,
-            access: AccessType::Filesystem { fs_type: None, mount_flags: Vec::new(), mount_group: None },
+            access_mode: CsiAccessMode::SingleNodeWriter,
+            access_type: AccessType::Filesystem { fs_type: None, mount_flags: Vec::new(), mount_group: None },
         }],
         parameters: Parameters::new(),
         mutable_parameters: Parameters::new(),

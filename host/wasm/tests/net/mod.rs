@@ -18,7 +18,7 @@ use bytes::Bytes;
 use cofferdam_backend::{Backend as _, Call};
 use cofferdam_domain::storage::{CreateVolume, Secret, Secrets, StorageError};
 use cofferdam_wasm::{
-    BackendConfig, Engine, Grant, HttpConfig, Limits, LoadError, OriginConfig, Source, WasmBackend,
+    BackendConfig, ComponentSource, Engine, Grant, HttpConfig, Limits, LoadError, OriginConfig, WasmBackend,
 };
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
@@ -38,40 +38,40 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 /// Longest time that anything here may take; nothing comes near it unless it hangs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A server. Its paths say what it does.
-pub(crate) struct Server {
+pub(crate) struct TestServer {
     pub(crate) address: SocketAddr,
-    state: Arc<State>,
+    state: Arc<ServerState>,
     /// Requests that have arrived, each with its body.
-    arrived: tokio::sync::Mutex<mpsc::UnboundedReceiver<String>>,
+    requests: tokio::sync::Mutex<mpsc::UnboundedReceiver<String>>,
 }
 
-struct State {
-    hits: AtomicUsize,
-    connections: AtomicUsize,
+struct ServerState {
+    request_count: AtomicUsize,
+    connection_count: AtomicUsize,
     /// Answers to `/gate` wait for a permit.
     gate: Semaphore,
-    arrived: mpsc::UnboundedSender<String>,
+    request_sender: mpsc::UnboundedSender<String>,
     headers: Mutex<HeaderMap>,
 }
 
-impl Server {
+impl TestServer {
     pub(crate) async fn start(tls: Option<ServerConfig>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (sender, arrived) = mpsc::unbounded_channel();
-        let state = Arc::new(State {
-            hits: AtomicUsize::new(0),
-            connections: AtomicUsize::new(0),
+        let state = Arc::new(ServerState {
+            request_count: AtomicUsize::new(0),
+            connection_count: AtomicUsize::new(0),
             gate: Semaphore::new(0),
-            arrived: sender,
+            request_sender: sender,
             headers: Mutex::default(),
         });
         let acceptor = tls.map(|config| TlsAcceptor::from(Arc::new(config)));
         tokio::spawn(accept(listener, acceptor, Arc::clone(&state)));
-        Self { address, state, arrived: tokio::sync::Mutex::new(arrived) }
+        Self { address, state, requests: tokio::sync::Mutex::new(arrived) }
     }
 
     pub(crate) fn http(&self, path: &str) -> String {
@@ -83,13 +83,13 @@ impl Server {
     }
 
     /// How many requests have arrived.
-    pub(crate) fn hits(&self) -> usize {
-        self.state.hits.load(Ordering::Acquire)
+    pub(crate) fn request_count(&self) -> usize {
+        self.state.request_count.load(Ordering::Acquire)
     }
 
     /// How many connections were made.
-    pub(crate) fn connections(&self) -> usize {
-        self.state.connections.load(Ordering::Acquire)
+    pub(crate) fn connection_count(&self) -> usize {
+        self.state.connection_count.load(Ordering::Acquire)
     }
 
     /// The headers of the latest request.
@@ -98,20 +98,20 @@ impl Server {
     }
 
     /// The next request that arrives, or has arrived.
-    pub(crate) async fn arrived(&self) -> String {
-        tokio::time::timeout(PATIENCE, self.arrived.lock().await.recv()).await.unwrap().unwrap()
+    pub(crate) async fn next_request(&self) -> String {
+        tokio::time::timeout(TEST_TIMEOUT, self.requests.lock().await.recv()).await.unwrap().unwrap()
     }
 
     /// Lets so many requests of `/gate` be answered.
-    pub(crate) fn open(&self, requests: usize) {
+    pub(crate) fn release_gate(&self, requests: usize) {
         self.state.gate.add_permits(requests);
     }
 }
 
-async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, state: Arc<State>) {
+async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, state: Arc<ServerState>) {
     loop {
         let Ok((tcp, _)) = listener.accept().await else { return };
-        state.connections.fetch_add(1, Ordering::AcqRel);
+        state.connection_count.fetch_add(1, Ordering::AcqRel);
         let (tls, state) = (tls.clone(), Arc::clone(&state));
         tokio::spawn(async move {
             let service = service_fn(move |request| answer(Arc::clone(&state), request));
@@ -129,13 +129,16 @@ async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, state: Arc<Stat
     }
 }
 
-async fn answer(state: Arc<State>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+async fn answer(
+    state: Arc<ServerState>,
+    request: Request<Incoming>,
+) -> Result<Response<Full<Bytes>>, Infallible> {
     let (head, body) = request.into_parts();
     let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-    state.hits.fetch_add(1, Ordering::AcqRel);
+    state.request_count.fetch_add(1, Ordering::AcqRel);
     *state.headers.lock().unwrap() = head.headers.clone();
     let shown = body.iter().take(100).map(|byte| char::from(*byte)).collect::<String>();
-    let _ = state.arrived.send(format!("{} {} {shown}", head.method, head.uri));
+    let _ = state.request_sender.send(format!("{} {} {shown}", head.method, head.uri));
     let mut response = Response::builder();
     let header = |name: &str| {
         head.headers.get(name).cloned().map(|value| Bytes::from_owner(value.as_bytes().to_vec()))
@@ -167,18 +170,18 @@ async fn answer(state: Arc<State>, request: Request<Incoming>) -> Result<Respons
 }
 
 /// An authority with what it has signed.
-pub(crate) struct Authority {
+pub(crate) struct TestAuthority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
 /// A certificate with its key.
-pub(crate) struct Identity {
+pub(crate) struct TestCertificate {
     pub(crate) certificate: CertificateDer<'static>,
     certificate_pem: String,
     key: KeyPair,
 }
 
-impl Authority {
+impl TestAuthority {
     pub(crate) fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -186,29 +189,32 @@ impl Authority {
         Self { issuer: CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap() }
     }
 
-    pub(crate) fn sign(&self, name: &str, usage: rcgen::ExtendedKeyUsagePurpose) -> Identity {
+    pub(crate) fn sign(&self, name: &str, usage: rcgen::ExtendedKeyUsagePurpose) -> TestCertificate {
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
         params.extended_key_usages = vec![usage];
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        Identity { certificate: certificate.der().clone(), certificate_pem: certificate.pem(), key }
+        TestCertificate { certificate: certificate.der().clone(), certificate_pem: certificate.pem(), key }
     }
 
-    pub(crate) fn server(&self, name: &str) -> Identity {
+    pub(crate) fn server_certificate(&self, name: &str) -> TestCertificate {
         self.sign(name, rcgen::ExtendedKeyUsagePurpose::ServerAuth)
     }
 
     /// The authority's certificate in a file.
-    pub(crate) fn file(&self, name: &str) -> PathBuf {
-        write(name, &self.issuer.pem())
+    pub(crate) fn certificate_file(&self, name: &str) -> PathBuf {
+        write_temp_file(name, &self.issuer.pem())
     }
 }
 
-impl Identity {
+impl TestCertificate {
     /// Certificate and key in files.
     pub(crate) fn files(&self, name: &str) -> (PathBuf, PathBuf) {
         let key = self.key.serialize_pem();
-        (write(&format!("{name}.crt"), &self.certificate_pem), write(&format!("{name}.key"), &key))
+        (
+            write_temp_file(&format!("{name}.crt"), &self.certificate_pem),
+            write_temp_file(&format!("{name}.key"), &key),
+        )
     }
 
     pub(crate) fn pin(&self) -> String {
@@ -217,7 +223,7 @@ impl Identity {
     }
 
     /// A server with this certificate, for all clients or for those of an authority.
-    pub(crate) fn serve(&self, clients: Option<&Authority>) -> ServerConfig {
+    pub(crate) fn server_config(&self, clients: Option<&TestAuthority>) -> ServerConfig {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
@@ -236,7 +242,7 @@ impl Identity {
     }
 }
 
-fn write(name: &str, text: &str) -> PathBuf {
+fn write_temp_file(name: &str, text: &str) -> PathBuf {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}", std::process::id()));
     std::fs::write(&path, text).unwrap();
     path
@@ -256,14 +262,14 @@ pub(crate) async fn load(
     origins: Vec<OriginConfig>,
     limits: Limits,
 ) -> Result<Arc<WasmBackend>, LoadError> {
-    let source = Source::Bytes { name: "net.wasm".to_owned(), bytes: cofferdam_test_guests::NET };
+    let source = ComponentSource::Bytes { name: "net.wasm".to_owned(), bytes: cofferdam_test_guests::NET };
     let grants = Grant::DEFAULT.into_iter().chain([Grant::Reveal]).collect();
     let config = BackendConfig { http: HttpConfig { origins }, limits, grants, ..BackendConfig::default() };
     engine.load(source, config).await
 }
 
 /// A backend that may ask one server.
-pub(crate) async fn asking(server: &Server) -> Arc<WasmBackend> {
+pub(crate) async fn backend_for_server(server: &TestServer) -> Arc<WasmBackend> {
     load(&super::common::engine(), vec![origin(&server.http(""))], Limits::default()).await.unwrap()
 }
 
@@ -272,7 +278,7 @@ pub(crate) fn secrets(pairs: &[(&str, &str)]) -> Secrets {
 }
 
 /// Lets a backend perform a script; answers what came of each step.
-pub(crate) async fn perform(
+pub(crate) async fn run_script(
     backend: &WasmBackend,
     name: &str,
     call: Call,
@@ -289,7 +295,7 @@ pub(crate) async fn perform(
 /// Sends one request without a secret.
 pub(crate) async fn send(backend: &WasmBackend, request: Value) -> String {
     let script = json!([{ "send": request }]);
-    perform(backend, "v", super::common::call(), script).await.unwrap().remove(0)
+    run_script(backend, "v", super::common::call(), script).await.unwrap().remove(0)
 }
 
 pub(crate) fn get(url: &str) -> Value {

@@ -5,25 +5,25 @@
 use std::fmt::Write as _;
 
 /// Where the answers lie in the guest's memory: a test overwrites single words of them.
-pub(crate) const DESCRIBE: u32 = 1024;
-pub(crate) const PROBE: u32 = 1536;
-pub(crate) const CREATE: u32 = 2048;
-pub(crate) const DELETE: u32 = 2560;
-pub(crate) const VALIDATE: u32 = 3072;
+pub(crate) const DESCRIBE_RESULT: u32 = 1024;
+pub(crate) const PROBE_RESULT: u32 = 1536;
+pub(crate) const CREATE_RESULT: u32 = 2048;
+pub(crate) const DELETE_RESULT: u32 = 2560;
+pub(crate) const VALIDATE_RESULT: u32 = 3072;
 /// Where a test may put what it likes.
-pub(crate) const FREE: u32 = 4096;
+pub(crate) const FREE_MEMORY: u32 = 4096;
 
 /// The well-behaved backend; each field is a part of the text that a test may replace.
 #[derive(Clone, Debug)]
-pub(crate) struct Guest {
+pub(crate) struct WatGuest {
     /// Component imports and the core functions that are lowered from them.
     pub(crate) imports: String,
     /// Arguments of the core module's instantiation.
-    pub(crate) with: String,
+    pub(crate) instantiation_args: String,
     /// The core module's imports.
     pub(crate) core_imports: String,
     /// More of the core module: globals, tables, functions, the start function, data that lies over the answers.
-    pub(crate) core: String,
+    pub(crate) core_items: String,
     /// The memory of the module that every other one shares.
     pub(crate) memory: String,
     /// Body of `realloc`, without its default when not empty: `$new` is what is wanted.
@@ -43,24 +43,24 @@ pub(crate) struct Guest {
     pub(crate) version: String,
 }
 
-impl Default for Guest {
+impl Default for WatGuest {
     fn default() -> Self {
         let answer = |address: u32| format!("(i32.const {address})");
         Self {
             imports: String::new(),
-            with: String::new(),
+            instantiation_args: String::new(),
             core_imports: String::new(),
-            core: String::new(),
+            core_items: String::new(),
             memory: r#"(memory (export "memory") 1)"#.to_owned(),
             realloc: "(local.set $p (i32.and (i32.add (global.get $heap) (i32.const 15)) (i32.const -16)))
                 (global.set $heap (i32.add (local.get $p) (local.get $new)))
                 (local.get $p)"
                 .to_owned(),
-            describe: answer(DESCRIBE),
-            probe: answer(PROBE),
-            create: answer(CREATE),
-            delete: answer(DELETE),
-            validate: answer(VALIDATE),
+            describe: answer(DESCRIBE_RESULT),
+            probe: answer(PROBE_RESULT),
+            create: answer(CREATE_RESULT),
+            delete: answer(DELETE_RESULT),
+            validate: answer(VALIDATE_RESULT),
             post_create: String::new(),
             exports: String::new(),
             package: "cofferdam:storage".to_owned(),
@@ -70,7 +70,7 @@ impl Default for Guest {
 }
 
 /// Words as a data segment at an address.
-pub(crate) fn words(address: u32, words: &[u32]) -> String {
+pub(crate) fn words_segment(address: u32, words: &[u32]) -> String {
     let mut text = format!("(data (i32.const {address}) \"");
     for byte in words.iter().flat_map(|word| word.to_le_bytes()) {
         write!(text, "\\{byte:02x}").unwrap();
@@ -79,7 +79,7 @@ pub(crate) fn words(address: u32, words: &[u32]) -> String {
 }
 
 /// A text as a data segment at an address.
-pub(crate) fn bytes(address: u32, bytes: &[u8]) -> String {
+pub(crate) fn bytes_segment(address: u32, bytes: &[u8]) -> String {
     let mut text = format!("(data (i32.const {address}) \"");
     for byte in bytes {
         write!(text, "\\{byte:02x}").unwrap();
@@ -87,7 +87,7 @@ pub(crate) fn bytes(address: u32, bytes: &[u8]) -> String {
     text + "\")\n"
 }
 
-impl Guest {
+impl WatGuest {
     /// The component's bytes.
     pub(crate) fn binary(&self) -> &'static [u8] {
         let text = self.text();
@@ -98,17 +98,28 @@ impl Guest {
     }
 
     fn text(&self) -> String {
-        let Self { imports, with, core_imports, core, memory, realloc, package, version, exports, .. } = self;
+        let Self {
+            imports,
+            instantiation_args: with,
+            core_imports,
+            core_items: core,
+            memory,
+            realloc,
+            package,
+            version,
+            exports,
+            ..
+        } = self;
         let Self { describe, probe, create, delete, validate, post_create, .. } = self;
         let answers = [
-            bytes(16, b"wat.example"),
-            bytes(32, b"1"),
-            bytes(40, b"v"),
-            words(DESCRIBE, &[0, 0, 16, 11, 32, 1, 0, 0, 0, 0, 0, 0, 0]),
-            words(PROBE, &[0, 0, 0, 0, 0]),
-            words(CREATE, &[0, 0, 40, 1, 1, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
-            words(DELETE, &[0; 10]),
-            words(VALIDATE, &[0, 0, 0, 0, 0]),
+            bytes_segment(16, b"wat.example"),
+            bytes_segment(32, b"1"),
+            bytes_segment(40, b"v"),
+            words_segment(DESCRIBE_RESULT, &[0, 0, 16, 11, 32, 1, 0, 0, 0, 0, 0, 0, 0]),
+            words_segment(PROBE_RESULT, &[0, 0, 0, 0, 0]),
+            words_segment(CREATE_RESULT, &[0, 0, 40, 1, 1, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+            words_segment(DELETE_RESULT, &[0; 10]),
+            words_segment(VALIDATE_RESULT, &[0, 0, 0, 0, 0]),
         ]
         .concat();
         format!(

@@ -99,7 +99,7 @@ impl Arguments {
                 mount_group: left.mount_group.take(),
             }
         };
-        VolumeCapability { mode: mode.into(), access }
+        VolumeCapability { access_mode: mode.into(), access_type: access }
     }
 
     /// The ways of use, none when nothing of them was said.
@@ -146,7 +146,7 @@ impl Arguments {
     }
 
     pub(crate) fn page(&mut self) -> PageRequest {
-        PageRequest { after: self.left.after.take(), limit: self.left.limit.take() }
+        PageRequest { starting_token: self.left.after.take(), max_entries: self.left.limit.take() }
     }
 
     pub(crate) fn source_if_any(&mut self) -> Result<Option<VolumeHandle>, VendorError> {

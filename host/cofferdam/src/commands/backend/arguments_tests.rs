@@ -1,7 +1,7 @@
 //! What stands on a command line, and what a driver is asked then.
 
 use clap::Parser as _;
-use cofferdam_domain::{ReclaimPolicy, storage::CapabilityMode};
+use cofferdam_domain::{ReclaimPolicy, storage::CsiAccessMode};
 
 use super::*;
 use crate::commands::backend::flags::ArgumentFlags;
@@ -28,7 +28,10 @@ fn creation(flags: &[&str]) -> Result<CreateVolume, String> {
 fn an_owner_is_given_whole() {
     let owner = creation(&["--owner", "cluster=c,claim=u,volume=pvc-u,reclaim-policy=retain"]).unwrap().owner;
     let owner = owner.unwrap();
-    assert_eq!((owner.cluster.as_str(), owner.claim.as_str(), owner.volume.as_str()), ("c", "u", "pvc-u"));
+    assert_eq!(
+        (owner.cluster_id.as_str(), owner.claim_uid.as_str(), owner.pv_name.as_str()),
+        ("c", "u", "pvc-u")
+    );
     assert_eq!(owner.reclaim_policy, ReclaimPolicy::Retain);
     let owner = creation(&["--owner", "volume=v,claim=u,cluster=c"]).unwrap().owner.unwrap();
     assert_eq!(owner.reclaim_policy, ReclaimPolicy::Delete);
@@ -62,20 +65,26 @@ fn several_ways_of_use_are_given_whole() {
     assert_eq!(
         creation(&several).unwrap().capabilities,
         [
-            VolumeCapability { mode: CapabilityMode::MultiNodeMultiWriter, access: AccessType::Block },
             VolumeCapability {
-                mode: CapabilityMode::SingleNodeWriter,
-                access: filesystem(Some("xfs"), &["ro", "uid=7"], Some("1000")),
+                access_mode: CsiAccessMode::MultiNodeMultiWriter,
+                access_type: AccessType::Block
             },
             VolumeCapability {
-                mode: CapabilityMode::MultiNodeReaderOnly,
-                access: filesystem(None, &[], None),
+                access_mode: CsiAccessMode::SingleNodeWriter,
+                access_type: filesystem(Some("xfs"), &["ro", "uid=7"], Some("1000")),
+            },
+            VolumeCapability {
+                access_mode: CsiAccessMode::MultiNodeReaderOnly,
+                access_type: filesystem(None, &[], None),
             },
         ]
     );
     let one = creation(&["--mount-group", "7"]).unwrap().capabilities;
     let mounted = filesystem(None, &[], Some("7"));
-    assert_eq!(one, [VolumeCapability { mode: CapabilityMode::SingleNodeWriter, access: mounted }]);
+    assert_eq!(
+        one,
+        [VolumeCapability { access_mode: CsiAccessMode::SingleNodeWriter, access_type: mounted }]
+    );
     for (flags, expected) in [
         (&["--capability", "everybody,block"][..], "expected one of single-node-writer"),
         (&["--capability", "single-node-writer,block,fs-type=ext4"], "expected block alone"),

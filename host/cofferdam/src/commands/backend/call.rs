@@ -7,12 +7,12 @@ use std::{
 };
 
 use clap::ValueEnum as _;
-use cofferdam_backend::{Answer, Backend, Call};
+use cofferdam_backend::{Backend, BackendFuture, Call};
 use cofferdam_domain::storage::{
     CapacityQuery, CreateGroupSnapshot, CreateSnapshot, ExpandVolume, PublishVolume, StorageError,
     ValidateVolume,
 };
-use cofferdam_wasm::{Grant, Usage};
+use cofferdam_wasm::{CallUsage, Grant};
 use futures::TryFutureExt as _;
 use serde_json::Value;
 
@@ -54,7 +54,8 @@ pub(crate) async fn call(
     }
     let component = Component::open(&flags.component, environment)?;
     let backend = component.load().await?;
-    let forgets = component.config.state.file.is_none() && backend.manifest().grants.contains(&Grant::State);
+    let forgets =
+        component.config.state.file.is_none() && backend.interfaces().grants.contains(&Grant::State);
     let call = Call { deadline, secrets: component.secrets };
     let prepared = prepare(backend.as_ref(), flags.function, call, &mut arguments)?;
     arguments.end()?;
@@ -78,7 +79,7 @@ async fn timed(call: Prepared<'_>) -> (Result<Value, StorageError>, Duration) {
 fn show(
     outcome: &Result<Value, StorageError>,
     took: Duration,
-    usage: Option<Usage>,
+    usage: Option<CallUsage>,
     format: Format,
 ) -> String {
     let error = |error: &StorageError| {
@@ -101,7 +102,7 @@ fn show(
             if let Some(object) = shown.as_object_mut() {
                 object.insert(key.to_owned(), value);
                 if let Some(usage) = usage {
-                    let computed = u64::try_from(usage.computed.as_millis()).unwrap_or(u64::MAX);
+                    let computed = u64::try_from(usage.cpu_time.as_millis()).unwrap_or(u64::MAX);
                     object.insert("memoryBytes".to_owned(), usage.memory_bytes.into());
                     object.insert("computedMilliseconds".to_owned(), computed.into());
                 }
@@ -115,7 +116,7 @@ fn show(
                 Err(failed) => format!("{failed} ({:?})", failed.finality),
             };
             let used = usage.map_or_else(String::new, |usage| {
-                format!(", computed {:.1?}, memory {} KiB", usage.computed, usage.memory_bytes.div_ceil(1024))
+                format!(", computed {:.1?}, memory {} KiB", usage.cpu_time, usage.memory_bytes.div_ceil(1024))
             });
             format!("{answer}\n\ntook {took:.1?}{used}\n")
         }
@@ -123,10 +124,10 @@ fn show(
 }
 
 /// A call that answers in JSON.
-type Prepared<'a> = Answer<'a, Value>;
+type Prepared<'a> = BackendFuture<'a, Value>;
 
 /// An answer as JSON. It is made of texts and numbers only, which always have a form.
-fn json<T: serde::Serialize + Send + 'static>(answer: Answer<'_, T>) -> Prepared<'_> {
+fn json<T: serde::Serialize + Send + 'static>(answer: BackendFuture<'_, T>) -> Prepared<'_> {
     Box::pin(answer.map_ok(|answer| serde_json::to_value(answer).unwrap_or_default()))
 }
 
@@ -211,7 +212,7 @@ fn publication(a: &mut Arguments) -> Result<PublishVolume, VendorError> {
     Ok(PublishVolume {
         handle: a.handle()?.into(),
         node_identities: a.node_identities()?,
-        node: a.node()?.into(),
+        node_id: a.node()?.into(),
         capability: a.capability()?,
         read_only: a.read_only(),
         context: a.context()?,

@@ -7,7 +7,7 @@ use std::{
 };
 
 use cofferdam_domain::storage::{Secret, Secrets};
-use cofferdam_wasm::{BackendConfig, Engine, Grant, OriginConfig, PoolConfig, Source, WasmBackend};
+use cofferdam_wasm::{BackendConfig, ComponentSource, Engine, Grant, OriginConfig, PoolConfig, WasmBackend};
 use prometheus_client::registry::Registry;
 
 use super::{VendorError, arguments::once, flags::ComponentFlags};
@@ -26,7 +26,7 @@ pub(crate) struct Component {
     /// What it is called in messages and in the configuration.
     pub(crate) name: String,
     /// Where it is.
-    pub(crate) source: Source,
+    pub(crate) source: ComponentSource,
     /// What it is told and granted.
     pub(crate) config: BackendConfig,
     /// The secrets of its calls.
@@ -50,7 +50,7 @@ impl Component {
         config.grants.extend(grants(&flags.grants)?);
         given(&mut config, flags);
         let secrets = secrets(&flags.secrets, environment)?;
-        Ok(Self { engine, name, source: Source::File(flags.file.clone()), config, secrets })
+        Ok(Self { engine, name, source: ComponentSource::File(flags.file.clone()), config, secrets })
     }
 
     /// Loads the component.

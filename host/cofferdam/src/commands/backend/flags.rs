@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use cofferdam_domain::{
     ClusterId, Quantity, ReclaimPolicy, Uid, VolumeName,
-    storage::{AccessType, CapabilityMode, Owner, VolumeCapability},
+    storage::{AccessType, CsiAccessMode, VolumeCapability, VolumeOwner},
 };
 
 /// What can be done with a driver component.
@@ -304,7 +304,7 @@ pub(crate) struct ArgumentFlags {
     /// Who asks for the volume, such as cluster=c,claim=UID,volume=NAME,reclaim-policy=retain; the policy is delete when it is
     /// left out
     #[arg(long, value_name = "KEY=VALUE,…", value_parser = owner)]
-    pub(crate) owner: Option<Owner>,
+    pub(crate) owner: Option<VolumeOwner>,
 
     /// Node
     #[arg(long, value_name = "NODE")]
@@ -382,7 +382,7 @@ pub(crate) enum Mode {
     SingleNodeMultiWriter,
 }
 
-impl From<Mode> for CapabilityMode {
+impl From<Mode> for CsiAccessMode {
     fn from(mode: Mode) -> Self {
         match mode {
             Mode::SingleNodeWriter => Self::SingleNodeWriter,
@@ -427,7 +427,7 @@ fn capability(text: &str) -> Result<VolumeCapability, String> {
     })?;
     let rest: Vec<_> = words.collect();
     if rest == ["block"] {
-        return Ok(VolumeCapability { mode: mode.into(), access: AccessType::Block });
+        return Ok(VolumeCapability { access_mode: mode.into(), access_type: AccessType::Block });
     }
     let (mut fs_type, mut mount_flags, mut mount_group) = (None, Vec::new(), None);
     for word in rest {
@@ -443,11 +443,11 @@ fn capability(text: &str) -> Result<VolumeCapability, String> {
         }
     }
     let access = AccessType::Filesystem { fs_type, mount_flags, mount_group };
-    Ok(VolumeCapability { mode: mode.into(), access })
+    Ok(VolumeCapability { access_mode: mode.into(), access_type: access })
 }
 
 /// Who asks: three texts and a policy.
-fn owner(text: &str) -> Result<Owner, String> {
+fn owner(text: &str) -> Result<VolumeOwner, String> {
     let (mut cluster, mut claim, mut volume, mut policy) = (None, None, None, None);
     for (key, value) in segments(text)? {
         let place = match key.as_str() {
@@ -467,10 +467,10 @@ fn owner(text: &str) -> Result<Owner, String> {
         Some(other) => return Err(format!("reclaim-policy={other}: expected delete or retain")),
     };
     let given = |key: &str, value: Option<String>| value.ok_or_else(|| format!("expected {key}=…"));
-    Ok(Owner {
-        cluster: ClusterId::from(given("cluster", cluster)?),
-        claim: Uid::from(given("claim", claim)?),
-        volume: VolumeName::from(given("volume", volume)?),
+    Ok(VolumeOwner {
+        cluster_id: ClusterId::from(given("cluster", cluster)?),
+        claim_uid: Uid::from(given("claim", claim)?),
+        pv_name: VolumeName::from(given("volume", volume)?),
         reclaim_policy,
     })
 }

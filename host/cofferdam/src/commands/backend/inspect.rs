@@ -9,7 +9,7 @@ use cofferdam_domain::storage::{
     Description, Feature,
     ability::{controller_capabilities, plugin_capabilities},
 };
-use cofferdam_wasm::{BackendConfig, Digest, Grant, Inspection};
+use cofferdam_wasm::{BackendConfig, ComponentInfo, Digest, Grant};
 use serde_json::{Value, json};
 
 use super::{
@@ -25,7 +25,7 @@ const MANIFEST_VERSION: u32 = 1;
 /// What is known of a component.
 struct Known {
     file: String,
-    inspection: Inspection,
+    inspection: ComponentInfo,
     /// What it says of itself, or why it does not.
     description: Result<Description, String>,
 }
@@ -62,27 +62,27 @@ fn names<T: ToString>(items: impl IntoIterator<Item = T>) -> Vec<String> {
 
 impl Known {
     fn grants(&self) -> Vec<String> {
-        names(self.inspection.manifest.grants.iter().map(|grant| grant.as_str()))
+        names(self.inspection.interfaces.grants.iter().map(|grant| grant.as_str()))
     }
 
     /// Imports that are granted only by configuration.
     fn must_be_granted(&self) -> Vec<String> {
         let by_default = Grant::DEFAULT;
-        let grants = self.inspection.manifest.grants.iter().filter(|grant| !by_default.contains(grant));
+        let grants = self.inspection.interfaces.grants.iter().filter(|grant| !by_default.contains(grant));
         names(grants.map(|grant| grant.as_str()))
     }
 
     fn abilities(&self) -> Vec<String> {
-        names(&self.inspection.manifest.abilities)
+        names(&self.inspection.interfaces.abilities)
     }
 
     fn controller(&self, description: &Description) -> Vec<String> {
-        let capabilities = controller_capabilities(&self.inspection.manifest.abilities, description);
+        let capabilities = controller_capabilities(&self.inspection.interfaces.abilities, description);
         names(capabilities.into_iter().map(|capability| capability.as_str()))
     }
 
     fn plugin(&self, description: &Description) -> Vec<String> {
-        let capabilities = plugin_capabilities(&self.inspection.manifest.abilities, description);
+        let capabilities = plugin_capabilities(&self.inspection.interfaces.abilities, description);
         names(capabilities.into_iter().map(|capability| capability.as_str()))
     }
 
@@ -93,11 +93,11 @@ impl Known {
     }
 
     fn inert(&self) -> Vec<String> {
-        names(self.inspection.manifest.inert())
+        names(self.inspection.interfaces.inert_imports())
     }
 
     fn json(&self) -> Value {
-        let Inspection { digest, size, .. } = &self.inspection;
+        let ComponentInfo { digest, size, .. } = &self.inspection;
         let description = match &self.description {
             Ok(description) => json!({
                 "driver": description.name,
@@ -120,8 +120,8 @@ impl Known {
             "description": description,
             "abilities": self.abilities(),
             "grants": { "wanted": self.grants(), "onlyByConfiguration": self.must_be_granted() },
-            "imports": { "all": self.inspection.manifest.imports, "inert": self.inert() },
-            "exports": self.inspection.manifest.exports,
+            "imports": { "all": self.inspection.interfaces.imports, "inert": self.inert() },
+            "exports": self.inspection.interfaces.exports,
         })
     }
 
@@ -145,7 +145,7 @@ impl Known {
     }
 
     fn text(&self) -> String {
-        let Inspection { digest, size, .. } = &self.inspection;
+        let ComponentInfo { digest, size, .. } = &self.inspection;
         let list =
             |items: Vec<String>| if items.is_empty() { "nothing".to_owned() } else { items.join(", ") };
         let mut rows = vec![

@@ -91,7 +91,7 @@ fn options(flags: TestFlags, component: &Component) -> Result<Options, VendorErr
         parameters: once("--parameter", flags.parameters)?,
         mutable_parameters: once("--mutable-parameter", flags.mutable_parameters)?,
         snapshot_parameters: once("--snapshot-parameter", flags.snapshot_parameters)?,
-        capability: VolumeCapability { mode: flags.access_mode.into(), access },
+        capability: VolumeCapability { access_mode: flags.access_mode.into(), access_type: access },
         topology: flags.topology.map(|place| once("--topology", place.0)).transpose()?,
         nodes,
         size: flags.size,

@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use cofferdam_backend::Backend;
 use cofferdam_controllers::Role;
-use cofferdam_dev_cluster::View;
+use cofferdam_dev_cluster::NodesView;
 use cofferdam_domain::storage::Ability;
 use k8s_openapi::api::{
     core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod},
@@ -77,7 +77,7 @@ pub(crate) struct Demo<'a> {
     /// The class that it applies.
     pub(crate) class: Value,
     /// The nodes, and how many there are, where pods can have its volumes.
-    pub(crate) nodes: Option<(&'a View, usize)>,
+    pub(crate) nodes: Option<(&'a NodesView, usize)>,
     /// Whether it is on every node.
     pub(crate) everywhere: bool,
     /// Keys in the driver's state, where it keeps any.
@@ -221,8 +221,8 @@ impl Demo<'_> {
         let names: Vec<String> = listed.iter().map(kube::ResourceExt::name_any).collect();
         ensure("the list of VolumeAttachments", &list(&names), "nothing", names.is_empty())?;
         // A volume that is never attached may go before its last directory does.
-        let waited = tokio::time::timeout(LIMIT, view.empty()).await;
-        let left = view.left();
+        let waited = tokio::time::timeout(LIMIT, view.wait_until_unmounted()).await;
+        let left = view.leftovers();
         ensure("what the nodes have mounted", &list(&left), "nothing", waited.is_ok())?;
         ensure("what the nodes hold", &list(&left), "nothing", left.is_empty())?;
         self.say("finds nothing mounted and nothing attached".to_owned());

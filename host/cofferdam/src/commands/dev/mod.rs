@@ -16,9 +16,9 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_apiserver::{ApiServer, Options, ServeOptions, Serving};
+use cofferdam_apiserver::{ApiServer, Options, ServeOptions, ServerHandle};
 use cofferdam_backend::Backend;
-use cofferdam_controllers::{Parts, Process};
+use cofferdam_controllers::{ControllerManager, Dependencies};
 use cofferdam_domain::{
     names::NODE_TOPOLOGY_KEY,
     storage::{Ability, Placement},
@@ -172,7 +172,7 @@ async fn over(nodes: Option<&RunningNodes>) {
 
 /// What stands while dev mode runs.
 struct Stage {
-    serving: Serving,
+    serving: ServerHandle,
     kubeconfig: KubeconfigFile,
     drivers: Vec<Driver>,
     classes: Vec<String>,
@@ -200,13 +200,14 @@ impl Stage {
         let inside = Client::new(api.service(), "default");
         let place = (flags.nodes > 0).then(|| nodes::first_name(configuration, &drivers));
         let classes = create_classes(&inside, &drivers, place.as_deref()).await.map_err(Failure::Prepare)?;
-        let parts = Parts {
+        let parts = Dependencies {
             client: inside.clone(),
             backends: drivers.iter().map(Driver::backend).collect(),
             clock: cofferdam_cluster::system_clock(),
             observer: Arc::new(timeline.clone()),
         };
-        let process = Process::new(settings(configuration, NAMESPACE.to_owned()), parts, &mut registry)?;
+        let process =
+            ControllerManager::new(settings(configuration, NAMESPACE.to_owned()), parts, &mut registry)?;
         let process = Arc::new(process);
         let work = Work { process: Some(Arc::clone(&process)), ..Work::default() };
         let mut running = supervisor::start(work, registry, configuration.http_endpoint.as_ref()).await?;
@@ -242,7 +243,7 @@ impl Stage {
         let user = client::from_text(&self.serving.kubeconfig(), "of dev mode").await?;
         let state = || match &driver.kind {
             Kind::Component(backend) => {
-                backend.manifest().grants.contains(&Grant::State).then(|| backend.state_keys())
+                backend.interfaces().grants.contains(&Grant::State).then(|| backend.state_keys())
             }
             Kind::Csi(_) => None,
         };

@@ -10,7 +10,7 @@ use std::{
 };
 
 use cofferdam_dev_cluster::{
-    DevError, Driver as NodeDriver, DriverNode, Mounts, Nodes, Options, View, serves_nodes,
+    DevCluster, DevClusterOptions, DevError, Mounts, NodeDriver, NodePlugin, NodesView, has_node_service,
 };
 use cofferdam_domain::storage::{Ability, Placement};
 use cofferdam_node::{Kind as AttachmentKind, Manifest, Policy};
@@ -43,7 +43,7 @@ const POOL: &str = "pool";
 /// The nodes while they run.
 pub(crate) struct RunningNodes {
     /// What is on them.
-    pub(crate) view: View,
+    pub(crate) view: NodesView,
     /// Their names.
     pub(crate) names: Vec<String>,
     /// Drivers without a Node service: no pod gets their volumes.
@@ -83,7 +83,7 @@ impl RunningNodes {
         for driver in drivers {
             match of_nodes(driver, configuration).await? {
                 Some(node) => {
-                    if matches!(node.node, DriverNode::Own(_)) {
+                    if matches!(node.plugin, NodePlugin::External(_)) {
                         own.push(node.name.clone());
                     }
                     served.push(node);
@@ -96,7 +96,7 @@ impl RunningNodes {
             true => Mounts::Real(Box::new(policy(configuration))),
         };
         let all_own = !own.is_empty() && own.len() == served.len();
-        let nodes = Nodes::new(Options {
+        let nodes = DevCluster::new(DevClusterOptions {
             client,
             clock: cofferdam_cluster::system_clock(),
             observer: Arc::new(timeline.clone()),
@@ -127,7 +127,7 @@ impl RunningNodes {
 
     /// Waits until the drivers are registered, and not for ever.
     pub(crate) async fn registered(&self) {
-        if tokio::time::timeout(REGISTRATION, self.view.registered()).await.is_err() {
+        if tokio::time::timeout(REGISTRATION, self.view.wait_until_registered()).await.is_err() {
             tracing::warn!(
                 "drivers are not registered after {REGISTRATION:?}; the log of level info says why"
             );
@@ -165,7 +165,7 @@ impl RunningNodes {
         if !ended {
             task.abort();
         }
-        let left = self.view.left();
+        let left = self.view.leftovers();
         for left in &left {
             tracing::warn!("{left}");
         }
@@ -224,8 +224,8 @@ async fn of_nodes(driver: &Driver, configuration: &Configuration) -> Result<Opti
     let description = backend.description();
     let name = description.name.to_string();
     let node = match &driver.kind {
-        Kind::Csi(backend) => match serves_nodes(backend.address().path()).await {
-            Ok(true) => DriverNode::Own(backend.address().clone()),
+        Kind::Csi(backend) => match has_node_service(backend.address().path()).await {
+            Ok(true) => NodePlugin::External(backend.address().clone()),
             Ok(false) => return Ok(None),
             Err(problem) => {
                 tracing::warn!(driver = name, "its Node service does not answer: {problem}");
@@ -235,14 +235,14 @@ async fn of_nodes(driver: &Driver, configuration: &Configuration) -> Result<Opti
         Kind::Component(_) => {
             let manifest = Manifest::of(description.clone(), backend.abilities().clone());
             let manifest = manifest
-                .map_err(|problem| DevError::Machine(format!("backend {}: it {problem}", driver.name)))?;
+                .map_err(|problem| DevError::Setup(format!("backend {}: it {problem}", driver.name)))?;
             let section = configuration.backend.get(&driver.name);
             let root = section.and_then(|section| section.pool.as_ref()).map(|pool| pool.directory.clone());
-            DriverNode::Ours { manifest: Box::new(manifest), root }
+            NodePlugin::BuiltIn { manifest: Box::new(manifest), root }
         }
     };
     let everywhere = is_everywhere(driver);
-    Ok(Some(NodeDriver { name, node, everywhere }))
+    Ok(Some(NodeDriver { name, plugin: node, on_every_node: everywhere }))
 }
 
 /// Whether a driver is on every node: one that brings its own Node service is where that runs, and one whose storage is in a node is
@@ -309,9 +309,9 @@ impl Directory {
     fn new(base: &Path) -> Result<Self, DevError> {
         // The table of mounts knows no links.
         let base = fs::canonicalize(base)
-            .map_err(|error| DevError::Machine(format!("cannot find {}: {error}", base.display())))?;
+            .map_err(|error| DevError::Setup(format!("cannot find {}: {error}", base.display())))?;
         let path = base.join(format!("cofferdam-{}-nodes", std::process::id()));
-        let failed = |error: io::Error| DevError::Machine(format!("cannot make {}: {error}", path.display()));
+        let failed = |error: io::Error| DevError::Setup(format!("cannot make {}: {error}", path.display()));
         let make = || DirBuilder::new().mode(0o700).create(&path);
         match make() {
             // Of a process of the same id that was killed.

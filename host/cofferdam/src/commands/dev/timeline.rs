@@ -11,7 +11,7 @@ use std::{
 };
 
 use cofferdam_cluster::{Cache, Change};
-use cofferdam_controllers::{Observer, Step, StepKind};
+use cofferdam_controllers::{ReconcileStep, StepObserver, StepResult};
 use cofferdam_domain::{Claim, Volume};
 use tokio::{
     sync::mpsc::{self, error::TrySendError},
@@ -56,7 +56,7 @@ pub(crate) struct Line {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LineKind {
     /// A role's step.
-    Step(StepKind),
+    Step(StepResult),
     /// What a user did.
     User,
     /// What became of an object.
@@ -193,27 +193,27 @@ impl Printer {
     }
 }
 
-impl Observer for Timeline {
-    fn step(&self, step: Step) {
+impl StepObserver for Timeline {
+    fn on_step(&self, step: ReconcileStep) {
         let object = match (step.claim, step.volume) {
             (Some(claim), _) => claim.to_string(),
             (None, Some(volume)) => format!("pv/{volume}"),
             (None, None) => String::new(),
         };
-        self.line(step.role.as_str(), LineKind::Step(step.kind), object, step.text, step.took);
+        self.line(step.role.as_str(), LineKind::Step(step.result), object, step.text, step.duration);
     }
 }
 
 /// What is simulated tells its steps as roles do.
-impl cofferdam_dev_cluster::Observer for Timeline {
-    fn step(&self, step: cofferdam_dev_cluster::Step) {
-        let kind = match step.kind {
-            cofferdam_dev_cluster::StepKind::Waits => StepKind::Waits,
-            cofferdam_dev_cluster::StepKind::Acts => StepKind::Acts,
-            cofferdam_dev_cluster::StepKind::Settled => StepKind::Settled,
-            cofferdam_dev_cluster::StepKind::Fails => StepKind::Fails,
+impl cofferdam_dev_cluster::ClusterStepObserver for Timeline {
+    fn on_step(&self, step: cofferdam_dev_cluster::ClusterStep) {
+        let kind = match step.result {
+            cofferdam_dev_cluster::ClusterStepResult::Waiting => StepResult::Waiting,
+            cofferdam_dev_cluster::ClusterStepResult::Applied => StepResult::Applied,
+            cofferdam_dev_cluster::ClusterStepResult::UpToDate => StepResult::UpToDate,
+            cofferdam_dev_cluster::ClusterStepResult::Failed => StepResult::Failed,
         };
-        self.line(step.who, LineKind::Step(kind), step.object, step.text, step.took);
+        self.line(step.component, LineKind::Step(kind), step.object, step.text, step.duration);
     }
 }
 
@@ -232,7 +232,7 @@ impl Shared {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (object.to_owned(), who);
         match kind {
-            LineKind::Step(StepKind::Waits | StepKind::Settled) => {
+            LineKind::Step(StepResult::Waiting | StepResult::UpToDate) => {
                 if told.get(&key).is_some_and(|(_, last)| last == what) {
                     return true;
                 }
@@ -242,9 +242,9 @@ impl Shared {
                 told.insert(key, (kind, what.to_owned()));
                 false
             }
-            LineKind::Step(StepKind::Acts | StepKind::Fails) | LineKind::User | LineKind::Object => {
+            LineKind::Step(StepResult::Applied | StepResult::Failed) | LineKind::User | LineKind::Object => {
                 // After an effect the same wait is news; the same rest is not.
-                if told.get(&key).is_some_and(|(last, _)| *last == LineKind::Step(StepKind::Waits)) {
+                if told.get(&key).is_some_and(|(last, _)| *last == LineKind::Step(StepResult::Waiting)) {
                     told.remove(&key);
                 }
                 false
@@ -357,10 +357,10 @@ fn render(line: &Line, width: usize, style: Style) -> String {
     };
     let what = if took.is_empty() { what } else { format!("{what:WHAT_WIDTH$}") };
     let colour = match line.kind {
-        LineKind::Step(StepKind::Acts) => Colour::Plain,
-        LineKind::Step(StepKind::Settled) => Colour::Green,
-        LineKind::Step(StepKind::Waits) => Colour::Yellow,
-        LineKind::Step(StepKind::Fails) => Colour::Red,
+        LineKind::Step(StepResult::Applied) => Colour::Plain,
+        LineKind::Step(StepResult::UpToDate) => Colour::Green,
+        LineKind::Step(StepResult::Waiting) => Colour::Yellow,
+        LineKind::Step(StepResult::Failed) => Colour::Red,
         LineKind::User => Colour::Bold,
         LineKind::Object => Colour::Cyan,
     };

@@ -24,9 +24,16 @@ impl Paper {
     }
 }
 
-fn step(kind: StepKind, text: &str, took: Option<Duration>) -> Step {
+fn step(kind: StepResult, text: &str, took: Option<Duration>) -> ReconcileStep {
     let claim = Some(ClaimKey::new("default", "demo"));
-    Step { role: Role::Provisioner, claim, volume: None, kind, text: text.to_owned(), took }
+    ReconcileStep {
+        role: Role::Provisioner,
+        claim,
+        volume: None,
+        result: kind,
+        text: text.to_owned(),
+        duration: took,
+    }
 }
 
 async fn printed(style: Style, tell: impl FnOnce(&Timeline)) -> String {
@@ -41,9 +48,9 @@ async fn printed(style: Style, tell: impl FnOnce(&Timeline)) -> String {
 #[tokio::test]
 async fn lines_are_plain_and_aligned_without_a_terminal() {
     let text = printed(Style { colours: false }, |timeline| {
-        timeline.step(step(StepKind::Acts, "creates the volume", Some(Duration::from_micros(45))));
+        timeline.on_step(step(StepResult::Applied, "creates the volume", Some(Duration::from_micros(45))));
         timeline.line("demo", LineKind::User, "default/demo", "claim created: 1Gi, class a", None);
-        timeline.step(step(StepKind::Fails, "writes the volume", Some(Duration::from_millis(1500))));
+        timeline.on_step(step(StepResult::Failed, "writes the volume", Some(Duration::from_millis(1500))));
     })
     .await;
     let lines: Vec<_> = text.lines().map(|line| line.split_once("s  ").unwrap().1).collect();
@@ -56,20 +63,21 @@ async fn lines_are_plain_and_aligned_without_a_terminal() {
 
 #[tokio::test]
 async fn a_terminal_gets_colours() {
-    let text =
-        printed(Style { colours: true }, |timeline| timeline.step(step(StepKind::Settled, "bound", None)))
-            .await;
+    let text = printed(Style { colours: true }, |timeline| {
+        timeline.on_step(step(StepResult::UpToDate, "bound", None))
+    })
+    .await;
     assert!(text.contains("\x1b[32mbound\x1b[0m"), "{text:?}");
 }
 
 #[tokio::test]
 async fn the_same_wait_is_told_once_until_something_happens() {
     let text = printed(Style { colours: false }, |timeline| {
-        timeline.step(step(StepKind::Waits, "for a driver", None));
-        timeline.step(step(StepKind::Waits, "for a driver", None));
-        timeline.step(step(StepKind::Acts, "acts", None));
-        timeline.step(step(StepKind::Acts, "acts", None));
-        timeline.step(step(StepKind::Waits, "for a driver", None));
+        timeline.on_step(step(StepResult::Waiting, "for a driver", None));
+        timeline.on_step(step(StepResult::Waiting, "for a driver", None));
+        timeline.on_step(step(StepResult::Applied, "acts", None));
+        timeline.on_step(step(StepResult::Applied, "acts", None));
+        timeline.on_step(step(StepResult::Waiting, "for a driver", None));
     })
     .await;
     assert_eq!((text.matches("for a driver").count(), text.matches("acts").count()), (2, 2), "{text}");

@@ -7,8 +7,10 @@ mod table;
 
 use std::{collections::HashMap, time::Duration};
 
-use cofferdam_cluster::{Kind as _, OrphanReport, orphans};
-use cofferdam_controllers::orphans::report::{Answer, DELETE, DELETING, Report, Request, Verdict};
+use cofferdam_cluster::{Kind as _, OrphanReport, orphan_report};
+use cofferdam_controllers::orphans::report::{
+    DELETE, DELETING, DeletionRequest, DeletionResponse, DeletionResult, ScanReport,
+};
 use cofferdam_domain::{DriverName, VolumeHandle};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -101,13 +103,13 @@ impl Found {
     fn of(map: &ConfigMap) -> Result<Self, OrphansError> {
         let json = serde_json::to_string(map).map_err(|error| OrphansError::Read(error.to_string()))?;
         let map = OrphanReport::decode(&json).map_err(OrphansError::Read)?;
-        let driver = map.text("driver").unwrap_or_default().to_owned();
+        let driver = map.data_value("driver").unwrap_or_default().to_owned();
         Ok(Self { map, driver })
     }
 
     /// The request that waits or is being carried out.
-    fn pending(&self) -> Option<Result<Request, String>> {
-        self.map.text(DELETING).or(self.map.text(DELETE)).map(Request::parse)
+    fn pending(&self) -> Option<Result<DeletionRequest, String>> {
+        self.map.data_value(DELETING).or(self.map.data_value(DELETE)).map(DeletionRequest::parse)
     }
 }
 
@@ -117,7 +119,11 @@ async fn find(
     namespace: Option<&str>,
     driver: Option<&str>,
 ) -> Result<Vec<Found>, OrphansError> {
-    let parameters = ListParams::default().labels(&format!("{}={}", orphans::LABEL, orphans::LABEL_VALUE));
+    let parameters = ListParams::default().labels(&format!(
+        "{}={}",
+        orphan_report::REPORT_LABEL,
+        orphan_report::REPORT_LABEL_VALUE
+    ));
     let within = |namespace: &str| Api::<ConfigMap>::namespaced(cluster.client.clone(), namespace);
     let listed = match namespace {
         Some(namespace) => within(namespace).list(&parameters).await,
@@ -157,10 +163,10 @@ fn to_json(found: &Found) -> serde_json::Value {
         "driver": found.driver,
         "namespace": found.map.key.namespace,
         "configMap": found.map.key.name,
-        "report": Report::read(&found.map),
+        "report": ScanReport::read(&found.map),
         "request": request,
-        "deleting": found.map.text(DELETING).is_some(),
-        "answer": Answer::read(&found.map),
+        "deleting": found.map.data_value(DELETING).is_some(),
+        "answer": DeletionResponse::read(&found.map),
     })
 }
 
@@ -183,7 +189,7 @@ async fn delete(
     let by = format!("{}@{}", environment.get("USER").map_or("unknown", String::as_str), run::identity());
     let request = ask(&api, &found, &VolumeHandle::from(flags.handle.as_str()), by).await?;
     let answer = answered(&api, &found, &request, limit.get()).await?;
-    let held = answer.verdict == Verdict::Deleted;
+    let held = answer.result == DeletionResult::Deleted;
     let text = match flags.output {
         OutputFormat::Json => format!("{:#}\n", json!(answer)),
         OutputFormat::Text => table::answer(&DriverName::from(driver.as_str()), &request, &answer),
@@ -197,11 +203,11 @@ async fn ask(
     found: &Found,
     handle: &VolumeHandle,
     by: String,
-) -> Result<Request, OrphansError> {
+) -> Result<DeletionRequest, OrphansError> {
     let driver = &found.driver;
     match found.pending() {
         Some(Ok(pending)) if pending.handle == *handle => return Ok(pending),
-        Some(Ok(Request { handle, requested_at, by })) => {
+        Some(Ok(DeletionRequest { handle, requested_at, requested_by: by })) => {
             return Err(OrphansError::Busy {
                 driver: driver.clone(),
                 handle: plain(handle.as_str()),
@@ -212,11 +218,12 @@ async fn ask(
         Some(Err(_)) => return Err(OrphansError::Unreadable(driver.clone())),
         None => {}
     }
-    let request = Request { handle: handle.clone(), requested_at: Timestamp::now(), by };
+    let request =
+        DeletionRequest { handle: handle.clone(), requested_at: Timestamp::now(), requested_by: by };
     let mut patch = request.patch();
     if let Some(patch) = patch.as_object_mut() {
         // Two people who ask at the same time do not write over each other.
-        let version = json!({"resourceVersion": found.map.meta.version.to_string()});
+        let version = json!({"resourceVersion": found.map.meta.resource_version.to_string()});
         patch.insert("metadata".to_owned(), version);
     }
     let patched = api.patch(&found.map.key.name, &PatchParams::default(), &Patch::Merge(&patch)).await;
@@ -233,15 +240,17 @@ async fn ask(
 async fn answered(
     api: &Api<ConfigMap>,
     found: &Found,
-    request: &Request,
+    request: &DeletionRequest,
     limit: Duration,
-) -> Result<Answer, OrphansError> {
+) -> Result<DeletionResponse, OrphansError> {
     let driver = &found.driver;
     let now = |map: Option<&ConfigMap>| {
         let found = Found::of(map?).ok()?;
-        let answer = Answer::read(&found.map).filter(|answer| answer.request.as_ref() == Some(request));
+        let answer =
+            DeletionResponse::read(&found.map).filter(|answer| answer.request.as_ref() == Some(request));
         let waits = [DELETE, DELETING].iter().any(|key| {
-            found.map.text(key).and_then(|text| Request::parse(text).ok()).as_ref() == Some(request)
+            found.map.data_value(key).and_then(|text| DeletionRequest::parse(text).ok()).as_ref()
+                == Some(request)
         });
         Some((answer, waits))
     };

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use cofferdam_controllers::orphans::{
-    report::{Answer, Counts, DELETING, Orphan, Report, Request, Verdict},
+    report::{DELETING, DeletionRequest, DeletionResponse, DeletionResult, Orphan, ScanReport, VolumeCounts},
     rules,
 };
 use cofferdam_domain::DriverName;
@@ -13,10 +13,10 @@ use super::Found;
 use crate::style::plain;
 
 /// What became of a request.
-pub(super) fn answer(driver: &DriverName, request: &Request, answer: &Answer) -> String {
-    let verdict = match answer.verdict {
-        Verdict::Deleted => "deleted",
-        Verdict::Refused => "refused",
+pub(super) fn answer(driver: &DriverName, request: &DeletionRequest, answer: &DeletionResponse) -> String {
+    let verdict = match answer.result {
+        DeletionResult::Deleted => "deleted",
+        DeletionResult::Refused => "refused",
     };
     let told =
         if answer.message == verdict { String::new() } else { format!(": {}", plain(&answer.message)) };
@@ -43,7 +43,7 @@ fn section(text: &mut String, found: &Found, now: Timestamp) {
         text.push_str(&line);
         text.push('\n');
     };
-    let Some(report) = Report::read(&found.map) else {
+    let Some(report) = ScanReport::read(&found.map) else {
         line(format!(
             "{}: the report in ConfigMap {} cannot be read by this version",
             plain(&found.driver),
@@ -60,29 +60,36 @@ fn section(text: &mut String, found: &Found, now: Timestamp) {
     if let Some(failure) = &report.failure {
         line(format!("  the scan of {} failed: {}", moment(failure.time, now), plain(&failure.message)));
     }
-    if report.held {
-        line(format!("  locked: {}", rules::locked(&found.map.key.namespace)));
+    if report.deletions_frozen {
+        line(format!("  locked: {}", rules::frozen_message(&found.map.key.namespace)));
     }
     if report.counts.total() > 0 {
         line(format!("  volumes: {}", counts(&report.counts)));
     }
     if let Some(request) = found.pending().and_then(Result::ok) {
-        let state = if found.map.text(DELETING).is_some() { "being deleted" } else { "to be deleted" };
-        let (handle, by) = (plain(request.handle.as_str()), plain(&request.by));
+        let state = if found.map.data_value(DELETING).is_some() { "being deleted" } else { "to be deleted" };
+        let (handle, by) = (plain(request.handle.as_str()), plain(&request.requested_by));
         line(format!("  {state}: {handle}, as {by} asked {}", moment(request.requested_at, now)));
-    } else if let Some(Answer { request: Some(request), verdict, message, answered_at }) =
-        Answer::read(&found.map)
+    } else if let Some(DeletionResponse { request: Some(request), result: verdict, message, answered_at }) =
+        DeletionResponse::read(&found.map)
     {
-        let asked = Answer { request: None, verdict, message, answered_at };
+        let asked = DeletionResponse { request: None, result: verdict, message, answered_at };
         let told = answer(&report.driver, &request, &asked);
         line(format!("  last request, answered {}: {}", moment(answered_at, now), told.trim_end()));
     }
     volumes(text, &report, now);
 }
 
-fn counts(counts: &Counts) -> String {
-    let Counts { known, orphan, young, no_owner, other_cluster, kept } = *counts;
-    let mut text = format!("{known} known, {orphan} orphan, {young} young, {} unknown", counts.unknown());
+fn counts(counts: &VolumeCounts) -> String {
+    let VolumeCounts {
+        referenced: known,
+        orphan,
+        within_grace_period: young,
+        no_owner,
+        other_cluster,
+        retained: kept,
+    } = *counts;
+    let mut text = format!("{known} known, {orphan} orphan, {young} young, {} unknown", counts.unmanaged());
     let reasons = [
         (no_owner, "without a kept owner"),
         (other_cluster, "of another cluster"),
@@ -101,7 +108,7 @@ fn counts(counts: &Counts) -> String {
 }
 
 /// The volumes that are listed, as a table.
-fn volumes(text: &mut String, report: &Report, now: Timestamp) {
+fn volumes(text: &mut String, report: &ScanReport, now: Timestamp) {
     let row = |verdict: &str, orphan: &Orphan| {
         [
             verdict.to_owned(),
@@ -113,7 +120,7 @@ fn volumes(text: &mut String, report: &Report, now: Timestamp) {
         ]
     };
     let orphans = report.orphans.iter().map(|orphan| row("orphan", orphan));
-    let young = report.young.iter().map(|orphan| row("young", orphan));
+    let young = report.within_grace_period.iter().map(|orphan| row("young", orphan));
     let mut rows =
         vec![["VERDICT", "HANDLE", "SIZE", "UNCHANGED SINCE", "MADE AS", "FOR CLAIM"].map(str::to_owned)];
     rows.extend(orphans.chain(young));
@@ -132,7 +139,9 @@ fn volumes(text: &mut String, report: &Report, now: Timestamp) {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "  {}", line.trim_end());
     }
-    for (more, what) in [(report.more, "orphans"), (report.more_young, "young volumes")] {
+    for (more, what) in
+        [(report.unlisted_orphans, "orphans"), (report.unlisted_within_grace_period, "young volumes")]
+    {
         if more > 0 {
             let _ = writeln!(text, "  … and {more} more {what}: the report has no room for them");
         }

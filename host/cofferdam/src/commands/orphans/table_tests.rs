@@ -32,13 +32,20 @@ fn found(data: Value) -> Found {
     Found::of(&map).unwrap()
 }
 
-fn report() -> Report {
-    let mut report = Report::new("drv".into(), LeakDetection::Owner);
+fn report() -> ScanReport {
+    let mut report = ScanReport::new("drv".into(), LeakDetection::Owner);
     report.time = Some(at("2026-06-03T11:48:00.123Z"));
-    report.counts = Counts { known: 12, orphan: 2, young: 1, no_owner: 1, other_cluster: 0, kept: 3 };
+    report.counts = VolumeCounts {
+        referenced: 12,
+        orphan: 2,
+        within_grace_period: 1,
+        no_owner: 1,
+        other_cluster: 0,
+        retained: 3,
+    };
     report.orphans = vec![orphan("h-1", "2026-06-01T09:00:00Z")];
-    report.more = 1;
-    report.young = vec![orphan("h-\u{1b}[2J", "2026-06-03T11:00:00Z")];
+    report.unlisted_orphans = 1;
+    report.within_grace_period = vec![orphan("h-\u{1b}[2J", "2026-06-03T11:00:00Z")];
     report
 }
 
@@ -61,16 +68,19 @@ driver drv
 #[test]
 fn it_tells_of_the_lock_of_failures_and_of_requests() {
     let mut locked = report();
-    locked.held = true;
-    locked.failure = Some(cofferdam_controllers::orphans::report::Failure {
+    locked.deletions_frozen = true;
+    locked.failure = Some(cofferdam_controllers::orphans::report::ScanFailure {
         time: at("2026-06-03T11:59:30Z"),
         message: "Unavailable: no array".to_owned(),
     });
-    let request =
-        Request { handle: "h-1".into(), requested_at: at("2026-06-03T11:58:00Z"), by: "me@here".to_owned() };
-    let answer = Answer {
+    let request = DeletionRequest {
+        handle: "h-1".into(),
+        requested_at: at("2026-06-03T11:58:00Z"),
+        requested_by: "me@here".to_owned(),
+    };
+    let answer = DeletionResponse {
         request: Some(request.clone()),
-        verdict: Verdict::Refused,
+        result: DeletionResult::Refused,
         message: "PersistentVolume pv stands for it".to_owned(),
         answered_at: at("2026-06-03T11:59:00Z"),
     };

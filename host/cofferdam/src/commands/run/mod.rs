@@ -5,7 +5,9 @@ pub(crate) mod node;
 
 use std::{collections::HashMap, future::pending, sync::Arc};
 
-use cofferdam_controllers::{NodeDeployment, Parts, Process, ProcessError, Settings, Silent};
+use cofferdam_controllers::{
+    ControllerManager, ControllerManagerError, Dependencies, NodeDeployment, NoopStepObserver, Settings,
+};
 use cofferdam_csi::server::ServerMetrics;
 use k8s_openapi::api::{
     authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
@@ -69,7 +71,9 @@ pub(crate) async fn run(flags: &ClusterFlags, environment: &HashMap<String, Stri
     let running = supervisor::start(work, registry, node::endpoint(configuration).as_ref()).await?;
     let end = running.until_signal(&mut signals, configuration.drain_timeout.get(), pending()).await;
     end.map_err(|failure| match (failure, api) {
-        (Failure::Process(source @ ProcessError::Start(_)), Some(api)) => Failure::Start { api, source },
+        (Failure::Process(source @ ControllerManagerError::Start(_)), Some(api)) => {
+            Failure::Start { api, source }
+        }
         (failure, _) => failure,
     })
 }
@@ -117,17 +121,17 @@ fn on_cluster(
     cluster: Cluster,
     drivers: &[Driver],
     registry: &mut Registry,
-) -> Result<Arc<Process>, Failure> {
+) -> Result<Arc<ControllerManager>, Failure> {
     look_for_namespace(&cluster);
     tracing::info!(api = %cluster.url, namespace = %cluster.namespace, roles = ?configuration.role.cluster, "starting");
-    let parts = Parts {
+    let parts = Dependencies {
         client: cluster.client,
         backends: drivers.iter().map(Driver::backend).collect(),
         clock: cofferdam_cluster::system_clock(),
-        observer: Arc::new(Silent),
+        observer: Arc::new(NoopStepObserver),
     };
     let settings = settings(configuration, cluster.namespace);
-    Ok(Arc::new(Process::new(settings, parts, registry)?))
+    Ok(Arc::new(ControllerManager::new(settings, parts, registry)?))
 }
 
 /// The roles' settings, out of the configuration.
@@ -161,7 +165,7 @@ pub(crate) fn settings(configuration: &Configuration, namespace: String) -> Sett
         node: configuration.node_name.as_deref().map(|node| NodeDeployment {
             node: node.into(),
             every_driver: configuration.node_deployment,
-            immediate: configuration.node_deployment_immediate_binding,
+            immediate_binding: configuration.node_deployment_immediate_binding,
             base_delay: configuration.node_deployment_base_delay.get(),
             max_delay: configuration.node_deployment_max_delay.get(),
         }),

@@ -9,7 +9,7 @@ mod tests;
 use std::{collections::HashMap, io};
 
 use cofferdam_cluster::{Kind as _, OrphanReport};
-use cofferdam_controllers::orphans::report::Report;
+use cofferdam_controllers::orphans::report::ScanReport;
 use jiff::Timestamp;
 use k8s_openapi::api::{
     core::v1::{ConfigMap, Event, PersistentVolume, PersistentVolumeClaim},
@@ -83,8 +83,8 @@ async fn read(cluster: &Cluster) -> Result<Objects, StatusError> {
     let warnings = ListParams::default().fields("type=Warning");
     let reports = ListParams::default().labels(&format!(
         "{}={}",
-        cofferdam_cluster::orphans::LABEL,
-        cofferdam_cluster::orphans::LABEL_VALUE
+        cofferdam_cluster::orphan_report::REPORT_LABEL,
+        cofferdam_cluster::orphan_report::REPORT_LABEL_VALUE
     ));
     let mut objects = Objects {
         drivers: list::<CSIDriver>(cluster, "csidrivers", &all, &mut forbidden).await?,
@@ -107,7 +107,7 @@ async fn read(cluster: &Cluster) -> Result<Objects, StatusError> {
 /// Driver and number of orphans of a report; absent where this build cannot read it.
 fn orphans(map: &ConfigMap) -> Option<(String, u64)> {
     let map = OrphanReport::decode(&serde_json::to_string(map).ok()?).ok()?;
-    let report = Report::read(&map)?;
+    let report = ScanReport::read(&map)?;
     Some((report.driver.to_string(), report.counts.orphan))
 }
 

@@ -3,15 +3,15 @@
 use std::{sync::Arc, time::Duration};
 
 use cofferdam_cluster::{Cache, Kind, decode};
-use cofferdam_domain::{Attachment, Claim, Node, ResourceVersion, names};
+use cofferdam_domain::{Claim, Node, ResourceVersion, VolumeAttachment, names};
 use cofferdam_sim::objects::with;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::attach_detach::{
-    facts::{Run, Sources},
-    marks::{Key, Marks},
-    wants,
+    desired_state,
+    input::{InputSources, ReconcileState},
+    state::{AttachState, Key},
 };
 
 fn read<K: Kind>(json: &Value) -> K {
@@ -19,24 +19,24 @@ fn read<K: Kind>(json: &Value) -> K {
 }
 
 /// A volume `v`, read and written by one node, with its claim, and pods on nodes that are there.
-struct World {
+struct AttachDetachFixture {
     cache: Cache,
-    marks: Marks,
+    state: AttachState,
     version: u64,
 }
 
-impl World {
+impl AttachDetachFixture {
     fn new(modes: &[&str]) -> Self {
-        let world = Self { cache: Cache::default(), marks: Marks::default(), version: 1 };
+        let fixture = Self { cache: Cache::default(), state: AttachState::default(), version: 1 };
         let meta = json!({"name": "v", "uid": "v-uid", "resourceVersion": "1"});
         let claim = json!({"namespace": "ns", "name": "c", "uid": "c-uid"});
         let spec =
             json!({"accessModes": modes, "claimRef": claim, "csi": {"driver": "d", "volumeHandle": "h"}});
-        world.cache.volumes.apply(Ok(read::<Volume>(&json!({"metadata": meta, "spec": spec}))));
+        fixture.cache.volumes.apply(Ok(read::<Volume>(&json!({"metadata": meta, "spec": spec}))));
         let meta = with(claim, &json!({"resourceVersion": "1"}));
         let claim = json!({"metadata": meta, "spec": {"volumeName": "v"}, "status": {"phase": "Bound"}});
-        world.cache.claims.apply(Ok(read::<Claim>(&claim)));
-        world
+        fixture.cache.claims.apply(Ok(read::<Claim>(&claim)));
+        fixture
     }
 
     fn next_version(&mut self) -> String {
@@ -66,114 +66,130 @@ impl World {
     }
 
     fn attachment(&mut self, node: &str, change: Value) {
-        let name = names::attachment(&"d".into(), &"h".into(), &node.into());
+        let name = names::volume_attachment_name(&"d".into(), &"h".into(), &node.into());
         let meta = json!({"name": name, "uid": "a", "resourceVersion": self.next_version()});
         let spec = json!({"attacher": "d", "nodeName": node, "source": {"persistentVolumeName": "v"}});
         let attachment = with(json!({"metadata": meta, "spec": spec, "status": {"attached": true}}), &change);
-        self.cache.attachments.apply(Ok(read::<Attachment>(&attachment)));
+        self.cache.attachments.apply(Ok(read::<VolumeAttachment>(&attachment)));
     }
 
-    fn facts(&self) -> Facts {
-        let sources = Sources { cache: &self.cache, marks: &self.marks, force_on_timeout: true };
+    fn input(&self) -> ReconcileInput {
+        let sources = InputSources { cache: &self.cache, state: &self.state, force_on_timeout: true };
         let key = Key::Volume("kubernetes.io/csi/d^h".into());
-        sources.facts(&key, &Run::default()).unwrap()
+        sources.reconcile_input(&key, &ReconcileState::default()).unwrap()
     }
 
     /// The next effect and its node.
     fn next(&self) -> String {
-        match self.facts().next() {
-            Step::Rest => "rest".to_owned(),
-            Step::Begin(held) => format!("begin {}", held.node),
-            Step::CallOff(held) => format!("call off {}", held.node),
-            Step::Look(held) => format!("look {}", held.node),
-            Step::Detach(held, force) => format!("detach {} {force:?}", held.node),
-            Step::Attach(wants) => {
+        match self.input().next() {
+            AttachDetachStep::Wait => "rest".to_owned(),
+            AttachDetachStep::Start(attached_volume) => format!("begin {}", attached_volume.node),
+            AttachDetachStep::Cancel(attached_volume) => format!("call off {}", attached_volume.node),
+            AttachDetachStep::RefreshNode(attached_volume) => format!("look {}", attached_volume.node),
+            AttachDetachStep::Detach(attached_volume, force) => {
+                format!("detach {} {force:?}", attached_volume.node)
+            }
+            AttachDetachStep::Attach(desired_attachments) => {
                 format!(
                     "attach {}",
-                    wants.iter().map(|want| want.node.as_str()).collect::<Vec<_>>().join(" ")
+                    desired_attachments.iter().map(|want| want.node.as_str()).collect::<Vec<_>>().join(" ")
                 )
             }
         }
     }
 
-    fn complaints(&self) -> Vec<String> {
-        let complaints = self.facts().complaints();
-        complaints.into_iter().map(|(pod, note)| format!("{}: {}", pod.key.name, note.text)).collect()
+    fn failures(&self) -> Vec<String> {
+        let failures = self.input().failures();
+        failures.into_iter().map(|(pod, event)| format!("{}: {}", pod.key.name, event.text)).collect()
     }
 }
 
-fn held() -> Held {
-    Held {
+fn attached_volume() -> AttachedVolume {
+    AttachedVolume {
         name: "a".into(),
         uid: "a".into(),
         node: "n".into(),
-        machine: Machine::There { ready: true, out_of_service: false },
-        made_for: MadeFor::It,
+        node_state: NodeState::Managed { ready: true, out_of_service: false },
+        purpose: AttachmentPurpose::Pod,
         attached: true,
         deleting: false,
         attach_error: None,
         detach_error: None,
-        wanted: false,
-        unwanted_for: Duration::ZERO,
+        desired: false,
+        undesired_for: Duration::ZERO,
         attaching_for: Duration::ZERO,
-        listed: false,
+        in_volumes_attached: false,
         in_use: false,
-        leaving: None,
-        looked: false,
+        detach_state: None,
+        node_refreshed: false,
     }
 }
 
 #[test]
-fn volumes_leave_when_they_may() {
-    use Leave::{Goes, Stays, Waits};
-    let down = |out_of_service| Machine::There { ready: false, out_of_service };
-    let used = Held { in_use: true, ..held() };
-    let gone =
-        |seconds| Held { unwanted_for: Duration::from_secs(seconds), machine: Machine::Gone, ..used.clone() };
-    let late =
-        |seconds| Held { unwanted_for: Duration::from_secs(seconds), machine: down(false), ..used.clone() };
+fn detach_decisions_follow_pods_nodes_and_timeouts() {
+    use DetachDecision::{Detach, Keep, Wait};
+    let down = |out_of_service| NodeState::Managed { ready: false, out_of_service };
+    let used = AttachedVolume { in_use: true, ..attached_volume() };
+    let gone = |seconds| AttachedVolume {
+        undesired_for: Duration::from_secs(seconds),
+        node_state: NodeState::Deleted,
+        ..used.clone()
+    };
+    let late = |seconds| AttachedVolume {
+        undesired_for: Duration::from_secs(seconds),
+        node_state: down(false),
+        ..used.clone()
+    };
     #[rustfmt::skip] // one row a case
     let table = [
-        ("nobody wants it",                  held(),                                               true,  Goes(None)),
-        ("a pod does",                       Held { wanted: true, ..held() },                      true,  Stays),
-        ("it goes already",                  Held { deleting: true, ..held() },                    true,  Stays),
-        ("it is somebody's",                 Held { made_for: MadeFor::Others, ..held() },         true,  Stays),
-        ("kubelet attaches",                 Held { machine: Machine::Unmanaged, ..held() },       true,  Stays),
-        ("the node cannot be read",          Held { machine: Machine::Unreadable, ..held() },      true,  Stays),
-        ("the node is gone, and used it not", Held { machine: Machine::Gone, ..held() },           true,  Goes(None)),
-        ("and may use it",                   gone(0),                                              true,  Waits(Some(FORCE_AFTER))),
-        ("for nearly six minutes",           gone(359),                                            true,  Waits(Some(Duration::from_secs(1)))),
-        ("for six minutes",                  gone(360),                                            true,  Goes(Some(Force::NodeGone))),
-        ("and no force",                     gone(360),                                            false, Waits(None)),
-        ("gone, and a pod is not",           Held { wanted: true, ..gone(360) },                   true,  Stays),
-        ("in use",                           used.clone(),                                         true,  Waits(None)),
-        ("in use for long, and ready",       Held { unwanted_for: FORCE_AFTER * 9, ..used.clone() }, true, Waits(None)),
-        ("in use, and not ready",            late(0),                                              true,  Waits(Some(FORCE_AFTER))),
-        ("nearly six minutes",               late(359),                                            true,  Waits(Some(Duration::from_secs(1)))),
-        ("six minutes",                      late(360),                                            true,  Goes(Some(Force::Timeout))),
-        ("six minutes, and no force",        late(360),                                            false, Waits(None)),
-        ("not in use, and not ready",        Held { machine: down(false), ..held() },              true,  Goes(None)),
-        ("out of service",                   Held { machine: down(true), ..used.clone() },         false, Goes(Some(Force::OutOfService))),
-        ("out of service, and wanted",       Held { machine: down(true), wanted: true, ..used.clone() }, true, Stays),
-        ("nobody's, and a pod may use it",   Held { made_for: MadeFor::Nobody, wanted: true, ..late(360) }, true, Waits(None)),
-        ("nobody's, and out of service",     Held { machine: down(true), made_for: MadeFor::Nobody, wanted: true, ..used.clone() }, true, Waits(None)),
-        ("nobody's, gone, with a pod",       Held { made_for: MadeFor::Nobody, wanted: true, ..gone(360) }, true, Waits(None)),
-        ("nobody's, and not in use",         Held { made_for: MadeFor::Nobody, wanted: true, ..held() }, true, Goes(None)),
-        ("nobody's, without a pod",          Held { made_for: MadeFor::Nobody, ..late(360) },      true,  Goes(Some(Force::Timeout))),
-        ("asked for, and wanted again",      Held { leaving: Some(Leaving::Asked), wanted: true, ..held() }, true, Goes(None)),
+        ("nobody wants it",                  attached_volume(),                                               true,  Detach(None)),
+        ("a pod does",                       AttachedVolume { desired: true, ..attached_volume() },                      true,  Keep),
+        ("it goes already",                  AttachedVolume { deleting: true, ..attached_volume() },                    true,  Keep),
+        ("it is somebody's",                 AttachedVolume { purpose: AttachmentPurpose::Other, ..attached_volume() },         true,  Keep),
+        ("kubelet attaches",                 AttachedVolume { node_state: NodeState::Unmanaged, ..attached_volume() },       true,  Keep),
+        ("the node cannot be read",          AttachedVolume { node_state: NodeState::Undecodable, ..attached_volume() },      true,  Keep),
+        ("the node is gone, and used it not", AttachedVolume { node_state: NodeState::Deleted, ..attached_volume() },           true,  Detach(None)),
+        ("and may use it",                   gone(0),                                              true,  Wait(Some(MAX_WAIT_FOR_UNMOUNT))),
+        ("for nearly six minutes",           gone(359),                                            true,  Wait(Some(Duration::from_secs(1)))),
+        ("for six minutes",                  gone(360),                                            true,  Detach(Some(ForceDetachReason::NodeGone))),
+        ("and no force",                     gone(360),                                            false, Wait(None)),
+        ("gone, and a pod is not",           AttachedVolume { desired: true, ..gone(360) },                   true,  Keep),
+        ("in use",                           used.clone(),                                         true,  Wait(None)),
+        ("in use for long, and ready",       AttachedVolume { undesired_for: MAX_WAIT_FOR_UNMOUNT * 9, ..used.clone() }, true, Wait(None)),
+        ("in use, and not ready",            late(0),                                              true,  Wait(Some(MAX_WAIT_FOR_UNMOUNT))),
+        ("nearly six minutes",               late(359),                                            true,  Wait(Some(Duration::from_secs(1)))),
+        ("six minutes",                      late(360),                                            true,  Detach(Some(ForceDetachReason::Timeout))),
+        ("six minutes, and no force",        late(360),                                            false, Wait(None)),
+        ("not in use, and not ready",        AttachedVolume { node_state: down(false), ..attached_volume() },              true,  Detach(None)),
+        ("out of service",                   AttachedVolume { node_state: down(true), ..used.clone() },         false, Detach(Some(ForceDetachReason::OutOfService))),
+        ("out of service, and wanted",       AttachedVolume { node_state: down(true), desired: true, ..used.clone() }, true, Keep),
+        ("nobody's, and a pod may use it",   AttachedVolume { purpose: AttachmentPurpose::PodOfReplacedVolume, desired: true, ..late(360) }, true, Wait(None)),
+        ("nobody's, and out of service",     AttachedVolume { node_state: down(true), purpose: AttachmentPurpose::PodOfReplacedVolume, desired: true, ..used.clone() }, true, Wait(None)),
+        ("nobody's, gone, with a pod",       AttachedVolume { purpose: AttachmentPurpose::PodOfReplacedVolume, desired: true, ..gone(360) }, true, Wait(None)),
+        ("nobody's, and not in use",         AttachedVolume { purpose: AttachmentPurpose::PodOfReplacedVolume, desired: true, ..attached_volume() }, true, Detach(None)),
+        ("nobody's, without a pod",          AttachedVolume { purpose: AttachmentPurpose::PodOfReplacedVolume, ..late(360) },      true,  Detach(Some(ForceDetachReason::Timeout))),
+        ("asked for, and wanted again",      AttachedVolume { detach_state: Some(DetachState::Requested), desired: true, ..attached_volume() }, true, Detach(None)),
     ];
-    for (name, held, force, expected) in table {
-        assert_eq!(leave(&held, force), expected, "{name}");
-        let reported = is_reported(&held, force);
-        let stays = !matches!(expected, Goes(_)) && held.made_for.is_ours() && !held.deleting;
+    for (name, attached_volume, force_detach_on_timeout, expected) in table {
+        assert_eq!(detach_decision(&attached_volume, force_detach_on_timeout), expected, "{name}");
+        let reported = is_reported_as_attached(&attached_volume, force_detach_on_timeout);
+        let stays = !matches!(expected, Detach(_))
+            && attached_volume.purpose.is_for_pod()
+            && !attached_volume.deleting;
         assert_eq!(reported, stays, "{name}");
     }
-    assert!(!is_reported(&Held { wanted: true, attached: false, ..held() }, true));
-    assert!(!is_reported(&Held { wanted: true, leaving: Some(Leaving::Begun), ..held() }, true));
+    assert!(!is_reported_as_attached(
+        &AttachedVolume { desired: true, attached: false, ..attached_volume() },
+        true
+    ));
+    assert!(!is_reported_as_attached(
+        &AttachedVolume { desired: true, detach_state: Some(DetachState::Started), ..attached_volume() },
+        true
+    ));
 }
 
 #[test]
-fn modes_say_whether_a_volume_is_for_one_node() {
+fn access_modes_decide_whether_multi_attach_is_forbidden() {
     for (modes, expected) in [
         (&["ReadWriteOnce"][..], true),
         (&["ReadWriteOncePod"], true),
@@ -182,90 +198,96 @@ fn modes_say_whether_a_volume_is_for_one_node() {
         (&["ReadWriteOnce", "ReadWriteMany"], false),
         (&[], false),
     ] {
-        let volume = World::new(modes).cache.volumes.get(&"v".into()).known().unwrap();
+        let volume = AttachDetachFixture::new(modes).cache.volumes.get(&"v".into()).into_object().unwrap();
         assert_eq!(is_exclusive(&volume), expected, "{modes:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_volume_is_attached_where_it_is_wanted() {
-    let mut world = World::new(&["ReadWriteOnce"]);
-    assert_eq!(world.next(), "rest", "nobody wants it");
-    world.pod("ns", "p", "n");
-    assert_eq!(world.next(), "rest", "the node is not there");
-    world.node("n", json!({"metadata": {"annotations": null}}));
-    assert_eq!(world.next(), "rest", "its kubelet attaches");
-    world.node("n", json!({}));
-    assert_eq!(world.next(), "attach n");
-    world.attachment("n", json!({"status": {"attached": false}}));
-    assert_eq!(world.next(), "rest", "the driver is at it");
-    assert_eq!(world.facts().patience(), Some(ATTACH_PATIENCE));
-    world.attachment("n", json!({}));
-    assert_eq!((world.next().as_str(), world.facts().patience()), ("rest", None));
-    let facts = world.facts();
-    assert_eq!(facts.to_be_told().collect::<Vec<_>>(), [&"n".into()]);
+async fn a_volume_is_attached_to_the_node_of_its_pod() {
+    let mut fixture = AttachDetachFixture::new(&["ReadWriteOnce"]);
+    assert_eq!(fixture.next(), "rest", "nobody wants it");
+    fixture.pod("ns", "p", "n");
+    assert_eq!(fixture.next(), "rest", "the node is not there");
+    fixture.node("n", json!({"metadata": {"annotations": null}}));
+    assert_eq!(fixture.next(), "rest", "its kubelet attaches");
+    fixture.node("n", json!({}));
+    assert_eq!(fixture.next(), "attach n");
+    fixture.attachment("n", json!({"status": {"attached": false}}));
+    assert_eq!(fixture.next(), "rest", "the driver is at it");
+    assert_eq!(fixture.input().recheck_after(), Some(ATTACH_TIMEOUT));
+    fixture.attachment("n", json!({}));
+    assert_eq!((fixture.next().as_str(), fixture.input().recheck_after()), ("rest", None));
+    let input = fixture.input();
+    assert_eq!(input.nodes_to_update().collect::<Vec<_>>(), [&"n".into()]);
 }
 
 #[test]
-fn the_oldest_pod_comes_first_and_the_other_is_told() {
-    let mut world = World::new(&["ReadWriteOnce"]);
+fn the_oldest_pod_gets_the_volume_and_the_other_a_multi_attach_error() {
+    let mut fixture = AttachDetachFixture::new(&["ReadWriteOnce"]);
     for node in ["m", "n"] {
-        world.node(node, json!({}));
+        fixture.node(node, json!({}));
     }
-    world.pod("ns", "p", "n");
-    world.pod("ns", "q", "m");
+    fixture.pod("ns", "p", "n");
+    fixture.pod("ns", "q", "m");
     let young = json!({
         "metadata": {"namespace": "ns", "name": "q", "uid": "q", "resourceVersion": "90", "creationTimestamp": "2026-01-01T00:00:09Z"},
         "spec": {"nodeName": "m", "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "c"}}]},
     });
-    world.cache.pods.apply(Ok(read::<Pod>(&young)));
-    assert_eq!(world.next(), "attach n");
-    let refused = Facts { refused: ["n".into()].into(), ..world.facts() };
-    assert!(matches!(refused.next(), Step::Rest), "the first of a volume for one node is tried again");
-    world.attachment("n", json!({"status": {"attached": false}}));
-    assert_eq!(world.next(), "rest", "also as long as it is not known what comes of the first");
+    fixture.cache.pods.apply(Ok(read::<Pod>(&young)));
+    assert_eq!(fixture.next(), "attach n");
+    let refused = ReconcileInput { refused_nodes: ["n".into()].into(), ..fixture.input() };
+    assert!(
+        matches!(refused.next(), AttachDetachStep::Wait),
+        "the first of a volume for one node is tried again"
+    );
+    fixture.attachment("n", json!({"status": {"attached": false}}));
+    assert_eq!(fixture.next(), "rest", "also as long as it is not known what comes of the first");
     let text = "Multi-Attach error for volume \"v\" Volume is already used by pod(s) p";
-    assert_eq!(world.complaints(), [format!("q: {text}")]);
-    let shared = World { cache: world.cache, ..World::new(&[]) };
+    assert_eq!(fixture.failures(), [format!("q: {text}")]);
+    let shared = AttachDetachFixture { cache: fixture.cache, ..AttachDetachFixture::new(&[]) };
     let meta = json!({"name": "v", "uid": "v-uid", "resourceVersion": "9"});
     let claim = json!({"namespace": "ns", "name": "c", "uid": "c-uid"});
     let spec = json!({"accessModes": ["ReadWriteMany"], "claimRef": claim, "csi": {"driver": "d", "volumeHandle": "h"}});
     shared.cache.volumes.apply(Ok(read::<Volume>(&json!({"metadata": meta, "spec": spec}))));
-    assert_eq!((shared.next().as_str(), shared.complaints().len()), ("attach m", 0));
+    assert_eq!((shared.next().as_str(), shared.failures().len()), ("attach m", 0));
 }
 
 #[test]
-fn a_volume_for_many_nodes_is_attached_to_all_of_them_after_one_look() {
+fn a_multi_node_volume_is_attached_to_all_nodes_in_one_step() {
     const MANY: usize = 1000;
-    let mut world = World::new(&["ReadWriteMany"]);
+    let mut fixture = AttachDetachFixture::new(&["ReadWriteMany"]);
     for number in 0..MANY {
         let node = format!("n{number:03}");
-        world.node(&node, json!({}));
-        world.pod("ns", &node, &node);
+        fixture.node(&node, json!({}));
+        fixture.pod("ns", &node, &node);
     }
-    world.attachment("n500", json!({}));
-    let Step::Attach(wants) = world.facts().next() else { panic!("{}", world.next()) };
-    assert_eq!((wants.len(), wants[0].node.as_str()), (MANY - 1, "n000"));
-    let refused = Facts { refused: ["n000".into()].into(), ..world.facts() };
-    let Step::Attach(wants) = refused.next() else { panic!("{}", world.next()) };
+    fixture.attachment("n500", json!({}));
+    let AttachDetachStep::Attach(desired_attachments) = fixture.input().next() else {
+        panic!("{}", fixture.next())
+    };
+    assert_eq!((desired_attachments.len(), desired_attachments[0].node.as_str()), (MANY - 1, "n000"));
+    let refused = ReconcileInput { refused_nodes: ["n000".into()].into(), ..fixture.input() };
+    let AttachDetachStep::Attach(desired_attachments) = refused.next() else { panic!("{}", fixture.next()) };
     assert_eq!(
-        (wants.len(), wants[0].node.as_str()),
+        (desired_attachments.len(), desired_attachments[0].node.as_str()),
         (MANY - 2, "n001"),
         "one that is refused hinders no other"
     );
-    assert_eq!(world.complaints().len(), 0);
+    assert_eq!(fixture.failures().len(), 0);
 }
 
 #[test]
-fn who_has_the_volume_is_told_and_names_of_other_namespaces_are_not() {
+fn multi_attach_errors_name_only_pods_of_the_same_namespace() {
     let other = |namespace: &str, name: &str| Arc::new(pod_of(namespace, name));
-    let want = |node: &str, pods: Vec<Arc<Pod>>, volume: &Arc<Volume>| Want {
+    let desired_attachment = |node: &str, pods: Vec<Arc<Pod>>, volume: &Arc<Volume>| DesiredAttachment {
         node: node.into(),
-        machine: Machine::There { ready: true, out_of_service: false },
+        node_state: NodeState::Managed { ready: true, out_of_service: false },
         volume: Arc::clone(volume),
         pods,
     };
-    let volume = World::new(&["ReadWriteOnce"]).cache.volumes.get(&"v".into()).known().unwrap();
+    let volume =
+        AttachDetachFixture::new(&["ReadWriteOnce"]).cache.volumes.get(&"v".into()).into_object().unwrap();
     #[rustfmt::skip]
     let table = [
         (vec![], "Volume is already exclusively attached to one node and can't be attached to another"),
@@ -274,25 +296,25 @@ fn who_has_the_volume_is_told_and_names_of_other_namespaces_are_not() {
         (vec![other("ns", "a"), other("x", "b")], "Volume is already used by pod(s) a and 1 pod(s) in different namespaces"),
     ];
     for (pods, expected) in table {
-        let mut wants = vec![want("m", vec![other("ns", "q")], &volume)];
+        let mut desired = vec![desired_attachment("m", vec![other("ns", "q")], &volume)];
         if !pods.is_empty() {
-            wants.push(want("n", pods, &volume));
+            desired.push(desired_attachment("n", pods, &volume));
         }
-        let facts = Facts {
+        let input = ReconcileInput {
             driver: "d".into(),
             handle: Some("h".into()),
-            doubt: None,
-            wants,
-            held: vec![held()],
+            uncertain: None,
+            desired,
+            actual: vec![attached_volume()],
             unregistered: Vec::new(),
-            refused: BTreeSet::new(),
+            refused_nodes: BTreeSet::new(),
             force_on_timeout: true,
         };
-        let complaints = facts.complaints();
-        let texts: Vec<&str> = complaints
+        let failures = input.failures();
+        let texts: Vec<&str> = failures
             .iter()
             .filter(|(pod, _)| &*pod.key.name == "q")
-            .map(|(_, note)| note.text.as_str())
+            .map(|(_, event)| event.text.as_str())
             .collect();
         assert_eq!(texts, [format!("Multi-Attach error for volume \"v\" {expected}")]);
     }
@@ -304,82 +326,84 @@ fn pod_of(namespace: &str, name: &str) -> Pod {
 }
 
 #[test]
-fn a_volume_leaves_once_its_node_is_not_told_of_it_any_more() {
-    let mut world = World::new(&["ReadWriteOnce"]);
-    let told = json!({"status": {"volumesAttached": [{"name": "kubernetes.io/csi/d^h", "devicePath": ""}]}});
-    world.node("n", told.clone());
-    world.attachment("n", json!({}));
-    assert_eq!(world.next(), "rest", "the node first");
-    assert_eq!(world.facts().to_be_told().count(), 1);
-    world.node("n", json!({}));
-    assert_eq!(world.next(), "begin n");
-    let name = names::attachment(&"d".into(), &"h".into(), &"n".into());
-    assert!(world.marks.begin(&"n".into(), &name, || (ResourceVersion(9), false)));
-    assert_eq!(world.next(), "look n");
-    world.node("n", json!({"status": {"volumesInUse": ["kubernetes.io/csi/d^h"]}}));
-    assert_eq!(world.next(), "call off n", "the look has shown that it is in use");
-    world.node("n", told);
-    assert_eq!(world.next(), "call off n", "somebody else has told it");
-    world.node("n", json!({}));
-    world.pod("ns", "p", "n");
-    assert_eq!(world.next(), "call off n", "it is wanted again");
-    world.marks.ask(&name, &"d".into());
-    let sources = Sources { cache: &world.cache, marks: &world.marks, force_on_timeout: true };
-    let run = Run { looked: [name].into(), ..Run::default() };
-    let facts = sources.facts(&Key::Volume("kubernetes.io/csi/d^h".into()), &run).unwrap();
-    assert!(matches!(facts.next(), Step::Detach(..)), "what was asked for is carried through");
+fn a_volume_is_detached_only_after_it_left_volumes_attached() {
+    let mut fixture = AttachDetachFixture::new(&["ReadWriteOnce"]);
+    let volumes_attached =
+        json!({"status": {"volumesAttached": [{"name": "kubernetes.io/csi/d^h", "devicePath": ""}]}});
+    fixture.node("n", volumes_attached.clone());
+    fixture.attachment("n", json!({}));
+    assert_eq!(fixture.next(), "rest", "the node first");
+    assert_eq!(fixture.input().nodes_to_update().count(), 1);
+    fixture.node("n", json!({}));
+    assert_eq!(fixture.next(), "begin n");
+    let name = names::volume_attachment_name(&"d".into(), &"h".into(), &"n".into());
+    assert!(fixture.state.start_detach(&"n".into(), &name, || (ResourceVersion(9), false)));
+    assert_eq!(fixture.next(), "look n");
+    fixture.node("n", json!({"status": {"volumesInUse": ["kubernetes.io/csi/d^h"]}}));
+    assert_eq!(fixture.next(), "call off n", "the look has shown that it is in use");
+    fixture.node("n", volumes_attached);
+    assert_eq!(fixture.next(), "call off n", "somebody else has told it");
+    fixture.node("n", json!({}));
+    fixture.pod("ns", "p", "n");
+    assert_eq!(fixture.next(), "call off n", "it is wanted again");
+    fixture.state.request_detach(&name, &"d".into());
+    let sources = InputSources { cache: &fixture.cache, state: &fixture.state, force_on_timeout: true };
+    let reconcile_state = ReconcileState { refreshed: [name].into(), ..ReconcileState::default() };
+    let input =
+        sources.reconcile_input(&Key::Volume("kubernetes.io/csi/d^h".into()), &reconcile_state).unwrap();
+    assert!(matches!(input.next(), AttachDetachStep::Detach(..)), "what was asked for is carried through");
 }
 
 #[test]
-fn a_volume_is_held_by_way_of_an_object_that_is_no_more() {
-    let mut world = World::new(&["ReadWriteOnce"]);
-    let name = names::attachment(&"d".into(), &"h".into(), &"m".into());
-    world.node("m", json!({"status": {"volumesInUse": ["kubernetes.io/csi/d^h"]}}));
-    world.node("n", json!({}));
-    world.pod("ns", "p", "n");
-    world.attachment("m", json!({"spec": {"source": {"persistentVolumeName": "former"}}}));
-    world.marks.orphan(&world.cache.attachments.get(&name).known().unwrap(), true);
-    assert_eq!(world.next(), "rest");
-    assert_eq!(world.complaints().len(), 1);
-    world.node("m", json!({}));
-    assert_eq!(world.next(), "begin m");
+fn an_attachment_without_its_volume_blocks_multi_attach() {
+    let mut fixture = AttachDetachFixture::new(&["ReadWriteOnce"]);
+    let name = names::volume_attachment_name(&"d".into(), &"h".into(), &"m".into());
+    fixture.node("m", json!({"status": {"volumesInUse": ["kubernetes.io/csi/d^h"]}}));
+    fixture.node("n", json!({}));
+    fixture.pod("ns", "p", "n");
+    fixture.attachment("m", json!({"spec": {"source": {"persistentVolumeName": "former"}}}));
+    fixture.state.set_without_volume(&fixture.cache.attachments.get(&name).into_object().unwrap(), true);
+    assert_eq!(fixture.next(), "rest");
+    assert_eq!(fixture.failures().len(), 1);
+    fixture.node("m", json!({}));
+    assert_eq!(fixture.next(), "begin m");
 }
 
 #[test]
-fn an_attachment_that_is_not_there_says_why() {
-    let mut world = World::new(&["ReadWriteOnce"]);
-    world.node("n", json!({}));
-    world.pod("ns", "p", "n");
-    world.attachment("n", json!({"status": {"attached": false, "attachError": {"message": "no room"}}}));
+fn a_missing_attachment_reports_its_reason() {
+    let mut fixture = AttachDetachFixture::new(&["ReadWriteOnce"]);
+    fixture.node("n", json!({}));
+    fixture.pod("ns", "p", "n");
+    fixture.attachment("n", json!({"status": {"attached": false, "attachError": {"message": "no room"}}}));
     let failed = |why: &str| vec![format!("p: AttachVolume.Attach failed for volume \"v\" : {why}")];
-    assert_eq!(world.complaints(), failed("no room"));
+    assert_eq!(fixture.failures(), failed("no room"));
     let deleting = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
-    world.attachment("n", json!({"metadata": deleting}));
-    assert_eq!(world.complaints(), [""; 0], "it takes its time");
-    world.attachment("n", json!({"metadata": deleting, "status": {"detachError": {"message": "busy"}}}));
-    assert_eq!(world.complaints(), failed("volume attachment is being deleted: busy"));
-    world.attachment("n", json!({"status": {"attached": false}}));
-    let mut facts = world.facts();
-    assert!(facts.complaints().is_empty());
-    facts.held[0].attaching_for = ATTACH_PATIENCE;
+    fixture.attachment("n", json!({"metadata": deleting}));
+    assert_eq!(fixture.failures(), [""; 0], "it takes its time");
+    fixture.attachment("n", json!({"metadata": deleting, "status": {"detachError": {"message": "busy"}}}));
+    assert_eq!(fixture.failures(), failed("volume attachment is being deleted: busy"));
+    fixture.attachment("n", json!({"status": {"attached": false}}));
+    let mut input = fixture.input();
+    assert!(input.failures().is_empty());
+    input.actual[0].attaching_for = ATTACH_TIMEOUT;
     let timed_out = "AttachVolume.Attach failed for volume \"v\" : timed out waiting for external-attacher of d CSI driver to \
                      attach volume h; CSINode n does not name the driver";
-    assert_eq!(facts.complaints()[0].1.text, timed_out);
+    assert_eq!(input.failures()[0].1.text, timed_out);
 }
 
 #[test]
-fn claims_that_lead_to_no_volume_say_why() {
-    let world = World::new(&[]);
+fn claims_without_an_attachable_volume_report_the_reason() {
+    let fixture = AttachDetachFixture::new(&[]);
     let key = cofferdam_domain::ClaimKey::new("ns", "c");
-    assert!(wants::bound(&world.cache, &key).is_ok());
+    assert!(desired_state::bound_claim_and_volume(&fixture.cache, &key).is_ok());
     let volume = |change: &Value| {
         let claim = json!({"namespace": "ns", "name": "c", "uid": "c-uid"});
         let volume = json!({
             "metadata": {"name": "v", "uid": "v-uid", "resourceVersion": "2"},
             "spec": {"claimRef": claim, "csi": {"driver": "d", "volumeHandle": "h"}},
         });
-        world.cache.volumes.apply(Ok(read::<Volume>(&with(volume, change))));
-        wants::bound(&world.cache, &key).err()
+        fixture.cache.volumes.apply(Ok(read::<Volume>(&with(volume, change))));
+        desired_state::bound_claim_and_volume(&fixture.cache, &key).err()
     };
     let says = |text: &str| Some(text.to_owned());
     assert_eq!(
@@ -393,24 +417,27 @@ fn claims_that_lead_to_no_volume_say_why() {
         )
     );
     assert_eq!(volume(&json!({"spec": {"csi": null, "nfs": {}}})), None, "it needs no attaching");
-    world.cache.volumes.delete(&"v".into(), &"v-uid".into(), ResourceVersion(9));
+    fixture.cache.volumes.delete(&"v".into(), &"v-uid".into(), ResourceVersion(9));
     assert_eq!(
-        wants::bound(&world.cache, &key).err(),
+        desired_state::bound_claim_and_volume(&fixture.cache, &key).err(),
         says("PersistentVolume v of claim ns/c does not exist")
     );
     let pending =
         json!({"metadata": {"namespace": "ns", "name": "c", "uid": "c-uid", "resourceVersion": "2"}});
-    world.cache.claims.apply(Ok(read::<Claim>(&pending)));
+    fixture.cache.claims.apply(Ok(read::<Claim>(&pending)));
     assert_eq!(
-        wants::bound(&world.cache, &key).err(),
+        desired_state::bound_claim_and_volume(&fixture.cache, &key).err(),
         says("PersistentVolumeClaim ns/c is Pending: expected Bound")
     );
-    world.cache.claims.delete(&key, &"c-uid".into(), ResourceVersion(9));
-    assert_eq!(wants::bound(&world.cache, &key).err(), says("PersistentVolumeClaim ns/c does not exist"));
+    fixture.cache.claims.delete(&key, &"c-uid".into(), ResourceVersion(9));
+    assert_eq!(
+        desired_state::bound_claim_and_volume(&fixture.cache, &key).err(),
+        says("PersistentVolumeClaim ns/c does not exist")
+    );
 }
 
 #[test]
-fn a_generic_ephemeral_volume_is_the_claim_that_its_pod_owns() {
+fn a_generic_ephemeral_volume_uses_only_the_claim_its_pod_owns() {
     let pod = |change: Value| -> Pod {
         let pod = json!({
             "metadata": {"namespace": "ns", "name": "p", "uid": "p-uid", "resourceVersion": "1"},
@@ -424,8 +451,14 @@ fn a_generic_ephemeral_volume_is_the_claim_that_its_pod_owns() {
             &json!({"metadata": {"namespace": "ns", "name": "p-data", "resourceVersion": "1", "ownerReferences": owners}}),
         )
     };
-    assert_eq!(wants::uses(&pod(json!({})), &claim("p-uid")), Ok(true));
-    assert!(wants::uses(&pod(json!({})), &claim("other")).is_err());
-    assert_eq!(wants::uses(&pod(json!({"status": {"phase": "Failed"}})), &claim("p-uid")), Ok(false));
-    assert_eq!(wants::uses(&pod(json!({"spec": {"nodeName": null}})), &claim("p-uid")), Ok(false));
+    assert_eq!(desired_state::is_using_claim(&pod(json!({})), &claim("p-uid")), Ok(true));
+    assert!(desired_state::is_using_claim(&pod(json!({})), &claim("other")).is_err());
+    assert_eq!(
+        desired_state::is_using_claim(&pod(json!({"status": {"phase": "Failed"}})), &claim("p-uid")),
+        Ok(false)
+    );
+    assert_eq!(
+        desired_state::is_using_claim(&pod(json!({"spec": {"nodeName": null}})), &claim("p-uid")),
+        Ok(false)
+    );
 }

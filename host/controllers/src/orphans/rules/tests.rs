@@ -3,7 +3,7 @@
 use cofferdam_cluster::decode;
 use cofferdam_domain::{
     Claim, NodeId, Volume,
-    storage::{Condition, CreatedVolume},
+    storage::{CreatedVolume, VolumeCondition},
 };
 use jiff::ToSpan as _;
 use serde_json::{Value, json};
@@ -20,39 +20,39 @@ fn ago(time: Duration) -> Timestamp {
     now() - SignedDuration::try_from(time).unwrap()
 }
 
-fn owner() -> Owner {
-    Owner {
-        cluster: "here".into(),
-        claim: "uid-1".into(),
-        volume: "pvc-1".into(),
+fn owner() -> VolumeOwner {
+    VolumeOwner {
+        cluster_id: "here".into(),
+        claim_uid: "uid-1".into(),
+        pv_name: "pvc-1".into(),
         reclaim_policy: ReclaimPolicy::Delete,
     }
 }
 
 /// Ours, to be deleted, unchanged for two days.
-fn leaked() -> VolumeStatus {
+fn orphaned_status() -> VolumeStatus {
     VolumeStatus {
         volume: CreatedVolume {
             handle: "h-1".into(),
             capacity: Some(1 << 30),
             context: Default::default(),
             topology: Vec::new(),
-            attachment: None,
+            connection_info: None,
         },
         owner: Some(owner()),
-        published_nodes: Vec::new(),
+        published_node_ids: Vec::new(),
         condition: None,
         changed_at_ms: Some(u64::try_from(ago(48 * HOUR).as_millisecond()).unwrap()),
     }
 }
 
 fn with(change: impl FnOnce(&mut VolumeStatus)) -> VolumeStatus {
-    let mut status = leaked();
+    let mut status = orphaned_status();
     change(&mut status);
     status
 }
 
-fn owned_by(change: impl FnOnce(&mut Owner)) -> VolumeStatus {
+fn owned_by(change: impl FnOnce(&mut VolumeOwner)) -> VolumeStatus {
     with(|status| change(status.owner.as_mut().unwrap()))
 }
 
@@ -71,16 +71,16 @@ fn claim(uid: &str, volume: &str) -> Value {
 }
 
 #[derive(Default)]
-struct World {
+struct ClassificationFixture {
     volumes: Vec<Value>,
     claims: Vec<Value>,
-    intent: bool,
-    deleting: bool,
-    observed: Option<Duration>,
+    has_intent: bool,
+    is_deleting: bool,
+    observed_age: Option<Duration>,
 }
 
-impl World {
-    fn judge(self, status: &VolumeStatus) -> Verdict {
+impl ClassificationFixture {
+    fn classify(self, status: &VolumeStatus) -> Classification {
         let cache = Cache::default();
         for json in &self.volumes {
             cache.volumes.apply(decode::object::<Volume>(&json.to_string()).unwrap());
@@ -89,150 +89,204 @@ impl World {
             cache.claims.apply(decode::object::<Claim>(&json.to_string()).unwrap());
         }
         let handle = VolumeHandle::from("h-1");
-        let view = View {
+        let input = ClassificationInput {
             cache: &cache,
             driver: &"drv".into(),
             cluster: &"here".into(),
-            intent: &|asked| self.intent && *asked == owner(),
-            deleting: self.deleting.then_some(&handle),
+            has_intent: &|requested| self.has_intent && *requested == owner(),
+            deleting: self.is_deleting.then_some(&handle),
             now: now(),
         };
-        judge(&view, status, self.observed.map(|age| Observed { since: ago(age), age }))
+        classify(&input, status, self.observed_age.map(|age| LastChange { since: ago(age), age }))
     }
 }
 
-fn alone(status: &VolumeStatus) -> Verdict {
-    World::default().judge(status)
+fn classify_without_objects(status: &VolumeStatus) -> Classification {
+    ClassificationFixture::default().classify(status)
 }
 
-const ORPHAN: fn(Duration) -> Verdict = |age| Verdict::Orphan { since: ago(age) };
-const YOUNG: fn(Duration) -> Verdict = |age| Verdict::Young { since: ago(age) };
+const ORPHAN: fn(Duration) -> Classification = |age| Classification::Orphan { since: ago(age) };
+const WITHIN_GRACE_PERIOD: fn(Duration) -> Classification =
+    |age| Classification::WithinGracePeriod { since: ago(age) };
 
 #[test]
-fn only_the_own_volume_that_nothing_speaks_for_is_an_orphan() {
-    assert_eq!(alone(&leaked()), ORPHAN(48 * HOUR));
+fn only_an_unreferenced_volume_of_this_cluster_is_an_orphan() {
+    assert_eq!(classify_without_objects(&orphaned_status()), ORPHAN(48 * HOUR));
 
-    let unknown = [
-        (with(|s| s.owner = None), Stranger::NoOwner),
-        (owned_by(|o| o.cluster = "there".into()), Stranger::OtherCluster),
-        (owned_by(|o| o.reclaim_policy = ReclaimPolicy::Retain), Stranger::Kept(ReclaimPolicy::Retain)),
-        (owned_by(|o| o.reclaim_policy = ReclaimPolicy::Recycle), Stranger::Kept(ReclaimPolicy::Recycle)),
+    let unmanaged = [
+        (with(|s| s.owner = None), Unmanaged::NoOwner),
+        (owned_by(|o| o.cluster_id = "there".into()), Unmanaged::OtherCluster),
+        (owned_by(|o| o.reclaim_policy = ReclaimPolicy::Retain), Unmanaged::Retained(ReclaimPolicy::Retain)),
+        (
+            owned_by(|o| o.reclaim_policy = ReclaimPolicy::Recycle),
+            Unmanaged::Retained(ReclaimPolicy::Recycle),
+        ),
         (
             owned_by(|o| o.reclaim_policy = ReclaimPolicy::Other("delete".to_owned())),
-            Stranger::Kept(ReclaimPolicy::Other("delete".to_owned())),
+            Unmanaged::Retained(ReclaimPolicy::Other("delete".to_owned())),
         ),
     ];
-    for (status, stranger) in unknown {
-        assert_eq!(alone(&status), Verdict::Unknown(stranger));
+    for (status, reason) in unmanaged {
+        assert_eq!(classify_without_objects(&status), Classification::Unmanaged(reason));
     }
 }
 
 #[test]
-fn a_day_must_pass_without_a_change() {
+fn an_orphan_is_unchanged_for_24_hours() {
     let at = |time: Timestamp| {
         let ms = u64::try_from(time.as_millisecond()).unwrap();
-        alone(&with(|s| s.changed_at_ms = Some(ms)))
+        classify_without_objects(&with(|s| s.changed_at_ms = Some(ms)))
     };
     assert_eq!(at(ago(24 * HOUR)), ORPHAN(24 * HOUR));
-    assert_eq!(at(ago(24 * HOUR - Duration::from_millis(1))), YOUNG(24 * HOUR - Duration::from_millis(1)));
-    assert_eq!(at(now() + 100.hours()), YOUNG(Duration::ZERO), "what will change is young");
-    assert_eq!(alone(&with(|s| s.changed_at_ms = Some(u64::MAX))), YOUNG(Duration::ZERO));
+    assert_eq!(
+        at(ago(24 * HOUR - Duration::from_millis(1))),
+        WITHIN_GRACE_PERIOD(24 * HOUR - Duration::from_millis(1))
+    );
+    assert_eq!(at(now() + 100.hours()), WITHIN_GRACE_PERIOD(Duration::ZERO), "what will change is young");
+    assert_eq!(
+        classify_without_objects(&with(|s| s.changed_at_ms = Some(u64::MAX))),
+        WITHIN_GRACE_PERIOD(Duration::ZERO)
+    );
 
-    let silent = with(|s| s.changed_at_ms = None);
-    assert_eq!(alone(&silent), YOUNG(Duration::ZERO), "seen for the first time");
-    let seen = |age| World { observed: Some(age), ..World::default() }.judge(&silent);
-    assert_eq!(seen(23 * HOUR), YOUNG(23 * HOUR));
-    assert_eq!(seen(24 * HOUR), ORPHAN(24 * HOUR));
-    let told = World { observed: Some(100 * HOUR), ..World::default() };
+    let without_change_time = with(|s| s.changed_at_ms = None);
+    assert_eq!(
+        classify_without_objects(&without_change_time),
+        WITHIN_GRACE_PERIOD(Duration::ZERO),
+        "seen for the first time"
+    );
+    let classify_observed = |age| {
+        ClassificationFixture { observed_age: Some(age), ..ClassificationFixture::default() }
+            .classify(&without_change_time)
+    };
+    assert_eq!(classify_observed(23 * HOUR), WITHIN_GRACE_PERIOD(23 * HOUR));
+    assert_eq!(classify_observed(24 * HOUR), ORPHAN(24 * HOUR));
+    let observed =
+        ClassificationFixture { observed_age: Some(100 * HOUR), ..ClassificationFixture::default() };
     let fresh = with(|s| s.changed_at_ms = Some(u64::try_from(ago(HOUR).as_millisecond()).unwrap()));
-    assert_eq!(told.judge(&fresh), YOUNG(HOUR), "the driver's word counts, where it gives one");
+    assert_eq!(
+        observed.classify(&fresh),
+        WITHIN_GRACE_PERIOD(HOUR),
+        "the driver's word counts, where it gives one"
+    );
 }
 
 #[test]
-fn objects_claims_and_intents_speak_for_a_volume() {
-    let volumes = |volume: Value| World { volumes: vec![volume], ..World::default() };
-    let claims = |claim: Value| World { claims: vec![claim], ..World::default() };
-    let known = [
-        (volumes(volume("any", "drv", json!("h-1"))), Known::Volume("any".into())),
-        (volumes(volume("pvc-1", "drv", json!(7))), Known::Unreadable("pvc-1".into())),
-        (World { intent: true, ..World::default() }, Known::Intent),
-        (World { deleting: true, ..World::default() }, Known::Deletion),
-        (claims(claim("uid-1", "")), Known::Claim(ClaimKey::new("ns", "c"))),
-        (claims(claim("uid-1", "pvc-1")), Known::Claim(ClaimKey::new("ns", "c"))),
+fn pvs_claims_intents_and_deletions_reference_a_volume() {
+    let volumes =
+        |volume: Value| ClassificationFixture { volumes: vec![volume], ..ClassificationFixture::default() };
+    let claims =
+        |claim: Value| ClassificationFixture { claims: vec![claim], ..ClassificationFixture::default() };
+    let referenced = [
+        (volumes(volume("any", "drv", json!("h-1"))), VolumeReference::Volume("any".into())),
+        (volumes(volume("pvc-1", "drv", json!(7))), VolumeReference::UnreadableVolume("pvc-1".into())),
+        (
+            ClassificationFixture { has_intent: true, ..ClassificationFixture::default() },
+            VolumeReference::Intent,
+        ),
+        (
+            ClassificationFixture { is_deleting: true, ..ClassificationFixture::default() },
+            VolumeReference::Deletion,
+        ),
+        (claims(claim("uid-1", "")), VolumeReference::Claim(ClaimKey::new("ns", "c"))),
+        (claims(claim("uid-1", "pvc-1")), VolumeReference::Claim(ClaimKey::new("ns", "c"))),
     ];
-    for (world, known) in known {
-        assert_eq!(world.judge(&leaked()), Verdict::Known(known));
+    for (fixture, referenced) in referenced {
+        assert_eq!(fixture.classify(&orphaned_status()), Classification::Referenced(referenced));
     }
-    let silent = [
+    let unreferenced = [
         volumes(volume("pvc-1", "other", json!("h-1"))),
         volumes(volume("pvc-1", "drv", json!("h-2"))),
         volumes(volume("any", "drv", json!(7))),
         claims(claim("uid-2", "")),
         claims(claim("uid-1", "pvc-another")),
     ];
-    for world in silent {
-        assert_eq!(world.judge(&leaked()), ORPHAN(48 * HOUR));
+    for fixture in unreferenced {
+        assert_eq!(fixture.classify(&orphaned_status()), ORPHAN(48 * HOUR));
     }
     // An object speaks for every volume, whoever made it.
-    let stranger = with(|s| s.owner = None);
-    let world = volumes(volume("any", "drv", json!("h-1")));
-    assert_eq!(world.judge(&stranger), Verdict::Known(Known::Volume("any".into())));
+    let without_owner = with(|s| s.owner = None);
+    let fixture = volumes(volume("any", "drv", json!("h-1")));
+    assert_eq!(
+        fixture.classify(&without_owner),
+        Classification::Referenced(VolumeReference::Volume("any".into()))
+    );
 }
 
-fn request(age: Duration) -> Request {
-    Request { handle: "h-1".into(), requested_at: ago(age), by: "me".to_owned() }
+fn request(age: Duration) -> DeletionRequest {
+    DeletionRequest { handle: "h-1".into(), requested_at: ago(age), requested_by: "me".to_owned() }
 }
 
 #[test]
-fn a_request_is_not_begun_long_after_it_was_made() {
-    assert_eq!(expired(&request(HOUR), now()), None);
-    assert_eq!(expired(&Request { requested_at: now() + 1.hours(), ..request(HOUR) }, now()), None);
-    let old = expired(&request(HOUR + Duration::from_secs(1)), now()).unwrap();
+fn a_request_expires_after_an_hour() {
+    assert_eq!(expired_message(&request(HOUR), now()), None);
+    assert_eq!(
+        expired_message(&DeletionRequest { requested_at: now() + 1.hours(), ..request(HOUR) }, now()),
+        None
+    );
+    let old = expired_message(&request(HOUR + Duration::from_secs(1)), now()).unwrap();
     assert!(old.contains("older than an hour"), "{old}");
 }
 
 #[test]
-fn the_lock_says_what_opens_it() {
-    let locked = locked("storage");
+fn the_freeze_message_names_the_configmap_to_delete() {
+    let message = frozen_message("storage");
     for part in ["restored from a backup", "storage/cofferdam-restored", "delete that ConfigMap"] {
-        assert!(locked.contains(part), "{locked}");
+        assert!(message.contains(part), "{message}");
     }
 }
 
 #[test]
-fn only_an_orphan_that_is_nowhere_in_use_is_deleted() {
-    let status = leaked();
-    let live = |verdict| Live { volume: Some((&status, verdict)), unreadable: None, begun: false };
-    let refused = |live: &Live<'_>, why: &str| match decide(live) {
-        Decision::Refuse(text) => assert!(text.contains(why), "{text}"),
-        other @ (Decision::Delete | Decision::Gone) => panic!("{other:?}: expected a refusal because {why}"),
+fn only_an_orphan_that_is_not_published_is_deleted() {
+    let status = orphaned_status();
+    let input = |classification| DeletionInput {
+        volume: Some((&status, classification)),
+        unreadable: None,
+        is_started: false,
     };
-    for begun in [false, true] {
-        assert_eq!(decide(&Live { begun, ..live(ORPHAN(48 * HOUR)) }), Decision::Delete);
+    let refused = |input: &DeletionInput<'_>, reason: &str| match decide_deletion(input) {
+        DeletionVerdict::Refuse(text) => assert!(text.contains(reason), "{text}"),
+        other @ (DeletionVerdict::Delete | DeletionVerdict::AlreadyDeleted) => {
+            panic!("{other:?}: expected a refusal because {reason}")
+        }
+    };
+    for is_started in [false, true] {
+        assert_eq!(
+            decide_deletion(&DeletionInput { is_started, ..input(ORPHAN(48 * HOUR)) }),
+            DeletionVerdict::Delete
+        );
     }
-    let absent = Live { volume: None, unreadable: None, begun: false };
+    let absent = DeletionInput { volume: None, unreadable: None, is_started: false };
     refused(&absent, "lists no such volume");
-    assert_eq!(decide(&Live { begun: true, ..absent.clone() }), Decision::Gone);
-    refused(&live(YOUNG(HOUR)), "less than 24 hours ago");
-    let known = || live(Verdict::Known(Known::Volume("pv".into())));
-    refused(&known(), "PersistentVolume pv stands for it");
+    assert_eq!(
+        decide_deletion(&DeletionInput { is_started: true, ..absent.clone() }),
+        DeletionVerdict::AlreadyDeleted
+    );
+    refused(&input(WITHIN_GRACE_PERIOD(HOUR)), "less than 24 hours ago");
+    let referenced = || input(Classification::Referenced(VolumeReference::Volume("pv".into())));
+    refused(&referenced(), "PersistentVolume pv stands for it");
     refused(
-        &Live { begun: true, ..known() },
+        &DeletionInput { is_started: true, ..referenced() },
         "PersistentVolume pv stands for it; the driver was asked before",
     );
-    refused(&live(Verdict::Known(Known::Intent)), "intent journal");
-    refused(&live(Verdict::Known(Known::Claim(ClaimKey::new("ns", "c")))), "its claim ns/c exists");
-    refused(&live(Verdict::Unknown(Stranger::NoOwner)), "no owner");
-    refused(&live(Verdict::Unknown(Stranger::OtherCluster)), "another cluster");
-    refused(&live(Verdict::Unknown(Stranger::Kept(ReclaimPolicy::Retain))), "Retain: expected Delete");
-    let blind = Live { unreadable: Some("odd".into()), ..live(ORPHAN(48 * HOUR)) };
-    refused(&blind, "PersistentVolume odd cannot be read");
-    let used = with(|s| {
-        s.published_nodes = vec![NodeId::from("n1")];
-        s.condition = Some(Condition { abnormal: true, message: "odd".to_owned() });
+    refused(&input(Classification::Referenced(VolumeReference::Intent)), "intent journal");
+    refused(
+        &input(Classification::Referenced(VolumeReference::Claim(ClaimKey::new("ns", "c")))),
+        "its claim ns/c exists",
+    );
+    refused(&input(Classification::Unmanaged(Unmanaged::NoOwner)), "no owner");
+    refused(&input(Classification::Unmanaged(Unmanaged::OtherCluster)), "another cluster");
+    refused(
+        &input(Classification::Unmanaged(Unmanaged::Retained(ReclaimPolicy::Retain))),
+        "Retain: expected Delete",
+    );
+    let with_unreadable_volume = DeletionInput { unreadable: Some("odd".into()), ..input(ORPHAN(48 * HOUR)) };
+    refused(&with_unreadable_volume, "PersistentVolume odd cannot be read");
+    let published = with(|s| {
+        s.published_node_ids = vec![NodeId::from("n1")];
+        s.condition = Some(VolumeCondition { abnormal: true, message: "odd".to_owned() });
     });
     refused(
-        &Live { volume: Some((&used, ORPHAN(48 * HOUR))), unreadable: None, begun: false },
+        &DeletionInput { volume: Some((&published, ORPHAN(48 * HOUR))), unreadable: None, is_started: false },
         "published to node n1",
     );
 }

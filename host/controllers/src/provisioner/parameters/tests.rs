@@ -44,7 +44,7 @@ fn reserved_parameters_are_read_and_the_others_go_to_the_driver() {
 }
 
 #[test]
-fn refusals_name_the_class_and_the_key() {
+fn errors_name_the_class_and_the_key() {
     let cases: [(&[(&str, &str)], &[&str]); 4] = [
         (&[("csiNodeStageSecretName", "s")], &["gold", "csiNodeStageSecretName", "secret"]),
         (

@@ -8,10 +8,10 @@ use super::*;
 
 const KEY: &str = names::NODE_TOPOLOGY_KEY;
 
-fn here(drivers: &[(&str, &[&str])]) -> Here {
+fn local_node(drivers: &[(&str, &[&str])]) -> LocalNode {
     let keys = |keys: &[&str]| keys.iter().map(|key| (*key).to_owned()).collect();
     let drivers = drivers.iter().map(|(name, of)| ((*name).into(), keys(of))).collect();
-    Here { node: "n1".into(), drivers, immediate: true }
+    LocalNode { node: "n1".into(), drivers, immediate_binding: true }
 }
 
 fn volume(driver: &str, terms: &Value) -> Volume {
@@ -30,9 +30,9 @@ fn term(key: &str, operator: &str, values: &[&str]) -> Value {
 }
 
 #[test]
-fn a_volume_is_held_by_the_one_node_that_has_it() {
-    let (here, cache) = (here(&[("drv", &[KEY])]), Cache::default());
-    let own = [(KEY.to_owned(), "n1".to_owned())].into();
+fn a_volume_is_local_if_its_affinity_names_only_this_node() {
+    let (local_node, cache) = (local_node(&[("drv", &[KEY])]), Cache::default());
+    let segments = [(KEY.to_owned(), "n1".to_owned())].into();
     let zoned = json!({"matchExpressions": [
         {"key": KEY, "operator": "In", "values": ["n1"]}, {"key": "zone", "operator": "In", "values": ["a", "b"]},
     ]});
@@ -48,18 +48,25 @@ fn a_volume_is_held_by_the_one_node_that_has_it() {
         ("no term",         json!([]),                                                      false, false),
         ("none",            Value::Null,                                                    false, false),
     ];
-    for (name, terms, held, never) in table {
+    for (name, terms, is_local, is_never_local) in table {
         let volume = volume("drv", &terms);
-        assert_eq!(here.holds(&volume, &cache), held, "{name}");
-        assert_eq!(volume.is_never_at(&own), never, "{name}");
+        assert_eq!(local_node.has_volume(&volume, &cache), is_local, "{name}");
+        assert_eq!(volume.is_inaccessible_from(&segments), is_never_local, "{name}");
     }
-    assert!(!here.holds(&volume("other", &json!([term(KEY, "In", &["n1"])])), &cache), "another driver's");
+    assert!(
+        !local_node.has_volume(&volume("other", &json!([term(KEY, "In", &["n1"])])), &cache),
+        "another driver's"
+    );
 }
 
 #[test]
-fn a_node_is_where_its_name_and_its_labels_say() {
-    let drivers = here(&[("own", &[KEY]), ("both", &[KEY, "zone"]), ("socket", &[])]);
-    assert!(drivers.needs_labels() && !here(&[("own", &[KEY])]).needs_labels() && !here(&[]).needs_labels());
+fn segments_come_from_node_name_and_node_labels() {
+    let drivers = local_node(&[("own", &[KEY]), ("both", &[KEY, "zone"]), ("socket", &[])]);
+    assert!(
+        drivers.needs_labels()
+            && !local_node(&[("own", &[KEY])]).needs_labels()
+            && !local_node(&[]).needs_labels()
+    );
     let cache = Cache::default();
     let segments = |driver: &str| drivers.segments(&driver.into(), &cache);
     let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
@@ -80,12 +87,12 @@ fn a_node_is_where_its_name_and_its_labels_say() {
 }
 
 #[test]
-fn pauses_are_spread_and_grow() {
+fn attempt_delays_are_spread_and_grow() {
     let seconds = |from: u64, to: u64| Duration::from_secs(from)..=Duration::from_secs(to);
     let mut first = Vec::new();
     for number in 0..200 {
-        let deployment = NodeDeployment::of(format!("node-{number}").into());
-        let at = |attempt| pause(&deployment, &"uid".into(), attempt);
+        let deployment = NodeDeployment::new(format!("node-{number}").into());
+        let at = |attempt| attempt_delay(&deployment, &"uid".into(), attempt);
         assert!(seconds(0, 20).contains(&at(0)) && seconds(20, 40).contains(&at(1)), "{:?}", (at(0), at(1)));
         for later in [2, 3, 31, u32::MAX] {
             assert!(seconds(40, 60).contains(&at(later)), "{later}: {:?}", at(later));
@@ -103,19 +110,27 @@ fn pauses_are_spread_and_grow() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_turn_comes_after_its_pause_and_the_next_one_later() {
-    let deployment = NodeDeployment::of("n1".into());
-    let (mut races, uid) = (Races::default(), Uid::from("uid"));
-    let first = races.turn(&deployment, &uid).unwrap();
-    assert_eq!(first, pause(&deployment, &uid, 0));
+async fn the_next_attempt_comes_after_a_longer_delay() {
+    let deployment = NodeDeployment::new("n1".into());
+    let (mut contests, uid) = (ImmediateBindingContests::default(), Uid::from("uid"));
+    let first = contests.next_attempt(&deployment, &uid).unwrap();
+    assert_eq!(first, attempt_delay(&deployment, &uid, 0));
     tokio::time::advance(first / 2).await;
-    assert_eq!(races.turn(&deployment, &uid), Some(first - first / 2), "who asks early waits no longer");
+    assert_eq!(
+        contests.next_attempt(&deployment, &uid),
+        Some(first - first / 2),
+        "who asks early waits no longer"
+    );
     tokio::time::advance(first).await;
-    assert_eq!(races.turn(&deployment, &uid), None);
-    assert_eq!(races.left(&uid), pause(&deployment, &uid, 1));
-    assert!(races.tells(&uid) && !races.tells(&uid));
-    races.again(&uid);
-    assert_eq!(races.turn(&deployment, &uid), None, "the claim was written by somebody who did not take it");
-    races.over(&uid);
-    assert_eq!(races.turn(&deployment, &uid), Some(first));
+    assert_eq!(contests.next_attempt(&deployment, &uid), None);
+    assert_eq!(contests.time_left(&uid), attempt_delay(&deployment, &uid, 1));
+    assert!(contests.warn_once(&uid) && !contests.warn_once(&uid));
+    contests.retry_now(&uid);
+    assert_eq!(
+        contests.next_attempt(&deployment, &uid),
+        None,
+        "the claim was written by somebody who did not take it"
+    );
+    contests.remove(&uid);
+    assert_eq!(contests.next_attempt(&deployment, &uid), Some(first));
 }

@@ -5,33 +5,36 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use cofferdam_cluster::{Cache, Intent, Kind, decode};
 use cofferdam_domain::{
-    Claim, ClassName, DriverName, StorageClass, Uid, Volume,
+    Claim, DriverName, StorageClass, StorageClassName, Uid, Volume,
     storage::{
-        AccessType, CapabilityMode, CreatedVolume, ErrorKind, Finality, Segments, StorageError,
+        AccessType, CreatedVolume, CsiAccessMode, ErrorKind, Finality, Segments, StorageError,
         TopologyRequirement,
     },
 };
 use cofferdam_sim::objects::with;
 use serde_json::{Value, json};
 
-use super::super::placement::Here;
-use super::{ClaimVerdict, Created, Options, View, VolumeVerdict, capability_modes, claim, created, volume};
+use super::super::placement::LocalNode;
+use super::{
+    CreateVerdict, ProvisionVerdict, ProvisionerInput, ProvisionerOptions, ReclaimVerdict, capability_modes,
+    decide_after_create, provision, reclaim,
+};
 
 const UID: &str = "1234";
 
-fn options() -> Options {
-    Options {
+fn options() -> ProvisionerOptions {
+    ProvisionerOptions {
         prefix: "pvc".to_owned(),
         default_fs_type: None,
         extra_create_metadata: false,
         cluster: "cluster".into(),
-        binder_here: true,
-        tell_writers: BTreeSet::new(),
-        modifying: BTreeSet::new(),
-        topology: BTreeSet::new(),
+        runs_pv_controller: true,
+        single_node_multi_writer_drivers: BTreeSet::new(),
+        modification_drivers: BTreeSet::new(),
+        topology_drivers: BTreeSet::new(),
         strict_topology: false,
         immediate_topology: true,
-        here: None,
+        local_node: None,
     }
 }
 
@@ -84,14 +87,14 @@ fn read<K: Kind>(json: &Value) -> K {
     decode::object(&json.to_string()).unwrap().unwrap()
 }
 
-struct World {
+struct ProvisionerFixture {
     cache: Cache,
-    options: Options,
+    options: ProvisionerOptions,
     intent: Option<Arc<Intent>>,
     infeasible: Option<Uid>,
 }
 
-impl World {
+impl ProvisionerFixture {
     fn new(claim: Option<Value>, class: Option<Value>, volume: Option<Value>) -> Self {
         let cache = Cache::default();
         claim.iter().for_each(|json| assert!(cache.claims.apply(Ok(read(json)))));
@@ -100,44 +103,44 @@ impl World {
         Self { cache, options: options(), intent: None, infeasible: None }
     }
 
-    fn decide(&self) -> ClaimVerdict {
-        let view = View {
+    fn decide(&self) -> ProvisionVerdict {
+        let input = ProvisionerInput {
             cache: &self.cache,
             intent: self.intent.as_ref(),
-            ours: &|driver: &DriverName| driver.as_str() == "drv",
+            is_managed_driver: &|driver: &DriverName| driver.as_str() == "drv",
             infeasible: self.infeasible.as_ref(),
             options: &self.options,
         };
-        claim(view, &UID.into())
+        provision(input, &UID.into())
     }
 }
 
 fn intent() -> Arc<Intent> {
-    let verdict = World::new(Some(claim_json()), Some(class_json()), None).decide();
-    let ClaimVerdict::Record(intent) = verdict else { panic!("{verdict:?}") };
+    let verdict = ProvisionerFixture::new(Some(claim_json()), Some(class_json()), None).decide();
+    let ProvisionVerdict::Record(intent) = verdict else { panic!("{verdict:?}") };
     Arc::new(*intent)
 }
 
-fn show(verdict: &ClaimVerdict) -> String {
+fn describe(verdict: &ProvisionVerdict) -> String {
     match verdict {
-        ClaimVerdict::Ignore(_) => "ignore".to_owned(),
-        ClaimVerdict::Record(_) => "record".to_owned(),
-        ClaimVerdict::Create(_) => "create".to_owned(),
-        ClaimVerdict::Forget => "forget".to_owned(),
-        ClaimVerdict::Refuse { message, lasting } => {
-            format!("{} {message}", if *lasting { "refuse" } else { "retry" })
+        ProvisionVerdict::Ignore(_) => "ignore".to_owned(),
+        ProvisionVerdict::Record(_) => "record".to_owned(),
+        ProvisionVerdict::Create(_) => "create".to_owned(),
+        ProvisionVerdict::RemoveIntent => "forget".to_owned(),
+        ProvisionVerdict::Reject { message, permanent } => {
+            format!("{} {message}", if *permanent { "refuse" } else { "retry" })
         }
-        ClaimVerdict::Take { node, request, .. } => {
+        ProvisionVerdict::SelectNode { node, request, .. } => {
             format!("take for {node}{}", if request.is_some() { "" } else { " blindly" })
         }
-        ClaimVerdict::AwaitNodes(message) => format!("nodes {message}"),
-        ClaimVerdict::Reschedule { node, message } => format!("not on {node}: {message}"),
-        ClaimVerdict::LeaveToPopulator => "populator".to_owned(),
+        ProvisionVerdict::WaitForTopology(message) => format!("nodes {message}"),
+        ProvisionVerdict::Reschedule { node, message } => format!("not on {node}: {message}"),
+        ProvisionVerdict::LeaveToPopulator => "populator".to_owned(),
     }
 }
 
 #[test]
-fn a_class_of_attributes_is_part_of_the_request() {
+fn volume_attributes_class_parameters_are_part_of_the_request() {
     let fast = json!({
         "metadata": {"name": "fast", "uid": "fast-uid", "resourceVersion": "2"},
         "driverName": "drv", "parameters": {"iops": "9"},
@@ -153,14 +156,14 @@ fn a_class_of_attributes_is_part_of_the_request() {
     ];
     for (name, change, expected) in table {
         let claim = merged(claim_json(), json!({"spec": {"volumeAttributesClassName": "fast"}}));
-        let mut world = World::new(Some(claim), Some(class_json()), None);
-        world.options.modifying.insert("drv".into());
+        let mut fixture = ProvisionerFixture::new(Some(claim), Some(class_json()), None);
+        fixture.options.modification_drivers.insert("drv".into());
         if let Some(change) = change {
-            assert!(world.cache.attributes_classes.apply(Ok(read(&merged(fast.clone(), change)))));
+            assert!(fixture.cache.attributes_classes.apply(Ok(read(&merged(fast.clone(), change)))));
         }
-        let verdict = world.decide();
-        assert_eq!(show(&verdict), expected, "{name}");
-        if let ClaimVerdict::Record(intent) = verdict {
+        let verdict = fixture.decide();
+        assert_eq!(describe(&verdict), expected, "{name}");
+        if let ProvisionVerdict::Record(intent) = verdict {
             assert_eq!(&*intent.attributes_class, "fast");
             assert_eq!(intent.request.mutable_parameters, [("iops".to_owned(), "9".to_owned())].into());
         }
@@ -168,8 +171,8 @@ fn a_class_of_attributes_is_part_of_the_request() {
 }
 
 #[test]
-fn a_driver_that_tells_one_writer_from_many_is_asked_finely() {
-    use CapabilityMode as Mode;
+fn single_node_multi_writer_drivers_get_distinct_access_modes() {
+    use CsiAccessMode as Mode;
     #[rustfmt::skip] // one row a list of modes
     let table: [(&[&str], &[Mode], &[Mode]); 5] = [
         (&["ReadWriteOnce"],                  &[Mode::SingleNodeWriter],     &[Mode::SingleNodeMultiWriter]),
@@ -178,29 +181,29 @@ fn a_driver_that_tells_one_writer_from_many_is_asked_finely() {
         (&["ReadOnlyMany"],                   &[Mode::MultiNodeReaderOnly],  &[Mode::MultiNodeReaderOnly]),
         (&["ReadWriteOnce", "ReadWriteMany"], &[Mode::SingleNodeWriter, Mode::MultiNodeMultiWriter], &[Mode::SingleNodeMultiWriter, Mode::MultiNodeMultiWriter]),
     ];
-    for (modes, coarse, fine) in table {
+    for (modes, without_capability, with_capability) in table {
         let claim = merged(claim_json(), json!({"spec": {"accessModes": modes}}));
         let claim = decode::object::<Claim>(&claim.to_string()).unwrap().unwrap();
-        assert_eq!(capability_modes(&claim, false).unwrap(), coarse, "{modes:?}");
-        assert_eq!(capability_modes(&claim, true).unwrap(), fine, "{modes:?}");
+        assert_eq!(capability_modes(&claim, false).unwrap(), without_capability, "{modes:?}");
+        assert_eq!(capability_modes(&claim, true).unwrap(), with_capability, "{modes:?}");
     }
 }
 
 #[test]
-fn the_request_is_what_claim_and_class_say() {
+fn the_request_is_built_from_claim_and_class() {
     let intent = intent();
     assert_eq!(intent.request.name, "pvc-1234");
     assert_eq!(intent.request.capacity.required, Some(1 << 30));
     assert_eq!(intent.request.capacity.limit, None);
     assert_eq!(intent.request.parameters, [("tier".to_owned(), "fast".to_owned())].into());
     let capability = &intent.request.capabilities[0];
-    assert_eq!(capability.mode, CapabilityMode::SingleNodeWriter);
+    assert_eq!(capability.access_mode, CsiAccessMode::SingleNodeWriter);
     let expected =
         AccessType::Filesystem { fs_type: None, mount_flags: vec!["noatime".to_owned()], mount_group: None };
-    assert_eq!(capability.access, expected);
+    assert_eq!(capability.access_type, expected);
     let owner = intent.request.owner.as_ref().unwrap();
     assert_eq!(
-        (owner.cluster.as_str(), owner.claim.as_str(), owner.volume.as_str()),
+        (owner.cluster_id.as_str(), owner.claim_uid.as_str(), owner.pv_name.as_str()),
         ("cluster", UID, "pvc-1234")
     );
     assert_eq!((intent.class.name.as_str(), intent.class.uid.as_str()), ("gold", "class-uid"));
@@ -214,11 +217,11 @@ fn the_request_is_what_claim_and_class_say() {
 
 #[test]
 fn which_claims_are_provisioned() {
-    let asked = |driver: &str| json!({"metadata": {"annotations": {"volume.kubernetes.io/storage-provisioner": driver}}});
+    let storage_provisioner = |driver: &str| json!({"metadata": {"annotations": {"volume.kubernetes.io/storage-provisioner": driver}}});
     let cases: [(&str, Value, Value, &str); 19] = [
         ("as it stands", json!({}), json!({}), "record"),
-        ("asked of us", asked("drv"), json!({}), "record"),
-        ("asked of another", asked("other"), json!({}), "ignore"),
+        ("asked of us", storage_provisioner("drv"), json!({}), "record"),
+        ("asked of another", storage_provisioner("other"), json!({}), "ignore"),
         ("another's class", json!({}), json!({"provisioner": "other"}), "ignore"),
         ("names a volume", json!({"spec": {"volumeName": "v"}}), json!({}), "ignore"),
         (
@@ -298,38 +301,46 @@ fn which_claims_are_provisioned() {
         ),
     ];
     for (name, claim, class, expected) in cases {
-        let world = World::new(Some(merged(claim_json(), claim)), Some(merged(class_json(), class)), None);
-        assert_eq!(show(&world.decide()), expected, "{name}");
+        let fixture = ProvisionerFixture::new(
+            Some(merged(claim_json(), claim)),
+            Some(merged(class_json(), class)),
+            None,
+        );
+        assert_eq!(describe(&fixture.decide()), expected, "{name}");
     }
 }
 
 #[test]
-fn a_volume_that_could_be_bound_is_not_made_anew() {
-    let free = merged(
+fn no_volume_is_provisioned_if_an_available_one_matches() {
+    let available = merged(
         volume_json(),
         json!({"metadata": {"name": "free"}, "spec": {"claimRef": null}, "status": {"phase": "Available"}}),
     );
-    let world = World::new(Some(claim_json()), Some(class_json()), Some(free));
-    assert_eq!(show(&world.decide()), "ignore");
+    let fixture = ProvisionerFixture::new(Some(claim_json()), Some(class_json()), Some(available));
+    assert_eq!(describe(&fixture.decide()), "ignore");
 }
 
 #[test]
-fn without_our_binder_the_request_annotation_is_waited_for() {
-    let mut world = World::new(Some(claim_json()), Some(class_json()), None);
-    world.options.binder_here = false;
-    assert_eq!(show(&world.decide()), "ignore");
-    let asked =
+fn without_pv_controller_the_provisioner_annotation_is_required() {
+    let mut fixture = ProvisionerFixture::new(Some(claim_json()), Some(class_json()), None);
+    fixture.options.runs_pv_controller = false;
+    assert_eq!(describe(&fixture.decide()), "ignore");
+    let storage_provisioner =
         json!({"metadata": {"annotations": {"volume.beta.kubernetes.io/storage-provisioner": "drv"}}});
-    let mut world = World::new(Some(merged(claim_json(), asked.clone())), Some(class_json()), None);
-    world.options.binder_here = false;
-    assert_eq!(show(&world.decide()), "record");
-    let mut world = World::new(Some(merged(claim_json(), asked)), None, None);
-    world.options.binder_here = false;
-    assert_eq!(show(&world.decide()), "retry storageclass.storage.k8s.io \"gold\" not found");
+    let mut fixture = ProvisionerFixture::new(
+        Some(merged(claim_json(), storage_provisioner.clone())),
+        Some(class_json()),
+        None,
+    );
+    fixture.options.runs_pv_controller = false;
+    assert_eq!(describe(&fixture.decide()), "record");
+    let mut fixture = ProvisionerFixture::new(Some(merged(claim_json(), storage_provisioner)), None, None);
+    fixture.options.runs_pv_controller = false;
+    assert_eq!(describe(&fixture.decide()), "retry storageclass.storage.k8s.io \"gold\" not found");
 }
 
 #[test]
-fn what_was_written_down_is_carried_through() {
+fn a_recorded_intent_is_replayed_until_its_volume_exists() {
     let deleting = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
     let cases: [(&str, Option<Value>, Option<Value>, Option<Value>, &str); 8] = [
         ("as it was", Some(claim_json()), Some(class_json()), None, "create"),
@@ -361,66 +372,66 @@ fn what_was_written_down_is_carried_through() {
     ];
     let intent = intent();
     for (name, claim, class, volume, expected) in cases {
-        let mut world = World::new(claim, class, volume);
-        world.intent = Some(Arc::clone(&intent));
-        let verdict = world.decide();
-        assert_eq!(show(&verdict), expected, "{name}");
-        if let ClaimVerdict::Create(replayed) = verdict {
+        let mut fixture = ProvisionerFixture::new(claim, class, volume);
+        fixture.intent = Some(Arc::clone(&intent));
+        let verdict = fixture.decide();
+        assert_eq!(describe(&verdict), expected, "{name}");
+        if let ProvisionVerdict::Create(replayed) = verdict {
             assert_eq!(replayed, intent, "{name}: word for word");
         }
     }
 }
 
 #[test]
-fn an_invalid_request_waits_for_another_class() {
-    let mut world = World::new(Some(claim_json()), Some(class_json()), None);
-    world.infeasible = Some("class-uid".into());
-    assert_eq!(show(&world.decide()), "ignore");
-    world.infeasible = Some("class-uid-before".into());
-    assert_eq!(show(&world.decide()), "record");
+fn an_infeasible_claim_is_retried_with_another_class() {
+    let mut fixture = ProvisionerFixture::new(Some(claim_json()), Some(class_json()), None);
+    fixture.infeasible = Some("class-uid".into());
+    assert_eq!(describe(&fixture.decide()), "ignore");
+    fixture.infeasible = Some("class-uid-before".into());
+    assert_eq!(describe(&fixture.decide()), "record");
 }
 
 #[test]
-fn a_strangers_object_of_the_name_stops_it() {
-    let stranger = merged(volume_json(), json!({"spec": {"claimRef": {"uid": "other"}}}));
-    let world = World::new(Some(claim_json()), Some(class_json()), Some(stranger));
+fn a_pv_of_the_same_name_for_another_claim_is_rejected() {
+    let other_volume = merged(volume_json(), json!({"spec": {"claimRef": {"uid": "other"}}}));
+    let fixture = ProvisionerFixture::new(Some(claim_json()), Some(class_json()), Some(other_volume));
     assert_eq!(
-        show(&world.decide()),
+        describe(&fixture.decide()),
         "refuse a PersistentVolume pvc-1234 exists already and is not of this claim"
     );
 }
 
-fn made(capacity: Option<u64>) -> Result<CreatedVolume, StorageError> {
+fn created_volume(capacity: Option<u64>) -> Result<CreatedVolume, StorageError> {
     Ok(CreatedVolume {
         handle: "h".into(),
         capacity,
         context: Default::default(),
         topology: Vec::new(),
-        attachment: None,
+        connection_info: None,
     })
 }
 
 #[test]
-fn what_follows_an_answer() {
+fn decisions_after_create_volume() {
     let failed =
         |kind, finality| Err(StorageError { kind, message: "no".to_owned(), retry_after_ms: None, finality });
     let gib = 1 << 30;
     let present = Some(claim_json());
-    let going =
+    let deleting =
         Some(merged(claim_json(), json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})));
-    let successor = Some(merged(claim_json(), json!({"metadata": {"uid": "9"}})));
-    let elsewhere = Some(merged(claim_json(), json!({"spec": {"volumeName": "v"}})));
+    let recreated = Some(merged(claim_json(), json!({"metadata": {"uid": "9"}})));
+    let bound_to_other = Some(merged(claim_json(), json!({"spec": {"volumeName": "v"}})));
     let cases = [
-        ("as asked", present.clone(), "Delete", made(Some(gib)), "save 1073741824"),
-        ("size not told", present.clone(), "Delete", made(None), "save 1073741824"),
-        ("size zero", present.clone(), "Delete", made(Some(0)), "save 1073741824"),
-        ("larger", present.clone(), "Delete", made(Some(gib * 2)), "save 2147483648"),
-        ("smaller", present.clone(), "Delete", made(Some(gib - 1)), "undo told"),
-        ("claim gone", None, "Delete", made(None), "undo"),
-        ("claim going", going, "Delete", made(None), "undo"),
-        ("claim re-created", successor, "Delete", made(None), "undo"),
-        ("claim bound elsewhere", elsewhere, "Delete", made(None), "undo"),
-        ("claim gone, kept", None, "Retain", made(None), "save 1073741824"),
+        ("as asked", present.clone(), "Delete", created_volume(Some(gib)), "save 1073741824"),
+        ("size not told", present.clone(), "Delete", created_volume(None), "save 1073741824"),
+        ("size zero", present.clone(), "Delete", created_volume(Some(0)), "save 1073741824"),
+        ("larger", present.clone(), "Delete", created_volume(Some(gib * 2)), "save 2147483648"),
+        ("smaller", present.clone(), "Delete", created_volume(Some(gib - 1)), "undo told"),
+        ("claim gone", None, "Delete", created_volume(None), "undo"),
+        ("claim going", deleting, "Delete", created_volume(None), "undo"),
+        ("claim re-created", recreated, "Delete", created_volume(None), "undo"),
+        ("claim bound elsewhere", bound_to_other, "Delete", created_volume(None), "undo"),
+        ("claim gone, kept", None, "Retain", created_volume(None), "save 1073741824"),
         ("final", present.clone(), "Delete", failed(ErrorKind::ResourceExhausted, Finality::Final), "failed"),
         (
             "final, and nobody was asked",
@@ -460,83 +471,87 @@ fn what_follows_an_answer() {
         ),
     ];
     for (name, claim, policy, answer, expected) in cases {
-        let world = World::new(claim, None, None);
+        let fixture = ProvisionerFixture::new(claim, None, None);
         let mut intent = (*intent()).clone();
         intent.class.reclaim_policy = cofferdam_domain::ReclaimPolicy::parse(policy);
-        let shown = match created(&world.cache, None, &intent, answer) {
-            Created::Save(_, capacity) => format!("save {capacity}"),
-            Created::Undo(_, None) => "undo".to_owned(),
-            Created::Undo(_, Some(_)) => "undo told".to_owned(),
-            Created::Failed { lasting: false, .. } => "failed".to_owned(),
-            Created::Failed { lasting: true, .. } => "failed for good".to_owned(),
-            Created::Reschedule { node, .. } => format!("not on {node}"),
-            Created::Repeat(_) => "repeat".to_owned(),
+        let shown = match decide_after_create(&fixture.cache, None, &intent, answer) {
+            CreateVerdict::Save(_, capacity) => format!("save {capacity}"),
+            CreateVerdict::DeleteUnclaimed(_, None) => "undo".to_owned(),
+            CreateVerdict::DeleteUnclaimed(_, Some(_)) => "undo told".to_owned(),
+            CreateVerdict::Failed { permanent: false, .. } => "failed".to_owned(),
+            CreateVerdict::Failed { permanent: true, .. } => "failed for good".to_owned(),
+            CreateVerdict::Reschedule { node, .. } => format!("not on {node}"),
+            CreateVerdict::Retry(_) => "repeat".to_owned(),
         };
         assert_eq!(shown, expected, "{name}");
     }
 }
 
 /// A world whose driver has topology, with node `n` in zone `a`; the class waits for a node.
-fn placed(selected: Option<&str>, class: Value) -> World {
+fn fixture_with_topology(selected: Option<&str>, class: Value) -> ProvisionerFixture {
     let node = |node| json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": node}}});
     let claim = selected.map_or_else(claim_json, |selected| merged(claim_json(), node(selected)));
-    let mut world = World::new(Some(claim), Some(merged(class_json(), class)), None);
-    world.options.topology.insert("drv".into());
+    let mut fixture = ProvisionerFixture::new(Some(claim), Some(merged(class_json(), class)), None);
+    fixture.options.topology_drivers.insert("drv".into());
     let meta = json!({"name": "n", "uid": "u", "resourceVersion": "1", "labels": {"zone": "a"}});
     let keys = json!([{"name": "drv", "nodeID": "n", "topologyKeys": ["zone"]}]);
-    world.cache.nodes.apply(Ok(read(&json!({"metadata": meta}))));
-    world.cache.csi_nodes.apply(Ok(read(&json!({"metadata": meta, "spec": {"drivers": keys}}))));
-    world
+    fixture.cache.nodes.apply(Ok(read(&json!({"metadata": meta}))));
+    fixture.cache.csi_nodes.apply(Ok(read(&json!({"metadata": meta, "spec": {"drivers": keys}}))));
+    fixture
 }
 
 #[test]
-fn where_a_volume_must_be_reachable() {
-    let late = || json!({"volumeBindingMode": "WaitForFirstConsumer"});
+fn accessibility_requirements_follow_node_and_class() {
+    let wait_for_first_consumer = || json!({"volumeBindingMode": "WaitForFirstConsumer"});
     let allowed = |zone: &str| json!({"allowedTopologies": [{"matchLabelExpressions": [{"key": "zone", "values": [zone]}]}]});
-    let place = |world: &World| {
-        let verdict = world.decide();
-        let ClaimVerdict::Record(intent) = verdict else { return show(&verdict) };
+    let decided_topology = |fixture: &ProvisionerFixture| {
+        let verdict = fixture.decide();
+        let ProvisionVerdict::Record(intent) = verdict else { return describe(&verdict) };
         let node = intent.node.as_ref().map_or("-", |node| node.as_str());
         let zones = intent.request.topology.iter().flat_map(|topology| &topology.requisite);
-        let zones: Vec<_> = zones.map(|place| place["zone"].as_str()).collect();
+        let zones: Vec<_> = zones.map(|decided_topology| decided_topology["zone"].as_str()).collect();
         format!("{node} {}", zones.join(" "))
     };
-    let why = "failed to provision volume with StorageClass \"gold\": error generating accessibility requirements: ";
-    assert_eq!(place(&placed(None, json!({}))), "- a");
-    assert_eq!(place(&placed(None, allowed("b"))), "- b");
-    assert_eq!(place(&placed(None, late())), "ignore");
-    assert_eq!(place(&placed(Some("n"), late())), "n a");
-    let gone = format!("not on m: {why}error getting CSINode for selected node \"m\": it does not exist");
-    assert_eq!(place(&placed(Some("m"), late())), gone);
-    let elsewhere = placed(Some("n"), merged(late(), allowed("b")));
-    let expected =
-        format!("nodes {why}topology {{zone=a}} of node n is not in allowed topologies: {{zone=b}}");
-    assert_eq!(place(&elsewhere), expected);
-    let mut quiet = placed(None, json!({}));
-    quiet.options.immediate_topology = false;
-    assert_eq!(place(&quiet), "- ");
-    let ClaimVerdict::Record(intent) = quiet.decide() else { panic!("it is asked for") };
+    let message_prefix = "failed to provision volume with StorageClass \"gold\": error generating accessibility requirements: ";
+    assert_eq!(decided_topology(&fixture_with_topology(None, json!({}))), "- a");
+    assert_eq!(decided_topology(&fixture_with_topology(None, allowed("b"))), "- b");
+    assert_eq!(decided_topology(&fixture_with_topology(None, wait_for_first_consumer())), "ignore");
+    assert_eq!(decided_topology(&fixture_with_topology(Some("n"), wait_for_first_consumer())), "n a");
+    let missing_node =
+        format!("not on m: {message_prefix}error getting CSINode for selected node \"m\": it does not exist");
+    assert_eq!(decided_topology(&fixture_with_topology(Some("m"), wait_for_first_consumer())), missing_node);
+    let not_allowed = fixture_with_topology(Some("n"), merged(wait_for_first_consumer(), allowed("b")));
+    let expected = format!(
+        "nodes {message_prefix}topology {{zone=a}} of node n is not in allowed topologies: {{zone=b}}"
+    );
+    assert_eq!(decided_topology(&not_allowed), expected);
+    let mut without_immediate_topology = fixture_with_topology(None, json!({}));
+    without_immediate_topology.options.immediate_topology = false;
+    assert_eq!(decided_topology(&without_immediate_topology), "- ");
+    let ProvisionVerdict::Record(intent) = without_immediate_topology.decide() else {
+        panic!("it is asked for")
+    };
     assert_eq!(intent.request.topology, None);
-    let mut strict = placed(Some("n"), merged(late(), allowed("a")));
+    let mut strict = fixture_with_topology(Some("n"), merged(wait_for_first_consumer(), allowed("a")));
     strict.options.strict_topology = true;
-    assert_eq!(place(&strict), "n a");
+    assert_eq!(decided_topology(&strict), "n a");
     // A driver without topology is told nothing, and keeps no promise of the class.
-    let mut without = placed(Some("n"), late());
-    without.options.topology.clear();
-    assert_eq!(place(&without), "- ");
-    let mut without = placed(None, allowed("a"));
-    without.options.topology.clear();
+    let mut without_topology = fixture_with_topology(Some("n"), wait_for_first_consumer());
+    without_topology.options.topology_drivers.clear();
+    assert_eq!(decided_topology(&without_topology), "- ");
+    let mut without_topology = fixture_with_topology(None, allowed("a"));
+    without_topology.options.topology_drivers.clear();
     assert_eq!(
-        place(&without),
+        decided_topology(&without_topology),
         "refuse StorageClass gold has allowedTopologies: driver drv has no topology; expected none"
     );
 }
 
 #[test]
-fn without_room_the_scheduler_chooses_again() {
+fn resource_exhausted_on_the_selected_node_is_rescheduled() {
     use ErrorKind::{FailedPrecondition, ResourceExhausted};
-    let verdict = placed(Some("n"), json!({})).decide();
-    let ClaimVerdict::Record(intent) = verdict else { panic!("{verdict:?}") };
+    let verdict = fixture_with_topology(Some("n"), json!({})).decide();
+    let ProvisionVerdict::Record(intent) = verdict else { panic!("{verdict:?}") };
     let answer =
         |kind, finality| Err(StorageError { kind, message: "no".to_owned(), retry_after_ms: None, finality });
     #[rustfmt::skip] // one row an answer
@@ -549,46 +564,54 @@ fn without_room_the_scheduler_chooses_again() {
         (None,      ResourceExhausted,  Finality::Final,   "failed"),
     ];
     for (selected, kind, finality, expected) in table {
-        let world = placed(selected, json!({}));
-        let shown = match created(&world.cache, None, &intent, answer(kind, finality)) {
-            Created::Reschedule { node, .. } => format!("not on {node}"),
-            Created::Failed { lasting: false, .. } => "failed".to_owned(),
-            Created::Repeat(_) => "repeat".to_owned(),
-            other @ (Created::Save(..) | Created::Undo(..) | Created::Failed { .. }) => format!("{other:?}"),
+        let fixture = fixture_with_topology(selected, json!({}));
+        let shown = match decide_after_create(&fixture.cache, None, &intent, answer(kind, finality)) {
+            CreateVerdict::Reschedule { node, .. } => format!("not on {node}"),
+            CreateVerdict::Failed { permanent: false, .. } => "failed".to_owned(),
+            CreateVerdict::Retry(_) => "repeat".to_owned(),
+            other @ (CreateVerdict::Save(..)
+            | CreateVerdict::DeleteUnclaimed(..)
+            | CreateVerdict::Failed { .. }) => format!("{other:?}"),
         };
         assert_eq!(shown, expected, "{selected:?} {kind:?} {finality:?}");
     }
 }
 
 #[test]
-fn how_a_volume_goes() {
-    use VolumeVerdict::{AddFinalizer, DeleteObject, DeleteVolume, Hold, RemoveFinalizer};
+fn released_volumes_are_deleted_and_finalizers_removed() {
+    use ReclaimVerdict::{AddFinalizer, DeleteObject, DeleteVolume, DeletionFrozen, RemoveFinalizer};
     let released = json!({"status": {"phase": "Released"}});
-    let going = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
-    let bare = json!({"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}});
+    let deleting = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
+    let without_finalizer = json!({"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}});
     let policy = |policy: &str| json!({"spec": {"persistentVolumeReclaimPolicy": policy}});
     let both = |a: &Value, b: &Value| merged(a.clone(), b.clone());
     // Change, deleted at the driver, held → verdict; none means "left alone".
     let cases = [
         ("bound", json!({}), false, false, None),
-        ("bound, static", bare.clone(), false, false, Some(AddFinalizer)),
-        ("bound, static, going", both(&bare, &going), false, false, None),
+        ("bound, static", without_finalizer.clone(), false, false, Some(AddFinalizer)),
+        ("bound, static, going", both(&without_finalizer, &deleting), false, false, None),
         ("bound, now Retain", policy("Retain"), false, false, Some(RemoveFinalizer(1))),
         ("released", released.clone(), false, false, Some(DeleteVolume)),
-        ("released, held", released.clone(), false, true, Some(Hold)),
+        ("released, held", released.clone(), false, true, Some(DeletionFrozen)),
         ("released, Retain", both(&released, &policy("Retain")), false, false, Some(RemoveFinalizer(1))),
         (
             "released, Retain, finalizer off",
-            both(&both(&released, &policy("Retain")), &bare),
+            both(&both(&released, &policy("Retain")), &without_finalizer),
             false,
             false,
             None,
         ),
         ("released, volume gone", released.clone(), true, false, Some(DeleteObject)),
         ("released, volume gone, held since", released.clone(), true, true, Some(DeleteObject)),
-        ("released, going", both(&released, &going), false, false, Some(DeleteVolume)),
-        ("released, going, volume gone", both(&released, &going), true, false, Some(RemoveFinalizer(1))),
-        ("released, going, finalizer off", both(&both(&released, &going), &bare), false, false, None),
+        ("released, going", both(&released, &deleting), false, false, Some(DeleteVolume)),
+        ("released, going, volume gone", both(&released, &deleting), true, false, Some(RemoveFinalizer(1))),
+        (
+            "released, going, finalizer off",
+            both(&both(&released, &deleting), &without_finalizer),
+            false,
+            false,
+            None,
+        ),
         ("failed", json!({"status": {"phase": "Failed"}}), false, false, None),
         (
             "available",
@@ -613,61 +636,67 @@ fn how_a_volume_goes() {
         ),
         ("in-tree", both(&released, &json!({"spec": {"csi": null}})), false, false, None),
     ];
-    for (name, change, deleted, held, expected) in cases {
+    for (name, change, deleted, is_frozen, expected) in cases {
         let json = merged(volume_json(), change);
-        let verdict = volume(&|driver| driver.as_str() == "drv", &read::<Volume>(&json), deleted, held);
+        let verdict = reclaim(&|driver| driver.as_str() == "drv", &read::<Volume>(&json), deleted, is_frozen);
         match (verdict, expected) {
-            (VolumeVerdict::Ignore(_), None) => {}
+            (ReclaimVerdict::Ignore(_), None) => {}
             (verdict, expected) => assert_eq!(Some(verdict), expected, "{name}"),
         }
     }
 }
 
 #[test]
-fn names_are_newtypes_over_what_the_api_has() {
+fn names_and_keys_are_decoded_from_api_objects() {
     let class: StorageClass = read(&class_json());
-    assert_eq!(class.name, ClassName::from("gold"));
+    assert_eq!(class.name, StorageClassName::from("gold"));
     let claim: Claim = read(&claim_json());
     assert_eq!(claim.key.to_string(), "ns/c");
 }
 
 #[test]
-fn whose_a_claim_is_where_storage_is_in_nodes() {
+fn claims_of_node_local_drivers_are_provisioned_on_their_node() {
     let annotated = |pairs: Value| json!({"metadata": {"annotations": pairs}});
-    let (asked, node) = ("volume.kubernetes.io/storage-provisioner", "volume.kubernetes.io/selected-node");
-    let late = json!({"volumeBindingMode": "WaitForFirstConsumer"});
-    let only = |node: &str| json!({"allowedTopologies": [{"matchLabelExpressions": [{"key": KEY, "values": [node]}]}]});
+    let (storage_provisioner, selected_node) =
+        ("volume.kubernetes.io/storage-provisioner", "volume.kubernetes.io/selected-node");
+    let wait_for_first_consumer = json!({"volumeBindingMode": "WaitForFirstConsumer"});
+    let only = |selected_node: &str| json!({"allowedTopologies": [{"matchLabelExpressions": [{"key": KEY, "values": [selected_node]}]}]});
     const KEY: &str = "topology.cofferdam.dev/node";
     #[rustfmt::skip] // one row a claim
     let table = [
         ("nobody has asked",           json!({}),                                   json!({}),      true,  "ignore"),
-        ("chosen, and nobody asked",   annotated(json!({node: "n1"})),              late.clone(),   true,  "ignore"),
-        ("ours",                       annotated(json!({asked: "drv", node: "n1"})), late.clone(),  true,  "record"),
-        ("another node's",             annotated(json!({asked: "drv", node: "n2"})), late.clone(),  true,  "ignore"),
-        ("not chosen yet",             annotated(json!({asked: "drv"})),            late,           true,  "ignore"),
-        ("a race",                     annotated(json!({asked: "drv"})),            json!({}),      true,  "take for n1"),
-        ("no race here",               annotated(json!({asked: "drv"})),            json!({}),      false, "ignore"),
-        ("a race that was won",        annotated(json!({asked: "drv", node: "n1"})), json!({}),     false, "record"),
-        ("a race that was lost",       annotated(json!({asked: "drv", node: "n2"})), json!({}),     true,  "ignore"),
-        ("allowed here",               annotated(json!({asked: "drv"})),            only("n1"),     true,  "take for n1"),
-        ("allowed elsewhere",          annotated(json!({asked: "drv"})),            only("n2"),     true,  "ignore"),
-        ("chosen where not allowed",   annotated(json!({asked: "drv", node: "n1"})), only("n2"),    true,
+        ("chosen, and nobody asked",   annotated(json!({selected_node: "n1"})),              wait_for_first_consumer.clone(),   true,  "ignore"),
+        ("ours",                       annotated(json!({storage_provisioner: "drv", selected_node: "n1"})), wait_for_first_consumer.clone(),  true,  "record"),
+        ("another node's",             annotated(json!({storage_provisioner: "drv", selected_node: "n2"})), wait_for_first_consumer.clone(),  true,  "ignore"),
+        ("not chosen yet",             annotated(json!({storage_provisioner: "drv"})),            wait_for_first_consumer,           true,  "ignore"),
+        ("a race",                     annotated(json!({storage_provisioner: "drv"})),            json!({}),      true,  "take for n1"),
+        ("no race here",               annotated(json!({storage_provisioner: "drv"})),            json!({}),      false, "ignore"),
+        ("a race that was won",        annotated(json!({storage_provisioner: "drv", selected_node: "n1"})), json!({}),     false, "record"),
+        ("a race that was lost",       annotated(json!({storage_provisioner: "drv", selected_node: "n2"})), json!({}),     true,  "ignore"),
+        ("allowed here",               annotated(json!({storage_provisioner: "drv"})),            only("n1"),     true,  "take for n1"),
+        ("allowed elsewhere",          annotated(json!({storage_provisioner: "drv"})),            only("n2"),     true,  "ignore"),
+        ("chosen where not allowed",   annotated(json!({storage_provisioner: "drv", selected_node: "n1"})), only("n2"),    true,
             "nodes failed to provision volume with StorageClass \"gold\": error generating accessibility requirements: topology \
              {topology.cofferdam.dev/node=n1} of node n1 is not in allowed topologies: {topology.cofferdam.dev/node=n2}"),
-        ("what cannot be asked for",   annotated(json!({asked: "drv"})),            json!({"parameters": {"csi.storage.k8s.io/x": "y"}}), true, "take for n1 blindly"),
+        ("what cannot be asked for",   annotated(json!({storage_provisioner: "drv"})),            json!({"parameters": {"csi.storage.k8s.io/x": "y"}}), true, "take for n1 blindly"),
     ];
     for (name, claim, class, immediate, expected) in table {
-        let mut world =
-            World::new(Some(merged(claim_json(), claim)), Some(merged(class_json(), class)), None);
+        let mut fixture = ProvisionerFixture::new(
+            Some(merged(claim_json(), claim)),
+            Some(merged(class_json(), class)),
+            None,
+        );
         let drivers = [("drv".into(), vec![KEY.to_owned()])].into();
-        world.options.here = Some(Here { node: "n1".into(), drivers, immediate });
-        world.options.topology = ["drv".into()].into();
-        let verdict = world.decide();
-        assert_eq!(show(&verdict), expected, "{name}");
-        if let ClaimVerdict::Record(intent) = verdict {
+        fixture.options.local_node =
+            Some(LocalNode { node: "n1".into(), drivers, immediate_binding: immediate });
+        fixture.options.topology_drivers = ["drv".into()].into();
+        let verdict = fixture.decide();
+        assert_eq!(describe(&verdict), expected, "{name}");
+        if let ProvisionVerdict::Record(intent) = verdict {
             assert_eq!(intent.node, Some("n1".into()), "{name}");
-            let place: Segments = [(KEY.to_owned(), "n1".to_owned())].into();
-            let topology = TopologyRequirement { requisite: vec![place.clone()], preferred: vec![place] };
+            let segments: Segments = [(KEY.to_owned(), "n1".to_owned())].into();
+            let topology =
+                TopologyRequirement { requisite: vec![segments.clone()], preferred: vec![segments] };
             assert_eq!(intent.request.topology, Some(topology), "{name}");
         }
     }

@@ -1,7 +1,7 @@
 use super::*;
 
 /// `zone=a,rack=1` as labels or segments.
-fn map(text: &str) -> BTreeMap<String, String> {
+fn parse_segments(text: &str) -> BTreeMap<String, String> {
     text.split(',')
         .filter(|pair| !pair.is_empty())
         .map(|pair| pair.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned())).unwrap())
@@ -9,7 +9,7 @@ fn map(text: &str) -> BTreeMap<String, String> {
 }
 
 /// `zone=a|b rack=1; zone=c` as `allowedTopologies`.
-fn allowed(text: &str) -> Vec<Vec<(String, Vec<String>)>> {
+fn parse_allowed_topologies(text: &str) -> Vec<Vec<(String, Vec<String>)>> {
     let expression = |text: &str| {
         let (key, values) = text.split_once('=').unwrap();
         (key.to_owned(), values.split('|').map(str::to_owned).collect())
@@ -20,12 +20,18 @@ fn allowed(text: &str) -> Vec<Vec<(String, Vec<String>)>> {
         .collect()
 }
 
-fn terms(terms: &[Segments]) -> String {
-    terms.iter().map(shown).collect::<Vec<_>>().join(" ").replace(", ", ",")
+fn format_terms(terms: &[Segments]) -> String {
+    terms.iter().map(format_segments).collect::<Vec<_>>().join(" ").replace(", ", ",")
 }
 
 /// Nodes as `name keys labels`: keys `-` without CSINode, `0` without the driver; labels `-` without Node.
-fn ask(nodes: &[&str], claim: &str, class: &str, selected: Option<&str>, flags: &str) -> String {
+fn describe_requirement(
+    nodes: &[&str],
+    claim: &str,
+    class: &str,
+    selected: Option<&str>,
+    flags: &str,
+) -> String {
     struct Parsed<'a> {
         name: &'a str,
         keys: Option<Option<Vec<String>>>,
@@ -45,42 +51,42 @@ fn ask(nodes: &[&str], claim: &str, class: &str, selected: Option<&str>, flags: 
                     "none" => Some(Some(Vec::new())),
                     keys => Some(Some(keys.split(',').map(str::to_owned).collect())),
                 },
-                labels: (labels != "-").then(|| map(labels)),
+                labels: (labels != "-").then(|| parse_segments(labels)),
             }
         })
         .collect();
-    let places: Vec<Place<'_>> = parsed
+    let node_topologies: Vec<NodeTopology<'_>> = parsed
         .iter()
-        .map(|node| Place {
+        .map(|node| NodeTopology {
             node: node.name,
-            keys: match &node.keys {
-                None => Registered::NoObject,
-                Some(None) => Registered::No,
-                Some(Some(keys)) => Registered::Yes(keys),
+            registration: match &node.keys {
+                None => DriverRegistration::NoCsiNode,
+                Some(None) => DriverRegistration::NotRegistered,
+                Some(Some(keys)) => DriverRegistration::Registered(keys),
             },
             labels: node.labels.as_ref(),
         })
         .collect();
-    let allowed = allowed(class);
-    let ask = Ask {
+    let allowed = parse_allowed_topologies(class);
+    let input = TopologyInput {
         claim,
         allowed: &allowed,
         selected,
         strict: flags.contains("strict"),
         immediate: !flags.contains("anywhere"),
     };
-    match requirement(ask, &places) {
+    match requirement(input, &node_topologies) {
         Ok(None) => "anywhere".to_owned(),
-        Ok(Some(found)) => format!("{} > {}", terms(&found.requisite), terms(&found.preferred)),
-        Err(Missing::NotYet(why)) => format!("not yet: {why}"),
-        Err(Missing::Node(why)) => format!("again: {why}"),
+        Ok(Some(found)) => format!("{} > {}", format_terms(&found.requisite), format_terms(&found.preferred)),
+        Err(TopologyError::NotReady(why)) => format!("not yet: {why}"),
+        Err(TopologyError::NodeNotFound(why)) => format!("again: {why}"),
     }
 }
 
 const ZONES: [&str; 3] = ["n1 zone zone=a", "n2 zone zone=b", "n3 zone zone=c"];
 
 #[test]
-fn a_chosen_node_leads() {
+fn the_selected_node_is_the_first_preferred_topology() {
     for (class, selected, flags, expected) in [
         ("", "n2", "strict", "{zone=b} > {zone=b}"),
         ("zone=a|b", "n2", "strict", "{zone=b} > {zone=b}"),
@@ -102,12 +108,16 @@ fn a_chosen_node_leads() {
         ("", "n1", "", "{zone=a} {zone=b} {zone=c} > {zone=a} {zone=b} {zone=c}"),
         ("", "n9", "", "again: error getting CSINode for selected node \"n9\": it does not exist"),
     ] {
-        assert_eq!(ask(&ZONES, "c", class, Some(selected), flags), expected, "{class} {selected} {flags}");
+        assert_eq!(
+            describe_requirement(&ZONES, "c", class, Some(selected), flags),
+            expected,
+            "{class} {selected} {flags}"
+        );
     }
 }
 
 #[test]
-fn nodes_may_lack_what_is_needed() {
+fn a_selected_node_without_csinode_keys_or_labels_is_an_error() {
     for (node, expected) in [
         ("n - zone=a", "again: error getting CSINode for selected node \"n\": it does not exist"),
         ("n 0 zone=a", "not yet: no topology key found on CSINode n"),
@@ -120,18 +130,18 @@ fn nodes_may_lack_what_is_needed() {
         ),
         ("n zone,rack zone=a,rack=1,other=2", "{rack=1,zone=a} > {rack=1,zone=a}"),
     ] {
-        assert_eq!(ask(&[node], "c", "", Some("n"), ""), expected, "{node}");
+        assert_eq!(describe_requirement(&[node], "c", "", Some("n"), ""), expected, "{node}");
     }
     // Only nodes with all of the keys are places; whether they are registered does not matter.
     let nodes = ["a zone,rack zone=a,rack=1", "b zone,rack zone=a", "c 0 zone=b,rack=1", "d - zone=a,rack=1"];
     assert_eq!(
-        ask(&nodes, "c", "", Some("a"), ""),
+        describe_requirement(&nodes, "c", "", Some("a"), ""),
         "{rack=1,zone=a} {rack=1,zone=b} > {rack=1,zone=a} {rack=1,zone=b}"
     );
 }
 
 #[test]
-fn without_a_chosen_node_places_take_turns() {
+fn without_a_selected_node_preferred_topologies_are_spread() {
     // From the test vectors of the hash.
     assert_eq!((fnv1(""), fnv1("a"), fnv1("foobar")), (0x811c_9dc5, 0x050c_5d7e, 0x31f0_b262));
     for (claim, class, flags, expected) in [
@@ -140,11 +150,11 @@ fn without_a_chosen_node_places_take_turns() {
         ("c", "zone=c|a; zone=a", "", "{zone=a} {zone=c} > {zone=a} {zone=c}"),
         ("data-web-0", "", "", "{zone=a} {zone=b} {zone=c} > "),
     ] {
-        let found = ask(&ZONES, claim, class, None, flags);
+        let found = describe_requirement(&ZONES, claim, class, None, flags);
         assert!(found.starts_with(expected), "{claim} {class} {flags}: {found}");
     }
     let first = |claim: &str| {
-        let found = ask(&ZONES, claim, "", None, "");
+        let found = describe_requirement(&ZONES, claim, "", None, "");
         found.split_once("> ").unwrap().1.split(' ').next().unwrap().to_owned()
     };
     let replicas: BTreeSet<String> = (0..3).map(|n| first(&format!("data-web-{n}"))).collect();
@@ -152,13 +162,13 @@ fn without_a_chosen_node_places_take_turns() {
     assert_eq!(first("data-web-1"), first("logs-web-1"), "claims of one pod meet");
     assert_eq!(first("web-1"), first("logs-web-1"), "without a name of its own");
     // Not an ordinal: the whole name counts.
-    assert_eq!(spread("web-", 1_000_003), spread("web-", 1_000_003));
-    assert_ne!(spread("web-", 1_000_003), spread("web-0", 1_000_003));
-    assert_ne!(spread("web-+1", 1_000_003), spread("web-1", 1_000_003));
+    assert_eq!(preferred_index("web-", 1_000_003), preferred_index("web-", 1_000_003));
+    assert_ne!(preferred_index("web-", 1_000_003), preferred_index("web-0", 1_000_003));
+    assert_ne!(preferred_index("web-+1", 1_000_003), preferred_index("web-1", 1_000_003));
 }
 
 #[test]
-fn without_places_nothing_can_be_made() {
+fn without_registered_nodes_there_is_no_requirement() {
     for (nodes, class, expected) in [
         (&[][..], "", "not yet: no available topology found"),
         (&["n - zone=a"], "", "not yet: no available topology found"),
@@ -167,7 +177,7 @@ fn without_places_nothing_can_be_made() {
         // The class knows places by itself.
         (&[], "zone=a", "{zone=a} > {zone=a}"),
     ] {
-        assert_eq!(ask(nodes, "c", class, None, ""), expected, "{nodes:?} {class}");
+        assert_eq!(describe_requirement(nodes, "c", class, None, ""), expected, "{nodes:?} {class}");
     }
 }
 
@@ -179,7 +189,7 @@ fn allowed_topologies_are_cross_products() {
         ("zone=b|a rack=2|1", "{rack=1,zone=a} {rack=1,zone=b} {rack=2,zone=a} {rack=2,zone=b}"),
         ("zone=a rack=1; zone=b; zone=a rack=1", "{zone=b} {rack=1,zone=a}"),
     ] {
-        assert_eq!(terms(&flatten(&allowed(text))), expected, "{text}");
+        assert_eq!(format_terms(&flatten(&parse_allowed_topologies(text))), expected, "{text}");
     }
     // A key without values allows nothing.
     assert_eq!(flatten(&[vec![("zone".to_owned(), Vec::new())]]), Vec::<Segments>::new());

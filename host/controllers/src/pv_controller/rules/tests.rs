@@ -11,18 +11,18 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use cofferdam_cluster::{Cache, EventType};
 use cofferdam_domain::{
-    AccessMode, AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, ClaimRef, DriverName, ObjectMeta,
-    Quantity, ReclaimPolicy, Requirement, Selector, StorageClass, StringMap, Uid, Volume, VolumeMode,
-    VolumePhase, names, volume::CsiSource,
+    AccessMode, AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, ClaimRef, DriverName, LabelSelector,
+    LabelSelectorRequirement, ObjectMeta, Quantity, ReclaimPolicy, StorageClass, StringMap, Uid, Volume,
+    VolumeMode, VolumePhase, names, volume::CsiVolumeSource,
 };
 
 use super::{
-    AttributesClassWrite, CapacityWrite, ClaimEffect, ClaimVerdict, VolumeEffect, VolumeVerdict, World,
-    claim, volume,
+    AttributesClassWrite, BindingInput, CapacityWrite, ClaimBindingVerdict, ClaimEffect,
+    VolumeBindingVerdict, VolumeEffect, decide_claim, decide_volume,
 };
-use crate::note::Note;
+use crate::event_spec::EventSpec;
 
-const ME: &str = "uid-me";
+const CLAIM_UID: &str = "uid-me";
 
 fn key() -> ClaimKey {
     ClaimKey::new("default", "me")
@@ -71,7 +71,7 @@ fn pv(spec: &str) -> Volume {
     let mut volume = Volume {
         name: name.into(),
         meta: ObjectMeta {
-            version: 1.into_version(),
+            resource_version: 1.into_version(),
             uid: format!("uid-{name}").into(),
             ..ObjectMeta::default()
         },
@@ -83,16 +83,16 @@ fn pv(spec: &str) -> Volume {
         reclaim_policy: ReclaimPolicy::Retain,
         claim_ref: match reference {
             "-" => None,
-            "me" => claim_ref("me", Some(ME)),
+            "me" => claim_ref("me", Some(CLAIM_UID)),
             "me/0" => claim_ref("me", None),
             "me/x" => claim_ref("me", Some("uid-x")),
             "oth" => claim_ref("other", Some("uid-other")),
             other => panic!("ref {other}"),
         },
         mount_options: Vec::new(),
-        places: Box::default(),
+        node_affinity_terms: Box::default(),
         csi: None,
-        in_tree: None,
+        in_tree_source: None,
         phase: match phase {
             "A" => VolumePhase::Available,
             "B" => VolumePhase::Bound,
@@ -116,7 +116,7 @@ fn pv(spec: &str) -> Volume {
             ("rec", _) => volume.reclaim_policy = ReclaimPolicy::Recycle,
             ("odd", _) => volume.reclaim_policy = ReclaimPolicy::Other("Unknown".to_owned()),
             ("csi", _) => {
-                volume.csi = Some(CsiSource {
+                volume.csi = Some(CsiVolumeSource {
                     driver: "drv".into(),
                     handle: "h".into(),
                     attributes: Default::default(),
@@ -142,8 +142,12 @@ fn pvc(spec: &str) -> Claim {
     let size = Quantity::parse(size).unwrap();
     let mut claim = Claim {
         key: key(),
-        meta: ObjectMeta { version: 1.into_version(), uid: ME.into(), ..ObjectMeta::default() },
-        controller: None,
+        meta: ObjectMeta {
+            resource_version: 1.into_version(),
+            uid: CLAIM_UID.into(),
+            ..ObjectMeta::default()
+        },
+        controller_uid: None,
         volume: (volume != "-").then(|| volume.into()),
         class: None,
         access_modes: modes("RWO+ROX"),
@@ -182,8 +186,8 @@ fn pvc(spec: &str) -> Claim {
             ("m", list) => claim.access_modes = modes(list),
             ("sel", label) => {
                 let (key, value) = pair(label);
-                let requirements = vec![Requirement::In(key, vec![value])];
-                claim.selector = Some(Box::new(Ok(Selector { requirements })));
+                let requirements = vec![LabelSelectorRequirement::In(key, vec![value])];
+                claim.selector = Some(Box::new(Ok(LabelSelector { requirements })));
             }
             ("badsel", _) => claim.selector = Some(Box::new(Err("operator Near".to_owned()))),
             ("gone", _) => meta.deleting = true,
@@ -210,7 +214,7 @@ fn class(spec: &str) -> StorageClass {
     let mut class = StorageClass {
         name: name.into(),
         meta: ObjectMeta {
-            version: 1.into_version(),
+            resource_version: 1.into_version(),
             uid: format!("uid-{name}").into(),
             ..ObjectMeta::default()
         },
@@ -239,7 +243,7 @@ fn show_volume(volume: &Volume) -> String {
         Some(r) if *r.key.name == *"other" => "oth",
         Some(r) => match r.uid.as_ref().map(Uid::as_str) {
             None => "me/0",
-            Some(ME) => "me",
+            Some(CLAIM_UID) => "me",
             Some(_) => "me/x",
         },
     };
@@ -284,16 +288,16 @@ fn show_claim(claim: &Claim) -> String {
 
 /// The API as the rules need it: it does what a verdict says.
 #[derive(Default)]
-struct Api {
+struct FakeApi {
     cache: Cache,
     version: u64,
     events: Vec<String>,
 }
 
-impl Api {
+impl FakeApi {
     /// What the rules see, with these drivers' provisioners here and no other claim at work.
-    fn world<'a>(&'a self, provisions: &'a dyn Fn(&DriverName) -> bool) -> World<'a> {
-        World { cache: &self.cache, provisions, spoken_for: &|_| false }
+    fn input<'a>(&'a self, has_provisioner: &'a dyn Fn(&DriverName) -> bool) -> BindingInput<'a> {
+        BindingInput { cache: &self.cache, has_provisioner, is_locked_by_other: &|_| false }
     }
 
     fn new(classes: &[&str], volumes: &[&str], claims: &[&str]) -> Self {
@@ -308,7 +312,7 @@ impl Api {
         let mut volume = volume.clone();
         change(&mut volume);
         self.version += 1;
-        volume.meta.version = self.version.into_version();
+        volume.meta.resource_version = self.version.into_version();
         assert!(self.cache.volumes.apply(Ok(volume)));
     }
 
@@ -316,34 +320,38 @@ impl Api {
         let mut claim = claim.clone();
         change(&mut claim);
         self.version += 1;
-        claim.meta.version = self.version.into_version();
+        claim.meta.resource_version = self.version.into_version();
         assert!(self.cache.claims.apply(Ok(claim)));
     }
 
-    fn hear(&mut self, note: Note) {
-        let kind = if note.kind == EventType::Normal { "N" } else { "W" };
-        self.events.push(format!("{kind} {}", note.reason));
+    fn record_event(&mut self, event: EventSpec) {
+        let kind = if event.kind == EventType::Normal { "N" } else { "W" };
+        self.events.push(format!("{kind} {}", event.reason));
     }
 
     /// Follows the verdicts for the claim to their end, and returns that.
-    fn settle_claim(&mut self, here: &[&str]) -> String {
-        let provisions = |driver: &DriverName| here.contains(&driver.as_str());
+    fn reconcile_claim(&mut self, local_provisioners: &[&str]) -> String {
+        let has_provisioner = |driver: &DriverName| local_provisioners.contains(&driver.as_str());
         for _ in 0..20 {
-            let Some(seen) = self.cache.claims.get(&key()).known() else { return "absent".to_owned() };
-            let verdict = claim(self.world(&provisions), &seen);
+            let Some(current) = self.cache.claims.get(&key()).into_object() else {
+                return "absent".to_owned();
+            };
+            let verdict = decide_claim(self.input(&has_provisioner), &current);
             match verdict {
-                ClaimVerdict::Do(effect, note) => {
-                    self.perform(&seen, effect);
-                    note.into_iter().for_each(|note| self.hear(note));
+                ClaimBindingVerdict::Apply(effect, event) => {
+                    self.perform(&current, effect);
+                    event.into_iter().for_each(|event| self.record_event(event));
                 }
-                ClaimVerdict::Settled(_) => return "settled".to_owned(),
-                ClaimVerdict::Wait(note) => {
-                    self.hear(note);
+                ClaimBindingVerdict::NoAction(_) => return "settled".to_owned(),
+                ClaimBindingVerdict::Wait(event) => {
+                    self.record_event(event);
                     return "waits".to_owned();
                 }
-                ClaimVerdict::Provision(class, driver) => return format!("provision {class} {driver}"),
-                ClaimVerdict::Fail(_, note) => {
-                    note.into_iter().for_each(|note| self.hear(note));
+                ClaimBindingVerdict::Provision(class, driver) => {
+                    return format!("provision {class} {driver}");
+                }
+                ClaimBindingVerdict::Fail(_, event) => {
+                    event.into_iter().for_each(|event| self.record_event(event));
                     return "fails".to_owned();
                 }
             }
@@ -357,7 +365,7 @@ impl Api {
                 self.put_claim(claim, |claim| claim.class = Some(name.as_str().into()));
             }
             ClaimEffect::ReserveVolume { volume, by_controller } => self.put_volume(&volume, |volume| {
-                volume.claim_ref = Some(ClaimRef { key: key(), uid: Some(ME.into()) });
+                volume.claim_ref = Some(ClaimRef { key: key(), uid: Some(CLAIM_UID.into()) });
                 if by_controller {
                     annotate(&mut volume.meta, names::BOUND_BY_CONTROLLER, "yes");
                 }
@@ -396,44 +404,48 @@ impl Api {
     }
 
     /// Follows the verdicts for a volume to their end; `live` is what the API has of the claim beside the cache.
-    fn settle_volume(&mut self, name: &str, live: Option<&str>) -> String {
-        let mut looked_up = None;
+    fn reconcile_volume(&mut self, name: &str, live: Option<&str>) -> String {
+        let mut refreshed_claim = None;
         for _ in 0..20 {
-            let Some(seen) = self.cache.volumes.get(&name.into()).known() else { return "absent".to_owned() };
-            match volume(self.world(&|_| false), &seen, looked_up.as_ref()) {
-                VolumeVerdict::Do(VolumeEffect::LookUpClaim(key), _) => {
-                    looked_up = seen.claim_ref.clone();
+            let Some(current) = self.cache.volumes.get(&name.into()).into_object() else {
+                return "absent".to_owned();
+            };
+            match decide_volume(self.input(&|_| false), &current, refreshed_claim.as_ref()) {
+                VolumeBindingVerdict::Apply(VolumeEffect::RefreshClaim(key), _) => {
+                    refreshed_claim = current.claim_ref.clone();
                     if let Some(live) = live {
                         self.version += 1;
                         let version = self.version.into_version();
                         let mut claim = pvc(live);
-                        claim.meta.version = version;
-                        if let Some(old) = self.cache.claims.get(&key).known() {
-                            self.cache.claims.delete(&key, &old.meta.uid, old.meta.version);
+                        claim.meta.resource_version = version;
+                        if let Some(old) = self.cache.claims.get(&key).into_object() {
+                            self.cache.claims.delete(&key, &old.meta.uid, old.meta.resource_version);
                         }
                         self.cache.claims.apply(Ok(claim));
                     }
                 }
-                VolumeVerdict::Do(VolumeEffect::SetPhase(phase, _), note) => {
-                    self.put_volume(&seen, |volume| volume.phase = phase);
-                    note.into_iter().for_each(|note| self.hear(note));
+                VolumeBindingVerdict::Apply(VolumeEffect::SetPhase(phase, _), event) => {
+                    self.put_volume(&current, |volume| volume.phase = phase);
+                    event.into_iter().for_each(|event| self.record_event(event));
                 }
-                VolumeVerdict::Do(VolumeEffect::Unbind { whole }, _) => self.put_volume(&seen, |volume| {
-                    if whole {
-                        volume.claim_ref = None;
-                        volume.meta.annotations =
-                            without(&volume.meta.annotations, names::BOUND_BY_CONTROLLER);
-                    } else if let Some(reference) = &mut volume.claim_ref {
-                        reference.uid = None;
-                    }
-                }),
-                VolumeVerdict::WakeClaim(_) => return "wakes".to_owned(),
-                VolumeVerdict::Mismatch(_, on_volume, on_claim) => {
-                    self.hear(on_volume);
-                    self.hear(on_claim);
+                VolumeBindingVerdict::Apply(VolumeEffect::Unbind { whole }, _) => {
+                    self.put_volume(&current, |volume| {
+                        if whole {
+                            volume.claim_ref = None;
+                            volume.meta.annotations =
+                                without(&volume.meta.annotations, names::BOUND_BY_CONTROLLER);
+                        } else if let Some(reference) = &mut volume.claim_ref {
+                            reference.uid = None;
+                        }
+                    })
+                }
+                VolumeBindingVerdict::EnqueueClaim(_) => return "wakes".to_owned(),
+                VolumeBindingVerdict::VolumeModeMismatch(_, on_volume, on_claim) => {
+                    self.record_event(on_volume);
+                    self.record_event(on_claim);
                     return "mismatch".to_owned();
                 }
-                VolumeVerdict::Settled(_) => return "settled".to_owned(),
+                VolumeBindingVerdict::NoAction(_) => return "settled".to_owned(),
             }
         }
         panic!("the volume never comes to rest");
@@ -442,7 +454,7 @@ impl Api {
     fn show(&self) -> (Vec<String>, String) {
         let mut volumes: Vec<String> = self.cache.volumes.list().iter().map(|v| show_volume(v)).collect();
         volumes.sort();
-        let claim = self.cache.claims.get(&key()).known();
+        let claim = self.cache.claims.get(&key()).into_object();
         (volumes, claim.map_or_else(|| "gone".to_owned(), |claim| show_claim(&claim)))
     }
 }
@@ -459,10 +471,10 @@ type ClaimCase = (
 );
 
 #[track_caller]
-fn check_claims(classes: &[&str], here: &[&str], cases: &[ClaimCase]) {
+fn check_claims(classes: &[&str], local_provisioners: &[&str], cases: &[ClaimCase]) {
     for (id, volumes, claim, end, volumes_after, claim_after, events) in cases {
-        let mut api = Api::new(classes, volumes, &[claim]);
-        assert_eq!(api.settle_claim(here), *end, "{id}");
+        let mut api = FakeApi::new(classes, volumes, &[claim]);
+        assert_eq!(api.reconcile_claim(local_provisioners), *end, "{id}");
         let (volumes, claim) = api.show();
         assert_eq!(volumes, *volumes_after, "{id}");
         assert_eq!(claim, *claim_after, "{id}");
@@ -575,7 +587,7 @@ fn classes_and_modes() {
 
 #[test]
 #[rustfmt::skip] // one row a line
-fn claims_that_want_a_new_volume() {
+fn claims_that_need_provisioning() {
     check_claims(
         &[
             "ext drv",
@@ -606,7 +618,7 @@ fn claims_that_want_a_new_volume() {
 
 #[test]
 #[rustfmt::skip] // one row a line
-fn classes_for_claims_without_any() {
+fn the_default_class_is_assigned_to_claims_without_a_class() {
     let both = ["gold drv default", "silver drv default"];
     check_claims(&[], &["drv"], &[("15-1", &[], "1Gi - P", "waits", &[], "- P", &["N FailedBinding"])]);
     check_claims(&both, &["drv"], &[("15-2", &[], "1Gi - P", "provision gold drv", &[], "- P sc=gold", &[])]);
@@ -630,7 +642,7 @@ fn classes_for_claims_without_any() {
 
 #[test]
 #[rustfmt::skip] // one row a line
-fn volumes_follow_their_claims() {
+fn the_volume_phase_follows_its_claim() {
     /// Volume, cached claim, claim that only the API has → end, volume, events.
     type Case = (&'static str, &'static str, Option<&'static str>, Option<&'static str>, &'static str, &'static str, &'static [&'static str]);
     let cases: &[Case] = &[
@@ -661,19 +673,19 @@ fn volumes_follow_their_claims() {
         ("14-14", "v 1Gi me A bc K", Some("1Gi - P K"), None, "wakes", "v me A bc", &[]),
     ];
     for (id, spec, cached, live, end, after, events) in cases {
-        let mut api = Api::new(&[], &[spec], cached.as_slice());
-        assert_eq!(api.settle_volume("v", *live), *end, "{id}");
+        let mut api = FakeApi::new(&[], &[spec], cached.as_slice());
+        assert_eq!(api.reconcile_volume("v", *live), *end, "{id}");
         assert_eq!(api.show().0, [*after], "{id}");
         assert_eq!(api.events, *events, "{id}");
     }
 }
 
 #[test]
-fn two_binders_chose_two_volumes() {
-    let mut api = Api::new(&[], &["a 1Gi me B bc", "b 1Gi me B bc"], &["1Gi a B bc bd"]);
-    assert_eq!(api.settle_volume("b", None), "settled");
-    assert_eq!(api.settle_volume("a", None), "settled");
-    assert_eq!(api.settle_claim(&[]), "settled");
+fn a_volume_reserved_by_a_second_binder_is_released() {
+    let mut api = FakeApi::new(&[], &["a 1Gi me B bc", "b 1Gi me B bc"], &["1Gi a B bc bd"]);
+    assert_eq!(api.reconcile_volume("b", None), "settled");
+    assert_eq!(api.reconcile_volume("a", None), "settled");
+    assert_eq!(api.reconcile_claim(&[]), "settled");
     assert_eq!(
         api.show(),
         (vec!["a me B bc".to_owned(), "b - A".to_owned()], "a B bc bd cap=1Gi".to_owned())
@@ -690,7 +702,7 @@ fn finds_the_smallest_volume_of_the_smallest_set_of_modes() {
         "gce-pd-gold 50G - A m=RWO sc=gold", "local-pd-very-large 200E - A m=RWO+ROX+RWX sc=large",
         "local-pd-extremely-large 800E - A m=RWO+ROX+RWX sc=large", "gce-pd-vac-silver1 100G - A vac=silver",
     ];
-    let api = Api::new(&[], &volumes, &[]);
+    let api = FakeApi::new(&[], &volumes, &[]);
     let cases = [
         ("8G - P", Some("gce-pd-10")),
         ("5G - P m=ROX+RWO+RWX", Some("nfs-5")),
@@ -708,9 +720,9 @@ fn finds_the_smallest_volume_of_the_smallest_set_of_modes() {
         ("950E - P m=RWO sc=large", None),
     ];
     for (spec, expected) in cases {
-        let found = super::find_volume(api.world(&|_| false), &pvc(spec), false).unwrap();
+        let found = super::find_volume(api.input(&|_| false), &pvc(spec), false).unwrap();
         assert_eq!(found.as_ref().map(|volume| volume.name.as_str()), expected, "{spec}");
-        assert!(super::find_volume(api.world(&|_| false), &pvc(spec), true).unwrap().is_none(), "late binding: {spec}");
+        assert!(super::find_volume(api.input(&|_| false), &pvc(spec), true).unwrap().is_none(), "late binding: {spec}");
     }
 }
 
@@ -724,69 +736,69 @@ fn a_volume_reserved_for_the_claim_comes_first_if_it_fits() {
         (vec!["a 1Gi - A m=RWO", "b 5Gi me/0 A m=RWO+ROX+RWX"], Some("b")),
     ];
     for (volumes, expected) in cases {
-        let api = Api::new(&[], &volumes, &[]);
-        let found = super::find_volume(api.world(&|_| false), &pvc("1Gi - P m=RWO"), false).unwrap();
+        let api = FakeApi::new(&[], &volumes, &[]);
+        let found = super::find_volume(api.input(&|_| false), &pvc("1Gi - P m=RWO"), false).unwrap();
         assert_eq!(found.as_ref().map(|volume| volume.name.as_str()), expected, "{volumes:?}");
     }
 }
 
 #[test]
-fn an_object_that_cannot_be_read_is_left_alone() {
+fn an_undecodable_object_changes_no_phase() {
     let broken = |kind: &str| {
         let spec = serde_json::json!({"accessModes": ["Sometimes"], "volumeName": "v"});
-        let metadata =
-            serde_json::json!({"namespace": "default", "name": "me", "uid": ME, "resourceVersion": "1"});
+        let metadata = serde_json::json!({"namespace": "default", "name": "me", "uid": CLAIM_UID, "resourceVersion": "1"});
         serde_json::json!({"kind": kind, "metadata": metadata, "spec": spec}).to_string()
     };
-    let mut api = Api::new(&[], &["v 1Gi me B del csi"], &[]);
+    let mut api = FakeApi::new(&[], &["v 1Gi me B del csi"], &[]);
     api.cache
         .claims
         .apply(cofferdam_cluster::decode::object::<Claim>(&broken("PersistentVolumeClaim")).unwrap());
-    assert_eq!(api.settle_volume("v", None), "settled");
+    assert_eq!(api.reconcile_volume("v", None), "settled");
     assert_eq!(api.show().0, ["v me B"], "not released: the claim exists");
 
-    let mut api = Api::new(&[], &[], &["1Gi me B bc bd"]);
+    let mut api = FakeApi::new(&[], &[], &["1Gi me B bc bd"]);
     api.cache
         .volumes
         .apply(cofferdam_cluster::decode::object::<Volume>(&broken("PersistentVolume")).unwrap());
-    assert_eq!(api.settle_claim(&[]), "settled");
+    assert_eq!(api.reconcile_claim(&[]), "settled");
     assert_eq!(api.show().1, "me B bc bd cap=1Gi", "not lost: the volume exists");
 }
 
 #[test]
-fn a_volume_that_another_claim_is_about_to_get_is_passed_over() {
-    let api = Api::new(&[], &["small 1Gi - A", "large 2Gi - A"], &[]);
-    let found = |world: World<'_>| {
-        super::find_volume(world, &pvc("1Gi - P"), false).unwrap().map(|volume| volume.name.to_string())
+fn a_volume_locked_by_another_claim_is_skipped() {
+    let api = FakeApi::new(&[], &["small 1Gi - A", "large 2Gi - A"], &[]);
+    let found = |input: BindingInput<'_>| {
+        super::find_volume(input, &pvc("1Gi - P"), false).unwrap().map(|volume| volume.name.to_string())
     };
-    let free = api.world(&|_| false);
+    let free = api.input(&|_| false);
     assert_eq!(found(free).as_deref(), Some("small"));
     assert_eq!(
-        found(World { spoken_for: &|name| name.as_str() == "small", ..free }).as_deref(),
+        found(BindingInput { is_locked_by_other: &|name| name.as_str() == "small", ..free }).as_deref(),
         Some("large")
     );
-    assert_eq!(found(World { spoken_for: &|_| true, ..free }), None);
+    assert_eq!(found(BindingInput { is_locked_by_other: &|_| true, ..free }), None);
 }
 
 #[test]
 fn verdicts_carry_their_reason() {
-    let api = Api::new(&[], &["v 1Gi - A"], &[]);
+    let api = FakeApi::new(&[], &["v 1Gi - A"], &[]);
     let claim = Arc::new(pvc("2Gi v P"));
-    let verdict = super::claim(api.world(&|_| false), &claim);
-    let ClaimVerdict::Wait(note) = verdict else { panic!("{verdict:?}") };
-    assert_eq!(note.text, "Cannot bind to requested volume \"v\": requested PV is too small");
+    let verdict = super::decide_claim(api.input(&|_| false), &claim);
+    let ClaimBindingVerdict::Wait(event) = verdict else { panic!("{verdict:?}") };
+    assert_eq!(event.text, "Cannot bind to requested volume \"v\": requested PV is too small");
 }
 
 #[test]
-fn a_look_for_one_claim_says_nothing_of_another() {
-    let api = Api::new(&[], &["v 1Gi me B"], &[]);
-    let seen = api.cache.volumes.get(&"v".into()).known().unwrap();
-    let other = ClaimRef { uid: Some("another".into()), ..seen.claim_ref.clone().unwrap() };
-    let decide = |looked_up: Option<&ClaimRef>| volume(api.world(&|_| false), &seen, looked_up);
+fn refreshing_one_claim_does_not_release_the_volume_of_another() {
+    let api = FakeApi::new(&[], &["v 1Gi me B"], &[]);
+    let current = api.cache.volumes.get(&"v".into()).into_object().unwrap();
+    let other = ClaimRef { uid: Some("another".into()), ..current.claim_ref.clone().unwrap() };
+    let decide =
+        |refreshed_claim: Option<&ClaimRef>| decide_volume(api.input(&|_| false), &current, refreshed_claim);
     // The volume was given to this claim after the other one had been looked for, and the claim's own watch is late.
-    assert!(matches!(decide(Some(&other)), VolumeVerdict::Do(VolumeEffect::LookUpClaim(_), _)));
+    assert!(matches!(decide(Some(&other)), VolumeBindingVerdict::Apply(VolumeEffect::RefreshClaim(_), _)));
     assert!(matches!(
-        decide(seen.claim_ref.as_ref()),
-        VolumeVerdict::Do(VolumeEffect::SetPhase(VolumePhase::Released, _), _)
+        decide(current.claim_ref.as_ref()),
+        VolumeBindingVerdict::Apply(VolumeEffect::SetPhase(VolumePhase::Released, _), _)
     ));
 }

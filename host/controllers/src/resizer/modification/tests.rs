@@ -1,6 +1,6 @@
 //! What modifying decides, case by case.
 
-use cofferdam_cluster::{Cache, Kind, decode, writer::Cached};
+use cofferdam_cluster::{Cache, Kind, decode, writer::CachedKind};
 use cofferdam_sim::objects::with;
 use serde_json::{Value, json};
 
@@ -10,12 +10,12 @@ fn read<K: Kind>(json: &Value) -> K {
     decode::object(&json.to_string()).unwrap().unwrap()
 }
 
-fn put<K: Cached>(cache: &Cache, json: &Value) {
-    K::table(cache).apply(decode::object(&json.to_string()).unwrap());
+fn put<K: CachedKind>(cache: &Cache, json: &Value) {
+    K::store(cache).apply(decode::object(&json.to_string()).unwrap());
 }
 
 /// A claim with the class that it asks for, the one that it has, the one that it is to get and how far that is.
-fn claim(wanted: &str, current: &str, target: &str, state: &str) -> Value {
+fn claim(requested: &str, current: &str, target: &str, state: &str) -> Value {
     let filled = |text: &str| if text.is_empty() { Value::Null } else { json!(text) };
     let status = match state {
         "" => Value::Null,
@@ -27,7 +27,7 @@ fn claim(wanted: &str, current: &str, target: &str, state: &str) -> Value {
     };
     json!({
         "metadata": {"name": "a", "namespace": "ns", "uid": "a-uid", "resourceVersion": "5"},
-        "spec": {"volumeName": "v", "volumeAttributesClassName": filled(wanted)},
+        "spec": {"volumeName": "v", "volumeAttributesClassName": filled(requested)},
         "status": {
             "phase": "Bound", "currentVolumeAttributesClassName": filled(current), "modifyVolumeStatus": status,
             "conditions": conditions,
@@ -48,7 +48,7 @@ fn cache(class: &str) -> Cache {
         }),
     );
     for (name, driver) in [("old", "drv"), ("fast", "drv"), ("slow", "drv"), ("strange", "other")] {
-        put::<AttributesClass>(
+        put::<VolumeAttributesClass>(
             &cache,
             &json!({
                 "metadata": {"name": name, "uid": name, "resourceVersion": "5"},
@@ -59,27 +59,28 @@ fn cache(class: &str) -> Cache {
     cache
 }
 
-fn says(verdict: Verdict) -> String {
+fn describe(verdict: ModificationVerdict) -> String {
     match verdict {
-        Verdict::Settled(why) => format!("settled: {why}"),
-        Verdict::Slow => "slow".to_owned(),
-        Verdict::Cancel => "cancel".to_owned(),
-        Verdict::Pend(target, problem) => format!("pend {target}: {problem}"),
-        Verdict::Refuse(problem) => format!("refuse: {problem}"),
-        Verdict::Hopeless(problem) => format!("hopeless: {problem}"),
-        Verdict::Begin(target) => format!("begin {target}"),
-        Verdict::Modify(modify) => {
+        ModificationVerdict::NoAction(reason) => format!("settled: {reason}"),
+        ModificationVerdict::WaitForRetry => "slow".to_owned(),
+        ModificationVerdict::Cancel => "cancel".to_owned(),
+        ModificationVerdict::MarkPending(target, problem) => format!("pend {target}: {problem}"),
+        ModificationVerdict::Retry(problem) => format!("refuse: {problem}"),
+        ModificationVerdict::Reject(problem) => format!("hopeless: {problem}"),
+        ModificationVerdict::MarkInProgress(target) => format!("begin {target}"),
+        ModificationVerdict::Modify(modify) => {
             format!("modify {} {} {:?}", modify.handle, modify.target, modify.parameters)
         }
-        Verdict::Record(volume, target) => format!("record {} {target}", volume.name),
-        Verdict::Finish(target) => format!("finish {target}"),
+        ModificationVerdict::UpdateVolumeClass(volume, target) => format!("record {} {target}", volume.name),
+        ModificationVerdict::MarkFinished(target) => format!("finish {target}"),
     }
 }
 
-const ABLE: Able = Able { expands: false, modifies: true, tells_writers: false };
+const ABILITIES: ResizerAbilities =
+    ResizerAbilities { expands: false, modifies: true, single_node_multi_writer: false };
 
 #[test]
-fn the_class_is_chosen_as_the_sidecar_chooses_it() {
+fn the_target_class_matches_external_resizer() {
     let settled = "settled: it has the class that it asks for";
     let rolled_back = "settled: it asks for no class any more";
     let modify = |name: &str| format!("modify h {name} {{\"name\": {name:?}}}");
@@ -111,64 +112,85 @@ fn the_class_is_chosen_as_the_sidecar_chooses_it() {
         ("fast", "old",  "gone", "InProgress", false, "refuse: VAC \"gone\" does not exist."),
         ("strange", "",  "",     "",           false, "pend strange: VAC \"strange\" is of driver other: expected drv"),
     ];
-    for (wanted, current, target, state, closed, expected) in table {
+    for (requested, current, target, state, is_last_call_final, expected) in table {
         let cache = cache("old");
-        let view = View { cache: &cache, able: ABLE, closed, slow: None, told: Some("gone"), modified: None };
-        let found = says(modification(view, &read(&claim(wanted, current, target, state))));
-        assert_eq!(found, expected, "{wanted} {current} {target} {state} {closed}");
+        let input = ModificationInput {
+            cache: &cache,
+            abilities: ABILITIES,
+            is_last_call_final,
+            infeasible: None,
+            pending_reported: Some("gone"),
+            completed: None,
+        };
+        let found = describe(decide_modification(input, &read(&claim(requested, current, target, state))));
+        assert_eq!(found, expected, "{requested} {current} {target} {state} {is_last_call_final}");
     }
 }
 
 #[test]
-fn what_hinders_a_call_and_what_follows_one() {
-    let decide = |class: &str, able, slow, modified: Option<(&str, &'static str)>, claim: Value| {
-        let cache = cache(class);
-        let modified = modified.map(|(uid, class)| (Uid::from(uid), class));
-        let modified = modified.as_ref().map(|(uid, class)| (uid, *class));
-        let view = View { cache: &cache, able, closed: false, slow, told: None, modified };
-        says(modification(view, &read(&claim)))
-    };
+fn modification_steps_before_and_after_the_driver_call() {
+    let decide =
+        |class: &str, abilities, infeasible_class, completed: Option<(&str, &'static str)>, claim: Value| {
+            let cache = cache(class);
+            let completed = completed.map(|(uid, class)| (Uid::from(uid), class));
+            let completed = completed.as_ref().map(|(uid, class)| (uid, *class));
+            let input = ModificationInput {
+                cache: &cache,
+                abilities,
+                is_last_call_final: false,
+                infeasible: infeasible_class,
+                pending_reported: None,
+                completed,
+            };
+            describe(decide_modification(input, &read(&claim)))
+        };
     let infeasible = claim("fast", "old", "fast", "Infeasible");
-    assert_eq!(decide("old", ABLE, Some("fast"), None, infeasible.clone()), "slow");
-    assert_eq!(decide("old", ABLE, Some("slow"), None, infeasible.clone()), "begin fast");
-    let unable = decide("old", Able::default(), None, None, infeasible);
+    assert_eq!(decide("old", ABILITIES, Some("fast"), None, infeasible.clone()), "slow");
+    assert_eq!(decide("old", ABILITIES, Some("slow"), None, infeasible.clone()), "begin fast");
+    let unable = decide("old", ResizerAbilities::default(), None, None, infeasible);
     assert_eq!(unable, "hopeless: driver drv does not modify volumes");
     let running = || claim("fast", "old", "fast", "InProgress");
     let unmarked = with(running(), &json!({"status": {"conditions": []}}));
-    assert_eq!(decide("old", ABLE, None, None, unmarked), "begin fast");
-    assert_eq!(decide("old", ABLE, None, Some(("a-uid", "fast")), running()), "record v fast");
-    assert_eq!(decide("fast", ABLE, None, Some(("a-uid", "fast")), running()), "finish fast");
-    let of_another = decide("old", ABLE, None, Some(("another", "fast")), running());
+    assert_eq!(decide("old", ABILITIES, None, None, unmarked), "begin fast");
+    assert_eq!(decide("old", ABILITIES, None, Some(("a-uid", "fast")), running()), "record v fast");
+    assert_eq!(decide("fast", ABILITIES, None, Some(("a-uid", "fast")), running()), "finish fast");
+    let of_other_claim = decide("old", ABILITIES, None, Some(("another", "fast")), running());
     assert!(
-        of_another.starts_with("modify "),
-        "{of_another}: the answer is for the claim, not for a successor of its name"
+        of_other_claim.starts_with("modify "),
+        "{of_other_claim}: the answer is for the claim, not for a successor of its name"
     );
     // The class may be gone by then.
-    let gone = claim("gone", "old", "gone", "InProgress");
-    assert_eq!(decide("gone", ABLE, None, Some(("a-uid", "gone")), gone), "finish gone");
-    let away = with(running(), &json!({"spec": {"volumeName": null}}));
-    assert_eq!(decide("old", ABLE, None, None, away), "settled: it is not bound");
+    let deleted_class = claim("gone", "old", "gone", "InProgress");
+    assert_eq!(decide("gone", ABILITIES, None, Some(("a-uid", "gone")), deleted_class), "finish gone");
+    let unbound = with(running(), &json!({"spec": {"volumeName": null}}));
+    assert_eq!(decide("old", ABILITIES, None, None, unbound), "settled: it is not bound");
 }
 
 #[test]
-fn failures() {
+fn storage_errors_are_classified() {
     use ErrorKind as E;
-    assert_eq!(failure(&StorageError::last(E::InvalidArgument, "")), Failure::Infeasible);
-    assert_eq!(failure(&StorageError::unknown(E::InvalidArgument, "")), Failure::Open);
+    assert_eq!(
+        classify_failure(&StorageError::final_outcome(E::InvalidArgument, "")),
+        ResizeFailure::Infeasible
+    );
+    assert_eq!(
+        classify_failure(&StorageError::unknown_outcome(E::InvalidArgument, "")),
+        ResizeFailure::InDoubt
+    );
     for kind in [E::NotFound, E::OutOfRange, E::Internal, E::FailedPrecondition] {
-        assert_eq!(failure(&StorageError::last(kind, "")), Failure::Closed, "{kind}");
+        assert_eq!(classify_failure(&StorageError::final_outcome(kind, "")), ResizeFailure::Final, "{kind}");
     }
 }
 
 #[test]
-fn what_we_write_ourselves_does_not_end_a_back_off() {
+fn own_status_updates_do_not_reset_the_backoff() {
     let old: Claim = read(&claim("fast", "old", "", ""));
-    let wakes = |new: Value| matters(Some(&old), &read(&new));
-    assert!(matters(None, &old) && !wakes(claim("fast", "old", "", "")));
+    let is_relevant = |new: Value| is_relevant_change(Some(&old), &read(&new));
+    assert!(is_relevant_change(None, &old) && !is_relevant(claim("fast", "old", "", "")));
     for state in ["Pending", "InProgress", "Infeasible"] {
-        assert!(!wakes(claim("fast", "old", "fast", state)), "{state}");
+        assert!(!is_relevant(claim("fast", "old", "fast", state)), "{state}");
     }
-    assert!(wakes(claim("slow", "old", "", "")) && wakes(claim("fast", "fast", "", "")));
+    assert!(is_relevant(claim("slow", "old", "", "")) && is_relevant(claim("fast", "fast", "", "")));
     let infeasible: Claim = read(&claim("fast", "old", "fast", "Infeasible"));
-    assert!(matters(Some(&infeasible), &old), "somebody took the status away");
+    assert!(is_relevant_change(Some(&infeasible), &old), "somebody took the status away");
 }

@@ -1,7 +1,7 @@
 //! What growing decides, case by case, and against a model.
 
-use cofferdam_cluster::{Kind, decode, writer::Cached};
-use cofferdam_domain::{Pod, storage::CapabilityMode};
+use cofferdam_cluster::{Kind, decode, writer::CachedKind};
+use cofferdam_domain::{Pod, storage::CsiAccessMode};
 use cofferdam_sim::objects::with;
 use serde_json::{Value, json};
 
@@ -34,42 +34,42 @@ fn volume_json() -> Value {
     })
 }
 
-fn asks(size: &str) -> Value {
+fn spec_request(size: &str) -> Value {
     json!({"spec": {"resources": {"requests": {"storage": size}}}})
 }
 
 /// What stands in the status before the driver is asked.
-fn begun(size: &str, state: &str) -> Value {
+fn in_progress(size: &str, state: &str) -> Value {
     json!({"status": {
         "allocatedResources": {"storage": size}, "allocatedResourceStatuses": {"storage": state},
         "conditions": [{"type": "Resizing", "status": "True"}],
     }})
 }
 
-fn sized(size: &str) -> Value {
+fn spec_capacity(size: &str) -> Value {
     json!({"spec": {"capacity": {"storage": size}}})
 }
 
 #[derive(Clone)]
-struct World {
+struct ExpansionFixture {
     claim: Value,
     volume: Value,
     pod: Option<Value>,
-    able: Able,
-    known: Known,
-    grown: Option<Grown>,
+    abilities: ResizerAbilities,
+    last_expansion: LastExpansion,
+    result: Option<ExpansionResult>,
 }
 
-impl World {
+impl ExpansionFixture {
     fn new() -> Self {
-        let able = Able { expands: true, ..Able::default() };
+        let abilities = ResizerAbilities { expands: true, ..ResizerAbilities::default() };
         Self {
             claim: claim_json(),
             volume: volume_json(),
             pod: None,
-            able,
-            known: Known::default(),
-            grown: None,
+            abilities,
+            last_expansion: LastExpansion::default(),
+            result: None,
         }
     }
 
@@ -81,179 +81,203 @@ impl World {
         Self { volume: with(self.volume, change), ..self }
     }
 
-    fn known(self, known: Known) -> Self {
-        Self { known, ..self }
+    fn last_expansion(self, last_expansion: LastExpansion) -> Self {
+        Self { last_expansion, ..self }
     }
 
-    fn decide(&self) -> Verdict {
+    fn decide(&self) -> ExpansionVerdict {
         let cache = Cache::default();
         put::<Volume>(&cache, &self.volume);
         self.pod.iter().for_each(|pod| put::<Pod>(&cache, pod));
-        let view = View { cache: &cache, able: self.able, known: self.known, grown: self.grown.as_ref() };
-        growth(view, &read(&self.claim))
+        let input = ExpansionInput {
+            cache: &cache,
+            abilities: self.abilities,
+            last_expansion: self.last_expansion,
+            result: self.result.as_ref(),
+        };
+        decide_expansion(input, &read(&self.claim))
     }
 
-    fn says(&self) -> String {
+    fn describe(&self) -> String {
         match self.decide() {
-            Verdict::Settled(why) => format!("settled: {why}"),
-            Verdict::Forget(volume) => format!("forget {}", volume.name),
-            Verdict::Slow => "slow".to_owned(),
-            Verdict::Refuse(problem) => format!("refuse: {problem}"),
-            Verdict::Hopeless(problem) => format!("hopeless: {problem}"),
-            Verdict::Begin(Begin { target, anew }) => {
-                format!("begin {target}{}", if anew { "" } else { " again" })
+            ExpansionVerdict::NoAction(reason) => format!("settled: {reason}"),
+            ExpansionVerdict::RemovePreResizeCapacity(volume) => format!("forget {}", volume.name),
+            ExpansionVerdict::WaitForRetry => "slow".to_owned(),
+            ExpansionVerdict::Retry(problem) => format!("refuse: {problem}"),
+            ExpansionVerdict::Reject(problem) => format!("hopeless: {problem}"),
+            ExpansionVerdict::MarkInProgress(InProgressUpdate { target, is_new }) => {
+                format!("begin {target}{}", if is_new { "" } else { " again" })
             }
-            Verdict::Expand(expand) => format!("expand {}", expand.target),
-            Verdict::Enlarge(Enlarge { size, before, .. }) => {
+            ExpansionVerdict::Expand(expand) => format!("expand {}", expand.target),
+            ExpansionVerdict::UpdateVolumeCapacity(CapacityUpdate { size, pre_resize_capacity, .. }) => {
                 let text = |size: Option<Quantity>| size.map_or("-".to_owned(), |size| size.to_string());
-                format!("enlarge {} was {}", text(size), text(before))
+                format!("enlarge {} was {}", text(size), text(pre_resize_capacity))
             }
-            Verdict::HandOver => "hand over".to_owned(),
-            Verdict::Finish(size) => format!("finish {size}"),
+            ExpansionVerdict::MarkNodePending => "hand over".to_owned(),
+            ExpansionVerdict::MarkFinished(size) => format!("finish {size}"),
         }
     }
 }
 
-fn put<K: Cached>(cache: &Cache, json: &Value) {
-    K::table(cache).apply(decode::object(&json.to_string()).unwrap());
+fn put<K: CachedKind>(cache: &Cache, json: &Value) {
+    K::store(cache).apply(decode::object(&json.to_string()).unwrap());
 }
 
 #[test]
-fn the_size_is_chosen_as_the_sidecar_chooses_it() {
-    let last = |finality| Known { last: Some(finality), ..Known::default() };
-    let (fresh, closed, open) = (Known::default(), last(Finality::Final), last(Finality::Unknown));
-    let stop = "settled: the node has to do its part";
+fn the_target_size_matches_external_resizer() {
+    let last = |finality| LastExpansion { finality: Some(finality), ..LastExpansion::default() };
+    let (unknown, final_result, in_doubt) =
+        (LastExpansion::default(), last(Finality::Final), last(Finality::Unknown));
+    let waits_for_node = "settled: the node has to do its part";
     #[rustfmt::skip] // one row a case: state, allocated, size of the volume; the claim asks for 3Gi
     let table = [
-        ("",                           "",    "1Gi", fresh,  "begin 3Gi"),
-        ("",                           "2Gi", "1Gi", fresh,  "begin 3Gi"),
-        ("NodeResizeInfeasible",       "2Gi", "2Gi", fresh,  "expand 2Gi"),
-        ("NodeResizeInfeasible",       "",    "2Gi", fresh,  "begin 3Gi"),
-        ("NodeResizePending",          "2Gi", "2Gi", fresh,  stop),
-        ("NodeResizePending",          "2Gi", "1Gi", fresh,  "expand 2Gi"),
-        ("NodeResizeInProgress",       "2Gi", "2Gi", fresh,  stop),
-        ("ControllerResizeInProgress", "2Gi", "1Gi", fresh,  "expand 2Gi"),
-        ("ControllerResizeInProgress", "2Gi", "1Gi", open,   "expand 2Gi"),
-        ("ControllerResizeInProgress", "2Gi", "1Gi", closed, "begin 3Gi"),
-        ("ControllerResizeInfeasible", "2Gi", "1Gi", fresh,  "begin 3Gi"),
-        ("ControllerResizeInfeasible", "2Gi", "1Gi", closed, "begin 3Gi"),
+        ("",                           "",    "1Gi", unknown,  "begin 3Gi"),
+        ("",                           "2Gi", "1Gi", unknown,  "begin 3Gi"),
+        ("NodeResizeInfeasible",       "2Gi", "2Gi", unknown,  "expand 2Gi"),
+        ("NodeResizeInfeasible",       "",    "2Gi", unknown,  "begin 3Gi"),
+        ("NodeResizePending",          "2Gi", "2Gi", unknown,  waits_for_node),
+        ("NodeResizePending",          "2Gi", "1Gi", unknown,  "expand 2Gi"),
+        ("NodeResizeInProgress",       "2Gi", "2Gi", unknown,  waits_for_node),
+        ("ControllerResizeInProgress", "2Gi", "1Gi", unknown,  "expand 2Gi"),
+        ("ControllerResizeInProgress", "2Gi", "1Gi", in_doubt,   "expand 2Gi"),
+        ("ControllerResizeInProgress", "2Gi", "1Gi", final_result, "begin 3Gi"),
+        ("ControllerResizeInfeasible", "2Gi", "1Gi", unknown,  "begin 3Gi"),
+        ("ControllerResizeInfeasible", "2Gi", "1Gi", final_result, "begin 3Gi"),
         // Another try of what was infeasible may have done something.
-        ("ControllerResizeInfeasible", "2Gi", "1Gi", open,   "expand 2Gi"),
+        ("ControllerResizeInfeasible", "2Gi", "1Gi", in_doubt,   "expand 2Gi"),
         // The volume's object is large enough.
-        ("NodeResizeInProgress",       "3Gi", "3Gi", fresh,  stop),
-        ("NodeResizePending",          "3Gi", "4Gi", fresh,  stop),
-        ("NodeResizeInfeasible",       "3Gi", "3Gi", fresh,  "expand 3Gi"),
-        ("ControllerResizeInProgress", "3Gi", "3Gi", fresh,  "expand 3Gi"),
-        ("ControllerResizeInProgress", "4Gi", "4Gi", closed, "expand 4Gi"),
-        ("ControllerResizeInfeasible", "4Gi", "4Gi", fresh,  "expand 4Gi"),
-        ("",                           "2Gi", "4Gi", fresh,  "begin 2Gi"),
-        ("",                           "",    "4Gi", fresh,  "begin 3Gi"),
+        ("NodeResizeInProgress",       "3Gi", "3Gi", unknown,  waits_for_node),
+        ("NodeResizePending",          "3Gi", "4Gi", unknown,  waits_for_node),
+        ("NodeResizeInfeasible",       "3Gi", "3Gi", unknown,  "expand 3Gi"),
+        ("ControllerResizeInProgress", "3Gi", "3Gi", unknown,  "expand 3Gi"),
+        ("ControllerResizeInProgress", "4Gi", "4Gi", final_result, "expand 4Gi"),
+        ("ControllerResizeInfeasible", "4Gi", "4Gi", unknown,  "expand 4Gi"),
+        ("",                           "2Gi", "4Gi", unknown,  "begin 2Gi"),
+        ("",                           "",    "4Gi", unknown,  "begin 3Gi"),
         // A size that the claim has is of an earlier growth.
-        ("",                           "1Gi", "4Gi", fresh,  "begin 3Gi"),
-        ("ControllerResizeInProgress", "1Gi", "1Gi", fresh,  "begin 3Gi"),
+        ("",                           "1Gi", "4Gi", unknown,  "begin 3Gi"),
+        ("ControllerResizeInProgress", "1Gi", "1Gi", unknown,  "begin 3Gi"),
     ];
-    for (state, allocated, size, known, expected) in table {
+    for (state, allocated, size, last_expansion, expected) in table {
         let status = json!({"status": {
             "allocatedResources": if allocated.is_empty() { json!(null) } else { json!({"storage": allocated}) },
             "allocatedResourceStatuses": if state.is_empty() { json!(null) } else { json!({"storage": state}) },
             "conditions": [{"type": "Resizing", "status": "True"}],
         }});
-        let world = World::new().claim(&asks("3Gi")).claim(&status).volume(&sized(size)).known(known);
-        assert_eq!(world.says(), expected, "{state} {allocated} {size} {known:?}");
+        let fixture = ExpansionFixture::new()
+            .claim(&spec_request("3Gi"))
+            .claim(&status)
+            .volume(&spec_capacity(size))
+            .last_expansion(last_expansion);
+        assert_eq!(fixture.describe(), expected, "{state} {allocated} {size} {last_expansion:?}");
     }
     let pending = json!({"status": {"conditions": [{"type": "FileSystemResizePending", "status": "True"}]}});
-    let world = World::new().claim(&asks("3Gi")).claim(&pending).volume(&sized("3Gi"));
-    assert_eq!(world.says(), stop, "handed over by one that knew no states");
+    let fixture =
+        ExpansionFixture::new().claim(&spec_request("3Gi")).claim(&pending).volume(&spec_capacity("3Gi"));
+    assert_eq!(fixture.describe(), waits_for_node, "handed over by one that knew no states");
 }
 
 #[test]
-fn what_is_no_growth_of_ours() {
-    let grows = || World::new().claim(&asks("2Gi"));
+fn claims_that_need_no_expansion_or_cannot_expand() {
+    let growing = || ExpansionFixture::new().claim(&spec_request("2Gi"));
     #[rustfmt::skip] // one row a case
-    let table: [(World, &str); 15] = [
-        (World::new(), "settled: it has the size that it asks for"),
-        (World::new().claim(&asks("512Mi")), "settled: it has the size that it asks for"),
-        (grows().claim(&json!({"status": {"phase": "Lost"}})), "settled: it is not bound"),
-        (grows().claim(&json!({"spec": {"volumeName": null}})), "settled: it is not bound"),
-        (grows().claim(&json!({"spec": {"volumeName": "w"}})), "settled: its volume is not there"),
-        (grows().volume(&json!({"spec": {"claimRef": {"uid": "other"}}})), "settled: its volume is not bound to it"),
-        (grows().volume(&json!({"spec": {"claimRef": {"uid": null}}})), "settled: its volume is not bound to it"),
-        (grows().volume(&json!({"spec": {"csi": null}})), "settled: its volume is of no CSI driver"),
-        (World { able: Able::default(), ..grows() }, "hopeless: driver drv does not expand volumes"),
-        (grows().claim(&asks("9Ei")),
+    let table: [(ExpansionFixture, &str); 15] = [
+        (ExpansionFixture::new(), "settled: it has the size that it asks for"),
+        (ExpansionFixture::new().claim(&spec_request("512Mi")), "settled: it has the size that it asks for"),
+        (growing().claim(&json!({"status": {"phase": "Lost"}})), "settled: it is not bound"),
+        (growing().claim(&json!({"spec": {"volumeName": null}})), "settled: it is not bound"),
+        (growing().claim(&json!({"spec": {"volumeName": "w"}})), "settled: its volume is not there"),
+        (growing().volume(&json!({"spec": {"claimRef": {"uid": "other"}}})), "settled: its volume is not bound to it"),
+        (growing().volume(&json!({"spec": {"claimRef": {"uid": null}}})), "settled: its volume is not bound to it"),
+        (growing().volume(&json!({"spec": {"csi": null}})), "settled: its volume is of no CSI driver"),
+        (ExpansionFixture { abilities: ResizerAbilities::default(), ..growing() }, "hopeless: driver drv does not expand volumes"),
+        (growing().claim(&spec_request("9Ei")),
             "hopeless: spec.resources.requests.storage is 9Ei: expected at most 9223372036854775807 bytes"),
-        (grows().claim(&asks("1e99")),
+        (growing().claim(&spec_request("1e99")),
             "hopeless: spec.resources.requests.storage: quantity \"1e99\" is too large: expected at most 2^127 bytes"),
-        (grows().volume(&json!({"spec": {"accessModes": ["ReadWriteOnce", "ReadOnlyMany"]}})),
+        (growing().volume(&json!({"spec": {"accessModes": ["ReadWriteOnce", "ReadOnlyMany"]}})),
             "refuse: PersistentVolume v: spec.accessModes has ReadOnlyMany and ReadWriteOnce: expected one of them, or ReadWriteMany"),
-        (grows(), "begin 2Gi"),
-        (World::new().volume(&json!({"metadata": {"annotations": {names::PRE_RESIZE_CAPACITY: "512Mi"}}})), "forget v"),
-        (grows().volume(&json!({
+        (growing(), "begin 2Gi"),
+        (ExpansionFixture::new().volume(&json!({"metadata": {"annotations": {names::PRE_RESIZE_CAPACITY: "512Mi"}}})), "forget v"),
+        (growing().volume(&json!({
             "metadata": {"annotations": {names::PRE_RESIZE_CAPACITY: "1Gi"}}, "spec": {"capacity": {"storage": "2Gi"}},
         })), "begin 2Gi"),
     ];
-    for (world, expected) in table {
-        assert_eq!(world.says(), expected);
+    for (fixture, expected) in table {
+        assert_eq!(fixture.describe(), expected);
     }
 }
 
 #[test]
-fn one_effect_after_the_other_up_to_the_answer() {
-    let world = World::new().claim(&asks("2Gi")).claim(&begun("2Gi", "ControllerResizeInProgress"));
-    let Verdict::Expand(expand) = world.decide() else { panic!("{}", world.says()) };
+fn expansion_steps_before_and_after_the_driver_call() {
+    let fixture = ExpansionFixture::new()
+        .claim(&spec_request("2Gi"))
+        .claim(&in_progress("2Gi", "ControllerResizeInProgress"));
+    let ExpansionVerdict::Expand(expand) = fixture.decide() else { panic!("{}", fixture.describe()) };
     assert_eq!(expand.request.handle.as_str(), "h");
     assert_eq!(expand.request.capacity, CapacityRange { required: Some(2 * GIB), limit: None });
-    assert_eq!(expand.request.capability.unwrap().mode, CapabilityMode::SingleNodeWriter);
+    assert_eq!(expand.request.capability.unwrap().access_mode, CsiAccessMode::SingleNodeWriter);
     let not_required = json!({"metadata": {"annotations": {names::NODE_EXPANSION_NOT_REQUIRED: "true"}}});
     assert_eq!(
-        world.clone().claim(&not_required).says(),
+        fixture.clone().claim(&not_required).describe(),
         "begin 2Gi again",
         "the node may have to do its part"
     );
     let unmarked = json!({"status": {"conditions": []}});
-    assert_eq!(world.clone().claim(&unmarked).says(), "begin 2Gi again");
+    assert_eq!(fixture.clone().claim(&unmarked).describe(), "begin 2Gi again");
 
-    let answer = |capacity, node_expansion| Grown {
+    let answer = |capacity, node_expansion| ExpansionResult {
         claim: "a-uid".into(),
         target: Quantity::from_bytes(2 * GIB),
-        volume: ExpandedVolume { capacity, node_expansion },
+        volume: ExpandedVolume { capacity, node_expansion_required: node_expansion },
     };
-    let with_answer = |capacity, node| World { grown: Some(answer(capacity, node)), ..world.clone() };
-    let noted = json!({"metadata": {"annotations": {names::PRE_RESIZE_CAPACITY: "1Gi"}}});
-    let large = |world: World, size: &str| world.volume(&sized(size));
+    let with_answer =
+        |capacity, node| ExpansionFixture { result: Some(answer(capacity, node)), ..fixture.clone() };
+    let with_pre_resize_capacity = json!({"metadata": {"annotations": {names::PRE_RESIZE_CAPACITY: "1Gi"}}});
+    let large = |fixture: ExpansionFixture, size: &str| fixture.volume(&spec_capacity(size));
     #[rustfmt::skip] // one row a case
     let table = [
         (with_answer(2 * GIB, false),                             "enlarge 2Gi was -"),
         (large(with_answer(2 * GIB, false), "2Gi"),               "finish 2Gi"),
         (with_answer(2 * GIB, true),                              "enlarge 2Gi was 1Gi"),
         (large(with_answer(2 * GIB, true), "2Gi"),                "enlarge - was 1Gi"),
-        (large(with_answer(2 * GIB, true), "2Gi").volume(&noted), "hand over"),
+        (large(with_answer(2 * GIB, true), "2Gi").volume(&with_pre_resize_capacity), "hand over"),
         (with_answer(4 * GIB, false),                             "enlarge 4Gi was -"),
         // The object is never made smaller.
         (large(with_answer(2 * GIB, false), "8Gi"),               "finish 2Gi"),
         // An answer to what is not asked for any more is none.
-        (with_answer(2 * GIB, false).claim(&asks("3Gi")).known(Known { last: Some(Finality::Final), ..Known::default() }),
+        (with_answer(2 * GIB, false).claim(&spec_request("3Gi")).last_expansion(LastExpansion { finality: Some(Finality::Final), ..LastExpansion::default() }),
                                                                   "begin 3Gi"),
     ];
-    for (world, expected) in table {
-        assert_eq!(world.says(), expected);
+    for (fixture, expected) in table {
+        assert_eq!(fixture.describe(), expected);
     }
-    let of_another =
-        World { grown: Some(Grown { claim: "another".into(), ..answer(2 * GIB, false) }), ..world };
+    let of_other_claim = ExpansionFixture {
+        result: Some(ExpansionResult { claim: "another".into(), ..answer(2 * GIB, false) }),
+        ..fixture
+    };
     assert_eq!(
-        of_another.says(),
+        of_other_claim.describe(),
         "expand 2Gi",
         "the answer is for the claim, not for a successor of its name"
     );
 }
 
 #[test]
-fn what_hinders_a_call() {
-    let world = || World::new().claim(&asks("2Gi")).claim(&begun("2Gi", "ControllerResizeInfeasible"));
-    let slow = Known { slow: true, ..Known::default() };
-    assert_eq!(world().known(slow).says(), "slow");
-    assert_eq!(world().known(slow).claim(&asks("3Gi")).says(), "begin 3Gi", "another size is another matter");
-    let in_use = Known { in_use: true, ..Known::default() };
+fn infeasible_sizes_and_running_pods_delay_the_call() {
+    let fixture = || {
+        ExpansionFixture::new()
+            .claim(&spec_request("2Gi"))
+            .claim(&in_progress("2Gi", "ControllerResizeInfeasible"))
+    };
+    let infeasible = LastExpansion { infeasible: true, ..LastExpansion::default() };
+    assert_eq!(fixture().last_expansion(infeasible).describe(), "slow");
+    assert_eq!(
+        fixture().last_expansion(infeasible).claim(&spec_request("3Gi")).describe(),
+        "begin 3Gi",
+        "another size is another matter"
+    );
+    let in_use = LastExpansion { in_use: true, ..LastExpansion::default() };
     let pod = |phase: &str| {
         json!({
             "metadata": {"name": "p", "namespace": "ns", "uid": "p-uid", "resourceVersion": "5"},
@@ -261,56 +285,64 @@ fn what_hinders_a_call() {
             "status": {"phase": phase},
         })
     };
-    let used = |phase| World { pod: Some(pod(phase)), ..world().known(in_use) };
+    let used = |phase| ExpansionFixture { pod: Some(pod(phase)), ..fixture().last_expansion(in_use) };
     assert_eq!(
-        used("Running").says(),
+        used("Running").describe(),
         "refuse: driver drv does not expand a volume that is in use, and pod ns/p uses it"
     );
-    assert_eq!(used("Succeeded").says(), "expand 2Gi");
+    assert_eq!(used("Succeeded").describe(), "expand 2Gi");
     assert_eq!(
-        World { known: Known::default(), ..used("Running") }.says(),
+        ExpansionFixture { last_expansion: LastExpansion::default(), ..used("Running") }.describe(),
         "expand 2Gi",
         "it was not asked yet"
     );
 }
 
 #[test]
-fn failures() {
+fn storage_errors_are_classified() {
     use ErrorKind as E;
     for kind in [E::InvalidArgument, E::OutOfRange, E::NotFound] {
-        assert_eq!(failure(&StorageError::last(kind, "")), Failure::Infeasible, "{kind}");
-        assert_eq!(failure(&StorageError::unknown(kind, "")), Failure::Open, "{kind}");
+        assert_eq!(
+            classify_failure(&StorageError::final_outcome(kind, "")),
+            ResizeFailure::Infeasible,
+            "{kind}"
+        );
+        assert_eq!(
+            classify_failure(&StorageError::unknown_outcome(kind, "")),
+            ResizeFailure::InDoubt,
+            "{kind}"
+        );
     }
     for kind in [E::FailedPrecondition, E::Internal, E::ResourceExhausted, E::PermissionDenied] {
-        assert_eq!(failure(&StorageError::last(kind, "")), Failure::Closed, "{kind}");
+        assert_eq!(classify_failure(&StorageError::final_outcome(kind, "")), ResizeFailure::Final, "{kind}");
     }
-    let answer = |capacity| ExpandedVolume { capacity, node_expansion: false };
+    let answer = |capacity| ExpandedVolume { capacity, node_expansion_required: false };
     let target = Quantity::from_bytes(2 * GIB);
-    assert_eq!(large_enough(target, answer(2 * GIB)), Ok(()));
-    let said = "the driver has made the volume 1Gi large: expected at least 2Gi";
-    assert_eq!(large_enough(target, answer(GIB)), Err(said.to_owned()));
+    assert_eq!(check_capacity(target, answer(2 * GIB)), Ok(()));
+    let message = "the driver has made the volume 1Gi large: expected at least 2Gi";
+    assert_eq!(check_capacity(target, answer(GIB)), Err(message.to_owned()));
 }
 
 #[test]
-fn what_we_write_ourselves_does_not_end_a_back_off() {
-    let claim = |change: &Value| read::<Claim>(&with(with(claim_json(), &asks("2Gi")), change));
+fn own_status_updates_do_not_reset_the_backoff() {
+    let claim = |change: &Value| read::<Claim>(&with(with(claim_json(), &spec_request("2Gi")), change));
     let old = claim(&json!({}));
-    let wakes = |change: &Value| matters(Some(&old), &claim(change));
-    assert!(matters(None, &old) && !wakes(&json!({})));
+    let is_relevant = |change: &Value| is_relevant_change(Some(&old), &claim(change));
+    assert!(is_relevant_change(None, &old) && !is_relevant(&json!({})));
     for state in ["ControllerResizeInProgress", "ControllerResizeInfeasible", "NodeResizePending"] {
-        assert!(!wakes(&begun("2Gi", state)), "{state}");
+        assert!(!is_relevant(&in_progress("2Gi", state)), "{state}");
     }
-    assert!(wakes(&begun("2Gi", "NodeResizeInfeasible")));
-    assert!(wakes(&asks("3Gi")) && wakes(&asks("1Gi")));
-    assert!(wakes(&json!({"status": {"capacity": {"storage": "2Gi"}}})));
-    assert!(wakes(&json!({"status": {"phase": "Lost"}})));
-    assert!(wakes(&json!({"metadata": {"uid": "another"}})));
+    assert!(is_relevant(&in_progress("2Gi", "NodeResizeInfeasible")));
+    assert!(is_relevant(&spec_request("3Gi")) && is_relevant(&spec_request("1Gi")));
+    assert!(is_relevant(&json!({"status": {"capacity": {"storage": "2Gi"}}})));
+    assert!(is_relevant(&json!({"status": {"phase": "Lost"}})));
+    assert!(is_relevant(&json!({"metadata": {"uid": "another"}})));
 }
 
 /// A small generator, so that a failure can be played again by its seed.
-struct Chance(u64);
+struct SeededRng(u64);
 
-impl Chance {
+impl SeededRng {
     fn below(&mut self, bound: u64) -> u64 {
         // Knuth's constants for a linear congruence.
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -322,156 +354,178 @@ impl Chance {
 fn apply(claim: &mut Value, mut patch: Value) {
     let conditions = patch.pointer_mut("/status").and_then(|s| s.as_object_mut()?.remove("conditions"));
     *claim = with(claim.take(), &patch);
-    strip(claim);
-    let there = claim.pointer("/status/conditions").and_then(Value::as_array).cloned().unwrap_or_default();
-    let mut there: Vec<Value> = there;
+    remove_nulls(claim);
+    let existing = claim.pointer("/status/conditions").and_then(Value::as_array).cloned().unwrap_or_default();
+    let mut existing: Vec<Value> = existing;
     for change in conditions.and_then(|c| c.as_array().cloned()).unwrap_or_default() {
-        there.retain(|one| one["type"] != change["type"]);
+        existing.retain(|condition| condition["type"] != change["type"]);
         if change["$patch"] != "delete" {
-            there.push(change);
+            existing.push(change);
         }
     }
-    claim["status"]["conditions"] = json!(there);
+    claim["status"]["conditions"] = json!(existing);
 }
 
 /// Takes what is null away.
-fn strip(value: &mut Value) {
+fn remove_nulls(value: &mut Value) {
     if let Some(map) = value.as_object_mut() {
         map.retain(|_, member| !member.is_null());
-        map.values_mut().for_each(strip);
+        map.values_mut().for_each(remove_nulls);
     }
 }
 
 /// The model: an array with one volume, whose size only grows, and calls with open outcomes.
 #[test]
-fn whatever_happens_nothing_shrinks_and_all_comes_to_rest() {
+fn random_faults_never_shrink_a_volume_and_always_converge() {
     for seed in 1..=3000 {
-        let mut chance = Chance(seed);
-        let mut world = World::new();
-        let mut real = GIB;
+        let mut rng = SeededRng(seed);
+        let mut fixture = ExpansionFixture::new();
+        let mut array_size = GIB;
         // What may still take effect at the array, as the contract with drivers has it.
-        let mut open: Option<u64> = None;
-        let on_node = chance.below(2) == 0;
+        let mut in_doubt: Option<u64> = None;
+        let on_node = rng.below(2) == 0;
         let (mut sizes, mut steps) = ((GIB, GIB), 0);
-        let mut troubles: u32 = 6;
+        let mut faults_left: u32 = 6;
         loop {
             steps += 1;
-            assert!(steps < 400, "seed {seed} does not come to rest: {}", world.says());
-            if troubles > 0 && chance.below(4) == 0 {
-                troubles -= 1;
-                match chance.below(4) {
+            assert!(steps < 400, "seed {seed} does not come to rest: {}", fixture.describe());
+            if faults_left > 0 && rng.below(4) == 0 {
+                faults_left -= 1;
+                match rng.below(4) {
                     // A user grows it, or takes back what is not there yet, as the API lets them.
                     0 | 1 => {
-                        let least = size(&world.claim, "/status/capacity/storage") / GIB;
-                        let wanted = least + 1 + chance.below(5);
-                        world = world.claim(&asks(&format!("{wanted}Gi")));
+                        let least = size(&fixture.claim, "/status/capacity/storage") / GIB;
+                        let requested = least + 1 + rng.below(5);
+                        fixture = fixture.claim(&spec_request(&format!("{requested}Gi")));
                     }
                     // The process dies.
-                    2 => (world.known, world.grown) = (Known::default(), None),
+                    2 => (fixture.last_expansion, fixture.result) = (LastExpansion::default(), None),
                     // Somebody enlarges the volume's object by hand.
                     _ => {
-                        let larger = size(&world.volume, "/spec/capacity/storage") + GIB;
-                        real = real.max(larger);
-                        world = world.volume(&sized(&Quantity::from_bytes(larger).to_string()));
+                        let larger = size(&fixture.volume, "/spec/capacity/storage") + GIB;
+                        array_size = array_size.max(larger);
+                        fixture = fixture.volume(&spec_capacity(&Quantity::from_bytes(larger).to_string()));
                     }
                 }
             }
-            let claim: Claim = read(&world.claim);
+            let claim: Claim = read(&fixture.claim);
             let now = jiff::Timestamp::UNIX_EPOCH;
-            match world.decide() {
-                Verdict::Settled(_) => {
+            match fixture.decide() {
+                ExpansionVerdict::NoAction(_) => {
                     let state = claim.progress().resize;
                     if state == Some(ResizeState::NodePending) {
-                        let infeasible = troubles > 0 && chance.below(3) == 0;
+                        let infeasible = faults_left > 0 && rng.below(3) == 0;
                         let patch = match infeasible {
                             true => {
                                 json!({"status": {"allocatedResourceStatuses": {"storage": "NodeResizeInfeasible"}}})
                             }
                             // kubelet's: all conditions of the growth go.
                             false => json!({"status": {
-                                "capacity": {"storage": claim.progress().allocated.unwrap().to_string()},
+                                "capacity": {"storage": claim.progress().allocated_resources.unwrap().to_string()},
                                 "allocatedResourceStatuses": {"storage": null}, "conditions":
-                                    ConditionKind::OF_GROWTH
+                                    ClaimConditionType::RESIZE_TYPES
                                         .map(|kind| json!({"type": kind.as_str(), "$patch": "delete"})),
                             }}),
                         };
-                        apply(&mut world.claim, patch);
-                    } else if troubles == 0 {
+                        apply(&mut fixture.claim, patch);
+                    } else if faults_left == 0 {
                         break;
                     } else {
-                        troubles -= 1;
+                        faults_left -= 1;
                     }
                 }
-                Verdict::Forget(_) => {
-                    world = world.volume(&json!({"metadata": {"annotations": null}}));
+                ExpansionVerdict::RemovePreResizeCapacity(_) => {
+                    fixture = fixture.volume(&json!({"metadata": {"annotations": null}}));
                 }
-                Verdict::Slow => world.known.slow = false,
-                Verdict::Refuse(problem) | Verdict::Hopeless(problem) => panic!("seed {seed}: {problem}"),
-                Verdict::Begin(begin) => apply(&mut world.claim, object::begun(&claim, now, begin)),
-                Verdict::Expand(expand) => {
-                    let asked = expand.request.capacity.required.unwrap();
+                ExpansionVerdict::WaitForRetry => fixture.last_expansion.infeasible = false,
+                ExpansionVerdict::Retry(problem) | ExpansionVerdict::Reject(problem) => {
+                    panic!("seed {seed}: {problem}")
+                }
+                ExpansionVerdict::MarkInProgress(begin) => {
+                    apply(&mut fixture.claim, object::in_progress_patch(&claim, now, begin))
+                }
+                ExpansionVerdict::Expand(expand) => {
+                    let required = expand.request.capacity.required.unwrap();
                     assert!(
-                        open.is_none_or(|open| open == asked),
-                        "seed {seed}: {asked} while {open:?} is open"
+                        in_doubt.is_none_or(|in_doubt| in_doubt == required),
+                        "seed {seed}: {required} while {in_doubt:?} is open"
                     );
-                    let kind = if troubles > 0 { chance.below(5) } else { 9 };
-                    troubles = troubles.saturating_sub(u32::from(kind < 4));
+                    let kind = if faults_left > 0 { rng.below(5) } else { 9 };
+                    faults_left = faults_left.saturating_sub(u32::from(kind < 4));
                     match kind {
-                        0 => (open, world.known.last) = (Some(asked), Some(Finality::Unknown)),
-                        1 => {
-                            real = real.max(asked);
-                            (open, world.known.last) = (Some(asked), Some(Finality::Unknown));
+                        0 => {
+                            (in_doubt, fixture.last_expansion.finality) =
+                                (Some(required), Some(Finality::Unknown))
                         }
-                        2 if open.is_none() => {
-                            let patch = object::failed(
+                        1 => {
+                            array_size = array_size.max(required);
+                            (in_doubt, fixture.last_expansion.finality) =
+                                (Some(required), Some(Finality::Unknown));
+                        }
+                        2 if in_doubt.is_none() => {
+                            let patch = object::failed_patch(
                                 &claim,
                                 now,
-                                &StorageError::last(ErrorKind::OutOfRange, "no"),
+                                &StorageError::final_outcome(ErrorKind::OutOfRange, "no"),
                                 true,
                             );
-                            patch.into_iter().for_each(|patch| apply(&mut world.claim, patch));
-                            world.known = Known { last: Some(Finality::Final), slow: true, ..world.known };
+                            patch.into_iter().for_each(|patch| apply(&mut fixture.claim, patch));
+                            fixture.last_expansion = LastExpansion {
+                                finality: Some(Finality::Final),
+                                infeasible: true,
+                                ..fixture.last_expansion
+                            };
                         }
-                        3 if open.is_none() => {
-                            let patch = object::failed(
+                        3 if in_doubt.is_none() => {
+                            let patch = object::failed_patch(
                                 &claim,
                                 now,
-                                &StorageError::last(ErrorKind::Internal, "no"),
+                                &StorageError::final_outcome(ErrorKind::Internal, "no"),
                                 false,
                             );
-                            patch.into_iter().for_each(|patch| apply(&mut world.claim, patch));
-                            world.known.last = Some(Finality::Final);
+                            patch.into_iter().for_each(|patch| apply(&mut fixture.claim, patch));
+                            fixture.last_expansion.finality = Some(Finality::Final);
                         }
                         _ => {
-                            open = None;
-                            real = real.max(asked);
-                            let volume = ExpandedVolume { capacity: real, node_expansion: on_node };
-                            world.grown =
-                                Some(Grown { claim: claim.meta.uid.clone(), target: expand.target, volume });
+                            in_doubt = None;
+                            array_size = array_size.max(required);
+                            let volume =
+                                ExpandedVolume { capacity: array_size, node_expansion_required: on_node };
+                            fixture.result = Some(ExpansionResult {
+                                claim: claim.meta.uid.clone(),
+                                target: expand.target,
+                                volume,
+                            });
                         }
                     }
                 }
-                Verdict::Enlarge(enlarge) => world = world.volume(&object::enlarged(&enlarge)),
-                Verdict::HandOver => {
-                    apply(&mut world.claim, object::handed_over(&claim, now));
-                    world.known = Known { last: None, ..world.known };
+                ExpansionVerdict::UpdateVolumeCapacity(enlarge) => {
+                    fixture = fixture.volume(&object::capacity_patch(&enlarge))
                 }
-                Verdict::Finish(size) => {
-                    apply(&mut world.claim, object::finished(&claim, now, size));
-                    world.known = Known { last: None, ..world.known };
+                ExpansionVerdict::MarkNodePending => {
+                    apply(&mut fixture.claim, object::node_pending_patch(&claim, now));
+                    fixture.last_expansion = LastExpansion { finality: None, ..fixture.last_expansion };
+                }
+                ExpansionVerdict::MarkFinished(size) => {
+                    apply(&mut fixture.claim, object::finished_patch(&claim, now, size));
+                    fixture.last_expansion = LastExpansion { finality: None, ..fixture.last_expansion };
                 }
             }
             let found = (
-                size(&world.claim, "/status/capacity/storage"),
-                size(&world.volume, "/spec/capacity/storage"),
+                size(&fixture.claim, "/status/capacity/storage"),
+                size(&fixture.volume, "/spec/capacity/storage"),
             );
             assert!(found.0 >= sizes.0 && found.1 >= sizes.1, "seed {seed}: {sizes:?} became {found:?}");
-            assert!(found.0 <= real, "seed {seed}: {} are promised, and {real} are there", found.0);
+            assert!(
+                found.0 <= array_size,
+                "seed {seed}: {} are promised, and {array_size} are there",
+                found.0
+            );
             sizes = found;
         }
-        let wanted = size(&world.claim, "/spec/resources/requests/storage");
-        assert!(sizes.0 >= wanted, "seed {seed}: {} of {wanted}", sizes.0);
-        let claim: Claim = read(&world.claim);
+        let requested = size(&fixture.claim, "/spec/resources/requests/storage");
+        assert!(sizes.0 >= requested, "seed {seed}: {} of {requested}", sizes.0);
+        let claim: Claim = read(&fixture.claim);
         assert_eq!((claim.progress().resize, &*claim.progress().conditions), (None, &[][..]), "seed {seed}");
     }
 }

@@ -1,10 +1,10 @@
 //! The house's answers as CSI's messages.
 
-use cofferdam_backend::checks::weight;
+use cofferdam_backend::checks::total_bytes;
 use cofferdam_domain::storage::{
     Capacity, CreatedVolume, GroupSnapshot, Segments, Snapshot, SnapshotPage, VolumePage, VolumeStatus,
     ability::ControllerCapability as Can,
-    attachment::{self, ContentSource},
+    connection_info::{self, ContentSource},
 };
 
 use super::rules::Rules;
@@ -39,9 +39,10 @@ pub(super) fn volume(volume: CreatedVolume, source: Option<v1::VolumeContentSour
         v1::volume_content_source::Type::Volume(_) => ContentSource::Volume,
         v1::volume_content_source::Type::Snapshot(_) => ContentSource::Snapshot,
     });
-    let volume_context = attachment::into_volume_context(volume.context, volume.attachment.as_ref(), made_of);
-    if weight(&volume_context) > MAP {
-        let bytes = weight(&volume_context);
+    let volume_context =
+        connection_info::into_volume_context(volume.context, volume.connection_info.as_ref(), made_of);
+    if total_bytes(&volume_context) > MAP {
+        let bytes = total_bytes(&volume_context);
         tracing::warn!(volume = %volume.handle, bytes, "the volume context is larger than CSI's 4 KiB");
     }
     v1::Volume {
@@ -64,7 +65,7 @@ fn stated(status: VolumeStatus, rules: &Rules) -> Stated {
     let condition = status.condition.filter(|_| rules.can(Can::VolumeCondition));
     Stated {
         volume: volume(status.volume, None),
-        nodes: status.published_nodes.iter().map(ToString::to_string).collect(),
+        nodes: status.published_node_ids.iter().map(ToString::to_string).collect(),
         condition: condition.map(|condition| v1::VolumeCondition {
             abnormal: condition.abnormal,
             message: condition.message,
@@ -93,7 +94,7 @@ pub(super) fn volume_page(page: VolumePage, rules: &Rules) -> v1::ListVolumesRes
     };
     v1::ListVolumesResponse {
         entries: page.volumes.into_iter().map(entry).collect(),
-        next_token: page.next.unwrap_or_default(),
+        next_token: page.next_token.unwrap_or_default(),
     }
 }
 
@@ -101,8 +102,8 @@ pub(super) fn volume_page(page: VolumePage, rules: &Rules) -> v1::ListVolumesRes
 pub(super) fn capacity(capacity: Capacity) -> v1::GetCapacityResponse {
     v1::GetCapacityResponse {
         available_capacity: signed(capacity.available),
-        maximum_volume_size: capacity.maximum_volume.map(signed),
-        minimum_volume_size: capacity.minimum_volume.map(signed),
+        maximum_volume_size: capacity.maximum_volume_size.map(signed),
+        minimum_volume_size: capacity.minimum_volume_size.map(signed),
     }
 }
 
@@ -123,7 +124,7 @@ pub(super) fn snapshot_page(page: SnapshotPage) -> v1::ListSnapshotsResponse {
     let entry = |one| v1::list_snapshots_response::Entry { snapshot: Some(snapshot(one)) };
     v1::ListSnapshotsResponse {
         entries: page.snapshots.into_iter().map(entry).collect(),
-        next_token: page.next.unwrap_or_default(),
+        next_token: page.next_token.unwrap_or_default(),
     }
 }
 

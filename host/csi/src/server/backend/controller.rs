@@ -1,11 +1,11 @@
 //! The Controller service.
 
-use cofferdam_backend::{Call, guard::Subject};
+use cofferdam_backend::{Call, in_flight::OperationKey};
 use cofferdam_domain::{
     NodeId, SnapshotHandle, VolumeHandle,
     storage::{
         CapacityQuery, CreateSnapshot, CreateVolume, CreatedVolume, ErrorKind, ExpandVolume, Parameters,
-        PublishVolume, ValidateVolume, Validation, ability::ControllerCapability as Can, attachment,
+        PublishVolume, ValidateVolume, Validation, ability::ControllerCapability as Can, connection_info,
     },
 };
 use tonic::{Request, Response, Status};
@@ -133,7 +133,7 @@ impl Controller for BackendServer {
             owner: None,
         };
         let call = with(call, rules::secrets(asked.secrets)?);
-        let _lock = self.lock(Subject::Name(name.into()))?;
+        let _lock = self.lock(OperationKey::VolumeName(name.into()))?;
         let volume = self.create(call, request, source).await?;
         let volume = answers::volume(volume, asked.volume_content_source);
         answer(v1::CreateVolumeResponse { volume: Some(volume) })
@@ -149,7 +149,7 @@ impl Controller for BackendServer {
         let call = with(call, rules::secrets(asked.secrets)?);
         if let Id::Possible(id) = id {
             let id: VolumeHandle = id;
-            let _lock = self.lock(Subject::Volume(id.clone()))?;
+            let _lock = self.lock(OperationKey::Volume(id.clone()))?;
             changed(self.backend().delete_volume(call, id).await)?;
         }
         answer(v1::DeleteVolumeResponse {})
@@ -173,16 +173,16 @@ impl Controller for BackendServer {
         let call = with(call, rules::secrets(asked.secrets)?);
         let request = PublishVolume {
             handle: id.existing("volume")?,
-            node: node.existing("node")?,
+            node_id: node.existing("node")?,
             // CSI knows the node by its id alone.
             node_identities: Parameters::new(),
             capability,
             read_only: asked.readonly,
-            context: attachment::attributes(asked.volume_context),
+            context: connection_info::driver_attributes(asked.volume_context),
         };
-        let _lock = self.lock(Subject::Volume(request.handle.clone()))?;
-        let attachment = changed(self.backend().publish_volume(call, request).await)?;
-        let publish_context = attachment::into_publish_context(attachment);
+        let _lock = self.lock(OperationKey::Volume(request.handle.clone()))?;
+        let connection_info = changed(self.backend().publish_volume(call, request).await)?;
+        let publish_context = connection_info::into_publish_context(connection_info);
         answer(v1::ControllerPublishVolumeResponse { publish_context })
     }
 
@@ -202,7 +202,7 @@ impl Controller for BackendServer {
             Some(Id::Impossible) => return answer(v1::ControllerUnpublishVolumeResponse {}),
         };
         if let Id::Possible(id) = id {
-            let _lock = self.lock(Subject::Volume(id.clone()))?;
+            let _lock = self.lock(OperationKey::Volume(id.clone()))?;
             changed(self.backend().unpublish_volume(call, id, node).await)?;
         }
         answer(v1::ControllerUnpublishVolumeResponse {})
@@ -223,7 +223,7 @@ impl Controller for BackendServer {
         rules::context(&asked.volume_context)?;
         let request = ValidateVolume {
             handle: id.existing("volume")?,
-            context: attachment::attributes(asked.volume_context.clone()),
+            context: connection_info::driver_attributes(asked.volume_context.clone()),
             capabilities: capabilities.clone(),
             parameters: rules.parameters("parameters", asked.parameters.clone())?,
             mutable_parameters: rules.mutable(asked.mutable_parameters.clone())?,
@@ -277,7 +277,7 @@ impl Controller for BackendServer {
         let parameters = self.rules().mutable(asked.mutable_parameters)?;
         let call = with(call, rules::secrets(asked.secrets)?);
         let id = id.existing("volume")?;
-        let _lock = self.lock(Subject::Volume(id.clone()))?;
+        let _lock = self.lock(OperationKey::Volume(id.clone()))?;
         changed(self.backend().modify_volume(call, id, parameters).await)?;
         answer(v1::ControllerModifyVolumeResponse {})
     }
@@ -309,7 +309,7 @@ impl Controller for BackendServer {
         let call = with(call, rules::secrets(asked.secrets)?);
         let source = source.existing("source volume")?;
         let request = CreateSnapshot { name: name.clone(), source, parameters, owner: None };
-        let _lock = self.lock(Subject::SnapshotName(name.into()))?;
+        let _lock = self.lock(OperationKey::SnapshotName(name.into()))?;
         let snapshot = changed(self.backend().create_snapshot(call, request).await)?;
         answer(v1::CreateSnapshotResponse { snapshot: Some(answers::snapshot(snapshot)) })
     }
@@ -323,7 +323,7 @@ impl Controller for BackendServer {
         let id: Id<SnapshotHandle> = self.rules().id("snapshot_id", asked.snapshot_id)?;
         let call = with(call, rules::secrets(asked.secrets)?);
         if let Id::Possible(id) = id {
-            let _lock = self.lock(Subject::Snapshot(id.clone()))?;
+            let _lock = self.lock(OperationKey::Snapshot(id.clone()))?;
             changed(self.backend().delete_snapshot(call, id).await)?;
         }
         answer(v1::DeleteSnapshotResponse {})
@@ -343,7 +343,7 @@ impl Controller for BackendServer {
         let call = with(call, rules::secrets(asked.secrets)?);
         match (one, of) {
             // Of one snapshot there is no second part.
-            (Some(_), _) if page.after.is_some() => {
+            (Some(_), _) if page.starting_token.is_some() => {
                 Err(Status::aborted("starting_token is no place in the listing: begin anew"))
             }
             (Some(id), of) => answer(self.one_snapshot(call, id, of.as_ref()).await?),
@@ -383,11 +383,11 @@ impl Controller for BackendServer {
         let capability = asked.volume_capability.map(|one| rules.capability(one)).transpose()?;
         let call = with(call, rules::secrets(asked.secrets)?);
         let request = ExpandVolume { handle: id.existing("volume")?, capacity, capability };
-        let _lock = self.lock(Subject::Volume(request.handle.clone()))?;
+        let _lock = self.lock(OperationKey::Volume(request.handle.clone()))?;
         let expanded = changed(self.backend().expand_volume(call, request).await)?;
         answer(v1::ControllerExpandVolumeResponse {
             capacity_bytes: i64::try_from(expanded.capacity).unwrap_or(i64::MAX),
-            node_expansion_required: expanded.node_expansion,
+            node_expansion_required: expanded.node_expansion_required,
         })
     }
 }

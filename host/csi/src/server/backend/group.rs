@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use cofferdam_backend::guard::Subject;
+use cofferdam_backend::in_flight::OperationKey;
 use cofferdam_domain::{GroupSnapshotHandle, SnapshotHandle, VolumeHandle, storage::CreateGroupSnapshot};
 use tonic::{Request, Response, Status};
 
@@ -58,7 +58,7 @@ impl GroupController for BackendServer {
         let call = with(call, rules::secrets(asked.secrets)?);
         let sources = ids.into_iter().map(|id| id.existing("source volume")).collect::<Result<_, _>>()?;
         let request = CreateGroupSnapshot { name: name.clone(), sources, parameters, owner: None };
-        let _lock = self.lock(Subject::GroupName(name.into()))?;
+        let _lock = self.lock(OperationKey::GroupSnapshotName(name.into()))?;
         let group = changed(self.backend().create_group_snapshot(call, request).await)?;
         let group_snapshot = Some(answers::group(group));
         Ok(Response::new(v1::CreateVolumeGroupSnapshotResponse { group_snapshot }))
@@ -74,7 +74,7 @@ impl GroupController for BackendServer {
         let call = with(call, rules::secrets(asked.secrets)?);
         if let Id::Possible(id) = id {
             let Id::Possible(members) = members else { return Err(invalid(STRANGER)) };
-            let _lock = self.lock(Subject::Group(id.clone()))?;
+            let _lock = self.lock(OperationKey::GroupSnapshot(id.clone()))?;
             changed(self.backend().delete_group_snapshot(call, id, members).await)?;
         }
         Ok(Response::new(v1::DeleteVolumeGroupSnapshotResponse {}))

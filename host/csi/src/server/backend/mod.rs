@@ -12,7 +12,7 @@ mod rules;
 
 use std::{collections::BTreeSet, fmt, sync::Arc};
 
-use cofferdam_backend::{Backend, Call, checks::Bounds, guard::Subject};
+use cofferdam_backend::{Backend, Call, checks::ResponseLimits, in_flight::OperationKey};
 use cofferdam_domain::storage::{
     Ability, Feature, Secrets,
     ability::{ControllerCapability, PluginCapability, controller_capabilities, plugin_capabilities},
@@ -53,7 +53,7 @@ impl BackendServer {
         let (abilities, description) = (backend.abilities(), backend.description());
         let controller = controller_capabilities(abilities, description);
         let plugin = plugin_capabilities(abilities, description);
-        Self::with(backend, controller, plugin, Bounds::SPECIFIED)
+        Self::with(backend, controller, plugin, ResponseLimits::CSI_SPEC)
     }
 
     /// An existing CSI driver, passed on. It announces what that driver announces as far as this program understands it, and its ids
@@ -66,20 +66,20 @@ impl BackendServer {
             let announced: BTreeSet<_> = driver.plugin_capabilities().collect();
             (controller, &plugin_capabilities(abilities, description) & &announced)
         };
-        Self::with(driver, controller, plugin, Bounds::STORABLE)
+        Self::with(driver, controller, plugin, ResponseLimits::KUBERNETES_API)
     }
 
     fn with(
         backend: Arc<dyn Backend>,
         controller: BTreeSet<ControllerCapability>,
         plugin: BTreeSet<PluginCapability>,
-        bounds: Bounds,
+        bounds: ResponseLimits,
     ) -> Self {
         let rules = Rules {
             controller,
             plugin,
             restores: backend.abilities().contains(&Ability::Restoring),
-            mount_groups: backend.description().has(Feature::VolumeMountGroup),
+            mount_groups: backend.description().has_feature(Feature::VolumeMountGroup),
             bounds,
         };
         Self(Arc::new(Inner { backend, rules, locks: Locks::default() }))
@@ -108,13 +108,13 @@ impl BackendServer {
         &self.0.rules
     }
 
-    fn lock(&self, subject: Subject) -> Result<Lock, Status> {
+    fn lock(&self, subject: OperationKey) -> Result<Lock, Status> {
         self.0.locks.take(subject)
     }
 
     /// Takes a request in: its message, and what the backend gets beside the arguments. Secrets are added by those who have them.
     fn take<T: fmt::Debug>(&self, method: &'static str, request: Request<T>) -> (T, Call) {
-        let call = Call::within(Deadline::left(&request));
+        let call = Call::with_deadline(Deadline::left(&request));
         let message = request.into_inner();
         let driver = &self.backend().description().name;
         tracing::trace!(%driver, method, request = ?message, "CSI call");

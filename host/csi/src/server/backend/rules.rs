@@ -5,9 +5,9 @@ use std::{
     fmt::Display,
 };
 
-use cofferdam_backend::checks::{Bounds, printable, weight};
+use cofferdam_backend::checks::{ResponseLimits, printable, total_bytes};
 use cofferdam_domain::storage::{
-    AccessType, CapabilityMode, CapacityRange, PageRequest, Parameters, Secret, Secrets, Segments,
+    AccessType, CapacityRange, CsiAccessMode, PageRequest, Parameters, Secret, Secrets, Segments,
     TopologyRequirement, VolumeCapability,
     ability::{ControllerCapability, PluginCapability},
 };
@@ -40,7 +40,7 @@ pub(super) struct Rules {
     pub(super) restores: bool,
     /// Whether the group of a mounted volume can be set.
     pub(super) mount_groups: bool,
-    pub(super) bounds: Bounds,
+    pub(super) bounds: ResponseLimits,
 }
 
 pub(super) fn invalid(message: impl Into<String>) -> Status {
@@ -116,7 +116,7 @@ impl Rules {
 
     /// The id of a snapshot or a group.
     pub(super) fn id<H: From<String>>(&self, field: &str, id: String) -> Result<Id<H>, Status> {
-        required(field, &id, self.bounds.id)?;
+        required(field, &id, self.bounds.max_id_bytes)?;
         Ok(if id.contains(char::is_control) { Id::Impossible } else { Id::Possible(H::from(id)) })
     }
 
@@ -143,19 +143,19 @@ impl Rules {
                 }
             }
         };
-        Ok(VolumeCapability { mode, access })
+        Ok(VolumeCapability { access_mode: mode, access_type: access })
     }
 
     /// What a way of use needs and the driver has not announced.
     pub(super) fn lacking(&self, capability: &VolumeCapability) -> Option<&'static str> {
         let fine = matches!(
-            capability.mode,
-            CapabilityMode::SingleNodeSingleWriter | CapabilityMode::SingleNodeMultiWriter
+            capability.access_mode,
+            CsiAccessMode::SingleNodeSingleWriter | CsiAccessMode::SingleNodeMultiWriter
         );
         if fine && !self.can(ControllerCapability::SingleNodeMultiWriter) {
             return Some("SINGLE_NODE_MULTI_WRITER");
         }
-        let grouped = matches!(&capability.access, AccessType::Filesystem { mount_group: Some(_), .. });
+        let grouped = matches!(&capability.access_type, AccessType::Filesystem { mount_group: Some(_), .. });
         (grouped && !self.mount_groups).then_some("VOLUME_MOUNT_GROUP")
     }
 
@@ -180,7 +180,7 @@ impl Rules {
 
     /// The parameters of a class.
     pub(super) fn parameters(&self, field: &str, map: Parameters) -> Result<Parameters, Status> {
-        bounded(field, weight(&map), self.bounds.map.max(MAP))?;
+        bounded(field, total_bytes(&map), self.bounds.max_map_bytes.max(MAP))?;
         Ok(map)
     }
 
@@ -230,15 +230,15 @@ impl Rules {
     }
 }
 
-fn mode(number: i32) -> Option<CapabilityMode> {
+fn mode(number: i32) -> Option<CsiAccessMode> {
     match Mode::try_from(number) {
-        Ok(Mode::SingleNodeWriter) => Some(CapabilityMode::SingleNodeWriter),
-        Ok(Mode::SingleNodeReaderOnly) => Some(CapabilityMode::SingleNodeReaderOnly),
-        Ok(Mode::MultiNodeReaderOnly) => Some(CapabilityMode::MultiNodeReaderOnly),
-        Ok(Mode::MultiNodeSingleWriter) => Some(CapabilityMode::MultiNodeSingleWriter),
-        Ok(Mode::MultiNodeMultiWriter) => Some(CapabilityMode::MultiNodeMultiWriter),
-        Ok(Mode::SingleNodeSingleWriter) => Some(CapabilityMode::SingleNodeSingleWriter),
-        Ok(Mode::SingleNodeMultiWriter) => Some(CapabilityMode::SingleNodeMultiWriter),
+        Ok(Mode::SingleNodeWriter) => Some(CsiAccessMode::SingleNodeWriter),
+        Ok(Mode::SingleNodeReaderOnly) => Some(CsiAccessMode::SingleNodeReaderOnly),
+        Ok(Mode::MultiNodeReaderOnly) => Some(CsiAccessMode::MultiNodeReaderOnly),
+        Ok(Mode::MultiNodeSingleWriter) => Some(CsiAccessMode::MultiNodeSingleWriter),
+        Ok(Mode::MultiNodeMultiWriter) => Some(CsiAccessMode::MultiNodeMultiWriter),
+        Ok(Mode::SingleNodeSingleWriter) => Some(CsiAccessMode::SingleNodeSingleWriter),
+        Ok(Mode::SingleNodeMultiWriter) => Some(CsiAccessMode::SingleNodeMultiWriter),
         Ok(Mode::Unknown) | Err(_) => None,
     }
 }
@@ -257,7 +257,7 @@ fn segments(field: &str, place: v1::Topology) -> Result<Segments, Status> {
     if place.segments.is_empty() {
         return Err(invalid(format!("{field} has a place without keys")));
     }
-    bounded(field, weight(&place.segments), MAP)?;
+    bounded(field, total_bytes(&place.segments), MAP)?;
     Ok(place.segments)
 }
 
@@ -278,12 +278,12 @@ pub(super) fn node<H: From<String>>(id: String) -> Result<Id<H>, Status> {
 
 /// The attributes of a volume that come back with a call.
 pub(super) fn context(map: &Parameters) -> Result<(), Status> {
-    bounded("volume_context", weight(map), CONTEXT)
+    bounded("volume_context", total_bytes(map), CONTEXT)
 }
 
 /// The secrets of a call. What is wrong with them is said without them.
 pub(super) fn secrets(map: BTreeMap<String, String>) -> Result<Secrets, Status> {
-    bounded("secrets", weight(&map), SECRETS)?;
+    bounded("secrets", total_bytes(&map), SECRETS)?;
     let plain = |key: &str| {
         !key.is_empty()
             && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
@@ -323,7 +323,7 @@ pub(super) fn page(max_entries: i32, starting_token: String) -> Result<PageReque
         return Err(Status::aborted("starting_token is no place in the listing: begin anew"));
     }
     Ok(PageRequest {
-        after: (!starting_token.is_empty()).then_some(starting_token),
-        limit: (limit > 0).then_some(limit),
+        starting_token: (!starting_token.is_empty()).then_some(starting_token),
+        max_entries: (limit > 0).then_some(limit),
     })
 }

@@ -6,32 +6,32 @@ use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::set::Set;
+use super::set::FieldSet;
 use crate::meta;
 
 /// Updaters beyond this many are merged into one entry.
-const MAX_UPDATERS: usize = 10;
+const MAX_UPDATE_MANAGERS: usize = 10;
 
 /// The name of that entry.
-const ANCIENT: &str = "ancient-changes";
+const ANCIENT_CHANGES: &str = "ancient-changes";
 
 /// Who wrote and how: what tells two entries apart.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Writer {
+pub(crate) struct FieldManager {
     /// Server-side apply, not an update.
-    pub(crate) applies: bool,
+    pub(crate) is_apply: bool,
     pub(crate) manager: String,
     pub(crate) api_version: String,
     pub(crate) subresource: String,
 }
 
-impl Writer {
+impl FieldManager {
     /// An applier stays itself when it changes to another version.
-    pub(crate) fn is(&self, other: &Writer) -> bool {
-        self.applies == other.applies
+    pub(crate) fn is_same_manager(&self, other: &FieldManager) -> bool {
+        self.is_apply == other.is_apply
             && self.manager == other.manager
             && self.subresource == other.subresource
-            && (self.applies || self.api_version == other.api_version)
+            && (self.is_apply || self.api_version == other.api_version)
     }
 
     /// The writer as conflicts name it.
@@ -40,30 +40,30 @@ impl Writer {
         if !self.subresource.is_empty() {
             text.push_str(&format!(" with subresource \"{}\"", self.subresource));
         }
-        if !self.applies {
+        if !self.is_apply {
             text.push_str(&format!(" using {}", self.api_version));
         }
         text
     }
 
     fn operation(&self) -> &'static str {
-        if self.applies { "Apply" } else { "Update" }
+        if self.is_apply { "Apply" } else { "Update" }
     }
 }
 
 /// What one writer owns.
 #[derive(Debug)]
-pub(crate) struct Entry {
-    pub(crate) writer: Writer,
+pub(crate) struct ManagedFieldsEntry {
+    pub(crate) manager: FieldManager,
     /// RFC 3339 in whole seconds; absent when a client wrote the entry without.
     pub(crate) time: Option<String>,
-    pub(crate) set: Set,
+    pub(crate) fields: FieldSet,
     json: OnceLock<Option<Box<RawValue>>>,
 }
 
-impl Entry {
-    pub(crate) fn new(writer: Writer, time: Option<String>, set: Set) -> Arc<Self> {
-        Arc::new(Self { writer, time, set, json: OnceLock::new() })
+impl ManagedFieldsEntry {
+    pub(crate) fn new(writer: FieldManager, time: Option<String>, set: FieldSet) -> Arc<Self> {
+        Arc::new(Self { manager: writer, time, fields: set, json: OnceLock::new() })
     }
 
     fn from_value(value: &Value) -> Option<Arc<Self>> {
@@ -77,11 +77,11 @@ impl Entry {
             return None;
         }
         let set = match value.get("fieldsV1") {
-            Some(fields) => Set::from_value(fields)?,
-            None => Set::default(),
+            Some(fields) => FieldSet::from_value(fields)?,
+            None => FieldSet::default(),
         };
-        let writer = Writer {
-            applies,
+        let writer = FieldManager {
+            is_apply: applies,
             manager: text("/manager"),
             api_version: text("/apiVersion"),
             subresource: text("/subresource"),
@@ -90,26 +90,26 @@ impl Entry {
         Some(Self::new(writer, time, set))
     }
 
-    fn same_but_time(&self, other: &Entry) -> bool {
-        self.writer == other.writer && self.set == other.set
+    fn is_equal_ignoring_time(&self, other: &ManagedFieldsEntry) -> bool {
+        self.manager == other.manager && self.fields == other.fields
     }
 }
 
-impl Serialize for Entry {
+impl Serialize for ManagedFieldsEntry {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
-        if !self.writer.manager.is_empty() {
-            map.serialize_entry("manager", &self.writer.manager)?;
+        if !self.manager.manager.is_empty() {
+            map.serialize_entry("manager", &self.manager.manager)?;
         }
-        map.serialize_entry("operation", self.writer.operation())?;
-        map.serialize_entry("apiVersion", &self.writer.api_version)?;
+        map.serialize_entry("operation", self.manager.operation())?;
+        map.serialize_entry("apiVersion", &self.manager.api_version)?;
         if let Some(time) = &self.time {
             map.serialize_entry("time", time)?;
         }
         map.serialize_entry("fieldsType", "FieldsV1")?;
-        map.serialize_entry("fieldsV1", &self.set)?;
-        if !self.writer.subresource.is_empty() {
-            map.serialize_entry("subresource", &self.writer.subresource)?;
+        map.serialize_entry("fieldsV1", &self.fields)?;
+        if !self.manager.subresource.is_empty() {
+            map.serialize_entry("subresource", &self.manager.subresource)?;
         }
         map.end()
     }
@@ -117,9 +117,9 @@ impl Serialize for Entry {
 
 /// The entries of an object. Cheap to clone; an entry that does not change is serialised once.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Managed(Vec<Arc<Entry>>);
+pub(crate) struct ManagedFields(Vec<Arc<ManagedFieldsEntry>>);
 
-impl Serialize for Managed {
+impl Serialize for ManagedFields {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(Some(self.0.len()))?;
         for entry in &self.0 {
@@ -131,18 +131,18 @@ impl Serialize for Managed {
     }
 }
 
-impl Managed {
+impl ManagedFields {
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Entry>> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<ManagedFieldsEntry>> {
         self.0.iter()
     }
 
     /// The entry of a writer.
-    pub(crate) fn get(&self, writer: &Writer) -> Option<&Arc<Entry>> {
-        self.0.iter().find(|entry| entry.writer.is(writer))
+    pub(crate) fn get(&self, writer: &FieldManager) -> Option<&Arc<ManagedFieldsEntry>> {
+        self.0.iter().find(|entry| entry.manager.is_same_manager(writer))
     }
 
     /// The list as objects carry it.
@@ -152,7 +152,7 @@ impl Managed {
 
     /// What a client sent. `None`: nothing that could be used.
     pub(crate) fn from_value(value: &Value) -> Option<Self> {
-        let entries: Option<Vec<_>> = value.as_array()?.iter().map(Entry::from_value).collect();
+        let entries: Option<Vec<_>> = value.as_array()?.iter().map(ManagedFieldsEntry::from_value).collect();
         entries.map(Self)
     }
 
@@ -166,42 +166,48 @@ impl Managed {
     }
 
     /// Puts entries into their order and drops those that own nothing.
-    pub(crate) fn from_entries(entries: Vec<Arc<Entry>>) -> Self {
-        let mut entries: Vec<_> = entries.into_iter().filter(|entry| !entry.set.is_empty()).collect();
+    pub(crate) fn from_entries(entries: Vec<Arc<ManagedFieldsEntry>>) -> Self {
+        let mut entries: Vec<_> = entries.into_iter().filter(|entry| !entry.fields.is_empty()).collect();
         entries.sort_by(|a, b| {
-            let key = |entry: &Entry| (!entry.writer.applies, entry.time.clone());
+            let key = |entry: &ManagedFieldsEntry| (!entry.manager.is_apply, entry.time.clone());
             key(a).cmp(&key(b)).then_with(|| {
-                let rest = |writer: &Writer| {
+                let rest = |writer: &FieldManager| {
                     (writer.manager.clone(), writer.api_version.clone(), writer.subresource.clone())
                 };
-                rest(&a.writer).cmp(&rest(&b.writer))
+                rest(&a.manager).cmp(&rest(&b.manager))
             })
         });
         Self(entries)
     }
 
     /// Keeps the earlier times where nothing but times differs.
-    pub(crate) fn same_but_times(&self, other: &Managed) -> bool {
+    pub(crate) fn is_equal_ignoring_times(&self, other: &ManagedFields) -> bool {
         self.0.len() == other.0.len()
-            && self.0.iter().all(|entry| other.get(&entry.writer).is_some_and(|one| entry.same_but_time(one)))
+            && self
+                .0
+                .iter()
+                .all(|entry| other.get(&entry.manager).is_some_and(|one| entry.is_equal_ignoring_time(one)))
     }
 
     /// Merges the oldest updaters while there are too many.
-    pub(crate) fn capped(self) -> Self {
-        let updaters = self.0.iter().filter(|entry| !entry.writer.applies).count();
-        if updaters <= MAX_UPDATERS {
+    pub(crate) fn merge_oldest_updaters(self) -> Self {
+        let updaters = self.0.iter().filter(|entry| !entry.manager.is_apply).count();
+        if updaters <= MAX_UPDATE_MANAGERS {
             return self;
         }
         let (appliers, mut updaters): (Vec<_>, Vec<_>) =
-            self.0.into_iter().partition(|entry| entry.writer.applies);
+            self.0.into_iter().partition(|entry| entry.manager.is_apply);
         // They stand in the order of time already; the merged entry takes one place itself.
-        let surplus = updaters.len() - MAX_UPDATERS + 1;
-        let old: Vec<_> = updaters.drain(..surplus).collect();
+        let excess = updaters.len() - MAX_UPDATE_MANAGERS + 1;
+        let old: Vec<_> = updaters.drain(..excess).collect();
         let Some(last) = old.last() else { return Self::from_entries(appliers) };
-        let writer =
-            Writer { manager: ANCIENT.to_owned(), subresource: String::new(), ..last.writer.clone() };
-        let set = old.iter().fold(Set::default(), |set, entry| set.union(entry.set.clone()));
-        updaters.push(Entry::new(writer, last.time.clone(), set));
+        let writer = FieldManager {
+            manager: ANCIENT_CHANGES.to_owned(),
+            subresource: String::new(),
+            ..last.manager.clone()
+        };
+        let set = old.iter().fold(FieldSet::default(), |set, entry| set.union(entry.fields.clone()));
+        updaters.push(ManagedFieldsEntry::new(writer, last.time.clone(), set));
         updaters.extend(appliers);
         Self::from_entries(updaters)
     }

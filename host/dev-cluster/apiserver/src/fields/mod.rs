@@ -12,13 +12,13 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use self::managed::Entry;
-pub(crate) use self::managed::{Managed, Writer};
-use self::set::{Set, Shape};
-pub(crate) use self::walk::go;
-use crate::descriptors::{Kind, PerKind};
+use self::managed::ManagedFieldsEntry;
+pub(crate) use self::managed::{FieldManager, ManagedFields};
+use self::set::{FieldSet, TypeRef};
+pub(crate) use self::walk::go_format;
+use crate::descriptors::{PerKind, ResourceKind};
 use crate::schema::{self, Struct};
-use crate::write::Part;
+use crate::write::Subresource;
 
 /// Who owns what nobody owned when the first configuration is applied.
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
@@ -26,88 +26,88 @@ const BEFORE_FIRST_APPLY: &str = "before-first-apply";
 /// A field that another manager owns and the configuration would change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Conflict {
-    pub(crate) with: Writer,
+    pub(crate) manager: FieldManager,
     pub(crate) path: String,
 }
 
 /// Where a write happens.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Endpoint {
-    pub(crate) kind: Kind,
-    pub(crate) part: Part,
+    pub(crate) kind: ResourceKind,
+    pub(crate) subresource: Subresource,
 }
 
 impl Endpoint {
-    fn shape(self) -> &'static Struct {
+    fn schema(self) -> &'static Struct {
         schema::of(self.kind)
     }
 
-    fn writer(self, manager: &str, applies: bool) -> Writer {
-        Writer {
-            applies,
+    fn field_manager(self, manager: &str, applies: bool) -> FieldManager {
+        FieldManager {
+            is_apply: applies,
             manager: if manager.is_empty() { "unknown".to_owned() } else { manager.to_owned() },
             api_version: self.kind.resource().api_version(),
-            subresource: match self.part {
-                Part::Main => "",
-                Part::Status => "status",
-                Part::Finalize => "finalize",
+            subresource: match self.subresource {
+                Subresource::Main => "",
+                Subresource::Status => "status",
+                Subresource::Finalize => "finalize",
             }
             .to_owned(),
         }
     }
 
     /// What this endpoint does not write, so nobody comes to own it here.
-    fn ignored(self) -> &'static Set {
-        static IGNORED: OnceLock<PerKind<[Set; 3]>> = OnceLock::new();
+    fn ignored_fields(self) -> &'static FieldSet {
+        static IGNORED: OnceLock<PerKind<[FieldSet; 3]>> = OnceLock::new();
         let mut kinds = crate::descriptors::RESOURCES.iter();
         let sets = IGNORED.get_or_init(|| {
             PerKind::new(|| {
-                let status = kinds.next().is_some_and(|resource| resource.status);
-                let of = |member: &str| if status { Set::of_path(&[member]) } else { Set::default() };
+                let status = kinds.next().is_some_and(|resource| resource.has_status);
+                let of =
+                    |member: &str| if status { FieldSet::from_path(&[member]) } else { FieldSet::default() };
                 [of("status"), of("spec"), of("status")]
             })
         });
-        let [main, status, finalize] = sets.of(self.kind);
-        match self.part {
-            Part::Main => main,
-            Part::Status => self.ignored_by_status(status),
-            Part::Finalize => finalize,
+        let [main, status, finalize] = sets.get(self.kind);
+        match self.subresource {
+            Subresource::Main => main,
+            Subresource::Status => self.ignored_by_status(status),
+            Subresource::Finalize => finalize,
         }
     }
 
-    fn ignored_by_status(self, spec: &'static Set) -> &'static Set {
-        static ATTACHMENT: OnceLock<Set> = OnceLock::new();
-        static POD: OnceLock<Set> = OnceLock::new();
+    fn ignored_by_status(self, spec: &'static FieldSet) -> &'static FieldSet {
+        static ATTACHMENT: OnceLock<FieldSet> = OnceLock::new();
+        static POD: OnceLock<FieldSet> = OnceLock::new();
         match self.kind {
-            Kind::VolumeAttachment => {
-                ATTACHMENT.get_or_init(|| Set::of_path(&["metadata"]).union(Set::of_path(&["spec"])))
-            }
-            Kind::Pod => POD.get_or_init(|| {
-                Set::of_path(&["spec"])
-                    .union(Set::of_path(&["metadata", "deletionTimestamp"]))
-                    .union(Set::of_path(&["metadata", "ownerReferences"]))
+            ResourceKind::VolumeAttachment => ATTACHMENT
+                .get_or_init(|| FieldSet::from_path(&["metadata"]).union(FieldSet::from_path(&["spec"]))),
+            ResourceKind::Pod => POD.get_or_init(|| {
+                FieldSet::from_path(&["spec"])
+                    .union(FieldSet::from_path(&["metadata", "deletionTimestamp"]))
+                    .union(FieldSet::from_path(&["metadata", "ownerReferences"]))
             }),
-            Kind::Namespace
-            | Kind::Node
-            | Kind::PersistentVolume
-            | Kind::PersistentVolumeClaim
-            | Kind::Event
-            | Kind::Secret
-            | Kind::ConfigMap
-            | Kind::ServiceAccount
-            | Kind::StorageClass
-            | Kind::CsiDriver
-            | Kind::CsiNode
-            | Kind::CsiStorageCapacity
-            | Kind::VolumeAttributesClass
-            | Kind::Lease => spec,
+            ResourceKind::Namespace
+            | ResourceKind::Node
+            | ResourceKind::PersistentVolume
+            | ResourceKind::PersistentVolumeClaim
+            | ResourceKind::Event
+            | ResourceKind::Secret
+            | ResourceKind::ConfigMap
+            | ResourceKind::ServiceAccount
+            | ResourceKind::StorageClass
+            | ResourceKind::CsiDriver
+            | ResourceKind::CsiNode
+            | ResourceKind::CsiStorageCapacity
+            | ResourceKind::VolumeAttributesClass
+            | ResourceKind::Lease => spec,
         }
     }
 }
 
 /// Nobody owns these.
-fn stripped() -> &'static Set {
-    static STRIPPED: OnceLock<Set> = OnceLock::new();
+fn stripped_fields() -> &'static FieldSet {
+    static STRIPPED: OnceLock<FieldSet> = OnceLock::new();
     STRIPPED.get_or_init(|| {
         let meta = [
             "name",
@@ -120,38 +120,38 @@ fn stripped() -> &'static Set {
             "managedFields",
             "resourceVersion",
         ];
-        let top = ["apiVersion", "kind", "metadata"].map(|member| Set::of_path(&[member]));
-        let meta = meta.map(|member| Set::of_path(&["metadata", member]));
-        top.into_iter().chain(meta).fold(Set::default(), Set::union)
+        let top = ["apiVersion", "kind", "metadata"].map(|member| FieldSet::from_path(&[member]));
+        let meta = meta.map(|member| FieldSet::from_path(&["metadata", member]));
+        top.into_iter().chain(meta).fold(FieldSet::default(), FieldSet::union)
     })
 }
 
 /// What managed fields a write starts from: those in the request's object, or else those of the stored one.
-pub(crate) fn start(sent: Option<&Value>, stored: &Managed) -> Managed {
+pub(crate) fn initial_managed_fields(sent: Option<&Value>, stored: &ManagedFields) -> ManagedFields {
     let Some(sent) = sent else { return stored.clone() };
-    if Managed::is_reset(sent) {
-        return Managed::default();
+    if ManagedFields::is_reset(sent) {
+        return ManagedFields::default();
     }
-    match Managed::from_value(sent) {
+    match ManagedFields::from_value(sent) {
         Some(managed) if !managed.is_empty() => managed,
         Some(_) | None => stored.clone(),
     }
 }
 
 /// Takes the fields that a writer changed away from everybody else.
-fn disown(
-    managed: &Managed,
-    except: Option<&Writer>,
+fn remove_from_managers(
+    managed: &ManagedFields,
+    except: Option<&FieldManager>,
     endpoint: Endpoint,
-    lost: &Set,
-) -> Vec<std::sync::Arc<Entry>> {
+    changed: &FieldSet,
+) -> Vec<std::sync::Arc<ManagedFieldsEntry>> {
     let version = endpoint.kind.resource().api_version();
-    let kept = managed.iter().filter(|entry| entry.writer.api_version == version).map(|entry| {
-        let own = except.is_some_and(|writer| entry.writer.is(writer));
-        if own || entry.set.intersection(lost).is_empty() {
+    let kept = managed.iter().filter(|entry| entry.manager.api_version == version).map(|entry| {
+        let is_excepted = except.is_some_and(|writer| entry.manager.is_same_manager(writer));
+        if is_excepted || entry.fields.intersection(changed).is_empty() {
             return std::sync::Arc::clone(entry);
         }
-        Entry::new(entry.writer.clone(), entry.time.clone(), entry.set.difference(lost))
+        ManagedFieldsEntry::new(entry.manager.clone(), entry.time.clone(), entry.fields.difference(changed))
     });
     kept.collect()
 }
@@ -159,37 +159,37 @@ fn disown(
 /// The managed fields after a create, an update or a patch. `old` is the empty object for a create.
 pub(crate) fn update(
     endpoint: Endpoint,
-    managed: &Managed,
+    managed: &ManagedFields,
     (old, new): (&Value, &Value),
     manager: &str,
     now: &str,
-) -> Managed {
-    let mut changes = walk::compare(endpoint.shape(), old, new);
-    changes.ignore(endpoint.ignored());
+) -> ManagedFields {
+    let mut changes = walk::compare(endpoint.schema(), old, new);
+    changes.ignore(endpoint.ignored_fields());
     if changes.is_same() {
-        return Managed::from_entries(managed.iter().cloned().collect());
+        return ManagedFields::from_entries(managed.iter().cloned().collect());
     }
-    let gained = changes.modified.union(changes.added);
-    let lost = gained.clone().union(changes.removed);
-    let mut entries = disown(managed, None, endpoint, &lost);
-    let own = gained.difference(stripped());
+    let changed = changes.modified.union(changes.added);
+    let lost = changed.clone().union(changes.removed);
+    let mut entries = remove_from_managers(managed, None, endpoint, &lost);
+    let own = changed.difference(stripped_fields());
     if !own.is_empty() {
-        let writer = endpoint.writer(manager, false);
-        let before = entries.iter().position(|entry| entry.writer.is(&writer));
+        let writer = endpoint.field_manager(manager, false);
+        let before = entries.iter().position(|entry| entry.manager.is_same_manager(&writer));
         let set = match before {
-            Some(at) => own.union(entries.swap_remove(at).set.clone()),
+            Some(at) => own.union(entries.swap_remove(at).fields.clone()),
             None => own,
         };
-        entries.push(Entry::new(writer, Some(now.to_owned()), set));
+        entries.push(ManagedFieldsEntry::new(writer, Some(now.to_owned()), set));
     }
-    Managed::from_entries(entries).capped()
+    ManagedFields::from_entries(entries).merge_oldest_updaters()
 }
 
 /// What a configuration makes of an object.
 #[derive(Debug)]
-pub(crate) struct Applied {
+pub(crate) struct ApplyResult {
     pub(crate) value: Value,
-    pub(crate) managed: Managed,
+    pub(crate) managed: ManagedFields,
 }
 
 /// Why a configuration does not apply.
@@ -203,12 +203,12 @@ pub(crate) enum ApplyError {
 /// Applies a configuration to an object (the empty one when it does not exist yet).
 pub(crate) fn apply(
     endpoint: Endpoint,
-    managed: &Managed,
+    managed: &ManagedFields,
     (live, config): (&Value, &Value),
     (manager, force): (&str, bool),
     now: &str,
-) -> Result<Applied, ApplyError> {
-    let shape = endpoint.shape();
+) -> Result<ApplyResult, ApplyError> {
+    let shape = endpoint.schema();
     walk::check(shape, config).map_err(ApplyError::Malformed)?;
     let adopted;
     let managed = if managed.is_empty() {
@@ -217,57 +217,63 @@ pub(crate) fn apply(
     } else {
         managed
     };
-    let writer = endpoint.writer(manager, true);
+    let writer = endpoint.field_manager(manager, true);
     let before = managed.get(&writer);
-    let set = walk::fields_of(shape, config).without(endpoint.ignored());
+    let set = walk::fields_of(shape, config).recursive_difference(endpoint.ignored_fields());
     let merged = walk::merge(shape, live, config);
     let value = prune(shape, merged, managed, &writer, &set);
     let mut changes = walk::compare(shape, live, &value);
-    changes.ignore(endpoint.ignored());
-    let gained = changes.modified.union(changes.added);
+    changes.ignore(endpoint.ignored_fields());
+    let changed = changes.modified.union(changes.added);
     if !force {
-        let conflicts = conflicts(managed, &writer, &gained);
+        let conflicts = conflicts(managed, &writer, &changed);
         if !conflicts.is_empty() {
             return Err(ApplyError::Conflicts(conflicts));
         }
     }
-    let mut entries = disown(managed, Some(&writer), endpoint, &gained.union(changes.removed));
-    entries.retain(|entry| !entry.writer.is(&writer));
+    let mut entries = remove_from_managers(managed, Some(&writer), endpoint, &changed.union(changes.removed));
+    entries.retain(|entry| !entry.manager.is_same_manager(&writer));
     let time = match before {
         Some(before) if value == *live => before.time.clone(),
         _ if value == *live => None,
         _ => Some(now.to_owned()),
     };
-    entries.push(Entry::new(writer, time, set.difference(stripped())));
-    Ok(Applied { value, managed: Managed::from_entries(entries) })
+    entries.push(ManagedFieldsEntry::new(writer, time, set.difference(stripped_fields())));
+    Ok(ApplyResult { value, managed: ManagedFields::from_entries(entries) })
 }
 
-fn conflicts(managed: &Managed, writer: &Writer, gained: &Set) -> Vec<Conflict> {
+fn conflicts(managed: &ManagedFields, writer: &FieldManager, gained: &FieldSet) -> Vec<Conflict> {
     let mut conflicts = Vec::new();
-    let mut others: Vec<_> = managed.iter().filter(|entry| !entry.writer.is(writer)).collect();
-    others.sort_by_key(|entry| (entry.writer.manager.clone(), entry.writer.applies));
+    let mut others: Vec<_> = managed.iter().filter(|entry| !entry.manager.is_same_manager(writer)).collect();
+    others.sort_by_key(|entry| (entry.manager.manager.clone(), entry.manager.is_apply));
     for entry in others {
-        for path in entry.set.intersection(gained).paths() {
-            conflicts.push(Conflict { with: entry.writer.clone(), path });
+        for path in entry.fields.intersection(gained).paths() {
+            conflicts.push(Conflict { manager: entry.manager.clone(), path });
         }
     }
     conflicts
 }
 
 /// Removes what the manager applied last time, does not apply this time, and nobody else owns.
-fn prune(shape: &'static Struct, merged: Value, managed: &Managed, writer: &Writer, set: &Set) -> Value {
-    let Some(last) = managed.get(writer).map(|entry| &entry.set).filter(|last| !last.is_empty()) else {
+fn prune(
+    shape: &'static Struct,
+    merged: Value,
+    managed: &ManagedFields,
+    writer: &FieldManager,
+    set: &FieldSet,
+) -> Value {
+    let Some(last) = managed.get(writer).map(|entry| &entry.fields).filter(|last| !last.is_empty()) else {
         return merged;
     };
-    let named = |set: &Set| set.with_named_fields(Shape::Struct(shape));
+    let named = |set: &FieldSet| set.ensure_named_fields_are_members(TypeRef::Struct(shape));
     let last = named(last);
     let all = named(&walk::fields_of(shape, &merged));
     let pruned = walk::remove(shape, &merged, &last);
     // What somebody owns comes back,
     let owned = managed
         .iter()
-        .filter(|entry| !entry.writer.is(writer))
-        .fold(set.clone(), |owned, entry| owned.union(entry.set.clone()));
+        .filter(|entry| !entry.manager.is_same_manager(writer))
+        .fold(set.clone(), |owned, entry| owned.union(entry.fields.clone()));
     let left = named(&walk::fields_of(shape, &pruned));
     let pruned = walk::remove(shape, &merged, &all.difference(&left.union(named(&owned))));
     // and so does what was below a removed place but was never applied.
@@ -276,15 +282,15 @@ fn prune(shape: &'static Struct, merged: Value, managed: &Managed, writer: &Writ
 }
 
 /// The fields of a configuration that an object still has as the configuration says.
-fn unchanged(shape: &Struct, config: &Value, live: &Value) -> Set {
+fn unchanged(shape: &Struct, config: &Value, live: &Value) -> FieldSet {
     let changes = walk::compare(shape, config, live);
     let fields = walk::fields_of(shape, config);
     fields.difference(&changes.modified).difference(&changes.added).difference(&changes.removed)
 }
 
 /// The conflicts that are not about a field which client-side apply wrote and nobody changed since.
-pub(crate) fn not_from_client(
-    kind: Kind,
+pub(crate) fn without_client_side_applied(
+    kind: ResourceKind,
     conflicts: Vec<Conflict>,
     last_applied: &Value,
     live: &Value,
@@ -296,14 +302,18 @@ pub(crate) fn not_from_client(
 /// The conflicts in the words of the API.
 pub(crate) fn describe(conflicts: &[Conflict]) -> String {
     if let [one] = conflicts {
-        return format!("Apply failed with 1 conflict: conflict with {}: {}", one.with.describe(), one.path);
+        return format!(
+            "Apply failed with 1 conflict: conflict with {}: {}",
+            one.manager.describe(),
+            one.path
+        );
     }
     let mut lines = Vec::new();
     let mut last = None;
     for conflict in conflicts {
-        if last != Some(&conflict.with) {
-            lines.push(format!("conflicts with {}:", conflict.with.describe()));
-            last = Some(&conflict.with);
+        if last != Some(&conflict.manager) {
+            lines.push(format!("conflicts with {}:", conflict.manager.describe()));
+            last = Some(&conflict.manager);
         }
         lines.push(format!("- {}", conflict.path));
     }

@@ -10,36 +10,36 @@ use crate::schema::{Struct, Type};
 
 /// One step of a path, in its wire form: `f:name` a field or key of a map, `k:{…}` the member of a list with these keys,
 /// `v:…` the value in a set.
-pub(crate) type Element = Arc<str>;
+pub(crate) type PathElement = Arc<str>;
 
 /// A set of paths. A path can be in the set without its children and the other way round.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Set(BTreeMap<Element, Node>);
+pub(crate) struct FieldSet(BTreeMap<PathElement, FieldSetNode>);
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Node {
-    member: bool,
-    children: Set,
+struct FieldSetNode {
+    is_member: bool,
+    children: FieldSet,
 }
 
-impl Node {
+impl FieldSetNode {
     fn is_empty(&self) -> bool {
-        !self.member && self.children.is_empty()
+        !self.is_member && self.children.is_empty()
     }
 }
 
-impl Set {
+impl FieldSet {
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Puts a path of one element into the set.
-    pub(crate) fn insert(&mut self, element: &Element) {
-        self.0.entry(Arc::clone(element)).or_default().member = true;
+    pub(crate) fn insert(&mut self, element: &PathElement) {
+        self.0.entry(Arc::clone(element)).or_default().is_member = true;
     }
 
     /// Unites the set with paths below an element.
-    pub(crate) fn attach(&mut self, element: &Element, children: Set) {
+    pub(crate) fn insert_children(&mut self, element: &PathElement, children: FieldSet) {
         if !children.is_empty() {
             let node = self.0.entry(Arc::clone(element)).or_default();
             node.children = std::mem::take(&mut node.children).union(children);
@@ -47,45 +47,45 @@ impl Set {
     }
 
     /// A set of one path.
-    pub(crate) fn of_path(path: &[&str]) -> Self {
+    pub(crate) fn from_path(path: &[&str]) -> Self {
         let mut set = Self::default();
         if let Some((first, rest)) = path.split_first() {
-            let element = Element::from(format!("f:{first}"));
+            let element = PathElement::from(format!("f:{first}"));
             if rest.is_empty() {
                 set.insert(&element);
             } else {
-                set.attach(&element, Self::of_path(rest));
+                set.insert_children(&element, Self::from_path(rest));
             }
         }
         set
     }
 
     /// Whether a path of one element is in the set.
-    pub(crate) fn has(&self, element: &str) -> bool {
-        self.0.get(element).is_some_and(|node| node.member)
+    pub(crate) fn contains(&self, element: &str) -> bool {
+        self.0.get(element).is_some_and(|node| node.is_member)
     }
 
     /// The paths below an element.
-    pub(crate) fn below(&self, element: &str) -> Option<&Set> {
+    pub(crate) fn children(&self, element: &str) -> Option<&FieldSet> {
         self.0.get(element).map(|node| &node.children).filter(|children| !children.is_empty())
     }
 
-    pub(crate) fn union(mut self, other: Set) -> Self {
+    pub(crate) fn union(mut self, other: FieldSet) -> Self {
         for (element, node) in other.0 {
             let own = self.0.entry(element).or_default();
-            own.member |= node.member;
+            own.is_member |= node.is_member;
             own.children = std::mem::take(&mut own.children).union(node.children);
         }
         self
     }
 
     /// The paths that are in this set and not in the other one; children of such a path stay.
-    pub(crate) fn difference(&self, other: &Set) -> Self {
-        let keep = |(element, node): (&Element, &Node)| {
+    pub(crate) fn difference(&self, other: &FieldSet) -> Self {
+        let keep = |(element, node): (&PathElement, &FieldSetNode)| {
             let node = match other.0.get(element) {
                 None => node.clone(),
-                Some(gone) => Node {
-                    member: node.member && !gone.member,
+                Some(gone) => FieldSetNode {
+                    is_member: node.is_member && !gone.is_member,
                     children: node.children.difference(&gone.children),
                 },
             };
@@ -95,23 +95,26 @@ impl Set {
     }
 
     /// Like `difference`, but a path takes its children along.
-    pub(crate) fn without(&self, other: &Set) -> Self {
-        let keep = |(element, node): (&Element, &Node)| {
+    pub(crate) fn recursive_difference(&self, other: &FieldSet) -> Self {
+        let keep = |(element, node): (&PathElement, &FieldSetNode)| {
             let node = match other.0.get(element) {
                 None => node.clone(),
-                Some(gone) if gone.member => return None,
-                Some(gone) => Node { member: node.member, children: node.children.without(&gone.children) },
+                Some(gone) if gone.is_member => return None,
+                Some(gone) => FieldSetNode {
+                    is_member: node.is_member,
+                    children: node.children.recursive_difference(&gone.children),
+                },
             };
             (!node.is_empty()).then(|| (Arc::clone(element), node))
         };
         Self(self.0.iter().filter_map(keep).collect())
     }
 
-    pub(crate) fn intersection(&self, other: &Set) -> Self {
-        let keep = |(element, node): (&Element, &Node)| {
+    pub(crate) fn intersection(&self, other: &FieldSet) -> Self {
+        let keep = |(element, node): (&PathElement, &FieldSetNode)| {
             let both = other.0.get(element)?;
-            let node = Node {
-                member: node.member && both.member,
+            let node = FieldSetNode {
+                is_member: node.is_member && both.is_member,
                 children: node.children.intersection(&both.children),
             };
             (!node.is_empty()).then(|| (Arc::clone(element), node))
@@ -120,11 +123,11 @@ impl Set {
     }
 
     /// Puts the declared fields on the way to each path into the set as well.
-    pub(crate) fn with_named_fields(&self, shape: Shape<'_>) -> Self {
-        let widen = |(element, node): (&Element, &Node)| {
-            let declared = !node.children.is_empty() && shape.declares(element);
-            let children = node.children.with_named_fields(shape.descend(element));
-            (Arc::clone(element), Node { member: node.member || declared, children })
+    pub(crate) fn ensure_named_fields_are_members(&self, shape: TypeRef<'_>) -> Self {
+        let widen = |(element, node): (&PathElement, &FieldSetNode)| {
+            let declared = !node.children.is_empty() && shape.has_field(element);
+            let children = node.children.ensure_named_fields_are_members(shape.child(element));
+            (Arc::clone(element), FieldSetNode { is_member: node.is_member || declared, children })
         };
         Self(self.0.iter().map(widen).collect())
     }
@@ -137,7 +140,7 @@ impl Set {
     }
 
     fn collect(&self, prefix: &str, paths: &mut Vec<String>) {
-        for (element, _) in self.0.iter().filter(|(_, node)| node.member) {
+        for (element, _) in self.0.iter().filter(|(_, node)| node.is_member) {
             paths.push(format!("{prefix}{}", readable(element)));
         }
         for (element, node) in &self.0 {
@@ -148,7 +151,7 @@ impl Set {
     }
 
     /// The paths as members of a map, with one for a path that is in the set itself.
-    fn write<S: Serializer>(&self, member: bool, serializer: S) -> Result<S::Ok, S::Error> {
+    fn serialize_node<S: Serializer>(&self, member: bool, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         if member && !self.is_empty() {
             map.serialize_entry(".", &Map::new())?;
@@ -170,35 +173,35 @@ impl Set {
             let element = canonical(key)?;
             let children = Self::from_value(&Value::Object(below.clone()))?;
             let member = below.contains_key(".") || children.is_empty();
-            set.0.insert(element, Node { member, children });
+            set.0.insert(element, FieldSetNode { is_member: member, children });
         }
         Some(set)
     }
 }
 
 /// `FieldsV1`.
-impl Serialize for Set {
+impl Serialize for FieldSet {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.write(false, serializer)
+        self.serialize_node(false, serializer)
     }
 }
 
-impl Serialize for Node {
+impl Serialize for FieldSetNode {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.children.write(self.member, serializer)
+        self.children.serialize_node(self.is_member, serializer)
     }
 }
 
 /// Brings a path element into its one form.
-fn canonical(text: &str) -> Option<Element> {
+fn canonical(text: &str) -> Option<PathElement> {
     let (kind, rest) = text.split_once(':')?;
     match kind {
-        "f" => Some(Element::from(text)),
+        "f" => Some(PathElement::from(text)),
         "k" | "v" => {
             let value: Value = serde_json::from_str(rest).ok()?;
-            (kind == "v" || value.is_object()).then(|| Element::from(format!("{kind}:{value}")))
+            (kind == "v" || value.is_object()).then(|| PathElement::from(format!("{kind}:{value}")))
         }
-        "i" => rest.parse::<i64>().ok().map(|_| Element::from(text)),
+        "i" => rest.parse::<i64>().ok().map(|_| PathElement::from(text)),
         _ => None,
     }
 }
@@ -220,39 +223,39 @@ pub(super) fn readable(element: &str) -> String {
 
 /// The type at a place, as far as it is known.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Shape<'a> {
+pub(crate) enum TypeRef<'a> {
     Struct(&'a Struct),
     /// Anything but a structure.
     Type(&'a Type),
     Unknown,
 }
 
-impl<'a> Shape<'a> {
-    pub(crate) fn of(shape: &'a Type) -> Self {
+impl<'a> TypeRef<'a> {
+    pub(crate) fn from_type(shape: &'a Type) -> Self {
         match shape {
             Type::Struct(shape) => Self::Struct(shape),
             Type::Scalar(_) | Type::List(..) | Type::Map(..) => Self::Type(shape),
         }
     }
 
-    fn declares(self, element: &str) -> bool {
+    fn has_field(self, element: &str) -> bool {
         match self {
-            Shape::Struct(shape) => {
+            TypeRef::Struct(shape) => {
                 element.strip_prefix("f:").is_some_and(|name| shape.field(name).is_some())
             }
-            Shape::Type(_) | Shape::Unknown => false,
+            TypeRef::Type(_) | TypeRef::Unknown => false,
         }
     }
 
-    fn descend(self, element: &str) -> Shape<'a> {
+    fn child(self, element: &str) -> TypeRef<'a> {
         match self {
-            Shape::Struct(shape) => element
+            TypeRef::Struct(shape) => element
                 .strip_prefix("f:")
                 .and_then(|name| shape.field(name))
-                .map_or(Shape::Unknown, |field| Shape::of(&field.shape)),
-            Shape::Type(Type::Map(member, _)) => Shape::of(member),
-            Shape::Type(Type::List(member, _)) if element.starts_with("k:") => Shape::of(member),
-            Shape::Type(_) | Shape::Unknown => Shape::Unknown,
+                .map_or(TypeRef::Unknown, |field| TypeRef::from_type(&field.field_type)),
+            TypeRef::Type(Type::Map(member, _)) => TypeRef::from_type(member),
+            TypeRef::Type(Type::List(member, _)) if element.starts_with("k:") => TypeRef::from_type(member),
+            TypeRef::Type(_) | TypeRef::Unknown => TypeRef::Unknown,
         }
     }
 }

@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::set::{Element, Set, Shape};
-use crate::schema::{ListKind, Scalar, Struct, Type};
+use super::set::{FieldSet, PathElement, TypeRef};
+use crate::schema::{ListType, Scalar, Struct, Type};
 
 /// What distinguishes two objects.
 #[derive(Debug, Default)]
 pub(crate) struct Comparison {
-    pub(crate) removed: Set,
-    pub(crate) modified: Set,
-    pub(crate) added: Set,
+    pub(crate) removed: FieldSet,
+    pub(crate) modified: FieldSet,
+    pub(crate) added: FieldSet,
 }
 
 impl Comparison {
@@ -21,13 +21,13 @@ impl Comparison {
     }
 
     /// Forgets what an endpoint does not write.
-    pub(crate) fn ignore(&mut self, ignored: &Set) {
+    pub(crate) fn ignore(&mut self, ignored: &FieldSet) {
         for set in [&mut self.removed, &mut self.modified, &mut self.added] {
-            *set = set.without(ignored);
+            *set = set.recursive_difference(ignored);
         }
     }
 
-    fn leaf(&mut self, element: &Element, old: Option<&Value>, new: Option<&Value>) {
+    fn leaf(&mut self, element: &PathElement, old: Option<&Value>, new: Option<&Value>) {
         match (old, new) {
             (None, _) => self.added.insert(element),
             (_, None) => self.removed.insert(element),
@@ -36,38 +36,38 @@ impl Comparison {
         }
     }
 
-    fn attach(&mut self, element: &Element, below: Comparison) {
-        self.removed.attach(element, below.removed);
-        self.modified.attach(element, below.modified);
-        self.added.attach(element, below.added);
+    fn attach(&mut self, element: &PathElement, below: Comparison) {
+        self.removed.insert_children(element, below.removed);
+        self.modified.insert_children(element, below.modified);
+        self.added.insert_children(element, below.added);
     }
 }
 
 /// How a place divides into smaller ones.
-enum Parts<'a> {
+enum Composition<'a> {
     /// It does not.
     Leaf,
     Struct(&'a Struct),
     Map(&'a Type),
-    List(&'a Type, &'a ListKind),
+    List(&'a Type, &'a ListType),
 }
 
-fn parts<'a>(shape: Shape<'a>) -> Parts<'a> {
+fn composition<'a>(shape: TypeRef<'a>) -> Composition<'a> {
     match shape {
-        Shape::Struct(shape) if !shape.atomic => Parts::Struct(shape),
-        Shape::Type(Type::Map(member, false)) => Parts::Map(member),
-        Shape::Type(Type::List(member, kind @ (ListKind::Set | ListKind::Keys(_)))) => {
-            Parts::List(member, kind)
+        TypeRef::Struct(shape) if !shape.atomic => Composition::Struct(shape),
+        TypeRef::Type(Type::Map(member, false)) => Composition::Map(member),
+        TypeRef::Type(Type::List(member, kind @ (ListType::Set | ListType::Keys(_)))) => {
+            Composition::List(member, kind)
         }
-        Shape::Struct(_)
-        | Shape::Type(
-            Type::Scalar(_) | Type::Struct(_) | Type::List(_, ListKind::Atomic) | Type::Map(_, true),
+        TypeRef::Struct(_)
+        | TypeRef::Type(
+            Type::Scalar(_) | Type::Struct(_) | Type::List(_, ListType::Atomic) | Type::Map(_, true),
         )
-        | Shape::Unknown => Parts::Leaf,
+        | TypeRef::Unknown => Composition::Leaf,
     }
 }
 
-fn is_hollow(value: Option<&Value>) -> bool {
+fn is_empty_or_absent(value: Option<&Value>) -> bool {
     match value {
         None | Some(Value::Null) => true,
         Some(Value::Object(map)) => map.is_empty(),
@@ -95,31 +95,31 @@ fn compare_struct(shape: &Struct, old: Option<&Value>, new: Option<&Value>, foun
     let (old, new) = (map(old), map(new));
     for (name, field) in &shape.fields {
         let (old, new) = (old.and_then(|old| old.get(*name)), new.and_then(|new| new.get(*name)));
-        compare_place(Shape::of(&field.shape), old, new, &field.element, found);
+        compare_value(TypeRef::from_type(&field.field_type), old, new, &field.element, found);
     }
 }
 
-fn compare_place(
-    shape: Shape<'_>,
+fn compare_value(
+    shape: TypeRef<'_>,
     old: Option<&Value>,
     new: Option<&Value>,
-    element: &Element,
+    element: &PathElement,
     found: &mut Comparison,
 ) {
     // Equal things do not differ inside, and most things are equal.
     if old == new {
         return;
     }
-    let parts = parts(shape);
-    if matches!(parts, Parts::Leaf) || (is_hollow(old) && is_hollow(new)) {
+    let parts = composition(shape);
+    if matches!(parts, Composition::Leaf) || (is_empty_or_absent(old) && is_empty_or_absent(new)) {
         return found.leaf(element, old, new);
     }
     let mut below = Comparison::default();
     match parts {
-        Parts::Leaf => {}
-        Parts::Struct(shape) => compare_struct(shape, old, new, &mut below),
-        Parts::Map(member) => compare_map(member, map(old), map(new), &mut below),
-        Parts::List(member, kind) => compare_list(member, kind, list(old), list(new), &mut below),
+        Composition::Leaf => {}
+        Composition::Struct(shape) => compare_struct(shape, old, new, &mut below),
+        Composition::Map(member) => compare_map(member, map(old), map(new), &mut below),
+        Composition::List(member, kind) => compare_list(member, kind, list(old), list(new), &mut below),
     }
     found.attach(element, below);
     if old.is_none() {
@@ -137,34 +137,38 @@ fn compare_map(
 ) {
     for (key, value) in old.into_iter().flatten() {
         let other = new.and_then(|new| new.get(key));
-        compare_place(Shape::of(member), Some(value), other, &named(key), found);
+        compare_value(TypeRef::from_type(member), Some(value), other, &field_element(key), found);
     }
     for (key, value) in new.into_iter().flatten() {
         if old.is_none_or(|old| !old.contains_key(key)) {
-            compare_place(Shape::of(member), None, Some(value), &named(key), found);
+            compare_value(TypeRef::from_type(member), None, Some(value), &field_element(key), found);
         }
     }
 }
 
-fn named(key: &str) -> Element {
-    Element::from(format!("f:{key}"))
+fn field_element(key: &str) -> PathElement {
+    PathElement::from(format!("f:{key}"))
 }
 
 /// The members of a list by who they are; more than one where the list has duplicates.
-fn indexed<'a>(member: &Type, kind: &ListKind, members: &'a [Value]) -> BTreeMap<Element, Vec<&'a Value>> {
-    let mut index: BTreeMap<Element, Vec<&Value>> = BTreeMap::new();
+fn index_by_element<'a>(
+    member: &Type,
+    kind: &ListType,
+    members: &'a [Value],
+) -> BTreeMap<PathElement, Vec<&'a Value>> {
+    let mut index: BTreeMap<PathElement, Vec<&Value>> = BTreeMap::new();
     for value in members {
-        if let Ok(element) = identity(member, kind, value) {
+        if let Ok(element) = path_element(member, kind, value) {
             index.entry(element).or_default().push(value);
         }
     }
     index
 }
 
-fn compare_list(member: &Type, kind: &ListKind, old: &[Value], new: &[Value], found: &mut Comparison) {
-    let (old, new) = (indexed(member, kind, old), indexed(member, kind, new));
-    let place = |old: Option<&Value>, new: Option<&Value>, element: &Element, found: &mut Comparison| {
-        compare_place(Shape::of(member), old, new, element, found);
+fn compare_list(member: &Type, kind: &ListType, old: &[Value], new: &[Value], found: &mut Comparison) {
+    let (old, new) = (index_by_element(member, kind, old), index_by_element(member, kind, new));
+    let place = |old: Option<&Value>, new: Option<&Value>, element: &PathElement, found: &mut Comparison| {
+        compare_value(TypeRef::from_type(member), old, new, element, found);
     };
     for element in old.keys().chain(new.keys().filter(|element| !old.contains_key(*element))) {
         let before = old.get(element).map_or(&[][..], Vec::as_slice);
@@ -194,9 +198,9 @@ fn compare_list(member: &Type, kind: &ListKind, old: &[Value], new: &[Value], fo
 }
 
 /// Who a member of a list is.
-fn identity(member: &Type, kind: &ListKind, value: &Value) -> Result<Element, String> {
+fn path_element(member: &Type, kind: &ListType, value: &Value) -> Result<PathElement, String> {
     match kind {
-        ListKind::Keys(keys) => {
+        ListType::Keys(keys) => {
             let Value::Object(map) = value else {
                 return Err(match value {
                     Value::Null => "associative list with keys may not have a null element".to_owned(),
@@ -219,9 +223,9 @@ fn identity(member: &Type, kind: &ListKind, value: &Value) -> Result<Element, St
                     found.insert((*key).to_owned(), value);
                 }
             }
-            Ok(Element::from(format!("k:{}", Value::Object(found))))
+            Ok(PathElement::from(format!("k:{}", Value::Object(found))))
         }
-        ListKind::Set | ListKind::Atomic => match value {
+        ListType::Set | ListType::Atomic => match value {
             Value::Object(_) => {
                 Err("associative list without keys has an element that's a map type".to_owned())
             }
@@ -229,58 +233,60 @@ fn identity(member: &Type, kind: &ListKind, value: &Value) -> Result<Element, St
             Value::Null => {
                 Err("associative list without keys has an element that's an explicit null".to_owned())
             }
-            Value::Bool(_) | Value::Number(_) | Value::String(_) => Ok(Element::from(format!("v:{value}"))),
+            Value::Bool(_) | Value::Number(_) | Value::String(_) => {
+                Ok(PathElement::from(format!("v:{value}")))
+            }
         },
     }
 }
 
 /// Every field of an object.
-pub(crate) fn fields_of(shape: &Struct, value: &Value) -> Set {
-    let mut set = Set::default();
+pub(crate) fn fields_of(shape: &Struct, value: &Value) -> FieldSet {
+    let mut set = FieldSet::default();
     if let Some(map) = map(Some(value)) {
         fields_of_struct(shape, map, &mut set);
     }
     set
 }
 
-fn fields_of_struct(shape: &Struct, map: &Map<String, Value>, set: &mut Set) {
+fn fields_of_struct(shape: &Struct, map: &Map<String, Value>, set: &mut FieldSet) {
     for (name, value) in map {
         let Some(field) = shape.field(name) else {
-            set.insert(&named(name));
+            set.insert(&field_element(name));
             continue;
         };
-        fields_of_place(Shape::of(&field.shape), value, &field.element, set);
+        fields_of_value(TypeRef::from_type(&field.field_type), value, &field.element, set);
         if value.is_null() || value.as_object().is_some_and(Map::is_empty) {
             set.insert(&field.element);
         }
     }
 }
 
-fn fields_of_place(shape: Shape<'_>, value: &Value, element: &Element, set: &mut Set) {
-    let mut below = Set::default();
-    match parts(shape) {
-        Parts::Leaf => return set.insert(element),
-        Parts::Struct(shape) => {
+fn fields_of_value(shape: TypeRef<'_>, value: &Value, element: &PathElement, set: &mut FieldSet) {
+    let mut below = FieldSet::default();
+    match composition(shape) {
+        Composition::Leaf => return set.insert(element),
+        Composition::Struct(shape) => {
             if let Some(map) = map(Some(value)) {
                 fields_of_struct(shape, map, &mut below);
             }
         }
-        Parts::Map(member) => {
+        Composition::Map(member) => {
             for (key, value) in map(Some(value)).into_iter().flatten() {
-                fields_of_place(Shape::of(member), value, &named(key), &mut below);
-                below.insert(&named(key));
+                fields_of_value(TypeRef::from_type(member), value, &field_element(key), &mut below);
+                below.insert(&field_element(key));
             }
         }
-        Parts::List(member, kind) => {
-            for (element, members) in indexed(member, kind, list(Some(value))) {
+        Composition::List(member, kind) => {
+            for (element, members) in index_by_element(member, kind, list(Some(value))) {
                 if let [one] = members.as_slice() {
-                    fields_of_place(Shape::of(member), one, &element, &mut below);
+                    fields_of_value(TypeRef::from_type(member), one, &element, &mut below);
                 }
                 below.insert(&element);
             }
         }
     }
-    set.attach(element, below);
+    set.insert_children(element, below);
 }
 
 /// Merges a configuration into an object: what it names wins, the rest stays.
@@ -290,25 +296,25 @@ pub(crate) fn merge(shape: &Struct, live: &Value, config: &Value) -> Value {
 
 fn merge_struct(shape: &Struct, live: Option<&Value>, config: Option<&Value>) -> Option<Value> {
     merge_members(map(live), map(config), |name| {
-        shape.field(name).map_or(Shape::Unknown, |field| Shape::of(&field.shape))
+        shape.field(name).map_or(TypeRef::Unknown, |field| TypeRef::from_type(&field.field_type))
     })
 }
 
 fn merge_members<'a>(
     live: Option<&Map<String, Value>>,
     config: Option<&Map<String, Value>>,
-    shape: impl Fn(&str) -> Shape<'a>,
+    shape: impl Fn(&str) -> TypeRef<'a>,
 ) -> Option<Value> {
     let mut merged = Map::new();
     for (name, value) in live.into_iter().flatten() {
         let other = config.and_then(|config| config.get(name));
-        if let Some(value) = merge_place(shape(name), Some(value), other) {
+        if let Some(value) = merge_value(shape(name), Some(value), other) {
             merged.insert(name.clone(), value);
         }
     }
     for (name, value) in config.into_iter().flatten() {
         if live.is_none_or(|live| !live.contains_key(name))
-            && let Some(value) = merge_place(shape(name), None, Some(value))
+            && let Some(value) = merge_value(shape(name), None, Some(value))
         {
             merged.insert(name.clone(), value);
         }
@@ -316,28 +322,28 @@ fn merge_members<'a>(
     (!merged.is_empty()).then_some(Value::Object(merged))
 }
 
-fn merge_place(shape: Shape<'_>, live: Option<&Value>, config: Option<&Value>) -> Option<Value> {
-    let parts = parts(shape);
-    if matches!(parts, Parts::Leaf) || (is_hollow(live) && is_hollow(config)) {
+fn merge_value(shape: TypeRef<'_>, live: Option<&Value>, config: Option<&Value>) -> Option<Value> {
+    let parts = composition(shape);
+    if matches!(parts, Composition::Leaf) || (is_empty_or_absent(live) && is_empty_or_absent(config)) {
         return config.or(live).cloned();
     }
     match parts {
-        Parts::Leaf => None,
-        Parts::Struct(shape) => merge_struct(shape, live, config),
-        Parts::Map(member) => merge_members(map(live), map(config), |_| Shape::of(member)),
-        Parts::List(member, kind) => merge_list(member, kind, list(live), list(config)),
+        Composition::Leaf => None,
+        Composition::Struct(shape) => merge_struct(shape, live, config),
+        Composition::Map(member) => merge_members(map(live), map(config), |_| TypeRef::from_type(member)),
+        Composition::List(member, kind) => merge_list(member, kind, list(live), list(config)),
     }
 }
 
 /// The configuration's order wins; members that only the object has keep their place before the next common one.
-fn merge_list(member: &Type, kind: &ListKind, live: &[Value], config: &[Value]) -> Option<Value> {
-    let identities = |members: &[Value]| -> Vec<Element> {
-        members.iter().filter_map(|value| identity(member, kind, value).ok()).collect()
+fn merge_list(member: &Type, kind: &ListType, live: &[Value], config: &[Value]) -> Option<Value> {
+    let identities = |members: &[Value]| -> Vec<PathElement> {
+        members.iter().filter_map(|value| path_element(member, kind, value).ok()).collect()
     };
     let (left, right) = (identities(live), identities(config));
-    let (by_left, by_right) = (indexed(member, kind, live), indexed(member, kind, config));
+    let (by_left, by_right) = (index_by_element(member, kind, live), index_by_element(member, kind, config));
     // A member that the object has twice is not merged with, only replaced.
-    let unique = |element: &Element| match by_left.get(element).map(Vec::as_slice) {
+    let unique = |element: &PathElement| match by_left.get(element).map(Vec::as_slice) {
         Some([one]) => Some(*one),
         Some(_) | None => None,
     };
@@ -345,16 +351,16 @@ fn merge_list(member: &Type, kind: &ListKind, live: &[Value], config: &[Value]) 
     let mut next_shared = shared.next();
     let mut merged = std::collections::BTreeSet::new();
     let mut out = Vec::new();
-    let mut take = |element: &Element, live: Option<&Value>| {
+    let mut push_merged = |element: &PathElement, live: Option<&Value>| {
         let config = by_right.get(element).and_then(|members| members.first().copied());
-        out.extend(merge_place(Shape::of(member), live, config));
+        out.extend(merge_value(TypeRef::from_type(member), live, config));
     };
     let (mut l, mut r) = (0, 0);
     while l < left.len() || r < right.len() {
         if let (Some(own), Some(given)) = (left.get(l), right.get(r)) {
             if own == given {
                 merged.insert(own);
-                take(own, unique(own));
+                push_merged(own, unique(own));
                 (l, r) = (l + 1, r + 1);
                 next_shared = shared.next();
                 continue;
@@ -366,7 +372,7 @@ fn merge_list(member: &Type, kind: &ListKind, live: &[Value], config: &[Value]) 
         }
         if let Some(own) = left.get(l) {
             if !by_right.contains_key(own) {
-                take(own, live.get(l));
+                push_merged(own, live.get(l));
                 l += 1;
                 continue;
             }
@@ -376,7 +382,7 @@ fn merge_list(member: &Type, kind: &ListKind, live: &[Value], config: &[Value]) 
         }
         if let Some(given) = right.get(r) {
             merged.insert(given);
-            take(given, unique(given));
+            push_merged(given, unique(given));
             r += 1;
             if next_shared == Some(given) {
                 next_shared = shared.next();
@@ -387,23 +393,23 @@ fn merge_list(member: &Type, kind: &ListKind, live: &[Value], config: &[Value]) 
 }
 
 /// The object without the paths of a set; what becomes empty by that goes as well.
-pub(crate) fn remove(shape: &Struct, value: &Value, gone: &Set) -> Value {
-    remove_place(Shape::Struct(shape), value, gone).unwrap_or_else(|| Value::Object(Map::new()))
+pub(crate) fn remove(shape: &Struct, value: &Value, removed: &FieldSet) -> Value {
+    remove_from_value(TypeRef::Struct(shape), value, removed).unwrap_or_else(|| Value::Object(Map::new()))
 }
 
-fn remove_place(shape: Shape<'_>, value: &Value, gone: &Set) -> Option<Value> {
-    match parts(shape) {
-        Parts::Leaf => match value {
+fn remove_from_value(shape: TypeRef<'_>, value: &Value, removed: &FieldSet) -> Option<Value> {
+    match composition(shape) {
+        Composition::Leaf => match value {
             Value::Object(_) | Value::Array(_) => None,
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Some(value.clone()),
         },
-        Parts::Struct(shape) => remove_members(value, gone, |name| {
-            shape.field(name).map_or(Shape::Unknown, |field| Shape::of(&field.shape))
+        Composition::Struct(shape) => remove_members(value, removed, |name| {
+            shape.field(name).map_or(TypeRef::Unknown, |field| TypeRef::from_type(&field.field_type))
         }),
-        Parts::Map(member) => remove_members(value, gone, |_| Shape::of(member)),
-        Parts::List(member, kind) => {
-            let kept = value.as_array()?.iter().filter_map(|value| match identity(member, kind, value) {
-                Ok(element) => remove_member(Shape::of(member), &element, value, gone),
+        Composition::Map(member) => remove_members(value, removed, |_| TypeRef::from_type(member)),
+        Composition::List(member, kind) => {
+            let kept = value.as_array()?.iter().filter_map(|value| match path_element(member, kind, value) {
+                Ok(element) => remove_member(TypeRef::from_type(member), &element, value, removed),
                 Err(_) => Some(value.clone()),
             });
             let kept: Vec<Value> = kept.collect();
@@ -412,99 +418,103 @@ fn remove_place(shape: Shape<'_>, value: &Value, gone: &Set) -> Option<Value> {
     }
 }
 
-fn remove_members<'a>(value: &Value, gone: &Set, shape: impl Fn(&str) -> Shape<'a>) -> Option<Value> {
+fn remove_members<'a>(
+    value: &Value,
+    removed: &FieldSet,
+    shape: impl Fn(&str) -> TypeRef<'a>,
+) -> Option<Value> {
     let kept = value.as_object()?.iter().filter_map(|(name, value)| {
-        remove_member(shape(name), &named(name), value, gone).map(|value| (name.clone(), value))
+        remove_member(shape(name), &field_element(name), value, removed).map(|value| (name.clone(), value))
     });
     let kept: Map<String, Value> = kept.collect();
     (!kept.is_empty()).then_some(Value::Object(kept))
 }
 
-fn remove_member(shape: Shape<'_>, element: &str, value: &Value, gone: &Set) -> Option<Value> {
-    if gone.has(element) {
+fn remove_member(shape: TypeRef<'_>, element: &str, value: &Value, removed: &FieldSet) -> Option<Value> {
+    if removed.contains(element) {
         return None;
     }
-    match gone.below(element) {
+    match removed.children(element) {
         // A value that became empty stays as null, which the decoder takes as absent.
-        Some(below) => Some(remove_place(shape, value, below).unwrap_or_default()),
+        Some(below) => Some(remove_from_value(shape, value, below).unwrap_or_default()),
         None => Some(value.clone()),
     }
 }
 
 /// Checks a configuration against the type: unknown fields, wrong types, members that cannot be told apart.
 pub(crate) fn check(shape: &Struct, config: &Value) -> Result<(), String> {
-    let mut wrong = Vec::new();
-    check_place(Shape::Struct(shape), config, "", &mut wrong);
-    wrong.sort_unstable();
-    wrong.dedup();
-    match wrong.as_slice() {
+    let mut errors = Vec::new();
+    check_value(TypeRef::Struct(shape), config, "", &mut errors);
+    errors.sort_unstable();
+    errors.dedup();
+    match errors.as_slice() {
         [] => Ok(()),
         [one] => Err(one.clone()),
         many => Err(format!("errors:\n  {}", many.join("\n  "))),
     }
 }
 
-fn check_place(shape: Shape<'_>, value: &Value, path: &str, wrong: &mut Vec<String>) {
+fn check_value(shape: TypeRef<'_>, value: &Value, path: &str, errors: &mut Vec<String>) {
     if value.is_null() {
         return;
     }
     match (shape, value) {
-        (Shape::Unknown, _) => {}
-        (Shape::Struct(shape), Value::Object(map)) => {
+        (TypeRef::Unknown, _) => {}
+        (TypeRef::Struct(shape), Value::Object(map)) => {
             for (name, value) in map {
                 let path = format!("{path}.{name}");
                 match shape.field(name) {
-                    Some(field) => check_place(Shape::of(&field.shape), value, &path, wrong),
-                    None => wrong.push(format!("{path}: field not declared in schema")),
+                    Some(field) => check_value(TypeRef::from_type(&field.field_type), value, &path, errors),
+                    None => errors.push(format!("{path}: field not declared in schema")),
                 }
             }
         }
-        (Shape::Type(Type::Map(member, _)), Value::Object(map)) => {
+        (TypeRef::Type(Type::Map(member, _)), Value::Object(map)) => {
             for (name, value) in map {
-                check_place(Shape::of(member), value, &format!("{path}.{name}"), wrong);
+                check_value(TypeRef::from_type(member), value, &format!("{path}.{name}"), errors);
             }
         }
-        (Shape::Type(Type::List(member, kind)), Value::Array(members)) => {
-            check_list(member, kind, members, path, wrong);
+        (TypeRef::Type(Type::List(member, kind)), Value::Array(members)) => {
+            check_list(member, kind, members, path, errors);
         }
-        (Shape::Type(Type::Scalar(scalar)), _) => check_scalar(*scalar, value, path, wrong),
-        (Shape::Struct(_) | Shape::Type(Type::Struct(_) | Type::Map(..)), _) => {
-            wrong.push(format!("{path}: expected map, got &{{{}}}", go(value)));
+        (TypeRef::Type(Type::Scalar(scalar)), _) => check_scalar(*scalar, value, path, errors),
+        (TypeRef::Struct(_) | TypeRef::Type(Type::Struct(_) | Type::Map(..)), _) => {
+            errors.push(format!("{path}: expected map, got &{{{}}}", go_format(value)));
         }
-        (Shape::Type(Type::List(..)), _) => {
-            wrong.push(format!("{path}: expected list, got &{{{}}}", go(value)))
+        (TypeRef::Type(Type::List(..)), _) => {
+            errors.push(format!("{path}: expected list, got &{{{}}}", go_format(value)))
         }
     }
 }
 
-fn check_list(member: &Type, kind: &ListKind, members: &[Value], path: &str, wrong: &mut Vec<String>) {
-    let mut seen = std::collections::BTreeSet::new();
+fn check_list(member: &Type, kind: &ListType, members: &[Value], path: &str, errors: &mut Vec<String>) {
+    let mut elements = std::collections::BTreeSet::new();
     for (index, value) in members.iter().enumerate() {
         let path = match kind {
-            ListKind::Atomic => format!("{path}[{index}]"),
-            ListKind::Set | ListKind::Keys(_) => {
-                let element = match identity(member, kind, value) {
+            ListType::Atomic => format!("{path}[{index}]"),
+            ListType::Set | ListType::Keys(_) => {
+                let element = match path_element(member, kind, value) {
                     Ok(element) => element,
-                    Err(why) => return wrong.push(format!("{path}: element {index}: {why}")),
+                    Err(why) => return errors.push(format!("{path}: element {index}: {why}")),
                 };
                 let shown = super::set::readable(&element);
-                if !seen.insert(element) {
-                    wrong.push(format!("{path}: duplicate entries for key {shown}"));
+                if !elements.insert(element) {
+                    errors.push(format!("{path}: duplicate entries for key {shown}"));
                 }
                 format!("{path}{shown}")
             }
         };
-        check_place(Shape::of(member), value, &path, wrong);
+        check_value(TypeRef::from_type(member), value, &path, errors);
     }
 }
 
-fn check_scalar(scalar: Scalar, value: &Value, path: &str, wrong: &mut Vec<String>) {
+fn check_scalar(scalar: Scalar, value: &Value, path: &str, errors: &mut Vec<String>) {
     let (fits, wanted) = match scalar {
         Scalar::Any => (true, ""),
-        Scalar::Text | Scalar::Bytes | Scalar::Time | Scalar::MicroTime => (value.is_string(), "string"),
+        Scalar::String | Scalar::Bytes | Scalar::Time | Scalar::MicroTime => (value.is_string(), "string"),
         Scalar::Int32 | Scalar::Int64 => (value.is_number(), "numeric (int or float)"),
         Scalar::Bool => (value.is_boolean(), "boolean"),
-        Scalar::Quantity | Scalar::IntOrText => (!value.is_object() && !value.is_array(), "any scalar"),
+        Scalar::Quantity | Scalar::IntOrString => (!value.is_object() && !value.is_array(), "any scalar"),
     };
     if fits {
         return;
@@ -517,25 +527,27 @@ fn check_scalar(scalar: Scalar, value: &Value, path: &str, wrong: &mut Vec<Strin
             Value::Array(_) => "[]interface {}".to_owned(),
             Value::Null | Value::Number(_) | Value::Object(_) => "map[string]interface {}".to_owned(),
         },
-        Scalar::Text | Scalar::Bytes | Scalar::Time | Scalar::MicroTime => {
-            format!("&value.valueUnstructured{{Value:{}}}", go(value))
+        Scalar::String | Scalar::Bytes | Scalar::Time | Scalar::MicroTime => {
+            format!("&value.valueUnstructured{{Value:{}}}", go_format(value))
         }
-        Scalar::Any | Scalar::Bool | Scalar::Quantity | Scalar::IntOrText => format!("&{{{}}}", go(value)),
+        Scalar::Any | Scalar::Bool | Scalar::Quantity | Scalar::IntOrString => {
+            format!("&{{{}}}", go_format(value))
+        }
     };
-    wrong.push(format!("{path}: expected {wanted}, got {shown}"));
+    errors.push(format!("{path}: expected {wanted}, got {shown}"));
 }
 
 /// A value as Go prints it.
-pub(crate) fn go(value: &Value) -> String {
+pub(crate) fn go_format(value: &Value) -> String {
     match value {
         Value::Null => "<nil>".to_owned(),
         Value::Bool(flag) => flag.to_string(),
         Value::Number(number) => number.to_string(),
         Value::String(text) => text.clone(),
-        Value::Array(members) => format!("[{}]", members.iter().map(go).collect::<Vec<_>>().join(" ")),
+        Value::Array(members) => format!("[{}]", members.iter().map(go_format).collect::<Vec<_>>().join(" ")),
         Value::Object(map) => {
             let members: Vec<String> =
-                map.iter().map(|(key, value)| format!("{key}:{}", go(value))).collect();
+                map.iter().map(|(key, value)| format!("{key}:{}", go_format(value))).collect();
             format!("map[{}]", members.join(" "))
         }
     }

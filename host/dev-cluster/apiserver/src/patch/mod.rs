@@ -7,7 +7,7 @@ mod tests;
 
 use serde_json::Value;
 
-use crate::descriptors::Kind;
+use crate::descriptors::ResourceKind;
 use crate::request::PatchType;
 use crate::schema;
 use crate::status::Status;
@@ -53,7 +53,7 @@ fn object(patch: Value) -> Result<Value, Status> {
     match go_type(&patch) {
         None => Ok(if patch.is_null() { Value::Object(serde_json::Map::new()) } else { patch }),
         Some(found) => Err(Status::bad_request(format!(
-            "error decoding patch: json: cannot unmarshal {found} into Go value of type map[string]interface {{}}"
+            "error decoding patch: cannot unmarshal {found} into Go value of type map[string]interface {{}}"
         ))),
     }
 }
@@ -76,28 +76,28 @@ pub(crate) fn go_error(error: &serde_json::Error) -> String {
 
 impl Patch {
     /// Whether a field's name occurs in the patch.
-    pub(crate) fn mentions(&self, field: &str) -> bool {
-        let inside =
+    pub(crate) fn has_field(&self, field: &str) -> bool {
+        let has_in_metadata =
             |patch: &Value| patch.pointer("/metadata").is_some_and(|metadata| metadata.get(field).is_some());
         match self {
             // A path can be a prefix of it, and a value can hold anything.
             Self::Json(patch) => serde_json::to_string(patch).map_or(true, |text| text.contains("metadata")),
-            Self::Merge(patch) | Self::Strategic(patch) => inside(patch),
+            Self::Merge(patch) | Self::Strategic(patch) => has_in_metadata(patch),
         }
     }
 
     /// What cannot be decoded after a patch is the patch's fault.
-    pub(crate) fn explain(&self, patched: &Value, error: Status) -> Status {
+    pub(crate) fn patch_error(&self, patched: &Value, error: Status) -> Status {
         let Some((_, why)) = error.message.split_once("cannot be handled as a ") else { return error };
         let why = why.split_once(": ").map_or(why, |(_, why)| why);
         match self {
-            Self::Json(_) | Self::Merge(_) => Status::patched_wrong(&patched.to_string(), why),
-            Self::Strategic(patch) => Status::patched_wrong(&crate::fields::go(patch), why),
+            Self::Json(_) | Self::Merge(_) => Status::invalid_patch_result(&patched.to_string(), why),
+            Self::Strategic(patch) => Status::invalid_patch_result(&crate::fields::go_format(patch), why),
         }
     }
 
     /// Applies the patch to an object of a kind.
-    pub(crate) fn apply(&self, kind: Kind, mut value: Value) -> Result<Value, Status> {
+    pub(crate) fn apply(&self, kind: ResourceKind, mut value: Value) -> Result<Value, Status> {
         match self {
             Self::Json(patch) => {
                 json_patch::patch(&mut value, patch).map_err(|_| Status::patch_rejected())?;

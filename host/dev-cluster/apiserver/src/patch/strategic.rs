@@ -2,13 +2,13 @@
 
 use serde_json::{Map, Value};
 
-use crate::schema::{Strategy, Struct, Type};
+use crate::schema::{PatchStrategy, Struct, Type};
 use crate::status::Status;
 
-const PATCH: &str = "$patch";
-const RETAIN: &str = "$retainKeys";
-const ORDER: &str = "$setElementOrder/";
-const DELETE_PRIMITIVES: &str = "$deleteFromPrimitiveList/";
+const PATCH_DIRECTIVE: &str = "$patch";
+const RETAIN_KEYS_DIRECTIVE: &str = "$retainKeys";
+const SET_ELEMENT_ORDER_DIRECTIVE: &str = "$setElementOrder/";
+const DELETE_FROM_PRIMITIVE_LIST_DIRECTIVE: &str = "$deleteFromPrimitiveList/";
 
 /// How the members of a list are merged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,20 +22,20 @@ enum ListStrategy {
 }
 
 /// The type of the object that is patched, as far as it is known.
-type Known = Option<&'static Struct>;
+type OptionalStruct = Option<&'static Struct>;
 
 /// The strategy of a list.
-fn strategy(shape: Known, field: &str) -> ListStrategy {
-    match shape.and_then(|shape| shape.field(field)).map(|field| field.strategy) {
-        None | Some(Strategy::Replace) => ListStrategy::Atomic,
-        Some(Strategy::Merge) => ListStrategy::Set,
-        Some(Strategy::MergeBy(key)) => ListStrategy::Keyed(key),
+fn list_strategy(shape: OptionalStruct, field: &str) -> ListStrategy {
+    match shape.and_then(|shape| shape.field(field)).map(|field| field.patch_strategy) {
+        None | Some(PatchStrategy::Replace) => ListStrategy::Atomic,
+        Some(PatchStrategy::Merge) => ListStrategy::Set,
+        Some(PatchStrategy::MergeBy(key)) => ListStrategy::Keyed(key),
     }
 }
 
 /// The type of a field, or of the members of a list in it.
-fn below(shape: Known, field: &str) -> Known {
-    match &shape?.field(field)?.shape {
+fn child_struct(shape: OptionalStruct, field: &str) -> OptionalStruct {
+    match &shape?.field(field)?.field_type {
         Type::Struct(shape) => Some(shape),
         Type::List(member, _) => match &**member {
             Type::Struct(shape) => Some(shape),
@@ -46,7 +46,7 @@ fn below(shape: Known, field: &str) -> Known {
 }
 
 /// Applies a patch to an object.
-pub(super) fn apply(shape: Known, value: &mut Value, patch: &Value) -> Result<(), Status> {
+pub(super) fn apply(shape: OptionalStruct, value: &mut Value, patch: &Value) -> Result<(), Status> {
     let Value::Object(patch) = patch else {
         *value = patch.clone();
         return Ok(());
@@ -73,35 +73,38 @@ fn list<'a>(key: &str, value: &'a Value) -> Result<&'a Vec<Value>, Status> {
 }
 
 fn merge_object(
-    shape: Known,
+    shape: OptionalStruct,
     map: &mut Map<String, Value>,
     patch: &Map<String, Value>,
 ) -> Result<(), Status> {
-    match patch.get(PATCH).map(Value::as_str) {
+    match patch.get(PATCH_DIRECTIVE).map(Value::as_str) {
         None | Some(Some("merge")) => {}
         Some(Some("replace")) => {
             *map = patch.clone();
-            map.remove(PATCH);
+            map.remove(PATCH_DIRECTIVE);
             return Ok(());
         }
         Some(Some("delete")) => {
             map.clear();
             return Ok(());
         }
-        Some(_) => return Err(unknown_directive(patch.get(PATCH).unwrap_or(&Value::Null))),
+        Some(_) => return Err(unknown_directive(patch.get(PATCH_DIRECTIVE).unwrap_or(&Value::Null))),
     }
-    if let Some(retained) = patch.get(RETAIN) {
-        let retained = list(RETAIN, retained)?;
+    if let Some(retained) = patch.get(RETAIN_KEYS_DIRECTIVE) {
+        let retained = list(RETAIN_KEYS_DIRECTIVE, retained)?;
         map.retain(|key, _| retained.iter().any(|kept| kept == key));
     }
     for (key, change) in patch {
-        if key == PATCH || key == RETAIN || key.starts_with(ORDER) {
+        if key == PATCH_DIRECTIVE
+            || key == RETAIN_KEYS_DIRECTIVE
+            || key.starts_with(SET_ELEMENT_ORDER_DIRECTIVE)
+        {
             continue;
         }
-        if let Some(field) = key.strip_prefix(DELETE_PRIMITIVES) {
-            let gone = list(key, change)?;
+        if let Some(field) = key.strip_prefix(DELETE_FROM_PRIMITIVE_LIST_DIRECTIVE) {
+            let removed = list(key, change)?;
             if let Some(Value::Array(members)) = map.get_mut(field) {
-                members.retain(|member| !gone.contains(member));
+                members.retain(|member| !removed.contains(member));
             }
             continue;
         }
@@ -109,22 +112,27 @@ fn merge_object(
     }
     // After the changes, so that new members find their place too.
     for (key, order) in patch {
-        if let Some(field) = key.strip_prefix(ORDER)
+        if let Some(field) = key.strip_prefix(SET_ELEMENT_ORDER_DIRECTIVE)
             && let Some(Value::Array(members)) = map.get_mut(field)
         {
-            reorder(members, list(key, order)?, strategy(shape, field));
+            reorder(members, list(key, order)?, list_strategy(shape, field));
         }
     }
     Ok(())
 }
 
-fn merge_member(shape: Known, map: &mut Map<String, Value>, key: &str, change: &Value) -> Result<(), Status> {
+fn merge_member(
+    shape: OptionalStruct,
+    map: &mut Map<String, Value>,
+    key: &str,
+    change: &Value,
+) -> Result<(), Status> {
     match change {
         Value::Null => {
             map.remove(key);
             Ok(())
         }
-        Value::Object(_) => apply(below(shape, key), map.entry(key).or_insert(Value::Null), change),
+        Value::Object(_) => apply(child_struct(shape, key), map.entry(key).or_insert(Value::Null), change),
         Value::Array(changes) => {
             let mut old = match map.remove(key) {
                 Some(Value::Array(old)) => old,
@@ -133,17 +141,17 @@ fn merge_member(shape: Known, map: &mut Map<String, Value>, key: &str, change: &
                 )
                 | None => Vec::new(),
             };
-            let merged = match strategy(shape, key) {
+            let merged = match list_strategy(shape, key) {
                 ListStrategy::Atomic => changes.clone(),
                 ListStrategy::Set => {
-                    let mut united = old.clone();
-                    united.extend(changes.iter().filter(|member| !old.contains(member)).cloned());
-                    arrange(united, changes, &old, Value::clone)
+                    let mut union = old.clone();
+                    union.extend(changes.iter().filter(|member| !old.contains(member)).cloned());
+                    merge_order(union, changes, &old, Value::clone)
                 }
                 ListStrategy::Keyed(merge_key) => {
-                    let merged = merge_list(below(shape, key), old.clone(), changes, merge_key)?;
+                    let merged = merge_list(child_struct(shape, key), old.clone(), changes, merge_key)?;
                     let identity = |member: &Value| member.get(merge_key).cloned().unwrap_or_default();
-                    arrange(merged, changes, &old, identity)
+                    merge_order(merged, changes, &old, identity)
                 }
             };
             old.clear();
@@ -158,12 +166,12 @@ fn merge_member(shape: Known, map: &mut Map<String, Value>, key: &str, change: &
 }
 
 fn merge_list(
-    shape: Known,
+    shape: OptionalStruct,
     mut members: Vec<Value>,
     changes: &[Value],
     merge_key: &str,
 ) -> Result<Vec<Value>, Status> {
-    let replaces = |change: &Value| change.get(PATCH).and_then(Value::as_str) == Some("replace");
+    let replaces = |change: &Value| change.get(PATCH_DIRECTIVE).and_then(Value::as_str) == Some("replace");
     // A list with a bare replace directive is taken as it is, without the directive.
     if changes.iter().any(|change| replaces(change) && change.get(merge_key).is_none()) {
         return Ok(changes.iter().filter(|change| !replaces(change)).cloned().collect());
@@ -172,15 +180,15 @@ fn merge_list(
         let Some(identity) = change.get(merge_key) else {
             return Err(Status::internal(format!(
                 "map: {} does not contain declared merge key: {merge_key}",
-                crate::fields::go(change)
+                crate::fields::go_format(change)
             )));
         };
-        let place = members.iter().position(|member| member.get(merge_key) == Some(identity));
-        if change.get(PATCH).and_then(Value::as_str) == Some("delete") {
+        let index = members.iter().position(|member| member.get(merge_key) == Some(identity));
+        if change.get(PATCH_DIRECTIVE).and_then(Value::as_str) == Some("delete") {
             members.retain(|member| member.get(merge_key) != Some(identity));
             continue;
         }
-        match place.and_then(|place| members.get_mut(place)) {
+        match index.and_then(|index| members.get_mut(index)) {
             Some(member) => apply(shape, member, change)?,
             None => {
                 let mut member = Value::Null;
@@ -194,31 +202,31 @@ fn merge_list(
 
 /// Members of the patch keep the patch's order, the others theirs; where both could come next, a member that is new or
 /// that stood earlier in the old list does.
-fn arrange(
+fn merge_order(
     merged: Vec<Value>,
     changes: &[Value],
     old: &[Value],
     identity: impl Fn(&Value) -> Value,
 ) -> Vec<Value> {
-    let place = |list: &[Value], member: &Value| {
+    let position = |list: &[Value], member: &Value| {
         let wanted = identity(member);
         list.iter().position(|one| identity(one) == wanted)
     };
     let (mut patched, others): (Vec<Value>, Vec<Value>) =
-        merged.into_iter().partition(|member| place(changes, member).is_some());
-    patched.sort_by_key(|member| place(changes, member));
+        merged.into_iter().partition(|member| position(changes, member).is_some());
+    patched.sort_by_key(|member| position(changes, member));
     let (mut patched, mut others) = (patched.into_iter().peekable(), others.into_iter().peekable());
-    let mut arranged = Vec::new();
+    let mut ordered = Vec::new();
     while let (Some(left), Some(right)) = (patched.peek(), others.peek()) {
-        let other_first = match (place(old, left), place(old, right)) {
+        let other_first = match (position(old, left), position(old, right)) {
             (Some(left), Some(right)) => right < left,
             (None, _) | (_, None) => false,
         };
-        arranged.extend(if other_first { others.next() } else { patched.next() });
+        ordered.extend(if other_first { others.next() } else { patched.next() });
     }
-    arranged.extend(patched);
-    arranged.extend(others);
-    arranged
+    ordered.extend(patched);
+    ordered.extend(others);
+    ordered
 }
 
 /// Puts the listed members into the listed order; unlisted ones keep their place behind their predecessor.

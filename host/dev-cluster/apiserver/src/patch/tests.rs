@@ -2,11 +2,11 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::parse;
-use crate::descriptors::Kind;
+use crate::descriptors::ResourceKind;
 use crate::request::PatchType;
 
-fn patched(patch_type: PatchType, value: Value, patch: &Value) -> Value {
-    parse(patch_type, patch.to_string().as_bytes()).unwrap().apply(Kind::Pod, value).unwrap()
+fn apply_patch(patch_type: PatchType, value: Value, patch: &Value) -> Value {
+    parse(patch_type, patch.to_string().as_bytes()).unwrap().apply(ResourceKind::Pod, value).unwrap()
 }
 
 #[test]
@@ -20,7 +20,7 @@ fn merge_patches_follow_rfc_7386() {
         (json!({"a": {"b": "c"}}), json!({"a": {"b": "d", "c": null}}), json!({"a": {"b": "d"}})),
         (json!({}), json!({"a": {"bb": {"ccc": null}}}), json!({"a": {"bb": {}}})),
     ] {
-        assert_eq!(patched(PatchType::Merge, value, &patch), expected, "{patch}");
+        assert_eq!(apply_patch(PatchType::Merge, value, &patch), expected, "{patch}");
     }
 }
 
@@ -92,16 +92,16 @@ fn strategic_patches_merge_lists_by_key() {
             ]),
         ),
     ] {
-        let result = patched(PatchType::Strategic, pod(), &patch);
+        let result = apply_patch(PatchType::Strategic, pod(), &patch);
         assert_eq!(result.pointer(pointer), Some(&expected), "{patch}");
     }
 }
 
 #[test]
-fn a_merge_key_is_demanded() {
+fn strategic_patch_without_the_merge_key_is_rejected() {
     let patch = json!({"spec": {"containers": [{"image": "x"}]}});
     let patch = parse(PatchType::Strategic, patch.to_string().as_bytes()).unwrap();
-    let error = patch.apply(Kind::Pod, json!({})).unwrap_err();
+    let error = patch.apply(ResourceKind::Pod, json!({})).unwrap_err();
     assert!(error.message.contains("does not contain declared merge key: name"), "{}", error.message);
 }
 
@@ -109,7 +109,7 @@ fn a_merge_key_is_demanded() {
 fn a_failed_json_patch_test_is_unprocessable() {
     let patch = json!([{"op": "test", "path": "/metadata/uid", "value": "1"}]);
     let patch = parse(PatchType::Json, patch.to_string().as_bytes()).unwrap();
-    let error = patch.apply(Kind::Pod, json!({"metadata": {"uid": "2"}})).unwrap_err();
+    let error = patch.apply(ResourceKind::Pod, json!({"metadata": {"uid": "2"}})).unwrap_err();
     assert_eq!((error.code, error.reason), (StatusCode::UNPROCESSABLE_ENTITY, "Invalid"));
 }
 

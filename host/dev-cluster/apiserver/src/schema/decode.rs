@@ -4,9 +4,9 @@
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
-use super::{Empty, Scalar, Struct, Type};
+use super::{EmptyValue, Scalar, Struct, Type};
 use crate::base64;
-use crate::descriptors::{Resource, VERSION};
+use crate::descriptors::{ResourceDescriptor, VERSION};
 use crate::quantity;
 use crate::status::Status;
 use crate::write::FieldValidation;
@@ -14,24 +14,24 @@ use crate::write::FieldValidation;
 /// Decodes a body in place. Unknown fields are dropped, or refused all at once when the client asked for that; those of
 /// which it wants to be warned are returned.
 pub(crate) fn decode(
-    resource: &Resource,
+    resource: &ResourceDescriptor,
     body: &mut Value,
     fields: FieldValidation,
 ) -> Result<Vec<String>, Status> {
     let mut decoder = Decoder { unknown: Vec::new() };
-    let refuse = |why: &str| {
+    let to_bad_request = |why: &str| {
         let kind = resource.kind;
         Status::bad_request(format!("{kind} in version \"{VERSION}\" cannot be handled as a {kind}: {why}"))
     };
     if let Value::Object(map) = body {
         let root = super::of(resource.id);
-        decoder.object(root, map, "").map_err(|why| refuse(&why))?;
+        decoder.object(root, map, "").map_err(|why| to_bad_request(&why))?;
     }
     if !decoder.unknown.is_empty() && fields == FieldValidation::Strict {
         // What a client sent wrong is named, but the answer stays short.
         let list: Vec<String> =
             decoder.unknown.iter().take(16).map(|field| format!("unknown field \"{field}\"")).collect();
-        return Err(refuse(&format!("strict decoding error: {}", list.join(", "))));
+        return Err(to_bad_request(&format!("strict decoding error: {}", list.join(", "))));
     }
     Ok(if fields == FieldValidation::Warn { decoder.unknown } else { Vec::new() })
 }
@@ -40,14 +40,14 @@ struct Decoder {
     unknown: Vec<String>,
 }
 
-const QUANTITY: &str =
+const QUANTITY_MESSAGE: &str =
     "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
 
 /// Where a value stands, for messages.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct ValuePath<'a> {
     /// The innermost type.
-    owner: &'static str,
+    owner_type: &'static str,
     path: &'a str,
 }
 
@@ -68,29 +68,29 @@ impl Decoder {
                 return false;
             }
             let path = join(path, name);
-            result = self.value(&field.shape, value, Place { owner: shape.name, path: &path });
-            matches!(field.empty, Empty::Keep | Empty::Null) || !is_empty(value)
+            result = self.value(&field.field_type, value, ValuePath { owner_type: shape.name, path: &path });
+            matches!(field.empty_value, EmptyValue::Keep | EmptyValue::Null) || !is_empty(value)
         });
         result?;
-        fill_here(shape, map);
+        fill_struct(shape, map);
         Ok(())
     }
 
-    fn value(&mut self, shape: &'static Type, value: &mut Value, place: Place<'_>) -> Result<(), String> {
+    fn value(&mut self, shape: &'static Type, value: &mut Value, place: ValuePath<'_>) -> Result<(), String> {
         match (shape, &mut *value) {
             (Type::Scalar(scalar), _) => self::scalar(*scalar, value, place),
             (Type::Struct(shape), Value::Object(map)) => self.object(shape, map, place.path),
             (Type::Map(member, _), Value::Object(map)) => {
                 for (name, value) in map.iter_mut() {
                     let path = join(place.path, name);
-                    self.member(member, value, Place { path: &path, ..place })?;
+                    self.member(member, value, ValuePath { path: &path, ..place })?;
                 }
                 Ok(())
             }
             (Type::List(member, _), Value::Array(members)) => {
                 for (index, value) in members.iter_mut().enumerate() {
                     let path = format!("{}[{index}]", place.path);
-                    self.member(member, value, Place { path: &path, ..place })?;
+                    self.member(member, value, ValuePath { path: &path, ..place })?;
                 }
                 Ok(())
             }
@@ -101,7 +101,12 @@ impl Decoder {
     }
 
     /// In lists and maps null is the empty value of the type.
-    fn member(&mut self, shape: &'static Type, value: &mut Value, place: Place<'_>) -> Result<(), String> {
+    fn member(
+        &mut self,
+        shape: &'static Type,
+        value: &mut Value,
+        place: ValuePath<'_>,
+    ) -> Result<(), String> {
         if value.is_null() {
             *value = match shape {
                 Type::Struct(_) | Type::Map(..) => Value::Object(Map::new()),
@@ -116,18 +121,18 @@ impl Decoder {
     }
 }
 
-fn scalar(scalar: Scalar, value: &mut Value, place: Place<'_>) -> Result<(), String> {
+fn scalar(scalar: Scalar, value: &mut Value, place: ValuePath<'_>) -> Result<(), String> {
     let name = scalar_name(scalar);
     match (scalar, &mut *value) {
         (Scalar::Any, _) => Ok(()),
-        (Scalar::Text, Value::String(_)) | (Scalar::Bool, Value::Bool(_)) => Ok(()),
-        (Scalar::Int64 | Scalar::Int32 | Scalar::IntOrText, Value::Number(number)) => {
+        (Scalar::String, Value::String(_)) | (Scalar::Bool, Value::Bool(_)) => Ok(()),
+        (Scalar::Int64 | Scalar::Int32 | Scalar::IntOrString, Value::Number(number)) => {
             let fits = match scalar {
                 Scalar::Int64 => number.as_i64().is_some(),
                 Scalar::Int32
-                | Scalar::IntOrText
+                | Scalar::IntOrString
                 | Scalar::Any
-                | Scalar::Text
+                | Scalar::String
                 | Scalar::Bytes
                 | Scalar::Bool
                 | Scalar::Quantity
@@ -136,8 +141,8 @@ fn scalar(scalar: Scalar, value: &mut Value, place: Place<'_>) -> Result<(), Str
             };
             if fits { Ok(()) } else { Err(mismatch_as(&format!("number {number}"), place, name)) }
         }
-        (Scalar::IntOrText, Value::String(_)) => Ok(()),
-        (Scalar::Bytes, Value::String(text)) => base64::first_wrong(text)
+        (Scalar::IntOrString, Value::String(_)) => Ok(()),
+        (Scalar::Bytes, Value::String(text)) => base64::first_invalid_index(text)
             .map_or(Ok(()), |at| Err(format!("illegal base64 data at input byte {at}"))),
         (Scalar::Quantity, found) => {
             // A number is as good as its text.
@@ -149,7 +154,7 @@ fn scalar(scalar: Scalar, value: &mut Value, place: Place<'_>) -> Result<(), Str
                     *value = Value::String(text);
                     Ok(())
                 }
-                None => Err(QUANTITY.to_owned()),
+                None => Err(QUANTITY_MESSAGE.to_owned()),
             }
         }
         (Scalar::Time | Scalar::MicroTime, Value::String(text)) => {
@@ -165,10 +170,10 @@ fn scalar(scalar: Scalar, value: &mut Value, place: Place<'_>) -> Result<(), Str
 fn time(scalar: Scalar, text: &str) -> Result<String, String> {
     let micro = scalar == Scalar::MicroTime;
     let layout = if micro { "2006-01-02T15:04:05.000000Z07:00" } else { "2006-01-02T15:04:05Z07:00" };
-    let refuse = |rest: &str, wanted: &str| {
+    let parse_error = |rest: &str, wanted: &str| {
         format!("parsing time \"{text}\" as \"{layout}\": cannot parse \"{rest}\" as \"{wanted}\"")
     };
-    let time: Timestamp = text.parse().map_err(|_| refuse(text, "2006"))?;
+    let time: Timestamp = text.parse().map_err(|_| parse_error(text, "2006"))?;
     if !micro {
         return Ok(Timestamp::from_second(time.as_second()).unwrap_or(time).to_string());
     }
@@ -176,7 +181,7 @@ fn time(scalar: Scalar, text: &str) -> Result<String, String> {
     let rest = text.get(19..).unwrap_or_default();
     let digits = rest.strip_prefix('.').map_or(0, |rest| rest.bytes().take_while(u8::is_ascii_digit).count());
     if digits < 6 {
-        return Err(refuse(rest, ".000000"));
+        return Err(parse_error(rest, ".000000"));
     }
     Ok(format!("{time:.6}"))
 }
@@ -195,27 +200,27 @@ fn is_empty(value: &Value) -> bool {
 }
 
 /// Fills in what Go always writes, in this object only.
-fn fill_here(shape: &'static Struct, map: &mut Map<String, Value>) {
+fn fill_struct(shape: &'static Struct, map: &mut Map<String, Value>) {
     for (name, field) in &shape.fields {
-        let unset = match field.empty {
-            Empty::Keep | Empty::Omit => continue,
-            Empty::Null => Value::Null,
-            Empty::Fill if map.contains_key(*name) => continue,
-            Empty::Fill => zero(&field.shape),
+        let unset = match field.empty_value {
+            EmptyValue::Keep | EmptyValue::Omit => continue,
+            EmptyValue::Null => Value::Null,
+            EmptyValue::Fill if map.contains_key(*name) => continue,
+            EmptyValue::Fill => zero_value(&field.field_type),
         };
         map.entry(*name).or_insert(unset);
     }
 }
 
-fn zero(shape: &'static Type) -> Value {
+fn zero_value(shape: &'static Type) -> Value {
     match shape {
         Type::Struct(shape) => {
             let mut map = Map::new();
-            fill_here(shape, &mut map);
+            fill_struct(shape, &mut map);
             Value::Object(map)
         }
-        Type::Scalar(Scalar::Text | Scalar::Bytes) => Value::from(""),
-        Type::Scalar(Scalar::Int32 | Scalar::Int64 | Scalar::IntOrText) => Value::from(0),
+        Type::Scalar(Scalar::String | Scalar::Bytes) => Value::from(""),
+        Type::Scalar(Scalar::Int32 | Scalar::Int64 | Scalar::IntOrString) => Value::from(0),
         Type::Scalar(Scalar::Bool) => Value::Bool(false),
         Type::Scalar(Scalar::Quantity) => Value::from("0"),
         Type::Scalar(Scalar::Any | Scalar::Time | Scalar::MicroTime) | Type::List(..) | Type::Map(..) => {
@@ -225,29 +230,29 @@ fn zero(shape: &'static Type) -> Value {
 }
 
 /// Leaves out and fills in at every depth.
-pub(super) fn fill(shape: &'static Struct, map: &mut Map<String, Value>) {
+pub(super) fn fill_recursively(shape: &'static Struct, map: &mut Map<String, Value>) {
     map.retain(|name, value| {
         let Some(field) = shape.field(name) else { return true };
-        match (&field.shape, &mut *value) {
-            (Type::Struct(shape), Value::Object(map)) => fill(shape, map),
+        match (&field.field_type, &mut *value) {
+            (Type::Struct(shape), Value::Object(map)) => fill_recursively(shape, map),
             (Type::List(member, _), Value::Array(members)) => {
                 if let Type::Struct(shape) = &**member {
                     for member in members {
                         if let Value::Object(map) = member {
-                            fill(shape, map);
+                            fill_recursively(shape, map);
                         }
                     }
                 }
             }
             (Type::Scalar(_) | Type::Struct(_) | Type::List(..) | Type::Map(..), _) => {}
         }
-        match field.empty {
-            Empty::Keep => !value.is_null(),
-            Empty::Omit => !is_empty(value),
-            Empty::Fill | Empty::Null => true,
+        match field.empty_value {
+            EmptyValue::Keep => !value.is_null(),
+            EmptyValue::Omit => !is_empty(value),
+            EmptyValue::Fill | EmptyValue::Null => true,
         }
     });
-    fill_here(shape, map);
+    fill_struct(shape, map);
 }
 
 /// What the decoder of a kind calls a type.
@@ -263,7 +268,7 @@ fn type_name(shape: &Type) -> String {
 fn scalar_name(scalar: Scalar) -> &'static str {
     match scalar {
         Scalar::Any => "interface {}",
-        Scalar::Text => "string",
+        Scalar::String => "string",
         Scalar::Bytes => "[]uint8",
         Scalar::Int32 => "int32",
         Scalar::Int64 => "int64",
@@ -271,11 +276,11 @@ fn scalar_name(scalar: Scalar) -> &'static str {
         Scalar::Quantity => "resource.Quantity",
         Scalar::Time => "v1.Time",
         Scalar::MicroTime => "v1.MicroTime",
-        Scalar::IntOrText => "intstr.IntOrString",
+        Scalar::IntOrString => "intstr.IntOrString",
     }
 }
 
-fn mismatch(found: &Value, place: Place<'_>, wanted: &str) -> String {
+fn mismatch(found: &Value, place: ValuePath<'_>, wanted: &str) -> String {
     let found = match found {
         Value::Null => "null",
         Value::Bool(_) => "bool",
@@ -287,19 +292,22 @@ fn mismatch(found: &Value, place: Place<'_>, wanted: &str) -> String {
     mismatch_as(found, place, wanted)
 }
 
-fn mismatch_as(found: &str, place: Place<'_>, wanted: &str) -> String {
+fn mismatch_as(found: &str, place: ValuePath<'_>, wanted: &str) -> String {
     // Go's decoder names the fields on the way, not the indices.
     let mut path = String::new();
-    let mut skip = false;
+    let mut in_index = false;
     for character in place.path.chars() {
         match character {
-            '[' => skip = true,
-            ']' => skip = false,
-            other if !skip => path.push(other),
+            '[' => in_index = true,
+            ']' => in_index = false,
+            other if !in_index => path.push(other),
             _ => {}
         }
     }
-    format!("json: cannot unmarshal {found} into Go struct field {}.{path} of type {wanted}", place.owner)
+    format!(
+        "json: cannot unmarshal {found} into Go struct field {}.{path} of type {wanted}",
+        place.owner_type
+    )
 }
 
 fn join(path: &str, name: &str) -> String {
@@ -311,16 +319,16 @@ mod tests {
     use serde_json::json;
 
     use super::{FieldValidation, decode};
-    use crate::descriptors::Kind;
+    use crate::descriptors::ResourceKind;
 
     #[test]
-    fn bodies_become_what_go_would_keep() {
+    fn decoded_bodies_match_the_go_types() {
         let mut body = json!({
             "metadata": {"name": "c", "labels": {}, "annotations": null, "creationTimestamp": "2026-01-01T01:00:00.5+01:00"},
             "spec": {"storageClassName": "", "volumeName": "", "resources": {"requests": {"storage": 5}}, "color": "red"},
         });
         let unknown =
-            decode(Kind::PersistentVolumeClaim.resource(), &mut body, FieldValidation::Warn).unwrap();
+            decode(ResourceKind::PersistentVolumeClaim.resource(), &mut body, FieldValidation::Warn).unwrap();
         assert_eq!(unknown, ["spec.color"]);
         assert_eq!(
             body,
@@ -333,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_types_are_named_as_go_names_them() {
+    fn type_errors_match_the_messages_of_go() {
         for (body, expected) in [
             (
                 json!({"spec": {"volumeName": 5}}),
@@ -353,8 +361,9 @@ mod tests {
             ),
         ] {
             let mut body = body;
-            let error = decode(Kind::PersistentVolumeClaim.resource(), &mut body, FieldValidation::Ignore)
-                .unwrap_err();
+            let error =
+                decode(ResourceKind::PersistentVolumeClaim.resource(), &mut body, FieldValidation::Ignore)
+                    .unwrap_err();
             assert!(error.message.contains(expected), "{}", error.message);
         }
     }

@@ -7,18 +7,18 @@ use std::sync::{Arc, OnceLock};
 
 use serde_json::Value;
 
-use crate::descriptors::{Kind, PerKind};
+use crate::descriptors::{PerKind, ResourceKind};
 
 pub(crate) use self::decode::decode;
 
 /// See its head for the grammar.
-const TYPES: &str = include_str!("types.txt");
+const TYPE_DEFINITIONS: &str = include_str!("types.txt");
 
 /// What a field, a member of a list or a value of a map holds.
 #[derive(Debug)]
 pub(crate) enum Type {
     Scalar(Scalar),
-    List(Box<Type>, ListKind),
+    List(Box<Type>, ListType),
     /// Keys are free, values are of one type. Owned as a whole when atomic.
     Map(Box<Type>, bool),
     Struct(&'static Struct),
@@ -28,7 +28,7 @@ pub(crate) enum Type {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scalar {
     Any,
-    Text,
+    String,
     Bytes,
     Int32,
     Int64,
@@ -38,12 +38,12 @@ pub(crate) enum Scalar {
     Time,
     /// Microseconds.
     MicroTime,
-    IntOrText,
+    IntOrString,
 }
 
 /// How the members of a list are told apart.
 #[derive(Debug)]
-pub(crate) enum ListKind {
+pub(crate) enum ListType {
     /// Not at all: the list is one value.
     Atomic,
     /// By their value.
@@ -54,7 +54,7 @@ pub(crate) enum ListKind {
 
 /// How a strategic merge patch treats a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Strategy {
+pub(crate) enum PatchStrategy {
     /// Lists are replaced.
     Replace,
     /// Lists of values are united.
@@ -65,7 +65,7 @@ pub(crate) enum Strategy {
 
 /// What becomes of an empty value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Empty {
+pub(crate) enum EmptyValue {
     /// A pointer in Go: it is kept.
     Keep,
     /// `omitempty`: it is left out.
@@ -81,11 +81,11 @@ pub(crate) enum Empty {
 pub(crate) struct Field {
     /// The name as a path of owned fields has it: `f:name`.
     pub(crate) element: Arc<str>,
-    pub(crate) shape: Type,
-    pub(crate) empty: Empty,
+    pub(crate) field_type: Type,
+    pub(crate) empty_value: EmptyValue,
     /// What an absent key of a list's member counts as.
     pub(crate) default: Option<Value>,
-    pub(crate) strategy: Strategy,
+    pub(crate) patch_strategy: PatchStrategy,
 }
 
 /// A type with named fields.
@@ -98,22 +98,22 @@ pub(crate) struct Struct {
 }
 
 /// The type of a kind's objects, without `apiVersion` and `kind`.
-pub(crate) fn of(kind: Kind) -> &'static Struct {
+pub(crate) fn of(kind: ResourceKind) -> &'static Struct {
     static ROOTS: OnceLock<PerKind<&'static Struct>> = OnceLock::new();
     ROOTS
         .get_or_init(|| {
-            let mut parser = Parser { texts: texts(), done: BTreeMap::new() };
+            let mut parser = Parser { definitions: type_definitions(), parsed: BTreeMap::new() };
             let mut kinds = crate::descriptors::RESOURCES.iter().map(|resource| resource.kind);
-            PerKind::new(|| parser.named(kinds.next().unwrap_or_default()))
+            PerKind::new(|| parser.parse_struct(kinds.next().unwrap_or_default()))
         })
-        .of(kind)
+        .get(kind)
 }
 
 /// The lines of each type, the head first.
-fn texts() -> BTreeMap<&'static str, Vec<&'static str>> {
+fn type_definitions() -> BTreeMap<&'static str, Vec<&'static str>> {
     let mut texts: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     let mut current = "";
-    for line in TYPES.lines().filter(|line| !line.starts_with('#')) {
+    for line in TYPE_DEFINITIONS.lines().filter(|line| !line.starts_with('#')) {
         if !line.starts_with(' ') {
             current = line.split(' ').next().unwrap_or_default();
         }
@@ -123,41 +123,41 @@ fn texts() -> BTreeMap<&'static str, Vec<&'static str>> {
 }
 
 struct Parser {
-    texts: BTreeMap<&'static str, Vec<&'static str>>,
-    done: BTreeMap<&'static str, &'static Struct>,
+    definitions: BTreeMap<&'static str, Vec<&'static str>>,
+    parsed: BTreeMap<&'static str, &'static Struct>,
 }
 
 impl Parser {
     /// A type by its name, or by its name and `=granular`.
-    fn named(&mut self, text: &'static str) -> &'static Struct {
-        if let Some(done) = self.done.get(text) {
+    fn parse_struct(&mut self, text: &'static str) -> &'static Struct {
+        if let Some(done) = self.parsed.get(text) {
             return done;
         }
         let (name, granular) = text.strip_suffix("=granular").map_or((text, false), |name| (name, true));
-        let lines = self.texts.get(name).cloned().unwrap_or_default();
+        let lines = self.definitions.get(name).cloned().unwrap_or_default();
         let atomic = !granular && lines.first().is_some_and(|head| head.ends_with(" atomic"));
-        let fields = lines.iter().skip(1).filter_map(|line| self.field(line)).collect();
+        let fields = lines.iter().skip(1).filter_map(|line| self.parse_field(line)).collect();
         // Once per type and process, so the types can live as long as the process.
         let parsed: &'static Struct = Box::leak(Box::new(Struct { name, atomic, fields }));
-        self.done.insert(text, parsed);
+        self.parsed.insert(text, parsed);
         parsed
     }
 
-    fn field(&mut self, line: &'static str) -> Option<(&'static str, Field)> {
+    fn parse_field(&mut self, line: &'static str) -> Option<(&'static str, Field)> {
         let mut words = line.split_whitespace();
         let name = words.next()?;
-        let shape = self.shape(words.next()?);
-        let (mut empty, mut default, mut strategy) = (Empty::Keep, None, Strategy::Replace);
+        let shape = self.parse_type(words.next()?);
+        let (mut empty, mut default, mut strategy) = (EmptyValue::Keep, None, PatchStrategy::Replace);
         for word in words {
             let (flag, value) = word.split_once('=').unwrap_or((word, ""));
             match flag {
-                "+" => empty = Empty::Fill,
-                "*" => empty = Empty::Null,
-                "-" => empty = Empty::Omit,
-                "merge" => strategy = Strategy::Merge,
+                "+" => empty = EmptyValue::Fill,
+                "*" => empty = EmptyValue::Null,
+                "-" => empty = EmptyValue::Omit,
+                "merge" => strategy = PatchStrategy::Merge,
                 other => {
                     if let Some((_, key)) = other.split_once(':') {
-                        strategy = Strategy::MergeBy(key);
+                        strategy = PatchStrategy::MergeBy(key);
                     }
                 }
             }
@@ -166,30 +166,33 @@ impl Parser {
             }
         }
         let element = Arc::from(format!("f:{name}"));
-        Some((name, Field { element, shape, empty, default, strategy }))
+        Some((
+            name,
+            Field { element, field_type: shape, empty_value: empty, default, patch_strategy: strategy },
+        ))
     }
 
-    fn shape(&mut self, text: &'static str) -> Type {
+    fn parse_type(&mut self, text: &'static str) -> Type {
         if let Some(rest) = text.strip_prefix('[') {
             let (member, kind) = rest.rsplit_once(']').unwrap_or((rest, ""));
             let kind = match kind.strip_prefix('=') {
-                None => ListKind::Atomic,
-                Some("set") => ListKind::Set,
+                None => ListType::Atomic,
+                Some("set") => ListType::Set,
                 Some(keys) => {
                     let mut keys: Vec<&str> = keys.split(',').collect();
                     keys.sort_unstable();
-                    ListKind::Keys(keys)
+                    ListType::Keys(keys)
                 }
             };
-            return Type::List(Box::new(self.shape(member)), kind);
+            return Type::List(Box::new(self.parse_type(member)), kind);
         }
         if let Some(rest) = text.strip_prefix('{') {
             let (member, kind) = rest.rsplit_once('}').unwrap_or((rest, ""));
-            return Type::Map(Box::new(self.shape(member)), kind == "=atomic");
+            return Type::Map(Box::new(self.parse_type(member)), kind == "=atomic");
         }
         Type::Scalar(match text {
             "any" => Scalar::Any,
-            "string" => Scalar::Text,
+            "string" => Scalar::String,
             "bytes" => Scalar::Bytes,
             "int32" => Scalar::Int32,
             "int64" => Scalar::Int64,
@@ -197,8 +200,8 @@ impl Parser {
             "quantity" => Scalar::Quantity,
             "time" => Scalar::Time,
             "microtime" => Scalar::MicroTime,
-            "intorstring" => Scalar::IntOrText,
-            name => return Type::Struct(self.named(name)),
+            "intorstring" => Scalar::IntOrString,
+            name => return Type::Struct(self.parse_struct(name)),
         })
     }
 }
@@ -211,9 +214,9 @@ impl Struct {
 }
 
 /// An object of a kind that nobody has set anything of, as Go's types write it.
-pub(crate) fn empty(kind: Kind) -> &'static Value {
+pub(crate) fn empty(kind: ResourceKind) -> &'static Value {
     static EMPTY: OnceLock<PerKind<OnceLock<Value>>> = OnceLock::new();
-    EMPTY.get_or_init(|| PerKind::new(OnceLock::new)).of(kind).get_or_init(|| {
+    EMPTY.get_or_init(|| PerKind::new(OnceLock::new)).get(kind).get_or_init(|| {
         let mut value = Value::Object(serde_json::Map::new());
         fill(kind, &mut value);
         value
@@ -221,19 +224,19 @@ pub(crate) fn empty(kind: Kind) -> &'static Value {
 }
 
 /// Leaves out and fills in what Go's types would.
-pub(crate) fn fill(kind: Kind, value: &mut Value) {
+pub(crate) fn fill(kind: ResourceKind, value: &mut Value) {
     if let Value::Object(map) = value {
-        decode::fill(of(kind), map);
+        decode::fill_recursively(of(kind), map);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Kind, ListKind, Type, empty, of};
+    use super::{ListType, ResourceKind, Type, empty, of};
     use crate::descriptors::RESOURCES;
 
     #[test]
-    fn every_kind_has_its_fields() {
+    fn every_kind_has_a_schema() {
         for resource in &RESOURCES {
             assert!(of(resource.id).fields.len() > 1, "{}", resource.kind);
             assert!(of(resource.id).field("metadata").is_some(), "{}", resource.kind);
@@ -241,29 +244,31 @@ mod tests {
     }
 
     #[test]
-    fn lists_know_their_keys() {
-        let Some(Type::Struct(spec)) = of(Kind::Pod).field("spec").map(|field| &field.shape) else {
+    fn list_map_keys_are_parsed() {
+        let Some(Type::Struct(spec)) = of(ResourceKind::Pod).field("spec").map(|field| &field.field_type)
+        else {
             panic!()
         };
-        let Some(Type::List(container, ListKind::Keys(keys))) =
-            spec.field("containers").map(|one| &one.shape)
+        let Some(Type::List(container, ListType::Keys(keys))) =
+            spec.field("containers").map(|one| &one.field_type)
         else {
             panic!()
         };
         assert_eq!(*keys, ["name"]);
         let Type::Struct(container) = &**container else { panic!() };
-        let Some(Type::List(_, ListKind::Keys(keys))) = container.field("ports").map(|one| &one.shape) else {
+        let Some(Type::List(_, ListType::Keys(keys))) = container.field("ports").map(|one| &one.field_type)
+        else {
             panic!()
         };
         assert_eq!(*keys, ["containerPort", "protocol"]);
     }
 
     #[test]
-    fn empty_objects_are_what_go_writes() {
+    fn empty_objects_match_go_zero_values() {
         assert_eq!(
-            empty(Kind::PersistentVolumeClaim).to_string(),
+            empty(ResourceKind::PersistentVolumeClaim).to_string(),
             r#"{"metadata":{},"spec":{"resources":{}},"status":{}}"#
         );
-        assert_eq!(empty(Kind::CsiNode).to_string(), r#"{"metadata":{},"spec":{"drivers":null}}"#);
+        assert_eq!(empty(ResourceKind::CsiNode).to_string(), r#"{"metadata":{},"spec":{"drivers":null}}"#);
     }
 }

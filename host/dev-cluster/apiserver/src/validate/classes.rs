@@ -12,14 +12,14 @@ const MAX_PARAMETERS: usize = 256 * 1024;
 /// Parameters of one class, counted.
 const MAX_PARAMETER_COUNT: usize = 512;
 
-fn one_of(value: &Value, pointer: &str, field: &str, allowed: &[&str], errors: &mut Errors) {
+fn check_one_of(value: &Value, pointer: &str, field: &str, allowed: &[&str], errors: &mut Errors) {
     let found = text(value, pointer);
     if !found.is_empty() && !allowed.contains(&found) {
         errors.push(FieldError::not_supported(field, found, allowed));
     }
 }
 
-fn unchanged(old: &Value, next: &Value, member: &str, errors: &mut Errors) {
+fn check_unchanged(old: &Value, next: &Value, member: &str, errors: &mut Errors) {
     let empty = json!({});
     // An empty map and none are the same.
     if old.get(member).unwrap_or(&empty) != next.get(member).unwrap_or(&empty) {
@@ -47,15 +47,21 @@ fn parameters(value: &Value, errors: &mut Errors) {
 pub(super) fn storage_class(value: &Value, errors: &mut Errors) {
     provisioner(value, "provisioner", errors);
     parameters(value, errors);
-    one_of(value, "/reclaimPolicy", "reclaimPolicy", &["Delete", "Retain"], errors);
-    one_of(value, "/volumeBindingMode", "volumeBindingMode", &["Immediate", "WaitForFirstConsumer"], errors);
+    check_one_of(value, "/reclaimPolicy", "reclaimPolicy", &["Delete", "Retain"], errors);
+    check_one_of(
+        value,
+        "/volumeBindingMode",
+        "volumeBindingMode",
+        &["Immediate", "WaitForFirstConsumer"],
+        errors,
+    );
     for (index, term) in meta::list(value, "/allowedTopologies").iter().enumerate() {
         for (place, one) in meta::list(term, "/matchLabelExpressions").iter().enumerate() {
             let field = format!("allowedTopologies[{index}].matchLabelExpressions[{place}]");
             if meta::list(one, "/values").is_empty() {
                 errors.push(FieldError::required(format!("{field}.values"), ""));
             }
-            for problem in names::qualified(text(one, "/key")) {
+            for problem in names::qualified_name(text(one, "/key")) {
                 errors.push(FieldError::invalid(format!("{field}.key"), &json!(text(one, "/key")), problem));
             }
         }
@@ -66,7 +72,7 @@ pub(super) fn storage_class(value: &Value, errors: &mut Errors) {
 fn provisioner(value: &Value, member: &str, errors: &mut Errors) {
     if required(value, &format!("/{member}"), member, errors) {
         let name = text(value, &format!("/{member}")).to_ascii_lowercase();
-        for problem in names::qualified(&name) {
+        for problem in names::qualified_name(&name) {
             errors.push(FieldError::invalid(member, &json!(name), problem));
         }
     }
@@ -91,14 +97,14 @@ pub(super) fn attributes_class(value: &Value, errors: &mut Errors) {
 
 /// The successor of a class of volume attributes.
 pub(super) fn attributes_class_update(old: &Value, next: &Value, errors: &mut Errors) {
-    unchanged(old, next, "driverName", errors);
-    unchanged(old, next, "parameters", errors);
+    check_unchanged(old, next, "driverName", errors);
+    check_unchanged(old, next, "parameters", errors);
 }
 
 /// A new driver.
 pub(super) fn csi_driver(value: &Value, errors: &mut Errors) {
     let policies = ["File", "None", "ReadWriteOnceWithFSType"];
-    one_of(value, "/spec/fsGroupPolicy", "spec.fsGroupPolicy", &policies, errors);
+    check_one_of(value, "/spec/fsGroupPolicy", "spec.fsGroupPolicy", &policies, errors);
     let mut audiences = std::collections::BTreeSet::new();
     for (index, request) in meta::list(value, "/spec/tokenRequests").iter().enumerate() {
         let field = format!("spec.tokenRequests[{index}]");
@@ -140,12 +146,12 @@ pub(super) fn csi_driver_update(old: &Value, next: &Value, errors: &mut Errors) 
 
 /// The drivers of a node.
 pub(super) fn csi_node(value: &Value, errors: &mut Errors) {
-    let mut seen = std::collections::BTreeSet::new();
+    let mut names = std::collections::BTreeSet::new();
     for (index, driver) in meta::list(value, "/spec/drivers").iter().enumerate() {
         let field = format!("spec.drivers[{index}]");
         super::storage::driver_name(text(driver, "/name"), &format!("{field}.name"), errors);
         let name = text(driver, "/name");
-        if !name.is_empty() && !seen.insert(name) {
+        if !name.is_empty() && !names.insert(name) {
             errors.push(FieldError::duplicate(format!("{field}.name"), name));
         }
         required(driver, "/nodeID", &format!("{field}.nodeID"), errors);
@@ -159,16 +165,16 @@ pub(super) fn csi_node(value: &Value, errors: &mut Errors) {
 }
 
 fn topology_keys(driver: &Value, field: &str, errors: &mut Errors) {
-    let mut seen = std::collections::BTreeSet::new();
+    let mut keys = std::collections::BTreeSet::new();
     for key in meta::list(driver, "/topologyKeys").iter().filter_map(Value::as_str) {
-        if key.is_empty() && seen.is_empty() {
+        if key.is_empty() && keys.is_empty() {
             errors.push(FieldError::required(field, ""));
         }
-        if !seen.insert(key) {
+        if !keys.insert(key) {
             errors.push(FieldError::duplicate(field, key));
             continue;
         }
-        for problem in names::qualified(key) {
+        for problem in names::qualified_name(key) {
             errors.push(FieldError::invalid(field, &json!(key), problem));
         }
     }
@@ -193,7 +199,7 @@ pub(super) fn capacity(value: &Value, errors: &mut Errors) {
     for (key, label) in
         value.pointer("/nodeTopology/matchLabels").and_then(Value::as_object).into_iter().flatten()
     {
-        for problem in names::qualified(key) {
+        for problem in names::qualified_name(key) {
             errors.push(FieldError::invalid("nodeTopology.matchLabels", &json!(key), problem));
         }
         if let Some(problem) = names::label_value(label.as_str().unwrap_or_default()) {

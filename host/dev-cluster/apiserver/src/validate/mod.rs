@@ -8,11 +8,11 @@ mod tests;
 
 use serde_json::Value;
 
-use crate::descriptors::{Kind, Resource};
+use crate::descriptors::{ResourceDescriptor, ResourceKind};
 use crate::meta::{self, text};
 use crate::pods;
 use crate::status::FieldError;
-use crate::write::Part;
+use crate::write::Subresource;
 
 /// Annotations of one object, keys and values together.
 const MAX_ANNOTATIONS: usize = 256 * 1024;
@@ -23,28 +23,33 @@ const MAX_DATA: usize = 1024 * 1024;
 type Errors = Vec<FieldError>;
 
 /// Rules for a new object.
-pub(crate) fn create(resource: &Resource, value: &Value) -> Errors {
+pub(crate) fn create(resource: &ResourceDescriptor, value: &Value) -> Errors {
     let mut errors = metadata(resource, value);
     match resource.id {
-        Kind::PersistentVolumeClaim => storage::claim(value, &mut errors),
-        Kind::PersistentVolume => storage::volume(value, &mut errors),
-        Kind::VolumeAttachment => storage::attachment(value, &mut errors),
-        Kind::StorageClass => classes::storage_class(value, &mut errors),
-        Kind::VolumeAttributesClass => classes::attributes_class(value, &mut errors),
-        Kind::CsiDriver => classes::csi_driver(value, &mut errors),
-        Kind::CsiNode => classes::csi_node(value, &mut errors),
-        Kind::CsiStorageCapacity => classes::capacity(value, &mut errors),
-        Kind::Lease => lease(value, &mut errors),
-        Kind::ConfigMap | Kind::Secret => data(value, &mut errors),
-        Kind::Event => event(value, &mut errors),
-        Kind::Pod => pod(value, &mut errors),
-        Kind::Namespace | Kind::Node | Kind::ServiceAccount => {}
+        ResourceKind::PersistentVolumeClaim => storage::claim(value, &mut errors),
+        ResourceKind::PersistentVolume => storage::volume(value, &mut errors),
+        ResourceKind::VolumeAttachment => storage::attachment(value, &mut errors),
+        ResourceKind::StorageClass => classes::storage_class(value, &mut errors),
+        ResourceKind::VolumeAttributesClass => classes::attributes_class(value, &mut errors),
+        ResourceKind::CsiDriver => classes::csi_driver(value, &mut errors),
+        ResourceKind::CsiNode => classes::csi_node(value, &mut errors),
+        ResourceKind::CsiStorageCapacity => classes::capacity(value, &mut errors),
+        ResourceKind::Lease => lease(value, &mut errors),
+        ResourceKind::ConfigMap | ResourceKind::Secret => data(value, &mut errors),
+        ResourceKind::Event => event(value, &mut errors),
+        ResourceKind::Pod => pod(value, &mut errors),
+        ResourceKind::Namespace | ResourceKind::Node | ResourceKind::ServiceAccount => {}
     }
     errors
 }
 
 /// Rules for the successor of an object.
-pub(crate) fn update(resource: &Resource, part: Part, old: &Value, next: &Value) -> Errors {
+pub(crate) fn update(
+    resource: &ResourceDescriptor,
+    subresource: Subresource,
+    old: &Value,
+    next: &Value,
+) -> Errors {
     let mut errors = metadata(resource, next);
     if meta::deleting(old) {
         let before = meta::finalizers(old);
@@ -58,30 +63,31 @@ pub(crate) fn update(resource: &Resource, part: Part, old: &Value, next: &Value)
             errors.push(FieldError::forbidden("metadata.finalizers", &detail));
         }
     }
-    if part != Part::Main {
-        if resource.id == Kind::PersistentVolumeClaim {
+    if subresource != Subresource::Main {
+        if resource.id == ResourceKind::PersistentVolumeClaim {
             storage::claim_status(next, &mut errors);
-        } else if resource.id == Kind::VolumeAttachment {
+        } else if resource.id == ResourceKind::VolumeAttachment {
             storage::attachment_status(next, &mut errors);
         }
         return errors;
     }
     match resource.id {
-        Kind::PersistentVolumeClaim => storage::claim_update(old, next, &mut errors),
-        Kind::PersistentVolume => storage::volume_update(old, next, &mut errors),
-        Kind::VolumeAttachment => immutable(old, next, "/spec", "spec", &mut errors),
-        Kind::StorageClass => classes::storage_class_update(old, next, &mut errors),
-        Kind::VolumeAttributesClass => classes::attributes_class_update(old, next, &mut errors),
-        Kind::CsiDriver => classes::csi_driver_update(old, next, &mut errors),
-        Kind::CsiNode => classes::csi_node_update(old, next, &mut errors),
-        Kind::CsiStorageCapacity => classes::capacity_update(old, next, &mut errors),
-        Kind::Lease => lease(next, &mut errors),
-        Kind::ConfigMap | Kind::Secret => data_update(resource, old, next, &mut errors),
-        Kind::Pod => {
+        ResourceKind::PersistentVolumeClaim => storage::claim_update(old, next, &mut errors),
+        ResourceKind::PersistentVolume => storage::volume_update(old, next, &mut errors),
+        ResourceKind::VolumeAttachment => immutable(old, next, "/spec", "spec", &mut errors),
+        ResourceKind::StorageClass => classes::storage_class_update(old, next, &mut errors),
+        ResourceKind::VolumeAttributesClass => classes::attributes_class_update(old, next, &mut errors),
+        ResourceKind::CsiDriver => classes::csi_driver_update(old, next, &mut errors),
+        ResourceKind::CsiNode => classes::csi_node_update(old, next, &mut errors),
+        ResourceKind::CsiStorageCapacity => classes::capacity_update(old, next, &mut errors),
+        ResourceKind::Lease => lease(next, &mut errors),
+        ResourceKind::ConfigMap | ResourceKind::Secret => data_update(resource, old, next, &mut errors),
+        ResourceKind::Pod => {
             pod(next, &mut errors);
-            pods::update(old, next, &mut errors);
+            pods::validate_pod_update(old, next, &mut errors);
         }
-        Kind::Event | Kind::Namespace | Kind::Node | Kind::ServiceAccount => {}
+        ResourceKind::Event | ResourceKind::Namespace | ResourceKind::Node | ResourceKind::ServiceAccount => {
+        }
     }
     errors
 }
@@ -115,13 +121,14 @@ pub(crate) fn immutable_metadata(old: &Value, next: &Value) -> Errors {
     errors
 }
 
-fn metadata(resource: &Resource, value: &Value) -> Errors {
+fn metadata(resource: &ResourceDescriptor, value: &Value) -> Errors {
     let mut errors = Vec::new();
     let prefix = text(value, "/metadata/generateName");
     // A generated name may end where the random part begins.
-    let stem = prefix.strip_suffix('-').map_or_else(|| prefix.to_owned(), |stem| format!("{stem}a"));
+    let sample_name =
+        prefix.strip_suffix('-').map_or_else(|| prefix.to_owned(), |sample_name| format!("{sample_name}a"));
     if !prefix.is_empty()
-        && let Some(problem) = names::object_name(resource.id, &stem)
+        && let Some(problem) = names::object_name(resource.id, &sample_name)
     {
         errors.push(FieldError::invalid("metadata.generateName", &Value::from(prefix), problem));
     }
@@ -134,7 +141,7 @@ fn metadata(resource: &Resource, value: &Value) -> Errors {
     labels(value, &mut errors);
     owners(value, &mut errors);
     for finalizer in meta::finalizers(value) {
-        for problem in names::qualified(finalizer) {
+        for problem in names::qualified_name(finalizer) {
             errors.push(FieldError::invalid("metadata.finalizers", &Value::from(finalizer), problem));
         }
     }
@@ -154,7 +161,7 @@ fn metadata(resource: &Resource, value: &Value) -> Errors {
 fn labels(value: &Value, errors: &mut Errors) {
     let members = |pointer: &str| value.pointer(pointer).and_then(Value::as_object).into_iter().flatten();
     for (key, label) in members("/metadata/labels") {
-        for problem in names::qualified(key) {
+        for problem in names::qualified_name(key) {
             errors.push(FieldError::invalid("metadata.labels", &Value::from(key.as_str()), problem));
         }
         if let Some(problem) = names::label_value(label.as_str().unwrap_or_default()) {
@@ -164,7 +171,7 @@ fn labels(value: &Value, errors: &mut Errors) {
     let mut size = 0;
     for (key, annotation) in members("/metadata/annotations") {
         size += key.len() + annotation.as_str().map_or(0, str::len);
-        for problem in names::qualified(&key.to_ascii_lowercase()) {
+        for problem in names::qualified_name(&key.to_ascii_lowercase()) {
             errors.push(FieldError::invalid("metadata.annotations", &Value::from(key.as_str()), problem));
         }
     }
@@ -246,9 +253,9 @@ fn data(value: &Value, errors: &mut Errors) {
     }
 }
 
-fn data_update(resource: &Resource, old: &Value, next: &Value, errors: &mut Errors) {
+fn data_update(resource: &ResourceDescriptor, old: &Value, next: &Value, errors: &mut Errors) {
     data(next, errors);
-    if resource.id == Kind::Secret {
+    if resource.id == ResourceKind::Secret {
         immutable(old, next, "/type", "type", errors);
     }
     if old.get("immutable").and_then(Value::as_bool) == Some(true) {
@@ -263,10 +270,14 @@ fn data_update(resource: &Resource, old: &Value, next: &Value, errors: &mut Erro
 
 fn event(value: &Value, errors: &mut Errors) {
     let namespace = text(value, "/involvedObject/namespace");
-    let own = meta::namespace(value);
+    let event_namespace = meta::namespace(value);
     // Events about cluster-wide objects live in `default`.
-    let fits = if namespace.is_empty() { own == "default" || own == "kube-system" } else { namespace == own };
-    if !fits {
+    let is_valid = if namespace.is_empty() {
+        event_namespace == "default" || event_namespace == "kube-system"
+    } else {
+        namespace == event_namespace
+    };
+    if !is_valid {
         let detail = "does not match event.namespace";
         errors.push(FieldError::invalid("involvedObject.namespace", &Value::from(namespace), detail));
     }
@@ -277,10 +288,10 @@ fn pod(value: &Value, errors: &mut Errors) {
     if containers.is_empty() {
         errors.push(FieldError::required("spec.containers", ""));
     }
-    let mut seen = std::collections::BTreeSet::new();
+    let mut names = std::collections::BTreeSet::new();
     for (index, container) in containers.iter().enumerate() {
         let field = format!("spec.containers[{index}].name");
-        if required(container, "/name", &field, errors) && !seen.insert(text(container, "/name")) {
+        if required(container, "/name", &field, errors) && !names.insert(text(container, "/name")) {
             errors.push(FieldError::duplicate(field, text(container, "/name")));
         }
         required(container, "/image", &format!("spec.containers[{index}].image"), errors);

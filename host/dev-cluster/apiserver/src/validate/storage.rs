@@ -8,11 +8,11 @@ use crate::quantity;
 use crate::status::FieldError;
 
 const ACCESS_MODES: [&str; 4] = ["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
-const SINGLE: &str = "ReadWriteOncePod";
+const READ_WRITE_ONCE_POD: &str = "ReadWriteOncePod";
 const VOLUME_MODES: [&str; 2] = ["Block", "Filesystem"];
 
 /// The members of a volume's spec of which exactly one says where the data is, in the order in which they are looked at.
-const SOURCES: [&str; 22] = [
+const VOLUME_SOURCES: [&str; 22] = [
     "hostPath",
     "gcePersistentDisk",
     "awsElasticBlockStore",
@@ -46,7 +46,9 @@ fn access_modes(value: &Value, missing: &str, errors: &mut Errors) {
     for mode in modes.iter().filter(|mode| !ACCESS_MODES.contains(mode)) {
         errors.push(FieldError::not_supported(field, mode, &ACCESS_MODES));
     }
-    if modes.contains(&SINGLE) && modes.iter().any(|mode| *mode != SINGLE && ACCESS_MODES.contains(mode)) {
+    if modes.contains(&READ_WRITE_ONCE_POD)
+        && modes.iter().any(|mode| *mode != READ_WRITE_ONCE_POD && ACCESS_MODES.contains(mode))
+    {
         errors.push(FieldError::forbidden(field, "may not use ReadWriteOncePod with other access modes"));
     }
 }
@@ -67,7 +69,7 @@ fn class_name(value: &Value, member: &str, errors: &mut Errors) {
     }
 }
 
-fn positive(value: Option<&Value>, field: &str, errors: &mut Errors) {
+fn check_positive(value: Option<&Value>, field: &str, errors: &mut Errors) {
     match value {
         None => errors.push(FieldError::required(field, "")),
         Some(value) if quantity::parse(value.as_str().unwrap_or_default()).is_none_or(|size| size <= 0) => {
@@ -80,7 +82,7 @@ fn positive(value: Option<&Value>, field: &str, errors: &mut Errors) {
 /// A new claim.
 pub(super) fn claim(value: &Value, errors: &mut Errors) {
     access_modes(value, "at least 1 access mode is required", errors);
-    positive(value.pointer("/spec/resources/requests/storage"), "spec.resources[storage]", errors);
+    check_positive(value.pointer("/spec/resources/requests/storage"), "spec.resources[storage]", errors);
     class_name(value, "storageClassName", errors);
     class_name(value, "volumeAttributesClassName", errors);
     volume_mode(value, errors);
@@ -117,10 +119,10 @@ pub(super) fn claim_status(value: &Value, errors: &mut Errors) {
         "NodeResizeInfeasible",
         "NodeResizePending",
     ];
-    let steps = value.pointer("/status/allocatedResourceStatuses").and_then(Value::as_object);
-    for (resource, step) in steps.into_iter().flatten() {
+    let resize_statuses = value.pointer("/status/allocatedResourceStatuses").and_then(Value::as_object);
+    for (resource, resize_status) in resize_statuses.into_iter().flatten() {
         // The answer names the resource, not its value.
-        if !STEPS.contains(&step.as_str().unwrap_or_default()) {
+        if !STEPS.contains(&resize_status.as_str().unwrap_or_default()) {
             errors.push(FieldError::not_supported("status.allocatedResourceStatuses", resource, &STEPS));
         }
     }
@@ -170,7 +172,7 @@ pub(super) fn claim_update(old: &Value, next: &Value, errors: &mut Errors) {
 
 fn sources(value: &Value) -> Vec<&'static str> {
     let spec = value.get("spec");
-    SOURCES.into_iter().filter(|source| spec.is_some_and(|spec| spec.get(*source).is_some())).collect()
+    VOLUME_SOURCES.into_iter().filter(|source| spec.is_some_and(|spec| spec.get(*source).is_some())).collect()
 }
 
 /// A new volume.
@@ -186,7 +188,7 @@ pub(super) fn volume(value: &Value, errors: &mut Errors) {
         errors.push(FieldError::not_supported_value("spec.capacity", found, &["storage"]));
     }
     for (name, size) in sizes.into_iter().flatten() {
-        positive(Some(size), &format!("spec.capacity[{name}]"), errors);
+        check_positive(Some(size), &format!("spec.capacity[{name}]"), errors);
     }
     let policy = text(value, "/spec/persistentVolumeReclaimPolicy");
     let policies = ["Delete", "Recycle", "Retain"];
@@ -252,7 +254,7 @@ fn node_affinity(value: &Value, errors: &mut Errors) {
                     "not a valid selector operator",
                 )),
             }
-            for problem in names::qualified(text(one, "/key")) {
+            for problem in names::qualified_name(text(one, "/key")) {
                 errors.push(FieldError::invalid(format!("{field}.key"), &json!(text(one, "/key")), problem));
             }
         }
@@ -260,7 +262,7 @@ fn node_affinity(value: &Value, errors: &mut Errors) {
 }
 
 /// The secrets that are checked, in this order.
-const SECRETS: [&str; 4] = [
+const SECRET_REFS: [&str; 4] = [
     "controllerPublishSecretRef",
     "controllerExpandSecretRef",
     "nodePublishSecretRef",
@@ -273,7 +275,7 @@ fn volume_source(value: &Value, source: &str, errors: &mut Errors) {
         "csi" => {
             driver_name(text(found, "/driver"), "spec.csi.driver", errors);
             required(found, "/volumeHandle", "spec.csi.volumeHandle", errors);
-            for member in SECRETS {
+            for member in SECRET_REFS {
                 if let Some(reference) = found.get(member) {
                     secret(reference, &format!("spec.csi.{member}"), errors);
                 }
@@ -329,7 +331,7 @@ pub(super) fn driver_name(name: &str, field: &str, errors: &mut Errors) {
 /// The successor of a volume.
 pub(super) fn volume_update(old: &Value, next: &Value, errors: &mut Errors) {
     volume(next, errors);
-    let same = SOURCES.iter().all(|source| {
+    let is_same_source = VOLUME_SOURCES.iter().all(|source| {
         let at = format!("/spec/{source}");
         // The secret that expands a volume may be added and changed later.
         let plain = |value: &Value| {
@@ -340,7 +342,7 @@ pub(super) fn volume_update(old: &Value, next: &Value, errors: &mut Errors) {
         };
         plain(old) == plain(next)
     });
-    if !same {
+    if !is_same_source {
         let field = "spec.persistentvolumesource";
         errors.push(FieldError::forbidden(field, "spec.persistentvolumesource is immutable after creation"));
     }

@@ -1,78 +1,80 @@
 use serde_json::{Value, json};
 
 use super::{create, update};
-use crate::descriptors::Kind;
-use crate::write::Part;
+use crate::descriptors::ResourceKind;
+use crate::write::Subresource;
 
-fn merged(base: Value, patch: &Value) -> Value {
+fn merge_patch(base: Value, patch: &Value) -> Value {
     crate::patch::parse(crate::request::PatchType::Merge, patch.to_string().as_bytes())
         .unwrap()
-        .apply(Kind::ConfigMap, base)
+        .apply(ResourceKind::ConfigMap, base)
         .unwrap()
 }
 
-fn good(kind: Kind) -> Value {
+fn valid_object(kind: ResourceKind) -> Value {
     let body = match kind {
-        Kind::PersistentVolumeClaim => json!({
+        ResourceKind::PersistentVolumeClaim => json!({
             "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}},
                 "volumeMode": "Filesystem"},
             "status": {"phase": "Pending"},
         }),
-        Kind::PersistentVolume => json!({
+        ResourceKind::PersistentVolume => json!({
             "spec": {"accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "volumeMode": "Filesystem",
                 "persistentVolumeReclaimPolicy": "Retain", "csi": {"driver": "d", "volumeHandle": "h"}},
         }),
-        Kind::StorageClass => json!({"provisioner": "d.example.com", "parameters": {"a": "b"},
+        ResourceKind::StorageClass => json!({"provisioner": "d.example.com", "parameters": {"a": "b"},
             "reclaimPolicy": "Delete", "volumeBindingMode": "Immediate"}),
-        Kind::VolumeAttributesClass => json!({"driverName": "d", "parameters": {"a": "b"}}),
-        Kind::VolumeAttachment => {
+        ResourceKind::VolumeAttributesClass => json!({"driverName": "d", "parameters": {"a": "b"}}),
+        ResourceKind::VolumeAttachment => {
             json!({"spec": {"attacher": "d", "nodeName": "n", "source": {"persistentVolumeName": "p"}}})
         }
-        Kind::CsiNode => json!({"spec": {"drivers": [{"name": "d", "nodeID": "1", "topologyKeys": ["k"]}]}}),
-        Kind::CsiDriver => json!({"spec": {"attachRequired": true, "fsGroupPolicy": "File"}}),
-        Kind::Lease => json!({"spec": {"leaseDurationSeconds": 15}}),
-        Kind::Namespace
-        | Kind::Pod
-        | Kind::Node
-        | Kind::Event
-        | Kind::Secret
-        | Kind::ConfigMap
-        | Kind::ServiceAccount
-        | Kind::CsiStorageCapacity => panic!("no example of {kind:?}"),
+        ResourceKind::CsiNode => {
+            json!({"spec": {"drivers": [{"name": "d", "nodeID": "1", "topologyKeys": ["k"]}]}})
+        }
+        ResourceKind::CsiDriver => json!({"spec": {"attachRequired": true, "fsGroupPolicy": "File"}}),
+        ResourceKind::Lease => json!({"spec": {"leaseDurationSeconds": 15}}),
+        ResourceKind::Namespace
+        | ResourceKind::Pod
+        | ResourceKind::Node
+        | ResourceKind::Event
+        | ResourceKind::Secret
+        | ResourceKind::ConfigMap
+        | ResourceKind::ServiceAccount
+        | ResourceKind::CsiStorageCapacity => panic!("no example of {kind:?}"),
     };
-    merged(body, &json!({"metadata": {"name": "x"}}))
+    merge_patch(body, &json!({"metadata": {"name": "x"}}))
 }
 
-fn created(kind: Kind, patch: &Value) -> Vec<String> {
-    let errors = create(kind.resource(), &merged(good(kind), patch));
+fn create_errors(kind: ResourceKind, patch: &Value) -> Vec<String> {
+    let errors = create(kind.resource(), &merge_patch(valid_object(kind), patch));
     errors.iter().map(ToString::to_string).collect()
 }
 
-fn updated(kind: Kind, before: &Value, patch: &Value) -> Vec<String> {
-    let old = merged(good(kind), before);
-    let next = merged(old.clone(), patch);
-    update(kind.resource(), Part::Main, &old, &next).iter().map(ToString::to_string).collect()
+fn update_errors(kind: ResourceKind, before: &Value, patch: &Value) -> Vec<String> {
+    let old = merge_patch(valid_object(kind), before);
+    let next = merge_patch(old.clone(), patch);
+    update(kind.resource(), Subresource::Main, &old, &next).iter().map(ToString::to_string).collect()
 }
 
 #[test]
 fn well_formed_objects_pass() {
     for kind in [
-        Kind::PersistentVolumeClaim,
-        Kind::PersistentVolume,
-        Kind::StorageClass,
-        Kind::VolumeAttributesClass,
-        Kind::VolumeAttachment,
-        Kind::CsiNode,
-        Kind::CsiDriver,
-        Kind::Lease,
+        ResourceKind::PersistentVolumeClaim,
+        ResourceKind::PersistentVolume,
+        ResourceKind::StorageClass,
+        ResourceKind::VolumeAttributesClass,
+        ResourceKind::VolumeAttachment,
+        ResourceKind::CsiNode,
+        ResourceKind::CsiDriver,
+        ResourceKind::Lease,
     ] {
-        assert_eq!(created(kind, &json!({})), Vec::<String>::new(), "{kind:?}");
+        assert_eq!(create_errors(kind, &json!({})), Vec::<String>::new(), "{kind:?}");
     }
 }
 
 #[test]
-fn broken_rules_are_named_in_the_words_of_the_api() {
-    use Kind::{
+fn validation_errors_match_kubernetes() {
+    use ResourceKind::{
         CsiDriver, CsiNode, Lease, PersistentVolume as Pv, PersistentVolumeClaim as Pvc, StorageClass,
         VolumeAttachment, VolumeAttributesClass,
     };
@@ -154,7 +156,7 @@ fn broken_rules_are_named_in_the_words_of_the_api() {
         (
             CsiDriver,
             json!({"spec": {"serviceAccountTokenInSecrets": false}}),
-            "spec.serviceAccountTokenInSecrets: Invalid value: false: serviceAccountTokenInSecrets is set but no \
+            "spec.serviceAccountTokenInSecrets: Invalid value: serviceAccountTokenInSecrets is set but no \
              tokenRequests are specified",
         ),
         (StorageClass, json!({"reclaimPolicy": "Recycle"}), "reclaimPolicy: Unsupported value: \"Recycle\""),
@@ -191,7 +193,7 @@ fn broken_rules_are_named_in_the_words_of_the_api() {
             "spec.leaseDurationSeconds: Invalid value: 0: must be greater than 0",
         ),
     ] {
-        let errors = created(kind, &patch);
+        let errors = create_errors(kind, &patch);
         let [error] = errors.as_slice() else { panic!("one error expected for {patch}: {errors:?}") };
         assert!(error.starts_with(expected), "{patch}: {error}");
     }
@@ -203,8 +205,8 @@ fn affinity(value: &str) -> Value {
 }
 
 #[test]
-fn what_must_not_change_does_not() {
-    use Kind::{
+fn immutable_fields_are_rejected_on_update() {
+    use ResourceKind::{
         CsiDriver, CsiNode, PersistentVolume as Pv, PersistentVolumeClaim as Pvc, StorageClass,
         VolumeAttachment, VolumeAttributesClass,
     };
@@ -289,7 +291,7 @@ fn what_must_not_change_does_not() {
             "spec.attachedRequired: Invalid value: false",
         ),
     ] {
-        let errors = updated(kind, &before, &patch);
+        let errors = update_errors(kind, &before, &patch);
         match errors.as_slice() {
             [] => assert_eq!(expected, "", "{patch} was let through"),
             [error] => assert!(!expected.is_empty() && error.starts_with(expected), "{patch}: {error}"),
@@ -299,11 +301,11 @@ fn what_must_not_change_does_not() {
 }
 
 #[test]
-fn the_status_of_an_attachment_has_limits() {
+fn volume_attachment_status_size_is_limited() {
     let refused = |status: Value| {
-        let old = good(Kind::VolumeAttachment);
-        let next = merged(old.clone(), &json!({"status": status}));
-        let errors = update(Kind::VolumeAttachment.resource(), Part::Status, &old, &next);
+        let old = valid_object(ResourceKind::VolumeAttachment);
+        let next = merge_patch(old.clone(), &json!({"status": status}));
+        let errors = update(ResourceKind::VolumeAttachment.resource(), Subresource::Status, &old, &next);
         errors.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     let text = |length: usize| "x".repeat(length);

@@ -7,22 +7,22 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::Client;
 use serde_json::json;
 
-pub(crate) struct Setup {
+pub(crate) struct ApiFixture {
     pub(crate) server: ApiServer,
     pub(crate) client: Client,
 }
 
 /// An empty API with a fixed clock and seed.
-pub(crate) fn setup() -> Setup {
+pub(crate) fn setup() -> ApiFixture {
     let now = "2026-01-01T00:00:00Z".parse().unwrap();
     let options = Options { now: std::sync::Arc::new(move || now), uid_seed: Some(1), ..Options::default() };
     let server = ApiServer::new(options);
     let client = Client::new(server.service(), "default");
-    Setup { server, client }
+    ApiFixture { server, client }
 }
 
 /// Code and reason of a refused request.
-pub(crate) fn code<T>(result: kube::Result<T>) -> (u16, String) {
+pub(crate) fn error_code<T>(result: kube::Result<T>) -> (u16, String) {
     match result {
         Err(kube::Error::Api(status)) => (status.code, status.reason.clone()),
         Err(other) => panic!("a status was expected: {other}"),

@@ -10,7 +10,7 @@ use cofferdam_domain::{
         StorageError,
     },
 };
-use cofferdam_wasm::testing::Fault;
+use cofferdam_wasm::fault_injection::FaultPoint;
 use futures::future::BoxFuture;
 
 use crate::{
@@ -24,22 +24,22 @@ use crate::{
 const MOST: u32 = 64;
 
 /// The places where a call can die: before anything, and after each host call.
-fn places() -> impl Iterator<Item = Fault> {
-    std::iter::once(Fault::Before(0)).chain((0..MOST).map(Fault::After))
+fn places() -> impl Iterator<Item = FaultPoint> {
+    std::iter::once(FaultPoint::Before(0)).chain((0..MOST).map(FaultPoint::After))
 }
 
-fn told(fault: Fault) -> String {
+fn told(fault: FaultPoint) -> String {
     match fault {
-        Fault::Before(number) => format!("that died before host call {}", number + 1),
-        Fault::After(number) => format!("that died after host call {}", number + 1),
-        Fault::Lost(number) => format!("whose answer to request {} was lost", number + 1),
+        FaultPoint::Before(number) => format!("that died before host call {}", number + 1),
+        FaultPoint::After(number) => format!("that died after host call {}", number + 1),
+        FaultPoint::LostResponse(number) => format!("whose answer to request {} was lost", number + 1),
     }
 }
 
 /// Lets a call die at a place. Tells whether it has: when it has not, it has fewer host calls.
 async fn dies<T>(
     bench: &Bench,
-    fault: Fault,
+    fault: FaultPoint,
     call: impl for<'a> FnOnce(&'a Process) -> BoxFuture<'a, Result<T, StorageError>>,
 ) -> bool {
     let twin = bench.twin();
@@ -49,16 +49,16 @@ async fn dies<T>(
 }
 
 /// Ends a case at the first place that a call has not. When that is the first of all, nothing was tried.
-fn tried(fault: Fault) -> Checked {
+fn tried(fault: FaultPoint) -> Checked {
     match fault {
-        Fault::Before(0) => skipped("the call makes no host calls"),
-        Fault::Lost(0) => skipped("the call sends no requests"),
-        Fault::Before(_) | Fault::After(_) | Fault::Lost(_) => Ok(()),
+        FaultPoint::Before(0) => skipped("the call makes no host calls"),
+        FaultPoint::LostResponse(0) => skipped("the call sends no requests"),
+        FaultPoint::Before(_) | FaultPoint::After(_) | FaultPoint::LostResponse(_) => Ok(()),
     }
 }
 
 /// What the storage holds beyond what it held before.
-fn remains(bench: &Bench, before: &BTreeSet<String>, fault: Fault) -> Checked {
+fn remains(bench: &Bench, before: &BTreeSet<String>, fault: FaultPoint) -> Checked {
     let new: Vec<_> = bench.storage().difference(before).cloned().collect();
     let expected = || format!("nothing new in the state and the pool after a call {}", told(fault));
     holds(new.is_empty(), expected, || new.join(", "))
@@ -84,7 +84,11 @@ async fn created(bench: &Bench, label: &str, origin: &Origin) -> Checked {
     for fault in places() {
         let request = bench.request(label);
         // What it made is noted also when the healing below fails.
-        bench.keep(&request, origin, &Err(StorageError::unknown(ErrorKind::Internal, "the call died")));
+        bench.keep(
+            &request,
+            origin,
+            &Err(StorageError::unknown_outcome(ErrorKind::Internal, "the call died")),
+        );
         let died = dies(bench, fault, |twin| bench.begin_create(twin, bench.call(), &request, origin)).await;
         let what = format!("the same create after one {}", told(fault));
         let healed = done(&what, bench.create_from(&bench.backend, &request, origin).await)?;
@@ -194,7 +198,7 @@ pub(super) async fn publish(bench: &Bench) -> Checked {
         let healed = done(&what, bench.publish(&request).await)?;
         let again = done("the same publish once more", bench.publish(&request).await)?;
         same("the same answer again", &healed, &again)?;
-        done("unpublish", bench.unpublish(&volume.handle, Some(&request.node)).await)?;
+        done("unpublish", bench.unpublish(&volume.handle, Some(&request.node_id)).await)?;
         done("delete", bench.delete(&volume.handle).await)?;
         remains(bench, &before, fault)?;
         if !died {
@@ -210,11 +214,11 @@ pub(super) async fn unpublish(bench: &Bench) -> Checked {
         let (_, volume) = bench.volume("dying-unpublish").await?;
         let request = bench.publish_request(&volume, 0);
         done("publish", bench.publish(&request).await)?;
-        let node = Some(request.node.clone());
+        let node = Some(request.node_id.clone());
         let handle = volume.handle.clone();
         let died = dies(bench, fault, |twin| twin.unpublish_volume(bench.call(), handle, node)).await;
         let what = format!("the same unpublish after one {}", told(fault));
-        done(&what, bench.unpublish(&volume.handle, Some(&request.node)).await)?;
+        done(&what, bench.unpublish(&volume.handle, Some(&request.node_id)).await)?;
         let other = bench.publish_request(&volume, 1);
         done("publish to another node after that", bench.publish(&other).await)?;
         done("unpublish", bench.unpublish(&volume.handle, None).await)?;
@@ -258,7 +262,12 @@ async fn listed(bench: &Bench, request: &CreateVolume) -> Checked<Vec<VolumeHand
 }
 
 /// Compares the volumes of a request that a listing shows with those that there may be.
-async fn shown(bench: &Bench, request: &CreateVolume, fault: Fault, wanted: &[&VolumeHandle]) -> Checked {
+async fn shown(
+    bench: &Bench,
+    request: &CreateVolume,
+    fault: FaultPoint,
+    wanted: &[&VolumeHandle],
+) -> Checked {
     let found = listed(bench, request).await?;
     let stranger = found.iter().find(|handle| !wanted.contains(handle));
     let expected = || format!("no volumes of the name but {wanted:?} after a call {}", told(fault));
@@ -266,7 +275,7 @@ async fn shown(bench: &Bench, request: &CreateVolume, fault: Fault, wanted: &[&V
 }
 
 /// Compares the snapshots of a volume with those that there may be.
-async fn cut(bench: &Bench, volume: &VolumeHandle, fault: Fault, wanted: usize) -> Checked {
+async fn cut(bench: &Bench, volume: &VolumeHandle, fault: FaultPoint, wanted: usize) -> Checked {
     let found = bench.list_snapshots(Some(volume), None).await?;
     let expected = || format!("{wanted} snapshots of the volume after a call {}", told(fault));
     holds(found.len() == wanted, expected, || format!("{found:?}"))
@@ -274,7 +283,7 @@ async fn cut(bench: &Bench, volume: &VolumeHandle, fault: Fault, wanted: usize) 
 
 pub(super) async fn lost_answers(bench: &Bench) -> Checked {
     for number in 0..MOST {
-        let fault = Fault::Lost(number);
+        let fault = FaultPoint::LostResponse(number);
         let request = bench.request("deaf");
         let twin = bench.twin();
         bench.faults.arm(fault);

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use cofferdam_backend::{Backend as _, Call};
 use cofferdam_domain::{
     VolumeHandle,
-    storage::{Ability, CapabilityMode, CapacityRange, CreateVolume, CreatedVolume, ErrorKind, ExpandVolume},
+    storage::{Ability, CapacityRange, CreateVolume, CreatedVolume, CsiAccessMode, ErrorKind, ExpandVolume},
 };
 use futures::{FutureExt as _, future::join_all};
 
@@ -126,10 +126,10 @@ pub(super) async fn same_snapshot(bench: &Bench) -> Checked {
 }
 
 pub(super) async fn two_nodes(bench: &Bench) -> Checked {
-    let (_, volume) = bench.volume_for("contested", &[CapabilityMode::SingleNodeWriter]).await?;
+    let (_, volume) = bench.volume_for("contested", &[CsiAccessMode::SingleNodeWriter]).await?;
     let requests = [0, 1].map(|node| {
         let mut request = bench.publish_request(&volume, node);
-        request.capability.mode = CapabilityMode::SingleNodeWriter;
+        request.capability.access_mode = CsiAccessMode::SingleNodeWriter;
         request
     });
     bench.published(&volume.handle);

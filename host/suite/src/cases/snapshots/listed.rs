@@ -26,11 +26,11 @@ impl Bench {
         let mut all = Vec::new();
         let mut after = None;
         loop {
-            let page = PageRequest { after: after.take(), limit };
+            let page = PageRequest { starting_token: after.take(), max_entries: limit };
             let begin = || self.backend.list_snapshots(self.call(), source.cloned(), page.clone());
             let page = done("a part of the snapshots", self.settled("list-snapshots", begin).await)?;
             all.extend(page.snapshots);
-            match page.next {
+            match page.next_token {
                 Some(next) if all.len() < MOST => after = Some(next),
                 Some(_) => return failed("a listing that ends", format!("{} snapshots and more", all.len())),
                 None => return Ok(all),
@@ -91,7 +91,7 @@ pub(super) async fn pages(bench: &Bench) -> Checked {
 pub(super) async fn limit(bench: &Bench) -> Checked {
     let (volume, _) = some(bench, 3).await?;
     for limit in [1, 2, u32::MAX] {
-        let page = PageRequest { after: None, limit: Some(limit) };
+        let page = PageRequest { starting_token: None, max_entries: Some(limit) };
         let begin = || bench.backend.list_snapshots(bench.call(), Some(volume.clone()), page.clone());
         done(&format!("a page of at most {limit}"), bench.settled("list-snapshots", begin).await)?;
     }
@@ -105,7 +105,7 @@ pub(super) async fn while_changing(bench: &Bench) -> Checked {
         let begin = || bench.backend.list_snapshots(bench.call(), Some(volume.clone()), page.clone());
         done("a part of the snapshots", bench.settled("list-snapshots", begin).await)
     };
-    let first = list(PageRequest { after: None, limit: Some(2) }).await?;
+    let first = list(PageRequest { starting_token: None, max_entries: Some(2) }).await?;
     for snapshot in &first.snapshots {
         wanted.remove(&snapshot.handle);
         done("delete", bench.delete_snapshot(&snapshot.handle).await)?;
@@ -113,18 +113,19 @@ pub(super) async fn while_changing(bench: &Bench) -> Checked {
     let request = bench.snapshot_request("listed", &volume);
     done("a new snapshot", bench.cut(&bench.backend, &request).await)?;
     let mut rest = Vec::new();
-    let mut after = first.next;
+    let mut after = first.next_token;
     while after.is_some() && rest.len() < MOST {
-        let page = list(PageRequest { after, limit: Some(2) }).await?;
+        let page = list(PageRequest { starting_token: after, max_entries: Some(2) }).await?;
         rest.extend(page.snapshots);
-        after = page.next;
+        after = page.next_token;
     }
     rest.retain(|snapshot| wanted.contains(&snapshot.handle));
     complete("the snapshots that were there all the time", &wanted, &rest)
 }
 
 pub(super) async fn bad_token(bench: &Bench) -> Checked {
-    let page = PageRequest { after: Some("cofferdam-test-no-such-place".to_owned()), limit: None };
+    let page =
+        PageRequest { starting_token: Some("cofferdam-test-no-such-place".to_owned()), max_entries: None };
     let answer = bench.backend.list_snapshots(bench.call(), None, page).await;
     refused_at_all("a place that no listing returned", &answer, ErrorKind::Aborted)
 }

@@ -8,7 +8,7 @@ use cofferdam_guest::{
     },
 };
 
-use crate::{Hostile, echo, said};
+use crate::{Hostile, echo, echo_message};
 
 fn snapshot(handle: &str, source: &str) -> Snapshot {
     Snapshot {
@@ -114,7 +114,7 @@ impl Inspection for Hostile {
     fn get(handle: VolumeHandle) -> Result<VolumeStatus> {
         let mut found = status(if handle == "other" { "another" } else { &handle });
         match handle.as_str() {
-            "echo" => found.condition = Some(Condition { abnormal: true, message: said() }),
+            "echo" => found.condition = Some(Condition { abnormal: true, message: echo_message() }),
             "long-node" => found.published_nodes = vec!["n".repeat(10 << 10)],
             "control-node" => found.published_nodes = vec!["a\nb".to_owned()],
             "many-nodes" => found.published_nodes = vec!["n".to_owned(); 10_001],

@@ -21,15 +21,15 @@ impl Backend for Hostile {
         misbehave(&settings::get("on-describe").unwrap_or_default());
         let mut description =
             Description::new(settings::get("name").unwrap_or("hostile.example".to_owned()), "1");
-        description.topology_keys = list("topology-keys");
-        description.features = list("features");
+        description.topology_keys = setting_list("topology-keys");
+        description.features = setting_list("features");
         Ok(description)
     }
 
     fn probe() -> Result<Readiness> {
         let how = settings::get("on-probe").unwrap_or_default();
         misbehave(&how);
-        Ok(if how == "echo" { Readiness::NotReady(said()) } else { Readiness::Ready })
+        Ok(if how == "echo" { Readiness::NotReady(echo_message()) } else { Readiness::Ready })
     }
 
     fn create(request: CreateRequest) -> Result<Volume> {
@@ -54,25 +54,25 @@ impl Backend for Hostile {
             "oversized" => volume.context = vec![("k".to_owned(), "v".repeat(8 << 20))],
             "many" => volume.topology = vec![vec![("k".to_owned(), "v".to_owned())]; 300_000],
             "echo-handle" => volume.handle = format!("id-{}", echo()),
-            "echo-context" => volume.context = vec![("password".to_owned(), said())],
+            "echo-context" => volume.context = vec![("password".to_owned(), echo_message())],
             "echo-key" => volume.context = vec![(echo(), String::new()), (echo(), String::new())],
             "echo-kind" | "echo-attachment" => {
-                let kind = if request.name == "echo-kind" { said() } else { "directory".to_owned() };
+                let kind = if request.name == "echo-kind" { echo_message() } else { "directory".to_owned() };
                 volume.attachment =
-                    Some(Attachment { kind, version: 1, fields: vec![("path".to_owned(), said())] });
+                    Some(Attachment { kind, version: 1, fields: vec![("path".to_owned(), echo_message())] });
             }
-            "echo-topology" => volume.topology = vec![vec![(said(), "v".to_owned())]],
-            "echo-error" => return Err(StorageError::unavailable(said())),
+            "echo-topology" => volume.topology = vec![vec![(echo_message(), "v".to_owned())]],
+            "echo-error" => return Err(StorageError::unavailable(echo_message())),
             "echo-log" => {
-                log::info(said());
-                complain(&said());
-                tell(&said());
+                log::info(echo_message());
+                print_stderr(&echo_message());
+                print_stdout(&echo_message());
             }
-            "look-around" => volume.context = look_around(),
+            "look-around" => volume.context = environment_counts(),
             "long-message" => {
                 return Err(StorageError::unavailable(format!("\u{1b}[31mé\n{}", "é".repeat(1 << 20))));
             }
-            name => state::misuse(name)?,
+            name => state::misuse_state(name)?,
         }
         Ok(volume)
     }
@@ -98,34 +98,34 @@ fn echo() -> String {
     settings::get("echo").unwrap_or_default()
 }
 
-fn said() -> String {
+fn echo_message() -> String {
     format!("the array says: {}.", echo())
 }
 
 /// What can be seen of the machine.
-fn look_around() -> Vec<(String, String)> {
-    let seen = |what: &str, count: usize| (what.to_owned(), count.to_string());
+fn environment_counts() -> Vec<(String, String)> {
+    let entry = |what: &str, count: usize| (what.to_owned(), count.to_string());
     let roots = [".", "/", "/etc", "/proc/self", "/tmp"];
     let files = ["/etc/passwd", "/proc/self/environ", "Cargo.toml", "../Cargo.toml"];
     vec![
-        seen("variables", std::env::vars_os().count()),
-        seen("arguments", std::env::args_os().count()),
-        seen("directories", roots.iter().filter(|root| std::fs::read_dir(root).is_ok()).count()),
-        seen("files", files.iter().filter(|file| std::fs::read(file).is_ok()).count()),
-        seen("written", usize::from(std::fs::write("/tmp/hostile", "x").is_ok())),
-        seen("input", std::io::stdin().lines().count()),
+        entry("variables", std::env::vars_os().count()),
+        entry("arguments", std::env::args_os().count()),
+        entry("directories", roots.iter().filter(|root| std::fs::read_dir(root).is_ok()).count()),
+        entry("files", files.iter().filter(|file| std::fs::read(file).is_ok()).count()),
+        entry("written", usize::from(std::fs::write("/tmp/hostile", "x").is_ok())),
+        entry("input", std::io::stdin().lines().count()),
     ]
 }
 
-fn list(key: &str) -> Vec<String> {
+fn setting_list(key: &str) -> Vec<String> {
     settings::get(key).map(|list| list.split(',').map(str::to_owned).collect()).unwrap_or_default()
 }
 
-fn misbehave(how: &str) {
-    match how {
-        "panic" => fail("the array answered with a fish"),
-        "loop" => endless(),
-        "hoard" => hoard(),
+fn misbehave(misbehavior: &str) {
+    match misbehavior {
+        "panic" => trap("the array answered with a fish"),
+        "loop" => loop_forever(),
+        "hoard" => exhaust_memory(),
         "recurse" => {
             black_box(recurse(1));
         }
@@ -136,7 +136,7 @@ fn misbehave(how: &str) {
         }
         "stderr" => {
             for _ in 0..200_000 {
-                complain("a line on stderr that nobody wants to read");
+                print_stderr("a line on stderr that nobody wants to read");
             }
         }
         "sleep" => std::thread::sleep(Duration::from_secs(3600)),
@@ -149,28 +149,28 @@ fn misbehave(how: &str) {
 }
 
 #[expect(clippy::panic, reason = "a panic is what this guest is for")]
-fn fail(message: &str) {
+fn trap(message: &str) {
     panic!("{message}");
 }
 
 #[expect(clippy::print_stdout, reason = "what a guest prints is bounded by the host")]
-fn tell(message: &str) {
+fn print_stdout(message: &str) {
     println!("{message}");
 }
 
 #[expect(clippy::print_stderr, reason = "what a guest prints is bounded by the host")]
-fn complain(message: &str) {
+fn print_stderr(message: &str) {
     eprintln!("{message}");
 }
 
-fn endless() {
+fn loop_forever() {
     let mut count = 0_u64;
     loop {
         count = black_box(count.wrapping_add(1));
     }
 }
 
-fn hoard() {
+fn exhaust_memory() {
     let mut blocks: Vec<Vec<u8>> = Vec::new();
     loop {
         blocks.push(vec![1; 1 << 20]);

@@ -9,7 +9,7 @@ fn put(key: &str, bytes: usize) -> Change {
     Change::Put(Put { key: key.to_owned(), value: vec![1; bytes], expected: Expected::Absent })
 }
 
-pub(crate) fn misuse(how: &str) -> Result<()> {
+pub(crate) fn misuse_state(how: &str) -> Result<()> {
     let answer = match how {
         "state-key" => state::commit(&[put(&"k".repeat(10 << 10), 1)]).map(drop),
         "state-read-key" => state::get(&"k".repeat(10 << 10)).map(drop),

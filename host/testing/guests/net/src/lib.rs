@@ -26,9 +26,9 @@ enum Step {
     /// Sends a request, and shows the size of the response's body.
     Measure(Request),
     /// Sends a request, and fails with the response's body, which it also logs.
-    Repeat(Request),
+    FailWithBody(Request),
     /// Sends a request and answers what the server said as the volume's context, secret or not.
-    Leak(Request),
+    ReturnBody(Request),
     /// Finds a login, or makes one with a request.
     Login(String, Request),
     /// Looks into a secret, and tells how long it is.
@@ -46,14 +46,14 @@ struct Request {
     /// So many bytes as the body.
     body_bytes: Option<usize>,
     #[serde(default)]
-    authorization: Proof,
+    authorization: RequestAuthorization,
     timeout_ms: Option<u64>,
 }
 
 /// How to prove who asks; the last text is the name of a secret.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Proof {
+enum RequestAuthorization {
     #[default]
     None,
     Basic(String, String),
@@ -79,7 +79,7 @@ impl Backend for Net {
         })?;
         let mut volume = Volume::new(format!("v-{}", request.name), 1);
         for (number, step) in steps.into_iter().enumerate() {
-            volume.context.push((number.to_string(), perform(step)?));
+            volume.context.push((number.to_string(), run_step(step)?));
         }
         Ok(volume)
     }
@@ -93,9 +93,9 @@ impl Backend for Net {
     }
 }
 
-fn perform(step: Step) -> Result<String> {
+fn run_step(step: Step) -> Result<String> {
     Ok(match step {
-        Step::Acquire(key) => found(session::acquire(&key)),
+        Step::Acquire(key) => describe_acquired(session::acquire(&key)),
         Step::Put(key, value, ttl_ms) => match session::put(&key, value.as_bytes(), ttl_ms) {
             Ok(generation) => format!("generation {generation}"),
             Err(error) => format!("{error:?}"),
@@ -109,14 +109,14 @@ fn perform(step: Step) -> Result<String> {
             "invalidated".to_owned()
         }
         Step::Send(request) => match send(&request)? {
-            Ok(response) => shown(&response),
-            Err(error) => failed(&error),
+            Ok(response) => describe_response(&response),
+            Err(error) => describe_error(&error),
         },
         Step::Measure(request) => match send(&request)? {
             Ok(response) => format!("{} with {} bytes", response.status, response.body.len()),
-            Err(error) => failed(&error),
+            Err(error) => describe_error(&error),
         },
-        Step::Repeat(request) => match send(&request)? {
+        Step::FailWithBody(request) => match send(&request)? {
             Ok(response) => {
                 let body = text(&response);
                 log::warn(format_args!("the server said {body}"));
@@ -124,9 +124,9 @@ fn perform(step: Step) -> Result<String> {
             }
             Err(error) => return Err(StorageError::unavailable(error.message)),
         },
-        Step::Leak(request) => match send(&request)? {
+        Step::ReturnBody(request) => match send(&request)? {
             Ok(response) => text(&response),
-            Err(error) => failed(&error),
+            Err(error) => describe_error(&error),
         },
         Step::Login(key, request) => match session::acquire(&key) {
             Ok(session::Acquired::Vacant) => match send(&request)? {
@@ -134,9 +134,9 @@ fn perform(step: Step) -> Result<String> {
                     let made = session::put(&key, &response.body, 60_000);
                     made.map_or_else(|error| format!("{error:?}"), |_| format!("made {}", text(&response)))
                 }
-                Err(error) => failed(&error),
+                Err(error) => describe_error(&error),
             },
-            acquired => found(acquired),
+            acquired => describe_acquired(acquired),
         },
         Step::Reveal(name) => match secrets::get(&name) {
             Some(secret) => format!("{} bytes", reveal::reveal(&secret).len()),
@@ -146,7 +146,7 @@ fn perform(step: Step) -> Result<String> {
     })
 }
 
-fn found(acquired: std::result::Result<session::Acquired, session::SessionError>) -> String {
+fn describe_acquired(acquired: std::result::Result<session::Acquired, session::SessionError>) -> String {
     match acquired {
         Ok(session::Acquired::Held(entry)) => format!("held {}", String::from_utf8_lossy(&entry.value)),
         Ok(session::Acquired::Vacant) => "vacant".to_owned(),
@@ -166,25 +166,25 @@ fn send(request: &Request) -> Result<std::result::Result<http::Response, http::H
     };
     let body = request.body.clone().map(String::into_bytes);
     let names: [Option<&str>; 2] = match &request.authorization {
-        Proof::None => [None, None],
-        Proof::Basic(_, password) => [None, Some(password)],
-        Proof::HiddenBasic(user, password) => [Some(user), Some(password)],
-        Proof::Bearer(token) => [None, Some(token)],
-        Proof::Header(_, value) => [None, Some(value)],
+        RequestAuthorization::None => [None, None],
+        RequestAuthorization::Basic(_, password) => [None, Some(password)],
+        RequestAuthorization::HiddenBasic(user, password) => [Some(user), Some(password)],
+        RequestAuthorization::Bearer(token) => [None, Some(token)],
+        RequestAuthorization::Header(_, value) => [None, Some(value)],
     };
     let [user, password] = names.map(|name| name.map(secret).transpose());
     let (user, password) = (user?, password?);
     let authorization = match (&request.authorization, &user, &password) {
-        (Proof::Basic(user, _), _, Some(password)) => {
+        (RequestAuthorization::Basic(user, _), _, Some(password)) => {
             let user = http::UserName::Plain(user.clone());
             Some(http::Authorization::Basic(http::Basic { user, password }))
         }
-        (Proof::HiddenBasic(..), Some(user), Some(password)) => {
+        (RequestAuthorization::HiddenBasic(..), Some(user), Some(password)) => {
             let user = http::UserName::Hidden(user);
             Some(http::Authorization::Basic(http::Basic { user, password }))
         }
-        (Proof::Bearer(_), _, Some(token)) => Some(http::Authorization::Bearer(token)),
-        (Proof::Header(name, _), _, Some(value)) => {
+        (RequestAuthorization::Bearer(_), _, Some(token)) => Some(http::Authorization::Bearer(token)),
+        (RequestAuthorization::Header(name, _), _, Some(value)) => {
             Some(http::Authorization::Header(http::SecretHeader { name: name.clone(), value }))
         }
         _ => None,
@@ -208,7 +208,7 @@ fn text(response: &http::Response) -> String {
 }
 
 /// Status, the headers that are not the same for all responses, and the body.
-fn shown(response: &http::Response) -> String {
+fn describe_response(response: &http::Response) -> String {
     let mut shown = response.status.to_string();
     for (name, value) in &response.headers {
         if name != "date" && name != "content-length" {
@@ -218,7 +218,7 @@ fn shown(response: &http::Response) -> String {
     format!("{shown} {}", text(response))
 }
 
-fn failed(error: &http::HttpError) -> String {
+fn describe_error(error: &http::HttpError) -> String {
     format!("{:?} maybe-sent={} {}", error.failure, error.maybe_sent, error.message)
 }
 

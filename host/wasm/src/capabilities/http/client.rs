@@ -18,9 +18,9 @@ use tokio::{
 };
 
 use super::{
-    Failed,
-    connect::{self, Connection, Place, Pool, Resolve},
-    policy::{Policy, Target},
+    ExchangeError,
+    connect::{self, ConnectionPool, ExchangePermit, HttpConnection, Resolve},
+    policy::{OriginPolicy, OriginTarget},
 };
 use crate::{
     bindings::cofferdam::storage::http::{Failure, Response},
@@ -28,32 +28,32 @@ use crate::{
     limits::Limits,
     metrics::HttpMetrics,
 };
-use cofferdam_backend::guard::Guard;
+use cofferdam_backend::in_flight::OperationPermit;
 
 /// Sends the requests of one backend.
 #[derive(Debug)]
-pub(crate) struct Client {
-    pub(crate) policy: Policy,
+pub(crate) struct HttpClient {
+    pub(crate) policy: OriginPolicy,
     resolver: Arc<dyn Resolve>,
-    pool: Arc<Pool>,
-    places: Arc<Semaphore>,
-    limits: Bounds,
+    pool: Arc<ConnectionPool>,
+    exchange_permits: Arc<Semaphore>,
+    limits: ExchangeLimits,
     metrics: OnceLock<HttpMetrics>,
 }
 
 /// What one exchange may use.
 #[derive(Clone, Debug)]
-pub(crate) struct Bounds {
+pub(crate) struct ExchangeLimits {
     exchanges: usize,
     pub(crate) request_bytes: usize,
     response_bytes: usize,
-    pub(crate) longest: Duration,
+    pub(crate) max_timeout: Duration,
 }
 
 /// A request that may be sent.
 #[derive(Debug)]
-pub(crate) struct Order {
-    pub(crate) target: Arc<Target>,
+pub(crate) struct OutgoingRequest {
+    pub(crate) target: Arc<OriginTarget>,
     pub(crate) method: Method,
     /// Path and query only.
     pub(crate) path: Uri,
@@ -64,128 +64,140 @@ pub(crate) struct Order {
 
 /// For whom an exchange runs.
 #[derive(Debug)]
-pub(crate) struct Customer {
+pub(crate) struct ExchangeOwner {
     pub(crate) tenant: Tenant,
     /// Keeps the call's volume to it until the exchange has ended.
-    pub(crate) guard: Option<Arc<Guard>>,
+    pub(crate) operation_permit: Option<Arc<OperationPermit>>,
 }
 
 /// What an exchange holds as long as it runs.
 #[derive(Debug)]
-struct Running {
+struct ActiveExchange {
     tenant: Tenant,
-    _guard: Option<Arc<Guard>>,
-    place: Place,
-    begun: Instant,
-    counted: AtomicBool,
+    _operation_permit: Option<Arc<OperationPermit>>,
+    exchange_permit: ExchangePermit,
+    started: Instant,
+    is_counted: AtomicBool,
     metrics: Option<HttpMetrics>,
 }
 
-impl Running {
-    fn ended(&self, outcome: &'static str) {
-        if !self.counted.swap(true, Ordering::AcqRel)
+impl ActiveExchange {
+    fn record_outcome(&self, outcome: &'static str) {
+        if !self.is_counted.swap(true, Ordering::AcqRel)
             && let Some(metrics) = &self.metrics
         {
-            metrics.ended(outcome, self.begun.elapsed());
+            metrics.observe(outcome, self.started.elapsed());
         }
     }
 }
 
-impl Drop for Running {
+impl Drop for ActiveExchange {
     fn drop(&mut self) {
-        self.ended("abandoned");
+        self.record_outcome("abandoned");
     }
 }
 
-impl Client {
-    pub(crate) fn new(policy: Policy, limits: &Limits, resolver: Arc<dyn Resolve>) -> Self {
+impl HttpClient {
+    pub(crate) fn new(policy: OriginPolicy, limits: &Limits, resolver: Arc<dyn Resolve>) -> Self {
         let exchanges = limits.http_exchanges.min(Semaphore::MAX_PERMITS);
         Self {
             policy,
             resolver,
-            pool: Arc::new(Pool::new(exchanges)),
-            places: Arc::new(Semaphore::new(exchanges)),
-            limits: Bounds {
+            pool: Arc::new(ConnectionPool::new(exchanges)),
+            exchange_permits: Arc::new(Semaphore::new(exchanges)),
+            limits: ExchangeLimits {
                 exchanges,
                 request_bytes: limits.http_request_bytes,
                 response_bytes: limits.http_response_bytes.min(limits.result_bytes),
-                longest: Duration::from_millis(limits.http_timeout_ms),
+                max_timeout: Duration::from_millis(limits.http_timeout_ms),
             },
             metrics: OnceLock::new(),
         }
     }
 
-    pub(crate) fn bounds(&self) -> &Bounds {
+    pub(crate) fn limits(&self) -> &ExchangeLimits {
         &self.limits
     }
 
     /// Says where to count, once the driver's name is known. What happens before is not counted.
-    pub(crate) fn count(&self, metrics: HttpMetrics) {
+    pub(crate) fn set_metrics(&self, metrics: HttpMetrics) {
         // A second name would be a second load, which has a client of its own.
         let _ = self.metrics.set(metrics);
     }
 
     /// Counts a request that was refused before it became an exchange.
-    pub(crate) fn refused(&self, failed: &Failed) {
+    pub(crate) fn count_rejection(&self, failed: &ExchangeError) {
         if let Some(metrics) = self.metrics.get() {
-            metrics.refused(failed.label());
-            failed.count(metrics);
+            metrics.count_exchange(failed.label());
+            failed.count_denial(metrics);
         }
     }
 
     /// Sends a request and waits for its response. A caller that goes away before anything was sent ends the exchange; later,
     /// it goes on without the caller.
-    pub(crate) async fn exchange(&self, order: Order, customer: Customer) -> Result<Response, Failed> {
-        let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
-            let most = self.limits.exchanges;
-            let message =
-                format!("{most} requests of the backend are under way already (limit `http-exchanges`)");
-            let failed = Failed::unsent(Failure::Overloaded, message);
-            self.refused(&failed);
+    pub(crate) async fn exchange(
+        &self,
+        request: OutgoingRequest,
+        owner: ExchangeOwner,
+    ) -> Result<Response, ExchangeError> {
+        let Ok(exchange_permit) = Arc::clone(&self.exchange_permits).try_acquire_owned() else {
+            let max_exchanges = self.limits.exchanges;
+            let message = format!(
+                "{max_exchanges} requests of the backend are under way already (limit `http-exchanges`)"
+            );
+            let failed = ExchangeError::unsent(Failure::Overloaded, message);
+            self.count_rejection(&failed);
             return Err(failed);
         };
-        let running = Arc::new(Running {
-            tenant: customer.tenant,
-            _guard: customer.guard,
-            place: Arc::new(place),
-            begun: Instant::now(),
-            counted: AtomicBool::new(false),
+        let active_exchange = Arc::new(ActiveExchange {
+            tenant: owner.tenant,
+            _operation_permit: owner.operation_permit,
+            exchange_permit: Arc::new(exchange_permit),
+            started: Instant::now(),
+            is_counted: AtomicBool::new(false),
             metrics: self.metrics.get().cloned(),
         });
-        let answer = self.perform(&order, &running).await;
+        let answer = self.send_with_retry(&request, &active_exchange).await;
         if let Err(failed) = &answer {
-            running.ended(failed.label());
+            active_exchange.record_outcome(failed.label());
             if let Some(metrics) = self.metrics.get() {
-                failed.count(metrics);
+                failed.count_denial(metrics);
             }
         }
         answer
     }
 
-    async fn perform(&self, order: &Order, running: &Arc<Running>) -> Result<Response, Failed> {
-        let until = running.begun + order.timeout;
+    async fn send_with_retry(
+        &self,
+        outgoing: &OutgoingRequest,
+        active_exchange: &Arc<ActiveExchange>,
+    ) -> Result<Response, ExchangeError> {
+        let deadline = active_exchange.started + outgoing.timeout;
         loop {
-            let connection = match self.pool.take(&order.target.origin, running.tenant).await {
+            let connection = match self.pool.take(&outgoing.target.origin, active_exchange.tenant).await {
                 Some(connection) => connection,
                 None => {
-                    let place = Arc::clone(&running.place);
-                    connect::open(&*self.resolver, &order.target, until, place).await?
+                    let place = Arc::clone(&active_exchange.exchange_permit);
+                    connect::open(&*self.resolver, &outgoing.target, deadline, place).await?
                 }
             };
-            let reused = connection.reused;
-            let begun = Begun {
-                target: Arc::clone(&order.target),
+            let reused = connection.is_reused;
+            let sent_exchange = SentExchange {
+                target: Arc::clone(&outgoing.target),
                 connection,
-                until,
-                timeout: order.timeout,
-                most: self.limits.response_bytes,
+                deadline,
+                timeout: outgoing.timeout,
+                max_response_bytes: self.limits.response_bytes,
                 pool: Arc::clone(&self.pool),
-                running: Arc::clone(running),
+                exchange: Arc::clone(active_exchange),
             };
-            let answer = tokio::spawn(begun.run(order.request())).await;
+            let answer = tokio::spawn(sent_exchange.run(outgoing.to_request())).await;
             let answer = answer.unwrap_or_else(|error| {
                 tracing::error!(%error, "the host failed while it ran an exchange");
-                Err(Failed::sent(Failure::Broken, "the host failed while it ran the exchange".to_owned()))
+                Err(ExchangeError::sent(
+                    Failure::Broken,
+                    "the host failed while it ran the exchange".to_owned(),
+                ))
             });
             match answer {
                 // The server had given the connection up and never saw the request: a new connection costs nothing.
@@ -196,8 +208,8 @@ impl Client {
     }
 }
 
-impl Order {
-    fn request(&self) -> Request<Full<Bytes>> {
+impl OutgoingRequest {
+    fn to_request(&self) -> Request<Full<Bytes>> {
         let mut request = Request::new(Full::new(self.body.clone()));
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = self.path.clone();
@@ -207,81 +219,84 @@ impl Order {
 }
 
 /// An exchange from the moment on when something may have been sent.
-struct Begun {
-    target: Arc<Target>,
-    connection: Connection,
-    until: Instant,
+struct SentExchange {
+    target: Arc<OriginTarget>,
+    connection: HttpConnection,
+    deadline: Instant,
     timeout: Duration,
-    most: usize,
-    pool: Arc<Pool>,
-    running: Arc<Running>,
+    max_response_bytes: usize,
+    pool: Arc<ConnectionPool>,
+    exchange: Arc<ActiveExchange>,
 }
 
-impl Begun {
-    async fn run(mut self, request: Request<Full<Bytes>>) -> Result<Response, Failed> {
-        let answer = timeout_at(self.until, self.transfer(request)).await.unwrap_or_else(|_| {
+impl SentExchange {
+    async fn run(mut self, request: Request<Full<Bytes>>) -> Result<Response, ExchangeError> {
+        let answer = timeout_at(self.deadline, self.transfer(request)).await.unwrap_or_else(|_| {
             let message = format!("{} has not answered within {:?}", self.target.origin, self.timeout);
-            Err(Failed::sent(Failure::Timeout, message))
+            Err(ExchangeError::sent(Failure::Timeout, message))
         });
-        let maybe_sent = self.connection.sent.load(Ordering::Acquire);
+        let maybe_sent = self.connection.is_sent.load(Ordering::Acquire);
         match answer {
             Ok(response) => {
-                self.running.ended(class(response.status));
+                self.exchange.record_outcome(status_class(response.status));
                 // After 101 the connection speaks something else.
                 if response.status >= 200 {
-                    let tenant = self.running.tenant;
-                    self.pool.keep(self.target.origin.clone(), tenant, self.connection).await;
+                    let tenant = self.exchange.tenant;
+                    self.pool.put(self.target.origin.clone(), tenant, self.connection).await;
                 }
                 Ok(response)
             }
             Err(failed) => {
-                let failed = Failed { maybe_sent, ..failed };
+                let failed = ExchangeError { maybe_sent, ..failed };
                 if maybe_sent {
-                    self.running.ended(failed.label());
+                    self.exchange.record_outcome(failed.label());
                 }
                 Err(failed)
             }
         }
     }
 
-    async fn transfer(&mut self, request: Request<Full<Bytes>>) -> Result<Response, Failed> {
+    async fn transfer(&mut self, request: Request<Full<Bytes>>) -> Result<Response, ExchangeError> {
         let origin = &self.target.origin;
         let response = self.connection.sender.try_send_request(request).await;
         let response = match response {
             Ok(response) => response,
             Err(error) => {
                 let error = error.into_error();
-                let cause = if error.is_canceled() { self.connection.cause().await } else { None };
-                return Err(broken(origin, cause.unwrap_or(error)));
+                let cause = if error.is_canceled() { self.connection.close_error().await } else { None };
+                return Err(exchange_error(origin, cause.unwrap_or(error)));
             }
         };
         let (head, body) = response.into_parts();
         // The library bounds what it buffers, which is more than what it has read of a head at once.
         let bytes = head.headers.iter().map(|(name, value)| name.as_str().len().saturating_add(value.len()));
-        if bytes.fold(0, usize::saturating_add) > connect::MAX_HEAD {
-            let message =
-                format!("the response of {origin} has a head of more than {} bytes", connect::MAX_HEAD);
-            return Err(Failed::sent(Failure::TooLarge, message));
+        if bytes.fold(0, usize::saturating_add) > connect::MAX_RESPONSE_HEAD {
+            let message = format!(
+                "the response of {origin} has a head of more than {} bytes",
+                connect::MAX_RESPONSE_HEAD
+            );
+            return Err(ExchangeError::sent(Failure::TooLarge, message));
         }
         let too_large = || {
             let message = format!(
                 "the response of {origin} has more than {} bytes (limits `http-response-bytes`, `result-bytes`)",
-                self.most
+                self.max_response_bytes
             );
-            Failed::sent(Failure::TooLarge, message)
+            ExchangeError::sent(Failure::TooLarge, message)
         };
-        if body.size_hint().lower() > u64::try_from(self.most).unwrap_or(u64::MAX) {
+        if body.size_hint().lower() > u64::try_from(self.max_response_bytes).unwrap_or(u64::MAX) {
             return Err(too_large());
         }
-        let body = Limited::new(body, self.most).collect().await.map_err(|error| {
+        let body = Limited::new(body, self.max_response_bytes).collect().await.map_err(|error| {
             if error.is::<LengthLimitError>() {
                 return too_large();
             }
             match error.downcast::<hyper::Error>() {
-                Ok(error) => broken(origin, *error),
-                Err(error) => {
-                    Failed::sent(Failure::Broken, format!("the response of {origin} broke off: {error}"))
-                }
+                Ok(error) => exchange_error(origin, *error),
+                Err(error) => ExchangeError::sent(
+                    Failure::Broken,
+                    format!("the response of {origin} broke off: {error}"),
+                ),
             }
         })?;
         let text = |value: &http::HeaderValue| std::str::from_utf8(value.as_bytes()).map(str::to_owned).ok();
@@ -295,7 +310,7 @@ impl Begun {
 }
 
 /// What broke an exchange.
-fn broken(origin: &super::policy::Origin, error: hyper::Error) -> Failed {
+fn exchange_error(origin: &super::policy::Origin, error: hyper::Error) -> ExchangeError {
     let mut causes = vec![error.to_string()];
     let mut tls = false;
     let mut cause = std::error::Error::source(&error);
@@ -312,11 +327,11 @@ fn broken(origin: &super::policy::Origin, error: hyper::Error) -> Failed {
     } else {
         Failure::Broken
     };
-    Failed::sent(failure, format!("the exchange with {origin} broke: {}", causes.join(": ")))
+    ExchangeError::sent(failure, format!("the exchange with {origin} broke: {}", causes.join(": ")))
 }
 
 /// A status' class, as metrics name it.
-const fn class(status: u16) -> &'static str {
+const fn status_class(status: u16) -> &'static str {
     match status {
         ..200 => "1xx",
         200..300 => "2xx",

@@ -30,38 +30,38 @@ use tokio::{
 };
 
 use super::{
-    Failed,
-    policy::{Host, Origin, Target},
+    ExchangeError,
+    policy::{Origin, OriginTarget, UrlHost},
 };
 use crate::{bindings::cofferdam::storage::http::Failure, capabilities::secrets::Tenant};
 
 /// Longest time that a connection may take, with name and TLS.
-const CONNECT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most addresses of a name that are tried.
 const MAX_ADDRESSES: usize = 8;
 /// How long a connection may lie idle. Servers commonly give them up after 5 seconds; a request that meets that moment would
 /// have an open outcome for nothing.
-const IDLE: Duration = Duration::from_secs(4);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 /// How long a response waits for its connection to be free again; one that takes longer is not worth keeping.
-const LAST_TURN: Duration = Duration::from_millis(200);
+const READY_TIMEOUT: Duration = Duration::from_millis(200);
 /// Most bytes of a response's head.
-pub(super) const MAX_HEAD: usize = 64 << 10;
+pub(super) const MAX_RESPONSE_HEAD: usize = 64 << 10;
 
 /// One of the exchanges that a backend may have under way.
-pub(crate) type Place = Arc<OwnedSemaphorePermit>;
+pub(crate) type ExchangePermit = Arc<OwnedSemaphorePermit>;
 
 /// Finds the addresses of a name.
 pub(crate) trait Resolve: fmt::Debug + Send + Sync {
     /// The addresses, at least one. The place is held until the work has ended, also when nobody waits for it any more.
-    fn resolve<'a>(&'a self, name: &'a str, place: Place) -> BoxFuture<'a, io::Result<Vec<IpAddr>>>;
+    fn resolve<'a>(&'a self, name: &'a str, place: ExchangePermit) -> BoxFuture<'a, io::Result<Vec<IpAddr>>>;
 }
 
 /// As this machine does it.
 #[derive(Debug)]
-pub(crate) struct System;
+pub(crate) struct SystemResolver;
 
-impl Resolve for System {
-    fn resolve<'a>(&'a self, name: &'a str, place: Place) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
+impl Resolve for SystemResolver {
+    fn resolve<'a>(&'a self, name: &'a str, place: ExchangePermit) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
         let name = name.to_owned();
         // The system's resolver blocks a thread for as long as it likes. Without the place, a guest that gives up at once and
         // asks again would take all of them.
@@ -76,27 +76,27 @@ impl Resolve for System {
 
 /// An open connection. It is closed when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub(crate) struct HttpConnection {
     pub(crate) sender: SendRequest<Full<Bytes>>,
     /// Whether anything of the present request was handed to it.
-    pub(crate) sent: Arc<AtomicBool>,
+    pub(crate) is_sent: Arc<AtomicBool>,
     /// Whether it has served another request before.
-    pub(crate) reused: bool,
-    driver: Driver,
+    pub(crate) is_reused: bool,
+    task: ConnectionTask,
 }
 
-impl Connection {
+impl HttpConnection {
     /// Why it is over, once it is: a request that met the end was only told that.
-    pub(super) async fn cause(&mut self) -> Option<hyper::Error> {
-        (&mut self.driver.0).await.ok().flatten()
+    pub(super) async fn close_error(&mut self) -> Option<hyper::Error> {
+        (&mut self.task.0).await.ok().flatten()
     }
 }
 
 /// The task that moves a connection's bytes.
 #[derive(Debug)]
-struct Driver(JoinHandle<Option<hyper::Error>>);
+struct ConnectionTask(JoinHandle<Option<hyper::Error>>);
 
-impl Drop for Driver {
+impl Drop for ConnectionTask {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -105,29 +105,30 @@ impl Drop for Driver {
 /// Opens a connection to an origin, before a time.
 pub(crate) async fn open(
     resolver: &dyn Resolve,
-    target: &Target,
-    until: Instant,
-    place: Place,
-) -> Result<Connection, Failed> {
-    let begun = Instant::now();
-    let until = until.min(begun + CONNECT);
-    match timeout_at(until, dial(resolver, target, until, place)).await {
+    target: &OriginTarget,
+    deadline: Instant,
+    permit: ExchangePermit,
+) -> Result<HttpConnection, ExchangeError> {
+    let started = Instant::now();
+    let deadline = deadline.min(started + CONNECT_TIMEOUT);
+    match timeout_at(deadline, dial(resolver, target, deadline, permit)).await {
         Ok(connection) => connection,
-        Err(_) => Err(too_late(target, until - begun)),
+        Err(_) => Err(connect_timeout(target, deadline - started)),
     }
 }
 
-fn too_late(target: &Target, waited: Duration) -> Failed {
-    Failed::unsent(Failure::Timeout, format!("no connection to {} within {waited:?}", target.origin))
+fn connect_timeout(target: &OriginTarget, waited: Duration) -> ExchangeError {
+    ExchangeError::unsent(Failure::Timeout, format!("no connection to {} within {waited:?}", target.origin))
 }
 
 async fn dial(
     resolver: &dyn Resolve,
-    target: &Target,
-    until: Instant,
-    place: Place,
-) -> Result<Connection, Failed> {
-    let (tcp, address) = reach(target, addresses(resolver, target, place).await?, until).await?;
+    target: &OriginTarget,
+    deadline: Instant,
+    permit: ExchangePermit,
+) -> Result<HttpConnection, ExchangeError> {
+    let (tcp, address) =
+        connect_any(target, allowed_addresses(resolver, target, permit).await?, deadline).await?;
     // Requests are written whole: there is nothing to wait for. Where the system refuses, they only take longer.
     let _ = tcp.set_nodelay(true);
     match &target.tls {
@@ -135,7 +136,7 @@ async fn dial(
         Some(tls) => {
             let secured = tls.connector.connect(tls.name.clone(), tcp).await;
             let secured = secured.map_err(|error| {
-                Failed::unsent(
+                ExchangeError::unsent(
                     Failure::Tls,
                     format!("TLS with {} ({address}) failed: {error}", target.origin),
                 )
@@ -146,87 +147,92 @@ async fn dial(
 }
 
 /// The addresses that may be dialled.
-async fn addresses(resolver: &dyn Resolve, target: &Target, place: Place) -> Result<Vec<IpAddr>, Failed> {
+async fn allowed_addresses(
+    resolver: &dyn Resolve,
+    target: &OriginTarget,
+    permit: ExchangePermit,
+) -> Result<Vec<IpAddr>, ExchangeError> {
     let found = match &target.origin.host {
-        Host::Address(address) => vec![*address],
-        Host::Name(name) => resolver.resolve(name, place).await.map_err(|error| {
-            Failed::unsent(Failure::NameNotFound, format!("{name} has no address: {error}"))
+        UrlHost::Address(address) => vec![*address],
+        UrlHost::Name(name) => resolver.resolve(name, permit).await.map_err(|error| {
+            ExchangeError::unsent(Failure::NameNotFound, format!("{name} has no address: {error}"))
         })?,
     };
     let Some(first) = found.first().copied() else {
         let message = format!("{} has no address", target.origin.host);
-        return Err(Failed::unsent(Failure::NameNotFound, message));
+        return Err(ExchangeError::unsent(Failure::NameNotFound, message));
     };
-    let admitted: Vec<_> =
-        found.into_iter().filter(|address| target.admits(*address)).take(MAX_ADDRESSES).collect();
-    if admitted.is_empty() {
+    let allowed: Vec<_> =
+        found.into_iter().filter(|address| target.is_allowed(*address)).take(MAX_ADDRESSES).collect();
+    if allowed.is_empty() {
         let message = format!(
             "{} is at {first}, where requests may not go; expected what `addresses` of the origin allows",
             target.origin.host
         );
-        return Err(Failed::unsent(Failure::Forbidden, message).denied("address"));
+        return Err(ExchangeError::unsent(Failure::Forbidden, message).with_denial("address"));
     }
-    Ok(admitted)
+    Ok(allowed)
 }
 
 /// Dials the addresses one after the other; each gets its share of the time that is left.
-async fn reach(
-    target: &Target,
+async fn connect_any(
+    target: &OriginTarget,
     addresses: Vec<IpAddr>,
-    until: Instant,
-) -> Result<(TcpStream, IpAddr), Failed> {
-    let mut left = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
+    deadline: Instant,
+) -> Result<(TcpStream, IpAddr), ExchangeError> {
+    let mut attempts_left = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
     let mut last = None;
     for address in addresses {
-        let share = until.saturating_duration_since(Instant::now()) / left.max(1);
-        left = left.saturating_sub(1);
+        let timeout_share = deadline.saturating_duration_since(Instant::now()) / attempts_left.max(1);
+        attempts_left = attempts_left.saturating_sub(1);
         let port = target.origin.port;
-        match timeout(share, TcpStream::connect((address, port))).await {
+        match timeout(timeout_share, TcpStream::connect((address, port))).await {
             Ok(Ok(tcp)) => return Ok((tcp, address)),
             Ok(Err(error)) => {
                 let message = format!("no connection to {} ({address}): {error}", target.origin);
-                last = Some(Failed::unsent(Failure::Connect, message));
+                last = Some(ExchangeError::unsent(Failure::Connect, message));
             }
             Err(_) => {
-                let message = format!("no connection to {} ({address}) within {share:?}", target.origin);
-                last = Some(Failed::unsent(Failure::Timeout, message));
+                let message =
+                    format!("no connection to {} ({address}) within {timeout_share:?}", target.origin);
+                last = Some(ExchangeError::unsent(Failure::Timeout, message));
             }
         }
     }
-    Err(last.unwrap_or_else(|| too_late(target, Duration::ZERO)))
+    Err(last.unwrap_or_else(|| connect_timeout(target, Duration::ZERO)))
 }
 
-async fn handshake<S>(target: &Target, stream: S) -> Result<Connection, Failed>
+async fn handshake<S>(target: &OriginTarget, stream: S) -> Result<HttpConnection, ExchangeError>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let sent = Arc::new(AtomicBool::new(false));
-    let watched = Watched { stream: TokioIo::new(stream), sent: Arc::clone(&sent) };
+    let watched = SendTracker { stream: TokioIo::new(stream), is_sent: Arc::clone(&sent) };
     let (sender, connection) =
-        http1::Builder::new().max_buf_size(MAX_HEAD).handshake(watched).await.map_err(|error| {
-            Failed::unsent(Failure::Connect, format!("no connection to {}: {error}", target.origin))
+        http1::Builder::new().max_buf_size(MAX_RESPONSE_HEAD).handshake(watched).await.map_err(|error| {
+            ExchangeError::unsent(Failure::Connect, format!("no connection to {}: {error}", target.origin))
         })?;
-    let driver = Driver(tokio::spawn(async move { connection.await.err() }));
-    Ok(Connection { sender, sent, reused: false, driver })
+    let driver = ConnectionTask(tokio::spawn(async move { connection.await.err() }));
+    Ok(HttpConnection { sender, is_sent: sent, is_reused: false, task: driver })
 }
 
 /// A stream that remembers whether it was given something to send.
-struct Watched<S> {
+struct SendTracker<S> {
     stream: TokioIo<S>,
-    sent: Arc<AtomicBool>,
+    is_sent: Arc<AtomicBool>,
 }
 
-impl<S> Watched<S> {
+impl<S> SendTracker<S> {
     /// Also a write that failed may have sent a part.
-    fn written<T>(&self, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn mark_sent<T>(&self, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if written.is_ready() {
-            self.sent.store(true, Ordering::Release);
+            self.is_sent.store(true, Ordering::Release);
         }
         written
     }
 }
 
-impl<S: AsyncRead + Unpin> hyper::rt::Read for Watched<S> {
+impl<S: AsyncRead + Unpin> hyper::rt::Read for SendTracker<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -236,10 +242,10 @@ impl<S: AsyncRead + Unpin> hyper::rt::Read for Watched<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> hyper::rt::Write for Watched<S> {
+impl<S: AsyncWrite + Unpin> hyper::rt::Write for SendTracker<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.written(written)
+        self.mark_sent(written)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -260,72 +266,77 @@ impl<S: AsyncWrite + Unpin> hyper::rt::Write for Watched<S> {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
-        self.written(written)
+        self.mark_sent(written)
     }
 }
 
 /// Connections that wait for their next request. Those of one tenant never serve another: some servers log a connection in.
 #[derive(Debug)]
-pub(crate) struct Pool {
-    most: usize,
-    idle: Mutex<VecDeque<Idle>>,
+pub(crate) struct ConnectionPool {
+    max_idle: usize,
+    idle: Mutex<VecDeque<IdleConnection>>,
 }
 
 #[derive(Debug)]
-struct Idle {
+struct IdleConnection {
     origin: Origin,
     tenant: Tenant,
     since: Instant,
-    connection: Connection,
+    connection: HttpConnection,
 }
 
-impl Pool {
+impl ConnectionPool {
     pub(crate) fn new(most: usize) -> Self {
-        Self { most, idle: Mutex::default() }
+        Self { max_idle: most, idle: Mutex::default() }
     }
 
     /// A connection that can serve at once, the youngest one.
-    pub(crate) async fn take(&self, origin: &Origin, tenant: Tenant) -> Option<Connection> {
+    pub(crate) async fn take(&self, origin: &Origin, tenant: Tenant) -> Option<HttpConnection> {
         loop {
             let mut connection = {
-                let mut idle = self.fresh();
-                let matches = |idle: &Idle| idle.tenant == tenant && idle.origin == *origin;
-                let place = idle.iter().rposition(matches)?;
-                idle.remove(place)?.connection
+                let mut idle = self.unexpired();
+                let matches = |idle: &IdleConnection| idle.tenant == tenant && idle.origin == *origin;
+                let position = idle.iter().rposition(matches)?;
+                idle.remove(position)?.connection
             };
             // A connection that is not ready now was closed, or its server says more than it was asked.
             if connection.sender.is_ready() {
-                connection.reused = true;
-                connection.sent.store(false, Ordering::Release);
+                connection.is_reused = true;
+                connection.is_sent.store(false, Ordering::Release);
                 return Some(connection);
             }
         }
     }
 
     /// Keeps a connection for a while, from the moment on when this returns: the next request of the same call finds it.
-    pub(crate) async fn keep(self: &Arc<Self>, origin: Origin, tenant: Tenant, mut connection: Connection) {
+    pub(crate) async fn put(
+        self: &Arc<Self>,
+        origin: Origin,
+        tenant: Tenant,
+        mut connection: HttpConnection,
+    ) {
         // The response is there, but the connection's task may have a last turn to do.
-        if !matches!(timeout(LAST_TURN, connection.sender.ready()).await, Ok(Ok(()))) {
+        if !matches!(timeout(READY_TIMEOUT, connection.sender.ready()).await, Ok(Ok(()))) {
             return;
         }
         {
-            let mut idle = self.fresh();
-            if idle.len() >= self.most {
+            let mut idle = self.unexpired();
+            if idle.len() >= self.max_idle {
                 idle.pop_front();
             }
-            idle.push_back(Idle { origin, tenant, since: Instant::now(), connection });
+            idle.push_back(IdleConnection { origin, tenant, since: Instant::now(), connection });
         }
         let pool = Arc::downgrade(self);
         tokio::spawn(async move {
-            tokio::time::sleep(IDLE).await;
-            pool.upgrade().map(|pool| pool.fresh().len());
+            tokio::time::sleep(IDLE_TIMEOUT).await;
+            pool.upgrade().map(|pool| pool.unexpired().len());
         });
     }
 
     /// What has not lain idle too long; the rest is closed.
-    fn fresh(&self) -> MutexGuard<'_, VecDeque<Idle>> {
+    fn unexpired(&self) -> MutexGuard<'_, VecDeque<IdleConnection>> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.retain(|idle| idle.since.elapsed() < IDLE);
+        idle.retain(|idle| idle.since.elapsed() < IDLE_TIMEOUT);
         idle
     }
 }

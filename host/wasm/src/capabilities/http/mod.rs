@@ -8,7 +8,7 @@ mod tls;
 
 use std::sync::Arc;
 
-use self::client::Customer;
+use self::client::ExchangeOwner;
 use super::Capabilities;
 use crate::{
     bindings::cofferdam::storage::http::{Failure, Host, HttpError, Request, Response},
@@ -18,18 +18,18 @@ use cofferdam_backend::checks::printable;
 
 /// A request without a response, before the call's secrets are blotted out of what it says.
 #[derive(Debug)]
-pub(crate) struct Failed {
+pub(crate) struct ExchangeError {
     failure: Failure,
     message: String,
     maybe_sent: bool,
     /// What was denied, as metrics name it.
-    denied: Option<&'static str>,
+    denial_reason: Option<&'static str>,
 }
 
-impl Failed {
+impl ExchangeError {
     /// Nothing of the request has left.
     fn unsent(failure: Failure, message: String) -> Self {
-        Self { failure, message, maybe_sent: false, denied: None }
+        Self { failure, message, maybe_sent: false, denial_reason: None }
     }
 
     /// The server may have the request.
@@ -37,8 +37,8 @@ impl Failed {
         Self { maybe_sent: true, ..Self::unsent(failure, message) }
     }
 
-    fn denied(self, what: &'static str) -> Self {
-        Self { denied: Some(what), ..self }
+    fn with_denial(self, what: &'static str) -> Self {
+        Self { denial_reason: Some(what), ..self }
     }
 
     /// Name in metrics.
@@ -56,9 +56,9 @@ impl Failed {
         }
     }
 
-    fn count(&self, metrics: &HttpMetrics) {
-        if let Some(what) = self.denied {
-            metrics.denied(what);
+    fn count_denial(&self, metrics: &HttpMetrics) {
+        if let Some(what) = self.denial_reason {
+            metrics.count_denial(what);
         }
     }
 }
@@ -67,31 +67,34 @@ impl Host for Capabilities {
     async fn send(&mut self, request: Request) -> wasmtime::Result<Result<Response, HttpError>> {
         // A refusal is made of what the guest has said and of the configuration, never of a secret. It is told as it is: were
         // secrets blotted out of it, a guest could find them out by guessing.
-        let refused = |failed: Failed| HttpError {
+        let refused = |failed: ExchangeError| HttpError {
             failure: failed.failure,
             message: printable(&failed.message),
             maybe_sent: failed.maybe_sent,
         };
-        let answer = match self.order(request)? {
+        let answer = match self.build_request(request)? {
             Ok(order) => {
-                let customer = Customer { tenant: self.tenant(), guard: self.context.guard.clone() };
+                let customer = ExchangeOwner {
+                    tenant: self.tenant(),
+                    operation_permit: self.context.operation_permit.clone(),
+                };
                 let client = Arc::clone(&self.http);
-                let answer = self.faults.around(async { Ok(client.exchange(order, customer).await) }).await?;
-                if self.faults.loses() {
+                let answer = self.faults.wrap(async { Ok(client.exchange(order, customer).await) }).await?;
+                if self.faults.is_response_lost() {
                     let lost = "the conformance suite lost the answer".to_owned();
-                    Err(Failed::sent(Failure::Broken, lost))
+                    Err(ExchangeError::sent(Failure::Broken, lost))
                 } else {
                     answer
                 }
             }
             Err(failed) => {
-                self.http.refused(&failed);
+                self.http.count_rejection(&failed);
                 return Ok(Err(refused(failed)));
             }
         };
         Ok(answer.map_err(|failed| HttpError {
             failure: failed.failure,
-            message: printable(&self.redactor.blot(&failed.message)),
+            message: printable(&self.redactor.redact(&failed.message)),
             maybe_sent: failed.maybe_sent,
         }))
     }

@@ -6,7 +6,7 @@ use http::{Uri, uri::PathAndQuery};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use super::tls::{self, Tls};
+use super::tls::{self, TlsTarget};
 use crate::error::LoadError;
 use cofferdam_backend::checks::printable;
 
@@ -46,21 +46,21 @@ pub struct OriginConfig {
 /// Scheme, host and port in their one spelling.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Origin {
-    secure: bool,
-    pub(crate) host: Host,
+    is_https: bool,
+    pub(crate) host: UrlHost,
     pub(crate) port: u16,
 }
 
 /// Who is asked.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Host {
+pub(crate) enum UrlHost {
     /// A name, in lower case.
     Name(String),
     /// An address.
     Address(IpAddr),
 }
 
-impl fmt::Display for Host {
+impl fmt::Display for UrlHost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Name(name) => f.write_str(name),
@@ -77,7 +77,7 @@ impl Origin {
 
     /// What stands in the header `Host`.
     pub(crate) fn authority(&self) -> String {
-        if self.port == Self::default_port(self.secure) {
+        if self.port == Self::default_port(self.is_https) {
             self.host.to_string()
         } else {
             format!("{}:{}", self.host, self.port)
@@ -110,17 +110,17 @@ impl Origin {
             Some(path) => format!("/{}", path.as_str()).parse().map_err(|_| "its path is wrong")?,
             None => PathAndQuery::from_static("/"),
         };
-        Ok((Self { secure, host: Host::parse(host)?, port }, path))
+        Ok((Self { is_https: secure, host: UrlHost::parse(host)?, port }, path))
     }
 }
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}", if self.secure { "https" } else { "http" }, self.authority())
+        write!(f, "{}://{}", if self.is_https { "https" } else { "http" }, self.authority())
     }
 }
 
-impl Host {
+impl UrlHost {
     fn parse(host: &str) -> Result<Self, &'static str> {
         if let Some(address) = host.strip_prefix('[') {
             let address = address.strip_suffix(']').and_then(|address| address.parse().ok());
@@ -139,27 +139,27 @@ impl Host {
 
 /// One origin, ready to be used.
 #[derive(Debug)]
-pub(crate) struct Target {
+pub(crate) struct OriginTarget {
     pub(crate) origin: Origin,
     /// Absent for plain HTTP.
-    pub(crate) tls: Option<Tls>,
+    pub(crate) tls: Option<TlsTarget>,
     addresses: Option<Vec<IpNet>>,
 }
 
 /// The origins of one backend.
 #[derive(Debug, Default)]
-pub(crate) struct Policy {
-    targets: HashMap<Origin, Arc<Target>>,
+pub(crate) struct OriginPolicy {
+    targets: HashMap<Origin, Arc<OriginTarget>>,
 }
 
 /// Why a URL is refused.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum UrlRejection {
     Invalid(&'static str),
     Forbidden(Origin),
 }
 
-impl Policy {
+impl OriginPolicy {
     /// Reads what the operator allows, with all files that it names.
     ///
     /// # Errors
@@ -174,7 +174,7 @@ impl Policy {
                 origin: printable(&config.origin),
                 reason,
             };
-            let target = Target::new(config).map_err(refused)?;
+            let target = OriginTarget::new(config).map_err(refused)?;
             if policy.targets.insert(target.origin.clone(), Arc::new(target)).is_some() {
                 return Err(refused("is named twice".to_owned()));
             }
@@ -183,22 +183,22 @@ impl Policy {
     }
 
     /// The origin of a URL, if requests may go there, and the rest of it.
-    pub(crate) fn find(&self, url: &str) -> Result<(Arc<Target>, PathAndQuery), Refusal> {
-        let (origin, path) = Origin::parse(url).map_err(Refusal::Invalid)?;
+    pub(crate) fn target(&self, url: &str) -> Result<(Arc<OriginTarget>, PathAndQuery), UrlRejection> {
+        let (origin, path) = Origin::parse(url).map_err(UrlRejection::Invalid)?;
         match self.targets.get(&origin) {
             Some(target) => Ok((Arc::clone(target), path)),
-            None => Err(Refusal::Forbidden(origin)),
+            None => Err(UrlRejection::Forbidden(origin)),
         }
     }
 }
 
-impl Target {
+impl OriginTarget {
     fn new(config: &OriginConfig) -> Result<Self, String> {
         let (origin, path) = Origin::parse(&config.origin).map_err(str::to_owned)?;
         if path != "/" || config.origin.contains(['?', '#']) {
             return Err("has a path; expected scheme, host and port only".to_owned());
         }
-        if let Host::Name(name) = &origin.host {
+        if let UrlHost::Name(name) = &origin.host {
             // Resolvers read such names as addresses: 127.1, 0x7f000001.
             let last = name.rsplit('.').next().unwrap_or_default();
             if last.is_empty() || last.starts_with("0x") || last.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -207,36 +207,36 @@ impl Target {
                 );
             }
         }
-        let addresses = config.addresses.as_deref().map(networks).transpose()?;
-        let tls = if origin.secure {
-            Some(Tls::new(config, &origin.host)?)
+        let addresses = config.addresses.as_deref().map(parse_networks).transpose()?;
+        let tls = if origin.is_https {
+            Some(TlsTarget::new(config, &origin.host)?)
         } else {
-            tls::unused(config)?;
+            tls::reject_tls_options(config)?;
             None
         };
         let target = Self { origin, tls, addresses };
         match &target.origin.host {
-            Host::Address(address) if !target.admits(*address) => {
+            UrlHost::Address(address) if !target.is_allowed(*address) => {
                 Err(format!("{address} is not allowed as an address; name it in `addresses` if it is meant"))
             }
-            Host::Address(_) | Host::Name(_) => Ok(target),
+            UrlHost::Address(_) | UrlHost::Name(_) => Ok(target),
         }
     }
 
     /// Whether the host may be at an address.
-    pub(crate) fn admits(&self, address: IpAddr) -> bool {
+    pub(crate) fn is_allowed(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         let mut listed = self.addresses.iter().flatten().filter(|network| network.contains(&address));
-        match special(address) {
+        match special_network(address) {
             // A wide network is not meant to open what lies apart from all others.
-            Some(apart) => listed.any(|network| apart.contains(network)),
+            Some(special) => listed.any(|network| special.contains(network)),
             None => self.addresses.is_none() || listed.next().is_some(),
         }
     }
 }
 
 /// Networks that lead to this machine, to its neighbours, to a cloud's metadata or to many at once, never to an array.
-const SPECIAL: [&str; 17] = [
+const SPECIAL_NETWORKS: [&str; 17] = [
     "0.0.0.0/8",
     "127.0.0.0/8",
     "169.254.0.0/16",
@@ -258,14 +258,14 @@ const SPECIAL: [&str; 17] = [
     "fd20:ce::254/128",
 ];
 
-fn special(address: IpAddr) -> Option<IpNet> {
-    SPECIAL
+fn special_network(address: IpAddr) -> Option<IpNet> {
+    SPECIAL_NETWORKS
         .into_iter()
         .filter_map(|network| network.parse::<IpNet>().ok())
         .find(|network| network.contains(&address))
 }
 
-fn networks(texts: &[String]) -> Result<Vec<IpNet>, String> {
+fn parse_networks(texts: &[String]) -> Result<Vec<IpNet>, String> {
     if texts.is_empty() {
         return Err("`addresses` is empty: nothing could be reached".to_owned());
     }

@@ -9,12 +9,12 @@ fn config(origin: &str, addresses: &[&str]) -> OriginConfig {
     }
 }
 
-fn policy(origins: &[OriginConfig]) -> Result<Policy, String> {
-    Policy::new("x.wasm", &HttpConfig { origins: origins.to_vec() }).map_err(|error| error.to_string())
+fn policy(origins: &[OriginConfig]) -> Result<OriginPolicy, String> {
+    OriginPolicy::new("x.wasm", &HttpConfig { origins: origins.to_vec() }).map_err(|error| error.to_string())
 }
 
 #[test]
-fn only_the_named_origin_matches() {
+fn only_the_configured_origin_matches() {
     let policy = policy(&[config("http://Array.example:8080", &[])]).unwrap();
     for (url, path) in [
         ("http://array.example:8080", "/"),
@@ -22,7 +22,7 @@ fn only_the_named_origin_matches() {
         ("http://array.example:8080?q", "/?q"),
         ("http://array.example:8080/http://evil/", "/http://evil/"),
     ] {
-        let (target, found) = policy.find(url).unwrap();
+        let (target, found) = policy.target(url).unwrap();
         assert_eq!((target.origin.to_string().as_str(), found.as_str()), ("http://array.example:8080", path));
     }
     for (url, origin) in [
@@ -36,7 +36,7 @@ fn only_the_named_origin_matches() {
         ("http://0x7f000001:8080/", "http://0x7f000001:8080"),
         ("http://[::ffff:127.0.0.1]:8080/", "http://[::ffff:127.0.0.1]:8080"),
     ] {
-        let Err(Refusal::Forbidden(found)) = policy.find(url) else { panic!("{url} is allowed") };
+        let Err(UrlRejection::Forbidden(found)) = policy.target(url) else { panic!("{url} is allowed") };
         assert_eq!(found.to_string(), origin, "{url}");
     }
     for url in [
@@ -59,14 +59,18 @@ fn only_the_named_origin_matches() {
         "http://ärray.example:8080/",
         "http:///path",
     ] {
-        assert!(matches!(policy.find(url), Err(Refusal::Invalid(_))), "{url}: {:?}", policy.find(url));
+        assert!(
+            matches!(policy.target(url), Err(UrlRejection::Invalid(_))),
+            "{url}: {:?}",
+            policy.target(url)
+        );
     }
 }
 
 #[test]
-fn addresses_that_lead_elsewhere_are_refused_unless_they_are_meant() {
-    let target = |addresses: &[&str]| Target::new(&config("http://array.example", addresses)).unwrap();
-    let admits = |target: &Target, address: &str| target.admits(address.parse().unwrap());
+fn special_addresses_are_rejected_unless_listed() {
+    let target = |addresses: &[&str]| OriginTarget::new(&config("http://array.example", addresses)).unwrap();
+    let admits = |target: &OriginTarget, address: &str| target.is_allowed(address.parse().unwrap());
     let open = target(&[]);
     for address in ["192.0.2.1", "10.0.0.1", "100.64.0.1", "2001:db8::1", "fd00::1", "::ffff:10.0.0.1"] {
         assert!(admits(&open, address), "{address}");
@@ -112,7 +116,7 @@ fn addresses_that_lead_elsewhere_are_refused_unless_they_are_meant() {
 }
 
 #[test]
-fn what_cannot_work_is_refused_at_load_by_name() {
+fn invalid_origins_are_rejected_at_load() {
     let insecure = |edit: fn(&mut OriginConfig)| {
         let mut config = config("http://array.example", &[]);
         edit(&mut config);

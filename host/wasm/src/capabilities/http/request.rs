@@ -9,9 +9,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
 use zeroize::Zeroizing;
 
 use super::{
-    Failed,
-    client::Order,
-    policy::{Origin, Refusal},
+    ExchangeError,
+    client::OutgoingRequest,
+    policy::{Origin, UrlRejection},
 };
 use crate::{
     bindings::cofferdam::storage::http::{
@@ -21,46 +21,59 @@ use crate::{
 };
 
 /// Most bytes of a request's URL and headers together.
-const MAX_HEAD: usize = 64 << 10;
+const MAX_REQUEST_HEAD: usize = 64 << 10;
 /// Most bytes of a header's name: one more is enough to see that it is too long.
-const MAX_HEADER_NAME: usize = MAX_HEAD + 1;
+const MAX_HEADER_NAME: usize = MAX_REQUEST_HEAD + 1;
 /// Most headers of a request.
 const MAX_HEADERS: usize = 128;
 
-type Headers = Vec<(String, String)>;
+type HeaderList = Vec<(String, String)>;
 
 /// A header that proves who asks.
-struct Proof {
+struct AuthorizationHeader {
     name: HeaderName,
     value: HeaderValue,
 }
 
 impl Capabilities {
     /// Checks a request. The outer error is a handle that is none, a defect of the guest.
-    pub(super) fn order(&self, request: Request) -> wasmtime::Result<Result<Order, Failed>> {
-        let proof = request.authorization.as_ref().map(|proof| self.proof(proof)).transpose()?;
-        Ok(proof.transpose().and_then(|proof| self.checked(request, proof)))
+    pub(super) fn build_request(
+        &self,
+        request: Request,
+    ) -> wasmtime::Result<Result<OutgoingRequest, ExchangeError>> {
+        let authorization = request
+            .authorization
+            .as_ref()
+            .map(|authorization| self.authorization_header(authorization))
+            .transpose()?;
+        Ok(authorization.transpose().and_then(|authorization| self.check_request(request, authorization)))
     }
 
-    fn checked(&self, request: Request, proof: Option<Proof>) -> Result<Order, Failed> {
-        if request.url.len() > MAX_HEAD {
-            let message = format!("the URL has {} bytes; at most {MAX_HEAD} are allowed", request.url.len());
-            return Err(Failed::unsent(Failure::TooLarge, message));
+    fn check_request(
+        &self,
+        request: Request,
+        authorization: Option<AuthorizationHeader>,
+    ) -> Result<OutgoingRequest, ExchangeError> {
+        if request.url.len() > MAX_REQUEST_HEAD {
+            let message =
+                format!("the URL has {} bytes; at most {MAX_REQUEST_HEAD} are allowed", request.url.len());
+            return Err(ExchangeError::unsent(Failure::TooLarge, message));
         }
-        let (target, path) = self.http.policy.find(&request.url).map_err(refused)?;
-        let headers = headers(&request.url, request.headers, &target.origin, proof)?;
+        let (target, path) = self.http.policy.target(&request.url).map_err(url_error)?;
+        let headers = headers(&request.url, request.headers, &target.origin, authorization)?;
         let body = request.body.unwrap_or_default();
-        let bounds = self.http.bounds();
+        let bounds = self.http.limits();
         if body.len() > bounds.request_bytes {
             let message = format!(
                 "the body has {} bytes; at most {} are allowed (limit `http-request-bytes`)",
                 body.len(),
                 bounds.request_bytes
             );
-            return Err(Failed::unsent(Failure::TooLarge, message));
+            return Err(ExchangeError::unsent(Failure::TooLarge, message));
         }
-        let timeout = request.timeout_ms.map_or(bounds.longest, Duration::from_millis).min(bounds.longest);
-        Ok(Order {
+        let timeout =
+            request.timeout_ms.map_or(bounds.max_timeout, Duration::from_millis).min(bounds.max_timeout);
+        Ok(OutgoingRequest {
             target,
             method: method(request.method),
             path: Uri::from(path),
@@ -70,7 +83,10 @@ impl Capabilities {
         })
     }
 
-    fn proof(&self, authorization: &Authorization) -> wasmtime::Result<Result<Proof, Failed>> {
+    fn authorization_header(
+        &self,
+        authorization: &Authorization,
+    ) -> wasmtime::Result<Result<AuthorizationHeader, ExchangeError>> {
         let (name, text) = match authorization {
             Authorization::Basic(Basic { user, password }) => {
                 let user = match user {
@@ -78,13 +94,13 @@ impl Capabilities {
                     UserName::Hidden(user) => self.handles.get(user)?.0.expose(),
                 };
                 if user.contains(':') {
-                    return Ok(Err(invalid("the user's name has a colon, which ends it".to_owned())));
+                    return Ok(Err(invalid_request("the user's name has a colon, which ends it".to_owned())));
                 }
                 let password = self.handles.get(password)?.0.expose();
                 let pair = Zeroizing::new(format!("{user}:{password}"));
                 let encoded = Zeroizing::new(STANDARD.encode(pair.as_bytes()));
-                if !self.redactor.learn(Secret::new(encoded.as_str())) {
-                    return Ok(Err(invalid("too many names and passwords in one call".to_owned())));
+                if !self.redactor.add_secret(Secret::new(encoded.as_str())) {
+                    return Ok(Err(invalid_request("too many names and passwords in one call".to_owned())));
                 }
                 (header::AUTHORIZATION, Zeroizing::new(format!("Basic {}", encoded.as_str())))
             }
@@ -100,22 +116,22 @@ impl Capabilities {
                 }
             }
         };
-        Ok(header_value(&name, &text).map(|value| Proof { name, value }))
+        Ok(header_value(&name, &text).map(|value| AuthorizationHeader { name, value }))
     }
 }
 
-fn invalid(message: String) -> Failed {
-    Failed::unsent(Failure::Invalid, message)
+fn invalid_request(message: String) -> ExchangeError {
+    ExchangeError::unsent(Failure::Invalid, message)
 }
 
-fn refused(refusal: Refusal) -> Failed {
+fn url_error(refusal: UrlRejection) -> ExchangeError {
     match refusal {
-        Refusal::Invalid(reason) => invalid(format!("the URL is wrong: {reason}")),
-        Refusal::Forbidden(origin) => {
+        UrlRejection::Invalid(reason) => invalid_request(format!("the URL is wrong: {reason}")),
+        UrlRejection::Forbidden(origin) => {
             let message = format!(
                 "requests to {origin} are not allowed; expected an origin of the backend's `http` section"
             );
-            Failed::unsent(Failure::Forbidden, message).denied("origin")
+            ExchangeError::unsent(Failure::Forbidden, message).with_denial("origin")
         }
     }
 }
@@ -132,28 +148,35 @@ const fn method(method: GuestMethod) -> Method {
     }
 }
 
-fn headers(url: &str, given: Headers, origin: &Origin, proof: Option<Proof>) -> Result<HeaderMap, Failed> {
-    let bytes = given.iter().map(|(name, value)| name.len().saturating_add(value.len()));
+fn headers(
+    url: &str,
+    header_list: HeaderList,
+    origin: &Origin,
+    authorization: Option<AuthorizationHeader>,
+) -> Result<HeaderMap, ExchangeError> {
+    let bytes = header_list.iter().map(|(name, value)| name.len().saturating_add(value.len()));
     let bytes = bytes.fold(url.len(), usize::saturating_add);
-    if bytes > MAX_HEAD || given.len() > MAX_HEADERS {
+    if bytes > MAX_REQUEST_HEAD || header_list.len() > MAX_HEADERS {
         let message = format!(
-            "URL and headers have {bytes} bytes in {} headers; at most {MAX_HEAD} in {MAX_HEADERS} are allowed",
-            given.len()
+            "URL and headers have {bytes} bytes in {} headers; at most {MAX_REQUEST_HEAD} in {MAX_HEADERS} are allowed",
+            header_list.len()
         );
-        return Err(Failed::unsent(Failure::TooLarge, message));
+        return Err(ExchangeError::unsent(Failure::TooLarge, message));
     }
     let mut headers = HeaderMap::new();
     let host = HeaderValue::try_from(origin.authority())
-        .map_err(|_| invalid("the host cannot stand in a header".to_owned()))?;
+        .map_err(|_| invalid_request("the host cannot stand in a header".to_owned()))?;
     headers.insert(header::HOST, host);
-    for (name, value) in given {
+    for (name, value) in header_list {
         let name = header_name(&name)?;
         let value = header_value(&name, &value)?;
         headers.append(name, value);
     }
-    if let Some(Proof { name, value }) = proof {
+    if let Some(AuthorizationHeader { name, value }) = authorization {
         if headers.contains_key(&name) {
-            return Err(invalid(format!("the header `{name}` is given twice: plainly and as authorization")));
+            return Err(invalid_request(format!(
+                "the header `{name}` is given twice: plainly and as authorization"
+            )));
         }
         headers.insert(name, value);
     }
@@ -161,8 +184,8 @@ fn headers(url: &str, given: Headers, origin: &Origin, proof: Option<Proof>) -> 
 }
 
 /// A header's name, unless it frames the message or speaks to what stands between.
-fn header_name(name: &str) -> Result<HeaderName, Failed> {
-    const OURS: [&str; 10] = [
+fn header_name(name: &str) -> Result<HeaderName, ExchangeError> {
+    const RESERVED_HEADERS: [&str; 10] = [
         "host",
         "connection",
         "keep-alive",
@@ -176,23 +199,23 @@ fn header_name(name: &str) -> Result<HeaderName, Failed> {
     ];
     // What a guest takes for a name may have any length.
     let Ok(name) = HeaderName::from_bytes(name.get(..MAX_HEADER_NAME).unwrap_or(name).as_bytes()) else {
-        return Err(invalid(format!(
+        return Err(invalid_request(format!(
             "{:?} is not a header's name",
             cofferdam_backend::checks::printable(name)
         )));
     };
-    if OURS.contains(&name.as_str()) || name.as_str().starts_with("proxy-") {
-        return Err(invalid(format!("the header `{name}` is the host's")));
+    if RESERVED_HEADERS.contains(&name.as_str()) || name.as_str().starts_with("proxy-") {
+        return Err(invalid_request(format!("the header `{name}` is the host's")));
     }
     Ok(name)
 }
 
 /// A header's value. What is wrong with it is not shown: it may be a secret.
-fn header_value(name: &HeaderName, value: &str) -> Result<HeaderValue, Failed> {
+fn header_value(name: &HeaderName, value: &str) -> Result<HeaderValue, ExchangeError> {
     // The library lets bytes above ASCII through, which servers read in different ways.
     let accepted = value.is_ascii().then(|| HeaderValue::from_str(value).ok()).flatten();
     let mut value = accepted.ok_or_else(|| {
-        invalid(format!(
+        invalid_request(format!(
             "the value of the header `{name}` has characters other than visible ASCII, spaces and tabs"
         ))
     })?;
@@ -205,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_frames_a_message_is_the_hosts() {
+    fn message_framing_headers_are_rejected() {
         for name in [
             "Host",
             "connection",
@@ -230,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_cannot_begin_another_header() {
+    fn header_value_with_line_breaks_is_rejected() {
         let name = HeaderName::from_static("x");
         for value in ["a\r\nb: c", "a\nb", "a\rb", "a\0b", "\u{7f}", "ä"] {
             let message = header_value(&name, value).unwrap_err().message;

@@ -18,10 +18,10 @@ use tokio::{
 };
 
 use super::{
-    Failed,
-    client::{Client, Customer, Order},
-    connect::{Place, Resolve},
-    policy::{HttpConfig, OriginConfig, Policy},
+    ExchangeError,
+    client::{ExchangeOwner, HttpClient, OutgoingRequest},
+    connect::{ExchangePermit, Resolve},
+    policy::{HttpConfig, OriginConfig, OriginPolicy},
 };
 use crate::{
     bindings::cofferdam::storage::http::{Failure, Response},
@@ -31,10 +31,10 @@ use crate::{
 
 /// Answers once with each list.
 #[derive(Debug, Default)]
-struct Answers(Mutex<VecDeque<Vec<&'static str>>>);
+struct FakeResolver(Mutex<VecDeque<Vec<&'static str>>>);
 
-impl Resolve for Answers {
-    fn resolve<'a>(&'a self, _: &'a str, _: Place) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
+impl Resolve for FakeResolver {
+    fn resolve<'a>(&'a self, _: &'a str, _: ExchangePermit) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
         let answer = self.0.lock().unwrap().pop_front();
         Box::pin(async move {
             let answer = answer.ok_or_else(|| io::Error::other("no such name"))?;
@@ -44,7 +44,7 @@ impl Resolve for Answers {
 }
 
 /// A server that answers every connection once with its own number, and closes it.
-async fn server() -> u16 {
+async fn start_server() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
@@ -60,22 +60,22 @@ async fn server() -> u16 {
     port
 }
 
-fn client(port: u16, addresses: &[&str], answers: &[&[&'static str]]) -> Client {
+fn client(port: u16, addresses: &[&str], answers: &[&[&'static str]]) -> HttpClient {
     let origin = OriginConfig {
         origin: format!("http://array.example:{port}"),
         addresses: Some(addresses.iter().map(|address| (*address).to_owned()).collect()),
         ..OriginConfig::default()
     };
-    let policy = Policy::new("x.wasm", &HttpConfig { origins: vec![origin] }).unwrap();
+    let policy = OriginPolicy::new("x.wasm", &HttpConfig { origins: vec![origin] }).unwrap();
     let answers = answers.iter().map(|answer| answer.to_vec()).collect();
-    Client::new(policy, &Limits::default(), Arc::new(Answers(Mutex::new(answers))))
+    HttpClient::new(policy, &Limits::default(), Arc::new(FakeResolver(Mutex::new(answers))))
 }
 
-async fn get(client: &Client, port: u16) -> Result<Response, Failed> {
-    let (target, path) = client.policy.find(&format!("http://array.example:{port}/")).unwrap();
+async fn get(client: &HttpClient, port: u16) -> Result<Response, ExchangeError> {
+    let (target, path) = client.policy.target(&format!("http://array.example:{port}/")).unwrap();
     let mut headers = HeaderMap::new();
     headers.insert(header::HOST, HeaderValue::from_static("array.example"));
-    let order = Order {
+    let order = OutgoingRequest {
         target,
         method: Method::GET,
         path: Uri::from(path),
@@ -83,12 +83,17 @@ async fn get(client: &Client, port: u16) -> Result<Response, Failed> {
         body: Bytes::new(),
         timeout: Duration::from_secs(30),
     };
-    client.exchange(order, Customer { tenant: Tenant::of(&Secrets::default()), guard: None }).await
+    client
+        .exchange(
+            order,
+            ExchangeOwner { tenant: Tenant::from_secrets(&Secrets::default()), operation_permit: None },
+        )
+        .await
 }
 
 #[tokio::test]
-async fn every_resolution_is_checked_anew() {
-    let port = server().await;
+async fn every_dns_resolution_is_checked_against_the_policy() {
+    let port = start_server().await;
     let answers: [&[&str]; 5] =
         [&["127.0.0.1"], &["169.254.169.254"], &["127.0.0.2"], &["::ffff:127.0.0.2"], &[]];
     let client = client(port, &["127.0.0.1"], &answers);
@@ -107,8 +112,8 @@ async fn every_resolution_is_checked_anew() {
 }
 
 #[tokio::test]
-async fn only_what_was_checked_is_dialled() {
-    let port = server().await;
+async fn only_allowed_addresses_are_dialled() {
+    let port = start_server().await;
     // Nobody listens at the second address; the first and the last are not allowed.
     let answers: [&[&str]; 1] = [&["169.254.169.254", "127.0.0.3", "127.0.0.1", "::1"]];
     let client = client(port, &["127.0.0.1", "127.0.0.3"], &answers);
@@ -116,13 +121,13 @@ async fn only_what_was_checked_is_dialled() {
 }
 
 #[tokio::test]
-async fn who_has_no_place_is_refused_before_anything_is_sent() {
-    let port = server().await;
+async fn exchange_over_the_limit_is_rejected_before_sending() {
+    let port = start_server().await;
     let mut client = client(port, &["127.0.0.1"], &[]);
-    client = Client::new(
+    client = HttpClient::new(
         client.policy,
         &Limits { http_exchanges: 0, ..Limits::default() },
-        Arc::new(Answers::default()),
+        Arc::new(FakeResolver::default()),
     );
     let failed = get(&client, port).await.unwrap_err();
     assert_eq!((failed.failure, failed.maybe_sent), (Failure::Overloaded, false));

@@ -23,15 +23,15 @@ pub struct PoolConfig {
     /// The directory; it must exist, and belongs to this backend alone.
     pub directory: PathBuf,
     /// Bytes that all images together may have, each counted with its full size; absent is what the filesystem has.
-    #[serde(default, deserialize_with = "bytes")]
+    #[serde(default, deserialize_with = "deserialize_bytes")]
     pub capacity: Option<u64>,
     /// Bytes that one image may have; absent leaves it to the capacity.
-    #[serde(default, deserialize_with = "bytes")]
+    #[serde(default, deserialize_with = "deserialize_bytes")]
     pub image_bytes_max: Option<u64>,
 }
 
 /// Reads a number of bytes, or a quantity as Kubernetes writes it.
-fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+fn deserialize_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     struct Visitor;
     impl de::Visitor<'_> for Visitor {
         type Value = u64;
@@ -57,7 +57,7 @@ fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::E
 }
 
 impl Capabilities {
-    async fn pooled<T: Send + 'static>(
+    async fn run_pool_operation<T: Send + 'static>(
         &mut self,
         operation: &'static str,
         work: impl FnOnce(&Pool) -> Result<T, PoolError> + Send + 'static,
@@ -66,28 +66,28 @@ impl Capabilities {
         let Some(pool) = self.pool.clone() else {
             return Ok(Err(PoolError::Failed("no pool is configured".to_owned())));
         };
-        let guard = self.context.guard.clone();
-        let work = self.pool_workers.run(guard, move || pool.perform(operation, work));
+        let operation_permit = self.context.operation_permit.clone();
+        let work = self.pool_workers.run(operation_permit, move || pool.perform(operation, work));
         let failed = |error| wasmtime::Error::msg(format!("the pool failed: {error}"));
-        self.faults.around(async move { work.await.map_err(failed) }).await
+        self.faults.wrap(async move { work.await.map_err(failed) }).await
     }
 }
 
 impl Host for Capabilities {
     async fn create_directory(&mut self, name: String) -> wasmtime::Result<Result<(), PoolError>> {
-        self.pooled("create-directory", move |pool| pool.create_directory(&name)).await
+        self.run_pool_operation("create-directory", move |pool| pool.create_directory(&name)).await
     }
 
     async fn create_image(&mut self, name: String, size: u64) -> wasmtime::Result<Result<(), PoolError>> {
-        self.pooled("create-image", move |pool| pool.create_image(&name, size)).await
+        self.run_pool_operation("create-image", move |pool| pool.create_image(&name, size)).await
     }
 
     async fn remove(&mut self, name: String) -> wasmtime::Result<Result<(), PoolError>> {
-        self.pooled("remove", move |pool| pool.remove(&name)).await
+        self.run_pool_operation("remove", move |pool| pool.remove(&name)).await
     }
 
     async fn grow(&mut self, name: String, size: u64) -> wasmtime::Result<Result<(), PoolError>> {
-        self.pooled("grow", move |pool| pool.grow(&name, size)).await
+        self.run_pool_operation("grow", move |pool| pool.grow(&name, size)).await
     }
 
     async fn copy(
@@ -97,11 +97,11 @@ impl Host for Capabilities {
         size: Option<u64>,
         mode: CopyMode,
     ) -> wasmtime::Result<Result<(), PoolError>> {
-        self.pooled("copy", move |pool| pool.copy(&source, &name, size, mode)).await
+        self.run_pool_operation("copy", move |pool| pool.copy(&source, &name, size, mode)).await
     }
 
     async fn measure(&mut self, name: String) -> wasmtime::Result<Result<Item, PoolError>> {
-        self.pooled("measure", move |pool| pool.measure(&name)).await
+        self.run_pool_operation("measure", move |pool| pool.measure(&name)).await
     }
 
     async fn scan(
@@ -110,10 +110,10 @@ impl Host for Capabilities {
         after: Option<String>,
         limit: u32,
     ) -> wasmtime::Result<Result<Page, PoolError>> {
-        self.pooled("scan", move |pool| Ok(pool.scan(&prefix, after.as_deref(), limit))).await
+        self.run_pool_operation("scan", move |pool| Ok(pool.scan(&prefix, after.as_deref(), limit))).await
     }
 
     async fn usage(&mut self) -> wasmtime::Result<Result<Room, PoolError>> {
-        self.pooled("usage", Pool::usage).await
+        self.run_pool_operation("usage", Pool::usage).await
     }
 }

@@ -23,11 +23,11 @@ use rustix::{
 
 use super::{
     PoolConfig, sys,
-    tree::{self, Trouble},
+    tree::{self, TreeError},
 };
 use crate::{
     bindings::cofferdam::storage::pool::{Bound, CopyMode, Item, ItemKind, Page, PoolError, Room},
-    capabilities::owner::Ownership,
+    capabilities::lock_file::LockFile,
     metrics::DriverMetrics,
 };
 use cofferdam_backend::checks::printable;
@@ -35,15 +35,15 @@ use cofferdam_backend::checks::printable;
 /// Longest name in bytes, as the contract says.
 const MAX_NAME: usize = 200;
 /// What an image's size is a multiple of, as the contract says.
-const BLOCK: u64 = 4_096;
+const BLOCK_BYTES: u64 = 4_096;
 /// Most items of one page, as the contract says.
-const MAX_PAGE: usize = 1_000;
+const MAX_PAGE_ITEMS: usize = 1_000;
 /// The owner's lock; no item has such a name.
-const LOCK: &str = ".lock";
+const LOCK_NAME: &str = ".lock";
 /// How names of what is being made begin.
-const MAKING: &str = ".tmp-";
+const TMP_PREFIX: &str = ".tmp-";
 /// How names of what is being removed begin.
-const REMOVING: &str = ".trash-";
+const TRASH_PREFIX: &str = ".trash-";
 
 type Result<T> = std::result::Result<T, PoolError>;
 
@@ -54,47 +54,47 @@ pub(crate) struct Pool {
     /// Bytes that all images together may promise; absent is what the filesystem has.
     capacity: Option<u64>,
     image_bytes_max: u64,
-    table: Mutex<Table>,
+    index: Mutex<PoolIndex>,
     /// Makes names of what is being made or removed unique.
-    number: AtomicU64,
+    name_counter: AtomicU64,
     metrics: OnceLock<DriverMetrics>,
     /// Lets the system refuse to make changes last, which no filesystem can be asked to do.
     #[cfg(test)]
-    unsteady: std::sync::atomic::AtomicBool,
-    _ownership: Ownership,
+    is_sync_failing: std::sync::atomic::AtomicBool,
+    _lock_file: LockFile,
 }
 
 #[derive(Debug, Default)]
-struct Table {
+struct PoolIndex {
     /// Every item, an image with the size that is promised to it.
     items: BTreeMap<String, Option<u64>>,
-    uses: HashMap<String, Use>,
+    uses: HashMap<String, ItemUse>,
 }
 
 /// What `stat` counts blocks in.
-const SECTOR: u64 = 512;
+const STAT_BLOCK_BYTES: u64 = 512;
 
 /// What is going on with a name.
 #[derive(Clone, Copy, Debug)]
-enum Use {
+enum ItemUse {
     /// It is being made, changed or removed.
     Changing,
     /// It is being copied so many times.
-    Read(u32),
+    Copying(u32),
 }
 
 /// Keeps a name to one change, or to copies.
-struct Claim<'a> {
+struct ItemLock<'a> {
     pool: &'a Pool,
     name: &'a str,
 }
 
-impl Drop for Claim<'_> {
+impl Drop for ItemLock<'_> {
     fn drop(&mut self) {
         let mut table = self.pool.lock();
         match table.uses.get_mut(self.name) {
-            Some(Use::Read(readers)) if *readers > 1 => *readers = readers.saturating_sub(1),
-            Some(Use::Read(_) | Use::Changing) | None => {
+            Some(ItemUse::Copying(readers)) if *readers > 1 => *readers = readers.saturating_sub(1),
+            Some(ItemUse::Copying(_) | ItemUse::Changing) | None => {
                 table.uses.remove(self.name);
             }
         }
@@ -112,37 +112,38 @@ impl Pool {
             Errno::NOTDIR | Errno::LOOP => "is not a directory: expected one, and no link to it".to_owned(),
             error => format!("cannot be opened: {error}: expected a directory"),
         })?;
-        let lock = sys::lasting(&root, LOCK, Mode::RUSR | Mode::WUSR).map_err(|error| match error {
-            Errno::NOSYS => format!("cannot be used: {error}: a pool needs Linux 5.6"),
-            error => format!("cannot be written: {error}: expected to read and write it"),
-        })?;
+        let lock =
+            sys::open_or_create(&root, LOCK_NAME, Mode::RUSR | Mode::WUSR).map_err(|error| match error {
+                Errno::NOSYS => format!("cannot be used: {error}: a pool needs Linux 5.6"),
+                error => format!("cannot be written: {error}: expected to read and write it"),
+            })?;
         let pool = Self {
             root,
             capacity: config.capacity,
             image_bytes_max: config.image_bytes_max.unwrap_or(u64::MAX),
-            table: Mutex::default(),
-            number: AtomicU64::new(0),
+            index: Mutex::default(),
+            name_counter: AtomicU64::new(0),
             metrics: OnceLock::new(),
             #[cfg(test)]
-            unsteady: std::sync::atomic::AtomicBool::new(false),
-            _ownership: Ownership::take(lock.into())?,
+            is_sync_failing: std::sync::atomic::AtomicBool::new(false),
+            _lock_file: LockFile::acquire(lock.into())?,
         };
-        pool.clean()
-            .and_then(|()| pool.look())
+        pool.remove_leftovers()
+            .and_then(|()| pool.read_items())
             .map(|items| pool.lock().items = items)
             .map_err(|error| format!("cannot be read: {error:?}: expected to read and write it"))?;
         Ok(pool)
     }
 
     /// Removes what an earlier process was making or removing when it died.
-    fn clean(&self) -> Result<()> {
+    fn remove_leftovers(&self) -> Result<()> {
         for name in self.names()? {
-            if name.starts_with(MAKING) || name.starts_with(REMOVING) {
+            if name.starts_with(TMP_PREFIX) || name.starts_with(TRASH_PREFIX) {
                 // A name of an earlier process must not meet one that is given now.
-                let mine = self.fresh(REMOVING);
-                let moved = renameat_with(&self.root, &name, &self.root, &mine, RenameFlags::NOREPLACE);
-                let name = if moved.is_ok() { mine } else { name };
-                if let Err(error) = self.discard(name) {
+                let trash_name = self.unique_name(TRASH_PREFIX);
+                let moved = renameat_with(&self.root, &name, &self.root, &trash_name, RenameFlags::NOREPLACE);
+                let name = if moved.is_ok() { trash_name } else { name };
+                if let Err(error) = self.remove_tree(name) {
                     tracing::warn!(?error, "what an earlier process left in the pool cannot be removed");
                 }
             }
@@ -150,7 +151,7 @@ impl Pool {
         Ok(())
     }
 
-    fn look(&self) -> Result<BTreeMap<String, Option<u64>>> {
+    fn read_items(&self) -> Result<BTreeMap<String, Option<u64>>> {
         let mut items = BTreeMap::new();
         for name in self.names()?.into_iter().filter(|name| check_name(name).is_ok()) {
             match item_kind(&self.stat(&name)?) {
@@ -166,9 +167,9 @@ impl Pool {
     fn names(&self) -> Result<Vec<String>> {
         let mut names = Vec::new();
         // A new file, because the position of one that is read is shared.
-        let directory = sys::directory(&self.root, ".").map_err(failed)?;
-        for entry in Dir::new(directory).map_err(failed)? {
-            if let Ok(name) = entry.map_err(failed)?.file_name().to_str() {
+        let directory = sys::open_directory(&self.root, ".").map_err(system_error)?;
+        for entry in Dir::new(directory).map_err(system_error)? {
+            if let Ok(name) = entry.map_err(system_error)?.file_name().to_str() {
                 names.push(name.to_owned());
             }
         }
@@ -176,10 +177,10 @@ impl Pool {
     }
 
     /// Tells where operations are counted from now on.
-    pub(crate) fn observe(&self, metrics: DriverMetrics) {
+    pub(crate) fn set_metrics(&self, metrics: DriverMetrics) {
         let metrics = self.metrics.get_or_init(|| metrics);
         let table = self.lock();
-        metrics.pool(table.items.len(), promised(&table.items));
+        metrics.set_pool_usage(table.items.len(), reserved_bytes(&table.items));
     }
 
     /// Does an operation and counts it.
@@ -190,81 +191,81 @@ impl Pool {
     ) -> Result<T> {
         let answer = work(self);
         if let Some(metrics) = self.metrics.get() {
-            metrics.pool_operation(operation, outcome(answer.as_ref().err()));
+            metrics.count_pool_operation(operation, outcome_label(answer.as_ref().err()));
             let table = self.lock();
-            metrics.pool(table.items.len(), promised(&table.items));
+            metrics.set_pool_usage(table.items.len(), reserved_bytes(&table.items));
         }
         answer
     }
 
     pub(crate) fn create_directory(&self, name: &str) -> Result<()> {
-        let _claim = self.claim(name)?;
-        self.check_free(name)?;
+        let _item_lock = self.lock_item(name)?;
+        self.check_absent(name)?;
         let new = self.new_directory()?;
-        self.publish_directory(&new, name)
+        self.rename_directory_into_place(&new, name)
     }
 
     pub(crate) fn create_image(&self, name: &str, size: u64) -> Result<()> {
-        let _claim = self.claim(name)?;
+        let _item_lock = self.lock_item(name)?;
         self.check_size(size)?;
-        self.check_free(name)?;
-        self.promise(name, size)?;
-        self.keep_promise(name, || {
-            let new = self.fresh(MAKING);
-            let file = sys::new_file(&self.root, &new, Mode::RUSR | Mode::WUSR).map_err(failed)?;
-            let made = self.resize_lasting(&file, size);
-            self.or_discard(&new, made)?;
-            self.publish(&new, name)
+        self.check_absent(name)?;
+        self.reserve(name, size)?;
+        self.with_reservation(name, || {
+            let new = self.unique_name(TMP_PREFIX);
+            let file = sys::create_file(&self.root, &new, Mode::RUSR | Mode::WUSR).map_err(system_error)?;
+            let made = self.resize_and_sync(&file, size);
+            self.discard_on_error(&new, made)?;
+            self.rename_into_place(&new, name)
         })
     }
 
     pub(crate) fn remove(&self, name: &str) -> Result<()> {
-        let _claim = self.claim(name)?;
-        let gone = self.fresh(REMOVING);
-        let moved = renameat_with(&self.root, name, &self.root, &gone, RenameFlags::NOREPLACE);
+        let _item_lock = self.lock_item(name)?;
+        let trash_name = self.unique_name(TRASH_PREFIX);
+        let moved = renameat_with(&self.root, name, &self.root, &trash_name, RenameFlags::NOREPLACE);
         if matches!(moved, Ok(()) | Err(Errno::NOENT)) {
             self.lock().items.remove(name);
         }
         match moved {
             Ok(()) => {}
             Err(Errno::NOENT) => {
-                self.last(&self.root)?;
+                self.sync(&self.root)?;
                 return Err(PoolError::Missing(name.to_owned()));
             }
             Err(Errno::BUSY | Errno::XDEV) => {
                 return Err(PoolError::Unsupported("the item is a mount".to_owned()));
             }
-            Err(error) => return Err(failed(error)),
+            Err(error) => return Err(system_error(error)),
         }
-        self.last(&self.root)?;
+        self.sync(&self.root)?;
         // The name is gone, whatever becomes of what had it.
-        tree::remove(&self.root, gone, || self.fresh(REMOVING)).map_err(|trouble| {
+        tree::remove_tree(&self.root, trash_name, || self.unique_name(TRASH_PREFIX)).map_err(|trouble| {
             PoolError::Unknown(format!("what {name:?} held stays until the next start: {trouble}"))
         })
     }
 
     pub(crate) fn grow(&self, name: &str, size: u64) -> Result<()> {
-        let _claim = self.claim(name)?;
+        let _item_lock = self.lock_item(name)?;
         self.check_size(size)?;
-        let (file, stat) = self.image(name, |root, name| sys::writable(root, name))?;
-        let now = tree::length(&stat);
-        if size <= now {
+        let (file, stat) = self.open_image(name, |root, name| sys::open_writable(root, name))?;
+        let current_size = tree::length(&stat);
+        if size <= current_size {
             // It may be what an earlier call could not make last.
-            return self.last(&file);
+            return self.sync(&file);
         }
-        self.promise(name, size)?;
+        self.reserve(name, size)?;
         if let Err(refused) = self.resize(&file, size) {
-            self.lock().items.insert(name.to_owned(), Some(now));
+            self.lock().items.insert(name.to_owned(), Some(current_size));
             return Err(refused);
         }
-        self.last(&file)
+        self.sync(&file)
     }
 
     pub(crate) fn copy(&self, source: &str, name: &str, size: Option<u64>, mode: CopyMode) -> Result<()> {
         check_name(source)?;
-        let _claim = self.claim(name)?;
-        let _reading = self.read(source)?;
-        self.check_free(name)?;
+        let _item_lock = self.lock_item(name)?;
+        let _source_lock = self.lock_for_copy(source)?;
+        self.check_absent(name)?;
         match item_kind(&self.stat(source)?) {
             Some((ItemKind::Directory, _)) if size.is_some() => Err(PoolError::WrongKind(printable(source))),
             Some((ItemKind::Directory, _)) if mode == CopyMode::OneMoment => {
@@ -277,49 +278,49 @@ impl Pool {
     }
 
     fn copy_directory(&self, source: &str, name: &str) -> Result<()> {
-        let from = sys::directory(&self.root, source).map_err(failed)?;
+        let from = sys::open_directory(&self.root, source).map_err(system_error)?;
         let new = self.new_directory()?;
-        let copied = sys::directory(&self.root, &new)
-            .map_err(Trouble::from)
-            .and_then(|to| tree::copy(from, to))
+        let copied = sys::open_directory(&self.root, &new)
+            .map_err(TreeError::from)
+            .and_then(|to| tree::copy_tree(from, to))
             .and_then(|()| Ok(sys::sync_all(&self.root)?));
-        self.or_discard(&new, copied.map_err(|trouble| self.explain(trouble, 0)))?;
-        self.publish_directory(&new, name)
+        self.discard_on_error(&new, copied.map_err(|trouble| self.pool_error(trouble, 0)))?;
+        self.rename_directory_into_place(&new, name)
     }
 
     fn copy_image(&self, source: &str, name: &str, size: Option<u64>, mode: CopyMode) -> Result<()> {
-        let (from, stat) = self.image(source, |root, name| sys::file(root, name))?;
-        let least = tree::length(&stat);
-        let size = size.unwrap_or(least);
+        let (from, stat) = self.open_image(source, |root, name| sys::open_file(root, name))?;
+        let source_size = tree::length(&stat);
+        let size = size.unwrap_or(source_size);
         self.check_size(size)?;
-        if size < least {
-            return Err(PoolError::InvalidSize(format!("{size} bytes; the source has {least}")));
+        if size < source_size {
+            return Err(PoolError::InvalidSize(format!("{size} bytes; the source has {source_size}")));
         }
-        self.promise(name, size)?;
-        self.keep_promise(name, || {
-            let new = self.fresh(MAKING);
-            let to = sys::new_file(&self.root, &new, Mode::RUSR | Mode::WUSR).map_err(failed)?;
-            let copied = tree::copy_data(&from, &to, least, mode)
-                .map_err(|trouble| self.explain(trouble, size))
-                .and_then(|()| self.resize_lasting(&to, size));
-            self.or_discard(&new, copied)?;
-            self.publish(&new, name)
+        self.reserve(name, size)?;
+        self.with_reservation(name, || {
+            let new = self.unique_name(TMP_PREFIX);
+            let to = sys::create_file(&self.root, &new, Mode::RUSR | Mode::WUSR).map_err(system_error)?;
+            let copied = tree::copy_data(&from, &to, source_size, mode)
+                .map_err(|trouble| self.pool_error(trouble, size))
+                .and_then(|()| self.resize_and_sync(&to, size));
+            self.discard_on_error(&new, copied)?;
+            self.rename_into_place(&new, name)
         })
     }
 
     pub(crate) fn measure(&self, name: &str) -> Result<Item> {
         check_name(name)?;
-        if let Some(Use::Changing) = self.lock().uses.get(name) {
+        if let Some(ItemUse::Changing) = self.lock().uses.get(name) {
             return Err(PoolError::Busy(name.to_owned()));
         }
         let Some((kind, stat)) = item_kind(&self.stat(name)?) else {
             return Err(PoolError::WrongKind(name.to_owned()));
         };
         let (size_bytes, used_bytes) = match kind {
-            ItemKind::Image => (Some(tree::length(&stat)), tree::used(&stat)),
+            ItemKind::Image => (Some(tree::length(&stat)), tree::disk_usage(&stat)),
             ItemKind::Directory => {
-                let directory = sys::directory(&self.root, name).map_err(failed)?;
-                (None, tree::measure(directory).map_err(|trouble| self.explain(trouble, 0))?)
+                let directory = sys::open_directory(&self.root, name).map_err(system_error)?;
+                (None, tree::tree_usage(directory).map_err(|trouble| self.pool_error(trouble, 0))?)
             }
         };
         Ok(Item { name: name.to_owned(), kind, size_bytes, used_bytes })
@@ -332,7 +333,7 @@ impl Pool {
             Some(after) if after >= prefix => Excluded(after),
             Some(_) | None => Included(prefix),
         };
-        let limit = usize::try_from(limit).unwrap_or(usize::MAX).min(MAX_PAGE);
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX).min(MAX_PAGE_ITEMS);
         let table = self.lock();
         let mut page = Page { items: Vec::new(), more: false };
         let found = table.items.range::<str, _>((start, Unbounded)).map(|(name, _)| name);
@@ -348,48 +349,48 @@ impl Pool {
     }
 
     pub(crate) fn usage(&self) -> Result<Room> {
-        self.room(&self.lock().items)
+        self.space(&self.lock().items)
     }
 
     /// What the operator gives, less what is promised to images; and never more than the filesystem has, less what images will
     /// still take of it: they are sparse, so that a promise takes no room before it is written.
-    fn room(&self, items: &BTreeMap<String, Option<u64>>) -> Result<Room> {
-        let filesystem = fstatvfs(&self.root).map_err(failed)?;
+    fn space(&self, items: &BTreeMap<String, Option<u64>>) -> Result<Room> {
+        let filesystem = fstatvfs(&self.root).map_err(system_error)?;
         let total = filesystem.f_blocks.saturating_mul(filesystem.f_frsize);
         let free = filesystem.f_bavail.saturating_mul(filesystem.f_frsize);
         let total_bytes = self.capacity.unwrap_or(total);
-        let free = free.saturating_sub(self.unwritten(items));
-        let available_bytes = total_bytes.saturating_sub(promised(items)).min(free);
+        let free = free.saturating_sub(self.unwritten_bytes(items));
+        let available_bytes = total_bytes.saturating_sub(reserved_bytes(items)).min(free);
         Ok(Room { total_bytes, available_bytes })
     }
 
     /// What was promised to images and is not taken yet.
-    fn unwritten(&self, items: &BTreeMap<String, Option<u64>>) -> u64 {
+    fn unwritten_bytes(&self, items: &BTreeMap<String, Option<u64>>) -> u64 {
         let images = items.iter().filter_map(|(name, size)| Some((name, (*size)?)));
         let missing = images.map(|(name, size)| {
             let stat = statat(&self.root, name, AtFlags::SYMLINK_NOFOLLOW);
             // One that is in the making has nothing yet.
-            let taken = stat.ok().and_then(|stat| u64::try_from(stat.st_blocks).ok());
-            size.saturating_sub(taken.unwrap_or_default().saturating_mul(SECTOR))
+            let allocated = stat.ok().and_then(|stat| u64::try_from(stat.st_blocks).ok());
+            size.saturating_sub(allocated.unwrap_or_default().saturating_mul(STAT_BLOCK_BYTES))
         });
         missing.fold(0, u64::saturating_add)
     }
 
     /// Sets bytes aside for an image, on top of what it has.
-    fn promise(&self, name: &str, size: u64) -> Result<()> {
+    fn reserve(&self, name: &str, size: u64) -> Result<()> {
         let mut table = self.lock();
-        let has = table.items.get(name).copied().flatten().unwrap_or_default();
-        let limit = self.room(&table.items)?.available_bytes;
-        let given = size.saturating_sub(has);
-        if given > limit {
-            return Err(PoolError::NoSpace(Bound { limit, given }));
+        let reserved = table.items.get(name).copied().flatten().unwrap_or_default();
+        let limit = self.space(&table.items)?.available_bytes;
+        let requested = size.saturating_sub(reserved);
+        if requested > limit {
+            return Err(PoolError::NoSpace(Bound { limit, given: requested }));
         }
         table.items.insert(name.to_owned(), Some(size));
         Ok(())
     }
 
     /// Makes what bytes were set aside for, and gives them back when that fails.
-    fn keep_promise(&self, name: &str, make: impl FnOnce() -> Result<()>) -> Result<()> {
+    fn with_reservation(&self, name: &str, make: impl FnOnce() -> Result<()>) -> Result<()> {
         let made = make();
         if made.as_ref().is_err_and(|error| !matches!(error, PoolError::Unknown(_))) {
             self.lock().items.remove(name);
@@ -398,20 +399,20 @@ impl Pool {
     }
 
     fn check_size(&self, size: u64) -> Result<()> {
-        let most = self.image_bytes_max;
-        if size == 0 || !size.is_multiple_of(BLOCK) || size > most {
+        let max = self.image_bytes_max;
+        if size == 0 || !size.is_multiple_of(BLOCK_BYTES) || size > max {
             return Err(PoolError::InvalidSize(format!(
-                "{size} bytes; expected a multiple of {BLOCK}, more than 0 and at most {most}"
+                "{size} bytes; expected a multiple of {BLOCK_BYTES}, more than 0 and at most {max}"
             )));
         }
         Ok(())
     }
 
-    fn check_free(&self, name: &str) -> Result<()> {
+    fn check_absent(&self, name: &str) -> Result<()> {
         match self.stat(name) {
             Ok(_) => {
                 // Who hears this takes the item for made, also one whose maker could not say so.
-                self.last(&self.root)?;
+                self.sync(&self.root)?;
                 Err(PoolError::Exists(name.to_owned()))
             }
             Err(PoolError::Missing(_)) => Ok(()),
@@ -422,13 +423,13 @@ impl Pool {
     fn stat(&self, name: &str) -> Result<Stat> {
         statat(&self.root, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|error| match error {
             Errno::NOENT => PoolError::Missing(name.to_owned()),
-            error => failed(error),
+            error => system_error(error),
         })
     }
 
     /// Opens an image. What was planted in place of one is refused, and so is a file that has another name: it could be one
     /// from outside of the pool.
-    fn image(
+    fn open_image(
         &self,
         name: &str,
         open: fn(&OwnedFd, &str) -> rustix::io::Result<OwnedFd>,
@@ -437,8 +438,8 @@ impl Pool {
             Some((ItemKind::Image, _)) => {}
             Some((ItemKind::Directory, _)) | None => return Err(PoolError::WrongKind(name.to_owned())),
         }
-        let file = open(&self.root, name).map_err(failed)?;
-        let stat = fstat(&file).map_err(failed)?;
+        let file = open(&self.root, name).map_err(system_error)?;
+        let stat = fstat(&file).map_err(system_error)?;
         match item_kind(&stat) {
             Some((ItemKind::Image, stat)) if stat.st_nlink == 1 => Ok((file, stat)),
             Some((ItemKind::Image, _)) => {
@@ -449,49 +450,49 @@ impl Pool {
     }
 
     fn resize(&self, file: &OwnedFd, size: u64) -> Result<()> {
-        ftruncate(file, size).map_err(|error| self.explain(error.into(), size))
+        ftruncate(file, size).map_err(|error| self.pool_error(error.into(), size))
     }
 
     /// The same for a file that nobody sees yet.
-    fn resize_lasting(&self, file: &OwnedFd, size: u64) -> Result<()> {
+    fn resize_and_sync(&self, file: &OwnedFd, size: u64) -> Result<()> {
         self.resize(file, size)?;
-        fsync(file).map_err(|error| self.explain(error.into(), size))
+        fsync(file).map_err(|error| self.pool_error(error.into(), size))
     }
 
     fn new_directory(&self) -> Result<String> {
-        let new = self.fresh(MAKING);
-        mkdirat(&self.root, &new, Mode::RWXU).map_err(failed)?;
+        let new = self.unique_name(TMP_PREFIX);
+        mkdirat(&self.root, &new, Mode::RWXU).map_err(system_error)?;
         // Set apart from the process' mask. The group may look in, so that an `fsGroup` has a meaning.
-        let mode = sys::directory(&self.root, &new)
+        let mode = sys::open_directory(&self.root, &new)
             .and_then(|directory| fchmod(&directory, Mode::RWXU | Mode::RGRP | Mode::XGRP));
-        self.or_discard(&new, mode.map_err(failed))?;
+        self.discard_on_error(&new, mode.map_err(system_error))?;
         Ok(new)
     }
 
     /// Gives what was made its name, lastingly.
-    fn publish(&self, new: &str, name: &str) -> Result<()> {
-        let named = renameat_with(&self.root, new, &self.root, name, RenameFlags::NOREPLACE);
-        let named = named.map_err(|error| match error {
+    fn rename_into_place(&self, new: &str, name: &str) -> Result<()> {
+        let renamed = renameat_with(&self.root, new, &self.root, name, RenameFlags::NOREPLACE);
+        let renamed = renamed.map_err(|error| match error {
             Errno::EXIST => PoolError::Exists(name.to_owned()),
-            error => failed(error),
+            error => system_error(error),
         });
-        self.or_discard(new, named)?;
-        self.last(&self.root)
+        self.discard_on_error(new, renamed)?;
+        self.sync(&self.root)
     }
 
     /// The same for a directory; it is an item as soon as it has the name.
-    fn publish_directory(&self, new: &str, name: &str) -> Result<()> {
-        let named = self.publish(new, name);
-        if matches!(named, Ok(()) | Err(PoolError::Unknown(_))) {
+    fn rename_directory_into_place(&self, new: &str, name: &str) -> Result<()> {
+        let renamed = self.rename_into_place(new, name);
+        if matches!(renamed, Ok(()) | Err(PoolError::Unknown(_))) {
             self.lock().items.insert(name.to_owned(), None);
         }
-        named
+        renamed
     }
 
     /// Makes a change last that can be seen already: it is not undone when that fails.
-    fn last(&self, changed: &OwnedFd) -> Result<()> {
+    fn sync(&self, changed: &OwnedFd) -> Result<()> {
         #[cfg(test)]
-        if self.unsteady.load(Ordering::Relaxed) {
+        if self.is_sync_failing.load(Ordering::Relaxed) {
             return Err(PoolError::Unknown("made unsteady".to_owned()));
         }
         fsync(changed)
@@ -499,72 +500,73 @@ impl Pool {
     }
 
     /// Undoes what was begun under a name when it failed.
-    fn or_discard<T>(&self, new: &str, done: Result<T>) -> Result<T> {
-        if done.is_err()
-            && let Err(error) = self.discard(new.to_owned())
+    fn discard_on_error<T>(&self, new: &str, result: Result<T>) -> Result<T> {
+        if result.is_err()
+            && let Err(error) = self.remove_tree(new.to_owned())
         {
             tracing::warn!(name = new, ?error, "what was begun in the pool stays until the next start");
         }
-        done
+        result
     }
 
-    fn discard(&self, name: String) -> Result<()> {
-        tree::remove(&self.root, name, || self.fresh(REMOVING)).map_err(|trouble| self.explain(trouble, 0))
+    fn remove_tree(&self, name: String) -> Result<()> {
+        tree::remove_tree(&self.root, name, || self.unique_name(TRASH_PREFIX))
+            .map_err(|trouble| self.pool_error(trouble, 0))
     }
 
-    fn fresh(&self, beginning: &str) -> String {
-        format!("{beginning}{}-{}", std::process::id(), self.number.fetch_add(1, Ordering::Relaxed))
+    fn unique_name(&self, prefix: &str) -> String {
+        format!("{prefix}{}-{}", std::process::id(), self.name_counter.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Takes a name for a change.
-    fn claim<'a>(&'a self, name: &'a str) -> Result<Claim<'a>> {
+    fn lock_item<'a>(&'a self, name: &'a str) -> Result<ItemLock<'a>> {
         check_name(name)?;
         let mut table = self.lock();
         if table.uses.contains_key(name) {
             return Err(PoolError::Busy(name.to_owned()));
         }
-        table.uses.insert(name.to_owned(), Use::Changing);
-        Ok(Claim { pool: self, name })
+        table.uses.insert(name.to_owned(), ItemUse::Changing);
+        Ok(ItemLock { pool: self, name })
     }
 
     /// Keeps an item from changing while it is copied.
-    fn read<'a>(&'a self, name: &'a str) -> Result<Claim<'a>> {
+    fn lock_for_copy<'a>(&'a self, name: &'a str) -> Result<ItemLock<'a>> {
         let mut table = self.lock();
         let readers = match table.uses.get(name) {
-            Some(Use::Changing) => return Err(PoolError::Busy(name.to_owned())),
-            Some(Use::Read(readers)) => readers.saturating_add(1),
+            Some(ItemUse::Changing) => return Err(PoolError::Busy(name.to_owned())),
+            Some(ItemUse::Copying(readers)) => readers.saturating_add(1),
             None => 1,
         };
-        table.uses.insert(name.to_owned(), Use::Read(readers));
-        Ok(Claim { pool: self, name })
+        table.uses.insert(name.to_owned(), ItemUse::Copying(readers));
+        Ok(ItemLock { pool: self, name })
     }
 
-    fn explain(&self, trouble: Trouble, given: u64) -> PoolError {
-        match trouble {
-            Trouble::System(Errno::NOSPC | Errno::DQUOT) => {
+    fn pool_error(&self, tree_error: TreeError, requested: u64) -> PoolError {
+        match tree_error {
+            TreeError::Errno(Errno::NOSPC | Errno::DQUOT) => {
                 let limit = self.usage().map_or(0, |room| room.available_bytes);
-                PoolError::NoSpace(Bound { limit, given })
+                PoolError::NoSpace(Bound { limit, given: requested })
             }
-            Trouble::System(Errno::FBIG | Errno::INVAL) if given > 0 => {
-                PoolError::InvalidSize(format!("{given} bytes; that is more than the filesystem allows"))
+            TreeError::Errno(Errno::FBIG | Errno::INVAL) if requested > 0 => {
+                PoolError::InvalidSize(format!("{requested} bytes; that is more than the filesystem allows"))
             }
-            Trouble::System(error) => failed(error),
-            Trouble::Refused(reason) => PoolError::Unsupported(reason),
-            Trouble::Changed(reason) => PoolError::Failed(reason),
+            TreeError::Errno(error) => system_error(error),
+            TreeError::Unsupported(reason) => PoolError::Unsupported(reason),
+            TreeError::Changed(reason) => PoolError::Failed(reason),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, PoolIndex> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn promised(items: &BTreeMap<String, Option<u64>>) -> u64 {
+fn reserved_bytes(items: &BTreeMap<String, Option<u64>>) -> u64 {
     items.values().flatten().fold(0, |sum, size| sum.saturating_add(*size))
 }
 
 fn item_kind(stat: &Stat) -> Option<(ItemKind, Stat)> {
-    match tree::kind(stat) {
+    match tree::file_type(stat) {
         FileType::Directory => Some((ItemKind::Directory, *stat)),
         FileType::RegularFile => Some((ItemKind::Image, *stat)),
         FileType::Symlink
@@ -584,12 +586,12 @@ pub(super) fn check_name(name: &str) -> Result<()> {
     if valid { Ok(()) } else { Err(PoolError::InvalidName(printable(name))) }
 }
 
-fn failed(error: Errno) -> PoolError {
+fn system_error(error: Errno) -> PoolError {
     PoolError::Failed(error.to_string())
 }
 
 /// Name of an end in metrics.
-fn outcome(error: Option<&PoolError>) -> &'static str {
+fn outcome_label(error: Option<&PoolError>) -> &'static str {
     match error {
         None => "ok",
         Some(PoolError::InvalidName(_)) => "invalid-name",

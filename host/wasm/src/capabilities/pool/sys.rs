@@ -26,33 +26,33 @@ fn open(_directory: impl AsFd, _name: impl Arg, _flags: OFlags, _mode: Mode) -> 
 }
 
 /// Opens a directory.
-pub(super) fn directory(parent: impl AsFd, name: impl Arg) -> Result<OwnedFd> {
+pub(super) fn open_directory(parent: impl AsFd, name: impl Arg) -> Result<OwnedFd> {
     open(parent, name, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())
 }
 
 /// Opens a file to read it.
-pub(super) fn file(parent: impl AsFd, name: impl Arg) -> Result<OwnedFd> {
+pub(super) fn open_file(parent: impl AsFd, name: impl Arg) -> Result<OwnedFd> {
     open(parent, name, OFlags::RDONLY, Mode::empty())
 }
 
 /// Opens a file to write it.
-pub(super) fn writable(parent: impl AsFd, name: impl Arg) -> Result<OwnedFd> {
+pub(super) fn open_writable(parent: impl AsFd, name: impl Arg) -> Result<OwnedFd> {
     open(parent, name, OFlags::RDWR, Mode::empty())
 }
 
 /// Opens a file to write it, and makes it where there is none.
-pub(super) fn lasting(parent: impl AsFd, name: impl Arg, mode: Mode) -> Result<OwnedFd> {
+pub(super) fn open_or_create(parent: impl AsFd, name: impl Arg, mode: Mode) -> Result<OwnedFd> {
     open(parent, name, OFlags::RDWR | OFlags::CREATE, mode)
 }
 
 /// Makes a file that is not there.
-pub(super) fn new_file(parent: impl AsFd, name: impl Arg, mode: Mode) -> Result<OwnedFd> {
+pub(super) fn create_file(parent: impl AsFd, name: impl Arg, mode: Mode) -> Result<OwnedFd> {
     open(parent, name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, mode)
 }
 
 /// Gives one file the blocks of another; `false` where the filesystem cannot.
 #[cfg(target_os = "linux")]
-pub(super) fn share_blocks(source: impl AsFd, target: impl AsFd) -> Result<bool> {
+pub(super) fn reflink(source: impl AsFd, target: impl AsFd) -> Result<bool> {
     match rustix::fs::ioctl_ficlone(target, source) {
         Ok(()) => Ok(true),
         Err(Errno::OPNOTSUPP | Errno::XDEV | Errno::INVAL | Errno::NOTTY | Errno::NOSYS | Errno::PERM) => {
@@ -69,7 +69,7 @@ pub(super) fn share_blocks(_source: impl AsFd, _target: impl AsFd) -> Result<boo
 
 /// Copies a part of a file inside of the kernel; returns how much, or nothing where the filesystem cannot.
 #[cfg(target_os = "linux")]
-pub(super) fn copy_part(
+pub(super) fn copy_range(
     source: impl AsFd,
     target: impl AsFd,
     offset: u64,

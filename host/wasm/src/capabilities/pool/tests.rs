@@ -31,13 +31,13 @@ fn names(pool: &Pool) -> Vec<String> {
 fn on_disk(directory: &TempDir) -> Vec<String> {
     let entries = fs::read_dir(directory.path()).unwrap();
     let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    names.retain(|name| name != LOCK);
+    names.retain(|name| name != LOCK_NAME);
     names.sort();
     names
 }
 
 #[test]
-fn only_plain_names_reach_the_system() {
+fn invalid_item_names_are_rejected() {
     let (pool, directory) = pool();
     pool.create_directory("a").unwrap();
     let longest = "n".repeat(MAX_NAME);
@@ -69,9 +69,9 @@ fn only_plain_names_reach_the_system() {
         let refused =
             |answer: Result<()>| assert!(matches!(answer, Err(PoolError::InvalidName(_))), "{name:?}");
         refused(pool.create_directory(name));
-        refused(pool.create_image(name, BLOCK));
+        refused(pool.create_image(name, BLOCK_BYTES));
         refused(pool.remove(name));
-        refused(pool.grow(name, BLOCK));
+        refused(pool.grow(name, BLOCK_BYTES));
         refused(pool.copy("a", name, None, CopyMode::AsRead));
         refused(pool.copy(name, "b", None, CopyMode::AsRead));
         refused(pool.measure(name).map(drop));
@@ -80,7 +80,7 @@ fn only_plain_names_reach_the_system() {
 }
 
 #[test]
-fn sizes_are_kept_exactly() {
+fn image_sizes_are_exact() {
     let (pool, directory) = pool();
     for size in [0, 1, 4_095, 4_097, 33 * MIB, u64::MAX, u64::MAX - 4_095] {
         assert!(matches!(pool.create_image("i", size), Err(PoolError::InvalidSize(_))), "{size}");
@@ -105,7 +105,7 @@ fn sizes_are_kept_exactly() {
 }
 
 #[test]
-fn images_count_with_what_is_promised_to_them() {
+fn images_count_with_their_full_size() {
     let (pool, directory) = pool();
     pool.create_image("a", 32 * MIB).unwrap();
     pool.create_image("b", 20 * MIB).unwrap();
@@ -115,7 +115,7 @@ fn images_count_with_what_is_promised_to_them() {
     assert!(
         matches!(full, Err(PoolError::NoSpace(Bound { limit, given })) if (limit, given) == (12 * MIB, 16 * MIB))
     );
-    assert!(matches!(pool.grow("b", 32 * MIB + BLOCK), Err(PoolError::InvalidSize(_))));
+    assert!(matches!(pool.grow("b", 32 * MIB + BLOCK_BYTES), Err(PoolError::InvalidSize(_))));
     pool.grow("b", 32 * MIB).unwrap();
     assert!(matches!(pool.copy("a", "c", None, CopyMode::AsRead), Err(PoolError::NoSpace(_))));
     assert_eq!(names(&pool), ["a", "b"]);
@@ -126,22 +126,25 @@ fn images_count_with_what_is_promised_to_them() {
 }
 
 #[test]
-fn what_images_have_not_taken_yet_is_nobodys() {
+fn unwritten_image_bytes_stay_reserved() {
     let directory = tempfile::tempdir().unwrap();
     let config = PoolConfig { capacity: None, ..config(directory.path()) };
     let pool = Pool::open(&PoolConfig { image_bytes_max: None, ..config }).unwrap();
     let before = pool.usage().unwrap().available_bytes;
     // Sparse, so it takes nothing of the disk; whatever else happens there meanwhile is far less than a half of it.
-    let size = before / 2 / BLOCK * BLOCK;
+    let size = before / 2 / BLOCK_BYTES * BLOCK_BYTES;
     pool.create_image("a", size).unwrap();
     assert!(pool.usage().unwrap().available_bytes < before - size / 2);
-    assert!(matches!(pool.create_image("b", size / 2 * 3 / BLOCK * BLOCK), Err(PoolError::NoSpace(_))));
+    assert!(matches!(
+        pool.create_image("b", size / 2 * 3 / BLOCK_BYTES * BLOCK_BYTES),
+        Err(PoolError::NoSpace(_))
+    ));
     pool.remove("a").unwrap();
     assert!(pool.usage().unwrap().available_bytes > before - size / 2);
 }
 
 #[test]
-fn many_directories_are_removed_in_turn() {
+fn directory_with_many_subdirectories_is_removed() {
     let (pool, directory) = pool();
     pool.create_directory("many").unwrap();
     for number in 0..200 {
@@ -153,7 +156,7 @@ fn many_directories_are_removed_in_turn() {
 }
 
 #[test]
-fn a_tree_is_copied_as_it_is() {
+fn copied_directory_keeps_data_owner_mode_and_times() {
     let (pool, directory) = pool();
     pool.create_directory("d").unwrap();
     let root = directory.path().join("d");
@@ -181,13 +184,13 @@ fn a_tree_is_copied_as_it_is() {
 }
 
 #[test]
-fn nothing_leads_out_of_the_pool() {
+fn symlinks_and_hard_links_do_not_escape_the_pool() {
     let (pool, directory) = pool();
     let outside = tempfile::tempdir().unwrap();
-    let treasure = outside.path().join("treasure");
-    fs::write(&treasure, vec![7; 8_192]).unwrap();
+    let outside_file = outside.path().join("treasure");
+    fs::write(&outside_file, vec![7; 8_192]).unwrap();
     symlink(outside.path(), directory.path().join("evil")).unwrap();
-    symlink(&treasure, directory.path().join("evil-file")).unwrap();
+    symlink(&outside_file, directory.path().join("evil-file")).unwrap();
     for name in ["evil", "evil-file"] {
         assert!(matches!(pool.measure(name), Err(PoolError::WrongKind(_))));
         assert!(matches!(pool.grow(name, MIB), Err(PoolError::WrongKind(_))));
@@ -208,21 +211,21 @@ fn nothing_leads_out_of_the_pool() {
     pool.create_directory("links").unwrap();
     let links = directory.path().join("links");
     symlink(outside.path(), links.join("dir")).unwrap();
-    symlink(&treasure, links.join("file")).unwrap();
+    symlink(&outside_file, links.join("file")).unwrap();
     symlink("..", links.join("up")).unwrap();
-    fs::hard_link(&treasure, links.join("hard")).unwrap();
+    fs::hard_link(&outside_file, links.join("hard")).unwrap();
     pool.remove("links").unwrap();
     // An image that is a second name of a file from elsewhere.
-    fs::hard_link(&treasure, directory.path().join("image")).unwrap();
+    fs::hard_link(&outside_file, directory.path().join("image")).unwrap();
     assert!(matches!(pool.grow("image", MIB), Err(PoolError::Failed(_))));
     assert!(matches!(pool.copy("image", "copy", None, CopyMode::AsRead), Err(PoolError::Failed(_))));
     pool.remove("image").unwrap();
-    assert_eq!(fs::read(&treasure).unwrap(), vec![7; 8_192]);
+    assert_eq!(fs::read(&outside_file).unwrap(), vec![7; 8_192]);
     assert_eq!(on_disk(&directory), [""; 0]);
 }
 
 #[test]
-fn what_is_special_is_named_and_nobody_waits_for_it() {
+fn pipes_and_sockets_are_skipped_and_devices_rejected() {
     let (pool, directory) = pool();
     let root = fs::File::open(directory.path()).unwrap();
     mkfifoat(&root, "fifo", Mode::RUSR).unwrap();
@@ -252,13 +255,13 @@ fn what_is_special_is_named_and_nobody_waits_for_it() {
 }
 
 #[test]
-fn no_tree_is_too_deep_to_be_removed() {
+fn directory_of_any_depth_is_removed() {
     let (pool, directory) = pool();
     pool.create_directory("d").unwrap();
     let mut level: OwnedFd = fs::File::open(directory.path().join("d")).unwrap().into();
     for _ in 0..3_000 {
         mkdirat(&level, "d", Mode::RWXU).unwrap();
-        level = sys::directory(&level, "d").unwrap();
+        level = sys::open_directory(&level, "d").unwrap();
     }
     let error = pool.copy("d", "e", None, CopyMode::AsRead).unwrap_err();
     assert!(matches!(&error, PoolError::Unsupported(why) if why.contains("deeper than")), "{error:?}");
@@ -268,7 +271,7 @@ fn no_tree_is_too_deep_to_be_removed() {
 }
 
 #[test]
-fn what_a_dead_process_left_is_gone_after_the_start() {
+fn leftovers_of_a_crash_are_removed_at_start() {
     let directory = tempfile::tempdir().unwrap();
     for name in [".tmp-1-0/x", ".trash-1-0/y/z", "item"] {
         fs::create_dir_all(directory.path().join(name)).unwrap();
@@ -298,24 +301,24 @@ fn a_pool_has_one_owner_and_is_a_directory() {
 }
 
 #[test]
-fn what_is_in_the_making_is_busy() {
+fn item_being_created_is_busy() {
     let (pool, _directory) = pool();
     pool.create_directory("source").unwrap();
-    let making = pool.claim("new").unwrap();
+    let item_lock = pool.lock_item("new").unwrap();
     assert!(matches!(pool.create_directory("new"), Err(PoolError::Busy(_))));
     assert!(matches!(pool.measure("new"), Err(PoolError::Busy(_))));
-    let first = pool.read("source").unwrap();
-    let second = pool.read("source").unwrap();
+    let first = pool.lock_for_copy("source").unwrap();
+    let second = pool.lock_for_copy("source").unwrap();
     drop(first);
     assert!(matches!(pool.remove("source"), Err(PoolError::Busy(_))), "it is still being copied");
     assert!(pool.measure("source").is_ok());
-    drop((making, second));
+    drop((item_lock, second));
     pool.remove("source").unwrap();
     pool.create_directory("new").unwrap();
 }
 
 #[test]
-fn calls_at_the_same_time_make_one_item() {
+fn concurrent_creates_make_one_item() {
     let (pool, directory) = pool();
     let pool = Arc::new(pool);
     let threads: Vec<_> = (0..8)
@@ -367,7 +370,7 @@ impl Drop for Mount {
 }
 
 #[test]
-fn a_full_disk_undoes_what_was_begun() {
+fn full_disk_leaves_no_partial_item() {
     let Some(mount) = Mount::new() else {
         return eprintln!("skipped: this user may not mount a filesystem");
     };
@@ -381,7 +384,7 @@ fn a_full_disk_undoes_what_was_begun() {
 }
 
 #[test]
-fn a_mount_inside_is_neither_entered_nor_removed() {
+fn mount_inside_an_item_is_neither_copied_nor_removed() {
     let (pool, directory) = pool();
     pool.create_directory("d").unwrap();
     let inner = directory.path().join("d/mount");
@@ -407,12 +410,12 @@ fn a_mount_inside_is_neither_entered_nor_removed() {
 }
 
 #[test]
-fn what_is_made_and_may_not_last_is_kept_and_said() {
+fn change_that_cannot_be_synced_returns_unknown() {
     let (pool, directory) = pool();
     pool.create_image("source", MIB).unwrap();
-    let unsteady = |on| pool.unsteady.store(on, Ordering::Relaxed);
+    let set_sync_failing = |on| pool.is_sync_failing.store(on, Ordering::Relaxed);
     let unknown = |answer: Result<()>| assert!(matches!(answer, Err(PoolError::Unknown(_))), "{answer:?}");
-    unsteady(true);
+    set_sync_failing(true);
     unknown(pool.create_directory("d"));
     unknown(pool.create_image("i", MIB));
     unknown(pool.copy("source", "c", None, CopyMode::AsRead));
@@ -428,7 +431,7 @@ fn what_is_made_and_may_not_last_is_kept_and_said() {
     unknown(pool.remove("i"));
     unknown(pool.remove("i"));
     assert_eq!(names(&pool), ["c", "d", "e", "source"]);
-    unsteady(false);
+    set_sync_failing(false);
     assert!(matches!(pool.create_directory("d"), Err(PoolError::Exists(_))));
     assert!(matches!(pool.remove("i"), Err(PoolError::Missing(_))));
     pool.grow("source", 2 * MIB).unwrap();
@@ -436,7 +439,7 @@ fn what_is_made_and_may_not_last_is_kept_and_said() {
 }
 
 #[test]
-fn a_copy_of_one_moment_is_one_or_is_refused() {
+fn point_in_time_copy_needs_reflinks() {
     let Some(mount) = Mount::new() else {
         return eprintln!("skipped: this user may not mount a filesystem");
     };

@@ -19,47 +19,47 @@ use super::sys;
 use crate::bindings::cofferdam::storage::pool::CopyMode;
 
 /// How deep a tree may be that is copied or counted: every level keeps two files open.
-const DEPTH: usize = 200;
+const MAX_DEPTH: usize = 200;
 /// Most bytes that are copied at once.
-const PART: usize = 1 << 20;
+const COPY_CHUNK_BYTES: usize = 1 << 20;
 /// Bytes of the unit that filesystems count in.
-const SECTOR: u64 = 512;
+const STAT_BLOCK_BYTES: u64 = 512;
 
 /// Why something in a tree was not done.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(super) enum TreeError {
     /// The system refused.
-    System(Errno),
+    Errno(Errno),
     /// It holds something that is not copied or counted, and will as long as nobody changes it.
-    Refused(String),
+    Unsupported(String),
     /// It changed while it was read.
     Changed(String),
 }
 
-impl From<Errno> for Trouble {
+impl From<Errno> for TreeError {
     fn from(error: Errno) -> Self {
-        Self::System(error)
+        Self::Errno(error)
     }
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for TreeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::System(error) => error.fmt(f),
-            Self::Refused(reason) | Self::Changed(reason) => f.write_str(reason),
+            Self::Errno(error) => error.fmt(f),
+            Self::Unsupported(reason) | Self::Changed(reason) => f.write_str(reason),
         }
     }
 }
 
-type Result<T> = std::result::Result<T, Trouble>;
+type Result<T> = std::result::Result<T, TreeError>;
 
-pub(super) fn kind(stat: &Stat) -> FileType {
+pub(super) fn file_type(stat: &Stat) -> FileType {
     FileType::from_raw_mode(stat.st_mode)
 }
 
 /// What a file takes on the disk.
-pub(super) fn used(stat: &Stat) -> u64 {
-    u64::try_from(stat.st_blocks).unwrap_or_default().saturating_mul(SECTOR)
+pub(super) fn disk_usage(stat: &Stat) -> u64 {
+    u64::try_from(stat.st_blocks).unwrap_or_default().saturating_mul(STAT_BLOCK_BYTES)
 }
 
 /// What a file's length is.
@@ -71,31 +71,31 @@ fn is_dots(name: &CStr) -> bool {
     matches!(name.to_bytes(), b"." | b"..")
 }
 
-fn shown(name: &CStr) -> String {
+fn display_name(name: &CStr) -> String {
     cofferdam_backend::checks::printable(&name.to_string_lossy())
 }
 
 /// Opens a directory of a tree.
-fn enter(parent: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd> {
-    match sys::directory(parent, name) {
-        Err(Errno::XDEV) => Err(Trouble::Refused(format!("{:?} in it is a mount", shown(name)))),
+fn open_subdirectory(parent: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd> {
+    match sys::open_directory(parent, name) {
+        Err(Errno::XDEV) => Err(TreeError::Unsupported(format!("{:?} in it is a mount", display_name(name)))),
         opened => Ok(opened?),
     }
 }
 
-fn too_deep(name: &CStr) -> Trouble {
-    Trouble::Refused(format!("{:?} in it is deeper than {DEPTH} directories", shown(name)))
+fn too_deep(name: &CStr) -> TreeError {
+    TreeError::Unsupported(format!("{:?} in it is deeper than {MAX_DEPTH} directories", display_name(name)))
 }
 
 /// A directory that is being copied.
-struct Level {
+struct CopyLevel {
     source: Dir,
     target: OwnedFd,
 }
 
 /// Copies what is in one directory, and its owner, mode and times, to another that is empty.
-pub(super) fn copy(source: OwnedFd, target: OwnedFd) -> Result<()> {
-    let mut levels = vec![Level { source: Dir::new(source)?, target }];
+pub(super) fn copy_tree(source: OwnedFd, target: OwnedFd) -> Result<()> {
+    let mut levels = vec![CopyLevel { source: Dir::new(source)?, target }];
     while let Some(level) = levels.last_mut() {
         match level.source.read() {
             Some(entry) => {
@@ -104,11 +104,11 @@ pub(super) fn copy(source: OwnedFd, target: OwnedFd) -> Result<()> {
                 if is_dots(name) {
                     continue;
                 }
-                if let Some(deeper) = level.copy_entry(name)? {
-                    if levels.len() >= DEPTH {
+                if let Some(child) = level.copy_entry(name)? {
+                    if levels.len() >= MAX_DEPTH {
                         return Err(too_deep(name));
                     }
-                    levels.push(deeper);
+                    levels.push(child);
                 }
             }
             None => {
@@ -121,41 +121,44 @@ pub(super) fn copy(source: OwnedFd, target: OwnedFd) -> Result<()> {
     Ok(())
 }
 
-impl Level {
+impl CopyLevel {
     /// Copies one entry; a directory is returned, to be gone through.
     fn copy_entry(&self, name: &CStr) -> Result<Option<Self>> {
         let source = self.source.fd()?;
         let stat = statat(source, name, AtFlags::SYMLINK_NOFOLLOW)?;
-        match kind(&stat) {
+        match file_type(&stat) {
             FileType::Directory => {
-                let from = enter(source, name)?;
+                let from = open_subdirectory(source, name)?;
                 mkdirat(&self.target, name, Mode::RWXU)?;
-                let target = sys::directory(&self.target, name)?;
+                let target = sys::open_directory(&self.target, name)?;
                 return Ok(Some(Self { source: Dir::new(from)?, target }));
             }
             FileType::RegularFile => {
-                let from = sys::file(source, name)?;
+                let from = sys::open_file(source, name)?;
                 let stat = fstat(&from)?;
-                if kind(&stat) != FileType::RegularFile {
-                    return Err(Trouble::Changed(format!("{:?} in it changed meanwhile", shown(name))));
+                if file_type(&stat) != FileType::RegularFile {
+                    return Err(TreeError::Changed(format!(
+                        "{:?} in it changed meanwhile",
+                        display_name(name)
+                    )));
                 }
-                let to = sys::new_file(&self.target, name, Mode::RUSR | Mode::WUSR)?;
+                let to = sys::create_file(&self.target, name, Mode::RUSR | Mode::WUSR)?;
                 copy_data(&from, &to, length(&stat), CopyMode::AsRead)?;
                 copy_attributes(&to, &stat)?;
             }
             FileType::Symlink => {
-                let leads_to = readlinkat(source, name, Vec::new())?;
-                symlinkat(leads_to.as_c_str(), &self.target, name)?;
-                let (user, group) = owner(&stat);
+                let link_target = readlinkat(source, name, Vec::new())?;
+                symlinkat(link_target.as_c_str(), &self.target, name)?;
+                let (user, group) = owner_ids(&stat);
                 chownat(&self.target, name, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?;
             }
             // What stands behind them is a process, which a copy has not.
             FileType::Fifo | FileType::Socket => {}
             other @ (FileType::CharacterDevice | FileType::BlockDevice | FileType::Unknown) => {
                 let what = if other == FileType::Unknown { "of an unknown kind" } else { "a device" };
-                return Err(Trouble::Refused(format!(
+                return Err(TreeError::Unsupported(format!(
                     "{:?} in it is {what}; expected directories, files and links",
-                    shown(name)
+                    display_name(name)
                 )));
             }
         }
@@ -163,7 +166,7 @@ impl Level {
     }
 }
 
-fn owner(stat: &Stat) -> (Uid, Gid) {
+fn owner_ids(stat: &Stat) -> (Uid, Gid) {
     (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid))
 }
 
@@ -171,7 +174,7 @@ fn owner(stat: &Stat) -> (Uid, Gid) {
 fn copy_attributes(target: &OwnedFd, stat: &Stat) -> Result<()> {
     let now = fstat(target)?;
     if (now.st_uid, now.st_gid) != (stat.st_uid, stat.st_gid) {
-        let (user, group) = owner(stat);
+        let (user, group) = owner_ids(stat);
         fchown(target, Some(user), Some(group))?;
     }
     // After the owner: a change of that takes the set-user-id bit away.
@@ -191,11 +194,11 @@ fn copy_attributes(target: &OwnedFd, stat: &Stat) -> Result<()> {
 /// Copies a file's first `length` bytes to an empty one: shared where the filesystem can, which is one moment, and where it
 /// cannot read part by part with its holes, unless one moment is asked for.
 pub(super) fn copy_data(source: &OwnedFd, target: &OwnedFd, length: u64, mode: CopyMode) -> Result<()> {
-    if sys::share_blocks(source, target)? {
+    if sys::reflink(source, target)? {
         return Ok(());
     }
     if mode == CopyMode::OneMoment {
-        return Err(Trouble::Refused(
+        return Err(TreeError::Unsupported(
             "the pool's filesystem shares no blocks, so no copy of an image is of one moment".to_owned(),
         ));
     }
@@ -212,8 +215,8 @@ pub(super) fn copy_data(source: &OwnedFd, target: &OwnedFd, length: u64, mode: C
         let end = seek(source, SeekFrom::Hole(begin)).unwrap_or(length).min(length);
         offset = begin;
         while offset < end {
-            let part = usize::try_from(end - offset).unwrap_or(PART).min(PART);
-            match copy_part(source, target, offset, part)? {
+            let part = usize::try_from(end - offset).unwrap_or(COPY_CHUNK_BYTES).min(COPY_CHUNK_BYTES);
+            match copy_chunk(source, target, offset, part)? {
                 // The file was made shorter meanwhile.
                 0 => return Ok(()),
                 copied => offset = offset.saturating_add(u64::try_from(copied).unwrap_or(u64::MAX)),
@@ -223,8 +226,8 @@ pub(super) fn copy_data(source: &OwnedFd, target: &OwnedFd, length: u64, mode: C
     Ok(())
 }
 
-fn copy_part(source: &OwnedFd, target: &OwnedFd, offset: u64, length: usize) -> Result<usize> {
-    if let Some(copied) = sys::copy_part(source, target, offset, length)? {
+fn copy_chunk(source: &OwnedFd, target: &OwnedFd, offset: u64, length: usize) -> Result<usize> {
+    if let Some(copied) = sys::copy_range(source, target, offset, length)? {
         return Ok(copied);
     }
     let mut buffer = vec![0; length];
@@ -234,9 +237,9 @@ fn copy_part(source: &OwnedFd, target: &OwnedFd, offset: u64, length: usize) -> 
 }
 
 /// What everything in a directory takes on the disk. A file with several names counts once.
-pub(super) fn measure(directory: OwnedFd) -> Result<u64> {
-    let mut sum = used(&fstat(&directory)?);
-    let mut several = HashSet::new();
+pub(super) fn tree_usage(directory: OwnedFd) -> Result<u64> {
+    let mut sum = disk_usage(&fstat(&directory)?);
+    let mut hard_links = HashSet::new();
     let mut levels = vec![Dir::new(directory)?];
     while let Some(level) = levels.last_mut() {
         let Some(entry) = level.read() else {
@@ -253,32 +256,36 @@ pub(super) fn measure(directory: OwnedFd) -> Result<u64> {
             Err(Errno::NOENT) => continue,
             Err(error) => return Err(error.into()),
         };
-        let is_directory = kind(&found) == FileType::Directory;
-        if is_directory || found.st_nlink == 1 || several.insert(found.st_ino) {
-            sum = sum.saturating_add(used(&found));
+        let is_directory = file_type(&found) == FileType::Directory;
+        if is_directory || found.st_nlink == 1 || hard_links.insert(found.st_ino) {
+            sum = sum.saturating_add(disk_usage(&found));
         }
         if is_directory {
-            let deeper = match enter(level.fd()?, name) {
-                Err(Trouble::System(Errno::NOENT)) => continue,
-                deeper => Dir::new(deeper?)?,
+            let child = match open_subdirectory(level.fd()?, name) {
+                Err(TreeError::Errno(Errno::NOENT)) => continue,
+                child => Dir::new(child?)?,
             };
-            if levels.len() >= DEPTH {
+            if levels.len() >= MAX_DEPTH {
                 return Err(too_deep(name));
             }
-            levels.push(deeper);
+            levels.push(child);
         }
     }
     Ok(sum)
 }
 
 /// How often a directory that is not empty after all is looked through again.
-const MOST_ROUNDS: u32 = 1_000;
+const MAX_REMOVE_RETRIES: u32 = 1_000;
 
 /// Removes what has a name in the pool's root, whatever it is, with everything in it. Directories inside are moved to the root
 /// under names of their own first, so that no depth is too deep; a mount cannot be moved and makes the removal fail.
-pub(super) fn remove(root: &OwnedFd, name: String, mut fresh: impl FnMut() -> String) -> Result<()> {
+pub(super) fn remove_tree(
+    root: &OwnedFd,
+    name: String,
+    mut unique_name: impl FnMut() -> String,
+) -> Result<()> {
     let mut names = vec![name];
-    let mut rounds = 0_u32;
+    let mut retries = 0_u32;
     'next: while let Some(name) = names.pop() {
         match unlinkat(root, &name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => continue,
@@ -286,14 +293,14 @@ pub(super) fn remove(root: &OwnedFd, name: String, mut fresh: impl FnMut() -> St
             Err(Errno::ISDIR | Errno::PERM) => {}
             Err(error) => return Err(error.into()),
         }
-        let mut directory = Dir::new(sys::directory(root, &name)?)?;
+        let mut directory = Dir::new(sys::open_directory(root, &name)?)?;
         while let Some(entry) = directory.read() {
             let entry = entry?;
             let inner = entry.file_name();
             if is_dots(inner) {
                 continue;
             }
-            if let Some(moved) = remove_entry(root, directory.fd()?, inner, &mut fresh)? {
+            if let Some(moved) = remove_entry(root, directory.fd()?, inner, &mut unique_name)? {
                 // It goes first: however many there are, as many names are kept as the tree is deep.
                 names.extend([name, moved]);
                 continue 'next;
@@ -303,9 +310,9 @@ pub(super) fn remove(root: &OwnedFd, name: String, mut fresh: impl FnMut() -> St
             Ok(()) => {}
             // Written to meanwhile: once more, but not for ever.
             Err(Errno::NOTEMPTY | Errno::EXIST) => {
-                rounds = rounds.saturating_add(1);
-                if rounds > MOST_ROUNDS {
-                    return Err(Trouble::Refused("somebody goes on writing to it".to_owned()));
+                retries = retries.saturating_add(1);
+                if retries > MAX_REMOVE_RETRIES {
+                    return Err(TreeError::Unsupported("somebody goes on writing to it".to_owned()));
                 }
                 names.push(name);
             }
@@ -320,7 +327,7 @@ fn remove_entry(
     root: &OwnedFd,
     directory: BorrowedFd<'_>,
     name: &CStr,
-    fresh: &mut impl FnMut() -> String,
+    unique_name: &mut impl FnMut() -> String,
 ) -> Result<Option<String>> {
     match unlinkat(directory, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => return Ok(None),
@@ -330,14 +337,16 @@ fn remove_entry(
     match unlinkat(directory, name, AtFlags::REMOVEDIR) {
         Ok(()) | Err(Errno::NOENT) => return Ok(None),
         Err(Errno::NOTEMPTY | Errno::EXIST) => {}
-        Err(Errno::BUSY) => return Err(Trouble::Refused(format!("{:?} in it is a mount", shown(name)))),
+        Err(Errno::BUSY) => {
+            return Err(TreeError::Unsupported(format!("{:?} in it is a mount", display_name(name))));
+        }
         Err(error) => return Err(error.into()),
     }
-    let moved = fresh();
+    let moved = unique_name();
     match renameat_with(directory, name, root.as_fd(), &moved, RenameFlags::NOREPLACE) {
         Ok(()) => Ok(Some(moved)),
         Err(Errno::BUSY | Errno::XDEV) => {
-            Err(Trouble::Refused(format!("{:?} in it is a mount", shown(name))))
+            Err(TreeError::Unsupported(format!("{:?} in it is a mount", display_name(name))))
         }
         Err(error) => Err(error.into()),
     }

@@ -18,51 +18,51 @@ use redb::{
 };
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use super::{Failed, Pager, Present, apply, check_room, cost, key_of};
+use super::{ExistingEntry, PageBuilder, StateCommitError, check_limit, cost, key_of, size_after_change};
 use crate::{
     bindings::cofferdam::storage::state::{Change, Entry, Page, Put, Remove, StateError},
-    capabilities::owner::Ownership,
+    capabilities::lock_file::LockFile,
 };
 
 /// Key to version and value.
-const ENTRIES: TableDefinition<'_, &str, (u64, &[u8])> = TableDefinition::new("cofferdam-state");
+const ENTRIES_TABLE: TableDefinition<'_, &str, (u64, &[u8])> = TableDefinition::new("cofferdam-state");
 /// What is known of the whole.
-const WHOLE: TableDefinition<'_, &str, u64> = TableDefinition::new("cofferdam-state-whole");
+const METADATA_TABLE: TableDefinition<'_, &str, u64> = TableDefinition::new("cofferdam-state-whole");
 /// Key of the layout's number.
-const FORMAT: &str = "format";
+const FORMAT_KEY: &str = "format";
 /// Key of the last version.
-const VERSION: &str = "version";
+const VERSION_KEY: &str = "version";
 /// Key of what all entries cost.
-const BYTES: &str = "bytes";
+const BYTES_KEY: &str = "bytes";
 /// The layout of these tables.
-const OUR_FORMAT: u64 = 1;
+const FORMAT_VERSION: u64 = 1;
 /// Pages that the database keeps in memory, in bytes: the upper levels of its trees, and what was used last.
-const CACHE: usize = 8 << 20;
+const CACHE_BYTES: usize = 8 << 20;
 /// Only the owner may read: a driver's state is its own.
-const MODE: u32 = 0o600;
+const FILE_MODE: u32 = 0o600;
 
 /// Blobs in a file.
 #[derive(Debug)]
-pub(super) struct File {
+pub(super) struct FileBlobs {
     limit: usize,
     database: Database,
     /// Entries and bytes after the last commit, so that nobody waits for the disk to know them.
     usage: Mutex<(usize, usize)>,
     /// One commit at a time, so that `usage` follows the database.
-    writing: Mutex<()>,
-    _ownership: Ownership,
+    write_lock: Mutex<()>,
+    _lock_file: LockFile,
 }
 
-impl File {
+impl FileBlobs {
     /// Opens a database, or makes it where there is none. What is something else is left as it is.
     pub(super) fn open(path: &Path, limit: usize) -> Result<Self, String> {
-        let path = real(path)?;
+        let path = canonical_path(path)?;
         let mut lock = OpenOptions::new();
-        lock.read(true).write(true).create(true).truncate(false).mode(MODE);
+        lock.read(true).write(true).create(true).truncate(false).mode(FILE_MODE);
         let lock = lock
-            .open(beside(&path, ".lock"))
+            .open(with_suffix(&path, ".lock"))
             .map_err(|error| format!("has a lock file that cannot be opened: {error}"))?;
-        let ownership = Ownership::take(lock)?;
+        let ownership = LockFile::acquire(lock)?;
         match fs::metadata(&path) {
             Ok(found) if !found.is_file() => {
                 return Err("is not a regular file: expected a state file of this program".to_owned());
@@ -72,17 +72,17 @@ impl File {
                 return Err("is empty: expected a state file of this program, or none".to_owned());
             }
             Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => make(&path)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => create_database(&path)?,
             Err(error) => return Err(format!("cannot be read: {error}")),
         }
-        let database = database(&path)?;
-        let (entries, bytes) = inspect(&database)?;
+        let database = open_database(&path)?;
+        let (entries, bytes) = check_format(&database)?;
         Ok(Self {
             limit,
             database,
             usage: Mutex::new((entries, bytes)),
-            writing: Mutex::default(),
-            _ownership: ownership,
+            write_lock: Mutex::default(),
+            _lock_file: ownership,
         })
     }
 
@@ -91,26 +91,36 @@ impl File {
     }
 
     pub(super) fn keys(&self) -> Result<Vec<String>, StateError> {
-        let entries = self.database.begin_read().map_err(broken)?.open_table(ENTRIES).map_err(broken)?;
-        let entries = entries.range::<&str>(..).map_err(broken)?;
-        entries.map(|entry| Ok(entry.map_err(broken)?.0.value().to_owned())).collect()
+        let entries = self
+            .database
+            .begin_read()
+            .map_err(unavailable)?
+            .open_table(ENTRIES_TABLE)
+            .map_err(unavailable)?;
+        let entries = entries.range::<&str>(..).map_err(unavailable)?;
+        entries.map(|entry| Ok(entry.map_err(unavailable)?.0.value().to_owned())).collect()
     }
 
     pub(super) fn get(&self, key: &str) -> Result<Option<Entry>, StateError> {
-        let entries = self.database.begin_read().map_err(broken)?.open_table(ENTRIES).map_err(broken)?;
-        let found = entries.get(key).map_err(broken)?;
+        let entries = self
+            .database
+            .begin_read()
+            .map_err(unavailable)?
+            .open_table(ENTRIES_TABLE)
+            .map_err(unavailable)?;
+        let found = entries.get(key).map_err(unavailable)?;
         Ok(found.map(|found| {
             let (version, value) = found.value();
             Entry { value: value.to_vec(), version }
         }))
     }
 
-    pub(super) fn commit(&self, changes: &[Change]) -> Result<u64, Failed> {
-        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let transaction = self.database.begin_write().map_err(broken)?;
-        let (version, usage) = write(&transaction, changes, self.limit)?;
+    pub(super) fn commit(&self, changes: &[Change]) -> Result<u64, StateCommitError> {
+        let _writing = self.write_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let transaction = self.database.begin_write().map_err(unavailable)?;
+        let (version, usage) = apply_changes(&transaction, changes, self.limit)?;
         // Until here nothing is in the file; from here on nobody knows before it has succeeded.
-        transaction.commit().map_err(|error| Failed::Unknown(error.to_string()))?;
+        transaction.commit().map_err(|error| StateCommitError::Unknown(error.to_string()))?;
         *self.usage.lock().unwrap_or_else(PoisonError::into_inner) = usage;
         Ok(version)
     }
@@ -119,14 +129,19 @@ impl File {
         &self,
         prefix: &str,
         after: Option<&str>,
-        mut pager: Pager,
+        mut pager: PageBuilder,
     ) -> Result<Page, StateError> {
-        let entries = self.database.begin_read().map_err(broken)?.open_table(ENTRIES).map_err(broken)?;
+        let entries = self
+            .database
+            .begin_read()
+            .map_err(unavailable)?
+            .open_table(ENTRIES_TABLE)
+            .map_err(unavailable)?;
         let start = after.map_or(Included(prefix), Excluded);
-        for entry in entries.range::<&str>((start, Unbounded)).map_err(broken)? {
-            let (key, blob) = entry.map_err(broken)?;
+        for entry in entries.range::<&str>((start, Unbounded)).map_err(unavailable)? {
+            let (key, blob) = entry.map_err(unavailable)?;
             let (version, value) = blob.value();
-            if !key.value().starts_with(prefix) || !pager.take(key.value(), value, version) {
+            if !key.value().starts_with(prefix) || !pager.try_push(key.value(), value, version) {
                 break;
             }
         }
@@ -135,54 +150,57 @@ impl File {
 }
 
 /// Puts changes into a transaction: the version that they carry, and entries and bytes after them.
-fn write(
+fn apply_changes(
     transaction: &redb::WriteTransaction,
     changes: &[Change],
     limit: usize,
 ) -> Result<(u64, (usize, usize)), StateError> {
-    let mut entries = transaction.open_table(ENTRIES).map_err(broken)?;
-    let mut whole = transaction.open_table(WHOLE).map_err(broken)?;
-    let before = narrow(read(&whole, BYTES)?);
-    let version = read(&whole, VERSION)?.saturating_add(1);
+    let mut entries = transaction.open_table(ENTRIES_TABLE).map_err(unavailable)?;
+    let mut metadata = transaction.open_table(METADATA_TABLE).map_err(unavailable)?;
+    let before = to_usize(read_counter(&metadata, BYTES_KEY)?);
+    let version = read_counter(&metadata, VERSION_KEY)?.saturating_add(1);
     let mut bytes = before;
     for change in changes {
         let key = key_of(change);
-        let found = entries.get(key).map_err(broken)?.map(|found| {
+        let found = entries.get(key).map_err(unavailable)?.map(|found| {
             let (version, value) = found.value();
-            Present { version, cost: cost(key, value) }
+            ExistingEntry { version, cost: cost(key, value) }
         });
-        bytes = apply(bytes, change, found)?;
+        bytes = size_after_change(bytes, change, found)?;
     }
-    check_room(limit, before, bytes)?;
+    check_limit(limit, before, bytes)?;
     for change in changes {
         match change {
             Change::Put(Put { key, value, .. }) => {
-                entries.insert(key.as_str(), (version, value.as_slice())).map_err(broken)?;
+                entries.insert(key.as_str(), (version, value.as_slice())).map_err(unavailable)?;
             }
             Change::Remove(Remove { key, .. }) => {
-                entries.remove(key.as_str()).map_err(broken)?;
+                entries.remove(key.as_str()).map_err(unavailable)?;
             }
         }
     }
-    whole.insert(VERSION, version).map_err(broken)?;
-    whole.insert(BYTES, u64::try_from(bytes).unwrap_or(u64::MAX)).map_err(broken)?;
-    Ok((version, (narrow(entries.len().map_err(broken)?), bytes)))
+    metadata.insert(VERSION_KEY, version).map_err(unavailable)?;
+    metadata.insert(BYTES_KEY, u64::try_from(bytes).unwrap_or(u64::MAX)).map_err(unavailable)?;
+    Ok((version, (to_usize(entries.len().map_err(unavailable)?), bytes)))
 }
 
-fn read(whole: &impl redb::ReadableTable<&'static str, u64>, key: &str) -> Result<u64, StateError> {
-    Ok(whole.get(key).map_err(broken)?.map_or(0, |number| number.value()))
+fn read_counter(
+    metadata: &impl redb::ReadableTable<&'static str, u64>,
+    key: &str,
+) -> Result<u64, StateError> {
+    Ok(metadata.get(key).map_err(unavailable)?.map_or(0, |number| number.value()))
 }
 
-fn narrow(number: u64) -> usize {
+fn to_usize(number: u64) -> usize {
     number.try_into().unwrap_or(usize::MAX)
 }
 
-fn broken(error: impl Into<redb::Error>) -> StateError {
+fn unavailable(error: impl Into<redb::Error>) -> StateError {
     StateError::Unavailable(error.into().to_string())
 }
 
 /// The path as it really is, or that of its directory while there is no file: the same file has the same lock file, by whatever way it is named.
-fn real(path: &Path) -> Result<PathBuf, String> {
+fn canonical_path(path: &Path) -> Result<PathBuf, String> {
     if let Ok(real) = path.canonicalize() {
         return Ok(real);
     }
@@ -194,43 +212,43 @@ fn real(path: &Path) -> Result<PathBuf, String> {
     Ok(parent.join(name))
 }
 
-fn beside(path: &Path, ending: &str) -> PathBuf {
+fn with_suffix(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ending);
     name.into()
 }
 
 /// Makes an empty database and gives it its name when it is whole on the disk.
-fn make(path: &Path) -> Result<(), String> {
-    let new = beside(path, ".new");
+fn create_database(path: &Path) -> Result<(), String> {
+    let tmp_path = with_suffix(path, ".new");
     let failed = |error: io::Error| format!("cannot be made: {error}");
     // Left by a process that died here; ours alone, as the lock is.
-    match fs::remove_file(&new) {
+    match fs::remove_file(&tmp_path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
         Ok(()) | Err(_) => {}
     }
-    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(MODE).open(&new);
-    let database = open(file.map_err(failed)?).map_err(|error| format!("cannot be made: {error}"))?;
-    let fill = || -> Result<(), redb::Error> {
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(FILE_MODE).open(&tmp_path);
+    let database = open_file(file.map_err(failed)?).map_err(|error| format!("cannot be made: {error}"))?;
+    let create_tables = || -> Result<(), redb::Error> {
         let transaction = database.begin_write()?;
-        transaction.open_table(ENTRIES)?;
-        transaction.open_table(WHOLE)?.insert(FORMAT, OUR_FORMAT)?;
+        transaction.open_table(ENTRIES_TABLE)?;
+        transaction.open_table(METADATA_TABLE)?.insert(FORMAT_KEY, FORMAT_VERSION)?;
         Ok(transaction.commit()?)
     };
-    fill().map_err(|error| format!("cannot be made: {error}"))?;
+    create_tables().map_err(|error| format!("cannot be made: {error}"))?;
     drop(database);
     // Never over something, were it a link that leads nowhere.
-    renameat_with(CWD, &new, CWD, path, RenameFlags::NOREPLACE).map_err(|error| failed(error.into()))?;
+    renameat_with(CWD, &tmp_path, CWD, path, RenameFlags::NOREPLACE).map_err(|error| failed(error.into()))?;
     let directory = path.parent().unwrap_or(Path::new("/"));
     fs::File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)
 }
 
 /// Opens what is there. Every page is checked, which costs as much as reading the file once.
-fn database(path: &Path) -> Result<Database, String> {
+fn open_database(path: &Path) -> Result<Database, String> {
     let file = OpenOptions::new().read(true).write(true).open(path);
     let file = file.map_err(|error| format!("cannot be opened: {error}: expected to read and write it"))?;
     // The library panics on some damages that its checks do not foresee; nothing of it is kept then.
-    let opened = std::panic::catch_unwind(|| open(file));
+    let opened = std::panic::catch_unwind(|| open_file(file));
     match opened {
         Ok(Ok(database)) => Ok(database),
         Ok(Err(DatabaseError::DatabaseAlreadyOpen | DatabaseError::LockProtocolMismatch)) => {
@@ -243,26 +261,26 @@ fn database(path: &Path) -> Result<Database, String> {
     }
 }
 
-fn open(file: fs::File) -> Result<Database, DatabaseError> {
+fn open_file(file: fs::File) -> Result<Database, DatabaseError> {
     let mut builder = Builder::new();
-    builder.set_cache_size(CACHE).set_check_integrity_on_open(true);
+    builder.set_cache_size(CACHE_BYTES).set_check_integrity_on_open(true);
     builder.create_with_backend(FileBackend::new(file)?)
 }
 
 /// Checks that a database is ours; tells its entries and bytes.
-fn inspect(database: &Database) -> Result<(usize, usize), String> {
+fn check_format(database: &Database) -> Result<(usize, usize), String> {
     let tables = || -> Result<_, redb::Error> {
         let transaction = database.begin_read()?;
-        Ok((transaction.open_table(ENTRIES)?, transaction.open_table(WHOLE)?))
+        Ok((transaction.open_table(ENTRIES_TABLE)?, transaction.open_table(METADATA_TABLE)?))
     };
-    let (entries, whole) =
+    let (entries, metadata) =
         tables().map_err(|error| format!("is another program's database: {error}: expected a state file"))?;
     let unreadable = |error: redb::StorageError| format!("cannot be read: {error}");
     let number =
-        |key| Ok::<_, String>(whole.get(key).map_err(unreadable)?.map_or(0, |number| number.value()));
-    let format = number(FORMAT)?;
-    if format != OUR_FORMAT {
-        return Err(format!("has the format {format}; this program reads format {OUR_FORMAT}"));
+        |key| Ok::<_, String>(metadata.get(key).map_err(unreadable)?.map_or(0, |number| number.value()));
+    let format = number(FORMAT_KEY)?;
+    if format != FORMAT_VERSION {
+        return Err(format!("has the format {format}; this program reads format {FORMAT_VERSION}"));
     }
-    Ok((narrow(entries.len().map_err(unreadable)?), narrow(number(BYTES)?)))
+    Ok((to_usize(entries.len().map_err(unreadable)?), to_usize(number(BYTES_KEY)?)))
 }

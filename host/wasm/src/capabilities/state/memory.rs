@@ -6,18 +6,18 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use super::{Pager, Present, apply, check_room, cost, key_of};
+use super::{ExistingEntry, PageBuilder, check_limit, cost, key_of, size_after_change};
 use crate::bindings::cofferdam::storage::state::{Change, Entry, Page, Put, Remove, StateError};
 
 /// Blobs in memory.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct MemoryBlobs {
     limit: usize,
-    content: Mutex<Content>,
+    content: Mutex<MemoryContent>,
 }
 
 #[derive(Debug, Default)]
-struct Content {
+struct MemoryContent {
     entries: BTreeMap<String, Blob>,
     bytes: usize,
     version: u64,
@@ -29,7 +29,7 @@ struct Blob {
     version: u64,
 }
 
-impl Memory {
+impl MemoryBlobs {
     pub(super) fn new(limit: usize) -> Self {
         Self { limit, content: Mutex::default() }
     }
@@ -53,10 +53,11 @@ impl Memory {
         let bytes = changes.iter().try_fold(content.bytes, |bytes, change| {
             let key = key_of(change);
             let blob = content.entries.get(key);
-            let present = blob.map(|blob| Present { version: blob.version, cost: cost(key, &blob.value) });
-            apply(bytes, change, present)
+            let present =
+                blob.map(|blob| ExistingEntry { version: blob.version, cost: cost(key, &blob.value) });
+            size_after_change(bytes, change, present)
         })?;
-        check_room(self.limit, content.bytes, bytes)?;
+        check_limit(self.limit, content.bytes, bytes)?;
         content.version = content.version.saturating_add(1);
         let version = content.version;
         for change in changes {
@@ -73,19 +74,19 @@ impl Memory {
         Ok(version)
     }
 
-    pub(super) fn scan(&self, prefix: &str, after: Option<&str>, mut pager: Pager) -> Page {
+    pub(super) fn scan(&self, prefix: &str, after: Option<&str>, mut pager: PageBuilder) -> Page {
         let start = after.map_or(Included(prefix), Excluded);
         let content = self.lock();
         let entries = content.entries.range::<str, _>((start, Unbounded));
         for (key, blob) in entries.take_while(|(key, _)| key.starts_with(prefix)) {
-            if !pager.take(key, &blob.value, blob.version) {
+            if !pager.try_push(key, &blob.value, blob.version) {
                 break;
             }
         }
         pager.page
     }
 
-    fn lock(&self) -> MutexGuard<'_, Content> {
+    fn lock(&self) -> MutexGuard<'_, MemoryContent> {
         self.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

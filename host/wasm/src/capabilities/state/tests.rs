@@ -6,11 +6,11 @@ use tempfile::TempDir;
 use super::*;
 
 /// Every store, empty, with a name for messages.
-fn stores(limit: usize) -> Vec<(&'static str, Store, Option<TempDir>)> {
+fn stores(limit: usize) -> Vec<(&'static str, StateStore, Option<TempDir>)> {
     let directory = tempfile::tempdir().unwrap();
     let config = StateConfig { file: Some(directory.path().join("state.redb")) };
-    let file = Store::open(&config, limit).unwrap();
-    let memory = Store::open(&StateConfig::default(), limit).unwrap();
+    let file = StateStore::open(&config, limit).unwrap();
+    let memory = StateStore::open(&StateConfig::default(), limit).unwrap();
     vec![("memory", memory, None), ("file", file, Some(directory))]
 }
 
@@ -22,19 +22,19 @@ fn remove(key: &str, version: u64) -> Change {
     Change::Remove(Remove { key: key.to_owned(), version })
 }
 
-fn read(store: &Store, key: &str) -> Option<(Vec<u8>, u64)> {
+fn read(store: &StateStore, key: &str) -> Option<(Vec<u8>, u64)> {
     store.get(key).unwrap().map(|entry| (entry.value, entry.version))
 }
 
-fn commit(store: &Store, changes: Vec<Change>) -> Result<u64, StateError> {
+fn commit(store: &StateStore, changes: Vec<Change>) -> Result<u64, StateError> {
     store.commit(changes).map_err(|failed| match failed {
-        Failed::Refused(error) => error,
-        Failed::Unknown(reason) => panic!("{reason}"),
+        StateCommitError::Rejected(error) => error,
+        StateCommitError::Unknown(reason) => panic!("{reason}"),
     })
 }
 
 #[test]
-fn a_write_needs_the_version_that_it_names() {
+fn commit_with_a_stale_version_conflicts() {
     for (name, store, _directory) in stores(1 << 20) {
         let first = commit(&store, vec![put("a", b"1", Expected::Absent)]).unwrap();
         for change in [
@@ -56,7 +56,7 @@ fn a_write_needs_the_version_that_it_names() {
 }
 
 #[test]
-fn a_batch_happens_as_a_whole_or_not_at_all() {
+fn batch_is_atomic() {
     for (name, store, _directory) in stores(1 << 20) {
         commit(&store, vec![put("a", b"1", Expected::Absent)]).unwrap();
         let before = store.usage();
@@ -67,7 +67,7 @@ fn a_batch_happens_as_a_whole_or_not_at_all() {
 }
 
 #[test]
-fn everything_is_bounded() {
+fn keys_values_batches_and_total_size_are_bounded() {
     for (name, store, _directory) in stores(500) {
         let put_one =
             |key: &str, bytes: usize| commit(&store, vec![put(key, &vec![0; bytes], Expected::Absent)]);
@@ -79,7 +79,7 @@ fn everything_is_bounded() {
         let twice = vec![put("k", b"", Expected::Absent), put("k", b"", Expected::Absent)];
         assert!(matches!(commit(&store, twice), Err(StateError::RepeatedKey(_))));
         let version = put_one("a", 200).unwrap();
-        assert_eq!(store.usage(), (1, 1 + 200 + ENTRY), "{name}");
+        assert_eq!(store.usage(), (1, 1 + 200 + ENTRY_OVERHEAD), "{name}");
         assert!(matches!(put_one("b", 200), Err(StateError::Full(Bound { limit: 500, .. }))), "{name}");
         commit(&store, vec![remove("a", version)]).unwrap();
         assert_eq!(store.usage(), (0, 0), "{name}");
@@ -88,7 +88,7 @@ fn everything_is_bounded() {
 }
 
 #[test]
-fn pages_follow_each_other() {
+fn scan_returns_consecutive_pages() {
     for (name, store, _directory) in stores(16 << 20) {
         for key in ["a/1", "b/1", "b/2", "b/3", "c"] {
             commit(&store, vec![put(key, key.as_bytes(), Expected::Absent)]).unwrap();

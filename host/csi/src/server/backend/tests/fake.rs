@@ -6,14 +6,14 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use cofferdam_backend::{Answer, Backend, Call};
+use cofferdam_backend::{Backend, BackendFuture, Call};
 use cofferdam_domain::{
     GroupSnapshotHandle, NodeId, SnapshotHandle, VolumeHandle,
     storage::{
-        Ability, AttachmentRecord, Capacity, CapacityQuery, Condition, CreateGroupSnapshot, CreateSnapshot,
-        CreateVolume, CreatedVolume, Description, ErrorKind, ExpandVolume, ExpandedVolume, Feature,
-        GroupSnapshot, PageRequest, Parameters, Placement, PublishVolume, Readiness, Snapshot, SnapshotPage,
-        StorageError, ValidateVolume, Validation, VolumePage, VolumeStatus,
+        Ability, Capacity, CapacityQuery, ConnectionInfo, CreateGroupSnapshot, CreateSnapshot, CreateVolume,
+        CreatedVolume, Description, ErrorKind, ExpandVolume, ExpandedVolume, Feature, GroupSnapshot,
+        PageRequest, Parameters, Placement, PublishVolume, Readiness, Snapshot, SnapshotPage, StorageError,
+        ValidateVolume, Validation, VolumeCondition, VolumePage, VolumeStatus,
     },
 };
 
@@ -48,15 +48,17 @@ impl Fake {
     }
 
     /// Ends a call as what it is about says.
-    fn end<T: Send + 'static>(&self, about: String, asked: &impl Debug, answer: T) -> Answer<'_, T> {
+    fn end<T: Send + 'static>(&self, about: String, asked: &impl Debug, answer: T) -> BackendFuture<'_, T> {
         self.heard.lock().unwrap().push(format!("{asked:?}"));
         Box::pin(async move {
             assert!(!about.chars().any(|c| c == '\0'), "no backend gets such an id");
             match () {
                 () if about.contains("missing") => {
-                    Err(StorageError::last(ErrorKind::NotFound, "no such thing"))
+                    Err(StorageError::final_outcome(ErrorKind::NotFound, "no such thing"))
                 }
-                () if about.contains("open") => Err(StorageError::unknown(ErrorKind::Internal, "it trapped")),
+                () if about.contains("open") => {
+                    Err(StorageError::unknown_outcome(ErrorKind::Internal, "it trapped"))
+                }
                 () if about.contains("panic") => panic!("on purpose"),
                 () if about.contains("hang") => std::future::pending().await,
                 () => Ok(answer),
@@ -69,9 +71,9 @@ fn text(id: &impl ToString) -> String {
     id.to_string()
 }
 
-pub(super) fn directory() -> AttachmentRecord {
+pub(super) fn directory() -> ConnectionInfo {
     let fields = [("path".to_owned(), "a".to_owned())].into();
-    AttachmentRecord { kind: "directory".to_owned(), version: 1, fields }
+    ConnectionInfo { kind: "directory".to_owned(), version: 1, fields }
 }
 
 fn volume(handle: &str) -> CreatedVolume {
@@ -80,7 +82,7 @@ fn volume(handle: &str) -> CreatedVolume {
         capacity: Some(1 << 30),
         context: [("tier".to_owned(), "gold".to_owned())].into(),
         topology: vec![[("zone".to_owned(), "a".to_owned())].into()],
-        attachment: Some(directory()),
+        connection_info: Some(directory()),
     }
 }
 
@@ -88,8 +90,8 @@ fn status(handle: &str) -> VolumeStatus {
     VolumeStatus {
         volume: volume(handle),
         owner: None,
-        published_nodes: vec!["node-1".into()],
-        condition: Some(Condition { abnormal: true, message: "slow".to_owned() }),
+        published_node_ids: vec!["node-1".into()],
+        condition: Some(VolumeCondition { abnormal: true, message: "slow".to_owned() }),
         changed_at_ms: None,
     }
 }
@@ -124,11 +126,11 @@ impl Backend for Fake {
         &self.abilities
     }
 
-    fn probe(&self, call: Call) -> Answer<'_, Readiness> {
+    fn probe(&self, call: Call) -> BackendFuture<'_, Readiness> {
         self.end(String::new(), &call, Readiness::Ready)
     }
 
-    fn create_volume(&self, _: Call, request: CreateVolume) -> Answer<'_, CreatedVolume> {
+    fn create_volume(&self, _: Call, request: CreateVolume) -> BackendFuture<'_, CreatedVolume> {
         self.end(request.name.replace('\0', ""), &request, volume("v"))
     }
 
@@ -137,7 +139,7 @@ impl Backend for Fake {
         _: Call,
         request: CreateVolume,
         source: VolumeHandle,
-    ) -> Answer<'_, CreatedVolume> {
+    ) -> BackendFuture<'_, CreatedVolume> {
         self.end(text(&source), &(request, &source), volume("v"))
     }
 
@@ -146,43 +148,47 @@ impl Backend for Fake {
         _: Call,
         request: CreateVolume,
         source: SnapshotHandle,
-    ) -> Answer<'_, CreatedVolume> {
+    ) -> BackendFuture<'_, CreatedVolume> {
         self.end(text(&source), &(request, &source), volume("v"))
     }
 
-    fn delete_volume(&self, _: Call, handle: VolumeHandle) -> Answer<'_, ()> {
+    fn delete_volume(&self, _: Call, handle: VolumeHandle) -> BackendFuture<'_, ()> {
         self.end(text(&handle), &handle, ())
     }
 
-    fn validate_volume(&self, _: Call, request: ValidateVolume) -> Answer<'_, Validation> {
+    fn validate_volume(&self, _: Call, request: ValidateVolume) -> BackendFuture<'_, Validation> {
         self.end(text(&request.handle), &request, Validation::Confirmed)
     }
 
-    fn publish_volume(&self, _: Call, request: PublishVolume) -> Answer<'_, AttachmentRecord> {
-        self.end(format!("{} {}", request.handle, request.node), &request, directory())
+    fn publish_volume(&self, _: Call, request: PublishVolume) -> BackendFuture<'_, ConnectionInfo> {
+        self.end(format!("{} {}", request.handle, request.node_id), &request, directory())
     }
 
-    fn unpublish_volume(&self, _: Call, handle: VolumeHandle, node: Option<NodeId>) -> Answer<'_, ()> {
+    fn unpublish_volume(&self, _: Call, handle: VolumeHandle, node: Option<NodeId>) -> BackendFuture<'_, ()> {
         self.end(text(&handle), &(&handle, node), ())
     }
 
-    fn expand_volume(&self, _: Call, request: ExpandVolume) -> Answer<'_, ExpandedVolume> {
-        self.end(text(&request.handle), &request, ExpandedVolume { capacity: 1 << 40, node_expansion: true })
+    fn expand_volume(&self, _: Call, request: ExpandVolume) -> BackendFuture<'_, ExpandedVolume> {
+        self.end(
+            text(&request.handle),
+            &request,
+            ExpandedVolume { capacity: 1 << 40, node_expansion_required: true },
+        )
     }
 
-    fn modify_volume(&self, _: Call, handle: VolumeHandle, parameters: Parameters) -> Answer<'_, ()> {
+    fn modify_volume(&self, _: Call, handle: VolumeHandle, parameters: Parameters) -> BackendFuture<'_, ()> {
         self.end(text(&handle), &(&handle, parameters), ())
     }
 
-    fn create_snapshot(&self, _: Call, request: CreateSnapshot) -> Answer<'_, Snapshot> {
+    fn create_snapshot(&self, _: Call, request: CreateSnapshot) -> BackendFuture<'_, Snapshot> {
         self.end(text(&request.source), &request, snapshot("s", None))
     }
 
-    fn delete_snapshot(&self, _: Call, handle: SnapshotHandle) -> Answer<'_, ()> {
+    fn delete_snapshot(&self, _: Call, handle: SnapshotHandle) -> BackendFuture<'_, ()> {
         self.end(text(&handle), &handle, ())
     }
 
-    fn get_snapshot(&self, _: Call, handle: SnapshotHandle) -> Answer<'_, Snapshot> {
+    fn get_snapshot(&self, _: Call, handle: SnapshotHandle) -> BackendFuture<'_, Snapshot> {
         self.end(text(&handle), &handle, snapshot(handle.as_str(), None))
     }
 
@@ -191,12 +197,20 @@ impl Backend for Fake {
         _: Call,
         source: Option<VolumeHandle>,
         page: PageRequest,
-    ) -> Answer<'_, SnapshotPage> {
+    ) -> BackendFuture<'_, SnapshotPage> {
         let snapshots = vec![snapshot("s", None)];
-        self.end(String::new(), &(source, page), SnapshotPage { snapshots, next: Some("more".to_owned()) })
+        self.end(
+            String::new(),
+            &(source, page),
+            SnapshotPage { snapshots, next_token: Some("more".to_owned()) },
+        )
     }
 
-    fn create_group_snapshot(&self, _: Call, request: CreateGroupSnapshot) -> Answer<'_, GroupSnapshot> {
+    fn create_group_snapshot(
+        &self,
+        _: Call,
+        request: CreateGroupSnapshot,
+    ) -> BackendFuture<'_, GroupSnapshot> {
         self.end(format!("{:?}", request.sources), &request, group("g"))
     }
 
@@ -205,7 +219,7 @@ impl Backend for Fake {
         _: Call,
         handle: GroupSnapshotHandle,
         snapshots: BTreeSet<SnapshotHandle>,
-    ) -> Answer<'_, ()> {
+    ) -> BackendFuture<'_, ()> {
         self.end(text(&handle), &(&handle, snapshots), ())
     }
 
@@ -214,24 +228,24 @@ impl Backend for Fake {
         _: Call,
         handle: GroupSnapshotHandle,
         snapshots: BTreeSet<SnapshotHandle>,
-    ) -> Answer<'_, GroupSnapshot> {
+    ) -> BackendFuture<'_, GroupSnapshot> {
         self.end(text(&handle), &(&handle, snapshots), group(handle.as_str()))
     }
 
-    fn list_volumes(&self, _: Call, page: PageRequest) -> Answer<'_, VolumePage> {
+    fn list_volumes(&self, _: Call, page: PageRequest) -> BackendFuture<'_, VolumePage> {
         self.end(
             String::new(),
             &page,
-            VolumePage { volumes: vec![status("v")], next: Some("more".to_owned()) },
+            VolumePage { volumes: vec![status("v")], next_token: Some("more".to_owned()) },
         )
     }
 
-    fn get_volume(&self, _: Call, handle: VolumeHandle) -> Answer<'_, VolumeStatus> {
+    fn get_volume(&self, _: Call, handle: VolumeHandle) -> BackendFuture<'_, VolumeStatus> {
         self.end(text(&handle), &handle, status(handle.as_str()))
     }
 
-    fn get_capacity(&self, _: Call, query: CapacityQuery) -> Answer<'_, Capacity> {
-        let capacity = Capacity { available: 5, maximum_volume: Some(3), minimum_volume: None };
+    fn get_capacity(&self, _: Call, query: CapacityQuery) -> BackendFuture<'_, Capacity> {
+        let capacity = Capacity { available: 5, maximum_volume_size: Some(3), minimum_volume_size: None };
         self.end(String::new(), &query, capacity)
     }
 }

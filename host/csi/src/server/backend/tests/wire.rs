@@ -6,9 +6,9 @@ use cofferdam_backend::{Backend as _, BackendMetrics, Call};
 use cofferdam_domain::{
     names,
     storage::{
-        Ability, AccessType, CapabilityMode, CapacityRange, CreateSnapshot, CreateVolume, ErrorKind,
+        Ability, AccessType, CapacityRange, CreateSnapshot, CreateVolume, CsiAccessMode, ErrorKind,
         ExpandVolume, Feature, Finality, PageRequest, Parameters, PublishVolume, Readiness,
-        TopologyRequirement, ValidateVolume, Validation, VolumeCapability, attachment,
+        TopologyRequirement, ValidateVolume, Validation, VolumeCapability, connection_info,
     },
 };
 use tokio::{task::JoinHandle, time::Instant};
@@ -70,7 +70,7 @@ async fn until(there: impl Fn() -> bool) {
 }
 
 fn call() -> Call {
-    Call::within(Duration::from_secs(30))
+    Call::with_deadline(Duration::from_secs(30))
 }
 
 fn capability() -> VolumeCapability {
@@ -79,7 +79,7 @@ fn capability() -> VolumeCapability {
         mount_flags: vec!["noatime".to_owned()],
         mount_group: Some("5".to_owned()),
     };
-    VolumeCapability { mode: CapabilityMode::SingleNodeMultiWriter, access }
+    VolumeCapability { access_mode: CsiAccessMode::SingleNodeMultiWriter, access_type: access }
 }
 
 fn parameters(pairs: &[(&str, &str)]) -> Parameters {
@@ -116,23 +116,29 @@ async fn what_is_said_is_what_is_heard() {
         ..Default::default()
     });
     let made = made.await.unwrap().into_inner().volume.unwrap();
-    assert_eq!(attachment::of_contexts(&Parameters::new(), &made.volume_context, false), Ok(directory()));
-    assert_eq!(attachment::attributes(made.volume_context.clone()), parameters(&[("tier", "gold")]));
+    assert_eq!(
+        connection_info::from_contexts(&Parameters::new(), &made.volume_context, false),
+        Ok(directory())
+    );
+    assert_eq!(
+        connection_info::driver_attributes(made.volume_context.clone()),
+        parameters(&[("tier", "gold")])
+    );
 
     let publication = PublishVolume {
         handle: "v".into(),
-        node: "node-1".into(),
+        node_id: "node-1".into(),
         node_identities: Parameters::new(),
         capability: capability(),
         read_only: true,
         context: made.volume_context,
     };
     let published = client.publish_volume(call(), publication.clone()).await.unwrap();
-    assert_eq!(attachment::of_contexts(&published.fields, &Parameters::new(), true), Ok(directory()));
+    assert_eq!(connection_info::from_contexts(&published.fields, &Parameters::new(), true), Ok(directory()));
     heard(&PublishVolume { context: parameters(&[("tier", "gold")]), ..publication });
 
     let made = client.create_volume(call(), creation("n")).await.unwrap();
-    assert_eq!((made.attachment, made.capacity), (Some(directory()), Some(1 << 30)));
+    assert_eq!((made.connection_info, made.capacity), (Some(directory()), Some(1 << 30)));
     assert_eq!(made.topology, [parameters(&[("zone", "a")])]);
     heard(&creation("n"));
     client.delete_volume(call(), "../v".into()).await.unwrap();
@@ -143,7 +149,7 @@ async fn what_is_said_is_what_is_heard() {
         capability: Some(capability()),
     };
     let expanded = client.expand_volume(call(), expansion.clone()).await.unwrap();
-    assert_eq!((expanded.capacity, expanded.node_expansion), (1 << 40, true));
+    assert_eq!((expanded.capacity, expanded.node_expansion_required), (1 << 40, true));
     heard(&expansion);
     let validation = ValidateVolume {
         handle: "v".into(),
@@ -166,19 +172,22 @@ async fn what_is_said_is_what_is_heard() {
         (1_700_000_000_123, Some(1 << 30), true)
     );
     heard(&cut);
-    let page = PageRequest { after: Some("t".to_owned()), limit: Some(5) };
+    let page = PageRequest { starting_token: Some("t".to_owned()), max_entries: Some(5) };
     assert_eq!(
-        client.list_snapshots(call(), Some("v".into()), page.clone()).await.unwrap().next.as_deref(),
+        client.list_snapshots(call(), Some("v".into()), page.clone()).await.unwrap().next_token.as_deref(),
         Some("more")
     );
     heard(&(Some("v"), &page));
     let status = client.get_volume(call(), "v".into()).await.unwrap();
-    assert_eq!(status.volume.attachment, Some(directory()));
+    assert_eq!(status.volume.connection_info, Some(directory()));
     assert_eq!(status.volume.context, parameters(&[("tier", "gold")]));
-    assert_eq!(status.published_nodes, ["node-1".into()]);
+    assert_eq!(status.published_node_ids, ["node-1".into()]);
     assert!(status.condition.is_some_and(|condition| condition.abnormal));
     let capacity = client.get_capacity(call(), Default::default()).await.unwrap();
-    assert_eq!((capacity.available, capacity.maximum_volume, capacity.minimum_volume), (5, Some(3), None));
+    assert_eq!(
+        (capacity.available, capacity.maximum_volume_size, capacity.minimum_volume_size),
+        (5, Some(3), None)
+    );
     let group = client.get_group_snapshot(call(), "g".into(), ["s".into()].into()).await.unwrap();
     assert_eq!(group.snapshots.len(), 1);
     client.modify_volume(call(), "v".into(), parameters(&[("iops", "9")])).await.unwrap();

@@ -1,0 +1,293 @@
+//! What is decided on, out of the cache and the marks.
+
+use std::collections::{BTreeSet, HashSet};
+
+use cofferdam_cluster::{Cache, Lookup};
+use cofferdam_domain::{
+    DriverName, Node, NodeName, NodeVolumeStatus, UniqueVolumeName, VolumeAttachment, VolumeAttachmentName,
+    VolumeHandle, names,
+};
+
+use super::{
+    desired_state,
+    rules::{AttachedVolume, AttachmentPurpose, DesiredAttachment, NodeState, ReconcileInput},
+    state::{AttachState, Key},
+};
+
+/// What a run for a volume has seen so far.
+#[derive(Debug, Default)]
+pub(super) struct ReconcileState {
+    /// Attachments whose nodes were looked at past the cache.
+    pub(super) refreshed: HashSet<VolumeAttachmentName>,
+    /// Nodes for which the API has refused an effect.
+    pub(super) refused_nodes: BTreeSet<NodeName>,
+}
+
+/// Where facts come from.
+#[derive(Clone, Copy)]
+pub(super) struct InputSources<'a> {
+    pub(super) cache: &'a Cache,
+    pub(super) state: &'a AttachState,
+    pub(super) force_on_timeout: bool,
+}
+
+impl InputSources<'_> {
+    /// The facts of a volume, or of an attachment without one; absent where there is nothing that could be decided.
+    pub(super) fn reconcile_input(
+        &self,
+        key: &Key,
+        reconcile_state: &ReconcileState,
+    ) -> Option<ReconcileInput> {
+        match key {
+            Key::Volume(name) => {
+                let (driver, handle) = name.parse_csi()?;
+                Some(self.input_of_volume(name, driver, handle, reconcile_state))
+            }
+            Key::WithoutVolume(name) => {
+                let attachment = self.cache.attachments.get(name).into_object()?;
+                self.input_without_volume(&attachment, reconcile_state)
+            }
+            Key::Claim(_) => None,
+        }
+    }
+
+    fn input_of_volume(
+        &self,
+        name: &UniqueVolumeName,
+        driver: DriverName,
+        handle: VolumeHandle,
+        reconcile_state: &ReconcileState,
+    ) -> ReconcileInput {
+        let (desired, nodes_in_use) = match self.is_attach_required(&driver) {
+            true => (
+                desired_state::desired_attachments(self.cache, &driver, &handle),
+                desired_state::nodes_in_use(self.cache, &driver, &handle),
+            ),
+            false => Default::default(),
+        };
+        let mut actual = Vec::new();
+        for volume in self.cache.volumes_with_handle(&driver, &handle) {
+            for attachment in self.cache.attachments_of_volume(&volume.name) {
+                let is_for_pod = desired_state::unique_volume_of_attachment(self.cache, &attachment).as_ref()
+                    == Some(name);
+                let purpose = if is_for_pod { AttachmentPurpose::Pod } else { AttachmentPurpose::Other };
+                let is_desired = is_for_pod && nodes_in_use.contains(&attachment.node);
+                actual.push(self.attached_volume(
+                    &attachment,
+                    Some(name),
+                    purpose,
+                    is_desired,
+                    reconcile_state,
+                ));
+            }
+        }
+        // What was made for it by way of an object that is no more holds it all the same.
+        for attachment_name in self.state.without_volume_named_for(name, &driver, &handle) {
+            let Some(attachment) = self.cache.attachments.get(&attachment_name).into_object() else {
+                continue;
+            };
+            if attachment.attacher == driver
+                && !actual.iter().any(|other: &AttachedVolume| other.name == attachment_name)
+            {
+                let is_without_volume = self.is_without_volume(&attachment);
+                let purpose = if is_without_volume {
+                    AttachmentPurpose::PodOfReplacedVolume
+                } else {
+                    AttachmentPurpose::NameConflict
+                };
+                let is_desired = is_without_volume && nodes_in_use.contains(&attachment.node);
+                actual.push(self.attached_volume(
+                    &attachment,
+                    Some(name),
+                    purpose,
+                    is_desired,
+                    reconcile_state,
+                ));
+            }
+        }
+        for desired_attachment in &desired {
+            let name = names::volume_attachment_name(&driver, &handle, &desired_attachment.node);
+            let known = actual
+                .iter()
+                .any(|other: &AttachedVolume| other.node == desired_attachment.node && other.name == name);
+            if !known && let Lookup::Undecodable(_) = self.cache.attachments.get(&name) {
+                actual.push(AttachedVolume::undecodable(name, desired_attachment));
+            }
+        }
+        let registered = |desired_attachment: &&DesiredAttachment| {
+            self.cache
+                .csi_nodes
+                .get(&desired_attachment.node)
+                .into_object()
+                .is_some_and(|node| node.has_driver(&driver))
+        };
+        let unregistered = desired
+            .iter()
+            .filter(|desired_attachment| !registered(desired_attachment))
+            .map(|desired_attachment| desired_attachment.node.clone());
+        ReconcileInput {
+            unregistered: unregistered.collect(),
+            driver,
+            handle: Some(handle),
+            uncertain: self.state.uncertain_node(&Key::Volume(name.clone())),
+            desired,
+            actual,
+            refused_nodes: reconcile_state.refused_nodes.clone(),
+            force_on_timeout: self.force_on_timeout,
+        }
+    }
+
+    fn input_without_volume(
+        &self,
+        attachment: &VolumeAttachment,
+        reconcile_state: &ReconcileState,
+    ) -> Option<ReconcileInput> {
+        if !self.is_without_volume(attachment) {
+            return None;
+        }
+        let attached_volume = self.attached_without_volume(attachment, reconcile_state);
+        Some(ReconcileInput {
+            driver: attachment.attacher.clone(),
+            handle: None,
+            uncertain: None,
+            desired: Vec::new(),
+            actual: vec![attached_volume],
+            unregistered: Vec::new(),
+            refused_nodes: reconcile_state.refused_nodes.clone(),
+            force_on_timeout: self.force_on_timeout,
+        })
+    }
+
+    /// Whether an attachment was made for pods, and its volume is no more, or another one now. One that cannot be read is there; and
+    /// what a driver took over from an in-tree plugin has no name that could be compared.
+    pub(super) fn is_without_volume(&self, attachment: &VolumeAttachment) -> bool {
+        let Some(name) = attachment.volume().filter(|_| names::is_pod_attachment(&attachment.name)) else {
+            return false;
+        };
+        match self.cache.volumes.get(name) {
+            Lookup::Missing => true,
+            Lookup::Undecodable(_) => false,
+            Lookup::Found(volume) => {
+                volume.csi.is_some()
+                    && desired_state::unique_volume_of_attachment(self.cache, attachment).is_none()
+            }
+        }
+    }
+
+    /// Whether volumes of a driver have to be attached. Whose CSIDriver said no until a moment ago is replaced.
+    fn is_attach_required(&self, driver: &DriverName) -> bool {
+        desired_state::is_attach_required(self.cache, driver)
+            && self.state.csi_driver_grace_left(driver).is_none()
+    }
+
+    fn attached_without_volume(
+        &self,
+        attachment: &VolumeAttachment,
+        reconcile_state: &ReconcileState,
+    ) -> AttachedVolume {
+        let is_desired = self.is_attach_required(&attachment.attacher)
+            && desired_state::is_possibly_in_use(self.cache, attachment);
+        self.attached_volume(
+            attachment,
+            None,
+            AttachmentPurpose::PodOfReplacedVolume,
+            is_desired,
+            reconcile_state,
+        )
+    }
+
+    /// An attachment as one of its volume.
+    pub(super) fn attached_volume(
+        &self,
+        attachment: &VolumeAttachment,
+        volume: Option<&UniqueVolumeName>,
+        purpose: AttachmentPurpose,
+        desired: bool,
+        reconcile_state: &ReconcileState,
+    ) -> AttachedVolume {
+        let VolumeAttachment { name, node, .. } = attachment;
+        let node_state = desired_state::node_state(self.cache, node);
+        let known = self.cache.nodes.get(node).into_object();
+        let node_entry = known.as_ref().and_then(|node| node_volume_entry(node, attachment, volume));
+        let version = known.as_ref().map(|node| node.meta.resource_version).unwrap_or_default();
+        let is_for_pod = purpose.is_for_pod();
+        let waits = desired && !attachment.attached && !attachment.meta.deleting;
+        let is_there = || !self.cache.attachments.get(name).is_missing();
+        let in_use = match node_state {
+            // What it said last stands: its kubelet may live. Where nobody has heard that, it may use everything.
+            NodeState::Deleted => self.state.deleted_node(node).is_none_or(|deleted_node| {
+                node_volume_entry(&deleted_node, attachment, volume)
+                    .is_some_and(|node_entry| node_entry.in_use)
+            }),
+            NodeState::Undecodable | NodeState::Unmanaged | NodeState::Managed { .. } => {
+                node_entry.is_some_and(|node_entry| node_entry.in_use)
+            }
+        };
+        AttachedVolume {
+            name: name.clone(),
+            uid: attachment.meta.uid.clone(),
+            node: node.clone(),
+            node_state,
+            purpose,
+            attached: attachment.attached,
+            deleting: attachment.meta.deleting,
+            attach_error: attachment.attach_error.as_ref().map(|error| error.message.clone()),
+            detach_error: attachment.detach_error.as_ref().map(|error| error.message.clone()),
+            desired,
+            undesired_for: if is_for_pod {
+                self.state.undesired_for(name, desired, is_there)
+            } else {
+                Default::default()
+            },
+            attaching_for: if waits { self.state.attaching_for(name, is_there) } else { Default::default() },
+            in_volumes_attached: known.is_some()
+                && (node_entry.is_some_and(|node_entry| node_entry.attached)
+                    || self.state.is_update_pending(node, version, name)),
+            in_use,
+            detach_state: self.state.detach_state(name),
+            node_refreshed: reconcile_state.refreshed.contains(name),
+        }
+    }
+
+    /// An attachment that was made for pods, with all that is known of its volume.
+    pub(super) fn resolve_attachment(
+        &self,
+        attachment: &VolumeAttachment,
+    ) -> Option<(AttachedVolume, Option<UniqueVolumeName>)> {
+        let reconcile_state = ReconcileState::default();
+        if let Some(name) = desired_state::unique_volume_of_attachment(self.cache, attachment) {
+            let (driver, handle) = name.parse_csi()?;
+            let is_desired = self.is_attach_required(&driver)
+                && desired_state::nodes_in_use(self.cache, &driver, &handle).contains(&attachment.node);
+            return Some((
+                self.attached_volume(
+                    attachment,
+                    Some(&name),
+                    AttachmentPurpose::Pod,
+                    is_desired,
+                    &reconcile_state,
+                ),
+                Some(name),
+            ));
+        }
+        self.is_without_volume(attachment)
+            .then(|| (self.attached_without_volume(attachment, &reconcile_state), None))
+    }
+}
+
+/// What a node says of an attachment's volume.
+pub(super) fn node_volume_entry<'n>(
+    node: &'n Node,
+    attachment: &VolumeAttachment,
+    volume: Option<&UniqueVolumeName>,
+) -> Option<&'n NodeVolumeStatus> {
+    match volume {
+        Some(name) => node.volume(name),
+        None => node.volumes.iter().find(|volume_entry| {
+            volume_entry.name.parse_csi().is_some_and(|(driver, handle)| {
+                driver == attachment.attacher
+                    && names::volume_attachment_name(&driver, &handle, &node.name) == attachment.name
+            })
+        }),
+    }
+}

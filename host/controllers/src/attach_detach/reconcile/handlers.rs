@@ -1,0 +1,289 @@
+//! What has to be looked at after a change: each thing that a decision depends on wakes what it is decided for, by the state
+//! before and by the state after.
+
+use std::{cmp::Ordering, sync::Arc};
+
+use cofferdam_cluster::{Change, Kind, ObjectStore, cache::PodIndex};
+use cofferdam_domain::{
+    Claim, ClaimKey, CsiDriver, Node, NodeName, NodeVolumeStatus, Pod, Uid, UniqueVolumeName, Volume,
+    VolumeAttachment, VolumeAttachmentName, names,
+};
+
+use super::{AttachDetach, Key, VolumeOperation, desired_state};
+
+/// What of a pod matters.
+type RelevantPodFields<'a> = (&'a Uid, Option<&'a NodeName>, bool, &'a [Arc<str>], &'a [Arc<str>]);
+
+fn relevant_pod_fields(pod: &Pod) -> RelevantPodFields<'_> {
+    (&pod.meta.uid, pod.node.as_ref(), pod.terminated, &pod.claims, &pod.ephemeral_claims)
+}
+
+/// The volumes of which two lists, both by name, say something else.
+fn changed_volumes<'a>(
+    old: &'a [NodeVolumeStatus],
+    new: &'a [NodeVolumeStatus],
+) -> impl Iterator<Item = &'a UniqueVolumeName> {
+    let (mut old, mut new) = (old.iter().peekable(), new.iter().peekable());
+    std::iter::from_fn(move || {
+        loop {
+            let order = match (old.peek(), new.peek()) {
+                (None, None) => return None,
+                (Some(_), None) => Ordering::Less,
+                (None, Some(_)) => Ordering::Greater,
+                (Some(before), Some(after)) => before.name.cmp(&after.name),
+            };
+            let before = old.next_if(|_| order.is_le());
+            let after = new.next_if(|_| order.is_ge());
+            if before != after {
+                return before.or(after).map(|volume| &volume.name);
+            }
+        }
+    })
+}
+
+impl AttachDetach {
+    pub(super) fn subscribe(self: &Arc<Self>) {
+        let cache = &self.context.cache;
+        self.subscribe_to(&cache.pods, Self::pod_changed);
+        self.subscribe_to(&cache.claims, Self::claim_changed);
+        self.subscribe_to(&cache.volumes, Self::volume_changed);
+        self.subscribe_to(&cache.attachments, Self::attachment_changed);
+        self.subscribe_to(&cache.nodes, Self::node_changed);
+        self.subscribe_to(&cache.csi_drivers, Self::driver_changed);
+    }
+
+    fn subscribe_to<K: Kind>(self: &Arc<Self>, store: &ObjectStore<K>, handler: fn(&Self, &Change<K>)) {
+        let controller = Arc::downgrade(self);
+        store.subscribe(move |change| {
+            if let Some(controller) = controller.upgrade() {
+                handler(&controller, change);
+            }
+        });
+    }
+
+    fn pod_changed(&self, change: &Change<Pod>) {
+        let (old, new) = (change.old.as_deref(), change.new.as_deref());
+        if old.map(relevant_pod_fields) == new.map(relevant_pod_fields) {
+            return;
+        }
+        // A pod without a node, or that was never more, holds nothing.
+        let placed = || [old, new].into_iter().flatten().filter(|pod| pod.node.is_some());
+        placed().flat_map(PodIndex::claims_of).for_each(|claim| self.enqueue_claim(&claim));
+        let orphans = placed()
+            .filter_map(|pod| pod.node.as_ref())
+            .flat_map(|node| self.state.without_volume_on_node(node));
+        orphans.for_each(|orphan| self.volumes.add(Key::WithoutVolume(orphan)));
+        // Of a generic ephemeral volume the claim may be somebody else's.
+        for pod in new.into_iter().filter(|pod| pod.node.is_some()) {
+            let claims = pod.ephemeral_claims.iter();
+            claims.for_each(|name| {
+                let key = ClaimKey::new(pod.key.namespace.clone(), name.clone());
+                self.volumes.add(Key::Claim(key));
+            });
+        }
+    }
+
+    fn claim_changed(&self, change: &Change<Claim>) {
+        fn facts(claim: &Claim) -> impl PartialEq {
+            (&claim.meta.uid, claim.phase, &claim.volume, &claim.controller_uid)
+        }
+        if change.old.as_deref().map(facts) == change.new.as_deref().map(facts) {
+            return;
+        }
+        let named = change.old.iter().filter_map(|old| old.volume.as_ref());
+        named.filter_map(|name| self.context.cache.volumes.get(name).into_object()).for_each(|volume| {
+            self.enqueue_volume(&volume);
+        });
+        self.enqueue_claim(&change.key);
+        self.volumes.add(Key::Claim(change.key.clone()));
+    }
+
+    fn volume_changed(&self, change: &Change<Volume>) {
+        fn facts(volume: &Volume) -> impl PartialEq {
+            let csi = volume.csi.as_ref().map(|csi| (&csi.driver, &csi.handle));
+            (&volume.meta.uid, csi, volume.access_modes, &volume.claim_ref)
+        }
+        if change.old.as_deref().map(facts) == change.new.as_deref().map(facts) {
+            return;
+        }
+        for volume in [&change.old, &change.new].into_iter().flatten() {
+            self.enqueue_volume(volume);
+            volume.claim_ref.iter().for_each(|reference| self.enqueue_claim(&reference.key));
+        }
+        for attachment in self.context.cache.attachments_of_volume(&change.key) {
+            self.enqueue_attachment(&attachment);
+        }
+    }
+
+    fn attachment_changed(&self, change: &Change<VolumeAttachment>) {
+        if let Some(old) = &change.old
+            && change.new.as_ref().is_none_or(|new| new.meta.uid != old.meta.uid)
+            && let Some((driver, took)) = self.state.remove(&old.name)
+        {
+            self.metrics.observe_operation(VolumeOperation::Detach, &driver, took, true);
+        }
+        if let (Some(old), None) = (&change.old, &change.new)
+            && self.context.cache.attachments_of_node(&old.node).is_empty()
+        {
+            self.state.set_deleted_node(&old.node, None);
+        }
+        if let (Some(old), Some(new)) = (&change.old, &change.new)
+            && new.attach_error.is_some()
+            && new.attach_error != old.attach_error
+            && names::is_pod_attachment(&new.name)
+        {
+            let took = self.state.attaching_for(&new.name, || true);
+            self.metrics.observe_operation(VolumeOperation::Attach, &new.attacher, took, false);
+        }
+        if let (Some(old), Some(new)) = (&change.old, &change.new)
+            && new.detach_error.is_some()
+            && new.detach_error != old.detach_error
+            && let Some(took) = self.state.detaching_for(&new.name)
+        {
+            self.metrics.observe_operation(VolumeOperation::Detach, &new.attacher, took, false);
+        }
+        // What it is for never changes: of the same one, the state after leads where the state before did.
+        let is_same = |old: &&Arc<VolumeAttachment>| {
+            change.new.as_ref().is_some_and(|new| new.meta.uid == old.meta.uid)
+        };
+        let old = change.old.as_ref().filter(|old| !is_same(old));
+        for attachment in old.into_iter().chain(&change.new) {
+            self.enqueue_attachment(attachment);
+        }
+    }
+
+    fn node_changed(&self, change: &Change<Node>) {
+        // Before anybody decides on it. Whatever it has attached waits for what it used last.
+        let waits = || !self.context.cache.attachments_of_node(&change.key).is_empty();
+        let last = change.old.clone().filter(|_| change.new.is_none() && waits());
+        self.state.set_deleted_node(&change.key, last);
+        fn state(node: &Node) -> impl PartialEq {
+            (&node.meta.uid, node.controller_managed, node.ready, node.out_of_service)
+        }
+        let (old, new) = (change.old.as_deref(), change.new.as_deref());
+        if old.map(state) == new.map(state) {
+            if self.state.has_pending_update(&change.key) {
+                // A write without an answer ends with the version that it depends on.
+                self.nodes.add(change.key.clone());
+            }
+            let [old, new] = [old, new].map(|node| node.map(|node| &*node.volumes).unwrap_or_default());
+            if old != new {
+                self.nodes.add(change.key.clone());
+                self.enqueue_changed_volumes(&change.key, old, new);
+            }
+            return;
+        }
+        self.nodes.add(change.key.clone());
+        for attachment in self.context.cache.attachments_of_node(&change.key) {
+            self.enqueue_attachment(&attachment);
+        }
+        for pod in self.context.cache.pods_on_node(&change.key) {
+            PodIndex::claims_of(&pod).for_each(|claim| self.enqueue_claim(&claim));
+        }
+    }
+
+    /// Wakes what a write of a node's list had promised and that is not in it.
+    pub(super) fn enqueue_attachments(&self, names: impl IntoIterator<Item = VolumeAttachmentName>) {
+        let there =
+            names.into_iter().filter_map(|name| self.context.cache.attachments.get(&name).into_object());
+        there.for_each(|attachment| self.enqueue_attachment(&attachment));
+    }
+
+    /// Wakes the volumes of which a node says something else now.
+    fn enqueue_changed_volumes(&self, node: &NodeName, old: &[NodeVolumeStatus], new: &[NodeVolumeStatus]) {
+        for name in changed_volumes(old, new) {
+            let Some((driver, handle)) = name.parse_csi() else { continue };
+            let attachment = names::volume_attachment_name(&driver, &handle, node);
+            if let Some(attachment) = self.context.cache.attachments.get(&attachment).into_object() {
+                self.enqueue_attachment(&attachment);
+            }
+        }
+    }
+
+    fn driver_changed(&self, change: &Change<CsiDriver>) {
+        let required =
+            |driver: &Option<Arc<CsiDriver>>| driver.as_ref().is_none_or(|driver| driver.attach_required);
+        let is_gone = change.new.is_none() && !required(&change.old);
+        self.state.set_csi_driver_deleted(&change.key, is_gone);
+        // Back after a moment, as it was: whoever looked meanwhile has seen no difference, and looks again.
+        if required(&change.old) == required(&change.new) {
+            return;
+        }
+        for handle in self.context.cache.handles_of_driver(&change.key) {
+            self.volumes.add(Key::Volume(UniqueVolumeName::from_csi(&change.key, &handle)));
+        }
+    }
+
+    fn enqueue_claim(&self, claim: &ClaimKey) {
+        let key = Key::Claim(claim.clone());
+        // A pod keeps the volume also where its claim leads to none.
+        let volumes = self.context.cache.volumes_of_claim(claim);
+        volumes.iter().for_each(|volume| self.enqueue_volume(volume));
+        match desired_state::bound_claim_and_volume(&self.context.cache, claim) {
+            Ok(_) => {
+                if self.state.has_failures(&key) {
+                    self.volumes.add(key);
+                }
+            }
+            Err(_) => self.volumes.add(key),
+        }
+    }
+
+    fn enqueue_volume(&self, volume: &Volume) {
+        if let Some(name) = desired_state::unique_volume(volume) {
+            self.volumes.add(Key::Volume(name));
+        }
+    }
+
+    /// Wakes whatever is decided on an attachment: its volume, itself where that is unknown, its node.
+    fn enqueue_attachment(&self, attachment: &VolumeAttachment) {
+        let cache = &self.context.cache;
+        let named = attachment.volume().and_then(|name| cache.volumes.get(name).into_object());
+        if let Some(volume) = &named {
+            self.enqueue_volume(volume);
+        }
+        if !names::is_pod_attachment(&attachment.name) {
+            return;
+        }
+        self.nodes.add(attachment.node.clone());
+        let is_without_volume = desired_state::unique_volume_of_attachment(cache, attachment).is_none();
+        let is_there = !cache.attachments.get(&attachment.name).is_missing();
+        self.state
+            .set_without_volume(attachment, is_without_volume && is_there)
+            .into_iter()
+            .for_each(|key| self.volumes.add(key));
+        if is_without_volume {
+            self.volumes.add(Key::WithoutVolume(attachment.name.clone()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changed_volumes_compares_node_volumes_by_name() {
+        let list = |text: &str| -> Vec<NodeVolumeStatus> {
+            let of = |name: &str| NodeVolumeStatus {
+                name: name.to_lowercase().into(),
+                attached: true,
+                device_path: Box::default(),
+                in_use: name.chars().all(char::is_uppercase),
+            };
+            text.split_whitespace().map(of).collect()
+        };
+        for (old, new, expected) in [
+            ("", "", ""),
+            ("a b", "a b", ""),
+            ("", "a b", "a b"),
+            ("a b", "", "a b"),
+            ("a b c", "a B c", "b"),
+            ("b c e", "a c D f", "a b d e f"),
+        ] {
+            let (before, after) = (list(old), list(new));
+            let found: Vec<_> = changed_volumes(&before, &after).map(UniqueVolumeName::as_str).collect();
+            assert_eq!(found.join(" "), expected, "{old:?} {new:?}");
+        }
+    }
+}

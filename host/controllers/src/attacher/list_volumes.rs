@@ -1,0 +1,96 @@
+//! Compares what a driver says of its volumes with what attachments say: external-attacher's reconciliation.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+};
+
+use cofferdam_domain::{
+    DriverName, ResourceVersion, VolumeAttachment, VolumeAttachmentName,
+    storage::{Ability, Feature},
+};
+use tokio::time::{MissedTickBehavior, interval_at};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    reconcile::Attacher,
+    rules::{self, PublishedNodesByVolume},
+};
+use crate::{context::ManagedDriver, orphans::listing::VolumePages};
+
+impl Attacher {
+    /// Whether the driver tells where its volumes are published.
+    pub(super) fn can_list_published_nodes(driver: &ManagedDriver) -> bool {
+        let can = |ability| driver.backend.abilities().contains(&ability);
+        can(Ability::Listing)
+            && can(Ability::Publishing)
+            && driver.backend.description().has_feature(Feature::PublishedNodes)
+    }
+
+    /// Compares now and then, until `stop`.
+    pub(super) async fn run_list_volumes_checks(
+        &self,
+        name: &DriverName,
+        driver: &ManagedDriver,
+        stop: CancellationToken,
+    ) {
+        let period = self.context.settings.reconcile_sync;
+        let mut ticks = interval_at(tokio::time::Instant::now() + period, period);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                _ = ticks.tick() => {}
+            }
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                compared = self.check_list_volumes(name, driver) => if let Err(error) = compared {
+                    tracing::warn!(driver = %name, "the driver's volumes could not be compared: {error}");
+                }
+            }
+        }
+    }
+
+    async fn check_list_volumes(&self, name: &DriverName, driver: &ManagedDriver) -> Result<(), String> {
+        let before = self.attachments_of(name);
+        if before.is_empty() {
+            return Ok(());
+        }
+        let wanted: HashSet<_> = before
+            .values()
+            .filter_map(|attachment| rules::volume_of(&self.context.cache, attachment).ok())
+            .map(|(_, csi)| csi.handle)
+            .collect();
+        let settings = &self.context.settings;
+        let mut pages = VolumePages::new(&*driver.backend, settings.timeout).with_limit(settings.max_entries);
+        let mut published = PublishedNodesByVolume::new();
+        while let Some(page) = pages.next().await? {
+            for status in page.into_iter().filter(|status| wanted.contains(&status.volume.handle)) {
+                published.entry(status.volume.handle).or_default().extend(status.published_node_ids);
+            }
+        }
+        let versions: BTreeMap<VolumeAttachmentName, ResourceVersion> =
+            before.into_iter().map(|(name, attachment)| (name, attachment.meta.resource_version)).collect();
+        for (key, attachment) in self.attachments_of(name) {
+            // What changed while the driver listed may be listed as it was or as it is.
+            if versions.get(&key) != Some(&attachment.meta.resource_version) {
+                continue;
+            }
+            if rules::is_out_of_sync(&self.context.cache, &published, &attachment) {
+                tracing::info!(driver = %name, attachment = %key, attached = attachment.attached, "the driver's listing says otherwise");
+                self.set_force_sync(&attachment);
+            } else {
+                self.clear_force_sync(&key);
+            }
+        }
+        Ok(())
+    }
+
+    fn attachments_of(&self, driver: &DriverName) -> BTreeMap<VolumeAttachmentName, Arc<VolumeAttachment>> {
+        let all = self.context.cache.attachments.list();
+        let of_driver = all.into_iter().filter(|attachment| attachment.attacher == *driver);
+        of_driver.map(|attachment| (attachment.name.clone(), attachment)).collect()
+    }
+}

@@ -1,0 +1,105 @@
+//! The status of a VolumeAttachment, as external-attacher writes it.
+
+use cofferdam_domain::{VolumeAttachment, storage::Parameters};
+use serde_json::{Map, Value, json};
+
+/// The API's limit for the message of an error.
+const MAX_MESSAGE: usize = 1024;
+const CUT: &str = "…";
+
+/// The patch that says that it is attached. Metadata of an earlier time goes.
+pub(super) fn attached_patch(attachment: &VolumeAttachment, metadata: &Parameters) -> Value {
+    let gone = attachment.attachment_metadata.iter().map(|(key, _)| (key.to_owned(), Value::Null));
+    let mut all: Map<String, Value> = gone.collect();
+    all.extend(metadata.iter().map(|(key, value)| (key.clone(), json!(value))));
+    let metadata = if metadata.is_empty() { Value::Null } else { Value::Object(all) };
+    json!({"status": {"attached": true, "attachmentMetadata": metadata, "attachError": null}})
+}
+
+/// The patch that says that it is no longer attached.
+pub(super) fn detached_patch() -> Value {
+    json!({"status": {"attached": false, "attachmentMetadata": null, "detachError": null}})
+}
+
+/// Whether the status says already that attaching, or detaching, fails in this way.
+pub(super) fn has_error(attachment: &VolumeAttachment, message: &str, code: Option<i32>) -> bool {
+    let (found, code) = if attachment.meta.deleting {
+        (&attachment.detach_error, None)
+    } else {
+        (&attachment.attach_error, code)
+    };
+    found.as_ref().is_some_and(|found| found.message == truncate_message(message) && found.error_code == code)
+}
+
+/// The patch that says that attaching, or detaching, failed.
+pub(super) fn error_patch(deleting: bool, now: jiff::Timestamp, message: &str, code: Option<i32>) -> Value {
+    // Kubernetes' times of objects are whole seconds.
+    let time = jiff::Timestamp::from_second(now.as_second()).unwrap_or(now);
+    let error = json!({"time": time.to_string(), "message": truncate_message(message)});
+    if deleting {
+        // The code is for those who wait for room on a node.
+        return json!({"status": {"detachError": error}});
+    }
+    let mut error = error;
+    if let Some(fields) = error.as_object_mut() {
+        // Absent, it would leave an earlier one.
+        fields.insert("errorCode".to_owned(), json!(code));
+    }
+    json!({"status": {"attachError": error}})
+}
+
+/// The message, cut where the API would refuse it.
+fn truncate_message(message: &str) -> String {
+    if message.len() <= MAX_MESSAGE {
+        return message.to_owned();
+    }
+    let end = (0..=MAX_MESSAGE - CUT.len()).rev().find(|end| message.is_char_boundary(*end));
+    format!("{}{CUT}", message.get(..end.unwrap_or_default()).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use cofferdam_domain::storage::{ConnectionInfo, connection_info::into_publish_context};
+
+    use super::*;
+
+    #[test]
+    fn error_messages_are_truncated_to_the_api_limit() {
+        assert_eq!(truncate_message("short"), "short");
+        let exact = "x".repeat(1024);
+        assert_eq!(truncate_message(&exact), exact);
+        for letter in ["x", "ä", "€", "🚢"] {
+            let cut = truncate_message(&letter.repeat(1100));
+            assert!(cut.len() <= 1024 && cut.len() > 1016 && cut.ends_with('…'), "{letter}: {}", cut.len());
+        }
+    }
+
+    #[test]
+    fn publish_context_wraps_connection_info_unless_it_is_csi() {
+        let connection_info = |kind: &str| ConnectionInfo {
+            kind: kind.to_owned(),
+            version: 1,
+            fields: [("path".to_owned(), "v".to_owned())].into(),
+        };
+        assert_eq!(
+            into_publish_context(connection_info("csi")),
+            [("path".to_owned(), "v".to_owned())].into()
+        );
+        let json = r#"{"version":1,"kind":"directory","kindVersion":1,"fields":{"path":"v"}}"#;
+        let expected = [("cofferdam.dev/attachment".to_owned(), json.to_owned())];
+        assert_eq!(into_publish_context(connection_info("directory")), expected.into());
+    }
+
+    #[test]
+    fn errors_are_written_as_the_api_has_them() {
+        let now = "2026-01-01T00:00:00.5Z".parse().unwrap();
+        assert_eq!(
+            error_patch(false, now, "m", Some(8)),
+            json!({"status": {"attachError": {"time": "2026-01-01T00:00:00Z", "message": "m", "errorCode": 8}}})
+        );
+        assert_eq!(
+            error_patch(true, now, "m", Some(8)),
+            json!({"status": {"detachError": {"time": "2026-01-01T00:00:00Z", "message": "m"}}})
+        );
+    }
+}

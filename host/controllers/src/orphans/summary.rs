@@ -1,0 +1,101 @@
+//! What a scan counts on its way through a driver's volumes.
+
+use std::collections::{BTreeMap, HashSet};
+
+use cofferdam_domain::{DriverName, VolumeHandle, storage::VolumeStatus};
+use jiff::Timestamp;
+
+use super::{
+    listing,
+    report::{LeakDetection, MAX_LISTED, Orphan, ScanReport, VolumeCounts},
+    rules::{Classification, Unmanaged},
+};
+
+/// Handles that an event names; the report has the others.
+const MAX_NAMED_HANDLES: usize = 3;
+
+/// Volumes by verdict, and those that the report lists.
+#[derive(Default)]
+pub(super) struct ScanSummary {
+    counts: VolumeCounts,
+    bytes: u64,
+    /// The first orphans by handle.
+    orphans: BTreeMap<VolumeHandle, Orphan>,
+    /// The first young volumes by handle.
+    within_grace_period: BTreeMap<VolumeHandle, Orphan>,
+    has_owners: bool,
+    /// Volumes of which only our own eyes tell when they changed.
+    pub(super) observed_handles: HashSet<VolumeHandle>,
+}
+
+impl ScanSummary {
+    /// Counts a volume.
+    pub(super) fn add(&mut self, status: VolumeStatus, classification: Classification) {
+        self.has_owners |= status.owner.is_some();
+        match classification {
+            Classification::Referenced(_) => self.counts.referenced += 1,
+            Classification::Unmanaged(Unmanaged::NoOwner) => self.counts.no_owner += 1,
+            Classification::Unmanaged(Unmanaged::OtherCluster) => self.counts.other_cluster += 1,
+            Classification::Unmanaged(Unmanaged::Retained(_)) => self.counts.retained += 1,
+            Classification::WithinGracePeriod { since } => {
+                let Some(volume) = self.build_orphan(status, since) else { return };
+                if insert(&mut self.within_grace_period, volume) {
+                    self.counts.within_grace_period += 1;
+                }
+            }
+            Classification::Orphan { since } => {
+                let Some(orphan) = self.build_orphan(status, since) else { return };
+                let bytes = orphan.bytes.unwrap_or_default();
+                if insert(&mut self.orphans, orphan) {
+                    self.counts.orphan += 1;
+                    self.bytes = self.bytes.saturating_add(bytes);
+                }
+            }
+        }
+    }
+
+    fn build_orphan(&mut self, status: VolumeStatus, since: Timestamp) -> Option<Orphan> {
+        let state = status.changed_at_ms.is_none().then(|| listing::state_digest(&status));
+        let (handle, bytes) = (status.volume.handle, status.volume.capacity);
+        if state.is_some() {
+            self.observed_handles.insert(handle.clone());
+        }
+        let owner = status.owner?;
+        Some(Orphan { handle, bytes, claim: owner.claim_uid, volume: owner.pv_name, since, state })
+    }
+
+    /// What was counted.
+    pub(super) fn into_report(self, driver: DriverName) -> ScanReport {
+        let leak_detection = if self.has_owners || self.counts.total() == 0 {
+            LeakDetection::Owner
+        } else {
+            LeakDetection::None { message: "the driver keeps no owners".to_owned() }
+        };
+        let mut report = ScanReport::new(driver, leak_detection);
+        report.counts = self.counts;
+        report.orphaned_bytes = self.bytes;
+        report.set_listed(self.orphans, self.within_grace_period);
+        report
+    }
+}
+
+/// Whether it is new: a listing that moves under our feet may show a volume twice.
+fn insert(listed: &mut BTreeMap<VolumeHandle, Orphan>, orphan: Orphan) -> bool {
+    let new = listed.insert(orphan.handle.clone(), orphan).is_none();
+    if listed.len() > MAX_LISTED {
+        listed.pop_last();
+    }
+    new
+}
+
+/// What the event about new orphans says.
+pub(super) fn describe(report: &ScanReport, new_orphans: &[&VolumeHandle]) -> String {
+    let named: Vec<&str> = new_orphans.iter().take(MAX_NAMED_HANDLES).map(|handle| handle.as_str()).collect();
+    let more = if new_orphans.len() > MAX_NAMED_HANDLES { ", …" } else { "" };
+    let (count, driver) = (report.counts.orphan, &report.driver);
+    let belong = if count == 1 { "1 volume belongs" } else { &format!("{count} volumes belong") };
+    format!(
+        "{belong} to nothing in this cluster any more, new: {}{more}. See `cofferdam orphans --driver {driver}`",
+        named.join(", ")
+    )
+}

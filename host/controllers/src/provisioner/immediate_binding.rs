@@ -1,0 +1,83 @@
+//! The race of nodes for a claim that nobody has chosen a node for: whose write to the claim the API takes makes the volume.
+
+use cofferdam_backend::Call;
+use cofferdam_cluster::{ApiError, queue::Action, writer::PatchTarget};
+use cofferdam_domain::{
+    Claim, DriverName, NodeName, names,
+    storage::{Ability, CapacityQuery, CreateVolume},
+};
+use serde_json::json;
+
+use super::reconcile::Provisioner;
+use crate::{context::StepRecorder, event_spec::EventSpec, observer::StepResult, role::Role};
+
+impl Provisioner {
+    /// Writes this process' node on the claim, when its turn has come and there is room. Without an outcome the claim is decided
+    /// anew.
+    ///
+    /// The claim is the one of the decision, and not read again here: on a newer one somebody else's choice may stand already.
+    pub(super) async fn select_node(
+        &self,
+        claim: &Claim,
+        node: &NodeName,
+        request: Option<CreateVolume>,
+    ) -> Option<Action> {
+        let Some(deployment) = &self.context.settings.node else { return Some(Action::Done) };
+        let uid = &claim.meta.uid;
+        let recorder = StepRecorder::of_claim(&self.context, Role::Provisioner, &claim.key);
+        if let Some(delay) = self.contests().next_attempt(deployment, uid) {
+            return Some(Action::RequeueAfter(delay));
+        }
+        if let Some(request) = request
+            && let Some(text) = self.capacity_shortage(claim, node, request).await
+        {
+            recorder.record(StepResult::Waiting, text.clone(), None);
+            if self.contests().warn_once(uid) {
+                let component = self.component_for(claim);
+                self.context.emit_event(claim, &component, EventSpec::warning("ProvisioningFailed", text));
+            }
+            return Some(Action::RequeueAfter(self.contests().time_left(uid)));
+        }
+        let patch = json!({"metadata": {"annotations": {names::SELECTED_NODE: node}}});
+        let write = self.context.writer.merge_patch::<Claim>(
+            &claim.key,
+            PatchTarget::Object,
+            claim.meta.resource_version,
+            patch,
+        );
+        let error = recorder.record_effect(&format!("takes the claim for node {node}"), write).await.err()?;
+        if matches!(error, ApiError::Conflict(_)) {
+            self.contests().retry_now(uid);
+        }
+        Some(self.context.action_for_write_error::<Claim>(&claim.key, &error).await)
+    }
+
+    /// Why the claim is left to other nodes. A driver that cannot tell, or does not, is given the claim: what it answers then is told.
+    async fn capacity_shortage(
+        &self,
+        claim: &Claim,
+        node: &NodeName,
+        request: CreateVolume,
+    ) -> Option<String> {
+        let class = self.context.cache.class(claim.class_name()).into_object()?;
+        let driver = self.context.drivers.get::<DriverName>(&class.provisioner)?;
+        if !driver.backend.abilities().contains(&Ability::Capacity) {
+            return None;
+        }
+        let topology = request.topology.and_then(|topology| topology.requisite.into_iter().next());
+        let query =
+            CapacityQuery { capabilities: request.capabilities, parameters: request.parameters, topology };
+        let required = request.capacity.required.unwrap_or_default();
+        match driver.backend.get_capacity(Call::with_deadline(self.context.settings.timeout), query).await {
+            Ok(capacity) => {
+                let maximum = capacity.maximum_volume_size.unwrap_or(u64::MAX).min(capacity.available);
+                let text = format!("node {node} has room for {maximum} bytes, and {required} are asked for");
+                (maximum < required).then_some(text)
+            }
+            Err(error) => {
+                tracing::info!(%node, claim = %claim.key, %error, "the driver does not tell its capacity");
+                None
+            }
+        }
+    }
+}

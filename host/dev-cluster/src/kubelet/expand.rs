@@ -1,0 +1,242 @@
+//! The node's part of growing: NodeExpandVolume, and what the claim's status says of it.
+
+use std::sync::Arc;
+
+use cofferdam_cluster::{EventType, Kind as _};
+use cofferdam_csi::v1::{CapacityRange, NodeExpandVolumeRequest};
+use cofferdam_domain::{
+    AccessMode, Claim, Quantity,
+    claim::{ClaimConditionType, ResizeState},
+    names,
+};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+use tonic::{Code, Status};
+
+use super::{
+    COMPONENT, Kubelet, MountedVolume, VolumeToMount, lock, mount::csi_volume_capability, node_calls,
+};
+use crate::{
+    client::{PatchType, pod_reference},
+    observer::ClusterStepResult,
+};
+
+/// Member of a claim's status that says how far a growth has come.
+const ALLOCATED_RESOURCE_STATUSES: &str = "allocatedResourceStatuses";
+
+/// Whether the node has a part to do.
+pub(super) fn is_expansion_due(desired: &VolumeToMount, mounted_volume: Option<&MountedVolume>) -> bool {
+    let (Some(claim), Some(volume), Some(mounted_volume)) = (&desired.claim, &desired.volume, mounted_volume)
+    else {
+        return false;
+    };
+    if mounted_volume.expansion_refused {
+        return false;
+    }
+    match claim.progress().resize {
+        Some(ResizeState::NodePending | ResizeState::NodeInProgress) => true,
+        Some(
+            ResizeState::ControllerInProgress
+            | ResizeState::ControllerInfeasible
+            | ResizeState::NodeInfeasible,
+        ) => false,
+        None if claim.progress().is_condition_true(ClaimConditionType::FileSystemResizePending) => true,
+        // Of a volume on many nodes each one has its own part.
+        None => {
+            volume.slim.access_modes.iter().any(|mode| mode == AccessMode::ReadWriteMany)
+                && mounted_volume.size.is_some_and(|size| Some(size) < volume.slim.capacity)
+                && claim.status_capacity >= volume.slim.capacity
+                && !claim.meta.has_annotation(names::NODE_EXPANSION_NOT_REQUIRED)
+        }
+    }
+}
+
+/// What the claim says of its growth, read past the cache.
+struct NodeExpansion {
+    claim: Claim,
+    /// The size that it grows to, as the API spells it.
+    target_size: String,
+    /// Conditions that are not about growing.
+    other_conditions: Vec<Value>,
+}
+
+impl Kubelet {
+    /// Does the node's part, by way of a pod's mount.
+    pub(super) async fn expand(&self, desired: &VolumeToMount) -> Result<(), String> {
+        let Some(expansion) = self.read_expansion(desired).await? else { return Ok(()) };
+        if desired.read_only {
+            let note = "requested read-only file system";
+            self.client.emit_event(
+                &*desired.pod,
+                COMPONENT,
+                EventType::Warning,
+                "FileSystemResizeFailed",
+                note,
+            );
+            return self.mark_expanded(desired, &expansion).await;
+        }
+        let plugin = self.plugin(&desired.driver)?;
+        let capabilities = self.node_capabilities(&plugin).await?;
+        if !capabilities.expand {
+            return self.mark_expanded(desired, &expansion).await;
+        }
+        let expansion = self.mark_in_progress(expansion).await?;
+        let paths = self.volume_paths(desired, &plugin);
+        let required = Quantity::parse(&expansion.target_size).ok().and_then(Quantity::to_csi_bytes);
+        let source = desired.volume.as_ref().and_then(|volume| volume.spec().csi.as_ref());
+        let request = NodeExpandVolumeRequest {
+            volume_id: desired.handle.clone(),
+            volume_path: paths.target_path(&desired.pod.slim.meta.uid),
+            capacity_range: Some(CapacityRange {
+                required_bytes: required.and_then(|bytes| i64::try_from(bytes).ok()).unwrap_or_default(),
+                limit_bytes: 0,
+            }),
+            staging_target_path: self.staging_path(desired, &paths),
+            volume_capability: Some(csi_volume_capability(desired, capabilities)),
+            secrets: self
+                .referenced_secrets(source.and_then(|csi| csi.node_expand_secret_ref.as_ref()))
+                .await?,
+        };
+        let started = Instant::now();
+        let answer = node_calls::call_node_service(&plugin.endpoint, async |client| {
+            client.node_expand_volume(request).await
+        })
+        .await;
+        match answer {
+            Ok(_) => {
+                let text =
+                    format!("grows volume {} on {} to {}", paths.name, self.node_name, expansion.target_size);
+                let name = pod_reference(&desired.pod.slim.key);
+                self.client.record_timed_step(
+                    COMPONENT,
+                    name,
+                    ClusterStepResult::Applied,
+                    text,
+                    Some(started.elapsed()),
+                );
+                self.mark_expanded(desired, &expansion).await
+            }
+            Err(status) => self.mark_failed(desired, &expansion, &status).await,
+        }
+    }
+
+    /// What is to be done; absent where somebody has done it meanwhile.
+    async fn read_expansion(&self, desired: &VolumeToMount) -> Result<Option<NodeExpansion>, String> {
+        let Some(cached) = &desired.claim else { return Ok(None) };
+        let path =
+            format!("/api/v1/namespaces/{}/persistentvolumeclaims/{}", cached.key.namespace, cached.key.name);
+        let target = format!("PersistentVolumeClaim {}", cached.key);
+        let read = self.client.read(&path, &target).await.map_err(|error| error.to_string())?;
+        let object = read.ok_or_else(|| format!("claim {} does not exist", cached.key))?;
+        let claim = Claim::decode(&object.to_string())?;
+        // Whoever looks next sees it, too: else the same would follow at once.
+        self.client.claims.apply(Ok(claim.clone()));
+        let live = VolumeToMount { claim: Some(Arc::new(claim.clone())), ..desired.clone() };
+        if claim.meta.uid != cached.meta.uid
+            || !is_expansion_due(&live, lock(&self.mounted_volumes).get(&desired.id))
+        {
+            return Ok(None);
+        }
+        let allocated = object.pointer("/status/allocatedResources/storage").and_then(Value::as_str);
+        let capacity = desired.volume.as_ref().and_then(|volume| volume.spec().capacity.clone());
+        let capacity = capacity.and_then(|capacity| capacity.get("storage").cloned());
+        let target = allocated.map(str::to_owned).or_else(|| capacity.map(|capacity| capacity.0));
+        let is_resize_condition = |condition: &Value| {
+            let kind = condition.get("type").and_then(Value::as_str).unwrap_or_default();
+            ClaimConditionType::RESIZE_TYPES.iter().any(|one| one.as_str() == kind)
+        };
+        let conditions = object.pointer("/status/conditions").and_then(Value::as_array).cloned();
+        let conditions =
+            conditions.unwrap_or_default().into_iter().filter(|one| !is_resize_condition(one)).collect();
+        Ok(target.map(|target| NodeExpansion { claim, target_size: target, other_conditions: conditions }))
+    }
+
+    /// Says that the node is at it.
+    async fn mark_in_progress(&self, expansion: NodeExpansion) -> Result<NodeExpansion, String> {
+        if expansion.claim.progress().resize != Some(ResizeState::NodePending) {
+            return Ok(expansion);
+        }
+        let state = json!({"storage": ResizeState::NodeInProgress.as_str()});
+        let patch = json!({"status": {ALLOCATED_RESOURCE_STATUSES: state}});
+        let written = self.client.patch(&expansion.claim, "/status", PatchType::Merge, patch).await;
+        Ok(NodeExpansion { claim: written.map_err(|error| error.to_string())?, ..expansion })
+    }
+
+    /// Says that the claim is as large as its volume.
+    async fn mark_expanded(&self, desired: &VolumeToMount, expansion: &NodeExpansion) -> Result<(), String> {
+        let size = desired.volume.as_ref().and_then(|volume| volume.slim.capacity);
+        let conditions = if expansion.other_conditions.is_empty() {
+            Value::Null
+        } else {
+            json!(expansion.other_conditions)
+        };
+        let patch = json!({"status": {
+            "capacity": {"storage": expansion.target_size},
+            ALLOCATED_RESOURCE_STATUSES: null,
+            "conditions": conditions,
+        }});
+        let new_size = Quantity::parse(&expansion.target_size).ok();
+        let progress = expansion.claim.progress();
+        // What says that the node has a part to do must not stand after it.
+        let is_marked_pending = progress.resize.is_some()
+            || progress.is_condition_true(ClaimConditionType::FileSystemResizePending);
+        if is_marked_pending || expansion.claim.status_capacity < new_size {
+            let text = format!("the claim has {}", expansion.target_size);
+            let write = self.client.patch(&expansion.claim, "/status", PatchType::Merge, patch);
+            let object = expansion.claim.key.to_string();
+            let written = self.client.perform(COMPONENT, object, &text, write).await;
+            let claim: Claim = written.map_err(|error| error.to_string())?;
+            let note = "MountVolume.NodeExpandVolume succeeded for volume";
+            let note = format!(
+                "{note} {:?}",
+                expansion.claim.volume.as_ref().map(ToString::to_string).unwrap_or_default()
+            );
+            let reason = "FileSystemResizeSuccessful";
+            self.client.emit_event(&claim, COMPONENT, EventType::Normal, reason, note.as_str());
+            self.client.emit_event(&*desired.pod, COMPONENT, EventType::Normal, reason, note);
+        }
+        if let Some(held) = lock(&self.mounted_volumes).get_mut(&desired.id) {
+            held.size = size;
+        }
+        Ok(())
+    }
+
+    async fn mark_failed(
+        &self,
+        desired: &VolumeToMount,
+        expansion: &NodeExpansion,
+        status: &Status,
+    ) -> Result<(), String> {
+        let message = node_calls::format_status(status);
+        let note = format!("MountVolume.NodeExpandVolume failed: {message}");
+        self.client.emit_event(&*desired.pod, COMPONENT, EventType::Warning, "VolumeResizeFailed", note);
+        match status.code() {
+            Code::InvalidArgument | Code::OutOfRange | Code::NotFound => {
+                let state = json!({"storage": ResizeState::NodeInfeasible.as_str()});
+                let patch = json!({"status": {ALLOCATED_RESOURCE_STATUSES: state}});
+                let written = self.client.patch(&expansion.claim, "/status", PatchType::Merge, patch).await;
+                written.map(drop).map_err(|error| error.to_string())
+            }
+            // Not while it is in use: the next mount tries again.
+            Code::FailedPrecondition => {
+                if let Some(held) = lock(&self.mounted_volumes).get_mut(&desired.id) {
+                    held.expansion_refused = true;
+                }
+                Ok(())
+            }
+            Code::Ok
+            | Code::Cancelled
+            | Code::Unknown
+            | Code::DeadlineExceeded
+            | Code::AlreadyExists
+            | Code::PermissionDenied
+            | Code::ResourceExhausted
+            | Code::Aborted
+            | Code::Unimplemented
+            | Code::Internal
+            | Code::Unavailable
+            | Code::DataLoss
+            | Code::Unauthenticated => Err(message),
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! A cluster, and a user of it.
+
+use std::{collections::BTreeMap, fmt::Debug, sync::Arc, time::Duration};
+
+use cofferdam_apiserver::{ApiServer, Options as ApiOptions};
+use cofferdam_backend::Backend as _;
+use cofferdam_controllers::{ControllerManager, Dependencies, Settings};
+use cofferdam_csi::Address;
+use cofferdam_dev_cluster::{
+    DevCluster, DevClusterOptions, Mounts, NodeDriver, NodePlugin, NodesView, NoopClusterStepObserver,
+};
+use cofferdam_domain::storage::Ability;
+use cofferdam_node::Manifest;
+use cofferdam_wasm::{BackendConfig, CompiledCache, ComponentSource, Engine, EngineOptions, WasmBackend};
+use futures::{StreamExt as _, pin_mut};
+use k8s_openapi::api::{
+    core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim, Pod},
+    storage::v1::{CSIDriver, StorageClass, VolumeAttachment},
+};
+use kube::{
+    Api, Client, Resource, ResourceExt as _,
+    api::{DeleteParams, ListParams, Patch, PatchParams, WatchEvent, WatchParams},
+};
+use prometheus_client::registry::Registry;
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// Everything takes milliseconds; on a machine that is busy with a build it may take seconds.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A cluster that runs.
+pub(crate) struct Cluster {
+    pub(crate) client: Client,
+    pub(crate) driver: Arc<WasmBackend>,
+    pub(crate) view: NodesView,
+    stop: CancellationToken,
+    tasks: JoinSet<()>,
+    /// Of sockets, and of what is mounted for real.
+    pub(crate) directory: TempDir,
+}
+
+impl Cluster {
+    /// So many nodes, and the memory driver with these settings.
+    pub(crate) async fn start(nodes: usize, settings: &[(&str, &str)]) -> Self {
+        Self::start_with(nodes, settings, None, Mounts::Recorded).await
+    }
+
+    /// The same, where somebody else may serve kubelet for the driver, and mounts may be real.
+    pub(crate) async fn start_with(
+        nodes: usize,
+        settings: &[(&str, &str)],
+        external_plugin: Option<Address>,
+        mounts: Mounts,
+    ) -> Self {
+        let engine =
+            Engine::new(EngineOptions { cache: CompiledCache::User, ..EngineOptions::default() }).unwrap();
+        let settings: BTreeMap<String, String> =
+            settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let source = ComponentSource::Bytes { name: "memory".to_owned(), bytes: cofferdam_carried::MEMORY };
+        let driver =
+            engine.load(source, BackendConfig { settings, ..BackendConfig::default() }).await.unwrap();
+        let api = ApiServer::new(ApiOptions::default());
+        let client = Client::new(api.service(), "default");
+        let stop = CancellationToken::new();
+        let mut tasks = JoinSet::new();
+
+        let directory = TempDir::new().unwrap();
+        let manifest = Manifest::of(driver.description().clone(), driver.abilities().clone()).unwrap();
+        let nodes = DevCluster::new(DevClusterOptions {
+            client: client.clone(),
+            clock: cofferdam_cluster::system_clock(),
+            observer: Arc::new(NoopClusterStepObserver),
+            nodes: (1..=nodes).map(|number| format!("node-{number}")).collect(),
+            directory: directory.path().to_owned(),
+            drivers: vec![NodeDriver {
+                name: driver.description().name.to_string(),
+                on_every_node: external_plugin.is_none(),
+                plugin: match external_plugin {
+                    Some(address) => NodePlugin::External(address),
+                    None => NodePlugin::BuiltIn { manifest: Box::new(manifest), root: None },
+                },
+            }],
+            mounts,
+        })
+        .await
+        .unwrap();
+        let view = nodes.view();
+        let running = nodes.run(stop.clone());
+        tasks.spawn(async move { running.await.unwrap() });
+
+        let parts = Dependencies {
+            client: client.clone(),
+            backends: vec![Arc::clone(&driver) as _],
+            clock: cofferdam_cluster::system_clock(),
+            observer: Arc::new(cofferdam_controllers::NoopStepObserver),
+        };
+        let settings = Settings { immediate_topology: false, ..Settings::default() };
+        let process = ControllerManager::new(settings, parts, &mut Registry::default()).unwrap();
+        let stopping = stop.clone();
+        tasks.spawn(async move { process.run(stopping).await.unwrap() });
+        let cluster = Self { client, driver, view, stop, tasks, directory };
+        tokio::time::timeout(TIMEOUT, cluster.view.wait_until_registered()).await.unwrap();
+        let name = cluster.driver.description().name.to_string();
+        cluster
+            .create::<CSIDriver>(json!({
+                "metadata": {"name": name},
+                "spec": {"attachRequired": cluster.driver.abilities().contains(&Ability::Publishing)},
+            }))
+            .await;
+        cluster
+    }
+
+    pub(crate) fn driver_name(&self) -> String {
+        self.driver.description().name.to_string()
+    }
+
+    /// Ends it; what is left on the nodes.
+    pub(crate) async fn stop(mut self) -> Vec<String> {
+        self.stop.cancel();
+        while let Some(ended) = self.tasks.join_next().await {
+            ended.unwrap();
+        }
+        self.view.leftovers()
+    }
+
+    /// Events of a reason, as soon as there is one.
+    pub(crate) async fn wait_for_event(&self, reason: &str) -> String {
+        let events: Api<Event> = Api::namespaced(self.client.clone(), "default");
+        let wait = async {
+            let events_list = events.list(&ListParams::default()).await.unwrap();
+            let version = events_list.metadata.resource_version.clone().unwrap();
+            let is = |event: &Event| event.reason.as_deref() == Some(reason);
+            if let Some(event) = events_list.items.into_iter().find(|event| is(event)) {
+                return event.message.unwrap();
+            }
+            let later = events.watch(&WatchParams::default(), &version).await.unwrap();
+            pin_mut!(later);
+            while let Some(event) = later.next().await {
+                if let WatchEvent::Added(event) = event.unwrap()
+                    && is(&event)
+                {
+                    return event.message.unwrap();
+                }
+            }
+            panic!("the watch of events ended");
+        };
+        tokio::time::timeout(TIMEOUT, wait).await.unwrap()
+    }
+
+    pub(crate) async fn create_class(&self, name: &str, mode: &str, extra: Value) {
+        let mut class = json!({
+            "metadata": {"name": name},
+            "provisioner": self.driver.description().name,
+            "volumeBindingMode": mode,
+            "allowVolumeExpansion": true,
+        });
+        class.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        self.create::<StorageClass>(class).await;
+    }
+
+    pub(crate) async fn create_claim(&self, name: &str, class: &str) {
+        let claim = json!({
+            "metadata": {"name": name},
+            "spec": {
+                "storageClassName": class,
+                "accessModes": ["ReadWriteOnce"],
+                "resources": {"requests": {"storage": "1Gi"}},
+            },
+        });
+        self.create::<PersistentVolumeClaim>(claim).await;
+    }
+
+    /// A pod with these volumes.
+    pub(crate) async fn create_pod(&self, name: &str, volumes: Value, extra: Value) {
+        let mut spec = json!({
+            "containers": [{"name": "c", "image": "none", "volumeMounts": []}],
+            "volumes": volumes,
+        });
+        spec.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        self.create::<Pod>(json!({"metadata": {"name": name}, "spec": spec})).await;
+    }
+
+    pub(crate) fn claims(&self) -> Api<PersistentVolumeClaim> {
+        Api::namespaced(self.client.clone(), "default")
+    }
+
+    pub(crate) fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), "default")
+    }
+
+    pub(crate) fn volumes(&self) -> Api<PersistentVolume> {
+        Api::all(self.client.clone())
+    }
+
+    pub(crate) fn nodes(&self) -> Api<Node> {
+        Api::all(self.client.clone())
+    }
+
+    pub(crate) fn attachments(&self) -> Api<VolumeAttachment> {
+        Api::all(self.client.clone())
+    }
+
+    pub(crate) async fn create<K>(&self, object: Value) -> K
+    where
+        K: Clone + Debug + DeserializeOwned + Serialize + Resource<DynamicType = ()>,
+    {
+        let in_namespaces = ["pods", "persistentvolumeclaims", "csistoragecapacities", "secrets"];
+        let namespaced = in_namespaces.contains(&&*K::plural(&()));
+        let path = K::url_path(&(), namespaced.then_some("default"));
+        let request = http::Request::post(path)
+            .header("content-type", "application/json")
+            .body(object.to_string().into_bytes())
+            .unwrap();
+        self.client.request(request).await.unwrap()
+    }
+
+    pub(crate) async fn patch<K>(&self, api: &Api<K>, name: &str, patch: Value) -> K
+    where
+        K: Clone + Debug + DeserializeOwned,
+    {
+        api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap()
+    }
+
+    pub(crate) async fn delete<K>(&self, api: &Api<K>, name: &str)
+    where
+        K: Clone + Debug + DeserializeOwned,
+    {
+        api.delete(name, &DeleteParams::default()).await.unwrap();
+    }
+
+    /// Waits until a pod runs; its node.
+    pub(crate) async fn wait_until_running(&self, name: &str) -> String {
+        let is_running = |pod: Option<&Pod>| {
+            let phase = pod.and_then(|pod| pod.status.as_ref()?.phase.clone());
+            phase.as_deref() == Some("Running")
+        };
+        let pod = wait_until(&self.pods(), name, is_running).await.unwrap();
+        pod.spec.unwrap().node_name.unwrap()
+    }
+
+    /// Waits until a pod waits for a place; why.
+    pub(crate) async fn wait_until_unschedulable(&self, name: &str, text: &str) {
+        let is_unschedulable = |pod: Option<&Pod>| {
+            let conditions = pod.and_then(|pod| pod.status.as_ref()?.conditions.clone()).unwrap_or_default();
+            conditions.iter().any(|condition| {
+                condition.type_ == "PodScheduled"
+                    && condition.status == "False"
+                    && condition.message.as_deref().is_some_and(|message| message.contains(text))
+            })
+        };
+        wait_until(&self.pods(), name, is_unschedulable).await;
+    }
+
+    /// Waits until there is no object of a kind.
+    pub(crate) async fn wait_until_empty<K>(&self, api: &Api<K>)
+    where
+        K: Clone + Debug + DeserializeOwned + Resource<DynamicType = ()> + Send + 'static,
+    {
+        for object in api.list(&ListParams::default()).await.unwrap() {
+            wait_until(api, &object.name_any(), |object| object.is_none()).await;
+        }
+    }
+}
+
+/// Waits by watching, as `kubectl wait` does.
+pub(crate) async fn wait_until<K>(api: &Api<K>, name: &str, is_met: impl Fn(Option<&K>) -> bool) -> Option<K>
+where
+    K: Clone + Debug + DeserializeOwned + Resource<DynamicType = ()> + Send + 'static,
+{
+    let last = std::sync::Mutex::new(None);
+    let waiting = async {
+        let field = format!("metadata.name={name}");
+        let list = api.list(&ListParams::default().fields(&field)).await.unwrap();
+        let version = list.metadata.resource_version.clone().unwrap();
+        let mut current = list.items.into_iter().next();
+        if is_met(current.as_ref()) {
+            return current;
+        }
+        let events = api.watch(&WatchParams::default().fields(&field), &version).await.unwrap();
+        pin_mut!(events);
+        while let Some(event) = events.next().await {
+            current = match event.unwrap() {
+                WatchEvent::Added(object) | WatchEvent::Modified(object) => Some(object),
+                WatchEvent::Deleted(_) => None,
+                WatchEvent::Bookmark(_) => continue,
+                WatchEvent::Error(error) => panic!("{error:?}"),
+            };
+            if is_met(current.as_ref()) {
+                return current;
+            }
+            *last.lock().unwrap() = current.clone();
+        }
+        panic!("the watch of {name} ended");
+    };
+    match tokio::time::timeout(TIMEOUT, waiting).await {
+        Ok(found) => found,
+        Err(_) => panic!("{name} did not come to it: {:#?}", last.lock().unwrap()),
+    }
+}
+
+/// A pod's volume of a claim.
+pub(crate) fn claim_volume(claim: &str) -> Value {
+    json!([{"name": "v", "persistentVolumeClaim": {"claimName": claim}}])
+}

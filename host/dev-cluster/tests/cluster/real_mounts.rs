@@ -1,0 +1,58 @@
+//! The same with the kernel's own mounts, which needs root.
+
+use std::collections::BTreeSet;
+
+use cofferdam_dev_cluster::Mounts;
+use cofferdam_node::{Kind, Policy};
+use serde_json::json;
+
+use crate::harness::{Cluster, claim_volume, wait_until};
+
+/// What the kernel has mounted beneath a directory.
+fn mounts(directory: &std::path::Path) -> Vec<String> {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mount_points = table.lines().filter_map(|line| line.split(' ').nth(4));
+    mount_points.filter(|place| place.starts_with(directory.to_str().unwrap())).map(str::to_owned).collect()
+}
+
+/// Whether this process may mount: root in a container may not.
+fn can_mount() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
+    let capabilities = u64::from_str_radix(line.trim(), 16).unwrap();
+    // CAP_SYS_ADMIN
+    capabilities & (1 << 21) != 0
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn volume_of_a_running_pod_is_mounted_by_the_kernel() {
+    if !can_mount() {
+        return;
+    }
+    let attachments: BTreeSet<Kind> = [Kind::Tmpfs].into();
+    let policy = Policy { attachments, tmpfs_most: Some(8 << 30), ..Policy::default() };
+    let cluster = Cluster::start_with(1, &[], None, Mounts::Real(Box::new(policy))).await;
+    cluster.create_class("c", "Immediate", json!({})).await;
+    cluster.create_claim("data", "c").await;
+    cluster.create_pod("p", claim_volume("data"), json!({})).await;
+    cluster.wait_until_running("p").await;
+    let directory = cluster.directory.path().to_owned();
+    let mounted = mounts(&directory);
+    assert_eq!(mounted.len(), 2, "staged, and published: {mounted:?}");
+    let target = mounted.iter().find(|place| place.ends_with("/mount")).unwrap();
+    std::fs::write(format!("{target}/file"), "content").unwrap();
+
+    // A second pod of the node sees what the first one wrote.
+    cluster.create_pod("q", claim_volume("data"), json!({})).await;
+    cluster.wait_until_running("q").await;
+    let targets = mounts(&directory).into_iter().filter(|place| place.ends_with("/mount"));
+    for place in targets {
+        assert_eq!(std::fs::read_to_string(format!("{place}/file")).unwrap(), "content", "{place}");
+    }
+    cluster.delete(&cluster.pods(), "p").await;
+    wait_until(&cluster.pods(), "p", |pod| pod.is_none()).await;
+    assert_eq!(mounts(&directory).len(), 2);
+    // The other one is there when the cluster ends.
+    assert_eq!(cluster.stop().await, Vec::<String>::new());
+    assert_eq!(mounts(&directory), Vec::<String>::new());
+}

@@ -1,0 +1,233 @@
+//! Grounds: what scenarios are played on. The same table runs on each of them.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use cofferdam_apiserver::{ApiServer, Options, ServeOptions, ServerHandle};
+use cofferdam_cluster::connect;
+use futures::future::BoxFuture;
+use http::{Request, Response};
+use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
+use kube::{
+    Client, Config,
+    client::Body,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use tower::{ServiceExt as _, util::BoxCloneSyncService};
+
+pub use crate::driver::Clock;
+pub use tower::BoxError;
+
+/// The API as somebody reaches it.
+pub type ApiTransport = BoxCloneSyncService<Request<Body>, Response<ResponseBody>, BoxError>;
+
+/// The body of an answer: all of it at once, or a watch.
+pub type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;
+
+/// What an operation on a ground comes to.
+pub type ClusterFuture<'a> = BoxFuture<'a, Result<(), BoxError>>;
+
+/// 2026-01-01T00:00:00Z, when every simulation on paused time begins.
+const START_UNIX_SECONDS: i64 = 1_767_225_600;
+
+/// The grounds that there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EnvironmentKind {
+    /// The embedded API in the same process, on tokio's paused time.
+    InProcess,
+    /// The embedded API behind TLS and HTTP, on real time.
+    Http,
+    /// kube-apiserver and etcd, on real time.
+    Kubernetes,
+}
+
+impl fmt::Display for EnvironmentKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::InProcess => "in process",
+            Self::Http => "embedded API over HTTP",
+            Self::Kubernetes => "kube-apiserver",
+        })
+    }
+}
+
+/// Who calls the API.
+#[derive(Clone, Copy, Debug)]
+pub enum TestUser {
+    /// The user of the cluster, who may do everything.
+    Admin,
+    /// A process of ours: it may do what its roles need, where the ground has accounts.
+    Process,
+}
+
+/// A cluster to play on, and what may happen to it as a whole.
+pub trait TestCluster: Send + Sync + 'static {
+    /// Which one it is.
+    fn environment(&self) -> EnvironmentKind;
+
+    /// The wall clock of who works here.
+    fn clock(&self) -> Clock;
+
+    /// The API for one more process, or for the user, with connections of its own.
+    ///
+    /// # Errors
+    /// When no client can be made.
+    fn connect(&self, who: TestUser) -> Result<ApiTransport, BoxError>;
+
+    /// Makes every watch fall behind: its version is too old.
+    fn compact(&self) -> ClusterFuture<'_>;
+
+    /// Remembers the state of the cluster.
+    fn backup(&self) -> ClusterFuture<'_>;
+
+    /// Puts the cluster back to the remembered state.
+    fn restore(&self) -> ClusterFuture<'_>;
+}
+
+/// The clock on the wall.
+pub fn wall_clock() -> Clock {
+    Arc::new(jiff::Timestamp::now)
+}
+
+/// A kube client as the API that it reaches.
+pub fn client_transport(client: Client) -> ApiTransport {
+    ApiTransport::new(tower::service_fn(move |request| {
+        let client = client.clone();
+        async move { Ok(boxed_response(client.send(request).await?)) }
+    }))
+}
+
+fn boxed_response<B>(response: Response<B>) -> Response<ResponseBody>
+where
+    B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    response.map(|body| body.map_err(Into::into).boxed_unsync())
+}
+
+/// The embedded API in this process, on paused time.
+pub struct InProcessCluster {
+    api: ApiServer,
+    clock: Clock,
+    backup: Mutex<Option<cofferdam_apiserver::StateSnapshot>>,
+}
+
+impl InProcessCluster {
+    /// A fresh cluster, whose clock stands at the beginning of 2026 and follows tokio's.
+    pub fn new() -> Self {
+        let started = tokio::time::Instant::now();
+        let now = move || {
+            let elapsed = i64::try_from(started.elapsed().as_millis()).unwrap_or(i64::MAX);
+            let now = (START_UNIX_SECONDS * 1_000).saturating_add(elapsed);
+            jiff::Timestamp::from_millisecond(now).unwrap_or(jiff::Timestamp::MAX)
+        };
+        Self::with_clock(Arc::new(now), Some(1))
+    }
+
+    pub(crate) fn api(&self) -> ApiTransport {
+        let service = self.api.service();
+        ApiTransport::new(tower::service_fn(move |request: Request<Body>| {
+            let called = service.clone().oneshot(request);
+            async move { Ok(boxed_response(called.await?)) }
+        }))
+    }
+
+    fn with_clock(clock: Clock, uid_seed: Option<u64>) -> Self {
+        let options = Options { now: Arc::clone(&clock), uid_seed, ..Options::default() };
+        Self { api: ApiServer::new(options), clock, backup: Mutex::default() }
+    }
+}
+
+impl Default for InProcessCluster {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl TestCluster for InProcessCluster {
+    fn environment(&self) -> EnvironmentKind {
+        EnvironmentKind::InProcess
+    }
+
+    fn clock(&self) -> Clock {
+        Arc::clone(&self.clock)
+    }
+
+    fn connect(&self, _who: TestUser) -> Result<ApiTransport, BoxError> {
+        Ok(self.api())
+    }
+
+    fn compact(&self) -> ClusterFuture<'_> {
+        self.api.compact();
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn backup(&self) -> ClusterFuture<'_> {
+        *self.backup.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.api.snapshot());
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn restore(&self) -> ClusterFuture<'_> {
+        let snapshot = self.backup.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let result = snapshot.map(|snapshot| self.api.restore(&snapshot)).ok_or("there is no backup");
+        Box::pin(std::future::ready(result.map_err(BoxError::from)))
+    }
+}
+
+/// The embedded API on a port of loopback, with TLS and a token.
+pub struct HttpCluster {
+    inner: InProcessCluster,
+    serving: ServerHandle,
+    config: Config,
+}
+
+impl HttpCluster {
+    /// Starts one.
+    ///
+    /// # Errors
+    /// When it cannot listen.
+    pub async fn start() -> Result<Self, BoxError> {
+        let inner = InProcessCluster::with_clock(wall_clock(), None);
+        let serving = inner.api.serve(ServeOptions::default()).await?;
+        let kubeconfig = Kubeconfig::from_yaml(&serving.kubeconfig())?;
+        let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        // As our program has it.
+        config.default_retry = false;
+        config.connect_timeout = Some(Duration::from_secs(5));
+        Ok(Self { inner, serving, config })
+    }
+
+    /// Ends it.
+    pub async fn stop(self) {
+        self.serving.shutdown().await;
+    }
+}
+
+impl TestCluster for HttpCluster {
+    fn environment(&self) -> EnvironmentKind {
+        EnvironmentKind::Http
+    }
+
+    fn clock(&self) -> Clock {
+        self.inner.clock()
+    }
+
+    fn connect(&self, _who: TestUser) -> Result<ApiTransport, BoxError> {
+        Ok(client_transport(connect::client(self.config.clone())?))
+    }
+
+    fn compact(&self) -> ClusterFuture<'_> {
+        self.inner.compact()
+    }
+
+    fn backup(&self) -> ClusterFuture<'_> {
+        self.inner.backup()
+    }
+
+    fn restore(&self) -> ClusterFuture<'_> {
+        self.inner.restore()
+    }
+}

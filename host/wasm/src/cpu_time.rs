@@ -1,0 +1,85 @@
+//! How long one call has computed.
+//!
+//! By the clock of the thread, stretch by stretch: neither waiting for the host counts, nor standing behind other threads of a
+//! busy machine.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// What one call has computed. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CpuTime(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// Of stretches that are over, in nanoseconds.
+    total_nanos: AtomicU64,
+    /// What the thread's clock said when this stretch began.
+    slice_start: AtomicU64,
+}
+
+impl CpuTime {
+    /// Runs a stretch of the call on this thread.
+    pub(crate) fn measure_slice<T>(&self, slice: impl FnOnce() -> T) -> T {
+        self.0.slice_start.store(thread_cpu_nanos(), Ordering::Relaxed);
+        let answer = slice();
+        self.0.total_nanos.fetch_add(self.current_slice_nanos(), Ordering::Relaxed);
+        answer
+    }
+
+    /// What the call has computed until now. To be asked from within a stretch.
+    pub(crate) fn elapsed_in_slice(&self) -> Duration {
+        Duration::from_nanos(
+            self.0.total_nanos.load(Ordering::Relaxed).saturating_add(self.current_slice_nanos()),
+        )
+    }
+
+    /// What the call has computed. To be asked between stretches.
+    pub(crate) fn total(&self) -> Duration {
+        Duration::from_nanos(self.0.total_nanos.load(Ordering::Relaxed))
+    }
+
+    fn current_slice_nanos(&self) -> u64 {
+        thread_cpu_nanos().saturating_sub(self.0.slice_start.load(Ordering::Relaxed))
+    }
+}
+
+/// Nanoseconds that this thread has run.
+fn thread_cpu_nanos() -> u64 {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(now).map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_cpu_time_inside_a_slice_is_counted() {
+        let effort = CpuTime::default();
+        let computed = || {
+            let begun = thread_cpu_nanos();
+            while thread_cpu_nanos() - begun < 2_000_000 {
+                std::hint::spin_loop();
+            }
+        };
+        let elapsed = effort.measure_slice(|| {
+            computed();
+            effort.elapsed_in_slice()
+        });
+        let spent = effort.total();
+        assert!(elapsed >= Duration::from_millis(2) && spent >= elapsed, "{elapsed:?} {spent:?}");
+        // Between stretches the thread may do what it likes.
+        computed();
+        assert_eq!(effort.total(), spent);
+        effort.measure_slice(computed);
+        assert!(effort.total() >= spent + Duration::from_millis(2));
+    }
+}

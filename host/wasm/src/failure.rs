@@ -1,0 +1,214 @@
+//! How a call can fail, and what that means to the caller.
+
+use std::time::Duration;
+
+use cofferdam_domain::storage::{ErrorKind, StorageError};
+
+use cofferdam_backend::in_flight::OperationConflict;
+
+/// Why a call has no answer that can be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum CallFailure {
+    /// The guest says so.
+    Storage(StorageError),
+    /// The guest broke: a panic, a wrong pointer, an unreachable instruction, a broken rule of the contract.
+    Trap(String),
+    /// The guest ended its program.
+    Exit,
+    /// The guest computed longer than it may.
+    Cpu(Duration),
+    /// The guest wanted more memory than it may have.
+    Memory(usize),
+    /// The guest wanted more of something else than it may have.
+    LimitExceeded(GuestLimit),
+    /// Time ran out.
+    Deadline(Duration),
+    /// Time ran out so early that it says nothing about the guest.
+    CallerDeadline(Duration),
+    /// The guest passed a value that is larger than allowed.
+    ResultTooLarge(usize),
+    /// The guest's answer breaks a rule of the contract.
+    ContractViolation(String),
+    /// The host broke.
+    Panic,
+    /// Too many calls are waiting, or time ran out before this one's turn.
+    Overloaded,
+    /// Time ran out before there was a slot for the guest.
+    PoolExhausted,
+    /// The backend is left alone because it failed too often.
+    CircuitOpen(Duration),
+    /// Another call for the volume is running, or has an open outcome.
+    Conflict(OperationConflict),
+}
+
+/// What a guest may have a number of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GuestLimit {
+    /// What it is, in the plural.
+    pub(crate) noun: &'static str,
+    /// How many it may have.
+    pub(crate) max: usize,
+    /// The limit's name.
+    pub(crate) limit_name: &'static str,
+}
+
+/// What a call tells the breaker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BreakerSignal {
+    /// The guest answered.
+    Success,
+    /// The guest trapped or hung.
+    Failure,
+    /// The call was let through but did not reach the guest.
+    NotReached,
+}
+
+impl CallFailure {
+    /// What the caller hears. Nothing that stops a guest from outside is final: its storage may have got the request. Nor is a
+    /// call that never reached the guest: an earlier one for the same volume may still have an effect, and a final answer
+    /// would make the caller forget it.
+    pub(crate) fn into_error(self) -> StorageError {
+        let unknown = |kind, message: String| StorageError::unknown_outcome(kind, message);
+        match self {
+            Self::Storage(error) => error,
+            Self::Trap(reason) => unknown(ErrorKind::Internal, format!("the backend trapped: {reason}")),
+            Self::Exit => {
+                unknown(ErrorKind::Internal, "the backend ended its program instead of answering".to_owned())
+            }
+            Self::Cpu(budget) => unknown(
+                ErrorKind::Internal,
+                format!("the backend computed for more than {budget:?} (limit `cpu-ms`)"),
+            ),
+            Self::Memory(limit) => unknown(
+                ErrorKind::Internal,
+                format!("the backend wanted more than {limit} bytes of memory (limit `memory-bytes`)"),
+            ),
+            Self::LimitExceeded(GuestLimit { noun: what, max: most, limit_name: limit }) => unknown(
+                ErrorKind::Internal,
+                format!("the backend wanted more than {most} {what} (limit `{limit}`)"),
+            ),
+            Self::Deadline(deadline) | Self::CallerDeadline(deadline) => unknown(
+                ErrorKind::DeadlineExceeded,
+                format!("the backend has not answered within {deadline:?}"),
+            ),
+            Self::ResultTooLarge(limit) => unknown(
+                ErrorKind::Internal,
+                format!("the backend passed a value of more than {limit} bytes (limit `result-bytes`)"),
+            ),
+            Self::ContractViolation(reason) => {
+                unknown(ErrorKind::Internal, format!("the backend's answer breaks the contract: {reason}"))
+            }
+            Self::Panic => {
+                unknown(ErrorKind::Internal, "the host failed while it ran the backend".to_owned())
+            }
+            Self::Overloaded => unknown(
+                ErrorKind::Unavailable,
+                "too many calls of the backend are waiting (limits `concurrent-calls`, `queued-calls`)"
+                    .to_owned(),
+            ),
+            Self::PoolExhausted => unknown(
+                ErrorKind::Unavailable,
+                "no slot for the call has become free: this program has 512, and 64 for each backend"
+                    .to_owned(),
+            ),
+            Self::CircuitOpen(pause) => StorageError {
+                retry_after_ms: Some(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)),
+                ..unknown(
+                    ErrorKind::Unavailable,
+                    format!(
+                        "the backend failed too often and is left alone for {pause:?} (limit `breaker-failures`)"
+                    ),
+                )
+            },
+            Self::Conflict(refusal) => refusal.into_error(),
+        }
+    }
+
+    /// Name in metrics and logs.
+    pub(crate) const fn label(&self) -> &'static str {
+        match self {
+            Self::Storage(_) => "error",
+            Self::Trap(_) => "trap",
+            Self::Exit => "exit",
+            Self::Cpu(_) => "cpu",
+            Self::Memory(_) => "memory",
+            Self::LimitExceeded(_) => "limit",
+            Self::Deadline(_) | Self::CallerDeadline(_) => "deadline",
+            Self::ResultTooLarge(_) => "result-too-large",
+            Self::ContractViolation(_) => "untrue",
+            Self::Panic => "panic",
+            Self::Overloaded => "overloaded",
+            Self::PoolExhausted => "crowded",
+            Self::CircuitOpen(_) => "tripped",
+            Self::Conflict(refusal) => refusal.label(),
+        }
+    }
+
+    /// What it tells the breaker.
+    pub(crate) const fn breaker_signal(&self) -> BreakerSignal {
+        match self {
+            Self::Storage(_) | Self::ContractViolation(_) => BreakerSignal::Success,
+            Self::Trap(_)
+            | Self::Exit
+            | Self::Cpu(_)
+            | Self::Memory(_)
+            | Self::LimitExceeded(_)
+            | Self::Deadline(_)
+            | Self::ResultTooLarge(_)
+            | Self::Panic => BreakerSignal::Failure,
+            Self::CallerDeadline(_)
+            | Self::Overloaded
+            | Self::PoolExhausted
+            | Self::Conflict(_)
+            | Self::CircuitOpen(_) => BreakerSignal::NotReached,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cofferdam_domain::storage::Finality;
+
+    use super::*;
+
+    #[test]
+    fn call_failures_map_to_storage_errors_and_breaker_signals() {
+        use ErrorKind::{Aborted, DeadlineExceeded, Internal, OutOfRange, Unavailable};
+        use Finality::{Final, InProgress, Unknown};
+        let second = Duration::from_secs(1);
+        let handles = GuestLimit { noun: "handles", max: 1, limit_name: "handles" };
+        let table = [
+            (
+                CallFailure::Storage(StorageError::final_outcome(OutOfRange, "m")),
+                OutOfRange,
+                Final,
+                BreakerSignal::Success,
+            ),
+            (CallFailure::Trap("m".to_owned()), Internal, Unknown, BreakerSignal::Failure),
+            (CallFailure::Exit, Internal, Unknown, BreakerSignal::Failure),
+            (CallFailure::Cpu(second), Internal, Unknown, BreakerSignal::Failure),
+            (CallFailure::Memory(1), Internal, Unknown, BreakerSignal::Failure),
+            (CallFailure::LimitExceeded(handles), Internal, Unknown, BreakerSignal::Failure),
+            (CallFailure::Deadline(second), DeadlineExceeded, Unknown, BreakerSignal::Failure),
+            (CallFailure::ResultTooLarge(1), Internal, Unknown, BreakerSignal::Failure),
+            (CallFailure::ContractViolation("m".to_owned()), Internal, Unknown, BreakerSignal::Success),
+            (CallFailure::Panic, Internal, Unknown, BreakerSignal::Failure),
+            (CallFailure::Overloaded, Unavailable, Unknown, BreakerSignal::NotReached),
+            (CallFailure::CircuitOpen(second), Unavailable, Unknown, BreakerSignal::NotReached),
+            (CallFailure::CallerDeadline(second), DeadlineExceeded, Unknown, BreakerSignal::NotReached),
+            (CallFailure::Conflict(OperationConflict::Busy), Aborted, InProgress, BreakerSignal::NotReached),
+            (
+                CallFailure::Conflict(OperationConflict::PendingOperation("m")),
+                Aborted,
+                InProgress,
+                BreakerSignal::NotReached,
+            ),
+        ];
+        for (failure, kind, finality, sign) in table {
+            assert_eq!(failure.breaker_signal(), sign, "{failure:?}");
+            let error = failure.into_error();
+            assert_eq!((error.kind, error.finality), (kind, finality), "{error}");
+        }
+        assert_eq!(CallFailure::CircuitOpen(second).into_error().retry_after_ms, Some(1000));
+    }
+}

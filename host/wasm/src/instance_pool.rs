@@ -1,0 +1,160 @@
+//! Where instances live: slots that are reserved once and used again.
+//!
+//! A call has a fresh instance, and mapping and unmapping its memories, tables and stack for each costs more than what most calls
+//! do in them (ADR 0016). Slots are reserved as addresses when the engine starts and take memory when they are used. What a
+//! guest has left in one is given back to the system or wiped before the next one enters.
+//!
+//! There are as many for the whole process as below. A backend has a share of them, so that none takes all, whatever its component
+//! needs; who finds none waits within its deadline.
+
+use std::sync::Arc;
+
+use tokio::sync::{Semaphore, SemaphorePermit};
+use wasmtime::{Config, Enabled, InstanceAllocationStrategy, PoolingAllocationConfig, component::Component};
+
+use crate::limits::Limits;
+
+const KIB: usize = 1 << 10;
+
+/// Linear memories of all calls at once: eight backends with as many calls as they may have, where a component has one.
+const POOL_MEMORIES: u32 = 512;
+/// Tables that come with one memory, on the mean over a component. Rust's have two and one memory, CPython's 16.
+const TABLES_PER_MEMORY: u32 = 16;
+/// Most memories of one call.
+const MAX_MEMORIES_PER_CALL: u32 = 64;
+/// Most tables of one call.
+const MAX_TABLES_PER_CALL: u32 = 256;
+/// Most core instances of one call.
+const MAX_INSTANCES_PER_CALL: u32 = 1_024;
+/// Most elements of a table.
+const MAX_TABLE_ELEMENTS: usize = 100_000;
+/// What the library keeps beside the memories of one instance, at most; it grows with the component's functions.
+const MAX_INSTANCE_METADATA: usize = 16 << 20;
+/// Slots of one backend: its calls at once by default, where its component has one memory.
+const DRIVER_QUOTA: u32 = 64;
+/// Slots that are used again before others are used for the first time.
+const WARM_SLOTS: u32 = 16;
+/// What an empty slot keeps of its memory, wiped; the rest goes back to the system. All of it for a small driver in Rust, whose
+/// stack the linker is told to make small. At worst, after 512 calls at once, it is 176 MiB with what follows.
+const RESIDENT_MEMORY: usize = 256 * KIB;
+/// What an empty slot keeps of each of its tables, wiped.
+const RESIDENT_TABLE: usize = 4 * KIB;
+/// What an empty slot keeps of its stack, wiped.
+const RESIDENT_STACK: usize = 32 * KIB;
+/// Slots that are given back to the system together, on each processor; none of them is used again before.
+const DECOMMIT_BATCH: usize = 32;
+
+/// The slots of an engine that no backend has in use.
+#[derive(Debug)]
+pub(crate) struct InstancePool(Semaphore);
+
+impl Default for InstancePool {
+    fn default() -> Self {
+        Self(Semaphore::new(POOL_MEMORIES as usize))
+    }
+}
+
+/// The slots that one backend may have in use.
+#[derive(Debug)]
+pub(crate) struct InstanceQuota {
+    quota: Semaphore,
+    pool: Arc<InstancePool>,
+}
+
+/// The slots of one call; given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct InstancePermit<'a> {
+    _pool_permit: Option<SemaphorePermit<'a>>,
+    _quota_permit: Option<SemaphorePermit<'a>>,
+}
+
+impl InstanceQuota {
+    /// One more backend's share.
+    pub(crate) fn new(pool: Arc<InstancePool>) -> Self {
+        Self { quota: Semaphore::new(DRIVER_QUOTA as usize), pool }
+    }
+
+    /// Waits for what a call of a component needs.
+    pub(crate) async fn acquire(&self, instances: u32) -> InstancePermit<'_> {
+        // Nobody closes them; without a permit the library refuses what it has no room for.
+        let quota_permit = self.quota.acquire_many(instances).await.ok();
+        let pool_permit = self.pool.0.acquire_many(instances).await.ok();
+        InstancePermit { _pool_permit: pool_permit, _quota_permit: quota_permit }
+    }
+}
+
+/// How many slots a call of a component needs.
+pub(crate) fn required_instances(component: &Component) -> u32 {
+    // Absent for components that import modules, which nobody offers them.
+    let Some(resources) = component.resources_required() else { return 1 };
+    resources.num_memories.max(resources.num_tables.div_ceil(TABLES_PER_MEMORY)).clamp(1, DRIVER_QUOTA)
+}
+
+/// Has an engine keep instances in slots.
+pub(crate) fn configure_pooling(config: &mut Config) {
+    let mut pooling = PoolingAllocationConfig::new();
+    pooling
+        .total_memories(POOL_MEMORIES)
+        .total_tables(POOL_MEMORIES * TABLES_PER_MEMORY)
+        .total_stacks(POOL_MEMORIES)
+        .total_component_instances(POOL_MEMORIES)
+        .total_core_instances(POOL_MEMORIES * MAX_INSTANCES_PER_CALL)
+        .max_memories_per_component(MAX_MEMORIES_PER_CALL)
+        .max_memories_per_module(MAX_MEMORIES_PER_CALL)
+        .max_tables_per_component(MAX_TABLES_PER_CALL)
+        .max_tables_per_module(MAX_TABLES_PER_CALL)
+        .max_core_instances_per_component(MAX_INSTANCES_PER_CALL)
+        .max_core_instance_size(MAX_INSTANCE_METADATA)
+        .max_component_instance_size(MAX_INSTANCE_METADATA)
+        .table_elements(MAX_TABLE_ELEMENTS)
+        .max_unused_warm_slots(WARM_SLOTS)
+        .linear_memory_keep_resident(RESIDENT_MEMORY)
+        .decommit_batch_size(DECOMMIT_BATCH)
+        .table_keep_resident(RESIDENT_TABLE)
+        .async_stack_keep_resident(RESIDENT_STACK)
+        // Asking the kernel which pages were written misses those that it has put into swap.
+        .pagemap_scan(Enabled::No);
+    config.async_stack_zeroing(true);
+    config.allocation_strategy(InstanceAllocationStrategy::Pooling(pooling));
+}
+
+/// The limits that no operator can raise over what a slot has, each with its value and the most that it may be.
+pub(crate) fn limit_maxima(limits: &Limits) -> [(&'static str, usize, usize); 4] {
+    [
+        ("instances", limits.instances, MAX_INSTANCES_PER_CALL as usize),
+        ("memories", limits.memories, MAX_MEMORIES_PER_CALL as usize),
+        ("tables", limits.tables, MAX_TABLES_PER_CALL as usize),
+        ("table-elements", limits.table_elements, MAX_TABLE_ELEMENTS),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn instance_quota_keeps_capacity_for_other_backends() {
+        let all = Arc::new(InstancePool::default());
+        let (greedy, quiet) = (InstanceQuota::new(Arc::clone(&all)), InstanceQuota::new(Arc::clone(&all)));
+        let mut held = Vec::new();
+        for _ in 0..8 {
+            held.push(greedy.acquire(8).await);
+        }
+        let mut waiting = Box::pin(greedy.acquire(8));
+        assert!(futures::poll!(waiting.as_mut()).is_pending(), "its share is used up");
+        let taken = quiet.acquire(1).await;
+        assert_eq!(all.0.available_permits(), POOL_MEMORIES as usize - 65);
+        held.pop();
+        drop((waiting.await, taken, held));
+        assert_eq!(all.0.available_permits(), POOL_MEMORIES as usize);
+    }
+
+    #[test]
+    fn limits_above_the_pool_maximum_are_found() {
+        let found = |limits: &Limits| {
+            limit_maxima(limits).into_iter().filter(|(_, value, most)| value > most).count()
+        };
+        assert_eq!(found(&Limits::default()), 0);
+        assert_eq!(found(&Limits { memories: 65, table_elements: 100_001, ..Limits::default() }), 2);
+    }
+}
