@@ -96,7 +96,7 @@ impl StorageError {
 
     /// The same failure with the certainty that nothing happened and nothing will.
     #[must_use]
-    pub fn nothing_happened(mut self) -> Self {
+    pub fn without_effect(mut self) -> Self {
         self.finality = Finality::Final;
         self
     }
@@ -113,8 +113,8 @@ impl StorageError {
     /// The same failure, [after a change](Self::after_change) if this call has [made](crate::changed) one. What the SDK itself
     /// converts has gone through this; the constructors do not, for they are the backend's own word.
     #[must_use]
-    pub fn unless_changed(self) -> Self {
-        if crate::changed() { self.after_change() } else { self }
+    pub fn final_unless_changed(self) -> Self {
+        if crate::has_changed() { self.after_change() } else { self }
     }
 
     /// The same failure with a wish for the next try. Longer than 584 million years is cut.
@@ -137,7 +137,7 @@ mod tests {
             (ErrorKind::ResourceExhausted, Finality::Final, Some(2000))
         );
         assert_eq!(StorageError::internal("?").finality, Finality::Unknown);
-        assert_eq!(StorageError::unavailable("?").nothing_happened().finality, Finality::Final);
+        assert_eq!(StorageError::unavailable("?").without_effect().finality, Finality::Final);
         assert_eq!(StorageError::in_progress("?").finality, Finality::InProgress);
     }
 }

@@ -3,11 +3,11 @@
 use sha2::{Digest, Sha256};
 
 /// Longest handle that the contract allows, in bytes.
-pub const MAX: usize = 128;
+pub const MAX_LENGTH: usize = 128;
 /// What a handle that is no readable name has after its prefix.
-const DIGEST: &str = "sha-";
+const DIGEST_PREFIX: &str = "sha-";
 /// Digits of a digest: 128 bits, so that nobody finds two names that share one.
-const DIGITS: usize = 32;
+const DIGEST_DIGITS: usize = 32;
 
 /// The handle of a name: `prefix-name` for names of a-z, A-Z, 0-9, `-`, `_` and `.` that fit, `prefix-sha-` and 32 digits of a
 /// digest otherwise. Two names never share a handle.
@@ -18,21 +18,21 @@ const DIGITS: usize = 32;
 /// assert_eq!(handle::of("vol", "pvc-1"), "vol-pvc-1");
 /// assert_eq!(handle::of("vol", "päck"), "vol-sha-b1b6016006f4ea04f85fadf6255b7a04");
 /// ```
-pub fn of(prefix: &str, name: &str) -> String {
-    of_at_most(prefix, name, MAX)
+pub fn from_name(prefix: &str, name: &str) -> String {
+    from_name_with_limit(prefix, name, MAX_LENGTH)
 }
 
 /// The same for storage whose names are at most `max` bytes. A digest is never cut: `max` is at least the prefix' length and 37.
-pub fn of_at_most(prefix: &str, name: &str, max: usize) -> String {
+pub fn from_name_with_limit(prefix: &str, name: &str, max: usize) -> String {
     let readable = format!("{prefix}-{name}");
-    let plain =
+    let is_readable =
         !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
     // A name in the shape of a digest gets a digest of its own, or it could pass for another name.
-    let ours = name.starts_with(DIGEST);
-    if plain && !ours && readable.len() <= max.min(MAX) && !is_inline(&readable) {
+    let has_digest_prefix = name.starts_with(DIGEST_PREFIX);
+    if is_readable && !has_digest_prefix && readable.len() <= max.min(MAX_LENGTH) && !is_inline(&readable) {
         return readable;
     }
-    format!("{prefix}-{DIGEST}{}", digest(name, DIGITS))
+    format!("{prefix}-{DIGEST_PREFIX}{}", digest(name, DIGEST_DIGITS))
 }
 
 /// Whether a handle has the shape that kubelet gives to inline volumes.
@@ -55,20 +55,20 @@ mod tests {
 
     #[test]
     fn two_names_never_share_a_handle() {
-        let digest = of("v", "ä");
+        let digest = from_name("v", "ä");
         assert_eq!(digest.len(), 2 + 4 + 32);
         let guessed = digest.strip_prefix("v-").unwrap();
-        assert_ne!(of("v", guessed), digest, "a name that looks like a digest is not taken for it");
+        assert_ne!(from_name("v", guessed), digest, "a name that looks like a digest is not taken for it");
         let long = "n".repeat(127);
-        assert!(of("v", &long).starts_with("v-sha-"), "129 bytes do not fit");
-        assert_eq!(of("v", &long[..126]).len(), 128);
-        assert!(of_at_most("v", "pvc-12345678", 10).starts_with("v-sha-"));
-        assert_ne!(of("v", "a/b"), of("v", "a/c"));
+        assert!(from_name("v", &long).starts_with("v-sha-"), "129 bytes do not fit");
+        assert_eq!(from_name("v", &long[..126]).len(), 128);
+        assert!(from_name_with_limit("v", "pvc-12345678", 10).starts_with("v-sha-"));
+        assert_ne!(from_name("v", "a/b"), from_name("v", "a/c"));
     }
 
     #[test]
     fn no_handle_has_the_shape_of_an_inline_volume() {
-        assert!(of("csi", &"0".repeat(64)).starts_with("csi-sha-"));
-        assert_eq!(of("csi", "0"), "csi-0");
+        assert!(from_name("csi", &"0".repeat(64)).starts_with("csi-sha-"));
+        assert_eq!(from_name("csi", "0"), "csi-0");
     }
 }

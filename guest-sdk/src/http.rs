@@ -53,9 +53,9 @@ pub use crate::bindings::cofferdam::storage::http::{Failure, Method};
 use crate::{Finality, Result, StorageError, host, secrets::Secret};
 
 /// What stands in a URL as it is: RFC 3986's unreserved characters.
-const RESERVED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+const ESCAPED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 /// How much of an answer that is not understood an error shows, in characters.
-const SHOWN: usize = 200;
+const MAX_QUOTED_CHARS: usize = 200;
 
 /// A URL of a base and a path, whose segments may hold any character.
 ///
@@ -81,10 +81,10 @@ pub fn url(base: &str, path: &[&str]) -> Result<String> {
             return Err(StorageError::invalid_argument(format!(
                 r#"{segment:?} cannot stand in a path; expected a name other than "", "." and "..""#
             ))
-            .unless_changed());
+            .final_unless_changed());
         }
         url.push('/');
-        url.extend(utf8_percent_encode(segment, &RESERVED));
+        url.extend(utf8_percent_encode(segment, &ESCAPED));
     }
     Ok(url)
 }
@@ -99,13 +99,13 @@ pub struct Request<'a> {
     pub(crate) body: Option<Vec<u8>>,
     pub(crate) authorization: Option<Authorization<'a>>,
     pub(crate) timeout_ms: Option<u64>,
-    changes: bool,
+    may_change: bool,
 }
 
 /// How the host proves who asks.
 #[derive(Debug)]
 pub(crate) enum Authorization<'a> {
-    Basic { user: User<'a>, password: &'a Secret },
+    Basic { user: UserName<'a>, password: &'a Secret },
     Bearer(&'a Secret),
     Header { name: String, value: &'a Secret },
 }
@@ -113,26 +113,26 @@ pub(crate) enum Authorization<'a> {
 /// A user's name: a text, or a secret.
 #[derive(Debug)]
 #[expect(clippy::exhaustive_enums, reason = "the contract has these two")]
-pub enum User<'a> {
+pub enum UserName<'a> {
     /// Not secret.
     Plain(String),
     /// Secret.
     Secret(&'a Secret),
 }
 
-impl From<&str> for User<'_> {
+impl From<&str> for UserName<'_> {
     fn from(name: &str) -> Self {
         Self::Plain(name.to_owned())
     }
 }
 
-impl From<String> for User<'_> {
+impl From<String> for UserName<'_> {
     fn from(name: String) -> Self {
         Self::Plain(name)
     }
 }
 
-impl<'a> From<&'a Secret> for User<'a> {
+impl<'a> From<&'a Secret> for UserName<'a> {
     fn from(name: &'a Secret) -> Self {
         Self::Secret(name)
     }
@@ -141,7 +141,7 @@ impl<'a> From<&'a Secret> for User<'a> {
 impl<'a> Request<'a> {
     /// A request of any method to an absolute URL.
     pub fn new(method: Method, url: impl Into<String>) -> Self {
-        let changes = !matches!(method, Method::Get | Method::Head | Method::Options);
+        let may_change = !matches!(method, Method::Get | Method::Head | Method::Options);
         Self {
             method,
             url: url.into(),
@@ -149,7 +149,7 @@ impl<'a> Request<'a> {
             body: None,
             authorization: None,
             timeout_ms: None,
-            changes,
+            may_change,
         }
     }
 
@@ -186,9 +186,9 @@ impl<'a> Request<'a> {
     /// Adds a parameter to the URL's query; key and value may hold any character.
     pub fn query(mut self, key: &str, value: &str) -> Self {
         self.url.push(if self.url.contains('?') { '&' } else { '?' });
-        self.url.extend(utf8_percent_encode(key, &RESERVED));
+        self.url.extend(utf8_percent_encode(key, &ESCAPED));
         self.url.push('=');
-        self.url.extend(utf8_percent_encode(value, &RESERVED));
+        self.url.extend(utf8_percent_encode(value, &ESCAPED));
         self
     }
 
@@ -212,14 +212,14 @@ impl<'a> Request<'a> {
     pub fn json(self, value: &impl Serialize) -> Result<Self> {
         let body = serde_json::to_vec(value).map_err(|error| {
             StorageError::internal(format!("the body for {} cannot be written: {error}", self.url))
-                .nothing_happened()
-                .unless_changed()
+                .without_effect()
+                .final_unless_changed()
         })?;
         Ok(self.header("content-type", "application/json").body(body))
     }
 
     /// Proves who asks by `Authorization: Basic`. The host does it: the backend never sees the password.
-    pub fn basic(mut self, user: impl Into<User<'a>>, password: &'a Secret) -> Self {
+    pub fn basic(mut self, user: impl Into<UserName<'a>>, password: &'a Secret) -> Self {
         self.authorization = Some(Authorization::Basic { user: user.into(), password });
         self
     }
@@ -249,8 +249,8 @@ impl<'a> Request<'a> {
 
     /// Says that this request changes nothing at the storage, whatever its method. Without an answer it is as if it was never
     /// sent.
-    pub fn changes_nothing(mut self) -> Self {
-        self.changes = false;
+    pub fn read_only(mut self) -> Self {
+        self.may_change = false;
         self
     }
 
@@ -260,22 +260,22 @@ impl<'a> Request<'a> {
     ///
     /// When there is no response.
     pub fn send(self) -> std::result::Result<Response, HttpError> {
-        let changes = self.changes;
-        let mut answer = host::send(self);
-        let may_have_changed = match &mut answer {
+        let may_change = self.may_change;
+        let mut result = host::send(self);
+        let may_have_changed = match &mut result {
             Ok(response) => {
-                response.harmless = !changes;
-                !response.refuses()
+                response.of_read_only_request = !may_change;
+                !response.is_refusal()
             }
             Err(error) => {
-                error.maybe_changed = changes && error.maybe_sent;
+                error.maybe_changed = may_change && error.maybe_sent;
                 error.maybe_sent
             }
         };
-        if changes && may_have_changed {
+        if may_change && may_have_changed {
             host::set_changed(true);
         }
-        answer
+        result
     }
 }
 
@@ -315,7 +315,7 @@ pub struct Response {
     /// Body.
     pub body: Vec<u8>,
     /// Whether the request was one that changes nothing, so that no answer leaves a doubt.
-    harmless: bool,
+    of_read_only_request: bool,
 }
 
 /// Without header values and body: they may hold a login.
@@ -331,13 +331,13 @@ impl fmt::Debug for Response {
 impl Response {
     /// A response without headers and body, for scripted servers.
     pub fn new(status: u16) -> Self {
-        Self { status, headers: Vec::new(), body: Vec::new(), harmless: false }
+        Self { status, headers: Vec::new(), body: Vec::new(), of_read_only_request: false }
     }
 
     /// What the host has received.
     #[cfg(target_family = "wasm")]
     pub(crate) fn received(status: u16, headers: Vec<(String, String)>, body: Vec<u8>) -> Self {
-        Self { status, headers, body, harmless: false }
+        Self { status, headers, body, of_read_only_request: false }
     }
 
     /// The same with a header.
@@ -380,7 +380,7 @@ impl Response {
     /// was one that changes nothing.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T> {
         serde_json::from_slice(&self.body).map_err(|error| {
-            self.judged(StorageError::internal(format!(
+            self.with_known_finality(StorageError::internal(format!(
                 "the storage's answer, of status {}, is not readable: {error}",
                 self.status
             )))
@@ -406,7 +406,7 @@ impl Response {
     /// nothing, and the same call later may succeed. 423 and 425 say that it is at work on this very thing. After 408 and most of
     /// 5xx nobody knows what it did, unless the request was one that changes nothing.
     pub fn error(&self) -> StorageError {
-        let message = self.complaint();
+        let message = self.error_message();
         let error = match self.status {
             400 | 405 | 406 | 410..=411 | 413..=417 | 422 => StorageError::invalid_argument(message),
             401 => StorageError::unauthenticated(message),
@@ -414,14 +414,14 @@ impl Response {
             404 => StorageError::not_found(message),
             409 | 412 | 428 => StorageError::failed_precondition(message),
             423 | 425 => StorageError::in_progress(message),
-            429 => StorageError::unavailable(message).nothing_happened(),
+            429 => StorageError::unavailable(message).without_effect(),
             408 | 504 => StorageError::deadline_exceeded(message),
             501 => StorageError::unimplemented(message),
             502 | 503 => StorageError::unavailable(message),
             507 => StorageError::resource_exhausted(message),
             _ => StorageError::internal(message),
         };
-        let error = self.judged(error);
+        let error = self.with_known_finality(error);
         match self.header("retry-after").and_then(|seconds| seconds.trim().parse().ok()) {
             Some(seconds) => error.retry_after(Duration::from_secs(seconds)),
             None => error,
@@ -429,28 +429,29 @@ impl Response {
     }
 
     /// The failure with what is known of its outcome.
-    fn judged(&self, error: StorageError) -> StorageError {
-        let error = if self.harmless && error.finality == Finality::Unknown {
-            error.nothing_happened()
+    fn with_known_finality(&self, error: StorageError) -> StorageError {
+        let error = if self.of_read_only_request && error.finality == Finality::Unknown {
+            error.without_effect()
         } else {
             error
         };
-        error.unless_changed()
+        error.final_unless_changed()
     }
 
     /// Whether the status says that nothing was done.
-    fn refuses(&self) -> bool {
+    fn is_refusal(&self) -> bool {
         matches!(self.status, 400..=407 | 409..=499 | 501 | 505 | 507)
     }
 
     /// What the storage said, cut, on one line.
-    fn complaint(&self) -> String {
+    fn error_message(&self) -> String {
         let text = self.text();
-        let said: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(SHOWN).collect();
-        if said.trim().is_empty() {
+        let excerpt: String =
+            text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_QUOTED_CHARS).collect();
+        if excerpt.trim().is_empty() {
             format!("the storage answered with status {}", self.status)
         } else {
-            format!("the storage answered with status {}: {}", self.status, said.trim())
+            format!("the storage answered with status {}: {}", self.status, excerpt.trim())
         }
     }
 }
@@ -480,7 +481,11 @@ impl From<HttpError> for StorageError {
                 Self::unavailable(format!("the storage cannot be reached: {message}"))
             }
         };
-        if maybe_changed { converted.after_change() } else { converted.nothing_happened().unless_changed() }
+        if maybe_changed {
+            converted.after_change()
+        } else {
+            converted.without_effect().final_unless_changed()
+        }
     }
 }
 

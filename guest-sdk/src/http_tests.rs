@@ -1,14 +1,14 @@
 //! What a failed request says of its outcome.
 
 use super::*;
-use crate::{ErrorKind, Finality, mock::Host, secrets};
+use crate::{ErrorKind, Finality, mock::MockHost, secrets};
 
-fn failure(failure: Failure, maybe_sent: bool) -> HttpError {
+fn request_error(failure: Failure, maybe_sent: bool) -> HttpError {
     if maybe_sent { HttpError::lost(failure, "x") } else { HttpError::unsent(failure, "x") }
 }
 
 #[test]
-fn an_error_is_final_only_when_nothing_was_sent() {
+fn a_request_error_is_final_only_if_nothing_was_sent() {
     #[rustfmt::skip] // one row a case
     let table = [
         (Failure::Invalid,      ErrorKind::FailedPrecondition),
@@ -23,24 +23,24 @@ fn an_error_is_final_only_when_nothing_was_sent() {
     ];
     for (cause, kind) in table {
         for (maybe_sent, finality) in [(false, Finality::Final), (true, Finality::Unknown)] {
-            let error = StorageError::from(failure(cause, maybe_sent));
+            let error = StorageError::from(request_error(cause, maybe_sent));
             assert_eq!((error.kind, error.finality), (kind, finality), "{cause:?} {maybe_sent}");
         }
     }
 }
 
 /// Sends these requests in one call; the last one is never sent, and its error is returned.
-fn after(first: Vec<Request<'static>>) -> Finality {
-    let answers = |status: u16| move |_: &crate::mock::Received| Ok(Response::new(status));
-    let host = Host::new()
+fn finality_after(first: Vec<Request<'static>>) -> Finality {
+    let answers = |status: u16| move |_: &crate::mock::ReceivedRequest| Ok(Response::new(status));
+    let host = MockHost::new()
         .on(Method::Get, "http://a/", answers(200))
         .on(Method::Post, "http://a/", answers(200))
         .on(Method::Post, "http://a/404", answers(404))
         .on(Method::Post, "http://a/408", answers(408))
         .on(Method::Post, "http://a/500", answers(500))
         .on(Method::Post, "http://a/507", answers(507))
-        .on(Method::Post, "http://a/lost", |_| Err(failure(Failure::Broken, true)))
-        .on(Method::Post, "http://a/unsent", |_| Err(failure(Failure::Connect, false)))
+        .on(Method::Post, "http://a/lost", |_| Err(request_error(Failure::Broken, true)))
+        .on(Method::Post, "http://a/unsent", |_| Err(request_error(Failure::Connect, false)))
         .install();
     host.call(|| {
         for request in first {
@@ -53,22 +53,22 @@ fn after(first: Vec<Request<'static>>) -> Finality {
 #[test]
 fn after_a_change_no_error_of_a_request_is_final() {
     let post = |path: &str| vec![Request::post(format!("http://a/{path}"))];
-    assert_eq!(after(vec![]), Finality::Final);
-    assert_eq!(after(vec![Request::get("http://a/")]), Finality::Final);
-    for harmless in ["404", "507", "unsent"] {
-        assert_eq!(after(post(harmless)), Finality::Final, "{harmless}");
+    assert_eq!(finality_after(vec![]), Finality::Final);
+    assert_eq!(finality_after(vec![Request::get("http://a/")]), Finality::Final);
+    for harmless_path in ["404", "507", "unsent"] {
+        assert_eq!(finality_after(post(harmless_path)), Finality::Final, "{harmless_path}");
     }
-    for change in ["", "408", "500", "lost"] {
-        assert_eq!(after(post(change)), Finality::Unknown, "{change}");
+    for changing_path in ["", "408", "500", "lost"] {
+        assert_eq!(finality_after(post(changing_path)), Finality::Unknown, "{changing_path}");
     }
-    assert_eq!(after(vec![Request::post("http://a/").changes_nothing()]), Finality::Final);
+    assert_eq!(finality_after(vec![Request::post("http://a/").read_only()]), Finality::Final);
     let both = [post(""), post("404")].into_iter().flatten().collect();
-    assert_eq!(after(both), Finality::Unknown);
+    assert_eq!(finality_after(both), Finality::Unknown);
 }
 
 #[test]
 fn a_refusal_after_a_change_is_not_final() {
-    let host = Host::new()
+    let host = MockHost::new()
         .on(Method::Put, "http://a/1", |_| Ok(Response::new(201)))
         .on(Method::Put, "http://a/2", |_| Ok(Response::new(409).with_header("Retry-After", "7")))
         .install();
@@ -82,8 +82,8 @@ fn a_refusal_after_a_change_is_not_final() {
 }
 
 #[test]
-fn a_request_is_what_was_written() {
-    let host = Host::new()
+fn a_request_is_sent_as_built() {
+    let host = MockHost::new()
         .secret("key", "s3cret")
         .on(Method::Patch, "http://a/", |request| {
             assert_eq!(request.header("X-Key"), Some("s3cret"));
@@ -111,7 +111,7 @@ fn a_request_is_what_was_written() {
 }
 
 #[test]
-fn an_answer_that_is_not_understood_is_shown_cut_and_on_one_line() {
+fn an_error_response_is_quoted_truncated_on_one_line() {
     let long = format!("a\nb{}", "c".repeat(1000));
     let error = Response::new(500).with_body(long).error();
     assert!(error.message.starts_with("the storage answered with status 500: a bccc"), "{}", error.message);
@@ -122,13 +122,13 @@ fn an_answer_that_is_not_understood_is_shown_cut_and_on_one_line() {
 }
 
 #[test]
-fn without_a_host_a_request_says_so() {
+fn without_a_mock_host_a_request_fails() {
     let error = Request::get("http://a/").send().unwrap_err();
     assert!(!error.maybe_sent && error.message.contains("cofferdam_guest::mock"), "{error:?}");
 }
 
 #[test]
-fn no_segment_means_another_resource() {
+fn dot_segments_are_rejected_in_urls() {
     for segment in ["", ".", ".."] {
         let error = url("http://a/", &["volumes", segment, "exports"]).unwrap_err();
         assert_eq!((error.kind, error.finality), (ErrorKind::InvalidArgument, Finality::Final));
@@ -138,9 +138,9 @@ fn no_segment_means_another_resource() {
 }
 
 #[test]
-fn a_request_that_changes_nothing_leaves_no_doubt() {
-    let lost = |_: &crate::mock::Received| Err(failure(Failure::Timeout, true));
-    let host = Host::new()
+fn a_read_only_request_never_has_an_unknown_result() {
+    let lost = |_: &crate::mock::ReceivedRequest| Err(request_error(Failure::Timeout, true));
+    let host = MockHost::new()
         .on(Method::Get, "http://a/lost", lost)
         .on(Method::Post, "http://a/lost", lost)
         .on(Method::Get, "http://a/503", |_| Ok(Response::new(503)))
@@ -148,26 +148,26 @@ fn a_request_that_changes_nothing_leaves_no_doubt() {
         .on(Method::Get, "http://a/text", |_| Ok(Response::new(200).with_body("{")))
         .on(Method::Put, "http://a/", |_| Ok(Response::new(200)))
         .install();
-    let ask = |request: Request<'static>| -> Result<u8> { request.send()?.ok_or(|_| None)?.json() };
-    let finality = |request: Request<'static>| host.call(|| ask(request)).unwrap_err().finality;
+    let read = |request: Request<'static>| -> Result<u8> { request.send()?.ok_or(|_| None)?.json() };
+    let finality = |request: Request<'static>| host.call(|| read(request)).unwrap_err().finality;
     for path in ["lost", "503", "text"] {
         let get = || Request::get(format!("http://a/{path}"));
         assert_eq!(finality(get()), Finality::Final, "{path}");
         let after_a_change = host.call(|| {
             Request::put("http://a/").send().unwrap();
-            ask(get()).unwrap_err().finality
+            read(get()).unwrap_err().finality
         });
         assert_eq!(after_a_change, Finality::Unknown, "{path}");
     }
     assert_eq!(finality(Request::get("http://a/423")), Finality::InProgress, "at work is at work");
     assert_eq!(finality(Request::post("http://a/lost")), Finality::Unknown);
-    assert_eq!(finality(Request::post("http://a/lost").changes_nothing()), Finality::Final);
+    assert_eq!(finality(Request::post("http://a/lost").read_only()), Finality::Final);
     let error = Request::get("http://a/lost").send().unwrap_err();
     assert!(error.maybe_sent && !error.maybe_changed, "{error:?}");
 }
 
 #[test]
-fn too_many_requests_is_a_refusal_for_now() {
+fn status_429_is_final_and_retryable() {
     let error = Response::new(429).with_header("retry-after", "3").error();
     assert_eq!(
         (error.kind, error.finality, error.retry_after_ms),

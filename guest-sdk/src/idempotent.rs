@@ -10,7 +10,7 @@ pub enum Created<T> {
     /// It is there now.
     New(T),
     /// Something of this name is there already: another call was faster, or an earlier answer was lost.
-    Taken,
+    AlreadyExists,
 }
 
 /// Finds what the same call has made, or makes it. `same` compares what was found with what is asked for; [`Existing`] helps.
@@ -55,24 +55,24 @@ pub enum Created<T> {
 /// name may have made something that this look did not see, and whoever believes a final error forgets it.
 pub fn find_or_create<T>(
     mut find: impl FnMut() -> Result<Option<T>>,
-    same: impl FnOnce(&T) -> Result<()>,
+    check: impl FnOnce(&T) -> Result<()>,
     create: impl FnOnce() -> Result<Created<T>>,
 ) -> Result<T> {
-    let mut find = || find().map_err(unanswered);
+    let mut find = || find().map_err(not_final_without_response);
     if let Some(found) = find()? {
-        return same(&found).map(|()| found);
+        return check(&found).map(|()| found);
     }
     match create()? {
-        Created::New(made) => Ok(made),
-        Created::Taken => match find()? {
-            Some(found) => same(&found).map(|()| found),
+        Created::New(created) => Ok(created),
+        Created::AlreadyExists => match find()? {
+            Some(found) => check(&found).map(|()| found),
             None => Err(StorageError::in_progress("the name is taken by something that is not there yet")),
         },
     }
 }
 
 /// The error of a look, which is not final if the look saw nothing.
-fn unanswered(error: StorageError) -> StorageError {
+fn not_final_without_response(error: StorageError) -> StorageError {
     match error.kind {
         ErrorKind::Unavailable
         | ErrorKind::DeadlineExceeded
@@ -96,39 +96,39 @@ fn unanswered(error: StorageError) -> StorageError {
 /// Compares what exists with what is asked for, and keeps the first difference.
 #[derive(Clone, Debug)]
 #[must_use = "only `check` tells"]
-pub struct Existing<'a> {
-    what: &'a str,
+pub struct ExistingComparison<'a> {
+    kind: &'a str,
     name: &'a str,
-    differs: Option<String>,
+    difference: Option<String>,
 }
 
-impl<'a> Existing<'a> {
+impl<'a> ExistingComparison<'a> {
     /// Begins the comparison of something, such as a `volume`, with a name.
     pub fn new(what: &'a str, name: &'a str) -> Self {
-        Self { what, name, differs: None }
+        Self { kind: what, name, difference: None }
     }
 
     /// Compares one thing.
-    pub fn same<T: PartialEq + Debug + ?Sized>(mut self, field: &str, found: &T, wanted: &T) -> Self {
-        if self.differs.is_none() && found != wanted {
-            self.differs = Some(format!("its {field} is {found:?}, not {wanted:?}"));
+    pub fn equal<T: PartialEq + Debug + ?Sized>(mut self, field: &str, found: &T, requested: &T) -> Self {
+        if self.difference.is_none() && found != requested {
+            self.difference = Some(format!("its {field} is {found:?}, not {requested:?}"));
         }
         self
     }
 
     /// Compares the size with the range that is asked for.
-    pub fn fits(mut self, bytes: u64, wanted: &CapacityRange) -> Self {
-        if self.differs.is_none() && !wanted.fits(bytes) {
-            self.differs = Some(format!("its size is {bytes} bytes, not {}", wanted.describe()));
+    pub fn size_within(mut self, bytes: u64, requested: &CapacityRange) -> Self {
+        if self.difference.is_none() && !requested.contains(bytes) {
+            self.difference = Some(format!("its size is {bytes} bytes, not {}", requested.describe()));
         }
         self
     }
 
     /// Compares the cluster that a volume was made for, if that was kept, with the one that asks, if it says who it is. On storage
     /// that several clusters share, a volume of the same name may be another one's.
-    pub fn same_cluster(self, found: Option<&str>, wanted: Option<&Owner>) -> Self {
-        match (found, wanted) {
-            (Some(found), Some(owner)) => self.same("cluster", found, &owner.cluster_id),
+    pub fn same_cluster(self, found: Option<&str>, requested: Option<&Owner>) -> Self {
+        match (found, requested) {
+            (Some(found), Some(owner)) => self.equal("cluster", found, &owner.cluster_id),
             (None, _) | (_, None) => self,
         }
     }
@@ -139,10 +139,10 @@ impl<'a> Existing<'a> {
     ///
     /// [`already_exists`](StorageError::already_exists), final, which names the first difference.
     pub fn check(self) -> Result<()> {
-        match self.differs {
+        match self.difference {
             Some(difference) => Err(StorageError::already_exists(format!(
                 "the {} {:?} exists: {difference}",
-                self.what, self.name
+                self.kind, self.name
             ))),
             None => Ok(()),
         }
@@ -157,36 +157,44 @@ mod tests {
     #[test]
     fn the_first_difference_is_named() {
         let range = CapacityRange { required_bytes: Some(5), limit_bytes: Some(6) };
-        let error =
-            Existing::new("volume", "v").same("tier", "a", "a").fits(7, &range).same("x", &1, &2).check();
+        let error = ExistingComparison::new("volume", "v")
+            .equal("tier", "a", "a")
+            .size_within(7, &range)
+            .equal("x", &1, &2)
+            .check();
         let error = error.unwrap_err();
         assert_eq!(error.message, r#"the volume "v" exists: its size is 7 bytes, not 5 to 6 bytes"#);
         assert_eq!((error.kind, error.finality), (ErrorKind::AlreadyExists, Finality::Final));
-        Existing::new("volume", "v").same("tier", "a", "a").fits(6, &range).check().unwrap();
+        ExistingComparison::new("volume", "v")
+            .equal("tier", "a", "a")
+            .size_within(6, &range)
+            .check()
+            .unwrap();
     }
 
     #[test]
-    fn what_another_cluster_made_is_not_ours() {
+    fn a_volume_of_another_cluster_already_exists() {
         let owner = |cluster: &str| Owner {
             cluster_id: cluster.to_owned(),
             claim_uid: "u".to_owned(),
             pv_name: "pvc-u".to_owned(),
             reclaim_policy: crate::ReclaimPolicy::Delete,
         };
-        let check =
-            |found, wanted: Option<&Owner>| Existing::new("volume", "v").same_cluster(found, wanted).check();
-        for (found, wanted) in
+        let check = |found, requested: Option<&Owner>| {
+            ExistingComparison::new("volume", "v").same_cluster(found, requested).check()
+        };
+        for (found, requested) in
             [(None, None), (Some("a"), None), (None, Some(owner("b"))), (Some("a"), Some(owner("a")))]
         {
-            check(found, wanted.as_ref()).unwrap();
+            check(found, requested.as_ref()).unwrap();
         }
         let error = check(Some("a"), Some(&owner("b"))).unwrap_err();
         assert_eq!(error.message, r#"the volume "v" exists: its cluster is "a", not "b""#);
     }
 
     #[test]
-    fn a_name_that_is_taken_by_nothing_is_in_progress() {
-        let error = find_or_create(|| Ok(None::<u8>), |_| Ok(()), || Ok(Created::Taken)).unwrap_err();
+    fn an_existing_name_that_cannot_be_found_is_in_progress() {
+        let error = find_or_create(|| Ok(None::<u8>), |_| Ok(()), || Ok(Created::AlreadyExists)).unwrap_err();
         assert_eq!(error.finality, Finality::InProgress);
         assert_eq!(find_or_create(|| Ok(None), |_| Ok(()), || Ok(Created::New(3))), Ok(3));
         let found = find_or_create(|| Ok(Some(4)), |_| Ok(()), || Err(StorageError::internal("not asked")));
@@ -194,12 +202,12 @@ mod tests {
     }
 
     #[test]
-    fn a_look_that_failed_says_nothing_of_what_an_earlier_call_made() {
-        let blind = || Err(StorageError::unavailable("?").nothing_happened());
-        let error = find_or_create(blind, |_: &u8| Ok(()), || Ok(Created::Taken)).unwrap_err();
+    fn a_failed_lookup_is_never_final() {
+        let unavailable = || Err(StorageError::unavailable("?").without_effect());
+        let error = find_or_create(unavailable, |_: &u8| Ok(()), || Ok(Created::AlreadyExists)).unwrap_err();
         assert_eq!((error.kind, error.finality), (ErrorKind::Unavailable, Finality::Unknown));
         let refused = || Err(StorageError::failed_precondition("no secret"));
-        let error = find_or_create(refused, |_: &u8| Ok(()), || Ok(Created::Taken)).unwrap_err();
+        let error = find_or_create(refused, |_: &u8| Ok(()), || Ok(Created::AlreadyExists)).unwrap_err();
         assert_eq!(error.finality, Finality::Final, "the same call can never succeed");
     }
 }

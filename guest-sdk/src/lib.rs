@@ -98,8 +98,8 @@ pub use types::to_map;
 ///
 /// A request counts when its method can change something ([`changes_nothing`](http::Request::changes_nothing) says that this one
 /// does not) and the answer does not refuse it with 4xx (other than 408), 501, 505 or 507.
-pub fn changed() -> bool {
-    host::changed()
+pub fn has_changed() -> bool {
+    host::has_changed()
 }
 
 /// What every function of a backend returns.

@@ -3,7 +3,7 @@
 use crate::{Result, StorageError, handle};
 
 /// Digits of the digest that tells a place that a listing returned from one that somebody made up.
-const CHECK: usize = 8;
+const CHECKSUM_DIGITS: usize = 8;
 
 /// A part of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,20 +19,20 @@ pub struct Page<T> {
 /// # Errors
 ///
 /// [`aborted`](StorageError::aborted), final, for a place that [`place`] did not make: the caller begins anew.
-pub fn key(after: Option<&str>) -> Result<Option<&str>> {
-    let Some(place) = after else { return Ok(None) };
-    match place.split_once('.') {
-        Some((check, key)) if check == handle::digest(key, CHECK) => Ok(Some(key)),
+pub fn key_of_token(after: Option<&str>) -> Result<Option<&str>> {
+    let Some(token) = after else { return Ok(None) };
+    match token.split_once('.') {
+        Some((checksum, key)) if checksum == handle::digest(key, CHECKSUM_DIGITS) => Ok(Some(key)),
         Some(_) | None => Err(StorageError::aborted(format!(
-            "no listing has returned the place {place:?}; expected one that did, or none to begin anew"
+            "no listing has returned the place {token:?}; expected one that did, or none to begin anew"
         ))
-        .nothing_happened()),
+        .without_effect()),
     }
 }
 
 /// The place after a key. It stays good when items come and go, that of the key included.
-pub fn place(key: &str) -> String {
-    format!("{}.{key}", handle::digest(key, CHECK))
+pub fn token(key: &str) -> String {
+    format!("{}.{key}", handle::digest(key, CHECKSUM_DIGITS))
 }
 
 /// The part of a listing that comes after a place. The items come in any order; their keys are unique and never change.
@@ -58,15 +58,15 @@ pub fn page<T>(
     after: Option<&str>,
     limit: Option<u32>,
 ) -> Result<Page<T>> {
-    let after = key(after)?;
+    let after = key_of_token(after)?;
     let mut items: Vec<T> =
         items.into_iter().filter(|item| after.is_none_or(|after| key_of(item) > after)).collect();
-    items.sort_by(|one, other| key_of(one).cmp(key_of(other)));
+    items.sort_by(|left, right| key_of(left).cmp(key_of(right)));
     let limit = limit.filter(|limit| *limit > 0).and_then(|limit| usize::try_from(limit).ok());
     let next = match limit {
         Some(limit) if items.len() > limit => {
             items.truncate(limit);
-            items.last().map(|last| place(key_of(last)))
+            items.last().map(|last| token(key_of(last)))
         }
         Some(_) | None => None,
     };
@@ -79,7 +79,7 @@ mod tests {
     use crate::{ErrorKind, Finality};
 
     #[test]
-    fn parts_make_the_whole_also_when_the_last_item_of_one_is_gone() {
+    fn all_items_are_listed_once_even_if_a_page_ends_at_a_deleted_item() {
         let mut names: Vec<String> = (0..7).map(|n| format!("n{n}")).collect();
         let mut seen = Vec::new();
         let mut after = None;
@@ -97,12 +97,12 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_no_listing_returned_is_aborted() {
-        for place in ["", "n3", ".", "00000000.n3"] {
-            let error = page(["n1"], |name| name, Some(place), None).unwrap_err();
-            assert_eq!((error.kind, error.finality), (ErrorKind::Aborted, Finality::Final), "{place:?}");
+    fn an_invalid_token_is_aborted() {
+        for token in ["", "n3", ".", "00000000.n3"] {
+            let error = page(["n1"], |name| name, Some(token), None).unwrap_err();
+            assert_eq!((error.kind, error.finality), (ErrorKind::Aborted, Finality::Final), "{token:?}");
         }
-        assert_eq!(key(Some(&place(""))).unwrap(), Some(""));
+        assert_eq!(key_of_token(Some(&token(""))).unwrap(), Some(""));
     }
 
     #[test]

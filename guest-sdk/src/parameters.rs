@@ -8,7 +8,7 @@ use std::{
 use crate::{ErrorKind, Finality, KeyValues, Result, StorageError, host};
 
 /// What external-provisioner adds to the parameters of a class when it is told to: who asks. Every backend accepts it.
-const METADATA: &str = "csi.storage.k8s.io/";
+const METADATA_PREFIX: &str = "csi.storage.k8s.io/";
 
 /// Reads keys one by one, and at the end refuses those that nobody asked for.
 ///
@@ -36,18 +36,18 @@ const METADATA: &str = "csi.storage.k8s.io/";
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "unknown keys are only refused by `finish`"]
-pub struct Reader {
-    what: &'static str,
+pub struct ParameterReader {
+    kind_name: &'static str,
     kind: ErrorKind,
-    left: BTreeMap<String, String>,
-    known: BTreeSet<String>,
+    remaining: BTreeMap<String, String>,
+    read_keys: BTreeSet<String>,
 }
 
-impl Reader {
+impl ParameterReader {
     /// Reads the parameters of a class: what is wrong with them is [`invalid_argument`](StorageError::invalid_argument). Keys
     /// that begin with `csi.storage.k8s.io/` are left out.
     pub fn parameters(pairs: KeyValues) -> Self {
-        let pairs = pairs.into_iter().filter(|(key, _)| !key.starts_with(METADATA));
+        let pairs = pairs.into_iter().filter(|(key, _)| !key.starts_with(METADATA_PREFIX));
         Self::new("parameter", ErrorKind::InvalidArgument, pairs.collect())
     }
 
@@ -62,13 +62,13 @@ impl Reader {
     }
 
     fn new(what: &'static str, kind: ErrorKind, pairs: KeyValues) -> Self {
-        Self { what, kind, left: pairs.into_iter().collect(), known: BTreeSet::new() }
+        Self { kind_name: what, kind, remaining: pairs.into_iter().collect(), read_keys: BTreeSet::new() }
     }
 
     /// A text.
     pub fn text(&mut self, key: &str) -> Option<String> {
-        self.known.insert(key.to_owned());
-        self.left.remove(key)
+        self.read_keys.insert(key.to_owned());
+        self.remaining.remove(key)
     }
 
     /// A text that must be there.
@@ -77,7 +77,7 @@ impl Reader {
     ///
     /// When it is not.
     pub fn required(&mut self, key: &str) -> Result<String> {
-        self.text(key).ok_or_else(|| self.error(format!("the {} {key:?} is missing", self.what)))
+        self.text(key).ok_or_else(|| self.error(format!("the {} {key:?} is missing", self.kind_name)))
     }
 
     /// A value of any type that can be read from a text; `expected` says in words which texts can.
@@ -87,7 +87,7 @@ impl Reader {
     /// When this one cannot.
     pub fn parse<T: FromStr>(&mut self, key: &str, expected: &str) -> Result<Option<T>> {
         let Some(text) = self.text(key) else { return Ok(None) };
-        text.parse().map(Some).map_err(|_| self.refused(key, &text, expected))
+        text.parse().map(Some).map_err(|_| self.invalid_value(key, &text, expected))
     }
 
     /// `true` or `false`.
@@ -95,7 +95,7 @@ impl Reader {
     /// # Errors
     ///
     /// When it is neither.
-    pub fn flag(&mut self, key: &str) -> Result<Option<bool>> {
+    pub fn boolean(&mut self, key: &str) -> Result<Option<bool>> {
         self.choice(key, &[("true", true), ("false", false)])
     }
 
@@ -104,11 +104,11 @@ impl Reader {
     /// # Errors
     ///
     /// When it is none of them.
-    pub fn choice<T: Clone>(&mut self, key: &str, words: &[(&str, T)]) -> Result<Option<T>> {
+    pub fn choice<T: Clone>(&mut self, key: &str, choices: &[(&str, T)]) -> Result<Option<T>> {
         let Some(text) = self.text(key) else { return Ok(None) };
-        match words.iter().find(|(word, _)| *word == text) {
+        match choices.iter().find(|(name, _)| *name == text) {
             Some((_, meaning)) => Ok(Some(meaning.clone())),
-            None => Err(self.refused(key, &text, &list(words.iter().map(|(word, _)| *word), "or"))),
+            None => Err(self.invalid_value(key, &text, &list(choices.iter().map(|(name, _)| *name), "or"))),
         }
     }
 
@@ -127,7 +127,7 @@ impl Reader {
         let bytes = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
         match bytes.filter(|_| !digits.starts_with('+')) {
             Some(bytes) => Ok(Some(bytes)),
-            None => Err(self.refused(key, &text, "bytes such as 1073741824 or 500Gi")),
+            None => Err(self.invalid_value(key, &text, "bytes such as 1073741824 or 500Gi")),
         }
     }
 
@@ -137,30 +137,30 @@ impl Reader {
     ///
     /// When there are any: names the first, and all that are known.
     pub fn finish(self) -> Result<()> {
-        let Some(key) = self.left.keys().next() else { return Ok(()) };
-        let known = match self.known.len() {
+        let Some(key) = self.remaining.keys().next() else { return Ok(()) };
+        let known = match self.read_keys.len() {
             0 => "there is none".to_owned(),
-            1 => format!("known is {}", list(self.known.iter().map(String::as_str), "and")),
-            _ => format!("known are {}", list(self.known.iter().map(String::as_str), "and")),
+            1 => format!("known is {}", list(self.read_keys.iter().map(String::as_str), "and")),
+            _ => format!("known are {}", list(self.read_keys.iter().map(String::as_str), "and")),
         };
-        Err(self.error(format!("unknown {} {key:?}; {known}", self.what)))
+        Err(self.error(format!("unknown {} {key:?}; {known}", self.kind_name)))
     }
 
-    fn refused(&self, key: &str, text: &str, expected: &str) -> StorageError {
-        self.error(format!("the {} {key:?} is {text:?}; expected {expected}", self.what))
+    fn invalid_value(&self, key: &str, text: &str, expected: &str) -> StorageError {
+        self.error(format!("the {} {key:?} is {text:?}; expected {expected}", self.kind_name))
     }
 
     fn error(&self, message: String) -> StorageError {
-        StorageError::new(self.kind, Finality::Final, message).unless_changed()
+        StorageError::new(self.kind, Finality::Final, message).final_unless_changed()
     }
 }
 
 /// Words in quotes, as a sentence lists them.
-fn list<'a>(words: impl Iterator<Item = &'a str>, last: &str) -> String {
-    let mut words: Vec<String> = words.map(|word| format!("{word:?}")).collect();
-    match words.pop() {
-        Some(end) if words.is_empty() => end,
-        Some(end) => format!("{} {last} {end}", words.join(", ")),
+fn list<'a>(items: impl Iterator<Item = &'a str>, last: &str) -> String {
+    let mut items: Vec<String> = items.map(|item| format!("{item:?}")).collect();
+    match items.pop() {
+        Some(end) if items.is_empty() => end,
+        Some(end) => format!("{} {last} {end}", items.join(", ")),
         None => "nothing".to_owned(),
     }
 }
@@ -170,8 +170,8 @@ mod tests {
     use super::*;
     use crate::mock;
 
-    fn reader(key: &str, value: &str) -> Reader {
-        Reader::parameters(vec![(key.to_owned(), value.to_owned())])
+    fn reader(key: &str, value: &str) -> ParameterReader {
+        ParameterReader::parameters(vec![(key.to_owned(), value.to_owned())])
     }
 
     #[test]
@@ -188,19 +188,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_and_missing_keys_are_reported() {
         let text = |error: StorageError| error.message;
         assert_eq!(
             text(reader("n", "x").parse::<u8>("n", "0 to 255").unwrap_err()),
             r#"the parameter "n" is "x"; expected 0 to 255"#
         );
         assert_eq!(
-            text(reader("f", "yes").flag("f").unwrap_err()),
+            text(reader("f", "yes").boolean("f").unwrap_err()),
             r#"the parameter "f" is "yes"; expected "true" or "false""#
         );
         assert_eq!(text(reader("f", "yes").finish().unwrap_err()), r#"unknown parameter "f"; there is none"#);
-        let _host = mock::Host::new().setting("urls", "x").install();
-        let mut settings = Reader::settings();
+        let _host = mock::MockHost::new().setting("urls", "x").install();
+        let mut settings = ParameterReader::settings();
         let missing = settings.required("url").unwrap_err();
         assert_eq!(
             (missing.kind, text(missing)),
@@ -210,9 +210,10 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_is_no_parameter() {
+    fn provisioner_metadata_is_not_an_unknown_parameter() {
         reader("csi.storage.k8s.io/pvc/name", "data").finish().unwrap();
-        let error = Reader::mutable_parameters(vec![("csi.storage.k8s.io/x".into(), String::new())]).finish();
+        let error = ParameterReader::mutable_parameters(vec![("csi.storage.k8s.io/x".into(), String::new())])
+            .finish();
         assert_eq!(error.unwrap_err().kind, ErrorKind::InvalidArgument);
     }
 }

@@ -82,9 +82,9 @@ pub trait Pool {
 
 /// The pool that the host grants.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Host;
+pub struct HostPool;
 
-impl Pool for Host {
+impl Pool for HostPool {
     fn create_directory(&self, name: &str) -> Result<(), PoolError> {
         host::create_directory(name)
     }
@@ -138,10 +138,10 @@ impl From<PoolError> for StorageError {
             PoolError::Busy(name) => Self::in_progress(format!("an earlier call still works on {name:?}")),
             PoolError::Missing(name) => Self::not_found(format!("the pool has no item {name:?}")),
             PoolError::Exists(name) => {
-                Self::internal(format!("the pool has an item {name:?} already")).nothing_happened()
+                Self::internal(format!("the pool has an item {name:?} already")).without_effect()
             }
             PoolError::InvalidName(name) => {
-                Self::internal(format!("{name:?} is no name for an item")).nothing_happened()
+                Self::internal(format!("{name:?} is no name for an item")).without_effect()
             }
             PoolError::WrongKind(name) => {
                 Self::failed_precondition(format!("the pool's item {name:?} is of another kind"))
@@ -152,7 +152,7 @@ impl From<PoolError> for StorageError {
             }
             PoolError::Unknown(reason) => Self::unavailable(format!("the pool is not sure: {reason}")),
         }
-        .unless_changed()
+        .final_unless_changed()
     }
 }
 
@@ -162,16 +162,16 @@ mod tests {
     use crate::{Finality, mock};
 
     #[test]
-    fn what_was_done_before_a_refusal_is_not_forgotten() {
-        let host = mock::Host::new().install();
+    fn a_pool_error_after_a_change_is_not_final() {
+        let host = mock::MockHost::new().install();
         let outcome = |changes: bool| {
             host.call(|| {
                 if changes {
-                    Host.create_directory("d").unwrap();
+                    HostPool.create_directory("d").unwrap();
                 }
                 [
-                    Host.remove("missing").unwrap_err(),
-                    Host.create_image("i", 1).unwrap_err(),
+                    HostPool.remove("missing").unwrap_err(),
+                    HostPool.create_image("i", 1).unwrap_err(),
                     PoolError::Exists("d".to_owned()),
                     PoolError::InvalidName("/".to_owned()),
                     PoolError::NoSpace(Bound { limit: 1, given: 2 }),

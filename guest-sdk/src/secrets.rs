@@ -19,7 +19,7 @@ use crate::{Result, StorageError, host};
 /// A secret of this call. It shows its name and never what it holds.
 pub struct Secret {
     name: String,
-    handle: host::Handle,
+    handle: host::ImportedSecret,
 }
 
 impl Secret {
@@ -34,7 +34,7 @@ impl Secret {
         host::reveal(&self.handle)
     }
 
-    pub(crate) fn handle(&self) -> &host::Handle {
+    pub(crate) fn handle(&self) -> &host::ImportedSecret {
         &self.handle
     }
 }
@@ -62,6 +62,6 @@ pub fn get(name: &str) -> Option<Secret> {
 /// [`failed_precondition`](StorageError::failed_precondition) when the call has none of that name.
 pub fn require(name: &str) -> Result<Secret> {
     get(name).ok_or_else(|| {
-        StorageError::failed_precondition(format!("there is no secret {name:?}")).unless_changed()
+        StorageError::failed_precondition(format!("there is no secret {name:?}")).final_unless_changed()
     })
 }

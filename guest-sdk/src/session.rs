@@ -94,7 +94,7 @@ impl Login {
     /// [`internal`](StorageError::internal) when it is not UTF-8.
     pub fn text(&self) -> Result<String> {
         String::from_utf8(self.value.clone()).map_err(|_| {
-            StorageError::internal("the login is not a text").nothing_happened().unless_changed()
+            StorageError::internal("the login is not a text").without_effect().final_unless_changed()
         })
     }
 }
@@ -115,13 +115,13 @@ pub fn login(key: &str, ttl: Duration, log_in: impl FnOnce() -> Result<Vec<u8>>)
         }
         Ok(Acquired::Vacant) => {}
         Err(SessionError::Full(_)) => {
-            return without_a_change(log_in).map(|value| Login { value, generation: None });
+            return preserving_has_changed(log_in).map(|value| Login { value, generation: None });
         }
         Err(error @ (SessionError::KeySize(_) | SessionError::ValueSize(_) | SessionError::TurnHeld(_))) => {
             return Err(error.into());
         }
     }
-    let value = match without_a_change(log_in) {
+    let value = match preserving_has_changed(log_in) {
         Ok(value) => value,
         Err(error) => {
             release(key);
@@ -141,16 +141,16 @@ pub fn login(key: &str, ttl: Duration, log_in: impl FnOnce() -> Result<Vec<u8>>)
     }
 }
 
-fn without_a_change<T>(log_in: impl FnOnce() -> T) -> T {
-    let changed = host::changed();
-    let made = log_in();
-    host::set_changed(changed);
-    made
+fn preserving_has_changed<T>(log_in: impl FnOnce() -> T) -> T {
+    let had_changed = host::has_changed();
+    let value = log_in();
+    host::set_changed(had_changed);
+    value
 }
 
 /// How something that needs a login went.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome<T> {
+pub enum SessionOutcome<T> {
     /// The login served.
     Done(T),
     /// The storage does not know the login, and did nothing.
@@ -168,20 +168,21 @@ pub fn with_login<T>(
     key: &str,
     ttl: Duration,
     mut log_in: impl FnMut() -> Result<Vec<u8>>,
-    mut work: impl FnMut(&Login) -> Result<Outcome<T>>,
+    mut run: impl FnMut(&Login) -> Result<SessionOutcome<T>>,
 ) -> Result<T> {
     for _ in 0..2 {
         let login = login(key, ttl, &mut log_in)?;
-        match work(&login)? {
-            Outcome::Done(done) => return Ok(done),
-            Outcome::Expired => {
+        match run(&login)? {
+            SessionOutcome::Done(value) => return Ok(value),
+            SessionOutcome::Expired => {
                 if let Some(generation) = login.generation {
                     invalidate(key, generation);
                 }
             }
         }
     }
-    Err(StorageError::unauthenticated("the storage refuses a login that it has just given").unless_changed())
+    Err(StorageError::unauthenticated("the storage refuses a login that it has just given")
+        .final_unless_changed())
 }
 
 impl From<SessionError> for StorageError {
@@ -204,8 +205,8 @@ impl From<SessionError> for StorageError {
                 bound.given, bound.limit
             )),
         }
-        .nothing_happened()
-        .unless_changed()
+        .without_effect()
+        .final_unless_changed()
     }
 }
 

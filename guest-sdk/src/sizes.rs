@@ -4,7 +4,7 @@ use crate::{CapacityRange, Result, StorageError};
 
 impl CapacityRange {
     /// Whether a volume of this size is what the range asks for.
-    pub fn fits(&self, bytes: u64) -> bool {
+    pub fn contains(&self, bytes: u64) -> bool {
         self.required_bytes.is_none_or(|required| bytes >= required)
             && self.limit_bytes.is_none_or(|limit| bytes <= limit)
     }
@@ -69,29 +69,31 @@ impl Sizes {
     ///
     /// [`out_of_range`](StorageError::out_of_range) when it allows none.
     pub fn choose(&self, range: &CapacityRange) -> Result<u64> {
-        let refused = |why: String| Err(StorageError::out_of_range(format!("{}: {why}", range.describe())));
+        let out_of_range =
+            |reason: String| Err(StorageError::out_of_range(format!("{}: {reason}", range.describe())));
         if let (Some(required), Some(limit)) = (range.required_bytes, range.limit_bytes)
             && required > limit
         {
-            return refused("no size is in this range".to_owned());
+            return out_of_range("no size is in this range".to_owned());
         }
-        let wanted = match (range.required_bytes, range.limit_bytes) {
+        let target = match (range.required_bytes, range.limit_bytes) {
             (Some(required), _) => required,
             (None, Some(limit)) => self.default.min(limit),
             (None, None) => self.default,
         };
-        if wanted > self.maximum {
-            return refused(format!("a volume has at most {} bytes", self.maximum));
+        if target > self.maximum {
+            return out_of_range(format!("a volume has at most {} bytes", self.maximum));
         }
         // Without a lower bound a size below the limit is as good as one above the wish.
-        let down = range.required_bytes.is_none() && wanted >= self.minimum;
-        let steps = if down { wanted / self.step } else { wanted.max(self.minimum).div_ceil(self.step) };
+        let rounds_down = range.required_bytes.is_none() && target >= self.minimum;
+        let steps =
+            if rounds_down { target / self.step } else { target.max(self.minimum).div_ceil(self.step) };
         let size = steps.checked_mul(self.step).filter(|size| *size <= self.maximum);
         let size = size.filter(|size| *size >= self.minimum);
         match size {
-            Some(size) if range.fits(size) => Ok(size),
-            Some(size) => refused(format!("the smallest size from there on is {size} bytes")),
-            None => refused(format!(
+            Some(size) if range.contains(size) => Ok(size),
+            Some(size) => out_of_range(format!("the smallest size from there on is {size} bytes")),
+            None => out_of_range(format!(
                 "a volume has {} to {} bytes in steps of {}",
                 self.minimum, self.maximum, self.step
             )),
@@ -130,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_size_of_a_range() {
+    fn the_smallest_allowed_size_is_chosen() {
         #[rustfmt::skip] // one row a case
         let table = [
             (None,           None,           Some(40)),
@@ -151,7 +153,7 @@ mod tests {
         for (required, limit, expected) in table {
             let chosen = SIZES.choose(&range(required, limit));
             assert_eq!(chosen.as_ref().ok().copied(), expected, "{required:?} {limit:?}");
-            assert!(chosen.is_ok_and(|size| range(required, limit).fits(size)) == expected.is_some());
+            assert!(chosen.is_ok_and(|size| range(required, limit).contains(size)) == expected.is_some());
         }
         let everything = Sizes::between(1, u64::MAX).in_steps_of(1 << 20);
         let error = everything.choose(&range(Some(u64::MAX), None)).unwrap_err();

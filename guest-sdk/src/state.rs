@@ -48,9 +48,9 @@ pub trait Store {
 
 /// The store that the host grants.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Host;
+pub struct HostStore;
 
-impl Store for Host {
+impl Store for HostStore {
     fn get(&self, key: &str) -> Result<Option<Entry>, StateError> {
         host::state_get(key)
     }
@@ -94,8 +94,8 @@ pub fn read<T: DeserializeOwned>(store: &impl Store, key: &str) -> crate::Result
 pub fn put<T: Serialize>(key: &str, value: &T, replaces: Option<Version>) -> crate::Result<Change> {
     let value = serde_json::to_vec(value).map_err(|error| {
         StorageError::internal(format!("the state {key:?} cannot be written: {error}"))
-            .nothing_happened()
-            .unless_changed()
+            .without_effect()
+            .final_unless_changed()
     })?;
     let expected = replaces.map_or(Expected::Absent, Expected::At);
     Ok(Change::Put(Put { key: key.to_owned(), value, expected }))
@@ -117,7 +117,7 @@ pub enum Decision<T> {
 
 /// How often [`decide`] looks again. Every conflict means that another call got on, so the bound is only met when as many
 /// calls finish within this one's few microseconds.
-const LOOKS: usize = 64;
+const MAX_ATTEMPTS: usize = 64;
 
 /// Looks, decides and commits; anew as long as others write in between. The whole of a change is one commit, so it happens or
 /// it does not, whenever the call dies.
@@ -152,10 +152,10 @@ const LOOKS: usize = 64;
 /// final unless this call has [changed](crate::changed) something before.
 pub fn decide<S: Store, T>(
     store: &S,
-    mut look: impl FnMut(&S) -> crate::Result<Decision<T>>,
+    mut attempt: impl FnMut(&S) -> crate::Result<Decision<T>>,
 ) -> crate::Result<T> {
-    for _ in 0..LOOKS {
-        match look(store)? {
+    for _ in 0..MAX_ATTEMPTS {
+        match attempt(store)? {
             Decision::Done(answer) => return Ok(answer),
             Decision::Commit(changes, answer) => match store.commit(&changes) {
                 Ok(_) => return Ok(answer),
@@ -171,9 +171,9 @@ pub fn decide<S: Store, T>(
             },
         }
     }
-    Err(StorageError::aborted(format!("{LOOKS} other calls changed the state at the same time"))
-        .nothing_happened()
-        .unless_changed())
+    Err(StorageError::aborted(format!("{MAX_ATTEMPTS} other calls changed the state at the same time"))
+        .without_effect()
+        .final_unless_changed())
 }
 
 impl From<StateError> for StorageError {
@@ -181,7 +181,7 @@ impl From<StateError> for StorageError {
     /// before. A store that cannot be used leaves the outcome unknown, and a foreign write leaves it in progress: the same
     /// call again tells.
     fn from(error: StateError) -> Self {
-        let refused = |message| Self::internal(message).nothing_happened();
+        let refused = |message| Self::internal(message).without_effect();
         match error {
             StateError::Conflict(key) => {
                 Self::aborted(format!("the state {key:?} was changed by another call"))
@@ -206,7 +206,7 @@ impl From<StateError> for StorageError {
                 Self::unavailable(format!("the state cannot be used: {message}"))
             }
         }
-        .unless_changed()
+        .final_unless_changed()
     }
 }
 

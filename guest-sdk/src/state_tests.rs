@@ -3,7 +3,7 @@
 use super::*;
 use crate::{ErrorKind, Finality, mock};
 
-fn add(store: &impl Store, key: &str) -> crate::Result<u64> {
+fn increment(store: &impl Store, key: &str) -> crate::Result<u64> {
     decide(store, |store| {
         let read = read::<u64>(store, key)?;
         let (value, version) = read.map_or((0, None), |read| (read.value, Some(read.version)));
@@ -12,23 +12,23 @@ fn add(store: &impl Store, key: &str) -> crate::Result<u64> {
 }
 
 #[test]
-fn a_decision_is_made_anew_but_not_for_ever() {
-    let host = mock::Host::new().install();
-    assert_eq!((add(&Host, "n"), add(&Host, "n")), (Ok(1), Ok(2)));
-    host.before_commits(|host| host.write("n", b"7"));
-    let error = host.call(|| add(&Host, "n")).unwrap_err();
+fn decide_retries_conflicts_a_bounded_number_of_times() {
+    let host = mock::MockHost::new().install();
+    assert_eq!((increment(&HostStore, "n"), increment(&HostStore, "n")), (Ok(1), Ok(2)));
+    host.before_each_commit(|host| host.write_state("n", b"7"));
+    let error = host.call(|| increment(&HostStore, "n")).unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::Aborted, Finality::Final));
-    host.leave_commits_alone();
-    assert_eq!(add(&Host, "n"), Ok(8));
+    host.clear_before_each_commit();
+    assert_eq!(increment(&HostStore, "n"), Ok(8));
 }
 
 #[test]
-fn a_refusal_is_final_unless_the_call_has_changed_something() {
-    let host = mock::Host::new().state_limit(80).install();
-    let full = || add(&Host, "a key that does not fit").unwrap_err();
+fn a_state_error_is_final_unless_the_call_has_changed_something() {
+    let host = mock::MockHost::new().max_state_bytes(80).install();
+    let full = || increment(&HostStore, "a key that does not fit").unwrap_err();
     assert_eq!((full().kind, full().finality), (ErrorKind::ResourceExhausted, Finality::Final));
     let after = host.call(|| {
-        add(&Host, "n").unwrap();
+        increment(&HostStore, "n").unwrap();
         full()
     });
     assert_eq!((after.kind, after.finality), (ErrorKind::ResourceExhausted, Finality::Unknown));
@@ -37,22 +37,22 @@ fn a_refusal_is_final_unless_the_call_has_changed_something() {
 
 #[test]
 fn a_store_that_cannot_be_used_leaves_the_outcome_unknown() {
-    let host = mock::Host::new().install();
+    let host = mock::MockHost::new().install();
     for reads in 0..2 {
-        host.dies_after(reads);
-        let error = add(&Host, "n").unwrap_err();
+        host.fail_after(reads);
+        let error = increment(&HostStore, "n").unwrap_err();
         assert_eq!((error.kind, error.finality), (ErrorKind::Unavailable, Finality::Unknown));
-        host.lives();
-        assert_eq!(host.keys(), [""; 0]);
+        host.stop_failing();
+        assert_eq!(host.state_keys(), [""; 0]);
     }
     drop(host);
-    let error = add(&Host, "n").unwrap_err();
+    let error = increment(&HostStore, "n").unwrap_err();
     assert!(error.message.contains("cofferdam_guest::mock"), "{error:?}");
 }
 
 #[test]
-fn what_the_contract_bounds_the_mock_bounds() {
-    let _host = mock::Host::new().install();
+fn the_mock_enforces_the_contracts_limits() {
+    let _host = mock::MockHost::new().install();
     let set = |key: &str, size: usize| {
         Change::Put(Put { key: key.to_owned(), value: vec![0; size], expected: Expected::Absent })
     };
@@ -68,28 +68,28 @@ fn what_the_contract_bounds_the_mock_bounds() {
         (vec![remove("k", 1)],              StateError::Conflict("k".to_owned())),
     ];
     for (changes, expected) in table {
-        assert_eq!(Host.commit(&changes), Err(expected));
+        assert_eq!(HostStore.commit(&changes), Err(expected));
     }
-    let version = Host.commit(&[set("k", 65536), set("l", 1)]).unwrap();
-    assert_eq!(Host.get("l").unwrap().unwrap().version, version);
+    let version = HostStore.commit(&[set("k", 65536), set("l", 1)]).unwrap();
+    assert_eq!(HostStore.get("l").unwrap().unwrap().version, version);
     assert_eq!(
-        Host.commit(&[set("m", 1), remove("k", version + 1)]),
+        HostStore.commit(&[set("m", 1), remove("k", version + 1)]),
         Err(StateError::Conflict("k".to_owned()))
     );
-    assert_eq!(Host.get("m"), Ok(None), "all or none");
+    assert_eq!(HostStore.get("m"), Ok(None), "all or none");
 }
 
 #[test]
-fn a_scan_comes_in_parts() {
-    let host = mock::Host::new().install();
+fn a_scan_is_paged() {
+    let host = mock::MockHost::new().install();
     for n in 0..20 {
-        host.write(&format!("v/{n:02}"), &[0; 60 << 10]);
+        host.write_state(&format!("v/{n:02}"), &[0; 60 << 10]);
     }
-    host.write("w", b"");
+    host.write_state("w", b"");
     let mut after = None;
     let mut keys = Vec::new();
     loop {
-        let page = Host.scan("v/", after.as_deref(), u32::MAX).unwrap();
+        let page = HostStore.scan("v/", after.as_deref(), u32::MAX).unwrap();
         keys.extend(page.entries.into_iter().map(|found| found.key));
         after = keys.last().cloned();
         if !page.more {
@@ -98,5 +98,5 @@ fn a_scan_comes_in_parts() {
         assert_eq!(keys.len(), 17, "1 MiB at once");
     }
     assert_eq!(keys.len(), 20);
-    assert_eq!(Host.scan("v/", Some("a"), 1).unwrap().entries[0].key, "v/00");
+    assert_eq!(HostStore.scan("v/", Some("a"), 1).unwrap().entries[0].key, "v/00");
 }

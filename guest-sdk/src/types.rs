@@ -64,16 +64,16 @@ impl VolumeCapability {
     ///     r#"single-node-writer filesystem fs-type="ext4" mount-flag="noatime" mount-flag="context=\"a\"""#
     /// );
     /// ```
-    pub fn words(&self) -> String {
-        let mut words = format!("{} {}", self.mode.as_str(), self.access.as_str());
+    pub fn canonical_string(&self) -> String {
+        let mut text = format!("{} {}", self.mode.as_str(), self.access.as_str());
         if let AccessType::Filesystem(access) = &self.access {
             let flags = access.mount_flags.iter().map(|flag| ("mount-flag", flag));
             let options = access.fs_type.iter().map(|kind| ("fs-type", kind)).chain(flags);
             for (key, value) in options.chain(access.mount_group.iter().map(|group| ("mount-group", group))) {
-                words.push_str(&format!(" {key}={}", serde_json::Value::from(value.as_str())));
+                text.push_str(&format!(" {key}={}", serde_json::Value::from(value.as_str())));
             }
         }
-        words
+        text
     }
 }
 
@@ -137,30 +137,30 @@ impl Volume {
 impl Attachment {
     /// There is nothing to do on a node.
     pub fn none() -> Self {
-        Self::of("none", &[])
+        Self::with_fields("none", &[])
     }
 
     /// A directory of the node, by its path below the driver's root there.
     pub fn directory(path: &str) -> Self {
-        Self::of("directory", &[("path", path)])
+        Self::with_fields("directory", &[("path", path)])
     }
 
     /// A file of the node that is used as a block device, by its path below the driver's root there.
     pub fn image(path: &str) -> Self {
-        Self::of("image", &[("path", path)])
+        Self::with_fields("image", &[("path", path)])
     }
 
     /// A filesystem in the node's memory, of a size in bytes.
     pub fn tmpfs(size_bytes: u64) -> Self {
-        Self::of("tmpfs", &[("size", &size_bytes.to_string())])
+        Self::with_fields("tmpfs", &[("size", &size_bytes.to_string())])
     }
 
     /// A block device of the node, by the name that it has in `/dev/disk/by-id`: one that stays with the device.
     pub fn local_device(stable_id: &str) -> Self {
-        Self::of("local-device", &[("stable-id", stable_id)])
+        Self::with_fields("local-device", &[("stable-id", stable_id)])
     }
 
-    fn of(kind: &str, fields: &[(&str, &str)]) -> Self {
+    fn with_fields(kind: &str, fields: &[(&str, &str)]) -> Self {
         let fields = fields.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
         Self { kind: kind.to_owned(), version: 1, fields: fields.collect() }
     }

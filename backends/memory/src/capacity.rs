@@ -7,38 +7,41 @@ use cofferdam_guest::{
 };
 
 use crate::{
-    records::{Books, Call, Ledger},
+    records::{MemoryCall, StorageUsage, VersionedStorageUsage},
     request::{self, CONDITION, LABEL},
-    settings::{MAX_TOTAL, Settings},
-    topology::Place,
+    settings::{MAX_TOTAL, MemorySettings},
+    topology::TopologySegment,
 };
 
 /// How much room there is: in the places of some segments, or in all.
-pub(crate) fn available<S: Store>(call: &Call<'_, S>, request: &CapacityRequest) -> Result<CapacityReport> {
-    request::parameters(&request.parameters, &[LABEL, CONDITION])?;
+pub(crate) fn available<S: Store>(
+    call: &MemoryCall<'_, S>,
+    request: &CapacityRequest,
+) -> Result<CapacityReport> {
+    request::parse_parameters(&request.parameters, &[LABEL, CONDITION])?;
     if !request.capabilities.is_empty() {
-        request::uses(&request.capabilities, call.settings)?;
+        request::canonical_capabilities(&request.capabilities, call.settings)?;
     }
     let topology = &call.settings.topology;
-    let places: Vec<Option<&Place>> = match &request.topology {
-        Some(segments) => topology.within(segments)?.into_iter().map(Some).collect(),
+    let candidates: Vec<Option<&TopologySegment>> = match &request.topology {
+        Some(segments) => topology.matching_segments(segments)?.into_iter().map(Some).collect(),
         None if topology.keys.is_empty() => vec![None],
-        None => topology.places.iter().map(Some).collect(),
+        None => topology.segments.iter().map(Some).collect(),
     };
-    let ledger = Books::read(call.store)?.ledger;
-    let rooms = || places.iter().map(|place| room(call.settings, &ledger, *place));
-    let largest = rooms().max().unwrap_or_default();
-    let sum = rooms().fold(0, u64::saturating_add).min(MAX_TOTAL.saturating_sub(ledger.bytes));
+    let usage = VersionedStorageUsage::read(call.store)?.usage;
+    let free = || candidates.iter().map(|segment| free_bytes(call.settings, &usage, *segment));
+    let largest = free().max().unwrap_or_default();
+    let sum = free().fold(0, u64::saturating_add).min(MAX_TOTAL.saturating_sub(usage.bytes));
     Ok(CapacityReport {
-        available_bytes: if call.settings.is_whole() { largest } else { sum },
+        available_bytes: if call.settings.is_total_capacity() { largest } else { sum },
         maximum_volume_bytes: Some(largest.min(request::MAX_SIZE)),
         minimum_volume_bytes: (largest > 0).then_some(1),
     })
 }
 
 /// Bytes that a place has left.
-fn room(settings: &Settings, ledger: &Ledger, place: Option<&Place>) -> u64 {
-    let used = if settings.is_whole() { ledger.bytes } else { ledger.used(place) };
-    let whole = MAX_TOTAL.saturating_sub(ledger.bytes);
-    settings.limit(place).saturating_sub(used).min(whole)
+fn free_bytes(settings: &MemorySettings, usage: &StorageUsage, segment: Option<&TopologySegment>) -> u64 {
+    let used = if settings.is_total_capacity() { usage.bytes } else { usage.used_bytes(segment) };
+    let total_left = MAX_TOTAL.saturating_sub(usage.bytes);
+    settings.capacity_limit(segment).saturating_sub(used).min(total_left)
 }

@@ -7,25 +7,25 @@ use cofferdam_guest::{
 };
 
 use crate::{
-    records::{Books, Call, volume, volume_key},
+    records::{MemoryCall, VersionedStorageUsage, read_volume, volume_key},
     request, volumes,
 };
 
 /// Makes a volume at least as large as required.
-pub(crate) fn expand<S: Store>(call: &Call<'_, S>, request: &ExpandRequest) -> Result<Expanded> {
-    request::given("volume handle", &request.handle)?;
+pub(crate) fn expand<S: Store>(call: &MemoryCall<'_, S>, request: &ExpandRequest) -> Result<Expanded> {
+    request::require_id("volume handle", &request.handle)?;
     if let Some(capability) = &request.capability {
-        request::using(capability, call.settings)?;
+        request::canonical_capability(capability, call.settings)?;
     }
     decide(call.store, |_| {
-        let Versioned { value: mut found, version } = volume(call.store, &request.handle)?;
-        let size = request::grown(request.capacity, found.size)?;
-        let expanded = Expanded { capacity_bytes: size, node_expansion: found.is_filesystem() };
-        let more = size.saturating_sub(found.size);
-        if more == 0 {
+        let Versioned { value: mut volume, version } = read_volume(call.store, &request.handle)?;
+        let size = request::choose_expanded_size(request.capacity, volume.size)?;
+        let expanded = Expanded { capacity_bytes: size, node_expansion: volume.is_filesystem() };
+        let additional = size.saturating_sub(volume.size);
+        if additional == 0 {
             return Ok(Decision::Done(expanded));
         }
-        if let Some(node) = found.nodes.keys().next()
+        if let Some(node) = volume.nodes.keys().next()
             && !call.settings.features.online_expansion
         {
             return Err(StorageError::failed_precondition(format!(
@@ -33,14 +33,17 @@ pub(crate) fn expand<S: Store>(call: &Call<'_, S>, request: &ExpandRequest) -> R
                 request.handle
             )));
         }
-        let mut books = Books::read(call.store)?;
-        volumes::room(call.settings, &books.ledger, found.place.as_ref(), more).map_err(|why| {
-            StorageError::resource_exhausted(format!("{more} more bytes do not fit: {why}"))
-        })?;
-        books.ledger.charge(found.place.as_ref(), more);
-        found.size = size;
-        found.changed_ms = call.now_ms;
-        let changes = vec![state::put(&volume_key(&request.handle), &found, Some(version))?, books.change()?];
+        let mut usage = VersionedStorageUsage::read(call.store)?;
+        volumes::check_capacity(call.settings, &usage.usage, volume.segment.as_ref(), additional).map_err(
+            |reason| {
+                StorageError::resource_exhausted(format!("{additional} more bytes do not fit: {reason}"))
+            },
+        )?;
+        usage.usage.add_bytes(volume.segment.as_ref(), additional);
+        volume.size = size;
+        volume.changed_ms = call.now_ms;
+        let changes =
+            vec![state::put(&volume_key(&request.handle), &volume, Some(version))?, usage.to_change()?];
         Ok(Decision::Commit(changes, expanded))
     })
 }

@@ -11,19 +11,22 @@ use cofferdam_guest::state::{
 };
 use serde::de::DeserializeOwned;
 
-use crate::records::{self, Group, LEDGER, Ledger, Node, SNAPSHOTS, Snapshot, VOLUMES, Volume};
+use crate::records::{
+    self, MemoryGroup, MemoryNode, MemorySnapshot, MemoryVolume, SNAPSHOT_PREFIX, StorageUsage, USAGE_KEY,
+    VOLUME_PREFIX,
+};
 
 /// A store that dies after some calls, and into which a stranger can write before a commit.
 #[derive(Default, Debug)]
-pub(crate) struct Fake {
+pub(crate) struct FakeStore {
     pub(crate) entries: RefCell<BTreeMap<String, (Vec<u8>, Version)>>,
     version: Cell<Version>,
     pub(crate) calls_left: Cell<Option<u32>>,
     pub(crate) conflicts_left: Cell<u32>,
 }
 
-impl Fake {
-    fn step(&self) -> std::result::Result<(), StateError> {
+impl FakeStore {
+    fn consume_call(&self) -> std::result::Result<(), StateError> {
         match self.calls_left.get() {
             Some(0) => Err(StateError::Unavailable("the instance died".to_owned())),
             left => {
@@ -34,69 +37,71 @@ impl Fake {
     }
 
     /// Sets the ledger.
-    pub(crate) fn put_ledger(&self, ledger: &Ledger) {
-        let version = state::read::<Ledger>(self, LEDGER).unwrap().map(|read| read.version);
-        self.commit(&[state::put(LEDGER, ledger, version).unwrap()]).unwrap();
+    pub(crate) fn put_usage(&self, usage: &StorageUsage) {
+        let version = state::read::<StorageUsage>(self, USAGE_KEY).unwrap().map(|read| read.version);
+        self.commit(&[state::put(USAGE_KEY, usage, version).unwrap()]).unwrap();
     }
 
     /// The ledger as it stands.
-    pub(crate) fn ledger(&self) -> Ledger {
-        state::read(self, LEDGER).unwrap().map(|read| read.value).unwrap_or_default()
+    pub(crate) fn usage(&self) -> StorageUsage {
+        state::read(self, USAGE_KEY).unwrap().map(|read| read.value).unwrap_or_default()
     }
 
     /// Everything of a kind, by its key.
     pub(crate) fn all<T: DeserializeOwned>(&self, prefix: &str) -> Vec<(String, T)> {
         let page = self.scan(prefix, None, u32::MAX).unwrap();
-        page.entries.iter().map(|found| (found.key.clone(), records::decode(found).unwrap())).collect()
+        page.entries.iter().map(|found| (found.key.clone(), records::decode_entry(found).unwrap())).collect()
     }
 
     /// What the ledger has to say, and what each node has to.
-    pub(crate) fn sum(&self) -> (Ledger, BTreeMap<String, u64>) {
-        let (mut ledger, mut nodes) = (Ledger::default(), BTreeMap::new());
-        for (_, volume) in self.all::<Volume>(VOLUMES) {
-            ledger.charge(volume.place.as_ref(), volume.size);
-            ledger.volumes += 1;
+    pub(crate) fn expected_usage(&self) -> (StorageUsage, BTreeMap<String, u64>) {
+        let (mut usage, mut nodes) = (StorageUsage::default(), BTreeMap::new());
+        for (_, volume) in self.all::<MemoryVolume>(VOLUME_PREFIX) {
+            usage.add_bytes(volume.segment.as_ref(), volume.size);
+            usage.volumes += 1;
             for node in volume.nodes.keys() {
                 *nodes.entry(node.clone()).or_default() += 1;
             }
         }
-        let snapshots = self.all::<Snapshot>(SNAPSHOTS);
-        ledger.snapshots = u64::try_from(snapshots.len()).unwrap();
-        (ledger, nodes)
+        let snapshots = self.all::<MemorySnapshot>(SNAPSHOT_PREFIX);
+        usage.snapshots = u64::try_from(snapshots.len()).unwrap();
+        (usage, nodes)
     }
 
     /// Fails unless everything that is kept agrees with everything else.
-    pub(crate) fn check(&self, when: &str) {
+    pub(crate) fn check_consistency(&self, when: &str) {
         let nodes = self
-            .all::<Node>("node/")
+            .all::<MemoryNode>("node/")
             .into_iter()
             .map(|(key, node)| (key["node/".len()..].to_owned(), node.volumes));
-        assert_eq!((self.ledger(), nodes.collect()), self.sum(), "{when}");
-        let groups = self.all::<Group>("group/");
+        assert_eq!((self.usage(), nodes.collect()), self.expected_usage(), "{when}");
+        let groups = self.all::<MemoryGroup>("group/");
         let members: BTreeSet<_> =
             groups.iter().flat_map(|(_, group)| group.members.values().cloned()).collect();
-        let kept =
-            self.all::<Snapshot>(SNAPSHOTS).into_iter().filter(|(_, snapshot)| snapshot.group.is_some());
+        let group_members = self
+            .all::<MemorySnapshot>(SNAPSHOT_PREFIX)
+            .into_iter()
+            .filter(|(_, snapshot)| snapshot.group.is_some());
         assert_eq!(
-            kept.map(|(key, _)| key[SNAPSHOTS.len()..].to_owned()).collect::<BTreeSet<_>>(),
+            group_members.map(|(key, _)| key[SNAPSHOT_PREFIX.len()..].to_owned()).collect::<BTreeSet<_>>(),
             members,
             "{when}"
         );
     }
 }
 
-impl Store for Fake {
+impl Store for FakeStore {
     fn get(&self, key: &str) -> std::result::Result<Option<Entry>, StateError> {
-        self.step()?;
+        self.consume_call()?;
         let entries = self.entries.borrow();
         Ok(entries.get(key).map(|(value, version)| Entry { value: value.clone(), version: *version }))
     }
 
     fn commit(&self, changes: &[Change]) -> std::result::Result<Version, StateError> {
-        self.step()?;
+        self.consume_call()?;
         if self.conflicts_left.get() > 0 {
             self.conflicts_left.set(self.conflicts_left.get() - 1);
-            return Err(StateError::Conflict(LEDGER.to_owned()));
+            return Err(StateError::Conflict(USAGE_KEY.to_owned()));
         }
         let mut entries = self.entries.borrow_mut();
         for change in changes {

@@ -8,8 +8,8 @@ use cofferdam_guest::{
 };
 
 use crate::{
-    records::Call,
-    settings::{list, number},
+    records::MemoryCall,
+    settings::{parse_number, split_list},
 };
 
 /// Every call that can fail or wait.
@@ -62,7 +62,7 @@ const EXPECTED: &str = "expected rules such as create:unavailable:3 (method:kind
 
 /// How often a rule makes calls fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Times {
+enum FaultCount {
     /// The first calls.
     First(u32),
     /// Every call.
@@ -71,19 +71,19 @@ enum Times {
 
 /// A failure that was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Rule {
+pub(crate) struct FaultRule {
     /// As the operator wrote it.
     text: String,
     method: &'static str,
     kind: ErrorKind,
-    times: Times,
+    count: FaultCount,
     /// Whether the call has its effect first.
-    after: bool,
+    after_effect: bool,
     finality: Finality,
 }
 
 /// The finality that the kind has when it is used for what it means.
-const fn usual(kind: ErrorKind) -> Finality {
+const fn default_finality(kind: ErrorKind) -> Finality {
     match kind {
         ErrorKind::Aborted => Finality::InProgress,
         ErrorKind::Internal
@@ -104,37 +104,41 @@ const fn usual(kind: ErrorKind) -> Finality {
     }
 }
 
-fn method(name: &str) -> Option<&'static str> {
+fn known_method(name: &str) -> Option<&'static str> {
     METHODS.into_iter().find(|method| *method == name)
 }
 
 /// Reads the setting: `method:kind:times[:after][:finality]`, several parted by commas.
-pub(crate) fn rules(text: &str) -> std::result::Result<Vec<Rule>, String> {
-    let rules = list(text).into_iter().map(Rule::parse).collect::<std::result::Result<Vec<_>, _>>()?;
+pub(crate) fn parse_rules(text: &str) -> std::result::Result<Vec<FaultRule>, String> {
+    let rules =
+        split_list(text).into_iter().map(FaultRule::parse).collect::<std::result::Result<Vec<_>, _>>()?;
     if rules.len() > MAX_RULES {
         return Err(format!("expected at most {MAX_RULES} rules"));
     }
-    let twice = |rule: &&Rule| rules.iter().filter(|other| other.text == rule.text).count() > 1;
-    match rules.iter().find(twice) {
+    let is_duplicate = |rule: &&FaultRule| rules.iter().filter(|other| other.text == rule.text).count() > 1;
+    match rules.iter().find(is_duplicate) {
         Some(rule) => Err(format!("expected {:?} only once", rule.text)),
         None => Ok(rules),
     }
 }
 
-impl Rule {
+impl FaultRule {
     fn parse(text: &str) -> std::result::Result<Self, String> {
         let mut parts = text.split(':');
-        let (Some(name), Some(kind), Some(times)) = (parts.next(), parts.next(), parts.next()) else {
+        let (Some(name), Some(kind), Some(count)) = (parts.next(), parts.next(), parts.next()) else {
             return Err(EXPECTED.to_owned());
         };
-        let method =
-            method(name).ok_or_else(|| format!("expected one of {} as the method", METHODS.join(", ")))?;
+        let method = known_method(name)
+            .ok_or_else(|| format!("expected one of {} as the method", METHODS.join(", ")))?;
         let kind = KINDS.into_iter().find(|(known, _)| *known == kind).map(|(_, kind)| kind);
         let kind = kind.ok_or_else(|| {
             format!("expected one of {} as the kind", KINDS.map(|(known, _)| known).join(", "))
         })?;
-        let times =
-            if times == "always" { Times::Always } else { Times::First(number(times, 1..=1_000_000)?) };
+        let count = if count == "always" {
+            FaultCount::Always
+        } else {
+            FaultCount::First(parse_number(count, 1..=1_000_000)?)
+        };
         let (mut after, mut finality) = (false, None);
         for part in parts {
             match (part, after, finality) {
@@ -149,13 +153,20 @@ impl Rule {
             }
         }
         // Whatever the kind: an effect is there, so the failure must not say that there is none.
-        let usual = if after { Finality::Unknown } else { usual(kind) };
-        Ok(Self { text: text.to_owned(), method, kind, times, after, finality: finality.unwrap_or(usual) })
+        let default = if after { Finality::Unknown } else { default_finality(kind) };
+        Ok(Self {
+            text: text.to_owned(),
+            method,
+            kind,
+            count,
+            after_effect: after,
+            finality: finality.unwrap_or(default),
+        })
     }
 
     /// Whether it is this call's turn to fail. It is counted before the failure is told, so that no failure comes twice.
-    fn strikes(&self, store: &impl Store) -> Result<bool> {
-        let Times::First(times) = self.times else { return Ok(true) };
+    fn is_due(&self, store: &impl Store) -> Result<bool> {
+        let FaultCount::First(times) = self.count else { return Ok(true) };
         let key = format!("error/{}", self.text);
         decide(store, |_| {
             let found = state::read::<u32>(store, &key)?;
@@ -169,9 +180,11 @@ impl Rule {
 }
 
 /// Fails a call if it is its turn.
-fn strike<S: Store>(call: &Call<'_, S>, method: &str, after: bool) -> Result<()> {
-    for rule in call.settings.errors.iter().filter(|rule| rule.method == method && rule.after == after) {
-        if rule.strikes(call.store)? {
+fn inject_fault<S: Store>(call: &MemoryCall<'_, S>, method: &str, after_effect: bool) -> Result<()> {
+    for rule in
+        call.settings.errors.iter().filter(|rule| rule.method == method && rule.after_effect == after_effect)
+    {
+        if rule.is_due(call.store)? {
             let message = format!("the setting \"errors\" has {:?}", rule.text);
             return Err(StorageError::new(rule.kind, rule.finality, message));
         }
@@ -180,18 +193,18 @@ fn strike<S: Store>(call: &Call<'_, S>, method: &str, after: bool) -> Result<()>
 }
 
 /// Does a call's work with the waits and failures that were asked for.
-pub(crate) fn around<S: Store, T>(
-    call: &Call<'_, S>,
+pub(crate) fn run_with_faults<S: Store, T>(
+    call: &MemoryCall<'_, S>,
     method: &str,
-    work: impl FnOnce() -> Result<T>,
+    run: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
-    if let Some(pause) = call.settings.latency.of(method) {
+    if let Some(pause) = call.settings.latency.for_method(method) {
         std::thread::sleep(pause);
     }
-    strike(call, method, false)?;
-    let answer = work()?;
+    inject_fault(call, method, false)?;
+    let answer = run()?;
     // What was done is done, whatever keeps the counter from being written.
-    strike(call, method, true).map_err(|error| StorageError {
+    inject_fault(call, method, true).map_err(|error| StorageError {
         finality: if error.finality == Finality::InProgress { error.finality } else { Finality::Unknown },
         ..error
     })?;
@@ -211,12 +224,12 @@ impl Latency {
         const EXPECTED: &str =
             "expected milliseconds up to 600000 such as 20, or for single methods such as 5,create=50";
         let mut latency = Self::default();
-        for part in list(text) {
+        for part in split_list(text) {
             let (name, milliseconds) = part.split_once('=').unwrap_or(("", part));
             let milliseconds =
-                number(milliseconds.trim(), 0..=MAX_LATENCY).map_err(|_| EXPECTED.to_owned())?;
+                parse_number(milliseconds.trim(), 0..=MAX_LATENCY).map_err(|_| EXPECTED.to_owned())?;
             let pause = Duration::from_millis(milliseconds);
-            let before = match (name.trim(), method(name.trim())) {
+            let before = match (name.trim(), known_method(name.trim())) {
                 ("", _) => latency.all.replace(pause),
                 (_, Some(method)) => latency.methods.insert(method, pause),
                 (_, None) => return Err(EXPECTED.to_owned()),
@@ -228,7 +241,7 @@ impl Latency {
         Ok(latency)
     }
 
-    fn of(&self, method: &str) -> Option<Duration> {
+    fn for_method(&self, method: &str) -> Option<Duration> {
         self.methods.get(method).copied().or(self.all).filter(|pause| !pause.is_zero())
     }
 }

@@ -3,20 +3,20 @@
 use std::cell::Cell;
 
 use super::*;
-use crate::{fake::Fake, settings::Settings};
+use crate::{fake::FakeStore, settings::MemorySettings};
 
-fn settings(errors: &str) -> Settings {
-    Settings::parse(&[("errors".to_owned(), errors.to_owned())].into()).unwrap()
+fn settings(errors: &str) -> MemorySettings {
+    MemorySettings::parse(&[("errors".to_owned(), errors.to_owned())].into()).unwrap()
 }
 
 /// What five calls answer, and how often their work was done.
-fn five(errors: &str) -> (Vec<Option<(ErrorKind, Finality)>>, u32) {
-    let store = Fake::default();
+fn run_five_calls(errors: &str) -> (Vec<Option<(ErrorKind, Finality)>>, u32) {
+    let store = FakeStore::default();
     let settings = settings(errors);
     let done = Cell::new(0);
     let calls = (0..5).map(|_| {
-        let call = Call { store: &store, settings: &settings, now_ms: 0 };
-        let answer = around(&call, "create", || {
+        let call = MemoryCall { store: &store, settings: &settings, now_ms: 0 };
+        let answer = run_with_faults(&call, "create", || {
             done.set(done.get() + 1);
             Ok(())
         });
@@ -26,17 +26,17 @@ fn five(errors: &str) -> (Vec<Option<(ErrorKind, Finality)>>, u32) {
 }
 
 #[test]
-fn rules_strike_in_their_order_and_as_often_as_they_say() {
+fn fault_rules_apply_in_order_and_as_often_as_configured() {
     use ErrorKind::{Internal, NotFound, Unavailable};
     use Finality::{Final, InProgress, Unknown};
-    assert_eq!(five("delete:unavailable:2"), (vec![None; 5], 5));
+    assert_eq!(run_five_calls("delete:unavailable:2"), (vec![None; 5], 5));
     let lost = Some((Unavailable, Unknown));
-    assert_eq!(five("create:unavailable:2"), (vec![lost, lost, None, None, None], 3));
-    assert_eq!(five("create:unavailable:2:after"), (vec![lost, lost, None, None, None], 5));
-    assert_eq!(five("create:unavailable:always"), (vec![lost; 5], 0));
+    assert_eq!(run_five_calls("create:unavailable:2"), (vec![lost, lost, None, None, None], 3));
+    assert_eq!(run_five_calls("create:unavailable:2:after"), (vec![lost, lost, None, None, None], 5));
+    assert_eq!(run_five_calls("create:unavailable:always"), (vec![lost; 5], 0));
     let refused = Some((NotFound, Final));
     assert_eq!(
-        five(
+        run_five_calls(
             "create:not-found:1, create:unavailable:1, create:internal:2:final, create:not-found:1:after:in-progress"
         ),
         (
@@ -50,32 +50,37 @@ fn rules_strike_in_their_order_and_as_often_as_they_say() {
             1
         )
     );
-    assert_eq!(five("create:not-found:1:after").0[0], Some((NotFound, Unknown)), "its effect is there");
+    assert_eq!(
+        run_five_calls("create:not-found:1:after").0[0],
+        Some((NotFound, Unknown)),
+        "its effect is there"
+    );
 }
 
 #[test]
-fn every_kind_can_be_asked_for() {
+fn every_error_kind_can_be_injected() {
     for (name, kind) in KINDS {
-        let (answers, done) = five(&format!("create:{name}:1"));
-        assert_eq!((answers[0], done), (Some((kind, usual(kind))), 4), "{name}");
+        let (answers, done) = run_five_calls(&format!("create:{name}:1"));
+        assert_eq!((answers[0], done), (Some((kind, default_finality(kind))), 4), "{name}");
     }
 }
 
 #[test]
-fn the_work_s_own_failure_is_told_and_not_counted() {
-    let store = Fake::default();
+fn an_error_of_the_call_itself_is_returned_and_not_counted() {
+    let store = FakeStore::default();
     let settings = settings("create:unavailable:1:after");
-    let call = Call { store: &store, settings: &settings, now_ms: 0 };
-    let own = around(&call, "create", || Err::<(), _>(StorageError::not_found("own"))).unwrap_err();
-    assert_eq!(own.kind, ErrorKind::NotFound);
-    assert_eq!(around(&call, "create", || Ok(())).unwrap_err().kind, ErrorKind::Unavailable);
-    assert!(around(&call, "create", || Ok(())).is_ok());
+    let call = MemoryCall { store: &store, settings: &settings, now_ms: 0 };
+    let call_error =
+        run_with_faults(&call, "create", || Err::<(), _>(StorageError::not_found("own"))).unwrap_err();
+    assert_eq!(call_error.kind, ErrorKind::NotFound);
+    assert_eq!(run_with_faults(&call, "create", || Ok(())).unwrap_err().kind, ErrorKind::Unavailable);
+    assert!(run_with_faults(&call, "create", || Ok(())).is_ok());
 }
 
 #[test]
-fn latency_is_for_all_or_for_one() {
+fn latency_is_set_for_all_methods_or_one() {
     let latency = Latency::parse("5, create=50, delete=0").unwrap();
-    let milliseconds = |method| latency.of(method).map(|pause| pause.as_millis());
+    let milliseconds = |method| latency.for_method(method).map(|pause| pause.as_millis());
     assert_eq!(
         [milliseconds("list"), milliseconds("create"), milliseconds("delete")],
         [Some(5), Some(50), None]

@@ -10,7 +10,10 @@ use cofferdam_guest::{
 };
 
 use crate::{
-    records::{self, Books, Call, Group, Owner, Snapshot, find, group_key, snapshot_key},
+    records::{
+        self, MemoryCall, MemoryGroup, MemoryOwner, MemorySnapshot, VersionedStorageUsage, group_key,
+        read_entry, snapshot_key,
+    },
     request::{self, LABEL},
     snapshots,
 };
@@ -19,28 +22,28 @@ use crate::{
 const MAX_MEMBERS: usize = 14;
 
 /// Cuts a group or finds it.
-pub(crate) fn create<S: Store>(call: &Call<'_, S>, request: &GroupRequest) -> Result<GroupSnapshot> {
-    let handle = request::handle("group", "group name", &request.name)?;
+pub(crate) fn create<S: Store>(call: &MemoryCall<'_, S>, request: &GroupRequest) -> Result<GroupSnapshot> {
+    let handle = request::handle_from_name("group", "group name", &request.name)?;
     let sources = sources(request)?;
-    let owner = request.owner.as_ref().map(Owner::read_snapshot).transpose()?;
-    let mut parameters = request::parameters(&request.parameters, &[LABEL])?;
+    let owner = request.owner.as_ref().map(MemoryOwner::from_snapshot_owner).transpose()?;
+    let mut parameters = request::parse_parameters(&request.parameters, &[LABEL])?;
     // What the caller adds of its own objects is not the group's.
     parameters.retain(|key, _| key == LABEL);
     decide(call.store, |_| {
-        if let Some(found) = find::<Group>(call.store, &handle, group_key)? {
-            same(&found.value, request, &sources, &parameters)?;
-            return asked_for(call.store, &handle, &found.value);
+        if let Some(found) = read_entry::<MemoryGroup>(call.store, &handle, group_key)? {
+            check_same_arguments(&found.value, request, &sources, &parameters)?;
+            return count_poll(call.store, &handle, &found.value);
         }
-        let mut books = Books::read(call.store)?;
-        books.ledger.count_snapshots(sources.len(), call.settings)?;
-        let mut changes = vec![books.change()?];
+        let mut usage = VersionedStorageUsage::read(call.store)?;
+        usage.usage.add_snapshots(sources.len(), call.settings)?;
+        let mut changes = vec![usage.to_change()?];
         let mut members = BTreeMap::new();
         let mut answer = Vec::with_capacity(sources.len());
         for source in &sources {
-            let size = records::volume(call.store, source)?.value.size;
+            let size = records::read_volume(call.store, source)?.value.size;
             // With a space it is always a digest, which nobody reads a name from.
-            let member = handle::of("member", &format!("{handle} {source}"));
-            let record = Snapshot {
+            let member = handle::from_name("member", &format!("{handle} {source}"));
+            let record = MemorySnapshot {
                 owner: owner.clone(),
                 name: request.name.clone(),
                 source: (*source).clone(),
@@ -53,7 +56,7 @@ pub(crate) fn create<S: Store>(call: &Call<'_, S>, request: &GroupRequest) -> Re
             answer.push(snapshots::describe(&member, &record));
             members.insert((*source).clone(), member);
         }
-        let record = Group {
+        let record = MemoryGroup {
             name: request.name.clone(),
             parameters: parameters.clone(),
             members,
@@ -72,7 +75,7 @@ fn sources(request: &GroupRequest) -> Result<BTreeSet<&String>> {
             request.name
         )));
     }
-    request.sources.iter().try_for_each(|source| request::given("source volume", source))?;
+    request.sources.iter().try_for_each(|source| request::require_id("source volume", source))?;
     let sources: BTreeSet<_> = request.sources.iter().collect();
     if sources.len() < count {
         return Err(StorageError::invalid_argument("a source volume is given twice"));
@@ -80,8 +83,8 @@ fn sources(request: &GroupRequest) -> Result<BTreeSet<&String>> {
     Ok(sources)
 }
 
-fn same(
-    found: &Group,
+fn check_same_arguments(
+    found: &MemoryGroup,
     request: &GroupRequest,
     sources: &BTreeSet<&String>,
     parameters: &BTreeMap<String, String>,
@@ -97,7 +100,7 @@ fn same(
 }
 
 /// Counts that a group, and so each of its members, was asked for.
-fn asked_for(store: &impl Store, handle: &str, group: &Group) -> Result<Decision<GroupSnapshot>> {
+fn count_poll(store: &impl Store, handle: &str, group: &MemoryGroup) -> Result<Decision<GroupSnapshot>> {
     let mut changes = Vec::new();
     let mut members = Vec::with_capacity(group.members.len());
     for (member, Versioned { value: mut record, version }) in read_members(store, group)? {
@@ -111,10 +114,13 @@ fn asked_for(store: &impl Store, handle: &str, group: &Group) -> Result<Decision
     Ok(if changes.is_empty() { Decision::Done(answer) } else { Decision::Commit(changes, answer) })
 }
 
-fn read_members<'a>(store: &impl Store, group: &'a Group) -> Result<Vec<(&'a String, Versioned<Snapshot>)>> {
+fn read_members<'a>(
+    store: &impl Store,
+    group: &'a MemoryGroup,
+) -> Result<Vec<(&'a String, Versioned<MemorySnapshot>)>> {
     let mut members = Vec::with_capacity(group.members.len());
     for member in group.members.values() {
-        if let Some(found) = find::<Snapshot>(store, member, snapshot_key)? {
+        if let Some(found) = read_entry::<MemorySnapshot>(store, member, snapshot_key)? {
             members.push((member, found));
         }
     }
@@ -122,52 +128,64 @@ fn read_members<'a>(store: &impl Store, group: &'a Group) -> Result<Vec<(&'a Str
 }
 
 /// Refuses members that are not exactly the group's.
-fn check_members(handle: &str, group: &Group, given: &[String]) -> Result<()> {
-    let own: BTreeSet<_> = group.members.values().collect();
-    let given: BTreeSet<_> = given.iter().collect();
-    if own == given {
+fn check_members(handle: &str, group: &MemoryGroup, given_members: &[String]) -> Result<()> {
+    let members: BTreeSet<_> = group.members.values().collect();
+    let given_members: BTreeSet<_> = given_members.iter().collect();
+    if members == given_members {
         return Ok(());
     }
-    let stranger = given.difference(&own).next();
-    Err(StorageError::invalid_argument(match stranger {
-        Some(stranger) => format!("the snapshot {stranger:?} is not a member of the group {handle:?}"),
-        None => format!("the group {handle:?} has {} members; {} of them were given", own.len(), given.len()),
+    let foreign_member = given_members.difference(&members).next();
+    Err(StorageError::invalid_argument(match foreign_member {
+        Some(foreign_member) => {
+            format!("the snapshot {foreign_member:?} is not a member of the group {handle:?}")
+        }
+        None => format!(
+            "the group {handle:?} has {} members; {} of them were given",
+            members.len(),
+            given_members.len()
+        ),
     }))
 }
 
 /// Deletes a group with its members; one that does not exist is a success.
-pub(crate) fn delete<S: Store>(call: &Call<'_, S>, handle: &str, members: &[String]) -> Result<()> {
-    request::given("group handle", handle)?;
+pub(crate) fn delete<S: Store>(call: &MemoryCall<'_, S>, handle: &str, members: &[String]) -> Result<()> {
+    request::require_id("group handle", handle)?;
     decide(call.store, |_| {
-        let Some(Versioned { value: group, version }) = find::<Group>(call.store, handle, group_key)? else {
+        let Some(Versioned { value: group, version }) =
+            read_entry::<MemoryGroup>(call.store, handle, group_key)?
+        else {
             return Ok(Decision::Done(()));
         };
         check_members(handle, &group, members)?;
         let found = read_members(call.store, &group)?;
-        let mut books = Books::read(call.store)?;
+        let mut usage = VersionedStorageUsage::read(call.store)?;
         let count = found.len().try_into().unwrap_or(u64::MAX);
-        books.ledger.snapshots = books.ledger.snapshots.saturating_sub(count);
+        usage.usage.snapshots = usage.usage.snapshots.saturating_sub(count);
         let mut changes: Vec<Change> =
             found.iter().map(|(member, found)| state::remove(&snapshot_key(member), found.version)).collect();
         changes.push(state::remove(&group_key(handle), version));
-        changes.push(books.change()?);
+        changes.push(usage.to_change()?);
         Ok(Decision::Commit(changes, ()))
     })
 }
 
 /// Describes a group.
-pub(crate) fn get<S: Store>(call: &Call<'_, S>, handle: &str, members: &[String]) -> Result<GroupSnapshot> {
-    request::given("group handle", handle)?;
+pub(crate) fn get<S: Store>(
+    call: &MemoryCall<'_, S>,
+    handle: &str,
+    members: &[String],
+) -> Result<GroupSnapshot> {
+    request::require_id("group handle", handle)?;
     decide(call.store, |_| {
-        let Some(found) = find::<Group>(call.store, handle, group_key)? else {
+        let Some(found) = read_entry::<MemoryGroup>(call.store, handle, group_key)? else {
             return Err(StorageError::not_found(format!("there is no group {handle:?}")));
         };
         check_members(handle, &found.value, members)?;
-        asked_for(call.store, handle, &found.value)
+        count_poll(call.store, handle, &found.value)
     })
 }
 
-fn describe(handle: &str, group: &Group, members: Vec<cofferdam_guest::Snapshot>) -> GroupSnapshot {
+fn describe(handle: &str, group: &MemoryGroup, members: Vec<cofferdam_guest::Snapshot>) -> GroupSnapshot {
     GroupSnapshot {
         handle: handle.to_owned(),
         created_at_ms: group.created_ms,

@@ -34,28 +34,31 @@ use cofferdam_guest::{
 };
 
 use crate::{
-    records::{Call, Source},
-    settings::Settings,
+    records::{MemoryCall, MemorySource},
+    settings::MemorySettings,
 };
 
 /// The backend.
 #[derive(Debug)]
-pub struct Memory;
+pub struct MemoryBackend;
 
 /// Answers a call with what the operator has chosen: settings, waits, failures.
-fn answer<T>(method: &str, work: impl FnOnce(&Call<'_, state::Host>) -> Result<T>) -> Result<T> {
+fn handle_call<T>(
+    method: &str,
+    handler: impl FnOnce(&MemoryCall<'_, state::HostStore>) -> Result<T>,
+) -> Result<T> {
     let settings = settings::current()?;
     let now_ms = ambient::now().as_millis().try_into().unwrap_or(u64::MAX);
-    let call = Call { store: &state::Host, settings: &settings, now_ms };
-    faults::around(&call, method, || work(&call))
+    let call = MemoryCall { store: &state::HostStore, settings: &settings, now_ms };
+    faults::run_with_faults(&call, method, || handler(&call))
 }
 
-impl Backend for Memory {
+impl Backend for MemoryBackend {
     fn describe() -> Result<Description> {
         let all = cofferdam_guest::settings::all();
         let name = all.get(settings::DRIVER_NAME).map_or(settings::DEFAULT_DRIVER_NAME, String::as_str);
         // A mistake in the settings is told by `probe` and by every call; the name is needed to tell it.
-        let settings = Settings::parse(&all).unwrap_or_default();
+        let settings = MemorySettings::parse(&all).unwrap_or_default();
         Ok(Description {
             topology_keys: settings.topology.keys,
             volumes_per_node: settings.volumes_per_node,
@@ -65,118 +68,120 @@ impl Backend for Memory {
     }
 
     fn probe() -> Result<Readiness> {
-        match Settings::parse(&cofferdam_guest::settings::all()) {
+        match MemorySettings::parse(&cofferdam_guest::settings::all()) {
             Ok(_) => Ok(Readiness::Ready),
             Err(message) => Ok(Readiness::NotReady(message)),
         }
     }
 
     fn create(request: CreateRequest) -> Result<Volume> {
-        answer("create", |call| volumes::create(call, &request, None))
+        handle_call("create", |call| volumes::create(call, &request, None))
     }
 
     fn delete(handle: String) -> Result<()> {
-        answer("delete", |call| volumes::delete(call, &handle))
+        handle_call("delete", |call| volumes::delete(call, &handle))
     }
 
     fn validate(request: ValidateRequest) -> Result<Validation> {
-        answer("validate", |call| volumes::validate(call, &request))
+        handle_call("validate", |call| volumes::validate(call, &request))
     }
 }
 
 /// Refuses a source that was not given.
-fn given(source: String) -> Result<String> {
+fn require_source(source: String) -> Result<String> {
     if source.is_empty() { Err(StorageError::invalid_argument("no source was given")) } else { Ok(source) }
 }
 
-impl Cloning for Memory {
+impl Cloning for MemoryBackend {
     fn create_from_volume(request: CreateRequest, source: VolumeHandle) -> Result<Volume> {
-        answer("create-from-volume", |call| {
-            volumes::create(call, &request, Some(Source::Volume(given(source)?)))
+        handle_call("create-from-volume", |call| {
+            volumes::create(call, &request, Some(MemorySource::Volume(require_source(source)?)))
         })
     }
 }
 
-impl Restoring for Memory {
+impl Restoring for MemoryBackend {
     fn create_from_snapshot(request: CreateRequest, source: SnapshotHandle) -> Result<Volume> {
-        answer("create-from-snapshot", |call| {
-            volumes::create(call, &request, Some(Source::Snapshot(given(source)?)))
+        handle_call("create-from-snapshot", |call| {
+            volumes::create(call, &request, Some(MemorySource::Snapshot(require_source(source)?)))
         })
     }
 }
 
-impl Publishing for Memory {
+impl Publishing for MemoryBackend {
     fn publish(request: PublishRequest) -> Result<Attachment> {
-        answer("publish", |call| publishing::publish(call, &request))
+        handle_call("publish", |call| publishing::publish(call, &request))
     }
 
     fn unpublish(handle: VolumeHandle, node: Option<String>) -> Result<()> {
-        answer("unpublish", |call| publishing::unpublish(call, &handle, node.as_deref()))
+        handle_call("unpublish", |call| publishing::unpublish(call, &handle, node.as_deref()))
     }
 }
 
-impl Expansion for Memory {
+impl Expansion for MemoryBackend {
     fn expand(request: ExpandRequest) -> Result<Expanded> {
-        answer("expand", |call| expansion::expand(call, &request))
+        handle_call("expand", |call| expansion::expand(call, &request))
     }
 }
 
-impl Modification for Memory {
+impl Modification for MemoryBackend {
     fn modify(handle: VolumeHandle, parameters: KeyValues) -> Result<()> {
-        answer("modify", |call| modification::modify(call, &handle, &parameters))
+        handle_call("modify", |call| modification::modify(call, &handle, &parameters))
     }
 }
 
-impl Snapshots for Memory {
+impl Snapshots for MemoryBackend {
     fn create(request: SnapshotRequest) -> Result<Snapshot> {
-        answer("create-snapshot", |call| snapshots::create(call, &request))
+        handle_call("create-snapshot", |call| snapshots::create(call, &request))
     }
 
     fn delete(handle: SnapshotHandle) -> Result<()> {
-        answer("delete-snapshot", |call| snapshots::delete(call, &handle))
+        handle_call("delete-snapshot", |call| snapshots::delete(call, &handle))
     }
 
     fn get(handle: SnapshotHandle) -> Result<Snapshot> {
-        answer("get-snapshot", |call| snapshots::get(call, &handle))
+        handle_call("get-snapshot", |call| snapshots::get(call, &handle))
     }
 
     fn list(source: Option<VolumeHandle>, after: Option<String>, limit: Option<u32>) -> Result<SnapshotPage> {
-        answer("list-snapshots", |call| snapshots::list(call, source.as_deref(), after.as_deref(), limit))
+        handle_call("list-snapshots", |call| {
+            snapshots::list(call, source.as_deref(), after.as_deref(), limit)
+        })
     }
 }
 
-impl GroupSnapshots for Memory {
+impl GroupSnapshots for MemoryBackend {
     fn create(request: GroupRequest) -> Result<GroupSnapshot> {
-        answer("create-group-snapshot", |call| groups::create(call, &request))
+        handle_call("create-group-snapshot", |call| groups::create(call, &request))
     }
 
     fn delete(handle: String, snapshots: Vec<SnapshotHandle>) -> Result<()> {
-        answer("delete-group-snapshot", |call| groups::delete(call, &handle, &snapshots))
+        handle_call("delete-group-snapshot", |call| groups::delete(call, &handle, &snapshots))
     }
 
     fn get(handle: String, snapshots: Vec<SnapshotHandle>) -> Result<GroupSnapshot> {
-        answer("get-group-snapshot", |call| groups::get(call, &handle, &snapshots))
+        handle_call("get-group-snapshot", |call| groups::get(call, &handle, &snapshots))
     }
 }
 
-impl Listing for Memory {
+impl Listing for MemoryBackend {
     fn list(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
-        answer("list", |call| listing::list(call, after.as_deref(), limit))
+        handle_call("list", |call| listing::list(call, after.as_deref(), limit))
     }
 }
 
-impl Inspection for Memory {
+impl Inspection for MemoryBackend {
     fn get(handle: VolumeHandle) -> Result<VolumeStatus> {
-        answer("get", |call| listing::get(call, &handle))
+        handle_call("get", |call| listing::get(call, &handle))
     }
 }
 
-impl Capacity for Memory {
+impl Capacity for MemoryBackend {
     fn available(request: CapacityRequest) -> Result<CapacityReport> {
-        answer("available", |call| capacity::available(call, &request))
+        handle_call("available", |call| capacity::available(call, &request))
     }
 }
 
 cofferdam_guest::export!(
-    Memory: cloning, restoring, publishing, expansion, modification, snapshots, group_snapshots, listing, inspection, capacity
+    MemoryBackend: cloning, restoring, publishing, expansion, modification, snapshots, group_snapshots, listing, inspection, capacity
 );

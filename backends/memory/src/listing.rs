@@ -9,27 +9,27 @@ use cofferdam_guest::{
 
 use crate::{
     publishing,
-    records::{self, Call, VOLUMES, Volume},
+    records::{self, MemoryCall, MemoryVolume, VOLUME_PREFIX},
     request, settings, volumes,
 };
 
 /// Most entries of a part, also when none or more were asked for.
 const MAX_ENTRIES: u32 = 1_000;
 /// The condition of a volume of which nothing else was said.
-const WELL: &str = "no problem is known";
+const HEALTHY_MESSAGE: &str = "no problem is known";
 
 /// Goes through the keys of a kind, part by part.
 #[derive(Debug)]
-pub(crate) struct Pages<'a> {
+pub(crate) struct StatePager<'a> {
     prefix: &'a str,
     scope: &'a str,
     limit: u32,
     /// The last key that was seen.
     after: Option<String>,
-    more: bool,
+    has_more: bool,
 }
 
-impl<'a> Pages<'a> {
+impl<'a> StatePager<'a> {
     /// Begins where an earlier part ended. Its token says in which listing that was.
     pub(crate) fn new(
         prefix: &'a str,
@@ -38,23 +38,23 @@ impl<'a> Pages<'a> {
         limit: Option<u32>,
     ) -> Result<Self> {
         // No handle of ours has a space.
-        let after = match paging::key(token)?.map(|key| key.split_once(' ')) {
+        let after = match paging::key_of_token(token)?.map(|key| key.split_once(' ')) {
             None => None,
             Some(Some((handle, listing))) if listing == scope => Some(format!("{prefix}{handle}")),
             Some(_) => {
                 let message = format!("{token:?} is the end of another listing: begin anew");
-                return Err(StorageError::aborted(message).nothing_happened().unless_changed());
+                return Err(StorageError::aborted(message).without_effect().final_unless_changed());
             }
         };
         let limit = limit.filter(|limit| *limit > 0).unwrap_or(MAX_ENTRIES).min(MAX_ENTRIES);
-        Ok(Self { prefix, scope, limit, after, more: true })
+        Ok(Self { prefix, scope, limit, after, has_more: true })
     }
 
     /// The next entries: no more than there is room for beside those that were taken already.
-    pub(crate) fn next(&mut self, store: &impl Store, taken: usize) -> Result<Vec<Found>> {
-        let room = self.limit.saturating_sub(u32::try_from(taken).unwrap_or(u32::MAX));
-        let page = store.scan(self.prefix, self.after.as_deref(), room)?;
-        self.more = page.more;
+    pub(crate) fn next(&mut self, store: &impl Store, listed_count: usize) -> Result<Vec<Found>> {
+        let page_size = self.limit.saturating_sub(u32::try_from(listed_count).unwrap_or(u32::MAX));
+        let page = store.scan(self.prefix, self.after.as_deref(), page_size)?;
+        self.has_more = page.more;
         if let Some(last) = page.entries.last() {
             self.after = Some(last.key.clone());
         }
@@ -62,14 +62,14 @@ impl<'a> Pages<'a> {
     }
 
     /// Whether nothing more is to be taken.
-    pub(crate) fn is_full(&self, taken: usize) -> bool {
-        !self.more || u32::try_from(taken).unwrap_or(u32::MAX) >= self.limit
+    pub(crate) fn is_complete(&self, listed_count: usize) -> bool {
+        !self.has_more || u32::try_from(listed_count).unwrap_or(u32::MAX) >= self.limit
     }
 
     /// Where the next part begins; nothing at the end.
     pub(crate) fn token(&self) -> Option<String> {
-        let after = self.after.as_deref().filter(|_| self.more)?;
-        Some(paging::place(&format!("{} {}", after.strip_prefix(self.prefix)?, self.scope)))
+        let after = self.after.as_deref().filter(|_| self.has_more)?;
+        Some(paging::token(&format!("{} {}", after.strip_prefix(self.prefix)?, self.scope)))
     }
 }
 
@@ -80,38 +80,44 @@ pub(crate) fn handle<'a>(found: &'a Found, prefix: &str) -> &'a str {
 
 /// Lists volumes.
 pub(crate) fn list<S: Store>(
-    call: &Call<'_, S>,
+    call: &MemoryCall<'_, S>,
     after: Option<&str>,
     limit: Option<u32>,
 ) -> Result<VolumePage> {
-    let mut pages = Pages::new(VOLUMES, VOLUMES, after, limit)?;
+    let mut pages = StatePager::new(VOLUME_PREFIX, VOLUME_PREFIX, after, limit)?;
     let entries = pages.next(call.store, 0)?;
-    let status = |found: &Found| Ok(status(call.settings, handle(found, VOLUMES), &records::decode(found)?));
+    let status = |found: &Found| {
+        Ok(status(call.settings, handle(found, VOLUME_PREFIX), &records::decode_entry(found)?))
+    };
     Ok(VolumePage { volumes: entries.iter().map(status).collect::<Result<_>>()?, next: pages.token() })
 }
 
 /// Describes a volume.
-pub(crate) fn get<S: Store>(call: &Call<'_, S>, handle: &str) -> Result<VolumeStatus> {
-    request::given("volume handle", handle)?;
-    Ok(status(call.settings, handle, &records::volume(call.store, handle)?.value))
+pub(crate) fn get<S: Store>(call: &MemoryCall<'_, S>, handle: &str) -> Result<VolumeStatus> {
+    request::require_id("volume handle", handle)?;
+    Ok(status(call.settings, handle, &records::read_volume(call.store, handle)?.value))
 }
 
-fn status(settings: &settings::Settings, handle: &str, record: &Volume) -> VolumeStatus {
+fn status(settings: &settings::MemorySettings, handle: &str, record: &MemoryVolume) -> VolumeStatus {
     let features = settings.features;
     VolumeStatus {
         volume: volumes::describe(handle, record),
-        owner: record.owner.as_ref().map(records::Owner::write),
-        published_nodes: if features.published_nodes { publishing::nodes(&record.nodes) } else { Vec::new() },
+        owner: record.owner.as_ref().map(records::MemoryOwner::to_volume_owner),
+        published_nodes: if features.published_nodes {
+            publishing::published_nodes(&record.nodes)
+        } else {
+            Vec::new()
+        },
         condition: features.volume_condition.then(|| condition(settings, record)),
         changed_at_ms: Some(record.changed_ms),
     }
 }
 
-fn condition(settings: &settings::Settings, record: &Volume) -> Condition {
-    let own = record.shape.parameters.get(request::CONDITION);
-    let own = own.and_then(|text| settings::Condition::parse(text).ok());
-    match own.or_else(|| settings.condition.clone()) {
+fn condition(settings: &settings::MemorySettings, record: &MemoryVolume) -> Condition {
+    let volume_condition = record.arguments.parameters.get(request::CONDITION);
+    let volume_condition = volume_condition.and_then(|text| settings::ConditionSetting::parse(text).ok());
+    match volume_condition.or_else(|| settings.condition.clone()) {
         Some(condition) => Condition { abnormal: condition.abnormal, message: condition.message },
-        None => Condition { abnormal: false, message: WELL.to_owned() },
+        None => Condition { abnormal: false, message: HEALTHY_MESSAGE.to_owned() },
     }
 }

@@ -6,22 +6,22 @@ use cofferdam_guest::{
 };
 
 use crate::{
-    records::{Call, volume, volume_key},
+    records::{MemoryCall, read_volume, volume_key},
     request,
 };
 
 /// Gives a volume parameters, all or none. Those that are not named stay as they are.
-pub(crate) fn modify<S: Store>(call: &Call<'_, S>, handle: &str, parameters: &KeyValues) -> Result<()> {
-    request::given("volume handle", handle)?;
-    let parameters = request::mutable(parameters)?;
+pub(crate) fn modify<S: Store>(call: &MemoryCall<'_, S>, handle: &str, parameters: &KeyValues) -> Result<()> {
+    request::require_id("volume handle", handle)?;
+    let parameters = request::parse_mutable_parameters(parameters)?;
     decide(call.store, |_| {
-        let Versioned { value: mut found, version } = volume(call.store, handle)?;
-        let before = found.mutable.clone();
-        found.mutable.extend(parameters.clone());
-        if found.mutable == before {
+        let Versioned { value: mut volume, version } = read_volume(call.store, handle)?;
+        let before = volume.mutable.clone();
+        volume.mutable.extend(parameters.clone());
+        if volume.mutable == before {
             return Ok(Decision::Done(()));
         }
-        found.changed_ms = call.now_ms;
-        Ok(Decision::Commit(vec![state::put(&volume_key(handle), &found, Some(version))?], ()))
+        volume.changed_ms = call.now_ms;
+        Ok(Decision::Commit(vec![state::put(&volume_key(handle), &volume, Some(version))?], ()))
     })
 }

@@ -10,29 +10,34 @@ use cofferdam_guest::{
 };
 
 use crate::{
-    records::{Call, Node, Publication, Volume, find, node_key, volume, volume_key},
+    records::{
+        MemoryCall, MemoryNode, MemoryPublication, MemoryVolume, node_key, read_entry, read_volume,
+        volume_key,
+    },
     request, volumes,
 };
 
 /// Nodes that one commit takes a volume from: each is a change, and the volume is one.
-const NODES_AT_ONCE: usize = 15;
+const NODES_PER_COMMIT: usize = 15;
 
 /// Makes a volume reachable from a node.
-pub(crate) fn publish<S: Store>(call: &Call<'_, S>, request: &PublishRequest) -> Result<Attachment> {
-    request::given("volume handle", &request.handle)?;
-    request::given("node", &request.node)?;
-    request::text("the node", &request.node, request::MAX_NODE)?;
-    let using = request::using(&request.capability, call.settings)?;
-    let context = request::map("the volume's attributes", &request.context)?;
+pub(crate) fn publish<S: Store>(call: &MemoryCall<'_, S>, request: &PublishRequest) -> Result<Attachment> {
+    request::require_id("volume handle", &request.handle)?;
+    request::require_id("node", &request.node)?;
+    request::check_text("the node", &request.node, request::MAX_NODE_ID)?;
+    let capability = request::canonical_capability(&request.capability, call.settings)?;
+    let context = request::parse_pairs("the volume's attributes", &request.context)?;
     if request.read_only && !call.settings.features.publish_readonly {
         return Err(StorageError::invalid_argument(
             "publishing for reading only needs the feature `publish-readonly`, which is switched off",
         ));
     }
-    let publication = publication(request, &using);
+    let publication = memory_publication(request, &capability);
     decide(call.store, |_| {
-        let Versioned { value: mut found, version } = volume(call.store, &request.handle)?;
-        if let Some((key, value)) = volumes::stranger(&volumes::context_of(&found), &context) {
+        let Versioned { value: mut volume, version } = read_volume(call.store, &request.handle)?;
+        if let Some((key, value)) =
+            volumes::conflicting_attribute(&volumes::volume_context(&volume), &context)
+        {
             return Err(StorageError::invalid_argument(format!(
                 "the volume's attribute {key:?} is not {value:?}"
             )));
@@ -40,20 +45,20 @@ pub(crate) fn publish<S: Store>(call: &Call<'_, S>, request: &PublishRequest) ->
         if call.settings.nodes.as_ref().is_some_and(|nodes| !nodes.contains(&request.node)) {
             return Err(StorageError::not_found(format!("there is no node {:?}", request.node)));
         }
-        covered(&found, request, &using)?;
-        let attachment = attachment(&request.capability.access, found.size);
-        if is_published(&found, request, &publication)? {
+        check_capability(&volume, request, &capability)?;
+        let attachment = connection_info(&request.capability.access, volume.size);
+        if is_published(&volume, request, &publication)? {
             return Ok(Decision::Done(attachment));
         }
-        let node = take_a_place(call, &request.node)?;
-        found.nodes.insert(request.node.clone(), publication.clone());
-        found.changed_ms = call.now_ms;
-        let changes = vec![state::put(&volume_key(&request.handle), &found, Some(version))?, node];
+        let node = add_volume_to_node(call, &request.node)?;
+        volume.nodes.insert(request.node.clone(), publication.clone());
+        volume.changed_ms = call.now_ms;
+        let changes = vec![state::put(&volume_key(&request.handle), &volume, Some(version))?, node];
         Ok(Decision::Commit(changes, attachment))
     })
 }
 
-fn publication(request: &PublishRequest, using: &str) -> Publication {
+fn memory_publication(request: &PublishRequest, capability: &str) -> MemoryPublication {
     let (shared, sole_writer) = match request.capability.mode {
         AccessMode::SingleNodeWriter
         | AccessMode::SingleNodeReaderOnly
@@ -62,9 +67,9 @@ fn publication(request: &PublishRequest, using: &str) -> Publication {
         AccessMode::MultiNodeReaderOnly | AccessMode::MultiNodeMultiWriter => (true, false),
         AccessMode::MultiNodeSingleWriter => (true, !request.read_only),
     };
-    Publication {
+    MemoryPublication {
         // What was written out has spaces, and so never is its own handle.
-        using: handle::of("use", using),
+        capability: handle::from_name("use", capability),
         shared,
         sole_writer,
         read_only: request.read_only,
@@ -73,23 +78,28 @@ fn publication(request: &PublishRequest, using: &str) -> Publication {
 
 /// Refuses a use that the volume was not created for. What can be used from many nodes can be used from one; the filesystem
 /// and its options are the node's to know.
-fn covered(found: &Volume, request: &PublishRequest, using: &str) -> Result<()> {
+fn check_capability(found: &MemoryVolume, request: &PublishRequest, capability: &str) -> Result<()> {
     let mode = request.capability.mode;
     let kind = request.capability.access.as_str();
-    let covers = |kept: &String| {
-        request::kind_of(kept) == kind && (!mode.is_multi_node() || request::mode_of(kept) == mode.as_str())
+    let covers = |stored: &String| {
+        request::access_type_of(stored) == kind
+            && (!mode.is_multi_node() || request::access_mode_of(stored) == mode.as_str())
     };
-    if found.shape.uses.iter().any(covers) {
+    if found.arguments.capabilities.iter().any(covers) {
         return Ok(());
     }
     Err(StorageError::invalid_argument(format!(
-        "{using} is not among the ways the volume was created for: {}",
-        found.shape.uses.join(", ")
+        "{capability} is not among the ways the volume was created for: {}",
+        found.arguments.capabilities.join(", ")
     )))
 }
 
 /// Whether a volume is published like this already; an error when it is published in a way that excludes this one.
-fn is_published(found: &Volume, request: &PublishRequest, publication: &Publication) -> Result<bool> {
+fn is_published(
+    found: &MemoryVolume,
+    request: &PublishRequest,
+    publication: &MemoryPublication,
+) -> Result<bool> {
     if let Some(present) = found.nodes.get(&request.node) {
         if present == publication {
             return Ok(true);
@@ -99,7 +109,7 @@ fn is_published(found: &Volume, request: &PublishRequest, publication: &Publicat
             request.handle, request.node
         )));
     }
-    let excludes = |other: &Publication| {
+    let excludes = |other: &MemoryPublication| {
         !publication.shared || !other.shared || (publication.sole_writer && other.sole_writer)
     };
     match found.nodes.iter().find(|(_, other)| excludes(other)) {
@@ -112,20 +122,20 @@ fn is_published(found: &Volume, request: &PublishRequest, publication: &Publicat
 }
 
 /// Counts a volume on a node, unless the node is full.
-fn take_a_place<S: Store>(call: &Call<'_, S>, node: &str) -> Result<Change> {
+fn add_volume_to_node<S: Store>(call: &MemoryCall<'_, S>, node: &str) -> Result<Change> {
     let key = node_key(node);
-    let found = state::read::<Node>(call.store, &key)?;
+    let found = state::read::<MemoryNode>(call.store, &key)?;
     let (volumes, version) = found.map_or((0, None), |found| (found.value.volumes, Some(found.version)));
     match call.settings.volumes_per_node {
-        Some(most) if volumes >= u64::from(most) => Err(StorageError::resource_exhausted(format!(
-            "{volumes} volumes are published to {node:?}; at most {most} are allowed"
+        Some(limit) if volumes >= u64::from(limit) => Err(StorageError::resource_exhausted(format!(
+            "{volumes} volumes are published to {node:?}; at most {limit} are allowed"
         ))),
-        _ => state::put(&key, &Node { volumes: volumes.saturating_add(1) }, version),
+        _ => state::put(&key, &MemoryNode { volumes: volumes.saturating_add(1) }, version),
     }
 }
 
 /// How a node reaches a volume: its content is the node's memory.
-fn attachment(access: &AccessType, size: u64) -> Attachment {
+fn connection_info(access: &AccessType, size: u64) -> Attachment {
     match access {
         AccessType::Block => Attachment::none(),
         AccessType::Filesystem(_) => Attachment {
@@ -138,49 +148,49 @@ fn attachment(access: &AccessType, size: u64) -> Attachment {
 
 /// Makes a volume unreachable from a node, or from all. Many nodes take several commits; what is left when a call dies is
 /// still published, and the next call goes on with it.
-pub(crate) fn unpublish<S: Store>(call: &Call<'_, S>, handle: &str, node: Option<&str>) -> Result<()> {
-    request::given("volume handle", handle)?;
-    node.map_or(Ok(()), |node| request::given("node", node))?;
+pub(crate) fn unpublish<S: Store>(call: &MemoryCall<'_, S>, handle: &str, node: Option<&str>) -> Result<()> {
+    request::require_id("volume handle", handle)?;
+    node.map_or(Ok(()), |node| request::require_id("node", node))?;
     loop {
-        let left = decide(call.store, |_| {
-            let Some(Versioned { value: mut found, version }) =
-                find::<Volume>(call.store, handle, volume_key)?
+        let remaining = decide(call.store, |_| {
+            let Some(Versioned { value: mut volume, version }) =
+                read_entry::<MemoryVolume>(call.store, handle, volume_key)?
             else {
                 return Ok(Decision::Done(0));
             };
-            let leaving: Vec<String> = match node {
-                Some(node) => found.nodes.keys().filter(|known| *known == node).cloned().collect(),
-                None => found.nodes.keys().take(NODES_AT_ONCE).cloned().collect(),
+            let unpublished: Vec<String> = match node {
+                Some(node) => volume.nodes.keys().filter(|known| *known == node).cloned().collect(),
+                None => volume.nodes.keys().take(NODES_PER_COMMIT).cloned().collect(),
             };
-            if leaving.is_empty() {
+            if unpublished.is_empty() {
                 return Ok(Decision::Done(0));
             }
-            let mut changes = Vec::with_capacity(leaving.len() + 1);
-            for node in &leaving {
-                found.nodes.remove(node);
-                changes.extend(give_a_place_back(call.store, node)?);
+            let mut changes = Vec::with_capacity(unpublished.len() + 1);
+            for node in &unpublished {
+                volume.nodes.remove(node);
+                changes.extend(remove_volume_from_node(call.store, node)?);
             }
-            found.changed_ms = call.now_ms;
-            changes.push(state::put(&volume_key(handle), &found, Some(version))?);
-            Ok(Decision::Commit(changes, if node.is_some() { 0 } else { found.nodes.len() }))
+            volume.changed_ms = call.now_ms;
+            changes.push(state::put(&volume_key(handle), &volume, Some(version))?);
+            Ok(Decision::Commit(changes, if node.is_some() { 0 } else { volume.nodes.len() }))
         })?;
-        if left == 0 {
+        if remaining == 0 {
             return Ok(());
         }
     }
 }
 
-fn give_a_place_back(store: &impl Store, node: &str) -> Result<Option<Change>> {
+fn remove_volume_from_node(store: &impl Store, node: &str) -> Result<Option<Change>> {
     let key = node_key(node);
-    let Some(Versioned { value, version }) = state::read::<Node>(store, &key)? else { return Ok(None) };
+    let Some(Versioned { value, version }) = state::read::<MemoryNode>(store, &key)? else { return Ok(None) };
     let volumes = value.volumes.saturating_sub(1);
     if volumes == 0 {
         return Ok(Some(state::remove(&key, version)));
     }
-    state::put(&key, &Node { volumes }, Some(version)).map(Some)
+    state::put(&key, &MemoryNode { volumes }, Some(version)).map(Some)
 }
 
 /// The nodes that a volume is published to.
-pub(crate) fn nodes(nodes: &BTreeMap<String, Publication>) -> Vec<String> {
+pub(crate) fn published_nodes(nodes: &BTreeMap<String, MemoryPublication>) -> Vec<String> {
     nodes.keys().cloned().collect()
 }

@@ -12,31 +12,31 @@ use cofferdam_guest::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::{request, settings::Settings, topology::Place};
+use crate::{request, settings::MemorySettings, topology::TopologySegment};
 
 /// Key of the ledger.
-pub(crate) const LEDGER: &str = "ledger";
+pub(crate) const USAGE_KEY: &str = "ledger";
 /// Where volumes stand.
-pub(crate) const VOLUMES: &str = "volume/";
+pub(crate) const VOLUME_PREFIX: &str = "volume/";
 /// The word of a use as a filesystem.
-pub(crate) const FILESYSTEM: &str = "filesystem";
+pub(crate) const FILESYSTEM_ACCESS: &str = "filesystem";
 /// Where snapshots stand.
-pub(crate) const SNAPSHOTS: &str = "snapshot/";
+pub(crate) const SNAPSHOT_PREFIX: &str = "snapshot/";
 
 /// What a call works with.
 #[derive(Debug)]
-pub(crate) struct Call<'a, S> {
+pub(crate) struct MemoryCall<'a, S> {
     /// Where everything is kept.
     pub(crate) store: &'a S,
     /// The operator's choices.
-    pub(crate) settings: &'a Settings,
+    pub(crate) settings: &'a MemorySettings,
     /// The time of the call, in milliseconds since 1970-01-01T00:00:00Z.
     pub(crate) now_ms: u64,
 }
 
 /// What everything together uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Ledger {
+pub(crate) struct StorageUsage {
     /// Bytes of all volumes.
     pub(crate) bytes: u64,
     /// Number of volumes.
@@ -46,50 +46,50 @@ pub(crate) struct Ledger {
     pub(crate) snapshots: u64,
     /// Bytes of the volumes of each place, by its label.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) places: BTreeMap<String, u64>,
+    pub(crate) segments: BTreeMap<String, u64>,
 }
 
 fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-impl Ledger {
+impl StorageUsage {
     /// Bytes in use of a place, or of all when there are no places.
-    pub(crate) fn used(&self, place: Option<&Place>) -> u64 {
-        match place {
-            Some(place) => self.places.get(&place.label).copied().unwrap_or_default(),
+    pub(crate) fn used_bytes(&self, segment: Option<&TopologySegment>) -> u64 {
+        match segment {
+            Some(segment) => self.segments.get(&segment.label).copied().unwrap_or_default(),
             None => self.bytes,
         }
     }
 
     /// Adds bytes to a place.
-    pub(crate) fn charge(&mut self, place: Option<&Place>, bytes: u64) {
+    pub(crate) fn add_bytes(&mut self, segment: Option<&TopologySegment>, bytes: u64) {
         self.bytes = self.bytes.saturating_add(bytes);
-        if let Some(place) = place {
-            let used = self.places.entry(place.label.clone()).or_default();
+        if let Some(segment) = segment {
+            let used = self.segments.entry(segment.label.clone()).or_default();
             *used = used.saturating_add(bytes);
         }
     }
 
     /// Takes bytes from a place.
-    pub(crate) fn release(&mut self, place: Option<&Place>, bytes: u64) {
+    pub(crate) fn remove_bytes(&mut self, segment: Option<&TopologySegment>, bytes: u64) {
         self.bytes = self.bytes.saturating_sub(bytes);
-        if let Some(place) = place
-            && let Some(used) = self.places.get_mut(&place.label)
+        if let Some(segment) = segment
+            && let Some(used) = self.segments.get_mut(&segment.label)
         {
             *used = used.saturating_sub(bytes);
             if *used == 0 {
-                self.places.remove(&place.label);
+                self.segments.remove(&segment.label);
             }
         }
     }
 
     /// Counts new snapshots, unless they are too many.
-    pub(crate) fn count_snapshots(&mut self, new: usize, settings: &Settings) -> Result<()> {
+    pub(crate) fn add_snapshots(&mut self, new: usize, settings: &MemorySettings) -> Result<()> {
         let count = self.snapshots.saturating_add(new.try_into().unwrap_or(u64::MAX));
         match settings.max_snapshots {
-            Some(most) if count > most => Err(StorageError::resource_exhausted(format!(
-                "{new} snapshots do not fit: there are {}, and at most {most} are allowed",
+            Some(limit) if count > limit => Err(StorageError::resource_exhausted(format!(
+                "{new} snapshots do not fit: there are {}, and at most {limit} are allowed",
                 self.snapshots
             ))),
             _ => {
@@ -102,27 +102,27 @@ impl Ledger {
 
 /// The ledger as it was read, with the version that a change of it replaces.
 #[derive(Debug)]
-pub(crate) struct Books {
+pub(crate) struct VersionedStorageUsage {
     /// What it says.
-    pub(crate) ledger: Ledger,
+    pub(crate) usage: StorageUsage,
     replaces: Option<Version>,
 }
 
-impl Books {
+impl VersionedStorageUsage {
     /// Reads the ledger.
     pub(crate) fn read(store: &impl Store) -> Result<Self> {
-        Ok(match state::read::<Ledger>(store, LEDGER)? {
-            Some(Versioned { value, version }) => Self { ledger: value, replaces: Some(version) },
-            None => Self { ledger: Ledger::default(), replaces: None },
+        Ok(match state::read::<StorageUsage>(store, USAGE_KEY)? {
+            Some(Versioned { value, version }) => Self { usage: value, replaces: Some(version) },
+            None => Self { usage: StorageUsage::default(), replaces: None },
         })
     }
 
     /// The change that makes the ledger what it has become here. The last thing that is kept takes the ledger with it: nothing
     /// is left of a backend that holds nothing.
-    pub(crate) fn change(&self) -> Result<Change> {
+    pub(crate) fn to_change(&self) -> Result<Change> {
         match self.replaces {
-            Some(replaced) if self.ledger == Ledger::default() => Ok(state::remove(LEDGER, replaced)),
-            replaced => state::put(LEDGER, &self.ledger, replaced),
+            Some(replaced) if self.usage == StorageUsage::default() => Ok(state::remove(USAGE_KEY, replaced)),
+            replaced => state::put(USAGE_KEY, &self.usage, replaced),
         }
     }
 }
@@ -130,7 +130,7 @@ impl Books {
 /// What a volume's content comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Source {
+pub(crate) enum MemorySource {
     /// Another volume.
     Volume(String),
     /// A snapshot.
@@ -139,49 +139,52 @@ pub(crate) enum Source {
 
 /// What makes two requests of one name the same: everything but the size, of which a range is asked, the place, and the owner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Shape {
+pub(crate) struct VolumeArguments {
     /// The parameters of the class.
     pub(crate) parameters: BTreeMap<String, String>,
     /// The mutable parameters that it was created with.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) mutable: BTreeMap<String, String>,
     /// Every way of use, written out, sorted.
-    pub(crate) uses: Vec<String>,
+    pub(crate) capabilities: Vec<String>,
     /// What it was made of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) source: Option<Source>,
+    pub(crate) source: Option<MemorySource>,
 }
 
 /// A volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Volume {
+pub(crate) struct MemoryVolume {
     pub(crate) name: String,
     pub(crate) size: u64,
-    pub(crate) shape: Shape,
-    pub(crate) owner: Option<Owner>,
+    pub(crate) arguments: VolumeArguments,
+    pub(crate) owner: Option<MemoryOwner>,
     pub(crate) changed_ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) place: Option<Place>,
+    pub(crate) segment: Option<TopologySegment>,
     /// The mutable parameters as they are now.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) mutable: BTreeMap<String, String>,
     /// Where it is published.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) nodes: BTreeMap<String, Publication>,
+    pub(crate) nodes: BTreeMap<String, MemoryPublication>,
 }
 
-impl Volume {
+impl MemoryVolume {
     /// Whether it was created for use as a filesystem, so that a node has to do its part when it grows.
     pub(crate) fn is_filesystem(&self) -> bool {
-        self.shape.uses.iter().any(|using| request::kind_of(using) == FILESYSTEM)
+        self.arguments
+            .capabilities
+            .iter()
+            .any(|capability| request::access_type_of(capability) == FILESYSTEM_ACCESS)
     }
 }
 
 /// How a volume is published to a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Publication {
+pub(crate) struct MemoryPublication {
     /// Digest of the way of use.
-    pub(crate) using: String,
+    pub(crate) capability: String,
     /// Whether that way leaves room for other nodes.
     pub(crate) shared: bool,
     /// Whether the only writer among many nodes is here.
@@ -191,13 +194,13 @@ pub(crate) struct Publication {
 
 /// How many volumes are published to a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Node {
+pub(crate) struct MemoryNode {
     pub(crate) volumes: u64,
 }
 
 /// A snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Snapshot {
+pub(crate) struct MemorySnapshot {
     pub(crate) name: String,
     pub(crate) source: String,
     pub(crate) size: u64,
@@ -209,12 +212,12 @@ pub(crate) struct Snapshot {
     pub(crate) group: Option<String>,
     /// Who asked for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) owner: Option<Owner>,
+    pub(crate) owner: Option<MemoryOwner>,
 }
 
 /// A group of snapshots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Group {
+pub(crate) struct MemoryGroup {
     pub(crate) name: String,
     pub(crate) parameters: BTreeMap<String, String>,
     /// Its members' handles by their sources.
@@ -224,22 +227,22 @@ pub(crate) struct Group {
 
 /// Who asked for a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Owner {
+pub(crate) struct MemoryOwner {
     cluster: String,
     claim: String,
     volume: String,
     retain: bool,
 }
 
-impl Owner {
+impl MemoryOwner {
     /// Reads a request's owner.
-    pub(crate) fn read(owner: &cofferdam_guest::Owner) -> Result<Self> {
+    pub(crate) fn from_volume_owner(owner: &cofferdam_guest::Owner) -> Result<Self> {
         for (what, text) in [
             ("the owner's cluster", &owner.cluster_id),
             ("the owner's claim", &owner.claim_uid),
             ("the owner's volume", &owner.pv_name),
         ] {
-            request::text(what, text, request::MAX_OBJECT_NAME)?;
+            request::check_text(what, text, request::MAX_OBJECT_NAME)?;
         }
         Ok(Self {
             cluster: owner.cluster_id.clone(),
@@ -250,8 +253,8 @@ impl Owner {
     }
 
     /// Reads the owner of a snapshot: the same four things under other names.
-    pub(crate) fn read_snapshot(owner: &cofferdam_guest::SnapshotOwner) -> Result<Self> {
-        Self::read(&cofferdam_guest::Owner {
+    pub(crate) fn from_snapshot_owner(owner: &cofferdam_guest::SnapshotOwner) -> Result<Self> {
+        Self::from_volume_owner(&cofferdam_guest::Owner {
             cluster_id: owner.cluster_id.clone(),
             claim_uid: owner.snapshot_uid.clone(),
             pv_name: owner.content_name.clone(),
@@ -260,8 +263,8 @@ impl Owner {
     }
 
     /// The owner of a snapshot as the contract spells it.
-    pub(crate) fn write_snapshot(&self) -> cofferdam_guest::SnapshotOwner {
-        let owner = self.write();
+    pub(crate) fn to_snapshot_owner(&self) -> cofferdam_guest::SnapshotOwner {
+        let owner = self.to_volume_owner();
         cofferdam_guest::SnapshotOwner {
             cluster_id: owner.cluster_id,
             snapshot_uid: owner.claim_uid,
@@ -271,7 +274,7 @@ impl Owner {
     }
 
     /// As the contract spells it.
-    pub(crate) fn write(&self) -> cofferdam_guest::Owner {
+    pub(crate) fn to_volume_owner(&self) -> cofferdam_guest::Owner {
         cofferdam_guest::Owner {
             cluster_id: self.cluster.clone(),
             claim_uid: self.claim.clone(),
@@ -283,12 +286,12 @@ impl Owner {
 
 /// Key of a volume.
 pub(crate) fn volume_key(handle: &str) -> String {
-    format!("{VOLUMES}{handle}")
+    format!("{VOLUME_PREFIX}{handle}")
 }
 
 /// Key of a snapshot.
 pub(crate) fn snapshot_key(handle: &str) -> String {
-    format!("{SNAPSHOTS}{handle}")
+    format!("{SNAPSHOT_PREFIX}{handle}")
 }
 
 /// Key of a group.
@@ -302,22 +305,22 @@ pub(crate) fn node_key(node: &str) -> String {
 }
 
 /// What stands under the key of a handle. A handle longer than any of ours is nobody's, and is not worth a key.
-pub(crate) fn find<T: DeserializeOwned>(
+pub(crate) fn read_entry<T: DeserializeOwned>(
     store: &impl Store,
     handle: &str,
     key: fn(&str) -> String,
 ) -> Result<Option<Versioned<T>>> {
-    if handle.len() > handle::MAX { Ok(None) } else { state::read(store, &key(handle)) }
+    if handle.len() > handle::MAX_LENGTH { Ok(None) } else { state::read(store, &key(handle)) }
 }
 
 /// The volume of a handle, which must exist.
-pub(crate) fn volume(store: &impl Store, handle: &str) -> Result<Versioned<Volume>> {
-    find(store, handle, volume_key)?
+pub(crate) fn read_volume(store: &impl Store, handle: &str) -> Result<Versioned<MemoryVolume>> {
+    read_entry(store, handle, volume_key)?
         .ok_or_else(|| StorageError::not_found(format!("there is no volume {handle:?}")))
 }
 
 /// What a scan found, read.
-pub(crate) fn decode<T: DeserializeOwned>(found: &Found) -> Result<T> {
+pub(crate) fn decode_entry<T: DeserializeOwned>(found: &Found) -> Result<T> {
     serde_json::from_slice(&found.value).map_err(|error| {
         StorageError::internal(format!("the state {:?} is not readable: {error}", found.key))
     })

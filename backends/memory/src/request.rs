@@ -8,8 +8,8 @@ use cofferdam_guest::{
 };
 
 use crate::{
-    records::{Shape, Source},
-    settings::{Condition, Settings},
+    records::{MemorySource, VolumeArguments},
+    settings::{ConditionSetting, MemorySettings},
 };
 
 /// Largest volume, 1 PiB: far above any real one.
@@ -19,13 +19,13 @@ const SIZES: Sizes = Sizes::between(1, MAX_SIZE).by_default(1 << 30);
 /// CSI's limit for names, ids and other texts, in bytes.
 const MAX_NAME: usize = 128;
 /// CSI's limit for the id of a node, in bytes.
-pub(crate) const MAX_NODE: usize = 256;
+pub(crate) const MAX_NODE_ID: usize = 256;
 /// Longest name of an object in Kubernetes, in bytes.
 pub(crate) const MAX_OBJECT_NAME: usize = 253;
 /// CSI's limit for maps, and for mount flags, in bytes.
-const MAX_MAP: usize = 4 << 10;
+const MAX_MAP_BYTES: usize = 4 << 10;
 /// Most bytes of all ways of use of one volume, written out; beside the rest they fit in one value of the state.
-const MAX_USES: usize = 16 << 10;
+const MAX_CAPABILITIES_BYTES: usize = 16 << 10;
 /// A text that a volume carries: in its context as a parameter of the class, and changeable as a mutable parameter.
 pub(crate) const LABEL: &str = "label";
 /// The condition that a volume pretends to have.
@@ -36,7 +36,7 @@ const IOPS: &str = "iops";
 const MAX_LABEL: usize = 63;
 /// What external-provisioner and external-snapshotter add to the parameters when they are told to
 /// (`--extra-create-metadata`); accepted, not used.
-const METADATA: [&str; 9] = [
+const METADATA_KEYS: [&str; 9] = [
     "csi.storage.k8s.io/pvc/name",
     "csi.storage.k8s.io/pvc/namespace",
     "csi.storage.k8s.io/pv/name",
@@ -49,21 +49,25 @@ const METADATA: [&str; 9] = [
 ];
 
 /// Reads a request's shape.
-pub(crate) fn shape(request: &CreateRequest, source: Option<Source>, settings: &Settings) -> Result<Shape> {
-    Ok(Shape {
-        parameters: parameters(&request.parameters, &[LABEL, CONDITION])?,
-        mutable: mutable(&request.mutable_parameters)?,
-        uses: uses(&request.capabilities, settings)?,
+pub(crate) fn parse_volume_arguments(
+    request: &CreateRequest,
+    source: Option<MemorySource>,
+    settings: &MemorySettings,
+) -> Result<VolumeArguments> {
+    Ok(VolumeArguments {
+        parameters: parse_parameters(&request.parameters, &[LABEL, CONDITION])?,
+        mutable: parse_mutable_parameters(&request.mutable_parameters)?,
+        capabilities: canonical_capabilities(&request.capabilities, settings)?,
         source,
     })
 }
 
 /// Reads pairs; a key that occurs twice, and more than CSI allows, is refused.
-pub(crate) fn map(what: &str, pairs: &KeyValues) -> Result<BTreeMap<String, String>> {
+pub(crate) fn parse_pairs(what: &str, pairs: &KeyValues) -> Result<BTreeMap<String, String>> {
     let bytes: usize = pairs.iter().map(|(key, value)| key.len().saturating_add(value.len())).sum();
-    if bytes > MAX_MAP {
+    if bytes > MAX_MAP_BYTES {
         return Err(StorageError::invalid_argument(format!(
-            "{what} have {bytes} bytes; at most {MAX_MAP} are allowed"
+            "{what} have {bytes} bytes; at most {MAX_MAP_BYTES} are allowed"
         )));
     }
     let mut map = BTreeMap::new();
@@ -76,33 +80,33 @@ pub(crate) fn map(what: &str, pairs: &KeyValues) -> Result<BTreeMap<String, Stri
 }
 
 /// Reads the parameters of a class.
-pub(crate) fn parameters(pairs: &KeyValues, known: &[&str]) -> Result<BTreeMap<String, String>> {
-    let parameters = map("the parameters", pairs)?;
+pub(crate) fn parse_parameters(pairs: &KeyValues, known: &[&str]) -> Result<BTreeMap<String, String>> {
+    let parameters = parse_pairs("the parameters", pairs)?;
     for (key, value) in &parameters {
-        if METADATA.contains(&key.as_str()) {
+        if METADATA_KEYS.contains(&key.as_str()) {
             continue;
         }
         match (key.as_str(), known.contains(&key.as_str())) {
-            (LABEL, true) => label(value)?,
+            (LABEL, true) => check_label(value)?,
             (CONDITION, true) => {
-                Condition::parse(value).map_err(|expected| {
+                ConditionSetting::parse(value).map_err(|expected| {
                     StorageError::invalid_argument(format!(
                         "parameter {CONDITION:?} is {value:?}; {expected}"
                     ))
                 })?;
             }
-            _ => return Err(unknown("parameter", key, known)),
+            _ => return Err(unknown_key_error("parameter", key, known)),
         }
     }
     Ok(parameters)
 }
 
 /// Reads mutable parameters.
-pub(crate) fn mutable(pairs: &KeyValues) -> Result<BTreeMap<String, String>> {
-    let parameters = map("the mutable parameters", pairs)?;
+pub(crate) fn parse_mutable_parameters(pairs: &KeyValues) -> Result<BTreeMap<String, String>> {
+    let parameters = parse_pairs("the mutable parameters", pairs)?;
     for (key, value) in &parameters {
         match key.as_str() {
-            LABEL => label(value)?,
+            LABEL => check_label(value)?,
             IOPS => {
                 let valid = value.parse::<u32>().is_ok_and(|iops| (1..=1_000_000).contains(&iops));
                 if !valid {
@@ -111,13 +115,13 @@ pub(crate) fn mutable(pairs: &KeyValues) -> Result<BTreeMap<String, String>> {
                     )));
                 }
             }
-            _ => return Err(unknown("mutable parameter", key, &[IOPS, LABEL])),
+            _ => return Err(unknown_key_error("mutable parameter", key, &[IOPS, LABEL])),
         }
     }
     Ok(parameters)
 }
 
-fn label(value: &str) -> Result<()> {
+fn check_label(value: &str) -> Result<()> {
     if value.len() <= MAX_LABEL {
         return Ok(());
     }
@@ -127,34 +131,42 @@ fn label(value: &str) -> Result<()> {
     )))
 }
 
-fn unknown(what: &str, key: &str, known: &[&str]) -> StorageError {
+fn unknown_key_error(what: &str, key: &str, known: &[&str]) -> StorageError {
     let known: Vec<_> = known.iter().map(|known| format!("{known:?}")).collect();
     StorageError::invalid_argument(format!("unknown {what} {key:?}; known: {}", known.join(", ")))
 }
 
 /// Writes ways of use out, sorted.
-pub(crate) fn uses(capabilities: &[VolumeCapability], settings: &Settings) -> Result<Vec<String>> {
+pub(crate) fn canonical_capabilities(
+    capabilities: &[VolumeCapability],
+    settings: &MemorySettings,
+) -> Result<Vec<String>> {
     if capabilities.is_empty() {
         return Err(StorageError::invalid_argument("no volume capability was given; expected at least one"));
     }
-    let mut uses =
-        capabilities.iter().map(|capability| using(capability, settings)).collect::<Result<Vec<_>>>()?;
-    uses.sort();
-    uses.dedup();
-    let bytes: usize = uses.iter().map(String::len).sum();
-    if bytes > MAX_USES {
+    let mut lines = capabilities
+        .iter()
+        .map(|capability| canonical_capability(capability, settings))
+        .collect::<Result<Vec<_>>>()?;
+    lines.sort();
+    lines.dedup();
+    let bytes: usize = lines.iter().map(String::len).sum();
+    if bytes > MAX_CAPABILITIES_BYTES {
         return Err(StorageError::invalid_argument(format!(
-            "the volume capabilities have {bytes} bytes; at most {MAX_USES} are allowed"
+            "the volume capabilities have {bytes} bytes; at most {MAX_CAPABILITIES_BYTES} are allowed"
         )));
     }
-    Ok(uses)
+    Ok(lines)
 }
 
 /// Writes a capability out.
-pub(crate) fn using(capability: &VolumeCapability, settings: &Settings) -> Result<String> {
-    let fine =
+pub(crate) fn canonical_capability(
+    capability: &VolumeCapability,
+    settings: &MemorySettings,
+) -> Result<String> {
+    let needs_feature =
         matches!(capability.mode, AccessMode::SingleNodeSingleWriter | AccessMode::SingleNodeMultiWriter);
-    if fine && !settings.features.single_node_multi_writer {
+    if needs_feature && !settings.features.single_node_multi_writer {
         return Err(StorageError::invalid_argument(format!(
             "the access mode {} needs the feature `single-node-multi-writer`, which is switched off",
             capability.mode.as_str()
@@ -162,35 +174,35 @@ pub(crate) fn using(capability: &VolumeCapability, settings: &Settings) -> Resul
     }
     if let AccessType::Filesystem(access) = &capability.access {
         let flags: usize = access.mount_flags.iter().map(String::len).sum();
-        if flags > MAX_MAP {
+        if flags > MAX_MAP_BYTES {
             return Err(StorageError::invalid_argument(format!(
-                "the mount flags have {flags} bytes; at most {MAX_MAP} are allowed"
+                "the mount flags have {flags} bytes; at most {MAX_MAP_BYTES} are allowed"
             )));
         }
         for (what, value) in
             [("the filesystem type", &access.fs_type), ("the mount group", &access.mount_group)]
         {
-            value.as_ref().map_or(Ok(()), |value| text(what, value, MAX_NAME))?;
+            value.as_ref().map_or(Ok(()), |value| check_text(what, value, MAX_NAME))?;
         }
     }
-    Ok(capability.words())
+    Ok(capability.canonical_string())
 }
 
 /// The mode of a way of use that was written out: its first word.
-pub(crate) fn mode_of(using: &str) -> &str {
-    using.split(' ').next().unwrap_or_default()
+pub(crate) fn access_mode_of(capability: &str) -> &str {
+    capability.split(' ').next().unwrap_or_default()
 }
 
 /// The kind of a way of use that was written out, `block` or `filesystem`: its second word.
-pub(crate) fn kind_of(using: &str) -> &str {
-    using.split(' ').nth(1).unwrap_or_default()
+pub(crate) fn access_type_of(capability: &str) -> &str {
+    capability.split(' ').nth(1).unwrap_or_default()
 }
 
 /// Refuses a text that is too long or has control characters.
-pub(crate) fn text(what: &str, text: &str, most: usize) -> Result<()> {
-    if text.len() > most || text.chars().any(char::is_control) {
+pub(crate) fn check_text(what: &str, text: &str, max_bytes: usize) -> Result<()> {
+    if text.len() > max_bytes || text.chars().any(char::is_control) {
         return Err(StorageError::invalid_argument(format!(
-            "{what} {text:?} has {} bytes; expected at most {most} without control characters",
+            "{what} {text:?} has {} bytes; expected at most {max_bytes} without control characters",
             text.len()
         )));
     }
@@ -198,7 +210,7 @@ pub(crate) fn text(what: &str, text: &str, most: usize) -> Result<()> {
 }
 
 /// Refuses an id that was not given.
-pub(crate) fn given(what: &str, id: &str) -> Result<()> {
+pub(crate) fn require_id(what: &str, id: &str) -> Result<()> {
     if id.is_empty() {
         return Err(StorageError::invalid_argument(format!("no {what} was given")));
     }
@@ -206,35 +218,35 @@ pub(crate) fn given(what: &str, id: &str) -> Result<()> {
 }
 
 /// Checks a name and makes a handle of it.
-pub(crate) fn handle(prefix: &str, what: &str, name: &str) -> Result<String> {
+pub(crate) fn handle_from_name(prefix: &str, what: &str, name: &str) -> Result<String> {
     if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
         return Err(StorageError::invalid_argument(format!(
             "{what} {name:?} has {} bytes; expected 1 to {MAX_NAME} without control characters",
             name.len()
         )));
     }
-    Ok(handle::of(prefix, name))
+    Ok(handle::from_name(prefix, name))
 }
 
-fn refused<T>(range: CapacityRange, why: &str) -> Result<T> {
-    Err(StorageError::out_of_range(format!("{}: {why}", range.describe())))
+fn out_of_range<T>(range: CapacityRange, reason: &str) -> Result<T> {
+    Err(StorageError::out_of_range(format!("{}: {reason}", range.describe())))
 }
 
 /// Chooses the size of a new volume. What it is made of has `least` bytes.
-pub(crate) fn size(range: CapacityRange, least: Option<u64>) -> Result<u64> {
+pub(crate) fn choose_size(range: CapacityRange, source_size: Option<u64>) -> Result<u64> {
     if range.required_bytes == Some(0) || range.limit_bytes == Some(0) {
-        return refused(range, "a volume has at least 1 byte");
+        return out_of_range(range, "a volume has at least 1 byte");
     }
-    match least {
-        Some(least) if range.required_bytes.is_some_and(|required| required < least) => {
-            refused(range, &format!("its source has {least} bytes"))
+    match source_size {
+        Some(source_size) if range.required_bytes.is_some_and(|required| required < source_size) => {
+            out_of_range(range, &format!("its source has {source_size} bytes"))
         }
-        _ => SIZES.choose(&CapacityRange { required_bytes: range.required_bytes.or(least), ..range }),
+        _ => SIZES.choose(&CapacityRange { required_bytes: range.required_bytes.or(source_size), ..range }),
     }
 }
 
 /// Chooses the size of a volume that shall grow from `now`; as large as now when that is enough.
-pub(crate) fn grown(range: CapacityRange, now: u64) -> Result<u64> {
+pub(crate) fn choose_expanded_size(range: CapacityRange, now: u64) -> Result<u64> {
     if range.required_bytes.is_none() && range.limit_bytes.is_none() {
         return Err(StorageError::invalid_argument("no size was given; expected a bound at least"));
     }

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use cofferdam_guest::{Result, StorageError};
 
 use crate::{
-    faults::{self, Latency, Rule},
+    faults::{self, FaultRule, Latency},
     request,
-    topology::{Place, Topology},
+    topology::{Topology, TopologySegment},
 };
 
 /// Key of the driver's name.
@@ -46,14 +46,14 @@ const MAX_POLLS: u32 = 1_000;
 
 /// How many bytes volumes may have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Capacity {
+pub(crate) enum CapacitySetting {
     /// Any number up to [`MAX_TOTAL`].
     #[default]
     Unlimited,
     /// So many, all volumes together.
-    Whole(u64),
+    Total(u64),
     /// So many in each place, by its label.
-    Places(BTreeMap<String, u64>),
+    PerSegment(BTreeMap<String, u64>),
 }
 
 /// What the driver can do that no export can express.
@@ -79,7 +79,7 @@ impl Default for Features {
 }
 
 impl Features {
-    fn table(self) -> [(&'static str, bool); 5] {
+    fn entries(self) -> [(&'static str, bool); 5] {
         [
             ("publish-readonly", self.publish_readonly),
             ("published-nodes", self.published_nodes),
@@ -91,12 +91,12 @@ impl Features {
 
     /// The names of those that are on.
     pub(crate) fn names(self) -> Vec<String> {
-        self.table().into_iter().filter(|(_, on)| *on).map(|(name, _)| name.to_owned()).collect()
+        self.entries().into_iter().filter(|(_, on)| *on).map(|(name, _)| name.to_owned()).collect()
     }
 
     fn parse(text: &str) -> std::result::Result<Self, String> {
-        let names = list(text);
-        let known = Self::default().table();
+        let names = split_list(text);
+        let known = Self::default().entries();
         if names.iter().any(|name| !known.iter().any(|(known, _)| known == name)) {
             let known = known.map(|(known, _)| known).join(", ");
             return Err(format!("expected a list of {known}"));
@@ -114,12 +114,12 @@ impl Features {
 
 /// A condition that volumes pretend to have.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Condition {
+pub(crate) struct ConditionSetting {
     pub(crate) abnormal: bool,
     pub(crate) message: String,
 }
 
-impl Condition {
+impl ConditionSetting {
     /// Reads `normal:message` or `abnormal:message`; the error says what was expected.
     pub(crate) fn parse(text: &str) -> std::result::Result<Self, &'static str> {
         match text.split_once(':') {
@@ -135,10 +135,10 @@ impl Condition {
 
 /// The operator's choices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Settings {
-    pub(crate) capacity: Capacity,
-    pub(crate) condition: Option<Condition>,
-    pub(crate) errors: Vec<Rule>,
+pub(crate) struct MemorySettings {
+    pub(crate) capacity: CapacitySetting,
+    pub(crate) condition: Option<ConditionSetting>,
+    pub(crate) errors: Vec<FaultRule>,
     pub(crate) features: Features,
     pub(crate) latency: Latency,
     /// How many snapshots there may be.
@@ -152,96 +152,101 @@ pub(crate) struct Settings {
     pub(crate) volumes_per_node: Option<u32>,
 }
 
-impl Settings {
+impl MemorySettings {
     /// Reads the settings; the error names the key, its value and what was expected.
     pub(crate) fn parse(settings: &BTreeMap<String, String>) -> std::result::Result<Self, String> {
         let mut parsed = Self::default();
         // Whether a capacity names every place depends on the topology.
         let mut capacity = None;
         for (key, value) in settings {
-            let wrong = |expected: String| format!("the setting {key:?} is {value:?}; {expected}");
+            let invalid = |expected: String| format!("the setting {key:?} is {value:?}; {expected}");
             match key.as_str() {
                 DRIVER_NAME => {}
                 CAPACITY => capacity = Some(value),
                 CONDITION => {
-                    parsed.condition = Some(Condition::parse(value).map_err(|e| wrong(e.to_owned()))?)
+                    parsed.condition =
+                        Some(ConditionSetting::parse(value).map_err(|e| invalid(e.to_owned()))?)
                 }
-                ERRORS => parsed.errors = faults::rules(value).map_err(wrong)?,
-                FEATURES => parsed.features = Features::parse(value).map_err(wrong)?,
-                LATENCY => parsed.latency = Latency::parse(value).map_err(wrong)?,
-                MAX_SNAPSHOTS => parsed.max_snapshots = Some(number(value, 0..=u64::MAX).map_err(wrong)?),
-                NODES => parsed.nodes = Some(nodes(value).map_err(wrong)?),
+                ERRORS => parsed.errors = faults::parse_rules(value).map_err(invalid)?,
+                FEATURES => parsed.features = Features::parse(value).map_err(invalid)?,
+                LATENCY => parsed.latency = Latency::parse(value).map_err(invalid)?,
+                MAX_SNAPSHOTS => {
+                    parsed.max_snapshots = Some(parse_number(value, 0..=u64::MAX).map_err(invalid)?)
+                }
+                NODES => parsed.nodes = Some(parse_nodes(value).map_err(invalid)?),
                 SNAPSHOT_READY_AFTER => {
-                    parsed.snapshot_ready_after = number(value, 0..=MAX_POLLS).map_err(wrong)?;
+                    parsed.snapshot_ready_after = parse_number(value, 0..=MAX_POLLS).map_err(invalid)?;
                 }
-                TOPOLOGY => parsed.topology = Topology::parse(value).map_err(wrong)?,
+                TOPOLOGY => parsed.topology = Topology::parse(value).map_err(invalid)?,
                 VOLUMES_PER_NODE => {
-                    parsed.volumes_per_node = Some(number(value, 1..=u32::MAX).map_err(wrong)?);
+                    parsed.volumes_per_node = Some(parse_number(value, 1..=u32::MAX).map_err(invalid)?);
                 }
                 _ => return Err(format!("unknown setting {key:?}; known are {}", KEYS.join(", "))),
             }
         }
         if let Some(value) = capacity {
-            let wrong = |expected: String| format!("the setting {CAPACITY:?} is {value:?}; {expected}");
-            parsed.capacity = Capacity::parse(value, &parsed.topology).map_err(wrong)?;
+            let invalid = |expected: String| format!("the setting {CAPACITY:?} is {value:?}; {expected}");
+            parsed.capacity = CapacitySetting::parse(value, &parsed.topology).map_err(invalid)?;
         }
         Ok(parsed)
     }
 
     /// How many bytes fit a place, or all of the storage.
-    pub(crate) fn limit(&self, place: Option<&Place>) -> u64 {
-        let bytes = match (&self.capacity, place) {
-            (Capacity::Unlimited, _) | (Capacity::Places(_), None) => MAX_TOTAL,
-            (Capacity::Whole(bytes), _) => *bytes,
-            (Capacity::Places(bytes), Some(place)) => bytes.get(&place.label).copied().unwrap_or_default(),
+    pub(crate) fn capacity_limit(&self, segment: Option<&TopologySegment>) -> u64 {
+        let bytes = match (&self.capacity, segment) {
+            (CapacitySetting::Unlimited, _) | (CapacitySetting::PerSegment(_), None) => MAX_TOTAL,
+            (CapacitySetting::Total(bytes), _) => *bytes,
+            (CapacitySetting::PerSegment(bytes), Some(segment)) => {
+                bytes.get(&segment.label).copied().unwrap_or_default()
+            }
         };
         bytes.min(MAX_TOTAL)
     }
 
     /// Whether one limit is for all places together.
-    pub(crate) fn is_whole(&self) -> bool {
-        matches!(self.capacity, Capacity::Whole(_))
+    pub(crate) fn is_total_capacity(&self) -> bool {
+        matches!(self.capacity, CapacitySetting::Total(_))
     }
 }
 
-impl Capacity {
+impl CapacitySetting {
     fn parse(text: &str, topology: &Topology) -> std::result::Result<Self, String> {
-        if let Some(whole) = bytes(text) {
-            return Ok(Self::Whole(whole));
+        if let Some(total) = parse_bytes(text) {
+            return Ok(Self::Total(total));
         }
         let expected = || {
-            if topology.places.is_empty() {
+            if topology.segments.is_empty() {
                 "expected bytes such as 1073741824 or 500Gi".to_owned()
             } else {
                 "expected bytes such as 1073741824 or 500Gi, for all places together or for each such as a=500Gi,b=1Ti".to_owned()
             }
         };
-        let mut places = BTreeMap::new();
-        for part in list(text) {
+        let mut sizes = BTreeMap::new();
+        for part in split_list(text) {
             let (label, size) = part.split_once('=').ok_or_else(expected)?;
-            let known = topology.place(label.trim()).ok_or_else(expected)?;
-            let size = bytes(size.trim()).ok_or_else(expected)?;
-            if places.insert(known.label.clone(), size).is_some() {
+            let known = topology.find_segment(label.trim()).ok_or_else(expected)?;
+            let size = parse_bytes(size.trim()).ok_or_else(expected)?;
+            if sizes.insert(known.label.clone(), size).is_some() {
                 return Err(expected());
             }
         }
-        match topology.places.iter().find(|place| !places.contains_key(&place.label)) {
-            Some(place) => Err(format!("the place {:?} is missing; {}", place.label, expected())),
-            None if places.is_empty() => Err(expected()),
-            None => Ok(Self::Places(places)),
+        match topology.segments.iter().find(|segment| !sizes.contains_key(&segment.label)) {
+            Some(segment) => Err(format!("the place {:?} is missing; {}", segment.label, expected())),
+            None if sizes.is_empty() => Err(expected()),
+            None => Ok(Self::PerSegment(sizes)),
         }
     }
 }
 
 /// The settings of this call.
-pub(crate) fn current() -> Result<Settings> {
-    Settings::parse(&cofferdam_guest::settings::all()).map_err(|message| {
+pub(crate) fn current() -> Result<MemorySettings> {
+    MemorySettings::parse(&cofferdam_guest::settings::all()).map_err(|message| {
         StorageError::failed_precondition(format!("the backend is misconfigured: {message}"))
     })
 }
 
 /// Reads a size: a whole number of bytes, or one with a binary suffix.
-fn bytes(text: &str) -> Option<u64> {
+fn parse_bytes(text: &str) -> Option<u64> {
     const SUFFIXES: [(&str, u32); 5] = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40), ("Pi", 50)];
     let (digits, shift) = SUFFIXES
         .iter()
@@ -251,12 +256,12 @@ fn bytes(text: &str) -> Option<u64> {
 }
 
 /// The parts of a list, without the spaces around them; none of an empty text.
-pub(crate) fn list(text: &str) -> Vec<&str> {
+pub(crate) fn split_list(text: &str) -> Vec<&str> {
     if text.trim().is_empty() { Vec::new() } else { text.split(',').map(str::trim).collect() }
 }
 
 /// Reads a number within bounds.
-pub(crate) fn number<N: std::str::FromStr + PartialOrd + std::fmt::Display>(
+pub(crate) fn parse_number<N: std::str::FromStr + PartialOrd + std::fmt::Display>(
     text: &str,
     allowed: std::ops::RangeInclusive<N>,
 ) -> std::result::Result<N, String> {
@@ -266,10 +271,10 @@ pub(crate) fn number<N: std::str::FromStr + PartialOrd + std::fmt::Display>(
         .ok_or_else(|| format!("expected a number from {} to {}", allowed.start(), allowed.end()))
 }
 
-fn nodes(text: &str) -> std::result::Result<BTreeSet<String>, String> {
-    let nodes: BTreeSet<_> = list(text).into_iter().map(str::to_owned).collect();
-    if nodes.iter().any(|node| node.is_empty() || node.len() > request::MAX_NODE) {
-        return Err(format!("expected a list of names of 1 to {} bytes", request::MAX_NODE));
+fn parse_nodes(text: &str) -> std::result::Result<BTreeSet<String>, String> {
+    let nodes: BTreeSet<_> = split_list(text).into_iter().map(str::to_owned).collect();
+    if nodes.iter().any(|node| node.is_empty() || node.len() > request::MAX_NODE_ID) {
+        return Err(format!("expected a list of names of 1 to {} bytes", request::MAX_NODE_ID));
     }
     Ok(nodes)
 }

@@ -2,15 +2,17 @@
 
 use super::*;
 
-fn parse(pairs: &[(&str, &str)]) -> std::result::Result<Settings, String> {
-    Settings::parse(&pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect())
+fn parse(pairs: &[(&str, &str)]) -> std::result::Result<MemorySettings, String> {
+    MemorySettings::parse(
+        &pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+    )
 }
 
 #[test]
 fn sizes() {
     for (text, bytes) in [("0", 0), ("12", 12), ("3Ki", 3072), ("500Gi", 500 << 30), ("16383Pi", 16383 << 50)]
     {
-        assert_eq!(parse(&[("capacity", text)]).unwrap().capacity, Capacity::Whole(bytes), "{text}");
+        assert_eq!(parse(&[("capacity", text)]).unwrap().capacity, CapacitySetting::Total(bytes), "{text}");
     }
     for text in ["", "Gi", "-1", "1e9", "1.5Gi", "99999999999999999999", "16385Pi", "1 Gi", "a=1"] {
         let error = parse(&[("capacity", text)]).unwrap_err();
@@ -19,7 +21,7 @@ fn sizes() {
 }
 
 #[test]
-fn an_unknown_key_is_named_with_the_known_ones() {
+fn an_unknown_setting_is_reported_with_the_known_ones() {
     let error = parse(&[("size", "1")]).unwrap_err();
     assert!(
         error.starts_with(r#"unknown setting "size"; known are capacity, condition, driver-name, "#),
@@ -29,14 +31,15 @@ fn an_unknown_key_is_named_with_the_known_ones() {
 }
 
 #[test]
-fn places_and_their_capacity() {
+fn topology_segments_and_their_capacity_are_parsed() {
     let zones = ("topology", "topology.example/zone=a,b; rack=1,2");
     let settings = parse(&[zones]).unwrap();
     assert_eq!(settings.topology.keys, ["topology.example/zone", "rack"]);
-    let labels: Vec<_> = settings.topology.places.iter().map(|place| place.label.as_str()).collect();
+    let labels: Vec<_> = settings.topology.segments.iter().map(|segment| segment.label.as_str()).collect();
     assert_eq!(labels, ["a/1", "a/2", "b/1", "b/2"]);
     let settings = parse(&[zones, ("capacity", "a/1=1Ki, a/2=2, b/1=3, b/2=4")]).unwrap();
-    let limits: Vec<_> = settings.topology.places.iter().map(|place| settings.limit(Some(place))).collect();
+    let limits: Vec<_> =
+        settings.topology.segments.iter().map(|segment| settings.capacity_limit(Some(segment))).collect();
     assert_eq!(limits, [1024, 2, 3, 4]);
     let error = parse(&[zones, ("capacity", "a/1=1")]).unwrap_err();
     assert!(error.contains("the place \"a/2\" is missing"), "{error}");
@@ -56,7 +59,7 @@ fn places_and_their_capacity() {
 }
 
 #[test]
-fn every_mistake_names_setting_value_and_what_was_expected() {
+fn invalid_settings_are_reported_with_value_and_expectation() {
     for (key, value, expected) in [
         ("features", "publish-readonly,flying", "expected a list of publish-readonly, published-nodes"),
         ("volumes-per-node", "0", "expected a number from 1 to 4294967295"),

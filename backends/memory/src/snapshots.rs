@@ -7,51 +7,54 @@ use cofferdam_guest::{
 };
 
 use crate::{
-    listing::{self, Pages},
-    records::{self, Books, Call, Owner, SNAPSHOTS, Snapshot, find, snapshot_key},
+    listing::{self, StatePager},
+    records::{
+        self, MemoryCall, MemoryOwner, MemorySnapshot, SNAPSHOT_PREFIX, VersionedStorageUsage, read_entry,
+        snapshot_key,
+    },
     request::{self, LABEL},
 };
 
 /// Parts of the store that one part of a filtered listing looks through, 1 MiB each.
-const SCANS: usize = 16;
+const MAX_SCANS: usize = 16;
 
 /// Cuts a snapshot or finds it.
 pub(crate) fn create<S: Store>(
-    call: &Call<'_, S>,
+    call: &MemoryCall<'_, S>,
     request: &SnapshotRequest,
 ) -> Result<cofferdam_guest::Snapshot> {
-    let handle = request::handle("snap", "snapshot name", &request.name)?;
-    request::given("source volume", &request.source)?;
-    request::parameters(&request.parameters, &[LABEL])?;
+    let handle = request::handle_from_name("snap", "snapshot name", &request.name)?;
+    request::require_id("source volume", &request.source)?;
+    request::parse_parameters(&request.parameters, &[LABEL])?;
     decide(call.store, |_| {
-        if let Some(found) = find::<Snapshot>(call.store, &handle, snapshot_key)? {
+        if let Some(found) = read_entry::<MemorySnapshot>(call.store, &handle, snapshot_key)? {
             if found.value.source != request.source {
                 return Err(StorageError::already_exists(format!(
                     "the snapshot {:?} exists, of the volume {:?}",
                     found.value.name, found.value.source
                 )));
             }
-            return asked_for(&handle, found);
+            return count_poll(&handle, found);
         }
-        let source = records::volume(call.store, &request.source)?.value;
-        let mut books = Books::read(call.store)?;
-        books.ledger.count_snapshots(1, call.settings)?;
-        let record = Snapshot {
+        let source = records::read_volume(call.store, &request.source)?.value;
+        let mut usage = VersionedStorageUsage::read(call.store)?;
+        usage.usage.add_snapshots(1, call.settings)?;
+        let record = MemorySnapshot {
             name: request.name.clone(),
             source: request.source.clone(),
             size: source.size,
             created_ms: call.now_ms,
             polls_left: call.settings.snapshot_ready_after,
             group: None,
-            owner: request.owner.as_ref().map(Owner::read_snapshot).transpose()?,
+            owner: request.owner.as_ref().map(MemoryOwner::from_snapshot_owner).transpose()?,
         };
-        let changes = vec![state::put(&snapshot_key(&handle), &record, None)?, books.change()?];
+        let changes = vec![state::put(&snapshot_key(&handle), &record, None)?, usage.to_change()?];
         Ok(Decision::Commit(changes, describe(&handle, &record)))
     })
 }
 
 /// Counts that a snapshot was asked for.
-fn asked_for(handle: &str, found: Versioned<Snapshot>) -> Result<Decision<cofferdam_guest::Snapshot>> {
+fn count_poll(handle: &str, found: Versioned<MemorySnapshot>) -> Result<Decision<cofferdam_guest::Snapshot>> {
     let Versioned { value: mut record, version } = found;
     if record.polls_left == 0 {
         return Ok(Decision::Done(describe(handle, &record)));
@@ -62,10 +65,10 @@ fn asked_for(handle: &str, found: Versioned<Snapshot>) -> Result<Decision<coffer
 }
 
 /// Deletes a snapshot; one that does not exist is a success.
-pub(crate) fn delete<S: Store>(call: &Call<'_, S>, handle: &str) -> Result<()> {
-    request::given("snapshot handle", handle)?;
+pub(crate) fn delete<S: Store>(call: &MemoryCall<'_, S>, handle: &str) -> Result<()> {
+    request::require_id("snapshot handle", handle)?;
     decide(call.store, |_| {
-        let Some(found) = find::<Snapshot>(call.store, handle, snapshot_key)? else {
+        let Some(found) = read_entry::<MemorySnapshot>(call.store, handle, snapshot_key)? else {
             return Ok(Decision::Done(()));
         };
         if let Some(group) = &found.value.group {
@@ -73,40 +76,43 @@ pub(crate) fn delete<S: Store>(call: &Call<'_, S>, handle: &str) -> Result<()> {
                 "the snapshot {handle:?} is a member of the group {group:?} and goes with it only"
             )));
         }
-        let mut books = Books::read(call.store)?;
-        books.ledger.snapshots = books.ledger.snapshots.saturating_sub(1);
-        Ok(Decision::Commit(vec![state::remove(&snapshot_key(handle), found.version), books.change()?], ()))
+        let mut usage = VersionedStorageUsage::read(call.store)?;
+        usage.usage.snapshots = usage.usage.snapshots.saturating_sub(1);
+        Ok(Decision::Commit(
+            vec![state::remove(&snapshot_key(handle), found.version), usage.to_change()?],
+            (),
+        ))
     })
 }
 
 /// Describes a snapshot.
-pub(crate) fn get<S: Store>(call: &Call<'_, S>, handle: &str) -> Result<cofferdam_guest::Snapshot> {
-    request::given("snapshot handle", handle)?;
-    decide(call.store, |_| match find::<Snapshot>(call.store, handle, snapshot_key)? {
-        Some(found) => asked_for(handle, found),
+pub(crate) fn get<S: Store>(call: &MemoryCall<'_, S>, handle: &str) -> Result<cofferdam_guest::Snapshot> {
+    request::require_id("snapshot handle", handle)?;
+    decide(call.store, |_| match read_entry::<MemorySnapshot>(call.store, handle, snapshot_key)? {
+        Some(found) => count_poll(handle, found),
         None => Err(StorageError::not_found(format!("there is no snapshot {handle:?}"))),
     })
 }
 
 /// Lists snapshots, all or those of one volume.
 pub(crate) fn list<S: Store>(
-    call: &Call<'_, S>,
+    call: &MemoryCall<'_, S>,
     source: Option<&str>,
     after: Option<&str>,
     limit: Option<u32>,
 ) -> Result<SnapshotPage> {
     // A token of one volume's snapshots is none of another's.
-    let scope = format!("{SNAPSHOTS}{}", source.unwrap_or_default());
-    let mut pages = Pages::new(SNAPSHOTS, &scope, after, limit)?;
+    let scope = format!("{SNAPSHOT_PREFIX}{}", source.unwrap_or_default());
+    let mut pages = StatePager::new(SNAPSHOT_PREFIX, &scope, after, limit)?;
     let mut snapshots = Vec::new();
-    for _ in 0..SCANS {
+    for _ in 0..MAX_SCANS {
         for found in pages.next(call.store, snapshots.len())? {
-            let record: Snapshot = records::decode(&found)?;
+            let record: MemorySnapshot = records::decode_entry(&found)?;
             if source.is_none_or(|source| record.source == source) {
-                snapshots.push(describe(listing::handle(&found, SNAPSHOTS), &record));
+                snapshots.push(describe(listing::handle(&found, SNAPSHOT_PREFIX), &record));
             }
         }
-        if pages.is_full(snapshots.len()) {
+        if pages.is_complete(snapshots.len()) {
             break;
         }
     }
@@ -114,7 +120,7 @@ pub(crate) fn list<S: Store>(
 }
 
 /// A snapshot as the contract spells it.
-pub(crate) fn describe(handle: &str, record: &Snapshot) -> cofferdam_guest::Snapshot {
+pub(crate) fn describe(handle: &str, record: &MemorySnapshot) -> cofferdam_guest::Snapshot {
     cofferdam_guest::Snapshot {
         handle: handle.to_owned(),
         source: record.source.clone(),
@@ -122,6 +128,6 @@ pub(crate) fn describe(handle: &str, record: &Snapshot) -> cofferdam_guest::Snap
         created_at_ms: record.created_ms,
         ready: record.polls_left == 0,
         group: record.group.clone(),
-        owner: record.owner.as_ref().map(Owner::write_snapshot),
+        owner: record.owner.as_ref().map(MemoryOwner::to_snapshot_owner),
     }
 }

@@ -12,22 +12,24 @@ use cofferdam_guest::{
 
 use crate::{
     capacity, expansion,
-    fake::Fake,
+    fake::FakeStore,
     groups, modification, publishing,
-    records::{Call, Ledger, Source},
-    settings::{MAX_TOTAL, Settings},
+    records::{MemoryCall, MemorySource, StorageUsage},
+    settings::{MAX_TOTAL, MemorySettings},
     snapshots, volumes,
 };
 
-type Operation = fn(&Call<'_, Fake>) -> Result<()>;
+type Operation = fn(&MemoryCall<'_, FakeStore>) -> Result<()>;
 
-fn settings(pairs: &[(&str, &str)]) -> Settings {
-    Settings::parse(&pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect())
-        .unwrap()
+fn settings(pairs: &[(&str, &str)]) -> MemorySettings {
+    MemorySettings::parse(
+        &pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+    )
+    .unwrap()
 }
 
-fn at<'a>(store: &'a Fake, settings: &'a Settings) -> Call<'a, Fake> {
-    Call { store, settings, now_ms: 7 }
+fn call_context<'a>(store: &'a FakeStore, settings: &'a MemorySettings) -> MemoryCall<'a, FakeStore> {
+    MemoryCall { store, settings, now_ms: 7 }
 }
 
 fn shared() -> VolumeCapability {
@@ -50,11 +52,16 @@ fn request(name: &str, bytes: u64) -> CreateRequest {
     }
 }
 
-fn create(call: &Call<'_, Fake>, name: &str, bytes: u64, source: Option<Source>) -> Result<()> {
+fn create(
+    call: &MemoryCall<'_, FakeStore>,
+    name: &str,
+    bytes: u64,
+    source: Option<MemorySource>,
+) -> Result<()> {
     volumes::create(call, &request(name, bytes), source).map(drop)
 }
 
-fn publish(call: &Call<'_, Fake>, handle: &str, node: &str) -> Result<()> {
+fn publish(call: &MemoryCall<'_, FakeStore>, handle: &str, node: &str) -> Result<()> {
     let request = PublishRequest {
         handle: handle.to_owned(),
         node_identities: Vec::new(),
@@ -66,7 +73,7 @@ fn publish(call: &Call<'_, Fake>, handle: &str, node: &str) -> Result<()> {
     publishing::publish(call, &request).map(drop)
 }
 
-fn cut(call: &Call<'_, Fake>, name: &str) -> Result<()> {
+fn create_snapshot(call: &MemoryCall<'_, FakeStore>, name: &str) -> Result<()> {
     let request = SnapshotRequest {
         name: name.to_owned(),
         source: "mem-old".to_owned(),
@@ -76,7 +83,7 @@ fn cut(call: &Call<'_, Fake>, name: &str) -> Result<()> {
     snapshots::create(call, &request).map(drop)
 }
 
-fn cut_group(call: &Call<'_, Fake>, name: &str) -> Result<Vec<String>> {
+fn create_group(call: &MemoryCall<'_, FakeStore>, name: &str) -> Result<Vec<String>> {
     let sources = vec!["mem-old".to_owned(), "mem-other".to_owned()];
     let request = GroupRequest { name: name.to_owned(), sources, parameters: Vec::new(), owner: None };
     let group = groups::create(call, &request)?;
@@ -86,8 +93,8 @@ fn cut_group(call: &Call<'_, Fake>, name: &str) -> Result<Vec<String>> {
 /// Every call that changes something.
 const OPERATIONS: [(&str, Operation); 13] = [
     ("create", |call| create(call, "new", 20, None)),
-    ("clone", |call| create(call, "new", 35, Some(Source::Volume("mem-old".to_owned())))),
-    ("restore", |call| create(call, "new", 30, Some(Source::Snapshot("snap-s".to_owned())))),
+    ("clone", |call| create(call, "new", 35, Some(MemorySource::Volume("mem-old".to_owned())))),
+    ("restore", |call| create(call, "new", 30, Some(MemorySource::Snapshot("snap-s".to_owned())))),
     ("delete", |call| volumes::delete(call, "mem-gone")),
     ("publish", |call| publish(call, "mem-other", "n1")),
     ("unpublish", |call| publishing::unpublish(call, "mem-old", Some("n2"))),
@@ -97,11 +104,11 @@ const OPERATIONS: [(&str, Operation); 13] = [
         expansion::expand(call, &ExpandRequest { handle, capacity: range(45), capability: None }).map(drop)
     }),
     ("modify", |call| modification::modify(call, "mem-old", &vec![("iops".to_owned(), "9".to_owned())])),
-    ("snapshot", |call| cut(call, "new")),
+    ("snapshot", |call| create_snapshot(call, "new")),
     ("delete the snapshot", |call| snapshots::delete(call, "snap-s")),
-    ("group", |call| cut_group(call, "new").map(drop)),
+    ("group", |call| create_group(call, "new").map(drop)),
     ("delete the group", |call| {
-        let group = call.store.all::<crate::records::Group>("group/group-g");
+        let group = call.store.all::<crate::records::MemoryGroup>("group/group-g");
         let members =
             group.into_iter().flat_map(|(_, group)| group.members.into_values()).collect::<Vec<_>>();
         groups::delete(call, "group-g", &members)
@@ -109,51 +116,51 @@ const OPERATIONS: [(&str, Operation); 13] = [
 ];
 
 /// A store with something of everything: one volume on 20 nodes, so that they do not go in one commit.
-fn furnished(settings: &Settings) -> Fake {
-    let store = Fake::default();
-    let call = at(&store, settings);
+fn store_with_objects(settings: &MemorySettings) -> FakeStore {
+    let store = FakeStore::default();
+    let call = call_context(&store, settings);
     create(&call, "old", 30, None).unwrap();
     create(&call, "other", 10, None).unwrap();
     create(&call, "gone", 5, None).unwrap();
-    cut(&call, "s").unwrap();
-    cut_group(&call, "g").unwrap();
+    create_snapshot(&call, "s").unwrap();
+    create_group(&call, "g").unwrap();
     for node in 0..20 {
         publish(&call, "mem-old", &format!("n{node}")).unwrap();
     }
     publish(&call, "mem-other", "n2").unwrap();
-    store.check("furnished");
+    store.check_consistency("furnished");
     store
 }
 
-fn content(store: &Fake) -> BTreeMap<String, Vec<u8>> {
+fn store_values(store: &FakeStore) -> BTreeMap<String, Vec<u8>> {
     store.entries.borrow().iter().map(|(key, (value, _))| (key.clone(), value.clone())).collect()
 }
 
-fn places() -> Settings {
+fn topology_settings() -> MemorySettings {
     settings(&[("topology", "zone=a,b"), ("capacity", "a=60,b=100"), ("max-snapshots", "10")])
 }
 
 #[test]
-fn the_sums_are_right_whenever_a_call_dies() {
-    for settings in [settings(&[("capacity", "200")]), places()] {
+fn usage_totals_are_correct_after_a_crash_at_any_call() {
+    for settings in [settings(&[("capacity", "200")]), topology_settings()] {
         for (name, operation) in OPERATIONS {
-            let whole = furnished(&settings);
-            operation(&at(&whole, &settings)).unwrap();
-            whole.check(name);
-            let ended = content(&whole);
-            operation(&at(&whole, &settings)).unwrap();
-            assert_eq!(content(&whole), ended, "{name}, again");
+            let reference = store_with_objects(&settings);
+            operation(&call_context(&reference, &settings)).unwrap();
+            reference.check_consistency(name);
+            let expected = store_values(&reference);
+            operation(&call_context(&reference, &settings)).unwrap();
+            assert_eq!(store_values(&reference), expected, "{name}, again");
             let mut calls = 0;
             loop {
-                let store = furnished(&settings);
-                assert_ne!(content(&store), ended, "{name} changes something");
+                let store = store_with_objects(&settings);
+                assert_ne!(store_values(&store), expected, "{name} changes something");
                 store.calls_left.set(Some(calls));
-                let answer = operation(&at(&store, &settings));
+                let answer = operation(&call_context(&store, &settings));
                 store.calls_left.set(None);
-                store.check(&format!("{name}, dead after {calls} calls"));
-                operation(&at(&store, &settings)).unwrap();
-                store.check(&format!("{name}, again after {calls} calls"));
-                assert_eq!(content(&store), ended, "{name}, again after {calls} calls");
+                store.check_consistency(&format!("{name}, dead after {calls} calls"));
+                operation(&call_context(&store, &settings)).unwrap();
+                store.check_consistency(&format!("{name}, again after {calls} calls"));
+                assert_eq!(store_values(&store), expected, "{name}, again after {calls} calls");
                 if answer.is_ok() {
                     break;
                 }
@@ -165,44 +172,44 @@ fn the_sums_are_right_whenever_a_call_dies() {
 }
 
 #[test]
-fn a_foreign_write_makes_it_decide_anew_but_not_for_ever() {
+fn conflicts_are_retried_a_bounded_number_of_times() {
     let settings = settings(&[]);
     for (name, operation) in OPERATIONS {
-        let store = furnished(&settings);
+        let store = store_with_objects(&settings);
         store.conflicts_left.set(3);
-        operation(&at(&store, &settings)).unwrap();
-        store.check(name);
-        let store = furnished(&settings);
+        operation(&call_context(&store, &settings)).unwrap();
+        store.check_consistency(name);
+        let store = store_with_objects(&settings);
         store.conflicts_left.set(u32::MAX);
-        let error = operation(&at(&store, &settings)).unwrap_err();
+        let error = operation(&call_context(&store, &settings)).unwrap_err();
         assert_eq!((error.kind, error.finality), (ErrorKind::Aborted, Finality::Final), "{name}");
-        store.check(name);
+        store.check_consistency(name);
     }
 }
 
 #[test]
-fn what_is_emptied_leaves_nothing() {
-    let settings = places();
-    let store = furnished(&settings);
-    let call = at(&store, &settings);
+fn deleting_everything_leaves_an_empty_store() {
+    let settings = topology_settings();
+    let store = store_with_objects(&settings);
+    let call = call_context(&store, &settings);
     publishing::unpublish(&call, "mem-other", None).unwrap();
     publishing::unpublish(&call, "mem-old", None).unwrap();
     for handle in ["mem-old", "mem-other", "mem-gone"] {
         volumes::delete(&call, handle).unwrap();
     }
     assert_eq!(
-        store.ledger(),
-        Ledger { snapshots: 3, ..Ledger::default() },
+        store.usage(),
+        StorageUsage { snapshots: 3, ..StorageUsage::default() },
         "snapshots outlive their volumes"
     );
     snapshots::delete(&call, "snap-s").unwrap();
     OPERATIONS[12].1(&call).unwrap();
-    assert_eq!(content(&store), BTreeMap::new());
+    assert_eq!(store_values(&store), BTreeMap::new());
 }
 
 /// Creates a volume, and says in which zone it is.
 fn zone_of(
-    call: &Call<'_, Fake>,
+    call: &MemoryCall<'_, FakeStore>,
     name: &str,
     bytes: u64,
     requisite: &[&str],
@@ -215,15 +222,15 @@ fn zone_of(
     Ok(volumes::create(call, &request, None)?.topology[0][0].1.clone())
 }
 
-fn kind<T>(answer: Result<T>) -> Option<ErrorKind> {
+fn error_kind<T>(answer: Result<T>) -> Option<ErrorKind> {
     answer.err().map(|error| error.kind)
 }
 
 #[test]
-fn a_volume_is_in_the_first_place_that_fits() {
+fn a_volume_is_created_in_the_first_segment_with_capacity() {
     let settings = settings(&[("topology", "zone=a,b,c"), ("capacity", "a=10,b=20,c=30")]);
-    let store = Fake::default();
-    let call = at(&store, &settings);
+    let store = FakeStore::default();
+    let call = call_context(&store, &settings);
     let free = |zone: Option<&str>| {
         let topology = zone.map(|zone| vec![("zone".to_owned(), zone.to_owned())]);
         let report = capacity::available(
@@ -238,36 +245,36 @@ fn a_volume_is_in_the_first_place_that_fits() {
     };
     assert_eq!(zone("1", 10, &["a", "b", "c"], &["b"]).unwrap(), "b", "preferred first");
     assert_eq!(zone("1", 10, &["b", "c"], &["c"]).unwrap(), "b", "it is there already");
-    assert_eq!(kind(zone("1", 10, &["a"], &[])), Some(ErrorKind::AlreadyExists), "it is elsewhere");
+    assert_eq!(error_kind(zone("1", 10, &["a"], &[])), Some(ErrorKind::AlreadyExists), "it is elsewhere");
     assert_eq!(zone("2", 10, &["a", "b"], &["b"]).unwrap(), "b");
     assert_eq!(zone("3", 10, &["a", "b"], &["b"]).unwrap(), "a", "the preferred one is full");
     assert_eq!(zone("4", 10, &[], &["a"]).unwrap(), "c", "without a requisite, any will do");
     let full = zone("5", 1, &["a", "b"], &[]).unwrap_err();
     assert_eq!(full.kind, ErrorKind::ResourceExhausted);
     assert!(full.message.contains("a: 10 of 10 bytes are in use; b: 20 of 20"), "{}", full.message);
-    assert_eq!(kind(zone("5", 1, &["d"], &[])), Some(ErrorKind::ResourceExhausted), "no such place");
+    assert_eq!(error_kind(zone("5", 1, &["d"], &[])), Some(ErrorKind::ResourceExhausted), "no such place");
     assert_eq!([free(None), free(Some("c")), free(Some("d"))], [Ok((20, 20)), Ok((20, 20)), Ok((0, 0))]);
     let grown = ExpandRequest { handle: "mem-4".to_owned(), capacity: range(31), capability: None };
-    assert_eq!(kind(expansion::expand(&call, &grown)), Some(ErrorKind::ResourceExhausted));
+    assert_eq!(error_kind(expansion::expand(&call, &grown)), Some(ErrorKind::ResourceExhausted));
     expansion::expand(&call, &ExpandRequest { capacity: range(30), ..grown }).unwrap();
-    store.check("grown to the brim");
+    store.check_consistency("grown to the brim");
     assert_eq!(
-        kind(zone_of(&at(&store, &Settings::default()), "6", 1, &["a"], &[])),
+        error_kind(zone_of(&call_context(&store, &MemorySettings::default()), "6", 1, &["a"], &[])),
         Some(ErrorKind::InvalidArgument)
     );
 }
 
 #[test]
-fn what_the_state_refuses_is_not_the_callers_riddle() {
+fn a_full_state_is_resource_exhausted() {
     let full = StorageError::from(StateError::Full(Bound { limit: 1, given: 2 }));
     assert_eq!((full.kind, full.finality), (ErrorKind::ResourceExhausted, Finality::Final));
 }
 
 #[test]
-fn after_the_first_nodes_no_failure_of_an_unpublish_is_final() {
+fn unpublish_from_many_nodes_is_not_final_after_the_first_commit() {
     let settings = settings(&[]);
-    let host = mock::Host::new().install();
-    let call = Call { store: &state::Host, settings: &settings, now_ms: 7 };
+    let host = mock::MockHost::new().install();
+    let call = MemoryCall { store: &state::HostStore, settings: &settings, now_ms: 7 };
     volumes::create(&call, &request("v", 1), None).unwrap();
     for node in 0..20 {
         let request = PublishRequest {
@@ -280,29 +287,29 @@ fn after_the_first_nodes_no_failure_of_an_unpublish_is_final() {
         };
         publishing::publish(&call, &request).unwrap();
     }
-    let disturb = |after: u32| {
+    let conflict_after = |after: u32| {
         let mut commits = 0;
-        host.before_commits(move |host| {
+        host.before_each_commit(move |host| {
             commits += 1;
             if commits > after {
                 let value = host.get("volume/mem-v").unwrap().unwrap().value;
-                host.write("volume/mem-v", &value);
+                host.write_state("volume/mem-v", &value);
             }
         });
         let error = host.call(|| publishing::unpublish(&call, "mem-v", None)).unwrap_err();
         (error.kind, error.finality)
     };
-    assert_eq!(disturb(0), (ErrorKind::Aborted, Finality::Final), "all are published still");
-    assert_eq!(disturb(1), (ErrorKind::Aborted, Finality::Unknown), "15 are not");
-    host.leave_commits_alone();
+    assert_eq!(conflict_after(0), (ErrorKind::Aborted, Finality::Final), "all are published still");
+    assert_eq!(conflict_after(1), (ErrorKind::Aborted, Finality::Unknown), "15 are not");
+    host.clear_before_each_commit();
     publishing::unpublish(&call, "mem-v", None).unwrap();
 }
 
 #[test]
-fn a_mount_option_is_no_way_of_use() {
+fn a_mount_flag_cannot_pass_for_a_capability() {
     let settings = settings(&[]);
-    let store = Fake::default();
-    let call = at(&store, &settings);
+    let store = FakeStore::default();
+    let call = call_context(&store, &settings);
     let mounted = |flag: &str| VolumeCapability {
         mode: AccessMode::SingleNodeWriter,
         access: AccessType::Filesystem(FilesystemAccess {
@@ -311,8 +318,8 @@ fn a_mount_option_is_no_way_of_use() {
             mount_group: None,
         }),
     };
-    let uses = vec![mounted("a block b filesystem")];
-    volumes::create(&call, &CreateRequest { capabilities: uses, ..request("v", 1) }, None).unwrap();
+    let capabilities = vec![mounted("a block b filesystem")];
+    volumes::create(&call, &CreateRequest { capabilities, ..request("v", 1) }, None).unwrap();
     let published = |capability: VolumeCapability| {
         let request = PublishRequest {
             handle: "mem-v".to_owned(),
@@ -325,15 +332,15 @@ fn a_mount_option_is_no_way_of_use() {
         publishing::publish(&call, &request)
     };
     let block = VolumeCapability { mode: AccessMode::SingleNodeWriter, access: AccessType::Block };
-    assert_eq!(kind(published(block)), Some(ErrorKind::InvalidArgument));
+    assert_eq!(error_kind(published(block)), Some(ErrorKind::InvalidArgument));
     published(mounted("other")).unwrap();
 }
 
 #[test]
-fn without_a_limit_there_is_room_for_what_can_be_counted() {
+fn without_a_capacity_setting_the_total_limit_is_reported() {
     let settings = settings(&[]);
-    let store = Fake::default();
-    let call = at(&store, &settings);
+    let store = FakeStore::default();
+    let call = call_context(&store, &settings);
     let free = || {
         let all = CapacityRequest { capabilities: Vec::new(), parameters: Vec::new(), topology: None };
         let report = capacity::available(&call, &all).unwrap();
@@ -342,10 +349,10 @@ fn without_a_limit_there_is_room_for_what_can_be_counted() {
     assert_eq!(free(), (MAX_TOTAL, Some(1 << 50)));
     create(&call, "a", 1 << 50, None).unwrap();
     assert_eq!(free().0, MAX_TOTAL - (1 << 50), "what is reported is what is left");
-    let almost = Ledger { bytes: MAX_TOTAL - 10, ..Ledger::default() };
-    store.put_ledger(&almost);
+    let almost = StorageUsage { bytes: MAX_TOTAL - 10, ..StorageUsage::default() };
+    store.put_usage(&almost);
     assert_eq!(free(), (10, Some(10)));
-    assert_eq!(kind(create(&call, "b", 11, None)), Some(ErrorKind::ResourceExhausted));
+    assert_eq!(error_kind(create(&call, "b", 11, None)), Some(ErrorKind::ResourceExhausted));
     create(&call, "b", 10, None).unwrap();
     assert_eq!(free().0, 0);
 }

@@ -8,28 +8,28 @@ use serde::{Deserialize, Serialize};
 use crate::request;
 
 /// Most places: each is a row in the ledger.
-const MAX_PLACES: usize = 64;
-const EXPECTED: &str =
+const MAX_SEGMENTS: usize = 64;
+const TOPOLOGY_FORMAT: &str =
     "expected a label's key with values such as topology.example/zone=a,b, several of them parted by `;`";
 
 /// A place that volumes can be in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Place {
+pub(crate) struct TopologySegment {
     /// Its values in the order of the keys, such as `a` or `a/1`.
     pub(crate) label: String,
     /// Its keys with their values.
-    pub(crate) segments: BTreeMap<String, String>,
+    pub(crate) entries: BTreeMap<String, String>,
 }
 
-impl Place {
+impl TopologySegment {
     /// As the contract spells it.
-    pub(crate) fn segments(&self) -> Segments {
-        self.segments.clone().into_iter().collect()
+    pub(crate) fn to_segments(&self) -> Segments {
+        self.entries.clone().into_iter().collect()
     }
 
     /// Whether it is one of those that a request means, each of whose keys is known.
-    fn is_in(&self, wanted: &BTreeMap<String, String>) -> bool {
-        wanted.iter().all(|(key, value)| self.segments.get(key) == Some(value))
+    fn matches(&self, requested: &BTreeMap<String, String>) -> bool {
+        requested.iter().all(|(key, value)| self.entries.get(key) == Some(value))
     }
 }
 
@@ -39,73 +39,83 @@ pub(crate) struct Topology {
     /// The keys in the order of the setting.
     pub(crate) keys: Vec<String>,
     /// Every combination of the keys' values.
-    pub(crate) places: Vec<Place>,
+    pub(crate) segments: Vec<TopologySegment>,
 }
 
 /// What a request asks for, checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct RequestedTopology {
     requisite: Vec<BTreeMap<String, String>>,
     preferred: Vec<BTreeMap<String, String>>,
 }
 
-impl Wanted {
+impl RequestedTopology {
     /// Whether a volume that is in a place is what the request asks for.
-    pub(crate) fn allows(&self, place: Option<&Place>) -> bool {
+    pub(crate) fn is_satisfied_by(&self, segment: Option<&TopologySegment>) -> bool {
         self.requisite.is_empty()
-            || place.is_some_and(|place| self.requisite.iter().any(|wanted| place.is_in(wanted)))
+            || segment
+                .is_some_and(|segment| self.requisite.iter().any(|requested| segment.matches(requested)))
     }
 }
 
 impl Topology {
     /// Reads the setting: `key=value,value;key=value`.
     pub(crate) fn parse(text: &str) -> std::result::Result<Self, String> {
-        let wrong = || EXPECTED.to_owned();
+        let invalid = || TOPOLOGY_FORMAT.to_owned();
         let mut keys: Vec<String> = Vec::new();
-        let mut places = vec![Place { label: String::new(), segments: BTreeMap::new() }];
+        let mut segments = vec![TopologySegment { label: String::new(), entries: BTreeMap::new() }];
         for part in text.split(';') {
-            let (key, values) = part.trim().split_once('=').ok_or_else(wrong)?;
+            let (key, values) = part.trim().split_once('=').ok_or_else(invalid)?;
             let values: Vec<_> = values.split(',').map(str::trim).collect();
             let repeated = values
                 .iter()
                 .enumerate()
                 .any(|(index, value)| values.iter().skip(index + 1).any(|other| other == value));
-            if !is_key(key)
+            if !is_qualified_name(key)
                 || !values.iter().all(|value| is_name(value))
                 || repeated
                 || keys.iter().any(|known| known == key)
             {
-                return Err(wrong());
+                return Err(invalid());
             }
             keys.push(key.to_owned());
-            if places.len().saturating_mul(values.len()) > MAX_PLACES {
-                return Err(format!("expected at most {MAX_PLACES} places"));
+            if segments.len().saturating_mul(values.len()) > MAX_SEGMENTS {
+                return Err(format!("expected at most {MAX_SEGMENTS} places"));
             }
-            places =
-                places.iter().flat_map(|place| values.iter().map(|value| place.with(key, value))).collect();
+            segments = segments
+                .iter()
+                .flat_map(|segment| values.iter().map(|value| segment.with_segment(key, value)))
+                .collect();
         }
-        Ok(Self { keys, places })
+        Ok(Self { keys, segments })
     }
 
     /// The place of a label.
-    pub(crate) fn place(&self, label: &str) -> Option<&Place> {
-        self.places.iter().find(|place| place.label == label)
+    pub(crate) fn find_segment(&self, label: &str) -> Option<&TopologySegment> {
+        self.segments.iter().find(|segment| segment.label == label)
     }
 
     /// Reads what a request asks for.
-    pub(crate) fn wanted(&self, requirement: Option<&TopologyRequirement>) -> Result<Wanted> {
-        let Some(requirement) = requirement else { return Ok(Wanted::default()) };
+    pub(crate) fn parse_requirement(
+        &self,
+        requirement: Option<&TopologyRequirement>,
+    ) -> Result<RequestedTopology> {
+        let Some(requirement) = requirement else { return Ok(RequestedTopology::default()) };
         if self.keys.is_empty() {
             return Err(StorageError::invalid_argument("a topology was asked for; this driver has none"));
         }
-        let read =
-            |places: &[Segments]| places.iter().map(|segments| self.known(segments)).collect::<Result<_>>();
-        Ok(Wanted { requisite: read(&requirement.requisite)?, preferred: read(&requirement.preferred)? })
+        let read = |requirement_segments: &[Segments]| {
+            requirement_segments.iter().map(|segments| self.parse_segments(segments)).collect::<Result<_>>()
+        };
+        Ok(RequestedTopology {
+            requisite: read(&requirement.requisite)?,
+            preferred: read(&requirement.preferred)?,
+        })
     }
 
     /// Reads a place of a request.
-    fn known(&self, segments: &KeyValues) -> Result<BTreeMap<String, String>> {
-        let map = request::map("the segments of a place", segments)?;
+    fn parse_segments(&self, segments: &KeyValues) -> Result<BTreeMap<String, String>> {
+        let map = request::parse_pairs("the segments of a place", segments)?;
         if map.is_empty() {
             return Err(StorageError::invalid_argument("a place has no segment; expected at least one"));
         }
@@ -119,40 +129,44 @@ impl Topology {
     }
 
     /// The places within some segments.
-    pub(crate) fn within(&self, segments: &KeyValues) -> Result<Vec<&Place>> {
+    pub(crate) fn matching_segments(&self, segments: &KeyValues) -> Result<Vec<&TopologySegment>> {
         if self.keys.is_empty() {
             return Err(StorageError::invalid_argument("a topology was asked for; this driver has none"));
         }
-        let wanted = self.known(segments)?;
-        Ok(self.places.iter().filter(|place| place.is_in(&wanted)).collect())
+        let requested = self.parse_segments(segments)?;
+        Ok(self.segments.iter().filter(|segment| segment.matches(&requested)).collect())
     }
 
     /// The places that a volume may be in, the best first.
-    pub(crate) fn candidates(&self, wanted: &Wanted) -> Vec<&Place> {
-        let named = wanted.preferred.iter().chain(&wanted.requisite);
-        let named = named.flat_map(|segments| self.places.iter().filter(move |place| place.is_in(segments)));
-        let mut candidates: Vec<&Place> = Vec::new();
+    pub(crate) fn candidates(&self, requested: &RequestedTopology) -> Vec<&TopologySegment> {
+        let requested_segments = requested.preferred.iter().chain(&requested.requisite);
+        let requested_segments = requested_segments
+            .flat_map(|segments| self.segments.iter().filter(move |segment| segment.matches(segments)));
+        let mut candidates: Vec<&TopologySegment> = Vec::new();
         // Without a requisite every place will do, but those that are preferred come first.
-        for place in named.chain(&self.places).filter(|place| wanted.allows(Some(place))) {
-            if !candidates.contains(&place) {
-                candidates.push(place);
+        for segment in requested_segments
+            .chain(&self.segments)
+            .filter(|segment| requested.is_satisfied_by(Some(segment)))
+        {
+            if !candidates.contains(&segment) {
+                candidates.push(segment);
             }
         }
         candidates
     }
 }
 
-impl Place {
-    fn with(&self, key: &str, value: &str) -> Self {
+impl TopologySegment {
+    fn with_segment(&self, key: &str, value: &str) -> Self {
         let label = if self.label.is_empty() { value.to_owned() } else { format!("{}/{value}", self.label) };
-        let mut segments = self.segments.clone();
+        let mut segments = self.entries.clone();
         segments.insert(key.to_owned(), value.to_owned());
-        Self { label, segments }
+        Self { label, entries: segments }
     }
 }
 
 /// Kubernetes' qualified name: `[DNS subdomain/]name`.
-fn is_key(key: &str) -> bool {
+fn is_qualified_name(key: &str) -> bool {
     let subdomain = |prefix: &str| {
         prefix.len() <= 253
             && prefix.split('.').all(|part| {
@@ -170,9 +184,9 @@ fn is_key(key: &str) -> bool {
 
 /// Up to 63 of letters, digits, `-`, `_` and `.`, with a letter or digit at both ends.
 fn is_name(name: &str) -> bool {
-    let firm = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
+    let is_alphanumeric = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
     name.len() <= 63
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
-        && firm(name.bytes().next())
-        && firm(name.bytes().next_back())
+        && is_alphanumeric(name.bytes().next())
+        && is_alphanumeric(name.bytes().next_back())
 }

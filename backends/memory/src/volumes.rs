@@ -8,54 +8,59 @@ use cofferdam_guest::{
 };
 
 use crate::{
-    records::{self, Books, Call, Ledger, Owner, Shape, Snapshot, Source, find, volume_key},
+    records::{
+        self, MemoryCall, MemoryOwner, MemorySnapshot, MemorySource, StorageUsage, VersionedStorageUsage,
+        VolumeArguments, read_entry, volume_key,
+    },
     request::{self, CONDITION, LABEL},
-    settings::{MAX_TOTAL, Settings},
-    topology::{Place, Wanted},
+    settings::{MAX_TOTAL, MemorySettings},
+    topology::{RequestedTopology, TopologySegment},
 };
 
 /// Creates a volume or finds it.
 pub(crate) fn create<S: Store>(
-    call: &Call<'_, S>,
+    call: &MemoryCall<'_, S>,
     request: &CreateRequest,
-    source: Option<Source>,
+    source: Option<MemorySource>,
 ) -> Result<Volume> {
-    let handle = request::handle("mem", "volume name", &request.name)?;
-    let shape = request::shape(request, source, call.settings)?;
-    let wanted = call.settings.topology.wanted(request.topology.as_ref())?;
-    let owner = request.owner.as_ref().map(Owner::read).transpose()?;
+    let handle = request::handle_from_name("mem", "volume name", &request.name)?;
+    let arguments = request::parse_volume_arguments(request, source, call.settings)?;
+    let topology = call.settings.topology.parse_requirement(request.topology.as_ref())?;
+    let owner = request.owner.as_ref().map(MemoryOwner::from_volume_owner).transpose()?;
     let key = volume_key(&handle);
     decide(call.store, |_| {
-        if let Some(found) = state::read::<records::Volume>(call.store, &key)? {
-            return same(&found.value, request, &shape, &wanted)
+        if let Some(found) = state::read::<records::MemoryVolume>(call.store, &key)? {
+            return check_same_arguments(&found.value, request, &arguments, &topology)
                 .map(|()| Decision::Done(describe(&handle, &found.value)));
         }
-        let least = shape.source.as_ref().map(|source| size_of(call.store, source)).transpose()?;
-        let size = request::size(request.capacity, least)?;
-        let mut books = Books::read(call.store)?;
-        let place = choose(call.settings, &wanted, &books.ledger, size)?;
-        books.ledger.charge(place, size);
-        books.ledger.volumes = books.ledger.volumes.saturating_add(1);
-        let record = records::Volume {
+        let source_bytes =
+            arguments.source.as_ref().map(|source| source_size(call.store, source)).transpose()?;
+        let size = request::choose_size(request.capacity, source_bytes)?;
+        let mut usage = VersionedStorageUsage::read(call.store)?;
+        let segment = choose_segment(call.settings, &topology, &usage.usage, size)?;
+        usage.usage.add_bytes(segment, size);
+        usage.usage.volumes = usage.usage.volumes.saturating_add(1);
+        let record = records::MemoryVolume {
             name: request.name.clone(),
             size,
-            mutable: shape.mutable.clone(),
-            shape: shape.clone(),
+            mutable: arguments.mutable.clone(),
+            arguments: arguments.clone(),
             owner: owner.clone(),
             changed_ms: call.now_ms,
-            place: place.cloned(),
+            segment: segment.cloned(),
             nodes: BTreeMap::new(),
         };
-        let changes = vec![state::put(&key, &record, None)?, books.change()?];
+        let changes = vec![state::put(&key, &record, None)?, usage.to_change()?];
         Ok(Decision::Commit(changes, describe(&handle, &record)))
     })
 }
 
 /// Deletes a volume; one that does not exist is a success.
-pub(crate) fn delete<S: Store>(call: &Call<'_, S>, handle: &str) -> Result<()> {
-    request::given("volume handle", handle)?;
+pub(crate) fn delete<S: Store>(call: &MemoryCall<'_, S>, handle: &str) -> Result<()> {
+    request::require_id("volume handle", handle)?;
     decide(call.store, |_| {
-        let Some(Versioned { value, version }) = find::<records::Volume>(call.store, handle, volume_key)?
+        let Some(Versioned { value, version }) =
+            read_entry::<records::MemoryVolume>(call.store, handle, volume_key)?
         else {
             return Ok(Decision::Done(()));
         };
@@ -64,47 +69,50 @@ pub(crate) fn delete<S: Store>(call: &Call<'_, S>, handle: &str) -> Result<()> {
                 "the volume {handle:?} is published to {node:?}: unpublish it first"
             )));
         }
-        let mut books = Books::read(call.store)?;
-        books.ledger.release(value.place.as_ref(), value.size);
-        books.ledger.volumes = books.ledger.volumes.saturating_sub(1);
-        Ok(Decision::Commit(vec![state::remove(&volume_key(handle), version), books.change()?], ()))
+        let mut usage = VersionedStorageUsage::read(call.store)?;
+        usage.usage.remove_bytes(value.segment.as_ref(), value.size);
+        usage.usage.volumes = usage.usage.volumes.saturating_sub(1);
+        Ok(Decision::Commit(vec![state::remove(&volume_key(handle), version), usage.to_change()?], ()))
     })
 }
 
 /// Tells whether a volume can be used in some ways.
-pub(crate) fn validate<S: Store>(call: &Call<'_, S>, request: &ValidateRequest) -> Result<Validation> {
-    request::given("volume handle", &request.handle)?;
+pub(crate) fn validate<S: Store>(call: &MemoryCall<'_, S>, request: &ValidateRequest) -> Result<Validation> {
+    request::require_id("volume handle", &request.handle)?;
     // A mode whose feature is switched off is an answer here, not a mistake.
-    let uses = request::uses(&request.capabilities, &Settings::default())?;
-    let context = request::map("the volume's attributes", &request.context)?;
-    let parameters = request::parameters(&request.parameters, &[LABEL, CONDITION])?;
-    let mutable = request::mutable(&request.mutable_parameters)?;
-    let found = records::volume(call.store, &request.handle)?.value;
-    if let Some((key, value)) = stranger(&context_of(&found), &context) {
+    let capabilities = request::canonical_capabilities(&request.capabilities, &MemorySettings::default())?;
+    let context = request::parse_pairs("the volume's attributes", &request.context)?;
+    let parameters = request::parse_parameters(&request.parameters, &[LABEL, CONDITION])?;
+    let mutable = request::parse_mutable_parameters(&request.mutable_parameters)?;
+    let found = records::read_volume(call.store, &request.handle)?.value;
+    if let Some((key, value)) = conflicting_attribute(&volume_context(&found), &context) {
         return Ok(Validation::Refused(format!("the volume's attribute {key:?} is not {value:?}")));
     }
-    let mut given = parameters.iter().filter(|(key, _)| [LABEL, CONDITION].contains(&key.as_str()));
-    if let Some((key, value)) = given.find(|(key, value)| found.shape.parameters.get(*key) != Some(*value)) {
+    let mut class_parameters =
+        parameters.iter().filter(|(key, _)| [LABEL, CONDITION].contains(&key.as_str()));
+    if let Some((key, value)) =
+        class_parameters.find(|(key, value)| found.arguments.parameters.get(*key) != Some(*value))
+    {
         return Ok(Validation::Refused(format!("the volume's parameter {key:?} is not {value:?}")));
     }
     if let Some((key, value)) = mutable.iter().find(|(key, value)| found.mutable.get(*key) != Some(value)) {
         return Ok(Validation::Refused(format!("the volume's mutable parameter {key:?} is not {value:?}")));
     }
-    match uses.iter().find(|wanted| !found.shape.uses.contains(wanted)) {
-        Some(wanted) => Ok(Validation::Refused(format!(
-            "{wanted} is not among the ways the volume was created for: {}",
-            found.shape.uses.join(", ")
+    match capabilities.iter().find(|capability| !found.arguments.capabilities.contains(capability)) {
+        Some(capability) => Ok(Validation::Refused(format!(
+            "{capability} is not among the ways the volume was created for: {}",
+            found.arguments.capabilities.join(", ")
         ))),
         None => Ok(Validation::Confirmed),
     }
 }
 
 /// What a source holds.
-fn size_of(store: &impl Store, source: &Source) -> Result<u64> {
+fn source_size(store: &impl Store, source: &MemorySource) -> Result<u64> {
     match source {
-        Source::Volume(handle) => Ok(records::volume(store, handle)?.value.size),
-        Source::Snapshot(handle) => {
-            let Some(found) = find::<Snapshot>(store, handle, records::snapshot_key)? else {
+        MemorySource::Volume(handle) => Ok(records::read_volume(store, handle)?.value.size),
+        MemorySource::Snapshot(handle) => {
+            let Some(found) = read_entry::<MemorySnapshot>(store, handle, records::snapshot_key)? else {
                 return Err(StorageError::not_found(format!("there is no snapshot {handle:?}")));
             };
             if found.value.polls_left > 0 {
@@ -118,100 +126,109 @@ fn size_of(store: &impl Store, source: &Source) -> Result<u64> {
 }
 
 /// The first place that has room; none for a driver without places.
-fn choose<'a>(
-    settings: &'a Settings,
-    wanted: &Wanted,
-    ledger: &Ledger,
+fn choose_segment<'a>(
+    settings: &'a MemorySettings,
+    requested: &RequestedTopology,
+    usage: &StorageUsage,
     size: u64,
-) -> Result<Option<&'a Place>> {
-    let candidates = settings.topology.candidates(wanted);
-    let places: Vec<_> = if settings.topology.keys.is_empty() {
+) -> Result<Option<&'a TopologySegment>> {
+    let candidates = settings.topology.candidates(requested);
+    let segments: Vec<_> = if settings.topology.keys.is_empty() {
         vec![None]
     } else {
         candidates.into_iter().map(Some).collect()
     };
-    let mut full = Vec::new();
-    for place in places {
-        match room(settings, ledger, place, size) {
-            Ok(()) => return Ok(place),
-            Err(why) => full.push(why),
+    let mut reasons = Vec::new();
+    for segment in segments {
+        match check_capacity(settings, usage, segment, size) {
+            Ok(()) => return Ok(segment),
+            Err(reason) => reasons.push(reason),
         }
     }
-    if full.is_empty() {
+    if reasons.is_empty() {
         return Err(StorageError::resource_exhausted("none of the driver's places is among those asked for"));
     }
-    Err(StorageError::resource_exhausted(format!("{size} bytes do not fit: {}", full.join("; "))))
+    Err(StorageError::resource_exhausted(format!("{size} bytes do not fit: {}", reasons.join("; "))))
 }
 
 /// Whether so many more bytes fit a place; the error says what is in use there.
-pub(crate) fn room(
-    settings: &Settings,
-    ledger: &Ledger,
-    place: Option<&Place>,
-    more: u64,
+pub(crate) fn check_capacity(
+    settings: &MemorySettings,
+    usage: &StorageUsage,
+    segment: Option<&TopologySegment>,
+    additional: u64,
 ) -> std::result::Result<(), String> {
-    let place_has = || place.map_or_else(String::new, |place| format!("{}: ", place.label));
-    let fits = |used: u64, of: u64, whose: String| match used.checked_add(more) {
-        Some(sum) if sum <= of => Ok(()),
-        _ => Err(format!("{whose}{used} of {of} bytes are in use")),
+    let segment_prefix = || segment.map_or_else(String::new, |segment| format!("{}: ", segment.label));
+    let check_limit = |used: u64, limit: u64, prefix: String| match used.checked_add(additional) {
+        Some(sum) if sum <= limit => Ok(()),
+        _ => Err(format!("{prefix}{used} of {limit} bytes are in use")),
     };
-    let used = if settings.is_whole() { ledger.bytes } else { ledger.used(place) };
-    fits(used, settings.limit(place), place_has())?;
-    fits(ledger.bytes, MAX_TOTAL, String::new())
+    let used = if settings.is_total_capacity() { usage.bytes } else { usage.used_bytes(segment) };
+    check_limit(used, settings.capacity_limit(segment), segment_prefix())?;
+    check_limit(usage.bytes, MAX_TOTAL, String::new())
 }
 
 /// Whether the volume of a name is what the same name asks for now.
-fn same(found: &records::Volume, request: &CreateRequest, shape: &Shape, wanted: &Wanted) -> Result<()> {
-    let differs = if !request.capacity.fits(found.size) {
+fn check_same_arguments(
+    found: &records::MemoryVolume,
+    request: &CreateRequest,
+    arguments: &VolumeArguments,
+    topology: &RequestedTopology,
+) -> Result<()> {
+    let difference = if !request.capacity.contains(found.size) {
         Some(format!("a size of {} bytes", found.size))
-    } else if found.shape.parameters != shape.parameters {
-        Some(format!("the parameters {:?}", found.shape.parameters))
-    } else if found.shape.mutable != shape.mutable {
-        Some(format!("the mutable parameters {:?}", found.shape.mutable))
-    } else if found.shape.uses != shape.uses {
-        Some(format!("the capabilities {}", found.shape.uses.join(", ")))
-    } else if found.shape.source != shape.source {
-        Some(match &found.shape.source {
+    } else if found.arguments.parameters != arguments.parameters {
+        Some(format!("the parameters {:?}", found.arguments.parameters))
+    } else if found.arguments.mutable != arguments.mutable {
+        Some(format!("the mutable parameters {:?}", found.arguments.mutable))
+    } else if found.arguments.capabilities != arguments.capabilities {
+        Some(format!("the capabilities {}", found.arguments.capabilities.join(", ")))
+    } else if found.arguments.source != arguments.source {
+        Some(match &found.arguments.source {
             None => "no content at the beginning".to_owned(),
-            Some(Source::Volume(handle)) => format!("the content of the volume {handle:?}"),
-            Some(Source::Snapshot(handle)) => format!("the content of the snapshot {handle:?}"),
+            Some(MemorySource::Volume(handle)) => format!("the content of the volume {handle:?}"),
+            Some(MemorySource::Snapshot(handle)) => format!("the content of the snapshot {handle:?}"),
         })
-    } else if !wanted.allows(found.place.as_ref()) {
-        Some(format!("its place in {:?}", found.place.as_ref().map_or("", |place| place.label.as_str())))
+    } else if !topology.is_satisfied_by(found.segment.as_ref()) {
+        Some(format!(
+            "its place in {:?}",
+            found.segment.as_ref().map_or("", |segment| segment.label.as_str())
+        ))
     } else {
         None
     };
-    match differs {
-        Some(has) => {
-            Err(StorageError::already_exists(format!("the volume {:?} exists, with {has}", request.name)))
-        }
+    match difference {
+        Some(difference) => Err(StorageError::already_exists(format!(
+            "the volume {:?} exists, with {difference}",
+            request.name
+        ))),
         None => Ok(()),
     }
 }
 
 /// A volume's attributes: what stands in them is fixed when it is created.
-pub(crate) fn context_of(record: &records::Volume) -> BTreeMap<String, String> {
-    let label = record.shape.parameters.get(LABEL).map(|label| (LABEL, label));
-    let source = record.shape.source.as_ref().map(|source| match source {
-        Source::Volume(handle) => ("source-volume", handle),
-        Source::Snapshot(handle) => ("source-snapshot", handle),
+pub(crate) fn volume_context(record: &records::MemoryVolume) -> BTreeMap<String, String> {
+    let label = record.arguments.parameters.get(LABEL).map(|label| (LABEL, label));
+    let source = record.arguments.source.as_ref().map(|source| match source {
+        MemorySource::Volume(handle) => ("source-volume", handle),
+        MemorySource::Snapshot(handle) => ("source-snapshot", handle),
     });
     label.into_iter().chain(source).map(|(key, value)| (key.to_owned(), value.clone())).collect()
 }
 
 /// An attribute that a caller knows otherwise. Those that are not ours are other people's.
-pub(crate) fn stranger<'a>(
-    kept: &BTreeMap<String, String>,
-    given: &'a BTreeMap<String, String>,
+pub(crate) fn conflicting_attribute<'a>(
+    stored: &BTreeMap<String, String>,
+    requested: &'a BTreeMap<String, String>,
 ) -> Option<(&'a String, &'a String)> {
-    given.iter().find(|(key, value)| kept.get(*key).is_some_and(|kept| kept != *value))
+    requested.iter().find(|(key, value)| stored.get(*key).is_some_and(|stored| stored != *value))
 }
 
 /// A volume as the contract spells it. How a node reaches it is said when it is published.
-pub(crate) fn describe(handle: &str, record: &records::Volume) -> Volume {
+pub(crate) fn describe(handle: &str, record: &records::MemoryVolume) -> Volume {
     Volume {
-        context: context_of(record).into_iter().collect(),
-        topology: record.place.as_ref().map(Place::segments).into_iter().collect(),
+        context: volume_context(record).into_iter().collect(),
+        topology: record.segment.as_ref().map(TopologySegment::to_segments).into_iter().collect(),
         ..Volume::new(handle, record.size)
     }
 }

@@ -14,47 +14,47 @@ use cofferdam_guest::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::request::{CONSISTENCY, Consistency, Kind, MAX_NAME, Shape};
+use crate::request::{CONSISTENCY, Consistency, MAX_NAME, VolumeArguments, VolumeKind};
 
 /// The two stores of the node.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place<'a, S, P> {
+pub(crate) struct NodeStorage<'a, S, P> {
     pub(crate) store: &'a S,
     pub(crate) pool: &'a P,
     /// The time of the call, in milliseconds since the Unix epoch.
     pub(crate) now_ms: u64,
     /// A number of chance: it makes the name of the item that this call may make the only one.
-    pub(crate) chance: u64,
+    pub(crate) random: u64,
 }
 
 /// How far a record's item is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Phase {
-    Making,
+pub(crate) enum RecordPhase {
+    Creating,
     Ready,
-    Removing,
+    Deleting,
 }
 
 /// A volume or a snapshot as it is kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Record {
-    pub(crate) phase: Phase,
+pub(crate) struct StoredRecord {
+    pub(crate) phase: RecordPhase,
     pub(crate) name: String,
     /// The name of its item in the pool.
     pub(crate) item: String,
-    pub(crate) kind: Kind,
+    pub(crate) kind: VolumeKind,
     pub(crate) size: u64,
-    pub(crate) source: Option<Source>,
-    pub(crate) shape: Shape,
-    pub(crate) owner: Option<Owner>,
+    pub(crate) source: Option<CopySource>,
+    pub(crate) arguments: VolumeArguments,
+    pub(crate) owner: Option<OwnerRecord>,
     /// When it was made or changed last; of a copy, when that began.
     pub(crate) changed_ms: u64,
 }
 
 /// What something is a copy of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Source {
+pub(crate) struct CopySource {
     /// The handle of a volume or snapshot.
     pub(crate) handle: String,
     pub(crate) item: String,
@@ -63,15 +63,15 @@ pub(crate) struct Source {
 
 /// Who asked for a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Owner {
+pub(crate) struct OwnerRecord {
     pub(crate) cluster: String,
     pub(crate) claim: String,
     pub(crate) volume: String,
     pub(crate) retain: bool,
 }
 
-impl Owner {
-    pub(crate) fn of_volume(owner: &cofferdam_guest::Owner) -> Self {
+impl OwnerRecord {
+    pub(crate) fn from_volume_owner(owner: &cofferdam_guest::Owner) -> Self {
         Self {
             cluster: owner.cluster_id.clone(),
             claim: owner.claim_uid.clone(),
@@ -80,7 +80,7 @@ impl Owner {
         }
     }
 
-    pub(crate) fn for_volume(self) -> cofferdam_guest::Owner {
+    pub(crate) fn into_volume_owner(self) -> cofferdam_guest::Owner {
         cofferdam_guest::Owner {
             cluster_id: self.cluster,
             claim_uid: self.claim,
@@ -90,7 +90,7 @@ impl Owner {
     }
 
     /// The same four things under other names.
-    pub(crate) fn of_snapshot(owner: &SnapshotOwner) -> Self {
+    pub(crate) fn from_snapshot_owner(owner: &SnapshotOwner) -> Self {
         Self {
             cluster: owner.cluster_id.clone(),
             claim: owner.snapshot_uid.clone(),
@@ -99,7 +99,7 @@ impl Owner {
         }
     }
 
-    pub(crate) fn for_snapshot(self) -> SnapshotOwner {
+    pub(crate) fn into_snapshot_owner(self) -> SnapshotOwner {
         SnapshotOwner {
             cluster_id: self.cluster,
             snapshot_uid: self.claim,
@@ -110,18 +110,18 @@ impl Owner {
 }
 
 /// What a listing finds: a record, or why it cannot be read.
-pub(crate) type Listed = std::result::Result<Record, String>;
+pub(crate) type ListedRecord = std::result::Result<StoredRecord, String>;
 
 /// Which of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sort {
+pub(crate) enum RecordKind {
     Volume,
     Snapshot,
 }
 
-impl Sort {
+impl RecordKind {
     /// How keys of the state begin.
-    pub(crate) const fn prefix(self) -> &'static str {
+    pub(crate) const fn key_prefix(self) -> &'static str {
         match self {
             Self::Volume => "volume/",
             Self::Snapshot => "snapshot/",
@@ -129,7 +129,7 @@ impl Sort {
     }
 
     pub(crate) fn key(self, handle: &str) -> String {
-        format!("{}{handle}", self.prefix())
+        format!("{}{handle}", self.key_prefix())
     }
 
     pub(crate) const fn as_str(self) -> &'static str {
@@ -141,32 +141,40 @@ impl Sort {
 }
 
 /// How many digits of chance end an item's name.
-const DIGITS: usize = 16;
+const RANDOM_DIGITS: usize = 16;
 
 /// An error after something was written: it may have an effect, whatever its kind says.
-fn open(error: impl Into<StorageError>) -> StorageError {
+fn unknown_outcome(error: impl Into<StorageError>) -> StorageError {
     let error = error.into();
     StorageError::new(error.kind, Finality::Unknown, error.message)
 }
 
-impl<S: Store, P: Pool> Place<'_, S, P> {
+impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
     /// The name of a new item, which nothing else ever has.
     pub(crate) fn new_item(&self, handle: &str) -> String {
-        format!("{handle}.{:0DIGITS$x}", self.chance)
+        format!("{handle}.{:0RANDOM_DIGITS$x}", self.random)
     }
 
     /// Reads a record. A handle longer than any of ours is nobody's, and is not worth a key.
-    pub(crate) fn find(&self, sort: Sort, handle: &str) -> Result<Option<Versioned<Record>>> {
+    pub(crate) fn read_record(
+        &self,
+        record_kind: RecordKind,
+        handle: &str,
+    ) -> Result<Option<Versioned<StoredRecord>>> {
         if handle.is_empty() || handle.len() > MAX_NAME {
             Ok(None)
         } else {
-            state::read(self.store, &sort.key(handle))
+            state::read(self.store, &record_kind.key(handle))
         }
     }
 
     /// Reads a record as a listing does.
-    pub(crate) fn look(&self, sort: Sort, handle: &str) -> Result<Option<Listed>> {
-        match self.find(sort, handle) {
+    pub(crate) fn read_for_listing(
+        &self,
+        record_kind: RecordKind,
+        handle: &str,
+    ) -> Result<Option<ListedRecord>> {
+        match self.read_record(record_kind, handle) {
             Ok(found) => Ok(found.map(|found| Ok(found.value))),
             Err(error) if error.kind == ErrorKind::Internal => Ok(Some(Err(error.message))),
             Err(error) => Err(error),
@@ -174,24 +182,27 @@ impl<S: Store, P: Pool> Place<'_, S, P> {
     }
 
     /// Reads the record of something that can be used.
-    pub(crate) fn ready(&self, sort: Sort, handle: &str) -> Result<Versioned<Record>> {
-        match self.find(sort, handle)? {
-            Some(found) if found.value.phase == Phase::Ready => Ok(found),
-            Some(found) if found.value.phase == Phase::Making => Err(StorageError::in_progress(format!(
-                "the {} {handle:?} is still being made",
-                sort.as_str()
-            ))),
+    pub(crate) fn read_ready(
+        &self,
+        record_kind: RecordKind,
+        handle: &str,
+    ) -> Result<Versioned<StoredRecord>> {
+        match self.read_record(record_kind, handle)? {
+            Some(found) if found.value.phase == RecordPhase::Ready => Ok(found),
+            Some(found) if found.value.phase == RecordPhase::Creating => Err(StorageError::in_progress(
+                format!("the {} {handle:?} is still being made", record_kind.as_str()),
+            )),
             Some(_) | None => {
-                Err(StorageError::not_found(format!("there is no {} {handle:?}", sort.as_str())))
+                Err(StorageError::not_found(format!("there is no {} {handle:?}", record_kind.as_str())))
             }
         }
     }
 
     /// The size of something that can be used. An image is larger than its record says when a call died after it grew.
-    pub(crate) fn size(&self, record: &Record) -> Result<u64> {
+    pub(crate) fn actual_size(&self, record: &StoredRecord) -> Result<u64> {
         match record.kind {
-            Kind::Directory => Ok(record.size),
-            Kind::Image => {
+            VolumeKind::Directory => Ok(record.size),
+            VolumeKind::Image => {
                 let item = self.pool.measure(&record.item)?;
                 Ok(item.size_bytes.unwrap_or_default().max(record.size))
             }
@@ -199,115 +210,144 @@ impl<S: Store, P: Pool> Place<'_, S, P> {
     }
 
     /// Makes something of which there is no record.
-    pub(crate) fn make(&self, sort: Sort, handle: &str, record: Record) -> Result<Record> {
-        if let Some(item) = self.strange(sort, handle)? {
+    pub(crate) fn create(
+        &self,
+        record_kind: RecordKind,
+        handle: &str,
+        record: StoredRecord,
+    ) -> Result<StoredRecord> {
+        if let Some(item) = self.find_unknown_item(record_kind, handle)? {
             return Err(StorageError::failed_precondition(format!(
                 "the pool has an item {item:?} that this driver's state does not know: restore the state, or remove the item"
             )));
         }
-        let version = self.write(sort, handle, &record, None)?;
-        self.finish(sort, handle, Versioned { value: record, version })
+        let version = self.write_record(record_kind, handle, &record, None)?;
+        self.create_item(record_kind, handle, Versioned { value: record, version })
     }
 
     /// An item without a record. Another process may be making or removing both right now, so that it is seen twice or it is not
     /// so.
-    fn strange(&self, sort: Sort, handle: &str) -> Result<Option<String>> {
-        let Some(first) = self.stray(handle)? else { return Ok(None) };
-        if self.find(sort, handle)?.is_some() {
+    fn find_unknown_item(&self, record_kind: RecordKind, handle: &str) -> Result<Option<String>> {
+        let Some(first) = self.find_item_without_record(handle)? else { return Ok(None) };
+        if self.read_record(record_kind, handle)?.is_some() {
             return Ok(None);
         }
-        let second = self.stray(handle)?.filter(|second| *second == first);
-        Ok(if second.is_some() && self.find(sort, handle)?.is_none() { second } else { None })
+        let second = self.find_item_without_record(handle)?.filter(|second| *second == first);
+        Ok(if second.is_some() && self.read_record(record_kind, handle)?.is_none() { second } else { None })
     }
 
     /// Goes on where an earlier call has ended. A copy that has not begun will show its source as it is now.
-    pub(crate) fn resume(&self, sort: Sort, handle: &str, found: Versioned<Record>) -> Result<Record> {
+    pub(crate) fn resume(
+        &self,
+        record_kind: RecordKind,
+        handle: &str,
+        found: Versioned<StoredRecord>,
+    ) -> Result<StoredRecord> {
         let Versioned { value: record, version } = found;
-        if record.source.is_none() || self.begun(&record.item)? {
-            return self.finish(sort, handle, Versioned { value: record, version });
+        if record.source.is_none() || self.has_item(&record.item)? {
+            return self.create_item(record_kind, handle, Versioned { value: record, version });
         }
-        let record = Record { changed_ms: self.now_ms, ..record };
-        let version = self.write(sort, handle, &record, Some(version))?;
-        self.finish(sort, handle, Versioned { value: record, version })
+        let record = StoredRecord { changed_ms: self.now_ms, ..record };
+        let version = self.write_record(record_kind, handle, &record, Some(version))?;
+        self.create_item(record_kind, handle, Versioned { value: record, version })
     }
 
     /// Makes the item of a record unless it is there, and says so in the record. When it cannot be made, the record goes.
-    fn finish(&self, sort: Sort, handle: &str, found: Versioned<Record>) -> Result<Record> {
+    fn create_item(
+        &self,
+        record_kind: RecordKind,
+        handle: &str,
+        found: Versioned<StoredRecord>,
+    ) -> Result<StoredRecord> {
         let Versioned { value: record, version } = found;
         let item = record.item.as_str();
-        let made = match (&record.source, record.kind) {
-            (Some(source), Kind::Directory) => {
-                self.pool.copy(&source.item, item, None, source.consistency.mode())
+        let created = match (&record.source, record.kind) {
+            (Some(source), VolumeKind::Directory) => {
+                self.pool.copy(&source.item, item, None, source.consistency.copy_mode())
             }
-            (Some(source), Kind::Image) => {
-                self.pool.copy(&source.item, item, Some(record.size), source.consistency.mode())
+            (Some(source), VolumeKind::Image) => {
+                self.pool.copy(&source.item, item, Some(record.size), source.consistency.copy_mode())
             }
-            (None, Kind::Directory) => self.pool.create_directory(item),
-            (None, Kind::Image) => self.pool.create_image(item, record.size),
+            (None, VolumeKind::Directory) => self.pool.create_directory(item),
+            (None, VolumeKind::Image) => self.pool.create_image(item, record.size),
         };
-        match made {
+        match created {
             Ok(()) | Err(PoolError::Exists(_)) => {}
             Err(error @ (PoolError::Busy(_) | PoolError::Unknown(_))) => return Err(error.into()),
             // It was made by an earlier call, and its source has gone or the operator's bounds have changed since.
-            Err(_) if self.exists(item).map_err(open)?.is_some() => {}
+            Err(_) if self.item_kind(item).map_err(unknown_outcome)?.is_some() => {}
             Err(error) => {
-                self.store.commit(&[state::remove(&sort.key(handle), version)]).map_err(open)?;
-                return Err(refused(error, &record).nothing_happened());
+                self.store
+                    .commit(&[state::remove(&record_kind.key(handle), version)])
+                    .map_err(unknown_outcome)?;
+                return Err(create_error(error, &record).without_effect());
             }
         }
-        let record = Record { phase: Phase::Ready, ..record };
-        let ready = state::put(&sort.key(handle), &record, Some(version)).map_err(open)?;
+        let record = StoredRecord { phase: RecordPhase::Ready, ..record };
+        let ready = state::put(&record_kind.key(handle), &record, Some(version)).map_err(unknown_outcome)?;
         match self.store.commit(&[ready]) {
             Ok(_) => Ok(record),
             Err(error @ StateError::Conflict(_)) => {
-                self.withdraw(sort, handle, &record.item)?;
+                self.remove_superseded_item(record_kind, handle, &record.item)?;
                 Err(error.into())
             }
-            Err(error) => Err(open(error)),
+            Err(error) => Err(unknown_outcome(error)),
         }
     }
 
     /// Removes an item if it was made for a record that is gone or going: who removed that was there too early to find it.
-    fn withdraw(&self, sort: Sort, handle: &str, item: &str) -> Result<()> {
-        match self.find(sort, handle).map_err(open)? {
-            Some(found) if found.value.item == item && found.value.phase != Phase::Removing => Ok(()),
-            Some(_) | None => self.remove(item),
+    fn remove_superseded_item(&self, record_kind: RecordKind, handle: &str, item: &str) -> Result<()> {
+        match self.read_record(record_kind, handle).map_err(unknown_outcome)? {
+            Some(found) if found.value.item == item && found.value.phase != RecordPhase::Deleting => Ok(()),
+            Some(_) | None => self.remove_item(item),
         }
     }
 
     /// Removes something with its item.
-    pub(crate) fn clear(&self, sort: Sort, handle: &str, found: Versioned<Record>) -> Result<()> {
+    pub(crate) fn delete(
+        &self,
+        record_kind: RecordKind,
+        handle: &str,
+        found: Versioned<StoredRecord>,
+    ) -> Result<()> {
         let Versioned { value: record, mut version } = found;
         let item = record.item.clone();
-        if record.phase != Phase::Removing {
-            version =
-                self.write(sort, handle, &Record { phase: Phase::Removing, ..record }, Some(version))?;
+        if record.phase != RecordPhase::Deleting {
+            version = self.write_record(
+                record_kind,
+                handle,
+                &StoredRecord { phase: RecordPhase::Deleting, ..record },
+                Some(version),
+            )?;
         }
-        self.remove(&item)?;
-        self.store.commit(&[state::remove(&sort.key(handle), version)]).map(drop).map_err(open)
+        self.remove_item(&item)?;
+        self.store
+            .commit(&[state::remove(&record_kind.key(handle), version)])
+            .map(drop)
+            .map_err(unknown_outcome)
     }
 
-    fn remove(&self, item: &str) -> Result<()> {
+    fn remove_item(&self, item: &str) -> Result<()> {
         match self.pool.remove(item) {
             Ok(()) | Err(PoolError::Missing(_)) => Ok(()),
             Err(error @ PoolError::Busy(_)) => Err(error.into()),
-            Err(error) => Err(open(error)),
+            Err(error) => Err(unknown_outcome(error)),
         }
     }
 
     /// Writes a record.
-    pub(crate) fn write(
+    pub(crate) fn write_record(
         &self,
-        sort: Sort,
+        record_kind: RecordKind,
         handle: &str,
-        record: &Record,
+        record: &StoredRecord,
         replaces: Option<Version>,
     ) -> Result<Version> {
-        Ok(self.store.commit(&[state::put(&sort.key(handle), record, replaces)?])?)
+        Ok(self.store.commit(&[state::put(&record_kind.key(handle), record, replaces)?])?)
     }
 
     /// The kind of an item, if there is one.
-    fn exists(&self, item: &str) -> Result<Option<ItemKind>> {
+    fn item_kind(&self, item: &str) -> Result<Option<ItemKind>> {
         Ok(self.scan_for(item)?)
     }
 
@@ -318,8 +358,8 @@ impl<S: Store, P: Pool> Place<'_, S, P> {
     }
 
     /// Whether an item is there. One that is being made is neither: the call is in progress.
-    fn begun(&self, item: &str) -> Result<bool> {
-        if self.exists(item)?.is_some() {
+    fn has_item(&self, item: &str) -> Result<bool> {
+        if self.item_kind(item)?.is_some() {
             return Ok(true);
         }
         match self.pool.measure(item) {
@@ -330,18 +370,18 @@ impl<S: Store, P: Pool> Place<'_, S, P> {
     }
 
     /// An item of a handle, whose record there is none of.
-    fn stray(&self, handle: &str) -> Result<Option<String>> {
+    fn find_item_without_record(&self, handle: &str) -> Result<Option<String>> {
         let prefix = format!("{handle}.");
         let mut after: Option<String> = None;
         loop {
             let page = self.pool.scan(&prefix, after.as_deref(), u32::MAX)?;
             after = page.items.last().map(|(name, _)| name.clone());
-            let ours = |name: &str| {
-                name.strip_prefix(&prefix).is_some_and(|chance| {
-                    chance.len() == DIGITS && chance.bytes().all(|byte| byte.is_ascii_hexdigit())
+            let is_generated_name = |name: &str| {
+                name.strip_prefix(&prefix).is_some_and(|suffix| {
+                    suffix.len() == RANDOM_DIGITS && suffix.bytes().all(|byte| byte.is_ascii_hexdigit())
                 })
             };
-            let found = page.items.into_iter().map(|(name, _)| name).find(|name| ours(name));
+            let found = page.items.into_iter().map(|(name, _)| name).find(|name| is_generated_name(name));
             if found.is_some() || !page.more || after.is_none() {
                 return Ok(found);
             }
@@ -350,23 +390,25 @@ impl<S: Store, P: Pool> Place<'_, S, P> {
 
     /// Whether something is wrong with the item of a record, and what. One that cannot be looked at is no reason to say nothing
     /// of the others.
-    pub(crate) fn condition(&self, record: &Record) -> (bool, String) {
+    pub(crate) fn condition(&self, record: &StoredRecord) -> (bool, String) {
         let gone = || (true, "its item is missing from the pool".to_owned());
         let unknown = |error: PoolError| {
             (true, format!("its item cannot be looked at: {}", StorageError::from(error).message))
         };
         match record.phase {
-            Phase::Making => {
+            RecordPhase::Creating => {
                 return (true, "half made: the same creation goes on, or a deletion undoes it".to_owned());
             }
-            Phase::Removing => return (true, "half removed: the same deletion goes on".to_owned()),
-            Phase::Ready => {}
+            RecordPhase::Deleting => return (true, "half removed: the same deletion goes on".to_owned()),
+            RecordPhase::Ready => {}
         }
         match (self.scan_for(&record.item), record.kind) {
             (Err(error), _) => unknown(error),
             (Ok(None), _) => gone(),
-            (Ok(Some(ItemKind::Directory)), Kind::Directory) => (false, "its item is in the pool".to_owned()),
-            (Ok(Some(ItemKind::Image)), Kind::Image) => match self.pool.measure(&record.item) {
+            (Ok(Some(ItemKind::Directory)), VolumeKind::Directory) => {
+                (false, "its item is in the pool".to_owned())
+            }
+            (Ok(Some(ItemKind::Image)), VolumeKind::Image) => match self.pool.measure(&record.item) {
                 Ok(item) if item.size_bytes.unwrap_or_default() < record.size => {
                     let has = item.size_bytes.unwrap_or_default();
                     (true, format!("its image has {has} bytes; expected {}", record.size))
@@ -384,40 +426,43 @@ impl<S: Store, P: Pool> Place<'_, S, P> {
     /// among them, and what cannot be read.
     pub(crate) fn list(
         &self,
-        sort: Sort,
+        record_kind: RecordKind,
         after: Option<&str>,
         limit: Option<u32>,
-        keep: impl Fn(&Record) -> bool,
-    ) -> Result<(BTreeMap<String, Listed>, Option<String>)> {
+        filter: impl Fn(&StoredRecord) -> bool,
+    ) -> Result<(BTreeMap<String, ListedRecord>, Option<String>)> {
         let limit = limit
             .filter(|limit| *limit > 0)
             .map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
-        let mut after = after.map(|place| token(sort, place)).transpose()?;
+        let mut after = after.map(|page_token| key_of_token(record_kind, page_token)).transpose()?;
         let mut records = BTreeMap::new();
         loop {
             let left = limit.saturating_sub(records.len());
-            let page =
-                self.store.scan(sort.prefix(), after.as_deref(), u32::try_from(left).unwrap_or(u32::MAX))?;
+            let page = self.store.scan(
+                record_kind.key_prefix(),
+                after.as_deref(),
+                u32::try_from(left).unwrap_or(u32::MAX),
+            )?;
             for found in page.entries {
-                let handle = found.key.strip_prefix(sort.prefix()).unwrap_or_default().to_owned();
+                let handle = found.key.strip_prefix(record_kind.key_prefix()).unwrap_or_default().to_owned();
                 after = Some(found.key);
-                if let Some(listed) = self.look(sort, &handle)?
-                    && listed.as_ref().map_or(true, &keep)
+                if let Some(listed) = self.read_for_listing(record_kind, &handle)?
+                    && listed.as_ref().map_or(true, &filter)
                 {
                     records.insert(handle, listed);
                 }
             }
             if !page.more || records.len() >= limit.min(MAX_LISTED) {
-                return Ok((records, after.filter(|_| page.more).map(|key| format!("{AFTER}{key}"))));
+                return Ok((records, after.filter(|_| page.more).map(|key| format!("{TOKEN_PREFIX}{key}"))));
             }
         }
     }
 }
 
 /// Why an item was not made, with what an operator can do.
-fn refused(error: PoolError, record: &Record) -> StorageError {
-    let asked = record.source.as_ref().map(|source| source.consistency);
-    if let (PoolError::Unsupported(reason), Some(Consistency::Crash)) = (&error, asked) {
+fn create_error(error: PoolError, record: &StoredRecord) -> StorageError {
+    let requested = record.source.as_ref().map(|source| source.consistency);
+    if let (PoolError::Unsupported(reason), Some(Consistency::Crash)) = (&error, requested) {
         return StorageError::failed_precondition(format!(
             "{reason}; a class with the parameter {CONSISTENCY:?} set to \"none\" takes a copy that is right only while nothing writes"
         ));
@@ -426,14 +471,14 @@ fn refused(error: PoolError, record: &Record) -> StorageError {
 }
 
 /// How the place of a next part begins.
-const AFTER: &str = "after:";
+const TOKEN_PREFIX: &str = "after:";
 /// Most records of one part: each costs a look at its item.
 const MAX_LISTED: usize = 1_000;
 
 /// The key after which a part begins.
-fn token(sort: Sort, place: &str) -> Result<String> {
-    let key = place.strip_prefix(AFTER).filter(|key| key.starts_with(sort.prefix()));
+fn key_of_token(record_kind: RecordKind, token: &str) -> Result<String> {
+    let key = token.strip_prefix(TOKEN_PREFIX).filter(|key| key.starts_with(record_kind.key_prefix()));
     key.map(str::to_owned).ok_or_else(|| {
-        StorageError::aborted(format!("no listing ended at {place:?}; begin anew")).nothing_happened()
+        StorageError::aborted(format!("no listing ended at {token:?}; begin anew")).without_effect()
     })
 }

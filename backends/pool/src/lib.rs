@@ -27,21 +27,21 @@ use cofferdam_guest::{
 };
 
 use crate::{
-    items::{Place, Sort},
-    settings::Settings,
+    items::{NodeStorage, RecordKind},
+    settings::PoolSettings,
 };
 
 /// The backend.
 #[derive(Debug)]
-pub struct Pool;
+pub struct PoolBackend;
 
-fn place() -> Place<'static, state::Host, pool::Host> {
+fn storage() -> NodeStorage<'static, state::HostStore, pool::HostPool> {
     let now_ms = u64::try_from(ambient::now().as_millis()).unwrap_or(u64::MAX);
-    let chance = u64::from_le_bytes(ambient::random());
-    Place { store: &state::Host, pool: &pool::Host, now_ms, chance }
+    let random = u64::from_le_bytes(ambient::random());
+    NodeStorage { store: &state::HostStore, pool: &pool::HostPool, now_ms, random }
 }
 
-impl Backend for Pool {
+impl Backend for PoolBackend {
     fn describe() -> Result<Description> {
         let name = cofferdam_guest::settings::get(settings::DRIVER_NAME);
         let name = name.unwrap_or_else(|| settings::DEFAULT_DRIVER_NAME.to_owned());
@@ -55,83 +55,83 @@ impl Backend for Pool {
     }
 
     fn probe() -> Result<Readiness> {
-        if let Err(message) = Settings::parse(&cofferdam_guest::settings::all()) {
+        if let Err(message) = PoolSettings::parse(&cofferdam_guest::settings::all()) {
             return Ok(Readiness::NotReady(message));
         }
-        match pool::Pool::usage(&pool::Host) {
+        match pool::Pool::usage(&pool::HostPool) {
             Ok(_) => Ok(Readiness::Ready),
             Err(error) => Ok(Readiness::NotReady(cofferdam_guest::StorageError::from(error).message)),
         }
     }
 
     fn create(request: CreateRequest) -> Result<Volume> {
-        volumes::create(&place(), &settings::current()?, &request, None)
+        volumes::create(&storage(), &settings::current()?, &request, None)
     }
 
     fn delete(handle: String) -> Result<()> {
-        volumes::delete(&place(), &handle)
+        volumes::delete(&storage(), &handle)
     }
 
     fn validate(request: ValidateRequest) -> Result<Validation> {
-        volumes::validate(&place(), request)
+        volumes::validate(&storage(), request)
     }
 }
 
-impl Cloning for Pool {
+impl Cloning for PoolBackend {
     fn create_from_volume(request: CreateRequest, source: VolumeHandle) -> Result<Volume> {
-        volumes::create(&place(), &settings::current()?, &request, Some((Sort::Volume, &source)))
+        volumes::create(&storage(), &settings::current()?, &request, Some((RecordKind::Volume, &source)))
     }
 }
 
-impl Restoring for Pool {
+impl Restoring for PoolBackend {
     fn create_from_snapshot(request: CreateRequest, source: SnapshotHandle) -> Result<Volume> {
-        volumes::create(&place(), &settings::current()?, &request, Some((Sort::Snapshot, &source)))
+        volumes::create(&storage(), &settings::current()?, &request, Some((RecordKind::Snapshot, &source)))
     }
 }
 
-impl Expansion for Pool {
+impl Expansion for PoolBackend {
     fn expand(request: ExpandRequest) -> Result<Expanded> {
-        volumes::expand(&place(), &request)
+        volumes::expand(&storage(), &request)
     }
 }
 
-impl Snapshots for Pool {
+impl Snapshots for PoolBackend {
     fn create(request: SnapshotRequest) -> Result<Snapshot> {
-        snapshots::create(&place(), request)
+        snapshots::create(&storage(), request)
     }
 
     fn delete(handle: SnapshotHandle) -> Result<()> {
-        snapshots::delete(&place(), &handle)
+        snapshots::delete(&storage(), &handle)
     }
 
     fn get(handle: SnapshotHandle) -> Result<Snapshot> {
-        snapshots::get(&place(), handle)
+        snapshots::get(&storage(), handle)
     }
 
     fn list(source: Option<VolumeHandle>, after: Option<String>, limit: Option<u32>) -> Result<SnapshotPage> {
-        snapshots::list(&place(), source.as_deref(), after.as_deref(), limit)
+        snapshots::list(&storage(), source.as_deref(), after.as_deref(), limit)
     }
 }
 
-impl Listing for Pool {
+impl Listing for PoolBackend {
     fn list(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
-        volumes::list(&place(), &settings::current()?, after.as_deref(), limit)
+        volumes::list(&storage(), &settings::current()?, after.as_deref(), limit)
     }
 }
 
-impl Inspection for Pool {
+impl Inspection for PoolBackend {
     fn get(handle: VolumeHandle) -> Result<VolumeStatus> {
-        volumes::get(&place(), &settings::current()?, &handle)
+        volumes::get(&storage(), &settings::current()?, &handle)
     }
 }
 
-impl Capacity for Pool {
+impl Capacity for PoolBackend {
     fn available(request: CapacityRequest) -> Result<CapacityReport> {
-        volumes::available(&place(), &settings::current()?, request)
+        volumes::available(&storage(), &settings::current()?, request)
     }
 }
 
-cofferdam_guest::export!(Pool: cloning, restoring, snapshots, expansion, listing, inspection, capacity);
+cofferdam_guest::export!(PoolBackend: cloning, restoring, snapshots, expansion, listing, inspection, capacity);
 
 #[cfg(test)]
 mod tests;

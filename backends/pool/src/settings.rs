@@ -13,12 +13,12 @@ const NODE: &str = "node";
 
 /// The operator's choices.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Settings {
+pub(crate) struct PoolSettings {
     /// The node that holds the pool.
     pub(crate) node: String,
 }
 
-impl Settings {
+impl PoolSettings {
     /// Reads the settings; the error names the key, its value and what was expected.
     pub(crate) fn parse(settings: &BTreeMap<String, String>) -> std::result::Result<Self, String> {
         if let Some(key) = settings.keys().find(|key| ![DRIVER_NAME, NODE].contains(&key.as_str())) {
@@ -34,8 +34,8 @@ impl Settings {
 }
 
 /// The settings of this call.
-pub(crate) fn current() -> Result<Settings> {
-    Settings::parse(&cofferdam_guest::settings::all()).map_err(|message| {
+pub(crate) fn current() -> Result<PoolSettings> {
+    PoolSettings::parse(&cofferdam_guest::settings::all()).map_err(|message| {
         StorageError::failed_precondition(format!("the backend is misconfigured: {message}"))
     })
 }
@@ -45,10 +45,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_node_is_needed_and_nothing_unknown_is_taken() {
+    fn the_node_setting_is_required_and_unknown_settings_are_rejected() {
         let parse = |pairs: &[(&str, &str)]| {
             let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-            Settings::parse(&pairs.collect())
+            PoolSettings::parse(&pairs.collect())
         };
         assert_eq!(
             parse(&[("node", "n1"), ("driver-name", "x")]).map(|settings| settings.node),

@@ -9,51 +9,58 @@ use cofferdam_guest::{
 };
 
 use crate::{
-    items::{Owner, Phase, Place, Record, Sort, Source},
-    request::{self, Consistency, Shape},
+    items::{CopySource, NodeStorage, OwnerRecord, RecordKind, RecordPhase, StoredRecord},
+    request::{self, Consistency, VolumeArguments},
 };
 
 /// Cuts a snapshot or finds it.
 pub(crate) fn create<S: Store, P: Pool>(
-    place: &Place<'_, S, P>,
+    storage: &NodeStorage<'_, S, P>,
     request: SnapshotRequest,
 ) -> Result<Snapshot> {
-    let handle = request::handle("snap", &request.name)?;
-    let asked = request::snapshot_parameters(request.parameters)?;
-    match place.find(Sort::Snapshot, &handle)? {
-        Some(found) if found.value.phase == Phase::Removing => place.clear(Sort::Snapshot, &handle, found)?,
+    let handle = request::handle_from_name("snap", &request.name)?;
+    let consistency = request::parse_snapshot_parameters(request.parameters)?;
+    match storage.read_record(RecordKind::Snapshot, &handle)? {
+        Some(found) if found.value.phase == RecordPhase::Deleting => {
+            storage.delete(RecordKind::Snapshot, &handle, found)?
+        }
         Some(found) => {
-            same(&found.value, &request.name, &request.source, asked)?;
+            check_same_arguments(&found.value, &request.name, &request.source, consistency)?;
             let record = match found.value.phase {
-                Phase::Making => place.resume(Sort::Snapshot, &handle, found)?,
-                Phase::Ready | Phase::Removing => found.value,
+                RecordPhase::Creating => storage.resume(RecordKind::Snapshot, &handle, found)?,
+                RecordPhase::Ready | RecordPhase::Deleting => found.value,
             };
             return Ok(snapshot(handle, record));
         }
         None => {}
     }
-    let source = place.ready(Sort::Volume, &request.source)?.value;
-    let record = Record {
-        phase: Phase::Making,
+    let source = storage.read_ready(RecordKind::Volume, &request.source)?.value;
+    let record = StoredRecord {
+        phase: RecordPhase::Creating,
         name: request.name,
-        item: place.new_item(&handle),
+        item: storage.new_item(&handle),
         kind: source.kind,
-        size: place.size(&source)?,
-        source: Some(Source {
+        size: storage.actual_size(&source)?,
+        source: Some(CopySource {
             handle: request.source,
             item: source.item,
-            consistency: asked.unwrap_or(Consistency::usual(source.kind)),
+            consistency: consistency.unwrap_or(Consistency::default_for(source.kind)),
         }),
-        shape: Shape::default(),
-        owner: request.owner.as_ref().map(Owner::of_snapshot),
-        changed_ms: place.now_ms,
+        arguments: VolumeArguments::default(),
+        owner: request.owner.as_ref().map(OwnerRecord::from_snapshot_owner),
+        changed_ms: storage.now_ms,
     };
-    let record = place.make(Sort::Snapshot, &handle, record)?;
+    let record = storage.create(RecordKind::Snapshot, &handle, record)?;
     Ok(snapshot(handle, record))
 }
 
 /// Whether the snapshot of a name is what the same name asks for now.
-fn same(found: &Record, name: &str, source: &str, asked: Option<Consistency>) -> Result<()> {
+fn check_same_arguments(
+    found: &StoredRecord,
+    name: &str,
+    source: &str,
+    requested: Option<Consistency>,
+) -> Result<()> {
     let of = found.source.as_ref();
     if found.name != name || of.is_none_or(|of| of.handle != source) {
         return Err(StorageError::already_exists(format!(
@@ -62,7 +69,7 @@ fn same(found: &Record, name: &str, source: &str, asked: Option<Consistency>) ->
             of.map_or("", |of| &of.handle)
         )));
     }
-    if asked == Some(Consistency::Crash) && of.is_some_and(|of| of.consistency == Consistency::None) {
+    if requested == Some(Consistency::Crash) && of.is_some_and(|of| of.consistency == Consistency::None) {
         return Err(StorageError::already_exists(format!(
             "the snapshot {name:?} exists, and is not of one moment"
         )));
@@ -71,16 +78,16 @@ fn same(found: &Record, name: &str, source: &str, asked: Option<Consistency>) ->
 }
 
 /// Deletes a snapshot; one that does not exist is a success.
-pub(crate) fn delete<S: Store, P: Pool>(place: &Place<'_, S, P>, handle: &str) -> Result<()> {
-    match place.find(Sort::Snapshot, handle)? {
-        Some(found) => place.clear(Sort::Snapshot, handle, found),
+pub(crate) fn delete<S: Store, P: Pool>(storage: &NodeStorage<'_, S, P>, handle: &str) -> Result<()> {
+    match storage.read_record(RecordKind::Snapshot, handle)? {
+        Some(found) => storage.delete(RecordKind::Snapshot, handle, found),
         None => Ok(()),
     }
 }
 
 /// Describes a snapshot. One that is half made or half removed is not ready.
-pub(crate) fn get<S: Store, P: Pool>(place: &Place<'_, S, P>, handle: String) -> Result<Snapshot> {
-    match place.find(Sort::Snapshot, &handle)? {
+pub(crate) fn get<S: Store, P: Pool>(storage: &NodeStorage<'_, S, P>, handle: String) -> Result<Snapshot> {
+    match storage.read_record(RecordKind::Snapshot, &handle)? {
         Some(found) => Ok(snapshot(handle, found.value)),
         None => Err(StorageError::not_found(format!("there is no snapshot {handle:?}"))),
     }
@@ -88,23 +95,23 @@ pub(crate) fn get<S: Store, P: Pool>(place: &Place<'_, S, P>, handle: String) ->
 
 /// Lists snapshots, all or those of one volume.
 pub(crate) fn list<S: Store, P: Pool>(
-    place: &Place<'_, S, P>,
+    storage: &NodeStorage<'_, S, P>,
     source: Option<&str>,
     after: Option<&str>,
     limit: Option<u32>,
 ) -> Result<SnapshotPage> {
-    let of_source = |record: &Record| {
+    let of_source = |record: &StoredRecord| {
         source.is_none_or(|source| record.source.as_ref().is_some_and(|of| of.handle == source))
     };
-    let (records, next) = place.list(Sort::Snapshot, after, limit, of_source)?;
+    let (records, next) = storage.list(RecordKind::Snapshot, after, limit, of_source)?;
     let shown = |(handle, listed)| match listed {
         Ok(record) => Some(snapshot(handle, record)),
         // Without its record nobody knows what it is of, and a snapshot has no condition to say so.
-        Err(why) => {
+        Err(reason) => {
             log::write(
                 Level::Warn,
                 "a snapshot is left out of a listing",
-                &[("handle", &handle), ("why", &why)],
+                &[("handle", &handle), ("why", &reason)],
             );
             None
         }
@@ -112,14 +119,14 @@ pub(crate) fn list<S: Store, P: Pool>(
     Ok(SnapshotPage { snapshots: records.into_iter().filter_map(shown).collect(), next })
 }
 
-fn snapshot(handle: String, record: Record) -> Snapshot {
+fn snapshot(handle: String, record: StoredRecord) -> Snapshot {
     Snapshot {
         handle,
         source: record.source.map(|source| source.handle).unwrap_or_default(),
         size_bytes: Some(record.size),
         created_at_ms: record.changed_ms,
-        ready: record.phase == Phase::Ready,
+        ready: record.phase == RecordPhase::Ready,
         group: None,
-        owner: record.owner.map(Owner::for_snapshot),
+        owner: record.owner.map(OwnerRecord::into_snapshot_owner),
     }
 }

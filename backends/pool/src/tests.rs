@@ -14,83 +14,87 @@ use cofferdam_guest::{
 };
 
 use super::*;
-use crate::items::{Phase, Record};
+use crate::items::{RecordPhase, StoredRecord};
 
-#[path = "overlap_tests.rs"]
-mod overlaps;
-#[path = "rules_tests.rs"]
-mod rules;
+#[path = "overlapping_calls.rs"]
+mod overlapping_calls;
+#[path = "rule_tests.rs"]
+mod rule_tests;
 
 type Items = BTreeMap<String, (ItemKind, Option<u64>, String)>;
 
 /// A store and a pool that die together: before the effect of a call, or after it but before its answer.
 #[derive(Default)]
-struct Fake {
+struct FakeStorage {
     entries: RefCell<BTreeMap<String, (Vec<u8>, Version)>>,
     items: RefCell<Items>,
     version: Cell<Version>,
     calls_left: Cell<Option<u32>>,
-    answer_lost: Cell<bool>,
-    room: Cell<Option<u64>>,
+    response_lost: Cell<bool>,
+    max_image_bytes: Cell<Option<u64>>,
     busy: Cell<bool>,
     /// The pool does what it is told, and says that it does not know.
-    unsure: Cell<bool>,
+    unknown_results: Cell<bool>,
     /// What the pool says instead of making the next item.
-    refuses: RefCell<Option<PoolError>>,
-    refuses_to_measure: Cell<bool>,
+    next_error: RefCell<Option<PoolError>>,
+    fail_measure: Cell<bool>,
     /// Copies of images are of one moment.
-    shares: Cell<bool>,
+    shares_blocks: Cell<bool>,
     now_ms: Cell<u64>,
-    chance: Cell<u64>,
+    random: Cell<u64>,
 }
 
-impl Fake {
+impl FakeStorage {
     /// Whether this call still happens, and whether its answer is heard.
-    fn step(&self) -> (bool, bool) {
+    fn consume_call(&self) -> (bool, bool) {
         match self.calls_left.get() {
             None => (true, true),
             Some(0) => (false, false),
             Some(left) => {
                 self.calls_left.set(Some(left - 1));
-                (true, left > 1 || !self.answer_lost.get())
+                (true, left > 1 || !self.response_lost.get())
             }
         }
     }
 
-    fn state<T>(
+    fn run_state_call<T>(
         &self,
-        work: impl FnOnce() -> std::result::Result<T, StateError>,
+        call: impl FnOnce() -> std::result::Result<T, StateError>,
     ) -> std::result::Result<T, StateError> {
-        let (happens, heard) = self.step();
-        let answer = if happens { Some(work()) } else { None };
-        answer.filter(|_| heard).unwrap_or_else(|| Err(StateError::Unavailable("it died".to_owned())))
+        let (has_effect, answered) = self.consume_call();
+        let answer = if has_effect { Some(call()) } else { None };
+        answer.filter(|_| answered).unwrap_or_else(|| Err(StateError::Unavailable("it died".to_owned())))
     }
 
-    fn pool<T>(
+    fn run_pool_call<T>(
         &self,
-        work: impl FnOnce() -> std::result::Result<T, PoolError>,
+        call: impl FnOnce() -> std::result::Result<T, PoolError>,
     ) -> std::result::Result<T, PoolError> {
-        let (happens, heard) = self.step();
-        let answer = if happens { Some(work()) } else { None };
-        let answer = if self.unsure.get() && matches!(answer, Some(Ok(_))) {
+        let (has_effect, answered) = self.consume_call();
+        let answer = if has_effect { Some(call()) } else { None };
+        let answer = if self.unknown_results.get() && matches!(answer, Some(Ok(_))) {
             Some(Err(PoolError::Unknown("it may not last".to_owned())))
         } else {
             answer
         };
-        answer.filter(|_| heard).unwrap_or_else(|| Err(PoolError::Failed("it died".to_owned())))
+        answer.filter(|_| answered).unwrap_or_else(|| Err(PoolError::Failed("it died".to_owned())))
     }
 
-    fn add(&self, name: &str, item: (ItemKind, Option<u64>, String)) -> std::result::Result<(), PoolError> {
+    fn add_item(
+        &self,
+        name: &str,
+        item: (ItemKind, Option<u64>, String),
+    ) -> std::result::Result<(), PoolError> {
         if self.busy.get() {
             return Err(PoolError::Busy(name.to_owned()));
         }
-        if let Some(error) = self.refuses.take() {
+        if let Some(error) = self.next_error.take() {
             return Err(error);
         }
         if self.items.borrow().contains_key(name) {
             return Err(PoolError::Exists(name.to_owned()));
         }
-        if let (Some(limit), Some(given)) = (self.room.get(), item.1)
+        if let (Some(limit), Some(given)) = (self.max_image_bytes.get(), item.1)
             && given > limit
         {
             return Err(PoolError::NoSpace(Bound { limit, given }));
@@ -100,39 +104,39 @@ impl Fake {
     }
 
     fn new() -> Self {
-        Self { shares: Cell::new(true), now_ms: Cell::new(7), ..Self::default() }
+        Self { shares_blocks: Cell::new(true), now_ms: Cell::new(7), ..Self::default() }
     }
 
-    fn place(&self) -> Place<'_, Self, Self> {
-        self.chance.set(self.chance.get() + 1);
-        Place { store: self, pool: self, now_ms: self.now_ms.get(), chance: self.chance.get() }
+    fn storage(&self) -> NodeStorage<'_, Self, Self> {
+        self.random.set(self.random.get() + 1);
+        NodeStorage { store: self, pool: self, now_ms: self.now_ms.get(), random: self.random.get() }
     }
 
     /// The name of an item that a handle has.
-    fn item(&self, handle: &str) -> Option<String> {
+    fn item_of(&self, handle: &str) -> Option<String> {
         let items = self.items.borrow();
         items.keys().find(|name| name.rsplit_once('.').is_some_and(|(of, _)| of == handle)).cloned()
     }
 
-    fn content(&self, handle: &str) -> Option<String> {
-        self.item(handle).map(|item| self.items.borrow().get(&item).unwrap().2.clone())
+    fn content_of(&self, handle: &str) -> Option<String> {
+        self.item_of(handle).map(|item| self.items.borrow().get(&item).unwrap().2.clone())
     }
 
-    fn write(&self, handle: &str, content: &str) {
-        let item = self.item(handle).unwrap();
+    fn set_content(&self, handle: &str, content: &str) {
+        let item = self.item_of(handle).unwrap();
         content.clone_into(&mut self.items.borrow_mut().get_mut(&item).unwrap().2);
     }
 
     fn image_size(&self, handle: &str) -> Option<u64> {
-        self.items.borrow().get(&self.item(handle).unwrap()).unwrap().1
+        self.items.borrow().get(&self.item_of(handle).unwrap()).unwrap().1
     }
 
-    fn record(&self, key: &str) -> Record {
-        state::read::<Record>(self, key).unwrap().unwrap().value
+    fn record(&self, key: &str) -> StoredRecord {
+        state::read::<StoredRecord>(self, key).unwrap().unwrap().value
     }
 
     /// The handles of the records, and their items; nothing else may be in the pool.
-    fn names(&self) -> Vec<String> {
+    fn record_names(&self) -> Vec<String> {
         let keys: Vec<_> = self.entries.borrow().keys().cloned().collect();
         let mut items: Vec<_> = keys.iter().map(|key| self.record(key).item).collect();
         items.sort();
@@ -141,16 +145,16 @@ impl Fake {
     }
 }
 
-impl Store for Fake {
+impl Store for FakeStorage {
     fn get(&self, key: &str) -> std::result::Result<Option<Entry>, StateError> {
-        self.state(|| {
+        self.run_state_call(|| {
             let entries = self.entries.borrow();
             Ok(entries.get(key).map(|(value, version)| Entry { value: value.clone(), version: *version }))
         })
     }
 
     fn commit(&self, changes: &[Change]) -> std::result::Result<Version, StateError> {
-        self.state(|| {
+        self.run_state_call(|| {
             let version = self.version.get() + 1;
             self.version.set(version);
             let mut entries = self.entries.borrow_mut();
@@ -175,7 +179,7 @@ impl Store for Fake {
     }
 
     fn scan(&self, prefix: &str, after: Option<&str>, limit: u32) -> std::result::Result<Page, StateError> {
-        self.state(|| {
+        self.run_state_call(|| {
             let entries = self.entries.borrow();
             let start = Excluded(after.unwrap_or(prefix).to_owned());
             let mut found = entries.range((start, Unbounded)).filter(|(key, _)| key.starts_with(prefix));
@@ -190,24 +194,24 @@ impl Store for Fake {
     }
 }
 
-impl pool::Pool for Fake {
+impl pool::Pool for FakeStorage {
     fn create_directory(&self, name: &str) -> std::result::Result<(), PoolError> {
-        self.pool(|| self.add(name, (ItemKind::Directory, None, String::new())))
+        self.run_pool_call(|| self.add_item(name, (ItemKind::Directory, None, String::new())))
     }
 
     fn create_image(&self, name: &str, size: u64) -> std::result::Result<(), PoolError> {
-        self.pool(|| self.add(name, (ItemKind::Image, Some(size), String::new())))
+        self.run_pool_call(|| self.add_item(name, (ItemKind::Image, Some(size), String::new())))
     }
 
     fn remove(&self, name: &str) -> std::result::Result<(), PoolError> {
-        self.pool(|| {
+        self.run_pool_call(|| {
             let removed = self.items.borrow_mut().remove(name);
             removed.map(drop).ok_or_else(|| PoolError::Missing(name.to_owned()))
         })
     }
 
     fn grow(&self, name: &str, size: u64) -> std::result::Result<(), PoolError> {
-        self.pool(|| {
+        self.run_pool_call(|| {
             let mut items = self.items.borrow_mut();
             let item = items.get_mut(name).ok_or_else(|| PoolError::Missing(name.to_owned()))?;
             item.1 = Some(size.max(item.1.unwrap()));
@@ -222,25 +226,25 @@ impl pool::Pool for Fake {
         size: Option<u64>,
         mode: CopyMode,
     ) -> std::result::Result<(), PoolError> {
-        self.pool(|| {
+        self.run_pool_call(|| {
             let found = self.items.borrow().get(source).cloned();
             let (kind, has, content) = found.ok_or_else(|| PoolError::Missing(source.to_owned()))?;
             if size < has {
                 return Err(PoolError::InvalidSize(format!("{size:?} bytes; the source has {has:?}")));
             }
-            if mode == CopyMode::OneMoment && !(kind == ItemKind::Image && self.shares.get()) {
+            if mode == CopyMode::OneMoment && !(kind == ItemKind::Image && self.shares_blocks.get()) {
                 return Err(PoolError::Unsupported("no copy is of one moment".to_owned()));
             }
-            self.add(name, (kind, size, content))
+            self.add_item(name, (kind, size, content))
         })
     }
 
     fn measure(&self, name: &str) -> std::result::Result<Item, PoolError> {
-        self.pool(|| {
+        self.run_pool_call(|| {
             if self.busy.get() {
                 return Err(PoolError::Busy(name.to_owned()));
             }
-            if self.refuses_to_measure.get() {
+            if self.fail_measure.get() {
                 return Err(PoolError::Failed("a bad sector".to_owned()));
             }
             let items = self.items.borrow();
@@ -255,10 +259,10 @@ impl pool::Pool for Fake {
         after: Option<&str>,
         limit: u32,
     ) -> std::result::Result<PoolPage, PoolError> {
-        if self.unsure.get() {
+        if self.unknown_results.get() {
             return Ok(PoolPage { items: Vec::new(), more: false });
         }
-        self.pool(|| {
+        self.run_pool_call(|| {
             let items = self.items.borrow();
             let mut found = items
                 .iter()
@@ -273,7 +277,7 @@ impl pool::Pool for Fake {
     }
 
     fn usage(&self) -> std::result::Result<Room, PoolError> {
-        self.pool(|| Ok(Room { total_bytes: 100, available_bytes: 60 }))
+        self.run_pool_call(|| Ok(Room { total_bytes: 100, available_bytes: 60 }))
     }
 }
 
@@ -281,7 +285,7 @@ fn block() -> VolumeCapability {
     VolumeCapability { mode: AccessMode::SingleNodeWriter, access: AccessType::Block }
 }
 
-fn mounted() -> VolumeCapability {
+fn filesystem() -> VolumeCapability {
     let access = FilesystemAccess { fs_type: None, mount_flags: Vec::new(), mount_group: None };
     VolumeCapability { mode: AccessMode::SingleNodeWriter, access: AccessType::Filesystem(access) }
 }
@@ -298,136 +302,143 @@ fn request(name: &str, bytes: u64, capability: VolumeCapability) -> CreateReques
     }
 }
 
-fn settings() -> Settings {
-    Settings { node: "n1".to_owned() }
+fn settings() -> PoolSettings {
+    PoolSettings { node: "n1".to_owned() }
 }
 
-fn make(fake: &Fake, request: &CreateRequest, source: Option<(Sort, &str)>) -> Result<Volume> {
-    volumes::create(&fake.place(), &settings(), request, source)
+fn create_volume(
+    fake: &FakeStorage,
+    request: &CreateRequest,
+    source: Option<(RecordKind, &str)>,
+) -> Result<Volume> {
+    volumes::create(&fake.storage(), &settings(), request, source)
 }
 
-fn cut(fake: &Fake, name: &str, source: &str) -> Result<Snapshot> {
+fn create_snapshot(fake: &FakeStorage, name: &str, source: &str) -> Result<Snapshot> {
     let request = SnapshotRequest {
         name: name.to_owned(),
         source: source.to_owned(),
         parameters: Vec::new(),
         owner: None,
     };
-    snapshots::create(&fake.place(), request)
+    snapshots::create(&fake.storage(), request)
 }
 
 /// More calls than any function makes.
-const CALLS: u32 = 14;
+const MAX_CALLS: u32 = 14;
 
 /// Plays a call that dies at every step, once before the step's effect and once after it. Returns how often it died.
-fn die_everywhere(
-    prepare: impl Fn(&Fake),
-    call: impl Fn(&Fake) -> Result<()>,
-    check: impl Fn(&Fake, &str),
+fn crash_at_every_call(
+    prepare: impl Fn(&FakeStorage),
+    call: impl Fn(&FakeStorage) -> Result<()>,
+    check: impl Fn(&FakeStorage, &str),
 ) -> usize {
-    let mut died = 0;
-    for (calls, lost) in (0..CALLS).flat_map(|calls| [(calls, false), (calls, true)]) {
-        let fake = Fake::new();
+    let mut failures = 0;
+    for (calls, response_lost) in (0..MAX_CALLS).flat_map(|calls| [(calls, false), (calls, true)]) {
+        let fake = FakeStorage::new();
         prepare(&fake);
         fake.calls_left.set(Some(calls));
-        fake.answer_lost.set(lost);
+        fake.response_lost.set(response_lost);
         let first = call(&fake);
         fake.calls_left.set(None);
-        died += usize::from(first.is_err());
-        check(&fake, &format!("after {calls} calls, the last answer lost: {lost}: {first:?}"));
+        failures += usize::from(first.is_err());
+        check(&fake, &format!("after {calls} calls, the last answer lost: {response_lost}: {first:?}"));
     }
-    died
+    failures
 }
 
 #[test]
-fn a_dead_creation_is_mended_by_the_same_call_or_undone() {
-    for capability in [block(), mounted()] {
-        let asked = request("v", 8_192, capability);
-        let call = |fake: &Fake| make(fake, &asked, None).map(drop);
-        let died = die_everywhere(
+fn a_crashed_create_is_completed_by_a_retry_or_undone_by_delete() {
+    for capability in [block(), filesystem()] {
+        let create_request = request("v", 8_192, capability);
+        let call = |fake: &FakeStorage| create_volume(fake, &create_request, None).map(drop);
+        let failures = crash_at_every_call(
             |_| {},
             call,
             |fake, when| {
                 call(fake).unwrap();
-                assert_eq!(fake.names(), ["vol-v"], "{when}");
+                assert_eq!(fake.record_names(), ["vol-v"], "{when}");
             },
         );
-        assert!(died >= 8, "{died}");
-        die_everywhere(
+        assert!(failures >= 8, "{failures}");
+        crash_at_every_call(
             |_| {},
             call,
             |fake, when| {
-                volumes::delete(&fake.place(), "vol-v").unwrap();
-                assert_eq!(fake.names(), [""; 0], "{when}");
+                volumes::delete(&fake.storage(), "vol-v").unwrap();
+                assert_eq!(fake.record_names(), [""; 0], "{when}");
             },
         );
     }
 }
 
 #[test]
-fn a_dead_copy_is_mended_and_a_snapshot_needs_no_volume() {
-    let prepare = |fake: &Fake| {
-        make(fake, &request("v", 8_192, block()), None).unwrap();
-        fake.write("vol-v", "content");
+fn a_crashed_copy_is_completed_and_a_snapshot_outlives_its_volume() {
+    let prepare = |fake: &FakeStorage| {
+        create_volume(fake, &request("v", 8_192, block()), None).unwrap();
+        fake.set_content("vol-v", "content");
     };
-    let clone =
-        |fake: &Fake| make(fake, &request("c", 12_288, block()), Some((Sort::Volume, "vol-v"))).map(drop);
-    die_everywhere(prepare, clone, |fake, when| {
+    let clone = |fake: &FakeStorage| {
+        create_volume(fake, &request("c", 12_288, block()), Some((RecordKind::Volume, "vol-v"))).map(drop)
+    };
+    crash_at_every_call(prepare, clone, |fake, when| {
         // The source changes and goes while nobody knows whether the copy was made.
-        let copied = fake.content("vol-c").is_some();
-        volumes::delete(&fake.place(), "vol-v").unwrap();
+        let copied = fake.content_of("vol-c").is_some();
+        volumes::delete(&fake.storage(), "vol-v").unwrap();
         match clone(fake) {
             Ok(()) => assert!(copied, "{when}"),
             Err(error) => assert_eq!((copied, error.kind), (false, ErrorKind::NotFound), "{when}"),
         }
-        assert_eq!(fake.content("vol-c"), copied.then(|| "content".to_owned()), "{when}");
-        fake.names();
+        assert_eq!(fake.content_of("vol-c"), copied.then(|| "content".to_owned()), "{when}");
+        fake.record_names();
     });
-    let snapshot = |fake: &Fake| cut(fake, "s", "vol-v").map(drop);
-    die_everywhere(prepare, snapshot, |fake, when| {
+    let snapshot = |fake: &FakeStorage| create_snapshot(fake, "s", "vol-v").map(drop);
+    crash_at_every_call(prepare, snapshot, |fake, when| {
         snapshot(fake).unwrap();
-        volumes::delete(&fake.place(), "vol-v").unwrap();
-        let restored = make(fake, &request("r", 8_192, block()), Some((Sort::Snapshot, "snap-s"))).unwrap();
-        assert_eq!(fake.content(&restored.handle).as_deref(), Some("content"), "{when}");
+        volumes::delete(&fake.storage(), "vol-v").unwrap();
+        let restored =
+            create_volume(fake, &request("r", 8_192, block()), Some((RecordKind::Snapshot, "snap-s")))
+                .unwrap();
+        assert_eq!(fake.content_of(&restored.handle).as_deref(), Some("content"), "{when}");
     });
 }
 
 #[test]
-fn a_dead_removal_is_mended_and_the_name_is_free() {
-    let prepare = |fake: &Fake| {
-        make(fake, &request("v", 8_192, block()), None).unwrap();
-        cut(fake, "s", "vol-v").unwrap();
-        fake.write("vol-v", "old");
+fn a_crashed_delete_is_completed_and_the_name_can_be_reused() {
+    let prepare = |fake: &FakeStorage| {
+        create_volume(fake, &request("v", 8_192, block()), None).unwrap();
+        create_snapshot(fake, "s", "vol-v").unwrap();
+        fake.set_content("vol-v", "old");
     };
-    let delete = |fake: &Fake| volumes::delete(&fake.place(), "vol-v");
-    die_everywhere(prepare, delete, |fake, when| {
+    let delete = |fake: &FakeStorage| volumes::delete(&fake.storage(), "vol-v");
+    crash_at_every_call(prepare, delete, |fake, when| {
         delete(fake).unwrap();
-        assert_eq!(fake.names(), ["snap-s"], "{when}");
+        assert_eq!(fake.record_names(), ["snap-s"], "{when}");
     });
-    die_everywhere(prepare, delete, |fake, when| {
-        let removing = matches!(fake.place().find(Sort::Volume, "vol-v"), Ok(Some(found)) if found.value.phase == Phase::Removing);
-        make(fake, &request("v", 8_192, block()), None).unwrap();
+    crash_at_every_call(prepare, delete, |fake, when| {
+        let removing = matches!(fake.storage().read_record(RecordKind::Volume, "vol-v"), Ok(Some(found)) if found.value.phase == RecordPhase::Deleting);
+        create_volume(fake, &request("v", 8_192, block()), None).unwrap();
         if removing {
-            assert_eq!(fake.content("vol-v").as_deref(), Some(""), "{when}: a new volume is empty");
+            assert_eq!(fake.content_of("vol-v").as_deref(), Some(""), "{when}: a new volume is empty");
         }
-        assert_eq!(fake.names(), ["snap-s", "vol-v"], "{when}");
+        assert_eq!(fake.record_names(), ["snap-s", "vol-v"], "{when}");
     });
-    let delete = |fake: &Fake| snapshots::delete(&fake.place(), "snap-s");
-    die_everywhere(prepare, delete, |fake, when| {
+    let delete = |fake: &FakeStorage| snapshots::delete(&fake.storage(), "snap-s");
+    crash_at_every_call(prepare, delete, |fake, when| {
         delete(fake).unwrap();
-        assert_eq!(fake.names(), ["vol-v"], "{when}");
+        assert_eq!(fake.record_names(), ["vol-v"], "{when}");
     });
 }
 
 #[test]
-fn a_dead_growth_is_mended() {
-    let grow = |fake: &Fake| {
+fn a_crashed_expand_is_completed_by_a_retry() {
+    let grow = |fake: &FakeStorage| {
         let capacity = CapacityRange { required_bytes: Some(9_000), limit_bytes: None };
         let request = ExpandRequest { handle: "vol-v".to_owned(), capacity, capability: None };
-        volumes::expand(&fake.place(), &request)
+        volumes::expand(&fake.storage(), &request)
     };
-    die_everywhere(
-        |fake| drop(make(fake, &request("v", 8_192, block()), None).unwrap()),
+    crash_at_every_call(
+        |fake| drop(create_volume(fake, &request("v", 8_192, block()), None).unwrap()),
         |fake| grow(fake).map(drop),
         |fake, when| {
             assert_eq!(grow(fake).unwrap().capacity_bytes, 12_288, "{when}");
@@ -438,53 +449,51 @@ fn a_dead_growth_is_mended() {
 }
 
 #[test]
-fn what_cannot_be_made_leaves_nothing() {
-    let fake = Fake::new();
-    fake.room.set(Some(4_096));
-    let error = make(&fake, &request("v", 8_192, block()), None).unwrap_err();
+fn a_failed_create_leaves_no_record_and_no_item() {
+    let fake = FakeStorage::new();
+    fake.max_image_bytes.set(Some(4_096));
+    let error = create_volume(&fake, &request("v", 8_192, block()), None).unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::ResourceExhausted, Finality::Final));
-    assert_eq!(fake.names(), [""; 0]);
+    assert_eq!(fake.record_names(), [""; 0]);
     fake.busy.set(true);
-    let error = make(&fake, &request("v", 4_096, block()), None).unwrap_err();
+    let error = create_volume(&fake, &request("v", 4_096, block()), None).unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::Aborted, Finality::InProgress));
     fake.busy.set(false);
-    make(&fake, &request("v", 4_096, block()), None).unwrap();
+    create_volume(&fake, &request("v", 4_096, block()), None).unwrap();
     // Neighbours that only begin alike, and then an item that the state does not know.
-    for stranger in
-        ["vol-w.0", "vol-w.b.000000000000000a", "vol-w.zzzzzzzzzzzzzzzz", "vol-w.zzzzzzzzzzzzzzzzz"]
-    {
-        fake.items.borrow_mut().insert(stranger.to_owned(), (ItemKind::Directory, None, String::new()));
+    for item in ["vol-w.0", "vol-w.b.000000000000000a", "vol-w.zzzzzzzzzzzzzzzz", "vol-w.zzzzzzzzzzzzzzzzz"] {
+        fake.items.borrow_mut().insert(item.to_owned(), (ItemKind::Directory, None, String::new()));
     }
-    make(&fake, &request("w", 4_096, mounted()), None).unwrap();
-    volumes::delete(&fake.place(), "vol-w").unwrap();
-    let lost = "vol-w.ffffffffffffffff".to_owned();
-    fake.items.borrow_mut().insert(lost, (ItemKind::Directory, None, "foreign".to_owned()));
-    let error = make(&fake, &request("w", 4_096, mounted()), None).unwrap_err();
+    create_volume(&fake, &request("w", 4_096, filesystem()), None).unwrap();
+    volumes::delete(&fake.storage(), "vol-w").unwrap();
+    let unknown_item = "vol-w.ffffffffffffffff".to_owned();
+    fake.items.borrow_mut().insert(unknown_item, (ItemKind::Directory, None, "foreign".to_owned()));
+    let error = create_volume(&fake, &request("w", 4_096, filesystem()), None).unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::FailedPrecondition, Finality::Final), "{error:?}");
     assert_eq!(fake.items.borrow().get("vol-w.ffffffffffffffff").unwrap().2, "foreign");
 }
 
 #[test]
-fn requests_are_judged() {
-    let fake = Fake::new();
-    let base = request("v", 8_192, mounted());
-    make(&fake, &base, None).unwrap();
-    make(&fake, &request("i", 5_000, block()), None).unwrap();
+fn invalid_requests_are_rejected() {
+    let fake = FakeStorage::new();
+    let base = request("v", 8_192, filesystem());
+    create_volume(&fake, &base, None).unwrap();
+    create_volume(&fake, &request("i", 5_000, block()), None).unwrap();
     let with = |pairs: &[(&str, &str)]| CreateRequest {
         name: "x".to_owned(),
         parameters: pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
         ..base.clone()
     };
-    let many = VolumeCapability { mode: AccessMode::MultiNodeMultiWriter, ..mounted() };
+    let many = VolumeCapability { mode: AccessMode::MultiNodeMultiWriter, ..filesystem() };
     let elsewhere = cofferdam_guest::TopologyRequirement {
         requisite: vec![vec![(volumes::NODE_KEY.to_owned(), "n2".to_owned())]],
         preferred: Vec::new(),
     };
-    let of = |handle: &'static str| Some((Sort::Volume, handle));
+    let of = |handle: &'static str| Some((RecordKind::Volume, handle));
     use ErrorKind as E;
     #[rustfmt::skip] // one row a case
     let table = [
-        (request("v", 9_000, mounted()),                                       None,             E::AlreadyExists),
+        (request("v", 9_000, filesystem()),                                       None,             E::AlreadyExists),
         (request("v", 8_192, block()),                                         None,             E::AlreadyExists),
         (base.clone(),                                                         of("vol-i"),      E::AlreadyExists),
         (with(&[("kind", "tape")]),                                            None,             E::InvalidArgument),
@@ -493,36 +502,36 @@ fn requests_are_judged() {
         (CreateRequest { capabilities: vec![many], ..with(&[]) },              None,             E::InvalidArgument),
         (CreateRequest { capabilities: Vec::new(), ..with(&[]) },              None,             E::InvalidArgument),
         (CreateRequest { topology: Some(elsewhere), ..with(&[]) },             None,             E::ResourceExhausted),
-        (request("", 1, mounted()),                                            None,             E::InvalidArgument),
-        (request("x", 0, mounted()),                                           None,             E::OutOfRange),
-        (request("x", (1 << 50) + 1, mounted()),                               None,             E::OutOfRange),
+        (request("", 1, filesystem()),                                            None,             E::InvalidArgument),
+        (request("x", 0, filesystem()),                                           None,             E::OutOfRange),
+        (request("x", (1 << 50) + 1, filesystem()),                               None,             E::OutOfRange),
         (CreateRequest { capacity: CapacityRange { required_bytes: Some(5_000), limit_bytes: Some(5_000) }, ..request("x", 1, block()) }, None, E::OutOfRange),
-        (request("x", 8_192, mounted()),                                       of("vol-none"),   E::NotFound),
+        (request("x", 8_192, filesystem()),                                       of("vol-none"),   E::NotFound),
         (request("x", 8_192, block()),                                         of("vol-v"),      E::InvalidArgument),
         (request("x", 4_096, block()),                                         of("vol-i"),      E::OutOfRange),
     ];
     for (request, source, expected) in table {
-        let error = make(&fake, &request, source).unwrap_err();
+        let error = create_volume(&fake, &request, source).unwrap_err();
         assert_eq!((error.kind, error.finality), (expected, Finality::Final), "{request:?}: {error:?}");
     }
-    assert_eq!(fake.names(), ["vol-i", "vol-v"]);
-    let image = make(&fake, &with(&[("kind", "image")]), None).unwrap();
+    assert_eq!(fake.record_names(), ["vol-i", "vol-v"]);
+    let image = create_volume(&fake, &with(&[("kind", "image")]), None).unwrap();
     assert_eq!(image.attachment.unwrap().kind, "image");
     assert_eq!(image.topology, [[("topology.cofferdam.dev/node".to_owned(), "n1".to_owned())]]);
-    cut(&fake, "s", "vol-v").unwrap();
-    assert_eq!(cut(&fake, "s", "vol-i").unwrap_err().kind, E::AlreadyExists);
-    assert_eq!(cut(&fake, "t", "vol-none").unwrap_err().kind, E::NotFound);
+    create_snapshot(&fake, "s", "vol-v").unwrap();
+    assert_eq!(create_snapshot(&fake, "s", "vol-i").unwrap_err().kind, E::AlreadyExists);
+    assert_eq!(create_snapshot(&fake, "t", "vol-none").unwrap_err().kind, E::NotFound);
 }
 
 #[test]
-fn listings_have_parts_and_tell_what_is_wrong() {
-    let fake = Fake::new();
+fn listings_are_paged_and_report_abnormal_volumes() {
+    let fake = FakeStorage::new();
     for name in ["a", "b", "c", "d", "e"] {
-        make(&fake, &request(name, 8_192, mounted()), None).unwrap();
+        create_volume(&fake, &request(name, 8_192, filesystem()), None).unwrap();
     }
-    let lost = fake.item("vol-b").unwrap();
-    fake.items.borrow_mut().remove(&lost);
-    let part = |after: Option<&str>| volumes::list(&fake.place(), &settings(), after, Some(2)).unwrap();
+    let removed_item = fake.item_of("vol-b").unwrap();
+    fake.items.borrow_mut().remove(&removed_item);
+    let part = |after: Option<&str>| volumes::list(&fake.storage(), &settings(), after, Some(2)).unwrap();
     let mut parts = vec![part(None)];
     while let Some(next) = parts.last().unwrap().next.clone() {
         parts.push(part(Some(&next)));
@@ -545,13 +554,13 @@ fn listings_have_parts_and_tell_what_is_wrong() {
         ]
     );
     let error: StorageError =
-        volumes::list(&fake.place(), &settings(), Some("invalid-token"), None).unwrap_err();
+        volumes::list(&fake.storage(), &settings(), Some("invalid-token"), None).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Aborted);
-    cut(&fake, "s", "vol-a").unwrap();
-    cut(&fake, "t", "vol-c").unwrap();
-    let of = |source| snapshots::list(&fake.place(), source, None, None).unwrap().snapshots.len();
+    create_snapshot(&fake, "s", "vol-a").unwrap();
+    create_snapshot(&fake, "t", "vol-c").unwrap();
+    let of = |source| snapshots::list(&fake.storage(), source, None, None).unwrap().snapshots.len();
     assert_eq!([of(None), of(Some("vol-c")), of(Some("nobody"))], [2, 1, 0]);
-    let record: Record = fake.place().ready(Sort::Snapshot, "snap-s").unwrap().value;
+    let record: StoredRecord = fake.storage().read_ready(RecordKind::Snapshot, "snap-s").unwrap().value;
     assert_eq!(record.changed_ms, 7);
-    assert!(fake.measure(&fake.item("vol-a").unwrap()).is_ok());
+    assert!(fake.measure(&fake.item_of("vol-a").unwrap()).is_ok());
 }

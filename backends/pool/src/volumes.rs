@@ -12,9 +12,9 @@ use cofferdam_guest::{
 };
 
 use crate::{
-    items::{self, Listed, Owner, Phase, Place, Record, Sort},
-    request::{self, CONSISTENCY, Consistency, KIND, Kind, Wanted},
-    settings::Settings,
+    items::{self, ListedRecord, NodeStorage, OwnerRecord, RecordKind, RecordPhase, StoredRecord},
+    request::{self, CONSISTENCY, Consistency, KIND, ParsedRequest, VolumeKind},
+    settings::PoolSettings,
 };
 
 /// Topology key whose value is the node's name; the host fills it.
@@ -23,126 +23,130 @@ pub(crate) const NODE_KEY: &str = "topology.cofferdam.dev/node";
 const MIN_IMAGE: u64 = 4_096;
 
 /// What a new volume holds.
-pub(crate) type Source<'a> = Option<(Sort, &'a str)>;
+pub(crate) type SourceHandle<'a> = Option<(RecordKind, &'a str)>;
 
 /// Creates a volume or finds it.
 pub(crate) fn create<S: Store, P: Pool>(
-    place: &Place<'_, S, P>,
-    settings: &Settings,
+    storage: &NodeStorage<'_, S, P>,
+    settings: &PoolSettings,
     request: &CreateRequest,
-    source: Source<'_>,
+    source: SourceHandle<'_>,
 ) -> Result<Volume> {
-    let handle = request::handle("vol", &request.name)?;
-    let wanted = request::wanted(request)?;
-    let of = source.map(|(_, handle)| handle);
-    match place.find(Sort::Volume, &handle)? {
-        Some(found) if found.value.phase == Phase::Removing => place.clear(Sort::Volume, &handle, found)?,
+    let handle = request::handle_from_name("vol", &request.name)?;
+    let parsed = request::parse_request(request)?;
+    let source_handle = source.map(|(_, handle)| handle);
+    match storage.read_record(RecordKind::Volume, &handle)? {
+        Some(found) if found.value.phase == RecordPhase::Deleting => {
+            storage.delete(RecordKind::Volume, &handle, found)?
+        }
         Some(found) => {
-            same(&found.value, request, &wanted, of)?;
+            check_same_arguments(&found.value, request, &parsed, source_handle)?;
             let record = match found.value.phase {
-                Phase::Making => place.resume(Sort::Volume, &handle, found)?,
-                Phase::Ready | Phase::Removing => found.value,
+                RecordPhase::Creating => storage.resume(RecordKind::Volume, &handle, found)?,
+                RecordPhase::Ready | RecordPhase::Deleting => found.value,
             };
             return Ok(volume(&handle, &record, settings));
         }
         None => {}
     }
-    reachable(request.topology.as_ref(), settings)?;
-    let (kind, least, source) = match source {
-        Some((sort, of)) => {
-            let source = place.ready(sort, of)?.value;
-            let kind = wanted.kind_of_copy(source.kind)?;
-            let consistency = match sort {
-                Sort::Volume => wanted.consistency.unwrap_or(Consistency::usual(kind)),
+    check_topology(request.topology.as_ref(), settings)?;
+    let (kind, source_sizes, source) = match source {
+        Some((record_kind, source_handle)) => {
+            let source = storage.read_ready(record_kind, source_handle)?.value;
+            let kind = parsed.kind_of_copy(source.kind)?;
+            let consistency = match record_kind {
+                RecordKind::Volume => parsed.consistency.unwrap_or(Consistency::default_for(kind)),
                 // Nothing writes to a snapshot.
-                Sort::Snapshot => Consistency::None,
+                RecordKind::Snapshot => Consistency::None,
             };
-            let least = (source.size, place.size(&source)?);
-            let source = items::Source { handle: of.to_owned(), item: source.item, consistency };
-            (kind, Some(least), Some(source))
+            let source_sizes = (source.size, storage.actual_size(&source)?);
+            let source =
+                items::CopySource { handle: source_handle.to_owned(), item: source.item, consistency };
+            (kind, Some(source_sizes), Some(source))
         }
-        None => (wanted.kind(), None, None),
+        None => (parsed.kind(), None, None),
     };
-    let record = Record {
-        phase: Phase::Making,
+    let record = StoredRecord {
+        phase: RecordPhase::Creating,
         name: request.name.clone(),
-        item: place.new_item(&handle),
+        item: storage.new_item(&handle),
         kind,
-        size: request::size_of_copy(request.capacity, kind, least)?,
+        size: request::choose_copy_size(request.capacity, kind, source_sizes)?,
         source,
-        shape: wanted.shape,
-        owner: request.owner.as_ref().map(Owner::of_volume),
-        changed_ms: place.now_ms,
+        arguments: parsed.arguments,
+        owner: request.owner.as_ref().map(OwnerRecord::from_volume_owner),
+        changed_ms: storage.now_ms,
     };
-    let record = place.make(Sort::Volume, &handle, record)?;
+    let record = storage.create(RecordKind::Volume, &handle, record)?;
     Ok(volume(&handle, &record, settings))
 }
 
 /// Deletes a volume; one that does not exist is a success.
-pub(crate) fn delete<S: Store, P: Pool>(place: &Place<'_, S, P>, handle: &str) -> Result<()> {
-    match place.find(Sort::Volume, handle)? {
-        Some(found) => place.clear(Sort::Volume, handle, found),
+pub(crate) fn delete<S: Store, P: Pool>(storage: &NodeStorage<'_, S, P>, handle: &str) -> Result<()> {
+    match storage.read_record(RecordKind::Volume, handle)? {
+        Some(found) => storage.delete(RecordKind::Volume, handle, found),
         None => Ok(()),
     }
 }
 
 /// Tells whether a volume can be used in some ways.
 pub(crate) fn validate<S: Store, P: Pool>(
-    place: &Place<'_, S, P>,
+    storage: &NodeStorage<'_, S, P>,
     request: ValidateRequest,
 ) -> Result<Validation> {
-    let uses = request::uses(&request.capabilities)?;
+    let capabilities = request::canonical_capabilities(&request.capabilities)?;
     let parameters = to_map(request.parameters);
-    request::kinds(&request.capabilities, &parameters)?;
-    request::no_mutable(&request.mutable_parameters)?;
-    let record = place.ready(Sort::Volume, &request.handle)?.value;
-    if let Some(differs) = differs(&record, &parameters) {
-        return Ok(Validation::Refused(differs));
+    request::allowed_kinds(&request.capabilities, &parameters)?;
+    request::reject_mutable_parameters(&request.mutable_parameters)?;
+    let record = storage.read_ready(RecordKind::Volume, &request.handle)?.value;
+    if let Some(mismatch) = parameter_mismatch(&record, &parameters) {
+        return Ok(Validation::Refused(mismatch));
     }
-    if let Err(refused) = request::single_node(&request.capabilities) {
+    if let Err(refused) = request::check_single_node(&request.capabilities) {
         return Ok(Validation::Refused(refused));
     }
-    match uses.iter().find(|wanted| !record.shape.uses.contains(wanted)) {
-        Some(wanted) => Ok(Validation::Refused(format!(
-            "{wanted} is not among the ways the volume was created for: {}",
-            record.shape.uses.join(", ")
+    match capabilities.iter().find(|capability| !record.arguments.capabilities.contains(capability)) {
+        Some(capability) => Ok(Validation::Refused(format!(
+            "{capability} is not among the ways the volume was created for: {}",
+            record.arguments.capabilities.join(", ")
         ))),
         None => Ok(Validation::Confirmed),
     }
 }
 
 /// Which of the parameters that were given the volume has not.
-fn differs(record: &Record, given: &BTreeMap<String, String>) -> Option<String> {
-    let has = |key: &str| match key {
+fn parameter_mismatch(record: &StoredRecord, requested: &BTreeMap<String, String>) -> Option<String> {
+    let stored_value = |key: &str| match key {
         KIND => Some(record.kind.as_str()),
-        key => record.shape.parameters.get(key).map(String::as_str),
+        key => record.arguments.parameters.get(key).map(String::as_str),
     };
-    let differs = |key: &&str| given.get(*key).is_some_and(|value| has(key) != Some(value.as_str()));
-    let key = [KIND, CONSISTENCY].into_iter().find(differs)?;
-    Some(format!("the volume's parameter {key:?} is not {:?}", given.get(key).map_or("", String::as_str)))
+    let is_different =
+        |key: &&str| requested.get(*key).is_some_and(|value| stored_value(key) != Some(value.as_str()));
+    let key = [KIND, CONSISTENCY].into_iter().find(is_different)?;
+    Some(format!("the volume's parameter {key:?} is not {:?}", requested.get(key).map_or("", String::as_str)))
 }
 
 /// Makes a volume larger.
 pub(crate) fn expand<S: Store, P: Pool>(
-    place: &Place<'_, S, P>,
+    storage: &NodeStorage<'_, S, P>,
     request: &ExpandRequest,
 ) -> Result<Expanded> {
     let handle = request.handle.as_str();
-    let Versioned { value: record, version } = place.ready(Sort::Volume, handle)?;
-    let node_expansion = record.kind == Kind::Image;
+    let Versioned { value: record, version } = storage.read_ready(RecordKind::Volume, handle)?;
+    let node_expansion = record.kind == VolumeKind::Image;
     if request.capacity.required_bytes.is_none() && request.capacity.limit_bytes.is_none() {
         return Err(StorageError::invalid_argument("no size was given; expected one"));
     }
-    let now = place.size(&record)?;
-    let size = request::grown(request.capacity, record.kind, now)?.unwrap_or(now);
+    let current = storage.actual_size(&record)?;
+    let size = request::choose_expanded_size(request.capacity, record.kind, current)?.unwrap_or(current);
     if size == record.size {
         return Ok(Expanded { capacity_bytes: size, node_expansion });
     }
-    if record.kind == Kind::Image && size > now {
-        place.pool.grow(&record.item, size)?;
+    if record.kind == VolumeKind::Image && size > current {
+        storage.pool.grow(&record.item, size)?;
     }
-    let record = Record { size, changed_ms: place.now_ms, ..record };
-    place.write(Sort::Volume, handle, &record, Some(version)).map_err(|error| {
+    let record = StoredRecord { size, changed_ms: storage.now_ms, ..record };
+    storage.write_record(RecordKind::Volume, handle, &record, Some(version)).map_err(|error| {
         // An image may be large already; the same call finds that and goes on.
         StorageError::new(error.kind, cofferdam_guest::Finality::Unknown, error.message)
     })?;
@@ -151,45 +155,45 @@ pub(crate) fn expand<S: Store, P: Pool>(
 
 /// Describes a volume.
 pub(crate) fn get<S: Store, P: Pool>(
-    place: &Place<'_, S, P>,
-    settings: &Settings,
+    storage: &NodeStorage<'_, S, P>,
+    settings: &PoolSettings,
     handle: &str,
 ) -> Result<VolumeStatus> {
-    match place.look(Sort::Volume, handle)? {
-        Some(listed) => Ok(status(place, settings, handle, listed)),
+    match storage.read_for_listing(RecordKind::Volume, handle)? {
+        Some(listed) => Ok(status(storage, settings, handle, listed)),
         None => Err(StorageError::not_found(format!("there is no volume {handle:?}"))),
     }
 }
 
 /// Lists volumes.
 pub(crate) fn list<S: Store, P: Pool>(
-    place: &Place<'_, S, P>,
-    settings: &Settings,
+    storage: &NodeStorage<'_, S, P>,
+    settings: &PoolSettings,
     after: Option<&str>,
     limit: Option<u32>,
 ) -> Result<VolumePage> {
-    let (records, next) = place.list(Sort::Volume, after, limit, |_| true)?;
-    let volumes = records.into_iter().map(|(handle, listed)| status(place, settings, &handle, listed));
+    let (records, next) = storage.list(RecordKind::Volume, after, limit, |_| true)?;
+    let volumes = records.into_iter().map(|(handle, listed)| status(storage, settings, &handle, listed));
     Ok(VolumePage { volumes: volumes.collect(), next })
 }
 
 /// Tells the room for more volumes.
 pub(crate) fn available<S: Store, P: Pool>(
-    place: &Place<'_, S, P>,
-    settings: &Settings,
+    storage: &NodeStorage<'_, S, P>,
+    settings: &PoolSettings,
     request: CapacityRequest,
 ) -> Result<CapacityReport> {
-    let kinds = request::kinds(&request.capabilities, &to_map(request.parameters))?;
-    let here = request.topology.is_none_or(|segments| is_here(&segments, settings));
-    if !here || request::single_node(&request.capabilities).is_err() {
+    let kinds = request::allowed_kinds(&request.capabilities, &to_map(request.parameters))?;
+    let is_local = request.topology.is_none_or(|segments| is_local_node(&segments, settings));
+    if !is_local || request::check_single_node(&request.capabilities).is_err() {
         return Ok(CapacityReport {
             available_bytes: 0,
             maximum_volume_bytes: Some(0),
             minimum_volume_bytes: None,
         });
     }
-    let bytes = place.pool.usage()?.available_bytes;
-    let image = kinds.first() == Some(&Kind::Image);
+    let bytes = storage.pool.usage()?.available_bytes;
+    let image = kinds.first() == Some(&VolumeKind::Image);
     let minimum = if image { MIN_IMAGE } else { 1 };
     Ok(CapacityReport {
         available_bytes: bytes,
@@ -200,16 +204,20 @@ pub(crate) fn available<S: Store, P: Pool>(
 }
 
 fn status<S: Store, P: Pool>(
-    place: &Place<'_, S, P>,
-    settings: &Settings,
+    storage: &NodeStorage<'_, S, P>,
+    settings: &PoolSettings,
     handle: &str,
-    listed: Listed,
+    listed: ListedRecord,
 ) -> VolumeStatus {
     let record = match listed {
         Ok(record) => record,
         Err(message) => {
             return VolumeStatus {
-                volume: Volume { capacity_bytes: None, topology: here(settings), ..Volume::new(handle, 0) },
+                volume: Volume {
+                    capacity_bytes: None,
+                    topology: node_segments(settings),
+                    ..Volume::new(handle, 0)
+                },
                 owner: None,
                 published_nodes: Vec::new(),
                 condition: Some(Condition { abnormal: true, message }),
@@ -217,41 +225,43 @@ fn status<S: Store, P: Pool>(
             };
         }
     };
-    let (abnormal, message) = place.condition(&record);
+    let (abnormal, message) = storage.condition(&record);
     VolumeStatus {
         volume: volume(handle, &record, settings),
         published_nodes: Vec::new(),
         condition: Some(Condition { abnormal, message }),
         changed_at_ms: Some(record.changed_ms),
-        owner: record.owner.map(Owner::for_volume),
+        owner: record.owner.map(OwnerRecord::into_volume_owner),
     }
 }
 
-fn volume(handle: &str, record: &Record, settings: &Settings) -> Volume {
+fn volume(handle: &str, record: &StoredRecord, settings: &PoolSettings) -> Volume {
     let attachment = match record.kind {
-        Kind::Directory => Attachment::directory(&record.item),
-        Kind::Image => Attachment::image(&record.item),
+        VolumeKind::Directory => Attachment::directory(&record.item),
+        VolumeKind::Image => Attachment::image(&record.item),
     };
     Volume {
-        topology: here(settings),
+        topology: node_segments(settings),
         // What is half made or half removed is nothing that a node may use.
-        attachment: (record.phase == Phase::Ready).then_some(attachment),
+        attachment: (record.phase == RecordPhase::Ready).then_some(attachment),
         ..Volume::new(handle, record.size)
     }
 }
 
-fn here(settings: &Settings) -> Vec<Segments> {
+fn node_segments(settings: &PoolSettings) -> Vec<Segments> {
     vec![vec![(NODE_KEY.to_owned(), settings.node.clone())]]
 }
 
 /// Whether a place is this node.
-fn is_here(segments: &Segments, settings: &Settings) -> bool {
+fn is_local_node(segments: &Segments, settings: &PoolSettings) -> bool {
     segments.iter().all(|(key, value)| key != NODE_KEY || *value == settings.node)
 }
 
-fn reachable(topology: Option<&TopologyRequirement>, settings: &Settings) -> Result<()> {
+fn check_topology(topology: Option<&TopologyRequirement>, settings: &PoolSettings) -> Result<()> {
     let Some(topology) = topology else { return Ok(()) };
-    if topology.requisite.is_empty() || topology.requisite.iter().any(|place| is_here(place, settings)) {
+    if topology.requisite.is_empty()
+        || topology.requisite.iter().any(|segments| is_local_node(segments, settings))
+    {
         return Ok(());
     }
     Err(StorageError::resource_exhausted(format!(
@@ -261,25 +271,31 @@ fn reachable(topology: Option<&TopologyRequirement>, settings: &Settings) -> Res
 }
 
 /// Whether the volume of a name is what the same name asks for now.
-fn same(found: &Record, request: &CreateRequest, wanted: &Wanted, source: Option<&str>) -> Result<()> {
-    let of = found.source.as_ref().map(|source| source.handle.as_str());
-    let differs = if found.name != request.name {
+fn check_same_arguments(
+    found: &StoredRecord,
+    request: &CreateRequest,
+    parsed: &ParsedRequest,
+    source: Option<&str>,
+) -> Result<()> {
+    let source_handle = found.source.as_ref().map(|source| source.handle.as_str());
+    let difference = if found.name != request.name {
         Some("the name of another volume with the same digest".to_owned())
-    } else if !request::fits(found.size, request.capacity) {
+    } else if !request::is_size_in_range(found.size, request.capacity) {
         Some(format!("a size of {} bytes", found.size))
-    } else if found.shape.parameters != wanted.shape.parameters {
-        Some(format!("the parameters {:?}", found.shape.parameters))
-    } else if found.shape.uses != wanted.shape.uses {
-        Some(format!("the capabilities {}", found.shape.uses.join(", ")))
-    } else if of != source {
-        Some(of.map_or("no source".to_owned(), |source| format!("the source {source:?}")))
+    } else if found.arguments.parameters != parsed.arguments.parameters {
+        Some(format!("the parameters {:?}", found.arguments.parameters))
+    } else if found.arguments.capabilities != parsed.arguments.capabilities {
+        Some(format!("the capabilities {}", found.arguments.capabilities.join(", ")))
+    } else if source_handle != source {
+        Some(source_handle.map_or("no source".to_owned(), |source| format!("the source {source:?}")))
     } else {
         None
     };
-    match differs {
-        Some(has) => {
-            Err(StorageError::already_exists(format!("the volume {:?} exists, with {has}", request.name)))
-        }
+    match difference {
+        Some(difference) => Err(StorageError::already_exists(format!(
+            "the volume {:?} exists, with {difference}",
+            request.name
+        ))),
         None => Ok(()),
     }
 }

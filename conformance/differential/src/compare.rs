@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use crate::play::Answer;
-use crate::requests::Script;
+use crate::requests::RequestScript;
+use crate::runner::ApiResponse;
 
 /// A difference between two answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub struct Difference {
     /// The line of the request.
     pub line: usize,
     /// Where: `code`, `warnings`, or a JSON pointer into the body.
-    pub place: String,
+    pub location: String,
     /// What the first API answered.
     pub expected: String,
     /// What the second API answered.
@@ -23,28 +23,28 @@ impl std::fmt::Display for Difference {
         write!(
             f,
             "line {}: {}\n  expected {}\n  found    {}",
-            self.line, self.place, self.expected, self.found
+            self.line, self.location, self.expected, self.found
         )
     }
 }
 
 /// What two runs of a script do not agree on.
 #[derive(Debug, Default)]
-pub struct Verdict {
+pub struct ScriptComparison {
     /// Differences that nobody has explained.
     pub differences: Vec<Difference>,
     /// Lines that are marked as deviations, but do not differ.
-    pub stale: Vec<usize>,
+    pub stale_deviations: Vec<usize>,
 }
 
 /// Compares the answers of two runs of a script.
 #[must_use]
-pub fn compare(script: &Script, expected: &[Answer], found: &[Answer]) -> Verdict {
-    let mut verdict = Verdict::default();
+pub fn compare(script: &RequestScript, expected: &[ApiResponse], found: &[ApiResponse]) -> ScriptComparison {
+    let mut comparison = ScriptComparison::default();
     for (index, request) in script.requests.iter().enumerate() {
-        let mut own = Vec::new();
+        let mut differences = Vec::new();
         let mut push = |place: &str, expected: String, found: String| {
-            own.push(Difference { line: request.line, place: place.to_owned(), expected, found });
+            differences.push(Difference { line: request.line, location: place.to_owned(), expected, found });
         };
         match (expected.get(index), found.get(index)) {
             (Some(expected), Some(found)) => {
@@ -54,7 +54,7 @@ pub fn compare(script: &Script, expected: &[Answer], found: &[Answer]) -> Verdic
                 if expected.warnings != found.warnings {
                     push("warnings", format!("{:?}", expected.warnings), format!("{:?}", found.warnings));
                 }
-                bodies(
+                compare_bodies(
                     "",
                     &without_last_bookmark(&expected.body),
                     &without_last_bookmark(&found.body),
@@ -65,13 +65,13 @@ pub fn compare(script: &Script, expected: &[Answer], found: &[Answer]) -> Verdic
                 push("answer", format!("{}", expected.is_some()), format!("{}", found.is_some()));
             }
         }
-        match (&request.deviation, own.is_empty()) {
-            (None, _) => verdict.differences.append(&mut own),
-            (Some(_), true) => verdict.stale.push(request.line),
+        match (&request.deviation, differences.is_empty()) {
+            (None, _) => comparison.differences.append(&mut differences),
+            (Some(_), true) => comparison.stale_deviations.push(request.line),
             (Some(_), false) => {}
         }
     }
-    verdict
+    comparison
 }
 
 /// A watch that ends by its time may send one more bookmark before, as its clock wants: the server's own choice, not the
@@ -89,26 +89,31 @@ fn without_last_bookmark(body: &Value) -> Value {
     body
 }
 
-fn bodies(place: &str, expected: &Value, found: &Value, push: &mut impl FnMut(&str, String, String)) {
+fn compare_bodies(
+    location: &str,
+    expected: &Value,
+    found: &Value,
+    push: &mut impl FnMut(&str, String, String),
+) {
     match (expected, found) {
         (Value::Object(left), Value::Object(right)) => {
             for (name, value) in left {
-                let place = format!("{place}/{name}");
+                let location = format!("{location}/{name}");
                 match right.get(name) {
-                    Some(other) => bodies(&place, value, other, push),
-                    None => push(&place, value.to_string(), "nothing".to_owned()),
+                    Some(other) => compare_bodies(&location, value, other, push),
+                    None => push(&location, value.to_string(), "nothing".to_owned()),
                 }
             }
             for (name, value) in right.iter().filter(|(name, _)| !left.contains_key(*name)) {
-                push(&format!("{place}/{name}"), "nothing".to_owned(), value.to_string());
+                push(&format!("{location}/{name}"), "nothing".to_owned(), value.to_string());
             }
         }
         (Value::Array(left), Value::Array(right)) if left.len() == right.len() => {
             for (index, (value, other)) in left.iter().zip(right).enumerate() {
-                bodies(&format!("{place}/{index}"), value, other, push);
+                compare_bodies(&format!("{location}/{index}"), value, other, push);
             }
         }
         (left, right) if left == right => {}
-        (left, right) => push(place, left.to_string(), right.to_string()),
+        (left, right) => push(location, left.to_string(), right.to_string()),
     }
 }

@@ -8,7 +8,7 @@
 
 pub mod compare;
 pub mod deviations;
-pub mod normal;
-pub mod play;
-pub mod recorded;
+pub mod normalizer;
+pub mod recording;
 pub mod requests;
+pub mod runner;

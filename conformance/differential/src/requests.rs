@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result, bail};
 
 /// The files of the set. Each is played on its own, from the first request to the last; the last one lets the API forget what was before.
-pub const FILES: [(&str, &str); 7] = [
+pub const REQUEST_FILES: [(&str, &str); 7] = [
     ("apply", include_str!("../requests/apply.txt")),
     ("claims", include_str!("../requests/claims.txt")),
     ("core", include_str!("../requests/core.txt")),
@@ -17,7 +17,7 @@ pub const FILES: [(&str, &str); 7] = [
 
 /// One request.
 #[derive(Debug, Clone, Default)]
-pub struct Request {
+pub struct ScriptRequest {
     /// The line on which it stands.
     pub line: usize,
     /// The HTTP method.
@@ -29,11 +29,11 @@ pub struct Request {
     /// The `Accept` header.
     pub accept: String,
     /// The `User-Agent` header.
-    pub agent: String,
+    pub user_agent: String,
     /// The variable that takes a part of the answer, and the JSON pointer of that part.
     pub capture: Option<(String, String)>,
     /// Whether the API is to forget its history before.
-    pub compacted: bool,
+    pub after_compaction: bool,
     /// The deviation because of which both APIs may answer differently.
     pub deviation: Option<String>,
     /// The body, with variables.
@@ -42,11 +42,11 @@ pub struct Request {
 
 /// A parsed file.
 #[derive(Debug, Clone, Default)]
-pub struct Script {
+pub struct RequestScript {
     /// Variables and their first values.
     pub variables: BTreeMap<String, String>,
     /// The requests in their order.
-    pub requests: Vec<Request>,
+    pub requests: Vec<ScriptRequest>,
 }
 
 const JSON: &str = "application/json";
@@ -57,13 +57,13 @@ const JSON: &str = "application/json";
 ///
 /// # Errors
 /// When a line is none of these.
-pub fn parse(text: &str) -> Result<Script> {
-    let mut script = Script::default();
-    let mut current: Option<Request> = None;
+pub fn parse(text: &str) -> Result<RequestScript> {
+    let mut script = RequestScript::default();
+    let mut current: Option<ScriptRequest> = None;
     for (index, line) in text.lines().enumerate() {
         match &mut current {
             Some(request) if line.is_empty() => {
-                finish(request);
+                set_default_content_type(request);
                 script.requests.extend(current.take());
             }
             Some(request) => {
@@ -78,39 +78,41 @@ pub fn parse(text: &str) -> Result<Script> {
                     let (name, value) = variable.split_once(" = ").context("a variable needs ` = `")?;
                     script.variables.insert(name.to_owned(), value.to_owned());
                 } else {
-                    current =
-                        Some(head(index + 1, line).with_context(|| format!("line {}: {line}", index + 1))?);
+                    current = Some(
+                        parse_request_line(index + 1, line)
+                            .with_context(|| format!("line {}: {line}", index + 1))?,
+                    );
                 }
             }
         }
     }
     if let Some(mut request) = current {
-        finish(&mut request);
+        set_default_content_type(&mut request);
         script.requests.push(request);
     }
     Ok(script)
 }
 
-fn finish(request: &mut Request) {
+fn set_default_content_type(request: &mut ScriptRequest) {
     if !request.body.is_empty() && request.content_type.is_none() {
         request.content_type = Some(JSON.to_owned());
     }
 }
 
-fn head(line: usize, text: &str) -> Result<Request> {
+fn parse_request_line(line: usize, text: &str) -> Result<ScriptRequest> {
     let mut words = text.split(' ');
     let method = words.next().context("a method was expected")?.to_owned();
     if !matches!(method.as_str(), "GET" | "POST" | "PUT" | "PATCH" | "DELETE") {
         bail!("{method} is no method: expected GET, POST, PUT, PATCH or DELETE");
     }
     let path = words.next().context("a path was expected")?.to_owned();
-    let mut request = Request {
+    let mut request = ScriptRequest {
         line,
         method,
         path,
         accept: JSON.to_owned(),
-        agent: "differential/1".to_owned(),
-        ..Request::default()
+        user_agent: "differential/1".to_owned(),
+        ..ScriptRequest::default()
     };
     while let Some(word) = words.next() {
         let patch = match word {
@@ -126,13 +128,13 @@ fn head(line: usize, text: &str) -> Result<Request> {
         } else if let Some(id) = word.strip_prefix('~') {
             request.deviation = Some(id.to_owned());
         } else if let Some(agent) = word.strip_prefix("agent=") {
-            agent.clone_into(&mut request.agent);
+            agent.clone_into(&mut request.user_agent);
         } else if let Some(accept) = word.strip_prefix("accept=") {
             accept.clone_into(&mut request.accept);
-        } else if let Some(shape) = shape(word) {
+        } else if let Some(shape) = representation(word) {
             request.accept = format!("{JSON};as={shape};v=v1;g=meta.k8s.io");
         } else if word == "compacted" {
-            request.compacted = true;
+            request.after_compaction = true;
         } else if word == "as" {
             let (name, pointer) = words
                 .next()
@@ -148,7 +150,7 @@ fn head(line: usize, text: &str) -> Result<Request> {
     Ok(request)
 }
 
-fn shape(word: &str) -> Option<&'static str> {
+fn representation(word: &str) -> Option<&'static str> {
     match word {
         "table" => Some("Table"),
         "partial" => Some("PartialObjectMetadata"),
@@ -159,30 +161,30 @@ fn shape(word: &str) -> Option<&'static str> {
 
 /// Puts variables in.
 #[must_use]
-pub fn fill(text: &str, variables: &BTreeMap<String, String>) -> String {
-    let mut filled = text.to_owned();
+pub fn substitute(text: &str, variables: &BTreeMap<String, String>) -> String {
+    let mut substituted = text.to_owned();
     // Longer names first, so that `$NS` is not taken for `$N`; twice, as values may name variables.
     let mut names: Vec<&String> = variables.keys().collect();
     names.sort_by_key(|name| std::cmp::Reverse(name.len()));
     for _ in 0..2 {
         for name in &names {
             if let Some(value) = variables.get(*name) {
-                filled = filled.replace(&format!("${name}"), value);
+                substituted = substituted.replace(&format!("${name}"), value);
             }
         }
     }
-    filled
+    substituted
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{FILES, fill, parse};
+    use super::{REQUEST_FILES, parse, substitute};
     use crate::deviations::DEVIATIONS;
 
     #[test]
-    fn the_set_is_large_and_its_deviations_are_known() {
+    fn request_set_is_large_and_its_deviations_exist() {
         let mut count = 0;
-        for (name, text) in FILES {
+        for (name, text) in REQUEST_FILES {
             let script = parse(text).unwrap();
             count += script.requests.len();
             for request in script.requests {
@@ -195,19 +197,19 @@ mod tests {
     }
 
     #[test]
-    fn requests_have_heads_and_bodies() {
+    fn request_lines_and_bodies_are_parsed() {
         let script = parse(
             "# c\nlet A = /a\n\nPATCH $A/b merge as X=/y ~z agent=me/1\n{\n}\n\nGET $A table compacted\n",
         )
         .unwrap();
         let [patch, get] = script.requests.as_slice() else { panic!("{script:?}") };
-        assert_eq!((patch.line, patch.body.as_str(), patch.agent.as_str()), (4, "{\n}", "me/1"));
+        assert_eq!((patch.line, patch.body.as_str(), patch.user_agent.as_str()), (4, "{\n}", "me/1"));
         assert_eq!(patch.content_type.as_deref(), Some("application/merge-patch+json"));
         assert_eq!(patch.capture, Some(("X".to_owned(), "/y".to_owned())));
         assert_eq!(patch.deviation.as_deref(), Some("z"));
-        assert_eq!(fill(&get.path, &script.variables), "/a");
+        assert_eq!(substitute(&get.path, &script.variables), "/a");
         assert!(get.accept.contains("as=Table"));
-        assert!(get.compacted && !patch.compacted);
+        assert!(get.after_compaction && !patch.after_compaction);
         for wrong in ["JUMP /a", "GET /a nonsense", "GET /a as x"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }

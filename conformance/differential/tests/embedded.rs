@@ -1,10 +1,10 @@
 //! The embedded API answers every request of the set as a real kube-apiserver did.
 
 use cofferdam_apiserver::{ApiServer, Options};
-use cofferdam_differential::recorded::against_the_record;
+use cofferdam_differential::recording::compare_with_recording;
 
 #[tokio::test(start_paused = true)]
-async fn the_embedded_api_answers_as_the_real_one_did() {
+async fn embedded_api_matches_the_recorded_kube_apiserver() {
     let api = ApiServer::new(Options::default());
     let client = kube::Client::new(api.service(), "default");
     let compact = async || {
@@ -12,13 +12,13 @@ async fn the_embedded_api_answers_as_the_real_one_did() {
         Ok(())
     };
     let mut problems = Vec::new();
-    for played in against_the_record(&client, compact).await.unwrap() {
-        let name = played.name;
-        problems.extend(played.verdict.differences.iter().map(|one| format!("{name}.txt {one}")));
+    for script_run in compare_with_recording(&client, compact).await.unwrap() {
+        let name = script_run.name;
+        problems.extend(script_run.comparison.differences.iter().map(|one| format!("{name}.txt {one}")));
         problems.extend(
-            played
-                .verdict
-                .stale
+            script_run
+                .comparison
+                .stale_deviations
                 .iter()
                 .map(|line| format!("{name}.txt line {line}: does not differ any more")),
         );

@@ -12,17 +12,17 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::{
-    control_plane::{ControlPlane, User},
+    control_plane::{ApiUser, ControlPlane},
     process,
-    run::Run,
+    run::SuiteRun,
 };
 
 /// Where accounts and the objects of our own are.
 pub const NAMESPACE: &str = "cofferdam-system";
 /// Where they are for what expects them where users' objects are: the table of scenarios.
-pub const WITH_USERS: &str = "default";
+pub const DEFAULT_NAMESPACE: &str = "default";
 /// Every role that a cluster has once: together they leave Kubernetes' own and the sidecars nothing to do.
-pub const ALL: [&str; 6] =
+pub const CLUSTER_ROLES: [&str; 6] =
     ["provisioner", "pv-controller", "protection", "attacher", "attach-detach", "resizer"];
 
 /// Roles, and an account that may do what they do.
@@ -37,7 +37,7 @@ impl Account {
     ///
     /// # Errors
     /// When the program, kubectl or the API refuses it.
-    pub async fn new(run: &Run, plane: &ControlPlane, roles: &[&str]) -> Result<Self> {
+    pub async fn new(run: &SuiteRun, plane: &ControlPlane, roles: &[&str]) -> Result<Self> {
         Self::in_namespace(run, plane, roles, NAMESPACE).await
     }
 
@@ -46,7 +46,7 @@ impl Account {
     /// # Errors
     /// As [`new`](Self::new).
     pub async fn in_namespace(
-        run: &Run,
+        run: &SuiteRun,
         plane: &ControlPlane,
         roles: &[&str],
         namespace: &str,
@@ -54,13 +54,13 @@ impl Account {
         let object: Namespace = serde_json::from_value(json!({ "metadata": { "name": namespace } }))?;
         match Api::all(plane.client().clone()).create(&PostParams::default(), &object).await {
             Err(kube::Error::Api(status)) if status.is_already_exists() => {}
-            made => drop(made?),
+            created => drop(created?),
         }
         let name = roles.join("-");
         let mut render = vec!["render", "rbac", "--namespace", namespace, "--service-account", &name];
         render.extend(roles.iter().flat_map(|role| ["--role", role]));
         let rules = run.directory().join(format!("{name}.yaml"));
-        fs::write(&rules, process::output(run.program(), &render).await?)?;
+        fs::write(&rules, process::run_to_completion(run.program(), &render).await?)?;
 
         let kubectl = Kubectl::new(run, plane)?;
         kubectl.run(&["apply", "--filename", &rules.display().to_string()]).await?;
@@ -90,10 +90,10 @@ struct Kubectl {
 }
 
 impl Kubectl {
-    fn new(run: &Run, plane: &ControlPlane) -> Result<Self> {
+    fn new(run: &SuiteRun, plane: &ControlPlane) -> Result<Self> {
         Ok(Self {
             program: run.peers().program("kubectl")?,
-            kubeconfig: format!("--kubeconfig={}", plane.kubeconfig(User::Admin)?.display()),
+            kubeconfig: format!("--kubeconfig={}", plane.kubeconfig(ApiUser::Admin)?.display()),
             // Else it would be the home of who started us.
             cache: format!("--cache-dir={}", run.scratch().join("kubectl").display()),
         })
@@ -101,28 +101,28 @@ impl Kubectl {
 
     async fn run(&self, arguments: &[&str]) -> Result<String> {
         let arguments = [&[self.kubeconfig.as_str(), self.cache.as_str()], arguments].concat();
-        process::output(&self.program, &arguments).await
+        process::run_to_completion(&self.program, &arguments).await
     }
 }
 
 /// What the API writes down about a request that it has answered.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Audited {
+struct AuditEvent {
     verb: String,
     #[serde(rename = "requestURI")]
     uri: String,
-    user: AuditedUser,
-    response_status: Option<AuditedStatus>,
+    user: AuditUser,
+    response_status: Option<AuditStatus>,
 }
 
 #[derive(Deserialize)]
-struct AuditedUser {
+struct AuditUser {
     username: String,
 }
 
 #[derive(Deserialize)]
-struct AuditedStatus {
+struct AuditStatus {
     code: Option<u16>,
 }
 
@@ -130,14 +130,15 @@ struct AuditedStatus {
 /// whatever becomes of the process that asked or of the API.
 #[must_use]
 pub fn audit_policy() -> String {
-    let ours = [NAMESPACE, WITH_USERS].map(|namespace| format!("system:serviceaccounts:{namespace}"));
+    let groups =
+        [NAMESPACE, DEFAULT_NAMESPACE].map(|namespace| format!("system:serviceaccounts:{namespace}"));
     json!({
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",
         "omitStages": ["RequestReceived", "ResponseStarted"],
         "omitManagedFields": true,
         "rules": [
-            { "level": "Metadata", "userGroups": ours },
+            { "level": "Metadata", "userGroups": groups },
             { "level": "None" },
         ],
     })
@@ -148,15 +149,15 @@ pub fn audit_policy() -> String {
 ///
 /// # Errors
 /// When the log is not what the API writes.
-pub fn refused(log: &str) -> Result<Vec<String>> {
-    let mut refused = Vec::new();
+pub fn forbidden_requests(log: &str) -> Result<Vec<String>> {
+    let mut forbidden = Vec::new();
     for line in log.lines() {
-        let request: Audited = serde_json::from_str(line).with_context(|| format!("audit log: {line}"))?;
+        let request: AuditEvent = serde_json::from_str(line).with_context(|| format!("audit log: {line}"))?;
         if request.response_status.and_then(|status| status.code) == Some(403) {
-            refused.push(format!("{}: {} {}", request.user.username, request.verb, request.uri));
+            forbidden.push(format!("{}: {} {}", request.user.username, request.verb, request.uri));
         }
     }
-    Ok(refused)
+    Ok(forbidden)
 }
 
 #[cfg(test)]
@@ -164,11 +165,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_refused_is_told() {
+    fn forbidden_requests_are_listed_with_their_user() {
         let log = r#"{"verb":"patch","requestURI":"/api/v1/persistentvolumes/a","user":{"username":"u"},"responseStatus":{"metadata":{},"code":200}}
 {"verb":"create","requestURI":"/api/v1/persistentvolumes","user":{"username":"u"},"responseStatus":{"metadata":{},"status":"Failure","code":403}}
 "#;
-        assert_eq!(refused(log).unwrap(), ["u: create /api/v1/persistentvolumes"]);
-        assert!(refused("{}").is_err());
+        assert_eq!(forbidden_requests(log).unwrap(), ["u: create /api/v1/persistentvolumes"]);
+        assert!(forbidden_requests("{}").is_err());
     }
 }

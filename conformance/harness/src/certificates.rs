@@ -13,7 +13,7 @@ use rcgen::{
 
 /// A certificate and its key, as files.
 #[derive(Clone, Debug)]
-pub struct Pair {
+pub struct CertificateFiles {
     /// The certificate, PEM.
     pub certificate: PathBuf,
     /// The private key, PEM.
@@ -22,12 +22,12 @@ pub struct Pair {
 
 /// A certificate authority that lives as long as its cluster.
 #[derive(Debug)]
-pub struct Authority {
+pub struct CertificateAuthority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     directory: PathBuf,
 }
 
-impl Authority {
+impl CertificateAuthority {
     /// Makes one that keeps its files in `directory`.
     ///
     /// # Errors
@@ -65,7 +65,7 @@ impl Authority {
     ///
     /// # Errors
     /// When a file cannot be written.
-    pub fn server(&self, name: &str) -> Result<Pair> {
+    pub fn server(&self, name: &str) -> Result<CertificateFiles> {
         let names = ["localhost", "127.0.0.1", "kubernetes", "kubernetes.default.svc", "10.0.0.1"];
         let mut params = CertificateParams::new(names.map(str::to_owned).to_vec())?;
         params.distinguished_name.push(DnType::CommonName, name);
@@ -77,7 +77,7 @@ impl Authority {
     ///
     /// # Errors
     /// When a file cannot be written.
-    pub fn client(&self, user: &str, group: Option<&str>) -> Result<Pair> {
+    pub fn client(&self, user: &str, group: Option<&str>) -> Result<CertificateFiles> {
         let mut params = CertificateParams::new(Vec::new())?;
         params.distinguished_name.push(DnType::CommonName, user);
         if let Some(group) = group {
@@ -87,9 +87,9 @@ impl Authority {
         self.sign(&user.replace(':', "-"), params)
     }
 
-    fn sign(&self, name: &str, params: CertificateParams) -> Result<Pair> {
+    fn sign(&self, name: &str, params: CertificateParams) -> Result<CertificateFiles> {
         let key = KeyPair::generate()?;
-        let pair = Pair {
+        let pair = CertificateFiles {
             certificate: self.directory.join(format!("{name}.crt")),
             key: self.directory.join(format!("{name}.key")),
         };

@@ -21,23 +21,23 @@ use serde_json::{Value, json};
 use crate::wait::until;
 
 /// How many requests are made at once.
-const AT_ONCE: usize = 50;
+const CONCURRENT_REQUESTS: usize = 50;
 
 /// How far the growth of a claim is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Growth {
+pub struct ClaimExpansion {
     /// What it has, such as `1Gi`.
     pub capacity: String,
     /// What was asked of the driver last, as the status says it; empty if nothing was.
-    pub asked_for: String,
+    pub allocated: String,
     /// The state, such as `NodeResizePending`; empty when nothing is open.
     pub state: String,
 }
 
-impl Growth {
+impl ClaimExpansion {
     /// That of a claim.
     #[must_use]
-    pub fn of(claim: &PersistentVolumeClaim) -> Self {
+    pub fn from_claim(claim: &PersistentVolumeClaim) -> Self {
         let status = claim.status.clone().unwrap_or_default();
         let size = |sizes: Option<BTreeMap<String, Quantity>>| {
             sizes.and_then(|mut sizes| sizes.remove("storage")).unwrap_or_default().0
@@ -45,7 +45,7 @@ impl Growth {
         let states = status.allocated_resource_statuses;
         Self {
             capacity: size(status.capacity),
-            asked_for: size(status.allocated_resources),
+            allocated: size(status.allocated_resources),
             state: states.and_then(|mut states| states.remove("storage")).unwrap_or_default(),
         }
     }
@@ -53,11 +53,11 @@ impl Growth {
 
 /// How far a claim is on the way to another VolumeAttributesClass.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Modification {
+pub struct ClaimModification {
     /// The class that it has; empty where it has none.
     pub current: String,
     /// The class that its status says it is on the way to.
-    pub wanted: String,
+    pub target: String,
     /// The state, such as `InProgress`; empty when nothing is open.
     pub state: String,
 }
@@ -116,7 +116,7 @@ impl Claims {
                 api.create(&PostParams::default(), &claim).await?;
                 anyhow::Ok(())
             })
-            .buffer_unordered(AT_ONCE)
+            .buffer_unordered(CONCURRENT_REQUESTS)
             .try_collect()
             .await
     }
@@ -126,15 +126,15 @@ impl Claims {
     ///
     /// # Errors
     /// When all is done.
-    pub async fn in_the_middle(&self) -> Result<()> {
+    pub async fn ensure_unfinished(&self) -> Result<()> {
         let claims = self.api().list(&ListParams::default()).await?.items;
-        let open = |claim: &&PersistentVolumeClaim| {
+        let is_unfinished = |claim: &&PersistentVolumeClaim| {
             phase(claim) != "Bound" || claim.metadata.deletion_timestamp.is_some()
         };
         let volumes = self.volumes().list(&ListParams::default()).await?.items.len();
-        let left = claims.iter().filter(open).count() + volumes.saturating_sub(claims.len());
+        let unfinished = claims.iter().filter(is_unfinished).count() + volumes.saturating_sub(claims.len());
         ensure!(
-            left > 0,
+            unfinished > 0,
             "all {} claims and {volumes} volumes are done: expected a swap in the middle of them",
             claims.len()
         );
@@ -171,7 +171,7 @@ impl Claims {
     ///
     /// # Errors
     /// When they are not within `limit`, with how many are.
-    pub async fn bound(&self, least: usize, limit: Duration) -> Result<()> {
+    pub async fn wait_bound(&self, least: usize, limit: Duration) -> Result<()> {
         until(&format!("{least} claims are Bound"), limit, async || {
             let claims = self.api().list(&ListParams::default()).await?.items;
             let bound = claims.iter().filter(|claim| phase(claim) == "Bound").count();
@@ -185,7 +185,7 @@ impl Claims {
     ///
     /// # Errors
     /// When the API refuses one.
-    pub async fn grow(&self, numbers: std::ops::Range<usize>, size: &str) -> Result<()> {
+    pub async fn expand(&self, numbers: std::ops::Range<usize>, size: &str) -> Result<()> {
         self.patch(numbers, json!({ "spec": { "resources": { "requests": { "storage": size } } } })).await
     }
 
@@ -193,8 +193,15 @@ impl Claims {
     ///
     /// # Errors
     /// When the API does not say.
-    pub async fn growths(&self) -> Result<Vec<Growth>> {
-        Ok(self.api().list(&ListParams::default()).await?.items.iter().map(Growth::of).collect())
+    pub async fn expansions(&self) -> Result<Vec<ClaimExpansion>> {
+        Ok(self
+            .api()
+            .list(&ListParams::default())
+            .await?
+            .items
+            .iter()
+            .map(ClaimExpansion::from_claim)
+            .collect())
     }
 
     /// Lets the claims of these numbers name another VolumeAttributesClass.
@@ -212,7 +219,7 @@ impl Claims {
                 api.patch(&format!("claim-{number}"), &PatchParams::default(), patch).await?;
                 anyhow::Ok(())
             })
-            .buffer_unordered(AT_ONCE)
+            .buffer_unordered(CONCURRENT_REQUESTS)
             .try_collect()
             .await
     }
@@ -221,25 +228,25 @@ impl Claims {
     ///
     /// # Errors
     /// When the API does not say.
-    pub async fn modifications(&self) -> Result<Vec<Modification>> {
+    pub async fn modifications(&self) -> Result<Vec<ClaimModification>> {
         let claims = self.api().list(&ListParams::default()).await?.items;
-        let of = |claim: PersistentVolumeClaim| {
+        let modification_of = |claim: PersistentVolumeClaim| {
             let status = claim.status.unwrap_or_default();
-            let (wanted, state) = status
+            let (target, state) = status
                 .modify_volume_status
                 .map(|open| (open.target_volume_attributes_class_name.unwrap_or_default(), open.status))
                 .unwrap_or_default();
             let current = status.current_volume_attributes_class_name.unwrap_or_default();
-            Modification { current, wanted, state }
+            ClaimModification { current, target, state }
         };
-        Ok(claims.into_iter().map(of).collect())
+        Ok(claims.into_iter().map(modification_of).collect())
     }
 
     /// The VolumeAttributesClass of every volume; empty where it has none.
     ///
     /// # Errors
     /// When the API does not say.
-    pub async fn classes_of_volumes(&self) -> Result<Vec<String>> {
+    pub async fn volume_attributes_classes(&self) -> Result<Vec<String>> {
         let volumes = self.volumes().list(&ListParams::default()).await?.items;
         let class = |volume: PersistentVolume| volume.spec?.volume_attributes_class_name;
         Ok(volumes.into_iter().map(|volume| class(volume).unwrap_or_default()).collect())
@@ -249,11 +256,11 @@ impl Claims {
     ///
     /// # Errors
     /// When they have not within `limit`, with how many have.
-    pub async fn have(&self, size: &str, least: usize, limit: Duration) -> Result<()> {
+    pub async fn wait_capacity(&self, size: &str, least: usize, limit: Duration) -> Result<()> {
         until(&format!("{least} claims have {size}"), limit, async || {
-            let all = self.growths().await?;
-            let have = all.iter().filter(|growth| growth.capacity == size).count();
-            ensure!(have >= least, "{have} of {} have", all.len());
+            let all = self.expansions().await?;
+            let matching = all.iter().filter(|growth| growth.capacity == size).count();
+            ensure!(matching >= least, "{matching} of {} have", all.len());
             Ok(())
         })
         .await
@@ -270,7 +277,7 @@ impl Claims {
                 api.delete(&format!("claim-{number}"), &DeleteParams::default()).await?;
                 anyhow::Ok(())
             })
-            .buffer_unordered(AT_ONCE)
+            .buffer_unordered(CONCURRENT_REQUESTS)
             .try_collect()
             .await
     }
@@ -279,7 +286,7 @@ impl Claims {
     ///
     /// # Errors
     /// When there are more after `limit`, with how many.
-    pub async fn left(&self, most: usize, limit: Duration) -> Result<()> {
+    pub async fn wait_remaining(&self, most: usize, limit: Duration) -> Result<()> {
         until(&format!("{most} claims and volumes are left"), limit, async || {
             let claims = self.api().list(&ListParams::default()).await?.items.len();
             let volumes = self.volumes().list(&ListParams::default()).await?.items.len();
@@ -294,7 +301,7 @@ impl Claims {
     ///
     /// # Errors
     /// With the first that is wrong.
-    pub async fn sound(&self, count: usize, stored: &BTreeMap<String, String>) -> Result<()> {
+    pub async fn ensure_consistent(&self, count: usize, stored: &BTreeMap<String, String>) -> Result<()> {
         let claims = self.api().list(&ListParams::default()).await?.items;
         ensure!(claims.len() == count, "{} claims: expected {count}", claims.len());
         let mut volumes: BTreeMap<String, PersistentVolume> = BTreeMap::new();
@@ -330,8 +337,12 @@ impl Claims {
                 bail!("{handle} is two volumes");
             }
         }
-        let lost: Vec<_> = stored.keys().filter(|handle| !handles.contains(*handle)).collect();
-        ensure!(lost.is_empty(), "{} volumes of the storage belong to nobody: {lost:?}", lost.len());
+        let orphaned: Vec<_> = stored.keys().filter(|handle| !handles.contains(*handle)).collect();
+        ensure!(
+            orphaned.is_empty(),
+            "{} volumes of the storage belong to nobody: {orphaned:?}",
+            orphaned.len()
+        );
         Ok(())
     }
 }

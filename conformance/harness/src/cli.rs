@@ -13,12 +13,12 @@ use clap::{Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
-    inside, leftovers,
-    outside::{self, Outcome},
-    peers::Peers,
-    results::Results,
-    run::{self, Run},
-    say,
+    launcher::{self, SuiteOutcome},
+    leftovers, namespace_init,
+    peers::PeerPrograms,
+    print_status,
+    results::SuiteResults,
+    run::{self, SuiteRun},
     suites::{self, Suite},
 };
 
@@ -27,7 +27,7 @@ use crate::{
 #[command(name = "conformance", args_conflicts_with_subcommands = true)]
 struct Cli {
     #[command(subcommand)]
-    side: Option<Side>,
+    command: Option<InternalCommand>,
     /// Suites to run; none: all
     suites: Vec<String>,
     /// List the suites and run none
@@ -40,17 +40,17 @@ struct Cli {
 
 /// What this program starts itself as.
 #[derive(Subcommand)]
-enum Side {
+enum InternalCommand {
     /// Process 1 of a run's namespaces
     #[command(hide = true)]
-    Inside(Inside),
+    Init(SuiteArgs),
     /// The suite in them
     #[command(hide = true)]
-    Suite(Inside),
+    Suite(SuiteArgs),
 }
 
 #[derive(clap::Args)]
-struct Inside {
+struct SuiteArgs {
     suite: String,
     #[arg(long)]
     scratch: PathBuf,
@@ -64,107 +64,115 @@ struct Inside {
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    let done = match &cli.side {
-        None => all(&cli),
-        Some(Side::Inside(inside)) => init(inside).map(ExitCode::from),
-        Some(Side::Suite(inside)) => suite(inside).map(|()| ExitCode::SUCCESS),
+    let result = match &cli.command {
+        None => run_command(&cli),
+        Some(InternalCommand::Init(args)) => init(args).map(ExitCode::from),
+        Some(InternalCommand::Suite(args)) => run_suite(args).map(|()| ExitCode::SUCCESS),
     };
-    done.unwrap_or_else(|error| {
-        say(format_args!("conformance: {error:#}"));
+    result.unwrap_or_else(|error| {
+        print_status(format_args!("conformance: {error:#}"));
         ExitCode::FAILURE
     })
 }
 
-fn all(cli: &Cli) -> Result<ExitCode> {
+fn run_command(cli: &Cli) -> Result<ExitCode> {
     if cli.list {
-        for suite in suites::ALL.iter().chain(suites::BENCHES) {
-            writeln!(io::stdout(), "{:<16} {}", suite.name, suite.about)?;
+        for suite in suites::SUITES.iter().chain(suites::BENCHMARKS) {
+            writeln!(io::stdout(), "{:<16} {}", suite.name, suite.description)?;
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let mut chosen = Vec::new();
+    let mut selected = Vec::new();
     for name in &cli.suites {
-        chosen.push(suites::named(name)?);
+        selected.push(suites::find(name)?);
     }
-    if chosen.is_empty() {
-        chosen.extend(suites::ALL);
+    if selected.is_empty() {
+        selected.extend(suites::SUITES);
     }
     let base = std::env::temp_dir().join("cofferdam-conformance").join(process::id().to_string());
-    outside::requirements(&base)?;
-    runtime()?.block_on(run_all(&chosen, &base, cli.results.as_deref()))
+    launcher::check_requirements(&base)?;
+    runtime()?.block_on(run_suites(&selected, &base, cli.results.as_deref()))
 }
 
-async fn run_all(chosen: &[&Suite], base: &Path, document: Option<&Path>) -> Result<ExitCode> {
-    let peers = Peers::find()?;
-    for thing in leftovers::remove_stale()? {
-        say(format_args!("removed {}, which an earlier run has left", thing.display()));
+async fn run_suites(selected: &[&Suite], base: &Path, document: Option<&Path>) -> Result<ExitCode> {
+    let peers = PeerPrograms::find()?;
+    for leftover in leftovers::remove_stale()? {
+        print_status(format_args!("removed {}, which an earlier run has left", leftover.display()));
     }
-    let mut results = Results::default();
-    for suite in chosen {
-        say(format_args!("suite {} ... {}", suite.name, suite.about));
+    let mut results = SuiteResults::default();
+    for suite in selected {
+        print_status(format_args!("suite {} ... {}", suite.name, suite.description));
         let started = Instant::now();
         let directory = base.join(suite.name);
-        let outcome = outside::run(suite.name, &directory, &peers, suite.limit).await;
-        let taken = started.elapsed().as_secs_f64();
+        let outcome = launcher::run(suite.name, &directory, &peers, suite.limit).await;
+        let seconds = started.elapsed().as_secs_f64();
         let failed = match outcome {
-            Ok(Outcome::Passed) => None,
-            Ok(Outcome::Failed) => Some(format!("FAILED: {}", why(&directory))),
-            Ok(Outcome::TimedOut) => Some(format!("FAILED: it did not end within {:?}", suite.limit)),
-            Ok(Outcome::Interrupted) => {
+            Ok(SuiteOutcome::Passed) => None,
+            Ok(SuiteOutcome::Failed) => Some(format!("FAILED: {}", failure_reason(&directory))),
+            Ok(SuiteOutcome::TimedOut) => Some(format!("FAILED: it did not end within {:?}", suite.limit)),
+            Ok(SuiteOutcome::Interrupted) => {
                 bail!("suite {} was interrupted, logs in {}", suite.name, directory.display())
             }
             Err(error) => Some(format!("FAILED: {error:#}")),
         };
-        let ended = failed.as_deref().unwrap_or("ok");
-        say(format_args!("suite {} ... {ended} ({taken:.1} s), logs in {}", suite.name, directory.display()));
-        results.add(suite.name, failed, taken, &directory)?;
+        let result = failed.as_deref().unwrap_or("ok");
+        print_status(format_args!(
+            "suite {} ... {result} ({seconds:.1} s), logs in {}",
+            suite.name,
+            directory.display()
+        ));
+        results.add(suite.name, failed, seconds, &directory)?;
     }
     if let Some(document) = document {
         results.write(document, &jiff::Timestamp::now().strftime("%Y-%m-%d").to_string())?;
     }
-    let (passed, failed) = results.count();
+    let (passed, failed) = results.totals();
     // Once more: what a suite said when it failed stands an hour further up.
-    for (suite, why) in results.failed() {
-        say(format_args!("suite {suite} {why}, logs in {}", base.join(suite).display()));
+    for (suite, reason) in results.failures() {
+        print_status(format_args!("suite {suite} {reason}, logs in {}", base.join(suite).display()));
     }
-    say(format_args!("conformance: {passed} passed, {failed} failed"));
+    print_status(format_args!("conformance: {passed} passed, {failed} failed"));
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn init(inside: &Inside) -> Result<u8> {
+fn init(args: &SuiteArgs) -> Result<u8> {
     let mut worker = process::Command::new(std::env::current_exe()?);
     worker
-        .args(["suite", &inside.suite, "--scratch"])
-        .arg(&inside.scratch)
+        .args(["suite", &args.suite, "--scratch"])
+        .arg(&args.scratch)
         .arg("--directory")
-        .arg(&inside.directory)
+        .arg(&args.directory)
         .arg("--peers")
-        .arg(&inside.peers)
+        .arg(&args.peers)
         .stdin(process::Stdio::null());
-    inside::init(&inside.scratch, &mut worker)
+    namespace_init::init(&args.scratch, &mut worker)
 }
 
-fn suite(inside: &Inside) -> Result<()> {
-    let suite = suites::named(&inside.suite)?;
-    let run = Run::new(inside.directory.clone(), inside.scratch.clone(), Peers::at(inside.peers.clone()))?;
-    let done = runtime()?.block_on(async {
+fn run_suite(args: &SuiteArgs) -> Result<()> {
+    let suite = suites::find(&args.suite)?;
+    let run = SuiteRun::new(
+        args.directory.clone(),
+        args.scratch.clone(),
+        PeerPrograms::in_directory(args.peers.clone()),
+    )?;
+    let result = runtime()?.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         tokio::select! {
-            done = (suite.run)(&run) => done,
+            result = (suite.run)(&run) => result,
             _ = terminate.recv() => bail!("told to end"),
             _ = interrupt.recv() => bail!("interrupted"),
         }
     });
-    if let Err(error) = &done {
-        fs::write(run::failure(&inside.directory), format!("{error:#}"))?;
+    if let Err(error) = &result {
+        fs::write(run::failure_file(&args.directory), format!("{error:#}"))?;
     }
-    done
+    result
 }
 
 /// What the suite that ran here said when it failed.
-fn why(directory: &Path) -> String {
-    fs::read_to_string(run::failure(directory)).unwrap_or_else(|_| "it ended without a word".to_owned())
+fn failure_reason(directory: &Path) -> String {
+    fs::read_to_string(run::failure_file(directory)).unwrap_or_else(|_| "it ended without a word".to_owned())
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime> {

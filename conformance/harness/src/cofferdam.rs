@@ -14,14 +14,14 @@ use serde_json::Value;
 use crate::{
     account::{self, Account},
     control_plane,
-    process::{self, Process, Spec},
-    run::Run,
-    sidecar::plain,
+    process::{self, CommandSpec, ManagedProcess},
+    run::SuiteRun,
+    sidecar::plain_client,
 };
 
 /// The name of its process and log, where there is one.
-const NAME: &str = "cofferdam";
-const READY: Duration = Duration::from_secs(120);
+const PROCESS_NAME: &str = "cofferdam";
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The memory driver as our program has it: under a name that the suite gives, with a state that outlives the process.
 #[derive(Clone, Debug)]
@@ -36,19 +36,19 @@ impl MemoryDriver {
     ///
     /// # Errors
     /// When they cannot be written.
-    pub fn new(run: &Run, driver_name: &str) -> Result<Self> {
-        Self::with(run, driver_name, true)
+    pub fn new(run: &SuiteRun, driver_name: &str) -> Result<Self> {
+        Self::with_durability(run, driver_name, true)
     }
 
     /// The same with a state that ends with the process, as that of the driver in Go does.
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub fn in_memory(run: &Run, driver_name: &str) -> Result<Self> {
-        Self::with(run, driver_name, false)
+    pub fn in_memory(run: &SuiteRun, driver_name: &str) -> Result<Self> {
+        Self::with_durability(run, driver_name, false)
     }
 
-    fn with(run: &Run, driver_name: &str, durable: bool) -> Result<Self> {
+    fn with_durability(run: &SuiteRun, driver_name: &str, durable: bool) -> Result<Self> {
         let directory = run.scratch().join("memory-driver");
         fs::create_dir_all(&directory)?;
         let driver = Self {
@@ -68,7 +68,7 @@ impl MemoryDriver {
         Ok(driver)
     }
 
-    fn flag(&self) -> String {
+    fn config_flag(&self) -> String {
         format!("--config={}", self.configuration.display())
     }
 
@@ -76,7 +76,7 @@ impl MemoryDriver {
     ///
     /// # Errors
     /// When the driver cannot be asked.
-    pub async fn volumes(&self, run: &Run) -> Result<BTreeMap<String, String>> {
+    pub async fn volumes(&self, run: &SuiteRun) -> Result<BTreeMap<String, String>> {
         let mut volumes = BTreeMap::new();
         let mut token: Option<String> = None;
         loop {
@@ -96,7 +96,8 @@ impl MemoryDriver {
             if let Some(token) = &token {
                 arguments.extend(["--after", token]);
             }
-            let answer: Value = serde_json::from_str(&process::output(run.program(), &arguments).await?)?;
+            let answer: Value =
+                serde_json::from_str(&process::run_to_completion(run.program(), &arguments).await?)?;
             let entries = answer
                 .pointer("/answer/volumes")
                 .and_then(Value::as_array)
@@ -119,24 +120,28 @@ impl MemoryDriver {
 ///
 /// # Errors
 /// When it is not, with the end of its log.
-pub async fn start(run: &Run, account: &Account, driver: &MemoryDriver) -> Result<Process> {
-    start_with(run, account, driver, &[]).await
+pub async fn start(run: &SuiteRun, account: &Account, driver: &MemoryDriver) -> Result<ManagedProcess> {
+    start_with_flags(run, account, driver, &[]).await
 }
 
 /// The same for roles that call no driver.
 ///
 /// # Errors
 /// As [`start`].
-pub(crate) async fn start_alone(run: &Run, account: &Account) -> Result<Process> {
-    started(run, NAME, account, None, &[]).await
+pub(crate) async fn start_without_driver(run: &SuiteRun, account: &Account) -> Result<ManagedProcess> {
+    start_process(run, PROCESS_NAME, account, None, &[]).await
 }
 
 /// The same before an existing CSI driver.
 ///
 /// # Errors
 /// As [`start`].
-pub async fn start_before(run: &Run, account: &Account, socket: &Path) -> Result<Process> {
-    start_before_with(run, account, socket, &[]).await
+pub async fn start_with_csi_driver(
+    run: &SuiteRun,
+    account: &Account,
+    socket: &Path,
+) -> Result<ManagedProcess> {
+    start_with_csi_driver_and_flags(run, account, socket, &[]).await
 }
 
 /// Starts the role `registrar` for an existing CSI driver's node service at a socket, below a root of kubelet's, and waits until it
@@ -144,18 +149,23 @@ pub async fn start_before(run: &Run, account: &Account, socket: &Path) -> Result
 ///
 /// # Errors
 /// When it is not, with the end of its log.
-pub(crate) async fn registrar(run: &Run, node: &str, socket: &Path, root: &Path) -> Result<Process> {
-    let (plugins, port) = (root.join("plugins_registry"), run.port()?);
+pub(crate) async fn start_registrar(
+    run: &SuiteRun,
+    node: &str,
+    socket: &Path,
+    root: &Path,
+) -> Result<ManagedProcess> {
+    let (plugins, port) = (root.join("plugins_registry"), run.free_port()?);
     fs::create_dir_all(&plugins)?;
-    let spec = Spec::new(format!("registrar-{node}"), run.program())
+    let spec = CommandSpec::new(format!("registrar-{node}"), run.program())
         .args(["run", "--role=registrar"])
         .arg(format_args!("--csi-address={}", socket.display()))
         .arg(format_args!("--kubelet-registration-path={}", socket.display()))
         .arg(format_args!("--plugin-registration-path={}", plugins.display()))
         .arg(format_args!("--http-endpoint=127.0.0.1:{port}"));
-    let mut process = Process::start(run, spec)?;
-    let client = plain(port)?;
-    process.ready(READY, async || control_plane::get(&client, "/healthz").await).await?;
+    let mut process = ManagedProcess::start(run, spec)?;
+    let client = plain_client(port)?;
+    process.wait_ready(READY_TIMEOUT, async || control_plane::probe_path(&client, "/healthz").await).await?;
     Ok(process)
 }
 
@@ -163,72 +173,83 @@ pub(crate) async fn registrar(run: &Run, node: &str, socket: &Path, root: &Path)
 ///
 /// # Errors
 /// As [`start`].
-pub(crate) async fn start_with(
-    run: &Run,
+pub(crate) async fn start_with_flags(
+    run: &SuiteRun,
     account: &Account,
     driver: &MemoryDriver,
-    more: &[&str],
-) -> Result<Process> {
-    started(run, NAME, account, Some(&driver.flag()), more).await
+    extra_flags: &[&str],
+) -> Result<ManagedProcess> {
+    start_process(run, PROCESS_NAME, account, Some(&driver.config_flag()), extra_flags).await
 }
 
 /// [`start_before`] with more flags.
 ///
 /// # Errors
 /// As [`start`].
-pub(crate) async fn start_before_with(
-    run: &Run,
+pub(crate) async fn start_with_csi_driver_and_flags(
+    run: &SuiteRun,
     account: &Account,
     socket: &Path,
-    more: &[&str],
-) -> Result<Process> {
-    started(run, NAME, account, Some(&of_socket(socket)), more).await
+    extra_flags: &[&str],
+) -> Result<ManagedProcess> {
+    start_process(run, PROCESS_NAME, account, Some(&csi_address_flag(socket)), extra_flags).await
 }
 
 /// [`start_before`] beside another process of ours: under a name of its own, which its log has too.
 ///
 /// # Errors
 /// As [`start`].
-pub(crate) async fn start_beside(run: &Run, name: &str, account: &Account, socket: &Path) -> Result<Process> {
-    started(run, name, account, Some(&of_socket(socket)), &[]).await
+pub(crate) async fn start_named(
+    run: &SuiteRun,
+    name: &str,
+    account: &Account,
+    socket: &Path,
+) -> Result<ManagedProcess> {
+    start_process(run, name, account, Some(&csi_address_flag(socket)), &[]).await
 }
 
-fn of_socket(socket: &Path) -> String {
+fn csi_address_flag(socket: &Path) -> String {
     format!("--csi-address={}", socket.display())
 }
 
-async fn started(
-    run: &Run,
+async fn start_process(
+    run: &SuiteRun,
     name: &str,
     account: &Account,
     driver: Option<&str>,
-    more: &[&str],
-) -> Result<Process> {
-    let port = run.port()?;
+    extra_flags: &[&str],
+) -> Result<ManagedProcess> {
+    let port = run.free_port()?;
     let roles: Vec<&str> = account.roles().iter().map(String::as_str).collect();
-    let spec = program(run, name, account.kubeconfig(), &roles, driver, port)
+    let spec = run_command(run, name, account.kubeconfig(), &roles, driver, port)
         .arg(format_args!("--namespace={}", account::NAMESPACE))
-        .args(more);
-    let mut process = Process::start(run, spec)?;
-    let client = plain(port)?;
-    process.ready(READY, async || control_plane::get(&client, "/readyz").await).await?;
+        .args(extra_flags);
+    let mut process = ManagedProcess::start(run, spec)?;
+    let client = plain_client(port)?;
+    process.wait_ready(READY_TIMEOUT, async || control_plane::probe_path(&client, "/readyz").await).await?;
     Ok(process)
 }
 
 /// `cofferdam run` with these roles, which serves its metrics on this port.
-pub(crate) fn spec(run: &Run, kubeconfig: &Path, roles: &[&str], driver: &MemoryDriver, port: u16) -> Spec {
-    program(run, NAME, kubeconfig, roles, Some(&driver.flag()), port)
+pub(crate) fn command_for(
+    run: &SuiteRun,
+    kubeconfig: &Path,
+    roles: &[&str],
+    driver: &MemoryDriver,
+    port: u16,
+) -> CommandSpec {
+    run_command(run, PROCESS_NAME, kubeconfig, roles, Some(&driver.config_flag()), port)
 }
 
-fn program(
-    run: &Run,
+fn run_command(
+    run: &SuiteRun,
     name: &str,
     kubeconfig: &Path,
     roles: &[&str],
     driver: Option<&str>,
     port: u16,
-) -> Spec {
-    Spec::new(name, run.program())
+) -> CommandSpec {
+    CommandSpec::new(name, run.program())
         .arg("run")
         .args(roles.iter().map(|role| format!("--role={role}")))
         .args(driver)

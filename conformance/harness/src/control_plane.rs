@@ -17,38 +17,38 @@ use serde_json::json;
 
 use crate::{
     account,
-    certificates::{self, Authority, Pair},
-    kubeconfig::{self, Credentials},
-    process::{self, Process, Spec},
-    run::Run,
+    certificates::{self, CertificateAuthority, CertificateFiles},
+    kubeconfig::{self, KubeconfigCredentials},
+    process::{self, CommandSpec, ManagedProcess},
+    run::SuiteRun,
 };
 
 /// How long a component may take until it is ready, on a busy machine.
-const READY: Duration = Duration::from_secs(180);
+const READY_TIMEOUT: Duration = Duration::from_secs(180);
 /// Client rates that are no limit.
 const UNLIMITED: [&str; 2] = ["--kube-api-qps=100000", "--kube-api-burst=100000"];
 /// kube-controller-manager with all that it has but the loops that are roles of ours.
-pub const BUT_OURS: &str = "*,-persistentvolume-binder-controller,-persistentvolume-attach-detach-controller,\
+pub const UNREPLACED_CONTROLLERS: &str = "*,-persistentvolume-binder-controller,-persistentvolume-attach-detach-controller,\
                             -persistentvolume-protection-controller,-persistentvolumeclaim-protection-controller";
 
 /// What a control plane is made of.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct ControlPlaneOptions {
     /// The loops of kube-controller-manager, as its flag `--controllers` names them; none: it is not started.
     pub controllers: Option<String>,
     /// Whether kube-scheduler is started.
-    pub scheduler: bool,
+    pub has_scheduler: bool,
     /// How long nothing may be heard of a kubelet until its node is not ready; none: Kubernetes' own time.
-    pub missed_after: Option<Duration>,
+    pub node_monitor_grace: Option<Duration>,
     /// Whether the API takes as many requests as come.
-    pub unlimited: bool,
+    pub is_unlimited: bool,
     /// Whether nobody looks for requests of our accounts that are refused, because that takes time of the API.
-    pub unaudited: bool,
+    pub is_unaudited: bool,
 }
 
 /// A user of the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum User<'a> {
+pub enum ApiUser<'a> {
     /// May do everything.
     Admin,
     /// kube-controller-manager, with the rules that the API has for it.
@@ -61,57 +61,59 @@ pub enum User<'a> {
 
 /// A Kubernetes without nodes.
 pub struct ControlPlane {
-    run: Credentialed,
+    credentials: ClusterCredentials,
     /// The store.
-    pub etcd: Process,
+    pub etcd: ManagedProcess,
     /// The API.
-    pub api: Process,
+    pub api: ManagedProcess,
     /// kube-controller-manager, where it runs.
-    pub controller_manager: Option<Process>,
+    pub controller_manager: Option<ManagedProcess>,
     /// kube-scheduler, where it runs.
-    pub scheduler: Option<Process>,
-    store: u16,
+    pub scheduler: Option<ManagedProcess>,
+    etcd_port: u16,
     client: Client,
-    audit: Option<Audit>,
+    audit: Option<AuditLog>,
 }
 
 /// What the API writes down about requests of our accounts.
 #[derive(Debug)]
-struct Audit {
-    log: PathBuf,
+struct AuditLog {
+    path: PathBuf,
     /// How much of it was looked at.
-    seen: usize,
+    read_bytes: usize,
     /// Whether the API has not been ready since it was started: by then it knows no rules, and refuses everybody everything.
-    starting: bool,
-    refused: Vec<String>,
+    is_starting: bool,
+    forbidden: Vec<String>,
 }
 
-impl Audit {
-    fn look(&mut self) -> Result<()> {
-        let log =
-            fs::read_to_string(&self.log).with_context(|| format!("no audit log {}", self.log.display()))?;
-        if !self.starting {
-            self.refused.extend(account::refused(log.get(self.seen..).context("the audit log has shrunk")?)?);
+impl AuditLog {
+    fn read_new(&mut self) -> Result<()> {
+        let log = fs::read_to_string(&self.path)
+            .with_context(|| format!("no audit log {}", self.path.display()))?;
+        if !self.is_starting {
+            self.forbidden.extend(account::forbidden_requests(
+                log.get(self.read_bytes..).context("the audit log has shrunk")?,
+            )?);
         }
-        self.seen = log.len();
+        self.read_bytes = log.len();
         Ok(())
     }
 }
 
 /// Who may call the API, and how it is reached.
 #[derive(Debug)]
-struct Credentialed {
+struct ClusterCredentials {
     directory: PathBuf,
-    authority: Authority,
-    server: Pair,
+    authority: CertificateAuthority,
+    server: CertificateFiles,
     token: String,
     url: String,
 }
 
-impl Credentialed {
-    fn new(run: &Run, url: String) -> Result<Self> {
+impl ClusterCredentials {
+    fn new(run: &SuiteRun, url: String) -> Result<Self> {
         let directory = run.scratch().join("credentials");
-        let authority = Authority::new(directory.clone())?;
+        let authority = CertificateAuthority::new(directory.clone())?;
         let server = authority.server("kube-apiserver")?;
         let mut secret = [0; 16];
         getrandom::fill(&mut secret).context("no random bytes")?;
@@ -120,28 +122,38 @@ impl Credentialed {
         Ok(Self { directory, authority, server, token, url })
     }
 
-    fn kubeconfig(&self, user: User<'_>) -> Result<PathBuf> {
+    fn kubeconfig(&self, user: ApiUser<'_>) -> Result<PathBuf> {
         let (name, group) = match user {
-            User::Admin => ("admin".to_owned(), None),
-            User::ControllerManager => ("system:kube-controller-manager".to_owned(), None),
-            User::Scheduler => ("system:kube-scheduler".to_owned(), None),
-            User::Node(node) => (format!("system:node:{node}"), Some("system:nodes")),
+            ApiUser::Admin => ("admin".to_owned(), None),
+            ApiUser::ControllerManager => ("system:kube-controller-manager".to_owned(), None),
+            ApiUser::Scheduler => ("system:kube-scheduler".to_owned(), None),
+            ApiUser::Node(node) => (format!("system:node:{node}"), Some("system:nodes")),
         };
         let path = self.directory.join(format!("{}.kubeconfig", name.replace(':', "-")));
         match user {
-            User::Admin => {
-                kubeconfig::write(&path, &self.url, &self.authority, Credentials::Token(&self.token))?;
+            ApiUser::Admin => {
+                kubeconfig::write(
+                    &path,
+                    &self.url,
+                    &self.authority,
+                    KubeconfigCredentials::Token(&self.token),
+                )?;
             }
-            User::ControllerManager | User::Scheduler | User::Node(_) => {
+            ApiUser::ControllerManager | ApiUser::Scheduler | ApiUser::Node(_) => {
                 let pair = self.authority.client(&name, group)?;
-                kubeconfig::write(&path, &self.url, &self.authority, Credentials::Certificate(&pair))?;
+                kubeconfig::write(
+                    &path,
+                    &self.url,
+                    &self.authority,
+                    KubeconfigCredentials::Certificate(&pair),
+                )?;
             }
         }
         Ok(path)
     }
 
     /// A client for another server than the API whose certificate is ours, or which has none.
-    fn client_of(&self, url: &str) -> Result<Client> {
+    fn client_for_url(&self, url: &str) -> Result<Client> {
         let mut config = Config::new(url.parse()?);
         config.root_cert = Some(vec![self.authority.der()]);
         config.default_retry = false;
@@ -154,47 +166,54 @@ impl ControlPlane {
     ///
     /// # Errors
     /// When a component does not become ready, with the end of its log.
-    pub async fn start(run: &Run, options: Options) -> Result<Self> {
-        let (store, port) = (run.port()?, run.port()?);
+    pub async fn start(run: &SuiteRun, options: ControlPlaneOptions) -> Result<Self> {
+        let (etcd_port, port) = (run.free_port()?, run.free_port()?);
         // What an earlier one of the same run has stored is its own.
-        match fs::remove_dir_all(store_directory(run)) {
+        match fs::remove_dir_all(etcd_directory(run)) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
             _ => {}
         }
-        let credentials = Credentialed::new(run, format!("https://127.0.0.1:{port}"))?;
-        let mut etcd = Process::start(run, etcd(run, store)?)?;
-        let store_client = credentials.client_of(&format!("http://127.0.0.1:{store}"))?;
-        etcd.ready(READY, async || get(&store_client, "/health").await).await?;
-        let api = Process::start(run, apiserver(run, &credentials, store, port, &options)?)?;
-        let client = client(&credentials.kubeconfig(User::Admin)?).await?;
+        let credentials = ClusterCredentials::new(run, format!("https://127.0.0.1:{port}"))?;
+        let mut etcd = ManagedProcess::start(run, etcd_command(run, etcd_port)?)?;
+        let store_client = credentials.client_for_url(&format!("http://127.0.0.1:{etcd_port}"))?;
+        etcd.wait_ready(READY_TIMEOUT, async || probe_path(&store_client, "/health").await).await?;
+        let api =
+            ManagedProcess::start(run, apiserver_command(run, &credentials, etcd_port, port, &options)?)?;
+        let client = client(&credentials.kubeconfig(ApiUser::Admin)?).await?;
         // For people with kubectl, who cannot look into the namespace.
-        fs::copy(credentials.kubeconfig(User::Admin)?, run.directory().join("kubeconfig"))?;
+        fs::copy(credentials.kubeconfig(ApiUser::Admin)?, run.directory().join("kubeconfig"))?;
         let mut plane = Self {
-            run: credentials,
+            credentials,
             etcd,
             api,
             controller_manager: None,
             scheduler: None,
-            store,
+            etcd_port,
             client,
-            audit: (!options.unaudited).then(|| Audit {
-                log: run.log("audit"),
-                seen: 0,
-                starting: true,
-                refused: Vec::new(),
+            audit: (!options.is_unaudited).then(|| AuditLog {
+                path: run.log("audit"),
+                read_bytes: 0,
+                is_starting: true,
+                forbidden: Vec::new(),
             }),
         };
-        plane.api_ready().await?;
+        plane.wait_api_ready().await?;
         if let Some(controllers) = &options.controllers {
-            let missed = options.missed_after.map(|after| {
+            let monitor_flags = options.node_monitor_grace.map(|after| {
                 [
                     "--node-monitor-period=1s".to_owned(),
                     format!("--node-monitor-grace-period={}s", after.as_secs()),
                 ]
             });
-            plane.controller_manager(run, controllers, missed.as_ref().map_or(&[], |flags| flags)).await?;
+            plane
+                .start_controller_manager_with(
+                    run,
+                    controllers,
+                    monitor_flags.as_ref().map_or(&[], |flags| flags),
+                )
+                .await?;
         }
-        if options.scheduler {
+        if options.has_scheduler {
             plane.start_scheduler(run).await?;
         }
         Ok(plane)
@@ -210,8 +229,8 @@ impl ControlPlane {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn kubeconfig(&self, user: User<'_>) -> Result<PathBuf> {
-        self.run.kubeconfig(user)
+    pub fn kubeconfig(&self, user: ApiUser<'_>) -> Result<PathBuf> {
+        self.credentials.kubeconfig(user)
     }
 
     /// A kubeconfig for whom the API takes the bearer of a token for.
@@ -219,8 +238,13 @@ impl ControlPlane {
     /// # Errors
     /// When it cannot be written.
     pub(crate) fn kubeconfig_with_token(&self, name: &str, token: &str) -> Result<PathBuf> {
-        let path = self.run.directory.join(format!("{name}.kubeconfig"));
-        kubeconfig::write(&path, &self.run.url, &self.run.authority, Credentials::Token(token))?;
+        let path = self.credentials.directory.join(format!("{name}.kubeconfig"));
+        kubeconfig::write(
+            &path,
+            &self.credentials.url,
+            &self.credentials.authority,
+            KubeconfigCredentials::Token(token),
+        )?;
         Ok(path)
     }
 
@@ -228,28 +252,28 @@ impl ControlPlane {
     ///
     /// # Errors
     /// When what the API writes down cannot be read.
-    pub fn refused(&mut self) -> Result<Vec<String>> {
+    pub fn take_forbidden(&mut self) -> Result<Vec<String>> {
         let Some(audit) = &mut self.audit else { return Ok(Vec::new()) };
-        audit.look()?;
-        Ok(mem::take(&mut audit.refused))
+        audit.read_new()?;
+        Ok(mem::take(&mut audit.forbidden))
     }
 
     /// The authority of the cluster's certificates.
     #[must_use]
-    pub const fn authority(&self) -> &Authority {
-        &self.run.authority
+    pub const fn authority(&self) -> &CertificateAuthority {
+        &self.credentials.authority
     }
 
     /// Waits until the API answers that it is ready.
     ///
     /// # Errors
     /// When it does not, with the end of its log.
-    pub async fn api_ready(&mut self) -> Result<()> {
+    pub async fn wait_api_ready(&mut self) -> Result<()> {
         let client = self.client.clone();
-        self.api.ready(READY, async || get(&client, "/readyz").await).await?;
+        self.api.wait_ready(READY_TIMEOUT, async || probe_path(&client, "/readyz").await).await?;
         if let Some(audit) = &mut self.audit {
-            audit.look()?;
-            audit.starting = false;
+            audit.read_new()?;
+            audit.is_starting = false;
         }
         Ok(())
     }
@@ -258,31 +282,31 @@ impl ControlPlane {
     ///
     /// # Errors
     /// When it cannot be started.
-    pub fn api_again(&mut self) -> Result<()> {
+    pub fn spawn_api(&mut self) -> Result<()> {
         if let Some(audit) = &mut self.audit {
-            audit.look()?;
-            audit.starting = true;
+            audit.read_new()?;
+            audit.is_starting = true;
         }
-        self.api.again()
+        self.api.restart()
     }
 
     /// Starts the API again after it was stopped or killed, and waits until it is ready.
     ///
     /// # Errors
     /// When it is not, with the end of its log.
-    pub async fn start_api(&mut self) -> Result<()> {
-        self.api_again()?;
-        self.api_ready().await
+    pub async fn restart_api(&mut self) -> Result<()> {
+        self.spawn_api()?;
+        self.wait_api_ready().await
     }
 
     /// Starts etcd again after it was stopped or killed, and waits until it is ready.
     ///
     /// # Errors
     /// When it is not, with the end of its log.
-    pub async fn start_etcd(&mut self) -> Result<()> {
-        self.etcd.again()?;
-        let client = self.run.client_of(&format!("http://127.0.0.1:{}", self.store))?;
-        self.etcd.ready(READY, async || get(&client, "/health").await).await
+    pub async fn restart_etcd(&mut self) -> Result<()> {
+        self.etcd.restart()?;
+        let client = self.credentials.client_for_url(&format!("http://127.0.0.1:{}", self.etcd_port))?;
+        self.etcd.wait_ready(READY_TIMEOUT, async || probe_path(&client, "/health").await).await
     }
 
     /// Copies what etcd has stored, as it is at this moment. etcd stands still for as long as that takes: what it finds in the
@@ -290,9 +314,9 @@ impl ControlPlane {
     ///
     /// # Errors
     /// When it does not run, or the copy fails.
-    pub async fn snapshot_etcd(&self, run: &Run, name: &str) -> Result<()> {
+    pub async fn snapshot_etcd(&self, run: &SuiteRun, name: &str) -> Result<()> {
         self.etcd.pause()?;
-        let copied = copy(&store_directory(run), &run.scratch().join(name)).await;
+        let copied = copy(&etcd_directory(run), &run.scratch().join(name)).await;
         self.etcd.resume()?;
         copied
     }
@@ -301,8 +325,8 @@ impl ControlPlane {
     ///
     /// # Errors
     /// When there is no such copy.
-    pub async fn restore_etcd(&self, run: &Run, name: &str) -> Result<()> {
-        let store = store_directory(run);
+    pub async fn restore_etcd(&self, run: &SuiteRun, name: &str) -> Result<()> {
+        let store = etcd_directory(run);
         fs::remove_dir_all(&store)?;
         copy(&run.scratch().join(name), &store).await
     }
@@ -316,55 +340,64 @@ impl ControlPlane {
         let now = namespaces.list(&ListParams::default()).await?.metadata.resource_version;
         let body = serde_json::to_vec(&json!({ "revision": now.context("a list without a version")? }))?;
         let request = Request::post("/v3/kv/compaction").body(body)?;
-        self.run.client_of(&format!("http://127.0.0.1:{}", self.store))?.request_text(request).await?;
+        self.credentials
+            .client_for_url(&format!("http://127.0.0.1:{}", self.etcd_port))?
+            .request_text(request)
+            .await?;
         self.api.kill().await?;
-        self.start_api().await
+        self.restart_api().await
     }
 
     /// Puts a copy of etcd back while nothing else runs, as an operator does who restores a cluster.
     ///
     /// # Errors
     /// When there is no such copy, or etcd or the API does not become ready again.
-    pub async fn restore(&mut self, run: &Run, name: &str) -> Result<()> {
+    pub async fn restore(&mut self, run: &SuiteRun, name: &str) -> Result<()> {
         self.api.kill().await?;
         self.etcd.kill().await?;
         self.restore_etcd(run, name).await?;
-        self.start_etcd().await?;
-        self.start_api().await
+        self.restart_etcd().await?;
+        self.restart_api().await
     }
 
     /// Starts kube-controller-manager with these loops, and waits until it is healthy.
     ///
     /// # Errors
     /// When it is not, with the end of its log.
-    pub async fn start_controller_manager(&mut self, run: &Run, controllers: &str) -> Result<()> {
-        self.controller_manager(run, controllers, &[]).await
+    pub async fn start_controller_manager(&mut self, run: &SuiteRun, controllers: &str) -> Result<()> {
+        self.start_controller_manager_with(run, controllers, &[]).await
     }
 
     /// Kills kube-controller-manager, where it runs, and starts it with these loops.
     ///
     /// # Errors
     /// When it had ended before, or is not healthy, with the end of its log.
-    pub async fn replace_controller_manager(&mut self, run: &Run, controllers: &str) -> Result<()> {
+    pub async fn replace_controller_manager(&mut self, run: &SuiteRun, controllers: &str) -> Result<()> {
         if let Some(running) = &mut self.controller_manager {
             running.kill().await?;
         }
         self.start_controller_manager(run, controllers).await
     }
 
-    async fn controller_manager(&mut self, run: &Run, controllers: &str, more: &[String]) -> Result<()> {
-        let kubeconfig = self.run.kubeconfig(User::ControllerManager)?;
-        let spec = Spec::new("kube-controller-manager", run.peers().program("kube-controller-manager")?)
-            .arg(format_args!("--controllers={controllers}"))
-            // Each loop under an account of its own: that is what the API's own roles are bound to.
-            .arg("--use-service-account-credentials=true")
-            .arg(format_args!("--root-ca-file={}", self.run.authority.file().display()))
-            .arg(format_args!(
-                "--service-account-private-key-file={}",
-                self.run.directory.join("sa.key").display()
-            ))
-            .args(UNLIMITED)
-            .args(more);
+    async fn start_controller_manager_with(
+        &mut self,
+        run: &SuiteRun,
+        controllers: &str,
+        extra_flags: &[String],
+    ) -> Result<()> {
+        let kubeconfig = self.credentials.kubeconfig(ApiUser::ControllerManager)?;
+        let spec =
+            CommandSpec::new("kube-controller-manager", run.peers().program("kube-controller-manager")?)
+                .arg(format_args!("--controllers={controllers}"))
+                // Each loop under an account of its own: that is what the API's own roles are bound to.
+                .arg("--use-service-account-credentials=true")
+                .arg(format_args!("--root-ca-file={}", self.credentials.authority.file().display()))
+                .arg(format_args!(
+                    "--service-account-private-key-file={}",
+                    self.credentials.directory.join("sa.key").display()
+                ))
+                .args(UNLIMITED)
+                .args(extra_flags);
         self.controller_manager = Some(self.start_component(run, spec, &kubeconfig).await?);
         Ok(())
     }
@@ -373,16 +406,21 @@ impl ControlPlane {
     ///
     /// # Errors
     /// When it is not, with the end of its log.
-    pub async fn start_scheduler(&mut self, run: &Run) -> Result<()> {
-        let kubeconfig = self.run.kubeconfig(User::Scheduler)?;
-        let spec = Spec::new("kube-scheduler", run.peers().program("kube-scheduler")?).args(UNLIMITED);
+    pub async fn start_scheduler(&mut self, run: &SuiteRun) -> Result<()> {
+        let kubeconfig = self.credentials.kubeconfig(ApiUser::Scheduler)?;
+        let spec = CommandSpec::new("kube-scheduler", run.peers().program("kube-scheduler")?).args(UNLIMITED);
         self.scheduler = Some(self.start_component(run, spec, &kubeconfig).await?);
         Ok(())
     }
 
-    async fn start_component(&self, run: &Run, spec: Spec, kubeconfig: &Path) -> Result<Process> {
-        let port = run.port()?;
-        let pair = self.run.authority.server("component")?;
+    async fn start_component(
+        &self,
+        run: &SuiteRun,
+        spec: CommandSpec,
+        kubeconfig: &Path,
+    ) -> Result<ManagedProcess> {
+        let port = run.free_port()?;
+        let pair = self.credentials.authority.server("component")?;
         let spec = spec
             .arg(format_args!("--kubeconfig={}", kubeconfig.display()))
             .arg("--leader-elect=false")
@@ -391,9 +429,9 @@ impl ControlPlane {
             .arg(format_args!("--tls-cert-file={}", pair.certificate.display()))
             .arg(format_args!("--tls-private-key-file={}", pair.key.display()))
             .arg("--authorization-always-allow-paths=/healthz,/readyz,/livez,/metrics");
-        let client = self.run.client_of(&format!("https://127.0.0.1:{port}"))?;
-        let mut process = Process::start(run, spec)?;
-        process.ready(READY, async || get(&client, "/healthz").await).await?;
+        let client = self.credentials.client_for_url(&format!("https://127.0.0.1:{port}"))?;
+        let mut process = ManagedProcess::start(run, spec)?;
+        process.wait_ready(READY_TIMEOUT, async || probe_path(&client, "/healthz").await).await?;
         Ok(process)
     }
 
@@ -406,23 +444,24 @@ impl ControlPlane {
             component.stop().await?;
         }
         // It would wait for our own idle connections.
-        self.client = self.run.client_of(&self.run.url)?;
+        self.client = self.credentials.client_for_url(&self.credentials.url)?;
         self.api.stop().await?;
         self.etcd.stop().await?;
-        let refused = self.refused()?;
-        ensure!(refused.is_empty(), "the API has refused our accounts (403): {}", refused.join(", "));
+        let forbidden = self.take_forbidden()?;
+        ensure!(forbidden.is_empty(), "the API has refused our accounts (403): {}", forbidden.join(", "));
         Ok(())
     }
 }
 
-fn store_directory(run: &Run) -> PathBuf {
+fn etcd_directory(run: &SuiteRun) -> PathBuf {
     run.scratch().join("etcd")
 }
 
-fn etcd(run: &Run, port: u16) -> Result<Spec> {
-    let (client, peer) = (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{}", run.port()?));
-    Ok(Spec::new("etcd", run.peers().program("etcd")?)
-        .arg(format_args!("--data-dir={}", store_directory(run).display()))
+fn etcd_command(run: &SuiteRun, port: u16) -> Result<CommandSpec> {
+    let (client, peer) =
+        (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{}", run.free_port()?));
+    Ok(CommandSpec::new("etcd", run.peers().program("etcd")?)
+        .arg(format_args!("--data-dir={}", etcd_directory(run).display()))
         .arg("--name=default")
         .arg(format_args!("--listen-client-urls={client}"))
         .arg(format_args!("--advertise-client-urls={client}"))
@@ -433,17 +472,17 @@ fn etcd(run: &Run, port: u16) -> Result<Spec> {
         .arg("--log-level=warn"))
 }
 
-fn apiserver(
-    run: &Run,
-    credentials: &Credentialed,
-    store: u16,
+fn apiserver_command(
+    run: &SuiteRun,
+    credentials: &ClusterCredentials,
+    etcd_port: u16,
     port: u16,
-    options: &Options,
-) -> Result<Spec> {
+    options: &ControlPlaneOptions,
+) -> Result<CommandSpec> {
     let (private, public) = certificates::signing_key(&credentials.directory)?;
     let kubelets = credentials.authority.client("kube-apiserver-kubelet-client", Some("system:masters"))?;
-    let mut spec = Spec::new("kube-apiserver", run.peers().program("kube-apiserver")?)
-        .arg(format_args!("--etcd-servers=http://127.0.0.1:{store}"))
+    let mut spec = CommandSpec::new("kube-apiserver", run.peers().program("kube-apiserver")?)
+        .arg(format_args!("--etcd-servers=http://127.0.0.1:{etcd_port}"))
         .arg("--bind-address=127.0.0.1")
         .arg(format_args!("--secure-port={port}"))
         // Nobody reaches the API by its Service here, and loopback may not be that Service's end.
@@ -465,7 +504,7 @@ fn apiserver(
         // Pods here have no use for a token, and nobody makes the account that it would be of.
         .arg("--disable-admission-plugins=ServiceAccount")
         .arg("--allow-privileged=true");
-    if !options.unaudited {
+    if !options.is_unaudited {
         let policy = credentials.directory.join("audit.json");
         fs::write(&policy, account::audit_policy())?;
         spec = spec
@@ -475,7 +514,7 @@ fn apiserver(
             // In one file: a limit that no run reaches.
             .arg("--audit-log-maxsize=100000");
     }
-    if options.unlimited {
+    if options.is_unlimited {
         spec = spec
             .arg("--enable-priority-and-fairness=false")
             .arg("--max-requests-inflight=3000")
@@ -496,13 +535,13 @@ pub async fn client(kubeconfig: &Path) -> Result<Client> {
 }
 
 /// A page whose answer is only that it is there.
-pub(crate) async fn get(client: &Client, path: &str) -> Result<()> {
+pub(crate) async fn probe_path(client: &Client, path: &str) -> Result<()> {
     client.request_text(Request::get(path).body(Vec::new())?).await.with_context(|| format!("GET {path}"))?;
     Ok(())
 }
 
 async fn copy(from: &Path, to: &Path) -> Result<()> {
     let (from, to) = (from.display().to_string(), to.display().to_string());
-    process::output("cp", &["--archive", "--no-target-directory", &from, &to]).await?;
+    process::run_to_completion("cp", &["--archive", "--no-target-directory", &from, &to]).await?;
     Ok(())
 }

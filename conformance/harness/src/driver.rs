@@ -14,37 +14,42 @@ use tokio::{
 };
 
 use crate::{
-    process::{Process, Spec},
-    run::Run,
+    process::{CommandSpec, ManagedProcess},
+    run::SuiteRun,
 };
 
-const READY: Duration = Duration::from_secs(120);
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A running driver.
 #[derive(Debug)]
-pub struct Driver {
+pub struct CsiDriverProcess {
     /// The process.
-    pub process: Process,
+    pub process: ManagedProcess,
     socket: PathBuf,
-    admin: PathBuf,
+    admin_socket: PathBuf,
 }
 
-impl Driver {
+impl CsiDriverProcess {
     /// Starts one under this driver name, and waits until it serves.
     ///
     /// # Errors
     /// When it does not, with the end of its log.
-    pub async fn start(run: &Run, name: &str, arguments: &[&str]) -> Result<Self> {
+    pub async fn start(run: &SuiteRun, name: &str, arguments: &[&str]) -> Result<Self> {
         let directory = run.scratch().join("driver").join(name);
-        let (socket, admin) = (directory.join("csi.sock"), directory.join("admin.sock"));
-        let spec = Spec::new("csi-driver", run.peers().program("csi-driver")?)
+        let (socket, admin_socket) = (directory.join("csi.sock"), directory.join("admin.sock"));
+        let spec = CommandSpec::new("csi-driver", run.peers().program("csi-driver")?)
             .arg(format_args!("--name={name}"))
             .arg(format_args!("--socket={}", socket.display()))
-            .arg(format_args!("--admin={}", admin.display()))
+            .arg(format_args!("--admin={}", admin_socket.display()))
             .args(arguments);
-        let mut driver = Self { process: Process::start(run, spec)?, socket, admin };
-        let admin = &driver.admin;
-        driver.process.ready(READY, async || ask(admin, "GET", "/calls").await.map(|_| ())).await?;
+        let mut driver = Self { process: ManagedProcess::start(run, spec)?, socket, admin_socket };
+        let admin_socket = &driver.admin_socket;
+        driver
+            .process
+            .wait_ready(READY_TIMEOUT, async || {
+                admin_request(admin_socket, "GET", "/calls").await.map(|_| ())
+            })
+            .await?;
         Ok(driver)
     }
 
@@ -60,7 +65,7 @@ impl Driver {
     /// When it does not answer.
     pub async fn volumes(&self) -> Result<BTreeMap<String, String>> {
         let volumes: BTreeMap<String, Value> =
-            serde_json::from_str(&ask(&self.admin, "GET", "/volumes").await?)?;
+            serde_json::from_str(&admin_request(&self.admin_socket, "GET", "/volumes").await?)?;
         let name = |volume: Value| volume.get("name").and_then(Value::as_str).map(str::to_owned);
         volumes
             .into_iter()
@@ -74,7 +79,7 @@ impl Driver {
     /// When it does not answer.
     pub async fn sizes(&self) -> Result<BTreeMap<String, u64>> {
         let volumes: BTreeMap<String, Value> =
-            serde_json::from_str(&ask(&self.admin, "GET", "/volumes").await?)?;
+            serde_json::from_str(&admin_request(&self.admin_socket, "GET", "/volumes").await?)?;
         let size =
             |volume: Value| volume.get("size").and_then(Value::as_u64).context("a volume without a size");
         volumes.into_iter().map(|(id, volume)| Ok((id, size(volume)?))).collect()
@@ -86,7 +91,7 @@ impl Driver {
     /// When it does not answer.
     pub async fn tiers(&self) -> Result<BTreeMap<String, String>> {
         let volumes: BTreeMap<String, Value> =
-            serde_json::from_str(&ask(&self.admin, "GET", "/volumes").await?)?;
+            serde_json::from_str(&admin_request(&self.admin_socket, "GET", "/volumes").await?)?;
         let tier = |volume: Value| {
             volume.pointer("/mutable/tier").and_then(Value::as_str).unwrap_or_default().to_owned()
         };
@@ -97,9 +102,9 @@ impl Driver {
     ///
     /// # Errors
     /// When it does not answer.
-    pub async fn published(&self) -> Result<Vec<String>> {
+    pub async fn published_nodes(&self) -> Result<Vec<String>> {
         let volumes: BTreeMap<String, Value> =
-            serde_json::from_str(&ask(&self.admin, "GET", "/volumes").await?)?;
+            serde_json::from_str(&admin_request(&self.admin_socket, "GET", "/volumes").await?)?;
         let nodes = volumes.values().filter_map(|volume| volume.get("published")?.as_object());
         Ok(nodes.flat_map(|nodes| nodes.keys().cloned()).collect())
     }
@@ -108,9 +113,10 @@ impl Driver {
     ///
     /// # Errors
     /// When it does not answer.
-    pub async fn calls(&self) -> Result<BTreeMap<String, u64>> {
+    pub async fn call_counts(&self) -> Result<BTreeMap<String, u64>> {
         // Go writes a map that nothing was put into as null.
-        let calls: Option<_> = serde_json::from_str(&ask(&self.admin, "GET", "/calls").await?)?;
+        let calls: Option<_> =
+            serde_json::from_str(&admin_request(&self.admin_socket, "GET", "/calls").await?)?;
         Ok(calls.unwrap_or_default())
     }
 
@@ -118,21 +124,25 @@ impl Driver {
     ///
     /// # Errors
     /// When the driver refuses it.
-    pub async fn fail(&self, method: &str, code: &str, times: u32) -> Result<()> {
-        ask(&self.admin, "POST", &format!("/fail?next={method}%3D{code}:{times}")).await.map(|_| ())
+    pub async fn inject_failures(&self, method: &str, code: &str, times: u32) -> Result<()> {
+        admin_request(&self.admin_socket, "POST", &format!("/fail?next={method}%3D{code}:{times}"))
+            .await
+            .map(|_| ())
     }
 
     /// Lets every call of the controller take this long.
     ///
     /// # Errors
     /// When the driver refuses it.
-    pub async fn latency(&self, time: Duration) -> Result<()> {
-        ask(&self.admin, "POST", &format!("/latency?time={}ms", time.as_millis())).await.map(|_| ())
+    pub async fn set_latency(&self, time: Duration) -> Result<()> {
+        admin_request(&self.admin_socket, "POST", &format!("/latency?time={}ms", time.as_millis()))
+            .await
+            .map(|_| ())
     }
 }
 
 /// One request. HTTP 1.0 is all it takes: the answer ends where the connection does.
-async fn ask(socket: &Path, method: &str, path: &str) -> Result<String> {
+async fn admin_request(socket: &Path, method: &str, path: &str) -> Result<String> {
     let mut stream =
         UnixStream::connect(socket).await.with_context(|| format!("cannot reach {}", socket.display()))?;
     stream.write_all(format!("{method} {path} HTTP/1.0\r\n\r\n").as_bytes()).await?;

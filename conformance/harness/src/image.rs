@@ -13,9 +13,9 @@ use sha2::{Digest as _, Sha256};
 use crate::{peers::BUSYBOX, process};
 
 /// An image with a shell and busybox' programs.
-pub const SHELL: &str = "conformance.cofferdam.dev/busybox:1";
+pub const SHELL_IMAGE: &str = "conformance.cofferdam.dev/busybox:1";
 /// The image that holds a pod's namespaces.
-pub const PAUSE: &str = "conformance.cofferdam.dev/pause:1";
+pub const PAUSE_IMAGE: &str = "conformance.cofferdam.dev/pause:1";
 /// What busybox is called in the image; the image has no others.
 const APPLETS: [&str; 24] = [
     "sh", "cat", "cp", "date", "dd", "df", "echo", "env", "false", "head", "ls", "mkdir", "mount", "mv",
@@ -26,7 +26,7 @@ const APPLETS: [&str; 24] = [
 ///
 /// # Errors
 /// When busybox is missing, or a file cannot be written.
-pub async fn archive(directory: &Path) -> Result<PathBuf> {
+pub async fn write_archive(directory: &Path) -> Result<PathBuf> {
     let (root, parts) = (directory.join("root"), directory.join("parts"));
     fs::create_dir_all(root.join("bin"))?;
     fs::create_dir_all(root.join("tmp"))?;
@@ -38,26 +38,26 @@ pub async fn archive(directory: &Path) -> Result<PathBuf> {
     for applet in APPLETS {
         symlink("busybox", root.join("bin").join(applet))?;
     }
-    pack(&root, &parts.join("layer.tar")).await?;
+    create_tar(&root, &parts.join("layer.tar")).await?;
     let layer = hex(&fs::read(parts.join("layer.tar"))?);
     let images = [
-        image(&parts, SHELL, &layer, &["/bin/sh"])?,
+        write_image_config(&parts, SHELL_IMAGE, &layer, &["/bin/sh"])?,
         // Process 1 of a pod has to heed SIGTERM by itself.
-        image(
+        write_image_config(
             &parts,
-            PAUSE,
+            PAUSE_IMAGE,
             &layer,
             &["/bin/sh", "-c", "trap exit TERM; while :; do sleep 3600 & wait; done"],
         )?,
     ];
     fs::write(parts.join("manifest.json"), Value::from(images.to_vec()).to_string())?;
     let archive = directory.join("images.tar");
-    pack(&parts, &archive).await?;
+    create_tar(&parts, &archive).await?;
     Ok(archive)
 }
 
 /// Writes an image's configuration, and returns its entry of the manifest.
-fn image(parts: &Path, name: &str, layer: &str, command: &[&str]) -> Result<Value> {
+fn write_image_config(parts: &Path, name: &str, layer: &str, command: &[&str]) -> Result<Value> {
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
@@ -75,14 +75,14 @@ fn image(parts: &Path, name: &str, layer: &str, command: &[&str]) -> Result<Valu
     Ok(json!({ "Config": file, "RepoTags": [name], "Layers": ["layer.tar"] }))
 }
 
-async fn pack(directory: &Path, archive: &Path) -> Result<()> {
+async fn create_tar(directory: &Path, archive: &Path) -> Result<()> {
     let (directory, archive) = (directory.display().to_string(), archive.display().to_string());
     let owner = ["--owner=0", "--group=0", "--numeric-owner", "--sort=name"];
     let mut arguments = owner.to_vec();
     arguments.extend(["--create", "--file", &archive, "--directory", &directory, "."]);
     // Names without "./" in front: that is how a manifest names them.
     arguments.extend(["--transform", "s,^\\./,,"]);
-    process::output("tar", &arguments).await?;
+    process::run_to_completion("tar", &arguments).await?;
     Ok(())
 }
 

@@ -11,25 +11,30 @@ use anyhow::{Context as _, Result};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
-use crate::certificates::{Authority, Pair};
+use crate::certificates::{CertificateAuthority, CertificateFiles};
 
 /// Whom the API is to take the bearer for.
 #[derive(Clone, Copy, Debug)]
-pub enum Credentials<'a> {
+pub enum KubeconfigCredentials<'a> {
     /// Who holds this token.
     Token(&'a str),
     /// Whom this certificate names.
-    Certificate(&'a Pair),
+    Certificate(&'a CertificateFiles),
 }
 
 /// Writes a kubeconfig. It is JSON, which is YAML.
 ///
 /// # Errors
 /// When a file cannot be read or written.
-pub fn write(path: &Path, url: &str, authority: &Authority, credentials: Credentials<'_>) -> Result<()> {
+pub fn write(
+    path: &Path,
+    url: &str,
+    authority: &CertificateAuthority,
+    credentials: KubeconfigCredentials<'_>,
+) -> Result<()> {
     let user = match credentials {
-        Credentials::Token(token) => json!({ "token": token }),
-        Credentials::Certificate(pair) => json!({
+        KubeconfigCredentials::Token(token) => json!({ "token": token }),
+        KubeconfigCredentials::Certificate(pair) => json!({
             "client-certificate-data": STANDARD.encode(fs::read(&pair.certificate)?),
             "client-key-data": STANDARD.encode(fs::read(&pair.key)?),
         }),
@@ -45,11 +50,11 @@ pub fn write(path: &Path, url: &str, authority: &Authority, credentials: Credent
         "contexts": [{ "name": "conformance", "context": { "cluster": "conformance", "user": "conformance" } }],
         "current-context": "conformance",
     });
-    secret(path, &text)
+    write_private_file(path, &text)
 }
 
 /// Writes a file that only its owner reads.
-fn secret(path: &Path, text: &Value) -> Result<()> {
+fn write_private_file(path: &Path, text: &Value) -> Result<()> {
     let mut file = OpenOptions::new()
         .write(true)
         .create(true)

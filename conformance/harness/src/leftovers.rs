@@ -9,20 +9,20 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 
 /// How the names of runs begin; the process id of the harness follows.
-pub const PREFIX: &str = "cofferdam-conformance-";
-const CGROUPS: &str = "/sys/fs/cgroup";
+pub const RUN_PREFIX: &str = "cofferdam-conformance-";
+const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
 /// The name of the run of this process.
 #[must_use]
 pub fn run_name() -> String {
-    format!("{PREFIX}{}", std::process::id())
+    format!("{RUN_PREFIX}{}", std::process::id())
 }
 
 /// What a run has left, or has not yet removed.
 ///
 /// # Errors
 /// When the machine cannot be looked at.
-pub fn of(run: &str) -> Result<Vec<PathBuf>> {
+pub fn list(run: &str) -> Result<Vec<PathBuf>> {
     let devices = loop_devices()?.into_iter().filter(|(_, owner)| owner == run).map(|(device, _)| device);
     Ok(devices.chain(cgroups()?.into_iter().filter(|group| group.ends_with(run))).collect())
 }
@@ -32,17 +32,18 @@ pub fn of(run: &str) -> Result<Vec<PathBuf>> {
 /// # Errors
 /// When something cannot be removed.
 pub fn remove(run: &str) -> Result<Vec<PathBuf>> {
-    let left = of(run)?;
-    for thing in &left {
-        if thing.starts_with(CGROUPS) {
-            remove_cgroup(thing).with_context(|| format!("cannot remove the cgroup {}", thing.display()))?;
+    let leftovers = list(run)?;
+    for leftover in &leftovers {
+        if leftover.starts_with(CGROUP_ROOT) {
+            remove_cgroup(leftover)
+                .with_context(|| format!("cannot remove the cgroup {}", leftover.display()))?;
             continue;
         }
         let status =
-            Command::new("losetup").arg("--detach").arg(thing).status().context("cannot start losetup")?;
-        ensure!(status.success(), "losetup cannot detach {}: {status}", thing.display());
+            Command::new("losetup").arg("--detach").arg(leftover).status().context("cannot start losetup")?;
+        ensure!(status.success(), "losetup cannot detach {}: {status}", leftover.display());
     }
-    Ok(left)
+    Ok(leftovers)
 }
 
 /// Removes what runs have left whose harness is no more, not even to clean up.
@@ -74,7 +75,7 @@ pub fn check(run: &str) -> Result<()> {
 }
 
 fn is_stale(run: &str) -> bool {
-    run.strip_prefix(PREFIX).is_some_and(|id| !Path::new("/proc").join(id).exists())
+    run.strip_prefix(RUN_PREFIX).is_some_and(|id| !Path::new("/proc").join(id).exists())
 }
 
 /// Loop devices of runs, with the run's name. A file system that nobody has mounted any more has no place, so that the
@@ -87,7 +88,7 @@ fn loop_devices() -> Result<Vec<(PathBuf, String)>> {
         let file = Path::new("/sys/block").join(&name).join("loop/backing_file");
         let Ok(backing) = fs::read_to_string(file) else { continue };
         let mut parts = Path::new(backing.trim()).components().filter_map(|part| part.as_os_str().to_str());
-        if let Some(run) = parts.find(|part| part.starts_with(PREFIX)) {
+        if let Some(run) = parts.find(|part| part.starts_with(RUN_PREFIX)) {
             devices.push((Path::new("/dev").join(&name), run.to_owned()));
         }
     }
@@ -97,11 +98,11 @@ fn loop_devices() -> Result<Vec<(PathBuf, String)>> {
 /// Cgroups of runs: at the top of the one hierarchy, or of each of the older ones.
 fn cgroups() -> Result<Vec<PathBuf>> {
     let mut groups = Vec::new();
-    let top = Path::new(CGROUPS);
+    let top = Path::new(CGROUP_ROOT);
     let hierarchies = directories(top).unwrap_or_default();
     for parent in std::iter::once(top.to_owned()).chain(hierarchies) {
         groups.extend(directories(&parent).unwrap_or_default().into_iter().filter(|group| {
-            group.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(PREFIX))
+            group.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(RUN_PREFIX))
         }));
     }
     Ok(groups)
@@ -131,10 +132,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_belongs_to_a_living_harness_or_to_nobody_of_ours_is_not_stale() {
-        let living = format!("{PREFIX}{}", std::process::id());
+    fn only_runs_of_dead_harnesses_are_stale() {
+        let running = format!("{RUN_PREFIX}{}", std::process::id());
         // Linux gives out no such id.
-        let dead = format!("{PREFIX}4194305");
-        assert_eq!([living.as_str(), &dead, "someone-1"].map(is_stale), [false, true, false]);
+        let dead = format!("{RUN_PREFIX}4194305");
+        assert_eq!([running.as_str(), &dead, "someone-1"].map(is_stale), [false, true, false]);
     }
 }

@@ -6,33 +6,33 @@
 #![forbid(unsafe_code)]
 
 pub mod account;
+pub mod backend;
 mod bench;
 pub mod certificates;
-pub mod chain;
-pub mod chance;
 pub mod claims;
 pub mod cli;
 pub mod cofferdam;
 pub mod control_plane;
 pub mod driver;
 pub mod image;
-pub mod inside;
 pub mod kubeconfig;
+pub mod launcher;
 pub mod leftovers;
+pub mod namespace_init;
 pub mod node;
-pub mod outside;
 pub mod peers;
 pub(crate) mod pod;
 pub mod process;
 pub mod proxy;
 pub mod results;
 pub mod run;
+pub mod seeded_rng;
 pub mod sidecar;
 pub mod suites;
 pub mod wait;
 
 /// Tells whoever looks at the terminal. A closed stderr is no reason to end.
-fn say(line: std::fmt::Arguments<'_>) {
+fn print_status(line: std::fmt::Arguments<'_>) {
     use std::io::Write as _;
     let _ = writeln!(std::io::stderr(), "{line}");
 }

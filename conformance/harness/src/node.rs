@@ -14,23 +14,23 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::{
-    control_plane::{ControlPlane, User},
+    control_plane::{ApiUser, ControlPlane},
     image,
     peers::{CNI_PLUGINS, RUNC},
-    process::{self, Process, Spec},
-    run::Run,
+    process::{self, CommandSpec, ManagedProcess},
+    run::SuiteRun,
     wait::until,
 };
 
-const READY: Duration = Duration::from_secs(180);
+const READY_TIMEOUT: Duration = Duration::from_secs(180);
 /// containerd puts the sockets of its shims here whatever it is told; the directory is the run's own.
-const STATE: &str = "/run/containerd";
+const CONTAINERD_STATE: &str = "/run/containerd";
 /// Bytes of a disk of its root.
-const DISK: u64 = 1 << 30;
+const DISK_BYTES: u64 = 1 << 30;
 
 /// Where a node of the machine has its things.
 #[derive(Clone, Debug)]
-struct Place {
+struct NodePaths {
     /// What names of directories and logs end with: nothing for the first node.
     suffix: String,
     /// containerd, CNI and kubelet's configuration.
@@ -43,13 +43,13 @@ struct Place {
     subnet: String,
 }
 
-impl Place {
-    fn new(run: &Run, number: u8) -> Self {
+impl NodePaths {
+    fn new(run: &SuiteRun, number: u8) -> Self {
         let suffix = if number == 0 { String::new() } else { format!("-{number}") };
         Self {
             directory: run.scratch().join(format!("node{suffix}")),
             root: run.scratch().join(format!("kubelet{suffix}")),
-            state: format!("{STATE}{suffix}").into(),
+            state: format!("{CONTAINERD_STATE}{suffix}").into(),
             subnet: format!("10.88.{number}.0/24"),
             suffix,
         }
@@ -59,70 +59,81 @@ impl Place {
         self.state.join("containerd.sock").display().to_string()
     }
 
-    async fn ctr(&self, run: &Run, arguments: &[&str]) -> Result<String> {
+    async fn ctr(&self, run: &SuiteRun, arguments: &[&str]) -> Result<String> {
         let socket = self.socket();
         let mut all = vec!["--address", &socket, "--namespace", "k8s.io"];
         all.extend(arguments);
-        process::output(run.peers().program("ctr")?, &all).await
+        process::run_to_completion(run.peers().program("ctr")?, &all).await
     }
 }
 
 /// A node of a control plane.
 #[derive(Debug)]
-pub struct Node {
+pub struct KubeletNode {
     name: String,
-    place: Place,
-    on_disk: bool,
+    paths: NodePaths,
+    has_disk: bool,
     /// The container runtime.
-    pub containerd: Process,
+    pub containerd: ManagedProcess,
     /// The kubelet.
-    pub kubelet: Process,
+    pub kubelet: ManagedProcess,
 }
 
-impl Node {
+impl KubeletNode {
     /// Starts a node of this name, and waits until it is Ready.
     ///
     /// # Errors
     /// When it does not become Ready, with the end of a log.
-    pub async fn start(run: &Run, plane: &ControlPlane, name: &str) -> Result<Self> {
-        Self::with(run, plane, name, 0, false).await
+    pub async fn start(run: &SuiteRun, plane: &ControlPlane, name: &str) -> Result<Self> {
+        Self::start_with(run, plane, name, 0, false).await
     }
 
     /// The same for a further node, with a number above 0 that no other has.
     ///
     /// # Errors
     /// As [`start`](Self::start).
-    pub async fn another(run: &Run, plane: &ControlPlane, name: &str, number: u8) -> Result<Self> {
-        Self::with(run, plane, name, number, false).await
+    pub async fn start_numbered(
+        run: &SuiteRun,
+        plane: &ControlPlane,
+        name: &str,
+        number: u8,
+    ) -> Result<Self> {
+        Self::start_with(run, plane, name, number, false).await
     }
 
     /// The same with kubelet's root on a disk. Of memory kubelet has no statistics, and then of no pod and no volume either.
     ///
     /// # Errors
     /// As [`start`](Self::start).
-    pub async fn on_disk(run: &Run, plane: &ControlPlane, name: &str) -> Result<Self> {
-        Self::with(run, plane, name, 0, true).await
+    pub async fn start_on_disk(run: &SuiteRun, plane: &ControlPlane, name: &str) -> Result<Self> {
+        Self::start_with(run, plane, name, 0, true).await
     }
 
-    async fn with(run: &Run, plane: &ControlPlane, name: &str, number: u8, on_disk: bool) -> Result<Self> {
-        let place = Place::new(run, number);
-        fs::create_dir_all(place.directory.join("cni"))?;
-        fs::write(place.directory.join("cni/10-conformance.conflist"), network(&place).to_string())?;
-        let containerd = containerd(run, &place).await?;
-        if on_disk {
-            disk(run, &place.root).await?;
+    async fn start_with(
+        run: &SuiteRun,
+        plane: &ControlPlane,
+        name: &str,
+        number: u8,
+        has_disk: bool,
+    ) -> Result<Self> {
+        let paths = NodePaths::new(run, number);
+        fs::create_dir_all(paths.directory.join("cni"))?;
+        fs::write(paths.directory.join("cni/10-conformance.conflist"), cni_config(&paths).to_string())?;
+        let containerd = start_containerd(run, &paths).await?;
+        if has_disk {
+            mount_disk(run, &paths.root).await?;
         }
-        let spec = kubelet(run, plane, name, &place, on_disk)?;
-        let kubelet = Process::start(run, spec)?;
-        let mut node = Self { name: name.to_owned(), place, on_disk, containerd, kubelet };
-        node.ready(plane).await?;
+        let spec = kubelet_command(run, plane, name, &paths, has_disk)?;
+        let kubelet = ManagedProcess::start(run, spec)?;
+        let mut node = Self { name: name.to_owned(), paths, has_disk, containerd, kubelet };
+        node.wait_ready(plane).await?;
         Ok(node)
     }
 
     /// The directory that kubelet keeps plugins' sockets and pods' volumes in.
     #[must_use]
     pub fn root(&self) -> &Path {
-        &self.place.root
+        &self.paths.root
     }
 
     /// The node's name.
@@ -135,11 +146,11 @@ impl Node {
     ///
     /// # Errors
     /// When it is not, with the end of kubelet's log.
-    pub async fn ready(&mut self, plane: &ControlPlane) -> Result<()> {
+    pub async fn wait_ready(&mut self, plane: &ControlPlane) -> Result<()> {
         let nodes: Api<NodeObject> = Api::all(plane.client().clone());
         let name = &self.name;
         self.kubelet
-            .ready(READY, async || {
+            .wait_ready(READY_TIMEOUT, async || {
                 let node = nodes.get(name).await?;
                 let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
                 let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready");
@@ -154,12 +165,12 @@ impl Node {
     ///
     /// # Errors
     /// When something is after `limit`, with what it is.
-    pub async fn idle(&self, run: &Run, limit: Duration) -> Result<()> {
-        self.without_pods(run, limit).await?;
+    pub async fn wait_idle(&self, run: &SuiteRun, limit: Duration) -> Result<()> {
+        self.wait_without_pods(run, limit).await?;
         until("no network of a pod is left", limit, async || {
             let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-            let left = mounts.lines().find(|line| line.contains("/netns/"));
-            ensure!(left.is_none(), "mounted: {}", left.unwrap_or_default());
+            let mounted = mounts.lines().find(|line| line.contains("/netns/"));
+            ensure!(mounted.is_none(), "mounted: {}", mounted.unwrap_or_default());
             Ok(())
         })
         .await
@@ -169,16 +180,16 @@ impl Node {
     ///
     /// # Errors
     /// As [`idle`](Self::idle).
-    pub async fn without_pods(&self, run: &Run, limit: Duration) -> Result<()> {
+    pub async fn wait_without_pods(&self, run: &SuiteRun, limit: Duration) -> Result<()> {
         until("nothing of a pod is left on the node", limit, async || {
             let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-            let own = [self.root().join("pods"), self.place.state.clone()];
+            let own = [self.root().join("pods"), self.paths.state.clone()];
             let at = |line: &&str| {
                 line.split(' ').nth(4).is_some_and(|at| own.iter().any(|own| Path::new(at).starts_with(own)))
             };
-            let left = mounts.lines().find(at);
-            ensure!(left.is_none(), "mounted: {}", left.unwrap_or_default());
-            let tasks = self.place.ctr(run, &["tasks", "list", "--quiet"]).await?;
+            let mounted = mounts.lines().find(at);
+            ensure!(mounted.is_none(), "mounted: {}", mounted.unwrap_or_default());
+            let tasks = self.paths.ctr(run, &["tasks", "list", "--quiet"]).await?;
             ensure!(tasks.trim().is_empty(), "containers: {}", tasks.trim());
             Ok(())
         })
@@ -192,8 +203,8 @@ impl Node {
     pub async fn stop(mut self) -> Result<()> {
         self.kubelet.stop().await?;
         self.containerd.stop().await?;
-        if self.on_disk {
-            process::output("umount", &[&self.root().display().to_string()]).await?;
+        if self.has_disk {
+            process::run_to_completion("umount", &[&self.root().display().to_string()]).await?;
         }
         Ok(())
     }
@@ -206,23 +217,23 @@ impl Node {
     pub async fn lose_power(&mut self) -> Result<()> {
         self.kubelet.kill().await?;
         self.containerd.kill().await?;
-        let socket = self.place.socket();
+        let socket = self.paths.socket();
         let mut containers = BTreeSet::new();
         loop {
-            let found = below_shims(&running()?, &socket);
-            let new: Vec<u32> = found.difference(&containers).copied().collect();
-            if new.is_empty() {
+            let found = containerd_descendants(&list_processes()?, &socket);
+            let started: Vec<u32> = found.difference(&containers).copied().collect();
+            if started.is_empty() {
                 break;
             }
             // Who stands still starts nobody: when no look finds more, all are known.
-            signal(&new, Signal::STOP);
-            containers.extend(new);
+            signal_all(&started, Signal::STOP);
+            containers.extend(started);
         }
-        let networks: BTreeSet<String> = containers.iter().filter_map(|id| network_of(*id)).collect();
-        signal(&containers, Signal::KILL);
-        until("its containers have ended", READY, async || {
-            let left = running()?.into_iter().find(|one| containers.contains(&one.id));
-            ensure!(left.is_none(), "{left:?} runs");
+        let networks: BTreeSet<String> = containers.iter().filter_map(|id| network_namespace(*id)).collect();
+        signal_all(&containers, Signal::KILL);
+        until("its containers have ended", READY_TIMEOUT, async || {
+            let remaining = list_processes()?.into_iter().find(|one| containers.contains(&one.id));
+            ensure!(remaining.is_none(), "{remaining:?} runs");
             Ok(())
         })
         .await?;
@@ -233,19 +244,21 @@ impl Node {
     ///
     /// # Errors
     /// When it is not, with the end of a log.
-    pub async fn power_on(&mut self, run: &Run, plane: &ControlPlane) -> Result<()> {
+    pub async fn power_on(&mut self, run: &SuiteRun, plane: &ControlPlane) -> Result<()> {
         // What a machine that starts does not have: what containerd knew of its containers.
-        for entry in fs::read_dir(&self.place.state)? {
+        for entry in fs::read_dir(&self.paths.state)? {
             let path = entry?.path();
             if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("io.containerd.")) {
                 fs::remove_dir_all(&path)?;
             }
         }
-        self.containerd.again()?;
-        let place = &self.place;
-        self.containerd.ready(READY, async || place.ctr(run, &["version"]).await.map(|_| ())).await?;
-        self.kubelet.again()?;
-        self.ready(plane).await
+        self.containerd.restart()?;
+        let paths = &self.paths;
+        self.containerd
+            .wait_ready(READY_TIMEOUT, async || paths.ctr(run, &["version"]).await.map(|_| ()))
+            .await?;
+        self.kubelet.restart()?;
+        self.wait_ready(plane).await
     }
 
     /// Unmounts what is mounted below the node's directories, and the networks of its pods.
@@ -256,9 +269,9 @@ impl Node {
             let words: Vec<&str> = line.split(' ').collect();
             let [_, _, _, root, at, ..] = words.as_slice() else { continue };
             let inside =
-                [&self.place.root, &self.place.state].iter().any(|own| Path::new(at).starts_with(own));
+                [&self.paths.root, &self.paths.state].iter().any(|own| Path::new(at).starts_with(own));
             if inside || networks.contains(*root) {
-                process::output("umount", &["--lazy", at]).await?;
+                process::run_to_completion("umount", &["--lazy", at]).await?;
             }
         }
         Ok(())
@@ -267,31 +280,32 @@ impl Node {
 
 /// A process of the run.
 #[derive(Debug)]
-struct Running {
+struct ProcessInfo {
     id: u32,
     parent: u32,
     arguments: String,
 }
 
 /// The shims that serve this containerd, and whoever descends from them.
-fn below_shims(all: &[Running], socket: &str) -> BTreeSet<u32> {
-    let shim = |one: &Running| one.arguments.contains("containerd-shim") && one.arguments.contains(socket);
-    let mut found: BTreeSet<u32> = all.iter().filter(|one| shim(one)).map(|one| one.id).collect();
+fn containerd_descendants(all: &[ProcessInfo], socket: &str) -> BTreeSet<u32> {
+    let is_shim =
+        |one: &ProcessInfo| one.arguments.contains("containerd-shim") && one.arguments.contains(socket);
+    let mut found: BTreeSet<u32> = all.iter().filter(|one| is_shim(one)).map(|one| one.id).collect();
     loop {
-        let more: Vec<u32> = all
+        let children: Vec<u32> = all
             .iter()
             .filter(|one| found.contains(&one.parent) && !found.contains(&one.id))
             .map(|one| one.id)
             .collect();
-        if more.is_empty() {
+        if children.is_empty() {
             return found;
         }
-        found.extend(more);
+        found.extend(children);
     }
 }
 
 /// Signals processes; one that has ended meanwhile needs none.
-fn signal<'a>(ids: impl IntoIterator<Item = &'a u32>, signal: Signal) {
+fn signal_all<'a>(ids: impl IntoIterator<Item = &'a u32>, signal: Signal) {
     for id in ids {
         if let Some(id) = Pid::from_raw(id.cast_signed()) {
             let _ = kill_process(id, signal);
@@ -300,7 +314,7 @@ fn signal<'a>(ids: impl IntoIterator<Item = &'a u32>, signal: Signal) {
 }
 
 /// All processes of the run's namespace.
-fn running() -> Result<Vec<Running>> {
+fn list_processes() -> Result<Vec<ProcessInfo>> {
     let mut all = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let entry = entry?;
@@ -310,29 +324,33 @@ fn running() -> Result<Vec<Running>> {
         let Ok(arguments) = fs::read(entry.path().join("cmdline")) else { continue };
         let parent = status.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
         let parent = parent.with_context(|| format!("/proc/{id}/stat has no parent: {status}"))?;
-        all.push(Running { id, parent, arguments: String::from_utf8_lossy(&arguments).replace('\0', " ") });
+        all.push(ProcessInfo {
+            id,
+            parent,
+            arguments: String::from_utf8_lossy(&arguments).replace('\0', " "),
+        });
     }
     Ok(all)
 }
 
 /// The network of a process, as the table of mounts calls it.
-fn network_of(id: u32) -> Option<String> {
+fn network_namespace(id: u32) -> Option<String> {
     Some(fs::read_link(format!("/proc/{id}/ns/net")).ok()?.to_str()?.to_owned())
 }
 
 /// A disk of a file, mounted as kubelet's root. Its loop device goes when it is unmounted.
-async fn disk(run: &Run, root: &Path) -> Result<()> {
+async fn mount_disk(run: &SuiteRun, root: &Path) -> Result<()> {
     let disk = run.scratch().join("disk");
-    fs::File::create(&disk)?.set_len(DISK)?;
+    fs::File::create(&disk)?.set_len(DISK_BYTES)?;
     fs::create_dir_all(root)?;
     let (disk, mounted) = (disk.display().to_string(), root.display().to_string());
-    process::output("mkfs.ext4", &["-q", &disk]).await?;
-    process::output("mount", &["-o", "loop", &disk, &mounted]).await?;
+    process::run_to_completion("mkfs.ext4", &["-q", &disk]).await?;
+    process::run_to_completion("mount", &["-o", "loop", &disk, &mounted]).await?;
     Ok(())
 }
 
-async fn containerd(run: &Run, place: &Place) -> Result<Process> {
-    let directory = &place.directory;
+async fn start_containerd(run: &SuiteRun, paths: &NodePaths) -> Result<ManagedProcess> {
+    let directory = &paths.directory;
     let configuration = directory.join("containerd.toml");
     fs::write(
         &configuration,
@@ -363,27 +381,27 @@ state = "{state}"
       SystemdCgroup = false
 "#,
             root = directory.join("containerd").display(),
-            state = place.state.display(),
-            socket = place.socket(),
+            state = paths.state.display(),
+            socket = paths.socket(),
             opt = directory.join("opt").display(),
             cni = directory.join("cni").display(),
-            pause = image::PAUSE,
+            pause = image::PAUSE_IMAGE,
         ),
     )?;
     let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", run.peers().directory().display());
-    let spec = Spec::new(format!("containerd{}", place.suffix), run.peers().program("containerd")?)
+    let spec = CommandSpec::new(format!("containerd{}", paths.suffix), run.peers().program("containerd")?)
         .arg(format_args!("--config={}", configuration.display()))
         .env("PATH", path);
-    let mut process = Process::start(run, spec)?;
-    process.ready(READY, async || place.ctr(run, &["version"]).await.map(|_| ())).await?;
+    let mut process = ManagedProcess::start(run, spec)?;
+    process.wait_ready(READY_TIMEOUT, async || paths.ctr(run, &["version"]).await.map(|_| ())).await?;
     let images = directory.join("images");
     fs::create_dir_all(&images)?;
-    let archive = image::archive(&images).await?.display().to_string();
-    place.ctr(run, &["images", "import", &archive]).await?;
+    let archive = image::write_archive(&images).await?.display().to_string();
+    paths.ctr(run, &["images", "import", &archive]).await?;
     Ok(process)
 }
 
-fn network(place: &Place) -> Value {
+fn cni_config(paths: &NodePaths) -> Value {
     json!({
         "cniVersion": "1.0.0",
         "name": "conformance",
@@ -392,25 +410,31 @@ fn network(place: &Place) -> Value {
             "ipMasq": false,
             "ipam": {
                 "type": "host-local",
-                "dataDir": place.directory.join("addresses"),
-                "ranges": [[{ "subnet": place.subnet }]],
+                "dataDir": paths.directory.join("addresses"),
+                "ranges": [[{ "subnet": paths.subnet }]],
                 "routes": [{ "dst": "0.0.0.0/0" }],
             },
         }],
     })
 }
 
-fn kubelet(run: &Run, plane: &ControlPlane, name: &str, place: &Place, on_disk: bool) -> Result<Spec> {
-    let directory = &place.directory;
+fn kubelet_command(
+    run: &SuiteRun,
+    plane: &ControlPlane,
+    name: &str,
+    paths: &NodePaths,
+    has_disk: bool,
+) -> Result<CommandSpec> {
+    let directory = &paths.directory;
     let resolver = directory.join("resolv.conf");
     fs::write(&resolver, "")?;
     let configuration = directory.join("kubelet.json");
     let text = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
-        "port": run.port()?,
-        "healthzPort": run.port()?,
-        "containerRuntimeEndpoint": format!("unix://{}", place.socket()),
+        "port": run.free_port()?,
+        "healthzPort": run.free_port()?,
+        "containerRuntimeEndpoint": format!("unix://{}", paths.socket()),
         // The API reaches kubelet by the node's address, so it listens on all; who may ask, a certificate says.
         "authentication": {
             "anonymous": { "enabled": false },
@@ -431,7 +455,7 @@ fn kubelet(run: &Run, plane: &ControlPlane, name: &str, place: &Place, on_disk: 
         "enforceNodeAllocatable": [],
         "failSwapOn": false,
         "makeIPTablesUtilChains": false,
-        "localStorageCapacityIsolation": on_disk,
+        "localStorageCapacityIsolation": has_disk,
         "evictionHard": {
             "memory.available": "0%", "nodefs.available": "0%", "nodefs.inodesFree": "0%",
             "imagefs.available": "0%", "imagefs.inodesFree": "0%",
@@ -442,10 +466,10 @@ fn kubelet(run: &Run, plane: &ControlPlane, name: &str, place: &Place, on_disk: 
         "podLogsDir": directory.join("pod-logs"),
     });
     fs::write(&configuration, text.to_string())?;
-    Ok(Spec::new(format!("kubelet{}", place.suffix), run.peers().program("kubelet")?)
+    Ok(CommandSpec::new(format!("kubelet{}", paths.suffix), run.peers().program("kubelet")?)
         .arg(format_args!("--config={}", configuration.display()))
-        .arg(format_args!("--kubeconfig={}", plane.kubeconfig(User::Node(name))?.display()))
-        .arg(format_args!("--root-dir={}", place.root.display()))
+        .arg(format_args!("--kubeconfig={}", plane.kubeconfig(ApiUser::Node(name))?.display()))
+        .arg(format_args!("--root-dir={}", paths.root.display()))
         .arg(format_args!("--cert-dir={}", directory.join("pki").display()))
         .arg(format_args!("--hostname-override={name}")))
 }

@@ -16,11 +16,11 @@ pub const BUSYBOX: &str = "/bin/busybox";
 
 /// The directory of the programs.
 #[derive(Clone, Debug)]
-pub struct Peers {
+pub struct PeerPrograms {
     directory: PathBuf,
 }
 
-impl Peers {
+impl PeerPrograms {
     /// Asks the build script where its programs are.
     ///
     /// # Errors
@@ -43,7 +43,7 @@ impl Peers {
 
     /// Those in a directory that [`Peers::find`] has found before.
     #[must_use]
-    pub const fn at(directory: PathBuf) -> Self {
+    pub const fn in_directory(directory: PathBuf) -> Self {
         Self { directory }
     }
 

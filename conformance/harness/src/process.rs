@@ -12,26 +12,26 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, Command};
 
-use crate::{run::Run, wait::until};
+use crate::{run::SuiteRun, wait::until};
 
 /// How long a program has to end after SIGTERM. kube-apiserver drains for up to a minute.
-const STOP: Duration = Duration::from_secs(150);
+const STOP_TIMEOUT: Duration = Duration::from_secs(150);
 /// Lines of a log that stand in an error.
-const TAIL: usize = 12;
+const LOG_TAIL_LINES: usize = 12;
 
 /// A program that can be started.
 #[derive(Clone, Debug)]
-pub struct Spec {
+pub struct CommandSpec {
     name: String,
     program: PathBuf,
     arguments: Vec<String>,
-    variables: Vec<(String, String)>,
+    environment: Vec<(String, String)>,
 }
 
-impl Spec {
+impl CommandSpec {
     /// A program and the name of its log.
     pub fn new(name: impl Into<String>, program: impl Into<PathBuf>) -> Self {
-        Self { name: name.into(), program: program.into(), arguments: Vec::new(), variables: Vec::new() }
+        Self { name: name.into(), program: program.into(), arguments: Vec::new(), environment: Vec::new() }
     }
 
     /// Adds an argument.
@@ -51,30 +51,30 @@ impl Spec {
     /// Sets a variable; nothing of the caller's environment is there but `PATH`.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl fmt::Display) -> Self {
-        self.variables.push((name.to_owned(), value.to_string()));
+        self.environment.push((name.to_owned(), value.to_string()));
         self
     }
 }
 
 /// A program, started at least once.
 #[derive(Debug)]
-pub struct Process {
-    spec: Spec,
+pub struct ManagedProcess {
+    spec: CommandSpec,
     home: PathBuf,
     log: PathBuf,
     /// None once it is known to have ended.
     child: Option<Child>,
 }
 
-impl Process {
+impl ManagedProcess {
     /// Starts a program.
     ///
     /// # Errors
     /// When it cannot be started.
-    pub fn start(run: &Run, spec: Spec) -> Result<Self> {
+    pub fn start(run: &SuiteRun, spec: CommandSpec) -> Result<Self> {
         let log = run.log(&spec.name);
         let mut process = Self { spec, home: run.scratch().to_owned(), log, child: None };
-        process.again()?;
+        process.restart()?;
         Ok(process)
     }
 
@@ -82,7 +82,7 @@ impl Process {
     ///
     /// # Errors
     /// When it still runs, or cannot be started.
-    pub fn again(&mut self) -> Result<()> {
+    pub fn restart(&mut self) -> Result<()> {
         if self.child.is_some() {
             bail!("{} runs: expected that it was stopped first", self.spec.name);
         }
@@ -92,7 +92,7 @@ impl Process {
             .env_clear()
             .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
             .env("HOME", &self.home)
-            .envs(self.spec.variables.iter().map(|(name, value)| (name, value)))
+            .envs(self.spec.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
@@ -127,18 +127,18 @@ impl Process {
     ///
     /// # Errors
     /// When it ends, or the condition does not come within `limit`; with the end of the log.
-    pub async fn ready<T>(
+    pub async fn wait_ready<T>(
         &mut self,
         limit: Duration,
         mut probe: impl AsyncFnMut() -> Result<T>,
     ) -> Result<T> {
-        let what = format!("{} is ready", self.spec.name);
-        let mut ended = None;
+        let condition = format!("{} is ready", self.spec.name);
+        let mut exit_status = None;
         let answer = {
             let child = &mut self.child;
-            until(&what, limit, async || {
+            until(&condition, limit, async || {
                 if let Some(status) = child.as_mut().map_or(Ok(None), Child::try_wait)? {
-                    ended = Some(status);
+                    exit_status = Some(status);
                     return Ok(None);
                 }
                 probe().await.map(Some)
@@ -149,10 +149,10 @@ impl Process {
             Ok(Some(answer)) => Ok(answer),
             Ok(None) => {
                 self.child = None;
-                let status = ended.map(|status| status.to_string()).unwrap_or_default();
-                Err(self.blame(anyhow!("{} ended before it was ready: {status}", self.spec.name)))
+                let status = exit_status.map(|status| status.to_string()).unwrap_or_default();
+                Err(self.with_log_tail(anyhow!("{} ended before it was ready: {status}", self.spec.name)))
             }
-            Err(error) => Err(self.blame(error)),
+            Err(error) => Err(self.with_log_tail(error)),
         }
     }
 
@@ -160,13 +160,13 @@ impl Process {
     ///
     /// # Errors
     /// With its status and the end of its log.
-    pub fn check(&mut self) -> Result<()> {
+    pub fn ensure_running(&mut self) -> Result<()> {
         let status = self.child.as_mut().map_or(Ok(None), Child::try_wait)?;
         match status {
             None => Ok(()),
             Some(status) => {
                 self.child = None;
-                Err(self.blame(anyhow!("{} ended by itself: {status}", self.spec.name)))
+                Err(self.with_log_tail(anyhow!("{} ended by itself: {status}", self.spec.name)))
             }
         }
     }
@@ -176,15 +176,18 @@ impl Process {
     /// # Errors
     /// When it ended by itself before, or had to be killed.
     pub async fn stop(&mut self) -> Result<()> {
-        self.check()?;
+        self.ensure_running()?;
         let Some(mut child) = self.child.take() else { return Ok(()) };
         signal(&child, Signal::TERM)?;
-        match tokio::time::timeout(STOP, child.wait()).await {
+        match tokio::time::timeout(STOP_TIMEOUT, child.wait()).await {
             Ok(status) => status.map(|_| ()).map_err(Into::into),
             Err(_) => {
                 signal(&child, Signal::KILL)?;
                 child.wait().await?;
-                Err(self.blame(anyhow!("{} did not end within {STOP:?} after SIGTERM", self.spec.name)))
+                Err(self.with_log_tail(anyhow!(
+                    "{} did not end within {STOP_TIMEOUT:?} after SIGTERM",
+                    self.spec.name
+                )))
             }
         }
     }
@@ -194,7 +197,7 @@ impl Process {
     /// # Errors
     /// When it ended by itself before.
     pub async fn kill(&mut self) -> Result<()> {
-        self.check()?;
+        self.ensure_running()?;
         let Some(mut child) = self.child.take() else { return Ok(()) };
         signal(&child, Signal::KILL)?;
         child.wait().await?;
@@ -221,7 +224,7 @@ impl Process {
     ///
     /// # Errors
     /// When it does not run, or does not end within `limit`.
-    pub async fn ended(&mut self, limit: Duration) -> Result<ExitStatus> {
+    pub async fn wait_exit(&mut self, limit: Duration) -> Result<ExitStatus> {
         let name = &self.spec.name;
         let Some(child) = &mut self.child else { bail!("{name} does not run") };
         let status = tokio::time::timeout(limit, child.wait())
@@ -237,11 +240,11 @@ impl Process {
     }
 
     /// An error with the end of the log, which mostly says why.
-    fn blame(&self, error: anyhow::Error) -> anyhow::Error {
+    fn with_log_tail(&self, error: anyhow::Error) -> anyhow::Error {
         let text = fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         let lines: Vec<&str> = text.lines().collect();
-        let tail = lines.get(lines.len().saturating_sub(TAIL)..).unwrap_or_default().join("\n    ");
+        let tail = lines.get(lines.len().saturating_sub(LOG_TAIL_LINES)..).unwrap_or_default().join("\n    ");
         error.context(format!("{} ends with\n    {tail}", self.log.display()))
     }
 }
@@ -256,7 +259,7 @@ fn signal(child: &Child, which: Signal) -> Result<()> {
 ///
 /// # Errors
 /// When it cannot be started or does not succeed, with what it said.
-pub async fn output(program: impl AsRef<Path>, arguments: &[&str]) -> Result<String> {
+pub async fn run_to_completion(program: impl AsRef<Path>, arguments: &[&str]) -> Result<String> {
     let program = program.as_ref();
     let output = Command::new(program)
         .args(arguments)
@@ -266,8 +269,8 @@ pub async fn output(program: impl AsRef<Path>, arguments: &[&str]) -> Result<Str
         .await
         .with_context(|| format!("cannot start {}", program.display()))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("{} {}: {}: {}", program.display(), arguments.join(" "), output.status, said.trim());
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        bail!("{} {}: {}: {}", program.display(), arguments.join(" "), output.status, stderr.trim());
     }
     Ok(String::from_utf8(output.stdout)?)
 }

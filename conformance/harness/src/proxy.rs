@@ -32,42 +32,42 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::control_plane::ControlPlane;
 
-type AnswerBody = UnsyncBoxBody<Bytes, io::Error>;
+type ProxyBody = UnsyncBoxBody<Bytes, io::Error>;
 
 /// What becomes of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Weather {
+pub enum ProxyMode {
     /// The API answers them.
     #[default]
-    Fair,
+    Forward,
     /// The proxy answers them with this status; the API never sees them.
-    Refused(StatusCode),
+    Reject(StatusCode),
     /// The API carries them out, and the answer to every write is 500.
-    AnswerLost,
+    DropResponse,
 }
 
 /// A running proxy.
 pub struct Proxy {
-    way: Arc<Way>,
+    state: Arc<ProxyState>,
     listener: JoinHandle<()>,
     kubeconfig: PathBuf,
 }
 
 /// What its connections share.
-struct Way {
+struct ProxyState {
     api: Client,
-    weather: Mutex<Weather>,
+    mode: Mutex<ProxyMode>,
     /// Answers that were no answers.
-    spoilt: AtomicUsize,
-    cut: watch::Sender<()>,
+    failed_responses: AtomicUsize,
+    disconnect: watch::Sender<()>,
     /// Connections that were cut.
-    ended: AtomicUsize,
+    closed_connections: AtomicUsize,
 }
 
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.listener.abort();
-        self.cut();
+        self.close_connections();
     }
 }
 
@@ -81,24 +81,24 @@ impl Proxy {
         let server =
             text.pointer_mut("/clusters/0/cluster/server").context("a kubeconfig without a server")?;
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
-        let behind = std::mem::replace(server, json!(format!("https://{}", listener.local_addr()?)));
+        let upstream = std::mem::replace(server, json!(format!("https://{}", listener.local_addr()?)));
         let path = kubeconfig.with_extension("proxied");
         fs::write(&path, text.to_string())?;
 
         // No credentials of its own: what the program sends is what the API sees.
-        let mut config = Config::new(behind.as_str().context("a server that is no text")?.parse()?);
+        let mut config = Config::new(upstream.as_str().context("a server that is no text")?.parse()?);
         config.root_cert = Some(vec![plane.authority().der()]);
         config.default_retry = false;
-        let way = Way {
+        let state = ProxyState {
             api: connect::client(config)?,
-            weather: Mutex::default(),
-            spoilt: AtomicUsize::new(0),
-            cut: watch::Sender::default(),
-            ended: AtomicUsize::new(0),
+            mode: Mutex::default(),
+            failed_responses: AtomicUsize::new(0),
+            disconnect: watch::Sender::default(),
+            closed_connections: AtomicUsize::new(0),
         };
-        let way = Arc::new(way);
-        let listener = tokio::spawn(accept(listener, tls(plane)?, Arc::clone(&way)));
-        Ok(Self { way, listener, kubeconfig: path })
+        let state = Arc::new(state);
+        let listener = tokio::spawn(accept(listener, tls(plane)?, Arc::clone(&state)));
+        Ok(Self { state, listener, kubeconfig: path })
     }
 
     /// How a program calls the API through it.
@@ -108,25 +108,25 @@ impl Proxy {
     }
 
     /// What becomes of requests from now on.
-    pub fn becomes(&self, weather: Weather) {
-        *self.way.weather.lock().unwrap_or_else(PoisonError::into_inner) = weather;
+    pub fn set_mode(&self, mode: ProxyMode) {
+        *self.state.mode.lock().unwrap_or_else(PoisonError::into_inner) = mode;
     }
 
     /// How many answers were none.
     #[must_use]
-    pub fn spoilt(&self) -> usize {
-        self.way.spoilt.load(Ordering::SeqCst)
+    pub fn failed_responses(&self) -> usize {
+        self.state.failed_responses.load(Ordering::SeqCst)
     }
 
     /// How many connections were cut.
     #[must_use]
-    pub fn ended(&self) -> usize {
-        self.way.ended.load(Ordering::SeqCst)
+    pub fn closed_connections(&self) -> usize {
+        self.state.closed_connections.load(Ordering::SeqCst)
     }
 
     /// Cuts every connection, in the middle of whatever is on it.
-    pub fn cut(&self) {
-        self.way.cut.send_replace(());
+    pub fn close_connections(&self) {
+        self.state.disconnect.send_replace(());
     }
 }
 
@@ -142,15 +142,15 @@ fn tls(plane: &ControlPlane) -> Result<TlsAcceptor> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-async fn accept(listener: TcpListener, tls: TlsAcceptor, way: Arc<Way>) {
+async fn accept(listener: TcpListener, tls: TlsAcceptor, state: Arc<ProxyState>) {
     while let Ok((stream, _)) = listener.accept().await {
-        let (tls, way) = (tls.clone(), Arc::clone(&way));
-        let mut cut = way.cut.subscribe();
+        let (tls, state) = (tls.clone(), Arc::clone(&state));
+        let mut disconnect = state.disconnect.subscribe();
         tokio::spawn(async move {
             tokio::select! {
-                () = connection(stream, tls, Arc::clone(&way)) => {}
-                _ = cut.changed() => {
-                    way.ended.fetch_add(1, Ordering::SeqCst);
+                () = serve_connection(stream, tls, Arc::clone(&state)) => {}
+                _ = disconnect.changed() => {
+                    state.closed_connections.fetch_add(1, Ordering::SeqCst);
                 }
             }
         });
@@ -158,24 +158,24 @@ async fn accept(listener: TcpListener, tls: TlsAcceptor, way: Arc<Way>) {
 }
 
 /// Serves one connection. How it ends is seen by the program, and by nobody else.
-async fn connection(stream: TcpStream, tls: TlsAcceptor, way: Arc<Way>) {
+async fn serve_connection(stream: TcpStream, tls: TlsAcceptor, state: Arc<ProxyState>) {
     // Small answers go out at once.
     let _ = stream.set_nodelay(true);
     let Ok(stream) = tls.accept(stream).await else { return };
     let service = service_fn(move |request| {
-        let way = Arc::clone(&way);
-        async move { way.pass(request).await }
+        let state = Arc::clone(&state);
+        async move { state.forward(request).await }
     });
     let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
 }
 
-impl Way {
-    async fn pass(&self, request: Request<Incoming>) -> io::Result<Response<AnswerBody>> {
-        let weather = *self.weather.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Weather::Refused(status) = weather {
-            return Ok(self.spoil(status));
+impl ProxyState {
+    async fn forward(&self, request: Request<Incoming>) -> io::Result<Response<ProxyBody>> {
+        let mode = *self.mode.lock().unwrap_or_else(PoisonError::into_inner);
+        if let ProxyMode::Reject(status) = mode {
+            return Ok(self.error_response(status));
         }
-        let writes = !request.method().is_safe();
+        let is_write = !request.method().is_safe();
         let (mut parts, body) = request.into_parts();
         // They are about this connection, not the next one.
         for hop in [header::HOST, header::CONNECTION, header::TRANSFER_ENCODING, header::CONTENT_LENGTH] {
@@ -185,8 +185,8 @@ impl Way {
         let request = Request::from_parts(parts, Body::from(body.to_vec()));
         // Without an answer of the API there is none of ours: the connection breaks.
         let response = self.api.send(request).await.map_err(io::Error::other)?;
-        if weather == Weather::AnswerLost && writes {
-            return Ok(self.spoil(StatusCode::INTERNAL_SERVER_ERROR));
+        if mode == ProxyMode::DropResponse && is_write {
+            return Ok(self.error_response(StatusCode::INTERNAL_SERVER_ERROR));
         }
         let (mut parts, body) = response.into_parts();
         for hop in [header::CONNECTION, header::TRANSFER_ENCODING] {
@@ -196,8 +196,8 @@ impl Way {
     }
 
     /// An answer as the API gives it that has too much to do, or that is broken.
-    fn spoil(&self, status: StatusCode) -> Response<AnswerBody> {
-        self.spoilt.fetch_add(1, Ordering::SeqCst);
+    fn error_response(&self, status: StatusCode) -> Response<ProxyBody> {
+        self.failed_responses.fetch_add(1, Ordering::SeqCst);
         let reason = match status {
             StatusCode::TOO_MANY_REQUESTS => "TooManyRequests",
             _ => "InternalError",

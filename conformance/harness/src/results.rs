@@ -7,47 +7,53 @@ use anyhow::{Context as _, Result, bail};
 use crate::run;
 
 /// The table stands between these two lines of a document.
-const BEGIN: &str = "<!-- results -->";
-const END: &str = "<!-- end of results -->";
+const RESULTS_BEGIN: &str = "<!-- results -->";
+const RESULTS_END: &str = "<!-- end of results -->";
 
 /// What became of the suites so far, in the order in which they ran.
 #[derive(Debug, Default)]
-pub struct Results {
-    rows: Vec<Row>,
+pub struct SuiteResults {
+    rows: Vec<SuiteResult>,
 }
 
 #[derive(Debug)]
-struct Row {
+struct SuiteResult {
     suite: String,
     /// Why it failed.
-    failed: Option<String>,
+    failure: Option<String>,
     seconds: f64,
     /// What the suite has told of what it saw.
-    told: String,
+    notes: String,
 }
 
-impl Results {
+impl SuiteResults {
     /// One more, which ran in this directory.
     ///
     /// # Errors
     /// When what it told cannot be read.
-    pub fn add(&mut self, suite: &str, failed: Option<String>, seconds: f64, directory: &Path) -> Result<()> {
-        let path = run::told(directory);
-        let told = if path.exists() { fs::read_to_string(path)? } else { String::new() };
-        self.rows.push(Row { suite: suite.to_owned(), failed, seconds, told });
+    pub fn add(
+        &mut self,
+        suite: &str,
+        failure: Option<String>,
+        seconds: f64,
+        directory: &Path,
+    ) -> Result<()> {
+        let path = run::notes_file(directory);
+        let notes = if path.exists() { fs::read_to_string(path)? } else { String::new() };
+        self.rows.push(SuiteResult { suite: suite.to_owned(), failure, seconds, notes });
         Ok(())
     }
 
     /// How many passed, and how many did not.
     #[must_use]
-    pub fn count(&self) -> (usize, usize) {
-        let failed = self.failed().count();
+    pub fn totals(&self) -> (usize, usize) {
+        let failed = self.failures().count();
         (self.rows.len() - failed, failed)
     }
 
     /// The suites that did not pass, and why.
-    pub fn failed(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.rows.iter().filter_map(|row| Some((row.suite.as_str(), row.failed.as_deref()?)))
+    pub fn failures(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.rows.iter().filter_map(|row| Some((row.suite.as_str(), row.failure.as_deref()?)))
     }
 
     /// Puts them into a document, in the place of those that it has.
@@ -55,10 +61,10 @@ impl Results {
     /// # Errors
     /// When the document cannot be read or written, or has no place for them.
     pub fn write(&self, document: &Path, date: &str) -> Result<()> {
-        let cannot = || format!("results for {}", document.display());
-        let old = fs::read_to_string(document).with_context(cannot)?;
-        let new = placed(&old, &self.markdown(date)).with_context(cannot)?;
-        fs::write(document, new).with_context(cannot)
+        let context = || format!("results for {}", document.display());
+        let old = fs::read_to_string(document).with_context(context)?;
+        let new = replace_section(&old, &self.markdown(date)).with_context(context)?;
+        fs::write(document, new).with_context(context)
     }
 
     fn markdown(&self, date: &str) -> String {
@@ -67,26 +73,28 @@ impl Results {
             "`make conformance` on {date}, {cores} cores, an unoptimised build; do not edit.\n\n\
              | suite | | seconds | seen |\n|---|---|---:|---|\n"
         );
-        for Row { suite, failed, seconds, told } in &self.rows {
+        for SuiteResult { suite, failure: failed, seconds, notes } in &self.rows {
             let passed = failed.as_deref().unwrap_or("ok");
-            let told = told.lines().map(cell).collect::<Vec<_>>().join("<br>");
-            let _ = writeln!(text, "| `{suite}` | {} | {seconds:.0} | {told} |", cell(passed));
+            let notes = notes.lines().map(escape_cell).collect::<Vec<_>>().join("<br>");
+            let _ = writeln!(text, "| `{suite}` | {} | {seconds:.0} | {notes} |", escape_cell(passed));
         }
         text
     }
 }
 
 /// Text that ends no cell of a table.
-fn cell(text: &str) -> String {
+fn escape_cell(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
 }
 
-fn placed(document: &str, results: &str) -> Result<String> {
-    let split = document.split_once(BEGIN).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
+fn replace_section(document: &str, results: &str) -> Result<String> {
+    let split = document
+        .split_once(RESULTS_BEGIN)
+        .and_then(|(before, rest)| Some((before, rest.split_once(RESULTS_END)?.1)));
     let Some((before, after)) = split else {
-        bail!("expected the lines {BEGIN:?} and {END:?}");
+        bail!("expected the lines {RESULTS_BEGIN:?} and {RESULTS_END:?}");
     };
-    Ok(format!("{before}{BEGIN}\n{results}{END}{after}"))
+    Ok(format!("{before}{RESULTS_BEGIN}\n{results}{RESULTS_END}{after}"))
 }
 
 #[cfg(test)]
@@ -94,22 +102,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_take_the_place_of_those_before() {
-        let mut results = Results::default();
+    fn results_replace_those_of_the_previous_run() {
+        let mut results = SuiteResults::default();
         let directory = tempfile::tempdir().unwrap();
         results.add("a", None, 1.4, directory.path()).unwrap();
-        fs::write(run::told(directory.path()), "one | two\nthree\n").unwrap();
+        fs::write(run::notes_file(directory.path()), "one | two\nthree\n").unwrap();
         results.add("b", Some("FAILED".to_owned()), 2.5, directory.path()).unwrap();
-        assert_eq!(results.count(), (1, 1));
-        assert_eq!(results.failed().collect::<Vec<_>>(), [("b", "FAILED")]);
+        assert_eq!(results.totals(), (1, 1));
+        assert_eq!(results.failures().collect::<Vec<_>>(), [("b", "FAILED")]);
 
         let document = directory.path().join("page.md");
-        fs::write(&document, format!("head\n{BEGIN}\nold\n{END}\ntail\n")).unwrap();
+        fs::write(&document, format!("head\n{RESULTS_BEGIN}\nold\n{RESULTS_END}\ntail\n")).unwrap();
         results.write(&document, "2026-01-02").unwrap();
         let text = fs::read_to_string(&document).unwrap();
-        assert!(text.starts_with(&format!("head\n{BEGIN}\n`make conformance` on 2026-01-02, ")), "{text}");
+        assert!(
+            text.starts_with(&format!("head\n{RESULTS_BEGIN}\n`make conformance` on 2026-01-02, ")),
+            "{text}"
+        );
         let rows = "| `a` | ok | 1 |  |\n| `b` | FAILED | 2 | one \\| two<br>three |\n";
-        assert!(text.ends_with(&format!("{rows}{END}\ntail\n")), "{text}");
+        assert!(text.ends_with(&format!("{rows}{RESULTS_END}\ntail\n")), "{text}");
 
         fs::write(&document, "no place").unwrap();
         let error = format!("{:#}", results.write(&document, "2026-01-02").unwrap_err());

@@ -11,37 +11,37 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{peers::Peers, say};
+use crate::{peers::PeerPrograms, print_status};
 
 /// How often a port that was given before may come again before we give up.
-const TRIES: usize = 100;
+const PORT_ATTEMPTS: usize = 100;
 
 /// Where a run keeps what its suite tells.
-pub(crate) fn told(directory: &Path) -> PathBuf {
+pub(crate) fn notes_file(directory: &Path) -> PathBuf {
     directory.join("told.txt")
 }
 
 /// Where a run keeps why its suite failed.
-pub(crate) fn failure(directory: &Path) -> PathBuf {
+pub(crate) fn failure_file(directory: &Path) -> PathBuf {
     directory.join("failure.txt")
 }
 
 /// What every part of a suite is started with.
 #[derive(Debug)]
-pub struct Run {
+pub struct SuiteRun {
     directory: PathBuf,
     scratch: PathBuf,
-    peers: Peers,
+    peers: PeerPrograms,
     program: PathBuf,
     ports: Arc<Mutex<BTreeSet<u16>>>,
 }
 
-impl Run {
+impl SuiteRun {
     /// A run that keeps its logs in `directory`, and in `scratch` what only [`crate::inside`]'s namespaces see.
     ///
     /// # Errors
     /// When the program `cofferdam` has not been built beside this one.
-    pub fn new(directory: PathBuf, scratch: PathBuf, peers: Peers) -> Result<Self> {
+    pub fn new(directory: PathBuf, scratch: PathBuf, peers: PeerPrograms) -> Result<Self> {
         fs::create_dir_all(directory.join("logs"))?;
         fs::create_dir_all(&scratch)?;
         let program = std::env::current_exe()?.with_file_name("cofferdam");
@@ -55,7 +55,7 @@ impl Run {
     ///
     /// # Errors
     /// When its directories cannot be made.
-    pub fn part(&self, name: &str) -> Result<Self> {
+    pub fn subdirectory(&self, name: &str) -> Result<Self> {
         let (directory, scratch) = (self.directory.join(name), self.scratch.join(name));
         fs::create_dir_all(directory.join("logs"))?;
         fs::create_dir_all(&scratch)?;
@@ -85,15 +85,15 @@ impl Run {
     ///
     /// # Errors
     /// When it cannot be kept.
-    pub fn tell(&self, line: &str) -> Result<()> {
-        say(format_args!("  {line}"));
-        let mut told = fs::OpenOptions::new().append(true).create(true).open(told(&self.directory))?;
-        Ok(writeln!(told, "{line}")?)
+    pub fn add_note(&self, line: &str) -> Result<()> {
+        print_status(format_args!("  {line}"));
+        let mut notes = fs::OpenOptions::new().append(true).create(true).open(notes_file(&self.directory))?;
+        Ok(writeln!(notes, "{line}")?)
     }
 
     /// The programs of others.
     #[must_use]
-    pub const fn peers(&self) -> &Peers {
+    pub const fn peers(&self) -> &PeerPrograms {
         &self.peers
     }
 
@@ -107,8 +107,8 @@ impl Run {
     ///
     /// # Errors
     /// When there is none.
-    pub fn port(&self) -> Result<u16> {
-        for _ in 0..TRIES {
+    pub fn free_port(&self) -> Result<u16> {
+        for _ in 0..PORT_ATTEMPTS {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port")?;
             let port = listener.local_addr()?.port();
             if self.ports.lock().unwrap_or_else(PoisonError::into_inner).insert(port) {

@@ -19,7 +19,7 @@ pub async fn until<T>(what: &str, limit: Duration, mut probe: impl AsyncFnMut() 
         let left = limit.saturating_sub(started.elapsed());
         match tokio::time::timeout(left, probe()).await {
             Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(why)) => reason = why,
+            Ok(Err(error)) => reason = error,
             Err(_) => reason = reason.context("the last look had no answer; the one before"),
         }
         if started.elapsed() >= limit {

@@ -31,7 +31,7 @@ use cofferdam_guest::{
     },
 };
 
-use crate::{client::Client, model::Source};
+use crate::{client::ArrayClient, model::VolumeSource};
 
 /// The driver.
 #[derive(Debug)]
@@ -49,86 +49,86 @@ impl Backend for ArrayDriver {
 
     /// Looks at the settings only: a probe has no secrets, and the array answers nobody without a login.
     fn probe() -> Result<Readiness> {
-        match Client::new() {
+        match ArrayClient::new() {
             Ok(_) => Ok(Readiness::Ready),
             Err(error) => Ok(Readiness::NotReady(error.message)),
         }
     }
 
     fn create(request: CreateRequest) -> Result<Volume> {
-        volumes::create(&Client::new()?, &request, None)
+        volumes::create(&ArrayClient::new()?, &request, None)
     }
 
     fn delete(handle: String) -> Result<()> {
-        volumes::delete(&Client::new()?, &handle)
+        volumes::delete(&ArrayClient::new()?, &handle)
     }
 
     fn validate(request: ValidateRequest) -> Result<Validation> {
-        volumes::validate(&Client::new()?, &request)
+        volumes::validate(&ArrayClient::new()?, &request)
     }
 }
 
 impl Cloning for ArrayDriver {
     fn create_from_volume(request: CreateRequest, source: String) -> Result<Volume> {
-        volumes::create(&Client::new()?, &request, Some(Source::Volume(source)))
+        volumes::create(&ArrayClient::new()?, &request, Some(VolumeSource::Volume(source)))
     }
 }
 
 impl Restoring for ArrayDriver {
     fn create_from_snapshot(request: CreateRequest, source: String) -> Result<Volume> {
-        volumes::create(&Client::new()?, &request, Some(Source::Snapshot(source)))
+        volumes::create(&ArrayClient::new()?, &request, Some(VolumeSource::Snapshot(source)))
     }
 }
 
 impl Expansion for ArrayDriver {
     fn expand(request: ExpandRequest) -> Result<Expanded> {
-        volumes::expand(&Client::new()?, &request)
+        volumes::expand(&ArrayClient::new()?, &request)
     }
 }
 
 impl Listing for ArrayDriver {
     fn list(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
-        volumes::list(&Client::new()?, after.as_deref(), limit)
+        volumes::list(&ArrayClient::new()?, after.as_deref(), limit)
     }
 }
 
 impl Inspection for ArrayDriver {
     fn get(handle: String) -> Result<VolumeStatus> {
-        volumes::get(&Client::new()?, &handle)
+        volumes::get(&ArrayClient::new()?, &handle)
     }
 }
 
 impl Capacity for ArrayDriver {
     fn available(request: CapacityRequest) -> Result<CapacityReport> {
-        volumes::available(&Client::new()?, request)
+        volumes::available(&ArrayClient::new()?, request)
     }
 }
 
 impl Publishing for ArrayDriver {
     fn publish(request: PublishRequest) -> Result<Attachment> {
-        nodes::publish(&Client::new()?, &request)
+        nodes::publish(&ArrayClient::new()?, &request)
     }
 
     fn unpublish(handle: String, node: Option<String>) -> Result<()> {
-        nodes::unpublish(&Client::new()?, &handle, node.as_deref())
+        nodes::unpublish(&ArrayClient::new()?, &handle, node.as_deref())
     }
 }
 
 impl Snapshots for ArrayDriver {
     fn create(request: SnapshotRequest) -> Result<Snapshot> {
-        snapshots::create(&Client::new()?, request)
+        snapshots::create(&ArrayClient::new()?, request)
     }
 
     fn delete(handle: String) -> Result<()> {
-        snapshots::delete(&Client::new()?, &handle)
+        snapshots::delete(&ArrayClient::new()?, &handle)
     }
 
     fn get(handle: String) -> Result<Snapshot> {
-        snapshots::get(&Client::new()?, &handle)
+        snapshots::get(&ArrayClient::new()?, &handle)
     }
 
     fn list(source: Option<String>, after: Option<String>, limit: Option<u32>) -> Result<SnapshotPage> {
-        snapshots::list(&Client::new()?, source.as_deref(), after.as_deref(), limit)
+        snapshots::list(&ArrayClient::new()?, source.as_deref(), after.as_deref(), limit)
     }
 }
 

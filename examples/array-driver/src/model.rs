@@ -11,7 +11,7 @@ pub(crate) struct Volume {
     pub(crate) name: String,
     pub(crate) bytes: u64,
     pub(crate) tier: String,
-    pub(crate) source: Option<Source>,
+    pub(crate) source: Option<VolumeSource>,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) wwn: String,
     pub(crate) exports: Vec<Export>,
@@ -23,14 +23,14 @@ pub(crate) struct Volume {
 pub(crate) struct NewVolume<'a> {
     pub(crate) bytes: u64,
     pub(crate) tier: &'a str,
-    pub(crate) source: Option<&'a Source>,
+    pub(crate) source: Option<&'a VolumeSource>,
     pub(crate) labels: BTreeMap<&'a str, &'a str>,
 }
 
 /// Where a content comes from.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Source {
+pub(crate) enum VolumeSource {
     Volume(String),
     Snapshot(String),
 }
@@ -73,7 +73,7 @@ pub(crate) struct NewSnapshot<'a> {
 
 /// A part of the volumes.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Volumes {
+pub(crate) struct VolumeList {
     pub(crate) volumes: Vec<Volume>,
     pub(crate) more: bool,
 }
@@ -87,20 +87,20 @@ pub(crate) struct SnapshotList {
 
 /// How much room there is.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Pool {
+pub(crate) struct ArrayPool {
     pub(crate) free_bytes: u64,
-    pub(crate) largest_bytes: u64,
+    pub(crate) max_volume_bytes: u64,
 }
 
 const CLUSTER: &str = "cofferdam-cluster";
 const CLAIM: &str = "cofferdam-claim";
 const PERSISTENT_VOLUME: &str = "cofferdam-pv";
-const RECLAIM: &str = "cofferdam-reclaim";
-const USES: &str = "cofferdam-uses";
+const RECLAIM_POLICY: &str = "cofferdam-reclaim";
+const CAPABILITIES: &str = "cofferdam-uses";
 
 /// Writes beside a volume what it may be used for and who owns it.
-pub(crate) fn labels<'a>(uses: &'a str, owner: Option<&'a Owner>) -> BTreeMap<&'a str, &'a str> {
-    let mut labels = BTreeMap::from([(USES, uses)]);
+pub(crate) fn labels<'a>(capabilities: &'a str, owner: Option<&'a Owner>) -> BTreeMap<&'a str, &'a str> {
+    let mut labels = BTreeMap::from([(CAPABILITIES, capabilities)]);
     let Some(owner) = owner else { return labels };
     let reclaim = match owner.reclaim_policy {
         ReclaimPolicy::Delete => "delete",
@@ -110,14 +110,14 @@ pub(crate) fn labels<'a>(uses: &'a str, owner: Option<&'a Owner>) -> BTreeMap<&'
         (CLUSTER, owner.cluster_id.as_str()),
         (CLAIM, &owner.claim_uid),
         (PERSISTENT_VOLUME, &owner.pv_name),
-        (RECLAIM, reclaim),
+        (RECLAIM_POLICY, reclaim),
     ]);
     labels
 }
 
 /// What a volume may be used for; nothing of it is known of a volume of somebody else.
-pub(crate) fn uses(labels: &BTreeMap<String, String>) -> Option<&str> {
-    labels.get(USES).map(String::as_str)
+pub(crate) fn capabilities(labels: &BTreeMap<String, String>) -> Option<&str> {
+    labels.get(CAPABILITIES).map(String::as_str)
 }
 
 /// The cluster that a volume was made for, if anybody wrote it down.
@@ -132,7 +132,7 @@ pub(crate) fn owner(labels: &BTreeMap<String, String>) -> Option<Owner> {
         claim_uid: labels.get(CLAIM)?.clone(),
         pv_name: labels.get(PERSISTENT_VOLUME)?.clone(),
         // In doubt nobody's orphan.
-        reclaim_policy: match labels.get(RECLAIM)?.as_str() {
+        reclaim_policy: match labels.get(RECLAIM_POLICY)?.as_str() {
             "delete" => ReclaimPolicy::Delete,
             _ => ReclaimPolicy::Retain,
         },

@@ -2,30 +2,30 @@
 
 use cofferdam_guest::{
     AccessMode, Attachment, Result, StorageError, abilities::PublishRequest, http::Request,
-    idempotent::Existing,
+    idempotent::ExistingComparison,
 };
 
 use crate::{
-    client::{Client, is_a_name},
+    client::{ArrayClient, is_array_name},
     model::{self, NewExport},
     volumes,
 };
 
 /// Makes a volume reachable from a node. The node finds its device by its world-wide name.
-pub(crate) fn publish(client: &Client, request: &PublishRequest) -> Result<Attachment> {
-    if !is_a_name(&request.handle) {
-        return Err(volumes::missing(&request.handle));
+pub(crate) fn publish(client: &ArrayClient, request: &PublishRequest) -> Result<Attachment> {
+    if !is_array_name(&request.handle) {
+        return Err(volumes::volume_not_found(&request.handle));
     }
     let mode = request.capability.mode;
-    let wanted =
-        NewExport { read_only: request.read_only || is_for_readers(mode), exclusive: is_exclusive(mode) };
+    let requested =
+        NewExport { read_only: request.read_only || is_read_only_mode(mode), exclusive: is_exclusive(mode) };
     let url = client.url(&["volumes", &request.handle, "exports", &request.node])?;
-    let response = client.ask(|| Request::put(&url).header("if-none-match", "*").json(&wanted))?;
+    let response = client.send(|| Request::put(&url).header("if-none-match", "*").json(&requested))?;
     let found = if response.status == 412 {
-        published_alike(client, request, &wanted)?
+        existing_export(client, request, &requested)?
     } else {
         let made = response.ok_or(|response| match response.status {
-            404 => Some(volumes::missing(&request.handle)),
+            404 => Some(volumes::volume_not_found(&request.handle)),
             409 => Some(StorageError::failed_precondition(format!(
                 "the volume {:?} is published to another node",
                 request.handle
@@ -38,8 +38,12 @@ pub(crate) fn publish(client: &Client, request: &PublishRequest) -> Result<Attac
 }
 
 /// The volume, when it is published to the node already in the way that is asked for.
-fn published_alike(client: &Client, request: &PublishRequest, wanted: &NewExport) -> Result<model::Volume> {
-    let found = volumes::existing(client, &request.handle)?;
+fn existing_export(
+    client: &ArrayClient,
+    request: &PublishRequest,
+    requested: &NewExport,
+) -> Result<model::Volume> {
+    let found = volumes::get_volume(client, &request.handle)?;
     let Some(export) = found.exports.iter().find(|export| export.node == request.node) else {
         // It was, a moment ago.
         return Err(StorageError::in_progress(format!(
@@ -47,26 +51,26 @@ fn published_alike(client: &Client, request: &PublishRequest, wanted: &NewExport
             request.handle
         )));
     };
-    Existing::new("export to", &request.node)
-        .same("read-only", &export.read_only, &wanted.read_only)
-        .same("exclusive", &export.exclusive, &wanted.exclusive)
+    ExistingComparison::new("export to", &request.node)
+        .equal("read-only", &export.read_only, &requested.read_only)
+        .equal("exclusive", &export.exclusive, &requested.exclusive)
         .check()?;
     Ok(found)
 }
 
 /// Makes a volume unreachable from a node, or from all.
-pub(crate) fn unpublish(client: &Client, handle: &str, node: Option<&str>) -> Result<()> {
-    if !is_a_name(handle) {
+pub(crate) fn unpublish(client: &ArrayClient, handle: &str, node: Option<&str>) -> Result<()> {
+    if !is_array_name(handle) {
         return Ok(());
     }
     let in_use = || StorageError::failed_precondition(format!("the volume {handle:?} is in use"));
     match node {
-        Some(node) => client.remove(&["volumes", handle, "exports", node], in_use),
-        None => client.remove(&["volumes", handle, "exports"], in_use),
+        Some(node) => client.delete_if_exists(&["volumes", handle, "exports", node], in_use),
+        None => client.delete_if_exists(&["volumes", handle, "exports"], in_use),
     }
 }
 
-fn is_for_readers(mode: AccessMode) -> bool {
+fn is_read_only_mode(mode: AccessMode) -> bool {
     matches!(mode, AccessMode::SingleNodeReaderOnly | AccessMode::MultiNodeReaderOnly)
 }
 

@@ -5,37 +5,39 @@ use cofferdam_guest::{
     abilities::{SnapshotPage, SnapshotRequest},
     handle,
     http::Request,
-    idempotent::{self, Created, Existing},
+    idempotent::{self, Created, ExistingComparison},
     paging,
-    parameters::Reader,
+    parameters::ParameterReader,
 };
 
 use crate::{
-    client::{Client, is_a_name},
+    client::{ArrayClient, is_array_name},
     model::{self, NewSnapshot, SnapshotList},
     volumes,
 };
 
 /// Cuts a snapshot or finds it.
-pub(crate) fn create(client: &Client, request: SnapshotRequest) -> Result<Snapshot> {
+pub(crate) fn create(client: &ArrayClient, request: SnapshotRequest) -> Result<Snapshot> {
     volumes::check_name(&request.name)?;
-    Reader::parameters(request.parameters).finish()?;
-    let name = handle::of("snap", &request.name);
+    ParameterReader::parameters(request.parameters).finish()?;
+    let name = handle::from_name("snap", &request.name);
     let url = client.url(&["snapshots", &name])?;
     let found = idempotent::find_or_create(
         || find(client, &name),
         |found| {
-            let existing = Existing::new("snapshot", &request.name);
-            existing.same("source", &found.volume, &request.source).check()
+            let existing = ExistingComparison::new("snapshot", &request.name);
+            existing.equal("source", &found.volume, &request.source).check()
         },
         || {
-            let wanted = NewSnapshot { volume: &request.source };
-            let response = client.ask(|| Request::put(&url).header("if-none-match", "*").json(&wanted))?;
+            let new_snapshot = NewSnapshot { volume: &request.source };
+            let response =
+                client.send(|| Request::put(&url).header("if-none-match", "*").json(&new_snapshot))?;
             if response.status == 412 {
-                return Ok(Created::Taken);
+                return Ok(Created::AlreadyExists);
             }
-            let made = response
-                .ok_or(|response| (response.status == 404).then(|| volumes::missing(&request.source)))?;
+            let made = response.ok_or(|response| {
+                (response.status == 404).then(|| volumes::volume_not_found(&request.source))
+            })?;
             made.json().map(Created::New)
         },
     )?;
@@ -43,17 +45,17 @@ pub(crate) fn create(client: &Client, request: SnapshotRequest) -> Result<Snapsh
 }
 
 /// Deletes a snapshot; one that does not exist is a success. Volumes that were made of it keep their content.
-pub(crate) fn delete(client: &Client, handle: &str) -> Result<()> {
-    if !is_a_name(handle) {
+pub(crate) fn delete(client: &ArrayClient, handle: &str) -> Result<()> {
+    if !is_array_name(handle) {
         return Ok(());
     }
-    client.remove(&["snapshots", handle], || {
+    client.delete_if_exists(&["snapshots", handle], || {
         StorageError::failed_precondition(format!("the snapshot {handle:?} is in use"))
     })
 }
 
 /// Describes a snapshot.
-pub(crate) fn get(client: &Client, handle: &str) -> Result<Snapshot> {
+pub(crate) fn get(client: &ArrayClient, handle: &str) -> Result<Snapshot> {
     match find(client, handle)? {
         Some(found) => Ok(snapshot(found)),
         None => Err(StorageError::not_found(format!("there is no snapshot {handle:?}"))),
@@ -62,31 +64,31 @@ pub(crate) fn get(client: &Client, handle: &str) -> Result<Snapshot> {
 
 /// A part of the snapshots.
 pub(crate) fn list(
-    client: &Client,
+    client: &ArrayClient,
     source: Option<&str>,
     after: Option<&str>,
     limit: Option<u32>,
 ) -> Result<SnapshotPage> {
-    let after = paging::key(after)?;
-    let response = client.ask(|| {
+    let after = paging::key_of_token(after)?;
+    let response = client.send(|| {
         let request = Request::get(client.url(&["snapshots"])?);
         let request = match source {
             Some(source) => request.query("volume", source),
             None => request,
         };
-        Ok(volumes::page(request, after, limit))
+        Ok(volumes::with_page_query(request, after, limit))
     })?;
     let SnapshotList { snapshots, more } = response.ok_or(|_| None)?.json()?;
     let last = snapshots.last().filter(|_| more);
     Ok(SnapshotPage {
-        next: last.map(|last| paging::place(&last.name)),
+        next: last.map(|last| paging::token(&last.name)),
         snapshots: snapshots.into_iter().map(snapshot).collect(),
     })
 }
 
 /// The snapshot of a handle.
-pub(crate) fn find(client: &Client, handle: &str) -> Result<Option<model::Snapshot>> {
-    if is_a_name(handle) { client.find(&["snapshots", handle]) } else { Ok(None) }
+pub(crate) fn find(client: &ArrayClient, handle: &str) -> Result<Option<model::Snapshot>> {
+    if is_array_name(handle) { client.get_if_exists(&["snapshots", handle]) } else { Ok(None) }
 }
 
 fn snapshot(found: model::Snapshot) -> Snapshot {

@@ -6,62 +6,70 @@ use cofferdam_guest::{
     abilities::{CapacityReport, CapacityRequest, ExpandRequest, Expanded, VolumePage},
     handle,
     http::Request,
-    idempotent::{self, Created, Existing},
+    idempotent::{self, Created, ExistingComparison},
     paging,
-    parameters::Reader,
+    parameters::ParameterReader,
     sizes::Sizes,
 };
 
 use crate::{
-    client::{Client, is_a_name},
-    model::{self, NewVolume, Resize, Source, Volumes},
+    client::{ArrayClient, is_array_name},
+    model::{self, NewVolume, Resize, VolumeList, VolumeSource},
 };
 
 /// What parts the ways of use of a volume: nothing that is written out has one.
-const BETWEEN: &str = "\n";
+const CAPABILITY_SEPARATOR: &str = "\n";
 
 /// The array's sizes.
 const SIZES: Sizes = Sizes::between(1 << 20, 1 << 44).in_steps_of(1 << 20).by_default(1 << 30);
 
 /// Creates a volume or finds it. The array refuses a second volume of a name, so two calls never make two.
-pub(crate) fn create(client: &Client, request: &CreateRequest, source: Option<Source>) -> Result<Volume> {
+pub(crate) fn create(
+    client: &ArrayClient,
+    request: &CreateRequest,
+    source: Option<VolumeSource>,
+) -> Result<Volume> {
     check_name(&request.name)?;
-    let tier = tier(request.parameters.clone())?;
-    Reader::mutable_parameters(request.mutable_parameters.clone()).finish()?;
-    let uses = uses(&request.capabilities)?;
-    if let Some(why) = refusal(&request.capabilities) {
-        return Err(StorageError::invalid_argument(why));
+    let tier = parse_tier(request.parameters.clone())?;
+    ParameterReader::mutable_parameters(request.mutable_parameters.clone()).finish()?;
+    let capabilities = canonical_capabilities(&request.capabilities)?;
+    if let Some(reason) = unsupported_capability(&request.capabilities) {
+        return Err(StorageError::invalid_argument(reason));
     }
-    let name = handle::of("vol", &request.name);
+    let name = handle::from_name("vol", &request.name);
     let found = idempotent::find_or_create(
-        || client.find::<model::Volume>(&["volumes", &name]),
+        || client.get_if_exists::<model::Volume>(&["volumes", &name]),
         |found| {
-            Existing::new("volume", &request.name)
-                .same("tier", found.tier.as_str(), tier)
-                .same("source", &found.source, &source)
-                .same("use", &model::uses(&found.labels), &Some(uses.as_str()))
+            ExistingComparison::new("volume", &request.name)
+                .equal("tier", found.tier.as_str(), tier)
+                .equal("source", &found.source, &source)
+                .equal("use", &model::capabilities(&found.labels), &Some(capabilities.as_str()))
                 .same_cluster(model::cluster(&found.labels), request.owner.as_ref())
-                .fits(found.bytes, &request.capacity)
+                .size_within(found.bytes, &request.capacity)
                 .check()
         },
         || {
-            let bytes = SIZES.choose(&at_least_source(client, &request.capacity, source.as_ref())?)?;
-            let labels = model::labels(&uses, request.owner.as_ref());
-            let wanted = NewVolume { bytes, tier, source: source.as_ref(), labels };
-            make(client, &name, &wanted)
+            let bytes = SIZES.choose(&range_with_source(client, &request.capacity, source.as_ref())?)?;
+            let labels = model::labels(&capabilities, request.owner.as_ref());
+            let new_volume = NewVolume { bytes, tier, source: source.as_ref(), labels };
+            put_volume(client, &name, &new_volume)
         },
     )?;
     Ok(volume(&found))
 }
 
-fn make(client: &Client, name: &str, wanted: &NewVolume<'_>) -> Result<Created<model::Volume>> {
+fn put_volume(
+    client: &ArrayClient,
+    name: &str,
+    new_volume: &NewVolume<'_>,
+) -> Result<Created<model::Volume>> {
     let url = client.url(&["volumes", name])?;
-    let response = client.ask(|| Request::put(&url).header("if-none-match", "*").json(wanted))?;
+    let response = client.send(|| Request::put(&url).header("if-none-match", "*").json(new_volume))?;
     if response.status == 412 {
-        return Ok(Created::Taken);
+        return Ok(Created::AlreadyExists);
     }
     let made = response.ok_or(|response| match response.status {
-        404 => Some(StorageError::not_found(format!("the source {:?} does not exist", wanted.source))),
+        404 => Some(StorageError::not_found(format!("the source {:?} does not exist", new_volume.source))),
         422 => Some(StorageError::out_of_range(format!("the array refuses: {}", response.text()))),
         _ => None,
     })?;
@@ -69,20 +77,24 @@ fn make(client: &Client, name: &str, wanted: &NewVolume<'_>) -> Result<Created<m
 }
 
 /// The range for a volume that holds its source.
-fn at_least_source(client: &Client, range: &CapacityRange, source: Option<&Source>) -> Result<CapacityRange> {
-    let (what, found) = match source {
+fn range_with_source(
+    client: &ArrayClient,
+    range: &CapacityRange,
+    source: Option<&VolumeSource>,
+) -> Result<CapacityRange> {
+    let (source_handle, found) = match source {
         None => return Ok(*range),
-        Some(Source::Volume(name)) => (name, find(client, name)?.map(|found| found.bytes)),
-        Some(Source::Snapshot(name)) => {
+        Some(VolumeSource::Volume(name)) => (name, find(client, name)?.map(|found| found.bytes)),
+        Some(VolumeSource::Snapshot(name)) => {
             (name, crate::snapshots::find(client, name)?.map(|found| found.bytes))
         }
     };
     let Some(bytes) = found else {
-        return Err(StorageError::not_found(format!("the source {what:?} does not exist")));
+        return Err(StorageError::not_found(format!("the source {source_handle:?} does not exist")));
     };
     match range.required_bytes {
         Some(required) if required < bytes => Err(StorageError::out_of_range(format!(
-            "{}: the source {what:?} has {bytes} bytes",
+            "{}: the source {source_handle:?} has {bytes} bytes",
             range.describe()
         ))),
         required => {
@@ -92,45 +104,51 @@ fn at_least_source(client: &Client, range: &CapacityRange, source: Option<&Sourc
 }
 
 /// Deletes a volume; one that does not exist is a success.
-pub(crate) fn delete(client: &Client, handle: &str) -> Result<()> {
-    if !is_a_name(handle) {
+pub(crate) fn delete(client: &ArrayClient, handle: &str) -> Result<()> {
+    if !is_array_name(handle) {
         return Ok(());
     }
-    client.remove(&["volumes", handle], || {
+    client.delete_if_exists(&["volumes", handle], || {
         StorageError::failed_precondition(format!("the volume {handle:?} is published"))
     })
 }
 
 /// Tells whether a volume can be used in some ways.
-pub(crate) fn validate(client: &Client, request: &ValidateRequest) -> Result<Validation> {
-    let wanted = uses(&request.capabilities)?;
-    let found = existing(client, &request.handle)?;
-    let made_for = model::uses(&found.labels).unwrap_or(&wanted);
-    let stranger = wanted.split(BETWEEN).find(|wanted| !made_for.split(BETWEEN).any(|made| made == *wanted));
-    let stranger = stranger.map(|wanted| {
-        format!("the volume was created for {}, not for {wanted}", made_for.replace(BETWEEN, " and "))
+pub(crate) fn validate(client: &ArrayClient, request: &ValidateRequest) -> Result<Validation> {
+    let requested = canonical_capabilities(&request.capabilities)?;
+    let found = get_volume(client, &request.handle)?;
+    let created_for = model::capabilities(&found.labels).unwrap_or(&requested);
+    let missing_capability = requested
+        .split(CAPABILITY_SEPARATOR)
+        .find(|requested| !created_for.split(CAPABILITY_SEPARATOR).any(|made| made == *requested));
+    let missing_capability = missing_capability.map(|requested| {
+        format!(
+            "the volume was created for {}, not for {requested}",
+            created_for.replace(CAPABILITY_SEPARATOR, " and ")
+        )
     });
-    let refused =
-        refusal(&request.capabilities).or(stranger).or_else(|| match tier(request.parameters.clone()) {
+    let refused = unsupported_capability(&request.capabilities).or(missing_capability).or_else(|| {
+        match parse_tier(request.parameters.clone()) {
             Ok(tier) if request.parameters.is_empty() || tier == found.tier => None,
             Ok(tier) => Some(format!("the volume's tier is {:?}, not {tier:?}", found.tier)),
             Err(error) => Some(error.message),
-        });
-    let mutable = Reader::mutable_parameters(request.mutable_parameters.clone()).finish();
+        }
+    });
+    let mutable = ParameterReader::mutable_parameters(request.mutable_parameters.clone()).finish();
     let refused = refused.or(mutable.err().map(|error| error.message));
     Ok(refused.map_or(Validation::Confirmed, Validation::Refused))
 }
 
 /// Makes a volume as large as required.
-pub(crate) fn expand(client: &Client, request: &ExpandRequest) -> Result<Expanded> {
-    let found = existing(client, &request.handle)?;
+pub(crate) fn expand(client: &ArrayClient, request: &ExpandRequest) -> Result<Expanded> {
+    let found = get_volume(client, &request.handle)?;
     let capacity_bytes = match SIZES.grow(&request.capacity, found.bytes)? {
         None => found.bytes,
         Some(bytes) => {
             let url = client.url(&["volumes", &request.handle])?;
-            let response = client.ask(|| Request::patch(&url).json(&Resize { bytes }))?;
+            let response = client.send(|| Request::patch(&url).json(&Resize { bytes }))?;
             let grown = response.ok_or(|response| match response.status {
-                404 => Some(missing(&request.handle)),
+                404 => Some(volume_not_found(&request.handle)),
                 // Another call has made it larger meanwhile: the same call again finds that.
                 422 => Some(StorageError::in_progress(format!("the array refuses: {}", response.text()))),
                 _ => None,
@@ -138,29 +156,35 @@ pub(crate) fn expand(client: &Client, request: &ExpandRequest) -> Result<Expande
             grown.json::<model::Volume>()?.bytes
         }
     };
-    let block = request.capability.as_ref().is_some_and(|used| matches!(used.access, AccessType::Block));
+    let block =
+        request.capability.as_ref().is_some_and(|capability| matches!(capability.access, AccessType::Block));
     Ok(Expanded { capacity_bytes, node_expansion: !block })
 }
 
 /// Describes a volume.
-pub(crate) fn get(client: &Client, handle: &str) -> Result<VolumeStatus> {
-    Ok(status(&existing(client, handle)?))
+pub(crate) fn get(client: &ArrayClient, handle: &str) -> Result<VolumeStatus> {
+    Ok(status(&get_volume(client, handle)?))
 }
 
 /// A part of all volumes, also of those that somebody else made.
-pub(crate) fn list(client: &Client, after: Option<&str>, limit: Option<u32>) -> Result<VolumePage> {
-    let after = paging::key(after)?;
-    let response = client.ask(|| Ok(page(Request::get(client.url(&["volumes"])?), after, limit)))?;
-    let Volumes { volumes, more } = response.ok_or(|_| None)?.json()?;
+pub(crate) fn list(client: &ArrayClient, after: Option<&str>, limit: Option<u32>) -> Result<VolumePage> {
+    let after = paging::key_of_token(after)?;
+    let response =
+        client.send(|| Ok(with_page_query(Request::get(client.url(&["volumes"])?), after, limit)))?;
+    let VolumeList { volumes, more } = response.ok_or(|_| None)?.json()?;
     let last = volumes.last().filter(|_| more);
     Ok(VolumePage {
-        next: last.map(|last| paging::place(&last.name)),
+        next: last.map(|last| paging::token(&last.name)),
         volumes: volumes.iter().map(status).collect(),
     })
 }
 
 /// Asks for a part of a list.
-pub(crate) fn page<'a>(request: Request<'a>, after: Option<&str>, limit: Option<u32>) -> Request<'a> {
+pub(crate) fn with_page_query<'a>(
+    request: Request<'a>,
+    after: Option<&str>,
+    limit: Option<u32>,
+) -> Request<'a> {
     let request = match after {
         Some(after) => request.query("after", after),
         None => request,
@@ -172,32 +196,32 @@ pub(crate) fn page<'a>(request: Request<'a>, after: Option<&str>, limit: Option<
 }
 
 /// How much room there is; both tiers share it.
-pub(crate) fn available(client: &Client, request: CapacityRequest) -> Result<CapacityReport> {
-    tier(request.parameters)?;
-    let pool: model::Pool =
-        client.find(&["pool"])?.ok_or_else(|| StorageError::internal("the array has no pool"))?;
+pub(crate) fn available(client: &ArrayClient, request: CapacityRequest) -> Result<CapacityReport> {
+    parse_tier(request.parameters)?;
+    let pool: model::ArrayPool =
+        client.get_if_exists(&["pool"])?.ok_or_else(|| StorageError::internal("the array has no pool"))?;
     Ok(CapacityReport {
         available_bytes: pool.free_bytes,
-        maximum_volume_bytes: Some(pool.largest_bytes.min(pool.free_bytes)),
+        maximum_volume_bytes: Some(pool.max_volume_bytes.min(pool.free_bytes)),
         minimum_volume_bytes: Some(1 << 20),
     })
 }
 
-fn find(client: &Client, handle: &str) -> Result<Option<model::Volume>> {
-    if is_a_name(handle) { client.find(&["volumes", handle]) } else { Ok(None) }
+fn find(client: &ArrayClient, handle: &str) -> Result<Option<model::Volume>> {
+    if is_array_name(handle) { client.get_if_exists(&["volumes", handle]) } else { Ok(None) }
 }
 
 /// The volume of a handle.
-pub(crate) fn existing(client: &Client, handle: &str) -> Result<model::Volume> {
-    find(client, handle)?.ok_or_else(|| missing(handle))
+pub(crate) fn get_volume(client: &ArrayClient, handle: &str) -> Result<model::Volume> {
+    find(client, handle)?.ok_or_else(|| volume_not_found(handle))
 }
 
-pub(crate) fn missing(handle: &str) -> StorageError {
+pub(crate) fn volume_not_found(handle: &str) -> StorageError {
     StorageError::not_found(format!("there is no volume {handle:?}"))
 }
 
-fn tier(parameters: KeyValues) -> Result<&'static str> {
-    let mut reader = Reader::parameters(parameters);
+fn parse_tier(parameters: KeyValues) -> Result<&'static str> {
+    let mut reader = ParameterReader::parameters(parameters);
     let tier = reader.choice("tier", &[("fast", "fast"), ("cheap", "cheap")])?;
     reader.finish()?;
     Ok(tier.unwrap_or("cheap"))
@@ -205,29 +229,29 @@ fn tier(parameters: KeyValues) -> Result<&'static str> {
 
 /// Checks the name of a volume or a snapshot.
 pub(crate) fn check_name(name: &str) -> Result<()> {
-    if name.is_empty() || name.len() > handle::MAX || name.chars().any(char::is_control) {
+    if name.is_empty() || name.len() > handle::MAX_LENGTH || name.chars().any(char::is_control) {
         return Err(StorageError::invalid_argument(format!(
             "the name has {} bytes; expected 1 to {} without control characters",
             name.len(),
-            handle::MAX
+            handle::MAX_LENGTH
         )));
     }
     Ok(())
 }
 
 /// The ways of use, written out and sorted, so that two requests can be compared.
-fn uses(capabilities: &[VolumeCapability]) -> Result<String> {
+fn canonical_capabilities(capabilities: &[VolumeCapability]) -> Result<String> {
     if capabilities.is_empty() {
         return Err(StorageError::invalid_argument("no volume capability was given; expected at least one"));
     }
-    let mut uses: Vec<_> = capabilities.iter().map(VolumeCapability::words).collect();
-    uses.sort();
-    uses.dedup();
-    Ok(uses.join(BETWEEN))
+    let mut lines: Vec<_> = capabilities.iter().map(VolumeCapability::canonical_string).collect();
+    lines.sort();
+    lines.dedup();
+    Ok(lines.join(CAPABILITY_SEPARATOR))
 }
 
 /// Why a volume cannot be used in one of these ways.
-fn refusal(capabilities: &[VolumeCapability]) -> Option<String> {
+fn unsupported_capability(capabilities: &[VolumeCapability]) -> Option<String> {
     let shared = |capability: &VolumeCapability| {
         matches!(capability.mode, AccessMode::MultiNodeMultiWriter | AccessMode::MultiNodeSingleWriter)
             && matches!(capability.access, AccessType::Filesystem(_))

@@ -6,13 +6,13 @@ use percent_encoding::percent_decode_str;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::json;
 
-use crate::model::{Content, Counters, Export, Pool, Snapshot, Source, Volume};
+use crate::model::{ArrayContent, ArrayPool, Counters, Export, Snapshot, Volume, VolumeSource};
 
-const LARGEST: u64 = 1 << 44;
+const MAX_VOLUME_BYTES: u64 = 1 << 44;
 
 /// Who asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Credentials<'a> {
+pub enum ArrayCredentials<'a> {
     /// Nobody says.
     None,
     /// User and password.
@@ -23,27 +23,27 @@ pub enum Credentials<'a> {
 
 /// A request.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask<'a> {
+pub struct ArrayRequest<'a> {
     /// Method in upper case.
     pub method: &'a str,
     /// Path with its query.
     pub path: &'a str,
     /// Who asks.
-    pub credentials: Credentials<'a>,
+    pub credentials: ArrayCredentials<'a>,
     /// Body.
     pub body: &'a [u8],
 }
 
 /// An answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct ArrayResponse {
     /// Status.
     pub status: u16,
     /// JSON; empty for 204.
     pub body: Vec<u8>,
 }
 
-impl Answer {
+impl ArrayResponse {
     pub(crate) fn error(status: u16, message: &str) -> Self {
         Self::json(status, &json!({ "error": message }))
     }
@@ -55,7 +55,7 @@ impl Answer {
         }
     }
 
-    fn nothing() -> Self {
+    fn no_content() -> Self {
         Self { status: 204, body: Vec::new() }
     }
 }
@@ -70,9 +70,9 @@ pub struct Array {
     session_limit: usize,
     /// Tokens with the time at which they end.
     sessions: BTreeMap<String, u64>,
-    tokens: u64,
-    devices: u64,
-    content: Content,
+    next_token: u64,
+    next_device: u64,
+    content: ArrayContent,
     counters: Counters,
 }
 
@@ -86,9 +86,9 @@ impl Array {
             token_ttl_ms: 600_000,
             session_limit: 8,
             sessions: BTreeMap::new(),
-            tokens: 0,
-            devices: 0,
-            content: Content::default(),
+            next_token: 0,
+            next_device: 0,
+            content: ArrayContent::default(),
             counters: Counters::default(),
         }
     }
@@ -119,7 +119,7 @@ impl Array {
     }
 
     /// What the array holds.
-    pub fn content(&self) -> &Content {
+    pub fn content(&self) -> &ArrayContent {
         &self.content
     }
 
@@ -129,8 +129,8 @@ impl Array {
     }
 
     /// Answers a request at a time in milliseconds.
-    pub fn answer(&mut self, ask: &Ask<'_>, now_ms: u64) -> Answer {
-        let (path, query) = ask.path.split_once('?').unwrap_or((ask.path, ""));
+    pub fn handle(&mut self, request: &ArrayRequest<'_>, now_ms: u64) -> ArrayResponse {
+        let (path, query) = request.path.split_once('?').unwrap_or((request.path, ""));
         let path: Vec<String> = path
             .trim_matches('/')
             .split('/')
@@ -144,180 +144,208 @@ impl Array {
             [kind, ..] => *kind,
             [] => "",
         };
-        let count = self.counters.requests.entry(format!("{} {kind}", ask.method)).or_default();
+        let count = self.counters.requests.entry(format!("{} {kind}", request.method)).or_default();
         *count = count.saturating_add(1);
-        if (ask.method, path.as_slice()) == ("POST", &["login"]) {
-            return self.log_in(ask.credentials, now_ms);
+        if (request.method, path.as_slice()) == ("POST", &["login"]) {
+            return self.log_in(request.credentials, now_ms);
         }
-        let known =
-            matches!(ask.credentials, Credentials::Bearer(token) if self.sessions.contains_key(token));
-        if !known {
-            return Answer::error(401, "no session has this token");
+        let has_session = matches!(request.credentials, ArrayCredentials::Bearer(token) if self.sessions.contains_key(token));
+        if !has_session {
+            return ArrayResponse::error(401, "no session has this token");
         }
-        self.route(ask, &path, &query, now_ms).unwrap_or_else(|refused| refused)
+        self.route(request, &path, &query, now_ms).unwrap_or_else(|refused| refused)
     }
 
-    fn log_in(&mut self, credentials: Credentials<'_>, now_ms: u64) -> Answer {
-        let known = matches!(credentials, Credentials::Basic(user, password) if user == self.user && password == self.password);
+    fn log_in(&mut self, credentials: ArrayCredentials<'_>, now_ms: u64) -> ArrayResponse {
+        let is_authenticated = matches!(credentials, ArrayCredentials::Basic(user, password) if user == self.user && password == self.password);
         let full = self.sessions.len() >= self.session_limit;
-        if !known || full {
+        if !is_authenticated || full {
             self.counters.refused_logins = self.counters.refused_logins.saturating_add(1);
         }
-        if !known {
-            return Answer::error(401, "user or password is wrong");
+        if !is_authenticated {
+            return ArrayResponse::error(401, "user or password is wrong");
         }
         if full {
-            return Answer::error(503, "too many sessions");
+            return ArrayResponse::error(503, "too many sessions");
         }
         self.counters.logins = self.counters.logins.saturating_add(1);
-        self.tokens = self.tokens.saturating_add(1);
-        let token = format!("token-{}", self.tokens);
+        self.next_token = self.next_token.saturating_add(1);
+        let token = format!("token-{}", self.next_token);
         self.sessions.insert(token.clone(), now_ms.saturating_add(self.token_ttl_ms));
-        Answer::json(200, &json!({ "token": token, "expires_in_seconds": self.token_ttl_ms / 1000 }))
+        ArrayResponse::json(200, &json!({ "token": token, "expires_in_seconds": self.token_ttl_ms / 1000 }))
     }
 
     fn route(
         &mut self,
-        ask: &Ask<'_>,
+        request: &ArrayRequest<'_>,
         path: &[&str],
         query: &BTreeMap<String, String>,
         now_ms: u64,
-    ) -> Result<Answer, Answer> {
-        match (ask.method, path) {
-            ("GET", ["pool"]) => Ok(Answer::json(200, &self.pool())),
+    ) -> Result<ArrayResponse, ArrayResponse> {
+        match (request.method, path) {
+            ("GET", ["pool"]) => Ok(ArrayResponse::json(200, &self.pool())),
             ("GET", ["volumes"]) => Ok(list("volumes", &self.content.volumes, query, |_| true)),
-            ("GET", ["volumes", name]) => Ok(Answer::json(200, self.volume(name)?)),
-            ("PUT", ["volumes", name]) => self.create(name, &parse(ask.body)?, now_ms),
-            ("PATCH", ["volumes", name]) => self.resize(name, &parse(ask.body)?, now_ms),
+            ("GET", ["volumes", name]) => Ok(ArrayResponse::json(200, self.volume(name)?)),
+            ("PUT", ["volumes", name]) => self.create(name, &parse(request.body)?, now_ms),
+            ("PATCH", ["volumes", name]) => self.resize(name, &parse(request.body)?, now_ms),
             ("DELETE", ["volumes", name]) => self.delete(name),
-            ("PUT", ["volumes", name, "exports", node]) => self.export(name, node, &parse(ask.body)?),
+            ("PUT", ["volumes", name, "exports", node]) => self.export(name, node, &parse(request.body)?),
             ("DELETE", ["volumes", name, "exports"]) => self.unexport(name, None),
             ("DELETE", ["volumes", name, "exports", node]) => self.unexport(name, Some(node)),
             ("GET", ["snapshots"]) => {
                 let volume = query.get("volume");
-                let of_it = |found: &Snapshot| volume.is_none_or(|volume| found.volume == *volume);
-                Ok(list("snapshots", &self.content.snapshots, query, of_it))
+                let matches = |found: &Snapshot| volume.is_none_or(|volume| found.volume == *volume);
+                Ok(list("snapshots", &self.content.snapshots, query, matches))
             }
             ("GET", ["snapshots", name]) => {
                 let found = self.content.snapshots.get(*name);
-                Ok(Answer::json(200, found.ok_or_else(|| missing("snapshot", name))?))
+                Ok(ArrayResponse::json(200, found.ok_or_else(|| missing("snapshot", name))?))
             }
-            ("PUT", ["snapshots", name]) => self.cut(name, &parse(ask.body)?, now_ms),
+            ("PUT", ["snapshots", name]) => self.create_snapshot(name, &parse(request.body)?, now_ms),
             ("DELETE", ["snapshots", name]) => {
                 let removed = self.content.snapshots.remove(*name);
-                removed.map(|_| Answer::nothing()).ok_or_else(|| missing("snapshot", name))
+                removed.map(|_| ArrayResponse::no_content()).ok_or_else(|| missing("snapshot", name))
             }
-            _ => Err(Answer::error(405, "there is no such request")),
+            _ => Err(ArrayResponse::error(405, "there is no such request")),
         }
     }
 
-    fn pool(&self) -> Pool {
-        let taken: u64 = self.content.volumes.values().map(|volume| volume.bytes).sum();
-        let free_bytes = self.total_bytes.saturating_sub(taken);
-        Pool { total_bytes: self.total_bytes, free_bytes, largest_bytes: LARGEST }
+    fn pool(&self) -> ArrayPool {
+        let used: u64 = self.content.volumes.values().map(|volume| volume.bytes).sum();
+        let free_bytes = self.total_bytes.saturating_sub(used);
+        ArrayPool { total_bytes: self.total_bytes, free_bytes, max_volume_bytes: MAX_VOLUME_BYTES }
     }
 
-    fn volume(&self, name: &str) -> Result<&Volume, Answer> {
+    fn volume(&self, name: &str) -> Result<&Volume, ArrayResponse> {
         self.content.volumes.get(name).ok_or_else(|| missing("volume", name))
     }
 
-    fn create(&mut self, name: &str, wanted: &NewVolume, now_ms: u64) -> Result<Answer, Answer> {
+    fn create(
+        &mut self,
+        name: &str,
+        requested: &NewVolume,
+        now_ms: u64,
+    ) -> Result<ArrayResponse, ArrayResponse> {
         if self.content.volumes.contains_key(name) {
-            return Err(Answer::error(412, &format!("the volume {name} exists")));
+            return Err(ArrayResponse::error(412, &format!("the volume {name} exists")));
         }
-        let least = match &wanted.source {
-            Some(Source::Volume(source)) => self.volume(source)?.bytes,
-            Some(Source::Snapshot(source)) => {
+        let minimum = match &requested.source {
+            Some(VolumeSource::Volume(source)) => self.volume(source)?.bytes,
+            Some(VolumeSource::Snapshot(source)) => {
                 self.content.snapshots.get(source).ok_or_else(|| missing("snapshot", source))?.bytes
             }
             None => 1,
         };
-        if wanted.bytes < least || wanted.bytes > LARGEST {
-            return Err(Answer::error(
+        if requested.bytes < minimum || requested.bytes > MAX_VOLUME_BYTES {
+            return Err(ArrayResponse::error(
                 422,
-                &format!("{} bytes; expected {least} to {LARGEST}", wanted.bytes),
+                &format!("{} bytes; expected {minimum} to {MAX_VOLUME_BYTES}", requested.bytes),
             ));
         }
-        if !matches!(wanted.tier.as_str(), "fast" | "cheap") {
-            return Err(Answer::error(422, &format!("tier {:?}; expected fast or cheap", wanted.tier)));
+        if !matches!(requested.tier.as_str(), "fast" | "cheap") {
+            return Err(ArrayResponse::error(
+                422,
+                &format!("tier {:?}; expected fast or cheap", requested.tier),
+            ));
         }
-        self.check_room(wanted.bytes)?;
-        self.devices = self.devices.saturating_add(1);
+        self.check_room(requested.bytes)?;
+        self.next_device = self.next_device.saturating_add(1);
         let volume = Volume {
             name: name.to_owned(),
-            bytes: wanted.bytes,
-            tier: wanted.tier.clone(),
-            source: wanted.source.clone(),
-            labels: wanted.labels.clone(),
-            wwn: format!("wwn-0x{:032x}", self.devices),
+            bytes: requested.bytes,
+            tier: requested.tier.clone(),
+            source: requested.source.clone(),
+            labels: requested.labels.clone(),
+            wwn: format!("wwn-0x{:032x}", self.next_device),
             exports: Vec::new(),
             changed_ms: now_ms,
         };
-        let answer = Answer::json(201, &volume);
+        let answer = ArrayResponse::json(201, &volume);
         self.content.volumes.insert(name.to_owned(), volume);
         Ok(answer)
     }
 
-    fn check_room(&self, bytes: u64) -> Result<(), Answer> {
+    fn check_room(&self, bytes: u64) -> Result<(), ArrayResponse> {
         let free = self.pool().free_bytes;
         if bytes > free {
-            Err(Answer::error(507, &format!("{bytes} bytes; {free} are free")))
+            Err(ArrayResponse::error(507, &format!("{bytes} bytes; {free} are free")))
         } else {
             Ok(())
         }
     }
 
-    fn resize(&mut self, name: &str, wanted: &Resize, now_ms: u64) -> Result<Answer, Answer> {
+    fn resize(
+        &mut self,
+        name: &str,
+        requested: &Resize,
+        now_ms: u64,
+    ) -> Result<ArrayResponse, ArrayResponse> {
         let now = self.volume(name)?.bytes;
-        if wanted.bytes < now || wanted.bytes > LARGEST {
-            return Err(Answer::error(422, &format!("{} bytes; expected {now} to {LARGEST}", wanted.bytes)));
+        if requested.bytes < now || requested.bytes > MAX_VOLUME_BYTES {
+            return Err(ArrayResponse::error(
+                422,
+                &format!("{} bytes; expected {now} to {MAX_VOLUME_BYTES}", requested.bytes),
+            ));
         }
-        self.check_room(wanted.bytes.saturating_sub(now))?;
+        self.check_room(requested.bytes.saturating_sub(now))?;
         let volume = self.content.volumes.get_mut(name).ok_or_else(|| missing("volume", name))?;
-        volume.bytes = wanted.bytes;
+        volume.bytes = requested.bytes;
         volume.changed_ms = now_ms;
-        Ok(Answer::json(200, volume))
+        Ok(ArrayResponse::json(200, volume))
     }
 
-    fn delete(&mut self, name: &str) -> Result<Answer, Answer> {
+    fn delete(&mut self, name: &str) -> Result<ArrayResponse, ArrayResponse> {
         if !self.volume(name)?.exports.is_empty() {
-            return Err(Answer::error(409, &format!("the volume {name} is exported")));
+            return Err(ArrayResponse::error(409, &format!("the volume {name} is exported")));
         }
         self.content.volumes.remove(name);
-        Ok(Answer::nothing())
+        Ok(ArrayResponse::no_content())
     }
 
-    fn export(&mut self, name: &str, node: &str, wanted: &NewExport) -> Result<Answer, Answer> {
+    fn export(
+        &mut self,
+        name: &str,
+        node: &str,
+        requested: &NewExport,
+    ) -> Result<ArrayResponse, ArrayResponse> {
         let volume = self.content.volumes.get_mut(name).ok_or_else(|| missing("volume", name))?;
         if volume.exports.iter().any(|export| export.node == node) {
-            return Err(Answer::error(412, &format!("the volume {name} is exported to {node}")));
+            return Err(ArrayResponse::error(412, &format!("the volume {name} is exported to {node}")));
         }
-        if let Some(other) = volume.exports.iter().find(|export| export.exclusive || wanted.exclusive) {
-            return Err(Answer::error(409, &format!("the volume {name} is exported to {}", other.node)));
+        if let Some(other) = volume.exports.iter().find(|export| export.exclusive || requested.exclusive) {
+            return Err(ArrayResponse::error(
+                409,
+                &format!("the volume {name} is exported to {}", other.node),
+            ));
         }
-        let NewExport { read_only, exclusive } = *wanted;
+        let NewExport { read_only, exclusive } = *requested;
         volume.exports.push(Export { node: node.to_owned(), read_only, exclusive });
-        Ok(Answer::json(201, volume))
+        Ok(ArrayResponse::json(201, volume))
     }
 
-    fn unexport(&mut self, name: &str, node: Option<&str>) -> Result<Answer, Answer> {
+    fn unexport(&mut self, name: &str, node: Option<&str>) -> Result<ArrayResponse, ArrayResponse> {
         let volume = self.content.volumes.get_mut(name).ok_or_else(|| missing("volume", name))?;
         let before = volume.exports.len();
         volume.exports.retain(|export| node.is_some_and(|node| node != export.node));
         if node.is_some() && volume.exports.len() == before {
             return Err(missing("export", name));
         }
-        Ok(Answer::nothing())
+        Ok(ArrayResponse::no_content())
     }
 
-    fn cut(&mut self, name: &str, wanted: &NewSnapshot, now_ms: u64) -> Result<Answer, Answer> {
+    fn create_snapshot(
+        &mut self,
+        name: &str,
+        requested: &NewSnapshot,
+        now_ms: u64,
+    ) -> Result<ArrayResponse, ArrayResponse> {
         if self.content.snapshots.contains_key(name) {
-            return Err(Answer::error(412, &format!("the snapshot {name} exists")));
+            return Err(ArrayResponse::error(412, &format!("the snapshot {name} exists")));
         }
-        let bytes = self.volume(&wanted.volume)?.bytes;
+        let bytes = self.volume(&requested.volume)?.bytes;
         let snapshot =
-            Snapshot { name: name.to_owned(), volume: wanted.volume.clone(), bytes, created_ms: now_ms };
-        let answer = Answer::json(201, &snapshot);
+            Snapshot { name: name.to_owned(), volume: requested.volume.clone(), bytes, created_ms: now_ms };
+        let answer = ArrayResponse::json(201, &snapshot);
         self.content.snapshots.insert(name.to_owned(), snapshot);
         Ok(answer)
     }
@@ -327,7 +355,7 @@ impl Array {
 struct NewVolume {
     bytes: u64,
     tier: String,
-    source: Option<Source>,
+    source: Option<VolumeSource>,
     #[serde(default)]
     labels: BTreeMap<String, String>,
 }
@@ -348,23 +376,23 @@ struct NewSnapshot {
     volume: String,
 }
 
-fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Answer> {
-    serde_json::from_slice(body).map_err(|error| Answer::error(400, &error.to_string()))
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ArrayResponse> {
+    serde_json::from_slice(body).map_err(|error| ArrayResponse::error(400, &error.to_string()))
 }
 
-fn missing(what: &str, name: &str) -> Answer {
-    Answer::error(404, &format!("there is no {what} {name}"))
+fn missing(what: &str, name: &str) -> ArrayResponse {
+    ArrayResponse::error(404, &format!("there is no {what} {name}"))
 }
 
 fn list<T: Serialize>(
     what: &str,
     all: &BTreeMap<String, T>,
     query: &BTreeMap<String, String>,
-    wanted: impl Fn(&T) -> bool,
-) -> Answer {
+    filter: impl Fn(&T) -> bool,
+) -> ArrayResponse {
     let after = query.get("after").map_or("", String::as_str);
     let limit = query.get("limit").and_then(|limit| limit.parse().ok()).unwrap_or(usize::MAX);
-    let mut rest = all.iter().filter(|(name, item)| name.as_str() > after && wanted(item));
+    let mut rest = all.iter().filter(|(name, item)| name.as_str() > after && filter(item));
     let page: Vec<&T> = rest.by_ref().take(limit).map(|(_, item)| item).collect();
-    Answer::json(200, &json!({ what: page, "more": rest.next().is_some() }))
+    ArrayResponse::json(200, &json!({ what: page, "more": rest.next().is_some() }))
 }

@@ -25,7 +25,7 @@ mod fault;
 mod model;
 mod server;
 
-pub use array::{Answer, Array, Ask, Credentials};
-pub use fault::{Fault, Hold};
-pub use model::{Content, Counters, Export, Pool, Snapshot, Source, Volume};
+pub use array::{Array, ArrayCredentials, ArrayRequest, ArrayResponse};
+pub use fault::{ArrayFault, RequestBarrier};
+pub use model::{ArrayContent, ArrayPool, Counters, Export, Snapshot, Volume, VolumeSource};
 pub use server::FakeArray;

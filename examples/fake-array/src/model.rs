@@ -14,7 +14,7 @@ pub struct Volume {
     /// What it lies on: `fast` or `cheap`.
     pub tier: String,
     /// What its content was copied from.
-    pub source: Option<Source>,
+    pub source: Option<VolumeSource>,
     /// Whatever its maker wrote beside it.
     pub labels: BTreeMap<String, String>,
     /// The name by which nodes see its device.
@@ -28,7 +28,7 @@ pub struct Volume {
 /// What a content was copied from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Source {
+pub enum VolumeSource {
     /// A volume.
     Volume(String),
     /// A snapshot.
@@ -61,18 +61,18 @@ pub struct Snapshot {
 
 /// How much room there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pool {
+pub struct ArrayPool {
     /// In all.
     pub total_bytes: u64,
     /// Not taken by any volume.
     pub free_bytes: u64,
     /// The largest volume that the array can have.
-    pub largest_bytes: u64,
+    pub max_volume_bytes: u64,
 }
 
 /// All that the array holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Content {
+pub struct ArrayContent {
     /// The volumes by their names.
     pub volumes: BTreeMap<String, Volume>,
     /// The snapshots by their names.

@@ -7,9 +7,9 @@ use cofferdam_guest::{
     StorageError, ValidateRequest, Validation, Volume, VolumeCapability, VolumeStatus,
     abilities::{Listing, VolumePage},
     ambient, handle,
-    idempotent::Existing,
+    idempotent::ExistingComparison,
     paging,
-    parameters::Reader,
+    parameters::ParameterReader,
     sizes::Sizes,
     state::{self, Decision, Store as _},
 };
@@ -20,37 +20,37 @@ const NAME: &str = "starter.example.com";
 /// The sizes that a volume can have: 1 MiB to 16 TiB, 1 GiB when the claim leaves it open.
 const SIZES: Sizes = Sizes::between(1 << 20, 1 << 44).by_default(1 << 30);
 /// Keys of volumes in the state.
-const VOLUMES: &str = "volume/";
+const VOLUME_PREFIX: &str = "volume/";
 /// Longest name of a volume, in bytes.
 const MAX_NAME: usize = 128;
 /// How many volumes are read at once.
 const PAGE: u32 = 100;
 
-struct Driver;
+struct StarterDriver;
 
-cofferdam_guest::export!(Driver: listing);
+cofferdam_guest::export!(StarterDriver: listing);
 
 /// A volume as it is kept.
 #[derive(Serialize, Deserialize)]
-struct Record {
+struct StarterVolume {
     name: String,
     bytes: u64,
     /// The ways in which it can be used.
-    uses: Vec<String>,
+    capabilities: Vec<String>,
     changed_at_ms: u64,
-    owner: Option<Asker>,
+    owner: Option<StarterOwner>,
 }
 
 /// Who asked for a volume: with it, a forgotten volume can be told from a stranger's.
 #[derive(Serialize, Deserialize)]
-struct Asker {
+struct StarterOwner {
     cluster: String,
     claim: String,
     volume: String,
     retain: bool,
 }
 
-impl Backend for Driver {
+impl Backend for StarterDriver {
     fn describe() -> Result<Description> {
         Ok(Description::new(NAME, env!("CARGO_PKG_VERSION")))
     }
@@ -63,26 +63,26 @@ impl Backend for Driver {
     fn create(request: CreateRequest) -> Result<Volume> {
         check_name(&request.name)?;
         check_parameters(&request.parameters, &request.mutable_parameters)?;
-        let uses = uses(&request.capabilities)?;
-        let handle = handle::of("vol", &request.name);
-        let key = format!("{VOLUMES}{handle}");
+        let capabilities = canonical_capabilities(&request.capabilities)?;
+        let handle = handle::from_name("vol", &request.name);
+        let key = format!("{VOLUME_PREFIX}{handle}");
         let size = SIZES.choose(&request.capacity);
-        state::decide(&state::Host, |store| {
-            if let Some(found) = state::read::<Record>(store, &key)? {
+        state::decide(&state::HostStore, |store| {
+            if let Some(found) = state::read::<StarterVolume>(store, &key)? {
                 let found = found.value;
-                return Existing::new("volume", &request.name)
-                    .fits(found.bytes, &request.capacity)
-                    .same("use", &found.uses, &uses)
+                return ExistingComparison::new("volume", &request.name)
+                    .size_within(found.bytes, &request.capacity)
+                    .equal("use", &found.capabilities, &capabilities)
                     .same_cluster(found.owner.as_ref().map(|owner| &*owner.cluster), request.owner.as_ref())
                     .check()
                     .map(|()| Decision::Done(volume(&handle, &found)));
             }
-            let record = Record {
+            let record = StarterVolume {
                 name: request.name.clone(),
                 bytes: size.clone()?,
-                uses: uses.clone(),
+                capabilities: capabilities.clone(),
                 changed_at_ms: u64::try_from(ambient::now().as_millis()).unwrap_or_default(),
-                owner: request.owner.as_ref().map(asker),
+                owner: request.owner.as_ref().map(starter_owner),
             };
             let answer = volume(&handle, &record);
             Ok(Decision::Commit(vec![state::put(&key, &record, None)?], answer))
@@ -90,11 +90,11 @@ impl Backend for Driver {
     }
 
     fn delete(handle: String) -> Result<()> {
-        if handle.len() > handle::MAX {
+        if handle.len() > handle::MAX_LENGTH {
             return Ok(());
         }
-        let key = format!("{VOLUMES}{handle}");
-        state::decide(&state::Host, |store| {
+        let key = format!("{VOLUME_PREFIX}{handle}");
+        state::decide(&state::HostStore, |store| {
             Ok(match store.get(&key)? {
                 Some(found) => Decision::Commit(vec![state::remove(&key, found.version)], ()),
                 None => Decision::Done(()),
@@ -104,37 +104,37 @@ impl Backend for Driver {
 
     fn validate(request: ValidateRequest) -> Result<Validation> {
         let absent = || StorageError::not_found(format!("there is no volume {:?}", request.handle));
-        if request.handle.len() > handle::MAX {
+        if request.handle.len() > handle::MAX_LENGTH {
             return Err(absent());
         }
-        let wanted = uses(&request.capabilities)?;
-        let key = format!("{VOLUMES}{}", request.handle);
-        let record = state::read::<Record>(&state::Host, &key)?.ok_or_else(absent)?.value;
+        let requested = canonical_capabilities(&request.capabilities)?;
+        let key = format!("{VOLUME_PREFIX}{}", request.handle);
+        let record = state::read::<StarterVolume>(&state::HostStore, &key)?.ok_or_else(absent)?.value;
         // What no volume is created with, this one was not either.
         if let Err(error) = check_parameters(&request.parameters, &request.mutable_parameters) {
             return Ok(Validation::Refused(error.message));
         }
-        Ok(match wanted.iter().find(|wanted| !record.uses.contains(wanted)) {
+        Ok(match requested.iter().find(|requested| !record.capabilities.contains(requested)) {
             Some(missing) => Validation::Refused(format!("the volume was not created for {missing}")),
             None => Validation::Confirmed,
         })
     }
 }
 
-impl Listing for Driver {
+impl Listing for StarterDriver {
     fn list(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
-        let begin = paging::key(after.as_deref())?.map(|handle| format!("{VOLUMES}{handle}"));
+        let begin = paging::key_of_token(after.as_deref())?.map(|handle| format!("{VOLUME_PREFIX}{handle}"));
         let limit = limit.filter(|limit| *limit > 0).unwrap_or(PAGE).min(PAGE);
-        let page = state::Host.scan(VOLUMES, begin.as_deref(), limit)?;
+        let page = state::HostStore.scan(VOLUME_PREFIX, begin.as_deref(), limit)?;
         let mut volumes = Vec::with_capacity(page.entries.len());
         for found in &page.entries {
-            let handle = found.key.strip_prefix(VOLUMES).unwrap_or(&found.key);
-            if let Some(record) = state::read::<Record>(&state::Host, &found.key)? {
+            let handle = found.key.strip_prefix(VOLUME_PREFIX).unwrap_or(&found.key);
+            if let Some(record) = state::read::<StarterVolume>(&state::HostStore, &found.key)? {
                 volumes.push(status(handle, &record.value));
             }
         }
-        let last = page.entries.last().and_then(|found| found.key.strip_prefix(VOLUMES));
-        let next = if page.more { last.map(paging::place) } else { None };
+        let last = page.entries.last().and_then(|found| found.key.strip_prefix(VOLUME_PREFIX));
+        let next = if page.more { last.map(paging::token) } else { None };
         Ok(VolumePage { volumes, next })
     }
 }
@@ -151,23 +151,23 @@ fn check_name(name: &str) -> Result<()> {
 
 /// Parameters of a class that you know are read here; the others are refused by their names.
 fn check_parameters(parameters: &KeyValues, mutable: &KeyValues) -> Result<()> {
-    Reader::parameters(parameters.clone()).finish()?;
-    Reader::mutable_parameters(mutable.clone()).finish()
+    ParameterReader::parameters(parameters.clone()).finish()?;
+    ParameterReader::mutable_parameters(mutable.clone()).finish()
 }
 
 /// The ways of use, written out and sorted, so that two requests can be compared.
-fn uses(capabilities: &[VolumeCapability]) -> Result<Vec<String>> {
+fn canonical_capabilities(capabilities: &[VolumeCapability]) -> Result<Vec<String>> {
     if capabilities.is_empty() {
         return Err(StorageError::invalid_argument("no way of use was given; expected at least one"));
     }
-    let mut uses: Vec<_> = capabilities.iter().map(VolumeCapability::words).collect();
-    uses.sort();
-    uses.dedup();
-    Ok(uses)
+    let mut lines: Vec<_> = capabilities.iter().map(VolumeCapability::canonical_string).collect();
+    lines.sort();
+    lines.dedup();
+    Ok(lines)
 }
 
-fn asker(owner: &Owner) -> Asker {
-    Asker {
+fn starter_owner(owner: &Owner) -> StarterOwner {
+    StarterOwner {
         cluster: owner.cluster_id.clone(),
         claim: owner.claim_uid.clone(),
         volume: owner.pv_name.clone(),
@@ -175,16 +175,16 @@ fn asker(owner: &Owner) -> Asker {
     }
 }
 
-fn volume(handle: &str, record: &Record) -> Volume {
+fn volume(handle: &str, record: &StarterVolume) -> Volume {
     Volume { attachment: Some(Attachment::none()), ..Volume::new(handle, record.bytes) }
 }
 
-fn status(handle: &str, record: &Record) -> VolumeStatus {
-    let owner = |asker: &Asker| Owner {
-        cluster_id: asker.cluster.clone(),
-        claim_uid: asker.claim.clone(),
-        pv_name: asker.volume.clone(),
-        reclaim_policy: if asker.retain { ReclaimPolicy::Retain } else { ReclaimPolicy::Delete },
+fn status(handle: &str, record: &StarterVolume) -> VolumeStatus {
+    let owner = |stored: &StarterOwner| Owner {
+        cluster_id: stored.cluster.clone(),
+        claim_uid: stored.claim.clone(),
+        pv_name: stored.volume.clone(),
+        reclaim_policy: if stored.retain { ReclaimPolicy::Retain } else { ReclaimPolicy::Delete },
     };
     VolumeStatus {
         volume: volume(handle, record),
@@ -217,58 +217,66 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_comes_and_goes() {
-        let _host = mock::Host::new().install();
-        let made = Driver::create(request("pvc-1", 2 << 20)).unwrap();
-        assert_eq!((made.handle.as_str(), made.capacity_bytes), ("vol-pvc-1", Some(2 << 20)));
-        assert_eq!(Driver::create(request("pvc-1", 2 << 20)).unwrap(), made, "the same call finds it");
-        let other = Driver::create(request("pvc-1", 3 << 20)).unwrap_err();
+    fn a_volume_is_created_once_and_deleted() {
+        let _host = mock::MockHost::new().install();
+        let volume = StarterDriver::create(request("pvc-1", 2 << 20)).unwrap();
+        assert_eq!((volume.handle.as_str(), volume.capacity_bytes), ("vol-pvc-1", Some(2 << 20)));
+        assert_eq!(
+            StarterDriver::create(request("pvc-1", 2 << 20)).unwrap(),
+            volume,
+            "the same call finds it"
+        );
+        let other = StarterDriver::create(request("pvc-1", 3 << 20)).unwrap_err();
         assert_eq!(other.kind, ErrorKind::AlreadyExists);
-        assert_eq!(Driver::list(None, None).unwrap().volumes.len(), 1);
-        Driver::delete(made.handle.clone()).unwrap();
-        Driver::delete(made.handle).unwrap();
-        assert!(Driver::list(None, None).unwrap().volumes.is_empty());
+        assert_eq!(StarterDriver::list(None, None).unwrap().volumes.len(), 1);
+        StarterDriver::delete(volume.handle.clone()).unwrap();
+        StarterDriver::delete(volume.handle).unwrap();
+        assert!(StarterDriver::list(None, None).unwrap().volumes.is_empty());
     }
 
     #[test]
-    fn what_a_volume_is_not_created_for_is_refused() {
-        let host = mock::Host::new().install();
-        let made = Driver::create(request("pvc-1", 2 << 20)).unwrap();
-        let kept = host.get("volume/vol-pvc-1").unwrap().unwrap().value;
-        assert!(String::from_utf8(kept).unwrap().contains(r#""uses":["single-node-writer block"]"#));
+    fn validate_rejects_other_capabilities_and_parameters() {
+        let host = mock::MockHost::new().install();
+        let volume = StarterDriver::create(request("pvc-1", 2 << 20)).unwrap();
+        let stored = host.get("volume/vol-pvc-1").unwrap().unwrap().value;
+        assert!(String::from_utf8(stored).unwrap().contains(r#""uses":["single-node-writer block"]"#));
         let tier = || vec![("tier".to_owned(), "gold".to_owned())];
-        let asked = |mode, parameters, mutable_parameters| ValidateRequest {
-            handle: made.handle.clone(),
+        let validate_request = |mode, parameters, mutable_parameters| ValidateRequest {
+            handle: volume.handle.clone(),
             context: Vec::new(),
             capabilities: vec![VolumeCapability { mode, access: AccessType::Block }],
             parameters,
             mutable_parameters,
         };
         let writer = AccessMode::SingleNodeWriter;
-        assert_eq!(Driver::validate(asked(writer, Vec::new(), Vec::new())), Ok(Validation::Confirmed));
+        assert_eq!(
+            StarterDriver::validate(validate_request(writer, Vec::new(), Vec::new())),
+            Ok(Validation::Confirmed)
+        );
         for refused in [
-            asked(AccessMode::MultiNodeMultiWriter, Vec::new(), Vec::new()),
-            asked(writer, tier(), Vec::new()),
-            asked(writer, Vec::new(), tier()),
+            validate_request(AccessMode::MultiNodeMultiWriter, Vec::new(), Vec::new()),
+            validate_request(writer, tier(), Vec::new()),
+            validate_request(writer, Vec::new(), tier()),
         ] {
-            let answer = Driver::validate(refused).unwrap();
+            let answer = StarterDriver::validate(refused).unwrap();
             assert!(matches!(answer, Validation::Refused(_)), "{answer:?}");
         }
-        let absent = ValidateRequest { handle: "vol-x".to_owned(), ..asked(writer, tier(), Vec::new()) };
-        assert_eq!(Driver::validate(absent).unwrap_err().kind, ErrorKind::NotFound);
+        let absent =
+            ValidateRequest { handle: "vol-x".to_owned(), ..validate_request(writer, tier(), Vec::new()) };
+        assert_eq!(StarterDriver::validate(absent).unwrap_err().kind, ErrorKind::NotFound);
     }
 
     #[test]
-    fn a_volume_survives_a_lost_answer() {
-        let host = mock::Host::new().install();
-        let mut strangers = 3;
-        host.before_commits(move |host| {
-            if strangers > 0 {
-                strangers -= 1;
-                host.write("somebody-else", b"x");
+    fn a_volume_is_created_despite_concurrent_writes() {
+        let host = mock::MockHost::new().install();
+        let mut conflicts = 3;
+        host.before_each_commit(move |host| {
+            if conflicts > 0 {
+                conflicts -= 1;
+                host.write_state("somebody-else", b"x");
             }
         });
-        Driver::create(request("pvc-2", 1 << 20)).unwrap();
-        assert_eq!(Driver::list(None, Some(1)).unwrap().volumes.len(), 1);
+        StarterDriver::create(request("pvc-2", 1 << 20)).unwrap();
+        assert_eq!(StarterDriver::list(None, Some(1)).unwrap().volumes.len(), 1);
     }
 }

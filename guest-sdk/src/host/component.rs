@@ -7,16 +7,16 @@ use crate::{
         ambient, http as wire, log as lines, pool, reveal as reveals, secrets, session, settings as section,
         state, types,
     },
-    http::{Authorization, HttpError, Request, Response, User},
+    http::{Authorization, HttpError, Request, Response, UserName},
 };
 
 /// What stands for a secret.
-pub(crate) type Handle = types::Secret;
+pub(crate) type ImportedSecret = types::Secret;
 
 /// Whether this call may have changed something outside. An instance answers one call, so a static is the call's own.
 static CHANGED: AtomicBool = AtomicBool::new(false);
 
-pub(crate) fn changed() -> bool {
+pub(crate) fn has_changed() -> bool {
     CHANGED.load(Ordering::Relaxed)
 }
 
@@ -64,11 +64,11 @@ pub(crate) fn secret_names() -> Vec<String> {
     secrets::names()
 }
 
-pub(crate) fn secret(name: &str) -> Option<Handle> {
+pub(crate) fn secret(name: &str) -> Option<ImportedSecret> {
     secrets::get(name)
 }
 
-pub(crate) fn reveal(secret: &Handle) -> String {
+pub(crate) fn reveal(secret: &ImportedSecret) -> String {
     reveals::reveal(secret)
 }
 
@@ -96,8 +96,8 @@ pub(crate) fn send(request: Request<'_>) -> Result<Response, HttpError> {
     let authorization = request.authorization.map(|authorization| match authorization {
         Authorization::Basic { user, password } => wire::Authorization::Basic(wire::Basic {
             user: match user {
-                User::Plain(name) => wire::UserName::Plain(name),
-                User::Secret(name) => wire::UserName::Hidden(name.handle()),
+                UserName::Plain(name) => wire::UserName::Plain(name),
+                UserName::Secret(name) => wire::UserName::Hidden(name.handle()),
             },
             password: password.handle(),
         }),

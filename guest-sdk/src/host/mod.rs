@@ -19,7 +19,7 @@ pub(crate) use imports::*;
 use crate::bindings::cofferdam::storage::state::{Change, StateError, Version};
 
 /// Notes a change that has been made.
-fn noted<T, E>(result: Result<T, E>) -> Result<T, E> {
+fn record_change<T, E>(result: Result<T, E>) -> Result<T, E> {
     if result.is_ok() {
         set_changed(true);
     }
@@ -27,5 +27,5 @@ fn noted<T, E>(result: Result<T, E>) -> Result<T, E> {
 }
 
 pub(crate) fn state_commit(changes: &[Change]) -> Result<Version, StateError> {
-    noted(imports::state_commit(changes))
+    record_change(imports::state_commit(changes))
 }

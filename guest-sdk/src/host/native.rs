@@ -9,16 +9,16 @@ use crate::{
         state::{Change, Entry, Page, StateError, Version},
     },
     http::{Failure, HttpError, Request, Response},
-    mock::{self, Handle as MockHandle, Host},
+    mock::{self, MockHost, MockSecret as MockHandle},
 };
 
 /// What stands for a secret.
-pub(crate) type Handle = MockHandle;
+pub(crate) type ImportedSecret = MockHandle;
 
 const NO_HOST: &str = "no mock host is installed on this thread: see cofferdam_guest::mock";
 
-pub(crate) fn changed() -> bool {
-    mock::current().is_some_and(|host| host.changed())
+pub(crate) fn has_changed() -> bool {
+    mock::current().is_some_and(|host| host.has_changed())
 }
 
 pub(crate) fn set_changed(changed: bool) {
@@ -29,7 +29,7 @@ pub(crate) fn set_changed(changed: bool) {
 
 pub(crate) fn log(level: Level, message: &str, fields: &[(String, String)]) {
     if let Some(host) = mock::current() {
-        host.write_line(level, message, fields);
+        host.write_log_line(level, message, fields);
     }
 }
 
@@ -42,40 +42,40 @@ pub(crate) fn random_bytes(length: u32) -> Vec<u8> {
 }
 
 pub(crate) fn setting(key: &str) -> Option<String> {
-    mock::current()?.setting_of(key)
+    mock::current()?.setting_value(key)
 }
 
 pub(crate) fn settings() -> Vec<(String, String)> {
     mock::current().map(|host| host.settings()).unwrap_or_default()
 }
 
-fn with_state<T>(ask: impl FnOnce(Host) -> Result<T, StateError>) -> Result<T, StateError> {
-    ask(mock::current().ok_or_else(|| StateError::Unavailable(NO_HOST.to_owned()))?)
+fn with_mock_state<T>(call: impl FnOnce(MockHost) -> Result<T, StateError>) -> Result<T, StateError> {
+    call(mock::current().ok_or_else(|| StateError::Unavailable(NO_HOST.to_owned()))?)
 }
 
 pub(crate) fn state_get(key: &str) -> Result<Option<Entry>, StateError> {
-    with_state(|host| host.state_get(key))
+    with_mock_state(|host| host.state_get(key))
 }
 
 pub(crate) fn state_commit(changes: &[Change]) -> Result<Version, StateError> {
-    with_state(|host| host.state_commit(changes))
+    with_mock_state(|host| host.state_commit(changes))
 }
 
 pub(crate) fn state_scan(prefix: &str, after: Option<&str>, limit: u32) -> Result<Page, StateError> {
-    with_state(|host| host.state_scan(prefix, after, limit))
+    with_mock_state(|host| host.state_scan(prefix, after, limit))
 }
 
 pub(crate) fn secret_names() -> Vec<String> {
     mock::current().map(|host| host.secret_names()).unwrap_or_default()
 }
 
-pub(crate) fn secret(name: &str) -> Option<Handle> {
-    mock::current()?.secret_of(name)
+pub(crate) fn secret(name: &str) -> Option<ImportedSecret> {
+    mock::current()?.secret_handle(name)
 }
 
-pub(crate) fn reveal(secret: &Handle) -> String {
+pub(crate) fn reveal(secret: &ImportedSecret) -> String {
     if let Some(host) = mock::current() {
-        host.note_revealed(secret);
+        host.record_revealed(secret);
     }
     secret.text().to_owned()
 }
@@ -107,24 +107,24 @@ pub(crate) fn send(request: Request<'_>) -> Result<Response, HttpError> {
     }
 }
 
-fn with_pool<T>(ask: impl FnOnce(Host) -> Result<T, PoolError>) -> Result<T, PoolError> {
-    ask(mock::current().ok_or_else(|| PoolError::Failed(NO_HOST.to_owned()))?)
+fn with_mock_pool<T>(call: impl FnOnce(MockHost) -> Result<T, PoolError>) -> Result<T, PoolError> {
+    call(mock::current().ok_or_else(|| PoolError::Failed(NO_HOST.to_owned()))?)
 }
 
 pub(crate) fn pool_create_directory(name: &str) -> Result<(), PoolError> {
-    with_pool(|host| host.in_pool(|tree| tree.create_directory(name)))
+    with_mock_pool(|host| host.with_pool(|tree| tree.create_directory(name)))
 }
 
 pub(crate) fn pool_create_image(name: &str, size_bytes: u64) -> Result<(), PoolError> {
-    with_pool(|host| host.in_pool(|tree| tree.create_image(name, size_bytes)))
+    with_mock_pool(|host| host.with_pool(|tree| tree.create_image(name, size_bytes)))
 }
 
 pub(crate) fn pool_remove(name: &str) -> Result<(), PoolError> {
-    with_pool(|host| host.in_pool(|tree| tree.remove(name)))
+    with_mock_pool(|host| host.with_pool(|tree| tree.remove(name)))
 }
 
 pub(crate) fn pool_grow(name: &str, size_bytes: u64) -> Result<(), PoolError> {
-    with_pool(|host| host.in_pool(|tree| tree.grow(name, size_bytes)))
+    with_mock_pool(|host| host.with_pool(|tree| tree.grow(name, size_bytes)))
 }
 
 pub(crate) fn pool_copy(
@@ -133,17 +133,17 @@ pub(crate) fn pool_copy(
     size_bytes: Option<u64>,
     mode: pool::CopyMode,
 ) -> Result<(), PoolError> {
-    with_pool(|host| host.in_pool(|tree| tree.copy(source, name, size_bytes, mode)))
+    with_mock_pool(|host| host.with_pool(|tree| tree.copy(source, name, size_bytes, mode)))
 }
 
 pub(crate) fn pool_measure(name: &str) -> Result<pool::Item, PoolError> {
-    with_pool(|host| host.in_pool(|tree| tree.measure(name)))
+    with_mock_pool(|host| host.with_pool(|tree| tree.measure(name)))
 }
 
 pub(crate) fn pool_scan(prefix: &str, after: Option<&str>, limit: u32) -> Result<pool::Page, PoolError> {
-    with_pool(|host| host.in_pool(|tree| Ok(tree.scan(prefix, after, limit))))
+    with_mock_pool(|host| host.with_pool(|tree| Ok(tree.scan(prefix, after, limit))))
 }
 
 pub(crate) fn pool_usage() -> Result<pool::Room, PoolError> {
-    with_pool(|host| host.in_pool(|tree| Ok(tree.usage())))
+    with_mock_pool(|host| host.with_pool(|tree| Ok(tree.usage())))
 }

@@ -4,7 +4,7 @@ use super::{imports, set_changed};
 use crate::bindings::cofferdam::storage::pool::{CopyMode, Item, Page, PoolError, Room};
 
 /// Notes a change that has been made, or may have been.
-fn noted(result: Result<(), PoolError>) -> Result<(), PoolError> {
+fn record_change(result: Result<(), PoolError>) -> Result<(), PoolError> {
     if matches!(result, Ok(()) | Err(PoolError::Unknown(_))) {
         set_changed(true);
     }
@@ -12,19 +12,19 @@ fn noted(result: Result<(), PoolError>) -> Result<(), PoolError> {
 }
 
 pub(crate) fn create_directory(name: &str) -> Result<(), PoolError> {
-    noted(imports::pool_create_directory(name))
+    record_change(imports::pool_create_directory(name))
 }
 
 pub(crate) fn create_image(name: &str, size_bytes: u64) -> Result<(), PoolError> {
-    noted(imports::pool_create_image(name, size_bytes))
+    record_change(imports::pool_create_image(name, size_bytes))
 }
 
 pub(crate) fn remove(name: &str) -> Result<(), PoolError> {
-    noted(imports::pool_remove(name))
+    record_change(imports::pool_remove(name))
 }
 
 pub(crate) fn grow(name: &str, size_bytes: u64) -> Result<(), PoolError> {
-    noted(imports::pool_grow(name, size_bytes))
+    record_change(imports::pool_grow(name, size_bytes))
 }
 
 pub(crate) fn copy(
@@ -33,7 +33,7 @@ pub(crate) fn copy(
     size_bytes: Option<u64>,
     mode: CopyMode,
 ) -> Result<(), PoolError> {
-    noted(imports::pool_copy(source, name, size_bytes, mode))
+    record_change(imports::pool_copy(source, name, size_bytes, mode))
 }
 
 pub(crate) fn measure(name: &str) -> Result<Item, PoolError> {

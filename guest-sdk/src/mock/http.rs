@@ -2,11 +2,11 @@
 
 use std::{cell::RefCell, fmt, rc::Rc, time::Duration};
 
-use crate::http::{Authorization, Failure, HttpError, Method, Request, Response, User};
+use crate::http::{Authorization, Failure, HttpError, Method, Request, Response, UserName};
 
 /// A request as a server receives it.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Received {
+pub struct ReceivedRequest {
     /// What to do.
     pub method: Method,
     /// The whole URL.
@@ -19,20 +19,20 @@ pub struct Received {
     pub timeout: Option<Duration>,
     /// The names of the secrets that were sent.
     pub secrets: Vec<String>,
-    proof: Option<Proof>,
+    credentials: Option<ReceivedCredentials>,
 }
 
 /// What the host would have put into the request.
 #[derive(Clone, PartialEq, Eq)]
-enum Proof {
+enum ReceivedCredentials {
     Basic(String, String),
     Bearer(String),
     Header(String, String),
 }
 
-impl fmt::Debug for Received {
+impl fmt::Debug for ReceivedRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { method, url, headers, body, timeout, secrets, proof: _ } = self;
+        let Self { method, url, headers, body, timeout, secrets, credentials: _ } = self;
         f.debug_struct("Received")
             .field("method", method)
             .field("url", url)
@@ -44,23 +44,23 @@ impl fmt::Debug for Received {
     }
 }
 
-impl Received {
+impl ReceivedRequest {
     pub(super) fn new(request: Request<'_>) -> Self {
         let mut secrets = Vec::new();
-        let mut open = |secret: &crate::secrets::Secret| {
+        let mut secret_text = |secret: &crate::secrets::Secret| {
             secrets.push(secret.name().to_owned());
             secret.handle().text().to_owned()
         };
-        let proof = request.authorization.map(|authorization| match authorization {
+        let credentials = request.authorization.map(|authorization| match authorization {
             Authorization::Basic { user, password } => {
                 let user = match user {
-                    User::Plain(name) => name,
-                    User::Secret(name) => open(name),
+                    UserName::Plain(name) => name,
+                    UserName::Secret(name) => secret_text(name),
                 };
-                Proof::Basic(user, open(password))
+                ReceivedCredentials::Basic(user, secret_text(password))
             }
-            Authorization::Bearer(token) => Proof::Bearer(open(token)),
-            Authorization::Header { name, value } => Proof::Header(name, open(value)),
+            Authorization::Bearer(token) => ReceivedCredentials::Bearer(secret_text(token)),
+            Authorization::Header { name, value } => ReceivedCredentials::Header(name, secret_text(value)),
         });
         Self {
             method: request.method,
@@ -69,13 +69,13 @@ impl Received {
             body: request.body.unwrap_or_default(),
             timeout: request.timeout_ms.map(Duration::from_millis),
             secrets,
-            proof,
+            credentials,
         }
     }
 
     /// A header by its name, in whatever case.
     pub fn header(&self, name: &str) -> Option<&str> {
-        if let Some(Proof::Header(found, value)) = &self.proof
+        if let Some(ReceivedCredentials::Header(found, value)) = &self.credentials
             && found.eq_ignore_ascii_case(name)
         {
             return Some(value);
@@ -88,17 +88,17 @@ impl Received {
 
     /// User and password of a request that was made with [`Request::basic`].
     pub fn basic(&self) -> Option<(&str, &str)> {
-        match &self.proof {
-            Some(Proof::Basic(user, password)) => Some((user, password)),
-            Some(Proof::Bearer(_) | Proof::Header(..)) | None => None,
+        match &self.credentials {
+            Some(ReceivedCredentials::Basic(user, password)) => Some((user, password)),
+            Some(ReceivedCredentials::Bearer(_) | ReceivedCredentials::Header(..)) | None => None,
         }
     }
 
     /// The bearer token, whether a secret or a login.
     pub fn bearer(&self) -> Option<&str> {
-        match &self.proof {
-            Some(Proof::Bearer(token)) => Some(token),
-            Some(Proof::Basic(..) | Proof::Header(..)) => None,
+        match &self.credentials {
+            Some(ReceivedCredentials::Bearer(token)) => Some(token),
+            Some(ReceivedCredentials::Basic(..) | ReceivedCredentials::Header(..)) => None,
             None => self.header("authorization")?.strip_prefix("Bearer "),
         }
     }
@@ -113,41 +113,41 @@ impl Received {
     }
 }
 
-type Handler = Rc<RefCell<dyn FnMut(&Received) -> Result<Response, HttpError>>>;
+type Handler = Rc<RefCell<dyn FnMut(&ReceivedRequest) -> Result<Response, HttpError>>>;
 
 /// The servers, and what they have received.
 #[derive(Default)]
-pub(super) struct Servers {
+pub(super) struct MockServers {
     handlers: RefCell<Vec<(Method, String, Handler)>>,
-    received: RefCell<Vec<Received>>,
+    received: RefCell<Vec<ReceivedRequest>>,
 }
 
-impl fmt::Debug for Servers {
+impl fmt::Debug for MockServers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Servers").field("received", &self.received).finish_non_exhaustive()
     }
 }
 
-impl Servers {
-    pub(super) fn on(
+impl MockServers {
+    pub(super) fn add_handler(
         &self,
         method: Method,
         prefix: &str,
-        handler: impl FnMut(&Received) -> Result<Response, HttpError> + 'static,
+        handler: impl FnMut(&ReceivedRequest) -> Result<Response, HttpError> + 'static,
     ) {
         self.handlers.borrow_mut().push((method, prefix.to_owned(), Rc::new(RefCell::new(handler))));
     }
 
-    pub(super) fn received(&self) -> Vec<Received> {
+    pub(super) fn received(&self) -> Vec<ReceivedRequest> {
         self.received.borrow().clone()
     }
 
-    pub(super) fn forget(&self) {
+    pub(super) fn clear(&self) {
         self.received.borrow_mut().clear();
     }
 
     pub(super) fn send(&self, request: Request<'_>) -> Result<Response, HttpError> {
-        let received = Received::new(request);
+        let received = ReceivedRequest::new(request);
         self.received.borrow_mut().push(received.clone());
         let handlers = self.handlers.borrow();
         let handler = handlers.iter().rev().find(|(method, prefix, _)| {

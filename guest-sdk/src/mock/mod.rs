@@ -43,7 +43,7 @@ use std::{
     time::Duration,
 };
 
-pub use self::http::Received;
+pub use self::http::ReceivedRequest;
 use crate::{
     bindings::cofferdam::storage::{
         pool::PoolError,
@@ -55,50 +55,50 @@ use crate::{
 };
 
 thread_local! {
-    static CURRENT: RefCell<Option<Host>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<Option<MockHost>> = const { RefCell::new(None) };
 }
 
 /// Noon of 1 January 2026, where time begins unless a test says otherwise.
 const START_MS: u64 = 1_767_268_800_000;
-const DIED: &str = "the instance died";
-const BLOT: &str = "[secret]";
+const FAILED_ON_PURPOSE: &str = "the instance died";
+const REDACTED: &str = "[secret]";
 
 /// The host of this thread.
-pub(crate) fn current() -> Option<Host> {
+pub(crate) fn current() -> Option<MockHost> {
     CURRENT.with(|current| current.try_borrow().ok().and_then(|host| host.clone()))
 }
 
 /// A host. Its clones are the same one.
 #[derive(Clone, Debug, Default)]
-pub struct Host(Rc<Inner>);
+pub struct MockHost(Rc<MockState>);
 
 #[derive(Default)]
-struct Inner {
+struct MockState {
     settings: RefCell<BTreeMap<String, String>>,
     secrets: RefCell<BTreeMap<String, Rc<str>>>,
     revealed: RefCell<BTreeSet<String>>,
-    lines: RefCell<Vec<Line>>,
+    log_lines: RefCell<Vec<LogLine>>,
     elapsed_ms: Cell<u64>,
     start_ms: Cell<Option<u64>>,
-    chance: Cell<u64>,
-    steps: Cell<Option<u32>>,
+    rng_state: Cell<u64>,
+    calls_left: Cell<Option<u32>>,
     in_call: Cell<bool>,
     changed: Cell<bool>,
-    blobs: RefCell<state::Blobs>,
-    before_commit: RefCell<Option<Hook>>,
-    logins: RefCell<session::Logins>,
-    servers: http::Servers,
-    tree: RefCell<pool::Tree>,
+    blobs: RefCell<state::MockStateStore>,
+    before_commit: RefCell<Option<CommitHook>>,
+    sessions: RefCell<session::MockSessionStore>,
+    servers: http::MockServers,
+    pool: RefCell<pool::MockPool>,
 }
 
-type Hook = Rc<RefCell<dyn FnMut(&Host)>>;
+type CommitHook = Rc<RefCell<dyn FnMut(&MockHost)>>;
 
-impl fmt::Debug for Inner {
+impl fmt::Debug for MockState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Inner")
             .field("settings", &self.settings)
             .field("secrets", &self.secrets.borrow().keys())
-            .field("lines", &self.lines)
+            .field("lines", &self.log_lines)
             .field("servers", &self.servers)
             .finish_non_exhaustive()
     }
@@ -106,7 +106,7 @@ impl fmt::Debug for Inner {
 
 /// A line of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct LogLine {
     /// How much it matters.
     pub level: Level,
     /// What it says, without the call's secrets.
@@ -117,12 +117,12 @@ pub struct Line {
 
 /// What stands for a secret in a native build.
 #[derive(Clone)]
-pub(crate) struct Handle {
+pub(crate) struct MockSecret {
     name: String,
     text: Rc<str>,
 }
 
-impl Handle {
+impl MockSecret {
     pub(crate) fn text(&self) -> &str {
         &self.text
     }
@@ -131,28 +131,28 @@ impl Handle {
 /// A host that is in use on this thread, until it is dropped; then the one before is again.
 #[derive(Debug)]
 #[must_use = "the host is in use until this is dropped"]
-pub struct Installed {
-    host: Host,
-    before: Option<Host>,
+pub struct InstalledHost {
+    host: MockHost,
+    previous: Option<MockHost>,
 }
 
-impl Deref for Installed {
-    type Target = Host;
+impl Deref for InstalledHost {
+    type Target = MockHost;
 
-    fn deref(&self) -> &Host {
+    fn deref(&self) -> &MockHost {
         &self.host
     }
 }
 
-impl Drop for Installed {
+impl Drop for InstalledHost {
     fn drop(&mut self) {
-        let before = self.before.take();
+        let before = self.previous.take();
         CURRENT.with(|current| current.replace(before));
     }
 }
 
 /// What a test sets up.
-impl Host {
+impl MockHost {
     /// A host that grants everything and holds nothing.
     pub fn new() -> Self {
         Self::default()
@@ -174,7 +174,7 @@ impl Host {
 
     /// Begins time here: milliseconds since 1970-01-01T00:00:00Z.
     #[must_use]
-    pub fn at_time(self, ms: u64) -> Self {
+    pub fn start_time(self, ms: u64) -> Self {
         self.0.start_ms.set(Some(ms));
         self
     }
@@ -182,35 +182,35 @@ impl Host {
     /// Begins chance here; the same seed gives the same bytes.
     #[must_use]
     pub fn seed(self, seed: u64) -> Self {
-        self.0.chance.set(seed);
+        self.0.rng_state.set(seed);
         self
     }
 
     /// Bounds the state, in bytes: keys, values and 64 bytes for each entry.
     #[must_use]
-    pub fn state_limit(self, bytes: usize) -> Self {
-        self.0.blobs.borrow_mut().limit(bytes);
+    pub fn max_state_bytes(self, bytes: usize) -> Self {
+        self.0.blobs.borrow_mut().set_limit(bytes);
         self
     }
 
     /// Bounds the number of logins.
     #[must_use]
-    pub fn login_limit(self, keys: usize) -> Self {
-        self.0.logins.borrow_mut().limit(keys);
+    pub fn max_sessions(self, keys: usize) -> Self {
+        self.0.sessions.borrow_mut().set_limit(keys);
         self
     }
 
     /// Gives the pool this many bytes.
     #[must_use]
     pub fn pool_size(self, bytes: u64) -> Self {
-        self.0.tree.borrow_mut().total(bytes);
+        self.0.pool.borrow_mut().set_total_bytes(bytes);
         self
     }
 
     /// Gives the pool a filesystem that shares no blocks, so that no copy of an image is of one moment.
     #[must_use]
     pub fn pool_without_sharing(self) -> Self {
-        self.0.tree.borrow_mut().share(false);
+        self.0.pool.borrow_mut().set_shares_blocks(false);
         self
     }
 
@@ -221,25 +221,25 @@ impl Host {
         self,
         method: Method,
         url_prefix: &str,
-        answer: impl FnMut(&Received) -> Result<Response, HttpError> + 'static,
+        answer: impl FnMut(&ReceivedRequest) -> Result<Response, HttpError> + 'static,
     ) -> Self {
-        self.0.servers.on(method, url_prefix, answer);
+        self.0.servers.add_handler(method, url_prefix, answer);
         self
     }
 
     /// Makes this the host of the thread.
-    pub fn install(self) -> Installed {
-        let before = CURRENT.with(|current| current.replace(Some(self.clone())));
-        Installed { host: self, before }
+    pub fn install(self) -> InstalledHost {
+        let previous = CURRENT.with(|current| current.replace(Some(self.clone())));
+        InstalledHost { host: self, previous }
     }
 }
 
 /// What a test does and sees while the host is in use.
-impl Host {
+impl MockHost {
     /// Makes one call as a fresh instance would: at its end a turn for a login is given back, and whether something was changed
     /// is its own matter. Outside of this, every import stands alone and no change is remembered.
     pub fn call<T>(&self, call: impl FnOnce() -> T) -> T {
-        let _ended = Ended(self);
+        let _guard = MockCallGuard(self);
         self.0.changed.set(false);
         self.0.in_call.set(true);
         call()
@@ -258,53 +258,53 @@ impl Host {
 
     /// Lets everything that can fail work this many times more and then fail, as if the instance died: nothing that is called
     /// after that has an effect.
-    pub fn dies_after(&self, imports: u32) {
-        self.0.steps.set(Some(imports));
+    pub fn fail_after(&self, imports: u32) {
+        self.0.calls_left.set(Some(imports));
     }
 
     /// Ends [`dies_after`](Self::dies_after).
-    pub fn lives(&self) {
-        self.0.steps.set(None);
+    pub fn stop_failing(&self) {
+        self.0.calls_left.set(None);
     }
 
     /// Does something before every commit of the backend, such as a foreign [`write`](Self::write).
-    pub fn before_commits(&self, act: impl FnMut(&Self) + 'static) {
-        self.0.before_commit.replace(Some(Rc::new(RefCell::new(act))));
+    pub fn before_each_commit(&self, hook: impl FnMut(&Self) + 'static) {
+        self.0.before_commit.replace(Some(Rc::new(RefCell::new(hook))));
     }
 
     /// Ends [`before_commits`](Self::before_commits).
-    pub fn leave_commits_alone(&self) {
+    pub fn clear_before_each_commit(&self) {
         self.0.before_commit.replace(None);
     }
 
     /// Writes a key of the state as a stranger would, whatever is there.
-    pub fn write(&self, key: &str, value: &[u8]) {
+    pub fn write_state(&self, key: &str, value: &[u8]) {
         self.0.blobs.borrow_mut().set(key, Some(value.to_vec()));
     }
 
     /// Removes a key of the state as a stranger would.
-    pub fn erase(&self, key: &str) {
+    pub fn remove_state(&self, key: &str) {
         self.0.blobs.borrow_mut().set(key, None);
     }
 
     /// The keys of the state, in the order of their bytes.
-    pub fn keys(&self) -> Vec<String> {
+    pub fn state_keys(&self) -> Vec<String> {
         self.0.blobs.borrow().keys()
     }
 
     /// What was logged.
-    pub fn lines(&self) -> Vec<Line> {
-        self.0.lines.borrow().clone()
+    pub fn log_lines(&self) -> Vec<LogLine> {
+        self.0.log_lines.borrow().clone()
     }
 
     /// The requests that were sent, also those that no server answers.
-    pub fn requests(&self) -> Vec<Received> {
+    pub fn requests(&self) -> Vec<ReceivedRequest> {
         self.0.servers.received()
     }
 
     /// Forgets the requests that were sent.
-    pub fn forget_requests(&self) {
-        self.0.servers.forget();
+    pub fn clear_requests(&self) {
+        self.0.servers.clear();
     }
 
     /// The names of the secrets that were revealed.
@@ -313,46 +313,46 @@ impl Host {
     }
 
     /// The keys of the logins that are held.
-    pub fn logins(&self) -> Vec<String> {
-        self.0.logins.borrow_mut().keys(self.now_ms())
+    pub fn session_keys(&self) -> Vec<String> {
+        self.0.sessions.borrow_mut().keys(self.now_ms())
     }
 
     /// Forgets all logins, as a host that begins anew.
-    pub fn forget_logins(&self) {
-        self.0.logins.borrow_mut().clear();
+    pub fn clear_sessions(&self) {
+        self.0.sessions.borrow_mut().clear();
     }
 
     /// The key whose turn is in the backend's hands.
-    pub fn turn(&self) -> Option<String> {
-        self.0.logins.borrow().turn()
+    pub fn locked_session_key(&self) -> Option<String> {
+        self.0.sessions.borrow().locked_key()
     }
 
     /// Lets an item of the pool be at work, or not any more.
-    pub fn pool_busy(&self, name: &str, busy: bool) {
-        self.0.tree.borrow_mut().set_use(name, busy.then_some(pool::Use::Changing));
+    pub fn set_pool_busy(&self, name: &str, busy: bool) {
+        self.0.pool.borrow_mut().set_use(name, busy.then_some(pool::PoolItemUse::Changing));
     }
 
     /// Lets a copy to a new name be at work, or not any more: the name is busy, and the source so for whatever would change it.
-    pub fn pool_copying(&self, source: &str, name: &str, copying: bool) {
-        let mut tree = self.0.tree.borrow_mut();
-        tree.set_use(source, copying.then_some(pool::Use::Read));
-        tree.set_use(name, copying.then_some(pool::Use::Changing));
+    pub fn set_pool_copying(&self, source: &str, name: &str, copying: bool) {
+        let mut tree = self.0.pool.borrow_mut();
+        tree.set_use(source, copying.then_some(pool::PoolItemUse::Copying));
+        tree.set_use(name, copying.then_some(pool::PoolItemUse::Changing));
     }
 
     /// Writes a file in a directory of the pool, or, with an empty `file`, the content of an image; false when there is no such
     /// item.
     pub fn pool_write(&self, item: &str, file: &str, bytes: &[u8]) -> bool {
-        self.0.tree.borrow_mut().write(item, file, bytes)
+        self.0.pool.borrow_mut().write(item, file, bytes)
     }
 
     /// Reads what [`pool_write`](Self::pool_write) wrote.
     pub fn pool_read(&self, item: &str, file: &str) -> Option<Vec<u8>> {
-        self.0.tree.borrow().read(item, file)
+        self.0.pool.borrow().read(item, file)
     }
 }
 
 /// The state as another process sees it: without the faults that a test asks for.
-impl Store for Host {
+impl Store for MockHost {
     fn get(&self, key: &str) -> Result<Option<Entry>, StateError> {
         self.0.blobs.borrow().get(key)
     }
@@ -367,11 +367,11 @@ impl Store for Host {
 }
 
 /// Ends a call, also one that panics.
-struct Ended<'a>(&'a Host);
+struct MockCallGuard<'a>(&'a MockHost);
 
-impl Drop for Ended<'_> {
+impl Drop for MockCallGuard<'_> {
     fn drop(&mut self) {
-        let Inner { in_call, changed, logins, .. } = &*self.0.0;
+        let MockState { in_call, changed, sessions: logins, .. } = &*self.0.0;
         in_call.set(false);
         changed.set(false);
         if let Ok(mut logins) = logins.try_borrow_mut() {
@@ -381,19 +381,19 @@ impl Drop for Ended<'_> {
 }
 
 /// The imports.
-impl Host {
-    fn step(&self) -> bool {
-        match self.0.steps.get() {
+impl MockHost {
+    fn consume_call(&self) -> bool {
+        match self.0.calls_left.get() {
             None => true,
             Some(0) => false,
-            Some(left) => {
-                self.0.steps.set(Some(left.saturating_sub(1)));
+            Some(remaining) => {
+                self.0.calls_left.set(Some(remaining.saturating_sub(1)));
                 true
             }
         }
     }
 
-    pub(crate) fn changed(&self) -> bool {
+    pub(crate) fn has_changed(&self) -> bool {
         self.0.changed.get()
     }
 
@@ -401,16 +401,16 @@ impl Host {
         self.0.changed.set(changed && self.0.in_call.get());
     }
 
-    pub(crate) fn write_line(&self, level: Level, message: &str, fields: &[(String, String)]) {
-        let fields = fields.iter().map(|(key, value)| (key.clone(), self.blot(value))).collect();
-        self.0.lines.borrow_mut().push(Line { level, message: self.blot(message), fields });
+    pub(crate) fn write_log_line(&self, level: Level, message: &str, fields: &[(String, String)]) {
+        let fields = fields.iter().map(|(key, value)| (key.clone(), self.redact(value))).collect();
+        self.0.log_lines.borrow_mut().push(LogLine { level, message: self.redact(message), fields });
     }
 
-    fn blot(&self, text: &str) -> String {
+    fn redact(&self, text: &str) -> String {
         let secrets = self.0.secrets.borrow();
         let mut found: Vec<_> = secrets.values().filter(|secret| !secret.is_empty()).collect();
         found.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
-        found.into_iter().fold(text.to_owned(), |text, secret| text.replace(&**secret, BLOT))
+        found.into_iter().fold(text.to_owned(), |text, secret| text.replace(&**secret, REDACTED))
     }
 
     pub(crate) fn now_ms(&self) -> u64 {
@@ -420,8 +420,8 @@ impl Host {
     /// SplitMix64, as its author published it: far from fit for keys, but the same for the same seed.
     pub(crate) fn random_bytes(&self, length: u32) -> Vec<u8> {
         let mut next = || {
-            let state = self.0.chance.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
-            self.0.chance.set(state);
+            let state = self.0.rng_state.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
+            self.0.rng_state.set(state);
             let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
             let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
             (mixed ^ (mixed >> 31)).to_le_bytes()
@@ -430,7 +430,7 @@ impl Host {
         std::iter::repeat_with(&mut next).flatten().take(length).collect()
     }
 
-    pub(crate) fn setting_of(&self, key: &str) -> Option<String> {
+    pub(crate) fn setting_value(&self, key: &str) -> Option<String> {
         self.0.settings.borrow().get(key).cloned()
     }
 
@@ -442,27 +442,27 @@ impl Host {
         self.0.secrets.borrow().keys().cloned().collect()
     }
 
-    pub(crate) fn secret_of(&self, name: &str) -> Option<Handle> {
+    pub(crate) fn secret_handle(&self, name: &str) -> Option<MockSecret> {
         let text = self.0.secrets.borrow().get(name)?.clone();
-        Some(Handle { name: name.to_owned(), text })
+        Some(MockSecret { name: name.to_owned(), text })
     }
 
-    pub(crate) fn note_revealed(&self, secret: &Handle) {
+    pub(crate) fn record_revealed(&self, secret: &MockSecret) {
         self.0.revealed.borrow_mut().insert(secret.name.clone());
     }
 
     pub(crate) fn state_get(&self, key: &str) -> Result<Option<Entry>, StateError> {
-        self.alive()?;
+        self.check_alive()?;
         Store::get(self, key)
     }
 
     pub(crate) fn state_commit(&self, changes: &[Change]) -> Result<Version, StateError> {
-        self.alive()?;
+        self.check_alive()?;
         let hook = self.0.before_commit.borrow().clone();
         if let Some(hook) = hook
-            && let Ok(mut act) = hook.try_borrow_mut()
+            && let Ok(mut run_hook) = hook.try_borrow_mut()
         {
-            act(self);
+            run_hook(self);
         }
         Store::commit(self, changes)
     }
@@ -473,16 +473,16 @@ impl Host {
         after: Option<&str>,
         limit: u32,
     ) -> Result<Page, StateError> {
-        self.alive()?;
+        self.check_alive()?;
         Store::scan(self, prefix, after, limit)
     }
 
-    fn alive(&self) -> Result<(), StateError> {
-        if self.step() { Ok(()) } else { Err(StateError::Unavailable(DIED.to_owned())) }
+    fn check_alive(&self) -> Result<(), StateError> {
+        if self.consume_call() { Ok(()) } else { Err(StateError::Unavailable(FAILED_ON_PURPOSE.to_owned())) }
     }
 
     pub(crate) fn session_acquire(&self, key: &str) -> Result<Acquired, SessionError> {
-        self.0.logins.borrow_mut().acquire(key, self.now_ms())
+        self.0.sessions.borrow_mut().acquire(key, self.now_ms())
     }
 
     pub(crate) fn session_put(
@@ -491,32 +491,32 @@ impl Host {
         value: &[u8],
         ttl_ms: u64,
     ) -> Result<Generation, SessionError> {
-        self.0.logins.borrow_mut().put(key, value, ttl_ms, self.now_ms())
+        self.0.sessions.borrow_mut().put(key, value, ttl_ms, self.now_ms())
     }
 
     pub(crate) fn session_release(&self, key: &str) {
-        self.0.logins.borrow_mut().release(key);
+        self.0.sessions.borrow_mut().release(key);
     }
 
     pub(crate) fn session_invalidate(&self, key: &str, generation: Generation) {
-        self.0.logins.borrow_mut().invalidate(key, generation);
+        self.0.sessions.borrow_mut().invalidate(key, generation);
     }
 
     pub(crate) fn send(&self, request: Request<'_>) -> Result<Response, HttpError> {
-        if !self.step() {
-            return Err(HttpError::unsent(Failure::Overloaded, DIED));
+        if !self.consume_call() {
+            return Err(HttpError::unsent(Failure::Overloaded, FAILED_ON_PURPOSE));
         }
         self.0.servers.send(request)
     }
 
-    pub(crate) fn in_pool<T>(
+    pub(crate) fn with_pool<T>(
         &self,
-        act: impl FnOnce(&mut pool::Tree) -> Result<T, PoolError>,
+        access: impl FnOnce(&mut pool::MockPool) -> Result<T, PoolError>,
     ) -> Result<T, PoolError> {
-        if !self.step() {
-            return Err(PoolError::Failed(DIED.to_owned()));
+        if !self.consume_call() {
+            return Err(PoolError::Failed(FAILED_ON_PURPOSE.to_owned()));
         }
-        act(&mut self.0.tree.borrow_mut())
+        access(&mut self.0.pool.borrow_mut())
     }
 }
 

@@ -16,30 +16,30 @@ const MAX_PAGE: u32 = 1000;
 
 /// The items.
 #[derive(Debug)]
-pub(crate) struct Tree {
-    items: BTreeMap<String, Content>,
-    uses: BTreeMap<String, Use>,
+pub(crate) struct MockPool {
+    items: BTreeMap<String, PoolItem>,
+    uses: BTreeMap<String, PoolItemUse>,
     total: u64,
-    shares: bool,
+    shares_blocks: bool,
 }
 
 /// What goes on with a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Use {
+pub(super) enum PoolItemUse {
     /// It is being made, changed or removed.
     Changing,
     /// It is being copied.
-    Read,
+    Copying,
 }
 
 /// An item: of an image the one file is its content.
 #[derive(Clone, Debug)]
-struct Content {
+struct PoolItem {
     size: Option<u64>,
     files: BTreeMap<String, Vec<u8>>,
 }
 
-impl Content {
+impl PoolItem {
     fn kind(&self) -> ItemKind {
         if self.size.is_some() { ItemKind::Image } else { ItemKind::Directory }
     }
@@ -49,22 +49,22 @@ impl Content {
     }
 }
 
-impl Default for Tree {
+impl Default for MockPool {
     fn default() -> Self {
-        Self { items: BTreeMap::new(), uses: BTreeMap::new(), total: 1 << 40, shares: true }
+        Self { items: BTreeMap::new(), uses: BTreeMap::new(), total: 1 << 40, shares_blocks: true }
     }
 }
 
-impl Tree {
-    pub(super) fn total(&mut self, bytes: u64) {
+impl MockPool {
+    pub(super) fn set_total_bytes(&mut self, bytes: u64) {
         self.total = bytes;
     }
 
-    pub(super) fn share(&mut self, blocks: bool) {
-        self.shares = blocks;
+    pub(super) fn set_shares_blocks(&mut self, blocks: bool) {
+        self.shares_blocks = blocks;
     }
 
-    pub(super) fn set_use(&mut self, name: &str, what: Option<Use>) {
+    pub(super) fn set_use(&mut self, name: &str, what: Option<PoolItemUse>) {
         match what {
             Some(what) => self.uses.insert(name.to_owned(), what),
             None => self.uses.remove(name),
@@ -82,33 +82,33 @@ impl Tree {
     }
 
     pub(crate) fn create_directory(&mut self, name: &str) -> Result<(), PoolError> {
-        self.claim(name)?;
-        self.vacant(name)?;
-        self.items.insert(name.to_owned(), Content { size: None, files: BTreeMap::new() });
+        self.check_unused(name)?;
+        self.check_absent(name)?;
+        self.items.insert(name.to_owned(), PoolItem { size: None, files: BTreeMap::new() });
         Ok(())
     }
 
     pub(crate) fn create_image(&mut self, name: &str, size_bytes: u64) -> Result<(), PoolError> {
-        self.claim(name)?;
+        self.check_unused(name)?;
         check_size(size_bytes)?;
-        self.vacant(name)?;
-        self.promise(size_bytes)?;
-        self.items.insert(name.to_owned(), Content { size: Some(size_bytes), files: BTreeMap::new() });
+        self.check_absent(name)?;
+        self.check_space(size_bytes)?;
+        self.items.insert(name.to_owned(), PoolItem { size: Some(size_bytes), files: BTreeMap::new() });
         Ok(())
     }
 
     pub(crate) fn remove(&mut self, name: &str) -> Result<(), PoolError> {
-        self.claim(name)?;
+        self.check_unused(name)?;
         self.find(name)?;
         self.items.remove(name);
         Ok(())
     }
 
     pub(crate) fn grow(&mut self, name: &str, size_bytes: u64) -> Result<(), PoolError> {
-        self.claim(name)?;
+        self.check_unused(name)?;
         check_size(size_bytes)?;
         let Some(size) = self.find(name)?.size else { return Err(PoolError::WrongKind(name.to_owned())) };
-        self.promise(size_bytes.saturating_sub(size))?;
+        self.check_space(size_bytes.saturating_sub(size))?;
         if let Some(item) = self.items.get_mut(name) {
             item.size = Some(size.max(size_bytes));
         }
@@ -123,23 +123,23 @@ impl Tree {
         mode: CopyMode,
     ) -> Result<(), PoolError> {
         check_name(source)?;
-        self.claim(name)?;
-        self.read_only(source)?;
-        self.vacant(name)?;
+        self.check_unused(name)?;
+        self.check_readable(source)?;
+        self.check_absent(name)?;
         let mut copy = self.find(source)?.clone();
         let Some(size) = copy.size else {
             return self.copy_directory(source, name, size_bytes, mode, copy);
         };
-        let wanted = size_bytes.unwrap_or(size);
-        check_size(wanted)?;
-        if wanted < size {
-            return Err(PoolError::InvalidSize(format!("{wanted} bytes; the source has {size}")));
+        let new_size = size_bytes.unwrap_or(size);
+        check_size(new_size)?;
+        if new_size < size {
+            return Err(PoolError::InvalidSize(format!("{new_size} bytes; the source has {size}")));
         }
-        self.promise(wanted)?;
-        if mode == CopyMode::OneMoment && !self.shares {
+        self.check_space(new_size)?;
+        if mode == CopyMode::OneMoment && !self.shares_blocks {
             return Err(PoolError::Unsupported("the mock was told to share no blocks".to_owned()));
         }
-        copy.size = Some(wanted);
+        copy.size = Some(new_size);
         self.add_copy(name, copy)
     }
 
@@ -149,7 +149,7 @@ impl Tree {
         name: &str,
         size_bytes: Option<u64>,
         mode: CopyMode,
-        copy: Content,
+        copy: PoolItem,
     ) -> Result<(), PoolError> {
         if size_bytes.is_some() {
             return Err(PoolError::WrongKind(source.to_owned()));
@@ -161,16 +161,16 @@ impl Tree {
     }
 
     /// Adds an item whose content has to be written.
-    fn add_copy(&mut self, name: &str, copy: Content) -> Result<(), PoolError> {
-        if copy.used() > self.free() {
-            return Err(PoolError::NoSpace(Bound { limit: self.free(), given: copy.used() }));
+    fn add_copy(&mut self, name: &str, copy: PoolItem) -> Result<(), PoolError> {
+        if copy.used() > self.free_bytes() {
+            return Err(PoolError::NoSpace(Bound { limit: self.free_bytes(), given: copy.used() }));
         }
         self.items.insert(name.to_owned(), copy);
         Ok(())
     }
 
     pub(crate) fn measure(&self, name: &str) -> Result<Item, PoolError> {
-        self.read_only(name)?;
+        self.check_readable(name)?;
         let item = self.find(name)?;
         Ok(Item { name: name.to_owned(), kind: item.kind(), size_bytes: item.size, used_bytes: item.used() })
     }
@@ -185,39 +185,39 @@ impl Tree {
 
     /// As the host counts: what is promised to images is not there for others, and nobody has more than the disk.
     pub(crate) fn usage(&self) -> Room {
-        let promised: u64 = self.items.values().filter_map(|item| item.size).sum();
-        let available_bytes = self.total.saturating_sub(promised).min(self.free());
+        let reserved: u64 = self.items.values().filter_map(|item| item.size).sum();
+        let available_bytes = self.total.saturating_sub(reserved).min(self.free_bytes());
         Room { total_bytes: self.total, available_bytes }
     }
 
     /// What can still be written.
-    fn free(&self) -> u64 {
-        self.total.saturating_sub(self.items.values().map(Content::used).sum())
+    fn free_bytes(&self) -> u64 {
+        self.total.saturating_sub(self.items.values().map(PoolItem::used).sum())
     }
 
-    fn promise(&self, given: u64) -> Result<(), PoolError> {
+    fn check_space(&self, given: u64) -> Result<(), PoolError> {
         let limit = self.usage().available_bytes;
         if given > limit { Err(PoolError::NoSpace(Bound { limit, given })) } else { Ok(()) }
     }
 
-    fn find(&self, name: &str) -> Result<&Content, PoolError> {
+    fn find(&self, name: &str) -> Result<&PoolItem, PoolError> {
         self.items.get(name).ok_or_else(|| PoolError::Missing(name.to_owned()))
     }
 
-    fn vacant(&self, name: &str) -> Result<(), PoolError> {
+    fn check_absent(&self, name: &str) -> Result<(), PoolError> {
         if self.items.contains_key(name) { Err(PoolError::Exists(name.to_owned())) } else { Ok(()) }
     }
 
     /// Takes a name for a change.
-    fn claim(&self, name: &str) -> Result<(), PoolError> {
+    fn check_unused(&self, name: &str) -> Result<(), PoolError> {
         check_name(name)?;
         if self.uses.contains_key(name) { Err(PoolError::Busy(name.to_owned())) } else { Ok(()) }
     }
 
     /// Takes an item to look at it.
-    fn read_only(&self, name: &str) -> Result<(), PoolError> {
+    fn check_readable(&self, name: &str) -> Result<(), PoolError> {
         check_name(name)?;
-        if self.uses.get(name) == Some(&Use::Changing) {
+        if self.uses.get(name) == Some(&PoolItemUse::Changing) {
             return Err(PoolError::Busy(name.to_owned()));
         }
         Ok(())
@@ -225,9 +225,9 @@ impl Tree {
 }
 
 fn check_name(name: &str) -> Result<(), PoolError> {
-    let known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    let begins = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
-    if !begins || name.len() > MAX_NAME || !name.bytes().all(known) {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    let has_valid_start = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+    if !has_valid_start || name.len() > MAX_NAME || !name.bytes().all(is_allowed) {
         return Err(PoolError::InvalidName(name.to_owned()));
     }
     Ok(())

@@ -10,38 +10,38 @@ const MAX_VALUE: usize = 8 << 10;
 
 /// The logins, and the turn that the running call has.
 #[derive(Debug, Default)]
-pub(super) struct Logins {
-    held: BTreeMap<String, Held>,
+pub(super) struct MockSessionStore {
+    entries: BTreeMap<String, MockSessionEntry>,
     generation: Generation,
-    turn: Option<String>,
+    locked_key: Option<String>,
     limit: Option<usize>,
 }
 
 #[derive(Debug)]
-struct Held {
+struct MockSessionEntry {
     value: Vec<u8>,
     generation: Generation,
-    until_ms: u64,
+    expires_at_ms: u64,
 }
 
-impl Logins {
-    pub(super) fn limit(&mut self, keys: usize) {
+impl MockSessionStore {
+    pub(super) fn set_limit(&mut self, keys: usize) {
         self.limit = Some(keys);
     }
 
     pub(super) fn acquire(&mut self, key: &str, now_ms: u64) -> Result<Acquired, SessionError> {
         check_key(key)?;
-        if let Some(turn) = self.turn.as_deref().filter(|turn| *turn != key) {
-            return Err(SessionError::TurnHeld(turn.to_owned()));
+        if let Some(locked_key) = self.locked_key.as_deref().filter(|locked_key| *locked_key != key) {
+            return Err(SessionError::TurnHeld(locked_key.to_owned()));
         }
         self.expire(now_ms);
-        if let Some(held) = self.held.get(key) {
-            return Ok(Acquired::Held(Entry { value: held.value.clone(), generation: held.generation }));
+        if let Some(entry) = self.entries.get(key) {
+            return Ok(Acquired::Held(Entry { value: entry.value.clone(), generation: entry.generation }));
         }
-        if let Some(limit) = self.limit.filter(|limit| self.held.len() >= *limit) {
-            return Err(SessionError::Full(bound(limit, self.held.len().saturating_add(1))));
+        if let Some(limit) = self.limit.filter(|limit| self.entries.len() >= *limit) {
+            return Err(SessionError::Full(bound(limit, self.entries.len().saturating_add(1))));
         }
-        self.turn = Some(key.to_owned());
+        self.locked_key = Some(key.to_owned());
         Ok(Acquired::Vacant)
     }
 
@@ -57,53 +57,53 @@ impl Logins {
             return Err(SessionError::ValueSize(bound(MAX_VALUE, value.len())));
         }
         self.expire(now_ms);
-        let new = !self.held.contains_key(key);
-        if let Some(limit) = self.limit.filter(|limit| new && self.held.len() >= *limit) {
-            return Err(SessionError::Full(bound(limit, self.held.len().saturating_add(1))));
+        let new = !self.entries.contains_key(key);
+        if let Some(limit) = self.limit.filter(|limit| new && self.entries.len() >= *limit) {
+            return Err(SessionError::Full(bound(limit, self.entries.len().saturating_add(1))));
         }
         self.generation = self.generation.saturating_add(1);
-        let held = Held {
+        let entry = MockSessionEntry {
             value: value.to_vec(),
             generation: self.generation,
-            until_ms: now_ms.saturating_add(ttl_ms),
+            expires_at_ms: now_ms.saturating_add(ttl_ms),
         };
-        self.held.insert(key.to_owned(), held);
+        self.entries.insert(key.to_owned(), entry);
         self.release(key);
         Ok(self.generation)
     }
 
     pub(super) fn release(&mut self, key: &str) {
-        if self.turn.as_deref() == Some(key) {
-            self.turn = None;
+        if self.locked_key.as_deref() == Some(key) {
+            self.locked_key = None;
         }
     }
 
     pub(super) fn invalidate(&mut self, key: &str, generation: Generation) {
-        if self.held.get(key).is_some_and(|held| held.generation == generation) {
-            self.held.remove(key);
+        if self.entries.get(key).is_some_and(|entry| entry.generation == generation) {
+            self.entries.remove(key);
         }
     }
 
     /// Gives back what the call has left behind.
     pub(super) fn end_call(&mut self) {
-        self.turn = None;
+        self.locked_key = None;
     }
 
-    pub(super) fn turn(&self) -> Option<String> {
-        self.turn.clone()
+    pub(super) fn locked_key(&self) -> Option<String> {
+        self.locked_key.clone()
     }
 
     pub(super) fn keys(&mut self, now_ms: u64) -> Vec<String> {
         self.expire(now_ms);
-        self.held.keys().cloned().collect()
+        self.entries.keys().cloned().collect()
     }
 
     pub(super) fn clear(&mut self) {
-        self.held.clear();
+        self.entries.clear();
     }
 
     fn expire(&mut self, now_ms: u64) {
-        self.held.retain(|_, held| held.until_ms > now_ms);
+        self.entries.retain(|_, entry| entry.expires_at_ms > now_ms);
     }
 }
 

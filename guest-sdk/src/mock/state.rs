@@ -12,24 +12,24 @@ const MAX_VALUE: usize = 64 << 10;
 const MAX_CHANGES: usize = 16;
 const MAX_PAGE: usize = 1 << 20;
 /// What an entry costs beside its key and value, as the host counts.
-const ENTRY: usize = 64;
+const ENTRY_OVERHEAD: usize = 64;
 
 /// The blobs.
 #[derive(Debug)]
-pub(super) struct Blobs {
+pub(super) struct MockStateStore {
     entries: BTreeMap<String, (Vec<u8>, Version)>,
     version: Version,
     limit: usize,
 }
 
-impl Default for Blobs {
+impl Default for MockStateStore {
     fn default() -> Self {
         Self { entries: BTreeMap::new(), version: 0, limit: usize::MAX }
     }
 }
 
-impl Blobs {
-    pub(super) fn limit(&mut self, bytes: usize) {
+impl MockStateStore {
+    pub(super) fn set_limit(&mut self, bytes: usize) {
         self.limit = bytes;
     }
 
@@ -53,15 +53,15 @@ impl Blobs {
 
     pub(super) fn commit(&mut self, changes: &[Change]) -> Result<Version, StateError> {
         check_batch(changes)?;
-        if let Some(change) = changes.iter().find(|change| !self.is_met(change)) {
+        if let Some(change) = changes.iter().find(|change| !self.is_precondition_met(change)) {
             return Err(StateError::Conflict(key_of(change).to_owned()));
         }
-        let before = self.bytes();
+        let before = self.total_bytes();
         let after = changes.iter().fold(before, |bytes, change| {
             let key = key_of(change);
-            let removed = self.entries.get(key).map_or(0, |(value, _)| cost(key, value));
+            let removed = self.entries.get(key).map_or(0, |(value, _)| entry_bytes(key, value));
             let added = match change {
-                Change::Put(put) => cost(key, &put.value),
+                Change::Put(put) => entry_bytes(key, &put.value),
                 Change::Remove(_) => 0,
             };
             bytes.saturating_sub(removed).saturating_add(added)
@@ -96,7 +96,7 @@ impl Blobs {
         let mut bytes = 0_usize;
         let matching = self.entries.range((start, Unbounded)).take_while(|(key, _)| key.starts_with(prefix));
         for (key, (value, version)) in matching {
-            bytes = bytes.saturating_add(cost(key, value));
+            bytes = bytes.saturating_add(entry_bytes(key, value));
             if page.entries.len() >= limit || bytes > MAX_PAGE {
                 page.more = true;
                 break;
@@ -106,11 +106,11 @@ impl Blobs {
         Ok(page)
     }
 
-    fn bytes(&self) -> usize {
-        self.entries.iter().fold(0, |bytes, (key, (value, _))| bytes.saturating_add(cost(key, value)))
+    fn total_bytes(&self) -> usize {
+        self.entries.iter().fold(0, |bytes, (key, (value, _))| bytes.saturating_add(entry_bytes(key, value)))
     }
 
-    fn is_met(&self, change: &Change) -> bool {
+    fn is_precondition_met(&self, change: &Change) -> bool {
         let version = self.entries.get(key_of(change)).map(|(_, version)| *version);
         match change {
             Change::Put(Put { expected: Expected::Absent, .. }) => version.is_none(),
@@ -120,8 +120,8 @@ impl Blobs {
     }
 }
 
-fn cost(key: &str, value: &[u8]) -> usize {
-    key.len().saturating_add(value.len()).saturating_add(ENTRY)
+fn entry_bytes(key: &str, value: &[u8]) -> usize {
+    key.len().saturating_add(value.len()).saturating_add(ENTRY_OVERHEAD)
 }
 
 fn key_of(change: &Change) -> &str {

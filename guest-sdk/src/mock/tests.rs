@@ -12,10 +12,10 @@ use crate::{
 };
 
 #[test]
-fn a_host_is_the_threads_until_it_is_dropped() {
-    let outer = Host::new().setting("k", "outer").install();
+fn a_mock_host_is_installed_for_its_thread_until_dropped() {
+    let outer = MockHost::new().setting("k", "outer").install();
     {
-        let _inner = Host::new().setting("k", "inner").install();
+        let _inner = MockHost::new().setting("k", "inner").install();
         assert_eq!(settings::get("k").as_deref(), Some("inner"));
         std::thread::spawn(|| assert_eq!(settings::all().len(), 0)).join().unwrap();
     }
@@ -25,12 +25,15 @@ fn a_host_is_the_threads_until_it_is_dropped() {
 }
 
 #[test]
-fn what_is_logged_holds_no_secret() {
-    let host = Host::new().secret("a", "hunter").secret("b", "hunter2").install();
+fn secrets_are_redacted_from_log_lines() {
+    let host = MockHost::new().secret("a", "hunter").secret("b", "hunter2").install();
     let secret = secrets::get("b").unwrap();
     log::write(Level::Warn, format!("it is {}", secret.reveal()), &[("again", &"hunter")]);
-    let fields = vec![("again".to_owned(), BLOT.to_owned())];
-    assert_eq!(host.lines(), [Line { level: Level::Warn, message: "it is [secret]".to_owned(), fields }]);
+    let fields = vec![("again".to_owned(), REDACTED.to_owned())];
+    assert_eq!(
+        host.log_lines(),
+        [LogLine { level: Level::Warn, message: "it is [secret]".to_owned(), fields }]
+    );
     assert_eq!(
         (host.revealed(), secrets::names()),
         (vec!["b".to_owned()], vec!["a".to_owned(), "b".to_owned()])
@@ -39,9 +42,9 @@ fn what_is_logged_holds_no_secret() {
 }
 
 #[test]
-fn time_and_chance_repeat_themselves() {
+fn time_and_random_bytes_are_deterministic() {
     let draw = |seed| {
-        let host = Host::new().at_time(5).seed(seed).install();
+        let host = MockHost::new().start_time(5).seed(seed).install();
         host.advance(Duration::from_millis(2));
         (ambient::now(), ambient::random::<20>())
     };
@@ -52,8 +55,8 @@ fn time_and_chance_repeat_themselves() {
 }
 
 #[test]
-fn a_pool_keeps_its_rules() {
-    let host = Host::new().pool_size(100).install();
+fn the_mock_pool_enforces_names_sizes_and_space() {
+    let host = MockHost::new().pool_size(100).install();
     items::create_directory("d").unwrap();
     assert!(host.pool_write("d", "f", &[1; 60]) && !host.pool_write("x", "f", b""));
     assert_eq!(items::create_directory("d"), Err(PoolError::Exists("d".to_owned())));
@@ -63,19 +66,19 @@ fn a_pool_keeps_its_rules() {
     let full = Err(PoolError::NoSpace(Bound { limit: 40, given: 60 }));
     assert_eq!(items::copy("d", "e", None, CopyMode::AsRead), full);
     assert_eq!(items::copy("x", "d", None, CopyMode::AsRead), Err(PoolError::Exists("d".to_owned())));
-    host.pool_busy("d", true);
+    host.set_pool_busy("d", true);
     assert_eq!(items::remove("d"), Err(PoolError::Busy("d".to_owned())));
-    host.pool_busy("d", false);
+    host.set_pool_busy("d", false);
     items::remove("d").unwrap();
     assert_eq!(items::measure("d"), Err(PoolError::Missing("d".to_owned())));
     assert_eq!(host.pool_read("d", "f"), None);
-    host.dies_after(0);
-    assert_eq!(items::usage(), Err(PoolError::Failed(DIED.to_owned())));
+    host.fail_after(0);
+    assert_eq!(items::usage(), Err(PoolError::Failed(FAILED_ON_PURPOSE.to_owned())));
 }
 
 #[test]
-fn images_count_with_what_is_promised_to_them() {
-    let host = Host::new().pool_size(40_960).install();
+fn images_count_with_their_full_size() {
+    let host = MockHost::new().pool_size(40_960).install();
     let full = |limit, given| Err(PoolError::NoSpace(Bound { limit, given }));
     items::create_image("i", 8192).unwrap();
     assert_eq!(items::create_image("j", 40_960), full(32_768, 40_960));
@@ -95,21 +98,21 @@ fn images_count_with_what_is_promised_to_them() {
 }
 
 #[test]
-fn a_copy_holds_its_source_and_is_of_one_moment_or_refused() {
-    let host = Host::new().pool_without_sharing().install();
+fn a_copy_locks_its_source_and_is_point_in_time_or_unsupported() {
+    let host = MockHost::new().pool_without_sharing().install();
     items::create_image("i", 4096).unwrap();
     items::create_directory("d").unwrap();
     for source in ["i", "d"] {
-        let torn = items::copy(source, "c", None, CopyMode::OneMoment);
-        assert!(matches!(torn, Err(PoolError::Unsupported(_))), "{torn:?}");
+        let result = items::copy(source, "c", None, CopyMode::OneMoment);
+        assert!(matches!(result, Err(PoolError::Unsupported(_))), "{result:?}");
     }
-    host.pool_copying("i", "c", true);
+    host.set_pool_copying("i", "c", true);
     let busy = |name: &str| Err(PoolError::Busy(name.to_owned()));
     assert_eq!((items::remove("i"), items::grow("i", 8192)), (busy("i"), busy("i")));
     assert_eq!(items::copy("i", "c", None, CopyMode::AsRead), busy("c"));
     assert!(items::measure("i").is_ok());
     items::copy("i", "another", None, CopyMode::AsRead).unwrap();
-    host.pool_copying("i", "c", false);
+    host.set_pool_copying("i", "c", false);
     items::copy("i", "c", None, CopyMode::AsRead).unwrap();
     items::remove("i").unwrap();
 }

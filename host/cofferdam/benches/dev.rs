@@ -19,19 +19,19 @@ use std::{
 /// Starts with a warm cache.
 const STARTS: usize = 5;
 /// What a start shall take at most, with the driver compiled.
-const START_AIM_MS: u128 = 300;
+const START_TARGET_MS: u128 = 300;
 /// What an idle process shall use at most.
-const RESIDENT_AIM_KIB: u64 = 40 * 1024;
+const RESIDENT_TARGET_KIB: u64 = 40 * 1024;
 /// After this the allocator and the caches have come to rest.
-const SETTLE: Duration = Duration::from_secs(2);
+const SETTLE_TIME: Duration = Duration::from_secs(2);
 
-struct Started {
+struct StartedProcess {
     child: Child,
-    took: Duration,
+    duration: Duration,
 }
 
-fn start(cache: &str) -> Started {
-    let begin = Instant::now();
+fn start(cache: &str) -> StartedProcess {
+    let started = Instant::now();
     let mut child = Command::new(env!("CARGO_BIN_EXE_cofferdam"))
         .args(["dev", "--compilation-cache", cache])
         .stdin(Stdio::null())
@@ -41,17 +41,17 @@ fn start(cache: &str) -> Started {
     let lines = BufReader::new(child.stdout.as_mut().expect("a pipe")).lines();
     let ready = lines.map_while(Result::ok).any(|line| line.contains("ready in"));
     assert!(ready, "cofferdam dev says when it is ready");
-    Started { child, took: begin.elapsed() }
+    StartedProcess { child, duration: started.elapsed() }
 }
 
 /// `VmRSS` in KiB.
-fn resident(child: &Child) -> u64 {
+fn resident_kib(child: &Child) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", child.id())).expect("a Linux kernel");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
     line.trim().trim_end_matches("kB").trim().parse().expect("a number")
 }
 
-fn stop(mut started: Started) {
+fn stop(mut started: StartedProcess) {
     let sent = Command::new("kill").args(["-TERM", &started.child.id().to_string()]).status().expect("kill");
     assert!(sent.success(), "the process is there");
     let ended = started.child.wait().expect("its end");
@@ -63,24 +63,24 @@ fn main() {
     let directory = cache.display().to_string();
     let cold = start(&directory);
     println!("{:<34} {:>10}   aim", "cofferdam dev", "measured");
-    println!("{:<34} {:>7} ms", "start to ready, cold cache", cold.took.as_millis());
+    println!("{:<34} {:>7} ms", "start to ready, cold cache", cold.duration.as_millis());
     stop(cold);
     let mut starts: Vec<u128> = Vec::new();
     for _ in 0..STARTS {
         let warm = start(&directory);
-        starts.push(warm.took.as_millis());
+        starts.push(warm.duration.as_millis());
         stop(warm);
     }
     starts.sort_unstable();
-    println!("{:<34} {:>7} ms   {START_AIM_MS} ms", "start to ready, median", starts[STARTS / 2]);
+    println!("{:<34} {:>7} ms   {START_TARGET_MS} ms", "start to ready, median", starts[STARTS / 2]);
     let idle = start(&directory);
-    std::thread::sleep(SETTLE);
-    let resident = resident(&idle.child);
+    std::thread::sleep(SETTLE_TIME);
+    let resident = resident_kib(&idle.child);
     println!(
         "{:<34} {:>6.1} MiB   {} MiB",
         "resident when idle",
         resident as f64 / 1024.0,
-        RESIDENT_AIM_KIB / 1024
+        RESIDENT_TARGET_KIB / 1024
     );
     stop(idle);
     fs::remove_dir_all(&cache).expect("the cache of this bench");

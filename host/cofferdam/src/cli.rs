@@ -8,28 +8,28 @@ use clap::{Arg, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcomma
 use crate::commands::backend::BackendCommand;
 
 /// Value of a flag that says true without one, as Go's flags do.
-const SWITCH: &str = "BOOL";
+const BOOL_VALUE_NAME: &str = "BOOL";
 
 /// What the command line says. Where it says nothing that we know, ends the process with the reason, as with help.
 pub(crate) fn parse() -> Cli {
     let mut command = Cli::command();
     let names: Vec<String> = command.get_subcommands().map(|each| each.get_name().to_owned()).collect();
     for name in names {
-        command = command.mut_subcommand(name, |each| each.mut_args(switch));
+        command = command.mut_subcommand(name, |each| each.mut_args(with_optional_bool_value));
     }
     Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
 }
 
 /// Simulated nodes: each has a kubelet, which costs as much as one does.
-const MOST_NODES: usize = 100;
+const MAX_NODES: usize = 100;
 
-fn nodes(text: &str) -> Result<usize, String> {
-    let number = text.parse().ok().filter(|number| *number <= MOST_NODES);
-    number.ok_or_else(|| format!("expected a number from 0 to {MOST_NODES}"))
+fn parse_node_count(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| *number <= MAX_NODES);
+    number.ok_or_else(|| format!("expected a number from 0 to {MAX_NODES}"))
 }
 
-fn switch(arg: Arg) -> Arg {
-    if arg.get_value_names().is_some_and(|names| names.iter().any(|name| name == SWITCH)) {
+fn with_optional_bool_value(arg: Arg) -> Arg {
+    if arg.get_value_names().is_some_and(|names| names.iter().any(|name| name == BOOL_VALUE_NAME)) {
         arg.num_args(0..=1).require_equals(true).default_missing_value("true")
     } else {
         arg
@@ -171,11 +171,11 @@ pub(crate) struct ProcessFlags {
     pub(crate) resync_period: Option<String>,
 
     /// Look at Pods for drivers that do not grow volumes in use [default: true]
-    #[arg(long, value_name = SWITCH, help_heading = "As in the Go sidecars")]
+    #[arg(long, value_name = BOOL_VALUE_NAME, help_heading = "As in the Go sidecars")]
     pub(crate) handle_volume_inuse_error: Option<String>,
 
     /// Tell the driver the names of claim and volume when it modifies one [default: false]
-    #[arg(long, value_name = SWITCH, help_heading = "As in the Go sidecars")]
+    #[arg(long, value_name = BOOL_VALUE_NAME, help_heading = "As in the Go sidecars")]
     pub(crate) extra_modify_metadata: Option<String>,
 
     /// Pause between two looks of the attacher at everything [default: 10m]
@@ -195,21 +195,21 @@ pub(crate) struct ProcessFlags {
     pub(crate) default_fstype: Option<String>,
 
     /// Tell the driver the names of claim and volume
-    #[arg(long, value_name = SWITCH, help_heading = "As in the Go sidecars")]
+    #[arg(long, value_name = BOOL_VALUE_NAME, help_heading = "As in the Go sidecars")]
     pub(crate) extra_create_metadata: Option<String>,
 
     /// Ask for a volume on the node that the scheduler has chosen, and nowhere else [default: false]
-    #[arg(long, value_name = SWITCH, help_heading = "As in the Go sidecars")]
+    #[arg(long, value_name = BOOL_VALUE_NAME, help_heading = "As in the Go sidecars")]
     pub(crate) strict_topology: Option<String>,
 
     /// Name all places of the cluster to the driver where no node is chosen and the class allows every place
     /// [default: true; in dev: false]
-    #[arg(long, value_name = SWITCH, help_heading = "As in the Go sidecars")]
+    #[arg(long, value_name = BOOL_VALUE_NAME, help_heading = "As in the Go sidecars")]
     pub(crate) immediate_topology: Option<String>,
 
     /// Leave volumes on a node that is not ready for as long as it says that it uses them, and not for six minutes only
     /// [default: false]
-    #[arg(long, value_name = SWITCH, help_heading = "As in kube-controller-manager")]
+    #[arg(long, value_name = BOOL_VALUE_NAME, help_heading = "As in kube-controller-manager")]
     pub(crate) disable_force_detach_on_timeout: Option<String>,
 
     /// Pause between two scans for volumes that nothing stands for, or "off" [default: 1h]
@@ -241,16 +241,16 @@ pub(crate) struct NodeFlags {
     pub(crate) kubelet_root: Vec<String>,
 
     /// Let a role that touches the node share this process with roles that run drivers
-    #[arg(long, value_name = SWITCH, help_heading = "Roles of a node")]
+    #[arg(long, value_name = BOOL_VALUE_NAME, help_heading = "Roles of a node")]
     pub(crate) single_process: Option<String>,
 
     /// Every driver of this process keeps its volumes on this node, also one that does not say so, as CSI drivers cannot
     /// [default: false]
-    #[arg(long, value_name = SWITCH, help_heading = "As in the Go sidecars")]
+    #[arg(long, value_name = BOOL_VALUE_NAME, help_heading = "As in the Go sidecars")]
     pub(crate) node_deployment: Option<String>,
 
     /// Drivers of this node race with those of others for claims that no node was chosen for [default: true]
-    #[arg(long, value_name = SWITCH, help_heading = "As in the Go sidecars")]
+    #[arg(long, value_name = BOOL_VALUE_NAME, help_heading = "As in the Go sidecars")]
     pub(crate) node_deployment_immediate_binding: Option<String>,
 
     /// Longest pause before a driver of this node takes such a claim [default: 20s]
@@ -290,10 +290,10 @@ pub(crate) struct DevFlags {
 
     /// Keep running after a demo that held
     #[arg(long, requires = "demo")]
-    pub(crate) stay: bool,
+    pub(crate) keep_running: bool,
 
     /// Simulated nodes, each with a kubelet, at most 100; 0 for an API and roles alone
-    #[arg(long, value_name = "NUMBER", default_value_t = 2, value_parser = nodes, allow_negative_numbers = true)]
+    #[arg(long, value_name = "NUMBER", default_value_t = 2, value_parser = parse_node_count, allow_negative_numbers = true)]
     pub(crate) nodes: usize,
 
     /// Mount for real, as root, under the policy of the section node; without it mounts are recorded and not made
@@ -320,7 +320,7 @@ pub(crate) enum RenderCommand {
 
         /// Where the storage of their drivers is
         #[arg(long, value_enum, default_value_t, value_name = "WHERE")]
-        drivers: DriversPlace,
+        drivers: DriverPlacementArg,
 
         /// Namespace of the account, and of the intent journal; give run the same, which takes the pod's, the context's or "default"
         /// otherwise
@@ -335,14 +335,14 @@ pub(crate) enum RenderCommand {
 
 /// Where drivers' storage is, as far as rights depend on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum DriversPlace {
+pub(crate) enum DriverPlacementArg {
     /// In the cluster
     #[default]
-    Anywhere,
+    Central,
     /// In the node of the process, which is known by its name: the one topology key is topology.cofferdam.dev/node
     Node,
     /// The same, and the driver has topology keys that are other labels of the Node
-    LabelledNode,
+    NodeLabels,
     /// The same of an existing CSI driver, whose keys stand in the CSINode
     CsiNode,
 }

@@ -13,9 +13,9 @@ pub(crate) enum ClientError {
     #[error("cannot read kubeconfig {}: {problem}", path.display())]
     Kubeconfig { path: PathBuf, problem: String },
     #[error("cannot read the kubeconfig that KUBECONFIG names, {value:?}: {problem}")]
-    Variable { value: String, problem: String },
+    KubeconfigVariable { value: String, problem: String },
     #[error("kubeconfig {origin} has no context {context:?}: expected {known}")]
-    NoContext { origin: String, context: String, known: String },
+    UnknownContext { origin: String, context: String, known: String },
     #[error("kubeconfig {origin} cannot be used: {problem}")]
     Context { origin: String, problem: String },
     #[error("cannot use the pod's service account: {0}")]
@@ -23,14 +23,14 @@ pub(crate) enum ClientError {
     #[error(
         "no cluster: expected --kubeconfig FILE, KUBECONFIG, a pod's service account, or {}", path.display()
     )]
-    Nowhere { path: PathBuf },
+    NotConfigured { path: PathBuf },
     #[error("cannot make a client for {url}: {problem}")]
     Client { url: String, problem: String },
 }
 
 /// A client and the namespace that its configuration names.
 #[derive(Clone)]
-pub(crate) struct Cluster {
+pub(crate) struct ClusterConnection {
     /// The client. It repeats nothing by itself: the roles decide what a failed request means.
     pub(crate) client: kube::Client,
     /// Where the API is.
@@ -41,16 +41,16 @@ pub(crate) struct Cluster {
     pub(crate) namespace: String,
 }
 
-impl Cluster {
+impl ClusterConnection {
     /// Which API this is, for people who look at one that does not answer.
-    pub(crate) fn place(&self) -> String {
+    pub(crate) fn api_description(&self) -> String {
         format!("{} ({})", self.url, self.origin)
     }
 }
 
 /// The environment's part in the choice, injected for tests.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Surroundings {
+pub(crate) struct ClientEnvironment {
     /// `KUBECONFIG`
     pub(crate) kubeconfig: Option<String>,
     /// Whether `KUBERNETES_SERVICE_HOST` is set, as in every pod.
@@ -61,15 +61,15 @@ pub(crate) struct Surroundings {
 
 /// Which configuration is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Choice {
+enum ClientConfigSource {
     File(PathBuf),
-    Variable(String),
+    KubeconfigVariable(String),
     InCluster,
 }
 
-impl Surroundings {
+impl ClientEnvironment {
     /// Those of this process.
-    pub(crate) fn of_process() -> Self {
+    pub(crate) fn from_process() -> Self {
         let text = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         Self {
             kubeconfig: text("KUBECONFIG"),
@@ -79,18 +79,22 @@ impl Surroundings {
     }
 
     /// The flag, then `KUBECONFIG`, then the pod's service account, then the user's kubeconfig.
-    fn choose(&self, flag: Option<&Path>) -> Result<Choice, ClientError> {
+    fn choose_source(&self, flag: Option<&Path>) -> Result<ClientConfigSource, ClientError> {
         if let Some(path) = flag {
-            return Ok(Choice::File(path.to_owned()));
+            return Ok(ClientConfigSource::File(path.to_owned()));
         }
         if let Some(value) = &self.kubeconfig {
-            return Ok(Choice::Variable(value.clone()));
+            return Ok(ClientConfigSource::KubeconfigVariable(value.clone()));
         }
         if self.in_cluster {
-            return Ok(Choice::InCluster);
+            return Ok(ClientConfigSource::InCluster);
         }
         let path = self.home.clone().unwrap_or_default().join(".kube/config");
-        if path.exists() { Ok(Choice::File(path)) } else { Err(ClientError::Nowhere { path }) }
+        if path.exists() {
+            Ok(ClientConfigSource::File(path))
+        } else {
+            Err(ClientError::NotConfigured { path })
+        }
     }
 }
 
@@ -100,91 +104,104 @@ impl Surroundings {
 /// [`ClientError`], one line that names the file or variable.
 pub(crate) async fn connect(
     configuration: &Configuration,
-    surroundings: &Surroundings,
-) -> Result<Cluster, ClientError> {
-    let choice = surroundings.choose(configuration.kubeconfig.as_deref())?;
+    environment: &ClientEnvironment,
+) -> Result<ClusterConnection, ClientError> {
+    let source = environment.choose_source(configuration.kubeconfig.as_deref())?;
     let options =
         KubeConfigOptions { context: configuration.context.clone(), ..KubeConfigOptions::default() };
-    let (client, origin) = match choice {
-        Choice::InCluster => {
+    let (client, origin) = match source {
+        ClientConfigSource::InCluster => {
             let client =
                 kube::Config::incluster().map_err(|error| ClientError::InCluster(one_line(&error)))?;
             (client, "the pod's service account".to_owned())
         }
-        Choice::File(path) => {
+        ClientConfigSource::File(path) => {
             let origin = path.display().to_string();
-            (of_kubeconfig(read(&path)?, &options, &origin).await?, format!("kubeconfig {origin}"))
+            (
+                config_from_kubeconfig(read_kubeconfig(&path)?, &options, &origin).await?,
+                format!("kubeconfig {origin}"),
+            )
         }
-        Choice::Variable(value) => {
+        ClientConfigSource::KubeconfigVariable(value) => {
             let origin = format!("KUBECONFIG={value}");
-            (of_kubeconfig(read_all(&value)?, &options, &origin).await?, origin)
+            (config_from_kubeconfig(read_kubeconfig_list(&value)?, &options, &origin).await?, origin)
         }
     };
-    let given = configuration.namespace.as_ref().map(|label| label.0.clone());
-    let namespace = given.unwrap_or_else(|| client.default_namespace.clone());
-    build(client, origin, namespace)
+    let configured_namespace = configuration.namespace.as_ref().map(|label| label.0.clone());
+    let namespace = configured_namespace.unwrap_or_else(|| client.default_namespace.clone());
+    build_connection(client, origin, namespace)
 }
 
 /// One file.
-fn read(path: &Path) -> Result<Kubeconfig, ClientError> {
-    let unreadable =
-        |error: KubeconfigError| ClientError::Kubeconfig { path: path.to_owned(), problem: told(&error) };
+fn read_kubeconfig(path: &Path) -> Result<Kubeconfig, ClientError> {
+    let unreadable = |error: KubeconfigError| ClientError::Kubeconfig {
+        path: path.to_owned(),
+        problem: redacted_message(&error),
+    };
     Kubeconfig::read_from(path).map_err(unreadable)
 }
 
 /// The files of `KUBECONFIG`, merged; the first that says something is right.
-fn read_all(value: &str) -> Result<Kubeconfig, ClientError> {
-    let unreadable = |problem: String| ClientError::Variable { value: value.to_owned(), problem };
+fn read_kubeconfig_list(value: &str) -> Result<Kubeconfig, ClientError> {
+    let unreadable = |problem: String| ClientError::KubeconfigVariable { value: value.to_owned(), problem };
     let mut merged: Option<Kubeconfig> = None;
     for path in std::env::split_paths(value).filter(|path| !path.as_os_str().is_empty()) {
-        let next = read(&path)?;
+        let next = read_kubeconfig(&path)?;
         merged = Some(match merged {
             None => next,
-            Some(merged) => merged.merge(next).map_err(|error| unreadable(told(&error)))?,
+            Some(merged) => merged.merge(next).map_err(|error| unreadable(redacted_message(&error)))?,
         });
     }
     merged.ok_or_else(|| unreadable("it names no file".to_owned()))
 }
 
-async fn of_kubeconfig(
+async fn config_from_kubeconfig(
     kubeconfig: Kubeconfig,
     options: &KubeConfigOptions,
     origin: &str,
 ) -> Result<kube::Config, ClientError> {
     if let Some(context) = &options.context
-        && !kubeconfig.contexts.iter().any(|known| known.name == *context)
+        && !kubeconfig.contexts.iter().any(|candidate| candidate.name == *context)
     {
-        let known: Vec<&str> = kubeconfig.contexts.iter().map(|known| known.name.as_str()).collect();
-        return Err(ClientError::NoContext {
+        let candidate: Vec<&str> =
+            kubeconfig.contexts.iter().map(|candidate| candidate.name.as_str()).collect();
+        return Err(ClientError::UnknownContext {
             origin: origin.to_owned(),
             context: context.clone(),
-            known: if known.is_empty() {
+            known: if candidate.is_empty() {
                 "one, and it has none".to_owned()
             } else {
-                format!("one of {}", known.join(", "))
+                format!("one of {}", candidate.join(", "))
             },
         });
     }
-    kube::Config::from_custom_kubeconfig(kubeconfig, options)
-        .await
-        .map_err(|error| ClientError::Context { origin: origin.to_owned(), problem: told(&error) })
+    kube::Config::from_custom_kubeconfig(kubeconfig, options).await.map_err(|error| ClientError::Context {
+        origin: origin.to_owned(),
+        problem: redacted_message(&error),
+    })
 }
 
-fn build(mut config: kube::Config, origin: String, namespace: String) -> Result<Cluster, ClientError> {
+fn build_connection(
+    mut config: kube::Config,
+    origin: String,
+    namespace: String,
+) -> Result<ClusterConnection, ClientError> {
     config.default_retry = false;
     let url = config.cluster_url.to_string();
-    let client = connect::client(config)
-        .map_err(|error| ClientError::Client { url: url.clone(), problem: of_credentials(&error) })?;
-    Ok(Cluster { client, url, origin, namespace })
+    let client = connect::client(config).map_err(|error| ClientError::Client {
+        url: url.clone(),
+        problem: credential_error_message(&error),
+    })?;
+    Ok(ClusterConnection { client, url, origin, namespace })
 }
 
 /// What is wrong with a kubeconfig, and nothing of what stands in it: that may be a token or a key. The parser's own words quote the
 /// lines around the mistake.
-fn told(error: &KubeconfigError) -> String {
+fn redacted_message(error: &KubeconfigError) -> String {
     if let KubeconfigError::Parse(error) = error {
         return format!(
             "{}not a kubeconfig: what stands there is not shown, for it may be secret",
-            place(error)
+            parse_location(error)
         );
     }
     if let KubeconfigError::LoadCertificateAuthority(LoadDataError::DecodeBase64(_))
@@ -203,14 +220,14 @@ fn told(error: &KubeconfigError) -> String {
 }
 
 /// Where a parser stopped.
-fn place(error: &serde_saphyr::Error) -> String {
+fn parse_location(error: &serde_saphyr::Error) -> String {
     error.location().map_or_else(String::new, |at| format!("line {}, column {}: ", at.line(), at.column()))
 }
 
 /// Why credentials cannot be used, without them.
-fn of_credentials(error: &kube::Error) -> String {
+fn credential_error_message(error: &kube::Error) -> String {
     if let kube::Error::InferKubeconfig(error) = error {
-        return told(error);
+        return redacted_message(error);
     }
     if let kube::Error::ProxyProtocolDisabled { .. } = error {
         // kube's own text has the proxy's password.
@@ -228,13 +245,18 @@ fn of_credentials(error: &kube::Error) -> String {
 ///
 /// # Errors
 /// [`ClientError`]
-pub(crate) async fn from_text(kubeconfig: &str, origin: &str) -> Result<Cluster, ClientError> {
-    let problem =
-        |error: KubeconfigError| ClientError::Context { origin: origin.to_owned(), problem: told(&error) };
+pub(crate) async fn connect_with_kubeconfig(
+    kubeconfig: &str,
+    origin: &str,
+) -> Result<ClusterConnection, ClientError> {
+    let problem = |error: KubeconfigError| ClientError::Context {
+        origin: origin.to_owned(),
+        problem: redacted_message(&error),
+    };
     let kubeconfig = Kubeconfig::from_yaml(kubeconfig).map_err(problem)?;
-    let config = of_kubeconfig(kubeconfig, &KubeConfigOptions::default(), origin).await?;
+    let config = config_from_kubeconfig(kubeconfig, &KubeConfigOptions::default(), origin).await?;
     let namespace = config.default_namespace.clone();
-    build(config, format!("kubeconfig {origin}"), namespace)
+    build_connection(config, format!("kubeconfig {origin}"), namespace)
 }
 
 /// An error with its causes, each once, in one line.

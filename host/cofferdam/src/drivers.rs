@@ -15,63 +15,63 @@ use cofferdam_wasm::{
 use prometheus_client::registry::Registry;
 
 use crate::{
-    config::{BackendSection, CompilationCache, Configuration, carried},
-    failure::Failure,
+    config::{BackendSection, CompilationCache, Configuration, carried_component},
+    error::CommandError,
 };
 
 /// A driver under its name in the configuration.
-pub(crate) struct Driver {
+pub(crate) struct LoadedDriver {
     /// That name.
     pub(crate) name: String,
     /// The driver.
-    pub(crate) kind: Kind,
+    pub(crate) kind: DriverKind,
 }
 
 /// What a driver is.
 #[derive(Clone)]
-pub(crate) enum Kind {
+pub(crate) enum DriverKind {
     /// A component in the sandbox.
     Component(Arc<WasmBackend>),
     /// An existing driver on a socket.
     Csi(Arc<CsiBackend>),
 }
 
-impl Driver {
+impl LoadedDriver {
     /// The driver as the roles see it.
     pub(crate) fn backend(&self) -> Arc<dyn Backend> {
         match &self.kind {
-            Kind::Component(backend) => Arc::clone(backend) as _,
-            Kind::Csi(backend) => Arc::clone(backend) as _,
+            DriverKind::Component(backend) => Arc::clone(backend) as _,
+            DriverKind::Csi(backend) => Arc::clone(backend) as _,
         }
     }
 
     /// Where it runs, for people.
-    pub(crate) fn place(&self) -> String {
+    pub(crate) fn location_text(&self) -> String {
         match &self.kind {
-            Kind::Component(_) => "in the sandbox".to_owned(),
-            Kind::Csi(backend) => format!("at {}", backend.address()),
+            DriverKind::Component(_) => "in the sandbox".to_owned(),
+            DriverKind::Csi(backend) => format!("at {}", backend.address()),
         }
     }
 }
 
 /// How long a driver may take to answer before it is said that it is waited for.
-const TELL: Duration = Duration::from_secs(1);
+const SLOW_CONNECT_WARNING_DELAY: Duration = Duration::from_secs(1);
 
 /// Loads and connects drivers.
-pub(crate) struct Loader {
+pub(crate) struct DriverLoader {
     /// Runs components.
     pub(crate) engine: Engine,
-    calls: BackendMetrics,
-    connections: ConnectionMetrics,
+    call_metrics: BackendMetrics,
+    connection_metrics: ConnectionMetrics,
     timeout: Duration,
 }
 
-impl Loader {
+impl DriverLoader {
     /// The engine as the configuration wants it, and the metrics of all drivers.
     ///
     /// # Errors
     /// [`Failure::Engine`]
-    pub(crate) fn new(configuration: &Configuration, registry: &mut Registry) -> Result<Self, Failure> {
+    pub(crate) fn new(configuration: &Configuration, registry: &mut Registry) -> Result<Self, CommandError> {
         let cache = match &configuration.compilation_cache {
             CompilationCache::User => CompiledCache::User,
             CompilationCache::Off => CompiledCache::Off,
@@ -80,9 +80,9 @@ impl Loader {
         let calls = BackendMetrics::register(registry);
         let options = EngineOptions { cache, metrics: WasmMetrics::register(registry, calls.clone()) };
         Ok(Self {
-            engine: Engine::new(options).map_err(Failure::Engine)?,
-            calls,
-            connections: ConnectionMetrics::register(registry),
+            engine: Engine::new(options).map_err(CommandError::Engine)?,
+            call_metrics: calls,
+            connection_metrics: ConnectionMetrics::register(registry),
             timeout: configuration.timeout.get(),
         })
     }
@@ -91,14 +91,17 @@ impl Loader {
     ///
     /// # Errors
     /// [`Failure::Backend`] or [`Failure::Csi`], which name the driver and its file or socket.
-    pub(crate) async fn load_all(&self, configuration: &Configuration) -> Result<Vec<Driver>, Failure> {
+    pub(crate) async fn load_all(
+        &self,
+        configuration: &Configuration,
+    ) -> Result<Vec<LoadedDriver>, CommandError> {
         let mut drivers = Vec::with_capacity(configuration.backend.len());
         for (name, section) in &configuration.backend {
             let kind = match csi_config(name, section, self.timeout)? {
-                Some(config) => Kind::Csi(self.connect(name, config).await?),
-                None => Kind::Component(self.load(name, section).await?),
+                Some(config) => DriverKind::Csi(self.connect(name, config).await?),
+                None => DriverKind::Component(self.load(name, section).await?),
             };
-            drivers.push(Driver { name: name.clone(), kind });
+            drivers.push(LoadedDriver { name: name.clone(), kind });
         }
         Ok(drivers)
     }
@@ -107,38 +110,45 @@ impl Loader {
     ///
     /// # Errors
     /// [`Failure::Csi`]
-    pub(crate) async fn connect(&self, name: &str, config: CsiConfig) -> Result<Arc<CsiBackend>, Failure> {
+    pub(crate) async fn connect(
+        &self,
+        name: &str,
+        config: CsiConfig,
+    ) -> Result<Arc<CsiBackend>, CommandError> {
         let address = config.address.clone();
-        let connecting = CsiBackend::connect(config, &self.calls, &self.connections);
-        let tell = || {
-            let there = if address.path().exists() { "" } else { ", which does not exist yet" };
-            tracing::warn!("backend {name}: waiting for the CSI driver on the socket {address}{there}");
+        let connecting = CsiBackend::connect(config, &self.call_metrics, &self.connection_metrics);
+        let warn = || {
+            let missing_note = if address.path().exists() { "" } else { ", which does not exist yet" };
+            tracing::warn!(
+                "backend {name}: waiting for the CSI driver on the socket {address}{missing_note}"
+            );
         };
-        let connected = telling(connecting, tell).await;
-        connected.map_err(|source| Failure::Csi { name: name.to_owned(), source })
+        let connected = run_with_slow_warning(connecting, warn).await;
+        connected.map_err(|source| CommandError::Csi { name: name.to_owned(), source })
     }
 
-    async fn load(&self, name: &str, section: &BackendSection) -> Result<Arc<WasmBackend>, Failure> {
+    async fn load(&self, name: &str, section: &BackendSection) -> Result<Arc<WasmBackend>, CommandError> {
         let source = match &section.file {
             Some(file) => ComponentSource::File(file.clone()),
             // The configuration was refused if there is neither.
-            None => {
-                ComponentSource::Bytes { name: name.to_owned(), bytes: carried(name).unwrap_or_default() }
-            }
+            None => ComponentSource::Bytes {
+                name: name.to_owned(),
+                bytes: carried_component(name).unwrap_or_default(),
+            },
         };
-        let loaded = self.engine.load(source, config(name, section)?).await;
-        loaded.map_err(|source| Failure::Backend { name: name.to_owned(), source })
+        let result = self.engine.load(source, backend_config(name, section)?).await;
+        result.map_err(|source| CommandError::Backend { name: name.to_owned(), source })
     }
 }
 
 /// Waits for the work, and tells once that it is waited for.
-async fn telling<T>(work: impl Future<Output = T>, tell: impl FnOnce()) -> T {
-    tokio::pin!(work);
-    if let Ok(done) = tokio::time::timeout(TELL, &mut work).await {
+async fn run_with_slow_warning<T>(future: impl Future<Output = T>, on_slow: impl FnOnce()) -> T {
+    tokio::pin!(future);
+    if let Ok(done) = tokio::time::timeout(SLOW_CONNECT_WARNING_DELAY, &mut future).await {
         return done;
     }
-    tell();
-    work.await
+    on_slow();
+    future.await
 }
 
 /// What an existing driver is connected with; `None` for components.
@@ -149,11 +159,11 @@ pub(crate) fn csi_config(
     name: &str,
     section: &BackendSection,
     timeout: Duration,
-) -> Result<Option<CsiConfig>, Failure> {
+) -> Result<Option<CsiConfig>, CommandError> {
     let Some(socket) = &section.csi else { return Ok(None) };
     Ok(Some(CsiConfig {
         driver: section.driver_name.clone(),
-        secrets: secrets(name, section)?,
+        secrets: read_secrets(name, section)?,
         // The caller's own deadline is the same setting.
         deadline: timeout,
         ..CsiConfig::new(socket.0.clone())
@@ -161,10 +171,12 @@ pub(crate) fn csi_config(
 }
 
 /// The secrets of every call, out of their files.
-fn secrets(name: &str, section: &BackendSection) -> Result<Secrets, Failure> {
+fn read_secrets(name: &str, section: &BackendSection) -> Result<Secrets, CommandError> {
     let secret = |(secret, file): (&String, &PathBuf)| match read_secret(file) {
         Ok(text) => Ok((secret.clone(), Secret::new(text))),
-        Err(problem) => Err(Failure::Secret { backend: name.to_owned(), secret: secret.clone(), problem }),
+        Err(problem) => {
+            Err(CommandError::Secret { backend: name.to_owned(), secret: secret.clone(), problem })
+        }
     };
     section.secrets.iter().map(secret).collect()
 }
@@ -174,23 +186,23 @@ fn secrets(name: &str, section: &BackendSection) -> Result<Secrets, Failure> {
 ///
 /// # Errors
 /// [`Failure::Placement`]
-pub(crate) fn all_central(drivers: &[Driver]) -> Result<(), Failure> {
-    let of_a_node = |driver: &&Driver| driver.backend().description().placement == Placement::Node;
-    match drivers.iter().find(of_a_node) {
-        Some(driver) => Err(Failure::Placement(driver.name.clone())),
+pub(crate) fn check_no_node_local_driver(drivers: &[LoadedDriver]) -> Result<(), CommandError> {
+    let is_node_local = |driver: &&LoadedDriver| driver.backend().description().placement == Placement::Node;
+    match drivers.iter().find(is_node_local) {
+        Some(driver) => Err(CommandError::Placement(driver.name.clone())),
         None => Ok(()),
     }
 }
 
 /// Longest secret, in bytes; Kubernetes' limit for a whole Secret.
-const MAX_SECRET: u64 = 1 << 20;
+const MAX_SECRET_BYTES: u64 = 1 << 20;
 
 /// A secret in a file. The error names the file and nothing of what was found.
 pub(crate) fn read_secret(path: &Path) -> Result<String, String> {
     let failed = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
     let size = std::fs::metadata(path).map_err(failed)?.len();
-    if size > MAX_SECRET {
-        return Err(format!("{} has {size} bytes: expected at most {MAX_SECRET}", path.display()));
+    if size > MAX_SECRET_BYTES {
+        return Err(format!("{} has {size} bytes: expected at most {MAX_SECRET_BYTES}", path.display()));
     }
     let text = std::fs::read_to_string(path).map_err(failed)?;
     // Editors and `echo` end a file with a line break that belongs to no password.
@@ -204,11 +216,11 @@ pub(crate) fn read_secret(path: &Path) -> Result<String, String> {
 ///
 /// # Errors
 /// [`Failure::Secret`]
-pub(crate) fn config(name: &str, section: &BackendSection) -> Result<BackendConfig, Failure> {
+pub(crate) fn backend_config(name: &str, section: &BackendSection) -> Result<BackendConfig, CommandError> {
     let mut config = BackendConfig {
         sha256: section.sha256,
         settings: section.settings.iter().map(|(key, value)| (key.clone(), value.0.clone())).collect(),
-        secrets: secrets(name, section)?,
+        secrets: read_secrets(name, section)?,
         limits: section.limits.clone(),
         http: section.http.clone(),
         state: section.state.clone(),
@@ -230,18 +242,18 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_waited_for_is_told_once_after_a_second() {
-        let told = Cell::new(0);
-        let tell = || told.set(told.get() + 1);
-        assert_eq!(telling(ready(1), tell).await, 1);
-        telling(sleep(TELL / 2), tell).await;
-        assert_eq!(told.get(), 0);
-        let begun = Instant::now();
-        let work = async {
-            sleep(TELL * 2).await;
-            told.get()
+    async fn a_slow_connection_is_warned_about_once_after_a_second() {
+        let warnings = Cell::new(0);
+        let warn = || warnings.set(warnings.get() + 1);
+        assert_eq!(run_with_slow_warning(ready(1), warn).await, 1);
+        run_with_slow_warning(sleep(SLOW_CONNECT_WARNING_DELAY / 2), warn).await;
+        assert_eq!(warnings.get(), 0);
+        let started = Instant::now();
+        let future = async {
+            sleep(SLOW_CONNECT_WARNING_DELAY * 2).await;
+            warnings.get()
         };
-        assert_eq!(telling(work, tell).await, 1, "told while it is waited for");
-        assert_eq!(begun.elapsed(), TELL * 2);
+        assert_eq!(run_with_slow_warning(future, warn).await, 1, "told while it is waited for");
+        assert_eq!(started.elapsed(), SLOW_CONNECT_WARNING_DELAY * 2);
     }
 }

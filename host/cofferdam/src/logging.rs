@@ -23,7 +23,7 @@ pub(crate) fn start(configuration: &Configuration) {
         .with_writer(std::io::stderr)
         .log_internal_errors(false);
     let started = match configuration.log_format {
-        LogFormat::Text => log.with_ansi(wants_colour(&std::io::stderr())).try_init(),
+        LogFormat::Text => log.with_ansi(is_colour_enabled(&std::io::stderr())).try_init(),
         LogFormat::Json => log.json().flatten_event(true).try_init(),
     };
     if let Err(error) = started {
@@ -32,6 +32,6 @@ pub(crate) fn start(configuration: &Configuration) {
 }
 
 /// Whether colours go to this stream: on a terminal, unless `NO_COLOR` holds anything (<https://no-color.org>).
-pub(crate) fn wants_colour(stream: &impl std::io::IsTerminal) -> bool {
+pub(crate) fn is_colour_enabled(stream: &impl std::io::IsTerminal) -> bool {
     stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }

@@ -6,7 +6,7 @@ mod client;
 mod commands;
 mod config;
 mod drivers;
-mod failure;
+mod error;
 mod logging;
 mod process_metrics;
 mod style;
@@ -21,62 +21,67 @@ use std::{
 
 use cli::Command;
 use commands::{backend, dev, orphans, render, run, status};
-use config::Loaded;
-use failure::Failure;
-use supervisor::End;
+use config::ResolvedConfig;
+use error::CommandError;
+use supervisor::ProcessOutcome;
 use tokio::runtime::Runtime;
 
 /// Returns freed memory to the system after a burst of objects; glibc's allocator does not (docs/performance.md, "Memory").
 /// `.cargo/config.toml` holds its settings.
 #[cfg(all(feature = "jemalloc", target_os = "linux", target_env = "gnu"))]
 #[global_allocator]
-static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+static GLOBAL_ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// The roles wait for the API and for drivers, which have threads of their own.
 const WORKER_THREADS: usize = 2;
 /// What a shell says of a process that SIGINT ended.
-const FORCED: u8 = 130;
+const EXIT_CODE_SIGINT: u8 = 130;
 
 fn main() -> ExitCode {
     // Settings are UTF-8; a variable that is not cannot be one of ours.
     let environment: HashMap<String, String> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect();
-    match command(cli::parse().command, &environment) {
-        Ok(End::Drained) => ExitCode::SUCCESS,
-        Ok(End::Failed) => ExitCode::FAILURE,
-        Ok(End::Forced) => ExitCode::from(FORCED),
+    match run_command(cli::parse().command, &environment) {
+        Ok(ProcessOutcome::Drained) => ExitCode::SUCCESS,
+        Ok(ProcessOutcome::Failed) => ExitCode::FAILURE,
+        Ok(ProcessOutcome::Forced) => ExitCode::from(EXIT_CODE_SIGINT),
         Err(failure) => {
             let line = client::one_line(&failure);
             // Where stderr is closed there is nobody to tell.
             let _ = writeln!(io::stderr(), "cofferdam: {line}");
-            ExitCode::from(failure.code())
+            ExitCode::from(failure.exit_code())
         }
     }
 }
 
-fn command(command: Command, environment: &HashMap<String, String>) -> Result<End, Failure> {
+fn run_command(
+    command: Command,
+    environment: &HashMap<String, String>,
+) -> Result<ProcessOutcome, CommandError> {
     match command {
         Command::Run(flags) => block_on(run::run(&flags, environment)),
         Command::Dev(flags) => block_on(dev::run(&flags, environment)),
-        Command::Status(flags) => told(status::run(flags, environment)),
-        Command::Orphans(flags) => told(orphans::run(flags, environment)),
-        Command::Backend(command) => told(backend::run(command, environment)),
+        Command::Status(flags) => run_and_print(status::run(flags, environment)),
+        Command::Orphans(flags) => run_and_print(orphans::run(flags, environment)),
+        Command::Backend(command) => run_and_print(backend::run(command, environment)),
         Command::Render(command) => print(&render::render(&command)?),
-        Command::Config(flags) => print(&Loaded::for_cluster(&flags, environment)?.table()),
+        Command::Config(flags) => print(&ResolvedConfig::for_cluster(&flags, environment)?.to_table()),
         Command::Version => print(&version()),
     }
 }
 
 /// Runs to the end and prints; what did not hold is told by the exit code, after the text.
-fn told(work: impl Future<Output = Result<(String, bool), Failure>>) -> Result<End, Failure> {
-    let mut held = true;
+fn run_and_print(
+    command: impl Future<Output = Result<(String, bool), CommandError>>,
+) -> Result<ProcessOutcome, CommandError> {
+    let mut has_succeeded = true;
     block_on(async {
-        let (text, success) = work.await?;
-        held = success;
+        let (text, success) = command.await?;
+        has_succeeded = success;
         print(&text)
     })?;
-    if held { Ok(End::Drained) } else { Ok(End::Failed) }
+    if has_succeeded { Ok(ProcessOutcome::Drained) } else { Ok(ProcessOutcome::Failed) }
 }
 
 fn version() -> String {
@@ -88,22 +93,24 @@ fn version() -> String {
     )
 }
 
-fn block_on(work: impl Future<Output = Result<End, Failure>>) -> Result<End, Failure> {
+fn block_on(
+    command: impl Future<Output = Result<ProcessOutcome, CommandError>>,
+) -> Result<ProcessOutcome, CommandError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKER_THREADS)
         .thread_name("cofferdam")
         .enable_all()
         .build()
-        .map_err(Failure::Runtime)?;
+        .map_err(CommandError::Runtime)?;
     // Its end waits for nothing: neither a second signal nor a panic may hang on what still runs.
     let runtime = scopeguard::guard(runtime, Runtime::shutdown_background);
-    runtime.block_on(work)
+    runtime.block_on(command)
 }
 
 /// A reader that has seen enough, such as `head`, is no failure.
-fn print(text: &str) -> Result<End, Failure> {
+fn print(text: &str) -> Result<ProcessOutcome, CommandError> {
     match io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::Output(error)),
-        Ok(()) | Err(_) => Ok(End::Drained),
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(CommandError::Output(error)),
+        Ok(()) | Err(_) => Ok(ProcessOutcome::Drained),
     }
 }

@@ -20,11 +20,11 @@ impl Collector for ProcFs {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let files = std::fs::read_dir("/proc/self/fd").map(Iterator::count).ok();
-        let shown = [
+        let gauges = [
             ("process_resident_memory_bytes", "Resident memory", resident_bytes(&status)),
             ("process_open_fds", "Open files", files.and_then(|files| i64::try_from(files).ok())),
         ];
-        for (name, help, value) in shown {
+        for (name, help, value) in gauges {
             if let Some(value) = value {
                 let gauge = ConstGauge::new(value);
                 gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
@@ -57,13 +57,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_the_kernels_line() {
+    fn resident_memory_is_parsed_from_vmrss() {
         assert_eq!(resident_bytes("Name:\tx\nVmRSS:\t   40960 kB\nVmData: 1 kB\n"), Some(40 << 20));
         assert_eq!(resident_bytes("Name:\tx\n"), None);
     }
 
     #[test]
-    fn a_scrape_shows_the_process() {
+    fn a_scrape_contains_the_process_metrics() {
         let mut registry = Registry::default();
         register(&mut registry);
         let mut text = String::new();

@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Colour {
     /// As it is.
-    Plain,
+    Default,
     /// For what is on the side.
     Dim,
     /// For what a person did.
@@ -30,7 +30,7 @@ impl Style {
     /// The text in this colour.
     pub(crate) fn paint(self, colour: Colour, text: &str) -> String {
         let code = match colour {
-            Colour::Plain => return text.to_owned(),
+            Colour::Default => return text.to_owned(),
             Colour::Dim => "2",
             Colour::Bold => "1",
             Colour::Green => "32",
@@ -43,13 +43,13 @@ impl Style {
 }
 
 /// Text that a driver or a person has made, without what a terminal would act on.
-pub(crate) fn plain(text: &str) -> String {
-    text.chars().fold(String::with_capacity(text.len()), |mut plain, c| {
+pub(crate) fn escape_control_chars(text: &str) -> String {
+    text.chars().fold(String::with_capacity(text.len()), |mut escaped, c| {
         if c.is_control() {
-            plain.extend(c.escape_unicode())
+            escaped.extend(c.escape_unicode())
         } else {
-            plain.push(c)
+            escaped.push(c)
         }
-        plain
+        escaped
     })
 }

@@ -14,10 +14,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     commands::run::csi_server,
-    commands::run::node::Local,
-    config::Endpoint,
-    failure::Failure,
-    telemetry::{Pages, Telemetry},
+    commands::run::node::RunningNodeRoles,
+    config::HttpEndpoint,
+    error::CommandError,
+    telemetry::{TelemetryServer, TelemetryState},
 };
 
 /// SIGTERM and SIGINT.
@@ -32,9 +32,12 @@ impl Signals {
     ///
     /// # Errors
     /// [`Failure::Signals`]
-    pub(crate) fn take() -> Result<Self, Failure> {
-        let take = |kind| signal(kind).map_err(Failure::Signals);
-        Ok(Self { terminate: take(SignalKind::terminate())?, interrupt: take(SignalKind::interrupt())? })
+    pub(crate) fn install() -> Result<Self, CommandError> {
+        let install = |kind| signal(kind).map_err(CommandError::Signals);
+        Ok(Self {
+            terminate: install(SignalKind::terminate())?,
+            interrupt: install(SignalKind::interrupt())?,
+        })
     }
 
     /// The next one, by name.
@@ -47,16 +50,16 @@ impl Signals {
 }
 
 /// Roles that run, with the pages that show them.
-pub(crate) struct Running {
-    roles: JoinHandle<Result<(), Failure>>,
-    pages: Option<JoinHandle<()>>,
+pub(crate) struct SupervisedProcess {
+    roles: JoinHandle<Result<(), CommandError>>,
+    telemetry: Option<JoinHandle<()>>,
     stop_roles: CancellationToken,
-    stop_pages: CancellationToken,
+    stop_telemetry: CancellationToken,
 }
 
 /// How a supervised process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum ProcessOutcome {
     /// In order.
     Drained,
     /// In order, and what was asked for did not hold; the output says what.
@@ -67,19 +70,19 @@ pub(crate) enum End {
 
 /// What a process does.
 #[derive(Default)]
-pub(crate) struct Work {
+pub(crate) struct Workload {
     /// The roles that work on a cluster.
-    pub(crate) process: Option<Arc<ControllerManager>>,
+    pub(crate) controllers: Option<Arc<ControllerManager>>,
     /// The sockets that are served, by their drivers' names.
     pub(crate) servers: Vec<(String, Server)>,
     /// Roles of a node.
-    pub(crate) local: Option<Local>,
+    pub(crate) node_roles: Option<RunningNodeRoles>,
 }
 
-impl Work {
+impl Workload {
     /// Whether everything is up. Sockets are: they were listened on before anything began.
-    fn ready(&self) -> watch::Receiver<bool> {
-        match &self.process {
+    fn readiness(&self) -> watch::Receiver<bool> {
+        match &self.controllers {
             Some(process) => process.ready(),
             None => watch::channel(true).1,
         }
@@ -87,24 +90,24 @@ impl Work {
 
     /// Works until `stop`. Whatever ends before that, by itself or by an error, ends all the rest: half a process looks like a whole
     /// one, and nobody restarts it.
-    async fn run(self, stop: CancellationToken) -> Result<(), Failure> {
-        let Self { process, servers, local } = self;
+    async fn run(self, stop: CancellationToken) -> Result<(), CommandError> {
+        let Self { controllers: process, servers, node_roles } = self;
         let roles = async {
             match process {
                 Some(process) => process.run(stop.clone()).await?,
                 None => stop.cancelled().await,
             }
-            if stop.is_cancelled() { Ok(()) } else { Err(Failure::Ended) }
+            if stop.is_cancelled() { Ok(()) } else { Err(CommandError::RolesStopped) }
         };
         let servers = servers.into_iter().map(|(name, server)| (name, server.serve(stop.clone())));
         let serving = csi_server::serve(servers, stop.clone());
-        let local = async {
-            match local {
-                Some(local) => local.run(stop.clone()).await,
+        let node_roles = async {
+            match node_roles {
+                Some(node_roles) => node_roles.run(stop.clone()).await,
                 None => Ok(()),
             }
         };
-        tokio::try_join!(roles, serving, local).map(drop)
+        tokio::try_join!(roles, serving, node_roles).map(drop)
     }
 }
 
@@ -113,112 +116,112 @@ impl Work {
 /// # Errors
 /// [`Failure::Listen`]
 pub(crate) async fn start(
-    work: Work,
+    workload: Workload,
     registry: Registry,
-    endpoint: Option<&Endpoint>,
-) -> Result<Running, Failure> {
-    let (stop_roles, stop_pages) = (CancellationToken::new(), CancellationToken::new());
-    let pages = match endpoint {
+    endpoint: Option<&HttpEndpoint>,
+) -> Result<SupervisedProcess, CommandError> {
+    let (stop_roles, stop_telemetry) = (CancellationToken::new(), CancellationToken::new());
+    let telemetry_task = match endpoint {
         None => None,
         Some(endpoint) => {
-            let telemetry = Telemetry::bind(endpoint).await?;
+            let telemetry = TelemetryServer::bind(endpoint).await?;
             if let Some(address) = telemetry.address() {
                 tracing::info!(%address, "serving /healthz, /readyz and /metrics");
             }
-            let pages = Pages {
+            let telemetry_task = TelemetryState {
                 registry: Arc::new(registry),
-                ready: work.ready(),
-                health: work.local.as_ref().map(Local::health),
+                ready: workload.readiness(),
+                health: workload.node_roles.as_ref().map(RunningNodeRoles::health),
                 stopping: stop_roles.clone(),
             };
-            Some(tokio::spawn(telemetry.serve(pages, stop_pages.clone())))
+            Some(tokio::spawn(telemetry.serve(telemetry_task, stop_telemetry.clone())))
         }
     };
-    let roles = tokio::spawn(work.run(stop_roles.clone()));
-    Ok(Running { roles, pages, stop_roles, stop_pages })
+    let roles = tokio::spawn(workload.run(stop_roles.clone()));
+    Ok(SupervisedProcess { roles, telemetry: telemetry_task, stop_roles, stop_telemetry })
 }
 
-impl Running {
+impl SupervisedProcess {
     /// Runs until a signal, then drains. The first signal asks, the second insists. `broken`: what else ends it.
     ///
     /// # Errors
     /// What made the roles stop, what was broken, or that they did not within `drain`.
-    pub(crate) async fn until_signal(
+    pub(crate) async fn run_until_signal(
         mut self,
         signals: &mut Signals,
-        drain: Duration,
-        broken: impl Future<Output = Failure>,
-    ) -> Result<End, Failure> {
+        drain_timeout: Duration,
+        external_failure: impl Future<Output = CommandError>,
+    ) -> Result<ProcessOutcome, CommandError> {
         let name = tokio::select! {
-            failure = broken => {
-                self.abandon(drain).await;
+            failure = external_failure => {
+                self.drain_after_failure(drain_timeout).await;
                 return Err(failure);
             }
-            ended = &mut self.roles => {
-                self.finish().await;
-                return Err(premature(ended));
+            exit = &mut self.roles => {
+                self.shutdown_telemetry().await;
+                return Err(early_exit_error(exit));
             }
             name = signals.next() => name,
         };
         tracing::info!(
-            "{name}: no new work, running calls may end within {drain:?}; a second signal stops at once"
+            "{name}: no new work, running calls may end within {drain_timeout:?}; a second signal stops at once"
         );
         tokio::select! {
-            drained = self.drain(drain) => drained,
+            drained = self.drain(drain_timeout) => drained,
             name = signals.next() => {
                 tracing::warn!("{name} again: stopping at once");
-                Ok(End::Forced)
+                Ok(ProcessOutcome::Forced)
             }
         }
     }
 
     /// Waits for the roles to end by themselves, which they never do in order.
-    pub(crate) async fn failed(&mut self) -> Failure {
-        premature((&mut self.roles).await)
+    pub(crate) async fn wait_for_failure(&mut self) -> CommandError {
+        early_exit_error((&mut self.roles).await)
     }
 
     /// Takes no new work, lets running calls end, flushes.
     ///
     /// # Errors
     /// [`Failure::Drain`], or what the roles ended with.
-    pub(crate) async fn drain(mut self, limit: Duration) -> Result<End, Failure> {
+    pub(crate) async fn drain(mut self, timeout: Duration) -> Result<ProcessOutcome, CommandError> {
         self.stop_roles.cancel();
-        let ended = tokio::time::timeout(limit, &mut self.roles).await;
-        self.finish().await;
-        match ended {
-            Err(_) => Err(Failure::Drain(limit)),
-            Ok(Ok(result)) => result.map(|()| End::Drained),
+        let exit = tokio::time::timeout(timeout, &mut self.roles).await;
+        self.shutdown_telemetry().await;
+        match exit {
+            Err(_) => Err(CommandError::DrainTimeout(timeout)),
+            Ok(Ok(result)) => result.map(|()| ProcessOutcome::Drained),
             Ok(Err(panicked)) => {
                 tracing::error!(%panicked, "the roles' task ended");
-                Err(Failure::Ended)
+                Err(CommandError::RolesStopped)
             }
         }
     }
 
     /// Drains after something else has gone wrong, which is what is told.
-    pub(crate) async fn abandon(self, limit: Duration) {
-        if let Err(undrained) = self.drain(limit).await {
-            tracing::warn!(error = %undrained, "when it was to end");
+    pub(crate) async fn drain_after_failure(self, timeout: Duration) {
+        if let Err(error) = self.drain(timeout).await {
+            tracing::warn!(error = %error, "when it was to end");
         }
     }
 
-    async fn finish(&mut self) {
-        self.stop_pages.cancel();
-        if let Some(pages) = self.pages.take()
-            && let Err(panicked) = pages.await
+    async fn shutdown_telemetry(&mut self) {
+        self.stop_telemetry.cancel();
+        if let Some(task) = self.telemetry.take()
+            && let Err(panicked) = task.await
         {
             tracing::error!(%panicked, "the telemetry task ended");
         }
     }
 }
 
-fn premature(ended: Result<Result<(), Failure>, tokio::task::JoinError>) -> Failure {
-    match ended {
+fn early_exit_error(exit: Result<Result<(), CommandError>, tokio::task::JoinError>) -> CommandError {
+    match exit {
         Ok(Err(failure)) => failure,
-        Ok(Ok(())) => Failure::Ended,
+        Ok(Ok(())) => CommandError::RolesStopped,
         Err(panicked) => {
             tracing::error!(%panicked, "the roles' task ended");
-            Failure::Ended
+            CommandError::RolesStopped
         }
     }
 }

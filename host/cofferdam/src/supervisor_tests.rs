@@ -5,49 +5,51 @@ use futures::{FutureExt as _, future::BoxFuture};
 use super::*;
 
 /// How work ends that nobody stops.
-async fn ends(work: Work) -> String {
-    let running = start(work, Registry::default(), None).await.unwrap();
-    let Running { roles, .. } = running;
-    premature(roles.await).to_string()
+async fn run_to_early_exit(workload: Workload) -> String {
+    let running = start(workload, Registry::default(), None).await.unwrap();
+    let SupervisedProcess { roles, .. } = running;
+    early_exit_error(roles.await).to_string()
 }
 
 #[tokio::test]
-async fn a_role_of_a_node_that_ends_by_itself_ends_the_process() {
-    let local = |task: BoxFuture<'static, ()>| Some(Local::of("registrar", task));
-    let ended = ends(Work { local: local(ready(()).boxed()), ..Work::default() }).await;
-    assert_eq!(ended, "role registrar ended before it was told to");
+async fn a_node_role_that_exits_ends_the_process() {
+    let local = |task: BoxFuture<'static, ()>| Some(RunningNodeRoles::from_task("registrar", task));
+    let error =
+        run_to_early_exit(Workload { node_roles: local(ready(()).boxed()), ..Workload::default() }).await;
+    assert_eq!(error, "role registrar ended before it was told to");
     let panics = async { panic!("on purpose") };
-    let ended = ends(Work { local: local(panics.boxed()), ..Work::default() }).await;
-    assert_eq!(ended, "role node ended before it was told to", "of a panic the name is not known");
+    let error =
+        run_to_early_exit(Workload { node_roles: local(panics.boxed()), ..Workload::default() }).await;
+    assert_eq!(error, "role node ended before it was told to", "of a panic the name is not known");
 }
 
 #[tokio::test]
-async fn of_several_sockets_one_that_is_served_no_more_ends_the_process() {
+async fn a_csi_socket_server_that_exits_ends_the_process() {
     let servers =
         |of_b: BoxFuture<'static, ()>| [("a".to_owned(), pending().boxed()), ("b".to_owned(), of_b)];
     let stop = CancellationToken::new();
-    let ended = csi_server::serve(servers(ready(()).boxed()), stop.clone()).await;
-    assert_eq!(ended.unwrap_err().to_string(), "backend b: its socket is served no more");
+    let result = csi_server::serve(servers(ready(()).boxed()), stop.clone()).await;
+    assert_eq!(result.unwrap_err().to_string(), "backend b: its socket is served no more");
     let panics = async { panic!("on purpose") };
-    let ended = csi_server::serve(servers(panics.boxed()), stop.clone()).await;
-    assert_eq!(ended.unwrap_err().to_string(), "backend b: its socket is served no more");
+    let result = csi_server::serve(servers(panics.boxed()), stop.clone()).await;
+    assert_eq!(result.unwrap_err().to_string(), "backend b: its socket is served no more");
 }
 
 #[tokio::test]
-async fn what_is_stopped_ends_in_order() {
+async fn stopped_node_roles_and_sockets_end_without_error() {
     let stop = CancellationToken::new();
     let until = |stop: CancellationToken| async move { stop.cancelled().await }.boxed();
     let servers = [("a".to_owned(), until(stop.clone()))];
-    let local = Local::of("node", until(stop.clone()));
-    let work = Work { local: Some(local), ..Work::default() };
-    let ends = tokio::spawn(work.run(stop.clone()));
+    let local = RunningNodeRoles::from_task("node", until(stop.clone()));
+    let workload = Workload { node_roles: Some(local), ..Workload::default() };
+    let running = tokio::spawn(workload.run(stop.clone()));
     let serving = tokio::spawn(csi_server::serve(servers, stop.clone()));
     stop.cancel();
-    assert!(ends.await.unwrap().is_ok() && serving.await.unwrap().is_ok());
+    assert!(running.await.unwrap().is_ok() && serving.await.unwrap().is_ok());
 }
 
 #[tokio::test]
-async fn without_sockets_and_roles_of_a_node_nothing_ends() {
+async fn a_process_without_sockets_and_node_roles_runs_until_stopped() {
     let stop = CancellationToken::new();
     let serving = csi_server::serve(Vec::<(String, BoxFuture<'static, ()>)>::new(), stop.clone());
     tokio::pin!(serving);

@@ -15,14 +15,14 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Endpoint;
+use crate::config::HttpEndpoint;
 
 /// Connections at once. Prometheus and a kubelet need two; the rest wait in the kernel's backlog.
 const MAX_CONNECTIONS: usize = 32;
 /// How long a client may take to send its request's head, so that idle ones do not hold a connection for ever.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after a failed accept: out of file descriptors, as a rule, and spinning would not bring one back.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// The OpenMetrics text format, which is what the encoder writes.
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
@@ -37,39 +37,39 @@ pub(crate) struct ListenError {
 }
 
 /// Whether what this process serves is healthy; the text says why not.
-pub(crate) type Health = Arc<dyn Fn() -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
+pub(crate) type HealthCheck = Arc<dyn Fn() -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
 
 /// What the pages show.
 #[derive(Clone)]
-pub(crate) struct Pages {
+pub(crate) struct TelemetryState {
     /// Metrics.
     pub(crate) registry: Arc<Registry>,
     /// Whether the caches are synced and the roles run.
     pub(crate) ready: watch::Receiver<bool>,
     /// What `/healthz` asks; absent where the process' own life is the answer.
-    pub(crate) health: Option<Health>,
+    pub(crate) health: Option<HealthCheck>,
     /// Set once the process ends.
     pub(crate) stopping: CancellationToken,
 }
 
 /// A bound listener.
 #[derive(Debug)]
-pub(crate) struct Telemetry {
+pub(crate) struct TelemetryServer {
     listener: TcpListener,
 }
 
-impl fmt::Display for Endpoint {
+impl fmt::Display for HttpEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.host.as_deref().unwrap_or_default(), self.port)
     }
 }
 
-impl Telemetry {
+impl TelemetryServer {
     /// Listens. Without a host it is every address: both families where the machine has IPv6.
     ///
     /// # Errors
     /// [`ListenError`], which names the address.
-    pub(crate) async fn bind(endpoint: &Endpoint) -> Result<Self, ListenError> {
+    pub(crate) async fn bind(endpoint: &HttpEndpoint) -> Result<Self, ListenError> {
         let bound = match &endpoint.host {
             Some(host) => TcpListener::bind((host.as_str(), endpoint.port)).await,
             None => match TcpListener::bind(("::", endpoint.port)).await {
@@ -88,7 +88,7 @@ impl Telemetry {
     }
 
     /// Serves until `stop`. A drain is still to be seen, so this is stopped after it.
-    pub(crate) async fn serve(self, pages: Pages, stop: CancellationToken) {
+    pub(crate) async fn serve(self, state: TelemetryState, stop: CancellationToken) {
         let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         let mut connections = JoinSet::new();
         loop {
@@ -98,15 +98,15 @@ impl Telemetry {
                 accepted = accept(&self.listener, &permits) => accepted,
             };
             let Some((stream, permit)) = accepted else { return };
-            let pages = pages.clone();
+            let state = state.clone();
             connections.spawn(async move {
                 let service = hyper::service::service_fn(|request| {
-                    let pages = &pages;
-                    async move { Ok::<_, Infallible>(page_of(pages, &request).await) }
+                    let state = &state;
+                    async move { Ok::<_, Infallible>(handle_request(state, &request).await) }
                 });
                 let connection = hyper::server::conn::http1::Builder::new()
                     .timer(TokioTimer::new())
-                    .header_read_timeout(HEAD_TIMEOUT)
+                    .header_read_timeout(HEADER_READ_TIMEOUT)
                     .serve_connection(TokioIo::new(stream), service);
                 if let Err(error) = connection.await {
                     tracing::debug!(%error, "a telemetry connection ended early");
@@ -127,52 +127,58 @@ async fn accept(
             Ok((stream, _)) => return Some((stream, permit)),
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a telemetry connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
     }
 }
 
-async fn page_of<B>(pages: &Pages, request: &Request<B>) -> Response<Full<Bytes>> {
-    let asks = request.uri().path() == "/healthz" && *request.method() == Method::GET;
-    match pages.health.as_ref().filter(|_| asks) {
-        None => answer(pages, request),
+async fn handle_request<B>(state: &TelemetryState, request: &Request<B>) -> Response<Full<Bytes>> {
+    let is_health_request = request.uri().path() == "/healthz" && *request.method() == Method::GET;
+    match state.health.as_ref().filter(|_| is_health_request) {
+        None => respond(state, request),
         Some(health) => match health().await {
-            Ok(()) => text(StatusCode::OK, "ok\n"),
-            Err(problem) => text(StatusCode::INTERNAL_SERVER_ERROR, &format!("{problem}\n")),
+            Ok(()) => text_response(StatusCode::OK, "ok\n"),
+            Err(problem) => text_response(StatusCode::INTERNAL_SERVER_ERROR, &format!("{problem}\n")),
         },
     }
 }
 
-fn answer<B>(pages: &Pages, request: &Request<B>) -> Response<Full<Bytes>> {
+fn respond<B>(state: &TelemetryState, request: &Request<B>) -> Response<Full<Bytes>> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        let mut refused = text(StatusCode::METHOD_NOT_ALLOWED, "expected GET\n");
-        refused.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
-        return refused;
+        let mut response = text_response(StatusCode::METHOD_NOT_ALLOWED, "expected GET\n");
+        response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
+        return response;
     }
     match request.uri().path() {
-        "/healthz" => text(StatusCode::OK, "ok\n"),
-        "/readyz" if pages.stopping.is_cancelled() => text(StatusCode::SERVICE_UNAVAILABLE, "stopping\n"),
-        "/readyz" if *pages.ready.borrow() => text(StatusCode::OK, "ok\n"),
-        "/readyz" => text(StatusCode::SERVICE_UNAVAILABLE, "caches: not synced\nroles: not started\n"),
-        "/metrics" => metrics(&pages.registry),
-        _ => text(StatusCode::NOT_FOUND, "expected /healthz, /readyz or /metrics\n"),
+        "/healthz" => text_response(StatusCode::OK, "ok\n"),
+        "/readyz" if state.stopping.is_cancelled() => {
+            text_response(StatusCode::SERVICE_UNAVAILABLE, "stopping\n")
+        }
+        "/readyz" if *state.ready.borrow() => text_response(StatusCode::OK, "ok\n"),
+        "/readyz" => {
+            text_response(StatusCode::SERVICE_UNAVAILABLE, "caches: not synced\nroles: not started\n")
+        }
+        "/metrics" => metrics_response(&state.registry),
+        _ => text_response(StatusCode::NOT_FOUND, "expected /healthz, /readyz or /metrics\n"),
     }
 }
 
-fn metrics(registry: &Registry) -> Response<Full<Bytes>> {
+fn metrics_response(registry: &Registry) -> Response<Full<Bytes>> {
     let mut body = String::new();
     match prometheus_client::encoding::text::encode(&mut body, registry) {
-        Ok(()) => page(StatusCode::OK, OPEN_METRICS, body),
-        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, &format!("cannot encode metrics: {error}\n")),
+        Ok(()) => build_response(StatusCode::OK, OPEN_METRICS, body),
+        Err(error) => {
+            text_response(StatusCode::INTERNAL_SERVER_ERROR, &format!("cannot encode metrics: {error}\n"))
+        }
     }
 }
 
-fn text(status: StatusCode, body: &str) -> Response<Full<Bytes>> {
-    page(status, PLAIN_TEXT, body.to_owned())
+fn text_response(status: StatusCode, body: &str) -> Response<Full<Bytes>> {
+    build_response(status, PLAIN_TEXT, body.to_owned())
 }
 
-fn page(status: StatusCode, content_type: HeaderValue, body: String) -> Response<Full<Bytes>> {
+fn build_response(status: StatusCode, content_type: HeaderValue, body: String) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, content_type);

@@ -4,17 +4,25 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::*;
 
-fn pages() -> (Pages, watch::Sender<bool>) {
+fn test_state() -> (TelemetryState, watch::Sender<bool>) {
     let mut registry = Registry::default();
     let calls = Counter::<u64>::default();
     calls.inc();
     registry.register("calls", "Calls", calls);
     let (sender, ready) = watch::channel(false);
-    (Pages { registry: Arc::new(registry), ready, health: None, stopping: CancellationToken::new() }, sender)
+    (
+        TelemetryState {
+            registry: Arc::new(registry),
+            ready,
+            health: None,
+            stopping: CancellationToken::new(),
+        },
+        sender,
+    )
 }
 
-async fn get(pages: &Pages, path: &str) -> (StatusCode, String, String) {
-    let response = answer(pages, &Request::get(path).body(()).unwrap());
+async fn get(state: &TelemetryState, path: &str) -> (StatusCode, String, String) {
+    let response = respond(state, &Request::get(path).body(()).unwrap());
     let status = response.status();
     let content_type = response.headers()[header::CONTENT_TYPE].to_str().unwrap().to_owned();
     let body = response.into_body().collect().await.unwrap().to_bytes();
@@ -22,8 +30,8 @@ async fn get(pages: &Pages, path: &str) -> (StatusCode, String, String) {
 }
 
 #[tokio::test]
-async fn readiness_follows_the_roles_and_the_drain() {
-    let (pages, ready) = pages();
+async fn readyz_follows_cache_sync_and_drain() {
+    let (pages, ready) = test_state();
     let (status, _, body) = get(&pages, "/readyz").await;
     assert_eq!((status, body.contains("caches: not synced")), (StatusCode::SERVICE_UNAVAILABLE, true));
     ready.send_replace(true);
@@ -36,7 +44,7 @@ async fn readiness_follows_the_roles_and_the_drain() {
 
 #[tokio::test]
 async fn metrics_are_openmetrics_text() {
-    let (pages, _ready) = pages();
+    let (pages, _ready) = test_state();
     let (status, content_type, body) = get(&pages, "/metrics").await;
     assert_eq!(status, StatusCode::OK);
     assert_eq!(content_type, "application/openmetrics-text; version=1.0.0; charset=utf-8");
@@ -44,18 +52,18 @@ async fn metrics_are_openmetrics_text() {
 }
 
 #[tokio::test]
-async fn other_paths_and_methods_are_refused() {
-    let (pages, _ready) = pages();
+async fn unknown_paths_and_methods_are_rejected() {
+    let (pages, _ready) = test_state();
     assert_eq!(get(&pages, "/").await.0, StatusCode::NOT_FOUND);
-    let refused = answer(&pages, &Request::post("/metrics").body(()).unwrap());
+    let refused = respond(&pages, &Request::post("/metrics").body(()).unwrap());
     assert_eq!(refused.status(), StatusCode::METHOD_NOT_ALLOWED);
     assert_eq!(refused.headers()[header::ALLOW], "GET, HEAD");
 }
 
 #[tokio::test]
-async fn serves_over_a_socket_and_stops() {
-    let (pages, _ready) = pages();
-    let telemetry = Telemetry::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
+async fn the_telemetry_server_serves_and_stops() {
+    let (pages, _ready) = test_state();
+    let telemetry = TelemetryServer::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
     let address = telemetry.address().unwrap();
     let stop = CancellationToken::new();
     let server = tokio::spawn(telemetry.serve(pages, stop.clone()));
@@ -69,10 +77,10 @@ async fn serves_over_a_socket_and_stops() {
 }
 
 #[tokio::test]
-async fn an_address_in_use_is_named() {
-    let first = Telemetry::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
+async fn an_address_in_use_is_reported() {
+    let first = TelemetryServer::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
     let address = first.address().unwrap().to_string();
-    let error = Telemetry::bind(&address.parse().unwrap()).await.unwrap_err();
+    let error = TelemetryServer::bind(&address.parse().unwrap()).await.unwrap_err();
     assert!(
         error.to_string().starts_with(&format!("cannot listen on {address} for metrics and health: ")),
         "{error}"

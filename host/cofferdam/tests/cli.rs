@@ -14,9 +14,9 @@ use std::{
 };
 
 /// A directory of its own, gone at the end.
-struct Scratch(PathBuf);
+struct TestDirectory(PathBuf);
 
-impl Scratch {
+impl TestDirectory {
     fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("cofferdam-cli-{name}-{}", std::process::id()));
         fs::create_dir_all(&path).unwrap();
@@ -30,14 +30,14 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for TestDirectory {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
 /// The program with nothing of the caller's environment that it would read.
-fn cofferdam(scratch: &Scratch, arguments: &[&str]) -> Command {
+fn cofferdam(scratch: &TestDirectory, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
     command
         .args(arguments)
@@ -48,12 +48,12 @@ fn cofferdam(scratch: &Scratch, arguments: &[&str]) -> Command {
     command
 }
 
-fn run(scratch: &Scratch, arguments: &[&str]) -> Output {
+fn run(scratch: &TestDirectory, arguments: &[&str]) -> Output {
     cofferdam(scratch, arguments).output().unwrap()
 }
 
 /// Exit code 1 and one line on stderr; returns it without the program's name.
-fn refused(scratch: &Scratch, arguments: &[&str]) -> String {
+fn run_error(scratch: &TestDirectory, arguments: &[&str]) -> String {
     let output = run(scratch, arguments);
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{arguments:?}: {stderr}");
@@ -62,61 +62,61 @@ fn refused(scratch: &Scratch, arguments: &[&str]) -> String {
 }
 
 /// What `cofferdam run` says when it refuses to start with these flags.
-fn refused_run(scratch: &Scratch, flags: &[&str]) -> String {
+fn start_error(scratch: &TestDirectory, flags: &[&str]) -> String {
     let mut arguments = vec!["run", "--role", "provisioner", "--log", "warn"];
     arguments.extend(flags);
-    refused(scratch, &arguments)
+    run_error(scratch, &arguments)
 }
 
 /// What it says of a driver file.
-fn refused_driver(scratch: &Scratch, file: &str) -> String {
+fn driver_error(scratch: &TestDirectory, file: &str) -> String {
     let kubeconfig = scratch.file("kubeconfig", KUBECONFIG);
-    refused_run(scratch, &["--kubeconfig", &kubeconfig, "--backend", file])
+    start_error(scratch, &["--kubeconfig", &kubeconfig, "--backend", file])
 }
 
 #[test]
-fn a_broken_driver_is_named_with_what_it_is_and_what_was_expected() {
-    let scratch = Scratch::new("driver");
+fn an_invalid_component_file_is_reported_with_its_path() {
+    let scratch = TestDirectory::new("driver");
     let memory = cofferdam_carried::MEMORY;
-    for (name, content, says) in [
+    for (name, content, expected) in [
         ("empty.wasm", &[][..], "component"),
         ("text.wasm", b"#!/bin/sh\nexit 0\n", "component"),
         ("core.wasm", b"\0asm\x01\0\0\0", "component"),
         ("cut.wasm", &memory[..memory.len() / 2], "component"),
     ] {
         let file = scratch.file(name, content);
-        let line = refused_driver(&scratch, &file);
-        assert!(line.contains(&file) && line.contains(says), "{line}");
+        let line = driver_error(&scratch, &file);
+        assert!(line.contains(&file) && line.contains(expected), "{line}");
     }
-    let line = refused_driver(&scratch, "/nowhere/array.wasm");
+    let line = driver_error(&scratch, "/nowhere/array.wasm");
     assert!(line.contains("/nowhere/array.wasm") && line.contains("No such file"), "{line}");
 }
 
 #[test]
-fn a_driver_of_another_contract_is_refused_with_both_versions() {
-    let scratch = Scratch::new("contract");
-    let ours = b"cofferdam:storage/volumes@0.1.0";
+fn a_component_of_another_contract_version_is_rejected() {
+    let scratch = TestDirectory::new("contract");
+    let interface = b"cofferdam:storage/volumes@0.1.0";
     let mut component = cofferdam_carried::MEMORY.to_vec();
-    let mut places = 0;
-    for start in 0..component.len() - ours.len() {
-        if component[start..].starts_with(ours) {
-            component[start + ours.len() - 5..start + ours.len()].copy_from_slice(b"0.9.0");
-            places += 1;
+    let mut replaced = 0;
+    for start in 0..component.len() - interface.len() {
+        if component[start..].starts_with(interface) {
+            component[start + interface.len() - 5..start + interface.len()].copy_from_slice(b"0.9.0");
+            replaced += 1;
         }
     }
-    assert!(places > 0, "the component names the interface");
-    let line = refused_driver(&scratch, &scratch.file("later.wasm", component));
+    assert!(replaced > 0, "the component names the interface");
+    let line = driver_error(&scratch, &scratch.file("later.wasm", component));
     assert!(line.contains("@0.9.0") && line.contains("@0.1.0"), "{line}");
 }
 
 #[test]
-fn two_drivers_of_one_name_are_refused() {
-    let scratch = Scratch::new("twins");
+fn two_backends_with_one_driver_name_are_rejected() {
+    let scratch = TestDirectory::new("twins");
     let file = scratch.file("memory.wasm", cofferdam_carried::MEMORY);
     let kubeconfig = scratch.file("kubeconfig", KUBECONFIG);
     let (first, second) = (format!("a={file}"), format!("b={file}"));
     let line =
-        refused_run(&scratch, &["--kubeconfig", &kubeconfig, "--backend", &first, "--backend", &second]);
+        start_error(&scratch, &["--kubeconfig", &kubeconfig, "--backend", &first, "--backend", &second]);
     assert!(line.contains("memory.cofferdam.dev") && line.contains("one backend per driver"), "{line}");
 }
 
@@ -131,10 +131,10 @@ users: [{name: nobody, user: {token: none}}]
 "#;
 
 #[test]
-fn an_unusable_kubeconfig_is_named() {
-    let scratch = Scratch::new("kubeconfig");
+fn an_unusable_kubeconfig_is_reported() {
+    let scratch = TestDirectory::new("kubeconfig");
     let driver = scratch.file("memory.wasm", cofferdam_carried::MEMORY);
-    let with = |flags: &[&str]| refused_run(&scratch, &[&["--backend", &driver], flags].concat());
+    let with = |flags: &[&str]| start_error(&scratch, &[&["--backend", &driver], flags].concat());
     let line = with(&["--kubeconfig", "/nowhere/config"]);
     assert!(
         line.starts_with("cannot read kubeconfig /nowhere/config: ") && line.contains("No such file"),
@@ -162,25 +162,25 @@ fn an_unusable_kubeconfig_is_named() {
 }
 
 #[test]
-fn a_wrong_setting_is_one_line() {
-    let scratch = Scratch::new("setting");
+fn an_invalid_setting_is_reported_in_one_line() {
+    let scratch = TestDirectory::new("setting");
     assert_eq!(
-        refused(&scratch, &["run", "--role", "resiser"]),
+        run_error(&scratch, &["run", "--role", "resiser"]),
         "flag --role: unknown role \"resiser\": expected one of provisioner, attacher, resizer, pv-controller, protection, attach-detach, node, registrar, liveness, csi-server"
     );
-    assert_eq!(refused(&scratch, &["run"]), "no role: expected at least one, as in --role provisioner");
-    let line = refused(&scratch, &["dev", "--timeout", "soon"]);
+    assert_eq!(run_error(&scratch, &["run"]), "no role: expected at least one, as in --role provisioner");
+    let line = run_error(&scratch, &["dev", "--timeout", "soon"]);
     assert!(line.starts_with("flag --timeout: \"soon\" is not a duration"), "{line}");
     let file = scratch.file("c.toml", "worker-threads = \"x\"\n");
     assert_eq!(
-        refused(&scratch, &["config", "--config", &file]),
+        run_error(&scratch, &["config", "--config", &file]),
         format!("{file}:1: worker-threads: found the text \"x\", expected a number from 1 to 10000")
     );
 }
 
 #[test]
 fn config_shows_every_value_with_its_origin() {
-    let scratch = Scratch::new("config");
+    let scratch = TestDirectory::new("config");
     let file = scratch.file("c.toml", "role = [\"provisioner\"]\n\n[backend.array]\nfile = \"a.wasm\"\n");
     let output = cofferdam(&scratch, &["config", "--config", &file, "--backend", "array=b.wasm"])
         .env("COFFERDAM_TIMEOUT", "2m")
@@ -201,12 +201,12 @@ fn config_shows_every_value_with_its_origin() {
 }
 
 #[test]
-fn the_demo_holds() {
-    let scratch = Scratch::new("demo");
+fn the_dev_demo_succeeds() {
+    let scratch = TestDirectory::new("demo");
     let output = run(&scratch, &["dev", "--demo"]);
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{stdout}{stderr}");
-    let told = [
+    let expected_lines = [
         "sees the pod Running on node-1",
         "sees demo with 2Gi",
         "sees the pod Running on node-2",
@@ -214,7 +214,7 @@ fn the_demo_holds() {
         "demo: everything held",
     ];
     let mut rest = &*stdout;
-    for line in told {
+    for line in expected_lines {
         assert!(rest.contains(line), "{line:?} in its place in\n{stdout}");
         rest = rest.split_once(line).unwrap().1;
     }
@@ -227,8 +227,8 @@ fn the_demo_holds() {
 }
 
 #[test]
-fn a_driver_of_one_node_has_its_pods_there() {
-    let scratch = Scratch::new("pool-demo");
+fn pods_of_a_node_local_driver_run_on_its_node() {
+    let scratch = TestDirectory::new("pool-demo");
     let pool = scratch.0.join("pool");
     fs::create_dir(&pool).unwrap();
     for (settings, node) in [("", "node-1"), ("settings = { node = \"here\" }\n", "here")] {
@@ -244,8 +244,8 @@ fn a_driver_of_one_node_has_its_pods_there() {
 }
 
 #[test]
-fn a_vendors_driver_comes_to_pods() {
-    let scratch = Scratch::new("vendor-demo");
+fn the_dev_demo_runs_with_a_vendor_component() {
+    let scratch = TestDirectory::new("vendor-demo");
     let file = scratch.file("my_array.wasm", cofferdam_test_guests::STARTER);
     let output = run(&scratch, &["dev", "--demo", "--backend", &file]);
     let stdout = String::from_utf8_lossy(&output.stdout);
@@ -254,8 +254,8 @@ fn a_vendors_driver_comes_to_pods() {
 }
 
 #[test]
-fn without_nodes_there_is_the_api_alone() {
-    let scratch = Scratch::new("no-nodes");
+fn dev_without_nodes_runs_the_api_and_controllers() {
+    let scratch = TestDirectory::new("no-nodes");
     let output = run(&scratch, &["dev", "--demo", "--nodes", "0"]);
     let stdout = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{stdout}");
@@ -263,9 +263,9 @@ fn without_nodes_there_is_the_api_alone() {
 }
 
 /// A child that does not outlive its test.
-struct Running(Child);
+struct ChildProcess(Child);
 
-impl Running {
+impl ChildProcess {
     fn start(mut command: Command) -> (Self, std::io::Lines<BufReader<std::process::ChildStdout>>) {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -279,14 +279,14 @@ impl Running {
     }
 
     /// Exit code and stderr.
-    fn end(mut self) -> (Option<i32>, String) {
+    fn wait_for_exit(mut self) -> (Option<i32>, String) {
         let mut stderr = String::new();
         self.0.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
         (self.0.wait().unwrap().code(), stderr)
     }
 }
 
-impl Drop for Running {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -295,18 +295,18 @@ impl Drop for Running {
 
 #[test]
 fn roles_run_against_an_api_and_drain_on_sigterm() {
-    let scratch = Scratch::new("drain");
+    let scratch = TestDirectory::new("drain");
     let kubeconfig = scratch.0.join("kubeconfig").display().to_string();
     let driver = scratch.file("memory.wasm", cofferdam_carried::MEMORY);
 
     // The API, with everything but the driver of the other process.
     let api = ["dev", "--role", "pv-controller", "--role", "protection", "--kubeconfig-out", &kubeconfig];
-    let (api, mut api_lines) = Running::start(cofferdam(&scratch, &api));
+    let (api, mut api_lines) = ChildProcess::start(cofferdam(&scratch, &api));
     api_lines.by_ref().map(Result::unwrap).find(|line| line.contains("ready in")).unwrap();
 
     let flags = ["--kubeconfig", &kubeconfig, "--backend", &driver, "--http-endpoint", "127.0.0.1:0"];
     let arguments = [&["run", "--role", "provisioner"], &flags[..]].concat();
-    let (mut roles, _lines) = Running::start(cofferdam(&scratch, &arguments));
+    let (mut roles, _lines) = ChildProcess::start(cofferdam(&scratch, &arguments));
     let mut log = BufReader::new(roles.0.stderr.take().unwrap()).lines().map(Result::unwrap);
     let line = log.by_ref().find(|line| line.contains("serving /healthz")).unwrap();
     let address = line.rsplit_once("address=").unwrap().1.trim().to_owned();
@@ -324,57 +324,57 @@ fn roles_run_against_an_api_and_drain_on_sigterm() {
 
     api.signal("INT");
     assert_eq!(api_lines.map(Result::unwrap).last().as_deref(), Some("stopped"));
-    assert_eq!(api.end(), (Some(0), String::new()));
+    assert_eq!(api.wait_for_exit(), (Some(0), String::new()));
     assert!(!Path::new(&kubeconfig).exists(), "the kubeconfig is gone");
 }
 
 /// What a process has left in its temporary directory.
-fn left(scratch: &Scratch) -> Vec<String> {
+fn leftover_files(scratch: &TestDirectory) -> Vec<String> {
     let names = fs::read_dir(&scratch.0).unwrap().map(|entry| entry.unwrap().file_name());
     names.filter_map(|name| name.into_string().ok()).filter(|name| name.starts_with("cofferdam-")).collect()
 }
 
 #[test]
-fn a_closed_stderr_is_no_failure() {
-    let scratch = Scratch::new("closed-stderr");
-    let (mut dev, mut lines) = Running::start(cofferdam(&scratch, &["dev", "--log", "debug"]));
+fn dev_survives_a_closed_stderr() {
+    let scratch = TestDirectory::new("closed-stderr");
+    let (mut dev, mut lines) = ChildProcess::start(cofferdam(&scratch, &["dev", "--log", "debug"]));
     drop(dev.0.stderr.take());
     lines.by_ref().map(Result::unwrap).find(|line| line.contains("ready in")).unwrap();
     dev.signal("TERM");
     assert_eq!(lines.map(Result::unwrap).last().as_deref(), Some("stopped"));
     assert_eq!(dev.0.wait().unwrap().code(), Some(0));
-    assert_eq!(left(&scratch), [""; 0]);
+    assert_eq!(leftover_files(&scratch), [""; 0]);
 }
 
 #[test]
-fn who_insists_leaves_nothing_of_recorded_mounts() {
-    let scratch = Scratch::new("insists");
+fn a_second_signal_leaves_no_files_of_recorded_mounts() {
+    let scratch = TestDirectory::new("insists");
     for _ in 0..3 {
-        let (mut dev, mut lines) = Running::start(cofferdam(&scratch, &["dev"]));
+        let (mut dev, mut lines) = ChildProcess::start(cofferdam(&scratch, &["dev"]));
         lines.by_ref().map(Result::unwrap).find(|line| line.contains("ready in")).unwrap();
         // As `timeout` does: to the process, and to its group at once.
         let id = dev.0.id().to_string();
         Command::new("kill").args(["-TERM", &id, &id]).status().unwrap();
         let code = dev.0.wait().unwrap().code();
         assert!(matches!(code, Some(0 | 130)), "{code:?}");
-        assert_eq!(left(&scratch), [""; 0]);
+        assert_eq!(leftover_files(&scratch), [""; 0]);
     }
 }
 
 #[test]
-fn a_demo_that_lacks_a_role_is_refused() {
-    let scratch = Scratch::new("lacking");
+fn a_demo_with_a_missing_role_is_rejected() {
+    let scratch = TestDirectory::new("lacking");
     assert_eq!(
-        refused(&scratch, &["dev", "--role", "provisioner", "--demo", "--nodes", "0"]),
+        run_error(&scratch, &["dev", "--role", "provisioner", "--demo", "--nodes", "0"]),
         "flag --role: the demo lacks pv-controller, protection: expected these too, or no role at all"
     );
-    let line = refused(&scratch, &["dev", "--role", "provisioner,pv-controller,protection", "--demo"]);
+    let line = run_error(&scratch, &["dev", "--role", "provisioner,pv-controller,protection", "--demo"]);
     assert!(line.contains("the demo lacks attacher, resizer, attach-detach: "), "{line}");
 }
 
 #[test]
-fn nodes_are_a_number_up_to_a_hundred() {
-    let scratch = Scratch::new("nodes");
+fn the_nodes_flag_accepts_0_to_100() {
+    let scratch = TestDirectory::new("nodes");
     for value in ["-1", "abc", "1.5", "101"] {
         let output = run(&scratch, &["dev", "--nodes", value]);
         let text = String::from_utf8(output.stderr).unwrap();
@@ -385,28 +385,28 @@ fn nodes_are_a_number_up_to_a_hundred() {
 }
 
 #[test]
-fn nothing_of_a_kubeconfig_is_told() {
-    let scratch = Scratch::new("secret");
+fn kubeconfig_errors_do_not_quote_the_file() {
+    let scratch = TestDirectory::new("secret");
     let file = scratch.file("passwd", "root:hunter2:0:0\nbin:hunter2:1:1\n");
-    let line = refused(&scratch, &["status", "--kubeconfig", &file]);
+    let line = run_error(&scratch, &["status", "--kubeconfig", &file]);
     assert!(line.starts_with(&format!("cannot read kubeconfig {file}: line 1, column 1: ")), "{line}");
     assert!(!line.contains("hunter2"), "{line}");
 }
 
 #[test]
-fn a_namespace_that_does_not_exist_is_told() {
-    let scratch = Scratch::new("namespace");
+fn a_missing_namespace_is_warned_about() {
+    let scratch = TestDirectory::new("namespace");
     let kubeconfig = scratch.0.join("kubeconfig").display().to_string();
     let api = ["dev", "--role", "protection", "--nodes", "0", "--kubeconfig-out", &kubeconfig];
-    let (_api, mut api_lines) = Running::start(cofferdam(&scratch, &api));
+    let (_api, mut api_lines) = ChildProcess::start(cofferdam(&scratch, &api));
     let lines: Vec<_> =
         api_lines.by_ref().map(Result::unwrap).take_while(|line| !line.contains("kubectl")).collect();
     assert!(lines.iter().any(|line| line.ends_with("none: pods do not start")), "{lines:?}");
     let flags = ["run", "--role", "attach-detach", "--kubeconfig", &kubeconfig, "--namespace", "nowhere"];
-    let (mut roles, _lines) = Running::start(cofferdam(&scratch, &flags));
+    let (mut roles, _lines) = ChildProcess::start(cofferdam(&scratch, &flags));
     let log = BufReader::new(roles.0.stderr.take().unwrap()).lines().map(Result::unwrap);
-    let told = log.take_while(|line| !line.contains("ERROR")).find(|line| line.contains("does not exist"));
-    assert!(told.unwrap().contains("namespace=\"nowhere\""));
+    let warning = log.take_while(|line| !line.contains("ERROR")).find(|line| line.contains("does not exist"));
+    assert!(warning.unwrap().contains("namespace=\"nowhere\""));
 }
 
 /// The answer to one request, with its head.
@@ -427,8 +427,8 @@ fn wait_until_ready(address: &str) {
 }
 
 #[test]
-fn a_reader_that_has_seen_enough_is_no_failure() {
-    let scratch = Scratch::new("pipe");
+fn a_closed_stdout_is_no_error() {
+    let scratch = TestDirectory::new("pipe");
     let mut child =
         cofferdam(&scratch, &["config"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
@@ -438,45 +438,45 @@ fn a_reader_that_has_seen_enough_is_no_failure() {
 }
 
 /// Exit code and stdout of `backend test`; nothing stands on stderr.
-fn tested(scratch: &Scratch, arguments: &[&str]) -> (Option<i32>, String) {
+fn run_backend_test(scratch: &TestDirectory, arguments: &[&str]) -> (Option<i32>, String) {
     let output = run(scratch, &[&["backend", "test"], arguments].concat());
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "", "{arguments:?}");
     (output.status.code(), String::from_utf8(output.stdout).unwrap())
 }
 
 #[test]
-fn a_driver_that_keeps_the_rules_passes() {
-    let scratch = Scratch::new("passes");
+fn backend_test_passes_a_conformant_driver() {
+    let scratch = TestDirectory::new("passes");
     let file = scratch.file("memory.wasm", cofferdam_carried::MEMORY);
     let flags =
         ["--only", "modification", "--only", "crashes/cr*", "--mutable-parameter", "iops=100", "--seed", "5"];
-    let (code, card) = tested(&scratch, &[&[file.as_str()], &flags[..]].concat());
-    assert_eq!(code, Some(0), "{card}");
+    let (code, report) = run_backend_test(&scratch, &[&[file.as_str()], &flags[..]].concat());
+    assert_eq!(code, Some(0), "{report}");
     for expected in [
         "memory.cofferdam.dev",
         "  seed      5\n",
         "  passed  all-or-nothing\n",
         "\n7 passed, 0 failed, 0 skipped\n",
     ] {
-        assert!(card.contains(expected), "{expected:?} is not in\n{card}");
+        assert!(report.contains(expected), "{expected:?} is not in\n{report}");
     }
 }
 
 #[test]
-fn a_driver_that_breaks_a_rule_fails_in_every_form() {
-    let scratch = Scratch::new("fails");
+fn backend_test_reports_a_failed_case_in_every_format() {
+    let scratch = TestDirectory::new("fails");
     let file = scratch.file("broken.wasm", cofferdam_test_guests::BROKEN);
-    let given =
+    let flags =
         ["--grant", "http", "--setting", "break=volumes/no-size", "--only", "volumes/no-*", "--seed", "9"];
-    let with = |output| tested(&scratch, &[&[file.as_str()], &given[..], &["-o", output]].concat());
+    let with = |output| run_backend_test(&scratch, &[&[file.as_str()], &flags[..], &["-o", output]].concat());
 
-    let (code, card) = with("text");
-    assert_eq!(code, Some(1), "{card}");
-    let again = format!(
+    let (code, report_text) = with("text");
+    assert_eq!(code, Some(1), "{report_text}");
+    let repeat_line = format!(
         "again     cofferdam backend test {file} --grant http --setting break=volumes/no-size --only volumes/no-size --seed 9\n"
     );
-    for expected in ["  FAILED  no-size\n", "  passed  no-capability\n", again.as_str()] {
-        assert!(card.contains(expected), "{expected:?} is not in\n{card}");
+    for expected in ["  FAILED  no-size\n", "  passed  no-capability\n", repeat_line.as_str()] {
+        assert!(report_text.contains(expected), "{expected:?} is not in\n{report_text}");
     }
 
     let (code, json) = with("json");
@@ -489,11 +489,11 @@ fn a_driver_that_breaks_a_rule_fails_in_every_form() {
 }
 
 #[test]
-fn what_cannot_be_tested_is_a_usage_error() {
-    let scratch = Scratch::new("untested");
+fn backend_test_rejects_invalid_arguments_with_exit_code_2() {
+    let scratch = TestDirectory::new("untested");
     let memory = scratch.file("memory.wasm", cofferdam_carried::MEMORY);
     let broken = scratch.file("broken.wasm", cofferdam_test_guests::BROKEN);
-    for (arguments, says) in [
+    for (arguments, expected) in [
         (&[memory.as_str(), "--only", "nothing/"][..], "--only \"nothing/\": no case is called so"),
         (&[&memory, "--node", "a"], "--node: 1 given; expected two that differ"),
         (&[&memory, "--timeout", "soon"], "--timeout: "),
@@ -504,6 +504,6 @@ fn what_cannot_be_tested_is_a_usage_error() {
         let output = run(&scratch, &[&["backend", "test"], arguments].concat());
         let line = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {line}");
-        assert!(line.lines().count() == 1 && line.contains(says), "{arguments:?}: {line}");
+        assert!(line.lines().count() == 1 && line.contains(expected), "{arguments:?}: {line}");
     }
 }

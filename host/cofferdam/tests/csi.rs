@@ -25,7 +25,7 @@ type Answer<T> = Result<Response<T>, Status>;
 
 /// What the driver keeps and has heard.
 #[derive(Default)]
-struct Store {
+struct TestDriverState {
     volumes: BTreeMap<String, i64>,
     created: Vec<String>,
     passwords: Vec<Option<String>>,
@@ -33,10 +33,10 @@ struct Store {
 
 /// A driver whose volumes are entries of a map.
 #[derive(Clone, Default)]
-struct Driver(Arc<Mutex<Store>>);
+struct TestCsiDriver(Arc<Mutex<TestDriverState>>);
 
 #[tonic::async_trait]
-impl Identity for Driver {
+impl Identity for TestCsiDriver {
     async fn get_plugin_info(
         &self,
         _: Request<v1::GetPluginInfoRequest>,
@@ -64,7 +64,7 @@ impl Identity for Driver {
 }
 
 #[tonic::async_trait]
-impl Controller for Driver {
+impl Controller for TestCsiDriver {
     async fn controller_get_capabilities(
         &self,
         _: Request<v1::ControllerGetCapabilitiesRequest>,
@@ -100,7 +100,7 @@ impl Controller for Driver {
 
 /// Its volumes on a node are directories that are made where they are wanted.
 #[tonic::async_trait]
-impl Node for Driver {
+impl Node for TestCsiDriver {
     async fn node_get_info(&self, _: Request<v1::NodeGetInfoRequest>) -> Answer<v1::NodeGetInfoResponse> {
         let node_id = "here".to_owned();
         Ok(Response::new(v1::NodeGetInfoResponse { node_id, ..v1::NodeGetInfoResponse::default() }))
@@ -131,26 +131,26 @@ impl Node for Driver {
 }
 
 /// A driver that runs, and the directory of its socket.
-struct Running {
-    driver: Driver,
+struct RunningCsiDriver {
+    driver: TestCsiDriver,
     directory: TempDir,
     server: JoinHandle<()>,
 }
 
-impl Running {
+impl RunningCsiDriver {
     fn start() -> Self {
-        Self::with_nodes(false)
+        Self::with_node_service(false)
     }
 
     /// With a Node service, or without.
-    fn with_nodes(nodes: bool) -> Self {
+    fn with_node_service(has_node_service: bool) -> Self {
         let directory = TempDir::new().unwrap();
         let listener = UnixListener::bind(directory.path().join("csi.sock")).unwrap();
-        let driver = Driver::default();
+        let driver = TestCsiDriver::default();
         let services = Server::builder()
             .add_service(IdentityServer::new(driver.clone()))
             .add_service(ControllerServer::new(driver.clone()))
-            .add_optional_service(nodes.then(|| NodeServer::new(driver.clone())));
+            .add_optional_service(has_node_service.then(|| NodeServer::new(driver.clone())));
         let server = tokio::spawn(async move {
             services.serve_with_incoming(UnixListenerStream::new(listener)).await.unwrap();
         });
@@ -173,15 +173,15 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningCsiDriver {
     fn drop(&mut self) {
         self.server.abort();
     }
 }
 
 #[tokio::test]
-async fn claims_are_served_by_an_existing_driver() {
-    let running = Running::start();
+async fn dev_provisions_claims_with_a_csi_driver() {
+    let running = RunningCsiDriver::start();
     let address = format!("existing=unix://{}", running.socket().display());
     let (code, text) = running.cofferdam(&["dev", "--demo", "--backend", &address]).await;
     assert_eq!(code, Some(0), "{text}");
@@ -193,25 +193,25 @@ async fn claims_are_served_by_an_existing_driver() {
 }
 
 #[tokio::test]
-async fn a_driver_with_a_node_service_is_on_one_node_and_dev_says_so() {
-    let running = Running::with_nodes(true);
+async fn a_csi_driver_with_a_node_service_runs_on_one_node_in_dev() {
+    let running = RunningCsiDriver::with_node_service(true);
     let address = format!("unix://{}", running.socket().display());
     let (code, text) = running.cofferdam(&["dev", "--demo", "--csi", &address]).await;
     assert_eq!(code, Some(0), "{text}");
-    for told in [
+    for expected in [
         "node-1, node-2, simulated: no container is run",
         "existing.example mounts by itself, on real directories, and on node-1 only",
         "leaves the pod on node-1: the driver mounts there and nowhere else",
         "demo: everything held",
     ] {
-        assert!(text.contains(told), "{told:?} in\n{text}");
+        assert!(text.contains(expected), "{expected:?} in\n{text}");
     }
     assert!(!text.contains("recorded"), "{text}");
 }
 
 #[tokio::test]
-async fn an_existing_driver_is_inspected_and_called() {
-    let running = Running::start();
+async fn a_csi_driver_can_be_inspected_and_called() {
+    let running = RunningCsiDriver::start();
     let address = format!("unix://{}", running.socket().display());
     let (code, text) = running.cofferdam(&["backend", "inspect", &address]).await;
     assert_eq!(code, Some(0), "{text}");
@@ -244,8 +244,8 @@ async fn an_existing_driver_is_inspected_and_called() {
 }
 
 #[tokio::test]
-async fn what_is_for_components_is_refused_for_sockets() {
-    let running = Running::start();
+async fn component_flags_are_rejected_for_csi_sockets() {
+    let running = RunningCsiDriver::start();
     let address = format!("unix://{}", running.socket().display());
     for (arguments, expected) in [
         (&["backend", "test", &address][..], "backend test is for components"),

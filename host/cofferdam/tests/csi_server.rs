@@ -16,9 +16,9 @@ use cofferdam_domain::storage::{
 use tempfile::TempDir;
 
 /// A process that does not outlive its test.
-struct Running(Option<Child>);
+struct ChildProcess(Option<Child>);
 
-impl Running {
+impl ChildProcess {
     fn start(command: &mut Command) -> Self {
         Self(Some(command.spawn().unwrap()))
     }
@@ -30,14 +30,14 @@ impl Running {
     }
 
     /// Ends it as kubelet does; its code.
-    async fn end(self) -> Option<i32> {
+    async fn terminate(self) -> Option<i32> {
         let id = self.0.as_ref().unwrap().id().to_string();
         assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
         self.output().await.status.code()
     }
 }
 
-impl Drop for Running {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         if let Some(child) = &mut self.0 {
             child.kill().unwrap();
@@ -47,12 +47,12 @@ impl Drop for Running {
 }
 
 /// The memory driver behind its socket.
-struct Served {
+struct ServedMemoryDriver {
     directory: TempDir,
-    process: Running,
+    process: ChildProcess,
 }
 
-impl Served {
+impl ServedMemoryDriver {
     fn start() -> Self {
         let directory = TempDir::new().unwrap();
         let path = |name: &str| directory.path().join(name);
@@ -65,7 +65,7 @@ impl Served {
             .arg(path("memory.wasm"))
             .arg("--csi-socket")
             .arg(path("csi.sock"));
-        let process = Running::start(&mut command);
+        let process = ChildProcess::start(&mut command);
         Self { directory, process }
     }
 
@@ -74,7 +74,7 @@ impl Served {
     }
 
     /// A process that passes the driver on.
-    fn passed_on(&self, socket: &str) -> Command {
+    fn proxy_command(&self, socket: &str) -> Command {
         let mut command = cofferdam();
         command.arg("--csi-address").arg(self.path("csi.sock")).arg("--csi-socket").arg(self.path(socket));
         command
@@ -94,7 +94,7 @@ async fn client(socket: &Path) -> Arc<CsiBackend> {
     CsiBackend::connect(config, &BackendMetrics::default(), &ConnectionMetrics::default()).await.unwrap()
 }
 
-fn creation(name: &str) -> CreateVolume {
+fn create_request(name: &str) -> CreateVolume {
     let access = AccessType::Filesystem { fs_type: None, mount_flags: Vec::new(), mount_group: None };
     CreateVolume {
         name: name.to_owned(),
@@ -111,35 +111,39 @@ fn creation(name: &str) -> CreateVolume {
 }
 
 #[tokio::test]
-async fn a_component_is_a_csi_driver_and_can_be_passed_on() {
-    let served = Served::start();
+async fn a_component_is_served_as_a_csi_driver_and_can_be_proxied() {
+    let served = ServedMemoryDriver::start();
     let direct = client(&served.path("csi.sock")).await;
     assert_eq!(direct.driver().as_str(), "memory.cofferdam.dev");
     assert_eq!(direct.abilities(), &Ability::ALL.into());
     let call = || Call::with_deadline(Duration::from_secs(60));
-    let made = direct.create_volume(call(), creation("v")).await.unwrap();
-    assert_eq!(made.capacity, Some(1 << 30));
+    let volume = direct.create_volume(call(), create_request("v")).await.unwrap();
+    assert_eq!(volume.capacity, Some(1 << 30));
 
-    let second = Running::start(&mut served.passed_on("again.sock"));
-    let passed_on = client(&served.path("again.sock")).await;
-    assert_eq!(passed_on.abilities(), direct.abilities());
-    assert_eq!(passed_on.create_volume(call(), creation("v")).await.unwrap(), made, "it is the same volume");
-    passed_on.delete_volume(call(), made.handle).await.unwrap();
+    let second = ChildProcess::start(&mut served.proxy_command("again.sock"));
+    let proxied = client(&served.path("again.sock")).await;
+    assert_eq!(proxied.abilities(), direct.abilities());
+    assert_eq!(
+        proxied.create_volume(call(), create_request("v")).await.unwrap(),
+        volume,
+        "it is the same volume"
+    );
+    proxied.delete_volume(call(), volume.handle).await.unwrap();
 
-    assert_eq!(second.end().await, Some(0));
+    assert_eq!(second.terminate().await, Some(0));
     assert!(!served.path("again.sock").exists());
     assert!(served.path("csi.sock").exists());
-    let Served { directory, process } = served;
-    assert_eq!(process.end().await, Some(0));
+    let ServedMemoryDriver { directory, process } = served;
+    assert_eq!(process.terminate().await, Some(0));
     assert!(!directory.path().join("csi.sock").exists());
 }
 
 #[tokio::test]
-async fn a_socket_that_cannot_be_served_ends_the_program_in_one_line() {
-    let served = Served::start();
+async fn a_socket_in_use_ends_the_process_with_one_line() {
+    let served = ServedMemoryDriver::start();
     client(&served.path("csi.sock")).await;
-    let mut command = served.passed_on("csi.sock");
-    let output = Running::start(command.args(["--log", "off"]).stderr(Stdio::piped())).output().await;
+    let mut command = served.proxy_command("csi.sock");
+    let output = ChildProcess::start(command.args(["--log", "off"]).stderr(Stdio::piped())).output().await;
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert_eq!(

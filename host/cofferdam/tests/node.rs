@@ -18,16 +18,16 @@ use std::{
 const MANIFEST: &str = r#"{"manifestVersion":1,"driver":"pool.example.com","version":"1",
     "topologyKeys":["topology.cofferdam.dev/node"],"volumesPerNode":null,"features":[],"abilities":[]}"#;
 
-struct Running(Child);
+struct ChildProcess(Child);
 
-impl Drop for Running {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-fn command(home: &Path, arguments: &[&str]) -> Command {
+fn run_command(home: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
     command.arg("run").args(arguments).env_clear().env("HOME", home).stdin(Stdio::null());
     command.stdout(Stdio::null()).stderr(Stdio::piped());
@@ -35,8 +35,8 @@ fn command(home: &Path, arguments: &[&str]) -> Command {
 }
 
 /// Exit code 1 and one line that says this.
-fn refused(home: &Path, arguments: &[&str], expected: &str) {
-    let output = command(home, arguments).output().unwrap();
+fn assert_start_fails(home: &Path, arguments: &[&str], expected: &str) {
+    let output = run_command(home, arguments).output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{arguments:?}: {stderr}");
     assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
@@ -63,11 +63,13 @@ fn node_registrar_and_liveness_in_one_process() {
         "--node-name", "n1", "--plugin-registration-path", &plugins, "--http-endpoint", "127.0.0.1:0",
         "--log", "info", "--kubelet-root", &plugins,
     ];
-    let mut child = Running(command(home.path(), &arguments).spawn().unwrap());
+    let mut child = ChildProcess(run_command(home.path(), &arguments).spawn().unwrap());
     let mut lines = BufReader::new(child.0.stderr.take().unwrap()).lines();
-    let mut until = |what: &str| lines.by_ref().map(Result::unwrap).find(|line| line.contains(what)).unwrap();
+    let mut next_line_with =
+        |what: &str| lines.by_ref().map(Result::unwrap).find(|line| line.contains(what)).unwrap();
     // Which of the two comes first is the scheduler's.
-    let port = until("/healthz").split("127.0.0.1:").nth(1).unwrap().split(' ').next().unwrap().to_owned();
+    let port =
+        next_line_with("/healthz").split("127.0.0.1:").nth(1).unwrap().split(' ').next().unwrap().to_owned();
     let registration = home.path().join("pool.example.com@reg.sock");
     while UnixStream::connect(&registration).is_err() {
         std::thread::yield_now();
@@ -85,7 +87,7 @@ fn node_registrar_and_liveness_in_one_process() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_at_start() {
+fn invalid_node_settings_are_rejected_at_start() {
     let home = tempfile::TempDir::new().unwrap();
     let path = |name: &str| home.path().join(name).display().to_string();
     fs::write(path("manifest.json"), MANIFEST).unwrap();
@@ -95,26 +97,29 @@ fn what_does_not_fit_is_refused_at_start() {
     };
     let rootless = write("rootless.toml", "[node]\nattachments = [\"directory\"]\n");
     let unknown = write("unknown.toml", "[node]\nattachments = [\"nfs\"]\n");
-    let away = "[node]\nattachments = [\"directory\"]\ndirectory-root = \"/nowhere/pool\"\n";
-    let away = write("away.toml", away);
+    let missing_root = "[node]\nattachments = [\"directory\"]\ndirectory-root = \"/nowhere/pool\"\n";
+    let missing_root = write("away.toml", missing_root);
     let (manifest, socket) = (path("manifest.json"), path("csi.sock"));
     let base = ["--role", "node", "--manifest", &manifest, "--csi-endpoint", &socket, "--node-name", "n1"];
     let with =
         |more: &[&str]| -> Vec<String> { base.iter().chain(more).map(|text| (*text).to_owned()).collect() };
-    let refuse = |arguments: Vec<String>, expected: &str| {
-        refused(home.path(), &arguments.iter().map(String::as_str).collect::<Vec<_>>(), expected);
+    let assert_fails = |arguments: Vec<String>, expected: &str| {
+        assert_start_fails(home.path(), &arguments.iter().map(String::as_str).collect::<Vec<_>>(), expected);
     };
-    refused(home.path(), &["--role", "node"], "role node needs manifest");
-    refused(home.path(), &["--role", "registrar"], "role registrar needs csi-address");
-    refused(home.path(), &["--role", "liveness"], "role liveness needs csi-address");
-    refuse(with(&["--role", "provisioner"]), "--single-process");
+    assert_start_fails(home.path(), &["--role", "node"], "role node needs manifest");
+    assert_start_fails(home.path(), &["--role", "registrar"], "role registrar needs csi-address");
+    assert_start_fails(home.path(), &["--role", "liveness"], "role liveness needs csi-address");
+    assert_fails(with(&["--role", "provisioner"]), "--single-process");
     let served = ["--role", "csi-server", "--backend", "x.wasm", "--csi-socket", "/nowhere/csi.sock"];
-    refuse(with(&served), "--single-process");
-    refuse(with(&["--kubelet-root", "relative"]), "relative");
-    let here = path("");
-    refuse([with(&["--kubelet-root"]), vec![path("none")]].concat(), "kubelet-root: ");
-    refuse([with(&["--kubelet-root"]), vec![manifest.clone()]].concat(), "is not a directory");
-    refuse([with(&["--kubelet-root", &here, "--config"]), vec![away]].concat(), "directory-root: /nowhere");
-    refuse([with(&["--config"]), vec![rootless]].concat(), "directory-root");
-    refuse([with(&["--config"]), vec![unknown]].concat(), "nfs");
+    assert_fails(with(&served), "--single-process");
+    assert_fails(with(&["--kubelet-root", "relative"]), "relative");
+    let existing_directory = path("");
+    assert_fails([with(&["--kubelet-root"]), vec![path("none")]].concat(), "kubelet-root: ");
+    assert_fails([with(&["--kubelet-root"]), vec![manifest.clone()]].concat(), "is not a directory");
+    assert_fails(
+        [with(&["--kubelet-root", &existing_directory, "--config"]), vec![missing_root]].concat(),
+        "directory-root: /nowhere",
+    );
+    assert_fails([with(&["--config"]), vec![rootless]].concat(), "directory-root");
+    assert_fails([with(&["--config"]), vec![unknown]].concat(), "nfs");
 }

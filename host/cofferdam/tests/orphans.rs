@@ -43,9 +43,9 @@ const DRIVER: &str = "memory.cofferdam.dev";
 const TWO_DAYS_MS: u64 = 2 * 24 * 3600 * 1000;
 
 /// A driver whose volumes are all two days older than they are.
-struct Aged(Arc<dyn Backend>);
+struct AgedBackend(Arc<dyn Backend>);
 
-impl Backend for Aged {
+impl Backend for AgedBackend {
     fn description(&self) -> &Description {
         self.0.description()
     }
@@ -82,14 +82,14 @@ impl Backend for Aged {
 }
 
 /// A cluster, a driver, and a place for files.
-struct Stage {
+struct OrphansFixture {
     serving: ServerHandle,
     client: Client,
     backend: Arc<dyn Backend>,
     scratch: PathBuf,
 }
 
-impl Stage {
+impl OrphansFixture {
     async fn build(name: &str) -> Self {
         let scratch = std::env::temp_dir().join(format!("cofferdam-orphans-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&scratch).unwrap();
@@ -102,11 +102,11 @@ impl Stage {
         let source = ComponentSource::Bytes { name: "memory".to_owned(), bytes: cofferdam_carried::MEMORY };
         let backend = engine.load(source, BackendConfig::default()).await.unwrap();
         let client = Client::new(api.service(), "default");
-        Self { serving, client, backend: Arc::new(Aged(backend)), scratch }
+        Self { serving, client, backend: Arc::new(AgedBackend(backend)), scratch }
     }
 
     /// A volume that nothing in the cluster stands for.
-    async fn leak(&self, name: &str) -> VolumeHandle {
+    async fn create_orphan(&self, name: &str) -> VolumeHandle {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let cluster = namespaces.get("kube-system").await.unwrap().metadata.uid.unwrap();
         let request = CreateVolume {
@@ -131,7 +131,7 @@ impl Stage {
     }
 
     /// Starts a process that owns the driver, and waits for its first report.
-    async fn own(&self) -> (CancellationToken, JoinHandle<Result<(), ControllerManagerError>>) {
+    async fn start_owner(&self) -> (CancellationToken, JoinHandle<Result<(), ControllerManagerError>>) {
         let settings = Settings {
             roles: Role::ALL.into(),
             namespace: "kube-system".to_owned(),
@@ -148,12 +148,12 @@ impl Stage {
         let stop = CancellationToken::new();
         let token = stop.clone();
         let running = tokio::spawn(async move { process.run(token).await });
-        self.until("report").await;
+        self.wait_for_key("report").await;
         (stop, running)
     }
 
     /// Waits until the driver's ConfigMap has this key, and returns what stands there.
-    async fn until(&self, key: &str) -> Value {
+    async fn wait_for_key(&self, key: &str) -> Value {
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), "kube-system");
         let reports = WatchParams::default().labels("cofferdam.dev/orphans=report");
         let events = maps.watch(&reports, "0").await.unwrap();
@@ -182,105 +182,109 @@ impl Stage {
     }
 
     /// What it prints, and its exit code.
-    async fn told(&self, arguments: &[&str]) -> (String, Option<i32>) {
+    async fn run_output(&self, arguments: &[&str]) -> (String, Option<i32>) {
         let output = self.orphans(arguments).await;
         let text = [output.stdout, output.stderr].concat();
         (String::from_utf8(text).unwrap(), output.status.code())
     }
 
-    async fn held(&self) -> Vec<String> {
+    async fn listed_handles(&self) -> Vec<String> {
         let request = PageRequest { starting_token: None, max_entries: None };
         let page =
             self.backend.list_volumes(Call::with_deadline(Duration::from_secs(60)), request).await.unwrap();
         page.volumes.into_iter().map(|status| status.volume.handle.to_string()).collect()
     }
 
-    async fn end(self) {
+    async fn shut_down(self) {
         self.serving.shutdown().await;
         std::fs::remove_dir_all(&self.scratch).unwrap();
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_orphan_is_shown_and_goes_at_an_operators_word() {
-    let stage = Stage::build("delete").await;
+async fn an_orphan_is_listed_and_deleted_on_request() {
+    let fixture = OrphansFixture::build("delete").await;
     assert_eq!(
-        stage.told(&[]).await.0,
+        fixture.run_output(&[]).await.0,
         "no process reports about a driver: expected one that runs the role provisioner\n"
     );
-    let (lost, kept) = (stage.leak("pvc-lost").await, stage.leak("pvc-kept").await);
-    let (stop, running) = stage.own().await;
+    let (deleted_orphan, remaining_orphan) =
+        (fixture.create_orphan("pvc-lost").await, fixture.create_orphan("pvc-kept").await);
+    let (stop, running) = fixture.start_owner().await;
 
-    let (text, code) = stage.told(&[]).await;
+    let (text, code) = fixture.run_output(&[]).await;
     assert_eq!(code, Some(0), "{text}");
-    let row = |words: &[&str]| {
+    let row = |cells: &[&str]| {
         text.lines().any(|line| {
             let line: Vec<&str> = line.split_whitespace().collect();
-            line.starts_with(words)
+            line.starts_with(cells)
         })
     };
     assert!(row(&["driver", DRIVER]) && row(&["leak", "detection:", "by", "owner"]), "{text}");
-    for handle in [&lost, &kept] {
+    for handle in [&deleted_orphan, &remaining_orphan] {
         assert!(row(&["orphan", handle.as_str(), "1", "GiB"]), "{text}");
     }
-    let (json, _) = stage.told(&["list", "--driver", DRIVER, "-o", "json"]).await;
+    let (json, _) = fixture.run_output(&["list", "--driver", DRIVER, "-o", "json"]).await;
     let json: Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["drivers"][0]["report"]["counts"]["orphan"], 2, "{json:#}");
 
-    let (text, code) = stage.told(&["delete", DRIVER, "nothing"]).await;
+    let (text, code) = fixture.run_output(&["delete", DRIVER, "nothing"]).await;
     assert_eq!(
         (text.as_str(), code),
         ("volume nothing of memory.cofferdam.dev: the driver lists no such volume\n", Some(1))
     );
-    let (text, code) = stage.told(&["delete", DRIVER, lost.as_str()]).await;
-    assert_eq!((text, code), (format!("volume {lost} of {DRIVER}: deleted\n"), Some(0)));
-    assert_eq!(stage.held().await, [kept.as_str()]);
-    let (text, _) = stage.told(&[]).await;
-    assert!(text.contains(&format!("volume {lost} of {DRIVER}: deleted")), "the last answer: {text}");
-    assert!(!text.contains(&format!("orphan   {lost}")), "{text}");
+    let (text, code) = fixture.run_output(&["delete", DRIVER, deleted_orphan.as_str()]).await;
+    assert_eq!((text, code), (format!("volume {deleted_orphan} of {DRIVER}: deleted\n"), Some(0)));
+    assert_eq!(fixture.listed_handles().await, [remaining_orphan.as_str()]);
+    let (text, _) = fixture.run_output(&[]).await;
+    assert!(
+        text.contains(&format!("volume {deleted_orphan} of {DRIVER}: deleted")),
+        "the last answer: {text}"
+    );
+    assert!(!text.contains(&format!("orphan   {deleted_orphan}")), "{text}");
 
     stop.cancel();
     running.await.unwrap().unwrap();
-    stage.end().await;
+    fixture.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_its_owner_nothing_is_deleted_and_the_request_stands() {
-    let stage = Stage::build("unanswered").await;
-    let lost = stage.leak("pvc-lost").await;
-    let (stop, running) = stage.own().await;
+async fn without_an_owning_process_a_delete_request_stays_pending() {
+    let fixture = OrphansFixture::build("unanswered").await;
+    let orphan = fixture.create_orphan("pvc-lost").await;
+    let (stop, running) = fixture.start_owner().await;
     stop.cancel();
     running.await.unwrap().unwrap();
 
-    let ask = ["delete", DRIVER, lost.as_str(), "--timeout", "100ms"];
+    let delete_command = ["delete", DRIVER, orphan.as_str(), "--timeout", "100ms"];
     for _ in 0..2 {
-        let (text, code) = stage.told(&ask).await;
+        let (text, code) = fixture.run_output(&delete_command).await;
         assert!(text.starts_with("cofferdam: no answer within 100ms: the request stands"), "{text}");
         assert_eq!(code, Some(1));
     }
-    let (text, code) = stage.told(&["delete", DRIVER, "another"]).await;
-    assert!(text.contains(&format!("is asked to delete {lost} by operator@")), "{text}");
+    let (text, code) = fixture.run_output(&["delete", DRIVER, "another"]).await;
+    assert!(text.contains(&format!("is asked to delete {orphan} by operator@")), "{text}");
     assert_eq!(code, Some(1));
-    let (text, _) = stage.told(&[]).await;
-    assert!(text.contains(&format!("to be deleted: {lost}, as operator@")), "{text}");
-    assert_eq!(stage.held().await, [lost.as_str()]);
+    let (text, _) = fixture.run_output(&[]).await;
+    assert!(text.contains(&format!("to be deleted: {orphan}, as operator@")), "{text}");
+    assert_eq!(fixture.listed_handles().await, [orphan.as_str()]);
 
     // The next owner finds it.
-    let (stop, running) = stage.own().await;
-    let answer = stage.until("answer").await;
+    let (stop, running) = fixture.start_owner().await;
+    let answer = fixture.wait_for_key("answer").await;
     assert_eq!(
         (&answer["verdict"], &answer["request"]["handle"]),
-        (&"deleted".into(), &lost.as_str().into())
+        (&"deleted".into(), &orphan.as_str().into())
     );
-    assert_eq!(stage.held().await, [""; 0]);
+    assert_eq!(fixture.listed_handles().await, [""; 0]);
     stop.cancel();
     running.await.unwrap().unwrap();
-    stage.end().await;
+    fixture.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_makes_no_sense_is_one_line() {
-    let stage = Stage::build("refused").await;
+async fn invalid_orphans_commands_fail_with_one_line() {
+    let fixture = OrphansFixture::build("refused").await;
     for (arguments, line) in [
         (
             &["delete", "other", "h"][..],
@@ -295,8 +299,12 @@ async fn what_makes_no_sense_is_one_line() {
             "flag --timeout: \"soon\" is not a duration: expected one above zero such as 500ms, 10s or 1m30s",
         ),
     ] {
-        assert_eq!(stage.told(arguments).await, (format!("cofferdam: {line}\n"), Some(1)));
+        assert_eq!(fixture.run_output(arguments).await, (format!("cofferdam: {line}\n"), Some(1)));
     }
-    assert_eq!(stage.orphans(&["delete", "other"]).await.status.code(), Some(2), "there is no delete of all");
-    stage.end().await;
+    assert_eq!(
+        fixture.orphans(&["delete", "other"]).await.status.code(),
+        Some(2),
+        "there is no delete of all"
+    );
+    fixture.shut_down().await;
 }

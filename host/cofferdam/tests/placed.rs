@@ -28,13 +28,13 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-const CHOSEN: &str = "volume.kubernetes.io/selected-node";
-const PATIENCE: Duration = Duration::from_secs(60);
+const SELECTED_NODE_ANNOTATION: &str = "volume.kubernetes.io/selected-node";
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A process that goes with the test.
-struct Running(Child);
+struct ChildProcess(Child);
 
-impl Drop for Running {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -55,7 +55,7 @@ fn cofferdam(home: &Path, arguments: &[&str]) -> Command {
 }
 
 /// A node with a pool, and its configuration.
-fn node(home: &Path, name: &str) -> PathBuf {
+fn write_node_config(home: &Path, name: &str) -> PathBuf {
     let pool = home.join(name);
     fs::create_dir_all(pool.join("volumes")).unwrap();
     let text = format!(
@@ -70,53 +70,57 @@ fn node(home: &Path, name: &str) -> PathBuf {
 }
 
 /// Waits until an object of the kind fits.
-async fn until<K>(api: &Api<K>, fits: impl Fn(Option<&Value>) -> bool) -> Value
+async fn wait_for_object<K>(api: &Api<K>, matches: impl Fn(Option<&Value>) -> bool) -> Value
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + serde::Serialize + std::fmt::Debug,
 {
-    until_of(api, WatchParams::default(), fits).await
+    wait_for_selected(api, WatchParams::default(), matches).await
 }
 
-async fn until_of<K>(api: &Api<K>, of: WatchParams, fits: impl Fn(Option<&Value>) -> bool) -> Value
+async fn wait_for_selected<K>(
+    api: &Api<K>,
+    params: WatchParams,
+    matches: impl Fn(Option<&Value>) -> bool,
+) -> Value
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + serde::Serialize + std::fmt::Debug,
 {
     let wait = async {
-        let events = api.watch(&of, "0").await.unwrap();
+        let events = api.watch(&params, "0").await.unwrap();
         pin_mut!(events);
         while let Some(event) = events.next().await {
-            let (object, gone) = match event.unwrap() {
+            let (object, deleted) = match event.unwrap() {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, false),
                 WatchEvent::Deleted(object) => (object, true),
                 WatchEvent::Bookmark(_) | WatchEvent::Error(_) => continue,
             };
             let object = serde_json::to_value(object).unwrap();
-            if fits((!gone).then_some(&object)) {
+            if matches((!deleted).then_some(&object)) {
                 return object;
             }
         }
         Value::Null
     };
-    tokio::time::timeout(PATIENCE, wait).await.unwrap()
+    tokio::time::timeout(WAIT_TIMEOUT, wait).await.unwrap()
 }
 
 /// How many volumes are in a pool; its own files begin otherwise.
-fn items(home: &Path, node: &str) -> usize {
+fn count_volumes(home: &Path, node: &str) -> usize {
     let entries = fs::read_dir(home.join(node).join("volumes")).unwrap();
     entries.filter(|entry| entry.as_ref().unwrap().file_name().to_str().unwrap().starts_with("vol-")).count()
 }
 
 #[test]
-fn a_driver_of_one_node_wants_to_know_the_node() {
+fn a_node_local_driver_requires_the_node_name() {
     let home = TempDir::new().unwrap();
     fs::write(home.path().join("pool.wasm"), cofferdam_carried::POOL).unwrap();
     let api = "apiVersion: v1\nkind: Config\ncurrent-context: x\ncontexts: [{name: x, context: {cluster: x, user: x}}]\nclusters: [{name: x, cluster: {server: 'http://127.0.0.1:1'}}]\nusers: [{name: x, user: {}}]\n";
     fs::write(home.path().join("kubeconfig"), api).unwrap();
-    let config = node(home.path(), "n1");
+    let config = write_node_config(home.path(), "n1");
     let named = fs::read_to_string(&config).unwrap().replace("$(node-name)", "n1");
     fs::write(&config, named).unwrap();
     let config = config.to_str().unwrap();
-    let fails = |more: &[&str]| {
+    let run_error = |more: &[&str]| {
         let arguments = [&["--config", config, "--role", "provisioner"][..], more].concat();
         let output = cofferdam(home.path(), &arguments).output().unwrap();
         assert!(!output.status.success());
@@ -124,22 +128,22 @@ fn a_driver_of_one_node_wants_to_know_the_node() {
         text.lines().last().unwrap_or_default().to_owned()
     };
     assert_eq!(
-        fails(&[]),
+        run_error(&[]),
         "cofferdam: backend pool: its storage is on one node (placement `node`): expected that node's name, as in --node-name, and a process on every such node"
     );
     assert_eq!(
-        fails(&["--node-name", "n1", "--role", "attacher"]),
+        run_error(&["--node-name", "n1", "--role", "attacher"]),
         "cofferdam: driver pool.cofferdam.dev is of one node: expected no role attacher beside it, for its volumes are not attached"
     );
-    assert!(fails(&["--node-deployment"]).contains("expected --node-name"));
+    assert!(run_error(&["--node-deployment"]).contains("expected --node-name"));
     assert!(
-        fails(&["--node-name", "n1", "--node-deployment-max-delay", "1s"])
+        run_error(&["--node-name", "n1", "--node-deployment-max-delay", "1s"])
             .contains("expected at least node-deployment-base-delay")
     );
 }
 
 #[tokio::test]
-async fn of_two_nodes_with_a_pool_one_makes_the_volume_and_deletes_it() {
+async fn of_two_node_local_provisioners_one_creates_and_deletes_the_volume() {
     let home = TempDir::new().unwrap();
     let home = home.path();
     let api = ApiServer::new(Options::default());
@@ -147,14 +151,14 @@ async fn of_two_nodes_with_a_pool_one_makes_the_volume_and_deletes_it() {
     let serving = api.serve(ServeOptions { addr }).await.unwrap();
     fs::write(home.join("kubeconfig"), serving.kubeconfig()).unwrap();
     fs::write(home.join("pool.wasm"), cofferdam_carried::POOL).unwrap();
-    let start = |arguments: &[&str]| Running(cofferdam(home, arguments).spawn().unwrap());
-    let on = |name: &str| {
-        let config = node(home, name);
+    let start = |arguments: &[&str]| ChildProcess(cofferdam(home, arguments).spawn().unwrap());
+    let start_provisioner = |name: &str| {
+        let config = write_node_config(home, name);
         let config = config.to_str().unwrap();
         let delays = ["--node-deployment-base-delay", "200ms", "--node-deployment-max-delay", "1s"];
         start(&[&["--config", config, "--role", "provisioner", "--node-name", name], &delays[..]].concat())
     };
-    let _nodes = [on("n1"), on("n2")];
+    let _nodes = [start_provisioner("n1"), start_provisioner("n2")];
     let _binder = start(&["--role", "pv-controller", "--role", "protection"]);
 
     let client = Client::new(api.service(), "default");
@@ -169,25 +173,29 @@ async fn of_two_nodes_with_a_pool_one_makes_the_volume_and_deletes_it() {
     }
     // One for each node, by the scheduler's word: then both processes are there, and race for the third.
     for node in ["n1", "n2"] {
-        let bound = bound_claim(&claims, node, "late", json!({CHOSEN: node})).await;
+        let bound = create_bound_claim(&claims, node, "late", json!({SELECTED_NODE_ANNOTATION: node})).await;
         assert_eq!(bound, node);
     }
-    assert_eq!((items(home, "n1"), items(home, "n2")), (1, 1));
-    let chosen = bound_claim(&claims, "a", "raced", json!({})).await;
-    let found = (items(home, "n1"), items(home, "n2"));
-    assert_eq!(found, if chosen == "n1" { (2, 1) } else { (1, 2) }, "one volume, where the claim says");
+    assert_eq!((count_volumes(home, "n1"), count_volumes(home, "n2")), (1, 1));
+    let selected_node = create_bound_claim(&claims, "a", "raced", json!({})).await;
+    let found = (count_volumes(home, "n1"), count_volumes(home, "n2"));
+    assert_eq!(
+        found,
+        if selected_node == "n1" { (2, 1) } else { (1, 2) },
+        "one volume, where the claim says"
+    );
 
-    let of_a = |volume: &Value| volume["spec"]["claimRef"]["name"] == "a";
-    let volume = until(&volumes, |volume| volume.is_some_and(of_a)).await;
+    let is_of_claim_a = |volume: &Value| volume["spec"]["claimRef"]["name"] == "a";
+    let volume = wait_for_object(&volumes, |volume| volume.is_some_and(is_of_claim_a)).await;
     let terms = &volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"];
-    let expected = json!([{"matchExpressions": [{"key": "topology.cofferdam.dev/node", "operator": "In", "values": [chosen]}]}]);
+    let expected = json!([{"matchExpressions": [{"key": "topology.cofferdam.dev/node", "operator": "In", "values": [selected_node]}]}]);
     assert_eq!(*terms, expected);
     let name = volume["metadata"]["name"].as_str().unwrap();
     claims.delete("a", &DeleteParams::default()).await.unwrap();
-    let of_name = WatchParams::default().fields(&format!("metadata.name={name}"));
-    until_of(&volumes, of_name, |volume| volume.is_none()).await;
+    let by_name = WatchParams::default().fields(&format!("metadata.name={name}"));
+    wait_for_selected(&volumes, by_name, |volume| volume.is_none()).await;
     assert_eq!(
-        (items(home, "n1"), items(home, "n2")),
+        (count_volumes(home, "n1"), count_volumes(home, "n2")),
         (1, 1),
         "nothing is left of it, and everything of the others"
     );
@@ -195,7 +203,7 @@ async fn of_two_nodes_with_a_pool_one_makes_the_volume_and_deletes_it() {
 }
 
 /// Makes a claim and waits for its volume; the node that was chosen for it.
-async fn bound_claim(
+async fn create_bound_claim(
     claims: &Api<PersistentVolumeClaim>,
     name: &str,
     class: &str,
@@ -211,6 +219,6 @@ async fn bound_claim(
     let bound = |claim: Option<&Value>| {
         claim.is_some_and(|claim| claim["metadata"]["name"] == name && claim["status"]["phase"] == "Bound")
     };
-    let claim = until(claims, bound).await;
-    claim["metadata"]["annotations"][CHOSEN].as_str().unwrap().to_owned()
+    let claim = wait_for_object(claims, bound).await;
+    claim["metadata"]["annotations"][SELECTED_NODE_ANNOTATION].as_str().unwrap().to_owned()
 }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 /// More than one page of a list.
 const CLAIMS: usize = 501;
 
-async fn told(kubeconfig: &std::path::Path, arguments: &[&str]) -> (String, Option<i32>) {
+async fn run_status(kubeconfig: &std::path::Path, arguments: &[&str]) -> (String, Option<i32>) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
     command.arg("status").args(arguments).env_clear().env("KUBECONFIG", kubeconfig).stdin(Stdio::null());
     let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
@@ -22,7 +22,7 @@ async fn told(kubeconfig: &std::path::Path, arguments: &[&str]) -> (String, Opti
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_of_many_pages() {
+async fn status_reads_lists_page_by_page_and_reports_errors() {
     let scratch = tempfile::TempDir::new().unwrap();
     let api = ApiServer::new(Options::default());
     let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -32,7 +32,7 @@ async fn a_cluster_of_many_pages() {
     let address = serving.local_addr();
 
     let nothing = "no storage: there is no CSI driver, no claim, no volume and no attachment\n";
-    assert_eq!(told(&kubeconfig, &[]).await, (nothing.to_owned(), Some(0)));
+    assert_eq!(run_status(&kubeconfig, &[]).await, (nothing.to_owned(), Some(0)));
 
     let client = Client::new(api.service(), "default");
     let class = json!({"metadata": {"name": "fast"}, "provisioner": "array.example.com"});
@@ -48,12 +48,12 @@ async fn a_cluster_of_many_pages() {
         claims.create(&PostParams::default(), &serde_json::from_value(claim).unwrap()).await.unwrap();
     }
 
-    let (text, code) = told(&kubeconfig, &["--driver", "array.example.com", "-o", "json"]).await;
+    let (text, code) = run_status(&kubeconfig, &["--driver", "array.example.com", "-o", "json"]).await;
     assert_eq!(code, Some(0), "{text}");
     let status: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(status["drivers"][0]["claims"], json!({"pending": CLAIMS}), "{text}");
     assert_eq!(status["drivers"][0]["waiting"]["provision"]["count"], CLAIMS);
-    let (text, _) = told(&kubeconfig, &["--stuck-after", "1ns"]).await;
+    let (text, _) = run_status(&kubeconfig, &["--stuck-after", "1ns"]).await;
     assert!(text.contains("claim default/c7: to provision for "), "{text}");
 
     for (arguments, line) in [
@@ -66,10 +66,10 @@ async fn a_cluster_of_many_pages() {
             "flag --stuck-after: \"soon\" is not a duration: expected one above zero such as 500ms, 10s or 1m30s",
         ),
     ] {
-        assert_eq!(told(&kubeconfig, &arguments).await, (format!("cofferdam: {line}\n"), Some(1)));
+        assert_eq!(run_status(&kubeconfig, &arguments).await, (format!("cofferdam: {line}\n"), Some(1)));
     }
     serving.shutdown().await;
-    let (text, code) = told(&kubeconfig, &[]).await;
+    let (text, code) = run_status(&kubeconfig, &[]).await;
     let api = format!("https://{address}/ (KUBECONFIG={})", kubeconfig.display());
     let start = format!("cofferdam: cannot list csidrivers of the API at {api}: ");
     assert!(text.starts_with(&start) && text.lines().count() == 1, "{text}");

@@ -5,19 +5,19 @@ use std::fmt;
 use cofferdam_domain::storage::{Ability, Feature};
 use futures::future::BoxFuture;
 
-use crate::{bench::Bench, check::Checked};
+use crate::{check::CaseResult, context::SuiteContext};
 
 /// What a driver, or a run, must have for a case to make sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
+pub enum CaseRequirement {
     /// The driver exports an interface.
-    Can(Ability),
+    Exports(Ability),
     /// The driver names a feature.
-    Has(Feature),
+    HasFeature(Feature),
     /// The driver does not name a feature.
-    Lacks(Feature),
+    LacksFeature(Feature),
     /// The driver lists volumes, or describes one.
-    Looks,
+    ListingOrInspection,
     /// The driver imports `state`, `pool` or `http`, so that its calls can be ended between two host calls.
     HostCalls,
     /// The driver names topology keys, and the run was given a place.
@@ -32,13 +32,13 @@ pub enum Need {
     MutableParameters,
 }
 
-impl fmt::Display for Need {
+impl fmt::Display for CaseRequirement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Can(ability) => write!(f, "`{ability}`"),
-            Self::Has(feature) => write!(f, "feature `{feature}`"),
-            Self::Lacks(feature) => write!(f, "no feature `{feature}`"),
-            Self::Looks => f.write_str("`listing` or `inspection`"),
+            Self::Exports(ability) => write!(f, "`{ability}`"),
+            Self::HasFeature(feature) => write!(f, "feature `{feature}`"),
+            Self::LacksFeature(feature) => write!(f, "no feature `{feature}`"),
+            Self::ListingOrInspection => f.write_str("`listing` or `inspection`"),
             Self::HostCalls => f.write_str("import of `state`, `pool` or `http`"),
             Self::Topology => f.write_str("topology keys and a place"),
             Self::NoTopology => f.write_str("no topology keys"),
@@ -51,7 +51,7 @@ impl fmt::Display for Need {
 
 /// One rule of the contract with its test.
 #[derive(Clone, Copy)]
-pub struct Case {
+pub struct ConformanceCase {
     /// Interface and rule, such as `volumes/create-is-idempotent`.
     pub id: &'static str,
     /// The rule in one sentence.
@@ -59,18 +59,18 @@ pub struct Case {
     /// Where the rule stands: an interface of the contract, or a call of CSI 1.12.
     pub source: &'static str,
     /// Without these the case is skipped.
-    pub needs: &'static [Need],
-    pub(crate) run: for<'a> fn(&'a Bench) -> BoxFuture<'a, Checked>,
+    pub requirements: &'static [CaseRequirement],
+    pub(crate) run: for<'a> fn(&'a SuiteContext) -> BoxFuture<'a, CaseResult>,
 }
 
-impl Case {
+impl ConformanceCase {
     /// The interface that the case is about.
     pub fn interface(&self) -> &'static str {
         self.id.split_once('/').map_or(self.id, |(interface, _)| interface)
     }
 }
 
-impl fmt::Debug for Case {
+impl fmt::Debug for ConformanceCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Case").field("id", &self.id).finish_non_exhaustive()
     }

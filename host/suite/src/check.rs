@@ -9,7 +9,7 @@ use cofferdam_domain::storage::{ErrorKind, Finality, StorageError};
 
 /// Why a case did not pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Stop {
+pub(crate) enum CaseError {
     /// The driver breaks the rule.
     Failed {
         /// What the rule wants.
@@ -22,18 +22,18 @@ pub(crate) enum Stop {
 }
 
 /// What a case, or a step of it, comes to.
-pub(crate) type Checked<T = ()> = Result<T, Stop>;
+pub(crate) type CaseResult<T = ()> = Result<T, CaseError>;
 
 /// Longest text of an answer that a report shows, in characters.
-const SHOWN: usize = 400;
+const MAX_ANSWER_CHARS: usize = 400;
 
 /// A failed case.
-pub(crate) fn failed<T>(expected: impl Into<String>, found: impl Into<String>) -> Checked<T> {
-    Err(Stop::Failed { expected: expected.into(), found: cut(found.into(), SHOWN) })
+pub(crate) fn fail<T>(expected: impl Into<String>, found: impl Into<String>) -> CaseResult<T> {
+    Err(CaseError::Failed { expected: expected.into(), found: truncate(found.into(), MAX_ANSWER_CHARS) })
 }
 
 /// A text of at most so many characters.
-pub(crate) fn cut(mut text: String, characters: usize) -> String {
+pub(crate) fn truncate(mut text: String, characters: usize) -> String {
     if let Some((end, _)) = text.char_indices().nth(characters) {
         text.truncate(end);
         text.push('…');
@@ -42,12 +42,12 @@ pub(crate) fn cut(mut text: String, characters: usize) -> String {
 }
 
 /// A case that cannot be tried.
-pub(crate) fn skipped<T>(why: impl Into<String>) -> Checked<T> {
-    Err(Stop::Skipped(why.into()))
+pub(crate) fn skip<T>(reason: impl Into<String>) -> CaseResult<T> {
+    Err(CaseError::Skipped(reason.into()))
 }
 
 /// An error in one line: kind, finality, message.
-pub(crate) fn line(error: &StorageError) -> String {
+pub(crate) fn error_line(error: &StorageError) -> String {
     let finality = match error.finality {
         Finality::Final => "final",
         Finality::InProgress => "in progress",
@@ -57,74 +57,78 @@ pub(crate) fn line(error: &StorageError) -> String {
 }
 
 /// An answer in one line.
-pub(crate) fn shown<T: Debug>(answer: &Result<T, StorageError>) -> String {
+pub(crate) fn answer_line<T: Debug>(answer: &Result<T, StorageError>) -> String {
     match answer {
         Ok(value) => format!("success: {value:?}"),
-        Err(error) => line(error),
+        Err(error) => error_line(error),
     }
 }
 
 /// A call that must succeed.
-pub(crate) fn done<T>(what: &str, answer: Result<T, StorageError>) -> Checked<T> {
-    answer.or_else(|error| failed(format!("{what}: success"), line(&error)))
+pub(crate) fn expect_success<T>(what: &str, answer: Result<T, StorageError>) -> CaseResult<T> {
+    answer.or_else(|error| fail(format!("{what}: success"), error_line(&error)))
 }
 
 /// A call that must fail finally in one of these ways.
-pub(crate) fn refused<T: Debug>(
+pub(crate) fn expect_final_error<T: Debug>(
     what: &str,
     answer: &Result<T, StorageError>,
     kinds: &[ErrorKind],
-) -> Checked {
+) -> CaseResult {
     match answer {
         Err(error) if kinds.contains(&error.kind) && error.finality == Finality::Final => Ok(()),
         _ => {
             let kinds: Vec<_> = kinds.iter().map(|kind| kind.as_str()).collect();
-            failed(format!("{what}: {}, final", kinds.join(" or ")), shown(answer))
+            fail(format!("{what}: {}, final", kinds.join(" or ")), answer_line(answer))
         }
     }
 }
 
 /// A call that must fail in this way, be it final or not.
-pub(crate) fn refused_at_all<T: Debug>(
+pub(crate) fn expect_error<T: Debug>(
     what: &str,
     answer: &Result<T, StorageError>,
     kind: ErrorKind,
-) -> Checked {
+) -> CaseResult {
     match answer {
         Err(error) if error.kind == kind => Ok(()),
-        _ => failed(format!("{what}: {kind}"), shown(answer)),
+        _ => fail(format!("{what}: {kind}"), answer_line(answer)),
     }
 }
 
 /// A call that may succeed or fail finally in one of these ways; tells whether it succeeded.
-pub(crate) fn done_or_refused<T: Debug>(
+pub(crate) fn expect_success_or_final_error<T: Debug>(
     what: &str,
     answer: &Result<T, StorageError>,
     kinds: &[ErrorKind],
-) -> Checked<bool> {
+) -> CaseResult<bool> {
     if answer.is_ok() {
         return Ok(true);
     }
-    match refused(what, answer, kinds) {
-        Err(Stop::Failed { expected, found }) => failed(format!("{expected}; or success"), found),
+    match expect_final_error(what, answer, kinds) {
+        Err(CaseError::Failed { expected, found }) => fail(format!("{expected}; or success"), found),
         other => other.map(|()| false),
     }
 }
 
 /// Two answers that must be equal.
-pub(crate) fn same<T: PartialEq + Debug>(what: &str, first: &T, second: &T) -> Checked {
-    holds(first == second, || format!("{what}: {first:?}"), || format!("{second:?}"))
+pub(crate) fn expect_equal<T: PartialEq + Debug>(what: &str, first: &T, second: &T) -> CaseResult {
+    expect_that(first == second, || format!("{what}: {first:?}"), || format!("{second:?}"))
 }
 
 /// Something that must be so.
-pub(crate) fn holds(so: bool, expected: impl FnOnce() -> String, found: impl FnOnce() -> String) -> Checked {
-    if so { Ok(()) } else { failed(expected(), found()) }
+pub(crate) fn expect_that(
+    condition: bool,
+    expected: impl FnOnce() -> String,
+    found: impl FnOnce() -> String,
+) -> CaseResult {
+    if condition { Ok(()) } else { fail(expected(), found()) }
 }
 
 /// A time in milliseconds since 1970 that must be now; clocks may differ by a day.
-pub(crate) fn about_now(time: u64) -> Checked {
+pub(crate) fn expect_recent(time: u64) -> CaseResult {
     const DAY_MS: u128 = 24 * 60 * 60 * 1_000;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
-    let near = now.abs_diff(u128::from(time)) <= DAY_MS;
-    holds(near, || format!("about {now} ms since 1970"), || format!("{time} ms"))
+    let is_recent = now.abs_diff(u128::from(time)) <= DAY_MS;
+    expect_that(is_recent, || format!("about {now} ms since 1970"), || format!("{time} ms"))
 }

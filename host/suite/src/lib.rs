@@ -8,17 +8,17 @@
 //! that was made is deleted; what is left all the same is named in the report.
 #![forbid(unsafe_code)]
 
-mod bench;
 mod case;
 mod cases;
 mod check;
+mod context;
 mod options;
 mod process;
 mod report;
 mod run;
 
-pub use case::{Case, Need};
+pub use case::{CaseRequirement, ConformanceCase};
 pub use cases::cases;
-pub use options::Options;
-pub use report::{Entry, Report, Verdict};
+pub use options::SuiteOptions;
+pub use report::{CaseOutcome, CaseReport, SuiteReport};
 pub use run::run;

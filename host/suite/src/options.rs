@@ -10,7 +10,7 @@ use cofferdam_wasm::BackendConfig;
 
 /// What a run is told. The default fits a driver that needs no parameters, secrets or topology.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct SuiteOptions {
     /// Settings, grants and limits of the driver. The breaker is set aside: the suite makes calls die on purpose.
     pub config: BackendConfig,
     /// Secrets that every call carries.
@@ -38,12 +38,12 @@ pub struct Options {
     /// How long one call may take.
     pub deadline: Duration,
     /// How long a call is repeated whose outcome is open, and how long a snapshot may take to become ready.
-    pub patience: Duration,
+    pub retry_timeout: Duration,
     /// How many calls run at once in the cases about concurrency, and so how many volumes exist at least.
     pub concurrency: usize,
 }
 
-impl Default for Options {
+impl Default for SuiteOptions {
     fn default() -> Self {
         Self {
             config: BackendConfig::default(),
@@ -66,15 +66,15 @@ impl Default for Options {
             command: "cofferdam backend test".to_owned(),
             only: Vec::new(),
             deadline: Duration::from_secs(30),
-            patience: Duration::from_secs(60),
+            retry_timeout: Duration::from_secs(60),
             concurrency: 8,
         }
     }
 }
 
-impl Options {
+impl SuiteOptions {
     /// Whether a case is to be run.
-    pub fn wants(&self, id: &str) -> bool {
+    pub fn is_selected(&self, id: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|pattern| matches(pattern, id))
     }
 }
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns() {
+    fn case_patterns_match_prefixes_and_wildcards() {
         for (pattern, id, expected) in [
             ("volumes/", "volumes/one-byte", true),
             ("volumes/one", "volumes/one-byte", true),

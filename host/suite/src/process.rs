@@ -1,6 +1,6 @@
 //! A process that calls the driver, and what it has called: a report shows the calls of a case that failed.
 
-mod words;
+mod summary;
 
 use std::{
     collections::BTreeSet,
@@ -23,44 +23,44 @@ use cofferdam_domain::{
     },
 };
 use cofferdam_wasm::WasmBackend;
-use words::Words as _;
+use summary::ArgumentSummary as _;
 
-use crate::check::{cut, shown};
+use crate::check::{answer_line, truncate};
 
 /// Most calls of one case that are kept.
-const MOST: usize = 1_000;
+const MAX_CALLS: usize = 1_000;
 /// Longest text of an argument or an answer that is kept, in characters.
-const LONGEST: usize = 300;
+const MAX_TEXT_CHARS: usize = 300;
 
 /// The calls of one case, in the order in which they began.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Journal {
-    calls: Arc<Mutex<Vec<Written>>>,
-    processes: Arc<AtomicUsize>,
+pub(crate) struct CallRecorder {
+    calls: Arc<Mutex<Vec<RecordedCall>>>,
+    process_count: Arc<AtomicUsize>,
 }
 
 #[derive(Clone, Debug)]
-struct Written {
+struct RecordedCall {
     process: usize,
     call: String,
     answer: Option<String>,
 }
 
-impl Journal {
+impl CallRecorder {
     /// Forgets the calls of the last case, and its processes but the first.
     pub(crate) fn clear(&self) {
         self.lock().clear();
-        self.processes.store(1, Ordering::Relaxed);
+        self.process_count.store(1, Ordering::Relaxed);
     }
 
     /// The last calls, each with its answer; the process is named when it is not the first.
-    pub(crate) fn last(&self, most: usize) -> Vec<String> {
+    pub(crate) fn last_calls(&self, limit: usize) -> Vec<String> {
         let calls = self.lock();
-        let begin = calls.len().saturating_sub(most);
+        let start = calls.len().saturating_sub(limit);
         calls
             .iter()
-            .skip(begin)
-            .map(|Written { process, call, answer }| {
+            .skip(start)
+            .map(|RecordedCall { process, call, answer }| {
                 let answer = answer.as_deref().unwrap_or("nobody waited for the answer");
                 match process {
                     0 => format!("{call} → {answer}"),
@@ -70,36 +70,36 @@ impl Journal {
             .collect()
     }
 
-    fn begin(&self, process: usize, call: String) -> usize {
+    fn record_call(&self, process: usize, call: String) -> usize {
         let mut calls = self.lock();
-        if calls.len() < MOST {
-            calls.push(Written { process, call, answer: None });
+        if calls.len() < MAX_CALLS {
+            calls.push(RecordedCall { process, call, answer: None });
             calls.len() - 1
         } else {
-            MOST
+            MAX_CALLS
         }
     }
 
-    fn end(&self, place: usize, answer: String) {
-        if let Some(written) = self.lock().get_mut(place) {
-            written.answer = Some(answer);
+    fn record_answer(&self, index: usize, answer: String) {
+        if let Some(recorded) = self.lock().get_mut(index) {
+            recorded.answer = Some(answer);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Written>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<RecordedCall>> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A process with the driver, whose calls are written down.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct RecordingBackend {
     backend: Arc<WasmBackend>,
-    journal: Journal,
+    recorder: CallRecorder,
     number: usize,
 }
 
-impl Deref for Process {
+impl Deref for RecordingBackend {
     type Target = WasmBackend;
 
     fn deref(&self) -> &WasmBackend {
@@ -107,34 +107,36 @@ impl Deref for Process {
     }
 }
 
-impl Process {
+impl RecordingBackend {
     /// The first process.
-    pub(crate) fn new(backend: Arc<WasmBackend>, journal: Journal) -> Self {
-        Self { number: journal.processes.fetch_add(1, Ordering::Relaxed), backend, journal }
+    pub(crate) fn new(backend: Arc<WasmBackend>, recorder: CallRecorder) -> Self {
+        Self { number: recorder.process_count.fetch_add(1, Ordering::Relaxed), backend, recorder }
     }
 
     /// Another process with the same driver and storage.
-    pub(crate) fn twin(&self) -> Arc<Self> {
-        Arc::new(Self::new(self.backend.second_process(), self.journal.clone()))
+    pub(crate) fn second_process(&self) -> Arc<Self> {
+        Arc::new(Self::new(self.backend.second_process(), self.recorder.clone()))
     }
 
     /// Writes a call down when it begins, and its answer when it comes.
-    fn watch<'a, T: Debug + Send + 'a>(
+    fn record<'a, T: Debug + Send + 'a>(
         &'a self,
         function: &'static str,
         arguments: String,
         answer: BackendFuture<'a, T>,
     ) -> BackendFuture<'a, T> {
         Box::pin(async move {
-            let place = self.journal.begin(self.number, format!("{function}({})", cut(arguments, LONGEST)));
+            let index = self
+                .recorder
+                .record_call(self.number, format!("{function}({})", truncate(arguments, MAX_TEXT_CHARS)));
             let answer = answer.await;
-            self.journal.end(place, cut(shown(&answer), LONGEST));
+            self.recorder.record_answer(index, truncate(answer_line(&answer), MAX_TEXT_CHARS));
             answer
         })
     }
 }
 
-impl Backend for Process {
+impl Backend for RecordingBackend {
     fn description(&self) -> &Description {
         self.backend.description()
     }
@@ -144,19 +146,19 @@ impl Backend for Process {
     }
 
     fn probe(&self, call: Call) -> BackendFuture<'_, Readiness> {
-        self.watch("identity.probe", String::new(), self.backend.probe(call))
+        self.record("identity.probe", String::new(), self.backend.probe(call))
     }
 
     fn create_volume(&self, call: Call, request: CreateVolume) -> BackendFuture<'_, CreatedVolume> {
-        self.watch("volumes.create", request.words(), self.backend.create_volume(call, request))
+        self.record("volumes.create", request.summary(), self.backend.create_volume(call, request))
     }
 
     fn delete_volume(&self, call: Call, handle: VolumeHandle) -> BackendFuture<'_, ()> {
-        self.watch("volumes.delete", handle.words(), self.backend.delete_volume(call, handle))
+        self.record("volumes.delete", handle.summary(), self.backend.delete_volume(call, handle))
     }
 
     fn validate_volume(&self, call: Call, request: ValidateVolume) -> BackendFuture<'_, Validation> {
-        self.watch("volumes.validate", request.words(), self.backend.validate_volume(call, request))
+        self.record("volumes.validate", request.summary(), self.backend.validate_volume(call, request))
     }
 
     fn clone_volume(
@@ -165,8 +167,8 @@ impl Backend for Process {
         request: CreateVolume,
         source: VolumeHandle,
     ) -> BackendFuture<'_, CreatedVolume> {
-        let words = format!("{}, source {}", request.words(), source.words());
-        self.watch("cloning.create-from-volume", words, self.backend.clone_volume(call, request, source))
+        let summary = format!("{}, source {}", request.summary(), source.summary());
+        self.record("cloning.create-from-volume", summary, self.backend.clone_volume(call, request, source))
     }
 
     fn restore_snapshot(
@@ -175,16 +177,16 @@ impl Backend for Process {
         request: CreateVolume,
         source: SnapshotHandle,
     ) -> BackendFuture<'_, CreatedVolume> {
-        let words = format!("{}, source {}", request.words(), source.words());
-        self.watch(
+        let summary = format!("{}, source {}", request.summary(), source.summary());
+        self.record(
             "restoring.create-from-snapshot",
-            words,
+            summary,
             self.backend.restore_snapshot(call, request, source),
         )
     }
 
     fn publish_volume(&self, call: Call, request: PublishVolume) -> BackendFuture<'_, ConnectionInfo> {
-        self.watch("publishing.publish", request.words(), self.backend.publish_volume(call, request))
+        self.record("publishing.publish", request.summary(), self.backend.publish_volume(call, request))
     }
 
     fn unpublish_volume(
@@ -195,12 +197,12 @@ impl Backend for Process {
     ) -> BackendFuture<'_, ()> {
         let from =
             node.as_ref().map_or_else(|| "all nodes".to_owned(), |node| format!("node {:?}", node.as_str()));
-        let words = format!("{}, {from}", handle.words());
-        self.watch("publishing.unpublish", words, self.backend.unpublish_volume(call, handle, node))
+        let summary = format!("{}, {from}", handle.summary());
+        self.record("publishing.unpublish", summary, self.backend.unpublish_volume(call, handle, node))
     }
 
     fn expand_volume(&self, call: Call, request: ExpandVolume) -> BackendFuture<'_, ExpandedVolume> {
-        self.watch("expansion.expand", request.words(), self.backend.expand_volume(call, request))
+        self.record("expansion.expand", request.summary(), self.backend.expand_volume(call, request))
     }
 
     fn modify_volume(
@@ -209,20 +211,20 @@ impl Backend for Process {
         handle: VolumeHandle,
         parameters: Parameters,
     ) -> BackendFuture<'_, ()> {
-        let words = format!("{}, parameters {parameters:?}", handle.words());
-        self.watch("modification.modify", words, self.backend.modify_volume(call, handle, parameters))
+        let summary = format!("{}, parameters {parameters:?}", handle.summary());
+        self.record("modification.modify", summary, self.backend.modify_volume(call, handle, parameters))
     }
 
     fn create_snapshot(&self, call: Call, request: CreateSnapshot) -> BackendFuture<'_, Snapshot> {
-        self.watch("snapshots.create", request.words(), self.backend.create_snapshot(call, request))
+        self.record("snapshots.create", request.summary(), self.backend.create_snapshot(call, request))
     }
 
     fn delete_snapshot(&self, call: Call, handle: SnapshotHandle) -> BackendFuture<'_, ()> {
-        self.watch("snapshots.delete", handle.words(), self.backend.delete_snapshot(call, handle))
+        self.record("snapshots.delete", handle.summary(), self.backend.delete_snapshot(call, handle))
     }
 
     fn get_snapshot(&self, call: Call, handle: SnapshotHandle) -> BackendFuture<'_, Snapshot> {
-        self.watch("snapshots.get", handle.words(), self.backend.get_snapshot(call, handle))
+        self.record("snapshots.get", handle.summary(), self.backend.get_snapshot(call, handle))
     }
 
     fn list_snapshots(
@@ -233,9 +235,9 @@ impl Backend for Process {
     ) -> BackendFuture<'_, SnapshotPage> {
         let of = source
             .as_ref()
-            .map_or_else(|| "of all volumes".to_owned(), |source| format!("of {}", source.words()));
-        let words = format!("{of}, {}", page.words());
-        self.watch("snapshots.list", words, self.backend.list_snapshots(call, source, page))
+            .map_or_else(|| "of all volumes".to_owned(), |source| format!("of {}", source.summary()));
+        let summary = format!("{of}, {}", page.summary());
+        self.record("snapshots.list", summary, self.backend.list_snapshots(call, source, page))
     }
 
     fn create_group_snapshot(
@@ -243,9 +245,9 @@ impl Backend for Process {
         call: Call,
         request: CreateGroupSnapshot,
     ) -> BackendFuture<'_, GroupSnapshot> {
-        self.watch(
+        self.record(
             "group-snapshots.create",
-            request.words(),
+            request.summary(),
             self.backend.create_group_snapshot(call, request),
         )
     }
@@ -256,10 +258,10 @@ impl Backend for Process {
         handle: GroupSnapshotHandle,
         snapshots: BTreeSet<SnapshotHandle>,
     ) -> BackendFuture<'_, ()> {
-        let words = format!("{}, members {}", handle.words(), snapshots.words());
-        self.watch(
+        let summary = format!("{}, members {}", handle.summary(), snapshots.summary());
+        self.record(
             "group-snapshots.delete",
-            words,
+            summary,
             self.backend.delete_group_snapshot(call, handle, snapshots),
         )
     }
@@ -270,19 +272,19 @@ impl Backend for Process {
         handle: GroupSnapshotHandle,
         snapshots: BTreeSet<SnapshotHandle>,
     ) -> BackendFuture<'_, GroupSnapshot> {
-        let words = format!("{}, members {}", handle.words(), snapshots.words());
-        self.watch("group-snapshots.get", words, self.backend.get_group_snapshot(call, handle, snapshots))
+        let summary = format!("{}, members {}", handle.summary(), snapshots.summary());
+        self.record("group-snapshots.get", summary, self.backend.get_group_snapshot(call, handle, snapshots))
     }
 
     fn list_volumes(&self, call: Call, page: PageRequest) -> BackendFuture<'_, VolumePage> {
-        self.watch("listing.list", page.words(), self.backend.list_volumes(call, page))
+        self.record("listing.list", page.summary(), self.backend.list_volumes(call, page))
     }
 
     fn get_volume(&self, call: Call, handle: VolumeHandle) -> BackendFuture<'_, VolumeStatus> {
-        self.watch("inspection.get", handle.words(), self.backend.get_volume(call, handle))
+        self.record("inspection.get", handle.summary(), self.backend.get_volume(call, handle))
     }
 
     fn get_capacity(&self, call: Call, query: CapacityQuery) -> BackendFuture<'_, Capacity> {
-        self.watch("capacity.available", query.words(), self.backend.get_capacity(call, query))
+        self.record("capacity.available", query.summary(), self.backend.get_capacity(call, query))
     }
 }

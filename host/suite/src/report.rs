@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::Case;
+use crate::ConformanceCase;
 
 /// What a run found.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct SuiteReport {
     /// The component, as it was given.
     pub source: String,
     /// What the names of the run were made from.
@@ -19,18 +19,18 @@ pub struct Report {
     /// The command that repeats the run, without the seed and without a choice of cases.
     pub command: String,
     /// Who the driver says it is; absent when it was not loaded.
-    pub driver: Option<Driver>,
+    pub driver: Option<DriverIdentity>,
     /// Every case of the run, in the order of the table.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<CaseReport>,
     /// What could not be deleted.
-    pub left: Vec<String>,
+    pub leftovers: Vec<String>,
     /// Whether listing or inspection returns who owns a volume; absent when the run has not seen it.
     pub keeps_owners: Option<bool>,
 }
 
 /// Who a driver says it is, and what it can do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Driver {
+pub struct DriverIdentity {
     /// Its name.
     pub name: String,
     /// Its version.
@@ -45,18 +45,18 @@ pub struct Driver {
 
 /// One case with what came of it.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct CaseReport {
     /// The case.
-    pub case: &'static Case,
+    pub case: &'static ConformanceCase,
     /// What came of it.
-    pub verdict: Verdict,
+    pub outcome: CaseOutcome,
     /// How long it took.
-    pub took: Duration,
+    pub elapsed: Duration,
 }
 
 /// What came of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum CaseOutcome {
     /// The driver keeps the rule.
     Passed,
     /// The driver breaks the rule.
@@ -72,13 +72,13 @@ pub enum Verdict {
     Skipped(String),
 }
 
-impl Entry {
-    pub(crate) fn new(case: &'static Case, verdict: Verdict, took: Duration) -> Self {
-        Self { case, verdict, took }
+impl CaseReport {
+    pub(crate) fn new(case: &'static ConformanceCase, outcome: CaseOutcome, elapsed: Duration) -> Self {
+        Self { case, outcome, elapsed }
     }
 }
 
-impl Report {
+impl SuiteReport {
     pub(crate) fn new(source: String, seed: u64, command: String) -> Self {
         Self {
             source,
@@ -86,36 +86,37 @@ impl Report {
             command,
             driver: None,
             entries: Vec::new(),
-            left: Vec::new(),
+            leftovers: Vec::new(),
             keeps_owners: None,
         }
     }
 
     /// Whether no rule is broken. A run that tried nothing has not passed.
-    pub fn passed(&self) -> bool {
+    pub fn is_passed(&self) -> bool {
         let (passed, failed, _) = self.totals();
         failed == 0 && passed > 0
     }
 
     /// How many cases passed, failed and were skipped.
     pub fn totals(&self) -> (usize, usize, usize) {
-        let count =
-            |wanted: fn(&Verdict) -> bool| self.entries.iter().filter(|entry| wanted(&entry.verdict)).count();
+        let count = |is_counted: fn(&CaseOutcome) -> bool| {
+            self.entries.iter().filter(|entry| is_counted(&entry.outcome)).count()
+        };
         (
-            count(|verdict| matches!(verdict, Verdict::Passed)),
-            count(|verdict| matches!(verdict, Verdict::Failed { .. })),
-            count(|verdict| matches!(verdict, Verdict::Skipped(_))),
+            count(|outcome| matches!(outcome, CaseOutcome::Passed)),
+            count(|outcome| matches!(outcome, CaseOutcome::Failed { .. })),
+            count(|outcome| matches!(outcome, CaseOutcome::Skipped(_))),
         )
     }
 
     /// The ids of the failed cases.
     pub fn failures(&self) -> Vec<&'static str> {
-        let failed = |entry: &&Entry| matches!(entry.verdict, Verdict::Failed { .. });
+        let failed = |entry: &&CaseReport| matches!(entry.outcome, CaseOutcome::Failed { .. });
         self.entries.iter().filter(failed).map(|entry| entry.case.id).collect()
     }
 
     /// The command that repeats this run, or one case of it.
-    pub(crate) fn rerun(&self, case: Option<&str>) -> String {
+    pub(crate) fn rerun_command(&self, case: Option<&str>) -> String {
         let only = case.map(|case| format!(" --only {case}")).unwrap_or_default();
         format!("{}{only} --seed {}", self.command, self.seed)
     }
@@ -136,7 +137,7 @@ impl Report {
         json!({
             "component": self.source,
             "seed": self.seed,
-            "rerun": self.rerun(None),
+            "rerun": self.rerun_command(None),
             "driver": self.driver.as_ref().map(|driver| json!({
                 "name": driver.name,
                 "version": driver.version,
@@ -148,31 +149,31 @@ impl Report {
             "failed": failed,
             "skipped": skipped,
             "leakDetection": self.keeps_owners,
-            "left": self.left,
-            "cases": self.entries.iter().map(entry).collect::<Vec<_>>(),
+            "left": self.leftovers,
+            "cases": self.entries.iter().map(case_json).collect::<Vec<_>>(),
         })
     }
 }
 
-fn entry(entry: &Entry) -> Value {
-    let Case { id, rule, source, .. } = entry.case;
-    let milliseconds = u64::try_from(entry.took.as_millis()).unwrap_or(u64::MAX);
+fn case_json(entry: &CaseReport) -> Value {
+    let ConformanceCase { id, rule, source, .. } = entry.case;
+    let milliseconds = u64::try_from(entry.elapsed.as_millis()).unwrap_or(u64::MAX);
     let mut value = json!({ "id": id, "rule": rule, "source": source, "milliseconds": milliseconds });
     if let Some(fields) = value.as_object_mut() {
         let mut set = |key: &str, text: &str| fields.insert(key.to_owned(), Value::from(text));
-        match &entry.verdict {
-            Verdict::Passed => {
+        match &entry.outcome {
+            CaseOutcome::Passed => {
                 set("verdict", "passed");
             }
-            Verdict::Failed { expected, found, calls } => {
+            CaseOutcome::Failed { expected, found, calls } => {
                 set("verdict", "failed");
                 set("expected", expected);
                 set("found", found);
                 fields.insert("calls".to_owned(), Value::from(calls.clone()));
             }
-            Verdict::Skipped(why) => {
+            CaseOutcome::Skipped(reason) => {
                 set("verdict", "skipped");
-                set("reason", why);
+                set("reason", reason);
             }
         }
     }

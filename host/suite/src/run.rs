@@ -7,16 +7,16 @@ use cofferdam_domain::storage::Ability;
 use cofferdam_wasm::{ComponentSource, Engine, Grant, LoadError, WasmBackend, fault_injection::FaultPlan};
 
 use crate::{
-    Case, Need, Options,
-    bench::{Bench, ENDLESS},
+    CaseRequirement, ConformanceCase, SuiteOptions,
     cases::cases,
-    check::Stop,
-    process::Process,
-    report::{Driver, Entry, Report, Verdict},
+    check::CaseError,
+    context::{MAX_UNFINISHED_CALLS, SuiteContext},
+    process::RecordingBackend,
+    report::{CaseOutcome, CaseReport, DriverIdentity, SuiteReport},
 };
 
 /// Most calls that a report shows of a case that failed.
-const SHOWN: usize = 8;
+const MAX_CALLS_SHOWN: usize = 8;
 
 /// Loads a component and tries every case of the table on it, one after the other.
 ///
@@ -29,33 +29,34 @@ const SHOWN: usize = 8;
 pub async fn run(
     engine: &Engine,
     source: ComponentSource,
-    mut options: Options,
-) -> Result<Report, LoadError> {
+    mut options: SuiteOptions,
+) -> Result<SuiteReport, LoadError> {
     // Calls die on purpose, several in a row.
     options.config.limits.breaker_failures = u32::MAX;
     let name = match &source {
         ComponentSource::File(path) => path.display().to_string(),
         ComponentSource::Bytes { name, .. } => name.clone(),
     };
-    let mut report = Report::new(name, options.seed, options.command.clone());
+    let mut report = SuiteReport::new(name, options.seed, options.command.clone());
     let faults = FaultPlan::default();
-    let begun = Instant::now();
-    let loaded = engine.load_with_faults(source.clone(), options.config.clone(), faults.clone()).await;
-    match loaded {
+    let started = Instant::now();
+    let result = engine.load_with_faults(source.clone(), options.config.clone(), faults.clone()).await;
+    match result {
         Ok(backend) => {
-            report.driver = Some(driver(&backend));
-            let bench = Bench::new(engine.clone(), source, options, backend, faults);
-            for case in cases().filter(|case| bench.options.wants(case.id)) {
-                let entry = attempt(&bench, case).await;
+            report.driver = Some(driver_identity(&backend));
+            let context = SuiteContext::new(engine.clone(), source, options, backend, faults);
+            for case in cases().filter(|case| context.options.is_selected(case.id)) {
+                let entry = run_case(&context, case).await;
                 report.entries.push(entry);
             }
-            bench.tidy().await;
-            report.left = bench.left();
-            report.keeps_owners = bench.keeps_owners();
+            context.delete_all().await;
+            report.leftovers = context.leftovers();
+            report.keeps_owners = context.keeps_owners();
         }
-        Err(error) if is_the_drivers(&error) => {
-            report.entries =
-                cases().map(|case| Entry::new(case, unloaded(case, &error), begun.elapsed())).collect();
+        Err(error) if is_driver_fault(&error) => {
+            report.entries = cases()
+                .map(|case| CaseReport::new(case, load_failure_outcome(case, &error), started.elapsed()))
+                .collect();
         }
         Err(error) => return Err(error),
     }
@@ -63,7 +64,7 @@ pub async fn run(
 }
 
 /// Whether a component cannot be loaded for its own fault.
-fn is_the_drivers(error: &LoadError) -> bool {
+fn is_driver_fault(error: &LoadError) -> bool {
     matches!(
         error,
         LoadError::Invalid { .. }
@@ -77,18 +78,18 @@ fn is_the_drivers(error: &LoadError) -> bool {
     )
 }
 
-fn unloaded(case: &Case, error: &LoadError) -> Verdict {
-    if case.id == crate::cases::LOADS {
+fn load_failure_outcome(case: &ConformanceCase, error: &LoadError) -> CaseOutcome {
+    if case.id == crate::cases::LOAD_CASE {
         let (expected, found) = ("the component loads".to_owned(), error.to_string());
-        Verdict::Failed { expected, found, calls: Vec::new() }
+        CaseOutcome::Failed { expected, found, calls: Vec::new() }
     } else {
-        Verdict::Skipped("the component was not loaded".to_owned())
+        CaseOutcome::Skipped("the component was not loaded".to_owned())
     }
 }
 
-fn driver(backend: &WasmBackend) -> Driver {
+fn driver_identity(backend: &WasmBackend) -> DriverIdentity {
     let description = backend.description();
-    Driver {
+    DriverIdentity {
         name: description.name.to_string(),
         version: description.version.clone(),
         digest: backend.digest().to_string(),
@@ -97,67 +98,75 @@ fn driver(backend: &WasmBackend) -> Driver {
     }
 }
 
-async fn attempt(bench: &Bench, case: &'static Case) -> Entry {
-    let begun = Instant::now();
-    if let Some(missing) = case.needs.iter().find(|need| !meets(bench, **need)) {
-        return Entry::new(case, Verdict::Skipped(why(*missing)), begun.elapsed());
+async fn run_case(context: &SuiteContext, case: &'static ConformanceCase) -> CaseReport {
+    let started = Instant::now();
+    if let Some(unmet) = case.requirements.iter().find(|need| !is_met(context, **need)) {
+        return CaseReport::new(case, CaseOutcome::Skipped(skip_reason(*unmet)), started.elapsed());
     }
-    if bench.gives_up() {
-        let why = format!("{ENDLESS} calls before did not come to an end: the storage does not answer");
-        return Entry::new(case, Verdict::Skipped(why), begun.elapsed());
+    if context.has_given_up() {
+        let reason = format!(
+            "{MAX_UNFINISHED_CALLS} calls before did not come to an end: the storage does not answer"
+        );
+        return CaseReport::new(case, CaseOutcome::Skipped(reason), started.elapsed());
     }
-    bench.journal.clear();
-    let verdict = match (case.run)(bench).await {
-        Ok(()) => Verdict::Passed,
-        Err(Stop::Failed { expected, found }) => {
-            Verdict::Failed { expected, found, calls: bench.journal.last(SHOWN) }
+    context.call_recorder.clear();
+    let outcome = match (case.run)(context).await {
+        Ok(()) => CaseOutcome::Passed,
+        Err(CaseError::Failed { expected, found }) => {
+            CaseOutcome::Failed { expected, found, calls: context.call_recorder.last_calls(MAX_CALLS_SHOWN) }
         }
-        Err(Stop::Skipped(why)) => Verdict::Skipped(why),
+        Err(CaseError::Skipped(reason)) => CaseOutcome::Skipped(reason),
     };
-    bench.faults.disarm();
-    bench.tidy().await;
-    Entry::new(case, verdict, begun.elapsed())
+    context.faults.disarm();
+    context.delete_all().await;
+    CaseReport::new(case, outcome, started.elapsed())
 }
 
-fn meets(bench: &Bench, need: Need) -> bool {
-    let can = |ability| bench.backend.abilities().contains(&ability);
-    match need {
-        Need::Can(ability) => can(ability),
-        Need::Has(feature) => bench.backend.description().has_feature(feature),
-        Need::Lacks(feature) => !bench.backend.description().has_feature(feature),
-        Need::Looks => can(Ability::Listing) || can(Ability::Inspection),
-        Need::HostCalls => {
-            let grants = &bench.backend.interfaces().grants;
+fn is_met(context: &SuiteContext, requirement: CaseRequirement) -> bool {
+    let has_ability = |ability| context.backend.abilities().contains(&ability);
+    match requirement {
+        CaseRequirement::Exports(ability) => has_ability(ability),
+        CaseRequirement::HasFeature(feature) => context.backend.description().has_feature(feature),
+        CaseRequirement::LacksFeature(feature) => !context.backend.description().has_feature(feature),
+        CaseRequirement::ListingOrInspection => {
+            has_ability(Ability::Listing) || has_ability(Ability::Inspection)
+        }
+        CaseRequirement::HostCalls => {
+            let grants = &context.backend.interfaces().grants;
             [Grant::State, Grant::Pool, Grant::Http].iter().any(|grant| grants.contains(grant))
         }
-        Need::Topology => {
-            !bench.backend.description().topology_keys.is_empty() && bench.options.topology.is_some()
+        CaseRequirement::Topology => {
+            !context.backend.description().topology_keys.is_empty() && context.options.topology.is_some()
         }
-        Need::NoTopology => bench.backend.description().topology_keys.is_empty(),
-        Need::Http => bench.backend.interfaces().grants.contains(&Grant::Http),
-        Need::Secrets => !bench.options.secrets.is_empty(),
-        Need::MutableParameters => !bench.options.mutable_parameters.is_empty(),
+        CaseRequirement::NoTopology => context.backend.description().topology_keys.is_empty(),
+        CaseRequirement::Http => context.backend.interfaces().grants.contains(&Grant::Http),
+        CaseRequirement::Secrets => !context.options.secrets.is_empty(),
+        CaseRequirement::MutableParameters => !context.options.mutable_parameters.is_empty(),
     }
 }
 
-fn why(missing: Need) -> String {
-    match missing {
-        Need::Can(ability) => format!("the driver does not export `{ability}`"),
-        Need::Has(feature) => format!("the driver does not name the feature `{feature}`"),
-        Need::Lacks(feature) => format!("the driver names the feature `{feature}`"),
-        Need::Looks => "the driver exports neither `listing` nor `inspection`".to_owned(),
-        Need::HostCalls => "the driver imports neither `state`, `pool` nor `http`".to_owned(),
-        Need::Topology => "the driver names no topology keys, or the run was given no place".to_owned(),
-        Need::NoTopology => "the driver names topology keys".to_owned(),
-        Need::Http => "the driver does not import `http`".to_owned(),
-        Need::Secrets => "the run was given no secrets".to_owned(),
-        Need::MutableParameters => "the run was given no mutable parameters".to_owned(),
+fn skip_reason(unmet: CaseRequirement) -> String {
+    match unmet {
+        CaseRequirement::Exports(ability) => format!("the driver does not export `{ability}`"),
+        CaseRequirement::HasFeature(feature) => format!("the driver does not name the feature `{feature}`"),
+        CaseRequirement::LacksFeature(feature) => format!("the driver names the feature `{feature}`"),
+        CaseRequirement::ListingOrInspection => {
+            "the driver exports neither `listing` nor `inspection`".to_owned()
+        }
+        CaseRequirement::HostCalls => "the driver imports neither `state`, `pool` nor `http`".to_owned(),
+        CaseRequirement::Topology => {
+            "the driver names no topology keys, or the run was given no place".to_owned()
+        }
+        CaseRequirement::NoTopology => "the driver names topology keys".to_owned(),
+        CaseRequirement::Http => "the driver does not import `http`".to_owned(),
+        CaseRequirement::Secrets => "the run was given no secrets".to_owned(),
+        CaseRequirement::MutableParameters => "the run was given no mutable parameters".to_owned(),
     }
 }
 
-impl Bench {
+impl SuiteContext {
     /// Another process with the same driver and storage.
-    pub(crate) fn twin(&self) -> Arc<Process> {
-        self.backend.twin()
+    pub(crate) fn second_process(&self) -> Arc<RecordingBackend> {
+        self.backend.second_process()
     }
 }

@@ -7,71 +7,73 @@ mod common;
 use std::collections::BTreeSet;
 
 use cofferdam_fake_array::FakeArray;
-use cofferdam_suite::{Case, cases};
+use cofferdam_suite::{ConformanceCase, cases};
 use cofferdam_wasm::Engine;
 use futures::{StreamExt as _, future, stream};
 
 /// Runs at once: a run mostly waits for its driver's turns.
-const AT_ONCE: usize = 4;
+const CONCURRENT_RUNS: usize = 4;
 
 /// Most cases of one interface that a breakage may fail: one that fails everything proves nothing of one rule.
-const MOST: usize = 5;
+const MAX_FAILURES: usize = 5;
 
 /// What a driver must be told beside its breakage for a case to be tried: features that it lacks, a place.
-const TOLD: &[(&str, (&str, &str))] = &[
+const EXTRA_SETTINGS: &[(&str, (&str, &str))] = &[
     ("expansion/offline-only", ("features", "publish-readonly published-nodes volume-condition")),
     ("features/published-nodes-unannounced", ("features", "volume-condition")),
     ("features/volume-condition-unannounced", ("features", "published-nodes")),
     ("errors/without-secrets", SECRET),
-    ("publishing/node-full", FEW),
-    ("topology/is-met", PLACE),
-    ("topology/known-keys", PLACE),
-    ("topology/nowhere", PLACE),
+    ("publishing/node-full", VOLUMES_PER_NODE),
+    ("topology/is-met", TOPOLOGY),
+    ("topology/known-keys", TOPOLOGY),
+    ("topology/nowhere", TOPOLOGY),
 ];
 
 const SECRET: (&str, &str) = ("secret", "token");
-const FEW: (&str, &str) = ("per-node", "3");
-const PLACE: (&str, &str) = ("topology", "broken.example/zone=a");
+const VOLUMES_PER_NODE: (&str, &str) = ("per-node", "3");
+const TOPOLOGY: (&str, &str) = ("topology", "broken.example/zone=a");
 
 /// A server for drivers that ask one. What it answers does not matter to them.
-async fn server() -> (String, FakeArray) {
+async fn start_server() -> (String, FakeArray) {
     FakeArray::start(([127, 0, 0, 1], 0).into()).await.unwrap()
 }
 
 /// Breaks the rule of a case, and runs the cases of its interface. Tells what is wrong with what the suite saw.
-async fn see(engine: &Engine, url: &str, case: &Case) -> Option<String> {
+async fn check_broken_rule(engine: &Engine, url: &str, case: &ConformanceCase) -> Option<String> {
     let mut settings = vec![("break", case.id), ("url", url)];
-    settings.extend(TOLD.iter().filter(|(id, _)| *id == case.id).map(|(_, told)| *told));
+    settings.extend(EXTRA_SETTINGS.iter().filter(|(id, _)| *id == case.id).map(|(_, setting)| *setting));
     let all = format!("{}/*", case.interface());
-    let report = common::broken(engine, &settings, &[&all]).await;
+    let report = common::run_broken(engine, &settings, &[&all]).await;
     let failures = report.failures();
-    let seen = failures.contains(&case.id) && failures.len() <= MOST;
-    (!seen).then(|| format!("--- {} is broken, failed are {failures:?}\n{}", case.id, report.to_text(false)))
+    let is_detected = failures.contains(&case.id) && failures.len() <= MAX_FAILURES;
+    (!is_detected)
+        .then(|| format!("--- {} is broken, failed are {failures:?}\n{}", case.id, report.to_text(false)))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_rule_can_be_broken_and_the_suite_sees_which() {
+async fn every_case_fails_for_a_driver_that_breaks_its_rule() {
     let engine = common::engine();
-    let (url, _array) = server().await;
-    let runs = stream::iter(cases()).map(|case| see(&engine, &url, case));
-    let wrong: Vec<_> = runs.buffer_unordered(AT_ONCE).filter_map(future::ready).collect().await;
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let (url, _array) = start_server().await;
+    let runs = stream::iter(cases()).map(|case| check_broken_rule(&engine, &url, case));
+    let undetected: Vec<_> = runs.buffer_unordered(CONCURRENT_RUNS).filter_map(future::ready).collect().await;
+    assert!(undetected.is_empty(), "{}", undetected.join("\n"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_driver_that_does_all_right_passes_every_case() {
+async fn a_correct_driver_passes_every_case() {
     let engine = common::engine();
-    let (url, _array) = server().await;
-    let all = common::broken(&engine, &[("url", &url)], &[]).await;
-    assert!(all.passed(), "{}", all.to_text(false));
-    assert_eq!(all.left, [""; 0]);
-    assert_eq!(all.keeps_owners, Some(true));
-    let few = common::broken(&engine, &[("features", ""), PLACE, FEW, SECRET], &[]).await;
-    assert!(few.passed(), "{}", few.to_text(false));
-    let tried: BTreeSet<_> = [&all, &few]
+    let (url, _array) = start_server().await;
+    let full = common::run_broken(&engine, &[("url", &url)], &[]).await;
+    assert!(full.is_passed(), "{}", full.to_text(false));
+    assert_eq!(full.leftovers, [""; 0]);
+    assert_eq!(full.keeps_owners, Some(true));
+    let minimal =
+        common::run_broken(&engine, &[("features", ""), TOPOLOGY, VOLUMES_PER_NODE, SECRET], &[]).await;
+    assert!(minimal.is_passed(), "{}", minimal.to_text(false));
+    let tried: BTreeSet<_> = [&full, &minimal]
         .into_iter()
         .flat_map(|report| &report.entries)
-        .filter(|entry| matches!(entry.verdict, cofferdam_suite::Verdict::Passed))
+        .filter(|entry| matches!(entry.outcome, cofferdam_suite::CaseOutcome::Passed))
         .map(|entry| entry.case.id)
         .collect();
     assert_eq!(tried, cases().map(|case| case.id).collect(), "each case is tried at least once");
@@ -84,5 +86,5 @@ fn ids_are_unique_and_rules_are_sentences() {
         assert!(ids.insert(case.id), "{} is there twice", case.id);
         assert!(case.id.contains('/') && case.rule.ends_with('.') && !case.source.is_empty(), "{}", case.id);
     }
-    assert!(TOLD.iter().all(|(id, _)| ids.contains(id)));
+    assert!(EXTRA_SETTINGS.iter().all(|(id, _)| ids.contains(id)));
 }

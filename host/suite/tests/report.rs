@@ -10,18 +10,18 @@ mod common;
 
 use std::time::Duration;
 
-use cofferdam_suite::{Options, Report, Verdict, run};
+use cofferdam_suite::{CaseOutcome, SuiteOptions, SuiteReport, run};
 use cofferdam_wasm::ComponentSource;
 
-async fn report() -> Report {
+async fn broken_driver_report() -> SuiteReport {
     let settings = [("break", "volumes/size-in-range"), ("features", "")];
-    common::broken(&common::engine(), &settings, &["identity", "volumes/size", "features/volume"]).await
+    common::run_broken(&common::engine(), &settings, &["identity", "volumes/size", "features/volume"]).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_report_names_the_rule_and_both_sides() {
-    let report = report().await;
-    assert!(!report.passed());
+async fn text_report_shows_rule_expected_and_found() {
+    let report = broken_driver_report().await;
+    assert!(!report.is_passed());
     assert_eq!((report.totals(), report.failures()), ((4, 1, 2), vec!["volumes/size-in-range"]));
     let text = report.to_text(false);
     for expected in [
@@ -45,8 +45,8 @@ async fn a_report_names_the_rule_and_both_sides() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn programs_and_build_servers_read_the_same() {
-    let report = report().await;
+async fn json_and_junit_reports_agree() {
+    let report = broken_driver_report().await;
     let json = report.to_json();
     assert_eq!((&json["passed"], &json["failed"], &json["skipped"]), (&4.into(), &1.into(), &2.into()));
     assert_eq!(json["driver"]["name"], "broken.example");
@@ -66,8 +66,8 @@ async fn programs_and_build_servers_read_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_component_that_does_not_load_is_one_failure() {
-    let report = common::broken(&common::engine(), &[("break", "identity/loads")], &[]).await;
+async fn a_component_that_fails_to_load_is_one_failure() {
+    let report = common::run_broken(&common::engine(), &[("break", "identity/loads")], &[]).await;
     assert_eq!(report.failures(), ["identity/loads"]);
     let text = report.to_text(false);
     assert!(text.contains("the driver name is \"Not A Name\""), "{text}");
@@ -75,8 +75,8 @@ async fn a_component_that_does_not_load_is_one_failure() {
 }
 
 /// The calls of the one case that fails.
-async fn calls_with(seed: u64) -> serde_json::Value {
-    let options = Options {
+async fn calls_of_seed(seed: u64) -> serde_json::Value {
+    let options = SuiteOptions {
         seed,
         ..common::options(&[("break", "volumes/size-in-range")], &["volumes/size-in-range"])
     };
@@ -87,20 +87,20 @@ async fn calls_with(seed: u64) -> serde_json::Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_same_seed_makes_the_same_calls() {
-    let first = calls_with(7).await;
+    let first = calls_of_seed(7).await;
     assert!(first[0].as_str().unwrap().starts_with("volumes.create(\"cofferdam-test-00000007-"), "{first}");
-    assert_eq!(first, calls_with(7).await);
-    assert_ne!(first, calls_with(8).await);
+    assert_eq!(first, calls_of_seed(7).await);
+    assert_ne!(first, calls_of_seed(8).await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn storage_that_never_answers_is_given_up() {
-    let mut options = Options { patience: Duration::from_millis(10), ..Options::default() };
+async fn unresponsive_storage_skips_the_remaining_cases() {
+    let mut options = SuiteOptions { retry_timeout: Duration::from_millis(10), ..SuiteOptions::default() };
     options.config.settings.insert("errors".to_owned(), "create:unavailable:always".to_owned());
     let source = ComponentSource::Bytes { name: "memory.wasm".to_owned(), bytes: cofferdam_carried::MEMORY };
     let report = run(&common::engine(), source, options).await.unwrap();
     assert!(report.failures().contains(&"volumes/create-is-idempotent"));
     let last = report.entries.last().unwrap();
-    let why = "5 calls before did not come to an end: the storage does not answer";
-    assert_eq!(last.verdict, Verdict::Skipped(why.to_owned()));
+    let reason = "5 calls before did not come to an end: the storage does not answer";
+    assert_eq!(last.outcome, CaseOutcome::Skipped(reason.to_owned()));
 }

@@ -7,32 +7,37 @@ use anyhow::{Context as _, Result};
 use kube::Client;
 use serde_json::{Value, json};
 
-use super::load::{Answered, Sight, State, each, send};
+use super::load::{LoadTiming, ObjectObserver, ObjectState, for_each_user, send};
 
-pub(super) const PATH: &str = "/apis/storage.k8s.io/v1/volumeattachments";
+pub(super) const VOLUME_ATTACHMENTS_PATH: &str = "/apis/storage.k8s.io/v1/volumeattachments";
 /// How many nodes the volumes are spread over.
 const NODES: usize = 5;
 
 /// One attachment for each of some volumes.
-pub(super) struct Attachments {
+pub(super) struct AttachmentLoad {
     client: Client,
     driver: String,
     nodes: usize,
     volumes: Vec<String>,
 }
 
-impl Attachments {
+impl AttachmentLoad {
     /// Makes the nodes.
     ///
     /// # Errors
     /// When the API refuses one.
     pub(super) async fn new(client: &Client, driver: &str, volumes: Vec<String>) -> Result<Self> {
-        nodes(client, &[driver.to_owned()], NODES).await?;
-        Ok(Self::on_nodes(client, driver, NODES, volumes))
+        create_nodes(client, &[driver.to_owned()], NODES).await?;
+        Ok(Self::on_existing_nodes(client, driver, NODES, volumes))
     }
 
     /// On so many nodes, which are there.
-    pub(super) fn on_nodes(client: &Client, driver: &str, nodes: usize, volumes: Vec<String>) -> Self {
+    pub(super) fn on_existing_nodes(
+        client: &Client,
+        driver: &str,
+        nodes: usize,
+        volumes: Vec<String>,
+    ) -> Self {
         Self { client: client.clone(), driver: driver.to_owned(), nodes, volumes }
     }
 
@@ -45,55 +50,55 @@ impl Attachments {
     ///
     /// # Errors
     /// When the API refuses one, or they are not attached.
-    pub(super) async fn attached(&self) -> Result<Answered> {
-        self.answered(State::Attached).await
+    pub(super) async fn attach_all(&self) -> Result<LoadTiming> {
+        self.run(ObjectState::Attached).await
     }
 
     /// They are deleted by all users at once, until the last one is gone.
     ///
     /// # Errors
     /// When the API refuses it, or they do not go.
-    pub(super) async fn detached(&self) -> Result<Answered> {
-        self.answered(State::Gone).await
+    pub(super) async fn detach_all(&self) -> Result<LoadTiming> {
+        self.run(ObjectState::Deleted).await
     }
 
-    async fn answered(&self, state: State) -> Result<Answered> {
-        let sight = Sight::of(&self.client, PATH, state).await?;
+    async fn run(&self, state: ObjectState) -> Result<LoadTiming> {
+        let observer = ObjectObserver::start(&self.client, VOLUME_ATTACHMENTS_PATH, state).await?;
         let started = Instant::now();
-        let sent: HashMap<String, Instant> = each(self.count(), async |number| {
-            let at = Instant::now();
-            if state == State::Gone {
-                send(&self.client, "DELETE", &path(number), &Value::Null).await?;
+        let sent: HashMap<String, Instant> = for_each_user(self.count(), async |number| {
+            let sent_at = Instant::now();
+            if state == ObjectState::Deleted {
+                send(&self.client, "DELETE", &attachment_path(number), &Value::Null).await?;
             } else {
-                send(&self.client, "POST", PATH, &self.attachment(number)?).await?;
+                send(&self.client, "POST", VOLUME_ATTACHMENTS_PATH, &self.attachment(number)?).await?;
             }
-            Ok((name(number), at))
+            Ok((attachment_name(number), sent_at))
         })
         .await?
         .into_iter()
         .collect();
-        let seen = sight.until(self.count()).await?;
-        Answered::of(started, &sent, &seen)
+        let observed = observer.wait_for_count(self.count()).await?;
+        LoadTiming::from_observations(started, &sent, &observed)
     }
 
     /// The four writes that it takes to attach a volume, by the users themselves.
     ///
     /// # Errors
     /// When the API refuses one.
-    pub(super) async fn written(&self, number: usize) -> Result<()> {
+    pub(super) async fn write_attach(&self, number: usize) -> Result<()> {
         let volume = format!("/api/v1/persistentvolumes/{}", self.volume(number)?);
-        let attachment = path(number);
-        let kept = json!({ "metadata": { "finalizers": [self.finalizer()] } });
-        let claimed = json!({ "metadata": {
+        let attachment = attachment_path(number);
+        let volume_patch = json!({ "metadata": { "finalizers": [self.finalizer()] } });
+        let attachment_patch = json!({ "metadata": {
             "finalizers": [self.finalizer()],
-            "annotations": { "csi.alpha.kubernetes.io/node-id": node(number, self.nodes) },
+            "annotations": { "csi.alpha.kubernetes.io/node-id": node_name(number, self.nodes) },
         } });
-        let attached = json!({ "status": { "attached": true, "attachmentMetadata": { "node": node(number, self.nodes) } } });
+        let status_patch = json!({ "status": { "attached": true, "attachmentMetadata": { "node": node_name(number, self.nodes) } } });
         for (method, path, body) in [
-            ("POST", PATH, &self.attachment(number)?),
-            ("PATCH", &volume, &kept),
-            ("PATCH", &attachment, &claimed),
-            ("PATCH", &format!("{attachment}/status"), &attached),
+            ("POST", VOLUME_ATTACHMENTS_PATH, &self.attachment(number)?),
+            ("PATCH", &volume, &volume_patch),
+            ("PATCH", &attachment, &attachment_patch),
+            ("PATCH", &format!("{attachment}/status"), &status_patch),
         ] {
             send(&self.client, method, path, body).await?;
         }
@@ -104,8 +109,8 @@ impl Attachments {
     ///
     /// # Errors
     /// When the API refuses one.
-    pub(super) async fn unwritten(&self, number: usize) -> Result<()> {
-        let attachment = path(number);
+    pub(super) async fn write_detach(&self, number: usize) -> Result<()> {
+        let attachment = attachment_path(number);
         send(&self.client, "DELETE", &attachment, &Value::Null).await?;
         send(&self.client, "PATCH", &attachment, &json!({ "metadata": { "finalizers": null } })).await
     }
@@ -120,31 +125,31 @@ impl Attachments {
 
     fn attachment(&self, number: usize) -> Result<Value> {
         Ok(json!({
-            "metadata": { "name": name(number) },
+            "metadata": { "name": attachment_name(number) },
             "spec": {
                 "attacher": self.driver,
-                "nodeName": node(number, self.nodes),
+                "nodeName": node_name(number, self.nodes),
                 "source": { "persistentVolumeName": self.volume(number)? },
             },
         }))
     }
 }
 
-fn name(number: usize) -> String {
+fn attachment_name(number: usize) -> String {
     format!("attachment-{number}")
 }
 
 /// The node of an object of the load, of so many.
-pub(super) fn node(number: usize, of: usize) -> String {
-    format!("node-{}", number % of)
+pub(super) fn node_name(number: usize, node_count: usize) -> String {
+    format!("node-{}", number % node_count)
 }
 
 /// Makes nodes on which the drivers are, and whose volumes a controller attaches.
 ///
 /// # Errors
 /// When the API refuses one.
-pub(super) async fn nodes(client: &Client, drivers: &[String], count: usize) -> Result<()> {
-    for name in (0..count).map(|number| node(number, count)) {
+pub(super) async fn create_nodes(client: &Client, drivers: &[String], count: usize) -> Result<()> {
+    for name in (0..count).map(|number| node_name(number, count)) {
         let annotations = json!({ "volumes.kubernetes.io/controller-managed-attach-detach": "true" });
         let object = json!({ "metadata": { "name": name, "annotations": annotations } });
         send(client, "POST", "/api/v1/nodes", &object).await?;
@@ -156,6 +161,6 @@ pub(super) async fn nodes(client: &Client, drivers: &[String], count: usize) -> 
     Ok(())
 }
 
-fn path(number: usize) -> String {
-    format!("{PATH}/{}", name(number))
+fn attachment_path(number: usize) -> String {
+    format!("{VOLUME_ATTACHMENTS_PATH}/{}", attachment_name(number))
 }

@@ -20,66 +20,66 @@ use tokio::{
 };
 
 /// How many users there are.
-pub(super) const USERS: usize = 50;
+pub(super) const CONCURRENT_USERS: usize = 50;
 /// How long a load may take to be answered, on a busy machine.
-const LIMIT: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
-pub(super) const VOLUMES: &str = "/api/v1/persistentvolumes";
+pub(super) const VOLUMES_PATH: &str = "/api/v1/persistentvolumes";
 /// What claims grow to.
-pub(super) const LARGER: &str = "2Gi";
+pub(super) const EXPANDED_SIZE: &str = "2Gi";
 
 /// When each object of a load was asked for, and when it was there.
 #[derive(Clone, Debug)]
-pub(super) struct Answered {
+pub(super) struct LoadTiming {
     /// From the first request to the last answer.
-    pub(super) took: Duration,
+    pub(super) elapsed: Duration,
     /// From each request to its answer, the shortest first.
-    pub(super) each: Vec<Duration>,
+    pub(super) latencies: Vec<Duration>,
 }
 
-impl Answered {
-    pub(super) fn new(took: Duration, mut each: Vec<Duration>) -> Self {
-        each.sort_unstable();
-        Self { took, each }
+impl LoadTiming {
+    pub(super) fn new(elapsed: Duration, mut latencies: Vec<Duration>) -> Self {
+        latencies.sort_unstable();
+        Self { elapsed, latencies }
     }
 
     /// From when each was sent to when it was seen.
     ///
     /// # Errors
     /// When one was not seen.
-    pub(super) fn of(
+    pub(super) fn from_observations(
         started: Instant,
         sent: &HashMap<String, Instant>,
-        seen: &HashMap<String, Seen>,
+        observed: &HashMap<String, ObservedObject>,
     ) -> Result<Self> {
-        let mut each = Vec::new();
+        let mut latencies = Vec::new();
         let mut last = started;
         for (name, sent) in sent {
-            let seen = seen.get(name).with_context(|| format!("nothing was seen of {name}"))?.at;
-            each.push(seen.saturating_duration_since(*sent));
-            last = last.max(seen);
+            let observed = observed.get(name).with_context(|| format!("nothing was seen of {name}"))?.at;
+            latencies.push(observed.saturating_duration_since(*sent));
+            last = last.max(observed);
         }
-        Ok(Self::new(last.saturating_duration_since(started), each))
+        Ok(Self::new(last.saturating_duration_since(started), latencies))
     }
 
     /// The time within which this share of all was answered.
     pub(super) fn quantile(&self, percent: usize) -> Duration {
-        let index = (self.each.len() * percent).div_ceil(100).saturating_sub(1);
-        self.each.get(index).copied().unwrap_or_default()
+        let index = (self.latencies.len() * percent).div_ceil(100).saturating_sub(1);
+        self.latencies.get(index).copied().unwrap_or_default()
     }
 }
 
 /// Claims of one class in one namespace.
-pub(super) struct Load {
+pub(super) struct ClaimLoad {
     client: Client,
     namespace: String,
     class: String,
-    mode: &'static str,
+    volume_mode: &'static str,
 }
 
 /// A claim, a volume, an attachment or a node, as far as it matters.
 #[derive(Clone, Debug, Deserialize)]
-struct Object {
+struct WatchedObject {
     metadata: Metadata,
     #[serde(default)]
     spec: Spec,
@@ -105,25 +105,25 @@ struct Spec {
 struct Status {
     phase: String,
     attached: bool,
-    capacity: Capacity,
-    volumes_attached: Vec<AttachedVolume>,
+    capacity: CapacityStatus,
+    volumes_attached: Vec<AttachedVolumeStatus>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-struct Capacity {
+struct CapacityStatus {
     storage: String,
 }
 
 #[derive(Clone, Debug, Deserialize)]
-struct AttachedVolume {
+struct AttachedVolumeStatus {
     name: String,
 }
 
 #[derive(Deserialize)]
 struct List {
     metadata: ListMeta,
-    items: Vec<Object>,
+    items: Vec<WatchedObject>,
 }
 
 #[derive(Deserialize)]
@@ -134,64 +134,65 @@ struct ListMeta {
 
 /// When an object was seen, and the volume that it named then.
 #[derive(Clone, Debug)]
-pub(super) struct Seen {
+pub(super) struct ObservedObject {
     at: Instant,
     volume: String,
 }
 
 /// Which state of an object a watch waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum ObjectState {
     Phase(&'static str),
     Attached,
     /// A claim that has this capacity.
     Capacity(&'static str),
     /// A node that has volumes attached: what is noted are these, by the names that they have there.
-    OnNode,
-    Gone,
+    InVolumesAttached,
+    Deleted,
 }
 
 /// A watch that notes when each object first was in a state.
-pub(super) struct Sight {
+pub(super) struct ObjectObserver {
     task: JoinHandle<Result<Infallible>>,
-    seen: Arc<Mutex<HashMap<String, Seen>>>,
-    more: Arc<Notify>,
+    observed: Arc<Mutex<HashMap<String, ObservedObject>>>,
+    changed: Arc<Notify>,
 }
 
-impl Sight {
+impl ObjectObserver {
     /// Looks from now on.
     ///
     /// # Errors
     /// When the API does not show them.
-    pub(super) async fn of(client: &Client, path: &str, state: State) -> Result<Self> {
+    pub(super) async fn start(client: &Client, path: &str, state: ObjectState) -> Result<Self> {
         let list: List = client.request(Request::get(path).body(Vec::new())?).await?;
-        let seen = Arc::new(Mutex::new(HashMap::new()));
+        let observed = Arc::new(Mutex::new(HashMap::new()));
         let version = list.metadata.resource_version;
         for object in list.items {
-            note(&seen, object, state, false);
+            record(&observed, object, state, false);
         }
-        let more = Arc::new(Notify::new());
+        let changed = Arc::new(Notify::new());
         let (client, path) = (client.clone(), path.to_owned());
-        let (notes, notify) = (Arc::clone(&seen), Arc::clone(&more));
+        let (notes, notify) = (Arc::clone(&observed), Arc::clone(&changed));
         let (opened, open) = oneshot::channel();
         let task = tokio::spawn(async move {
             let (mut version, mut opened) = (version, Some(opened));
             // The API may end a watch at any time: the next one goes on where it ended.
             loop {
                 let watch = format!("{path}?watch=true&timeoutSeconds=3600&resourceVersion={version}");
-                let events = client.request_events::<Object>(Request::get(watch).body(Vec::new())?).await?;
+                let events =
+                    client.request_events::<WatchedObject>(Request::get(watch).body(Vec::new())?).await?;
                 // Nobody waits for the second time.
                 let _ = opened.take().map(|opened| opened.send(()));
                 let mut events = std::pin::pin!(events);
                 while let Some(event) = events.next().await {
-                    let (object, gone) = match event? {
+                    let (object, is_deleted) = match event? {
                         WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, false),
                         WatchEvent::Deleted(object) => (object, true),
                         WatchEvent::Bookmark(_) => continue,
                         WatchEvent::Error(status) => bail!("the watch ended: {status:?}"),
                     };
                     version.clone_from(&object.metadata.resource_version);
-                    if note(&notes, object, state, gone) {
+                    if record(&notes, object, state, is_deleted) {
                         notify.notify_one();
                     }
                 }
@@ -200,90 +201,107 @@ impl Sight {
         if open.await.is_err() {
             match task.await?? {}
         }
-        Ok(Self { task, seen, more })
+        Ok(Self { task, observed, changed })
     }
 
     /// When an object first was in the state.
-    pub(super) fn at(&self, name: &str) -> Option<Instant> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).get(name).map(|seen| seen.at)
+    pub(super) fn observed_at(&self, name: &str) -> Option<Instant> {
+        self.observed.lock().unwrap_or_else(PoisonError::into_inner).get(name).map(|observed| observed.at)
     }
 
     /// Waits until so many objects were in the state, and takes them.
     ///
     /// # Errors
     /// When they are not within the limit.
-    pub(super) async fn until(mut self, count: usize) -> Result<HashMap<String, Seen>> {
-        self.reaches(count).await?;
-        Ok(self.take())
+    pub(super) async fn wait_for_count(mut self, count: usize) -> Result<HashMap<String, ObservedObject>> {
+        self.wait_until_count(count).await?;
+        Ok(self.take_observed())
     }
 
     /// Waits until each of these was in the state, whatever else was, and takes all.
     ///
     /// # Errors
     /// When they are not within the limit.
-    pub(super) async fn until_each(mut self, of: &HashMap<String, Instant>) -> Result<HashMap<String, Seen>> {
-        self.shows(of.len(), |seen| of.keys().filter(|name| seen.contains_key(*name)).count()).await?;
-        Ok(self.take())
+    pub(super) async fn wait_for_each(
+        mut self,
+        expected: &HashMap<String, Instant>,
+    ) -> Result<HashMap<String, ObservedObject>> {
+        self.wait_until_matching(expected.len(), |observed| {
+            expected.keys().filter(|name| observed.contains_key(*name)).count()
+        })
+        .await?;
+        Ok(self.take_observed())
     }
 
-    fn take(&self) -> HashMap<String, Seen> {
-        mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner))
+    fn take_observed(&self) -> HashMap<String, ObservedObject> {
+        mem::take(&mut *self.observed.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Waits until so many objects were in the state.
-    async fn reaches(&mut self, count: usize) -> Result<()> {
-        self.shows(count, HashMap::len).await
+    async fn wait_until_count(&mut self, count: usize) -> Result<()> {
+        self.wait_until_matching(count, HashMap::len).await
     }
 
     /// Waits until so many were seen of those that count.
-    async fn shows(&mut self, count: usize, seen: impl Fn(&HashMap<String, Seen>) -> usize) -> Result<()> {
-        let number = || seen(&self.seen.lock().unwrap_or_else(PoisonError::into_inner));
+    async fn wait_until_matching(
+        &mut self,
+        count: usize,
+        matching: impl Fn(&HashMap<String, ObservedObject>) -> usize,
+    ) -> Result<()> {
+        let number = || matching(&self.observed.lock().unwrap_or_else(PoisonError::into_inner));
         let all = async {
             while number() < count {
-                self.more.notified().await;
+                self.changed.notified().await;
             }
         };
         tokio::select! {
             () = all => {}
             ended = &mut self.task => match ended?? {},
-            () = tokio::time::sleep(LIMIT) => bail!("{} of {count} were seen within {LIMIT:?}", number()),
+            () = tokio::time::sleep(TIMEOUT) => bail!("{} of {count} were seen within {TIMEOUT:?}", number()),
         }
         Ok(())
     }
 }
 
-impl Drop for Sight {
+impl Drop for ObjectObserver {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
 /// Whether this is the first time that the object is in the state.
-fn note(seen: &Mutex<HashMap<String, Seen>>, object: Object, state: State, gone: bool) -> bool {
-    let is = match state {
-        State::Phase(phase) => !gone && object.status.phase == phase,
-        State::Attached => !gone && object.status.attached,
-        State::Capacity(size) => !gone && object.status.capacity.storage == size,
-        State::OnNode => !gone,
-        State::Gone => gone,
+fn record(
+    observed: &Mutex<HashMap<String, ObservedObject>>,
+    object: WatchedObject,
+    state: ObjectState,
+    is_deleted: bool,
+) -> bool {
+    let matches = match state {
+        ObjectState::Phase(phase) => !is_deleted && object.status.phase == phase,
+        ObjectState::Attached => !is_deleted && object.status.attached,
+        ObjectState::Capacity(size) => !is_deleted && object.status.capacity.storage == size,
+        ObjectState::InVolumesAttached => !is_deleted,
+        ObjectState::Deleted => is_deleted,
     };
-    if !is {
+    if !matches {
         return false;
     }
-    let names = if state == State::OnNode {
+    let names = if state == ObjectState::InVolumesAttached {
         object.status.volumes_attached.into_iter().map(|volume| volume.name).collect()
     } else {
         vec![object.metadata.name]
     };
-    let (mut seen, at) = (seen.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
-    let before = seen.len();
+    let (mut observed, at) = (observed.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
+    let before = observed.len();
     for name in names {
-        seen.entry(name).or_insert_with(|| Seen { at, volume: object.spec.volume_name.clone() });
+        observed
+            .entry(name)
+            .or_insert_with(|| ObservedObject { at, volume: object.spec.volume_name.clone() });
     }
-    seen.len() > before
+    observed.len() > before
 }
 
-impl Load {
+impl ClaimLoad {
     /// Makes the namespace, and where there is a driver the class.
     ///
     /// # Errors
@@ -301,20 +319,20 @@ impl Load {
             send(client, "POST", "/apis/storage.k8s.io/v1/storageclasses", &class).await?;
         }
         let (client, namespace, class) = (client.clone(), name.to_owned(), name.to_owned());
-        Ok(Self { client, namespace, class, mode: "Filesystem" })
+        Ok(Self { client, namespace, class, volume_mode: "Filesystem" })
     }
 
     /// The same for volumes without a filesystem, which no node has to do anything for when they grow.
-    pub(super) fn of_blocks(self) -> Self {
-        Self { mode: "Block", ..self }
+    pub(super) fn with_block_mode(self) -> Self {
+        Self { volume_mode: "Block", ..self }
     }
 
     pub(super) fn client(&self) -> &Client {
         &self.client
     }
 
-    pub(super) const fn mode(&self) -> &str {
-        self.mode
+    pub(super) const fn volume_mode(&self) -> &str {
+        self.volume_mode
     }
 
     pub(super) fn namespace(&self) -> &str {
@@ -322,128 +340,133 @@ impl Load {
     }
 
     /// The claims of the namespace.
-    pub(super) fn claims(&self) -> String {
+    pub(super) fn claims_path(&self) -> String {
         format!("/api/v1/namespaces/{}/persistentvolumeclaims", self.namespace)
     }
 
-    pub(super) fn claim(&self, number: usize) -> Value {
+    pub(super) fn claim_object(&self, number: usize) -> Value {
         json!({
             "metadata": { "name": format!("claim-{number}") },
             "spec": {
                 "storageClassName": self.class,
                 "accessModes": ["ReadWriteOnce"],
-                "volumeMode": self.mode,
+                "volumeMode": self.volume_mode,
                 "resources": { "requests": { "storage": "1Gi" } },
             },
         })
     }
 
     /// What a user writes into a claim that shall grow.
-    pub(super) fn larger() -> Value {
-        json!({ "spec": { "resources": { "requests": { "storage": LARGER } } } })
+    pub(super) fn expansion_patch() -> Value {
+        json!({ "spec": { "resources": { "requests": { "storage": EXPANDED_SIZE } } } })
     }
 
     /// One claim, and the next when it is Bound.
     ///
     /// # Errors
     /// When the API refuses one, or it does not become Bound.
-    pub(super) async fn one_by_one(&self, count: usize) -> Result<Answered> {
+    pub(super) async fn bind_sequentially(&self, count: usize) -> Result<LoadTiming> {
         let started = Instant::now();
-        let mut each = Vec::new();
-        let mut sight = Sight::of(&self.client, &self.claims(), State::Phase("Bound")).await?;
+        let mut latencies = Vec::new();
+        let mut observer =
+            ObjectObserver::start(&self.client, &self.claims_path(), ObjectState::Phase("Bound")).await?;
         for number in 0..count {
             let sent = Instant::now();
-            send(&self.client, "POST", &self.claims(), &self.claim(number)).await?;
-            sight.reaches(number + 1).await?;
-            let seen = sight.at(&format!("claim-{number}")).context("another claim became Bound")?;
-            each.push(seen.saturating_duration_since(sent));
+            send(&self.client, "POST", &self.claims_path(), &self.claim_object(number)).await?;
+            observer.wait_until_count(number + 1).await?;
+            let observed =
+                observer.observed_at(&format!("claim-{number}")).context("another claim became Bound")?;
+            latencies.push(observed.saturating_duration_since(sent));
         }
-        Ok(Answered::new(started.elapsed(), each))
+        Ok(LoadTiming::new(started.elapsed(), latencies))
     }
 
     /// Claims by all users at once, until the last one is Bound. Also the names of their volumes.
     ///
     /// # Errors
     /// When the API refuses one, or they do not become Bound.
-    pub(super) async fn bound(&self, count: usize) -> Result<(Answered, Vec<String>)> {
-        let sight = Sight::of(&self.client, &self.claims(), State::Phase("Bound")).await?;
+    pub(super) async fn bind_all(&self, count: usize) -> Result<(LoadTiming, Vec<String>)> {
+        let observer =
+            ObjectObserver::start(&self.client, &self.claims_path(), ObjectState::Phase("Bound")).await?;
         let started = Instant::now();
-        let (claims, path) = (|number| self.claim(number), self.claims());
-        let sent: HashMap<String, Instant> = each(count, async |number| {
-            let at = Instant::now();
+        let (claims, path) = (|number| self.claim_object(number), self.claims_path());
+        let sent: HashMap<String, Instant> = for_each_user(count, async |number| {
+            let sent_at = Instant::now();
             send(&self.client, "POST", &path, &claims(number)).await?;
-            Ok((format!("claim-{number}"), at))
+            Ok((format!("claim-{number}"), sent_at))
         })
         .await?
         .into_iter()
         .collect();
-        let seen = sight.until(count).await?;
+        let observed = observer.wait_for_count(count).await?;
         let volume = |number| {
-            let seen = seen.get(&format!("claim-{number}")).context("a claim was not seen")?;
-            ensure!(!seen.volume.is_empty(), "claim-{number} is Bound to nothing");
-            Ok(seen.volume.clone())
+            let observed = observed.get(&format!("claim-{number}")).context("a claim was not seen")?;
+            ensure!(!observed.volume.is_empty(), "claim-{number} is Bound to nothing");
+            Ok(observed.volume.clone())
         };
         let volumes = (0..count).map(volume).collect::<Result<_>>()?;
-        Ok((Answered::of(started, &sent, &seen)?, volumes))
+        Ok((LoadTiming::from_observations(started, &sent, &observed)?, volumes))
     }
 
     /// Deletes the claims by all users at once, until the last of their volumes is gone.
     ///
     /// # Errors
     /// When the API refuses one, or they do not go.
-    pub(super) async fn gone(&self, volumes: &[String]) -> Result<Answered> {
-        let sight = Sight::of(&self.client, VOLUMES, State::Gone).await?;
+    pub(super) async fn delete_all(&self, volumes: &[String]) -> Result<LoadTiming> {
+        let observer = ObjectObserver::start(&self.client, VOLUMES_PATH, ObjectState::Deleted).await?;
         let started = Instant::now();
-        let (path, volumes) = (self.claims(), volumes.to_vec());
-        let sent: HashMap<String, Instant> = each(volumes.len(), async |number| {
-            let at = Instant::now();
+        let (path, volumes) = (self.claims_path(), volumes.to_vec());
+        let sent: HashMap<String, Instant> = for_each_user(volumes.len(), async |number| {
+            let sent_at = Instant::now();
             send(&self.client, "DELETE", &format!("{path}/claim-{number}"), &Value::Null).await?;
-            Ok((volumes.get(number).context("no volume")?.clone(), at))
+            Ok((volumes.get(number).context("no volume")?.clone(), sent_at))
         })
         .await?
         .into_iter()
         .collect();
-        let seen = sight.until(volumes.len()).await?;
-        Answered::of(started, &sent, &seen)
+        let observed = observer.wait_for_count(volumes.len()).await?;
+        LoadTiming::from_observations(started, &sent, &observed)
     }
 
     /// Bound claims are grown by all users at once, until the last one says so.
     ///
     /// # Errors
     /// When the API refuses it, or they do not grow.
-    pub(super) async fn grown(&self, count: usize) -> Result<Answered> {
-        let sight = Sight::of(&self.client, &self.claims(), State::Capacity(LARGER)).await?;
-        let (started, path) = (Instant::now(), self.claims());
-        let sent: HashMap<String, Instant> = each(count, async |number| {
-            let (name, at) = (format!("claim-{number}"), Instant::now());
-            send(&self.client, "PATCH", &format!("{path}/{name}"), &Self::larger()).await?;
-            Ok((name, at))
+    pub(super) async fn expand_all(&self, count: usize) -> Result<LoadTiming> {
+        let observer =
+            ObjectObserver::start(&self.client, &self.claims_path(), ObjectState::Capacity(EXPANDED_SIZE))
+                .await?;
+        let (started, path) = (Instant::now(), self.claims_path());
+        let sent: HashMap<String, Instant> = for_each_user(count, async |number| {
+            let (name, sent_at) = (format!("claim-{number}"), Instant::now());
+            send(&self.client, "PATCH", &format!("{path}/{name}"), &Self::expansion_patch()).await?;
+            Ok((name, sent_at))
         })
         .await?
         .into_iter()
         .collect();
-        let seen = sight.until(count).await?;
-        Answered::of(started, &sent, &seen)
+        let observed = observer.wait_for_count(count).await?;
+        LoadTiming::from_observations(started, &sent, &observed)
     }
 
     /// Makes volumes that fit the claims.
     ///
     /// # Errors
     /// When the API refuses one.
-    pub(super) async fn volumes(&self, count: usize) -> Result<()> {
-        each(count, async |number| {
+    pub(super) async fn create_volumes(&self, count: usize) -> Result<()> {
+        for_each_user(count, async |number| {
             let volume = json!({
                 "metadata": { "name": format!("{}-{number}", self.namespace) },
                 "spec": {
                     "storageClassName": self.class,
                     "accessModes": ["ReadWriteOnce"],
                     "capacity": { "storage": "1Gi" },
-                    "volumeMode": self.mode,
+                    "volumeMode": self.volume_mode,
                     "persistentVolumeReclaimPolicy": "Retain",
                     "csi": { "driver": "made.conformance.cofferdam.dev", "volumeHandle": number.to_string() },
                 },
             });
-            send(&self.client, "POST", VOLUMES, &volume).await
+            send(&self.client, "POST", VOLUMES_PATH, &volume).await
         })
         .await
         .map(drop)
@@ -453,8 +476,12 @@ impl Load {
     ///
     /// # Errors
     /// When they cannot.
-    pub(super) async fn available(&self, count: usize) -> Result<()> {
-        Sight::of(&self.client, VOLUMES, State::Phase("Available")).await?.until(count).await.map(drop)
+    pub(super) async fn wait_for_available(&self, count: usize) -> Result<()> {
+        ObjectObserver::start(&self.client, VOLUMES_PATH, ObjectState::Phase("Available"))
+            .await?
+            .wait_for_count(count)
+            .await
+            .map(drop)
     }
 }
 
@@ -462,11 +489,11 @@ impl Load {
 ///
 /// # Errors
 /// The first that comes.
-pub(super) async fn each<T>(count: usize, work: impl AsyncFn(usize) -> Result<T>) -> Result<Vec<T>> {
+pub(super) async fn for_each_user<T>(count: usize, work: impl AsyncFn(usize) -> Result<T>) -> Result<Vec<T>> {
     let work = &work;
     stream::iter(0..count)
         .map(|number| async move { work(number).await })
-        .buffer_unordered(USERS)
+        .buffer_unordered(CONCURRENT_USERS)
         .try_collect()
         .await
 }
@@ -490,9 +517,9 @@ mod tests {
     #[test]
     fn quantiles_are_of_the_sorted_times() {
         let milliseconds = (1..=200).rev().map(Duration::from_millis).collect();
-        let answered = Answered::new(Duration::ZERO, milliseconds);
-        assert_eq!(answered.quantile(50), Duration::from_millis(100));
-        assert_eq!(answered.quantile(99), Duration::from_millis(198));
-        assert_eq!(Answered::new(Duration::ZERO, Vec::new()).quantile(99), Duration::ZERO);
+        let timing = LoadTiming::new(Duration::ZERO, milliseconds);
+        assert_eq!(timing.quantile(50), Duration::from_millis(100));
+        assert_eq!(timing.quantile(99), Duration::from_millis(198));
+        assert_eq!(LoadTiming::new(Duration::ZERO, Vec::new()).quantile(99), Duration::ZERO);
     }
 }

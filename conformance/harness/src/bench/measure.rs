@@ -7,30 +7,30 @@ use http::Request;
 use kube::Client;
 use serde::Serialize;
 
-use crate::process::Process;
+use crate::process::ManagedProcess;
 
 /// The verbs of apiserver_request_total that change something.
-const WRITES: [&str; 6] = ["POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"];
+const WRITE_VERBS: [&str; 6] = ["POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"];
 /// Pause between two looks whether the API has come to rest. Each look takes time of the API.
-const REST: Duration = Duration::from_millis(500);
+const IDLE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A reading of all counters.
 #[derive(Clone, Debug)]
-pub(super) struct Reading {
+pub(super) struct UsageReading {
     /// Seconds of CPU since its start, by process.
     cpu: BTreeMap<String, f64>,
-    api: Api,
+    api: ApiCounters,
 }
 
 /// Counters of the API.
 #[derive(Clone, Debug, Default)]
-struct Api {
+struct ApiCounters {
     /// Answers by verb and resource.
     requests: BTreeMap<String, f64>,
     /// Requests that changed something, or tried to.
     writes: f64,
     /// Answers 403.
-    refused: f64,
+    forbidden: f64,
     /// Watch events that were sent.
     events: f64,
     /// Watches that are open.
@@ -54,25 +54,25 @@ pub(super) struct Cost {
     pub(super) watches: f64,
 }
 
-impl Reading {
+impl UsageReading {
     /// Reads once the API has nothing to write any more: what a load leaves to be done afterwards belongs to it.
     ///
     /// # Errors
     /// When a process has ended, or the API does not answer.
-    pub(super) async fn at_rest(client: &Client, processes: &[&Process]) -> Result<Self> {
-        let mut api = Api::read(client).await?;
+    pub(super) async fn when_idle(client: &Client, processes: &[&ManagedProcess]) -> Result<Self> {
+        let mut api = ApiCounters::read(client).await?;
         loop {
-            tokio::time::sleep(REST).await;
-            let next = Api::read(client).await?;
-            let rests = (next.writes - api.writes).abs() < f64::EPSILON;
+            tokio::time::sleep(IDLE_INTERVAL).await;
+            let next = ApiCounters::read(client).await?;
+            let is_idle = (next.writes - api.writes).abs() < f64::EPSILON;
             api = next;
-            if rests {
+            if is_idle {
                 break;
             }
         }
         let mut cpu = BTreeMap::new();
         for process in processes {
-            cpu.insert(process.name().to_owned(), cpu_of(process)?);
+            cpu.insert(process.name().to_owned(), cpu_seconds(process)?);
         }
         Ok(Self { cpu, api })
     }
@@ -81,9 +81,14 @@ impl Reading {
     ///
     /// # Errors
     /// When a process has ended, or the API has refused somebody.
-    pub(super) fn since(&self, earlier: &Self, objects: usize, processes: &[&Process]) -> Result<Cost> {
-        let refused = self.api.refused - earlier.api.refused;
-        ensure!(refused < 0.5, "the API has refused {refused} requests (403): expected none");
+    pub(super) fn cost_since(
+        &self,
+        earlier: &Self,
+        objects: usize,
+        processes: &[&ManagedProcess],
+    ) -> Result<Cost> {
+        let forbidden = self.api.forbidden - earlier.api.forbidden;
+        ensure!(forbidden < 0.5, "the API has refused {forbidden} requests (403): expected none");
         #[expect(clippy::cast_precision_loss, reason = "a load has fewer objects than a float has digits")]
         let each = |now: f64, before: f64| (now - before) / objects as f64;
         let differences = |now: &BTreeMap<String, f64>, before: &BTreeMap<String, f64>, factor: f64| {
@@ -95,7 +100,7 @@ impl Reading {
         };
         let mut memory = BTreeMap::new();
         for process in processes {
-            memory.insert(process.name().to_owned(), memory_of(process)?);
+            memory.insert(process.name().to_owned(), resident_bytes(process)?);
         }
         let mut requests = differences(&self.api.requests, &earlier.api.requests, 1.0);
         // Less is a lease, a look at this very page, or a list at the start of a watch.
@@ -116,18 +121,18 @@ impl Reading {
     }
 }
 
-impl Api {
+impl ApiCounters {
     async fn read(client: &Client) -> Result<Self> {
         let page = client.request_text(Request::get("/metrics").body(Vec::new())?).await?;
         let mut api = Self::default();
         for line in page.lines() {
-            api.add(line);
+            api.add_metric_line(line);
         }
         ensure!(api.writes > 0.0, "the API's metrics do not count its requests");
         Ok(api)
     }
 
-    fn add(&mut self, line: &str) {
+    fn add_metric_line(&mut self, line: &str) {
         let Some((name, rest)) = line.split_once('{') else { return };
         let Some((labels, value)) = rest.rsplit_once("} ") else { return };
         let Ok(value) = value.parse::<f64>() else { return };
@@ -139,9 +144,9 @@ impl Api {
         match name {
             "apiserver_request_total" => {
                 if label("code") == Some("403") {
-                    self.refused += value;
+                    self.forbidden += value;
                 }
-                if WRITES.contains(&verb) {
+                if WRITE_VERBS.contains(&verb) {
                     self.writes += value;
                 }
                 let resource = label(",resource").unwrap_or_default();
@@ -157,8 +162,8 @@ impl Api {
 }
 
 /// Seconds of CPU that a process has taken, its ended children not among them.
-fn cpu_of(process: &Process) -> Result<f64> {
-    let stat = page(process, "stat")?;
+fn cpu_seconds(process: &ManagedProcess) -> Result<f64> {
+    let stat = read_proc_file(process, "stat")?;
     // The name, in parentheses, may hold anything.
     let fields = stat.rsplit_once(") ").map(|(_, fields)| fields.split(' ')).context("no name in stat")?;
     let ticks: Vec<f64> = fields.skip(11).take(2).filter_map(|field| field.parse().ok()).collect();
@@ -172,14 +177,14 @@ fn cpu_of(process: &Process) -> Result<f64> {
 ///
 /// # Errors
 /// When it has ended.
-pub(super) fn memory_of(process: &Process) -> Result<u64> {
-    let status = page(process, "status")?;
+pub(super) fn resident_bytes(process: &ManagedProcess) -> Result<u64> {
+    let status = read_proc_file(process, "status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
     let kilobytes = line.trim().trim_end_matches(" kB").parse::<u64>()?;
     Ok(kilobytes * 1024)
 }
 
-fn page(process: &Process, name: &str) -> Result<String> {
+fn read_proc_file(process: &ManagedProcess, name: &str) -> Result<String> {
     let id = process.id().with_context(|| format!("{} does not run", process.name()))?;
     fs::read_to_string(format!("/proc/{id}/{name}")).with_context(|| format!("{} has ended", process.name()))
 }
@@ -189,8 +194,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_api_counts_by_verb_and_resource() {
-        let mut api = Api::default();
+    fn api_requests_are_counted_by_verb_and_resource() {
+        let mut api = ApiCounters::default();
         for line in [
             r#"# TYPE apiserver_request_total counter"#,
             r#"apiserver_request_total{code="200",component="apiserver",dry_run="",group="",resource="persistentvolumes",scope="resource",subresource="status",verb="PATCH",version="v1"} 3"#,
@@ -198,9 +203,9 @@ mod tests {
             r#"apiserver_longrunning_requests{component="apiserver",group="",resource="pods",scope="cluster",subresource="",verb="WATCH",version="v1"} 2"#,
             r#"apiserver_watch_events_total{group="",resource="pods",version="v1"} 7"#,
         ] {
-            api.add(line);
+            api.add_metric_line(line);
         }
-        assert_eq!((api.writes, api.refused, api.watches, api.events), (3.0, 1.0, 2.0, 7.0));
+        assert_eq!((api.writes, api.forbidden, api.watches, api.events), (3.0, 1.0, 2.0, 7.0));
         assert_eq!(api.requests["PATCH persistentvolumes/status"], 3.0);
         assert_eq!(api.requests["LIST pods"], 1.0);
     }

@@ -4,16 +4,16 @@
 //! machine; what counts are the ratios of one run.
 
 mod attachments;
-mod ceiling;
-mod contenders;
-mod held;
+mod configurations;
+mod iterations;
 mod load;
 mod measure;
-mod placed;
+mod memory;
 mod pods;
 mod report;
-mod rounds;
-mod stacks;
+mod scheduling;
+mod subjects;
+mod upper_bound;
 
 use std::{
     env, fs,
@@ -26,59 +26,59 @@ use kube::Client;
 use serde::Serialize;
 
 use self::{
-    ceiling::Volumes,
-    contenders::Task,
-    held::Held,
-    load::{Answered, Load},
-    measure::{Cost, Reading},
-    pods::OfNode,
-    stacks::{STACKS, Stack, Whose},
+    configurations::{BenchmarkConfiguration, CONFIGURATIONS, Implementation},
+    load::{ClaimLoad, LoadTiming},
+    measure::{Cost, UsageReading},
+    memory::ResidentMemory,
+    pods::NodeRoleUsage,
+    subjects::BenchmarkTask,
+    upper_bound::ProvisioningMode,
 };
 use crate::{
-    control_plane::{ControlPlane, Options},
-    process::Process,
-    run::Run,
+    control_plane::{ControlPlane, ControlPlaneOptions},
+    process::ManagedProcess,
+    run::SuiteRun,
 };
 
 /// How many claims a load has, if `CLAIMS` does not say.
-const CLAIMS: usize = 2000;
+const DEFAULT_CLAIMS: usize = 2000;
 /// How many rounds there are, if `ROUNDS` does not say.
-const ROUNDS: usize = 3;
+const DEFAULT_ITERATIONS: usize = 3;
 /// How many claims come alone.
-const ALONE: usize = 50;
+const SEQUENTIAL_CLAIMS: usize = 50;
 /// What the API without anybody is called.
-const ALONE_NAME: &str = "API alone";
+const API_ONLY: &str = "API alone";
 
 /// What a load asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum Flow {
+enum LoadKind {
     /// A claim alone becomes Bound to a new volume.
-    Alone,
+    BindSequentially,
     /// Claims become Bound to new volumes.
-    Bound,
+    BindDynamic,
     /// Claims are deleted, and their volumes go.
-    Gone,
+    DeleteClaims,
     /// Claims become Bound to volumes that were made before.
-    Static,
+    BindStatic,
     /// Volumes are attached to nodes.
-    Attached,
+    Attach,
     /// Volumes are detached again.
-    Detached,
+    Detach,
     /// Claims are grown.
-    Grown,
+    Expand,
     /// Pods are placed on nodes, and their volumes are there.
-    Placed,
+    SchedulePods,
     /// Pods have gone from nodes, and their volumes too.
-    Left,
+    DeletePods,
     /// Pods run that have a new volume.
-    Pods,
+    RunPods,
 }
 
 /// One load and how it was answered.
 #[derive(Clone, Debug, Serialize)]
-struct Measured {
-    flow: Flow,
+struct LoadMeasurement {
+    kind: LoadKind,
     objects: usize,
     /// Seconds from the first request to the last answer.
     seconds: f64,
@@ -91,37 +91,37 @@ struct Measured {
 
 /// All loads on one stack.
 #[derive(Clone, Debug, Serialize)]
-struct Figures {
+struct ConfigurationResults {
     name: String,
-    about: String,
+    description: String,
     /// Whose controllers they are; nobody's for the API alone.
     #[serde(skip)]
-    whose: Option<Whose>,
+    implementation: Option<Implementation>,
     /// The processes whose work is compared.
     controllers: Vec<String>,
-    loads: Vec<Measured>,
+    loads: Vec<LoadMeasurement>,
 }
 
-impl Figures {
-    fn of(&self, flow: Flow) -> Option<&Measured> {
-        self.loads.iter().find(|measured| measured.flow == flow)
+impl ConfigurationResults {
+    fn load(&self, kind: LoadKind) -> Option<&LoadMeasurement> {
+        self.loads.iter().find(|measurement| measurement.kind == kind)
     }
 }
 
 /// What was measured of each stack, side by side.
 #[derive(Clone, Debug, Default, Serialize)]
-struct Results {
-    claims: Vec<Figures>,
-    attachments: Vec<Figures>,
-    growth: Vec<Figures>,
-    placed: Vec<Figures>,
-    pods: Vec<Figures>,
-    node: Option<OfNode>,
-    held: Option<Held>,
+struct BenchmarkResults {
+    claims: Vec<ConfigurationResults>,
+    attachments: Vec<ConfigurationResults>,
+    expansion: Vec<ConfigurationResults>,
+    scheduling: Vec<ConfigurationResults>,
+    pods: Vec<ConfigurationResults>,
+    node: Option<NodeRoleUsage>,
+    memory: Option<ResidentMemory>,
 }
 
 /// What a variable says; make hands on an empty one where it was given none.
-fn number(variable: &str, default: usize) -> Result<usize> {
+fn env_number(variable: &str, default: usize) -> Result<usize> {
     let number = match env::var(variable) {
         Ok(text) if !text.is_empty() => {
             text.parse().with_context(|| format!("{variable}={text}: expected a number"))?
@@ -134,65 +134,65 @@ fn number(variable: &str, default: usize) -> Result<usize> {
 
 /// A group of loads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum LoadGroup {
     Claims,
     Attachments,
-    Growth,
-    Placed,
+    Expansion,
+    Scheduling,
     Pods,
-    Held,
+    Memory,
 }
 
 /// All groups and what `LOADS` calls them.
-const PARTS: [(&str, Part); 6] = [
-    ("claims", Part::Claims),
-    ("attachments", Part::Attachments),
-    ("growth", Part::Growth),
-    ("placed", Part::Placed),
-    ("pods", Part::Pods),
-    ("held", Part::Held),
+const LOAD_GROUPS: [(&str, LoadGroup); 6] = [
+    ("claims", LoadGroup::Claims),
+    ("attachments", LoadGroup::Attachments),
+    ("growth", LoadGroup::Expansion),
+    ("placed", LoadGroup::Scheduling),
+    ("pods", LoadGroup::Pods),
+    ("held", LoadGroup::Memory),
 ];
 
 /// The groups that `LOADS` names, separated by commas; absent where it names none.
-fn chosen() -> Result<Option<Vec<Part>>> {
+fn selected_groups() -> Result<Option<Vec<LoadGroup>>> {
     let text = env::var("LOADS").unwrap_or_default();
     if text.is_empty() {
         return Ok(None);
     }
-    let part = |name: &str| {
-        let found = PARTS.iter().find(|(known, _)| *known == name).map(|(_, part)| *part);
+    let group = |name: &str| {
+        let found = LOAD_GROUPS.iter().find(|(known, _)| *known == name).map(|(_, group)| *group);
         found.with_context(|| {
-            format!("LOADS={text}: {name:?} is none of {}", PARTS.map(|(name, _)| name).join(", "))
+            format!("LOADS={text}: {name:?} is none of {}", LOAD_GROUPS.map(|(name, _)| name).join(", "))
         })
     };
-    text.split(',').map(part).collect::<Result<_>>().map(Some)
+    text.split(',').map(group).collect::<Result<_>>().map(Some)
 }
 
 /// Measures everything, or what `LOADS` names, and writes it down. What is a part only is left in the run's directory.
 ///
 /// # Errors
 /// When something does not run, or a claim is not answered.
-pub(crate) async fn run(run: &Run) -> Result<()> {
+pub(crate) async fn run(run: &SuiteRun) -> Result<()> {
     ensure!(!cfg!(debug_assertions), "this build is not optimised: expected `make bench-peers`");
-    let claims = number("CLAIMS", CLAIMS)?;
-    let chosen = chosen()?;
-    let output = env::var_os("OUTPUT").filter(|_| chosen.is_none());
+    let claims = env_number("CLAIMS", DEFAULT_CLAIMS)?;
+    let selected = selected_groups()?;
+    let output = env::var_os("OUTPUT").filter(|_| selected.is_none());
     let output = output.map_or_else(|| run.directory().to_owned(), PathBuf::from);
-    let is_chosen = |part: Part| chosen.as_ref().is_none_or(|chosen| chosen.contains(&part));
-    let count = number("ROUNDS", ROUNDS)?;
+    let is_selected = |part: LoadGroup| selected.as_ref().is_none_or(|selected| selected.contains(&part));
+    let iteration_count = env_number("ROUNDS", DEFAULT_ITERATIONS)?;
     // Memory at rest does not drift as speed does: once is enough.
-    let held = match is_chosen(Part::Held) {
-        true => Some(held::measured(run, claims * 5).await?),
+    let memory = match is_selected(LoadGroup::Memory) {
+        true => Some(memory::measure(run, claims * 5).await?),
         false => None,
     };
-    let mut all = Vec::new();
+    let mut iterations = Vec::new();
     let mut report = String::new();
-    for number in 1..=count {
+    for number in 1..=iteration_count {
         // For who waits: a round takes minutes.
-        let _ = writeln!(io::stderr(), "round {number} of {count}");
-        all.push(round(run, claims, is_chosen).await?);
-        let medians = Results { held: held.clone(), ..rounds::medians(&all) };
-        let json = serde_json::json!({ "medians": &medians, "rounds": &all });
+        let _ = writeln!(io::stderr(), "round {number} of {iteration_count}");
+        iterations.push(run_iteration(run, claims, is_selected).await?);
+        let medians = BenchmarkResults { memory: memory.clone(), ..iterations::medians(&iterations) };
+        let json = serde_json::json!({ "medians": &medians, "rounds": &iterations });
         // Who ends it early has the rounds that were.
         fs::write(output.join("benchmarks.json"), serde_json::to_string_pretty(&json)? + "\n")?;
         report = report::markdown(&medians, claims, number);
@@ -202,169 +202,183 @@ pub(crate) async fn run(run: &Run) -> Result<()> {
 }
 
 /// Every load that is chosen on every stack, once.
-async fn round(run: &Run, claims: usize, is_chosen: impl Fn(Part) -> bool) -> Result<Results> {
-    let mut all = Results::default();
-    if is_chosen(Part::Claims) {
-        for stack in STACKS {
-            all.claims.push(answered(run, stack, claims).await?);
+async fn run_iteration(
+    run: &SuiteRun,
+    claims: usize,
+    is_selected: impl Fn(LoadGroup) -> bool,
+) -> Result<BenchmarkResults> {
+    let mut results = BenchmarkResults::default();
+    if is_selected(LoadGroup::Claims) {
+        for stack in CONFIGURATIONS {
+            results.claims.push(measure_configuration(run, stack, claims).await?);
         }
-        all.claims.push(unanswered(run, claims).await?);
+        results.claims.push(measure_upper_bound(run, claims).await?);
     }
-    if is_chosen(Part::Attachments) {
-        all.attachments = contenders::measured(run, Task::Attach, claims / 2).await?;
+    if is_selected(LoadGroup::Attachments) {
+        results.attachments = subjects::measure(run, BenchmarkTask::Attach, claims / 2).await?;
     }
-    if is_chosen(Part::Growth) {
-        all.growth = contenders::measured(run, Task::Grow, claims / 2).await?;
+    if is_selected(LoadGroup::Expansion) {
+        results.expansion = subjects::measure(run, BenchmarkTask::Expand, claims / 2).await?;
     }
-    if is_chosen(Part::Placed) {
-        for whose in [Whose::Theirs, Whose::Ours] {
-            all.placed.push(placed::measured(run, whose, claims / 4).await?);
+    if is_selected(LoadGroup::Scheduling) {
+        for implementation in [Implementation::Upstream, Implementation::Cofferdam] {
+            results.scheduling.push(scheduling::measure(run, implementation, claims / 4).await?);
         }
-        all.placed.push(placed::unanswered(run, claims / 4).await?);
+        results.scheduling.push(scheduling::measure_upper_bound(run, claims / 4).await?);
     }
-    if is_chosen(Part::Pods) {
-        for whose in [Whose::Theirs, Whose::Ours] {
-            let (figures, node) = pods::measured(run, whose, pods::count(claims)).await?;
-            all.pods.push(figures);
-            all.node = all.node.or(node);
+    if is_selected(LoadGroup::Pods) {
+        for implementation in [Implementation::Upstream, Implementation::Cofferdam] {
+            let (configuration, node) = pods::measure(run, implementation, pods::pod_count(claims)).await?;
+            results.pods.push(configuration);
+            results.node = results.node.or(node);
         }
     }
-    Ok(all)
+    Ok(results)
 }
 
 /// One control plane, and the counters of what runs on it.
-struct Ground<'a> {
+struct LoadRecorder<'a> {
     name: &'static str,
     client: Client,
-    processes: Vec<&'a Process>,
-    loads: Vec<Measured>,
-    last: Reading,
+    processes: Vec<&'a ManagedProcess>,
+    loads: Vec<LoadMeasurement>,
+    last_reading: UsageReading,
     /// Watches that are open although nobody controls.
-    watches: f64,
+    idle_watches: f64,
 }
 
-impl<'a> Ground<'a> {
+impl<'a> LoadRecorder<'a> {
     async fn new(
         name: &'static str,
         plane: &'a ControlPlane,
-        others: impl Iterator<Item = &'a Process>,
+        others: impl Iterator<Item = &'a ManagedProcess>,
         watches: f64,
     ) -> Result<Self> {
-        let processes: Vec<&Process> = [&plane.api, &plane.etcd].into_iter().chain(others).collect();
+        let processes: Vec<&ManagedProcess> = [&plane.api, &plane.etcd].into_iter().chain(others).collect();
         let client = plane.client().clone();
-        let last = Reading::at_rest(&client, &processes).await?;
-        Ok(Self { name, client, processes, loads: Vec::new(), last, watches })
+        let last = UsageReading::when_idle(&client, &processes).await?;
+        Ok(Self { name, client, processes, loads: Vec::new(), last_reading: last, idle_watches: watches })
     }
 
     /// What was measured. The API can end: nobody has a connection to it any more.
-    fn done(self) -> Vec<Measured> {
+    fn into_measurements(self) -> Vec<LoadMeasurement> {
         self.loads
     }
 
     /// What is done from now on belongs to the next load.
-    async fn begin(&mut self) -> Result<()> {
-        self.last = Reading::at_rest(&self.client, &self.processes).await?;
+    async fn begin_load(&mut self) -> Result<()> {
+        self.last_reading = UsageReading::when_idle(&self.client, &self.processes).await?;
         Ok(())
     }
 
-    async fn end(&mut self, flow: Flow, answered: &Answered) -> Result<()> {
-        let objects = answered.each.len();
-        let now = Reading::at_rest(&self.client, &self.processes).await?;
-        let mut cost = now.since(&self.last, objects, &self.processes)?;
-        cost.watches -= self.watches;
-        let seconds = answered.took.as_secs_f64();
+    async fn end_load(&mut self, kind: LoadKind, timing: &LoadTiming) -> Result<()> {
+        let objects = timing.latencies.len();
+        let now = UsageReading::when_idle(&self.client, &self.processes).await?;
+        let mut cost = now.cost_since(&self.last_reading, objects, &self.processes)?;
+        cost.watches -= self.idle_watches;
+        let seconds = timing.elapsed.as_secs_f64();
         #[expect(clippy::cast_precision_loss, reason = "a load has fewer objects than a float has digits")]
         let per_second = objects as f64 / seconds;
-        let milliseconds = |percent| answered.quantile(percent).as_secs_f64() * 1000.0;
+        let milliseconds = |percent| timing.quantile(percent).as_secs_f64() * 1000.0;
         let (p50, p99) = (milliseconds(50), milliseconds(99));
         // For who waits: a run takes minutes.
         let _ = writeln!(
             io::stderr(),
-            "  {}: {flow:?}, {objects} at {per_second:.1} /s, p50 {p50:.1} ms, p99 {p99:.1} ms",
+            "  {}: {kind:?}, {objects} at {per_second:.1} /s, p50 {p50:.1} ms, p99 {p99:.1} ms",
             self.name
         );
-        self.loads.push(Measured { flow, objects, seconds, per_second, p50, p99, cost });
-        self.last = now;
+        self.loads.push(LoadMeasurement { kind, objects, seconds, per_second, p50, p99, cost });
+        self.last_reading = now;
         Ok(())
     }
 }
 
-async fn start(run: &Run) -> Result<ControlPlane> {
-    ControlPlane::start(run, Options { unlimited: true, unaudited: true, ..Options::default() }).await
+async fn start_control_plane(run: &SuiteRun) -> Result<ControlPlane> {
+    ControlPlane::start(
+        run,
+        ControlPlaneOptions { is_unlimited: true, is_unaudited: true, ..ControlPlaneOptions::default() },
+    )
+    .await
 }
 
 /// A stack answers all loads.
-async fn answered(run: &Run, stack: &Stack, claims: usize) -> Result<Figures> {
-    let mut plane = start(run).await?;
-    let watches = Reading::at_rest(plane.client(), &[]).await?.watches();
-    let controllers = stack.start(run, &mut plane).await?;
+async fn measure_configuration(
+    run: &SuiteRun,
+    configuration: &BenchmarkConfiguration,
+    claims: usize,
+) -> Result<ConfigurationResults> {
+    let mut plane = start_control_plane(run).await?;
+    let watches = UsageReading::when_idle(plane.client(), &[]).await?.watches();
+    let controllers = configuration.start(run, &mut plane).await?;
     let client = plane.client().clone();
-    let mut ground = Ground::new(stack.name, &plane, controllers.processes(), watches).await?;
+    let mut recorder =
+        LoadRecorder::new(configuration.name, &plane, controllers.processes(), watches).await?;
 
-    let alone = Load::new(&client, "alone", Some(controllers.driver)).await?;
-    ground.begin().await?;
-    let answered = alone.one_by_one(ALONE).await?;
-    ground.end(Flow::Alone, &answered).await?;
+    let sequential = ClaimLoad::new(&client, "alone", Some(controllers.driver_name)).await?;
+    recorder.begin_load().await?;
+    let timing = sequential.bind_sequentially(SEQUENTIAL_CLAIMS).await?;
+    recorder.end_load(LoadKind::BindSequentially, &timing).await?;
 
-    let load = Load::new(&client, "load", Some(controllers.driver)).await?;
-    ground.begin().await?;
-    let (answered, volumes) = load.bound(claims).await?;
-    ground.end(Flow::Bound, &answered).await?;
-    let answered = load.gone(&volumes).await?;
-    ground.end(Flow::Gone, &answered).await?;
+    let load = ClaimLoad::new(&client, "load", Some(controllers.driver_name)).await?;
+    recorder.begin_load().await?;
+    let (timing, volumes) = load.bind_all(claims).await?;
+    recorder.end_load(LoadKind::BindDynamic, &timing).await?;
+    let timing = load.delete_all(&volumes).await?;
+    recorder.end_load(LoadKind::DeleteClaims, &timing).await?;
 
-    let load = Load::new(&client, "static", None).await?;
-    load.volumes(claims).await?;
-    load.available(claims).await?;
-    ground.begin().await?;
-    let (answered, _) = load.bound(claims).await?;
-    ground.end(Flow::Static, &answered).await?;
+    let load = ClaimLoad::new(&client, "static", None).await?;
+    load.create_volumes(claims).await?;
+    load.wait_for_available(claims).await?;
+    recorder.begin_load().await?;
+    let (timing, _) = load.bind_all(claims).await?;
+    recorder.end_load(LoadKind::BindStatic, &timing).await?;
 
-    let figures = Figures {
-        name: stack.name.to_owned(),
-        about: stack.about.to_owned(),
-        whose: Some(stack.whose),
+    let results = ConfigurationResults {
+        name: configuration.name.to_owned(),
+        description: configuration.description.to_owned(),
+        implementation: Some(configuration.implementation),
         controllers: controllers.names(),
-        loads: ground.done(),
+        loads: recorder.into_measurements(),
     };
     controllers.stop().await?;
-    drop((alone, load, client));
+    drop((sequential, load, client));
     plane.stop().await?;
-    Ok(figures)
+    Ok(results)
 }
 
 /// The same writes without anybody who controls.
-async fn unanswered(run: &Run, claims: usize) -> Result<Figures> {
-    let plane = start(run).await?;
+async fn measure_upper_bound(run: &SuiteRun, claims: usize) -> Result<ConfigurationResults> {
+    let plane = start_control_plane(run).await?;
     let client = plane.client().clone();
-    let watches = Reading::at_rest(&client, &[]).await?.watches();
-    let mut ground = Ground::new(ALONE_NAME, &plane, std::iter::empty(), watches).await?;
+    let watches = UsageReading::when_idle(&client, &[]).await?.watches();
+    let mut recorder = LoadRecorder::new(API_ONLY, &plane, std::iter::empty(), watches).await?;
 
-    let alone = Load::new(&client, "alone", None).await?;
-    ground.begin().await?;
-    let answered = ceiling::one_by_one(&alone, ALONE).await?;
-    ground.end(Flow::Alone, &answered).await?;
+    let sequential = ClaimLoad::new(&client, "alone", None).await?;
+    recorder.begin_load().await?;
+    let timing = upper_bound::bind_sequentially(&sequential, SEQUENTIAL_CLAIMS).await?;
+    recorder.end_load(LoadKind::BindSequentially, &timing).await?;
 
-    let load = Load::new(&client, "load", None).await?;
-    ground.begin().await?;
-    let answered = ceiling::bound(&load, claims, Volumes::Provisioned).await?;
-    ground.end(Flow::Bound, &answered).await?;
-    let answered = ceiling::gone(&load, claims).await?;
-    ground.end(Flow::Gone, &answered).await?;
+    let load = ClaimLoad::new(&client, "load", None).await?;
+    recorder.begin_load().await?;
+    let timing = upper_bound::bind_all(&load, claims, ProvisioningMode::Dynamic).await?;
+    recorder.end_load(LoadKind::BindDynamic, &timing).await?;
+    let timing = upper_bound::delete_all(&load, claims).await?;
+    recorder.end_load(LoadKind::DeleteClaims, &timing).await?;
 
-    let load = Load::new(&client, "static", None).await?;
-    load.volumes(claims).await?;
-    ground.begin().await?;
-    let answered = ceiling::bound(&load, claims, Volumes::Premade).await?;
-    ground.end(Flow::Static, &answered).await?;
+    let load = ClaimLoad::new(&client, "static", None).await?;
+    load.create_volumes(claims).await?;
+    recorder.begin_load().await?;
+    let timing = upper_bound::bind_all(&load, claims, ProvisioningMode::Static).await?;
+    recorder.end_load(LoadKind::BindStatic, &timing).await?;
 
-    let loads = ground.done();
-    drop((alone, load, client));
+    let loads = recorder.into_measurements();
+    drop((sequential, load, client));
     plane.stop().await?;
-    Ok(Figures {
-        name: ALONE_NAME.to_owned(),
-        about: "five writes for each claim by the users themselves, no controller, nobody watches".to_owned(),
-        whose: None,
+    Ok(ConfigurationResults {
+        name: API_ONLY.to_owned(),
+        description: "five writes for each claim by the users themselves, no controller, nobody watches"
+            .to_owned(),
+        implementation: None,
         controllers: Vec::new(),
         loads,
     })

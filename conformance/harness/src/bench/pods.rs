@@ -16,55 +16,55 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    Figures, Flow, Ground,
-    load::{Answered, Sight, State, VOLUMES, send},
-    measure::{Reading, memory_of},
-    stacks::Whose,
+    ConfigurationResults, LoadKind, LoadRecorder,
+    configurations::Implementation,
+    load::{LoadTiming, ObjectObserver, ObjectState, VOLUMES_PATH, send},
+    measure::{UsageReading, resident_bytes},
 };
 use crate::{
     account::Account,
-    chain::{Backend, NodeRoles},
-    control_plane::{ControlPlane, Options, User},
-    node::Node,
+    backend::{BackendFixture, NodeRoles},
+    control_plane::{ApiUser, ControlPlane, ControlPlaneOptions},
+    node::KubeletNode,
     pod,
-    process::Process,
-    run::Run,
+    process::ManagedProcess,
+    run::SuiteRun,
     sidecar,
     wait::until,
 };
 
 /// Most pods of a load.
-const MOST: usize = 50;
+const MAX_PODS: usize = 50;
 /// How many users there are: more pods at once would be a load of the container runtime.
-const AT_ONCE: usize = 5;
-const LIMIT: Duration = Duration::from_secs(120);
+const CONCURRENT_USERS: usize = 5;
+const TIMEOUT: Duration = Duration::from_secs(120);
 const NODE: &str = "node-1";
 /// How a pod stays until it is deleted.
-const STAYS: &str = "trap exit TERM; sleep 3600 & wait";
+const RUN_UNTIL_TERMINATED: &str = "trap exit TERM; sleep 3600 & wait";
 /// Loops of kube-controller-manager that are nobody else's here, and those that our roles take the place of.
-const COMMON: &str = "persistentvolume-attach-detach-controller,node-lifecycle-controller";
-const LOOPS: &str = "persistentvolume-binder-controller,persistentvolume-protection-controller,\
+const COMMON_CONTROLLERS: &str = "persistentvolume-attach-detach-controller,node-lifecycle-controller";
+const UPSTREAM_CONTROLLERS: &str = "persistentvolume-binder-controller,persistentvolume-protection-controller,\
                      persistentvolumeclaim-protection-controller";
 const ROLES: [&str; 4] = ["provisioner", "pv-controller", "protection", "attacher"];
 
 /// What the roles of a node take.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct OfNode {
+pub(super) struct NodeRoleUsage {
     /// Resident bytes of `node`, `registrar` and `liveness` in one process, after the load.
-    pub(super) memory: u64,
+    pub(super) resident_bytes: u64,
     /// Milliseconds in which half of the calls of NodePublishVolume for a directory were answered, and how many these were.
     pub(super) publish_p50: f64,
     pub(super) publishes: usize,
 }
 
 /// What is asked for.
-struct Load<'a> {
+struct PodLoad<'a> {
     client: Client,
     name: &'a str,
     count: usize,
 }
 
-impl<'a> Load<'a> {
+impl<'a> PodLoad<'a> {
     /// Makes the namespace and the class.
     async fn new(
         client: &Client,
@@ -88,27 +88,27 @@ impl<'a> Load<'a> {
     }
 
     /// From a claim and its pod to the pod that runs; the next one when pod and volume are gone.
-    async fn running(&self) -> Result<Answered> {
+    async fn run_pods(&self) -> Result<LoadTiming> {
         let pods = format!("/api/v1/namespaces/{}/pods", self.name);
-        let running = Sight::of(&self.client, &pods, State::Phase("Running")).await?;
-        let gone = Sight::of(&self.client, VOLUMES, State::Gone).await?;
+        let running = ObjectObserver::start(&self.client, &pods, ObjectState::Phase("Running")).await?;
+        let deletions = ObjectObserver::start(&self.client, VOLUMES_PATH, ObjectState::Deleted).await?;
         let started = Instant::now();
-        let (pods, seen, left) = (pods.as_str(), &running, &gone);
+        let (pods, observer, deleted) = (pods.as_str(), &running, &deletions);
         let sent: HashMap<String, Instant> = stream::iter(0..self.count)
-            .map(|number| self.one(number, pods, seen, left))
-            .buffer_unordered(AT_ONCE)
+            .map(|number| self.run_pod(number, pods, observer, deleted))
+            .buffer_unordered(CONCURRENT_USERS)
             .try_collect()
             .await?;
-        let seen = running.until(self.count).await?;
-        Answered::of(started, &sent, &seen)
+        let observer = running.wait_for_count(self.count).await?;
+        LoadTiming::from_observations(started, &sent, &observer)
     }
 
-    async fn one(
+    async fn run_pod(
         &self,
         number: usize,
         pods: &str,
-        running: &Sight,
-        gone: &Sight,
+        running: &ObjectObserver,
+        deletions: &ObjectObserver,
     ) -> Result<(String, Instant)> {
         let (name, claim) = (format!("pod-{number}"), format!("claim-{number}"));
         let claims = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), self.name);
@@ -121,54 +121,63 @@ impl<'a> Load<'a> {
             },
         }))?;
         let sent = Instant::now();
-        let made = claims.create(&PostParams::default(), &object).await?;
-        send(&self.client, "POST", pods, &pod::with_claim(&name, &claim, STAYS)).await?;
-        until(&format!("{name} runs"), LIMIT, async || running.at(&name).context("it does not")).await?;
+        let created = claims.create(&PostParams::default(), &object).await?;
+        send(&self.client, "POST", pods, &pod::with_claim(&name, &claim, RUN_UNTIL_TERMINATED)).await?;
+        until(&format!("{name} runs"), TIMEOUT, async || running.observed_at(&name).context("it does not"))
+            .await?;
         send(&self.client, "DELETE", &format!("{pods}/{name}"), &Value::Null).await?;
         let claims = format!("/api/v1/namespaces/{}/persistentvolumeclaims", self.name);
         send(&self.client, "DELETE", &format!("{claims}/{claim}"), &Value::Null).await?;
-        let volume = format!("pvc-{}", made.metadata.uid.context("a claim without a uid")?);
-        until(&format!("{volume} is gone"), LIMIT, async || gone.at(&volume).context("it is there")).await?;
+        let volume = format!("pvc-{}", created.metadata.uid.context("a claim without a uid")?);
+        until(&format!("{volume} is gone"), TIMEOUT, async || {
+            deletions.observed_at(&volume).context("it is there")
+        })
+        .await?;
         Ok((name, sent))
     }
 }
 
 /// What is before the driver, the driver served for it or run in it, and the node.
-struct Chain {
-    processes: Vec<Process>,
+struct PodConfiguration {
+    processes: Vec<ManagedProcess>,
     /// How many of these control.
-    controllers: usize,
-    node: Node,
+    controller_count: usize,
+    node: KubeletNode,
     roles: NodeRoles,
 }
 
-impl Chain {
-    async fn start(run: &Run, plane: &ControlPlane, backend: &Backend, whose: Whose) -> Result<Self> {
-        let node = Node::start(run, plane, NODE).await?;
-        let (processes, controllers) = match whose {
-            Whose::Theirs => {
-                let (server, socket, _) = backend.serve(run).await?;
-                let kubeconfig = plane.kubeconfig(User::Admin)?;
+impl PodConfiguration {
+    async fn start(
+        run: &SuiteRun,
+        plane: &ControlPlane,
+        backend: &BackendFixture,
+        implementation: Implementation,
+    ) -> Result<Self> {
+        let node = KubeletNode::start(run, plane, NODE).await?;
+        let (processes, controllers) = match implementation {
+            Implementation::Upstream => {
+                let (server, socket, _) = backend.start_csi_server(run).await?;
+                let kubeconfig = plane.kubeconfig(ApiUser::Admin)?;
                 let workers = ["--worker-threads=100"];
                 let provisioner =
                     sidecar::start(run, "csi-provisioner", &kubeconfig, &socket, &workers).await?;
                 let attacher = sidecar::start(run, "csi-attacher", &kubeconfig, &socket, &workers).await?;
                 (vec![provisioner, attacher, server], 2)
             }
-            Whose::Ours => {
+            Implementation::Cofferdam => {
                 let account = Account::new(run, plane, &ROLES).await?;
-                (vec![backend.control(run, &account, &[]).await?], 1)
+                (vec![backend.start_roles(run, &account, &[]).await?], 1)
             }
         };
-        let roles = backend.node(run, NODE, node.root()).await?;
+        let roles = backend.start_node_roles(run, NODE, node.root()).await?;
         let path = "/apis/storage.k8s.io/v1/csidrivers";
-        send(plane.client(), "POST", path, &pod::attached_driver(backend.driver())).await?;
-        Ok(Self { processes, controllers, node, roles })
+        send(plane.client(), "POST", path, &pod::csi_driver_object(backend.driver())).await?;
+        Ok(Self { processes, controller_count: controllers, node, roles })
     }
 
     /// Ends it, from the controllers down.
-    async fn stop(mut self, run: &Run) -> Result<()> {
-        self.node.idle(run, LIMIT).await?;
+    async fn stop(mut self, run: &SuiteRun) -> Result<()> {
+        self.node.wait_idle(run, TIMEOUT).await?;
         for process in self.processes.iter_mut().chain([&mut self.roles.process]) {
             process.stop().await?;
         }
@@ -184,102 +193,112 @@ impl Chain {
 }
 
 /// How many pods there are in a run with so many claims.
-pub(super) const fn count(claims: usize) -> usize {
+pub(super) const fn pod_count(claims: usize) -> usize {
     let count = claims / 8;
-    if count > MOST { MOST } else { count }
+    if count > MAX_PODS { MAX_PODS } else { count }
 }
 
 /// Lets a stack bring pods to Running; where it is ours, also what the roles of the node take.
 ///
 /// # Errors
 /// When something does not run, or a pod does not.
-pub(super) async fn measured(run: &Run, whose: Whose, count: usize) -> Result<(Figures, Option<OfNode>)> {
-    let (name, about, loops) = match whose {
-        Whose::Theirs => (
+pub(super) async fn measure(
+    run: &SuiteRun,
+    implementation: Implementation,
+    count: usize,
+) -> Result<(ConfigurationResults, Option<NodeRoleUsage>)> {
+    let (name, description, loops) = match implementation {
+        Implementation::Upstream => (
             "Go, pods",
             "kube-controller-manager, csi-provisioner and csi-attacher, client rates unlimited, 100 workers, \
              before our `csi-server` with the memory driver; kubelet with our `node` and `registrar`",
-            format!("{LOOPS},{COMMON}"),
+            format!("{UPSTREAM_CONTROLLERS},{COMMON_CONTROLLERS}"),
         ),
-        Whose::Ours => (
+        Implementation::Cofferdam => (
             "Cofferdam, pods",
             "`cofferdam run` with provisioner, attacher, pv-controller and protection, the memory driver in its process; \
              kube-controller-manager makes attachments; kubelet with our `node` and `registrar`",
-            COMMON.to_owned(),
+            COMMON_CONTROLLERS.to_owned(),
         ),
     };
-    let options = Options {
+    let options = ControlPlaneOptions {
         controllers: Some(loops),
-        scheduler: true,
-        unlimited: true,
-        unaudited: true,
-        missed_after: None,
+        has_scheduler: true,
+        is_unlimited: true,
+        is_unaudited: true,
+        node_monitor_grace: None,
     };
     let plane = ControlPlane::start(run, options).await?;
     let client = plane.client().clone();
-    let watches = Reading::at_rest(&client, &[]).await?.watches();
-    let backend = Backend::memory(run, NODE)?;
-    let chain = Chain::start(run, &plane, &backend, whose).await?;
+    let watches = UsageReading::when_idle(&client, &[]).await?.watches();
+    let backend = BackendFixture::memory(run, NODE)?;
+    let configuration = PodConfiguration::start(run, &plane, &backend, implementation).await?;
     let manager = plane.controller_manager.as_ref().context("kube-controller-manager does not run")?;
 
-    let load = Load::new(&client, "pods", backend.driver(), json!({}), count).await?;
-    let others = chain.processes.iter().chain([manager, &chain.roles.process]);
-    let mut ground = Ground::new(name, &plane, others, watches).await?;
-    ground.begin().await?;
-    let answered = load.running().await?;
-    ground.end(Flow::Pods, &answered).await?;
-    let loads = ground.done();
-    let of_node = match whose {
-        Whose::Theirs => None,
-        Whose::Ours => {
-            let memory = memory_of(&chain.roles.process)?;
-            Some(directories(run, &plane, chain.node.root(), memory, count).await?)
+    let load = PodLoad::new(&client, "pods", backend.driver(), json!({}), count).await?;
+    let others = configuration.processes.iter().chain([manager, &configuration.roles.process]);
+    let mut recorder = LoadRecorder::new(name, &plane, others, watches).await?;
+    recorder.begin_load().await?;
+    let timing = load.run_pods().await?;
+    recorder.end_load(LoadKind::RunPods, &timing).await?;
+    let loads = recorder.into_measurements();
+    let node_usage = match implementation {
+        Implementation::Upstream => None,
+        Implementation::Cofferdam => {
+            let memory = resident_bytes(&configuration.roles.process)?;
+            Some(measure_publish(run, &plane, configuration.node.root(), memory, count).await?)
         }
     };
 
-    let controllers = chain.processes.iter().take(chain.controllers).chain([manager]);
+    let controllers = configuration.processes.iter().take(configuration.controller_count).chain([manager]);
     let controllers = controllers.map(|process| process.name().to_owned()).collect();
     drop((load, client));
-    chain.stop(run).await?;
+    configuration.stop(run).await?;
     plane.stop().await?;
-    let (name, about) = (name.to_owned(), about.to_owned());
-    Ok((Figures { name, about, whose: Some(whose), controllers, loads }, of_node))
+    let (name, description) = (name.to_owned(), description.to_owned());
+    Ok((
+        ConfigurationResults { name, description, implementation: Some(implementation), controllers, loads },
+        node_usage,
+    ))
 }
 
 /// Pods with directories of the node: how long a publication takes.
-async fn directories(
-    run: &Run,
+async fn measure_publish(
+    run: &SuiteRun,
     plane: &ControlPlane,
     root: &Path,
     memory: u64,
     count: usize,
-) -> Result<OfNode> {
-    let backend = Backend::pool(run, NODE)?;
+) -> Result<NodeRoleUsage> {
+    let backend = BackendFixture::pool(run, NODE)?;
     let account = Account::new(run, plane, &["provisioner"]).await?;
-    let mut provisioner = backend.control(run, &account, &[format!("--node-name={NODE}")]).await?;
-    let mut roles = backend.node(run, NODE, root).await?;
+    let mut provisioner = backend.start_roles(run, &account, &[format!("--node-name={NODE}")]).await?;
+    let mut roles = backend.start_node_roles(run, NODE, root).await?;
     let driver = json!({ "metadata": { "name": backend.driver() }, "spec": { "attachRequired": false } });
     send(plane.client(), "POST", "/apis/storage.k8s.io/v1/csidrivers", &driver).await?;
     let parameters = json!({ "kind": "directory" });
-    Load::new(plane.client(), "directories", backend.driver(), parameters, count).await?.running().await?;
+    PodLoad::new(plane.client(), "directories", backend.driver(), parameters, count)
+        .await?
+        .run_pods()
+        .await?;
     let log = fs::read_to_string(roles.process.log())?;
     roles.process.stop().await?;
     provisioner.stop().await?;
-    let answered = Answered::new(Duration::ZERO, publications(&log)?);
-    let publishes = answered.each.len();
+    let timing = LoadTiming::new(Duration::ZERO, publish_latencies(&log)?);
+    let publishes = timing.latencies.len();
     ensure!(publishes >= count, "{publishes} publications of directories: expected {count} at least");
-    let publish_p50 = answered.quantile(50).as_secs_f64() * 1000.0;
-    Ok(OfNode { memory, publish_p50, publishes })
+    let publish_p50 = timing.quantile(50).as_secs_f64() * 1000.0;
+    Ok(NodeRoleUsage { resident_bytes: memory, publish_p50, publishes })
 }
 
 /// How long the node took for each NodePublishVolume, as its log has it.
-fn publications(log: &str) -> Result<Vec<Duration>> {
+fn publish_latencies(log: &str) -> Result<Vec<Duration>> {
     let lines = log.lines().filter(|line| line.contains("/NodePublishVolume\" code=\"OK\""));
-    lines.map(|line| took(line).with_context(|| format!("no time in {line:?}"))).collect()
+    lines.map(|line| log_duration(line).with_context(|| format!("no time in {line:?}"))).collect()
 }
 
 /// The time of a line, as Rust prints it.
-fn took(line: &str) -> Option<Duration> {
+fn log_duration(line: &str) -> Option<Duration> {
     let text = line.split_once("took=")?.1.split(' ').next()?;
     let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());
     let factor = match text.get(digits.len()..)? {
@@ -297,14 +316,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_log_tells_how_long_publications_took() {
+    fn publish_latencies_are_read_from_the_log() {
         let log = "a answered method=\"/csi.v1.Node/NodePublishVolume\" code=\"OK\" took=871.5µs\n\
                    b answered method=\"/csi.v1.Node/NodePublishVolume\" code=\"Internal\" took=1s\n\
                    c answered method=\"/csi.v1.Node/NodePublishVolume\" code=\"OK\" took=2ms volume=x\n\
                    d answered method=\"/csi.v1.Node/NodeStageVolume\" code=\"OK\" took=9ms\n";
-        let times: Vec<u128> = publications(log).unwrap().iter().map(Duration::as_nanos).collect();
+        let times: Vec<u128> = publish_latencies(log).unwrap().iter().map(Duration::as_nanos).collect();
         assert_eq!(times, [871_500, 2_000_000]);
-        assert!(publications("NodePublishVolume\" code=\"OK\"").is_ok_and(|times| times.is_empty()));
-        assert!(publications("x/NodePublishVolume\" code=\"OK\" took=2h").is_err());
+        assert!(publish_latencies("NodePublishVolume\" code=\"OK\"").is_ok_and(|times| times.is_empty()));
+        assert!(publish_latencies("x/NodePublishVolume\" code=\"OK\" took=2h").is_err());
     }
 }

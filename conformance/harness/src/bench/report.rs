@@ -10,68 +10,71 @@ use std::{
 
 use anyhow::Result;
 
-use super::{Figures, Flow, Measured, Results, Whose, held::Held, load::USERS, pods::OfNode};
+use super::{
+    BenchmarkResults, ConfigurationResults, Implementation, LoadKind, LoadMeasurement,
+    load::CONCURRENT_USERS, memory::ResidentMemory, pods::NodeRoleUsage,
+};
 
 /// The loads and what they are called.
-const FLOWS: [(Flow, &str); 10] = [
-    (Flow::Bound, "Claims created → Bound"),
-    (Flow::Gone, "Claims deleted → volumes gone"),
-    (Flow::Static, "Claims created → Bound to volumes that were made before"),
-    (Flow::Alone, "One claim alone → Bound, the next one when it is"),
-    (Flow::Attached, "VolumeAttachments created → attached"),
-    (Flow::Detached, "VolumeAttachments deleted → gone"),
-    (Flow::Grown, "Claims grown → their capacity says so"),
-    (Flow::Placed, "Pods placed on 20 nodes → their volumes in `volumesAttached`"),
-    (Flow::Left, "Pods deleted → their VolumeAttachments gone"),
+const LOAD_TITLES: [(LoadKind, &str); 10] = [
+    (LoadKind::BindDynamic, "Claims created → Bound"),
+    (LoadKind::DeleteClaims, "Claims deleted → volumes gone"),
+    (LoadKind::BindStatic, "Claims created → Bound to volumes that were made before"),
+    (LoadKind::BindSequentially, "One claim alone → Bound, the next one when it is"),
+    (LoadKind::Attach, "VolumeAttachments created → attached"),
+    (LoadKind::Detach, "VolumeAttachments deleted → gone"),
+    (LoadKind::Expand, "Claims grown → their capacity says so"),
+    (LoadKind::SchedulePods, "Pods placed on 20 nodes → their volumes in `volumesAttached`"),
+    (LoadKind::DeletePods, "Pods deleted → their VolumeAttachments gone"),
     (
-        Flow::Pods,
+        LoadKind::RunPods,
         "Pods: created with a new claim → Running, by 5 users, each the next when pod and volume are gone",
     ),
 ];
 
 /// The head of a table of what is aimed at.
-const HEAD: &str = "| | wanted | measured | the API alone | |\n|---|---:|---:|---:|---|\n";
+const TARGET_TABLE_HEADER: &str = "| | wanted | measured | the API alone | |\n|---|---:|---:|---:|---|\n";
 
 /// A figure and what it should be.
-struct Aim {
-    what: &'static str,
-    wanted: f64,
+struct PerformanceTarget {
+    metric: &'static str,
+    target: f64,
     /// Whether more is better.
-    least: bool,
+    is_minimum: bool,
     unit: &'static str,
     measured: f64,
     /// What the API alone would reach: nobody can do better here.
-    possible: Option<f64>,
+    upper_bound: Option<f64>,
 }
 
-impl Aim {
-    const fn least(what: &'static str, wanted: f64, unit: &'static str, measured: f64) -> Self {
-        Self { what, wanted, least: true, unit, measured, possible: None }
+impl PerformanceTarget {
+    const fn at_least(metric: &'static str, target: f64, unit: &'static str, measurement: f64) -> Self {
+        Self { metric, target, is_minimum: true, unit, measured: measurement, upper_bound: None }
     }
 
-    const fn most(what: &'static str, wanted: f64, unit: &'static str, measured: f64) -> Self {
-        Self { what, wanted, least: false, unit, measured, possible: None }
+    const fn at_most(metric: &'static str, target: f64, unit: &'static str, measurement: f64) -> Self {
+        Self { metric, target, is_minimum: false, unit, measured: measurement, upper_bound: None }
     }
 
     /// How much faster than Go's stack: the API alone is the most that there can be.
-    fn faster(
-        what: &'static str,
-        wanted: f64,
-        [ours, theirs]: [&Measured; 2],
-        nobody: Option<&Measured>,
+    fn throughput_ratio(
+        metric: &'static str,
+        target: f64,
+        [cofferdam, upstream]: [&LoadMeasurement; 2],
+        api_only: Option<&LoadMeasurement>,
     ) -> Self {
-        let ratio = |measured: &Measured| measured.per_second / theirs.per_second;
-        Self { possible: nobody.map(ratio), ..Self::least(what, wanted, "×", ratio(ours)) }
+        let ratio = |measurement: &LoadMeasurement| measurement.per_second / upstream.per_second;
+        Self { upper_bound: api_only.map(ratio), ..Self::at_least(metric, target, "×", ratio(cofferdam)) }
     }
 
-    fn met(&self) -> bool {
-        if self.least { self.measured >= self.wanted } else { self.measured <= self.wanted }
+    fn is_met(&self) -> bool {
+        if self.is_minimum { self.measured >= self.target } else { self.measured <= self.target }
     }
 }
 
 /// Everything in Markdown.
-pub(super) fn markdown(all: &Results, claims: usize, rounds: usize) -> String {
-    let mut text = head(all, claims);
+pub(super) fn markdown(all: &BenchmarkResults, claims: usize, rounds: usize) -> String {
+    let mut text = header(all, claims);
     let of = match rounds {
         1 => "every figure is of one round".to_owned(),
         rounds => format!(
@@ -79,36 +82,49 @@ pub(super) fn markdown(all: &Results, claims: usize, rounds: usize) -> String {
         ),
     };
     let _ = write!(text, "\n## What is aimed at\n\nRatios of this one run: {of}.\n");
-    text.push_str(&aimed(&all.claims, aims));
-    text.push_str(&aimed(&all.attachments, attaching));
-    text.push_str(&aimed(&all.growth, growing));
-    text.push_str(&aimed(&all.placed, placing));
-    text.extend(all.node.as_ref().map(of_node));
-    text.extend(all.held.as_ref().map(of_held));
-    for (flow, title) in FLOWS {
-        text.push_str(&section(&everything(all), flow, title));
+    text.push_str(&targets_section(&all.claims, claim_targets));
+    text.push_str(&targets_section(&all.attachments, attach_targets));
+    text.push_str(&targets_section(&all.expansion, expansion_targets));
+    text.push_str(&targets_section(&all.scheduling, scheduling_targets));
+    text.extend(all.node.as_ref().map(node_section));
+    text.extend(all.memory.as_ref().map(memory_section));
+    for (flow, title) in LOAD_TITLES {
+        text.push_str(&load_section(&all_configurations(all), flow, title));
     }
     text
 }
 
 /// All stacks, in the order in which they were measured.
-fn everything(all: &Results) -> Vec<Figures> {
-    let Results { claims, attachments, growth, placed, pods, node: _, held: _ } = all;
+fn all_configurations(all: &BenchmarkResults) -> Vec<ConfigurationResults> {
+    let BenchmarkResults {
+        claims,
+        attachments,
+        expansion: growth,
+        scheduling: placed,
+        pods,
+        node: _,
+        memory: _,
+    } = all;
     [claims.as_slice(), attachments, growth, placed, pods].concat()
 }
 
 /// Ours, theirs and nobody's figures, if there are some of nobody's: what is to be reached by them.
-type Aims = fn(&Figures, &Figures, Option<&Figures>) -> Option<Vec<Aim>>;
+type TargetsFn = fn(
+    &ConfigurationResults,
+    &ConfigurationResults,
+    Option<&ConfigurationResults>,
+) -> Option<Vec<PerformanceTarget>>;
 
 /// What some stacks were to reach, each of ours by theirs and by what the API alone reaches.
-fn aimed(all: &[Figures], aims: Aims) -> String {
+fn targets_section(all: &[ConfigurationResults], targets: TargetsFn) -> String {
     let mut text = String::new();
-    let theirs = all.iter().find(|figures| figures.whose == Some(Whose::Theirs));
-    let nobody = all.iter().find(|figures| figures.whose.is_none());
-    for ours in all.iter().filter(|figures| figures.whose == Some(Whose::Ours)) {
-        let _ = write!(text, "\n### {}\n\n{HEAD}", ours.name);
-        let aims = theirs.and_then(|theirs| aims(ours, theirs, nobody)).unwrap_or_default();
-        text.push_str(&rows(&aims));
+    let upstream = all.iter().find(|results| results.implementation == Some(Implementation::Upstream));
+    let api_only = all.iter().find(|results| results.implementation.is_none());
+    for cofferdam in all.iter().filter(|results| results.implementation == Some(Implementation::Cofferdam)) {
+        let _ = write!(text, "\n### {}\n\n{TARGET_TABLE_HEADER}", cofferdam.name);
+        let targets =
+            upstream.and_then(|upstream| targets(cofferdam, upstream, api_only)).unwrap_or_default();
+        text.push_str(&target_rows(&targets));
     }
     text
 }
@@ -121,43 +137,52 @@ fn megabytes(bytes: u64) -> f64 {
 }
 
 /// Of everything at rest.
-fn of_held(held: &Held) -> String {
-    let Held { objects, drivers, nodes, ours, theirs } = held;
-    let aim = Aim::most("memory of all roles in one process", 60.0, "MB", megabytes(*ours));
-    let each = list(theirs.iter().map(|(name, bytes)| format!("{name} {:.0}", megabytes(*bytes))));
+fn memory_section(memory: &ResidentMemory) -> String {
+    let ResidentMemory { objects, drivers, nodes, cofferdam_bytes: ours, upstream_bytes: theirs } = memory;
+    let target =
+        PerformanceTarget::at_most("memory of all roles in one process", 60.0, "MB", megabytes(*ours));
+    let each = join(theirs.iter().map(|(name, bytes)| format!("{name} {:.0}", megabytes(*bytes))));
     format!(
-        "\n### All roles at rest\n\n{HEAD}{}\nWith {objects} volumes, claims, attachments and pods, {nodes} nodes and {drivers} drivers on \
+        "\n### All roles at rest\n\n{TARGET_TABLE_HEADER}{}\nWith {objects} volumes, claims, attachments and pods, {nodes} nodes and {drivers} drivers on \
          sockets. Theirs, {} processes, take {:.0} MB for the same: {each}.\n",
-        rows(&[aim]),
+        target_rows(&[target]),
         1 + 3 * drivers,
         megabytes(theirs.values().sum()),
     )
 }
 
 /// Of the roles of a node.
-fn of_node(node: &OfNode) -> String {
-    let memory = megabytes(node.memory);
-    let aims = [
-        Aim::most(
+fn node_section(node: &NodeRoleUsage) -> String {
+    let memory = megabytes(node.resident_bytes);
+    let targets = [
+        PerformanceTarget::at_most(
             "memory of `node`, `registrar` and `liveness` in one process after the pods",
             12.0,
             "MB",
             memory,
         ),
-        Aim::most("`NodePublishVolume` of a directory, p50", 2.0, "ms", node.publish_p50),
+        PerformanceTarget::at_most("`NodePublishVolume` of a directory, p50", 2.0, "ms", node.publish_p50),
     ];
-    format!("\n### On a node\n\n{HEAD}{}", rows(&aims))
+    format!("\n### On a node\n\n{TARGET_TABLE_HEADER}{}", target_rows(&targets))
 }
 
-fn rows(aims: &[Aim]) -> String {
+fn target_rows(targets: &[PerformanceTarget]) -> String {
     let mut text = String::new();
-    for aim in aims {
-        let (sign, word) = (if aim.least { "≥" } else { "≤" }, if aim.met() { "met" } else { "**missed**" });
-        let Aim { what, wanted, unit, measured, possible, .. } = aim;
+    for aim in targets {
+        let (sign, verdict) =
+            (if aim.is_minimum { "≥" } else { "≤" }, if aim.is_met() { "met" } else { "**missed**" });
+        let PerformanceTarget {
+            metric: what,
+            target: wanted,
+            unit,
+            measured: measurement,
+            upper_bound: possible,
+            ..
+        } = aim;
         let possible = possible.map(|possible| format!("{possible:.2} {unit}")).unwrap_or_default();
         let _ = writeln!(
             text,
-            "| {what} | {sign} {wanted} {unit} | {measured:.2} {unit} | {possible} | {word} |"
+            "| {what} | {sign} {wanted} {unit} | {measurement:.2} {unit} | {possible} | {verdict} |"
         );
     }
     text
@@ -171,7 +196,7 @@ pub(super) fn print(text: &str) -> Result<()> {
     Ok(writeln!(io::stdout(), "{text}")?)
 }
 
-fn head(all: &Results, claims: usize) -> String {
+fn header(all: &BenchmarkResults, claims: usize) -> String {
     let date = jiff::Timestamp::now().strftime("%Y-%m-%d");
     let cores = thread::available_parallelism().map_or(0, usize::from);
     let processor = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -182,158 +207,210 @@ fn head(all: &Results, claims: usize) -> String {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut text = format!(
         "# Side by side\n\nMade by `make bench-peers CLAIMS={claims}` on {date}; do not edit. {cores} cores of {processor}, Linux {}; \
-         etcd, API, controllers and load share them, etcd writes to memory. {claims} claims, or half as many attachments, by {USERS} users at once. \
+         etcd, API, controllers and load share them, etcd writes to memory. {claims} claims, or half as many attachments, by {CONCURRENT_USERS} users at once. \
          Each stack has a fresh control plane of its own (priority and fairness off, as many requests as come). \
          All figures: [benchmarks.json](benchmarks.json).\n\n| stack | is |\n|---|---|\n",
         kernel.trim(),
     );
-    for figures in everything(all) {
-        let _ = writeln!(text, "| {} | {} |", figures.name, figures.about);
+    for results in all_configurations(all) {
+        let _ = writeln!(text, "| {} | {} |", results.name, results.description);
     }
     text
 }
 
 /// Of claims.
-fn aims(ours: &Figures, theirs: &Figures, nobody: Option<&Figures>) -> Option<Vec<Aim>> {
-    let nobody = nobody?;
-    let (bound, gone, made) = (ours.of(Flow::Bound)?, ours.of(Flow::Gone)?, ours.of(Flow::Static)?);
-    let peer = theirs.of(Flow::Bound)?;
-    let ratio = |ours: &Measured, theirs: &Measured| ours.per_second / theirs.per_second;
-    let memory = |figures: &Figures, measured: &Measured| {
+fn claim_targets(
+    cofferdam: &ConfigurationResults,
+    upstream: &ConfigurationResults,
+    api_only: Option<&ConfigurationResults>,
+) -> Option<Vec<PerformanceTarget>> {
+    let api_only = api_only?;
+    let (bound, deleted, bind_static) = (
+        cofferdam.load(LoadKind::BindDynamic)?,
+        cofferdam.load(LoadKind::DeleteClaims)?,
+        cofferdam.load(LoadKind::BindStatic)?,
+    );
+    let peer = upstream.load(LoadKind::BindDynamic)?;
+    let ratio =
+        |cofferdam: &LoadMeasurement, upstream: &LoadMeasurement| cofferdam.per_second / upstream.per_second;
+    let memory = |results: &ConfigurationResults, measurement: &LoadMeasurement| {
         #[expect(clippy::cast_precision_loss, reason = "fewer bytes than a float has digits")]
-        let bytes = measured.cost.memory.iter().map(|(name, bytes)| (name.clone(), *bytes as f64)).collect();
-        sum(figures, &bytes)
+        let bytes =
+            measurement.cost.memory.iter().map(|(name, bytes)| (name.clone(), *bytes as f64)).collect();
+        controller_sum(results, &bytes)
     };
     Some(vec![
-        Aim::faster("created → Bound, throughput by Go's", 3.0, [bound, peer], nobody.of(Flow::Bound)),
-        Aim::least(
+        PerformanceTarget::throughput_ratio(
+            "created → Bound, throughput by Go's",
+            3.0,
+            [bound, peer],
+            api_only.load(LoadKind::BindDynamic),
+        ),
+        PerformanceTarget::at_least(
             "created → Bound, throughput by the API's alone",
             65.0,
             "%",
-            100.0 * ratio(bound, nobody.of(Flow::Bound)?),
+            100.0 * ratio(bound, api_only.load(LoadKind::BindDynamic)?),
         ),
-        Aim::most("created → Bound, p99 by Go's", 25.0, "%", 100.0 * bound.p99 / peer.p99),
-        Aim::faster(
+        PerformanceTarget::at_most("created → Bound, p99 by Go's", 25.0, "%", 100.0 * bound.p99 / peer.p99),
+        PerformanceTarget::throughput_ratio(
             "deleted → gone, throughput by Go's",
             3.0,
-            [gone, theirs.of(Flow::Gone)?],
-            nobody.of(Flow::Gone),
+            [deleted, upstream.load(LoadKind::DeleteClaims)?],
+            api_only.load(LoadKind::DeleteClaims),
         ),
-        Aim::faster(
+        PerformanceTarget::throughput_ratio(
             "made before → Bound, throughput by Go's",
             5.0,
-            [made, theirs.of(Flow::Static)?],
-            nobody.of(Flow::Static),
+            [bind_static, upstream.load(LoadKind::BindStatic)?],
+            api_only.load(LoadKind::BindStatic),
         ),
         // The user's own is no work of ours.
-        Aim::most("writes of the API for a claim, without the user's own", 5.5, "", bound.cost.writes - 1.0),
-        Aim::most(
+        PerformanceTarget::at_most(
+            "writes of the API for a claim, without the user's own",
+            5.5,
+            "",
+            bound.cost.writes - 1.0,
+        ),
+        PerformanceTarget::at_most(
             "CPU of controllers for a claim, by Go's",
             20.0,
             "%",
-            100.0 * cpu(ours, bound) / cpu(theirs, peer),
+            100.0 * controller_cpu(cofferdam, bound) / controller_cpu(upstream, peer),
         ),
-        Aim::most(
+        PerformanceTarget::at_most(
             "memory of controllers after the claims, by Go's",
             12.5,
             "%",
-            100.0 * memory(ours, bound) / memory(theirs, peer),
+            100.0 * memory(cofferdam, bound) / memory(upstream, peer),
         ),
-        Aim::most("one claim alone, p50", 20.0, "ms", ours.of(Flow::Alone)?.p50),
+        PerformanceTarget::at_most(
+            "one claim alone, p50",
+            20.0,
+            "ms",
+            cofferdam.load(LoadKind::BindSequentially)?.p50,
+        ),
     ])
 }
 
 /// How fast one load of a stack is by the same of another.
-fn faster(
-    what: &'static str,
-    wanted: f64,
-    flow: Flow,
-    [ours, theirs]: [&Figures; 2],
-    nobody: Option<&Figures>,
-) -> Option<Aim> {
-    let nobody = nobody.and_then(|nobody| nobody.of(flow));
-    Some(Aim::faster(what, wanted, [ours.of(flow)?, theirs.of(flow)?], nobody))
+fn throughput_target(
+    metric: &'static str,
+    target: f64,
+    kind: LoadKind,
+    [cofferdam, upstream]: [&ConfigurationResults; 2],
+    api_only: Option<&ConfigurationResults>,
+) -> Option<PerformanceTarget> {
+    let api_only = api_only.and_then(|api_only| api_only.load(kind));
+    Some(PerformanceTarget::throughput_ratio(
+        metric,
+        target,
+        [cofferdam.load(kind)?, upstream.load(kind)?],
+        api_only,
+    ))
 }
 
 /// Of attachments.
-fn attaching(ours: &Figures, theirs: &Figures, nobody: Option<&Figures>) -> Option<Vec<Aim>> {
-    let both = [ours, theirs];
+fn attach_targets(
+    cofferdam: &ConfigurationResults,
+    upstream: &ConfigurationResults,
+    api_only: Option<&ConfigurationResults>,
+) -> Option<Vec<PerformanceTarget>> {
+    let both = [cofferdam, upstream];
     Some(vec![
-        faster("created → attached, throughput by Go's", 2.5, Flow::Attached, both, nobody)?,
-        faster("deleted → gone, throughput by Go's", 2.5, Flow::Detached, both, nobody)?,
+        throughput_target("created → attached, throughput by Go's", 2.5, LoadKind::Attach, both, api_only)?,
+        throughput_target("deleted → gone, throughput by Go's", 2.5, LoadKind::Detach, both, api_only)?,
     ])
 }
 
 /// Of claims that grow.
-fn growing(ours: &Figures, theirs: &Figures, nobody: Option<&Figures>) -> Option<Vec<Aim>> {
-    Some(vec![faster(
+fn expansion_targets(
+    cofferdam: &ConfigurationResults,
+    upstream: &ConfigurationResults,
+    api_only: Option<&ConfigurationResults>,
+) -> Option<Vec<PerformanceTarget>> {
+    Some(vec![throughput_target(
         "larger request → capacity, throughput by Go's",
         2.5,
-        Flow::Grown,
-        [ours, theirs],
-        nobody,
+        LoadKind::Expand,
+        [cofferdam, upstream],
+        api_only,
     )?])
 }
 
 /// Of pods that are placed.
-fn placing(ours: &Figures, theirs: &Figures, nobody: Option<&Figures>) -> Option<Vec<Aim>> {
-    let share = |flow| Some(100.0 * cpu(ours, ours.of(flow)?) / cpu(theirs, theirs.of(flow)?));
+fn scheduling_targets(
+    cofferdam: &ConfigurationResults,
+    upstream: &ConfigurationResults,
+    api_only: Option<&ConfigurationResults>,
+) -> Option<Vec<PerformanceTarget>> {
+    let share = |flow| {
+        Some(
+            100.0 * controller_cpu(cofferdam, cofferdam.load(flow)?)
+                / controller_cpu(upstream, upstream.load(flow)?),
+        )
+    };
     let what = "pods placed → `volumesAttached`, throughput by kube-controller-manager's";
     Some(vec![
-        faster(what, 3.0, Flow::Placed, [ours, theirs], nobody)?,
-        Aim::most("CPU of the controller for a pod placed, by theirs", 33.3, "%", share(Flow::Placed)?),
+        throughput_target(what, 3.0, LoadKind::SchedulePods, [cofferdam, upstream], api_only)?,
+        PerformanceTarget::at_most(
+            "CPU of the controller for a pod placed, by theirs",
+            33.3,
+            "%",
+            share(LoadKind::SchedulePods)?,
+        ),
     ])
 }
 
 /// CPU of a stack's controllers for one object.
-fn cpu(figures: &Figures, measured: &Measured) -> f64 {
-    sum(figures, &measured.cost.cpu)
+fn controller_cpu(results: &ConfigurationResults, measurement: &LoadMeasurement) -> f64 {
+    controller_sum(results, &measurement.cost.cpu)
 }
 
 /// What the controllers of a stack take together.
-fn sum(figures: &Figures, by_process: &BTreeMap<String, f64>) -> f64 {
-    figures.controllers.iter().filter_map(|name| by_process.get(name)).sum()
+fn controller_sum(results: &ConfigurationResults, by_process: &BTreeMap<String, f64>) -> f64 {
+    results.controllers.iter().filter_map(|name| by_process.get(name)).sum()
 }
 
-fn section(all: &[Figures], flow: Flow, title: &str) -> String {
+fn load_section(all: &[ConfigurationResults], kind: LoadKind, title: &str) -> String {
     let mut text = format!(
         "\n## {title}\n\n| stack | per second | p50 | p99 | API writes | watch events | watches | CPU each, ms | memory after, MB |\n\
          |---|---:|---:|---:|---:|---:|---:|---|---|\n"
     );
-    let rows = || all.iter().filter_map(|figures| Some((figures, figures.of(flow)?)));
+    let rows = || all.iter().filter_map(|results| Some((results, results.load(kind)?)));
     if rows().next().is_none() {
         return String::new();
     }
-    for (figures, measured) in rows() {
+    for (results, measured) in rows() {
         let cost = &measured.cost;
-        let cpu = list(cost.cpu.iter().map(|(name, each)| format!("{name} {each:.2}")));
-        let memory = list(cost.memory.iter().map(|(name, bytes)| format!("{name} {}", bytes / 1_000_000)));
+        let cpu = join(cost.cpu.iter().map(|(name, each)| format!("{name} {each:.2}")));
+        let memory = join(cost.memory.iter().map(|(name, bytes)| format!("{name} {}", bytes / 1_000_000)));
         let _ = writeln!(
             text,
             "| {} | {:.0} | {} | {} | {:.2} | {:.1} | {:.0} | {cpu} | {memory} |",
-            figures.name,
+            results.name,
             measured.per_second,
-            time(measured.p50),
-            time(measured.p99),
+            format_milliseconds(measured.p50),
+            format_milliseconds(measured.p99),
             cost.writes,
             cost.events,
             cost.watches,
         );
     }
     text.push_str("\nRequests for each, the user's own among them:\n\n");
-    for (figures, measured) in rows() {
+    for (results, measured) in rows() {
         let requests = measured.cost.requests.iter().map(|(name, each)| format!("{name} {each:.2}"));
-        let _ = writeln!(text, "- {}: {}", figures.name, list(requests));
+        let _ = writeln!(text, "- {}: {}", results.name, join(requests));
     }
     text
 }
 
-fn list(parts: impl Iterator<Item = String>) -> String {
+fn join(parts: impl Iterator<Item = String>) -> String {
     parts.collect::<Vec<_>>().join(", ")
 }
 
 /// Milliseconds for people.
-fn time(milliseconds: f64) -> String {
+fn format_milliseconds(milliseconds: f64) -> String {
     if milliseconds < 1000.0 {
         format!("{milliseconds:.1} ms")
     } else {
@@ -346,12 +423,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_aim_is_met_at_its_bound() {
-        assert!(Aim::least("", 3.0, "×", 3.0).met());
-        assert!(!Aim::least("", 3.0, "×", 2.99).met());
-        assert!(Aim::most("", 20.0, "ms", 20.0).met());
-        assert!(!Aim::most("", 20.0, "ms", 20.1).met());
-        assert_eq!(time(999.94), "999.9 ms");
-        assert_eq!(time(17_200.0), "17.20 s");
+    fn a_target_is_met_at_its_limit() {
+        assert!(PerformanceTarget::at_least("", 3.0, "×", 3.0).is_met());
+        assert!(!PerformanceTarget::at_least("", 3.0, "×", 2.99).is_met());
+        assert!(PerformanceTarget::at_most("", 20.0, "ms", 20.0).is_met());
+        assert!(!PerformanceTarget::at_most("", 20.0, "ms", 20.1).is_met());
+        assert_eq!(format_milliseconds(999.94), "999.9 ms");
+        assert_eq!(format_milliseconds(17_200.0), "17.20 s");
     }
 }

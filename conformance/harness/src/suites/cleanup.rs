@@ -13,143 +13,150 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{
     leftovers,
-    process::{self, Process, Spec},
-    run::Run,
+    process::{self, CommandSpec, ManagedProcess},
+    run::SuiteRun,
     wait::until,
 };
 
 /// A suite that panics.
-pub(super) const PANICS: &str = "mess-and-panic";
+pub(super) const PANIC_SUITE: &str = "mess-and-panic";
 /// A suite that does not end by itself.
-pub(super) const STAYS: &str = "mess-and-stay";
+pub(super) const HANG_SUITE: &str = "mess-and-stay";
 /// Seconds that nobody else sleeps for: how our sleepers are known.
-const MARK: &str = "86399.25";
+const SLEEP_SECONDS: &str = "86399.25";
 /// The file that says that the mess has been made.
-const MADE: &str = "made";
-const SOON: Duration = Duration::from_secs(180);
+const READY_FILE: &str = "made";
+const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A harness inside of this one.
-struct Inner {
-    process: Process,
+struct InnerHarness {
+    process: ManagedProcess,
     /// The name of its runs.
     name: String,
 }
 
-pub(super) async fn run(run: &Run) -> Result<()> {
-    let mut inner = start(run, PANICS, "panic")?;
-    let status = inner.process.ended(SOON).await?;
+pub(super) async fn run(run: &SuiteRun) -> Result<()> {
+    let mut inner = start(run, PANIC_SUITE, "panic")?;
+    let status = inner.process.wait_exit(TIMEOUT).await?;
     ensure!(status.code() == Some(1), "{status} after a panic: expected 1");
-    ensure!(made_by(run, "panic", PANICS, &inner).exists(), "it has not made a mess");
-    nothing_left(&inner, "a panic").await?;
+    ensure!(ready_file(run, "panic", PANIC_SUITE, &inner).exists(), "it has not made a mess");
+    wait_clean(&inner, "a panic").await?;
 
-    let mut inner = made(run, "interrupt").await?;
+    let mut inner = start_and_wait(run, "interrupt").await?;
     signal(&inner, Signal::INT)?;
-    let status = inner.process.ended(SOON).await?;
+    let status = inner.process.wait_exit(TIMEOUT).await?;
     ensure!(status.code() == Some(1), "{status} after SIGINT: expected 1");
-    nothing_left(&inner, "SIGINT").await?;
+    wait_clean(&inner, "SIGINT").await?;
 
-    let mut inner = made(run, "kill").await?;
+    let mut inner = start_and_wait(run, "kill").await?;
     signal(&inner, Signal::KILL)?;
-    inner.process.ended(SOON).await?;
-    nothing_left(&inner, "kill -9 of the harness").await?;
+    inner.process.wait_exit(TIMEOUT).await?;
+    wait_clean(&inner, "kill -9 of the harness").await?;
 
     // With process 1 killed too, nobody is left who could clean up what the kernel does not: the next run does.
-    let mut inner = made(run, "kill-all").await?;
+    let mut inner = start_and_wait(run, "kill-all").await?;
     inner.process.kill().await?;
-    until("its processes are gone", SOON, async || no_sleeper()).await?;
-    ensure!(!leftovers::of(&inner.name)?.is_empty(), "nothing is left: expected a loop device and a cgroup");
+    until("its processes are gone", TIMEOUT, async || ensure_no_sleeper()).await?;
+    ensure!(
+        !leftovers::list(&inner.name)?.is_empty(),
+        "nothing is left: expected a loop device and a cgroup"
+    );
     leftovers::remove_stale()?;
-    nothing_left(&inner, "the next run").await
+    wait_clean(&inner, "the next run").await
 }
 
 /// Makes a mess, and panics.
 #[expect(clippy::panic, reason = "what becomes of a panic is what is looked at")]
-pub(super) async fn panics(run: &Run) -> Result<()> {
-    mess(run).await?;
+pub(super) async fn leak_and_panic(run: &SuiteRun) -> Result<()> {
+    leak_resources(run).await?;
     panic!("on purpose");
 }
 
 /// Makes a mess, and waits.
-pub(super) async fn stays(run: &Run) -> Result<()> {
-    mess(run).await?;
+pub(super) async fn leak_and_hang(run: &SuiteRun) -> Result<()> {
+    leak_resources(run).await?;
     std::future::pending().await
 }
 
 /// A daemon in a session of its own, a mount, a loop device, and a cgroup with a child.
-async fn mess(run: &Run) -> Result<()> {
-    process::output("sh", &["-c", &format!("setsid sleep {MARK} </dev/null >/dev/null 2>&1 &")]).await?;
+async fn leak_resources(run: &SuiteRun) -> Result<()> {
+    process::run_to_completion(
+        "sh",
+        &["-c", &format!("setsid sleep {SLEEP_SECONDS} </dev/null >/dev/null 2>&1 &")],
+    )
+    .await?;
     let image = run.scratch().join("image");
     File::create(&image)?.set_len(16 << 20)?;
     let image = image.display().to_string();
-    process::output("losetup", &["--find", &image]).await?;
+    process::run_to_completion("losetup", &["--find", &image]).await?;
     let point = run.scratch().join("mounted");
     fs::create_dir_all(&point)?;
-    process::output("mount", &["-t", "tmpfs", "tmpfs", &point.display().to_string()]).await?;
-    let group = hierarchy()?.join(run.scratch().file_name().unwrap_or_default());
+    process::run_to_completion("mount", &["-t", "tmpfs", "tmpfs", &point.display().to_string()]).await?;
+    let group = cgroup_directory()?.join(run.scratch().file_name().unwrap_or_default());
     fs::create_dir_all(group.join("pod"))?;
-    File::create(run.directory().join(MADE))?;
+    File::create(run.directory().join(READY_FILE))?;
     Ok(())
 }
 
 /// A place where a cgroup can be made, of whichever kind the machine has.
-fn hierarchy() -> Result<&'static Path> {
-    let places = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(Path::new);
-    let usable = |place: &&Path| place.join("cgroup.procs").exists();
-    places.into_iter().find(usable).context("no cgroups: expected them below /sys/fs/cgroup")
+fn cgroup_directory() -> Result<&'static Path> {
+    let directories = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(Path::new);
+    let is_usable = |place: &&Path| place.join("cgroup.procs").exists();
+    directories.into_iter().find(is_usable).context("no cgroups: expected them below /sys/fs/cgroup")
 }
 
 /// Starts this program once more, with run directories below ours.
-fn start(run: &Run, suite: &str, name: &str) -> Result<Inner> {
+fn start(run: &SuiteRun, suite: &str, name: &str) -> Result<InnerHarness> {
     let directory = run.directory().join(name);
     fs::create_dir_all(&directory)?;
-    let spec = Spec::new(name, std::env::current_exe()?).arg(suite).env("TMPDIR", directory.display());
-    let process = Process::start(run, spec)?;
+    let spec = CommandSpec::new(name, std::env::current_exe()?).arg(suite).env("TMPDIR", directory.display());
+    let process = ManagedProcess::start(run, spec)?;
     let id = process.id().context("it has ended")?;
-    Ok(Inner { process, name: format!("{}{id}", leftovers::PREFIX) })
+    Ok(InnerHarness { process, name: format!("{}{id}", leftovers::RUN_PREFIX) })
 }
 
 /// The same, when it has made its mess.
-async fn made(run: &Run, name: &str) -> Result<Inner> {
-    let mut inner = start(run, STAYS, name)?;
-    let file = made_by(run, name, STAYS, &inner);
-    let made = async || {
+async fn start_and_wait(run: &SuiteRun, name: &str) -> Result<InnerHarness> {
+    let mut inner = start(run, HANG_SUITE, name)?;
+    let file = ready_file(run, name, HANG_SUITE, &inner);
+    let is_ready = async || {
         ensure!(file.exists(), "{} is not there", file.display());
         Ok(())
     };
-    inner.process.ready(SOON, made).await?;
-    ensure!(no_sleeper().is_err(), "nobody sleeps: expected a daemon to clean up");
-    let there = leftovers::of(&inner.name)?;
-    ensure!(there.len() == 2, "{there:?}: expected a loop device and a cgroup to clean up");
+    inner.process.wait_ready(TIMEOUT, is_ready).await?;
+    ensure!(ensure_no_sleeper().is_err(), "nobody sleeps: expected a daemon to clean up");
+    let leftovers = leftovers::list(&inner.name)?;
+    ensure!(leftovers.len() == 2, "{leftovers:?}: expected a loop device and a cgroup to clean up");
     Ok(inner)
 }
 
 /// The file by which an inner run says that it has made its mess.
-fn made_by(run: &Run, name: &str, suite: &str, inner: &Inner) -> PathBuf {
-    let id = inner.name.trim_start_matches(leftovers::PREFIX);
-    run.directory().join(name).join("cofferdam-conformance").join(id).join(suite).join(MADE)
+fn ready_file(run: &SuiteRun, name: &str, suite: &str, inner: &InnerHarness) -> PathBuf {
+    let id = inner.name.trim_start_matches(leftovers::RUN_PREFIX);
+    run.directory().join(name).join("cofferdam-conformance").join(id).join(suite).join(READY_FILE)
 }
 
 /// A signal to the harness alone, and not to what it has started.
-fn signal(inner: &Inner, which: Signal) -> Result<()> {
+fn signal(inner: &InnerHarness, which: Signal) -> Result<()> {
     let id = inner.process.id().and_then(|id| Pid::from_raw(id.cast_signed())).context("it has ended")?;
     Ok(kill_process(id, which)?)
 }
 
 /// Waits until neither processes nor anything else of an inner run is there. Its mounts are in a namespace of its processes.
-async fn nothing_left(inner: &Inner, after: &str) -> Result<()> {
-    until(&format!("nothing is left after {after}"), SOON, async || {
-        no_sleeper()?;
-        let left = leftovers::of(&inner.name)?;
-        ensure!(left.is_empty(), "{left:?}");
+async fn wait_clean(inner: &InnerHarness, after: &str) -> Result<()> {
+    until(&format!("nothing is left after {after}"), TIMEOUT, async || {
+        ensure_no_sleeper()?;
+        let remaining = leftovers::list(&inner.name)?;
+        ensure!(remaining.is_empty(), "{remaining:?}");
         Ok(())
     })
     .await
 }
 
-fn no_sleeper() -> Result<()> {
+fn ensure_no_sleeper() -> Result<()> {
     for entry in fs::read_dir("/proc")? {
         let command = fs::read_to_string(entry?.path().join("cmdline")).unwrap_or_default();
-        ensure!(!command.contains(MARK), "a process runs: {}", command.replace('\0', " "));
+        ensure!(!command.contains(SLEEP_SECONDS), "a process runs: {}", command.replace('\0', " "));
     }
     Ok(())
 }

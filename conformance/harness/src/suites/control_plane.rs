@@ -13,21 +13,21 @@ use serde_json::json;
 
 use crate::{
     account::Account,
-    control_plane::{ControlPlane, Options, User, client},
-    run::Run,
+    control_plane::{ApiUser, ControlPlane, ControlPlaneOptions, client},
+    run::SuiteRun,
     wait::until,
 };
 
 /// What ends a namespace.
 const CONTROLLERS: &str = "namespace-controller";
-const SOON: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 
-pub(super) async fn run(run: &Run) -> Result<()> {
+pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     // The namespace's own loop is what ends a namespace.
-    let options = Options {
+    let options = ControlPlaneOptions {
         controllers: Some("namespace-controller".to_owned()),
-        scheduler: true,
-        ..Options::default()
+        has_scheduler: true,
+        ..ControlPlaneOptions::default()
     };
     let mut plane = ControlPlane::start(run, options).await?;
     let namespaces: Api<Namespace> = Api::all(plane.client().clone());
@@ -41,24 +41,24 @@ pub(super) async fn run(run: &Run) -> Result<()> {
     namespaces
         .create(&PostParams::default(), &serde_json::from_value(json!({ "metadata": { "name": "one" } }))?)
         .await?;
-    authorization(run, &mut plane).await?;
-    ends_namespaces(&namespaces).await?;
-    snapshot(run, &mut plane).await?;
-    ends_namespaces(&namespaces).await?;
+    check_rbac(run, &mut plane).await?;
+    wait_namespace_deletion(&namespaces).await?;
+    check_etcd_restore(run, &mut plane).await?;
+    wait_namespace_deletion(&namespaces).await?;
 
     plane.api.kill().await?;
     ensure!(namespaces.get("one").await.is_err(), "the API answers after it was killed");
-    plane.start_api().await?;
+    plane.restart_api().await?;
     namespaces.get("one").await?;
 
     plane.etcd.pause()?;
-    let silent = tokio::time::timeout(Duration::from_secs(2), namespaces.get("one")).await;
+    let answer = tokio::time::timeout(Duration::from_secs(2), namespaces.get("one")).await;
     plane.etcd.resume()?;
-    ensure!(!matches!(silent, Ok(Ok(_))), "the API reads from an etcd that stands still");
-    until("the API answers again", SOON, async || Ok(namespaces.get("one").await?)).await?;
+    ensure!(!matches!(answer, Ok(Ok(_))), "the API reads from an etcd that stands still");
+    until("the API answers again", TIMEOUT, async || Ok(namespaces.get("one").await?)).await?;
 
     namespaces.delete("one", &DeleteParams::default()).await?;
-    until("the namespace is gone", SOON, async || {
+    until("the namespace is gone", TIMEOUT, async || {
         ensure!(namespaces.get_opt("one").await?.is_none(), "it is there");
         Ok(())
     })
@@ -69,41 +69,41 @@ pub(super) async fn run(run: &Run) -> Result<()> {
 
 /// Waits until kube-controller-manager works. While it starts it ends by itself where the API does not answer, or knows no rules yet;
 /// afterwards it bears with that.
-async fn ends_namespaces(namespaces: &Api<Namespace>) -> Result<()> {
-    const NAME: &str = "passing";
-    let object = serde_json::from_value(json!({ "metadata": { "name": NAME } }))?;
+async fn wait_namespace_deletion(namespaces: &Api<Namespace>) -> Result<()> {
+    const NAMESPACE: &str = "passing";
+    let object = serde_json::from_value(json!({ "metadata": { "name": NAMESPACE } }))?;
     namespaces.create(&PostParams::default(), &object).await?;
-    namespaces.delete(NAME, &DeleteParams::default()).await?;
-    until("a namespace that was deleted is gone", SOON, async || {
-        ensure!(namespaces.get_opt(NAME).await?.is_none(), "it is there");
+    namespaces.delete(NAMESPACE, &DeleteParams::default()).await?;
+    until("a namespace that was deleted is gone", TIMEOUT, async || {
+        ensure!(namespaces.get_opt(NAMESPACE).await?.is_none(), "it is there");
         Ok(())
     })
     .await
 }
 
 /// RBAC is on: who has no rule for something is refused.
-async fn authorization(run: &Run, plane: &mut ControlPlane) -> Result<()> {
-    let scheduler = client(&plane.kubeconfig(User::Scheduler)?).await?;
-    let refused = Api::<Namespace>::all(scheduler).delete("one", &DeleteParams::default()).await;
+async fn check_rbac(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
+    let scheduler = client(&plane.kubeconfig(ApiUser::Scheduler)?).await?;
+    let forbidden = Api::<Namespace>::all(scheduler).delete("one", &DeleteParams::default()).await;
     ensure!(
-        matches!(&refused, Err(kube::Error::Api(status)) if status.is_forbidden()),
-        "the scheduler deletes a namespace: {refused:?}"
+        matches!(&forbidden, Err(kube::Error::Api(status)) if status.is_forbidden()),
+        "the scheduler deletes a namespace: {forbidden:?}"
     );
     // What one of our accounts is refused does not stay unseen: a suite with more of it would fail.
     let account = Account::new(run, plane, &["protection"]).await?;
-    let ours = Api::<Namespace>::all(client(account.kubeconfig()).await?);
-    ensure!(ours.get("kube-system").await.is_ok(), "an account may not do what its rules say");
-    ensure!(ours.get("one").await.is_err(), "an account may do more than its rules say");
-    let refused = plane.refused()?;
+    let namespaces = Api::<Namespace>::all(client(account.kubeconfig()).await?);
+    ensure!(namespaces.get("kube-system").await.is_ok(), "an account may not do what its rules say");
+    ensure!(namespaces.get("one").await.is_err(), "an account may do more than its rules say");
+    let forbidden = plane.take_forbidden()?;
     ensure!(
-        matches!(&*refused, [only] if only.ends_with(":protection: get /api/v1/namespaces/one")),
-        "expected one refusal: {refused:?}"
+        matches!(&*forbidden, [only] if only.ends_with(":protection: get /api/v1/namespaces/one")),
+        "expected one refusal: {forbidden:?}"
     );
     Ok(())
 }
 
 /// What was written after a copy of etcd is gone when the copy is put back, and what was written before is there.
-async fn snapshot(run: &Run, plane: &mut ControlPlane) -> Result<()> {
+async fn check_etcd_restore(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(plane.client().clone(), "one");
     let map = |name: &str| serde_json::from_value::<ConfigMap>(json!({ "metadata": { "name": name } }));
     maps.create(&PostParams::default(), &map("before")?).await?;
@@ -112,8 +112,8 @@ async fn snapshot(run: &Run, plane: &mut ControlPlane) -> Result<()> {
     plane.api.kill().await?;
     plane.etcd.stop().await?;
     plane.restore_etcd(run, "snapshot").await?;
-    plane.start_etcd().await?;
-    plane.start_api().await?;
+    plane.restart_etcd().await?;
+    plane.restart_api().await?;
     // Kubernetes' own controllers do not notice that the past is back: who restores a cluster starts them anew.
     if let Some(controller_manager) = plane.controller_manager.as_mut() {
         controller_manager.kill().await?;

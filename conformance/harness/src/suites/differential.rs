@@ -3,23 +3,23 @@
 use std::{env, path::Path};
 
 use anyhow::{Result, ensure};
-use cofferdam_differential::recorded::{against_the_record, record};
+use cofferdam_differential::recording::{compare_with_recording, record};
 
 use crate::{
-    control_plane::{ControlPlane, Options},
-    run::Run,
+    control_plane::{ControlPlane, ControlPlaneOptions},
+    run::SuiteRun,
 };
 
 /// Variable that names the directory to which the answers are written anew, instead of being compared.
 const RECORD: &str = "RECORD";
 /// Fewer would be a set that lost its files.
-const REQUESTS: usize = 300;
+const MIN_REQUESTS: usize = 300;
 
 /// Answers with what is never twice the same: the time of a build, and text that is compared as it stands.
-const OF_ONE_RUN: [&str; 2] = ["documents", "yaml"];
+const NONDETERMINISTIC_DEVIATIONS: [&str; 2] = ["documents", "yaml"];
 
-pub(super) async fn run(run: &Run) -> Result<()> {
-    let mut plane = ControlPlane::start(run, Options::default()).await?;
+pub(super) async fn run(run: &SuiteRun) -> Result<()> {
+    let mut plane = ControlPlane::start(run, ControlPlaneOptions::default()).await?;
     let client = plane.client().clone();
     if let Some(directory) = env::var_os(RECORD) {
         record(&client, async || plane.compact().await, Path::new(&directory)).await?;
@@ -27,19 +27,27 @@ pub(super) async fn run(run: &Run) -> Result<()> {
     }
     let mut problems = Vec::new();
     let mut requests = 0;
-    for played in against_the_record(&client, async || plane.compact().await).await? {
-        let name = played.name;
-        requests += played.script.requests.len();
-        problems.extend(played.verdict.differences.iter().map(|one| format!("{name}.txt {one}")));
+    for script_run in compare_with_recording(&client, async || plane.compact().await).await? {
+        let name = script_run.name;
+        requests += script_run.script.requests.len();
+        problems.extend(script_run.comparison.differences.iter().map(|one| format!("{name}.txt {one}")));
         // What the embedded API answers otherwise on purpose is marked; the real one must not differ there from its own record.
-        let marked = played.script.requests.iter().filter(|request| {
-            request.deviation.as_deref().is_some_and(|deviation| !OF_ONE_RUN.contains(&deviation))
+        let marked = script_run.script.requests.iter().filter(|request| {
+            request
+                .deviation
+                .as_deref()
+                .is_some_and(|deviation| !NONDETERMINISTIC_DEVIATIONS.contains(&deviation))
         });
-        problems.extend(marked.filter(|request| !played.verdict.stale.contains(&request.line)).map(
-            |request| format!("{name}.txt line {}: the record is not what the API answers", request.line),
-        ));
+        problems.extend(
+            marked.filter(|request| !script_run.comparison.stale_deviations.contains(&request.line)).map(
+                |request| format!("{name}.txt line {}: the record is not what the API answers", request.line),
+            ),
+        );
     }
-    ensure!(requests >= REQUESTS, "only {requests} requests were played: expected at least {REQUESTS}");
+    ensure!(
+        requests >= MIN_REQUESTS,
+        "only {requests} requests were played: expected at least {MIN_REQUESTS}"
+    );
     ensure!(problems.is_empty(), "{}\n{} of {requests} answers differ", problems.join("\n"), problems.len());
     plane.stop().await
 }

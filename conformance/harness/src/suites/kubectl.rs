@@ -1,7 +1,7 @@
 //! kubectl is told the same on a real API and on the embedded one, and says the same.
 
-mod kept;
-mod normal;
+mod deviations;
+mod normalizer;
 mod script;
 
 use std::{
@@ -18,13 +18,13 @@ use cofferdam_apiserver::{ApiServer, ServeOptions};
 use tokio::process::Command;
 
 use self::{
-    kept::KEPT,
-    normal::Normal,
-    script::{Line, Mode},
+    deviations::KUBECTL_DEVIATIONS,
+    normalizer::KubectlNormalizer,
+    script::{KubectlCommand, RunMode},
 };
 use crate::{
-    control_plane::{ControlPlane, Options, User},
-    run::Run,
+    control_plane::{ApiUser, ControlPlane, ControlPlaneOptions},
+    run::SuiteRun,
     wait::until,
 };
 
@@ -32,84 +32,91 @@ use crate::{
 const CONTROLLERS: &str = "garbage-collector-controller,namespace-controller";
 const NAMESPACE: &str = "shown";
 /// How long one command may take.
-const LIMIT: Duration = Duration::from_secs(180);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(180);
 /// Differences that an error shows; all of them are in the transcripts.
-const SHOWN: usize = 12;
+const MAX_SHOWN_DIFFERENCES: usize = 12;
 
-pub(super) async fn run(run: &Run) -> Result<()> {
-    let lines = script::lines(include_str!("kubectl/commands.txt"))?;
-    let options = Options { controllers: Some(CONTROLLERS.to_owned()), ..Options::default() };
+pub(super) async fn run(run: &SuiteRun) -> Result<()> {
+    let lines = script::parse(include_str!("kubectl/commands.txt"))?;
+    let options =
+        ControlPlaneOptions { controllers: Some(CONTROLLERS.to_owned()), ..ControlPlaneOptions::default() };
     let plane = ControlPlane::start(run, options).await?;
-    let serving =
+    let server =
         ApiServer::new(cofferdam_apiserver::Options::default()).serve(ServeOptions::default()).await?;
 
-    let mut real = Player::new(run, "real", &fs::read_to_string(plane.kubeconfig(User::Admin)?)?)?;
-    let mut embedded = Player::new(run, "embedded", &serving.kubeconfig())?;
-    let mut verdict = Verdict::default();
+    let mut real = KubectlRunner::new(run, "real", &fs::read_to_string(plane.kubeconfig(ApiUser::Admin)?)?)?;
+    let mut embedded = KubectlRunner::new(run, "embedded", &server.kubeconfig())?;
+    let mut comparison = KubectlComparison::default();
     for line in &lines {
         let (expected, found) = match line.mode {
-            Mode::Once => tokio::try_join!(real.play(line), embedded.play(line))?,
-            Mode::Until => settled(&real, &embedded, line).await?,
-            Mode::Variable(_) => tokio::try_join!(real.learn(line), embedded.learn(line))?,
+            RunMode::Once => tokio::try_join!(real.run(line), embedded.run(line))?,
+            RunMode::UntilEqual => run_until_equal(&real, &embedded, line).await?,
+            RunMode::StoreVariable(_) => {
+                tokio::try_join!(real.run_and_store(line), embedded.run_and_store(line))?
+            }
         };
-        real.note(line, &expected)?;
-        embedded.note(line, &found)?;
-        verdict.add(line, &expected, &found);
+        real.append_transcript(line, &expected)?;
+        embedded.append_transcript(line, &found)?;
+        comparison.compare(line, &expected, &found);
     }
-    verdict.unused(&lines);
+    comparison.check_deviations(&lines);
     fs::write(run.directory().join("real.txt"), &real.transcript)?;
     fs::write(run.directory().join("embedded.txt"), &embedded.transcript)?;
-    serving.shutdown().await;
+    server.shutdown().await;
     plane.stop().await?;
     ensure!(
-        verdict.errors.is_empty(),
+        comparison.errors.is_empty(),
         "{} of {} commands: expected the same from both, but for what is kept; see real.txt and embedded.txt in {}\n{}",
-        verdict.errors.len(),
+        comparison.errors.len(),
         lines.len(),
         run.directory().display(),
-        verdict.errors.get(..SHOWN).unwrap_or(&verdict.errors).join("\n"),
+        comparison.errors.get(..MAX_SHOWN_DIFFERENCES).unwrap_or(&comparison.errors).join("\n"),
     );
     Ok(())
 }
 
 /// Plays a line until both answer the same; what they said last when they do not.
-async fn settled(real: &Player, embedded: &Player, line: &Line) -> Result<(Answer, Answer)> {
+async fn run_until_equal(
+    real: &KubectlRunner,
+    embedded: &KubectlRunner,
+    line: &KubectlCommand,
+) -> Result<(KubectlOutput, KubectlOutput)> {
     let mut last = None;
-    let reached = until("the same answer", LIMIT, async || {
-        let (expected, found) = tokio::try_join!(real.play(line), embedded.play(line))?;
-        let same = expected == found;
+    let result = until("the same answer", COMMAND_TIMEOUT, async || {
+        let (expected, found) = tokio::try_join!(real.run(line), embedded.run(line))?;
+        let is_equal = expected == found;
         last = Some((expected, found));
-        ensure!(same, "they differ");
+        ensure!(is_equal, "they differ");
         Ok(())
     })
     .await;
     match last {
         Some(answers) => Ok(answers),
-        None => reached.and_then(|()| Err(anyhow::anyhow!("kubectl {}: not played", line.command))),
+        None => result.and_then(|()| Err(anyhow::anyhow!("kubectl {}: not played", line.arguments))),
     }
 }
 
 /// What kubectl said.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Answer {
+struct KubectlOutput {
     code: Option<i32>,
     stdout: String,
     stderr: String,
 }
 
 /// kubectl before one API.
-struct Player {
+struct KubectlRunner {
     program: PathBuf,
     manifests: PathBuf,
     home: PathBuf,
     kubeconfig: PathBuf,
-    normal: Normal,
+    normalizer: KubectlNormalizer,
     variables: BTreeMap<String, String>,
     transcript: String,
 }
 
-impl Player {
-    fn new(run: &Run, name: &str, kubeconfig: &str) -> Result<Self> {
+impl KubectlRunner {
+    fn new(run: &SuiteRun, name: &str, kubeconfig: &str) -> Result<Self> {
         // Of one length, because kubectl aligns and breaks what it prints.
         let home = run.scratch().join(format!("kubectl-{name:->8}"));
         fs::create_dir_all(&home)?;
@@ -118,7 +125,7 @@ impl Player {
         Ok(Self {
             program: run.peers().program("kubectl")?,
             manifests: Path::new(env!("CARGO_MANIFEST_DIR")).join("src/suites/kubectl"),
-            normal: Normal::new(&home)?,
+            normalizer: KubectlNormalizer::new(&home)?,
             home,
             kubeconfig: file,
             variables: BTreeMap::new(),
@@ -126,8 +133,8 @@ impl Player {
         })
     }
 
-    async fn output(&self, line: &Line) -> Result<Answer> {
-        let arguments = line.command.split(' ').map(|word| {
+    async fn output(&self, line: &KubectlCommand) -> Result<KubectlOutput> {
+        let arguments = line.arguments.split(' ').map(|word| {
             self.variables.iter().fold(word.to_owned(), |word, (name, value)| word.replace(name, value))
         });
         let output = Command::new(&self.program)
@@ -146,36 +153,42 @@ impl Player {
             .stdin(Stdio::null())
             .kill_on_drop(true)
             .output();
-        let output = tokio::time::timeout(LIMIT, output)
+        let output = tokio::time::timeout(COMMAND_TIMEOUT, output)
             .await
-            .with_context(|| format!("kubectl {}: expected its end within {LIMIT:?}", line.command))?
+            .with_context(|| {
+                format!("kubectl {}: expected its end within {COMMAND_TIMEOUT:?}", line.arguments)
+            })?
             .with_context(|| format!("cannot start {}", self.program.display()))?;
-        Ok(Answer {
+        Ok(KubectlOutput {
             code: output.status.code(),
             stdout: String::from_utf8(output.stdout)?,
             stderr: String::from_utf8(output.stderr)?,
         })
     }
 
-    async fn play(&self, line: &Line) -> Result<Answer> {
-        let Answer { code, stdout, stderr } = self.output(line).await?;
-        Ok(Answer { code, stdout: self.normal.text(&stdout), stderr: self.normal.text(&stderr) })
+    async fn run(&self, line: &KubectlCommand) -> Result<KubectlOutput> {
+        let KubectlOutput { code, stdout, stderr } = self.output(line).await?;
+        Ok(KubectlOutput {
+            code,
+            stdout: self.normalizer.normalize(&stdout),
+            stderr: self.normalizer.normalize(&stderr),
+        })
     }
 
     /// Keeps what is printed for the lines below. The answer is only how it ended.
-    async fn learn(&mut self, line: &Line) -> Result<Answer> {
-        let Answer { code, stdout, stderr } = self.output(line).await?;
-        if let Mode::Variable(name) = &line.mode {
-            ensure!(!stdout.is_empty(), "kubectl {}: nothing for {name}: {stderr}", line.command);
+    async fn run_and_store(&mut self, line: &KubectlCommand) -> Result<KubectlOutput> {
+        let KubectlOutput { code, stdout, stderr } = self.output(line).await?;
+        if let RunMode::StoreVariable(name) = &line.mode {
+            ensure!(!stdout.is_empty(), "kubectl {}: nothing for {name}: {stderr}", line.arguments);
             self.variables.insert(name.clone(), stdout);
         }
-        Ok(Answer { code, stdout: String::new(), stderr })
+        Ok(KubectlOutput { code, stdout: String::new(), stderr })
     }
 
-    fn note(&mut self, line: &Line, answer: &Answer) -> Result<()> {
-        let Answer { code, stdout, stderr } = answer;
+    fn append_transcript(&mut self, line: &KubectlCommand, output: &KubectlOutput) -> Result<()> {
+        let KubectlOutput { code, stdout, stderr } = output;
         let code = code.map_or_else(|| "a signal".to_owned(), |code| code.to_string());
-        writeln!(self.transcript, "$ kubectl {}\n{stdout}", line.command)?;
+        writeln!(self.transcript, "$ kubectl {}\n{stdout}", line.arguments)?;
         writeln!(self.transcript, "stderr: {stderr}\nends with {code}\n")?;
         Ok(())
     }
@@ -183,23 +196,24 @@ impl Player {
 
 /// What the two do not agree on.
 #[derive(Debug, Default)]
-struct Verdict {
+struct KubectlComparison {
     errors: Vec<String>,
 }
 
-impl Verdict {
-    fn add(&mut self, line: &Line, expected: &Answer, found: &Answer) {
-        let at = format!("line {}: kubectl {}", line.number, line.command);
-        match (&line.kept, expected == found) {
+impl KubectlComparison {
+    fn compare(&mut self, line: &KubectlCommand, expected: &KubectlOutput, found: &KubectlOutput) {
+        let location = format!("line {}: kubectl {}", line.line, line.arguments);
+        match (&line.deviation, expected == found) {
             (None, true) | (Some(_), false) => {}
             (Some(id), true) => {
-                let reason = KEPT.iter().find(|kept| kept.id == id);
-                let reason =
-                    reason.map_or_else(String::new, |kept| format!(": {}, because {}", kept.what, kept.why));
-                self.errors.push(format!("{at}: does not differ any more: expected ~{id}{reason}"));
+                let reason = KUBECTL_DEVIATIONS.iter().find(|deviation| deviation.id == id);
+                let reason = reason.map_or_else(String::new, |deviation| {
+                    format!(": {}, because {}", deviation.difference, deviation.reason)
+                });
+                self.errors.push(format!("{location}: does not differ any more: expected ~{id}{reason}"));
             }
             (None, false) => {
-                let mut text = at;
+                let mut text = location;
                 for (what, expected, found) in [
                     ("code", &format!("{:?}", expected.code), &format!("{:?}", found.code)),
                     ("stdout", &expected.stdout, &found.stdout),
@@ -215,9 +229,9 @@ impl Verdict {
     }
 
     /// Lists what is said to be kept and is not looked at, and what is kept without a reason.
-    fn unused(&mut self, lines: &[Line]) {
-        let used: BTreeSet<&str> = lines.iter().filter_map(|line| line.kept.as_deref()).collect();
-        let known: BTreeSet<&str> = KEPT.iter().map(|kept| kept.id).collect();
+    fn check_deviations(&mut self, lines: &[KubectlCommand]) {
+        let used: BTreeSet<&str> = lines.iter().filter_map(|line| line.deviation.as_deref()).collect();
+        let known: BTreeSet<&str> = KUBECTL_DEVIATIONS.iter().map(|deviation| deviation.id).collect();
         for id in used.symmetric_difference(&known) {
             self.errors.push(format!("~{id}: expected it both at a command and in the list of what is kept"));
         }
@@ -241,20 +255,20 @@ fn first_difference<'a>(expected: &'a str, found: &'a str) -> Option<(&'a str, &
 mod tests {
     use super::*;
 
-    fn answer(stdout: &str) -> Answer {
-        Answer { code: Some(0), stdout: stdout.to_owned(), stderr: String::new() }
+    fn output(stdout: &str) -> KubectlOutput {
+        KubectlOutput { code: Some(0), stdout: stdout.to_owned(), stderr: String::new() }
     }
 
     fn errors(text: &str, expected: &str, found: &str) -> Vec<String> {
-        let mut verdict = Verdict::default();
-        for line in script::lines(text).unwrap() {
-            verdict.add(&line, &answer(expected), &answer(found));
+        let mut comparison = KubectlComparison::default();
+        for line in script::parse(text).unwrap() {
+            comparison.compare(&line, &output(expected), &output(found));
         }
-        verdict.errors
+        comparison.errors
     }
 
     #[test]
-    fn a_difference_is_an_error_and_so_is_one_that_is_kept_for_nothing() {
+    fn unexplained_differences_and_unused_deviations_are_errors() {
         assert_eq!(errors("get pvc", "a\nb", "a\nb"), Vec::<String>::new());
         let text = "line 1: kubectl get pvc\n  stdout: expected b\n  stdout: found    (the end)";
         assert_eq!(errors("get pvc", "a\nb", "a"), [text]);
@@ -265,11 +279,11 @@ mod tests {
     }
 
     #[test]
-    fn every_difference_that_is_kept_is_looked_at() {
-        let mut verdict = Verdict::default();
-        verdict.unused(&script::lines(include_str!("kubectl/commands.txt")).unwrap());
-        assert_eq!(verdict.errors, Vec::<String>::new());
-        verdict.unused(&script::lines("~other get pvc").unwrap());
-        assert_eq!(verdict.errors.len(), KEPT.len() + 1, "{:?}", verdict.errors);
+    fn every_deviation_is_used_by_a_command() {
+        let mut comparison = KubectlComparison::default();
+        comparison.check_deviations(&script::parse(include_str!("kubectl/commands.txt")).unwrap());
+        assert_eq!(comparison.errors, Vec::<String>::new());
+        comparison.check_deviations(&script::parse("~other get pvc").unwrap());
+        assert_eq!(comparison.errors.len(), KUBECTL_DEVIATIONS.len() + 1, "{:?}", comparison.errors);
     }
 }

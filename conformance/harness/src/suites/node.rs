@@ -11,26 +11,26 @@ use kube::{
 use serde_json::json;
 
 use crate::{
-    control_plane::{ControlPlane, Options},
+    control_plane::{ControlPlane, ControlPlaneOptions},
     image,
-    node::Node,
-    run::Run,
+    node::KubeletNode,
+    run::SuiteRun,
     wait::until,
 };
 
-const SOON: Duration = Duration::from_secs(240);
+const TIMEOUT: Duration = Duration::from_secs(240);
 const NODE: &str = "node-1";
-const SAID: &str = "there is a shell in here";
+const EXPECTED_OUTPUT: &str = "there is a shell in here";
 
-pub(super) async fn run(run: &Run) -> Result<()> {
+pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     // The node's own loop takes the taint off that every new node has, so that the scheduler may choose it.
-    let options = Options {
+    let options = ControlPlaneOptions {
         controllers: Some("node-lifecycle-controller,namespace-controller".to_owned()),
-        scheduler: true,
-        ..Options::default()
+        has_scheduler: true,
+        ..ControlPlaneOptions::default()
     };
     let plane = ControlPlane::start(run, options).await?;
-    let node = Node::start(run, &plane, NODE).await?;
+    let node = KubeletNode::start(run, &plane, NODE).await?;
 
     let pods: Api<Pod> = Api::namespaced(plane.client().clone(), "default");
     let pod = json!({
@@ -39,16 +39,16 @@ pub(super) async fn run(run: &Run) -> Result<()> {
             "terminationGracePeriodSeconds": 1,
             "containers": [{
                 "name": "shell",
-                "image": image::SHELL,
+                "image": image::SHELL_IMAGE,
                 "imagePullPolicy": "Never",
-                "command": ["sh", "-c", format!("echo {SAID} > /room/said; cat /room/said; sleep 3600")],
+                "command": ["sh", "-c", format!("echo {EXPECTED_OUTPUT} > /room/said; cat /room/said; sleep 3600")],
                 "volumeMounts": [{ "name": "room", "mountPath": "/room" }],
             }],
             "volumes": [{ "name": "room", "emptyDir": { "medium": "Memory" } }],
         },
     });
     pods.create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
-    until("the pod runs", SOON, async || {
+    until("the pod runs", TIMEOUT, async || {
         let pod = pods.get("shell").await?;
         let status = pod.status.context("no status")?;
         let phase = status.phase.as_deref().unwrap_or_default();
@@ -56,20 +56,20 @@ pub(super) async fn run(run: &Run) -> Result<()> {
         Ok(())
     })
     .await?;
-    until("the pod says something", SOON, async || {
-        let said = pods.logs("shell", &LogParams::default()).await?;
-        ensure!(said.trim() == SAID, "it said {said:?}");
+    until("the pod says something", TIMEOUT, async || {
+        let log = pods.logs("shell", &LogParams::default()).await?;
+        ensure!(log.trim() == EXPECTED_OUTPUT, "it said {log:?}");
         Ok(())
     })
     .await?;
 
     pods.delete("shell", &DeleteParams::default()).await?;
-    until("the pod is gone", SOON, async || {
+    until("the pod is gone", TIMEOUT, async || {
         ensure!(pods.get_opt("shell").await?.is_none(), "it is there");
         Ok(())
     })
     .await?;
-    node.idle(run, SOON).await?;
+    node.wait_idle(run, TIMEOUT).await?;
     drop(pods);
     node.stop().await?;
     plane.stop().await

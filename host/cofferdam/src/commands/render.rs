@@ -7,13 +7,13 @@ use cofferdam_controllers::{
 use serde_json::{Value, json};
 
 use crate::{
-    cli::{DriversPlace, RenderCommand},
+    cli::{DriverPlacementArg, RenderCommand},
     commands::run::node::NodeRole,
     config::Roles,
-    failure::Failure,
+    error::CommandError,
 };
 
-const API: &str = "rbac.authorization.k8s.io";
+const RBAC_API_GROUP: &str = "rbac.authorization.k8s.io";
 
 /// Why nothing was rendered.
 #[derive(Debug, thiserror::Error)]
@@ -30,15 +30,15 @@ pub(crate) enum RenderError {
 ///
 /// # Errors
 /// [`Failure`] for a role that does not exist, or a name that no object can have.
-pub(crate) fn render(command: &RenderCommand) -> Result<String, Failure> {
+pub(crate) fn render(command: &RenderCommand) -> Result<String, CommandError> {
     let RenderCommand::Rbac { role, drivers, namespace, service_account } = command;
-    if !is_label(namespace) {
+    if !is_dns_label(namespace) {
         return Err(RenderError::Argument(format!(
             "--namespace: {namespace:?}; expected at most 63 lower-case letters, digits and dashes, with a letter or digit at both ends"
         ))
         .into());
     }
-    if !is_subdomain(service_account) {
+    if !is_dns_subdomain(service_account) {
         return Err(RenderError::Argument(format!(
             "--service-account: {service_account:?}; expected at most 253 lower-case letters, digits, dashes and dots, with a letter or digit at both ends of each part"
         ))
@@ -55,11 +55,11 @@ pub(crate) fn render(command: &RenderCommand) -> Result<String, Failure> {
     let objects = objects(&rules(&roles, *drivers), namespace, service_account);
     let text =
         serde_saphyr::to_string_multiple(&objects).map_err(|error| RenderError::Yaml(error.to_string()))?;
-    Ok(format!("{}{text}", heading(namespace)))
+    Ok(format!("{}{text}", header_comment(namespace)))
 }
 
 /// What has to be there before, and what `run` has to be told: it takes another namespace than `render` where nobody says one.
-fn heading(namespace: &str) -> String {
+fn header_comment(namespace: &str) -> String {
     format!(
         "# The namespace has to exist: kubectl create namespace {namespace}\n\
          # Outside of it the roles have to be told: cofferdam run --namespace {namespace}\n"
@@ -67,19 +67,19 @@ fn heading(namespace: &str) -> String {
 }
 
 /// The rules of a process with these roles. A process without a role that works on the cluster knows the cluster only by its Node.
-fn rules(roles: &Roles, place: DriversPlace) -> Vec<PolicyRule> {
-    let drivers = match place {
-        DriversPlace::Anywhere => DriverPlacement::ClusterWide,
-        DriversPlace::Node => DriverPlacement::NodeLocal(NodeTopologySource::Name),
-        DriversPlace::LabelledNode => DriverPlacement::NodeLocal(NodeTopologySource::Labels),
-        DriversPlace::CsiNode => DriverPlacement::NodeLocal(NodeTopologySource::CsiNode),
+fn rules(roles: &Roles, placement: DriverPlacementArg) -> Vec<PolicyRule> {
+    let drivers = match placement {
+        DriverPlacementArg::Central => DriverPlacement::ClusterWide,
+        DriverPlacementArg::Node => DriverPlacement::NodeLocal(NodeTopologySource::Name),
+        DriverPlacementArg::NodeLabels => DriverPlacement::NodeLocal(NodeTopologySource::Labels),
+        DriverPlacementArg::CsiNode => DriverPlacement::NodeLocal(NodeTopologySource::CsiNode),
     };
     let mut rules = match roles.cluster.is_empty() {
         true => Vec::new(),
         false => rbac::rules(&roles.cluster, drivers),
     };
     // The role `node` reads the labels once, where the manifest has keys that are labels; that does not depend on the driver's placement.
-    let labels = matches!(place, DriversPlace::LabelledNode | DriversPlace::CsiNode);
+    let labels = matches!(placement, DriverPlacementArg::NodeLabels | DriverPlacementArg::CsiNode);
     if labels && roles.node.contains(&NodeRole::Node) {
         let nodes = |rule: &&mut PolicyRule| (rule.group, rule.resource) == ("", "nodes");
         match rules.iter_mut().find(nodes) {
@@ -99,16 +99,16 @@ fn rules(roles: &Roles, place: DriversPlace) -> Vec<PolicyRule> {
 }
 
 /// A DNS label, as namespaces are named.
-fn is_label(text: &str) -> bool {
-    text.len() <= 63 && is_part(text)
+fn is_dns_label(text: &str) -> bool {
+    text.len() <= 63 && is_dns_part(text)
 }
 
 /// A DNS subdomain, as most objects are named. Kubernetes limits its whole length only.
-fn is_subdomain(text: &str) -> bool {
-    text.len() <= 253 && text.split('.').all(is_part)
+fn is_dns_subdomain(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(is_dns_part)
 }
 
-fn is_part(text: &str) -> bool {
+fn is_dns_part(text: &str) -> bool {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     !text.is_empty() && text.chars().all(inner) && !text.starts_with('-') && !text.ends_with('-')
 }
@@ -129,7 +129,7 @@ fn objects(rules: &[PolicyRule], namespace: &str, account: &str) -> Vec<Value> {
             RuleScope::Cluster => json!({"name": format!("{namespace}:{account}")}),
             RuleScope::OwnNamespace => json!({"name": account, "namespace": namespace}),
         };
-        let api_version = format!("{API}/v1");
+        let api_version = format!("{RBAC_API_GROUP}/v1");
         let role_name = metadata.get("name");
         objects.push(json!({
             "apiVersion": api_version, "kind": kind, "metadata": metadata, "rules": rules,
@@ -138,7 +138,7 @@ fn objects(rules: &[PolicyRule], namespace: &str, account: &str) -> Vec<Value> {
             "apiVersion": api_version,
             "kind": format!("{kind}Binding"),
             "metadata": metadata,
-            "roleRef": {"apiGroup": API, "kind": kind, "name": role_name},
+            "roleRef": {"apiGroup": RBAC_API_GROUP, "kind": kind, "name": role_name},
             "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
         }));
     }
@@ -162,10 +162,10 @@ mod tests {
     use super::*;
 
     fn rendered(role: &[&str], namespace: &str) -> Result<String, String> {
-        rendered_for(role, DriversPlace::Anywhere, namespace)
+        rendered_for(role, DriverPlacementArg::Central, namespace)
     }
 
-    fn rendered_for(role: &[&str], drivers: DriversPlace, namespace: &str) -> Result<String, String> {
+    fn rendered_for(role: &[&str], drivers: DriverPlacementArg, namespace: &str) -> Result<String, String> {
         let command = RenderCommand::Rbac {
             role: role.iter().map(|role| (*role).to_owned()).collect(),
             drivers,
@@ -176,10 +176,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_rendered_is_what_the_roles_need_and_no_more() {
+    fn the_rendered_rules_are_those_that_the_roles_use() {
         let text = rendered(&["provisioner"], "storage").unwrap();
-        for told in ["exist: kubectl create namespace storage\n", ": cofferdam run --namespace storage\n"] {
-            assert!(text.contains(told), "{text}");
+        for expected in ["exist: kubectl create namespace storage\n", ": cofferdam run --namespace storage\n"]
+        {
+            assert!(text.contains(expected), "{text}");
         }
         let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
         let kinds: Vec<_> = documents.iter().map(|object| object["kind"].as_str().unwrap()).collect();
@@ -202,48 +203,53 @@ mod tests {
     }
 
     /// Verbs, group and resource of every rule that is rendered.
-    fn rights(role: &[&str], drivers: DriversPlace) -> Vec<String> {
+    fn permissions(role: &[&str], drivers: DriverPlacementArg) -> Vec<String> {
         let text = rendered_for(role, drivers, "storage").unwrap();
         let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
         let rules = documents.iter().filter_map(|object| object["rules"].as_array()).flatten();
-        let words = |value: &Value| {
-            value.as_array().unwrap().iter().map(|word| word.as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        let strings = |value: &Value| {
+            value
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|string| string.as_str().unwrap().to_owned())
+                .collect::<Vec<_>>()
         };
-        let right = |rule: &Value| {
+        let permission = |rule: &Value| {
             let (group, resource) =
-                (words(&rule["apiGroups"]).join(","), words(&rule["resources"]).join(","));
-            format!("{group}/{resource} {}", words(&rule["verbs"]).join(","))
+                (strings(&rule["apiGroups"]).join(","), strings(&rule["resources"]).join(","));
+            format!("{group}/{resource} {}", strings(&rule["verbs"]).join(","))
         };
-        rules.map(right).collect()
+        rules.map(permission).collect()
     }
 
     #[test]
-    fn roles_of_a_node_have_next_to_nothing() {
+    fn node_roles_have_at_most_get_on_nodes() {
         for role in ["registrar", "liveness", "csi-server"] {
-            assert_eq!(rights(&[role], DriversPlace::CsiNode), [""; 0], "{role}");
+            assert_eq!(permissions(&[role], DriverPlacementArg::CsiNode), [""; 0], "{role}");
         }
-        assert_eq!(rights(&["node"], DriversPlace::Anywhere), [""; 0]);
-        assert_eq!(rights(&["node"], DriversPlace::Node), [""; 0]);
-        assert_eq!(rights(&["node", "registrar"], DriversPlace::LabelledNode), ["/nodes get"]);
-        let beside = rights(&["node", "provisioner"], DriversPlace::LabelledNode);
-        assert!(beside.contains(&"/nodes get,list,watch".to_owned()), "{beside:?}");
+        assert_eq!(permissions(&["node"], DriverPlacementArg::Central), [""; 0]);
+        assert_eq!(permissions(&["node"], DriverPlacementArg::Node), [""; 0]);
+        assert_eq!(permissions(&["node", "registrar"], DriverPlacementArg::NodeLabels), ["/nodes get"]);
+        let combined = permissions(&["node", "provisioner"], DriverPlacementArg::NodeLabels);
+        assert!(combined.contains(&"/nodes get,list,watch".to_owned()), "{combined:?}");
     }
 
     #[test]
-    fn a_provisioner_of_a_node_reads_no_more_of_nodes_than_it_needs() {
-        let rights = |drivers| rights(&["provisioner"], drivers);
+    fn a_node_local_provisioner_reads_only_the_nodes_it_needs() {
+        let rights = |drivers| permissions(&["provisioner"], drivers);
         #[rustfmt::skip]
         let name = [
             "/events create,patch", "/namespaces get", "/persistentvolumeclaims get,list,patch,watch",
             "/persistentvolumes create,delete,get,list,patch,watch", "storage.k8s.io/storageclasses list,watch",
             "storage.k8s.io/volumeattributesclasses list,watch", "/configmaps create,get,list,patch,watch",
         ];
-        assert_eq!(rights(DriversPlace::Node), name);
+        assert_eq!(rights(DriverPlacementArg::Node), name);
         let has = |drivers, right: &str| rights(drivers).contains(&right.to_owned());
-        assert!(has(DriversPlace::LabelledNode, "/nodes list,watch"));
-        assert!(!has(DriversPlace::LabelledNode, "storage.k8s.io/csinodes list,watch"));
-        assert!(has(DriversPlace::CsiNode, "storage.k8s.io/csinodes list,watch"));
-        assert!(has(DriversPlace::Anywhere, "storage.k8s.io/csinodes get,list,watch"));
+        assert!(has(DriverPlacementArg::NodeLabels, "/nodes list,watch"));
+        assert!(!has(DriverPlacementArg::NodeLabels, "storage.k8s.io/csinodes list,watch"));
+        assert!(has(DriverPlacementArg::CsiNode, "storage.k8s.io/csinodes list,watch"));
+        assert!(has(DriverPlacementArg::Central, "storage.k8s.io/csinodes get,list,watch"));
     }
 
     #[test]
@@ -251,7 +257,7 @@ mod tests {
         let render = |account: &str| {
             let command = RenderCommand::Rbac {
                 role: Vec::new(),
-                drivers: DriversPlace::Anywhere,
+                drivers: DriverPlacementArg::Central,
                 namespace: "storage".to_owned(),
                 service_account: account.to_owned(),
             };
@@ -268,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_named() {
+    fn unknown_roles_and_invalid_namespaces_are_rejected() {
         assert_eq!(
             rendered(&["resiser"], "storage").unwrap_err(),
             "--role: unknown role \"resiser\": expected one of provisioner, attacher, resizer, pv-controller, protection, attach-detach, node, registrar, liveness, csi-server"

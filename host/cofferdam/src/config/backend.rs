@@ -12,22 +12,22 @@ use cofferdam_domain::DriverName;
 use cofferdam_wasm::{Digest, Grant, HttpConfig, Limits, PoolConfig, StateConfig};
 use serde::{Deserialize, Deserializer, de};
 
-use super::value::from_text;
+use super::value::deserialize_from_str;
 
 /// Name of the driver that dev mode has when it is given none.
-pub(crate) const MEMORY: &str = "memory";
+pub(crate) const MEMORY_BACKEND: &str = "memory";
 
 /// The component of a driver that the program carries, by the name of its section: it needs no file in dev mode.
-pub(crate) fn carried(name: &str) -> Option<&'static [u8]> {
+pub(crate) fn carried_component(name: &str) -> Option<&'static [u8]> {
     match name {
-        MEMORY => Some(cofferdam_carried::MEMORY),
+        MEMORY_BACKEND => Some(cofferdam_carried::MEMORY),
         "pool" => Some(cofferdam_carried::POOL),
         _ => None,
     }
 }
 
 /// Keys of a section that are about components; a CSI driver has none of them.
-pub(crate) const OF_COMPONENTS: [&str; 8] =
+pub(crate) const COMPONENT_KEYS: [&str; 8] =
     ["file", "sha256", "settings", "grants", "http", "state", "pool", "limits"];
 
 /// `[backend.NAME]`: one component with what it is told and granted, or one CSI driver.
@@ -37,16 +37,16 @@ pub(crate) struct BackendSection {
     /// The component; absent only for the driver that the program carries.
     pub(crate) file: Option<PathBuf>,
     /// Where an existing CSI driver listens, instead of a component.
-    pub(crate) csi: Option<Socket>,
+    pub(crate) csi: Option<CsiSocketAddress>,
     /// Where the role `csi-server` serves this driver.
-    pub(crate) socket: Option<Socket>,
+    pub(crate) socket: Option<CsiSocketAddress>,
     /// Which driver has to listen there.
     pub(crate) driver_name: Option<DriverName>,
     /// Which component the file has to hold.
     pub(crate) sha256: Option<Digest>,
     /// What the component reads through its `settings` import.
     #[serde(default)]
-    pub(crate) settings: BTreeMap<String, Setting>,
+    pub(crate) settings: BTreeMap<String, SettingValue>,
     /// Files that hold secrets of every call, by the secrets' names.
     #[serde(default)]
     pub(crate) secrets: BTreeMap<String, PathBuf>,
@@ -67,22 +67,22 @@ pub(crate) struct BackendSection {
 
 impl BackendSection {
     /// Whether it says where the driver is.
-    pub(crate) fn is_somewhere(&self) -> bool {
+    pub(crate) fn has_location(&self) -> bool {
         self.file.is_some() || self.csi.is_some()
     }
 }
 
 /// The socket of a CSI driver, theirs or ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Socket(pub(crate) Address);
+pub(crate) struct CsiSocketAddress(pub(crate) Address);
 
-impl<'de> Deserialize<'de> for Socket {
+impl<'de> Deserialize<'de> for CsiSocketAddress {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_text(deserializer, "the path of a CSI driver's socket")
+        deserialize_from_str(deserializer, "the path of a CSI driver's socket")
     }
 }
 
-impl FromStr for Socket {
+impl FromStr for CsiSocketAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -92,36 +92,36 @@ impl FromStr for Socket {
 
 /// A value that a component reads; numbers and booleans reach it as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Setting(pub(crate) String);
+pub(crate) struct SettingValue(pub(crate) String);
 
-impl<'de> Deserialize<'de> for Setting {
+impl<'de> Deserialize<'de> for SettingValue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Visitor;
         impl de::Visitor<'_> for Visitor {
-            type Value = Setting;
+            type Value = SettingValue;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a text, a number or a boolean")
             }
 
-            fn visit_str<E: de::Error>(self, value: &str) -> Result<Setting, E> {
-                Ok(Setting(value.to_owned()))
+            fn visit_str<E: de::Error>(self, value: &str) -> Result<SettingValue, E> {
+                Ok(SettingValue(value.to_owned()))
             }
 
-            fn visit_bool<E: de::Error>(self, value: bool) -> Result<Setting, E> {
-                Ok(Setting(value.to_string()))
+            fn visit_bool<E: de::Error>(self, value: bool) -> Result<SettingValue, E> {
+                Ok(SettingValue(value.to_string()))
             }
 
-            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Setting, E> {
-                Ok(Setting(value.to_string()))
+            fn visit_i64<E: de::Error>(self, value: i64) -> Result<SettingValue, E> {
+                Ok(SettingValue(value.to_string()))
             }
 
-            fn visit_u64<E: de::Error>(self, value: u64) -> Result<Setting, E> {
-                Ok(Setting(value.to_string()))
+            fn visit_u64<E: de::Error>(self, value: u64) -> Result<SettingValue, E> {
+                Ok(SettingValue(value.to_string()))
             }
 
-            fn visit_f64<E: de::Error>(self, value: f64) -> Result<Setting, E> {
-                Ok(Setting(value.to_string()))
+            fn visit_f64<E: de::Error>(self, value: f64) -> Result<SettingValue, E> {
+                Ok(SettingValue(value.to_string()))
             }
         }
         deserializer.deserialize_any(Visitor)

@@ -9,7 +9,7 @@ pub(crate) struct GoDuration(Duration);
 /// A text that is no such duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a duration: expected one above zero such as 500ms, 10s or 1m30s")]
-pub(crate) struct BadDuration(String);
+pub(crate) struct InvalidDuration(String);
 
 /// Units, the longest spelling first where one starts with another.
 const UNITS: [(&str, u64); 8] = [
@@ -33,14 +33,14 @@ impl GoDuration {
 }
 
 impl FromStr for GoDuration {
-    type Err = BadDuration;
+    type Err = InvalidDuration;
 
-    fn from_str(text: &str) -> Result<Self, BadDuration> {
-        let bad = || BadDuration(text.to_owned());
+    fn from_str(text: &str) -> Result<Self, InvalidDuration> {
+        let bad = || InvalidDuration(text.to_owned());
         let mut rest = text.strip_prefix('+').unwrap_or(text);
         let mut nanoseconds: u64 = 0;
         while !rest.is_empty() {
-            let (part, tail) = component(rest).ok_or_else(bad)?;
+            let (part, tail) = parse_component(rest).ok_or_else(bad)?;
             nanoseconds = nanoseconds.checked_add(part).ok_or_else(bad)?;
             rest = tail;
         }
@@ -49,7 +49,7 @@ impl FromStr for GoDuration {
 }
 
 /// One number with its unit, in nanoseconds, and what follows.
-fn component(text: &str) -> Option<(u64, &str)> {
+fn parse_component(text: &str) -> Option<(u64, &str)> {
     let (whole, rest) = split_digits(text);
     let (fraction, rest) = match rest.strip_prefix('.') {
         Some(rest) => split_digits(rest),
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_go_reads() {
+    fn go_duration_strings_are_parsed() {
         for (text, nanoseconds) in [
             ("10s", 10_000_000_000),
             ("1m30s", 90_000_000_000),
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_everything_else_and_names_it() {
+    fn an_invalid_duration_is_rejected_with_its_text() {
         let huge = "99999999999999999999s";
         for text in [
             "", "0", "0s", "10", "s", ".s", "-1s", "1 s", "1d", "1S", "1s2", "1e3s", "10m s", "١s", huge,
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn prints_what_it_reads() {
+    fn a_duration_prints_as_it_is_written() {
         for text in ["1ns", "1.5µs", "500ms", "10s", "1m30s", "5m", "1h", "2.25s", "1h0.5s"] {
             let duration: GoDuration = text.parse().unwrap();
             assert_eq!(duration.to_string(), text);

@@ -4,34 +4,34 @@ use std::path::PathBuf;
 
 use figment::error::{Actual, Kind};
 
-use super::source::Origin;
+use super::source::ValueOrigin;
 
 /// Why there is no configuration.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
-    #[error("{named}: cannot read configuration file {}: {source}", path.display())]
-    Read { named: Origin, path: PathBuf, source: std::io::Error },
-    #[error("{named}: configuration file {} has {size} bytes: expected at most {most}", path.display())]
-    TooLarge { named: Origin, path: PathBuf, size: u64, most: u64 },
-    #[error("{named}: {}:{line}: not TOML: {problem}", path.display())]
-    Syntax { named: Origin, path: PathBuf, line: usize, problem: String },
-    #[error("{origin}: unknown key {key}: expected one of {known}")]
-    UnknownKey { origin: Origin, key: String, known: String },
-    #[error("{}: {problem}", origin.with(key))]
-    Value { origin: Origin, key: String, problem: String },
+    #[error("{named_by}: cannot read configuration file {}: {source}", path.display())]
+    Read { named_by: ValueOrigin, path: PathBuf, source: std::io::Error },
+    #[error("{named_by}: configuration file {} has {size} bytes: expected at most {limit}", path.display())]
+    TooLarge { named_by: ValueOrigin, path: PathBuf, size: u64, limit: u64 },
+    #[error("{named_by}: {}:{line}: not TOML: {problem}", path.display())]
+    Syntax { named_by: ValueOrigin, path: PathBuf, line: usize, problem: String },
+    #[error("{origin}: unknown key {key}: expected one of {known_keys}")]
+    UnknownKey { origin: ValueOrigin, key: String, known_keys: String },
+    #[error("{}: {problem}", origin.with_key(key))]
+    Value { origin: ValueOrigin, key: String, problem: String },
     #[error(
         "two backends are called {name}, {first} and {second}: expected a name each, as in --backend NAME=FILE"
     )]
-    TwoBackends { name: String, first: String, second: String },
+    DuplicateBackend { name: String, first: String, second: String },
     #[error("{origin}: backend name {name:?}: expected letters, digits, dashes and underscores")]
-    BackendName { origin: Origin, name: String },
+    BackendName { origin: ValueOrigin, name: String },
     #[error("{0}")]
     Missing(String),
 }
 
 impl ConfigError {
     /// Says in our words what figment found; `origin` knows who said a key's value.
-    pub(crate) fn from_figment(error: figment::Error, origin: impl Fn(&str) -> Origin) -> Self {
+    pub(crate) fn from_figment(error: figment::Error, origin_of: impl Fn(&str) -> ValueOrigin) -> Self {
         let mut path = error.path;
         if let Kind::UnknownField(field, _) = &error.kind
             && path.last() != Some(field)
@@ -42,10 +42,12 @@ impl ConfigError {
             path.push(field.to_string());
         }
         let key = path.join(".");
-        let origin = origin(&key);
+        let origin_of = origin_of(&key);
         match error.kind {
-            Kind::UnknownField(_, known) => Self::UnknownKey { origin, key, known: known.join(", ") },
-            Kind::Message(message) => Self::Value { origin, key, problem: message },
+            Kind::UnknownField(_, known) => {
+                Self::UnknownKey { origin: origin_of, key, known_keys: known.join(", ") }
+            }
+            Kind::Message(message) => Self::Value { origin: origin_of, key, problem: message },
             kind @ (Kind::InvalidType(..)
             | Kind::InvalidValue(..)
             | Kind::InvalidLength(..)
@@ -56,25 +58,27 @@ impl ConfigError {
             | Kind::USizeOutOfRange(_)
             | Kind::Unsupported(_)
             | Kind::UnsupportedKey(..)) => {
-                let problem = if is_secret(&path) { SECRET.to_owned() } else { problem(kind) };
-                Self::Value { origin, key, problem }
+                let problem =
+                    if is_secret_key(&path) { SECRET_PROBLEM.to_owned() } else { problem_text(kind) };
+                Self::Value { origin: origin_of, key, problem }
             }
         }
     }
 }
 
 /// Somebody may have written the secret where the name of its file belongs.
-const SECRET: &str = "expected the path of a file that holds the secret; what stands there is not shown";
+const SECRET_PROBLEM: &str =
+    "expected the path of a file that holds the secret; what stands there is not shown";
 
-fn is_secret(path: &[String]) -> bool {
+fn is_secret_key(path: &[String]) -> bool {
     matches!(path, [backend, _, secrets, ..] if backend == "backend" && secrets == "secrets")
 }
 
-fn problem(kind: Kind) -> String {
+fn problem_text(kind: Kind) -> String {
     match kind {
         Kind::Message(message) => message,
         Kind::InvalidType(actual, expected) | Kind::InvalidValue(actual, expected) => {
-            format!("found {}, expected {}", found(&actual), plain(&expected))
+            format!("found {}, expected {}", actual_text(&actual), expected_text(&expected))
         }
         Kind::InvalidLength(length, expected) => format!("found {length} items, expected {expected}"),
         Kind::UnknownVariant(variant, known) => {
@@ -85,15 +89,15 @@ fn problem(kind: Kind) -> String {
         Kind::DuplicateField(_) => "stands there twice".to_owned(),
         Kind::ISizeOutOfRange(number) => format!("{number} is out of range"),
         Kind::USizeOutOfRange(number) => format!("{number} is out of range"),
-        Kind::Unsupported(actual) => format!("found {}, which has no meaning here", found(&actual)),
+        Kind::Unsupported(actual) => format!("found {}, which has no meaning here", actual_text(&actual)),
         Kind::UnsupportedKey(actual, expected) => {
-            format!("found the key {}, expected {expected}", found(&actual))
+            format!("found the key {}, expected {expected}", actual_text(&actual))
         }
     }
 }
 
 /// What was expected, without the names of Rust's types.
-fn plain(expected: &str) -> &str {
+fn expected_text(expected: &str) -> &str {
     match expected {
         "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number",
         section if section.starts_with("struct ") => "a section",
@@ -101,7 +105,7 @@ fn plain(expected: &str) -> &str {
     }
 }
 
-fn found(actual: &Actual) -> String {
+fn actual_text(actual: &Actual) -> String {
     match actual {
         Actual::Bool(value) => value.to_string(),
         Actual::Unsigned(number) => format!("the number {number}"),

@@ -20,43 +20,43 @@ use toml::{
 
 use super::{
     error::ConfigError,
-    keys::{KEYS, Key, Shape, variable},
+    keys::{ConfigKey, KEYS, ValueKind, env_var_name},
 };
 
 /// The largest configuration file that is read: far more than any has, far less than would hurt.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// The setting that names drivers.
-const BACKEND: &str = "backend";
+const BACKEND_KEY: &str = "backend";
 
 /// Who said a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Origin {
+pub(crate) enum ValueOrigin {
     /// A flag of this name.
     Flag(String),
     /// An environment variable of this name.
-    Variable(String),
+    EnvVar(String),
     /// A line of a file.
     File(PathBuf, Option<usize>),
     /// Nobody.
     Default,
 }
 
-impl Origin {
+impl ValueOrigin {
     /// The place and the key, which a flag says already.
-    pub(crate) fn with(&self, key: &str) -> String {
+    pub(crate) fn with_key(&self, key: &str) -> String {
         match self {
             Self::Flag(name) if name == key => self.to_string(),
-            Self::Flag(_) | Self::Variable(_) | Self::File(..) | Self::Default => format!("{self}: {key}"),
+            Self::Flag(_) | Self::EnvVar(_) | Self::File(..) | Self::Default => format!("{self}: {key}"),
         }
     }
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for ValueOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Flag(name) => write!(f, "flag --{name}"),
-            Self::Variable(name) => write!(f, "environment variable {name}"),
+            Self::EnvVar(name) => write!(f, "environment variable {name}"),
             Self::File(path, Some(line)) => write!(f, "{}:{line}", path.display()),
             Self::File(path, None) => write!(f, "{}", path.display()),
             Self::Default => f.write_str("default"),
@@ -66,13 +66,13 @@ impl fmt::Display for Origin {
 
 /// What kind of source a provider is.
 #[derive(Clone, Debug)]
-pub(crate) enum Layer {
+pub(crate) enum ConfigSourceKind {
     /// The command line.
     Flags,
     /// `COFFERDAM_…`
     Environment,
     /// The file, with the line of every key in it.
-    File(Arc<Lines>),
+    File(Arc<KeyLines>),
     /// `RUST_LOG`, which every program of this ecosystem knows.
     RustLog,
     /// The table of settings.
@@ -81,21 +81,21 @@ pub(crate) enum Layer {
 
 /// Lines of a file's keys.
 #[derive(Debug)]
-pub(crate) struct Lines {
+pub(crate) struct KeyLines {
     path: PathBuf,
     lines: BTreeMap<String, usize>,
 }
 
 /// Values of one source.
 #[derive(Clone, Debug)]
-pub(crate) struct Source {
+pub(crate) struct ConfigSource {
     /// What it is.
-    pub(crate) layer: Layer,
+    pub(crate) kind: ConfigSourceKind,
     /// What it says.
     pub(crate) values: Dict,
 }
 
-impl Layer {
+impl ConfigSourceKind {
     /// The name under which figment keeps it.
     pub(crate) const fn name(&self) -> &'static str {
         match self {
@@ -108,21 +108,21 @@ impl Layer {
     }
 
     /// Who, within this source, said the value of a key.
-    pub(crate) fn origin(&self, key: &str) -> Origin {
+    pub(crate) fn origin(&self, key: &str) -> ValueOrigin {
         let root = key.split_once('.').map_or(key, |(root, _)| root);
         match self {
-            Self::Flags => Origin::Flag(root.to_owned()),
-            Self::Environment => Origin::Variable(variable(root)),
-            Self::File(file) => Origin::File(file.path.clone(), file.line(key)),
-            Self::RustLog => Origin::Variable("RUST_LOG".to_owned()),
-            Self::Defaults => Origin::Default,
+            Self::Flags => ValueOrigin::Flag(root.to_owned()),
+            Self::Environment => ValueOrigin::EnvVar(env_var_name(root)),
+            Self::File(file) => ValueOrigin::File(file.path.clone(), file.line_of_key(key)),
+            Self::RustLog => ValueOrigin::EnvVar("RUST_LOG".to_owned()),
+            Self::Defaults => ValueOrigin::Default,
         }
     }
 }
 
-impl Lines {
+impl KeyLines {
     /// The line of a key, or of the closest table around it.
-    fn line(&self, key: &str) -> Option<usize> {
+    fn line_of_key(&self, key: &str) -> Option<usize> {
         let mut key = key;
         loop {
             if let Some(line) = self.lines.get(key) {
@@ -133,9 +133,9 @@ impl Lines {
     }
 }
 
-impl Provider for Source {
+impl Provider for ConfigSource {
     fn metadata(&self) -> Metadata {
-        Metadata::named(self.layer.name())
+        Metadata::named(self.kind.name())
     }
 
     fn data(&self) -> Result<Map<Profile, Dict>, figment::Error> {
@@ -144,61 +144,68 @@ impl Provider for Source {
 }
 
 /// Says what `text` stands for; text that does not fit stays text, and the setting's type refuses it by name.
-fn read(key: &Key, text: &str) -> Result<Value, ConfigError> {
-    Ok(match key.shape {
-        Shape::Text | Shape::Table => Value::from(text),
-        Shape::Number => text.parse::<u64>().map_or_else(|_| Value::from(text), Value::from),
-        Shape::Bool => text.parse::<bool>().map_or_else(|_| Value::from(text), Value::from),
-        Shape::List => list(text.split(',')),
-        Shape::Backends => {
-            let given = text.split(',').map(str::trim).filter(|entry| !entry.is_empty());
-            backends(given, &Origin::Variable(key.variable()))?
+fn parse_value(key: &ConfigKey, text: &str) -> Result<Value, ConfigError> {
+    Ok(match key.kind {
+        ValueKind::Text | ValueKind::Table => Value::from(text),
+        ValueKind::Number => text.parse::<u64>().map_or_else(|_| Value::from(text), Value::from),
+        ValueKind::Bool => text.parse::<bool>().map_or_else(|_| Value::from(text), Value::from),
+        ValueKind::List => parse_list(text.split(',')),
+        ValueKind::Backends => {
+            let entries = text.split(',').map(str::trim).filter(|entry| !entry.is_empty());
+            parse_backends(entries, &ValueOrigin::EnvVar(key.env_var()))?
         }
     })
 }
 
-fn list<'a>(items: impl Iterator<Item = &'a str>) -> Value {
+fn parse_list<'a>(items: impl Iterator<Item = &'a str>) -> Value {
     Value::from(items.map(str::trim).filter(|item| !item.is_empty()).map(Value::from).collect::<Vec<_>>())
 }
 
 /// Drivers as the table `backend`: `NAME=FILE`, or a file that is named as it is called. What begins with `unix:` is the socket of
 /// a CSI driver instead.
-fn backends<'a>(files: impl Iterator<Item = &'a str>, origin: &Origin) -> Result<Value, ConfigError> {
+fn parse_backends<'a>(
+    entries: impl Iterator<Item = &'a str>,
+    origin: &ValueOrigin,
+) -> Result<Value, ConfigError> {
     let mut table: BTreeMap<String, &str> = BTreeMap::new();
-    for entry in files {
-        let (name, file) = match entry.split_once('=') {
-            Some((name, file)) if is_backend_name(name) => (name.to_owned(), file),
-            _ => (backend_name(entry), entry),
+    for backend in entries {
+        let (name, location) = match backend.split_once('=') {
+            Some((name, location)) if is_backend_name(name) => (name.to_owned(), location),
+            _ => (backend_name(backend), backend),
         };
-        check_place(file).map_err(|problem| ConfigError::Value {
+        check_backend_location(location).map_err(|problem| ConfigError::Value {
             origin: origin.clone(),
-            key: BACKEND.to_owned(),
+            key: BACKEND_KEY.to_owned(),
             problem,
         })?;
-        if let Some(first) = table.insert(name.clone(), file) {
-            return Err(ConfigError::TwoBackends { name, first: first.to_owned(), second: file.to_owned() });
+        if let Some(first) = table.insert(name.clone(), location) {
+            return Err(ConfigError::DuplicateBackend {
+                name,
+                first: first.to_owned(),
+                second: location.to_owned(),
+            });
         }
     }
-    let entry = |(name, file): (String, &str)| {
-        let key = if Address::has_scheme(file) { "csi" } else { "file" };
-        (name, Value::from(Dict::from([(key.to_owned(), Value::from(file))])))
+    let backend = |(name, location): (String, &str)| {
+        let key = if Address::has_scheme(location) { "csi" } else { "file" };
+        (name, Value::from(Dict::from([(key.to_owned(), Value::from(location))])))
     };
-    Ok(Value::from(table.into_iter().map(entry).collect::<Dict>()))
+    Ok(Value::from(table.into_iter().map(backend).collect::<Dict>()))
 }
 
 /// Refuses what is neither a file nor the socket of a driver.
 ///
 /// # Errors
 /// What was expected instead.
-pub(crate) fn check_place(file: &str) -> Result<(), String> {
-    if file.is_empty() {
+pub(crate) fn check_backend_location(location: &str) -> Result<(), String> {
+    if location.is_empty() {
         return Err("found no file: expected [NAME=]FILE, or [NAME=]unix:PATH".to_owned());
     }
-    if Address::has_scheme(file) {
-        return file.parse::<Address>().map(drop);
+    if Address::has_scheme(location) {
+        return location.parse::<Address>().map(drop);
     }
-    match file.contains("://") {
-        true => Err(format!("{file:?}: only unix: or a file: expected [NAME=]FILE, or [NAME=]unix:PATH")),
+    match location.contains("://") {
+        true => Err(format!("{location:?}: only unix: or a file: expected [NAME=]FILE, or [NAME=]unix:PATH")),
         false => Ok(()),
     }
 }
@@ -209,8 +216,10 @@ pub(crate) fn is_backend_name(name: &str) -> bool {
 }
 
 /// The name of a driver that is given by its file alone.
-pub(crate) fn backend_name(file: &str) -> String {
-    let path = file.parse::<Address>().map_or_else(|_| PathBuf::from(file), |it| it.path().to_owned());
+pub(crate) fn backend_name(location: &str) -> String {
+    let path = location
+        .parse::<Address>()
+        .map_or_else(|_| PathBuf::from(location), |address| address.path().to_owned());
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let name: String =
         stem.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' }).collect();
@@ -218,85 +227,90 @@ pub(crate) fn backend_name(file: &str) -> String {
 }
 
 /// The command line: what was given of each key.
-pub(crate) fn flags(given: &[(&'static str, Vec<String>)]) -> Result<Source, ConfigError> {
+pub(crate) fn from_flags(cli_values: &[(&'static str, Vec<String>)]) -> Result<ConfigSource, ConfigError> {
     let mut values = Dict::new();
     for key in &KEYS {
-        let Some((_, texts)) = given.iter().find(|(name, texts)| *name == key.name && !texts.is_empty())
+        let Some((_, texts)) = cli_values.iter().find(|(name, texts)| *name == key.name && !texts.is_empty())
         else {
             continue;
         };
-        let value = match (key.shape, texts.last()) {
-            (Shape::List, _) => list(texts.iter().flat_map(|text| text.split(','))),
-            (Shape::Backends, _) => {
-                backends(texts.iter().map(|text| text.trim()), &Origin::Flag(key.name.to_owned()))?
+        let value = match (key.kind, texts.last()) {
+            (ValueKind::List, _) => parse_list(texts.iter().flat_map(|text| text.split(','))),
+            (ValueKind::Backends, _) => {
+                parse_backends(texts.iter().map(|text| text.trim()), &ValueOrigin::Flag(key.name.to_owned()))?
             }
-            (Shape::Text | Shape::Number | Shape::Bool | Shape::Table, Some(text)) => read(key, text)?,
-            (Shape::Text | Shape::Number | Shape::Bool | Shape::Table, None) => continue,
+            (ValueKind::Text | ValueKind::Number | ValueKind::Bool | ValueKind::Table, Some(text)) => {
+                parse_value(key, text)?
+            }
+            (ValueKind::Text | ValueKind::Number | ValueKind::Bool | ValueKind::Table, None) => continue,
         };
         values.insert(key.name.to_owned(), value);
     }
-    Ok(Source { layer: Layer::Flags, values })
+    Ok(ConfigSource { kind: ConfigSourceKind::Flags, values })
 }
 
 /// The environment. Other variables with our prefix are none of ours: in a cluster, a Service that is called `cofferdam` puts
 /// `COFFERDAM_SERVICE_HOST` and more into every pod of its namespace.
-pub(crate) fn environment(variables: &HashMap<String, String>) -> Result<Source, ConfigError> {
+pub(crate) fn from_environment(variables: &HashMap<String, String>) -> Result<ConfigSource, ConfigError> {
     let mut values = Dict::new();
     for key in &KEYS {
-        if let Some(text) = variables.get(&key.variable()) {
-            values.insert(key.name.to_owned(), read(key, text)?);
+        if let Some(text) = variables.get(&key.env_var()) {
+            values.insert(key.name.to_owned(), parse_value(key, text)?);
         }
     }
-    Ok(Source { layer: Layer::Environment, values })
+    Ok(ConfigSource { kind: ConfigSourceKind::Environment, values })
 }
 
 /// `RUST_LOG`, where it is set.
-pub(crate) fn rust_log(variables: &HashMap<String, String>) -> Source {
+pub(crate) fn from_rust_log(variables: &HashMap<String, String>) -> ConfigSource {
     let text = variables.get("RUST_LOG").filter(|text| !text.is_empty());
     let values = text.map(|text| ("log".to_owned(), Value::from(text.as_str()))).into_iter().collect();
-    Source { layer: Layer::RustLog, values }
+    ConfigSource { kind: ConfigSourceKind::RustLog, values }
 }
 
 /// The table of settings, with what a command holds instead.
-pub(crate) fn defaults(instead: &[(&'static str, &str)]) -> Result<Source, ConfigError> {
+pub(crate) fn from_defaults(overrides: &[(&'static str, &str)]) -> Result<ConfigSource, ConfigError> {
     let mut values = Dict::new();
     for key in &KEYS {
-        let instead = instead.iter().find(|(name, _)| *name == key.name).map(|(_, text)| *text);
-        if let Some(text) = instead.or(key.default) {
-            values.insert(key.name.to_owned(), read(key, text)?);
+        let overrides = overrides.iter().find(|(name, _)| *name == key.name).map(|(_, text)| *text);
+        if let Some(text) = overrides.or(key.default) {
+            values.insert(key.name.to_owned(), parse_value(key, text)?);
         }
     }
-    Ok(Source { layer: Layer::Defaults, values })
+    Ok(ConfigSource { kind: ConfigSourceKind::Defaults, values })
 }
 
 /// The variable that names the file, where no flag does.
-const CONFIG: &str = "COFFERDAM_CONFIG";
+const CONFIG_VARIABLE: &str = "COFFERDAM_CONFIG";
 
 /// The file with settings, if there is one, and who has named it.
-pub(crate) fn named(flag: Option<&Path>, variables: &HashMap<String, String>) -> Option<(PathBuf, Origin)> {
-    let variable = variables.get(CONFIG).filter(|path| !path.is_empty());
+pub(crate) fn config_file(
+    flag: Option<&Path>,
+    variables: &HashMap<String, String>,
+) -> Option<(PathBuf, ValueOrigin)> {
+    let variable = variables.get(CONFIG_VARIABLE).filter(|path| !path.is_empty());
     match (flag, variable) {
-        (Some(path), _) => Some((path.to_owned(), Origin::Flag("config".to_owned()))),
-        (None, Some(path)) => Some((PathBuf::from(path), Origin::Variable(CONFIG.to_owned()))),
+        (Some(path), _) => Some((path.to_owned(), ValueOrigin::Flag("config".to_owned()))),
+        (None, Some(path)) => Some((PathBuf::from(path), ValueOrigin::EnvVar(CONFIG_VARIABLE.to_owned()))),
         (None, None) => None,
     }
 }
 
 /// A TOML file that somebody has named.
-pub(crate) fn file(path: &Path, named: &Origin) -> Result<Source, ConfigError> {
-    let unreadable = |source| ConfigError::Read { named: named.clone(), path: path.to_owned(), source };
+pub(crate) fn from_file(path: &Path, named_by: &ValueOrigin) -> Result<ConfigSource, ConfigError> {
+    let unreadable = |source| ConfigError::Read { named_by: named_by.clone(), path: path.to_owned(), source };
     let size = std::fs::metadata(path).map_err(unreadable)?.len();
     if size > MAX_FILE_BYTES {
         return Err(ConfigError::TooLarge {
-            named: named.clone(),
+            named_by: named_by.clone(),
             path: path.to_owned(),
             size,
-            most: MAX_FILE_BYTES,
+            limit: MAX_FILE_BYTES,
         });
     }
     let text = std::fs::read_to_string(path).map_err(unreadable)?;
     let broken = |error: &toml::de::Error| ConfigError::Syntax {
-        named: named.clone(),
+        named_by: named_by.clone(),
         path: path.to_owned(),
         line: line_of(&text, error.span()),
         problem: error.message().replace('\n', ", "),
@@ -305,7 +319,10 @@ pub(crate) fn file(path: &Path, named: &Origin) -> Result<Source, ConfigError> {
     let table = DeTable::parse(&text).map_err(|error| broken(&error))?;
     let mut lines = BTreeMap::new();
     collect_lines(&text, "", table.get_ref(), &mut lines);
-    Ok(Source { layer: Layer::File(Arc::new(Lines { path: path.to_owned(), lines })), values })
+    Ok(ConfigSource {
+        kind: ConfigSourceKind::File(Arc::new(KeyLines { path: path.to_owned(), lines })),
+        values,
+    })
 }
 
 fn collect_lines(text: &str, prefix: &str, table: &DeTable<'_>, lines: &mut BTreeMap<String, usize>) {

@@ -18,13 +18,13 @@ const MAX_WORKERS: u64 = 10_000;
 const MAX_ENTRIES: u32 = 10_000;
 
 /// Shortest pause between two listings of everything that a driver holds.
-const MIN_SCAN: Duration = Duration::from_secs(1);
+const MIN_SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Longest name of a namespace (RFC 1123 label).
-const MAX_LABEL: usize = 63;
+const MAX_NAMESPACE_LENGTH: usize = 63;
 
 /// Reads text with `FromStr`; its error names the value and what was expected.
-pub(super) fn from_text<'de, T, D>(deserializer: D, expected: &'static str) -> Result<T, D::Error>
+pub(super) fn deserialize_from_str<'de, T, D>(deserializer: D, expected: &'static str) -> Result<T, D::Error>
 where
     T: FromStr<Err: fmt::Display>,
     D: Deserializer<'de>,
@@ -88,7 +88,7 @@ impl Roles {
     /// # Errors
     /// That there is no such role.
     pub(crate) fn insert(&mut self, name: &str) -> Result<(), String> {
-        if let Some(role) = NodeRole::of(name) {
+        if let Some(role) = NodeRole::from_name(name) {
             self.node.insert(role);
             return Ok(());
         }
@@ -102,24 +102,24 @@ impl Roles {
     }
 
     /// Takes one in, also a name that is none.
-    fn take(&mut self, name: String) {
+    fn insert_or_record_unknown(&mut self, name: String) {
         if self.insert(&name).is_err() {
             self.unknown.get_or_insert(name);
         }
     }
 
     /// Whether a driver runs in this process: every role but those of a node calls one.
-    pub(crate) fn run_drivers(&self) -> bool {
+    pub(crate) fn has_driver_roles(&self) -> bool {
         !self.cluster.is_empty() || !self.servers.is_empty()
     }
 
     /// Whether all are of a node.
-    pub(crate) fn only_of_node(&self) -> bool {
-        !self.run_drivers() && !self.node.is_empty()
+    pub(crate) fn is_node_only(&self) -> bool {
+        !self.has_driver_roles() && !self.node.is_empty()
     }
 
     /// The first, by name, of those that work on no cluster.
-    pub(crate) fn beside_cluster(&self) -> Option<&'static str> {
+    pub(crate) fn first_role_without_cluster(&self) -> Option<&'static str> {
         let mut names = self.node.iter().map(|role| role.as_str());
         names.next().or_else(|| self.servers.first().map(|role| role.as_str()))
     }
@@ -138,14 +138,14 @@ impl<'de> Deserialize<'de> for Roles {
             fn visit_seq<A: de::SeqAccess<'de>>(self, mut items: A) -> Result<Roles, A::Error> {
                 let mut roles = Roles::default();
                 while let Some(name) = items.next_element::<String>()? {
-                    roles.take(name);
+                    roles.insert_or_record_unknown(name);
                 }
                 Ok(roles)
             }
 
             fn visit_str<E: de::Error>(self, name: &str) -> Result<Roles, E> {
                 let mut roles = Roles::default();
-                roles.take(name.to_owned());
+                roles.insert_or_record_unknown(name.to_owned());
                 Ok(roles)
             }
         }
@@ -159,7 +159,7 @@ pub(crate) struct SocketMode(pub(crate) Mode);
 
 impl<'de> Deserialize<'de> for SocketMode {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_text(deserializer, "a socket's mode as text, such as \"0660\"").map(Self)
+        deserialize_from_str(deserializer, "a socket's mode as text, such as \"0660\"").map(Self)
     }
 }
 
@@ -169,20 +169,20 @@ pub(crate) struct SocketGroup(pub(crate) Group);
 
 impl<'de> Deserialize<'de> for SocketGroup {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_text(deserializer, "a group's name or number as text").map(Self)
+        deserialize_from_str(deserializer, "a group's name or number as text").map(Self)
     }
 }
 
 /// An address to listen on; without a host it is every address of the machine, as Go reads `:8080`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Endpoint {
+pub(crate) struct HttpEndpoint {
     /// Host, or nothing for every address.
     pub(crate) host: Option<String>,
     /// Port; 0 takes a free one.
     pub(crate) port: u16,
 }
 
-impl FromStr for Endpoint {
+impl FromStr for HttpEndpoint {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -199,64 +199,64 @@ impl FromStr for Endpoint {
     }
 }
 
-impl<'de> Deserialize<'de> for Endpoint {
+impl<'de> Deserialize<'de> for HttpEndpoint {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_text(deserializer, "an address such as \":8080\" or \"127.0.0.1:8080\"")
+        deserialize_from_str(deserializer, "an address such as \":8080\" or \"127.0.0.1:8080\"")
     }
 }
 
 /// A DNS label: the name of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Label(pub(crate) String);
+pub(crate) struct NamespaceName(pub(crate) String);
 
-impl FromStr for Label {
+impl FromStr for NamespaceName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let inner = text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-');
         if inner
             && !text.is_empty()
-            && text.len() <= MAX_LABEL
+            && text.len() <= MAX_NAMESPACE_LENGTH
             && !text.starts_with('-')
             && !text.ends_with('-')
         {
             Ok(Self(text.to_owned()))
         } else {
             Err(format!(
-                "{text:?} is not a namespace: expected at most {MAX_LABEL} lower-case letters, digits and dashes, with \
+                "{text:?} is not a namespace: expected at most {MAX_NAMESPACE_LENGTH} lower-case letters, digits and dashes, with \
                  no dash at its ends"
             ))
         }
     }
 }
 
-impl<'de> Deserialize<'de> for Label {
+impl<'de> Deserialize<'de> for NamespaceName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_text(deserializer, "the name of a namespace")
+        deserialize_from_str(deserializer, "the name of a namespace")
     }
 }
 
 /// Work that runs at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Workers(pub(crate) usize);
+pub(crate) struct WorkerCount(pub(crate) usize);
 
-impl<'de> Deserialize<'de> for Workers {
+impl<'de> Deserialize<'de> for WorkerCount {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Visitor;
         impl de::Visitor<'_> for Visitor {
-            type Value = Workers;
+            type Value = WorkerCount;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, "a number from 1 to {MAX_WORKERS}")
             }
 
-            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Workers, E> {
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<WorkerCount, E> {
                 let refused = || E::invalid_value(de::Unexpected::Unsigned(number), &self);
                 let workers = usize::try_from(number).map_err(|_| refused())?;
-                if (1..=MAX_WORKERS).contains(&number) { Ok(Workers(workers)) } else { Err(refused()) }
+                if (1..=MAX_WORKERS).contains(&number) { Ok(WorkerCount(workers)) } else { Err(refused()) }
             }
 
-            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Workers, E> {
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<WorkerCount, E> {
                 let unsigned = u64::try_from(number)
                     .map_err(|_| E::invalid_value(de::Unexpected::Signed(number), &self))?;
                 self.visit_u64(unsigned)
@@ -268,27 +268,27 @@ impl<'de> Deserialize<'de> for Workers {
 
 /// Entries per page of a listing; absent leaves it to the driver, which is written 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Entries(pub(crate) Option<u32>);
+pub(crate) struct MaxEntries(pub(crate) Option<u32>);
 
-impl<'de> Deserialize<'de> for Entries {
+impl<'de> Deserialize<'de> for MaxEntries {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Visitor;
         impl de::Visitor<'_> for Visitor {
-            type Value = Entries;
+            type Value = MaxEntries;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, "a number from 0 to {MAX_ENTRIES}")
             }
 
-            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Entries, E> {
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<MaxEntries, E> {
                 let entries = u32::try_from(number).ok().filter(|entries| *entries <= MAX_ENTRIES);
                 let refused = || E::invalid_value(de::Unexpected::Unsigned(number), &self);
                 entries
-                    .map(|entries| Entries(Some(entries).filter(|entries| *entries > 0)))
+                    .map(|entries| MaxEntries(Some(entries).filter(|entries| *entries > 0)))
                     .ok_or_else(refused)
             }
 
-            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Entries, E> {
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<MaxEntries, E> {
                 let unsigned = u64::try_from(number)
                     .map_err(|_| E::invalid_value(de::Unexpected::Signed(number), &self))?;
                 self.visit_u64(unsigned)
@@ -309,7 +309,8 @@ impl FromStr for ScanInterval {
         if text == "off" {
             return Ok(Self(None));
         }
-        let interval = text.parse::<GoDuration>().ok().map(GoDuration::get).filter(|time| *time >= MIN_SCAN);
+        let interval =
+            text.parse::<GoDuration>().ok().map(GoDuration::get).filter(|time| *time >= MIN_SCAN_INTERVAL);
         interval.map(|time| Self(Some(time))).ok_or_else(|| {
             format!("{text:?} is no pause between scans: expected one from 1s, such as 1h, or off")
         })
@@ -318,7 +319,7 @@ impl FromStr for ScanInterval {
 
 impl<'de> Deserialize<'de> for ScanInterval {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_text(deserializer, "a duration such as \"1h\", or \"off\"")
+        deserialize_from_str(deserializer, "a duration such as \"1h\", or \"off\"")
     }
 }
 
@@ -336,7 +337,7 @@ pub(crate) enum CompilationCache {
 
 impl<'de> Deserialize<'de> for CompilationCache {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let path: PathBuf = from_text(deserializer, "a directory or \"off\"")?;
+        let path: PathBuf = deserialize_from_str(deserializer, "a directory or \"off\"")?;
         Ok(if path.as_os_str() == "off" { Self::Off } else { Self::Directory(path) })
     }
 }
@@ -353,9 +354,9 @@ pub(crate) enum LogFormat {
 
 /// What is logged: directives that the subscriber can read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Filter(pub(crate) String);
+pub(crate) struct LogFilter(pub(crate) String);
 
-impl FromStr for Filter {
+impl FromStr for LogFilter {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -369,24 +370,25 @@ impl FromStr for Filter {
     }
 }
 
-impl Filter {
+impl LogFilter {
     /// A word that stands alone and is no level. The subscriber takes it for a part of a program, all of which is to be logged, and a
     /// level that is misspelt for a part that nobody has.
-    pub(crate) fn misspelt(&self) -> Option<&str> {
-        let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
-        let mut words = self.0.split(',').map(str::trim).filter(|word| !word.contains(['=', '[']));
-        words.find(|word| !word.is_empty() && !is_level(word))
+    pub(crate) fn unknown_level(&self) -> Option<&str> {
+        let is_level = |directive: &str| directive.parse::<LevelFilter>().is_ok();
+        let mut directives =
+            self.0.split(',').map(str::trim).filter(|directive| !directive.contains(['=', '[']));
+        directives.find(|directive| !directive.is_empty() && !is_level(directive))
     }
 }
 
-impl<'de> Deserialize<'de> for Filter {
+impl<'de> Deserialize<'de> for LogFilter {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_text(deserializer, "a log filter such as \"info\"")
+        deserialize_from_str(deserializer, "a log filter such as \"info\"")
     }
 }
 
 /// A value as `config` prints it.
-pub(crate) fn show(value: &Value) -> String {
+pub(crate) fn format_value(value: &Value) -> String {
     match value {
         Value::String(_, text) => text.clone(),
         Value::Char(_, c) => c.to_string(),
@@ -399,9 +401,9 @@ pub(crate) fn show(value: &Value) -> String {
             .unwrap_or_default(),
         Value::Empty(..) => "(empty)".to_owned(),
         Value::Dict(_, table) => {
-            let entries = table.iter().map(|(name, value)| format!("{name} = {}", show(value)));
+            let entries = table.iter().map(|(name, value)| format!("{name} = {}", format_value(value)));
             format!("{{{}}}", entries.collect::<Vec<_>>().join(", "))
         }
-        Value::Array(_, items) => items.iter().map(show).collect::<Vec<_>>().join(", "),
+        Value::Array(_, items) => items.iter().map(format_value).collect::<Vec<_>>().join(", "),
     }
 }

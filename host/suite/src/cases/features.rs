@@ -10,162 +10,169 @@ use cofferdam_domain::{
 
 use super::case;
 use crate::{
-    Case,
-    Need::{Can, Has, Lacks, Looks},
-    bench::Bench,
-    check::{Checked, done, holds, refused, same},
+    CaseRequirement::{Exports, HasFeature, LacksFeature, ListingOrInspection},
+    ConformanceCase,
+    check::{CaseResult, expect_equal, expect_final_error, expect_success, expect_that},
+    context::SuiteContext,
 };
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const CASES: &[ConformanceCase] = &[
     case!(
         "features/publish-readonly",
         "Published for reading only is another way than for writing.",
         "wit identity.description; CSI PUBLISH_READONLY",
-        [Can(Ability::Publishing), Has(Feature::PublishReadonly)],
+        [Exports(Ability::Publishing), HasFeature(Feature::PublishReadonly)],
         publish_readonly
     ),
     case!(
         "features/published-nodes",
         "Listing and inspection tell the nodes that a volume is published to, and only those.",
         "wit types.volume-status; CSI LIST_VOLUMES_PUBLISHED_NODES",
-        [Can(Ability::Publishing), Has(Feature::PublishedNodes), Looks],
+        [Exports(Ability::Publishing), HasFeature(Feature::PublishedNodes), ListingOrInspection],
         published_nodes
     ),
     case!(
         "features/volume-condition",
         "Listing and inspection tell a volume's condition; a new volume is healthy.",
         "wit types.condition; CSI VOLUME_CONDITION",
-        [Has(Feature::VolumeCondition), Looks],
+        [HasFeature(Feature::VolumeCondition), ListingOrInspection],
         volume_condition
     ),
     case!(
         "features/online-expansion",
         "A published volume grows.",
         "wit expansion.expand; CSI VolumeExpansion ONLINE",
-        [Can(Ability::Expansion), Can(Ability::Publishing), Has(Feature::OnlineExpansion)],
+        [Exports(Ability::Expansion), Exports(Ability::Publishing), HasFeature(Feature::OnlineExpansion)],
         online_expansion
     ),
     case!(
         "features/single-node-multi-writer",
         "The modes that tell one writer on a node from many are understood.",
         "wit types.access-mode; CSI SINGLE_NODE_MULTI_WRITER",
-        [Has(Feature::SingleNodeMultiWriter)],
+        [HasFeature(Feature::SingleNodeMultiWriter)],
         single_node_multi_writer
     ),
     case!(
         "features/volume-mount-group",
         "A volume can be asked for with a group for its mounts.",
         "wit types.filesystem-access; CSI VOLUME_MOUNT_GROUP",
-        [Has(Feature::VolumeMountGroup)],
+        [HasFeature(Feature::VolumeMountGroup)],
         volume_mount_group
     ),
     case!(
         "features/published-nodes-unannounced",
         "A driver that does not name published-nodes tells none: half of an answer would be taken for all.",
         "wit identity.description, types.volume-status; CSI LIST_VOLUMES_PUBLISHED_NODES",
-        [Can(Ability::Publishing), Lacks(Feature::PublishedNodes), Looks],
+        [Exports(Ability::Publishing), LacksFeature(Feature::PublishedNodes), ListingOrInspection],
         published_nodes_unannounced
     ),
     case!(
         "features/volume-condition-unannounced",
         "A driver that does not name volume-condition tells none.",
         "wit identity.description, types.volume-status; CSI VOLUME_CONDITION",
-        [Lacks(Feature::VolumeCondition), Looks],
+        [LacksFeature(Feature::VolumeCondition), ListingOrInspection],
         volume_condition_unannounced
     ),
 ];
 
-async fn published_nodes_unannounced(bench: &Bench) -> Checked {
-    let (_, volume) = bench.volume("tracked").await?;
-    let request = bench.publish_request(&volume, 0);
-    done("publish", bench.publish(&request).await)?;
-    for (place, status) in bench.looks(&volume.handle).await? {
+async fn published_nodes_unannounced(context: &SuiteContext) -> CaseResult {
+    let (_, volume) = context.new_volume("tracked").await?;
+    let request = context.publish_request(&volume, 0);
+    expect_success("publish", context.publish(&request).await)?;
+    for (source, status) in context.volume_statuses(&volume.handle).await? {
         let nodes = status.published_node_ids;
-        let expected = || format!("no nodes in {place}, without the feature `published-nodes`");
-        holds(nodes.is_empty(), expected, || format!("{nodes:?}"))?;
+        let expected = || format!("no nodes in {source}, without the feature `published-nodes`");
+        expect_that(nodes.is_empty(), expected, || format!("{nodes:?}"))?;
     }
     Ok(())
 }
 
-async fn volume_condition_unannounced(bench: &Bench) -> Checked {
-    let (_, volume) = bench.volume("unknown-health").await?;
-    for (place, status) in bench.looks(&volume.handle).await? {
+async fn volume_condition_unannounced(context: &SuiteContext) -> CaseResult {
+    let (_, volume) = context.new_volume("unknown-health").await?;
+    for (source, status) in context.volume_statuses(&volume.handle).await? {
         let condition = status.condition;
-        let expected = || format!("no condition in {place}, without the feature `volume-condition`");
-        holds(condition.is_none(), expected, || format!("{condition:?}"))?;
+        let expected = || format!("no condition in {source}, without the feature `volume-condition`");
+        expect_that(condition.is_none(), expected, || format!("{condition:?}"))?;
     }
     Ok(())
 }
 
-async fn publish_readonly(bench: &Bench) -> Checked {
-    let (_, volume) = bench.volume("read-only").await?;
-    let request = PublishVolume { read_only: true, ..bench.publish_request(&volume, 0) };
-    let first = done("publish for reading only", bench.publish(&request).await)?;
-    let again = done("the same publish again", bench.publish(&request).await)?;
-    same("the same answer again", &first, &again)?;
+async fn publish_readonly(context: &SuiteContext) -> CaseResult {
+    let (_, volume) = context.new_volume("read-only").await?;
+    let request = PublishVolume { read_only: true, ..context.publish_request(&volume, 0) };
+    let first = expect_success("publish for reading only", context.publish(&request).await)?;
+    let again = expect_success("the same publish again", context.publish(&request).await)?;
+    expect_equal("the same answer again", &first, &again)?;
     let writable = PublishVolume { read_only: false, ..request };
-    let answer = bench.publish(&writable).await;
-    refused("the node again, for writing", &answer, &[ErrorKind::AlreadyExists])
+    let answer = context.publish(&writable).await;
+    expect_final_error("the node again, for writing", &answer, &[ErrorKind::AlreadyExists])
 }
 
-async fn published_nodes(bench: &Bench) -> Checked {
-    let (_, volume) = bench.volume("tracked").await?;
-    let request = bench.publish_request(&volume, 0);
-    done("publish", bench.publish(&request).await)?;
-    shown(bench, &request, std::slice::from_ref(&request.node_id)).await?;
-    done("unpublish", bench.unpublish(&volume.handle, Some(&request.node_id)).await)?;
-    shown(bench, &request, &[]).await
+async fn published_nodes(context: &SuiteContext) -> CaseResult {
+    let (_, volume) = context.new_volume("tracked").await?;
+    let request = context.publish_request(&volume, 0);
+    expect_success("publish", context.publish(&request).await)?;
+    check_published_nodes(context, &request, std::slice::from_ref(&request.node_id)).await?;
+    expect_success("unpublish", context.unpublish(&volume.handle, Some(&request.node_id)).await)?;
+    check_published_nodes(context, &request, &[]).await
 }
 
 /// Compares the nodes that the driver tells with those that it must.
-async fn shown(bench: &Bench, request: &PublishVolume, nodes: &[NodeId]) -> Checked {
-    for (place, status) in bench.looks(&request.handle).await? {
-        let what = format!("the nodes that it is published to, in {place}");
-        same(&what, &nodes.to_vec(), &status.published_node_ids)?;
+async fn check_published_nodes(
+    context: &SuiteContext,
+    request: &PublishVolume,
+    nodes: &[NodeId],
+) -> CaseResult {
+    for (source, status) in context.volume_statuses(&request.handle).await? {
+        let what = format!("the nodes that it is published to, in {source}");
+        expect_equal(&what, &nodes.to_vec(), &status.published_node_ids)?;
     }
     Ok(())
 }
 
-async fn volume_condition(bench: &Bench) -> Checked {
-    let (_, volume) = bench.volume("healthy").await?;
-    for (place, status) in bench.looks(&volume.handle).await? {
+async fn volume_condition(context: &SuiteContext) -> CaseResult {
+    let (_, volume) = context.new_volume("healthy").await?;
+    for (source, status) in context.volume_statuses(&volume.handle).await? {
         let condition = status.condition;
         let healthy = condition.as_ref().is_some_and(|condition| !condition.abnormal);
-        holds(healthy, || format!("a healthy condition in {place}"), || format!("{condition:?}"))?;
+        expect_that(healthy, || format!("a healthy condition in {source}"), || format!("{condition:?}"))?;
     }
     Ok(())
 }
 
-async fn online_expansion(bench: &Bench) -> Checked {
-    let (_, volume) = bench.volume("in-use").await?;
-    done("publish", bench.publish(&bench.publish_request(&volume, 0)).await)?;
-    let required = volume.capacity.unwrap_or(bench.options.size).saturating_mul(2);
-    let grown = done("expanding a published volume", bench.expand(&volume.handle, required).await)?;
+async fn online_expansion(context: &SuiteContext) -> CaseResult {
+    let (_, volume) = context.new_volume("in-use").await?;
+    expect_success("publish", context.publish(&context.publish_request(&volume, 0)).await)?;
+    let required = volume.capacity.unwrap_or(context.options.size).saturating_mul(2);
+    let expanded =
+        expect_success("expanding a published volume", context.expand(&volume.handle, required).await)?;
     let expected = || format!("at least {required} bytes");
-    holds(grown.capacity >= required, expected, || format!("{} bytes", grown.capacity))
+    expect_that(expanded.capacity >= required, expected, || format!("{} bytes", expanded.capacity))
 }
 
 /// Creates a volume for a use and asks whether it can be used so.
-async fn usable(bench: &Bench, capability: VolumeCapability) -> Checked {
-    let request = CreateVolume { capabilities: vec![capability], ..bench.request("for-a-use") };
+async fn check_usable(context: &SuiteContext, capability: VolumeCapability) -> CaseResult {
+    let request = CreateVolume { capabilities: vec![capability], ..context.volume_request("for-a-use") };
     let what = format!("a volume for {:?}", request.capabilities);
-    let volume = done(&what, bench.create(&request).await)?;
-    let answer = done("validate", bench.validate(&volume, &request.capabilities).await)?;
-    same("the validation", &Validation::Confirmed, &answer)
+    let volume = expect_success(&what, context.create(&request).await)?;
+    let answer = expect_success("validate", context.validate(&volume, &request.capabilities).await)?;
+    expect_equal("the validation", &Validation::Confirmed, &answer)
 }
 
-async fn single_node_multi_writer(bench: &Bench) -> Checked {
+async fn single_node_multi_writer(context: &SuiteContext) -> CaseResult {
     for mode in [CsiAccessMode::SingleNodeSingleWriter, CsiAccessMode::SingleNodeMultiWriter] {
-        usable(bench, VolumeCapability { access_mode: mode, ..bench.options.capability.clone() }).await?;
+        check_usable(context, VolumeCapability { access_mode: mode, ..context.options.capability.clone() })
+            .await?;
     }
     Ok(())
 }
 
-async fn volume_mount_group(bench: &Bench) -> Checked {
+async fn volume_mount_group(context: &SuiteContext) -> CaseResult {
     let access = AccessType::Filesystem {
         fs_type: None,
         mount_flags: Vec::new(),
         mount_group: Some("1000".to_owned()),
     };
-    usable(bench, VolumeCapability { access_type: access, ..bench.options.capability.clone() }).await
+    check_usable(context, VolumeCapability { access_type: access, ..context.options.capability.clone() })
+        .await
 }

@@ -6,12 +6,12 @@ use cofferdam_wasm::BackendConfig;
 
 use super::case;
 use crate::{
-    Case,
-    bench::Bench,
-    check::{Checked, done, failed, same},
+    ConformanceCase,
+    check::{CaseResult, expect_equal, expect_success, fail},
+    context::SuiteContext,
 };
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const CASES: &[ConformanceCase] = &[
     case!(
         "identity/loads",
         "The component loads: a valid name, version, topology keys and features, imports that are granted, first calls that answer.",
@@ -24,28 +24,33 @@ pub(super) const CASES: &[Case] = &[
         "The description is the same every time.",
         "wit identity.describe",
         [],
-        same_every_time
+        description_is_constant
     ),
     case!("identity/ready", "The driver says that it is ready.", "wit identity.probe; CSI Probe", [], ready),
 ];
 
 /// That there is a bench says that the component was loaded.
-async fn loads(_: &Bench) -> Checked {
+async fn loads(_: &SuiteContext) -> CaseResult {
     Ok(())
 }
 
-async fn same_every_time(bench: &Bench) -> Checked {
+async fn description_is_constant(context: &SuiteContext) -> CaseResult {
     for _ in 0..3 {
-        let BackendConfig { settings, limits, .. } = bench.options.config.clone();
-        match bench.engine.describe(bench.source.clone(), settings, limits).await {
-            Ok(again) => same("the description of the first load", bench.backend.description(), &again)?,
-            Err(error) => return failed("identity.describe: success", error.to_string()),
+        let BackendConfig { settings, limits, .. } = context.options.config.clone();
+        match context.engine.describe(context.source.clone(), settings, limits).await {
+            Ok(again) => {
+                expect_equal("the description of the first load", context.backend.description(), &again)?
+            }
+            Err(error) => return fail("identity.describe: success", error.to_string()),
         }
     }
     Ok(())
 }
 
-async fn ready(bench: &Bench) -> Checked {
-    let readiness = done("probe", bench.settled("probe", || bench.backend.probe(bench.call())).await)?;
-    same("readiness", &Readiness::Ready, &readiness)
+async fn ready(context: &SuiteContext) -> CaseResult {
+    let readiness = expect_success(
+        "probe",
+        context.retry_until_final("probe", || context.backend.probe(context.call())).await,
+    )?;
+    expect_equal("readiness", &Readiness::Ready, &readiness)
 }

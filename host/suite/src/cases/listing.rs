@@ -13,139 +13,142 @@ use cofferdam_domain::{
 
 use super::{
     case,
-    volumes::{BAD_SIZE, sized},
+    volumes::{BAD_SIZE, with_capacity},
 };
 use crate::{
-    Case,
-    Need::{Can, Looks},
-    bench::Bench,
-    check::{Checked, about_now, done, failed, holds, refused, refused_at_all, same, skipped},
+    CaseRequirement::{Exports, ListingOrInspection},
+    ConformanceCase,
+    check::{
+        CaseResult, expect_equal, expect_error, expect_final_error, expect_recent, expect_success,
+        expect_that, fail, skip,
+    },
+    context::SuiteContext,
 };
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const CASES: &[ConformanceCase] = &[
     case!(
         "listing/each-once",
         "Whatever the limit, the pages hold every volume once.",
         "wit listing.list; CSI ListVolumes",
-        [Can(Ability::Listing)],
-        each_once
+        [Exports(Ability::Listing)],
+        lists_each_once
     ),
     case!(
         "listing/limit",
         "A page holds no more than was asked for.",
         "wit listing.list; CSI ListVolumes",
-        [Can(Ability::Listing)],
+        [Exports(Ability::Listing)],
         limit
     ),
     case!(
         "listing/huge-limit",
         "The largest limit is answered as any other.",
         "wit listing.list; CSI ListVolumes",
-        [Can(Ability::Listing)],
+        [Exports(Ability::Listing)],
         huge_limit
     ),
     case!(
         "listing/while-changing",
         "Volumes that come and go between two pages do not hide others.",
         "wit listing.list; CSI ListVolumes",
-        [Can(Ability::Listing)],
-        while_changing
+        [Exports(Ability::Listing)],
+        list_while_changing
     ),
     case!(
         "listing/changed-at",
         "A volume that was created now was changed now, give or take a day.",
         "wit types.volume-status",
-        [Looks],
+        [ListingOrInspection],
         changed_at
     ),
     case!(
         "listing/equals-create",
         "A listed volume is what its creation answered.",
         "wit types.volume-status; CSI ListVolumes",
-        [Can(Ability::Listing)],
+        [Exports(Ability::Listing)],
         equals_create
     ),
     case!(
         "listing/forgets-deleted",
         "A deleted volume is not listed any more.",
         "wit listing.list; CSI ListVolumes",
-        [Can(Ability::Listing)],
-        forgets_deleted
+        [Exports(Ability::Listing)],
+        omits_deleted
     ),
     case!(
         "listing/bad-token",
         "A place that no listing returned is aborted.",
         "wit listing.list; CSI ListVolumes",
-        [Can(Ability::Listing)],
+        [Exports(Ability::Listing)],
         bad_token
     ),
     case!(
         "listing/owner",
         "A driver that keeps who owns a volume keeps it as it was given: leak detection depends on it.",
         "wit types.owner",
-        [Looks],
+        [ListingOrInspection],
         owner
     ),
     case!(
         "inspection/equals-create",
         "A described volume is what its creation answered.",
         "wit inspection.get; CSI ControllerGetVolume",
-        [Can(Ability::Inspection)],
+        [Exports(Ability::Inspection)],
         inspected_equals_create
     ),
     case!(
         "inspection/missing",
         "A volume that does not exist is not-found.",
         "wit inspection.get; CSI ControllerGetVolume",
-        [Can(Ability::Inspection)],
+        [Exports(Ability::Inspection)],
         missing
     ),
     case!(
         "inspection/agrees-with-listing",
         "Listing and inspection tell the same of a volume.",
         "wit types.volume-status",
-        [Can(Ability::Inspection), Can(Ability::Listing)],
+        [Exports(Ability::Inspection), Exports(Ability::Listing)],
         agrees_with_listing
     ),
     case!(
         "capacity/sane",
         "The room is a size, and the smallest volume is not larger than the largest.",
         "wit capacity.available; CSI GetCapacity",
-        [Can(Ability::Capacity)],
-        sane
+        [Exports(Ability::Capacity)],
+        capacity_is_consistent
     ),
     case!(
         "capacity/no-arguments",
         "The room is known also when neither use, parameters nor topology are given.",
         "wit capacity.capacity-request; CSI GetCapacity",
-        [Can(Ability::Capacity)],
+        [Exports(Ability::Capacity)],
         no_arguments
     ),
     case!(
         "capacity/maximum-is-true",
         "No volume is larger than the largest one that there is room for.",
         "wit capacity.capacity-report; CSI GetCapacity",
-        [Can(Ability::Capacity)],
-        maximum_is_true
+        [Exports(Ability::Capacity)],
+        maximum_is_enforced
     ),
 ];
 
 /// Most entries of a listing that are read: a listing that goes round in circles never ends.
-const MOST: usize = 100_000;
+const MAX_ENTRIES: usize = 100_000;
 
-impl Bench {
+impl SuiteContext {
     /// Everything that a listing of volumes returns, part by part.
-    pub(crate) async fn list_all(&self, limit: Option<u32>) -> Checked<Vec<VolumeStatus>> {
+    pub(crate) async fn list_all(&self, limit: Option<u32>) -> CaseResult<Vec<VolumeStatus>> {
         let mut all = Vec::new();
         let mut after = None;
         loop {
             let page = PageRequest { starting_token: after.take(), max_entries: limit };
-            let begin = || self.backend.list_volumes(self.call(), page.clone());
-            let page = done("a part of the listing", self.settled("list", begin).await)?;
+            let call = || self.backend.list_volumes(self.call(), page.clone());
+            let page = expect_success("a part of the listing", self.retry_until_final("list", call).await)?;
             all.extend(page.volumes);
             match page.next_token {
-                Some(next) if all.len() < MOST => after = Some(next),
-                Some(_) => return failed("a listing that ends", format!("{} volumes and more", all.len())),
+                Some(next) if all.len() < MAX_ENTRIES => after = Some(next),
+                Some(_) => return fail("a listing that ends", format!("{} volumes and more", all.len())),
                 None => return Ok(all),
             }
         }
@@ -153,108 +156,116 @@ impl Bench {
 
     /// Describes a volume.
     pub(crate) async fn inspect(&self, handle: &VolumeHandle) -> Result<VolumeStatus, StorageError> {
-        self.settled("get", || self.backend.get_volume(self.call(), handle.clone())).await
+        self.retry_until_final("get", || self.backend.get_volume(self.call(), handle.clone())).await
     }
 
     /// A volume as it stands, by inspection and by listing, as far as the driver has them.
-    pub(super) async fn looks(&self, handle: &VolumeHandle) -> Checked<Vec<(&'static str, VolumeStatus)>> {
-        let mut looks = Vec::new();
+    pub(super) async fn volume_statuses(
+        &self,
+        handle: &VolumeHandle,
+    ) -> CaseResult<Vec<(&'static str, VolumeStatus)>> {
+        let mut statuses = Vec::new();
         if self.backend.abilities().contains(&Ability::Inspection) {
-            looks.push(("inspection", done("the volume's description", self.inspect(handle).await)?));
+            statuses.push((
+                "inspection",
+                expect_success("the volume's description", self.inspect(handle).await)?,
+            ));
         }
         if self.backend.abilities().contains(&Ability::Listing) {
             let mut listed = self.list_all(None).await?.into_iter();
             match listed.find(|status| status.volume.handle == *handle) {
-                Some(status) => looks.push(("listing", status)),
-                None => return failed(format!("{handle} in the listing"), "it is not listed"),
+                Some(status) => statuses.push(("listing", status)),
+                None => return fail(format!("{handle} in the listing"), "it is not listed"),
             }
         }
-        Ok(looks)
+        Ok(statuses)
     }
 
     /// A volume as it stands, by inspection or by listing, whichever the driver has.
-    pub(super) async fn look(&self, handle: &VolumeHandle) -> Checked<VolumeStatus> {
+    pub(super) async fn volume_status(&self, handle: &VolumeHandle) -> CaseResult<VolumeStatus> {
         if self.backend.abilities().contains(&Ability::Inspection) {
-            return done("the volume's description", self.inspect(handle).await);
+            return expect_success("the volume's description", self.inspect(handle).await);
         }
         let listed = self.list_all(None).await?.into_iter().find(|status| status.volume.handle == *handle);
-        listed.map_or_else(|| failed(format!("{handle} in the listing"), "it is not listed"), Ok)
+        listed.map_or_else(|| fail(format!("{handle} in the listing"), "it is not listed"), Ok)
     }
 }
 
-async fn some(bench: &Bench) -> Checked<BTreeMap<VolumeHandle, (CreateVolume, CreatedVolume)>> {
+async fn create_several(
+    context: &SuiteContext,
+) -> CaseResult<BTreeMap<VolumeHandle, (CreateVolume, CreatedVolume)>> {
     let mut volumes = BTreeMap::new();
     for _ in 0..4 {
-        let (request, volume) = bench.volume("listed").await?;
+        let (request, volume) = context.new_volume("listed").await?;
         volumes.insert(volume.handle.clone(), (request, volume));
     }
     Ok(volumes)
 }
 
-async fn each_once(bench: &Bench) -> Checked {
-    let volumes = some(bench).await?;
+async fn lists_each_once(context: &SuiteContext) -> CaseResult {
+    let volumes = create_several(context).await?;
     for limit in [None, Some(3), Some(2), Some(1)] {
-        let listed = bench.list_all(limit).await?;
+        let listed = context.list_all(limit).await?;
         for handle in volumes.keys() {
             let times = listed.iter().filter(|status| status.volume.handle == *handle).count();
             let expected = || format!("{handle} once in pages of {limit:?}");
-            holds(times == 1, expected, || format!("{times} times among {} volumes", listed.len()))?;
+            expect_that(times == 1, expected, || format!("{times} times among {} volumes", listed.len()))?;
         }
     }
     Ok(())
 }
 
-async fn limit(bench: &Bench) -> Checked {
-    some(bench).await?;
+async fn limit(context: &SuiteContext) -> CaseResult {
+    create_several(context).await?;
     for limit in 1..=3 {
         let page = PageRequest { starting_token: None, max_entries: Some(limit) };
-        let begin = || bench.backend.list_volumes(bench.call(), page.clone());
-        done(&format!("a page of at most {limit}"), bench.settled("list", begin).await)?;
+        let call = || context.backend.list_volumes(context.call(), page.clone());
+        expect_success(&format!("a page of at most {limit}"), context.retry_until_final("list", call).await)?;
     }
     Ok(())
 }
 
-async fn huge_limit(bench: &Bench) -> Checked {
-    let volumes = some(bench).await?;
-    let listed = bench.list_all(Some(u32::MAX)).await?;
+async fn huge_limit(context: &SuiteContext) -> CaseResult {
+    let volumes = create_several(context).await?;
+    let listed = context.list_all(Some(u32::MAX)).await?;
     let missing = volumes.keys().find(|handle| !listed.iter().any(|status| status.volume.handle == **handle));
-    holds(missing.is_none(), || "every volume".to_owned(), || format!("{missing:?} is missing"))
+    expect_that(missing.is_none(), || "every volume".to_owned(), || format!("{missing:?} is missing"))
 }
 
 /// Deletes what the first page ended with, creates another, and reads on.
-async fn while_changing(bench: &Bench) -> Checked {
-    let mut wanted: BTreeSet<_> = some(bench).await?.into_keys().collect();
+async fn list_while_changing(context: &SuiteContext) -> CaseResult {
+    let mut expected: BTreeSet<_> = create_several(context).await?.into_keys().collect();
     let list = async |after: Option<String>| {
         let page = PageRequest { starting_token: after, max_entries: Some(2) };
-        let begin = || bench.backend.list_volumes(bench.call(), page.clone());
-        done("a part of the listing", bench.settled("list", begin).await)
+        let call = || context.backend.list_volumes(context.call(), page.clone());
+        expect_success("a part of the listing", context.retry_until_final("list", call).await)
     };
     let mut listed = Vec::new();
     let mut next = None;
-    let mut changed = false;
-    while listed.len() < MOST {
+    let mut has_changed = false;
+    while listed.len() < MAX_ENTRIES {
         let page = list(next.take()).await?;
-        let ours =
-            page.volumes.iter().map(|status| &status.volume.handle).find(|handle| wanted.contains(handle));
+        let own =
+            page.volumes.iter().map(|status| &status.volume.handle).find(|handle| expected.contains(handle));
         // Before a page of this run there may be many of strangers.
-        if let Some(first) = ours.filter(|_| !changed) {
-            changed = true;
+        if let Some(first) = own.filter(|_| !has_changed) {
+            has_changed = true;
             for handle in page.volumes.iter().map(|status| &status.volume.handle) {
-                if bench.has_made(handle) && wanted.remove(handle) {
-                    done(&format!("delete {first}"), bench.delete(handle).await)?;
+                if context.has_created(handle) && expected.remove(handle) {
+                    expect_success(&format!("delete {first}"), context.delete(handle).await)?;
                 }
             }
-            bench.volume("listed").await?;
+            context.new_volume("listed").await?;
         }
         listed.extend(page.volumes.into_iter().map(|status| status.volume.handle));
         match page.next_token {
-            Some(place) => next = Some(place),
+            Some(token) => next = Some(token),
             None => break,
         }
     }
-    for handle in &wanted {
+    for handle in &expected {
         let times = listed.iter().filter(|listed| *listed == handle).count();
-        holds(
+        expect_that(
             times == 1,
             || format!("{handle}, which was there all the time, once"),
             || format!("{times} times"),
@@ -263,100 +274,100 @@ async fn while_changing(bench: &Bench) -> Checked {
     Ok(())
 }
 
-async fn changed_at(bench: &Bench) -> Checked {
-    let (_, volume) = bench.volume("dated").await?;
-    match bench.look(&volume.handle).await?.changed_at_ms {
-        Some(changed) => about_now(changed),
-        None => skipped("the driver does not know when a volume was changed"),
+async fn changed_at(context: &SuiteContext) -> CaseResult {
+    let (_, volume) = context.new_volume("dated").await?;
+    match context.volume_status(&volume.handle).await?.changed_at_ms {
+        Some(changed) => expect_recent(changed),
+        None => skip("the driver does not know when a volume was changed"),
     }
 }
 
-async fn equals_create(bench: &Bench) -> Checked {
-    let volumes = some(bench).await?;
-    for status in bench.list_all(None).await? {
+async fn equals_create(context: &SuiteContext) -> CaseResult {
+    let volumes = create_several(context).await?;
+    for status in context.list_all(None).await? {
         if let Some((_, created)) = volumes.get(&status.volume.handle) {
-            same("what the creation answered", created, &status.volume)?;
+            expect_equal("what the creation answered", created, &status.volume)?;
         }
     }
     Ok(())
 }
 
-async fn forgets_deleted(bench: &Bench) -> Checked {
-    let (_, volume) = bench.volume("forgotten").await?;
-    done("delete", bench.delete(&volume.handle).await)?;
-    let listed = bench.list_all(None).await?;
+async fn omits_deleted(context: &SuiteContext) -> CaseResult {
+    let (_, volume) = context.new_volume("forgotten").await?;
+    expect_success("delete", context.delete(&volume.handle).await)?;
+    let listed = context.list_all(None).await?;
     let gone = listed.iter().all(|status| status.volume.handle != volume.handle);
     let found = || format!("{} is still listed", volume.handle);
-    holds(gone, || "no deleted volume in the listing".to_owned(), found)
+    expect_that(gone, || "no deleted volume in the listing".to_owned(), found)
 }
 
-async fn bad_token(bench: &Bench) -> Checked {
+async fn bad_token(context: &SuiteContext) -> CaseResult {
     let page =
         PageRequest { starting_token: Some("cofferdam-test-no-such-place".to_owned()), max_entries: None };
-    let answer = bench.backend.list_volumes(bench.call(), page).await;
-    refused_at_all("a place that no listing returned", &answer, ErrorKind::Aborted)
+    let answer = context.backend.list_volumes(context.call(), page).await;
+    expect_error("a place that no listing returned", &answer, ErrorKind::Aborted)
 }
 
-async fn owner(bench: &Bench) -> Checked {
-    let (request, volume) = bench.volume("owned").await?;
-    let kept = bench.look(&volume.handle).await?.owner;
-    bench.saw_owner(kept.is_some());
-    match kept {
-        Some(_) => same("the owner as it was given", &request.owner, &kept),
-        None => skipped("the driver does not keep who owns a volume"),
+async fn owner(context: &SuiteContext) -> CaseResult {
+    let (request, volume) = context.new_volume("owned").await?;
+    let returned_owner = context.volume_status(&volume.handle).await?.owner;
+    context.set_keeps_owners(returned_owner.is_some());
+    match returned_owner {
+        Some(_) => expect_equal("the owner as it was given", &request.owner, &returned_owner),
+        None => skip("the driver does not keep who owns a volume"),
     }
 }
 
-async fn inspected_equals_create(bench: &Bench) -> Checked {
-    let (_, volume) = bench.volume("inspected").await?;
-    let status = done("the volume's description", bench.inspect(&volume.handle).await)?;
-    same("what the creation answered", &volume, &status.volume)
+async fn inspected_equals_create(context: &SuiteContext) -> CaseResult {
+    let (_, volume) = context.new_volume("inspected").await?;
+    let status = expect_success("the volume's description", context.inspect(&volume.handle).await)?;
+    expect_equal("what the creation answered", &volume, &status.volume)
 }
 
-async fn missing(bench: &Bench) -> Checked {
-    let answer = bench.inspect(&bench.ghost().handle).await;
-    refused("a volume that does not exist", &answer, &[ErrorKind::NotFound])?;
-    let (_, volume) = bench.volume("inspected").await?;
-    done("delete", bench.delete(&volume.handle).await)?;
-    refused("a deleted volume", &bench.inspect(&volume.handle).await, &[ErrorKind::NotFound])
+async fn missing(context: &SuiteContext) -> CaseResult {
+    let answer = context.inspect(&context.nonexistent_volume().handle).await;
+    expect_final_error("a volume that does not exist", &answer, &[ErrorKind::NotFound])?;
+    let (_, volume) = context.new_volume("inspected").await?;
+    expect_success("delete", context.delete(&volume.handle).await)?;
+    expect_final_error("a deleted volume", &context.inspect(&volume.handle).await, &[ErrorKind::NotFound])
 }
 
-async fn agrees_with_listing(bench: &Bench) -> Checked {
-    let (_, volume) = bench.volume("inspected").await?;
-    let inspected = done("the volume's description", bench.inspect(&volume.handle).await)?;
-    let mut listed = bench.list_all(None).await?;
+async fn agrees_with_listing(context: &SuiteContext) -> CaseResult {
+    let (_, volume) = context.new_volume("inspected").await?;
+    let inspected = expect_success("the volume's description", context.inspect(&volume.handle).await)?;
+    let mut listed = context.list_all(None).await?;
     listed.retain(|status| status.volume.handle == volume.handle);
-    same("what inspection tells", &vec![inspected], &listed)
+    expect_equal("what inspection tells", &vec![inspected], &listed)
 }
 
-fn query(bench: &Bench) -> CapacityQuery {
+fn query(context: &SuiteContext) -> CapacityQuery {
     CapacityQuery {
-        capabilities: vec![bench.options.capability.clone()],
-        parameters: bench.options.parameters.clone(),
-        topology: bench.options.topology.clone(),
+        capabilities: vec![context.options.capability.clone()],
+        parameters: context.options.parameters.clone(),
+        topology: context.options.topology.clone(),
     }
 }
 
-impl Bench {
-    async fn room(&self, query: CapacityQuery) -> Checked<cofferdam_domain::storage::Capacity> {
-        let begin = || self.backend.get_capacity(self.call(), query.clone());
-        done("the room", self.settled("capacity", begin).await)
+impl SuiteContext {
+    async fn capacity(&self, query: CapacityQuery) -> CaseResult<cofferdam_domain::storage::Capacity> {
+        let call = || self.backend.get_capacity(self.call(), query.clone());
+        expect_success("the room", self.retry_until_final("capacity", call).await)
     }
 }
 
-async fn sane(bench: &Bench) -> Checked {
-    bench.room(query(bench)).await.map(drop)
+async fn capacity_is_consistent(context: &SuiteContext) -> CaseResult {
+    context.capacity(query(context)).await.map(drop)
 }
 
-async fn no_arguments(bench: &Bench) -> Checked {
-    bench.room(CapacityQuery::default()).await.map(drop)
+async fn no_arguments(context: &SuiteContext) -> CaseResult {
+    context.capacity(CapacityQuery::default()).await.map(drop)
 }
 
-async fn maximum_is_true(bench: &Bench) -> Checked {
-    let Some(maximum) = bench.room(query(bench)).await?.maximum_volume_size else {
-        return skipped("the driver does not know the largest volume");
+async fn maximum_is_enforced(context: &SuiteContext) -> CaseResult {
+    let Some(maximum) = context.capacity(query(context)).await?.maximum_volume_size else {
+        return skip("the driver does not know the largest volume");
     };
-    let request = sized(&bench.request("largest"), Some(maximum.saturating_add(1)), None);
-    let answer = bench.create(&request).await;
-    refused(&format!("a volume of one byte more than {maximum}"), &answer, &BAD_SIZE)
+    let request = with_capacity(&context.volume_request("largest"), Some(maximum.saturating_add(1)), None);
+    let answer = context.create(&request).await;
+    expect_final_error(&format!("a volume of one byte more than {maximum}"), &answer, &BAD_SIZE)
 }

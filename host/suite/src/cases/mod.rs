@@ -1,27 +1,27 @@
 //! The table: every rule that a run tries, interface by interface.
 
-mod changes;
+mod content_sources;
+mod expansion;
 mod features;
-mod groups;
+mod group_snapshots;
 mod identity;
 mod listing;
 mod publishing;
 mod robustness;
 mod snapshots;
-mod sources;
 mod topology;
 mod volumes;
 
-use crate::Case;
+use crate::ConformanceCase;
 
 /// A row of the table.
 macro_rules! case {
     ($id:literal, $rule:literal, $source:literal, [$($need:expr),*], $run:path $(, $argument:expr)*) => {
-        $crate::Case {
+        $crate::ConformanceCase {
             id: $id,
             rule: $rule,
             source: $source,
-            needs: &[$($need),*],
+            requirements: &[$($need),*],
             run: |bench| Box::pin($run(bench $(, $argument)*)),
         }
     };
@@ -29,16 +29,16 @@ macro_rules! case {
 use case;
 
 /// The case that fails when a component cannot be loaded.
-pub(crate) const LOADS: &str = "identity/loads";
+pub(crate) const LOAD_CASE: &str = "identity/loads";
 
-static TABLE: &[&[Case]] = &[
+static CASES: &[&[ConformanceCase]] = &[
     identity::CASES,
     volumes::CASES,
-    sources::CASES,
+    content_sources::CASES,
     publishing::CASES,
-    changes::CASES,
+    expansion::CASES,
     snapshots::CASES,
-    groups::CASES,
+    group_snapshots::CASES,
     listing::CASES,
     topology::CASES,
     features::CASES,
@@ -46,6 +46,6 @@ static TABLE: &[&[Case]] = &[
 ];
 
 /// Every case, in the order in which they are run and reported.
-pub fn cases() -> impl Iterator<Item = &'static Case> {
-    TABLE.iter().copied().flatten()
+pub fn cases() -> impl Iterator<Item = &'static ConformanceCase> {
+    CASES.iter().copied().flatten()
 }

@@ -1,9 +1,9 @@
 //! Bad days, and what is left after them.
 
+mod concurrency;
 mod crashes;
-mod endings;
-mod races;
-mod repeats;
+mod determinism;
+mod final_checks;
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use cofferdam_domain::storage::{Ability, CreateVolume, ErrorKind, Parameters};
 
 use super::case;
 use crate::{
-    Case,
-    Need::{Can, HostCalls, Http, MutableParameters, Secrets},
-    bench::Bench,
-    check::{Checked, done_or_refused},
+    CaseRequirement::{Exports, HostCalls, Http, MutableParameters, Secrets},
+    ConformanceCase,
+    check::{CaseResult, expect_success_or_final_error},
+    context::SuiteContext,
 };
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const CASES: &[ConformanceCase] = &[
     case!(
         "limits/large-parameters",
         "Parameters of 4 KiB, with keys of 128 bytes, are answered.",
@@ -37,70 +37,70 @@ pub(super) const CASES: &[Case] = &[
         "Volumes that are created and deleted at once do not get in each other's way.",
         "wit package; CSI concurrency",
         [],
-        races::different_names
+        concurrency::different_names
     ),
     case!(
         "concurrency/same-name",
         "The same create at several processes at once makes one volume; who is too early is aborted.",
         "wit volumes.create; CSI concurrency",
         [],
-        races::same_name
+        concurrency::same_name
     ),
     case!(
         "concurrency/create-and-delete",
         "A volume that is created and deleted at once can be created and deleted after that.",
         "wit volumes; CSI concurrency",
         [],
-        races::create_and_delete
+        concurrency::create_and_delete
     ),
     case!(
         "concurrency/same-snapshot",
         "The same snapshot at several processes at once makes one snapshot.",
         "wit snapshots.create; CSI concurrency",
-        [Can(Ability::Snapshots)],
-        races::same_snapshot
+        [Exports(Ability::Snapshots)],
+        concurrency::same_snapshot
     ),
     case!(
         "concurrency/two-nodes",
         "A volume for one node that two nodes want at once goes to one of them.",
         "wit publishing.publish; CSI ControllerPublishVolume",
-        [Can(Ability::Publishing)],
-        races::two_nodes
+        [Exports(Ability::Publishing)],
+        concurrency::two_nodes
     ),
     case!(
         "concurrency/expand",
         "Two expansions at once make a volume as large as the larger one.",
         "wit expansion.expand; CSI concurrency",
-        [Can(Ability::Expansion)],
-        races::expand
+        [Exports(Ability::Expansion)],
+        concurrency::expand
     ),
     case!(
         "determinism/reads",
         "What changes nothing answers the same twice.",
         "wit package",
         [],
-        repeats::reads
+        determinism::reads
     ),
     case!(
         "deadlines/hurried-create",
         "A create that is stopped by its deadline is healed by the same create.",
         "wit types.finality; CSI timeouts",
         [],
-        races::hurried_create
+        concurrency::create_past_deadline
     ),
     case!(
         "deadlines/hurried-delete",
         "A delete that is stopped by its deadline is healed by the same delete.",
         "wit types.finality; CSI timeouts",
         [],
-        races::hurried_delete
+        concurrency::delete_past_deadline
     ),
     case!(
         "deadlines/abandoned-create",
         "A create whose caller went away, and that is repeated elsewhere at once, makes one volume.",
         "wit types.finality; CSI timeouts",
         [],
-        races::abandoned_create
+        concurrency::abandoned_create
     ),
     case!(
         "crashes/create",
@@ -120,70 +120,70 @@ pub(super) const CASES: &[Case] = &[
         "crashes/clone",
         "A clone that died after any of its host calls is healed by the same call.",
         "wit package; CSI timeouts",
-        [HostCalls, Can(Ability::Cloning)],
+        [HostCalls, Exports(Ability::Cloning)],
         crashes::clone
     ),
     case!(
         "crashes/restore",
         "A restore that died after any of its host calls is healed by the same call.",
         "wit package; CSI timeouts",
-        [HostCalls, Can(Ability::Restoring), Can(Ability::Snapshots)],
+        [HostCalls, Exports(Ability::Restoring), Exports(Ability::Snapshots)],
         crashes::restore
     ),
     case!(
         "crashes/publish",
         "A publish that died after any of its host calls is healed by the same call.",
         "wit package; CSI timeouts",
-        [HostCalls, Can(Ability::Publishing)],
+        [HostCalls, Exports(Ability::Publishing)],
         crashes::publish
     ),
     case!(
         "crashes/unpublish",
         "An unpublish that died after any of its host calls is healed by the same call: the volume is free.",
         "wit package; CSI timeouts",
-        [HostCalls, Can(Ability::Publishing)],
+        [HostCalls, Exports(Ability::Publishing)],
         crashes::unpublish
     ),
     case!(
         "crashes/modify",
         "A modification that died after any of its host calls is healed by the same call.",
         "wit package; CSI timeouts",
-        [HostCalls, Can(Ability::Modification), MutableParameters],
+        [HostCalls, Exports(Ability::Modification), MutableParameters],
         crashes::modify
     ),
     case!(
         "crashes/snapshot",
         "A snapshot that died after any of its host calls is healed by the same call; deleting leaves nothing.",
         "wit package; CSI timeouts",
-        [HostCalls, Can(Ability::Snapshots)],
+        [HostCalls, Exports(Ability::Snapshots)],
         crashes::snapshot
     ),
     case!(
         "crashes/expand",
         "An expansion that died after any of its host calls is healed by the same call.",
         "wit package; CSI timeouts",
-        [HostCalls, Can(Ability::Expansion)],
+        [HostCalls, Exports(Ability::Expansion)],
         crashes::expand
     ),
     case!(
         "crashes/delete-snapshot",
         "A delete of a snapshot that died after any of its host calls is healed by the same delete.",
         "wit package; CSI timeouts",
-        [HostCalls, Can(Ability::Snapshots)],
+        [HostCalls, Exports(Ability::Snapshots)],
         crashes::delete_snapshot
     ),
     case!(
         "crashes/group-snapshot",
         "A group that died after any of its host calls is healed by the same call; deleting leaves nothing.",
         "wit package; CSI timeouts",
-        [HostCalls, Can(Ability::GroupSnapshots)],
+        [HostCalls, Exports(Ability::GroupSnapshots)],
         crashes::group
     ),
     case!(
         "crashes/lost-answers",
         "A create whose request was carried out and whose answer was lost does not fail finally, and makes one volume.",
         "wit http.http-error, types.finality",
-        [Http, Can(Ability::Listing)],
+        [Http, Exports(Ability::Listing)],
         crashes::lost_answers
     ),
     case!(
@@ -191,56 +191,57 @@ pub(super) const CASES: &[Case] = &[
         "A call without its secrets is refused: the class may lack them.",
         "wit secrets, types.error-kind",
         [Secrets],
-        endings::without_secrets
+        final_checks::without_secrets
     ),
     case!(
         "errors/have-a-message",
         "Every error says what happened.",
         "wit types.storage-error; CSI error scheme",
         [],
-        endings::have_a_message
+        final_checks::have_a_message
     ),
     case!(
         "errors/final-kinds-are-final",
         "What can never succeed is final: invalid-argument, not-found, already-exists, out-of-range, failed-precondition, unimplemented.",
         "wit types.finality",
         [],
-        endings::final_kinds_are_final
+        final_checks::final_kinds_are_final
     ),
     case!(
         "errors/no-defects",
         "No call of the run trapped, ran out of its limits or broke the contract.",
         "wit package; CSI error scheme",
         [],
-        endings::no_defects
+        final_checks::no_defects
     ),
     case!(
         "cleanup/nothing-is-left",
         "What was deleted is not listed any more, and leaves nothing in the driver's state and pool.",
         "wit volumes.delete",
         [],
-        endings::nothing_is_left
+        final_checks::nothing_is_left
     ),
 ];
 
 /// Creates a volume with odd parameters: that may succeed or be refused, but never be a defect.
-async fn answered(bench: &Bench, what: &str, parameters: Parameters) -> Checked {
-    let request = CreateVolume { parameters, ..bench.request("odd") };
-    done_or_refused(what, &bench.create(&request).await, &[ErrorKind::InvalidArgument]).map(drop)
+async fn check_odd_parameters(context: &SuiteContext, what: &str, parameters: Parameters) -> CaseResult {
+    let request = CreateVolume { parameters, ..context.volume_request("odd") };
+    expect_success_or_final_error(what, &context.create(&request).await, &[ErrorKind::InvalidArgument])
+        .map(drop)
 }
 
-async fn large_parameters(bench: &Bench) -> Checked {
-    let one = [("k".repeat(128), "v".repeat(4096 - 128))].into();
-    answered(bench, "a parameter of 4 KiB", one).await
+async fn large_parameters(context: &SuiteContext) -> CaseResult {
+    let parameters = [("k".repeat(128), "v".repeat(4096 - 128))].into();
+    check_odd_parameters(context, "a parameter of 4 KiB", parameters).await
 }
 
-async fn many_parameters(bench: &Bench) -> Checked {
-    let many = (0..500).map(|number| (format!("k{number:03}"), "v".to_owned())).collect();
-    answered(bench, "500 parameters", many).await
+async fn many_parameters(context: &SuiteContext) -> CaseResult {
+    let parameters = (0..500).map(|number| (format!("k{number:03}"), "v".to_owned())).collect();
+    check_odd_parameters(context, "500 parameters", parameters).await
 }
 
 /// Deadlines that end before, while and after a driver does its work.
-const HURRIES: [Duration; 5] = [
+const SHORT_DEADLINES: [Duration; 5] = [
     Duration::ZERO,
     Duration::from_millis(1),
     Duration::from_millis(5),

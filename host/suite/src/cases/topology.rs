@@ -5,19 +5,19 @@ use cofferdam_domain::storage::{CreateVolume, ErrorKind, TopologyRequirement};
 
 use super::case;
 use crate::{
-    Case,
-    Need::{NoTopology, Topology},
-    bench::Bench,
-    check::{Checked, done, holds, refused, skipped},
+    CaseRequirement::{NoTopology, Topology},
+    ConformanceCase,
+    check::{CaseResult, expect_final_error, expect_success, expect_that, skip},
+    context::SuiteContext,
 };
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const CASES: &[ConformanceCase] = &[
     case!(
         "topology/is-met",
         "A volume can be reached from the place that was asked for.",
         "wit types.topology-requirement; CSI CreateVolume",
         [Topology],
-        is_met
+        topology_is_met
     ),
     case!(
         "topology/known-keys",
@@ -31,54 +31,54 @@ pub(super) const CASES: &[Case] = &[
         "A volume for a place that does not exist is resource-exhausted, or invalid-argument.",
         "wit types.topology-requirement; CSI CreateVolume",
         [Topology],
-        nowhere
+        unknown_topology
     ),
     case!(
         "topology/none",
         "Volumes of a driver that names no topology keys have no places.",
         "wit types.volume; CSI Topology",
         [NoTopology],
-        none
+        no_topology
     ),
 ];
 
-async fn is_met(bench: &Bench) -> Checked {
-    let (request, volume) = bench.volume("placed").await?;
-    let places: Vec<_> = request.topology.iter().flat_map(|topology| &topology.requisite).collect();
-    let met = volume.topology.iter().any(|found| {
-        places.iter().any(|wanted| wanted.iter().all(|(key, value)| found.get(key) == Some(value)))
+async fn topology_is_met(context: &SuiteContext) -> CaseResult {
+    let (request, volume) = context.new_volume("placed").await?;
+    let requested: Vec<_> = request.topology.iter().flat_map(|topology| &topology.requisite).collect();
+    let is_met = volume.topology.iter().any(|found| {
+        requested.iter().any(|wanted| wanted.iter().all(|(key, value)| found.get(key) == Some(value)))
     });
-    holds(
-        met,
-        || format!("a volume that can be reached from {places:?}"),
+    expect_that(
+        is_met,
+        || format!("a volume that can be reached from {requested:?}"),
         || format!("{:?}", volume.topology),
     )
 }
 
-async fn known_keys(bench: &Bench) -> Checked {
-    let (_, volume) = bench.volume("keyed").await?;
-    let known = &bench.backend.description().topology_keys;
-    let stranger = volume.topology.iter().flatten().find(|(key, _)| !known.contains(key));
+async fn known_keys(context: &SuiteContext) -> CaseResult {
+    let (_, volume) = context.new_volume("keyed").await?;
+    let known = &context.backend.description().topology_keys;
+    let unknown_key = volume.topology.iter().flatten().find(|(key, _)| !known.contains(key));
     let expected = || format!("keys of {known:?}");
-    holds(stranger.is_none(), expected, || format!("{:?}", volume.topology))
+    expect_that(unknown_key.is_none(), expected, || format!("{:?}", volume.topology))
 }
 
-async fn nowhere(bench: &Bench) -> Checked {
-    let request = bench.request("nowhere");
-    let Some(mut place) = bench.options.topology.clone() else {
-        return skipped("the run was given no place");
+async fn unknown_topology(context: &SuiteContext) -> CaseResult {
+    let request = context.volume_request("nowhere");
+    let Some(mut segments) = context.options.topology.clone() else {
+        return skip("the run was given no place");
     };
-    for value in place.values_mut() {
+    for value in segments.values_mut() {
         "cofferdam-test-nowhere".clone_into(value);
     }
-    let topology = Some(TopologyRequirement { requisite: vec![place.clone()], preferred: vec![place] });
-    let answer = bench.create(&CreateVolume { topology, ..request }).await;
+    let topology = Some(TopologyRequirement { requisite: vec![segments.clone()], preferred: vec![segments] });
+    let answer = context.create(&CreateVolume { topology, ..request }).await;
     let kinds = [ErrorKind::ResourceExhausted, ErrorKind::InvalidArgument];
-    refused("a volume for a place that does not exist", &answer, &kinds)
+    expect_final_error("a volume for a place that does not exist", &answer, &kinds)
 }
 
-async fn none(bench: &Bench) -> Checked {
-    let request = CreateVolume { topology: None, ..bench.request("anywhere") };
-    let volume = done("a new volume", bench.create(&request).await)?;
-    holds(volume.topology.is_empty(), || "no places".to_owned(), || format!("{:?}", volume.topology))
+async fn no_topology(context: &SuiteContext) -> CaseResult {
+    let request = CreateVolume { topology: None, ..context.volume_request("anywhere") };
+    let volume = expect_success("a new volume", context.create(&request).await)?;
+    expect_that(volume.topology.is_empty(), || "no places".to_owned(), || format!("{:?}", volume.topology))
 }

@@ -1,6 +1,6 @@
 //! Volumes that come and go.
 
-mod absent;
+mod missing;
 pub(super) mod names;
 
 use cofferdam_backend::Backend as _;
@@ -14,16 +14,19 @@ use cofferdam_domain::{
 
 use super::case;
 use crate::{
-    Case,
-    bench::{Bench, Origin},
-    check::{Checked, done, done_or_refused, failed, holds, refused, same},
+    ConformanceCase,
+    check::{
+        CaseResult, expect_equal, expect_final_error, expect_success, expect_success_or_final_error,
+        expect_that, fail,
+    },
+    context::{SuiteContext, VolumeOrigin},
 };
 
 /// How a driver may refuse a size.
 pub(super) const BAD_SIZE: [ErrorKind; 3] =
     [ErrorKind::OutOfRange, ErrorKind::InvalidArgument, ErrorKind::ResourceExhausted];
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const CASES: &[ConformanceCase] = &[
     case!(
         "volumes/create-is-idempotent",
         "The same create again answers with the same volume, also at another process.",
@@ -141,28 +144,28 @@ pub(super) const CASES: &[Case] = &[
         "Deleting what is deleted is a success, also at another process.",
         "wit volumes.delete; CSI DeleteVolume",
         [],
-        absent::delete_is_idempotent
+        missing::delete_is_idempotent
     ),
     case!(
         "volumes/delete-unknown",
         "Deleting a handle that was never given is a success, whatever it looks like.",
         "wit volumes.delete; CSI DeleteVolume",
         [],
-        absent::delete_unknown
+        missing::delete_unknown
     ),
     case!(
         "volumes/delete-deletes",
         "A deleted volume is gone.",
         "wit volumes.delete; CSI DeleteVolume",
         [],
-        absent::delete_deletes
+        missing::delete_deletes
     ),
     case!(
         "volumes/create-after-delete",
         "The name of a deleted volume is free, for any size.",
         "wit volumes.create",
         [],
-        absent::create_after_delete
+        missing::create_after_delete
     ),
     case!(
         "volumes/validate-confirms",
@@ -190,18 +193,18 @@ pub(super) const CASES: &[Case] = &[
         "Validating a volume that does not exist is not-found.",
         "wit volumes.validate; CSI ValidateVolumeCapabilities",
         [],
-        absent::validate_missing
+        missing::validate_missing
     ),
 ];
 
-impl Bench {
+impl SuiteContext {
     /// Asks whether a volume can be used in some ways.
     pub(super) async fn validate(
         &self,
         volume: &CreatedVolume,
         capabilities: &[VolumeCapability],
     ) -> Result<Validation, StorageError> {
-        self.settled("validate", || {
+        self.retry_until_final("validate", || {
             let request = ValidateVolume {
                 handle: volume.handle.clone(),
                 context: volume.context.clone(),
@@ -215,9 +218,9 @@ impl Bench {
     }
 
     /// A volume of a handle that no volume has.
-    pub(super) fn ghost(&self) -> CreatedVolume {
+    pub(super) fn nonexistent_volume(&self) -> CreatedVolume {
         CreatedVolume {
-            handle: VolumeHandle::new(self.name("ghost")),
+            handle: VolumeHandle::new(self.unique_name("ghost")),
             capacity: None,
             context: Parameters::new(),
             topology: Vec::new(),
@@ -227,132 +230,148 @@ impl Bench {
 }
 
 /// A request with another range.
-pub(super) fn sized(request: &CreateVolume, required: Option<u64>, limit: Option<u64>) -> CreateVolume {
+pub(super) fn with_capacity(
+    request: &CreateVolume,
+    required: Option<u64>,
+    limit: Option<u64>,
+) -> CreateVolume {
     CreateVolume { capacity: CapacityRange { required, limit }, ..request.clone() }
 }
 
-async fn create_is_idempotent(bench: &Bench) -> Checked {
-    let (request, first) = bench.volume("twice").await?;
-    let twin = bench.twin();
-    for backend in [&bench.backend, &twin] {
-        let again = bench.create_from(backend, &request, &Origin::Empty).await;
-        same("the same answer again", &first, &done("the same create again", again)?)?;
+async fn create_is_idempotent(context: &SuiteContext) -> CaseResult {
+    let (request, first) = context.new_volume("twice").await?;
+    let second = context.second_process();
+    for backend in [&context.backend, &second] {
+        let again = context.create_from(backend, &request, &VolumeOrigin::Empty).await;
+        expect_equal("the same answer again", &first, &expect_success("the same create again", again)?)?;
     }
     Ok(())
 }
 
-async fn create_other_size(bench: &Bench) -> Checked {
-    let (request, first) = bench.volume("resized").await?;
-    let size = first.capacity.unwrap_or(bench.options.size);
-    let other = sized(&request, Some(size.saturating_mul(2)), None);
-    refused("the name with twice the size", &bench.create(&other).await, &[ErrorKind::AlreadyExists])
+async fn create_other_size(context: &SuiteContext) -> CaseResult {
+    let (request, first) = context.new_volume("resized").await?;
+    let size = first.capacity.unwrap_or(context.options.size);
+    let other = with_capacity(&request, Some(size.saturating_mul(2)), None);
+    expect_final_error(
+        "the name with twice the size",
+        &context.create(&other).await,
+        &[ErrorKind::AlreadyExists],
+    )
 }
 
-async fn create_other_parameters(bench: &Bench) -> Checked {
-    let (request, _) = bench.volume("reparameterised").await?;
+async fn create_other_parameters(context: &SuiteContext) -> CaseResult {
+    let (request, _) = context.new_volume("reparameterised").await?;
     let mut parameters = request.parameters.clone();
     parameters.insert("cofferdam-test-unknown".to_owned(), "1".to_owned());
     let other = CreateVolume { parameters, ..request };
     let kinds = [ErrorKind::AlreadyExists, ErrorKind::InvalidArgument];
-    refused("the name with another parameter", &bench.create(&other).await, &kinds)
+    expect_final_error("the name with another parameter", &context.create(&other).await, &kinds)
 }
 
-async fn create_other_capability(bench: &Bench) -> Checked {
-    let (request, _) = bench.volume("reused").await?;
-    let mode = if bench.options.capability.access_mode == CsiAccessMode::MultiNodeReaderOnly {
+async fn create_other_capability(context: &SuiteContext) -> CaseResult {
+    let (request, _) = context.new_volume("reused").await?;
+    let mode = if context.options.capability.access_mode == CsiAccessMode::MultiNodeReaderOnly {
         CsiAccessMode::SingleNodeWriter
     } else {
         CsiAccessMode::MultiNodeReaderOnly
     };
-    let capability = VolumeCapability { access_mode: mode, ..bench.options.capability.clone() };
+    let capability = VolumeCapability { access_mode: mode, ..context.options.capability.clone() };
     let other = CreateVolume { capabilities: vec![capability], ..request };
     let kinds = [ErrorKind::AlreadyExists, ErrorKind::InvalidArgument];
-    refused("the name for another use", &bench.create(&other).await, &kinds)
+    expect_final_error("the name for another use", &context.create(&other).await, &kinds)
 }
 
-async fn size_in_range(bench: &Bench) -> Checked {
-    let size = bench.options.size;
+async fn size_in_range(context: &SuiteContext) -> CaseResult {
+    let size = context.options.size;
     for (required, limit) in
         [(Some(size), None), (Some(size), Some(size.saturating_mul(4))), (None, Some(size.saturating_mul(4)))]
     {
-        let request = sized(&bench.request("ranged"), required, limit);
-        let volume = done("a volume of a range", bench.create(&request).await)?;
+        let request = with_capacity(&context.volume_request("ranged"), required, limit);
+        let volume = expect_success("a volume of a range", context.create(&request).await)?;
         let fits = volume.capacity.is_none_or(|size| {
             required.is_none_or(|required| size >= required) && limit.is_none_or(|limit| size <= limit)
         });
-        let expected = || format!("at least {}, at most {}", bytes(required), bytes(limit));
-        holds(fits, expected, || bytes(volume.capacity))?;
+        let expected = || format!("at least {}, at most {}", format_size(required), format_size(limit));
+        expect_that(fits, expected, || format_size(volume.capacity))?;
     }
     Ok(())
 }
 
 /// A size, or none.
-pub(super) fn bytes(size: Option<u64>) -> String {
+pub(super) fn format_size(size: Option<u64>) -> String {
     size.map_or_else(|| "any size".to_owned(), |size| format!("{size} bytes"))
 }
 
-async fn one_byte(bench: &Bench) -> Checked {
-    let request = sized(&bench.request("tiny"), Some(1), None);
-    done_or_refused("a volume of one byte", &bench.create(&request).await, &BAD_SIZE).map(drop)
+async fn one_byte(context: &SuiteContext) -> CaseResult {
+    let request = with_capacity(&context.volume_request("tiny"), Some(1), None);
+    expect_success_or_final_error("a volume of one byte", &context.create(&request).await, &BAD_SIZE)
+        .map(drop)
 }
 
-async fn empty_range(bench: &Bench) -> Checked {
-    let size = bench.options.size;
-    let request = sized(&bench.request("impossible"), Some(size.saturating_mul(2)), Some(size));
-    refused("a required size above the limit", &bench.create(&request).await, &BAD_SIZE)
+async fn empty_range(context: &SuiteContext) -> CaseResult {
+    let size = context.options.size;
+    let request =
+        with_capacity(&context.volume_request("impossible"), Some(size.saturating_mul(2)), Some(size));
+    expect_final_error("a required size above the limit", &context.create(&request).await, &BAD_SIZE)
 }
 
-async fn absurd_size(bench: &Bench) -> Checked {
+async fn absurd_size(context: &SuiteContext) -> CaseResult {
     for size in [u64::MAX >> 1, u64::MAX] {
-        let request = sized(&bench.request("huge"), Some(size), None);
-        refused(&format!("a volume of {size} bytes"), &bench.create(&request).await, &BAD_SIZE)?;
+        let request = with_capacity(&context.volume_request("huge"), Some(size), None);
+        expect_final_error(&format!("a volume of {size} bytes"), &context.create(&request).await, &BAD_SIZE)?;
     }
     Ok(())
 }
 
-async fn no_size(bench: &Bench) -> Checked {
-    let request = sized(&bench.request("nothing"), None, Some(0));
-    refused("a volume of at most 0 bytes", &bench.create(&request).await, &BAD_SIZE)
+async fn no_size(context: &SuiteContext) -> CaseResult {
+    let request = with_capacity(&context.volume_request("nothing"), None, Some(0));
+    expect_final_error("a volume of at most 0 bytes", &context.create(&request).await, &BAD_SIZE)
 }
 
-async fn no_capability(bench: &Bench) -> Checked {
-    let request = CreateVolume { capabilities: Vec::new(), ..bench.request("useless") };
-    refused("a create without a way of use", &bench.create(&request).await, &[ErrorKind::InvalidArgument])
+async fn no_capability(context: &SuiteContext) -> CaseResult {
+    let request = CreateVolume { capabilities: Vec::new(), ..context.volume_request("useless") };
+    expect_final_error(
+        "a create without a way of use",
+        &context.create(&request).await,
+        &[ErrorKind::InvalidArgument],
+    )
 }
 
-async fn unknown_parameter(bench: &Bench) -> Checked {
-    let mut request = bench.request("mistyped");
+async fn unknown_parameter(context: &SuiteContext) -> CaseResult {
+    let mut request = context.volume_request("mistyped");
     request.parameters.insert("cofferdam-test-unknown".to_owned(), "1".to_owned());
-    let answer = bench.create(&request).await;
-    refused("a create with an unknown parameter", &answer, &[ErrorKind::InvalidArgument])
+    let answer = context.create(&request).await;
+    expect_final_error("a create with an unknown parameter", &answer, &[ErrorKind::InvalidArgument])
 }
 
-async fn validate_confirms(bench: &Bench) -> Checked {
-    let (request, volume) = bench.volume("valid").await?;
-    let answer = done("validate", bench.validate(&volume, &request.capabilities).await)?;
-    same("the validation", &Validation::Confirmed, &answer)
+async fn validate_confirms(context: &SuiteContext) -> CaseResult {
+    let (request, volume) = context.new_volume("valid").await?;
+    let answer = expect_success("validate", context.validate(&volume, &request.capabilities).await)?;
+    expect_equal("the validation", &Validation::Confirmed, &answer)
 }
 
-async fn validate_refuses(bench: &Bench) -> Checked {
-    let (_, volume) = bench.volume("invalid").await?;
+async fn validate_refuses(context: &SuiteContext) -> CaseResult {
+    let (_, volume) = context.new_volume("invalid").await?;
     let access = AccessType::Filesystem {
         fs_type: Some("cofferdam-test-fs".to_owned()),
         mount_flags: Vec::new(),
         mount_group: None,
     };
-    let use_ = VolumeCapability { access_mode: CsiAccessMode::SingleNodeWriter, access_type: access };
+    let capability = VolumeCapability { access_mode: CsiAccessMode::SingleNodeWriter, access_type: access };
     let expected = "a refusal with a reason";
-    match bench.validate(&volume, &[use_]).await {
-        Ok(Validation::Confirmed) => failed(expected, "the filesystem `cofferdam-test-fs` is confirmed"),
-        Ok(Validation::Refused(why)) => {
-            holds(!why.trim().is_empty(), || expected.to_owned(), || "a refusal without a reason".to_owned())
-        }
-        answer @ Err(_) => refused(expected, &answer, &[ErrorKind::InvalidArgument]),
+    match context.validate(&volume, &[capability]).await {
+        Ok(Validation::Confirmed) => fail(expected, "the filesystem `cofferdam-test-fs` is confirmed"),
+        Ok(Validation::Refused(reason)) => expect_that(
+            !reason.trim().is_empty(),
+            || expected.to_owned(),
+            || "a refusal without a reason".to_owned(),
+        ),
+        answer @ Err(_) => expect_final_error(expected, &answer, &[ErrorKind::InvalidArgument]),
     }
 }
 
-async fn validate_no_capability(bench: &Bench) -> Checked {
-    let (_, volume) = bench.volume("unused").await?;
-    let answer = bench.validate(&volume, &[]).await;
-    refused("a validation without a way of use", &answer, &[ErrorKind::InvalidArgument])
+async fn validate_no_capability(context: &SuiteContext) -> CaseResult {
+    let (_, volume) = context.new_volume("unused").await?;
+    let answer = context.validate(&volume, &[]).await;
+    expect_final_error("a validation without a way of use", &answer, &[ErrorKind::InvalidArgument])
 }

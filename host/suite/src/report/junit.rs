@@ -2,10 +2,10 @@
 
 use std::{fmt::Write as _, time::Duration};
 
-use super::{Entry, Report, Verdict};
+use super::{CaseOutcome, CaseReport, SuiteReport};
 
 /// Text as it may stand in XML: characters that XML 1.0 does not know become a replacement.
-fn escaped(text: &str) -> String {
+fn escape_xml(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -22,51 +22,53 @@ fn escaped(text: &str) -> String {
     escaped
 }
 
-pub(super) fn write(report: &Report) -> String {
+pub(super) fn write(report: &SuiteReport) -> String {
     let (_, failed, skipped) = report.totals();
     let mut xml = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
     // Writing to a text cannot fail.
     let _ = writeln!(
         xml,
         "<testsuites name=\"{}\" tests=\"{}\" failures=\"{failed}\" skipped=\"{skipped}\" time=\"{}\">",
-        escaped(&report.source),
+        escape_xml(&report.source),
         report.entries.len(),
-        seconds(report.entries.iter().map(|entry| entry.took).sum()),
+        seconds(report.entries.iter().map(|entry| entry.elapsed).sum()),
     );
     for group in report.entries.chunk_by(|left, right| left.case.interface() == right.case.interface()) {
-        suite(&mut xml, group, report);
+        write_suite(&mut xml, group, report);
     }
     xml.push_str("</testsuites>\n");
     xml
 }
 
-fn suite(xml: &mut String, group: &[Entry], report: &Report) {
+fn write_suite(xml: &mut String, group: &[CaseReport], report: &SuiteReport) {
     let name = group.first().map_or("", |entry| entry.case.interface());
-    let count = |wanted: fn(&Verdict) -> bool| group.iter().filter(|entry| wanted(&entry.verdict)).count();
-    let failed = count(|verdict| matches!(verdict, Verdict::Failed { .. }));
-    let skipped = count(|verdict| matches!(verdict, Verdict::Skipped(_)));
+    let count = |is_counted: fn(&CaseOutcome) -> bool| {
+        group.iter().filter(|entry| is_counted(&entry.outcome)).count()
+    };
+    let failed = count(|outcome| matches!(outcome, CaseOutcome::Failed { .. }));
+    let skipped = count(|outcome| matches!(outcome, CaseOutcome::Skipped(_)));
     let tests = group.len();
     let _ = writeln!(
         xml,
         "  <testsuite name=\"{name}\" tests=\"{tests}\" failures=\"{failed}\" skipped=\"{skipped}\">"
     );
     for entry in group {
-        let (id, time) = (escaped(entry.case.id), seconds(entry.took));
+        let (id, time) = (escape_xml(entry.case.id), seconds(entry.elapsed));
         let open = format!("    <testcase classname=\"cofferdam.{name}\" name=\"{id}\" time=\"{time}\"");
-        let _ = match &entry.verdict {
-            Verdict::Passed => writeln!(xml, "{open}/>"),
-            Verdict::Skipped(why) => {
-                writeln!(xml, "{open}><skipped message=\"{}\"/></testcase>", escaped(why))
+        let _ = match &entry.outcome {
+            CaseOutcome::Passed => writeln!(xml, "{open}/>"),
+            CaseOutcome::Skipped(reason) => {
+                writeln!(xml, "{open}><skipped message=\"{}\"/></testcase>", escape_xml(reason))
             }
-            Verdict::Failed { expected, found, calls } => writeln!(
+            CaseOutcome::Failed { expected, found, calls } => writeln!(
                 xml,
                 "{open}><failure message=\"{}\">expected: {}\nfound: {}\nsource: {}\ncalled:\n{}\nagain: {}</failure></testcase>",
-                escaped(entry.case.rule),
-                escaped(expected),
-                escaped(found),
-                escaped(entry.case.source),
-                escaped(&calls.join("\n")),
-                escaped(&report.rerun(Some(entry.case.id))),
+                escape_xml(entry.case.rule),
+                escape_xml(expected),
+                escape_xml(found),
+                escape_xml(entry.case.source),
+                escape_xml(&calls.join("\n")),
+                escape_xml(&report.rerun_command(Some(entry.case.id))),
             ),
         };
     }
@@ -82,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_xml_does_not_know_is_replaced() {
-        assert_eq!(escaped("a<b & \"c\" \u{1b}[0m"), "a&lt;b &amp; &quot;c&quot; \u{fffd}[0m");
+    fn characters_unknown_to_xml_are_replaced() {
+        assert_eq!(escape_xml("a<b & \"c\" \u{1b}[0m"), "a&lt;b &amp; &quot;c&quot; \u{fffd}[0m");
     }
 }

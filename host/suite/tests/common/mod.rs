@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use cofferdam_domain::storage::Secret;
-use cofferdam_suite::{Options, Report, run};
+use cofferdam_suite::{SuiteOptions, SuiteReport, run};
 use cofferdam_wasm::{
     BackendConfig, CompiledCache, ComponentSource, Engine, EngineOptions, Grant, HttpConfig, OriginConfig,
 };
@@ -17,34 +17,34 @@ pub(crate) fn engine() -> Engine {
 }
 
 /// The options of a run over the driver that breaks rules on demand.
-pub(crate) fn options(settings: &[(&str, &str)], only: &[&str]) -> Options {
-    let given = |wanted: &str| settings.iter().find(|(key, _)| *key == wanted).map(|(_, value)| *value);
-    let topology = given("topology").and_then(|place| place.split_once('='));
+pub(crate) fn options(settings: &[(&str, &str)], only: &[&str]) -> SuiteOptions {
+    let setting = |wanted: &str| settings.iter().find(|(key, _)| *key == wanted).map(|(_, value)| *value);
+    let topology = setting("topology").and_then(|place| place.split_once('='));
     let topology = topology.map(|(key, value)| [(key.to_owned(), value.to_owned())].into());
-    let origins = given("url").into_iter().map(|url| OriginConfig {
+    let origins = setting("url").into_iter().map(|url| OriginConfig {
         origin: url.to_owned(),
         addresses: Some(vec!["127.0.0.1".to_owned()]),
         ..OriginConfig::default()
     });
     // A rule that is broken may take all of it; a driver that breaks none has the time that a busy machine needs.
-    let patience = Duration::from_millis(if given("break").is_some() { 500 } else { 10_000 });
+    let patience = Duration::from_millis(if setting("break").is_some() { 500 } else { 10_000 });
     let http = HttpConfig { origins: origins.collect() };
     let mut grants = BackendConfig::default().grants;
     grants.insert(Grant::Http);
     let settings = settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-    Options {
+    SuiteOptions {
         config: BackendConfig { settings, http, grants, ..BackendConfig::default() },
         mutable_parameters: [("iops".to_owned(), "100".to_owned())].into(),
-        patience,
-        secrets: given("secret").map(|name| (name.to_owned(), Secret::new("x"))).into_iter().collect(),
+        retry_timeout: patience,
+        secrets: setting("secret").map(|name| (name.to_owned(), Secret::new("x"))).into_iter().collect(),
         topology,
         only: only.iter().map(|id| (*id).to_owned()).collect(),
-        ..Options::default()
+        ..SuiteOptions::default()
     }
 }
 
 /// A run over the driver that breaks rules on demand.
-pub(crate) async fn broken(engine: &Engine, settings: &[(&str, &str)], only: &[&str]) -> Report {
+pub(crate) async fn run_broken(engine: &Engine, settings: &[(&str, &str)], only: &[&str]) -> SuiteReport {
     let source =
         ComponentSource::Bytes { name: "broken.wasm".to_owned(), bytes: cofferdam_test_guests::BROKEN };
     run(engine, source, options(settings, only)).await.unwrap()

@@ -8,24 +8,24 @@ use k8s_openapi::{api::core::v1::Event, jiff::Timestamp};
 use kube::{Api, api::ListParams};
 
 use super::{
-    CLAIMS, FIRST,
-    stage::{DRIVER, LONG, Ours, Stage, create, recovers},
+    BOUND_BEFORE_FAULT, CLAIMS,
+    fixture::{CofferdamProcess, DRIVER, FaultFixture, TIMEOUT, create_with_retries, wait_recovery},
 };
 use crate::claims::Claims;
 
-const LIBRARIES: [&str; 2] = [
+const FAKETIME_LIBRARIES: [&str; 2] = [
     "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1",
     "/usr/lib/aarch64-linux-gnu/faketime/libfaketimeMT.so.1",
 ];
 /// What the clock shows after each jump, and how many claims are Bound by then.
-const JUMPS: [(&str, usize); 3] = [("+3d", FIRST), ("-3d", 350), ("+0", 550)];
+const CLOCK_JUMPS: [(&str, usize); 3] = [("+3d", BOUND_BEFORE_FAULT), ("-3d", 350), ("+0", 550)];
 const HOUR: i64 = 3_600;
 
-pub(super) async fn jumps(stage: &mut Stage<'_>) -> Result<()> {
-    let library = LIBRARIES.into_iter().find(|library| Path::new(library).exists());
+pub(super) async fn shift_clock(fixture: &mut FaultFixture<'_>) -> Result<()> {
+    let library = FAKETIME_LIBRARIES.into_iter().find(|library| Path::new(library).exists());
     let library = library
         .context("no libfaketime: expected Debian's package `faketime`, as `make peers` installs it")?;
-    let clock = stage.run.scratch().join("clock");
+    let clock = fixture.run.scratch().join("clock");
     fs::write(&clock, "+0")?;
     let variables = [
         ("LD_PRELOAD", library.to_owned()),
@@ -33,31 +33,34 @@ pub(super) async fn jumps(stage: &mut Stage<'_>) -> Result<()> {
         ("FAKETIME_NO_CACHE", "1".to_owned()),
         ("DONT_FAKE_MONOTONIC", "1".to_owned()),
     ];
-    stage.ours.process.stop().await?;
-    stage.ours = Ours::start(stage.run, stage.proxy.kubeconfig(), &stage.driver, &variables).await?;
+    fixture.cofferdam.process.stop().await?;
+    fixture.cofferdam =
+        CofferdamProcess::start(fixture.run, fixture.proxy.kubeconfig(), &fixture.driver, &variables).await?;
 
-    let claims = Claims::new(stage.plane.client(), "clock-jumps", DRIVER).await?;
-    let run = stage.run;
+    let claims = Claims::new(fixture.plane.client(), "clock-jumps", DRIVER).await?;
+    let run = fixture.run;
     let fault = async {
-        for (to, at) in JUMPS {
-            claims.bound(at, LONG).await?;
-            claims.in_the_middle().await?;
+        for (to, at) in CLOCK_JUMPS {
+            claims.wait_bound(at, TIMEOUT).await?;
+            claims.ensure_unfinished().await?;
             fs::write(&clock, to)?;
         }
-        recovers(run, &claims, "the clock 3 days ahead, 3 days back, and right", CLAIMS, Instant::now()).await
+        wait_recovery(run, &claims, "the clock 3 days ahead, 3 days back, and right", CLAIMS, Instant::now())
+            .await
     };
-    tokio::try_join!(create(&claims, 0..CLAIMS), fault)?;
-    jumped(stage).await?;
-    stage.sound(&claims, CLAIMS).await?;
+    tokio::try_join!(create_with_retries(&claims, 0..CLAIMS), fault)?;
+    check_event_times(fixture).await?;
+    fixture.check_and_clean_up(&claims, CLAIMS).await?;
 
-    stage.ours.process.stop().await?;
-    stage.ours = Ours::start(stage.run, stage.proxy.kubeconfig(), &stage.driver, &[]).await?;
+    fixture.cofferdam.process.stop().await?;
+    fixture.cofferdam =
+        CofferdamProcess::start(fixture.run, fixture.proxy.kubeconfig(), &fixture.driver, &[]).await?;
     Ok(())
 }
 
 /// The jumps were seen: the program's events say times that were not.
-async fn jumped(stage: &Stage<'_>) -> Result<()> {
-    let events: Api<Event> = Api::namespaced(stage.plane.client().clone(), "clock-jumps");
+async fn check_event_times(fixture: &FaultFixture<'_>) -> Result<()> {
+    let events: Api<Event> = Api::namespaced(fixture.plane.client().clone(), "clock-jumps");
     let now = Timestamp::now().as_second();
     let times: Vec<i64> = events
         .list(&ListParams::default())

@@ -2,123 +2,124 @@
 //! volume of its own, and nothing is left over.
 
 mod clock;
-mod kills;
+mod crashes;
+mod fixture;
 mod restore;
-mod stage;
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use http::StatusCode;
 
-use crate::{claims::Claims, proxy::Weather, run::Run, wait::until};
-use stage::{DRIVER, LONG, Stage, create, recovers};
+use crate::{claims::Claims, proxy::ProxyMode, run::SuiteRun, wait::until};
+use fixture::{DRIVER, FaultFixture, TIMEOUT, create_with_retries, wait_recovery};
 
 const CLAIMS: usize = 1_000;
 /// How many claims are Bound when a fault begins.
-const FIRST: usize = 150;
+const BOUND_BEFORE_FAULT: usize = 150;
 /// How long etcd stands still.
-const STANDSTILL: Duration = Duration::from_secs(20);
+const ETCD_PAUSE: Duration = Duration::from_secs(20);
 /// Cuts of all connections, and how many claims become Bound between two of them.
-const CUTS: usize = 20;
-const BETWEEN: usize = 25;
+const DISCONNECTS: usize = 20;
+const BOUND_PER_DISCONNECT: usize = 25;
 /// Answers that are none before the weather becomes fair again.
-const SPOILT: usize = 60;
+const MIN_FAILED_RESPONSES: usize = 60;
 
-pub(super) async fn run(run: &Run) -> Result<()> {
-    let mut stage = Stage::new(run).await?;
-    api_killed(&mut stage).await?;
-    etcd_stopped(&mut stage).await?;
-    connections_cut(&mut stage).await?;
-    refused(&mut stage).await?;
-    clock::jumps(&mut stage).await?;
-    kills::fifty(&mut stage).await?;
-    restore::half_a_minute(&mut stage).await?;
-    stage.end().await
+pub(super) async fn run(run: &SuiteRun) -> Result<()> {
+    let mut fixture = FaultFixture::new(run).await?;
+    kill_api(&mut fixture).await?;
+    pause_etcd(&mut fixture).await?;
+    close_connections(&mut fixture).await?;
+    fail_requests(&mut fixture).await?;
+    clock::shift_clock(&mut fixture).await?;
+    crashes::kill_repeatedly(&mut fixture).await?;
+    restore::restore_old_snapshot(&mut fixture).await?;
+    fixture.stop().await
 }
 
-async fn api_killed(stage: &mut Stage<'_>) -> Result<()> {
-    let claims = Claims::new(stage.plane.client(), "api-killed", DRIVER).await?;
-    let run = stage.run;
+async fn kill_api(fixture: &mut FaultFixture<'_>) -> Result<()> {
+    let claims = Claims::new(fixture.plane.client(), "api-killed", DRIVER).await?;
+    let run = fixture.run;
     let fault = async {
-        claims.bound(FIRST, LONG).await?;
-        claims.in_the_middle().await?;
-        stage.plane.api.kill().await?;
+        claims.wait_bound(BOUND_BEFORE_FAULT, TIMEOUT).await?;
+        claims.ensure_unfinished().await?;
+        fixture.plane.api.kill().await?;
         // From here on, although it takes its time until it answers: work goes on before it calls itself ready.
-        stage.plane.api_again()?;
-        let recovers = recovers(run, &claims, "kube-apiserver killed and started", CLAIMS, Instant::now());
-        tokio::try_join!(recovers, stage.plane.api_ready()).map(|_| ())
+        fixture.plane.spawn_api()?;
+        let recovery =
+            wait_recovery(run, &claims, "kube-apiserver killed and started", CLAIMS, Instant::now());
+        tokio::try_join!(recovery, fixture.plane.wait_api_ready()).map(|_| ())
     };
-    tokio::try_join!(create(&claims, 0..CLAIMS), fault)?;
-    stage.sound(&claims, CLAIMS).await
+    tokio::try_join!(create_with_retries(&claims, 0..CLAIMS), fault)?;
+    fixture.check_and_clean_up(&claims, CLAIMS).await
 }
 
-async fn etcd_stopped(stage: &mut Stage<'_>) -> Result<()> {
-    let claims = Claims::new(stage.plane.client(), "etcd-stopped", DRIVER).await?;
-    let run = stage.run;
+async fn pause_etcd(fixture: &mut FaultFixture<'_>) -> Result<()> {
+    let claims = Claims::new(fixture.plane.client(), "etcd-stopped", DRIVER).await?;
+    let run = fixture.run;
     let fault = async {
-        claims.bound(FIRST, LONG).await?;
-        claims.in_the_middle().await?;
-        stage.plane.etcd.pause()?;
-        tokio::time::sleep(STANDSTILL).await;
-        stage.plane.etcd.resume()?;
-        recovers(run, &claims, "etcd stopped for 20 s", CLAIMS, Instant::now()).await
+        claims.wait_bound(BOUND_BEFORE_FAULT, TIMEOUT).await?;
+        claims.ensure_unfinished().await?;
+        fixture.plane.etcd.pause()?;
+        tokio::time::sleep(ETCD_PAUSE).await;
+        fixture.plane.etcd.resume()?;
+        wait_recovery(run, &claims, "etcd stopped for 20 s", CLAIMS, Instant::now()).await
     };
-    tokio::try_join!(create(&claims, 0..CLAIMS), fault)?;
-    stage.sound(&claims, CLAIMS).await
+    tokio::try_join!(create_with_retries(&claims, 0..CLAIMS), fault)?;
+    fixture.check_and_clean_up(&claims, CLAIMS).await
 }
 
-async fn connections_cut(stage: &mut Stage<'_>) -> Result<()> {
-    let claims = Claims::new(stage.plane.client(), "connections-cut", DRIVER).await?;
-    let proxy = &stage.proxy;
-    let run = stage.run;
+async fn close_connections(fixture: &mut FaultFixture<'_>) -> Result<()> {
+    let claims = Claims::new(fixture.plane.client(), "connections-cut", DRIVER).await?;
+    let proxy = &fixture.proxy;
+    let run = fixture.run;
     let fault = async {
-        for cut in 0..CUTS {
-            claims.bound(FIRST + cut * BETWEEN, LONG).await?;
-            claims.in_the_middle().await?;
-            let before = proxy.ended();
+        for cut in 0..DISCONNECTS {
+            claims.wait_bound(BOUND_BEFORE_FAULT + cut * BOUND_PER_DISCONNECT, TIMEOUT).await?;
+            claims.ensure_unfinished().await?;
+            let before = proxy.closed_connections();
             // Our program may be between two connections.
-            until("connections were cut", LONG, async || {
-                proxy.cut();
-                anyhow::ensure!(proxy.ended() > before, "no connection was cut");
+            until("connections were cut", TIMEOUT, async || {
+                proxy.close_connections();
+                anyhow::ensure!(proxy.closed_connections() > before, "no connection was cut");
                 Ok(())
             })
             .await?;
         }
-        recovers(run, &claims, "20 times all connections cut", CLAIMS, Instant::now()).await
+        wait_recovery(run, &claims, "20 times all connections cut", CLAIMS, Instant::now()).await
     };
-    tokio::try_join!(create(&claims, 0..CLAIMS), fault)?;
-    stage.sound(&claims, CLAIMS).await
+    tokio::try_join!(create_with_retries(&claims, 0..CLAIMS), fault)?;
+    fixture.check_and_clean_up(&claims, CLAIMS).await
 }
 
-async fn refused(stage: &mut Stage<'_>) -> Result<()> {
+async fn fail_requests(fixture: &mut FaultFixture<'_>) -> Result<()> {
     for (name, fault, weather) in [
-        ("too-many", "429 to every request", Weather::Refused(StatusCode::TOO_MANY_REQUESTS)),
-        ("broken", "500 to every request", Weather::Refused(StatusCode::INTERNAL_SERVER_ERROR)),
-        ("answers-lost", "500 to every write that the API took", Weather::AnswerLost),
+        ("too-many", "429 to every request", ProxyMode::Reject(StatusCode::TOO_MANY_REQUESTS)),
+        ("broken", "500 to every request", ProxyMode::Reject(StatusCode::INTERNAL_SERVER_ERROR)),
+        ("answers-lost", "500 to every write that the API took", ProxyMode::DropResponse),
     ] {
-        let claims = Claims::new(stage.plane.client(), name, DRIVER).await?;
-        let proxy = &stage.proxy;
-        let run = stage.run;
-        let happens = async {
-            claims.bound(FIRST, LONG).await?;
-            claims.in_the_middle().await?;
-            let before = proxy.spoilt();
-            proxy.becomes(weather);
-            until("enough went wrong", LONG, async || {
+        let claims = Claims::new(fixture.plane.client(), name, DRIVER).await?;
+        let proxy = &fixture.proxy;
+        let run = fixture.run;
+        let fault_run = async {
+            claims.wait_bound(BOUND_BEFORE_FAULT, TIMEOUT).await?;
+            claims.ensure_unfinished().await?;
+            let before = proxy.failed_responses();
+            proxy.set_mode(weather);
+            until("enough went wrong", TIMEOUT, async || {
                 anyhow::ensure!(
-                    proxy.spoilt() >= before + SPOILT,
+                    proxy.failed_responses() >= before + MIN_FAILED_RESPONSES,
                     "{} answers were none",
-                    proxy.spoilt() - before
+                    proxy.failed_responses() - before
                 );
                 Ok(())
             })
             .await?;
-            proxy.becomes(Weather::Fair);
-            recovers(run, &claims, fault, CLAIMS, Instant::now()).await
+            proxy.set_mode(ProxyMode::Forward);
+            wait_recovery(run, &claims, fault, CLAIMS, Instant::now()).await
         };
-        tokio::try_join!(create(&claims, 0..CLAIMS), happens)?;
-        stage.sound(&claims, CLAIMS).await?;
+        tokio::try_join!(create_with_retries(&claims, 0..CLAIMS), fault_run)?;
+        fixture.check_and_clean_up(&claims, CLAIMS).await?;
     }
     Ok(())
 }

@@ -15,172 +15,195 @@ use serde_json::Value;
 
 use super::{
     CLAIMS,
-    stage::{DRIVER, LONG, Stage, create, recovers},
+    fixture::{DRIVER, FaultFixture, TIMEOUT, create_with_retries, wait_recovery},
 };
 use crate::{account::NAMESPACE, claims::Claims, wait::until};
 
 /// How old the snapshot is when it is put back.
-const AGE: Duration = Duration::from_secs(30);
+const SNAPSHOT_AGE: Duration = Duration::from_secs(30);
 /// Claims when the snapshot is taken, and of them, how many are Bound by then.
-const KNOWN: usize = 400;
-const BOUND: usize = 200;
+const CLAIMS_IN_SNAPSHOT: usize = 400;
+const BOUND_IN_SNAPSHOT: usize = 200;
 /// Claims of the snapshot that their user deletes afterwards.
-const DELETED: usize = 20;
-const MARK: &str = "cofferdam-restored";
-const HELD: &str = "cofferdam_deletions_held";
+const DELETED_CLAIMS: usize = 20;
+const RESTORE_MARKER: &str = "cofferdam-restored";
+const DELETION_FREEZE_METRIC: &str = "cofferdam_deletions_held";
 
-pub(super) async fn half_a_minute(stage: &mut Stage<'_>) -> Result<()> {
-    let claims = Claims::new(stage.plane.client(), "restored", DRIVER).await?;
-    ensure!(stage.ours.metric(HELD).await? == "0", "deletions are held before anything was restored");
-    let known = restore(stage, &claims).await?;
+pub(super) async fn restore_old_snapshot(fixture: &mut FaultFixture<'_>) -> Result<()> {
+    let claims = Claims::new(fixture.plane.client(), "restored", DRIVER).await?;
+    ensure!(
+        fixture.cofferdam.metric(DELETION_FREEZE_METRIC).await? == "0",
+        "deletions are held before anything was restored"
+    );
+    let restored = restore(fixture, &claims).await?;
 
     // What the snapshot knew ends Bound, and nothing of the storage goes.
-    recovers(stage.run, &claims, "etcd restored from 30 s ago", known, Instant::now()).await?;
-    noticed(stage).await?;
+    wait_recovery(fixture.run, &claims, "etcd restored from 30 s ago", restored, Instant::now()).await?;
+    check_restore_reported(fixture).await?;
     // Of the process that went through the restore, which ends with the next line.
-    nothing_deleted(stage).await?;
-    let stored = stage.stored().await?;
-    let (owned, late) = handles(stage, &claims).await?;
-    ensure!(owned.len() == known, "{} volumes for {known} claims", owned.len());
-    let missing: Vec<_> = owned.union(&late).filter(|handle| !stored.contains_key(*handle)).collect();
+    ensure_no_deletions(fixture).await?;
+    let stored = fixture.stored_volumes().await?;
+    let (owned, created_after_restore) = volume_handles(fixture, &claims).await?;
+    ensure!(owned.len() == restored, "{} volumes for {restored} claims", owned.len());
+    let missing: Vec<_> =
+        owned.union(&created_after_restore).filter(|handle| !stored.contains_key(*handle)).collect();
     ensure!(missing.is_empty(), "the storage does not have {missing:?}");
     // Those whose creation was under way got their object in the restored cluster, where their claim is not.
-    let late = late.len();
-    let forgotten = stored.len() - known - late;
+    let created_after_restore = created_after_restore.len();
+    let unknown_to_snapshot = stored.len() - restored - created_after_restore;
     ensure!(
-        forgotten + late > 0,
+        unknown_to_snapshot + created_after_restore > 0,
         "every claim of the storage is in the snapshot: expected one that was made later"
     );
 
     // Deletions wait, also those of the next process.
-    claims.delete(0..DELETED).await?;
-    let released = until("the volumes of deleted claims are Released", LONG, async || {
-        let released = released(stage).await?;
-        ensure!(released.len() == DELETED + late, "{} are", released.len());
+    claims.delete(0..DELETED_CLAIMS).await?;
+    let released = until("the volumes of deleted claims are Released", TIMEOUT, async || {
+        let released = released_volumes(fixture).await?;
+        ensure!(released.len() == DELETED_CLAIMS + created_after_restore, "{} are", released.len());
         anyhow::Ok(released)
     })
     .await?;
-    let events: Api<Event> = Api::default_namespaced(stage.plane.client().clone());
-    until("DeletionHeld is told", LONG, async || {
-        let told = events.list(&ListParams::default().fields("reason=DeletionHeld")).await?.items;
-        let told: BTreeSet<_> = told.into_iter().filter_map(|event| event.involved_object.name).collect();
-        let untold: Vec<_> = released.values().filter(|name| !told.contains(*name)).collect();
-        ensure!(untold.is_empty(), "but of {untold:?}");
+    let events: Api<Event> = Api::default_namespaced(fixture.plane.client().clone());
+    until("DeletionHeld is told", TIMEOUT, async || {
+        let reported = events.list(&ListParams::default().fields("reason=DeletionHeld")).await?.items;
+        let reported: BTreeSet<_> =
+            reported.into_iter().filter_map(|event| event.involved_object.name).collect();
+        let unreported: Vec<_> = released.values().filter(|name| !reported.contains(*name)).collect();
+        ensure!(unreported.is_empty(), "but of {unreported:?}");
         Ok(())
     })
     .await?;
-    nothing_deleted(stage).await?;
-    ensure!(stage.stored().await? == stored, "volumes went before the operator had looked");
-    ensure!(stage.ours.metric(HELD).await? == "1", "the next process does not hold deletions");
+    ensure_no_deletions(fixture).await?;
+    ensure!(fixture.stored_volumes().await? == stored, "volumes went before the operator had looked");
+    ensure!(
+        fixture.cofferdam.metric(DELETION_FREEZE_METRIC).await? == "1",
+        "the next process does not hold deletions"
+    );
 
     // Those whose creation was under way, and who have no object yet, stand in the journal.
-    let begun = self::begun(stage).await?;
-    let goes: BTreeSet<_> = stored
+    let pending = self::pending_volumes(fixture).await?;
+    let expected_deleted: BTreeSet<_> = stored
         .iter()
-        .filter(|(handle, name)| released.contains_key(*handle) || begun.contains(*name))
+        .filter(|(handle, name)| released.contains_key(*handle) || pending.contains(*name))
         .map(|(handle, _)| handle)
         .collect();
-    let kept: BTreeSet<_> = stored.keys().filter(|handle| !goes.contains(handle)).collect();
+    let expected_kept: BTreeSet<_> =
+        stored.keys().filter(|handle| !expected_deleted.contains(handle)).collect();
 
-    nothing_deleted(stage).await?;
+    ensure_no_deletions(fixture).await?;
 
     // The operator's word.
-    let maps: Api<ConfigMap> = Api::namespaced(stage.plane.client().clone(), NAMESPACE);
-    maps.delete(MARK, &DeleteParams::default()).await?;
-    claims.left(known - DELETED, LONG).await?;
-    until("the journal is empty", LONG, async || {
-        let open = self::begun(stage).await?;
+    let maps: Api<ConfigMap> = Api::namespaced(fixture.plane.client().clone(), NAMESPACE);
+    maps.delete(RESTORE_MARKER, &DeleteParams::default()).await?;
+    claims.wait_remaining(restored - DELETED_CLAIMS, TIMEOUT).await?;
+    until("the journal is empty", TIMEOUT, async || {
+        let open = self::pending_volumes(fixture).await?;
         ensure!(open.is_empty(), "it has {open:?}");
         Ok(())
     })
     .await?;
-    ensure!(stage.ours.metric(HELD).await? == "0", "deletions are held without the mark");
-    let deletions = stage.ours.deletions().await?;
-    ensure!(!deletions.is_empty(), "the metrics say nothing of deletions: expected {} of them", goes.len());
-    let left = stage.stored().await?;
-    let left: BTreeSet<_> = left.keys().collect();
     ensure!(
-        left == kept,
+        fixture.cofferdam.metric(DELETION_FREEZE_METRIC).await? == "0",
+        "deletions are held without the mark"
+    );
+    let deletions = fixture.cofferdam.delete_calls().await?;
+    ensure!(
+        !deletions.is_empty(),
+        "the metrics say nothing of deletions: expected {} of them",
+        expected_deleted.len()
+    );
+    let remaining = fixture.stored_volumes().await?;
+    let remaining: BTreeSet<_> = remaining.keys().collect();
+    ensure!(
+        remaining == expected_kept,
         "of {} volumes, {:?} went and were to stay, {:?} stayed and were to go",
         stored.len(),
-        kept.difference(&left).collect::<Vec<_>>(),
-        left.difference(&kept).collect::<Vec<_>>(),
+        expected_kept.difference(&remaining).collect::<Vec<_>>(),
+        remaining.difference(&expected_kept).collect::<Vec<_>>(),
     );
-    stage.run.tell(&format!(
-        "the storage kept {} volumes that the snapshot did not know; when told, it let go {DELETED} of deleted claims, \
+    fixture.run.add_note(&format!(
+        "the storage kept {} volumes that the snapshot did not know; when told, it let go {DELETED_CLAIMS} of deleted claims, \
          and {} of claims that were there no more when their volume was made",
-        kept.len() - (known - DELETED),
-        goes.len() - DELETED,
+        expected_kept.len() - (restored - DELETED_CLAIMS),
+        expected_deleted.len() - DELETED_CLAIMS,
     ))
 }
 
 /// Restores in the middle of a run; how many claims are known afterwards.
-async fn restore(stage: &mut Stage<'_>, claims: &Claims) -> Result<usize> {
-    let (run, plane) = (stage.run, &mut stage.plane);
+async fn restore(fixture: &mut FaultFixture<'_>, claims: &Claims) -> Result<usize> {
+    let (run, plane) = (fixture.run, &mut fixture.plane);
     let snapshot = async {
-        claims.bound(BOUND, LONG).await?;
-        claims.in_the_middle().await?;
+        claims.wait_bound(BOUND_IN_SNAPSHOT, TIMEOUT).await?;
+        claims.ensure_unfinished().await?;
         plane.snapshot_etcd(run, "half-a-minute").await?;
         anyhow::Ok(Instant::now())
     };
-    let ((), taken) = tokio::try_join!(create(claims, 0..KNOWN), snapshot)?;
-    claims.bound(KNOWN, LONG).await?;
-    tokio::time::sleep(AGE.saturating_sub(taken.elapsed())).await;
+    let ((), taken_at) = tokio::try_join!(create_with_retries(claims, 0..CLAIMS_IN_SNAPSHOT), snapshot)?;
+    claims.wait_bound(CLAIMS_IN_SNAPSHOT, TIMEOUT).await?;
+    tokio::time::sleep(SNAPSHOT_AGE.saturating_sub(taken_at.elapsed())).await;
     let middle = async {
-        claims.bound(KNOWN + BOUND, LONG).await?;
-        claims.in_the_middle().await
+        claims.wait_bound(CLAIMS_IN_SNAPSHOT + BOUND_IN_SNAPSHOT, TIMEOUT).await?;
+        claims.ensure_unfinished().await
     };
     // Nobody makes those that the user has not come to by then.
     let user = async {
-        create(claims, KNOWN..CLAIMS).await?;
+        create_with_retries(claims, CLAIMS_IN_SNAPSHOT..CLAIMS).await?;
         std::future::pending().await
     };
     tokio::select! {
-        made = user => made,
-        there = middle => there,
+        created = user => created,
+        reached = middle => reached,
     }?;
     plane.restore(run, "half-a-minute").await?;
     claims.count().await
 }
 
 /// A mark, the log and the metric say what happened.
-async fn noticed(stage: &Stage<'_>) -> Result<()> {
-    let maps: Api<ConfigMap> = Api::namespaced(stage.plane.client().clone(), NAMESPACE);
-    let map =
-        until("a mark stands", LONG, async || maps.get(MARK).await.context("nothing marks the restore"))
-            .await?;
-    let told = map.data.and_then(|mut data| data.remove("detected")).unwrap_or_default();
-    ensure!(told.contains("the cluster was restored"), "the mark says {told:?}");
-    let log = std::fs::read_to_string(stage.ours.process.log())?;
-    ensure!(log.contains(&told), "the log does not say {told:?}");
-    ensure!(stage.ours.metric(HELD).await? == "1", "the metric {HELD} is not 1");
-    stage.run.tell(&told)
+async fn check_restore_reported(fixture: &FaultFixture<'_>) -> Result<()> {
+    let maps: Api<ConfigMap> = Api::namespaced(fixture.plane.client().clone(), NAMESPACE);
+    let map = until("a mark stands", TIMEOUT, async || {
+        maps.get(RESTORE_MARKER).await.context("nothing marks the restore")
+    })
+    .await?;
+    let reported = map.data.and_then(|mut data| data.remove("detected")).unwrap_or_default();
+    ensure!(reported.contains("the cluster was restored"), "the mark says {reported:?}");
+    let log = std::fs::read_to_string(fixture.cofferdam.process.log())?;
+    ensure!(log.contains(&reported), "the log does not say {reported:?}");
+    ensure!(
+        fixture.cofferdam.metric(DELETION_FREEZE_METRIC).await? == "1",
+        "the metric {DELETION_FREEZE_METRIC} is not 1"
+    );
+    fixture.run.add_note(&reported)
 }
 
 /// The handles of volumes whose claims are there, and of those whose claims are not.
-async fn handles(stage: &Stage<'_>, claims: &Claims) -> Result<(BTreeSet<String>, BTreeSet<String>)> {
-    let there = claims.uids().await?;
-    let volumes: Api<PersistentVolume> = Api::all(stage.plane.client().clone());
-    let (mut owned, mut late) = (BTreeSet::new(), BTreeSet::new());
+async fn volume_handles(
+    fixture: &FaultFixture<'_>,
+    claims: &Claims,
+) -> Result<(BTreeSet<String>, BTreeSet<String>)> {
+    let claim_uids = claims.uids().await?;
+    let volumes: Api<PersistentVolume> = Api::all(fixture.plane.client().clone());
+    let (mut owned, mut unowned) = (BTreeSet::new(), BTreeSet::new());
     for spec in volumes.list(&ListParams::default()).await?.items.into_iter().filter_map(|volume| volume.spec)
     {
         let owner = spec.claim_ref.and_then(|claim| claim.uid);
-        let side = if owner.is_some_and(|uid| there.contains(&uid)) { &mut owned } else { &mut late };
-        side.extend(spec.csi.map(|csi| csi.volume_handle));
+        let set = if owner.is_some_and(|uid| claim_uids.contains(&uid)) { &mut owned } else { &mut unowned };
+        set.extend(spec.csi.map(|csi| csi.volume_handle));
     }
-    Ok((owned, late))
+    Ok((owned, unowned))
 }
 
 /// The driver has not been asked for any deletion by the process that runs.
-async fn nothing_deleted(stage: &Stage<'_>) -> Result<()> {
-    let deletions = stage.ours.deletions().await?;
+async fn ensure_no_deletions(fixture: &FaultFixture<'_>) -> Result<()> {
+    let deletions = fixture.cofferdam.delete_calls().await?;
     ensure!(deletions.is_empty(), "volumes were deleted before the operator had looked: {deletions:?}");
     Ok(())
 }
 
 /// The volumes that are Released: names by handle.
-async fn released(stage: &Stage<'_>) -> Result<BTreeMap<String, String>> {
-    let volumes: Api<PersistentVolume> = Api::all(stage.plane.client().clone());
+async fn released_volumes(fixture: &FaultFixture<'_>) -> Result<BTreeMap<String, String>> {
+    let volumes: Api<PersistentVolume> = Api::all(fixture.plane.client().clone());
     let volumes = volumes.list(&ListParams::default()).await?.items;
     let is_released = |volume: &PersistentVolume| {
         volume.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Released")
@@ -190,13 +213,13 @@ async fn released(stage: &Stage<'_>) -> Result<BTreeMap<String, String>> {
 }
 
 /// The names of volumes that our program has begun and whose objects it has not written, as its journal says.
-async fn begun(stage: &Stage<'_>) -> Result<BTreeSet<String>> {
-    let maps: Api<ConfigMap> = Api::namespaced(stage.plane.client().clone(), NAMESPACE);
-    let pages = maps.list(&ListParams::default()).await?.items;
+async fn pending_volumes(fixture: &FaultFixture<'_>) -> Result<BTreeSet<String>> {
+    let maps: Api<ConfigMap> = Api::namespaced(fixture.plane.client().clone(), NAMESPACE);
+    let shards = maps.list(&ListParams::default()).await?.items;
     let journal = format!("cofferdam-intents-{DRIVER}-");
-    let pages = pages.into_iter().filter(|page| page.name_any().starts_with(&journal));
+    let shards = shards.into_iter().filter(|page| page.name_any().starts_with(&journal));
     let mut names = BTreeSet::new();
-    for intent in pages.filter_map(|page| page.data).flat_map(BTreeMap::into_values) {
+    for intent in shards.filter_map(|page| page.data).flat_map(BTreeMap::into_values) {
         let intent: Value = serde_json::from_str(&intent)?;
         let name = intent.pointer("/request/name").and_then(Value::as_str);
         names.insert(

@@ -4,48 +4,48 @@ use anyhow::{Result, bail};
 
 /// How a command is played.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
+pub(super) enum RunMode {
     /// Once, and compared.
     Once,
     /// Until both answer the same.
-    Until,
+    UntilEqual,
     /// Once, and what it prints is known by this name below.
-    Variable(String),
+    StoreVariable(String),
 }
 
 /// A command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Line {
+pub(super) struct KubectlCommand {
     /// Where it stands.
-    pub(super) number: usize,
+    pub(super) line: usize,
     /// The arguments, with one space between them.
-    pub(super) command: String,
-    pub(super) mode: Mode,
+    pub(super) arguments: String,
+    pub(super) mode: RunMode,
     /// The difference that is kept.
-    pub(super) kept: Option<String>,
+    pub(super) deviation: Option<String>,
 }
 
 /// Reads commands.
-pub(super) fn lines(text: &str) -> Result<Vec<Line>> {
+pub(super) fn parse(text: &str) -> Result<Vec<KubectlCommand>> {
     let mut lines = Vec::new();
     for (index, line) in text.lines().enumerate() {
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
         let (first, rest) = line.split_once(' ').unwrap_or((line, ""));
-        let (command, mode, kept) = if let Some(id) = first.strip_prefix('~') {
-            (rest, Mode::Once, Some(id.to_owned()))
+        let (command, mode, deviation) = if let Some(id) = first.strip_prefix('~') {
+            (rest, RunMode::Once, Some(id.to_owned()))
         } else if first == "until" {
-            (rest, Mode::Until, None)
+            (rest, RunMode::UntilEqual, None)
         } else if first.starts_with('$') {
-            (rest, Mode::Variable(first.to_owned()), None)
+            (rest, RunMode::StoreVariable(first.to_owned()), None)
         } else {
-            (line, Mode::Once, None)
+            (line, RunMode::Once, None)
         };
         if command.split(' ').any(str::is_empty) {
             bail!("line {}: {line:?}: expected words with one space between them", index + 1);
         }
-        lines.push(Line { number: index + 1, command: command.to_owned(), mode, kept });
+        lines.push(KubectlCommand { line: index + 1, arguments: command.to_owned(), mode, deviation });
     }
     Ok(lines)
 }
@@ -55,23 +55,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_says_how_it_is_played() {
-        let found = lines("# note\n\nget pvc\n~id version\nuntil get pv\n$UID get pv -o name").unwrap();
-        let line = |number, command: &str, mode, kept: Option<&str>| Line {
-            number,
-            command: command.to_owned(),
+    fn a_line_defines_its_run_mode() {
+        let found = parse("# note\n\nget pvc\n~id version\nuntil get pv\n$UID get pv -o name").unwrap();
+        let line = |number, command: &str, mode, deviation: Option<&str>| KubectlCommand {
+            line: number,
+            arguments: command.to_owned(),
             mode,
-            kept: kept.map(str::to_owned),
+            deviation: deviation.map(str::to_owned),
         };
         let expected = [
-            line(3, "get pvc", Mode::Once, None),
-            line(4, "version", Mode::Once, Some("id")),
-            line(5, "get pv", Mode::Until, None),
-            line(6, "get pv -o name", Mode::Variable("$UID".to_owned()), None),
+            line(3, "get pvc", RunMode::Once, None),
+            line(4, "version", RunMode::Once, Some("id")),
+            line(5, "get pv", RunMode::UntilEqual, None),
+            line(6, "get pv -o name", RunMode::StoreVariable("$UID".to_owned()), None),
         ];
         assert_eq!(found, expected);
         for wrong in ["~id", "get  pvc", "get pvc "] {
-            assert!(lines(wrong).is_err(), "{wrong:?}");
+            assert!(parse(wrong).is_err(), "{wrong:?}");
         }
     }
 }

@@ -3,128 +3,141 @@
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use super::ground::{AT, Class, DIRECTORY, Ground, IMAGE, MEMORY, SOON, Use};
+use super::fixture::{
+    ContainerVolume, DIRECTORY, IMAGE, MEMORY, MOUNT_PATH, PodFixture, TIMEOUT, VolumeClass,
+};
 use crate::wait::until;
 
-const FILESYSTEMS: [Class; 3] = [MEMORY, DIRECTORY, IMAGE];
-const KEPT: [Class; 2] = [DIRECTORY, IMAGE];
+const FILESYSTEM_CLASSES: [VolumeClass; 3] = [MEMORY, DIRECTORY, IMAGE];
+const PERSISTENT_CLASSES: [VolumeClass; 2] = [DIRECTORY, IMAGE];
 const USER: u32 = 1000;
 const GROUP: u32 = 2000;
 
 /// A pod that is not root writes, because the volume is for its group.
-pub(super) async fn groups(ground: &Ground<'_>) -> Result<()> {
-    let room = &ground.room("groups").await?;
-    let rows = FILESYSTEMS.map(async |class| {
-        room.claim(class.name, class).await?;
-        let of = Use::claim(class.name).user(USER, GROUP);
-        let said =
-            room.says(class.name, &of, &format!("cd {AT}; touch f; stat -c '%u %g' f; stat -c %g .")).await?;
+pub(super) async fn fs_group(fixture: &PodFixture<'_>) -> Result<()> {
+    let namespace = &fixture.create_namespace("groups").await?;
+    let tests = FILESYSTEM_CLASSES.map(async |class| {
+        namespace.create_claim(class.name, class).await?;
+        let of = ContainerVolume::claim(class.name).with_user(USER, GROUP);
+        let output = namespace
+            .run_pod(class.name, &of, &format!("cd {MOUNT_PATH}; touch f; stat -c '%u %g' f; stat -c %g ."))
+            .await?;
         let expected = format!("{USER} {GROUP}\n{GROUP}");
-        ensure!(said == expected, "{}: the pod says {said:?}: expected {expected:?}", class.name);
+        ensure!(output == expected, "{}: the pod says {output:?}: expected {expected:?}", class.name);
         anyhow::Ok(())
     });
-    futures::future::try_join_all(rows).await?;
-    room.empty().await
+    futures::future::try_join_all(tests).await?;
+    namespace.delete_claims().await
 }
 
 /// What is to be read only cannot be written, by the container's mount and by the pod's claim alike.
-pub(super) async fn reading(ground: &Ground<'_>) -> Result<()> {
-    let room = &ground.room("reading").await?;
-    let rows = KEPT.map(async |class| {
+pub(super) async fn read_only(fixture: &PodFixture<'_>) -> Result<()> {
+    let namespace = &fixture.create_namespace("reading").await?;
+    let rows = PERSISTENT_CLASSES.map(async |class| {
         let name = class.name;
-        room.claim(name, class).await?;
-        room.says(&format!("{name}-writer"), &Use::claim(name), &format!("echo first > {AT}/f; sync"))
+        namespace.create_claim(name, class).await?;
+        namespace
+            .run_pod(
+                &format!("{name}-writer"),
+                &ContainerVolume::claim(name),
+                &format!("echo first > {MOUNT_PATH}/f; sync"),
+            )
             .await?;
         let uses = [
-            ("mount", Use::claim(name).with("readOnly", json!(true))),
-            ("claim", Use::claim(name).read_only()),
+            ("mount", ContainerVolume::claim(name).with_mount_field("readOnly", json!(true))),
+            ("claim", ContainerVolume::claim(name).read_only()),
         ];
-        for (way, of) in uses {
-            let script = format!("cd {AT}; cat f; touch g 2>&1 || echo refused");
-            let said = room.says(&format!("{name}-{way}"), &of, &script).await?;
-            let refused =
-                said.starts_with("first\n") && said.contains("Read-only") && said.ends_with("refused");
-            ensure!(refused, "{name}, read only by the {way}: the pod says {said:?}");
+        for (level, of) in uses {
+            let script = format!("cd {MOUNT_PATH}; cat f; touch g 2>&1 || echo refused");
+            let output = namespace.run_pod(&format!("{name}-{level}"), &of, &script).await?;
+            let is_rejected =
+                output.starts_with("first\n") && output.contains("Read-only") && output.ends_with("refused");
+            ensure!(is_rejected, "{name}, read only by the {level}: the pod says {output:?}");
         }
         anyhow::Ok(())
     });
     futures::future::try_join_all(rows).await?;
-    room.empty().await
+    namespace.delete_claims().await
 }
 
 /// A pod that has a part of a volume has that part, and no more.
-pub(super) async fn parts(ground: &Ground<'_>) -> Result<()> {
-    let room = &ground.room("parts").await?;
-    let rows = KEPT.map(async |class| {
+pub(super) async fn sub_path(fixture: &PodFixture<'_>) -> Result<()> {
+    let namespace = &fixture.create_namespace("parts").await?;
+    let rows = PERSISTENT_CLASSES.map(async |class| {
         let name = class.name;
-        room.claim(name, class).await?;
-        let part = Use::claim(name).with("subPath", json!("a/b"));
-        room.says(&format!("{name}-part"), &part, &format!("echo inside > {AT}/f; sync")).await?;
-        let whole = room
-            .says(
+        namespace.create_claim(name, class).await?;
+        let part = ContainerVolume::claim(name).with_mount_field("subPath", json!("a/b"));
+        namespace
+            .run_pod(&format!("{name}-part"), &part, &format!("echo inside > {MOUNT_PATH}/f; sync"))
+            .await?;
+        let root_output = namespace
+            .run_pod(
                 &format!("{name}-whole"),
-                &Use::claim(name),
-                &format!("cd {AT}; echo outside > f; cat a/b/f"),
+                &ContainerVolume::claim(name),
+                &format!("cd {MOUNT_PATH}; echo outside > f; cat a/b/f"),
             )
             .await?;
-        ensure!(whole == "inside", "{name}: the whole has {whole:?}");
-        let again = room.says(&format!("{name}-again"), &part, &format!("cd {AT}; ls; cat f")).await?;
+        ensure!(root_output == "inside", "{name}: the whole has {root_output:?}");
+        let again = namespace
+            .run_pod(&format!("{name}-again"), &part, &format!("cd {MOUNT_PATH}; ls; cat f"))
+            .await?;
         ensure!(again == "f\ninside", "{name}: the part has {again:?}");
         anyhow::Ok(())
     });
     futures::future::try_join_all(rows).await?;
-    room.empty().await
+    namespace.delete_claims().await
 }
 
 /// Two pods have one volume at once, and each sees what the other writes.
-pub(super) async fn together(ground: &Ground<'_>) -> Result<()> {
-    let room = &ground.room("together").await?;
-    let rows = FILESYSTEMS.map(async |class| {
+pub(super) async fn shared_by_two_pods(fixture: &PodFixture<'_>) -> Result<()> {
+    let namespace = &fixture.create_namespace("together").await?;
+    let rows = FILESYSTEM_CLASSES.map(async |class| {
         let name = class.name;
-        room.claim(name, class).await?;
-        let of = Use::claim(name);
-        let pods = [("one", "two"), ("two", "one")].map(|(own, other)| {
+        namespace.create_claim(name, class).await?;
+        let of = ContainerVolume::claim(name);
+        let pods = [("one", "two"), ("two", "one")].map(|(own_file, other_file)| {
             let script = format!(
-                "cd {AT}; echo {own} > {own}; until test -s {other}; do sleep 0.1; done; cat {other}"
+                "cd {MOUNT_PATH}; echo {own_file} > {own_file}; until test -s {other_file}; do sleep 0.1; done; cat {other_file}"
             );
-            (format!("{name}-{own}"), script, other)
+            (format!("{name}-{own_file}"), script, other_file)
         });
         for (pod, script, _) in &pods {
-            room.pod(pod, &of, script).await?;
+            namespace.create_pod(pod, &of, script).await?;
         }
-        for (pod, _, other) in &pods {
-            let said = room.said(pod).await?;
-            ensure!(said == *other, "{pod} says {said:?}: expected {other:?}");
+        for (pod, _, other_file) in &pods {
+            let output = namespace.wait_output(pod).await?;
+            ensure!(output == *other_file, "{pod} says {output:?}: expected {other_file:?}");
         }
         for (pod, _, _) in &pods {
-            room.gone(pod).await?;
+            namespace.delete_pod(pod).await?;
         }
         anyhow::Ok(())
     });
     futures::future::try_join_all(rows).await?;
-    room.empty().await
+    namespace.delete_claims().await
 }
 
 /// A volume for one pod is had by one pod, and then by the next.
-pub(super) async fn alone(ground: &Ground<'_>) -> Result<()> {
-    let room = &ground.room("alone").await?;
-    let rows = FILESYSTEMS.map(async |class| {
+pub(super) async fn read_write_once_pod(fixture: &PodFixture<'_>) -> Result<()> {
+    let namespace = &fixture.create_namespace("alone").await?;
+    let rows = FILESYSTEM_CLASSES.map(async |class| {
         let name = class.name;
-        room.claim_as(name, class, "Filesystem", "ReadWriteOncePod").await?;
-        let (of, first, next) = (Use::claim(name), format!("{name}-first"), format!("{name}-next"));
-        room.stays(&first, &of, &format!("touch {AT}/f")).await?;
-        room.pod(&next, &of, "echo mine").await?;
-        until(&format!("pod {next} has to wait"), SOON, async || {
-            let events = room.events(&next).await?;
+        namespace.create_claim_with_modes(name, class, "Filesystem", "ReadWriteOncePod").await?;
+        let (of, first, next) =
+            (ContainerVolume::claim(name), format!("{name}-first"), format!("{name}-next"));
+        namespace.start_pod(&first, &of, &format!("touch {MOUNT_PATH}/f")).await?;
+        namespace.create_pod(&next, &of, "echo mine").await?;
+        until(&format!("pod {next} has to wait"), TIMEOUT, async || {
+            let events = namespace.event_text(&next).await?;
             ensure!(events.contains("ReadWriteOncePod"), "it was told {events:?}");
             Ok(())
         })
         .await?;
-        room.gone(&first).await?;
-        let said = room.said(&next).await?;
-        ensure!(said == "mine", "{name}: the next pod says {said:?}");
-        room.gone(&next).await
+        namespace.delete_pod(&first).await?;
+        let output = namespace.wait_output(&next).await?;
+        ensure!(output == "mine", "{name}: the next pod says {output:?}");
+        namespace.delete_pod(&next).await
     });
     futures::future::try_join_all(rows).await?;
-    room.empty().await
+    namespace.delete_claims().await
 }

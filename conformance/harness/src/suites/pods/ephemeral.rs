@@ -4,27 +4,28 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::{Api, ResourceExt as _, api::ListParams};
 
-use super::ground::{AT, Ground, IMAGE, MEMORY, SOON, Use};
+use super::fixture::{ContainerVolume, IMAGE, MEMORY, MOUNT_PATH, PodFixture, TIMEOUT};
 use crate::wait::until;
 
-pub(super) async fn volumes(ground: &Ground<'_>) -> Result<()> {
-    let room = &ground.room("ephemeral").await?;
+pub(super) async fn ephemeral_volumes(fixture: &PodFixture<'_>) -> Result<()> {
+    let namespace = &fixture.create_namespace("ephemeral").await?;
     let rows = [MEMORY, IMAGE].map(async |class| {
-        let (pod, of) = (class.name, Use::ephemeral(class));
-        let said = room.stays(pod, &of, &format!("cd {AT}; echo {pod} > f; cat f")).await?;
-        ensure!(said == pod, "{pod} says {said:?}");
-        let volume = room.bound(&format!("{pod}-volume")).await?;
+        let (pod, of) = (class.name, ContainerVolume::ephemeral(class));
+        let output =
+            namespace.start_pod(pod, &of, &format!("cd {MOUNT_PATH}; echo {pod} > f; cat f")).await?;
+        ensure!(output == pod, "{pod} says {output:?}");
+        let volume = namespace.wait_bound(&format!("{pod}-volume")).await?;
         let owner = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()?.name.clone());
         ensure!(owner == Some(format!("{pod}-volume")), "the volume of {pod} belongs to {owner:?}");
-        room.gone(pod).await?;
-        until(&format!("claim and volume of {pod} are gone"), SOON, async || {
-            let claims = room.claims().list(&ListParams::default()).await?.items;
+        namespace.delete_pod(pod).await?;
+        until(&format!("claim and volume of {pod} are gone"), TIMEOUT, async || {
+            let claims = namespace.claims().list(&ListParams::default()).await?.items;
             let claim = claims.iter().find(|claim| claim.name_any().starts_with(pod));
-            let volumes: Api<PersistentVolume> = Api::all(ground.plane.client().clone());
-            let left = volumes.get_opt(&volume.name_any()).await?;
+            let volumes: Api<PersistentVolume> = Api::all(fixture.plane.client().clone());
+            let remaining = volumes.get_opt(&volume.name_any()).await?;
             ensure!(
-                claim.is_none() && left.is_none(),
-                "claim {:?}, volume {left:?}",
+                claim.is_none() && remaining.is_none(),
+                "claim {:?}, volume {remaining:?}",
                 claim.map(|one| one.name_any())
             );
             Ok(())
@@ -33,5 +34,5 @@ pub(super) async fn volumes(ground: &Ground<'_>) -> Result<()> {
         .context("nobody deletes them but Kubernetes, with the pod")
     });
     futures::future::try_join_all(rows).await?;
-    room.empty().await
+    namespace.delete_claims().await
 }

@@ -2,73 +2,73 @@
 //! is Kubernetes' own. Our roles run under their accounts.
 
 mod access;
+mod audit;
 mod block;
+mod crash_tests;
 mod data;
-mod deaths;
 mod ephemeral;
-mod forged;
-mod ground;
-mod growth;
+mod expansion;
+mod fixture;
+mod forged_volumes;
 mod inline;
-mod placing;
+pub(super) mod node_shutdown;
 mod restarts;
-mod sets;
-pub(super) mod shutdown;
-mod stats;
-mod traces;
+mod scheduling;
+mod stateful_sets;
+mod volume_stats;
 
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use futures::future::LocalBoxFuture;
 
-use crate::run::Run;
-use ground::{Ground, SOON};
-use traces::Traces;
+use crate::run::SuiteRun;
+use audit::NodeAudit;
+use fixture::{PodFixture, TIMEOUT};
 
 /// What is shown at the same time, each in a namespace of its own.
-type Theme = for<'a> fn(&'a Ground<'a>) -> LocalBoxFuture<'a, Result<()>>;
-const THEMES: [(&str, Theme); 16] = [
-    ("pods come and go", |ground| Box::pin(data::pods_come_and_go(ground))),
-    ("a StatefulSet of three", |ground| Box::pin(sets::three_pods(ground))),
-    ("a group of pods that are not root", |ground| Box::pin(access::groups(ground))),
-    ("reading only", |ground| Box::pin(access::reading(ground))),
-    ("a part of a volume", |ground| Box::pin(access::parts(ground))),
-    ("two pods on one volume", |ground| Box::pin(access::together(ground))),
-    ("one pod on one volume", |ground| Box::pin(access::alone(ground))),
-    ("raw block devices", |ground| Box::pin(block::devices(ground))),
-    ("generic ephemeral volumes", |ground| Box::pin(ephemeral::volumes(ground))),
-    ("inline volumes", |ground| Box::pin(inline::volumes(ground))),
-    ("forged volumes", |ground| Box::pin(forged::volumes(ground))),
-    ("the first consumer", |ground| Box::pin(placing::first_consumer(ground))),
-    ("kubelet's summary", |ground| Box::pin(stats::summary(ground))),
-    ("growth under a pod", |ground| Box::pin(growth::under_a_pod(ground))),
-    ("growth of images", |ground| Box::pin(growth::of_images(ground))),
-    ("deletion with force", |ground| Box::pin(restarts::forced(ground))),
+type PodTest = for<'a> fn(&'a PodFixture<'a>) -> LocalBoxFuture<'a, Result<()>>;
+const POD_TESTS: [(&str, PodTest); 16] = [
+    ("pods come and go", |ground| Box::pin(data::data_of_next_pod(ground))),
+    ("a StatefulSet of three", |ground| Box::pin(stateful_sets::stateful_set_of_three(ground))),
+    ("a group of pods that are not root", |ground| Box::pin(access::fs_group(ground))),
+    ("reading only", |ground| Box::pin(access::read_only(ground))),
+    ("a part of a volume", |ground| Box::pin(access::sub_path(ground))),
+    ("two pods on one volume", |ground| Box::pin(access::shared_by_two_pods(ground))),
+    ("one pod on one volume", |ground| Box::pin(access::read_write_once_pod(ground))),
+    ("raw block devices", |ground| Box::pin(block::block_device(ground))),
+    ("generic ephemeral volumes", |ground| Box::pin(ephemeral::ephemeral_volumes(ground))),
+    ("inline volumes", |ground| Box::pin(inline::inline_volumes(ground))),
+    ("forged volumes", |ground| Box::pin(forged_volumes::reject_forged_volumes(ground))),
+    ("the first consumer", |ground| Box::pin(scheduling::wait_for_first_consumer(ground))),
+    ("kubelet's summary", |ground| Box::pin(volume_stats::stats_summary(ground))),
+    ("growth under a pod", |ground| Box::pin(expansion::expand_mounted_volume(ground))),
+    ("growth of images", |ground| Box::pin(expansion::expand_images(ground))),
+    ("deletion with force", |ground| Box::pin(restarts::force_delete(ground))),
 ];
 
-pub(super) async fn run(run: &Run) -> Result<()> {
-    let mut ground = Ground::new(run).await?;
-    let before = Traces::of(&ground).await?;
+pub(super) async fn run(run: &SuiteRun) -> Result<()> {
+    let mut fixture = PodFixture::new(run).await?;
+    let before = NodeAudit::read(&fixture).await?;
     let started = Instant::now();
-    let themes = THEMES.map(async |(name, theme)| theme(&ground).await.context(name));
-    let failed: Vec<String> = futures::future::join_all(themes)
+    let tests = POD_TESTS.map(async |(name, test)| test(&fixture).await.context(name));
+    let failed: Vec<String> = futures::future::join_all(tests)
         .await
         .into_iter()
         .filter_map(|shown| shown.err().map(|error| format!("{error:#}")))
         .collect();
     ensure!(failed.is_empty(), "{}", failed.join("\n"));
-    run.tell(&format!("{} themes at once: {:.0} s", THEMES.len(), started.elapsed().as_secs_f64()))?;
+    run.add_note(&format!("{} themes at once: {:.0} s", POD_TESTS.len(), started.elapsed().as_secs_f64()))?;
     let started = Instant::now();
-    restarts::kubelet(&mut ground).await.context("kubelet starts again")?;
-    run.tell(&format!("kubelet stopped and killed: {:.0} s", started.elapsed().as_secs_f64()))?;
+    restarts::restart_kubelet(&mut fixture).await.context("kubelet starts again")?;
+    run.add_note(&format!("kubelet stopped and killed: {:.0} s", started.elapsed().as_secs_f64()))?;
     let started = Instant::now();
-    deaths::in_the_middle(&mut ground).await.context("the role node dies")?;
-    run.tell(&format!(
+    crash_tests::crash_during_calls(&mut fixture).await.context("the role node dies")?;
+    run.add_note(&format!(
         "the role node killed in the middle of calls: {:.0} s",
         started.elapsed().as_secs_f64()
     ))?;
-    ground.node.idle(run, SOON).await?;
-    before.same(&ground).await?;
-    ground.end().await
+    fixture.node.wait_idle(run, TIMEOUT).await?;
+    before.wait_unchanged(&fixture).await?;
+    fixture.stop().await
 }

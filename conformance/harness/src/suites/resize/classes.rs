@@ -9,114 +9,132 @@ use kube::{
 };
 use serde_json::json;
 
-use super::{ALWAYS, DRIVER, HANGS, LONG, Place, Whose, called, hangs};
+use super::{
+    DRIVER, HANG_LATENCY, Implementation, ResizerSlot, TIMEOUT, UNLIMITED_FAILURES, call_count,
+    wait_hanging_calls,
+};
 use crate::{
-    claims::{Claims, Modification},
-    driver::Driver,
-    run::Run,
+    claims::{ClaimModification, Claims},
+    driver::CsiDriverProcess,
+    run::SuiteRun,
     wait::until,
 };
 
 const CLAIMS: usize = 60;
 /// How many have their class when the place changes hands; as many more get it then.
-const SWAPS: [usize; 2] = [15, 45];
-const MODIFY: &str = "ControllerModifyVolume";
+const SWAP_AFTER: [usize; 2] = [15, 45];
+const MODIFY_METHOD: &str = "ControllerModifyVolume";
 /// The driver knows a tier, whatever that is.
-const CLASSES: [&str; 2] = ["bronze", "gold"];
+const VOLUME_ATTRIBUTES_CLASSES: [&str; 2] = ["bronze", "gold"];
 
-pub(super) async fn change(run: &Run, client: &Client, driver: &Driver, place: &Place<'_>) -> Result<()> {
+pub(super) async fn modify_claims(
+    run: &SuiteRun,
+    client: &Client,
+    driver: &CsiDriverProcess,
+    slot: &ResizerSlot<'_>,
+) -> Result<()> {
     let kind = GroupVersionKind::gvk("storage.k8s.io", "v1", "VolumeAttributesClass");
-    let known: Api<DynamicObject> = Api::all_with(client.clone(), &ApiResource::from_gvk(&kind));
-    for class in CLASSES {
+    let classes: Api<DynamicObject> = Api::all_with(client.clone(), &ApiResource::from_gvk(&kind));
+    for class in VOLUME_ATTRIBUTES_CLASSES {
         let object = serde_json::from_value(json!({
             "metadata": { "name": class }, "driverName": DRIVER, "parameters": { "tier": class },
         }))?;
-        known.create(&PostParams::default(), &object).await?;
+        classes.create(&PostParams::default(), &object).await?;
     }
-    for (name, first) in [("class-ours-refused", Whose::Ours), ("class-theirs-refused", Whose::Theirs)] {
-        refused(client, driver, place, name, first).await.with_context(|| name)?;
+    for (name, first) in [
+        ("class-ours-refused", Implementation::Cofferdam),
+        ("class-theirs-refused", Implementation::Upstream),
+    ] {
+        modify_after_rejection(client, driver, slot, name, first).await.with_context(|| name)?;
     }
-    many(run, client, driver, place).await
+    modify_many(run, client, driver, slot).await
 }
 
 /// The first is refused a class; the second goes on with the one that the user names then.
-async fn refused(
+async fn modify_after_rejection(
     client: &Client,
-    driver: &Driver,
-    place: &Place<'_>,
+    driver: &CsiDriverProcess,
+    slot: &ResizerSlot<'_>,
     name: &str,
-    first: Whose,
+    first: Implementation,
 ) -> Result<()> {
-    let [bronze, gold] = CLASSES;
+    let [bronze, gold] = VOLUME_ATTRIBUTES_CLASSES;
     let claims = Claims::new(client, name, DRIVER).await?;
     claims.create(0..1).await?;
-    claims.bound(1, LONG).await?;
-    driver.fail(MODIFY, "INVALID_ARGUMENT", ALWAYS).await?;
-    let mut who = place.take(first).await?;
+    claims.wait_bound(1, TIMEOUT).await?;
+    driver.inject_failures(MODIFY_METHOD, "INVALID_ARGUMENT", UNLIMITED_FAILURES).await?;
+    let mut resizer = slot.start(first).await?;
     claims.modify(0..1, bronze).await?;
-    until("the first has failed", LONG, async || {
+    until("the first has failed", TIMEOUT, async || {
         let now = claims.modifications().await?.pop().context("no claim")?;
-        ensure!(now.state == "Infeasible" && now.wanted == bronze, "{now:?}");
+        ensure!(now.state == "Infeasible" && now.target == bronze, "{now:?}");
         Ok(())
     })
     .await?;
-    who.kill().await?;
-    driver.fail(MODIFY, "INVALID_ARGUMENT", 0).await?;
+    resizer.kill().await?;
+    driver.inject_failures(MODIFY_METHOD, "INVALID_ARGUMENT", 0).await?;
     claims.modify(0..1, gold).await?;
-    let mut who = place.take(first.other()).await?;
-    done(&claims, gold, 1).await?;
-    who.stop().await?;
-    sound(&claims, driver, gold, 1).await?;
+    let mut resizer = slot.start(first.other()).await?;
+    wait_modified(&claims, gold, 1).await?;
+    resizer.stop().await?;
+    check_volumes(&claims, driver, gold, 1).await?;
     claims.delete(0..1).await?;
-    claims.left(0, LONG).await
+    claims.wait_remaining(0, TIMEOUT).await
 }
 
 /// Many at once, and the place is ours, theirs and ours.
-async fn many(run: &Run, client: &Client, driver: &Driver, place: &Place<'_>) -> Result<()> {
-    let [bronze, _] = CLASSES;
+async fn modify_many(
+    run: &SuiteRun,
+    client: &Client,
+    driver: &CsiDriverProcess,
+    slot: &ResizerSlot<'_>,
+) -> Result<()> {
+    let [bronze, _] = VOLUME_ATTRIBUTES_CLASSES;
     let claims = Claims::new(client, "many-classes", DRIVER).await?;
     claims.create(0..CLAIMS).await?;
-    claims.bound(CLAIMS, LONG).await?;
-    let mut who = place.take(Whose::Ours).await?;
-    let mut asked = 0;
-    for (least, next) in SWAPS.into_iter().zip([Whose::Theirs, Whose::Ours]) {
-        claims.modify(asked..least, bronze).await?;
-        done(&claims, bronze, least).await?;
-        let ended = called(driver, MODIFY).await?;
-        driver.latency(HANGS).await?;
-        asked = 2 * least - asked;
-        claims.modify(least..asked, bronze).await?;
-        hangs(driver, MODIFY, ended).await?;
-        who.kill().await?;
-        driver.latency(Duration::ZERO).await?;
-        who = place.take(next).await?;
+    claims.wait_bound(CLAIMS, TIMEOUT).await?;
+    let mut resizer = slot.start(Implementation::Cofferdam).await?;
+    let mut requested = 0;
+    for (modified, next) in SWAP_AFTER.into_iter().zip([Implementation::Upstream, Implementation::Cofferdam])
+    {
+        claims.modify(requested..modified, bronze).await?;
+        wait_modified(&claims, bronze, modified).await?;
+        let calls_before = call_count(driver, MODIFY_METHOD).await?;
+        driver.set_latency(HANG_LATENCY).await?;
+        requested = 2 * modified - requested;
+        claims.modify(modified..requested, bronze).await?;
+        wait_hanging_calls(driver, MODIFY_METHOD, calls_before).await?;
+        resizer.kill().await?;
+        driver.set_latency(Duration::ZERO).await?;
+        resizer = slot.start(next).await?;
     }
-    claims.modify(asked..CLAIMS, bronze).await?;
-    done(&claims, bronze, CLAIMS).await?;
-    who.stop().await?;
-    sound(&claims, driver, bronze, CLAIMS).await?;
-    run.tell(&format!(
+    claims.modify(requested..CLAIMS, bronze).await?;
+    wait_modified(&claims, bronze, CLAIMS).await?;
+    resizer.stop().await?;
+    check_volumes(&claims, driver, bronze, CLAIMS).await?;
+    run.add_note(&format!(
         "{CLAIMS} claims got another class of attributes while the resizer was ours, theirs, and ours"
     ))?;
     claims.delete(0..CLAIMS).await?;
-    claims.left(0, LONG).await
+    claims.wait_remaining(0, TIMEOUT).await
 }
 
 /// Waits until so many claims have the class, with nothing open.
-async fn done(claims: &Claims, class: &str, least: usize) -> Result<()> {
-    until(&format!("{least} claims have the class {class}"), LONG, async || {
+async fn wait_modified(claims: &Claims, class: &str, least: usize) -> Result<()> {
+    until(&format!("{least} claims have the class {class}"), TIMEOUT, async || {
         let all = claims.modifications().await?;
-        let have = all.iter().filter(|now| now.current == class && now.state.is_empty()).count();
-        let open: Vec<&Modification> = all.iter().filter(|now| !now.state.is_empty()).take(3).collect();
-        ensure!(have >= least, "{have} of {} have, open are {open:?}", all.len());
+        let modified = all.iter().filter(|now| now.current == class && now.state.is_empty()).count();
+        let unfinished: Vec<&ClaimModification> =
+            all.iter().filter(|now| !now.state.is_empty()).take(3).collect();
+        ensure!(modified >= least, "{modified} of {} have, open are {unfinished:?}", all.len());
         Ok(())
     })
     .await
 }
 
 /// The claims' volumes say the same, in the API and at the driver.
-async fn sound(claims: &Claims, driver: &Driver, class: &str, count: usize) -> Result<()> {
-    let of_volumes = claims.classes_of_volumes().await?;
+async fn check_volumes(claims: &Claims, driver: &CsiDriverProcess, class: &str, count: usize) -> Result<()> {
+    let of_volumes = claims.volume_attributes_classes().await?;
     ensure!(of_volumes == vec![class.to_owned(); count], "the volumes have {of_volumes:?}");
     let tiers: Vec<String> = driver.tiers().await?.into_values().collect();
     ensure!(tiers == vec![class.to_owned(); count], "the driver has {tiers:?}");

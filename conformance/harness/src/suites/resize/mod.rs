@@ -10,12 +10,12 @@ use kube::Client;
 
 use crate::{
     account::Account,
-    claims::{Claims, Growth},
+    claims::{ClaimExpansion, Claims},
     cofferdam,
-    control_plane::{ControlPlane, Options, User},
-    driver::Driver,
-    process::Process,
-    run::Run,
+    control_plane::{ApiUser, ControlPlane, ControlPlaneOptions},
+    driver::CsiDriverProcess,
+    process::ManagedProcess,
+    run::SuiteRun,
     sidecar,
     wait::until,
 };
@@ -23,217 +23,240 @@ use crate::{
 const DRIVER: &str = "resize.conformance.cofferdam.dev";
 const CLAIMS: usize = 200;
 /// How many have grown when the place changes hands; as many more grow then.
-const SWAPS: [usize; 2] = [40, 120];
+const SWAP_AFTER: [usize; 2] = [40, 120];
 /// How long a call of the driver takes while the place changes hands: longer than either resizer waits.
-const HANGS: Duration = Duration::from_secs(3600);
+const HANG_LATENCY: Duration = Duration::from_secs(3600);
 /// How many calls are open then: both resizers make as many at once.
-const OPEN: u64 = 10;
-const LONG: Duration = Duration::from_secs(240);
+const CONCURRENT_CALLS: u64 = 10;
+const TIMEOUT: Duration = Duration::from_secs(240);
 /// A claim's size, and what it asks for.
-const BEFORE: &str = "1Gi";
-const SMALLER: &str = "2Gi";
-const LARGER: &str = "3Gi";
+const INITIAL_SIZE: &str = "1Gi";
+const SMALLER_SIZE: &str = "2Gi";
+const LARGER_SIZE: &str = "3Gi";
 /// More failures than there will be calls.
-const ALWAYS: u32 = 1_000_000;
-const EXPAND: &str = "ControllerExpandVolume";
+const UNLIMITED_FAILURES: u32 = 1_000_000;
+const EXPAND_METHOD: &str = "ControllerExpandVolume";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Whose {
-    Ours,
-    Theirs,
+enum Implementation {
+    Cofferdam,
+    Upstream,
 }
 
-impl Whose {
+impl Implementation {
     const fn other(self) -> Self {
         match self {
-            Self::Ours => Self::Theirs,
-            Self::Theirs => Self::Ours,
+            Self::Cofferdam => Self::Upstream,
+            Self::Upstream => Self::Cofferdam,
         }
     }
 }
 
 /// A growth that the first resizer cannot end, and what the second makes of it after the wish has become smaller.
-struct Row {
+struct ResizeCase {
     name: &'static str,
-    first: Whose,
+    first: Implementation,
     /// What the driver answers to the first.
     code: &'static str,
     /// What the first leaves in the claim's status.
-    leaves: &'static str,
+    expected_state: &'static str,
     /// What the claim has in the end.
-    ends: &'static str,
+    final_size: &'static str,
 }
 
 /// Nobody knows whether an answer such as `UNAVAILABLE` means that the volume has grown: so it has to.
-const ROWS: [Row; 4] = [
-    Row {
+const RESIZE_CASES: [ResizeCase; 4] = [
+    ResizeCase {
         name: "ours-refused",
-        first: Whose::Ours,
+        first: Implementation::Cofferdam,
         code: "OUT_OF_RANGE",
-        leaves: "ControllerResizeInfeasible",
-        ends: SMALLER,
+        expected_state: "ControllerResizeInfeasible",
+        final_size: SMALLER_SIZE,
     },
-    Row {
+    ResizeCase {
         name: "theirs-refused",
-        first: Whose::Theirs,
+        first: Implementation::Upstream,
         code: "OUT_OF_RANGE",
-        leaves: "ControllerResizeInfeasible",
-        ends: SMALLER,
+        expected_state: "ControllerResizeInfeasible",
+        final_size: SMALLER_SIZE,
     },
-    Row {
+    ResizeCase {
         name: "ours-open",
-        first: Whose::Ours,
+        first: Implementation::Cofferdam,
         code: "UNAVAILABLE",
-        leaves: "ControllerResizeInProgress",
-        ends: LARGER,
+        expected_state: "ControllerResizeInProgress",
+        final_size: LARGER_SIZE,
     },
-    Row {
+    ResizeCase {
         name: "theirs-open",
-        first: Whose::Theirs,
+        first: Implementation::Upstream,
         code: "UNAVAILABLE",
-        leaves: "ControllerResizeInProgress",
-        ends: LARGER,
+        expected_state: "ControllerResizeInProgress",
+        final_size: LARGER_SIZE,
     },
 ];
 
-pub(super) async fn run(run: &Run) -> Result<()> {
-    let plane = ControlPlane::start(run, Options { unlimited: true, ..Options::default() }).await?;
-    let mut driver = Driver::start(run, DRIVER, &["--attach=false"]).await?;
-    let others = Account::new(run, &plane, &["provisioner", "pv-controller", "protection"]).await?;
-    let mut others = cofferdam::start_before(run, &others, driver.socket()).await?;
-    let place = Place::new(run, &plane, &driver).await?;
-    for row in ROWS {
-        row.play(plane.client(), &driver, &place).await.with_context(|| row.name)?;
+pub(super) async fn run(run: &SuiteRun) -> Result<()> {
+    let plane = ControlPlane::start(
+        run,
+        ControlPlaneOptions { is_unlimited: true, ..ControlPlaneOptions::default() },
+    )
+    .await?;
+    let mut driver = CsiDriverProcess::start(run, DRIVER, &["--attach=false"]).await?;
+    let other_roles = Account::new(run, &plane, &["provisioner", "pv-controller", "protection"]).await?;
+    let mut other_roles = cofferdam::start_with_csi_driver(run, &other_roles, driver.socket()).await?;
+    let slot = ResizerSlot::new(run, &plane, &driver).await?;
+    for case in RESIZE_CASES {
+        case.run(plane.client(), &driver, &slot).await.with_context(|| case.name)?;
     }
-    many(run, plane.client(), &driver, &place).await?;
-    classes::change(run, plane.client(), &driver, &place).await?;
-    others.stop().await?;
+    expand_many(run, plane.client(), &driver, &slot).await?;
+    classes::modify_claims(run, plane.client(), &driver, &slot).await?;
+    other_roles.stop().await?;
     driver.process.stop().await?;
     plane.stop().await
 }
 
-impl Row {
-    async fn play(&self, client: &Client, driver: &Driver, place: &Place<'_>) -> Result<()> {
+impl ResizeCase {
+    async fn run(&self, client: &Client, driver: &CsiDriverProcess, slot: &ResizerSlot<'_>) -> Result<()> {
         let claims = Claims::new(client, self.name, DRIVER).await?;
         claims.create(0..1).await?;
-        claims.bound(1, LONG).await?;
-        let before = called(driver, EXPAND).await?;
-        driver.fail(EXPAND, self.code, ALWAYS).await?;
-        let mut first = place.take(self.first).await?;
-        claims.grow(0..1, LARGER).await?;
-        until("the first has failed", LONG, async || {
-            let (calls, growth) = (called(driver, EXPAND).await?, growth(&claims).await?);
-            ensure!(calls > before && growth.state == self.leaves, "{} calls, {growth:?}", calls - before);
+        claims.wait_bound(1, TIMEOUT).await?;
+        let before = call_count(driver, EXPAND_METHOD).await?;
+        driver.inject_failures(EXPAND_METHOD, self.code, UNLIMITED_FAILURES).await?;
+        let mut first = slot.start(self.first).await?;
+        claims.expand(0..1, LARGER_SIZE).await?;
+        until("the first has failed", TIMEOUT, async || {
+            let (calls, growth) = (call_count(driver, EXPAND_METHOD).await?, claim_expansion(&claims).await?);
+            ensure!(
+                calls > before && growth.state == self.expected_state,
+                "{} calls, {growth:?}",
+                calls - before
+            );
             Ok(())
         })
         .await?;
         first.kill().await?;
-        let left = growth(&claims).await?;
-        ensure!(left.capacity == BEFORE && left.asked_for == LARGER, "the first leaves {left:?}");
+        let status = claim_expansion(&claims).await?;
+        ensure!(
+            status.capacity == INITIAL_SIZE && status.allocated == LARGER_SIZE,
+            "the first leaves {status:?}"
+        );
 
-        driver.fail(EXPAND, self.code, 0).await?;
-        claims.grow(0..1, SMALLER).await?;
-        let mut second = place.take(self.first.other()).await?;
-        until(&format!("the claim has {}", self.ends), LONG, async || {
-            let growth = growth(&claims).await?;
-            let done = growth.capacity == self.ends && growth.state.is_empty();
-            ensure!(done, "it has {growth:?}");
+        driver.inject_failures(EXPAND_METHOD, self.code, 0).await?;
+        claims.expand(0..1, SMALLER_SIZE).await?;
+        let mut second = slot.start(self.first.other()).await?;
+        until(&format!("the claim has {}", self.final_size), TIMEOUT, async || {
+            let growth = claim_expansion(&claims).await?;
+            let is_finished = growth.capacity == self.final_size && growth.state.is_empty();
+            ensure!(is_finished, "it has {growth:?}");
             Ok(())
         })
         .await?;
         let sizes: BTreeMap<String, u64> = driver.sizes().await?;
         let sizes: Vec<u64> = sizes.into_values().collect();
-        ensure!(sizes == [bytes(self.ends)?], "the driver has made {sizes:?}: expected {}", self.ends);
+        ensure!(
+            sizes == [size_in_bytes(self.final_size)?],
+            "the driver has made {sizes:?}: expected {}",
+            self.final_size
+        );
         second.stop().await?;
         claims.delete(0..1).await?;
-        claims.left(0, LONG).await
+        claims.wait_remaining(0, TIMEOUT).await
     }
 }
 
 /// Many grow at once, and the place changes hands in the middle: ours, theirs, ours.
-async fn many(run: &Run, client: &Client, driver: &Driver, place: &Place<'_>) -> Result<()> {
+async fn expand_many(
+    run: &SuiteRun,
+    client: &Client,
+    driver: &CsiDriverProcess,
+    slot: &ResizerSlot<'_>,
+) -> Result<()> {
     let claims = Claims::new(client, "many", DRIVER).await?;
     claims.create(0..CLAIMS).await?;
-    claims.bound(CLAIMS, LONG).await?;
-    let before = called(driver, EXPAND).await?;
-    let mut who = place.take(Whose::Ours).await?;
-    let mut asked = 0;
-    for (done, next) in SWAPS.into_iter().zip([Whose::Theirs, Whose::Ours]) {
-        claims.grow(asked..done, SMALLER).await?;
-        claims.have(SMALLER, done, LONG).await?;
-        let ended = called(driver, EXPAND).await?;
-        driver.latency(HANGS).await?;
-        asked = 2 * done - asked;
-        claims.grow(done..asked, SMALLER).await?;
-        hangs(driver, EXPAND, ended).await?;
-        who.kill().await?;
-        driver.latency(Duration::ZERO).await?;
-        who = place.take(next).await?;
+    claims.wait_bound(CLAIMS, TIMEOUT).await?;
+    let before = call_count(driver, EXPAND_METHOD).await?;
+    let mut resizer = slot.start(Implementation::Cofferdam).await?;
+    let mut requested = 0;
+    for (expanded, next) in SWAP_AFTER.into_iter().zip([Implementation::Upstream, Implementation::Cofferdam])
+    {
+        claims.expand(requested..expanded, SMALLER_SIZE).await?;
+        claims.wait_capacity(SMALLER_SIZE, expanded, TIMEOUT).await?;
+        let calls_before = call_count(driver, EXPAND_METHOD).await?;
+        driver.set_latency(HANG_LATENCY).await?;
+        requested = 2 * expanded - requested;
+        claims.expand(expanded..requested, SMALLER_SIZE).await?;
+        wait_hanging_calls(driver, EXPAND_METHOD, calls_before).await?;
+        resizer.kill().await?;
+        driver.set_latency(Duration::ZERO).await?;
+        resizer = slot.start(next).await?;
     }
-    claims.grow(asked..CLAIMS, SMALLER).await?;
-    claims.have(SMALLER, CLAIMS, LONG).await?;
-    who.stop().await?;
-    let calls = called(driver, EXPAND).await? - before;
-    run.tell(&format!(
+    claims.expand(requested..CLAIMS, SMALLER_SIZE).await?;
+    claims.wait_capacity(SMALLER_SIZE, CLAIMS, TIMEOUT).await?;
+    resizer.stop().await?;
+    let calls = call_count(driver, EXPAND_METHOD).await? - before;
+    run.add_note(&format!(
         "{CLAIMS} claims grew while the resizer was ours, theirs, and ours: {calls} calls of the driver"
     ))?;
-    let open: Vec<Growth> =
-        claims.growths().await?.into_iter().filter(|growth| !growth.state.is_empty()).collect();
-    ensure!(open.is_empty(), "some say that they still grow: {open:?}");
-    let expected = bytes(SMALLER)?;
+    let unfinished: Vec<ClaimExpansion> =
+        claims.expansions().await?.into_iter().filter(|growth| !growth.state.is_empty()).collect();
+    ensure!(unfinished.is_empty(), "some say that they still grow: {unfinished:?}");
+    let expected = size_in_bytes(SMALLER_SIZE)?;
     let other = driver.sizes().await?.into_values().find(|size| *size != expected);
     ensure!(other.is_none(), "a volume has {other:?} bytes: expected {expected}");
-    claims.sound(CLAIMS, &driver.volumes().await?).await?;
+    claims.ensure_consistent(CLAIMS, &driver.volumes().await?).await?;
     claims.delete(0..CLAIMS).await?;
-    claims.left(0, LONG).await
+    claims.wait_remaining(0, TIMEOUT).await
 }
 
 /// The place of the resizer.
-struct Place<'a> {
-    run: &'a Run,
+struct ResizerSlot<'a> {
+    run: &'a SuiteRun,
     account: Account,
     kubeconfig: std::path::PathBuf,
     socket: std::path::PathBuf,
 }
 
-impl<'a> Place<'a> {
-    async fn new(run: &'a Run, plane: &ControlPlane, driver: &Driver) -> Result<Self> {
+impl<'a> ResizerSlot<'a> {
+    async fn new(run: &'a SuiteRun, plane: &ControlPlane, driver: &CsiDriverProcess) -> Result<Self> {
         let account = Account::new(run, plane, &["resizer"]).await?;
-        let kubeconfig = plane.kubeconfig(User::Admin)?;
+        let kubeconfig = plane.kubeconfig(ApiUser::Admin)?;
         Ok(Self { run, account, kubeconfig, socket: driver.socket().to_owned() })
     }
 
-    async fn take(&self, whose: Whose) -> Result<Process> {
-        match whose {
-            Whose::Ours => cofferdam::start_before(self.run, &self.account, &self.socket).await,
-            Whose::Theirs => {
+    async fn start(&self, implementation: Implementation) -> Result<ManagedProcess> {
+        match implementation {
+            Implementation::Cofferdam => {
+                cofferdam::start_with_csi_driver(self.run, &self.account, &self.socket).await
+            }
+            Implementation::Upstream => {
                 sidecar::start(self.run, "csi-resizer", &self.kubeconfig, &self.socket, &[]).await
             }
         }
     }
 }
 
-async fn growth(claims: &Claims) -> Result<Growth> {
-    claims.growths().await?.pop().context("no claim")
+async fn claim_expansion(claims: &Claims) -> Result<ClaimExpansion> {
+    claims.expansions().await?.pop().context("no claim")
 }
 
 /// How many calls of a method have begun.
-async fn called(driver: &Driver, method: &str) -> Result<u64> {
-    Ok(driver.calls().await?.get(method).copied().unwrap_or_default())
+async fn call_count(driver: &CsiDriverProcess, method: &str) -> Result<u64> {
+    Ok(driver.call_counts().await?.get(method).copied().unwrap_or_default())
 }
 
 /// Waits until calls hang, after those that have ended.
-async fn hangs(driver: &Driver, method: &str, ended: u64) -> Result<()> {
-    until(&format!("{OPEN} calls of {method} hang"), LONG, async || {
-        let open = called(driver, method).await? - ended;
-        ensure!(open >= OPEN, "{open} calls hang");
+async fn wait_hanging_calls(driver: &CsiDriverProcess, method: &str, ended: u64) -> Result<()> {
+    until(&format!("{CONCURRENT_CALLS} calls of {method} hang"), TIMEOUT, async || {
+        let open = call_count(driver, method).await? - ended;
+        ensure!(open >= CONCURRENT_CALLS, "{open} calls hang");
         Ok(())
     })
     .await
 }
 
 /// Bytes of a size in GiB.
-fn bytes(size: &str) -> Result<u64> {
+fn size_in_bytes(size: &str) -> Result<u64> {
     let number = size.strip_suffix("Gi").with_context(|| format!("{size}: expected GiB"))?;
     Ok(number.parse::<u64>()? << 30)
 }

@@ -10,37 +10,37 @@ use cofferdam_domain::{
     },
 };
 
-use super::{VendorError, flags::ArgumentFlags};
+use super::{BackendCommandError, flags::ArgumentFlags};
 
 /// Flags that no function has taken yet.
 #[derive(Debug)]
 pub(crate) struct Arguments {
     function: String,
-    left: ArgumentFlags,
+    remaining: ArgumentFlags,
 }
 
 type Pairs = Vec<(String, String)>;
 
 impl Arguments {
     pub(crate) fn new(function: String, flags: ArgumentFlags) -> Self {
-        Self { function, left: flags }
+        Self { function, remaining: flags }
     }
 
-    fn missing(&self, flag: &str) -> VendorError {
-        VendorError::Argument(format!("{} needs {flag}", self.function))
+    fn missing(&self, flag: &str) -> BackendCommandError {
+        BackendCommandError::Argument(format!("{} needs {flag}", self.function))
     }
 
-    pub(crate) fn name(&mut self) -> Result<String, VendorError> {
-        self.left.volume_name.take().ok_or_else(|| self.missing("--volume-name NAME"))
+    pub(crate) fn name(&mut self) -> Result<String, BackendCommandError> {
+        self.remaining.volume_name.take().ok_or_else(|| self.missing("--volume-name NAME"))
     }
 
-    pub(crate) fn handle(&mut self) -> Result<String, VendorError> {
-        self.left.handle.take().ok_or_else(|| self.missing("--handle HANDLE"))
+    pub(crate) fn handle(&mut self) -> Result<String, BackendCommandError> {
+        self.remaining.handle.take().ok_or_else(|| self.missing("--handle HANDLE"))
     }
 
-    pub(crate) fn source(&mut self) -> Result<String, VendorError> {
+    pub(crate) fn source(&mut self) -> Result<String, BackendCommandError> {
         let missing = self.missing("--source HANDLE, once");
-        let mut sources = std::mem::take(&mut self.left.source);
+        let mut sources = std::mem::take(&mut self.remaining.source);
         match (sources.pop(), sources.is_empty()) {
             (Some(source), true) => Ok(source),
             (Some(_) | None, _) => Err(missing),
@@ -48,116 +48,124 @@ impl Arguments {
     }
 
     pub(crate) fn sources(&mut self) -> BTreeSet<VolumeHandle> {
-        std::mem::take(&mut self.left.source).into_iter().map(VolumeHandle::from).collect()
+        std::mem::take(&mut self.remaining.source).into_iter().map(VolumeHandle::from).collect()
     }
 
     pub(crate) fn members(&mut self) -> BTreeSet<SnapshotHandle> {
-        std::mem::take(&mut self.left.members).into_iter().map(SnapshotHandle::from).collect()
+        std::mem::take(&mut self.remaining.members).into_iter().map(SnapshotHandle::from).collect()
     }
 
-    pub(crate) fn node(&mut self) -> Result<String, VendorError> {
-        self.left.node.take().ok_or_else(|| self.missing("--node NODE"))
+    pub(crate) fn node(&mut self) -> Result<String, BackendCommandError> {
+        self.remaining.node.take().ok_or_else(|| self.missing("--node NODE"))
     }
 
-    pub(crate) fn node_if_any(&mut self) -> Option<String> {
-        self.left.node.take()
+    pub(crate) fn optional_node(&mut self) -> Option<String> {
+        self.remaining.node.take()
     }
 
     pub(crate) fn read_only(&mut self) -> bool {
-        std::mem::take(&mut self.left.read_only)
+        std::mem::take(&mut self.remaining.read_only)
     }
 
     pub(crate) fn capacity(&mut self) -> CapacityRange {
-        CapacityRange { required: self.left.size.take(), limit: self.left.size_limit.take() }
+        CapacityRange { required: self.remaining.size.take(), limit: self.remaining.size_limit.take() }
     }
 
     /// The ways of use: those that were said, or the one of the flags for a single one.
     pub(crate) fn capabilities(&mut self) -> Vec<VolumeCapability> {
-        let said = std::mem::take(&mut self.left.capabilities);
-        if said.is_empty() { vec![self.one_of_flags()] } else { said }
+        let capabilities = std::mem::take(&mut self.remaining.capabilities);
+        if capabilities.is_empty() { vec![self.capability_from_flags()] } else { capabilities }
     }
 
     /// The only way of use.
-    pub(crate) fn capability(&mut self) -> Result<VolumeCapability, VendorError> {
-        let one = VendorError::Argument(format!("{} takes one --capability", self.function));
-        let mut said = self.capabilities();
-        match (said.pop(), said.is_empty()) {
+    pub(crate) fn capability(&mut self) -> Result<VolumeCapability, BackendCommandError> {
+        let several_error =
+            BackendCommandError::Argument(format!("{} takes one --capability", self.function));
+        let mut capabilities = self.capabilities();
+        match (capabilities.pop(), capabilities.is_empty()) {
             (Some(capability), true) => Ok(capability),
-            (Some(_) | None, _) => Err(one),
+            (Some(_) | None, _) => Err(several_error),
         }
     }
 
-    fn one_of_flags(&mut self) -> VolumeCapability {
-        let left = &mut self.left;
-        let mode = left.access_mode.take().unwrap_or(super::flags::Mode::SingleNodeWriter);
-        let access = if std::mem::take(&mut left.block) {
+    fn capability_from_flags(&mut self) -> VolumeCapability {
+        let flags = &mut self.remaining;
+        let mode = flags.access_mode.take().unwrap_or(super::flags::AccessModeArg::SingleNodeWriter);
+        let access = if std::mem::take(&mut flags.block) {
             AccessType::Block
         } else {
             AccessType::Filesystem {
-                fs_type: left.fs_type.take(),
-                mount_flags: std::mem::take(&mut left.mount_flag),
-                mount_group: left.mount_group.take(),
+                fs_type: flags.fs_type.take(),
+                mount_flags: std::mem::take(&mut flags.mount_flag),
+                mount_group: flags.mount_group.take(),
             }
         };
         VolumeCapability { access_mode: mode.into(), access_type: access }
     }
 
     /// The ways of use, none when nothing of them was said.
-    pub(crate) fn capabilities_if_any(&mut self) -> Vec<VolumeCapability> {
-        let left = &self.left;
-        let said = left.access_mode.is_some()
-            || left.block
-            || left.fs_type.is_some()
-            || !left.mount_flag.is_empty()
-            || left.mount_group.is_some()
-            || !left.capabilities.is_empty();
-        if said { self.capabilities() } else { Vec::new() }
+    pub(crate) fn optional_capabilities(&mut self) -> Vec<VolumeCapability> {
+        let flags = &self.remaining;
+        let is_given = flags.access_mode.is_some()
+            || flags.block
+            || flags.fs_type.is_some()
+            || !flags.mount_flag.is_empty()
+            || flags.mount_group.is_some()
+            || !flags.capabilities.is_empty();
+        if is_given { self.capabilities() } else { Vec::new() }
     }
 
     /// The only way of use, if anything of it was said.
-    pub(crate) fn capability_if_any(&mut self) -> Result<Option<VolumeCapability>, VendorError> {
-        let mut said = self.capabilities_if_any();
-        let capability = said.pop();
-        if said.is_empty() {
+    pub(crate) fn optional_capability(&mut self) -> Result<Option<VolumeCapability>, BackendCommandError> {
+        let mut capabilities = self.optional_capabilities();
+        let capability = capabilities.pop();
+        if capabilities.is_empty() {
             Ok(capability)
         } else {
-            Err(VendorError::Argument(format!("{} takes one --capability", self.function)))
+            Err(BackendCommandError::Argument(format!("{} takes one --capability", self.function)))
         }
     }
 
-    pub(crate) fn parameters(&mut self) -> Result<Parameters, VendorError> {
-        once("--parameter", std::mem::take(&mut self.left.parameters))
+    pub(crate) fn parameters(&mut self) -> Result<Parameters, BackendCommandError> {
+        unique_pairs("--parameter", std::mem::take(&mut self.remaining.parameters))
     }
 
-    pub(crate) fn mutable_parameters(&mut self) -> Result<Parameters, VendorError> {
-        once("--mutable-parameter", std::mem::take(&mut self.left.mutable_parameters))
+    pub(crate) fn mutable_parameters(&mut self) -> Result<Parameters, BackendCommandError> {
+        unique_pairs("--mutable-parameter", std::mem::take(&mut self.remaining.mutable_parameters))
     }
 
-    pub(crate) fn context(&mut self) -> Result<Parameters, VendorError> {
-        once("--context", std::mem::take(&mut self.left.context))
+    pub(crate) fn context(&mut self) -> Result<Parameters, BackendCommandError> {
+        unique_pairs("--context", std::mem::take(&mut self.remaining.context))
     }
 
-    pub(crate) fn node_identities(&mut self) -> Result<Parameters, VendorError> {
-        once("--node-identity", std::mem::take(&mut self.left.node_identity))
+    pub(crate) fn node_identities(&mut self) -> Result<Parameters, BackendCommandError> {
+        unique_pairs("--node-identity", std::mem::take(&mut self.remaining.node_identity))
     }
 
-    pub(crate) fn places(&mut self) -> Result<Vec<Parameters>, VendorError> {
-        std::mem::take(&mut self.left.topology).into_iter().map(|place| once("--topology", place)).collect()
+    pub(crate) fn topologies(&mut self) -> Result<Vec<Parameters>, BackendCommandError> {
+        std::mem::take(&mut self.remaining.topology)
+            .into_iter()
+            .map(|segments| unique_pairs("--topology", segments))
+            .collect()
     }
 
     pub(crate) fn page(&mut self) -> PageRequest {
-        PageRequest { starting_token: self.left.after.take(), max_entries: self.left.limit.take() }
+        PageRequest { starting_token: self.remaining.after.take(), max_entries: self.remaining.limit.take() }
     }
 
-    pub(crate) fn source_if_any(&mut self) -> Result<Option<VolumeHandle>, VendorError> {
-        if self.left.source.is_empty() { Ok(None) } else { self.source().map(|source| Some(source.into())) }
+    pub(crate) fn optional_source(&mut self) -> Result<Option<VolumeHandle>, BackendCommandError> {
+        if self.remaining.source.is_empty() {
+            Ok(None)
+        } else {
+            self.source().map(|source| Some(source.into()))
+        }
     }
 
     /// The part of a creation that does not depend on where the content comes from.
-    pub(crate) fn creation(&mut self) -> Result<CreateVolume, VendorError> {
-        let places = self.places()?;
-        let topology = (!places.is_empty())
-            .then(|| TopologyRequirement { requisite: places.clone(), preferred: places.clone() });
+    pub(crate) fn create_request(&mut self) -> Result<CreateVolume, BackendCommandError> {
+        let topologies = self.topologies()?;
+        let topology = (!topologies.is_empty())
+            .then(|| TopologyRequirement { requisite: topologies.clone(), preferred: topologies.clone() });
         Ok(CreateVolume {
             name: self.name()?,
             capacity: self.capacity(),
@@ -165,12 +173,12 @@ impl Arguments {
             parameters: self.parameters()?,
             mutable_parameters: self.mutable_parameters()?,
             topology,
-            owner: self.left.owner.take(),
+            owner: self.remaining.owner.take(),
         })
     }
 
     /// Refuses what the function does not have.
-    pub(crate) fn end(self) -> Result<(), VendorError> {
+    pub(crate) fn reject_unused(self) -> Result<(), BackendCommandError> {
         let ArgumentFlags {
             volume_name,
             handle,
@@ -194,8 +202,8 @@ impl Arguments {
             read_only,
             after,
             limit,
-        } = &self.left;
-        let left = [
+        } = &self.remaining;
+        let unused = [
             ("--volume-name", volume_name.is_some()),
             ("--handle", handle.is_some()),
             ("--source", !source.is_empty()),
@@ -219,9 +227,9 @@ impl Arguments {
             ("--after", after.is_some()),
             ("--limit", limit.is_some()),
         ];
-        match left.into_iter().find(|(_, left)| *left) {
+        match unused.into_iter().find(|(_, unused)| *unused) {
             Some((flag, _)) => {
-                Err(VendorError::Argument(format!("{} has no argument {flag}", self.function)))
+                Err(BackendCommandError::Argument(format!("{} has no argument {flag}", self.function)))
             }
             None => Ok(()),
         }
@@ -229,11 +237,11 @@ impl Arguments {
 }
 
 /// Pairs as a map; a key that stands there twice is an error.
-pub(crate) fn once(flag: &str, pairs: Pairs) -> Result<Parameters, VendorError> {
+pub(crate) fn unique_pairs(flag: &str, pairs: Pairs) -> Result<Parameters, BackendCommandError> {
     let mut map = Parameters::new();
     for (key, value) in pairs {
         if map.contains_key(&key) {
-            return Err(VendorError::Argument(format!("{flag} {key}=… was given twice")));
+            return Err(BackendCommandError::Argument(format!("{flag} {key}=… was given twice")));
         }
         map.insert(key, value);
     }

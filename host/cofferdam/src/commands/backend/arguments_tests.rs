@@ -7,33 +7,35 @@ use super::*;
 use crate::commands::backend::flags::ArgumentFlags;
 
 #[derive(Debug, clap::Parser)]
-struct Line {
+struct TestCommand {
     #[command(flatten)]
     arguments: ArgumentFlags,
 }
 
 fn parse(flags: &[&str]) -> Result<Arguments, String> {
-    let line = Line::try_parse_from([&["line"], flags].concat()).map_err(|error| error.to_string())?;
+    let line = TestCommand::try_parse_from([&["line"], flags].concat()).map_err(|error| error.to_string())?;
     Ok(Arguments::new("volumes.create".to_owned(), line.arguments))
 }
 
-fn creation(flags: &[&str]) -> Result<CreateVolume, String> {
+fn parse_create_request(flags: &[&str]) -> Result<CreateVolume, String> {
     let mut arguments = parse(&[&["--volume-name", "a", "--size", "1Gi"], flags].concat())?;
-    let creation = arguments.creation().map_err(|error| error.to_string())?;
-    arguments.end().map_err(|error| error.to_string())?;
+    let creation = arguments.create_request().map_err(|error| error.to_string())?;
+    arguments.reject_unused().map_err(|error| error.to_string())?;
     Ok(creation)
 }
 
 #[test]
-fn an_owner_is_given_whole() {
-    let owner = creation(&["--owner", "cluster=c,claim=u,volume=pvc-u,reclaim-policy=retain"]).unwrap().owner;
+fn an_owner_flag_needs_cluster_claim_and_volume() {
+    let owner = parse_create_request(&["--owner", "cluster=c,claim=u,volume=pvc-u,reclaim-policy=retain"])
+        .unwrap()
+        .owner;
     let owner = owner.unwrap();
     assert_eq!(
         (owner.cluster_id.as_str(), owner.claim_uid.as_str(), owner.pv_name.as_str()),
         ("c", "u", "pvc-u")
     );
     assert_eq!(owner.reclaim_policy, ReclaimPolicy::Retain);
-    let owner = creation(&["--owner", "volume=v,claim=u,cluster=c"]).unwrap().owner.unwrap();
+    let owner = parse_create_request(&["--owner", "volume=v,claim=u,cluster=c"]).unwrap().owner.unwrap();
     assert_eq!(owner.reclaim_policy, ReclaimPolicy::Delete);
     for (text, expected) in [
         ("cluster=c,claim=u", "expected volume=…"),
@@ -41,14 +43,14 @@ fn an_owner_is_given_whole() {
         ("cluster=c,cluster=d,claim=u,volume=v", "cluster=… was given twice"),
         ("clusters=c,claim=u,volume=v", "expected cluster, claim, volume or reclaim-policy"),
     ] {
-        let error = creation(&["--owner", text]).unwrap_err();
+        let error = parse_create_request(&["--owner", text]).unwrap_err();
         assert!(error.contains(expected), "{error}");
     }
-    assert!(creation(&[]).unwrap().owner.is_none());
+    assert!(parse_create_request(&[]).unwrap().owner.is_none());
 }
 
 #[test]
-fn several_ways_of_use_are_given_whole() {
+fn repeated_capability_flags_are_parsed() {
     let filesystem = |fs_type: Option<&str>, flags: &[&str], group: Option<&str>| AccessType::Filesystem {
         fs_type: fs_type.map(str::to_owned),
         mount_flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
@@ -63,7 +65,7 @@ fn several_ways_of_use_are_given_whole() {
         "multi-node-reader-only",
     ];
     assert_eq!(
-        creation(&several).unwrap().capabilities,
+        parse_create_request(&several).unwrap().capabilities,
         [
             VolumeCapability {
                 access_mode: CsiAccessMode::MultiNodeMultiWriter,
@@ -79,10 +81,10 @@ fn several_ways_of_use_are_given_whole() {
             },
         ]
     );
-    let one = creation(&["--mount-group", "7"]).unwrap().capabilities;
+    let capabilities = parse_create_request(&["--mount-group", "7"]).unwrap().capabilities;
     let mounted = filesystem(None, &[], Some("7"));
     assert_eq!(
-        one,
+        capabilities,
         [VolumeCapability { access_mode: CsiAccessMode::SingleNodeWriter, access_type: mounted }]
     );
     for (flags, expected) in [
@@ -91,21 +93,22 @@ fn several_ways_of_use_are_given_whole() {
         (&["--capability", "single-node-writer,block", "--block"], "cannot be used with"),
         (&["--mount-group", "7", "--block"], "cannot be used with"),
     ] {
-        let error = creation(flags).unwrap_err();
+        let error = parse_create_request(flags).unwrap_err();
         assert!(error.contains(expected), "{error}");
     }
 }
 
 #[test]
-fn a_function_of_one_way_of_use_takes_no_second() {
+fn a_function_with_one_capability_rejects_a_second() {
     let two = ["--capability", "single-node-writer,block", "--capability", "single-node-writer"];
     let refused = "volumes.create takes one --capability";
     assert_eq!(parse(&two).unwrap().capability().unwrap_err().to_string(), refused);
-    assert_eq!(parse(&two).unwrap().capability_if_any().unwrap_err().to_string(), refused);
-    assert_eq!(parse(&[]).unwrap().capability_if_any().unwrap(), None);
-    assert!(parse(&two[..2]).unwrap().capability_if_any().unwrap().is_some());
-    let left = parse(&["--mount-group", "7"]).unwrap().end().unwrap_err().to_string();
+    assert_eq!(parse(&two).unwrap().optional_capability().unwrap_err().to_string(), refused);
+    assert_eq!(parse(&[]).unwrap().optional_capability().unwrap(), None);
+    assert!(parse(&two[..2]).unwrap().optional_capability().unwrap().is_some());
+    let left = parse(&["--mount-group", "7"]).unwrap().reject_unused().unwrap_err().to_string();
     assert_eq!(left, "volumes.create has no argument --mount-group");
-    let left = parse(&["--owner", "cluster=c,claim=u,volume=v"]).unwrap().end().unwrap_err().to_string();
+    let left =
+        parse(&["--owner", "cluster=c,claim=u,volume=v"]).unwrap().reject_unused().unwrap_err().to_string();
     assert_eq!(left, "volumes.create has no argument --owner");
 }

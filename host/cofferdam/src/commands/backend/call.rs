@@ -17,16 +17,16 @@ use futures::TryFutureExt as _;
 use serde_json::Value;
 
 use super::{
-    VendorError,
+    BackendCommandError,
     arguments::Arguments,
-    component::Component,
+    component::ConfiguredComponent,
     csi,
-    flags::{CallFlags, Format, Function},
+    flags::{CallFlags, CallFormat, ContractFunction},
 };
-use crate::{config::GoDuration, failure::Failure};
+use crate::{config::GoDuration, error::CommandError};
 
 /// Said when the next call will not find what this one kept.
-const FORGOTTEN: &str =
+const STATE_NOT_KEPT_NOTE: &str =
     "its state was empty before this call and ends with it: --state FILE keeps it for the next call\n";
 
 /// Makes the call; the text is what is printed, and the boolean whether the driver answered without an error.
@@ -36,51 +36,52 @@ const FORGOTTEN: &str =
 pub(crate) async fn call(
     flags: CallFlags,
     environment: &HashMap<String, String>,
-) -> Result<(String, bool), Failure> {
+) -> Result<(String, bool), CommandError> {
     let deadline = flags
         .timeout
         .parse::<GoDuration>()
-        .map_err(|problem| VendorError::Argument(format!("--timeout: {problem}")))?
+        .map_err(|problem| BackendCommandError::Argument(format!("--timeout: {problem}")))?
         .get();
     let name =
         flags.function.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
     let mut arguments = Arguments::new(name, flags.arguments);
     if csi::is_socket(&flags.component.file) {
         let (backend, secrets) = csi::connect(&flags.component, environment, deadline).await?;
-        let prepared = prepare(backend.as_ref(), flags.function, Call { deadline, secrets }, &mut arguments)?;
-        arguments.end()?;
-        let (outcome, took) = timed(prepared).await;
-        return Ok((show(&outcome, took, None, flags.output), outcome.is_ok()));
+        let prepared =
+            prepare_call(backend.as_ref(), flags.function, Call { deadline, secrets }, &mut arguments)?;
+        arguments.reject_unused()?;
+        let (outcome, duration) = call_timed(prepared).await;
+        return Ok((format_outcome(&outcome, duration, None, flags.output), outcome.is_ok()));
     }
-    let component = Component::open(&flags.component, environment)?;
+    let component = ConfiguredComponent::open(&flags.component, environment)?;
     let backend = component.load().await?;
-    let forgets =
+    let loses_state =
         component.config.state.file.is_none() && backend.interfaces().grants.contains(&Grant::State);
     let call = Call { deadline, secrets: component.secrets };
-    let prepared = prepare(backend.as_ref(), flags.function, call, &mut arguments)?;
-    arguments.end()?;
-    let (outcome, took) = timed(prepared).await;
-    let held = outcome.is_ok();
-    let mut shown = show(&outcome, took, Some(backend.last_usage()), flags.output);
-    if forgets && flags.output == Format::Text {
-        shown.push_str(FORGOTTEN);
+    let prepared = prepare_call(backend.as_ref(), flags.function, call, &mut arguments)?;
+    arguments.reject_unused()?;
+    let (outcome, duration) = call_timed(prepared).await;
+    let success = outcome.is_ok();
+    let mut output = format_outcome(&outcome, duration, Some(backend.last_usage()), flags.output);
+    if loses_state && flags.output == CallFormat::Text {
+        output.push_str(STATE_NOT_KEPT_NOTE);
     }
-    Ok((shown, held))
+    Ok((output, success))
 }
 
 /// Makes the call, and says how long it took.
-async fn timed(call: Prepared<'_>) -> (Result<Value, StorageError>, Duration) {
-    let begun = Instant::now();
+async fn call_timed(call: PreparedCall<'_>) -> (Result<Value, StorageError>, Duration) {
+    let started = Instant::now();
     let outcome = call.await;
-    (outcome, begun.elapsed())
+    (outcome, started.elapsed())
 }
 
 /// What is printed; `usage` is only known of components.
-fn show(
+fn format_outcome(
     outcome: &Result<Value, StorageError>,
-    took: Duration,
+    duration: Duration,
     usage: Option<CallUsage>,
-    format: Format,
+    format: CallFormat,
 ) -> String {
     let error = |error: &StorageError| {
         serde_json::json!({
@@ -91,114 +92,114 @@ fn show(
         })
     };
     match format {
-        Format::Json => {
-            let mut shown = serde_json::json!({
-                "microseconds": u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
+        CallFormat::Json => {
+            let mut output = serde_json::json!({
+                "microseconds": u64::try_from(duration.as_micros()).unwrap_or(u64::MAX),
             });
             let (key, value) = match outcome {
                 Ok(answer) => ("answer", answer.clone()),
                 Err(failed) => ("error", error(failed)),
             };
-            if let Some(object) = shown.as_object_mut() {
+            if let Some(object) = output.as_object_mut() {
                 object.insert(key.to_owned(), value);
                 if let Some(usage) = usage {
-                    let computed = u64::try_from(usage.cpu_time.as_millis()).unwrap_or(u64::MAX);
+                    let cpu_ms = u64::try_from(usage.cpu_time.as_millis()).unwrap_or(u64::MAX);
                     object.insert("memoryBytes".to_owned(), usage.memory_bytes.into());
-                    object.insert("computedMilliseconds".to_owned(), computed.into());
+                    object.insert("computedMilliseconds".to_owned(), cpu_ms.into());
                 }
             }
-            format!("{shown:#}\n")
+            format!("{output:#}\n")
         }
-        Format::Text => {
+        CallFormat::Text => {
             let answer = match outcome {
                 Ok(Value::Null) => "done".to_owned(),
                 Ok(answer) => format!("{answer:#}"),
                 Err(failed) => format!("{failed} ({:?})", failed.finality),
             };
-            let used = usage.map_or_else(String::new, |usage| {
+            let usage_text = usage.map_or_else(String::new, |usage| {
                 format!(", computed {:.1?}, memory {} KiB", usage.cpu_time, usage.memory_bytes.div_ceil(1024))
             });
-            format!("{answer}\n\ntook {took:.1?}{used}\n")
+            format!("{answer}\n\ntook {duration:.1?}{usage_text}\n")
         }
     }
 }
 
 /// A call that answers in JSON.
-type Prepared<'a> = BackendFuture<'a, Value>;
+type PreparedCall<'a> = BackendFuture<'a, Value>;
 
 /// An answer as JSON. It is made of texts and numbers only, which always have a form.
-fn json<T: serde::Serialize + Send + 'static>(answer: BackendFuture<'_, T>) -> Prepared<'_> {
+fn to_json<T: serde::Serialize + Send + 'static>(answer: BackendFuture<'_, T>) -> PreparedCall<'_> {
     Box::pin(answer.map_ok(|answer| serde_json::to_value(answer).unwrap_or_default()))
 }
 
 /// Makes a call of the flags. Nothing happens before it is awaited.
-fn prepare<'a>(
+fn prepare_call<'a>(
     backend: &'a dyn Backend,
-    function: Function,
+    function: ContractFunction,
     call: Call,
     a: &mut Arguments,
-) -> Result<Prepared<'a>, VendorError> {
+) -> Result<PreparedCall<'a>, BackendCommandError> {
     Ok(match function {
-        Function::Describe => json(Box::pin(ready(Ok(backend.description().clone())))),
-        Function::Probe => json(backend.probe(call)),
-        Function::Create => json(backend.create_volume(call, a.creation()?)),
-        Function::Delete => json(backend.delete_volume(call, a.handle()?.into())),
-        Function::Validate => json(backend.validate_volume(call, validation(a)?)),
-        Function::CreateFromVolume => {
+        ContractFunction::Describe => to_json(Box::pin(ready(Ok(backend.description().clone())))),
+        ContractFunction::Probe => to_json(backend.probe(call)),
+        ContractFunction::Create => to_json(backend.create_volume(call, a.create_request()?)),
+        ContractFunction::Delete => to_json(backend.delete_volume(call, a.handle()?.into())),
+        ContractFunction::Validate => to_json(backend.validate_volume(call, validate_request(a)?)),
+        ContractFunction::CreateFromVolume => {
             let source = a.source()?.into();
-            json(backend.clone_volume(call, a.creation()?, source))
+            to_json(backend.clone_volume(call, a.create_request()?, source))
         }
-        Function::CreateFromSnapshot => {
+        ContractFunction::CreateFromSnapshot => {
             let source = a.source()?.into();
-            json(backend.restore_snapshot(call, a.creation()?, source))
+            to_json(backend.restore_snapshot(call, a.create_request()?, source))
         }
-        Function::Publish => json(backend.publish_volume(call, publication(a)?)),
-        Function::Unpublish => {
+        ContractFunction::Publish => to_json(backend.publish_volume(call, publish_request(a)?)),
+        ContractFunction::Unpublish => {
             let handle = a.handle()?.into();
-            json(backend.unpublish_volume(call, handle, a.node_if_any().map(Into::into)))
+            to_json(backend.unpublish_volume(call, handle, a.optional_node().map(Into::into)))
         }
-        Function::Expand => {
+        ContractFunction::Expand => {
             let (handle, capacity) = (a.handle()?.into(), a.capacity());
-            let request = ExpandVolume { handle, capacity, capability: a.capability_if_any()? };
-            json(backend.expand_volume(call, request))
+            let request = ExpandVolume { handle, capacity, capability: a.optional_capability()? };
+            to_json(backend.expand_volume(call, request))
         }
-        Function::Modify => {
+        ContractFunction::Modify => {
             let handle = a.handle()?.into();
-            json(backend.modify_volume(call, handle, a.mutable_parameters()?))
+            to_json(backend.modify_volume(call, handle, a.mutable_parameters()?))
         }
-        Function::CreateSnapshot => {
+        ContractFunction::CreateSnapshot => {
             let (name, source) = (a.name()?, a.source()?.into());
-            json(backend.create_snapshot(
+            to_json(backend.create_snapshot(
                 call,
                 CreateSnapshot { name, source, parameters: a.parameters()?, owner: None },
             ))
         }
-        Function::DeleteSnapshot => json(backend.delete_snapshot(call, a.handle()?.into())),
-        Function::GetSnapshot => json(backend.get_snapshot(call, a.handle()?.into())),
-        Function::ListSnapshots => {
-            let source = a.source_if_any()?;
-            json(backend.list_snapshots(call, source, a.page()))
+        ContractFunction::DeleteSnapshot => to_json(backend.delete_snapshot(call, a.handle()?.into())),
+        ContractFunction::GetSnapshot => to_json(backend.get_snapshot(call, a.handle()?.into())),
+        ContractFunction::ListSnapshots => {
+            let source = a.optional_source()?;
+            to_json(backend.list_snapshots(call, source, a.page()))
         }
-        Function::CreateGroup => {
+        ContractFunction::CreateGroup => {
             let (name, sources) = (a.name()?, a.sources());
             let request = CreateGroupSnapshot { name, sources, parameters: a.parameters()?, owner: None };
-            json(backend.create_group_snapshot(call, request))
+            to_json(backend.create_group_snapshot(call, request))
         }
-        Function::DeleteGroup => {
+        ContractFunction::DeleteGroup => {
             let handle = a.handle()?.into();
-            json(backend.delete_group_snapshot(call, handle, a.members()))
+            to_json(backend.delete_group_snapshot(call, handle, a.members()))
         }
-        Function::GetGroup => {
+        ContractFunction::GetGroup => {
             let handle = a.handle()?.into();
-            json(backend.get_group_snapshot(call, handle, a.members()))
+            to_json(backend.get_group_snapshot(call, handle, a.members()))
         }
-        Function::ListVolumes => json(backend.list_volumes(call, a.page())),
-        Function::GetVolume => json(backend.get_volume(call, a.handle()?.into())),
-        Function::Available => json(backend.get_capacity(call, query(a)?)),
+        ContractFunction::ListVolumes => to_json(backend.list_volumes(call, a.page())),
+        ContractFunction::GetVolume => to_json(backend.get_volume(call, a.handle()?.into())),
+        ContractFunction::GetCapacity => to_json(backend.get_capacity(call, capacity_query(a)?)),
     })
 }
 
-fn validation(a: &mut Arguments) -> Result<ValidateVolume, VendorError> {
+fn validate_request(a: &mut Arguments) -> Result<ValidateVolume, BackendCommandError> {
     Ok(ValidateVolume {
         handle: a.handle()?.into(),
         context: a.context()?,
@@ -208,7 +209,7 @@ fn validation(a: &mut Arguments) -> Result<ValidateVolume, VendorError> {
     })
 }
 
-fn publication(a: &mut Arguments) -> Result<PublishVolume, VendorError> {
+fn publish_request(a: &mut Arguments) -> Result<PublishVolume, BackendCommandError> {
     Ok(PublishVolume {
         handle: a.handle()?.into(),
         node_identities: a.node_identities()?,
@@ -219,11 +220,11 @@ fn publication(a: &mut Arguments) -> Result<PublishVolume, VendorError> {
     })
 }
 
-fn query(a: &mut Arguments) -> Result<CapacityQuery, VendorError> {
-    let mut places = a.places()?;
-    let topology = places.pop();
-    if !places.is_empty() {
-        return Err(VendorError::Argument("capacity.available takes one --topology".to_owned()));
+fn capacity_query(a: &mut Arguments) -> Result<CapacityQuery, BackendCommandError> {
+    let mut topologies = a.topologies()?;
+    let topology = topologies.pop();
+    if !topologies.is_empty() {
+        return Err(BackendCommandError::Argument("capacity.available takes one --topology".to_owned()));
     }
-    Ok(CapacityQuery { capabilities: a.capabilities_if_any(), parameters: a.parameters()?, topology })
+    Ok(CapacityQuery { capabilities: a.optional_capabilities(), parameters: a.parameters()?, topology })
 }

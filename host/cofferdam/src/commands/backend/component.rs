@@ -10,17 +10,17 @@ use cofferdam_domain::storage::{Secret, Secrets};
 use cofferdam_wasm::{BackendConfig, ComponentSource, Engine, Grant, OriginConfig, PoolConfig, WasmBackend};
 use prometheus_client::registry::Registry;
 
-use super::{VendorError, arguments::once, flags::ComponentFlags};
+use super::{BackendCommandError, arguments::unique_pairs, flags::ComponentFlags};
 use crate::{
     cli::ProcessFlags,
-    config::{Loaded, backend_name, check_place},
-    drivers::{self, Loader},
-    failure::Failure,
+    config::{ResolvedConfig, backend_name, check_backend_location},
+    drivers::{self, DriverLoader},
+    error::CommandError,
     logging,
 };
 
 /// A component, and what it is loaded with.
-pub(crate) struct Component {
+pub(crate) struct ConfiguredComponent {
     /// The engine that runs it.
     pub(crate) engine: Engine,
     /// What it is called in messages and in the configuration.
@@ -33,7 +33,7 @@ pub(crate) struct Component {
     pub(crate) secrets: Secrets,
 }
 
-impl Component {
+impl ConfiguredComponent {
     /// Reads flags and configuration.
     ///
     /// # Errors
@@ -41,15 +41,15 @@ impl Component {
     pub(crate) fn open(
         flags: &ComponentFlags,
         environment: &HashMap<String, String>,
-    ) -> Result<Self, Failure> {
-        let (name, loaded) = settings(flags, environment)?;
-        let engine = Loader::new(&loaded.configuration, &mut Registry::default())?.engine;
-        let section = loaded.configuration.backend.get(&name).cloned().unwrap_or_default();
-        let mut config = drivers::config(&name, &section)?;
-        config.settings.extend(once("--setting", flags.settings.clone())?);
-        config.grants.extend(grants(&flags.grants)?);
-        given(&mut config, flags);
-        let secrets = secrets(&flags.secrets, environment)?;
+    ) -> Result<Self, CommandError> {
+        let (name, resolved) = load_configuration(flags, environment)?;
+        let engine = DriverLoader::new(&resolved.configuration, &mut Registry::default())?.engine;
+        let section = resolved.configuration.backend.get(&name).cloned().unwrap_or_default();
+        let mut config = drivers::backend_config(&name, &section)?;
+        config.settings.extend(unique_pairs("--setting", flags.settings.clone())?);
+        config.grants.extend(parse_grants(&flags.grants)?);
+        apply_flags(&mut config, flags);
+        let secrets = resolve_secrets(&flags.secrets, environment)?;
         Ok(Self { engine, name, source: ComponentSource::File(flags.file.clone()), config, secrets })
     }
 
@@ -57,9 +57,9 @@ impl Component {
     ///
     /// # Errors
     /// [`Failure::Backend`]
-    pub(crate) async fn load(&self) -> Result<Arc<WasmBackend>, Failure> {
-        let loaded = self.engine.load(self.source.clone(), self.config.clone()).await;
-        loaded.map_err(|source| Failure::Component { name: self.name.clone(), source })
+    pub(crate) async fn load(&self) -> Result<Arc<WasmBackend>, CommandError> {
+        let result = self.engine.load(self.source.clone(), self.config.clone()).await;
+        result.map_err(|source| CommandError::Component { name: self.name.clone(), source })
     }
 }
 
@@ -67,16 +67,16 @@ impl Component {
 ///
 /// # Errors
 /// [`Failure`], one line.
-pub(crate) fn settings(
+pub(crate) fn load_configuration(
     flags: &ComponentFlags,
     environment: &HashMap<String, String>,
-) -> Result<(String, Loaded), Failure> {
+) -> Result<(String, ResolvedConfig), CommandError> {
     let file = flags.file.display().to_string();
     // Before the configuration does, which would name a flag that nobody gave.
-    check_place(&file).map_err(VendorError::Argument)?;
+    check_backend_location(&file).map_err(BackendCommandError::Argument)?;
     let name = flags.name.clone().unwrap_or_else(|| backend_name(&file));
     if let Some(path) = &flags.config {
-        has_section(path, &name)?;
+        check_section(path, &name)?;
     }
     let process = ProcessFlags {
         config: flags.config.clone(),
@@ -85,20 +85,22 @@ pub(crate) fn settings(
         ..ProcessFlags::default()
     };
     // Roles and their settings may stand in the file; only the driver's section is used.
-    let loaded = Loaded::for_dev(&process, environment)?;
-    logging::start(&loaded.configuration);
-    Ok((name, loaded))
+    let resolved = ResolvedConfig::for_dev(&process, environment)?;
+    logging::start(&resolved.configuration);
+    Ok((name, resolved))
 }
 
 /// What stands behind the imports, over that of the configuration.
-fn given(config: &mut BackendConfig, flags: &ComponentFlags) {
+fn apply_flags(config: &mut BackendConfig, flags: &ComponentFlags) {
     if let Some(file) = &flags.state {
         config.state.file = Some(file.clone());
     }
     if let Some(directory) = &flags.pool {
-        let kept = config.pool.take();
+        let configured = config.pool.take();
         let pool = PoolConfig { directory: directory.clone(), capacity: None, image_bytes_max: None };
-        config.pool = Some(kept.map_or(pool, |kept| PoolConfig { directory: directory.clone(), ..kept }));
+        config.pool = Some(
+            configured.map_or(pool, |configured| PoolConfig { directory: directory.clone(), ..configured }),
+        );
     }
     config.http.origins.retain(|known| !flags.origins.contains(&known.origin));
     let addresses = (!flags.origin_addresses.is_empty()).then(|| flags.origin_addresses.clone());
@@ -109,11 +111,11 @@ fn given(config: &mut BackendConfig, flags: &ComponentFlags) {
     }));
 }
 
-fn grants(names: &[String]) -> Result<BTreeSet<Grant>, VendorError> {
+fn parse_grants(names: &[String]) -> Result<BTreeSet<Grant>, BackendCommandError> {
     let grant = |name: &String| {
         Grant::ALL.into_iter().find(|grant| grant.as_str() == name).ok_or_else(|| {
             let known: Vec<_> = Grant::ALL.into_iter().map(Grant::as_str).collect();
-            VendorError::Argument(format!("--grant {name:?}: expected one of {}", known.join(", ")))
+            BackendCommandError::Argument(format!("--grant {name:?}: expected one of {}", known.join(", ")))
         })
     };
     names.iter().map(grant).collect()
@@ -121,7 +123,7 @@ fn grants(names: &[String]) -> Result<BTreeSet<Grant>, VendorError> {
 
 /// Refuses a file that says nothing of the component: it would be given something else than what is meant. A file that cannot be
 /// read is told by whoever reads it in earnest.
-fn has_section(path: &Path, name: &str) -> Result<(), VendorError> {
+fn check_section(path: &Path, name: &str) -> Result<(), BackendCommandError> {
     let Some(values) = std::fs::read_to_string(path).ok().and_then(|text| text.parse::<toml::Table>().ok())
     else {
         return Ok(());
@@ -133,7 +135,7 @@ fn has_section(path: &Path, name: &str) -> Result<(), VendorError> {
     let known: Vec<_> =
         sections.into_iter().flat_map(|sections| sections.keys()).map(String::as_str).collect();
     let known = if known.is_empty() { "no [backend.NAME] at all".to_owned() } else { known.join(", ") };
-    Err(VendorError::Argument(format!(
+    Err(BackendCommandError::Argument(format!(
         "{} has no section [backend.{name}]; it has {known}: give its name with --name",
         path.display()
     )))
@@ -143,17 +145,18 @@ fn has_section(path: &Path, name: &str) -> Result<(), VendorError> {
 ///
 /// # Errors
 /// [`VendorError::Argument`]
-pub(crate) fn secrets(
+pub(crate) fn resolve_secrets(
     flags: &[(String, String)],
     environment: &HashMap<String, String>,
-) -> Result<Secrets, VendorError> {
-    once("--secret", flags.to_vec())?
+) -> Result<Secrets, BackendCommandError> {
+    unique_pairs("--secret", flags.to_vec())?
         .into_iter()
-        .map(|(name, place)| {
-            let failed = |problem: String| VendorError::Argument(format!("--secret {name}: {problem}"));
-            let text = if let Some(file) = place.strip_prefix('@') {
+        .map(|(name, location)| {
+            let failed =
+                |problem: String| BackendCommandError::Argument(format!("--secret {name}: {problem}"));
+            let text = if let Some(file) = location.strip_prefix('@') {
                 drivers::read_secret(Path::new(file)).map_err(failed)?
-            } else if let Some(variable) = place.strip_prefix('$') {
+            } else if let Some(variable) = location.strip_prefix('$') {
                 let value = environment.get(variable);
                 value.cloned().ok_or_else(|| failed(format!("the variable {variable} is not set")))?
             } else {
@@ -173,25 +176,25 @@ mod tests {
     use super::*;
 
     #[derive(Debug, clap::Parser)]
-    struct Line {
+    struct TestCommand {
         #[command(flatten)]
         component: ComponentFlags,
     }
 
-    fn with(config: BackendConfig, flags: &[&str]) -> BackendConfig {
-        let line = Line::try_parse_from([&["line", "a.wasm"], flags].concat()).unwrap();
+    fn apply(config: BackendConfig, flags: &[&str]) -> BackendConfig {
+        let line = TestCommand::try_parse_from([&["line", "a.wasm"], flags].concat()).unwrap();
         let mut config = config;
-        given(&mut config, &line.component);
+        apply_flags(&mut config, &line.component);
         config
     }
 
     #[test]
-    fn a_try_needs_no_configuration() {
-        let plain = with(BackendConfig::default(), &[]);
+    fn flags_alone_configure_a_component() {
+        let plain = apply(BackendConfig::default(), &[]);
         assert_eq!((plain.state.file, plain.pool, plain.http.origins), (None, None, Vec::new()));
         let flags = ["--state", "s.redb", "--pool", "/p", "--origin", "http://a", "--origin", "https://b"];
         let addresses = ["--origin-address", "127.0.0.1", "--origin-address", "10.0.0.0/8"];
-        let config = with(BackendConfig::default(), &[&flags[..], &addresses].concat());
+        let config = apply(BackendConfig::default(), &[&flags[..], &addresses].concat());
         assert_eq!(config.state.file.as_deref(), Some(Path::new("s.redb")));
         assert_eq!(config.pool.as_ref().map(|pool| pool.directory.as_path()), Some(Path::new("/p")));
         let origin = |origin: &str| OriginConfig {
@@ -202,11 +205,11 @@ mod tests {
         assert_eq!(config.http.origins, [origin("http://a"), origin("https://b")]);
         let grants = config.effective_grants();
         assert!(grants.contains(&Grant::Http) && grants.contains(&Grant::Pool));
-        assert!(Line::try_parse_from(["line", "a.wasm", "--origin-address", "::1"]).is_err());
+        assert!(TestCommand::try_parse_from(["line", "a.wasm", "--origin-address", "::1"]).is_err());
     }
 
     #[test]
-    fn flags_come_before_the_configuration() {
+    fn flags_override_the_configuration() {
         let known = |origin: &str| OriginConfig {
             origin: origin.to_owned(),
             ca_file: Some("ca.pem".into()),
@@ -215,9 +218,9 @@ mod tests {
         let mut config = BackendConfig::default();
         config.http.origins = vec![known("https://a"), known("https://b")];
         config.pool = Some(PoolConfig { directory: "/q".into(), capacity: Some(7), image_bytes_max: None });
-        let config = with(config, &["--origin", "https://a", "--pool", "/p"]);
-        let here = OriginConfig { origin: "https://a".to_owned(), ..OriginConfig::default() };
-        assert_eq!(config.http.origins, [known("https://b"), here]);
+        let config = apply(config, &["--origin", "https://a", "--pool", "/p"]);
+        let from_flag = OriginConfig { origin: "https://a".to_owned(), ..OriginConfig::default() };
+        assert_eq!(config.http.origins, [known("https://b"), from_flag]);
         let pool = config.pool.unwrap();
         assert_eq!((pool.directory.as_path(), pool.capacity), (Path::new("/p"), Some(7)));
     }

@@ -9,16 +9,16 @@ use prometheus_client::registry::Registry;
 use serde_json::json;
 
 use super::{
-    VendorError, component,
+    BackendCommandError, component,
     flags::{ComponentFlags, InspectFormat},
 };
 use crate::{
-    drivers::{Loader, csi_config},
-    failure::Failure,
+    drivers::{DriverLoader, csi_config},
+    error::CommandError,
 };
 
 /// How long a person waits for a driver that is not there, or not ready.
-const PATIENCE: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Whether a file on the command line is a socket: its address names the scheme.
 pub(crate) fn is_socket(file: &Path) -> bool {
@@ -33,25 +33,25 @@ pub(crate) async fn connect(
     flags: &ComponentFlags,
     environment: &HashMap<String, String>,
     deadline: Duration,
-) -> Result<(Arc<CsiBackend>, Secrets), Failure> {
-    let given = [
+) -> Result<(Arc<CsiBackend>, Secrets), CommandError> {
+    let component_flags = [
         ("--setting", flags.settings.is_empty()),
         ("--grant", flags.grants.is_empty()),
         ("--state", flags.state.is_none()),
         ("--pool", flags.pool.is_none()),
         ("--origin", flags.origins.is_empty()),
     ];
-    if let Some((flag, _)) = given.iter().find(|(_, absent)| !absent) {
+    if let Some((flag, _)) = component_flags.iter().find(|(_, is_unset)| !is_unset) {
         let problem = format!("{flag} is for components: expected none for {}", flags.file.display());
-        return Err(VendorError::Argument(problem).into());
+        return Err(BackendCommandError::Argument(problem).into());
     }
-    let (name, loaded) = component::settings(flags, environment)?;
-    let section = loaded.configuration.backend.get(&name).cloned().unwrap_or_default();
-    let secrets = component::secrets(&flags.secrets, environment)?;
+    let (name, resolved) = component::load_configuration(flags, environment)?;
+    let section = resolved.configuration.backend.get(&name).cloned().unwrap_or_default();
+    let secrets = component::resolve_secrets(&flags.secrets, environment)?;
     let config = csi_config(&name, &section, deadline)?
-        .ok_or_else(|| VendorError::Argument(format!("{} is not a socket", flags.file.display())))?;
-    let config = CsiConfig { connect: PATIENCE, ready: Some(PATIENCE), ..config };
-    let loader = Loader::new(&loaded.configuration, &mut Registry::default())?;
+        .ok_or_else(|| BackendCommandError::Argument(format!("{} is not a socket", flags.file.display())))?;
+    let config = CsiConfig { connect: CONNECT_TIMEOUT, ready: Some(CONNECT_TIMEOUT), ..config };
+    let loader = DriverLoader::new(&resolved.configuration, &mut Registry::default())?;
     Ok((loader.connect(&name, config).await?, secrets))
 }
 
@@ -63,18 +63,18 @@ pub(crate) async fn inspect(
     flags: &ComponentFlags,
     output: InspectFormat,
     environment: &HashMap<String, String>,
-) -> Result<String, Failure> {
+) -> Result<String, CommandError> {
     if output == InspectFormat::Manifest {
         let problem = "--output manifest is for components: a CSI driver brings its own node service";
-        return Err(VendorError::Argument(problem.to_owned()).into());
+        return Err(BackendCommandError::Argument(problem.to_owned()).into());
     }
-    let (driver, _) = connect(flags, environment, PATIENCE).await?;
+    let (driver, _) = connect(flags, environment, CONNECT_TIMEOUT).await?;
     let description = driver.description();
     let abilities: Vec<_> = driver.abilities().iter().map(|ability| ability.as_str()).collect();
-    let controller: Vec<_> = driver.controller_capabilities().map(|one| one.as_str()).collect();
-    let plugin: Vec<_> = driver.plugin_capabilities().map(|one| one.as_str()).collect();
+    let controller: Vec<_> = driver.controller_capabilities().map(|capability| capability.as_str()).collect();
+    let plugin: Vec<_> = driver.plugin_capabilities().map(|capability| capability.as_str()).collect();
     if output == InspectFormat::Json {
-        let shown = json!({
+        let output_json = json!({
             "socket": driver.address().to_string(),
             "description": {
                 "driver": description.name,
@@ -85,7 +85,7 @@ pub(crate) async fn inspect(
             },
             "abilities": abilities,
         });
-        return Ok(format!("{shown:#}\n"));
+        return Ok(format!("{output_json:#}\n"));
     }
     let list = |items: &[&str]| if items.is_empty() { "nothing".to_owned() } else { items.join(", ") };
     let features: Vec<_> = description.features.iter().map(String::as_str).collect();

@@ -34,7 +34,7 @@ pub(crate) struct NewFlags {
 
 /// How a result is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
+pub(crate) enum CallFormat {
     /// For people
     #[default]
     Text,
@@ -92,7 +92,7 @@ pub(crate) struct ComponentFlags {
     pub(crate) name: Option<String>,
 
     /// A setting, over that of the configuration; repeat it for more
-    #[arg(long = "setting", value_name = "KEY=VALUE", value_parser = pair, help_heading = "What the component is given")]
+    #[arg(long = "setting", value_name = "KEY=VALUE", value_parser = parse_pair, help_heading = "What the component is given")]
     pub(crate) settings: Vec<(String, String)>,
 
     /// A grant beside those that it has by default or by configuration, such as reveal; repeat it for more
@@ -103,7 +103,7 @@ pub(crate) struct ComponentFlags {
     #[arg(
         long = "secret",
         value_name = "NAME=@FILE|NAME=$VARIABLE",
-        value_parser = pair,
+        value_parser = parse_pair,
         help_heading = "What the component is given"
     )]
     pub(crate) secrets: Vec<(String, String)>,
@@ -147,19 +147,19 @@ pub(crate) struct TestFlags {
     pub(crate) only: Vec<String>,
 
     /// A parameter of the class of volumes; repeat it for more
-    #[arg(long = "parameter", value_name = "KEY=VALUE", value_parser = pair, help_heading = "What the driver is asked for")]
+    #[arg(long = "parameter", value_name = "KEY=VALUE", value_parser = parse_pair, help_heading = "What the driver is asked for")]
     pub(crate) parameters: Vec<(String, String)>,
 
     /// A parameter that can be changed while a volume lives; without one, what changes parameters is not tried
-    #[arg(long = "mutable-parameter", value_name = "KEY=VALUE", value_parser = pair, help_heading = "What the driver is asked for")]
+    #[arg(long = "mutable-parameter", value_name = "KEY=VALUE", value_parser = parse_pair, help_heading = "What the driver is asked for")]
     pub(crate) mutable_parameters: Vec<(String, String)>,
 
     /// A parameter of the class of snapshots; repeat it for more
-    #[arg(long = "snapshot-parameter", value_name = "KEY=VALUE", value_parser = pair, help_heading = "What the driver is asked for")]
+    #[arg(long = "snapshot-parameter", value_name = "KEY=VALUE", value_parser = parse_pair, help_heading = "What the driver is asked for")]
     pub(crate) snapshot_parameters: Vec<(String, String)>,
 
     /// Size of a volume; a case may ask for four times this
-    #[arg(long, value_name = "QUANTITY", value_parser = bytes, default_value = "1Mi", help_heading = "What the driver is asked for")]
+    #[arg(long, value_name = "QUANTITY", value_parser = parse_bytes, default_value = "1Mi", help_heading = "What the driver is asked for")]
     pub(crate) size: u64,
 
     /// Who may read and write
@@ -170,15 +170,15 @@ pub(crate) struct TestFlags {
         default_value = "single-node-writer",
         help_heading = "What the driver is asked for"
     )]
-    pub(crate) access_mode: Mode,
+    pub(crate) access_mode: AccessModeArg,
 
     /// Use volumes as raw devices instead of filesystems
     #[arg(long, help_heading = "What the driver is asked for")]
     pub(crate) block: bool,
 
     /// Place where volumes must be reachable, such as zone=a,rack=7, for drivers with topology
-    #[arg(long, value_name = "KEY=VALUE,…", value_parser = place, help_heading = "What the driver is asked for")]
-    pub(crate) topology: Option<Place>,
+    #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse_topology, help_heading = "What the driver is asked for")]
+    pub(crate) topology: Option<TopologyArg>,
 
     /// Node to publish to; two are needed, and given by default
     #[arg(long = "node", value_name = "NODE", help_heading = "What the driver is asked for")]
@@ -190,7 +190,7 @@ pub(crate) struct TestFlags {
 
     /// How long a call is repeated whose outcome is open
     #[arg(long, value_name = "DURATION", default_value = "1m")]
-    pub(crate) patience: String,
+    pub(crate) retry_timeout: String,
 
     /// What the names of volumes are made from [default: a new one, which is printed]
     #[arg(long, value_name = "NUMBER")]
@@ -209,7 +209,7 @@ pub(crate) struct CallFlags {
 
     /// The function, as the contract calls it
     #[arg(value_enum, value_name = "FUNCTION")]
-    pub(crate) function: Function,
+    pub(crate) function: ContractFunction,
 
     #[command(flatten)]
     pub(crate) arguments: ArgumentFlags,
@@ -220,7 +220,7 @@ pub(crate) struct CallFlags {
 
     /// How the result is printed
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
-    pub(crate) output: Format,
+    pub(crate) output: CallFormat,
 }
 
 /// Arguments of functions. Each function has some of them; one that it does not have is an error.
@@ -244,16 +244,16 @@ pub(crate) struct ArgumentFlags {
     pub(crate) members: Vec<String>,
 
     /// Smallest size, such as 10Gi
-    #[arg(long, value_name = "QUANTITY", value_parser = bytes)]
+    #[arg(long, value_name = "QUANTITY", value_parser = parse_bytes)]
     pub(crate) size: Option<u64>,
 
     /// Largest size, such as 20Gi
-    #[arg(long, value_name = "QUANTITY", value_parser = bytes)]
+    #[arg(long, value_name = "QUANTITY", value_parser = parse_bytes)]
     pub(crate) size_limit: Option<u64>,
 
     /// Who may read and write [default: single-node-writer]
     #[arg(long, value_enum, value_name = "MODE")]
-    pub(crate) access_mode: Option<Mode>,
+    pub(crate) access_mode: Option<AccessModeArg>,
 
     /// Use the volume as a raw device instead of a filesystem
     #[arg(long)]
@@ -276,34 +276,34 @@ pub(crate) struct ArgumentFlags {
     #[arg(
         long = "capability",
         value_name = "MODE[,block|,KEY=VALUE…]",
-        value_parser = capability,
+        value_parser = parse_capability,
         conflicts_with_all = ["access_mode", "block", "fs_type", "mount_flag", "mount_group"]
     )]
     pub(crate) capabilities: Vec<VolumeCapability>,
 
     /// Parameter of the class; repeat it for more
-    #[arg(long = "parameter", value_name = "KEY=VALUE", value_parser = pair)]
+    #[arg(long = "parameter", value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub(crate) parameters: Vec<(String, String)>,
 
     /// Parameter that can be changed later; repeat it for more
-    #[arg(long = "mutable-parameter", value_name = "KEY=VALUE", value_parser = pair)]
+    #[arg(long = "mutable-parameter", value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub(crate) mutable_parameters: Vec<(String, String)>,
 
     /// Attribute of the volume, as it was returned; repeat it for more
-    #[arg(long = "context", value_name = "KEY=VALUE", value_parser = pair)]
+    #[arg(long = "context", value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub(crate) context: Vec<(String, String)>,
 
     /// What the node is called in a protocol of storage, such as iscsi-initiator=iqn.2024-01.example:n1; repeat it for more
-    #[arg(long = "node-identity", value_name = "KEY=VALUE", value_parser = pair)]
+    #[arg(long = "node-identity", value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub(crate) node_identity: Vec<(String, String)>,
 
     /// Place where the volume must be reachable, such as zone=a,rack=7; repeat it for others, preferred in this order
-    #[arg(long, value_name = "KEY=VALUE,…", value_parser = segments)]
+    #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse_segments)]
     pub(crate) topology: Vec<Vec<(String, String)>>,
 
     /// Who asks for the volume, such as cluster=c,claim=UID,volume=NAME,reclaim-policy=retain; the policy is delete when it is
     /// left out
-    #[arg(long, value_name = "KEY=VALUE,…", value_parser = owner)]
+    #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse_owner)]
     pub(crate) owner: Option<VolumeOwner>,
 
     /// Node
@@ -325,7 +325,7 @@ pub(crate) struct ArgumentFlags {
 
 /// Every function of the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Function {
+pub(crate) enum ContractFunction {
     #[value(name = "identity.describe")]
     Describe,
     #[value(name = "identity.probe")]
@@ -367,12 +367,12 @@ pub(crate) enum Function {
     #[value(name = "inspection.get")]
     GetVolume,
     #[value(name = "capacity.available")]
-    Available,
+    GetCapacity,
 }
 
 /// An access mode by its name in the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Mode {
+pub(crate) enum AccessModeArg {
     SingleNodeWriter,
     SingleNodeReaderOnly,
     MultiNodeReaderOnly,
@@ -382,21 +382,21 @@ pub(crate) enum Mode {
     SingleNodeMultiWriter,
 }
 
-impl From<Mode> for CsiAccessMode {
-    fn from(mode: Mode) -> Self {
+impl From<AccessModeArg> for CsiAccessMode {
+    fn from(mode: AccessModeArg) -> Self {
         match mode {
-            Mode::SingleNodeWriter => Self::SingleNodeWriter,
-            Mode::SingleNodeReaderOnly => Self::SingleNodeReaderOnly,
-            Mode::MultiNodeReaderOnly => Self::MultiNodeReaderOnly,
-            Mode::MultiNodeSingleWriter => Self::MultiNodeSingleWriter,
-            Mode::MultiNodeMultiWriter => Self::MultiNodeMultiWriter,
-            Mode::SingleNodeSingleWriter => Self::SingleNodeSingleWriter,
-            Mode::SingleNodeMultiWriter => Self::SingleNodeMultiWriter,
+            AccessModeArg::SingleNodeWriter => Self::SingleNodeWriter,
+            AccessModeArg::SingleNodeReaderOnly => Self::SingleNodeReaderOnly,
+            AccessModeArg::MultiNodeReaderOnly => Self::MultiNodeReaderOnly,
+            AccessModeArg::MultiNodeSingleWriter => Self::MultiNodeSingleWriter,
+            AccessModeArg::MultiNodeMultiWriter => Self::MultiNodeMultiWriter,
+            AccessModeArg::SingleNodeSingleWriter => Self::SingleNodeSingleWriter,
+            AccessModeArg::SingleNodeMultiWriter => Self::SingleNodeMultiWriter,
         }
     }
 }
 
-fn pair(text: &str) -> Result<(String, String), String> {
+fn parse_pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         // What stands there may be a secret.
@@ -406,38 +406,38 @@ fn pair(text: &str) -> Result<(String, String), String> {
 
 /// A place by its topology keys.
 #[derive(Clone, Debug)]
-pub(crate) struct Place(pub(crate) Vec<(String, String)>);
+pub(crate) struct TopologyArg(pub(crate) Vec<(String, String)>);
 
-fn place(text: &str) -> Result<Place, String> {
-    segments(text).map(Place)
+fn parse_topology(text: &str) -> Result<TopologyArg, String> {
+    parse_segments(text).map(TopologyArg)
 }
 
-fn segments(text: &str) -> Result<Vec<(String, String)>, String> {
-    text.split(',').map(pair).collect()
+fn parse_segments(text: &str) -> Result<Vec<(String, String)>, String> {
+    text.split(',').map(parse_pair).collect()
 }
 
 /// A way of use: its mode, and `block` or what is said of the filesystem.
-fn capability(text: &str) -> Result<VolumeCapability, String> {
-    let mut words = text.split(',');
-    let mode = words.next().unwrap_or_default();
-    let mode = Mode::from_str(mode, false).map_err(|_| {
-        let known = Mode::value_variants().iter().filter_map(Mode::to_possible_value);
+fn parse_capability(text: &str) -> Result<VolumeCapability, String> {
+    let mut parts = text.split(',');
+    let mode = parts.next().unwrap_or_default();
+    let mode = AccessModeArg::from_str(mode, false).map_err(|_| {
+        let known = AccessModeArg::value_variants().iter().filter_map(AccessModeArg::to_possible_value);
         let known: Vec<_> = known.map(|value| value.get_name().to_owned()).collect();
         format!("{mode:?}: expected one of {}", known.join(", "))
     })?;
-    let rest: Vec<_> = words.collect();
+    let rest: Vec<_> = parts.collect();
     if rest == ["block"] {
         return Ok(VolumeCapability { access_mode: mode.into(), access_type: AccessType::Block });
     }
     let (mut fs_type, mut mount_flags, mut mount_group) = (None, Vec::new(), None);
-    for word in rest {
-        match word.split_once('=') {
+    for part in rest {
+        match part.split_once('=') {
             Some(("fs-type", kind)) if fs_type.is_none() => fs_type = Some(kind.to_owned()),
             Some(("mount-flag", flag)) => mount_flags.push(flag.to_owned()),
             Some(("mount-group", group)) if mount_group.is_none() => mount_group = Some(group.to_owned()),
             _ => {
                 return Err(format!(
-                    "{word:?}: expected block alone, or fs-type=…, mount-flag=… and mount-group=…"
+                    "{part:?}: expected block alone, or fs-type=…, mount-flag=… and mount-group=…"
                 ));
             }
         }
@@ -447,17 +447,17 @@ fn capability(text: &str) -> Result<VolumeCapability, String> {
 }
 
 /// Who asks: three texts and a policy.
-fn owner(text: &str) -> Result<VolumeOwner, String> {
+fn parse_owner(text: &str) -> Result<VolumeOwner, String> {
     let (mut cluster, mut claim, mut volume, mut policy) = (None, None, None, None);
-    for (key, value) in segments(text)? {
-        let place = match key.as_str() {
+    for (key, value) in parse_segments(text)? {
+        let field = match key.as_str() {
             "cluster" => &mut cluster,
             "claim" => &mut claim,
             "volume" => &mut volume,
             "reclaim-policy" => &mut policy,
             _ => return Err(format!("{key:?}: expected cluster, claim, volume or reclaim-policy")),
         };
-        if place.replace(value).is_some() {
+        if field.replace(value).is_some() {
             return Err(format!("{key}=… was given twice"));
         }
     }
@@ -466,16 +466,16 @@ fn owner(text: &str) -> Result<VolumeOwner, String> {
         Some("retain") => ReclaimPolicy::Retain,
         Some(other) => return Err(format!("reclaim-policy={other}: expected delete or retain")),
     };
-    let given = |key: &str, value: Option<String>| value.ok_or_else(|| format!("expected {key}=…"));
+    let required = |key: &str, value: Option<String>| value.ok_or_else(|| format!("expected {key}=…"));
     Ok(VolumeOwner {
-        cluster_id: ClusterId::from(given("cluster", cluster)?),
-        claim_uid: Uid::from(given("claim", claim)?),
-        pv_name: VolumeName::from(given("volume", volume)?),
+        cluster_id: ClusterId::from(required("cluster", cluster)?),
+        claim_uid: Uid::from(required("claim", claim)?),
+        pv_name: VolumeName::from(required("volume", volume)?),
         reclaim_policy,
     })
 }
 
-fn bytes(text: &str) -> Result<u64, String> {
+fn parse_bytes(text: &str) -> Result<u64, String> {
     let quantity = Quantity::parse(text).map_err(|error| error.to_string())?;
     quantity.to_csi_bytes().ok_or_else(|| format!("{text}: expected at most {} bytes", i64::MAX))
 }

@@ -13,17 +13,17 @@ use cofferdam_wasm::{BackendConfig, ComponentInfo, Digest, Grant};
 use serde_json::{Value, json};
 
 use super::{
-    component::Component,
+    component::ConfiguredComponent,
     csi,
     flags::{InspectFlags, InspectFormat},
 };
-use crate::{client::one_line, failure::Failure};
+use crate::{client::one_line, error::CommandError};
 
 /// Version of the manifest's format.
 const MANIFEST_VERSION: u32 = 1;
 
 /// What is known of a component.
-struct Known {
+struct ComponentReport {
     file: String,
     inspection: ComponentInfo,
     /// What it says of itself, or why it does not.
@@ -37,22 +37,23 @@ struct Known {
 pub(crate) async fn inspect(
     flags: InspectFlags,
     environment: &HashMap<String, String>,
-) -> Result<String, Failure> {
+) -> Result<String, CommandError> {
     if csi::is_socket(&flags.component.file) {
         return csi::inspect(&flags.component, flags.output, environment).await;
     }
-    let component = Component::open(&flags.component, environment)?;
+    let component = ConfiguredComponent::open(&flags.component, environment)?;
     let inspected = component.engine.inspect(component.source.clone(), &component.config.limits).await;
     let inspection =
-        inspected.map_err(|source| Failure::Component { name: component.name.clone(), source })?;
+        inspected.map_err(|source| CommandError::Component { name: component.name.clone(), source })?;
     let BackendConfig { settings, limits, .. } = component.config;
     let described = component.engine.describe(component.source, settings, limits).await;
     let description = described.map_err(|error| one_line(&error));
-    let known = Known { file: flags.component.file.display().to_string(), inspection, description };
+    let report =
+        ComponentReport { file: flags.component.file.display().to_string(), inspection, description };
     match flags.output {
-        InspectFormat::Text => Ok(known.text()),
-        InspectFormat::Json => Ok(format!("{:#}\n", known.json())),
-        InspectFormat::Manifest => known.manifest(),
+        InspectFormat::Text => Ok(report.text()),
+        InspectFormat::Json => Ok(format!("{:#}\n", report.json())),
+        InspectFormat::Manifest => report.manifest(),
     }
 }
 
@@ -60,13 +61,13 @@ fn names<T: ToString>(items: impl IntoIterator<Item = T>) -> Vec<String> {
     items.into_iter().map(|item| item.to_string()).collect()
 }
 
-impl Known {
+impl ComponentReport {
     fn grants(&self) -> Vec<String> {
         names(self.inspection.interfaces.grants.iter().map(|grant| grant.as_str()))
     }
 
     /// Imports that are granted only by configuration.
-    fn must_be_granted(&self) -> Vec<String> {
+    fn grants_by_configuration(&self) -> Vec<String> {
         let by_default = Grant::DEFAULT;
         let grants = self.inspection.interfaces.grants.iter().filter(|grant| !by_default.contains(grant));
         names(grants.map(|grant| grant.as_str()))
@@ -76,12 +77,12 @@ impl Known {
         names(&self.inspection.interfaces.abilities)
     }
 
-    fn controller(&self, description: &Description) -> Vec<String> {
+    fn controller_capabilities(&self, description: &Description) -> Vec<String> {
         let capabilities = controller_capabilities(&self.inspection.interfaces.abilities, description);
         names(capabilities.into_iter().map(|capability| capability.as_str()))
     }
 
-    fn plugin(&self, description: &Description) -> Vec<String> {
+    fn plugin_capabilities(&self, description: &Description) -> Vec<String> {
         let capabilities = plugin_capabilities(&self.inspection.interfaces.abilities, description);
         names(capabilities.into_iter().map(|capability| capability.as_str()))
     }
@@ -92,7 +93,7 @@ impl Known {
         description.features.iter().filter(|name| !known(name)).cloned().collect()
     }
 
-    fn inert(&self) -> Vec<String> {
+    fn inert_imports(&self) -> Vec<String> {
         names(self.inspection.interfaces.inert_imports())
     }
 
@@ -107,8 +108,8 @@ impl Known {
                 "volumesPerNode": description.volumes_per_node,
                 "features": description.features,
                 "unknownFeatures": Self::unknown_features(description),
-                "csiControllerCapabilities": self.controller(description),
-                "csiPluginCapabilities": self.plugin(description),
+                "csiControllerCapabilities": self.controller_capabilities(description),
+                "csiPluginCapabilities": self.plugin_capabilities(description),
             }),
             Err(problem) => json!({ "error": problem }),
         };
@@ -119,16 +120,16 @@ impl Known {
             "contract": "cofferdam:storage@0.1.0",
             "description": description,
             "abilities": self.abilities(),
-            "grants": { "wanted": self.grants(), "onlyByConfiguration": self.must_be_granted() },
-            "imports": { "all": self.inspection.interfaces.imports, "inert": self.inert() },
+            "grants": { "wanted": self.grants(), "onlyByConfiguration": self.grants_by_configuration() },
+            "imports": { "all": self.inspection.interfaces.imports, "inert": self.inert_imports() },
             "exports": self.inspection.interfaces.exports,
         })
     }
 
     /// What a node needs to know of a driver that it never runs.
-    fn manifest(&self) -> Result<String, Failure> {
+    fn manifest(&self) -> Result<String, CommandError> {
         let description =
-            self.description.as_ref().map_err(|problem| Failure::Undescribed(problem.clone()))?;
+            self.description.as_ref().map_err(|problem| CommandError::DescribeFailed(problem.clone()))?;
         let digest: Digest = self.inspection.digest;
         let manifest = json!({
             "manifestVersion": MANIFEST_VERSION,
@@ -168,8 +169,8 @@ impl Known {
                 ));
                 rows.push(("can also", list(self.abilities())));
                 rows.push(("features", list(description.features.clone())));
-                rows.push(("CSI controller", list(self.controller(description))));
-                rows.push(("CSI plugin", list(self.plugin(description))));
+                rows.push(("CSI controller", list(self.controller_capabilities(description))));
+                rows.push(("CSI plugin", list(self.plugin_capabilities(description))));
                 if !description.topology_keys.is_empty() {
                     rows.push(("topology", description.topology_keys.join(", ")));
                 }
@@ -187,8 +188,8 @@ impl Known {
             }
         }
         rows.push(("wants", list(self.grants())));
-        rows.push(("only if granted", list(self.must_be_granted())));
-        rows.push(("linked inert", list(self.inert())));
+        rows.push(("only if granted", list(self.grants_by_configuration())));
+        rows.push(("linked inert", list(self.inert_imports())));
         let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
         let mut text = String::new();
         for (name, value) in rows {

@@ -13,11 +13,11 @@ use std::{collections::HashMap, path::PathBuf};
 
 pub(crate) use flags::BackendCommand;
 
-use crate::failure::Failure;
+use crate::error::CommandError;
 
 /// Why a command of a vendor was not carried out.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum VendorError {
+pub(crate) enum BackendCommandError {
     /// A flag makes no sense.
     #[error("{0}")]
     Argument(String),
@@ -38,7 +38,7 @@ pub(crate) enum VendorError {
 pub(crate) async fn run(
     command: BackendCommand,
     environment: &HashMap<String, String>,
-) -> Result<(String, bool), Failure> {
+) -> Result<(String, bool), CommandError> {
     match command {
         BackendCommand::New(flags) => Ok((new::new(&flags)?, true)),
         BackendCommand::Inspect(flags) => Ok((inspect::inspect(*flags, environment).await?, true)),

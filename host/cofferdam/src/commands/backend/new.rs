@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use include_dir::{Dir, DirEntry, include_dir};
 
-use super::{VendorError, flags::NewFlags};
+use super::{BackendCommandError, flags::NewFlags};
 
 /// The driver that a project begins with.
 const STARTER: &str = include_str!("../../../../../examples/starter/src/lib.rs");
@@ -15,21 +15,21 @@ const STARTER: &str = include_str!("../../../../../examples/starter/src/lib.rs")
 static SDK: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../guest-sdk");
 static WIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../wit");
 /// The workspace's versions of what the SDK depends on.
-const WORKSPACE: &str = include_str!("../../../../../Cargo.toml");
+const WORKSPACE_MANIFEST: &str = include_str!("../../../../../Cargo.toml");
 /// The versions of everything that the SDK was built and tested with.
-const LOCK: &str = include_str!("../../../../../Cargo.lock");
+const WORKSPACE_LOCK: &str = include_str!("../../../../../Cargo.lock");
 /// The compiler that it was built and tested with.
-const RUST: &str = include_str!("../../../../../rust-toolchain.toml");
+const RUST_TOOLCHAIN_FILE: &str = include_str!("../../../../../rust-toolchain.toml");
 /// The dependencies of the SDK and the starter.
 const DEPENDENCIES: [&str; 5] = ["percent-encoding", "serde", "serde_json", "sha2", "wit-bindgen"];
 /// The SDK's crate.
-const GUEST: &str = "cofferdam-guest";
+const SDK_CRATE: &str = "cofferdam-guest";
 /// What follows a crate's name in the driver's.
-const DOMAIN: &str = ".example.com";
+const DRIVER_NAME_SUFFIX: &str = ".example.com";
 /// Longest name of a crate: with the domain it is a driver's name of 63 characters, the longest that the contract has.
-const MAX_NAME: usize = 63 - DOMAIN.len();
+const MAX_NAME: usize = 63 - DRIVER_NAME_SUFFIX.len();
 /// Names that Rust has already: its keywords, and the crates of its own distribution.
-const RUST_NAMES: [&str; 59] = [
+const RESERVED_NAMES: [&str; 59] = [
     "abstract",
     "alloc",
     "as",
@@ -95,53 +95,55 @@ const RUST_NAMES: [&str; 59] = [
 ///
 /// # Errors
 /// [`VendorError`], when the name is none of a driver and a crate, the directory holds something, or it cannot be written.
-pub(crate) fn new(flags: &NewFlags) -> Result<String, VendorError> {
+pub(crate) fn new(flags: &NewFlags) -> Result<String, BackendCommandError> {
     let name = &flags.name;
-    let packages = locked()?;
+    let packages = locked_packages()?;
     check_name(name, &packages)?;
     let directory = flags.directory.clone().unwrap_or_else(|| PathBuf::from(name));
     if directory.read_dir().is_ok_and(|mut entries| entries.next().is_some()) {
-        return Err(VendorError::Argument(format!(
+        return Err(BackendCommandError::Argument(format!(
             "{} exists and is not empty: expected a new directory",
             directory.display()
         )));
     }
     let file = name.replace('-', "_");
-    let library = STARTER.replace("starter.example.com", &format!("{name}{DOMAIN}"));
+    let library = STARTER.replace("starter.example.com", &format!("{name}{DRIVER_NAME_SUFFIX}"));
     for (path, text) in [
-        ("Cargo.toml", manifest(name)?),
-        ("Cargo.lock", lock(name, &packages)),
-        ("rust-toolchain.toml", toolchain()?),
+        ("Cargo.toml", manifest_file(name)?),
+        ("Cargo.lock", lock_file(name, &packages)),
+        ("rust-toolchain.toml", toolchain_file()?),
         (".gitignore", "/target\n*.redb\n*.redb.lock\n".to_owned()),
         (".cargo/config.toml", CARGO_CONFIG.to_owned()),
         ("README.md", README.replace("{name}", name).replace("{file}", &file)),
         ("src/lib.rs", library),
     ] {
-        write(&directory.join(path), text.as_bytes())?;
+        write_file(&directory.join(path), text.as_bytes())?;
     }
-    copy(&SDK, &directory.join("sdk/guest-sdk"))?;
-    copy(&WIT, &directory.join("sdk/wit"))?;
-    Ok(NEXT.replace("{directory}", &directory.display().to_string()).replace("{file}", &file))
+    copy_directory(&SDK, &directory.join("sdk/guest-sdk"))?;
+    copy_directory(&WIT, &directory.join("sdk/wit"))?;
+    Ok(NEXT_STEPS.replace("{directory}", &directory.display().to_string()).replace("{file}", &file))
 }
 
 /// Refuses what cannot be the name of a crate beside those that the project uses, or cannot begin the name of a driver.
-fn check_name(name: &str, packages: &[Package<'_>]) -> Result<(), VendorError> {
-    let refused = |why: String| Err(VendorError::Argument(format!("{name:?} is no name of a driver: {why}")));
+fn check_name(name: &str, packages: &[Package<'_>]) -> Result<(), BackendCommandError> {
+    let name_error = |reason: String| {
+        Err(BackendCommandError::Argument(format!("{name:?} is no name of a driver: {reason}")))
+    };
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let well_formed = name.bytes().all(inner)
         && name.starts_with(|first: char| first.is_ascii_lowercase())
         && !name.ends_with('-');
     if name.len() > MAX_NAME || !well_formed {
-        return refused(format!(
+        return name_error(format!(
             "expected up to {MAX_NAME} of a-z, 0-9 and -, beginning with a letter and not ending with -"
         ));
     }
-    if RUST_NAMES.contains(&name) {
-        return refused("Rust has that name already; expected another".to_owned());
+    if RESERVED_NAMES.contains(&name) {
+        return name_error("Rust has that name already; expected another".to_owned());
     }
     // In a program's text both are spelled with `_`.
     if packages.iter().any(|package| package.name.replace('_', "-") == name) {
-        return refused("the project uses a crate of that name; expected another".to_owned());
+        return name_error("the project uses a crate of that name; expected another".to_owned());
     }
     Ok(())
 }
@@ -160,49 +162,53 @@ impl<'a> Package<'a> {
     }
 
     /// What it needs: names, with a version where several have the name.
-    fn needs(&self) -> impl Iterator<Item = (&'a str, Option<&'a str>)> {
-        let needs = self.block.lines().filter_map(|line| line.strip_prefix(" \"")?.strip_suffix("\","));
-        needs.map(|need| match need.split_once(' ') {
+    fn dependencies(&self) -> impl Iterator<Item = (&'a str, Option<&'a str>)> {
+        let lines = self.block.lines().filter_map(|line| line.strip_prefix(" \"")?.strip_suffix("\","));
+        lines.map(|entry| match entry.split_once(' ') {
             Some((name, version)) => (name, Some(version)),
-            None => (need, None),
+            None => (entry, None),
         })
     }
 
-    fn is(&self, (name, version): (&str, Option<&str>)) -> bool {
+    fn matches(&self, (name, version): (&str, Option<&str>)) -> bool {
         self.name == name && version.is_none_or(|version| Self::field(self.block, "version") == Some(version))
     }
 }
 
 /// The SDK and everything that it needs, in the order of the lock file.
-fn locked() -> Result<Vec<Package<'static>>, VendorError> {
-    let mut left: Vec<_> = LOCK
+fn locked_packages() -> Result<Vec<Package<'static>>, BackendCommandError> {
+    let mut remaining: Vec<_> = WORKSPACE_LOCK
         .split("[[package]]\n")
         .skip(1)
         .filter_map(|block| Some(Package { name: Package::field(block, "name")?, block: block.trim_end() }))
         .collect();
-    let mut wanted = Vec::new();
-    let mut open = vec![(GUEST, None)];
-    while let Some(need) = open.pop() {
-        let (found, others) = left.into_iter().partition::<Vec<_>, _>(|package| package.is(need));
-        left = others;
-        open.extend(found.iter().flat_map(Package::needs));
-        wanted.extend(found);
+    let mut packages = Vec::new();
+    let mut unresolved = vec![(SDK_CRATE, None)];
+    while let Some(dependency) = unresolved.pop() {
+        let (found, others) =
+            remaining.into_iter().partition::<Vec<_>, _>(|package| package.matches(dependency));
+        remaining = others;
+        unresolved.extend(found.iter().flat_map(Package::dependencies));
+        packages.extend(found);
     }
-    if wanted.is_empty() {
-        return Err(VendorError::Argument(format!("this program was built without the versions of {GUEST}")));
+    if packages.is_empty() {
+        return Err(BackendCommandError::Argument(format!(
+            "this program was built without the versions of {SDK_CRATE}"
+        )));
     }
     // As cargo does: by name, then by version.
-    wanted.sort_by_key(|package| package.block);
-    Ok(wanted)
+    packages.sort_by_key(|package| package.block);
+    Ok(packages)
 }
 
 /// The project's lock file. Cargo's first build takes out what others of this program's crates need of the same crates, and
 /// changes nothing else.
-fn lock(name: &str, packages: &[Package<'_>]) -> String {
-    let own =
-        format!("name = \"{name}\"\nversion = \"0.1.0\"\ndependencies = [\n \"{GUEST}\",\n \"serde\",\n]");
+fn lock_file(name: &str, packages: &[Package<'_>]) -> String {
+    let own_block = format!(
+        "name = \"{name}\"\nversion = \"0.1.0\"\ndependencies = [\n \"{SDK_CRATE}\",\n \"serde\",\n]"
+    );
     let mut blocks: Vec<_> = packages.iter().map(|package| (package.name, package.block)).collect();
-    blocks.push((name, &own));
+    blocks.push((name, &own_block));
     blocks.sort_by_key(|(name, _)| *name);
     let blocks: Vec<_> = blocks.into_iter().map(|(_, block)| format!("[[package]]\n{block}\n")).collect();
     format!(
@@ -212,41 +218,45 @@ fn lock(name: &str, packages: &[Package<'_>]) -> String {
 }
 
 /// The toolchain file, with the compiler of this program.
-fn toolchain() -> Result<String, VendorError> {
-    let channel = Package::field(RUST, "channel").ok_or_else(|| {
-        VendorError::Argument("this program was built without its compiler's version".to_owned())
+fn toolchain_file() -> Result<String, BackendCommandError> {
+    let channel = Package::field(RUST_TOOLCHAIN_FILE, "channel").ok_or_else(|| {
+        BackendCommandError::Argument("this program was built without its compiler's version".to_owned())
     })?;
     Ok(TOOLCHAIN.replace("{channel}", channel))
 }
 
 /// The project's manifest. It is a workspace with the SDK as a member, whose own manifest then needs no change.
-fn manifest(name: &str) -> Result<String, VendorError> {
+fn manifest_file(name: &str) -> Result<String, BackendCommandError> {
     let line = |dependency: &&str| {
         let begins = |line: &&str| {
             line.strip_prefix(*dependency).is_some_and(|rest| rest.trim_start().starts_with('='))
         };
-        WORKSPACE.lines().find(begins).map(str::to_owned).ok_or_else(|| {
-            VendorError::Argument(format!("this program was built without the version of {dependency}"))
+        WORKSPACE_MANIFEST.lines().find(begins).map(str::to_owned).ok_or_else(|| {
+            BackendCommandError::Argument(format!(
+                "this program was built without the version of {dependency}"
+            ))
         })
     };
     let dependencies = DEPENDENCIES.iter().map(line).collect::<Result<Vec<_>, _>>()?.join("\n");
     Ok(MANIFEST.replace("{name}", name).replace("{dependencies}", &dependencies))
 }
 
-fn copy(directory: &Dir<'_>, to: &Path) -> Result<(), VendorError> {
+fn copy_directory(directory: &Dir<'_>, to: &Path) -> Result<(), BackendCommandError> {
     for entry in directory.entries() {
         match entry {
-            DirEntry::Dir(inner) => copy(inner, &to.join(inner.path().file_name().unwrap_or_default()))?,
+            DirEntry::Dir(inner) => {
+                copy_directory(inner, &to.join(inner.path().file_name().unwrap_or_default()))?
+            }
             DirEntry::File(file) => {
-                write(&to.join(file.path().file_name().unwrap_or_default()), file.contents())?;
+                write_file(&to.join(file.path().file_name().unwrap_or_default()), file.contents())?;
             }
         }
     }
     Ok(())
 }
 
-fn write(path: &Path, content: &[u8]) -> Result<(), VendorError> {
-    let failed = |source| VendorError::Write { path: path.to_owned(), source };
+fn write_file(path: &Path, content: &[u8]) -> Result<(), BackendCommandError> {
+    let failed = |source| BackendCommandError::Write { path: path.to_owned(), source };
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent).map_err(failed)?;
     }
@@ -320,7 +330,7 @@ A storage driver for Cofferdam: one WebAssembly component.
 made this project; `cargo doc --open -p cofferdam-guest` shows its documentation.
 ";
 
-const NEXT: &str = "made {directory}\n
+const NEXT_STEPS: &str = "made {directory}\n
 next:
   cd {directory}
   rustup target add wasm32-wasip2
@@ -332,46 +342,46 @@ next:
 mod tests {
     use super::*;
 
-    fn refusal(name: &str) -> Option<String> {
-        check_name(name, &locked().unwrap()).err().map(|error| error.to_string())
+    fn name_error(name: &str) -> Option<String> {
+        check_name(name, &locked_packages().unwrap()).err().map(|error| error.to_string())
     }
 
     #[test]
-    fn a_name_is_one_of_a_crate_and_of_a_driver() {
+    fn only_valid_crate_and_driver_names_are_accepted() {
         let longest = "n".repeat(51);
         for name in ["a", "my-array", "a1", "x--y", "serde-array", "tests", &longest] {
-            assert_eq!(refusal(name), None, "{name}");
-            let driver = format!("{name}{DOMAIN}");
+            assert_eq!(name_error(name), None, "{name}");
+            let driver = format!("{name}{DRIVER_NAME_SUFFIX}");
             assert!(driver.len() <= 63, "{driver}");
         }
         let too_long = "n".repeat(52);
         for name in ["", "-a", "a-", "1a", "A", "my_array", "a_", "ä", "a.b", "a/b", "..", &too_long] {
-            let refused = refusal(name).unwrap();
+            let refused = name_error(name).unwrap();
             assert!(refused.starts_with(&format!("{name:?} is no name")), "{refused}");
             assert!(refused.contains("up to 51 of a-z, 0-9 and -"), "{refused}");
         }
         for name in ["core", "std", "test", "fn", "self", "async", "proc-macro"] {
-            assert!(refusal(name).unwrap().contains("Rust has that name"), "{name}");
+            assert!(name_error(name).unwrap().contains("Rust has that name"), "{name}");
         }
         for name in ["serde", "serde-json", "cofferdam-guest", "sha2", "wit-bindgen", "percent-encoding"] {
-            assert!(refusal(name).unwrap().contains("uses a crate of that name"), "{name}");
+            assert!(name_error(name).unwrap().contains("uses a crate of that name"), "{name}");
         }
     }
 
     #[test]
-    fn a_project_has_the_versions_and_the_compiler_of_this_program() {
-        let packages = locked().unwrap();
+    fn a_new_project_pins_this_programs_versions_and_compiler() {
+        let packages = locked_packages().unwrap();
         assert!(
             packages.iter().all(|package| package.name != "wasmtime"),
             "what the SDK does not need is left out"
         );
-        let lock = lock("my-array", &packages);
-        for name in DEPENDENCIES.iter().chain(&[GUEST, "my-array"]) {
+        let lock = lock_file("my-array", &packages);
+        for name in DEPENDENCIES.iter().chain(&[SDK_CRATE, "my-array"]) {
             assert_eq!(lock.matches(&format!("[[package]]\nname = \"{name}\"\n")).count(), 1, "{name}");
         }
         let digest = |text: &str| text.lines().filter(|line| line.starts_with("checksum")).count();
         assert_eq!(digest(&lock), packages.len() - 1, "everything but the SDK comes with its digest");
-        assert!(toolchain().unwrap().contains("channel = \"1."));
-        assert!(manifest("my-array").unwrap().contains("name = \"my-array\""));
+        assert!(toolchain_file().unwrap().contains("channel = \"1."));
+        assert!(manifest_file("my-array").unwrap().contains("name = \"my-array\""));
     }
 }

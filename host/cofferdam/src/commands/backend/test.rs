@@ -10,21 +10,21 @@ use cofferdam_domain::{
     NodeId,
     storage::{AccessType, VolumeCapability},
 };
-use cofferdam_suite::{Options, cases};
+use cofferdam_suite::{SuiteOptions, cases};
 
 use super::{
-    VendorError,
-    arguments::once,
-    component::Component,
+    BackendCommandError,
+    arguments::unique_pairs,
+    component::ConfiguredComponent,
     csi,
     flags::{ReportFormat, TestFlags},
 };
-use crate::{config::GoDuration, failure::Failure};
+use crate::{config::GoDuration, error::CommandError};
 
 /// Seeds are numbers that people type again.
-const SEEDS: u64 = 1_000_000;
+const SEED_LIMIT: u64 = 1_000_000;
 /// Less than a block has no storage.
-const SMALLEST: u64 = 4_096;
+const MIN_VOLUME_SIZE: u64 = 4_096;
 
 /// Tries the rules; the text is the report card, and the boolean whether none is broken.
 ///
@@ -33,41 +33,44 @@ const SMALLEST: u64 = 4_096;
 pub(crate) async fn test(
     flags: TestFlags,
     environment: &HashMap<String, String>,
-) -> Result<(String, bool), Failure> {
+) -> Result<(String, bool), CommandError> {
     if csi::is_socket(&flags.component.file) {
         let problem = "backend test is for components: csi-sanity of csi-test is the suite for CSI drivers";
-        return Err(VendorError::Argument(problem.to_owned()).into());
+        return Err(BackendCommandError::Argument(problem.to_owned()).into());
     }
-    let component = Component::open(&flags.component, environment)?;
+    let component = ConfiguredComponent::open(&flags.component, environment)?;
     let output = flags.output;
-    let options = options(flags, &component)?;
-    if let Some(pattern) = options.only.iter().find(|only| !means_something(only)) {
-        return Err(VendorError::Argument(format!(
+    let options = suite_options(flags, &component)?;
+    if let Some(pattern) = options.only.iter().find(|filter| !has_matching_case(filter)) {
+        return Err(BackendCommandError::Argument(format!(
             "--only {pattern:?}: no case is called so; docs/backend-test.md lists them"
         ))
         .into());
     }
     let report = cofferdam_suite::run(&component.engine, component.source, options).await;
-    let report = report.map_err(|source| Failure::Component { name: component.name, source })?;
+    let report = report.map_err(|source| CommandError::Component { name: component.name, source })?;
     let text = match output {
         ReportFormat::Text => report.to_text(io::stdout().is_terminal()),
         ReportFormat::Json => format!("{:#}\n", report.to_json()),
         ReportFormat::Junit => report.to_junit(),
     };
-    Ok((text, report.passed()))
+    Ok((text, report.is_passed()))
 }
 
-fn means_something(pattern: &str) -> bool {
-    let options = Options { only: vec![pattern.to_owned()], ..Options::default() };
-    cases().any(|case| options.wants(case.id))
+fn has_matching_case(pattern: &str) -> bool {
+    let options = SuiteOptions { only: vec![pattern.to_owned()], ..SuiteOptions::default() };
+    cases().any(|case| options.is_selected(case.id))
 }
 
-fn options(flags: TestFlags, component: &Component) -> Result<Options, VendorError> {
-    let base = Options::default();
-    if flags.size < SMALLEST {
+fn suite_options(
+    flags: TestFlags,
+    component: &ConfiguredComponent,
+) -> Result<SuiteOptions, BackendCommandError> {
+    let base = SuiteOptions::default();
+    if flags.size < MIN_VOLUME_SIZE {
         let size = flags.size;
-        return Err(VendorError::Argument(format!(
-            "--size: {size}; expected at least {SMALLEST}, of which cases ask for parts"
+        return Err(BackendCommandError::Argument(format!(
+            "--size: {size}; expected at least {MIN_VOLUME_SIZE}, of which cases ask for parts"
         )));
     }
     let access = if flags.block {
@@ -78,66 +81,66 @@ fn options(flags: TestFlags, component: &Component) -> Result<Options, VendorErr
     let nodes = match flags.nodes.as_slice() {
         [] => base.nodes.clone(),
         [first, second] if first != second => [first.as_str(), second.as_str()].map(NodeId::new),
-        given => {
-            let given = given.len();
-            return Err(VendorError::Argument(format!(
-                "--node: {given} given; expected two that differ, or none"
+        names => {
+            let names = names.len();
+            return Err(BackendCommandError::Argument(format!(
+                "--node: {names} given; expected two that differ, or none"
             )));
         }
     };
-    Ok(Options {
+    Ok(SuiteOptions {
         config: component.config.clone(),
         secrets: component.secrets.clone(),
-        parameters: once("--parameter", flags.parameters)?,
-        mutable_parameters: once("--mutable-parameter", flags.mutable_parameters)?,
-        snapshot_parameters: once("--snapshot-parameter", flags.snapshot_parameters)?,
+        parameters: unique_pairs("--parameter", flags.parameters)?,
+        mutable_parameters: unique_pairs("--mutable-parameter", flags.mutable_parameters)?,
+        snapshot_parameters: unique_pairs("--snapshot-parameter", flags.snapshot_parameters)?,
         capability: VolumeCapability { access_mode: flags.access_mode.into(), access_type: access },
-        topology: flags.topology.map(|place| once("--topology", place.0)).transpose()?,
+        topology: flags.topology.map(|segments| unique_pairs("--topology", segments.0)).transpose()?,
         nodes,
         size: flags.size,
         seed: flags.seed.unwrap_or_else(new_seed),
-        command: command(std::env::args()),
+        command: repeat_command(std::env::args()),
         only: flags.only,
-        deadline: duration("--timeout", &flags.timeout)?,
-        patience: duration("--patience", &flags.patience)?,
+        deadline: parse_duration("--timeout", &flags.timeout)?,
+        retry_timeout: parse_duration("--patience", &flags.retry_timeout)?,
         ..base
     })
 }
 
 /// A command line without what chooses cases, the seed and the form of the output.
-fn command(arguments: impl Iterator<Item = String>) -> String {
+fn repeat_command(arguments: impl Iterator<Item = String>) -> String {
     const LEFT_OUT: [&str; 4] = ["--only", "--seed", "--output", "-o"];
-    let mut words = vec!["cofferdam".to_owned()];
+    let mut arguments_out = vec!["cofferdam".to_owned()];
     let mut arguments = arguments.skip(1);
     while let Some(argument) = arguments.next() {
         if LEFT_OUT.contains(&argument.as_str()) {
             arguments.next();
         } else if !LEFT_OUT.iter().any(|flag| argument.starts_with(&format!("{flag}="))) {
-            words.push(quoted(&argument));
+            arguments_out.push(shell_quote(&argument));
         }
     }
-    words.join(" ")
+    arguments_out.join(" ")
 }
 
 /// A word as a shell reads it.
-fn quoted(word: &str) -> String {
+fn shell_quote(argument: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:@%+".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        word.to_owned()
+    if !argument.is_empty() && argument.chars().all(plain) {
+        argument.to_owned()
     } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
+        format!("'{}'", argument.replace('\'', r"'\''"))
     }
 }
 
-fn duration(flag: &str, text: &str) -> Result<Duration, VendorError> {
+fn parse_duration(flag: &str, text: &str) -> Result<Duration, BackendCommandError> {
     let parsed = text.parse::<GoDuration>();
-    Ok(parsed.map_err(|problem| VendorError::Argument(format!("{flag}: {problem}")))?.get())
+    Ok(parsed.map_err(|problem| BackendCommandError::Argument(format!("{flag}: {problem}")))?.get())
 }
 
 /// Two runs at once over the same storage should not have the same names.
 fn new_seed() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::from(now.subsec_nanos()) % SEEDS
+    u64::from(now.subsec_nanos()) % SEED_LIMIT
 }
 
 #[cfg(test)]
@@ -145,11 +148,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_can_be_repeated() {
-        let given =
+    fn the_repeat_command_keeps_all_but_selection_and_output() {
+        let command_line =
             "/bin/cofferdam backend test a.wasm --only x --secret p=$PASS --seed=4 -o json --setting a=it's";
         assert_eq!(
-            command(given.split(' ').map(str::to_owned)),
+            repeat_command(command_line.split(' ').map(str::to_owned)),
             r"cofferdam backend test a.wasm --secret 'p=$PASS' --setting 'a=it'\''s'"
         );
     }

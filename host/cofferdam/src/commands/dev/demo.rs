@@ -18,52 +18,55 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::config::{ConfigError, Loaded};
+use crate::config::{ConfigError, ResolvedConfig};
 
 use super::{
-    timeline::{LineKind, Timeline},
-    wait::{self, Overdue, Wish},
+    timeline::{Timeline, TimelineLineKind},
+    wait::{self, Expectation, WaitTimeout},
 };
 
 /// Each step takes milliseconds; on a machine that is busy with a build it may take seconds.
-const LIMIT: Duration = Duration::from_secs(30);
+const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 const NAMESPACE: &str = "default";
 /// Name of everything that it applies.
 pub(crate) const NAME: &str = "demo";
 const SIZE: &str = "1Gi";
-const GROWN: &str = "2Gi";
+const EXPANDED_SIZE: &str = "2Gi";
 
 /// What did not hold.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DemoError {
-    #[error("{what}: {source}")]
-    Request { what: &'static str, source: kube::Error },
+    #[error("{action}: {source}")]
+    Request { action: &'static str, source: kube::Error },
     #[error("the demo's own {kind} cannot be made: {source}")]
     Manifest { kind: &'static str, source: serde_json::Error },
     #[error(transparent)]
-    Overdue(#[from] Overdue),
-    #[error("{what} is {found}: expected {expected}")]
-    Differs { what: &'static str, found: String, expected: String },
+    WaitTimeout(#[from] WaitTimeout),
+    #[error("{subject} is {found}: expected {expected}")]
+    Mismatch { subject: &'static str, found: String, expected: String },
 }
 
 /// Refuses a demo that would wait for a role that nobody has.
 ///
 /// # Errors
 /// [`ConfigError::Value`] of the key `role`, which names them.
-pub(crate) fn all_roles(loaded: &Loaded, nodes: usize) -> Result<(), ConfigError> {
+pub(crate) fn check_roles(resolved: &ResolvedConfig, nodes: usize) -> Result<(), ConfigError> {
     // Without a pod nothing is attached, and nothing grows.
-    let needed: &[Role] = match nodes {
+    let required_roles: &[Role] = match nodes {
         0 => &[Role::Provisioner, Role::PvController, Role::Protection],
         1.. => &Role::ALL,
     };
-    let given = &loaded.configuration.role.cluster;
-    let lacking: Vec<_> =
-        needed.iter().filter(|role| !given.contains(role)).map(|role| role.as_str()).collect();
-    if lacking.is_empty() {
+    let configured_roles = &resolved.configuration.role.cluster;
+    let missing: Vec<_> = required_roles
+        .iter()
+        .filter(|role| !configured_roles.contains(role))
+        .map(|role| role.as_str())
+        .collect();
+    if missing.is_empty() {
         return Ok(());
     }
-    let problem = format!("the demo lacks {}: expected these too, or no role at all", lacking.join(", "));
-    Err(loaded.refuse("role", problem))
+    let problem = format!("the demo lacks {}: expected these too, or no role at all", missing.join(", "));
+    Err(resolved.value_error("role", problem))
 }
 
 /// What the demo works with.
@@ -79,9 +82,9 @@ pub(crate) struct Demo<'a> {
     /// The nodes, and how many there are, where pods can have its volumes.
     pub(crate) nodes: Option<(&'a NodesView, usize)>,
     /// Whether it is on every node.
-    pub(crate) everywhere: bool,
+    pub(crate) on_every_node: bool,
     /// Keys in the driver's state, where it keeps any.
-    pub(crate) state: &'a (dyn Fn() -> Option<Vec<String>> + Sync),
+    pub(crate) state_keys: &'a (dyn Fn() -> Option<Vec<String>> + Sync),
     /// Where it tells what it does.
     pub(crate) timeline: &'a Timeline,
 }
@@ -92,95 +95,111 @@ impl Demo<'_> {
     /// # Errors
     /// [`DemoError`]: the first thing that did not hold.
     pub(crate) async fn run(&self) -> Result<(), DemoError> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), NAMESPACE);
         let volumes: Api<PersistentVolume> = Api::all(self.client.clone());
         let classes: Api<StorageClass> = Api::all(self.client.clone());
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), NAMESPACE);
 
-        self.say(format!("applies StorageClass {NAME}"));
+        self.log_step(format!("applies StorageClass {NAME}"));
         create(&classes, "apply StorageClass", "StorageClass", self.class.clone()).await?;
-        self.say(format!("applies PersistentVolumeClaim {NAME}, {SIZE}"));
-        create(&claims, "apply PersistentVolumeClaim", "PersistentVolumeClaim", claim()).await?;
+        self.log_step(format!("applies PersistentVolumeClaim {NAME}, {SIZE}"));
+        create(&claims, "apply PersistentVolumeClaim", "PersistentVolumeClaim", claim_manifest()).await?;
         let (volume, handle) = match self.nodes {
             Some((_, count)) => {
-                let node = self.start(&pods).await?;
-                let bound = self.bound(&claims, &volumes).await?;
+                let node = self.create_pod(&pods).await?;
+                let bound = self.wait_for_bound_claim(&claims, &volumes).await?;
                 if self.backend.abilities().contains(&Ability::Expansion) {
-                    self.grow(&claims).await?;
+                    self.expand_claim(&claims).await?;
                 }
-                self.move_on(&pods, &volumes, (&node, &bound.0), count).await?;
+                self.move_pod(&pods, &volumes, (&node, &bound.0), count).await?;
                 bound
             }
             None => {
-                self.say("applies no pod: there is no node that could mount the volume".to_owned());
-                self.bound(&claims, &volumes).await?
+                self.log_step("applies no pod: there is no node that could mount the volume".to_owned());
+                self.wait_for_bound_claim(&claims, &volumes).await?
             }
         };
-        let kept = self.kept(&handle);
-        if let Some(kept) = &kept {
-            ensure("what the driver keeps of the volume", &list(kept), "something", !kept.is_empty())?;
+        let volume_keys = self.state_keys_of_volume(&handle);
+        if let Some(volume_keys) = &volume_keys {
+            ensure(
+                "what the driver keeps of the volume",
+                &format_list(volume_keys),
+                "something",
+                !volume_keys.is_empty(),
+            )?;
         }
 
         if self.nodes.is_some() {
-            self.say(format!("deletes Pod {NAME} and the claim"));
+            self.log_step(format!("deletes Pod {NAME} and the claim"));
             delete(&pods, "delete Pod").await?;
         } else {
-            self.say("deletes the claim".to_owned());
+            self.log_step("deletes the claim".to_owned());
         }
         delete(&claims, "delete PersistentVolumeClaim").await?;
-        gone(&pods, NAME).await?;
-        gone(&claims, NAME).await?;
-        gone(&volumes, &volume).await?;
-        if let Some(left) = self.kept(&handle) {
-            ensure("what the driver keeps of the volume", &list(&left), "nothing", left.is_empty())?;
-            let rest = list(&(self.state)().unwrap_or_default());
-            self.say(format!("finds nothing of the volume in the driver's state; left is {rest}"));
+        wait_for_deletion(&pods, NAME).await?;
+        wait_for_deletion(&claims, NAME).await?;
+        wait_for_deletion(&volumes, &volume).await?;
+        if let Some(remaining) = self.state_keys_of_volume(&handle) {
+            ensure(
+                "what the driver keeps of the volume",
+                &format_list(&remaining),
+                "nothing",
+                remaining.is_empty(),
+            )?;
+            let other_keys = format_list(&(self.state_keys)().unwrap_or_default());
+            self.log_step(format!("finds nothing of the volume in the driver's state; left is {other_keys}"));
         }
-        self.nothing_is_left().await?;
-        self.say(format!("deletes StorageClass {NAME}"));
+        self.check_cleanup().await?;
+        self.log_step(format!("deletes StorageClass {NAME}"));
         delete(&classes, "delete StorageClass").await?;
-        self.say(format!("has taken {:.2} s", begun.elapsed().as_secs_f64()));
+        self.log_step(format!("has taken {:.2} s", started.elapsed().as_secs_f64()));
         Ok(())
     }
 
     /// Starts the pod and waits until it runs; its node.
-    async fn start(&self, pods: &Api<Pod>) -> Result<String, DemoError> {
-        self.say(format!("applies Pod {NAME} with the claim"));
-        create(pods, "apply Pod", "Pod", pod()).await?;
+    async fn create_pod(&self, pods: &Api<Pod>) -> Result<String, DemoError> {
+        self.log_step(format!("applies Pod {NAME} with the claim"));
+        create(pods, "apply Pod", "Pod", pod_manifest()).await?;
         let is_running = |pod: Option<&Pod>| pod.and_then(pod_phase) == Some("Running");
         let state = |pod: Option<&Pod>| match pod {
             Some(pod) => pod_phase(pod).unwrap_or("without a phase").to_owned(),
             None => "absent".to_owned(),
         };
-        let wish = Wish { expected: "Running", holds: &is_running, state: &state, limit: LIMIT };
-        let pod = wait::until(pods, NAME, &wish).await?.unwrap_or_default();
+        let expectation =
+            Expectation { expected: "Running", is_met: &is_running, describe: &state, timeout: STEP_TIMEOUT };
+        let pod = wait::wait_for(pods, NAME, &expectation).await?.unwrap_or_default();
         let node = pod.spec.and_then(|spec| spec.node_name).unwrap_or_default();
-        self.say(format!("sees the pod Running on {node}"));
+        self.log_step(format!("sees the pod Running on {node}"));
         Ok(node)
     }
 
     /// Asks for a larger claim and waits until it is.
-    async fn grow(&self, claims: &Api<PersistentVolumeClaim>) -> Result<(), DemoError> {
-        self.say(format!("asks for {GROWN}"));
-        let patch = json!({"spec": {"resources": {"requests": {"storage": GROWN}}}});
-        patched(claims, NAME, "patch PersistentVolumeClaim", patch).await?;
+    async fn expand_claim(&self, claims: &Api<PersistentVolumeClaim>) -> Result<(), DemoError> {
+        self.log_step(format!("asks for {EXPANDED_SIZE}"));
+        let change = json!({"spec": {"resources": {"requests": {"storage": EXPANDED_SIZE}}}});
+        patch(claims, NAME, "patch PersistentVolumeClaim", change).await?;
         let is_grown = |claim: Option<&PersistentVolumeClaim>| {
-            claim.is_some_and(|claim| claim_size(claim) == GROWN && !is_growing(claim))
+            claim.is_some_and(|claim| claim_size(claim) == EXPANDED_SIZE && !is_expanding(claim))
         };
         let state = |claim: Option<&PersistentVolumeClaim>| match claim {
-            Some(claim) if is_growing(claim) => format!("{}, growing", claim_size(claim)),
+            Some(claim) if is_expanding(claim) => format!("{}, growing", claim_size(claim)),
             Some(claim) => claim_size(claim),
             None => "absent".to_owned(),
         };
-        let wish = Wish { expected: GROWN, holds: &is_grown, state: &state, limit: LIMIT };
-        wait::until(claims, NAME, &wish).await?;
-        self.say(format!("sees {NAME} with {GROWN}"));
+        let expectation = Expectation {
+            expected: EXPANDED_SIZE,
+            is_met: &is_grown,
+            describe: &state,
+            timeout: STEP_TIMEOUT,
+        };
+        wait::wait_for(claims, NAME, &expectation).await?;
+        self.log_step(format!("sees {NAME} with {EXPANDED_SIZE}"));
         Ok(())
     }
 
     /// Takes the pod from its node to another one, where there is one that reaches the volume.
-    async fn move_on(
+    async fn move_pod(
         &self,
         pods: &Api<Pod>,
         volumes: &Api<PersistentVolume>,
@@ -188,54 +207,54 @@ impl Demo<'_> {
         count: usize,
     ) -> Result<(), DemoError> {
         let found = volumes.get(volume).await;
-        let found = found.map_err(|source| DemoError::Request { what: "get PersistentVolume", source })?;
+        let found = found.map_err(|source| DemoError::Request { action: "get PersistentVolume", source })?;
         let is_bound_to_node = found.spec.is_some_and(|spec| spec.node_affinity.is_some());
-        let stays = match (count < 2, is_bound_to_node, self.everywhere) {
+        let skip_reason = match (count < 2, is_bound_to_node, self.on_every_node) {
             (true, ..) => Some("there is no other one"),
             (false, true, _) => Some("the volume is there and nowhere else"),
             (false, false, false) => Some("the driver mounts there and nowhere else"),
             (false, false, true) => None,
         };
-        if let Some(reason) = stays {
-            self.say(format!("leaves the pod on {node}: {reason}"));
+        if let Some(reason) = skip_reason {
+            self.log_step(format!("leaves the pod on {node}: {reason}"));
             return Ok(());
         }
         let nodes: Api<Node> = Api::all(self.client.clone());
-        self.say(format!("cordons {node}, and puts the pod elsewhere"));
-        patched(&nodes, node, "cordon Node", json!({"spec": {"unschedulable": true}})).await?;
+        self.log_step(format!("cordons {node}, and puts the pod elsewhere"));
+        patch(&nodes, node, "cordon Node", json!({"spec": {"unschedulable": true}})).await?;
         delete(pods, "delete Pod").await?;
-        gone(pods, NAME).await?;
-        let next = self.start(pods).await?;
+        wait_for_deletion(pods, NAME).await?;
+        let next = self.create_pod(pods).await?;
         ensure("the pod's second node", &next, "another one", next != node)?;
-        patched(&nodes, node, "uncordon Node", json!({"spec": {"unschedulable": null}})).await?;
+        patch(&nodes, node, "uncordon Node", json!({"spec": {"unschedulable": null}})).await?;
         Ok(())
     }
 
     /// Checks that the nodes hold nothing any more.
-    async fn nothing_is_left(&self) -> Result<(), DemoError> {
+    async fn check_cleanup(&self) -> Result<(), DemoError> {
         let Some((view, _)) = self.nodes else { return Ok(()) };
         let attachments: Api<VolumeAttachment> = Api::all(self.client.clone());
         let listed = attachments.list(&ListParams::default()).await;
         let listed =
-            listed.map_err(|source| DemoError::Request { what: "list VolumeAttachments", source })?;
+            listed.map_err(|source| DemoError::Request { action: "list VolumeAttachments", source })?;
         let names: Vec<String> = listed.iter().map(kube::ResourceExt::name_any).collect();
-        ensure("the list of VolumeAttachments", &list(&names), "nothing", names.is_empty())?;
+        ensure("the list of VolumeAttachments", &format_list(&names), "nothing", names.is_empty())?;
         // A volume that is never attached may go before its last directory does.
-        let waited = tokio::time::timeout(LIMIT, view.wait_until_unmounted()).await;
-        let left = view.leftovers();
-        ensure("what the nodes have mounted", &list(&left), "nothing", waited.is_ok())?;
-        ensure("what the nodes hold", &list(&left), "nothing", left.is_empty())?;
-        self.say("finds nothing mounted and nothing attached".to_owned());
+        let waited = tokio::time::timeout(STEP_TIMEOUT, view.wait_until_unmounted()).await;
+        let remaining = view.leftovers();
+        ensure("what the nodes have mounted", &format_list(&remaining), "nothing", waited.is_ok())?;
+        ensure("what the nodes hold", &format_list(&remaining), "nothing", remaining.is_empty())?;
+        self.log_step("finds nothing mounted and nothing attached".to_owned());
         Ok(())
     }
 
     /// Keys of the driver's state that name the volume, where it keeps a state.
-    fn kept(&self, handle: &str) -> Option<Vec<String>> {
-        (self.state)().map(|keys| keys.into_iter().filter(|key| key.contains(handle)).collect())
+    fn state_keys_of_volume(&self, handle: &str) -> Option<Vec<String>> {
+        (self.state_keys)().map(|keys| keys.into_iter().filter(|key| key.contains(handle)).collect())
     }
 
     /// Waits for the claim and checks what it is bound to; the volume's name and handle.
-    async fn bound(
+    async fn wait_for_bound_claim(
         &self,
         claims: &Api<PersistentVolumeClaim>,
         volumes: &Api<PersistentVolume>,
@@ -245,13 +264,14 @@ impl Demo<'_> {
             Some(claim) => claim_phase(claim).unwrap_or("without a phase").to_owned(),
             None => "absent".to_owned(),
         };
-        let wish = Wish { expected: "Bound", holds: &is_bound, state: &state, limit: LIMIT };
-        let claim = wait::until(claims, NAME, &wish).await?.unwrap_or_default();
+        let expectation =
+            Expectation { expected: "Bound", is_met: &is_bound, describe: &state, timeout: STEP_TIMEOUT };
+        let claim = wait::wait_for(claims, NAME, &expectation).await?.unwrap_or_default();
         let volume_name = claim.spec.as_ref().and_then(|spec| spec.volume_name.clone()).unwrap_or_default();
         let volume = volumes
             .get(&volume_name)
             .await
-            .map_err(|source| DemoError::Request { what: "get the claim's PersistentVolume", source })?;
+            .map_err(|source| DemoError::Request { action: "get the claim's PersistentVolume", source })?;
 
         let spec = volume.spec.clone().unwrap_or_default();
         let csi = spec.csi.unwrap_or_default();
@@ -260,16 +280,16 @@ impl Demo<'_> {
         ensure_equal("the uid in the volume's claimRef", &owner, &claim.uid().unwrap_or_default())?;
         let size = claim_size(&claim);
         ensure_equal("the claim's capacity", &size, SIZE)?;
-        self.say(format!("sees {NAME} Bound to {volume_name}, {size}"));
+        self.log_step(format!("sees {NAME} Bound to {volume_name}, {size}"));
         Ok((volume_name, csi.volume_handle))
     }
 
-    fn say(&self, what: String) {
-        self.timeline.line("demo", LineKind::User, format!("{NAMESPACE}/{NAME}"), what, None);
+    fn log_step(&self, what: String) {
+        self.timeline.line("demo", TimelineLineKind::User, format!("{NAMESPACE}/{NAME}"), what, None);
     }
 }
 
-fn list(keys: &[String]) -> String {
+fn format_list(keys: &[String]) -> String {
     if keys.is_empty() { "nothing".to_owned() } else { keys.join(", ") }
 }
 
@@ -290,11 +310,11 @@ where
         serde_json::from_value(manifest).map_err(|source| DemoError::Manifest { kind, source })?;
     api.create(&PostParams::default(), &object)
         .await
-        .map_err(|source| DemoError::Request { what, source })?;
+        .map_err(|source| DemoError::Request { action: what, source })?;
     Ok(())
 }
 
-async fn gone<K>(api: &Api<K>, name: &str) -> Result<(), DemoError>
+async fn wait_for_deletion<K>(api: &Api<K>, name: &str) -> Result<(), DemoError>
 where
     K: Clone + fmt::Debug + DeserializeOwned + kube::Resource<DynamicType = ()> + Send + 'static,
 {
@@ -306,7 +326,12 @@ where
         Some(_) => "there".to_owned(),
         None => "gone".to_owned(),
     };
-    wait::until(api, name, &Wish { expected: "gone", holds: &is_gone, state: &state, limit: LIMIT }).await?;
+    wait::wait_for(
+        api,
+        name,
+        &Expectation { expected: "gone", is_met: &is_gone, describe: &state, timeout: STEP_TIMEOUT },
+    )
+    .await?;
     Ok(())
 }
 
@@ -314,7 +339,7 @@ fn ensure(what: &'static str, found: &str, expected: &str, holds: bool) -> Resul
     if holds {
         Ok(())
     } else {
-        Err(DemoError::Differs { what, found: found.to_owned(), expected: expected.to_owned() })
+        Err(DemoError::Mismatch { subject: what, found: found.to_owned(), expected: expected.to_owned() })
     }
 }
 
@@ -332,19 +357,19 @@ fn claim_size(claim: &PersistentVolumeClaim) -> String {
 }
 
 /// Whether somebody has a part to do yet.
-fn is_growing(claim: &PersistentVolumeClaim) -> bool {
+fn is_expanding(claim: &PersistentVolumeClaim) -> bool {
     let status = claim.status.as_ref();
     status.is_some_and(|status| {
         status.allocated_resource_statuses.as_ref().is_some_and(|statuses| !statuses.is_empty())
     })
 }
 
-async fn patched<K>(api: &Api<K>, name: &str, what: &'static str, patch: Value) -> Result<(), DemoError>
+async fn patch<K>(api: &Api<K>, name: &str, what: &'static str, patch: Value) -> Result<(), DemoError>
 where
     K: Clone + fmt::Debug + DeserializeOwned,
 {
     let request = api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
-    request.map(drop).map_err(|source| DemoError::Request { what, source })
+    request.map(drop).map_err(|source| DemoError::Request { action: what, source })
 }
 
 async fn delete<K>(api: &Api<K>, what: &'static str) -> Result<(), DemoError>
@@ -352,10 +377,10 @@ where
     K: Clone + fmt::Debug + DeserializeOwned,
 {
     let request = api.delete(NAME, &DeleteParams::default()).await;
-    request.map(drop).map_err(|source| DemoError::Request { what, source })
+    request.map(drop).map_err(|source| DemoError::Request { action: what, source })
 }
 
-fn pod() -> Value {
+fn pod_manifest() -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Pod",
@@ -371,7 +396,7 @@ fn pod() -> Value {
     })
 }
 
-fn claim() -> Value {
+fn claim_manifest() -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",

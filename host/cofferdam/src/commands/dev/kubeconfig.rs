@@ -8,7 +8,7 @@ use std::{
 };
 
 /// First line of what we write: how a file of ours that a killed process left is known.
-const MARK: &str = "# Written by `cofferdam dev`; it goes when that ends.\n";
+const HEADER: &str = "# Written by `cofferdam dev`; it goes when that ends.\n";
 
 /// The kubeconfig cannot be written.
 #[derive(Debug, thiserror::Error)]
@@ -16,7 +16,7 @@ pub(crate) enum KubeconfigError {
     #[error("cannot write the kubeconfig {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
     #[error("{} exists and is not ours: expected a path for the kubeconfig that is free", path.display())]
-    Foreign { path: PathBuf },
+    NotOwned { path: PathBuf },
 }
 
 /// A written kubeconfig; dropping it removes the file.
@@ -35,12 +35,12 @@ impl KubeconfigFile {
     pub(crate) fn write(path: Option<&Path>, base: &Path, text: &str) -> Result<Self, KubeconfigError> {
         let file = match path {
             Some(path) => {
-                remove_ours(path)?;
+                remove_own_file(path)?;
                 Self { path: path.to_owned(), directory: None }
             }
             None => {
                 let directory = base.join(format!("cofferdam-{}", std::process::id()));
-                make_directory(&directory)?;
+                create_directory(&directory)?;
                 Self { path: directory.join("kubeconfig"), directory: Some(directory) }
             }
         };
@@ -48,7 +48,7 @@ impl KubeconfigFile {
         // Never through a link, and never readable by others: it holds the token.
         let mut out =
             OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file.path).map_err(failed)?;
-        out.write_all(MARK.as_bytes()).and_then(|()| out.write_all(text.as_bytes())).map_err(failed)?;
+        out.write_all(HEADER.as_bytes()).and_then(|()| out.write_all(text.as_bytes())).map_err(failed)?;
         Ok(file)
     }
 
@@ -59,30 +59,30 @@ impl KubeconfigFile {
 }
 
 /// A directory that is surely ours: a process of the same id may have left one behind.
-fn make_directory(directory: &Path) -> Result<(), KubeconfigError> {
+fn create_directory(directory: &Path) -> Result<(), KubeconfigError> {
     let failed = |source| KubeconfigError::Write { path: directory.to_owned(), source };
     let build = || DirBuilder::new().mode(0o700).create(directory);
     match build() {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            remove_ours(&directory.join("kubeconfig"))?;
+            remove_own_file(&directory.join("kubeconfig"))?;
             std::fs::remove_dir(directory).and_then(|()| build()).map_err(failed)
         }
         result => result.map_err(failed),
     }
 }
 
-fn remove_ours(path: &Path) -> Result<(), KubeconfigError> {
+fn remove_own_file(path: &Path) -> Result<(), KubeconfigError> {
     let failed = |source| KubeconfigError::Write { path: path.to_owned(), source };
-    let mut start = vec![0; MARK.len()];
+    let mut start = vec![0; HEADER.len()];
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         file => file.map_err(failed)?,
     };
-    let read = file.take(MARK.len() as u64).read(&mut start).map_err(failed)?;
-    if start.get(..read) == Some(MARK.as_bytes()) {
+    let read = file.take(HEADER.len() as u64).read(&mut start).map_err(failed)?;
+    if start.get(..read) == Some(HEADER.as_bytes()) {
         std::fs::remove_file(path).map_err(failed)
     } else {
-        Err(KubeconfigError::Foreign { path: path.to_owned() })
+        Err(KubeconfigError::NotOwned { path: path.to_owned() })
     }
 }
 
@@ -107,9 +107,9 @@ mod tests {
 
     use super::*;
 
-    struct Scratch(PathBuf);
+    struct TestDirectory(PathBuf);
 
-    impl Scratch {
+    impl TestDirectory {
         fn new(name: &str) -> Self {
             let path = std::env::temp_dir().join(format!("cofferdam-test-{name}-{}", std::process::id()));
             std::fs::create_dir_all(&path).unwrap();
@@ -117,15 +117,15 @@ mod tests {
         }
     }
 
-    impl Drop for Scratch {
+    impl Drop for TestDirectory {
         fn drop(&mut self) {
             std::fs::remove_dir_all(&self.0).unwrap();
         }
     }
 
     #[test]
-    fn only_its_owner_reads_it_and_it_goes() {
-        let scratch = Scratch::new("own");
+    fn the_kubeconfig_is_private_and_removed_on_drop() {
+        let scratch = TestDirectory::new("own");
         let file = KubeconfigFile::write(None, &scratch.0, "kind: Config\n").unwrap();
         let path = file.path().to_owned();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -136,16 +136,16 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_process_left_is_replaced() {
-        let scratch = Scratch::new("left");
+    fn the_kubeconfig_of_a_killed_process_is_replaced() {
+        let scratch = TestDirectory::new("left");
         std::mem::forget(KubeconfigFile::write(None, &scratch.0, "old").unwrap());
         let file = KubeconfigFile::write(None, &scratch.0, "new").unwrap();
         assert!(std::fs::read_to_string(file.path()).unwrap().ends_with("new"));
     }
 
     #[test]
-    fn a_foreign_file_is_left_alone() {
-        let scratch = Scratch::new("foreign");
+    fn a_file_of_another_program_is_not_overwritten() {
+        let scratch = TestDirectory::new("foreign");
         let path = scratch.0.join("config");
         std::fs::write(&path, "mine").unwrap();
         let error = KubeconfigFile::write(Some(&path), &scratch.0, "new").unwrap_err();

@@ -41,229 +41,238 @@ use timeline::Timeline;
 use crate::{
     cli::DevFlags,
     client,
-    commands::run::settings,
-    config::{Configuration, Loaded},
-    drivers::{Driver, Kind, Loader},
-    failure::Failure,
+    commands::run::controller_settings,
+    config::{Configuration, ResolvedConfig},
+    drivers::{DriverKind, DriverLoader, LoadedDriver},
+    error::CommandError,
     logging, process_metrics,
     style::{Colour, Style},
-    supervisor::{self, End, Running, Signals, Work},
+    supervisor::{self, ProcessOutcome, Signals, SupervisedProcess, Workload},
 };
 
 /// Namespace of the intent journal: that of a cluster's own components.
 const NAMESPACE: &str = "kube-system";
 /// How Kubernetes marks the class of claims that name none.
-const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
+const IS_DEFAULT_CLASS_ANNOTATION: &str = "storageclass.kubernetes.io/is-default-class";
 
 /// Runs until a signal, or until the end of the demo.
 ///
 /// # Errors
 /// [`Failure`], one line.
-pub(crate) async fn run(flags: &DevFlags, environment: &HashMap<String, String>) -> Result<End, Failure> {
+pub(crate) async fn run(
+    flags: &DevFlags,
+    environment: &HashMap<String, String>,
+) -> Result<ProcessOutcome, CommandError> {
     let start = Instant::now();
-    let mut loaded = Loaded::for_dev(&flags.process, environment)?;
+    let mut resolved = ResolvedConfig::for_dev(&flags.process, environment)?;
     if flags.demo {
-        demo::all_roles(&loaded, flags.nodes)?;
+        demo::check_roles(&resolved, flags.nodes)?;
     }
-    nodes::name_pool(&mut loaded.configuration);
-    logging::start(&loaded.configuration);
-    let style = Style { colours: logging::wants_colour(&io::stdout()) };
+    nodes::set_pool_node(&mut resolved.configuration);
+    logging::start(&resolved.configuration);
+    let style = Style { colours: logging::is_colour_enabled(&io::stdout()) };
     let (timeline, printer) = Timeline::start(start, style, io::stdout());
-    let result = show(flags, &loaded.configuration, &timeline, style, start).await;
-    if let Ok(End::Drained) = &result {
+    let result = run_session(flags, &resolved.configuration, &timeline, style, start).await;
+    if let Ok(ProcessOutcome::Drained) = &result {
         timeline.text(style.paint(Colour::Dim, "stopped"));
     }
     // Everything is written before the error, if there is one, is.
     timeline.close();
     // Whoever reads it may stand still: then another signal ends that, too.
-    let mut signals = Signals::take()?;
+    let mut signals = Signals::install()?;
     let written = tokio::select! {
         written = printer.finish() => written,
-        _ = signals.next() => return result.map(|_| End::Forced),
+        _ = signals.next() => return result.map(|_| ProcessOutcome::Forced),
     };
     let end = result?;
-    written.map_err(Failure::Output)?;
+    written.map_err(CommandError::Output)?;
     Ok(end)
 }
 
-async fn show(
+async fn run_session(
     flags: &DevFlags,
     configuration: &Configuration,
     timeline: &Timeline,
     style: Style,
     start: Instant,
-) -> Result<End, Failure> {
+) -> Result<ProcessOutcome, CommandError> {
     let mut registry = Registry::default();
     process_metrics::register(&mut registry);
-    let drivers = Loader::new(configuration, &mut registry)?.load_all(configuration).await?;
+    let drivers = DriverLoader::new(configuration, &mut registry)?.load_all(configuration).await?;
     // Until here a signal ends the process by itself; from here on there are files to remove.
-    let signals = &mut Signals::take()?;
-    let (mut stage, mut running) = tokio::select! {
-        built = Stage::build(flags, configuration, timeline, drivers, registry) => built?,
+    let signals = &mut Signals::install()?;
+    let (mut session, mut running) = tokio::select! {
+        built = DevSession::build(flags, configuration, timeline, drivers, registry) => built?,
         name = signals.next() => {
             tracing::info!("{name} before everything was up");
-            return Ok(End::Drained);
+            return Ok(ProcessOutcome::Drained);
         }
     };
     let drain = configuration.drain_timeout.get();
-    let shown = tokio::select! {
-        failure = running.failed() => {
-            stage.leave(signals, drain).await;
-            stage.serving.shutdown().await;
+    let demo_result = tokio::select! {
+        failure = running.wait_for_failure() => {
+            session.stop_nodes(signals, drain).await;
+            session.serving.shutdown().await;
             return Err(failure);
         }
-        () = over(stage.nodes.as_ref()) => {
-            stage.leave(signals, drain).await;
-            running.abandon(drain).await;
-            stage.serving.shutdown().await;
-            return Err(Failure::Nodes);
+        () = wait_for_nodes_exit(session.nodes.as_ref()) => {
+            session.stop_nodes(signals, drain).await;
+            running.drain_after_failure(drain).await;
+            session.serving.shutdown().await;
+            return Err(CommandError::NodesStopped);
         }
         name = signals.next() => {
             tracing::info!("{name} before everything was shown");
             None
         }
-        shown = async {
-            stage.registered().await;
-            timeline.text(stage.banner(start, style));
+        demo_result = async {
+            session.wait_for_registration().await;
+            timeline.text(session.startup_text(start, style));
             if !flags.demo {
-                timeline.text(stage.hint(style));
+                timeline.text(session.usage_text(style));
             }
-            timeline.text(timeline::heading(style));
-            stage.demonstrate(flags.demo, timeline).await
-        } => Some(shown),
+            timeline.text(timeline::table_header(style));
+            session.run_demo(flags.demo, timeline).await
+        } => Some(demo_result),
     };
-    if let Some(Ok(true)) = shown {
+    if let Some(Ok(true)) = demo_result {
         timeline.text(style.paint(Colour::Green, "demo: everything held"));
     }
-    let end = match shown {
-        Some(Ok(demo)) if flags.stay || !demo => {
+    let end = match demo_result {
+        Some(Ok(demo)) if flags.keep_running || !demo => {
             if demo {
-                timeline.text(stage.hint(style));
+                timeline.text(session.usage_text(style));
             }
-            let broken = async {
-                over(stage.nodes.as_ref()).await;
-                Failure::Nodes
+            let nodes_failure = async {
+                wait_for_nodes_exit(session.nodes.as_ref()).await;
+                CommandError::NodesStopped
             };
-            running.until_signal(signals, drain, broken).await
+            running.run_until_signal(signals, drain, nodes_failure).await
         }
         Some(Ok(_)) | None => {
-            stage.leave(signals, drain).await;
+            session.stop_nodes(signals, drain).await;
             running.drain(drain).await
         }
         Some(Err(failure)) => {
-            running.abandon(drain).await;
+            running.drain_after_failure(drain).await;
             Err(failure)
         }
     };
     // Who insists does not wait for what is mounted either.
-    let limit = if matches!(end, Ok(End::Forced)) { Duration::ZERO } else { drain };
-    stage.leave(signals, limit).await;
-    stage.serving.shutdown().await;
+    let limit = if matches!(end, Ok(ProcessOutcome::Forced)) { Duration::ZERO } else { drain };
+    session.stop_nodes(signals, limit).await;
+    session.serving.shutdown().await;
     end
 }
 
 /// Waits until the nodes are over by themselves, where there are any.
-async fn over(nodes: Option<&RunningNodes>) {
+async fn wait_for_nodes_exit(nodes: Option<&RunningNodes>) {
     match nodes {
-        Some(nodes) => nodes.over().await,
+        Some(nodes) => nodes.wait_for_exit().await,
         None => std::future::pending().await,
     }
 }
 
 /// What stands while dev mode runs.
-struct Stage {
+struct DevSession {
     serving: ServerHandle,
     kubeconfig: KubeconfigFile,
-    drivers: Vec<Driver>,
+    drivers: Vec<LoadedDriver>,
     classes: Vec<String>,
     nodes: Option<RunningNodes>,
     /// The node of drivers whose storage is in one.
-    place: Option<String>,
+    node_local_node: Option<String>,
 }
 
-impl Stage {
+impl DevSession {
     /// Builds everything and waits until the roles run. Who stops waiting drops it, and with it its files; nothing is mounted yet.
     async fn build(
         flags: &DevFlags,
         configuration: &Configuration,
         timeline: &Timeline,
-        drivers: Vec<Driver>,
+        drivers: Vec<LoadedDriver>,
         mut registry: Registry,
-    ) -> Result<(Self, Running), Failure> {
+    ) -> Result<(Self, SupervisedProcess), CommandError> {
         let api = ApiServer::new(Options::default());
         let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, flags.port));
-        let serving = api.serve(ServeOptions { addr }).await.map_err(Failure::Serve)?;
+        let serving = api.serve(ServeOptions { addr }).await.map_err(CommandError::ApiServer)?;
         let text = serving.kubeconfig();
         let kubeconfig = KubeconfigFile::write(flags.kubeconfig_out.as_deref(), &runtime_directory(), &text)?;
 
         // The roles need no socket to reach an API of the same process.
-        let inside = Client::new(api.service(), "default");
-        let place = (flags.nodes > 0).then(|| nodes::first_name(configuration, &drivers));
-        let classes = create_classes(&inside, &drivers, place.as_deref()).await.map_err(Failure::Prepare)?;
+        let client = Client::new(api.service(), "default");
+        let node_local_node = (flags.nodes > 0).then(|| nodes::first_node_name(configuration, &drivers));
+        let classes = create_classes(&client, &drivers, node_local_node.as_deref())
+            .await
+            .map_err(CommandError::PrepareApi)?;
         let parts = Dependencies {
-            client: inside.clone(),
-            backends: drivers.iter().map(Driver::backend).collect(),
+            client: client.clone(),
+            backends: drivers.iter().map(LoadedDriver::backend).collect(),
             clock: cofferdam_cluster::system_clock(),
             observer: Arc::new(timeline.clone()),
         };
-        let process =
-            ControllerManager::new(settings(configuration, NAMESPACE.to_owned()), parts, &mut registry)?;
+        let process = ControllerManager::new(
+            controller_settings(configuration, NAMESPACE.to_owned()),
+            parts,
+            &mut registry,
+        )?;
         let process = Arc::new(process);
-        let work = Work { process: Some(Arc::clone(&process)), ..Work::default() };
-        let mut running = supervisor::start(work, registry, configuration.http_endpoint.as_ref()).await?;
+        let workload = Workload { controllers: Some(Arc::clone(&process)), ..Workload::default() };
+        let mut running = supervisor::start(workload, registry, configuration.http_endpoint.as_ref()).await?;
         let mut ready = process.ready();
         tokio::select! {
-            failure = running.failed() => return Err(failure),
+            failure = running.wait_for_failure() => return Err(failure),
             _ = ready.wait_for(|ready| *ready) => {}
         }
-        timeline.follow(&process.cache());
+        timeline.subscribe(&process.cache());
         let base = runtime_directory();
-        let nodes = RunningNodes::start(flags, configuration, (inside, &base), &drivers, timeline).await?;
-        Ok((Self { serving, kubeconfig, drivers, classes, nodes, place }, running))
+        let nodes = RunningNodes::start(flags, configuration, (client, &base), &drivers, timeline).await?;
+        Ok((Self { serving, kubeconfig, drivers, classes, nodes, node_local_node }, running))
     }
 
     /// Waits until the nodes' drivers are registered.
-    async fn registered(&self) {
+    async fn wait_for_registration(&self) {
         if let Some(nodes) = &self.nodes {
-            nodes.registered().await;
+            nodes.wait_for_registration().await;
         }
     }
 
     /// Ends the nodes, within a time and until another signal.
-    async fn leave(&mut self, signals: &mut Signals, limit: Duration) {
+    async fn stop_nodes(&mut self, signals: &mut Signals, limit: Duration) {
         if let Some(nodes) = self.nodes.take() {
             nodes.stop(limit, signals.next()).await;
         }
     }
 
     /// Shows the demo where it is wanted; whether it was.
-    async fn demonstrate(&self, wanted: bool, timeline: &Timeline) -> Result<bool, Failure> {
-        let Some(driver) = self.drivers.first().filter(|_| wanted) else { return Ok(false) };
+    async fn run_demo(&self, enabled: bool, timeline: &Timeline) -> Result<bool, CommandError> {
+        let Some(driver) = self.drivers.first().filter(|_| enabled) else { return Ok(false) };
         // As a user does: through the socket, with the kubeconfig.
-        let user = client::from_text(&self.serving.kubeconfig(), "of dev mode").await?;
+        let user_connection =
+            client::connect_with_kubeconfig(&self.serving.kubeconfig(), "of dev mode").await?;
         let state = || match &driver.kind {
-            Kind::Component(backend) => {
+            DriverKind::Component(backend) => {
                 backend.interfaces().grants.contains(&Grant::State).then(|| backend.state_keys())
             }
-            Kind::Csi(_) => None,
+            DriverKind::Csi(_) => None,
         };
         let name = driver.backend().description().name.to_string();
-        let nodes = self.nodes.as_ref().filter(|nodes| !nodes.without.contains(&name));
+        let nodes = self.nodes.as_ref().filter(|nodes| !nodes.without_node_service.contains(&name));
         let demo = Demo {
-            client: user.client,
+            client: user_connection.client,
             driver: &name,
             backend: &*driver.backend(),
-            class: class(demo::NAME, driver, self.place.as_deref()),
-            state: &state,
+            class: class_manifest(demo::NAME, driver, self.node_local_node.as_deref()),
+            state_keys: &state,
             nodes: nodes.map(|nodes| (&nodes.view, nodes.names.len())),
-            everywhere: nodes::is_everywhere(driver),
+            on_every_node: nodes::is_on_every_node(driver),
             timeline,
         };
         demo.run().await?;
         Ok(true)
     }
 
-    fn banner(&self, start: Instant, style: Style) -> String {
+    fn startup_text(&self, start: Instant, style: Style) -> String {
         let mut text = String::new();
         let mut row = |name: &str, value: &str| {
             // Writing to a string cannot fail.
@@ -273,36 +282,40 @@ impl Stage {
         for (driver, class) in self.drivers.iter().zip(&self.classes) {
             let backend = driver.backend();
             let description = backend.description();
-            row("driver", &format!("{} {}, {}", description.name, description.version, driver.place()));
+            row(
+                "driver",
+                &format!("{} {}, {}", description.name, description.version, driver.location_text()),
+            );
             row("class", class);
         }
         match &self.nodes {
             Some(nodes) => {
                 row("nodes", &nodes.describe());
-                nodes.exceptions().for_each(|exception| row("", &exception));
+                nodes.driver_notes().for_each(|exception| row("", &exception));
             }
             None => row("nodes", "none: pods do not start"),
         }
-        row("kubectl", &style.paint(Colour::Bold, &export(self.kubeconfig.path())));
+        row("kubectl", &style.paint(Colour::Bold, &export_command(self.kubeconfig.path())));
         let head =
             format!("cofferdam {}, ready in {} ms", env!("CARGO_PKG_VERSION"), start.elapsed().as_millis());
         format!("{}\n{text}", style.paint(Colour::Bold, &head))
     }
 
-    fn hint(&self, style: Style) -> String {
+    fn usage_text(&self, style: Style) -> String {
         let text = format!(
             "Ctrl-C ends this; kubectl works in another terminal after: {}",
-            export(self.kubeconfig.path())
+            export_command(self.kubeconfig.path())
         );
         style.paint(Colour::Dim, &text)
     }
 }
 
 /// The line for another shell.
-fn export(path: &Path) -> String {
+fn export_command(path: &Path) -> String {
     let path = path.display().to_string();
-    let plain = path.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '/' | '.' | '-' | '_'));
-    if plain {
+    let needs_no_quotes =
+        path.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '/' | '.' | '-' | '_'));
+    if needs_no_quotes {
         format!("export KUBECONFIG={path}")
     } else {
         format!("export KUBECONFIG='{}'", path.replace('\'', r"'\''"))
@@ -320,7 +333,7 @@ fn runtime_directory() -> PathBuf {
 /// A class for each driver; that of the first is for claims that name none.
 async fn create_classes(
     client: &Client,
-    drivers: &[Driver],
+    drivers: &[LoadedDriver],
     node: Option<&str>,
 ) -> Result<Vec<String>, kube::Error> {
     let api: Api<StorageClass> = Api::all(client.clone());
@@ -329,8 +342,8 @@ async fn create_classes(
         let is_default = index == 0;
         let name = format!("cofferdam-{}", driver.name.replace('_', "-").to_ascii_lowercase());
         let mut class: StorageClass =
-            serde_json::from_value(class(&name, driver, node)).map_err(kube::Error::SerdeError)?;
-        class.annotations_mut().insert(DEFAULT_CLASS.to_owned(), is_default.to_string());
+            serde_json::from_value(class_manifest(&name, driver, node)).map_err(kube::Error::SerdeError)?;
+        class.annotations_mut().insert(IS_DEFAULT_CLASS_ANNOTATION.to_owned(), is_default.to_string());
         api.create(&PostParams::default(), &class).await?;
         names.push(if is_default { format!("{name} (default)") } else { name });
     }
@@ -338,7 +351,7 @@ async fn create_classes(
 }
 
 /// How a class says where volumes may be: those of a driver whose storage is in one node come after their pod, which goes there.
-fn place_of_class(backend: &dyn Backend, node: Option<&str>) -> Value {
+fn topology_of_class(backend: &dyn Backend, node: Option<&str>) -> Value {
     match (backend.description().placement, node) {
         (Placement::Node, Some(node)) => json!({
             "volumeBindingMode": "WaitForFirstConsumer",
@@ -349,7 +362,7 @@ fn place_of_class(backend: &dyn Backend, node: Option<&str>) -> Value {
 }
 
 /// A class, as it is applied.
-fn class(name: &str, driver: &Driver, node: Option<&str>) -> Value {
+fn class_manifest(name: &str, driver: &LoadedDriver, node: Option<&str>) -> Value {
     let backend = driver.backend();
     let mut class = json!({
         "apiVersion": "storage.k8s.io/v1",
@@ -359,8 +372,9 @@ fn class(name: &str, driver: &Driver, node: Option<&str>) -> Value {
         "reclaimPolicy": "Delete",
         "allowVolumeExpansion": backend.abilities().contains(&Ability::Expansion),
     });
-    if let (Value::Object(class), Value::Object(place)) = (&mut class, place_of_class(&*backend, node)) {
-        class.extend(place);
+    if let (Value::Object(class), Value::Object(topology)) = (&mut class, topology_of_class(&*backend, node))
+    {
+        class.extend(topology);
     }
     class
 }
@@ -370,8 +384,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_export_line_survives_a_shell() {
-        assert_eq!(export(Path::new("/run/user/1/k")), "export KUBECONFIG=/run/user/1/k");
-        assert_eq!(export(Path::new("/tmp/it's mine/k")), r"export KUBECONFIG='/tmp/it'\''s mine/k'");
+    fn the_export_command_is_quoted_for_a_shell() {
+        assert_eq!(export_command(Path::new("/run/user/1/k")), "export KUBECONFIG=/run/user/1/k");
+        assert_eq!(export_command(Path::new("/tmp/it's mine/k")), r"export KUBECONFIG='/tmp/it'\''s mine/k'");
     }
 }

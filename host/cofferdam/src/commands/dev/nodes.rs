@@ -23,22 +23,22 @@ use tokio_util::sync::CancellationToken;
 use super::timeline::Timeline;
 use crate::{
     cli::DevFlags,
-    config::{Configuration, Setting},
-    drivers::{Driver, Kind},
-    failure::Failure,
+    config::{Configuration, SettingValue},
+    drivers::{DriverKind, LoadedDriver},
+    error::CommandError,
 };
 
 /// How long drivers may take to register before dev mode goes on without them.
-const REGISTRATION: Duration = Duration::from_secs(10);
+const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most memory of one volume that is mounted for real, where the operator says nothing: 16 GiB.
-const MEMORY: u64 = 16 << 30;
+const MAX_TMPFS_BYTES: u64 = 16 << 30;
 
 /// Name of the first node, where nothing else is said.
-const FIRST: &str = "node-1";
+const FIRST_NODE: &str = "node-1";
 /// The setting by which a driver whose storage is in a node hears the node's name.
-const NODE: &str = "node";
+const NODE_SETTING: &str = "node";
 /// The driver with that setting that the program carries.
-const POOL: &str = "pool";
+const POOL_BACKEND: &str = "pool";
 
 /// The nodes while they run.
 pub(crate) struct RunningNodes {
@@ -47,17 +47,17 @@ pub(crate) struct RunningNodes {
     /// Their names.
     pub(crate) names: Vec<String>,
     /// Drivers without a Node service: no pod gets their volumes.
-    pub(crate) without: Vec<String>,
+    pub(crate) without_node_service: Vec<String>,
     /// Drivers with a Node service of their own, which mounts by itself.
-    pub(crate) own: Vec<String>,
-    real: bool,
+    pub(crate) with_own_node_service: Vec<String>,
+    real_mounts: bool,
     /// Whether every driver has one.
-    all_own: bool,
+    all_with_own_node_service: bool,
     stop: CancellationToken,
     task: JoinHandle<Result<(), DevError>>,
     /// Cancelled when the task is over, however.
-    over: CancellationToken,
-    directory: Directory,
+    exited: CancellationToken,
+    directory: NodesDirectory,
 }
 
 impl RunningNodes {
@@ -69,33 +69,34 @@ impl RunningNodes {
         flags: &DevFlags,
         configuration: &Configuration,
         (client, base): (Client, &Path),
-        drivers: &[Driver],
+        drivers: &[LoadedDriver],
         timeline: &Timeline,
-    ) -> Result<Option<Self>, Failure> {
-        create_drivers(&client, drivers).await.map_err(Failure::Prepare)?;
+    ) -> Result<Option<Self>, CommandError> {
+        create_csi_drivers(&client, drivers).await.map_err(CommandError::PrepareApi)?;
         if flags.nodes == 0 {
             return Ok(None);
         }
-        let names = names(flags.nodes, configuration, drivers);
-        let mut directory = Directory::new(base)?;
+        let names = node_names(flags.nodes, configuration, drivers);
+        let mut directory = NodesDirectory::new(base)?;
         let mut served = Vec::with_capacity(drivers.len());
-        let (mut without, mut own) = (Vec::new(), Vec::new());
+        let (mut without_node_service, mut with_own_node_service) = (Vec::new(), Vec::new());
         for driver in drivers {
-            match of_nodes(driver, configuration).await? {
+            match node_driver(driver, configuration).await? {
                 Some(node) => {
                     if matches!(node.plugin, NodePlugin::External(_)) {
-                        own.push(node.name.clone());
+                        with_own_node_service.push(node.name.clone());
                     }
                     served.push(node);
                 }
-                None => without.push(driver.backend().description().name.to_string()),
+                None => without_node_service.push(driver.backend().description().name.to_string()),
             }
         }
         let mounts = match flags.real_mounts {
             false => Mounts::Recorded,
-            true => Mounts::Real(Box::new(policy(configuration))),
+            true => Mounts::Real(Box::new(mount_policy(configuration))),
         };
-        let all_own = !own.is_empty() && own.len() == served.len();
+        let all_with_own_node_service =
+            !with_own_node_service.is_empty() && with_own_node_service.len() == served.len();
         let nodes = DevCluster::new(DevClusterOptions {
             client,
             clock: cofferdam_cluster::system_clock(),
@@ -107,29 +108,40 @@ impl RunningNodes {
         })
         .await?;
         let (view, stop) = (nodes.view(), CancellationToken::new());
-        let real = flags.real_mounts;
-        if real || !own.is_empty() {
+        let real_mounts = flags.real_mounts;
+        if real_mounts || !with_own_node_service.is_empty() {
             directory.keep();
         }
-        let (over, running) = (CancellationToken::new(), nodes.run(stop.clone()));
-        let guard = over.clone().drop_guard();
+        let (exited, running) = (CancellationToken::new(), nodes.run(stop.clone()));
+        let guard = exited.clone().drop_guard();
         let task = tokio::spawn(async move {
             let _over = guard;
             running.await
         });
-        Ok(Some(Self { view, names, without, own, real, all_own, stop, task, over, directory }))
+        Ok(Some(Self {
+            view,
+            names,
+            without_node_service,
+            with_own_node_service,
+            real_mounts,
+            all_with_own_node_service,
+            stop,
+            task,
+            exited,
+            directory,
+        }))
     }
 
     /// Waits until they are over, which they never are by themselves in order: [`Self::stop`] tells why.
-    pub(crate) async fn over(&self) {
-        self.over.cancelled().await;
+    pub(crate) async fn wait_for_exit(&self) {
+        self.exited.cancelled().await;
     }
 
     /// Waits until the drivers are registered, and not for ever.
-    pub(crate) async fn registered(&self) {
-        if tokio::time::timeout(REGISTRATION, self.view.wait_until_registered()).await.is_err() {
+    pub(crate) async fn wait_for_registration(&self) {
+        if tokio::time::timeout(REGISTRATION_TIMEOUT, self.view.wait_until_registered()).await.is_err() {
             tracing::warn!(
-                "drivers are not registered after {REGISTRATION:?}; the log of level info says why"
+                "drivers are not registered after {REGISTRATION_TIMEOUT:?}; the log of level info says why"
             );
         }
     }
@@ -137,7 +149,7 @@ impl RunningNodes {
     /// The nodes, for people.
     pub(crate) fn describe(&self) -> String {
         let names = self.names.join(", ");
-        let mounts = match (self.real, self.all_own) {
+        let mounts = match (self.real_mounts, self.all_with_own_node_service) {
             (_, true) => "",
             (true, false) => "mounts are real, ",
             (false, false) => "mounts are recorded, not made, ",
@@ -146,45 +158,45 @@ impl RunningNodes {
     }
 
     /// What differs for single drivers, for people: a line each.
-    pub(crate) fn exceptions(&self) -> impl Iterator<Item = String> {
-        let first = self.names.first().map_or(FIRST, String::as_str);
-        let own = self.own.iter().map(move |driver| {
+    pub(crate) fn driver_notes(&self) -> impl Iterator<Item = String> {
+        let first = self.names.first().map_or(FIRST_NODE, String::as_str);
+        let with_own = self.with_own_node_service.iter().map(move |driver| {
             format!("{driver} mounts by itself, on real directories, and on {first} only")
         });
-        let without = self.without.iter();
-        own.chain(
+        let without = self.without_node_service.iter();
+        with_own.chain(
             without.map(|driver| format!("{driver} has no Node service: pods with its volumes do not start")),
         )
     }
 
     /// Ends them: what is mounted is unmounted, as far as that goes within `limit`, and until somebody insists.
-    pub(crate) async fn stop(mut self, limit: Duration, insists: impl Future<Output = &'static str>) {
+    pub(crate) async fn stop(mut self, timeout: Duration, second_signal: impl Future<Output = &'static str>) {
         self.stop.cancel();
         let task = self.task.abort_handle();
-        let ended = ended(self.task, limit, insists).await;
-        if !ended {
+        let has_ended = wait_for_task(self.task, timeout, second_signal).await;
+        if !has_ended {
             task.abort();
         }
-        let left = self.view.leftovers();
-        for left in &left {
-            tracing::warn!("{left}");
+        let remaining = self.view.leftovers();
+        for remaining in &remaining {
+            tracing::warn!("{remaining}");
         }
-        if ended && left.is_empty() {
+        if has_ended && remaining.is_empty() {
             self.directory.release();
         }
     }
 }
 
 /// Waits for the nodes' task; whether it has ended, and left nothing running.
-async fn ended(
+async fn wait_for_task(
     task: JoinHandle<Result<(), DevError>>,
-    limit: Duration,
-    insists: impl Future<Output = &'static str>,
+    timeout: Duration,
+    second_signal: impl Future<Output = &'static str>,
 ) -> bool {
     tokio::select! {
         // Who insists learns nevertheless why it has ended.
         biased;
-        ended = tokio::time::timeout(limit, task) => match ended {
+        ended = tokio::time::timeout(timeout, task) => match ended {
             Ok(Ok(Ok(()))) => true,
             Ok(Ok(Err(error))) => {
                 tracing::error!(%error, "the nodes ended");
@@ -195,11 +207,11 @@ async fn ended(
                 false
             }
             Err(_) => {
-                tracing::warn!("the nodes have not ended within {limit:?}");
+                tracing::warn!("the nodes have not ended within {timeout:?}");
                 false
             }
         },
-        name = insists => {
+        name = second_signal => {
             tracing::warn!("{name} again: the nodes are left as they are");
             false
         }
@@ -207,24 +219,27 @@ async fn ended(
 }
 
 /// What is allowed where mounts are real: what the operator says, else memory alone.
-fn policy(configuration: &Configuration) -> Policy {
+fn mount_policy(configuration: &Configuration) -> Policy {
     if configuration.node != Policy::default() {
         return configuration.node.clone();
     }
     Policy {
         attachments: [AttachmentKind::Tmpfs, AttachmentKind::None].into(),
-        tmpfs_most: Some(MEMORY),
+        tmpfs_most: Some(MAX_TMPFS_BYTES),
         ..Policy::default()
     }
 }
 
 /// Who serves kubelet for a driver; absent where nobody does.
-async fn of_nodes(driver: &Driver, configuration: &Configuration) -> Result<Option<NodeDriver>, Failure> {
+async fn node_driver(
+    driver: &LoadedDriver,
+    configuration: &Configuration,
+) -> Result<Option<NodeDriver>, CommandError> {
     let backend = driver.backend();
     let description = backend.description();
     let name = description.name.to_string();
     let node = match &driver.kind {
-        Kind::Csi(backend) => match has_node_service(backend.address().path()).await {
+        DriverKind::Csi(backend) => match has_node_service(backend.address().path()).await {
             Ok(true) => NodePlugin::External(backend.address().clone()),
             Ok(false) => return Ok(None),
             Err(problem) => {
@@ -232,7 +247,7 @@ async fn of_nodes(driver: &Driver, configuration: &Configuration) -> Result<Opti
                 return Ok(None);
             }
         },
-        Kind::Component(_) => {
+        DriverKind::Component(_) => {
             let manifest = Manifest::of(description.clone(), backend.abilities().clone());
             let manifest = manifest
                 .map_err(|problem| DevError::Setup(format!("backend {}: it {problem}", driver.name)))?;
@@ -241,48 +256,53 @@ async fn of_nodes(driver: &Driver, configuration: &Configuration) -> Result<Opti
             NodePlugin::BuiltIn { manifest: Box::new(manifest), root }
         }
     };
-    let everywhere = is_everywhere(driver);
-    Ok(Some(NodeDriver { name, plugin: node, on_every_node: everywhere }))
+    let on_every_node = is_on_every_node(driver);
+    Ok(Some(NodeDriver { name, plugin: node, on_every_node }))
 }
 
 /// Whether a driver is on every node: one that brings its own Node service is where that runs, and one whose storage is in a node is
 /// there.
-pub(crate) fn is_everywhere(driver: &Driver) -> bool {
+pub(crate) fn is_on_every_node(driver: &LoadedDriver) -> bool {
     match driver.kind {
-        Kind::Component(_) => driver.backend().description().placement == Placement::Central,
-        Kind::Csi(_) => false,
+        DriverKind::Component(_) => driver.backend().description().placement == Placement::Central,
+        DriverKind::Csi(_) => false,
     }
 }
 
 /// Name of the first node: as a driver calls it whose storage is there, by the setting that such drivers have.
-pub(crate) fn first_name(configuration: &Configuration, drivers: &[Driver]) -> String {
-    let of_a_node =
+pub(crate) fn first_node_name(configuration: &Configuration, drivers: &[LoadedDriver]) -> String {
+    let node_local =
         drivers.iter().filter(|driver| driver.backend().description().placement == Placement::Node);
-    let mut sections = of_a_node.filter_map(|driver| configuration.backend.get(&driver.name));
-    let named = sections.find_map(|section| section.settings.get(NODE));
-    named.map_or_else(|| FIRST.to_owned(), |name| name.0.clone())
+    let mut sections = node_local.filter_map(|driver| configuration.backend.get(&driver.name));
+    let named = sections.find_map(|section| section.settings.get(NODE_SETTING));
+    named.map_or_else(|| FIRST_NODE.to_owned(), |name| name.0.clone())
 }
 
 /// Tells the pool that the program carries which node it is in, where the operator does not.
-pub(crate) fn name_pool(configuration: &mut Configuration) {
-    if let Some(section) = configuration.backend.get_mut(POOL).filter(|section| !section.is_somewhere()) {
-        section.settings.entry(NODE.to_owned()).or_insert_with(|| Setting(FIRST.to_owned()));
+pub(crate) fn set_pool_node(configuration: &mut Configuration) {
+    if let Some(section) =
+        configuration.backend.get_mut(POOL_BACKEND).filter(|section| !section.has_location())
+    {
+        section
+            .settings
+            .entry(NODE_SETTING.to_owned())
+            .or_insert_with(|| SettingValue(FIRST_NODE.to_owned()));
     }
 }
 
-fn names(count: usize, configuration: &Configuration, drivers: &[Driver]) -> Vec<String> {
+fn node_names(count: usize, configuration: &Configuration, drivers: &[LoadedDriver]) -> Vec<String> {
     let others = (2..=count).map(|number| format!("node-{number}"));
-    std::iter::once(first_name(configuration, drivers)).chain(others).take(count).collect()
+    std::iter::once(first_node_name(configuration, drivers)).chain(others).take(count).collect()
 }
 
 /// What a driver's own manifests would say of it.
-async fn create_drivers(client: &Client, drivers: &[Driver]) -> Result<(), kube::Error> {
+async fn create_csi_drivers(client: &Client, drivers: &[LoadedDriver]) -> Result<(), kube::Error> {
     let api: Api<CSIDriver> = Api::all(client.clone());
     for driver in drivers {
         let backend = driver.backend();
         let modes = match driver.kind {
-            Kind::Component(_) => &["Persistent", "Ephemeral"][..],
-            Kind::Csi(_) => &["Persistent"],
+            DriverKind::Component(_) => &["Persistent", "Ephemeral"][..],
+            DriverKind::Csi(_) => &["Persistent"],
         };
         let object = serde_json::from_value(json!({
             "metadata": {"name": backend.description().name},
@@ -300,12 +320,12 @@ async fn create_drivers(client: &Client, drivers: &[Driver]) -> Result<(), kube:
 
 /// A directory for sockets and mounts; dropping it removes it, unless something is mounted there, or may be.
 #[derive(Debug)]
-struct Directory {
+struct NodesDirectory {
     path: PathBuf,
-    kept: bool,
+    is_kept: bool,
 }
 
-impl Directory {
+impl NodesDirectory {
     fn new(base: &Path) -> Result<Self, DevError> {
         // The table of mounts knows no links.
         let base = fs::canonicalize(base)
@@ -316,49 +336,49 @@ impl Directory {
         match make() {
             // Of a process of the same id that was killed.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                drop(Self { path: path.clone(), kept: false });
+                drop(Self { path: path.clone(), is_kept: false });
                 make().map_err(failed)?;
             }
             made => made.map_err(failed)?,
         }
-        Ok(Self { path, kept: false })
+        Ok(Self { path, is_kept: false })
     }
 
     /// It stays: from now on something may be mounted there.
     fn keep(&mut self) {
-        self.kept = true;
+        self.is_kept = true;
     }
 
     /// Nothing is mounted there any more, and nobody mounts anything.
     fn release(&mut self) {
-        self.kept = false;
+        self.is_kept = false;
     }
 
     /// What is mounted there. Data of a volume must never be taken for a file of ours.
-    fn mounted(&self) -> Option<String> {
+    fn find_mount(&self) -> Option<String> {
         let table = match fs::read_to_string("/proc/self/mountinfo") {
             Ok(table) => table,
             // Elsewhere nothing is mounted for real.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => return Some(error.to_string()),
         };
-        let own = self.path.display().to_string();
-        let places = table.lines().filter_map(|line| line.split(' ').nth(4));
-        places.filter(|place| place.starts_with(&own)).map(str::to_owned).next()
+        let prefix = self.path.display().to_string();
+        let mount_points = table.lines().filter_map(|line| line.split(' ').nth(4));
+        mount_points.filter(|mount_point| mount_point.starts_with(&prefix)).map(str::to_owned).next()
     }
 }
 
-impl Drop for Directory {
+impl Drop for NodesDirectory {
     fn drop(&mut self) {
-        if self.kept {
+        if self.is_kept {
             tracing::warn!(directory = %self.path.display(), "left there, for something may be mounted");
             return;
         }
         let plain = self.path.display().to_string().chars().all(|c| !c.is_whitespace() && c != '\\');
-        if let Some(place) =
-            self.mounted().or_else(|| (!plain).then(|| "a path that cannot be looked up".to_owned()))
+        if let Some(mount_point) =
+            self.find_mount().or_else(|| (!plain).then(|| "a path that cannot be looked up".to_owned()))
         {
-            tracing::warn!(directory = %self.path.display(), place, "left there, for something may be mounted");
+            tracing::warn!(directory = %self.path.display(), mount_point, "left there, for something may be mounted");
             return;
         }
         if let Err(error) = fs::remove_dir_all(&self.path) {
@@ -374,12 +394,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_directory_goes_when_nothing_can_be_mounted_there() {
+    fn the_nodes_directory_is_removed_when_nothing_is_mounted() {
         let base = tempfile::TempDir::new().unwrap();
         let (real, link) = (base.path().join("real"), base.path().join("link"));
         fs::create_dir(&real).unwrap();
         std::os::unix::fs::symlink(&real, &link).unwrap();
-        let mut directory = Directory::new(&link).unwrap();
+        let mut directory = NodesDirectory::new(&link).unwrap();
         let path = directory.path.clone();
         assert!(
             path.starts_with(fs::canonicalize(&real).unwrap()),
@@ -390,24 +410,24 @@ mod tests {
         drop(directory);
         assert!(path.join("data").exists());
         // The next process of this id takes its place.
-        let mut directory = Directory::new(&link).unwrap();
+        let mut directory = NodesDirectory::new(&link).unwrap();
         directory.keep();
         directory.release();
         drop(directory);
         assert!(!path.exists());
-        let missing = Directory::new(&base.path().join("missing")).unwrap_err().to_string();
+        let missing = NodesDirectory::new(&base.path().join("missing")).unwrap_err().to_string();
         assert!(missing.contains("missing"), "{missing}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_end_of_the_nodes_is_waited_for_so_long_and_no_longer() {
+    async fn stopping_the_nodes_waits_until_the_timeout_or_a_second_signal() {
         let (limit, stuck) = (Duration::from_secs(30), || tokio::spawn(pending()));
-        assert!(ended(tokio::spawn(ready(Ok(()))), limit, pending()).await);
+        assert!(wait_for_task(tokio::spawn(ready(Ok(()))), limit, pending()).await);
         let start = tokio::time::Instant::now();
-        assert!(!ended(stuck(), limit, pending()).await);
+        assert!(!wait_for_task(stuck(), limit, pending()).await);
         assert!(start.elapsed() >= limit);
         let start = tokio::time::Instant::now();
-        assert!(!ended(stuck(), limit, ready("SIGINT")).await);
+        assert!(!wait_for_task(stuck(), limit, ready("SIGINT")).await);
         assert!(start.elapsed() < limit, "who insists does not wait");
     }
 }

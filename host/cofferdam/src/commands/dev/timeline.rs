@@ -22,39 +22,39 @@ use tokio::{
 use crate::style::{Colour, Style};
 
 /// Lines that wait for the terminal. A burst beyond it is counted and told in one line: the terminal must not slow the roles.
-const BACKLOG: usize = 4096;
+const CHANNEL_CAPACITY: usize = 4096;
 /// How long a line waits for others that began before it: lines come when something is done, and are shown in the order in
 /// which it began. What takes longer than this is shown when it is done.
-const HOLD: Duration = Duration::from_millis(20);
+const REORDER_DELAY: Duration = Duration::from_millis(20);
 /// Lines that wait at once.
-const MAX_HELD: usize = 1024;
+const MAX_BUFFERED_LINES: usize = 1024;
 /// Objects whose last line is remembered, so that the same wait is told once.
-const REMEMBERED: usize = 1024;
+const MAX_REMEMBERED_OBJECTS: usize = 1024;
 /// Columns start this wide, and grow with what they hold up to the limits.
 const OBJECT_WIDTH: (usize, usize) = (18, 40);
-const WHO_WIDTH: usize = 13;
-const WHAT_WIDTH: usize = 52;
+const COMPONENT_WIDTH: usize = 13;
+const MESSAGE_WIDTH: usize = 52;
 
 /// One line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Line {
+pub(crate) struct TimelineLine {
     /// When it was done, since the start.
-    pub(crate) at: Duration,
+    pub(crate) finished_at: Duration,
     /// Claim, volume or pod.
     pub(crate) object: String,
     /// A role, `demo` or `api`.
-    pub(crate) who: &'static str,
+    pub(crate) component: &'static str,
     /// How it ended.
-    pub(crate) kind: LineKind,
+    pub(crate) kind: TimelineLineKind,
     /// What happened.
-    pub(crate) what: String,
+    pub(crate) message: String,
     /// How long it took.
-    pub(crate) took: Option<Duration>,
+    pub(crate) duration: Option<Duration>,
 }
 
 /// What colours a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LineKind {
+pub(crate) enum TimelineLineKind {
     /// A role's step.
     Step(StepResult),
     /// What a user did.
@@ -63,80 +63,91 @@ pub(crate) enum LineKind {
     Object,
 }
 
-enum Message {
-    Line(Line),
+enum TimelineMessage {
+    Line(TimelineLine),
     Text(String),
 }
 
 /// Takes lines in from anywhere; clones share it.
 #[derive(Clone)]
 pub(crate) struct Timeline {
-    shared: Arc<Shared>,
+    shared: Arc<TimelineState>,
 }
 
 /// What was last told of an object by whom.
-type Told = HashMap<(String, &'static str), (LineKind, String)>;
+type LastSteps = HashMap<(String, &'static str), (TimelineLineKind, String)>;
 
-struct Shared {
+struct TimelineState {
     start: Instant,
-    sender: Mutex<Option<mpsc::Sender<Message>>>,
-    skipped: AtomicU64,
-    told: Mutex<Told>,
+    sender: Mutex<Option<mpsc::Sender<TimelineMessage>>>,
+    dropped: AtomicU64,
+    last_steps: Mutex<LastSteps>,
 }
 
 /// Writes the lines; ends once the timeline is closed and everything is written.
-pub(crate) struct Printer {
+pub(crate) struct TimelinePrinter {
     task: JoinHandle<io::Result<()>>,
 }
 
 impl Timeline {
     /// Starts the printer.
-    pub(crate) fn start<W: Write + Send + 'static>(start: Instant, style: Style, out: W) -> (Self, Printer) {
-        let (sender, receiver) = mpsc::channel(BACKLOG);
-        let shared = Arc::new(Shared {
+    pub(crate) fn start<W: Write + Send + 'static>(
+        start: Instant,
+        style: Style,
+        out: W,
+    ) -> (Self, TimelinePrinter) {
+        let (sender, receiver) = mpsc::channel(CHANNEL_CAPACITY);
+        let shared = Arc::new(TimelineState {
             start,
             sender: Mutex::new(Some(sender)),
-            skipped: AtomicU64::new(0),
-            told: Mutex::new(HashMap::new()),
+            dropped: AtomicU64::new(0),
+            last_steps: Mutex::new(HashMap::new()),
         });
         let printing = Arc::clone(&shared);
         // A terminal can block for as long as it likes (Ctrl-S).
-        let task = tokio::task::spawn_blocking(move || print(receiver, &printing, style, out));
-        (Self { shared }, Printer { task })
+        let task = tokio::task::spawn_blocking(move || run_printer(receiver, &printing, style, out));
+        (Self { shared }, TimelinePrinter { task })
     }
 
     /// Adds a line.
     pub(crate) fn line(
         &self,
-        who: &'static str,
-        kind: LineKind,
+        component: &'static str,
+        kind: TimelineLineKind,
         object: impl Into<String>,
-        what: impl Into<String>,
-        took: Option<Duration>,
+        message: impl Into<String>,
+        duration: Option<Duration>,
     ) {
-        let (object, what) = (object.into(), what.into());
-        if self.shared.is_repetition(&object, who, kind, &what) {
+        let (object, message) = (object.into(), message.into());
+        if self.shared.is_repetition(&object, component, kind, &message) {
             return;
         }
-        let at = self.shared.start.elapsed();
-        self.shared.send(Message::Line(Line { at, object, who, kind, what, took }));
+        let finished_at = self.shared.start.elapsed();
+        self.shared.send(TimelineMessage::Line(TimelineLine {
+            finished_at,
+            object,
+            component,
+            kind,
+            message,
+            duration,
+        }));
     }
 
     /// Adds text that is no line of the table.
     pub(crate) fn text(&self, text: impl Into<String>) {
-        self.shared.send(Message::Text(text.into()));
+        self.shared.send(TimelineMessage::Text(text.into()));
     }
 
     /// Tells what becomes of claims and volumes.
-    pub(crate) fn follow(&self, cache: &Cache) {
+    pub(crate) fn subscribe(&self, cache: &Cache) {
         let timeline = self.clone();
-        cache.claims.subscribe(move |change| timeline.claim(change));
+        cache.claims.subscribe(move |change| timeline.on_claim_change(change));
         let timeline = self.clone();
-        cache.volumes.subscribe(move |change| timeline.volume(change));
+        cache.volumes.subscribe(move |change| timeline.on_volume_change(change));
     }
 
-    fn claim(&self, change: &Change<Claim>) {
-        let what = match (&change.old, &change.new) {
+    fn on_claim_change(&self, change: &Change<Claim>) {
+        let message = match (&change.old, &change.new) {
             (None, Some(new)) => claim_text(new),
             (Some(old), Some(new)) if !old.meta.deleting && new.meta.deleting => {
                 "claim is to be deleted".to_owned()
@@ -144,12 +155,12 @@ impl Timeline {
             (Some(_), None) => "claim is gone".to_owned(),
             (Some(_), Some(_)) | (None, None) => return,
         };
-        self.line("api", LineKind::Object, change.key.to_string(), what, None);
+        self.line("api", TimelineLineKind::Object, change.key.to_string(), message, None);
     }
 
     /// Phases are not told: the role that changes one does.
-    fn volume(&self, change: &Change<Volume>) {
-        let (what, volume) = match (&change.old, &change.new) {
+    fn on_volume_change(&self, change: &Change<Volume>) {
+        let (state, volume) = match (&change.old, &change.new) {
             (Some(old), None) => ("is gone", old),
             (Some(old), Some(new)) if !old.meta.deleting && new.meta.deleting => ("is to be deleted", new),
             (None, Some(new)) if new.provisioned_by().is_none() => ("is there", new),
@@ -159,7 +170,7 @@ impl Timeline {
             Some(claim) => claim.key.to_string(),
             None => format!("pv/{}", volume.name),
         };
-        self.line("api", LineKind::Object, object, format!("volume {} {what}", volume.name), None);
+        self.line("api", TimelineLineKind::Object, object, format!("volume {} {state}", volume.name), None);
     }
 
     /// Takes no more lines.
@@ -179,7 +190,7 @@ fn claim_text(claim: &Claim) -> String {
     }
 }
 
-impl Printer {
+impl TimelinePrinter {
     /// Waits until everything is written.
     ///
     /// # Errors
@@ -200,7 +211,7 @@ impl StepObserver for Timeline {
             (None, Some(volume)) => format!("pv/{volume}"),
             (None, None) => String::new(),
         };
-        self.line(step.role.as_str(), LineKind::Step(step.result), object, step.text, step.duration);
+        self.line(step.role.as_str(), TimelineLineKind::Step(step.result), object, step.text, step.duration);
     }
 }
 
@@ -213,39 +224,49 @@ impl cofferdam_dev_cluster::ClusterStepObserver for Timeline {
             cofferdam_dev_cluster::ClusterStepResult::UpToDate => StepResult::UpToDate,
             cofferdam_dev_cluster::ClusterStepResult::Failed => StepResult::Failed,
         };
-        self.line(step.component, LineKind::Step(kind), step.object, step.text, step.duration);
+        self.line(step.component, TimelineLineKind::Step(kind), step.object, step.text, step.duration);
     }
 }
 
-impl Shared {
-    fn send(&self, message: Message) {
+impl TimelineState {
+    fn send(&self, message: TimelineMessage) {
         let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(sender) = sender.as_ref()
             && let Err(TrySendError::Full(_)) = sender.try_send(message)
         {
-            self.skipped.fetch_add(1, Ordering::Relaxed);
+            self.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// A role says again what it found before, because something else about the object changed.
-    fn is_repetition(&self, object: &str, who: &'static str, kind: LineKind, what: &str) -> bool {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (object.to_owned(), who);
+    fn is_repetition(
+        &self,
+        object: &str,
+        component: &'static str,
+        kind: TimelineLineKind,
+        message: &str,
+    ) -> bool {
+        let mut last_steps = self.last_steps.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (object.to_owned(), component);
         match kind {
-            LineKind::Step(StepResult::Waiting | StepResult::UpToDate) => {
-                if told.get(&key).is_some_and(|(_, last)| last == what) {
+            TimelineLineKind::Step(StepResult::Waiting | StepResult::UpToDate) => {
+                if last_steps.get(&key).is_some_and(|(_, last_message)| last_message == message) {
                     return true;
                 }
-                if told.len() >= REMEMBERED {
-                    told.clear();
+                if last_steps.len() >= MAX_REMEMBERED_OBJECTS {
+                    last_steps.clear();
                 }
-                told.insert(key, (kind, what.to_owned()));
+                last_steps.insert(key, (kind, message.to_owned()));
                 false
             }
-            LineKind::Step(StepResult::Applied | StepResult::Failed) | LineKind::User | LineKind::Object => {
+            TimelineLineKind::Step(StepResult::Applied | StepResult::Failed)
+            | TimelineLineKind::User
+            | TimelineLineKind::Object => {
                 // After an effect the same wait is news; the same rest is not.
-                if told.get(&key).is_some_and(|(last, _)| *last == LineKind::Step(StepResult::Waiting)) {
-                    told.remove(&key);
+                if last_steps.get(&key).is_some_and(|(last_message, _)| {
+                    *last_message == TimelineLineKind::Step(StepResult::Waiting)
+                }) {
+                    last_steps.remove(&key);
                 }
                 false
             }
@@ -254,37 +275,38 @@ impl Shared {
 }
 
 /// Puts lines in order and writes them.
-struct Writer<W> {
+struct TimelineWriter<W> {
     out: W,
     style: Style,
     width: usize,
-    held: Vec<Line>,
+    buffered: Vec<TimelineLine>,
 }
 
-impl<W: Write> Writer<W> {
-    fn take(&mut self, message: Message) -> io::Result<()> {
+impl<W: Write> TimelineWriter<W> {
+    fn write_message(&mut self, message: TimelineMessage) -> io::Result<()> {
         match message {
-            Message::Text(text) => {
-                self.release(None)?;
+            TimelineMessage::Text(text) => {
+                self.write_buffered(None)?;
                 writeln!(self.out, "{text}")
             }
-            Message::Line(line) => {
-                let ripe = line.at.checked_sub(HOLD);
-                self.held.push(line);
-                if self.held.len() > MAX_HELD {
-                    self.release(None)
+            TimelineMessage::Line(line) => {
+                let due = line.finished_at.checked_sub(REORDER_DELAY);
+                self.buffered.push(line);
+                if self.buffered.len() > MAX_BUFFERED_LINES {
+                    self.write_buffered(None)
                 } else {
-                    ripe.map_or(Ok(()), |at| self.release(Some(at)))
+                    due.map_or(Ok(()), |at| self.write_buffered(Some(at)))
                 }
             }
         }
     }
 
     /// Writes the lines that began until then, or all.
-    fn release(&mut self, until: Option<Duration>) -> io::Result<()> {
-        self.held.sort_by_key(Line::began);
-        let ripe = until.map_or(self.held.len(), |at| self.held.partition_point(|line| line.began() <= at));
-        for line in self.held.drain(..ripe) {
+    fn write_buffered(&mut self, until: Option<Duration>) -> io::Result<()> {
+        self.buffered.sort_by_key(TimelineLine::started_at);
+        let count = until
+            .map_or(self.buffered.len(), |at| self.buffered.partition_point(|line| line.started_at() <= at));
+        for line in self.buffered.drain(..count) {
             self.width = self.width.max(line.object.chars().count()).min(OBJECT_WIDTH.1);
             writeln!(self.out, "{}", render(&line, self.width, self.style))?;
         }
@@ -292,102 +314,104 @@ impl<W: Write> Writer<W> {
     }
 }
 
-impl Line {
+impl TimelineLine {
     /// Where it stands in the order.
-    fn began(&self) -> Duration {
-        let took = self.took.filter(|took| *took <= HOLD).unwrap_or_default();
-        self.at.saturating_sub(took)
+    fn started_at(&self) -> Duration {
+        let took = self.duration.filter(|took| *took <= REORDER_DELAY).unwrap_or_default();
+        self.finished_at.saturating_sub(took)
     }
 }
 
-fn print<W: Write>(
-    mut receiver: mpsc::Receiver<Message>,
-    shared: &Shared,
+fn run_printer<W: Write>(
+    mut receiver: mpsc::Receiver<TimelineMessage>,
+    shared: &TimelineState,
     style: Style,
     out: W,
 ) -> io::Result<()> {
     let runtime = tokio::runtime::Handle::current();
-    let mut writer = Writer { out, style, width: OBJECT_WIDTH.0, held: Vec::new() };
+    let mut writer = TimelineWriter { out, style, width: OBJECT_WIDTH.0, buffered: Vec::new() };
     loop {
-        let message = if writer.held.is_empty() {
+        let message = if writer.buffered.is_empty() {
             receiver.blocking_recv()
         } else {
-            match runtime.block_on(tokio::time::timeout(HOLD, receiver.recv())) {
+            match runtime.block_on(tokio::time::timeout(REORDER_DELAY, receiver.recv())) {
                 Ok(message) => message,
                 Err(_) => {
-                    writer.release(None)?;
+                    writer.write_buffered(None)?;
                     writer.out.flush()?;
                     continue;
                 }
             }
         };
         let Some(message) = message else { break };
-        writer.take(message)?;
-        let skipped = shared.skipped.swap(0, Ordering::Relaxed);
-        if skipped > 0 {
-            writer.release(None)?;
+        writer.write_message(message)?;
+        let dropped = shared.dropped.swap(0, Ordering::Relaxed);
+        if dropped > 0 {
+            writer.write_buffered(None)?;
             writeln!(
                 writer.out,
                 "{}",
-                style.paint(Colour::Dim, &format!("… {skipped} lines that came too fast"))
+                style.paint(Colour::Dim, &format!("… {dropped} lines that came too fast"))
             )?;
         }
         if receiver.is_empty() {
             writer.out.flush()?;
         }
     }
-    writer.release(None)?;
+    writer.write_buffered(None)?;
     writer.out.flush()
 }
 
 /// The head of the table.
-pub(crate) fn heading(style: Style) -> String {
+pub(crate) fn table_header(style: Style) -> String {
     let width = OBJECT_WIDTH.0;
-    let text =
-        format!("{:>9}  {:width$}  {:WHO_WIDTH$}  {:WHAT_WIDTH$}  TOOK", "TIME", "OBJECT", "WHO", "WHAT");
+    let text = format!(
+        "{:>9}  {:width$}  {:COMPONENT_WIDTH$}  {:MESSAGE_WIDTH$}  TOOK",
+        "TIME", "OBJECT", "WHO", "WHAT"
+    );
     style.paint(Colour::Dim, &text)
 }
 
-fn render(line: &Line, width: usize, style: Style) -> String {
-    let time = format!("{:>8.3}s", line.began().as_secs_f64());
-    let took = line.took.map(took).unwrap_or_default();
-    let what = match line.kind {
-        LineKind::User => line.what.clone(),
-        LineKind::Step(_) | LineKind::Object => shorten(&line.what),
+fn render(line: &TimelineLine, width: usize, style: Style) -> String {
+    let time = format!("{:>8.3}s", line.started_at().as_secs_f64());
+    let duration = line.duration.map(format_duration).unwrap_or_default();
+    let message = match line.kind {
+        TimelineLineKind::User => line.message.clone(),
+        TimelineLineKind::Step(_) | TimelineLineKind::Object => shorten(&line.message),
     };
-    let what = if took.is_empty() { what } else { format!("{what:WHAT_WIDTH$}") };
+    let message = if duration.is_empty() { message } else { format!("{message:MESSAGE_WIDTH$}") };
     let colour = match line.kind {
-        LineKind::Step(StepResult::Applied) => Colour::Plain,
-        LineKind::Step(StepResult::UpToDate) => Colour::Green,
-        LineKind::Step(StepResult::Waiting) => Colour::Yellow,
-        LineKind::Step(StepResult::Failed) => Colour::Red,
-        LineKind::User => Colour::Bold,
-        LineKind::Object => Colour::Cyan,
+        TimelineLineKind::Step(StepResult::Applied) => Colour::Default,
+        TimelineLineKind::Step(StepResult::UpToDate) => Colour::Green,
+        TimelineLineKind::Step(StepResult::Waiting) => Colour::Yellow,
+        TimelineLineKind::Step(StepResult::Failed) => Colour::Red,
+        TimelineLineKind::User => Colour::Bold,
+        TimelineLineKind::Object => Colour::Cyan,
     };
     let row = format!(
         "{}  {:width$}  {}  {}  {}",
         style.paint(Colour::Dim, &time),
         line.object,
-        style.paint(Colour::Dim, &format!("{:WHO_WIDTH$}", line.who)),
-        style.paint(colour, &what),
-        style.paint(Colour::Dim, &took),
+        style.paint(Colour::Dim, &format!("{:COMPONENT_WIDTH$}", line.component)),
+        style.paint(colour, &message),
+        style.paint(Colour::Dim, &duration),
     );
     row.trim_end().to_owned()
 }
 
 /// Cuts uids, which fill a line without telling more than their first part.
 fn shorten(text: &str) -> String {
-    let mut words: Vec<String> = Vec::new();
-    for word in text.split(' ') {
-        let cut = word.len().checked_sub(UID_LENGTH).and_then(|start| word.split_at_checked(start));
-        words.push(match cut {
+    let mut parts: Vec<String> = Vec::new();
+    for part in text.split(' ') {
+        let split = part.len().checked_sub(UID_LENGTH).and_then(|start| part.split_at_checked(start));
+        parts.push(match split {
             Some((prefix, uid)) if is_uid(uid) => {
                 format!("{prefix}{}…", uid.split('-').next().unwrap_or_default())
             }
-            Some(_) | None => word.to_owned(),
+            Some(_) | None => part.to_owned(),
         });
     }
-    words.join(" ")
+    parts.join(" ")
 }
 
 /// Length of a uid: 32 hexadecimal digits and 4 dashes.
@@ -400,7 +424,7 @@ fn is_uid(text: &str) -> bool {
 }
 
 /// Three digits are what people compare.
-fn took(duration: Duration) -> String {
+fn format_duration(duration: Duration) -> String {
     let micros = duration.as_secs_f64() * 1e6;
     if micros < 1_000.0 {
         format!("{micros:>5.0} µs")

@@ -5,9 +5,9 @@ use super::*;
 
 /// What was written, shared with the printer.
 #[derive(Clone, Default)]
-struct Paper(Arc<Mutex<Vec<u8>>>);
+struct SharedOutput(Arc<Mutex<Vec<u8>>>);
 
-impl Write for Paper {
+impl Write for SharedOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().unwrap().extend_from_slice(bytes);
         Ok(bytes.len())
@@ -18,7 +18,7 @@ impl Write for Paper {
     }
 }
 
-impl Paper {
+impl SharedOutput {
     fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
@@ -36,25 +36,25 @@ fn step(kind: StepResult, text: &str, took: Option<Duration>) -> ReconcileStep {
     }
 }
 
-async fn printed(style: Style, tell: impl FnOnce(&Timeline)) -> String {
-    let paper = Paper::default();
-    let (timeline, printer) = Timeline::start(Instant::now(), style, paper.clone());
-    tell(&timeline);
+async fn print_timeline(style: Style, record: impl FnOnce(&Timeline)) -> String {
+    let output = SharedOutput::default();
+    let (timeline, printer) = Timeline::start(Instant::now(), style, output.clone());
+    record(&timeline);
     timeline.close();
     printer.finish().await.unwrap();
-    paper.text()
+    output.text()
 }
 
 #[tokio::test]
 async fn lines_are_plain_and_aligned_without_a_terminal() {
-    let text = printed(Style { colours: false }, |timeline| {
+    let text = print_timeline(Style { colours: false }, |timeline| {
         timeline.on_step(step(StepResult::Applied, "creates the volume", Some(Duration::from_micros(45))));
-        timeline.line("demo", LineKind::User, "default/demo", "claim created: 1Gi, class a", None);
+        timeline.line("demo", TimelineLineKind::User, "default/demo", "claim created: 1Gi, class a", None);
         timeline.on_step(step(StepResult::Failed, "writes the volume", Some(Duration::from_millis(1500))));
     })
     .await;
     let lines: Vec<_> = text.lines().map(|line| line.split_once("s  ").unwrap().1).collect();
-    let what = format!("{:WHAT_WIDTH$}", "creates the volume");
+    let what = format!("{:MESSAGE_WIDTH$}", "creates the volume");
     assert_eq!(lines[0], format!("default/demo        provisioner    {what}     45 µs"));
     assert_eq!(lines[1], "default/demo        demo           claim created: 1Gi, class a");
     assert!(lines[2].ends_with(" 1.50 s"), "{}", lines[2]);
@@ -63,7 +63,7 @@ async fn lines_are_plain_and_aligned_without_a_terminal() {
 
 #[tokio::test]
 async fn a_terminal_gets_colours() {
-    let text = printed(Style { colours: true }, |timeline| {
+    let text = print_timeline(Style { colours: true }, |timeline| {
         timeline.on_step(step(StepResult::UpToDate, "bound", None))
     })
     .await;
@@ -71,8 +71,8 @@ async fn a_terminal_gets_colours() {
 }
 
 #[tokio::test]
-async fn the_same_wait_is_told_once_until_something_happens() {
-    let text = printed(Style { colours: false }, |timeline| {
+async fn a_repeated_wait_is_printed_once_until_another_step() {
+    let text = print_timeline(Style { colours: false }, |timeline| {
         timeline.on_step(step(StepResult::Waiting, "for a driver", None));
         timeline.on_step(step(StepResult::Waiting, "for a driver", None));
         timeline.on_step(step(StepResult::Applied, "acts", None));
@@ -84,39 +84,40 @@ async fn the_same_wait_is_told_once_until_something_happens() {
 }
 
 #[tokio::test]
-async fn what_comes_too_fast_is_counted() {
+async fn dropped_lines_are_counted() {
     let (sender, receiver) = mpsc::channel(1);
-    let shared = Shared {
+    let shared = TimelineState {
         start: Instant::now(),
         sender: Mutex::new(Some(sender)),
-        skipped: AtomicU64::new(0),
-        told: Mutex::new(HashMap::new()),
+        dropped: AtomicU64::new(0),
+        last_steps: Mutex::new(HashMap::new()),
     };
     for text in ["first", "second", "third"] {
-        shared.send(Message::Text(text.to_owned()));
+        shared.send(TimelineMessage::Text(text.to_owned()));
     }
     shared.sender.lock().unwrap().take();
-    let paper = Paper::default();
-    let out = paper.clone();
-    tokio::task::spawn_blocking(move || print(receiver, &shared, Style { colours: false }, out))
+    let output = SharedOutput::default();
+    let out = output.clone();
+    tokio::task::spawn_blocking(move || run_printer(receiver, &shared, Style { colours: false }, out))
         .await
         .unwrap()
         .unwrap();
-    assert_eq!(paper.text(), "first\n… 2 lines that came too fast\n");
+    assert_eq!(output.text(), "first\n… 2 lines that came too fast\n");
 }
 
 #[test]
-fn lines_stand_in_the_order_in_which_things_began() {
-    let mut writer = Writer { out: Vec::new(), style: Style { colours: false }, width: 1, held: Vec::new() };
+fn lines_are_sorted_by_start_time() {
+    let mut writer =
+        TimelineWriter { out: Vec::new(), style: Style { colours: false }, width: 1, buffered: Vec::new() };
     let line = |what: &str, at: u64, took: Option<u64>| {
         let (at, took) = (Duration::from_millis(at), took.map(Duration::from_millis));
-        Message::Line(Line {
-            at,
+        TimelineMessage::Line(TimelineLine {
+            finished_at: at,
             object: String::new(),
-            who: "x",
-            kind: LineKind::Object,
-            what: what.to_owned(),
-            took,
+            component: "x",
+            kind: TimelineLineKind::Object,
+            message: what.to_owned(),
+            duration: took,
         })
     };
     for message in [
@@ -124,20 +125,20 @@ fn lines_stand_in_the_order_in_which_things_began() {
         line("the short step", 1002, Some(3)),
         line("later", 1030, None),
         line("a long step, when it is done", 1031, Some(900)),
-        Message::Text("the end".to_owned()),
+        TimelineMessage::Text("the end".to_owned()),
     ] {
-        writer.take(message).unwrap();
+        writer.write_message(message).unwrap();
     }
     let text = String::from_utf8(writer.out).unwrap();
     let order =
         ["the short step", "a short step's effect", "later", "a long step, when it is done", "the end"];
-    let places: Vec<_> = text.lines().zip(order).map(|(line, what)| line.contains(what)).collect();
-    assert_eq!(places, [true; 5], "{text}");
+    let matches_order: Vec<_> = text.lines().zip(order).map(|(line, what)| line.contains(what)).collect();
+    assert_eq!(matches_order, [true; 5], "{text}");
     assert!(text.starts_with("   0.999s"), "{text}");
 }
 
 #[test]
-fn uids_are_cut_and_nothing_else() {
+fn only_uids_are_shortened() {
     let uid = "72c5e63a-728c-4dbb-bb52-db41e03b37ae";
     assert_eq!(shorten(&format!("binds to pvc-{uid} now")), "binds to pvc-72c5e63a… now");
     assert_eq!(shorten(uid), "72c5e63a…");

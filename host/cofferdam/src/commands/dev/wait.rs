@@ -10,70 +10,79 @@ use kube::{
 use serde::de::DeserializeOwned;
 
 /// Pause before a watch that failed is opened again.
-const REOPEN: Duration = Duration::from_millis(100);
+const WATCH_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// What was waited for did not come.
 #[derive(Debug, thiserror::Error)]
-#[error("{object} is {found} after {waited:?}: expected it to be {expected}")]
-pub(crate) struct Overdue {
+#[error("{object} is {actual} after {timeout:?}: expected it to be {expected}")]
+pub(crate) struct WaitTimeout {
     object: String,
-    found: String,
+    actual: String,
     expected: String,
-    waited: Duration,
+    timeout: Duration,
 }
 
 /// A wish: how the object shall be.
-pub(crate) struct Wish<'a, K> {
+pub(crate) struct Expectation<'a, K> {
     /// For people: what the object shall be, such as `Bound`.
     pub(crate) expected: &'a str,
     /// Whether it is; absent stands for an object that does not exist.
-    pub(crate) holds: &'a (dyn Fn(Option<&K>) -> bool + Sync),
+    pub(crate) is_met: &'a (dyn Fn(Option<&K>) -> bool + Sync),
     /// For people: what it is instead.
-    pub(crate) state: &'a (dyn Fn(Option<&K>) -> String + Sync),
+    pub(crate) describe: &'a (dyn Fn(Option<&K>) -> String + Sync),
     /// How long to wait.
-    pub(crate) limit: Duration,
+    pub(crate) timeout: Duration,
 }
 
 /// Waits until the wish holds and returns the object as it was then.
 ///
 /// # Errors
 /// [`Overdue`], which names the object, what it is and what it should be.
-pub(crate) async fn until<K>(api: &Api<K>, name: &str, wish: &Wish<'_, K>) -> Result<Option<K>, Overdue>
+pub(crate) async fn wait_for<K>(
+    api: &Api<K>,
+    name: &str,
+    expectation: &Expectation<'_, K>,
+) -> Result<Option<K>, WaitTimeout>
 where
     K: Clone + Debug + DeserializeOwned + Resource<DynamicType = ()> + Send + 'static,
 {
     let mut last = None;
-    match tokio::time::timeout(wish.limit, follow(api, name, wish, &mut last)).await {
+    match tokio::time::timeout(expectation.timeout, watch_until(api, name, expectation, &mut last)).await {
         Ok(object) => Ok(object),
-        Err(_) => Err(Overdue {
+        Err(_) => Err(WaitTimeout {
             object: format!("{} {name}", K::kind(&())),
-            found: last.unwrap_or_else(|| "unknown, for the API does not answer,".to_owned()),
-            expected: wish.expected.to_owned(),
-            waited: wish.limit,
+            actual: last.unwrap_or_else(|| "unknown, for the API does not answer,".to_owned()),
+            expected: expectation.expected.to_owned(),
+            timeout: expectation.timeout,
         }),
     }
 }
 
-async fn follow<K>(api: &Api<K>, name: &str, wish: &Wish<'_, K>, last: &mut Option<String>) -> Option<K>
+async fn watch_until<K>(
+    api: &Api<K>,
+    name: &str,
+    expectation: &Expectation<'_, K>,
+    last: &mut Option<String>,
+) -> Option<K>
 where
     K: Clone + Debug + DeserializeOwned + Resource<DynamicType = ()> + Send + 'static,
 {
     let field = format!("metadata.name={name}");
     loop {
-        match once(api, &field, wish, last).await {
+        match list_and_watch(api, &field, expectation, last).await {
             Ok(Some(found)) => return found,
             Ok(None) => {}
             Err(error) => tracing::debug!(%error, "watching again"),
         }
-        tokio::time::sleep(REOPEN).await;
+        tokio::time::sleep(WATCH_RETRY_DELAY).await;
     }
 }
 
 /// One list and the watch that follows it; `None` when the watch ends before the wish holds.
-async fn once<K>(
+async fn list_and_watch<K>(
     api: &Api<K>,
     field: &str,
-    wish: &Wish<'_, K>,
+    expectation: &Expectation<'_, K>,
     last: &mut Option<String>,
 ) -> Result<Option<Option<K>>, kube::Error>
 where
@@ -83,8 +92,8 @@ where
     let version = list.metadata.resource_version.unwrap_or_default();
     let mut current = list.items.into_iter().next();
     let mut check = |object: &Option<K>| {
-        *last = Some((wish.state)(object.as_ref()));
-        (wish.holds)(object.as_ref())
+        *last = Some((expectation.describe)(object.as_ref()));
+        (expectation.is_met)(object.as_ref())
     };
     if check(&current) {
         return Ok(Some(current));

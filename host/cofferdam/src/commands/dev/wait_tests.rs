@@ -28,17 +28,17 @@ fn exists(class: Option<&StorageClass>) -> bool {
 const LIMIT: Duration = Duration::from_secs(30);
 
 #[tokio::test(start_paused = true)]
-async fn what_does_not_come_is_named_with_what_is_there_instead() {
-    let wish = Wish { expected: "there", holds: &exists, state: &state, limit: LIMIT };
-    let overdue = until(&api(), "fast", &wish).await.unwrap_err();
-    assert_eq!(overdue.to_string(), "StorageClass fast is absent after 30s: expected it to be there");
+async fn a_timeout_reports_the_actual_and_the_expected_state() {
+    let expectation = Expectation { expected: "there", is_met: &exists, describe: &state, timeout: LIMIT };
+    let error = wait_for(&api(), "fast", &expectation).await.unwrap_err();
+    assert_eq!(error.to_string(), "StorageClass fast is absent after 30s: expected it to be there");
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_watch_shows_what_comes_and_goes() {
+async fn a_wait_ends_when_the_object_is_created_or_deleted() {
     let api = api();
-    let wish = Wish { expected: "there", holds: &exists, state: &state, limit: LIMIT };
-    let (found, created) = tokio::join!(until(&api, "fast", &wish), async {
+    let expectation = Expectation { expected: "there", is_met: &exists, describe: &state, timeout: LIMIT };
+    let (found, created) = tokio::join!(wait_for(&api, "fast", &expectation), async {
         api.create(&PostParams::default(), &class("slow")).await.unwrap();
         api.create(&PostParams::default(), &class("fast")).await.unwrap()
     });
@@ -46,8 +46,8 @@ async fn the_watch_shows_what_comes_and_goes() {
 
     let background = DeleteParams::background();
     let is_gone = |class: Option<&StorageClass>| class.is_none();
-    let wish = Wish { expected: "gone", holds: &is_gone, state: &state, limit: LIMIT };
-    let (gone, deleted) = tokio::join!(until(&api, "fast", &wish), api.delete("fast", &background));
+    let expectation = Expectation { expected: "gone", is_met: &is_gone, describe: &state, timeout: LIMIT };
+    let (gone, deleted) = tokio::join!(wait_for(&api, "fast", &expectation), api.delete("fast", &background));
     deleted.unwrap();
     assert_eq!(gone.unwrap(), None);
 }

@@ -24,12 +24,12 @@ use crate::{
     cli::{
         ClusterFlags, ConnectionFlags, DeleteFlags, ListFlags, OrphansCommand, OrphansFlags, OutputFormat,
     },
-    client::{self, Cluster, Surroundings, one_line},
-    commands::dev::wait::{self, Wish},
+    client::{self, ClientEnvironment, ClusterConnection, one_line},
+    commands::dev::wait::{self, Expectation},
     commands::run,
-    config::{GoDuration, Loaded},
-    failure::Failure,
-    style::plain,
+    config::{GoDuration, ResolvedConfig},
+    error::CommandError,
+    style::escape_control_chars,
 };
 
 /// Why a command was not carried out.
@@ -40,30 +40,30 @@ pub(crate) enum OrphansError {
     #[error("cannot read the reports: {0}")]
     Read(String),
     #[error("cannot ask for the deletion: {0}")]
-    Ask(String),
+    RequestDeletion(String),
     #[error("no process reports about driver {0}: expected one that runs the role provisioner with it")]
     NoReport(String),
     #[error(
         "driver {driver} has reports in the namespaces {namespaces}: expected --namespace with one of them"
     )]
-    TwoReports { driver: String, namespaces: String },
+    MultipleReports { driver: String, namespaces: String },
     #[error("flag --timeout: {0}")]
     Timeout(String),
     #[error(
-        "driver {driver} is asked to delete {handle} by {by} since {since}: expected that to be answered first"
+        "driver {driver} is asked to delete {handle} by {requested_by} since {since}: expected that to be answered first"
     )]
-    Busy { driver: String, handle: String, by: String, since: Timestamp },
+    RequestPending { driver: String, handle: String, requested_by: String, since: Timestamp },
     #[error("driver {0} has a request that this version cannot read: expected that to be answered first")]
-    Unreadable(String),
+    UnreadableRequest(String),
     #[error(
         "no answer within {limit}: the request stands, and is refused when it is an hour old and not begun; `cofferdam orphans \
          --driver {driver}` tells what became of it. Expected a process to run the role provisioner with the driver"
     )]
-    Unanswered { driver: String, limit: GoDuration },
+    ResponseTimeout { driver: String, limit: GoDuration },
     #[error(
         "the request was taken back, or another one was answered after it: `cofferdam orphans --driver {0}` shows what is left"
     )]
-    Lost(String),
+    RequestReplaced(String),
 }
 
 /// Carries a command out; the text is what is printed, and the boolean whether it held.
@@ -73,7 +73,7 @@ pub(crate) enum OrphansError {
 pub(crate) async fn run(
     flags: OrphansFlags,
     environment: &HashMap<String, String>,
-) -> Result<(String, bool), Failure> {
+) -> Result<(String, bool), CommandError> {
     match flags.command {
         None => Ok((list(&flags.list, environment).await?, true)),
         Some(OrphansCommand::List(flags)) => Ok((list(&flags, environment).await?, true)),
@@ -85,183 +85,194 @@ pub(crate) async fn run(
 async fn connect(
     flags: &ConnectionFlags,
     environment: &HashMap<String, String>,
-) -> Result<(Cluster, Option<String>), Failure> {
+) -> Result<(ClusterConnection, Option<String>), CommandError> {
     let ConnectionFlags { kubeconfig, context, namespace } = flags.clone();
     let flags = ClusterFlags { kubeconfig, context, namespace, ..ClusterFlags::default() };
-    let loaded = Loaded::for_cluster(&flags, environment)?;
-    let given = loaded.configuration.namespace.as_ref().map(|label| label.0.clone());
-    Ok((client::connect(&loaded.configuration, &Surroundings::of_process()).await?, given))
+    let resolved = ResolvedConfig::for_cluster(&flags, environment)?;
+    let namespace_flag = resolved.configuration.namespace.as_ref().map(|label| label.0.clone());
+    Ok((client::connect(&resolved.configuration, &ClientEnvironment::from_process()).await?, namespace_flag))
 }
 
 /// A report where it stands.
-struct Found {
-    map: OrphanReport,
+struct DriverReport {
+    config_map: OrphanReport,
     driver: String,
 }
 
-impl Found {
-    fn of(map: &ConfigMap) -> Result<Self, OrphansError> {
+impl DriverReport {
+    fn from_config_map(map: &ConfigMap) -> Result<Self, OrphansError> {
         let json = serde_json::to_string(map).map_err(|error| OrphansError::Read(error.to_string()))?;
         let map = OrphanReport::decode(&json).map_err(OrphansError::Read)?;
         let driver = map.data_value("driver").unwrap_or_default().to_owned();
-        Ok(Self { map, driver })
+        Ok(Self { config_map: map, driver })
     }
 
     /// The request that waits or is being carried out.
-    fn pending(&self) -> Option<Result<DeletionRequest, String>> {
-        self.map.data_value(DELETING).or(self.map.data_value(DELETE)).map(DeletionRequest::parse)
+    fn pending_request(&self) -> Option<Result<DeletionRequest, String>> {
+        self.config_map
+            .data_value(DELETING)
+            .or(self.config_map.data_value(DELETE))
+            .map(DeletionRequest::parse)
     }
 }
 
 /// Every report, of one driver or of all, by driver.
-async fn find(
-    cluster: &Cluster,
+async fn find_reports(
+    cluster: &ClusterConnection,
     namespace: Option<&str>,
     driver: Option<&str>,
-) -> Result<Vec<Found>, OrphansError> {
+) -> Result<Vec<DriverReport>, OrphansError> {
     let parameters = ListParams::default().labels(&format!(
         "{}={}",
         orphan_report::REPORT_LABEL,
         orphan_report::REPORT_LABEL_VALUE
     ));
-    let within = |namespace: &str| Api::<ConfigMap>::namespaced(cluster.client.clone(), namespace);
+    let namespaced_api = |namespace: &str| Api::<ConfigMap>::namespaced(cluster.client.clone(), namespace);
     let listed = match namespace {
-        Some(namespace) => within(namespace).list(&parameters).await,
+        Some(namespace) => namespaced_api(namespace).list(&parameters).await,
         None => match Api::<ConfigMap>::all(cluster.client.clone()).list(&parameters).await {
             // Who may not look everywhere may still look where the context points to.
             Err(kube::Error::Api(status)) if status.code == 403 => {
-                within(&cluster.namespace).list(&parameters).await
+                namespaced_api(&cluster.namespace).list(&parameters).await
             }
             listed => listed,
         },
     };
-    let maps =
-        listed.map_err(|error| OrphansError::List { api: cluster.place(), problem: one_line(&error) })?;
-    let mut found = maps.items.iter().map(Found::of).collect::<Result<Vec<_>, _>>()?;
-    found.retain(|found| driver.is_none_or(|driver| driver == found.driver));
-    found.sort_by(|a, b| (&a.driver, &a.map.key).cmp(&(&b.driver, &b.map.key)));
-    Ok(found)
+    let maps = listed
+        .map_err(|error| OrphansError::List { api: cluster.api_description(), problem: one_line(&error) })?;
+    let mut reports = maps.items.iter().map(DriverReport::from_config_map).collect::<Result<Vec<_>, _>>()?;
+    reports.retain(|reports| driver.is_none_or(|driver| driver == reports.driver));
+    reports.sort_by(|a, b| (&a.driver, &a.config_map.key).cmp(&(&b.driver, &b.config_map.key)));
+    Ok(reports)
 }
 
-async fn list(flags: &ListFlags, environment: &HashMap<String, String>) -> Result<String, Failure> {
+async fn list(flags: &ListFlags, environment: &HashMap<String, String>) -> Result<String, CommandError> {
     let (cluster, namespace) = connect(&flags.connection, environment).await?;
-    let found = find(&cluster, namespace.as_deref(), flags.driver.as_deref()).await?;
-    if let Some(driver) = flags.driver.as_ref().filter(|_| found.is_empty()) {
+    let reports = find_reports(&cluster, namespace.as_deref(), flags.driver.as_deref()).await?;
+    if let Some(driver) = flags.driver.as_ref().filter(|_| reports.is_empty()) {
         return Err(OrphansError::NoReport(driver.clone()).into());
     }
     Ok(match flags.output {
-        OutputFormat::Text => table::text(&found, Timestamp::now()),
+        OutputFormat::Text => table::format_reports(&reports, Timestamp::now()),
         OutputFormat::Json => {
-            format!("{:#}\n", json!({"drivers": found.iter().map(to_json).collect::<Vec<_>>()}))
+            format!("{:#}\n", json!({"drivers": reports.iter().map(to_json).collect::<Vec<_>>()}))
         }
     })
 }
 
-fn to_json(found: &Found) -> serde_json::Value {
-    let request = found.pending().and_then(Result::ok);
+fn to_json(report: &DriverReport) -> serde_json::Value {
+    let request = report.pending_request().and_then(Result::ok);
     json!({
-        "driver": found.driver,
-        "namespace": found.map.key.namespace,
-        "configMap": found.map.key.name,
-        "report": ScanReport::read(&found.map),
+        "driver": report.driver,
+        "namespace": report.config_map.key.namespace,
+        "configMap": report.config_map.key.name,
+        "report": ScanReport::read(&report.config_map),
         "request": request,
-        "deleting": found.map.data_value(DELETING).is_some(),
-        "answer": DeletionResponse::read(&found.map),
+        "deleting": report.config_map.data_value(DELETING).is_some(),
+        "answer": DeletionResponse::read(&report.config_map),
     })
 }
 
 async fn delete(
     flags: &DeleteFlags,
     environment: &HashMap<String, String>,
-) -> Result<(String, bool), Failure> {
+) -> Result<(String, bool), CommandError> {
     let limit: GoDuration =
         flags.timeout.parse().map_err(|error| OrphansError::Timeout(format!("{error}")))?;
     let (cluster, namespace) = connect(&flags.connection, environment).await?;
     let driver = &flags.driver;
-    let mut found = find(&cluster, namespace.as_deref(), Some(driver)).await?;
-    if found.len() > 1 {
-        let namespaces: Vec<&str> = found.iter().map(|found| &*found.map.key.namespace).collect();
+    let mut reports = find_reports(&cluster, namespace.as_deref(), Some(driver)).await?;
+    if reports.len() > 1 {
+        let namespaces: Vec<&str> =
+            reports.iter().map(|reports| &*reports.config_map.key.namespace).collect();
         let namespaces = namespaces.join(", ");
-        return Err(OrphansError::TwoReports { driver: driver.clone(), namespaces }.into());
+        return Err(OrphansError::MultipleReports { driver: driver.clone(), namespaces }.into());
     }
-    let found = found.pop().ok_or_else(|| OrphansError::NoReport(driver.clone()))?;
-    let api: Api<ConfigMap> = Api::namespaced(cluster.client, &found.map.key.namespace);
-    let by = format!("{}@{}", environment.get("USER").map_or("unknown", String::as_str), run::identity());
-    let request = ask(&api, &found, &VolumeHandle::from(flags.handle.as_str()), by).await?;
-    let answer = answered(&api, &found, &request, limit.get()).await?;
-    let held = answer.result == DeletionResult::Deleted;
+    let reports = reports.pop().ok_or_else(|| OrphansError::NoReport(driver.clone()))?;
+    let api: Api<ConfigMap> = Api::namespaced(cluster.client, &reports.config_map.key.namespace);
+    let requested_by =
+        format!("{}@{}", environment.get("USER").map_or("unknown", String::as_str), run::process_identity());
+    let request =
+        request_deletion(&api, &reports, &VolumeHandle::from(flags.handle.as_str()), requested_by).await?;
+    let response = wait_for_response(&api, &reports, &request, limit.get()).await?;
+    let success = response.result == DeletionResult::Deleted;
     let text = match flags.output {
-        OutputFormat::Json => format!("{:#}\n", json!(answer)),
-        OutputFormat::Text => table::answer(&DriverName::from(driver.as_str()), &request, &answer),
+        OutputFormat::Json => format!("{:#}\n", json!(response)),
+        OutputFormat::Text => table::format_response(&DriverName::from(driver.as_str()), &request, &response),
     };
-    Ok((text, held))
+    Ok((text, success))
 }
 
 /// Places a request, or finds the one that asks for the same.
-async fn ask(
+async fn request_deletion(
     api: &Api<ConfigMap>,
-    found: &Found,
+    report: &DriverReport,
     handle: &VolumeHandle,
-    by: String,
+    requested_by: String,
 ) -> Result<DeletionRequest, OrphansError> {
-    let driver = &found.driver;
-    match found.pending() {
+    let driver = &report.driver;
+    match report.pending_request() {
         Some(Ok(pending)) if pending.handle == *handle => return Ok(pending),
-        Some(Ok(DeletionRequest { handle, requested_at, requested_by: by })) => {
-            return Err(OrphansError::Busy {
+        Some(Ok(DeletionRequest { handle, requested_at, requested_by })) => {
+            return Err(OrphansError::RequestPending {
                 driver: driver.clone(),
-                handle: plain(handle.as_str()),
-                by: plain(&by),
+                handle: escape_control_chars(handle.as_str()),
+                requested_by: escape_control_chars(&requested_by),
                 since: requested_at,
             });
         }
-        Some(Err(_)) => return Err(OrphansError::Unreadable(driver.clone())),
+        Some(Err(_)) => return Err(OrphansError::UnreadableRequest(driver.clone())),
         None => {}
     }
-    let request =
-        DeletionRequest { handle: handle.clone(), requested_at: Timestamp::now(), requested_by: by };
+    let request = DeletionRequest { handle: handle.clone(), requested_at: Timestamp::now(), requested_by };
     let mut patch = request.patch();
     if let Some(patch) = patch.as_object_mut() {
         // Two people who ask at the same time do not write over each other.
-        let version = json!({"resourceVersion": found.map.meta.resource_version.to_string()});
+        let version = json!({"resourceVersion": report.config_map.meta.resource_version.to_string()});
         patch.insert("metadata".to_owned(), version);
     }
-    let patched = api.patch(&found.map.key.name, &PatchParams::default(), &Patch::Merge(&patch)).await;
+    let patched =
+        api.patch(&report.config_map.key.name, &PatchParams::default(), &Patch::Merge(&patch)).await;
     patched.map_err(|error| {
-        let moved = matches!(&error, kube::Error::Api(status) if status.code == 409);
-        let told =
-            if moved { "the report has changed this moment: ask again".to_owned() } else { one_line(&error) };
-        OrphansError::Ask(told)
+        let is_conflict = matches!(&error, kube::Error::Api(status) if status.code == 409);
+        let message = if is_conflict {
+            "the report has changed this moment: ask again".to_owned()
+        } else {
+            one_line(&error)
+        };
+        OrphansError::RequestDeletion(message)
     })?;
     Ok(request)
 }
 
 /// Waits for the answer to a request.
-async fn answered(
+async fn wait_for_response(
     api: &Api<ConfigMap>,
-    found: &Found,
+    report: &DriverReport,
     request: &DeletionRequest,
     limit: Duration,
 ) -> Result<DeletionResponse, OrphansError> {
-    let driver = &found.driver;
-    let now = |map: Option<&ConfigMap>| {
-        let found = Found::of(map?).ok()?;
-        let answer =
-            DeletionResponse::read(&found.map).filter(|answer| answer.request.as_ref() == Some(request));
-        let waits = [DELETE, DELETING].iter().any(|key| {
-            found.map.data_value(key).and_then(|text| DeletionRequest::parse(text).ok()).as_ref()
+    let driver = &report.driver;
+    let read_state = |map: Option<&ConfigMap>| {
+        let report = DriverReport::from_config_map(map?).ok()?;
+        let response = DeletionResponse::read(&report.config_map)
+            .filter(|response| response.request.as_ref() == Some(request));
+        let is_pending = [DELETE, DELETING].iter().any(|key| {
+            report.config_map.data_value(key).and_then(|text| DeletionRequest::parse(text).ok()).as_ref()
                 == Some(request)
         });
-        Some((answer, waits))
+        Some((response, is_pending))
     };
-    let wish = Wish {
+    let expectation = Expectation {
         expected: "answered",
-        holds: &|map| now(map).is_none_or(|(_, waits)| !waits),
-        state: &|_| "unanswered".to_owned(),
-        limit,
+        is_met: &|map| read_state(map).is_none_or(|(_, is_pending)| !is_pending),
+        describe: &|_| "unanswered".to_owned(),
+        timeout: limit,
     };
-    let map = wait::until(api, &found.map.key.name, &wish)
+    let map = wait::wait_for(api, &report.config_map.key.name, &expectation)
         .await
-        .map_err(|_| OrphansError::Unanswered { driver: driver.clone(), limit: limit.into() })?;
-    now(map.as_ref()).and_then(|(answer, _)| answer).ok_or_else(|| OrphansError::Lost(driver.clone()))
+        .map_err(|_| OrphansError::ResponseTimeout { driver: driver.clone(), limit: limit.into() })?;
+    read_state(map.as_ref())
+        .and_then(|(response, _)| response)
+        .ok_or_else(|| OrphansError::RequestReplaced(driver.clone()))
 }

@@ -9,78 +9,101 @@ use cofferdam_controllers::orphans::{
 use cofferdam_domain::DriverName;
 use jiff::Timestamp;
 
-use super::Found;
-use crate::style::plain;
+use super::DriverReport;
+use crate::style::escape_control_chars;
 
 /// What became of a request.
-pub(super) fn answer(driver: &DriverName, request: &DeletionRequest, answer: &DeletionResponse) -> String {
-    let verdict = match answer.result {
+pub(super) fn format_response(
+    driver: &DriverName,
+    request: &DeletionRequest,
+    response: &DeletionResponse,
+) -> String {
+    let verdict = match response.result {
         DeletionResult::Deleted => "deleted",
         DeletionResult::Refused => "refused",
     };
-    let told =
-        if answer.message == verdict { String::new() } else { format!(": {}", plain(&answer.message)) };
-    format!("volume {} of {driver}: {verdict}{told}\n", plain(request.handle.as_str()))
+    let message = if response.message == verdict {
+        String::new()
+    } else {
+        format!(": {}", escape_control_chars(&response.message))
+    };
+    format!("volume {} of {driver}: {verdict}{message}\n", escape_control_chars(request.handle.as_str()))
 }
 
 /// Every report, one after the other.
-pub(super) fn text(found: &[Found], now: Timestamp) -> String {
-    if found.is_empty() {
+pub(super) fn format_reports(reports: &[DriverReport], now: Timestamp) -> String {
+    if reports.is_empty() {
         return "no process reports about a driver: expected one that runs the role provisioner\n".to_owned();
     }
     let mut text = String::new();
-    for (index, found) in found.iter().enumerate() {
+    for (index, reports) in reports.iter().enumerate() {
         if index > 0 {
             text.push('\n');
         }
-        section(&mut text, found, now);
+        write_report(&mut text, reports, now);
     }
     text
 }
 
-fn section(text: &mut String, found: &Found, now: Timestamp) {
+fn write_report(text: &mut String, report_entry: &DriverReport, now: Timestamp) {
     let mut line = |line: String| {
         text.push_str(&line);
         text.push('\n');
     };
-    let Some(report) = ScanReport::read(&found.map) else {
+    let Some(report) = ScanReport::read(&report_entry.config_map) else {
         line(format!(
             "{}: the report in ConfigMap {} cannot be read by this version",
-            plain(&found.driver),
-            found.map.key
+            escape_control_chars(&report_entry.driver),
+            report_entry.config_map.key
         ));
         return;
     };
-    line(format!("driver {}", plain(&found.driver)));
+    line(format!("driver {}", escape_control_chars(&report_entry.driver)));
     line(format!("  leak detection: {}", report.leak_detection));
     match report.time {
-        Some(time) => line(format!("  scanned: {}", moment(time, now))),
+        Some(time) => line(format!("  scanned: {}", format_time_and_age(time, now))),
         None => line("  scanned: never".to_owned()),
     }
     if let Some(failure) = &report.failure {
-        line(format!("  the scan of {} failed: {}", moment(failure.time, now), plain(&failure.message)));
+        line(format!(
+            "  the scan of {} failed: {}",
+            format_time_and_age(failure.time, now),
+            escape_control_chars(&failure.message)
+        ));
     }
     if report.deletions_frozen {
-        line(format!("  locked: {}", rules::frozen_message(&found.map.key.namespace)));
+        line(format!("  locked: {}", rules::frozen_message(&report_entry.config_map.key.namespace)));
     }
     if report.counts.total() > 0 {
-        line(format!("  volumes: {}", counts(&report.counts)));
+        line(format!("  volumes: {}", format_counts(&report.counts)));
     }
-    if let Some(request) = found.pending().and_then(Result::ok) {
-        let state = if found.map.data_value(DELETING).is_some() { "being deleted" } else { "to be deleted" };
-        let (handle, by) = (plain(request.handle.as_str()), plain(&request.requested_by));
-        line(format!("  {state}: {handle}, as {by} asked {}", moment(request.requested_at, now)));
+    if let Some(request) = report_entry.pending_request().and_then(Result::ok) {
+        let state = if report_entry.config_map.data_value(DELETING).is_some() {
+            "being deleted"
+        } else {
+            "to be deleted"
+        };
+        let (handle, by) =
+            (escape_control_chars(request.handle.as_str()), escape_control_chars(&request.requested_by));
+        line(format!(
+            "  {state}: {handle}, as {by} asked {}",
+            format_time_and_age(request.requested_at, now)
+        ));
     } else if let Some(DeletionResponse { request: Some(request), result: verdict, message, answered_at }) =
-        DeletionResponse::read(&found.map)
+        DeletionResponse::read(&report_entry.config_map)
     {
-        let asked = DeletionResponse { request: None, result: verdict, message, answered_at };
-        let told = answer(&report.driver, &request, &asked);
-        line(format!("  last request, answered {}: {}", moment(answered_at, now), told.trim_end()));
+        let anonymous_response = DeletionResponse { request: None, result: verdict, message, answered_at };
+        let response_text = format_response(&report.driver, &request, &anonymous_response);
+        line(format!(
+            "  last request, answered {}: {}",
+            format_time_and_age(answered_at, now),
+            response_text.trim_end()
+        ));
     }
-    volumes(text, &report, now);
+    write_volumes(text, &report, now);
 }
 
-fn counts(counts: &VolumeCounts) -> String {
+fn format_counts(counts: &VolumeCounts) -> String {
     let VolumeCounts {
         referenced: known,
         orphan,
@@ -98,7 +121,7 @@ fn counts(counts: &VolumeCounts) -> String {
     let reasons: Vec<String> = reasons
         .into_iter()
         .filter(|(count, _)| *count > 0)
-        .map(|(count, why)| format!("{count} {why}"))
+        .map(|(count, reason)| format!("{count} {reason}"))
         .collect();
     if !reasons.is_empty() {
         // Writing to a string cannot fail.
@@ -108,22 +131,22 @@ fn counts(counts: &VolumeCounts) -> String {
 }
 
 /// The volumes that are listed, as a table.
-fn volumes(text: &mut String, report: &ScanReport, now: Timestamp) {
+fn write_volumes(text: &mut String, report: &ScanReport, now: Timestamp) {
     let row = |verdict: &str, orphan: &Orphan| {
         [
             verdict.to_owned(),
-            plain(orphan.handle.as_str()),
-            orphan.bytes.map_or_else(|| "unknown".to_owned(), size),
-            moment(orphan.since, now),
-            plain(orphan.volume.as_str()),
-            plain(orphan.claim.as_str()),
+            escape_control_chars(orphan.handle.as_str()),
+            orphan.bytes.map_or_else(|| "unknown".to_owned(), format_size),
+            format_time_and_age(orphan.since, now),
+            escape_control_chars(orphan.volume.as_str()),
+            escape_control_chars(orphan.claim.as_str()),
         ]
     };
     let orphans = report.orphans.iter().map(|orphan| row("orphan", orphan));
-    let young = report.within_grace_period.iter().map(|orphan| row("young", orphan));
+    let within_grace_period = report.within_grace_period.iter().map(|orphan| row("young", orphan));
     let mut rows =
         vec![["VERDICT", "HANDLE", "SIZE", "UNCHANGED SINCE", "MADE AS", "FOR CLAIM"].map(str::to_owned)];
-    rows.extend(orphans.chain(young));
+    rows.extend(orphans.chain(within_grace_period));
     if rows.len() == 1 {
         return;
     }
@@ -149,7 +172,7 @@ fn volumes(text: &mut String, report: &ScanReport, now: Timestamp) {
 }
 
 /// A time, and how long ago it was.
-fn moment(time: Timestamp, now: Timestamp) -> String {
+fn format_time_and_age(time: Timestamp, now: Timestamp) -> String {
     let seconds = now.duration_since(time).as_secs().max(0);
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
     let ago = match (days, hours, minutes) {
@@ -163,7 +186,7 @@ fn moment(time: Timestamp, now: Timestamp) -> String {
 }
 
 /// Bytes in the largest unit of which there is at least one.
-fn size(bytes: u64) -> String {
+fn format_size(bytes: u64) -> String {
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     let Some((unit, shift)) = units.into_iter().find(|(_, shift)| bytes >> shift > 0) else {
         return format!("{bytes} B");

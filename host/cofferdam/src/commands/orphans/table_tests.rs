@@ -23,13 +23,13 @@ fn orphan(handle: &str, since: &str) -> Orphan {
     }
 }
 
-fn found(data: Value) -> Found {
+fn driver_report(data: Value) -> DriverReport {
     let map: ConfigMap = serde_json::from_value(json!({
         "apiVersion": "v1", "kind": "ConfigMap", "data": data,
         "metadata": {"name": "cofferdam-orphans-drv", "namespace": "storage", "uid": "u", "resourceVersion": "7"},
     }))
     .unwrap();
-    Found::of(&map).unwrap()
+    DriverReport::from_config_map(&map).unwrap()
 }
 
 fn report() -> ScanReport {
@@ -50,8 +50,11 @@ fn report() -> ScanReport {
 }
 
 #[test]
-fn a_report_shows_what_was_found_and_why_the_rest_is_not_judged() {
-    let shown = text(&[found(json!({"driver": "drv", "report": json!(report()).to_string()}))], now());
+fn a_report_shows_orphans_and_why_other_volumes_are_unmanaged() {
+    let shown = format_reports(
+        &[driver_report(json!({"driver": "drv", "report": json!(report()).to_string()}))],
+        now(),
+    );
     let expected = "\
 driver drv
   leak detection: by owner
@@ -66,10 +69,10 @@ driver drv
 }
 
 #[test]
-fn it_tells_of_the_lock_of_failures_and_of_requests() {
-    let mut locked = report();
-    locked.deletions_frozen = true;
-    locked.failure = Some(cofferdam_controllers::orphans::report::ScanFailure {
+fn a_report_shows_frozen_deletions_scan_failures_and_requests() {
+    let mut frozen_report = report();
+    frozen_report.deletions_frozen = true;
+    frozen_report.failure = Some(cofferdam_controllers::orphans::report::ScanFailure {
         time: at("2026-06-03T11:59:30Z"),
         message: "Unavailable: no array".to_owned(),
     });
@@ -84,8 +87,8 @@ fn it_tells_of_the_lock_of_failures_and_of_requests() {
         message: "PersistentVolume pv stands for it".to_owned(),
         answered_at: at("2026-06-03T11:59:00Z"),
     };
-    let report = json!(locked).to_string();
-    let show = |data: Value| text(&[found(data)], now());
+    let report = json!(frozen_report).to_string();
+    let show = |data: Value| format_reports(&[driver_report(data)], now());
     let answered = show(json!({"driver": "drv", "report": report, "answer": json!(answer).to_string()}));
     for part in [
         "locked: the cluster was restored from a backup",
@@ -101,14 +104,14 @@ fn it_tells_of_the_lock_of_failures_and_of_requests() {
         assert!(shown.contains(&line), "{shown}");
     }
     assert!(show(json!({"driver": "drv", "report": "{}"})).contains("cannot be read by this version"));
-    assert!(text(&[], now()).starts_with("no process reports"));
+    assert!(format_reports(&[], now()).starts_with("no process reports"));
 }
 
 #[test]
-fn sizes_are_short() {
+fn sizes_are_printed_in_the_largest_unit() {
     for (bytes, shown) in
         [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (u64::MAX, "16777215.9 TiB"), (1 << 40, "1 TiB")]
     {
-        assert_eq!(size(bytes), shown);
+        assert_eq!(format_size(bytes), shown);
     }
 }

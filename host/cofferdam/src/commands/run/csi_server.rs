@@ -8,8 +8,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::{Configuration, ServerRole},
-    drivers::{Driver, Kind},
-    failure::Failure,
+    drivers::{DriverKind, LoadedDriver},
+    error::CommandError,
 };
 
 /// Listens on the socket of every driver that has one, when the role runs; under the driver's name in the configuration.
@@ -18,9 +18,9 @@ use crate::{
 /// [`Failure::Socket`]
 pub(crate) async fn listen(
     configuration: &Configuration,
-    drivers: &[Driver],
+    drivers: &[LoadedDriver],
     metrics: &ServerMetrics,
-) -> Result<Vec<(String, Server)>, Failure> {
+) -> Result<Vec<(String, Server)>, CommandError> {
     let mut servers = Vec::new();
     if !configuration.role.servers.contains(&ServerRole::CsiServer) {
         return Ok(servers);
@@ -33,14 +33,14 @@ pub(crate) async fn listen(
             mode: configuration.socket_mode.0,
             group: configuration.socket_group.as_ref().map(|group| group.0.clone()),
         };
-        let failed = |source| Failure::Socket { name: driver.name.clone(), source };
+        let failed = |source| CommandError::Socket { name: driver.name.clone(), source };
         let socket = Socket::bind(&options).await.map_err(failed)?;
         let name = driver.backend().description().name.to_string();
         tracing::info!(driver = name, socket = %socket.path().display(), "serving CSI");
         let options = Options { driver: name, patience: configuration.timeout.get() };
         let backend = match &driver.kind {
-            Kind::Component(backend) => BackendServer::new(std::sync::Arc::clone(backend) as _),
-            Kind::Csi(backend) => BackendServer::of_driver(std::sync::Arc::clone(backend)),
+            DriverKind::Component(backend) => BackendServer::new(std::sync::Arc::clone(backend) as _),
+            DriverKind::Csi(backend) => BackendServer::of_driver(std::sync::Arc::clone(backend)),
         };
         servers.push((driver.name.clone(), backend.on(Server::new(socket, options, metrics))));
     }
@@ -54,31 +54,31 @@ pub(crate) async fn listen(
 pub(crate) async fn serve(
     servers: impl IntoIterator<Item = (String, impl Future<Output = ()> + Send + 'static)>,
     stop: CancellationToken,
-) -> Result<(), Failure> {
+) -> Result<(), CommandError> {
     let mut running = JoinSet::new();
     let mut names = HashMap::new();
     for (name, server) in servers {
         names.insert(running.spawn(server).id(), name);
     }
-    let mut unserved = |id: Id| Failure::Unserved(names.remove(&id).unwrap_or_default());
+    let mut stopped_error = |id: Id| CommandError::SocketServerStopped(names.remove(&id).unwrap_or_default());
     tokio::select! {
         biased;
         () = stop.cancelled() => {}
-        Some(ended) = running.join_next_with_id() => {
+        Some(exit) = running.join_next_with_id() => {
             if !stop.is_cancelled() {
-                return Err(match ended {
-                    Ok((id, ())) => unserved(id),
+                return Err(match exit {
+                    Ok((id, ())) => stopped_error(id),
                     Err(panicked) => {
                         tracing::error!(%panicked, "a CSI socket's task ended");
-                        unserved(panicked.id())
+                        stopped_error(panicked.id())
                     }
                 });
             }
         }
     }
     stop.cancelled().await;
-    while let Some(ended) = running.join_next().await {
-        if let Err(panicked) = ended {
+    while let Some(exit) = running.join_next().await {
+        if let Err(panicked) = exit {
             tracing::error!(%panicked, "a CSI socket's task ended");
         }
     }

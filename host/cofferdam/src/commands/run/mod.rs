@@ -18,28 +18,31 @@ use prometheus_client::registry::Registry;
 
 use crate::{
     cli::ClusterFlags,
-    client::{self, Cluster, Surroundings},
-    config::{ConfigError, Configuration, Loaded},
-    drivers::{self, Driver, Loader},
-    failure::Failure,
+    client::{self, ClientEnvironment, ClusterConnection},
+    config::{ConfigError, Configuration, ResolvedConfig},
+    drivers::{self, DriverLoader, LoadedDriver},
+    error::CommandError,
     logging, process_metrics,
-    supervisor::{self, End, Signals, Work},
+    supervisor::{self, ProcessOutcome, Signals, Workload},
 };
 
 /// Runs until a signal or until the roles cannot go on.
 ///
 /// # Errors
 /// [`Failure`], one line.
-pub(crate) async fn run(flags: &ClusterFlags, environment: &HashMap<String, String>) -> Result<End, Failure> {
-    let loaded = Loaded::for_cluster(flags, environment)?;
-    let configuration = &loaded.configuration;
+pub(crate) async fn run(
+    flags: &ClusterFlags,
+    environment: &HashMap<String, String>,
+) -> Result<ProcessOutcome, CommandError> {
+    let resolved = ResolvedConfig::for_cluster(flags, environment)?;
+    let configuration = &resolved.configuration;
     let roles = &configuration.role;
-    if roles.only_of_node() {
+    if roles.is_node_only() {
         logging::start(configuration);
         return node::run(configuration).await;
     }
-    node::may_share(configuration)?;
-    if !roles.run_drivers() {
+    node::check_single_process(configuration)?;
+    if !roles.has_driver_roles() {
         return Err(ConfigError::Missing(
             "no role: expected at least one, as in --role provisioner".to_owned(),
         )
@@ -49,30 +52,30 @@ pub(crate) async fn run(flags: &ClusterFlags, environment: &HashMap<String, Stri
     // Who only serves needs no cluster.
     let cluster = match roles.cluster.is_empty() {
         true => None,
-        false => Some(client::connect(configuration, &Surroundings::of_process()).await?),
+        false => Some(client::connect(configuration, &ClientEnvironment::from_process()).await?),
     };
     let mut registry = Registry::default();
     process_metrics::register(&mut registry);
     let metrics = ServerMetrics::register(&mut registry);
-    let drivers = Loader::new(configuration, &mut registry)?.load_all(configuration).await?;
+    let drivers = DriverLoader::new(configuration, &mut registry)?.load_all(configuration).await?;
     if cluster.is_some() && configuration.node_name.is_none() {
-        drivers::all_central(&drivers)?;
+        drivers::check_no_node_local_driver(&drivers)?;
     }
     let servers = csi_server::listen(configuration, &drivers, &metrics).await?;
     // Until here a signal ends the process by itself, also while a driver is slow to load: there is nothing to drain.
-    let mut signals = Signals::take()?;
-    let api = cluster.as_ref().map(Cluster::place);
-    let process = match cluster {
+    let mut signals = Signals::install()?;
+    let api = cluster.as_ref().map(ClusterConnection::api_description);
+    let controllers = match cluster {
         None => None,
-        Some(cluster) => Some(on_cluster(configuration, cluster, &drivers, &mut registry)?),
+        Some(cluster) => Some(start_controllers(configuration, cluster, &drivers, &mut registry)?),
     };
-    let local = node::beside(configuration, &metrics).await?;
-    let work = Work { process, servers, local };
-    let running = supervisor::start(work, registry, node::endpoint(configuration).as_ref()).await?;
-    let end = running.until_signal(&mut signals, configuration.drain_timeout.get(), pending()).await;
+    let node_roles = node::start_if_configured(configuration, &metrics).await?;
+    let workload = Workload { controllers, servers, node_roles };
+    let running = supervisor::start(workload, registry, node::endpoint(configuration).as_ref()).await?;
+    let end = running.run_until_signal(&mut signals, configuration.drain_timeout.get(), pending()).await;
     end.map_err(|failure| match (failure, api) {
-        (Failure::Process(source @ ControllerManagerError::Start(_)), Some(api)) => {
-            Failure::Start { api, source }
+        (CommandError::Controllers(source @ ControllerManagerError::Start(_)), Some(api)) => {
+            CommandError::ControllerStart { api, source }
         }
         (failure, _) => failure,
     })
@@ -80,10 +83,10 @@ pub(crate) async fn run(flags: &ClusterFlags, environment: &HashMap<String, Stri
 
 /// Says where the namespace of our own objects does not exist: they could not be written there. Who may not look says nothing, for no
 /// role needs that right, and nobody waits for the answer.
-fn look_for_namespace(cluster: &Cluster) {
+fn warn_if_namespace_missing(cluster: &ClusterConnection) {
     let (client, namespace) = (cluster.client.clone(), cluster.namespace.clone());
     tokio::spawn(async move {
-        if may_look(client.clone(), &namespace).await
+        if can_get_namespace(client.clone(), &namespace).await
             && let Err(kube::Error::Api(status)) = Api::<Namespace>::all(client).get(&namespace).await
             && status.code == 404
         {
@@ -98,7 +101,7 @@ fn look_for_namespace(cluster: &Cluster) {
 
 /// Whether this account may read a namespace. It is asked before, for a request that is refused stands in the cluster's audit log.
 /// Where there are no such questions, as in dev, everybody may.
-async fn may_look(client: kube::Client, namespace: &str) -> bool {
+async fn can_get_namespace(client: kube::Client, namespace: &str) -> bool {
     let attributes = ResourceAttributes {
         verb: Some("get".to_owned()),
         version: Some("v1".to_owned()),
@@ -107,40 +110,40 @@ async fn may_look(client: kube::Client, namespace: &str) -> bool {
         ..Default::default()
     };
     let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..Default::default() };
-    let question = SelfSubjectAccessReview { spec, ..Default::default() };
-    match Api::all(client).create(&PostParams::default(), &question).await {
-        Ok(answer) => answer.status.is_some_and(|status| status.allowed),
+    let review = SelfSubjectAccessReview { spec, ..Default::default() };
+    match Api::all(client).create(&PostParams::default(), &review).await {
+        Ok(response) => response.status.is_some_and(|status| status.allowed),
         Err(kube::Error::Api(status)) => matches!(status.code, 404 | 405),
         Err(_) => false,
     }
 }
 
 /// The roles that work on a cluster.
-fn on_cluster(
+fn start_controllers(
     configuration: &Configuration,
-    cluster: Cluster,
-    drivers: &[Driver],
+    cluster: ClusterConnection,
+    drivers: &[LoadedDriver],
     registry: &mut Registry,
-) -> Result<Arc<ControllerManager>, Failure> {
-    look_for_namespace(&cluster);
+) -> Result<Arc<ControllerManager>, CommandError> {
+    warn_if_namespace_missing(&cluster);
     tracing::info!(api = %cluster.url, namespace = %cluster.namespace, roles = ?configuration.role.cluster, "starting");
-    let parts = Dependencies {
+    let dependencies = Dependencies {
         client: cluster.client,
-        backends: drivers.iter().map(Driver::backend).collect(),
+        backends: drivers.iter().map(LoadedDriver::backend).collect(),
         clock: cofferdam_cluster::system_clock(),
         observer: Arc::new(NoopStepObserver),
     };
-    let settings = settings(configuration, cluster.namespace);
-    Ok(Arc::new(ControllerManager::new(settings, parts, registry)?))
+    let settings = controller_settings(configuration, cluster.namespace);
+    Ok(Arc::new(ControllerManager::new(settings, dependencies, registry)?))
 }
 
 /// The roles' settings, out of the configuration.
-pub(crate) fn settings(configuration: &Configuration, namespace: String) -> Settings {
+pub(crate) fn controller_settings(configuration: &Configuration, namespace: String) -> Settings {
     let defaults = Settings::default();
     Settings {
         roles: configuration.role.cluster.clone(),
         namespace,
-        identity: identity(),
+        identity: process_identity(),
         volume_name_prefix: configuration.volume_name_prefix.clone(),
         timeout: configuration.timeout.get(),
         retry_interval_start: configuration.retry_interval_start.get(),
@@ -173,7 +176,7 @@ pub(crate) fn settings(configuration: &Configuration, namespace: String) -> Sett
 }
 
 /// The host's name, which in a pod is the pod's.
-pub(crate) fn identity() -> String {
+pub(crate) fn process_identity() -> String {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = kernel.trim();
     let name = if name.is_empty() { std::env::var("HOSTNAME").unwrap_or_default() } else { name.to_owned() };

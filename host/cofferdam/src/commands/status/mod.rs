@@ -1,7 +1,7 @@
 //! `cofferdam status`: what each driver's claims, volumes and attachments are doing, what waits and since when, and what went
 //! wrong last. It reads the API and nothing else, so it tells the same of every controller and every CSI driver.
 
-mod facts;
+mod summary;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -20,28 +20,28 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     cli::{ClusterFlags, OutputFormat, StatusFlags},
-    client::{self, Cluster, Surroundings, one_line},
-    config::{GoDuration, Loaded},
-    failure::Failure,
+    client::{self, ClientEnvironment, ClusterConnection, one_line},
+    config::{GoDuration, ResolvedConfig},
+    error::CommandError,
     logging,
     style::Style,
 };
-use facts::Objects;
+use summary::StatusObjects;
 
 /// Objects of one page of a list.
-const PAGE: u32 = 500;
+const LIST_PAGE_SIZE: u32 = 500;
 
 /// Why a cluster's state is not shown.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StatusError {
-    #[error("cannot list {what} of the API at {api}: {problem}")]
-    List { what: &'static str, api: String, problem: String },
+    #[error("cannot list {resource} of the API at {api}: {problem}")]
+    List { resource: &'static str, api: String, problem: String },
     #[error("flag --stuck-after: {0}")]
     StuckAfter(String),
     #[error(
         "nothing in the cluster speaks of driver {0}: expected a CSIDriver, a class, a volume or a node that names it"
     )]
-    NoDriver(String),
+    UnknownDriver(String),
 }
 
 /// Reads the cluster; the text is what is printed.
@@ -51,25 +51,25 @@ pub(crate) enum StatusError {
 pub(crate) async fn run(
     flags: StatusFlags,
     environment: &HashMap<String, String>,
-) -> Result<(String, bool), Failure> {
+) -> Result<(String, bool), CommandError> {
     let stuck_after: GoDuration =
         flags.stuck_after.parse().map_err(|error| StatusError::StuckAfter(format!("{error}")))?;
     let cluster_flags =
         ClusterFlags { kubeconfig: flags.kubeconfig, context: flags.context, ..ClusterFlags::default() };
-    let loaded = Loaded::for_cluster(&cluster_flags, environment)?;
-    let cluster = client::connect(&loaded.configuration, &Surroundings::of_process()).await?;
-    let objects = read(&cluster).await?;
+    let resolved = ResolvedConfig::for_cluster(&cluster_flags, environment)?;
+    let cluster = client::connect(&resolved.configuration, &ClientEnvironment::from_process()).await?;
+    let objects = list_objects(&cluster).await?;
     let now = Timestamp::now();
-    let mut status = facts::Status::of(&objects, now, stuck_after.get());
+    let mut status = summary::ClusterStatus::from_objects(&objects, now, stuck_after.get());
     if let Some(driver) = flags.driver {
         status.drivers.retain(|status| status.driver.as_ref() == Some(&driver));
         if status.drivers.is_empty() {
-            return Err(StatusError::NoDriver(driver).into());
+            return Err(StatusError::UnknownDriver(driver).into());
         }
     }
     let text = match flags.output {
         OutputFormat::Text => {
-            table::text(&status, now, Style { colours: logging::wants_colour(&io::stdout()) })
+            table::format_status(&status, now, Style { colours: logging::is_colour_enabled(&io::stdout()) })
         }
         OutputFormat::Json => format!("{:#}\n", serde_json::json!(status)),
     };
@@ -77,7 +77,7 @@ pub(crate) async fn run(
 }
 
 /// Reads everything; what this user may not list is left out and named.
-async fn read(cluster: &Cluster) -> Result<Objects, StatusError> {
+async fn list_objects(cluster: &ClusterConnection) -> Result<StatusObjects, StatusError> {
     let mut forbidden = Vec::new();
     let all = ListParams::default();
     let warnings = ListParams::default().fields("type=Warning");
@@ -86,35 +86,36 @@ async fn read(cluster: &Cluster) -> Result<Objects, StatusError> {
         cofferdam_cluster::orphan_report::REPORT_LABEL,
         cofferdam_cluster::orphan_report::REPORT_LABEL_VALUE
     ));
-    let mut objects = Objects {
-        drivers: list::<CSIDriver>(cluster, "csidrivers", &all, &mut forbidden).await?,
-        nodes: list::<CSINode>(cluster, "csinodes", &all, &mut forbidden).await?,
-        classes: list::<StorageClass>(cluster, "storageclasses", &all, &mut forbidden).await?,
-        claims: list::<PersistentVolumeClaim>(cluster, "persistentvolumeclaims", &all, &mut forbidden)
+    let mut objects = StatusObjects {
+        drivers: list_kind::<CSIDriver>(cluster, "csidrivers", &all, &mut forbidden).await?,
+        nodes: list_kind::<CSINode>(cluster, "csinodes", &all, &mut forbidden).await?,
+        classes: list_kind::<StorageClass>(cluster, "storageclasses", &all, &mut forbidden).await?,
+        claims: list_kind::<PersistentVolumeClaim>(cluster, "persistentvolumeclaims", &all, &mut forbidden)
             .await?,
-        volumes: list::<PersistentVolume>(cluster, "persistentvolumes", &all, &mut forbidden).await?,
-        attachments: list::<VolumeAttachment>(cluster, "volumeattachments", &all, &mut forbidden).await?,
-        events: list::<Event>(cluster, "events", &warnings, &mut forbidden).await?,
-        ..Objects::default()
+        volumes: list_kind::<PersistentVolume>(cluster, "persistentvolumes", &all, &mut forbidden).await?,
+        attachments: list_kind::<VolumeAttachment>(cluster, "volumeattachments", &all, &mut forbidden)
+            .await?,
+        events: list_kind::<Event>(cluster, "events", &warnings, &mut forbidden).await?,
+        ..StatusObjects::default()
     };
-    for map in list::<ConfigMap>(cluster, "configmaps", &reports, &mut forbidden).await? {
-        objects.orphans.extend(orphans(&map));
+    for map in list_kind::<ConfigMap>(cluster, "configmaps", &reports, &mut forbidden).await? {
+        objects.orphans.extend(read_orphan_count(&map));
     }
     objects.forbidden = forbidden;
     Ok(objects)
 }
 
 /// Driver and number of orphans of a report; absent where this build cannot read it.
-fn orphans(map: &ConfigMap) -> Option<(String, u64)> {
+fn read_orphan_count(map: &ConfigMap) -> Option<(String, u64)> {
     let map = OrphanReport::decode(&serde_json::to_string(map).ok()?).ok()?;
     let report = ScanReport::read(&map)?;
     Some((report.driver.to_string(), report.counts.orphan))
 }
 
 /// All objects of a kind, page by page.
-async fn list<K>(
-    cluster: &Cluster,
-    what: &'static str,
+async fn list_kind<K>(
+    cluster: &ClusterConnection,
+    resource: &'static str,
     parameters: &ListParams,
     forbidden: &mut Vec<&'static str>,
 ) -> Result<Vec<K>, StatusError>
@@ -122,28 +123,32 @@ where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
 {
     let api: Api<K> = Api::all(cluster.client.clone());
-    let mut found = Vec::new();
-    let mut parameters = parameters.clone().limit(PAGE);
+    let mut objects = Vec::new();
+    let mut parameters = parameters.clone().limit(LIST_PAGE_SIZE);
     loop {
         let page = match api.list(&parameters).await {
             Ok(page) => page,
             Err(kube::Error::Api(status)) if status.code == 403 => {
-                forbidden.push(what);
+                forbidden.push(resource);
                 return Ok(Vec::new());
             }
             // The rest of a list that took longer than the API keeps its past: begun anew.
             Err(kube::Error::Api(status)) if status.code == 410 && parameters.continue_token.is_some() => {
-                found.clear();
+                objects.clear();
                 parameters.continue_token = None;
                 continue;
             }
             Err(error) => {
-                return Err(StatusError::List { what, api: cluster.place(), problem: one_line(&error) });
+                return Err(StatusError::List {
+                    resource,
+                    api: cluster.api_description(),
+                    problem: one_line(&error),
+                });
             }
         };
-        found.extend(page.items);
+        objects.extend(page.items);
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            None => return Ok(found),
+            None => return Ok(objects),
             Some(token) => parameters = parameters.continue_token(&token),
         }
     }

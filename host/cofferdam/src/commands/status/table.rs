@@ -2,14 +2,14 @@
 
 use std::fmt::Write as _;
 
-use super::facts::{DriverStatus, LastError, Object, Status, Stuck, Waiting};
-use crate::style::{Colour, Style, plain};
+use super::summary::{ClusterStatus, DriverStatus, LastError, ReportedObject, StuckObject, WaitingSummary};
+use crate::style::{Colour, Style, escape_control_chars};
 
 /// Characters of a reason or a message on a line.
-const WIDTH: usize = 160;
+const MAX_MESSAGE_WIDTH: usize = 160;
 
 /// A duration as people say it: two units at most.
-fn age(seconds: i64) -> String {
+fn format_age(seconds: i64) -> String {
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
     match (days, hours, minutes) {
         (0, 0, 0) => format!("{seconds}s"),
@@ -20,27 +20,31 @@ fn age(seconds: i64) -> String {
 }
 
 /// Text of others on one line, cut where it is too long.
-fn short(text: &str) -> String {
-    let text = plain(text.trim());
-    if text.chars().count() <= WIDTH { text } else { text.chars().take(WIDTH - 1).chain(['…']).collect() }
+fn truncate(text: &str) -> String {
+    let text = escape_control_chars(text.trim());
+    if text.chars().count() <= MAX_MESSAGE_WIDTH {
+        text
+    } else {
+        text.chars().take(MAX_MESSAGE_WIDTH - 1).chain(['…']).collect()
+    }
 }
 
-fn name(object: &Object) -> String {
+fn object_text(object: &ReportedObject) -> String {
     let kind = match object.kind {
         "PersistentVolumeClaim" => "claim",
         "PersistentVolume" => "volume",
         "VolumeAttachment" => "attachment",
         other => other,
     };
-    let name = plain(&object.name);
+    let name = escape_control_chars(&object.name);
     match &object.namespace {
-        Some(namespace) => format!("{kind} {}/{name}", plain(namespace)),
+        Some(namespace) => format!("{kind} {}/{name}", escape_control_chars(namespace)),
         None => format!("{kind} {name}"),
     }
 }
 
 /// Everything.
-pub(super) fn text(status: &Status, now: jiff::Timestamp, style: Style) -> String {
+pub(super) fn format_status(status: &ClusterStatus, now: jiff::Timestamp, style: Style) -> String {
     let mut text = String::new();
     if status.drivers.is_empty() {
         text.push_str("no storage: there is no CSI driver, no claim, no volume and no attachment\n");
@@ -49,7 +53,7 @@ pub(super) fn text(status: &Status, now: jiff::Timestamp, style: Style) -> Strin
         if index > 0 {
             text.push('\n');
         }
-        section(&mut text, driver, now, style);
+        write_driver(&mut text, driver, now, style);
     }
     if !status.forbidden.is_empty() {
         let what = status.forbidden.join(", ");
@@ -60,9 +64,9 @@ pub(super) fn text(status: &Status, now: jiff::Timestamp, style: Style) -> Strin
     text
 }
 
-fn section(text: &mut String, status: &DriverStatus, now: jiff::Timestamp, style: Style) {
+fn write_driver(text: &mut String, status: &DriverStatus, now: jiff::Timestamp, style: Style) {
     let title = match &status.driver {
-        Some(driver) => plain(driver),
+        Some(driver) => escape_control_chars(driver),
         None => "without a CSI driver".to_owned(),
     };
     let mut facts = Vec::new();
@@ -89,38 +93,39 @@ fn section(text: &mut String, status: &DriverStatus, now: jiff::Timestamp, style
         if !counts.is_empty() {
             let counts: Vec<String> = counts
                 .iter()
-                .map(|(state, count)| style.paint(colour(state), &format!("{count} {state}")))
+                .map(|(state, count)| style.paint(state_colour(state), &format!("{count} {state}")))
                 .collect();
             line(format!("  {what:<12} {}", counts.join(", ")));
         }
     }
     if !status.waiting.is_empty() {
-        let waiting =
-            status.waiting.iter().map(|(work, Waiting { count, oldest_seconds })| match oldest_seconds {
-                Some(seconds) => format!("{count} to {work} (oldest {})", age(*seconds)),
-                None => format!("{count} to {work}"),
-            });
+        let waiting = status.waiting.iter().map(|(operation, WaitingSummary { count, oldest_seconds })| {
+            match oldest_seconds {
+                Some(seconds) => format!("{count} to {operation} (oldest {})", format_age(*seconds)),
+                None => format!("{count} to {operation}"),
+            }
+        });
         line(format!("  {:<12} {}", "waiting", waiting.collect::<Vec<_>>().join(", ")));
     }
-    for (index, Stuck { object, work, seconds, reason }) in status.stuck.iter().enumerate() {
+    for (index, StuckObject { object, operation, seconds, reason }) in status.stuck.iter().enumerate() {
         let head = if index == 0 { "stuck" } else { "" };
-        let waited = seconds.map(|seconds| format!(" for {}", age(seconds))).unwrap_or_default();
-        let waits = format!("{}: to {work}{waited}", name(object));
-        line(format!("  {head:<12} {}: {}", style.paint(Colour::Red, &waits), short(reason)));
+        let waited = seconds.map(|seconds| format!(" for {}", format_age(seconds))).unwrap_or_default();
+        let waits = format!("{}: to {operation}{waited}", object_text(object));
+        line(format!("  {head:<12} {}: {}", style.paint(Colour::Red, &waits), truncate(reason)));
     }
     for (index, LastError { object, time, message }) in status.errors.iter().enumerate() {
         let head = if index == 0 { "last errors" } else { "" };
-        let ago = age(now.duration_since(*time).as_secs().max(0));
-        line(format!("  {head:<12} {ago} ago, {}: {}", name(object), short(message)));
+        let ago = format_age(now.duration_since(*time).as_secs().max(0));
+        line(format!("  {head:<12} {ago} ago, {}: {}", object_text(object), truncate(message)));
     }
 }
 
 /// How a state is painted.
-fn colour(state: &str) -> Colour {
+fn state_colour(state: &str) -> Colour {
     match state {
         "bound" | "attached" | "available" => Colour::Green,
         "lost" | "failed" => Colour::Red,
-        "waiting for a pod" => Colour::Plain,
+        "waiting for a pod" => Colour::Default,
         _ => Colour::Yellow,
     }
 }

@@ -3,7 +3,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::{
-    facts::{Objects, Status},
+    summary::{ClusterStatus, StatusObjects},
     table,
 };
 use crate::style::Style;
@@ -14,7 +14,7 @@ fn now() -> jiff::Timestamp {
     "2026-06-03T12:00:00Z".parse().unwrap()
 }
 
-fn many<K: serde::de::DeserializeOwned>(objects: Value) -> Vec<K> {
+fn parse_list<K: serde::de::DeserializeOwned>(objects: Value) -> Vec<K> {
     serde_json::from_value(objects).unwrap()
 }
 
@@ -42,7 +42,7 @@ fn attachment(name: &str, node: &str, volume: &str, status: Value) -> Value {
 }
 
 /// A cluster in which everything that can be seen is seen once.
-fn cluster() -> Objects {
+fn cluster() -> StatusObjects {
     let (early, late) = ("2026-06-03T09:00:00Z", "2026-06-03T11:58:00Z");
     let mut detaching = attachment(
         "va-3",
@@ -60,17 +60,19 @@ fn cluster() -> Objects {
     let resizing = json!({"phase": "Bound", "conditions": [
         {"type": "Resizing", "status": "True", "lastTransitionTime": "2026-06-03T10:59:00Z", "message": ""},
     ]});
-    Objects {
-        drivers: many(json!([{"metadata": {"name": "array.example.com"}, "spec": {"attachRequired": true}},
-                             {"metadata": {"name": "pool.example.com"}, "spec": {"attachRequired": false}}])),
-        nodes: many(json!([{"metadata": {"name": "n1"}, "spec": {"drivers": [
+    StatusObjects {
+        drivers: parse_list(
+            json!([{"metadata": {"name": "array.example.com"}, "spec": {"attachRequired": true}},
+                             {"metadata": {"name": "pool.example.com"}, "spec": {"attachRequired": false}}]),
+        ),
+        nodes: parse_list(json!([{"metadata": {"name": "n1"}, "spec": {"drivers": [
             {"name": "array.example.com", "nodeID": "n1"}]}}])),
-        classes: many(json!([
+        classes: parse_list(json!([
             {"metadata": {"name": "fast"}, "provisioner": "array.example.com"},
             {"metadata": {"name": "late"}, "provisioner": "array.example.com", "volumeBindingMode": "WaitForFirstConsumer"},
             {"metadata": {"name": "manual"}, "provisioner": "kubernetes.io/no-provisioner"},
         ])),
-        claims: many(json!([
+        claims: parse_list(json!([
             claim("a", early, json!({"volumeName": "pv-1"}), json!({"phase": "Bound"})),
             claim("b", early, json!({"storageClassName": "fast"}), json!({"phase": "Pending"})),
             claim("c", late, json!({"storageClassName": "fast"}), json!({"phase": "Pending"})),
@@ -86,7 +88,7 @@ fn cluster() -> Objects {
             claim("h", late, json!({"storageClassName": "manual"}), json!({"phase": "Pending"})),
             deleting,
         ])),
-        volumes: many(json!([
+        volumes: parse_list(json!([
             volume("pv-1", "array.example.com", json!({"phase": "Bound"})),
             volume(
                 "pv-2",
@@ -95,12 +97,12 @@ fn cluster() -> Objects {
             ),
             volume("pv-3", "pool.example.com", json!({"phase": "Available"})),
         ])),
-        attachments: many(json!([
+        attachments: parse_list(json!([
             attachment("va-1", "n1", "pv-1", json!({"attached": true})),
             attachment("va-2", "n2", "pv-1", json!({"attached": false})),
             detaching,
         ])),
-        events: many(json!([
+        events: parse_list(json!([
             {"metadata": {}, "involvedObject": {"uid": "b"}, "type": "Warning", "reason": "ProvisioningFailed",
              "message": "no room", "lastTimestamp": "2026-06-03T11:55:00Z"},
             {"metadata": {}, "involvedObject": {"uid": "b"}, "type": "Warning", "reason": "ProvisioningFailed",
@@ -115,8 +117,12 @@ fn cluster() -> Objects {
 }
 
 #[test]
-fn a_cluster_for_people() {
-    let shown = table::text(&Status::of(&cluster(), now(), HOUR), now(), Style { colours: false });
+fn status_as_text() {
+    let shown = table::format_status(
+        &ClusterStatus::from_objects(&cluster(), now(), HOUR),
+        now(),
+        Style { colours: false },
+    );
     let expected = "\
 array.example.com  1 node
   claims       1 bound, 1 deleting, 1 lost, 2 pending, 1 resizing, 1 waiting for a pod
@@ -146,8 +152,8 @@ without a CSI driver
 }
 
 #[test]
-fn a_cluster_for_programs() {
-    let status = json!(Status::of(&cluster(), now(), HOUR));
+fn status_as_json() {
+    let status = json!(ClusterStatus::from_objects(&cluster(), now(), HOUR));
     let array = &status["drivers"][0];
     assert_eq!(array["driver"], "array.example.com");
     assert_eq!(
@@ -166,7 +172,7 @@ fn a_cluster_for_programs() {
 }
 
 #[test]
-fn what_a_claim_is_to_become() {
+fn stuck_resize_and_modify_operations_show_their_reason() {
     let since = |kind: &str, minutes: u8, message: &str| json!({"type": kind, "status": "True", "lastTransitionTime": format!("2026-06-03T11:{minutes}:00Z"), "message": message});
     let spec = |class: Value, size: &str| json!({"volumeName": "pv-1", "volumeAttributesClassName": class, "resources": {"requests": {"storage": size}}});
     let status = |more: Value| {
@@ -176,38 +182,38 @@ fn what_a_claim_is_to_become() {
     };
     let conditions = |conditions: &[Value]| status(json!({"conditions": conditions}));
     let stuck = |spec: Value, status: Value| {
-        let claims = many(json!([claim("a", "2026-06-03T09:00:00Z", spec, status)]));
-        let objects = Objects { claims, attachments: Vec::new(), events: Vec::new(), ..cluster() };
-        let status = Status::of(&objects, now(), Duration::from_secs(1));
+        let claims = parse_list(json!([claim("a", "2026-06-03T09:00:00Z", spec, status)]));
+        let objects = StatusObjects { claims, attachments: Vec::new(), events: Vec::new(), ..cluster() };
+        let status = ClusterStatus::from_objects(&objects, now(), Duration::from_secs(1));
         let stuck = status.drivers[0].stuck.iter().find(|stuck| stuck.object.name == "a");
-        stuck.map(|stuck| (stuck.work, stuck.seconds, stuck.reason.clone()))
+        stuck.map(|stuck| (stuck.operation, stuck.seconds, stuck.reason.clone()))
     };
-    let is = |work: &'static str, minutes: Option<i64>, why: &str| {
-        Some((work, minutes.map(|minutes| minutes * 60), why.to_owned()))
+    let stuck_with = |operation: &'static str, minutes: Option<i64>, reason: &str| {
+        Some((operation, minutes.map(|minutes| minutes * 60), reason.to_owned()))
     };
-    let nobody = "nobody has said why";
+    let unknown_reason = "nobody has said why";
     let node = "the node grows the filesystem when a pod uses the volume";
-    let going = since("ModifyingVolume", 40, "Modifying volume to \"fast\" failed. Waiting for retry.");
+    let modifying = since("ModifyingVolume", 40, "Modifying volume to \"fast\" failed. Waiting for retry.");
     let failed = since("ModifyVolumeError", 50, "too fast");
     let resizing = since("Resizing", 30, "");
     let pending = json!({"modifyVolumeStatus": {"status": "Pending"}});
     let rows = [
         (spec(json!("old"), "1Gi"), status(json!({})), None),
-        (spec(json!("old"), "2Gi"), status(json!({})), is("resize", None, nobody)),
+        (spec(json!("old"), "2Gi"), status(json!({})), stuck_with("resize", None, unknown_reason)),
         (
             spec(json!("old"), "2Gi"),
             conditions(std::slice::from_ref(&resizing)),
-            is("resize", Some(30), nobody),
+            stuck_with("resize", Some(30), unknown_reason),
         ),
         (
             spec(json!("old"), "2Gi"),
             conditions(&[resizing.clone(), since("ControllerResizeError", 50, "no room")]),
-            is("resize", Some(30), "no room"),
+            stuck_with("resize", Some(30), "no room"),
         ),
         (
             spec(json!("old"), "2Gi"),
             conditions(&[resizing.clone(), since("FileSystemResizePending", 50, "x")]),
-            is("resize on the node", Some(30), node),
+            stuck_with("resize on the node", Some(30), node),
         ),
         (
             spec(json!("old"), "2Gi"),
@@ -216,15 +222,19 @@ fn what_a_claim_is_to_become() {
                 since("FileSystemResizePending", 50, "x"),
                 since("NodeResizeError", 55, "busy"),
             ]),
-            is("resize on the node", Some(30), "busy"),
+            stuck_with("resize on the node", Some(30), "busy"),
         ),
-        (spec(json!("fast"), "1Gi"), status(json!({})), is("modify", None, nobody)),
+        (spec(json!("fast"), "1Gi"), status(json!({})), stuck_with("modify", None, unknown_reason)),
         (
             spec(json!("gone"), "1Gi"),
             status(pending),
-            is("modify", None, "the VolumeAttributesClass gone is not there, or of another driver"),
+            stuck_with("modify", None, "the VolumeAttributesClass gone is not there, or of another driver"),
         ),
-        (spec(json!("fast"), "1Gi"), conditions(&[going, failed]), is("modify", Some(20), "too fast")),
+        (
+            spec(json!("fast"), "1Gi"),
+            conditions(&[modifying, failed]),
+            stuck_with("modify", Some(20), "too fast"),
+        ),
         (spec(Value::Null, "1Gi"), status(json!({})), None),
     ];
     for (spec, status, expected) in rows {
@@ -233,11 +243,11 @@ fn what_a_claim_is_to_become() {
 }
 
 #[test]
-fn what_an_attachment_misses() {
+fn a_stuck_attachment_shows_its_missing_prerequisite() {
     let reason = |node: &str, volume: &str, forbidden: Vec<&'static str>| {
-        let attachments = many(json!([attachment("va", node, volume, json!({"attached": false}))]));
-        let objects = Objects { attachments, forbidden, ..cluster() };
-        let status = Status::of(&objects, now(), Duration::from_secs(1));
+        let attachments = parse_list(json!([attachment("va", node, volume, json!({"attached": false}))]));
+        let objects = StatusObjects { attachments, forbidden, ..cluster() };
+        let status = ClusterStatus::from_objects(&objects, now(), Duration::from_secs(1));
         let array = &status.drivers[0];
         array.stuck.iter().find(|stuck| stuck.object.name == "va").unwrap().reason.clone()
     };
@@ -254,11 +264,11 @@ fn what_an_attachment_misses() {
 }
 
 #[test]
-fn nothing_and_what_may_not_be_seen() {
+fn an_empty_cluster_and_forbidden_kinds_are_reported() {
     let plain = Style { colours: false };
-    let nothing = Status::of(&Objects::default(), now(), HOUR);
-    assert!(table::text(&nothing, now(), plain).starts_with("no storage"));
-    let blind = Objects { forbidden: vec!["events", "csinodes"], ..cluster() };
-    let shown = table::text(&Status::of(&blind, now(), HOUR), now(), plain);
+    let nothing = ClusterStatus::from_objects(&StatusObjects::default(), now(), HOUR);
+    assert!(table::format_status(&nothing, now(), plain).starts_with("no storage"));
+    let forbidden = StatusObjects { forbidden: vec!["events", "csinodes"], ..cluster() };
+    let shown = table::format_status(&ClusterStatus::from_objects(&forbidden, now(), HOUR), now(), plain);
     assert!(shown.ends_with("\nnot shown, for you may not list them: events, csinodes\n"), "{shown}");
 }

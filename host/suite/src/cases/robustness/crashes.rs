@@ -14,21 +14,21 @@ use cofferdam_wasm::fault_injection::FaultPoint;
 use futures::future::BoxFuture;
 
 use crate::{
-    bench::{Bench, Origin},
-    cases::{groups, volumes::sized},
-    check::{Checked, done, failed, holds, line, same, skipped},
-    process::Process,
+    cases::{group_snapshots, volumes::with_capacity},
+    check::{CaseResult, error_line, expect_equal, expect_success, expect_that, fail, skip},
+    context::{SuiteContext, VolumeOrigin},
+    process::RecordingBackend,
 };
 
 /// Most host calls of one call that are tried.
-const MOST: u32 = 64;
+const MAX_HOST_CALLS: u32 = 64;
 
 /// The places where a call can die: before anything, and after each host call.
-fn places() -> impl Iterator<Item = FaultPoint> {
-    std::iter::once(FaultPoint::Before(0)).chain((0..MOST).map(FaultPoint::After))
+fn crash_points() -> impl Iterator<Item = FaultPoint> {
+    std::iter::once(FaultPoint::Before(0)).chain((0..MAX_HOST_CALLS).map(FaultPoint::After))
 }
 
-fn told(fault: FaultPoint) -> String {
+fn describe_fault(fault: FaultPoint) -> String {
     match fault {
         FaultPoint::Before(number) => format!("that died before host call {}", number + 1),
         FaultPoint::After(number) => format!("that died after host call {}", number + 1),
@@ -37,298 +37,335 @@ fn told(fault: FaultPoint) -> String {
 }
 
 /// Lets a call die at a place. Tells whether it has: when it has not, it has fewer host calls.
-async fn dies<T>(
-    bench: &Bench,
+async fn crash_call<T>(
+    context: &SuiteContext,
     fault: FaultPoint,
-    call: impl for<'a> FnOnce(&'a Process) -> BoxFuture<'a, Result<T, StorageError>>,
+    call: impl for<'a> FnOnce(&'a RecordingBackend) -> BoxFuture<'a, Result<T, StorageError>>,
 ) -> bool {
-    let twin = bench.twin();
-    bench.faults.arm(fault);
-    drop(call(&twin).await);
-    bench.faults.disarm()
+    let second = context.second_process();
+    context.faults.arm(fault);
+    drop(call(&second).await);
+    context.faults.disarm()
 }
 
 /// Ends a case at the first place that a call has not. When that is the first of all, nothing was tried.
-fn tried(fault: FaultPoint) -> Checked {
+fn finish_fault_loop(fault: FaultPoint) -> CaseResult {
     match fault {
-        FaultPoint::Before(0) => skipped("the call makes no host calls"),
-        FaultPoint::LostResponse(0) => skipped("the call sends no requests"),
+        FaultPoint::Before(0) => skip("the call makes no host calls"),
+        FaultPoint::LostResponse(0) => skip("the call sends no requests"),
         FaultPoint::Before(_) | FaultPoint::After(_) | FaultPoint::LostResponse(_) => Ok(()),
     }
 }
 
 /// What the storage holds beyond what it held before.
-fn remains(bench: &Bench, before: &BTreeSet<String>, fault: FaultPoint) -> Checked {
-    let new: Vec<_> = bench.storage().difference(before).cloned().collect();
-    let expected = || format!("nothing new in the state and the pool after a call {}", told(fault));
-    holds(new.is_empty(), expected, || new.join(", "))
+fn check_no_leftovers(context: &SuiteContext, before: &BTreeSet<String>, fault: FaultPoint) -> CaseResult {
+    let new: Vec<_> = context.stored_entries().difference(before).cloned().collect();
+    let expected = || format!("nothing new in the state and the pool after a call {}", describe_fault(fault));
+    expect_that(new.is_empty(), expected, || new.join(", "))
 }
 
-pub(super) async fn create(bench: &Bench) -> Checked {
-    created(bench, "dying-create", &Origin::Empty).await
+pub(super) async fn create(context: &SuiteContext) -> CaseResult {
+    create_through_crashes(context, "dying-create", &VolumeOrigin::Empty).await
 }
 
-pub(super) async fn clone(bench: &Bench) -> Checked {
-    let (_, source) = bench.volume("source").await?;
-    created(bench, "dying-clone", &Origin::Volume(source.handle)).await
+pub(super) async fn clone(context: &SuiteContext) -> CaseResult {
+    let (_, source) = context.new_volume("source").await?;
+    create_through_crashes(context, "dying-clone", &VolumeOrigin::Volume(source.handle)).await
 }
 
-pub(super) async fn restore(bench: &Bench) -> Checked {
-    let (_, source) = bench.volume("source").await?;
-    let snapshot = bench.snapshot("source", &source.handle).await?;
-    created(bench, "dying-restore", &Origin::Snapshot(snapshot.handle)).await
+pub(super) async fn restore(context: &SuiteContext) -> CaseResult {
+    let (_, source) = context.new_volume("source").await?;
+    let snapshot = context.ready_snapshot("source", &source.handle).await?;
+    create_through_crashes(context, "dying-restore", &VolumeOrigin::Snapshot(snapshot.handle)).await
 }
 
-async fn created(bench: &Bench, label: &str, origin: &Origin) -> Checked {
-    let before = bench.storage();
-    for fault in places() {
-        let request = bench.request(label);
+async fn create_through_crashes(context: &SuiteContext, label: &str, origin: &VolumeOrigin) -> CaseResult {
+    let before = context.stored_entries();
+    for fault in crash_points() {
+        let request = context.volume_request(label);
         // What it made is noted also when the healing below fails.
-        bench.keep(
+        context.record_create(
             &request,
             origin,
             &Err(StorageError::unknown_outcome(ErrorKind::Internal, "the call died")),
         );
-        let died = dies(bench, fault, |twin| bench.begin_create(twin, bench.call(), &request, origin)).await;
-        let what = format!("the same create after one {}", told(fault));
-        let healed = done(&what, bench.create_from(&bench.backend, &request, origin).await)?;
-        let again =
-            done("the same create once more", bench.create_from(&bench.backend, &request, origin).await)?;
-        same("the same answer again", &healed, &again)?;
-        shown(bench, &request, fault, &[&healed.handle]).await?;
-        done("delete", bench.delete(&healed.handle).await)?;
-        shown(bench, &request, fault, &[]).await?;
-        remains(bench, &before, fault)?;
-        if !died {
-            return tried(fault);
+        let crashed = crash_call(context, fault, |second| {
+            context.start_create(second, context.call(), &request, origin)
+        })
+        .await;
+        let what = format!("the same create after one {}", describe_fault(fault));
+        let retried = expect_success(&what, context.create_from(&context.backend, &request, origin).await)?;
+        let again = expect_success(
+            "the same create once more",
+            context.create_from(&context.backend, &request, origin).await,
+        )?;
+        expect_equal("the same answer again", &retried, &again)?;
+        check_listed_volumes(context, &request, fault, &[&retried.handle]).await?;
+        expect_success("delete", context.delete(&retried.handle).await)?;
+        check_listed_volumes(context, &request, fault, &[]).await?;
+        check_no_leftovers(context, &before, fault)?;
+        if !crashed {
+            return finish_fault_loop(fault);
         }
     }
-    failed(format!("a create within {MOST} host calls"), "it needs more")
+    fail(format!("a create within {MAX_HOST_CALLS} host calls"), "it needs more")
 }
 
-pub(super) async fn delete(bench: &Bench) -> Checked {
-    let before = bench.storage();
-    for fault in places() {
-        let (request, volume) = bench.volume("dying-delete").await?;
+pub(super) async fn delete(context: &SuiteContext) -> CaseResult {
+    let before = context.stored_entries();
+    for fault in crash_points() {
+        let (request, volume) = context.new_volume("dying-delete").await?;
         let handle = volume.handle.clone();
-        let died = dies(bench, fault, |twin| twin.delete_volume(bench.call(), handle)).await;
-        done(&format!("the same delete after one {}", told(fault)), bench.delete(&volume.handle).await)?;
-        let answer = bench.validate(&volume, &request.capabilities).await;
-        holds(answer.is_err(), || "a volume that is gone".to_owned(), || format!("{answer:?}"))?;
-        remains(bench, &before, fault)?;
-        if !died {
-            return tried(fault);
+        let crashed = crash_call(context, fault, |second| second.delete_volume(context.call(), handle)).await;
+        expect_success(
+            &format!("the same delete after one {}", describe_fault(fault)),
+            context.delete(&volume.handle).await,
+        )?;
+        let answer = context.validate(&volume, &request.capabilities).await;
+        expect_that(answer.is_err(), || "a volume that is gone".to_owned(), || format!("{answer:?}"))?;
+        check_no_leftovers(context, &before, fault)?;
+        if !crashed {
+            return finish_fault_loop(fault);
         }
     }
-    failed(format!("a delete within {MOST} host calls"), "it needs more")
+    fail(format!("a delete within {MAX_HOST_CALLS} host calls"), "it needs more")
 }
 
-pub(super) async fn snapshot(bench: &Bench) -> Checked {
-    let (_, volume) = bench.volume("snapped").await?;
-    let before = bench.storage();
-    for fault in places() {
-        let request = bench.snapshot_request("dying-snapshot", &volume.handle);
-        let died = dies(bench, fault, |twin| twin.create_snapshot(bench.call(), request.clone())).await;
-        let what = format!("the same snapshot after one {}", told(fault));
-        let healed = done(&what, bench.cut(&bench.backend, &request).await)?;
-        let again = done("the same snapshot once more", bench.cut(&bench.backend, &request).await)?;
-        same("the same handle again", &healed.handle, &again.handle)?;
-        cut(bench, &volume.handle, fault, 1).await?;
-        done("delete", bench.delete_snapshot(&healed.handle).await)?;
-        cut(bench, &volume.handle, fault, 0).await?;
-        remains(bench, &before, fault)?;
-        if !died {
-            return tried(fault);
+pub(super) async fn snapshot(context: &SuiteContext) -> CaseResult {
+    let (_, volume) = context.new_volume("snapped").await?;
+    let before = context.stored_entries();
+    for fault in crash_points() {
+        let request = context.snapshot_request("dying-snapshot", &volume.handle);
+        let crashed =
+            crash_call(context, fault, |second| second.create_snapshot(context.call(), request.clone()))
+                .await;
+        let what = format!("the same snapshot after one {}", describe_fault(fault));
+        let retried = expect_success(&what, context.create_snapshot(&context.backend, &request).await)?;
+        let again = expect_success(
+            "the same snapshot once more",
+            context.create_snapshot(&context.backend, &request).await,
+        )?;
+        expect_equal("the same handle again", &retried.handle, &again.handle)?;
+        check_snapshot_count(context, &volume.handle, fault, 1).await?;
+        expect_success("delete", context.delete_snapshot(&retried.handle).await)?;
+        check_snapshot_count(context, &volume.handle, fault, 0).await?;
+        check_no_leftovers(context, &before, fault)?;
+        if !crashed {
+            return finish_fault_loop(fault);
         }
     }
-    failed(format!("a snapshot within {MOST} host calls"), "it needs more")
+    fail(format!("a snapshot within {MAX_HOST_CALLS} host calls"), "it needs more")
 }
 
-pub(super) async fn delete_snapshot(bench: &Bench) -> Checked {
-    let (_, volume) = bench.volume("snapped").await?;
-    let before = bench.storage();
-    for fault in places() {
-        let handle = bench.snapshot("dying-uncut", &volume.handle).await?.handle;
-        let died = dies(bench, fault, |twin| twin.delete_snapshot(bench.call(), handle.clone())).await;
-        done(&format!("the same delete after one {}", told(fault)), bench.delete_snapshot(&handle).await)?;
-        let answer = bench.get_snapshot(&handle).await;
-        holds(answer.is_err(), || "a snapshot that is gone".to_owned(), || format!("{answer:?}"))?;
-        remains(bench, &before, fault)?;
-        if !died {
-            return tried(fault);
+pub(super) async fn delete_snapshot(context: &SuiteContext) -> CaseResult {
+    let (_, volume) = context.new_volume("snapped").await?;
+    let before = context.stored_entries();
+    for fault in crash_points() {
+        let handle = context.ready_snapshot("dying-uncut", &volume.handle).await?.handle;
+        let crashed =
+            crash_call(context, fault, |second| second.delete_snapshot(context.call(), handle.clone())).await;
+        expect_success(
+            &format!("the same delete after one {}", describe_fault(fault)),
+            context.delete_snapshot(&handle).await,
+        )?;
+        let answer = context.get_snapshot(&handle).await;
+        expect_that(answer.is_err(), || "a snapshot that is gone".to_owned(), || format!("{answer:?}"))?;
+        check_no_leftovers(context, &before, fault)?;
+        if !crashed {
+            return finish_fault_loop(fault);
         }
     }
-    failed(format!("a delete within {MOST} host calls"), "it needs more")
+    fail(format!("a delete within {MAX_HOST_CALLS} host calls"), "it needs more")
 }
 
-pub(super) async fn group(bench: &Bench) -> Checked {
-    let sources = groups::sources(bench).await?;
-    let before = bench.storage();
-    for fault in places() {
-        let parameters = bench.options.snapshot_parameters.clone();
+pub(super) async fn group(context: &SuiteContext) -> CaseResult {
+    let sources = group_snapshots::two_volumes(context).await?;
+    let before = context.stored_entries();
+    for fault in crash_points() {
+        let parameters = context.options.snapshot_parameters.clone();
         let request = CreateGroupSnapshot {
-            name: bench.name("dying-group"),
+            name: context.unique_name("dying-group"),
             sources: sources.clone(),
             parameters,
             owner: None,
         };
-        let died = dies(bench, fault, |twin| twin.create_group_snapshot(bench.call(), request.clone())).await;
-        let what = format!("the same group after one {}", told(fault));
-        let healed = done(&what, bench.cut_group(&request).await)?;
-        let again = done("the same group once more", bench.cut_group(&request).await)?;
-        same("the same handle again", &healed.handle, &again.handle)?;
-        let members = healed.snapshots.into_iter().map(|member| member.handle).collect();
-        done("delete", bench.delete_group(&healed.handle, &members).await)?;
-        remains(bench, &before, fault)?;
-        if !died {
-            return tried(fault);
+        let crashed = crash_call(context, fault, |second| {
+            second.create_group_snapshot(context.call(), request.clone())
+        })
+        .await;
+        let what = format!("the same group after one {}", describe_fault(fault));
+        let retried = expect_success(&what, context.create_group_snapshot(&request).await)?;
+        let again =
+            expect_success("the same group once more", context.create_group_snapshot(&request).await)?;
+        expect_equal("the same handle again", &retried.handle, &again.handle)?;
+        let members = retried.snapshots.into_iter().map(|member| member.handle).collect();
+        expect_success("delete", context.delete_group_snapshot(&retried.handle, &members).await)?;
+        check_no_leftovers(context, &before, fault)?;
+        if !crashed {
+            return finish_fault_loop(fault);
         }
     }
-    failed(format!("a group within {MOST} host calls"), "it needs more")
+    fail(format!("a group within {MAX_HOST_CALLS} host calls"), "it needs more")
 }
 
-pub(super) async fn publish(bench: &Bench) -> Checked {
-    let before = bench.storage();
-    for fault in places() {
-        let (_, volume) = bench.volume("dying-publish").await?;
-        let request = bench.publish_request(&volume, 0);
-        bench.published(&volume.handle);
-        let died = dies(bench, fault, |twin| twin.publish_volume(bench.call(), request.clone())).await;
-        let what = format!("the same publish after one {}", told(fault));
-        let healed = done(&what, bench.publish(&request).await)?;
-        let again = done("the same publish once more", bench.publish(&request).await)?;
-        same("the same answer again", &healed, &again)?;
-        done("unpublish", bench.unpublish(&volume.handle, Some(&request.node_id)).await)?;
-        done("delete", bench.delete(&volume.handle).await)?;
-        remains(bench, &before, fault)?;
-        if !died {
-            return tried(fault);
+pub(super) async fn publish(context: &SuiteContext) -> CaseResult {
+    let before = context.stored_entries();
+    for fault in crash_points() {
+        let (_, volume) = context.new_volume("dying-publish").await?;
+        let request = context.publish_request(&volume, 0);
+        context.record_published(&volume.handle);
+        let crashed =
+            crash_call(context, fault, |second| second.publish_volume(context.call(), request.clone())).await;
+        let what = format!("the same publish after one {}", describe_fault(fault));
+        let retried = expect_success(&what, context.publish(&request).await)?;
+        let again = expect_success("the same publish once more", context.publish(&request).await)?;
+        expect_equal("the same answer again", &retried, &again)?;
+        expect_success("unpublish", context.unpublish(&volume.handle, Some(&request.node_id)).await)?;
+        expect_success("delete", context.delete(&volume.handle).await)?;
+        check_no_leftovers(context, &before, fault)?;
+        if !crashed {
+            return finish_fault_loop(fault);
         }
     }
-    failed(format!("a publish within {MOST} host calls"), "it needs more")
+    fail(format!("a publish within {MAX_HOST_CALLS} host calls"), "it needs more")
 }
 
-pub(super) async fn unpublish(bench: &Bench) -> Checked {
-    let before = bench.storage();
-    for fault in places() {
-        let (_, volume) = bench.volume("dying-unpublish").await?;
-        let request = bench.publish_request(&volume, 0);
-        done("publish", bench.publish(&request).await)?;
+pub(super) async fn unpublish(context: &SuiteContext) -> CaseResult {
+    let before = context.stored_entries();
+    for fault in crash_points() {
+        let (_, volume) = context.new_volume("dying-unpublish").await?;
+        let request = context.publish_request(&volume, 0);
+        expect_success("publish", context.publish(&request).await)?;
         let node = Some(request.node_id.clone());
         let handle = volume.handle.clone();
-        let died = dies(bench, fault, |twin| twin.unpublish_volume(bench.call(), handle, node)).await;
-        let what = format!("the same unpublish after one {}", told(fault));
-        done(&what, bench.unpublish(&volume.handle, Some(&request.node_id)).await)?;
-        let other = bench.publish_request(&volume, 1);
-        done("publish to another node after that", bench.publish(&other).await)?;
-        done("unpublish", bench.unpublish(&volume.handle, None).await)?;
-        done("delete", bench.delete(&volume.handle).await)?;
-        remains(bench, &before, fault)?;
-        if !died {
-            return tried(fault);
+        let crashed =
+            crash_call(context, fault, |second| second.unpublish_volume(context.call(), handle, node)).await;
+        let what = format!("the same unpublish after one {}", describe_fault(fault));
+        expect_success(&what, context.unpublish(&volume.handle, Some(&request.node_id)).await)?;
+        let other = context.publish_request(&volume, 1);
+        expect_success("publish to another node after that", context.publish(&other).await)?;
+        expect_success("unpublish", context.unpublish(&volume.handle, None).await)?;
+        expect_success("delete", context.delete(&volume.handle).await)?;
+        check_no_leftovers(context, &before, fault)?;
+        if !crashed {
+            return finish_fault_loop(fault);
         }
     }
-    failed(format!("an unpublish within {MOST} host calls"), "it needs more")
+    fail(format!("an unpublish within {MAX_HOST_CALLS} host calls"), "it needs more")
 }
 
-pub(super) async fn modify(bench: &Bench) -> Checked {
-    let before = bench.storage();
-    let wanted = &bench.options.mutable_parameters;
-    for fault in places() {
-        let (_, volume) = bench.volume("dying-modification").await?;
+pub(super) async fn modify(context: &SuiteContext) -> CaseResult {
+    let before = context.stored_entries();
+    let parameters = &context.options.mutable_parameters;
+    for fault in crash_points() {
+        let (_, volume) = context.new_volume("dying-modification").await?;
         let handle = volume.handle.clone();
-        let died = dies(bench, fault, |twin| twin.modify_volume(bench.call(), handle, wanted.clone())).await;
-        let what = format!("the same modification after one {}", told(fault));
-        done(&what, bench.modify(&volume.handle, wanted).await)?;
-        done("delete", bench.delete(&volume.handle).await)?;
-        remains(bench, &before, fault)?;
-        if !died {
-            return tried(fault);
+        let crashed = crash_call(context, fault, |second| {
+            second.modify_volume(context.call(), handle, parameters.clone())
+        })
+        .await;
+        let what = format!("the same modification after one {}", describe_fault(fault));
+        expect_success(&what, context.modify(&volume.handle, parameters).await)?;
+        expect_success("delete", context.delete(&volume.handle).await)?;
+        check_no_leftovers(context, &before, fault)?;
+        if !crashed {
+            return finish_fault_loop(fault);
         }
     }
-    failed(format!("a modification within {MOST} host calls"), "it needs more")
+    fail(format!("a modification within {MAX_HOST_CALLS} host calls"), "it needs more")
 }
 
 /// The volumes of a request that a listing shows: none from a driver that keeps no owners.
-async fn listed(bench: &Bench, request: &CreateVolume) -> Checked<Vec<VolumeHandle>> {
-    if !bench.backend.abilities().contains(&Ability::Listing) {
+async fn listed_volumes(context: &SuiteContext, request: &CreateVolume) -> CaseResult<Vec<VolumeHandle>> {
+    if !context.backend.abilities().contains(&Ability::Listing) {
         return Ok(Vec::new());
     }
-    let mut listed = bench.list_all(None).await?;
+    let mut listed = context.list_all(None).await?;
     listed.retain(|status| status.owner.is_some() && status.owner == request.owner);
     let handles: Vec<_> = listed.into_iter().map(|status| status.volume.handle).collect();
-    handles.iter().for_each(|handle| bench.found(handle));
+    handles.iter().for_each(|handle| context.record_volume(handle));
     Ok(handles)
 }
 
 /// Compares the volumes of a request that a listing shows with those that there may be.
-async fn shown(
-    bench: &Bench,
+async fn check_listed_volumes(
+    context: &SuiteContext,
     request: &CreateVolume,
     fault: FaultPoint,
-    wanted: &[&VolumeHandle],
-) -> Checked {
-    let found = listed(bench, request).await?;
-    let stranger = found.iter().find(|handle| !wanted.contains(handle));
-    let expected = || format!("no volumes of the name but {wanted:?} after a call {}", told(fault));
-    holds(stranger.is_none(), expected, || format!("{found:?}"))
+    expected_handles: &[&VolumeHandle],
+) -> CaseResult {
+    let found = listed_volumes(context, request).await?;
+    let unexpected = found.iter().find(|handle| !expected_handles.contains(handle));
+    let expected =
+        || format!("no volumes of the name but {expected_handles:?} after a call {}", describe_fault(fault));
+    expect_that(unexpected.is_none(), expected, || format!("{found:?}"))
 }
 
 /// Compares the snapshots of a volume with those that there may be.
-async fn cut(bench: &Bench, volume: &VolumeHandle, fault: FaultPoint, wanted: usize) -> Checked {
-    let found = bench.list_snapshots(Some(volume), None).await?;
-    let expected = || format!("{wanted} snapshots of the volume after a call {}", told(fault));
-    holds(found.len() == wanted, expected, || format!("{found:?}"))
+async fn check_snapshot_count(
+    context: &SuiteContext,
+    volume: &VolumeHandle,
+    fault: FaultPoint,
+    expected_count: usize,
+) -> CaseResult {
+    let found = context.list_snapshots(Some(volume), None).await?;
+    let expected =
+        || format!("{expected_count} snapshots of the volume after a call {}", describe_fault(fault));
+    expect_that(found.len() == expected_count, expected, || format!("{found:?}"))
 }
 
-pub(super) async fn lost_answers(bench: &Bench) -> Checked {
-    for number in 0..MOST {
+pub(super) async fn lost_answers(context: &SuiteContext) -> CaseResult {
+    for number in 0..MAX_HOST_CALLS {
         let fault = FaultPoint::LostResponse(number);
-        let request = bench.request("deaf");
-        let twin = bench.twin();
-        bench.faults.arm(fault);
-        let first = twin.create_volume(bench.call(), request.clone()).await;
-        let lost = bench.faults.disarm();
-        bench.keep(&request, &Origin::Empty, &first);
+        let request = context.volume_request("deaf");
+        let second = context.second_process();
+        context.faults.arm(fault);
+        let first = second.create_volume(context.call(), request.clone()).await;
+        let was_lost = context.faults.disarm();
+        context.record_create(&request, &VolumeOrigin::Empty, &first);
         if let Err(error) = &first
             && error.finality == Finality::Final
         {
-            let made = listed(bench, &request).await?;
-            let expected = || format!("no volume after a create that failed finally and {}", told(fault));
-            holds(made.is_empty(), expected, || format!("{made:?} after {}", line(error)))?;
+            let listed_handles = listed_volumes(context, &request).await?;
+            let expected =
+                || format!("no volume after a create that failed finally and {}", describe_fault(fault));
+            expect_that(listed_handles.is_empty(), expected, || {
+                format!("{listed_handles:?} after {}", error_line(error))
+            })?;
         }
-        let what = format!("the same create after one {}", told(fault));
-        let healed = done(&what, bench.create(&request).await)?;
-        shown(bench, &request, fault, &[&healed.handle]).await?;
-        done("delete", bench.delete(&healed.handle).await)?;
-        shown(bench, &request, fault, &[]).await?;
-        if !lost {
-            return tried(fault);
+        let what = format!("the same create after one {}", describe_fault(fault));
+        let retried = expect_success(&what, context.create(&request).await)?;
+        check_listed_volumes(context, &request, fault, &[&retried.handle]).await?;
+        expect_success("delete", context.delete(&retried.handle).await)?;
+        check_listed_volumes(context, &request, fault, &[]).await?;
+        if !was_lost {
+            return finish_fault_loop(fault);
         }
     }
-    failed(format!("a create within {MOST} requests"), "it needs more")
+    fail(format!("a create within {MAX_HOST_CALLS} requests"), "it needs more")
 }
 
-pub(super) async fn expand(bench: &Bench) -> Checked {
-    for fault in places() {
-        let request = bench.request("dying-expansion");
-        let request = sized(&request, request.capacity.required, None);
-        let volume = done("a new volume", bench.create(&request).await)?;
-        let required = volume.capacity.unwrap_or(bench.options.size).saturating_mul(2);
-        let wanted = ExpandVolume {
+pub(super) async fn expand(context: &SuiteContext) -> CaseResult {
+    for fault in crash_points() {
+        let request = context.volume_request("dying-expansion");
+        let request = with_capacity(&request, request.capacity.required, None);
+        let volume = expect_success("a new volume", context.create(&request).await)?;
+        let required = volume.capacity.unwrap_or(context.options.size).saturating_mul(2);
+        let expansion = ExpandVolume {
             handle: volume.handle.clone(),
             capacity: CapacityRange { required: Some(required), limit: None },
-            capability: Some(bench.options.capability.clone()),
+            capability: Some(context.options.capability.clone()),
         };
-        let died = dies(bench, fault, |twin| twin.expand_volume(bench.call(), wanted)).await;
-        let what = format!("the same expansion after one {}", told(fault));
-        let grown = done(&what, bench.expand(&volume.handle, required).await)?;
+        let crashed =
+            crash_call(context, fault, |second| second.expand_volume(context.call(), expansion)).await;
+        let what = format!("the same expansion after one {}", describe_fault(fault));
+        let expanded = expect_success(&what, context.expand(&volume.handle, required).await)?;
         let expected = || format!("at least {required} bytes");
-        holds(grown.capacity >= required, expected, || format!("{} bytes", grown.capacity))?;
-        done("delete", bench.delete(&volume.handle).await)?;
-        if !died {
-            return tried(fault);
+        expect_that(expanded.capacity >= required, expected, || format!("{} bytes", expanded.capacity))?;
+        expect_success("delete", context.delete(&volume.handle).await)?;
+        if !crashed {
+            return finish_fault_loop(fault);
         }
     }
-    failed(format!("an expansion within {MOST} host calls"), "it needs more")
+    fail(format!("an expansion within {MAX_HOST_CALLS} host calls"), "it needs more")
 }

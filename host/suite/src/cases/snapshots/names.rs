@@ -3,30 +3,42 @@
 use cofferdam_domain::storage::{CreateSnapshot, ErrorKind};
 
 use crate::{
-    bench::Bench,
-    cases::volumes::names::LONGEST,
-    check::{Checked, done, holds, refused},
+    cases::volumes::names::MAX_NAME_BYTES,
+    check::{CaseResult, expect_final_error, expect_success, expect_that},
+    context::SuiteContext,
 };
 
-pub(super) async fn long(bench: &Bench) -> Checked {
-    let (_, volume) = bench.volume("snapped").await?;
-    let stem = bench.name("long");
-    let filler = "n".repeat(LONGEST.saturating_sub(stem.len() + 1));
-    let cut = async |last: &str| {
+pub(super) async fn long(context: &SuiteContext) -> CaseResult {
+    let (_, volume) = context.new_volume("snapped").await?;
+    let stem = context.unique_name("long");
+    let filler = "n".repeat(MAX_NAME_BYTES.saturating_sub(stem.len() + 1));
+    let create = async |last: &str| {
         let name = format!("{stem}{filler}{last}");
-        let request = CreateSnapshot { name, ..bench.snapshot_request("long", &volume.handle) };
-        done("a snapshot with a name of 128 bytes", bench.cut(&bench.backend, &request).await)
+        let request = CreateSnapshot { name, ..context.snapshot_request("long", &volume.handle) };
+        expect_success(
+            "a snapshot with a name of 128 bytes",
+            context.create_snapshot(&context.backend, &request).await,
+        )
     };
-    let (first, second) = (cut("a").await?.handle, cut("b").await?.handle);
-    holds(first != second, || "two snapshots of two names".to_owned(), || format!("{first} for both"))
+    let (first, second) = (create("a").await?.handle, create("b").await?.handle);
+    expect_that(first != second, || "two snapshots of two names".to_owned(), || format!("{first} for both"))
 }
 
-pub(super) async fn bad(bench: &Bench) -> Checked {
-    let (_, volume) = bench.volume("snapped").await?;
-    for name in [String::new(), "n".repeat(LONGEST + 1), bench.name("line\nbreak"), bench.name("nul\0")] {
+pub(super) async fn bad(context: &SuiteContext) -> CaseResult {
+    let (_, volume) = context.new_volume("snapped").await?;
+    for name in [
+        String::new(),
+        "n".repeat(MAX_NAME_BYTES + 1),
+        context.unique_name("line\nbreak"),
+        context.unique_name("nul\0"),
+    ] {
         let what = format!("a snapshot named {name:?}");
-        let request = CreateSnapshot { name, ..bench.snapshot_request("bad", &volume.handle) };
-        refused(&what, &bench.cut(&bench.backend, &request).await, &[ErrorKind::InvalidArgument])?;
+        let request = CreateSnapshot { name, ..context.snapshot_request("bad", &volume.handle) };
+        expect_final_error(
+            &what,
+            &context.create_snapshot(&context.backend, &request).await,
+            &[ErrorKind::InvalidArgument],
+        )?;
     }
     Ok(())
 }

@@ -5,52 +5,53 @@ use std::collections::BTreeSet;
 use cofferdam_domain::storage::{CreateVolume, ErrorKind};
 
 use crate::{
-    bench::Bench,
-    check::{Checked, done, holds, refused, same, skipped},
+    check::{CaseResult, expect_equal, expect_final_error, expect_success, expect_that, skip},
+    context::SuiteContext,
 };
 
 /// CSI's limit for names, in bytes.
-pub(crate) const LONGEST: usize = 128;
+pub(crate) const MAX_NAME_BYTES: usize = 128;
 
 /// Names of one byte that nobody gives to what is dear to them: what has it is deleted in the end.
-const SHORT: [&str; 7] = ["~", "^", "!", "=", "+", "@", "%"];
+const SHORT_NAMES: [&str; 7] = ["~", "^", "!", "=", "+", "@", "%"];
 
-pub(super) async fn short(bench: &Bench) -> Checked {
-    let place = usize::try_from(bench.options.seed).unwrap_or_default() % SHORT.len();
-    let name = SHORT.get(place).copied().unwrap_or("~");
-    match bench.create(&bench.named(name.to_owned())).await {
+pub(super) async fn short(context: &SuiteContext) -> CaseResult {
+    let index = usize::try_from(context.options.seed).unwrap_or_default() % SHORT_NAMES.len();
+    let name = SHORT_NAMES.get(index).copied().unwrap_or("~");
+    match context.create(&context.volume_request_named(name.to_owned())).await {
         Err(error) if error.kind == ErrorKind::AlreadyExists => {
-            skipped(format!("the storage has a volume {name:?} already"))
+            skip(format!("the storage has a volume {name:?} already"))
         }
-        answer => done("a volume with a name of one byte", answer).map(drop),
+        answer => expect_success("a volume with a name of one byte", answer).map(drop),
     }
 }
 
-pub(super) async fn long(bench: &Bench) -> Checked {
-    let stem = bench.name("long");
-    let filler = "n".repeat(LONGEST.saturating_sub(stem.len() + 1));
-    distinct(bench, ["a", "b"].map(|last| format!("{stem}{filler}{last}"))).await
+pub(super) async fn long(context: &SuiteContext) -> CaseResult {
+    let stem = context.unique_name("long");
+    let filler = "n".repeat(MAX_NAME_BYTES.saturating_sub(stem.len() + 1));
+    check_distinct(context, ["a", "b"].map(|last| format!("{stem}{filler}{last}"))).await
 }
 
-pub(super) async fn unicode(bench: &Bench) -> Checked {
+pub(super) async fn unicode(context: &SuiteContext) -> CaseResult {
     let names = ["größe", "容量", "🦀 and a space", "quo\"te's", "../up", "a/b", "%41"];
-    distinct(bench, names.map(|name| bench.name(name))).await
+    check_distinct(context, names.map(|name| context.unique_name(name))).await
 }
 
-pub(super) async fn similar(bench: &Bench) -> Checked {
-    let stem = bench.name("similar");
-    distinct(bench, ["a-b", "A-b", "a_b", "a.b", "a-b-", "a--b"].map(|end| format!("{stem}{end}"))).await
+pub(super) async fn similar(context: &SuiteContext) -> CaseResult {
+    let stem = context.unique_name("similar");
+    check_distinct(context, ["a-b", "A-b", "a_b", "a.b", "a-b-", "a--b"].map(|end| format!("{stem}{end}")))
+        .await
 }
 
 /// Creates a volume of each name, and finds it again.
-async fn distinct<const N: usize>(bench: &Bench, names: [String; N]) -> Checked {
+async fn check_distinct<const N: usize>(context: &SuiteContext, names: [String; N]) -> CaseResult {
     let mut handles = BTreeSet::new();
     for name in names {
-        let request = bench.named(name.clone());
-        let volume = done(&format!("a volume named {name:?}"), bench.create(&request).await)?;
-        let again = done(&format!("{name:?} again"), bench.create(&request).await)?;
-        same("the same handle again", &volume.handle, &again.handle)?;
-        holds(
+        let request = context.volume_request_named(name.clone());
+        let volume = expect_success(&format!("a volume named {name:?}"), context.create(&request).await)?;
+        let again = expect_success(&format!("{name:?} again"), context.create(&request).await)?;
+        expect_equal("the same handle again", &volume.handle, &again.handle)?;
+        expect_that(
             handles.insert(volume.handle.clone()),
             || format!("{name:?} is a volume of its own"),
             || format!("the handle {:?} of another name", volume.handle),
@@ -59,11 +60,17 @@ async fn distinct<const N: usize>(bench: &Bench, names: [String; N]) -> Checked 
     Ok(())
 }
 
-pub(super) async fn bad(bench: &Bench) -> Checked {
-    for name in [String::new(), "n".repeat(LONGEST + 1), bench.name("line\nbreak"), bench.name("nul\0")] {
-        let answer = bench.create(&CreateVolume { owner: None, ..bench.named(name.clone()) }).await;
+pub(super) async fn bad(context: &SuiteContext) -> CaseResult {
+    for name in [
+        String::new(),
+        "n".repeat(MAX_NAME_BYTES + 1),
+        context.unique_name("line\nbreak"),
+        context.unique_name("nul\0"),
+    ] {
+        let answer =
+            context.create(&CreateVolume { owner: None, ..context.volume_request_named(name.clone()) }).await;
         let what = format!("a volume named {name:?}");
-        refused(&what, &answer, &[ErrorKind::InvalidArgument])?;
+        expect_final_error(&what, &answer, &[ErrorKind::InvalidArgument])?;
     }
     Ok(())
 }

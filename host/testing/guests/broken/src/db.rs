@@ -13,52 +13,52 @@ const KEY: &str = "db";
 const ATTEMPTS: usize = 256;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Db {
-    pub(crate) volumes: BTreeMap<String, Vol>,
-    pub(crate) snapshots: BTreeMap<String, Snap>,
-    pub(crate) groups: BTreeMap<String, Group>,
+pub(crate) struct BrokenDriverState {
+    pub(crate) volumes: BTreeMap<String, VolumeEntry>,
+    pub(crate) snapshots: BTreeMap<String, SnapshotEntry>,
+    pub(crate) groups: BTreeMap<String, GroupEntry>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Vol {
+pub(crate) struct VolumeEntry {
     pub(crate) name: String,
     pub(crate) size: u64,
     /// The size that it was created with.
     pub(crate) first_size: u64,
     pub(crate) parameters: BTreeMap<String, String>,
-    pub(crate) first_mutable: BTreeMap<String, String>,
-    pub(crate) mutable: BTreeMap<String, String>,
-    pub(crate) uses: BTreeSet<String>,
-    pub(crate) many_nodes: bool,
+    pub(crate) first_mutable_parameters: BTreeMap<String, String>,
+    pub(crate) mutable_parameters: BTreeMap<String, String>,
+    pub(crate) capabilities: BTreeSet<String>,
+    pub(crate) is_multi_node: bool,
     pub(crate) origin: Option<String>,
-    pub(crate) owner: Option<Owner>,
+    pub(crate) owner: Option<OwnerEntry>,
     /// Node → how it is published there.
     pub(crate) published: BTreeMap<String, String>,
-    pub(crate) changed: u64,
+    pub(crate) changed_at_ms: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Owner {
+pub(crate) struct OwnerEntry {
     pub(crate) cluster: String,
     pub(crate) claim: String,
     pub(crate) volume: String,
-    pub(crate) retain: bool,
+    pub(crate) is_retained: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Snap {
+pub(crate) struct SnapshotEntry {
     pub(crate) name: String,
     pub(crate) source: String,
     pub(crate) size: u64,
-    pub(crate) created: u64,
+    pub(crate) created_at_ms: u64,
     pub(crate) group: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Group {
+pub(crate) struct GroupEntry {
     pub(crate) sources: BTreeSet<String>,
     pub(crate) members: BTreeSet<String>,
-    pub(crate) created: u64,
+    pub(crate) created_at_ms: u64,
 }
 
 /// Now, in milliseconds since the Unix epoch.
@@ -66,82 +66,85 @@ pub(crate) fn now() -> u64 {
     u64::try_from(ambient::now().as_millis()).unwrap_or(u64::MAX)
 }
 
-fn read() -> Result<(Db, Option<state::Version>)> {
-    Ok(match state::read::<Db>(&state::Host, KEY)? {
+fn read() -> Result<(BrokenDriverState, Option<state::Version>)> {
+    Ok(match state::read::<BrokenDriverState>(&state::HostStore, KEY)? {
         Some(Versioned { value, version }) => (value, Some(version)),
-        None => (Db::default(), None),
+        None => (BrokenDriverState::default(), None),
     })
 }
 
 /// Looks at what is kept.
-pub(crate) fn look() -> Result<Db> {
+pub(crate) fn load() -> Result<BrokenDriverState> {
     read().map(|(db, _)| db)
 }
 
 /// Decides on what is kept and keeps what was decided, anew as long as others write in between.
-pub(crate) fn change<T>(decide: impl FnMut(&mut Db) -> Result<T>) -> Result<T> {
-    change_patiently(true, decide)
+pub(crate) fn update<T>(decide: impl FnMut(&mut BrokenDriverState) -> Result<T>) -> Result<T> {
+    update_with_retry(true, decide)
 }
 
 /// As [`change`]; the impatient take their time, and give up when another was faster.
-pub(crate) fn change_patiently<T>(patient: bool, mut decide: impl FnMut(&mut Db) -> Result<T>) -> Result<T> {
+pub(crate) fn update_with_retry<T>(
+    retries: bool,
+    mut decide: impl FnMut(&mut BrokenDriverState) -> Result<T>,
+) -> Result<T> {
     for _ in 0..ATTEMPTS {
         let (before, version) = read()?;
         let mut after = before.clone();
         let answer = decide(&mut after)?;
-        if !patient {
-            crate::dawdle();
+        if !retries {
+            crate::busy_wait();
         }
-        let change = match version {
+        let state_change = match version {
             _ if after == before => return Ok(answer),
-            Some(version) if after == Db::default() => state::remove(KEY, version),
+            Some(version) if after == BrokenDriverState::default() => state::remove(KEY, version),
             version => state::put(KEY, &after, version)?,
         };
-        match state::Host.commit(&[change]) {
+        match state::HostStore.commit(&[state_change]) {
             Ok(_) => return Ok(answer),
-            Err(StateError::Conflict(_)) if patient => {}
+            Err(StateError::Conflict(_)) if retries => {}
             Err(StateError::Conflict(_)) => {
                 return Err(StorageError::failed_precondition("another call was faster"));
             }
             Err(error) => return Err(error.into()),
         }
     }
-    Err(StorageError::aborted("too many others write").nothing_happened())
+    Err(StorageError::aborted("too many others write").without_effect())
 }
 
 /// Writes a key beside the blob, for rules about crashes. The key may exist.
-pub(crate) fn scribble(key: &str) -> Result<()> {
-    let replaces = state::read::<u8>(&state::Host, key)?.map(|found| found.version);
-    state::Host.commit(&[state::put(key, &1_u8, replaces)?])?;
+pub(crate) fn write_marker(key: &str) -> Result<()> {
+    let replaces = state::read::<u8>(&state::HostStore, key)?.map(|found| found.version);
+    state::HostStore.commit(&[state::put(key, &1_u8, replaces)?])?;
     Ok(())
 }
 
 /// Removes a key that was scribbled.
-pub(crate) fn wipe(key: &str) -> Result<()> {
-    if let Some(found) = state::read::<u8>(&state::Host, key)? {
-        state::Host.commit(&[state::remove(key, found.version)])?;
+pub(crate) fn remove_marker(key: &str) -> Result<()> {
+    if let Some(found) = state::read::<u8>(&state::HostStore, key)? {
+        state::HostStore.commit(&[state::remove(key, found.version)])?;
     }
     Ok(())
 }
 
 /// Whether a key was scribbled.
-pub(crate) fn scribbled(key: &str) -> Result<bool> {
-    Ok(state::read::<u8>(&state::Host, key)?.is_some())
+pub(crate) fn has_marker(key: &str) -> Result<bool> {
+    Ok(state::read::<u8>(&state::HostStore, key)?.is_some())
 }
 
 /// Does something that leaves a mark before it begins, and wipes it in the end: what died in between is refused when it comes
 /// again.
-pub(crate) fn marked<T>(key: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    if scribbled(key)? {
+pub(crate) fn with_marker<T>(key: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    if has_marker(key)? {
         return Err(StorageError::failed_precondition("it was begun before"));
     }
-    scribble(key)?;
+    write_marker(key)?;
     let answer = work()?;
-    wipe(key)?;
+    remove_marker(key)?;
     Ok(answer)
 }
 
 /// The name of a volume.
 pub(crate) fn name_of(handle: &str) -> Result<String> {
-    Ok(look()?.volumes.get(handle).map(|found| found.name.clone()).unwrap_or_default())
+    Ok(load()?.volumes.get(handle).map(|found| found.name.clone()).unwrap_or_default())
 }

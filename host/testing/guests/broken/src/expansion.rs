@@ -5,67 +5,67 @@ use cofferdam_guest::{
     abilities::{ExpandRequest, Expanded, Expansion, Modification},
 };
 
-use crate::{Broken, broken, broken_for, dawdle, db, has, request};
+use crate::{BrokenDriver, busy_wait, db, has_feature, is_broken, is_broken_for, request};
 
-impl Expansion for Broken {
+impl Expansion for BrokenDriver {
     fn expand(wanted: ExpandRequest) -> Result<Expanded> {
-        if broken_for("concurrency/expand", &db::name_of(&wanted.handle)?, "stretched") {
-            return leap(&wanted);
+        if is_broken_for("concurrency/expand", &db::name_of(&wanted.handle)?, "stretched") {
+            return expand_without_lock(&wanted);
         }
         let mut required = wanted.capacity.required_bytes.unwrap_or(1);
-        let stain = dying(&wanted.handle)?;
-        let size = db::change(|db| {
+        let marker = write_crash_marker(&wanted.handle)?;
+        let size = db::update(|db| {
             let Some(found) = db.volumes.get_mut(&wanted.handle) else {
-                if broken("expansion/missing") {
+                if is_broken("expansion/missing") {
                     return Ok(required);
                 }
                 return Err(StorageError::not_found(format!("there is no volume {:?}", wanted.handle)));
             };
             if required > request::MAX_SIZE {
-                if !broken("expansion/absurd-size") {
+                if !is_broken("expansion/absurd-size") {
                     return Err(StorageError::out_of_range(format!("no volume has {required} bytes")));
                 }
                 required = request::MAX_SIZE;
             }
             if found.size >= required {
-                if broken_for("expansion/is-idempotent", &found.name, "regrown") {
+                if is_broken_for("expansion/is-idempotent", &found.name, "regrown") {
                     return Err(StorageError::out_of_range("it is as large already"));
                 }
-                if broken("expansion/never-shrinks") {
+                if is_broken("expansion/never-shrinks") {
                     found.size = required;
                 }
                 return Ok(found.size);
             }
-            let online = has("online-expansion") && !broken("features/online-expansion");
-            if !found.published.is_empty() && !online && !broken("expansion/offline-only") {
+            let online = has_feature("online-expansion") && !is_broken("features/online-expansion");
+            if !found.published.is_empty() && !online && !is_broken("expansion/offline-only") {
                 return Err(StorageError::failed_precondition("it is published"));
             }
             if wanted.capacity.limit_bytes.is_some_and(|limit| limit < required)
-                && !broken("expansion/empty-range")
+                && !is_broken("expansion/empty-range")
             {
                 return Err(StorageError::out_of_range("no size is in this range"));
             }
             let before = found.size;
             found.size = required;
-            found.changed = db::now();
-            Ok(if broken_for("expansion/grows", &found.name, "growing") { before } else { required })
+            found.changed_at_ms = db::now();
+            Ok(if is_broken_for("expansion/grows", &found.name, "growing") { before } else { required })
         })?;
-        if let Some(stain) = stain {
-            db::wipe(&stain)?;
+        if let Some(marker) = marker {
+            db::remove_marker(&marker)?;
         }
         Ok(Expanded { capacity_bytes: size, node_expansion: false })
     }
 }
 
 /// Looks how large the volume is, and makes it as large as required when it was smaller; less takes longer.
-fn leap(wanted: &ExpandRequest) -> Result<Expanded> {
+fn expand_without_lock(wanted: &ExpandRequest) -> Result<Expanded> {
     let required = wanted.capacity.required_bytes.unwrap_or(1);
-    let before = db::look()?.volumes.get(&wanted.handle).map_or(0, |found| found.size);
+    let before = db::load()?.volumes.get(&wanted.handle).map_or(0, |found| found.size);
     if before < required {
         for _ in 0..(8 * before / required) {
-            dawdle();
+            busy_wait();
         }
-        db::change(|db| {
+        db::update(|db| {
             db.volumes.get_mut(&wanted.handle).into_iter().for_each(|found| found.size = required);
             Ok(())
         })?;
@@ -74,56 +74,57 @@ fn leap(wanted: &ExpandRequest) -> Result<Expanded> {
 }
 
 /// Leaves a mark that stands in the way when the call comes again.
-fn dying(handle: &str) -> Result<Option<String>> {
-    let dying = |name: &str| broken_for("crashes/expand", name, "dying-expansion");
-    if !db::look()?.volumes.get(handle).is_some_and(|found| dying(&found.name)) {
+fn write_crash_marker(handle: &str) -> Result<Option<String>> {
+    let is_crash_case = |name: &str| is_broken_for("crashes/expand", name, "dying-expansion");
+    if !db::load()?.volumes.get(handle).is_some_and(|found| is_crash_case(&found.name)) {
         return Ok(None);
     }
-    let stain = format!("growing/{handle}");
-    if db::scribbled(&stain)? {
+    let marker = format!("growing/{handle}");
+    if db::has_marker(&marker)? {
         return Err(StorageError::failed_precondition("it grows already"));
     }
-    db::scribble(&stain)?;
-    Ok(Some(stain))
+    db::write_marker(&marker)?;
+    Ok(Some(marker))
 }
 
-impl Modification for Broken {
+impl Modification for BrokenDriver {
     fn modify(handle: VolumeHandle, parameters: KeyValues) -> Result<()> {
-        if broken("modification/all-or-nothing") {
-            halve(&handle, &parameters)?;
+        if is_broken("modification/all-or-nothing") {
+            apply_known_parameters(&handle, &parameters)?;
         }
-        if broken_for("crashes/modify", &db::name_of(&handle)?, "dying-modification") {
-            return db::marked(&format!("modifying/{handle}"), || modify(&handle, &parameters));
+        if is_broken_for("crashes/modify", &db::name_of(&handle)?, "dying-modification") {
+            return db::with_marker(&format!("modifying/{handle}"), || modify(&handle, &parameters));
         }
         modify(&handle, &parameters)
     }
 }
 
 fn modify(handle: &str, parameters: &KeyValues) -> Result<()> {
-    db::change(|db| {
+    db::update(|db| {
         let Some(found) = db.volumes.get_mut(handle) else {
-            if broken("modification/missing") {
+            if is_broken("modification/missing") {
                 return Ok(());
             }
             return Err(StorageError::not_found(format!("there is no volume {handle:?}")));
         };
-        let parameters = request::mutable(parameters.clone(), "modification/unknown-parameter")?;
-        if found.mutable == parameters && broken("modification/is-idempotent") {
+        let parameters =
+            request::parse_mutable_parameters(parameters.clone(), "modification/unknown-parameter")?;
+        if found.mutable_parameters == parameters && is_broken("modification/is-idempotent") {
             return Err(StorageError::already_exists("it has them already"));
         }
-        if found.mutable != parameters {
-            found.mutable.extend(parameters);
-            found.changed = db::now();
+        if found.mutable_parameters != parameters {
+            found.mutable_parameters.extend(parameters);
+            found.changed_at_ms = db::now();
         }
         Ok(())
     })
 }
 
 /// Gives a volume those parameters that are known, before anybody looks whether all are.
-fn halve(handle: &str, parameters: &KeyValues) -> Result<()> {
-    db::change(|db| {
+fn apply_known_parameters(handle: &str, parameters: &KeyValues) -> Result<()> {
+    db::update(|db| {
         if let Some(found) = db.volumes.get_mut(handle) {
-            found.mutable.extend(parameters.iter().filter(|(key, _)| key == "iops").cloned());
+            found.mutable_parameters.extend(parameters.iter().filter(|(key, _)| key == "iops").cloned());
         }
         Ok(())
     })

@@ -26,37 +26,37 @@ use cofferdam_guest::{
 };
 
 /// Everything that the driver can do.
-pub(crate) struct Broken;
+pub(crate) struct BrokenDriver;
 
 cofferdam_guest::export!(
-    Broken: cloning, restoring, publishing, expansion, modification, snapshots, group_snapshots, listing, inspection, capacity
+    BrokenDriver: cloning, restoring, publishing, expansion, modification, snapshots, group_snapshots, listing, inspection, capacity
 );
 
 const FEATURES: &str = "publish-readonly published-nodes volume-condition online-expansion single-node-multi-writer volume-mount-group";
 
 /// Whether this is the rule that is broken.
-pub(crate) fn broken(rule: &str) -> bool {
+pub(crate) fn is_broken(rule: &str) -> bool {
     settings::get("break").is_some_and(|broken| broken == rule)
 }
 
 /// Whether this is the rule that is broken, for things whose name has this label.
-pub(crate) fn broken_for(rule: &str, name: &str, label: &str) -> bool {
-    name.contains(&format!("-{label}-")) && broken(rule)
+pub(crate) fn is_broken_for(rule: &str, name: &str, label: &str) -> bool {
+    name.contains(&format!("-{label}-")) && is_broken(rule)
 }
 
 /// Whether the driver names a feature.
-pub(crate) fn has(feature: &str) -> bool {
+pub(crate) fn has_feature(feature: &str) -> bool {
     settings::get("features").unwrap_or_else(|| FEATURES.to_owned()).split(' ').any(|named| named == feature)
 }
 
 /// The place where all volumes are.
-pub(crate) fn place() -> Option<(String, String)> {
+pub(crate) fn topology_segment() -> Option<(String, String)> {
     let place = settings::get("topology")?;
     place.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()))
 }
 
 /// How many volumes fit a node.
-pub(crate) fn per_node() -> Option<u32> {
+pub(crate) fn volumes_per_node() -> Option<u32> {
     settings::get("per-node")?.parse().ok()
 }
 
@@ -66,28 +66,28 @@ pub(crate) fn nonce() -> String {
 }
 
 /// Computes for a while: long enough for other calls to come in between, and for a deadline to pass.
-pub(crate) fn dawdle() {
+pub(crate) fn busy_wait() {
     let until = ambient::now() + std::time::Duration::from_millis(100);
     while ambient::now() < until {
         std::hint::spin_loop();
     }
 }
 
-impl Backend for Broken {
+impl Backend for BrokenDriver {
     fn describe() -> Result<Description> {
-        let name = if broken("identity/loads") { "Not A Name" } else { "broken.example" };
-        let version = if broken("identity/same-every-time") { nonce() } else { "1".to_owned() };
+        let name = if is_broken("identity/loads") { "Not A Name" } else { "broken.example" };
+        let version = if is_broken("identity/same-every-time") { nonce() } else { "1".to_owned() };
         let mut description = Description::new(name, version);
         let features = settings::get("features").unwrap_or_else(|| FEATURES.to_owned());
-        description.volumes_per_node = per_node();
-        description.topology_keys = place().into_iter().map(|(key, _)| key).collect();
+        description.volumes_per_node = volumes_per_node();
+        description.topology_keys = topology_segment().into_iter().map(|(key, _)| key).collect();
         description.features =
             features.split(' ').filter(|name| !name.is_empty()).map(str::to_owned).collect();
         Ok(description)
     }
 
     fn probe() -> Result<Readiness> {
-        if broken("identity/ready") {
+        if is_broken("identity/ready") {
             return Ok(Readiness::NotReady("it never is".to_owned()));
         }
         Ok(Readiness::Ready)

@@ -5,21 +5,23 @@ use cofferdam_guest::{
     abilities::{Capacity, CapacityReport, CapacityRequest, Inspection, Listing, VolumePage},
 };
 
-use crate::{Broken, broken, broken_for, db, db::Vol, has, nonce, request, volumes};
+use crate::{
+    BrokenDriver, db, db::VolumeEntry, has_feature, is_broken, is_broken_for, nonce, request, volumes,
+};
 
 /// Reads a place that a listing returned.
-pub(crate) fn place(after: Option<String>, rule: &str) -> Result<Option<String>> {
+pub(crate) fn parse_token(after: Option<String>, rule: &str) -> Result<Option<String>> {
     let Some(after) = after else { return Ok(None) };
     match after.strip_prefix("after:") {
         Some(place) => Ok(Some(place.to_owned())),
-        None if broken(rule) => Ok(None),
-        None => Err(StorageError::aborted(format!("no listing ended at {after:?}")).nothing_happened()),
+        None if is_broken(rule) => Ok(None),
+        None => Err(StorageError::aborted(format!("no listing ended at {after:?}")).without_effect()),
     }
 }
 
 /// A part of a listing, and where the next one begins. A rule that is broken lets one entry too many through; another one counts
 /// entries instead of remembering the last.
-pub(crate) fn page<'a, T>(
+pub(crate) fn list_page<'a, T>(
     all: impl Iterator<Item = (&'a String, T)>,
     place: Option<String>,
     limit: Option<u32>,
@@ -27,7 +29,7 @@ pub(crate) fn page<'a, T>(
     counted: &str,
 ) -> (Vec<(&'a str, T)>, Option<String>) {
     let mut limit = usize::try_from(limit.filter(|limit| *limit > 0).unwrap_or(100)).unwrap_or(usize::MAX);
-    if limit == 1 && broken(too_many) {
+    if limit == 1 && is_broken(too_many) {
         limit = 2;
     }
     let skipped: usize =
@@ -35,51 +37,58 @@ pub(crate) fn page<'a, T>(
     let place = place.filter(|place| !place.starts_with('#'));
     let mut rest =
         all.filter(|(handle, _)| place.as_ref().is_none_or(|place| *handle > place)).skip(skipped).peekable();
-    let found: Vec<_> = rest.by_ref().take(limit).map(|(handle, kept)| (handle.as_str(), kept)).collect();
+    let found: Vec<_> = rest.by_ref().take(limit).map(|(handle, stored)| (handle.as_str(), stored)).collect();
     let last = found.last().filter(|_| rest.peek().is_some());
     let next = last.map(|(handle, _)| {
-        if broken(counted) { format!("after:#{}", skipped + found.len()) } else { format!("after:{handle}") }
+        if is_broken(counted) {
+            format!("after:#{}", skipped + found.len())
+        } else {
+            format!("after:{handle}")
+        }
     });
     (found, next)
 }
 
-fn status(handle: &str, kept: &Vol) -> VolumeStatus {
-    let mut volume = volumes::volume(handle, kept);
-    if kept.size > kept.first_size && broken("expansion/is-seen") {
-        volume.capacity_bytes = Some(kept.first_size);
+fn volume_status(handle: &str, stored: &VolumeEntry) -> VolumeStatus {
+    let mut volume = volumes::volume_of(handle, stored);
+    if stored.size > stored.first_size && is_broken("expansion/is-seen") {
+        volume.capacity_bytes = Some(stored.first_size);
     }
-    let nodes = (has("published-nodes") && !broken("features/published-nodes"))
-        || broken("features/published-nodes-unannounced");
-    let health = (has("volume-condition") && !broken("features/volume-condition"))
-        || broken("features/volume-condition-unannounced");
-    let healthy = Condition { abnormal: false, message: format!("parameters {:?}", kept.mutable) };
+    let has_nodes = (has_feature("published-nodes") && !is_broken("features/published-nodes"))
+        || is_broken("features/published-nodes-unannounced");
+    let has_condition = (has_feature("volume-condition") && !is_broken("features/volume-condition"))
+        || is_broken("features/volume-condition-unannounced");
+    let healthy =
+        Condition { abnormal: false, message: format!("parameters {:?}", stored.mutable_parameters) };
     VolumeStatus {
         volume,
-        owner: kept.owner.as_ref().map(|owner| Owner {
+        owner: stored.owner.as_ref().map(|owner| Owner {
             cluster_id: owner.cluster.clone(),
-            claim_uid: if broken("listing/owner") { "another".to_owned() } else { owner.claim.clone() },
+            claim_uid: if is_broken("listing/owner") { "another".to_owned() } else { owner.claim.clone() },
             pv_name: owner.volume.clone(),
-            reclaim_policy: if owner.retain { ReclaimPolicy::Retain } else { ReclaimPolicy::Delete },
+            reclaim_policy: if owner.is_retained { ReclaimPolicy::Retain } else { ReclaimPolicy::Delete },
         }),
-        published_nodes: if nodes { kept.published.keys().cloned().collect() } else { Vec::new() },
-        condition: health.then_some(healthy),
-        changed_at_ms: Some(if broken("listing/changed-at") { 1 } else { kept.changed }),
+        published_nodes: if has_nodes { stored.published.keys().cloned().collect() } else { Vec::new() },
+        condition: has_condition.then_some(healthy),
+        changed_at_ms: Some(if is_broken("listing/changed-at") { 1 } else { stored.changed_at_ms }),
     }
 }
 
-impl Listing for Broken {
+impl Listing for BrokenDriver {
     fn list(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
-        let db = db::look()?;
-        let place = place(after, "listing/bad-token")?;
-        if limit.is_some_and(|limit| limit > 1_000_000) && broken("listing/huge-limit") {
+        let db = db::load()?;
+        let place = parse_token(after, "listing/bad-token")?;
+        if limit.is_some_and(|limit| limit > 1_000_000) && is_broken("listing/huge-limit") {
             return Err(StorageError::invalid_argument("too many at once"));
         }
-        let (found, next) = page(db.volumes.iter(), place, limit, "listing/limit", "listing/while-changing");
-        let mut volumes: Vec<_> = found.into_iter().map(|(handle, kept)| status(handle, kept)).collect();
-        if next.is_some() && volumes.len() > 1 && broken("listing/each-once") {
+        let (found, next) =
+            list_page(db.volumes.iter(), place, limit, "listing/limit", "listing/while-changing");
+        let mut volumes: Vec<_> =
+            found.into_iter().map(|(handle, stored)| volume_status(handle, stored)).collect();
+        if next.is_some() && volumes.len() > 1 && is_broken("listing/each-once") {
             volumes.pop();
         }
-        if broken("listing/equals-create") {
+        if is_broken("listing/equals-create") {
             volumes
                 .iter_mut()
                 .for_each(|status| status.volume.context = vec![("a".to_owned(), "b".to_owned())]);
@@ -88,36 +97,36 @@ impl Listing for Broken {
     }
 }
 
-impl Inspection for Broken {
+impl Inspection for BrokenDriver {
     fn get(handle: VolumeHandle) -> Result<VolumeStatus> {
-        let db = db::look()?;
+        let db = db::load()?;
         match db.volumes.get(&handle) {
             Some(found) => {
-                let mut status = status(&handle, found);
-                if broken("inspection/equals-create") {
+                let mut status = volume_status(&handle, found);
+                if is_broken("inspection/equals-create") {
                     status.volume.context = vec![("a".to_owned(), "b".to_owned())];
                 }
-                if broken_for("determinism/reads", &found.name, "reread") {
+                if is_broken_for("determinism/reads", &found.name, "reread") {
                     status.condition = Some(Condition { abnormal: false, message: nonce() });
                 }
-                if broken("inspection/agrees-with-listing") {
+                if is_broken("inspection/agrees-with-listing") {
                     status.changed_at_ms = Some(1);
                 }
                 Ok(status)
             }
-            None if broken("inspection/missing") => Err(StorageError::invalid_argument("what is that")),
+            None if is_broken("inspection/missing") => Err(StorageError::invalid_argument("what is that")),
             None => Err(StorageError::not_found(format!("there is no volume {handle:?}"))),
         }
     }
 }
 
-impl Capacity for Broken {
+impl Capacity for BrokenDriver {
     fn available(wanted: CapacityRequest) -> Result<CapacityReport> {
-        if wanted.capabilities.is_empty() && broken("capacity/no-arguments") {
+        if wanted.capabilities.is_empty() && is_broken("capacity/no-arguments") {
             return Err(StorageError::invalid_argument("room for what"));
         }
-        let minimum = if broken("capacity/sane") { u64::MAX >> 1 } else { 1 };
-        let maximum = if broken("capacity/maximum-is-true") { 1 } else { request::MAX_SIZE };
+        let minimum = if is_broken("capacity/sane") { u64::MAX >> 1 } else { 1 };
+        let maximum = if is_broken("capacity/maximum-is-true") { 1 } else { request::MAX_SIZE };
         Ok(CapacityReport {
             available_bytes: 1 << 60,
             maximum_volume_bytes: Some(maximum),

@@ -5,101 +5,103 @@ use cofferdam_guest::{
     abilities::{PublishRequest, Publishing},
 };
 
-use crate::{Broken, broken, broken_for, dawdle, db, nonce, per_node, request};
+use crate::{BrokenDriver, busy_wait, db, is_broken, is_broken_for, nonce, request, volumes_per_node};
 
-impl Publishing for Broken {
+impl Publishing for BrokenDriver {
     fn publish(wanted: PublishRequest) -> Result<Attachment> {
         let name = db::name_of(&wanted.handle)?;
-        if broken_for("crashes/publish", &name, "dying-publish") {
-            return db::marked(&format!("publishing/{}", wanted.handle), || publish(&wanted));
+        if is_broken_for("crashes/publish", &name, "dying-publish") {
+            return db::with_marker(&format!("publishing/{}", wanted.handle), || publish(&wanted));
         }
-        if broken_for("concurrency/two-nodes", &name, "contested") {
-            return leap(&wanted);
+        if is_broken_for("concurrency/two-nodes", &name, "contested") {
+            return publish_without_lock(&wanted);
         }
         publish(&wanted)
     }
 
     fn unpublish(handle: VolumeHandle, node: Option<String>) -> Result<()> {
-        if broken_for("crashes/unpublish", &db::name_of(&handle)?, "dying-unpublish") {
-            return db::marked(&format!("unpublishing/{handle}"), || unpublish(&handle, node.as_ref()));
+        if is_broken_for("crashes/unpublish", &db::name_of(&handle)?, "dying-unpublish") {
+            return db::with_marker(&format!("unpublishing/{handle}"), || unpublish(&handle, node.as_ref()));
         }
         unpublish(&handle, node.as_ref())
     }
 }
 
 /// Looks whether the volume is free, and takes it when it was.
-fn leap(wanted: &PublishRequest) -> Result<Attachment> {
-    if db::look()?.volumes.get(&wanted.handle).is_some_and(|found| !found.published.is_empty()) {
+fn publish_without_lock(wanted: &PublishRequest) -> Result<Attachment> {
+    if db::load()?.volumes.get(&wanted.handle).is_some_and(|found| !found.published.is_empty()) {
         return Err(StorageError::failed_precondition("it is published to another node"));
     }
-    dawdle();
-    let how = request::use_of(&wanted.capability)?;
-    db::change(|db| {
+    busy_wait();
+    let capability = request::format_capability(&wanted.capability)?;
+    db::update(|db| {
         if let Some(found) = db.volumes.get_mut(&wanted.handle) {
-            found.published.insert(wanted.node.clone(), how.clone());
+            found.published.insert(wanted.node.clone(), capability.clone());
         }
         Ok(Attachment::none())
     })
 }
 
 fn publish(wanted: &PublishRequest) -> Result<Attachment> {
-    let mut how = request::use_of(&wanted.capability)?;
-    if wanted.read_only && !broken("features/publish-readonly") {
-        how.push_str(" read-only");
+    let mut capability = request::format_capability(&wanted.capability)?;
+    if wanted.read_only && !is_broken("features/publish-readonly") {
+        capability.push_str(" read-only");
     }
-    let many = request::many_nodes(&wanted.capability);
-    let name = db::change(|db| {
-        let there = db.volumes.values().filter(|found| found.published.contains_key(&wanted.node)).count();
-        let full = per_node().is_some_and(|most| there >= usize::try_from(most).unwrap_or(usize::MAX));
+    let is_multi_node = request::is_multi_node(&wanted.capability);
+    let name = db::update(|db| {
+        let volumes_on_node =
+            db.volumes.values().filter(|found| found.published.contains_key(&wanted.node)).count();
+        let is_full = volumes_per_node()
+            .is_some_and(|most| volumes_on_node >= usize::try_from(most).unwrap_or(usize::MAX));
         let Some(found) = db.volumes.get_mut(&wanted.handle) else {
-            if broken("publishing/missing-volume") {
+            if is_broken("publishing/missing-volume") {
                 return Ok(String::new());
             }
             return Err(StorageError::not_found(format!("there is no volume {:?}", wanted.handle)));
         };
         if let Some(other) = found.published.get(&wanted.node) {
-            let writing = !how.contains("read-only") && !other.contains("read-only");
-            if *other != how && !(writing && broken("publishing/other-way")) {
+            let writing = !capability.contains("read-only") && !other.contains("read-only");
+            if *other != capability && !(writing && is_broken("publishing/other-way")) {
                 return Err(StorageError::already_exists(format!("it is published there for {other}")));
             }
             return Ok(found.name.clone());
         }
-        let many = many && !broken("publishing/many-nodes");
-        if !found.published.is_empty() && !many && !broken("publishing/other-node") {
+        let is_multi_node = is_multi_node && !is_broken("publishing/many-nodes");
+        if !found.published.is_empty() && !is_multi_node && !is_broken("publishing/other-node") {
             return Err(StorageError::failed_precondition("it is published to another node"));
         }
-        if full && !broken("publishing/node-full") {
+        if is_full && !is_broken("publishing/node-full") {
             return Err(StorageError::resource_exhausted("the node is full"));
         }
-        found.published.insert(wanted.node.clone(), how.clone());
+        found.published.insert(wanted.node.clone(), capability.clone());
         Ok(found.name.clone())
     })?;
     let mut attachment = Attachment::none();
-    if broken_for("publishing/is-idempotent", &name, "republished") {
+    if is_broken_for("publishing/is-idempotent", &name, "republished") {
         attachment.fields = vec![("nonce".to_owned(), nonce())];
     }
     Ok(attachment)
 }
 
 fn unpublish(handle: &str, node: Option<&String>) -> Result<()> {
-    db::change(|db| {
+    db::update(|db| {
         let Some(found) = db.volumes.get_mut(handle) else {
-            if broken("publishing/unpublish-unknown") {
+            if is_broken("publishing/unpublish-unknown") {
                 return Err(StorageError::not_found("there is no such volume"));
             }
             return Ok(());
         };
         match node {
-            Some(_) if broken("publishing/unpublish-one") => found.published.clear(),
+            Some(_) if is_broken("publishing/unpublish-one") => found.published.clear(),
             Some(node) => {
                 let gone = found.published.remove(node);
                 if gone.is_none()
-                    && broken_for("publishing/unpublish-is-idempotent", &found.name, "unpublished")
+                    && is_broken_for("publishing/unpublish-is-idempotent", &found.name, "unpublished")
                 {
                     return Err(StorageError::not_found("it is not published there"));
                 }
             }
-            None if broken_for("publishing/unpublish-all", &found.name, "everywhere") => {}
+            None if is_broken_for("publishing/unpublish-all", &found.name, "everywhere") => {}
             None => found.published.clear(),
         }
         Ok(())

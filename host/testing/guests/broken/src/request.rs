@@ -6,7 +6,7 @@ use cofferdam_guest::{
     AccessMode, AccessType, CapacityRange, KeyValues, Result, StorageError, VolumeCapability, to_map,
 };
 
-use crate::{broken, broken_for, db::Db};
+use crate::{db::BrokenDriverState, is_broken, is_broken_for};
 
 /// Size when the request leaves it open.
 const DEFAULT_SIZE: u64 = 1 << 20;
@@ -24,39 +24,39 @@ pub(crate) fn digest(text: &str) -> String {
 }
 
 /// Whether a name may be one.
-pub(crate) fn name(name: &str) -> Result<()> {
-    let bad = name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control);
-    let spoiled = (name.len() < 2 && broken("volumes/short-name"))
-        || (!name.is_ascii() && broken("volumes/unicode-names"));
-    if (bad && !broken("volumes/bad-names")) || spoiled {
+pub(crate) fn check_name(name: &str) -> Result<()> {
+    let is_invalid = name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control);
+    let is_broken_rule = (name.len() < 2 && is_broken("volumes/short-name"))
+        || (!name.is_ascii() && is_broken("volumes/unicode-names"));
+    if (is_invalid && !is_broken("volumes/bad-names")) || is_broken_rule {
         return Err(StorageError::invalid_argument(format!("the name {name:?} is not valid")));
     }
     Ok(())
 }
 
 /// The handle of a volume's name.
-pub(crate) fn handle(name: &str) -> String {
+pub(crate) fn volume_handle(name: &str) -> String {
     let mut name = name.to_owned();
-    if name.len() == MAX_NAME && broken("volumes/long-names") {
+    if name.len() == MAX_NAME && is_broken("volumes/long-names") {
         name.truncate(100);
     }
-    if broken("volumes/similar-names") {
+    if is_broken("volumes/similar-names") {
         name = name.to_lowercase();
     }
     format!("v-{}", digest(&name))
 }
 
 /// The parameters of a class: `label` is the only one.
-pub(crate) fn parameters(pairs: KeyValues) -> Result<BTreeMap<String, String>> {
+pub(crate) fn parse_parameters(pairs: KeyValues) -> Result<BTreeMap<String, String>> {
     let parameters = to_map(pairs);
-    if parameters.len() > 100 && broken("limits/many-parameters") {
+    if parameters.len() > 100 && is_broken("limits/many-parameters") {
         return Err(StorageError::permission_denied("too many parameters to count"));
     }
-    if parameters.values().any(|value| value.len() > 1_000) && broken("limits/large-parameters") {
+    if parameters.values().any(|value| value.len() > 1_000) && is_broken("limits/large-parameters") {
         return Err(StorageError::permission_denied("too large a parameter"));
     }
     match parameters.keys().find(|key| *key != "label") {
-        Some(key) if !broken("volumes/unknown-parameter") => {
+        Some(key) if !is_broken("volumes/unknown-parameter") => {
             Err(StorageError::invalid_argument(format!("the parameter {key:?} is not known")))
         }
         _ => Ok(parameters),
@@ -64,10 +64,10 @@ pub(crate) fn parameters(pairs: KeyValues) -> Result<BTreeMap<String, String>> {
 }
 
 /// The parameters that can be changed: `iops` is the only one.
-pub(crate) fn mutable(pairs: KeyValues, rule: &str) -> Result<BTreeMap<String, String>> {
+pub(crate) fn parse_mutable_parameters(pairs: KeyValues, rule: &str) -> Result<BTreeMap<String, String>> {
     let parameters = to_map(pairs);
     match parameters.keys().find(|key| *key != "iops") {
-        Some(key) if !broken(rule) => {
+        Some(key) if !is_broken(rule) => {
             Err(StorageError::invalid_argument(format!("the mutable parameter {key:?} is not known")))
         }
         _ => Ok(parameters),
@@ -75,24 +75,25 @@ pub(crate) fn mutable(pairs: KeyValues, rule: &str) -> Result<BTreeMap<String, S
 }
 
 /// Ways of use, written out.
-pub(crate) fn uses(capabilities: &[VolumeCapability], rule: &str) -> Result<BTreeSet<String>> {
-    if capabilities.is_empty() && !broken(rule) {
+pub(crate) fn format_capabilities(capabilities: &[VolumeCapability], rule: &str) -> Result<BTreeSet<String>> {
+    if capabilities.is_empty() && !is_broken(rule) {
         return Err(StorageError::invalid_argument("there is no way of use"));
     }
-    capabilities.iter().map(use_of).collect()
+    capabilities.iter().map(format_capability).collect()
 }
 
 /// A way of use, written out.
-pub(crate) fn use_of(capability: &VolumeCapability) -> Result<String> {
+pub(crate) fn format_capability(capability: &VolumeCapability) -> Result<String> {
     let mode = capability.mode;
-    let fine = matches!(mode, AccessMode::SingleNodeSingleWriter | AccessMode::SingleNodeMultiWriter);
-    if fine && broken("features/single-node-multi-writer") {
+    let is_single_node_mode =
+        matches!(mode, AccessMode::SingleNodeSingleWriter | AccessMode::SingleNodeMultiWriter);
+    if is_single_node_mode && is_broken("features/single-node-multi-writer") {
         return Err(StorageError::invalid_argument(format!("{mode:?} is not known")));
     }
     let access = match &capability.access {
         AccessType::Block => "block".to_owned(),
         AccessType::Filesystem(access) => {
-            if access.mount_group.is_some() && broken("features/volume-mount-group") {
+            if access.mount_group.is_some() && is_broken("features/volume-mount-group") {
                 return Err(StorageError::invalid_argument("there are no groups"));
             }
             format!("{:?} {:?} {:?}", access.fs_type, access.mount_flags, access.mount_group)
@@ -102,7 +103,7 @@ pub(crate) fn use_of(capability: &VolumeCapability) -> Result<String> {
 }
 
 /// Whether a way of use is one of many nodes.
-pub(crate) fn many_nodes(capability: &VolumeCapability) -> bool {
+pub(crate) fn is_multi_node(capability: &VolumeCapability) -> bool {
     matches!(
         capability.mode,
         AccessMode::MultiNodeReaderOnly
@@ -112,19 +113,19 @@ pub(crate) fn many_nodes(capability: &VolumeCapability) -> bool {
 }
 
 /// Chooses the size of a new volume.
-pub(crate) fn size(name: &str, range: CapacityRange) -> Result<u64> {
+pub(crate) fn choose_size(name: &str, range: CapacityRange) -> Result<u64> {
     let limit = range.limit_bytes.unwrap_or(MAX_SIZE);
     let required = range.required_bytes.unwrap_or(DEFAULT_SIZE.min(limit));
-    if broken_for("volumes/size-in-range", name, "ranged") {
+    if is_broken_for("volumes/size-in-range", name, "ranged") {
         return Ok(required.saturating_mul(8));
     }
-    if required == 0 && broken("volumes/no-size") {
+    if required == 0 && is_broken("volumes/no-size") {
         return Ok(DEFAULT_SIZE);
     }
-    if required > limit && range.limit_bytes.is_some() && broken("volumes/empty-range") {
+    if required > limit && range.limit_bytes.is_some() && is_broken("volumes/empty-range") {
         return Ok(required);
     }
-    if required > MAX_SIZE && broken("volumes/absurd-size") {
+    if required > MAX_SIZE && is_broken("volumes/absurd-size") {
         return Ok(MAX_SIZE);
     }
     if required == 0 || required > limit || required > MAX_SIZE {
@@ -136,7 +137,7 @@ pub(crate) fn size(name: &str, range: CapacityRange) -> Result<u64> {
 }
 
 /// The size of what a volume is made from.
-pub(crate) fn source_size(db: &Db, origin: Option<&str>) -> Result<u64> {
+pub(crate) fn source_size(db: &BrokenDriverState, origin: Option<&str>) -> Result<u64> {
     let Some(origin) = origin else { return Ok(0) };
     let volume = db.volumes.get(origin).map(|volume| volume.size);
     let snapshot = db.snapshots.get(origin).map(|snapshot| snapshot.size);
@@ -147,7 +148,7 @@ pub(crate) fn source_size(db: &Db, origin: Option<&str>) -> Result<u64> {
     };
     match volume.or(snapshot) {
         Some(size) => Ok(size),
-        None if broken(rule) => Ok(0),
+        None if is_broken(rule) => Ok(0),
         None => Err(StorageError::not_found(format!("there is no source {origin:?}"))),
     }
 }

@@ -11,20 +11,20 @@ use cofferdam_guest::{
 };
 
 use crate::{
-    Broken, broken, broken_for, dawdle,
-    db::{self, Db, Owner, Vol},
-    nonce, place, request,
+    BrokenDriver, busy_wait,
+    db::{self, BrokenDriverState, OwnerEntry, VolumeEntry},
+    is_broken, is_broken_for, nonce, request, topology_segment,
 };
 
 const KNOWN_FILESYSTEMS: [&str; 2] = ["ext4", "xfs"];
 
-impl Cloning for Broken {
+impl Cloning for BrokenDriver {
     fn create_from_volume(request: CreateRequest, source: VolumeHandle) -> Result<Volume> {
         create(request, Some(source))
     }
 }
 
-impl Restoring for Broken {
+impl Restoring for BrokenDriver {
     fn create_from_snapshot(request: CreateRequest, source: SnapshotHandle) -> Result<Volume> {
         create(request, Some(source))
     }
@@ -42,40 +42,40 @@ fn interface(origin: Option<&str>) -> &'static str {
 /// Creates a volume or finds it.
 pub(crate) fn create(request: CreateRequest, origin: Option<String>) -> Result<Volume> {
     let name = request.name.clone();
-    assert!(!broken_for("errors/no-defects", &name, "provoked"), "a defect");
-    request::name(&name)?;
+    assert!(!is_broken_for("errors/no-defects", &name, "provoked"), "a defect");
+    request::check_name(&name)?;
     if let Some(secret) = settings::get("secret") {
-        let missing = secrets::require(&secret).is_err() && broken("errors/without-secrets");
+        let missing = secrets::require(&secret).is_err() && is_broken("errors/without-secrets");
         assert!(!missing, "nobody thought of that");
         secrets::require(&secret)?;
     }
-    if broken_for("volumes/one-byte", &name, "tiny") {
-        return Err(StorageError::unavailable("no volumes today").nothing_happened());
+    if is_broken_for("volumes/one-byte", &name, "tiny") {
+        return Err(StorageError::unavailable("no volumes today").without_effect());
     }
-    let wanted = wanted(&request, origin)?;
-    elsewhere(&request)?;
-    let handle = request::handle(&name);
-    if racing(&name) {
-        return look_and_leap(&name, &handle, &wanted);
+    let wanted = stored_volume(&request, origin)?;
+    check_topology(&request)?;
+    let handle = request::volume_handle(&name);
+    if is_race_case(&name) {
+        return create_without_lock(&name, &handle, &wanted);
     }
-    let stain = crashing(&name, &handle)?;
-    let patient = !broken_for("concurrency/different-names", &name, "parallel");
-    let volume = db::change_patiently(patient, |db| match db.volumes.get(&handle) {
-        Some(found) => same(found, &wanted, &request).map(|()| volume(&handle, found)),
-        None => settle(db, &handle, &wanted, &request),
+    let marker = write_crash_marker(&name, &handle)?;
+    let retries = !is_broken_for("concurrency/different-names", &name, "parallel");
+    let volume = db::update_with_retry(retries, |db| match db.volumes.get(&handle) {
+        Some(found) => check_same_request(found, &wanted, &request).map(|()| volume_of(&handle, found)),
+        None => insert_volume(db, &handle, &wanted, &request),
     })?;
-    if let Some(stain) = stain {
-        db::wipe(&stain)?;
+    if let Some(marker) = marker {
+        db::remove_marker(&marker)?;
     }
-    tell(&name)?;
+    notify_server(&name)?;
     Ok(volume)
 }
 
 /// Tells a server that a volume is there. Nobody knows what it did when its answer is lost.
-fn tell(name: &str) -> Result<()> {
+fn notify_server(name: &str) -> Result<()> {
     let Some(url) = settings::get("url") else { return Ok(()) };
     match Request::put(url).send() {
-        Err(_) if broken_for("crashes/lost-answers", name, "deaf") => {
+        Err(_) if is_broken_for("crashes/lost-answers", name, "deaf") => {
             Err(StorageError::failed_precondition("nobody answers"))
         }
         answer => Ok(answer.map(drop)?),
@@ -83,105 +83,107 @@ fn tell(name: &str) -> Result<()> {
 }
 
 /// Refuses a volume for another place.
-fn elsewhere(request: &CreateRequest) -> Result<()> {
-    let (Some(place), Some(topology)) = (place(), &request.topology) else { return Ok(()) };
-    let here =
+fn check_topology(request: &CreateRequest) -> Result<()> {
+    let (Some(place), Some(topology)) = (topology_segment(), &request.topology) else { return Ok(()) };
+    let is_reachable =
         topology.requisite.is_empty() || topology.requisite.iter().any(|wanted| wanted.contains(&place));
-    if here || broken("topology/nowhere") {
+    if is_reachable || is_broken("topology/nowhere") {
         return Ok(());
     }
     Err(StorageError::resource_exhausted("there is nothing in that place"))
 }
 
 /// Where a volume can be reached.
-fn places() -> Vec<Vec<(String, String)>> {
-    let Some((key, value)) = place() else {
-        let strange = vec![("zone".to_owned(), "a".to_owned())];
-        return if broken("topology/none") { vec![strange] } else { Vec::new() };
+fn volume_topology() -> Vec<Vec<(String, String)>> {
+    let Some((key, value)) = topology_segment() else {
+        let foreign_segment = vec![("zone".to_owned(), "a".to_owned())];
+        return if is_broken("topology/none") { vec![foreign_segment] } else { Vec::new() };
     };
-    let value = if broken("topology/is-met") { "elsewhere".to_owned() } else { value };
-    let mut here = vec![(key, value)];
-    if broken("topology/known-keys") {
-        here.push(("another".to_owned(), "a".to_owned()));
+    let value = if is_broken("topology/is-met") { "elsewhere".to_owned() } else { value };
+    let mut segment = vec![(key, value)];
+    if is_broken("topology/known-keys") {
+        segment.push(("another".to_owned(), "a".to_owned()));
     }
-    vec![here]
+    vec![segment]
 }
 
-fn racing(name: &str) -> bool {
-    broken_for("concurrency/same-name", name, "race")
-        || broken_for("deadlines/abandoned-create", name, "abandoned")
+fn is_race_case(name: &str) -> bool {
+    is_broken_for("concurrency/same-name", name, "race")
+        || is_broken_for("deadlines/abandoned-create", name, "abandoned")
 }
 
 /// Looks whether the volume is there, and makes it when it was not there: two calls at once make two volumes.
-fn look_and_leap(name: &str, handle: &str, wanted: &Vol) -> Result<Volume> {
-    if let Some((handle, found)) = db::look()?.volumes.iter().find(|(_, found)| found.name == name) {
-        return Ok(volume(handle, found));
+fn create_without_lock(name: &str, handle: &str, wanted: &VolumeEntry) -> Result<Volume> {
+    if let Some((handle, found)) = db::load()?.volumes.iter().find(|(_, found)| found.name == name) {
+        return Ok(volume_of(handle, found));
     }
-    dawdle();
+    busy_wait();
     let handle = format!("{handle}-{}", nonce().get(..8).unwrap_or_default());
-    db::change(|db| {
+    db::update(|db| {
         db.volumes.insert(handle.clone(), wanted.clone());
-        Ok(volume(&handle, wanted))
+        Ok(volume_of(&handle, wanted))
     })
 }
 
 /// Rules about calls that die: what is written too early, and stands in the way when the call comes again.
-fn crashing(name: &str, handle: &str) -> Result<Option<String>> {
-    let stands = broken_for("crashes/create", name, "dying-create")
-        || broken_for("crashes/clone", name, "dying-clone")
-        || broken_for("crashes/restore", name, "dying-restore");
-    let hurried = broken_for("deadlines/hurried-create", name, "hurried");
-    if !stands && !hurried {
+fn write_crash_marker(name: &str, handle: &str) -> Result<Option<String>> {
+    let is_crash_case = is_broken_for("crashes/create", name, "dying-create")
+        || is_broken_for("crashes/clone", name, "dying-clone")
+        || is_broken_for("crashes/restore", name, "dying-restore");
+    let is_deadline_case = is_broken_for("deadlines/hurried-create", name, "hurried");
+    if !is_crash_case && !is_deadline_case {
         return Ok(None);
     }
-    let stain = format!("begun/{handle}");
-    if db::scribbled(&stain)? {
+    let marker = format!("begun/{handle}");
+    if db::has_marker(&marker)? {
         return Err(StorageError::already_exists(format!("{name:?} was begun before")));
     }
-    db::scribble(&stain)?;
-    if hurried {
-        dawdle();
+    db::write_marker(&marker)?;
+    if is_deadline_case {
+        busy_wait();
     }
-    Ok(Some(stain))
+    Ok(Some(marker))
 }
 
-fn wanted(request: &CreateRequest, origin: Option<String>) -> Result<Vol> {
-    let exists = || db::look().is_ok_and(|db| db.volumes.contains_key(&request::handle(&request.name)));
-    let parameters = if broken("volumes/create-other-parameters") && exists() {
+fn stored_volume(request: &CreateRequest, origin: Option<String>) -> Result<VolumeEntry> {
+    let exists =
+        || db::load().is_ok_and(|db| db.volumes.contains_key(&request::volume_handle(&request.name)));
+    let parameters = if is_broken("volumes/create-other-parameters") && exists() {
         BTreeMap::new()
     } else {
-        request::parameters(request.parameters.clone())?
+        request::parse_parameters(request.parameters.clone())?
     };
-    if !request.mutable_parameters.is_empty() && broken("modification/create-with") {
+    if !request.mutable_parameters.is_empty() && is_broken("modification/create-with") {
         return Err(StorageError::invalid_argument("there are no mutable parameters"));
     }
-    let mutable = request::mutable(request.mutable_parameters.clone(), "modification/create-unknown")?;
+    let mutable =
+        request::parse_mutable_parameters(request.mutable_parameters.clone(), "modification/create-unknown")?;
     for capability in &request.capabilities {
-        filesystem(capability)?;
+        check_filesystem(capability)?;
     }
-    let size = request::size(&request.name, request.capacity)?;
-    Ok(Vol {
+    let size = request::choose_size(&request.name, request.capacity)?;
+    Ok(VolumeEntry {
         name: request.name.clone(),
         size,
         first_size: size,
         parameters,
-        first_mutable: mutable.clone(),
-        mutable,
-        uses: request::uses(&request.capabilities, "volumes/no-capability")?,
-        many_nodes: request.capabilities.iter().any(request::many_nodes),
+        first_mutable_parameters: mutable.clone(),
+        mutable_parameters: mutable,
+        capabilities: request::format_capabilities(&request.capabilities, "volumes/no-capability")?,
+        is_multi_node: request.capabilities.iter().any(request::is_multi_node),
         origin,
-        owner: request.owner.as_ref().map(|owner| Owner {
+        owner: request.owner.as_ref().map(|owner| OwnerEntry {
             cluster: owner.cluster_id.clone(),
             claim: owner.claim_uid.clone(),
             volume: owner.pv_name.clone(),
-            retain: matches!(owner.reclaim_policy, ReclaimPolicy::Retain),
+            is_retained: matches!(owner.reclaim_policy, ReclaimPolicy::Retain),
         }),
         published: BTreeMap::new(),
-        changed: db::now(),
+        changed_at_ms: db::now(),
     })
 }
 
-fn filesystem(capability: &cofferdam_guest::VolumeCapability) -> Result<()> {
+fn check_filesystem(capability: &cofferdam_guest::VolumeCapability) -> Result<()> {
     match &capability.access {
         cofferdam_guest::AccessType::Filesystem(access) => match access.fs_type.as_deref() {
             Some(unknown) if !KNOWN_FILESYSTEMS.contains(&unknown) => {
@@ -194,21 +196,21 @@ fn filesystem(capability: &cofferdam_guest::VolumeCapability) -> Result<()> {
 }
 
 /// Whether the volume of a name is what the same name asks for now.
-fn same(found: &Vol, wanted: &Vol, request: &CreateRequest) -> Result<()> {
+fn check_same_request(found: &VolumeEntry, wanted: &VolumeEntry, request: &CreateRequest) -> Result<()> {
     let range = request.capacity;
     let fits = range.required_bytes.is_none_or(|required| found.size >= required)
         && range.limit_bytes.is_none_or(|limit| found.size <= limit);
-    let grown = found.size > found.first_size && broken("expansion/create-still-finds");
+    let grown = found.size > found.first_size && is_broken("expansion/create-still-finds");
     let other_source = format!("{}/other-source", interface(found.origin.as_deref()));
-    let differs = [
+    let differences = [
         (!fits, "volumes/create-other-size", "size"),
         (found.parameters != wanted.parameters, "volumes/create-other-parameters", "parameters"),
-        (found.first_mutable != wanted.first_mutable, "-", "mutable parameters"),
-        (found.uses != wanted.uses, "volumes/create-other-capability", "uses"),
+        (found.first_mutable_parameters != wanted.first_mutable_parameters, "-", "mutable parameters"),
+        (found.capabilities != wanted.capabilities, "volumes/create-other-capability", "uses"),
         (found.origin != wanted.origin, other_source.as_str(), "source"),
         (grown, "-", "first size"),
     ];
-    match differs.into_iter().find(|(differs, rule, _)| *differs && !broken(rule)) {
+    match differences.into_iter().find(|(differences, rule, _)| *differences && !is_broken(rule)) {
         Some((_, _, what)) => {
             Err(StorageError::already_exists(format!("{:?} exists with another {what}", found.name)))
         }
@@ -216,98 +218,103 @@ fn same(found: &Vol, wanted: &Vol, request: &CreateRequest) -> Result<()> {
     }
 }
 
-fn settle(db: &mut Db, handle: &str, wanted: &Vol, request: &CreateRequest) -> Result<Volume> {
+fn insert_volume(
+    db: &mut BrokenDriverState,
+    handle: &str,
+    wanted: &VolumeEntry,
+    request: &CreateRequest,
+) -> Result<Volume> {
     let origin = wanted.origin.as_deref();
-    if broken_for("volumes/create-after-delete", &wanted.name, "reborn") && wanted.size > 1 << 20 {
+    if is_broken_for("volumes/create-after-delete", &wanted.name, "reborn") && wanted.size > 1 << 20 {
         return Err(StorageError::already_exists("the name was in use once"));
     }
-    let least = request::source_size(db, origin)?;
+    let min_size = request::source_size(db, origin)?;
     let mut wanted = wanted.clone();
-    if request.capacity.required_bytes.is_none() || wanted.size < least {
-        let within = request.capacity.limit_bytes.is_none_or(|limit| limit >= least);
-        if !within && !broken(&format!("{}/too-small", interface(origin))) {
-            return Err(StorageError::out_of_range(format!("the source has {least} bytes")));
+    if request.capacity.required_bytes.is_none() || wanted.size < min_size {
+        let within = request.capacity.limit_bytes.is_none_or(|limit| limit >= min_size);
+        if !within && !is_broken(&format!("{}/too-small", interface(origin))) {
+            return Err(StorageError::out_of_range(format!("the source has {min_size} bytes")));
         }
-        wanted.size = wanted.size.max(if within { least } else { 0 });
+        wanted.size = wanted.size.max(if within { min_size } else { 0 });
         wanted.first_size = wanted.size;
     }
-    let created = volume(handle, &wanted);
+    let created = volume_of(handle, &wanted);
     db.volumes.insert(handle.to_owned(), wanted);
     Ok(created)
 }
 
 /// What a volume is to the caller.
-pub(crate) fn volume(handle: &str, kept: &Vol) -> Volume {
-    let mut volume = Volume::new(handle, kept.size);
-    let noisy = broken_for("volumes/create-is-idempotent", &kept.name, "twice")
-        || broken_for("cloning/is-idempotent", &kept.name, "cloned")
-        || broken_for("restoring/is-idempotent", &kept.name, "restored");
-    volume.topology = places();
-    if broken("publishing/attachment") {
+pub(crate) fn volume_of(handle: &str, stored: &VolumeEntry) -> Volume {
+    let mut volume = Volume::new(handle, stored.size);
+    let is_random = is_broken_for("volumes/create-is-idempotent", &stored.name, "twice")
+        || is_broken_for("cloning/is-idempotent", &stored.name, "cloned")
+        || is_broken_for("restoring/is-idempotent", &stored.name, "restored");
+    volume.topology = volume_topology();
+    if is_broken("publishing/attachment") {
         volume.attachment = Some(cofferdam_guest::Attachment::none());
     }
-    volume.context = kept.parameters.clone().into_iter().collect();
-    if noisy {
+    volume.context = stored.parameters.clone().into_iter().collect();
+    if is_random {
         volume.context.push(("nonce".to_owned(), nonce()));
     }
     volume
 }
 
-fn is_ours(handle: &str) -> bool {
+fn is_own_handle(handle: &str) -> bool {
     handle.starts_with("v-")
 }
 
 /// Deletes a volume.
 pub(crate) fn delete(handle: &str) -> Result<()> {
-    if !is_ours(handle) && broken("volumes/delete-unknown") {
+    if !is_own_handle(handle) && is_broken("volumes/delete-unknown") {
         return Err(StorageError::invalid_argument("this is no handle"));
     }
-    let dying = db::look()?
+    let is_crash_case = db::load()?
         .volumes
         .get(handle)
-        .is_some_and(|found| broken_for("crashes/delete", &found.name, "dying-delete"));
-    if dying {
-        db::scribble(&format!("trash/{}", nonce()))?;
+        .is_some_and(|found| is_broken_for("crashes/delete", &found.name, "dying-delete"));
+    if is_crash_case {
+        db::write_marker(&format!("trash/{}", nonce()))?;
     }
-    let hurried = |name: &str| broken_for("deadlines/hurried-delete", name, "hurried-delete");
-    if hurried(&db::name_of(handle)?) {
-        return db::marked(&format!("deleting/{handle}"), || {
-            dawdle();
+    let is_deadline_case = |name: &str| is_broken_for("deadlines/hurried-delete", name, "hurried-delete");
+    if is_deadline_case(&db::name_of(handle)?) {
+        return db::with_marker(&format!("deleting/{handle}"), || {
+            busy_wait();
             remove(handle, true)
         });
     }
-    let churned = db::look()?
+    let is_race_case = db::load()?
         .volumes
         .get(handle)
-        .is_some_and(|found| broken_for("concurrency/create-and-delete", &found.name, "churned"));
-    remove(handle, !churned)
+        .is_some_and(|found| is_broken_for("concurrency/create-and-delete", &found.name, "churned"));
+    remove(handle, !is_race_case)
 }
 
-fn remove(handle: &str, patient: bool) -> Result<()> {
-    db::change_patiently(patient, |db| {
+fn remove(handle: &str, retries: bool) -> Result<()> {
+    db::update_with_retry(retries, |db| {
         let Some(found) = db.volumes.get(handle) else {
-            if is_ours(handle) && broken("volumes/delete-is-idempotent") {
+            if is_own_handle(handle) && is_broken("volumes/delete-is-idempotent") {
                 return Err(StorageError::not_found("it is deleted already"));
             }
             return Ok(());
         };
-        if broken_for("volumes/delete-deletes", &found.name, "gone")
-            || broken_for("cleanup/nothing-is-left", &found.name, "last")
-            || broken_for("listing/forgets-deleted", &found.name, "forgotten")
+        if is_broken_for("volumes/delete-deletes", &found.name, "gone")
+            || is_broken_for("cleanup/nothing-is-left", &found.name, "last")
+            || is_broken_for("listing/forgets-deleted", &found.name, "forgotten")
         {
             return Ok(());
         }
         if !found.published.is_empty() {
-            if broken("publishing/delete-while-published") {
+            if is_broken("publishing/delete-while-published") {
                 return Err(StorageError::permission_denied("somebody is in there"));
             }
             return Err(StorageError::failed_precondition("the volume is published"));
         }
         db.volumes.remove(handle);
-        if broken("cloning/outlives-its-source") {
+        if is_broken("cloning/outlives-its-source") {
             db.volumes.retain(|_, volume| volume.origin.as_deref() != Some(handle));
         }
-        if broken("snapshots/outlive-their-volume") {
+        if is_broken("snapshots/outlive-their-volume") {
             db.snapshots.retain(|_, snapshot| snapshot.source != handle);
         }
         Ok(())
@@ -316,28 +323,28 @@ fn remove(handle: &str, patient: bool) -> Result<()> {
 
 /// Tells whether a volume can be used in some ways.
 pub(crate) fn validate(request: ValidateRequest) -> Result<Validation> {
-    let uses = request::uses(&request.capabilities, "volumes/validate-no-capability")?;
-    let db = db::look()?;
+    let uses = request::format_capabilities(&request.capabilities, "volumes/validate-no-capability")?;
+    let db = db::load()?;
     let Some(found) = db.volumes.get(&request.handle) else {
-        if !is_ours(&request.handle) {
-            if broken("volumes/validate-missing") {
+        if !is_own_handle(&request.handle) {
+            if is_broken("volumes/validate-missing") {
                 return Ok(Validation::Confirmed);
             }
-            if broken("errors/have-a-message") {
+            if is_broken("errors/have-a-message") {
                 return Err(StorageError::not_found(" "));
             }
-            if broken("errors/final-kinds-are-final") {
+            if is_broken("errors/final-kinds-are-final") {
                 return Err(StorageError::new(ErrorKind::NotFound, Finality::Unknown, "not there"));
             }
         }
         return Err(StorageError::not_found(format!("there is no volume {:?}", request.handle)));
     };
-    if broken("volumes/validate-confirms") {
+    if is_broken("volumes/validate-confirms") {
         return Ok(Validation::Refused("not today".to_owned()));
     }
-    let strange = uses.iter().find(|wanted| !found.uses.contains(*wanted));
-    match strange {
-        Some(wanted) if !broken("volumes/validate-refuses") => {
+    let unsupported = uses.iter().find(|wanted| !found.capabilities.contains(*wanted));
+    match unsupported {
+        Some(wanted) if !is_broken("volumes/validate-refuses") => {
             Ok(Validation::Refused(format!("the volume was not created for {wanted}")))
         }
         _ => Ok(Validation::Confirmed),

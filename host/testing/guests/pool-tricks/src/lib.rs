@@ -33,13 +33,13 @@ impl Backend for PoolTricks {
         let name = made_up("name");
         let size = request.capacity.required_bytes.unwrap_or_default();
         let outcome = match parameter("do") {
-            "create-directory" => pool::Host.create_directory(&name),
-            "create-image" => pool::Host.create_image(&name, size),
-            "remove" => pool::Host.remove(&name),
-            "grow" => pool::Host.grow(&name, size),
-            "copy" => pool::Host.copy(&made_up("source"), &name, None, CopyMode::AsRead),
-            "measure" => pool::Host.measure(&name).map(drop),
-            _ => pool::Host.scan(&name, Some(&name), u32::MAX).map(drop),
+            "create-directory" => pool::HostPool.create_directory(&name),
+            "create-image" => pool::HostPool.create_image(&name, size),
+            "remove" => pool::HostPool.remove(&name),
+            "grow" => pool::HostPool.grow(&name, size),
+            "copy" => pool::HostPool.copy(&made_up("source"), &name, None, CopyMode::AsRead),
+            "measure" => pool::HostPool.measure(&name).map(drop),
+            _ => pool::HostPool.scan(&name, Some(&name), u32::MAX).map(drop),
         };
         let handle = match outcome {
             Ok(()) => "ok",

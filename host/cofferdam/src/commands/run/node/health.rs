@@ -10,25 +10,25 @@ use tokio_util::sync::CancellationToken;
 
 use super::NodeRole;
 use crate::{
-    config::{Configuration, Endpoint},
-    failure::Failure,
-    telemetry::{Health, Pages, Telemetry},
+    config::{Configuration, HttpEndpoint},
+    error::CommandError,
+    telemetry::{HealthCheck, TelemetryServer, TelemetryState},
 };
 
 /// Port of livenessprobe.
-const PORT: u16 = 9808;
+const LIVENESS_PORT: u16 = 9808;
 
 /// What is asked when somebody asks for health.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Pulse {
+pub(super) struct HealthProbe {
     /// Role `liveness`: the driver, on its socket.
     pub(super) driver: Option<Driver>,
     /// Role `registrar`.
     pub(super) registrar: Option<Arc<Registrar>>,
 }
 
-impl Pulse {
-    async fn beats(&self) -> Result<(), String> {
+impl HealthProbe {
+    async fn check(&self) -> Result<(), String> {
         if let Some(driver) = &self.driver {
             driver.probe().await.map_err(|error| error.to_string())?;
         }
@@ -36,23 +36,23 @@ impl Pulse {
     }
 
     /// The same as the pages ask it.
-    pub(super) fn into_health(self) -> Health {
+    pub(super) fn into_health_check(self) -> HealthCheck {
         Arc::new(move || {
-            let pulse = self.clone();
-            async move { pulse.beats().await }.boxed()
+            let probe = self.clone();
+            async move { probe.check().await }.boxed()
         })
     }
 }
 
 /// The pages of a process that has roles of a node only.
-pub(super) struct Served {
+pub(super) struct RunningTelemetry {
     task: Option<JoinHandle<()>>,
     stop: CancellationToken,
     /// Pages are ready for as long as this lives.
     _ready: watch::Sender<bool>,
 }
 
-impl Served {
+impl RunningTelemetry {
     /// Ends the pages, after everything that they show.
     pub(super) async fn stop(mut self) {
         self.stop.cancel();
@@ -65,13 +65,13 @@ impl Served {
 }
 
 /// Where the pages are: at the endpoint that was given, or at the one that the role `liveness` brings.
-pub(crate) fn endpoint(configuration: &Configuration) -> Option<Endpoint> {
-    let of_liveness = || {
-        let port = configuration.health_port.unwrap_or(PORT);
+pub(crate) fn endpoint(configuration: &Configuration) -> Option<HttpEndpoint> {
+    let liveness_endpoint = || {
+        let port = configuration.health_port.unwrap_or(LIVENESS_PORT);
         let liveness = configuration.role.node.contains(&NodeRole::Liveness);
-        liveness.then_some(Endpoint { host: None, port })
+        liveness.then_some(HttpEndpoint { host: None, port })
     };
-    configuration.http_endpoint.clone().or_else(of_liveness)
+    configuration.http_endpoint.clone().or_else(liveness_endpoint)
 }
 
 /// Serves `/healthz`, `/readyz` and `/metrics` where an endpoint is given, or the role `liveness` brings its own.
@@ -80,23 +80,23 @@ pub(crate) fn endpoint(configuration: &Configuration) -> Option<Endpoint> {
 /// [`Failure::Listen`]
 pub(super) async fn serve(
     configuration: &Configuration,
-    pulse: Pulse,
+    probe: HealthProbe,
     registry: Registry,
     stopping: CancellationToken,
-) -> Result<Served, Failure> {
+) -> Result<RunningTelemetry, CommandError> {
     let (sender, ready) = watch::channel(true);
     let stop = CancellationToken::new();
     let task = match endpoint(configuration) {
         None => None,
         Some(endpoint) => {
-            let telemetry = Telemetry::bind(&endpoint).await?;
+            let telemetry = TelemetryServer::bind(&endpoint).await?;
             if let Some(address) = telemetry.address() {
                 tracing::info!(%address, "serving /healthz, /readyz and /metrics");
             }
-            let health = Some(pulse.into_health());
-            let pages = Pages { registry: Arc::new(registry), ready, health, stopping };
-            Some(tokio::spawn(telemetry.serve(pages, stop.clone())))
+            let health = Some(probe.into_health_check());
+            let state = TelemetryState { registry: Arc::new(registry), ready, health, stopping };
+            Some(tokio::spawn(telemetry.serve(state, stop.clone())))
         }
     };
-    Ok(Served { task, stop, _ready: sender })
+    Ok(RunningTelemetry { task, stop, _ready: sender })
 }

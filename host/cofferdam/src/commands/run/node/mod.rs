@@ -23,16 +23,16 @@ pub(crate) use health::endpoint;
 
 use crate::{
     config::Configuration,
-    failure::Failure,
+    error::CommandError,
     process_metrics,
-    supervisor::{End, Signals},
-    telemetry::Health,
+    supervisor::{ProcessOutcome, Signals},
+    telemetry::HealthCheck,
 };
 
 /// How long the registrar tries to reach a driver at first, as node-driver-registrar does.
-const CONNECT: Duration = Duration::from_secs(30);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pause between two tries.
-const PAUSE: Duration = Duration::from_secs(1);
+const CONNECT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// A role of a node, as `--role` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -59,26 +59,26 @@ impl NodeRole {
     }
 
     /// The role of a name.
-    pub(crate) fn of(name: &str) -> Option<Self> {
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|role| role.as_str() == name)
     }
 }
 
 /// Why the roles of a node cannot run. One line.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NodeFailure {
+pub(crate) enum NodeRoleError {
     #[error("role {role} needs {key}: expected --{key}, or {key} in the configuration")]
     Missing { role: &'static str, key: &'static str },
     #[error(
         "role node touches this machine as root, and other roles of this process run drivers: expected a process of its own, or --single-process"
     )]
-    Shared,
+    SharedProcess,
     #[error(transparent)]
     Manifest(#[from] ManifestError),
     #[error("the node's policy: {0}")]
     Policy(String),
     #[error("{0}")]
-    Machine(String),
+    Setup(String),
     #[error(transparent)]
     Socket(#[from] SocketError),
     #[error("role registrar: {0}")]
@@ -86,51 +86,53 @@ pub(crate) enum NodeFailure {
     #[error("cannot read the labels of node {node}: {problem}")]
     Labels { node: String, problem: String },
     #[error("role {0} ended before it was told to")]
-    Ended(&'static str),
+    RoleStopped(&'static str),
 }
 
 /// Refuses a privileged role beside those that run drivers, unless the operator wants it.
 ///
 /// # Errors
 /// [`NodeFailure::Shared`]
-pub(crate) fn may_share(configuration: &Configuration) -> Result<(), NodeFailure> {
+pub(crate) fn check_single_process(configuration: &Configuration) -> Result<(), NodeRoleError> {
     let roles = &configuration.role;
-    let shared = roles.run_drivers() && roles.node.contains(&NodeRole::Node);
-    if shared && !configuration.single_process { Err(NodeFailure::Shared) } else { Ok(()) }
+    let shared = roles.has_driver_roles() && roles.node.contains(&NodeRole::Node);
+    if shared && !configuration.single_process { Err(NodeRoleError::SharedProcess) } else { Ok(()) }
 }
 
 /// Roles of a node that run.
-pub(crate) struct Local {
+pub(crate) struct RunningNodeRoles {
     tasks: JoinSet<(&'static str, Result<(), SocketError>)>,
     stop: CancellationToken,
-    health: health::Pulse,
+    health_probe: health::HealthProbe,
 }
 
 /// Runs roles of a node, and nothing else, until a signal.
 ///
 /// # Errors
 /// [`Failure`], one line.
-pub(crate) async fn run(configuration: &Configuration) -> Result<End, Failure> {
+pub(crate) async fn run(configuration: &Configuration) -> Result<ProcessOutcome, CommandError> {
     let mut registry = Registry::default();
     process_metrics::register(&mut registry);
     let metrics = ServerMetrics::register(&mut registry);
-    let mut local = start(configuration, &metrics).await?;
-    let pages = health::serve(configuration, local.health.clone(), registry, local.stop.clone()).await?;
-    let mut signals = Signals::take()?;
+    let mut node_roles = start(configuration, &metrics).await?;
+    let telemetry =
+        health::serve(configuration, node_roles.health_probe.clone(), registry, node_roles.stop.clone())
+            .await?;
+    let mut signals = Signals::install()?;
     let name = tokio::select! {
         name = signals.next() => name,
-        ended = local.ended() => return Err(ended.into()),
+        error = node_roles.wait_for_exit() => return Err(error.into()),
     };
-    let drain = configuration.drain_timeout.get();
-    tracing::info!("{name}: running calls may end within {drain:?}; a second signal stops at once");
+    let drain_timeout = configuration.drain_timeout.get();
+    tracing::info!("{name}: running calls may end within {drain_timeout:?}; a second signal stops at once");
     let end = tokio::select! {
-        drained = local.stop(drain) => if drained { Ok(End::Drained) } else { Err(Failure::Drain(drain)) },
+        drained = node_roles.stop(drain_timeout) => if drained { Ok(ProcessOutcome::Drained) } else { Err(CommandError::DrainTimeout(drain_timeout)) },
         name = signals.next() => {
             tracing::warn!("{name} again: stopping at once");
-            Ok(End::Forced)
+            Ok(ProcessOutcome::Forced)
         }
     };
-    pages.stop().await;
+    telemetry.stop().await;
     end
 }
 
@@ -138,21 +140,24 @@ pub(crate) async fn run(configuration: &Configuration) -> Result<End, Failure> {
 ///
 /// # Errors
 /// [`Failure`], one line.
-pub(crate) async fn beside(
+pub(crate) async fn start_if_configured(
     configuration: &Configuration,
     metrics: &ServerMetrics,
-) -> Result<Option<Local>, Failure> {
+) -> Result<Option<RunningNodeRoles>, CommandError> {
     if configuration.role.node.is_empty() {
         return Ok(None);
     }
     Ok(Some(start(configuration, metrics).await?))
 }
 
-async fn start(configuration: &Configuration, metrics: &ServerMetrics) -> Result<Local, Failure> {
+async fn start(
+    configuration: &Configuration,
+    metrics: &ServerMetrics,
+) -> Result<RunningNodeRoles, CommandError> {
     let roles = &configuration.role.node;
     let stop = CancellationToken::new();
     let mut tasks = JoinSet::new();
-    let mut pulse = health::Pulse::default();
+    let mut health_probe = health::HealthProbe::default();
     let mut name = None;
     if roles.contains(&NodeRole::Node) {
         let (server, driver) = serve_node(configuration, metrics).await?;
@@ -165,26 +170,26 @@ async fn start(configuration: &Configuration, metrics: &ServerMetrics) -> Result
     }
     if roles.contains(&NodeRole::Registrar) {
         let registrar = Arc::new(registrar(configuration, name).await?);
-        pulse.registrar = Some(Arc::clone(&registrar));
+        health_probe.registrar = Some(Arc::clone(&registrar));
         let (metrics, stop) = (metrics.clone(), stop.clone());
         tasks.spawn(async move { (NodeRole::Registrar.as_str(), registrar.serve(&metrics, stop).await) });
     }
     if roles.contains(&NodeRole::Liveness) {
-        pulse.driver = Some(driver(configuration, NodeRole::Liveness)?);
+        health_probe.driver = Some(driver_client(configuration, NodeRole::Liveness)?);
     }
     tracing::info!(roles = ?roles, "started");
-    Ok(Local { tasks, stop, health: pulse })
+    Ok(RunningNodeRoles { tasks, stop, health_probe: health_probe })
 }
 
-impl Local {
+impl RunningNodeRoles {
     /// Waits for a role to end by itself, which none does in order.
-    async fn ended(&mut self) -> NodeFailure {
+    async fn wait_for_exit(&mut self) -> NodeRoleError {
         match self.tasks.join_next().await {
             Some(Ok((_, Err(error)))) => error.into(),
-            Some(Ok((role, Ok(())))) => NodeFailure::Ended(role),
+            Some(Ok((role, Ok(())))) => NodeRoleError::RoleStopped(role),
             Some(Err(panicked)) => {
                 tracing::error!(%panicked, "a role's task ended");
-                NodeFailure::Ended("node")
+                NodeRoleError::RoleStopped("node")
             }
             // Liveness alone has nothing that could end.
             None => std::future::pending().await,
@@ -195,11 +200,11 @@ impl Local {
     ///
     /// # Errors
     /// [`NodeFailure::Ended`], or what made a role end before that.
-    pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<(), Failure> {
+    pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<(), CommandError> {
         tokio::select! {
             biased;
             () = stop.cancelled() => {}
-            ended = self.ended() => return Err(ended.into()),
+            error = self.wait_for_exit() => return Err(error.into()),
         }
         self.stop.cancel();
         while self.tasks.join_next().await.is_some() {}
@@ -207,31 +212,31 @@ impl Local {
     }
 
     /// What `/healthz` asks.
-    pub(crate) fn health(&self) -> Health {
-        self.health.clone().into_health()
+    pub(crate) fn health(&self) -> HealthCheck {
+        self.health_probe.clone().into_health_check()
     }
 
     /// One task as a role.
     #[cfg(test)]
-    pub(crate) fn of(role: &'static str, task: impl Future<Output = ()> + Send + 'static) -> Self {
+    pub(crate) fn from_task(role: &'static str, task: impl Future<Output = ()> + Send + 'static) -> Self {
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             task.await;
             (role, Ok(()))
         });
-        Self { tasks, stop: CancellationToken::new(), health: health::Pulse::default() }
+        Self { tasks, stop: CancellationToken::new(), health_probe: health::HealthProbe::default() }
     }
 
     /// Lets nobody in any more and lets running calls end; `false` when they did not in time.
-    async fn stop(mut self, limit: Duration) -> bool {
+    async fn stop(mut self, timeout: Duration) -> bool {
         self.stop.cancel();
-        let all = async { while self.tasks.join_next().await.is_some() {} };
-        tokio::time::timeout(limit, all).await.is_ok()
+        let tasks_ended = async { while self.tasks.join_next().await.is_some() {} };
+        tokio::time::timeout(timeout, tasks_ended).await.is_ok()
     }
 }
 
-fn needed<'a, T>(value: &'a Option<T>, role: NodeRole, key: &'static str) -> Result<&'a T, NodeFailure> {
-    value.as_ref().ok_or(NodeFailure::Missing { role: role.as_str(), key })
+fn required<'a, T>(value: &'a Option<T>, role: NodeRole, key: &'static str) -> Result<&'a T, NodeRoleError> {
+    value.as_ref().ok_or(NodeRoleError::Missing { role: role.as_str(), key })
 }
 
 /// There is no such machine elsewhere.
@@ -239,35 +244,35 @@ fn needed<'a, T>(value: &'a Option<T>, role: NodeRole, key: &'static str) -> Res
 async fn serve_node(
     _: &Configuration,
     _: &ServerMetrics,
-) -> Result<(cofferdam_csi::server::Server, String), Failure> {
-    Err(NodeFailure::Machine("role node needs Linux".to_owned()).into())
+) -> Result<(cofferdam_csi::server::Server, String), CommandError> {
+    Err(NodeRoleError::Setup("role node needs Linux".to_owned()).into())
 }
 
 /// The driver's socket, as another role of this process serves it or as another process does.
-fn driver(configuration: &Configuration, role: NodeRole) -> Result<Driver, NodeFailure> {
+fn driver_client(configuration: &Configuration, role: NodeRole) -> Result<Driver, NodeRoleError> {
     let socket = configuration.csi_address.as_ref().or(configuration.csi_endpoint.as_ref());
-    let socket = socket.ok_or(NodeFailure::Missing { role: role.as_str(), key: "csi-address" })?;
+    let socket = socket.ok_or(NodeRoleError::Missing { role: role.as_str(), key: "csi-address" })?;
     Ok(Driver::new(socket.0.clone(), configuration.probe_timeout.get()))
 }
 
-async fn registrar(configuration: &Configuration, name: Option<String>) -> Result<Registrar, NodeFailure> {
+async fn registrar(configuration: &Configuration, name: Option<String>) -> Result<Registrar, NodeRoleError> {
     let name = match name {
         Some(name) => name,
         None => {
-            let driver = driver(configuration, NodeRole::Registrar)?;
-            let until = Instant::now() + CONNECT;
+            let driver = driver_client(configuration, NodeRole::Registrar)?;
+            let deadline = Instant::now() + CONNECT_TIMEOUT;
             loop {
                 match driver.name().await {
                     Ok(name) => break name,
-                    Err(error) if Instant::now() >= until => return Err(error.into()),
+                    Err(error) if Instant::now() >= deadline => return Err(error.into()),
                     Err(error) => tracing::info!(%error, "waiting for the driver"),
                 }
-                sleep(PAUSE).await;
+                sleep(CONNECT_RETRY_DELAY).await;
             }
         }
     };
-    let own = configuration.csi_endpoint.as_ref().map(|socket| socket.0.to_string());
-    let endpoint = configuration.kubelet_registration_path.clone().or(own);
-    let endpoint = needed(&endpoint, NodeRole::Registrar, "kubelet-registration-path")?.clone();
+    let own_endpoint = configuration.csi_endpoint.as_ref().map(|socket| socket.0.to_string());
+    let endpoint = configuration.kubelet_registration_path.clone().or(own_endpoint);
+    let endpoint = required(&endpoint, NodeRole::Registrar, "kubelet-registration-path")?.clone();
     Ok(Registrar::new(name, endpoint, &configuration.plugin_registration_path))
 }

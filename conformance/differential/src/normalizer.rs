@@ -1,0 +1,243 @@
+//! What may differ between two runs is made the same: uids, times, versions, generated names, and the order of what has
+//! no order.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+/// The characters of a generated name's end.
+const SUFFIX_LENGTH: usize = 5;
+
+/// Normalises the answers of one run. A version becomes the number of versions that were seen of its object, so that a
+/// write that should not have happened shows.
+#[derive(Debug, Default)]
+pub struct ResponseNormalizer {
+    versions: BTreeMap<String, Vec<String>>,
+}
+
+impl ResponseNormalizer {
+    /// Normalises a body. `prefix` is the `generateName` of the request.
+    pub fn normalize_body(&mut self, body: Value, prefix: Option<&str>) -> Value {
+        let mut body = self.normalize_value(body, "");
+        if let Some(prefix) = prefix.filter(|prefix| !prefix.is_empty()) {
+            map_strings(&mut body, &mut |text| hide_generated_names(text, prefix));
+        }
+        if body.get("kind").and_then(Value::as_str) == Some("Status") {
+            normalize_status(&mut body);
+        }
+        body
+    }
+
+    fn normalize_value(&mut self, value: Value, name: &str) -> Value {
+        match value {
+            Value::Object(map) => self.normalize_object(map),
+            Value::Array(list) if name == "managedFields" => {
+                let mut list: Vec<Value> =
+                    list.into_iter().map(|one| self.normalize_value(one, "")).collect();
+                list.sort_by_key(|entry| {
+                    ["manager", "operation", "subresource"]
+                        .map(|member| entry.get(member).cloned().unwrap_or_default().to_string())
+                });
+                Value::Array(list)
+            }
+            Value::Array(list) => {
+                Value::Array(list.into_iter().map(|one| self.normalize_value(one, name)).collect())
+            }
+            Value::String(text) => Value::String(normalize_scalar(text, name)),
+            other @ (Value::Null | Value::Bool(_) | Value::Number(_)) => other,
+        }
+    }
+
+    fn normalize_object(&mut self, mut map: Map<String, Value>) -> Value {
+        let text = |map: &Map<String, Value>, member: &str| {
+            map.get(member).and_then(Value::as_str).map(str::to_owned)
+        };
+        if let Some(version) = text(&map, "resourceVersion") {
+            let normalized = match text(&map, "uid") {
+                Some(uid) => {
+                    let versions = self.versions.entry(uid).or_default();
+                    let index = versions.iter().position(|one| *one == version).unwrap_or_else(|| {
+                        versions.push(version.clone());
+                        versions.len() - 1
+                    });
+                    format!("version {}", index + 1)
+                }
+                None => "<version>".to_owned(),
+            };
+            map.insert("resourceVersion".to_owned(), Value::String(normalized));
+        }
+        if let (Some(prefix), Some(name)) = (text(&map, "generateName"), text(&map, "name")) {
+            map.insert("name".to_owned(), Value::String(hide_generated_names(&name, &prefix)));
+        }
+        let members = map.into_iter().map(|(name, value)| {
+            let value = self.normalize_value(value, &name);
+            (normalize_key(name), value)
+        });
+        Value::Object(members.collect())
+    }
+}
+
+fn map_strings(value: &mut Value, change: &mut impl FnMut(&str) -> String) {
+    match value {
+        Value::String(text) => *text = change(text),
+        Value::Array(list) => list.iter_mut().for_each(|one| map_strings(one, change)),
+        Value::Object(map) => map.values_mut().for_each(|one| map_strings(one, change)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+/// Hides the random end of names with a prefix.
+fn hide_generated_names(text: &str, prefix: &str) -> String {
+    let mut hidden = String::new();
+    let mut rest = text;
+    while let Some(prefix_start) = rest.find(prefix) {
+        let (before, found) = rest.split_at(prefix_start + prefix.len());
+        hidden.push_str(before);
+        let random = found
+            .get(..SUFFIX_LENGTH)
+            .is_some_and(|end| end.bytes().all(|byte| byte.is_ascii_alphanumeric()));
+        rest = if random {
+            hidden.push_str("<random>");
+            found.get(SUFFIX_LENGTH..).unwrap_or_default()
+        } else {
+            found
+        };
+    }
+    hidden + rest
+}
+
+fn normalize_scalar(text: String, name: &str) -> String {
+    match name {
+        "continue" if !text.is_empty() => "<token>".to_owned(),
+        "uid" if is_uid(&text) => "<uid>".to_owned(),
+        "creationTimestamp" | "deletionTimestamp" | "time" | "lastPhaseTransitionTime" if is_time(&text) => {
+            "<time>".to_owned()
+        }
+        "message" => normalize_message(&text),
+        "cells" if is_age(&text) => "<age>".to_owned(),
+        _ => text,
+    }
+}
+
+/// An owner reference is known by its uid.
+fn normalize_key(name: String) -> String {
+    match name.strip_prefix("k:{\"uid\":\"").and_then(|rest| rest.strip_suffix("\"}")) {
+        Some(uid) if is_uid(uid) => "k:{\"uid\":\"<uid>\"}".to_owned(),
+        Some(_) | None => name,
+    }
+}
+
+fn is_uid(text: &str) -> bool {
+    text.len() == 36 && text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
+}
+
+fn is_time(text: &str) -> bool {
+    text.len() >= 20 && text.ends_with('Z') && text.bytes().take(4).all(|byte| byte.is_ascii_digit())
+}
+
+fn is_age(text: &str) -> bool {
+    text.ends_with(['s', 'm', 'h', 'd']) && text.bytes().next().is_some_and(|byte| byte.is_ascii_digit())
+}
+
+/// Hides uids, times and versions inside of a message, and the diff of Go's internal types that some end with.
+fn normalize_message(text: &str) -> String {
+    let text = text.split("\n@@").next().unwrap_or_default();
+    let hide = |word: &str| {
+        let core = word.trim_matches(|c: char| matches!(c, '(' | ')' | ',' | '.' | '"'));
+        if is_uid(core) {
+            word.replace(core, "<uid>")
+        } else if core.len() >= 2 && core.bytes().all(|byte| byte.is_ascii_digit()) && is_version(text) {
+            word.replace(core, "<version>")
+        } else {
+            word.to_owned()
+        }
+    };
+    text.split(' ').map(hide).collect::<Vec<_>>().join(" ")
+}
+
+fn is_version(message: &str) -> bool {
+    ["esource version", "ResourceVersion"].iter().any(|word| message.contains(word))
+}
+
+/// Causes have no order, and a structure in a message is shown in the order of Go's fields.
+fn normalize_status(status: &mut Value) {
+    let causes = status.pointer_mut("/details/causes").and_then(Value::as_array_mut);
+    let mut several = false;
+    if let Some(causes) = causes {
+        for cause in causes.iter_mut() {
+            if let Some(Value::String(text)) = cause.get_mut("message") {
+                *text = hide_structure(text);
+            }
+        }
+        causes.sort_by_key(ToString::to_string);
+        causes.dedup();
+        several = causes.len() > 1;
+    }
+    if let Some(Value::String(text)) = status.get_mut("message") {
+        *text = hide_structure(text);
+        if let Some((head, _)) = text.split_once(" is invalid: [") {
+            *text = format!("{head} is invalid: <causes>");
+        } else if let Some((head, lines)) = text.split_once("errors:\n") {
+            let mut lines: Vec<&str> = lines.lines().collect();
+            lines.sort_unstable();
+            *text = format!("{head}errors:\n{}", lines.join("\n"));
+        } else if several {
+            // The same rule, broken at several places.
+            text.push_str(" <causes>");
+        }
+    }
+}
+
+fn hide_structure(text: &str) -> String {
+    for (open, close) in
+        [("Invalid value: {", "}: "), ("Invalid value: [{", "}]: "), ("Invalid value: \"{", "}\": ")]
+    {
+        if let Some((before, rest)) = text.split_once(open)
+            && let Some((_, after)) = rest.rsplit_once(close)
+        {
+            return format!("{before}Invalid value: <structure>: {after}");
+        }
+    }
+    text.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::ResponseNormalizer;
+
+    #[test]
+    fn versions_are_counted_for_each_object() {
+        let mut normalizer = ResponseNormalizer::default();
+        let mut version_of = |uid: &str, version: &str| {
+            let body = json!({"metadata": {"uid": uid, "resourceVersion": version}});
+            normalizer.normalize_body(body, None)["metadata"]["resourceVersion"].clone()
+        };
+        assert_eq!(
+            [version_of("a", "7"), version_of("b", "8"), version_of("a", "9"), version_of("a", "7")],
+            ["version 1", "version 1", "version 2", "version 1"]
+        );
+    }
+
+    #[test]
+    fn random_and_unordered_values_are_hidden() {
+        let body = json!({
+            "kind": "Status",
+            "message": "X \"gen-abcde\" is invalid: [b: Invalid value: {\"Z\":1}: no, a: wrong]",
+            "details": {"name": "gen-abcde", "causes": [
+                {"field": "b", "message": "Invalid value: {\"Z\":1}: no"}, {"field": "a", "message": "wrong"},
+            ]},
+        });
+        assert_eq!(
+            ResponseNormalizer::default().normalize_body(body, Some("gen-")),
+            json!({
+                "kind": "Status",
+                "message": "X \"gen-<random>\" is invalid: <causes>",
+                "details": {"name": "gen-<random>", "causes": [
+                    {"field": "a", "message": "wrong"}, {"field": "b", "message": "Invalid value: <structure>: no"},
+                ]},
+            })
+        );
+    }
+}

@@ -1,0 +1,73 @@
+//! What a real kube-apiserver answered: written by [`record`], kept with the requests.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context as _, Result};
+
+use crate::{
+    compare::{ScriptComparison, compare},
+    requests::{REQUEST_FILES, RequestScript, parse},
+    runner::{ApiResponse, run_script},
+};
+
+/// In the order of [`FILES`].
+const ANSWERS: [&str; 7] = [
+    include_str!("../answers/apply.jsonl"),
+    include_str!("../answers/claims.jsonl"),
+    include_str!("../answers/core.jsonl"),
+    include_str!("../answers/lists.jsonl"),
+    include_str!("../answers/storage.jsonl"),
+    include_str!("../answers/volumes.jsonl"),
+    include_str!("../answers/expiry.jsonl"),
+];
+
+/// One file of requests, played and compared with what was recorded.
+#[derive(Debug)]
+pub struct ScriptRun {
+    /// The file's name.
+    pub name: &'static str,
+    /// Its requests.
+    pub script: RequestScript,
+    /// How the answers compare.
+    pub comparison: ScriptComparison,
+}
+
+/// Plays the whole set to an API that is empty, and compares its answers with the recorded ones.
+///
+/// # Errors
+/// When the API does not answer, or a file of the set cannot be read.
+pub async fn compare_with_recording(
+    client: &kube::Client,
+    mut compact: impl AsyncFnMut() -> Result<()>,
+) -> Result<Vec<ScriptRun>> {
+    let mut runs = Vec::new();
+    for ((name, text), answers) in REQUEST_FILES.into_iter().zip(ANSWERS) {
+        let script = parse(text).with_context(|| format!("{name}.txt"))?;
+        let expected: Result<Vec<ApiResponse>, _> = answers.lines().map(serde_json::from_str).collect();
+        let expected = expected.with_context(|| format!("{name}.jsonl"))?;
+        let found = run_script(client, &script, &mut compact).await.with_context(|| format!("{name}.txt"))?;
+        let comparison = compare(&script, &expected, &found);
+        runs.push(ScriptRun { name, script, comparison });
+    }
+    Ok(runs)
+}
+
+/// Plays the whole set to an API that is empty, and writes its answers to a directory.
+///
+/// # Errors
+/// When the API does not answer, or the answers cannot be written.
+pub async fn record(
+    client: &kube::Client,
+    mut compact: impl AsyncFnMut() -> Result<()>,
+    directory: &Path,
+) -> Result<()> {
+    for (name, text) in REQUEST_FILES {
+        let script = parse(text).with_context(|| format!("{name}.txt"))?;
+        let answers =
+            run_script(client, &script, &mut compact).await.with_context(|| format!("{name}.txt"))?;
+        let lines: Result<Vec<String>, _> = answers.iter().map(serde_json::to_string).collect();
+        let path = directory.join(format!("{name}.jsonl"));
+        fs::write(&path, lines?.join("\n") + "\n").with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}

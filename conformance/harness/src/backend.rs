@@ -1,0 +1,241 @@
+//! The way of a volume to a pod, all of it ours: a driver with the roles that run it, and the roles of a node in a process of
+//! their own, which never sees the driver.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::Result;
+use kube::Client;
+
+use crate::{
+    account::{self, Account},
+    control_plane,
+    process::{self, CommandSpec, ManagedProcess},
+    run::SuiteRun,
+    sidecar::plain_client,
+};
+
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
+/// The name of the driver's section in the configuration.
+const CONFIG_SECTION: &str = "driver";
+/// Largest memory that a node gives a volume or a pod here, in bytes: more than any of ours asks for.
+const MAX_TMPFS_BYTES: u64 = 16 << 30;
+/// How many volumes of memory a node takes.
+const MAX_VOLUMES: u32 = 20;
+/// What all volumes of memory have together.
+const CAPACITY: &str = "1Ti";
+/// Largest memory of an inline volume, in bytes.
+pub const MAX_INLINE_BYTES: u64 = 16 << 20;
+
+/// A driver: how the roles that run it are configured, and what the node may do for it.
+#[derive(Clone, Debug)]
+pub struct BackendFixture {
+    name: &'static str,
+    driver: String,
+    component: PathBuf,
+    directory: PathBuf,
+    /// TOML of the driver's section.
+    section: String,
+    /// TOML of the node's policy.
+    policy: String,
+}
+
+impl BackendFixture {
+    /// Volumes of a node's memory, published by the driver.
+    ///
+    /// # Errors
+    /// When its files cannot be written.
+    pub fn memory(run: &SuiteRun, node: &str) -> Result<Self> {
+        let settings =
+            format!("nodes = {node:?}\nvolumes-per-node = \"{MAX_VOLUMES}\"\ncapacity = \"{CAPACITY}\"\n");
+        let policy = format!(
+            "attachments = [\"tmpfs\", \"none\"]\ntmpfs-most = {MAX_TMPFS_BYTES}\n\n[node.inline]\ntmpfs-most = {MAX_INLINE_BYTES}\n"
+        );
+        Self::new(run, "memory", cofferdam_carried::MEMORY, &settings, "", &policy)
+    }
+
+    /// Directories and images in a directory of the node.
+    ///
+    /// # Errors
+    /// When its files cannot be written.
+    pub fn pool(run: &SuiteRun, node: &str) -> Result<Self> {
+        let pool = run.scratch().join("pool/volumes");
+        fs::create_dir_all(&pool)?;
+        let settings = format!("node = {node:?}\n");
+        let extra_section = format!("\n[backend.{CONFIG_SECTION}.pool]\ndirectory = {pool:?}\n");
+        let policy = format!(
+            "attachments = [\"directory\", \"image\"]\ndirectory-root = {pool:?}\nimage-root = {pool:?}\n\
+             filesystems = [\"ext4\", \"xfs\"]\n"
+        );
+        Self::new(run, "pool", cofferdam_carried::POOL, &settings, &extra_section, &policy)
+    }
+
+    fn new(
+        run: &SuiteRun,
+        name: &'static str,
+        component: &[u8],
+        settings: &str,
+        extra_section: &str,
+        policy: &str,
+    ) -> Result<Self> {
+        let directory = run.scratch().join(name);
+        fs::create_dir_all(&directory)?;
+        let driver = format!("{name}.conformance.cofferdam.dev");
+        let state = directory.join("state.redb");
+        let file = directory.join("component.wasm");
+        fs::write(&file, component)?;
+        let section = format!(
+            "[backend.{CONFIG_SECTION}]\nfile = {file:?}\n\n[backend.{CONFIG_SECTION}.settings]\ndriver-name = {driver:?}\n{settings}\n\
+             [backend.{CONFIG_SECTION}.state]\nfile = {state:?}\n{extra_section}"
+        );
+        Ok(Self { name, driver, component: file, directory, section, policy: format!("[node]\n{policy}") })
+    }
+
+    /// The driver's name.
+    #[must_use]
+    pub fn driver(&self) -> &str {
+        &self.driver
+    }
+
+    /// Starts `csi-server` before the driver, and waits until it is ready. The client asks it for its pages.
+    ///
+    /// # Errors
+    /// When it is not, with the end of its log.
+    pub async fn start_csi_server(&self, run: &SuiteRun) -> Result<(ManagedProcess, PathBuf, Client)> {
+        let socket = self.directory.join("controller.sock");
+        let spec = self
+            .run_command(run, &format!("csi-server-{}", self.name))?
+            .args(["--role=csi-server", "--log=cofferdam_csi=debug,info"])
+            .arg(format_args!("--csi-socket={}", socket.display()));
+        let (process, client) = start_and_wait(run, spec, "/readyz").await?;
+        Ok((process, socket, client))
+    }
+
+    /// Starts the roles of an account, which run the driver, and waits until they are ready.
+    ///
+    /// # Errors
+    /// When they are not, with the end of their log.
+    pub async fn start_roles(
+        &self,
+        run: &SuiteRun,
+        account: &Account,
+        extra_flags: &[String],
+    ) -> Result<ManagedProcess> {
+        let spec = self
+            .run_command(run, &format!("roles-{}", self.name))?
+            .args(account.roles().iter().map(|role| format!("--role={role}")))
+            .arg(format_args!("--kubeconfig={}", account.kubeconfig().display()))
+            .arg(format_args!("--namespace={}", account::NAMESPACE))
+            .args(extra_flags);
+        Ok(start_and_wait(run, spec, "/readyz").await?.0)
+    }
+
+    fn run_command(&self, run: &SuiteRun, log: &str) -> Result<CommandSpec> {
+        let configuration = self.directory.join(format!("{log}.toml"));
+        fs::write(&configuration, &self.section)?;
+        Ok(CommandSpec::new(log, run.program())
+            .arg("run")
+            .arg(format_args!("--config={}", configuration.display()))
+            .arg(format_args!("--compilation-cache={}", run.scratch().join("compiled").display()))
+            .env("RUST_BACKTRACE", "1"))
+    }
+
+    /// Starts `node`, `registrar` and `liveness` below a root of kubelet's, and waits until they are healthy. What they know of
+    /// the driver is its manifest.
+    ///
+    /// # Errors
+    /// When they are not, with the end of their log.
+    pub async fn start_node_roles(&self, run: &SuiteRun, node: &str, root: &Path) -> Result<NodeRoles> {
+        let file = |name: &str| self.directory.join(name);
+        let (inspected, configuration, manifest) =
+            (file("inspected.toml"), file("node.toml"), file("manifest.json"));
+        let component = self.component.display().to_string();
+        let config = inspected.display().to_string();
+        fs::write(&inspected, &self.section)?;
+        fs::write(&configuration, &self.policy)?;
+        // Its state has one owner, which may run already.
+        let state = file("inspected.redb").display().to_string();
+        #[rustfmt::skip] // flags with their values
+        let arguments = [
+            "backend", "inspect", &component, "--config", &config, "--name", CONFIG_SECTION, "--state", &state,
+            "--output", "manifest", "--compilation-cache", "off",
+        ];
+        fs::write(&manifest, process::run_to_completion(run.program(), &arguments).await?)?;
+        let plugins = root.join("plugins_registry");
+        let socket = root.join("plugins").join(&self.driver).join("csi.sock");
+        for directory in [Some(plugins.as_path()), socket.parent()].into_iter().flatten() {
+            fs::create_dir_all(directory)?;
+        }
+        let spec = CommandSpec::new(format!("node-{}", self.name), run.program())
+            .args(["run", "--role=node", "--role=registrar", "--role=liveness", "--log=cofferdam=debug,info"])
+            .arg(format_args!("--config={}", configuration.display()))
+            .arg(format_args!("--manifest={}", manifest.display()))
+            .arg(format_args!("--csi-endpoint={}", socket.display()))
+            .arg(format_args!("--node-name={node}"))
+            .arg(format_args!("--kubelet-root={}", root.display()))
+            .arg(format_args!("--plugin-registration-path={}", plugins.display()))
+            .env("RUST_BACKTRACE", "1");
+        let (process, client) = start_and_wait(run, spec, "/healthz").await?;
+        Ok(NodeRoles {
+            driver: self.driver.clone(),
+            process,
+            client,
+            socket,
+            registration: plugins.join(format!("{}@reg.sock", self.driver)),
+        })
+    }
+}
+
+/// The roles of a node for one driver.
+pub struct NodeRoles {
+    /// The driver's name.
+    pub driver: String,
+    /// Their process.
+    pub process: ManagedProcess,
+    /// The socket that kubelet calls.
+    pub socket: PathBuf,
+    /// The socket that tells kubelet of it.
+    pub registration: PathBuf,
+    client: Client,
+}
+
+impl NodeRoles {
+    /// Starts them again, after they were killed, and waits until they are healthy.
+    ///
+    /// # Errors
+    /// When they are not, with the end of their log.
+    pub async fn restart(&mut self) -> Result<()> {
+        self.process.restart()?;
+        let client = &self.client;
+        self.process
+            .wait_ready(READY_TIMEOUT, async || control_plane::probe_path(client, "/healthz").await)
+            .await
+    }
+
+    /// Its records: of volumes that are on the node, and of no others.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub fn volume_records(&self) -> Result<Vec<String>> {
+        let mut records = Vec::new();
+        for entry in fs::read_dir(self.socket.with_file_name("volumes"))? {
+            match fs::read_to_string(entry?.path()) {
+                // It went while we looked.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                record => records.push(record?),
+            }
+        }
+        Ok(records)
+    }
+}
+
+async fn start_and_wait(run: &SuiteRun, spec: CommandSpec, page: &str) -> Result<(ManagedProcess, Client)> {
+    let port = run.free_port()?;
+    let mut process = ManagedProcess::start(run, spec.arg(format_args!("--http-endpoint=127.0.0.1:{port}")))?;
+    let client = plain_client(port)?;
+    process.wait_ready(READY_TIMEOUT, async || control_plane::probe_path(&client, page).await).await?;
+    Ok((process, client))
+}

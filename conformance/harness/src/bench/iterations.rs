@@ -1,0 +1,130 @@
+//! Several rounds of the same loads: a machine that is slower for a minute is slower for whoever runs in that minute. Each figure
+//! is the median of its rounds.
+
+use std::collections::BTreeMap;
+
+use super::{BenchmarkResults, ConfigurationResults, LoadMeasurement, measure::Cost, pods::NodeRoleUsage};
+
+/// The middle one; of an even number the mean of the middle two. 0 of none.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    let at = |index: usize| values.get(index).copied().unwrap_or_default();
+    if values.len().is_multiple_of(2) {
+        (at(middle.saturating_sub(1)) + at(middle)) / 2.0
+    } else {
+        at(middle)
+    }
+}
+
+/// Medians by name; what a round does not have is 0 there.
+fn medians_by_name(maps: &[&BTreeMap<String, f64>]) -> BTreeMap<String, f64> {
+    let names = maps.iter().flat_map(|map| map.keys());
+    let median_of =
+        |name: &String| median(maps.iter().map(|map| map.get(name).copied().unwrap_or_default()).collect());
+    names.map(|name| (name.clone(), median_of(name))).collect()
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "bytes of memory"
+)]
+fn median_bytes(values: impl Iterator<Item = u64>) -> u64 {
+    median(values.map(|bytes| bytes as f64).collect()).round() as u64
+}
+
+fn median_cost(iterations: &[&Cost]) -> Cost {
+    let median_of = |field: fn(&Cost) -> f64| median(iterations.iter().map(|cost| field(cost)).collect());
+    let maps = |field: fn(&Cost) -> &BTreeMap<String, f64>| {
+        medians_by_name(&iterations.iter().map(|cost| field(cost)).collect::<Vec<_>>())
+    };
+    let processes = iterations.iter().flat_map(|cost| cost.memory.keys());
+    Cost {
+        cpu: maps(|cost| &cost.cpu),
+        memory: processes
+            .map(|name| {
+                (
+                    name.clone(),
+                    median_bytes(iterations.iter().filter_map(|cost| cost.memory.get(name).copied())),
+                )
+            })
+            .collect(),
+        writes: median_of(|cost| cost.writes),
+        requests: maps(|cost| &cost.requests),
+        events: median_of(|cost| cost.events),
+        watches: median_of(|cost| cost.watches),
+    }
+}
+
+fn median_load(first: &LoadMeasurement, iterations: &[&ConfigurationResults]) -> LoadMeasurement {
+    let same: Vec<&LoadMeasurement> = iterations.iter().filter_map(|round| round.load(first.kind)).collect();
+    let median_of = |field: fn(&LoadMeasurement) -> f64| {
+        median(same.iter().map(|measurement| field(measurement)).collect())
+    };
+    LoadMeasurement {
+        kind: first.kind,
+        objects: first.objects,
+        seconds: median_of(|measurement| measurement.seconds),
+        per_second: median_of(|measurement| measurement.per_second),
+        p50: median_of(|measurement| measurement.p50),
+        p99: median_of(|measurement| measurement.p99),
+        cost: median_cost(&same.iter().map(|measurement| &measurement.cost).collect::<Vec<_>>()),
+    }
+}
+
+fn median_configurations(iterations: &[&[ConfigurationResults]]) -> Vec<ConfigurationResults> {
+    let first = iterations.first().copied().unwrap_or_default();
+    let stack = |results: &ConfigurationResults| {
+        let same =
+            iterations.iter().filter_map(|round| round.iter().find(|other| other.name == results.name));
+        let same: Vec<&ConfigurationResults> = same.collect();
+        let loads = results.loads.iter().map(|first| median_load(first, &same)).collect();
+        ConfigurationResults { loads, ..results.clone() }
+    };
+    first.iter().map(stack).collect()
+}
+
+fn median_node(iterations: &[&NodeRoleUsage]) -> Option<NodeRoleUsage> {
+    iterations.first().map(|first| NodeRoleUsage {
+        resident_bytes: median_bytes(iterations.iter().map(|node| node.resident_bytes)),
+        publish_p50: median(iterations.iter().map(|node| node.publish_p50).collect()),
+        publishes: first.publishes,
+    })
+}
+
+/// Each figure's median.
+pub(super) fn medians(iterations: &[BenchmarkResults]) -> BenchmarkResults {
+    let median_of = |field: fn(&BenchmarkResults) -> &[ConfigurationResults]| {
+        median_configurations(&iterations.iter().map(field).collect::<Vec<_>>())
+    };
+    BenchmarkResults {
+        claims: median_of(|results| &results.claims),
+        attachments: median_of(|results| &results.attachments),
+        expansion: median_of(|results| &results.expansion),
+        scheduling: median_of(|results| &results.scheduling),
+        pods: median_of(|results| &results.pods),
+        memory: None,
+        node: median_node(&iterations.iter().filter_map(|results| results.node.as_ref()).collect::<Vec<_>>()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn median_of_empty_odd_and_even_lists() {
+        for (values, expected) in
+            [(vec![], 0.0), (vec![3.0], 3.0), (vec![9.0, 1.0], 5.0), (vec![100.0, 1.0, 2.0], 2.0)]
+        {
+            assert!((median(values.clone()) - expected).abs() < f64::EPSILON, "{values:?}");
+        }
+        let maps =
+            [("a", 1.0), ("b", 2.0), ("a", 3.0)].map(|(name, value)| [(name.to_owned(), value)].into());
+        let found = medians_by_name(&maps.iter().collect::<Vec<_>>());
+        assert_eq!(found, [("a".to_owned(), 1.0), ("b".to_owned(), 0.0)].into());
+        assert_eq!(median_bytes([7_u64, 1, 9].into_iter()), 7);
+    }
+}

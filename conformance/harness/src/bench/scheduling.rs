@@ -1,0 +1,311 @@
+//! The load of pods that are placed on nodes: their volumes are attached there, and detached when they have gone. No kubelet runs,
+//! and who attaches is our attacher for everybody: what is compared is who decides.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    time::Instant,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use http::Request;
+use kube::Client;
+use serde_json::{Value, json};
+
+use super::{
+    ConfigurationResults, LoadKind, LoadRecorder,
+    attachments::{self, AttachmentLoad, node_name},
+    configurations::{DRIVER, Implementation, RunningConfiguration},
+    load::{ClaimLoad, LoadTiming, ObjectObserver, ObjectState, VOLUMES_PATH, for_each_user, send},
+    measure::UsageReading,
+    start_control_plane,
+    upper_bound::{self, ProvisioningMode},
+};
+use crate::{
+    account::Account, cofferdam, control_plane::ControlPlane, driver::CsiDriverProcess,
+    process::ManagedProcess, run::SuiteRun,
+};
+
+/// How many nodes the pods are placed on.
+const NODES: usize = 20;
+const NAMESPACE: &str = "placed";
+const NODES_PATH: &str = "/api/v1/nodes";
+/// Who makes the volumes, and attaches them.
+const PROVISIONING_ROLES: [&str; 3] = ["provisioner", "pv-controller", "attacher"];
+const ATTACH_DETACH_CONTROLLER: &str = "persistentvolume-attach-detach-controller";
+
+/// Pods of a namespace with a claim each, and the names that their volumes have in a node's status and in the API.
+pub(super) struct ScheduledPods {
+    client: Client,
+    path: String,
+    nodes: usize,
+    /// What a driver's volumes in a node's status begin with.
+    driver_prefix: String,
+    volumes: Vec<String>,
+    attached_names: Vec<String>,
+}
+
+impl ScheduledPods {
+    /// Of claims that are Bound to these volumes of a driver, spread over nodes.
+    ///
+    /// # Errors
+    /// When a volume is not there.
+    pub(super) async fn new(
+        client: &Client,
+        namespace: &str,
+        driver: &str,
+        nodes: usize,
+        volumes: Vec<String>,
+    ) -> Result<Self> {
+        let handles =
+            field_by_field(client, VOLUMES_PATH, "/metadata/name", "/spec/csi/volumeHandle").await?;
+        let prefix = format!("kubernetes.io/csi/{driver}^");
+        let attached_name = |volume: &String| {
+            let handle = handles.get(volume).with_context(|| format!("{volume} is not there"))?;
+            Ok(format!("{prefix}{handle}"))
+        };
+        let attached_names = volumes.iter().map(attached_name).collect::<Result<_>>()?;
+        let path = format!("/api/v1/namespaces/{namespace}/pods");
+        Ok(Self { client: client.clone(), path, nodes, driver_prefix: prefix, volumes, attached_names })
+    }
+
+    /// Pods on all nodes, by all users at once, until the last volume is on its node.
+    ///
+    /// # Errors
+    /// When the API refuses one, or a volume is not where it should be.
+    pub(super) async fn schedule_all(&self) -> Result<LoadTiming> {
+        let observer =
+            ObjectObserver::start(&self.client, NODES_PATH, ObjectState::InVolumesAttached).await?;
+        let started = Instant::now();
+        let sent: HashMap<String, Instant> = for_each_user(self.volumes.len(), async |number| {
+            let sent_at = Instant::now();
+            self.create_pod(number).await?;
+            Ok((self.attached_names.get(number).context("no volume")?.clone(), sent_at))
+        })
+        .await?
+        .into_iter()
+        .collect();
+        let observed = observer.wait_for_each(&sent).await?;
+        self.check().await?;
+        LoadTiming::from_observations(started, &sent, &observed)
+    }
+
+    async fn create_pod(&self, number: usize) -> Result<()> {
+        send(&self.client, "POST", &self.path, &pod_object(number, self.nodes)).await
+    }
+
+    async fn delete_pod(&self, number: usize) -> Result<()> {
+        let delete_options = json!({ "gracePeriodSeconds": 0 });
+        send(&self.client, "DELETE", &format!("{}/pod-{number}", self.path), &delete_options).await
+    }
+
+    /// Whether each node says what it should, and each attachment is there.
+    async fn check(&self) -> Result<()> {
+        let nodes = list_items(&self.client, NODES_PATH).await?;
+        for (number, object) in nodes.iter().map(|object| (string_at(object, "/metadata/name"), object)) {
+            let reported = object.pointer("/status/volumesAttached").and_then(Value::as_array);
+            let reported = reported.into_iter().flatten().map(|volume| string_at(volume, "/name"));
+            let mut reported: Vec<&str> =
+                reported.filter(|name| name.starts_with(&self.driver_prefix)).collect();
+            reported.sort_unstable();
+            let expected = self
+                .attached_names
+                .iter()
+                .enumerate()
+                .filter(|(index, _)| node_name(*index, self.nodes) == number);
+            let mut expected: Vec<&str> = expected.map(|(_, name)| name.as_str()).collect();
+            expected.sort_unstable();
+            ensure!(reported == expected, "{number} says {reported:?}: expected {expected:?}");
+        }
+        let attached = list_items(&self.client, attachments::VOLUME_ATTACHMENTS_PATH).await?;
+        let attached =
+            attached.iter().filter(|object| object.pointer("/status/attached") == Some(&json!(true)));
+        let attached: BTreeSet<&str> =
+            attached.map(|object| string_at(object, "/spec/source/persistentVolumeName")).collect();
+        let unattached = self.volumes.iter().find(|volume| !attached.contains(volume.as_str()));
+        ensure!(unattached.is_none(), "{unattached:?} is not attached");
+        Ok(())
+    }
+
+    /// The pods go, all at once, until the last attachment has gone.
+    async fn delete_all(&self) -> Result<LoadTiming> {
+        let names = field_by_field(
+            &self.client,
+            attachments::VOLUME_ATTACHMENTS_PATH,
+            "/spec/source/persistentVolumeName",
+            "/metadata/name",
+        )
+        .await?;
+        let observer =
+            ObjectObserver::start(&self.client, attachments::VOLUME_ATTACHMENTS_PATH, ObjectState::Deleted)
+                .await?;
+        let started = Instant::now();
+        let sent: HashMap<String, Instant> = for_each_user(self.volumes.len(), async |number| {
+            let sent_at = Instant::now();
+            self.delete_pod(number).await?;
+            let volume = self.volumes.get(number).context("no volume")?;
+            Ok((names.get(volume).with_context(|| format!("{volume} has no attachment"))?.clone(), sent_at))
+        })
+        .await?
+        .into_iter()
+        .collect();
+        let observed = observer.wait_for_count(self.volumes.len()).await?;
+        LoadTiming::from_observations(started, &sent, &observed)
+    }
+}
+
+/// The same pods, and what has to be written so that their volumes are attached, by the users themselves; nobody tells the nodes.
+///
+/// # Errors
+/// When the API refuses a write.
+pub(super) async fn measure_upper_bound(run: &SuiteRun, count: usize) -> Result<ConfigurationResults> {
+    let name = "API alone, placed";
+    let plane = start_control_plane(run).await?;
+    let client = plane.client().clone();
+    let watches = UsageReading::when_idle(&client, &[]).await?.watches();
+    let load = ClaimLoad::new(&client, NAMESPACE, Some(DRIVER)).await?;
+    upper_bound::bind_all(&load, count, ProvisioningMode::Dynamic).await?;
+    attachments::create_nodes(&client, &[DRIVER.to_owned()], NODES).await?;
+    let volumes: Vec<String> = (0..count).map(|number| format!("{NAMESPACE}-{number}")).collect();
+    let attachments = AttachmentLoad::on_existing_nodes(&client, DRIVER, NODES, volumes.clone());
+    let pods = ScheduledPods::new(&client, NAMESPACE, DRIVER, NODES, volumes).await?;
+
+    let mut recorder = LoadRecorder::new(name, &plane, std::iter::empty(), watches).await?;
+    recorder.begin_load().await?;
+    let timing = upper_bound::measure_each(count, async |number| {
+        pods.create_pod(number).await?;
+        attachments.write_attach(number).await
+    });
+    recorder.end_load(LoadKind::SchedulePods, &timing.await?).await?;
+    let timing = upper_bound::measure_each(count, async |number| {
+        pods.delete_pod(number).await?;
+        attachments.write_detach(number).await
+    });
+    recorder.end_load(LoadKind::DeletePods, &timing.await?).await?;
+
+    let loads = recorder.into_measurements();
+    drop((load, pods, attachments, client));
+    plane.stop().await?;
+    Ok(ConfigurationResults {
+        name: name.to_owned(),
+        description: "pods, and four writes to attach and two to detach, by the users themselves; no controller, nobody watches, \
+                no node is told"
+            .to_owned(),
+        implementation: None,
+        controllers: Vec::new(),
+        loads,
+    })
+}
+
+/// Lets a controller follow so many pods.
+///
+/// # Errors
+/// When something does not run, a volume is not attached where it should be, or an attachment stays.
+pub(super) async fn measure(
+    run: &SuiteRun,
+    implementation: Implementation,
+    count: usize,
+) -> Result<ConfigurationResults> {
+    let (name, description) = match implementation {
+        Implementation::Upstream => (
+            "Go, placed",
+            "the attach-detach loop of kube-controller-manager, client rates unlimited; our attacher, the Go driver",
+        ),
+        Implementation::Cofferdam => (
+            "Cofferdam, placed",
+            "`cofferdam run` with attach-detach; our attacher in a process of its own, the Go driver",
+        ),
+    };
+    let mut plane = start_control_plane(run).await?;
+    let client = plane.client().clone();
+    let watches = UsageReading::when_idle(&client, &[]).await?.watches();
+    let driver = CsiDriverProcess::start(run, DRIVER, &["--any-node"]).await?;
+    let account = Account::new(run, &plane, &PROVISIONING_ROLES).await?;
+    let workers = ["--worker-threads=100"];
+    let provisioning =
+        cofferdam::start_with_csi_driver_and_flags(run, &account, driver.socket(), &workers).await?;
+    let (_, volumes) = ClaimLoad::new(&client, NAMESPACE, Some(DRIVER)).await?.bind_all(count).await?;
+    attachments::create_nodes(&client, &[DRIVER.to_owned()], NODES).await?;
+    let pods = ScheduledPods::new(&client, NAMESPACE, DRIVER, NODES, volumes).await?;
+
+    let controller = start_controller(run, &mut plane, implementation, &driver).await?;
+    let controllers = RunningConfiguration {
+        driver_name: DRIVER,
+        controllers: vec![controller],
+        drivers: vec![provisioning, driver.process],
+    };
+    let mut recorder = LoadRecorder::new(name, &plane, controllers.processes(), watches).await?;
+    recorder.begin_load().await?;
+    let timing = pods.schedule_all().await?;
+    recorder.end_load(LoadKind::SchedulePods, &timing).await?;
+    let timing = pods.delete_all().await?;
+    recorder.end_load(LoadKind::DeletePods, &timing).await?;
+
+    let results = ConfigurationResults {
+        name: name.to_owned(),
+        description: description.to_owned(),
+        implementation: Some(implementation),
+        controllers: controllers.names(),
+        loads: recorder.into_measurements(),
+    };
+    controllers.stop().await?;
+    drop((pods, client));
+    plane.stop().await?;
+    Ok(results)
+}
+
+async fn start_controller(
+    run: &SuiteRun,
+    plane: &mut ControlPlane,
+    implementation: Implementation,
+    driver: &CsiDriverProcess,
+) -> Result<ManagedProcess> {
+    match implementation {
+        Implementation::Upstream => {
+            plane.start_controller_manager(run, ATTACH_DETACH_CONTROLLER).await?;
+            plane.controller_manager.take().context("kube-controller-manager does not run")
+        }
+        Implementation::Cofferdam => {
+            let account = Account::new(run, plane, &["attach-detach"]).await?;
+            cofferdam::start_named(run, "cofferdam-attach-detach", &account, driver.socket()).await
+        }
+    }
+}
+
+fn pod_object(number: usize, nodes: usize) -> Value {
+    json!({
+        "metadata": { "name": format!("pod-{number}") },
+        "spec": {
+            "nodeName": node_name(number, nodes),
+            "containers": [{
+                "name": "main", "image": "none",
+                "volumeMounts": [{ "name": "data", "mountPath": "/data" }],
+            }],
+            "volumes": [{
+                "name": "data", "persistentVolumeClaim": { "claimName": format!("claim-{number}") },
+            }],
+        },
+    })
+}
+
+async fn list_items(client: &Client, path: &str) -> Result<Vec<Value>> {
+    let list: Value = client.request(Request::get(path).body(Vec::new())?).await?;
+    list.pointer("/items").and_then(Value::as_array).cloned().with_context(|| format!("{path} has no items"))
+}
+
+/// One field of all objects by another.
+async fn field_by_field(
+    client: &Client,
+    path: &str,
+    key: &str,
+    value: &str,
+) -> Result<BTreeMap<String, String>> {
+    let objects = list_items(client, path).await?;
+    Ok(objects
+        .iter()
+        .map(|object| (string_at(object, key).to_owned(), string_at(object, value).to_owned()))
+        .collect())
+}
+
+fn string_at<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}

@@ -1,0 +1,300 @@
+//! Who answers a load on volumes that are there: attaches them, or grows them. They are made beforehand, by the same roles for
+//! everybody, which are gone when the load begins: what is compared is one controller.
+
+use anyhow::Result;
+
+use super::{
+    ConfigurationResults, LoadKind, LoadRecorder,
+    attachments::AttachmentLoad,
+    configurations::{DRIVER, Implementation, RunningConfiguration},
+    load::ClaimLoad,
+    measure::UsageReading,
+    start_control_plane,
+    upper_bound::{self, ProvisioningMode, measure_each},
+};
+use crate::{
+    account::Account,
+    cofferdam::{self, MemoryDriver},
+    control_plane::{ApiUser, ControlPlane},
+    driver::CsiDriverProcess,
+    process::ManagedProcess,
+    run::SuiteRun,
+    sidecar,
+};
+
+/// What makes the volumes.
+const PROVISIONING_ROLES: [&str; 2] = ["provisioner", "pv-controller"];
+/// Who has the volumes, for the driver and for the users.
+const NAMESPACE: &str = "volumes";
+
+/// What is to be done with the volumes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BenchmarkTask {
+    Attach,
+    Expand,
+}
+
+impl BenchmarkTask {
+    /// Theirs, ours, and the flag by which both get as many workers.
+    const fn controllers(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::Attach => ("csi-attacher", "attacher", "--worker-threads=100"),
+            Self::Expand => ("csi-resizer", "resizer", "--workers=100"),
+        }
+    }
+
+    /// What the users write themselves where nobody controls.
+    const fn write_description(self) -> &'static str {
+        match self {
+            Self::Attach => "four writes to attach and two to detach",
+            Self::Expand => "four writes to grow",
+        }
+    }
+}
+
+/// Who does it, and with which driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BenchmarkSubject {
+    GoSidecar,
+    CofferdamWithCsiDriver,
+    CofferdamWithComponent,
+}
+
+/// The contenders in the order in which they are measured, each on a control plane of its own.
+const SUBJECTS: [BenchmarkSubject; 3] = [
+    BenchmarkSubject::GoSidecar,
+    BenchmarkSubject::CofferdamWithCsiDriver,
+    BenchmarkSubject::CofferdamWithComponent,
+];
+
+/// Where volumes are.
+enum SubjectDriver {
+    Driver(Box<CsiDriverProcess>),
+    Component(MemoryDriver),
+}
+
+impl SubjectDriver {
+    async fn start(run: &SuiteRun, subject: BenchmarkSubject) -> Result<Self> {
+        Ok(match subject {
+            BenchmarkSubject::GoSidecar | BenchmarkSubject::CofferdamWithCsiDriver => {
+                Self::Driver(Box::new(CsiDriverProcess::start(run, DRIVER, &["--any-node"]).await?))
+            }
+            // It has to outlive the process that makes the volumes.
+            BenchmarkSubject::CofferdamWithComponent => Self::Component(MemoryDriver::new(run, DRIVER)?),
+        })
+    }
+
+    /// Starts roles of ours that run it.
+    async fn start_roles(&self, run: &SuiteRun, account: &Account, flags: &[&str]) -> Result<ManagedProcess> {
+        match self {
+            Self::Driver(driver) => {
+                cofferdam::start_with_csi_driver_and_flags(run, account, driver.socket(), flags).await
+            }
+            Self::Component(driver) => cofferdam::start_with_flags(run, account, driver, flags).await,
+        }
+    }
+}
+
+/// Volumes that something is done with.
+enum VolumeLoad {
+    Attachments(AttachmentLoad),
+    Claims(ClaimLoad, usize),
+}
+
+impl VolumeLoad {
+    async fn new(task: BenchmarkTask, load: ClaimLoad, volumes: Vec<String>) -> Result<Self> {
+        Ok(match task {
+            BenchmarkTask::Attach => {
+                Self::Attachments(AttachmentLoad::new(load.client(), DRIVER, volumes).await?)
+            }
+            BenchmarkTask::Expand => Self::Claims(load, volumes.len()),
+        })
+    }
+
+    /// Asks for it, and waits until it is done.
+    async fn run(&self, recorder: &mut LoadRecorder<'_>) -> Result<()> {
+        recorder.begin_load().await?;
+        match self {
+            Self::Attachments(attachments) => {
+                let timing = attachments.attach_all().await?;
+                recorder.end_load(LoadKind::Attach, &timing).await?;
+                let timing = attachments.detach_all().await?;
+                recorder.end_load(LoadKind::Detach, &timing).await
+            }
+            Self::Claims(load, count) => {
+                let timing = load.expand_all(*count).await?;
+                recorder.end_load(LoadKind::Expand, &timing).await
+            }
+        }
+    }
+
+    /// The same writes by the users themselves.
+    async fn run_upper_bound(&self, recorder: &mut LoadRecorder<'_>) -> Result<()> {
+        recorder.begin_load().await?;
+        match self {
+            Self::Attachments(attachments) => {
+                let count = attachments.count();
+                let timing =
+                    measure_each(count, async |number| attachments.write_attach(number).await).await?;
+                recorder.end_load(LoadKind::Attach, &timing).await?;
+                let timing =
+                    measure_each(count, async |number| attachments.write_detach(number).await).await?;
+                recorder.end_load(LoadKind::Detach, &timing).await
+            }
+            Self::Claims(load, count) => {
+                let timing = upper_bound::expand_all(load, *count).await?;
+                recorder.end_load(LoadKind::Expand, &timing).await
+            }
+        }
+    }
+}
+
+/// Lets all contenders do it with so many volumes, one after another, and then the users themselves.
+///
+/// # Errors
+/// When something does not run, or a request is not answered.
+pub(super) async fn measure(
+    run: &SuiteRun,
+    task: BenchmarkTask,
+    count: usize,
+) -> Result<Vec<ConfigurationResults>> {
+    let mut all = Vec::new();
+    for subject in SUBJECTS {
+        all.push(subject.measure(run, task, count).await?);
+    }
+    all.push(measure_upper_bound(run, task, count).await?);
+    Ok(all)
+}
+
+impl BenchmarkSubject {
+    const fn implementation(self) -> Implementation {
+        match self {
+            Self::GoSidecar => Implementation::Upstream,
+            Self::CofferdamWithCsiDriver | Self::CofferdamWithComponent => Implementation::Cofferdam,
+        }
+    }
+
+    const fn name(self, task: BenchmarkTask) -> &'static str {
+        match (self, task) {
+            (Self::GoSidecar, BenchmarkTask::Attach) => "Go, attaching",
+            (Self::CofferdamWithCsiDriver, BenchmarkTask::Attach) => "Cofferdam, attaching",
+            (Self::CofferdamWithComponent, BenchmarkTask::Attach) => "Cofferdam, component, attaching",
+            (Self::GoSidecar, BenchmarkTask::Expand) => "Go, growing",
+            (Self::CofferdamWithCsiDriver, BenchmarkTask::Expand) => "Cofferdam, growing",
+            (Self::CofferdamWithComponent, BenchmarkTask::Expand) => "Cofferdam, component, growing",
+        }
+    }
+
+    fn description(self, task: BenchmarkTask) -> String {
+        let (sidecar, role, _) = task.controllers();
+        match self {
+            Self::GoSidecar => {
+                format!("{sidecar}, client rates unlimited, 100 workers, the Go driver on a unix socket")
+            }
+            Self::CofferdamWithCsiDriver => {
+                format!("`cofferdam run` with {role}, 100 workers, the Go driver on a unix socket")
+            }
+            Self::CofferdamWithComponent => {
+                "the same with the memory driver as a WebAssembly component in its process, \
+                                and the driver's state in a file"
+                    .to_owned()
+            }
+        }
+    }
+
+    async fn measure(
+        self,
+        run: &SuiteRun,
+        task: BenchmarkTask,
+        count: usize,
+    ) -> Result<ConfigurationResults> {
+        let plane = start_control_plane(run).await?;
+        let client = plane.client().clone();
+        let watches = UsageReading::when_idle(&client, &[]).await?.watches();
+        let storage = SubjectDriver::start(run, self).await?;
+        let account = Account::new(run, &plane, &PROVISIONING_ROLES).await?;
+        let mut provisioning = storage.start_roles(run, &account, &[]).await?;
+        let load = ClaimLoad::new(&client, NAMESPACE, Some(DRIVER)).await?;
+        let load = if task == BenchmarkTask::Expand { load.with_block_mode() } else { load };
+        let (_, volumes) = load.bind_all(count).await?;
+        provisioning.stop().await?;
+        let work = VolumeLoad::new(task, load, volumes).await?;
+
+        let controllers = self.start_controller(run, &plane, task, storage).await?;
+        let name = self.name(task);
+        let mut recorder = LoadRecorder::new(name, &plane, controllers.processes(), watches).await?;
+        work.run(&mut recorder).await?;
+
+        let results = ConfigurationResults {
+            name: name.to_owned(),
+            description: self.description(task),
+            implementation: Some(self.implementation()),
+            controllers: controllers.names(),
+            loads: recorder.into_measurements(),
+        };
+        controllers.stop().await?;
+        drop((work, client));
+        plane.stop().await?;
+        Ok(results)
+    }
+
+    async fn start_controller(
+        self,
+        run: &SuiteRun,
+        plane: &ControlPlane,
+        task: BenchmarkTask,
+        storage: SubjectDriver,
+    ) -> Result<RunningConfiguration> {
+        let (sidecar, role, workers) = task.controllers();
+        let controller = match (self, &storage) {
+            (Self::GoSidecar, SubjectDriver::Driver(driver)) => {
+                let kubeconfig = plane.kubeconfig(ApiUser::Admin)?;
+                sidecar::start(run, sidecar, &kubeconfig, driver.socket(), &[workers]).await?
+            }
+            (Self::GoSidecar | Self::CofferdamWithCsiDriver | Self::CofferdamWithComponent, _) => {
+                storage.start_roles(run, &Account::new(run, plane, &[role]).await?, &[workers]).await?
+            }
+        };
+        let storage = match storage {
+            SubjectDriver::Driver(driver) => vec![driver.process],
+            SubjectDriver::Component(_) => Vec::new(),
+        };
+        Ok(RunningConfiguration { driver_name: DRIVER, controllers: vec![controller], drivers: storage })
+    }
+}
+
+/// The same writes without anybody who controls.
+async fn measure_upper_bound(
+    run: &SuiteRun,
+    task: BenchmarkTask,
+    count: usize,
+) -> Result<ConfigurationResults> {
+    let name = match task {
+        BenchmarkTask::Attach => "API alone, attaching",
+        BenchmarkTask::Expand => "API alone, growing",
+    };
+    let plane = start_control_plane(run).await?;
+    let client = plane.client().clone();
+    let watches = UsageReading::when_idle(&client, &[]).await?.watches();
+    // The class is needed so that the API lets claims grow.
+    let load = ClaimLoad::new(&client, NAMESPACE, Some(DRIVER)).await?;
+    let load = if task == BenchmarkTask::Expand { load.with_block_mode() } else { load };
+    upper_bound::bind_all(&load, count, ProvisioningMode::Dynamic).await?;
+    let volumes = (0..count).map(|number| format!("{NAMESPACE}-{number}")).collect();
+    let work = VolumeLoad::new(task, load, volumes).await?;
+
+    let mut recorder = LoadRecorder::new(name, &plane, std::iter::empty(), watches).await?;
+    work.run_upper_bound(&mut recorder).await?;
+
+    let loads = recorder.into_measurements();
+    drop((work, client));
+    plane.stop().await?;
+    let writes = task.write_description();
+    Ok(ConfigurationResults {
+        name: name.to_owned(),
+        description: format!("{writes} by the users themselves, no controller, nobody watches"),
+        implementation: None,
+        controllers: Vec::new(),
+        loads,
+    })
+}

@@ -1,0 +1,162 @@
+//! What the API can do: the writes that every controller has to make for a claim, by the users themselves, one after another for
+//! each claim, and nobody who watches.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::load::{ClaimLoad, EXPANDED_SIZE, LoadTiming, VOLUMES_PATH, for_each_user, send};
+
+/// Whether volumes are made for the claims, or are there before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ProvisioningMode {
+    Dynamic,
+    Static,
+}
+
+/// Claims, each brought to Bound in five writes.
+///
+/// # Errors
+/// When the API refuses one.
+pub(super) async fn bind_all(load: &ClaimLoad, count: usize, mode: ProvisioningMode) -> Result<LoadTiming> {
+    measure_each(count, async |number| bind_claim(load, number, mode).await).await
+}
+
+/// Claims, each brought to Bound in five writes, the next when that is done.
+///
+/// # Errors
+/// When the API refuses one.
+pub(super) async fn bind_sequentially(load: &ClaimLoad, count: usize) -> Result<LoadTiming> {
+    let started = Instant::now();
+    let mut latencies = Vec::new();
+    for number in 0..count {
+        let sent = Instant::now();
+        bind_claim(load, number, ProvisioningMode::Dynamic).await?;
+        latencies.push(sent.elapsed());
+    }
+    Ok(LoadTiming::new(started.elapsed(), latencies))
+}
+
+/// The same claims with their volumes taken away in five writes each.
+///
+/// # Errors
+/// When the API refuses one.
+pub(super) async fn delete_all(load: &ClaimLoad, count: usize) -> Result<LoadTiming> {
+    measure_each(count, async |number| {
+        let (claim, volume) = (format!("{}/claim-{number}", load.claims_path()), volume_path(load, number));
+        let finalizer_patch = json!({ "metadata": { "finalizers": null } });
+        for (method, path, body) in [
+            ("DELETE", &claim, &Value::Null),
+            ("PATCH", &claim, &finalizer_patch),
+            ("PATCH", &format!("{volume}/status"), &json!({ "status": { "phase": "Released" } })),
+            ("DELETE", &volume, &Value::Null),
+            ("PATCH", &volume, &finalizer_patch),
+        ] {
+            send(load.client(), method, path, body).await?;
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// Bound claims, each grown in four writes.
+///
+/// # Errors
+/// When the API refuses one.
+pub(super) async fn expand_all(load: &ClaimLoad, count: usize) -> Result<LoadTiming> {
+    measure_each(count, async |number| {
+        let claim = format!("{}/claim-{number}", load.claims_path());
+        let in_progress_patch = json!({ "status": {
+            "allocatedResources": { "storage": EXPANDED_SIZE },
+            "allocatedResourceStatuses": { "storage": "ControllerResizeInProgress" },
+        } });
+        let finished_patch = json!({ "status": {
+            "capacity": { "storage": EXPANDED_SIZE }, "allocatedResourceStatuses": null,
+        } });
+        for (path, body) in [
+            (&claim, &ClaimLoad::expansion_patch()),
+            (&format!("{claim}/status"), &in_progress_patch),
+            (&volume_path(load, number), &json!({ "spec": { "capacity": { "storage": EXPANDED_SIZE } } })),
+            (&format!("{claim}/status"), &finished_patch),
+        ] {
+            send(load.client(), "PATCH", path, body).await?;
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// Does something for each number by all users at once, and tells how long each took.
+///
+/// # Errors
+/// The first that comes.
+pub(super) async fn measure_each(
+    count: usize,
+    work: impl AsyncFn(usize) -> Result<()>,
+) -> Result<LoadTiming> {
+    let started = Instant::now();
+    let times = for_each_user(count, async |number| {
+        let sent = Instant::now();
+        work(number).await?;
+        Ok(sent.elapsed())
+    })
+    .await?;
+    Ok(LoadTiming::new(started.elapsed(), times))
+}
+
+/// The path of a claim's volume.
+fn volume_path(load: &ClaimLoad, number: usize) -> String {
+    format!("{VOLUMES_PATH}/{}-{number}", load.namespace())
+}
+
+async fn bind_claim(load: &ClaimLoad, number: usize, mode: ProvisioningMode) -> Result<()> {
+    let client = load.client();
+    let name = format!("{}-{number}", load.namespace());
+    let (claim, volume) = (format!("{}/claim-{number}", load.claims_path()), volume_path(load, number));
+    let reference = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "namespace": load.namespace(), "name": format!("claim-{number}"),
+    });
+    let modes = json!(["ReadWriteOnce"]);
+    send(client, "POST", &load.claims_path(), &load.claim_object(number)).await?;
+    match mode {
+        ProvisioningMode::Dynamic => {
+            let object = json!({
+                "metadata": {
+                    "name": name,
+                    "annotations": { "pv.kubernetes.io/provisioned-by": "bench.conformance.cofferdam.dev" },
+                },
+                "spec": {
+                    "storageClassName": load.namespace(),
+                    "accessModes": modes,
+                    "capacity": { "storage": "1Gi" },
+                    "volumeMode": load.volume_mode(),
+                    "persistentVolumeReclaimPolicy": "Delete",
+                    "claimRef": reference,
+                    "csi": { "driver": "bench.conformance.cofferdam.dev", "volumeHandle": name },
+                },
+            });
+            send(client, "POST", VOLUMES_PATH, &object).await?;
+        }
+        ProvisioningMode::Static => {
+            let patch = json!({
+                "metadata": { "annotations": { "pv.kubernetes.io/bound-by-controller": "yes" } },
+                "spec": { "claimRef": reference },
+            });
+            send(client, "PATCH", &volume, &patch).await?;
+        }
+    }
+    send(client, "PATCH", &format!("{volume}/status"), &json!({ "status": { "phase": "Bound" } })).await?;
+    let patch = json!({
+        "metadata": { "annotations": {
+            "pv.kubernetes.io/bind-completed": "yes", "pv.kubernetes.io/bound-by-controller": "yes",
+        } },
+        "spec": { "volumeName": name },
+    });
+    send(client, "PATCH", &claim, &patch).await?;
+    let status = json!({
+        "status": { "phase": "Bound", "accessModes": modes, "capacity": { "storage": "1Gi" } },
+    });
+    send(client, "PATCH", &format!("{claim}/status"), &status).await
+}

@@ -1,0 +1,211 @@
+//! All roles in one process, killed with -9 again and again, while claims and pods come and go on a real API and a real scheduler.
+//! What nodes say is said by us: no container runs, so that it is our program that has to do the work.
+
+mod nodes;
+mod snapshot;
+mod users;
+
+use std::{
+    cell::Cell,
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use k8s_openapi::api::storage::v1::CSIDriver;
+use kube::{Api, Client, api::PostParams};
+
+use crate::{
+    account::{self, Account, CLUSTER_ROLES},
+    claims::Claims,
+    cofferdam::{self, MemoryDriver},
+    control_plane::{self, ControlPlane, ControlPlaneOptions, UNREPLACED_CONTROLLERS},
+    pod,
+    process::ManagedProcess,
+    run::SuiteRun,
+    seeded_rng::seeded_rng,
+    sidecar::plain_client,
+    wait::until,
+};
+use nodes::FakeNode;
+use snapshot::ClusterSnapshot;
+use users::UserWorkload;
+
+const DRIVER: &str = "kills.conformance.cofferdam.dev";
+const NAMESPACE: &str = "kills";
+const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
+const KILLS: usize = 50;
+/// Users who come between two deaths; each has a claim and two pods.
+const CLAIMS_PER_KILL: usize = 3;
+/// After how many steps of users a process dies at most that is to die at work: fewer than a wave makes.
+const MAX_STEPS_BEFORE_KILL: usize = 8;
+/// Of the deaths, how many have to hit a process in the middle of work, for the others to count. Some 25 do.
+const MIN_KILLS_DURING_WORK: usize = 15;
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long it may take after the last death until nothing is left.
+const TIMEOUT: Duration = Duration::from_secs(240);
+/// Pause between two looks of the nodes and of the users.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+pub(super) async fn run(run: &SuiteRun) -> Result<()> {
+    let controllers = format!("{UNREPLACED_CONTROLLERS},-node-lifecycle-controller");
+    let options = ControlPlaneOptions {
+        controllers: Some(controllers),
+        has_scheduler: true,
+        ..ControlPlaneOptions::default()
+    };
+    let plane = ControlPlane::start(run, options).await?;
+    let client = plane.client().clone();
+    let driver = MemoryDriver::new(run, DRIVER)?;
+    let object: CSIDriver = serde_json::from_value(pod::csi_driver_object(DRIVER))?;
+    Api::all(client.clone()).create(&PostParams::default(), &object).await?;
+    // A namespace, and a class of the same name.
+    Claims::new(&client, NAMESPACE, DRIVER).await?;
+    let mut nodes = Vec::new();
+    for name in NODES {
+        nodes.push(FakeNode::new(&client, name, DRIVER).await?);
+    }
+    let account = Account::new(run, &plane, &CLUSTER_ROLES).await?;
+    let mut cofferdam = CofferdamProcess::start(run, &account, &driver).await?;
+
+    let progress = SharedProgress::default();
+    let mut users = UserWorkload::new(&client, NAMESPACE);
+    tokio::try_join!(
+        run_workload(&client, &mut nodes, &mut users, &progress),
+        kill_repeatedly(run, &mut cofferdam, &progress)
+    )?;
+    let (volumes, claims) = (users.volume_count(), KILLS * CLAIMS_PER_KILL);
+    ensure!(volumes == claims, "{volumes} volumes for {claims} claims");
+    until("nothing is left in the API", TIMEOUT, async || {
+        let remaining = ClusterSnapshot::read(&client).await?.remaining_objects();
+        ensure!(remaining.is_empty(), "left: {remaining}");
+        Ok(())
+    })
+    .await?;
+    cofferdam.process.stop().await?;
+    let stored = driver.volumes(run).await?;
+    ensure!(stored.is_empty(), "{} volumes are left at the storage: {stored:?}", stored.len());
+    plane.stop().await
+}
+
+/// How far all is: what one half of the suite tells the other.
+#[derive(Debug, Default)]
+struct SharedProgress {
+    /// How many users are to have come.
+    expected_users: Cell<usize>,
+    /// How many steps they have made, and how many of them are gone.
+    steps_and_finished: Cell<(usize, usize)>,
+}
+
+/// Lets nodes and users do their part until all users have come and are gone.
+async fn run_workload(
+    client: &Client,
+    nodes: &mut [FakeNode],
+    users: &mut UserWorkload,
+    progress: &SharedProgress,
+) -> Result<()> {
+    while progress.steps_and_finished.get().1 < KILLS * CLAIMS_PER_KILL {
+        users.create_until(progress.expected_users.get()).await?;
+        let snapshot = ClusterSnapshot::read(client).await?;
+        for number in 0..nodes.len() {
+            let other_nodes = nodes.iter().enumerate().filter(|(other, _)| *other != number);
+            let mounted_elsewhere: BTreeSet<String> =
+                other_nodes.flat_map(|(_, node)| node.mounted()).cloned().collect();
+            if let Some(node) = nodes.get_mut(number) {
+                node.step(&snapshot, &mounted_elsewhere).await?;
+            }
+        }
+        users.step(&snapshot).await?;
+        progress.steps_and_finished.set(users.progress());
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+    Ok(())
+}
+
+/// Kills our program, each time after another wave has come, and then lets it work.
+async fn kill_repeatedly(
+    run: &SuiteRun,
+    cofferdam: &mut CofferdamProcess,
+    progress: &SharedProgress,
+) -> Result<()> {
+    let mut rng = seeded_rng()?;
+    // How long a start takes here and now: every other one dies around it, and the others at work.
+    let started = Instant::now();
+    cofferdam.process.stop().await?;
+    cofferdam.process.restart()?;
+    cofferdam.wait_ready().await?;
+    let start = started.elapsed();
+    let (mut ready, mut in_work, mut steps_before) = (0, 0, 0);
+    for kill in 1..=KILLS {
+        progress.expected_users.set(kill * CLAIMS_PER_KILL);
+        if kill % 2 == 0 {
+            let steps = steps_before + rng.usize(1..=MAX_STEPS_BEFORE_KILL);
+            until("work goes on", TIMEOUT, async || {
+                let steps_made = progress.steps_and_finished.get().0;
+                ensure!(steps_made >= steps, "{steps_made} steps were made, of {steps}");
+                Ok(())
+            })
+            .await?;
+        } else {
+            let lifetime = start.mul_f64(0.3 + rng.f64() * 1.4);
+            tokio::time::sleep(lifetime).await;
+        }
+        ready += usize::from(cofferdam.is_ready().await);
+        let (steps_made, gone) = progress.steps_and_finished.get();
+        in_work += usize::from(steps_made > steps_before && gone < kill * CLAIMS_PER_KILL);
+        cofferdam.process.kill().await?;
+        steps_before = progress.steps_and_finished.get().0;
+        cofferdam.process.restart()?;
+    }
+    let ended = Instant::now();
+    let gone = progress.steps_and_finished.get().1;
+    run.add_note(&format!(
+        "{KILLS} times kill -9: {ready} of the processes were ready, {in_work} died at work"
+    ))?;
+    ensure!(
+        in_work >= MIN_KILLS_DURING_WORK,
+        "{in_work} of {KILLS} processes died at work: expected at least {MIN_KILLS_DURING_WORK}"
+    );
+    cofferdam.wait_ready().await?;
+    let claims = KILLS * CLAIMS_PER_KILL;
+    until("everybody is gone", TIMEOUT, async || {
+        let (steps_made, gone) = progress.steps_and_finished.get();
+        ensure!(gone == claims, "{gone} of {claims} are, {steps_made} steps were made");
+        Ok(())
+    })
+    .await?;
+    run.add_note(&format!(
+        "{claims} claims, each with two pods on different nodes: {gone} were gone at the last death, all {:.1} s later",
+        ended.elapsed().as_secs_f64()
+    ))
+}
+
+/// Our program, with every role.
+struct CofferdamProcess {
+    process: ManagedProcess,
+    client: Client,
+}
+
+impl CofferdamProcess {
+    async fn start(run: &SuiteRun, account: &Account, driver: &MemoryDriver) -> Result<Self> {
+        let port = run.free_port()?;
+        let spec = cofferdam::command_for(run, account.kubeconfig(), &CLUSTER_ROLES, driver, port)
+            .arg(format_args!("--namespace={}", account::NAMESPACE))
+            // No scan may find what a death has left before we do.
+            .arg("--orphan-scan-interval=off");
+        let mut process = Self { process: ManagedProcess::start(run, spec)?, client: plain_client(port)? };
+        process.wait_ready().await?;
+        Ok(process)
+    }
+
+    async fn wait_ready(&mut self) -> Result<()> {
+        let client = &self.client;
+        self.process
+            .wait_ready(READY_TIMEOUT, async || control_plane::probe_path(client, "/readyz").await)
+            .await
+    }
+
+    async fn is_ready(&self) -> bool {
+        control_plane::probe_path(&self.client, "/readyz").await.is_ok()
+    }
+}

@@ -1,0 +1,206 @@
+//! Users who come in waves: each has a claim and two pods, one after the other and on different nodes, and lets the volume grow.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, Result, ensure};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+
+use super::snapshot::ClusterSnapshot;
+
+/// How many requests are made at once.
+const CONCURRENT_REQUESTS: usize = 20;
+const INITIAL_SIZE: &str = "1Gi";
+const EXPANDED_SIZE: &str = "2Gi";
+
+/// How far a user is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum UserStep {
+    /// The claim and its first pod are asked for.
+    Created,
+    /// The first pod ran, and the claim asks for more.
+    Expanding,
+    /// The claim has what it asked for; the first pod goes, and the second is there.
+    Moving,
+    /// The second pod ran; it goes, and the claim too.
+    Deleting,
+    /// Nothing of it is there.
+    Deleted,
+}
+
+pub(super) struct UserWorkload {
+    client: Client,
+    namespace: &'static str,
+    class: &'static str,
+    steps: Vec<UserStep>,
+    handles: BTreeSet<String>,
+}
+
+impl UserWorkload {
+    pub(super) fn new(client: &Client, namespace: &'static str) -> Self {
+        let (steps, handles) = Default::default();
+        Self { client: client.clone(), namespace, class: namespace, steps, handles }
+    }
+
+    fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), self.namespace)
+    }
+
+    fn claims(&self) -> Api<PersistentVolumeClaim> {
+        Api::namespaced(self.client.clone(), self.namespace)
+    }
+
+    /// How many steps all users have made, and how many of them are gone.
+    pub(super) fn progress(&self) -> (usize, usize) {
+        let steps_made = self.steps.iter().map(|step| *step as usize).sum();
+        (steps_made, self.steps.iter().filter(|step| **step == UserStep::Deleted).count())
+    }
+
+    /// How many volumes there were.
+    pub(super) fn volume_count(&self) -> usize {
+        self.handles.len()
+    }
+
+    /// Lets users come until there were so many.
+    pub(super) async fn create_until(&mut self, count: usize) -> Result<()> {
+        let users = &*self;
+        stream::iter(self.steps.len()..count)
+            .map(|user| async move {
+                let claim = serde_json::from_value(json!({
+                    "metadata": { "name": claim_name(user) },
+                    "spec": {
+                        "storageClassName": users.class,
+                        // Growth of a device needs nothing of a node.
+                        "volumeMode": "Block",
+                        "accessModes": ["ReadWriteOnce"],
+                        "resources": { "requests": { "storage": INITIAL_SIZE } },
+                    },
+                }))?;
+                users.claims().create(&PostParams::default(), &claim).await?;
+                users.pods().create(&PostParams::default(), &pod_object(user, "a", None)?).await?;
+                anyhow::Ok(())
+            })
+            .buffer_unordered(CONCURRENT_REQUESTS)
+            .try_collect::<()>()
+            .await?;
+        self.steps.resize(count, UserStep::Created);
+        Ok(())
+    }
+
+    /// Lets every user do what it does next.
+    pub(super) async fn step(&mut self, snapshot: &ClusterSnapshot) -> Result<()> {
+        let users = &*self;
+        let open = self.steps.iter().enumerate().filter(|(_, step)| **step != UserStep::Deleted);
+        let next_steps: Vec<(usize, UserStep)> = stream::iter(open)
+            .map(|(user, step)| async move {
+                let next = users.next_step(user, *step, snapshot).await;
+                anyhow::Ok((user, next.with_context(|| format!("user {user}"))?))
+            })
+            .buffer_unordered(CONCURRENT_REQUESTS)
+            .try_collect()
+            .await?;
+        for (user, step) in next_steps {
+            if step == UserStep::Expanding
+                && let Some(handle) = volume_handle(snapshot, user)
+                && self.steps.get(user) == Some(&UserStep::Created)
+            {
+                ensure!(self.handles.insert(handle.clone()), "{handle} is the volume of two claims");
+            }
+            if let Some(current) = self.steps.get_mut(user) {
+                *current = step;
+            }
+        }
+        Ok(())
+    }
+
+    async fn next_step(&self, user: usize, step: UserStep, snapshot: &ClusterSnapshot) -> Result<UserStep> {
+        match step {
+            UserStep::Created if running_node(snapshot, user, "a").is_some() => {
+                let patch = json!({ "spec": { "resources": { "requests": { "storage": EXPANDED_SIZE } } } });
+                self.claims().patch(&claim_name(user), &PatchParams::default(), &Patch::Merge(patch)).await?;
+                Ok(UserStep::Expanding)
+            }
+            UserStep::Expanding if is_expanded(snapshot, user) => {
+                let node =
+                    running_node(snapshot, user, "a").context("its first pod does not run any more")?;
+                self.pods().create(&PostParams::default(), &pod_object(user, "b", Some(node))?).await?;
+                self.pods().delete(&pod_name(user, "a"), &DeleteParams::default()).await?;
+                Ok(UserStep::Moving)
+            }
+            UserStep::Moving if running_node(snapshot, user, "b").is_some() => {
+                self.pods().delete(&pod_name(user, "b"), &DeleteParams::default()).await?;
+                self.claims().delete(&claim_name(user), &DeleteParams::default()).await?;
+                Ok(UserStep::Deleting)
+            }
+            UserStep::Deleting if is_deleted(snapshot, user) => Ok(UserStep::Deleted),
+            UserStep::Created
+            | UserStep::Expanding
+            | UserStep::Moving
+            | UserStep::Deleting
+            | UserStep::Deleted => Ok(step),
+        }
+    }
+}
+
+fn claim_name(user: usize) -> String {
+    format!("claim-{user}")
+}
+
+fn pod_name(user: usize, which: &str) -> String {
+    format!("pod-{user}-{which}")
+}
+
+fn pod_object(user: usize, which: &str, excluded_node: Option<&str>) -> Result<Pod> {
+    let affinity = excluded_node.map_or(Value::Null, |node| {
+        let expression = json!({ "key": "kubernetes.io/hostname", "operator": "NotIn", "values": [node] });
+        json!({ "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{ "matchExpressions": [expression] }],
+        } } })
+    });
+    Ok(serde_json::from_value(json!({
+        "metadata": { "name": pod_name(user, which) },
+        "spec": {
+            "affinity": affinity,
+            "terminationGracePeriodSeconds": 1,
+            "containers": [{
+                "name": "none", "image": "none", "volumeDevices": [{ "name": "volume", "devicePath": "/volume" }],
+            }],
+            "volumes": [{ "name": "volume", "persistentVolumeClaim": { "claimName": claim_name(user) } }],
+        },
+    }))?)
+}
+
+/// The node that a pod runs on.
+fn running_node<'a>(snapshot: &'a ClusterSnapshot, user: usize, which: &str) -> Option<&'a str> {
+    let pod = snapshot.pods.get(&pod_name(user, which))?;
+    let running = pod.status.as_ref()?.phase.as_deref() == Some("Running");
+    pod.spec.as_ref()?.node_name.as_deref().filter(|_| running)
+}
+
+fn is_expanded(snapshot: &ClusterSnapshot, user: usize) -> bool {
+    let status = snapshot.claims.get(&claim_name(user)).and_then(|claim| claim.status.as_ref());
+    status.is_some_and(|status| {
+        let current = status.capacity.as_ref().and_then(|capacity| capacity.get("storage"));
+        current.is_some_and(|current| current.0 == EXPANDED_SIZE)
+            && status.allocated_resource_statuses.as_ref().is_none_or(|open| open.is_empty())
+    })
+}
+
+fn volume_handle(snapshot: &ClusterSnapshot, user: usize) -> Option<String> {
+    let name = snapshot.claims.get(&claim_name(user))?.spec.as_ref()?.volume_name.as_ref()?;
+    Some(snapshot.volumes.get(name)?.spec.as_ref()?.csi.as_ref()?.volume_handle.clone())
+}
+
+fn is_deleted(snapshot: &ClusterSnapshot, user: usize) -> bool {
+    let (claim, pods) = (claim_name(user), [pod_name(user, "a"), pod_name(user, "b")]);
+    let owned = snapshot.volumes.values().any(|volume| {
+        let owner = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()?.name.as_ref());
+        owner == Some(&claim)
+    });
+    !owned && !snapshot.claims.contains_key(&claim) && pods.iter().all(|pod| !snapshot.pods.contains_key(pod))
+}

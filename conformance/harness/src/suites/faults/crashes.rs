@@ -1,0 +1,51 @@
+//! Our program is killed with -9, again and again.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use super::{
+    CLAIMS,
+    fixture::{DRIVER, FaultFixture, create_with_retries, wait_recovery},
+};
+use crate::{claims::Claims, seeded_rng::seeded_rng};
+
+const KILLS: usize = 50;
+/// Of them, how many have to hit a process in the middle of work, for the others to count.
+const MIN_KILLS_DURING_WORK: usize = 10;
+
+pub(super) async fn kill_repeatedly(fixture: &mut FaultFixture<'_>) -> Result<()> {
+    let mut rng = seeded_rng()?;
+    let claims = Claims::new(fixture.plane.client(), "killed", DRIVER).await?;
+    // How long a start takes here and now: some are to die before they are ready, some at work.
+    let started = Instant::now();
+    fixture.cofferdam.process.stop().await?;
+    fixture.cofferdam.process.restart()?;
+    fixture.cofferdam.wait_ready().await?;
+    let start = started.elapsed();
+
+    let claims_per_kill = CLAIMS / KILLS;
+    let (mut ready, mut in_work, mut bound) = (0, 0, 0);
+    for kill in 0..KILLS {
+        create_with_retries(&claims, kill * claims_per_kill..(kill + 1) * claims_per_kill).await?;
+        let lifetime = start.mul_f64(rng.f64() * 2.0) + Duration::from_millis(rng.u64(0..200));
+        tokio::time::sleep(lifetime).await;
+        ready += usize::from(fixture.cofferdam.is_ready().await);
+        fixture.cofferdam.process.kill().await?;
+        let now = claims.count_bound().await?;
+        in_work += usize::from(now > bound && now < (kill + 1) * claims_per_kill);
+        bound = now;
+        fixture.cofferdam.process.restart()?;
+    }
+    fixture.run.add_note(&format!(
+        "{KILLS} times kill -9: {ready} of the processes were ready, {in_work} died with a part of the claims done"
+    ))?;
+    ensure!(
+        in_work >= MIN_KILLS_DURING_WORK,
+        "{in_work} of {KILLS} processes died at work: expected at least {MIN_KILLS_DURING_WORK}"
+    );
+    let ended = Instant::now();
+    fixture.cofferdam.wait_ready().await?;
+    wait_recovery(fixture.run, &claims, "our program killed with -9, 50 times", CLAIMS, ended).await?;
+    fixture.check_and_clean_up(&claims, CLAIMS).await
+}

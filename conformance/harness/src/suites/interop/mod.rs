@@ -1,0 +1,178 @@
+//! Theirs and ours in one chain: csi-provisioner, csi-attacher and csi-resizer call our `csi-server`, and a real kubelet our `node`;
+//! and the other way round, a driver in Go is served by our roles. In the middle of claims with pods whose volumes grow, everybody
+//! is replaced over the same socket, and comes back; so is Kubernetes' attach-detach controller by ours.
+
+mod slots;
+mod storage;
+mod users;
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use k8s_openapi::api::storage::v1::CSIDriver;
+use kube::{
+    Api,
+    api::{ListParams, PostParams},
+};
+
+use crate::{
+    control_plane::{ControlPlane, ControlPlaneOptions},
+    node::KubeletNode,
+    pod,
+    run::SuiteRun,
+    wait::until,
+};
+use slots::{ControllerSlot, ControllerSlots, Implementation};
+use storage::DriverUnderTest;
+use users::PodWorkload;
+
+/// How many pods are there at once: as many volumes as the driver has room for on a node.
+const CONCURRENT_PODS: usize = 20;
+/// How long one pod may take while somebody is swapped, with the pauses of everybody's back-off.
+const TIMEOUT: Duration = Duration::from_secs(300);
+const NODE: &str = "node-1";
+/// Claims with pods, during which each place changes hands twice.
+struct SwapRound {
+    namespace: &'static str,
+    claims: usize,
+    /// How many pods have run when the first swap begins, and how many run between one and the next.
+    pods_before_first_swap: usize,
+    pods_between_swaps: usize,
+    /// Who has the places at the beginning and at the end.
+    initial: Implementation,
+}
+
+const COFFERDAM_CSI_SERVER: SwapRound = SwapRound {
+    namespace: "our-server",
+    claims: 100,
+    pods_before_first_swap: 10,
+    pods_between_swaps: 9,
+    initial: Implementation::Upstream,
+};
+const GO_DRIVER: SwapRound = SwapRound {
+    namespace: "driver-in-go",
+    claims: 60,
+    pods_before_first_swap: 5,
+    pods_between_swaps: 4,
+    initial: Implementation::Cofferdam,
+};
+
+pub(super) async fn run(run: &SuiteRun) -> Result<()> {
+    let options = ControlPlaneOptions { has_scheduler: true, ..ControlPlaneOptions::default() };
+    let mut plane = ControlPlane::start(run, options).await?;
+    let node = KubeletNode::start(run, &plane, NODE).await?;
+    let storage = DriverUnderTest::start_cofferdam(run, &node).await?;
+    COFFERDAM_CSI_SERVER.run(run, &mut plane, &node, storage).await?;
+    let storage = DriverUnderTest::start_go(run, &node).await?;
+    GO_DRIVER.run(run, &mut plane, &node, storage).await?;
+    node.stop().await?;
+    plane.stop().await
+}
+
+impl SwapRound {
+    async fn run(
+        &self,
+        run: &SuiteRun,
+        plane: &mut ControlPlane,
+        node: &KubeletNode,
+        storage: DriverUnderTest,
+    ) -> Result<()> {
+        let driver: CSIDriver = serde_json::from_value(pod::csi_driver_object(storage.driver()))?;
+        Api::all(plane.client().clone()).create(&PostParams::default(), &driver).await?;
+        let users =
+            PodWorkload::new(plane, self.namespace, storage.driver(), storage.has_volume_sizes()).await?;
+        let mut slots = ControllerSlots::new(run, plane, storage.socket(), self.initial).await?;
+        let started = Instant::now();
+        tokio::try_join!(
+            users.run_all(self.claims),
+            self.swap_controllers(run, &users, &mut slots, &storage)
+        )?;
+        let (name, claims, seconds) = (self.namespace, self.claims, started.elapsed().as_secs_f64());
+        run.add_note(&format!(
+            "{name}: {claims} claims with pods, each grown once, eight swaps: {seconds:.0} s"
+        ))?;
+
+        wait_clean(run, &users, &storage, node).await?;
+        let calls = storage.call_counts().await?;
+        let methods = || ControllerSlot::ALL.iter().flat_map(|slot| slot.methods());
+        let times = |method: &str| calls.get(method).copied().unwrap_or_default();
+        let call_texts: Vec<String> = methods().map(|method| format!("{method} {}", times(method))).collect();
+        run.add_note(&format!("{name}: answers of the controller: {}", call_texts.join(", ")))?;
+        for method in methods() {
+            let times = times(method);
+            ensure!(
+                times >= u64::try_from(claims)?,
+                "{method} was answered {times} times: expected {claims} at least"
+            );
+        }
+        slots.stop().await?;
+        storage.stop().await
+    }
+
+    /// Each place is the other's for a while, and nobody knows of it but who is swapped.
+    async fn swap_controllers(
+        &self,
+        run: &SuiteRun,
+        users: &PodWorkload,
+        slots: &mut ControllerSlots<'_>,
+        storage: &DriverUnderTest,
+    ) -> Result<()> {
+        let other = self.initial.other();
+        let swaps = [other, self.initial]
+            .into_iter()
+            .flat_map(|implementation| ControllerSlot::ALL.map(|slot| (slot, implementation)));
+        let mut counts_at_swap: BTreeMap<String, u64> = BTreeMap::new();
+        for (number, (slot, implementation)) in swaps.enumerate() {
+            users.wait_finished(self.pods_before_first_swap + number * self.pods_between_swaps).await?;
+            slots.kill_current(slot).await?;
+            let now = storage.call_counts().await?;
+            let count_of =
+                |calls: &BTreeMap<String, u64>, method: &str| calls.get(method).copied().unwrap_or_default();
+            if implementation == self.initial && !slot.methods().is_empty() {
+                let calls_since = |method: &&str| {
+                    let times = count_of(&now, method).saturating_sub(count_of(&counts_at_swap, method));
+                    format!("{method} {times}")
+                };
+                let call_texts: Vec<String> = slot.methods().iter().map(calls_since).collect();
+                run.add_note(&format!(
+                    "{}: while the place was {}: {}",
+                    self.namespace,
+                    other.as_str(),
+                    call_texts.join(", ")
+                ))?;
+            }
+            // Something waits for who comes: so it is the middle.
+            match slot {
+                ControllerSlot::Provisioner => users.wait_pending_claim().await?,
+                ControllerSlot::Attacher => users.wait_pending_attachment().await?,
+                ControllerSlot::Resizer => users.wait_pending_expansion().await?,
+                ControllerSlot::AttachDetach => users.wait_pending_pod().await?,
+            }
+            counts_at_swap
+                .extend(slot.methods().iter().map(|method| ((*method).to_owned(), count_of(&now, method))));
+            slots.start(slot, implementation).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Nothing is in the API, at the storage or on the node.
+async fn wait_clean(
+    run: &SuiteRun,
+    users: &PodWorkload,
+    storage: &DriverUnderTest,
+    node: &KubeletNode,
+) -> Result<()> {
+    until("nothing is left", TIMEOUT, async || {
+        users.claims.wait_remaining(0, TIMEOUT).await?;
+        let attachments = users.attachments().await?.len();
+        let pods = users.pods().list(&ListParams::default()).await?.items.len();
+        ensure!(attachments == 0 && pods == 0, "{attachments} attachments, {pods} pods");
+        storage.ensure_empty(run).await
+    })
+    .await?;
+    node.wait_idle(run, TIMEOUT).await
+}

@@ -1,0 +1,155 @@
+//! Who provisions, attaches and resizes, over one socket; and who says what is to be attached.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+use crate::{
+    account::Account,
+    cofferdam,
+    control_plane::{ApiUser, ControlPlane},
+    process::ManagedProcess,
+    run::SuiteRun,
+    sidecar,
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ControllerSlot {
+    Provisioner,
+    Attacher,
+    Resizer,
+    AttachDetach,
+}
+
+impl ControllerSlot {
+    pub(super) const ALL: [Self; 4] = [Self::Provisioner, Self::Attacher, Self::Resizer, Self::AttachDetach];
+
+    /// Our role.
+    const fn role(self) -> &'static str {
+        match self {
+            Self::Provisioner => "provisioner",
+            Self::Attacher => "attacher",
+            Self::Resizer => "resizer",
+            Self::AttachDetach => "attach-detach",
+        }
+    }
+
+    /// The program of theirs; none where it is a loop of kube-controller-manager.
+    const fn sidecar(self) -> Option<&'static str> {
+        match self {
+            Self::Provisioner => Some("csi-provisioner"),
+            Self::Attacher => Some("csi-attacher"),
+            Self::Resizer => Some("csi-resizer"),
+            Self::AttachDetach => None,
+        }
+    }
+
+    /// What whoever has it calls.
+    pub(super) const fn methods(self) -> &'static [&'static str] {
+        match self {
+            Self::Provisioner => &["CreateVolume", "DeleteVolume"],
+            Self::Attacher => &["ControllerPublishVolume", "ControllerUnpublishVolume"],
+            Self::Resizer => &["ControllerExpandVolume"],
+            Self::AttachDetach => &[],
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Implementation {
+    Cofferdam,
+    Upstream,
+}
+
+impl Implementation {
+    pub(super) const fn other(self) -> Self {
+        match self {
+            Self::Cofferdam => Self::Upstream,
+            Self::Upstream => Self::Cofferdam,
+        }
+    }
+
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Cofferdam => "ours",
+            Self::Upstream => "theirs",
+        }
+    }
+}
+
+/// Each place with who has it.
+pub(super) struct ControllerSlots<'a> {
+    run: &'a SuiteRun,
+    plane: &'a mut ControlPlane,
+    kubeconfig: PathBuf,
+    socket: PathBuf,
+    accounts: Vec<(ControllerSlot, Account)>,
+    /// Who has a place by a process of its own.
+    processes: Vec<(ControllerSlot, ManagedProcess)>,
+}
+
+/// The loops of kube-controller-manager, none of which is ours here; and the one that is for a while.
+const CONTROLLERS: &str = "persistentvolume-binder-controller,persistentvolume-protection-controller,\
+                           persistentvolumeclaim-protection-controller,node-lifecycle-controller,namespace-controller";
+const ATTACH_DETACH_CONTROLLER: &str = "persistentvolume-attach-detach-controller";
+
+impl<'a> ControllerSlots<'a> {
+    pub(super) async fn new(
+        run: &'a SuiteRun,
+        plane: &'a mut ControlPlane,
+        socket: &Path,
+        implementation: Implementation,
+    ) -> Result<Self> {
+        let mut accounts = Vec::new();
+        for slot in ControllerSlot::ALL {
+            accounts.push((slot, Account::new(run, plane, &[slot.role()]).await?));
+        }
+        let (kubeconfig, processes) = (plane.kubeconfig(ApiUser::Admin)?, Vec::new());
+        let mut slots = Self { run, plane, kubeconfig, socket: socket.to_owned(), accounts, processes };
+        // Where the place is theirs, it is taken a second time.
+        slots.kill_current(ControllerSlot::AttachDetach).await?;
+        for slot in ControllerSlot::ALL {
+            slots.start(slot, implementation).await?;
+        }
+        Ok(slots)
+    }
+
+    /// Kills who has the place.
+    pub(super) async fn kill_current(&mut self, slot: ControllerSlot) -> Result<()> {
+        for (_, mut process) in self.processes.extract_if(.., |(other, _)| *other == slot) {
+            process.kill().await?;
+        }
+        if slot == ControllerSlot::AttachDetach {
+            self.plane.replace_controller_manager(self.run, CONTROLLERS).await?;
+        }
+        Ok(())
+    }
+
+    /// Gives a vacant place to somebody.
+    pub(super) async fn start(&mut self, slot: ControllerSlot, implementation: Implementation) -> Result<()> {
+        let account = self.accounts.iter().find(|(other, _)| *other == slot).map(|(_, account)| account);
+        let account = account.context("a place without an account")?;
+        let process = match (implementation, slot.sidecar()) {
+            (Implementation::Cofferdam, Some(_)) => {
+                cofferdam::start_with_csi_driver(self.run, account, &self.socket).await?
+            }
+            (Implementation::Cofferdam, None) => cofferdam::start_without_driver(self.run, account).await?,
+            (Implementation::Upstream, Some(name)) => {
+                sidecar::start(self.run, name, &self.kubeconfig, &self.socket, &[]).await?
+            }
+            (Implementation::Upstream, None) => {
+                let all = format!("{CONTROLLERS},{ATTACH_DETACH_CONTROLLER}");
+                return self.plane.replace_controller_manager(self.run, &all).await;
+            }
+        };
+        self.processes.push((slot, process));
+        Ok(())
+    }
+
+    pub(super) async fn stop(mut self) -> Result<()> {
+        for (_, process) in &mut self.processes {
+            process.stop().await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,152 @@
+//! What is behind the socket that provisioner, attacher and resizer call, whoever they are.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use http::Request;
+use kube::Client;
+use serde_json::Value;
+
+use crate::{
+    backend::{BackendFixture, NodeRoles},
+    cofferdam,
+    driver::CsiDriverProcess,
+    node::KubeletNode,
+    process::{self, ManagedProcess},
+    run::SuiteRun,
+};
+
+const GO_DRIVER_NAME: &str = "go.conformance.cofferdam.dev";
+
+/// A driver, and its part on the node.
+pub(super) enum DriverUnderTest {
+    /// The driver `memory` behind our `csi-server`, and our `node`.
+    Cofferdam(Box<CofferdamDriver>),
+    /// A driver in Go with a node service of its own, of which our `registrar` tells kubelet.
+    Go(Box<GoDriver>),
+}
+
+pub(super) struct CofferdamDriver {
+    driver: String,
+    server: ManagedProcess,
+    socket: PathBuf,
+    client: Client,
+    roles: NodeRoles,
+}
+
+pub(super) struct GoDriver {
+    driver: CsiDriverProcess,
+    registrar: ManagedProcess,
+}
+
+impl DriverUnderTest {
+    pub(super) async fn start_cofferdam(run: &SuiteRun, node: &KubeletNode) -> Result<Self> {
+        let backend = BackendFixture::memory(run, node.name())?;
+        let (server, socket, page) = backend.start_csi_server(run).await?;
+        let roles = backend.start_node_roles(run, node.name(), node.root()).await?;
+        Ok(Self::Cofferdam(Box::new(CofferdamDriver {
+            driver: backend.driver().to_owned(),
+            server,
+            socket,
+            client: page,
+            roles,
+        })))
+    }
+
+    pub(super) async fn start_go(run: &SuiteRun, node: &KubeletNode) -> Result<Self> {
+        let volumes = format!("--directory={}", run.scratch().join("volumes").display());
+        let driver =
+            CsiDriverProcess::start(run, GO_DRIVER_NAME, &[&volumes, &format!("--node={}", node.name())])
+                .await?;
+        let registrar = cofferdam::start_registrar(run, node.name(), driver.socket(), node.root()).await?;
+        Ok(Self::Go(Box::new(GoDriver { driver, registrar })))
+    }
+
+    /// The driver's name.
+    pub(super) fn driver(&self) -> &str {
+        match self {
+            Self::Cofferdam(cofferdam) => &cofferdam.driver,
+            Self::Go(_) => GO_DRIVER_NAME,
+        }
+    }
+
+    /// What serves CSI's controller.
+    pub(super) fn socket(&self) -> &Path {
+        match self {
+            Self::Cofferdam(cofferdam) => &cofferdam.socket,
+            Self::Go(go) => go.driver.socket(),
+        }
+    }
+
+    /// Whether a pod sees the size of its volume. The driver in Go gives directories of the node, which have none.
+    pub(super) const fn has_volume_sizes(&self) -> bool {
+        matches!(self, Self::Cofferdam(_))
+    }
+
+    /// How often each method of the controller was answered, by our server with OK.
+    pub(super) async fn call_counts(&self) -> Result<BTreeMap<String, u64>> {
+        match self {
+            Self::Cofferdam(cofferdam) => ok_call_counts(&cofferdam.client).await,
+            Self::Go(go) => go.driver.call_counts().await,
+        }
+    }
+
+    /// Looks that neither the driver nor its part on the node knows of a volume.
+    pub(super) async fn ensure_empty(&self, run: &SuiteRun) -> Result<()> {
+        match self {
+            Self::Cofferdam(cofferdam) => {
+                let (stored, records) =
+                    (list_volumes(run, &cofferdam.socket).await?, cofferdam.roles.volume_records()?);
+                ensure!(
+                    stored.is_empty() && records.is_empty(),
+                    "at the storage {stored:?}, on the node {records:?}"
+                );
+            }
+            Self::Go(go) => {
+                let stored: BTreeSet<String> = go.driver.volumes().await?.into_keys().collect();
+                ensure!(stored.is_empty(), "at the storage {stored:?}");
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn stop(self) -> Result<()> {
+        match self {
+            Self::Cofferdam(mut cofferdam) => {
+                cofferdam.roles.process.stop().await?;
+                cofferdam.server.stop().await
+            }
+            Self::Go(mut go) => {
+                go.registrar.stop().await?;
+                go.driver.process.stop().await
+            }
+        }
+    }
+}
+
+/// The volumes that the driver has, as our server lists them.
+async fn list_volumes(run: &SuiteRun, socket: &Path) -> Result<Vec<Value>> {
+    let driver = format!("unix://{}", socket.display());
+    let arguments = ["backend", "call", &driver, "listing.list", "--output", "json"];
+    let answer: Value = serde_json::from_str(&process::run_to_completion(run.program(), &arguments).await?)?;
+    let volumes = answer.pointer("/answer/volumes").and_then(Value::as_array);
+    Ok(volumes.context("no volumes in the answer")?.clone())
+}
+
+/// How often our server has answered a method of its controller with OK.
+async fn ok_call_counts(client: &Client) -> Result<BTreeMap<String, u64>> {
+    let text = client.request_text(Request::get("/metrics").body(Vec::new())?).await?;
+    let mut calls = BTreeMap::new();
+    for line in text.lines().filter(|line| line.starts_with("cofferdam_csi_server_operations_seconds_count{"))
+    {
+        let (labels, times) =
+            line.rsplit_once("} ").with_context(|| format!("a line without a value: {line}"))?;
+        let method = labels.split_once("/csi.v1.Controller/").and_then(|(_, rest)| rest.split('"').next());
+        let Some(method) = method.filter(|_| labels.contains("grpc_status_code=\"OK\"")) else { continue };
+        calls.insert(method.to_owned(), times.trim().parse()?);
+    }
+    Ok(calls)
+}

@@ -1,0 +1,256 @@
+//! Users, each of whom makes a claim and a pod, lets the volume grow under the pod, and deletes both.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeSet,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use k8s_openapi::api::{
+    core::v1::{PersistentVolume, PersistentVolumeClaim, Pod},
+    storage::v1::VolumeAttachment,
+};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{DeleteParams, ListParams, LogParams, Patch, PatchParams, PostParams},
+};
+use serde_json::json;
+
+use super::{CONCURRENT_PODS, TIMEOUT};
+use crate::{
+    claims::{ClaimExpansion, Claims},
+    control_plane::ControlPlane,
+    pod::{self, MOUNT_PATH},
+    wait::until,
+};
+
+/// What a claim grows to, and the same in KiB.
+const EXPANDED_SIZE: &str = "2Gi";
+const EXPANDED_KIB: u64 = 2 << 20;
+
+pub(super) struct PodWorkload {
+    client: Client,
+    namespace: &'static str,
+    pub(super) claims: Claims,
+    /// Whether a pod sees the size of its volume.
+    has_volume_sizes: bool,
+    /// Pods that have seen what they had to see.
+    finished: Cell<usize>,
+    /// The handles of all volumes that there were.
+    handles: RefCell<BTreeSet<String>>,
+}
+
+impl PodWorkload {
+    pub(super) async fn new(
+        plane: &ControlPlane,
+        namespace: &'static str,
+        driver: &str,
+        has_volume_sizes: bool,
+    ) -> Result<Self> {
+        let client = plane.client().clone();
+        let claims = Claims::new(&client, namespace, driver).await?;
+        Ok(Self {
+            client,
+            namespace,
+            claims,
+            has_volume_sizes,
+            finished: Cell::new(0),
+            handles: RefCell::default(),
+        })
+    }
+
+    pub(super) fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), self.namespace)
+    }
+
+    fn claim_api(&self) -> Api<PersistentVolumeClaim> {
+        Api::namespaced(self.client.clone(), self.namespace)
+    }
+
+    pub(super) async fn run_all(&self, count: usize) -> Result<()> {
+        stream::iter(0..count)
+            .map(|number| async move { self.run_one(number).await.with_context(|| format!("user {number}")) })
+            .buffer_unordered(CONCURRENT_PODS)
+            .try_collect::<()>()
+            .await?;
+        let different = self.handles.borrow().len();
+        ensure!(different == count, "{different} volumes for {count} claims");
+        Ok(())
+    }
+
+    async fn run_one(&self, number: usize) -> Result<()> {
+        let (name, claim) = (format!("pod-{number}"), format!("claim-{number}"));
+        self.claims.create(number..number + 1).await?;
+        let pod = serde_json::from_value(pod::with_claim(&name, &claim, &self.script(number)))?;
+        self.pods().create(&PostParams::default(), &pod).await?;
+        until("the pod runs", TIMEOUT, async || {
+            let phase =
+                self.pods().get(&name).await?.status.and_then(|status| status.phase).unwrap_or_default();
+            ensure!(phase == "Running", "it is {phase}");
+            Ok(())
+        })
+        .await?;
+        self.wait_log(&name, &format!("{number}\nmounted\n")).await?;
+        self.expand(&claim, &name).await?;
+        if self.has_volume_sizes {
+            self.wait_log(&name, &format!("{number}\nmounted\ngrown\n")).await?;
+        }
+        let volume = self.claim_volume(&claim).await?;
+        self.finished.set(self.finished.get() + 1);
+
+        self.pods().delete(&name, &DeleteParams::default()).await?;
+        self.claims.delete(number..number + 1).await?;
+        until("the volume is gone", TIMEOUT, async || {
+            let volumes = Api::<PersistentVolume>::all(self.client.clone());
+            let phase =
+                volumes.get_opt(&volume).await?.map(|volume| volume.status.and_then(|status| status.phase));
+            ensure!(phase.is_none(), "{volume} is {:?}", phase.flatten());
+            Ok(())
+        })
+        .await
+    }
+
+    /// A volume is empty when it is new, and a mount of its own: a directory of the node would pass for one otherwise.
+    fn script(&self, number: usize) -> String {
+        let expansion_script = if self.has_volume_sizes {
+            format!(
+                "size() {{ df -P -k . | {{ read -r _; read -r _ kib _; echo $kib; }}; }}
+                 until test $(size) = {EXPANDED_KIB}; do sleep 0.2; done; echo grown"
+            )
+        } else {
+            String::new()
+        };
+        format!(
+            "trap exit TERM; cd {MOUNT_PATH}; ls; echo {number} > f; sync; cat f
+             test $(stat -c %d .) != $(stat -c %d /) && echo mounted
+             {expansion_script}
+             sleep 3600 & wait"
+        )
+    }
+
+    async fn wait_log(&self, pod: &str, expected: &str) -> Result<()> {
+        until(&format!("{pod} says {expected:?}"), TIMEOUT, async || {
+            let log = self.pods().logs(pod, &LogParams::default()).await?;
+            // Who is quick has said more by now.
+            ensure!(log.starts_with(expected), "it says {log:?}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Asks for more, and wakes kubelet when its turn has come: by itself it looks at the volumes of a pod each minute.
+    async fn expand(&self, claim: &str, pod: &str) -> Result<()> {
+        let patch =
+            Patch::Merge(json!({ "spec": { "resources": { "requests": { "storage": EXPANDED_SIZE } } } }));
+        self.claim_api().patch(claim, &PatchParams::default(), &patch).await?;
+        until("the volume has grown at the storage", TIMEOUT, async || {
+            let ClaimExpansion { capacity, state, .. } = self.expansion(claim).await?;
+            ensure!(
+                capacity == EXPANDED_SIZE || state.starts_with("NodeResize"),
+                "it has {capacity}, state {state:?}"
+            );
+            Ok(())
+        })
+        .await?;
+        let annotation_patch =
+            Patch::Merge(json!({ "metadata": { "annotations": { "grown": EXPANDED_SIZE } } }));
+        self.pods().patch(pod, &PatchParams::default(), &annotation_patch).await?;
+        until("the claim has grown", TIMEOUT, async || {
+            let ClaimExpansion { capacity, state, .. } = self.expansion(claim).await?;
+            ensure!(capacity == EXPANDED_SIZE && state.is_empty(), "it has {capacity}, state {state:?}");
+            Ok(())
+        })
+        .await
+    }
+
+    async fn expansion(&self, claim: &str) -> Result<ClaimExpansion> {
+        Ok(ClaimExpansion::from_claim(&self.claim_api().get(claim).await?))
+    }
+
+    /// The name of a claim's volume, whose handle nobody else has.
+    async fn claim_volume(&self, claim: &str) -> Result<String> {
+        let name = self.claim_api().get(claim).await?.spec.and_then(|spec| spec.volume_name);
+        let name = name.context("no volume")?;
+        let volume = Api::<PersistentVolume>::all(self.client.clone()).get(&name).await?;
+        let handle = volume.spec.and_then(|spec| spec.csi).context("no CSI volume")?.volume_handle;
+        ensure!(self.handles.borrow_mut().insert(handle.clone()), "{handle} is the volume of two claims");
+        Ok(name)
+    }
+
+    /// Waits until so many pods have run.
+    pub(super) async fn wait_finished(&self, least: usize) -> Result<()> {
+        until(&format!("{least} pods have run"), TIMEOUT, async || {
+            let finished = self.finished.get();
+            ensure!(finished >= least, "{finished} have");
+            Ok(())
+        })
+        .await
+    }
+
+    pub(super) async fn wait_pending_claim(&self) -> Result<()> {
+        until("a claim waits for its volume", TIMEOUT, async || self.claims.ensure_unfinished().await).await
+    }
+
+    pub(super) async fn wait_pending_expansion(&self) -> Result<()> {
+        until("a claim waits for its growth", TIMEOUT, async || {
+            let claims = self.claim_api().list(&ListParams::default()).await?.items;
+            let is_pending = |claim: &&PersistentVolumeClaim| {
+                let requested =
+                    claim.spec.as_ref().and_then(|spec| spec.resources.as_ref()?.requests.as_ref());
+                let capacity = claim.status.as_ref().and_then(|status| status.capacity.as_ref());
+                capacity.is_some_and(|capacity| {
+                    requested.is_some_and(|requested| requested.get("storage") != capacity.get("storage"))
+                })
+            };
+            ensure!(
+                claims.iter().any(|claim| is_pending(&claim)),
+                "all {} have what they ask for",
+                claims.len()
+            );
+            Ok(())
+        })
+        .await
+    }
+
+    pub(super) async fn wait_pending_attachment(&self) -> Result<()> {
+        until("an attachment waits", TIMEOUT, async || {
+            let all = self.attachments().await?;
+            let is_pending = all.iter().any(|attachment| {
+                let attached = attachment.status.as_ref().is_some_and(|status| status.attached);
+                attachment.metadata.deletion_timestamp.is_some() || !attached
+            });
+            ensure!(is_pending, "all {} are where they shall be", all.len());
+            Ok(())
+        })
+        .await
+    }
+
+    pub(super) async fn wait_pending_pod(&self) -> Result<()> {
+        until("a pod waits for a VolumeAttachment, or one is left of a pod", TIMEOUT, async || {
+            let pods = self.pods().list(&ListParams::default()).await?.items;
+            let scheduled: BTreeSet<String> = pods.iter().filter_map(claim_of_scheduled).collect();
+            let claims = self.claim_api().list(&ListParams::default()).await?.items;
+            let claims = claims.into_iter().filter(|claim| scheduled.contains(&claim.name_any()));
+            let volumes: BTreeSet<String> = claims.filter_map(|claim| claim.spec?.volume_name).collect();
+            let attachments = self.attachments().await?;
+            let attached = attachments.into_iter().filter_map(|one| one.spec.source.persistent_volume_name);
+            let unmatched = volumes.symmetric_difference(&attached.collect()).count();
+            ensure!(unmatched > 0, "each of the {} pods has one", scheduled.len());
+            Ok(())
+        })
+        .await
+    }
+
+    pub(super) async fn attachments(&self) -> Result<Vec<VolumeAttachment>> {
+        Ok(Api::all(self.client.clone()).list(&ListParams::default()).await?.items)
+    }
+}
+
+/// The claim of a pod that has a node and stays.
+fn claim_of_scheduled(pod: &Pod) -> Option<String> {
+    let spec = pod.spec.as_ref().filter(|_| pod.metadata.deletion_timestamp.is_none())?;
+    spec.node_name.as_ref()?;
+    let claims = spec.volumes.as_ref()?.iter().find_map(|volume| volume.persistent_volume_claim.as_ref());
+    Some(claims?.claim_name.clone())
+}

@@ -1,0 +1,50 @@
+//! What kubectl shows differently on the embedded API on purpose.
+
+/// A difference and why it stays.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KubectlDeviation {
+    /// How commands name it: `~id`.
+    pub(super) id: &'static str,
+    /// What is different.
+    pub(super) difference: &'static str,
+    /// Why.
+    pub(super) reason: &'static str,
+}
+
+/// All of them. `docs/deviations.md` has the same table.
+pub(super) const KUBECTL_DEVIATIONS: &[KubectlDeviation] = &[
+    KubectlDeviation { id: "version", difference: "`version` names our version", reason: "it is our server" },
+    KubectlDeviation {
+        id: "kinds",
+        difference: "`api-resources`, `api-versions`, `get all` and `describe namespace` know fewer kinds",
+        reason: "other kinds are not served",
+    },
+    KubectlDeviation {
+        id: "explain",
+        difference: "`explain` shows fields and types without descriptions, and does not say which are required",
+        reason: "the descriptions are larger than the rest of the API",
+    },
+    KubectlDeviation {
+        id: "authorization",
+        difference: "`auth can-i` and `cluster-info` have nothing to ask",
+        reason: "there is one user, who may do everything, and there are no services",
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::KUBECTL_DEVIATIONS;
+
+    #[test]
+    fn deviations_match_the_documentation() {
+        let document = include_str!("../../../../../docs/deviations.md");
+        let expected: Vec<String> =
+            KUBECTL_DEVIATIONS.iter().map(|one| format!("| {} | {} |", one.difference, one.reason)).collect();
+        let start = document.find("### What kubectl shows").unwrap();
+        let found: Vec<&str> = document[start..]
+            .lines()
+            .filter(|line| line.starts_with("| ") && !line.starts_with("| difference"))
+            .collect();
+        assert_eq!(found, expected);
+    }
+}

@@ -1,0 +1,75 @@
+//! What is on the node before the first pod, and has to be there after the last: no more, and no less.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use anyhow::{Result, ensure};
+
+use super::fixture::{PodFixture, TIMEOUT};
+use crate::{process, wait::until};
+
+/// Where kubelet keeps a directory for each driver that it has met, and what it keeps there for raw block volumes.
+const KUBELET_CSI_DIRECTORY: &str = "plugins/kubernetes.io/csi";
+const BLOCK_DEVICE_DIRECTORIES: [&str; 2] = ["volumeDevices/publish", "volumeDevices/staging"];
+
+/// Mounts, loop devices, and the files beneath kubelet's root and the pool's.
+#[derive(Debug)]
+pub(super) struct NodeAudit(BTreeSet<String>);
+
+impl NodeAudit {
+    /// Looks.
+    pub(super) async fn read(fixture: &PodFixture<'_>) -> Result<Self> {
+        let mut found = BTreeSet::new();
+        for line in fs::read_to_string("/proc/self/mountinfo")?.lines() {
+            // Where, and what: the numbers before are the kernel's own.
+            let words: Vec<&str> = line.split(' ').skip(2).collect();
+            found.insert(format!("mount {}", words.join(" ")));
+        }
+        let devices =
+            process::run_to_completion("losetup", &["--list", "--noheadings", "--output", "NAME,BACK-FILE"])
+                .await?;
+        let own = fixture.run.scratch().display().to_string();
+        found.extend(devices.lines().filter(|line| line.contains(&own)).map(|line| format!("loop {line}")));
+        let root = fixture.node.root();
+        for directory in ["plugins", "plugins_registry", "pods"] {
+            collect_files(root, &root.join(directory), &mut found)?;
+        }
+        let pool = fixture.run.scratch().join("pool/volumes");
+        collect_files(&pool, &pool, &mut found)?;
+        Ok(Self(found))
+    }
+
+    /// Waits until all is as it was.
+    pub(super) async fn wait_unchanged(&self, fixture: &PodFixture<'_>) -> Result<()> {
+        until("the node is as it was", TIMEOUT, async || {
+            let now = Self::read(fixture).await?;
+            let added: Vec<_> = now.0.difference(&self.0).collect();
+            let removed: Vec<_> = self.0.difference(&now.0).collect();
+            ensure!(added.is_empty() && removed.is_empty(), "more: {added:?}, less: {removed:?}");
+            Ok(())
+        })
+        .await
+    }
+}
+
+/// The names beneath a directory, with what kind of file they are.
+fn collect_files(root: &Path, directory: &Path, found: &mut BTreeSet<String>) -> Result<()> {
+    if !directory.exists() {
+        return Ok(());
+    }
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let (path, kind) = (entry.path(), entry.file_type()?);
+        let name = path.strip_prefix(root)?.display().to_string();
+        if kind.is_dir() {
+            collect_files(root, &path, found)?;
+            let own = root.join(KUBELET_CSI_DIRECTORY);
+            let of_devices = BLOCK_DEVICE_DIRECTORIES.iter().any(|devices| path == own.join(devices));
+            if !(own.starts_with(&path) || path.parent() == Some(&own) || of_devices) {
+                found.insert(format!("directory {name}"));
+            }
+        } else {
+            found.insert(format!("file {name} {kind:?}"));
+        }
+    }
+    Ok(())
+}

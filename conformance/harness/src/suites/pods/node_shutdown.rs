@@ -1,0 +1,285 @@
+//! A node loses its power. Once somebody has said that it is out of service, its pods run on another one, with their data; and the
+//! node finds nothing to do when it comes back.
+//!
+//! The storage is a CSI driver in Go that both nodes reach, served by all roles of ours: no sidecar runs, and of
+//! kube-controller-manager nothing that is a role of ours.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use k8s_openapi::api::{
+    apps::v1::StatefulSet,
+    core::v1::{Namespace, Node as NodeObject, Pod},
+    storage::v1::{CSIDriver, StorageClass, VolumeAttachment},
+};
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams, LogParams, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+
+use super::fixture::{MOUNT_PATH, RUN_UNTIL_TERMINATED, TIMEOUT, TestNamespace};
+use crate::{
+    account::{Account, CLUSTER_ROLES},
+    cofferdam,
+    control_plane::{ControlPlane, ControlPlaneOptions, UNREPLACED_CONTROLLERS},
+    driver::CsiDriverProcess,
+    image,
+    node::KubeletNode,
+    pod,
+    process::ManagedProcess,
+    run::SuiteRun,
+    wait::until,
+};
+
+const DRIVER: &str = "go.conformance.cofferdam.dev";
+const FIRST_NODE: &str = "node-1";
+const SECOND_NODE: &str = "node-2";
+const SET_NAME: &str = "set";
+/// The first is taken away by somebody before the node is out of service, the second by Kubernetes afterwards.
+const PODS: [&str; 2] = ["set-0", "set-1"];
+/// How long nothing is heard of a kubelet until its node is not ready.
+const NODE_MONITOR_GRACE: Duration = Duration::from_secs(15);
+/// How long it may take until the pod runs elsewhere: kube-controller-manager looks each 20 s for pods of a node out of service.
+const RESCHEDULE_TIMEOUT: Duration = Duration::from_secs(300);
+
+pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
+    let mut fixture = TwoNodeFixture::new(run).await?;
+    let namespace = fixture.create_stateful_set().await?;
+    for pod in PODS {
+        fixture.wait_log(&namespace, pod, FIRST_NODE).await?;
+    }
+    fixture.uncordon(SECOND_NODE).await?;
+
+    fixture.first.lose_power().await?;
+    let [registrar, _] = &mut fixture.registrars;
+    registrar.kill().await?;
+    fixture.wait_ready_condition(FIRST_NODE, "Unknown").await?;
+    fixture.check_no_detach_without_taint(&namespace).await?;
+
+    let tainted = Instant::now();
+    fixture.taint(json!([{ "key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute" }])).await?;
+    let both = format!("{FIRST_NODE}\n{SECOND_NODE}");
+    let mut seconds_per_pod = Vec::new();
+    for pod in PODS {
+        fixture.wait_log(&namespace, pod, &both).await?;
+        seconds_per_pod.push(tainted.elapsed().as_secs_f64());
+    }
+    let [waiting_pod, evicted_pod] = seconds_per_pod.as_slice() else {
+        bail!("{seconds_per_pod:?}: expected the times of two pods")
+    };
+    run.add_note(&format!(
+        "a node out of service: with its data, a pod that had waited for its volume ran after {waiting_pod:.1} s, one that was still \
+         there after {evicted_pod:.1} s"
+    ))?;
+    fixture.check_attached_to(SECOND_NODE).await?;
+    fixture.check_node_return(&namespace).await?;
+    fixture.stop(&namespace).await
+}
+
+/// Two nodes that reach one storage.
+struct TwoNodeFixture<'a> {
+    run: &'a SuiteRun,
+    plane: ControlPlane,
+    first: KubeletNode,
+    second: KubeletNode,
+    driver: CsiDriverProcess,
+    roles: ManagedProcess,
+    /// What tells kubelet of the driver, on each node.
+    registrars: [ManagedProcess; 2],
+}
+
+impl<'a> TwoNodeFixture<'a> {
+    async fn new(run: &'a SuiteRun) -> Result<Self> {
+        let options = ControlPlaneOptions {
+            controllers: Some(UNREPLACED_CONTROLLERS.to_owned()),
+            has_scheduler: true,
+            node_monitor_grace: Some(NODE_MONITOR_GRACE),
+            ..ControlPlaneOptions::default()
+        };
+        let plane = ControlPlane::start(run, options).await?;
+        let first = KubeletNode::start(run, &plane, FIRST_NODE).await?;
+        let second = KubeletNode::start_numbered(run, &plane, SECOND_NODE, 1).await?;
+        let socket = run.scratch().join("node-2.sock");
+        let arguments = [
+            format!("--directory={}", run.scratch().join("volumes").display()),
+            format!("--other-node={SECOND_NODE}={}", socket.display()),
+        ];
+        let driver = CsiDriverProcess::start(run, DRIVER, &arguments.each_ref().map(String::as_str)).await?;
+        let registrars = [
+            cofferdam::start_registrar(run, FIRST_NODE, driver.socket(), first.root()).await?,
+            cofferdam::start_registrar(run, SECOND_NODE, &socket, second.root()).await?,
+        ];
+        let account = Account::new(run, &plane, &CLUSTER_ROLES).await?;
+        let roles = cofferdam::start_with_csi_driver(run, &account, driver.socket()).await?;
+        let object: CSIDriver = serde_json::from_value(pod::csi_driver_object(DRIVER))?;
+        Api::all(plane.client().clone()).create(&PostParams::default(), &object).await?;
+        Ok(Self { run, plane, first, second, driver, roles, registrars })
+    }
+
+    fn nodes(&self) -> Api<NodeObject> {
+        Api::all(self.plane.client().clone())
+    }
+
+    /// Makes a set of pods, which can only be on the first node. Each of its pods adds the name of its node to what is there.
+    async fn create_stateful_set(&self) -> Result<TestNamespace> {
+        let client = self.plane.client().clone();
+        let cordon = Patch::Merge(json!({ "spec": { "unschedulable": true } }));
+        self.nodes().patch(SECOND_NODE, &PatchParams::default(), &cordon).await?;
+        let namespace: Namespace = serde_json::from_value(json!({ "metadata": { "name": "shutdown" } }))?;
+        Api::all(client.clone()).create(&PostParams::default(), &namespace).await?;
+        let class: StorageClass = serde_json::from_value(json!({
+            "metadata": { "name": "reached" }, "provisioner": DRIVER, "volumeBindingMode": "Immediate",
+        }))?;
+        Api::all(client.clone()).create(&PostParams::default(), &class).await?;
+        let test_namespace = TestNamespace::existing(client, "shutdown");
+        test_namespace.create::<StatefulSet>(stateful_set_object()).await?;
+        Ok(test_namespace)
+    }
+
+    async fn uncordon(&self, node: &str) -> Result<()> {
+        let patch = Patch::Merge(json!({ "spec": { "unschedulable": null } }));
+        self.nodes().patch(node, &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
+    /// Sets what taints the first node; those of Kubernetes' own are its business and come back.
+    async fn taint(&self, taints: Value) -> Result<()> {
+        let patch = Patch::Merge(json!({ "spec": { "taints": taints } }));
+        self.nodes().patch(FIRST_NODE, &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
+    /// Waits until a node's condition Ready is this.
+    async fn wait_ready_condition(&self, node: &str, expected: &str) -> Result<()> {
+        until(&format!("{node} is Ready: {expected}"), TIMEOUT, async || {
+            let conditions = self.nodes().get(node).await?.status.and_then(|status| status.conditions);
+            let ready = conditions.unwrap_or_default().into_iter().find(|one| one.type_ == "Ready");
+            let now = ready.context("no condition Ready")?.status;
+            ensure!(now == expected, "it is {now}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Waits until a pod of the set runs and says what it found and wrote.
+    async fn wait_log(&self, namespace: &TestNamespace, pod: &str, expected: &str) -> Result<()> {
+        until(&format!("{pod} says {expected:?}"), RESCHEDULE_TIMEOUT, async || {
+            let pods: Api<Pod> = namespace.pods();
+            let node = pods.get(pod).await?.spec.and_then(|spec| spec.node_name).unwrap_or_default();
+            let events = namespace.event_text(pod).await?;
+            let log = pods.logs(pod, &LogParams::default()).await;
+            let log = log.with_context(|| format!("no log of it on {node:?}: {events}"))?;
+            ensure!(log.trim() == format!("{expected}\ndone"), "on {node:?} it says {log:?}: {events}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// A pod is deleted with force, and its next one waits on the other node: nobody has said that the node which is not heard does
+    /// not write any more, so its volumes stay where they are.
+    async fn check_no_detach_without_taint(&self, namespace: &TestNamespace) -> Result<()> {
+        let [pod, _] = PODS;
+        namespace.pods().delete(pod, &DeleteParams::default().grace_period(0)).await?;
+        until(&format!("the next {pod} has to wait"), RESCHEDULE_TIMEOUT, async || {
+            let node = namespace.pods().get(pod).await?.spec.and_then(|spec| spec.node_name);
+            let events = namespace.event_text(pod).await?;
+            let is_waiting = node.as_deref() == Some(SECOND_NODE) && events.contains("Multi-Attach error");
+            ensure!(is_waiting, "on {node:?} it was told {events:?}");
+            Ok(())
+        })
+        .await?;
+        self.check_attached_to(FIRST_NODE).await
+    }
+
+    /// Looks that every volume is on this node and on no other, for the API and for the driver.
+    async fn check_attached_to(&self, node: &str) -> Result<()> {
+        let all: Api<VolumeAttachment> = Api::all(self.plane.client().clone());
+        let all = all.list(&ListParams::default()).await?.items;
+        let attached: Vec<&str> = all.iter().map(|attachment| attachment.spec.node_name.as_str()).collect();
+        let (published, expected) = (self.driver.published_nodes().await?, [node; PODS.len()]);
+        ensure!(
+            attached == expected && published == expected,
+            "attached to {attached:?}, published to {published:?}: expected {expected:?}"
+        );
+        Ok(())
+    }
+
+    /// The first node comes back: nobody tells it of a volume, and it has none.
+    async fn check_node_return(&mut self, namespace: &TestNamespace) -> Result<()> {
+        self.first.power_on(self.run, &self.plane).await?;
+        let [registrar, _] = &mut self.registrars;
+        registrar.restart()?;
+        self.taint(json!([])).await?;
+        self.wait_ready_condition(FIRST_NODE, "True").await?;
+        until("the node that is back has no volume", TIMEOUT, async || {
+            let status = self.nodes().get(FIRST_NODE).await?.status.context("no status")?;
+            let (attached, in_use) = (status.volumes_attached, status.volumes_in_use);
+            let has_no_volumes = attached.as_deref().unwrap_or_default().is_empty()
+                && in_use.as_deref().unwrap_or_default().is_empty();
+            ensure!(has_no_volumes, "attached {attached:?}, in use {in_use:?}");
+            Ok(())
+        })
+        .await?;
+        self.first.wait_without_pods(self.run, TIMEOUT).await?;
+        // Who came back has taken nothing from who runs.
+        for pod in PODS {
+            self.wait_log(namespace, pod, &format!("{FIRST_NODE}\n{SECOND_NODE}")).await?;
+        }
+        self.check_attached_to(SECOND_NODE).await
+    }
+
+    async fn stop(mut self, namespace: &TestNamespace) -> Result<()> {
+        namespace.stateful_sets().delete(SET_NAME, &DeleteParams::default()).await?;
+        for pod in PODS {
+            namespace.wait_pod_deleted(pod).await?;
+        }
+        namespace.delete_claims().await?;
+        self.second.wait_idle(self.run, TIMEOUT).await?;
+        let remaining = self.driver.volumes().await?;
+        ensure!(remaining.is_empty(), "the storage has {remaining:?}");
+        self.roles.stop().await?;
+        for registrar in &mut self.registrars {
+            registrar.stop().await?;
+        }
+        self.driver.process.stop().await?;
+        self.second.stop().await?;
+        self.first.stop().await?;
+        self.plane.stop().await
+    }
+}
+
+fn stateful_set_object() -> Value {
+    let script = format!("cd {MOUNT_PATH}; echo $NODE >> f; sync; cat f; {RUN_UNTIL_TERMINATED}");
+    json!({
+        "metadata": { "name": SET_NAME },
+        "spec": {
+            "serviceName": SET_NAME,
+            "replicas": PODS.len(),
+            "podManagementPolicy": "Parallel",
+            "selector": { "matchLabels": { "app": SET_NAME } },
+            "template": {
+                "metadata": { "labels": { "app": SET_NAME } },
+                "spec": {
+                    "terminationGracePeriodSeconds": 1,
+                    "containers": [{
+                        "name": "shell",
+                        "image": image::SHELL_IMAGE,
+                        "imagePullPolicy": "Never",
+                        "command": ["sh", "-ec", script],
+                        "env": [{ "name": "NODE", "valueFrom": { "fieldRef": { "fieldPath": "spec.nodeName" } } }],
+                        "volumeMounts": [{ "name": "data", "mountPath": MOUNT_PATH }],
+                    }],
+                },
+            },
+            "volumeClaimTemplates": [{
+                "metadata": { "name": "data" },
+                "spec": {
+                    "storageClassName": "reached",
+                    "accessModes": ["ReadWriteOnce"],
+                    "resources": { "requests": { "storage": "1Gi" } },
+                },
+            }],
+        },
+    })
+}

@@ -1,0 +1,303 @@
+//! The scenario table of the roles on kube-apiserver and etcd: what a simulation shows on the embedded API holds on the real one.
+//! Once each row as it stands, and once with a process that dies after one of its effects, with the answer lost.
+
+use std::{cell::RefCell, fmt::Debug, path::Path, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use cofferdam_cluster::connect;
+use cofferdam_controllers::Role;
+use cofferdam_sim::{
+    ApiTransport as Reached, EnvironmentKind, Scenario, Simulation, TestCluster, TestUser, scenarios,
+    skipped_count,
+    test_cluster::{BoxError, Clock, ClusterFuture, client_transport},
+};
+use futures::future::try_join_all;
+use k8s_openapi::api::{
+    core::v1::{ConfigMap, Event, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod},
+    storage::v1::{CSIDriver, CSINode, StorageClass, VolumeAttachment},
+};
+use kube::{
+    Api, Client, Config, Resource,
+    api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams},
+    config::Kubeconfig,
+};
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::{
+    account::{self, Account},
+    control_plane::{ApiUser, ControlPlane, ControlPlaneOptions},
+    print_status,
+    run::SuiteRun,
+    seeded_rng::seeded_rng,
+    wait::until,
+};
+
+const TIMEOUT: Duration = Duration::from_secs(180);
+const BACKUP_NAME: &str = "backup";
+/// How many clusters play at once. Most of a row is waiting for silence: a second processor would wait beside the first.
+const PARALLEL_CLUSTERS: usize = 3;
+
+pub(super) async fn run(run: &SuiteRun) -> Result<()> {
+    let mut rng = seeded_rng()?;
+    let rows: Vec<ScenarioRun> =
+        scenarios().into_iter().map(|scenario| ScenarioRun { scenario, rng: rng.fork() }).collect();
+    let (rows, summary) = (RefCell::new(rows.into_iter()), RefCell::new(ScenarioSummary::default()));
+    let clusters =
+        (1..=PARALLEL_CLUSTERS).map(|n| run_cluster(run, run.subdirectory(&n.to_string()), &rows, &summary));
+    try_join_all(clusters).await?;
+    let ScenarioSummary { completed, crashed, skipped, differences } = summary.into_inner();
+    ensure!(differences.is_empty(), "{}", differences.join("\n"));
+    let expected = skipped_count(EnvironmentKind::Kubernetes);
+    ensure!(
+        skipped == expected && completed > 0,
+        "{skipped} scenarios were not played and {completed} were: expected {expected} that cannot be"
+    );
+    run.add_note(&format!("{completed} scenarios, each once whole, {crashed} of them once more with a death"))
+}
+
+/// A scenario and what decides where it dies: the same, whichever cluster plays it and when.
+struct ScenarioRun {
+    scenario: Scenario,
+    rng: fastrand::Rng,
+}
+
+/// What has been played.
+#[derive(Default)]
+struct ScenarioSummary {
+    completed: usize,
+    crashed: usize,
+    skipped: usize,
+    differences: Vec<String>,
+}
+
+/// A cluster that plays what nobody has played yet.
+async fn run_cluster(
+    run: &SuiteRun,
+    child_run: Result<SuiteRun>,
+    rows: &RefCell<impl Iterator<Item = ScenarioRun>>,
+    summary: &RefCell<ScenarioSummary>,
+) -> Result<()> {
+    let child_run = child_run?;
+    // What takes finalizers off is our own role.
+    let mut plane = ControlPlane::start(&child_run, ControlPlaneOptions::default()).await?;
+    let client = plane.client().clone();
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    until("the namespaces of every cluster are there", TIMEOUT, async || {
+        for name in ["default", "kube-system"] {
+            namespaces.get(name).await?;
+        }
+        Ok(())
+    })
+    .await?;
+    let roles = Role::ALL.map(Role::as_str);
+    let account = Account::in_namespace(&child_run, &plane, &roles, account::DEFAULT_NAMESPACE).await?;
+    let (operations, requests) = mpsc::channel(1);
+    let cluster = Arc::new(KubernetesCluster {
+        user: config(&plane.kubeconfig(ApiUser::Admin)?).await?,
+        process: config(account.kubeconfig()).await?,
+        operations,
+    });
+    let scenarios = async {
+        let next = || rows.borrow_mut().next();
+        while let Some(row) = next() {
+            run_with_and_without_crash(run, &client, &cluster, row, summary).await?;
+        }
+        anyhow::Ok(())
+    };
+    tokio::select! {
+        finished = scenarios => finished?,
+        stopped = serve_operations(&child_run, &mut plane, requests) => stopped?,
+    }
+    drop((namespaces, client, cluster));
+    plane.stop().await
+}
+
+async fn config(kubeconfig: &Path) -> Result<Config> {
+    let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await?;
+    config.default_retry = false;
+    Ok(config)
+}
+
+/// Plays a row as it stands, and once more with a death.
+async fn run_with_and_without_crash(
+    run: &SuiteRun,
+    client: &Client,
+    cluster: &Arc<KubernetesCluster>,
+    ScenarioRun { scenario, mut rng }: ScenarioRun,
+    summary: &RefCell<ScenarioSummary>,
+) -> Result<()> {
+    if let Some(why) = scenario.skip_reason(EnvironmentKind::Kubernetes) {
+        summary.borrow_mut().skipped += 1;
+        return run.add_note(&format!("not played: {}: {why}", scenario.name));
+    }
+    print_status(format_args!("  {}", scenario.name));
+    let (differences, effects) = run_scenario(client, cluster, &scenario, None).await?;
+    {
+        let mut summary = summary.borrow_mut();
+        summary.differences.extend(differences);
+        summary.completed += 1;
+    }
+    // All that happens is done by the process of another node.
+    if effects == 0 && !scenario.storage_nodes.is_empty() {
+        return Ok(());
+    }
+    ensure!(effects > 0, "{} has no effect to die after", scenario.name);
+    let n = rng.usize(1..=effects);
+    let (differences, _) = run_scenario(client, cluster, &scenario, Some(n)).await?;
+    let mut summary = summary.borrow_mut();
+    summary
+        .differences
+        .extend(differences.into_iter().map(|d| format!("killed after effect {n} of {effects}: {d}")));
+    summary.crashed += 1;
+    Ok(())
+}
+
+/// Plays one on a clean cluster; what came out otherwise than it should, and how many effects there were.
+async fn run_scenario(
+    client: &Client,
+    cluster: &Arc<KubernetesCluster>,
+    scenario: &Scenario,
+    crash_after: Option<usize>,
+) -> Result<(Vec<String>, usize)> {
+    delete_all_objects(client).await?;
+    let (creates, deletes) = (scenario.create_faults.clone(), scenario.delete_faults.clone());
+    let simulation =
+        Simulation::on_cluster(Arc::clone(cluster) as Arc<dyn TestCluster>, &Role::ALL, creates, deletes)
+            .map_err(|error| anyhow!(error))?;
+    let simulation = scenario.configure(simulation);
+    let (outcome, effects) = simulation.run(&scenario.actions, crash_after).await;
+    Ok((scenario.differences(&outcome, crash_after.is_some()), effects.len()))
+}
+
+/// Removes what the scenario before has left.
+async fn delete_all_objects(client: &Client) -> Result<()> {
+    let default = || client.clone();
+    delete_objects::<VolumeAttachment>(&Api::all(default()), "").await?;
+    delete_objects::<CSINode>(&Api::all(default()), "").await?;
+    delete_objects::<CSIDriver>(&Api::all(default()), "").await?;
+    delete_objects::<Node>(&Api::all(default()), "").await?;
+    delete_objects::<Pod>(&Api::default_namespaced(default()), "").await?;
+    delete_objects::<PersistentVolumeClaim>(&Api::default_namespaced(default()), "").await?;
+    delete_objects::<PersistentVolume>(&Api::all(default()), "").await?;
+    delete_objects::<StorageClass>(&Api::all(default()), "").await?;
+    // The library's own type of it is not the one of v1 yet.
+    let kind = GroupVersionKind::gvk("storage.k8s.io", "v1", "VolumeAttributesClass");
+    let kind = ApiResource::from_gvk_with_plural(&kind, "volumeattributesclasses");
+    delete_objects_of_kind::<DynamicObject>("VolumeAttributesClass", &Api::all_with(default(), &kind), "")
+        .await?;
+    delete_objects::<ConfigMap>(&Api::default_namespaced(default()), "cofferdam-").await?;
+    delete_objects::<Event>(&Api::default_namespaced(default()), "").await
+}
+
+/// Removes the objects of a kind whose names begin so, with their finalizers.
+async fn delete_objects<K>(api: &Api<K>, prefix: &str) -> Result<()>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+{
+    delete_objects_of_kind(&K::kind(&()), api, prefix).await
+}
+
+async fn delete_objects_of_kind<K>(kind: &str, api: &Api<K>, prefix: &str) -> Result<()>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    let what = format!("no {kind} is left");
+    until(&what, TIMEOUT, async || {
+        let mut items = api.list(&ListParams::default()).await?.items;
+        items.retain(|item| item.meta().name.as_deref().is_some_and(|name| name.starts_with(prefix)));
+        for item in &items {
+            let name = item.meta().name.as_deref().unwrap_or_default();
+            if item.meta().finalizers.is_some() {
+                let no_finalizers = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+                api.patch(name, &PatchParams::default(), &no_finalizers).await?;
+            }
+            match api.delete(name, &DeleteParams::default().grace_period(0)).await {
+                Err(kube::Error::Api(status)) if status.is_not_found() => {}
+                deleted => drop(deleted?),
+            }
+        }
+        ensure!(items.is_empty(), "{} were there", items.len());
+        Ok(())
+    })
+    .await
+}
+
+/// What happens to the cluster as a whole.
+#[derive(Clone, Copy, Debug)]
+enum ClusterOperation {
+    Compact,
+    Backup,
+    Restore,
+}
+
+type ClusterOperationRequest = (ClusterOperation, oneshot::Sender<Result<()>>);
+
+/// Does what scenarios ask for; the control plane is the suite's.
+async fn serve_operations(
+    run: &SuiteRun,
+    plane: &mut ControlPlane,
+    mut requests: mpsc::Receiver<ClusterOperationRequest>,
+) -> Result<()> {
+    while let Some((operation, answer)) = requests.recv().await {
+        let result = match operation {
+            ClusterOperation::Compact => plane.compact().await,
+            ClusterOperation::Backup => plane.snapshot_etcd(run, BACKUP_NAME).await,
+            ClusterOperation::Restore => plane.restore(run, BACKUP_NAME).await,
+        };
+        // A scenario that has given up is no reason to stop.
+        let _ = answer.send(result);
+    }
+    bail!("nobody plays any more")
+}
+
+/// kube-apiserver as a ground.
+struct KubernetesCluster {
+    user: Config,
+    /// Of an account that may do what all roles need.
+    process: Config,
+    operations: mpsc::Sender<ClusterOperationRequest>,
+}
+
+impl KubernetesCluster {
+    fn perform(&self, operation: ClusterOperation) -> ClusterFuture<'_> {
+        Box::pin(async move {
+            let (sender, response) = oneshot::channel();
+            self.operations.send((operation, sender)).await?;
+            response.await?.with_context(|| format!("{operation:?}"))?;
+            Ok(())
+        })
+    }
+}
+
+impl TestCluster for KubernetesCluster {
+    fn environment(&self) -> EnvironmentKind {
+        EnvironmentKind::Kubernetes
+    }
+
+    fn clock(&self) -> Clock {
+        cofferdam_sim::test_cluster::wall_clock()
+    }
+
+    fn connect(&self, who: TestUser) -> Result<Reached, BoxError> {
+        let config = match who {
+            TestUser::Admin => &self.user,
+            TestUser::Process => &self.process,
+        };
+        Ok(client_transport(connect::client(config.clone())?))
+    }
+
+    fn compact(&self) -> ClusterFuture<'_> {
+        self.perform(ClusterOperation::Compact)
+    }
+
+    fn backup(&self) -> ClusterFuture<'_> {
+        self.perform(ClusterOperation::Backup)
+    }
+
+    fn restore(&self) -> ClusterFuture<'_> {
+        self.perform(ClusterOperation::Restore)
+    }
+}

@@ -1,0 +1,574 @@
+//! From the API's objects to what an operator wants to know. Pure: objects and the time in, facts out.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    time::Duration,
+};
+
+use cofferdam_domain::{Quantity, names};
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::{
+        core::v1::{Event, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimCondition},
+        storage::v1::{CSIDriver, CSINode, StorageClass, VolumeAttachment, VolumeError},
+    },
+    apimachinery::pkg::{
+        api::resource::Quantity as Amount,
+        apis::meta::v1::{ObjectMeta, Time},
+    },
+};
+use serde::Serialize;
+
+/// Errors that are shown of a driver, the newest.
+const MAX_ERRORS: usize = 5;
+/// Provisioner of classes whose volumes are made by people.
+const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
+
+/// What was read.
+#[derive(Debug, Default)]
+pub(super) struct StatusObjects {
+    pub(super) drivers: Vec<CSIDriver>,
+    pub(super) nodes: Vec<CSINode>,
+    pub(super) classes: Vec<StorageClass>,
+    pub(super) claims: Vec<PersistentVolumeClaim>,
+    pub(super) volumes: Vec<PersistentVolume>,
+    pub(super) attachments: Vec<VolumeAttachment>,
+    /// Warnings.
+    pub(super) events: Vec<Event>,
+    /// Orphans by driver, where a process reports them.
+    pub(super) orphans: BTreeMap<String, u64>,
+    /// Kinds that this user may not list.
+    pub(super) forbidden: Vec<&'static str>,
+}
+
+/// The state of a cluster's storage.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ClusterStatus {
+    /// By name; what belongs to no driver comes last.
+    pub(super) drivers: Vec<DriverStatus>,
+    /// Kinds that could not be looked at: their counts are missing.
+    pub(super) forbidden: Vec<&'static str>,
+}
+
+/// What concerns one driver.
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct DriverStatus {
+    /// Absent for claims and volumes without a CSI driver.
+    pub(super) driver: Option<String>,
+    /// Whether there is a CSIDriver object.
+    pub(super) installed: bool,
+    /// Whether its volumes are attached.
+    pub(super) attach_required: bool,
+    /// Nodes on which it is registered.
+    pub(super) nodes: usize,
+    /// Volumes that it holds and nothing stands for; absent where nobody reports.
+    pub(super) orphans: Option<u64>,
+    /// Claims by state.
+    pub(super) claims: BTreeMap<&'static str, usize>,
+    /// Volumes by state.
+    pub(super) volumes: BTreeMap<&'static str, usize>,
+    /// Attachments by state.
+    pub(super) attachments: BTreeMap<&'static str, usize>,
+    /// Work that waits, by what it is.
+    pub(super) waiting: BTreeMap<&'static str, WaitingSummary>,
+    /// What has waited too long, or waits for something that will not come; the oldest first.
+    pub(super) stuck: Vec<StuckObject>,
+    /// The newest errors.
+    pub(super) errors: Vec<LastError>,
+}
+
+/// A queue as the API shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct WaitingSummary {
+    /// Objects in it.
+    pub(super) count: usize,
+    /// Seconds that the oldest has waited, where that is known of any.
+    pub(super) oldest_seconds: Option<i64>,
+}
+
+/// An object, for people.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ReportedObject {
+    pub(super) kind: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) namespace: Option<String>,
+    pub(super) name: String,
+}
+
+/// An object that gets no further.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct StuckObject {
+    #[serde(flatten)]
+    pub(super) object: ReportedObject,
+    /// What it waits for: the same word as in the queues.
+    pub(super) operation: &'static str,
+    /// For so long; absent where nobody has written down since when.
+    pub(super) seconds: Option<i64>,
+    /// Why, as far as the API says it.
+    pub(super) reason: String,
+}
+
+/// Something that went wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct LastError {
+    #[serde(flatten)]
+    pub(super) object: ReportedObject,
+    pub(super) time: Timestamp,
+    pub(super) message: String,
+}
+
+/// Work of which the API knows when it was asked for.
+struct PendingOperation {
+    object: ReportedObject,
+    operation: &'static str,
+    /// Absent where nobody has written that down.
+    since: Option<Timestamp>,
+    /// Why it waits, where the object itself or what is around it says so.
+    reason: Option<String>,
+    /// It will not come to an end by itself.
+    permanent: bool,
+}
+
+fn timestamp_or_epoch(time: Option<&Time>) -> Timestamp {
+    time.map_or(Timestamp::UNIX_EPOCH, |time| time.0)
+}
+
+fn seconds_since(since: Timestamp, now: Timestamp) -> i64 {
+    now.duration_since(since).as_secs().max(0)
+}
+
+/// What a claim waits for: the work, since when, why, and whether that is hopeless.
+type ClaimOperation = (&'static str, Option<Timestamp>, Option<String>, bool);
+
+/// Objects by name, and what the API says of them.
+struct StatusBuilder<'a> {
+    objects: &'a StatusObjects,
+    volumes: HashMap<&'a str, &'a PersistentVolume>,
+    classes: HashMap<&'a str, &'a StorageClass>,
+    nodes: HashMap<&'a str, &'a CSINode>,
+    /// The newest warning of an object, by uid.
+    warnings: HashMap<&'a str, (Timestamp, &'a Event)>,
+    drivers: BTreeMap<Option<String>, DriverStatus>,
+    pending: Vec<(Option<String>, PendingOperation)>,
+}
+
+impl ClusterStatus {
+    /// Puts together what is known; `stuck_after` is how long work may wait before it counts as stuck.
+    pub(super) fn from_objects(objects: &StatusObjects, now: Timestamp, stuck_after: Duration) -> Self {
+        let mut builder = StatusBuilder::new(objects);
+        builder.add_drivers();
+        for claim in &objects.claims {
+            builder.add_claim(claim);
+        }
+        for volume in &objects.volumes {
+            builder.add_volume(volume);
+        }
+        for attachment in &objects.attachments {
+            builder.add_attachment(attachment);
+        }
+        builder.build(now, stuck_after)
+    }
+}
+
+impl<'a> StatusBuilder<'a> {
+    fn new(objects: &'a StatusObjects) -> Self {
+        let mut warnings: HashMap<&str, (Timestamp, &Event)> = HashMap::new();
+        for event in &objects.events {
+            let Some(uid) = event.involved_object.uid.as_deref() else { continue };
+            let seen_at = last_seen(event);
+            if warnings.get(uid).is_none_or(|(newest, _)| *newest < seen_at) {
+                warnings.insert(uid, (seen_at, event));
+            }
+        }
+        Self {
+            objects,
+            volumes: by_name(&objects.volumes, |object| &object.metadata),
+            classes: by_name(&objects.classes, |object| &object.metadata),
+            nodes: by_name(&objects.nodes, |object| &object.metadata),
+            warnings,
+            drivers: BTreeMap::new(),
+            pending: Vec::new(),
+        }
+    }
+
+    fn driver_status(&mut self, driver: Option<&str>) -> &mut DriverStatus {
+        let driver = driver.map(str::to_owned);
+        self.drivers.entry(driver.clone()).or_insert_with(|| DriverStatus {
+            driver,
+            // What Kubernetes assumes where there is no CSIDriver.
+            attach_required: true,
+            ..DriverStatus::default()
+        })
+    }
+
+    /// What is installed, even if nobody uses it.
+    fn add_drivers(&mut self) {
+        let objects = self.objects;
+        for driver in &objects.drivers {
+            let attach_required = driver.spec.attach_required.unwrap_or(true);
+            let status = self.driver_status(driver.metadata.name.as_deref());
+            (status.installed, status.attach_required) = (true, attach_required);
+        }
+        for driver in objects.nodes.iter().flat_map(|node| &node.spec.drivers) {
+            self.driver_status(Some(&driver.name)).nodes += 1;
+        }
+        for (driver, orphans) in &objects.orphans {
+            self.driver_status(Some(driver)).orphans = Some(*orphans);
+        }
+    }
+
+    /// The driver of a claim: its volume's, its class's, or the one that was asked for it.
+    fn driver_of(&self, claim: &PersistentVolumeClaim) -> Option<String> {
+        let spec = claim.spec.as_ref();
+        let volume =
+            spec.and_then(|spec| spec.volume_name.as_deref()).and_then(|name| self.volumes.get(name));
+        if let Some(volume) = volume {
+            return driver_of_volume(volume).map(str::to_owned);
+        }
+        let class = class_of_claim(claim).and_then(|name| self.classes.get(name));
+        let requested_provisioner =
+            || annotation(&claim.metadata, names::STORAGE_PROVISIONER).map(str::to_owned);
+        let provisioner = class.map(|class| class.provisioner.clone()).or_else(requested_provisioner);
+        provisioner.filter(|name| name != NO_PROVISIONER)
+    }
+
+    fn add_claim(&mut self, claim: &'a PersistentVolumeClaim) {
+        let driver = self.driver_of(claim);
+        let object = reported_object("PersistentVolumeClaim", &claim.metadata);
+        let (state, operation) = self.claim_state(claim);
+        *self.driver_status(driver.as_deref()).claims.entry(state).or_default() += 1;
+        if let Some((operation, since, reason, permanent)) = operation {
+            self.pending.push((
+                driver.clone(),
+                PendingOperation { object: object.clone(), operation, since, reason, permanent },
+            ));
+        }
+        self.add_warning(driver, object, &claim.metadata);
+    }
+
+    /// State of a claim, and what it waits for.
+    fn claim_state(&self, claim: &PersistentVolumeClaim) -> (&'static str, Option<ClaimOperation>) {
+        let created = timestamp_or_epoch(claim.metadata.creation_timestamp.as_ref());
+        if let Some(since) = &claim.metadata.deletion_timestamp {
+            return ("deleting", Some(("delete", Some(since.0), finalizers_text(&claim.metadata), false)));
+        }
+        let status = claim.status.as_ref();
+        let bound_to = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
+        match status.and_then(|status| status.phase.as_deref()) {
+            Some("Lost") => {
+                let volume = bound_to.unwrap_or("its volume");
+                return ("lost", Some(("bind", Some(created), Some(format!("{volume} is not there")), true)));
+            }
+            Some("Bound") => {}
+            Some(_) | None => return self.unbound_claim_state(claim, created, bound_to),
+        }
+        if let Some(operation) = expansion(claim, created) {
+            return ("resizing", Some(operation));
+        }
+        modification(claim, created).map_or(("bound", None), |operation| ("modifying", Some(operation)))
+    }
+
+    fn unbound_claim_state(
+        &self,
+        claim: &PersistentVolumeClaim,
+        created: Timestamp,
+        bound_to: Option<&str>,
+    ) -> (&'static str, Option<ClaimOperation>) {
+        if let Some(volume) = bound_to.filter(|name| !name.is_empty()) {
+            let missing = !self.volumes.contains_key(volume);
+            let reason = missing.then(|| format!("the volume {volume} is not there"));
+            return ("pending", Some(("bind", Some(created), reason, false)));
+        }
+        let name = class_of_claim(claim).filter(|name| !name.is_empty());
+        let Some(name) = name else {
+            let reason = "it names no class: a volume that fits must be made by hand".to_owned();
+            return ("pending", Some(("bind", Some(created), Some(reason), false)));
+        };
+        let Some(class) = self.classes.get(name) else {
+            let can_list_classes = !self.objects.forbidden.contains(&"storageclasses");
+            let reason = can_list_classes.then(|| format!("the class {name} is not there"));
+            return ("pending", Some(("provision", Some(created), reason, false)));
+        };
+        if class.provisioner == NO_PROVISIONER {
+            let reason = format!("the class {name} makes no volumes: one that fits must be made by hand");
+            return ("pending", Some(("bind", Some(created), Some(reason), false)));
+        }
+        let waits_for_pod = class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer")
+            && annotation(&claim.metadata, names::SELECTED_NODE).is_none();
+        if waits_for_pod {
+            ("waiting for a pod", None)
+        } else {
+            ("pending", Some(("provision", Some(created), None, false)))
+        }
+    }
+
+    fn add_volume(&mut self, volume: &'a PersistentVolume) {
+        let driver = driver_of_volume(volume).map(str::to_owned);
+        let object = reported_object("PersistentVolume", &volume.metadata);
+        let status = volume.status.as_ref();
+        let phase = status.and_then(|status| status.phase.as_deref());
+        let changed = status.and_then(|status| status.last_phase_transition_time.as_ref());
+        let since = changed.or(volume.metadata.creation_timestamp.as_ref());
+        let deletes = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref())
+            == Some("Delete");
+        let status_message =
+            status.and_then(|status| status.message.clone()).filter(|message| !message.is_empty());
+        let (state, operation) = match (&volume.metadata.deletion_timestamp, phase) {
+            (Some(since), _) => {
+                ("deleting", Some((since.0, status_message.or_else(|| finalizers_text(&volume.metadata)))))
+            }
+            (None, Some("Bound")) => ("bound", None),
+            (None, Some("Available")) => ("available", None),
+            (None, Some("Released")) => {
+                ("released", deletes.then(|| (timestamp_or_epoch(since), status_message)))
+            }
+            (None, Some("Failed")) => ("failed", Some((timestamp_or_epoch(since), status_message))),
+            (None, Some(_) | None) => ("pending", None),
+        };
+        *self.driver_status(driver.as_deref()).volumes.entry(state).or_default() += 1;
+        if let Some((since, reason)) = operation {
+            let pending = PendingOperation {
+                object: object.clone(),
+                operation: "delete",
+                since: Some(since),
+                reason,
+                permanent: false,
+            };
+            self.pending.push((driver.clone(), pending));
+        }
+        self.add_warning(driver, object, &volume.metadata);
+    }
+
+    fn add_attachment(&mut self, attachment: &'a VolumeAttachment) {
+        let driver = Some(attachment.spec.attacher.clone());
+        let object = reported_object("VolumeAttachment", &attachment.metadata);
+        let status = attachment.status.as_ref();
+        let deleting = attachment.metadata.deletion_timestamp.as_ref();
+        let attached = status.is_some_and(|status| status.attached);
+        let error = status.and_then(|status| {
+            if deleting.is_some() { status.detach_error.as_ref() } else { status.attach_error.as_ref() }
+        });
+        let (node, volume) =
+            (&attachment.spec.node_name, attachment.spec.source.persistent_volume_name.as_deref());
+        let prerequisite = self.missing_prerequisite(&attachment.spec.attacher, node, volume);
+        let reason = error.and_then(volume_error_message).or(prerequisite);
+        let (state, operation) = match deleting {
+            Some(since) => ("detaching", Some(("detach", since.0))),
+            None if attached => ("attached", None),
+            None => (
+                "attaching",
+                Some(("attach", timestamp_or_epoch(attachment.metadata.creation_timestamp.as_ref()))),
+            ),
+        };
+        *self.driver_status(driver.as_deref()).attachments.entry(state).or_default() += 1;
+        if let Some((operation, since)) = operation {
+            let pending = PendingOperation {
+                object: object.clone(),
+                operation,
+                since: Some(since),
+                reason,
+                permanent: false,
+            };
+            self.pending.push((driver.clone(), pending));
+        }
+        if let Some((error, message)) = error.and_then(|error| Some((error, volume_error_message(error)?))) {
+            let time = timestamp_or_epoch(error.time.as_ref());
+            self.driver_status(driver.as_deref()).errors.push(LastError {
+                object: object.clone(),
+                time,
+                message,
+            });
+        }
+        self.add_warning(driver, object, &attachment.metadata);
+    }
+
+    /// What an attachment misses around it.
+    fn missing_prerequisite(&self, driver: &str, node: &str, volume: Option<&str>) -> Option<String> {
+        let can_list = |kind| !self.objects.forbidden.contains(&kind);
+        if let Some(volume) = volume.filter(|name| !self.volumes.contains_key(name))
+            && can_list("persistentvolumes")
+        {
+            return Some(format!("the volume {volume} is not there"));
+        }
+        if !can_list("csinodes") {
+            return None;
+        }
+        match self.nodes.get(node) {
+            None => Some(format!("the node {node} has no CSINode")),
+            Some(found) if !found.spec.drivers.iter().any(|registered| registered.name == driver) => {
+                Some(format!("the driver is not registered on the node {node}"))
+            }
+            Some(_) => None,
+        }
+    }
+
+    /// Takes the newest warning of an object.
+    fn add_warning(&mut self, driver: Option<String>, object: ReportedObject, metadata: &'a ObjectMeta) {
+        let warning = metadata.uid.as_deref().and_then(|uid| self.warnings.get(uid).copied());
+        if let Some((time, event)) = warning {
+            let message = event_text(event);
+            self.driver_status(driver.as_deref()).errors.push(LastError { object, time, message });
+        }
+    }
+
+    fn build(mut self, now: Timestamp, stuck_after: Duration) -> ClusterStatus {
+        let limit = i64::try_from(stuck_after.as_secs()).unwrap_or(i64::MAX);
+        for status in self.drivers.values_mut() {
+            status.errors.sort_by(|a, b| b.time.cmp(&a.time).then_with(|| a.object.cmp(&b.object)));
+            // Of an object the newest one tells enough.
+            let mut listed_objects = BTreeSet::new();
+            status.errors.retain(|error| listed_objects.insert(error.object.clone()));
+        }
+        for (driver, pending) in std::mem::take(&mut self.pending) {
+            let age = pending.since.map(|since| seconds_since(since, now));
+            let status = self.driver_status(driver.as_deref());
+            let waiting = status
+                .waiting
+                .entry(pending.operation)
+                .or_insert(WaitingSummary { count: 0, oldest_seconds: None });
+            waiting.count += 1;
+            waiting.oldest_seconds = waiting.oldest_seconds.max(age);
+            // Of what has no age nobody can say that it is new.
+            if age.is_some_and(|age| age < limit) && !pending.permanent {
+                continue;
+            }
+            let last_error = status.errors.iter().find(|error| error.object == pending.object);
+            let last_error = last_error.map(|error| error.message.clone());
+            let reason = pending.reason.or(last_error);
+            status.stuck.push(StuckObject {
+                object: pending.object,
+                operation: pending.operation,
+                seconds: age,
+                reason: reason.unwrap_or_else(|| "nobody has said why".to_owned()),
+            });
+        }
+        let without_driver = self.drivers.remove(&None);
+        let mut drivers: Vec<DriverStatus> = self.drivers.into_values().chain(without_driver).collect();
+        for status in &mut drivers {
+            status.stuck.sort_by(|a, b| b.seconds.cmp(&a.seconds).then_with(|| a.object.cmp(&b.object)));
+            status.errors.truncate(MAX_ERRORS);
+        }
+        ClusterStatus { drivers, forbidden: self.objects.forbidden.clone() }
+    }
+}
+
+fn by_name<K>(objects: &[K], metadata: impl Fn(&K) -> &ObjectMeta) -> HashMap<&str, &K> {
+    let named = objects.iter().filter_map(|object| Some((metadata(object).name.as_deref()?, object)));
+    named.collect()
+}
+
+fn reported_object(kind: &'static str, metadata: &ObjectMeta) -> ReportedObject {
+    let name = metadata.name.clone().unwrap_or_default();
+    ReportedObject { kind, namespace: metadata.namespace.clone(), name }
+}
+
+fn annotation<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<&'a str> {
+    metadata.annotations.as_ref()?.get(name).map(String::as_str)
+}
+
+fn driver_of_volume(volume: &PersistentVolume) -> Option<&str> {
+    volume.spec.as_ref()?.csi.as_ref().map(|csi| csi.driver.as_str())
+}
+
+fn class_of_claim(claim: &PersistentVolumeClaim) -> Option<&str> {
+    annotation(&claim.metadata, names::CLASS_BETA)
+        .or_else(|| claim.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref()))
+}
+
+/// What is still to be grown of a bound claim.
+fn expansion(claim: &PersistentVolumeClaim, created: Timestamp) -> Option<ClaimOperation> {
+    let error = |kind| find_true_condition(claim, kind).and_then(condition_message);
+    let on_node = find_true_condition(claim, "FileSystemResizePending").is_some();
+    let kinds = ["FileSystemResizePending", "Resizing", "ControllerResizeError", "NodeResizeError"];
+    if let Some(since) = oldest_transition(claim, &kinds, created) {
+        let node = "the node grows the filesystem when a pod uses the volume".to_owned();
+        return Some(match on_node {
+            true => ("resize on the node", Some(since), error("NodeResizeError").or(Some(node)), false),
+            false => {
+                let error_message = error("ControllerResizeError").or_else(|| error("NodeResizeError"));
+                ("resize", Some(since), error_message.or_else(|| error("Resizing")), false)
+            }
+        });
+    }
+    let (spec, status) = (claim.spec.as_ref()?, claim.status.as_ref()?);
+    let size = |amounts: &BTreeMap<String, Amount>| Quantity::parse(&amounts.get("storage")?.0).ok();
+    let request = spec.resources.as_ref()?.requests.as_ref().and_then(size)?;
+    let capacity = status.capacity.as_ref().and_then(size)?;
+    (request > capacity).then_some(("resize", None, None, false))
+}
+
+/// What is still to be modified of a bound claim.
+fn modification(claim: &PersistentVolumeClaim, created: Timestamp) -> Option<ClaimOperation> {
+    let status = claim.status.as_ref()?;
+    let since = oldest_transition(claim, &["ModifyingVolume", "ModifyVolumeError"], created);
+    let desired_class = claim.spec.as_ref().and_then(|spec| spec.volume_attributes_class_name.as_deref());
+    let desired_class = desired_class.filter(|desired_class| !desired_class.is_empty());
+    let pending = status.modify_volume_status.as_ref().is_some_and(|status| status.status == "Pending");
+    if since.is_none()
+        && (desired_class.is_none()
+            || status.current_volume_attributes_class_name.as_deref() == desired_class)
+    {
+        return None;
+    }
+    let missing = || {
+        let desired_class = desired_class.filter(|_| pending)?;
+        Some(format!("the VolumeAttributesClass {desired_class} is not there, or of another driver"))
+    };
+    let error = || find_true_condition(claim, "ModifyVolumeError").and_then(condition_message);
+    let progress_message = || find_true_condition(claim, "ModifyingVolume").and_then(condition_message);
+    Some(("modify", since, missing().or_else(error).or_else(progress_message), false))
+}
+
+/// A condition that holds.
+fn find_true_condition<'a>(
+    claim: &'a PersistentVolumeClaim,
+    kind: &str,
+) -> Option<&'a PersistentVolumeClaimCondition> {
+    let conditions = claim.status.as_ref()?.conditions.as_ref()?;
+    conditions.iter().find(|condition| condition.status == "True" && condition.type_ == kind)
+}
+
+/// Since when one of these holds, the oldest one; of one that does not tell, since the claim is there.
+fn oldest_transition(claim: &PersistentVolumeClaim, kinds: &[&str], created: Timestamp) -> Option<Timestamp> {
+    let matching = kinds.iter().filter_map(|kind| find_true_condition(claim, kind));
+    matching.map(|condition| condition.last_transition_time.as_ref().map_or(created, |time| time.0)).min()
+}
+
+fn condition_message(condition: &PersistentVolumeClaimCondition) -> Option<String> {
+    condition.message.clone().filter(|message| !message.is_empty())
+}
+
+/// What keeps an object that is being deleted.
+fn finalizers_text(metadata: &ObjectMeta) -> Option<String> {
+    let finalizers = metadata.finalizers.as_ref().filter(|finalizers| !finalizers.is_empty())?;
+    Some(format!("held by {}", finalizers.join(", ")))
+}
+
+fn volume_error_message(error: &VolumeError) -> Option<String> {
+    error.message.clone().filter(|message| !message.is_empty())
+}
+
+/// When an event was last seen.
+fn last_seen(event: &Event) -> Timestamp {
+    let series =
+        event.series.as_ref().and_then(|series| series.last_observed_time.as_ref()).map(|time| time.0);
+    let last = event.last_timestamp.as_ref().map(|time| time.0);
+    let first = || event.event_time.as_ref().map(|time| time.0);
+    let created = || event.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    series.max(last).or_else(first).or_else(created).unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+fn event_text(event: &Event) -> String {
+    let reason = event.reason.as_deref().unwrap_or_default();
+    let message = event.message.as_deref().unwrap_or_default();
+    match (reason.is_empty(), message.is_empty()) {
+        (false, false) => format!("{reason}: {message}"),
+        _ => format!("{reason}{message}"),
+    }
+}

@@ -1,0 +1,497 @@
+//! What a case works at: a loaded driver, fresh names, calls that are repeated while their outcome is open, and a list of
+//! everything that was made.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Debug,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use cofferdam_backend::{Backend as _, BackendFuture, Call};
+use cofferdam_domain::{
+    ClusterId, GroupSnapshotHandle, ReclaimPolicy, SnapshotHandle, Uid, VolumeHandle, VolumeName,
+    storage::{
+        CapacityRange, CreateGroupSnapshot, CreateSnapshot, CreateVolume, CreatedVolume, ErrorKind, Finality,
+        GroupSnapshot, Snapshot, StorageError, TopologyRequirement, VolumeOwner, VolumeStatus,
+    },
+};
+use cofferdam_wasm::{ComponentSource, Engine, WasmBackend, fault_injection::FaultPlan};
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    SuiteOptions,
+    check::{CaseResult, expect_success},
+    process::{CallRecorder, RecordingBackend},
+};
+
+/// First pause before an open call is repeated, when the driver does not say how long.
+const INITIAL_RETRY_PAUSE: Duration = Duration::from_millis(20);
+/// Longest pause.
+const MAX_RETRY_PAUSE: Duration = Duration::from_secs(2);
+/// Most errors that are remembered for the cases about errors.
+const MAX_ERRORS: usize = 10_000;
+
+/// After so many calls that did not come to an end, no other is waited for.
+pub(crate) const MAX_UNFINISHED_CALLS: u32 = 5;
+
+/// Whether a failed call is worth repeating: it says that it goes on, or may do so and will be clearer later.
+fn is_retryable(error: &StorageError) -> bool {
+    match error.finality {
+        Finality::Final => false,
+        Finality::InProgress => true,
+        Finality::Unknown => {
+            matches!(error.kind, ErrorKind::Aborted | ErrorKind::Unavailable | ErrorKind::DeadlineExceeded)
+        }
+    }
+}
+
+/// How long to wait before an open call is repeated for the nth time.
+pub(crate) fn retry_pause(attempt: u32) -> Duration {
+    INITIAL_RETRY_PAUSE.saturating_mul(2_u32.saturating_pow(attempt)).min(MAX_RETRY_PAUSE)
+}
+
+/// What the content of a volume comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum VolumeOrigin {
+    /// Nothing.
+    Empty,
+    /// A volume.
+    Volume(VolumeHandle),
+    /// A snapshot.
+    Snapshot(SnapshotHandle),
+}
+
+/// Everything that was made and is not known to be gone.
+#[derive(Debug, Default)]
+pub(crate) struct CreatedResources {
+    volumes: BTreeSet<VolumeHandle>,
+    snapshots: BTreeSet<SnapshotHandle>,
+    groups: BTreeMap<GroupSnapshotHandle, BTreeSet<SnapshotHandle>>,
+    published_volumes: BTreeSet<VolumeHandle>,
+    /// Creations with an open outcome: only they themselves can tell what they made.
+    open_volumes: Vec<(CreateVolume, VolumeOrigin)>,
+    open_snapshots: Vec<CreateSnapshot>,
+    open_groups: Vec<CreateGroupSnapshot>,
+}
+
+/// What a case works at.
+pub(crate) struct SuiteContext {
+    pub(crate) engine: Engine,
+    pub(crate) source: ComponentSource,
+    pub(crate) options: SuiteOptions,
+    pub(crate) backend: Arc<RecordingBackend>,
+    pub(crate) call_recorder: CallRecorder,
+    pub(crate) faults: FaultPlan,
+    /// What the storage held before the first case, as far as the host sees it.
+    pub(crate) initial_storage: BTreeSet<String>,
+    name_prefix: String,
+    name_counter: AtomicU32,
+    /// Calls that were repeated until patience was at its end.
+    unfinished_calls: AtomicU32,
+    created: Mutex<CreatedResources>,
+    /// Every volume and snapshot of the run, also those that are gone.
+    all_created: Mutex<(BTreeSet<VolumeHandle>, BTreeSet<SnapshotHandle>)>,
+    errors: Mutex<Vec<(&'static str, StorageError)>>,
+    keeps_owners: Mutex<Option<bool>>,
+}
+
+impl SuiteContext {
+    pub(crate) fn new(
+        engine: Engine,
+        source: ComponentSource,
+        options: SuiteOptions,
+        backend: Arc<WasmBackend>,
+        faults: FaultPlan,
+    ) -> Self {
+        let journal = CallRecorder::default();
+        let backend = Arc::new(RecordingBackend::new(backend, journal.clone()));
+        Self {
+            call_recorder: journal,
+            name_prefix: format!("cofferdam-test-{:08x}", options.seed & 0xffff_ffff),
+            initial_storage: stored_entries(&backend, &options),
+            engine,
+            source,
+            options,
+            backend,
+            faults,
+            name_counter: AtomicU32::new(0),
+            unfinished_calls: AtomicU32::new(0),
+            created: Mutex::default(),
+            all_created: Mutex::default(),
+            errors: Mutex::default(),
+            keeps_owners: Mutex::default(),
+        }
+    }
+
+    /// What the storage holds, as far as the host sees it.
+    pub(crate) fn stored_entries(&self) -> BTreeSet<String> {
+        stored_entries(&self.backend, &self.options)
+    }
+
+    /// Whether the driver returned the owner of a volume, when a case has looked.
+    pub(crate) fn keeps_owners(&self) -> Option<bool> {
+        *lock(&self.keeps_owners)
+    }
+
+    /// Remembers whether the driver returned the owner of a volume.
+    pub(crate) fn set_keeps_owners(&self, keeps_owner: bool) {
+        *lock(&self.keeps_owners) = Some(keeps_owner);
+    }
+
+    /// A call with the run's deadline and secrets.
+    pub(crate) fn call(&self) -> Call {
+        Call { deadline: self.options.deadline, secrets: self.options.secrets.clone() }
+    }
+
+    /// A name that nothing has had before; the label tells people what left it.
+    pub(crate) fn unique_name(&self, label: &str) -> String {
+        format!("{}-{label}-{}", self.name_prefix, self.name_counter.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Who owns the volumes of this run.
+    pub(crate) fn owner(&self, name: &str) -> VolumeOwner {
+        VolumeOwner {
+            cluster_id: ClusterId::new(self.name_prefix.as_str()),
+            claim_uid: Uid::new(format!("claim-of-{name}").chars().take(128).collect::<String>()),
+            pv_name: VolumeName::new(name.chars().take(63).collect::<String>()),
+            reclaim_policy: ReclaimPolicy::Delete,
+        }
+    }
+
+    /// A request for a volume of the run's size.
+    pub(crate) fn volume_request(&self, label: &str) -> CreateVolume {
+        self.volume_request_named(self.unique_name(label))
+    }
+
+    /// A request for a volume of this name.
+    pub(crate) fn volume_request_named(&self, name: String) -> CreateVolume {
+        CreateVolume {
+            owner: Some(self.owner(&name)),
+            name,
+            capacity: CapacityRange { required: Some(self.options.size), limit: None },
+            capabilities: vec![self.options.capability.clone()],
+            parameters: self.options.parameters.clone(),
+            mutable_parameters: cofferdam_domain::storage::Parameters::new(),
+            topology: self.options.topology.clone().map(|segments| TopologyRequirement {
+                requisite: vec![segments.clone()],
+                preferred: vec![segments],
+            }),
+        }
+    }
+
+    /// Repeats a call as long as it may still have an effect, and notices how it failed.
+    pub(crate) async fn retry_until_final<'a, T>(
+        &self,
+        method: &'static str,
+        call: impl Fn() -> BackendFuture<'a, T>,
+    ) -> Result<T, StorageError> {
+        let started = Instant::now();
+        let mut attempt = 0;
+        loop {
+            let result = call().await;
+            let Err(error) = &result else { return result };
+            self.record_error(method, error);
+            if !is_retryable(error) || self.has_given_up() {
+                return result;
+            }
+            if started.elapsed() >= self.options.retry_timeout {
+                self.unfinished_calls.fetch_add(1, Ordering::Relaxed);
+                return result;
+            }
+            let pause = error.retry_after_ms.map_or_else(|| retry_pause(attempt), Duration::from_millis);
+            sleep(pause.min(MAX_RETRY_PAUSE)).await;
+            attempt += 1;
+        }
+    }
+
+    /// Whether so many calls did not come to an end that no other is waited for.
+    pub(crate) fn has_given_up(&self) -> bool {
+        self.unfinished_calls.load(Ordering::Relaxed) >= MAX_UNFINISHED_CALLS
+    }
+
+    fn record_error(&self, method: &'static str, error: &StorageError) {
+        let mut errors = lock(&self.errors);
+        if errors.len() < MAX_ERRORS {
+            errors.push((method, error.clone()));
+        }
+    }
+
+    /// Every error that a call of the run ended with, and which call that was.
+    pub(crate) fn errors(&self) -> Vec<(&'static str, StorageError)> {
+        lock(&self.errors).clone()
+    }
+
+    /// Begins to create a volume, at one of several processes; what comes of it is the caller's to [`keep`](Self::keep).
+    pub(crate) fn start_create<'a>(
+        &self,
+        backend: &'a RecordingBackend,
+        call: Call,
+        request: &CreateVolume,
+        origin: &VolumeOrigin,
+    ) -> BackendFuture<'a, CreatedVolume> {
+        let request = request.clone();
+        match origin {
+            VolumeOrigin::Empty => backend.create_volume(call, request),
+            VolumeOrigin::Volume(source) => backend.clone_volume(call, request, source.clone()),
+            VolumeOrigin::Snapshot(source) => backend.restore_snapshot(call, request, source.clone()),
+        }
+    }
+
+    /// Notes a volume of the run that no call has returned.
+    pub(crate) fn record_volume(&self, handle: &VolumeHandle) {
+        lock(&self.created).volumes.insert(handle.clone());
+    }
+
+    /// Remembers what a creation came to.
+    pub(crate) fn record_create(
+        &self,
+        request: &CreateVolume,
+        origin: &VolumeOrigin,
+        result: &Result<CreatedVolume, StorageError>,
+    ) {
+        let mut created = lock(&self.created);
+        match result {
+            Ok(volume) => {
+                created.volumes.insert(volume.handle.clone());
+                created.open_volumes.retain(|(open, _)| open.name != request.name);
+                lock(&self.all_created).0.insert(volume.handle.clone());
+            }
+            Err(error) if error.finality != Finality::Final => {
+                created.open_volumes.retain(|(open, _)| open.name != request.name);
+                created.open_volumes.push((request.clone(), origin.clone()));
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Creates an empty volume.
+    pub(crate) async fn create(&self, request: &CreateVolume) -> Result<CreatedVolume, StorageError> {
+        self.create_from(&self.backend, request, &VolumeOrigin::Empty).await
+    }
+
+    /// Creates a volume from something, at one of several processes.
+    pub(crate) async fn create_from(
+        &self,
+        backend: &RecordingBackend,
+        request: &CreateVolume,
+        origin: &VolumeOrigin,
+    ) -> Result<CreatedVolume, StorageError> {
+        let call = || self.start_create(backend, self.call(), request, origin);
+        let result = self.retry_until_final("create", call).await;
+        self.record_create(request, origin, &result);
+        result
+    }
+
+    /// A new volume, for cases that are about something else.
+    pub(crate) async fn new_volume(&self, label: &str) -> CaseResult<(CreateVolume, CreatedVolume)> {
+        let request = self.volume_request(label);
+        let volume = expect_success("a new volume", self.create(&request).await)?;
+        Ok((request, volume))
+    }
+
+    /// Deletes a volume.
+    pub(crate) async fn delete(&self, handle: &VolumeHandle) -> Result<(), StorageError> {
+        self.delete_with(&self.backend, handle).await
+    }
+
+    /// Deletes a volume, at one of several processes.
+    pub(crate) async fn delete_with(
+        &self,
+        backend: &RecordingBackend,
+        handle: &VolumeHandle,
+    ) -> Result<(), StorageError> {
+        let answer =
+            self.retry_until_final("delete", || backend.delete_volume(self.call(), handle.clone())).await;
+        if answer.is_ok() {
+            lock(&self.created).volumes.remove(handle);
+        }
+        answer
+    }
+
+    /// Notes that a volume is, or may be, published.
+    pub(crate) fn record_published(&self, handle: &VolumeHandle) {
+        lock(&self.created).published_volumes.insert(handle.clone());
+    }
+
+    /// Cuts a snapshot, at one of several processes.
+    pub(crate) async fn create_snapshot(
+        &self,
+        backend: &RecordingBackend,
+        request: &CreateSnapshot,
+    ) -> Result<Snapshot, StorageError> {
+        let call = || backend.create_snapshot(self.call(), request.clone());
+        let result = self.retry_until_final("create-snapshot", call).await;
+        let mut created = lock(&self.created);
+        match &result {
+            Ok(snapshot) => {
+                created.snapshots.insert(snapshot.handle.clone());
+                created.open_snapshots.retain(|open| open.name != request.name);
+                lock(&self.all_created).1.insert(snapshot.handle.clone());
+            }
+            Err(error) if error.finality != Finality::Final => created.open_snapshots.push(request.clone()),
+            Err(_) => {}
+        }
+        result
+    }
+
+    /// Deletes a snapshot.
+    pub(crate) async fn delete_snapshot(&self, handle: &SnapshotHandle) -> Result<(), StorageError> {
+        let call = || self.backend.delete_snapshot(self.call(), handle.clone());
+        let answer = self.retry_until_final("delete-snapshot", call).await;
+        if answer.is_ok() {
+            lock(&self.created).snapshots.remove(handle);
+        }
+        answer
+    }
+
+    /// Cuts a group of snapshots.
+    pub(crate) async fn create_group_snapshot(
+        &self,
+        request: &CreateGroupSnapshot,
+    ) -> Result<GroupSnapshot, StorageError> {
+        let call = || self.backend.create_group_snapshot(self.call(), request.clone());
+        let answer = self.retry_until_final("create-group-snapshot", call).await;
+        let mut created = lock(&self.created);
+        match &answer {
+            Ok(group) => {
+                let members: BTreeSet<_> =
+                    group.snapshots.iter().map(|member| member.handle.clone()).collect();
+                lock(&self.all_created).1.extend(members.iter().cloned());
+                created.groups.insert(group.handle.clone(), members);
+                created.open_groups.retain(|open| open.name != request.name);
+            }
+            Err(error) if error.finality != Finality::Final => created.open_groups.push(request.clone()),
+            Err(_) => {}
+        }
+        answer
+    }
+
+    /// Deletes a group of snapshots.
+    pub(crate) async fn delete_group_snapshot(
+        &self,
+        handle: &GroupSnapshotHandle,
+        members: &BTreeSet<SnapshotHandle>,
+    ) -> Result<(), StorageError> {
+        let call = || self.backend.delete_group_snapshot(self.call(), handle.clone(), members.clone());
+        let answer = self.retry_until_final("delete-group-snapshot", call).await;
+        if answer.is_ok() {
+            lock(&self.created).groups.remove(handle);
+        }
+        answer
+    }
+
+    /// Whether the run has made this volume.
+    pub(crate) fn is_own_volume(&self, status: &VolumeStatus) -> bool {
+        let is_of_run = |owner: &VolumeOwner| owner.cluster_id.as_str() == self.name_prefix;
+        lock(&self.all_created).0.contains(&status.volume.handle)
+            || status.owner.as_ref().is_some_and(is_of_run)
+    }
+
+    /// Whether a call of the run has returned this volume as its own.
+    pub(crate) fn has_created(&self, handle: &VolumeHandle) -> bool {
+        lock(&self.all_created).0.contains(handle)
+    }
+
+    /// Whether the run has made this snapshot.
+    pub(crate) fn is_own_snapshot(&self, handle: &SnapshotHandle) -> bool {
+        lock(&self.all_created).1.contains(handle)
+    }
+
+    /// What is not known to be gone, for people.
+    pub(crate) fn leftovers(&self) -> Vec<String> {
+        let created = lock(&self.created);
+        let describe = |what: &str, handles: &mut dyn Iterator<Item = String>| -> Vec<String> {
+            handles.map(|handle| format!("{what} {handle}")).collect()
+        };
+        [
+            describe("volume", &mut created.volumes.iter().map(ToString::to_string)),
+            describe("snapshot", &mut created.snapshots.iter().map(ToString::to_string)),
+            describe("group snapshot", &mut created.groups.keys().map(ToString::to_string)),
+            describe(
+                "an unknown volume of the name",
+                &mut created.open_volumes.iter().map(|(open, _)| open.name.clone()),
+            ),
+            describe(
+                "an unknown snapshot of the name",
+                &mut created.open_snapshots.iter().map(|open| open.name.clone()),
+            ),
+            describe(
+                "an unknown group of the name",
+                &mut created.open_groups.iter().map(|open| open.name.clone()),
+            ),
+        ]
+        .concat()
+    }
+
+    /// Deletes everything that cases have made; what cannot be deleted stays noted.
+    pub(crate) async fn delete_all(&self) {
+        self.retry_open_creates().await;
+        let published = std::mem::take(&mut lock(&self.created).published_volumes);
+        for handle in published {
+            let call = || self.backend.unpublish_volume(self.call(), handle.clone(), None);
+            if self.retry_until_final("unpublish", call).await.is_err() {
+                self.record_published(&handle);
+            }
+        }
+        let groups = lock(&self.created).groups.clone();
+        for (handle, members) in groups {
+            drop(self.delete_group_snapshot(&handle, &members).await);
+        }
+        let snapshots = lock(&self.created).snapshots.clone();
+        for handle in snapshots {
+            drop(self.delete_snapshot(&handle).await);
+        }
+        let volumes = lock(&self.created).volumes.clone();
+        for handle in volumes {
+            drop(self.delete(&handle).await);
+        }
+    }
+
+    /// Repeats what has an open outcome, to learn what is there.
+    async fn retry_open_creates(&self) {
+        let (volumes, snapshots, groups) = {
+            let mut created = lock(&self.created);
+            (
+                std::mem::take(&mut created.open_volumes),
+                std::mem::take(&mut created.open_snapshots),
+                std::mem::take(&mut created.open_groups),
+            )
+        };
+        for (request, origin) in volumes {
+            drop(self.create_from(&self.backend, &request, &origin).await);
+        }
+        for request in snapshots {
+            drop(self.create_snapshot(&self.backend, &request).await);
+        }
+        for request in groups {
+            drop(self.create_group_snapshot(&request).await);
+        }
+    }
+}
+
+/// The keys of a driver's state and the items of its pool.
+fn stored_entries(backend: &WasmBackend, options: &SuiteOptions) -> BTreeSet<String> {
+    let keys = backend.state_keys().into_iter().map(|key| format!("key {key}"));
+    let pool = options.config.pool.as_ref().map(|pool| std::fs::read_dir(&pool.directory));
+    let entries = pool.and_then(Result::ok).into_iter().flatten().flatten();
+    // What begins otherwise is the host's own.
+    let items = entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| name.starts_with(|first: char| first.is_ascii_alphanumeric()))
+        .map(|name| format!("item {name}"));
+    keys.chain(items).collect()
+}
+
+impl Debug for SuiteContext {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bench").field("prefix", &self.name_prefix).finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
