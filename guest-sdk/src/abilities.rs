@@ -1,5 +1,6 @@
-//! What a backend may be able to do beside [`Backend`](crate::Backend): one trait for each optional interface of the contract.
-//! Implement those that the storage can do, and name them in [`export!`](crate::export): what is exported is the ability.
+//! What a backend may be able to do beside [`Backend`](crate::Backend): one trait for each optional interface
+//! of the contract. Implement those that the storage can do, and name them in [`export!`](crate::export):
+//! what is exported is the ability.
 //!
 //! A function without a default has none because every answer is a claim about the storage. The one that has,
 //! [`Snapshots::get`], says what it does.
@@ -51,12 +52,14 @@ use crate::{
 /// assert_eq!(clone("vol-x").unwrap_err().kind, ErrorKind::NotFound);
 /// ```
 pub trait Cloning {
-    /// Creates a volume with the content of another one, or finds the one that the same call has created before.
+    /// Creates a volume with the content of another one, or finds the one that the same call has created
+    /// before.
     ///
     /// # Errors
     ///
-    /// [`not_found`](crate::StorageError::not_found) for a source that does not exist, [`out_of_range`](crate::StorageError::out_of_range)
-    /// for a size below its own, [`already_exists`](crate::StorageError::already_exists) when the name exists with other arguments.
+    /// [`not_found`](crate::StorageError::not_found) for a source that does not exist,
+    /// [`out_of_range`](crate::StorageError::out_of_range) for a size below its own,
+    /// [`already_exists`](crate::StorageError::already_exists) when the name exists with other arguments.
     fn create_from_volume(request: CreateRequest, source: VolumeHandle) -> Result<Volume>;
 }
 
@@ -91,7 +94,8 @@ impl<B: Cloning> bindings::cloning::exports::cofferdam::storage::cloning::Guest 
 /// assert_eq!(restored.unwrap().handle, "vol-b");
 /// ```
 pub trait Restoring {
-    /// Creates a volume with the content of a snapshot, or finds the one that the same call has created before.
+    /// Creates a volume with the content of a snapshot, or finds the one that the same call has created
+    /// before.
     ///
     /// # Errors
     ///
@@ -147,11 +151,12 @@ pub trait Publishing {
     ///
     /// [`not_found`](crate::StorageError::not_found) for a volume or node that does not exist,
     /// [`already_exists`](crate::StorageError::already_exists) when it is published there in another way,
-    /// [`failed_precondition`](crate::StorageError::failed_precondition) when it is published elsewhere and cannot be in two places.
+    /// [`failed_precondition`](crate::StorageError::failed_precondition) when it is published elsewhere and
+    /// cannot be in two places.
     fn publish(request: PublishRequest) -> Result<Attachment>;
 
-    /// Makes a volume unreachable from a node, or from every node when none is given; what is not published, or does not exist
-    /// any more, is a success.
+    /// Makes a volume unreachable from a node, or from every node when none is given; what is not published,
+    /// or does not exist any more, is a success.
     ///
     /// # Errors
     ///
@@ -213,7 +218,8 @@ pub trait Expansion {
     ///
     /// [`not_found`](crate::StorageError::not_found) for a volume that does not exist,
     /// [`out_of_range`](crate::StorageError::out_of_range) for a size that it cannot have,
-    /// [`failed_precondition`](crate::StorageError::failed_precondition) for one in use without the feature `online-expansion`.
+    /// [`failed_precondition`](crate::StorageError::failed_precondition) for one in use without the feature
+    /// `online-expansion`.
     fn expand(request: ExpandRequest) -> Result<Expanded>;
 }
 
@@ -255,7 +261,8 @@ pub trait Modification {
     ///
     /// # Errors
     ///
-    /// [`invalid_argument`](crate::StorageError::invalid_argument) for a parameter that does not exist: nothing is changed then.
+    /// [`invalid_argument`](crate::StorageError::invalid_argument) for a parameter that does not exist:
+    /// nothing is changed then.
     fn modify(handle: VolumeHandle, parameters: KeyValues) -> Result<()>;
 }
 
@@ -348,8 +355,9 @@ pub trait Snapshots {
 
     /// Describes a snapshot.
     ///
-    /// The default looks through [`list`](Self::list), part by part, and so asks the storage for every snapshot that it has:
-    /// good enough for few, and to begin with. One that can be asked for a single snapshot is.
+    /// The default looks through [`list`](Self::list), part by part, and so asks the storage for every
+    /// snapshot that it has: good enough for few, and to begin with. One that can be asked for a single
+    /// snapshot is.
     ///
     /// # Errors
     ///

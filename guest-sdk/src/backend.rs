@@ -67,9 +67,9 @@ pub trait Backend {
 
     /// Tells whether the backend and its storage can be used now. It is asked often, and without secrets.
     ///
-    /// The default says that it can: right for a backend that works with whatever settings it has, and whose storage tells by
-    /// the calls themselves when it is away. One that needs a setting looks for it here, so that a mistake shows before the
-    /// first volume does not come.
+    /// The default says that it can: right for a backend that works with whatever settings it has, and whose
+    /// storage tells by the calls themselves when it is away. One that needs a setting looks for it here, so
+    /// that a mistake shows before the first volume does not come.
     fn probe() -> Result<Readiness> {
         Ok(Readiness::Ready)
     }
@@ -78,15 +78,15 @@ pub trait Backend {
     ///
     /// # Errors
     ///
-    /// [`StorageError::already_exists`](crate::StorageError::already_exists) when the name exists with other arguments, and
-    /// whatever else went wrong.
+    /// [`StorageError::already_exists`](crate::StorageError::already_exists) when the name exists with other
+    /// arguments, and whatever else went wrong.
     fn create(request: CreateRequest) -> Result<Volume>;
 
     /// Deletes a volume. One that does not exist is a success.
     fn delete(handle: String) -> Result<()>;
 
-    /// Tells whether a volume can be used in all the given ways. There is no default, for only the storage knows whether the
-    /// volume is there.
+    /// Tells whether a volume can be used in all the given ways. There is no default, for only the storage
+    /// knows whether the volume is there.
     ///
     /// # Errors
     ///

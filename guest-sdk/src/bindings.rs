@@ -1,5 +1,5 @@
-//! What `wit-bindgen` makes of the contract. Nothing is written by hand here: the canonical ABI passes pointers, so the
-//! generated code needs `unsafe`; the rest of the crate is denied it.
+//! What `wit-bindgen` makes of the contract. Nothing is written by hand here: the canonical ABI passes
+//! pointers, so the generated code needs `unsafe`; the rest of the crate is denied it.
 #![allow(unsafe_code, reason = "generated code lifts and lowers values through raw memory")]
 #![allow(missing_docs, reason = "interfaces and the export macro carry their documentation in the WIT files")]
 #![allow(unreachable_pub, reason = "generated items are public whatever their module is")]

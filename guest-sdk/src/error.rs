@@ -73,8 +73,8 @@ impl StorageError {
         Self::new(ErrorKind::Internal, Finality::Unknown, message)
     }
 
-    /// The storage cannot be reached. The outcome is unknown; say [`nothing_happened`](Self::nothing_happened) when the
-    /// request was never sent.
+    /// The storage cannot be reached. The outcome is unknown; say
+    /// [`nothing_happened`](Self::nothing_happened) when the request was never sent.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unavailable, Finality::Unknown, message)
     }
@@ -101,7 +101,8 @@ impl StorageError {
         self
     }
 
-    /// The same failure without the certainty: something was changed before it, so that final becomes unknown.
+    /// The same failure without the certainty: something was changed before it, so that final becomes
+    /// unknown.
     #[must_use]
     pub fn after_change(mut self) -> Self {
         if self.finality == Finality::Final {
@@ -110,8 +111,9 @@ impl StorageError {
         self
     }
 
-    /// The same failure, [after a change](Self::after_change) if this call has [made](crate::changed) one. What the SDK itself
-    /// converts has gone through this; the constructors do not, for they are the backend's own word.
+    /// The same failure, [after a change](Self::after_change) if this call has [made](crate::changed) one.
+    /// What the SDK itself converts has gone through this; the constructors do not, for they are the
+    /// backend's own word.
     #[must_use]
     pub fn final_unless_changed(self) -> Self {
         if crate::has_changed() { self.after_change() } else { self }

@@ -9,8 +9,8 @@ const DIGEST_PREFIX: &str = "sha-";
 /// Digits of a digest: 128 bits, so that nobody finds two names that share one.
 const DIGEST_DIGITS: usize = 32;
 
-/// The handle of a name: `prefix-name` for names of a-z, A-Z, 0-9, `-`, `_` and `.` that fit, `prefix-sha-` and 32 digits of a
-/// digest otherwise. Two names never share a handle.
+/// The handle of a name: `prefix-name` for names of a-z, A-Z, 0-9, `-`, `_` and `.` that fit, `prefix-sha-`
+/// and 32 digits of a digest otherwise. Two names never share a handle.
 ///
 /// ```
 /// use cofferdam_guest::handle;
@@ -22,7 +22,8 @@ pub fn from_name(prefix: &str, name: &str) -> String {
     from_name_with_limit(prefix, name, MAX_LENGTH)
 }
 
-/// The same for storage whose names are at most `max` bytes. A digest is never cut: `max` is at least the prefix' length and 37.
+/// The same for storage whose names are at most `max` bytes. A digest is never cut: `max` is at least the
+/// prefix' length and 37.
 pub fn from_name_with_limit(prefix: &str, name: &str, max: usize) -> String {
     let readable = format!("{prefix}-{name}");
     let is_readable =

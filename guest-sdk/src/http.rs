@@ -38,11 +38,11 @@
 //!
 //! # What a failure says
 //!
-//! An error that comes of a request never claims more than is known. `?` on an [`HttpError`] gives a final error only when
-//! the request has changed nothing *and* nothing that this call sent before may have had an effect
-//! ([`changed`](crate::changed)). A request has changed nothing when it was never sent, or when it is one that changes nothing:
-//! GET, HEAD and OPTIONS, and those that say so with [`Request::changes_nothing`], such as a search by POST or a login. The
-//! same holds for [`Response::ok_or`] and [`Response::json`].
+//! An error that comes of a request never claims more than is known. `?` on an [`HttpError`] gives a final
+//! error only when the request has changed nothing *and* nothing that this call sent before may have had an
+//! effect ([`changed`](crate::changed)). A request has changed nothing when it was never sent, or when it is
+//! one that changes nothing: GET, HEAD and OPTIONS, and those that say so with [`Request::changes_nothing`],
+//! such as a search by POST or a login. The same holds for [`Response::ok_or`] and [`Response::json`].
 
 use std::{fmt, time::Duration};
 
@@ -72,8 +72,9 @@ const MAX_QUOTED_CHARS: usize = 200;
 ///
 /// # Errors
 ///
-/// [`invalid_argument`](StorageError::invalid_argument) for a segment that is empty, `.` or `..`: however it is written, to many
-/// servers it means another resource, so that the deletion of one thing would be that of all.
+/// [`invalid_argument`](StorageError::invalid_argument) for a segment that is empty, `.` or `..`: however it
+/// is written, to many servers it means another resource, so that the deletion of one thing would be that of
+/// all.
 pub fn url(base: &str, path: &[&str]) -> Result<String> {
     let mut url = base.trim_end_matches('/').to_owned();
     for segment in path {
@@ -247,8 +248,8 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Says that this request changes nothing at the storage, whatever its method. Without an answer it is as if it was never
-    /// sent.
+    /// Says that this request changes nothing at the storage, whatever its method. Without an answer it is as
+    /// if it was never sent.
     pub fn read_only(mut self) -> Self {
         self.may_change = false;
         self
@@ -376,8 +377,8 @@ impl Response {
     ///
     /// # Errors
     ///
-    /// [`internal`](StorageError::internal) when it is not the JSON of a `T`; the outcome is unknown then, unless the request
-    /// was one that changes nothing.
+    /// [`internal`](StorageError::internal) when it is not the JSON of a `T`; the outcome is unknown then,
+    /// unless the request was one that changes nothing.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T> {
         serde_json::from_slice(&self.body).map_err(|error| {
             self.with_known_finality(StorageError::internal(format!(
@@ -387,8 +388,9 @@ impl Response {
         })
     }
 
-    /// The response when it is a success, and otherwise the error that `map` finds for it, or [`error`](Self::error) when it
-    /// finds none. An error that `map` makes is the backend's own word and stays as it is.
+    /// The response when it is a success, and otherwise the error that `map` finds for it, or
+    /// [`error`](Self::error) when it finds none. An error that `map` makes is the backend's own word and
+    /// stays as it is.
     ///
     /// # Errors
     ///
@@ -402,9 +404,10 @@ impl Response {
 
     /// The error that a status means by itself, with the pause that a `retry-after` in seconds asks for.
     ///
-    /// A refusal (4xx) is final unless this call has changed something before. So is 429: the storage has too much to do and did
-    /// nothing, and the same call later may succeed. 423 and 425 say that it is at work on this very thing. After 408 and most of
-    /// 5xx nobody knows what it did, unless the request was one that changes nothing.
+    /// A refusal (4xx) is final unless this call has changed something before. So is 429: the storage has too
+    /// much to do and did nothing, and the same call later may succeed. 423 and 425 say that it is at work on
+    /// this very thing. After 408 and most of 5xx nobody knows what it did, unless the request was one that
+    /// changes nothing.
     pub fn error(&self) -> StorageError {
         let message = self.error_message();
         let error = match self.status {
@@ -457,7 +460,8 @@ impl Response {
 }
 
 impl From<HttpError> for StorageError {
-    /// Final only when the request has changed nothing, and this call nothing before: see the [module](crate::http).
+    /// Final only when the request has changed nothing, and this call nothing before: see the
+    /// [module](crate::http).
     fn from(error: HttpError) -> Self {
         let HttpError { failure, message, maybe_sent: _, maybe_changed } = error;
         let converted = match failure {

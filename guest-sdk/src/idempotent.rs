@@ -13,7 +13,8 @@ pub enum Created<T> {
     AlreadyExists,
 }
 
-/// Finds what the same call has made, or makes it. `same` compares what was found with what is asked for; [`Existing`] helps.
+/// Finds what the same call has made, or makes it. `same` compares what was found with what is asked for;
+/// [`Existing`] helps.
 ///
 /// The storage has to refuse a second item of a name: `create` is told by it, not by an earlier look.
 ///
@@ -49,10 +50,10 @@ pub enum Created<T> {
 ///
 /// # Errors
 ///
-/// What the functions returned; [`in_progress`](StorageError::in_progress) when the name is taken by something that cannot be
-/// found. When `find` got no answer (of kind
-/// `unavailable`, `deadline-exceeded`, `cancelled`, `internal` or `unknown`), its error is never final: an earlier call of the same
-/// name may have made something that this look did not see, and whoever believes a final error forgets it.
+/// What the functions returned; [`in_progress`](StorageError::in_progress) when the name is taken by
+/// something that cannot be found. When `find` got no answer (of kind `unavailable`, `deadline-exceeded`,
+/// `cancelled`, `internal` or `unknown`), its error is never final: an earlier call of the same name may have
+/// made something that this look did not see, and whoever believes a final error forgets it.
 pub fn find_or_create<T>(
     mut find: impl FnMut() -> Result<Option<T>>,
     check: impl FnOnce(&T) -> Result<()>,
@@ -124,8 +125,8 @@ impl<'a> ExistingComparison<'a> {
         self
     }
 
-    /// Compares the cluster that a volume was made for, if that was kept, with the one that asks, if it says who it is. On storage
-    /// that several clusters share, a volume of the same name may be another one's.
+    /// Compares the cluster that a volume was made for, if that was kept, with the one that asks, if it says
+    /// who it is. On storage that several clusters share, a volume of the same name may be another one's.
     pub fn same_cluster(self, found: Option<&str>, requested: Option<&Owner>) -> Self {
         match (found, requested) {
             (Some(found), Some(owner)) => self.equal("cluster", found, &owner.cluster_id),

@@ -48,10 +48,12 @@
 //!
 //! # What to keep in mind
 //!
-//! - Every call runs in a fresh instance: statics start anew each time. What must last is the storage's, or stands in [`state`].
+//! - Every call runs in a fresh instance: statics start anew each time. What must last is the storage's, or
+//!   stands in [`state`].
 //! - Every call is idempotent by name or handle, because its answer may have been lost.
-//! - A panic is a trap, and a trap is a defect: the caller learns nothing but that it does not know what happened. Return
-//!   a [`StorageError`] instead; its constructors are named for the kind and choose the finality that the kind has.
+//! - A panic is a trap, and a trap is a defect: the caller learns nothing but that it does not know what
+//!   happened. Return a [`StorageError`] instead; its constructors are named for the kind and choose the
+//!   finality that the kind has.
 //! - Imports that a backend never calls are not in its component, and need not be granted.
 #![deny(unsafe_code)]
 
@@ -93,11 +95,12 @@ pub use bindings::{
 };
 pub use types::to_map;
 
-/// Whether this call may have changed something outside: it has committed to the state or the pool, or has sent a request that
-/// may have had an effect. The SDK keeps count, so that an error that it converts is never final after a change.
+/// Whether this call may have changed something outside: it has committed to the state or the pool, or has
+/// sent a request that may have had an effect. The SDK keeps count, so that an error that it converts is
+/// never final after a change.
 ///
-/// A request counts when its method can change something ([`changes_nothing`](http::Request::changes_nothing) says that this one
-/// does not) and the answer does not refuse it with 4xx (other than 408), 501, 505 or 507.
+/// A request counts when its method can change something ([`changes_nothing`](http::Request::changes_nothing)
+/// says that this one does not) and the answer does not refuse it with 4xx (other than 408), 501, 505 or 507.
 pub fn has_changed() -> bool {
     host::has_changed()
 }
@@ -105,16 +108,17 @@ pub fn has_changed() -> bool {
 /// What every function of a backend returns.
 pub type Result<T> = std::result::Result<T, StorageError>;
 
-/// Makes a component of a type that implements [`Backend`]: `export!(MyArray)`, or, with what it can do beside,
-/// `export!(MyArray: snapshots, restoring, expansion)`. The names are those of the contract's interfaces, and each needs the
-/// trait of [`abilities`]. Once per crate, in a crate of type `cdylib`.
+/// Makes a component of a type that implements [`Backend`]: `export!(MyArray)`, or, with what it can do
+/// beside, `export!(MyArray: snapshots, restoring, expansion)`. The names are those of the contract's
+/// interfaces, and each needs the trait of [`abilities`]. Once per crate, in a crate of type `cdylib`.
 ///
-/// What it expands to needs exported symbols, which Rust counts as unsafe code; as it comes from this crate, the crate that
-/// uses it can still forbid unsafe code of its own.
+/// What it expands to needs exported symbols, which Rust counts as unsafe code; as it comes from this crate,
+/// the crate that uses it can still forbid unsafe code of its own.
 #[macro_export]
 macro_rules! export {
     ($backend:ty $(: $($ability:ident),+ $(,)?)?) => {
-        // Native linkers read the `@` in the exports' names as a symbol version; a native build is for tests only.
+        // Native linkers read the `@` in the exports' names as a symbol version; a native build is for tests
+        // only.
         #[cfg(target_family = "wasm")]
         const _: () = {
             type Exported = $crate::Component<$backend>;

@@ -18,7 +18,8 @@ pub struct Page<T> {
 ///
 /// # Errors
 ///
-/// [`aborted`](StorageError::aborted), final, for a place that [`place`] did not make: the caller begins anew.
+/// [`aborted`](StorageError::aborted), final, for a place that [`place`] did not make: the caller begins
+/// anew.
 pub fn key_of_token(after: Option<&str>) -> Result<Option<&str>> {
     let Some(token) = after else { return Ok(None) };
     match token.split_once('.') {
@@ -35,7 +36,8 @@ pub fn token(key: &str) -> String {
     format!("{}.{key}", handle::digest(key, CHECKSUM_DIGITS))
 }
 
-/// The part of a listing that comes after a place. The items come in any order; their keys are unique and never change.
+/// The part of a listing that comes after a place. The items come in any order; their keys are unique and
+/// never change.
 ///
 /// A limit that is absent or 0 leaves the number to the backend: everything is returned.
 ///

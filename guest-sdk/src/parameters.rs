@@ -7,7 +7,8 @@ use std::{
 
 use crate::{ErrorKind, Finality, KeyValues, Result, StorageError, host};
 
-/// What external-provisioner adds to the parameters of a class when it is told to: who asks. Every backend accepts it.
+/// What external-provisioner adds to the parameters of a class when it is told to: who asks. Every backend
+/// accepts it.
 const METADATA_PREFIX: &str = "csi.storage.k8s.io/";
 
 /// Reads keys one by one, and at the end refuses those that nobody asked for.
@@ -44,8 +45,9 @@ pub struct ParameterReader {
 }
 
 impl ParameterReader {
-    /// Reads the parameters of a class: what is wrong with them is [`invalid_argument`](StorageError::invalid_argument). Keys
-    /// that begin with `csi.storage.k8s.io/` are left out.
+    /// Reads the parameters of a class: what is wrong with them is
+    /// [`invalid_argument`](StorageError::invalid_argument). Keys that begin with `csi.storage.k8s.io/` are
+    /// left out.
     pub fn parameters(pairs: KeyValues) -> Self {
         let pairs = pairs.into_iter().filter(|(key, _)| !key.starts_with(METADATA_PREFIX));
         Self::new("parameter", ErrorKind::InvalidArgument, pairs.collect())
@@ -56,7 +58,8 @@ impl ParameterReader {
         Self::new("mutable parameter", ErrorKind::InvalidArgument, pairs)
     }
 
-    /// Reads the operator's settings: what is wrong with them is [`failed_precondition`](StorageError::failed_precondition).
+    /// Reads the operator's settings: what is wrong with them is
+    /// [`failed_precondition`](StorageError::failed_precondition).
     pub fn settings() -> Self {
         Self::new("setting", ErrorKind::FailedPrecondition, host::settings())
     }

@@ -1,8 +1,9 @@
 //! One directory of the host that the operator names, with directories and image files by plain names.
 //!
-//! Every change is whole: after a crash it has happened or it has not. A copy that has begun runs to its end, also when the
-//! call that made it is over; until then its name is [`PoolError::Busy`]. Wherever it is said that nothing was made,
-//! [`PoolError::Unknown`] is the exception: the change may be there, and the same call again tells.
+//! Every change is whole: after a crash it has happened or it has not. A copy that has begun runs to its end,
+//! also when the call that made it is over; until then its name is [`PoolError::Busy`]. Wherever it is said
+//! that nothing was made, [`PoolError::Unknown`] is the exception: the change may be there, and the same call
+//! again tells.
 
 pub use crate::bindings::cofferdam::storage::{
     pool::{CopyMode, Item, ItemKind, Page, PoolError, Room},
@@ -25,8 +26,8 @@ pub trait Pool {
     ///
     /// # Errors
     ///
-    /// [`PoolError::Exists`] when the name is taken, [`PoolError::InvalidSize`] for 0, what is no multiple of 4,096 and what is
-    /// above the operator's bound, [`PoolError::NoSpace`]; nothing was made then.
+    /// [`PoolError::Exists`] when the name is taken, [`PoolError::InvalidSize`] for 0, what is no multiple of
+    /// 4,096 and what is above the operator's bound, [`PoolError::NoSpace`]; nothing was made then.
     fn create_image(&self, name: &str, size_bytes: u64) -> Result<(), PoolError>;
 
     /// Removes an item with everything in it.
@@ -48,8 +49,9 @@ pub trait Pool {
     /// # Errors
     ///
     /// [`PoolError::Missing`] for a source that does not exist, [`PoolError::Exists`] when the name is taken,
-    /// [`PoolError::Busy`] while an earlier copy to this name runs, [`PoolError::Unsupported`] for [`CopyMode::OneMoment`] where
-    /// there is no such copy, and whatever else went wrong; nothing was made then.
+    /// [`PoolError::Busy`] while an earlier copy to this name runs, [`PoolError::Unsupported`] for
+    /// [`CopyMode::OneMoment`] where there is no such copy, and whatever else went wrong; nothing was made
+    /// then.
     fn copy(
         &self,
         source: &str,
@@ -65,7 +67,8 @@ pub trait Pool {
     /// [`PoolError::Missing`] when there is none, [`PoolError::Busy`] while it is being made or removed.
     fn measure(&self, name: &str) -> Result<Item, PoolError>;
 
-    /// Lists the items whose names have a prefix and come after a given one, at most `limit` and at most 1,000 of them.
+    /// Lists the items whose names have a prefix and come after a given one, at most `limit` and at most
+    /// 1,000 of them.
     ///
     /// # Errors
     ///
@@ -125,8 +128,9 @@ impl Pool for HostPool {
 }
 
 impl From<PoolError> for StorageError {
-    /// Final for what the pool refuses, as long as this call has [changed](crate::changed) nothing before. A pool that failed or
-    /// is not sure leaves the outcome unknown, and what is at work leaves it in progress: the same call again tells.
+    /// Final for what the pool refuses, as long as this call has [changed](crate::changed) nothing before. A
+    /// pool that failed or is not sure leaves the outcome unknown, and what is at work leaves it in progress:
+    /// the same call again tells.
     fn from(error: PoolError) -> Self {
         match error {
             PoolError::NoSpace(Bound { limit, given }) => {

@@ -28,8 +28,8 @@ impl Secret {
         &self.name
     }
 
-    /// What it holds. This needs a grant of its own, `reveal`, which only components have that call this: pass the secret to
-    /// [`http`](crate::http) where that is enough.
+    /// What it holds. This needs a grant of its own, `reveal`, which only components have that call this:
+    /// pass the secret to [`http`](crate::http) where that is enough.
     pub fn reveal(&self) -> String {
         host::reveal(&self.handle)
     }

@@ -1,7 +1,8 @@
 //! Logins that outlive a call.
 //!
-//! An array that wants a login for every call is slow and soon has too many. [`with_login`] keeps one: it logs in when there is
-//! no login, one call at a time, and once more when the array does not know the login any more.
+//! An array that wants a login for every call is slow and soon has too many. [`with_login`] keeps one: it
+//! logs in when there is no login, one call at a time, and once more when the array does not know the login
+//! any more.
 //!
 //! ```
 //! use std::time::Duration;
@@ -31,8 +32,8 @@
 //! assert_eq!(host.requests().len(), 3, "one login, and two requests with it");
 //! ```
 //!
-//! Logins are kept apart for every set of secrets, so a call with other credentials never gets this one. They may be gone at any
-//! time.
+//! Logins are kept apart for every set of secrets, so a call with other credentials never gets this one. They
+//! may be gone at any time.
 
 use std::time::Duration;
 
@@ -99,15 +100,15 @@ impl Login {
     }
 }
 
-/// The value that is held under a key, or the one that `log_in` makes. Of several calls that find none, one logs in and the
-/// others wait for it. When it fails, the next one has its turn.
+/// The value that is held under a key, or the one that `log_in` makes. Of several calls that find none, one
+/// logs in and the others wait for it. When it fails, the next one has its turn.
 ///
 /// A login is no change of the storage, whatever it sends: an error after it may still be final.
 ///
 /// # Errors
 ///
-/// What `log_in` returned, and [`SessionError`]s of a key or value that is out of bounds. When the host holds as many logins
-/// as it may, the login serves this call alone.
+/// What `log_in` returned, and [`SessionError`]s of a key or value that is out of bounds. When the host holds
+/// as many logins as it may, the login serves this call alone.
 pub fn login(key: &str, ttl: Duration, log_in: impl FnOnce() -> Result<Vec<u8>>) -> Result<Login> {
     match acquire(key) {
         Ok(Acquired::Held(Entry { value, generation })) => {
@@ -157,13 +158,13 @@ pub enum SessionOutcome<T> {
     Expired,
 }
 
-/// Does something with a login; when the storage does not know it any more, forgets it and does it once more with a new one.
-/// What another call has made anew meanwhile is used, not made again.
+/// Does something with a login; when the storage does not know it any more, forgets it and does it once more
+/// with a new one. What another call has made anew meanwhile is used, not made again.
 ///
 /// # Errors
 ///
-/// What `log_in` and `work` returned, [`login`]'s own, and [`unauthenticated`](StorageError::unauthenticated) when the
-/// storage refuses the new login too.
+/// What `log_in` and `work` returned, [`login`]'s own, and [`unauthenticated`](StorageError::unauthenticated)
+/// when the storage refuses the new login too.
 pub fn with_login<T>(
     key: &str,
     ttl: Duration,

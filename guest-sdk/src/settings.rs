@@ -1,5 +1,5 @@
-//! The backend's own section of the operator's configuration. To refuse keys that nobody knows, and values that make no sense,
-//! read it with [`parameters::Reader::settings`](crate::parameters::Reader::settings).
+//! The backend's own section of the operator's configuration. To refuse keys that nobody knows, and values
+//! that make no sense, read it with [`parameters::Reader::settings`](crate::parameters::Reader::settings).
 //!
 //! ```
 //! use cofferdam_guest::{mock, settings};

@@ -104,8 +104,8 @@ impl Sizes {
     ///
     /// # Errors
     ///
-    /// [`out_of_range`](StorageError::out_of_range) for a range that the volume is above, for volumes do not shrink, or that
-    /// allows no size.
+    /// [`out_of_range`](StorageError::out_of_range) for a range that the volume is above, for volumes do not
+    /// shrink, or that allows no size.
     pub fn grow(&self, range: &CapacityRange, now: u64) -> Result<Option<u64>> {
         if range.limit_bytes.is_some_and(|limit| limit < now) {
             return Err(StorageError::out_of_range(format!(

@@ -1,7 +1,8 @@
 //! Keyed blobs that outlive a call.
 //!
-//! A backend reads, decides, and commits its changes as one: each change states which version it replaces, so a decision
-//! that was made on old values has no effect. On [`StateError::Conflict`] read again and decide anew; [`decide`] does.
+//! A backend reads, decides, and commits its changes as one: each change states which version it replaces, so
+//! a decision that was made on old values has no effect. On [`StateError::Conflict`] read again and decide
+//! anew; [`decide`] does.
 //!
 //! ```
 //! use cofferdam_guest::{mock, state::{self, StateError, Store as _}};
@@ -34,8 +35,8 @@ pub trait Store {
     ///
     /// # Errors
     ///
-    /// Nothing was written: [`StateError::Conflict`] when a key is not at the version that a change expects, the others when
-    /// something is out of bounds or the store cannot be used.
+    /// Nothing was written: [`StateError::Conflict`] when a key is not at the version that a change expects,
+    /// the others when something is out of bounds or the store cannot be used.
     fn commit(&self, changes: &[Change]) -> Result<Version, StateError>;
 
     /// Reads the keys with a prefix that come after a given one, in the order of their bytes.
@@ -115,12 +116,12 @@ pub enum Decision<T> {
     Commit(Vec<Change>, T),
 }
 
-/// How often [`decide`] looks again. Every conflict means that another call got on, so the bound is only met when as many
-/// calls finish within this one's few microseconds.
+/// How often [`decide`] looks again. Every conflict means that another call got on, so the bound is only met
+/// when as many calls finish within this one's few microseconds.
 const MAX_ATTEMPTS: usize = 64;
 
-/// Looks, decides and commits; anew as long as others write in between. The whole of a change is one commit, so it happens or
-/// it does not, whenever the call dies.
+/// Looks, decides and commits; anew as long as others write in between. The whole of a change is one commit,
+/// so it happens or it does not, whenever the call dies.
 ///
 /// ```
 /// use cofferdam_guest::{Result, mock, state};
@@ -148,8 +149,8 @@ const MAX_ATTEMPTS: usize = 64;
 ///
 /// # Errors
 ///
-/// What `look` returned, the store's errors, and [`aborted`](StorageError::aborted) when others wrote in between for too long:
-/// final unless this call has [changed](crate::changed) something before.
+/// What `look` returned, the store's errors, and [`aborted`](StorageError::aborted) when others wrote in
+/// between for too long: final unless this call has [changed](crate::changed) something before.
 pub fn decide<S: Store, T>(
     store: &S,
     mut attempt: impl FnMut(&S) -> crate::Result<Decision<T>>,
@@ -177,9 +178,9 @@ pub fn decide<S: Store, T>(
 }
 
 impl From<StateError> for StorageError {
-    /// Final for what the store refuses (a bound, or no room) as long as this call has [changed](crate::changed) nothing
-    /// before. A store that cannot be used leaves the outcome unknown, and a foreign write leaves it in progress: the same
-    /// call again tells.
+    /// Final for what the store refuses (a bound, or no room) as long as this call has
+    /// [changed](crate::changed) nothing before. A store that cannot be used leaves the outcome unknown, and
+    /// a foreign write leaves it in progress: the same call again tells.
     fn from(error: StateError) -> Self {
         let refused = |message| Self::internal(message).without_effect();
         match error {

@@ -44,9 +44,9 @@ impl AccessType {
 }
 
 impl VolumeCapability {
-    /// The whole capability as one line of words: the mode, the type, and what was said of the filesystem, quoted as JSON
-    /// quotes. Two are the same exactly when their lines are, and a line means the same in every version of the SDK: what a
-    /// volume was created for can be kept like this, and compared.
+    /// The whole capability as one line of words: the mode, the type, and what was said of the filesystem,
+    /// quoted as JSON quotes. Two are the same exactly when their lines are, and a line means the same in
+    /// every version of the SDK: what a volume was created for can be kept like this, and compared.
     ///
     /// ```
     /// use cofferdam_guest::{AccessMode, AccessType, FilesystemAccess, VolumeCapability};
@@ -124,8 +124,8 @@ impl Volume {
 
 /// The kinds that nodes know, in their first version. Whether a node accepts one is its operator's to say.
 ///
-/// A `path` is relative: names parted by `/`, none of them empty, `.` or `..`. It begins at the root that the node's operator
-/// has given this driver for the kind, and no link is followed on the way.
+/// A `path` is relative: names parted by `/`, none of them empty, `.` or `..`. It begins at the root that the
+/// node's operator has given this driver for the kind, and no link is followed on the way.
 ///
 /// ```
 /// use cofferdam_guest::Attachment;
@@ -155,7 +155,8 @@ impl Attachment {
         Self::with_fields("tmpfs", &[("size", &size_bytes.to_string())])
     }
 
-    /// A block device of the node, by the name that it has in `/dev/disk/by-id`: one that stays with the device.
+    /// A block device of the node, by the name that it has in `/dev/disk/by-id`: one that stays with the
+    /// device.
     pub fn local_device(stable_id: &str) -> Self {
         Self::with_fields("local-device", &[("stable-id", stable_id)])
     }

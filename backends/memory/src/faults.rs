@@ -164,7 +164,8 @@ impl FaultRule {
         })
     }
 
-    /// Whether it is this call's turn to fail. It is counted before the failure is told, so that no failure comes twice.
+    /// Whether it is this call's turn to fail. It is counted before the failure is told, so that no failure
+    /// comes twice.
     fn is_due(&self, store: &impl Store) -> Result<bool> {
         let FaultCount::First(times) = self.count else { return Ok(true) };
         let key = format!("error/{}", self.text);

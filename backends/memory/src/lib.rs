@@ -1,5 +1,5 @@
-//! The default backend of dev mode, and the reference of the whole contract: volumes that exist as entries of the `state`
-//! import and hold no data.
+//! The default backend of dev mode, and the reference of the whole contract: volumes that exist as entries of
+//! the `state` import and hold no data.
 //!
 //! Settings, parameters and the grammar of injected failures stand in `docs/backends.md`.
 #![forbid(unsafe_code)]

@@ -76,8 +76,8 @@ fn memory_publication(request: &PublishRequest, capability: &str) -> MemoryPubli
     }
 }
 
-/// Refuses a use that the volume was not created for. What can be used from many nodes can be used from one; the filesystem
-/// and its options are the node's to know.
+/// Refuses a use that the volume was not created for. What can be used from many nodes can be used from one;
+/// the filesystem and its options are the node's to know.
 fn check_capability(found: &MemoryVolume, request: &PublishRequest, capability: &str) -> Result<()> {
     let mode = request.capability.mode;
     let kind = request.capability.access.as_str();
@@ -94,7 +94,8 @@ fn check_capability(found: &MemoryVolume, request: &PublishRequest, capability: 
     )))
 }
 
-/// Whether a volume is published like this already; an error when it is published in a way that excludes this one.
+/// Whether a volume is published like this already; an error when it is published in a way that excludes this
+/// one.
 fn is_published(
     found: &MemoryVolume,
     request: &PublishRequest,
@@ -146,8 +147,8 @@ fn connection_info(access: &AccessType, size: u64) -> Attachment {
     }
 }
 
-/// Makes a volume unreachable from a node, or from all. Many nodes take several commits; what is left when a call dies is
-/// still published, and the next call goes on with it.
+/// Makes a volume unreachable from a node, or from all. Many nodes take several commits; what is left when a
+/// call dies is still published, and the next call goes on with it.
 pub(crate) fn unpublish<S: Store>(call: &MemoryCall<'_, S>, handle: &str, node: Option<&str>) -> Result<()> {
     request::require_id("volume handle", handle)?;
     node.map_or(Ok(()), |node| request::require_id("node", node))?;

@@ -1,8 +1,8 @@
 //! What is kept, and how it is changed.
 //!
-//! One key for each volume, snapshot, group and node in use, and one for the ledger: what all of them together use. Whatever a
-//! call changes, it changes in one commit with the ledger, so the sums are right whenever a call dies, and a create costs the
-//! same with one volume or many.
+//! One key for each volume, snapshot, group and node in use, and one for the ledger: what all of them
+//! together use. Whatever a call changes, it changes in one commit with the ledger, so the sums are right
+//! whenever a call dies, and a create costs the same with one volume or many.
 
 use std::collections::BTreeMap;
 
@@ -117,8 +117,8 @@ impl VersionedStorageUsage {
         })
     }
 
-    /// The change that makes the ledger what it has become here. The last thing that is kept takes the ledger with it: nothing
-    /// is left of a backend that holds nothing.
+    /// The change that makes the ledger what it has become here. The last thing that is kept takes the ledger
+    /// with it: nothing is left of a backend that holds nothing.
     pub(crate) fn to_change(&self) -> Result<Change> {
         match self.replaces {
             Some(replaced) if self.usage == StorageUsage::default() => Ok(state::remove(USAGE_KEY, replaced)),
@@ -137,7 +137,8 @@ pub(crate) enum MemorySource {
     Snapshot(String),
 }
 
-/// What makes two requests of one name the same: everything but the size, of which a range is asked, the place, and the owner.
+/// What makes two requests of one name the same: everything but the size, of which a range is asked, the
+/// place, and the owner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct VolumeArguments {
     /// The parameters of the class.
@@ -304,7 +305,8 @@ pub(crate) fn node_key(node: &str) -> String {
     format!("node/{node}")
 }
 
-/// What stands under the key of a handle. A handle longer than any of ours is nobody's, and is not worth a key.
+/// What stands under the key of a handle. A handle longer than any of ours is nobody's, and is not worth a
+/// key.
 pub(crate) fn read_entry<T: DeserializeOwned>(
     store: &impl Store,
     handle: &str,

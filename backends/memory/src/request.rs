@@ -24,9 +24,11 @@ pub(crate) const MAX_NODE_ID: usize = 256;
 pub(crate) const MAX_OBJECT_NAME: usize = 253;
 /// CSI's limit for maps, and for mount flags, in bytes.
 const MAX_MAP_BYTES: usize = 4 << 10;
-/// Most bytes of all ways of use of one volume, written out; beside the rest they fit in one value of the state.
+/// Most bytes of all ways of use of one volume, written out; beside the rest they fit in one value of the
+/// state.
 const MAX_CAPABILITIES_BYTES: usize = 16 << 10;
-/// A text that a volume carries: in its context as a parameter of the class, and changeable as a mutable parameter.
+/// A text that a volume carries: in its context as a parameter of the class, and changeable as a mutable
+/// parameter.
 pub(crate) const LABEL: &str = "label";
 /// The condition that a volume pretends to have.
 pub(crate) const CONDITION: &str = "condition";

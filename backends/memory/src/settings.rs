@@ -38,8 +38,8 @@ const KEYS: [&str; 11] = [
     TOPOLOGY,
     VOLUMES_PER_NODE,
 ];
-/// What all volumes have together at most, 4 EiB, whatever the operator allows: every sum of sizes is below what the contract can
-/// carry.
+/// What all volumes have together at most, 4 EiB, whatever the operator allows: every sum of sizes is below
+/// what the contract can carry.
 pub(crate) const MAX_TOTAL: u64 = 1 << 62;
 /// Most times that a snapshot has to be asked for.
 const MAX_POLLS: u32 = 1_000;

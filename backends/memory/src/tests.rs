@@ -1,4 +1,5 @@
-//! The sums are right whenever a call dies, and whoever writes in between; the same call again ends where it would have ended.
+//! The sums are right whenever a call dies, and whoever writes in between; the same call again ends where it
+//! would have ended.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,11 @@
-//! Volumes and snapshots as records beside items: made and removed so that a death at any step is mended by the same call.
+//! Volumes and snapshots as records beside items: made and removed so that a death at any step is mended by
+//! the same call.
 //!
-//! A record is written first, as `making`, with the name of an item that no other record ever has; then the item is made, which
-//! is one step; then the record says `ready`. An item that exists under a record that is `making` is therefore the right one. A
-//! removal marks the record, removes its item, removes the record. Calls for one name that overlap change the record by its
-//! version: who comes too late finds that, and removes only what is its own.
+//! A record is written first, as `making`, with the name of an item that no other record ever has; then the
+//! item is made, which is one step; then the record says `ready`. An item that exists under a record that is
+//! `making` is therefore the right one. A removal marks the record, removes its item, removes the record.
+//! Calls for one name that overlap change the record by its version: who comes too late finds that, and
+//! removes only what is its own.
 
 use std::collections::BTreeMap;
 
@@ -198,7 +200,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// The size of something that can be used. An image is larger than its record says when a call died after it grew.
+    /// The size of something that can be used. An image is larger than its record says when a call died after
+    /// it grew.
     pub(crate) fn actual_size(&self, record: &StoredRecord) -> Result<u64> {
         match record.kind {
             VolumeKind::Directory => Ok(record.size),
@@ -225,8 +228,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         self.create_item(record_kind, handle, Versioned { value: record, version })
     }
 
-    /// An item without a record. Another process may be making or removing both right now, so that it is seen twice or it is not
-    /// so.
+    /// An item without a record. Another process may be making or removing both right now, so that it is seen
+    /// twice or it is not so.
     fn find_unknown_item(&self, record_kind: RecordKind, handle: &str) -> Result<Option<String>> {
         let Some(first) = self.find_item_without_record(handle)? else { return Ok(None) };
         if self.read_record(record_kind, handle)?.is_some() {
@@ -252,7 +255,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         self.create_item(record_kind, handle, Versioned { value: record, version })
     }
 
-    /// Makes the item of a record unless it is there, and says so in the record. When it cannot be made, the record goes.
+    /// Makes the item of a record unless it is there, and says so in the record. When it cannot be made, the
+    /// record goes.
     fn create_item(
         &self,
         record_kind: RecordKind,
@@ -274,7 +278,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         match created {
             Ok(()) | Err(PoolError::Exists(_)) => {}
             Err(error @ (PoolError::Busy(_) | PoolError::Unknown(_))) => return Err(error.into()),
-            // It was made by an earlier call, and its source has gone or the operator's bounds have changed since.
+            // It was made by an earlier call, and its source has gone or the operator's bounds have changed
+            // since.
             Err(_) if self.item_kind(item).map_err(unknown_outcome)?.is_some() => {}
             Err(error) => {
                 self.store
@@ -295,7 +300,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// Removes an item if it was made for a record that is gone or going: who removed that was there too early to find it.
+    /// Removes an item if it was made for a record that is gone or going: who removed that was there too
+    /// early to find it.
     fn remove_superseded_item(&self, record_kind: RecordKind, handle: &str, item: &str) -> Result<()> {
         match self.read_record(record_kind, handle).map_err(unknown_outcome)? {
             Some(found) if found.value.item == item && found.value.phase != RecordPhase::Deleting => Ok(()),
@@ -388,8 +394,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// Whether something is wrong with the item of a record, and what. One that cannot be looked at is no reason to say nothing
-    /// of the others.
+    /// Whether something is wrong with the item of a record, and what. One that cannot be looked at is no
+    /// reason to say nothing of the others.
     pub(crate) fn condition(&self, record: &StoredRecord) -> (bool, String) {
         let gone = || (true, "its item is missing from the pool".to_owned());
         let unknown = |error: PoolError| {
@@ -422,8 +428,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// A part of all records, at most `limit` of them, and where the next part begins. What was left half made or half removed is
-    /// among them, and what cannot be read.
+    /// A part of all records, at most `limit` of them, and where the next part begins. What was left half
+    /// made or half removed is among them, and what cannot be read.
     pub(crate) fn list(
         &self,
         record_kind: RecordKind,

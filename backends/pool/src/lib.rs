@@ -1,13 +1,15 @@
-//! Storage of one node: volumes are directories and image files in the `pool` import, their records are in the `state` import.
+//! Storage of one node: volumes are directories and image files in the `pool` import, their records are in
+//! the `state` import.
 //!
 //! | setting | meaning | default |
 //! |---|---|---|
 //! | `driver-name` | the driver's name | `pool.cofferdam.dev` |
 //! | `node` | the name of the node that holds the pool | none: it has to be set |
 //!
-//! A class may set the parameter `kind`: `directory`, whose size is not enforced, or `image`, a file that is used as a block
-//! device. Block volumes are images; others are directories unless the class says otherwise. With `consistency`, classes of
-//! volumes and of snapshots say what a copy has to be: `crash`, of one moment, or `none`, right while nothing writes.
+//! A class may set the parameter `kind`: `directory`, whose size is not enforced, or `image`, a file that is
+//! used as a block device. Block volumes are images; others are directories unless the class says otherwise.
+//! With `consistency`, classes of volumes and of snapshots say what a copy has to be: `crash`, of one moment,
+//! or `none`, right while nothing writes.
 #![forbid(unsafe_code)]
 
 mod items;

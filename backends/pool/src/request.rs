@@ -20,7 +20,8 @@ pub(crate) const MAX_NAME: usize = 128;
 pub(crate) const KIND: &str = "kind";
 /// The parameter that chooses what a copy has to be.
 pub(crate) const CONSISTENCY: &str = "consistency";
-/// What external-provisioner adds to the parameters when it is told to (`--extra-create-metadata`); accepted, not used.
+/// What external-provisioner adds to the parameters when it is told to (`--extra-create-metadata`); accepted,
+/// not used.
 const METADATA_KEYS: [&str; 3] =
     ["csi.storage.k8s.io/pvc/name", "csi.storage.k8s.io/pvc/namespace", "csi.storage.k8s.io/pv/name"];
 /// The same for snapshots.
@@ -76,7 +77,8 @@ impl Consistency {
     }
 }
 
-/// What makes two requests of one name the same: everything but the size, of which a range is asked, and the owner.
+/// What makes two requests of one name the same: everything but the size, of which a range is asked, and the
+/// owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct VolumeArguments {
     /// The parameters of the class.
@@ -216,8 +218,8 @@ fn canonical_capability(capability: &VolumeCapability) -> String {
     }
 }
 
-/// Checks a name and makes its handle, which is the item's name in the pool too: readable while that fits, the same for the
-/// same name.
+/// Checks a name and makes its handle, which is the item's name in the pool too: readable while that fits,
+/// the same for the same name.
 pub(crate) fn handle_from_name(prefix: &str, name: &str) -> Result<String> {
     if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
         return Err(StorageError::invalid_argument(format!(
@@ -231,7 +233,8 @@ pub(crate) fn handle_from_name(prefix: &str, name: &str) -> Result<String> {
     if readable.len() <= MAX_NAME && readable.bytes().all(is_allowed) && !readable.starts_with(&digest) {
         return Ok(readable);
     }
-    // Two names may share a digest: the record keeps the name, and a stranger is refused as an existing volume.
+    // Two names may share a digest: the record keeps the name, and a stranger is refused as an existing
+    // volume.
     Ok(format!("{digest}{:032x}", fnv1a(name.as_bytes())))
 }
 
@@ -242,7 +245,8 @@ fn fnv1a(bytes: &[u8]) -> u128 {
     })
 }
 
-/// Chooses the size of a volume that is at least `least` bytes large, which is the size of what it is a copy of.
+/// Chooses the size of a volume that is at least `least` bytes large, which is the size of what it is a copy
+/// of.
 pub(crate) fn choose_size(range: CapacityRange, kind: VolumeKind, source_size: Option<u64>) -> Result<u64> {
     let out_of_range = |reason: &str| {
         let show =
@@ -274,8 +278,8 @@ pub(crate) fn choose_size(range: CapacityRange, kind: VolumeKind, source_size: O
     if size > limit { out_of_range("an image is a multiple of 4096 bytes") } else { Ok(size) }
 }
 
-/// The same for a copy of something that says it has so many bytes, and really has so many. A copy has no fewer than those; who
-/// asks for no fewer than the source says it has is not to blame for the difference.
+/// The same for a copy of something that says it has so many bytes, and really has so many. A copy has no
+/// fewer than those; who asks for no fewer than the source says it has is not to blame for the difference.
 pub(crate) fn choose_copy_size(
     range: CapacityRange,
     kind: VolumeKind,

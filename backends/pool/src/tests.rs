@@ -1,4 +1,5 @@
-//! Whenever a call dies, the same call, or the one that undoes it, makes everything right; and the rules of the requests.
+//! Whenever a call dies, the same call, or the one that undoes it, makes everything right; and the rules of
+//! the requests.
 
 use std::{
     cell::{Cell, RefCell},
@@ -327,7 +328,8 @@ fn create_snapshot(fake: &FakeStorage, name: &str, source: &str) -> Result<Snaps
 /// More calls than any function makes.
 const MAX_CALLS: u32 = 14;
 
-/// Plays a call that dies at every step, once before the step's effect and once after it. Returns how often it died.
+/// Plays a call that dies at every step, once before the step's effect and once after it. Returns how often
+/// it died.
 fn crash_at_every_call(
     prepare: impl Fn(&FakeStorage),
     call: impl Fn(&FakeStorage) -> Result<()>,

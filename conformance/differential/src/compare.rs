@@ -74,8 +74,8 @@ pub fn compare(script: &RequestScript, expected: &[ApiResponse], found: &[ApiRes
     comparison
 }
 
-/// A watch that ends by its time may send one more bookmark before, as its clock wants: the server's own choice, not the
-/// request's. One that ends the initial events is not that, and stays.
+/// A watch that ends by its time may send one more bookmark before, as its clock wants: the server's own
+/// choice, not the request's. One that ends the initial events is not that, and stays.
 fn without_last_bookmark(body: &Value) -> Value {
     let mut body = body.clone();
     if let Some(events) = body.get_mut("events").and_then(Value::as_array_mut)

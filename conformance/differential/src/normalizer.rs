@@ -1,5 +1,5 @@
-//! What may differ between two runs is made the same: uids, times, versions, generated names, and the order of what has
-//! no order.
+//! What may differ between two runs is made the same: uids, times, versions, generated names, and the order
+//! of what has no order.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 /// The characters of a generated name's end.
 const SUFFIX_LENGTH: usize = 5;
 
-/// Normalises the answers of one run. A version becomes the number of versions that were seen of its object, so that a
-/// write that should not have happened shows.
+/// Normalises the answers of one run. A version becomes the number of versions that were seen of its object,
+/// so that a write that should not have happened shows.
 #[derive(Debug, Default)]
 pub struct ResponseNormalizer {
     versions: BTreeMap<String, Vec<String>>,
@@ -139,7 +139,8 @@ fn is_age(text: &str) -> bool {
     text.ends_with(['s', 'm', 'h', 'd']) && text.bytes().next().is_some_and(|byte| byte.is_ascii_digit())
 }
 
-/// Hides uids, times and versions inside of a message, and the diff of Go's internal types that some end with.
+/// Hides uids, times and versions inside of a message, and the diff of Go's internal types that some end
+/// with.
 fn normalize_message(text: &str) -> String {
     let text = text.split("\n@@").next().unwrap_or_default();
     let hide = |word: &str| {

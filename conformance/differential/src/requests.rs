@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, bail};
 
-/// The files of the set. Each is played on its own, from the first request to the last; the last one lets the API forget what was before.
+/// The files of the set. Each is played on its own, from the first request to the last; the last one lets the
+/// API forget what was before.
 pub const REQUEST_FILES: [(&str, &str); 7] = [
     ("apply", include_str!("../requests/apply.txt")),
     ("claims", include_str!("../requests/claims.txt")),
@@ -51,9 +52,9 @@ pub struct RequestScript {
 
 const JSON: &str = "application/json";
 
-/// Parses a file: `let NAME = value` lines, and requests (a line with method, path and words, then the body's lines)
-/// with blank lines between them. Words: a patch type or media type of the body, `table`, `partial` or `accept=…`,
-/// `agent=…`, `as NAME=/pointer`, `compacted`, `~deviation`.
+/// Parses a file: `let NAME = value` lines, and requests (a line with method, path and words, then the body's
+/// lines) with blank lines between them. Words: a patch type or media type of the body, `table`, `partial` or
+/// `accept=…`, `agent=…`, `as NAME=/pointer`, `compacted`, `~deviation`.
 ///
 /// # Errors
 /// When a line is none of these.

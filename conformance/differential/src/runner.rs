@@ -24,7 +24,8 @@ pub struct ApiResponse {
     pub body: Value,
 }
 
-/// Plays a script and returns the answers in the order of its requests. `compact` lets the API forget its history.
+/// Plays a script and returns the answers in the order of its requests. `compact` lets the API forget its
+/// history.
 ///
 /// # Errors
 /// When the API cannot be reached or an answer cannot be read.

@@ -126,8 +126,8 @@ struct AuditStatus {
     code: Option<u16>,
 }
 
-/// What the API is to write down: every answer to our accounts. It does so before the answer goes out, so that none is missed,
-/// whatever becomes of the process that asked or of the API.
+/// What the API is to write down: every answer to our accounts. It does so before the answer goes out, so
+/// that none is missed, whatever becomes of the process that asked or of the API.
 #[must_use]
 pub fn audit_policy() -> String {
     let groups =

@@ -1,5 +1,5 @@
-//! The way of a volume to a pod, all of it ours: a driver with the roles that run it, and the roles of a node in a process of
-//! their own, which never sees the driver.
+//! The way of a volume to a pod, all of it ours: a driver with the roles that run it, and the roles of a node
+//! in a process of their own, which never sees the driver.
 
 use std::{
     fs, io,
@@ -143,8 +143,8 @@ impl BackendFixture {
             .env("RUST_BACKTRACE", "1"))
     }
 
-    /// Starts `node`, `registrar` and `liveness` below a root of kubelet's, and waits until they are healthy. What they know of
-    /// the driver is its manifest.
+    /// Starts `node`, `registrar` and `liveness` below a root of kubelet's, and waits until they are healthy.
+    /// What they know of the driver is its manifest.
     ///
     /// # Errors
     /// When they are not, with the end of their log.

@@ -121,8 +121,8 @@ impl Claims {
             .await
     }
 
-    /// Looks that there is work left: a claim that is not Bound or that is being deleted, a volume whose claim is gone. What is
-    /// swapped now is swapped in the middle of it.
+    /// Looks that there is work left: a claim that is not Bound or that is being deleted, a volume whose
+    /// claim is gone. What is swapped now is swapped in the middle of it.
     ///
     /// # Errors
     /// When all is done.
@@ -296,8 +296,8 @@ impl Claims {
         .await
     }
 
-    /// Looks that every claim is Bound to a volume that is its own, that each volume has an owner, and that the storage holds
-    /// exactly these volumes. `stored` is what it holds: names by handle.
+    /// Looks that every claim is Bound to a volume that is its own, that each volume has an owner, and that
+    /// the storage holds exactly these volumes. `stored` is what it holds: names by handle.
     ///
     /// # Errors
     /// With the first that is wrong.

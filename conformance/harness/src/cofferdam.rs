@@ -23,7 +23,8 @@ use crate::{
 const PROCESS_NAME: &str = "cofferdam";
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The memory driver as our program has it: under a name that the suite gives, with a state that outlives the process.
+/// The memory driver as our program has it: under a name that the suite gives, with a state that outlives the
+/// process.
 #[derive(Clone, Debug)]
 pub struct MemoryDriver {
     component: PathBuf,
@@ -116,7 +117,8 @@ impl MemoryDriver {
     }
 }
 
-/// Starts `cofferdam run` with the roles of an account and nothing but its rights, and waits until it is ready.
+/// Starts `cofferdam run` with the roles of an account and nothing but its rights, and waits until it is
+/// ready.
 ///
 /// # Errors
 /// When it is not, with the end of its log.
@@ -144,8 +146,8 @@ pub async fn start_with_csi_driver(
     start_with_csi_driver_and_flags(run, account, socket, &[]).await
 }
 
-/// Starts the role `registrar` for an existing CSI driver's node service at a socket, below a root of kubelet's, and waits until it
-/// is healthy.
+/// Starts the role `registrar` for an existing CSI driver's node service at a socket, below a root of
+/// kubelet's, and waits until it is healthy.
 ///
 /// # Errors
 /// When it is not, with the end of its log.

@@ -42,7 +42,8 @@ pub struct ControlPlaneOptions {
     pub node_monitor_grace: Option<Duration>,
     /// Whether the API takes as many requests as come.
     pub is_unlimited: bool,
-    /// Whether nobody looks for requests of our accounts that are refused, because that takes time of the API.
+    /// Whether nobody looks for requests of our accounts that are refused, because that takes time of the
+    /// API.
     pub is_unaudited: bool,
 }
 
@@ -81,7 +82,8 @@ struct AuditLog {
     path: PathBuf,
     /// How much of it was looked at.
     read_bytes: usize,
-    /// Whether the API has not been ready since it was started: by then it knows no rules, and refuses everybody everything.
+    /// Whether the API has not been ready since it was started: by then it knows no rules, and refuses
+    /// everybody everything.
     is_starting: bool,
     forbidden: Vec<String>,
 }
@@ -248,7 +250,8 @@ impl ControlPlane {
         Ok(path)
     }
 
-    /// The requests of our accounts that the API has refused with 403 since the last look, but for those while it started.
+    /// The requests of our accounts that the API has refused with 403 since the last look, but for those
+    /// while it started.
     ///
     /// # Errors
     /// When what the API writes down cannot be read.
@@ -309,8 +312,8 @@ impl ControlPlane {
         self.etcd.wait_ready(READY_TIMEOUT, async || probe_path(&client, "/health").await).await
     }
 
-    /// Copies what etcd has stored, as it is at this moment. etcd stands still for as long as that takes: what it finds in the
-    /// copy is what it would find after the loss of power.
+    /// Copies what etcd has stored, as it is at this moment. etcd stands still for as long as that takes:
+    /// what it finds in the copy is what it would find after the loss of power.
     ///
     /// # Errors
     /// When it does not run, or the copy fails.
@@ -331,7 +334,8 @@ impl ControlPlane {
         copy(&run.scratch().join(name), &store).await
     }
 
-    /// Lets etcd forget its history and starts the API anew: what was read before is too old to be watched from.
+    /// Lets etcd forget its history and starts the API anew: what was read before is too old to be watched
+    /// from.
     ///
     /// # Errors
     /// When etcd refuses, or the API does not become ready again.
@@ -438,7 +442,8 @@ impl ControlPlane {
     /// Ends it, from the top down.
     ///
     /// # Errors
-    /// When a component has ended by itself, or had to be killed; and when one of our accounts was refused something.
+    /// When a component has ended by itself, or had to be killed; and when one of our accounts was refused
+    /// something.
     pub async fn stop(mut self) -> Result<()> {
         for component in [&mut self.scheduler, &mut self.controller_manager].into_iter().flatten() {
             component.stop().await?;

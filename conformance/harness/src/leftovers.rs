@@ -1,4 +1,5 @@
-//! What belongs to no namespace and so does not go with one: loop devices and cgroups. Both bear the name of a run.
+//! What belongs to no namespace and so does not go with one: loop devices and cgroups. Both bear the name of
+//! a run.
 
 use std::{
     fs, io,
@@ -78,8 +79,8 @@ fn is_stale(run: &str) -> bool {
     run.strip_prefix(RUN_PREFIX).is_some_and(|id| !Path::new("/proc").join(id).exists())
 }
 
-/// Loop devices of runs, with the run's name. A file system that nobody has mounted any more has no place, so that the
-/// beginning of a file's path is not the same for everybody.
+/// Loop devices of runs, with the run's name. A file system that nobody has mounted any more has no place, so
+/// that the beginning of a file's path is not the same for everybody.
 fn loop_devices() -> Result<Vec<(PathBuf, String)>> {
     let mut devices = Vec::new();
     let Ok(entries) = fs::read_dir("/sys/block") else { return Ok(devices) };

@@ -1,7 +1,8 @@
 //! A real Kubernetes on this machine, the Go sidecars and our program beside it, and what is shown on them.
 //!
-//! Nothing else of the workspace depends on this crate. The programs come from `make peers`; everything that runs is inside of
-//! namespaces of its own, so that processes and mounts go with them however a run ends (see [`inside`]).
+//! Nothing else of the workspace depends on this crate. The programs come from `make peers`; everything that
+//! runs is inside of namespaces of its own, so that processes and mounts go with them however a run ends (see
+//! [`inside`]).
 #![cfg(target_os = "linux")]
 #![forbid(unsafe_code)]
 

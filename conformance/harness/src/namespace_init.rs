@@ -1,11 +1,13 @@
 //! The inner side of a run: process 1 of namespaces of its own.
 //!
-//! The kernel is what cleans up. When process 1 of a PID namespace ends, for whatever reason, everything in it is killed; and when
-//! the last process of a mount namespace has gone, its mounts go too: overlays of containers, network namespaces, what kubelet
-//! and drivers have mounted. Loop devices and cgroups belong to no namespace: [`leftovers`] knows them. What a run writes outside of its own directory, it writes into memory that only its namespace sees.
+//! The kernel is what cleans up. When process 1 of a PID namespace ends, for whatever reason, everything in
+//! it is killed; and when the last process of a mount namespace has gone, its mounts go too: overlays of
+//! containers, network namespaces, what kubelet and drivers have mounted. Loop devices and cgroups belong to
+//! no namespace: [`leftovers`] knows them. What a run writes outside of its own directory, it writes into
+//! memory that only its namespace sees.
 //!
-//! Process 1 ends when the suite has ended, or when its standard input is closed: that is how a harness that is interrupted, or
-//! killed with -9, takes everything with it.
+//! Process 1 ends when the suite has ended, or when its standard input is closed: that is how a harness that
+//! is interrupted, or killed with -9, takes everything with it.
 
 use std::{
     ffi::CString,
@@ -57,7 +59,8 @@ pub fn init(scratch: &Path, worker: &mut Command) -> Result<u8> {
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX))
 }
 
-/// A namespace that looks like a machine: what is mounted below is seen by containers, and no write reaches the real one.
+/// A namespace that looks like a machine: what is mounted below is seen by containers, and no write reaches
+/// the real one.
 fn set_up_mounts(scratch: &Path) -> Result<()> {
     mount_change("/", MountPropagationFlags::SHARED | MountPropagationFlags::REC)
         .context("cannot share mounts within the namespace")?;

@@ -1,4 +1,5 @@
-//! A real node: containerd, runc, CNI and kubelet. A run may have several, each with a container runtime of its own.
+//! A real node: containerd, runc, CNI and kubelet. A run may have several, each with a container runtime of
+//! its own.
 
 use std::{
     collections::BTreeSet,
@@ -101,7 +102,8 @@ impl KubeletNode {
         Self::start_with(run, plane, name, number, false).await
     }
 
-    /// The same with kubelet's root on a disk. Of memory kubelet has no statistics, and then of no pod and no volume either.
+    /// The same with kubelet's root on a disk. Of memory kubelet has no statistics, and then of no pod and no
+    /// volume either.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -161,7 +163,8 @@ impl KubeletNode {
             .await
     }
 
-    /// Waits until nothing of a pod is mounted or runs any more, of this node or, where it is only a network, of any.
+    /// Waits until nothing of a pod is mounted or runs any more, of this node or, where it is only a network,
+    /// of any.
     ///
     /// # Errors
     /// When something is after `limit`, with what it is.
@@ -209,8 +212,8 @@ impl KubeletNode {
         Ok(())
     }
 
-    /// Takes its power away: kubelet, the container runtime and every container end at once, nobody says good-bye to the API, and
-    /// what was mounted is not any more.
+    /// Takes its power away: kubelet, the container runtime and every container end at once, nobody says
+    /// good-bye to the API, and what was mounted is not any more.
     ///
     /// # Errors
     /// When one of them had ended before, or something stays.
@@ -435,7 +438,8 @@ fn kubelet_command(
         "port": run.free_port()?,
         "healthzPort": run.free_port()?,
         "containerRuntimeEndpoint": format!("unix://{}", paths.socket()),
-        // The API reaches kubelet by the node's address, so it listens on all; who may ask, a certificate says.
+        // The API reaches kubelet by the node's address, so it listens on all; who may ask, a certificate
+        // says.
         "authentication": {
             "anonymous": { "enabled": false },
             "webhook": { "enabled": false },
@@ -446,7 +450,8 @@ fn kubelet_command(
         // A name by which what a killed run leaves is found.
         "cgroupRoot": Path::new("/").join(run.scratch().file_name().unwrap_or_default()),
         "failCgroupV1": false,
-        // A volume is mounted once the API has heard that it is in use, and detached once it has heard that it is not.
+        // A volume is mounted once the API has heard that it is in use, and detached once it has heard that
+        // it is not.
         "nodeStatusUpdateFrequency": "1s",
         // A quarter of it is how often a node says that it lives.
         "nodeLeaseDurationSeconds": 8,

@@ -1,5 +1,6 @@
-//! A proxy between our program and the API, to let go wrong what goes wrong on the way: connections that are cut, and answers that
-//! are no answers. It ends TLS with a certificate of the cluster's authority, and begins it anew.
+//! A proxy between our program and the API, to let go wrong what goes wrong on the way: connections that are
+//! cut, and answers that are no answers. It ends TLS with a certificate of the cluster's authority, and
+//! begins it anew.
 
 use std::{
     fs, io,

@@ -37,7 +37,8 @@ pub struct SuiteRun {
 }
 
 impl SuiteRun {
-    /// A run that keeps its logs in `directory`, and in `scratch` what only [`crate::inside`]'s namespaces see.
+    /// A run that keeps its logs in `directory`, and in `scratch` what only [`crate::inside`]'s namespaces
+    /// see.
     ///
     /// # Errors
     /// When the program `cofferdam` has not been built beside this one.

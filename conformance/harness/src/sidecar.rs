@@ -15,7 +15,8 @@ use crate::{
 
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Starts a sidecar such as `csi-provisioner` with unlimited client rates, and waits until it serves its metrics.
+/// Starts a sidecar such as `csi-provisioner` with unlimited client rates, and waits until it serves its
+/// metrics.
 ///
 /// # Errors
 /// When it does not, with the end of its log.

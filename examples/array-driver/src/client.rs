@@ -39,8 +39,8 @@ impl ArrayClient {
         http::url(&self.url, path)
     }
 
-    /// Sends a request with a login, and once more with a new one if the array has forgotten it. The answer has any other
-    /// status than 401.
+    /// Sends a request with a login, and once more with a new one if the array has forgotten it. The answer
+    /// has any other status than 401.
     pub(crate) fn send(&self, request: impl Fn() -> Result<Request<'static>>) -> Result<Response> {
         session::with_login(
             "token",

@@ -12,8 +12,8 @@
 //! |---|---|---|
 //! | `tier` | what volumes lie on: `fast` or `cheap` | `cheap` |
 //!
-//! It needs the grants `http` for the array's origin, `secrets`, `session` and `settings`. It never sees the password: the host
-//! puts it into the login.
+//! It needs the grants `http` for the array's origin, `secrets`, `session` and `settings`. It never sees the
+//! password: the host puts it into the login.
 #![forbid(unsafe_code)]
 
 mod client;

@@ -1,5 +1,6 @@
-//! A storage array that exists in memory. It talks JSON over HTTP as real ones do: a login with a token that expires, too few
-//! sessions, volumes, snapshots, exports to nodes. And it fails on demand: see [`FakeArray`].
+//! A storage array that exists in memory. It talks JSON over HTTP as real ones do: a login with a token that
+//! expires, too few sessions, volumes, snapshots, exports to nodes. And it fails on demand: see
+//! [`FakeArray`].
 //!
 //! | request | answer |
 //! |---|---|
@@ -16,8 +17,8 @@
 //! | `GET /snapshots?volume=&after=&limit=` | `{"snapshots": [...], "more"}` |
 //! | `GET /pool` | a [`Pool`] |
 //!
-//! Every request but the login carries the token, and is answered with 401 when it is not known any more. An error's body is
-//! `{"error": "..."}`.
+//! Every request but the login carries the token, and is answered with 401 when it is not known any more. An
+//! error's body is `{"error": "..."}`.
 #![forbid(unsafe_code)]
 
 mod array;

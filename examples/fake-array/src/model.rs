@@ -88,7 +88,7 @@ pub struct Counters {
     pub refused_logins: u64,
     /// Sessions that are open now.
     pub sessions: usize,
-    /// The requests that were processed, by method and kind, such as `PUT volumes` or `DELETE exports`. Those that an injected
-    /// status answered are not among them.
+    /// The requests that were processed, by method and kind, such as `PUT volumes` or `DELETE exports`. Those
+    /// that an injected status answered are not among them.
     pub requests: BTreeMap<String, u64>,
 }

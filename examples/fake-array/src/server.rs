@@ -57,7 +57,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl FakeArray {
-    /// Starts an empty array with the user `admin` and the password `secret`, and returns its URL. Port 0 takes a free one.
+    /// Starts an empty array with the user `admin` and the password `secret`, and returns its URL. Port 0
+    /// takes a free one.
     ///
     /// # Errors
     ///
@@ -90,7 +91,8 @@ impl FakeArray {
                         connections.spawn(serve_connection(Arc::clone(&serving), socket));
                     },
                     Some(_) = connections.join_next() => {}
-                    // Nothing is ever sent: this is the end of the last handle. The connections end with the set.
+                    // Nothing is ever sent: this is the end of the last handle. The connections end with the
+                    // set.
                     _ = closed.changed() => break,
                 }
             }
@@ -98,7 +100,8 @@ impl FakeArray {
         Ok((url, Self { shared, _alive: Arc::new(close_sender) }))
     }
 
-    /// Lets the next requests of a method to paths with a prefix go wrong, before others that were injected later.
+    /// Lets the next requests of a method to paths with a prefix go wrong, before others that were injected
+    /// later.
     pub fn inject(&self, method: &str, path_prefix: &str, times: u32, fault: ArrayFault) {
         let injected =
             InjectedFault { method: method.to_owned(), path_prefix: path_prefix.to_owned(), fault, times };
@@ -149,7 +152,8 @@ async fn handle_request(
             return Err(connection_error());
         }
         Some(ArrayFault::Blocked(barrier)) => {
-            // A task of its own: the connection's ends with its client, and an array goes on with what it has begun.
+            // A task of its own: the connection's ends with its client, and an array goes on with what it has
+            // begun.
             let processing = tokio::spawn(async move {
                 barrier.wait().await;
                 let answer = shared.process(&head, &body);

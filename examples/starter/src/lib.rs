@@ -1,5 +1,5 @@
-//! A storage driver to begin with. It keeps its volumes in the `state` import, where your storage would keep them: replace that
-//! function by function. `cofferdam backend test` tells what no longer holds.
+//! A storage driver to begin with. It keeps its volumes in the `state` import, where your storage would keep
+//! them: replace that function by function. `cofferdam backend test` tells what no longer holds.
 #![forbid(unsafe_code)]
 
 use cofferdam_guest::{

@@ -13,7 +13,8 @@ use crate::{
 /// What stands for a secret.
 pub(crate) type ImportedSecret = types::Secret;
 
-/// Whether this call may have changed something outside. An instance answers one call, so a static is the call's own.
+/// Whether this call may have changed something outside. An instance answers one call, so a static is the
+/// call's own.
 static CHANGED: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn has_changed() -> bool {

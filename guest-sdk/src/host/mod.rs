@@ -1,7 +1,8 @@
-//! Where every import goes through: to the host when the crate is part of a component, to the [mock](crate::mock) otherwise.
+//! Where every import goes through: to the host when the crate is part of a component, to the
+//! [mock](crate::mock) otherwise.
 //!
-//! One function for each import, so that a component imports exactly what its code calls. What succeeds in changing
-//! something is noted here: see [`changed`](crate::changed).
+//! One function for each import, so that a component imports exactly what its code calls. What succeeds in
+//! changing something is noted here: see [`changed`](crate::changed).
 
 #[cfg(target_family = "wasm")]
 mod component;

@@ -1,5 +1,5 @@
-//! The imports of a native build: those of the mock host that is installed on this thread. Without one there is no setting,
-//! no secret and no login, and what can fail says that no host is there.
+//! The imports of a native build: those of the mock host that is installed on this thread. Without one there
+//! is no setting, no secret and no login, and what can fail says that no host is there.
 
 use crate::{
     bindings::cofferdam::storage::{

@@ -22,12 +22,12 @@
 //! assert_eq!(host.requests()[0].secrets, ["password"]);
 //! ```
 //!
-//! A host belongs to a thread, as a test does. While none is installed there are no settings, secrets and logins, time stands
-//! still, chance repeats itself, and whatever can fail does, and says so.
+//! A host belongs to a thread, as a test does. While none is installed there are no settings, secrets and
+//! logins, time stands still, chance repeats itself, and whatever can fail does, and says so.
 //!
-//! Its rules are the real host's: versions and conflicts, sizes, the number of changes at once, pages, times to live. What a
-//! real host does only now and then, it does when it is told to: [`Host::dies_after`], [`Host::before_commits`], an error of a
-//! scripted server, [`Host::forget_logins`], [`Host::pool_busy`].
+//! Its rules are the real host's: versions and conflicts, sizes, the number of changes at once, pages, times
+//! to live. What a real host does only now and then, it does when it is told to: [`Host::dies_after`],
+//! [`Host::before_commits`], an error of a scripted server, [`Host::forget_logins`], [`Host::pool_busy`].
 
 mod http;
 mod pool;
@@ -214,8 +214,8 @@ impl MockHost {
         self
     }
 
-    /// Lets a server answer what is sent to URLs with a prefix. Of several that fit, the one that came last answers. A lost
-    /// answer is an [`HttpError::lost`], returned after the server has done its work.
+    /// Lets a server answer what is sent to URLs with a prefix. Of several that fit, the one that came last
+    /// answers. A lost answer is an [`HttpError::lost`], returned after the server has done its work.
     #[must_use]
     pub fn on(
         self,
@@ -236,8 +236,9 @@ impl MockHost {
 
 /// What a test does and sees while the host is in use.
 impl MockHost {
-    /// Makes one call as a fresh instance would: at its end a turn for a login is given back, and whether something was changed
-    /// is its own matter. Outside of this, every import stands alone and no change is remembered.
+    /// Makes one call as a fresh instance would: at its end a turn for a login is given back, and whether
+    /// something was changed is its own matter. Outside of this, every import stands alone and no change is
+    /// remembered.
     pub fn call<T>(&self, call: impl FnOnce() -> T) -> T {
         let _guard = MockCallGuard(self);
         self.0.changed.set(false);
@@ -256,8 +257,8 @@ impl MockHost {
         self.0.elapsed_ms.set(self.0.elapsed_ms.get().saturating_add(ms));
     }
 
-    /// Lets everything that can fail work this many times more and then fail, as if the instance died: nothing that is called
-    /// after that has an effect.
+    /// Lets everything that can fail work this many times more and then fail, as if the instance died:
+    /// nothing that is called after that has an effect.
     pub fn fail_after(&self, imports: u32) {
         self.0.calls_left.set(Some(imports));
     }
@@ -332,15 +333,16 @@ impl MockHost {
         self.0.pool.borrow_mut().set_use(name, busy.then_some(pool::PoolItemUse::Changing));
     }
 
-    /// Lets a copy to a new name be at work, or not any more: the name is busy, and the source so for whatever would change it.
+    /// Lets a copy to a new name be at work, or not any more: the name is busy, and the source so for
+    /// whatever would change it.
     pub fn set_pool_copying(&self, source: &str, name: &str, copying: bool) {
         let mut tree = self.0.pool.borrow_mut();
         tree.set_use(source, copying.then_some(pool::PoolItemUse::Copying));
         tree.set_use(name, copying.then_some(pool::PoolItemUse::Changing));
     }
 
-    /// Writes a file in a directory of the pool, or, with an empty `file`, the content of an image; false when there is no such
-    /// item.
+    /// Writes a file in a directory of the pool, or, with an empty `file`, the content of an image; false
+    /// when there is no such item.
     pub fn pool_write(&self, item: &str, file: &str, bytes: &[u8]) -> bool {
         self.0.pool.borrow_mut().write(item, file, bytes)
     }

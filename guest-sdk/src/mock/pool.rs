@@ -183,7 +183,8 @@ impl MockPool {
         Page { items, more: found.next().is_some() }
     }
 
-    /// As the host counts: what is promised to images is not there for others, and nobody has more than the disk.
+    /// As the host counts: what is promised to images is not there for others, and nobody has more than the
+    /// disk.
     pub(crate) fn usage(&self) -> Room {
         let reserved: u64 = self.items.values().filter_map(|item| item.size).sum();
         let available_bytes = self.total.saturating_sub(reserved).min(self.free_bytes());

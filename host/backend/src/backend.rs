@@ -41,9 +41,9 @@ fn unimplemented<T: Send + 'static>(ability: Ability) -> BackendFuture<'static, 
 /// A storage driver. Roles cannot tell whether it is a component in the sandbox or something else.
 ///
 /// Every call stands alone and is idempotent by name or handle. A failed call says by its
-/// [`Finality`](cofferdam_domain::storage::Finality) whether it may still have an effect; after anything but `Final` only the
-/// same call with the same arguments, or the one that undoes it, may follow. What a driver cannot do by its
-/// [`abilities`](Self::abilities) is `Unimplemented`, finally.
+/// [`Finality`](cofferdam_domain::storage::Finality) whether it may still have an effect; after anything but
+/// `Final` only the same call with the same arguments, or the one that undoes it, may follow. What a driver
+/// cannot do by its [`abilities`](Self::abilities) is `Unimplemented`, finally.
 pub trait Backend: Send + Sync + 'static {
     /// What the driver says of itself; asked once, when it is loaded.
     fn description(&self) -> &Description;
@@ -51,8 +51,8 @@ pub trait Backend: Send + Sync + 'static {
     /// What it can do beside creating, deleting and validating.
     fn abilities(&self) -> &BTreeSet<Ability>;
 
-    /// Whether its volumes may be reachable from some nodes only. CSI `VOLUME_ACCESSIBILITY_CONSTRAINTS`: such a driver does not
-    /// tell its topology keys, they stand in CSINode.
+    /// Whether its volumes may be reachable from some nodes only. CSI `VOLUME_ACCESSIBILITY_CONSTRAINTS`:
+    /// such a driver does not tell its topology keys, they stand in CSINode.
     fn has_topology(&self) -> bool {
         !self.description().topology_keys.is_empty()
     }
@@ -94,7 +94,8 @@ pub trait Backend: Send + Sync + 'static {
         unimplemented(Ability::Publishing)
     }
 
-    /// Makes a volume unreachable from a node, or from all when none is given. CSI `ControllerUnpublishVolume`.
+    /// Makes a volume unreachable from a node, or from all when none is given. CSI
+    /// `ControllerUnpublishVolume`.
     fn unpublish_volume(
         &self,
         _call: Call,
@@ -153,7 +154,8 @@ pub trait Backend: Send + Sync + 'static {
         unimplemented(Ability::GroupSnapshots)
     }
 
-    /// Deletes a group with its members; one that does not exist is a success. CSI `DeleteVolumeGroupSnapshot`.
+    /// Deletes a group with its members; one that does not exist is a success. CSI
+    /// `DeleteVolumeGroupSnapshot`.
     fn delete_group_snapshot(
         &self,
         _call: Call,

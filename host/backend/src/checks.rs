@@ -1,4 +1,5 @@
-//! Drivers lie: what they return is checked before anybody believes it. An error is the rule that is broken, in words.
+//! Drivers lie: what they return is checked before anybody believes it. An error is the rule that is broken,
+//! in words.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,13 +29,13 @@ pub struct ResponseLimits {
 impl ResponseLimits {
     /// CSI's own limits, to which components are held.
     pub const CSI_SPEC: Self = Self { max_id_bytes: MAX_STRING, max_map_bytes: 4 << 10 };
-    /// What the API can store, to which existing drivers are held: nothing else ever held them to CSI's limits, and some exceed
-    /// them. A map may be as large as Kubernetes lets all annotations of an object be; an id, which is repeated in messages and
-    /// logs, as long as the longest path.
+    /// What the API can store, to which existing drivers are held: nothing else ever held them to CSI's
+    /// limits, and some exceed them. A map may be as large as Kubernetes lets all annotations of an object
+    /// be; an id, which is repeated in messages and logs, as long as the longest path.
     pub const KUBERNETES_API: Self = Self { max_id_bytes: 4 << 10, max_map_bytes: 256 << 10 };
 
-    /// Checks a volume. Whether it is as large as was asked for is the caller's to see: a volume that is too small exists, and
-    /// only who knows its id can delete it again.
+    /// Checks a volume. Whether it is as large as was asked for is the caller's to see: a volume that is too
+    /// small exists, and only who knows its id can delete it again.
     pub fn check_created_volume(self, volume: &CreatedVolume) -> Result<(), String> {
         self.check_handle(volume.handle.as_str())?;
         check_size(volume.capacity)?;
@@ -289,8 +290,8 @@ pub fn no_secret_in_map(what: &str, map: &Parameters, redactor: &Redactor) -> Re
     }
 }
 
-/// Refuses an id that holds a secret of the call: it is stored in the cluster, and stands in logs and metrics. Short secrets, such
-/// as a user's name, occur in ids by chance.
+/// Refuses an id that holds a secret of the call: it is stored in the cluster, and stands in logs and
+/// metrics. Short secrets, such as a user's name, occur in ids by chance.
 pub fn no_secret_in_id(what: &str, id: &str, redactor: &Redactor) -> Result<(), String> {
     if redactor.contains_long_secret(id) { Err(format!("{what} holds a secret of the call")) } else { Ok(()) }
 }

@@ -1,8 +1,10 @@
-//! One call at a time for a volume or snapshot, and only the right one after a call whose outcome nobody knows.
+//! One call at a time for a volume or snapshot, and only the right one after a call whose outcome nobody
+//! knows.
 //!
-//! After `unknown` or `in-progress` only the same call with the same arguments may follow, until it is final, or the call that
-//! undoes it (contract, rule 4). What is open at one node concerns that node's calls alone: whoever knew of it may never come back,
-//! as an attachment that was removed by force, and other nodes' would wait for ever. A guard is shared: what a call has begun outside of the sandbox, an HTTP exchange or a copy
+//! After `unknown` or `in-progress` only the same call with the same arguments may follow, until it is final,
+//! or the call that undoes it (contract, rule 4). What is open at one node concerns that node's calls alone:
+//! whoever knew of it may never come back, as an attachment that was removed by force, and other nodes' would
+//! wait for ever. A guard is shared: what a call has begun outside of the sandbox, an HTTP exchange or a copy
 //! in the pool, holds it until that has ended, also when the call itself is long over.
 
 use std::{
@@ -19,8 +21,8 @@ use cofferdam_domain::{
     storage::{ErrorKind, Finality, StorageError},
 };
 
-/// Most open outcomes that are remembered, and most names with their handles. Ten times what one backend has under way at
-/// once; the oldest is forgotten first, and then only the caller's own discipline is left.
+/// Most open outcomes that are remembered, and most names with their handles. Ten times what one backend has
+/// under way at once; the oldest is forgotten first, and then only the caller's own discipline is left.
 const MAX_IN_DOUBT: usize = 10_240;
 
 /// What a call is about.
@@ -223,8 +225,8 @@ impl InFlightTable {
 }
 
 impl OperationPermit {
-    /// Keeps an outcome open that a failure does not settle: when the same call has been made before, a try that did nothing
-    /// says nothing about that one.
+    /// Keeps an outcome open that a failure does not settle: when the same call has been made before, a try
+    /// that did nothing says nothing about that one.
     pub fn keep_in_doubt(&self, mut error: StorageError) -> StorageError {
         if self.is_repeat && error.finality == Finality::Final && error.kind.is_inconclusive() {
             error.finality = Finality::Unknown;

@@ -1,8 +1,8 @@
 //! The storage driver port: the [`Backend`] trait, and the parts that every implementation shares.
 //!
-//! Controllers see [`Backend`] only. Implementations are WebAssembly components (crate `cofferdam-wasm`) and existing CSI drivers
-//! (crate `cofferdam-csi`). Both use [`guard`] for operations in flight, [`checks`] for answers, [`Redactor`] for texts and
-//! [`CallMetrics`].
+//! Controllers see [`Backend`] only. Implementations are WebAssembly components (crate `cofferdam-wasm`) and
+//! existing CSI drivers (crate `cofferdam-csi`). Both use [`guard`] for operations in flight, [`checks`] for
+//! answers, [`Redactor`] for texts and [`CallMetrics`].
 #![forbid(unsafe_code)]
 
 pub mod backend;

@@ -10,8 +10,8 @@ use cofferdam_domain::storage::{Secret, Secrets};
 /// What stands in place of a secret.
 const PLACEHOLDER: &str = "[secret]";
 
-/// Blots a call's secrets out of what the guest says. All of them, not only those that were revealed: a storage may repeat to
-/// the guest what the host has sent for it. Clones learn together.
+/// Blots a call's secrets out of what the guest says. All of them, not only those that were revealed: a
+/// storage may repeat to the guest what the host has sent for it. Clones learn together.
 #[derive(Clone, Debug, Default)]
 pub struct Redactor {
     secrets: Secrets,
@@ -88,7 +88,8 @@ impl Redactor {
     }
 }
 
-/// A text without some others, however they overlap. One pass: what stands in their place is not looked at again.
+/// A text without some others, however they overlap. One pass: what stands in their place is not looked at
+/// again.
 fn redact_all<'a, 'b>(text: &'a str, secrets: impl Iterator<Item = &'b str>) -> Cow<'a, str> {
     let mut found = Vec::new();
     for secret in secrets.filter(|secret| !secret.is_empty()) {
@@ -118,7 +119,8 @@ fn redact_all<'a, 'b>(text: &'a str, secrets: impl Iterator<Item = &'b str>) -> 
     Cow::Owned(clean)
 }
 
-/// Bytes from which on a part of a text tells a secret: the port `1` of a secret stands in every other address.
+/// Bytes from which on a part of a text tells a secret: the port `1` of a secret stands in every other
+/// address.
 const MIN_SUBSTRING_BYTES: usize = 4;
 
 /// Bytes from which on a secret does not occur in other texts by chance.

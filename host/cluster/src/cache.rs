@@ -1,4 +1,5 @@
-//! The cache: one table per kind that some role reads, with the indexes that keep every look-up away from a scan.
+//! The cache: one table per kind that some role reads, with the indexes that keep every look-up away from a
+//! scan.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -112,7 +113,8 @@ type FreeVolumeKey = (Arc<str>, VolumeMode, Box<str>);
 /// Free volumes of one shelf: by the number of their access modes, the modes, then size and name.
 type FreeVolumes = BTreeSet<(u32, AccessModes, Quantity, VolumeName)>;
 
-/// Volumes by the claim that they belong to or are reserved for, and the free ones in the order of the search.
+/// Volumes by the claim that they belong to or are reserved for, and the free ones in the order of the
+/// search.
 #[derive(Debug, Default)]
 pub struct VolumeIndex {
     by_claim: HashMap<ClaimKey, SmallSet<VolumeName>>,
@@ -319,8 +321,9 @@ impl Cache {
         })
     }
 
-    /// The first free volume on the claim's shelf that `fits`, in Kubernetes' order: fewest access modes, then smallest, then
-    /// by name. Only volumes at least as large as `request` with every mode of `modes` are offered.
+    /// The first free volume on the claim's shelf that `fits`, in Kubernetes' order: fewest access modes,
+    /// then smallest, then by name. Only volumes at least as large as `request` with every mode of `modes`
+    /// are offered.
     pub fn find_free_volume(
         &self,
         (class, mode, attributes_class): (&str, VolumeMode, &str),

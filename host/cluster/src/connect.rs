@@ -12,12 +12,13 @@ use kube::{
 };
 use tower::{BoxError, ServiceBuilder};
 
-/// How long connections stay open that nobody uses: each holds its buffers, and a burst needs as many as it has requests at once. No
-/// bound on their number: with sixteen, a burst of 2,000 claims opened new ones all the time, for half as much CPU again.
+/// How long connections stay open that nobody uses: each holds its buffers, and a burst needs as many as it
+/// has requests at once. No bound on their number: with sixteen, a burst of 2,000 claims opened new ones all
+/// the time, for half as much CPU again.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A connection on which nothing comes for this time is asked whether the other side is there: a machine that is gone says nothing,
-/// and a watch would wait for its end.
+/// A connection on which nothing comes for this time is asked whether the other side is there: a machine that
+/// is gone says nothing, and a watch would wait for its end.
 const KEEPALIVE_TIME: Duration = Duration::from_secs(15);
 /// Pause until it is asked again, and how often.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
@@ -26,8 +27,9 @@ const KEEPALIVE_RETRIES: u32 = 3;
 #[cfg(target_os = "linux")]
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(45);
 
-/// A client as kube makes one (HTTP/1.1: ADR 0017), over connections whose small writes do not wait for each other: its own connections leave Nagle's
-/// algorithm on, and a request behind the end of a handshake then waits 40 ms for the other side's delayed acknowledgement.
+/// A client as kube makes one (HTTP/1.1: ADR 0017), over connections whose small writes do not wait for each
+/// other: its own connections leave Nagle's algorithm on, and a request behind the end of a handshake then
+/// waits 40 ms for the other side's delayed acknowledgement.
 ///
 /// # Errors
 /// Where the configuration's certificates or credentials cannot be used.
@@ -63,8 +65,8 @@ pub fn client(config: Config) -> Result<Client, kube::Error> {
     Ok(ClientBuilder::new(service, config.default_namespace).build())
 }
 
-/// What is wrong with a credential plugin, without what it has written and the environment that it gets, which are secrets: kube's own
-/// text has both. Absent where it is not about a plugin.
+/// What is wrong with a credential plugin, without what it has written and the environment that it gets,
+/// which are secrets: kube's own text has both. Absent where it is not about a plugin.
 pub fn exec_plugin_error(error: &AuthError) -> Option<String> {
     if let AuthError::AuthExecRun { out, .. } = error {
         return Some(format!("the credential plugin failed: {}", out.status));

@@ -1,7 +1,9 @@
-//! From the API's JSON to domain values: only the fields that the roles use, everything else is skipped while reading.
+//! From the API's JSON to domain values: only the fields that the roles use, everything else is skipped while
+//! reading.
 //!
-//! Kubernetes validates its own kinds, so an object that does not decode means a newer API, an aggregated one or a bug. It
-//! never fails a list: what is left of it (key, uid, version, reason) stays in the cache as opaque.
+//! Kubernetes validates its own kinds, so an object that does not decode means a newer API, an aggregated one
+//! or a bug. It never fails a list: what is left of it (key, uid, version, reason) stays in the cache as
+//! opaque.
 
 mod class;
 mod progress;
@@ -99,7 +101,8 @@ impl Meta {
 /// Decodes one object, or says what is left of it.
 ///
 /// # Errors
-/// The inner error keeps the key of an object whose metadata can be read; the outer one means that not even that can.
+/// The inner error keeps the key of an object whose metadata can be read; the outer one means that not even
+/// that can.
 pub fn object<K: Kind>(json: &str) -> Result<DecodeResult<K>, String> {
     #[derive(Deserialize)]
     struct Head {

@@ -1,13 +1,14 @@
 //! Holding back deletions after the cluster was restored from a backup.
 //!
-//! A restored etcd makes live volumes look abandoned: claims that were made after the backup are gone, and a Delete volume
-//! whose claim is gone is a volume to delete. So once an answer shows an older state than was seen before, a ConfigMap marks
-//! the namespace, and while it stands no role deletes anything at a driver, in this process or in the next one. An operator
-//! who has looked deletes the mark.
+//! A restored etcd makes live volumes look abandoned: claims that were made after the backup are gone, and a
+//! Delete volume whose claim is gone is a volume to delete. So once an answer shows an older state than was
+//! seen before, a ConfigMap marks the namespace, and while it stands no role deletes anything at a driver, in
+//! this process or in the next one. An operator who has looked deletes the mark.
 //!
-//! A watcher's list may come late: until then, what roles read and write themselves is of the restored cluster already. So every
-//! list tells, and every create and merge patch. That a claim is gone has no version, and counts with that of a list after it. JSON
-//! patches tell nothing: one that takes the last finalizer of a deleted object is answered with the object as old as it was.
+//! A watcher's list may come late: until then, what roles read and write themselves is of the restored
+//! cluster already. So every list tells, and every create and merge patch. That a claim is gone has no
+//! version, and counts with that of a list after it. JSON patches tell nothing: one that takes the last
+//! finalizer of a deleted object is answered with the object as old as it was.
 
 use std::time::Duration;
 
@@ -43,7 +44,8 @@ pub struct RestoreDetected {
 }
 
 impl RestoreDetected {
-    /// `seen`: the highest version of the kind when the request went out, whose answer has the version `found`.
+    /// `seen`: the highest version of the kind when the request went out, whose answer has the version
+    /// `found`.
     ///
     /// # Errors
     /// [`Restored`], where the answer is older.
@@ -61,7 +63,8 @@ impl RestoreDetected {
 pub struct RestoreDetector(channel::Sender<Option<RestoreDetected>>);
 
 impl RestoreDetector {
-    /// `found`: the version of an answer to a request that went out when `seen` was the highest of the kind. Tells of a restore.
+    /// `found`: the version of an answer to a request that went out when `seen` was the highest of the kind.
+    /// Tells of a restore.
     pub fn detect_rollback(&self, kind: &'static str, highest_seen: ResourceVersion, found: ResourceVersion) {
         if let Err(restored) = RestoreDetected::detect_rollback(kind, highest_seen, found) {
             self.report(restored);
@@ -161,9 +164,10 @@ pub fn is_frozen(cache: &Cache) -> bool {
         || !cache.restore_markers.get(&RESTORE_MARKER_NAME.into()).is_missing()
 }
 
-/// Looks whether the cluster was restored and nobody has noticed yet: [`is_held`] says so then. To be asked after everything that a
-/// deletion rests on, for that may have been read from the restored cluster. Of claims and of volumes, for one kind may have been
-/// quiet since the backup, and each may have an etcd of its own.
+/// Looks whether the cluster was restored and nobody has noticed yet: [`is_held`] says so then. To be asked
+/// after everything that a deletion rests on, for that may have been read from the restored cluster. Of
+/// claims and of volumes, for one kind may have been quiet since the backup, and each may have an etcd of its
+/// own.
 ///
 /// # Errors
 /// [`WriteError`] of the reads.

@@ -22,8 +22,8 @@ use crate::{
     writer::{ApiError, Writer},
 };
 
-/// Events that wait to be sent. A burst of one event per claim of a large namespace fits; beyond it the newest are dropped
-/// and counted, for a flood of events must not take the memory that the volumes need.
+/// Events that wait to be sent. A burst of one event per claim of a large namespace fits; beyond it the
+/// newest are dropped and counted, for a flood of events must not take the memory that the volumes need.
 const QUEUE_CAPACITY: usize = 8192;
 /// Events in flight at once: enough to keep up with the claims, few enough to leave the API to them.
 const MAX_IN_FLIGHT: usize = 8;
@@ -204,7 +204,8 @@ impl EventLoop {
             });
         }
         self.serial += 1;
-        // As client-go names them: the object and a number that grows with time; the serial keeps equal times apart.
+        // As client-go names them: the object and a number that grows with time; the serial keeps equal times
+        // apart.
         let unique = (now.as_nanosecond() as u64).wrapping_add(self.serial);
         let name = format!("{}.{unique:x}", event.involved_object.name);
         let body = body(&event, &namespace, &name, &timestamp);

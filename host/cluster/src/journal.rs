@@ -1,12 +1,14 @@
 //! The intent journal: what a driver was asked for, durable before it is asked.
 //!
-//! CreateVolume may have an effect that nobody hears of: the process dies, the answer is lost, the claim is deleted meanwhile.
-//! So the request is written down first, exactly as it will be sent, in ConfigMaps of the operator's namespace, keyed by the
-//! claim's uid. A retry sends the very same request; the entry goes when the PersistentVolume exists or the failure is final.
+//! CreateVolume may have an effect that nobody hears of: the process dies, the answer is lost, the claim is
+//! deleted meanwhile. So the request is written down first, exactly as it will be sent, in ConfigMaps of the
+//! operator's namespace, keyed by the claim's uid. A retry sends the very same request; the entry goes when
+//! the PersistentVolume exists or the failure is final.
 //!
-//! One journal per driver, and per node for drivers whose storage is one node's, so that a driver that hangs fills only its own. Writes are committed in groups: at once when
-//! nothing is in flight, otherwise with everything that came meanwhile. Removals wait a moment for company; an intent
-//! that another process has written for the claim meanwhile is not the one that was to go, and stays.
+//! One journal per driver, and per node for drivers whose storage is one node's, so that a driver that hangs
+//! fills only its own. Writes are committed in groups: at once when nothing is in flight, otherwise with
+//! everything that came meanwhile. Removals wait a moment for company; an intent that another process has
+//! written for the claim meanwhile is not the one that was to go, and stays.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -34,23 +36,28 @@ use crate::{
 
 /// What a page is. Versions are compared with those of the same page.
 const CONFIG_MAP: &str = "ConfigMap";
-/// ConfigMaps per driver. With [`SHARD_ENTRIES`] it bounds how many volumes of one driver can be in an unknown state.
+/// ConfigMaps per driver. With [`SHARD_ENTRIES`] it bounds how many volumes of one driver can be in an
+/// unknown state.
 const SHARD_COUNT: usize = 8;
 /// Intents per ConfigMap.
 const MAX_SHARD_ENTRIES: usize = 400;
-/// Bytes per ConfigMap: half of the API's limit of 1 MiB, for escaping can double what JSON within JSON takes.
+/// Bytes per ConfigMap: half of the API's limit of 1 MiB, for escaping can double what JSON within JSON
+/// takes.
 const MAX_SHARD_BYTES: usize = 512 << 10;
-/// How long a removal waits for a commit that goes anyway. Until then a restart finds the entry, sees the volume and drops it.
+/// How long a removal waits for a commit that goes anyway. Until then a restart finds the entry, sees the
+/// volume and drops it.
 const FLUSH_DELAY: Duration = Duration::from_millis(100);
 /// Pause before a removal is tried again.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
-/// Tries of one commit against another writer of the same ConfigMap before it is left to the callers' back-off.
+/// Tries of one commit against another writer of the same ConfigMap before it is left to the callers'
+/// back-off.
 const MAX_CONFLICT_RETRIES: usize = 8;
 
 /// Why nothing is recorded for a claim.
 const UNDECODABLE_INTENT: &str = "an intent for this claim stands there that this version cannot read";
 
-/// The class of an intent: what the volume's object needs of it, so that it can be written when the class is gone.
+/// The class of an intent: what the volume's object needs of it, so that it can be written when the class is
+/// gone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IntentClass {
@@ -74,13 +81,14 @@ pub struct Intent {
     pub claim_uid: Uid,
     /// The driver.
     pub driver: DriverName,
-    /// The node that the scheduler had chosen, where the driver has topology. Entries written before there were any do not have it.
+    /// The node that the scheduler had chosen, where the driver has topology. Entries written before there
+    /// were any do not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeName>,
     /// The class at the time of the first request.
     pub class: IntentClass,
-    /// Name of the VolumeAttributesClass, as the claim had it then; empty for none. Entries written before there were any do not
-    /// have it.
+    /// Name of the VolumeAttributesClass, as the claim had it then; empty for none. Entries written before
+    /// there were any do not have it.
     #[serde(default, skip_serializing_if = "str::is_empty")]
     pub attributes_class: Box<str>,
     /// The request, byte for byte.
@@ -96,8 +104,8 @@ pub enum JournalError {
     /// The API refuses the journal's ConfigMap.
     #[error("the intent journal cannot be written: {0}")]
     Refused(String),
-    /// As many volumes are in an unknown state as the journal holds: back-pressure, because an intent that cannot be written
-    /// down must not be acted on.
+    /// As many volumes are in an unknown state as the journal holds: back-pressure, because an intent that
+    /// cannot be written down must not be acted on.
     #[error("the intent journal is full: {0} volumes of the driver wait for a final answer")]
     Full(usize),
     /// The process is stopping.
@@ -180,7 +188,8 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// A journal for `driver` in ConfigMaps of `namespace`. [`Journal::load`] it before use, and [`Journal::run`] it.
+    /// A journal for `driver` in ConfigMaps of `namespace`. [`Journal::load`] it before use, and
+    /// [`Journal::run`] it.
     pub fn new(writer: Writer, namespace: String, driver: DriverName, metrics: Metrics) -> Self {
         Self::build(writer, namespace, driver, None, metrics)
     }
@@ -249,8 +258,8 @@ impl Journal {
         self.lock().entries.iter().filter(|(_, entry)| entry.durable).map(|(uid, _)| uid.clone()).collect()
     }
 
-    /// Whether something stands here for the claim, or for a volume of this name: also what is not durable yet, and what this
-    /// build cannot read.
+    /// Whether something stands here for the claim, or for a volume of this name: also what is not durable
+    /// yet, and what this build cannot read.
     pub fn has_entry_for(&self, claim: &Uid, volume: &VolumeName) -> bool {
         let state = self.lock();
         state.entries.contains_key(claim)
@@ -258,8 +267,8 @@ impl Journal {
             || state.entries.values().any(|entry| entry.intent.request.name == volume.as_str())
     }
 
-    /// As [`Journal::mentions`], but asks the ConfigMaps themselves, for another process may have written them. Changes nothing
-    /// of what this process knows.
+    /// As [`Journal::mentions`], but asks the ConfigMaps themselves, for another process may have written
+    /// them. Changes nothing of what this process knows.
     ///
     /// # Errors
     /// [`WriteError`] of the first read that fails.
@@ -289,7 +298,8 @@ impl Journal {
         }
     }
 
-    /// Makes an intent durable and returns it, or the one that already stands for the claim: that one may have been sent.
+    /// Makes an intent durable and returns it, or the one that already stands for the claim: that one may
+    /// have been sent.
     ///
     /// # Errors
     /// [`JournalError`]; `Full` at once, so that whoever could make room is not kept waiting behind it.
@@ -565,7 +575,8 @@ impl Journal {
         drop(state);
     }
 
-    /// After a failed commit: puts are answered, removals wait for the next try. Returns whether nothing is left to try.
+    /// After a failed commit: puts are answered, removals wait for the next try. Returns whether nothing is
+    /// left to try.
     fn requeue_failed(&self, index: usize, batch: BTreeMap<Uid, ShardChange>, error: &ApiError) -> bool {
         let refused = match error {
             ApiError::Refused { .. } => JournalError::Refused(error.to_string()),
@@ -638,8 +649,8 @@ impl Journal {
         Ok(Some((version, map.data)))
     }
 
-    /// Reads a ConfigMap; entries whose removal is part of `batch` are as good as gone, unless another intent stands there by now:
-    /// then the removal is dropped.
+    /// Reads a ConfigMap; entries whose removal is part of `batch` are as good as gone, unless another intent
+    /// stands there by now: then the removal is dropped.
     async fn read_shard(&self, index: usize, batch: &mut BTreeMap<Uid, ShardChange>) -> Result<(), ApiError> {
         let name = self.shard_name(index);
         let Some((version, data)) = self.fetch_shard(index).await? else {
@@ -720,7 +731,8 @@ impl Journal {
                     continue;
                 }
                 Some(entry) if entry.durable && *entry.intent == intent => continue,
-                // Another process has written it, or written it anew; it stands here, wherever ours was to be written.
+                // Another process has written it, or written it anew; it stands here, wherever ours was to be
+                // written.
                 Some(_) | None => {}
             }
             state.remove_entry(&uid);
@@ -740,7 +752,8 @@ impl Journal {
         let Shared { driver, node, .. } = &*self.shared;
         match node {
             None => format!("cofferdam-intents-{driver}-{index}"),
-            // A digest, for both names together can be longer than a name may be. An annotation has the node's name.
+            // A digest, for both names together can be longer than a name may be. An annotation has the
+            // node's name.
             Some(node) => format!("cofferdam-intents-{driver}.{:016x}-{index}", fnv1a(node.as_str())),
         }
     }
@@ -751,7 +764,8 @@ impl Journal {
     }
 }
 
-/// Whether one of these changes is the removal of this intent. A removal of another one for the claim is dropped.
+/// Whether one of these changes is the removal of this intent. A removal of another one for the claim is
+/// dropped.
 fn has_removal_of(changes: &mut BTreeMap<Uid, ShardChange>, intent: &Intent) -> bool {
     let Some(ShardChange::Remove(removed)) = changes.get(&intent.claim_uid) else { return false };
     let is_same = **removed == *intent;

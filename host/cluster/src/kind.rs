@@ -103,7 +103,8 @@ pub trait Kind: Clone + Send + Sync + 'static {
     type Index: Index<Self>;
     /// Where the kind lives.
     const RESOURCE: ApiResource;
-    /// Whether clusters may be without the kind: then there are no objects of it, and it is looked for again now and then.
+    /// Whether clusters may be without the kind: then there are no objects of it, and it is looked for again
+    /// now and then.
     const OPTIONAL: bool = false;
 
     /// Reads one object; fields that the roles do not use are skipped.

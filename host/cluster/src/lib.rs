@@ -1,8 +1,9 @@
-//! The cluster as the roles see it: watch → decode → cache with indexes; writes with their preconditions; events; work
-//! queues; the intent journal.
+//! The cluster as the roles see it: watch → decode → cache with indexes; writes with their preconditions;
+//! events; work queues; the intent journal.
 //!
-//! The cache is the only place where roles read. It is fed by one watch per kind and by the answer of every write, so a role
-//! never waits for the echo of its own write; [`table`] holds the rules that keep an old echo from undoing a new answer.
+//! The cache is the only place where roles read. It is fed by one watch per kind and by the answer of every
+//! write, so a role never waits for the echo of its own write; [`table`] holds the rules that keep an old
+//! echo from undoing a new answer.
 #![forbid(unsafe_code)]
 
 pub mod cache;

@@ -1,5 +1,5 @@
-//! The cluster layer's metrics. Names of client-go and of its work queues are kept where the meaning is the same, so that
-//! dashboards survive.
+//! The cluster layer's metrics. Names of client-go and of its work queues are kept where the meaning is the
+//! same, so that dashboards survive.
 
 use prometheus_client::{
     encoding::EncodeLabelSet,

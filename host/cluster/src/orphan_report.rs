@@ -1,6 +1,8 @@
-//! The ConfigMap in which a process reports the volumes that a driver holds without an object, and takes requests to delete one.
+//! The ConfigMap in which a process reports the volumes that a driver holds without an object, and takes
+//! requests to delete one.
 //!
-//! Only where it lives and how it is found: what stands in it is for the role that writes it and for whoever asks.
+//! Only where it lives and how it is found: what stands in it is for the role that writes it and for whoever
+//! asks.
 
 use std::{collections::BTreeMap, fmt};
 

@@ -1,7 +1,7 @@
 //! A work queue: every key at most once, one at a time per key, exponential back-off per key.
 //!
-//! A key that is added while it runs runs again afterwards; one that waits for its back-off is overtaken by a change. So a
-//! burst of changes costs one more run, and a failing object never delays another.
+//! A key that is added while it runs runs again afterwards; one that waits for its back-off is overtaken by a
+//! change. So a burst of changes costs one more run, and a failing object never delays another.
 
 use std::{
     cmp::Reverse,
@@ -101,8 +101,8 @@ impl<K: Eq + Hash + Ord> State<K> {
     }
 }
 
-/// A key that asks so often in a row to run again at once does not see what the API sees: from then on it backs off. Real
-/// conflicts end after a few.
+/// A key that asks so often in a row to run again at once does not see what the API sees: from then on it
+/// backs off. Real conflicts end after a few.
 const MAX_IMMEDIATE_REQUEUES: u32 = 8;
 
 /// The queue; clones share it.
@@ -169,8 +169,8 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
         }
     }
 
-    /// Adds a key unless it waits already, for a worker or for its time: a reminder, not a change. One that runs may have
-    /// looked before the reminder: it runs again, unless it ends with a time of its own.
+    /// Adds a key unless it waits already, for a worker or for its time: a reminder, not a change. One that
+    /// runs may have looked before the reminder: it runs again, unless it ends with a time of its own.
     pub fn add_if_absent(&self, key: K) {
         let mut state = self.lock();
         if state.running.contains(&key) {
@@ -194,7 +194,8 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
 
     /// Runs keys, at most `workers` at once, until `stop`; then waits for those that run.
     ///
-    /// `work` runs in a task of its own: a panic there is logged, counts as a failure of the key and touches no other.
+    /// `work` runs in a task of its own: a panic there is logged, counts as a failure of the key and touches
+    /// no other.
     pub async fn run<F>(&self, workers: usize, stop: CancellationToken, work: impl Fn(K) -> F)
     where
         F: Future<Output = Action> + Send + 'static,

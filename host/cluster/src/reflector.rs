@@ -1,8 +1,8 @@
 //! List and watch of one kind into its table.
 //!
-//! Written here rather than with a ready-made watcher because three things need the bare protocol: an object that does not
-//! decode must not fail its list, a list version below the highest one seen means a restored cluster, and objects are read
-//! from the answer's bytes straight into slim domain values.
+//! Written here rather than with a ready-made watcher because three things need the bare protocol: an object
+//! that does not decode must not fail its list, a list version below the highest one seen means a restored
+//! cluster, and objects are read from the answer's bytes straight into slim domain values.
 
 use std::{fmt, time::Duration};
 
@@ -29,8 +29,8 @@ use crate::{
 
 /// Objects per page of a list: the page that the API server's own clients use.
 const LIST_PAGE_SIZE: u32 = 500;
-/// How long a watch lives before it is opened anew. Below the API server's default minimum of 30 minutes, so that
-/// connections spread over its replicas again.
+/// How long a watch lives before it is opened anew. Below the API server's default minimum of 30 minutes, so
+/// that connections spread over its replicas again.
 const WATCH_SECONDS: u64 = 290;
 /// A watch that has not ended by itself this long after [`WATCH_SECONDS`] hangs on a dead connection.
 const WATCH_DEADLINE: Duration = Duration::from_secs(WATCH_SECONDS + 15);
@@ -40,9 +40,11 @@ const MIN_WATCH_DURATION: Duration = Duration::from_secs(1);
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 /// The largest page of a list: 500 objects at the API's limit for one would be more, but none are near it.
 const MAX_PAGE_BYTES: usize = 256 << 20;
-/// The longest watch line that is read: the API's limit for an object is 1.5 MiB, twice, and room for escapes.
+/// The longest watch line that is read: the API's limit for an object is 1.5 MiB, twice, and room for
+/// escapes.
 const MAX_EVENT_BYTES: usize = 8 << 20;
-/// Pause before a kind that the cluster does not have is looked for again: an API appears with an upgrade of the cluster.
+/// Pause before a kind that the cluster does not have is looked for again: an API appears with an upgrade of
+/// the cluster.
 const MISSING_KIND_RETRY_DELAY: Duration = Duration::from_secs(60);
 const RETRY_BACKOFF: ExponentialBackoff =
     ExponentialBackoff { initial: Duration::from_millis(500), max: Duration::from_secs(30) };
@@ -78,8 +80,8 @@ impl Scope {
 enum WatchEnd {
     /// In the normal way: open the next one.
     Completed,
-    /// Without a word, not even a bookmark, or with a bookmark from before where it began: that is how a watch from a
-    /// version behaves that the cluster has not reached, so the list must tell.
+    /// Without a word, not even a bookmark, or with a bookmark from before where it began: that is how a
+    /// watch from a version behaves that the cluster has not reached, so the list must tell.
     Uncertain,
     /// The version is too old (410): list anew.
     Expired,
@@ -216,8 +218,8 @@ impl<K: Kind> Reflector<'_, K> {
     ) -> Result<(), RestoreDetected> {
         let mut just_listed = true;
         loop {
-            // Time has passed since the last list, and a restored cluster opens a watch from a version that it does not have
-            // yet as if nothing were wrong.
+            // Time has passed since the last list, and a restored cluster opens a watch from a version that
+            // it does not have yet as if nothing were wrong.
             if !std::mem::take(&mut just_listed) {
                 let highest_seen = self.table.highest_version();
                 match self.writer.current_version::<K>(&self.scope).await {
@@ -255,7 +257,8 @@ impl<K: Kind> Reflector<'_, K> {
                 }
                 WatchEnd::Failed(message) => {
                     self.back_off(failures, "watch", &message).await;
-                    // A broken connection heals by the next watch. What does not is something else, and a list says what.
+                    // A broken connection heals by the next watch. What does not is something else, and a
+                    // list says what.
                     if *failures > 1 {
                         return Ok(());
                     }

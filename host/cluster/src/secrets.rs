@@ -15,7 +15,8 @@ use crate::writer::{ApiError, Writer};
 /// What a Secret holds, as texts: drivers get nothing else.
 ///
 /// # Errors
-/// [`WriteError`]; `NotFound` where there is no such Secret, `Answer` where a value is no text. None of them holds a value.
+/// [`WriteError`]; `NotFound` where there is no such Secret, `Answer` where a value is no text. None of them
+/// holds a value.
 pub async fn read(writer: &Writer, secret: &SecretRef) -> Result<Secrets, ApiError> {
     #[derive(Deserialize)]
     struct Wire<'a> {

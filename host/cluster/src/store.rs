@@ -1,4 +1,5 @@
-//! One kind's part of the cache, and the rules by which it takes in lists, watch events and the answers of writes.
+//! One kind's part of the cache, and the rules by which it takes in lists, watch events and the answers of
+//! writes.
 //!
 //! | arrives | cached | effect |
 //! |---|---|---|
@@ -24,11 +25,12 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::kind::{Index, Kind};
 
-/// How many deletions are remembered. A late answer arrives within the client's time-out, in which far fewer objects of one
-/// kind go.
+/// How many deletions are remembered. A late answer arrives within the client's time-out, in which far fewer
+/// objects of one kind go.
 const MAX_TOMBSTONES: usize = 4096;
 
-/// How long a deletion is remembered: longer than a request or a watch lasts that could still show the object.
+/// How long a deletion is remembered: longer than a request or a watch lasts that could still show the
+/// object.
 const TOMBSTONE_TTL: Duration = Duration::from_mins(15);
 
 /// What the cache knows about a key.
@@ -142,8 +144,8 @@ impl<K: Kind> Default for ObjectStore<K> {
 }
 
 impl<K: Kind> ObjectStore<K> {
-    /// Calls `subscriber` after every change, in the order of the changes of one object. It must be quick: it runs where the
-    /// change is made.
+    /// Calls `subscriber` after every change, in the order of the changes of one object. It must be quick: it
+    /// runs where the change is made.
     pub fn subscribe(&self, subscriber: impl Fn(&Change<K>) + Send + Sync + 'static) {
         self.subscribers.write().unwrap_or_else(PoisonError::into_inner).push(Box::new(subscriber));
     }
@@ -204,7 +206,8 @@ impl<K: Kind> ObjectStore<K> {
         find(&inner.index, &inner.objects)
     }
 
-    /// Takes in an object from a watch or from the answer of a write. Returns whether it was new to the cache.
+    /// Takes in an object from a watch or from the answer of a write. Returns whether it was new to the
+    /// cache.
     pub fn apply(&self, decoded: DecodeResult<K>) -> bool {
         let change = self.write().apply(decoded);
         self.notify(change)
@@ -243,8 +246,8 @@ impl<K: Kind> ObjectStore<K> {
         self.synced.send_replace(true);
     }
 
-    /// Forgets every object of a kind that the API does not have at this moment. None of them was deleted: when the kind comes back, so
-    /// do they.
+    /// Forgets every object of a kind that the API does not have at this moment. None of them was deleted:
+    /// when the kind comes back, so do they.
     pub fn clear(&self) {
         let mut changes = Vec::new();
         {
@@ -274,8 +277,8 @@ impl<K: Kind> ObjectStore<K> {
         true
     }
 
-    // A panic while the lock was held cannot leave a half-made change that matters: every change is one map operation
-    // followed by the index's, and a relist repairs both.
+    // A panic while the lock was held cannot leave a half-made change that matters: every change is one map
+    // operation followed by the index's, and a relist repairs both.
     fn read(&self) -> RwLockReadGuard<'_, Inner<K>> {
         self.inner.read().unwrap_or_else(PoisonError::into_inner)
     }

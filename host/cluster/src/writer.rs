@@ -1,7 +1,8 @@
 //! Writes to the API: each one states what it depends on, and its answer goes through the cache.
 //!
-//! A decision over the whole object is a merge patch that carries the resourceVersion it was made on; a list member is a JSON
-//! patch that tests the uid and the element. There is no whole-object update: fields that this build does not know survive.
+//! A decision over the whole object is a merge patch that carries the resourceVersion it was made on; a list
+//! member is a JSON patch that tests the uid and the element. There is no whole-object update: fields that
+//! this build does not know survive.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,8 +26,8 @@ use crate::{
     store::{DecodeResult, ObjectStore},
 };
 
-/// How long one request may take before its outcome counts as unknown. The API server's own limit for non-watch requests
-/// is 60 s; half of it leaves room for a second try within a caller's patience.
+/// How long one request may take before its outcome counts as unknown. The API server's own limit for
+/// non-watch requests is 60 s; half of it leaves room for a second try within a caller's patience.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// No answer to a request that this crate sends is larger: a list page of 500 objects stays below it.
@@ -43,8 +44,8 @@ const ACCEPT_METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.
 /// Why a request to the API failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
-    /// The object is not as the decision saw it (409 Conflict, or a JSON patch test that failed). Normal: read again,
-    /// decide again; neither an event nor an error log.
+    /// The object is not as the decision saw it (409 Conflict, or a JSON patch test that failed). Normal:
+    /// read again, decide again; neither an event nor an error log.
     #[error("{0} has changed meanwhile")]
     Conflict(String),
     /// The object is gone.
@@ -119,7 +120,8 @@ pub enum PatchTarget {
     Status,
 }
 
-/// The client side of the API: writes with write-through, and the live reads that a decision needs now and then.
+/// The client side of the API: writes with write-through, and the live reads that a decision needs now and
+/// then.
 #[derive(Clone)]
 pub struct Writer {
     client: kube::Client,
@@ -190,7 +192,8 @@ impl Writer {
         self.patch(key, part, version, patch, "application/merge-patch+json").await
     }
 
-    /// The same as a strategic merge patch: members of lists that have a key are changed one by one, and the others stay.
+    /// The same as a strategic merge patch: members of lists that have a key are changed one by one, and the
+    /// others stay.
     ///
     /// # Errors
     /// [`WriteError`]; `Conflict` where the object is no longer at that version.
@@ -227,7 +230,8 @@ impl Writer {
         self.cache_write_response(&answer, &target, highest_seen, Some(version))
     }
 
-    /// JSON patch (RFC 6902) on an object of this uid, and caches the answer. `operations` test what they depend on.
+    /// JSON patch (RFC 6902) on an object of this uid, and caches the answer. `operations` test what they
+    /// depend on.
     ///
     /// # Errors
     /// [`WriteError`]; `Conflict` where a test fails.
@@ -317,7 +321,8 @@ impl Writer {
         let options = json!({"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions});
         let path = object_path(K::RESOURCE, namespace, name, PatchTarget::Object);
         let answer = self.send_json(Method::DELETE, &path, "application/json", &options, &target).await?;
-        // Gone at once, the API answers with a Status or with the object's last state; with finalizers, with the object.
+        // Gone at once, the API answers with a Status or with the object's last state; with finalizers, with
+        // the object.
         match decode::object::<K>(&answer) {
             Ok(Ok(object)) if object.meta().deleting && !object.meta().finalizers.is_empty() => {
                 K::store(&self.cache).apply(Ok(object));
@@ -411,7 +416,8 @@ impl Writer {
         self.get::<K>(key).await.map(drop)
     }
 
-    /// A request with a JSON body for objects that are not cached (events, the journal's ConfigMaps); returns the answer.
+    /// A request with a JSON body for objects that are not cached (events, the journal's ConfigMaps); returns
+    /// the answer.
     ///
     /// # Errors
     /// [`WriteError`]
@@ -427,8 +433,8 @@ impl Writer {
         self.send(method, path, Some(content_type), body, ACCEPT_JSON, target).await
     }
 
-    /// Like [`Writer::send_json`], for objects whose content the caller knows: only their new version comes back. A PATCH is
-    /// a merge patch.
+    /// Like [`Writer::send_json`], for objects whose content the caller knows: only their new version comes
+    /// back. A PATCH is a merge patch.
     ///
     /// # Errors
     /// [`WriteError`]
@@ -512,8 +518,9 @@ impl Writer {
         Self::decode_response(answer, target).map(|object| self.cache_object(object))
     }
 
-    /// What is written gets a version above all that were `seen` before: but in a cluster that was restored. That is known before the
-    /// object wakes anybody. A patch that changes nothing is no write, and leaves the object as old as `before`.
+    /// What is written gets a version above all that were `seen` before: but in a cluster that was restored.
+    /// That is known before the object wakes anybody. A patch that changes nothing is no write, and leaves
+    /// the object as old as `before`.
     fn cache_write_response<K: CachedKind>(
         &self,
         answer: &str,

@@ -1,5 +1,5 @@
-//! The command line. Flags that name a setting stay text here: the configuration checks them, so that a value is judged by
-//! the same rule and in the same words wherever it comes from.
+//! The command line. Flags that name a setting stay text here: the configuration checks them, so that a value
+//! is judged by the same rule and in the same words wherever it comes from.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,8 @@ use crate::commands::backend::BackendCommand;
 /// Value of a flag that says true without one, as Go's flags do.
 const BOOL_VALUE_NAME: &str = "BOOL";
 
-/// What the command line says. Where it says nothing that we know, ends the process with the reason, as with help.
+/// What the command line says. Where it says nothing that we know, ends the process with the reason, as with
+/// help.
 pub(crate) fn parse() -> Cli {
     let mut command = Cli::command();
     let names: Vec<String> = command.get_subcommands().map(|each| each.get_name().to_owned()).collect();
@@ -50,7 +51,8 @@ pub(crate) enum Command {
     Run(ClusterFlags),
     /// Run a whole cluster in this process, from the API to pods with volumes, for kubectl on this machine
     Dev(DevFlags),
-    /// Show what every driver's claims, volumes and attachments are doing, what is stuck, and what went wrong last
+    /// Show what every driver's claims, volumes and attachments are doing, what is stuck, and what went wrong
+    /// last
     Status(StatusFlags),
     /// Show volumes that drivers hold and nothing in the cluster stands for, and delete them one at a time
     Orphans(OrphansFlags),
@@ -95,13 +97,13 @@ pub(crate) struct ProcessFlags {
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Role to run; repeat it for more: provisioner, attacher, resizer, pv-controller, protection, attach-detach; on nodes: node, registrar,
-    /// liveness; without a cluster: csi-server
+    /// Role to run; repeat it for more: provisioner, attacher, resizer, pv-controller, protection,
+    /// attach-detach; on nodes: node, registrar, liveness; without a cluster: csi-server
     #[arg(long, value_name = "ROLE")]
     pub(crate) role: Vec<String>,
 
-    /// Driver component to load, or unix:PATH for the socket of a CSI driver; repeat it for more. NAME is what the configuration
-    /// calls it [default: the file's name]
+    /// Driver component to load, or unix:PATH for the socket of a CSI driver; repeat it for more. NAME is
+    /// what the configuration calls it [default: the file's name]
     #[arg(long, value_name = "[NAME=]FILE")]
     pub(crate) backend: Vec<String>,
 
@@ -157,8 +159,8 @@ pub(crate) struct ProcessFlags {
     #[arg(long, value_name = "DURATION", help_heading = "As in the Go sidecars")]
     pub(crate) retry_interval_max: Option<String>,
 
-    /// Claims, and as many volumes, that are worked on at once [default: 100]; of the attacher, attachments of a driver that are
-    /// attached, and as many that are detached [default: 10]
+    /// Claims, and as many volumes, that are worked on at once [default: 100]; of the attacher, attachments
+    /// of a driver that are attached, and as many that are detached [default: 10]
     #[arg(long, value_name = "NUMBER", help_heading = "As in the Go sidecars")]
     pub(crate) worker_threads: Option<String>,
 
@@ -207,8 +209,8 @@ pub(crate) struct ProcessFlags {
     #[arg(long, value_name = BOOL_VALUE_NAME, help_heading = "As in the Go sidecars")]
     pub(crate) immediate_topology: Option<String>,
 
-    /// Leave volumes on a node that is not ready for as long as it says that it uses them, and not for six minutes only
-    /// [default: false]
+    /// Leave volumes on a node that is not ready for as long as it says that it uses them, and not for six
+    /// minutes only [default: false]
     #[arg(long, value_name = BOOL_VALUE_NAME, help_heading = "As in kube-controller-manager")]
     pub(crate) disable_force_detach_on_timeout: Option<String>,
 
@@ -244,8 +246,8 @@ pub(crate) struct NodeFlags {
     #[arg(long, value_name = BOOL_VALUE_NAME, help_heading = "Roles of a node")]
     pub(crate) single_process: Option<String>,
 
-    /// Every driver of this process keeps its volumes on this node, also one that does not say so, as CSI drivers cannot
-    /// [default: false]
+    /// Every driver of this process keeps its volumes on this node, also one that does not say so, as CSI
+    /// drivers cannot [default: false]
     #[arg(long, value_name = BOOL_VALUE_NAME, help_heading = "As in the Go sidecars")]
     pub(crate) node_deployment: Option<String>,
 
@@ -284,7 +286,8 @@ pub(crate) struct DevFlags {
     #[command(flatten)]
     pub(crate) process: ProcessFlags,
 
-    /// Show a volume come to a pod, grow, move to another node and go, and exit: 0 when everything held, 1 otherwise
+    /// Show a volume come to a pod, grow, move to another node and go, and exit: 0 when everything held, 1
+    /// otherwise
     #[arg(long)]
     pub(crate) demo: bool,
 
@@ -296,7 +299,8 @@ pub(crate) struct DevFlags {
     #[arg(long, value_name = "NUMBER", default_value_t = 2, value_parser = parse_node_count, allow_negative_numbers = true)]
     pub(crate) nodes: usize,
 
-    /// Mount for real, as root, under the policy of the section node; without it mounts are recorded and not made
+    /// Mount for real, as root, under the policy of the section node; without it mounts are recorded and not
+    /// made
     #[arg(long)]
     pub(crate) real_mounts: bool,
 
@@ -313,8 +317,9 @@ pub(crate) struct DevFlags {
 pub(crate) enum RenderCommand {
     /// A service account with exactly the rights that the roles use
     Rbac {
-        /// Role that runs under the account; repeat it for more: provisioner, attacher, resizer, pv-controller, protection, attach-detach, node,
-        /// registrar, liveness, csi-server [default: the first six]
+        /// Role that runs under the account; repeat it for more: provisioner, attacher, resizer,
+        /// pv-controller, protection, attach-detach, node, registrar, liveness, csi-server [default: the
+        /// first six]
         #[arg(long, value_name = "ROLE")]
         role: Vec<String>,
 
@@ -322,8 +327,8 @@ pub(crate) enum RenderCommand {
         #[arg(long, value_enum, default_value_t, value_name = "WHERE")]
         drivers: DriverPlacementArg,
 
-        /// Namespace of the account, and of the intent journal; give run the same, which takes the pod's, the context's or "default"
-        /// otherwise
+        /// Namespace of the account, and of the intent journal; give run the same, which takes the pod's, the
+        /// context's or "default" otherwise
         #[arg(long, value_name = "NAME", default_value = "cofferdam")]
         namespace: String,
 
@@ -339,7 +344,8 @@ pub(crate) enum DriverPlacementArg {
     /// In the cluster
     #[default]
     Central,
-    /// In the node of the process, which is known by its name: the one topology key is topology.cofferdam.dev/node
+    /// In the node of the process, which is known by its name: the one topology key is
+    /// topology.cofferdam.dev/node
     Node,
     /// The same, and the driver has topology keys that are other labels of the Node
     NodeLabels,

@@ -195,8 +195,8 @@ fn build_connection(
     Ok(ClusterConnection { client, url, origin, namespace })
 }
 
-/// What is wrong with a kubeconfig, and nothing of what stands in it: that may be a token or a key. The parser's own words quote the
-/// lines around the mistake.
+/// What is wrong with a kubeconfig, and nothing of what stands in it: that may be a token or a key. The
+/// parser's own words quote the lines around the mistake.
 fn redacted_message(error: &KubeconfigError) -> String {
     if let KubeconfigError::Parse(error) = error {
         return format!(

@@ -87,7 +87,8 @@ impl DriverLoader {
         })
     }
 
-    /// Loads every driver of the configuration, one after the other, so that errors come in the order of the names.
+    /// Loads every driver of the configuration, one after the other, so that errors come in the order of the
+    /// names.
     ///
     /// # Errors
     /// [`Failure::Backend`] or [`Failure::Csi`], which name the driver and its file or socket.
@@ -181,8 +182,8 @@ fn read_secrets(name: &str, section: &BackendSection) -> Result<Secrets, Command
     section.secrets.iter().map(secret).collect()
 }
 
-/// Refuses drivers of one node's storage where nobody says which node this is: processes of several nodes would all provision for one
-/// claim, and delete what they do not have.
+/// Refuses drivers of one node's storage where nobody says which node this is: processes of several nodes
+/// would all provision for one claim, and delete what they do not have.
 ///
 /// # Errors
 /// [`Failure::Placement`]

@@ -90,8 +90,8 @@ pub(crate) enum CommandError {
 }
 
 impl CommandError {
-    /// What a shell hears: 2 for what stands wrong on the command line, as for a flag that does not exist, and where a vendor's
-    /// command could not begin; 1 for all others.
+    /// What a shell hears: 2 for what stands wrong on the command line, as for a flag that does not exist,
+    /// and where a vendor's command could not begin; 1 for all others.
     pub(crate) const fn exit_code(&self) -> u8 {
         let usage = matches!(
             self,

@@ -4,8 +4,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{Configuration, LogFormat};
 
-/// kube's client logs every failed request as an error before it returns the same error to us. Whether it is one is for the
-/// roles to say: most are retried.
+/// kube's client logs every failed request as an error before it returns the same error to us. Whether it is
+/// one is for the roles to say: most are retried.
 const KUBE_CLIENT: &str = "kube_client";
 
 /// Starts the log of this process. A second call does nothing.
@@ -17,7 +17,8 @@ pub(crate) fn start(configuration: &Configuration) {
     {
         filter = filter.add_directive(directive);
     }
-    // A line that cannot be written is lost. The subscriber would tell that on the same stderr, and panic there.
+    // A line that cannot be written is lost. The subscriber would tell that on the same stderr, and panic
+    // there.
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -31,7 +32,8 @@ pub(crate) fn start(configuration: &Configuration) {
     }
 }
 
-/// Whether colours go to this stream: on a terminal, unless `NO_COLOR` holds anything (<https://no-color.org>).
+/// Whether colours go to this stream: on a terminal, unless `NO_COLOR` holds anything
+/// (<https://no-color.org>).
 pub(crate) fn is_colour_enabled(stream: &impl std::io::IsTerminal) -> bool {
     stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }

@@ -26,8 +26,8 @@ use error::CommandError;
 use supervisor::ProcessOutcome;
 use tokio::runtime::Runtime;
 
-/// Returns freed memory to the system after a burst of objects; glibc's allocator does not (docs/performance.md, "Memory").
-/// `.cargo/config.toml` holds its settings.
+/// Returns freed memory to the system after a burst of objects; glibc's allocator does not
+/// (docs/performance.md, "Memory"). `.cargo/config.toml` holds its settings.
 #[cfg(all(feature = "jemalloc", target_os = "linux", target_env = "gnu"))]
 #[global_allocator]
 static GLOBAL_ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

@@ -88,8 +88,8 @@ impl Workload {
         }
     }
 
-    /// Works until `stop`. Whatever ends before that, by itself or by an error, ends all the rest: half a process looks like a whole
-    /// one, and nobody restarts it.
+    /// Works until `stop`. Whatever ends before that, by itself or by an error, ends all the rest: half a
+    /// process looks like a whole one, and nobody restarts it.
     async fn run(self, stop: CancellationToken) -> Result<(), CommandError> {
         let Self { controllers: process, servers, node_roles } = self;
         let roles = async {
@@ -142,7 +142,8 @@ pub(crate) async fn start(
 }
 
 impl SupervisedProcess {
-    /// Runs until a signal, then drains. The first signal asks, the second insists. `broken`: what else ends it.
+    /// Runs until a signal, then drains. The first signal asks, the second insists. `broken`: what else ends
+    /// it.
     ///
     /// # Errors
     /// What made the roles stop, what was broken, or that they did not within `drain`.

@@ -19,7 +19,8 @@ use crate::config::HttpEndpoint;
 
 /// Connections at once. Prometheus and a kubelet need two; the rest wait in the kernel's backlog.
 const MAX_CONNECTIONS: usize = 32;
-/// How long a client may take to send its request's head, so that idle ones do not hold a connection for ever.
+/// How long a client may take to send its request's head, so that idle ones do not hold a connection for
+/// ever.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after a failed accept: out of file descriptors, as a rule, and spinning would not bring one back.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);

@@ -1,5 +1,5 @@
-//! The roles of a node in the built binary, with the test as kubelet. Nothing here needs root: the policy allows no kind that
-//! mounts.
+//! The roles of a node in the built binary, with the test as kubelet. Nothing here needs root: the policy
+//! allows no kind that mounts.
 #![allow(
     clippy::expect_used,
     clippy::unwrap_used,

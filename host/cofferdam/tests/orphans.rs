@@ -1,4 +1,5 @@
-//! `cofferdam orphans` from the shell to the driver: the built binary, an API, and a process that owns the memory driver.
+//! `cofferdam orphans` from the shell to the driver: the built binary, an API, and a process that owns the
+//! memory driver.
 #![allow(
     clippy::expect_used,
     clippy::indexing_slicing,

@@ -1,5 +1,5 @@
-//! Drivers whose storage is in one node, from the shell to the disk: the built binary as the processes of two nodes, each with a pool
-//! of its own, and as the one that binds.
+//! Drivers whose storage is in one node, from the shell to the disk: the built binary as the processes of two
+//! nodes, each with a pool of its own, and as the one that binds.
 #![allow(
     clippy::indexing_slicing,
     clippy::unwrap_used,

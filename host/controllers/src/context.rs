@@ -26,8 +26,8 @@ use crate::{
     role::Role,
 };
 
-/// More effects than any flow has in a row. A run that gets there chases a world that changes as fast as it writes, and
-/// goes back to the end of the queue.
+/// More effects than any flow has in a row. A run that gets there chases a world that changes as fast as it
+/// writes, and goes back to the end of the queue.
 pub(crate) const MAX_EFFECTS: usize = 16;
 
 /// A complaint that stands is repeated: the API keeps events for an hour.
@@ -37,7 +37,8 @@ pub(crate) const EVENT_REPEAT_INTERVAL: Duration = Duration::from_secs(1800);
 pub(crate) struct ManagedDriver {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) journal: Journal,
-    /// `spec.csi.volumeAttributes["storage.kubernetes.io/csiProvisionerIdentity"]` of what this process provisions.
+    /// `spec.csi.volumeAttributes["storage.kubernetes.io/csiProvisionerIdentity"]` of what this process
+    /// provisions.
     pub(crate) identity: String,
     /// `source.component` of events.
     pub(crate) component: Box<str>,
@@ -69,8 +70,8 @@ impl ControllerContext {
         (self.clock)()
     }
 
-    /// Whether the provisioner of this driver runs in this process. That of a driver whose storage is in one node runs on every
-    /// node, and what other processes have to hear of stands in the API.
+    /// Whether the provisioner of this driver runs in this process. That of a driver whose storage is in one
+    /// node runs on every node, and what other processes have to hear of stands in the API.
     pub(crate) fn has_provisioner(&self, driver: &DriverName) -> bool {
         self.settings.roles.contains(&Role::Provisioner)
             && self.drivers.contains_key(driver)
@@ -82,7 +83,8 @@ impl ControllerContext {
         self.local_node.as_ref().is_some_and(|local_node| local_node.has_driver(driver))
     }
 
-    /// Looks whether the cluster was restored, for `hold::is_held` to say so: together with whoever looks at the same time.
+    /// Looks whether the cluster was restored, for `hold::is_held` to say so: together with whoever looks at
+    /// the same time.
     ///
     /// # Errors
     /// [`WriteError`] of the reads.
@@ -103,7 +105,8 @@ impl ControllerContext {
         self.events.publish(event);
     }
 
-    /// How a run ends after a write that failed: a conflict reads again and decides again, everything else backs off.
+    /// How a run ends after a write that failed: a conflict reads again and decides again, everything else
+    /// backs off.
     pub(crate) async fn action_for_write_error<K: CachedKind>(
         &self,
         key: &K::Key,
@@ -175,8 +178,8 @@ impl StepRecorder {
         self.observer.on_step(ReconcileStep { role: self.role, claim, volume, result, text, duration: took });
     }
 
-    /// Performs one effect and tells how it went; `text` names it in the present tense. A conflict is not told: it is no
-    /// failure, and the decision is made again.
+    /// Performs one effect and tells how it went; `text` names it in the present tense. A conflict is not
+    /// told: it is no failure, and the decision is made again.
     pub(crate) async fn record_effect<T>(
         &self,
         text: &str,

@@ -1,7 +1,9 @@
-//! The roles. Each has a folder: `rules.rs` decides over plain data, `reconcile.rs` performs one effect at a time.
+//! The roles. Each has a folder: `rules.rs` decides over plain data, `reconcile.rs` performs one effect at a
+//! time.
 //!
-//! A rule returns the *next* effect, not a list of them: after it the view is taken anew and the rule asked again. So a process
-//! that dies after any effect, or finds the world changed, goes on from what is there; there is no other recovery.
+//! A rule returns the *next* effect, not a list of them: after it the view is taken anew and the rule asked
+//! again. So a process that dies after any effect, or finds the world changed, goes on from what is there;
+//! there is no other recovery.
 #![forbid(unsafe_code)]
 
 pub mod attach_detach;

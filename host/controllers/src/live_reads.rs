@@ -5,8 +5,8 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// Reads by what is read, a namespace's list or an object, one of each at a time. Who asks gets the answer of a read that began
-/// after the question: what was seen before does not count.
+/// Reads by what is read, a namespace's list or an object, one of each at a time. Who asks gets the answer of
+/// a read that began after the question: what was seen before does not count.
 #[derive(Debug, Default)]
 pub(crate) struct SingleFlightReads(Mutex<HashMap<Box<str>, Arc<SingleFlightRead>>>);
 

@@ -61,14 +61,15 @@ pub struct Settings {
     pub retry_interval_max: Duration,
     /// Claims, and as many volumes, that are worked on at once (`--worker-threads`).
     pub worker_threads: usize,
-    /// Attachments of one driver that are attached at once, and as many that are detached (external-attacher's
-    /// `--worker-threads`).
+    /// Attachments of one driver that are attached at once, and as many that are detached
+    /// (external-attacher's `--worker-threads`).
     pub attacher_worker_threads: usize,
     /// Claims of one driver that grow at once, and as many that are modified (`--workers`).
     pub resizer_workers: usize,
     /// Pause between two looks of the resizer at every claim (`--resync-period`).
     pub resync_period: Duration,
-    /// Whether Pods are looked at for drivers that do not grow volumes that are in use (`--handle-volume-inuse-error`).
+    /// Whether Pods are looked at for drivers that do not grow volumes that are in use
+    /// (`--handle-volume-inuse-error`).
     pub handle_volume_inuse_error: bool,
     /// Adds the names of claim and volume to the parameters of a modification (`--extra-modify-metadata`).
     pub extra_modify_metadata: bool,
@@ -84,14 +85,16 @@ pub struct Settings {
     pub extra_create_metadata: bool,
     /// A node that the scheduler has chosen is the only place for the volume (`--strict-topology`).
     pub strict_topology: bool,
-    /// Where no node is chosen and the class allows everything, all places of the cluster are named (`--immediate-topology`).
+    /// Where no node is chosen and the class allows everything, all places of the cluster are named
+    /// (`--immediate-topology`).
     pub immediate_topology: bool,
-    /// Whether volumes leave a node that is not ready, although it says that it uses them, when they were asked to leave six
-    /// minutes ago (not `--disable-force-detach-on-timeout`).
+    /// Whether volumes leave a node that is not ready, although it says that it uses them, when they were
+    /// asked to leave six minutes ago (not `--disable-force-detach-on-timeout`).
     pub force_detach_on_timeout: bool,
     /// Pause between two scans for orphans; absent for none.
     pub orphan_scan_interval: Option<Duration>,
-    /// The node that the process is on, where it has drivers whose storage is in it. Absent, every driver is everybody's.
+    /// The node that the process is on, where it has drivers whose storage is in it. Absent, every driver is
+    /// everybody's.
     pub node: Option<NodeDeployment>,
 }
 
@@ -108,14 +111,15 @@ impl Settings {
         ExponentialBackoff { initial: self.retry_interval_start, max: self.retry_interval_max }
     }
 
-    /// What has failed comes again when a driver wishes it, but for its own back-off and the longest pause; `failures`: before this one.
+    /// What has failed comes again when a driver wishes it, but for its own back-off and the longest pause;
+    /// `failures`: before this one.
     pub(crate) fn retry_after_hint(&self, wish: Duration, failures: u32) -> Action {
         let own = self.backoff().delay(failures.saturating_add(1));
         Action::BackoffFor(wish.max(own).min(self.retry_interval_max))
     }
 
-    /// The back-off of what waits for the API alone: client-go's per-item limits for a controller's queue, but for a start that a
-    /// person does not notice, and for the operator's longest pause.
+    /// The back-off of what waits for the API alone: client-go's per-item limits for a controller's queue,
+    /// but for a start that a person does not notice, and for the operator's longest pause.
     pub(crate) fn api_backoff(&self) -> ExponentialBackoff {
         let own = ExponentialBackoff { initial: Duration::from_millis(50), max: Duration::from_secs(1000) };
         own.capped_at(self.retry_interval_max)
@@ -123,8 +127,8 @@ impl Settings {
 }
 
 impl Default for Settings {
-    /// The sidecars' defaults where they have the flag, but for the deadline: theirs, 10 s, is too short for many arrays and
-    /// only makes noise, because a call that ran out of time is repeated anyway.
+    /// The sidecars' defaults where they have the flag, but for the deadline: theirs, 10 s, is too short for
+    /// many arrays and only makes noise, because a call that ran out of time is repeated anyway.
     fn default() -> Self {
         Self {
             roles: Role::ALL.into(),
@@ -208,7 +212,8 @@ pub struct ControllerManager {
 
 /// Pause before the mark of a restored cluster is written again: nothing else may happen before it stands.
 const RESTORE_MARKER_RETRY: Duration = Duration::from_secs(1);
-/// Tries to write it when the process is to stop; whoever waits for its end has less patience than the API may need.
+/// Tries to write it when the process is to stop; whoever waits for its end has less patience than the API
+/// may need.
 const RESTORE_MARKER_TRIES_AFTER_STOP: usize = 20;
 /// A life of the cache that was shorter has not come to work: the next one waits.
 const SHORT_CACHE_LIFETIME: Duration = Duration::from_secs(60);
@@ -278,7 +283,8 @@ impl ControllerManager {
         &self.metrics
     }
 
-    /// Runs the roles until `stop`, then drains: no new work, what runs comes to its end, journal and events go out.
+    /// Runs the roles until `stop`, then drains: no new work, what runs comes to its end, journal and events
+    /// go out.
     ///
     /// After a restore of the cluster from a backup everything starts anew, with deletions held back.
     ///
@@ -336,8 +342,8 @@ impl ControllerManager {
         }
     }
 
-    /// One life of the cache; ends with `stop` or with the news of a restore, which is marked by then, as far as the API lets it
-    /// within a stop.
+    /// One life of the cache; ends with `stop` or with the news of a restore, which is marked by then, as far
+    /// as the API lets it within a stop.
     async fn run_once(&self, stop: CancellationToken) -> Result<(), ControllerManagerError> {
         let cache = Arc::new(Cache::default());
         *self.cache.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&cache);
@@ -386,7 +392,8 @@ impl ControllerManager {
                 futures::future::join_all(journals.iter().map(|journal| journal.run(flushing.clone())));
             tokio::join!(journals, event_loop.run(flushing.clone()));
         };
-        // Beside the drain: it takes its time, and other processes delete as well. News may also come while it drains.
+        // Beside the drain: it takes its time, and other processes delete as well. News may also come while
+        // it drains.
         let marker_task = async {
             let restored = tokio::select! {
                 biased;
@@ -520,8 +527,8 @@ impl ControllerManager {
         let _ = futures::future::try_join(all, attributes_classes).await;
     }
 
-    /// Whether somebody looks at Pods: who uses a claim, which keeps the claim, and a volume from growing at some drivers; and what
-    /// is to be attached.
+    /// Whether somebody looks at Pods: who uses a claim, which keeps the claim, and a volume from growing at
+    /// some drivers; and what is to be attached.
     fn is_watching_pods(&self) -> bool {
         let Settings { roles, handle_volume_inuse_error, .. } = &self.settings;
         let mut backends = self.dependencies.backends.iter();
@@ -532,7 +539,8 @@ impl ControllerManager {
                 && backends.any(|backend| is_offline_expansion_only(&**backend)))
     }
 
-    /// Whether somebody looks at VolumeAttributesClasses: who protects them, and who works for a driver that modifies volumes.
+    /// Whether somebody looks at VolumeAttributesClasses: who protects them, and who works for a driver that
+    /// modifies volumes.
     fn is_watching_attributes_classes(&self) -> bool {
         let modifies = |backend: &Arc<dyn Backend>| backend.abilities().contains(&Ability::Modification);
         let roles = &self.settings.roles;
@@ -541,7 +549,8 @@ impl ControllerManager {
                 && self.dependencies.backends.iter().any(modifies))
     }
 
-    /// Whether this process looks for orphans: whoever provisions owns the drivers. Of storage in nodes there is no report yet.
+    /// Whether this process looks for orphans: whoever provisions owns the drivers. Of storage in nodes there
+    /// is no report yet.
     fn is_scanning_orphans(&self) -> bool {
         let central = |backend: &Arc<dyn Backend>| !self.settings.is_node_local(&**backend);
         self.settings.roles.contains(&Role::Provisioner)
@@ -549,7 +558,8 @@ impl ControllerManager {
             && self.dependencies.backends.iter().any(central)
     }
 
-    /// Whether somebody looks at attachments: before a volume is deleted at a driver that publishes, none may name it.
+    /// Whether somebody looks at attachments: before a volume is deleted at a driver that publishes, none may
+    /// name it.
     fn is_watching_attachments(&self) -> bool {
         let publishes = |backend: &Arc<dyn Backend>| backend.abilities().contains(&Ability::Publishing);
         let roles = &self.settings.roles;
@@ -592,7 +602,8 @@ impl ControllerManager {
         }
     }
 
-    /// Everything, where a driver's volumes may be anywhere; what is this node's, where drivers of this node need it.
+    /// Everything, where a driver's volumes may be anywhere; what is this node's, where drivers of this node
+    /// need it.
     fn topology_scope(&self, needed: fn(&LocalNode) -> bool) -> Option<Scope> {
         let roles = &self.settings.roles;
         if !roles.contains(&Role::Provisioner) && !roles.contains(&Role::Resizer) {

@@ -1,5 +1,5 @@
-//! What the roles may do in the cluster: the one table that `cofferdam render rbac` prints, that simulations enforce on every
-//! request, and that a real API server is given.
+//! What the roles may do in the cluster: the one table that `cofferdam render rbac` prints, that simulations
+//! enforce on every request, and that a real API server is given.
 
 use std::collections::BTreeSet;
 
@@ -45,7 +45,8 @@ pub struct ResourceAttributes<'a> {
 }
 
 impl PolicyRule {
-    /// Whether a request is one of those that the rule allows to a process whose journal is in `own_namespace`.
+    /// Whether a request is one of those that the rule allows to a process whose journal is in
+    /// `own_namespace`.
     pub fn allows(&self, request: &ResourceAttributes<'_>, own_namespace: &str) -> bool {
         let in_scope = match self.scope {
             RuleScope::Cluster => true,
@@ -64,8 +65,9 @@ type Row = (RuleScope, &'static str, &'static str, Option<&'static str>, &'stati
 const READ: &[&str] = &["get", "list", "watch"];
 const STORAGE: &str = "storage.k8s.io";
 
-/// Every process: the cache that all roles share, the cluster's identity, events, at least about objects that cannot be read, and
-/// the mark of a restored cluster, which whoever sees the restore writes before it goes on.
+/// Every process: the cache that all roles share, the cluster's identity, events, at least about objects that
+/// cannot be read, and the mark of a restored cluster, which whoever sees the restore writes before it goes
+/// on.
 const EVERY_PROCESS: &[Row] = &[
     (RuleScope::Cluster, "", "persistentvolumeclaims", None, READ),
     (RuleScope::Cluster, "", "persistentvolumes", None, READ),
@@ -76,8 +78,8 @@ const EVERY_PROCESS: &[Row] = &[
     (RuleScope::OwnNamespace, "", "configmaps", None, &["create"]),
 ];
 
-/// external-provisioner's, but for the intent journal, the mark of a restored cluster and the report of orphans, which are
-/// ConfigMaps of the own namespace.
+/// external-provisioner's, but for the intent journal, the mark of a restored cluster and the report of
+/// orphans, which are ConfigMaps of the own namespace.
 const PROVISIONER: &[Row] = &[
     // The scheduler's choice of a node is taken back where there is no room.
     (RuleScope::Cluster, "", "persistentvolumeclaims", None, &["patch"]),
@@ -89,8 +91,8 @@ const PROVISIONER: &[Row] = &[
     (RuleScope::Cluster, STORAGE, "volumeattributesclasses", None, &["list", "watch"]),
 ];
 
-/// The same on a node, for drivers whose storage is in it. Which node that is, its process knows by itself; nothing is attached, and
-/// nothing reported.
+/// The same on a node, for drivers whose storage is in it. Which node that is, its process knows by itself;
+/// nothing is attached, and nothing reported.
 const NODE_LOCAL_PROVISIONER: &[Row] = &[
     // A node is chosen where nobody has, and taken back where there is no room.
     (RuleScope::Cluster, "", "persistentvolumeclaims", None, &["patch"]),
@@ -112,7 +114,8 @@ const ATTACHER: &[Row] = &[
     (RuleScope::Cluster, STORAGE, "volumeattachments/status", None, &["patch"]),
 ];
 
-/// external-resizer's. Secrets are those that volumes name in `controllerExpandSecretRef`, and in annotations.
+/// external-resizer's. Secrets are those that volumes name in `controllerExpandSecretRef`, and in
+/// annotations.
 const RESIZER: &[Row] = &[
     (RuleScope::Cluster, "", "persistentvolumeclaims/status", None, &["patch"]),
     (RuleScope::Cluster, "", "persistentvolumes", None, &["patch"]),

@@ -9,13 +9,15 @@ use std::{
 use cofferdam_domain::{Volume, VolumeName, ids::ResourceVersion};
 use tokio::time::Instant;
 
-/// How long a look past the cache counts: what changes in so short a time could as well change between a look and what follows it.
+/// How long a look past the cache counts: what changes in so short a time could as well change between a look
+/// and what follows it.
 const HINT_TTL: Duration = Duration::from_secs(1);
 /// From here on old entries are dropped when one is added.
 const PRUNE_THRESHOLD: usize = 1024;
 
-/// Which volumes pv-controller has written `Released` on, with the claim read past the cache before. The provisioner, which must not
-/// delete what it only believes to be released, need not look again while that is fresh and the object is still the written one.
+/// Which volumes pv-controller has written `Released` on, with the claim read past the cache before. The
+/// provisioner, which must not delete what it only believes to be released, need not look again while that is
+/// fresh and the object is still the written one.
 #[derive(Debug, Default)]
 pub(crate) struct ReleaseHints(Mutex<HashMap<VolumeName, (ResourceVersion, Instant)>>);
 

@@ -15,7 +15,8 @@ pub enum Role {
     PvController,
     /// Releases the protection finalizers (pv-, pvc- and vac-protection of kube-controller-manager).
     Protection,
-    /// Pods to VolumeAttachments, and what nodes are told of them (AttachDetachController of kube-controller-manager).
+    /// Pods to VolumeAttachments, and what nodes are told of them (AttachDetachController of
+    /// kube-controller-manager).
     AttachDetach,
 }
 

@@ -1,10 +1,10 @@
-//! attach-detach in worlds that nobody thought of: whatever pods, nodes and drivers do, in whatever order, with a process that dies
-//! somewhere, no volume for one node is ever asked for on two, none is taken from a node that is told of it or uses it (but by
-//! force), and in the end there is what pods want, and nothing else. What must never happen is looked at with every write, by the
-//! simulation.
+//! attach-detach in worlds that nobody thought of: whatever pods, nodes and drivers do, in whatever order,
+//! with a process that dies somewhere, no volume for one node is ever asked for on two, none is taken from a
+//! node that is told of it or uses it (but by force), and in the end there is what pods want, and nothing
+//! else. What must never happen is looked at with every write, by the simulation.
 //!
-//! proptest makes the worlds, for it finds the smallest one that fails; its sequence begins at a fixed seed, so that every run is the
-//! same.
+//! proptest makes the worlds, for it finds the smallest one that fails; its sequence begins at a fixed seed,
+//! so that every run is the same.
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test's helper fails with its test")]
 

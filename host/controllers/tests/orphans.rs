@@ -341,7 +341,8 @@ async fn a_volume_that_is_no_longer_an_orphan_is_not_deleted() {
 async fn a_pv_created_during_the_listing_prevents_deletion() {
     let minute = Duration::from_secs(60);
     let started_message = "the driver was asked before, and may have deleted it";
-    // The second listing of the next process is for the request, and the third comes after its beginning was written down.
+    // The second listing of the next process is for the request, and the third comes after its beginning was
+    // written down.
     for (listings, suffix) in [(1, String::new()), (2, format!("; {started_message}"))] {
         let simulation = simulation_with_orphan(Vec::new()).await;
         simulation.run(&[Wait(DAY)], None).await;
@@ -378,7 +379,8 @@ async fn live_reads_prevent_deletion_when_the_cache_is_stale() {
     }
 }
 
-/// A page of the journal that another process has written. It cannot be read, and so it cannot be sure what it is about.
+/// A page of the journal that another process has written. It cannot be read, and so it cannot be sure what
+/// it is about.
 fn unreadable_intent_config_map() -> Value {
     json!({
         "apiVersion": "v1", "kind": "ConfigMap",

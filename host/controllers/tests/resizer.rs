@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 const CLAIM: &str = "/api/v1/namespaces/default/persistentvolumeclaims/a";
 const STATUS: &str = "/api/v1/namespaces/default/persistentvolumeclaims/a/status";
 
-/// A claim that asks for what is impossible, while its status is written by somebody else, too; what its status says of that soon
-/// afterwards.
+/// A claim that asks for what is impossible, while its status is written by somebody else, too; what its
+/// status says of that soon afterwards.
 async fn status_after_failure(
     claim_spec: Value,
     body_contains: &'static str,

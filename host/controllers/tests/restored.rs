@@ -1,4 +1,5 @@
-//! What becomes of volumes when the cluster is put back to an older state, and of the process that finds it so.
+//! What becomes of volumes when the cluster is put back to an older state, and of the process that finds it
+//! so.
 #![allow(clippy::unwrap_used, reason = "what cannot be is a failed test")]
 
 use std::{
@@ -57,7 +58,8 @@ async fn an_unclaimed_volume_is_kept_until_the_restore_marker_is_deleted() {
     assert!(outcome.violations.is_empty() && outcome.intents == 0, "{outcome:?}");
 }
 
-/// Restored while the driver works and while no watch of the process lives: what it reads itself says that the claim is gone.
+/// Restored while the driver works and while no watch of the process lives: what it reads itself says that
+/// the claim is gone.
 #[tokio::test(start_paused = true)]
 async fn no_released_volume_is_deleted_before_a_restore_is_detected() {
     let faults = vec![

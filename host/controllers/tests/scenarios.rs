@@ -1,8 +1,8 @@
 //! The scenario table on the embedded API in this process, on paused time.
 //!
-//! Every scenario is played twice. Once as it stands; and once for each of its effects with a process that is killed after it,
-//! the answer lost, and another one that starts on what is there: the same objects must come out, with no volume leaked, lost or
-//! asked for in two ways.
+//! Every scenario is played twice. Once as it stands; and once for each of its effects with a process that is
+//! killed after it, the answer lost, and another one that starts on what is there: the same objects must come
+//! out, with no volume leaked, lost or asked for in two ways.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -63,7 +63,8 @@ async fn every_scenario_converges_with_one_process_per_role_and_minimal_rbac() {
         for rule in rbac::rules(&[role].into(), drivers) {
             for verb in rule.verbs {
                 let permission = format!("{verb} {}/{}", rule.group, rule.resource);
-                // Whatever a role does, it may have to tell of an object that it cannot read, and to read anew what it writes.
+                // Whatever a role does, it may have to tell of an object that it cannot read, and to read
+                // anew what it writes.
                 let any_time = rule.resource == "events" || verb == "get";
                 if !any_time && !used[&(role, drivers)].contains(&permission) {
                     unused.push(format!("{role}, drivers {drivers:?}: {permission}"));
@@ -77,7 +78,8 @@ async fn every_scenario_converges_with_one_process_per_role_and_minimal_rbac() {
 #[test]
 fn every_scenario_converges_after_a_crash_at_any_step() {
     let next = AtomicUsize::new(0);
-    // A row waits for nobody and has a clock of its own, so that as many are played at once as there are processors.
+    // A row waits for nobody and has a clock of its own, so that as many are played at once as there are
+    // processors.
     let work = || {
         let (table, mut crashes) = (scenarios(), 0);
         while let Some(scenario) = table.get(next.fetch_add(1, Ordering::Relaxed)) {

@@ -13,8 +13,8 @@ const MAX_PATH: usize = 107;
 
 /// A driver's unix socket: a path, `unix:PATH` or `unix:///PATH`.
 ///
-/// Not `unix://PATH` with a relative path, which the sidecars' `--csi-address` takes: behind two slashes stands a host in every
-/// other address, and who wrote it so has most likely forgotten the third.
+/// Not `unix://PATH` with a relative path, which the sidecars' `--csi-address` takes: behind two slashes
+/// stands a host in every other address, and who wrote it so has most likely forgotten the third.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address(PathBuf);
 

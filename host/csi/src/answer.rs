@@ -45,7 +45,8 @@ pub(crate) fn volume(volume: Option<v1::Volume>) -> Result<CreatedVolume, String
     let places = volume.accessible_topology.into_iter().map(|place| place.segments);
     // Behind the socket may be a server of ours, which tells the attachment so.
     let mut context = volume.volume_context;
-    // So it tells what the volume was made of; but who asked for it knows that, and takes nobody's word for it.
+    // So it tells what the volume was made of; but who asked for it knows that, and takes nobody's word for
+    // it.
     context.remove(names::CONTENT_SOURCE);
     let connection_info =
         context.remove(names::CONNECTION_INFO).map(|document| connection_info::decode(&document));

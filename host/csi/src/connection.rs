@@ -1,8 +1,8 @@
 //! One driver's connection over its whole life: it is made, watched, and made again.
 //!
-//! The Go sidecars end their process when it is lost, to be started again by kubelet. A process that serves other drivers and
-//! other roles cannot: as node-driver-registrar does, it tries again, and asks the driver anew who it is before any call goes
-//! through.
+//! The Go sidecars end their process when it is lost, to be started again by kubelet. A process that serves
+//! other drivers and other roles cannot: as node-driver-registrar does, it tries again, and asks the driver
+//! anew who it is before any call goes through.
 
 use std::{os::unix::fs::FileTypeExt as _, sync::Arc, time::Duration};
 
@@ -30,8 +30,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const PROBE_PAUSE: Duration = Duration::from_secs(1);
 /// How often a wait is told in the log, as in the sidecars.
 const TELL: Duration = Duration::from_secs(10);
-/// How long a call waits for a connection: longer than the longest pause, so that it does not fail while a driver that is
-/// back has not been tried.
+/// How long a call waits for a connection: longer than the longest pause, so that it does not fail while a
+/// driver that is back has not been tried.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a connection is made with.
@@ -230,7 +230,8 @@ impl Options {
     ) -> Session {
         loop {
             sleep(pauses.next().unwrap_or(LONGEST_PAUSE)).await;
-            // A driver that starts slowly is looked at again on a new connection, so that the state tells of it.
+            // A driver that starts slowly is looked at again on a new connection, so that the state tells of
+            // it.
             let reason = match self.session(Some(Duration::ZERO)).await {
                 Ok(session) => match self.of_this_name(session) {
                     Ok(session) => {
@@ -250,7 +251,8 @@ impl Options {
     }
 }
 
-/// Tells of a driver that came back with other capabilities: what is offered here was fixed when it was connected first.
+/// Tells of a driver that came back with other capabilities: what is offered here was fixed when it was
+/// connected first.
 fn compare(known: &Identity, found: &Identity) {
     if (&known.controller, &known.plugin) != (&found.controller, &found.plugin) {
         let driver = &known.description.name;

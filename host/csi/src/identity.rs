@@ -69,7 +69,8 @@ pub(crate) struct Questions<'a> {
 }
 
 impl Questions<'_> {
-    /// Whether the driver is ready. No word on it means that it is; a driver that has not answered in time is not.
+    /// Whether the driver is ready. No word on it means that it is; a driver that has not answered in time is
+    /// not.
     ///
     /// # Errors
     /// [`Unfit`]
@@ -156,8 +157,9 @@ impl Questions<'_> {
             .any(|Type::Rpc(found)| found.r#type() == rpc::Type::CreateDeleteGetVolumeGroupSnapshot))
     }
 
-    /// Whether the node service behind this socket expands volumes, as external-resizer asks it. Most controllers' sockets have no node
-    /// service, which is a no. One that cannot answer now is asked again: what it says first counts for as long as this process runs.
+    /// Whether the node service behind this socket expands volumes, as external-resizer asks it. Most
+    /// controllers' sockets have no node service, which is a no. One that cannot answer now is asked again:
+    /// what it says first counts for as long as this process runs.
     async fn grows_on_node(&self, calls: &CallMetrics) -> Result<bool, Unfit> {
         use v1::node_service_capability::{Type, rpc};
         let method: Method<_, v1::NodeGetCapabilitiesResponse> =

@@ -1,8 +1,10 @@
-//! The Container Storage Interface: its messages, existing drivers as backends, and servers that face outward.
+//! The Container Storage Interface: its messages, existing drivers as backends, and servers that face
+//! outward.
 //!
-//! [`v1`] has CSI 1.12's messages with their clients and servers. A [`CsiBackend`] is a driver that listens on a unix socket:
-//! it stands behind the same trait as a component in the sandbox, under the same guards and the same checks, and roles cannot
-//! tell the two apart. In the other direction [`server`] has what every server of ours on a unix socket is made of.
+//! [`v1`] has CSI 1.12's messages with their clients and servers. A [`CsiBackend`] is a driver that listens
+//! on a unix socket: it stands behind the same trait as a component in the sandbox, under the same guards and
+//! the same checks, and roles cannot tell the two apart. In the other direction [`server`] has what every
+//! server of ours on a unix socket is made of.
 #![forbid(unsafe_code)]
 
 mod address;

@@ -12,7 +12,8 @@ use crate::wire::{Broken, Heard, ORIGIN, Word};
 /// What carries the calls of one connection.
 pub type Channel = tower::util::BoxCloneSyncService<Request<Body>, Response<Heard>, Broken>;
 
-/// A connection that ends with its owner. Errors of calls are what tonic makes of them: nobody asks here whether a failure is final.
+/// A connection that ends with its owner. Errors of calls are what tonic makes of them: nobody asks here
+/// whether a failure is final.
 #[derive(Debug)]
 pub struct Once {
     channel: Channel,

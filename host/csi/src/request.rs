@@ -15,7 +15,8 @@ pub(crate) fn secrets(secrets: &Secrets) -> std::collections::BTreeMap<String, S
     secrets.iter().map(|(name, secret)| (name.to_owned(), secret.expose().to_owned())).collect()
 }
 
-/// How a volume is used. The modes that tell one writer on a node from many are only for drivers that know them.
+/// How a volume is used. The modes that tell one writer on a node from many are only for drivers that know
+/// them.
 pub(crate) fn capability(capability: VolumeCapability, multi_writer: bool) -> v1::VolumeCapability {
     let mode = match capability.access_mode {
         CsiAccessMode::SingleNodeWriter => Mode::SingleNodeWriter,

@@ -1,4 +1,5 @@
-//! CSI 1.12's messages, clients and servers, made of `proto/csi.proto`. `Debug` shows nothing of fields that CSI marks secret.
+//! CSI 1.12's messages, clients and servers, made of `proto/csi.proto`. `Debug` shows nothing of fields that
+//! CSI marks secret.
 #![expect(
     missing_docs,
     clippy::allow_attributes_without_reason,

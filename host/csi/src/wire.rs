@@ -1,8 +1,8 @@
 //! One gRPC connection, and what the other side really said on it.
 //!
-//! tonic's client makes a status of everything that goes wrong, also of a broken connection and of an answer that cannot be
-//! read. Whether a failure is final depends on who said it: a status is the driver's word only when it was seen in the
-//! driver's own headers or trailers.
+//! tonic's client makes a status of everything that goes wrong, also of a broken connection and of an answer
+//! that cannot be read. Whether a failure is final depends on who said it: a status is the driver's word only
+//! when it was seen in the driver's own headers or trailers.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -41,7 +41,8 @@ const MAX_HEADERS: u32 = 64 << 10;
 pub(crate) const ORIGIN: &str = "http://localhost";
 /// Where the driver's word stands.
 const STATUS: &str = "grpc-status";
-/// What more a driver may say of a failure. Nobody here reads it, and tonic 0.14 panics when it is not base64.
+/// What more a driver may say of a failure. Nobody here reads it, and tonic 0.14 panics when it is not
+/// base64.
 const DETAILS: &str = "grpc-status-details-bin";
 
 /// The connection broke, or the other side does not speak gRPC.
@@ -117,7 +118,8 @@ impl Wire {
         self.0.is_closed()
     }
 
-    /// Makes one call: sends its deadline along, holds it here, and tells the driver's word from everything else.
+    /// Makes one call: sends its deadline along, holds it here, and tells the driver's word from everything
+    /// else.
     pub(crate) async fn call<Q, R>(
         self,
         request: Q,
@@ -131,8 +133,8 @@ impl Wire {
         let rounded = u64::try_from(left.as_millis()).unwrap_or(u64::MAX).saturating_add(1);
         request.set_timeout(Duration::from_millis(rounded));
         request.extensions_mut().insert(word.clone());
-        // A driver's bytes can make a library panic. That must not end more than this call, least of all the task that keeps
-        // the connection.
+        // A driver's bytes can make a library panic. That must not end more than this call, least of all the
+        // task that keeps the connection.
         let exchange = AssertUnwindSafe(method(self, request)).catch_unwind();
         let Ok(ended) = tokio::time::timeout_at(deadline, exchange).await else {
             return Err(Fault::Deadline(left));

@@ -1,7 +1,8 @@
 //! The Rust code in `src/generated` matches the files in `proto/`.
 //!
-//! The code is committed so that a build of the program needs neither `protoc` nor a protobuf compiler in Rust. To regenerate
-//! it after a change of `proto/`, run `UPDATE=1 cargo test --package cofferdam-csi --test generated`.
+//! The code is committed so that a build of the program needs neither `protoc` nor a protobuf compiler in
+//! Rust. To regenerate it after a change of `proto/`, run `UPDATE=1 cargo test --package cofferdam-csi --test
+//! generated`.
 
 use std::{env, error::Error, fmt::Write as _, fs, path::Path};
 

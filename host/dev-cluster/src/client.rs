@@ -1,4 +1,5 @@
-//! The cluster as the simulated parts see it: tables that a watch each keeps, and writes that say what they depend on.
+//! The cluster as the simulated parts see it: tables that a watch each keeps, and writes that say what they
+//! depend on.
 
 use std::{sync::Arc, time::Duration};
 
@@ -112,8 +113,8 @@ impl ClusterClient {
         (cluster_client, event_loop)
     }
 
-    /// Keeps the tables equal to the cluster until `stop`. A cluster that was restored from a backup is told in the log, and is watched
-    /// no longer: dev mode's is never restored.
+    /// Keeps the tables equal to the cluster until `stop`. A cluster that was restored from a backup is told
+    /// in the log, and is watched no longer: dev mode's is never restored.
     pub(crate) async fn run_reflectors(&self, stop: &CancellationToken) {
         let first = futures::future::join5(
             self.run_reflector::<PodObject>(stop),

@@ -1,4 +1,5 @@
-//! The nodes of dev mode: their objects, the Node services of their drivers on real sockets, and everything that runs on them.
+//! The nodes of dev mode: their objects, the Node services of their drivers on real sockets, and everything
+//! that runs on them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -317,7 +318,8 @@ impl DevCluster {
         self.servers.push(server);
     }
 
-    /// Runs everything until `stop`, or until something ends by itself; then what is mounted is unmounted, and the sockets go.
+    /// Runs everything until `stop`, or until something ends by itself; then what is mounted is unmounted,
+    /// and the sockets go.
     ///
     /// # Errors
     /// What has ended by itself; `stop` is cancelled then.
@@ -364,7 +366,8 @@ impl DevCluster {
     }
 }
 
-/// Serves a registrar, and tells kubelet of its socket as often as it appears: that is what kubelet's eye on its directory is for.
+/// Serves a registrar, and tells kubelet of its socket as often as it appears: that is what kubelet's eye on
+/// its directory is for.
 async fn serve_registrar(
     registrar: Arc<Registrar>,
     kubelet: Arc<Kubelet>,
@@ -450,7 +453,8 @@ fn make_directory(path: &Path) -> Result<(), DevError> {
     LocalFiles.make_directory(&path.display().to_string()).map_err(DevError::Setup)
 }
 
-/// Labels of a node. Every key of a driver's topology gets a value, for a real node has them from whoever set it up.
+/// Labels of a node. Every key of a driver's topology gets a value, for a real node has them from whoever set
+/// it up.
 fn node_labels(name: &NodeName, number: usize, drivers: &[&NodeDriver]) -> Labels {
     let zone = format!("zone-{}", number + 1);
     let mut labels: Labels = BTreeMap::from([

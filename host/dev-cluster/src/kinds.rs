@@ -1,5 +1,5 @@
-//! Kinds as a scheduler and a kubelet see them: what the roles know of an object, and the whole of it beside that. A cluster of dev
-//! mode is small.
+//! Kinds as a scheduler and a kubelet see them: what the roles know of an object, and the whole of it beside
+//! that. A cluster of dev mode is small.
 
 use std::{collections::BTreeMap, fmt};
 

@@ -1,8 +1,9 @@
-//! What dev mode simulates of a cluster: a scheduler, a kubelet for each node, and the controller of ephemeral volumes. Together with the
-//! roles and the embedded API a claim comes to a pod as in a real cluster, without root and without a container.
+//! What dev mode simulates of a cluster: a scheduler, a kubelet for each node, and the controller of
+//! ephemeral volumes. Together with the roles and the embedded API a claim comes to a pod as in a real
+//! cluster, without root and without a container.
 //!
-//! Drivers are not simulated: kubelet registers them by their sockets, and calls the real Node service. Only the mounts are recorded
-//! instead of made, unless they are wanted: see [`dry`].
+//! Drivers are not simulated: kubelet registers them by their sockets, and calls the real Node service. Only
+//! the mounts are recorded instead of made, unless they are wanted: see [`dry`].
 #![forbid(unsafe_code)]
 
 mod client;

@@ -227,8 +227,8 @@ pub struct Claim {
     pub access_modes: AccessModes,
     /// `spec.volumeMode`
     pub mode: VolumeMode,
-    /// `spec.resources.requests.storage`. The API accepts amounts that no volume can have; they stay an error with their
-    /// text here, so that the claim can be told.
+    /// `spec.resources.requests.storage`. The API accepts amounts that no volume can have; they stay an error
+    /// with their text here, so that the claim can be told.
     pub request: Result<Quantity, Box<QuantityError>>,
     /// `spec.selector`; a selector that is not valid keeps its reason.
     pub selector: Option<Box<Result<LabelSelector, String>>>,
@@ -281,7 +281,8 @@ impl Claim {
         self.meta.has_annotation(names::BIND_COMPLETED)
     }
 
-    /// Name of the driver that shall provision, from the annotation or, only where that is absent, from its legacy form.
+    /// Name of the driver that shall provision, from the annotation or, only where that is absent, from its
+    /// legacy form.
     pub fn storage_provisioner(&self) -> Option<&str> {
         self.meta
             .annotation(names::STORAGE_PROVISIONER)

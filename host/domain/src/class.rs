@@ -59,8 +59,8 @@ pub struct VolumeAttributesClass {
     pub parameters: Parameters,
 }
 
-/// The class that a claim without any gets: the newest one marked as default, then the smallest name (Kubernetes' admission
-/// and its retroactive assignment choose alike).
+/// The class that a claim without any gets: the newest one marked as default, then the smallest name
+/// (Kubernetes' admission and its retroactive assignment choose alike).
 pub fn default_class<'a, C: std::ops::Deref<Target = StorageClass> + 'a>(
     classes: impl IntoIterator<Item = C>,
 ) -> Option<C> {

@@ -1,4 +1,5 @@
-//! Identity: one newtype per thing that has a name, and the part of an object's metadata that every kind shares.
+//! Identity: one newtype per thing that has a name, and the part of an object's metadata that every kind
+//! shares.
 //!
 //! Text is counted, not copied: a name stands in its object, in the table, in each index and in each queue.
 
@@ -78,7 +79,8 @@ macro_rules! name {
 }
 
 name!(
-    /// `metadata.uid`: the identity of one object over its life; a re-created object of the same name has another.
+    /// `metadata.uid`: the identity of one object over its life; a re-created object of the same name has
+    /// another.
     Uid
 );
 name!(
@@ -110,7 +112,8 @@ name!(
     VolumeAttachmentName
 );
 name!(
-    /// A volume as `status.volumesAttached` and `status.volumesInUse` of a Node name it: `kubernetes.io/csi/<driver>^<handle>`.
+    /// A volume as `status.volumesAttached` and `status.volumesInUse` of a Node name it:
+    /// `kubernetes.io/csi/<driver>^<handle>`.
     UniqueVolumeName
 );
 name!(
@@ -176,8 +179,8 @@ impl fmt::Display for PodKey {
     }
 }
 
-/// `metadata.resourceVersion`, comparable as Kubernetes 1.35 and later define it: a decimal number that grows with
-/// every write of the resource. 0 means that no version is known.
+/// `metadata.resourceVersion`, comparable as Kubernetes 1.35 and later define it: a decimal number that grows
+/// with every write of the resource. 0 means that no version is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ResourceVersion(pub u64);

@@ -1,7 +1,8 @@
-//! Types of the subject and the rules that roles share: claims, volumes, classes, storage requests and errors.
+//! Types of the subject and the rules that roles share: claims, volumes, classes, storage requests and
+//! errors.
 //!
-//! This crate knows neither Kubernetes' wire format nor a client, a driver or a clock. Everything in it is plain data, so
-//! that rules over it can be tables.
+//! This crate knows neither Kubernetes' wire format nor a client, a driver or a clock. Everything in it is
+//! plain data, so that rules over it can be tables.
 #![forbid(unsafe_code)]
 
 pub mod claim;

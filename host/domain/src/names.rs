@@ -1,4 +1,5 @@
-//! Annotations, finalizers and parameters that Kubernetes and its sidecars share; each must match byte for byte.
+//! Annotations, finalizers and parameters that Kubernetes and its sidecars share; each must match byte for
+//! byte.
 
 use sha2::{Digest as _, Sha256};
 
@@ -6,7 +7,8 @@ use crate::ids::{DriverName, NodeName, VolumeAttachmentName, VolumeHandle};
 
 /// PVC: the claim once reached Bound; only presence counts.
 pub const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
-/// PV and PVC: this side of the pointer was written by the controller and may be undone by it; only presence counts.
+/// PV and PVC: this side of the pointer was written by the controller and may be undone by it; only presence
+/// counts.
 pub const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 /// PV: name of the plugin or driver that made the volume.
 pub const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
@@ -58,7 +60,8 @@ pub const OUT_OF_SERVICE_TAINT: &str = "node.kubernetes.io/out-of-service";
 /// Prefix of the VolumeAttachments that Kubernetes makes for pods.
 const VOLUME_ATTACHMENT_PREFIX: &str = "csi-";
 
-/// Name of the VolumeAttachment of a volume on a node: handle, driver and node one after the other, as SHA-256.
+/// Name of the VolumeAttachment of a volume on a node: handle, driver and node one after the other, as
+/// SHA-256.
 pub fn volume_attachment_name(
     driver: &DriverName,
     handle: &VolumeHandle,
@@ -88,8 +91,8 @@ pub fn attacher_finalizer(driver: &DriverName) -> String {
     format!("{ATTACHER_FINALIZER_PREFIX}{}", sanitize_driver_name(driver.as_str()))
 }
 
-/// A driver's name as the sidecars spell it in finalizers and leases: what is neither letter, digit nor dash becomes a dash, and
-/// after a dash at the end comes an `X`.
+/// A driver's name as the sidecars spell it in finalizers and leases: what is neither letter, digit nor dash
+/// becomes a dash, and after a dash at the end comes an `X`.
 fn sanitize_driver_name(driver: &str) -> String {
     let sanitize = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '-' };
     let mut sanitized: String = driver.chars().map(sanitize).collect();
@@ -106,12 +109,13 @@ pub const IN_TREE_PREFIX: &str = "kubernetes.io/";
 pub const RESERVED_PARAMETER_PREFIX: &str = "csi.storage.k8s.io/";
 /// Volume attribute that names the process which provisioned the volume.
 pub const PROVISIONER_IDENTITY: &str = "storage.kubernetes.io/csiProvisionerIdentity";
-/// Key under which an attachment of ours travels to the node, in volume attributes and in attachment metadata.
+/// Key under which an attachment of ours travels to the node, in volume attributes and in attachment
+/// metadata.
 pub const CONNECTION_INFO: &str = "cofferdam.dev/attachment";
 /// Topology key whose value is the name of the node. The host knows it without asking anybody.
 pub const NODE_TOPOLOGY_KEY: &str = "topology.cofferdam.dev/node";
-/// Key of the volume attribute that says what the volume's content was made of, `volume` or `snapshot`. A node never formats such a
-/// volume.
+/// Key of the volume attribute that says what the volume's content was made of, `volume` or `snapshot`. A
+/// node never formats such a volume.
 pub const CONTENT_SOURCE: &str = "cofferdam.dev/content-source";
 /// Prefix of the volume attributes that are ours: drivers neither set nor see them.
 pub const RESERVED_ATTRIBUTE_PREFIX: &str = "cofferdam.dev/";

@@ -4,7 +4,8 @@ use std::{cmp::Ordering, fmt};
 
 use serde::{Deserialize, Serialize};
 
-/// An amount of storage in whole bytes; fractions of a byte are rounded up, as Kubernetes does when it needs an integer.
+/// An amount of storage in whole bytes; fractions of a byte are rounded up, as Kubernetes does when it needs
+/// an integer.
 ///
 /// Wider than an `i64`: Kubernetes compares `800E` and `950E` exactly, though neither fits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -46,8 +47,8 @@ impl Quantity {
         self.0 == 0
     }
 
-    /// Reads a quantity in the syntax of the Kubernetes API: a signed decimal number, then a binary suffix (`Ki` … `Ei`), a
-    /// decimal one (`n` … `E`) or an exponent (`e3`, `E3`).
+    /// Reads a quantity in the syntax of the Kubernetes API: a signed decimal number, then a binary suffix
+    /// (`Ki` … `Ei`), a decimal one (`n` … `E`) or an exponent (`e3`, `E3`).
     ///
     /// # Errors
     /// [`QuantityError`] names the text and what was expected.

@@ -2,8 +2,9 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-/// A few strings by their names, sorted: as large as what is in it. A cluster has two such maps for each object, most of them with
-/// one entry or none, and the smallest `BTreeMap` with an entry takes 400 bytes. Texts are counted: most objects have the same.
+/// A few strings by their names, sorted: as large as what is in it. A cluster has two such maps for each
+/// object, most of them with one entry or none, and the smallest `BTreeMap` with an entry takes 400 bytes.
+/// Texts are counted: most objects have the same.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StringMap(Box<[(Arc<str>, Arc<str>)]>);
 

@@ -3,7 +3,8 @@
 /// Longest message that is passed on, in bytes; events hold 1,024.
 const MAX_MESSAGE_BYTES: usize = 1_000;
 
-/// Somebody else's text as it may be shown: one line, without control characters, cut at a character's border.
+/// Somebody else's text as it may be shown: one line, without control characters, cut at a character's
+/// border.
 pub fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len().min(MAX_MESSAGE_BYTES));
     for c in text.chars() {

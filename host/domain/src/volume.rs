@@ -229,20 +229,21 @@ pub struct Volume {
     pub claim_ref: Option<ClaimRef>,
     /// `spec.mountOptions`
     pub mount_options: Vec<String>,
-    /// `spec.nodeAffinity.required`: of each term the labels that a node must have with this one value. What else a term asks for
-    /// only narrows it.
+    /// `spec.nodeAffinity.required`: of each term the labels that a node must have with this one value. What
+    /// else a term asks for only narrows it.
     pub node_affinity_terms: Box<[StringMap]>,
     /// `spec.csi`; absent for in-tree sources.
     pub csi: Option<CsiVolumeSource>,
-    /// The member of `spec` with an in-tree source that has to be attached, or whose plugin a CSI driver took over.
+    /// The member of `spec` with an in-tree source that has to be attached, or whose plugin a CSI driver took
+    /// over.
     pub in_tree_source: Option<&'static str>,
     /// `status.phase`
     pub phase: VolumePhase,
 }
 
 impl Volume {
-    /// Whether the volume belongs or is reserved to the claim: same place, and the uid absent or equal (controllers' "PV is
-    /// (pre-)bound to claim").
+    /// Whether the volume belongs or is reserved to the claim: same place, and the uid absent or equal
+    /// (controllers' "PV is (pre-)bound to claim").
     pub fn is_bound_to(&self, key: &ClaimKey, uid: &Uid) -> bool {
         self.claim_ref.as_ref().is_some_and(|r| r.key == *key && r.uid.as_ref().is_none_or(|u| u == uid))
     }

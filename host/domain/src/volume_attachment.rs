@@ -132,8 +132,8 @@ pub struct Node {
     pub meta: ObjectMeta,
     /// `metadata.labels`
     pub labels: BTreeMap<String, String>,
-    /// Whether volumes are attached to it by the controller (`volumes.kubernetes.io/controller-managed-attach-detach`), not by
-    /// its kubelet.
+    /// Whether volumes are attached to it by the controller
+    /// (`volumes.kubernetes.io/controller-managed-attach-detach`), not by its kubelet.
     pub controller_managed: bool,
     /// Whether the condition `Ready` is true.
     pub ready: bool,

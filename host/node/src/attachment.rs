@@ -4,7 +4,8 @@ use cofferdam_domain::storage::ConnectionInfo;
 
 use crate::{path::RelativePath, policy::Kind};
 
-/// Key of a volume's context that says what its content was made of, `volume` or `snapshot`. Such a volume is never formatted.
+/// Key of a volume's context that says what its content was made of, `volume` or `snapshot`. Such a volume is
+/// never formatted.
 pub const CONTENT_SOURCE: &str = cofferdam_domain::names::CONTENT_SOURCE;
 
 /// Longest stable id in bytes: a file name.

@@ -1,5 +1,5 @@
-//! A driver on a socket, asked who it is and how it is: what the registrar and liveness want of it, in a connection of its own
-//! for every question, as livenessprobe does it.
+//! A driver on a socket, asked who it is and how it is: what the registrar and liveness want of it, in a
+//! connection of its own for every question, as livenessprobe does it.
 
 use std::time::Duration;
 

@@ -8,7 +8,8 @@ pub enum MachineError {
     /// What was to be used is not there.
     #[error("{0}")]
     Missing(String),
-    /// What is there must not be used: a link on the way, another kind of file, a device that something else holds.
+    /// What is there must not be used: a link on the way, another kind of file, a device that something else
+    /// holds.
     #[error("{0}")]
     Refused(String),
     /// The system or a tool failed.
@@ -48,7 +49,8 @@ pub enum NodeError {
 }
 
 impl NodeError {
-    /// The code that the caller hears. A failed step is `Internal`: kubelet takes it for final and tries again.
+    /// The code that the caller hears. A failed step is `Internal`: kubelet takes it for final and tries
+    /// again.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Invalid(_) => ErrorKind::InvalidArgument,

@@ -1,9 +1,9 @@
 //! The node: what kubelet asks of a driver on its own machine.
 //!
-//! A driver in the sandbox never touches a node. It returns an attachment, which says how a node reaches the volume; this crate
-//! executes it, under a [`Policy`] that the node's operator wrote and that denies what it does not name. Everything that is
-//! done goes through one port, [`Machine`], one effect at a time: the process may die after any of them, and the same call
-//! again goes on with what is missing.
+//! A driver in the sandbox never touches a node. It returns an attachment, which says how a node reaches the
+//! volume; this crate executes it, under a [`Policy`] that the node's operator wrote and that denies what it
+//! does not name. Everything that is done goes through one port, [`Machine`], one effect at a time: the
+//! process may die after any of them, and the same call again goes on with what is missing.
 #![forbid(unsafe_code)]
 
 mod attachment;

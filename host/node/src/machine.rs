@@ -55,7 +55,8 @@ pub struct DeviceFacts {
     pub device: Device,
     /// Size in bytes.
     pub size: u64,
-    /// Why it is not free, for people: mounts, partitions, holders, swap, or an exclusive opener. Empty when it is.
+    /// Why it is not free, for people: mounts, partitions, holders, swap, or an exclusive opener. Empty when
+    /// it is.
     pub held: Vec<String>,
 }
 
@@ -291,7 +292,8 @@ pub trait Machine: Send + Sync {
     /// [`MachineError`]
     fn make_file(&self, place: &Place) -> Result<()>;
 
-    /// Effect: removes an empty directory or an empty file on which nothing is mounted. What holds anything stays.
+    /// Effect: removes an empty directory or an empty file on which nothing is mounted. What holds anything
+    /// stays.
     ///
     /// # Errors
     /// [`MachineError::Refused`] when it is not empty.
@@ -315,8 +317,8 @@ pub trait Machine: Send + Sync {
     /// [`MachineError::Failed`]
     fn detach_loop(&self, device: &Device) -> Result<()>;
 
-    /// Effect: makes a filesystem. A device that is not blank is refused here once more; `unfinished` allows for what an
-    /// earlier run of the same tool has left, but never for a filesystem that can be recognised.
+    /// Effect: makes a filesystem. A device that is not blank is refused here once more; `unfinished` allows
+    /// for what an earlier run of the same tool has left, but never for a filesystem that can be recognised.
     ///
     /// # Errors
     /// [`MachineError`]
@@ -328,7 +330,8 @@ pub trait Machine: Send + Sync {
     /// [`MachineError::Failed`] when more than that is needed.
     fn check_filesystem(&self, device: &Device, filesystem: Filesystem) -> Result<()>;
 
-    /// Effect: grows the filesystem at a place to the size of its device; one that has that size stays as it is.
+    /// Effect: grows the filesystem at a place to the size of its device; one that has that size stays as it
+    /// is.
     ///
     /// # Errors
     /// [`MachineError::Failed`]
@@ -364,7 +367,8 @@ pub trait Machine: Send + Sync {
     /// [`MachineError`]
     fn bind(&self, source: &Source, place: &Place) -> Result<()>;
 
-    /// Effect: takes away from the top mount of a place what `attributes` says; what is taken away already stays so.
+    /// Effect: takes away from the top mount of a place what `attributes` says; what is taken away already
+    /// stays so.
     ///
     /// # Errors
     /// [`MachineError::Failed`]
@@ -376,8 +380,8 @@ pub trait Machine: Send + Sync {
     /// [`MachineError::Failed`]
     fn unmount(&self, place: &Place) -> Result<()>;
 
-    /// Effect: gives everything at a place to a group that may write there. The place itself comes last, so that a run that
-    /// was cut short is seen.
+    /// Effect: gives everything at a place to a group that may write there. The place itself comes last, so
+    /// that a run that was cut short is seen.
     ///
     /// # Errors
     /// [`MachineError::Failed`]

@@ -1,4 +1,5 @@
-//! What a node knows of a driver that it never runs: the manifest that `cofferdam backend inspect -o manifest` wrote.
+//! What a node knows of a driver that it never runs: the manifest that `cofferdam backend inspect -o
+//! manifest` wrote.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

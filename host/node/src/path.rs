@@ -1,7 +1,7 @@
 //! Paths that cannot leave where they begin: kubelet's, and those that operators give for attachments.
 //!
-//! What is checked here is the text. The machine opens every one of them from its root's descriptor, beneath it, without links:
-//! the text alone is never the defence.
+//! What is checked here is the text. The machine opens every one of them from its root's descriptor, beneath
+//! it, without links: the text alone is never the defence.
 
 use std::fmt;
 

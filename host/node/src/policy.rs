@@ -1,4 +1,5 @@
-//! What a driver may have done on this node. It denies by default: what the operator does not name is refused.
+//! What a driver may have done on this node. It denies by default: what the operator does not name is
+//! refused.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -123,7 +124,8 @@ pub struct Policy {
     pub stable_ids: Vec<Pattern>,
     /// Largest `tmpfs` in bytes.
     pub tmpfs_most: Option<u64>,
-    /// Filesystems that are mounted from devices, and made on blank ones; the first one unless a volume names another.
+    /// Filesystems that are mounted from devices, and made on blank ones; the first one unless a volume names
+    /// another.
     #[serde(default = "ext4")]
     pub filesystems: BTreeSet<Filesystem>,
     /// Whether programs in a volume may change their user when they start.

@@ -1,4 +1,5 @@
-//! Tells kubelet of the driver: a socket in its directory of plugins, for as long as the driver shall be known.
+//! Tells kubelet of the driver: a socket in its directory of plugins, for as long as the driver shall be
+//! known.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -54,10 +55,11 @@ struct Answers {
 }
 
 impl Registrar {
-    /// A driver that kubelet reaches at `endpoint`, a path on the host; `directory` is kubelet's directory of plugins.
+    /// A driver that kubelet reaches at `endpoint`, a path on the host; `directory` is kubelet's directory of
+    /// plugins.
     pub fn new(driver: String, endpoint: String, directory: &std::path::Path) -> Self {
-        // Kubelet names the server by the socket's whole path, percent-encoded, which is no host; the HTTP/2 of ours refuses such
-        // a request. Before an "@" it is a user's name, and may be anything.
+        // Kubelet names the server by the socket's whole path, percent-encoded, which is no host; the HTTP/2
+        // of ours refuses such a request. Before an "@" it is a user's name, and may be anything.
         let socket = directory.join(format!("{driver}@reg.sock"));
         Self { driver, endpoint, socket, state: watch::Sender::new(Registration::Waiting) }
     }
@@ -81,8 +83,8 @@ impl Registrar {
         }
     }
 
-    /// Serves until `stop`; then the socket goes, and kubelet forgets the driver. Where kubelet refuses, the socket goes too and
-    /// comes back after a pause: that is what makes kubelet ask again.
+    /// Serves until `stop`; then the socket goes, and kubelet forgets the driver. Where kubelet refuses, the
+    /// socket goes too and comes back after a pause: that is what makes kubelet ask again.
     ///
     /// # Errors
     /// When the socket cannot be listened on.

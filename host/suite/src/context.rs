@@ -1,5 +1,5 @@
-//! What a case works at: a loaded driver, fresh names, calls that are repeated while their outcome is open, and a list of
-//! everything that was made.
+//! What a case works at: a loaded driver, fresh names, calls that are repeated while their outcome is open,
+//! and a list of everything that was made.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -225,7 +225,8 @@ impl SuiteContext {
         lock(&self.errors).clone()
     }
 
-    /// Begins to create a volume, at one of several processes; what comes of it is the caller's to [`keep`](Self::keep).
+    /// Begins to create a volume, at one of several processes; what comes of it is the caller's to
+    /// [`keep`](Self::keep).
     pub(crate) fn start_create<'a>(
         &self,
         backend: &'a RecordingBackend,

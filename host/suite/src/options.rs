@@ -11,7 +11,8 @@ use cofferdam_wasm::BackendConfig;
 /// What a run is told. The default fits a driver that needs no parameters, secrets or topology.
 #[derive(Clone, Debug)]
 pub struct SuiteOptions {
-    /// Settings, grants and limits of the driver. The breaker is set aside: the suite makes calls die on purpose.
+    /// Settings, grants and limits of the driver. The breaker is set aside: the suite makes calls die on
+    /// purpose.
     pub config: BackendConfig,
     /// Secrets that every call carries.
     pub secrets: Secrets,

@@ -24,8 +24,8 @@ const MAX_CALLS_SHOWN: usize = 8;
 ///
 /// # Errors
 ///
-/// When the component was not tried for another reason: its file cannot be read, it lacks a grant or a directory, or the options
-/// make no sense.
+/// When the component was not tried for another reason: its file cannot be read, it lacks a grant or a
+/// directory, or the options make no sense.
 pub async fn run(
     engine: &Engine,
     source: ComponentSource,

@@ -1,4 +1,5 @@
-//! The suite is proved by drivers that break one rule each: no case that cannot fail, and none that fails for another's sake.
+//! The suite is proved by drivers that break one rule each: no case that cannot fail, and none that fails for
+//! another's sake.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, also in what its functions share")]
 
@@ -14,7 +15,8 @@ use futures::{StreamExt as _, future, stream};
 /// Runs at once: a run mostly waits for its driver's turns.
 const CONCURRENT_RUNS: usize = 4;
 
-/// Most cases of one interface that a breakage may fail: one that fails everything proves nothing of one rule.
+/// Most cases of one interface that a breakage may fail: one that fails everything proves nothing of one
+/// rule.
 const MAX_FAILURES: usize = 5;
 
 /// What a driver must be told beside its breakage for a case to be tried: features that it lacks, a place.
@@ -38,7 +40,8 @@ async fn start_server() -> (String, FakeArray) {
     FakeArray::start(([127, 0, 0, 1], 0).into()).await.unwrap()
 }
 
-/// Breaks the rule of a case, and runs the cases of its interface. Tells what is wrong with what the suite saw.
+/// Breaks the rule of a case, and runs the cases of its interface. Tells what is wrong with what the suite
+/// saw.
 async fn check_broken_rule(engine: &Engine, url: &str, case: &ConformanceCase) -> Option<String> {
     let mut settings = vec![("break", case.id), ("url", url)];
     settings.extend(EXTRA_SETTINGS.iter().filter(|(id, _)| *id == case.id).map(|(_, setting)| *setting));

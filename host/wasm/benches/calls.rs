@@ -1,5 +1,5 @@
-//! What a backend costs: calls per second with many callers, loading from the cache of compiled code, and memory of one more idle
-//! backend. Prints a table.
+//! What a backend costs: calls per second with many callers, loading from the cache of compiled code, and
+//! memory of one more idle backend. Prints a table.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! What a component costs whatever language it comes from: its size, the time to load it, the least memory that a call runs
-//! with, and one CreateVolume in a fresh instance. Takes component files; prints a table.
+//! What a component costs whatever language it comes from: its size, the time to load it, the least memory
+//! that a call runs with, and one CreateVolume in a fresh instance. Takes component files; prints a table.
 
 mod common;
 

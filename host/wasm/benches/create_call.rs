@@ -1,5 +1,6 @@
-//! What the sandbox costs: one CreateVolume in a fresh instance, beside the same call over gRPC on a unix socket, which is what
-//! a sidecar and its driver cost. Prints a table; takes how many calls to measure, and how many volumes to have before.
+//! What the sandbox costs: one CreateVolume in a fresh instance, beside the same call over gRPC on a unix
+//! socket, which is what a sidecar and its driver cost. Prints a table; takes how many calls to measure, and
+//! how many volumes to have before.
 
 mod common;
 

@@ -1,5 +1,6 @@
-//! What a backend feels of its neighbours: calls of a quiet one alone, and beside others that loop, hoard and flood with all the
-//! concurrency that they may have. Prints a table; takes how many calls to measure for each row.
+//! What a backend feels of its neighbours: calls of a quiet one alone, and beside others that loop, hoard and
+//! flood with all the concurrency that they may have. Prints a table; takes how many calls to measure for
+//! each row.
 
 mod common;
 

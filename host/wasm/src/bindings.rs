@@ -3,7 +3,8 @@ wasmtime::component::bindgen!({
     world: "complete",
     imports: {
         default: trappable,
-        // What touches a disk, the network or another call's turn waits; the guest sees a plain call either way.
+        // What touches a disk, the network or another call's turn waits; the guest sees a plain call either
+        // way.
         "cofferdam:storage/state.get": async | trappable,
         "cofferdam:storage/state.commit": async | trappable,
         "cofferdam:storage/state.scan": async | trappable,

@@ -1,14 +1,15 @@
 //! Leaves a backend alone that only traps or hangs.
 //!
-//! Closed → open after some consecutive failures → half-open after a pause: one call goes through; a success closes, a
-//! failure opens again for twice as long. Errors that the guest itself returns are answers and count as successes.
+//! Closed → open after some consecutive failures → half-open after a pause: one call goes through; a success
+//! closes, a failure opens again for twice as long. Errors that the guest itself returns are answers and
+//! count as successes.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The longest pause, in first pauses: one minute when the first is a second, so that a repaired backend is not waited for
-/// longer than people are patient.
+/// The longest pause, in first pauses: one minute when the first is a second, so that a repaired backend is
+/// not waited for longer than people are patient.
 const MAX_PAUSE_FACTOR: u32 = 60;
 
 /// State of one backend's breaker; the caller gives the time.
@@ -28,8 +29,8 @@ enum BreakerState {
     HalfOpen { pause: Duration, trial_deadline: Instant },
 }
 
-/// That a call was let through. How it ends counts as long as nothing has changed since: the end of a call that began before
-/// the breaker opened says nothing about the trial.
+/// That a call was let through. How it ends counts as long as nothing has changed since: the end of a call
+/// that began before the breaker opened says nothing about the trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BreakerPermit(u64);
 

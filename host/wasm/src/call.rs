@@ -149,9 +149,11 @@ async fn run_isolated<T>(
     CallOutcome { result: answer, usage: Some(usage) }
 }
 
-/// What a passed deadline says. A caller in a hurry, or a call that waited long for its turn, is not the guest's fault.
+/// What a passed deadline says. A caller in a hurry, or a call that waited long for its turn, is not the
+/// guest's fault.
 fn deadline_failure(elapsed: Duration, limits: &Limits) -> CallFailure {
-    /// Longer than any guest computes without waiting for its storage, and well below the second that callers give a probe.
+    /// Longer than any guest computes without waiting for its storage, and well below the second that callers
+    /// give a probe.
     const MIN_GUEST_TIME: Duration = Duration::from_millis(500);
     if elapsed < MIN_GUEST_TIME.min(limits.deadline()) {
         CallFailure::CallerDeadline(elapsed)
@@ -160,7 +162,8 @@ fn deadline_failure(elapsed: Duration, limits: &Limits) -> CallFailure {
     }
 }
 
-/// Why wasmtime ended a call. The limits leave their mark in the store, which is surer than reading the error.
+/// Why wasmtime ended a call. The limits leave their mark in the store, which is surer than reading the
+/// error.
 fn classify(error: &wasmtime::Error, host: &StoreData, limits: &Limits) -> CallFailure {
     if host.is_cpu_exhausted {
         return CallFailure::Cpu(Duration::from_millis(limits.cpu_ms));

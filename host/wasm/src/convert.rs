@@ -82,7 +82,8 @@ fn owner(owner: VolumeOwner) -> wit::Owner {
         claim_uid: owner.claim_uid.as_str().to_owned(),
         pv_name: owner.pv_name.as_str().to_owned(),
         reclaim_policy: match owner.reclaim_policy {
-            // Kubernetes' Recycle ends with an empty volume that stays; what nobody knows must not be deleted.
+            // Kubernetes' Recycle ends with an empty volume that stays; what nobody knows must not be
+            // deleted.
             ReclaimPolicy::Retain | ReclaimPolicy::Recycle | ReclaimPolicy::Other(_) => {
                 wit::ReclaimPolicy::Retain
             }
@@ -270,7 +271,8 @@ pub(crate) fn readiness(readiness: identity::Readiness, redactor: &Redactor) -> 
     }
 }
 
-/// A guest's text for people, without the call's secrets. Blotted out before it is cut, which could leave half a secret.
+/// A guest's text for people, without the call's secrets. Blotted out before it is cut, which could leave
+/// half a secret.
 fn redacted(text: &str, redactor: &Redactor) -> String {
     printable(&redactor.redact(text))
 }

@@ -1,13 +1,14 @@
 //! Threads of their own, and turns on them, for calls that compute for long.
 //!
-//! A guest gives its thread back at every tick of the engine's clock, but it is runnable at once again: a backend with many such
-//! calls would fill the threads' queue, and the short calls of other backends would wait behind all of them. So whoever computes
-//! for long does it on other threads, of which there are half as many as processors and which make way for the rest of the
-//! process: each stretch of such a call, of a tick at most, is a turn there. Turns go round the backends first, and then round the
-//! calls of one backend.
+//! A guest gives its thread back at every tick of the engine's clock, but it is runnable at once again: a
+//! backend with many such calls would fill the threads' queue, and the short calls of other backends would
+//! wait behind all of them. So whoever computes for long does it on other threads, of which there are half as
+//! many as processors and which make way for the rest of the process: each stretch of such a call, of a tick
+//! at most, is a turn there. Turns go round the backends first, and then round the calls of one backend.
 //!
-//! A call that ends, or traps, within its first tick is over before it is known to be long, and a backend with many such calls
-//! would keep all threads as well. So it is learned how long a backend's calls compute; where that is long, they begin with a turn.
+//! A call that ends, or traps, within its first tick is over before it is known to be long, and a backend
+//! with many such calls would keep all threads as well. So it is learned how long a backend's calls compute;
+//! where that is long, they begin with a turn.
 
 use std::{
     panic::resume_unwind,
@@ -26,8 +27,8 @@ use tracing::Instrument as _;
 
 use crate::{cpu_time::CpuTime, limits::EPOCH_TICK};
 
-/// From here on a backend's calls begin in the lane, on the mean: well above what calls take that only ask their storage, and well
-/// below what others would notice.
+/// From here on a backend's calls begin in the lane, on the mean: well above what calls take that only ask
+/// their storage, and well below what others would notice.
 const CPU_BOUND_THRESHOLD: Duration = Duration::from_millis(1);
 /// How many calls the mean is taken over, roughly.
 const MEAN_WINDOW: u64 = 8;
@@ -35,8 +36,8 @@ const MEAN_WINDOW: u64 = 8;
 /// The turns of one backend.
 #[derive(Clone, Debug)]
 pub(crate) struct CpuPool {
-    /// Whose turn it is among the calls of this backend; first come, first served, as the library's locks are fair. A backend
-    /// stands in the threads' queue once, so that many calls do not get it more turns.
+    /// Whose turn it is among the calls of this backend; first come, first served, as the library's locks are
+    /// fair. A backend stands in the threads' queue once, so that many calls do not get it more turns.
     slice_lock: Arc<Mutex<()>>,
     /// How long a call computes before it is known to be long, on the mean, in microseconds.
     mean_cpu_micros: Arc<AtomicU64>,
@@ -76,9 +77,9 @@ impl CpuPool {
         Self { slice_lock: Arc::default(), mean_cpu_micros: Arc::default(), threads }
     }
 
-    /// Runs a call; once it is long, or where calls of this backend are, each stretch of it is a turn. A stretch ends when the
-    /// call waits for something, has computed for a tick, or is over. The call must not count on being polled when its
-    /// deadline has passed while it waits for its turn.
+    /// Runs a call; once it is long, or where calls of this backend are, each stretch of it is a turn. A
+    /// stretch ends when the call waits for something, has computed for a tick, or is over. The call must not
+    /// count on being polled when its deadline has passed while it waits for its turn.
     pub(crate) async fn run<T: Send + 'static>(&self, cpu_time: &CpuTime, mut call: BoxedCall<T>) -> T {
         if !self.is_cpu_bound() {
             let first_slice = std::future::poll_fn(|context| {
@@ -119,7 +120,8 @@ impl CpuPool {
         slice_waker: Arc<SliceWaker>,
     ) -> (BoxedCall<T>, Poll<T>) {
         let _slice_guard = self.slice_lock.lock().await;
-        // What the call asks of the system, such as connections and timers, stays with the threads for everybody.
+        // What the call asks of the system, such as connections and timers, stays with the threads for
+        // everybody.
         let runtime = Handle::current();
         let slice = async move {
             let _runtime_guard = runtime.enter();

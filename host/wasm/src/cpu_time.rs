@@ -1,7 +1,7 @@
 //! How long one call has computed.
 //!
-//! By the clock of the thread, stretch by stretch: neither waiting for the host counts, nor standing behind other threads of a
-//! busy machine.
+//! By the clock of the thread, stretch by stretch: neither waiting for the host counts, nor standing behind
+//! other threads of a busy machine.
 
 use std::{
     sync::{

@@ -31,9 +31,10 @@ use crate::{
 
 /// Frames of a guest's backtrace: what a log line can show.
 const BACKTRACE_FRAMES: usize = 16;
-/// The niceness of threads for long calls. Whoever wakes up beside such a thread runs at once; between the niceness of all
-/// others and this one the system lets it wait for a slice of the processor, which is many short calls. Not the lowest: on a
-/// machine that others keep busy, a thread of niceness 19 gets less than a hundredth of a processor, and calls meet their deadline.
+/// The niceness of threads for long calls. Whoever wakes up beside such a thread runs at once; between the
+/// niceness of all others and this one the system lets it wait for a slice of the processor, which is many
+/// short calls. Not the lowest: on a machine that others keep busy, a thread of niceness 19 gets less than a
+/// hundredth of a processor, and calls meet their deadline.
 const CPU_BOUND_NICENESS: i32 = 10;
 /// Most bytes of compiled code on the disk: some twenty components of the largest languages.
 const MAX_CACHE_BYTES: u64 = 1 << 30;
@@ -44,8 +45,8 @@ pub enum CompiledCache {
     /// In the user's cache directory; nowhere, with a warning, when there is none or it cannot be written.
     #[default]
     User,
-    /// In this directory. What lies there is run, so that it is nowhere, with a warning, when somebody else can write to the
-    /// directory, or nobody can.
+    /// In this directory. What lies there is run, so that it is nowhere, with a warning, when somebody else
+    /// can write to the directory, or nobody can.
     Directory(PathBuf),
     /// Nowhere.
     Off,
@@ -69,7 +70,8 @@ pub struct Engine {
 pub(crate) struct EngineInner {
     pub(crate) wasm: wasmtime::Engine,
     pub(crate) metrics: WasmMetrics,
-    /// One component is compiled at a time: compiling takes a whole CPU and, for some languages, hundreds of megabytes.
+    /// One component is compiled at a time: compiling takes a whole CPU and, for some languages, hundreds of
+    /// megabytes.
     pub(crate) compile_lock: tokio::sync::Mutex<()>,
     /// What is compiled and linked already: a component that several backends use is in memory once.
     pub(crate) component_cache: Mutex<HashMap<Digest, Weak<CompiledComponent>>>,
@@ -100,7 +102,8 @@ impl Engine {
         let linker = new_linker(&wasm).map_err(|error| LoadError::Engine(format!("{error:#}")))?;
         start_epoch_ticker(&wasm)?;
         let processors = thread::available_parallelism().map_or(2, NonZeroUsize::get);
-        // Apart from the threads that watch the cluster, renew leases and answer health checks, so that no guest can starve those.
+        // Apart from the threads that watch the cluster, renew leases and answer health checks, so that no
+        // guest can starve those.
         let guests = WorkerThreads::start("guest", processors, || ())?;
         let long = WorkerThreads::start("guest-long", processors.div_ceil(2), lower_thread_priority)?;
         Ok(Self {
@@ -184,8 +187,9 @@ fn new_engine(cache: Option<Cache>) -> wasmtime::Result<wasmtime::Engine> {
     })
 }
 
-/// Everything that guests need and nothing more: what is off cannot be attacked. Proposals that need cargo features which
-/// this build leaves out (garbage collection, exceptions, component-model async, parallel compilation) are off with them.
+/// Everything that guests need and nothing more: what is off cannot be attacked. Proposals that need cargo
+/// features which this build leaves out (garbage collection, exceptions, component-model async, parallel
+/// compilation) are off with them.
 fn engine_config() -> Config {
     let mut config = Config::new();
     config
@@ -205,8 +209,8 @@ fn new_linker(engine: &wasmtime::Engine) -> wasmtime::Result<Linker<StoreData>> 
     Ok(linker)
 }
 
-/// The clock that stops guests. It has a thread of its own because a task could starve behind the guests that it shall stop;
-/// it ends with the engine.
+/// The clock that stops guests. It has a thread of its own because a task could starve behind the guests that
+/// it shall stop; it ends with the engine.
 fn start_epoch_ticker(engine: &wasmtime::Engine) -> Result<(), LoadError> {
     let engine = engine.weak();
     let tick = move || {

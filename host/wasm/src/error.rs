@@ -7,8 +7,8 @@ use crate::{
     inspect::{Grant, InterfaceVersion},
 };
 
-/// A component that cannot become a backend, or an engine that cannot start. Every message is one line that names the
-/// component.
+/// A component that cannot become a backend, or an engine that cannot start. Every message is one line that
+/// names the component.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {

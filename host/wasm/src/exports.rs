@@ -69,8 +69,9 @@ impl Exports {
     }
 }
 
-/// Checks the types of all that was found: the library looks at them only when something is called, and a driver that cannot
-/// cut snapshots must be known before the first one is wanted. The inner error says which interface differs, and how.
+/// Checks the types of all that was found: the library looks at them only when something is called, and a
+/// driver that cannot cut snapshots must be known before the first one is wanted. The inner error says which
+/// interface differs, and how.
 pub(crate) fn check_types() -> GuestFunction<Result<(), String>> {
     Box::new(|fresh| {
         Box::pin(async move {

@@ -64,9 +64,9 @@ pub(crate) enum BreakerSignal {
 }
 
 impl CallFailure {
-    /// What the caller hears. Nothing that stops a guest from outside is final: its storage may have got the request. Nor is a
-    /// call that never reached the guest: an earlier one for the same volume may still have an effect, and a final answer
-    /// would make the caller forget it.
+    /// What the caller hears. Nothing that stops a guest from outside is final: its storage may have got the
+    /// request. Nor is a call that never reached the guest: an earlier one for the same volume may still have
+    /// an effect, and a final answer would make the caller forget it.
     pub(crate) fn into_error(self) -> StorageError {
         let unknown = |kind, message: String| StorageError::unknown_outcome(kind, message);
         match self {

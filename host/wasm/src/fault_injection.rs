@@ -1,7 +1,8 @@
-//! What the conformance suite does to a backend that no cluster does on purpose: it ends calls in the middle, and it looks at
-//! the same storage through a second process.
+//! What the conformance suite does to a backend that no cluster does on purpose: it ends calls in the middle,
+//! and it looks at the same storage through a second process.
 //!
-//! Nothing here is reached by a role: a backend that [`Engine::load`](crate::Engine::load) makes has an empty [`FaultPlan`].
+//! Nothing here is reached by a role: a backend that [`Engine::load`](crate::Engine::load) makes has an empty
+//! [`FaultPlan`].
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -19,7 +20,8 @@ pub enum FaultPoint {
     Before(u32),
     /// After the host has done what it was asked for, after this many calls before it.
     After(u32),
-    /// Not at all: after this many HTTP requests one is carried out, and the guest hears that the connection broke.
+    /// Not at all: after this many HTTP requests one is carried out, and the guest hears that the connection
+    /// broke.
     LostResponse(u32),
 }
 
@@ -31,7 +33,8 @@ struct FaultState {
 }
 
 impl FaultPlan {
-    /// Lets the next call of a backend die there, once. Calls of the host are counted from now on, whoever makes them.
+    /// Lets the next call of a backend die there, once. Calls of the host are counted from now on, whoever
+    /// makes them.
     pub fn arm(&self, fault: FaultPoint) {
         *self.lock() = FaultState { armed: Some(fault), calls: 0, requests: 0 };
     }
@@ -41,8 +44,8 @@ impl FaultPlan {
         self.lock().armed.take().is_none()
     }
 
-    /// Does what a guest asked for, unless its call shall die here. For what changes something outside of the call, or tells
-    /// what there is: between two of these nothing happens that anybody else could see.
+    /// Does what a guest asked for, unless its call shall die here. For what changes something outside of the
+    /// call, or tells what there is: between two of these nothing happens that anybody else could see.
     pub(crate) async fn wrap<T>(
         &self,
         host: impl Future<Output = wasmtime::Result<T>>,

@@ -53,8 +53,8 @@ impl Grant {
         Self::Pool,
     ];
 
-    /// What a backend is given unless its configuration says otherwise: what stays within this process and shows it nothing
-    /// but its own.
+    /// What a backend is given unless its configuration says otherwise: what stays within this process and
+    /// shows it nothing but its own.
     pub const DEFAULT: [Self; 6] =
         [Self::Log, Self::Ambient, Self::Settings, Self::Secrets, Self::Session, Self::State];
 
@@ -165,9 +165,9 @@ impl ComponentInterfaces {
     }
 }
 
-/// WASI interfaces that the runtimes of guest languages import without needing them. They are linked with nothing behind
-/// them: no environment, no arguments, no directory, no input; clocks and randomness work; output goes to the log.
-/// Sockets and HTTP are not among them.
+/// WASI interfaces that the runtimes of guest languages import without needing them. They are linked with
+/// nothing behind them: no environment, no arguments, no directory, no input; clocks and randomness work;
+/// output goes to the log. Sockets and HTTP are not among them.
 pub(crate) const INERT_IMPORTS: [&str; 20] = [
     "wasi:cli/environment",
     "wasi:cli/exit",
@@ -211,7 +211,8 @@ impl<'a> InterfaceName<'a> {
         self.path.strip_prefix(CONTRACT_PACKAGE)?.strip_prefix('/')
     }
 
-    /// Whether semantic versioning lets this stand in for ours: the same minor version while the major one is 0.
+    /// Whether semantic versioning lets this stand in for ours: the same minor version while the major one is
+    /// 0.
     fn is_compatible(self) -> bool {
         let compatibility_track = |version: &str| {
             let (core, pre) =
@@ -251,8 +252,8 @@ fn required_grants(component: &str, imports: &[String]) -> Result<BTreeSet<Grant
     Ok(grants)
 }
 
-/// The abilities that a component has. Exports that are not the contract's are tool chains' own and tolerated; the
-/// contract's in another version are not: the ability would be lost without a word.
+/// The abilities that a component has. Exports that are not the contract's are tool chains' own and
+/// tolerated; the contract's in another version are not: the ability would be lost without a word.
 fn exported_abilities(component: &str, exports: &[String]) -> Result<BTreeSet<Ability>, LoadError> {
     let contract_export = |export: &String| {
         let name = InterfaceName::parse(export);

@@ -1,11 +1,12 @@
 //! Where instances live: slots that are reserved once and used again.
 //!
-//! A call has a fresh instance, and mapping and unmapping its memories, tables and stack for each costs more than what most calls
-//! do in them (ADR 0016). Slots are reserved as addresses when the engine starts and take memory when they are used. What a
-//! guest has left in one is given back to the system or wiped before the next one enters.
+//! A call has a fresh instance, and mapping and unmapping its memories, tables and stack for each costs more
+//! than what most calls do in them (ADR 0016). Slots are reserved as addresses when the engine starts and
+//! take memory when they are used. What a guest has left in one is given back to the system or wiped before
+//! the next one enters.
 //!
-//! There are as many for the whole process as below. A backend has a share of them, so that none takes all, whatever its component
-//! needs; who finds none waits within its deadline.
+//! There are as many for the whole process as below. A backend has a share of them, so that none takes all,
+//! whatever its component needs; who finds none waits within its deadline.
 
 use std::sync::Arc;
 
@@ -16,9 +17,11 @@ use crate::limits::Limits;
 
 const KIB: usize = 1 << 10;
 
-/// Linear memories of all calls at once: eight backends with as many calls as they may have, where a component has one.
+/// Linear memories of all calls at once: eight backends with as many calls as they may have, where a
+/// component has one.
 const POOL_MEMORIES: u32 = 512;
-/// Tables that come with one memory, on the mean over a component. Rust's have two and one memory, CPython's 16.
+/// Tables that come with one memory, on the mean over a component. Rust's have two and one memory, CPython's
+/// 16.
 const TABLES_PER_MEMORY: u32 = 16;
 /// Most memories of one call.
 const MAX_MEMORIES_PER_CALL: u32 = 64;
@@ -28,14 +31,16 @@ const MAX_TABLES_PER_CALL: u32 = 256;
 const MAX_INSTANCES_PER_CALL: u32 = 1_024;
 /// Most elements of a table.
 const MAX_TABLE_ELEMENTS: usize = 100_000;
-/// What the library keeps beside the memories of one instance, at most; it grows with the component's functions.
+/// What the library keeps beside the memories of one instance, at most; it grows with the component's
+/// functions.
 const MAX_INSTANCE_METADATA: usize = 16 << 20;
 /// Slots of one backend: its calls at once by default, where its component has one memory.
 const DRIVER_QUOTA: u32 = 64;
 /// Slots that are used again before others are used for the first time.
 const WARM_SLOTS: u32 = 16;
-/// What an empty slot keeps of its memory, wiped; the rest goes back to the system. All of it for a small driver in Rust, whose
-/// stack the linker is told to make small. At worst, after 512 calls at once, it is 176 MiB with what follows.
+/// What an empty slot keeps of its memory, wiped; the rest goes back to the system. All of it for a small
+/// driver in Rust, whose stack the linker is told to make small. At worst, after 512 calls at once, it is 176
+/// MiB with what follows.
 const RESIDENT_MEMORY: usize = 256 * KIB;
 /// What an empty slot keeps of each of its tables, wiped.
 const RESIDENT_TABLE: usize = 4 * KIB;
@@ -118,7 +123,8 @@ pub(crate) fn configure_pooling(config: &mut Config) {
     config.allocation_strategy(InstanceAllocationStrategy::Pooling(pooling));
 }
 
-/// The limits that no operator can raise over what a slot has, each with its value and the most that it may be.
+/// The limits that no operator can raise over what a slot has, each with its value and the most that it may
+/// be.
 pub(crate) fn limit_maxima(limits: &Limits) -> [(&'static str, usize, usize); 4] {
     [
         ("instances", limits.instances, MAX_INSTANCES_PER_CALL as usize),

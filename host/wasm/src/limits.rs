@@ -8,13 +8,13 @@ use wasmtime::ResourceLimiter;
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// Bounds of one backend. Each has a default that fits guests in every language that was measured; an operator changes single
-/// ones.
+/// Bounds of one backend. Each has a default that fits guests in every language that was measured; an
+/// operator changes single ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Limits {
-    /// Linear memory of one call in bytes, summed over all memories of the component. No measured guest needs more than
-    /// 17 MiB.
+    /// Linear memory of one call in bytes, summed over all memories of the component. No measured guest needs
+    /// more than 17 MiB.
     pub memory_bytes: usize,
     /// Time that one call may compute, in milliseconds; waiting does not count. Looked at in ticks of 10 ms.
     pub cpu_ms: u64,
@@ -42,7 +42,8 @@ pub struct Limits {
     pub http_response_bytes: usize,
     /// Requests of the `http` import that are under way at once; another is refused at once.
     pub http_exchanges: usize,
-    /// Time that one request of the `http` import may take in all, in milliseconds. It goes on when its call is over.
+    /// Time that one request of the `http` import may take in all, in milliseconds. It goes on when its call
+    /// is over.
     pub http_timeout_ms: u64,
     /// Core instances of one call: bounds what a composition of components costs.
     pub instances: usize,
@@ -56,7 +57,8 @@ pub struct Limits {
     pub handles: usize,
     /// Consecutive traps and time-outs after which the backend is left alone for a while.
     pub breaker_failures: u32,
-    /// How long it is left alone at first, in milliseconds; doubled each time that it still fails, up to 60 times this.
+    /// How long it is left alone at first, in milliseconds; doubled each time that it still fails, up to 60
+    /// times this.
     pub breaker_pause_ms: u64,
 }
 
@@ -70,7 +72,8 @@ impl Default for Limits {
             log_bytes: 64 * KIB,
             file_bytes: 64 << 20,
             concurrent_calls: 64,
-            // Sixteen rounds of callers: with calls of a second each, the last of them is still served within a minute.
+            // Sixteen rounds of callers: with calls of a second each, the last of them is still served within
+            // a minute.
             queued_calls: 1_024,
             // About a hundred thousand volumes of the memory backend.
             state_bytes: 64 * MIB,
@@ -92,8 +95,8 @@ impl Default for Limits {
     }
 }
 
-/// How often the engine's clock ticks. Guests give their thread back and are stopped at ticks, so it is also the grain of their
-/// budget of computing time.
+/// How often the engine's clock ticks. Guests give their thread back and are stopped at ticks, so it is also
+/// the grain of their budget of computing time.
 pub(crate) const EPOCH_TICK: Duration = Duration::from_millis(10);
 
 impl Limits {

@@ -88,8 +88,8 @@ pub struct BackendConfig {
 }
 
 impl BackendConfig {
-    /// What the backend may import in the end: by name, and by a section of its own. Who names origins for its requests has
-    /// granted it `http` with them, and who names a directory `pool`.
+    /// What the backend may import in the end: by name, and by a section of its own. Who names origins for
+    /// its requests has granted it `http` with them, and who names a directory `pool`.
     pub fn effective_grants(&self) -> BTreeSet<Grant> {
         let http = (!self.http.origins.is_empty()).then_some(Grant::Http);
         let pool = self.pool.is_some().then_some(Grant::Pool);
@@ -131,8 +131,8 @@ impl Engine {
         })
     }
 
-    /// Asks a component who it is, with every import in place and nothing behind those that reach outside of the call: what a
-    /// component says of itself must not depend on them.
+    /// Asks a component who it is, with every import in place and nothing behind those that reach outside of
+    /// the call: what a component says of itself must not depend on them.
     ///
     /// # Errors
     ///
@@ -186,8 +186,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// When the component cannot be read, is none, asks for what it must not have, or fails its first calls. The message is
-    /// one line that names it.
+    /// When the component cannot be read, is none, asks for what it must not have, or fails its first calls.
+    /// The message is one line that names it.
     pub async fn load(
         &self,
         source: ComponentSource,

@@ -113,7 +113,8 @@ impl Default for WasmMetrics {
 }
 
 impl WasmMetrics {
-    /// Registers the metrics of components; `calls` counts their calls beside those of other drivers. A process has one instance.
+    /// Registers the metrics of components; `calls` counts their calls beside those of other drivers. A
+    /// process has one instance.
     pub fn register(registry: &mut Registry, calls: BackendMetrics) -> Self {
         let metrics = Self { calls, ..Self::default() };
         registry.register(
@@ -293,7 +294,8 @@ impl DriverMetrics {
         self.state_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
     }
 
-    /// The pool has so many items, and has promised so many bytes to images. Drivers without a pool never say so.
+    /// The pool has so many items, and has promised so many bytes to images. Drivers without a pool never say
+    /// so.
     pub(crate) fn set_pool_usage(&self, items: usize, bytes: u64) {
         let label = Driver { driver_name: self.driver.clone() };
         self.backend_metrics.pool_items.get_or_create(&label).set(i64::try_from(items).unwrap_or(i64::MAX));

@@ -25,8 +25,8 @@ impl HasData for WasiIo {
     type Data<'a> = &'a mut ResourceTable;
 }
 
-/// Links the interfaces of [`INERT`](crate::inspect::INERT), one by one: an interface that a new version of the library adds
-/// is not offered by accident.
+/// Links the interfaces of [`INERT`](crate::inspect::INERT), one by one: an interface that a new version of
+/// the library adds is not offered by accident.
 pub(crate) fn link(l: &mut Linker<StoreData>) -> wasmtime::Result<()> {
     io::error::add_to_linker::<StoreData, WasiIo>(l, |host| host.ctx().table)?;
     io::poll::add_to_linker::<StoreData, WasiIo>(l, |host| host.ctx().table)?;
@@ -51,8 +51,8 @@ pub(crate) fn link(l: &mut Linker<StoreData>) -> wasmtime::Result<()> {
     Ok(())
 }
 
-/// What a guest prints: the first bytes are kept, the rest is counted and swallowed. It never blocks and never fails, so
-/// that a guest that prints too much only loses what it printed.
+/// What a guest prints: the first bytes are kept, the rest is counted and swallowed. It never blocks and
+/// never fails, so that a guest that prints too much only loses what it printed.
 #[derive(Clone, Debug)]
 pub(crate) struct GuestOutput(Arc<Mutex<OutputBuffer>>);
 
@@ -79,11 +79,12 @@ impl GuestOutput {
         })))
     }
 
-    /// What was printed as text, cleaned by `blot`, without control characters and not longer than the limit, and how many bytes
-    /// are missing. `None` when nothing was printed.
+    /// What was printed as text, cleaned by `blot`, without control characters and not longer than the limit,
+    /// and how many bytes are missing. `None` when nothing was printed.
     pub(crate) fn redacted_text(&self, redact: impl Fn(&str) -> String) -> Option<(String, usize)> {
         let buffer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Before anything is cut or replaced: half of a secret, or one with a blank for its tab, would not be recognised.
+        // Before anything is cut or replaced: half of a secret, or one with a blank for its tab, would not be
+        // recognised.
         let text = redact(String::from_utf8_lossy(&buffer.bytes).trim());
         let shown: String = text
             .char_indices()

@@ -1,5 +1,5 @@
-//! What was built against a released version of the contract goes on working: for each version its interfaces are kept as they
-//! were, and components that were compiled against them. See `compatibility/README.md`.
+//! What was built against a released version of the contract goes on working: for each version its interfaces
+//! are kept as they were, and components that were compiled against them. See `compatibility/README.md`.
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
 mod common;

@@ -207,7 +207,8 @@ async fn oversized_state_requests_are_rejected() {
     let error = create(&backend, "state-huge-value", 1).await.unwrap_err();
     assert_unknown(&error, ErrorKind::Internal, "a value of more than 4194304 bytes");
     assert_eq!(backend.state_usage(), (0, 0));
-    // A GiB does not fit the memory of a call; where the operator allows that much memory, it does not fit an import.
+    // A GiB does not fit the memory of a call; where the operator allows that much memory, it does not fit an
+    // import.
     let error = create(&backend, "state-giant-value", 1).await.unwrap_err();
     assert_unknown(&error, ErrorKind::Internal, "wanted more than 67108864 bytes of memory");
     let roomy = load_hostile(&[], Limits { memory_bytes: 3 << 30, cpu_ms: 60_000, ..limits() }).await;

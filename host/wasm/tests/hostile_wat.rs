@@ -1,5 +1,5 @@
-//! Components that no honest compiler makes, written by hand: each gets a typed error of one short line, the process lives on,
-//! and the next call works.
+//! Components that no honest compiler makes, written by hand: each gets a typed error of one short line, the
+//! process lives on, and the next call works.
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
 mod common;
@@ -74,7 +74,8 @@ async fn assert_works(backend: &WasmBackend) {
     assert_eq!(create(backend, "well-behaved", 7).await.unwrap().handle, VolumeHandle::new("v"));
 }
 
-/// A misdeed in `create` is an internal error with an open outcome, twice alike, while `delete` of the same backend works.
+/// A misdeed in `create` is an internal error with an open outcome, twice alike, while `delete` of the same
+/// backend works.
 async fn assert_create_fails(guest: &WatGuest, limits: Limits, expected: &str) {
     let backend = load_guest(&engine(), guest, limits).await.unwrap();
     for _ in 0..2 {
@@ -233,7 +234,8 @@ async fn trap_in_any_function_is_reported() {
     }
 }
 
-/// Slots are used again, and each guest looks over all that it gets: a mark that an earlier one has left is a trap.
+/// Slots are used again, and each guest looks over all that it gets: a mark that an earlier one has left is a
+/// trap.
 #[tokio::test]
 async fn reused_instances_hold_no_data_of_earlier_guests() {
     // Pages of the first memory, of what it has grown by, and an element of a table.
@@ -688,7 +690,8 @@ async fn invalid_log_arguments_trap() {
     ] {
         assert_create_fails(&guest(&line), limits(), expected).await;
     }
-    // A flood by fields: thousands of empty ones in each line, in a loop. Lines are lost, and the time is the guest's own.
+    // A flood by fields: thousands of empty ones in each line, in a loop. Lines are lost, and the time is the
+    // guest's own.
     let flood = format!("(loop $l {} (br $l))", write(2, 40, 0, 8_192, 400));
     assert_create_fails(&guest(&flood), limits(), "computed for more than 50ms").await;
 }

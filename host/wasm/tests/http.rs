@@ -1,4 +1,5 @@
-//! The import `http` through a guest and real sockets: what is allowed works, what is not is refused before anything is sent.
+//! The import `http` through a guest and real sockets: what is allowed works, what is not is refused before
+//! anything is sent.
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
 mod common;

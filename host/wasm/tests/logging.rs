@@ -1,5 +1,5 @@
-//! What guests say reaches the log: clean, bounded, and beside the trap that it explains. One test, because a process has one
-//! log.
+//! What guests say reaches the log: clean, bounded, and beside the trap that it explains. One test, because a
+//! process has one log.
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
 mod common;

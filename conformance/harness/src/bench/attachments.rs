@@ -1,5 +1,5 @@
-//! The load of attachments: volumes that are there are attached to nodes, and detached again. No node runs: an attachment is what
-//! its object says.
+//! The load of attachments: volumes that are there are attached to nodes, and detached again. No node runs:
+//! an attachment is what its object says.
 
 use std::{collections::HashMap, time::Instant};
 

@@ -1,5 +1,5 @@
-//! Several rounds of the same loads: a machine that is slower for a minute is slower for whoever runs in that minute. Each figure
-//! is the median of its rounds.
+//! Several rounds of the same loads: a machine that is slower for a minute is slower for whoever runs in that
+//! minute. Each figure is the median of its rounds.
 
 use std::collections::BTreeMap;
 

@@ -55,7 +55,8 @@ pub(super) struct Cost {
 }
 
 impl UsageReading {
-    /// Reads once the API has nothing to write any more: what a load leaves to be done afterwards belongs to it.
+    /// Reads once the API has nothing to write any more: what a load leaves to be done afterwards belongs to
+    /// it.
     ///
     /// # Errors
     /// When a process has ended, or the API does not answer.

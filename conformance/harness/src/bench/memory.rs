@@ -1,5 +1,5 @@
-//! What a controller keeps of a cluster that is full: volumes of several drivers, claimed, attached, and in use by pods, and nobody
-//! who wants anything. No kubelet runs.
+//! What a controller keeps of a cluster that is full: volumes of several drivers, claimed, attached, and in
+//! use by pods, and nobody who wants anything. No kubelet runs.
 
 use std::collections::BTreeMap;
 

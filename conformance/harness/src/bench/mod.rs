@@ -1,7 +1,7 @@
 //! `make bench-peers`: one load, answered by Kubernetes' own controllers, by ours, and by nobody.
 //!
-//! Each stack has a control plane of its own, as fresh as the others'. Everything is on one machine, so figures are of that
-//! machine; what counts are the ratios of one run.
+//! Each stack has a control plane of its own, as fresh as the others'. Everything is on one machine, so
+//! figures are of that machine; what counts are the ratios of one run.
 
 mod attachments;
 mod configurations;
@@ -168,7 +168,8 @@ fn selected_groups() -> Result<Option<Vec<LoadGroup>>> {
     text.split(',').map(group).collect::<Result<_>>().map(Some)
 }
 
-/// Measures everything, or what `LOADS` names, and writes it down. What is a part only is left in the run's directory.
+/// Measures everything, or what `LOADS` names, and writes it down. What is a part only is left in the run's
+/// directory.
 ///
 /// # Errors
 /// When something does not run, or a claim is not answered.

@@ -1,5 +1,5 @@
-//! The load of pods: users who each make a claim and a pod, wait until the pod runs, and delete both. On a real kubelet, with our
-//! `node` for everybody: who provisions and who attaches is what differs.
+//! The load of pods: users who each make a claim and a pod, wait until the pod runs, and delete both. On a
+//! real kubelet, with our `node` for everybody: who provisions and who attaches is what differs.
 
 use std::{
     collections::HashMap,
@@ -52,7 +52,8 @@ const ROLES: [&str; 4] = ["provisioner", "pv-controller", "protection", "attache
 pub(super) struct NodeRoleUsage {
     /// Resident bytes of `node`, `registrar` and `liveness` in one process, after the load.
     pub(super) resident_bytes: u64,
-    /// Milliseconds in which half of the calls of NodePublishVolume for a directory were answered, and how many these were.
+    /// Milliseconds in which half of the calls of NodePublishVolume for a directory were answered, and how
+    /// many these were.
     pub(super) publish_p50: f64,
     pub(super) publishes: usize,
 }

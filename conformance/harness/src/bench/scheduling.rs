@@ -1,5 +1,5 @@
-//! The load of pods that are placed on nodes: their volumes are attached there, and detached when they have gone. No kubelet runs,
-//! and who attaches is our attacher for everybody: what is compared is who decides.
+//! The load of pods that are placed on nodes: their volumes are attached there, and detached when they have
+//! gone. No kubelet runs, and who attaches is our attacher for everybody: what is compared is who decides.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -33,7 +33,8 @@ const NODES_PATH: &str = "/api/v1/nodes";
 const PROVISIONING_ROLES: [&str; 3] = ["provisioner", "pv-controller", "attacher"];
 const ATTACH_DETACH_CONTROLLER: &str = "persistentvolume-attach-detach-controller";
 
-/// Pods of a namespace with a claim each, and the names that their volumes have in a node's status and in the API.
+/// Pods of a namespace with a claim each, and the names that their volumes have in a node's status and in the
+/// API.
 pub(super) struct ScheduledPods {
     client: Client,
     path: String,
@@ -153,7 +154,8 @@ impl ScheduledPods {
     }
 }
 
-/// The same pods, and what has to be written so that their volumes are attached, by the users themselves; nobody tells the nodes.
+/// The same pods, and what has to be written so that their volumes are attached, by the users themselves;
+/// nobody tells the nodes.
 ///
 /// # Errors
 /// When the API refuses a write.

@@ -1,5 +1,5 @@
-//! Who answers a load on volumes that are there: attaches them, or grows them. They are made beforehand, by the same roles for
-//! everybody, which are gone when the load begins: what is compared is one controller.
+//! Who answers a load on volumes that are there: attaches them, or grows them. They are made beforehand, by
+//! the same roles for everybody, which are gone when the load begins: what is compared is one controller.
 
 use anyhow::Result;
 

@@ -1,5 +1,5 @@
-//! What the API can do: the writes that every controller has to make for a claim, by the users themselves, one after another for
-//! each claim, and nobody who watches.
+//! What the API can do: the writes that every controller has to make for a claim, by the users themselves,
+//! one after another for each claim, and nobody who watches.
 
 use std::time::Instant;
 

@@ -53,7 +53,8 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     inner.process.wait_exit(TIMEOUT).await?;
     wait_clean(&inner, "kill -9 of the harness").await?;
 
-    // With process 1 killed too, nobody is left who could clean up what the kernel does not: the next run does.
+    // With process 1 killed too, nobody is left who could clean up what the kernel does not: the next run
+    // does.
     let mut inner = start_and_wait(run, "kill-all").await?;
     inner.process.kill().await?;
     until("its processes are gone", TIMEOUT, async || ensure_no_sleeper()).await?;
@@ -142,7 +143,8 @@ fn signal(inner: &InnerHarness, which: Signal) -> Result<()> {
     Ok(kill_process(id, which)?)
 }
 
-/// Waits until neither processes nor anything else of an inner run is there. Its mounts are in a namespace of its processes.
+/// Waits until neither processes nor anything else of an inner run is there. Its mounts are in a namespace of
+/// its processes.
 async fn wait_clean(inner: &InnerHarness, after: &str) -> Result<()> {
     until(&format!("nothing is left after {after}"), TIMEOUT, async || {
         ensure_no_sleeper()?;

@@ -1,5 +1,5 @@
-//! The ground that the other suites stand on: a control plane comes up, keeps what it was told through the death of its parts,
-//! and goes.
+//! The ground that the other suites stand on: a control plane comes up, keeps what it was told through the
+//! death of its parts, and goes.
 
 use std::time::Duration;
 
@@ -67,8 +67,8 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     plane.stop().await
 }
 
-/// Waits until kube-controller-manager works. While it starts it ends by itself where the API does not answer, or knows no rules yet;
-/// afterwards it bears with that.
+/// Waits until kube-controller-manager works. While it starts it ends by itself where the API does not
+/// answer, or knows no rules yet; afterwards it bears with that.
 async fn wait_namespace_deletion(namespaces: &Api<Namespace>) -> Result<()> {
     const NAMESPACE: &str = "passing";
     let object = serde_json::from_value(json!({ "metadata": { "name": NAMESPACE } }))?;
@@ -102,7 +102,8 @@ async fn check_rbac(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     Ok(())
 }
 
-/// What was written after a copy of etcd is gone when the copy is put back, and what was written before is there.
+/// What was written after a copy of etcd is gone when the copy is put back, and what was written before is
+/// there.
 async fn check_etcd_restore(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(plane.client().clone(), "one");
     let map = |name: &str| serde_json::from_value::<ConfigMap>(json!({ "metadata": { "name": name } }));
@@ -114,7 +115,8 @@ async fn check_etcd_restore(run: &SuiteRun, plane: &mut ControlPlane) -> Result<
     plane.restore_etcd(run, "snapshot").await?;
     plane.restart_etcd().await?;
     plane.restart_api().await?;
-    // Kubernetes' own controllers do not notice that the past is back: who restores a cluster starts them anew.
+    // Kubernetes' own controllers do not notice that the past is back: who restores a cluster starts them
+    // anew.
     if let Some(controller_manager) = plane.controller_manager.as_mut() {
         controller_manager.kill().await?;
     }

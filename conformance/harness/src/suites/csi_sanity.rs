@@ -1,5 +1,5 @@
-//! csi-sanity finds nothing wrong with our drivers, as our `csi-server` and our `node` serve them: two processes, of which only
-//! the first has the driver.
+//! csi-sanity finds nothing wrong with our drivers, as our `csi-server` and our `node` serve them: two
+//! processes, of which only the first has the driver.
 
 use std::{
     collections::BTreeSet,
@@ -30,7 +30,8 @@ const UNSUPPORTED_CSI_1_13: [&str; 5] = [
     "SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported",
 ];
 
-/// Likewise for what the driver `pool` does not export: modifying, groups, and publishing, which storage of a node does not need.
+/// Likewise for what the driver `pool` does not export: modifying, groups, and publishing, which storage of a
+/// node does not need.
 const UNSUPPORTED_BY_POOL: &[&str] = &[
     "Controller Publish, UnpublishVolume not supported",
     "ControllerModifyVolume not supported",

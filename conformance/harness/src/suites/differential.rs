@@ -31,7 +31,8 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
         let name = script_run.name;
         requests += script_run.script.requests.len();
         problems.extend(script_run.comparison.differences.iter().map(|one| format!("{name}.txt {one}")));
-        // What the embedded API answers otherwise on purpose is marked; the real one must not differ there from its own record.
+        // What the embedded API answers otherwise on purpose is marked; the real one must not differ there
+        // from its own record.
         let marked = script_run.script.requests.iter().filter(|request| {
             request
                 .deviation

@@ -1,4 +1,5 @@
-//! The driver that controllers are compared on is a driver: csi-sanity finds nothing wrong with it, and its faults come as told.
+//! The driver that controllers are compared on is a driver: csi-sanity finds nothing wrong with it, and its
+//! faults come as told.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -1,5 +1,5 @@
-//! Ours and Kubernetes' controllers speak the same language: each takes the other's place in the middle of a run, and gives it
-//! back, with nothing lost and nothing left over.
+//! Ours and Kubernetes' controllers speak the same language: each takes the other's place in the middle of a
+//! run, and gives it back, with nothing lost and nothing left over.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -117,8 +117,8 @@ async fn replace_binder_of_csi_provisioner(run: &SuiteRun, plane: &mut ControlPl
     driver.process.stop().await
 }
 
-/// Kubernetes' binder throughout, and one driver; the provisioner is csi-provisioner, then ours, then csi-provisioner, and ours
-/// again while the claims go.
+/// Kubernetes' binder throughout, and one driver; the provisioner is csi-provisioner, then ours, then
+/// csi-provisioner, and ours again while the claims go.
 async fn replace_provisioner(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let mut driver = CsiDriverProcess::start(run, DRIVER, &["--attach=false"]).await?;
     let kubeconfig = plane.kubeconfig(ApiUser::Admin)?;

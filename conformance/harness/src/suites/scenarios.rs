@@ -1,5 +1,6 @@
-//! The scenario table of the roles on kube-apiserver and etcd: what a simulation shows on the embedded API holds on the real one.
-//! Once each row as it stands, and once with a process that dies after one of its effects, with the answer lost.
+//! The scenario table of the roles on kube-apiserver and etcd: what a simulation shows on the embedded API
+//! holds on the real one. Once each row as it stands, and once with a process that dies after one of its
+//! effects, with the answer lost.
 
 use std::{cell::RefCell, fmt::Debug, path::Path, sync::Arc, time::Duration};
 
@@ -36,7 +37,8 @@ use crate::{
 
 const TIMEOUT: Duration = Duration::from_secs(180);
 const BACKUP_NAME: &str = "backup";
-/// How many clusters play at once. Most of a row is waiting for silence: a second processor would wait beside the first.
+/// How many clusters play at once. Most of a row is waiting for silence: a second processor would wait beside
+/// the first.
 const PARALLEL_CLUSTERS: usize = 3;
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Compiles guests to WebAssembly components from a build script, with a cargo process of its own.
 //!
-//! The outer cargo holds the lock of its target directory while a build script runs, so guests have another target directory. All
-//! profiles of the host share it, because guests are built with one profile only.
+//! The outer cargo holds the lock of its target directory while a build script runs, so guests have another
+//! target directory. All profiles of the host share it, because guests are built with one profile only.
 #![forbid(unsafe_code)]
 #![expect(
     clippy::print_stdout,
@@ -70,7 +70,8 @@ fn target_directory() -> Result<PathBuf, Box<dyn Error>> {
     Ok(target.join("guests"))
 }
 
-/// Adds the target to the toolchain where rustup knows that it is missing; without rustup, the compiler itself tells.
+/// Adds the target to the toolchain where rustup knows that it is missing; without rustup, the compiler
+/// itself tells.
 fn install_target(root: &Path) -> Result<(), String> {
     let rustup = |arguments: &[&str]| {
         Command::new("rustup").args(arguments).current_dir(root).stderr(Stdio::inherit()).output().ok()
@@ -109,7 +110,8 @@ fn build_guest(guest: &GuestPackage, root: &Path, target: &Path) -> Result<PathB
     Ok(component)
 }
 
-/// Whether the outer cargo, clippy or a coverage tool set this variable for the host's compilation. Guests must not inherit it.
+/// Whether the outer cargo, clippy or a coverage tool set this variable for the host's compilation. Guests
+/// must not inherit it.
 fn is_from_outer_build(name: &str) -> bool {
     const KEPT: [&str; 2] = ["CARGO_HOME", "CARGO_NET_OFFLINE"];
     let prefixes = ["CARGO", "RUSTC", "RUSTFLAGS", "RUSTDOC", "CLIPPY", "LLVM_PROFILE", "DEP_"];

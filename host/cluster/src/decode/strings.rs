@@ -1,7 +1,7 @@
 //! Text as objects have it, counted from the start; what all of them repeat is there once.
 //!
-//! A driver's name, a namespace, the key of an annotation: ten thousand objects have the same few hundred. What is of one object
-//! only, and what drivers are given, is never shared.
+//! A driver's name, a namespace, the key of an annotation: ten thousand objects have the same few hundred.
+//! What is of one object only, and what drivers are given, is never shared.
 
 use std::{
     collections::HashSet,
@@ -111,7 +111,8 @@ trait InternPolicy {
     fn is_interned(name: &str) -> bool;
 }
 
-/// Annotations, without [`LAST_APPLIED`]. What Kubernetes itself writes is one of a few; others write what they like.
+/// Annotations, without [`LAST_APPLIED`]. What Kubernetes itself writes is one of a few; others write what
+/// they like.
 pub(crate) struct AnnotationPolicy;
 
 impl InternPolicy for AnnotationPolicy {

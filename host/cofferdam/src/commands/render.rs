@@ -58,7 +58,8 @@ pub(crate) fn render(command: &RenderCommand) -> Result<String, CommandError> {
     Ok(format!("{}{text}", header_comment(namespace)))
 }
 
-/// What has to be there before, and what `run` has to be told: it takes another namespace than `render` where nobody says one.
+/// What has to be there before, and what `run` has to be told: it takes another namespace than `render` where
+/// nobody says one.
 fn header_comment(namespace: &str) -> String {
     format!(
         "# The namespace has to exist: kubectl create namespace {namespace}\n\
@@ -66,7 +67,8 @@ fn header_comment(namespace: &str) -> String {
     )
 }
 
-/// The rules of a process with these roles. A process without a role that works on the cluster knows the cluster only by its Node.
+/// The rules of a process with these roles. A process without a role that works on the cluster knows the
+/// cluster only by its Node.
 fn rules(roles: &Roles, placement: DriverPlacementArg) -> Vec<PolicyRule> {
     let drivers = match placement {
         DriverPlacementArg::Central => DriverPlacement::ClusterWide,
@@ -78,7 +80,8 @@ fn rules(roles: &Roles, placement: DriverPlacementArg) -> Vec<PolicyRule> {
         true => Vec::new(),
         false => rbac::rules(&roles.cluster, drivers),
     };
-    // The role `node` reads the labels once, where the manifest has keys that are labels; that does not depend on the driver's placement.
+    // The role `node` reads the labels once, where the manifest has keys that are labels; that does not
+    // depend on the driver's placement.
     let labels = matches!(placement, DriverPlacementArg::NodeLabels | DriverPlacementArg::CsiNode);
     if labels && roles.node.contains(&NodeRole::Node) {
         let nodes = |rule: &&mut PolicyRule| (rule.group, rule.resource) == ("", "nodes");

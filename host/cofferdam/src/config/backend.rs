@@ -17,7 +17,8 @@ use super::value::deserialize_from_str;
 /// Name of the driver that dev mode has when it is given none.
 pub(crate) const MEMORY_BACKEND: &str = "memory";
 
-/// The component of a driver that the program carries, by the name of its section: it needs no file in dev mode.
+/// The component of a driver that the program carries, by the name of its section: it needs no file in dev
+/// mode.
 pub(crate) fn carried_component(name: &str) -> Option<&'static [u8]> {
     match name {
         MEMORY_BACKEND => Some(cofferdam_carried::MEMORY),

@@ -1,4 +1,5 @@
-//! The table of settings: one line each drives flags' and variables' spelling, the defaults and what `config` prints.
+//! The table of settings: one line each drives flags' and variables' spelling, the defaults and what `config`
+//! prints.
 
 /// What a setting's text in a flag or an environment variable stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +33,8 @@ const fn key(name: &'static str, kind: ValueKind, default: Option<&'static str>)
     ConfigKey { name, kind, default }
 }
 
-/// Every setting, in the order in which people think of them. The sidecars' defaults where they have the flag, but for
-/// `timeout`: theirs, 10 s, is too short for many arrays.
+/// Every setting, in the order in which people think of them. The sidecars' defaults where they have the
+/// flag, but for `timeout`: theirs, 10 s, is too short for many arrays.
 pub(crate) const KEYS: [ConfigKey; 47] = [
     key("role", ValueKind::List, None),
     key("backend", ValueKind::Backends, None),

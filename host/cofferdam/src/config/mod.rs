@@ -202,8 +202,9 @@ impl ResolvedConfig {
         }
     }
 
-    /// The settings of `dev`: every role unless told otherwise, the memory driver unless there are others,
-    /// no topology for claims that ask for none, for its cluster has no nodes, and a quiet log, for the timeline tells what happens.
+    /// The settings of `dev`: every role unless told otherwise, the memory driver unless there are others, no
+    /// topology for claims that ask for none, for its cluster has no nodes, and a quiet log, for the timeline
+    /// tells what happens.
     ///
     /// # Errors
     /// [`ConfigError`], one line.
@@ -512,7 +513,8 @@ impl Provenance {
         Self { figment, layers }
     }
 
-    /// Looks at the closest key that somebody said: an error may be about a key inside of a value, or a missing one.
+    /// Looks at the closest key that somebody said: an error may be about a key inside of a value, or a
+    /// missing one.
     fn origin_of(&self, key: &str) -> ValueOrigin {
         let mut closest = key;
         loop {

@@ -161,8 +161,8 @@ fn parse_list<'a>(items: impl Iterator<Item = &'a str>) -> Value {
     Value::from(items.map(str::trim).filter(|item| !item.is_empty()).map(Value::from).collect::<Vec<_>>())
 }
 
-/// Drivers as the table `backend`: `NAME=FILE`, or a file that is named as it is called. What begins with `unix:` is the socket of
-/// a CSI driver instead.
+/// Drivers as the table `backend`: `NAME=FILE`, or a file that is named as it is called. What begins with
+/// `unix:` is the socket of a CSI driver instead.
 fn parse_backends<'a>(
     entries: impl Iterator<Item = &'a str>,
     origin: &ValueOrigin,
@@ -249,8 +249,8 @@ pub(crate) fn from_flags(cli_values: &[(&'static str, Vec<String>)]) -> Result<C
     Ok(ConfigSource { kind: ConfigSourceKind::Flags, values })
 }
 
-/// The environment. Other variables with our prefix are none of ours: in a cluster, a Service that is called `cofferdam` puts
-/// `COFFERDAM_SERVICE_HOST` and more into every pod of its namespace.
+/// The environment. Other variables with our prefix are none of ours: in a cluster, a Service that is called
+/// `cofferdam` puts `COFFERDAM_SERVICE_HOST` and more into every pod of its namespace.
 pub(crate) fn from_environment(variables: &HashMap<String, String>) -> Result<ConfigSource, ConfigError> {
     let mut values = Dict::new();
     for key in &KEYS {

@@ -371,8 +371,8 @@ impl FromStr for LogFilter {
 }
 
 impl LogFilter {
-    /// A word that stands alone and is no level. The subscriber takes it for a part of a program, all of which is to be logged, and a
-    /// level that is misspelt for a part that nobody has.
+    /// A word that stands alone and is no level. The subscriber takes it for a part of a program, all of
+    /// which is to be logged, and a level that is misspelt for a part that nobody has.
     pub(crate) fn unknown_level(&self) -> Option<&str> {
         let is_level = |directive: &str| directive.parse::<LevelFilter>().is_ok();
         let mut directives =

@@ -18,8 +18,8 @@ pub(super) fn unique_volume(volume: &Volume) -> Option<UniqueVolumeName> {
     volume.csi.as_ref().map(|csi| UniqueVolumeName::from_csi(&csi.driver, &csi.handle))
 }
 
-/// The volume that an attachment names, by the name under which nodes know it; absent where nobody knows it any more, or where
-/// the attachment was made for another one.
+/// The volume that an attachment names, by the name under which nodes know it; absent where nobody knows it
+/// any more, or where the attachment was made for another one.
 pub(super) fn unique_volume_of_attachment(
     cache: &Cache,
     attachment: &VolumeAttachment,
@@ -122,8 +122,8 @@ pub(super) fn desired_attachments(
     desired.into_values().collect()
 }
 
-/// The nodes that keep a volume: a pod there names the claim that the volume is of, whatever has become of the claim. What wants a
-/// volume needs more, see [`wants`].
+/// The nodes that keep a volume: a pod there names the claim that the volume is of, whatever has become of
+/// the claim. What wants a volume needs more, see [`wants`].
 pub(super) fn nodes_in_use(cache: &Cache, driver: &DriverName, handle: &VolumeHandle) -> BTreeSet<NodeName> {
     let volumes = cache.volumes_with_handle(driver, handle);
     let references = volumes.iter().filter_map(|volume| volume.claim_ref.as_ref());
@@ -134,8 +134,8 @@ pub(super) fn nodes_in_use(cache: &Cache, driver: &DriverName, handle: &VolumeHa
     pods.filter_map(|pod| pod.node.clone()).collect()
 }
 
-/// Whether a pod on the node of an attachment may use its volume, though nobody knows any more which one that was: another object may
-/// stand for it, and a claim that is gone may have been its.
+/// Whether a pod on the node of an attachment may use its volume, though nobody knows any more which one that
+/// was: another object may stand for it, and a claim that is gone may have been its.
 pub(super) fn is_possibly_in_use(cache: &Cache, attachment: &VolumeAttachment) -> bool {
     let VolumeAttachment { name, node, attacher, .. } = attachment;
     let is_attached_volume = |volume: &Volume| {
@@ -159,8 +159,8 @@ pub(super) fn is_possibly_in_use(cache: &Cache, attachment: &VolumeAttachment) -
     pods.iter().filter(|pod| !pod.terminated).any(|pod| PodIndex::claims_of(pod).any(|key| may_use(pod, key)))
 }
 
-/// Whether a pod that is on a node and not over names the claim of a reference, and may mean it. Of a claim that came later under the
-/// same name, only the pods that are younger are.
+/// Whether a pod that is on a node and not over names the claim of a reference, and may mean it. Of a claim
+/// that came later under the same name, only the pods that are younger are.
 fn can_refer_to_claim(cache: &Cache, pod: &Pod, reference: &ClaimRef) -> bool {
     if pod.node.is_none() || pod.terminated {
         return false;

@@ -32,7 +32,8 @@ pub(super) struct InputSources<'a> {
 }
 
 impl InputSources<'_> {
-    /// The facts of a volume, or of an attachment without one; absent where there is nothing that could be decided.
+    /// The facts of a volume, or of an attachment without one; absent where there is nothing that could be
+    /// decided.
     pub(super) fn reconcile_input(
         &self,
         key: &Key,
@@ -158,8 +159,9 @@ impl InputSources<'_> {
         })
     }
 
-    /// Whether an attachment was made for pods, and its volume is no more, or another one now. One that cannot be read is there; and
-    /// what a driver took over from an in-tree plugin has no name that could be compared.
+    /// Whether an attachment was made for pods, and its volume is no more, or another one now. One that
+    /// cannot be read is there; and what a driver took over from an in-tree plugin has no name that could be
+    /// compared.
     pub(super) fn is_without_volume(&self, attachment: &VolumeAttachment) -> bool {
         let Some(name) = attachment.volume().filter(|_| names::is_pod_attachment(&attachment.name)) else {
             return false;
@@ -174,7 +176,8 @@ impl InputSources<'_> {
         }
     }
 
-    /// Whether volumes of a driver have to be attached. Whose CSIDriver said no until a moment ago is replaced.
+    /// Whether volumes of a driver have to be attached. Whose CSIDriver said no until a moment ago is
+    /// replaced.
     fn is_attach_required(&self, driver: &DriverName) -> bool {
         desired_state::is_attach_required(self.cache, driver)
             && self.state.csi_driver_grace_left(driver).is_none()
@@ -214,7 +217,8 @@ impl InputSources<'_> {
         let waits = desired && !attachment.attached && !attachment.meta.deleting;
         let is_there = || !self.cache.attachments.get(name).is_missing();
         let in_use = match node_state {
-            // What it said last stands: its kubelet may live. Where nobody has heard that, it may use everything.
+            // What it said last stands: its kubelet may live. Where nobody has heard that, it may use
+            // everything.
             NodeState::Deleted => self.state.deleted_node(node).is_none_or(|deleted_node| {
                 node_volume_entry(&deleted_node, attachment, volume)
                     .is_some_and(|node_entry| node_entry.in_use)

@@ -116,8 +116,8 @@ impl AttachDetach {
             return self.reconcile_claim(claim, key);
         }
         if let Some((name, left)) = self.state.uncertain_attachment(key) {
-            // Until it is known whether it is there, another may be one too many. Not to be there yet says nothing before its time is
-            // over, but who asks again for the same knows.
+            // Until it is known whether it is there, another may be one too many. Not to be there yet says
+            // nothing before its time is over, but who asks again for the same knows.
             if let Err(error) = self.context.writer.refresh::<VolumeAttachment>(&name).await {
                 tracing::debug!(%error, "reading an attachment failed");
                 return Action::Backoff;
@@ -236,7 +236,8 @@ impl AttachDetach {
         desired_attachment.pods.iter().any(there)
     }
 
-    /// Looks past the cache whether the object is gone that an attachment was made for: lists of two kinds are of two moments.
+    /// Looks past the cache whether the object is gone that an attachment was made for: lists of two kinds
+    /// are of two moments.
     async fn refresh_volume(&self, attached_volume: &AttachedVolume) -> Result<(), Action> {
         let cache = &self.context.cache;
         let attachment = cache.attachments.get(&attached_volume.name).into_object();
@@ -355,8 +356,8 @@ impl AttachDetach {
         self.handle_write_error(&name, node, &error, reconcile_state).await
     }
 
-    /// How a run goes on after a write for a node that failed. What was refused had no effect, and is no reason to keep the volume's other
-    /// nodes waiting.
+    /// How a run goes on after a write for a node that failed. What was refused had no effect, and is no
+    /// reason to keep the volume's other nodes waiting.
     async fn handle_write_error(
         &self,
         name: &VolumeAttachmentName,
@@ -490,7 +491,8 @@ impl AttachDetach {
                 // It may have been under way until now.
                 self.state.mark_sent(name);
             }
-            // What is refused says nothing of an earlier write; a conflict says that the node is newer than all of them.
+            // What is refused says nothing of an earlier write; a conflict says that the node is newer than
+            // all of them.
             let refused = matches!(error, ApiError::Refused { .. });
             if !is_result_unknown(&error) && (unanswered_for.is_none() || !refused) {
                 self.enqueue_attachments(self.state.abort(name));
@@ -500,8 +502,8 @@ impl AttachDetach {
         Action::Requeue
     }
 
-    /// Whether no write of a node's list is open any more, where the list is as it shall be; false where the node is newer than it
-    /// was thought to be.
+    /// Whether no write of a node's list is open any more, where the list is as it shall be; false where the
+    /// node is newer than it was thought to be.
     async fn is_update_final(&self, node: &Node, unanswered_for: Option<Duration>) -> Result<bool, Action> {
         let Some(unanswered_for) = unanswered_for else { return Ok(true) };
         if let Err(error) = self.context.writer.refresh::<Node>(&node.name).await {
@@ -518,8 +520,8 @@ impl AttachDetach {
         }
     }
 
-    /// Entries of CSI volumes in a node's list that are not ours: their attachments were made for pods, and are of in-tree plugins that
-    /// a driver took over, or cannot be read.
+    /// Entries of CSI volumes in a node's list that are not ours: their attachments were made for pods, and
+    /// are of in-tree plugins that a driver took over, or cannot be read.
     fn foreign_volumes(&self, node: &Node, listed: &[UniqueVolumeName]) -> BTreeSet<UniqueVolumeName> {
         let (sources, listed) = (self.sources(), listed.iter().collect::<HashSet<_>>());
         let attached = node.volumes.iter().filter(|volume| volume.attached && !listed.contains(&volume.name));
@@ -583,8 +585,8 @@ const fn is_result_unknown(error: &ApiError) -> bool {
     matches!(error, ApiError::Unavailable { .. } | ApiError::InvalidResponse { .. })
 }
 
-/// The patch that makes `status.volumesAttached` of a node what it shall be; absent where it is that. What other plugins have there
-/// stays, and what is `foreign`.
+/// The patch that makes `status.volumesAttached` of a node what it shall be; absent where it is that. What
+/// other plugins have there stays, and what is `foreign`.
 fn volumes_attached_patch(
     node: &Node,
     reported: &[UniqueVolumeName],

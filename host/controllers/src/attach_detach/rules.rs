@@ -159,8 +159,8 @@ pub struct ReconcileInput {
     pub desired: Vec<DesiredAttachment>,
     /// Its VolumeAttachments, whoever's.
     pub actual: Vec<AttachedVolume>,
-    /// The node that an attachment was asked for, without an answer, and for how long it may still be made: no other node gets one
-    /// before.
+    /// The node that an attachment was asked for, without an answer, and for how long it may still be made:
+    /// no other node gets one before.
     pub uncertain: Option<(NodeName, Duration)>,
     /// Nodes among those that want it whose CSINode does not name the driver.
     pub unregistered: Vec<NodeName>,

@@ -1,7 +1,8 @@
-//! What the process remembers between two looks: times, and what it is about to do. After a restart all of it begins anew; nothing
-//! depends on it that the cluster does not tell.
+//! What the process remembers between two looks: times, and what it is about to do. After a restart all of it
+//! begins anew; nothing depends on it that the cluster does not tell.
 //!
-//! Two things may never cross: a node being told that a volume is attached, and that volume's detachment. Both sides pass through
+//! Two things may never cross: a node being told that a volume is attached, and that volume's detachment.
+//! Both sides pass through
 //! [`Marks`]: who writes a node's list promises first what will stand there, and a detachment that has begun keeps its volume out of
 //! every list that is promised after it.
 
@@ -32,7 +33,8 @@ pub(super) enum Key {
     Claim(ClaimKey),
 }
 
-/// For how long a write without an answer may still be carried out: the API server gives up on a request after a minute.
+/// For how long a write without an answer may still be carried out: the API server gives up on a request
+/// after a minute.
 pub(super) const REQUEST_MAY_APPLY: Duration = Duration::from_secs(60);
 
 /// For how long the successor of a CSIDriver is waited for.
@@ -122,8 +124,8 @@ pub(super) struct AttachState {
 }
 
 impl AttachState {
-    /// Notes whether an attachment is wanted; for how long it has not been. Of one that is not there, by `is_there`, nothing is
-    /// remembered: nobody would forget it.
+    /// Notes whether an attachment is wanted; for how long it has not been. Of one that is not there, by
+    /// `is_there`, nothing is remembered: nobody would forget it.
     pub(super) fn undesired_for(
         &self,
         name: &VolumeAttachmentName,
@@ -157,7 +159,8 @@ impl AttachState {
         self.lock().detach_states.get(name).copied()
     }
 
-    /// Whether a write that is under way may tell the node of an attachment. `version`: that of the node as it is known.
+    /// Whether a write that is under way may tell the node of an attachment. `version`: that of the node as
+    /// it is known.
     pub(super) fn is_update_pending(
         &self,
         node: &NodeName,
@@ -167,7 +170,8 @@ impl AttachState {
         self.lock().is_update_pending(node, version, name)
     }
 
-    /// Begins a detachment, unless the node is told of the volume or may be. `listed` looks at the node as it is known by then.
+    /// Begins a detachment, unless the node is told of the volume or may be. `listed` looks at the node as it
+    /// is known by then.
     pub(super) fn start_detach(
         &self,
         node: &NodeName,
@@ -209,8 +213,8 @@ impl AttachState {
         state.detaching.remove(name).map(|(driver, since)| (driver, since.elapsed()))
     }
 
-    /// Promises what a node's list will have: of `names` those that are not about to leave. `is_attached` looks once more: one that
-    /// has left since the names were found is no mark any longer.
+    /// Promises what a node's list will have: of `names` those that are not about to leave. `is_attached`
+    /// looks once more: one that has left since the names were found is no mark any longer.
     pub(super) fn prepare(
         &self,
         node: &NodeName,
@@ -288,7 +292,8 @@ impl AttachState {
         unblocked
     }
 
-    /// Those that have the names of a volume's attachments. When they are gone, the volume is looked at again.
+    /// Those that have the names of a volume's attachments. When they are gone, the volume is looked at
+    /// again.
     pub(super) fn without_volume_named_for(
         &self,
         volume: &UniqueVolumeName,
@@ -335,8 +340,8 @@ impl AttachState {
         }
     }
 
-    /// For how long a CSIDriver that is gone still counts: its fields cannot be changed, so who changes one deletes it and makes
-    /// another.
+    /// For how long a CSIDriver that is gone still counts: its fields cannot be changed, so who changes one
+    /// deletes it and makes another.
     pub(super) fn csi_driver_grace_left(&self, driver: &DriverName) -> Option<Duration> {
         let since = *self.lock().deleted_csi_drivers.get(driver)?;
         CSI_DRIVER_REPLACE_GRACE.checked_sub(since.elapsed()).filter(|left| !left.is_zero())
@@ -368,7 +373,8 @@ impl AttachState {
         self.lock().uncertain.remove(key);
     }
 
-    /// Takes note of all complaints that stand for a key; which of them are new, or have not been heard for a while.
+    /// Takes note of all complaints that stand for a key; which of them are new, or have not been heard for a
+    /// while.
     pub(super) fn filter_new_failures(&self, key: &Key, failures: &[(Uid, &str)]) -> Vec<bool> {
         let mut state = self.lock();
         let before = state.emitted_failures.remove(key).unwrap_or_default();

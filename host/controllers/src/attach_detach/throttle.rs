@@ -1,5 +1,5 @@
-//! When a node's list is written again. On an idle cluster at once; where a write takes long because everybody writes, one tells of
-//! all volumes that came meanwhile.
+//! When a node's list is written again. On an idle cluster at once; where a write takes long because
+//! everybody writes, one tells of all volumes that came meanwhile.
 
 use std::{
     collections::HashMap,

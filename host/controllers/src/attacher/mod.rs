@@ -1,5 +1,5 @@
-//! `attacher`: makes volumes reachable from nodes, and unreachable again, as VolumeAttachments ask. Takes the place of
-//! external-attacher.
+//! `attacher`: makes volumes reachable from nodes, and unreachable again, as VolumeAttachments ask. Takes the
+//! place of external-attacher.
 
 mod list_volumes;
 pub mod metrics;

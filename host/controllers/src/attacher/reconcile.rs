@@ -91,7 +91,8 @@ impl Drop for LockGuard<'_> {
     }
 }
 
-/// A run of an attachment; at its end a turn that was kept for it and that it did not need goes on to the next.
+/// A run of an attachment; at its end a turn that was kept for it and that it did not need goes on to the
+/// next.
 struct ReservationGuard<'a> {
     attacher: &'a Attacher,
     name: &'a VolumeAttachmentName,
@@ -438,7 +439,8 @@ impl Attacher {
         }
     }
 
-    /// How a run ends after a write of the attachment that failed. What the API refuses for good its owner has to know.
+    /// How a run ends after a write of the attachment that failed. What the API refuses for good its owner
+    /// has to know.
     async fn fail_write(&self, attachment: &VolumeAttachment, error: &ApiError) -> ReconcileResult {
         match error {
             ApiError::Refused { .. } => self.fail(attachment, error.to_string().into()).await,
@@ -532,8 +534,8 @@ impl Attacher {
         Call { deadline: self.context.settings.timeout, secrets: state.secrets.clone().unwrap_or_default() }
     }
 
-    /// Reads the Secret that the volume names, once in a run. To detach it is not needed: a Secret that went first would keep the
-    /// volume attached for ever, and the driver says whether it can do without.
+    /// Reads the Secret that the volume names, once in a run. To detach it is not needed: a Secret that went
+    /// first would keep the volume attached for ever, and the driver says whether it can do without.
     async fn read_secrets(
         &self,
         attachment: &VolumeAttachment,
@@ -554,8 +556,9 @@ impl Attacher {
         Ok(())
     }
 
-    /// Reads the Secret, if that was not done yet; whether it was asked of the API. Then the world has gone on meanwhile, and what
-    /// was decided before is decided again: nothing may come between a decision and the driver's turn.
+    /// Reads the Secret, if that was not done yet; whether it was asked of the API. Then the world has gone
+    /// on meanwhile, and what was decided before is decided again: nothing may come between a decision and
+    /// the driver's turn.
     async fn ensure_secrets(
         &self,
         attachment: &VolumeAttachment,

@@ -1,5 +1,6 @@
-//! What attaching decides. Source: external-attacher's handler of VolumeAttachments and PersistentVolumes. What keeps an object
-//! until the driver has let go stands before the driver is asked, and an attachment that cannot be made stays free of it.
+//! What attaching decides. Source: external-attacher's handler of VolumeAttachments and PersistentVolumes.
+//! What keeps an object until the driver has let go stands before the driver is asked, and an attachment that
+//! cannot be made stays free of it.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -133,7 +134,8 @@ fn detach(input: AttacherInput<'_>, attachment: &VolumeAttachment) -> Attachment
     if !input.abilities.publishes {
         return claimed.map_or(AttachmentVerdict::NoAction("it goes"), AttachmentVerdict::RemoveFinalizer);
     }
-    // Without our finalizer it is only looked at while others hold it: a process may have died before it said that it is done.
+    // Without our finalizer it is only looked at while others hold it: a process may have died before it said
+    // that it is done.
     if claimed.is_none() && !attachment.attached && !input.force_sync {
         return AttachmentVerdict::NoAction("it goes");
     }
@@ -299,8 +301,8 @@ fn capability_mode(volume: &Volume, finely: bool) -> Result<CsiAccessMode, &'sta
     }
 }
 
-/// Whether a change of an attachment is a reason to look at it. What we write ourselves is none: else the back-off after an error
-/// would end with the writing of that error.
+/// Whether a change of an attachment is a reason to look at it. What we write ourselves is none: else the
+/// back-off after an error would end with the writing of that error.
 pub fn is_relevant_change(old: Option<&VolumeAttachment>, new: &VolumeAttachment) -> bool {
     old.is_none_or(|old| {
         old.meta.uid != new.meta.uid
@@ -309,8 +311,8 @@ pub fn is_relevant_change(old: Option<&VolumeAttachment>, new: &VolumeAttachment
     })
 }
 
-/// The finalizer's place in the list of a volume that it may be taken off: the volume is being deleted, and no attachment names it,
-/// whoever's. It outlives detaching, because the next attachment would need it again.
+/// The finalizer's place in the list of a volume that it may be taken off: the volume is being deleted, and
+/// no attachment names it, whoever's. It outlives detaching, because the next attachment would need it again.
 pub fn removable_volume_finalizer(
     cache: &Cache,
     is_managed_driver: &dyn Fn(&DriverName) -> bool,
@@ -324,8 +326,9 @@ pub fn removable_volume_finalizer(
 /// Where a driver's listing says that volumes are published.
 pub type PublishedNodesByVolume = HashMap<VolumeHandle, HashSet<NodeId>>;
 
-/// Whether a listing contradicts an attachment. A volume that is not in the list at all proves nothing: to publish it again would
-/// not bring it back, and a list that is not complete would have everything published again.
+/// Whether a listing contradicts an attachment. A volume that is not in the list at all proves nothing: to
+/// publish it again would not bring it back, and a list that is not complete would have everything published
+/// again.
 pub fn is_out_of_sync(
     cache: &Cache,
     published_nodes: &PublishedNodesByVolume,

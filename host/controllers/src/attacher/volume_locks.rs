@@ -1,7 +1,8 @@
 //! One call at a time for a volume, in the order in which attachments asked.
 //!
-//! A volume for many nodes has many attachments, and drivers are given one call for a volume at a time. Whoever comes while
-//! another's call runs is put aside without holding a worker, and woken when it is its turn.
+//! A volume for many nodes has many attachments, and drivers are given one call for a volume at a time.
+//! Whoever comes while another's call runs is put aside without holding a worker, and woken when it is its
+//! turn.
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},

@@ -1,5 +1,6 @@
-//! Lanes: attaching and detaching have workers of their own, for each driver by itself. So volumes that hang on their way to a node
-//! never hold up those that shall leave one, which may be what the others wait for, and no driver holds up another.
+//! Lanes: attaching and detaching have workers of their own, for each driver by itself. So volumes that hang
+//! on their way to a node never hold up those that shall leave one, which may be what the others wait for,
+//! and no driver holds up another.
 
 use cofferdam_cluster::{
     metrics::Metrics,

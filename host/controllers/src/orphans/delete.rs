@@ -104,7 +104,8 @@ impl OrphanScanner {
             DeletionVerdict::Delete if is_started => {
                 self.delete_volume(driver, request).await.map_or(RequestStep::Retry, RequestStep::Respond)
             }
-            // After it everything is looked at once more: the API took this write, so the process is not cut off from it.
+            // After it everything is looked at once more: the API took this write, so the process is not cut
+            // off from it.
             DeletionVerdict::Delete => {
                 let data = json!({DELETING: json!(request).to_string()});
                 RequestStep::Started(self.write(name, Some(config_map), data).await.map(drop))
@@ -136,7 +137,8 @@ impl OrphanScanner {
         }
     }
 
-    /// Looks at everything that a deletion rests on, the cluster last: it is what may change while the driver lists.
+    /// Looks at everything that a deletion rests on, the cluster last: it is what may change while the driver
+    /// lists.
     async fn decide_deletion(
         &self,
         driver: &ManagedDriver,

@@ -1,4 +1,5 @@
-//! A driver's volumes, page by page, and what is remembered of those whose driver does not tell when they changed.
+//! A driver's volumes, page by page, and what is remembered of those whose driver does not tell when they
+//! changed.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::DefaultHasher},

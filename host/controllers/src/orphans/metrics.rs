@@ -47,7 +47,8 @@ impl OrphanMetrics {
         metrics
     }
 
-    /// Shows what a report says. Where nothing was looked at, nothing is shown: zero orphans would be a claim.
+    /// Shows what a report says. Where nothing was looked at, nothing is shown: zero orphans would be a
+    /// claim.
     pub(crate) fn record_report(&self, report: &ScanReport) {
         let counts = &report.counts;
         if counts.total() == 0 && matches!(report.leak_detection, LeakDetection::None { .. }) {

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 pub const REPORT: &str = "report";
 /// Key of the [`Request`]; it stays until it is answered.
 pub const DELETE: &str = "delete";
-/// Key of the [`Request`] that is being carried out: written before the driver is asked, so that a process that takes over
-/// knows that it may have been asked.
+/// Key of the [`Request`] that is being carried out: written before the driver is asked, so that a process
+/// that takes over knows that it may have been asked.
 pub const DELETING: &str = "deleting";
 /// Key of the [`Answer`] to the last request.
 pub const RESPONSE: &str = "answer";
@@ -22,7 +22,8 @@ pub const RESPONSE: &str = "answer";
 pub const MAX_LISTED: usize = 500;
 /// Bytes of everything that is listed: less than half of the API's limit of 1 MiB for a ConfigMap.
 const MAX_BYTES: usize = 448 << 10;
-/// A report that says nothing new is written again after this time, so that its age tells whether anybody still looks.
+/// A report that says nothing new is written again after this time, so that its age tells whether anybody
+/// still looks.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(3600);
 /// Longest request that is read, in bytes: a handle has at most 128.
 const MAX_REQUEST_BYTES: usize = 4 << 10;
@@ -93,7 +94,8 @@ pub struct Orphan {
     pub volume: VolumeName,
     /// Since when it has not changed.
     pub since: Timestamp,
-    /// A digest of how it was then, where the driver does not tell when it changed: with it the next process goes on counting.
+    /// A digest of how it was then, where the driver does not tell when it changed: with it the next process
+    /// goes on counting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
 }
@@ -195,7 +197,8 @@ impl ScanReport {
         self.orphans.iter().find(|orphan| orphan.handle == *handle)
     }
 
-    /// Whether this report has to be written where `before` stands: it says something new, or `before` is an hour old.
+    /// Whether this report has to be written where `before` stands: it says something new, or `before` is an
+    /// hour old.
     pub fn is_update_of(&self, before: &Self) -> bool {
         let mut same = Self { time: before.time, failure: self.failure.clone(), ..self.clone() };
         if let (Some(now), Some(previous)) = (&mut same.failure, &before.failure) {

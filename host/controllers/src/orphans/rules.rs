@@ -11,8 +11,8 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::report::DeletionRequest;
 
-/// How long a volume must not have changed: far longer than every time-out and back-off on the way from a driver's answer to an
-/// object, and time enough for a person to notice that an object is missing.
+/// How long a volume must not have changed: far longer than every time-out and back-off on the way from a
+/// driver's answer to an object, and time enough for a person to notice that an object is missing.
 pub const GRACE_PERIOD: Duration = Duration::from_secs(24 * 3600);
 /// A request that is older is refused: whoever asked waits no longer, and may have thought better of it.
 pub const MAX_REQUEST_AGE: Duration = Duration::from_secs(3600);
@@ -113,7 +113,8 @@ impl fmt::Display for Unmanaged {
     }
 }
 
-/// Judges a volume that the driver lists. `observed` counts only where the driver does not tell when it changed.
+/// Judges a volume that the driver lists. `observed` counts only where the driver does not tell when it
+/// changed.
 pub fn classify(
     input: &ClassificationInput<'_>,
     status: &VolumeStatus,
@@ -154,8 +155,8 @@ fn find_reference(input: &ClassificationInput<'_>, owner: &VolumeOwner) -> Optio
     if (input.has_intent)(owner) {
         return Some(VolumeReference::Intent);
     }
-    // The provisioner may ask for the same volume again, or a person may write the object that was lost. A claim that has
-    // another volume does not miss this one.
+    // The provisioner may ask for the same volume again, or a person may write the object that was lost. A
+    // claim that has another volume does not miss this one.
     let claim = input.cache.claim_by_uid(&owner.claim_uid)?;
     let is_claimed = claim.volume.as_ref().is_none_or(|name| *name == owner.pv_name);
     is_claimed.then(|| VolumeReference::Claim(claim.key.clone()))

@@ -1,4 +1,5 @@
-//! Scans drivers, writes reports, and takes requests: one effect at a time, one driver after the other by itself.
+//! Scans drivers, writes reports, and takes requests: one effect at a time, one driver after the other by
+//! itself.
 
 use std::{
     collections::{HashMap, hash_map::DefaultHasher},
@@ -113,7 +114,8 @@ impl OrphanScanner {
         role
     }
 
-    /// Works until `stop`. Waits for the reports by itself: where they may not be watched, nothing else shall wait.
+    /// Works until `stop`. Waits for the reports by itself: where they may not be watched, nothing else shall
+    /// wait.
     pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
         tokio::select! {
             biased;
@@ -378,7 +380,8 @@ pub(super) fn classify_with_history(
     classification
 }
 
-/// The pause before the next scan: up to a tenth longer than the interval, so that processes that started together part.
+/// The pause before the next scan: up to a tenth longer than the interval, so that processes that started
+/// together part.
 fn scan_delay(interval: Duration, driver: &DriverName, process: &str, now: Timestamp) -> Duration {
     let mut hasher = DefaultHasher::new();
     (driver, process, now).hash(&mut hasher);

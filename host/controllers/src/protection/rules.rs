@@ -1,6 +1,7 @@
-//! When a protection finalizer goes. Source: kube-controller-manager's pv-protection (a volume is in use while its phase is
-//! Bound), pvc-protection (a claim is in use while a scheduled pod refers to it, finished or not) and vac-protection (a
-//! VolumeAttributesClass is in use while a claim asks for it, has it or is on the way to it, or a volume has it).
+//! When a protection finalizer goes. Source: kube-controller-manager's pv-protection (a volume is in use
+//! while its phase is Bound), pvc-protection (a claim is in use while a scheduled pod refers to it, finished
+//! or not) and vac-protection (a VolumeAttributesClass is in use while a claim asks for it, has it or is on
+//! the way to it, or a volume has it).
 
 use cofferdam_cluster::Cache;
 use cofferdam_domain::{Claim, ObjectMeta, Volume, VolumeAttributesClass, VolumePhase, names};
@@ -18,8 +19,9 @@ pub enum FinalizerVerdict {
     Remove(usize),
 }
 
-/// Decides for a volume. `provisioner_here`: whether its provisioner runs in this process. Then that one lets go first: the object
-/// stays until both have, and two who shorten one list at once would be in each other's way.
+/// Decides for a volume. `provisioner_here`: whether its provisioner runs in this process. Then that one lets
+/// go first: the object stays until both have, and two who shorten one list at once would be in each other's
+/// way.
 pub fn decide_volume(volume: &Volume, has_local_provisioner: bool) -> FinalizerVerdict {
     let verdict = decide(&volume.meta, names::PV_PROTECTION, volume.phase == VolumePhase::Bound);
     let has_provisioner_finalizer = has_local_provisioner
@@ -47,8 +49,8 @@ pub fn decide_claim(cache: &Cache, claim: &Claim, pods_refreshed: bool) -> Final
     }
 }
 
-/// Decides for a VolumeAttributesClass, from what the cache knows, as Kubernetes does: no data hangs on it, and a claim that names one
-/// that is gone waits until it comes.
+/// Decides for a VolumeAttributesClass, from what the cache knows, as Kubernetes does: no data hangs on it,
+/// and a claim that names one that is gone waits until it comes.
 pub fn decide_attributes_class(cache: &Cache, class: &VolumeAttributesClass) -> FinalizerVerdict {
     let used = class.meta.deleting && cache.is_attributes_class_in_use(&class.name);
     let verdict = decide(&class.meta, names::VAC_PROTECTION, used);

@@ -1,4 +1,5 @@
-//! The race of nodes for a claim that nobody has chosen a node for: whose write to the claim the API takes makes the volume.
+//! The race of nodes for a claim that nobody has chosen a node for: whose write to the claim the API takes
+//! makes the volume.
 
 use cofferdam_backend::Call;
 use cofferdam_cluster::{ApiError, queue::Action, writer::PatchTarget};
@@ -12,10 +13,11 @@ use super::reconcile::Provisioner;
 use crate::{context::StepRecorder, event_spec::EventSpec, observer::StepResult, role::Role};
 
 impl Provisioner {
-    /// Writes this process' node on the claim, when its turn has come and there is room. Without an outcome the claim is decided
-    /// anew.
+    /// Writes this process' node on the claim, when its turn has come and there is room. Without an outcome
+    /// the claim is decided anew.
     ///
-    /// The claim is the one of the decision, and not read again here: on a newer one somebody else's choice may stand already.
+    /// The claim is the one of the decision, and not read again here: on a newer one somebody else's choice
+    /// may stand already.
     pub(super) async fn select_node(
         &self,
         claim: &Claim,
@@ -52,7 +54,8 @@ impl Provisioner {
         Some(self.context.action_for_write_error::<Claim>(&claim.key, &error).await)
     }
 
-    /// Why the claim is left to other nodes. A driver that cannot tell, or does not, is given the claim: what it answers then is told.
+    /// Why the claim is left to other nodes. A driver that cannot tell, or does not, is given the claim: what
+    /// it answers then is told.
     async fn capacity_shortage(
         &self,
         claim: &Claim,

@@ -1,4 +1,5 @@
-//! `provisioner`: claims to volumes, and released volumes to nothing. Takes the place of external-provisioner.
+//! `provisioner`: claims to volumes, and released volumes to nothing. Takes the place of
+//! external-provisioner.
 
 mod immediate_binding;
 pub mod metrics;

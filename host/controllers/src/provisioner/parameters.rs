@@ -1,4 +1,5 @@
-//! A class' parameters: the reserved ones are read here, the others go to the driver (behaviour of external-provisioner).
+//! A class' parameters: the reserved ones are read here, the others go to the driver (behaviour of
+//! external-provisioner).
 
 use cofferdam_domain::{StorageClass, names::RESERVED_PARAMETER_PREFIX, storage::Parameters};
 

@@ -1,6 +1,6 @@
-//! Drivers whose storage is in one node: external-provisioner's "node deployment". Each node has a process of its own, which makes
-//! and deletes what is on its node and leaves everything else to the others. Nobody leads; what two of them could both do, they
-//! settle by one write to the claim.
+//! Drivers whose storage is in one node: external-provisioner's "node deployment". Each node has a process of
+//! its own, which makes and deletes what is on its node and leaves everything else to the others. Nobody
+//! leads; what two of them could both do, they settle by one write to the claim.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,9 +22,11 @@ use super::topology::{self, DriverRegistration, NodeTopology, TopologyError, Top
 pub struct NodeDeployment {
     /// The node that this process is on (`--node-name`).
     pub node: NodeName,
-    /// Whether every driver of the process is of this node, also one that does not say so (`--node-deployment`).
+    /// Whether every driver of the process is of this node, also one that does not say so
+    /// (`--node-deployment`).
     pub every_driver: bool,
-    /// Whether claims that no node was chosen for are taken in a race (`--node-deployment-immediate-binding`).
+    /// Whether claims that no node was chosen for are taken in a race
+    /// (`--node-deployment-immediate-binding`).
     pub immediate_binding: bool,
     /// Longest pause before the first try to take a claim (`--node-deployment-base-delay`).
     pub base_delay: Duration,
@@ -100,9 +102,9 @@ impl LocalNode {
         keys.into_iter().map(value).collect()
     }
 
-    /// Whether a volume is on this node, and nowhere else: then it is this process that adds and takes finalizers and deletes.
-    /// Without an affinity, or with a wider one, it is nobody's: the process of a node that does not have it would find nothing to
-    /// delete, and say that it is gone.
+    /// Whether a volume is on this node, and nowhere else: then it is this process that adds and takes
+    /// finalizers and deletes. Without an affinity, or with a wider one, it is nobody's: the process of a
+    /// node that does not have it would find nothing to delete, and say that it is gone.
     pub fn has_volume(&self, volume: &Volume, cache: &Cache) -> bool {
         let Some(csi) = &volume.csi else { return false };
         self.segments(&csi.driver, cache).is_ok_and(|segments| volume.is_only_accessible_from(&segments))
@@ -145,9 +147,9 @@ pub fn requirement(
     topology::requirement(input, &[node_topology])
 }
 
-/// Pauses before tries to take a claim: a random part of the base is taken off, so that the nodes do not all come at once, and
-/// what follows on a claim that came back is twice as long. The chance is a digest of claim, node and try: the same in every run of a
-/// test, and no two nodes have the same.
+/// Pauses before tries to take a claim: a random part of the base is taken off, so that the nodes do not all
+/// come at once, and what follows on a claim that came back is twice as long. The chance is a digest of
+/// claim, node and try: the same in every run of a test, and no two nodes have the same.
 pub fn attempt_delay(deployment: &NodeDeployment, claim: &Uid, attempt: u32) -> Duration {
     let longest = deployment
         .base_delay
@@ -175,7 +177,8 @@ struct ImmediateBindingContest {
 pub(super) struct ImmediateBindingContests(HashMap<Uid, ImmediateBindingContest>);
 
 impl ImmediateBindingContests {
-    /// How long the claim has to wait still; nothing when it is its turn, and then the next turn is a longer pause away.
+    /// How long the claim has to wait still; nothing when it is its turn, and then the next turn is a longer
+    /// pause away.
     pub(super) fn next_attempt(&mut self, deployment: &NodeDeployment, claim: &Uid) -> Option<Duration> {
         let now = Instant::now();
         let contest = self.0.entry(claim.clone()).or_insert_with(|| ImmediateBindingContest {

@@ -1,4 +1,5 @@
-//! What becomes of volumes: protected while they are Bound, deleted when they are Released; one effect at a time.
+//! What becomes of volumes: protected while they are Bound, deleted when they are Released; one effect at a
+//! time.
 
 use cofferdam_backend::Call;
 use cofferdam_cluster::{ApiError, Lookup, Precondition, deletion_freeze, queue::Action};
@@ -82,8 +83,9 @@ impl Provisioner {
         Action::Requeue
     }
 
-    /// Why a volume cannot be deleted without a secret: its own annotation names one, or it has none and its class does, as
-    /// external-provisioner looks there then. An annotation that is empty says that there is no secret.
+    /// Why a volume cannot be deleted without a secret: its own annotation names one, or it has none and its
+    /// class does, as external-provisioner looks there then. An annotation that is empty says that there is
+    /// no secret.
     fn required_secret_message(&self, volume: &Volume) -> Option<String> {
         match volume.meta.annotation(names::DELETION_SECRET_NAME) {
             Some("") => None,
@@ -102,8 +104,8 @@ impl Provisioner {
         }
     }
 
-    /// The one effect that cannot be taken back: before it, object and claim are read past the cache, and then the version of the
-    /// cluster, unless the binder of this process has just done so.
+    /// The one effect that cannot be taken back: before it, object and claim are read past the cache, and
+    /// then the version of the cluster, unless the binder of this process has just done so.
     async fn delete_volume(&self, volume: &Volume, recorder: &StepRecorder) -> Option<Action> {
         let Some(csi) = &volume.csi else { return Some(Action::Done) };
         let Some(driver) = self.context.drivers.get(&csi.driver) else { return Some(Action::Done) };
@@ -196,7 +198,8 @@ impl Provisioner {
         let Some(claim_ref) = live.claim_ref.as_ref().filter(|r| r.uid.is_some()) else { return Ok(false) };
         let claim = self.context.writer.get::<Claim>(&claim_ref.key).await?;
         self.context.check_live().await?;
-        // A claim of that uid that names another volume is the winner of a double provisioning; this one is the loser's.
+        // A claim of that uid that names another volume is the winner of a double provisioning; this one is
+        // the loser's.
         Ok(claim.is_none_or(|claim| {
             claim_ref.uid.as_ref() != Some(&claim.meta.uid)
                 || claim.volume.is_some_and(|name| name != live.name)

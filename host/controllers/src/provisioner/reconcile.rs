@@ -64,7 +64,8 @@ pub(crate) struct Provisioner {
     options: ProvisionerOptions,
     claims: Queue<Uid>,
     volumes: Queue<VolumeName>,
-    /// Claims whose request the driver found invalid: the class at that time, and until when that is remembered.
+    /// Claims whose request the driver found invalid: the class at that time, and until when that is
+    /// remembered.
     infeasible: Mutex<HashMap<Uid, (Uid, Instant)>>,
     /// Claims for which the nodes did not tell enough.
     waiting_for_topology: Mutex<HashSet<Uid>>,
@@ -347,8 +348,8 @@ impl Provisioner {
         Action::Requeue
     }
 
-    /// The claim's next turn comes when a node changes, or after its back-off. Absent where nobody would have told of a change
-    /// since it was decided that it waits: then it is decided once more.
+    /// The claim's next turn comes when a node changes, or after its back-off. Absent where nobody would have
+    /// told of a change since it was decided that it waits: then it is decided once more.
     fn wait_for_topology(&self, uid: &Uid, message: String) -> Option<Action> {
         if self.waiting_for_topology().insert(uid.clone()) {
             return None;
@@ -372,7 +373,8 @@ impl Provisioner {
         }
     }
 
-    /// Tells the claim and takes the scheduler's choice back, if it is still this node: the scheduler chooses again.
+    /// Tells the claim and takes the scheduler's choice back, if it is still this node: the scheduler chooses
+    /// again.
     async fn reschedule(&self, uid: &Uid, node: &NodeName, message: String) -> Action {
         let Some(claim) = self.context.cache.claim_by_uid(uid) else { return Action::Requeue };
         let recorder = StepRecorder::of_claim(&self.context, Role::Provisioner, &claim.key);
@@ -533,7 +535,8 @@ impl Provisioner {
             Err(ApiError::AlreadyExists(_)) => {
                 self.resolve_name_conflict(driver, intent, &created, recorder).await
             }
-            // The volume exists: it is never rolled back because its object cannot be written; the journal remembers it.
+            // The volume exists: it is never rolled back because its object cannot be written; the journal
+            // remembers it.
             Err(error) => self.fail(&intent.claim_uid, error.to_string(), false),
         }
     }
@@ -560,7 +563,8 @@ impl Provisioner {
     ) -> Action {
         let name = VolumeName::from(intent.request.name.as_str());
         match self.context.writer.get::<Volume>(&name).await {
-            // The claim has its volume on another node: this one is one too many, and has no object that names it, whatever its handle.
+            // The claim has its volume on another node: this one is one too many, and has no object that
+            // names it, whatever its handle.
             Ok(Some(volume)) if self.is_on_other_node(intent, &volume) => {
                 self.delete_unclaimed(driver, intent, created, None, recorder).await
             }
@@ -646,15 +650,15 @@ impl Provisioner {
         }
     }
 
-    /// The intent stays until the operator has looked. One that the backup does not know ends with this life of the process: its
-    /// volume is an orphan then, as are all that were made since.
+    /// The intent stays until the operator has looked. One that the backup does not know ends with this life
+    /// of the process: its volume is an orphan then, as are all that were made since.
     fn keep_intent_while_frozen(&self, recorder: &StepRecorder) -> Action {
         recorder.record(StepResult::Waiting, "deletions are held back since the cluster was restored", None);
         Action::BackoffFor(self.context.settings.retry_interval_max)
     }
 
-    /// Whether really nobody has or wants the volume, read past the cache: an object that another process or a person wrote, or
-    /// whose answer was lost, and a claim that the watch has not shown yet keep it.
+    /// Whether really nobody has or wants the volume, read past the cache: an object that another process or
+    /// a person wrote, or whose answer was lost, and a claim that the watch has not shown yet keep it.
     async fn check_created_volume(
         &self,
         intent: &Intent,

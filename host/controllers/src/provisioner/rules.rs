@@ -1,6 +1,7 @@
-//! What provisioning decides. Source: the decision order of external-provisioner ("should this claim be provisioned", "building
-//! the request", "result states"), and the intent journal: what was once asked for is asked for again, word for word, until the
-//! answer is final, whatever happened to the claim and its class meanwhile.
+//! What provisioning decides. Source: the decision order of external-provisioner ("should this claim be
+//! provisioned", "building the request", "result states"), and the intent journal: what was once asked for is
+//! asked for again, word for word, until the answer is final, whatever happened to the claim and its class
+//! meanwhile.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -81,8 +82,8 @@ pub enum ProvisionVerdict {
     Create(Arc<Intent>),
     /// The volume's object exists: the intent has served.
     RemoveIntent,
-    /// Nobody has chosen a node: choose this process' own, if it is its turn in the race with the other nodes and the driver has
-    /// room for the request.
+    /// Nobody has chosen a node: choose this process' own, if it is its turn in the race with the other nodes
+    /// and the driver has room for the request.
     SelectNode {
         /// The claim as it was when nobody had chosen: what is written is written on this version of it.
         claim: Arc<Claim>,
@@ -237,7 +238,8 @@ fn class_to_provision(
         };
     }
     if input.options.runs_pv_controller {
-        // Without an annotation to wait for, the search for a volume that exists must have come to its end here.
+        // Without an annotation to wait for, the search for a volume that exists must have come to its end
+        // here.
         let binding_input = BindingInput {
             cache: input.cache,
             has_provisioner: input.is_managed_driver,
@@ -359,8 +361,8 @@ fn build_request(
     })
 }
 
-/// What the claim's VolumeAttributesClass adds to the request. A class that is not there yet may come; one of another driver never
-/// fits (external-provisioner, sidecars §2.6 row 18).
+/// What the claim's VolumeAttributesClass adds to the request. A class that is not there yet may come; one of
+/// another driver never fits (external-provisioner, sidecars §2.6 row 18).
 fn mutable_parameters(
     input: ProvisionerInput<'_>,
     claim: &Claim,
@@ -429,9 +431,9 @@ fn accessibility_error(claim: &Claim, problem: &str) -> String {
     )
 }
 
-/// Each of the claim's modes by itself, as external-provisioner maps them; `finely` for a driver that tells one writer on a node
-/// from many. What could never be attached is refused here:
-/// ReadWriteOncePod with anything else, and ReadOnlyMany with ReadWriteOnce.
+/// Each of the claim's modes by itself, as external-provisioner maps them; `finely` for a driver that tells
+/// one writer on a node from many. What could never be attached is refused here: ReadWriteOncePod with
+/// anything else, and ReadOnlyMany with ReadWriteOnce.
 fn capability_modes(claim: &Claim, single_node_multi_writer: bool) -> Result<Vec<CsiAccessMode>, String> {
     let modes: Vec<AccessMode> = claim.access_modes.iter().collect();
     let has = |mode| modes.contains(&mode);
@@ -478,8 +480,8 @@ pub fn modes_of(request: &CreateVolume) -> AccessModes {
 pub enum CreateVerdict {
     /// Write the volume's object: `capacity` bytes.
     Save(CreatedVolume, u64),
-    /// Nobody wants the volume any more, or it is not what was asked for: delete it by its id, then drop the intent. The
-    /// message, where there is one, is for the claim's event.
+    /// Nobody wants the volume any more, or it is not what was asked for: delete it by its id, then drop the
+    /// intent. The message, where there is one, is for the claim's event.
     DeleteUnclaimed(CreatedVolume, Option<String>),
     /// It failed for good: drop the intent, tell the claim. `lasting`: only a change helps.
     Failed {
@@ -488,7 +490,8 @@ pub enum CreateVerdict {
         /// Whether trying again soon is of no use.
         permanent: bool,
     },
-    /// It failed for good where the scheduler wanted it: drop the intent, take the scheduler's choice back, tell the claim.
+    /// It failed for good where the scheduler wanted it: drop the intent, take the scheduler's choice back,
+    /// tell the claim.
     Reschedule {
         /// The node that was chosen.
         node: NodeName,
@@ -499,8 +502,8 @@ pub enum CreateVerdict {
     Retry(String),
 }
 
-/// Decides what follows an answer. `cache` is looked at anew: the claim may have gone while the driver worked.
-/// `here`: as in [`Options`].
+/// Decides what follows an answer. `cache` is looked at anew: the claim may have gone while the driver
+/// worked. `here`: as in [`Options`].
 pub fn decide_after_create(
     cache: &Cache,
     local_node: Option<&LocalNode>,
@@ -511,7 +514,8 @@ pub fn decide_after_create(
         Ok(mut volume) => {
             let is_node_local = local_node.is_some_and(|local_node| local_node.has_driver(&intent.driver));
             if let Some(segments) = placement::segments_of(intent).filter(|_| is_node_local) {
-                // Where this process is, the host knows better than the driver, and by it the volume is found again.
+                // Where this process is, the host knows better than the driver, and by it the volume is found
+                // again.
                 volume.topology = vec![segments.clone()];
             }
             let required = intent.request.capacity.required.unwrap_or_default();
@@ -525,7 +529,8 @@ pub fn decide_after_create(
                 || (intent.class.reclaim_policy != ReclaimPolicy::Delete
                     && !is_superseded(cache, local_node, intent))
             {
-                // With Retain the volume is kept even when its claim is gone: its object shows it as Released.
+                // With Retain the volume is kept even when its claim is gone: its object shows it as
+                // Released.
                 CreateVerdict::Save(volume, capacity)
             } else {
                 CreateVerdict::DeleteUnclaimed(volume, None)
@@ -535,8 +540,8 @@ pub fn decide_after_create(
             let message =
                 format!("failed to provision volume with StorageClass {:?}: {error}", intent.class.name);
             match error.finality {
-                // Whoever could not be asked knows nothing of an earlier try, which may have been another process'. So does
-                // external-provisioner: it goes on in the background for these codes.
+                // Whoever could not be asked knows nothing of an earlier try, which may have been another
+                // process'. So does external-provisioner: it goes on in the background for these codes.
                 Finality::Final
                     if matches!(
                         error.kind,
@@ -617,9 +622,9 @@ pub enum ReclaimVerdict {
     DeletionFrozen,
 }
 
-/// Decides the next step for a volume. `deleted`: whether the driver has said in this run that the volume is gone; `held`:
-/// whether deletions are held back. `ours` says whether a driver is ours and, where its storage is in one node, whether the volume is
-/// in this one.
+/// Decides the next step for a volume. `deleted`: whether the driver has said in this run that the volume is
+/// gone; `held`: whether deletions are held back. `ours` says whether a driver is ours and, where its storage
+/// is in one node, whether the volume is in this one.
 pub fn reclaim(
     is_managed_driver: &dyn Fn(&DriverName) -> bool,
     volume: &Volume,

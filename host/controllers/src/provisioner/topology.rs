@@ -15,7 +15,8 @@ use cofferdam_domain::{
 pub struct NodeTopology<'a> {
     /// Name of the node.
     pub node: &'a str,
-    /// Topology keys of the driver in its CSINode; absent while there is no CSINode, or it does not name the driver.
+    /// Topology keys of the driver in its CSINode; absent while there is no CSINode, or it does not name the
+    /// driver.
     pub registration: DriverRegistration<'a>,
     /// Labels of the Node object, where there is one.
     pub labels: Option<&'a BTreeMap<String, String>>,

@@ -1,5 +1,5 @@
-//! `pv-controller`: binds claims and volumes, keeps their phases, releases what lost its claim. Takes the place of
-//! kube-controller-manager's PersistentVolumeController.
+//! `pv-controller`: binds claims and volumes, keeps their phases, releases what lost its claim. Takes the
+//! place of kube-controller-manager's PersistentVolumeController.
 
 pub mod reconcile;
 pub mod rules;

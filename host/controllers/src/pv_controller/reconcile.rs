@@ -35,8 +35,8 @@ use crate::{
 
 /// `source.component` of this controller's events.
 const COMPONENT: &str = "persistentvolume-controller";
-/// A claim that has no volume after this time gets the event that tells what it waits for. Kubernetes sends it at once and
-/// then with every resync; most claims are bound before anybody could read it.
+/// A claim that has no volume after this time gets the event that tells what it waits for. Kubernetes sends
+/// it at once and then with every resync; most claims are bound before anybody could read it.
 const PROVISIONING_EVENT_DELAY: Duration = Duration::from_secs(1);
 /// Claims, and as many volumes, that are worked on at once.
 const WORKERS: usize = 64;
@@ -223,7 +223,8 @@ impl PvController {
             self.context.provisioner_queue.get().filter(|_| self.context.has_provisioner(driver))
         {
             provisioner_queue.add_if_absent(claim.meta.uid.clone());
-            // It tells by itself what keeps a claim. In a burst, an event for each one whose turn is to come would make all wait longer.
+            // It tells by itself what keeps a claim. In a burst, an event for each one whose turn is to come
+            // would make all wait longer.
             recorder.record(StepResult::Waiting, format!("a volume of {driver} is to come"), None);
             return Action::Done;
         }
@@ -324,7 +325,8 @@ impl PvController {
         Ok(())
     }
 
-    /// A write on a volume that fails within a claim's run: the volume must be read again, not only the claim.
+    /// A write on a volume that fails within a claim's run: the volume must be read again, not only the
+    /// claim.
     async fn with_refresh<T>(&self, name: &VolumeName, result: Result<T, ApiError>) -> Result<(), ApiError> {
         match result {
             Ok(_) => Ok(()),
@@ -423,7 +425,8 @@ impl PvController {
             }
             VolumeEffect::RefreshClaim(key) => {
                 writer.refresh::<Claim>(&key).await?;
-                // The volume's deletion may rest on it: not if the cluster that says so is one that was restored.
+                // The volume's deletion may rest on it: not if the cluster that says so is one that was
+                // restored.
                 self.context.check_live().await?;
             }
         }

@@ -1,9 +1,11 @@
-//! What binding decides. Source: the decision tables of Kubernetes' PersistentVolumeController, whose row names (U1 …, B1 …,
-//! V1 …) the comments use: U for a claim that never reached Bound, B for one that did, V for a volume.
+//! What binding decides. Source: the decision tables of Kubernetes' PersistentVolumeController, whose row
+//! names (U1 …, B1 …, V1 …) the comments use: U for a claim that never reached Bound, B for one that did, V
+//! for a volume.
 //!
-//! Listed deviations: a volume reserved for the claim wins over a free one of a smaller set of access modes; a claim that is
-//! being deleted is neither bound anew nor provisioned; sizes are compared as exact quantities everywhere; where the
-//! provisioner runs in the same process, the request annotation is written together with the binding.
+//! Listed deviations: a volume reserved for the claim wins over a free one of a smaller set of access modes;
+//! a claim that is being deleted is neither bound anew nor provisioned; sizes are compared as exact
+//! quantities everywhere; where the provisioner runs in the same process, the request annotation is written
+//! together with the binding.
 
 use std::sync::Arc;
 
@@ -182,7 +184,8 @@ fn provision(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdict {
         let text = format!("no volume plugin matched name: {driver}");
         return ClaimBindingVerdict::Wait(EventSpec::warning("ProvisioningFailed", text));
     }
-    // In one process no annotation is needed; but one that names another driver would keep ours away for ever.
+    // In one process no annotation is needed; but one that names another driver would keep ours away for
+    // ever.
     let satisfied = match claim.storage_provisioner() {
         Some(asked) => asked == driver.as_str(),
         None => (input.has_provisioner)(driver),
@@ -302,8 +305,8 @@ fn unbound_status(phase: ClaimPhase, claim: &Claim) -> ClaimStatus {
 
 /// The four writes of binding, volume first: the first that is missing.
 ///
-/// The volume is the scarce object: from write 1 on nobody else can take it. A process that dies in between finds on its return
-/// that the volume is the claim's and goes on with the next write.
+/// The volume is the scarce object: from write 1 on nobody else can take it. A process that dies in between
+/// finds on its return that the volume is the claim's and goes on with the next write.
 fn bind(input: BindingInput<'_>, claim: &Claim, volume: &Arc<Volume>) -> ClaimBindingVerdict {
     let is_bound_to_claim = volume.is_bound_to(&claim.key, &claim.meta.uid);
     let complete = is_bound_to_claim && volume.claim_ref.as_ref().is_some_and(|r| r.uid.is_some());
@@ -426,7 +429,8 @@ fn mismatch(claim: &Claim, volume: &Volume) -> Option<String> {
 pub enum VolumeEffect {
     /// `status.phase` and `status.message`.
     SetPhase(VolumePhase, String),
-    /// Gives the volume up: the whole claimRef with what the controller wrote, or only its uid where a person reserved it.
+    /// Gives the volume up: the whole claimRef with what the controller wrote, or only its uid where a person
+    /// reserved it.
     Unbind {
         /// Whether the whole claimRef goes.
         whole: bool,
@@ -448,8 +452,8 @@ pub enum VolumeBindingVerdict {
     NoAction(&'static str),
 }
 
-/// Decides the next step for a volume. `looked_up`: the claim that was read past the cache just now. It says nothing of another one
-/// that the volume has come to name meanwhile.
+/// Decides the next step for a volume. `looked_up`: the claim that was read past the cache just now. It says
+/// nothing of another one that the volume has come to name meanwhile.
 pub fn decide_volume(
     input: BindingInput<'_>,
     volume: &Volume,

@@ -1,7 +1,8 @@
 //! Free volumes that claims are about to get.
 //!
-//! Many claims are decided at once, and the best volume is the best for all of them: without this they would write for the same
-//! one, and all but one would be refused. Only what is on the way is here; who gets a volume is decided by the API.
+//! Many claims are decided at once, and the best volume is the best for all of them: without this they would
+//! write for the same one, and all but one would be refused. Only what is on the way is here; who gets a
+//! volume is decided by the API.
 
 use std::{
     collections::{BTreeSet, HashMap, hash_map::Entry},

@@ -1,5 +1,6 @@
-//! One call at a time for a volume: a claim's growth and its modification have queues of their own, and drivers are given one call
-//! for a volume at a time. Who comes while the other's call runs goes away, and is woken after it.
+//! One call at a time for a volume: a claim's growth and its modification have queues of their own, and
+//! drivers are given one call for a volume at a time. Who comes while the other's call runs goes away, and is
+//! woken after it.
 
 use std::{
     collections::HashMap,

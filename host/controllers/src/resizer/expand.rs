@@ -156,7 +156,8 @@ impl Resizer {
         }
     }
 
-    /// How a run goes on after a write of the claim that failed. After a conflict it looks again, with what the driver has answered.
+    /// How a run goes on after a write of the claim that failed. After a conflict it looks again, with what
+    /// the driver has answered.
     pub(super) async fn handle_claim_write_error(
         &self,
         name: &DriverName,
@@ -286,7 +287,8 @@ impl Resizer {
         self.requeue_after(name, ResizeOperation::Expansion, &claim.key, error.retry_after_ms)
     }
 
-    /// Writes into a claim's status how a call has failed, as the claim is by now; once more where it has changed in this moment.
+    /// Writes into a claim's status how a call has failed, as the claim is by now; once more where it has
+    /// changed in this moment.
     pub(super) async fn write_failure(
         &self,
         claim: &Claim,
@@ -301,7 +303,8 @@ impl Resizer {
             let write =
                 self.context.writer.strategic_merge_patch::<Claim>(key, Endpoint::Status, version, patch);
             let Err(error) = self.recorder(claim).record_effect(text, write).await else { return };
-            // Told or not, the call is tried again in time; but who comes after this process has to know what was impossible.
+            // Told or not, the call is tried again in time; but who comes after this process has to know what
+            // was impossible.
             if self.context.action_for_write_error::<Claim>(key, &error).await != Action::Requeue {
                 return;
             }

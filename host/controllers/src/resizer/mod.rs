@@ -1,4 +1,5 @@
-//! `resizer`: makes volumes larger and changes their parameters, as claims ask. Takes the place of external-resizer.
+//! `resizer`: makes volumes larger and changes their parameters, as claims ask. Takes the place of
+//! external-resizer.
 
 mod call_locks;
 pub(crate) mod expand;

@@ -1,5 +1,5 @@
-//! What modifying decides: a claim names a VolumeAttributesClass, and its volume gets that class' parameters. Source:
-//! external-resizer's modification of volumes.
+//! What modifying decides: a claim names a VolumeAttributesClass, and its volume gets that class' parameters.
+//! Source: external-resizer's modification of volumes.
 
 use std::sync::Arc;
 
@@ -25,8 +25,8 @@ pub struct ModificationInput<'a> {
     pub infeasible: Option<&'a str>,
     /// The class that is known to be waited for, to whoever looks at the claim's events.
     pub pending_reported: Option<&'a str>,
-    /// The claim for which the driver has changed the volume in this run, and the class: a successor of the claim's name has another
-    /// volume.
+    /// The claim for which the driver has changed the volume in this run, and the class: a successor of the
+    /// claim's name has another volume.
     pub completed: Option<(&'a Uid, &'a str)>,
 }
 
@@ -126,7 +126,8 @@ pub fn decide_modification(input: ModificationInput<'_>, claim: &Claim) -> Modif
     }))
 }
 
-/// Whether a class is waited for. Its name does not stand in the status: there stands the one that the volume may have in part.
+/// Whether a class is waited for. Its name does not stand in the status: there stands the one that the volume
+/// may have in part.
 pub(super) fn is_pending(status: &ModifyVolumeStatus) -> bool {
     status.state == ModifyState::Pending
 }

@@ -170,7 +170,8 @@ pub(super) fn remove_pre_resize_capacity_patch() -> Value {
     json!({"metadata": {"annotations": {names::PRE_RESIZE_CAPACITY: null}}})
 }
 
-/// That a class is waited for. The one that the volume may have in part stays: who has a right to it in a quota is asked by that.
+/// That a class is waited for. The one that the volume may have in part stays: who has a right to it in a
+/// quota is asked by that.
 pub(super) fn modification_pending_patch() -> Value {
     json!({"status": {"modifyVolumeStatus": {"status": ModifyState::Pending.as_str()}}})
 }
@@ -228,7 +229,8 @@ pub(super) fn modification_finished_patch(claim: &Claim, now: jiff::Timestamp, t
         .build()
 }
 
-/// That nobody asks for another class any more. The last error stays, for the volume may have that class in part.
+/// That nobody asks for another class any more. The last error stays, for the volume may have that class in
+/// part.
 pub(super) fn modification_cancelled_patch(claim: &Claim, now: jiff::Timestamp) -> Value {
     StatusPatch::new(claim, now).remove_conditions([ClaimConditionType::ModifyingVolume]).build()
 }

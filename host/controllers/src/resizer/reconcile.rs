@@ -219,7 +219,8 @@ impl Resizer {
         self.queues.get(&csi.driver)
     }
 
-    /// Whether a claim's volume is this process' to change: of this driver, and where its storage is in nodes, on this one.
+    /// Whether a claim's volume is this process' to change: of this driver, and where its storage is in
+    /// nodes, on this one.
     pub(super) fn is_managed_claim(&self, driver: &DriverName, claim: &Claim) -> bool {
         let cache = &self.context.cache;
         let Ok((volume, csi)) = rules::volume_of(cache, claim) else { return false };
@@ -257,7 +258,8 @@ impl Resizer {
         Ok(Call { deadline: self.context.settings.timeout, secrets })
     }
 
-    /// What a call needs: its Secret, a world that has not gone on while that was read, and the volume for itself.
+    /// What a call needs: its Secret, a world that has not gone on while that was read, and the volume for
+    /// itself.
     pub(super) async fn prepare_call(
         &self,
         (name, claim, reason): (&DriverName, &Claim, &'static str),

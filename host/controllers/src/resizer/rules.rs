@@ -1,5 +1,6 @@
-//! What growing decides. Source: external-resizer's expansion with recovery from failure. What is asked of a driver stands in the
-//! claim's status before, so that whoever comes next asks the same again as long as nobody knows how it has ended.
+//! What growing decides. Source: external-resizer's expansion with recovery from failure. What is asked of a
+//! driver stands in the claim's status before, so that whoever comes next asks the same again as long as
+//! nobody knows how it has ended.
 
 use std::sync::Arc;
 
@@ -180,7 +181,8 @@ pub fn decide_expansion(input: ExpansionInput<'_>, claim: &Claim) -> ExpansionVe
     ExpansionVerdict::Expand(Box::new(ExpandCall { volume, target, request }))
 }
 
-/// What is written after the driver's answer: the volume first, for the claim's status tells that all is done.
+/// What is written after the driver's answer: the volume first, for the claim's status tells that all is
+/// done.
 fn decide_after_expand(claim: &Claim, volume: Arc<Volume>, answer: ExpandedVolume) -> ExpansionVerdict {
     let size = Quantity::from_bytes(answer.capacity);
     let larger = volume.capacity.is_none_or(|capacity| capacity < size);
@@ -315,7 +317,8 @@ pub fn classify_failure(error: &StorageError) -> ResizeFailure {
     }
 }
 
-/// Whether a volume's answer is at least what was asked for. One that is smaller would be written down as the volume's size.
+/// Whether a volume's answer is at least what was asked for. One that is smaller would be written down as the
+/// volume's size.
 ///
 /// # Errors
 /// A sentence for people.
@@ -327,8 +330,8 @@ pub fn check_capacity(target: Quantity, answer: ExpandedVolume) -> Result<(), St
     }
 }
 
-/// Whether a change of a claim is a reason to look at its growth. What we write ourselves is none: else the back-off after a failure
-/// would end with the writing of that failure.
+/// Whether a change of a claim is a reason to look at its growth. What we write ourselves is none: else the
+/// back-off after a failure would end with the writing of that failure.
 pub fn is_relevant_change(old: Option<&Claim>, new: &Claim) -> bool {
     old.is_none_or(|old| {
         let resize = new.progress().resize;

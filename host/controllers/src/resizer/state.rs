@@ -1,5 +1,5 @@
-//! What a process remembers of claims that are not done. A new process remembers nothing: then what stands in the status is asked
-//! again first, and what was impossible is tried once more.
+//! What a process remembers of claims that are not done. A new process remembers nothing: then what stands in
+//! the status is asked again first, and what was impossible is tried once more.
 
 use std::{
     collections::HashMap,

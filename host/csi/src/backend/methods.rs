@@ -1,4 +1,5 @@
-//! Each method of [`Backend`]: what it is about, which call of CSI answers it, and what is checked of the answer.
+//! Each method of [`Backend`]: what it is about, which call of CSI answers it, and what is checked of the
+//! answer.
 
 use std::{collections::BTreeSet, fmt, future::ready, hash::Hash, sync::Arc};
 
@@ -92,8 +93,8 @@ impl CsiBackend {
         )
     }
 
-    /// The same for a creation. An earlier try may have been made when the driver still had it, perhaps by another process:
-    /// that nobody is asked now says nothing of what there is.
+    /// The same for a creation. An earlier try may have been made when the driver still had it, perhaps by
+    /// another process: that nobody is asked now says nothing of what there is.
     pub(super) fn lacks_to_create(&self, needed: Can) -> Option<StorageError> {
         self.lacks(needed).map(open)
     }
@@ -120,7 +121,8 @@ impl CsiBackend {
         Watch::new(self.driver().clone(), redactor, Arc::clone(&self.told))
     }
 
-    /// CreateVolume's message. Only a request that CSI cannot express is refused for good: no driver can have heard it.
+    /// CreateVolume's message. Only a request that CSI cannot express is refused for good: no driver can have
+    /// heard it.
     fn creation(
         &self,
         call: &Call,
@@ -189,8 +191,8 @@ impl CsiBackend {
             |wire, request| Box::pin(async { wire.controller().create_volume(request).await }),
             accept,
         );
-        // One that is withheld is deleted again: as long as that is open, its name must not be the same as its handle, or the
-        // creation could never be repeated.
+        // One that is withheld is deleted again: as long as that is open, its name must not be the same as
+        // its handle, or the creation could never be repeated.
         let remember: fn(&OperationPermit, &Filled) = |guard, (volume, withheld)| {
             if withheld.is_none() {
                 guard.add_alias(OperationKey::Volume(volume.handle.clone()));
@@ -199,7 +201,8 @@ impl CsiBackend {
         self.perform(call, Job { remember, ..job }).await
     }
 
-    /// Creates a volume of a source. A driver that does not confirm the source has made an empty one: nobody may get it.
+    /// Creates a volume of a source. A driver that does not confirm the source has made an empty one: nobody
+    /// may get it.
     async fn fill(
         &self,
         method: &'static str,

@@ -33,8 +33,8 @@ use crate::{
 };
 use watch::Told;
 
-/// Calls of one driver at once, those of attachments not counted; others wait within their deadline. Few enough for drivers that
-/// were written for the sidecars' ten to hundred.
+/// Calls of one driver at once, those of attachments not counted; others wait within their deadline. Few
+/// enough for drivers that were written for the sidecars' ten to hundred.
 const CONCURRENT: usize = 128;
 /// Publications at once, and what takes them back: volumes that hang while they are made hold up no pod.
 const ATTACHING: usize = 128;
@@ -139,8 +139,8 @@ impl<Q, R, U> Job<Q, R, U> {
 }
 
 impl CsiBackend {
-    /// Connects to a driver, waits until it is ready, and asks who it is and what it can do. From then on a lost connection is
-    /// made anew in the background. Needs a tokio runtime, also later.
+    /// Connects to a driver, waits until it is ready, and asks who it is and what it can do. From then on a
+    /// lost connection is made anew in the background. Needs a tokio runtime, also later.
     ///
     /// # Errors
     /// [`ConnectError`]

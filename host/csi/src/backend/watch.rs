@@ -1,4 +1,5 @@
-//! What a driver returns that it should not, and that is taken all the same: with the sidecars such drivers work.
+//! What a driver returns that it should not, and that is taken all the same: with the sidecars such drivers
+//! work.
 
 use std::sync::{
     Arc,

@@ -104,8 +104,8 @@ impl<B: Send + 'static> Gate<B> {
     }
 }
 
-/// What a panic says, as far as it is known when the program is built. A text that was made while it ran may hold what must not
-/// be logged.
+/// What a panic says, as far as it is known when the program is built. A text that was made while it ran may
+/// hold what must not be logged.
 fn said(panic: &(dyn Any + Send)) -> &'static str {
     panic.downcast_ref::<&'static str>().copied().unwrap_or("(a text that is not shown)")
 }

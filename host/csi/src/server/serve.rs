@@ -16,7 +16,8 @@ use tower::Service;
 
 use super::{ServerMetrics, Socket, gate::Gate};
 
-/// Connections at once; the rest wait in the kernel. Kubelet makes one for every operation, sidecars keep one each.
+/// Connections at once; the rest wait in the kernel. Kubelet makes one for every operation, sidecars keep one
+/// each.
 const CONNECTIONS: usize = 256;
 /// Calls at once on one connection; the rest wait at the caller.
 const CALLS: u32 = 256;
@@ -66,8 +67,8 @@ impl Server {
         self
     }
 
-    /// Serves until `stop`. Then the socket's file goes, nobody else is let in, and the calls that run end. Whoever does not want
-    /// to wait for them drops the future: what runs is dropped with it.
+    /// Serves until `stop`. Then the socket's file goes, nobody else is let in, and the calls that run end.
+    /// Whoever does not want to wait for them drops the future: what runs is dropped with it.
     pub async fn serve(self, stop: CancellationToken) {
         let Self { socket, gate } = self;
         let (gate, permits) = (Arc::new(gate), Arc::new(Semaphore::new(CONNECTIONS)));

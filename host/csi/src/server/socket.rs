@@ -14,8 +14,8 @@ use crate::address::Address;
 
 /// Connections that wait in the kernel to be accepted.
 const BACKLOG: u32 = 128;
-/// How long to wait for another process that is setting up a socket in the same directory, or for one that listens to take a
-/// connection; both are done at once.
+/// How long to wait for another process that is setting up a socket in the same directory, or for one that
+/// listens to take a connection; both are done at once.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Where names of groups are looked up.
 const GROUPS: &str = "/etc/group";
@@ -158,7 +158,8 @@ pub enum SocketError {
 /// A socket that is listened on. Its file goes when it is dropped.
 #[derive(Debug)]
 pub struct Socket {
-    /// It goes first: while somebody listens, nobody else takes the place of the file, and so what is removed is ours.
+    /// It goes first: while somebody listens, nobody else takes the place of the file, and so what is removed
+    /// is ours.
     file: File,
     pub(super) listener: UnixListener,
 }
@@ -184,7 +185,8 @@ fn identity(metadata: &fs::Metadata) -> (u64, u64) {
 }
 
 impl Socket {
-    /// Listens. A socket that nobody listens on any more is replaced. Nobody can connect before mode and group are set.
+    /// Listens. A socket that nobody listens on any more is replaced. Nobody can connect before mode and
+    /// group are set.
     ///
     /// # Errors
     /// [`SocketError`]
@@ -223,8 +225,8 @@ impl Socket {
     }
 }
 
-/// Waits for other processes that set up sockets in the same directory: between looking for a listener and listening, two could
-/// each take the other's socket for a stale one.
+/// Waits for other processes that set up sockets in the same directory: between looking for a listener and
+/// listening, two could each take the other's socket for a stale one.
 async fn turn(path: &Path) -> io::Result<fs::File> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let directory = fs::File::open(parent)?;

@@ -267,7 +267,8 @@ async fn a_volume_is_published() {
     fake.always(PUBLISH, message(&v1::ControllerPublishVolumeResponse { publish_context }));
     let expected = ConnectionInfo { kind: "csi".to_owned(), version: 1, fields: map(&[("lun", "3")]) };
     let (all, few): (Vec<i32>, _) = ((1..=15).collect(), vec![1, 2]);
-    // Without PUBLISH_READONLY nothing is for reading only, without SINGLE_NODE_MULTI_WRITER no mode tells writers apart.
+    // Without PUBLISH_READONLY nothing is for reading only, without SINGLE_NODE_MULTI_WRITER no mode tells
+    // writers apart.
     for (capabilities, readonly, mode) in [(all, true, 7), (few, false, 1)] {
         fake.controller(&capabilities);
         let backend = fake.connect().await;

@@ -1,4 +1,5 @@
-//! Prints how many small writes and reads one core does against the in-process service, and how a watcher keeps up.
+//! Prints how many small writes and reads one core does against the in-process service, and how a watcher
+//! keeps up.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! `pods/binding`: how a scheduler puts a pod on a node, the only way in which a pod gets one after it was made.
+//! `pods/binding`: how a scheduler puts a pod on a node, the only way in which a pod gets one after it was
+//! made.
 
 use serde_json::{Value, json};
 

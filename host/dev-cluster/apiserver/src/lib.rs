@@ -1,9 +1,9 @@
 //! An embedded Kubernetes API for development, tests and simulation.
 //!
-//! [`ApiServer`] keeps its objects in memory and answers as the kube-apiserver does: discovery, get, list, watch,
-//! create, update, patch, delete, tables, status codes and texts, for the kinds that storage is made of.
-//! In one process it is a `tower` service ([`ApiServer::service`]), deterministic under paused tokio time; for `kubectl`
-//! it listens on loopback with TLS and a token of its own ([`ApiServer::serve`]).
+//! [`ApiServer`] keeps its objects in memory and answers as the kube-apiserver does: discovery, get, list,
+//! watch, create, update, patch, delete, tables, status codes and texts, for the kinds that storage is made
+//! of. In one process it is a `tower` service ([`ApiServer::service`]), deterministic under paused tokio
+//! time; for `kubectl` it listens on loopback with TLS and a token of its own ([`ApiServer::serve`]).
 //!
 //! It does not authorise.
 
@@ -171,8 +171,8 @@ impl ApiServer {
         self.inner.store.snapshot()
     }
 
-    /// Sets objects and resourceVersion counter back to an earlier state, as an etcd restored from a backup does.
-    /// Open watches end.
+    /// Sets objects and resourceVersion counter back to an earlier state, as an etcd restored from a backup
+    /// does. Open watches end.
     pub fn restore(&self, snapshot: &StateSnapshot) {
         self.inner.store.restore(snapshot);
     }

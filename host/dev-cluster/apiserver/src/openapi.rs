@@ -1,5 +1,5 @@
-//! As much OpenAPI as `kubectl` needs to leave validation to the server (which resources can be patched, and that they
-//! take `fieldValidation`), to merge lists, and to explain: the types without descriptions.
+//! As much OpenAPI as `kubectl` needs to leave validation to the server (which resources can be patched, and
+//! that they take `fieldValidation`), to merge lists, and to explain: the types without descriptions.
 
 use serde_json::{Map, Value, json};
 
@@ -8,8 +8,8 @@ use crate::discovery::{git_version, resources_of_group};
 use crate::meta;
 use crate::schema::{self, Field, ListType, PatchStrategy, Scalar, Struct, Type};
 
-/// The older document, of a server that has no types in it. kubectl asks for it when a manifest's kind is not in the newer one,
-/// and only then says that there is no such kind.
+/// The older document, of a server that has no types in it. kubectl asks for it when a manifest's kind is not
+/// in the newer one, and only then says that there is no such kind.
 pub(crate) fn v2() -> Value {
     json!({"swagger": "2.0", "info": {"title": "Kubernetes", "version": "v1.36"}, "paths": {}})
 }

@@ -1,5 +1,5 @@
-//! Request bodies in Kubernetes' protobuf, for what `kubectl create namespace|configmap|secret|serviceaccount` sends;
-//! everything else, and every answer, is JSON.
+//! Request bodies in Kubernetes' protobuf, for what `kubectl create
+//! namespace|configmap|secret|serviceaccount` sends; everything else, and every answer, is JSON.
 
 use serde_json::{Map, Value};
 

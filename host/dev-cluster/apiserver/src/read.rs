@@ -150,8 +150,8 @@ pub(crate) fn selector(kind: ResourceKind, query: &Query) -> Result<Selector, St
 /// The version that stands in a token for whatever is there when it is used.
 const ANY_VERSION: i64 = -1;
 
-/// Where the next page begins: opaque to clients, in the form of the real server. Without a version it goes on in what is there by
-/// then.
+/// Where the next page begins: opaque to clients, in the form of the real server. Without a version it goes
+/// on in what is there by then.
 fn encode_continue_token(version: Option<u64>, after: &str) -> String {
     let version = version.map_or_else(|| json!(ANY_VERSION), |version| json!(version));
     let token = json!({"v": "meta.k8s.io/v1", "rv": version, "start": format!("{after}\u{0}")});
@@ -328,8 +328,8 @@ impl Watcher {
                 }
             }
             WatchStart::Now => self.last_version = self.inner.store.version(),
-            // A version of the future is not an error here: like the real server, the watch is silent until the
-            // counter has passed it.
+            // A version of the future is not an error here: like the real server, the watch is silent until
+            // the counter has passed it.
             WatchStart::AfterVersion(version) => self.last_version = version,
         }
         Ok(())
@@ -388,7 +388,8 @@ impl Watcher {
         }
     }
 
-    /// What this watcher sees of an event: an object that enters its selection is added, one that leaves is deleted.
+    /// What this watcher sees of an event: an object that enters its selection is added, one that leaves is
+    /// deleted.
     fn frame(&mut self, event: &HistoryEvent) -> Option<Bytes> {
         if !event.key.starts_with(&self.prefix) {
             return None;

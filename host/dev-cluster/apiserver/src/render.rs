@@ -1,4 +1,5 @@
-//! The shapes in which objects are answered: whole, metadata only, tables; one by one, in lists, in watch frames.
+//! The shapes in which objects are answered: whole, metadata only, tables; one by one, in lists, in watch
+//! frames.
 
 use bytes::Bytes;
 use jiff::Timestamp;

@@ -160,7 +160,8 @@ struct MediaRange<'a> {
     version: &'a str,
 }
 
-/// Whether the older OpenAPI document is wanted in protobuf. Its media type is one that only this document has.
+/// Whether the older OpenAPI document is wanted in protobuf. Its media type is one that only this document
+/// has.
 pub(crate) fn wants_protobuf_openapi(headers: &HeaderMap) -> bool {
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     accept.contains("com.github.proto-openapi.spec.v2")

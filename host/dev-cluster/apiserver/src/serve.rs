@@ -118,7 +118,8 @@ impl ServerHandle {
         &self.token
     }
 
-    /// A kubeconfig with one context, `cofferdam`, in namespace `default`. It contains the token: keep it private.
+    /// A kubeconfig with one context, `cofferdam`, in namespace `default`. It contains the token: keep it
+    /// private.
     #[must_use]
     pub fn kubeconfig(&self) -> String {
         format!(

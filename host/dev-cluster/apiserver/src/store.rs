@@ -1,8 +1,8 @@
 //! The store: objects by kind and key, one version counter, a bounded history per kind.
 //!
-//! Writes are compare-and-swap on the version that the caller read, so everything that is decided about a write is
-//! decided outside of the lock. An object is serialised once per version, on first use, and the bytes are shared by
-//! every reader and watcher.
+//! Writes are compare-and-swap on the version that the caller read, so everything that is decided about a
+//! write is decided outside of the lock. An object is serialised once per version, on first use, and the
+//! bytes are shared by every reader and watcher.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -91,7 +91,8 @@ impl StoredObject {
         })
     }
 
-    /// The members of the object without `apiVersion` and `kind` and without its opening brace, as lists hold it.
+    /// The members of the object without `apiVersion` and `kind` and without its opening brace, as lists hold
+    /// it.
     pub(crate) fn list_item_bytes(&self) -> &[u8] {
         self.json().get(type_meta_prefix(self.kind).len() + 1..).unwrap_or_default()
     }

@@ -1,5 +1,5 @@
-//! What the server itself sets: defaults, phases, separate status endpoints; and the admission plug-ins that storage
-//! relies on.
+//! What the server itself sets: defaults, phases, separate status endpoints; and the admission plug-ins that
+//! storage relies on.
 
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
@@ -75,8 +75,8 @@ pub(crate) fn set_defaults(kind: ResourceKind, value: &mut Value) {
     }
 }
 
-/// A source that no claim can come from is dropped. The rest of `dataSource` and `dataSourceRef` are filled from each
-/// other unless the reference crosses namespaces.
+/// A source that no claim can come from is dropped. The rest of `dataSource` and `dataSourceRef` are filled
+/// from each other unless the reference crosses namespaces.
 fn normalize_data_source(spec: &mut Map<String, Value>) {
     let known = |source: &Value| {
         matches!(
@@ -232,8 +232,8 @@ fn add_finalizer(value: &mut Value, finalizer: &str) {
 }
 
 impl Inner {
-    /// Admission of a new object: `DefaultStorageClass`, `StorageObjectInUseProtection`, `TaintNodesByCondition`,
-    /// `DefaultTolerationSeconds` and `Priority`.
+    /// Admission of a new object: `DefaultStorageClass`, `StorageObjectInUseProtection`,
+    /// `TaintNodesByCondition`, `DefaultTolerationSeconds` and `Priority`.
     pub(crate) fn admit_create(&self, kind: ResourceKind, value: &mut Value) -> Result<(), Status> {
         match kind {
             ResourceKind::PersistentVolumeClaim => {

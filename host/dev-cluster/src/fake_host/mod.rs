@@ -1,5 +1,6 @@
-//! A node whose mounts are recorded and not made: its directories, mounts and loop devices are in memory. It does what Linux would
-//! do, and writes down where a rule of kubelet or of the node is broken that no answer would show.
+//! A node whose mounts are recorded and not made: its directories, mounts and loop devices are in memory. It
+//! does what Linux would do, and writes down where a rule of kubelet or of the node is broken that no answer
+//! would show.
 
 mod mounter;
 
@@ -76,13 +77,15 @@ struct AttachedLoop {
 /// What is behind a device.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum BackingStorage {
-    /// A file, by its identity and when it was made: a filesystem gives the number of one that is gone to the next one.
+    /// A file, by its identity and when it was made: a filesystem gives the number of one that is gone to the
+    /// next one.
     Image(FileId, Option<SystemTime>),
     /// A device, by its stable id.
     Device(String),
 }
 
-/// What images and devices hold. Nodes share it: what one of them has formatted holds a filesystem on the next one, too.
+/// What images and devices hold. Nodes share it: what one of them has formatted holds a filesystem on the
+/// next one, too.
 #[derive(Clone, Debug, Default)]
 pub struct SharedDisks(Arc<Mutex<BTreeMap<BackingStorage, DiskState>>>);
 

@@ -1,5 +1,6 @@
-//! A kubelet without containers: it registers drivers, mounts what the pods of its node want, in kubelet's order and with kubelet's
-//! pauses, says of pods that they run, and undoes everything when they go. It calls the real Node service, on its socket.
+//! A kubelet without containers: it registers drivers, mounts what the pods of its node want, in kubelet's
+//! order and with kubelet's pauses, says of pods that they run, and undoes everything when they go. It calls
+//! the real Node service, on its socket.
 
 mod expand;
 mod mount;
@@ -307,7 +308,8 @@ impl Kubelet {
         }
     }
 
-    /// The volumes of a pod that have to be mounted and can be; what keeps another one from it is left to [`Self::lead`].
+    /// The volumes of a pod that have to be mounted and can be; what keeps another one from it is left to
+    /// [`Self::lead`].
     fn volumes_to_mount(&self, pod: &Arc<PodObject>) -> Vec<VolumeToMount> {
         if pod.slim.terminated {
             return Vec::new();
@@ -385,8 +387,8 @@ impl Kubelet {
         self.client.csi_drivers.get(driver).into_object().is_none_or(|driver| driver.slim.attach_required)
     }
 
-    /// The pods of the node that want a volume, and those that have it until they end: a claim that is lost, or a volume that is
-    /// removed by force, takes nothing from a container.
+    /// The pods of the node that want a volume, and those that have it until they end: a claim that is lost,
+    /// or a volume that is removed by force, takes nothing from a container.
     fn desired_mounts(&self, id: &VolumeId) -> Vec<VolumeToMount> {
         let pods = self.pods();
         let desired = pods.iter().flat_map(|pod| self.volumes_to_mount(pod));
@@ -466,7 +468,8 @@ impl Kubelet {
         self.queue.add(Key::Node);
     }
 
-    /// Says in the node's status which volumes are in use: those that are wanted, and those that are still mounted.
+    /// Says in the node's status which volumes are in use: those that are wanted, and those that are still
+    /// mounted.
     async fn report_volumes_in_use(&self) -> Action {
         let Some(node) = self.node() else { return Action::Done };
         let pods = self.pods();

@@ -141,7 +141,8 @@ impl Kubelet {
             volume_context: volume.slim.csi.as_ref().map(|csi| (&csi.attributes).into()).unwrap_or_default(),
         };
         let started = Instant::now();
-        // Before the call: a pod that goes meanwhile must not take the volume from the node beneath the driver.
+        // Before the call: a pod that goes meanwhile must not take the volume from the node beneath the
+        // driver.
         let mut previous_state = MountState::NotMounted;
         self.update_mounted_volume(desired, &paths, |held| {
             previous_state = std::mem::replace(&mut held.device_state, MountState::Uncertain);

@@ -1,5 +1,5 @@
-//! Drivers come to kubelet by a socket in its directory of plugins: it asks who is there, writes into the Node and the CSINode what the
-//! driver says of the node, and answers whether it uses the driver.
+//! Drivers come to kubelet by a socket in its directory of plugins: it asks who is there, writes into the
+//! Node and the CSINode what the driver says of the node, and answers whether it uses the driver.
 
 use std::{
     collections::BTreeMap,
@@ -26,8 +26,8 @@ use crate::{
 const CSI_PLUGIN_TYPE: &str = "CSIPlugin";
 /// Annotation of a Node: how drivers call it.
 const NODE_ID_ANNOTATION: &str = "csi.volume.kubernetes.io/nodeid";
-/// How often what a driver says of the node is written before the registration has failed, and the first pause; it is multiplied by
-/// five each time.
+/// How often what a driver says of the node is written before the registration has failed, and the first
+/// pause; it is multiplied by five each time.
 const NODE_UPDATE_ATTEMPTS: u32 = 4;
 const NODE_UPDATE_DELAY: Duration = Duration::from_millis(10);
 

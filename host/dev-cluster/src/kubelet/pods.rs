@@ -1,4 +1,5 @@
-//! What kubelet says of its pods: they run once all their volumes are mounted, and go when these are unmounted. No container is run.
+//! What kubelet says of its pods: they run once all their volumes are mounted, and go when these are
+//! unmounted. No container is run.
 
 use std::{sync::Arc, time::Duration};
 

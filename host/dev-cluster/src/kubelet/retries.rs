@@ -1,5 +1,5 @@
-//! Steps that have failed: each is tried again after a pause that doubles, whatever else happens meanwhile. Another step of the same
-//! volume, such as the way back, does not wait.
+//! Steps that have failed: each is tried again after a pause that doubles, whatever else happens meanwhile.
+//! Another step of the same volume, such as the way back, does not wait.
 
 use std::{collections::HashMap, sync::Mutex, time::Duration};
 

@@ -1,7 +1,8 @@
 //! What kubelet does next for a volume of its node: wanted by pods on the one side, mounted on the other.
 //!
-//! The order is kubelet's: what no pod wants is unmounted first; a volume is reported as in use before it is touched, and as used no
-//! longer only after everything is undone; it is staged once, and published for each pod.
+//! The order is kubelet's: what no pod wants is unmounted first; a volume is reported as in use before it is
+//! touched, and as used no longer only after everything is undone; it is staged once, and published for each
+//! pod.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,6 +1,6 @@
-//! Where a pod goes, and what has to be written before it does: the steps of kube-scheduler's plug-ins for volumes, as one decision
-//! over plain data. It is taken anew after every effect and after every change, so that it needs no memory beside the node that
-//! was chosen.
+//! Where a pod goes, and what has to be written before it does: the steps of kube-scheduler's plug-ins for
+//! volumes, as one decision over plain data. It is taken anew after every effect and after every change, so
+//! that it needs no memory beside the node that was chosen.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -184,8 +184,8 @@ fn select_node(pod: &PodObject, claims: &[PodClaim], input: &SchedulerInput) -> 
     for (name, node) in &input.nodes {
         match filter_node(pod, claims, node, input) {
             Ok(()) => {
-                // One that its volumes can be mounted on, of those the emptiest; kube-scheduler's scores come to that where nodes
-                // are alike.
+                // One that its volumes can be mounted on, of those the emptiest; kube-scheduler's scores come
+                // to that where nodes are alike.
                 let load = input.assigned_pods.iter().filter(|(at, _)| at == name).count();
                 let load = (missing_drivers(claims, name, input), load);
                 if best.is_none_or(|(min_load, _)| load < min_load) {

@@ -166,7 +166,8 @@ impl ControllerCapability {
 
 /// The controller capabilities of CSI 1.12 that a backend has.
 ///
-/// A feature counts only beside the ability that it is about: a driver that cannot publish cannot publish for reading only.
+/// A feature counts only beside the ability that it is about: a driver that cannot publish cannot publish for
+/// reading only.
 pub fn controller_capabilities(
     abilities: &BTreeSet<Ability>,
     description: &Description,

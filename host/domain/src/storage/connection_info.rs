@@ -1,9 +1,9 @@
-//! How an attachment travels from the controller to the node: as one document under one key of the volume context or of the
-//! publish context.
+//! How an attachment travels from the controller to the node: as one document under one key of the volume
+//! context or of the publish context.
 //!
-//! CSI carries maps of texts, and whoever stands between the two sides may write them: PersistentVolumes and VolumeAttachments can
-//! be edited. So reading is strict: one version, known members only, each once, sizes as a driver's own. What a document means,
-//! and whether this node does it, is the node's to decide.
+//! CSI carries maps of texts, and whoever stands between the two sides may write them: PersistentVolumes and
+//! VolumeAttachments can be edited. So reading is strict: one version, known members only, each once, sizes
+//! as a driver's own. What a document means, and whether this node does it, is the node's to decide.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -17,7 +17,8 @@ use crate::{names, text::printable};
 
 /// The version that is written, and the only one that is read.
 pub const FORMAT_VERSION: u32 = 1;
-/// Kind of the attachments that an existing CSI driver's publish context becomes: its own node service reads them, as they are.
+/// Kind of the attachments that an existing CSI driver's publish context becomes: its own node service reads
+/// them, as they are.
 pub const CSI_KIND: &str = "csi";
 /// Longest key of a field in a document, in bytes: CSI's limit for keys.
 const MAX_KEY_BYTES: usize = 128;
@@ -25,7 +26,8 @@ const MAX_KEY_BYTES: usize = 128;
 const MAX_FIELDS_BYTES: usize = 4 << 10;
 /// Longest kind, in bytes.
 const MAX_KIND_BYTES: usize = 63;
-/// Longest document that is read, in bytes: 4 KiB of fields, each byte escaped as `\u0000`, in as many pairs as there can be.
+/// Longest document that is read, in bytes: 4 KiB of fields, each byte escaped as `\u0000`, in as many pairs
+/// as there can be.
 pub const MAX_ENCODED_BYTES: usize = 48 << 10;
 
 /// Why a document is not an attachment. One line.
@@ -84,8 +86,8 @@ struct VersionHeader {
 }
 
 impl ConnectionInfo {
-    /// Checks what every attachment has to be: its kind a word, its keys at most `key` bytes, keys and values together at most
-    /// `fields` bytes.
+    /// Checks what every attachment has to be: its kind a word, its keys at most `key` bytes, keys and values
+    /// together at most `fields` bytes.
     ///
     /// # Errors
     /// The rule that is broken, in words.
@@ -179,8 +181,9 @@ impl ContentSource {
     }
 }
 
-/// The volume context of a volume that is handed out: the driver's attributes, the attachment of one without a publish step, and the
-/// source of one that was not empty from the start, which the node has to know before it formats anything.
+/// The volume context of a volume that is handed out: the driver's attributes, the attachment of one without
+/// a publish step, and the source of one that was not empty from the start, which the node has to know before
+/// it formats anything.
 pub fn into_volume_context(
     attributes: Parameters,
     connection_info: Option<&ConnectionInfo>,
@@ -199,7 +202,8 @@ pub fn driver_attributes(context: Parameters) -> Parameters {
     context.into_iter().filter(|(key, _)| !key.starts_with(names::RESERVED_ATTRIBUTE_PREFIX)).collect()
 }
 
-/// The publish context of a published volume. That of an existing CSI driver is the driver's own, for its own node service.
+/// The publish context of a published volume. That of an existing CSI driver is the driver's own, for its own
+/// node service.
 pub fn into_publish_context(connection_info: ConnectionInfo) -> Parameters {
     if connection_info.kind == CSI_KIND {
         return connection_info.fields;
@@ -207,8 +211,8 @@ pub fn into_publish_context(connection_info: ConnectionInfo) -> Parameters {
     [(names::CONNECTION_INFO.to_owned(), encode(&connection_info))].into()
 }
 
-/// The attachment that a node's call brings. A driver that `publishes` says it with each publication, every other one with the
-/// volume; where it must not be, somebody else has written it.
+/// The attachment that a node's call brings. A driver that `publishes` says it with each publication, every
+/// other one with the volume; where it must not be, somebody else has written it.
 ///
 /// # Errors
 /// [`DocumentError`]; a document that cannot be read is never passed over for another one.

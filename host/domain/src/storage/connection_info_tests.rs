@@ -75,7 +75,8 @@ fn random_connection_infos_round_trip() {
 
 #[test]
 fn largest_connection_info_fits_the_size_limit() {
-    // The shortest keys that differ, with nothing under them, cost the most beside themselves; so do control characters.
+    // The shortest keys that differ, with nothing under them, cost the most beside themselves; so do control
+    // characters.
     let keys = (0u16..)
         .map(|n| char::from_u32(u32::from(n % 32)).into_iter().chain(char::from_u32(u32::from(n / 32))));
     let mut fields = BTreeMap::new();

@@ -42,8 +42,8 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// Whether a failure of this kind tells of the try and not of the volume: it says nothing about what an earlier try has
-    /// done, however sure the driver is that this one did nothing.
+    /// Whether a failure of this kind tells of the try and not of the volume: it says nothing about what an
+    /// earlier try has done, however sure the driver is that this one did nothing.
     pub const fn is_inconclusive(self) -> bool {
         match self {
             Self::Unauthenticated

@@ -1,4 +1,5 @@
-//! What a role asks of a storage backend and what it hears back, in the terms of CSI 1.12 with its sharp edges taken off.
+//! What a role asks of a storage backend and what it hears back, in the terms of CSI 1.12 with its sharp
+//! edges taken off.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +38,8 @@ pub fn total_bytes(map: &Parameters) -> usize {
 /// One place where a volume can be reached: topology keys with their values.
 pub type Segments = BTreeMap<String, String>;
 
-/// How large a volume shall be, in bytes. CSI `CapacityRange`: at least one bound is given, and `required ≤ limit`.
+/// How large a volume shall be, in bytes. CSI `CapacityRange`: at least one bound is given, and `required ≤
+/// limit`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CapacityRange {
@@ -118,8 +120,8 @@ pub struct VolumeOwner {
     pub reclaim_policy: ReclaimPolicy,
 }
 
-/// Arguments of CreateVolume. Serialisable because a retry must repeat the very same request, also after a restart and
-/// when the class has changed meanwhile.
+/// Arguments of CreateVolume. Serialisable because a retry must repeat the very same request, also after a
+/// restart and when the class has changed meanwhile.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CreateVolume {
@@ -141,8 +143,8 @@ pub struct CreateVolume {
     pub owner: Option<VolumeOwner>,
 }
 
-/// How a node reaches a volume. An open record: kinds are added without a change of the contract, and the node's own
-/// parser decides what it accepts.
+/// How a node reaches a volume. An open record: kinds are added without a change of the contract, and the
+/// node's own parser decides what it accepts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ConnectionInfo {
     /// Kind, such as `directory` or `none`.

@@ -17,8 +17,8 @@ pub struct VolumeCondition {
     pub message: String,
 }
 
-/// A volume as it stands now. CSI's entries of ListVolumes and answer of ControllerGetVolume, with what only our contract has:
-/// the owner and the time of the last change.
+/// A volume as it stands now. CSI's entries of ListVolumes and answer of ControllerGetVolume, with what only
+/// our contract has: the owner and the time of the last change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeStatus {

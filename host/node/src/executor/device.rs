@@ -71,7 +71,8 @@ fn stage_filesystem(job: &mut Job<'_>, device: &Device) -> Result<(), NodeError>
     if read_only { Ok(()) } else { grow(job.machine, device, place) }
 }
 
-/// Sees to it that the device has a filesystem that can be mounted: formatted only if it is blank and was never anything else.
+/// Sees to it that the device has a filesystem that can be mounted: formatted only if it is blank and was
+/// never anything else.
 fn ready(job: &mut Job<'_>, device: &Device) -> Result<Filesystem, NodeError> {
     let asked = match job.access() {
         AccessType::Filesystem { fs_type, .. } => wanted(fs_type.as_deref())?,

@@ -1,5 +1,5 @@
-//! One small module for each kind of attachment. A kind is a value of its own behind [`Executor`]; who may have it is decided
-//! where the value is made, in the policy.
+//! One small module for each kind of attachment. A kind is a value of its own behind [`Executor`]; who may
+//! have it is decided where the value is made, in the policy.
 
 mod device;
 mod directory;
@@ -106,19 +106,21 @@ impl Job<'_> {
     }
 }
 
-/// How one kind of attachment is executed. Every step looks first and is skipped when it was done: a job may have died
-/// anywhere.
+/// How one kind of attachment is executed. Every step looks first and is skipped when it was done: a job may
+/// have died anywhere.
 pub(crate) trait Executor: Send + Sync {
     /// Whether a volume of this kind can be used so.
     fn supports(&self, capability: &VolumeCapability) -> Result<(), NodeError>;
 
-    /// Finds what the volume is on this machine, and writes into the record what nobody else may use meanwhile.
+    /// Finds what the volume is on this machine, and writes into the record what nobody else may use
+    /// meanwhile.
     fn identify(&self, machine: &dyn Machine, record: &mut VolumeRecord) -> Result<(), NodeError>;
 
     /// Makes the volume usable at the staging path.
     fn stage(&self, job: &mut Job<'_>) -> Result<(), NodeError>;
 
-    /// Makes a staged volume at least this large, as far as the node can; returns its size in bytes where it is known.
+    /// Makes a staged volume at least this large, as far as the node can; returns its size in bytes where it
+    /// is known.
     fn expand(
         &self,
         machine: &dyn Machine,
@@ -164,8 +166,8 @@ pub(crate) fn restrict(
     }
 }
 
-/// Undoes what was staged, whatever kind it is and however far it came. Nothing is asked of the policy: what was done must be
-/// possible to undo after the operator has closed it.
+/// Undoes what was staged, whatever kind it is and however far it came. Nothing is asked of the policy: what
+/// was done must be possible to undo after the operator has closed it.
 pub(crate) fn unstage(
     machine: &dyn Machine,
     place: &Place,

@@ -1,5 +1,5 @@
-//! `none`: a volume whose content no node reaches. A pod that has one sees an empty directory in which it cannot write: what it
-//! wrote would be on the node's disk, and nobody would find it again.
+//! `none`: a volume whose content no node reaches. A pod that has one sees an empty directory in which it
+//! cannot write: what it wrote would be on the node's disk, and nobody would find it again.
 
 use cofferdam_domain::storage::{AccessType, VolumeCapability};
 

@@ -1,5 +1,5 @@
-//! Everything in a volume for a group. What is in it was written by a pod: no link is followed, no mount is crossed, no device is
-//! opened.
+//! Everything in a volume for a group. What is in it was written by a pod: no link is followed, no mount is
+//! crossed, no device is opened.
 
 use std::{
     ffi::{CStr, CString, OsStr},
@@ -49,7 +49,8 @@ fn is_another_by_now(error: Errno) -> bool {
     matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP)
 }
 
-/// A directory within the volume, by its name in the one above: a pod can make far more of them than their paths have room in memory.
+/// A directory within the volume, by its name in the one above: a pod can make far more of them than their
+/// paths have room in memory.
 struct Below {
     above: Option<Rc<Below>>,
     name: CString,
@@ -67,8 +68,8 @@ impl Below {
     }
 }
 
-/// Gives everything to a group, the directory itself last. Fails where a path within it is longer than the kernel takes, as
-/// kubelet's own walk does.
+/// Gives everything to a group, the directory itself last. Fails where a path within it is longer than the
+/// kernel takes, as kubelet's own walk does.
 pub(super) fn give(directory: &OwnedFd, group: u32) -> rustix::io::Result<()> {
     let gid = Gid::from_raw(group);
     // Names, not open directories: however deep a volume is, two files are open.

@@ -39,7 +39,8 @@ pub struct Linux {
 }
 
 impl Linux {
-    /// The machine with what a policy needs; `records` is a directory that outlives reboots and is this process' own.
+    /// The machine with what a policy needs; `records` is a directory that outlives reboots and is this
+    /// process' own.
     ///
     /// # Errors
     /// Programs that are missing, or records that another process has.

@@ -107,7 +107,8 @@ pub(super) fn bind(from: &OwnedFd, place: &Place) -> Result<()> {
     attach(&tree, place)
 }
 
-/// Takes something away from the top mount of a place. The kernel takes the whole set: what is away already stays so.
+/// Takes something away from the top mount of a place. The kernel takes the whole set: what is away already
+/// stays so.
 pub(super) fn restrict(place: &Place, more: Attributes) -> Result<()> {
     let at = paths::canonical(place)?;
     let top = table::read()?.into_iter().rfind(|line| line.at == at);
@@ -129,8 +130,8 @@ pub(super) fn unmount(place: &Place) -> Result<()> {
     rustix::mount::unmount(path, UnmountFlags::NOFOLLOW).map_err(|error| failure(place, error))
 }
 
-/// Other places beneath the same root of kubelet where the top mount of a place is mounted too. Elsewhere it may be seen through
-/// another way to the same directory.
+/// Other places beneath the same root of kubelet where the top mount of a place is mounted too. Elsewhere it
+/// may be seen through another way to the same directory.
 pub(super) fn elsewhere(place: &Place) -> Result<Vec<String>> {
     let at = paths::canonical(place)?;
     let root = at.strip_suffix(place.path().as_str()).unwrap_or(&at).to_owned();

@@ -43,8 +43,8 @@ pub(super) fn beneath(path: &Beneath) -> Result<OwnedFd> {
         .map_err(|error| failure(path, error))
 }
 
-/// Opens the directory that a place is in. Kubelet's own directories may be mounts, such as `pods`; further down a mount is a
-/// volume, whose content is a pod's: it is not crossed.
+/// Opens the directory that a place is in. Kubelet's own directories may be mounts, such as `pods`; further
+/// down a mount is a volume, whose content is a pod's: it is not crossed.
 pub(super) fn parent(place: &Place) -> Result<OwnedFd> {
     let root = root(place.root())?;
     let (Some(way), _) = place.path().split() else { return Ok(root) };

@@ -1,5 +1,5 @@
-//! The programs that do what no library does: found once, at start, in the system's own directories, and run without the
-//! environment of this process.
+//! The programs that do what no library does: found once, at start, in the system's own directories, and run
+//! without the environment of this process.
 
 use std::{
     collections::BTreeMap,

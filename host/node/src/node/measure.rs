@@ -43,7 +43,8 @@ pub struct Expand {
     pub required: Option<u64>,
     /// At most this many bytes, where the caller says it.
     pub limit: Option<u64>,
-    /// Whether the driver says each time it publishes the volume how it is reached, and so how large it has become.
+    /// Whether the driver says each time it publishes the volume how it is reached, and so how large it has
+    /// become.
     pub published: bool,
 }
 
@@ -83,7 +84,8 @@ impl<M: Machine> Node<M> {
         Ok(Statistics { usage, block, health })
     }
 
-    /// Makes a volume on this node as large as its storage has become; returns its size in bytes where it is known.
+    /// Makes a volume on this node as large as its storage has become; returns its size in bytes where it is
+    /// known.
     ///
     /// # Errors
     /// [`NodeError::Range`] when its storage is smaller than what is asked for.

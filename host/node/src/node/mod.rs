@@ -102,7 +102,8 @@ impl<M: Machine> Node<M> {
         Ok(self.look(place)?.is_some_and(|found| !found.mounts.is_empty()))
     }
 
-    /// Where a staged volume is: its staging path, or the device's file in it. Absent when nothing is mounted there.
+    /// Where a staged volume is: its staging path, or the device's file in it. Absent when nothing is mounted
+    /// there.
     fn staged_at(&self, record: &VolumeRecord) -> Result<Option<(Place, Found)>, NodeError> {
         let Some(staging) = &record.staging else { return Ok(None) };
         let place = self.roots.place("staging_target_path", staging)?;
@@ -126,8 +127,8 @@ impl<M: Machine> Node<M> {
         Ok(live)
     }
 
-    /// Unmounts what is at a target, and removes what was made for it. Data is never removed: what is not empty stays, and
-    /// is an error.
+    /// Unmounts what is at a target, and removes what was made for it. Data is never removed: what is not
+    /// empty stays, and is an error.
     fn clear(&self, place: &Place) -> Result<(), NodeError> {
         while self.is_mounted(place)? {
             self.machine.unmount(place).step("unmount the target path")?;

@@ -42,9 +42,9 @@ impl<M: Machine> Node<M> {
     /// Publishes a staged volume at a target. The same again is a success.
     ///
     /// # Errors
-    /// [`NodeError`]; then what was done is undone, unless the volume was published there before: for kubelet a call that has
-    /// failed has had no effect, and it does not unpublish. What cannot be undone now, the same call again or
-    /// [`Self::unpublish`] goes on with.
+    /// [`NodeError`]; then what was done is undone, unless the volume was published there before: for kubelet
+    /// a call that has failed has had no effect, and it does not unpublish. What cannot be undone now, the
+    /// same call again or [`Self::unpublish`] goes on with.
     pub fn publish(&self, request: &Publish) -> Result<(), NodeError> {
         let target = self.roots.place("target_path", &request.target_path)?;
         self.or_nothing(&request.volume, &target, || self.publish_at(request, &target))
@@ -253,7 +253,8 @@ impl<M: Machine> Node<M> {
         self.machine.keep(&fresh).step("keep the volume's record")
     }
 
-    /// Undoes a publication and removes the target. A volume that is not published there is a success; no data is removed.
+    /// Undoes a publication and removes the target. A volume that is not published there is a success; no
+    /// data is removed.
     ///
     /// # Errors
     /// [`NodeError::Missing`] when the target is another volume's.
@@ -264,7 +265,8 @@ impl<M: Machine> Node<M> {
         let is_at = |record: &VolumeRecord| {
             record.targets.contains_key(&path) || record.staging.as_deref() == Some(path.as_str())
         };
-        // What is mounted at the target can go without the record; that of one that cannot be read stays for whoever can.
+        // What is mounted at the target can go without the record; that of one that cannot be read stays for
+        // whoever can.
         let own = self.record(volume).unwrap_or_else(|error| {
             tracing::warn!(volume, %error, "a volume is unpublished whose record cannot be read");
             None

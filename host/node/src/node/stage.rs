@@ -16,8 +16,9 @@ impl<M: Machine> Node<M> {
     /// Makes a volume usable at its staging path. The same again is a success.
     ///
     /// # Errors
-    /// [`NodeError`]; then what was done for a volume that was not staged before is undone: for kubelet a call that has failed has
-    /// had no effect, and it does not unstage. What cannot be undone now, the same call again or [`Self::unstage`] goes on with.
+    /// [`NodeError`]; then what was done for a volume that was not staged before is undone: for kubelet a
+    /// call that has failed has had no effect, and it does not unstage. What cannot be undone now, the same
+    /// call again or [`Self::unstage`] goes on with.
     pub fn stage(&self, request: &Stage) -> Result<(), NodeError> {
         let place = self.roots.place("staging_target_path", &request.staging_path)?;
         let _turn = self.turns.begin(&request.volume);
@@ -114,7 +115,8 @@ impl<M: Machine> Node<M> {
         Ok(())
     }
 
-    /// The record to go on with: the one that is there if it says the same, a new one if nothing of it is left on the machine.
+    /// The record to go on with: the one that is there if it says the same, a new one if nothing of it is
+    /// left on the machine.
     fn begin(
         &self,
         request: &Stage,

@@ -1,4 +1,5 @@
-//! Which volumes are being staged or unstaged right now: two that turn out to be the same storage must not both find it free.
+//! Which volumes are being staged or unstaged right now: two that turn out to be the same storage must not
+//! both find it free.
 
 use std::{
     collections::BTreeSet,

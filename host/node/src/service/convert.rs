@@ -201,7 +201,8 @@ pub(super) fn publish(request: NodePublishVolumeRequest) -> Result<Publication> 
     }))
 }
 
-/// Attributes of an inline volume: the pod's author wrote them. Everything that is not on this list is refused.
+/// Attributes of an inline volume: the pod's author wrote them. Everything that is not on this list is
+/// refused.
 fn inline(
     context: &BTreeMap<String, String>,
     publish_context: &BTreeMap<String, String>,

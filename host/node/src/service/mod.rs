@@ -85,8 +85,8 @@ impl<M: Machine + 'static> NodeService<M> {
         &self.node
     }
 
-    /// Does one thing for a volume, on a thread that may wait. It is not cut off when the caller goes away: the volume stays
-    /// locked until it has ended, and the same call again hears `ABORTED` until then.
+    /// Does one thing for a volume, on a thread that may wait. It is not cut off when the caller goes away:
+    /// the volume stays locked until it has ended, and the same call again hears `ABORTED` until then.
     async fn alone<R: Send + 'static>(
         &self,
         volume: &str,
@@ -262,8 +262,8 @@ impl<M: Machine + 'static> NodeCalls for NodeService<M> {
             rpc::Type::GetVolumeStats,
             rpc::Type::ExpandVolume,
             rpc::Type::VolumeCondition,
-            // Who writes on one node is this node's to keep apart, whatever the driver can. Without it kubelet would name one
-            // mode for both, and two pods of a node could not share a volume.
+            // Who writes on one node is this node's to keep apart, whatever the driver can. Without it
+            // kubelet would name one mode for both, and two pods of a node could not share a volume.
             rpc::Type::SingleNodeMultiWriter,
         ];
         if self.manifest.has(Feature::VolumeMountGroup) {

@@ -1,5 +1,5 @@
-//! The process dies after every single effect of every scenario, comes back, and hears the same call again; or kubelet gives up
-//! and undoes it.
+//! The process dies after every single effect of every scenario, comes back, and hears the same call again;
+//! or kubelet gives up and undoes it.
 
 use cofferdam_node::{Content, Node, NodeError};
 

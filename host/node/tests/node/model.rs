@@ -1,5 +1,5 @@
-//! A machine in memory. It does what Linux does, dies when it is told to, and panics where a rule of the node is broken that
-//! no answer would show.
+//! A machine in memory. It does what Linux does, dies when it is told to, and panics where a rule of the node
+//! is broken that no answer would show.
 
 mod machine;
 

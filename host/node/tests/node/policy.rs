@@ -1,4 +1,5 @@
-//! Attackers: a driver's own answers, edited PersistentVolumes and VolumeAttachments, and authors of pods. They get nowhere.
+//! Attackers: a driver's own answers, edited PersistentVolumes and VolumeAttachments, and authors of pods.
+//! They get nowhere.
 
 use cofferdam_domain::storage::{ConnectionInfo, ErrorKind, VolumeCapability};
 use cofferdam_node::{Content, InlinePolicy, Kind, Policy};

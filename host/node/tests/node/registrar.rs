@@ -77,7 +77,8 @@ async fn a_driver_that_is_not_there_is_not_healthy() {
     assert!(matches!(hasty.probe().await, Err(ProbeError::Silent { .. })));
 }
 
-/// The kernel's own directories take no socket, whoever asks; neither does what is no directory, or is not there.
+/// The kernel's own directories take no socket, whoever asks; neither does what is no directory, or is not
+/// there.
 #[tokio::test]
 async fn a_directory_in_which_nothing_can_be_made_is_named() {
     let scratch = tempfile::TempDir::new().unwrap();

@@ -1,5 +1,5 @@
-//! What kubelet sends and what it hears: every rule of CSI for a request is a row, and so is every attacker who can write what
-//! kubelet passes on.
+//! What kubelet sends and what it hears: every rule of CSI for a request is a row, and so is every attacker
+//! who can write what kubelet passes on.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Random sequences of calls, deaths and reboots: what an answer promised is there, the model's rules hold at every step, and
-//! everything can be undone at the end.
+//! Random sequences of calls, deaths and reboots: what an answer promised is there, the model's rules hold at
+//! every step, and everything can be undone at the end.
 
 use cofferdam_domain::storage::{AccessType, CsiAccessMode, VolumeCapability};
 use cofferdam_node::{Content, Node};

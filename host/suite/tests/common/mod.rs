@@ -26,7 +26,8 @@ pub(crate) fn options(settings: &[(&str, &str)], only: &[&str]) -> SuiteOptions 
         addresses: Some(vec!["127.0.0.1".to_owned()]),
         ..OriginConfig::default()
     });
-    // A rule that is broken may take all of it; a driver that breaks none has the time that a busy machine needs.
+    // A rule that is broken may take all of it; a driver that breaks none has the time that a busy machine
+    // needs.
     let patience = Duration::from_millis(if setting("break").is_some() { 500 } else { 10_000 });
     let http = HttpConfig { origins: origins.collect() };
     let mut grants = BackendConfig::default().grants;

@@ -1,4 +1,5 @@
-//! Claims from created to Bound: the real roles and the real memory backend in the sandbox, on the embedded API in-process.
+//! Claims from created to Bound: the real roles and the real memory backend in the sandbox, on the embedded
+//! API in-process.
 //!
 //! Prints throughput, latency and the number of writes per claim; the aims stand beside them.
 #![allow(

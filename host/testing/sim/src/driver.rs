@@ -39,7 +39,8 @@ pub enum DriverFault {
     ConcurrentAction(UserAction),
     /// A user does this while the driver is at work; then this goes wrong.
     ConcurrentActionThen(UserAction, Box<DriverFault>),
-    /// The process' watches end and no other one begins, as with a connection that hangs; then this goes wrong.
+    /// The process' watches end and no other one begins, as with a connection that hangs; then this goes
+    /// wrong.
     StaleWatchesThen(Box<DriverFault>),
     /// The volume has this many bytes, whatever was asked for.
     WrongSize(u64),
@@ -63,7 +64,8 @@ impl DriverFault {
     }
 }
 
-/// By then every watch of a process has ended by itself, and none that began after it is given up as dead yet.
+/// By then every watch of a process has ended by itself, and none that began after it is given up as dead
+/// yet.
 const WATCH_EXPIRY: Duration = Duration::from_secs(300);
 
 /// A volume of the array.
@@ -123,7 +125,8 @@ pub struct ResizingBehavior {
 pub struct TopologyBehavior {
     /// Topology keys; none where volumes are reachable from everywhere.
     pub keys: &'static [&'static str],
-    /// Places without room, such as `zone=a`. The driver looks no further than at the place that is preferred.
+    /// Places without room, such as `zone=a`. The driver looks no further than at the place that is
+    /// preferred.
     pub full_segments: &'static [&'static str],
     /// Whether the driver tells how much room there is.
     pub reports_capacity: bool,
@@ -520,7 +523,8 @@ impl Drop for ChangeGuard {
 
 struct CrashingBackend {
     driver: ScriptedDriver,
-    /// The node that its storage is in. Names and handles are the same on every node: only the place tells two volumes apart.
+    /// The node that its storage is in. Names and handles are the same on every node: only the place tells
+    /// two volumes apart.
     node: Option<&'static str>,
     description: Description,
     abilities: BTreeSet<Ability>,

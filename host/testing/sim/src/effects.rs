@@ -1,5 +1,5 @@
-//! The API as one process sees it: every request is judged by the rules of its roles, effects are counted, and after one of them
-//! the process dies.
+//! The API as one process sees it: every request is judged by the rules of its roles, effects are counted,
+//! and after one of them the process dies.
 
 use std::{
     collections::BTreeSet,
@@ -63,7 +63,8 @@ pub enum FaultKind {
     Forbidden,
 }
 
-/// One process' effects. After the one that it shall die by, the process gets no answer any more, to anything.
+/// One process' effects. After the one that it shall die by, the process gets no answer any more, to
+/// anything.
 #[derive(Debug, Default)]
 pub struct Effects {
     count: AtomicUsize,
@@ -115,8 +116,8 @@ impl Effects {
         }
     }
 
-    /// How much the process has asked of the world; absent while it waits for an answer. Calls of the driver may be under way where
-    /// one of them is who asks.
+    /// How much the process has asked of the world; absent while it waits for an answer. Calls of the driver
+    /// may be under way where one of them is who asks.
     pub(crate) fn activity(&self, in_call: bool) -> Option<usize> {
         let is_pending = self.pending_requests.load(Ordering::SeqCst) > 0
             || (!in_call && self.pending_calls.load(Ordering::SeqCst) > 0)
@@ -221,8 +222,8 @@ struct RequestInfo {
     name: String,
 }
 
-/// What a request asks for, as the API server reads it from the path; absent for what is no resource, such as discovery. What
-/// nobody knows is asked for by the name that it has: no rule allows it.
+/// What a request asks for, as the API server reads it from the path; absent for what is no resource, such as
+/// discovery. What nobody knows is asked for by the name that it has: no rule allows it.
 fn request_info(method: &Method, uri: &Uri) -> Option<RequestInfo> {
     let mut segments = uri.path().strip_prefix('/')?.split('/');
     let group = match segments.next()? {

@@ -1,4 +1,5 @@
-//! The world around the processes: the cluster that they stand on, the user, and whether anything still happens.
+//! The world around the processes: the cluster that they stand on, the user, and whether anything still
+//! happens.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -29,15 +30,16 @@ use crate::{
     test_cluster::{ApiTransport, EnvironmentKind, TestCluster},
 };
 
-/// On paused time: longer than every back-off of the roles together with the longest they remember anything. What has not
-/// happened by then does not happen.
+/// On paused time: longer than every back-off of the roles together with the longest they remember anything.
+/// What has not happened by then does not happen.
 const SETTLE_TIME: Duration = Duration::from_secs(3600);
 /// On paused time: long enough for every watch to tell.
 const WATCH_DELAY: Duration = Duration::from_millis(10);
-/// On real time: longer than every pause that a role makes there before it does something, see [`World::longest_retry`].
+/// On real time: longer than every pause that a role makes there before it does something, see
+/// [`World::longest_retry`].
 const QUIET_PERIOD: Duration = Duration::from_millis(2_000);
-/// On real time, while the driver is at work: long enough for a process that has been told to act on it. Below what a role waits
-/// before it tells users that the driver takes its time.
+/// On real time, while the driver is at work: long enough for a process that has been told to act on it.
+/// Below what a role waits before it tells users that the driver takes its time.
 const QUIET_PERIOD_IN_CALL: Duration = Duration::from_millis(400);
 /// On real time: what has not become quiet by then does not.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -222,8 +224,8 @@ impl SimulationFixture {
         }
     }
 
-    /// Watches of two kinds have no order on real time, and administrators prepare a cluster before it is used: what they have made is
-    /// known before the first action that is not theirs.
+    /// Watches of two kinds have no order on real time, and administrators prepare a cluster before it is
+    /// used: what they have made is known before the first action that is not theirs.
     async fn wait_after_setup(&self, action: &UserAction) {
         if !self.is_real_time() {
             return;
@@ -281,12 +283,14 @@ impl SimulationFixture {
         }
     }
 
-    /// Waits until every process knows what is in the API, and for so long nobody has asked the API or the driver anything.
+    /// Waits until every process knows what is in the API, and for so long nobody has asked the API or the
+    /// driver anything.
     async fn wait_for_quiet(&self, quiet: Duration, in_call: bool, limit: Duration) {
         let started = Instant::now();
         let mut pause = POLL_INTERVAL;
         let mut last_activity = None;
-        // Since when it is silent, and how many looks ago: on a machine that stands still, time alone is no silence.
+        // Since when it is silent, and how many looks ago: on a machine that stands still, time alone is no
+        // silence.
         let mut quiet_since: Option<(Instant, u32)> = None;
         while started.elapsed() < limit {
             let now = self.activity(in_call);
@@ -295,7 +299,8 @@ impl SimulationFixture {
             } else if quiet_since.is_none_or(|(quiet_since, looks)| {
                 quiet_since.elapsed() >= quiet && POLL_INTERVAL * looks >= quiet / 2
             }) {
-                // Told of everything before the silence, and not of anything new at its end: then nobody had a reason to act.
+                // Told of everything before the silence, and not of anything new at its end: then nobody had
+                // a reason to act.
                 let caches_current =
                     self.is_every_cache_current().await && self.activity(in_call) == last_activity;
                 if caches_current && quiet_since.is_some() {

@@ -1,6 +1,6 @@
-//! What must never happen to attachments that are made for pods, looked at in the API itself with every write of a process: a volume
-//! for one node is never asked for on two, and none is taken from a node that is told of it or uses it, but by force; from a pod, not
-//! even so.
+//! What must never happen to attachments that are made for pods, looked at in the API itself with every write
+//! of a process: a volume for one node is never asked for on two, and none is taken from a node that is told
+//! of it or uses it, but by force; from a pod, not even so.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -129,7 +129,8 @@ pub(crate) async fn check_request(fixture: &SimulationFixture, method: &Method, 
     {
         fixture.report_violation(format!("detached: {name_text}, which the node uses"));
     }
-    // What was made by way of an object that is no more goes under a pod that does not use it yet, and is made again.
+    // What was made by way of an object that is no more goes under a pod that does not use it yet, and is
+    // made again.
     let is_orphan = text(&attachment, "/spec/source/persistentVolumeName")
         != volume.as_ref().map(|volume| text(volume, "/metadata/name")).unwrap_or_default();
     let Some(claim) = claim.filter(|_| in_use || !is_orphan) else { return };

@@ -1,4 +1,5 @@
-//! The scenario table of provisioner, attacher, resizer, pv-controller, protection and attach-detach: objects in, faults in → objects, events, driver calls out.
+//! The scenario table of provisioner, attacher, resizer, pv-controller, protection and attach-detach: objects
+//! in, faults in → objects, events, driver calls out.
 //!
 //! It holds on every [`Ground`](crate::Ground). Where one cannot play a scenario, the row says so and why.
 

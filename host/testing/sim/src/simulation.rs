@@ -81,16 +81,18 @@ pub enum WaitFor {
 /// What is there at the end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FinalState {
-    /// `name phase volume` of every claim, sorted; one that is Pending with the node that was chosen, `name Pending on node`.
+    /// `name phase volume` of every claim, sorted; one that is Pending with the node that was chosen, `name
+    /// Pending on node`.
     pub claims: Vec<String>,
-    /// `name phase claim` of every volume, sorted; provisioned ones by the name of their claim, and what is not reachable from
-    /// everywhere with its places, `name phase claim key=value`.
+    /// `name phase claim` of every volume, sorted; provisioned ones by the name of their claim, and what is
+    /// not reachable from everywhere with its places, `name phase claim key=value`.
     pub volumes: Vec<String>,
-    /// What claims and their volumes say of growing and modifying, of those that say anything; sorted. `name 1Gi/2Gi` are their sizes;
-    /// then come `allocated=2Gi`, the state, the conditions, `no-node`, `was=1Gi`, `class=a/b` and `target=b` with its state.
+    /// What claims and their volumes say of growing and modifying, of those that say anything; sorted. `name
+    /// 1Gi/2Gi` are their sizes; then come `allocated=2Gi`, the state, the conditions, `no-node`, `was=1Gi`,
+    /// `class=a/b` and `target=b` with its state.
     pub resizes: Vec<String>,
-    /// `name attached kind` or `name detached` of every attachment, with `attachError CODE` and `detachError` where there are such;
-    /// sorted.
+    /// `name attached kind` or `name detached` of every attachment, with `attachError CODE` and `detachError`
+    /// where there are such; sorted.
     pub attachments: Vec<String>,
     /// `handles on node` of every node that is told of attached volumes, sorted.
     pub volumes_attached: Vec<String>,
@@ -173,8 +175,8 @@ struct RunningProcess {
 }
 
 impl Simulation {
-    /// A fresh cluster in this process, on paused time, and an array. Create and delete calls meet these faults, one each, in this
-    /// order.
+    /// A fresh cluster in this process, on paused time, and an array. Create and delete calls meet these
+    /// faults, one each, in this order.
     pub fn new(roles: &[Role], create_faults: Vec<DriverFault>, delete_faults: Vec<DriverFault>) -> Self {
         let cluster = InProcessCluster::new();
         let user = cluster.api();
@@ -276,7 +278,8 @@ impl Simulation {
         Self { scans_for_orphans: true, ..self }
     }
 
-    /// Gives each role a process of its own, as a cluster does that runs them in several pods. The first one is who may die.
+    /// Gives each role a process of its own, as a cluster does that runs them in several pods. The first one
+    /// is who may die.
     #[must_use]
     pub fn with_process_per_role(self) -> Self {
         Self {
@@ -285,8 +288,8 @@ impl Simulation {
         }
     }
 
-    /// Puts the driver's storage into nodes: each has a process that provisions and grows for it, and one more process has the roles that need no
-    /// driver. The first node's is who may die.
+    /// Puts the driver's storage into nodes: each has a process that provisions and grows for it, and one
+    /// more process has the roles that need no driver. The first node's is who may die.
     #[must_use]
     pub fn with_node_local_driver(self, nodes: &[&'static str]) -> Self {
         if nodes.is_empty() {
@@ -429,7 +432,8 @@ impl Simulation {
                 let mut left = MAX_STARTS;
                 loop {
                     match process.run(token.clone()).await {
-                        // The API is not there, as when a watch's versions are compacted on Kubernetes: kubelet starts it again.
+                        // The API is not there, as when a watch's versions are compacted on Kubernetes:
+                        // kubelet starts it again.
                         Err(ControllerManagerError::Start(_))
                             if world.is_real_time() && left > 0 && !token.is_cancelled() =>
                         {

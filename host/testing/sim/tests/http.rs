@@ -1,4 +1,5 @@
-//! The scenario table on the embedded API behind TLS and HTTP, on real time: many rows at once, each on a server of its own.
+//! The scenario table on the embedded API behind TLS and HTTP, on real time: many rows at once, each on a
+//! server of its own.
 
 #![expect(clippy::unwrap_used, reason = "a test's helper fails with its test")]
 
@@ -12,7 +13,8 @@ use cofferdam_sim::{
 use futures::{StreamExt as _, stream};
 use tokio::task::JoinSet;
 
-/// Scenarios that are played at once: what a role waits for in real time must not depend on how many rows the table has.
+/// Scenarios that are played at once: what a role waits for in real time must not depend on how many rows the
+/// table has.
 const CONCURRENCY: usize = 48;
 
 async fn run_scenario(scenario: Scenario) -> Vec<String> {
@@ -42,7 +44,8 @@ async fn every_scenario_converges_over_http() {
     assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 
-/// Who is decided at the same time as another, and loses, is not forgotten: seen as one claim in ten that stayed Pending.
+/// Who is decided at the same time as another, and loses, is not forgotten: seen as one claim in ten that
+/// stayed Pending.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_claims_for_one_volume_are_both_bound() {
     let row = || scenarios().into_iter().find(|row| row.name.starts_with("two claims, one free volume"));

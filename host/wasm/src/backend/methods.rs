@@ -1,4 +1,5 @@
-//! Each method of [`Backend`]: what it is about, which function of the guest answers it, and what is checked of the answer.
+//! Each method of [`Backend`]: what it is about, which function of the guest answers it, and what is checked
+//! of the answer.
 
 use std::collections::BTreeSet;
 

@@ -117,8 +117,9 @@ impl WasmBackend {
         Self { inner: Arc::new(inner) }
     }
 
-    /// The same backend as a second process would have it: the same component, settings and state, with guards and a breaker
-    /// of its own. For the conformance suite, which asks what happens when two processes call a driver at once.
+    /// The same backend as a second process would have it: the same component, settings and state, with
+    /// guards and a breaker of its own. For the conformance suite, which asks what happens when two processes
+    /// call a driver at once.
     #[must_use]
     pub fn second_process(&self) -> Arc<Self> {
         let BackendInner { engine, shared_state: parts, description, .. } = &*self.inner;
@@ -155,8 +156,8 @@ impl WasmBackend {
         self.inner.shared_state.capabilities.state.usage()
     }
 
-    /// Runs a call in a task of its own. The task goes on when the caller goes away: the volume stays guarded until the guest
-    /// has stopped.
+    /// Runs a call in a task of its own. The task goes on when the caller goes away: the volume stays guarded
+    /// until the guest has stopped.
     fn run<T: Send + 'static, U: Send + 'static>(
         &self,
         call: Call,
@@ -237,7 +238,8 @@ impl BackendInner {
         answer
     }
 
-    /// Lets a call through to the guest when the limits allow it. The pass is the one that counts when it ends.
+    /// Lets a call through to the guest when the limits allow it. The pass is the one that counts when it
+    /// ends.
     async fn run_admitted<T: Send + 'static>(
         &self,
         context: CallContext,

@@ -23,8 +23,8 @@ impl GuestLog {
         Self { remaining_bytes: bytes, dropped_lines: 0 }
     }
 
-    /// Takes a line's share; `false` when the allowance is used up. A line that does not fit ends the log: short ones after a
-    /// long one would read as if nothing were missing.
+    /// Takes a line's share; `false` when the allowance is used up. A line that does not fit ends the log:
+    /// short ones after a long one would read as if nothing were missing.
     fn try_charge(&mut self, bytes: usize) -> bool {
         if self.dropped_lines == 0 && bytes.saturating_add(LINE_OVERHEAD) <= self.remaining_bytes {
             self.remaining_bytes = self.remaining_bytes.saturating_sub(bytes).saturating_sub(LINE_OVERHEAD);
@@ -51,7 +51,8 @@ impl Host for Capabilities {
         message: String,
         fields: Vec<(String, String)>,
     ) -> wasmtime::Result<()> {
-        // Charged as if everything had to be escaped, but for the message of a well-behaved guest, which is not.
+        // Charged as if everything had to be escaped, but for the message of a well-behaved guest, which is
+        // not.
         let field = |(key, value): &(String, String)| {
             LINE_OVERHEAD + key.len() + value.len().saturating_mul(MAX_ESCAPE_BYTES)
         };

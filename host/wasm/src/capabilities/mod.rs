@@ -111,8 +111,8 @@ impl HasData for CapabilitiesData {
     type Data<'a> = &'a mut Capabilities;
 }
 
-/// Links everything that exists. What a component may import of it was judged before: a linker is the same for all, so that
-/// one component is linked once whoever uses it.
+/// Links everything that exists. What a component may import of it was judged before: a linker is the same
+/// for all, so that one component is linked once whoever uses it.
 pub(crate) fn link(linker: &mut Linker<StoreData>) -> wasmtime::Result<()> {
     wit::types::add_to_linker::<StoreData, CapabilitiesData>(linker, StoreData::capabilities)?;
     wit::log::add_to_linker::<StoreData, CapabilitiesData>(linker, StoreData::capabilities)?;

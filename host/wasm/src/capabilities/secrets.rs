@@ -14,8 +14,8 @@ use crate::bindings::cofferdam::storage::{reveal, secrets, types};
 #[expect(unreachable_pub, reason = "the generated bindings export it again")]
 pub struct SecretHandle(pub(crate) Secret);
 
-/// Whom a call works for: calls with the same secrets, and only those, are the same. What one has opened with its secrets never
-/// serves another.
+/// Whom a call works for: calls with the same secrets, and only those, are the same. What one has opened with
+/// its secrets never serves another.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Tenant([u8; 32]);
 

@@ -1,4 +1,5 @@
-//! `session`: logins that outlive a call, in memory, apart for every set of secrets, with one call at a time that makes one.
+//! `session`: logins that outlive a call, in memory, apart for every set of secrets, with one call at a time
+//! that makes one.
 
 use std::{
     collections::HashMap,
@@ -111,8 +112,8 @@ impl SessionStore {
         let _ = self.metrics.set(metrics);
     }
 
-    /// Finds a value or the turn to make it. Waits while another call has the turn; a call that stops waiting loses its place
-    /// and nothing else.
+    /// Finds a value or the turn to make it. Waits while another call has the turn; a call that stops waiting
+    /// loses its place and nothing else.
     async fn acquire(&self, tenant: Tenant, key: &str) -> Result<Result<Entry, SessionLock>, SessionError> {
         check_key(key)?;
         let name = SessionKey { tenant, key: key.to_owned() };
@@ -221,8 +222,8 @@ impl SessionSlots {
         Ok(self.slots.entry(name.clone()).or_default())
     }
 
-    /// Drops the value that would expire first among those that nobody is about to make or wait for: whoever has many sets of
-    /// secrets must not keep all others from logging in.
+    /// Drops the value that would expire first among those that nobody is about to make or wait for: whoever
+    /// has many sets of secrets must not keep all others from logging in.
     fn evict_one(&mut self) {
         let idle = self.slots.iter().filter(|(_, slot)| !slot.is_in_use());
         let expiry = |slot: &SessionSlot| slot.value.as_ref().map(|value| value.expires);

@@ -6,8 +6,8 @@ use tokio::{sync::Semaphore, task::JoinError};
 
 use cofferdam_backend::in_flight::OperationPermit;
 
-/// Threads that one store of one backend may keep busy. Work that has begun outlives its call, so the bound on calls does not
-/// bound it; and all backends share the threads of the runtime, which has 512.
+/// Threads that one store of one backend may keep busy. Work that has begun outlives its call, so the bound
+/// on calls does not bound it; and all backends share the threads of the runtime, which has 512.
 const MAX_WORKERS: usize = 8;
 
 /// The turns of one store.
@@ -21,8 +21,8 @@ impl Default for Workers {
 }
 
 impl Workers {
-    /// Waits for a thread and does the work there. What has begun runs to its end and keeps its volume guarded until then, also
-    /// when the call is over; what still waits is forgotten with its call.
+    /// Waits for a thread and does the work there. What has begun runs to its end and keeps its volume
+    /// guarded until then, also when the call is over; what still waits is forgotten with its call.
     ///
     /// # Errors
     /// When the work panicked.

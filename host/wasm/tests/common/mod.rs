@@ -18,7 +18,8 @@ pub(crate) fn call() -> Call {
     Call::with_deadline(Duration::from_secs(60))
 }
 
-/// An engine whose compiled code lives in the build's directory: suites run often, and compiling is what they wait for.
+/// An engine whose compiled code lives in the build's directory: suites run often, and compiling is what they
+/// wait for.
 pub(crate) fn engine() -> Engine {
     let cache = CompiledCache::Directory(std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("compiled"));
     Engine::new(EngineOptions { cache, ..EngineOptions::default() }).unwrap()

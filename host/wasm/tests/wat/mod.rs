@@ -22,7 +22,8 @@ pub(crate) struct WatGuest {
     pub(crate) instantiation_args: String,
     /// The core module's imports.
     pub(crate) core_imports: String,
-    /// More of the core module: globals, tables, functions, the start function, data that lies over the answers.
+    /// More of the core module: globals, tables, functions, the start function, data that lies over the
+    /// answers.
     pub(crate) core_items: String,
     /// The memory of the module that every other one shares.
     pub(crate) memory: String,
@@ -166,8 +167,8 @@ impl WatGuest {
     }
 }
 
-/// The contract's types. They are exported because a function's types must have names; exports that are not the contract's are
-/// tolerated.
+/// The contract's types. They are exported because a function's types must have names; exports that are not
+/// the contract's are tolerated.
 const TYPES: &str = r#"
   (type $kind' (enum "invalid-argument" "not-found" "already-exists" "permission-denied" "unauthenticated"
     "resource-exhausted" "failed-precondition" "aborted" "out-of-range" "unimplemented" "internal" "unavailable"

@@ -1,5 +1,6 @@
-//! All roles in one process, killed with -9 again and again, while claims and pods come and go on a real API and a real scheduler.
-//! What nodes say is said by us: no container runs, so that it is our program that has to do the work.
+//! All roles in one process, killed with -9 again and again, while claims and pods come and go on a real API
+//! and a real scheduler. What nodes say is said by us: no container runs, so that it is our program that has
+//! to do the work.
 
 mod nodes;
 mod snapshot;

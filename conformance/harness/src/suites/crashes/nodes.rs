@@ -1,4 +1,5 @@
-//! Nodes without machines: they say what a kubelet says to the API, and mount nothing. What a kubelet waits for, they wait for.
+//! Nodes without machines: they say what a kubelet says to the API, and mount nothing. What a kubelet waits
+//! for, they wait for.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -62,7 +63,8 @@ impl FakeNode {
         self.mounted.values().collect()
     }
 
-    /// Does what a kubelet does next: unmounts for pods that go, says what is in use, mounts what is attached, and runs pods.
+    /// Does what a kubelet does next: unmounts for pods that go, says what is in use, mounts what is
+    /// attached, and runs pods.
     pub(super) async fn step(
         &mut self,
         snapshot: &ClusterSnapshot,

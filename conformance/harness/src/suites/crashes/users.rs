@@ -1,4 +1,5 @@
-//! Users who come in waves: each has a claim and two pods, one after the other and on different nodes, and lets the volume grow.
+//! Users who come in waves: each has a claim and two pods, one after the other and on different nodes, and
+//! lets the volume grow.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-//! The clock of our program jumps, as it does where somebody sets it: libfaketime (Debian's `faketime`) shifts what it reads. What
-//! measures spans of time, CLOCK_MONOTONIC, does not jump on a machine either.
+//! The clock of our program jumps, as it does where somebody sets it: libfaketime (Debian's `faketime`)
+//! shifts what it reads. What measures spans of time, CLOCK_MONOTONIC, does not jump on a machine either.
 
 use std::{fs, path::Path, time::Instant};
 

@@ -1,4 +1,5 @@
-//! What every fault happens on: a control plane, the proxy before it, our program behind the proxy, and a storage that outlives it.
+//! What every fault happens on: a control plane, the proxy before it, our program behind the proxy, and a
+//! storage that outlives it.
 
 use std::{
     collections::BTreeMap,
@@ -116,8 +117,8 @@ impl<'a> FaultFixture<'a> {
         Ok(stored)
     }
 
-    /// After a fault: every claim is Bound to a volume of its own, and the storage holds these and no other. Then all is deleted, and
-    /// nothing is left.
+    /// After a fault: every claim is Bound to a volume of its own, and the storage holds these and no other.
+    /// Then all is deleted, and nothing is left.
     pub(super) async fn check_and_clean_up(&mut self, claims: &Claims, count: usize) -> Result<()> {
         let stored = self.stored_volumes().await?;
         claims.ensure_consistent(count, &stored).await?;
@@ -135,7 +136,8 @@ impl<'a> FaultFixture<'a> {
     }
 }
 
-/// Makes claims as a user does who does not give up: what fails is done again, what is there already was done before.
+/// Makes claims as a user does who does not give up: what fails is done again, what is there already was done
+/// before.
 pub(super) async fn create_with_retries(claims: &Claims, numbers: std::ops::Range<usize>) -> Result<()> {
     stream::iter(numbers)
         .map(|number| async move {
@@ -156,7 +158,8 @@ fn is_already_exists(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if status.is_already_exists())
 }
 
-/// Waits, after the end of a fault, until work goes on, and until all of it is done; prints how long both took.
+/// Waits, after the end of a fault, until work goes on, and until all of it is done; prints how long both
+/// took.
 pub(super) async fn wait_recovery(
     run: &SuiteRun,
     claims: &Claims,

@@ -1,5 +1,5 @@
-//! What goes wrong around our program on a real cluster, in the middle of 1,000 claims: afterwards every claim is Bound, to one
-//! volume of its own, and nothing is left over.
+//! What goes wrong around our program on a real cluster, in the middle of 1,000 claims: afterwards every
+//! claim is Bound, to one volume of its own, and nothing is left over.
 
 mod clock;
 mod crashes;
@@ -44,7 +44,8 @@ async fn kill_api(fixture: &mut FaultFixture<'_>) -> Result<()> {
         claims.wait_bound(BOUND_BEFORE_FAULT, TIMEOUT).await?;
         claims.ensure_unfinished().await?;
         fixture.plane.api.kill().await?;
-        // From here on, although it takes its time until it answers: work goes on before it calls itself ready.
+        // From here on, although it takes its time until it answers: work goes on before it calls itself
+        // ready.
         fixture.plane.spawn_api()?;
         let recovery =
             wait_recovery(run, &claims, "kube-apiserver killed and started", CLAIMS, Instant::now());

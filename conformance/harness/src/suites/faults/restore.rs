@@ -1,4 +1,5 @@
-//! etcd is put back to what it was half a minute ago: claims that were made since are gone, and their volumes look abandoned.
+//! etcd is put back to what it was half a minute ago: claims that were made since are gone, and their volumes
+//! look abandoned.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,6 +1,7 @@
-//! Theirs and ours in one chain: csi-provisioner, csi-attacher and csi-resizer call our `csi-server`, and a real kubelet our `node`;
-//! and the other way round, a driver in Go is served by our roles. In the middle of claims with pods whose volumes grow, everybody
-//! is replaced over the same socket, and comes back; so is Kubernetes' attach-detach controller by ours.
+//! Theirs and ours in one chain: csi-provisioner, csi-attacher and csi-resizer call our `csi-server`, and a
+//! real kubelet our `node`; and the other way round, a driver in Go is served by our roles. In the middle of
+//! claims with pods whose volumes grow, everybody is replaced over the same socket, and comes back; so is
+//! Kubernetes' attach-detach controller by ours.
 
 mod slots;
 mod storage;

@@ -81,7 +81,8 @@ impl DriverUnderTest {
         }
     }
 
-    /// Whether a pod sees the size of its volume. The driver in Go gives directories of the node, which have none.
+    /// Whether a pod sees the size of its volume. The driver in Go gives directories of the node, which have
+    /// none.
     pub(super) const fn has_volume_sizes(&self) -> bool {
         matches!(self, Self::Cofferdam(_))
     }

@@ -111,7 +111,8 @@ impl PodWorkload {
         .await
     }
 
-    /// A volume is empty when it is new, and a mount of its own: a directory of the node would pass for one otherwise.
+    /// A volume is empty when it is new, and a mount of its own: a directory of the node would pass for one
+    /// otherwise.
     fn script(&self, number: usize) -> String {
         let expansion_script = if self.has_volume_sizes {
             format!(
@@ -139,7 +140,8 @@ impl PodWorkload {
         .await
     }
 
-    /// Asks for more, and wakes kubelet when its turn has come: by itself it looks at the volumes of a pod each minute.
+    /// Asks for more, and wakes kubelet when its turn has come: by itself it looks at the volumes of a pod
+    /// each minute.
     async fn expand(&self, claim: &str, pod: &str) -> Result<()> {
         let patch =
             Patch::Merge(json!({ "spec": { "resources": { "requests": { "storage": EXPANDED_SIZE } } } }));

@@ -19,8 +19,8 @@ const REPLACEMENTS: &[(&str, &str)] = &[
     (r"(Resource Version: +)\d+", "$1<version>"),
     (r"127\.0\.0\.1:\d+", "<server>"),
     (r"\b(LIVE|MERGED|kubectl-edit)-\d+", "$1-<n>"),
-    // Go's picture of an object in a message, and its picture of a change after one: the embedded API has no Go types.
-    // It is cut where it is long.
+    // Go's picture of an object in a message, and its picture of a change after one: the embedded API has no
+    // Go types. It is cut where it is long.
     (r#"Invalid value: "\{.*(\}"|…): "#, r#"Invalid value: "{…}": "#),
     (r"(?s)(Forbidden: [^\n]*)\n@@.*", "$1\n"),
     // Ages of some minutes, and how far they move the next column.

@@ -7,7 +7,8 @@ use anyhow::{Result, ensure};
 use super::fixture::{PodFixture, TIMEOUT};
 use crate::{process, wait::until};
 
-/// Where kubelet keeps a directory for each driver that it has met, and what it keeps there for raw block volumes.
+/// Where kubelet keeps a directory for each driver that it has met, and what it keeps there for raw block
+/// volumes.
 const KUBELET_CSI_DIRECTORY: &str = "plugins/kubernetes.io/csi";
 const BLOCK_DEVICE_DIRECTORIES: [&str; 2] = ["volumeDevices/publish", "volumeDevices/staging"];
 

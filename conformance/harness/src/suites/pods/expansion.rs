@@ -85,8 +85,8 @@ pub(super) async fn expand_mounted_volume(fixture: &PodFixture<'_>) -> Result<()
     namespace.delete_claims().await
 }
 
-/// An image grows under its pod: as a raw device, and with xfs. ext4 grows while it is mounted for who has `CAP_SYS_RESOURCE`, which
-/// not every machine of this suite gives.
+/// An image grows under its pod: as a raw device, and with xfs. ext4 grows while it is mounted for who has
+/// `CAP_SYS_RESOURCE`, which not every machine of this suite gives.
 pub(super) async fn expand_images(fixture: &PodFixture<'_>) -> Result<()> {
     let namespace = &fixture.create_namespace("images").await?;
     futures::try_join!(expand_block_device(fixture, namespace), expand_filesystem(fixture, namespace))?;
@@ -127,7 +127,8 @@ async fn expand_filesystem(fixture: &PodFixture<'_>, namespace: &TestNamespace) 
     fixture.wait_unstaged(XFS, namespace, "xfs").await
 }
 
-/// Waits until a pod sees a filesystem of more than so many KiB, and of at most a size, with what was written at the start.
+/// Waits until a pod sees a filesystem of more than so many KiB, and of at most a size, with what was written
+/// at the start.
 async fn wait_size_between(
     namespace: &TestNamespace,
     pod: &str,
@@ -164,7 +165,8 @@ async fn request_size(namespace: &TestNamespace, claim: &str, size: &str) -> Res
     Ok(())
 }
 
-/// Waits until the volume has the size, and wakes kubelet: by itself it looks at the volumes of a pod each minute.
+/// Waits until the volume has the size, and wakes kubelet: by itself it looks at the volumes of a pod each
+/// minute.
 async fn wait_controller_expansion(
     namespace: &TestNamespace,
     claim: &str,

@@ -1,5 +1,5 @@
-//! Volumes of ours in pods, on a real kubelet: no sidecar, and of kube-controller-manager what is no role of ours; the scheduler
-//! is Kubernetes' own. Our roles run under their accounts.
+//! Volumes of ours in pods, on a real kubelet: no sidecar, and of kube-controller-manager what is no role of
+//! ours; the scheduler is Kubernetes' own. Our roles run under their accounts.
 
 mod access;
 mod audit;

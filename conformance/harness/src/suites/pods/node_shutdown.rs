@@ -1,8 +1,8 @@
-//! A node loses its power. Once somebody has said that it is out of service, its pods run on another one, with their data; and the
-//! node finds nothing to do when it comes back.
+//! A node loses its power. Once somebody has said that it is out of service, its pods run on another one,
+//! with their data; and the node finds nothing to do when it comes back.
 //!
-//! The storage is a CSI driver in Go that both nodes reach, served by all roles of ours: no sidecar runs, and of
-//! kube-controller-manager nothing that is a role of ours.
+//! The storage is a CSI driver in Go that both nodes reach, served by all roles of ours: no sidecar runs, and
+//! of kube-controller-manager nothing that is a role of ours.
 
 use std::time::{Duration, Instant};
 
@@ -36,11 +36,13 @@ const DRIVER: &str = "go.conformance.cofferdam.dev";
 const FIRST_NODE: &str = "node-1";
 const SECOND_NODE: &str = "node-2";
 const SET_NAME: &str = "set";
-/// The first is taken away by somebody before the node is out of service, the second by Kubernetes afterwards.
+/// The first is taken away by somebody before the node is out of service, the second by Kubernetes
+/// afterwards.
 const PODS: [&str; 2] = ["set-0", "set-1"];
 /// How long nothing is heard of a kubelet until its node is not ready.
 const NODE_MONITOR_GRACE: Duration = Duration::from_secs(15);
-/// How long it may take until the pod runs elsewhere: kube-controller-manager looks each 20 s for pods of a node out of service.
+/// How long it may take until the pod runs elsewhere: kube-controller-manager looks each 20 s for pods of a
+/// node out of service.
 const RESCHEDULE_TIMEOUT: Duration = Duration::from_secs(300);
 
 pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
@@ -121,7 +123,8 @@ impl<'a> TwoNodeFixture<'a> {
         Api::all(self.plane.client().clone())
     }
 
-    /// Makes a set of pods, which can only be on the first node. Each of its pods adds the name of its node to what is there.
+    /// Makes a set of pods, which can only be on the first node. Each of its pods adds the name of its node
+    /// to what is there.
     async fn create_stateful_set(&self) -> Result<TestNamespace> {
         let client = self.plane.client().clone();
         let cordon = Patch::Merge(json!({ "spec": { "unschedulable": true } }));
@@ -176,8 +179,8 @@ impl<'a> TwoNodeFixture<'a> {
         .await
     }
 
-    /// A pod is deleted with force, and its next one waits on the other node: nobody has said that the node which is not heard does
-    /// not write any more, so its volumes stay where they are.
+    /// A pod is deleted with force, and its next one waits on the other node: nobody has said that the node
+    /// which is not heard does not write any more, so its volumes stay where they are.
     async fn check_no_detach_without_taint(&self, namespace: &TestNamespace) -> Result<()> {
         let [pod, _] = PODS;
         namespace.pods().delete(pod, &DeleteParams::default().grace_period(0)).await?;

@@ -19,8 +19,8 @@ enum KubeletStop {
     Kill,
 }
 
-/// Pods that run keep their volumes while kubelet is gone, and lose them afterwards as ever: one that is deleted when kubelet is
-/// back, and one that was deleted, with force, when there was none.
+/// Pods that run keep their volumes while kubelet is gone, and lose them afterwards as ever: one that is
+/// deleted when kubelet is back, and one that was deleted, with force, when there was none.
 pub(super) async fn restart_kubelet(fixture: &mut PodFixture<'_>) -> Result<()> {
     for (name, stop, classes) in RESTART_CASES {
         let namespace = fixture.create_namespace(name).await?;

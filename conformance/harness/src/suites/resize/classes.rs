@@ -1,4 +1,5 @@
-//! Claims get another VolumeAttributesClass, and the place of who modifies their volumes changes hands meanwhile.
+//! Claims get another VolumeAttributesClass, and the place of who modifies their volumes changes hands
+//! meanwhile.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Growth in other hands: what our resizer has begun or has failed at, csi-resizer ends, and the other way round. The same for
-//! classes of attributes.
+//! Growth in other hands: what our resizer has begun or has failed at, csi-resizer ends, and the other way
+//! round. The same for classes of attributes.
 
 mod classes;
 
@@ -52,7 +52,8 @@ impl Implementation {
     }
 }
 
-/// A growth that the first resizer cannot end, and what the second makes of it after the wish has become smaller.
+/// A growth that the first resizer cannot end, and what the second makes of it after the wish has become
+/// smaller.
 struct ResizeCase {
     name: &'static str,
     first: Implementation,

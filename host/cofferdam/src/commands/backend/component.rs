@@ -121,8 +121,8 @@ fn parse_grants(names: &[String]) -> Result<BTreeSet<Grant>, BackendCommandError
     names.iter().map(grant).collect()
 }
 
-/// Refuses a file that says nothing of the component: it would be given something else than what is meant. A file that cannot be
-/// read is told by whoever reads it in earnest.
+/// Refuses a file that says nothing of the component: it would be given something else than what is meant. A
+/// file that cannot be read is told by whoever reads it in earnest.
 fn check_section(path: &Path, name: &str) -> Result<(), BackendCommandError> {
     let Some(values) = std::fs::read_to_string(path).ok().and_then(|text| text.parse::<toml::Table>().ok())
     else {

@@ -1,4 +1,5 @@
-//! `cofferdam backend inspect` and `call` on an existing CSI driver: what names a socket instead of a component's file.
+//! `cofferdam backend inspect` and `call` on an existing CSI driver: what names a socket instead of a
+//! component's file.
 
 use std::{collections::HashMap, fmt::Write as _, path::Path, sync::Arc, time::Duration};
 

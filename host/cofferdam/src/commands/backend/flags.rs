@@ -17,7 +17,8 @@ pub(crate) enum BackendCommand {
     Inspect(Box<InspectFlags>),
     /// Make one call of a component and print what it answers
     Call(Box<CallFlags>),
-    /// Call a component as a cluster would, and as a bad day would, and print which rules of the contract it keeps
+    /// Call a component as a cluster would, and as a bad day would, and print which rules of the contract it
+    /// keeps
     Test(Box<TestFlags>),
 }
 
@@ -99,7 +100,8 @@ pub(crate) struct ComponentFlags {
     #[arg(long = "grant", value_name = "GRANT", help_heading = "What the component is given")]
     pub(crate) grants: Vec<String>,
 
-    /// A secret of the calls: its value is read from a file or a variable, never from the command line; repeat it for more
+    /// A secret of the calls: its value is read from a file or a variable, never from the command line;
+    /// repeat it for more
     #[arg(
         long = "secret",
         value_name = "NAME=@FILE|NAME=$VARIABLE",
@@ -108,8 +110,8 @@ pub(crate) struct ComponentFlags {
     )]
     pub(crate) secrets: Vec<(String, String)>,
 
-    /// File that the component's state is kept in, made when there is none; without one, and without one in the configuration,
-    /// the state begins empty and ends with the command
+    /// File that the component's state is kept in, made when there is none; without one, and without one in
+    /// the configuration, the state begins empty and ends with the command
     #[arg(long = "state", value_name = "FILE", help_heading = "What the component is given")]
     pub(crate) state: Option<PathBuf>,
 
@@ -117,12 +119,13 @@ pub(crate) struct ComponentFlags {
     #[arg(long = "pool", value_name = "DIRECTORY", help_heading = "What the component is given")]
     pub(crate) pool: Option<PathBuf>,
 
-    /// Origin that requests may go to, such as `https://array.example:8443`, which grants http; repeat it for more
+    /// Origin that requests may go to, such as `https://array.example:8443`, which grants http; repeat it for
+    /// more
     #[arg(long = "origin", value_name = "URL", help_heading = "What the component is given")]
     pub(crate) origins: Vec<String>,
 
-    /// Address or network that these origins may be at; those of this machine and of the link have to stand here; repeat it for
-    /// more
+    /// Address or network that these origins may be at; those of this machine and of the link have to stand
+    /// here; repeat it for more
     #[arg(
         long = "origin-address",
         value_name = "CIDR",
@@ -150,7 +153,8 @@ pub(crate) struct TestFlags {
     #[arg(long = "parameter", value_name = "KEY=VALUE", value_parser = parse_pair, help_heading = "What the driver is asked for")]
     pub(crate) parameters: Vec<(String, String)>,
 
-    /// A parameter that can be changed while a volume lives; without one, what changes parameters is not tried
+    /// A parameter that can be changed while a volume lives; without one, what changes parameters is not
+    /// tried
     #[arg(long = "mutable-parameter", value_name = "KEY=VALUE", value_parser = parse_pair, help_heading = "What the driver is asked for")]
     pub(crate) mutable_parameters: Vec<(String, String)>,
 
@@ -293,16 +297,18 @@ pub(crate) struct ArgumentFlags {
     #[arg(long = "context", value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub(crate) context: Vec<(String, String)>,
 
-    /// What the node is called in a protocol of storage, such as iscsi-initiator=iqn.2024-01.example:n1; repeat it for more
+    /// What the node is called in a protocol of storage, such as iscsi-initiator=iqn.2024-01.example:n1;
+    /// repeat it for more
     #[arg(long = "node-identity", value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub(crate) node_identity: Vec<(String, String)>,
 
-    /// Place where the volume must be reachable, such as zone=a,rack=7; repeat it for others, preferred in this order
+    /// Place where the volume must be reachable, such as zone=a,rack=7; repeat it for others, preferred in
+    /// this order
     #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse_segments)]
     pub(crate) topology: Vec<Vec<(String, String)>>,
 
-    /// Who asks for the volume, such as cluster=c,claim=UID,volume=NAME,reclaim-policy=retain; the policy is delete when it is
-    /// left out
+    /// Who asks for the volume, such as cluster=c,claim=UID,volume=NAME,reclaim-policy=retain; the policy is
+    /// delete when it is left out
     #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse_owner)]
     pub(crate) owner: Option<VolumeOwner>,
 

@@ -1,7 +1,7 @@
 //! `cofferdam backend inspect`: what a component can do and what it wants.
 //!
-//! What it imports and exports is read without running it. Who it is, it is asked as any component is, with every import in
-//! place and nothing behind those that reach outside.
+//! What it imports and exports is read without running it. Who it is, it is asked as any component is, with
+//! every import in place and nothing behind those that reach outside.
 
 use std::{collections::HashMap, fmt::Write as _};
 

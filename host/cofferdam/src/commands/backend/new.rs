@@ -1,7 +1,7 @@
 //! `cofferdam backend new`: a project for a new driver.
 //!
-//! The project is the driver of `examples/starter` with another name, and carries the SDK beside it: it builds wherever cargo
-//! reaches the registry of crates, without a checkout of this repository.
+//! The project is the driver of `examples/starter` with another name, and carries the SDK beside it: it
+//! builds wherever cargo reaches the registry of crates, without a checkout of this repository.
 
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,8 @@ const DEPENDENCIES: [&str; 5] = ["percent-encoding", "serde", "serde_json", "sha
 const SDK_CRATE: &str = "cofferdam-guest";
 /// What follows a crate's name in the driver's.
 const DRIVER_NAME_SUFFIX: &str = ".example.com";
-/// Longest name of a crate: with the domain it is a driver's name of 63 characters, the longest that the contract has.
+/// Longest name of a crate: with the domain it is a driver's name of 63 characters, the longest that the
+/// contract has.
 const MAX_NAME: usize = 63 - DRIVER_NAME_SUFFIX.len();
 /// Names that Rust has already: its keywords, and the crates of its own distribution.
 const RESERVED_NAMES: [&str; 59] = [
@@ -94,7 +95,8 @@ const RESERVED_NAMES: [&str; 59] = [
 /// Makes the project; the text is what to do next.
 ///
 /// # Errors
-/// [`VendorError`], when the name is none of a driver and a crate, the directory holds something, or it cannot be written.
+/// [`VendorError`], when the name is none of a driver and a crate, the directory holds something, or it
+/// cannot be written.
 pub(crate) fn new(flags: &NewFlags) -> Result<String, BackendCommandError> {
     let name = &flags.name;
     let packages = locked_packages()?;
@@ -124,7 +126,8 @@ pub(crate) fn new(flags: &NewFlags) -> Result<String, BackendCommandError> {
     Ok(NEXT_STEPS.replace("{directory}", &directory.display().to_string()).replace("{file}", &file))
 }
 
-/// Refuses what cannot be the name of a crate beside those that the project uses, or cannot begin the name of a driver.
+/// Refuses what cannot be the name of a crate beside those that the project uses, or cannot begin the name of
+/// a driver.
 fn check_name(name: &str, packages: &[Package<'_>]) -> Result<(), BackendCommandError> {
     let name_error = |reason: String| {
         Err(BackendCommandError::Argument(format!("{name:?} is no name of a driver: {reason}")))
@@ -201,8 +204,8 @@ fn locked_packages() -> Result<Vec<Package<'static>>, BackendCommandError> {
     Ok(packages)
 }
 
-/// The project's lock file. Cargo's first build takes out what others of this program's crates need of the same crates, and
-/// changes nothing else.
+/// The project's lock file. Cargo's first build takes out what others of this program's crates need of the
+/// same crates, and changes nothing else.
 fn lock_file(name: &str, packages: &[Package<'_>]) -> String {
     let own_block = format!(
         "name = \"{name}\"\nversion = \"0.1.0\"\ndependencies = [\n \"{SDK_CRATE}\",\n \"serde\",\n]"
@@ -225,7 +228,8 @@ fn toolchain_file() -> Result<String, BackendCommandError> {
     Ok(TOOLCHAIN.replace("{channel}", channel))
 }
 
-/// The project's manifest. It is a workspace with the SDK as a member, whose own manifest then needs no change.
+/// The project's manifest. It is a workspace with the SDK as a member, whose own manifest then needs no
+/// change.
 fn manifest_file(name: &str) -> Result<String, BackendCommandError> {
     let line = |dependency: &&str| {
         let begins = |line: &&str| {

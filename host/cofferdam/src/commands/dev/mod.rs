@@ -1,4 +1,5 @@
-//! `cofferdam dev`: a Kubernetes API, a driver, every role and simulated nodes in this process, for kubectl on this machine.
+//! `cofferdam dev`: a Kubernetes API, a driver, every role and simulated nodes in this process, for kubectl
+//! on this machine.
 
 mod demo;
 mod kubeconfig;
@@ -185,7 +186,8 @@ struct DevSession {
 }
 
 impl DevSession {
-    /// Builds everything and waits until the roles run. Who stops waiting drops it, and with it its files; nothing is mounted yet.
+    /// Builds everything and waits until the roles run. Who stops waiting drops it, and with it its files;
+    /// nothing is mounted yet.
     async fn build(
         flags: &DevFlags,
         configuration: &Configuration,
@@ -350,7 +352,8 @@ async fn create_classes(
     Ok(names)
 }
 
-/// How a class says where volumes may be: those of a driver whose storage is in one node come after their pod, which goes there.
+/// How a class says where volumes may be: those of a driver whose storage is in one node come after their
+/// pod, which goes there.
 fn topology_of_class(backend: &dyn Backend, node: Option<&str>) -> Value {
     match (backend.description().placement, node) {
         (Placement::Node, Some(node)) => json!({

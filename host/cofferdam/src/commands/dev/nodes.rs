@@ -61,7 +61,8 @@ pub(crate) struct RunningNodes {
 }
 
 impl RunningNodes {
-    /// Starts them; absent where no nodes are wanted. Whoever drops them leaves behind what they have mounted: [`Self::stop`] does not.
+    /// Starts them; absent where no nodes are wanted. Whoever drops them leaves behind what they have
+    /// mounted: [`Self::stop`] does not.
     ///
     /// # Errors
     /// [`Failure`], one line.
@@ -169,7 +170,8 @@ impl RunningNodes {
         )
     }
 
-    /// Ends them: what is mounted is unmounted, as far as that goes within `limit`, and until somebody insists.
+    /// Ends them: what is mounted is unmounted, as far as that goes within `limit`, and until somebody
+    /// insists.
     pub(crate) async fn stop(mut self, timeout: Duration, second_signal: impl Future<Output = &'static str>) {
         self.stop.cancel();
         let task = self.task.abort_handle();
@@ -260,8 +262,8 @@ async fn node_driver(
     Ok(Some(NodeDriver { name, plugin: node, on_every_node }))
 }
 
-/// Whether a driver is on every node: one that brings its own Node service is where that runs, and one whose storage is in a node is
-/// there.
+/// Whether a driver is on every node: one that brings its own Node service is where that runs, and one whose
+/// storage is in a node is there.
 pub(crate) fn is_on_every_node(driver: &LoadedDriver) -> bool {
     match driver.kind {
         DriverKind::Component(_) => driver.backend().description().placement == Placement::Central,
@@ -269,7 +271,8 @@ pub(crate) fn is_on_every_node(driver: &LoadedDriver) -> bool {
     }
 }
 
-/// Name of the first node: as a driver calls it whose storage is there, by the setting that such drivers have.
+/// Name of the first node: as a driver calls it whose storage is there, by the setting that such drivers
+/// have.
 pub(crate) fn first_node_name(configuration: &Configuration, drivers: &[LoadedDriver]) -> String {
     let node_local =
         drivers.iter().filter(|driver| driver.backend().description().placement == Placement::Node);

@@ -21,10 +21,11 @@ use tokio::{
 
 use crate::style::{Colour, Style};
 
-/// Lines that wait for the terminal. A burst beyond it is counted and told in one line: the terminal must not slow the roles.
+/// Lines that wait for the terminal. A burst beyond it is counted and told in one line: the terminal must not
+/// slow the roles.
 const CHANNEL_CAPACITY: usize = 4096;
-/// How long a line waits for others that began before it: lines come when something is done, and are shown in the order in
-/// which it began. What takes longer than this is shown when it is done.
+/// How long a line waits for others that began before it: lines come when something is done, and are shown in
+/// the order in which it began. What takes longer than this is shown when it is done.
 const REORDER_DELAY: Duration = Duration::from_millis(20);
 /// Lines that wait at once.
 const MAX_BUFFERED_LINES: usize = 1024;

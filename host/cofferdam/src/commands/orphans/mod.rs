@@ -1,7 +1,8 @@
-//! `cofferdam orphans`: volumes that drivers hold and nothing in the cluster stands for, shown and deleted one at a time.
+//! `cofferdam orphans`: volumes that drivers hold and nothing in the cluster stands for, shown and deleted
+//! one at a time.
 //!
-//! It talks to the cluster only. What is shown is what the process that owns the driver has reported; a deletion is a request
-//! to it, which it looks into by itself.
+//! It talks to the cluster only. What is shown is what the process that owns the driver has reported; a
+//! deletion is a request to it, which it looks into by itself.
 
 mod table;
 

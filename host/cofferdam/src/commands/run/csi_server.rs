@@ -12,7 +12,8 @@ use crate::{
     error::CommandError,
 };
 
-/// Listens on the socket of every driver that has one, when the role runs; under the driver's name in the configuration.
+/// Listens on the socket of every driver that has one, when the role runs; under the driver's name in the
+/// configuration.
 ///
 /// # Errors
 /// [`Failure::Socket`]
@@ -50,7 +51,8 @@ pub(crate) async fn listen(
 /// Serves until `stop`, and then until the calls that run have ended.
 ///
 /// # Errors
-/// [`Failure::Unserved`] when a socket's task ends before that: a driver that nobody reaches any more must not look alive.
+/// [`Failure::Unserved`] when a socket's task ends before that: a driver that nobody reaches any more must
+/// not look alive.
 pub(crate) async fn serve(
     servers: impl IntoIterator<Item = (String, impl Future<Output = ()> + Send + 'static)>,
     stop: CancellationToken,

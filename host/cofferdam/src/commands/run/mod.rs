@@ -62,7 +62,8 @@ pub(crate) async fn run(
         drivers::check_no_node_local_driver(&drivers)?;
     }
     let servers = csi_server::listen(configuration, &drivers, &metrics).await?;
-    // Until here a signal ends the process by itself, also while a driver is slow to load: there is nothing to drain.
+    // Until here a signal ends the process by itself, also while a driver is slow to load: there is nothing
+    // to drain.
     let mut signals = Signals::install()?;
     let api = cluster.as_ref().map(ClusterConnection::api_description);
     let controllers = match cluster {
@@ -81,8 +82,8 @@ pub(crate) async fn run(
     })
 }
 
-/// Says where the namespace of our own objects does not exist: they could not be written there. Who may not look says nothing, for no
-/// role needs that right, and nobody waits for the answer.
+/// Says where the namespace of our own objects does not exist: they could not be written there. Who may not
+/// look says nothing, for no role needs that right, and nobody waits for the answer.
 fn warn_if_namespace_missing(cluster: &ClusterConnection) {
     let (client, namespace) = (cluster.client.clone(), cluster.namespace.clone());
     tokio::spawn(async move {
@@ -99,8 +100,8 @@ fn warn_if_namespace_missing(cluster: &ClusterConnection) {
     });
 }
 
-/// Whether this account may read a namespace. It is asked before, for a request that is refused stands in the cluster's audit log.
-/// Where there are no such questions, as in dev, everybody may.
+/// Whether this account may read a namespace. It is asked before, for a request that is refused stands in the
+/// cluster's audit log. Where there are no such questions, as in dev, everybody may.
 async fn can_get_namespace(client: kube::Client, namespace: &str) -> bool {
     let attributes = ResourceAttributes {
         verb: Some("get".to_owned()),

@@ -1,5 +1,6 @@
-//! `cofferdam status`: what each driver's claims, volumes and attachments are doing, what waits and since when, and what went
-//! wrong last. It reads the API and nothing else, so it tells the same of every controller and every CSI driver.
+//! `cofferdam status`: what each driver's claims, volumes and attachments are doing, what waits and since
+//! when, and what went wrong last. It reads the API and nothing else, so it tells the same of every
+//! controller and every CSI driver.
 
 mod summary;
 mod table;

@@ -1,5 +1,5 @@
-//! What has to be looked at after a change: each thing that a decision depends on wakes what it is decided for, by the state
-//! before and by the state after.
+//! What has to be looked at after a change: each thing that a decision depends on wakes what it is decided
+//! for, by the state before and by the state after.
 
 use std::{cmp::Ordering, sync::Arc};
 

@@ -1,10 +1,11 @@
 //! Kubernetes' own table-driven cases of binding, in short notation, and those of our deviations.
 //!
-//! A volume is `name size ref phase …`, a claim `size volume phase …`. ref: `-` none, `me` name and uid of the claim, `me/0` by
-//! name only, `me/x` another uid, `oth` another claim. Phases: A B R F P(ending) L(ost). `bc` bound-by-controller, `bd`
-//! bind-completed, `dp=x` provisioned-by, `sp=x` storage-provisioner, `sn=x` selected-node, `sc=x` class, `vac=x`, `K` Block,
-//! `del`/`rec`/`odd` reclaim policy (Retain otherwise), `csi` CSI source, `l=k:v` label, `sel=k:v` selector, `m=…` modes,
-//! `gone` deleting, `cap=x` status.capacity.
+//! A volume is `name size ref phase …`, a claim `size volume phase …`. ref: `-` none, `me` name and uid of
+//! the claim, `me/0` by name only, `me/x` another uid, `oth` another claim. Phases: A B R F P(ending) L(ost).
+//! `bc` bound-by-controller, `bd` bind-completed, `dp=x` provisioned-by, `sp=x` storage-provisioner, `sn=x`
+//! selected-node, `sc=x` class, `vac=x`, `K` Block, `del`/`rec`/`odd` reclaim policy (Retain otherwise),
+//! `csi` CSI source, `l=k:v` label, `sel=k:v` selector, `m=…` modes, `gone` deleting, `cap=x`
+//! status.capacity.
 #![allow(clippy::type_complexity, reason = "a row of a table is spelled where the table is")]
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -403,7 +404,8 @@ impl FakeApi {
         }
     }
 
-    /// Follows the verdicts for a volume to their end; `live` is what the API has of the claim beside the cache.
+    /// Follows the verdicts for a volume to their end; `live` is what the API has of the claim beside the
+    /// cache.
     fn reconcile_volume(&mut self, name: &str, live: Option<&str>) -> String {
         let mut refreshed_claim = None;
         for _ in 0..20 {
@@ -795,7 +797,8 @@ fn refreshing_one_claim_does_not_release_the_volume_of_another() {
     let other = ClaimRef { uid: Some("another".into()), ..current.claim_ref.clone().unwrap() };
     let decide =
         |refreshed_claim: Option<&ClaimRef>| decide_volume(api.input(&|_| false), &current, refreshed_claim);
-    // The volume was given to this claim after the other one had been looked for, and the claim's own watch is late.
+    // The volume was given to this claim after the other one had been looked for, and the claim's own watch
+    // is late.
     assert!(matches!(decide(Some(&other)), VolumeBindingVerdict::Apply(VolumeEffect::RefreshClaim(_), _)));
     assert!(matches!(
         decide(current.claim_ref.as_ref()),

@@ -14,7 +14,8 @@ fn put<K: CachedKind>(cache: &Cache, json: &Value) {
     K::store(cache).apply(decode::object(&json.to_string()).unwrap());
 }
 
-/// A claim with the class that it asks for, the one that it has, the one that it is to get and how far that is.
+/// A claim with the class that it asks for, the one that it has, the one that it is to get and how far that
+/// is.
 fn claim(requested: &str, current: &str, target: &str, state: &str) -> Value {
     let filled = |text: &str| if text.is_empty() { Value::Null } else { json!(text) };
     let status = match state {

@@ -56,8 +56,8 @@ impl BackendServer {
         Self::with(backend, controller, plugin, ResponseLimits::CSI_SPEC)
     }
 
-    /// An existing CSI driver, passed on. It announces what that driver announces as far as this program understands it, and its ids
-    /// may be as long as that driver makes them.
+    /// An existing CSI driver, passed on. It announces what that driver announces as far as this program
+    /// understands it, and its ids may be as long as that driver makes them.
     pub fn of_driver(driver: Arc<CsiBackend>) -> Self {
         let (controller, plugin) = {
             let (abilities, description) = (driver.abilities(), driver.description());
@@ -112,7 +112,8 @@ impl BackendServer {
         self.0.locks.take(subject)
     }
 
-    /// Takes a request in: its message, and what the backend gets beside the arguments. Secrets are added by those who have them.
+    /// Takes a request in: its message, and what the backend gets beside the arguments. Secrets are added by
+    /// those who have them.
     fn take<T: fmt::Debug>(&self, method: &'static str, request: Request<T>) -> (T, Call) {
         let call = Call::with_deadline(Deadline::left(&request));
         let message = request.into_inner();

@@ -41,8 +41,8 @@ const fn is_final(code: Code) -> bool {
     !matches!(code, Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable | Code::Aborted)
 }
 
-/// What the caller hears. CSI has no word for finality beside the code: a failure that may still have an effect must not travel
-/// under a code that ends the matter, or its volume would be forgotten.
+/// What the caller hears. CSI has no word for finality beside the code: a failure that may still have an
+/// effect must not travel under a code that ends the matter, or its volume would be forgotten.
 pub(super) fn status(error: StorageError, effect: Effect) -> Status {
     let own = code(error.kind);
     let code = match (effect, error.finality) {

@@ -1,4 +1,5 @@
-//! CSI's rules for the parts that requests are made of. A broken one is `INVALID_ARGUMENT`, in words that name the field.
+//! CSI's rules for the parts that requests are made of. A broken one is `INVALID_ARGUMENT`, in words that
+//! name the field.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,9 +25,11 @@ const TEXT: usize = 128;
 const NODE_ID: usize = 256;
 /// CSI's limit for maps and lists, in bytes.
 const MAP: usize = 4 << 10;
-/// Limit for the attributes that a volume comes back with: the driver's own, and the document of its attachment.
+/// Limit for the attributes that a volume comes back with: the driver's own, and the document of its
+/// attachment.
 const CONTEXT: usize = 256 << 10;
-/// Limit for secrets: Kubernetes' own for a Secret. CSI's 4 KiB would leave out the keys and certificates that drivers are given.
+/// Limit for secrets: Kubernetes' own for a Secret. CSI's 4 KiB would leave out the keys and certificates
+/// that drivers are given.
 const SECRETS: usize = 1 << 20;
 /// Longest place in a listing that a backend names.
 const TOKEN: usize = 4 << 10;
@@ -315,7 +318,8 @@ pub(super) fn capacity(range: v1::CapacityRange) -> Result<CapacityRange, Status
     }
 }
 
-/// A part of a listing. A place that no listing can have returned is `ABORTED`, so that the caller begins anew.
+/// A part of a listing. A place that no listing can have returned is `ABORTED`, so that the caller begins
+/// anew.
 pub(super) fn page(max_entries: i32, starting_token: String) -> Result<PageRequest, Status> {
     let limit = u32::try_from(max_entries)
         .map_err(|_| invalid(format!("max_entries is {max_entries}; expected 0 or more")))?;

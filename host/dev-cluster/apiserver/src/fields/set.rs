@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 
 use crate::schema::{Struct, Type};
 
-/// One step of a path, in its wire form: `f:name` a field or key of a map, `k:{…}` the member of a list with these keys,
-/// `v:…` the value in a set.
+/// One step of a path, in its wire form: `f:name` a field or key of a map, `k:{…}` the member of a list with
+/// these keys, `v:…` the value in a set.
 pub(crate) type PathElement = Arc<str>;
 
 /// A set of paths. A path can be in the set without its children and the other way round.

@@ -1,4 +1,5 @@
-//! Walks over objects along their types: which fields there are, which differ, and how a configuration merges.
+//! Walks over objects along their types: which fields there are, which differ, and how a configuration
+//! merges.
 
 use std::collections::BTreeMap;
 
@@ -335,7 +336,8 @@ fn merge_value(shape: TypeRef<'_>, live: Option<&Value>, config: Option<&Value>)
     }
 }
 
-/// The configuration's order wins; members that only the object has keep their place before the next common one.
+/// The configuration's order wins; members that only the object has keep their place before the next common
+/// one.
 fn merge_list(member: &Type, kind: &ListType, live: &[Value], config: &[Value]) -> Option<Value> {
     let identities = |members: &[Value]| -> Vec<PathElement> {
         members.iter().filter_map(|value| path_element(member, kind, value).ok()).collect()

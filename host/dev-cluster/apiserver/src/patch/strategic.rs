@@ -200,8 +200,8 @@ fn merge_list(
     Ok(members)
 }
 
-/// Members of the patch keep the patch's order, the others theirs; where both could come next, a member that is new or
-/// that stood earlier in the old list does.
+/// Members of the patch keep the patch's order, the others theirs; where both could come next, a member that
+/// is new or that stood earlier in the old list does.
 fn merge_order(
     merged: Vec<Value>,
     changes: &[Value],

@@ -1,5 +1,5 @@
-//! Bodies as a typed decoder takes them: unknown fields are noticed, wrong types refused, nulls are absent, and what Go
-//! leaves out or fills in is left out or filled in.
+//! Bodies as a typed decoder takes them: unknown fields are noticed, wrong types refused, nulls are absent,
+//! and what Go leaves out or fills in is left out or filled in.
 
 use jiff::Timestamp;
 use serde_json::{Map, Value};
@@ -11,8 +11,8 @@ use crate::quantity;
 use crate::status::Status;
 use crate::write::FieldValidation;
 
-/// Decodes a body in place. Unknown fields are dropped, or refused all at once when the client asked for that; those of
-/// which it wants to be warned are returned.
+/// Decodes a body in place. Unknown fields are dropped, or refused all at once when the client asked for
+/// that; those of which it wants to be warned are returned.
 pub(crate) fn decode(
     resource: &ResourceDescriptor,
     body: &mut Value,

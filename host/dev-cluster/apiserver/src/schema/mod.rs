@@ -1,4 +1,5 @@
-//! The types of the served kinds: which fields there are, how lists and maps merge, and what Go writes or leaves out.
+//! The types of the served kinds: which fields there are, how lists and maps merge, and what Go writes or
+//! leaves out.
 
 mod decode;
 

@@ -11,7 +11,8 @@ const ACCESS_MODES: [&str; 4] = ["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce
 const READ_WRITE_ONCE_POD: &str = "ReadWriteOncePod";
 const VOLUME_MODES: [&str; 2] = ["Block", "Filesystem"];
 
-/// The members of a volume's spec of which exactly one says where the data is, in the order in which they are looked at.
+/// The members of a volume's spec of which exactly one says where the data is, in the order in which they are
+/// looked at.
 const VOLUME_SOURCES: [&str; 22] = [
     "hostPath",
     "gcePersistentDisk",

@@ -132,8 +132,8 @@ pub(crate) fn has_marker(key: &str) -> Result<bool> {
     Ok(state::read::<u8>(&state::HostStore, key)?.is_some())
 }
 
-/// Does something that leaves a mark before it begins, and wipes it in the end: what died in between is refused when it comes
-/// again.
+/// Does something that leaves a mark before it begins, and wipes it in the end: what died in between is
+/// refused when it comes again.
 pub(crate) fn with_marker<T>(key: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     if has_marker(key)? {
         return Err(StorageError::failed_precondition("it was begun before"));

@@ -1,4 +1,5 @@
-//! A driver that can do everything over the `state` import, and breaks one rule of the contract when it is told to.
+//! A driver that can do everything over the `state` import, and breaks one rule of the contract when it is
+//! told to.
 //!
 //! | setting | meaning |
 //! |---|---|

@@ -19,8 +19,8 @@ pub(crate) fn parse_token(after: Option<String>, rule: &str) -> Result<Option<St
     }
 }
 
-/// A part of a listing, and where the next one begins. A rule that is broken lets one entry too many through; another one counts
-/// entries instead of remembering the last.
+/// A part of a listing, and where the next one begins. A rule that is broken lets one entry too many through;
+/// another one counts entries instead of remembering the last.
 pub(crate) fn list_page<'a, T>(
     all: impl Iterator<Item = (&'a String, T)>,
     place: Option<String>,

@@ -1,5 +1,6 @@
-//! A backend that misbehaves: the settings `on-describe` and `on-probe`, the names of volumes and snapshots, handles, and the
-//! tokens of listings say how. What it shall repeat where it does not belong is its setting `echo`.
+//! A backend that misbehaves: the settings `on-describe` and `on-probe`, the names of volumes and snapshots,
+//! handles, and the tokens of listings say how. What it shall repeat where it does not belong is its setting
+//! `echo`.
 #![forbid(unsafe_code)]
 
 mod abilities;

@@ -1,4 +1,5 @@
-//! Misuse of the `state` import. What the host says about it comes back as an error of the kind `invalid-argument`.
+//! Misuse of the `state` import. What the host says about it comes back as an error of the kind
+//! `invalid-argument`.
 
 use cofferdam_guest::{
     Result, StorageError,

@@ -1,5 +1,5 @@
-//! A backend that uses the imports `http`, `session` and `secrets` as its caller tells it: the parameter `script` of a creation
-//! is a list of steps in JSON, and the volume's context has what came of each.
+//! A backend that uses the imports `http`, `session` and `secrets` as its caller tells it: the parameter
+//! `script` of a creation is a list of steps in JSON, and the volume's context has what came of each.
 #![forbid(unsafe_code)]
 
 use cofferdam_guest::{

@@ -1,4 +1,5 @@
-//! A backend that does with its pool what its settings say: one operation with arguments that a guest may make up.
+//! A backend that does with its pool what its settings say: one operation with arguments that a guest may
+//! make up.
 #![forbid(unsafe_code)]
 
 use cofferdam_guest::{

@@ -67,7 +67,8 @@ fn released_volume(name: &str, nodes: &[&str]) -> [UserAction; 2] {
     [Create(object), Settle]
 }
 
-/// The pauses of the race are a digest of the claim's uid, which is another one every time where time is real.
+/// The pauses of the race are a digest of the claim's uid, which is another one every time where time is
+/// real.
 const CLAIM_RACE: &[(EnvironmentKind, &str)] = &[
     (EnvironmentKind::Http, "on real time either node may be the first at the claim"),
     (EnvironmentKind::Kubernetes, "on real time either node may be the first at the claim"),
@@ -216,7 +217,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         Scenario {
             name: "another node is chosen while the answer is out: the first one's volume goes",
             actions: claim_on_node("n1", [Until(CallsCompleted(1)), select_node("n2")]),
-            // More than one: who comes after a process that died shall not have the volume before the choice is another one.
+            // More than one: who comes after a process that died shall not have the volume before the choice
+            // is another one.
             create_faults: vec![DriverFault::LostResponse, DriverFault::LostRequest, DriverFault::LostRequest],
             events: &[
                 "a Normal ExternalProvisioning",

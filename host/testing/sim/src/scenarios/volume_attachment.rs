@@ -309,7 +309,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 unregister_driver(),
                 register_driver("new"),
             ]),
-            // Twice, so that a process which takes another's place does not attach it before the name changes.
+            // Twice, so that a process which takes another's place does not attach it before the name
+            // changes.
             publishing: publish_faults(vec![DriverFault::LostResponse, DriverFault::LostResponse]),
             published: &["static-v new"],
             calls: &[

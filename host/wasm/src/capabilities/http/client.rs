@@ -133,8 +133,8 @@ impl HttpClient {
         }
     }
 
-    /// Sends a request and waits for its response. A caller that goes away before anything was sent ends the exchange; later,
-    /// it goes on without the caller.
+    /// Sends a request and waits for its response. A caller that goes away before anything was sent ends the
+    /// exchange; later, it goes on without the caller.
     pub(crate) async fn exchange(
         &self,
         request: OutgoingRequest,
@@ -200,7 +200,8 @@ impl HttpClient {
                 ))
             });
             match answer {
-                // The server had given the connection up and never saw the request: a new connection costs nothing.
+                // The server had given the connection up and never saw the request: a new connection costs
+                // nothing.
                 Err(failed) if reused && !failed.maybe_sent && failed.failure == Failure::Broken => {}
                 answer => return answer,
             }

@@ -1,4 +1,5 @@
-//! From an origin to a connection: resolve, check, dial what was checked, TLS. Nothing of a request is sent here.
+//! From an origin to a connection: resolve, check, dial what was checked, TLS. Nothing of a request is sent
+//! here.
 
 use std::{
     collections::VecDeque,
@@ -39,8 +40,8 @@ use crate::{bindings::cofferdam::storage::http::Failure, capabilities::secrets::
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most addresses of a name that are tried.
 const MAX_ADDRESSES: usize = 8;
-/// How long a connection may lie idle. Servers commonly give them up after 5 seconds; a request that meets that moment would
-/// have an open outcome for nothing.
+/// How long a connection may lie idle. Servers commonly give them up after 5 seconds; a request that meets
+/// that moment would have an open outcome for nothing.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 /// How long a response waits for its connection to be free again; one that takes longer is not worth keeping.
 const READY_TIMEOUT: Duration = Duration::from_millis(200);
@@ -52,7 +53,8 @@ pub(crate) type ExchangePermit = Arc<OwnedSemaphorePermit>;
 
 /// Finds the addresses of a name.
 pub(crate) trait Resolve: fmt::Debug + Send + Sync {
-    /// The addresses, at least one. The place is held until the work has ended, also when nobody waits for it any more.
+    /// The addresses, at least one. The place is held until the work has ended, also when nobody waits for it
+    /// any more.
     fn resolve<'a>(&'a self, name: &'a str, place: ExchangePermit) -> BoxFuture<'a, io::Result<Vec<IpAddr>>>;
 }
 
@@ -63,8 +65,8 @@ pub(crate) struct SystemResolver;
 impl Resolve for SystemResolver {
     fn resolve<'a>(&'a self, name: &'a str, place: ExchangePermit) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
         let name = name.to_owned();
-        // The system's resolver blocks a thread for as long as it likes. Without the place, a guest that gives up at once and
-        // asks again would take all of them.
+        // The system's resolver blocks a thread for as long as it likes. Without the place, a guest that
+        // gives up at once and asks again would take all of them.
         let task = tokio::task::spawn_blocking(move || {
             let found = (name.as_str(), 0).to_socket_addrs();
             drop(place);
@@ -129,7 +131,8 @@ async fn dial(
 ) -> Result<HttpConnection, ExchangeError> {
     let (tcp, address) =
         connect_any(target, allowed_addresses(resolver, target, permit).await?, deadline).await?;
-    // Requests are written whole: there is nothing to wait for. Where the system refuses, they only take longer.
+    // Requests are written whole: there is nothing to wait for. Where the system refuses, they only take
+    // longer.
     let _ = tcp.set_nodelay(true);
     match &target.tls {
         None => handshake(target, tcp).await,
@@ -270,7 +273,8 @@ impl<S: AsyncWrite + Unpin> hyper::rt::Write for SendTracker<S> {
     }
 }
 
-/// Connections that wait for their next request. Those of one tenant never serve another: some servers log a connection in.
+/// Connections that wait for their next request. Those of one tenant never serve another: some servers log a
+/// connection in.
 #[derive(Debug)]
 pub(crate) struct ConnectionPool {
     max_idle: usize,
@@ -308,7 +312,8 @@ impl ConnectionPool {
         }
     }
 
-    /// Keeps a connection for a while, from the moment on when this returns: the next request of the same call finds it.
+    /// Keeps a connection for a while, from the moment on when this returns: the next request of the same
+    /// call finds it.
     pub(crate) async fn put(
         self: &Arc<Self>,
         origin: Origin,

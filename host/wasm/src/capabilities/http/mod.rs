@@ -65,8 +65,8 @@ impl ExchangeError {
 
 impl Host for Capabilities {
     async fn send(&mut self, request: Request) -> wasmtime::Result<Result<Response, HttpError>> {
-        // A refusal is made of what the guest has said and of the configuration, never of a secret. It is told as it is: were
-        // secrets blotted out of it, a guest could find them out by guessing.
+        // A refusal is made of what the guest has said and of the configuration, never of a secret. It is
+        // told as it is: were secrets blotted out of it, a guest could find them out by guessing.
         let refused = |failed: ExchangeError| HttpError {
             failure: failed.failure,
             message: printable(&failed.message),

@@ -27,8 +27,8 @@ pub struct OriginConfig {
     /// PEM file of the authorities that may sign the server's certificate, instead of the system's.
     #[serde(default)]
     pub ca_file: Option<PathBuf>,
-    /// SHA-256 of the server's own certificate in DER, in hexadecimal digits. Without `ca_file` it is all that counts: neither
-    /// the certificate's name nor its dates are looked at.
+    /// SHA-256 of the server's own certificate in DER, in hexadecimal digits. Without `ca_file` it is all
+    /// that counts: neither the certificate's name nor its dates are looked at.
     #[serde(default)]
     pub pin_sha256: Option<String>,
     /// PEM file of the client's certificate and those that lead to its authority.
@@ -37,8 +37,8 @@ pub struct OriginConfig {
     /// PEM file of the client's private key.
     #[serde(default)]
     pub key_file: Option<PathBuf>,
-    /// The only addresses and networks that the host may be at. Loopback, link-local, multicast and unspecified addresses are
-    /// refused unless they, or a part of their network, stand here.
+    /// The only addresses and networks that the host may be at. Loopback, link-local, multicast and
+    /// unspecified addresses are refused unless they, or a part of their network, stand here.
     #[serde(default)]
     pub addresses: Option<Vec<String>>,
 }
@@ -84,7 +84,8 @@ impl Origin {
         }
     }
 
-    /// Reads an absolute URL. The error tells what is wrong and repeats nothing of it: a URL may carry a token.
+    /// Reads an absolute URL. The error tells what is wrong and repeats nothing of it: a URL may carry a
+    /// token.
     fn parse(url: &str) -> Result<(Self, PathAndQuery), &'static str> {
         let uri: Uri = url.parse().map_err(|_| "it is not an absolute URL")?;
         let secure = match uri.scheme_str().map(str::to_ascii_lowercase).as_deref() {
@@ -164,8 +165,8 @@ impl OriginPolicy {
     ///
     /// # Errors
     ///
-    /// When an origin is not one, is named twice, or what TLS needs cannot be read or does not fit together. The message names
-    /// the component and the origin.
+    /// When an origin is not one, is named twice, or what TLS needs cannot be read or does not fit together.
+    /// The message names the component and the origin.
     pub(crate) fn new(component: &str, config: &HttpConfig) -> Result<Self, LoadError> {
         let mut policy = Self::default();
         for config in &config.origins {
@@ -235,7 +236,8 @@ impl OriginTarget {
     }
 }
 
-/// Networks that lead to this machine, to its neighbours, to a cloud's metadata or to many at once, never to an array.
+/// Networks that lead to this machine, to its neighbours, to a cloud's metadata or to many at once, never to
+/// an array.
 const SPECIAL_NETWORKS: [&str; 17] = [
     "0.0.0.0/8",
     "127.0.0.0/8",
@@ -246,11 +248,13 @@ const SPECIAL_NETWORKS: [&str; 17] = [
     "::/96",
     "fe80::/10",
     "ff00::/8",
-    // IPv4 addresses in IPv6 ones, by translation (RFC 6052, 8215) and by 6to4 (RFC 3056): they would lead around the rest.
+    // IPv4 addresses in IPv6 ones, by translation (RFC 6052, 8215) and by 6to4 (RFC 3056): they would lead
+    // around the rest.
     "64:ff9b::/96",
     "64:ff9b:1::/48",
     "2002::/16",
-    // Metadata and platform services of clouds that are not link-local: AWS, Azure, Alibaba, Oracle, Google, and AWS's time.
+    // Metadata and platform services of clouds that are not link-local: AWS, Azure, Alibaba, Oracle, Google,
+    // and AWS's time.
     "fd00:ec2::/32",
     "168.63.129.16/32",
     "100.100.100.200/32",

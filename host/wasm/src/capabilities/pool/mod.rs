@@ -1,7 +1,7 @@
 //! `pool`: one directory of the host, by plain names.
 //!
-//! The work is done on threads that may wait with a disk. What has begun runs to its end and keeps its volume guarded until
-//! then, also when the call is over.
+//! The work is done on threads that may wait with a disk. What has begun runs to its end and keeps its volume
+//! guarded until then, also when the call is over.
 
 mod store;
 mod sys;
@@ -22,7 +22,8 @@ use crate::bindings::cofferdam::storage::pool::{CopyMode, Host, Item, Page, Pool
 pub struct PoolConfig {
     /// The directory; it must exist, and belongs to this backend alone.
     pub directory: PathBuf,
-    /// Bytes that all images together may have, each counted with its full size; absent is what the filesystem has.
+    /// Bytes that all images together may have, each counted with its full size; absent is what the
+    /// filesystem has.
     #[serde(default, deserialize_with = "deserialize_bytes")]
     pub capacity: Option<u64>,
     /// Bytes that one image may have; absent leaves it to the capacity.

@@ -1,7 +1,8 @@
 //! The directory, its items, and every change of them as a whole.
 //!
-//! A change is built under a name that no item can have (`.tmp-…`) and gets its own in one step; a removal takes the name away
-//! in one step (`.trash-…`) and then removes. What a process leaves behind when it dies is removed when the pool is opened.
+//! A change is built under a name that no item can have (`.tmp-…`) and gets its own in one step; a removal
+//! takes the name away in one step (`.trash-…`) and then removes. What a process leaves behind when it dies
+//! is removed when the pool is opened.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -326,8 +327,8 @@ impl Pool {
         Ok(Item { name: name.to_owned(), kind, size_bytes, used_bytes })
     }
 
-    /// Lists the items that this process knows and that are still there; what others have put into the directory is seen
-    /// after a restart.
+    /// Lists the items that this process knows and that are still there; what others have put into the
+    /// directory is seen after a restart.
     pub(crate) fn scan(&self, prefix: &str, after: Option<&str>, limit: u32) -> Page {
         let start = match after {
             Some(after) if after >= prefix => Excluded(after),
@@ -352,8 +353,9 @@ impl Pool {
         self.space(&self.lock().items)
     }
 
-    /// What the operator gives, less what is promised to images; and never more than the filesystem has, less what images will
-    /// still take of it: they are sparse, so that a promise takes no room before it is written.
+    /// What the operator gives, less what is promised to images; and never more than the filesystem has, less
+    /// what images will still take of it: they are sparse, so that a promise takes no room before it is
+    /// written.
     fn space(&self, items: &BTreeMap<String, Option<u64>>) -> Result<Room> {
         let filesystem = fstatvfs(&self.root).map_err(system_error)?;
         let total = filesystem.f_blocks.saturating_mul(filesystem.f_frsize);
@@ -427,8 +429,8 @@ impl Pool {
         })
     }
 
-    /// Opens an image. What was planted in place of one is refused, and so is a file that has another name: it could be one
-    /// from outside of the pool.
+    /// Opens an image. What was planted in place of one is refused, and so is a file that has another name:
+    /// it could be one from outside of the pool.
     fn open_image(
         &self,
         name: &str,

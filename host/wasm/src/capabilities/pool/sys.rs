@@ -7,7 +7,8 @@ use rustix::{
     path::Arg,
 };
 
-/// Opens one name of a directory: no link is followed, no mount is crossed, and nothing waits for the other end of a pipe.
+/// Opens one name of a directory: no link is followed, no mount is crossed, and nothing waits for the other
+/// end of a pipe.
 #[cfg(target_os = "linux")]
 fn open(directory: impl AsFd, name: impl Arg, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
     use rustix::fs::{ResolveFlags, openat2};

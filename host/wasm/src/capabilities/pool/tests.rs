@@ -131,7 +131,8 @@ fn unwritten_image_bytes_stay_reserved() {
     let config = PoolConfig { capacity: None, ..config(directory.path()) };
     let pool = Pool::open(&PoolConfig { image_bytes_max: None, ..config }).unwrap();
     let before = pool.usage().unwrap().available_bytes;
-    // Sparse, so it takes nothing of the disk; whatever else happens there meanwhile is far less than a half of it.
+    // Sparse, so it takes nothing of the disk; whatever else happens there meanwhile is far less than a half
+    // of it.
     let size = before / 2 / BLOCK_BYTES * BLOCK_BYTES;
     pool.create_image("a", size).unwrap();
     assert!(pool.usage().unwrap().available_bytes < before - size / 2);

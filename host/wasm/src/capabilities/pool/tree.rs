@@ -1,7 +1,8 @@
-//! Whole trees: copied, counted and removed, with links taken as links, sockets and pipes left out, and mounts left alone.
+//! Whole trees: copied, counted and removed, with links taken as links, sockets and pipes left out, and
+//! mounts left alone.
 //!
-//! What is in a tree was written by a pod, at any time, also now. Nothing here follows a link, crosses a mount, opens a device or
-//! waits for a pipe, and nothing recurses: a tree can be deeper than a stack.
+//! What is in a tree was written by a pod, at any time, also now. Nothing here follows a link, crosses a
+//! mount, opens a device or waits for a pipe, and nothing recurses: a tree can be deeper than a stack.
 
 use std::{collections::HashSet, ffi::CStr, fmt};
 
@@ -191,8 +192,8 @@ fn copy_attributes(target: &OwnedFd, stat: &Stat) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file's first `length` bytes to an empty one: shared where the filesystem can, which is one moment, and where it
-/// cannot read part by part with its holes, unless one moment is asked for.
+/// Copies a file's first `length` bytes to an empty one: shared where the filesystem can, which is one
+/// moment, and where it cannot read part by part with its holes, unless one moment is asked for.
 pub(super) fn copy_data(source: &OwnedFd, target: &OwnedFd, length: u64, mode: CopyMode) -> Result<()> {
     if sys::reflink(source, target)? {
         return Ok(());
@@ -277,8 +278,9 @@ pub(super) fn tree_usage(directory: OwnedFd) -> Result<u64> {
 /// How often a directory that is not empty after all is looked through again.
 const MAX_REMOVE_RETRIES: u32 = 1_000;
 
-/// Removes what has a name in the pool's root, whatever it is, with everything in it. Directories inside are moved to the root
-/// under names of their own first, so that no depth is too deep; a mount cannot be moved and makes the removal fail.
+/// Removes what has a name in the pool's root, whatever it is, with everything in it. Directories inside are
+/// moved to the root under names of their own first, so that no depth is too deep; a mount cannot be moved
+/// and makes the removal fail.
 pub(super) fn remove_tree(
     root: &OwnedFd,
     name: String,

@@ -1,7 +1,7 @@
 //! Blobs in an embedded database file, durable with every commit.
 //!
-//! Entries, their sum and the version counter change in one transaction of the database, which is on the disk when a commit
-//! returns: whatever ends the process, the file holds every answered commit, and none by half.
+//! Entries, their sum and the version counter change in one transaction of the database, which is on the disk
+//! when a commit returns: whatever ends the process, the file holds every answered commit, and none by half.
 
 use std::{
     fs::{self, OpenOptions},
@@ -67,7 +67,8 @@ impl FileBlobs {
             Ok(found) if !found.is_file() => {
                 return Err("is not a regular file: expected a state file of this program".to_owned());
             }
-            // A new file gets its name when it is whole, so an empty one is a stranger's or has lost everything.
+            // A new file gets its name when it is whole, so an empty one is a stranger's or has lost
+            // everything.
             Ok(found) if found.len() == 0 => {
                 return Err("is empty: expected a state file of this program, or none".to_owned());
             }
@@ -199,7 +200,8 @@ fn unavailable(error: impl Into<redb::Error>) -> StateError {
     StateError::Unavailable(error.into().to_string())
 }
 
-/// The path as it really is, or that of its directory while there is no file: the same file has the same lock file, by whatever way it is named.
+/// The path as it really is, or that of its directory while there is no file: the same file has the same lock
+/// file, by whatever way it is named.
 fn canonical_path(path: &Path) -> Result<PathBuf, String> {
     if let Ok(real) = path.canonicalize() {
         return Ok(real);

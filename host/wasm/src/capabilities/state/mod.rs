@@ -23,15 +23,16 @@ const MAX_VALUE: usize = 64 << 10;
 const MAX_CHANGES: usize = 16;
 /// Most bytes of one page, as the contract says.
 const MAX_PAGE_BYTES: usize = 1 << 20;
-/// What an entry costs beside its key and value: in memory the tree's node, two allocations and what they are rounded up by.
+/// What an entry costs beside its key and value: in memory the tree's node, two allocations and what they are
+/// rounded up by.
 const ENTRY_OVERHEAD: usize = 160;
 
 /// Where the blobs of the `state` import are kept: `[backend.NAME.state]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct StateConfig {
-    /// A file that they outlive the process in; made when it does not exist, in a directory that does. Absent keeps them in
-    /// memory.
+    /// A file that they outlive the process in; made when it does not exist, in a directory that does. Absent
+    /// keeps them in memory.
     pub file: Option<PathBuf>,
 }
 
@@ -123,8 +124,8 @@ impl StateStore {
         }
     }
 
-    /// Does something with the store: here in memory, and on a thread that may wait with a disk. What has begun runs to its
-    /// end and keeps its volume guarded until then, also when the call is over.
+    /// Does something with the store: here in memory, and on a thread that may wait with a disk. What has
+    /// begun runs to its end and keeps its volume guarded until then, also when the call is over.
     async fn run_blocking<T: Send + 'static>(
         self: &Arc<Self>,
         operation_permit: Option<Arc<OperationPermit>>,
@@ -257,8 +258,8 @@ impl Host for Capabilities {
         match self.faults.wrap(work).await? {
             Ok(version) => Ok(Ok(version)),
             Err(StateCommitError::Rejected(error)) => Ok(Err(error)),
-            // The contract has no word for it among the errors, all of which mean that nothing was written. Ending the call
-            // leaves its outcome open, which is the truth.
+            // The contract has no word for it among the errors, all of which mean that nothing was written.
+            // Ending the call leaves its outcome open, which is the truth.
             Err(StateCommitError::Unknown(reason)) => {
                 Err(wasmtime::Error::msg(format!("the state file failed: {reason}")))
             }

@@ -1,5 +1,5 @@
-//! The store's promises, the same in memory and in a file: all or nothing, every write on the version it names, everything
-//! bounded.
+//! The store's promises, the same in memory and in a file: all or nothing, every write on the version it
+//! names, everything bounded.
 
 use tempfile::TempDir;
 

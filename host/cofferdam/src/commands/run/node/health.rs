@@ -74,7 +74,8 @@ pub(crate) fn endpoint(configuration: &Configuration) -> Option<HttpEndpoint> {
     configuration.http_endpoint.clone().or_else(liveness_endpoint)
 }
 
-/// Serves `/healthz`, `/readyz` and `/metrics` where an endpoint is given, or the role `liveness` brings its own.
+/// Serves `/healthz`, `/readyz` and `/metrics` where an endpoint is given, or the role `liveness` brings its
+/// own.
 ///
 /// # Errors
 /// [`Failure::Listen`]

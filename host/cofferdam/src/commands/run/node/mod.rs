@@ -1,5 +1,5 @@
-//! The roles of a node: `node` serves kubelet, `registrar` tells kubelet of it, `liveness` tells whether it answers. None of them
-//! runs a driver: of the driver they know its manifest, or its socket.
+//! The roles of a node: `node` serves kubelet, `registrar` tells kubelet of it, `liveness` tells whether it
+//! answers. None of them runs a driver: of the driver they know its manifest, or its socket.
 
 mod health;
 #[cfg(target_os = "linux")]

@@ -1,4 +1,5 @@
-//! Every field of every request, broken in every way: codes are CSI's, messages are there, nothing panics, no secret is told.
+//! Every field of every request, broken in every way: codes are CSI's, messages are there, nothing panics, no
+//! secret is told.
 
 use prost::Message as _;
 use protox::prost_reflect::{DynamicMessage, FieldDescriptor, Kind, MapKey, ReflectMessage as _, Value};

@@ -1,4 +1,5 @@
-//! Over a real socket, with this program's own client at the other end: what a caller says is what the backend hears.
+//! Over a real socket, with this program's own client at the other end: what a caller says is what the
+//! backend hears.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -107,7 +108,8 @@ async fn what_is_said_is_what_is_heard() {
     assert_eq!(client.description().name, rig.fake.description().name);
     assert_eq!(client.abilities(), rig.fake.abilities());
 
-    // The attachment of a driver with a publish step travels with the publication, and here also with the volume.
+    // The attachment of a driver with a publish step travels with the publication, and here also with the
+    // volume.
     let heard = |request: &dyn std::fmt::Debug| assert_eq!(rig.fake.last(), format!("{request:?}"));
     let mut wire = rig.wire().await.0.controller();
     let made = wire.create_volume(v1::CreateVolumeRequest {
